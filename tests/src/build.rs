@@ -1,5 +1,5 @@
-//! What is under test, built; and our own little verbs programs, compiled as any user of libibverbs
-//! would.
+//! Builds of the programs under test; and our own small verbs programs, compiled like those of any
+//! user of libibverbs.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -60,8 +60,11 @@ pub fn optimised_plugin() -> PathBuf {
     folder.join("release/liburnic.so")
 }
 
-/// Writes this file without what is for debuggers only: an emulated machine reads that as slowly as
-/// the rest.
+/// Writes this file without debug information: an emulated machine reads that as slowly as the
+/// rest.
+///
+/// # Errors
+/// The reason for a skip.
 ///
 /// # Errors
 /// The reason for a skip.
@@ -93,7 +96,7 @@ pub fn example(package: &str, name: &str) -> PathBuf {
         .join(name)
 }
 
-/// Builds these, as this program was built; where they are then.
+/// Builds these targets in the profile of this program; returns the folder of the result.
 fn build(what: &[&str]) -> PathBuf {
     let target = target();
     let folder = target.parent().expect("a profile is in the target folder");

@@ -1,5 +1,5 @@
-//! The wire, captured in a network namespace of our own and judged by tshark's MPA and DDP/RDMAP
-//! dissectors, which others wrote.
+//! The wire, captured in a private network namespace and judged by tshark's independent dissectors
+//! of MPA and DDP/RDMAP.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use crate::program::{Program, Running};
 use crate::realigned;
 use crate::wait::{PATIENCE, until};
 
-/// Dissectors that guess that any Send is theirs, and then complain about it.
+/// Dissectors that take any Send for their own protocol, and then report it as malformed.
 pub const GUESSERS: [&str; 3] = ["rpcordma", "smb_direct", "iser"];
 
 /// Arguments and display filter for frames that a dissector reports as malformed or cannot decode,
@@ -40,7 +40,7 @@ pub struct Capture {
     file: PathBuf,
 }
 
-/// What was captured; the file is removed when dropped, unless by a failing test.
+/// A finished capture; the file is removed when dropped, unless by a failing test.
 #[derive(Debug)]
 pub struct Wire {
     file: PathBuf,
@@ -49,7 +49,7 @@ pub struct Wire {
 /// The result of the dissectors for the MPA streams of a capture.
 #[derive(Debug)]
 pub struct Verdict {
-    /// What was judged.
+    /// The capture that was judged.
     pub wire: Wire,
     /// Number of FPDUs with a correct CRC.
     pub good_crcs: u64,
@@ -58,11 +58,11 @@ pub struct Verdict {
     /// Frames that a dissector reports as malformed or cannot decode, with the text of the
     /// dissector.
     pub malformed: Vec<String>,
-    /// MPA Request and Reply frames.
+    /// Number of MPA Request and Reply frames.
     pub startups: u64,
-    /// RDMAP messages' last or only segments, by opcode.
+    /// Number of last or only segments of RDMAP messages, by opcode.
     pub opcodes: BTreeMap<u8, u64>,
-    /// Markers seen.
+    /// Number of markers.
     pub markers: u64,
 }
 
@@ -171,8 +171,8 @@ impl Wire {
         for line in text.lines().map(str::trim) {
             verdict.read(line);
         }
-        // Wireshark marks what it cannot make sense of with an expert item of severity error,
-        // wherever in the tree.
+        // Wireshark marks undecodable data with an expert item of severity error, anywhere in the
+        // tree.
         let lost = verdict.wire.tshark(&LOST.0, LOST.1);
         verdict.malformed = lost.lines().map(str::to_owned).collect();
         verdict
@@ -238,7 +238,7 @@ impl Verdict {
         }
     }
 
-    /// Panics unless something was on the wire and all of it was well formed.
+    /// Panics unless the capture has frames and all of them are well formed.
     #[track_caller]
     pub fn is_clean(&self) {
         assert!(self.good_crcs > 0, "no FPDU with a good CRC was seen: {self:?}");

@@ -32,7 +32,7 @@ fi
 exec chroot "$root" "$@"
 "#;
 
-/// A turn for rdma-core's tests of librdmacm: of whatever version, they use port 7471.
+/// A lock for rdma-core's tests of librdmacm: every version uses port 7471.
 pub fn suites_turn() -> MutexGuard<'static, ()> {
     static PORT: Mutex<()> = Mutex::new(());
     PORT.lock().unwrap_or_else(PoisonError::into_inner)
@@ -47,7 +47,7 @@ pub struct Debian {
 }
 
 impl Debian {
-    /// The release, of the two urnic is tried on, that this machine does not run.
+    /// The Debian release that this machine does not run, of the two on which urnic is tested.
     ///
     /// # Errors
     /// The reason for a skip.
@@ -77,7 +77,7 @@ impl Debian {
         Ok(self.enter(program, &script("rdma-core-tests", &[&root])?))
     }
 
-    /// Where a path inside is for us.
+    /// The path outside the root for a path inside.
     pub fn outside(&self, path: &str) -> PathBuf {
         self.root.join(path.trim_start_matches('/'))
     }
@@ -94,7 +94,7 @@ impl Debian {
 /// The last line that a script of the tree prints.
 ///
 /// # Errors
-/// What it complains about: the reason for a skip.
+/// The error message of the script: the reason for a skip.
 pub fn script(name: &str, args: &[&str]) -> Result<String, String> {
     let out = Command::new(tree().join("scripts").join(name))
         .args(args)

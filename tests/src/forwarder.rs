@@ -10,19 +10,19 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::sockopt::set_socket_linger;
 
-/// Where a connection breaks.
+/// The point at which a connection breaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cut {
-    /// Behind so many bytes of both directions together.
+    /// After this many bytes of both directions together.
     pub after: u64,
-    /// By RST, not FIN.
+    /// The cut is an RST, not a FIN.
     pub reset: bool,
 }
 
 /// Forwards connections, one after the other, until it is dropped.
 #[derive(Debug)]
 pub struct Forwarder {
-    /// Where it listens, on 127.0.0.1.
+    /// The port on 127.0.0.1 at which the forwarder listens.
     pub port: u16,
     over: Arc<AtomicBool>,
     cuts: Arc<AtomicUsize>,
@@ -77,7 +77,7 @@ impl Drop for Forwarder {
     }
 }
 
-/// Forwards until the cut, or the end at either side; was it the cut?
+/// Forwards until the cut, or the end at either side; returns whether the cut was reached.
 fn forward(near: &TcpStream, far: &TcpStream, cut: Option<Cut>, over: &AtomicBool) -> bool {
     let mut left = cut.map_or(u64::MAX, |cut| cut.after);
     let mut octets = vec![0; 1 << 16];

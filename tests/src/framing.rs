@@ -1,5 +1,5 @@
-//! MPA's framing (RFC 5044 §4), written a second time: by words, slowly, and with none of the code
-//! under test.
+//! MPA's framing (RFC 5044 §4), a second, slow implementation word by word, without the code under
+//! test.
 
 use std::io::{self, Read};
 
@@ -21,9 +21,9 @@ pub fn crc32c(bytes: &[u8]) -> [u8; 4] {
 /// One direction of a stream in full operation.
 #[derive(Debug, Clone)]
 pub struct Framing {
-    /// CRCs are good and checked; else garbage is sent, and anything taken.
+    /// CRCs are correct and checked; otherwise they are sent wrong, and any value is accepted.
     pub crc: bool,
-    /// There are markers.
+    /// The stream has markers.
     pub markers: bool,
     /// Bytes since full operation began.
     position: u64,
@@ -36,7 +36,7 @@ impl Default for Framing {
 }
 
 impl Framing {
-    /// At the first byte.
+    /// The framing of a stream at its first byte.
     pub fn new(crc: bool, markers: bool) -> Self {
         Self {
             crc,

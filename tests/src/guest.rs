@@ -20,10 +20,10 @@ use crate::shell::{LIMIT, SHELL, Task};
 use crate::skip::installed;
 use crate::wait::{free_port, until};
 
-/// This machine, seen from the guest.
+/// The address of this machine in the guest.
 pub const HOST: &str = "10.0.2.2";
 
-/// What tests run there.
+/// The programs that tests run in the guest.
 const PROGRAMS: &str = "rping ucmatose rstream rcopy cm_sizes cm_endings cm_many tcp_spin ib_send_bw ib_write_bw ib_read_bw ib_send_lat ib_write_lat ib_read_lat";
 
 /// siw's own parameters.
@@ -34,12 +34,12 @@ pub const DEFAULTS: [(&str, u8); 4] = [
     ("peer_to_peer", 0),
 ];
 
-/// What becomes of the packets between a guest and us.
+/// How the packets between a guest and this machine are handled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Packets {
     /// For [`Guest::wire`].
     Captured,
-    /// They are too many.
+    /// Not captured: there are too many.
     Passing,
 }
 
@@ -48,11 +48,12 @@ pub enum Packets {
 pub struct Guest {
     qemu: Running,
     shell: u16,
-    /// QEMU writes down every packet, here: a file without a name.
+    /// The file, without a name, into which QEMU writes every packet.
     packets: Option<File>,
-    /// Where those of this test begin.
+    /// The offset of this test's first packet.
     begin: u64,
-    /// Where programs in the guest listen, and where those here find them on 127.0.0.1.
+    /// The port at which programs in the guest listen, and at which programs here reach them on
+    /// 127.0.0.1.
     pub port: u16,
 }
 
@@ -95,7 +96,7 @@ impl Guest {
             .args(["-nic", &network])
             .args(["-kernel", &format!("{folder}/kernel")])
             .args(["-initrd", &format!("{folder}/initramfs")])
-            // A look at any other clock goes through QEMU, one processor at a time.
+            // Reading any other clock goes through QEMU, one processor at a time.
             .args([
                 "-append",
                 "console=ttyS0 quiet panic=-1 no_timer_check clocksource=tsc tsc=reliable",
@@ -105,8 +106,8 @@ impl Guest {
             let filter = format!("filter-dump,id=packets,netdev=network,file={}", file.display());
             qemu = qemu.args(["-object", &filter]);
         }
-        // Nothing is dropped at the end of a process: the kernel ends QEMU, when the thread that
-        // started it ends. This one does no sooner.
+        // No destructor runs at the end of a process: the kernel ends QEMU, when the thread that
+        // started it ends. This thread ends no earlier than the process.
         let (started, starts) = mpsc::channel();
         std::thread::spawn(move || {
             let _ = started.send(qemu.spawn());
@@ -134,7 +135,7 @@ impl Guest {
         })
     }
 
-    /// Sets parameters of siw, for connections to come.
+    /// Sets parameters of siw, for future connections.
     #[track_caller]
     pub fn set(&self, parameters: &[(&str, u8)]) {
         let mut line = "cd /sys/module/siw/parameters".to_owned();
@@ -148,7 +149,7 @@ impl Guest {
         self.packets.as_ref().expect("its packets are captured")
     }
 
-    /// What was on the wire since this test has the guest.
+    /// The wire since the start of this test.
     pub fn wire(&self) -> Wire {
         const HEADER: usize = 24;
         let length = self.captured().metadata().expect("a file").len();
@@ -162,10 +163,11 @@ impl Guest {
         Wire::of(copy)
     }
 
-    /// Puts a file there, at this path, as a program.
+    /// Copies a file into the guest, to this path, as a program.
+    ///
     ///
     /// # Panics
-    /// When it cannot be read, or does not get there.
+    /// When the file cannot be read or copied.
     #[track_caller]
     pub fn bring(&self, file: &Path, to: &str) {
         let octets = std::fs::read(file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
@@ -195,7 +197,7 @@ impl Guest {
     /// Starts a command line of the guest's shell.
     #[track_caller]
     pub fn start(&self, line: &str) -> Task {
-        // Registrations of more than that limit are refused by siw, to root too.
+        // siw refuses registrations above that limit, for root too.
         Task::start(self.shell, &format!("ulimit -l unlimited; {line}"))
             .unwrap_or_else(|error| panic!("the guest's shell: {error}\n{}", self.qemu.output()))
     }

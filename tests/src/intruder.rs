@@ -1,5 +1,5 @@
-//! A client of a served device without scruples: vfio-user by hand, and the least of a driver, for
-//! what no library would do.
+//! A hostile client of a served device: vfio-user without a library, and a minimal driver, for
+//! actions that no library would permit.
 
 use std::fs::File;
 use std::io::{ErrorKind, IoSlice, IoSliceMut};
@@ -49,7 +49,7 @@ pub const FREE: u64 = 0x8000;
 const LOG_QUEUE: u32 = 6;
 const PAGE_LEN: u64 = 4096;
 
-/// Why something was not done.
+/// Why an operation failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refused {
     /// The server refused the request with this errno.
@@ -116,7 +116,7 @@ impl Intruder {
         })
     }
 
-    /// Connects and begins.
+    /// Connects and completes the handshake.
     ///
     /// # Errors
     /// The server has no function left.
@@ -219,7 +219,7 @@ impl Intruder {
         self.ask(&Request::DmaMap(map), &[file.as_fd()]).map(drop)
     }
 
-    /// Takes memory back.
+    /// Withdraws lent memory.
     pub fn take_back(&mut self, address: u64, size: u64) -> Answer<()> {
         let unmap = DmaUnmap {
             flags: DmaUnmapFlags::empty(),
@@ -278,12 +278,12 @@ impl Intruder {
         self.memory.as_ref().expect("enabled before")
     }
 
-    /// Writes into it.
+    /// Writes into the memory of the command queue.
     pub fn write(&self, at: u64, bytes: &[u8]) {
         self.memory().write_all_at(bytes, at).expect("a file in memory");
     }
 
-    /// Reads from it.
+    /// Reads from the memory of the command queue.
     pub fn read(&self, at: u64, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];
         match self.memory().read_exact_at(&mut bytes, at) {
@@ -420,7 +420,7 @@ impl Intruder {
         self.write(RECORDS + 0x100, &peer.producer.to_le_bytes());
     }
 
-    /// Rings for what was posted.
+    /// Rings the doorbell for the posted requests.
     pub fn ring(&mut self, peer: &OwnPeer) -> Answer<()> {
         let doorbell = Doorbell {
             kind: Rung::Send,
@@ -442,7 +442,7 @@ impl Intruder {
     /// Stores into a doorbell page.
     pub fn store(&self, at: u64, value: u64) {
         if let Some(doorbells) = &self.doorbells {
-            // A place outside of it is nothing.
+            // A store outside of the doorbells is ignored.
             let _ = doorbells.write_all_at(&value.to_le_bytes(), at);
         }
     }

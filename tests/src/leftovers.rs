@@ -1,15 +1,14 @@
-//! What programs leave behind under names of their own choice, and other users' programs then
-//! stumble over.
+//! Files that programs leave behind under fixed names, which then disturb programs of other users.
 
 use std::io::ErrorKind;
 
-/// Files for XRC domains, made before it turns out that there are no such domains. They go with
-/// this.
+/// Files for XRC domains, made by programs before they find XRC domains unsupported. They are
+/// removed when this is dropped.
 #[derive(Debug)]
 pub struct XrcDomains(&'static [&'static str]);
 
 impl XrcDomains {
-    /// Those of ibv_xsrq_pingpong.
+    /// The XRC domains of ibv_xsrq_pingpong.
     ///
     /// # Errors
     /// The reason for a skip.

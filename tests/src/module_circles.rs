@@ -19,13 +19,13 @@ enum End {
     Elsewhere,
 }
 
-/// Names that are being looked up, so that imports which need each other end.
+/// Names whose resolution is in progress, so that imports in a circle end.
 type Pending = BTreeSet<(usize, String)>;
 
 /// For each file the files that it uses, with one path that does.
 type Uses = BTreeMap<usize, BTreeMap<usize, String>>;
 
-/// Finds what paths lead to.
+/// Resolves paths.
 struct Resolver<'c>(&'c [Module]);
 
 impl Resolver<'_> {
@@ -55,7 +55,7 @@ impl Resolver<'_> {
         End::Module(at)
     }
 
-    /// What a name in a module is.
+    /// The definition of a name in a module.
     fn find(&self, at: usize, name: &str, last: bool, pending: &mut Pending) -> Option<End> {
         let module = &self.0[at];
         let item = module.items.contains(name).then_some(End::Item(module.file));
@@ -79,7 +79,7 @@ impl Resolver<'_> {
     }
 }
 
-/// What the files of a crate use.
+/// The files that each file of a crate uses.
 fn uses(of: &Crate) -> Uses {
     let resolver = Resolver(&of.modules);
     let mut uses = Uses::new();

@@ -1,4 +1,4 @@
-//! Two ends of one program that find each other by a TCP port: ibv_*_pingpong, perftest, our own.
+//! Two ends of one program that connect by a TCP port: ibv_*_pingpong, perftest, our own.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ pub struct Pair {
     pub server: Program,
     /// The side that connects, without `-p` and address.
     pub client: Program,
-    /// Where the client finds the server.
+    /// The address at which the client reaches the server.
     pub address: String,
     /// The time limit for both programs.
     pub limit: Duration,
@@ -116,7 +116,7 @@ impl Pair {
         Self::new(&Program::new(name).line(args))
     }
 
-    /// Where the client finds the server.
+    /// Sets the address at which the client reaches the server.
     #[must_use]
     pub fn at(mut self, address: &str) -> Self {
         self.address = address.to_owned();
@@ -130,7 +130,7 @@ impl Pair {
         self
     }
 
-    /// Sets a variable of both.
+    /// Sets an environment variable of both.
     #[must_use]
     pub fn env(mut self, name: &str, value: &str) -> Self {
         self.server = self.server.env(name, value);
@@ -156,7 +156,7 @@ impl Pair {
         Ok((server, client))
     }
 
-    /// Is it a perftest that connects by rdma_cm?
+    /// Whether the program is a perftest that connects by rdma_cm.
     fn is_perftest_by_rdma_cm(&self) -> bool {
         [&self.server, &self.client].iter().all(|program| {
             program.name().starts_with("ib_")

@@ -22,21 +22,21 @@ use crate::wait::until;
 /// The slot of the first function on the guest's bus.
 const FIRST_SLOT: usize = 0x10;
 
-/// Where the guest's shell is on 127.0.0.1 of the guest's host.
+/// The port of the guest's shell on 127.0.0.1 of the guest's host.
 const SHELL_THERE: u16 = 7007;
 
 /// A port of the guest that others reach by any address of its host: for programs that use TCP
 /// beside RDMA.
 pub const PORT: u16 = 18_515;
 
-/// What a guest is made of.
+/// The kernel and the IOMMU of a guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Machine {
     /// Debian's own kernel, and an IOMMU.
     Stock,
     /// A kernel with iommufd, and an IOMMU.
     Iommufd,
-    /// That kernel, and no IOMMU.
+    /// The kernel of `Iommufd`, and no IOMMU.
     NoIommu,
 }
 
@@ -48,8 +48,8 @@ pub struct PciGuest<'a> {
     shared: Shared,
 }
 
-/// `urnic serve` in a network namespace, with a socket for each function; ended, and the sockets
-/// removed, when dropped.
+/// `urnic serve` in a network namespace, with a socket for each function. It is ended, and the
+/// sockets are removed, when this is dropped.
 #[derive(Debug)]
 pub struct Server {
     running: Option<Running>,
@@ -109,7 +109,7 @@ impl Drop for Server {
     }
 }
 
-/// What the guest finds in `/urnic`; removed when dropped.
+/// The content of the guest's `/urnic`; removed when dropped.
 #[derive(Debug)]
 struct Shared(Folder);
 
@@ -165,8 +165,8 @@ impl<'a> PciGuest<'a> {
             .line("-device virtio-net-pci,netdev=network,romfile=")
             .args(["-kernel", &kernel])
             .args(["-initrd", &format!("{folder}/initramfs")])
-            // no_timer_check: on a busy machine the kernel would find that no timer ticks, and
-            // panic.
+            // no_timer_check: on a busy machine the kernel would find that the timer does not tick,
+            // and panic.
             .args([
                 "-append",
                 "console=ttyS0 quiet panic=-1 intel_iommu=on no_timer_check",
@@ -198,24 +198,24 @@ impl<'a> PciGuest<'a> {
         Ok(Self { qemu, host, shared })
     }
 
-    /// The host that it runs on.
+    /// The host that the guest runs on.
     pub fn host(&self) -> &'a Netns {
         self.host
     }
 
-    /// Where the guest has a function, by the order of [`PciGuest::boot`].
+    /// The PCI address of a function in the guest, in the order of [`PciGuest::boot`].
     pub fn address(function: usize) -> String {
         format!("0000:00:{:02x}.0", FIRST_SLOT + function)
     }
 
-    /// Puts a file into `/urnic`.
+    /// Copies a file into `/urnic`.
     #[track_caller]
     pub fn bring(&self, file: &Path) {
         let name = file.file_name().expect("a file");
         std::fs::copy(file, self.shared.0.path().join(name)).expect("the file is copied");
     }
 
-    /// Gives a function to vfio-pci, as an administrator does.
+    /// Binds a function to vfio-pci, as an administrator does.
     #[track_caller]
     pub fn bind(&self, function: usize) {
         let address = Self::address(function);
@@ -261,7 +261,7 @@ impl<'a> PciGuest<'a> {
         }
     }
 
-    /// The start of a command line for a program that has the RNIC, by this function.
+    /// The start of a command line for a program that uses the RNIC through this function.
     pub fn with_urnic(function: usize, line: &str) -> String {
         let address = Self::address(function);
         format!("LD_PRELOAD=/urnic/liburnic.so URNIC_DEVICE=vfio:{address} {line}")

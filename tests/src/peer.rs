@@ -7,8 +7,7 @@ use std::time::Duration;
 use crate::framing::Framing;
 use crate::wait::PATIENCE;
 
-/// The bytes that a line of hexadecimal digits stands for; spaces are ignored, as in the figures of
-/// the RFCs.
+/// The bytes of a line of hexadecimal digits; spaces are ignored, as in the figures of the RFCs.
 #[track_caller]
 pub fn hex(text: &str) -> Vec<u8> {
     let digits: Vec<u32> = text
@@ -23,7 +22,7 @@ pub fn hex(text: &str) -> Vec<u8> {
         .collect()
 }
 
-/// How a connection came to its end.
+/// How a connection ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
     /// FIN: everything sent before it arrived.
@@ -44,7 +43,7 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// Calls.
+    /// Connects to this address.
     #[track_caller]
     pub fn call(address: SocketAddr) -> Self {
         let stream = TcpStream::connect_timeout(&address, PATIENCE);
@@ -66,7 +65,7 @@ impl Peer {
         self.reader.fill_buf().is_ok_and(|bytes| !bytes.is_empty())
     }
 
-    /// Waits to be called.
+    /// Accepts a connection.
     #[track_caller]
     pub fn answer(listener: &TcpListener) -> Self {
         Self::over(listener.accept().expect("a call").0)
@@ -83,7 +82,7 @@ impl Peer {
         }
     }
 
-    /// Sends these bytes. That the other side has closed already is for the reading side to find.
+    /// Sends these bytes. An error is ignored: a read reports that the other side has closed.
     pub fn send(&mut self, bytes: &[u8]) {
         match self.stream.write_all(bytes) {
             Err(error) if !matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) => {
@@ -160,7 +159,7 @@ impl Peer {
         }
     }
 
-    /// Reads on until the connection ends; panics if anything but its end comes.
+    /// Reads until the connection ends; panics if a byte arrives before the end.
     #[track_caller]
     pub fn end(&mut self) -> End {
         let (bytes, end) = self.rest();
@@ -168,7 +167,7 @@ impl Peer {
         end
     }
 
-    /// Everything that comes until the connection ends, and how it ends.
+    /// All bytes until the connection ends, and how it ends.
     #[track_caller]
     pub fn rest(&mut self) -> (Vec<u8>, End) {
         let mut bytes = Vec::new();
@@ -179,8 +178,8 @@ impl Peer {
         }
     }
 
-    /// Nothing arrives, and the connection stays, for this long. For what must *not* happen there
-    /// is no condition to wait for.
+    /// Checks that no byte arrives, and that the connection stays, for this long. There is no
+    /// condition to wait for when something must *not* happen.
     #[track_caller]
     pub fn stays_silent(&mut self, span: Duration) {
         self.stream.set_read_timeout(Some(span)).expect("a TCP socket");

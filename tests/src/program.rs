@@ -22,9 +22,9 @@ pub(crate) type Companion = Box<dyn fmt::Debug + Send + Sync>;
 /// A program to start.
 #[derive(Debug, Clone)]
 pub struct Program {
-    /// What leads to the program: `nsenter …`, `setpriv …`, `chroot …`.
+    /// The command in front of the program: `nsenter …`, `setpriv …`, `chroot …`.
     place: Vec<OsString>,
-    /// The plug-in as the program will see it; `None` runs the program without.
+    /// The path of the plug-in as the program sees it; `None` runs the program without the plug-in.
     plugin: Option<PathBuf>,
     environment: Vec<(OsString, OsString)>,
     argv: Vec<OsString>,
@@ -39,7 +39,7 @@ impl Program {
         }
     }
 
-    /// A program as it is.
+    /// A program without the RNIC.
     pub fn plain(name: impl AsRef<OsStr>) -> Self {
         let argv = vec![name.as_ref().to_owned()];
         Self {
@@ -101,8 +101,8 @@ impl Program {
         self.argv.iter().skip(1).any(|known| known == arg)
     }
 
-    /// Puts words in front that lead to where the program shall run. The last one given comes
-    /// first.
+    /// Puts a command in front of the program, which changes the place where it runs. The last
+    /// command comes first.
     #[must_use]
     pub fn through<T: AsRef<OsStr>>(mut self, words: impl IntoIterator<Item = T>) -> Self {
         self.place
@@ -110,8 +110,8 @@ impl Program {
         self
     }
 
-    /// Names the plug-in's file as it is called where the program runs. Without effect on plain
-    /// programs.
+    /// Sets the path of the plug-in's file in the place where the program runs. Without effect on
+    /// plain programs.
     #[must_use]
     pub fn plugin_at(mut self, path: impl AsRef<Path>) -> Self {
         self.plugin = self.plugin.map(|_| path.as_ref().to_owned());
@@ -146,7 +146,7 @@ impl Program {
         here && self.plugin.as_deref() == Some(build::plugin())
     }
 
-    /// The words that lead to where the program runs.
+    /// The command in front of the program.
     pub(crate) fn place(&self) -> &[OsString] {
         &self.place
     }
@@ -211,7 +211,7 @@ impl Output {
     fn collect(&self) {
         let mut chunk = [0; 65536];
         loop {
-            // Bytes leave the pipe under the lock only: what is not in it is in `bytes`.
+            // Bytes leave the pipe under the lock only: every byte is in the pipe or in `bytes`.
             let mut readable = [PollFd::new(&self.pipe, PollFlags::IN)];
             let _ = poll(&mut readable, None);
             let mut bytes = self.lock();
@@ -292,7 +292,7 @@ impl Running {
                 drop(bytes);
                 panic!("{} did not say {what}:\n{}", self.line, self.output());
             }
-            // That it ends makes no sound.
+            // The end of the program causes no event.
             let pause = Duration::from_millis(20);
             drop(self.output.grown.wait_timeout(bytes, pause));
         }
@@ -361,7 +361,7 @@ impl Running {
         assert!(stopped.is_some(), "{} does not stop", self.line);
     }
 
-    /// Has it go on.
+    /// Continues the stopped program.
     pub fn resume(&self) {
         self.signal(Signal::CONT);
     }
@@ -414,14 +414,14 @@ impl Drop for Running {
 #[derive(Debug)]
 pub struct Ended {
     line: String,
-    /// How.
+    /// The exit status.
     pub status: ExitStatus,
-    /// All that it wrote, to standard output and error.
+    /// All output, to standard output and error.
     pub output: String,
 }
 
 impl Ended {
-    /// Did it succeed?
+    /// Whether the program succeeded.
     pub fn ok(&self) -> bool {
         self.status.success()
     }

@@ -30,7 +30,7 @@ pub const FIELDS: [&str; 7] = [
 /// connection after the other.
 ///
 /// # Errors
-/// What is missing in the capture, or not of MPA without markers.
+/// Data that is missing in the capture, or that is not MPA without markers.
 pub fn pcap(lines: &str) -> Result<Vec<u8>, String> {
     let mut file = Vec::new();
     // Magic, version 2.4, time zone, accuracy, longest packet, LINKTYPE_RAW.
@@ -47,7 +47,7 @@ pub fn pcap(lines: &str) -> Result<Vec<u8>, String> {
         for flow in connection {
             cut.push((&flow.heads, &flow.bytes, frames(&flow.bytes)?));
         }
-        // Request and Reply first: without both, the dissector takes nothing for an FPDU.
+        // Request and Reply first: without both, the dissector does not recognise FPDUs.
         for (heads, bytes, ends) in &cut {
             frame(&mut file, heads, 0, &bytes[..ends[0]]);
         }
@@ -67,7 +67,7 @@ struct Heads {
     ports: [u8; 4],
 }
 
-/// All that one side of a connection sent.
+/// All bytes that one side of a connection sent.
 #[derive(Debug)]
 struct Flow {
     direction: Direction,
@@ -115,8 +115,8 @@ fn flows(lines: &str) -> Result<Vec<Flow>, String> {
             let (heads, segments) = found.remove(&direction).expect("found above");
             let mut bytes = Vec::new();
             for (sequence, payload) in segments {
-                // Relative sequence numbers count SYN as 0: data begins at 1. What was sent twice
-                // overlaps.
+                // Relative sequence numbers count SYN as 0: data begins at 1. Repeated segments
+                // overlap.
                 let known = (1 + bytes.len())
                     .checked_sub(sequence)
                     .ok_or_else(|| format!("the capture misses bytes before {sequence} of {direction:?}"))?;

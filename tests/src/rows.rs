@@ -13,9 +13,9 @@ use toml::{Table, Value};
 
 use crate::build::tree;
 
-/// Where rows, further tests and reasons are.
+/// The file with rows, further tests and reasons.
 const ROWS: &str = "tests/fixtures/conformance.toml";
-/// Where there are tests.
+/// The crates with tests.
 const CRATES: [&str; 9] = [
     "wire",
     "verbs-api",
@@ -51,7 +51,7 @@ struct Test {
     name: String,
     /// The file of the test, from the root of the tree.
     file: String,
-    /// It runs in `make soak` or `make interop` only.
+    /// The test runs in `make soak` or `make interop` only.
     long: bool,
 }
 
@@ -155,7 +155,7 @@ fn tests_in(text: &str, file: &str, found: &mut Vec<Test>) {
     }
 }
 
-/// What the table is made of, and what is wrong with it.
+/// The content of the table, and its faults.
 #[derive(Debug, Default)]
 struct Made {
     text: String,
@@ -196,7 +196,7 @@ fn document(source: &str, tests: &[Test]) -> Made {
     }
     for (id, names) in table(&source, "shown") {
         for name in strings(names) {
-            // A name that ends in _ stands for all that begin so.
+            // A name that ends in _ matches all names that begin with it.
             let fits =
                 |test: &&Test| test.name == name || name.ends_with('_') && test.name.starts_with(&name);
             let before = shown.entry(id.clone()).or_default();

@@ -19,17 +19,17 @@ pub struct Served {
 }
 
 impl Served {
-    /// Starts one.
+    /// Starts a server.
     pub fn start() -> Self {
         Self::with("")
     }
 
-    /// Starts one with these options, too.
+    /// Starts a server with these options, too.
     pub fn with(options: &str) -> Self {
         Self::through(&[], options)
     }
 
-    /// Starts one where these words lead to.
+    /// Starts a server with this command in front.
     pub fn through(place: &[OsString], options: &str) -> Self {
         let folder = Folder::new("served");
         Self {

@@ -10,10 +10,10 @@ use crate::wait::Wait;
 /// The time limit for one command in an emulated machine, which is some twenty times slower.
 pub const LIMIT: Duration = Duration::from_secs(300);
 
-/// The port of the guest's shell, inside.
+/// The port of the shell inside the guest.
 pub const SHELL: u16 = 7;
 
-/// A command line under way in the guest.
+/// A running command line of the guest.
 #[derive(Debug)]
 pub struct Task {
     line: String,

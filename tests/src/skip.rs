@@ -23,7 +23,7 @@ macro_rules! or_skip {
     };
 }
 
-/// Is this root?
+/// Checks that the tests run as root.
 ///
 /// # Errors
 /// The reason for a skip.
@@ -34,7 +34,7 @@ pub fn root() -> Result<(), String> {
     }
 }
 
-/// The program's path.
+/// The path of the program.
 ///
 /// # Errors
 /// The reason for a skip.

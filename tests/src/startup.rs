@@ -7,7 +7,7 @@ use crate::peer::Peer;
 pub const MARKERS: u8 = 0x80;
 /// Flag C: the sender requires CRCs.
 pub const CRC: u8 = 0x40;
-/// Flag R of a Reply: no.
+/// Flag R of a Reply: the responder rejects.
 pub const REJECT: u8 = 0x20;
 /// Flag S: the private data begins with a word (RFC 6581 §6).
 pub const ENHANCED: u8 = 0x10;
@@ -39,7 +39,7 @@ impl Frame {
         [&key[..], &[self.flags, self.revision], &len, &self.private_data].concat()
     }
 
-    /// Reads one.
+    /// Reads one frame.
     #[track_caller]
     pub fn read(peer: &mut Peer) -> Self {
         let head = peer.take(20);
@@ -66,11 +66,11 @@ impl Frame {
 pub struct Introduction {
     /// The queue pair number of this end.
     pub from: u32,
-    /// That of the queue pair it means.
+    /// The queue pair number of the peer.
     pub to: u32,
     /// The first PSN of this end.
     pub sq_psn: u32,
-    /// The first PSN it expects.
+    /// The first PSN that this end expects.
     pub rq_psn: u32,
     /// How often the Sends of this end are repeated when no receive is posted: 7 = for ever.
     pub rnr_retry: u8,
@@ -92,7 +92,7 @@ impl Introduction {
         octets
     }
 
-    /// With the word before it: private data of an enhanced frame.
+    /// The bytes behind a word: private data of an enhanced frame.
     pub fn with_word(&self, word: u32) -> Vec<u8> {
         [word.to_be_bytes().to_vec(), self.octets()].concat()
     }

@@ -21,7 +21,7 @@ pub struct Staged {
 }
 
 impl Staged {
-    /// Copies the plug-in to where everybody can load it.
+    /// Copies the plug-in to a folder from which every user can load it.
     pub fn new() -> Self {
         let folder = Folder::new("tests");
         std::fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o755)).expect("our own folder");
@@ -48,7 +48,7 @@ impl Staged {
 /// root.
 pub fn as_user(user: u32, program: Program) -> Program {
     let (uid, gid) = (format!("--reuid={user}"), format!("--regid={user}"));
-    // Root's folders are not that user's business.
+    // The user has no access to root's folders.
     let leave = ["env", "-u", "XDG_RUNTIME_DIR", "-C", "/", "HOME=/nonexistent"];
     let words = ["setpriv", &uid, &gid, "--clear-groups", "--"];
     program.through(leave).through(words)

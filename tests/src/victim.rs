@@ -23,7 +23,7 @@ pub const LARGE: u32 = 16 << 20;
 pub const RECEIVES: u64 = 4;
 /// Pages of the inbox.
 const INBOX_PAGES: u64 = 1024;
-/// First page that [`Victim::receives`] uses; what is before is for tests that look for themselves.
+/// First page that [`Victim::receives`] uses; tests use the pages before it themselves.
 const FIRST_PAGE: u64 = 64;
 const OUR_PSN: u32 = 0x00_1234;
 const NONCE: u64 = 0x0123_4567_89ab_cdef;
@@ -31,9 +31,9 @@ const NONCE: u64 = 0x0123_4567_89ab_cdef;
 /// The side that opens the connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
-    /// The victim is called: it is MPA's responder.
+    /// The victim accepts: it is MPA's responder.
     Called,
-    /// The victim calls: it is MPA's initiator.
+    /// The victim connects: it is MPA's initiator.
     Calls,
 }
 
@@ -54,11 +54,11 @@ pub struct Qp {
 /// The parameters of a queue pair.
 #[derive(Debug, Clone, Copy)]
 pub struct Wish {
-    /// Flags of our start-up frame besides S.
+    /// Flags of the peer's start-up frame besides S.
     pub flags: u8,
     /// Inbound Reads at a time.
     pub ird: u8,
-    /// Outbound ones.
+    /// Outbound Reads at a time.
     pub ord: u8,
     /// `rnr_retry` at both ends.
     pub rnr_retry: u8,
@@ -86,7 +86,7 @@ impl Default for Wish {
 pub struct Link {
     /// The victim's end.
     pub qp: Qp,
-    /// Ours.
+    /// The raw peer.
     pub peer: Peer,
 }
 
@@ -97,17 +97,17 @@ pub struct Wc {
     pub status: u64,
     /// `enum ibv_wc_opcode`; undefined unless the status is 0.
     pub opcode: u64,
-    /// Length of what was received.
+    /// Length of the received message.
     pub len: u64,
     /// The identifier with which the request was posted; receives of a link are 0, 1, ….
     pub id: u64,
     /// `enum ibv_wc_flags`.
     pub flags: u64,
-    /// What was invalidated, or the immediate.
+    /// The invalidated STag, or the immediate data.
     pub more: u64,
 }
 
-/// The program.
+/// The running victim.
 #[derive(Debug)]
 pub struct Victim {
     dialogue: Obedient,
@@ -120,7 +120,7 @@ pub struct Victim {
 }
 
 impl Victim {
-    /// Starts it.
+    /// Starts the victim.
     ///
     /// # Errors
     /// The reason for a skip.
@@ -184,7 +184,7 @@ impl Victim {
         self.address("buffer")
     }
 
-    /// Where one of `arena`, `buffer`, `inbox`, `large` lies.
+    /// The address of `arena`, `buffer`, `inbox` or `large`.
     #[track_caller]
     pub fn address(&self, name: &str) -> u64 {
         u64::from_str_radix(&self.here[name], 16).expect("a number")
@@ -204,7 +204,7 @@ impl Victim {
         self.peers = ip.to_ipv6_mapped().octets();
     }
 
-    /// Where the listener of a queue pair is.
+    /// The address of the listener of a queue pair.
     pub fn listener(&self, qp: Qp) -> SocketAddr {
         let port = u16::try_from(qp.qpn >> 8).expect("24 bits");
         SocketAddr::from((Ipv4Addr::LOCALHOST, port))
@@ -391,7 +391,7 @@ impl Victim {
         &self.dialogue.program
     }
 
-    /// Lets it leave in good order; panics if it cannot.
+    /// Ends the victim in good order; panics if that fails.
     #[track_caller]
     pub fn leaves(mut self) {
         self.dialogue.program.tell("quit\n");
@@ -399,7 +399,7 @@ impl Victim {
     }
 }
 
-/// What the victim's region with this seed holds at first: `fill()` of rc.h.
+/// The initial content of the victim's region with this seed: `fill()` of rc.h.
 pub fn filled(seed: u64, len: usize) -> Vec<u8> {
     let byte = |at: u64| {
         let x = (at + seed * 0x1_0001).wrapping_mul(0x9e37_79b9_7f4a_7c15);

@@ -12,7 +12,7 @@ pub(crate) struct Span {
     pub(crate) len: usize,
 }
 
-/// What a region's first byte is called.
+/// The address of a region's first byte for peers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Naming {
     Address,
@@ -25,7 +25,7 @@ pub(crate) enum Naming {
 pub(crate) struct Region {
     pub(crate) access: u32,
     pub(crate) naming: Naming,
-    /// On demand, where the device has that.
+    /// On demand, where the device supports that.
     pub(crate) on_demand: bool,
 }
 

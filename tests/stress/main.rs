@@ -97,7 +97,7 @@ impl Drop for Told {
     fn drop(&mut self) {
         if std::thread::panicking() {
             eprintln!("failed in round {}; again: --seed {}", self.round, self.seed);
-            // The other side waits for ever otherwise.
+            // Otherwise the other side would wait for ever.
             std::process::exit(1);
         }
     }
@@ -109,7 +109,8 @@ fn main() -> ExitCode {
         return ExitCode::FAILURE;
     };
     if let Some(peer) = options.peer {
-        // SAFETY: the first process gave it to us, and nobody else has it.
+        // SAFETY: the first process passed this descriptor to this process, and nothing else here
+        // owns it.
         let socket = unsafe { OwnedFd::from_raw_fd(peer) };
         play(1, socket.into(), &options);
         return ExitCode::SUCCESS;

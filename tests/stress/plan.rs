@@ -43,7 +43,7 @@ pub(crate) struct End {
     pub(crate) shape: Shape,
     pub(crate) send_cq: usize,
     pub(crate) receive_cq: usize,
-    /// It takes receives from the side's shared queue.
+    /// The end takes receives from the side's shared queue.
     pub(crate) shared: bool,
 }
 
@@ -54,7 +54,7 @@ pub(crate) enum Ending {
     Invalidated,
     /// By a request of the owner.
     Unbound,
-    /// It is freed while it is bound.
+    /// The window is freed while it is bound.
     Freed,
 }
 
@@ -200,7 +200,7 @@ impl World {
         World { dice, hosts, links }
     }
 
-    /// The next round; the model is then as memory must be after it.
+    /// Plans the next round and moves the model to the state of the memory after it.
     pub(crate) fn round(&mut self) -> Round {
         let mut round = Round {
             renewals: Vec::new(),
@@ -256,7 +256,7 @@ impl World {
             if dice.chance(10) {
                 let (before, new) = (host.regions[i], region(dice, i));
                 let change = match dice.below(3) {
-                    // The name that it is given is for new ones.
+                    // The given name applies to new registrations.
                     0 if !matches!(new.naming, Naming::Given(_)) => Change::Again,
                     1 => Change::Rights,
                     _ => Change::Anew,

@@ -28,7 +28,7 @@ struct Link {
     /// Ids of receives that are posted, in order.
     receives: VecDeque<u64>,
     arrivals: VecDeque<Arrival>,
-    /// Flushed receives to come.
+    /// Number of flushed receives to come.
     farewell: usize,
 }
 
@@ -155,7 +155,8 @@ impl Side {
         self.renew(world, &round.renewals);
         for &(i, change) in &part.regions {
             let host = &world.hosts[self.number];
-            // Together they would be legal too, but a key in two places is not looked for.
+            // Both together would be legal, too, but the check does not look for a key in two
+            // places.
             match change {
                 Change::Anew => self.mrs[i] = registered(&self.device, &self.arena, host, i),
                 Change::Again => {
@@ -380,7 +381,7 @@ impl Side {
             });
         }
         self.links[*i].qp.post(&mut requests);
-        // Inline data is ours again at once.
+        // The program may change inline data at once.
         scratch.iter_mut().for_each(|piece| piece.fill(0xee));
     }
 }

@@ -29,7 +29,7 @@ fn a_thousand_rounds_leave_no_descriptor_and_no_thread() {
 #[test]
 fn a_program_that_ends_in_a_signal_handler_ends() {
     let program = Program::new(or_skip!(compiled("exit_in_handler")));
-    // Where the signal finds them is chance; most are in the device, with a queue pair's lock.
+    // The signal arrives at a random point; most are in the device, with a queue pair's lock.
     let running: Vec<_> = (0..10).map(|_| program.spawn()).collect();
     for program in running {
         program.wait().success();
@@ -46,8 +46,8 @@ fn an_idle_connected_program_uses_no_processor_time() {
     let busy = urnic_tests::wait::until(urnic_tests::wait::PATIENCE, || (ticks(pid) > 20).then_some(()));
     assert!(busy.is_some(), "they never got going: {}", server.output());
     client.signal(rustix::process::Signal::STOP);
-    // Whatever was under way when the client stopped is over when a tenth of a second passes
-    // without a tick.
+    // All work that was in progress when the client stopped is complete when a tenth of a second
+    // passes without a tick.
     let mut last = ticks(pid);
     let quiet = urnic_tests::wait::until(Duration::from_secs(30), || {
         std::thread::sleep(Duration::from_millis(100));

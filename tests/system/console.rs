@@ -13,7 +13,7 @@ use urnic_tests::program::Program;
 use urnic_tests::skip::installed;
 use urnic_tests::wait::{PATIENCE, until};
 
-/// What a shell shows for a program that SIGPIPE ended.
+/// The status in a shell of a program that SIGPIPE ended.
 const READER_GONE: i32 = 141;
 
 /// Commands of `urnic` that print something and end by themselves.

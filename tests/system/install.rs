@@ -1,4 +1,4 @@
-//! `make install`, and what it put there used by itself.
+//! `make install`, and the use of the installed files.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -10,14 +10,14 @@ use urnic_tests::skip::{self, installed};
 use urnic_tests::user::{NOBODY, Staged};
 use urnic_tests::{Pair, or_skip};
 
-/// A folder that everybody can read, with what is under test installed below it. Removed when
+/// A folder that every user can read, with the files under test installed below it. Removed when
 /// dropped.
 struct Destination(Folder);
 
 impl Destination {
     fn new() -> Self {
         let folder = Folder::new("install");
-        // Where `make` looks for what was built.
+        // The place where `make` finds the built files.
         let built = folder.file("target/release");
         std::fs::create_dir_all(&built).expect("a folder in the temporary folder");
         for folder in [folder.path(), &folder.file("target"), &built] {

@@ -9,7 +9,7 @@ use urnic_tests::{Pair, compiled, or_skip};
 /// Takes a second or two where nothing else runs.
 const LIMIT: Duration = Duration::from_secs(300);
 
-/// Starts an endless stream and kills the sender in the middle; the receiver must notice.
+/// Starts an endless stream and kills the sender in the middle; the receiver must detect it.
 fn notices_the_death_of_its_peer(options: &str) {
     let stream = Program::new(or_skip!(compiled("stream"))).line(options);
     let (mut receiver, sender): (Running, Running) = Pair::new(&stream).start();

@@ -12,7 +12,7 @@ fn complaints(ended: &Ended) -> Vec<&str> {
     ended.output.lines().filter(is_ours).collect()
 }
 
-/// `urnic doctor` with the plug-in under test, started by these words.
+/// `urnic doctor` with the plug-in under test, with this command in front.
 fn doctor(words: &[&str]) -> Program {
     let program = Program::plain(words[0]).args(&words[1..]);
     program.env("URNIC_LIB", plugin())
@@ -121,7 +121,7 @@ fn apart(flags: &str, script: &str) -> Result<Ended, String> {
 fn the_fix_for_a_read_only_tmp_helps() {
     let urnic = urnic();
     let urnic = urnic.display();
-    // What is in the folders stays visible: the build may be there.
+    // The content of the folders stays visible: the build may be there.
     let closed = "for folder in /tmp /var/tmp /dev/shm; do \
                   mount --bind $folder $folder && mount -o remount,bind,ro,nosuid,nodev $folder || exit 1; done";
     let ended = or_skip!(apart("-rm", &format!("{closed}\n'{urnic}' doctor")));

@@ -78,8 +78,8 @@ fn fields(file: &Path, names: &[&str], filter: &str) -> String {
     )
 }
 
-/// Nothing in the file is wrong for TCP's analysis or for a dissector, checksums included, and
-/// RDMAP was found.
+/// Checks that TCP's analysis and the dissectors, checksums included, find no fault in the file,
+/// and that RDMAP was found.
 #[track_caller]
 fn is_clean(file: &Path) {
     let mut args = vec![
@@ -104,7 +104,7 @@ fn is_clean(file: &Path) {
     );
 }
 
-/// What went from one port to another, by both.
+/// The bytes from one port to another, by both ports.
 type Directions = BTreeMap<(String, String), String>;
 
 /// Both directions of each connection, each in the order of its stream.
@@ -190,7 +190,7 @@ fn streams_of_large_messages_go_on_under_capture() {
     or_skip!(installed("ib_write_bw"));
     let captures = or_skip!(Captures::new("large"));
     let file = captures.file();
-    // More is offered to the socket at once than a message.
+    // The program passes more than a message to the socket at once.
     Pair::line("ib_write_bw -F -n 20 -s 1048576 -c RC")
         .env("URNIC_PCAP", file.to_str().expect("our path"))
         .succeeds();

@@ -177,7 +177,7 @@ fn every_option(place: impl Fn(Program) -> Program) {
     }
 }
 
-/// For a time, two at once.
+/// Runs for a time, two pairs at once.
 fn for_a_time(options: &str, place: impl Fn(Program) -> Program) {
     let pairs = ALL.map(|name| Pair::new(&place(program(name, options))).within(LIMIT));
     // Each pair polls on two cores.
@@ -233,7 +233,7 @@ struct Row {
     verdict: String,
 }
 
-/// The rows under the heading that begins so.
+/// The rows of the table whose heading begins with these words.
 fn table(heading: &str) -> Vec<Row> {
     let text =
         fs::read_to_string(tree().join("docs/reference/perftest.md")).expect("docs/reference/perftest.md");
@@ -254,8 +254,7 @@ fn table(heading: &str) -> Vec<Row> {
         .collect()
 }
 
-/// A file that the other Debian's programs see, too: words of a payload, and as many as make a
-/// buffer.
+/// A file that the other Debian's programs see, too: words of a payload, as many as fill a buffer.
 struct Scratch(String);
 
 impl Scratch {
@@ -276,7 +275,7 @@ impl Drop for Scratch {
     }
 }
 
-/// What is wrong with a row.
+/// The fault of a row, if any.
 fn tried(row: &Row, place: &impl Fn(Program) -> Program) -> Result<(), String> {
     let file = row.options.contains("FILE").then(Scratch::new);
     let path = file.as_ref().map_or("", |file| &file.0);
@@ -304,8 +303,8 @@ fn tried(row: &Row, place: &impl Fn(Program) -> Program) -> Result<(), String> {
     ))
 }
 
-/// Runs the rows for a release, here or in the other Debian: each `step`th, so that few can do for
-/// all.
+/// Runs the rows for a release, here or in the other Debian: each `step`th, so that a few can
+/// represent all.
 fn every_switch(heading: &str, release: &str, rows: usize, step: usize) {
     or_skip!(installed("ib_send_bw"));
     let here = Program::plain("ib_send_bw").arg("--version").run().output;

@@ -27,12 +27,12 @@ const IN_PROCESS_ONLY: [&str; 2] = [
     "Parent Domain is not supported on this device",
 ];
 
-/// What came of a test.
+/// The outcome of a test.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Outcome {
     Passed,
     Failed,
-    /// For the reason that it gives.
+    /// Skipped, for this reason.
     Skipped(String),
     /// The test has begun; its outcome is open.
     Unknown,
@@ -61,7 +61,7 @@ impl fmt::Display for Outcome {
     }
 }
 
-/// What the tests print at `-v`, read: `module.Class.test`, and what came of it.
+/// The outcomes in the output of the tests at `-v`: `module.Class.test`, and its outcome.
 fn outcomes(output: &str) -> BTreeMap<String, Outcome> {
     let mut found = BTreeMap::new();
     let mut current = None;
@@ -98,11 +98,11 @@ fn begun(line: &str) -> Option<(&str, &str)> {
     (name.starts_with("test_") && !name.contains(' ') && place.starts_with("tests.")).then_some((name, place))
 }
 
-/// What must come of the tests of one version.
+/// The expected outcomes of the tests of one version.
 struct Expected {
     version: u32,
-    /// Names, or beginnings of names with a `*` behind; whether it passes, fails or is skipped; the
-    /// reasons it may give for a skip.
+    /// Names, or beginnings of names with a `*` behind; whether the test passes, fails or is
+    /// skipped; the permitted reasons for a skip.
     lines: Vec<(String, String, Vec<String>)>,
 }
 
@@ -143,7 +143,7 @@ impl Expected {
         let (test, word, reasons) = exact.or_else(family)?;
         Some(match outcome {
             Outcome::Skipped(reason) if wanted() && IN_PROCESS_ONLY.contains(&reason.as_str()) => true,
-            // What passes may be skipped where the machine lacks what it needs.
+            // A passing test may be skipped where the machine lacks a requirement.
             Outcome::Skipped(reason) => word != "failed" && (test.ends_with('*') || reasons.contains(reason)),
             _ => outcome.to_string() == *word,
         })
@@ -171,8 +171,8 @@ fn suite(folder: &str) -> Program {
     Program::new("/usr/bin/python3").args(flags)
 }
 
-/// Runs the tests and checks that what comes of each is what must: nothing else fails or is
-/// skipped, and what is expected to fail does.
+/// Runs the tests and checks the outcome of each: only expected failures and skips happen, and all
+/// expected failures do.
 #[track_caller]
 fn are_as_expected(program: &Program, version: u32) {
     let expected = Expected::read(version);

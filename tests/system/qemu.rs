@@ -12,7 +12,7 @@ pub(crate) const FIRST: &str = "10.77.0.1";
 pub(crate) const SECOND: &str = "10.77.0.2";
 const ALSO_FIRST: &str = "10.77.0.3";
 
-/// Where rping listens.
+/// The port at which rping listens.
 const CM_PORT: u16 = 7174;
 
 /// One end of a test: a function of a guest, or a program on a host with the device inside.
@@ -21,7 +21,7 @@ pub(crate) enum End<'a> {
     Host(&'a Netns),
 }
 
-/// A program under way at an end.
+/// A running program at an end.
 enum Started {
     There(Task),
     Here(urnic_tests::Running),
@@ -129,7 +129,7 @@ fn programs_in_a_guest_use_its_functions() {
     let [first, second] = or_skip!(Netns::pair());
     let own_peer = or_skip!(compiled("selfpost"));
     first.ip(&format!("addr add {ALSO_FIRST}/24 dev veth0"));
-    // The two functions may call each other, although their addresses are those of one host.
+    // The two functions may connect to each other, although their addresses are those of one host.
     let server = Server::start(&first, &[FIRST, ALSO_FIRST], "--allow 10.77.0.0/24");
     let guest = or_skip!(PciGuest::boot(&first, &server.sockets()));
     let said = guest.run("lspci -nn");
@@ -249,7 +249,7 @@ fn the_end_of_program_qemu_or_server_is_told_and_survived() {
         ),
     );
     assert!(ours.contains("50 iters in"), "{ours}");
-    // At last the server: both programs end.
+    // Finally the server is killed: both programs end.
     let there = host.listener(&busy);
     let here = End::Guest(&guest, 0).start(&format!("{busy} {SECOND}"));
     transfers(&guest);

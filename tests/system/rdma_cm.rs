@@ -15,7 +15,8 @@ const LIMIT: Duration = Duration::from_secs(120);
 /// kernel device: in the source neither thread waits for the other.
 pub(crate) const LOST_RACE: &str = "rdma_get_cm_event: Bad file descriptor\n";
 
-/// Runs a server and a client; up to three times, while one of them loses that race.
+/// Runs a server and a client; up to three times, while one of them loses the race of
+/// [`LOST_RACE`].
 pub(crate) fn but_for_lost_races(mut run: impl FnMut() -> (Ended, Ended)) -> (Ended, Ended) {
     let lost = |(server, client): &(Ended, Ended)| {
         server.output.contains(LOST_RACE) || client.output.contains(LOST_RACE)
@@ -44,7 +45,7 @@ fn both(server: &str, client: &str, with: impl Fn(Program) -> Program) -> (Ended
     server.listens(port);
     let client = with(program(client, &number)).run_for(LIMIT);
     if !client.ok() {
-        // The server may wait for ever for another one.
+        // The server may wait for ever for another client.
         return (server.stopped(), client);
     }
     (server.wait_for(LIMIT), client)
@@ -187,8 +188,8 @@ fn looked_too_early(ended: &Ended) -> bool {
         .all(|words| ended.output.contains(words))
 }
 
-/// Runs them: `passing` or more pass, and none fails but the one that `may_fail`. Up to three
-/// times, while one looks too early.
+/// Runs the tests: `passing` or more pass, and none fails but the one that `may_fail`. Up to three
+/// times, while a process reads too early.
 #[track_caller]
 fn passes(suite: &Program, passing: usize, may_fail: Option<&str>) {
     let _turn = suites_turn();

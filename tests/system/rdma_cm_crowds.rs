@@ -31,7 +31,7 @@ fn both(server: &Program, client: &Program) -> (Ended, Ended) {
     server.listens(port);
     let client = at_port(client).run_for(LIMIT);
     if !client.ok() {
-        // The server may wait for ever for another one.
+        // The server may wait for ever for another client.
         return (server.stopped(), client);
     }
     (server.wait_for(LIMIT), client)
@@ -84,7 +84,7 @@ fn a_thousand_connections_one_after_the_other() {
             before = descriptors(caller.process()) + descriptors(called.process());
         }
     }
-    // Streams that linger may still have theirs.
+    // Lingering streams may still have their descriptors.
     let after = descriptors(caller.process()) + descriptors(called.process());
     assert!(after < before + 100, "{before} descriptors became {after}");
     caller.leaves();
@@ -109,7 +109,7 @@ fn the_fence_holds_for_each_connection_of_a_shared_cq() {
         .map(|_| {
             let ours = caller.calls(at, DEPTHS, b"");
             let theirs = called.learns(listener, happening::CONNECT_REQUEST, 0).about;
-            // It posts at once, before any RTR can have come.
+            // The responder posts at once, before any RTR can have come.
             assert_eq!(called.accepts(theirs, DEPTHS, b""), 0);
             called.sends(theirs, 1000 + theirs, 64);
             caller.learns(ours, happening::ESTABLISHED, 0);
@@ -172,8 +172,8 @@ fn a_persistent_rping_serves_sixteen_at_a_time() {
     let clients: Vec<Running> = (0..16)
         .map(|_| {
             let mut client = client.spawn();
-            // Two that call at once are one to rping: the second takes the first one's place before
-            // a thread serves that.
+            // Two clients that connect at once are one to rping: the second replaces the first
+            // before a thread serves the first.
             client.says("its first ping", |said| {
                 said.contains("rdma-ping-0").then_some(())
             });
@@ -311,7 +311,7 @@ fn the_other_debian_s_programs_connect() {
     }
 }
 
-/// Copies a file of so many MiB, with changing content, by rcopy.
+/// Copies a file of this many MiB, with changing content, by rcopy.
 #[track_caller]
 fn copies(mebibytes: usize) {
     let folder = urnic_testkit::Folder::inside(&scratch(), &format!("rcopy-{mebibytes}"));
@@ -359,7 +359,7 @@ fn rcopy_copies_a_gibibyte() {
 
 #[test]
 fn any_address_is_an_address() {
-    // A listener at the wildcard is called at each of this host's addresses.
+    // A listener at the wildcard accepts at each of this host's addresses.
     let mut victim = or_skip!(CmVictim::start(&[]));
     let mut caller = or_skip!(CmVictim::start(&[]));
     let (listener, at) = victim.listens_at("0.0.0.0", 16);

@@ -1,4 +1,4 @@
-//! Threads that wait for events of the connection manager, and what may happen to them meanwhile.
+//! Threads that wait for events of the connection manager, and interruptions of such a wait.
 
 use std::path::Path;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! RPC-over-RDMA's headers, read by a dissector that others wrote.
+//! RPC-over-RDMA's headers, read by an independent dissector.
 
 use std::fmt::Write as _;
 use std::process::{Command, Stdio};
@@ -43,7 +43,7 @@ type Job = (
     &'static [u32],
 );
 
-/// Every way there is, through thresholds of 1024 bytes.
+/// Every kind of call and reply, with thresholds of 1024 bytes.
 const JOBS: [Job; 9] = [
     (40, &[], &[], 100, 24, &[]),
     (44, &[100], &[100], 100, 28, &[77]),

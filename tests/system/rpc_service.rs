@@ -208,7 +208,7 @@ fn a_server_calls_the_clients_that_call_it() {
     drop(server);
 }
 
-/// Whatever else the thread that took them would have done.
+/// Calls of one connection may wait for each other, whatever the thread that received them does.
 #[test]
 fn calls_of_a_connection_may_wait_for_each_other() {
     assert_eq!(scene("waits"), "met 100 times\n");
@@ -219,7 +219,7 @@ fn a_client_that_makes_no_calls_can_be_called() {
     assert_eq!(scene("attends"), "called\n");
 }
 
-/// RFC 8167 §6: the answer is PROC_UNAVAIL, which is 3, and not the service's.
+/// RFC 8167 §6: the answer is PROC_UNAVAIL, which is 3, and does not come from the service.
 #[test]
 fn only_what_the_binding_names_goes_backward() {
     assert_eq!(scene("unavailable"), "7\n3\n7\n");

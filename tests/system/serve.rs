@@ -1,4 +1,4 @@
-//! `urnic serve`: programs on a device in another process, next to clients that mean no good.
+//! `urnic serve`: programs on a device in another process, next to hostile clients.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -40,7 +40,7 @@ impl Server {
             .line(&format!("-d urnic0 -g 0 -p {port} {line}"))
     }
 
-    /// A whole pingpong, to see that all is well.
+    /// Runs a whole pingpong to check that the server works.
     fn works(&self) {
         let port = free_port();
         let mut passive = self.pingpong(port, "-n 200").spawn();

@@ -40,7 +40,7 @@ pub(crate) fn program(line: &str, settings: Settings<'_>) -> Program {
         })
 }
 
-/// We call, siw listens. The lines have `PORT` and, the client's, `ADDRESS` in them.
+/// We connect, siw listens. Both lines contain `PORT`, and the client's line contains `ADDRESS`.
 #[track_caller]
 pub(crate) fn urnic_calls(guest: &Guest, server: &str, client: &str, settings: Settings<'_>) -> Ends {
     let port = guest.port.to_string();
@@ -59,7 +59,7 @@ pub(crate) fn urnic_calls(guest: &Guest, server: &str, client: &str, settings: S
     }
 }
 
-/// siw calls, we listen.
+/// siw connects, we listen.
 #[track_caller]
 pub(crate) fn siw_calls(guest: &Guest, server: &str, client: &str, settings: Settings<'_>) -> Ends {
     let port = free_port();
@@ -93,7 +93,7 @@ pub(crate) const RPING_SERVER: &str = "rping -s -p PORT -v -V -C 100 -S 4000";
 /// cannot send it.
 pub(crate) const RPING_SERVER_WITH_READS: &str = "rping -s -q -p PORT -v -V -C 100 -S 4000";
 
-/// All hundred pings were seen, and their data were right: rping verifies them.
+/// Checks that all hundred pings completed with correct data: rping verifies the data.
 #[track_caller]
 pub(crate) fn all_pings(ends: Ends) {
     // Messages that rping prints at once, at a correct end, may appear within its buffered output.
@@ -146,7 +146,8 @@ fn rping_both_ways_in_mpa_revision_2() {
     rping_both_ways(&guest, &[]);
     // A Request and a Reply each. siw does not request CRC, but uses it with a peer that does.
     assert_eq!(startups(&guest.wire()), ["2 1", "2 1", "2 0", "2 1"]);
-    // We are peer-to-peer and it takes our offer to write; siw as it is by default is not.
+    // We are peer-to-peer and siw takes our offer to write; siw with its defaults is not
+    // peer-to-peer.
     assert_eq!(first_opcodes(&guest.wire()), [WRITE, SEND]);
     guest.wire().judge().is_clean();
 }
@@ -274,7 +275,7 @@ pub(crate) fn siw_measures(guest: &Guest, line: &str, settings: Settings<'_>) ->
         }
         ends = siw_calls(guest, &server, &client, settings);
     }
-    // The results are out before that.
+    // The results are printed before that.
     let measured = ends.theirs.contains("#bytes") && ends.theirs.contains(OVERTAKEN);
     if measured { ends } else { ends.succeed() }
 }
@@ -283,9 +284,9 @@ pub(crate) fn siw_measures(guest: &Guest, line: &str, settings: Settings<'_>) ->
 fn perftest_both_ways() {
     or_skip!(installed("ib_send_bw"));
     let guest = or_skip!(Guest::borrowed());
-    // siw puts the second part of a CRC that TCP brings in two pieces where the first was, and
-    // calls it wrong. That comes with a TCP window that is full, as by more than one Read under
-    // way.
+    // siw stores the second part of a CRC that TCP brings in two pieces in place of the first, and
+    // reports it as wrong. This happens with a TCP window that is full, for instance with more than
+    // one Read under way.
     let lines = [("ib_send_bw", ""), ("ib_write_bw", ""), ("ib_read_bw", " -t 1")];
     for (name, for_siw) in lines {
         let line = format!("{name} -n 20");

@@ -1,4 +1,4 @@
-//! Looking at processes that use the device: `urnic stat` and the `hw_counters` files.
+//! Inspection of processes that use the device: `urnic stat` and the `hw_counters` files.
 
 use rustix::process::Signal;
 use urnic_testkit::Folder;

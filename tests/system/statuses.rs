@@ -1,4 +1,4 @@
-//! Statuses of work completions, and asynchronous events: each that can come here does.
+//! Statuses of work completions, and asynchronous events: each possible one is produced.
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -14,7 +14,7 @@ fn seed(usual: u32) -> String {
     std::env::var("URNIC_STRESS_SEED").unwrap_or_else(|_| usual.to_string())
 }
 
-/// Another one each time.
+/// A new seed each time.
 fn any() -> u32 {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     now.map_or(1, |now| now.subsec_nanos() ^ now.as_secs() as u32)

@@ -11,7 +11,7 @@ fn pair(name: &str, options: &str) -> Result<Pair, String> {
     Ok(Pair::new(&Program::new(compiled(name)?).line(options)).within(LIMIT))
 }
 
-/// 256 MiB by each operation; a chunk that is no power of two, so that FPDUs end anywhere.
+/// Transfers 256 MiB by each operation; the chunk is no power of two, so that FPDUs end anywhere.
 fn arrives_bit_exact(crc: bool, markers: bool) {
     for operation in ["send", "write", "read"] {
         let pair = or_skip!(pair(

@@ -1,4 +1,4 @@
-//! What the verbs can do at most, and every kind of registration: our own programs, which check for
+//! The limits of the verbs, and every kind of registration: our own programs, which check
 //! themselves.
 
 use std::time::Duration;

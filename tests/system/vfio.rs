@@ -97,8 +97,8 @@ fn completed_sends_arrive_from_a_function_that_was_reset() {
     }
 }
 
-/// Takes the first function out, as unplugging it does (QEMU 11.1 itself aborts at `device_del` of
-/// a vfio-user device). The kernel waits until the program that has it let go.
+/// Takes the first function out, like unplugging (QEMU 11.1 itself aborts at `device_del` of a
+/// vfio-user device). The kernel waits until the program that has the function releases it.
 #[track_caller]
 fn take_out(guest: &PciGuest<'_>) {
     guest.run(&format!(
@@ -107,7 +107,7 @@ fn take_out(guest: &PciGuest<'_>) {
     ));
 }
 
-/// Puts it in again.
+/// Puts the function in again.
 #[track_caller]
 fn put_in(guest: &PciGuest<'_>) {
     guest.run("echo 1 >/sys/bus/pci/rescan");
@@ -129,7 +129,7 @@ fn a_removed_function_is_a_fatal_event_and_may_return() {
     let said = guest.run("cat /tmp/watch");
     assert!(said.contains("IBV_EVENT_DEVICE_FATAL"), "{said}");
 
-    // A program in the middle of transfers, which keeps account of every completion.
+    // A program in the middle of transfers, which tracks every completion.
     put_in(&guest);
     guest.bring(&program);
     let line = PciGuest::with_urnic(0, "/urnic/lost >/tmp/lost 2>&1");

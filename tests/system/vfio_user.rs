@@ -1,5 +1,5 @@
-//! A device in another process: unmodified programs over `urnic serve`, and what they see when it
-//! is killed.
+//! A device in another process: unmodified programs over `urnic serve`, and their errors when it is
+//! killed.
 
 use std::time::Duration;
 
@@ -127,7 +127,7 @@ fn perftest() {
     }
 }
 
-/// Two programs that find each other at a port, both on functions of one server.
+/// Two programs that connect by a port, both on functions of one server.
 fn meet(served: &Served, server: &str, client: &str) {
     let (server, client) = but_for_lost_races(|| {
         let port = free_port();
@@ -294,7 +294,7 @@ fn a_killed_client_is_an_error_at_its_peer_and_leaves_nothing() {
         drop(active);
         pair(&served, "ibv_rc_pingpong -n 100").succeeds();
     }
-    // Streams on their way out have three seconds.
+    // Streams that are closing have three seconds.
     let gone = until(PATIENCE, || (descriptors(server) <= before).then_some(()));
     assert!(
         gone.is_some(),

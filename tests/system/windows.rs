@@ -1,4 +1,4 @@
-//! Memory windows of both types, and what a Write that one does not permit completes with.
+//! Memory windows of both types, and the completions of Writes that a window does not permit.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! The wire, read by dissectors that others wrote.
+//! The wire, read by independent dissectors.
 
 use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, TcpListener};
@@ -69,7 +69,7 @@ fn the_judge_sees_a_malformed_frame() {
     assert!(!verdict.malformed.is_empty(), "{verdict:?}");
 }
 
-/// Runs pairs of programs on a loopback of their own, and judges what they sent.
+/// Runs pairs of programs on a private loopback, and judges their wire.
 fn wire_of(lines: &[&str], variables: &[(&str, &str)]) -> Result<Wire, String> {
     installed("ib_write_bw")?;
     let netns = Netns::new()?;

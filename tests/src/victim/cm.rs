@@ -46,13 +46,13 @@ pub struct Event {
 }
 
 impl Event {
-    /// What and why.
+    /// Kind and status of the event.
     pub fn verdict(&self) -> (u64, i64) {
         (self.kind, self.status)
     }
 }
 
-/// Bytes as a line has them.
+/// Bytes in the form of an order line.
 fn digits(octets: &[u8]) -> String {
     match octets {
         [] => "-".to_owned(),
@@ -60,14 +60,14 @@ fn digits(octets: &[u8]) -> String {
     }
 }
 
-/// The program.
+/// The running victim.
 #[derive(Debug)]
 pub struct CmVictim {
     dialogue: Obedient,
 }
 
 impl CmVictim {
-    /// Starts it.
+    /// Starts the victim.
     ///
     /// # Errors
     /// The reason for a skip.
@@ -89,13 +89,13 @@ impl CmVictim {
         Ok(Self { dialogue })
     }
 
-    /// Has it do something that succeeds or fails with an error number, 0 for success.
+    /// Sends an order that succeeds or fails with an error number, 0 for success.
     #[track_caller]
     fn outcome(&mut self, line: &str) -> u64 {
         self.dialogue.ask(line)("errno")
     }
 
-    /// Listens on IPv4's loopback; the listener, and where it is.
+    /// Listens on IPv4's loopback; returns the listener and its address.
     #[track_caller]
     pub fn listens(&mut self, backlog: u32) -> (u64, SocketAddr) {
         self.listens_at("127.0.0.1", backlog)
@@ -109,7 +109,7 @@ impl CmVictim {
         (field("id"), SocketAddr::from((ip, field("port") as u16)))
     }
 
-    /// Calls; the id.
+    /// Connects to this address; returns the id.
     #[track_caller]
     pub fn calls(&mut self, there: SocketAddr, (ird, ord): (u8, u8), private_data: &[u8]) -> u64 {
         let data = digits(private_data);
@@ -121,7 +121,7 @@ impl CmVictim {
         field("id")
     }
 
-    /// Calls a peer of ours; the id, and the peer before it has read anything.
+    /// Connects to a raw peer; returns the id, and the peer before it has read anything.
     #[track_caller]
     pub fn calls_us(&mut self, depths: (u8, u8), private_data: &[u8]) -> (u64, Peer, TcpListener) {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
@@ -155,7 +155,7 @@ impl CmVictim {
         }
     }
 
-    /// Waits for the next event, which is this one.
+    /// Waits for the next event and checks that it is this one.
     #[track_caller]
     pub fn learns(&mut self, id: u64, kind: u64, status: i64) -> Event {
         let event = self.event();
@@ -173,27 +173,27 @@ impl CmVictim {
         self.dialogue.ask("quiet")("quiet") == 1
     }
 
-    /// Accepts with a new queue pair; an error number.
+    /// Accepts with a new queue pair; returns an error number.
     #[track_caller]
     pub fn accepts(&mut self, id: u64, (ird, ord): (u8, u8), private_data: &[u8]) -> u64 {
         let data = digits(private_data);
         self.outcome(&format!("accept {id:x} {ird:x} {ord:x} {data}"))
     }
 
-    /// Turns a call down; an error number.
+    /// Rejects a Request; returns an error number.
     #[track_caller]
     pub fn rejects(&mut self, id: u64, private_data: &[u8]) -> u64 {
         let data = digits(private_data);
         self.outcome(&format!("reject {id:x} {data}"))
     }
 
-    /// Disconnects; an error number.
+    /// Disconnects; returns an error number.
     #[track_caller]
     pub fn disconnects(&mut self, id: u64) -> u64 {
         self.outcome(&format!("disconnect {id:x}"))
     }
 
-    /// Ends an external call's start-up; an error number.
+    /// Completes the start-up of an external connect; returns an error number.
     #[track_caller]
     pub fn establishes(&mut self, id: u64) -> u64 {
         self.outcome(&format!("establish {id:x}"))
@@ -217,7 +217,7 @@ impl CmVictim {
         self.dialogue.order("shared");
     }
 
-    /// Queue pairs are unknown to librdmacm from here on.
+    /// From here on librdmacm does not manage the queue pairs.
     #[track_caller]
     pub fn keeps_queue_pairs(&mut self) {
         self.dialogue.order("external");
@@ -245,7 +245,8 @@ impl CmVictim {
         (field("address"), field("rkey") as u32)
     }
 
-    /// Waits for the next completion on the queue of an id: of which id it is, and the completion.
+    /// Waits for the next completion on the queue of an id; returns the id of the completion's
+    /// queue pair, and the completion.
     #[track_caller]
     pub fn completion(&mut self, id: u64) -> (u64, Wc) {
         let field = self.dialogue.ask(&format!("wait {id:x}"));
@@ -281,12 +282,12 @@ impl CmVictim {
         self.dialogue.ask(&format!("state {id:x}"))("state")
     }
 
-    /// The program itself.
+    /// The process of the victim.
     pub fn process(&self) -> &Running {
         &self.dialogue.program
     }
 
-    /// Lets it leave in good order; panics if it cannot.
+    /// Ends the victim in good order; panics if that fails.
     #[track_caller]
     pub fn leaves(mut self) {
         self.dialogue.program.tell("quit\n");

@@ -1,4 +1,4 @@
-//! Connections of the victim's queue pairs, made by hand.
+//! Connections between queue pairs of the victim and raw peers.
 
 use std::net::TcpListener;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -48,7 +48,7 @@ impl Victim {
             rnr_retry: wish.rnr_retry,
             nonce: nonce.unwrap_or_default(),
         };
-        // Where commands take their time, it may have called before the one that leads to RTS.
+        // Where commands are slow, the victim may connect before the command that leads to RTS.
         let early = request.private_data == expected.before_rts(WORD);
         let private_data = match early {
             true => expected.before_rts(WORD),

@@ -1,5 +1,5 @@
-//! The requests of a round: each takes what it needs from the plan, and the model changes as memory
-//! will.
+//! The requests of a round: each takes its memory from the plan, and the model changes as the
+//! memory will.
 
 use urnic_rdma_core::*;
 
@@ -13,7 +13,7 @@ impl World {
         let shape = self.links[link][side].shape;
         let most = self.dice.below(shape.depth as usize - 8);
         let mut list = Vec::new();
-        // Room for what a step makes, and for the last one.
+        // Room for the requests of a step, and for the last one.
         for _ in 0..most {
             if list.len() < most {
                 self.step(side, link, parts, &mut list);
@@ -58,7 +58,7 @@ impl World {
         list
     }
 
-    /// A request, or a few that belong together; nothing if there is no memory for them.
+    /// A request, or several that belong together; none if there is no memory for them.
     fn step(&mut self, side: usize, link: usize, parts: &mut [Part; 2], list: &mut Vec<Op>) {
         let imm = self.dice.roll() as u32;
         match self.dice.below(100) {
@@ -74,7 +74,7 @@ impl World {
                 let rights = self.rights(1 - side, &parts[1 - side], target);
                 let readable = rights & IBV_ACCESS_REMOTE_READ != 0;
                 list.push(op);
-                // What was written is read back.
+                // The written data is read back.
                 if readable && self.dice.chance(30) {
                     list.extend(self.read_of(side, target, len));
                 }
@@ -146,7 +146,7 @@ impl World {
         })
     }
 
-    /// What was fetched goes back, fenced.
+    /// Sends the fetched data back, fenced.
     fn pass_on(&mut self, side: usize, link: usize, parts: &mut [Part; 2], landed: Vec<Span>) -> Option<Op> {
         let len = landed.iter().map(|span| span.len).sum();
         let data = self.hosts[side].gather(&landed);
@@ -258,7 +258,7 @@ impl World {
         self.arrive(1 - side, link, parts, spans, arrival);
     }
 
-    /// Where a message of that length may arrive; `None` if it may not.
+    /// The buffers for a message of that length; `None` if it must not arrive.
     fn receive(&mut self, side: usize, link: usize, parts: &[Part; 2], len: usize) -> Option<Vec<Span>> {
         let end = self.links[link][side];
         if end.shared {

@@ -1,4 +1,4 @@
-//! What completed and what memory holds, compared with the plan.
+//! The completions and the content of the memory, compared with the plan.
 
 use std::collections::HashMap;
 use std::fmt::Debug;
@@ -15,7 +15,7 @@ use crate::verbs::Completion;
 /// The time limit for a round on a busy machine. A round normally takes milliseconds.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// What is wrong, and with what.
+/// Panics with a description when two values differ.
 #[track_caller]
 fn same<T: PartialEq + Debug>(what: impl Fn() -> String, got: T, want: T) {
     assert!(got == want, "{}: {got:?}, not {want:?}", what());
@@ -105,7 +105,7 @@ impl Side {
         }
     }
 
-    /// Until nothing is to come.
+    /// Polls until all expected completions have come.
     pub(super) fn wait(&mut self, what: &str) {
         let deadline = Instant::now() + PATIENCE;
         let over = |link: &Link| link.sends.is_empty() && link.arrivals.is_empty() && link.farewell == 0;
@@ -130,7 +130,7 @@ impl Side {
         }
     }
 
-    /// Memory is as the model has it.
+    /// Checks that the memory matches the model.
     pub(super) fn compare(&mut self, world: &World, part: &Part) {
         let known = &world.hosts[self.number].memory;
         let found = self.arena.read(0, KNOWN);

@@ -1,4 +1,4 @@
-//! Completion queues, looked at in each way there is.
+//! Completion queues, polled in each possible way.
 
 use std::ffi::c_int;
 use std::ptr;
@@ -93,7 +93,7 @@ impl Cq {
         });
     }
 
-    /// Takes what is there; of a queue with events, only if there is one.
+    /// Takes the available completions; of a queue with events, only if there is an event.
     pub(crate) fn take(&self, into: &mut Vec<Completion>) {
         match self.manner {
             Manner::Extended => self.take_extended(into),

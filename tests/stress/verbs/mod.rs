@@ -1,6 +1,6 @@
-//! libibverbs as the stress program uses it: loaded at run time, so that nothing need be installed
-//! to build this, and called as any program calls it. Objects are destroyed when dropped, and a
-//! destruction that fails ends the program.
+//! libibverbs for the stress program: loaded at run time, so that the build does not require it,
+//! and called as any program calls it. Objects are destroyed when dropped, and a destruction that
+//! fails ends the program.
 
 mod completions;
 mod device;

@@ -1,4 +1,4 @@
-//! Queue pairs and shared receive queues, and what is posted to them.
+//! Queue pairs and shared receive queues, and the requests posted to them.
 
 use std::ffi::{c_int, c_void};
 use std::mem;
@@ -201,7 +201,7 @@ impl Qp {
         self.modify(rts, mask | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC);
     }
 
-    /// To the error state: what is outstanding is flushed.
+    /// Moves the queue pair to the error state: outstanding requests are flushed.
     pub(crate) fn fail(&self) {
         let attr = ibv_qp_attr {
             qp_state: IBV_QPS_ERR,

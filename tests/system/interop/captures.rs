@@ -68,7 +68,7 @@ fn what_the_system_tests_sent_is_as_tshark_knows_it() {
         table.row(&[name, &count.to_string()]);
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-    // Otherwise nothing was judged.
+    // Without these opcodes the captures prove nothing.
     for opcode in [0, 1, 2, 3, 10, 11] {
         assert!(
             opcodes.contains_key(&opcode),

@@ -21,17 +21,16 @@ use crate::siw::{
     first_opcodes, program, siw_calls, siw_measures, startups, urnic_calls, urnic_measures,
 };
 
-/// Those of ours that run in the guest, too.
+/// Our programs that run in the guest, too.
 const OUR_PROGRAMS: [&str; 3] = ["cm_sizes", "cm_endings", "cm_many"];
 
-/// What a connection begins with: revision and C bit of Request and Reply, and the first FPDU's
-/// opcode.
+/// The start of a connection: revision and C bit of Request and Reply, and the first FPDU's opcode.
 type Beginning = ([&'static str; 2], &'static str);
 
-/// What is run in a mode.
+/// The programs that run in a mode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Extent {
-    /// What shows that the mode is in force, and that data get through.
+    /// Programs that show that the mode is in force, and that data arrives.
     Short,
     /// All programs, and perftest with all its sizes.
     Long,
@@ -42,7 +41,8 @@ struct Mode {
     name: &'static str,
     ours: Settings<'static>,
     theirs: &'static [(&'static str, u8)],
-    /// If we call; else this makes no difference to another mode, or siw does not do it.
+    /// The expected start with us as the initiator; `None` where the mode equals another mode, or
+    /// siw does not support it.
     we_call: Option<Beginning>,
     siw_calls: Option<Beginning>,
     /// The extent of the tests in this mode.
@@ -59,7 +59,7 @@ enum Caller {
 /// send first, at least an RTR (RFC 5044 §7.1.3).
 const SILENT: &str = "not without an RTR: the server begins";
 
-/// One row under way.
+/// One running row.
 struct Run<'a> {
     guest: &'a Guest,
     mode: &'a Mode,
@@ -100,7 +100,7 @@ impl Run<'_> {
     }
 }
 
-/// The pings are right, and the wire is as the mode has it.
+/// Checks that the pings are right, and that the wire matches the mode.
 fn rping(run: &Run<'_>) -> String {
     let beginning = match run.caller {
         Caller::Urnic => run.mode.we_call,
@@ -136,7 +136,7 @@ fn sizes(run: &Run<'_>) -> String {
     };
     let program = compiled("cm_sizes").expect("it was compiled before");
     let options = format!("-p PORT -m {most}");
-    // siw's answer to a Read of nothing has a byte in it now and then, which is out of bounds.
+    // siw's answer to a Read of no bytes has a byte in it now and then, which is out of bounds.
     let here = format!("{} -r", program.display());
     let there = "/bin/cm_sizes";
     let (server, client) = match run.caller {
@@ -164,8 +164,8 @@ fn ucmatose(run: &Run<'_>) -> String {
     "10 connections, 20 messages of 60000 each way".to_owned()
 }
 
-/// Many connections at once. (Not made at once, as ucmatose makes them: some of those calls get
-/// lost on the way into the guest.)
+/// Many connections. (Not made at once, like those of ucmatose: some of those Requests are lost on
+/// the way into the guest.)
 fn many(run: &Run<'_>) -> String {
     let here = compiled("cm_many").expect("it was compiled before");
     let here = here.to_str().expect("our path");
@@ -300,7 +300,7 @@ fn perftest(run: &Run<'_>, name: &str) -> String {
     format!("{} {unit}", shown.collect::<Vec<_>>().join(", "))
 }
 
-/// A program of the matrix: what it is called, and the result of a run.
+/// A program of the matrix: its name, and the function that runs it and returns the result.
 type Row = (&'static str, fn(&Run<'_>) -> String);
 
 const SHORT: [Row; 5] = [
@@ -321,8 +321,8 @@ const LONG: [Row; 8] = [
     ("ib_read_lat", |run| perftest(run, "ib_read_lat")),
 ];
 
-/// What a test panicked with, in a line: where it has the words of two programs, the last ones of
-/// each.
+/// The panic message of a test, in a line: of a message with the output of two programs, the last
+/// words of each.
 fn reason(panic: &(dyn Any + Send)) -> String {
     let text = panic
         .downcast_ref::<String>()
@@ -344,7 +344,7 @@ fn reason(panic: &(dyn Any + Send)) -> String {
     }
 }
 
-/// What all modes have, one after the other.
+/// The state that all modes share, one after the other.
 struct Scene {
     guest: Guest,
     table: Table,
@@ -402,7 +402,7 @@ fn is_misread(line: &str) -> bool {
     (1..4).any(|second| {
         let (first, mut made) = (4 - second, own);
         made.copy_within(first.., 0);
-        // Behind both is what was there before.
+        // Behind both parts are the bytes of before.
         let known = first.max(second);
         read[..known] == made[..known]
     })
@@ -424,7 +424,7 @@ fn a_crc_that_siw_misread_is_told_from_a_wrong_one() {
     assert!(!is_misread("siw: crc error. in: 5c, own 1c"));
 }
 
-/// Runs all that belongs to this mode, whatever fails.
+/// Runs all programs of this mode, also after a failure.
 #[track_caller]
 fn in_mode(mode: &Mode) {
     static SCENE: Mutex<Option<Scene>> = Mutex::new(None);
@@ -472,7 +472,7 @@ fn in_mode(mode: &Mode) {
                 Err(why) => {
                     table.row(&[mode.name, called_by, name, "FAILED", &why]);
                     failures.push(format!("{called_by} calls, {name}: {why}"));
-                    // What it left there would disturb the next.
+                    // Leftovers of the failed program would disturb the next.
                     *guest = fresh().expect("it booted before");
                 }
             }

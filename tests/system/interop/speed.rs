@@ -11,16 +11,16 @@ use urnic_tests::{compiled, or_skip};
 
 use super::table::Table;
 
-/// Where the plug-in is there.
+/// The path of the plug-in in the guest.
 const PLUGIN: &str = "/lib/liburnic.so";
 
-/// Plain TCP, there.
+/// The path of the plain TCP program in the guest.
 const TCP: &str = "/bin/tcp_spin";
 
 /// The guest's own address: siw is on this interface, not on the loopback.
 const ADDRESS: &str = "10.0.2.15";
 
-/// Each is measured so often, siw and urnic by turns; the median counts.
+/// How often each program is measured, siw and urnic by turns; the median counts.
 const ROUNDS: usize = 3;
 
 /// A program with its options, the column of its result, and the aim: which side of siw's figure
@@ -39,7 +39,7 @@ fn is_ping_pong(line: &str) -> bool {
     line.starts_with("ib_send_lat") || line.starts_with("ib_write_lat")
 }
 
-/// What one run showed.
+/// The result of one run.
 #[derive(Debug, Clone, Copy)]
 struct Measured {
     /// Microseconds or MB/s.

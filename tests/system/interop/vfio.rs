@@ -1,4 +1,4 @@
-//! The ways to a PCI function that Debian's own kernels lack, on one that has them
+//! Paths to a PCI function that Debian's own kernels lack, on a kernel that has them
 //! (`scripts/vfio-kernel`): for `make interop`, since that kernel takes minutes to build.
 
 use urnic_tests::netns::Netns;

@@ -1,4 +1,4 @@
-//! Clients of `urnic serve` that mean harm: they stop their own functions only.
+//! Hostile clients of `urnic serve`: they stop only their own functions.
 
 mod soak;
 
@@ -42,7 +42,7 @@ impl Server {
         Self { running, socket }
     }
 
-    /// A new client gets a function that works.
+    /// Checks that a new client gets a function that works.
     pub(crate) fn serves(&self) {
         let mut client = Intruder::begin(&self.socket)
             .unwrap_or_else(|refused| panic!("{refused:?}\n{}", self.running.output()));
@@ -139,7 +139,8 @@ fn a_file_that_cannot_be_mapped_leaves_no_hole() {
             "{refused:?}: 32 GiB of huge pages are there"
         );
         assert!(is_whole(&server), "round {round}:\n{}", server.maps());
-        // The server allocates, and the client maps and unmaps where the file should have been.
+        // The server allocates the memory, and the client maps and unmaps at the address of the
+        // file.
         server.serves();
         let own = memory("own", 1 << 20, MemfdFlags::empty());
         client.lend(round << 20, 1 << 20, 0, &own).expect("memory");
@@ -280,13 +281,13 @@ const WAYS: usize = 7;
 fn pass(server: &Server, way: usize, fd: BorrowedFd<'_>) -> Intruder {
     let half = &[1, 0, 13, 0, 64, 0][..];
     if way == 6 {
-        // Before it has begun, and never read.
+        // Before the handshake; the server never reads it.
         let mut client = Intruder::connect(&server.socket).expect("a server");
         let _ = client.send_raw(half, &[fd]);
         return client;
     }
     let mut client = begin(&server.socket);
-    // What becomes of it is of no interest: some of it ends the connection.
+    // The result does not matter: some of these descriptors end the connection.
     let _ = match way {
         0 => client.send(&eventfds(1), false, &[fd]),
         1 => client.send(&Request::DeviceReset, false, &[fd]),
@@ -307,7 +308,7 @@ struct Lingering {
 }
 
 impl Lingering {
-    /// Passes one; the server's is the last as soon as ours is closed.
+    /// Passes one socket; the server's descriptor is the last as soon as this side's is closed.
     fn pass(&mut self, server: &Server, way: usize) -> Intruder {
         let (socket, peer, listener) = lingering();
         let client = pass(server, way, socket.as_fd());

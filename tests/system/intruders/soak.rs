@@ -1,8 +1,8 @@
-//! Random harm beside honest work: what the honest clients transfer arrives, and the server is left
-//! as it was.
+//! Random attacks beside honest work: the honest clients' data arrives, and the server returns to
+//! its initial state.
 //!
 //! The seed is printed; `URNIC_SOAK_SEED` sets it. Threads run freely, so a seed gives the same
-//! deeds, not the same interleaving.
+//! actions, not the same interleaving.
 
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -26,12 +26,12 @@ use urnic_vfio_user::{IrqAction, IrqData, RegionAccess, Request, SetIrqs, irq_in
 
 use super::lingering;
 
-/// Threads that do harm, at most as many clients.
+/// Attacking threads, at most as many clients.
 const INTRUDERS: usize = 3;
-/// The one address that harmful functions have, and reach.
+/// The one address that hostile functions have and reach.
 const THEIRS: &str = "127.0.0.78";
 
-/// What a server has at a quiet moment.
+/// The resources of a server when it is idle.
 #[derive(Debug, Clone, Copy)]
 struct Holdings {
     kib: u64,
@@ -109,20 +109,20 @@ impl Scene {
     }
 }
 
-/// One client's deeds.
+/// The actions of one client.
 struct Deeds<'a> {
     client: Intruder,
     random: &'a mut Random,
     files: Vec<File>,
-    /// What keeps sockets lingering that the server was given, by this client and those before.
+    /// Descriptors that keep the server's sockets lingering, of this client and of earlier ones.
     kept: &'a mut Vec<OwnedFd>,
-    /// Threads that close ours.
+    /// Threads that close this side's descriptors.
     closing: &'a mut Vec<JoinHandle<()>>,
     peer: Option<OwnPeer>,
     stags: Vec<u32>,
 }
 
-/// Addresses that are likely to hit, or to be at a border.
+/// Addresses that are likely to be valid, or to be at a border.
 fn address(random: &mut Random) -> u64 {
     let page = random.below(64) as u64 * 4096;
     match random.below(8) {
@@ -253,7 +253,7 @@ impl Deeds<'_> {
         Ok(())
     }
 
-    /// Requests over memory that may not be there, and words written over rings and records.
+    /// Requests over memory that may be invalid, and words written over rings and records.
     fn work(&mut self) -> Answer<()> {
         if self.peer.is_none() {
             self.peer = match self.client.own_peer() {
@@ -313,7 +313,7 @@ impl Deeds<'_> {
         };
         refused_or_gone(self.client.ask(&set(count, IrqData::Eventfd), &fds).map(drop))?;
         if self.random.below(8) == 0 && !eventfds.is_empty() {
-            // From here on it answers nothing.
+            // From here on the server does not answer this client.
             let _ = rustix::io::write(&eventfds[0], &(u64::MAX - 1).to_ne_bytes());
             let _ = fcntl_setfl(&eventfds[0], OFlags::empty());
             self.client.send(&set(1, IrqData::None), true, &[])?;
@@ -330,7 +330,7 @@ impl Deeds<'_> {
         refused_or_gone(self.client.enable())
     }
 
-    /// Ends the connection in some unkind way.
+    /// Ends the connection in a hostile way.
     fn leave(&mut self) -> Answer<()> {
         let fd = self.descriptor();
         let left = match self.random.below(4) {

@@ -1,4 +1,4 @@
-//! The connection breaks: after each byte of a READ's and a WRITE's, and of what goes before them.
+//! The connection breaks: after each byte of a READ's and a WRITE's, and of the bytes before them.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -11,7 +11,7 @@ use super::{Export, idle, pattern, read, write};
 const BLOCK: usize = 100_000;
 /// More bytes than a connection carries from its start until a READ or WRITE is complete.
 const END: u64 = 110_000;
-/// Bytes of what goes before that: the start of the connection, NULL, LOOKUP, CREATE.
+/// Bytes before the READ or WRITE: the start of the connection, NULL, LOOKUP, CREATE.
 const START: u64 = 2_000;
 /// The number of bytes that every second connection carries, so that the transfer makes progress.
 const ON: u64 = 350_000;
@@ -90,8 +90,8 @@ fn transfers_survive(name: &str, points: &[u64]) {
     }
     assert!(read(&export.file("file")) == octets, "what was put");
     assert!(read(&export.here("got")) == octets, "what was got");
-    // What all cuts of READs left behind, and those of a second run of WRITEs: nothing but what
-    // allocators keep.
+    // The descriptors and memory after all cuts of READs, and after a second run of WRITEs: no more
+    // than allocators keep.
     let forwarder = cut_at(points);
     let again = transfer("put", &forwarder)
         .arg(export.here("sent"))
@@ -116,7 +116,7 @@ fn a_transfer_survives_breaks_at_every_point() {
     let points: Vec<u64> = (0..START).chain((START..END).step_by(53)).collect();
     let parts = Mutex::new(points.chunks(250).enumerate());
     let next = || parts.lock().unwrap_or_else(PoisonError::into_inner).next();
-    // Most of the time goes by between one connection and the next.
+    // Most of the time passes between one connection and the next.
     std::thread::scope(|scope| {
         for _ in 0..6 {
             scope.spawn(|| {

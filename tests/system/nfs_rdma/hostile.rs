@@ -18,7 +18,7 @@ use super::{Export, idle, pattern, read, write};
 
 /// Credits that the server grants.
 const GRANT: u32 = 64;
-/// A transaction.
+/// The XID of a call.
 const X: u32 = 0x00c0_ffee;
 /// A handle; its value is not checked.
 const H: u32 = 0x5ead;
@@ -29,7 +29,7 @@ const NOMSG: u32 = 1;
 const DONE: u32 = 3;
 const ERROR: u32 = 4;
 
-/// Three lists that are not there.
+/// Three absent lists.
 const ABSENT: [u32; 3] = [0; 3];
 /// A call of procedure 0 of NFS (RFC 5531 §9), and its reply.
 const NULL: [u32; 10] = [X, 0, 2, 100_003, 3, 0, 0, 0, 0, 0];
@@ -53,7 +53,7 @@ fn nomsg(lists: &[u32]) -> Vec<u8> {
     words(&[&[X, 1, 8, NOMSG], lists])
 }
 
-/// A call that is well, but for these.
+/// The first four words of a correct header, with this version and procedure.
 fn fixed(version: u32, procedure: u32) -> Vec<u8> {
     words(&[&[X, version, 8, procedure], &ABSENT, &NULL])
 }
@@ -182,7 +182,7 @@ impl Requester {
     }
 }
 
-/// What a message is, the message, and what it is answered.
+/// A row: the description of a message, the message, and its answer.
 type Row = (&'static str, Vec<u8>, Option<Vec<u8>>);
 
 fn refused_headers() -> Vec<Row> {
@@ -275,7 +275,7 @@ fn discarded_messages() -> Vec<Row> {
     rows
 }
 
-/// Strange, and yet calls.
+/// Unusual calls that are valid.
 fn answered_calls() -> Vec<Row> {
     let asking = |credits| words(&[&[X, 1, credits, MSG], &ABSENT, &NULL]);
     let well = |lists: &[u32]| Some(reply(lists, &DONE_NOTHING));
@@ -321,7 +321,7 @@ fn a_malformed_header_is_refused_or_discarded() {
         }
         requester.goes_on(what);
     }
-    // RFC 8166 §3.3.2: what is longer than the receives ends the connection, and no other.
+    // RFC 8166 §3.3.2: a message longer than the receives ends its connection, and no other.
     let mut other = Requester::of(&export);
     other.says(&[0; 5000]);
     assert_eq!(other.hears(), None);
@@ -398,7 +398,7 @@ fn a_call_that_broke_a_connection_unseen_is_refused() {
 struct Messages(Random);
 
 impl Messages {
-    /// A word of those that mean something, more often than not.
+    /// A random word, mostly one that has a meaning.
     fn word(&mut self) -> u32 {
         const WORDS: [u32; 12] = [0, 0, 0, 1, 1, 2, 3, 4, 8, 40, 4096, u32::MAX];
         match self.0.below(10) {
@@ -443,7 +443,7 @@ enum Due {
     Anything,
 }
 
-/// The rules as far as the first four words go.
+/// The rules for the first four words.
 fn due(message: &[u8]) -> Due {
     let word = |at: usize| {
         message
@@ -467,14 +467,14 @@ fn random_messages_harm_neither_server_nor_other_clients() {
     let export = Export::new("random", &[]);
     let octets = pattern(3_000_001);
     write(&export.here("sent"), &octets);
-    // Another client all the while, and one that goes by the rules.
+    // Another client runs all the while, and obeys the rules.
     let over = AtomicBool::new(false);
     Requester::of(&export).goes_on("nothing");
     let put = || {
         let put = export.client("put").arg(export.here("sent"));
         put.arg("127.0.0.1:/file")
     };
-    // The server keeps the file open that was used last.
+    // The server keeps the last used file open.
     put().run().success();
     std::fs::write(export.file("file"), "").expect("our file");
     let pid = export.server.pid();
@@ -537,12 +537,12 @@ fn settled(requester: &mut Requester, mut owed: HashMap<u32, Due>, seed: u32) ->
         let xid = u32::from_be_bytes(*heard.first_chunk().expect("an xid"));
         if xid == last {
             assert_eq!(heard, of(last, reply(&ABSENT, &DONE_NOTHING)));
-            // Errors come in their turn; calls take the time they take.
+            // Errors come in order; calls may take any time.
             owed.retain(|_, due| matches!(due, Due::Version(_) | Due::Chunk));
             assert!(owed.is_empty(), "not answered: {owed:x?}");
             return true;
         }
-        // Those of the batch before may still be answered.
+        // Answers to the batch before may still come.
         let due = owed.remove(&xid).unwrap_or(Due::Anything);
         let error = match due {
             Due::Nothing => panic!("answered: {heard:02x?}"),

@@ -1,7 +1,7 @@
-//! Linux' own client, in the guest with soft-iWARP, of what we serve.
+//! Linux' own client, in the guest with soft-iWARP, with our server.
 //!
-//! Linux 6.1's siw misreads a CRC that comes in two parts, which QEMU's network makes of many; so
-//! there is none here.
+//! Linux 6.1's siw misreads a CRC that comes in two parts, which QEMU's network produces often; so
+//! these tests use no CRC.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -16,7 +16,7 @@ use super::{Export, pattern, read, write};
 
 pub(super) const WITHOUT_CRC: (&str, &str) = ("URNIC_MPA_CRC", "false");
 
-/// Has a command line done in the guest.
+/// Runs a command line in the guest.
 #[track_caller]
 pub(super) fn said(guest: &Guest, line: &str) -> String {
     guest.start(&format!("exec 2>&1; {line}")).success()
@@ -102,7 +102,7 @@ fn listed(tree: &Path) -> String {
 fn linux_copies_a_source_tree_there_and_back() {
     let guest = or_skip!(alone());
     let export = Export::new("tree", &[WITHOUT_CRC]);
-    // This one; and what else a tree may have.
+    // This tree, and further file types that a tree may have.
     let tree = export.file("tree");
     std::fs::create_dir(&tree).expect("a folder");
     let root = urnic_tests::build::tree();
@@ -202,7 +202,7 @@ fn linux_reads_and_writes_by_every_size_of_transfer() {
     }
 }
 
-/// fio, with all that it needs, in a folder.
+/// Copies fio, with all that it needs, to a folder.
 fn fio(folder: &Path) -> Result<(), String> {
     installed("fio")?;
     std::fs::create_dir(folder).expect("a folder");
@@ -219,7 +219,7 @@ fn fio_finds_what_it_wrote_at_random_for_a_minute() {
     or_skip!(fio(&export.file("fio")));
     let guest = or_skip!(alone());
     mount(&guest, &export, 1 << 20);
-    // It runs from where it works.
+    // fio runs in its working folder.
     let fio = |name: &str, more: &str| {
         let reported = said(
             &guest,

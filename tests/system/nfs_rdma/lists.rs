@@ -1,5 +1,5 @@
 //! Access control lists: our client's, and those of Linux', by `setfacl` and `getfacl` in the
-//! guest. They are all that Linux makes long calls for.
+//! guest. Linux makes long calls only for such lists.
 
 use std::path::PathBuf;
 
@@ -15,10 +15,10 @@ use super::{Export, write};
 /// Users on a file's list: more than fit into the 4096 bytes that go without chunks, at 12 each,
 /// and not more than ext4 keeps.
 const OF_FILE: u32 = 450;
-/// On each of a directory's two.
+/// Users on each of a directory's two lists.
 const OF_DIRECTORY: u32 = 200;
 
-/// What `getfacl -cnE` prints of a list with so many users.
+/// The output of `getfacl -cnE` for a list with this many users.
 pub(super) fn list(of: &str, users: u32, all: &str) -> String {
     let rights =
         |n: u32| [(4, 'r'), (2, 'w'), (1, 'x')].map(|(bit, letter)| if n & bit == 0 { '-' } else { letter });
@@ -78,7 +78,7 @@ fn linux_sets_and_gets(guest: &Guest, export: &Export) {
             &format!("cd /mnt && setfacl --set-file=/tmp/{name}.acl {name}"),
         );
     }
-    // What Linux remembers goes with the mount.
+    // Linux' cache ends with the mount.
     for _ in 0..2 {
         for (name, _) in &lists {
             said(
@@ -158,7 +158,7 @@ fn rpc_k_07_linux_sets_and_gets_long_lists_of_a_directory() {
     }
     linux_sets_and_gets(&guest, &export);
     judge(&guest, &export);
-    // What there is here is what was set there, and the other way round.
+    // The lists on this side are those set on the other side, and the other way round.
     for name in ["file", "dir"] {
         let text = here("getfacl", "-cnpE", name).success();
         let expected = super::read(&export.here(&format!("{name}.acl")));
@@ -182,6 +182,6 @@ fn rpc_k_07_our_client_sets_a_long_list_and_gets_it_back() {
     let client = || export.client("acl").arg("127.0.0.1:/file");
     client().arg("--set").arg(&set).run().success();
     let got = client().run().success();
-    // Behind what the device warns of.
+    // Behind the warnings of the device.
     assert!(got.ends_with(&expected), "{got}");
 }

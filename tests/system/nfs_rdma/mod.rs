@@ -1,4 +1,4 @@
-//! NFS over RDMA: our server, our client, and Linux' client, which is not ours.
+//! NFS over RDMA: our server, our client, and Linux' independent client.
 
 mod cuts;
 mod hostile;
@@ -16,7 +16,7 @@ use urnic_tests::build::{nfs, scratch};
 use urnic_tests::program::{Program, Running};
 use urnic_tests::wait::{PATIENCE, descriptors, until};
 
-/// Where `urnic-nfs` is.
+/// The path of `urnic-nfs`.
 fn program() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(nfs)
@@ -43,7 +43,7 @@ fn folder(name: &str) -> Folder {
     Folder::inside(&scratch(), &format!("nfs-{name}"))
 }
 
-/// A directory, or a tree in memory, that is served, and goes with this.
+/// A served directory, or a served tree in memory; ended and removed when dropped.
 struct Export {
     folder: Folder,
     server: Running,

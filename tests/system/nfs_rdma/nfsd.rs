@@ -32,10 +32,10 @@ nc -ll -p 111 -e /rpcbind </dev/null >/dev/null 2>&1 &
 echo $! >/rpcbind.pid
 until netstat -ltn | grep -q ':111 '; do sleep 0.1; done"#;
 
-/// nfsd, until this is dropped.
+/// nfsd, which is stopped when this is dropped.
 struct Nfsd {
     guest: MutexGuard<'static, Guest>,
-    /// Where MOUNT is answered.
+    /// The port at which MOUNT is answered.
     mount: u16,
 }
 
@@ -174,7 +174,7 @@ fn our_client_reads_and_writes_files_of_linux_nfsd() {
         assert!(read(&folder.file("got")) == octets, "{name}");
     }
     let listed = nfsd.client("ls").arg("127.0.0.1:/").run().success();
-    // Behind what the device warns of.
+    // Behind the warnings of the device.
     let names = "empty\nempty-too\nlarge\nlarge-too\nodd\nodd-too\nsmall\nsmall-too\n";
     assert!(listed.ends_with(names), "{listed}");
 }
@@ -193,7 +193,7 @@ fn rpc_k_07_linux_nfsd_takes_and_returns_our_long_lists() {
     acl().arg("--set").arg(folder.file("lists")).run().success();
     let got = acl().run().success();
     assert!(got.ends_with(&lists), "{got}");
-    // One of them, and the other stays; and then that goes.
+    // One of them is removed, and the other stays; then the other is removed.
     let (access, default) = (
         "user::rwx\ngroup::r-x\nother::---\n",
         list("default:", USERS, "rwx"),

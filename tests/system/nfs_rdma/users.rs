@@ -60,7 +60,7 @@ fn thirty_two_clients_of_an_ordinary_user_put_and_get_at_once() {
     }
 }
 
-/// A server at the unspecified address of IPv6 is there for both families, by TCP and by RDMA.
+/// A server at the unspecified address of IPv6 accepts both families, by TCP and by RDMA.
 #[test]
 fn clients_of_both_families_are_served_at_one_address() {
     let folder = folder("families");

@@ -11,7 +11,7 @@ use urnic_tests::victim::{
 
 use super::{ALL_FLUSHED, Scene};
 
-/// Receives of which one took a message that cannot be, and the others none.
+/// Completions of receives of which one took an invalid message, and the others none.
 fn first(status: u64) -> Vec<(u64, u64)> {
     [&[(0, status)], &ALL_FLUSHED[1..]].concat()
 }

@@ -1,5 +1,4 @@
-//! Input that means nothing but harm: at the listener, in full operation, and by way of the
-//! process's own end.
+//! Hostile input: at the listener, in full operation, and when the victim's own process ends.
 
 use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, prlimit};
 use urnic_tests::or_skip;
@@ -44,7 +43,7 @@ fn thousands_of_strangers_cost_little_and_stall_nobody() {
             scene.goes_on();
         }
     }
-    // A genuine peer gets through while they are all there.
+    // A genuine peer connects while all of them are open.
     let mut peer = Peer::call(scene.victim.listener(qp));
     peer.send(&request.octets());
     urnic_tests::startup::Frame::read(&mut peer);
@@ -116,7 +115,7 @@ fn random_streams_harm_nobody() {
     scene.ends();
 }
 
-/// FPDUs with good CRCs, in which everything is possible but nothing right.
+/// FPDUs with good CRCs and random content.
 #[test]
 fn random_fpdus_harm_nobody() {
     let mut scene = or_skip!(Scene::start(&[]));
@@ -125,7 +124,7 @@ fn random_fpdus_harm_nobody() {
         let mut link = scene.victim.link(ROLES[number % 2]);
         let len = random.next() as usize % 200;
         let mut ulpdu = random.bytes(len);
-        // Often right as far as a STag, a queue or an MSN.
+        // Often valid up to an STag, a queue or an MSN.
         let control = random.next();
         if control & 1 == 1 && ulpdu.len() > 2 {
             ulpdu[0] = ulpdu[0] & 0xc0 | 1;
@@ -231,8 +230,8 @@ fn sec_06_a_peer_that_never_reads_costs_bounded_memory() {
     scene.victim.leaves();
 }
 
-/// Each of many peers uses up the Reads it may ask for, and takes no answer. Another one's Reads
-/// are answered meanwhile, one after the other.
+/// Each of many peers uses up the Reads that it may request, and receives no answer. Another peer's
+/// Reads are answered meanwhile, one after the other.
 #[test]
 fn sec_06_used_up_reads_of_peers_leave_others_theirs() {
     const LEN: u32 = 5000;

@@ -107,8 +107,8 @@ impl Scene {
         at_fault: &[u8],
         completions: &[(u64, u64)],
     ) {
-        // DDP-T-01, MPA-E-02: what follows a fault is dropped without a word. In one piece, so that
-        // it is there at once.
+        // DDP-T-01, MPA-E-02: data behind a fault is dropped without an answer. It is sent in one
+        // piece, so that it has arrived at once.
         let late = write(self.victim.stag("all"), self.victim.buffer(), b"too late");
         let late = link.peer.framed(&[late]);
         link.peer.send(&[bytes, &late].concat());
@@ -137,7 +137,7 @@ impl Scene {
         assert_eq!(self.victim.state(link.qp), state::ERR);
     }
 
-    /// Nothing was placed in the buffer, nor around it.
+    /// Checks that nothing was placed in the buffer, nor around it.
     #[track_caller]
     fn is_pristine(&mut self) {
         assert!(
@@ -169,7 +169,7 @@ impl Scene {
         self.victim.is_healthy();
     }
 
-    /// The end of the test: the program can still do all it could.
+    /// The end of the test: checks that the program still works.
     #[track_caller]
     fn ends(mut self) {
         self.goes_on();

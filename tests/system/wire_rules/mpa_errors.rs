@@ -221,7 +221,7 @@ fn mpa_e_05_a_send_after_the_peer_s_end_fails() {
     for role in ROLES {
         let mut link = scene.victim.link(role);
         link.peer.finish();
-        // The FIN may be on its way for a while.
+        // The FIN may take a while to arrive.
         let failed = (0x100..0x1000).find_map(|id| {
             scene.victim.sends(link.qp, id, 5);
             let wc = scene.victim.completion(link.qp);
@@ -247,7 +247,7 @@ fn ddp_t_05_sent_messages_arrive_without_their_queue_pair() {
             .victim
             .posts(qp, opcode::SEND, 100, "big", from, LEN as u64, (0, 0));
         scene.victim.completes(qp, &[(100, status::SUCCESS)]);
-        // Unread input makes TCP throw away what it has not delivered, unless one is careful.
+        // Unread input makes TCP discard undelivered data, unless the device prevents it.
         peer.tell(&[write(1, 0, b""), send(1, b"unread")]);
         scene.victim.destroys(qp);
         let mut came = peer.ulpdu().split_off(18);
@@ -281,7 +281,7 @@ fn mpa_e_02_a_write_behind_an_error_is_not_placed() {
 
 #[test]
 fn mpa_e_04_a_terminate_gets_out_past_a_peer_that_still_talks() {
-    // Much unread input must not turn the close into a reset, which would take the Terminate back.
+    // Much unread input must not turn the close into a reset, which would discard the Terminate.
     let mut scene = or_skip!(Scene::start(&[]));
     for role in ROLES {
         let mut link = scene.victim.link(role);

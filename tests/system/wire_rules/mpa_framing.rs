@@ -9,7 +9,7 @@ use urnic_tests::victim::{ARENA_SEED, LARGE_SEED, PAGE, ROLES, Role, Victim, Wis
 
 use super::{Scene, variables};
 
-/// What the victim's buffer holds.
+/// The content of the victim's buffer.
 fn buffer(len: usize) -> Vec<u8> {
     filled(ARENA_SEED, PAGE + len)[PAGE..].to_vec()
 }
@@ -97,7 +97,7 @@ fn mpa_f_04_with_crc_off_the_field_is_there_and_not_looked_at() {
         link.peer.tell(&[send(1, b"hello"), send(2, &[5; 4000])]);
         assert_eq!(victim.received(link.qp), (0, 5));
         assert_eq!(victim.received(link.qp), (1, 4000));
-        // The reader counts on the field's four bytes.
+        // The reader expects the field's four bytes.
         victim.sends(link.qp, 9, 5);
         victim.sends(link.qp, 10, 4000);
         assert_eq!(link.peer.ulpdu(), send(1, &buffer(5)));

@@ -28,8 +28,8 @@ fn exchange(victim: &mut Victim, link: &mut Link) {
     }
 }
 
-/// M of either side's frame, in both roles: the reader of the raw peer checks that each marker is
-/// there, and nothing else.
+/// M of either side's frame, in both roles: the reader of the raw peer checks that each required
+/// marker is present, and no other.
 #[track_caller]
 fn markers_as_wanted(victims: u8, peers: u8) {
     let mut victim = or_skip!(Victim::start(&variables(victims | CRC)));
@@ -95,7 +95,7 @@ fn called(victim: &mut Victim) -> Link {
     Link { qp, peer }
 }
 
-/// A Send of so many zeros.
+/// A Send of this many zeros.
 fn zeros(msn: u32, len: usize) -> Vec<u8> {
     send(msn, &vec![0; len])
 }
@@ -219,7 +219,7 @@ fn refused(flags: u8, change: impl Fn(&mut [u8])) {
     for role in ROLES {
         let mut link = scene.victim.link_as(role, &wish, flags);
         if role == Role::Calls {
-            // What the RTR is when we call: both streams are 24 bytes long now.
+            // The RTR when the victim connects: both streams are 24 bytes long now.
             link.peer.tell(&[write(1, 0, b"")]);
         }
         let bytes = remarked(&mut link.peer.outbound, 444, &change);

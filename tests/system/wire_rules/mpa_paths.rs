@@ -40,7 +40,7 @@ impl Path {
         Ok(Self { netns, victim, link })
     }
 
-    /// The victim sends so many bytes; the lengths of the FPDUs' ULPDUs.
+    /// Makes the victim send this many bytes; returns the lengths of the FPDUs' ULPDUs.
     fn sends(&mut self, msn: u32, len: usize) -> Vec<usize> {
         let Self { victim, link, .. } = self;
         victim.sends(link.qp, u64::from(msn), len as u64);
@@ -61,7 +61,7 @@ impl Path {
     /// A value of the kernel for the victim's connection, for instance `mss`.
     fn kernel_says(&self, name: &str) -> u32 {
         let port = self.victim.listener(self.link.qp).port();
-        // The victim is connected with itself, too.
+        // The victim has a connection with itself, too.
         let filter = format!("-tinH state established sport = :{port} and dst {PEER}");
         let said = self.netns[0]
             .program(Program::plain("ss").line(&filter))

@@ -44,7 +44,7 @@ fn rejection(revision: u8, word: Option<u32>, reason: u8) -> Frame {
     }
 }
 
-/// These bytes at the listener are answered by the end and nothing before it.
+/// Checks that the listener closes the connection after these bytes, without an answer.
 #[track_caller]
 fn refused_without_a_word(frames: &[Vec<u8>]) {
     let mut scene = or_skip!(Scene::start(&[]));
@@ -206,7 +206,7 @@ fn mpa_s_15_bytes_behind_the_request_end_the_stream() {
     scene.victim.leaves();
 }
 
-/// Calls, up to the Reply.
+/// Connects and reads the Reply.
 #[track_caller]
 fn called(scene: &mut Scene) -> Link {
     let (qp, request) = scene.victim.expecting(&Wish::default());
@@ -265,7 +265,7 @@ fn empa_18_the_rtr_takes_no_receive_and_makes_no_completion() {
     victim.leaves();
 }
 
-// What a native queue pair answers to Requests in all forms.
+// Answers of a native queue pair to Requests in all forms.
 
 /// Sends the usual Request with this change, and then a message in full operation with `rtr` first;
 /// returns the Reply.
@@ -356,8 +356,8 @@ fn empa_11_client_server_is_mirrored_without_rtr_bits() {
 #[test]
 fn empa_14_exactly_one_rtr_is_chosen() {
     let mut victim = or_skip!(Victim::start(&[]));
-    // A with all three, with C alone, with B alone, with none: a zero-length Write it is, which is
-    // what we can.
+    // A with all three, with C alone, with B alone, with none: the answer is a zero-length Write,
+    // the supported type.
     for word in [0xffff_ffff, WORD, 0xffff_3fff, 0xbfff_3fff] {
         let (reply, _) = taken(&mut victim, &rtr(), |request| set_word(request, word));
         assert_eq!(reply.word(), Some(WORD), "to {word:08x}");
@@ -368,8 +368,8 @@ fn empa_14_exactly_one_rtr_is_chosen() {
 #[test]
 fn empa_21_another_first_message_than_agreed_is_taken() {
     let mut victim = or_skip!(Victim::start(&[]));
-    // A Send of nothing was not agreed on as RTR, and so is one for the program; so is a Read of
-    // nothing.
+    // A Send of no bytes was not agreed on as RTR, and so is a message for the program; the same is
+    // true of a Read of no bytes.
     taken(&mut victim, &[send(1, b"")], |_| {});
     taken(&mut victim, &[read_request(1, 1, 0, 0)], |_| {});
     taken(&mut victim, &[], |_| {});
@@ -442,7 +442,7 @@ fn empa_06_a_revision_1_device_resets_on_an_enhanced_request() {
 
 #[test]
 fn strangers_who_speak_mpa_are_rejected_in_good_form() {
-    // The vectors of conformance §13.3, none of which is a native call.
+    // The vectors of conformance §13.3, none of which is a native connect.
     let scene = or_skip!(Scene::start(&[]));
     for (request, revision, word) in [
         ("40010000", 1, None),
@@ -504,19 +504,19 @@ fn a_call_for_nobody_and_one_with_wrong_numbers_are_rejected() {
         let (reply, _) = answer(&scene.victim, &|data| data[at] ^= 0xff);
         assert_eq!(reply, rejection(2, reply.word(), reason), "field {field}");
     }
-    // Another magic, another version, another kind of call, too short.
+    // Another magic, another version, another kind of connect, too short.
     for at in [4, 8, 9] {
         let (reply, _) = answer(&scene.victim, &|data| data[at] ^= 0x40);
         assert_eq!(reply, rejection(2, reply.word(), FOREIGN));
     }
     let (reply, _) = answer(&scene.victim, &|data| data.truncate(35));
     assert_eq!(reply, rejection(2, reply.word(), FOREIGN));
-    // None of it did the queue pair any harm.
+    // None of these affected the queue pair.
     let (reply, mut peer) = answer(&scene.victim, &|_| {});
     assert_eq!(reply.flags & REJECT, 0);
     peer.tell(&[write(1, 0, b""), send(1, b"hello")]);
     assert_eq!(scene.victim.received(qp), (0, 5));
-    // A second call for one that is connected, and one for one that has failed.
+    // A second connect to a connected queue pair, and one to a failed queue pair.
     let (reply, _) = answer(&scene.victim, &|_| {});
     assert_eq!(reply, rejection(2, reply.word(), CONNECTED));
     peer.tell(&[send(9, b"")]);
@@ -550,7 +550,7 @@ fn a_call_for_a_queue_pair_that_is_not_ready_is_parked() {
     victim.leaves();
 }
 
-// What a native queue pair makes of Replies in all forms.
+// Reactions of a native queue pair to Replies in all forms.
 
 /// A connect of the victim with this change in the Reply. The caller checks the result.
 #[track_caller]
@@ -564,7 +564,7 @@ fn answered(victim: &mut Victim, change: impl FnOnce(&mut Frame)) -> Link {
 #[test]
 fn empa_15_the_rtr_of_the_reply_is_sent() {
     let mut victim = or_skip!(Victim::start(&[]));
-    // C alone, C among others: a zero-length Write, since that is what we offered.
+    // C alone, C among others: a zero-length Write, since the victim offered that.
     for word in [WORD, 0xffff_ffff, 0xbfff_ffff] {
         let mut link = answered(&mut victim, |reply| set_word(reply, word));
         assert_eq!(
@@ -608,7 +608,7 @@ fn empa_17_nothing_goes_before_the_rtr() {
 
 #[test]
 fn mpa_e_03_a_bad_reply_is_closed_at_once() {
-    // MPA error 4: no FPDU, and so no Terminate. Native connections call again, as long as their
+    // MPA error 4: no FPDU, and so no Terminate. Native connections connect again, as long as their
     // retry budget lasts.
     let mut scene = or_skip!(Scene::start(&[]));
     let (link, good) = scene.victim.calling(&Wish::default(), CRC);

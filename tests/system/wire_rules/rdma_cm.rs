@@ -14,7 +14,7 @@ use urnic_tests::victim::{state, status};
 
 pub(super) const REQUEST_KEY: &str = "4d504120 49442052 65712046 72616d65";
 pub(super) const REPLY_KEY: &str = "4d504120 49442052 65702046 72616d65";
-/// The key as the mail of 2007 has it in bytes, and in words.
+/// The key of the mail of 2007, in bytes and in words.
 const RTR_KEYS: [&str; 2] = [
     "4d504120 49442052 74522046 72616d65",
     "4d504120 49442052 74722046 72616d65",
@@ -24,7 +24,7 @@ pub(super) const DEPTHS: (u8, u8) = (8, 16);
 /// `ECONNRESET`, `ETIMEDOUT`.
 pub(super) const ECONNRESET: i64 = 104;
 pub(super) const ETIMEDOUT: i64 = 110;
-/// Receives that a queue pair begins with, as they end when nothing comes.
+/// Completions of a queue pair's initial receives when no message comes.
 pub(super) const ALL_FLUSHED: [(u64, u64); 4] = [
     (0, status::FLUSHED),
     (1, status::FLUSHED),
@@ -78,7 +78,8 @@ impl Scene {
         (event, peer, reply)
     }
 
-    /// The fence opens by this message, and traffic goes both ways; then the peer ends it.
+    /// Checks that this message opens the fence and that traffic goes both ways; then the peer ends
+    /// the connection.
     #[track_caller]
     pub(super) fn opens(&mut self, id: u64, peer: &mut Peer, rtr: &[u8], established: bool) {
         peer.tell(&[rtr]);
@@ -133,7 +134,7 @@ fn request(flags: u8, revision: u8, word: Option<u32>) -> Vec<u8> {
     .octets()
 }
 
-/// These bytes are answered by the end and nothing before it, and make no event.
+/// Checks that the listener closes the connection after these bytes, without an answer or an event.
 #[track_caller]
 fn refused_without_a_word(frames: &[Vec<u8>]) {
     let scene = or_skip!(Scene::start(&[]));
@@ -186,7 +187,7 @@ fn mpa_s_06_silence_and_half_frames_are_closed_in_time() {
     let mut scene = or_skip!(Scene::start(&[("URNIC_MPA_STARTUP_TIMEOUT_RESPONDER_S", "1")]));
     let octets = hex(&format!("{REQUEST_KEY} 50020008 8010c008 554c5021"));
     let strangers = [0, 1, 19, 20, 24, 27].map(|len| scene.call(&octets[..len]));
-    // They take nothing from others meanwhile.
+    // They do not affect others meanwhile.
     scene.goes_on();
     for mut stranger in strangers {
         stranger.end();
@@ -357,7 +358,7 @@ fn mpa_s_12_a_rejection_carries_the_program_s_words() {
         let head = hex(&format!("{REPLY_KEY} {flags} {:04x}", body.len()));
         let reply = [head, body].concat();
         assert_eq!(peer.rest(), (reply, End::Closed), "to {asked}");
-        // It can be answered once.
+        // A Request can be answered once.
         assert_ne!(scene.victim.rejects(id, said), 0);
         assert_ne!(scene.victim.accepts(id, DEPTHS, &[]), 0);
         scene.victim.destroys(id);
@@ -410,7 +411,7 @@ fn empa_11_to_14_the_rtr_that_is_chosen() {
                 // EMPA-12: nothing in common, so the answer is one of our types.
                 (A | B, A | D),
                 (A, A | D),
-                // EMPA-11: without A the others mean nothing.
+                // EMPA-11: without A the others have no meaning.
                 (B | C | D, 0),
             ][..],
         ),
@@ -452,7 +453,7 @@ fn empa_19_a_read_as_rtr_counts_in_its_queue() {
     let mut scene = or_skip!(Scene::start(&[]));
     let (event, mut peer, _) = scene.accepted(&request(CRC, 2, Some(0x8010_c008)), DEPTHS, &[]);
     let (at, rkey) = scene.victim.buffer();
-    // EMPA-20: whatever it names is not looked at.
+    // EMPA-20: the device ignores the addresses of the Read.
     peer.tell(&[read_request(1, 0, u64::MAX, 0), read_request(2, rkey, at, 4)]);
     scene.victim.learns(event.about, happening::ESTABLISHED, 0);
     assert_eq!(peer.ulpdu().len(), 14);
@@ -486,7 +487,7 @@ fn empa_30_to_37_read_depths() {
         ((4, 8), (8, 8), (8, 4)),
         ((0, 8), (8, 8), (8, 0)),
         ((200, 200), (8, 8), (8, 8)),
-        // EMPA-32: a Read opens, and so has a place.
+        // EMPA-32: a Read is the RTR, and so needs a place.
         ((16, 0), (0, 16), (1, 16)),
         ((16, 8), (0, 16), (1, 16)),
         // EMPA-37: each direction for itself.
@@ -557,7 +558,7 @@ fn mpa_s_13_empa_22_a_responder_waits_for_the_first_fpdu() {
             scene.victim.sends(id, 100, 5);
             scene.victim.sends(id, 101, 0);
             peer.stays_silent(Duration::from_millis(100));
-            // Half an FPDU is none.
+            // Half an FPDU does not open the fence.
             let rtr = peer.framed(&[rtr_write()]);
             peer.send(&rtr[..rtr.len() - 1]);
             peer.stays_silent(Duration::from_millis(50));

@@ -1,5 +1,5 @@
-//! rdma_cm calls as MPA's initiator (RFC 5044 §7, RFC 6581; conformance §§1.4, 2, 3, 13.3):
-//! Requests, RTR messages and Terminates byte by byte, and the events that the program gets.
+//! rdma_cm ids as MPA's initiator (RFC 5044 §7, RFC 6581; conformance §§1.4, 2, 3, 13.3): Requests,
+//! RTR messages and Terminates byte by byte, and the events that the program gets.
 
 use std::net::{Ipv4Addr, TcpListener};
 use std::time::Duration;
@@ -50,7 +50,7 @@ pub(super) fn works(victim: &mut CmVictim, id: u64, peer: &mut Peer, ours: u32) 
     victim.destroys(id);
 }
 
-/// The program can still call.
+/// Checks that the program can still connect.
 #[track_caller]
 fn goes_on(victim: &mut CmVictim) {
     assert!(victim.is_quiet(), "an event too many");
@@ -315,7 +315,7 @@ fn mpa_s_12_empa_36_a_rejection_is_told_with_all_it_says() {
     victim.leaves();
 }
 
-/// The second attempt of a call: revision 1 on a new connection.
+/// The second attempt of a connect: revision 1 on a new connection.
 #[track_caller]
 fn falls_back(victim: &mut CmVictim, id: u64, listener: &TcpListener, data: &[u8]) {
     let mut peer = Peer::answer(listener);
@@ -469,7 +469,7 @@ fn a_program_with_its_own_queue_pair_says_when_to_begin() {
         ..
     } = victim.learns(id, happening::CONNECT_RESPONSE, 0);
     assert_eq!((ird, ord, private_data), (16, 8, b"ok".to_vec()));
-    // EMPA-17: the RTR goes when the queue pair is ready for what it opens.
+    // EMPA-17: the RTR is sent when the queue pair is ready for the next messages.
     peer.stays_silent(Duration::from_millis(50));
     assert_eq!(victim.establishes(id), 0);
     assert_eq!(peer.take(20), hex(WRITE_RTR));

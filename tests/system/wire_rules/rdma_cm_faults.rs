@@ -123,7 +123,7 @@ fn a_connection_to_a_stopped_peer_can_be_ended() {
     caller.process().stop();
     scene.victim.sends(request.about, 100, 5);
     assert_eq!(scene.victim.disconnects(request.about), 0);
-    // Neither this nor the end of the process waits for anybody.
+    // Neither this call nor the end of the process blocks.
     scene.victim.destroys(request.about);
     scene.goes_on();
     scene.victim.leaves();
@@ -145,7 +145,7 @@ fn a_caller_that_hangs_up_in_any_phase_costs_nobody_anything() {
         for len in [0, 1, 20, 23] {
             hang_up(scene.call(&octets[..len]));
         }
-        // Behind it: the program finds out when it answers, whatever it answers.
+        // Behind the Request: the program gets the error when it accepts or rejects.
         for accept in [true, false] {
             let peer = scene.call(&octets);
             let id = scene.asked().about;
@@ -302,7 +302,7 @@ fn a_listener_that_goes_takes_its_calls_along() {
     victim.destroys(listener);
     victim.destroys(asked.about);
     for mut caller in callers {
-        // What was read of some was a whole Request, and so there is a Reply to it: no.
+        // For some a whole Request was read, and so there is a rejecting Reply.
         let (said, _) = caller.rest();
         let no = hex(&format!("{REPLY_KEY} 70020004 80014000"));
         assert!(said.is_empty() || said == no, "{said:02x?}");

@@ -13,7 +13,7 @@ use urnic_tests::victim::{
 
 use super::{ALL_FLUSHED, Scene};
 
-/// What the buffer holds.
+/// The content of the buffer.
 fn buffer() -> Vec<u8> {
     filled(ARENA_SEED, 2 * PAGE).split_off(PAGE)
 }
@@ -238,7 +238,7 @@ fn rdm_m_03_a_read_request_s_place_on_its_queue_is_checked() {
     scene.ends();
 }
 
-/// Takes what comes of a Read Response into `content` from `at` on; the ULPDU behind it.
+/// Reads a Read Response into `content` from `at` on; returns the ULPDU behind it.
 #[track_caller]
 pub(super) fn response_until_something_else(
     link: &mut Link,
@@ -323,11 +323,11 @@ fn source_that_goes(flags: u8) {
     let (stag, at) = (scene.victim.stag("big"), scene.victim.address("large"));
     let request = read_request(1, stag, at, LARGE);
     link.peer.tell(&[&request]);
-    // Part of the answer is there, the rest is stuck behind it.
+    // Part of the answer has arrived, the rest is queued behind it.
     let first = link.peer.ulpdu();
     assert_eq!(first[..2], [0x81, 0x42]);
     scene.victim.deregisters("big");
-    // The program's own again, for something else.
+    // The memory belongs to the program again, which uses it for other data.
     assert_eq!(scene.victim.order("fill large 5ec2e7"), "done");
     let (came, answer) = response_until_something_else(&mut link, first.len() - 14, &content);
     assert!(came < LARGE as usize, "TCP buffered {came} bytes");
@@ -352,12 +352,12 @@ fn rdm_r_09_a_source_that_goes_without_crc_terminates() {
     source_that_goes(0);
 }
 
-// Reads that we ask for.
+// Reads that the victim requests.
 
 /// Bytes of a Read of ours, which goes to the front of the inbox.
 pub(super) const READ: usize = 64;
 
-/// Has the victim read; the Request is what it should be. Returns sink STag and offset.
+/// Makes the victim read and checks the Request. Returns sink STag and offset.
 #[track_caller]
 pub(super) fn reads(victim: &mut Victim, link: &mut Link, id: u64, msn: u32) -> (u32, u64) {
     let (stag, at) = (victim.stag("in"), victim.address("inbox"));
@@ -441,7 +441,7 @@ fn rdm_r_07_a_response_nobody_asked_for_terminates() {
     for stag in [scene.victim.stag("all"), scene.victim.no_stag()] {
         scene.refuses(0x1100, &[read_response(stag, at, b"abcd")]);
     }
-    // Nor one of nothing: it answers no Request either.
+    // A Read Response of no bytes is refused, too: it answers no Request either.
     scene.refuses(0x1100, &[read_response(1, 0, b"")]);
     scene.ends();
 }
@@ -492,7 +492,7 @@ fn rdm_r_07_a_response_twice_terminates() {
 
 #[test]
 fn vrb_m_02_a_sink_of_a_read_may_not_be_written_to() {
-    // It has no remote right; the answer to a Read is another matter.
+    // The sink has no remote right; the answer to a Read does not need it.
     let mut scene = or_skip!(Scene::start(&[]));
     for role in ROLES {
         let mut link = scene.victim.link(role);

@@ -9,7 +9,7 @@ use urnic_tests::victim::{ROLES, Role, Victim, Wish, opcode, status};
 use super::rdmap::{READ, reads};
 use super::{ALL_FLUSHED, Scene};
 
-// Terminates of ours.
+// Terminates of the victim.
 
 #[test]
 fn rdm_t_02_terminates_carry_the_headers_at_fault() {
@@ -157,14 +157,14 @@ fn rdm_t_09_terminates_in_odd_forms_are_understood() {
         REM_ACCESS_ERR,
         FLUSHED,
     );
-    // siw: R announced, and no RDMA header.
+    // siw: the R flag without an RDMA header.
     terminated_by(
         &mut scene,
         |request, _| terminate(&[&hex("0102e000 0012")[..], &request[..18]].concat()),
         REM_ACCESS_ERR,
         FLUSHED,
     );
-    // Headers announced and cut off, at several places.
+    // Headers that are cut off, at several places.
     for len in [4, 5, 6, 16] {
         terminated_by(
             &mut scene,
@@ -182,11 +182,11 @@ fn rdm_t_09_terminates_in_odd_forms_are_understood() {
         FLUSHED,
     );
     terminated_by(&mut scene, plain("20021fff"), RETRY_EXC_ERR, FLUSHED);
-    // Numbers that mean nothing.
+    // Numbers without a meaning.
     for payload in ["70000000", "f0ff0000", "20990000"] {
         terminated_by(&mut scene, plain(payload), RETRY_EXC_ERR, FLUSHED);
     }
-    // About something that we never sent: another MSN, a Write elsewhere.
+    // About messages that the victim never sent: another MSN, a Write elsewhere.
     for header in [
         "1202c000 0017 4143 00000000 00000000 0000004d 00000000",
         "1100c000 0012 c140 deadbeef 00000000 00000000",
@@ -259,7 +259,7 @@ fn rdm_t_08_a_bad_terminate_makes_no_loop() {
         for role in ROLES {
             let mut link = scene.victim.link(role);
             link.peer.tell(&[&bad]);
-            // Not a word, and the end: of one that makes no sense, by a reset.
+            // No answer, and the end: after an invalid Terminate, by a reset.
             scene.is_over(&mut link, End::Reset, &ALL_FLUSHED);
         }
     }

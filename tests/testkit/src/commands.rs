@@ -46,7 +46,7 @@ impl<M: Memory> CommandQueue<M> {
         self.producer
     }
 
-    /// Begins again, as a device does that was reset; the test zeroes the memory.
+    /// Starts again at index 0, like a device after a reset; the test zeroes the memory.
     pub fn reset(&mut self) {
         self.producer = 0;
     }

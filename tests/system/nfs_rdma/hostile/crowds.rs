@@ -11,7 +11,7 @@ use super::super::{Export, folder, pattern, read, urnic_nfs, write};
 use super::{ABSENT, H, NULL, Requester, X, msg};
 
 const HOSTILE: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 9);
-/// Whence the program calls.
+/// The address from which the hostile program connects.
 const THEIRS: Ipv4Addr = Ipv4Addr::LOCALHOST;
 const MIB: u32 = 1 << 20;
 
@@ -22,7 +22,7 @@ fn serving(name: &str, line: &str) -> Export {
     Export::start(folder, program, &[])
 }
 
-/// `None` while this address holds all that it may.
+/// A requester; `None` while this address has used its share.
 fn try_requester(export: &Export, from: Ipv4Addr) -> Option<Requester> {
     let port = export.rdma.parse().expect("a port");
     Requester::try_over(Peer::connect_from(from, (Ipv4Addr::LOCALHOST, port).into()))
@@ -32,7 +32,7 @@ fn requester(export: &Export, from: Ipv4Addr) -> Requester {
     try_requester(export, from).expect("a connection")
 }
 
-/// A file of three MiB goes to the server and comes back.
+/// Checks that a file of three MiB can be copied to the server and back.
 #[track_caller]
 fn is_served(export: &Export) {
     let bytes = pattern(3 << 20);
@@ -78,7 +78,7 @@ fn handle(reply: &[u8]) -> Vec<u32> {
     words[14..][..1 + len.div_ceil(4)].to_vec()
 }
 
-/// READs of a MiB by chunk on connections from which nothing is taken.
+/// READs of a MiB by chunk on connections whose replies are not received.
 #[test]
 fn replies_by_rdma_that_nobody_takes_hold_a_share_of_memory() {
     let export = serving("untaken", "--buffers 64M --stall-timeout 600");
