@@ -20,7 +20,7 @@ static void *delayed(void *argument)
 	return start->run(start->argument);
 }
 
-/* Found before the C library's by all that is loaded. */
+/* The loader finds this function before the C library's. */
 __attribute__((visibility("default"))) int pthread_create(pthread_t *thread, const pthread_attr_t *attr, void *(*run)(void *), void *argument)
 {
 	int (*create)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *) = SOME(dlsym(RTLD_NEXT, "pthread_create"));

@@ -6,7 +6,7 @@
 
 #define DEPTH 8
 
-/* Adds COUNT times; what was fetched must grow. Returns the sum of it. */
+/* Adds COUNT times; the fetched values must grow. Returns their sum. */
 static uint64_t add(struct ibv_cq *cq, struct ibv_qp *qp, struct ibv_mr *mr, const struct end *far, uint64_t count)
 {
 	const volatile uint64_t *fetched = mr->addr;
@@ -34,7 +34,8 @@ static uint64_t add(struct ibv_cq *cq, struct ibv_qp *qp, struct ibv_mr *mr, con
 	return sum;
 }
 
-/* A queue pair for atomics, connected to what is at the other end of the socket, or to itself. */
+/* A queue pair for atomics, connected to the queue pair at the other end of the socket, or to
+ * itself. */
 static struct ibv_qp *connected(struct ibv_pd *pd, struct ibv_cq *cq, struct ibv_mr *mr, int sock, struct end *theirs)
 {
 	struct ibv_qp *qp = create_qp(pd, cq, 2 * DEPTH);
@@ -79,7 +80,7 @@ int main(int argc, char **argv)
 		struct ibv_qp *qp = connected(pd, cq, mr, socks[0], &theirs);
 		uint64_t sum = add(cq, qp, into, &theirs, count);
 		sock_write(socks[0], &sum, sizeof sum);
-		/* Until the counter has been read. */
+		/* Waits until the counter has been read. */
 		sock_read(socks[0], &sum, sizeof sum);
 		return 0;
 	}

@@ -59,7 +59,7 @@ static void round_of_all(void)
 {
 	struct ibv_qp_ex *held[2], *other[2];
 
-	/* Before there is a connection: one Send is posted, one is being built. */
+	/* Before the connection is established: one Send is posted, one is being built. */
 	create_pair(held, held_cq);
 	post_send(&held[0]->qp_base, IBV_WR_SEND, mr, 0, 8, NULL, 0, 1);
 	for (int i = 0; i < 2; i++) {
@@ -72,14 +72,14 @@ static void round_of_all(void)
 	ZERO(ibv_wr_complete(other[0]));
 	complete(other_cq, 4, 101);
 
-	/* What was posted before is let out though the rest is taken back; what was built goes out when
-	 * it is complete. */
+	/* The request that was posted before is sent although the rest is aborted; the request
+	 * under construction is sent when it is complete. */
 	ibv_wr_abort(held[0]);
 	complete(held_cq, 1, 101);
 	ZERO(ibv_wr_complete(held[1]));
 	complete(held_cq, 3, 100);
 
-	/* One that is destroyed amid it. */
+	/* A queue pair that is destroyed between ibv_wr_start and ibv_wr_complete. */
 	ibv_wr_start(other[1]);
 	build_send(other[1], 5);
 	for (int i = 0; i < 2; i++) {

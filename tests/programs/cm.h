@@ -1,8 +1,8 @@
-/* What our little rdma_cm programs share. */
+/* Functions that our rdma_cm programs share. */
 #include "rc.h"
 #include <rdma/rdma_cma.h>
 
-/* Private data, as an event brought them. */
+/* The private data of an event. */
 struct told {
 	uint8_t data[256], len;
 };
@@ -40,7 +40,7 @@ __attribute__((unused)) static struct rdma_cm_id *listener(struct rdma_event_cha
 	return id;
 }
 
-/* An id from which this peer can be called. */
+/* An id that can connect to this peer. */
 __attribute__((unused)) static struct rdma_cm_id *resolved(struct rdma_event_channel *channel, const char *host, const char *port)
 {
 	struct rdma_addrinfo hints = { .ai_port_space = RDMA_PS_TCP }, *found;

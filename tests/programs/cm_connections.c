@@ -12,7 +12,7 @@ static int by_time(const void *a, const void *b)
 	return (x > y) - (x < y);
 }
 
-/* The id that the next event, of this kind, is about. */
+/* The id of the next event, which must be of this kind. */
 static struct rdma_cm_id *next(struct rdma_event_channel *channel, enum rdma_cm_event_type kind)
 {
 	struct rdma_cm_event *event;
@@ -81,7 +81,7 @@ static void call(struct rdma_event_channel *channel, const char *host, const cha
 	double start = 0;
 	for (int i = 0; i < COUNT; i++) {
 		if (i == 1) {
-			/* The first one made the device. */
+			/* The first connection opened the device. */
 			before = memory();
 			start = now();
 		}

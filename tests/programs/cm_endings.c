@@ -28,7 +28,7 @@ static const struct {
 
 enum { RECEIVED = 0, MINE = 256, NOTE = 512, END = 1024 };
 
-/* One connection's end: `messages` is for what is sent and received, `open` for the peer. */
+/* One end of a connection: `messages` holds sent and received data, `open` is for the peer. */
 struct connection {
 	struct rdma_cm_id *id;
 	struct ibv_pd *pd;
@@ -94,7 +94,7 @@ static void invalidate(struct connection *it, const struct end *far)
 	struct ibv_sge sge = { .addr = (uintptr_t)it->messages->addr, .length = 1, .lkey = it->messages->lkey };
 	struct ibv_send_wr *bad, wr = { .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND_WITH_INV,
 					.send_flags = IBV_SEND_SIGNALED, .invalidate_rkey = far->rkey };
-	/* libsiw looks for it here. */
+	/* libsiw reads the key here. */
 	wr.wr.rdma.rkey = far->rkey;
 	ZERO(ibv_post_send(it->id->qp, &wr, &bad));
 	/* The first Send, and this one. */

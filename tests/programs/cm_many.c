@@ -7,8 +7,8 @@ static struct ibv_cq *cq;
 static struct ibv_mr *mr;
 static uint64_t *words;
 
-/* libsiw takes the mapping at page 144 of what a process makes for none (docs/reference/siw.md):
- * of these none begins there, with 9 pages for completions, and 4 and 2 for each queue pair. */
+/* libsiw treats a mapping at page 144 of a process as none (docs/reference/siw.md): none of
+ * these mappings begins there, with 9 pages for completions, and 4 and 2 for each queue pair. */
 static void set_up(struct rdma_cm_id *id, int count, int n)
 {
 	if (!pd) {
@@ -73,7 +73,7 @@ int main(int argc, char **argv)
 		}
 		ZERO(rdma_ack_cm_event(event));
 	}
-	/* All are there. */
+	/* All connections are established. */
 	for (int n = 0; caller && n < count; n++)
 		send_word(ids[n], count, n, 1000 + n);
 	for (int left = count; left > 0;) {
@@ -92,7 +92,7 @@ int main(int argc, char **argv)
 	}
 	for (int n = 0; caller && n < count; n++)
 		ZERO(rdma_disconnect(ids[n]));
-	/* What comes behind the end of a connection may come before that of another. */
+	/* Later events of one connection may come before the end of another. */
 	for (int n = 0; n < count;) {
 		struct rdma_cm_event *event;
 		ZERO(rdma_get_cm_event(channel, &event));

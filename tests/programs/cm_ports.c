@@ -128,7 +128,7 @@ static void connects(const char *address, bool late)
 	ZERO(rdma_destroy_id(listener));
 }
 
-/* A source address that is in use or is another host's fails at once. */
+/* A source address that is in use or belongs to another host fails at once. */
 static void sources(struct rdma_event_channel *channel, const char *address)
 {
 	struct rdma_cm_id *holder, *id;

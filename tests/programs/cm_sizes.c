@@ -6,16 +6,17 @@
 #include "cm.h"
 
 #define MOST (8u << 20)
-/* Behind what is written and read. */
+/* Bytes behind the written and the read data. */
 #define GUARD 64
 
 enum turn { CALLER, CALLED };
 enum { SENT = 1, WRITTEN, TO_READ };
 
-/* What completes: wr_id. */
+/* Kinds of completions: the wr_id. */
 enum { MESSAGE, NOTICE, ACTION, NOTICE_SENT, KINDS };
 
-/* Three areas: what comes in, what is read by the other end, and what is sent and written. */
+/* Three areas: data from the other end, data that the other end reads, and data that is sent and
+ * written. */
 enum { IN = 0, OUT = MOST + GUARD, SCRATCH = 2 * (MOST + GUARD), RECEIVED = 3 * (MOST + GUARD), NOTE = 4 * (MOST + GUARD), END = NOTE + 64 };
 
 static struct ibv_cq *cq;
@@ -115,7 +116,7 @@ static void all_sizes(struct ibv_qp *qp, enum turn mine, size_t max)
 				continue;
 			}
 			act(qp, size, turn);
-			/* For the other end's turn, which begins with our note. */
+			/* Prepares for the other end's turn, which begins with our notice. */
 			if (turn == CALLER)
 				prepare(qp, size, CALLED);
 			else if (next_size(size) <= max)

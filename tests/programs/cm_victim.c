@@ -162,7 +162,7 @@ static void listen_at(char **word)
 	answer("id=%x port=%x", index, ntohs(rdma_get_src_port(id)));
 }
 
-/* No event but these may come meanwhile. */
+/* No other events may come meanwhile. */
 static void call(char **word)
 {
 	struct sockaddr_storage there = { 0 };
@@ -325,7 +325,7 @@ int main(void)
 	answer("ready");
 
 	take_orders(obey);
-	/* Calls before the listeners that they came from. */
+	/* The ids of Requests before their listeners. */
 	for (unsigned i = id_count; i-- > 0;)
 		if (ids[i].id)
 			release(&ids[i]);

@@ -49,7 +49,7 @@ static void *start(void *(*run)(void *))
 	return &thread;
 }
 
-/* Has something happen on the channel. */
+/* Causes an event on the channel. */
 static struct rdma_cm_id *resolve(void)
 {
 	struct sockaddr_in here = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
@@ -69,7 +69,7 @@ static void *take_event(void *unused)
 	return NULL;
 }
 
-/* The channel works. */
+/* Checks that the channel works. */
 static void make_use(void)
 {
 	struct rdma_cm_id *id = resolve();
@@ -144,7 +144,8 @@ static void jump(int signal)
 static void ask_for_event(void)
 {
 	static uint8_t answer[512];
-	/* <rdma/rdma_user_cm.h>, which does not go with <rdma/rdma_cma.h>: RDMA_USER_CM_CMD_GET_EVENT */
+	/* RDMA_USER_CM_CMD_GET_EVENT of <rdma/rdma_user_cm.h>, which cannot be included with
+	 * <rdma/rdma_cma.h> */
 	struct {
 		uint32_t cmd;
 		uint16_t in, out;
@@ -178,7 +179,7 @@ static void *wait_for_ever(void *unused)
 	round_number++;
 	if (rdma_get_cm_event(channel, &event) == 0)
 		die("an event out of nothing");
-	/* It was closed before the call. */
+	/* The channel was closed before the call. */
 	if (errno != EBADF)
 		die("a close makes it %s", strerror(errno));
 	return NULL;
@@ -201,7 +202,7 @@ static void closes(void)
 	}
 }
 
-/* Nanoseconds that threads have run, but for this one. */
+/* Nanoseconds that the threads have run, except this one. */
 static unsigned long long run_time_of_others(void)
 {
 	unsigned long long sum = 0, one;
@@ -290,7 +291,7 @@ static void stops(void)
 	connect_qp(qp, &me, 0, &me);
 	ZERO(ibv_req_notify_cq(cq, 0));
 
-	/* One that only looks whether there is an event, which is the other's to take. */
+	/* A thread that only checks whether there is an event; the other thread takes the event. */
 	ZERO(pthread_create(&threads[0], NULL, wait_for_readiness, NULL));
 	ZERO(pthread_create(&threads[1], NULL, wait_for_completion, NULL));
 	ZERO(pthread_create(&threads[2], NULL, wait_for_async_event, NULL));
@@ -316,7 +317,7 @@ static void stops(void)
 	ZERO(pthread_join(threads[1], NULL));
 	good_wc(cq);
 	good_wc(cq);
-	/* A Write to nowhere is an error of the queue pair that is its target. */
+	/* A Write to an invalid address is an error of the queue pair that is its target. */
 	struct end nowhere = { .address = me.address, .rkey = ~me.rkey };
 	post_send(qp, IBV_WR_RDMA_WRITE, mr, 0, 8, &nowhere, 0, 3);
 	ZERO(pthread_join(threads[2], NULL));

@@ -43,7 +43,7 @@ static void put_away(struct use *use)
 	free(use->bytes);
 }
 
-/* One Write and one Send, there and checked. */
+/* Transfers one Write and one Send, and checks the data. */
 static void move(struct use *use, uint64_t seed)
 {
 	fill(use->bytes, LEN, seed);
@@ -77,7 +77,7 @@ static void burden(struct use *use)
 	}
 }
 
-/* What a child may not have, it may still try. */
+/* A child calls functions on inherited objects, although it cannot use them. */
 static void in_a_child(struct use *inherited)
 {
 	pid_t child = fork();
@@ -94,7 +94,7 @@ static void in_a_child(struct use *inherited)
 		struct use own = use();
 		for (int i = 0; i < 5; i++)
 			move(&own, i);
-		/* Without a word to anybody. */
+		/* The child ends without destroying these objects. */
 		burden(&own);
 		_exit(0);
 	}
@@ -126,12 +126,13 @@ int main(void)
 			break;
 		}
 		case 2: {
-			/* The first one's memory is in another domain. */
+			/* The memory of the first context is in another domain. */
 			struct end wrong = other.end;
 			wrong.address = first.end.address;
 			wrong.rkey = first.end.rkey;
 			post_send(other.qp, IBV_WR_RDMA_WRITE, other.mr, 0, LEN / 2, &wrong, LEN, 1);
-			/* It may complete before it is refused, as its own peer's. */
+			/* The request may complete before it is refused, because the queue pair
+			 * is its own peer. */
 			next_wc(other.cq);
 			struct ibv_qp_attr now = { .qp_state = IBV_QPS_RTS };
 			while (now.qp_state != IBV_QPS_ERR)

@@ -28,7 +28,7 @@ static struct ibv_qp *own_peer(struct ibv_cq *cq, int elements)
 	return qp;
 }
 
-/* A GiB of addresses that are all of one block of memory, over and over. */
+/* A GiB of addresses that all map one block of memory, over and over. */
 static uint8_t *wrapped(void)
 {
 	int fd = memfd_create("block", 0);
@@ -96,7 +96,7 @@ static void sixteen_elements(void)
 	printf("%d elements: gathered and scattered\n", COUNT);
 }
 
-/* A queue pair in error is empty when what was posted last is flushed. */
+/* A queue pair in error is empty when its last posted request is flushed. */
 static void drain(struct ibv_mr *mr)
 {
 	enum { RECEIVES = 40, LAST = 1000 };
@@ -212,8 +212,8 @@ static void moderation(struct ibv_mr *mr)
 	printf("moderation: events for four, or for the time\n");
 }
 
-/* Between start and end of a poll, more may be posted, and completes, than the queue has room
- * for at a time. */
+/* Between start and end of a poll, more requests may be posted, and complete, than the queue has
+ * room for at a time. */
 static void one_session(struct ibv_mr *mr)
 {
 	struct ibv_cq_init_attr_ex init = { .cqe = 8 };

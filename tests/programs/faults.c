@@ -109,7 +109,7 @@ static void install(int flags, int masked)
 	ZERO(sigaction(SIGSEGV, &action, NULL));
 }
 
-/* The handler of `install(SA_ONSTACK, SIGUSR2)` gets what the kernel would give it. */
+/* The handler of `install(SA_ONSTACK, SIGUSR2)` gets the same arguments as from the kernel. */
 static void in_every_detail(const char *what)
 {
 	fault(hole + 5);
@@ -190,7 +190,7 @@ static void after(void)
 	told("sysv_signal", 1);
 	recover(pd);
 
-	/* Sent, not by a fault. */
+	/* The signal is sent by kill, not caused by a fault. */
 	install(0, SIGUSR1);
 	if (!sigsetjmp(back, 1))
 		raise(SIGSEGV);

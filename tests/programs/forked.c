@@ -81,7 +81,7 @@ static void late(int signal)
 	_exit(3);
 }
 
-/* In a child: the call answers that there is no device. */
+/* In a child: the call fails because there is no device. */
 #define DEAD(call)                                                                                                    \
 	do {                                                                                                          \
 		current = #call;                                                                                      \
@@ -215,7 +215,7 @@ static void child_tries(struct all *all, bool own)
 		die("a child ended with %#x", status);
 }
 
-/* Threads of the parent. */
+/* The threads of the parent. */
 static struct all all;
 static volatile bool over;
 static pthread_barrier_t held, forked;

@@ -15,8 +15,7 @@
 #define PAGE 4096
 #define MOST (1 << 20)
 #define RIGHTS (EVERY_ACCESS | IBV_ACCESS_REMOTE_ATOMIC)
-/* Far from where the kernel puts other mappings: nothing else comes to lie where something was
- * taken away. */
+/* Far from the kernel's other mappings: no other mapping is placed where memory was unmapped. */
 #define PLACE ((uint8_t *)0x200000000000)
 
 enum way { UNMAP, HOLE, NO_ACCESS, READ_ONLY, TRUNCATE, WAYS };
@@ -29,7 +28,7 @@ static const enum ibv_wr_opcode opcodes[] = { IBV_WR_SEND, IBV_WR_RDMA_WRITE, IB
 static struct ibv_context *context;
 static struct ibv_pd *pd;
 
-/* Memory at a place of its own. */
+/* Memory at a fixed address. */
 struct stage {
 	uint8_t *bytes;
 	size_t len;
@@ -106,7 +105,7 @@ static void post(struct line *line, enum operation operation, struct ibv_mr *mr,
 {
 	struct ibv_sge sge = { .addr = (uintptr_t)mr->addr, .length = operation == ATOMIC ? 8 : len, .lkey = mr->lkey };
 	if (operation == ATOMIC)
-		/* The last word, which no way to take memory away leaves. */
+		/* The last word, which every way of removal affects. */
 		sge.addr += mr->length - 8;
 	struct ibv_send_wr *bad, wr = { .sg_list = &sge, .num_sge = 1, .opcode = opcodes[operation], .send_flags = IBV_SEND_SIGNALED };
 	if (operation == ATOMIC) {
@@ -137,7 +136,7 @@ static void in_error(struct ibv_qp *qp)
 	while (attr.qp_state != IBV_QPS_ERR);
 }
 
-/* The next asynchronous event, which is about `qp`. */
+/* The next asynchronous event, which must be for `qp`. */
 static enum ibv_event_type event_of(struct ibv_qp *qp)
 {
 	struct ibv_async_event event;
@@ -149,7 +148,7 @@ static enum ibv_event_type event_of(struct ibv_qp *qp)
 	return type;
 }
 
-/* A connection that nothing happens to. */
+/* A connection that is never disturbed. */
 static struct {
 	struct line line;
 	struct stage stage;
@@ -170,7 +169,7 @@ static void steady_goes_on(void)
 		die("the steady connection carries other bytes");
 }
 
-/* Whether the device would notice: memory that it only reads may be read-only. */
+/* Whether the removal affects the device: memory that the device only reads may be read-only. */
 static bool matters(enum operation operation, enum way way, bool target)
 {
 	bool written = operation == ATOMIC || (operation == READ) != target;
@@ -225,7 +224,7 @@ static void near(void)
 						near_case(operation, way, sizes[n], target);
 						cases++;
 					}
-	/* Below what is gathered in place. */
+	/* Below the size that is gathered in place. */
 	for (int target = 0; target < 2; target++)
 		for (int operation = 0; operation < ATOMIC; operation++)
 			near_case(operation, NO_ACCESS, 64, target), near_case(operation, UNMAP, 1500, target), cases += 2;
@@ -263,7 +262,8 @@ static void far_target(int sock)
 	}
 }
 
-/* The peer's refusal of what TCP took is in the completion of a later request. */
+/* When the peer refuses data that TCP has taken, the error is in the completion of a later
+ * request. */
 static enum ibv_wc_status first_error(struct line *line, struct ibv_mr *mr, const struct end *far)
 {
 	enum ibv_wc_status status;

@@ -114,11 +114,12 @@ static void share(void)
 		alike(imported_mr, mr, imported_pd);
 		struct use there = use(context, imported_pd);
 		write_through(&there, imported_mr, bytes, way);
-		/* Either side's keys are good on the other's queue pairs: it is one domain. */
+		/* The keys of either side are valid on the queue pairs of the other: it is one
+		 * domain. */
 		write_through(&there, mr, bytes, way + 10);
 		write_through(&here, imported_mr, bytes, way + 20);
 		ibv_unimport_mr(imported_mr);
-		/* As pyverbs has it: the domain's name goes before what was made by it. */
+		/* As in pyverbs: the domain's name is released before the objects in the domain. */
 		ibv_unimport_pd(imported_pd);
 		put_away(&there);
 		ZERO(ibv_close_device(context));
@@ -132,7 +133,7 @@ static void share(void)
 	puts("shared: the same domain and region, whichever way the fd was dup'd");
 }
 
-/* Whether there is something to read. */
+/* Whether the fd becomes readable. */
 static bool readable(int fd, int patience)
 {
 	struct pollfd poll_fd = { .fd = fd, .events = POLLIN };
@@ -201,7 +202,7 @@ static void endings(void)
 	struct use there = use(context, imported_pd);
 	ANSWERS(ibv_dealloc_pd(pd), EBUSY);
 	ANSWERS(ibv_dealloc_pd(imported_pd), EBUSY);
-	/* One side ends it: for the other there is nothing left but to forget it. */
+	/* One side destroys the region: the other side can only release its name. */
 	ZERO(ibv_dereg_mr(imported_mr));
 	ANSWERS(ibv_dereg_mr(mr), ENOENT);
 	FAILS(ibv_import_mr(imported_pd, mr->handle), ENOENT);
@@ -233,7 +234,7 @@ static void endings(void)
 	imported_mr = SOME(ibv_import_mr(imported_pd, mr_handle));
 	write_through(&there, imported_mr, bytes, 2);
 	put_away(&there);
-	/* A bare fd keeps it, too. */
+	/* A bare fd keeps the domain, too. */
 	int fd = dup(context->cmd_fd);
 	ibv_unimport_mr(imported_mr);
 	ibv_unimport_pd(imported_pd);

@@ -5,10 +5,10 @@
 
 #define DEPTH 16
 #define LEN 4096
-/* More than the device takes on its way to a receiver that is not ready. */
+/* More than the device sends to a receiver that is not ready. */
 #define LONG (4 << 20)
 
-/* A queue pair that is its own peer, with what it posted and has not seen complete. */
+/* A queue pair that is its own peer, with its posted requests that are not complete. */
 struct line {
 	struct ibv_qp *qp;
 	struct end end;
@@ -44,8 +44,8 @@ static void receives(struct line *line)
 		post_recv(line->qp, mr, LEN, LEN, line->posted++);
 }
 
-/* The next completion is of the oldest request, and a success only before the first that was
- * flushed. */
+/* The next completion is for the oldest request, and may be a success only before the first
+ * flushed one. */
 static void complete(struct line *line, const struct ibv_wc *wc)
 {
 	if (wc->wr_id != line->completed++)
@@ -92,7 +92,7 @@ int main(void)
 	}
 	drain(polled, &busy, &stalled);
 
-	/* Asleep, one is woken. */
+	/* A thread that sleeps must be woken. */
 	struct ibv_cq *woken;
 	void *unused;
 	ZERO(ibv_get_cq_event(channel, &woken, &unused));

@@ -58,8 +58,8 @@ static int open_fds(void)
 	return count;
 }
 
-/* What a pthread_cancel must be able to end, also inside the functions that the plug-in
- * interposes. */
+/* Blocking calls that pthread_cancel must be able to end, also inside the functions that the
+ * plug-in interposes. */
 static char fifo[64];
 static int full[2];
 static volatile int blocked_in;
@@ -124,7 +124,7 @@ static void cancelled_threads_end(void)
 	close(full[1]);
 }
 
-/* Daemons close every number there is. */
+/* Daemons close every possible descriptor number. */
 static void closing_every_fd(void (*close_all)(void))
 {
 	struct use d = use_device();
@@ -186,7 +186,7 @@ static void forked_children(void)
 	pid_t child = fork();
 	if (child == 0) {
 		struct pollfd poll_channel = {.fd = d.channel->fd, .events = POLLIN};
-		/* The lock on the tree stays. */
+		/* The lock on the presence tree stays. */
 		CHECK(internal_fds() == 1);
 		CHECK(poll(&poll_channel, 1, 0) == 0);
 		struct use own = use_device();
@@ -222,7 +222,7 @@ static void forks_beside_threads_that_open(void)
 	CHECK(pthread_join(thread, NULL) == 0);
 }
 
-/* Children that share our memory until they exec must not disturb our tables. */
+/* Children that share our memory until exec must not change our tables. */
 __attribute__((noinline)) static pid_t vforked_that_closes(int fd)
 {
 	pid_t child = vfork();
@@ -285,7 +285,7 @@ static void signal_handlers(void)
 {
 	struct sigaction action = {.sa_handler = on_alarm, .sa_flags = SA_RESTART};
 	struct itimerval every = {.it_interval.tv_usec = 200, .it_value.tv_usec = 200}, never = {0};
-	/* The first look builds and allocates: not in a handler. */
+	/* The first use builds and allocates: not in a handler. */
 	leave(use_device());
 	CHECK(sigaction(SIGALRM, &action, NULL) == 0);
 	CHECK(setitimer(ITIMER_REAL, &every, NULL) == 0);
@@ -294,7 +294,7 @@ static void signal_handlers(void)
 	CHECK(setitimer(ITIMER_REAL, &never, NULL) == 0);
 }
 
-/* Functions that a plug-in without them would let pass. */
+/* Functions that a plug-in without wrappers for them would miss. */
 static void files_by_every_road(void)
 {
 	const char *path = "/sys/class/infiniband/urnic0/node_type";
@@ -334,8 +334,8 @@ static void files_by_every_road(void)
 	unlink("/tmp/plug-in-mode");
 }
 
-/* The device file takes the one command that libibverbs writes, and refuses others as a kernel
- * would. */
+/* The device file accepts the one command that libibverbs writes, and refuses others like a
+ * kernel. */
 static void the_device_file(void)
 {
 	struct use d = use_device();

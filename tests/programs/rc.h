@@ -1,6 +1,7 @@
-/* What our little verbs programs share: one device, RC queue pairs, numbers exchanged over a TCP
- * connection as ibv_rc_pingpong does it. Programs take -p PORT; with a host behind the options
- * they call, without one they wait. Any failure ends the program with one line and status 1. */
+/* Functions that our verbs programs share: one device, RC queue pairs, numbers exchanged over a
+ * TCP connection like those of ibv_rc_pingpong. Programs take -p PORT; with a host behind the
+ * options they connect, without one they wait. Any failure ends the program with one line and
+ * status 1. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <getopt.h>
@@ -92,10 +93,10 @@ __attribute__((unused)) static struct end end_of(struct ibv_qp *qp, int gid_inde
 	return end;
 }
 
-/* Code of InfiniBand's table: how long one try to reach the peer may take. */
+/* Code of InfiniBand's table: the time limit for one try to reach the peer. */
 __attribute__((unused)) static uint8_t ack_timeout = 14;
 
-/* INIT to RTR and RTS. */
+/* Moves the queue pair from INIT to RTR and RTS. */
 __attribute__((unused)) static void connect_qp(struct ibv_qp *qp, const struct end *mine, int gid_index, const struct end *theirs)
 {
 	struct ibv_qp_attr rtr = {
@@ -135,7 +136,7 @@ __attribute__((unused)) static void sock_write(int sock, const void *data, size_
 	}
 }
 
-/* False at the end of the stream. */
+/* Reads from the socket; false at the end of the stream. */
 __attribute__((unused)) static bool sock_read(int sock, void *data, size_t len)
 {
 	for (char *at = data; len > 0;) {
@@ -147,7 +148,7 @@ __attribute__((unused)) static bool sock_read(int sock, void *data, size_t len)
 	return true;
 }
 
-/* Both ends send and receive as much; also a barrier. */
+/* Exchanges data. Both ends send and receive the same number of bytes; also a barrier. */
 __attribute__((unused)) static void swap(int sock, const void *mine, void *theirs, size_t len)
 {
 	sock_write(sock, mine, len);
@@ -252,7 +253,7 @@ __attribute__((unused)) static void verify(const uint8_t *buffer, size_t len, ui
 	}
 }
 
-/* Seconds. */
+/* The time in seconds. */
 __attribute__((unused)) static double now(void)
 {
 	struct timespec time;
@@ -260,7 +261,7 @@ __attribute__((unused)) static double now(void)
 	return time.tv_sec + time.tv_nsec / 1e9;
 }
 
-/* Memory that is this process's alone, in KiB. */
+/* Private memory of this process, in KiB. */
 __attribute__((unused)) static long memory(void)
 {
 	char line[128];

@@ -1,7 +1,7 @@
-/* Registrations of every kind, each with a Write out of it and one into it: zero-based, named,
- * relaxed, on huge pages, on demand. What comes and goes under those on demand is there when it
- * is touched, or an error of the request. A registration that the device cannot have is refused
- * in the words of the manual. */
+/* Registrations of every kind, each with a Write out of it and one into it: zero-based, with a
+ * given address, relaxed, on huge pages, on demand. Pages that are mapped and unmapped under an
+ * on-demand region are available when they are accessed, or the access is an error of the
+ * request. A registration that the device does not support fails with the errno of the manual. */
 #include <sys/mman.h>
 
 #include "rc.h"
@@ -59,7 +59,7 @@ static void expect(const char *what, enum ibv_wc_status got, enum ibv_wc_status 
 }
 
 /* Sends eight bytes of the region to steady memory and receives eight others; `name` is the
- * address of the first byte in the region. */
+ * address of the region's first byte in work requests. */
 static void serves(const char *what, struct ibv_mr *mr, uint64_t name, uint8_t *memory)
 {
 	memcpy(memory, "outbound", 8);
@@ -106,7 +106,7 @@ static void on_demand(void)
 	int access = RIGHTS | IBV_ACCESS_ON_DEMAND;
 	uint8_t *memory = SOME(map(NULL, 3 * PAGE, 0));
 	uint64_t at = (uintptr_t)memory, here = (uintptr_t)bytes;
-	/* Nothing is there yet. */
+	/* No page is mapped yet. */
 	ZERO(munmap(memory, 3 * PAGE));
 	struct ibv_mr *mr = ibv_reg_mr(pd, memory, 3 * PAGE, access);
 	if (!mr && errno == EOPNOTSUPP) {

@@ -41,7 +41,7 @@ static void round_of_all(void)
 int main(int argc, char **argv)
 {
 	int rounds = argc > 1 ? atoi(argv[1]) : 1000;
-	/* The first rounds may set up what stays: the presence tree, a listener. */
+	/* The first rounds may create permanent objects: the presence tree, a listener. */
 	for (int i = 0; i < 3; i++)
 		round_of_all();
 	int descriptors = entries("/proc/self/fd"), threads = entries("/proc/self/task");

@@ -35,7 +35,7 @@ static void serve(struct sockaddr_in *at)
 			die("%d octets are missing: %s", i, strerror(errno));
 	if (rsend(socket, &octet, 1, 0) != 1)
 		die("rsend: %s", strerror(errno));
-	/* Until the client has it, and leaves. */
+	/* Waits until the client has the byte, and closes. */
 	rrecv(socket, &octet, 1, 0);
 	rclose(socket);
 	rclose(listener);

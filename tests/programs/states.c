@@ -1,6 +1,6 @@
-/* What each state of a queue pair makes of work requests, posted by ibv_post_send and by the
- * builder (ibv_wr_start): prints a line for each state, and "kept" when inline data arrived as
- * it was at the post, though the buffers were overwritten before anything could be sent. */
+/* How each state of a queue pair handles work requests, posted by ibv_post_send and by the
+ * builder (ibv_wr_start): prints a line for each state, and "kept" when inline data arrived with
+ * its content at the post, although the buffers were overwritten before it could be sent. */
 #include "rc.h"
 
 #define DEPTH 16
@@ -79,7 +79,7 @@ static void posts(const char *state, struct ibv_qp *qp)
 	printf("%s: send %d, built %d, receive %d\n", state, sent, built, received);
 }
 
-/* What there is to poll, as statuses with their ids. */
+/* Prints the available completions, as statuses with their ids. */
 static void completions(const char *state, struct ibv_cq *cq, int expected)
 {
 	printf("%s completes:", state);
@@ -158,8 +158,8 @@ static void closing(void)
 	ZERO(ibv_destroy_cq(b.cq));
 }
 
-/* Behind the closed gate of a queue pair without a connection, so that nothing was sent when the
- * buffers change. */
+/* Posts behind the closed gate of a queue pair without a connection, so that no data was sent
+ * when the buffers change. */
 static void inline_data(void)
 {
 	struct side a = side(), b = side();
@@ -169,7 +169,7 @@ static void inline_data(void)
 	struct ibv_qp_init_attr init;
 	struct ibv_qp_attr attr;
 	ZERO(ibv_query_qp(a.qp, &attr, IBV_QP_CAP, &init));
-	/* Not registered, and no key is looked at. */
+	/* The buffers are not registered; the device does not check a key of inline data. */
 	static uint8_t data[2][LEN / 2], big[4096];
 	fill(data[0], LEN / 2, 1);
 	fill(data[1], LEN / 2, 2);
@@ -183,7 +183,7 @@ static void inline_data(void)
 	builder->wr_flags = 0;
 	ibv_wr_send(builder);
 	ibv_wr_set_inline_data(builder, data[1], LEN / 2);
-	/* Copied by the call that names it, not by the one that completes the post. */
+	/* Copied by the call that sets the data, not by the call that completes the post. */
 	memset(data, 0xee, sizeof data);
 	ZERO(ibv_wr_complete(builder));
 	struct ibv_sge too_much = { (uintptr_t)big, init.cap.max_inline_data + 1, 0 };

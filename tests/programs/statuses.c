@@ -24,7 +24,8 @@ struct pair {
 	struct end end[2];
 };
 
-/* The second end is as in `options`, if it is about an event; the first end requests. */
+/* The options of the second end are in `options`, if the case is about an event; the first end
+ * requests. */
 static struct pair connected(struct options options)
 {
 	struct pair pair;
@@ -159,7 +160,7 @@ static void statuses(void)
 	pair = connected((struct options){ .reads = 8, .rnr_retry = 1 });
 	expect("a Send that finds no receive", request(&pair, IBV_WR_SEND, key, 0, 0), IBV_WC_RNR_RETRY_EXC_ERR, 0x1202c000);
 
-	/* Both are connected once something went from one to the other. */
+	/* Both ends are connected once a message has passed between them. */
 	pair = usual();
 	receive(&pair, 64, key);
 	expect("a Send", request(&pair, IBV_WR_SEND, key, 0, 0), IBV_WC_SUCCESS, 0);

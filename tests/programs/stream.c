@@ -56,7 +56,7 @@ int main(int argc, char **argv)
 		connect_qp(lanes[i].qp, &lanes[i].mine, 0, &lanes[i].theirs);
 	}
 	if (forks && fork() == 0) {
-		/* It outlives its parent, and not the test for long. */
+		/* The child outlives its parent, but not the test for long. */
 		alarm(60);
 		pause();
 		_exit(0);

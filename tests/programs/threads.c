@@ -18,8 +18,8 @@ const char *__asan_default_options(void)
 }
 #endif
 
-/* Made by the thread that posts, read and freed by the one that polls: no lock is between them
- * but the queues. */
+/* Made by the thread that posts, read and freed by the thread that polls: only the queues
+ * synchronise them. */
 struct job {
 	int number, slot;
 };
@@ -65,7 +65,7 @@ static void post_all(bool racy)
 		fill((uint8_t *)mr->addr + job->slot * SLOT, SLOT, number);
 		post_send(from, IBV_WR_SEND, mr, job->slot * SLOT, SLOT, NULL, 0, (uintptr_t)job);
 	}
-	/* Nothing orders this and the other thread's, however they are scheduled. */
+	/* No synchronisation orders this access and the other thread's, in any schedule. */
 	if (racy)
 		both_write++;
 }
@@ -90,7 +90,7 @@ int main(int argc, char **argv)
 	connect_qp(to, &b, 0, &a);
 	for (int slot = 0; slot < SLOTS; slot++)
 		post_recv(to, mr, (SLOTS + slot) * SLOT, SLOT, slot);
-	/* Fewer than there are receives: none is ever missing. */
+	/* Fewer than there are receives, so a receive is always posted. */
 	ZERO(sem_init(&room, 0, SLOTS / 2));
 
 	pthread_t poller;

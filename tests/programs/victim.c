@@ -39,7 +39,8 @@ static struct ibv_cq *healthy_cq[2];
 static struct ibv_mr *healthy_mr;
 static uint8_t healthy_bytes[256];
 
-/* The buffer that peers may write to has a page before and a page behind it that nobody may. */
+/* The buffer that peers may write to has a page before and a page behind it that no peer may
+ * access. */
 static uint8_t *arena, *inbox, *large;
 enum { ARENA = 3 * PAGE, INBOX = 4 << 20 };
 
@@ -182,7 +183,7 @@ static void make_healthy(void)
 		to_rts(healthy[i], &gid, healthy[!i]->qp_num, psn_of(healthy[!i]), 1, 1, 7);
 }
 
-/* There and back, a hundred times. */
+/* Exchanges messages between two queue pairs, a hundred times. */
 static void be_healthy(void)
 {
 	for (int i = 0; i < 200; i++) {
@@ -222,7 +223,7 @@ static bool event_waits(void)
 	return poll(&fd, 1, 0) == 1;
 }
 
-/* A completion, without keeping a processor from others for it. */
+/* Waits for a completion without keeping the processor from others. */
 static struct ibv_wc patient_wc(struct ibv_cq *cq)
 {
 	struct ibv_wc wc;

@@ -39,7 +39,7 @@ static void expect(const char *what, enum ibv_wc_status got, enum ibv_wc_status 
 	printf("%s: %s\n", what, ibv_wc_status_str(got));
 }
 
-/* Binds by the verb at the second end; nothing at all with length 0. */
+/* Binds by the verb at the second end; unbinds with length 0. */
 static void bind_type_1(struct pair *pair, struct ibv_mw *mw, struct ibv_mr *mr, size_t offset, size_t len)
 {
 	struct ibv_mw_bind bind = { .wr_id = 2, .send_flags = IBV_SEND_SIGNALED,

@@ -165,7 +165,6 @@ impl Guest {
 
     /// Copies a file into the guest, to this path, as a program.
     ///
-    ///
     /// # Panics
     /// When the file cannot be read or copied.
     #[track_caller]

@@ -17,7 +17,7 @@ pub struct Wait {
 }
 
 impl Wait {
-    /// More between two looks is not the waiter's own doing.
+    /// A longer time between two checks does not count: the waiter was not running.
     const STEP: Duration = Duration::from_millis(100);
 
     /// Begins a wait of at most `limit`.
@@ -52,8 +52,8 @@ pub fn until<T>(limit: Duration, mut condition: impl FnMut() -> Option<T>) -> Op
     }
 }
 
-/// Does a socket listen at `port`, in the network namespace of process `pid`? (A connection would
-/// ask too, and be taken for the client.)
+/// Whether a socket listens at `port`, in the network namespace of process `pid`. (This does not
+/// connect, because the server would take the connection for the client's.)
 pub fn listening(pid: u32, port: u16) -> bool {
     const LISTEN: &str = "0A";
     let wanted = format!(":{port:04X}");
@@ -66,7 +66,7 @@ pub fn listening(pid: u32, port: u16) -> bool {
     })
 }
 
-/// Is this still a process (a zombie is none)?
+/// Whether this process exists and is not a zombie.
 pub fn alive(pid: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let state = stat
@@ -99,7 +99,7 @@ pub fn free_port() -> u16 {
     panic!("no free port from {FIRST} on");
 }
 
-/// Descriptors that a process has.
+/// The number of descriptors of a process.
 pub fn descriptors(pid: u32) -> usize {
     std::fs::read_dir(format!("/proc/{pid}/fd"))
         .expect("it runs")

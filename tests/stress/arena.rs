@@ -1,4 +1,4 @@
-//! The memory that a side's regions lie in. With `verbs`, all there is of raw pointers.
+//! The memory that holds a side's regions. Only this file and `verbs` use raw pointers.
 
 use std::ptr;
 

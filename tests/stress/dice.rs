@@ -20,7 +20,7 @@ impl Dice {
         (self.roll() % n as u64) as usize
     }
 
-    /// True in so many cases out of a hundred.
+    /// True in this percentage of the cases.
     pub(crate) fn chance(&mut self, percent: usize) -> bool {
         self.below(100) < percent
     }
@@ -32,7 +32,7 @@ impl Dice {
         bytes
     }
 
-    /// A length: mostly short, sometimes nothing, now and then many segments.
+    /// A length: mostly short, sometimes zero, now and then many segments.
     pub(crate) fn len(&mut self) -> usize {
         match self.below(100) {
             0..8 => 0,

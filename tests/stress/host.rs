@@ -12,7 +12,7 @@ pub(crate) struct Span {
     pub(crate) len: usize,
 }
 
-/// The address of a region's first byte for peers.
+/// The address of a region's first byte in work requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Naming {
     Address,

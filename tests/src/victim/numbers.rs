@@ -1,6 +1,6 @@
 //! Numbers of libibverbs, as the program prints them.
 
-/// `enum ibv_wc_status`, as far as bad input leads to it.
+/// `enum ibv_wc_status`: the values that bad input can cause.
 pub mod status {
     /// `IBV_WC_SUCCESS`.
     pub const SUCCESS: u64 = 0;

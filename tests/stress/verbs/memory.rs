@@ -16,7 +16,8 @@ pub(crate) struct Mr {
 }
 
 impl Mr {
-    /// Registers `len` bytes of the arena from `at`; `name` is the address of the first byte for
+    /// Registers `len` bytes of the arena from `at`; `name` is the address of the first byte in
+    /// work requests.
     /// peers.
     pub(crate) fn new(device: &Device, arena: &Arena, at: usize, len: usize, name: u64, access: u32) -> Mr {
         assert!(at + len <= arena.len);

@@ -78,8 +78,7 @@ impl Scene {
         (event, peer, reply)
     }
 
-    /// Checks that this message opens the fence and that traffic goes both ways; then the peer ends
-    /// the connection.
+    /// Checks that this message opens the fence and traffic goes both ways; then the peer closes.
     #[track_caller]
     pub(super) fn opens(&mut self, id: u64, peer: &mut Peer, rtr: &[u8], established: bool) {
         peer.tell(&[rtr]);
