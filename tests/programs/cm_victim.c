@@ -1,6 +1,7 @@
-/* A program that connects through librdmacm to a test with a raw TCP connection. It executes the lines of its standard input, and
- * answers each with one line that begins with "= ". Numbers are hexadecimal, bytes are pairs of digits, "-" for none; an id gets
- * the lowest free number; the id of a Request gets its number with its event.
+/* A program that connects through librdmacm to a test with a raw TCP connection. It executes the
+ * lines of its standard input, and answers each with one line that begins with "= ". Numbers are
+ * hexadecimal, bytes are pairs of digits, "-" for none; an id gets the lowest free number; the id
+ * of a Request gets its number with its event.
  *
  *   listen ADDRESS BACKLOG                a listener at a port of the kernel's choice: id, port
  *   connect ADDRESS PORT IRD ORD BYTES    resolves, and connects with a new queue pair: id, errno

@@ -2,9 +2,10 @@
  *
  *   signals   a handler ends the wait with EINTR, or not at all if it was set up with SA_RESTART
  *   jumps     after a handler with a long jump the channel and the device work
- *   closes    another thread closes the channel: the wait goes on until its thread is cancelled
+ *   closes    another thread closes the channel: the wait lasts until its thread is cancelled
  *   rests     no event comes: no thread of the process runs
- *   stops     the process is stopped and resumed any number of times: waits of every kind last until their event comes
+ *   stops     the process is stopped and resumed any number of times: waits of every kind last
+ *             until their event comes
  */
 #define _GNU_SOURCE
 #include "rc.h"

@@ -1,7 +1,7 @@
-/* Two contexts of one device: on the first a thread never stops moving bytes and checking them,
- * while the main thread opens, troubles and closes others, one after the other: with requests in
- * flight, with errors, and in forked children that take what they inherited to pieces. None of
- * it may be seen at the first. */
+/* Two contexts of one device: on the first a thread moves bytes and checks them without a pause,
+ * while the main thread opens, disturbs and closes others, one after the other: with requests in
+ * flight, with errors, and in forked children that destroy inherited objects. None of this may
+ * affect the first context. */
 #include "rc.h"
 #include <pthread.h>
 #include <sys/wait.h>

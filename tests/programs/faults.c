@@ -1,4 +1,5 @@
-/* Faults of the program's own, beside a device that recovers from faults in its copies. Each of these begins with one such recovery.
+/* Faults of the program's own, beside a device that recovers from faults in its copies. Each of
+ * these begins with one such recovery.
  *
  *   faults before    a handler that is installed before the device is opened
  *   faults after     a handler that is installed afterwards, in every possible way

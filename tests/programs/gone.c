@@ -1,5 +1,6 @@
-/* Registered memory that is unmapped, protected, or in a file that is truncated. Each access of the device then is an error of the request, at the
- * requester or at the target, and nothing else: the process stays alive, and its other connection continues.
+/* Registered memory that is unmapped, protected, or in a file that is truncated. Each access of
+ * the device then is an error of the request, at the requester or at the target, and nothing else:
+ * the process stays alive, and its other connection continues.
  *
  *   gone near     both ends in this process
  *   gone far      the target is another process

@@ -1,5 +1,6 @@
-/* A program whose peer is a test with a raw TCP connection. It executes the lines of its standard input, and answers each with one
- * line that begins with "= ". Numbers are hexadecimal; a queue pair, REGION and MR are named by their place in the order of creation or by name.
+/* A program whose peer is a test with a raw TCP connection. It executes the lines of its standard
+ * input, and answers each with one line that begins with "= ". Numbers are hexadecimal; a queue
+ * pair, REGION and MR are named by their place in the order of creation or by name.
  *
  *   qp DEPTH ACCESS                       makes a queue pair with a completion queue of its own: qp, qpn, psn
  *   connect QP GID QPN PSN IRD ORD RNR    INIT to RTS; RNR: rnr_retry of both directions

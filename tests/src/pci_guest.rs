@@ -58,7 +58,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// A server of functions with one address each, given the words of further options.
+    /// A server of functions with one address each, with further options.
     #[track_caller]
     pub fn start(host: &Netns, addresses: &[&str], options: &str) -> Self {
         let folder = Folder::inside(&scratch(), "serve");

@@ -237,7 +237,7 @@ fn a_siw_that_wants_no_crc_rejects_us() {
         .run_for(LIMIT)
         .failure();
     assert!(said.contains("RDMA_CM_EVENT_REJECTED"), "{said}");
-    // Its listener did not see the connection, and waits for the next.
+    // siw's listener did not see the connection, and waits for the next.
     guest.stop();
     let (ok, said) = there.ends();
     assert!(!ok && !said.contains("DISCONNECT"), "{said}");

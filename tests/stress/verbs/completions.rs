@@ -126,7 +126,8 @@ impl Cq {
     fn take_plain(&self, into: &mut Vec<Completion>) {
         loop {
             let mut list = [ibv_wc::default(); 5];
-            // SAFETY: a live queue, and an array of so many.
+            // SAFETY: a live queue, and an array with room for the number of entries that is
+            // passed.
             let n = unsafe {
                 let poll = (*(*self.cq).context).ops.poll_cq.expect("poll_cq");
                 poll(self.cq, list.len() as c_int, list.as_mut_ptr())

@@ -69,7 +69,7 @@ fn mpa_c_04_whatever_octet_is_wrong_nothing_is_placed() {
         &[0xaa; 101],
     );
     let len = scene.victim.link(Role::Called).peer.framed(&[&ulpdu]).len();
-    // ULPDU_Length apart: with that wrong the CRC is looked for elsewhere. Control bytes, STag,
+    // Not in ULPDU_Length: with a wrong length the CRC is read elsewhere. Control bytes, STag,
     // offset, payload, pad, CRC.
     for (number, at) in [2, 3, 4, 8, 15, 16, 60, 116, 117, 119, 120, 123]
         .into_iter()

@@ -680,7 +680,7 @@ fn garbage_behind_the_first_fpdu_is_terminated() {
 fn s001_03_to_05_the_rtr_frame_opens_the_fence() {
     let mut scene = or_skip!(Scene::start(&[("URNIC_MPA_RTR_FRAME", "hex")]));
     for key in RTR_KEYS {
-        // Its flags follow the Reply's, or not; its private data have no meaning.
+        // The frame's flags follow the Reply's, or not; its private data have no meaning.
         for rest in ["00010000", "40010000", "40010004 01020304"] {
             let asked = hex(&format!("{REQUEST_KEY} 50010000"));
             let (event, mut peer, reply) = scene.accepted(&asked, DEPTHS, &[]);

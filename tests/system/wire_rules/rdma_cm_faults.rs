@@ -51,7 +51,7 @@ fn a_stopped_listener_is_unreachable_until_it_goes_on() {
     let mut scene = or_skip!(Scene::start(&[]));
     let mut caller = or_skip!(CmVictim::start(&QUICK));
     scene.victim.process().stop();
-    // Its host still takes the TCP connection.
+    // The victim's host still accepts the TCP connection.
     for _ in 0..2 {
         let id = caller.calls(scene.at, DEPTHS, b"first");
         caller.learns(id, happening::UNREACHABLE, -ETIMEDOUT);

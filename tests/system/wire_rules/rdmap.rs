@@ -218,7 +218,7 @@ fn rdm_m_03_a_read_request_s_place_on_its_queue_is_checked() {
         scene.refuses(0x1203, &[read_request(msn, stag, at, 64)]);
     }
     scene.refuses(0x1204, &[untagged(0x41, 0x41, 1, 1, 4, &header)]);
-    // Its only segment must be its last (L), and no longer or shorter than the header is.
+    // The only segment must be the last (L), and no longer or shorter than the header.
     scene.refuses(0x1205, &[untagged(0x01, 0x41, 1, 1, 0, &header)]);
     for role in ROLES {
         for payload in [&header[..27], &[&header[..], b"!"].concat(), b""] {
