@@ -18,7 +18,6 @@ pub(crate) struct Mr {
 impl Mr {
     /// Registers `len` bytes of the arena from `at`; `name` is the address of the first byte in
     /// work requests.
-    /// peers.
     pub(crate) fn new(device: &Device, arena: &Arena, at: usize, len: usize, name: u64, access: u32) -> Mr {
         assert!(at + len <= arena.len);
         // SAFETY: memory that is there as long as the region.
@@ -59,7 +58,7 @@ impl Mr {
         });
     }
 
-    /// The address of the first byte of the region for peers.
+    /// The address of the region's first byte in work requests.
     pub(crate) fn name(&self) -> u64 {
         self.name
     }

@@ -243,7 +243,7 @@ fn rdm_t_08_a_bad_terminate_makes_no_loop() {
     let mut scene = or_skip!(Scene::start(&[]));
     let good = hex("20020000");
     for bad in [
-        // MSN, MO, L, queues, T, an STag in the invalidate field of a Terminate; too short for a
+        // MSN, MO, L, queues, T (the place of the Invalidate STag has no meaning); too short for a
         // control field.
         untagged(0x41, 0x47, 2, 0, 0, &good),
         untagged(0x41, 0x47, 2, 5, 0, &good),
