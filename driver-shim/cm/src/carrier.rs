@@ -81,7 +81,7 @@ pub fn receive_request<C: Carrier + ?Sized>(
 ) -> RequestProgress {
     match responder.take(bytes) {
         Ok(Some(ResponderEvent::Request)) => RequestProgress::Complete,
-        Ok(_) => match carrier.receive(sid, responder.wants()) {
+        Ok(_) => match carrier.receive(sid, responder.bytes_needed()) {
             Ok(()) => RequestProgress::Incomplete,
             Err(_) => RequestProgress::Close(Close::Abort),
         },

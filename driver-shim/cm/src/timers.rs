@@ -41,7 +41,7 @@ impl<K: Copy + Ord + Hash> Timers<K> {
         self.by_time.first().map(|(at, _)| *at)
     }
 
-    /// Takes the earliest deadline that has come.
+    /// Removes the earliest deadline if it is reached, and returns its key.
     pub(crate) fn due(&mut self, now: Time) -> Option<K> {
         let (at, key) = *self.by_time.first()?;
         (at <= now).then(|| {

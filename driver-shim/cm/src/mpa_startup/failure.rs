@@ -10,16 +10,16 @@ pub enum Fault {
     #[error(transparent)]
     Frame(#[from] StartupError),
     /// Bytes behind the Request: an initiator sends nothing before the Reply (RFC 5044 §7.1.2).
-    #[error("{0} octets behind the MPA Request, where an initiator has to wait for the Reply")]
+    #[error("{0} bytes after the MPA Request: an initiator must wait for the Reply")]
     Trailing(usize),
     /// The Reply to an enhanced Request is not enhanced (RFC 6581 §10).
-    #[error("the MPA Reply to an enhanced Request is of revision {0} without IRD/ORD word")]
+    #[error("the MPA Reply to an enhanced Request has revision {0} and no IRD/ORD word")]
     NotEnhanced(u8),
     /// The peer uses revision 0, defined by the RDMA Consortium (RFC 5044 appendix C).
-    #[error("the peer speaks MPA revision 0")]
+    #[error("the peer uses MPA revision 0, which is not supported")]
     Rdmac,
     /// The timeout expired (RFC 5044 §7.1.2(8, 10)).
-    #[error("MPA start-up did not end in time")]
+    #[error("MPA start-up timed out")]
     Timeout,
     /// The TCP connection ended before start-up did.
     #[error("the TCP connection ended during MPA start-up")]

@@ -13,7 +13,7 @@ pub(super) struct Incoming {
 
 impl Incoming {
     /// The number of bytes missing to the known end of the frame.
-    pub(super) fn wants(&self) -> usize {
+    pub(super) fn bytes_needed(&self) -> usize {
         self.len() - self.bytes.len()
     }
 
@@ -31,10 +31,10 @@ impl Incoming {
     ) -> Result<usize, Failure> {
         let all = bytes.len();
         loop {
-            let (now, rest) = bytes.split_at(self.wants().min(bytes.len()));
+            let (now, rest) = bytes.split_at(self.bytes_needed().min(bytes.len()));
             self.bytes.extend_from_slice(now);
             bytes = rest;
-            if self.header.is_some() || self.wants() > 0 {
+            if self.header.is_some() || self.bytes_needed() > 0 {
                 return Ok(all - bytes.len());
             }
             if let Some(fixed) = self.bytes.first_chunk() {
@@ -45,7 +45,7 @@ impl Incoming {
 
     /// Header and private data, once the frame is complete.
     pub(super) fn whole(&self) -> Option<(StartupHeader, &[u8])> {
-        let header = self.header.filter(|_| self.wants() == 0)?;
+        let header = self.header.filter(|_| self.bytes_needed() == 0)?;
         Some((header, self.bytes.get(HEADER_LEN..)?))
     }
 }
@@ -53,7 +53,7 @@ impl Incoming {
 /// The ULP's private data is too long for the frame (512 bytes, 508 behind an enhanced word: RFC
 /// 6581 §9).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("private data of {0} octets is too long; with the IRD/ORD word it must fit {MAX_PRIVATE_DATA}")]
+#[error("{0} bytes of private data are too long: with the IRD/ORD word the maximum is {MAX_PRIVATE_DATA}")]
 pub struct PrivateDataTooLong(pub usize);
 
 /// The bytes of a frame.

@@ -95,8 +95,8 @@ impl Initiator {
 
     /// The number of bytes that the initiator needs next; bytes beyond them may be the peer's first
     /// FPDU.
-    pub fn wants(&self) -> usize {
-        self.incoming.wants()
+    pub fn bytes_needed(&self) -> usize {
+        self.incoming.bytes_needed()
     }
 
     /// When [`Initiator::expire`] is due.
@@ -163,17 +163,17 @@ impl Initiator {
         }))
     }
 
-    /// Takes the result of a receive of [`wants`](Self::wants) bytes: all of them, fewer because
-    /// the stream ended, or an error.
+    /// Takes the result of a receive of [`bytes_needed`](Self::bytes_needed) bytes: all of them,
+    /// fewer because the stream ended, or an error.
     ///
     /// # Errors
     /// The errors of [`receive`](Self::receive); the stream ended too early.
     pub fn take<E>(&mut self, arrived: Result<&[u8], E>) -> Result<Option<Answer>, Failure> {
-        let wanted = self.wants();
+        let needed = self.bytes_needed();
         let bytes = arrived.map_err(|_| self.closed())?;
         match self.receive(bytes)? {
-            (_, None) if bytes.len() < wanted => Err(self.closed()),
-            (_, heard) => Ok(heard),
+            (_, None) if bytes.len() < needed => Err(self.closed()),
+            (_, answer) => Ok(answer),
         }
     }
 

@@ -2,10 +2,11 @@
 //! and deadlines out.
 //!
 //! They use no socket and no queue pair. The owner of the stream passes received bytes to an
-//! [`Initiator`] or a [`Responder`], at most [`wants`](Initiator::wants) bytes at a time if no byte
-//! of an FPDU may be taken. It sends the frames that they return, closes the stream in the way that
-//! a [`Failure`] requires, and checks the [`deadline`](Initiator::deadline). The result is
-//! [`Negotiated`]: the parameters with which the device attaches the stream to a queue pair.
+//! [`Initiator`] or a [`Responder`], at most [`bytes_needed`](Initiator::bytes_needed) bytes at a
+//! time if no byte of an FPDU may be taken. It sends the frames that they return, closes the stream
+//! in the way that a [`Failure`] requires, and checks the [`deadline`](Initiator::deadline). The
+//! result is [`Negotiated`]: the parameters with which the device attaches the stream to a queue
+//! pair.
 //!
 //! ```text
 //! initiator                                        responder

@@ -56,12 +56,12 @@ impl Rtr {
 }
 
 /// Encodes a depth for the enhanced word.
-fn told(depth: Option<u16>) -> u16 {
+fn encode_depth(depth: Option<u16>) -> u16 {
     depth.map_or(NO_NEGOTIATION, |n| n.min(MAX_DEPTH))
 }
 
 /// Decodes a depth of the peer's enhanced word; `None`: not to be negotiated.
-fn heard(field: u16) -> Option<u16> {
+fn decode_depth(field: u16) -> Option<u16> {
     (field != NO_NEGOTIATION).then_some(field)
 }
 
@@ -73,8 +73,8 @@ pub(super) fn request(offer: &Offer, rtr: RtrTypes) -> EnhancedWord {
         rtr_send: p2p && rtr.send,
         rtr_write: p2p && rtr.write,
         rtr_read: p2p && rtr.read,
-        ird: told(offer.depths.ird),
-        ord: told(offer.depths.ord),
+        ird: encode_depth(offer.depths.ird),
+        ord: encode_depth(offer.depths.ord),
     }
 }
 
@@ -101,15 +101,15 @@ pub(super) fn answer(
         .flatten();
     // The ORD of this end is at most the peer's IRD; the answer to "not to be negotiated" is the
     // same value, and changes nothing (RFC 6581 §9.1).
-    let ord = match heard(request.ird) {
+    let ord = match decode_depth(request.ird) {
         Some(limit) => Some(own.ord.unwrap_or(limit).min(limit)),
         None => own.ord,
     };
     // A Read as RTR message occupies a place even if the initiator reports that it reads nothing
     // else, as NFS clients do.
     let least = u16::from(chosen == Some(Rtr::Read));
-    let ird = match heard(request.ord) {
-        Some(wish) => Some(own.ird.unwrap_or(wish).max(least).min(MAX_DEPTH)),
+    let ird = match decode_depth(request.ord) {
+        Some(requested) => Some(own.ird.unwrap_or(requested).max(least).min(MAX_DEPTH)),
         None => own.ird,
     };
     let word = EnhancedWord {
@@ -117,8 +117,8 @@ pub(super) fn answer(
         rtr_send: chosen == Some(Rtr::Send),
         rtr_write: chosen == Some(Rtr::Write),
         rtr_read: chosen == Some(Rtr::Read),
-        ird: heard(request.ord).and(ird).unwrap_or(NO_NEGOTIATION),
-        ord: heard(request.ird).and(ord).unwrap_or(NO_NEGOTIATION),
+        ird: decode_depth(request.ord).and(ird).unwrap_or(NO_NEGOTIATION),
+        ord: decode_depth(request.ird).and(ord).unwrap_or(NO_NEGOTIATION),
     };
     (word, Depths { ird, ord }, chosen)
 }
@@ -131,12 +131,12 @@ pub(super) fn conclude(
     rtr: RtrTypes,
 ) -> (Depths, Option<Rtr>, Option<u32>) {
     let own = offer.depths;
-    let ord = match (own.ord, heard(reply.ird)) {
-        (Some(wish), Some(limit)) => Some(wish.min(limit)),
+    let ord = match (own.ord, decode_depth(reply.ird)) {
+        (Some(requested), Some(limit)) => Some(requested.min(limit)),
         (unchanged, _) => unchanged,
     };
-    let ird = match (own.ird, heard(reply.ord)) {
-        (Some(offered), Some(wanted)) => Some(offered.max(wanted)),
+    let ird = match (own.ird, decode_depth(reply.ord)) {
+        (Some(offered), Some(required)) => Some(offered.max(required)),
         (unchanged, _) => unchanged,
     };
     let chosen = (offer.peer_to_peer && reply.peer_to_peer)

@@ -25,7 +25,7 @@ enum Stage {
     /// The Request is due.
     Request,
     /// The ULP decides on the Request.
-    Asked(Box<Request>),
+    Unanswered(Box<Request>),
     /// Accepted; the RTR frame is due, and after it start-up has this result.
     RtrFrame(Negotiated),
     /// Accepted; the first FPDU is due.
@@ -81,10 +81,10 @@ impl Responder {
 
     /// The number of bytes that the responder needs next: none while the ULP decides, or once the
     /// stream is attached.
-    pub fn wants(&self) -> usize {
+    pub fn bytes_needed(&self) -> usize {
         match self.stage {
-            Stage::Request | Stage::RtrFrame(_) => self.incoming.wants(),
-            Stage::Asked(_) | Stage::Fenced | Stage::Done => 0,
+            Stage::Request | Stage::RtrFrame(_) => self.incoming.bytes_needed(),
+            Stage::Unanswered(_) | Stage::Fenced | Stage::Done => 0,
         }
     }
 
@@ -96,7 +96,7 @@ impl Responder {
     /// The Request, from its arrival until it is answered.
     pub fn request(&self) -> Option<&Request> {
         match &self.stage {
-            Stage::Asked(request) => Some(request),
+            Stage::Unanswered(request) => Some(request),
             _ => None,
         }
     }
@@ -124,8 +124,8 @@ impl Responder {
                 }
                 Ok((taken, ready.then_some(ResponderEvent::Ready(negotiated))))
             }
-            Stage::Asked(_) if !bytes.is_empty() => Err(Fault::Trailing(bytes.len()).into()),
-            Stage::Asked(_) | Stage::Fenced | Stage::Done => Ok((0, None)),
+            Stage::Unanswered(_) if !bytes.is_empty() => Err(Fault::Trailing(bytes.len()).into()),
+            Stage::Unanswered(_) | Stage::Fenced | Stage::Done => Ok((0, None)),
         }
     }
 
@@ -151,7 +151,7 @@ impl Responder {
         if taken < bytes.len() {
             return Err(Fault::Trailing(bytes.len() - taken).into());
         }
-        self.stage = Stage::Asked(Box::new(request));
+        self.stage = Stage::Unanswered(Box::new(request));
         self.deadline = None;
         self.incoming = Incoming::default();
         Ok((taken, Some(ResponderEvent::Request)))
@@ -278,17 +278,17 @@ impl Responder {
         self.reject(&[], None).ok()
     }
 
-    /// Takes the result of a receive of [`wants`](Self::wants) bytes: all of them, fewer because
-    /// the stream ended, or an error.
+    /// Takes the result of a receive of [`bytes_needed`](Self::bytes_needed) bytes: all of them,
+    /// fewer because the stream ended, or an error.
     ///
     /// # Errors
     /// The errors of [`receive`](Self::receive); the stream ended too early.
     pub fn take<E>(&mut self, arrived: Result<&[u8], E>) -> Result<Option<ResponderEvent>, Failure> {
-        let wanted = self.wants();
+        let needed = self.bytes_needed();
         let bytes = arrived.map_err(|_| self.closed())?;
         match self.receive(bytes)? {
-            (_, None) if bytes.len() < wanted => Err(self.closed()),
-            (_, heard) => Ok(heard),
+            (_, None) if bytes.len() < needed => Err(self.closed()),
+            (_, event) => Ok(event),
         }
     }
 

@@ -1,5 +1,5 @@
-//! Maps what programs exchange (GID or LID, and QPN) to a TCP address, and decides which end is the
-//! initiator.
+//! Maps the addresses that programs exchange (GID or LID, and QPN) to TCP addresses, and selects
+//! the initiator.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV6};
 
@@ -192,7 +192,7 @@ mod tests {
         }
     }
 
-    fn home() -> LocalHost {
+    fn local_host() -> LocalHost {
         LocalHost {
             gids: vec![
                 gid("10.1.2.3", 0),
@@ -219,15 +219,19 @@ mod tests {
     const PEER: u32 = 6000 << 8 | 2;
 
     #[test]
-    fn a_gid_names_host_and_the_number_names_the_port() {
-        let peer = |ip, index| home().peer(&by_gid(ip, index), PEER, QPN).unwrap().address;
+    fn the_gid_names_the_host_and_the_qpn_names_the_port() {
+        let peer = |ip, index| local_host().peer(&by_gid(ip, index), PEER, QPN).unwrap().address;
         assert_eq!(peer("10.1.9.9", 0), "10.1.9.9:6000".parse().unwrap());
         assert_eq!(peer("2001:db8::9", 1), "[2001:db8::9]:6000".parse().unwrap());
     }
 
     #[test]
     fn a_link_local_gid_takes_the_scope_of_the_own_gid() {
-        let scope = |index| match home().peer(&by_gid("fe80::9", index), PEER, QPN).unwrap().address {
+        let scope = |index| match local_host()
+            .peer(&by_gid("fe80::9", index), PEER, QPN)
+            .unwrap()
+            .address
+        {
             SocketAddr::V6(address) => address.scope_id(),
             SocketAddr::V4(_) => 0,
         };
@@ -236,9 +240,9 @@ mod tests {
     }
 
     #[test]
-    fn a_lid_names_this_host_or_one_in_the_same_16_bits() {
+    fn a_lid_names_this_host_or_one_in_its_16_bit_prefix() {
         let peer = |dlid| {
-            home().peer(
+            local_host().peer(
                 &AddressVector {
                     dlid,
                     ..AddressVector::default()
@@ -254,7 +258,7 @@ mod tests {
 
     #[test]
     fn the_same_number_on_the_same_host_is_the_same_queue_pair() {
-        let is_self = |av: AddressVector, dest| home().peer(&av, dest, QPN).unwrap().is_self;
+        let is_self = |av: AddressVector, dest| local_host().peer(&av, dest, QPN).unwrap().is_self;
         assert!(is_self(by_gid("10.1.2.3", 0), QPN));
         assert!(is_self(by_gid("127.0.0.1", 0), QPN));
         assert!(is_self(
@@ -275,28 +279,32 @@ mod tests {
             listen: None,
         };
         for (a, b) in [(QPN, PEER), (PEER, QPN), (QPN, QPN)] {
-            let here = home().peer(&by_gid("10.1.2.4", 0), b, a).unwrap();
+            let here = local_host().peer(&by_gid("10.1.2.4", 0), b, a).unwrap();
             let there = other.peer(&by_gid("10.1.2.3", 0), a, b).unwrap();
             assert!(here.we_initiate != there.we_initiate);
             let by_lid = |dlid| AddressVector {
                 dlid,
                 ..AddressVector::default()
             };
-            let here = home().peer(&by_lid(0x0204), b, a).unwrap();
+            let here = local_host().peer(&by_lid(0x0204), b, a).unwrap();
             let there = other.peer(&by_lid(0x0203), a, b).unwrap();
             assert!(here.we_initiate != there.we_initiate);
         }
     }
 
     #[test]
-    fn a_name_without_a_peer_is_invalid() {
+    fn an_address_without_a_peer_is_invalid() {
         for (av, dest) in [
             (by_gid("10.1.2.4", 9), PEER),
             (by_gid("::", 0), PEER),
             (by_gid("224.0.0.1", 0), PEER),
             (by_gid("10.1.2.4", 0), 17),
         ] {
-            assert_eq!(home().peer(&av, dest, QPN), Err(Errno::INVAL), "{av:?} {dest}");
+            assert_eq!(
+                local_host().peer(&av, dest, QPN),
+                Err(Errno::INVAL),
+                "{av:?} {dest}"
+            );
         }
     }
 }

@@ -23,7 +23,7 @@ impl Engine {
     /// Checks whether a queue pair accepts a Request; an error is the reason of the rejection.
     pub(super) fn examine(&mut self, world: &mut World<'_>, sid: u32, qpn: u32) -> Result<(), Reason> {
         let Some(Startup::Unanswered { peer, ends, .. }) = self.streams.get(&sid) else {
-            return Err(Reason::Gone);
+            return Err(Reason::Closed);
         };
         let (peer, ends) = (*peer, *ends);
         let Some(pair) = self.pairs.get_mut(&qpn) else {
@@ -33,11 +33,11 @@ impl Engine {
             Phase::Seeking(seek) => seek,
             Phase::Connected { .. } => return Err(Reason::Connected),
             Phase::Idle => return Err(Reason::Busy),
-            Phase::Closed => return Err(Reason::Gone),
+            Phase::Closed => return Err(Reason::Closed),
         };
         let local = seek.identity(qpn, 0);
         if !local.names(&peer) {
-            return Err(Reason::Elsewhere);
+            return Err(Reason::OtherPeer);
         }
         let streams = &mut *world.streams;
         if !self.allow_nat && !seek.params.peer.is_at(&ends, |address| streams.is_own(address)) {
@@ -72,7 +72,7 @@ impl Engine {
             );
         }
         if !unexamined {
-            return Err(Reason::Elsewhere);
+            return Err(Reason::OtherPeer);
         }
         self.initiate_early(world, qpn);
         Err(Reason::Busy)

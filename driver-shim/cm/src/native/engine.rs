@@ -1,4 +1,5 @@
-//! The life of queue pairs (added, RTR, RTS, attached, removed), timers, and streams in start-up.
+//! The lifecycle of queue pairs (added, RTR, RTS, attached, removed), timers, and streams in
+//! start-up.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -17,7 +18,7 @@ use crate::timers::Timers;
 use urnic_config::{Config, RtrTypes};
 
 impl Engine {
-    /// An engine for the process; `seed` is random and secret.
+    /// Creates the engine of the process; `seed` is random and secret.
     pub fn new(config: &Config, seed: u128) -> Engine {
         let native = &config.native;
         // The RTR message that opens the responder's fence is a zero-length Write: it needs no
@@ -64,7 +65,7 @@ impl Engine {
     pub fn remove_queue_pair(&mut self, world: &mut World<'_>, qpn: u32) {
         self.retire(world, qpn, false);
         if self.pairs.remove(&qpn).is_some() {
-            self.numbers.give_back(qpn);
+            self.numbers.release(qpn);
         }
     }
 
@@ -150,7 +151,7 @@ impl Engine {
             Phase::Idle | Phase::Closed => {}
         }
         for sid in rejected {
-            self.reject(world, sid, Reason::Gone);
+            self.reject(world, sid, Reason::Closed);
         }
     }
 
@@ -174,7 +175,7 @@ impl Engine {
         }) = self.pairs.get_mut(qpn)
             && std::mem::take(fenced)
         {
-            tracing::debug!("qpn {qpn:#08x}: the first FPDU is here");
+            tracing::debug!("qpn {qpn:#08x}: received the first FPDU");
             self.timers.set(Key::Pair(*qpn), None);
             self.notices.push(Notice::Open(qid));
         }
@@ -232,8 +233,10 @@ impl Engine {
                 qid, fenced: true, ..
             }) => {
                 let qid = *qid;
-                tracing::debug!("qpn {qpn:#08x}: no first FPDU from the initiator in time");
-                self.give_up(qpn, qid);
+                tracing::debug!(
+                    "qpn {qpn:#08x}: timed out while waiting for the first FPDU of the initiator"
+                );
+                self.close_unreachable(qpn, qid);
             }
             _ => {}
         }
@@ -244,15 +247,15 @@ impl Engine {
             Some(Startup::Connecting { qpn }) => {
                 let qpn = *qpn;
                 self.close_stream(world, sid, Close::Abort);
-                self.connect_failed(world, qpn, "no TCP connection in time");
+                self.connect_failed(world, qpn, "the TCP connection timed out");
             }
             Some(Startup::Requested { qpn, .. }) => {
                 let qpn = *qpn;
                 self.close_stream(world, sid, Close::Abort);
-                self.request_failed(world, qpn, "no answer in time");
+                self.request_failed(world, qpn, "the Reply timed out");
             }
             Some(Startup::Accepted { .. }) => {
-                tracing::debug!("stream {sid}: no MPA Request in time");
+                tracing::debug!("stream {sid}: closed: the MPA Request timed out");
                 self.close_stream(world, sid, Close::Abort);
             }
             Some(Startup::Unanswered { .. }) => self.reject(world, sid, Reason::Busy),
@@ -261,7 +264,7 @@ impl Engine {
     }
 
     /// Closes a queue pair whose peer cannot be reached.
-    pub(super) fn give_up(&mut self, qpn: u32, qid: u32) {
+    pub(super) fn close_unreachable(&mut self, qpn: u32, qid: u32) {
         if let Some(pair) = self.pairs.get_mut(&qpn) {
             pair.phase = Phase::Closed;
         }
@@ -280,12 +283,12 @@ impl Engine {
 
     /// Closes a stream in start-up and removes it.
     pub(super) fn close_stream(&mut self, world: &mut World<'_>, sid: u32, how: Close) {
-        self.forget(sid);
+        self.remove_startup(sid);
         world.streams.close(sid, how);
     }
 
     /// Removes a stream that is no longer in start-up: it is closed, or attached.
-    pub(super) fn forget(&mut self, sid: u32) -> Option<Startup> {
+    pub(super) fn remove_startup(&mut self, sid: u32) -> Option<Startup> {
         self.timers.set(Key::Stream(sid), None);
         let startup = self.streams.remove(&sid)?;
         match &startup {
@@ -347,7 +350,7 @@ impl Engine {
         }
         let (held, own) = (seek.held, seek.stream);
         if let Some(sid) = sid {
-            self.forget(sid);
+            self.remove_startup(sid);
         }
         // Other streams between the two queue pairs are closed.
         for other in own.into_iter().filter(|own| Some(*own) != sid) {
@@ -376,8 +379,8 @@ impl Engine {
 
     pub(super) fn loop_back(&mut self, world: &mut World<'_>, qpn: u32, qid: u32) {
         match self.attach(world, qpn, None, None, 7) {
-            Ok(()) => tracing::debug!("qpn {qpn:#08x}, qid {qid}: is its own peer"),
-            Err(_) => self.give_up(qpn, qid),
+            Ok(()) => tracing::debug!("qpn {qpn:#08x}, qid {qid}: connected to itself"),
+            Err(_) => self.close_unreachable(qpn, qid),
         }
     }
 }

@@ -2,14 +2,14 @@
 //!
 //! ```text
 //!  0                   1                   2                   3
-//! |             "uRNC"              | version | what  | known | RNR |
-//! |          sender's QPN           |         peer's QPN           |   what = 0: Request or accepting Reply
+//! |             "uRNC"              | version | kind  | known | RNR |
+//! |          sender's QPN           |         peer's QPN           |   kind = 0: Request or accepting Reply
 //! |          sender's sq_psn        |         its rq_psn           |
 //! |                         nonce of the Request                   |
 //! |                         ticket, if known                       |
 //! ```
 //!
-//! All fields are in network order. A rejecting Reply ends behind the first eight bytes, and `what`
+//! All fields are in network order. A rejecting Reply ends behind the first eight bytes, and `kind`
 //! has the reason. The private data does not contain the source address: the responder gets the
 //! address from TCP ([`super::admission`]).
 //!
@@ -40,7 +40,7 @@ pub const PSN_MASK: u32 = 0xff_ffff;
 struct Head {
     magic: [u8; 4],
     version: u8,
-    what: u8,
+    kind: u8,
     known: u8,
     rnr_retry: u8,
 }
@@ -88,37 +88,38 @@ pub(super) enum Reason {
     /// No queue pair has this number.
     Unknown = 2,
     /// The queue pair names another peer, or an earlier queue pair with the same number.
-    Elsewhere = 3,
+    OtherPeer = 3,
     /// The queue pair failed or was closed.
-    Gone = 4,
+    Closed = 4,
     /// The queue pair is connected already.
     Connected = 5,
     /// The initiator uses another version, or is not a native peer.
-    Foreign = 6,
+    NotNative = 6,
     /// The source address of the stream differs from the address of the peer named at RTR.
     Address = 7,
 }
 
 impl Reason {
-    /// Parses the reason in a rejecting Reply; `Foreign` if another kind of device sent the Reply.
+    /// Parses the reason in a rejecting Reply; [`Reason::NotNative`] if another kind of device
+    /// sent the Reply.
     pub(super) fn parse(private_data: &[u8]) -> Reason {
         match Head::read_from_prefix(private_data) {
-            Ok((head, _)) if head.magic == MAGIC => match head.what {
+            Ok((head, _)) if head.magic == MAGIC => match head.kind {
                 1 => Reason::Busy,
                 2 => Reason::Unknown,
-                3 => Reason::Elsewhere,
-                4 => Reason::Gone,
+                3 => Reason::OtherPeer,
+                4 => Reason::Closed,
                 5 => Reason::Connected,
                 7 => Reason::Address,
-                _ => Reason::Foreign,
+                _ => Reason::NotNative,
             },
-            _ => Reason::Foreign,
+            _ => Reason::NotNative,
         }
     }
 
     /// Whether a retry may succeed. After `Address` the peer also initiates, and that attempt may
     /// succeed.
-    pub(super) fn is_passing(self) -> bool {
+    pub(super) fn is_temporary(self) -> bool {
         matches!(self, Reason::Busy | Reason::Connected | Reason::Address)
     }
 
@@ -127,7 +128,7 @@ impl Reason {
         Head {
             magic: MAGIC,
             version: VERSION,
-            what: self as u8,
+            kind: self as u8,
             known: 0,
             rnr_retry: 0,
         }
@@ -142,7 +143,7 @@ impl Identity {
     pub(super) fn parse(private_data: &[u8]) -> Option<Identity> {
         let (layout, rest) = Layout::read_from_prefix(private_data).ok()?;
         let head = &layout.head;
-        if head.magic != MAGIC || head.version != VERSION || head.what != 0 {
+        if head.magic != MAGIC || head.version != VERSION || head.kind != 0 {
             return None;
         }
         Some(Identity {
@@ -172,7 +173,7 @@ impl Identity {
             head: Head {
                 magic: MAGIC,
                 version: VERSION,
-                what: 0,
+                kind: 0,
                 known,
                 rnr_retry: self.rnr_retry.unwrap_or(0),
             },
@@ -240,15 +241,15 @@ mod tests {
 
     proptest! {
         #[test]
-        fn an_identity_comes_back_as_it_was_sent(identity in identity()) {
+        fn identities_round_trip(identity in identity()) {
             prop_assert_eq!(Identity::parse(&identity.emit()), Some(identity));
         }
 
         #[test]
-        fn garbage_has_no_identity(bytes in proptest::collection::vec(any::<u8>(), 0..600)) {
+        fn arbitrary_bytes_have_no_identity(bytes in proptest::collection::vec(any::<u8>(), 0..600)) {
             prop_assume!(!bytes.starts_with(&MAGIC));
             prop_assert_eq!(Identity::parse(&bytes), None);
-            prop_assert_eq!(Reason::parse(&bytes), Reason::Foreign);
+            prop_assert_eq!(Reason::parse(&bytes), Reason::NotNative);
         }
 
         #[test]
@@ -259,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn another_version_has_no_identity() {
+    fn other_versions_and_short_data_have_no_identity() {
         let identity = Identity {
             from: 1,
             to: 2,
@@ -276,9 +277,9 @@ mod tests {
     }
 
     #[test]
-    fn reasons_come_back() {
-        use Reason::{Address, Busy, Connected, Elsewhere, Foreign, Gone, Unknown};
-        for reason in [Busy, Unknown, Elsewhere, Gone, Connected, Foreign, Address] {
+    fn reasons_round_trip() {
+        use Reason::{Address, Busy, Closed, Connected, NotNative, OtherPeer, Unknown};
+        for reason in [Busy, Unknown, OtherPeer, Closed, Connected, NotNative, Address] {
             assert_eq!(Reason::parse(&reason.emit()), reason);
         }
     }
@@ -306,7 +307,7 @@ mod tests {
         assert!(local.matches(&peer) && peer.matches(&local));
         assert!(
             local.matches(&Identity { sq_psn: None, ..peer }),
-            "a peer at RTR does not know its own yet"
+            "a peer at RTR has no sq_psn yet"
         );
         let unproven = Identity {
             sq_psn: None,

@@ -23,7 +23,7 @@ impl Seek {
         }
     }
 
-    /// The end of the retry budget, at which waiting sends fail; `None` = never.
+    /// The end of the retry budget, at which waiting sends fail; `None` = no end.
     fn budget_end(&self, connect_grace: Duration) -> Option<Time> {
         let rts = self.rts?;
         let budget = rts.timeout? * (u32::from(rts.retry_cnt) + 1);
@@ -47,11 +47,11 @@ impl Engine {
             .is_some_and(|sid| matches!(self.streams.get(&sid), Some(Startup::Requested { .. })));
         // While the Reply is due the peer is connected, and the start-up has its own deadline.
         if !requested && end.is_some_and(|end| world.now >= end) && world.streams.is_waiting(qid) {
-            tracing::debug!("qpn {qpn:#08x}: the retry budget is spent");
+            tracing::debug!("qpn {qpn:#08x}: the retry budget is exhausted");
             if let Some(sid) = seek.stream {
                 self.close_stream(world, sid, Close::Abort);
             }
-            self.give_up(qpn, qid);
+            self.close_unreachable(qpn, qid);
             return;
         }
         if seek.stream.is_none() && world.now >= seek.next_attempt {
@@ -150,7 +150,7 @@ impl Engine {
             Initiator::new(self.settings.clone(), Some(offer), &local.emit(), world.now)
                 .map_err(|_| Errno::INVAL)?;
         world.streams.send(sid, &request)?;
-        world.streams.receive(sid, initiator.wants())?;
+        world.streams.receive(sid, initiator.bytes_needed())?;
         self.timers.set(Key::Stream(sid), Some(initiator.deadline()));
         self.streams.insert(
             sid,
@@ -183,8 +183,8 @@ impl Engine {
                 self.rejected(world, qpn, reason);
             }
             Ok(None) => {
-                let wants = initiator.wants();
-                if let Err(errno) = world.streams.receive(sid, wants) {
+                let bytes_needed = initiator.bytes_needed();
+                if let Err(errno) = world.streams.receive(sid, bytes_needed) {
                     self.close_stream(world, sid, Close::Abort);
                     self.request_failed(world, qpn, errno);
                 }
@@ -198,9 +198,9 @@ impl Engine {
 
     fn accepted(&mut self, world: &mut World<'_>, sid: u32, qpn: u32, local: Identity, accepted: Accepted) {
         let Some(peer) = Identity::parse(&accepted.private_data).filter(|peer| local.matches(peer)) else {
-            tracing::debug!("qpn {qpn:#08x}: another queue pair answered its request");
+            tracing::debug!("qpn {qpn:#08x}: rejected the Reply, which came from another queue pair");
             self.close_stream(world, sid, Close::Abort);
-            self.rejected(world, qpn, Reason::Elsewhere);
+            self.rejected(world, qpn, Reason::OtherPeer);
             return;
         };
         let mut negotiated = accepted.negotiated;
@@ -238,11 +238,11 @@ impl Engine {
             );
         }
         // The peer may reject this Request because this end accepts the peer's Request instead.
-        if reason.is_passing() || seek.held.is_some() {
+        if reason.is_temporary() || seek.held.is_some() {
             self.request_failed(world, qpn, "rejected");
         } else {
             let qid = seek.params.qid;
-            self.give_up(qpn, qid);
+            self.close_unreachable(qpn, qid);
         }
     }
 

@@ -11,9 +11,9 @@ use super::streams::Streams;
 /// Queue pairs behind one listener: the index has 8 bits.
 const PER_LISTENER: u32 = 256;
 
-/// The number of returned queue pair numbers that are kept unused: the oldest is used again only
-/// when there are more. So a late Request for the earlier queue pair finds no other queue pair.
-const RESTING: usize = 64;
+/// The number of returned queue pair numbers that stay unused: the oldest is used again only when
+/// there are more, so that a late Request for the earlier queue pair reaches no other queue pair.
+const QUARANTINE: usize = 64;
 
 /// The queue pair numbers of the process. An open listener is never closed, since peers may have
 /// numbers that contain its port.
@@ -45,15 +45,15 @@ impl Numbers {
         }
     }
 
-    /// A number that no queue pair has: a number never used, else the oldest of more than `RESTING`
-    /// returned numbers, else a number of a new listener.
+    /// A number that no queue pair has: a number never used, else the oldest of more than
+    /// `QUARANTINE` returned numbers, else a number of a new listener.
     ///
     /// # Errors
     /// Those of listening: `EADDRINUSE` with no port of the range left, `EADDRNOTAVAIL`, `ENOMEM`.
     pub(super) fn take(&mut self, streams: &mut dyn Streams) -> Result<u32, Errno> {
         let is_used_up = self.listeners.is_empty() || self.fresh == PER_LISTENER;
         if is_used_up {
-            if self.free.len() > RESTING
+            if self.free.len() > QUARANTINE
                 && let Some(oldest) = self.free.pop_front()
             {
                 return Ok(oldest);
@@ -74,7 +74,7 @@ impl Numbers {
     }
 
     /// Returns a number for later use.
-    pub(super) fn give_back(&mut self, qpn: u32) {
+    pub(super) fn release(&mut self, qpn: u32) {
         self.free.push_back(qpn);
     }
 

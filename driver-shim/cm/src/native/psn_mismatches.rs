@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use crate::mpa_startup::Time;
 
-/// Wrong Requests that a queue pair examines at RTR before it rejects others unexamined.
+/// The number of wrong Requests that a queue pair examines at RTR before it rejects others
+/// unexamined.
 const MAX_MISMATCHES: u32 = 16;
-/// The queue pair examines one more Request after each such pause.
-const MISMATCH_PAUSE: Duration = Duration::from_secs(1);
+/// The interval after which the queue pair examines one more Request.
+const MISMATCH_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The Requests with wrong PSNs that one queue pair received.
 #[derive(Debug, Default)]
@@ -23,11 +24,11 @@ pub(super) struct PsnMismatches {
 impl PsnMismatches {
     /// Whether the queue pair examines no more Requests at this time.
     pub(super) fn are_exhausted(&mut self, now: Time) -> bool {
-        let forgotten = now.saturating_sub(self.since).as_nanos() / MISMATCH_PAUSE.as_nanos();
-        let forgotten = u32::try_from(forgotten).unwrap_or(u32::MAX);
-        if forgotten > 0 {
-            self.recent = self.recent.saturating_sub(forgotten);
-            self.since += MISMATCH_PAUSE * forgotten;
+        let expired = now.saturating_sub(self.since).as_nanos() / MISMATCH_INTERVAL.as_nanos();
+        let expired = u32::try_from(expired).unwrap_or(u32::MAX);
+        if expired > 0 {
+            self.recent = self.recent.saturating_sub(expired);
+            self.since += MISMATCH_INTERVAL * expired;
         }
         self.recent >= MAX_MISMATCHES
     }

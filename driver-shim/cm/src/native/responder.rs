@@ -22,7 +22,7 @@ impl Engine {
             self.close_stream(world, oldest, Close::Abort);
         }
         let responder = Responder::new(self.settings.clone(), world.now);
-        if world.streams.receive(sid, responder.wants()).is_err() {
+        if world.streams.receive(sid, responder.bytes_needed()).is_err() {
             world.streams.close(sid, Close::Abort);
             return;
         }
@@ -52,7 +52,7 @@ impl Engine {
 
     /// Handles a complete Request according to the state of the queue pair that the Request names.
     fn answer(&mut self, world: &mut World<'_>, sid: u32) {
-        let Some(Startup::Accepted { responder, order }) = self.forget(sid) else {
+        let Some(Startup::Accepted { responder, order }) = self.remove_startup(sid) else {
             return;
         };
         let peer = responder
@@ -82,7 +82,7 @@ impl Engine {
             },
         );
         let Some(peer) = peer else {
-            return self.reject(world, sid, Reason::Foreign);
+            return self.reject(world, sid, Reason::NotNative);
         };
         tracing::debug!(
             "stream {sid}: {:#08x} requests a connection with {qpn:#08x}",
@@ -108,7 +108,7 @@ impl Engine {
                 }
             }
             Some(Phase::Connected { .. }) => self.reject(world, sid, Reason::Connected),
-            Some(Phase::Closed) => self.reject(world, sid, Reason::Gone),
+            Some(Phase::Closed) => self.reject(world, sid, Reason::Closed),
         }
     }
 
@@ -155,7 +155,7 @@ impl Engine {
         else {
             return;
         };
-        tracing::debug!("stream {sid}: crosses our own request, which has precedence");
+        tracing::debug!("stream {sid}: held: it crosses the request of this end, which has precedence");
         let older = seek.held.replace(sid);
         self.timers.set(
             Key::Stream(sid),
@@ -170,7 +170,7 @@ impl Engine {
     pub(super) fn accept(&mut self, world: &mut World<'_>, sid: u32, qpn: u32) {
         let Some(Startup::Unanswered {
             mut responder, peer, ..
-        }) = self.forget(sid)
+        }) = self.remove_startup(sid)
         else {
             return;
         };
@@ -223,7 +223,7 @@ impl Engine {
     /// Rejects a Request: sends a Reply with the reason, then closes the stream.
     pub(super) fn reject(&mut self, world: &mut World<'_>, sid: u32, reason: Reason) {
         tracing::debug!("stream {sid}: rejected: {reason:?}");
-        if let Some(Startup::Unanswered { mut responder, .. }) = self.forget(sid)
+        if let Some(Startup::Unanswered { mut responder, .. }) = self.remove_startup(sid)
             && let Ok(reply) = responder.reject(&reason.emit(), None)
         {
             let _ = world.streams.send(sid, &reply);

@@ -1,4 +1,4 @@
-//! The time that an empty receive queue may last, as InfiniBand's attributes give it.
+//! The time that a Send waits for a posted receive, from InfiniBand's attributes.
 
 use std::time::Duration;
 

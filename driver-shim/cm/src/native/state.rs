@@ -26,7 +26,7 @@ pub(super) const BACK_OFF: (Duration, Duration) = (Duration::from_millis(10), Du
 /// microseconds, and assume that the peer is ready.
 pub(super) const MIN_BUDGET: u32 = 4;
 
-/// What the driver must do with a queue pair, by its device number.
+/// A request to the driver concerning a queue pair, named by its device number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Notice {
     /// The queue pair is connected, and may send: open the gate.
@@ -112,11 +112,11 @@ pub(super) enum Phase {
 pub(super) struct Seek {
     pub(super) params: PeerParams,
     pub(super) rts: Option<RtsParams>,
-    /// When the queue pair reached RTR, or RTS if it did.
+    /// The time at which the queue pair reached RTS, or RTR if it has not reached RTS.
     pub(super) since: Time,
     /// The stream that this end initiated.
     pub(super) stream: Option<u32>,
-    /// When the next attempt is due, while `stream` is `None`.
+    /// The time of the next attempt, while `stream` is `None`.
     pub(super) next_attempt: Time,
     pub(super) attempts: u32,
     /// The peer's stream, kept while `stream`, which has precedence, is not answered.

@@ -33,7 +33,7 @@ macro_rules! layouts {
 }
 
 layouts! {
-    /// In front of every command.
+    /// The header of every command.
     Header = 8 { command: u32, in_len: u16, out_len: u16, }
     CreateId = 24 { uid: u64, response: u64, port_space: u16, qp_type: u8, reserved: [u8; 5], }
     /// Commands that name an id and require an answer: `DESTROY_ID`, `LEAVE_MCAST`, `QUERY_ROUTE`.
@@ -69,8 +69,8 @@ layouts! {
     }
     MigrateId = 16 { response: u64, id: u32, fd: u32, }
 
-    /// What `GET_EVENT` answers. The union in its middle is as long as its longest member, the
-    /// parameters of datagrams.
+    /// The response to `GET_EVENT`. Its union is as long as the longest member, the parameters of
+    /// datagrams.
     EventResponse = 336 {
         uid: u64, id: u32, event: u32, status: u32, param: ConnParam, datagram: [u8; 32], reserved: u32, ece: [u32; 2],
     }
@@ -264,7 +264,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_come_back_as_they_were_put() {
+    fn addresses_round_trip() {
         for text in ["10.1.2.3:7471", "[fe80::1%3]:20049", "[::]:0", "0.0.0.0:1"] {
             let address: SocketAddr = text.parse().unwrap();
             let mut bytes = [0; STORAGE_LEN];
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn other_families_and_none() {
+    fn other_families_and_missing_addresses_are_detected() {
         assert_eq!(Name::parse(&[]), Ok(None));
         assert_eq!(Name::parse(&[0; 28]), Ok(None));
         let family = |family: u16| {
@@ -295,19 +295,19 @@ mod tests {
 
     #[test]
     fn an_id_without_device_has_no_port() {
-        let nowhere = IdAddresses {
+        let unbound = IdAddresses {
             node_guid: 0,
             local: Some("0.0.0.0:7471".parse().unwrap()),
             remote: None,
             port_space: 0x106,
         };
-        assert_eq!((nowhere.addresses().port, nowhere.route().port), (0, 0));
-        assert_eq!(nowhere.addresses().destination_len, 0);
-        let here = IdAddresses {
+        assert_eq!((unbound.addresses().port, unbound.route().port), (0, 0));
+        assert_eq!(unbound.addresses().destination_len, 0);
+        let bound = IdAddresses {
             node_guid: 5,
-            ..nowhere
+            ..unbound
         };
-        assert_eq!((here.addresses().port, here.route().port), (1, 1));
-        assert_eq!(here.gids().source[24..32], 0x0106_1d2fu64.to_be_bytes());
+        assert_eq!((bound.addresses().port, bound.route().port), (1, 1));
+        assert_eq!(bound.gids().source[24..32], 0x0106_1d2fu64.to_be_bytes());
     }
 }

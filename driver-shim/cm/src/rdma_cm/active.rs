@@ -1,4 +1,4 @@
-//! The initiator's side.
+//! The initiator (the active side): connecting, and the Reply.
 
 use rustix::io::Errno;
 
@@ -43,26 +43,31 @@ impl Engine {
             qid,
             parameters,
             other_port: false,
-            // The two ways to announce that the responder may send first exclude each other
-            // (conformance S001-08).
+            // Peer-to-peer mode and the RTR frame both allow the responder to send first, and exclude
+            // each other (conformance S001-08).
             enhanced: settings.revision >= 2 && settings.rtr_frame.is_none(),
             initiator: None,
             deadline: world.now + settings.initiator_timeout,
         };
-        self.dial(world, handle, connecting)
+        self.start_connecting(world, handle, connecting)
     }
 
     /// Begins a TCP connection.
-    fn dial(&mut self, world: &mut World<'_>, handle: u32, mut connecting: Connecting) -> Result<(), Errno> {
+    fn start_connecting(
+        &mut self,
+        world: &mut World<'_>,
+        handle: u32,
+        mut connecting: Connecting,
+    ) -> Result<(), Errno> {
         self.release_port(world, handle);
         let id = self.ids.get_mut(&handle).ok_or(Errno::NOENT)?;
         let (Some(local), Some(remote)) = (id.local, id.remote) else {
             return Err(Errno::INVAL);
         };
-        // The log line is before the first frame, so that its time orders it before the peer's
-        // lines.
+        // This line is logged before the first frame is sent, so that it precedes the lines of the
+        // peer.
         tracing::debug!("id {handle}: connects to {remote} from {local}");
-        let dialed = match world.device.connect(remote, local, id.traffic_class) {
+        let started = match world.device.connect(remote, local, id.traffic_class) {
             // Another process has the port that the engine picked: pick another one.
             Err(Errno::ADDRINUSE | Errno::ADDRNOTAVAIL) if id.picked => {
                 connecting.other_port = true;
@@ -70,10 +75,10 @@ impl Engine {
                     .device
                     .connect(remote, with_port(local, 0), id.traffic_class)
             }
-            dialed => dialed,
+            started => started,
         };
-        connecting.sid = dialed?;
-        tracing::debug!("id {handle}: its connection is stream {}", connecting.sid);
+        connecting.sid = started?;
+        tracing::debug!("id {handle}: connects over stream {}", connecting.sid);
         self.streams.insert(connecting.sid, Owner::Id(handle));
         self.timers.set(Key::Id(handle), Some(connecting.deadline));
         id.state = State::Connecting(Box::new(connecting));
@@ -119,7 +124,7 @@ impl Engine {
             .map_err(|_| Errno::INVAL)
             .and_then(|(initiator, request)| {
                 world.device.send(sid, &request)?;
-                world.device.receive(sid, initiator.wants())?;
+                world.device.receive(sid, initiator.bytes_needed())?;
                 Ok(initiator)
             });
         match begun {
@@ -128,7 +133,7 @@ impl Engine {
         }
     }
 
-    /// Bytes of the Reply.
+    /// Takes bytes of the Reply.
     pub(super) fn reply_received(&mut self, world: &mut World<'_>, handle: u32, bytes: Result<&[u8], Errno>) {
         let Some(State::Connecting(connecting)) = self.ids.get_mut(&handle).map(|id| &mut id.state) else {
             return;
@@ -138,8 +143,8 @@ impl Engine {
         };
         match initiator.take(bytes) {
             Ok(None) => {
-                let wants = initiator.wants();
-                if let Err(errno) = world.device.receive(sid, wants) {
+                let bytes_needed = initiator.bytes_needed();
+                if let Err(errno) = world.device.receive(sid, bytes_needed) {
                     self.connect_failed(world, handle, errno);
                 }
             }
@@ -158,7 +163,8 @@ impl Engine {
         }
     }
 
-    /// No usable Reply; perhaps the peer supports only revision 1 (RFC 6581 §10).
+    /// Handles a start-up without a usable Reply. The peer may support only revision 1 (RFC 6581
+    /// §10).
     fn reply_failed(&mut self, world: &mut World<'_>, handle: u32, failure: Failure) {
         let Some(id) = self.ids.get_mut(&handle) else {
             return;
@@ -179,7 +185,7 @@ impl Engine {
         // The port is still in use by the first attempt.
         id.picked = true;
         self.close_stream(world, sid, failure.close);
-        if let Err(errno) = self.dial(world, handle, *connecting) {
+        if let Err(errno) = self.start_connecting(world, handle, *connecting) {
             self.connect_failed(world, handle, errno);
         }
     }
@@ -221,7 +227,7 @@ impl Engine {
         }
     }
 
-    /// The queue pair exists: RDMA mode begins.
+    /// Attaches the stream of an accepted Request to its queue pair: RDMA mode begins.
     ///
     /// # Errors
     /// `EINVAL` without a queue pair that can be attached; `EPROTO` if negotiation failed, which a
@@ -258,12 +264,12 @@ impl Engine {
         };
         if let Err(errno) = framed.and_then(|()| world.device.attach(sid, &attachment)) {
             // An enhanced peer gets the reason in a Terminate (RFC 6581 §9.3).
-            let params = accepted.word.is_some()
+            let terminated = accepted.word.is_some()
                 && world
                     .device
                     .send(sid, &negotiated.terminate_frame(terminate::LOCAL))
                     .is_ok();
-            let how = if params { Close::Orderly } else { Close::Abort };
+            let how = if terminated { Close::Orderly } else { Close::Abort };
             self.close_stream(world, sid, how);
             return Err(errno);
         }
@@ -280,7 +286,7 @@ impl Engine {
         Ok(())
     }
 
-    /// The attempt failed.
+    /// Ends a connection attempt that failed, and reports the error.
     pub(super) fn connect_failed(&mut self, world: &mut World<'_>, handle: u32, errno: Errno) {
         let Some(id) = self.ids.get_mut(&handle) else {
             return;
@@ -299,7 +305,7 @@ impl Engine {
     }
 }
 
-/// The event for a start-up that failed.
+/// The error number for the fault of a start-up.
 fn errno_of(fault: Fault) -> Errno {
     match fault {
         Fault::Closed => Errno::CONNRESET,

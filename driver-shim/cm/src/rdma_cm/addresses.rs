@@ -54,7 +54,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Finds the route to `remote`; an event reports the result.
+    /// Resolves the source address for `remote`; an event reports the result.
     ///
     /// # Errors
     /// `EINVAL` in the wrong state or for two families; `ENODEV` for an InfiniBand address; the
@@ -87,11 +87,11 @@ impl Engine {
         if local.is_some_and(|local| local.is_ipv4() != remote.is_ipv4()) {
             return Err(Errno::INVAL);
         }
-        if let Some(wanted) = local.filter(|local| idle && *local != anywhere(*local)) {
+        if let Some(wanted) = local.filter(|local| idle && *local != unspecified(*local)) {
             self.bind(world, channel, handle, Name::Ip(wanted))?;
         }
         let local = self.own(channel, handle)?.local;
-        let remote = to_somewhere(remote);
+        let remote = loopback_if_unspecified(remote);
         let source = if remote.ip().is_multicast() && !datagrams {
             Err(Errno::NETUNREACH)
         } else {
@@ -128,7 +128,7 @@ impl Engine {
         Ok(())
     }
 
-    /// There is nothing to resolve, since the network routes. An event reports success.
+    /// Reports success: the network routes, so there is nothing to resolve.
     ///
     /// # Errors
     /// `EINVAL` in the wrong state.
@@ -157,7 +157,8 @@ impl Engine {
         })
     }
 
-    /// The listener of a bound id that will connect: it holds the port, and accepts no connection.
+    /// Turns the listener of a bound id into a holder of the port that accepts no connection, until
+    /// the id connects.
     fn hold(&mut self, world: &mut World<'_>, bound: State) -> Option<u32> {
         let State::Bound { lid, early } = bound else {
             return None;
@@ -175,15 +176,15 @@ pub(super) fn with_port(mut address: SocketAddr, port: u16) -> SocketAddr {
 }
 
 /// The unspecified address and port 0 of the address family of `address`.
-fn anywhere(address: SocketAddr) -> SocketAddr {
+fn unspecified(address: SocketAddr) -> SocketAddr {
     match address {
         SocketAddr::V4(_) => SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0),
         SocketAddr::V6(_) => SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), 0),
     }
 }
 
-/// An unspecified destination address means this host, as with TCP.
-fn to_somewhere(remote: SocketAddr) -> SocketAddr {
+/// Replaces an unspecified destination address, which means this host, as with TCP.
+fn loopback_if_unspecified(remote: SocketAddr) -> SocketAddr {
     match remote.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => SocketAddr::new(Ipv4Addr::LOCALHOST.into(), remote.port()),
         IpAddr::V6(ip) if ip.is_unspecified() => SocketAddr::new(Ipv6Addr::LOCALHOST.into(), remote.port()),

@@ -6,7 +6,7 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 use super::abi::{self, ConnParam, Header, Name};
 use super::opcode;
 
-/// Bytes of an id or a count, the answer to several commands.
+/// Bytes of an id or a count: the response to several commands.
 const NUMBER_LEN: usize = size_of::<u32>();
 /// Bytes of `struct rdma_ucm_event_resp` without the vendor's extension, which was added later.
 const EVENT_LEN: usize = 328;
@@ -55,7 +55,7 @@ impl From<&ConnParam> for Parameters {
 
 /// The subject of a query.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Question {
+pub enum QueryKind {
     /// `RDMA_USER_CM_QUERY_ADDR`.
     Addresses,
     /// `RDMA_USER_CM_QUERY_PATH`.
@@ -118,7 +118,7 @@ pub enum Command {
         /// The id.
         id: u32,
         /// The subject of the query.
-        question: Question,
+        kind: QueryKind,
     },
     /// `CONNECT`.
     Connect {
@@ -215,16 +215,16 @@ pub fn number(bytes: &[u8]) -> Option<u32> {
         .map(|(header, _)| header.command)
 }
 
-/// A payload of the command's full length.
+/// Parses a payload of the command's full length.
 fn whole<T: FromBytes>(payload: &[u8]) -> Result<T, Errno> {
     T::read_from_prefix(payload)
         .map(|(whole, _)| whole)
         .map_err(|_| Errno::INVAL)
 }
 
-/// A payload that older programs write without its last fields; missing fields are zero.
-fn extended<T: FromBytes + FromZeros + IntoBytes>(payload: &[u8], least: usize) -> Result<T, Errno> {
-    if payload.len() < least {
+/// Parses a payload of which older programs omit the last fields; missing fields are zero.
+fn extended<T: FromBytes + FromZeros + IntoBytes>(payload: &[u8], min_len: usize) -> Result<T, Errno> {
+    if payload.len() < min_len {
         return Err(Errno::INVAL);
     }
     let mut extended = T::new_zeroed();
@@ -235,7 +235,7 @@ fn extended<T: FromBytes + FromZeros + IntoBytes>(payload: &[u8], least: usize) 
     Ok(extended)
 }
 
-/// An address in a separate field, with the length that the program gives.
+/// Parses an address in `field`, of which `len` bytes are used.
 fn name(field: &[u8], len: u16) -> Result<Option<Name>, Errno> {
     Name::parse(field.get(..len.into()).ok_or(Errno::INVAL)?)
 }
@@ -252,9 +252,9 @@ impl Payload<'_> {
         whole(self.bytes)
     }
 
-    /// The destination of an answer of at least `least` bytes.
-    fn answer(self, address: u64, least: usize) -> Result<Destination, Errno> {
-        match (address, self.room >= least) {
+    /// The destination of an answer of at least `min_len` bytes.
+    fn answer(self, address: u64, min_len: usize) -> Result<Destination, Errno> {
+        match (address, self.room >= min_len) {
             (_, false) => Err(Errno::NOSPC),
             (0, true) => Err(Errno::FAULT),
             (_, true) => Ok(Destination {
@@ -269,8 +269,8 @@ impl Command {
     /// Parses a command.
     ///
     /// # Errors
-    /// `EINVAL` for an unknown or malformed command, `ENOSYS` for `GET_OPTION`, for which the
-    /// kernel has only a number, `ENOSPC` without room for the answer, `EFAULT` without an address
+    /// `EINVAL` for an unknown or malformed command, `ENOSYS` for `GET_OPTION`, which the
+    /// kernel does not implement, `ENOSPC` without room for the answer, `EFAULT` without an address
     /// for the answer, `EAFNOSUPPORT` for an unsupported address family.
     pub fn parse(bytes: &[u8]) -> Result<Command, Errno> {
         let (header, rest) = Header::read_from_prefix(bytes).map_err(|_| Errno::INVAL)?;
@@ -280,7 +280,7 @@ impl Command {
         };
         match header.command {
             opcode::CREATE_ID | opcode::DESTROY_ID | opcode::MIGRATE_ID | opcode::GET_EVENT => {
-                Command::of_ids(header.command, payload)
+                Command::parse_id_command(header.command, payload)
             }
             opcode::BIND_IP
             | opcode::BIND
@@ -289,24 +289,24 @@ impl Command {
             | opcode::RESOLVE_ROUTE
             | opcode::JOIN_IP_MCAST
             | opcode::JOIN_MCAST
-            | opcode::LEAVE_MCAST => Command::of_addresses(header.command, payload),
+            | opcode::LEAVE_MCAST => Command::parse_address_command(header.command, payload),
             opcode::CONNECT
             | opcode::LISTEN
             | opcode::ACCEPT
             | opcode::REJECT
             | opcode::DISCONNECT
-            | opcode::NOTIFY => Command::of_connections(header.command, payload),
+            | opcode::NOTIFY => Command::parse_connection_command(header.command, payload),
             opcode::QUERY_ROUTE
             | opcode::QUERY
             | opcode::INIT_QP_ATTR
             | opcode::SET_OPTION
-            | opcode::GET_OPTION => Command::of_attributes(header.command, payload),
+            | opcode::GET_OPTION => Command::parse_attribute_command(header.command, payload),
             _ => Err(Errno::INVAL),
         }
     }
 
-    /// Ids, and the events of their channel.
-    fn of_ids(command: u32, payload: Payload<'_>) -> Result<Command, Errno> {
+    /// Parses a command on ids or on the events of their channel.
+    fn parse_id_command(command: u32, payload: Payload<'_>) -> Result<Command, Errno> {
         Ok(match command {
             opcode::CREATE_ID => {
                 let c: abi::CreateId = payload.whole()?;
@@ -341,8 +341,8 @@ impl Command {
         })
     }
 
-    /// Addresses, routes and multicast groups.
-    fn of_addresses(command: u32, payload: Payload<'_>) -> Result<Command, Errno> {
+    /// Parses a command on addresses, routes or multicast groups.
+    fn parse_address_command(command: u32, payload: Payload<'_>) -> Result<Command, Errno> {
         Ok(match command {
             opcode::BIND_IP => {
                 let c: abi::BindIp = payload.whole()?;
@@ -390,8 +390,8 @@ impl Command {
         })
     }
 
-    /// The life of a connection.
-    fn of_connections(command: u32, payload: Payload<'_>) -> Result<Command, Errno> {
+    /// Parses a command on a connection.
+    fn parse_connection_command(command: u32, payload: Payload<'_>) -> Result<Command, Errno> {
         Ok(match command {
             opcode::CONNECT => {
                 let c: abi::Connect = extended(payload.bytes, CONNECT_LEN)?;
@@ -433,8 +433,8 @@ impl Command {
         })
     }
 
-    /// Queries, attributes of queue pairs, and options.
-    fn of_attributes(command: u32, payload: Payload<'_>) -> Result<Command, Errno> {
+    /// Parses a query, a query of queue pair attributes, or an option.
+    fn parse_attribute_command(command: u32, payload: Payload<'_>) -> Result<Command, Errno> {
         Ok(match command {
             opcode::QUERY_ROUTE => {
                 let c: abi::OnId = payload.whole()?;
@@ -445,16 +445,16 @@ impl Command {
             }
             opcode::QUERY => {
                 let c: abi::Query = payload.whole()?;
-                let (question, least) = match c.option {
-                    opcode::query::ADDR => (Question::Addresses, ADDRESSES_LEN),
-                    opcode::query::PATH => (Question::Paths, size_of::<abi::PathResponse>()),
-                    opcode::query::GID => (Question::Gids, ADDRESSES_LEN),
+                let (kind, min_len) = match c.option {
+                    opcode::query::ADDR => (QueryKind::Addresses, ADDRESSES_LEN),
+                    opcode::query::PATH => (QueryKind::Paths, size_of::<abi::PathResponse>()),
+                    opcode::query::GID => (QueryKind::Gids, ADDRESSES_LEN),
                     _ => return Err(Errno::NOSYS),
                 };
                 Command::Query {
-                    answer: payload.answer(c.response, least)?,
+                    answer: payload.answer(c.response, min_len)?,
                     id: c.id,
-                    question,
+                    kind,
                 }
             }
             opcode::INIT_QP_ATTR => {

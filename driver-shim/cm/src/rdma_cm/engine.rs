@@ -1,4 +1,4 @@
-//! The engine's clock, its notices, and its streams in start-up.
+//! The engine's timers, notices and streams in start-up.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
@@ -12,12 +12,12 @@ use crate::timers::Timers;
 use urnic_config::Config;
 
 impl Engine {
-    /// An engine for the process; `max_ird` and `max_ord` are the device's limits, `seed` is
+    /// Creates the engine of the process; `max_ird` and `max_ord` are the device's limits, `seed` is
     /// random.
     pub fn new(config: &Config, max_ird: u8, max_ord: u8, seed: u64) -> Engine {
         Engine {
             config: config.clone(),
-            usual: ConnPolicy::from(config),
+            default_policy: ConnPolicy::from(config),
             max_ird,
             max_ord,
             ids: HashMap::new(),
@@ -41,10 +41,10 @@ impl Engine {
                 Key::Id(handle) => self.id_due(world, handle),
                 Key::Stream(sid) => {
                     if let Some(Owner::Early(handle)) = self.streams.get(&sid) {
-                        tracing::debug!("stream {sid}: no listener in time");
-                        self.forget_early(*handle, sid);
+                        tracing::debug!("stream {sid}: closed: the program did not listen in time");
+                        self.remove_early(*handle, sid);
                     } else {
-                        tracing::debug!("stream {sid}: no Request in time");
+                        tracing::debug!("stream {sid}: closed: the MPA Request timed out");
                     }
                     self.close_stream(world, sid, Close::Abort);
                 }
@@ -56,7 +56,7 @@ impl Engine {
         self.timers.next()
     }
 
-    /// When [`Engine::tick`] is due.
+    /// The time at which [`Engine::tick`] is due.
     pub fn deadline(&self) -> Option<Time> {
         self.timers.next()
     }
@@ -74,7 +74,7 @@ impl Engine {
                 let qid = *qid;
                 world.device.abort(qid);
                 self.notices.push(Notice::Open(qid));
-                self.lose(world, qid, Errno::TIMEDOUT);
+                self.connection_ended(world, qid, Errno::TIMEDOUT);
             }
             _ => {}
         }
@@ -90,7 +90,7 @@ impl Engine {
     /// The policy of connections with `peer`.
     pub(super) fn policy(&self, peer: IpAddr) -> ConnPolicy {
         if self.config.peers.is_empty() {
-            self.usual.clone()
+            self.default_policy.clone()
         } else {
             ConnPolicy::from(&self.config.facing(peer))
         }
@@ -117,9 +117,9 @@ impl Engine {
     pub fn stream_closed(&mut self, world: &mut World<'_>, sid: u32) {
         match self.streams.remove(&sid) {
             Some(Owner::Listener(..)) => self.timers.set(Key::Stream(sid), None),
-            Some(Owner::Early(handle)) => self.forget_early(handle, sid),
+            Some(Owner::Early(handle)) => self.remove_early(handle, sid),
             Some(Owner::Id(handle)) => {
-                // An id whose Request is not answered yet gets the end now.
+                // The attempt of an id whose Request is not answered fails now.
                 let state = self.ids.get(&handle).map(|id| &id.state);
                 if let Some(State::Connecting(_) | State::Answered(_)) = state {
                     self.connect_failed(world, handle, Errno::CONNRESET);

@@ -9,7 +9,7 @@ use super::abi::EventResponse;
 use super::state::{CmEvent, Engine, Event, EventParams, Id, State, World};
 
 impl Engine {
-    /// A new channel.
+    /// Opens a channel.
     pub fn open_channel(&mut self) -> u64 {
         let channel = self.next_channel;
         self.next_channel += 1;
@@ -19,15 +19,15 @@ impl Engine {
 
     /// The program closed a channel, which also ends the channel's ids.
     pub fn close_channel(&mut self, world: &mut World<'_>, channel: u64) {
-        let here = |(handle, id): (&u32, &Id)| (id.channel == channel).then_some(*handle);
-        let ids: Vec<u32> = self.ids.iter().filter_map(here).collect();
+        let owned = |(handle, id): (&u32, &Id)| (id.channel == channel).then_some(*handle);
+        let ids: Vec<u32> = self.ids.iter().filter_map(owned).collect();
         for handle in ids {
             self.remove(world, handle);
         }
         self.channels.remove(&channel);
     }
 
-    /// The oldest event of a channel.
+    /// Takes the oldest event of a channel.
     pub fn take_event(&mut self, world: &mut World<'_>, channel: u64) -> Option<EventResponse> {
         let queue = self.channels.get_mut(&channel)?;
         let event = queue.pop_front()?;

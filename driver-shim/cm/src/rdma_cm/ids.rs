@@ -1,4 +1,4 @@
-//! The life of ids: creating, listening, moving between channels, destroying.
+//! The lifecycle of ids: creating, listening, moving between channels, destroying.
 
 use std::net::{Ipv4Addr, SocketAddr};
 
@@ -21,7 +21,7 @@ impl Engine {
         (id.channel == channel).then_some(id).ok_or(Errno::INVAL)
     }
 
-    /// A new id on `channel`.
+    /// Creates an id on `channel`.
     ///
     /// # Errors
     /// `EPROTONOSUPPORT` for an unknown port space; `ENOMEM`.
@@ -29,7 +29,7 @@ impl Engine {
         if ![PS_TCP, PS_IB].contains(&port_space) && !PS_DATAGRAMS.contains(&port_space) {
             return Err(Errno::PROTONOSUPPORT);
         }
-        self.enter(Id {
+        self.insert_id(Id {
             channel,
             uid,
             port_space,
@@ -46,7 +46,7 @@ impl Engine {
         })
     }
 
-    pub(super) fn enter(&mut self, id: Id) -> Result<u32, Errno> {
+    pub(super) fn insert_id(&mut self, id: Id) -> Result<u32, Errno> {
         let handle = match self.free.pop_front() {
             Some(handle) => handle,
             None if self.fresh == MAX_IDS => return Err(Errno::NOMEM),
@@ -73,7 +73,7 @@ impl Engine {
             return 0;
         };
         let state = std::mem::replace(&mut id.state, State::Over);
-        self.let_go(world, handle, state);
+        self.end_activity(world, handle, state);
         self.release_port(world, handle);
         let Some(id) = self.ids.remove(&handle) else {
             return 0;
@@ -104,7 +104,7 @@ impl Engine {
     }
 
     /// Ends the current activity of an id.
-    fn let_go(&mut self, world: &mut World<'_>, handle: u32, state: State) {
+    fn end_activity(&mut self, world: &mut World<'_>, handle: u32, state: State) {
         match state {
             State::Idle | State::AddressResolved | State::RouteResolved | State::Over => {}
             State::Bound { lid, early } => {
@@ -177,8 +177,8 @@ impl Engine {
             return Err(Errno::OPNOTSUPP);
         }
         if matches!(id.state, State::Idle) {
-            let anywhere = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0);
-            self.bind(world, channel, handle, Name::Ip(anywhere))?;
+            let unspecified = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0);
+            self.bind(world, channel, handle, Name::Ip(unspecified))?;
         }
         let id = self.own(channel, handle)?;
         let State::Bound {

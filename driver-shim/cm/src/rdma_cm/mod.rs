@@ -1,7 +1,7 @@
 //! The connection manager behind `/dev/infiniband/rdma_cm`, which corresponds to `rdma_ucm` and
 //! `iw_cm` in a kernel.
 //!
-//! A program has *channels* and on them *ids*; it gives commands ([`command`]) and takes events.
+//! A program has *channels* and on them *ids*; it sends commands ([`command`]) and takes events.
 //! The states of an id:
 //!
 //! ```text
@@ -16,7 +16,7 @@
 //!
 //! The engine does no I/O: commands, events of streams and queue pairs, and the time go in; it acts
 //! through [`Device`]. A listener is a TCP listener on the same port, from bind on: no other
-//! process can use the port, and connections that come too early wait.
+//! process can use the port, and connections before listen wait.
 //!
 //! `state.rs` has the state of the engine and of its ids. The other files have the functions, by
 //! topic.
@@ -25,7 +25,7 @@ pub mod abi;
 mod active;
 mod addresses;
 pub mod command;
-mod ending;
+mod disconnect;
 mod engine;
 mod events;
 mod ids;

@@ -11,7 +11,7 @@ use crate::qp_attr::QpMask;
 
 impl Engine {
     /// The attributes with which the queue pair of an id reaches `state`. The connection manager
-    /// brings it to RTS, as with every iWARP device.
+    /// moves the queue pair to RTS, as with every iWARP device.
     ///
     /// # Errors
     /// `EINVAL` for a state other than Init, RTR and RTS, and while there is no device.
@@ -45,8 +45,8 @@ impl Engine {
     /// Sets an option.
     ///
     /// # Errors
-    /// `ENOSYS` for an unsupported option, `EINVAL` for a value of the wrong length, or when it is
-    /// too early or too late for the option.
+    /// `ENOSYS` for an unsupported option, `EINVAL` for a value of the wrong length, or for an
+    /// option that the state of the id does not allow.
     pub fn set_option(
         &mut self,
         world: &mut World<'_>,

@@ -1,4 +1,4 @@
-//! The responder's side.
+//! The responder (the passive side): Requests, accepting and rejecting.
 
 use rustix::io::Errno;
 
@@ -37,7 +37,7 @@ impl Engine {
     }
 
     /// Removes a stream that arrived before the id listened, and ended.
-    pub(super) fn forget_early(&mut self, handle: u32, sid: u32) {
+    pub(super) fn remove_early(&mut self, handle: u32, sid: u32) {
         self.timers.set(Key::Stream(sid), None);
         if let Some(State::Bound { early, .. }) = self.ids.get_mut(&handle).map(|id| &mut id.state) {
             early.retain(|other| *other != sid);
@@ -57,8 +57,8 @@ impl Engine {
                 return;
             };
             listener.starting.push_back(sid);
-            let crowded = listener.starting.len() > MAX_STARTING;
-            let oldest = crowded.then(|| listener.starting.pop_front()).flatten();
+            let full = listener.starting.len() > MAX_STARTING;
+            let oldest = full.then(|| listener.starting.pop_front()).flatten();
             if let Some(oldest) = oldest.filter(
                 |oldest| matches!(self.streams.get(oldest), Some(Owner::Listener(of, _)) if *of == handle),
             ) {
@@ -66,15 +66,15 @@ impl Engine {
                 self.close_stream(world, oldest, Close::Abort);
             }
             let settings = if self.config.peers.is_empty() {
-                self.usual.settings.clone()
+                self.default_policy.settings.clone()
             } else {
                 match world.device.ends(sid) {
                     Ok((_, remote)) => self.policy(remote.ip()).settings,
-                    Err(_) => self.usual.settings.clone(),
+                    Err(_) => self.default_policy.settings.clone(),
                 }
             };
             let responder = Responder::new(settings, world.now);
-            if world.device.receive(sid, responder.wants()).is_err() {
+            if world.device.receive(sid, responder.bytes_needed()).is_err() {
                 world.device.close(sid, Close::Abort);
                 continue;
             }
@@ -131,12 +131,12 @@ impl Engine {
         };
         let excluded = id.one_family && id.local.is_some_and(|own| own.is_ipv4() != remote.is_ipv4());
         let params = self.event_params(word, private_data);
-        let entered = if excluded {
+        let inserted = if excluded {
             Err(Errno::ACCESS)
         } else {
-            self.enter(child)
+            self.insert_id(child)
         };
-        let Ok(handle) = entered else {
+        let Ok(handle) = inserted else {
             if let Some(State::Listening(here)) = self.ids.get_mut(&listener).map(|id| &mut id.state) {
                 here.unread -= 1;
             }
@@ -245,7 +245,7 @@ impl Engine {
         let begun = sent.and_then(|()| match negotiated {
             Some(negotiated) => self.begin(world, handle, sid, qid, &parameters, negotiated, params),
             None => {
-                world.device.receive(sid, responder.wants())?;
+                world.device.receive(sid, responder.bytes_needed())?;
                 if let Some(id) = self.ids.get_mut(&handle) {
                     id.state = State::Framing(Box::new(Framing {
                         sid,
@@ -266,10 +266,7 @@ impl Engine {
 
     /// Attaches the stream. The queue pair may not send before the first FPDU arrived (RFC 5044
     /// §7.1.2(4)).
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "all that the two ways here have in common"
-    )]
+    #[expect(clippy::too_many_arguments, reason = "the parameters that both callers have")]
     fn begin(
         &mut self,
         world: &mut World<'_>,
@@ -302,8 +299,8 @@ impl Engine {
             id.state = State::Opening { qid, params };
             return Ok(());
         }
-        // An initiator without an RTR message may send first at any time: the engine waits for no
-        // RTR.
+        // An initiator without an RTR message may send first at any time: the engine does not wait
+        // for it.
         id.state = State::Connected { qid };
         self.timers.set(Key::Id(handle), None);
         if !negotiated.fenced {
@@ -344,8 +341,8 @@ impl Engine {
                 }
             }
             Ok(_) => {
-                let (sid, wants) = (framing.sid, framing.responder.wants());
-                if let Err(errno) = world.device.receive(sid, wants) {
+                let (sid, bytes_needed) = (framing.sid, framing.responder.bytes_needed());
+                if let Err(errno) = world.device.receive(sid, bytes_needed) {
                     self.answer_failed(world, handle, errno);
                 }
             }
@@ -356,7 +353,7 @@ impl Engine {
         }
     }
 
-    /// An accepted connection failed.
+    /// Ends an accepted connection that failed, and reports the error.
     pub(super) fn answer_failed(&mut self, world: &mut World<'_>, handle: u32, errno: Errno) {
         let Some(id) = self.ids.get_mut(&handle) else {
             return;

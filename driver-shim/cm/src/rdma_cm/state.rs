@@ -83,7 +83,7 @@ pub struct World<'a> {
     pub device: &'a mut dyn Device,
 }
 
-/// What the driver must do with a queue pair.
+/// A request to the driver concerning a queue pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Notice {
     /// The queue pair may send: open the gate.
@@ -182,7 +182,7 @@ pub(super) struct Id {
 pub(super) enum State {
     Idle,
     Bound {
-        /// `None` if there is no TCP port to hold.
+        /// The listener that holds the TCP port, if the id has one.
         lid: Option<u32>,
         /// Streams that arrived before the id listened, oldest first.
         early: VecDeque<u32>,
@@ -299,7 +299,7 @@ pub(super) enum Key {
 pub struct Engine {
     pub(super) config: Config,
     /// The policy for peers that have no entry in [`Config`].
-    pub(super) usual: ConnPolicy,
+    pub(super) default_policy: ConnPolicy,
     pub(super) max_ird: u8,
     pub(super) max_ord: u8,
     pub(super) ids: HashMap<u32, Id>,
@@ -310,7 +310,7 @@ pub struct Engine {
     pub(super) next_channel: u64,
     pub(super) streams: HashMap<u32, Owner>,
     pub(super) listeners: HashMap<u32, u32>,
-    /// Attached queue pairs, by device number.
+    /// The ids of attached queue pairs, by device number of the queue pair.
     pub(super) queue_pairs: HashMap<u32, u32>,
     pub(super) timers: Timers<Key>,
     pub(super) random: u64,

@@ -11,7 +11,7 @@ use zerocopy::FromZeros;
 use super::program_memory::{read_option, write_answer};
 use crate::driver::Driver;
 use urnic_cm::rdma_cm::abi::PathResponse;
-use urnic_cm::rdma_cm::command::{self, Command, Question};
+use urnic_cm::rdma_cm::command::{self, Command, QueryKind};
 use urnic_cm::rdma_cm::opcode;
 use urnic_presence::registry;
 use urnic_presence::token::Token;
@@ -141,25 +141,25 @@ impl CmChannel {
     /// The addresses in `command` are memory of the program that the command may access, as for
     /// [`cm_write`].
     unsafe fn query(&self, command: Command) -> Result<(), Errno> {
-        let addresses = |id| {
+        let query = |id| {
             self.driver
                 .manage(|engine, _| engine.addresses(self.key, id, self.node_guid))
         };
         match command {
             Command::QueryRoute { answer, id } => {
-                let route = addresses(id)?.route();
+                let route = query(id)?.route();
                 // SAFETY: the caller promises that the addresses in the command are valid.
                 unsafe { write_answer(answer, &route) };
             }
-            Command::Query { answer, id, question } => {
-                let place = addresses(id)?;
+            Command::Query { answer, id, kind } => {
+                let addresses = query(id)?;
                 // SAFETY: the caller promises that the addresses in the command are valid.
                 unsafe {
-                    match question {
-                        Question::Addresses => write_answer(answer, &place.addresses()),
-                        Question::Gids => write_answer(answer, &place.gids()),
+                    match kind {
+                        QueryKind::Addresses => write_answer(answer, &addresses.addresses()),
+                        QueryKind::Gids => write_answer(answer, &addresses.gids()),
                         // The network routes IP: there are no path records.
-                        Question::Paths => write_answer(answer, &PathResponse::new_zeroed()),
+                        QueryKind::Paths => write_answer(answer, &PathResponse::new_zeroed()),
                     }
                 }
             }

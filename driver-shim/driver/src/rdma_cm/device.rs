@@ -70,12 +70,12 @@ impl Driver {
 
     /// Reports that a queue pair lost its stream.
     pub(crate) fn cm_lost(&self, qid: u32, errno: Errno) {
-        self.manage(|engine, world| engine.lose(world, qid, errno));
+        self.manage(|engine, world| engine.connection_ended(world, qid, errno));
     }
 
     /// Reports that the device is lost.
     pub(crate) fn cm_lost_device(&self) {
-        self.manage(|engine, world| engine.lose_device(world));
+        self.manage(|engine, world| engine.device_lost(world));
     }
 
     fn set_state(&self, qid: u32, state: QpState) -> Result<(), Errno> {

@@ -10,21 +10,21 @@ const C: u32 = 0x0000_8000;
 const D: u32 = 0x0000_4000;
 const RTR: u32 = B | C | D;
 
-/// The result at an initiator of a Reply with this word.
+/// The parameters that an initiator gets from a Reply with the word `reply`.
 fn concluded(rtr: RtrTypes, offer: Offer, reply: u32) -> Negotiated {
     let settings = Settings { rtr, ..settings() };
-    accepted(&mut calling(settings, Some(offer)), &enhanced_reply(reply)).negotiated
+    accepted(&mut new_initiator(settings, Some(offer)), &enhanced_reply(reply)).negotiated
 }
 
 #[test]
-fn empa_01_empa_04_the_word_leads_an_enhanced_requests_data() {
+fn empa_01_empa_04_the_word_precedes_the_private_data() {
     let (_, request) = Initiator::new(settings(), Some(offer(16, 8)), &[], START).unwrap();
     assert_eq!(request, vector("MPA-REQ-R2-P2P"));
     let (_, request) = Initiator::new(settings(), Some(offer(16, 8)), b"ULP!", START).unwrap();
     assert_eq!(request, vector("MPA-REQ-R2-PD"));
-    let heard = asked(settings(), &request).request().unwrap().clone();
+    let received = with_request(settings(), &request).request().unwrap().clone();
     assert_eq!(
-        (heard.word, heard.private_data.as_slice()),
+        (received.word, received.private_data.as_slice()),
         (Some(word(0x8010_c008)), &b"ULP!"[..])
     );
     let all = Settings {
@@ -44,7 +44,7 @@ fn empa_01_empa_04_the_word_leads_an_enhanced_requests_data() {
 
 #[test]
 fn empa_02_a_request_of_revision_1_gets_a_reply_of_revision_1() {
-    let reply = asked(settings(), &vector("MPA-REQ-R1"))
+    let reply = with_request(settings(), &vector("MPA-REQ-R1"))
         .accept(depths(8, 8), &[], START)
         .unwrap();
     assert_eq!(reply.bytes, vector("MPA-REP-R1"));
@@ -52,12 +52,12 @@ fn empa_02_a_request_of_revision_1_gets_a_reply_of_revision_1() {
     assert_eq!(
         (negotiated.depths, negotiated.rtr),
         (Depths::default(), None),
-        "left to the ULP"
+        "revision 1 negotiates no depths and no RTR"
     );
 }
 
 #[test]
-fn empa_03_nothing_enhanced_wanted_nothing_enhanced_said() {
+fn empa_03_a_request_without_an_offer_is_not_enhanced() {
     let (_, request) = Initiator::new(settings(), None, &[], START).unwrap();
     assert_eq!(request, vector("MPA-REQ-R1"));
 }
@@ -69,7 +69,7 @@ fn empa_05_replies_are_enhanced_exactly_when_the_request_is() {
         ("MPA-REQ-R2-P2P", true),
         ("MPA-REQ-R2-CS", true),
     ] {
-        let reply = asked(settings(), &vector(request))
+        let reply = with_request(settings(), &vector(request))
             .accept(depths(1, 1), &[], START)
             .unwrap();
         let (frame, _) = StartupFrame::parse(&reply.bytes).unwrap();
@@ -95,10 +95,10 @@ fn empa_06_revision_1_resets_an_enhanced_request() {
 }
 
 #[test]
-fn empa_07_a_closed_enhanced_attempt_is_retried_without() {
-    let failure = calling(settings(), Some(offer(1, 1))).closed();
+fn empa_07_a_closed_enhanced_attempt_is_retried_unenhanced() {
+    let failure = new_initiator(settings(), Some(offer(1, 1))).closed();
     assert_eq!((failure.fault, failure.fall_back), (Fault::Closed, true));
-    assert!(!calling(settings(), None).closed().fall_back);
+    assert!(!new_initiator(settings(), None).closed().fall_back);
     // The second attempt: a new connection, an unenhanced Request.
     let (mut again, request) = Initiator::new(settings(), None, &[], START).unwrap();
     assert_eq!(request, vector("MPA-REQ-R1"));
@@ -110,7 +110,7 @@ fn empa_07_a_closed_enhanced_attempt_is_retried_without() {
 }
 
 #[test]
-fn empa_08_s_without_room_for_the_word_is_malformed() {
+fn empa_08_flag_s_without_room_for_the_word_is_malformed() {
     let mut request = vector("MPA-REQ-R2-P2P");
     request.truncate(23);
     request[19] = 3;
@@ -122,8 +122,8 @@ fn empa_08_s_without_room_for_the_word_is_malformed() {
 }
 
 #[test]
-fn empa_09_s_counts_in_revision_2_only() {
-    let reply = asked(settings(), &vector("S001-REQ"))
+fn empa_09_flag_s_has_a_meaning_only_in_revision_2() {
+    let reply = with_request(settings(), &vector("S001-REQ"))
         .accept(depths(1, 1), &[], START)
         .unwrap();
     assert_eq!(reply.bytes, vector("MPA-REP-R1"));
@@ -131,14 +131,14 @@ fn empa_09_s_counts_in_revision_2_only() {
         crc: true,
         ..StartupFlags::default()
     };
-    let mut responder = asked(settings(), &bytes(FrameKind::Request, 2, flags, None, b"data"));
+    let mut responder = with_request(settings(), &bytes(FrameKind::Request, 2, flags, None, b"data"));
     assert_eq!(responder.request().unwrap().private_data, b"data");
     let reply = responder.accept(depths(1, 1), &[], START).unwrap();
     assert_eq!(reply.bytes, bytes(FrameKind::Reply, 2, flags, None, &[]));
 }
 
 #[test]
-fn empa_10_a_plain_reply_ends_an_enhanced_attempt() {
+fn empa_10_an_unenhanced_reply_ends_an_enhanced_attempt() {
     let flags = StartupFlags {
         crc: true,
         ..StartupFlags::default()
@@ -148,7 +148,7 @@ fn empa_10_a_plain_reply_ends_an_enhanced_attempt() {
         vector("S001-REP"),
         bytes(FrameKind::Reply, 2, flags, None, &[]),
     ] {
-        let failure = calling(settings(), Some(offer(1, 1)))
+        let failure = new_initiator(settings(), Some(offer(1, 1)))
             .receive(&reply)
             .unwrap_err();
         assert_eq!(
@@ -197,14 +197,14 @@ fn empa_12_empa_13_empa_14_the_reply_names_exactly_one_rtr() {
     assert_eq!(one(ALL_RTR, A | B | C), (C, Some(Rtr::Write)));
     assert_eq!(one(ALL_RTR, A | B), (B, Some(Rtr::Send)));
     assert_eq!(one(WRITE, A | C | D), (C, Some(Rtr::Write)));
-    // Nothing matches: one of ours all the same.
+    // If nothing matches, the Reply names an RTR message of this end.
     assert_eq!(one(READ_WRITE, A | B), (D, Some(Rtr::Read)));
     assert_eq!(one(SEND, A | C | D), (B, Some(Rtr::Send)));
     assert_eq!(one(WRITE, A), (C, Some(Rtr::Write)));
 }
 
 #[test]
-fn empa_15_the_initiator_sends_an_rtr_that_both_can() {
+fn empa_15_the_initiator_sends_an_rtr_that_both_support() {
     let chosen = |rtr, reply| concluded(rtr, offer(1, 1), A | reply | 0x0001_0001).rtr;
     assert_eq!(chosen(READ_WRITE, D), Some(Rtr::Read));
     assert_eq!(chosen(READ_WRITE, C), Some(Rtr::Write));
@@ -214,7 +214,7 @@ fn empa_15_the_initiator_sends_an_rtr_that_both_can() {
 }
 
 #[test]
-fn empa_16_no_usable_rtr_is_terminated() {
+fn empa_16_without_a_usable_rtr_a_terminate_is_sent() {
     for reply in [A | B, A, 0] {
         let negotiated = concluded(READ_WRITE, offer(1, 1), reply | 0x0001_0001);
         assert_eq!((negotiated.terminate, negotiated.rtr), (Some(0x2007_0000), None));
@@ -222,13 +222,14 @@ fn empa_16_no_usable_rtr_is_terminated() {
     assert_eq!(terminate_of("F-TERM-207"), terminate::NO_MATCHING_RTR);
 }
 
-/// The control word in a Terminate's FPDU: behind two bytes of length and 18 of DDP header.
+/// The control word in the FPDU of a Terminate: it follows two bytes of length and 18 bytes of DDP
+/// header.
 fn terminate_of(name: &str) -> u32 {
     u32::from_be_bytes(vector(name)[20..24].try_into().unwrap())
 }
 
 #[test]
-fn empa_17_empa_18_the_rtr_is_part_of_what_to_attach_with() {
+fn empa_17_empa_18_both_ends_attach_with_the_chosen_rtr() {
     let (accepted, negotiated, _) = run(
         (settings(), Some(offer(4, 4)), &[]),
         (settings(), depths(4, 4), &[]),
@@ -242,8 +243,8 @@ fn empa_17_empa_18_the_rtr_is_part_of_what_to_attach_with() {
 }
 
 #[test]
-fn empa_22_the_fence_is_the_responder_s_until_the_first_fpdu() {
-    let mut responder = asked(settings(), &vector("MPA-REQ-R2-P2P"));
+fn empa_22_the_responder_is_fenced_until_the_first_fpdu() {
+    let mut responder = with_request(settings(), &vector("MPA-REQ-R2-P2P"));
     assert!(
         responder
             .accept(depths(1, 1), &[], START)
@@ -258,7 +259,7 @@ fn empa_22_the_fence_is_the_responder_s_until_the_first_fpdu() {
 }
 
 #[test]
-fn empa_24_the_client_server_model_stays_open_to_the_ulp() {
+fn empa_24_the_client_server_model_uses_no_rtr() {
     let client = Offer {
         peer_to_peer: false,
         ..offer(16, 8)
@@ -279,10 +280,10 @@ fn empa_24_the_client_server_model_stays_open_to_the_ulp() {
 }
 
 #[test]
-fn the_negotiation_vectors_hold() {
+fn negotiation_matches_the_test_vectors() {
     let (reply, negotiated) = answer(settings(), depths(8, 16), 0x8010_c008);
     assert_eq!((reply, negotiated.depths), (0x8008_4010, depths(8, 16)));
-    let bytes = asked(settings(), &vector("MPA-REQ-R2-P2P"))
+    let bytes = with_request(settings(), &vector("MPA-REQ-R2-P2P"))
         .accept(depths(8, 16), &[], START)
         .unwrap()
         .bytes;
@@ -292,13 +293,13 @@ fn the_negotiation_vectors_hold() {
 }
 
 #[test]
-fn empa_31_the_responder_s_ord_is_at_most_the_initiator_s_ird() {
+fn empa_31_responder_ord_is_at_most_initiator_ird() {
     let (reply, negotiated) = answer(settings(), depths(8, 8), A | D | 0x0004_0001);
     assert_eq!((reply & 0x3fff, negotiated.depths.ord), (4, Some(4)));
 }
 
 #[test]
-fn empa_32_a_read_as_rtr_gets_room_without_other_reads() {
+fn empa_32_a_read_as_rtr_needs_an_ird_of_one() {
     let (reply, negotiated) = answer(settings(), depths(0, 8), A | D | 0x0010_0000);
     assert_eq!((reply >> 16 & 0x3fff, negotiated.depths.ird), (1, Some(1)));
     let (reply, _) = answer(
@@ -313,32 +314,34 @@ fn empa_32_a_read_as_rtr_gets_room_without_other_reads() {
 }
 
 #[test]
-fn empa_33_a_reject_tells_the_ord_that_is_required() {
-    let reply = asked(settings(), &enhanced_request(A | D | 0x0001_0001))
+fn empa_33_a_reject_contains_the_required_ord() {
+    let reply = with_request(settings(), &enhanced_request(A | D | 0x0001_0001))
         .reject(&[], Some(8))
         .unwrap();
     assert_eq!(reply[16], 0x70);
-    let (_, said) = calling(settings(), Some(offer(1, 1))).receive(&reply).unwrap();
-    match said {
+    let (_, answer) = new_initiator(settings(), Some(offer(1, 1)))
+        .receive(&reply)
+        .unwrap();
+    match answer {
         Some(Answer::Rejected(rejected)) => assert_eq!(rejected.word.unwrap().ord, 8),
         other => panic!("{other:?}"),
     }
 }
 
 #[test]
-fn empa_34_the_initiator_fits_itself_to_the_reply() {
+fn empa_34_the_initiator_adapts_its_depths_to_the_reply() {
     let negotiated = concluded(READ_WRITE, offer(4, 16), A | D | 2 << 16 | 8);
     assert_eq!(
         negotiated.depths,
         depths(8, 2),
-        "ORD down to their IRD, IRD up to their ORD"
+        "ORD is lowered to the IRD of the peer, IRD is raised to the ORD of the peer"
     );
     let negotiated = concluded(READ_WRITE, offer(16, 2), A | D | 8 << 16 | 4);
     assert_eq!(negotiated.depths, depths(16, 2));
 }
 
 #[test]
-fn empa_35_more_reads_than_we_can_hold_is_terminated() {
+fn empa_35_an_insufficient_ird_is_reported_by_a_terminate() {
     let negotiated = concluded(READ_WRITE, offer(16, 16), A | D | 1 << 16 | 0x2000);
     assert_eq!(
         (negotiated.terminate, negotiated.rtr),
@@ -349,26 +352,30 @@ fn empa_35_more_reads_than_we_can_hold_is_terminated() {
 }
 
 #[test]
-fn empa_36_both_are_shown_the_peer_s_raw_word() {
-    let responder = asked(settings(), &vector("MPA-REQ-R2-P2P"));
-    let heard = responder.request().unwrap().word.unwrap();
-    assert_eq!((heard.ird, heard.ord), (16, 8));
+fn empa_36_both_ends_get_the_peers_unchanged_word() {
+    let responder = with_request(settings(), &vector("MPA-REQ-R2-P2P"));
+    let word = responder.request().unwrap().word.unwrap();
+    assert_eq!((word.ird, word.ord), (16, 8));
     let accepted = accepted(
-        &mut calling(settings(), Some(offer(16, 8))),
+        &mut new_initiator(settings(), Some(offer(16, 8))),
         &vector("MPA-REP-R2-P2P"),
     );
-    let heard = accepted.word.unwrap();
-    assert_eq!((heard.ird, heard.ord), (8, 16));
+    let word = accepted.word.unwrap();
+    assert_eq!((word.ird, word.ord), (8, 16));
 }
 
 #[test]
 fn empa_37_all_ones_leaves_a_direction_to_the_ulp() {
     let (reply, negotiated) = answer(settings(), depths(5, 6), 16 << 16 | 0x3fff);
-    assert_eq!(reply >> 16 & 0x3fff, 0x3fff, "their ORD is open, so is our IRD");
+    assert_eq!(
+        reply >> 16 & 0x3fff,
+        0x3fff,
+        "the ORD of the peer is not negotiated, nor is the IRD of this end"
+    );
     assert_eq!((reply & 0x3fff, negotiated.depths), (6, depths(5, 6)));
     let (reply, negotiated) = answer(settings(), depths(5, 6), 0x3fff << 16 | 4);
     assert_eq!((reply & 0x3fff, negotiated.depths), (0x3fff, depths(5, 6)));
-    // The initiator's side: each direction by itself.
+    // The initiator negotiates each direction separately.
     assert_eq!(
         concluded(READ_WRITE, offer(3, 9), A | D | 0x3fff << 16 | 2).depths,
         depths(3, 9)
@@ -400,9 +407,9 @@ fn empa_37_all_ones_leaves_a_direction_to_the_ulp() {
 }
 
 #[test]
-fn empa_38_an_error_of_our_own_is_told_as_far_as_it_can_be() {
+fn empa_38_a_local_error_is_reported_to_the_peer() {
     let good = accepted(
-        &mut calling(settings(), Some(offer(16, 8))),
+        &mut new_initiator(settings(), Some(offer(16, 8))),
         &vector("MPA-REP-R2-P2P"),
     );
     let failed = good.failed_here().negotiated;
@@ -410,10 +417,10 @@ fn empa_38_an_error_of_our_own_is_told_as_far_as_it_can_be() {
         (failed.terminate, failed.rtr),
         (Some(terminate_of("F-TERM-205")), None)
     );
-    // A responder: by a reject before the Reply, by nothing behind it.
-    let mut responder = asked(settings(), &vector("MPA-REQ-R2-P2P"));
+    // A responder rejects before its Reply, and sends nothing after it.
+    let mut responder = with_request(settings(), &vector("MPA-REQ-R2-P2P"));
     assert_eq!(responder.failed_here().unwrap()[16] & 0x20, 0x20);
-    let mut responder = asked(settings(), &vector("MPA-REQ-R2-P2P"));
+    let mut responder = with_request(settings(), &vector("MPA-REQ-R2-P2P"));
     responder.accept(depths(1, 1), &[], START).unwrap();
     assert_eq!(responder.failed_here(), None);
 }
@@ -421,7 +428,11 @@ fn empa_38_an_error_of_our_own_is_told_as_far_as_it_can_be() {
 #[test]
 fn empa_39_depths_beyond_14_bits_are_not_mistaken_for_all_ones() {
     let (_, request) = Initiator::new(settings(), Some(offer(0xffff, 0x3fff)), &[], START).unwrap();
-    let word = asked(settings(), &request).request().unwrap().word.unwrap();
+    let word = with_request(settings(), &request)
+        .request()
+        .unwrap()
+        .word
+        .unwrap();
     assert_eq!((word.ird, word.ord), (0x3ffe, 0x3ffe));
     let (reply, _) = answer(settings(), depths(0xffff, 0xffff), A | D | 0x3ffe << 16 | 0x3ffe);
     assert_eq!((reply >> 16 & 0x3fff, reply & 0x3fff), (0x3ffe, 0x3ffe));
@@ -429,7 +440,7 @@ fn empa_39_depths_beyond_14_bits_are_not_mistaken_for_all_ones() {
 
 proptest! {
     #[test]
-    fn empa_30_each_side_reads_no_more_than_the_other_holds(
+    fn empa_30_ord_of_each_end_is_at_most_the_peers_ird(
         ours in (0u16..0x4000, 0u16..0x4000),
         theirs in (0u16..0x4000, 0u16..0x4000),
         max_ird in 0u16..0x4000,
@@ -440,7 +451,7 @@ proptest! {
         let (initiator, responder) = (accepted.negotiated, negotiated);
         prop_assert!(responder.depths.ord <= initiator.depths.ird);
         prop_assert!(initiator.depths.ord <= responder.depths.ird);
-        prop_assert_eq!(initiator.terminate, None, "a responder asks for no more than was offered");
+        prop_assert_eq!(initiator.terminate, None, "a responder requests at most the offered depths");
         prop_assert_eq!(initiator.rtr, responder.rtr);
         let word = accepted.word.unwrap();
         prop_assert!(word.ird != NO_NEGOTIATION && word.ord != NO_NEGOTIATION);

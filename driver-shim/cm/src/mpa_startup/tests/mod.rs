@@ -1,5 +1,5 @@
-//! Rows of the conformance list, by their ids. No socket, no clock: bytes and times are written
-//! down.
+//! Tests of MPA start-up, named by the rows of the conformance list. They use no socket and no
+//! clock.
 
 mod enhanced;
 mod revision_1;
@@ -33,7 +33,7 @@ const ALL_RTR: RtrTypes = RtrTypes {
     read: true,
 };
 
-/// The settings of an unconfigured machine, with Read and Write as RTR.
+/// The default settings, with Read and Write as RTR.
 fn settings() -> Settings {
     Settings {
         rtr: READ_WRITE,
@@ -56,7 +56,7 @@ fn offer(ird: u16, ord: u16) -> Offer {
     }
 }
 
-/// The bytes of a vector.
+/// The bytes of the test vector `name`.
 fn vector(name: &str) -> Vec<u8> {
     let all: HashMap<String, String> =
         serde_json::from_str(include_str!("../../../../../wire/tests/vectors.json")).unwrap();
@@ -67,7 +67,7 @@ fn vector(name: &str) -> Vec<u8> {
         .collect()
 }
 
-/// The bytes of a frame with this word, if any.
+/// The bytes of a frame, with an enhanced word if `word` is set.
 fn bytes(
     kind: FrameKind,
     revision: u8,
@@ -94,7 +94,7 @@ fn bits(word: EnhancedWord) -> u32 {
 }
 
 /// A responder that has received `request`.
-fn asked(settings: Settings, request: &[u8]) -> Responder {
+fn with_request(settings: Settings, request: &[u8]) -> Responder {
     let mut responder = Responder::new(settings, START);
     assert_eq!(
         responder.receive(request),
@@ -130,9 +130,10 @@ fn enhanced_reply(bits: u32) -> Vec<u8> {
     )
 }
 
-/// The word of a responder's Reply to a Request with this word, and what it attaches with.
+/// A responder's result for a Request with the word `request`: the word of its Reply, and the
+/// negotiated parameters.
 fn answer(settings: Settings, own: Depths, request: u32) -> (u32, Negotiated) {
-    let mut responder = asked(settings, &enhanced_request(request));
+    let mut responder = with_request(settings, &enhanced_request(request));
     let reply = responder.accept(own, &[], START).unwrap();
     let (frame, rest) = StartupFrame::parse(&reply.bytes).unwrap();
     assert!(rest.is_empty());
@@ -143,8 +144,8 @@ fn answer(settings: Settings, own: Depths, request: u32) -> (u32, Negotiated) {
     (bits(frame.word.unwrap()), reply.negotiated.unwrap())
 }
 
-/// An initiator whose Request is sent.
-fn calling(settings: Settings, offer: Option<Offer>) -> Initiator {
+/// An initiator that has sent its Request.
+fn new_initiator(settings: Settings, offer: Option<Offer>) -> Initiator {
     Initiator::new(settings, offer, &[], START).unwrap().0
 }
 
@@ -158,25 +159,25 @@ fn accepted(initiator: &mut Initiator, reply: &[u8]) -> Accepted {
     }
 }
 
-/// Two machines, their bytes handed over in pieces of `piece`.
+/// Runs an accepted start-up between two state machines, whose bytes arrive in pieces of `piece`.
 fn run(
     initiator: (Settings, Option<Offer>, &[u8]),
     responder: (Settings, Depths, &[u8]),
     piece: usize,
 ) -> (Accepted, Negotiated, Request) {
-    let (mut caller, request) = Initiator::new(initiator.0, initiator.1, initiator.2, START).unwrap();
-    let mut called = Responder::new(responder.0, START);
-    feed(&request, piece, |bytes| called.receive(bytes).unwrap().0);
-    let heard = called.request().unwrap().clone();
-    let reply = called.accept(responder.1, responder.2, START).unwrap();
+    let (mut sender, request) = Initiator::new(initiator.0, initiator.1, initiator.2, START).unwrap();
+    let mut receiver = Responder::new(responder.0, START);
+    feed(&request, piece, |bytes| receiver.receive(bytes).unwrap().0);
+    let received = receiver.request().unwrap().clone();
+    let reply = receiver.accept(responder.1, responder.2, START).unwrap();
     let mut answer = None;
     feed(&reply.bytes, piece, |bytes| {
-        let (taken, said) = caller.receive(bytes).unwrap();
-        answer = said;
+        let (taken, received) = sender.receive(bytes).unwrap();
+        answer = received;
         taken
     });
     match answer {
-        Some(Answer::Accepted(accepted)) => (accepted, reply.negotiated.unwrap(), heard),
+        Some(Answer::Accepted(accepted)) => (accepted, reply.negotiated.unwrap(), received),
         other => panic!("not accepted: {other:?}"),
     }
 }

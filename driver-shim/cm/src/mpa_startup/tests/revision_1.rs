@@ -11,7 +11,7 @@ fn plain() -> Settings {
     }
 }
 
-/// The machine's failure on `bytes`, which it answers with nothing.
+/// The fault of a responder that receives `bytes`, and sends no answer.
 fn refused(settings: Settings, bytes: &[u8]) -> Fault {
     let mut responder = Responder::new(settings, START);
     let failure = responder.receive(bytes).unwrap_err();
@@ -44,7 +44,7 @@ fn mpa_s_01_s_02_frames_are_twenty_bytes_and_private_data() {
         Initiator::new(markers, None, &[], START).unwrap().1,
         vector("MPA-REQ-R1-MC")
     );
-    let reply = asked(settings(), &request)
+    let reply = with_request(settings(), &request)
         .accept(Depths::default(), &[], START)
         .unwrap();
     assert_eq!(reply.bytes, vector("MPA-REP-R1"));
@@ -56,8 +56,8 @@ fn mpa_s_03_the_responder_waits_for_a_valid_request() {
     assert_eq!(responder.request(), None);
     let nothing = responder.accept(Depths::default(), &[], START).unwrap();
     assert_eq!((nothing.bytes.len(), nothing.negotiated), (0, None));
-    // Neither machine depends on which end opened the TCP connection; the whole exchange works in
-    // pieces of any size.
+    // The exchange works in pieces of any size, and does not depend on the end that opened the TCP
+    // connection.
     for piece in [1, 3, 19, 20, 512] {
         let (accepted, negotiated, request) = run(
             (plain(), None, b"hello"),
@@ -84,13 +84,13 @@ fn mpa_s_04_s_11_a_wrong_key_closes_without_an_answer() {
         refused(settings(), http),
         Fault::Frame(StartupError::Key(_))
     ));
-    let failure = calling(settings(), None).receive(http).unwrap_err();
+    let failure = new_initiator(settings(), None).receive(http).unwrap_err();
     assert!(matches!(failure.fault, Fault::Frame(StartupError::Key(_))));
     assert_eq!((failure.close, failure.fall_back), (Close::Abort, false));
 }
 
 #[test]
-fn mpa_s_05_two_initiators_notice_each_other() {
+fn mpa_s_05_two_initiators_detect_each_other() {
     let (mut a, from_a) = Initiator::new(settings(), None, &[], START).unwrap();
     let (mut b, from_b) = Initiator::new(settings(), Some(offer(1, 1)), &[], START).unwrap();
     for failure in [a.receive(&from_b).unwrap_err(), b.receive(&from_a).unwrap_err()] {
@@ -104,12 +104,12 @@ fn mpa_s_05_two_initiators_notice_each_other() {
 }
 
 #[test]
-fn mpa_s_06_silence_and_half_frames_end_in_a_timeout() {
+fn mpa_s_06_missing_and_partial_frames_time_out() {
     let responder_wait = Duration::from_secs(10);
-    for said in [0, 1, 19] {
+    for len in [0, 1, 19] {
         let mut responder = Responder::new(settings(), START);
-        assert_eq!(responder.receive(&vector("MPA-REQ-R1")[..said]), Ok((said, None)));
-        assert_eq!(responder.wants(), 20 - said);
+        assert_eq!(responder.receive(&vector("MPA-REQ-R1")[..len]), Ok((len, None)));
+        assert_eq!(responder.bytes_needed(), 20 - len);
         assert_eq!(responder.deadline(), Some(START + responder_wait));
         assert_eq!(
             responder.expire(START + responder_wait - Duration::from_nanos(1)),
@@ -119,7 +119,7 @@ fn mpa_s_06_silence_and_half_frames_end_in_a_timeout() {
         assert_eq!((failure.fault, failure.close), (Fault::Timeout, Close::Abort));
     }
     let initiator_wait = Duration::from_secs(20);
-    let initiator = calling(settings(), None);
+    let initiator = new_initiator(settings(), None);
     assert_eq!(initiator.deadline(), START + initiator_wait);
     assert_eq!(
         initiator.expire(START + initiator_wait - Duration::from_nanos(1)),
@@ -129,26 +129,26 @@ fn mpa_s_06_silence_and_half_frames_end_in_a_timeout() {
         initiator.expire(START + initiator_wait).unwrap().fault,
         Fault::Timeout
     );
-    let hasty = Settings {
+    let short = Settings {
         responder_timeout: Duration::from_secs(1),
         ..settings()
     };
     assert_eq!(
-        Responder::new(hasty, START).deadline(),
+        Responder::new(short, START).deadline(),
         Some(START + Duration::from_secs(1))
     );
 }
 
 #[test]
-fn mpa_s_06_the_ulp_may_think_for_as_long_as_it_likes() {
-    let responder = asked(settings(), &vector("MPA-REQ-R1"));
-    assert_eq!((responder.deadline(), responder.wants()), (None, 0));
+fn mpa_s_06_there_is_no_deadline_while_the_ulp_decides() {
+    let responder = with_request(settings(), &vector("MPA-REQ-R1"));
+    assert_eq!((responder.deadline(), responder.bytes_needed()), (None, 0));
 }
 
 #[test]
-fn mpa_s_07_r_means_nothing_in_a_request() {
+fn mpa_s_07_flag_r_is_ignored_in_a_request() {
     let request = with(vector("MPA-REQ-R1"), 16, 0x60);
-    let reply = asked(settings(), &request)
+    let reply = with_request(settings(), &request)
         .accept(Depths::default(), &[], START)
         .unwrap();
     assert_eq!(reply.bytes, vector("MPA-REP-R1"));
@@ -157,23 +157,23 @@ fn mpa_s_07_r_means_nothing_in_a_request() {
 #[test]
 fn mpa_s_08_reserved_bits_are_ignored_and_not_echoed() {
     let request = with(vector("MPA-REQ-R1"), 16, 0x5f);
-    let reply = asked(settings(), &request)
+    let reply = with_request(settings(), &request)
         .accept(Depths::default(), &[], START)
         .unwrap();
     assert_eq!(reply.bytes, vector("MPA-REP-R1"));
 }
 
 #[test]
-fn mpa_s_09_revisions_that_we_do_not_speak_are_closed() {
+fn mpa_s_09_unsupported_revisions_are_closed() {
     for revision in [3, 129, 255] {
         let fault = refused(settings(), &with(vector("MPA-REQ-R1"), 17, revision));
         assert_eq!(fault, Fault::Frame(StartupError::Revision(revision)));
-        let failure = calling(settings(), None)
+        let failure = new_initiator(settings(), None)
             .receive(&with(vector("MPA-REP-R1"), 17, revision))
             .unwrap_err();
         assert_eq!(failure.fault, Fault::Frame(StartupError::Revision(revision)));
     }
-    let failure = calling(settings(), None)
+    let failure = new_initiator(settings(), None)
         .receive(&with(vector("MPA-REP-R1"), 17, 2))
         .unwrap_err();
     assert_eq!(
@@ -194,7 +194,7 @@ fn mpa_s_09_revisions_that_we_do_not_speak_are_closed() {
 }
 
 #[test]
-fn mpa_s_10_private_data_has_up_to_512_octets_exactly() {
+fn mpa_s_10_private_data_has_at_most_512_bytes() {
     let most = [7; 512];
     let (accepted, _, request) = run((plain(), None, &most), (plain(), Depths::default(), &most), 100);
     assert_eq!(
@@ -217,7 +217,7 @@ fn mpa_s_10_private_data_has_up_to_512_octets_exactly() {
         responder.receive(&with(vector("MPA-REQ-R1"), 19, 4)),
         Ok((20, None))
     );
-    assert_eq!(responder.wants(), 4);
+    assert_eq!(responder.bytes_needed(), 4);
     assert_eq!(
         responder.expire(START + Duration::from_secs(10)).unwrap().fault,
         Fault::Timeout
@@ -227,7 +227,7 @@ fn mpa_s_10_private_data_has_up_to_512_octets_exactly() {
 
 #[test]
 fn mpa_s_10_a_reply_with_too_long_private_data_is_not_sent() {
-    let mut responder = asked(settings(), &vector("MPA-REQ-R1"));
+    let mut responder = with_request(settings(), &vector("MPA-REQ-R1"));
     assert_eq!(
         responder.accept(Depths::default(), &[0; 513], START),
         Err(PrivateDataTooLong(513))
@@ -237,15 +237,19 @@ fn mpa_s_10_a_reply_with_too_long_private_data_is_not_sent() {
 }
 
 #[test]
-fn mpa_s_12_a_reject_has_private_data_and_ends_nothing_else() {
-    let mut responder = asked(settings(), &vector("MPA-REQ-R1"));
+fn mpa_s_12_a_reject_has_private_data_and_ends_mpa_only() {
+    let mut responder = with_request(settings(), &vector("MPA-REQ-R1"));
     let reply = responder.reject(b"no", None).unwrap();
     assert_eq!(reply, vector("MPA-REP-R1-REJ"));
     assert_eq!(
-        (responder.wants(), responder.deadline(), responder.request()),
+        (
+            responder.bytes_needed(),
+            responder.deadline(),
+            responder.request()
+        ),
         (0, None, None)
     );
-    let (taken, answer) = calling(settings(), None).receive(&reply).unwrap();
+    let (taken, answer) = new_initiator(settings(), None).receive(&reply).unwrap();
     assert_eq!(taken, reply.len());
     assert_eq!(
         answer,
@@ -265,18 +269,18 @@ fn mpa_s_13_a_responder_is_fenced_and_an_initiator_is_not() {
 }
 
 #[test]
-fn mpa_s_14_the_reply_brings_what_to_attach_with() {
-    let reply = asked(settings(), &vector("MPA-REQ-R1"))
+fn mpa_s_14_the_reply_has_the_attach_parameters() {
+    let reply = with_request(settings(), &vector("MPA-REQ-R1"))
         .accept(Depths::default(), &[], START)
         .unwrap();
     assert!(reply.negotiated.is_some());
 }
 
 #[test]
-fn mpa_s_15_octets_between_request_and_reply_are_malformed() {
+fn mpa_s_15_bytes_between_request_and_reply_are_malformed() {
     let request = [vector("MPA-REQ-R1"), vec![0; 4]].concat();
     assert_eq!(refused(settings(), &request), Fault::Trailing(4));
-    let mut responder = asked(settings(), &vector("MPA-REQ-R1"));
+    let mut responder = with_request(settings(), &vector("MPA-REQ-R1"));
     let failure = responder.receive(&[0]).unwrap_err();
     assert_eq!((failure.fault, failure.close), (Fault::Trailing(1), Close::Abort));
 }
@@ -285,11 +289,11 @@ fn mpa_s_15_octets_between_request_and_reply_are_malformed() {
 fn mpa_s_16_an_fpdu_behind_the_reply_is_left_to_the_device() {
     let fpdu = vector("F-SEND-hello");
     let reply = [vector("MPA-REP-R1"), fpdu.clone()].concat();
-    let mut initiator = calling(settings(), None);
+    let mut initiator = new_initiator(settings(), None);
     let (taken, answer) = initiator.receive(&reply).unwrap();
     assert!(matches!(answer, Some(Answer::Accepted(_))));
     assert_eq!(reply[taken..], fpdu);
-    assert_eq!(initiator.wants(), 0);
+    assert_eq!(initiator.bytes_needed(), 0);
 }
 
 #[test]
@@ -309,7 +313,7 @@ fn mpa_s_20_revision_0_is_answered_with_1_and_closed() {
         markers: true,
         ..StartupFlags::default()
     };
-    let failure = calling(settings(), None)
+    let failure = new_initiator(settings(), None)
         .receive(&bytes(FrameKind::Reply, 0, flags, None, &[]))
         .unwrap_err();
     assert_eq!(
@@ -319,8 +323,8 @@ fn mpa_s_20_revision_0_is_answered_with_1_and_closed() {
 }
 
 #[test]
-fn mpa_s_21_the_first_fpdu_must_come_in_time() {
-    let mut responder = asked(settings(), &vector("MPA-REQ-R1"));
+fn mpa_s_21_the_first_fpdu_has_a_deadline() {
+    let mut responder = with_request(settings(), &vector("MPA-REQ-R1"));
     responder.accept(Depths::default(), &[], START).unwrap();
     let wait = settings().rtr_timeout;
     assert_eq!(responder.deadline(), Some(START + wait));
@@ -333,17 +337,17 @@ fn mpa_s_21_the_first_fpdu_must_come_in_time() {
 }
 
 #[test]
-fn mpa_c_01_c_05_one_wish_for_crcs_binds_both() {
+fn mpa_c_01_c_05_a_crc_request_of_one_end_binds_both() {
     for (a, b) in [(true, true), (true, false), (false, true), (false, false)] {
         let side = |crc| Settings { crc, ..plain() };
         let (accepted, negotiated, _) = run((side(a), None, &[]), (side(b), Depths::default(), &[]), 512);
         assert_eq!((accepted.negotiated.crc, negotiated.crc), (a || b, a || b));
     }
-    assert!(settings().crc, "on unless somebody turns them off");
+    assert!(settings().crc, "CRCs are on by default");
 }
 
 #[test]
-fn mpa_m_01_m_02_markers_go_to_whoever_asks_for_them() {
+fn mpa_m_01_m_02_only_the_requesting_end_gets_markers() {
     for (a, b) in [(true, true), (true, false), (false, true), (false, false)] {
         let side = |markers| Settings { markers, ..plain() };
         let (accepted, negotiated, _) = run((side(a), None, &[]), (side(b), Depths::default(), &[]), 512);
@@ -357,7 +361,7 @@ fn mpa_m_01_m_02_markers_go_to_whoever_asks_for_them() {
 
 proptest! {
     #[test]
-    fn no_octets_make_a_machine_panic_or_take_more_than_it_wants(
+    fn arbitrary_bytes_never_panic_or_exceed_the_frame(
         start in prop_oneof![Just(Vec::new()), Just(b"MPA ID Req Frame".to_vec()), Just(b"MPA ID Rep Frame".to_vec())],
         noise in proptest::collection::vec(any::<u8>(), 0..600),
         piece in 1usize..40,
@@ -368,18 +372,18 @@ proptest! {
         let ours = Settings { revision: highest, rtr_frame: rtr_frame.then_some(RtrKey::Hex), ..settings() };
         let mut responder = Responder::new(ours.clone(), START);
         for chunk in bytes.chunks(piece) {
-            let wants = responder.wants();
+            let bytes_needed = responder.bytes_needed();
             match responder.receive(chunk) {
-                Ok((taken, heard)) => {
-                    prop_assert!(taken <= chunk.len() && (heard.is_some() || wants >= taken || taken == chunk.len()));
-                    if heard == Some(ResponderEvent::Request) {
+                Ok((taken, event)) => {
+                    prop_assert!(taken <= chunk.len() && (event.is_some() || bytes_needed >= taken || taken == chunk.len()));
+                    if event == Some(ResponderEvent::Request) {
                         responder.accept(depths(1, 1), &[], START).unwrap();
                     }
                 }
                 Err(_) => break,
             }
         }
-        let mut initiator = calling(ours, Some(offer(1, 1)));
+        let mut initiator = new_initiator(ours, Some(offer(1, 1)));
         for chunk in bytes.chunks(piece) {
             match initiator.receive(chunk) {
                 Ok((taken, None)) => prop_assert_eq!(taken, chunk.len()),
@@ -407,29 +411,29 @@ fn mpa_e_01_wrong_frames_are_code_4_and_lost_streams_code_1() {
         code
     };
     let request = vector("MPA-REQ-R1");
-    let hears = |bytes: &[u8]| code(&Responder::new(plain(), START).receive(bytes).unwrap_err());
-    // Another key, an unknown revision, too much private data, bytes behind the Request, revision
-    // 0.
-    assert_eq!(hears(&with(request.clone(), 9, b'x')), 4);
-    assert_eq!(hears(&with(request.clone(), 17, 3)), 4);
-    assert_eq!(hears(&with(request.clone(), 18, 0xff)), 4);
-    assert_eq!(hears(&[&request[..], &[0]].concat()), 4);
-    assert_eq!(hears(&with(request.clone(), 17, 0)), 4);
+    let received = |bytes: &[u8]| code(&Responder::new(plain(), START).receive(bytes).unwrap_err());
+    // Another key, an unknown revision, too much private data, bytes after the Request, and
+    // revision 0.
+    assert_eq!(received(&with(request.clone(), 9, b'x')), 4);
+    assert_eq!(received(&with(request.clone(), 17, 3)), 4);
+    assert_eq!(received(&with(request.clone(), 18, 0xff)), 4);
+    assert_eq!(received(&[&request[..], &[0]].concat()), 4);
+    assert_eq!(received(&with(request.clone(), 17, 0)), 4);
     let answered = |bytes: &[u8]| {
         code(
-            &calling(settings(), Some(offer(16, 8)))
+            &new_initiator(settings(), Some(offer(16, 8)))
                 .receive(bytes)
                 .unwrap_err(),
         )
     };
-    // Another initiator; a Reply that is not enhanced.
+    // A Request from another initiator; a Reply that is not enhanced.
     assert_eq!(answered(&request), 4);
     assert_eq!(answered(&vector("MPA-REP-R1")), 4);
     // The peer closes, or sends nothing.
     assert_eq!(code(&Responder::new(plain(), START).closed()), 1);
-    assert_eq!(code(&calling(plain(), None).closed()), 1);
-    let (silent, mute) = (Responder::new(plain(), START), calling(plain(), None));
+    assert_eq!(code(&new_initiator(plain(), None).closed()), 1);
+    let (responder, initiator) = (Responder::new(plain(), START), new_initiator(plain(), None));
     let late = START + Duration::from_secs(3600);
-    assert_eq!(code(&silent.expire(late).unwrap()), 1);
-    assert_eq!(code(&mute.expire(late).unwrap()), 1);
+    assert_eq!(code(&responder.expire(late).unwrap()), 1);
+    assert_eq!(code(&initiator.expire(late).unwrap()), 1);
 }

@@ -14,7 +14,7 @@ fn on(key: RtrKey) -> Settings {
 fn s001_01_the_rtr_frame_follows_a_reply_that_agrees() {
     let (mut initiator, request) = Initiator::new(on(RtrKey::Hex), None, &[], START).unwrap();
     assert_eq!(request, vector("S001-REQ"));
-    let mut responder = asked(on(RtrKey::Hex), &request);
+    let mut responder = with_request(on(RtrKey::Hex), &request);
     let reply = responder.accept(Depths::default(), &[], START).unwrap();
     assert_eq!(
         (reply.bytes.clone(), reply.negotiated),
@@ -27,21 +27,21 @@ fn s001_01_the_rtr_frame_follows_a_reply_that_agrees() {
         other => panic!("{other:?}"),
     }
     // No RTR frame follows a reject.
-    let reject = asked(on(RtrKey::Hex), &request).reject(&[], None).unwrap();
-    let (_, answer) = calling(on(RtrKey::Hex), None).receive(&reject).unwrap();
+    let reject = with_request(on(RtrKey::Hex), &request).reject(&[], None).unwrap();
+    let (_, answer) = new_initiator(on(RtrKey::Hex), None).receive(&reject).unwrap();
     assert!(matches!(answer, Some(Answer::Rejected(_))));
 }
 
 #[test]
 fn s001_02_a_reply_that_does_not_agree_falls_back_silently() {
-    let accepted = accepted(&mut calling(on(RtrKey::Hex), None), &vector("MPA-REP-R1"));
+    let accepted = accepted(&mut new_initiator(on(RtrKey::Hex), None), &vector("MPA-REP-R1"));
     assert_eq!(accepted.rtr_frame, None);
 }
 
 #[test]
-fn s001_03_the_responder_agrees_with_option_and_offer_only() {
+fn s001_03_the_responder_agrees_only_with_option_and_offer() {
     let agrees = |ours: Settings, request: &str| {
-        let reply = asked(ours, &vector(request))
+        let reply = with_request(ours, &vector(request))
             .accept(depths(1, 1), &[], START)
             .unwrap();
         reply.negotiated.is_none()
@@ -54,28 +54,28 @@ fn s001_03_the_responder_agrees_with_option_and_offer_only() {
 
 #[test]
 fn s001_04_both_spellings_of_the_key_are_read_and_written() {
-    let hears = |frame: &[u8]| {
-        let mut responder = asked(on(RtrKey::Hex), &vector("S001-REQ"));
+    let is_ready_after = |frame: &[u8]| {
+        let mut responder = with_request(on(RtrKey::Hex), &vector("S001-REQ"));
         responder.accept(Depths::default(), &[], START).unwrap();
         matches!(responder.receive(frame), Ok((20, Some(ResponderEvent::Ready(_)))))
     };
     for name in ["S001-RTR-hex", "S001-RTR-ascii"] {
-        assert!(hears(&vector(name)), "{name}");
+        assert!(is_ready_after(&vector(name)), "{name}");
     }
     for (key, name) in [(RtrKey::Hex, "S001-RTR-hex"), (RtrKey::Text, "S001-RTR-ascii")] {
-        let sent = accepted(&mut calling(on(key), None), &vector("S001-REP"))
+        let sent = accepted(&mut new_initiator(on(key), None), &vector("S001-REP"))
             .rtr_frame
             .unwrap();
         assert_eq!(sent[..16], vector(name)[..16]);
         // The flags follow the Reply's C.
         assert_eq!(sent[16..], [0x40, 1, 0, 0]);
-        assert!(hears(&sent));
+        assert!(is_ready_after(&sent));
     }
 }
 
 #[test]
 fn s001_05_private_data_in_the_rtr_frame_is_tolerated() {
-    let mut responder = asked(on(RtrKey::Hex), &vector("S001-REQ"));
+    let mut responder = with_request(on(RtrKey::Hex), &vector("S001-REQ"));
     responder.accept(Depths::default(), &[], START).unwrap();
     let mut stream = bytes(
         FrameKind::Rtr(RtrKey::Hex),
@@ -86,18 +86,18 @@ fn s001_05_private_data_in_the_rtr_frame_is_tolerated() {
     );
     let start_up = stream.len();
     stream.extend(vector("F-SEND-hello"));
-    let (taken, heard) = responder.receive(&stream).unwrap();
-    assert!(matches!(heard, Some(ResponderEvent::Ready(_))));
+    let (taken, event) = responder.receive(&stream).unwrap();
+    assert!(matches!(event, Some(ResponderEvent::Ready(_))));
     assert_eq!(
         taken, start_up,
-        "the first FPDU, and the first marker, come right behind"
+        "the first FPDU and the first marker follow immediately"
     );
 }
 
 #[test]
-fn s001_06_another_frame_than_the_promised_rtr_ends_all() {
+fn s001_06_a_frame_other_than_the_rtr_ends_start_up() {
     for bytes in [vector("F-SEND-hello"), vector("S001-REQ")] {
-        let mut responder = asked(on(RtrKey::Hex), &vector("S001-REQ"));
+        let mut responder = with_request(on(RtrKey::Hex), &vector("S001-REQ"));
         responder.accept(Depths::default(), &[], START).unwrap();
         let failure = responder.receive(&bytes).unwrap_err();
         assert!(matches!(
@@ -106,7 +106,7 @@ fn s001_06_another_frame_than_the_promised_rtr_ends_all() {
         ));
         assert_eq!(failure.close, Close::Abort);
     }
-    let mut responder = asked(on(RtrKey::Hex), &vector("S001-REQ"));
+    let mut responder = with_request(on(RtrKey::Hex), &vector("S001-REQ"));
     responder.accept(Depths::default(), &[], START).unwrap();
     let late = START + settings().rtr_timeout;
     assert_eq!(responder.expire(late).unwrap().fault, Fault::Timeout);
@@ -122,8 +122,8 @@ fn s001_07_echoed_flags_are_harmless_without_the_option() {
     };
     let (mut initiator, request) = Initiator::new(settings(), None, &[], START).unwrap();
     assert_eq!(accepted(&mut initiator, &echo(&request)).rtr_frame, None);
-    // With the RTR frame enabled, the echo is taken for agreement: so it is set for single peers
-    // only.
+    // With the RTR frame enabled, the echo is taken for agreement: enable the RTR frame only for
+    // peers that support it.
     let (mut initiator, request) = Initiator::new(on(RtrKey::Hex), None, &[], START).unwrap();
     assert!(accepted(&mut initiator, &echo(&request)).rtr_frame.is_some());
 }

@@ -1,4 +1,4 @@
-//! Connections of hostile or foreign peers to the listener.
+//! Streams of hostile peers, and of peers without the native protocol, to a listener.
 
 use super::*;
 use proptest::prelude::*;
@@ -23,8 +23,8 @@ fn request_of(us: Identity) -> Vec<u8> {
         .1
 }
 
-/// A pair that seeks each other over the same listener still meets, at once.
-fn assert_others_meet(net: &mut Net, a: Qp, b: Qp) {
+/// Checks that two queue pairs still connect immediately over the same listener.
+fn assert_others_connect(net: &mut Net, a: Qp, b: Qp) {
     up(net, a, b);
     up(net, b, a);
     let took = net.until(SECOND, both_open(a, b));
@@ -32,15 +32,15 @@ fn assert_others_meet(net: &mut Net, a: Qp, b: Qp) {
 }
 
 #[test]
-fn thousands_of_idle_connections_stall_nobody_and_are_bounded() {
+fn idle_streams_are_limited_and_delay_no_connection() {
     let mut net = Net::new(3);
     let (a, b) = (make(&mut net, 0, 1), make(&mut net, 1, 1));
     for _ in 0..5000 {
-        net.stranger(2, b.qpn, 1, &[]);
+        net.raw_stream(2, b.qpn, 1, &[]);
     }
     net.run(100 * MS);
     assert_eq!(net.in_start_up(1), MAX_WITHOUT_REQUEST);
-    assert_others_meet(&mut net, a, b);
+    assert_others_connect(&mut net, a, b);
     net.run(30 * SECOND);
     assert_eq!(net.in_start_up(1), 0, "all timed out");
     net.on(1, |engine, _| {
@@ -49,30 +49,30 @@ fn thousands_of_idle_connections_stall_nobody_and_are_bounded() {
 }
 
 #[test]
-fn half_frames_and_garbage_are_closed_without_an_answer() {
+fn partial_frames_and_garbage_are_closed_without_a_reply() {
     let mut net = Net::new(3);
     let (a, b) = (make(&mut net, 0, 1), make(&mut net, 1, 1));
     let whole = request(a.qpn, b.qpn);
     let mut bytes: Vec<Vec<u8>> = (0..whole.len()).map(|n| whole[..n].to_vec()).collect();
-    bytes.push(b"GET / HTTP/1.1\r\nHost: somewhere\r\n\r\n".to_vec());
+    bytes.push(b"GET / HTTP/1.1\r\nHost: example\r\n\r\n".to_vec());
     bytes.push(vec![0xff; 4096]);
     let sids: Vec<u32> = bytes
         .iter()
-        .map(|bytes| net.stranger(2, b.qpn, 1, bytes))
+        .map(|bytes| net.raw_stream(2, b.qpn, 1, bytes))
         .collect();
     net.run(30 * SECOND);
     for sid in sids {
-        assert_eq!(net.heard(sid), (Vec::new(), true));
+        assert_eq!(net.received_on(sid), (Vec::new(), true));
     }
     assert_eq!(net.in_start_up(1), 0);
-    assert_others_meet(&mut net, a, b);
+    assert_others_connect(&mut net, a, b);
 }
 
 #[test]
-fn mpa_s_15_a_caller_that_goes_on_without_a_reply_is_not_taken() {
+fn mpa_s_15_data_before_the_reply_ends_the_attempt() {
     let mut net = Net::new(3);
     let (a, b) = (make(&mut net, 0, 1), make(&mut net, 1, 1));
-    // All that it says is right; only it does not wait.
+    // The Request is valid, but the initiator does not wait for the Reply.
     let us = Identity {
         from: a.qpn,
         to: b.qpn,
@@ -83,27 +83,27 @@ fn mpa_s_15_a_caller_that_goes_on_without_a_reply_is_not_taken() {
         ticket: None,
     };
     let bytes = [request_of(us), vec![0; 4]].concat();
-    let sid = net.stranger(0, b.qpn, 1, &bytes);
+    let sid = net.raw_stream(0, b.qpn, 1, &bytes);
     net.run(10 * MS);
     assert_eq!(net.in_start_up(1), 1, "parked");
     up(&mut net, b, a);
     net.run(10 * MS);
-    assert_eq!(net.heard(sid), (Vec::new(), true));
-    assert_others_meet(&mut net, a, b);
+    assert_eq!(net.received_on(sid), (Vec::new(), true));
+    assert_others_connect(&mut net, a, b);
 }
 
 #[test]
 fn mpa_s_19_nothing_is_accepted_without_a_queue_pair() {
     let mut net = Net::new(3);
     let (a, b) = (make(&mut net, 0, 1), make(&mut net, 1, 1));
-    // An unknown number; private data of a foreign peer; a queue pair that names another peer.
+    // An unknown number; private data of another protocol; a queue pair that names another peer.
     up(&mut net, b, a);
-    let mut foreign = request(a.qpn, b.qpn);
-    foreign[20] ^= 0xff;
-    for bytes in [request(a.qpn, b.qpn + 9), foreign, request(a.qpn, b.qpn)] {
-        let sid = net.stranger(2, b.qpn, 1, &bytes);
+    let mut other_protocol = request(a.qpn, b.qpn);
+    other_protocol[20] ^= 0xff;
+    for bytes in [request(a.qpn, b.qpn + 9), other_protocol, request(a.qpn, b.qpn)] {
+        let sid = net.raw_stream(2, b.qpn, 1, &bytes);
         net.run(100 * MS);
-        let (reply, closed) = net.heard(sid);
+        let (reply, closed) = net.received_on(sid);
         assert_eq!(
             (&reply[..16], reply[16] & 0x20, closed),
             (&b"MPA ID Rep Frame"[..], 0x20, true)
@@ -113,10 +113,10 @@ fn mpa_s_19_nothing_is_accepted_without_a_queue_pair() {
 }
 
 #[test]
-fn a_stream_of_a_listener_that_is_not_ours_is_closed() {
+fn late_events_of_a_closed_stream_are_ignored() {
     let mut net = Net::new(2);
     let b = make(&mut net, 1, 1);
-    let sid = net.stranger(0, b.qpn, 1, &[]);
+    let sid = net.raw_stream(0, b.qpn, 1, &[]);
     net.run(10 * MS);
     let there = sid + 1;
     net.on(1, |engine, world| {
@@ -131,8 +131,8 @@ fn a_stream_of_a_listener_that_is_not_ours_is_closed() {
 
 proptest! {
     #[test]
-    fn no_stranger_s_octets_disturb_a_pair(
-        strangers in proptest::collection::vec(
+    fn arbitrary_bytes_do_not_affect_another_connection(
+        streams in proptest::collection::vec(
             prop_oneof![
                 proptest::collection::vec(any::<u8>(), 0..600),
                 (any::<u16>(), 0usize..60, any::<u8>()).prop_map(|(to, at, xor)| {
@@ -148,10 +148,10 @@ proptest! {
         let mut net = Net::new(3);
         let (a, b) = (make(&mut net, 0, 1), make(&mut net, 1, 1));
         let idle = make(&mut net, 1, 2);
-        for bytes in &strangers {
-            net.stranger(2, b.qpn, 1, bytes);
+        for bytes in &streams {
+            net.raw_stream(2, b.qpn, 1, bytes);
         }
-        assert_others_meet(&mut net, a, b);
+        assert_others_connect(&mut net, a, b);
         net.run(60 * SECOND);
         prop_assert_eq!(net.in_start_up(1), 0);
         prop_assert!(net.attached(1, idle.qid).is_empty());

@@ -1,10 +1,10 @@
 //! Native connections under a virtual clock.
 
+mod failures;
+mod forged_requests;
 mod hostile;
 mod net;
 mod rendezvous;
-mod strangers;
-mod trouble;
 
 use super::identity::Identity;
 use super::rnr::{MIN_RNR, rnr_timeout};
@@ -26,7 +26,7 @@ struct Qp {
     qpn: u32,
 }
 
-/// Makes a queue pair with this device number.
+/// Makes a queue pair with the device number `qid`.
 fn make(net: &mut Net, host: usize, qid: u32) -> Qp {
     let qpn = net
         .on(host, |engine, world| engine.add_queue_pair(world))
@@ -92,12 +92,12 @@ fn both_open(a: Qp, b: Qp) -> impl Fn(&Net) -> bool {
     move |net| net.is_open(a.host, a.qid) && net.is_open(b.host, b.qid)
 }
 
-/// Checks that both are open, over one stream, as initiator and responder, and that no other stream
-/// is left.
+/// Checks that both queue pairs are open over one stream, as initiator and responder, and that no
+/// other stream is left.
 fn assert_joined(net: &Net, a: Qp, b: Qp) {
     assert!(
         net.are_joined((a.host, a.qid), (b.host, b.qid)),
-        "not at one stream"
+        "not attached to one stream"
     );
     let ends = [net.attached(a.host, a.qid), net.attached(b.host, b.qid)].concat();
     let roles: Vec<bool> = ends.iter().map(|end| end.negotiated.unwrap().initiator).collect();

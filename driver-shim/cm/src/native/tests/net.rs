@@ -213,14 +213,14 @@ impl Streams for Port {
         wire.ends.get(&sid).map(|end| end.ends).ok_or(Errno::INVAL)
     }
 
-    fn is_own(&mut self, asked: HostAddress) -> bool {
+    fn is_own(&mut self, candidate: HostAddress) -> bool {
         let own = [
             address(self.host),
             other_address(self.host),
             Ipv4Addr::LOCALHOST.into(),
         ];
         own.iter()
-            .any(|ip| HostAddress::from(SocketAddr::new(*ip, 0)) == asked)
+            .any(|ip| HostAddress::from(SocketAddr::new(*ip, 0)) == candidate)
     }
 
     fn attach(&mut self, sid: Option<u32>, attachment: &Attachment) -> Result<(), Errno> {
@@ -314,7 +314,7 @@ impl Net {
         result
     }
 
-    /// Continues to the next event; false if there is none until `end`.
+    /// Continues to the next event; returns `false` if there is none until `end`.
     fn step(&mut self, end: Time) -> bool {
         let event = self
             .wire
@@ -358,7 +358,7 @@ impl Net {
                 }
                 self.receive(host, sid);
             }
-            // Only an outstanding receive reports it.
+            // Only an outstanding receive reports the end of a stream.
             Event::Fin { sid } => {
                 if let Some(end) = self.wire.borrow_mut().ends.get_mut(&sid) {
                     end.fin = true;
@@ -380,7 +380,7 @@ impl Net {
         }
     }
 
-    /// Ends an outstanding receive if that is possible.
+    /// Completes an outstanding receive if its bytes have arrived or the stream ended.
     fn receive(&mut self, host: usize, sid: u32) {
         let bytes = {
             let mut wire = self.wire.borrow_mut();
@@ -399,14 +399,13 @@ impl Net {
         self.on(host, |engine, world| engine.received(world, sid, Ok(&bytes)));
     }
 
-    /// Runs for this time.
+    /// Runs the network for `time`.
     pub(super) fn run(&mut self, time: Duration) {
         let end = self.now() + time;
         while self.step(end) {}
     }
 
-    /// Runs until `done`, at most for `limit`; panics if that was not enough. Returns how long it
-    /// took.
+    /// Runs until `done`, and returns the time that this took. Panics after `limit`.
     pub(super) fn until(&mut self, limit: Duration, done: impl Fn(&Net) -> bool) -> Duration {
         let start = self.now();
         while !done(self) {
@@ -427,8 +426,7 @@ impl Net {
         self.notices(host).contains(&Notice::Unreachable(qid))
     }
 
-    /// How a queue pair is attached, for each stream it was ever attached to and that is still
-    /// there.
+    /// The attachments of a queue pair to streams that still exist.
     pub(super) fn attached(&self, host: usize, qid: u32) -> Vec<Attachment> {
         let wire = self.wire.borrow();
         let of = |end: &&End| end.host == host && end.attached.is_some_and(|to| to.qid == qid);
@@ -439,7 +437,7 @@ impl Net {
             .collect()
     }
 
-    /// Whether two queue pairs are at the two ends of one stream.
+    /// Whether two queue pairs are attached to the two ends of one stream.
     pub(super) fn are_joined(&self, a: (usize, u32), b: (usize, u32)) -> bool {
         let wire = self.wire.borrow();
         let is = |end: &End, (host, qid): (usize, u32)| {
@@ -500,8 +498,9 @@ impl Net {
         self.wire.borrow_mut().waiting.insert((host, qid));
     }
 
-    /// A foreign stream to a listener: `bytes` arrive, then nothing.
-    pub(super) fn stranger(&mut self, from: usize, qpn: u32, to: usize, bytes: &[u8]) -> u32 {
+    /// Opens a stream from host `from` to the listener of `qpn` without an engine, and sends `bytes`
+    /// on it.
+    pub(super) fn raw_stream(&mut self, from: usize, qpn: u32, to: usize, bytes: &[u8]) -> u32 {
         let mut port = Port {
             host: from,
             wire: self.wire.clone(),
@@ -512,8 +511,8 @@ impl Net {
         sid
     }
 
-    /// The bytes received on a foreign stream, and whether it is closed.
-    pub(super) fn heard(&self, sid: u32) -> (Vec<u8>, bool) {
+    /// The bytes received on a raw stream, and whether it is closed.
+    pub(super) fn received_on(&self, sid: u32) -> (Vec<u8>, bool) {
         let wire = self.wire.borrow();
         let end = &wire.ends[&sid];
         (end.inbox.clone(), end.fin)

@@ -1,11 +1,11 @@
-//! How two queue pairs find each other.
+//! Connections between two queue pairs that name each other.
 
 use super::*;
 use crate::mpa_startup::Rtr;
 use proptest::prelude::*;
 
 #[test]
-fn whoever_is_lower_calls_and_both_open() {
+fn the_lower_end_initiates_and_both_open() {
     for swapped in [false, true] {
         let mut net = Net::new(2);
         let (a, b) = (make(&mut net, 0, 1), make(&mut net, 1, 1));
@@ -16,12 +16,12 @@ fn whoever_is_lower_calls_and_both_open() {
         net.run(10 * SECOND);
         assert_joined(&net, a, b);
         assert!(net.attached(0, 1)[0].negotiated.unwrap().initiator);
-        assert!(took < 10 * MS, "{took:?}: nobody waited for a timer");
+        assert!(took < 10 * MS, "{took:?}: waited for a timer");
     }
 }
 
 #[test]
-fn a_call_that_comes_before_rtr_is_parked_and_matched_at_rtr() {
+fn a_request_before_rtr_is_parked_and_accepted_at_rtr() {
     let mut net = Net::new(2);
     let (server, client) = (make(&mut net, 0, 1), make(&mut net, 1, 1));
     // As in ibv_rc_pingpong: the server reaches RTS before the client has its number.
@@ -35,12 +35,12 @@ fn a_call_that_comes_before_rtr_is_parked_and_matched_at_rtr() {
 }
 
 #[test]
-fn a_server_that_is_the_higher_one_waits_to_be_called() {
+fn the_higher_end_waits_for_a_request() {
     let mut net = Net::new(2);
     let (client, server) = (make(&mut net, 0, 1), make(&mut net, 1, 1));
     up(&mut net, server, client);
     net.run(500 * MS);
-    assert_eq!(net.in_start_up(0), 0, "nobody called yet");
+    assert_eq!(net.in_start_up(0), 0, "no Request yet");
     up(&mut net, client, server);
     net.until(10 * MS, both_open(server, client));
     net.run(SECOND);
@@ -48,7 +48,7 @@ fn a_server_that_is_the_higher_one_waits_to_be_called() {
 }
 
 #[test]
-fn start_up_says_what_native_connections_say() {
+fn start_up_negotiates_the_native_parameters() {
     let mut net = Net::new(2);
     let (a, b) = (make(&mut net, 0, 1), make(&mut net, 1, 1));
     up(&mut net, a, b);
@@ -67,8 +67,8 @@ fn start_up_says_what_native_connections_say() {
             (negotiated.initiator, negotiated.fenced, negotiated.rtr),
             (initiator, !initiator, Some(Rtr::Write))
         );
-        // The initiator offers 0x3FFF in both directions and gets it back: the limits of both ends
-        // stay.
+        // The initiator offers 0x3FFF in both directions, and the responder returns it: both ends
+        // keep their limits.
         let own = if initiator {
             (None, None)
         } else {
@@ -84,7 +84,7 @@ fn start_up_says_what_native_connections_say() {
 }
 
 #[test]
-fn revision_1_will_do() {
+fn revision_1_is_sufficient() {
     let mut config = Config::default();
     config.mpa.revision = 1;
     let mut net = Net::with(2, &config);
@@ -97,7 +97,7 @@ fn revision_1_will_do() {
 }
 
 #[test]
-fn two_queue_pairs_of_one_process_meet() {
+fn two_queue_pairs_of_one_process_connect() {
     let mut net = Net::new(1);
     let (a, b) = (make(&mut net, 0, 1), make(&mut net, 0, 2));
     up(&mut net, a, b);
@@ -122,7 +122,7 @@ fn a_queue_pair_that_names_itself_needs_no_stream() {
 }
 
 #[test]
-fn a_receiver_that_never_goes_to_rts_is_connected_all_the_same() {
+fn a_receiver_that_stays_at_rtr_is_connected() {
     for (lower, higher) in [(0, 1), (1, 0)] {
         let mut net = Net::new(2);
         let qps = [make(&mut net, 0, 1), make(&mut net, 1, 1)];
@@ -136,7 +136,7 @@ fn a_receiver_that_never_goes_to_rts_is_connected_all_the_same() {
 }
 
 #[test]
-fn neither_or_both_initiate_and_there_is_one_connection() {
+fn one_connection_results_if_neither_or_both_initiate() {
     for we_initiate in [false, true] {
         let mut net = Net::new(2);
         let (a, b) = (make(&mut net, 0, 1), make(&mut net, 1, 1));
@@ -158,7 +158,7 @@ fn neither_or_both_initiate_and_there_is_one_connection() {
 }
 
 #[test]
-fn a_one_way_firewall_is_overcome_by_the_other_side_s_call() {
+fn behind_a_one_way_firewall_the_other_end_initiates() {
     let mut net = Net::new(2);
     let (a, b) = (make(&mut net, 0, 1), make(&mut net, 1, 1));
     net.black_hole(0, 1);
@@ -174,9 +174,13 @@ fn a_one_way_firewall_is_overcome_by_the_other_side_s_call() {
 }
 
 #[test]
-fn queue_pairs_beyond_a_listeners_numbers_open_another() {
+fn queue_pairs_beyond_256_open_another_listener() {
     let mut net = Net::new(2);
-    assert_eq!(net.listeners(0), 0, "the first queue pair opens the first");
+    assert_eq!(
+        net.listeners(0),
+        0,
+        "the first queue pair opens the first listener"
+    );
     let pairs: Vec<(Qp, Qp)> = (1..=300)
         .map(|qid| (make(&mut net, 0, qid), make(&mut net, 1, qid)))
         .collect();
@@ -196,7 +200,7 @@ fn queue_pairs_beyond_a_listeners_numbers_open_another() {
 }
 
 #[test]
-fn a_number_rests_before_it_is_used_again() {
+fn a_released_number_is_not_reused_at_once() {
     let mut net = Net::new(1);
     let first = make(&mut net, 0, 1);
     net.on(0, |engine, world| engine.remove_queue_pair(world, first.qpn));
@@ -219,7 +223,7 @@ fn a_number_rests_before_it_is_used_again() {
 }
 
 #[test]
-fn listeners_keep_to_the_range_that_was_set() {
+fn listeners_use_only_the_configured_ports() {
     let mut config = Config::default();
     config.native.port_range = Some(7000..=7001);
     let mut net = Net::with(1, &config);
@@ -230,7 +234,7 @@ fn listeners_keep_to_the_range_that_was_set() {
 }
 
 #[test]
-fn a_queue_pair_can_be_reset_and_meet_another_peer() {
+fn a_reset_queue_pair_can_connect_to_another_peer() {
     let mut net = Net::new(3);
     let (a, b, c) = (make(&mut net, 0, 1), make(&mut net, 1, 1), make(&mut net, 2, 1));
     up(&mut net, a, b);
@@ -245,7 +249,7 @@ fn a_queue_pair_can_be_reset_and_meet_another_peer() {
 
 proptest! {
     #[test]
-    fn any_order_and_latency_make_one_connection(
+    fn any_order_and_latency_result_in_one_connection(
         latency_us in 1u64..200_000,
         delays in proptest::array::uniform4(0u64..3_000),
         we_initiate in proptest::array::uniform2(any::<bool>()),
@@ -260,7 +264,7 @@ proptest! {
             2 if !same_process => net.black_hole(1, 0),
             _ => {}
         }
-        // Each side's RTR, and some time later its RTS, interleaved as it comes.
+        // Each side reaches RTR, and RTS some time later, in any order of the two sides.
         let rtr = [delays[0], delays[1]];
         let rts = [delays[0] + delays[2], delays[1] + delays[3]];
         let mut steps: Vec<(u64, usize, bool)> =

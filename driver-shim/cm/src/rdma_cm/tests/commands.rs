@@ -5,12 +5,12 @@ use rustix::io::Errno;
 use zerocopy::IntoBytes;
 
 use super::super::abi::{self, ConnParam, Header};
-use super::super::command::{Command, Destination, Parameters, Question, number};
+use super::super::command::{Command, Destination, Parameters, QueryKind, number};
 use super::super::opcode;
 
-/// Bytes of a command's payload and of its answer, at least, by `rdma_user_cm.h`; `None`: there is
-/// no such command.
-fn least(command: u32) -> Option<(usize, usize)> {
+/// The minimum lengths of a command's payload and response, from `rdma_user_cm.h`; `None` for an
+/// unknown command.
+fn min_lengths(command: u32) -> Option<(usize, usize)> {
     Some(match command {
         opcode::CREATE_ID => (24, 4),
         opcode::DESTROY_ID | opcode::LEAVE_MCAST | opcode::MIGRATE_ID => (16, 4),
@@ -45,12 +45,12 @@ fn written(command: u32, in_len: usize, out_len: u16, payload: &[u8]) -> Vec<u8>
 }
 
 #[test]
-fn payloads_that_are_too_short_are_refused() {
-    let known: Vec<(u32, usize)> = (0..64).filter_map(|n| Some((n, least(n)?.0))).collect();
+fn too_short_payloads_are_rejected() {
+    let known: Vec<(u32, usize)> = (0..64).filter_map(|n| Some((n, min_lengths(n)?.0))).collect();
     assert_eq!(known.len(), 22);
-    for (command, least) in known {
+    for (command, min_len) in known {
         for byte in [0, 0xff] {
-            let short = written(command, least - 1, u16::MAX, &vec![byte; least - 1]);
+            let short = written(command, min_len - 1, u16::MAX, &vec![byte; min_len - 1]);
             assert_eq!(Command::parse(&short), Err(Errno::INVAL), "command {command}");
         }
     }
@@ -83,16 +83,16 @@ fn destination(payload: &[u8], at: usize, room: usize) -> Destination {
     }
 }
 
-fn question(option: u32) -> Option<Question> {
+fn query_kind(option: u32) -> Option<QueryKind> {
     match option {
-        opcode::query::ADDR => Some(Question::Addresses),
-        opcode::query::PATH => Some(Question::Paths),
-        opcode::query::GID => Some(Question::Gids),
+        opcode::query::ADDR => Some(QueryKind::Addresses),
+        opcode::query::PATH => Some(QueryKind::Paths),
+        opcode::query::GID => Some(QueryKind::Gids),
         _ => None,
     }
 }
 
-/// The command in these bytes, with the addresses as `parsed` has them.
+/// The command that `payload` encodes, with the addresses of `parsed`.
 fn expected(parsed: &Command, command: u32, payload: &[u8], room: usize) -> Option<Command> {
     let word = |at| word(payload, at);
     let answer = |at| destination(payload, at, room);
@@ -165,14 +165,14 @@ fn expected(parsed: &Command, command: u32, payload: &[u8], room: usize) -> Opti
         (opcode::QUERY, _) => Command::Query {
             answer: answer(0),
             id: word(8),
-            question: question(word(12))?,
+            kind: query_kind(word(12))?,
         },
         (opcode::JOIN_MCAST, _) => Command::JoinMulticast { id: word(16) },
         _ => return None,
     })
 }
 
-/// A payload of arbitrary bytes, often with small numbers among them, so that options and families
+/// A payload of arbitrary bytes, with many small numbers so that options and address families
 /// occur.
 fn payload() -> impl Strategy<Value = Vec<u8>> {
     let byte = prop_oneof![3 => any::<u8>(), 2 => Just(0), 1 => 0..30u8];
@@ -184,7 +184,7 @@ fn payload() -> impl Strategy<Value = Vec<u8>> {
 
 proptest! {
     #[test]
-    fn garbage_is_refused_or_understood(
+    fn arbitrary_bytes_are_rejected_or_parsed(
         command in 0..30u32,
         missing in prop_oneof![3 => Just(0_usize), 1 => 0..20_usize],
         behind in 0..20_usize,
@@ -195,12 +195,12 @@ proptest! {
         let parsed = Command::parse(&written(command, claimed, out, &body));
         prop_assert_eq!(number(&written(command, claimed, out, &body)), Some(command));
         let payload = &body[..claimed];
-        prop_assert_eq!(&parsed, &Command::parse(&written(command, claimed, out, payload)), "what follows the payload matters");
+        prop_assert_eq!(&parsed, &Command::parse(&written(command, claimed, out, payload)), "bytes after the payload change the result");
         if missing > 0 {
             let beyond = written(command, body.len() + missing, out, &body);
             prop_assert_eq!(Command::parse(&beyond), Err(Errno::INVAL));
         }
-        let Some((payload_len, answer_len)) = least(command) else {
+        let Some((payload_len, answer_len)) = min_lengths(command) else {
             let errno = if command == opcode::GET_OPTION { Errno::NOSYS } else { Errno::INVAL };
             prop_assert_eq!(parsed, Err(errno));
             return Ok(());
@@ -215,10 +215,10 @@ proptest! {
                 prop_assert!(room >= answer_len, "no room for the answer to {:?}", parsed);
                 prop_assert_eq!(expected(&parsed, command, payload, room), Some(parsed));
             }
-            Err(Errno::NOSPC) => prop_assert!(answer_len > 0 && room < 328, "there is room"),
+            Err(Errno::NOSPC) => prop_assert!(answer_len > 0 && room < 328, "ENOSPC although there is room"),
             Err(Errno::FAULT) => {
                 let at = if command == opcode::CREATE_ID { 8 } else { 0 };
-                prop_assert!(answer_len > 0 && long(payload, at) == 0, "there is an address");
+                prop_assert!(answer_len > 0 && long(payload, at) == 0, "EFAULT although there is an address");
             }
             Err(Errno::NOSYS) => prop_assert!(command == opcode::QUERY && word(payload, 12) > 2),
             // Addresses: none where one is required, an unknown family, a length out of range.
@@ -234,7 +234,7 @@ proptest! {
 }
 
 #[test]
-fn the_answers_sizes_are_those_of_the_header_file() {
+fn response_sizes_match_rdma_user_cm_h() {
     assert_eq!(size_of::<abi::QpAttrResponse>(), 144);
     assert_eq!(size_of::<abi::PathResponse>(), 8);
 }

@@ -1,7 +1,7 @@
-//! The connection manager without sockets, as programs see it.
+//! Tests of the connection manager's commands and events, without sockets.
 
 mod commands;
-mod life;
+mod lifecycle;
 mod net;
 mod options;
 mod parsing;
@@ -14,7 +14,7 @@ use super::command::Parameters;
 use super::state::*;
 use crate::carrier::Carrier;
 use crate::mpa_startup::{Close, Negotiated, Time};
-use net::{ELSEWHERE, FREE_PORT, Net, parameters};
+use net::{FREE_PORT, Net, OTHER_HOST, parameters};
 use rustix::io::Errno;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;

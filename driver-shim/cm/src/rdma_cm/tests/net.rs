@@ -1,4 +1,4 @@
-//! Processes with a connection manager each, and a network between them without delays.
+//! Processes, each with a connection manager, and a network without delays between them.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
@@ -10,7 +10,7 @@ use crate::carrier::Inbox;
 /// The port that TCP chooses.
 pub(super) const FREE_PORT: u16 = 39_999;
 /// An address that belongs to no process.
-pub(super) const ELSEWHERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(203, 0, 113, 1));
+pub(super) const OTHER_HOST: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(203, 0, 113, 1));
 
 /// A stream's end.
 #[derive(Debug, Default)]
@@ -18,14 +18,14 @@ struct End {
     peer: u32,
     side: usize,
     inbox: Vec<u8>,
-    wants: Option<usize>,
+    bytes_needed: Option<usize>,
     fin: bool,
     qid: Option<u32>,
     ends: Option<(SocketAddr, SocketAddr)>,
 }
 
 #[derive(Debug)]
-enum News {
+enum DeviceEvent {
     Accepted(u32, u32),
     Connected(u32, Result<(), Errno>),
     Received(u32, Result<Vec<u8>, Errno>),
@@ -39,7 +39,7 @@ pub(super) struct Wire {
     ends: BTreeMap<u32, End>,
     /// Listener by number: its process, its port, and whether it takes IPv4 and IPv6.
     listeners: BTreeMap<u32, (usize, u16, [bool; 2])>,
-    news: VecDeque<(usize, News)>,
+    events: VecDeque<(usize, DeviceEvent)>,
     next: u32,
     pub(super) attached: Vec<(usize, Attachment)>,
     pub(super) aborted: Vec<(usize, u32)>,
@@ -47,9 +47,9 @@ pub(super) struct Wire {
     /// SYNs are not answered.
     pub(super) silent: bool,
     /// Queue pairs that cannot be attached.
-    pub(super) unfit: Vec<u32>,
-    /// The bytes that were sent last.
-    pub(super) said: Vec<u8>,
+    pub(super) unattachable: Vec<u32>,
+    /// The bytes of the last send.
+    pub(super) last_sent: Vec<u8>,
     /// Ports that other processes use.
     pub(super) taken: Vec<u16>,
 }
@@ -64,15 +64,19 @@ impl Wire {
         let Some(end) = self.ends.get_mut(&sid) else {
             return;
         };
-        let Some(wants) = end.wants.filter(|wants| end.inbox.len() >= *wants || end.fin) else {
+        let Some(bytes_needed) = end
+            .bytes_needed
+            .filter(|bytes_needed| end.inbox.len() >= *bytes_needed || end.fin)
+        else {
             return;
         };
-        end.wants = None;
-        let bytes = end.inbox.drain(..wants.min(end.inbox.len())).collect();
-        self.news.push_back((end.side, News::Received(sid, Ok(bytes))));
+        end.bytes_needed = None;
+        let bytes = end.inbox.drain(..bytes_needed.min(end.inbox.len())).collect();
+        self.events
+            .push_back((end.side, DeviceEvent::Received(sid, Ok(bytes))));
     }
 
-    fn lose(&mut self, side: usize, qid: u32) {
+    fn end_connection(&mut self, side: usize, qid: u32) {
         let found = self
             .ends
             .iter()
@@ -80,9 +84,9 @@ impl Wire {
             .map(|(sid, end)| (*sid, end.peer));
         let Some((sid, peer)) = found else { return };
         self.ends.remove(&sid);
-        self.news.push_back((side, News::Lost(qid)));
+        self.events.push_back((side, DeviceEvent::Lost(qid)));
         if let Some(peer) = self.ends.get(&peer).and_then(|end| Some((end.side, end.qid?))) {
-            self.lose(peer.0, peer.1);
+            self.end_connection(peer.0, peer.1);
         }
     }
 }
@@ -95,7 +99,7 @@ struct Port<'a> {
 impl Carrier for Port<'_> {
     fn send(&mut self, sid: u32, bytes: &[u8]) -> Result<(), Errno> {
         let mut wire = self.wire.borrow_mut();
-        wire.said = bytes.to_vec();
+        wire.last_sent = bytes.to_vec();
         let peer = wire.ends.get(&sid).ok_or(Errno::INVAL)?.peer;
         if let Some(end) = wire.ends.get_mut(&peer) {
             end.inbox.extend_from_slice(bytes);
@@ -106,7 +110,7 @@ impl Carrier for Port<'_> {
 
     fn receive(&mut self, sid: u32, len: usize) -> Result<(), Errno> {
         let mut wire = self.wire.borrow_mut();
-        wire.ends.get_mut(&sid).ok_or(Errno::INVAL)?.wants = Some(len);
+        wire.ends.get_mut(&sid).ok_or(Errno::INVAL)?.bytes_needed = Some(len);
         wire.deliver(sid);
         Ok(())
     }
@@ -144,7 +148,7 @@ impl Device for Port<'_> {
         } else {
             local.port()
         };
-        if local.ip() == ELSEWHERE {
+        if local.ip() == OTHER_HOST {
             return Err(Errno::ADDRNOTAVAIL);
         }
         let shared = |other: &[bool; 2]| (0..2).any(|family| other[family] && families[family]);
@@ -185,11 +189,11 @@ impl Device for Port<'_> {
             })
             .map(|(lid, (side, ..))| (*lid, *side));
         let Some((lid, side)) = listener else {
-            wire.news
-                .push_back((self.side, News::Connected(ours, Err(Errno::CONNREFUSED))));
+            wire.events
+                .push_back((self.side, DeviceEvent::Connected(ours, Err(Errno::CONNREFUSED))));
             return Ok(ours);
         };
-        // TCP chooses a port where there is none.
+        // TCP chooses a port if the program does not.
         let local = match local.port() {
             0 => with_port(local, FREE_PORT),
             _ => local,
@@ -203,8 +207,9 @@ impl Device for Port<'_> {
         };
         wire.ends.insert(ours, end(theirs, self.side, (local, remote)));
         wire.ends.insert(theirs, end(ours, side, (remote, local)));
-        wire.news.push_back((self.side, News::Connected(ours, Ok(()))));
-        wire.news.push_back((side, News::Accepted(lid, theirs)));
+        wire.events
+            .push_back((self.side, DeviceEvent::Connected(ours, Ok(()))));
+        wire.events.push_back((side, DeviceEvent::Accepted(lid, theirs)));
         Ok(ours)
     }
 
@@ -231,12 +236,12 @@ impl Device for Port<'_> {
 
     fn attach(&mut self, sid: u32, attachment: &Attachment) -> Result<(), Errno> {
         let mut wire = self.wire.borrow_mut();
-        if wire.unfit.contains(&attachment.qid) {
+        if wire.unattachable.contains(&attachment.qid) {
             return Err(Errno::INVAL);
         }
         wire.attached.push((self.side, *attachment));
         let end = wire.ends.get_mut(&sid).ok_or(Errno::INVAL)?;
-        assert_eq!(end.wants, None, "no receive is outstanding");
+        assert_eq!(end.bytes_needed, None, "no receive is outstanding");
         end.qid = Some(attachment.qid);
         let peer = end.peer;
         let negotiated = &attachment.negotiated;
@@ -244,21 +249,21 @@ impl Device for Port<'_> {
             && negotiated.rtr.is_some()
             && let Some((side, qid)) = wire.ends.get(&peer).and_then(|end| Some((end.side, end.qid?)))
         {
-            wire.news.push_back((side, News::FirstFpdu(qid)));
+            wire.events.push_back((side, DeviceEvent::FirstFpdu(qid)));
         }
         if negotiated.terminate.is_some() {
-            wire.lose(self.side, attachment.qid);
+            wire.end_connection(self.side, attachment.qid);
         }
         Ok(())
     }
 
     fn drain(&mut self, qid: u32) {
-        self.wire.borrow_mut().lose(self.side, qid);
+        self.wire.borrow_mut().end_connection(self.side, qid);
     }
 
     fn abort(&mut self, qid: u32) {
         self.wire.borrow_mut().aborted.push((self.side, qid));
-        self.wire.borrow_mut().lose(self.side, qid);
+        self.wire.borrow_mut().end_connection(self.side, qid);
     }
 
     fn signal(&mut self, channel: u64, events: bool) {
@@ -267,7 +272,7 @@ impl Device for Port<'_> {
             .borrow_mut()
             .readable
             .insert((self.side, channel), events);
-        assert_ne!(before.unwrap_or(false), events, "only when it changes");
+        assert_ne!(before.unwrap_or(false), events, "signal only on a change");
     }
 }
 
@@ -278,8 +283,8 @@ pub(super) struct Net {
     now: Time,
 }
 
-/// An event as the program sees it: cookie of the id, handle, event, status.
-pub(super) type Seen = (u64, u32, u32, i32);
+/// An event as reported to the program: cookie of the id, handle, event, status.
+pub(super) type EventSummary = (u64, u32, u32, i32);
 
 impl Net {
     pub(super) fn new(configs: &[Config]) -> Net {
@@ -313,22 +318,22 @@ impl Net {
     /// Delivers the pending events.
     pub(super) fn run(&mut self) {
         loop {
-            let news = self.wire.borrow_mut().news.pop_front();
-            let Some((side, news)) = news else { return };
-            self.at(side, |engine, world| match news {
-                News::Accepted(lid, sid) => engine.arrived(world, lid, sid),
-                News::Connected(sid, result) => engine.connected(world, sid, result),
-                News::Received(sid, bytes) => {
+            let events = self.wire.borrow_mut().events.pop_front();
+            let Some((side, events)) = events else { return };
+            self.at(side, |engine, world| match events {
+                DeviceEvent::Accepted(lid, sid) => engine.arrived(world, lid, sid),
+                DeviceEvent::Connected(sid, result) => engine.connected(world, sid, result),
+                DeviceEvent::Received(sid, bytes) => {
                     engine.received(world, sid, bytes.as_deref().map_err(|errno| *errno));
                 }
-                News::FirstFpdu(qid) => engine.first_fpdu(world, qid),
-                News::Lost(qid) => engine.lose(world, qid, Errno::CONNRESET),
+                DeviceEvent::FirstFpdu(qid) => engine.first_fpdu(world, qid),
+                DeviceEvent::Lost(qid) => engine.connection_ended(world, qid, Errno::CONNRESET),
             });
         }
     }
 
     /// Advances the time.
-    pub(super) fn pass(&mut self, time: Duration) {
+    pub(super) fn advance(&mut self, time: Duration) {
         self.run();
         self.now += time;
         for side in 0..self.engines.len() {
@@ -342,7 +347,7 @@ impl Net {
         self.at(side, |engine, world| engine.take_event(world, channel))
     }
 
-    pub(super) fn seen(&mut self, side: usize, channel: u64) -> Vec<Seen> {
+    pub(super) fn take_events(&mut self, side: usize, channel: u64) -> Vec<EventSummary> {
         std::iter::from_fn(|| self.event(side, channel))
             .map(|event| (event.uid, event.id, event.event, event.status.cast_signed()))
             .collect()
@@ -382,14 +387,17 @@ impl Net {
             }
             (channel, id)
         });
-        assert_eq!(self.seen(side, channel), [(uid, id, 0, 0), (uid, id, 2, 0)]);
+        assert_eq!(
+            self.take_events(side, channel),
+            [(uid, id, 0, 0), (uid, id, 2, 0)]
+        );
         (channel, id)
     }
 
     /// The local port of an id, as the program gets it.
     pub(super) fn port_of(&mut self, side: usize, (channel, id): (u64, u32)) -> u16 {
-        let place = self.engines[side].addresses(channel, id, 77).unwrap();
-        place.local.unwrap().port()
+        let addresses = self.engines[side].addresses(channel, id, 77).unwrap();
+        addresses.local.unwrap().port()
     }
 
     pub(super) fn connect(&mut self, side: usize, (channel, id): (u64, u32), parameters: Parameters) {
@@ -400,9 +408,11 @@ impl Net {
         self.run();
     }
 
-    /// The next event is a Request: the new id.
+    /// Takes the next event, which must be a Request: returns the new id and its parameters.
     pub(super) fn request(&mut self, side: usize, channel: u64) -> (u32, ConnParam) {
-        let event = self.event(side, channel).expect("a Request");
+        let event = self
+            .event(side, channel)
+            .expect("the channel has no Request event");
         assert_eq!((event.event, event.uid), (4, 100));
         (event.id, event.param)
     }
@@ -415,7 +425,7 @@ impl Net {
         self.run();
     }
 
-    /// Closes all channels; nothing may be left.
+    /// Closes all channels, and checks that nothing is left.
     pub(super) fn finish(mut self) {
         for side in 0..self.engines.len() {
             let channels: Vec<u64> = self.engines[side].channels.keys().copied().collect();

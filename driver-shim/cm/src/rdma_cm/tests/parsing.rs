@@ -1,4 +1,4 @@
-//! Commands of programs of different ages.
+//! Parsing of commands that older and newer programs write.
 
 use rustix::io::Errno;
 use zerocopy::{FromZeros, Immutable, IntoBytes};
@@ -17,7 +17,7 @@ fn written<T: IntoBytes + Immutable>(command: u32, out_len: u16, payload: &T) ->
 }
 
 #[test]
-fn a_command_says_where_its_answer_goes() {
+fn a_command_has_the_address_and_room_of_its_response() {
     let mut create = abi::CreateId::new_zeroed();
     (create.uid, create.response, create.port_space) = (7, 0x1000, 0x106);
     let expected = Command::CreateId {
@@ -44,7 +44,7 @@ fn a_command_says_where_its_answer_goes() {
 }
 
 #[test]
-fn programs_older_than_vendor_extensions_write_less() {
+fn programs_may_omit_the_vendor_extension() {
     let mut connect = abi::Connect::new_zeroed();
     (connect.id, connect.param.qp_num) = (3, 9);
     (connect.param.private_data[0], connect.param.private_data_len) = (5, 1);
@@ -69,7 +69,7 @@ fn programs_older_than_vendor_extensions_write_less() {
 }
 
 #[test]
-fn get_option_is_a_number_and_nothing_else() {
+fn get_option_is_not_implemented() {
     assert_eq!(
         Command::parse(&written(opcode::GET_OPTION, 0, &0u64)),
         Err(Errno::NOSYS)

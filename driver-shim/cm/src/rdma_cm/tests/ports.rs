@@ -24,7 +24,8 @@ fn resolve(net: &mut Net, side: usize, (channel, id): (u64, u32), local: Option<
     })
 }
 
-/// Connects an id that has its address; returns the peer's port that the responder gets.
+/// Connects an id that has its address; returns the port of the initiator, as the responder gets
+/// it.
 fn connect(net: &mut Net, side: usize, own: (u64, u32), at: u64) -> u16 {
     net.at(side, |engine, world| {
         engine.resolve_route(world, own.0, own.1).unwrap();
@@ -38,7 +39,7 @@ fn connect(net: &mut Net, side: usize, own: (u64, u32), at: u64) -> u16 {
 }
 
 #[test]
-fn a_bound_port_is_kept_whatever_source_is_resolved() {
+fn a_bound_port_is_kept_for_every_source_address() {
     for source in [
         None,
         Some("127.0.0.1:0"),
@@ -74,10 +75,10 @@ fn a_port_from_bind_is_held_until_the_id_connects() {
         assert_eq!(connect(&mut net, 0, own, at), port, "{source:?}");
         net.at(0, |engine, world| engine.destroy(world, own.0, own.1))
             .unwrap();
-        // Established, and the end.
-        assert_eq!(net.seen(1, at).len(), 2);
+        // The events are ESTABLISHED and DISCONNECTED.
+        assert_eq!(net.take_events(1, at).len(), 2);
     }
-    // Destroyed before it connects.
+    // The id is destroyed before it connects.
     let own = idle(&mut net, 0);
     resolve(&mut net, 0, own, Some("127.0.0.1:9229")).unwrap();
     net.at(0, |engine, world| engine.destroy(world, own.0, own.1))
@@ -88,33 +89,40 @@ fn a_port_from_bind_is_held_until_the_id_connects() {
 }
 
 #[test]
-fn a_source_that_cannot_be_had_fails_at_once() {
+fn an_unavailable_source_address_fails_at_once() {
     let mut net = Net::pair();
     net.listen(1, 7471, 0);
     let own = idle(&mut net, 0);
     let taken = resolve(&mut net, 0, own, Some("127.0.0.1:7471"));
     assert_eq!(taken, Err(Errno::ADDRINUSE));
-    let other_port = resolve(&mut net, 0, own, Some(&format!("{ELSEWHERE}:0")));
+    let other_port = resolve(&mut net, 0, own, Some(&format!("{OTHER_HOST}:0")));
     assert_eq!(other_port, Err(Errno::ADDRNOTAVAIL));
     let family = resolve(&mut net, 0, own, Some("[::1]:5"));
     assert_eq!(family, Err(Errno::INVAL));
-    assert!(net.seen(0, own.0).is_empty(), "an error is no event");
+    assert!(
+        net.take_events(0, own.0).is_empty(),
+        "a command that fails causes no event"
+    );
     resolve(&mut net, 0, own, None).unwrap();
-    assert_eq!(net.seen(0, own.0), [(5, own.1, 0, 0)], "the id is as it was");
+    assert_eq!(
+        net.take_events(0, own.0),
+        [(5, own.1, 0, 0)],
+        "the id is still usable"
+    );
     net.finish();
 }
 
 #[test]
-fn an_id_that_only_holds_its_port_takes_no_connection() {
+fn an_id_that_only_holds_its_port_accepts_no_connection() {
     let mut net = Net::pair();
     let own = idle(&mut net, 0);
     bind(&mut net, 0, own, "127.0.0.1:9229").unwrap();
     resolve(&mut net, 0, own, None).unwrap();
-    let caller = net.ready(1, 9229, 6, false);
-    net.connect(1, caller, parameters(3, 1, 1, &[]));
+    let initiator = net.ready(1, 9229, 6, false);
+    net.connect(1, initiator, parameters(3, 1, 1, &[]));
     net.run();
-    assert_eq!(net.event(1, caller.0).unwrap().event, 8, "rejected");
-    assert_eq!(net.seen(0, own.0), [(5, own.1, 0, 0)]);
+    assert_eq!(net.event(1, initiator.0).unwrap().event, 8, "rejected");
+    assert_eq!(net.take_events(0, own.0), [(5, own.1, 0, 0)]);
     net.finish();
 }
 
@@ -129,7 +137,7 @@ fn bind_family(net: &mut Net, local: &str, one_family: bool) -> Result<(), Errno
 }
 
 #[test]
-fn ids_of_one_family_each_share_a_port() {
+fn ids_of_different_families_share_a_port() {
     for (ipv6_only, outcome) in [(true, Ok(())), (false, Err(Errno::ADDRINUSE))] {
         let mut net = Net::pair();
         bind_family(&mut net, "0.0.0.0:3260", true).unwrap();

@@ -4,103 +4,106 @@ use super::*;
 use crate::mpa_startup::{Rtr, terminate};
 use urnic_config::RtrTypes;
 
-/// Establishes a connection with these parameters; returns ids and channels: initiator, responder.
+/// Establishes a connection with these parameters; returns channel and id of the initiator and of
+/// the responder.
 fn connected(net: &mut Net, ours: Parameters, theirs: Parameters) -> ((u64, u32), (u64, u32)) {
     let (at, _) = net.listen(1, 7471, 0);
-    let caller = net.ready(0, 7471, 5, false);
-    net.connect(0, caller, ours);
+    let initiator = net.ready(0, 7471, 5, false);
+    net.connect(0, initiator, ours);
     let (id, _) = net.request(1, at);
     net.accept(1, at, id, 200, theirs);
-    (caller, (at, id))
+    (initiator, (at, id))
 }
 
 #[test]
-fn both_ends_learn_of_each_other_and_of_the_end() {
+fn both_ends_get_the_peers_parameters_and_the_end() {
     let mut net = Net::pair();
     let (at, _) = net.listen(1, 7471, 0);
-    let caller = net.ready(0, 7471, 5, false);
-    net.connect(0, caller, parameters(3, 4, 2, b"hello"));
+    let initiator = net.ready(0, 7471, 5, false);
+    net.connect(0, initiator, parameters(3, 4, 2, b"hello"));
     let (id, param) = net.request(1, at);
     assert_eq!(&param.private_data[..6], b"hello\0");
     assert_eq!(param.private_data_len, 5);
-    // What the caller takes is what the responder may send, and the other way round.
+    // The limits of the initiator appear reversed at the responder.
     assert_eq!((param.initiator_depth, param.responder_resources), (4, 2));
     net.accept(1, at, id, 200, parameters(9, 8, 8, b"welcome"));
-    let event = net.event(0, caller.0).unwrap();
-    assert_eq!((event.event, event.uid, event.id), (9, 5, caller.1));
+    let event = net.event(0, initiator.0).unwrap();
+    assert_eq!((event.event, event.uid, event.id), (9, 5, initiator.1));
     assert_eq!(&event.param.private_data[..7], b"welcome");
-    assert_eq!(net.seen(1, at), [(200, id, 9, 0)]);
+    assert_eq!(net.take_events(1, at), [(200, id, 9, 0)]);
     {
         let wire = net.wire.borrow();
-        let [(1, called), (0, connecting)] = wire.attached[..] else {
+        let [(1, at_responder), (0, at_initiator)] = wire.attached[..] else {
             panic!("{:?}", wire.attached);
         };
-        assert_eq!((called.qid, connecting.qid), (9, 3));
+        assert_eq!((at_responder.qid, at_initiator.qid), (9, 3));
         // EMPA-30: neither end sends more than the other accepts.
-        assert_eq!((called.ord, connecting.ird), (4, 4));
-        assert!(connecting.ord <= called.ird);
-        assert_eq!(called.negotiated.rtr, Some(Rtr::Read));
-        assert_eq!(connecting.negotiated.rtr, Some(Rtr::Read));
+        assert_eq!((at_responder.ord, at_initiator.ird), (4, 4));
+        assert!(at_initiator.ord <= at_responder.ird);
+        assert_eq!(at_responder.negotiated.rtr, Some(Rtr::Read));
+        assert_eq!(at_initiator.negotiated.rtr, Some(Rtr::Read));
     }
     assert_eq!(net.engines[1].notices(), [Notice::Open(9)], "at the first FPDU");
-    net.at(0, |engine, world| engine.disconnect(world, caller.0, caller.1))
-        .unwrap();
-    assert_eq!(net.seen(0, caller.0), [(5, caller.1, 10, 0)]);
-    assert_eq!(net.seen(1, at), [(200, id, 10, 0)]);
+    net.at(0, |engine, world| {
+        engine.disconnect(world, initiator.0, initiator.1)
+    })
+    .unwrap();
+    assert_eq!(net.take_events(0, initiator.0), [(5, initiator.1, 10, 0)]);
+    assert_eq!(net.take_events(1, at), [(200, id, 10, 0)]);
     assert_eq!(
         net.at(1, |engine, world| engine.disconnect(world, at, id)),
         Ok(()),
-        "late"
+        "the connection has ended already"
     );
-    net.pass(TIME_WAIT);
-    assert_eq!(net.seen(0, caller.0), [(5, caller.1, 15, 0)]);
-    assert_eq!(net.seen(1, at), [(200, id, 15, 0)]);
-    net.pass(TIME_WAIT);
-    assert!(net.seen(0, caller.0).is_empty(), "once");
+    net.advance(TIME_WAIT);
+    assert_eq!(net.take_events(0, initiator.0), [(5, initiator.1, 15, 0)]);
+    assert_eq!(net.take_events(1, at), [(200, id, 15, 0)]);
+    net.advance(TIME_WAIT);
+    assert!(net.take_events(0, initiator.0).is_empty(), "one TIMEWAIT_EXIT");
     net.finish();
 }
 
 #[test]
-fn a_call_that_is_turned_down_is_told_why() {
+fn a_rejection_delivers_its_private_data() {
     let mut net = Net::pair();
     let (at, _) = net.listen(1, 7471, 0);
-    let caller = net.ready(0, 7471, 5, false);
-    net.connect(0, caller, parameters(3, 1, 1, &[]));
+    let initiator = net.ready(0, 7471, 5, false);
+    net.connect(0, initiator, parameters(3, 1, 1, &[]));
     let (id, _) = net.request(1, at);
     net.at(1, |engine, world| engine.reject(world, at, id, b"not today"))
         .unwrap();
-    let event = net.event(0, caller.0).unwrap();
+    let event = net.event(0, initiator.0).unwrap();
     assert_eq!((event.event, event.status.cast_signed()), (8, REFUSED));
     assert_eq!(&event.param.private_data[..9], b"not today");
-    assert!(net.seen(1, at).is_empty());
+    assert!(net.take_events(1, at).is_empty());
     net.finish();
 }
 
 #[test]
-fn nobody_there_and_nobody_answering_are_different_things() {
+fn refused_and_unanswered_attempts_have_different_events() {
     let mut net = Net::pair();
-    let caller = net.ready(0, 7471, 5, false);
-    net.connect(0, caller, parameters(3, 1, 1, &[]));
-    assert_eq!(net.seen(0, caller.0), [(5, caller.1, 8, REFUSED)]);
+    let initiator = net.ready(0, 7471, 5, false);
+    net.connect(0, initiator, parameters(3, 1, 1, &[]));
+    assert_eq!(net.take_events(0, initiator.0), [(5, initiator.1, 8, REFUSED)]);
     net.wire.borrow_mut().silent = true;
-    let caller = net.ready(0, 7471, 6, false);
-    net.connect(0, caller, parameters(4, 1, 1, &[]));
-    net.pass(Duration::from_secs(19));
-    assert!(net.seen(0, caller.0).is_empty());
-    net.pass(Duration::from_secs(1));
-    assert_eq!(net.seen(0, caller.0), [(6, caller.1, 7, TIMED_OUT)]);
+    let initiator = net.ready(0, 7471, 6, false);
+    net.connect(0, initiator, parameters(4, 1, 1, &[]));
+    net.advance(Duration::from_secs(19));
+    assert!(net.take_events(0, initiator.0).is_empty());
+    net.advance(Duration::from_secs(1));
+    assert_eq!(net.take_events(0, initiator.0), [(6, initiator.1, 7, TIMED_OUT)]);
     net.finish();
 }
 
 #[test]
-fn a_late_answer_times_out_and_then_cannot_accept() {
+fn accepting_after_the_initiators_timeout_fails() {
     let mut net = Net::pair();
     let (at, _) = net.listen(1, 7471, 0);
-    let caller = net.ready(0, 7471, 5, false);
-    net.connect(0, caller, parameters(3, 1, 1, &[]));
+    let initiator = net.ready(0, 7471, 5, false);
+    net.connect(0, initiator, parameters(3, 1, 1, &[]));
     let (id, _) = net.request(1, at);
-    net.pass(Duration::from_secs(20));
-    assert_eq!(net.seen(0, caller.0), [(5, caller.1, 7, TIMED_OUT)]);
+    net.advance(Duration::from_secs(20));
+    assert_eq!(net.take_events(0, initiator.0), [(5, initiator.1, 7, TIMED_OUT)]);
     let late = net.at(1, |engine, world| {
         engine.accept(world, at, id, 200, Some(parameters(9, 1, 1, &[])))
     });
@@ -110,45 +113,49 @@ fn a_late_answer_times_out_and_then_cannot_accept() {
 }
 
 #[test]
-fn a_programs_own_queue_pair_is_attached_when_it_says_so() {
+fn an_external_queue_pair_is_attached_at_accept() {
     let mut net = Net::pair();
     let (at, _) = net.listen(1, 7471, 0);
-    let caller = net.ready(0, 7471, 5, true);
-    net.connect(0, caller, parameters(3, 1, 1, &[]));
+    let initiator = net.ready(0, 7471, 5, true);
+    net.connect(0, initiator, parameters(3, 1, 1, &[]));
     let (id, _) = net.request(1, at);
     net.accept(1, at, id, 200, parameters(9, 1, 1, b"data"));
-    let event = net.event(0, caller.0).unwrap();
+    let event = net.event(0, initiator.0).unwrap();
     assert_eq!(
         (event.event, event.param.private_data_len),
         (5, 4),
         "CONNECT_RESPONSE"
     );
-    assert!(net.seen(1, at).is_empty(), "the RTR is due");
+    assert!(net.take_events(1, at).is_empty(), "the RTR is due");
     for state in 1..=3 {
         assert!(
-            net.at(0, |engine, _| engine.qp_attributes(caller.0, caller.1, state))
-                .is_ok()
+            net.at(0, |engine, _| engine.qp_attributes(
+                initiator.0,
+                initiator.1,
+                state
+            ))
+            .is_ok()
         );
     }
     net.at(0, |engine, world| {
-        engine.accept(world, caller.0, caller.1, 0, None)
+        engine.accept(world, initiator.0, initiator.1, 0, None)
     })
     .unwrap();
-    assert_eq!(net.seen(1, at), [(200, id, 9, 0)]);
-    assert!(net.seen(0, caller.0).is_empty());
+    assert_eq!(net.take_events(1, at), [(200, id, 9, 0)]);
+    assert!(net.take_events(0, initiator.0).is_empty());
     assert_eq!(net.engines[0].notices(), [Notice::Open(3)]);
     net.finish();
 }
 
 #[test]
-fn empa_07_an_old_peer_is_called_again_with_revision_1() {
+fn empa_07_the_second_attempt_uses_revision_1() {
     let mut old = Config::default();
     old.mpa.revision = 1;
     let mut net = Net::new(&[Config::default(), old]);
-    let (caller, called) = connected(&mut net, parameters(3, 5, 6, &[]), parameters(9, 7, 8, &[]));
-    assert_eq!(net.seen(0, caller.0), [(5, caller.1, 9, 0)]);
-    // Nothing is going to be said first: the fence stays, and the program is told right away.
-    assert_eq!(net.seen(1, called.0), [(200, called.1, 9, 0)]);
+    let (initiator, responder) = connected(&mut net, parameters(3, 5, 6, &[]), parameters(9, 7, 8, &[]));
+    assert_eq!(net.take_events(0, initiator.0), [(5, initiator.1, 9, 0)]);
+    // No RTR message follows: the fence stays closed, and the event is reported immediately.
+    assert_eq!(net.take_events(1, responder.0), [(200, responder.1, 9, 0)]);
     assert!(net.engines[1].notices().is_empty());
     {
         let wire = net.wire.borrow();
@@ -159,7 +166,7 @@ fn empa_07_an_old_peer_is_called_again_with_revision_1() {
         assert_eq!(
             (ours.ird, ours.ord, theirs.ird, theirs.ord),
             (5, 6, 7, 8),
-            "each its own"
+            "each end keeps its own limits"
         );
         assert_eq!(ours.negotiated.rtr, None);
     }
@@ -173,9 +180,9 @@ fn without_peer_to_peer_the_responder_begins_fenced() {
     let mut plain = Config::default();
     plain.mpa.peer_to_peer = false;
     let mut net = Net::new(&[plain, Config::default()]);
-    let (caller, called) = connected(&mut net, parameters(3, 1, 1, &[]), parameters(9, 1, 1, &[]));
-    assert_eq!(net.seen(0, caller.0), [(5, caller.1, 9, 0)]);
-    assert_eq!(net.seen(1, called.0), [(200, called.1, 9, 0)]);
+    let (initiator, responder) = connected(&mut net, parameters(3, 1, 1, &[]), parameters(9, 1, 1, &[]));
+    assert_eq!(net.take_events(0, initiator.0), [(5, initiator.1, 9, 0)]);
+    assert_eq!(net.take_events(1, responder.0), [(200, responder.1, 9, 0)]);
     assert!(net.engines[1].notices().is_empty());
     net.finish();
 }
@@ -195,22 +202,26 @@ fn every_rtr_message_is_offered_chosen_and_sent() {
                 config
             };
             let mut net = Net::new(&[config(ours), config(theirs)]);
-            let (caller, called) = connected(&mut net, parameters(3, 1, 1, &[]), parameters(9, 1, 1, &[]));
+            let (initiator, responder) =
+                connected(&mut net, parameters(3, 1, 1, &[]), parameters(9, 1, 1, &[]));
             let attached = net.wire.borrow().attached.clone();
-            let [(1, responder), (0, initiator)] = attached[..] else {
+            let [(1, at_responder), (0, at_initiator)] = attached[..] else {
                 panic!("{attached:?}");
             };
             if ours & theirs == 0 {
                 // EMPA-16: the initiator has no matching RTR message, and reports that by a
                 // Terminate.
-                assert_eq!(initiator.negotiated.terminate, Some(terminate::NO_MATCHING_RTR));
-                assert_eq!(net.seen(0, caller.0), [(5, caller.1, 6, -71)]);
-                assert_eq!(net.seen(1, called.0), [(200, called.1, 6, -104)]);
+                assert_eq!(
+                    at_initiator.negotiated.terminate,
+                    Some(terminate::NO_MATCHING_RTR)
+                );
+                assert_eq!(net.take_events(0, initiator.0), [(5, initiator.1, 6, -71)]);
+                assert_eq!(net.take_events(1, responder.0), [(200, responder.1, 6, -104)]);
             } else {
-                assert_eq!(initiator.negotiated.rtr, responder.negotiated.rtr);
-                assert!(initiator.negotiated.rtr.is_some());
-                assert_eq!(net.seen(0, caller.0), [(5, caller.1, 9, 0)]);
-                assert_eq!(net.seen(1, called.0), [(200, called.1, 9, 0)]);
+                assert_eq!(at_initiator.negotiated.rtr, at_responder.negotiated.rtr);
+                assert!(at_initiator.negotiated.rtr.is_some());
+                assert_eq!(net.take_events(0, initiator.0), [(5, initiator.1, 9, 0)]);
+                assert_eq!(net.take_events(1, responder.0), [(200, responder.1, 9, 0)]);
             }
             net.finish();
         }
@@ -218,30 +229,35 @@ fn every_rtr_message_is_offered_chosen_and_sent() {
 }
 
 #[test]
-fn an_rtr_that_does_not_come_ends_the_connection() {
+fn a_missing_rtr_ends_the_connection() {
     let mut net = Net::pair();
     let (at, _) = net.listen(1, 7471, 0);
-    let caller = net.ready(0, 7471, 5, true);
-    net.connect(0, caller, parameters(3, 1, 1, &[]));
+    let initiator = net.ready(0, 7471, 5, true);
+    net.connect(0, initiator, parameters(3, 1, 1, &[]));
     let (id, _) = net.request(1, at);
     net.accept(1, at, id, 200, parameters(9, 1, 1, &[]));
-    assert_eq!(net.seen(0, caller.0), [(5, caller.1, 5, 0)]);
-    net.pass(Duration::from_secs(10));
-    assert_eq!(net.seen(1, at), [(200, id, 7, TIMED_OUT)]);
+    assert_eq!(net.take_events(0, initiator.0), [(5, initiator.1, 5, 0)]);
+    net.advance(Duration::from_secs(10));
+    assert_eq!(net.take_events(1, at), [(200, id, 7, TIMED_OUT)]);
     assert_eq!(net.wire.borrow().aborted, [(1, 9)]);
     net.finish();
 }
 
 #[test]
-fn a_lost_peer_is_a_disconnection_told_once() {
+fn a_lost_peer_is_reported_as_one_disconnection() {
     let mut net = Net::pair();
-    let (caller, called) = connected(&mut net, parameters(3, 1, 1, &[]), parameters(9, 1, 1, &[]));
-    let events = (net.seen(0, caller.0).len(), net.seen(1, called.0).len());
+    let (initiator, responder) = connected(&mut net, parameters(3, 1, 1, &[]), parameters(9, 1, 1, &[]));
+    let events = (
+        net.take_events(0, initiator.0).len(),
+        net.take_events(1, responder.0).len(),
+    );
     assert_eq!(events, (1, 1));
-    net.at(1, |engine, world| engine.close_channel(world, called.0));
-    assert_eq!(net.seen(0, caller.0), [(5, caller.1, 10, 0)]);
-    net.at(0, |engine, world| engine.lose(world, 3, Errno::CONNRESET));
-    assert!(net.seen(0, caller.0).is_empty());
+    net.at(1, |engine, world| engine.close_channel(world, responder.0));
+    assert_eq!(net.take_events(0, initiator.0), [(5, initiator.1, 10, 0)]);
+    net.at(0, |engine, world| {
+        engine.connection_ended(world, 3, Errno::CONNRESET)
+    });
+    assert!(net.take_events(0, initiator.0).is_empty());
     net.finish();
 }
 
@@ -250,10 +266,14 @@ fn a_port_in_use_is_replaced_unless_the_program_chose_it() {
     let mut net = Net::pair();
     let (at, _) = net.listen(1, 7471, 0);
     net.wire.borrow_mut().taken = (1..=u16::MAX).filter(|port| *port != FREE_PORT).collect();
-    let caller = net.ready(0, 7471, 5, false);
-    net.connect(0, caller, parameters(3, 1, 1, &[]));
+    let initiator = net.ready(0, 7471, 5, false);
+    net.connect(0, initiator, parameters(3, 1, 1, &[]));
     net.request(1, at);
-    assert_eq!(net.port_of(0, caller), FREE_PORT, "queries name the port in use");
+    assert_eq!(
+        net.port_of(0, initiator),
+        FREE_PORT,
+        "queries name the port in use"
+    );
     let refused = net.at(0, |engine, world| {
         let channel = engine.open_channel();
         let id = engine.create(channel, 6, PS_TCP).unwrap();

@@ -45,13 +45,13 @@ impl Engine {
     }
 
     /// The device is lost: attempts under way fail, and every id with an address gets an event.
-    pub fn lose_device(&mut self, world: &mut World<'_>) {
+    pub fn device_lost(&mut self, world: &mut World<'_>) {
         let streams: Vec<u32> = self.streams.keys().copied().collect();
         streams.into_iter().for_each(|sid| self.stream_closed(world, sid));
         let pairs: Vec<u32> = self.queue_pairs.keys().copied().collect();
         pairs
             .into_iter()
-            .for_each(|qid| self.lose(world, qid, Errno::CONNRESET));
+            .for_each(|qid| self.connection_ended(world, qid, Errno::CONNRESET));
         let on_device = |(handle, id): (&u32, &Id)| id.local.is_some().then_some(*handle);
         let mut ids: Vec<u32> = self.ids.iter().filter_map(on_device).collect();
         ids.sort_unstable();
@@ -60,9 +60,9 @@ impl Engine {
         }
     }
 
-    /// The queue pair no longer has a stream: the stream ended in good order or was lost, or the
-    /// queue pair was destroyed.
-    pub fn lose(&mut self, world: &mut World<'_>, qid: u32, errno: Errno) {
+    /// The queue pair no longer has a stream: the stream ended gracefully or failed, or the queue
+    /// pair was destroyed.
+    pub fn connection_ended(&mut self, world: &mut World<'_>, qid: u32, errno: Errno) {
         let Some(handle) = self.queue_pairs.remove(&qid) else {
             return;
         };

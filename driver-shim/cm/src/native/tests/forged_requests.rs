@@ -40,9 +40,9 @@ fn with_nat() -> Config {
     config
 }
 
-/// Checks that an attacker's stream got a rejecting Reply, and the end.
+/// Checks that an attacker's stream received a rejecting Reply and was closed.
 fn assert_refused(net: &Net, sid: u32) {
-    let (reply, closed) = net.heard(sid);
+    let (reply, closed) = net.received_on(sid);
     assert!(closed && reply.starts_with(b"MPA ID Rep Frame") && reply[16] & 0x20 != 0);
 }
 
@@ -60,7 +60,7 @@ fn a_request_without_a_psn_connects_nothing() {
             enter(&mut net);
         }
         // The Request comes from the peer's own address, and is otherwise right.
-        let sid = net.stranger(0, b.qpn, 1, &guess(a, b, None, psn(b)));
+        let sid = net.raw_stream(0, b.qpn, 1, &guess(a, b, None, psn(b)));
         net.run(50 * MS);
         if parked {
             enter(&mut net);
@@ -74,7 +74,7 @@ fn a_request_without_a_psn_connects_nothing() {
 }
 
 #[test]
-fn a_call_from_another_address_is_refused_unless_allowed() {
+fn a_request_from_another_address_is_refused_unless_allowed() {
     for allowed in [false, true] {
         for (parked, ready) in [(true, false), (true, true), (false, false), (false, true)] {
             let config = if allowed { with_nat() } else { Config::default() };
@@ -88,7 +88,7 @@ fn a_call_from_another_address_is_refused_unless_allowed() {
             if !parked {
                 enter(&mut net);
             }
-            let sid = net.stranger(2, b.qpn, 1, &right(a, b));
+            let sid = net.raw_stream(2, b.qpn, 1, &right(a, b));
             net.run(10 * MS);
             if parked {
                 enter(&mut net);
@@ -105,7 +105,7 @@ fn a_call_from_another_address_is_refused_unless_allowed() {
 }
 
 #[test]
-fn an_initiator_speaks_from_the_address_of_its_gid() {
+fn an_initiator_connects_from_the_address_of_its_gid() {
     let (mut net, a, b) = three(&Config::default());
     net.route_from(0, other_address(0));
     up(&mut net, a, b);
@@ -116,20 +116,20 @@ fn an_initiator_speaks_from_the_address_of_its_gid() {
 }
 
 #[test]
-fn a_refused_source_address_has_the_other_side_call() {
-    // The address of the lower one, which calls, is translated; the way back is free.
+fn after_a_refused_source_address_the_peer_initiates() {
+    // The address of the lower end, which initiates, is translated; the other direction is not.
     let (mut net, a, b) = three(&Config::default());
     net.translate(0, other_address(7));
     up(&mut net, b, a);
     up(&mut net, a, b);
     let took = net.until(SECOND, both_open(a, b));
-    assert!(took < 50 * MS, "{took:?}: nobody waited for the grace");
+    assert!(took < 50 * MS, "{took:?}: waited for the grace period");
     net.run(SECOND);
     assert_joined(&net, a, b);
 }
 
 #[test]
-fn two_translated_hosts_meet_where_that_is_allowed() {
+fn two_translated_hosts_connect_only_if_nat_is_allowed() {
     for allowed in [false, true] {
         let config = if allowed { with_nat() } else { Config::default() };
         let (mut net, a, b) = three(&config);
@@ -155,32 +155,32 @@ fn peers_of_one_host_may_use_any_of_its_addresses() {
         net.until(20 * MS, both_open(a, b));
         assert_joined(&net, a, b);
     }
-    // But loopback is not the address of another host.
+    // Loopback is not the address of another host.
     let (mut net, a, b) = three(&Config::default());
     up(&mut net, b, a);
     net.translate(2, Ipv4Addr::LOCALHOST.into());
-    let sid = net.stranger(2, b.qpn, 1, &right(a, b));
+    let sid = net.raw_stream(2, b.qpn, 1, &right(a, b));
     net.run(100 * MS);
     assert_refused(&net, sid);
 }
 
 #[test]
-fn guesses_at_rtr_are_few_and_do_not_keep_out_the_peer() {
+fn guessed_psns_at_rtr_do_not_keep_out_the_peer() {
     for receive_only in [false, true] {
         let (mut net, a, b) = three(&Config::default());
         to_rtr(&mut net, b, a);
-        // From the peer's own host: another user there. The victim examines 16, and one more each
-        // second.
+        // The Requests come from another user of the peer's host. The queue pair examines 16, and one
+        // more each second.
         for n in 0..200 {
-            net.stranger(0, b.qpn, 1, &guess(a, b, Some(psn(a) ^ (n + 1)), psn(b)));
+            net.raw_stream(0, b.qpn, 1, &guess(a, b, Some(psn(a) ^ (n + 1)), psn(b)));
             net.run(MS / 10);
         }
-        // The right PSN comes too late.
-        let sid = net.stranger(0, b.qpn, 1, &right(a, b));
+        // A Request with the right PSN is rejected unexamined.
+        let sid = net.raw_stream(0, b.qpn, 1, &right(a, b));
         net.run(10 * MS);
         assert_refused(&net, sid);
         assert!(net.attached(1, 1).is_empty());
-        // The flood goes on, at both; the peer comes.
+        // Guesses continue at both ends while the peer connects.
         if !receive_only {
             to_rts(&mut net, b);
         }
@@ -189,9 +189,9 @@ fn guesses_at_rtr_are_few_and_do_not_keep_out_the_peer() {
         while !both_open(a, b)(&net) {
             n += 1;
             assert!(n < 50_000, "the peer is kept out");
-            net.stranger(0, b.qpn, 1, &guess(a, b, Some(psn(a) ^ n), psn(b)));
-            net.stranger(1, a.qpn, 0, &guess(b, a, Some(psn(b) ^ n), psn(a)));
-            net.stranger(1, a.qpn, 0, &guess(b, a, None, psn(a) ^ n));
+            net.raw_stream(0, b.qpn, 1, &guess(a, b, Some(psn(a) ^ n), psn(b)));
+            net.raw_stream(1, a.qpn, 0, &guess(b, a, Some(psn(b) ^ n), psn(a)));
+            net.raw_stream(1, a.qpn, 0, &guess(b, a, None, psn(a) ^ n));
             net.run(MS / 10);
         }
         assert!(net.are_joined((0, 1), (1, 1)));
@@ -204,27 +204,27 @@ fn at_rts_both_psns_must_match() {
     up(&mut net, b, a);
     for n in 0..100 {
         for (sq, rq) in [(psn(a), psn(b) ^ (n + 1)), (psn(a) ^ (n + 1), psn(b))] {
-            net.stranger(0, b.qpn, 1, &guess(a, b, Some(sq), rq));
+            net.raw_stream(0, b.qpn, 1, &guess(a, b, Some(sq), rq));
         }
     }
     net.run(100 * MS);
     assert!(net.attached(1, 1).is_empty());
-    // However many there were, the right Requests are accepted.
-    net.stranger(0, b.qpn, 1, &right(a, b));
+    // The right Request is accepted, whatever the number of wrong Requests.
+    net.raw_stream(0, b.qpn, 1, &right(a, b));
     net.run(5 * MS);
     assert_eq!(net.attached(1, 1).len(), 1);
 }
 
 #[test]
-fn guesses_are_forgotten_one_a_second() {
+fn one_more_request_is_examined_each_second() {
     let (mut net, a, b) = three(&Config::default());
     to_rtr(&mut net, b, a);
     for n in 0..50 {
-        net.stranger(0, b.qpn, 1, &guess(a, b, Some(psn(a) ^ (n + 1)), psn(b)));
+        net.raw_stream(0, b.qpn, 1, &guess(a, b, Some(psn(a) ^ (n + 1)), psn(b)));
     }
     net.run(10 * MS);
     let take = |net: &mut Net| {
-        net.stranger(0, b.qpn, 1, &right(a, b));
+        net.raw_stream(0, b.qpn, 1, &right(a, b));
         net.run(10 * MS);
         net.attached(1, 1).len()
     };
@@ -234,37 +234,37 @@ fn guesses_are_forgotten_one_a_second() {
 }
 
 #[test]
-fn strangers_do_not_use_up_the_places_of_parked_calls() {
+fn another_host_cannot_displace_parked_requests() {
     let mut config = Config::default();
     config.native.max_parked = 20;
     let (mut net, a, b) = three(&config);
     let idle: Vec<Qp> = (2..30).map(|qid| make(&mut net, 1, qid)).collect();
     up(&mut net, a, b);
     net.run(10 * MS);
-    assert_eq!(net.in_start_up(1), 1, "the peer's call is parked");
+    assert_eq!(net.in_start_up(1), 1, "the Request of the peer is parked");
     for n in 0..100 {
-        net.stranger(2, b.qpn, 1, &right(a, b));
-        net.stranger(2, b.qpn, 1, &right(a, idle[n % idle.len()]));
+        net.raw_stream(2, b.qpn, 1, &right(a, b));
+        net.raw_stream(2, b.qpn, 1, &right(a, idle[n % idle.len()]));
     }
     net.run(10 * MS);
     net.on(1, |engine, _| assert_eq!(engine.parked, 20));
     to_rtr(&mut net, b, a);
     let took = net.until(SECOND, |net| net.are_joined((0, 1), (1, 1)));
-    assert!(took <= MS, "{took:?}: it was still parked");
+    assert!(took <= MS, "{took:?}: the Request was no longer parked");
 }
 
 #[test]
-fn a_parked_call_that_lost_its_place_is_made_up_for() {
+fn a_displaced_parked_request_is_replaced_soon() {
     let (mut net, a, b) = three(&Config::default());
     up(&mut net, a, b);
     net.run(10 * MS);
-    // From the peer's host, which cannot be told from the peer: they have all places when the queue
-    // pair gets ready.
+    // The Requests come from the peer's host, so their address is valid. They occupy all places
+    // when the queue pair reaches RTR.
     for _ in 0..100 {
-        net.stranger(0, b.qpn, 1, &guess(a, b, Some(1), 2));
+        net.raw_stream(0, b.qpn, 1, &guess(a, b, Some(1), 2));
     }
     net.run(5 * MS);
     up(&mut net, b, a);
     let took = net.until(2 * SECOND, both_open(a, b));
-    assert!(took < 50 * MS, "{took:?}: nobody waited for the grace");
+    assert!(took < 50 * MS, "{took:?}: waited for the grace period");
 }

@@ -5,13 +5,13 @@ use proptest::prelude::*;
 use super::*;
 
 #[test]
-fn an_id_is_waited_for_by_as_many_events_as_were_taken() {
+fn destroy_returns_the_number_of_taken_events() {
     let mut net = Net::pair();
     let (channel, id) = net.ready(0, 7471, 5, false);
     net.connect(0, (channel, id), parameters(3, 1, 1, &[]));
-    assert!(net.is_readable(0, channel), "refused, and not told yet");
+    assert!(net.is_readable(0, channel), "the rejection is queued");
     let reported = net.at(0, |engine, world| engine.destroy(world, channel, id));
-    assert_eq!(reported, Ok(2), "both resolutions; the third was never told");
+    assert_eq!(reported, Ok(2), "both resolutions; the rejection was not taken");
     assert!(!net.is_readable(0, channel));
     assert!(net.event(0, channel).is_none());
     let again = net.at(0, |engine, world| engine.destroy(world, channel, id));
@@ -20,12 +20,12 @@ fn an_id_is_waited_for_by_as_many_events_as_were_taken() {
 }
 
 #[test]
-fn a_listener_ends_with_its_unseen_requests() {
+fn destroying_a_listener_closes_its_unread_requests() {
     let mut net = Net::pair();
     let (at, listener) = net.listen(1, 7471, 0);
-    let callers: Vec<_> = (0..3).map(|n| net.ready(0, 7471, 10 + n, false)).collect();
-    for (n, caller) in callers.iter().enumerate() {
-        net.connect(0, *caller, parameters(n as u32 + 1, 1, 1, &[]));
+    let initiators: Vec<_> = (0..3).map(|n| net.ready(0, 7471, 10 + n, false)).collect();
+    for (n, initiator) in initiators.iter().enumerate() {
+        net.connect(0, *initiator, parameters(n as u32 + 1, 1, 1, &[]));
     }
     let (kept, _) = net.request(1, at);
     assert_eq!(
@@ -34,30 +34,33 @@ fn a_listener_ends_with_its_unseen_requests() {
     );
     net.accept(1, at, kept, 200, parameters(9, 1, 1, &[]));
     assert_eq!(
-        net.seen(1, at),
+        net.take_events(1, at),
         [(200, kept, 9, 0)],
-        "it was the program's already"
+        "the program has taken this Request"
     );
-    let ends: Vec<_> = callers.iter().map(|(channel, _)| net.seen(0, *channel)).collect();
-    assert_eq!(ends[0], [(10, callers[0].1, 9, 0)]);
-    assert_eq!(ends[1], [(11, callers[1].1, 8, REFUSED)]);
-    assert_eq!(ends[2], [(12, callers[2].1, 8, REFUSED)]);
+    let ends: Vec<_> = initiators
+        .iter()
+        .map(|(channel, _)| net.take_events(0, *channel))
+        .collect();
+    assert_eq!(ends[0], [(10, initiators[0].1, 9, 0)]);
+    assert_eq!(ends[1], [(11, initiators[1].1, 8, REFUSED)]);
+    assert_eq!(ends[2], [(12, initiators[2].1, 8, REFUSED)]);
     net.finish();
 }
 
 #[test]
-fn the_backlog_counts_requests_that_the_program_has_not_seen() {
+fn the_backlog_limits_unread_requests() {
     let mut net = Net::pair();
     let (at, listener) = net.listen(1, 7471, 1);
     for n in 0..3 {
-        let caller = net.ready(0, 7471, 10 + n, false);
-        net.connect(0, caller, parameters(n as u32 + 1, 1, 1, &[]));
+        let initiator = net.ready(0, 7471, 10 + n, false);
+        net.connect(0, initiator, parameters(n as u32 + 1, 1, 1, &[]));
     }
     let queued = |net: &Net| net.engines[1].channels[&at].len();
-    assert_eq!(queued(&net), 1, "the others are not looked at");
+    assert_eq!(queued(&net), 1, "the others are not examined yet");
     net.request(1, at);
     net.run();
-    assert_eq!(queued(&net), 2, "and none is lost");
+    assert_eq!(queued(&net), 2, "no Request is lost");
     net.request(1, at);
     net.request(1, at);
     assert_eq!(
@@ -80,7 +83,7 @@ fn an_id_moves_to_another_channel_with_its_events() {
         Ok(2)
     );
     assert!(!net.is_readable(0, old) && net.is_readable(0, new));
-    assert_eq!(net.seen(0, new), [(5, id, 8, REFUSED)]);
+    assert_eq!(net.take_events(0, new), [(5, id, 8, REFUSED)]);
     assert_eq!(
         net.at(0, |engine, world| engine.destroy(world, old, id)),
         Err(Errno::INVAL)
@@ -89,7 +92,7 @@ fn an_id_moves_to_another_channel_with_its_events() {
 }
 
 #[test]
-fn a_port_is_taken_from_bind_on_and_calls_before_listen_wait() {
+fn bind_takes_the_port_and_connections_wait_for_listen() {
     let mut net = Net::pair();
     let (channel, id) = net.at(1, |engine, world| {
         let channel = engine.open_channel();
@@ -98,10 +101,13 @@ fn a_port_is_taken_from_bind_on_and_calls_before_listen_wait() {
         engine.bind(world, channel, id, any).unwrap();
         (channel, id)
     });
-    let place = net.engines[1].addresses(channel, id, 77).unwrap();
-    let port = place.local.unwrap().port();
-    assert!(port != 0, "told before it listens");
-    assert_eq!(place.node_guid, 0, "any address is no device");
+    let addresses = net.engines[1].addresses(channel, id, 77).unwrap();
+    let port = addresses.local.unwrap().port();
+    assert!(port != 0, "bind assigns the port");
+    assert_eq!(
+        addresses.node_guid, 0,
+        "the unspecified address belongs to no device"
+    );
     let second = net.at(0, |engine, world| {
         let other = engine.open_channel();
         let id = engine.create(other, 2, PS_TCP).unwrap();
@@ -113,9 +119,9 @@ fn a_port_is_taken_from_bind_on_and_calls_before_listen_wait() {
         )
     });
     assert_eq!(second, Err(Errno::ADDRINUSE));
-    let caller = net.ready(0, port, 5, false);
-    net.connect(0, caller, parameters(3, 1, 1, &[]));
-    assert!(net.seen(0, caller.0).is_empty() && net.seen(1, channel).is_empty());
+    let initiator = net.ready(0, port, 5, false);
+    net.connect(0, initiator, parameters(3, 1, 1, &[]));
+    assert!(net.take_events(0, initiator.0).is_empty() && net.take_events(1, channel).is_empty());
     net.at(1, |engine, world| engine.listen(world, channel, id, 0))
         .unwrap();
     let event = net.event(1, channel).unwrap();
@@ -156,34 +162,36 @@ fn commands_in_the_wrong_state_are_invalid() {
 }
 
 #[test]
-fn an_event_tells_of_no_route_and_a_retry_may_follow() {
+fn an_event_reports_a_missing_route_and_a_retry_works() {
     let mut net = Net::pair();
     net.at(0, |engine, world| {
         let channel = engine.open_channel();
         let id = engine.create(channel, 4, PS_TCP).unwrap();
-        let nowhere = Name::Ip("10.0.0.1:9".parse().unwrap());
-        engine.resolve_address(world, channel, id, None, nowhere).unwrap();
+        let unreachable = Name::Ip("10.0.0.1:9".parse().unwrap());
+        engine
+            .resolve_address(world, channel, id, None, unreachable)
+            .unwrap();
         let event = engine.take_event(world, channel).unwrap();
         assert_eq!((event.event, event.status.cast_signed()), (1, -101));
-        let somewhere = Name::Ip("0.0.0.0:7471".parse().unwrap());
+        let unspecified = Name::Ip("0.0.0.0:7471".parse().unwrap());
         engine
-            .resolve_address(world, channel, id, None, somewhere)
+            .resolve_address(world, channel, id, None, unspecified)
             .unwrap();
         assert_eq!(engine.take_event(world, channel).unwrap().event, 0);
-        let place = engine.addresses(channel, id, 77).unwrap();
+        let addresses = engine.addresses(channel, id, 77).unwrap();
         assert_eq!(
-            place.remote,
+            addresses.remote,
             Some("127.0.0.1:7471".parse().unwrap()),
-            "any is here"
+            "the unspecified address means this host"
         );
-        assert_eq!(place.node_guid, 77);
-        assert!(place.local.unwrap().port() >= 32768);
+        assert_eq!(addresses.node_guid, 77);
+        assert!(addresses.local.unwrap().port() >= 32768);
     });
     net.finish();
 }
 
 #[test]
-fn datagrams_resolve_and_go_no_further() {
+fn datagram_ids_resolve_but_do_not_connect_or_listen() {
     let mut net = Net::pair();
     net.at(0, |engine, world| {
         let channel = engine.open_channel();
@@ -231,7 +239,7 @@ fn path(flags: u32) -> Vec<u8> {
 }
 
 #[test]
-fn a_path_of_the_program_s_own_is_a_route() {
+fn a_path_of_the_program_resolves_the_route() {
     let mut net = Net::pair();
     let (channel, id) = net.at(0, |engine, world| {
         let channel = engine.open_channel();
@@ -251,32 +259,36 @@ fn a_path_of_the_program_s_own_is_a_route() {
         }
         let two = [path(4), path(0b10_1011)].concat();
         assert_eq!(set(engine, world, &two), Ok(()));
-        assert_eq!(set(engine, world, &two), Err(Errno::INVAL), "once");
+        assert_eq!(
+            set(engine, world, &two),
+            Err(Errno::INVAL),
+            "the route is resolved already"
+        );
         (channel, id)
     });
-    assert_eq!(net.seen(0, channel), [(4, id, 0, 0), (4, id, 2, 0)]);
+    assert_eq!(net.take_events(0, channel), [(4, id, 0, 0), (4, id, 2, 0)]);
     net.finish();
 }
 
 #[test]
-fn news_of_early_data_need_a_connection() {
+fn notify_requires_a_connection() {
     let mut net = Net::pair();
     let (at, listener) = net.listen(1, 7471, 0);
-    let caller = net.ready(0, 7471, 5, false);
-    let notify = |net: &mut Net| net.at(0, |engine, _| engine.notify(caller.0, caller.1));
+    let initiator = net.ready(0, 7471, 5, false);
+    let notify = |net: &mut Net| net.at(0, |engine, _| engine.notify(initiator.0, initiator.1));
     assert_eq!(notify(&mut net), Err(Errno::INVAL));
-    net.connect(0, caller, parameters(3, 1, 1, &[]));
+    net.connect(0, initiator, parameters(3, 1, 1, &[]));
     assert_eq!(notify(&mut net), Ok(()));
     assert_eq!(net.at(1, |engine, _| engine.notify(at, listener)), Ok(()));
     net.finish();
 }
 
-/// Runs any command of a program, in arbitrary order.
-fn do_anything(net: &mut Net, side: usize, channel: u64, what: u8, id: u32, port: u16) {
+/// Runs the command with number `command`.
+fn run_command(net: &mut Net, side: usize, channel: u64, command: u8, id: u32, port: u16) {
     net.at(side, |engine, world| {
         let name = Name::Ip(format!("127.0.0.1:{port}").parse().unwrap());
         let parameters = parameters(id + 1, 1, 1, b"private");
-        match what {
+        match command {
             0 | 1 => drop(engine.create(channel, u64::from(id) + 1, PS_TCP)),
             2 => drop(engine.bind(world, channel, id, name)),
             3 => drop(engine.listen(world, channel, id, 2)),
@@ -296,29 +308,29 @@ fn do_anything(net: &mut Net, side: usize, channel: u64, what: u8, id: u32, port
 }
 
 #[test]
-fn a_call_whose_listener_is_gone_when_it_arrives_is_ended() {
+fn a_stream_of_a_closed_listener_is_closed() {
     let mut net = Net::pair();
     let channel = net.at(0, |engine, _| engine.open_channel());
     let create = [(0, 0, 5000); 5];
-    let call = [(2, 4, 5002), (4, 3, 5002), (13, 3, 5000), (7, 3, 5000)];
-    for (what, id, port) in create.into_iter().chain(call).chain([(12, 4, 5000)]) {
-        do_anything(&mut net, 0, channel, what, id, port);
+    let connect = [(2, 4, 5002), (4, 3, 5002), (13, 3, 5000), (7, 3, 5000)];
+    for (command, id, port) in create.into_iter().chain(connect).chain([(12, 4, 5000)]) {
+        run_command(&mut net, 0, channel, command, id, port);
     }
     net.finish();
 }
 
 proptest! {
     #[test]
-    fn whatever_programs_do_nothing_is_left_behind(
+    fn arbitrary_commands_leave_nothing_behind(
         steps in proptest::collection::vec((0..2usize, 0..16u8, 0..6u32, 0..3u16, 0..5u8), 0..200),
     ) {
         let mut net = Net::pair();
         let channels: Vec<u64> = (0..2).map(|side| net.at(side, |engine, _| engine.open_channel())).collect();
-        for (side, what, id, port, then) in steps {
-            do_anything(&mut net, side, channels[side], what, id, 5000 + port);
+        for (side, command, id, port, then) in steps {
+            run_command(&mut net, side, channels[side], command, id, 5000 + port);
             match then {
                 0 => {}
-                1 => net.pass(Duration::from_secs(3)),
+                1 => net.advance(Duration::from_secs(3)),
                 _ => net.run(),
             }
         }

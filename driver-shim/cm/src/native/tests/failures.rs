@@ -3,12 +3,12 @@
 use super::*;
 
 #[test]
-fn an_unknown_number_is_turned_down_for_good() {
+fn an_unknown_number_is_rejected_permanently() {
     let mut net = Net::new(2);
     let (a, b) = (make(&mut net, 0, 1), make(&mut net, 1, 1));
-    let gone = make(&mut net, 1, 2);
-    net.on(1, |engine, world| engine.remove_queue_pair(world, gone.qpn));
-    up(&mut net, a, gone);
+    let removed = make(&mut net, 1, 2);
+    net.on(1, |engine, world| engine.remove_queue_pair(world, removed.qpn));
+    up(&mut net, a, removed);
     net.until(100 * MS, |net| net.is_unreachable(0, 1));
     net.run(30 * SECOND);
     assert_eq!(net.notices(0), [Notice::Unreachable(1)]);
@@ -46,15 +46,19 @@ fn a_reused_number_is_not_mistaken_for_its_predecessor() {
 }
 
 #[test]
-fn a_call_whose_caller_hung_up_does_no_harm() {
-    // It is found out when the stream would be used, and the next call is taken.
+fn an_abandoned_parked_request_is_skipped() {
+    // The responder detects the closed stream when it accepts, and takes the next Request.
     let mut net = Net::new(2);
     let (a, b) = (make(&mut net, 0, 1), make(&mut net, 1, 1));
     up(&mut net, a, b);
     net.run(4 * MS);
     net.on(0, |engine, world| engine.retire(world, a.qpn, true));
     net.run(4 * MS);
-    assert_eq!(net.in_start_up(1), 1, "parked, and nobody says that it is dead");
+    assert_eq!(
+        net.in_start_up(1),
+        1,
+        "parked: the end of the stream is not reported"
+    );
     up(&mut net, b, a);
     up(&mut net, a, b);
     net.until(2 * SECOND, both_open(a, b));
@@ -64,7 +68,7 @@ fn a_call_whose_caller_hung_up_does_no_harm() {
 }
 
 #[test]
-fn parked_calls_of_others_are_turned_down_at_rtr() {
+fn parked_requests_of_other_peers_are_rejected_at_rtr() {
     let mut net = Net::new(3);
     let (a, b, c) = (make(&mut net, 0, 1), make(&mut net, 1, 1), make(&mut net, 2, 1));
     up(&mut net, a, c);
@@ -78,7 +82,7 @@ fn parked_calls_of_others_are_turned_down_at_rtr() {
 }
 
 #[test]
-fn parking_is_bounded_in_time_and_the_call_is_repeated() {
+fn parking_is_bounded_in_time_and_requests_are_repeated() {
     let mut net = Net::new(2);
     let (a, b) = (make(&mut net, 0, 1), make(&mut net, 1, 1));
     up(&mut net, a, b);
@@ -97,18 +101,18 @@ fn parking_is_bounded_in_number() {
     config.native.max_parked = 20;
     let mut net = Net::with(2, &config);
     let idle: Vec<Qp> = (1..=10).map(|qid| make(&mut net, 1, qid)).collect();
-    let callers: Vec<Qp> = (1..=100).map(|qid| make(&mut net, 0, qid)).collect();
+    let initiators: Vec<Qp> = (1..=100).map(|qid| make(&mut net, 0, qid)).collect();
     // Twelve connect to the same queue pair, the others to different ones.
-    for caller in &callers[..12] {
-        up(&mut net, *caller, idle[0]);
+    for initiator in &initiators[..12] {
+        up(&mut net, *initiator, idle[0]);
     }
     net.run(500 * MS);
     net.on(1, |engine, _| assert_eq!(engine.parked, MAX_PARKED_EACH));
-    for (n, caller) in callers.iter().enumerate().skip(12) {
-        up(&mut net, *caller, idle[1 + n % 9]);
+    for (n, initiator) in initiators.iter().enumerate().skip(12) {
+        up(&mut net, *initiator, idle[1 + n % 9]);
     }
     net.run(500 * MS);
-    // What is neither parked nor settled is a call that was just repeated.
+    // A stream that is neither parked nor finished is a Request that was just repeated.
     net.on(1, |engine, _| {
         assert_eq!(engine.parked, 20);
         assert!(
@@ -125,7 +129,7 @@ fn parking_is_bounded_in_number() {
 }
 
 #[test]
-fn a_send_without_a_peer_fails_when_the_retries_are_spent() {
+fn a_send_without_a_peer_fails_after_the_retry_budget() {
     let mut net = Net::new(2);
     let (a, b) = (make(&mut net, 0, 1), make(&mut net, 1, 1));
     net.kill(1, true);
@@ -134,14 +138,14 @@ fn a_send_without_a_peer_fails_when_the_retries_are_spent() {
     let took = net.until(10 * SECOND, |net| net.is_unreachable(0, 1));
     assert!(
         took >= 4 * SECOND,
-        "{took:?}: the other side has a second to call, and TCP one to repeat itself"
+        "{took:?}: the peer has a second to initiate, and TCP one to retransmit"
     );
     net.run(SECOND);
     assert_eq!(net.in_start_up(0), 0);
 }
 
 #[test]
-fn retry_budgets_are_waited_for_and_may_be_endless() {
+fn a_retry_budget_is_exhausted_first_and_may_be_unlimited() {
     for (timeout, expected) in [(Some(2 * SECOND), Some(16 * SECOND)), (None, None)] {
         let mut net = Net::new(2);
         let (a, b) = (make(&mut net, 0, 1), make(&mut net, 1, 1));
@@ -164,7 +168,7 @@ fn retry_budgets_are_waited_for_and_may_be_endless() {
 }
 
 #[test]
-fn without_a_send_a_lost_peer_is_called_until_it_is_back() {
+fn attempts_without_a_waiting_send_do_not_end() {
     let mut net = Net::new(2);
     let (a, b) = (make(&mut net, 0, 1), make(&mut net, 1, 1));
     net.kill(1, true);
@@ -178,7 +182,7 @@ fn without_a_send_a_lost_peer_is_called_until_it_is_back() {
 }
 
 #[test]
-fn a_send_posted_after_the_budget_was_spent_fails_soon() {
+fn a_send_posted_after_the_retry_budget_fails_soon() {
     let mut net = Net::new(2);
     let (a, b) = (make(&mut net, 0, 1), make(&mut net, 1, 1));
     net.kill(1, true);
@@ -189,7 +193,7 @@ fn a_send_posted_after_the_budget_was_spent_fails_soon() {
 }
 
 #[test]
-fn a_refused_caller_pauses_longer_and_longer() {
+fn refused_attempts_back_off() {
     let mut net = Net::new(2);
     let (a, b) = (make(&mut net, 0, 1), make(&mut net, 1, 1));
     net.kill(1, true);
@@ -203,7 +207,7 @@ fn a_refused_caller_pauses_longer_and_longer() {
 }
 
 #[test]
-fn a_fence_that_never_opens_is_given_up() {
+fn a_fence_that_never_opens_times_out() {
     let mut net = Net::new(2);
     let (a, b) = (make(&mut net, 0, 1), make(&mut net, 1, 1));
     up(&mut net, b, a);
@@ -219,7 +223,7 @@ fn a_fence_that_never_opens_is_given_up() {
     };
     let settings = Settings::from(&Config::default().mpa);
     let (_, request) = Initiator::new(settings, None, &us.emit(), net.now()).unwrap();
-    net.stranger(0, b.qpn, 1, &request);
+    net.raw_stream(0, b.qpn, 1, &request);
     net.until(SECOND, |net| !net.attached(1, 1).is_empty());
     let took = net.until(20 * SECOND, |net| net.is_unreachable(1, 1));
     assert!(took >= 9 * SECOND);
@@ -227,23 +231,23 @@ fn a_fence_that_never_opens_is_given_up() {
 }
 
 #[test]
-fn retiring_ends_what_is_under_way() {
-    // Connecting, asking, parked: in each stage the caller or the called goes away.
-    for (time, who) in [(0, 0), (1, 0), (3, 0), (100, 0), (3, 1), (100, 1)] {
+fn removing_a_queue_pair_ends_its_start_up() {
+    // One of the queue pairs is removed while the stream connects, sends the Request, or is parked.
+    for (time, host) in [(0, 0), (1, 0), (3, 0), (100, 0), (3, 1), (100, 1)] {
         let mut net = Net::new(2);
         let (a, b) = (make(&mut net, 0, 1), make(&mut net, 1, 1));
         up(&mut net, a, b);
         net.run(time * MS);
-        let gone = if who == 0 { a } else { b };
-        net.on(who, |engine, world| engine.remove_queue_pair(world, gone.qpn));
+        let removed = if host == 0 { a } else { b };
+        net.on(host, |engine, world| engine.remove_queue_pair(world, removed.qpn));
         net.run(30 * SECOND);
         assert_eq!(
             (net.in_start_up(0), net.in_start_up(1)),
             (0, 0),
-            "after {time} ms, host {who}"
+            "after {time} ms, host {host}"
         );
-        assert_eq!(net.is_unreachable(0, 1), who == 1);
-        net.on(who, |engine, _| {
+        assert_eq!(net.is_unreachable(0, 1), host == 1);
+        net.on(host, |engine, _| {
             assert!(engine.streams.is_empty() && engine.pairs.is_empty() && engine.parked == 0)
         });
     }
@@ -269,11 +273,11 @@ fn rnr_policy_has_the_senders_count_and_the_receivers_timer() {
         net.on(us.host, |engine, world| engine.reached_rts(world, us.qpn, ready));
     }
     net.until(SECOND, both_open(a, b));
-    assert_eq!(net.attached(0, 1)[0].rnr_timeout, None, "b tries for ever");
+    assert_eq!(net.attached(0, 1)[0].rnr_timeout, None, "b retries without limit");
     assert_eq!(
         net.attached(1, 1)[0].rnr_timeout,
         Some(Duration::from_micros(2 * 491_520)),
-        "a twice"
+        "a retries twice"
     );
     net.on(1, |engine, _| {
         assert_eq!(
