@@ -25,7 +25,6 @@ pub mod abi;
 mod active;
 mod addresses;
 pub mod command;
-mod disconnect;
 mod engine;
 mod events;
 mod ids;
@@ -33,6 +32,7 @@ pub mod opcode;
 mod options;
 mod passive;
 mod policy;
+mod queue_pair_events;
 mod state;
 mod stream_events;
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The end of connections, and the events of queue pairs.
+//! Disconnecting, and the events of queue pairs.
 
 use rustix::io::Errno;
 
