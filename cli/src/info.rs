@@ -102,7 +102,7 @@ fn write_device(out: &mut String, attr: &ibv_device_attr) {
 fn write_way(out: &mut String) -> Result<(), Failure> {
     let config = Config::from_env().map_err(Failure::usage)?;
     let folders = watch::folders(config.present.dir);
-    for own in watch::everyone(&folders, Some(std::process::id())) {
+    for own in watch::snapshots(&folders, Some(std::process::id())) {
         let _ = writeln!(out, "  {:<24} {}", "device", own.device);
         let _ = writeln!(out, "  {:<24} {}", "program memory", own.memory);
     }

@@ -113,7 +113,7 @@ fn pause(interval: Duration) -> Result<(), Failure> {
 }
 
 fn found(folders: &[PathBuf], pid: Option<u32>) -> Result<Vec<Snapshot>, Failure> {
-    let found = watch::everyone(folders, pid);
+    let found = watch::snapshots(folders, pid);
     match pid {
         Some(pid) if found.is_empty() && !Path::new(&format!("/proc/{pid}")).exists() => {
             Err(Failure::runtime(format!(

@@ -57,7 +57,7 @@ impl Context {
     /// The file that the context shares with other contexts by import. None in a forked child,
     /// which has no device: threads of the parent may hold locks there.
     pub(crate) fn file(&self) -> Option<&Arc<File>> {
-        self.driver.here().is_ok().then_some(&self.file)
+        self.driver.check_process().is_ok().then_some(&self.file)
     }
 
     /// Makes everything except the memory: the provider's part of the context, and the program's

@@ -25,20 +25,21 @@ const LOG_SIZE: u32 = 4;
 const ENTRIES: u32 = 1 << LOG_SIZE;
 /// Offset of the phase word in a completion.
 const PHASE: usize = std::mem::offset_of!(Completion, phase);
-/// Busy polls of the completion before the thread sleeps between polls.
-const LOOKS: u32 = 1 << 12;
-/// Sleeps between two checks whether the device still works.
-const LOOKS_PER_QUESTION: u32 = 64;
-const NAP: Duration = Duration::from_micros(50);
-/// A device that takes longer over one command is dead.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// The number of busy polls of a completion before the thread sleeps between polls.
+const BUSY_POLLS: u32 = 1 << 12;
+/// The number of sleeps between two checks whether the device still works.
+const SLEEPS_PER_DEVICE_CHECK: u32 = 64;
+/// The sleep between two polls.
+const POLL_INTERVAL: Duration = Duration::from_micros(50);
+/// The time after which a device that has not completed a command is lost.
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The command queue of the device.
 pub(crate) struct CommandQueue {
     bus: Arc<dyn Bus>,
     pool: Arc<DmaPool>,
     rings: Mutex<Rings>,
-    /// The device is lost: commands are not sent any more.
+    /// The device is lost: no more commands are sent.
     lost: AtomicBool,
     /// Called when the device stopped responding.
     handler: SignalHandler,
@@ -65,7 +66,10 @@ impl CommandQueue {
         let version = bus.read32(registers::VERSION);
         let ours = urnic_device::INTERFACE_VERSION;
         if bus.read32(registers::MAGIC) != registers::MAGIC_VALUE || version >> 16 != ours >> 16 {
-            tracing::error!("not a device of interface {:x}: it says {version:#x}", ours >> 16);
+            tracing::error!(
+                "the device has interface version {version:#x}, this driver needs major version {:x}",
+                ours >> 16
+            );
             return Err(Errno::NODEV);
         }
         reset(&*bus);
@@ -93,7 +97,7 @@ impl CommandQueue {
     }
 
     /// Makes every further command fail with `EIO`. Returns whether this is the first call.
-    pub(crate) fn lose(&self) -> bool {
+    pub(crate) fn mark_lost(&self) -> bool {
         !self.lost.swap(true, Ordering::AcqRel)
     }
 
@@ -214,8 +218,8 @@ impl CommandQueue {
 
         let phase = 1 ^ (at >> LOG_SIZE & 1);
         let word = rings.completions.word(slot * COMPLETION_LEN + PHASE);
-        let here = || word.load(Ordering::Acquire) & 1 == phase;
-        if !await_completion(here, || !self.is_lost() && is_ready(&*self.bus)) {
+        let is_complete = || word.load(Ordering::Acquire) & 1 == phase;
+        if !await_completion(is_complete, || !self.is_lost() && is_ready(&*self.bus)) {
             drop(rings);
             // A device that stopped during a command does not continue.
             (self.handler)(Signal::Lost);
@@ -225,7 +229,7 @@ impl CommandQueue {
         drop(rings);
         if done.tag.get() != command.tag.get() {
             tracing::error!(
-                "completion of command {} where that of {} was due",
+                "the device completed command {} instead of command {}",
                 done.tag,
                 command.tag
             );
@@ -244,7 +248,8 @@ pub(crate) fn is_ready(bus: &dyn Bus) -> bool {
     status != registers::GONE && status & registers::Status::READY.bits() != 0
 }
 
-/// Function reset: the device releases all memory. A device that is gone has done so.
+/// Resets the function: the device releases all memory. A device that was removed has released it
+/// already.
 fn reset(bus: &dyn Bus) {
     let reset = registers::Control::RESET.bits();
     bus.write32(registers::CONTROL, reset);
@@ -252,44 +257,47 @@ fn reset(bus: &dyn Bus) {
     let _ = wait(|| is_done(bus.read32(registers::CONTROL)).then_some(()));
 }
 
-/// Waits until a completion is `here`; `false` if the device is not `alive` any more. The function
-/// busy-polls at first, since a device in this process has answered already; the check whether the
-/// device works may cost a message.
-fn await_completion(here: impl Fn() -> bool, alive: impl Fn() -> bool) -> bool {
-    for _ in 0..LOOKS {
-        if here() {
+/// Waits until the command `is_complete`; returns `false` if the device no longer `is_alive`. The
+/// function busy-polls at first, since a device in this process has completed the command already;
+/// `is_alive` may cost a message.
+fn await_completion(is_complete: impl Fn() -> bool, is_alive: impl Fn() -> bool) -> bool {
+    for _ in 0..BUSY_POLLS {
+        if is_complete() {
             return true;
         }
         std::hint::spin_loop();
     }
-    let mut looks = 0;
-    let seen = wait(|| {
-        looks += 1;
-        if here() {
+    let mut polls = 0;
+    let complete = wait(|| {
+        polls += 1;
+        if is_complete() {
             Some(true)
-        } else if looks % LOOKS_PER_QUESTION == 0 && !alive() {
-            // The device may have stopped right after the answer.
-            Some(here())
+        } else if polls % SLEEPS_PER_DEVICE_CHECK == 0 && !is_alive() {
+            // The device may have stopped after it completed the command.
+            Some(is_complete())
         } else {
             None
         }
     });
-    seen.unwrap_or(false)
+    complete.unwrap_or(false)
 }
 
-/// Calls `look` until it returns a value, for as long as a device may take. That time is counted in
-/// sleeps, not by the clock: a machine that was suspended meanwhile suspended the device too.
-fn wait<T>(mut look: impl FnMut() -> Option<T>) -> Result<T, Errno> {
-    for _ in 0..PATIENCE.as_nanos() / NAP.as_nanos() {
-        if let Some(seen) = look() {
-            return Ok(seen);
+/// Calls `poll` until it returns a value, for at most [`COMMAND_TIMEOUT`]. The time is counted in
+/// sleeps and not by the clock, since a suspended machine also suspends the device.
+fn wait<T>(mut poll: impl FnMut() -> Option<T>) -> Result<T, Errno> {
+    for _ in 0..COMMAND_TIMEOUT.as_nanos() / POLL_INTERVAL.as_nanos() {
+        if let Some(value) = poll() {
+            return Ok(value);
         }
         let _ = rustix::thread::nanosleep(&Timespec {
             tv_sec: 0,
-            tv_nsec: NAP.as_nanos() as i64,
+            tv_nsec: POLL_INTERVAL.as_nanos() as i64,
         });
     }
-    tracing::error!("the device does not answer");
+    tracing::error!(
+        "the device does not respond: no answer within {} s",
+        COMMAND_TIMEOUT.as_secs()
+    );
     Err(Errno::IO)
 }
 

@@ -36,7 +36,7 @@ impl Driver {
         cookie: u64,
         rings: &dyn RingPlacement,
     ) -> Result<Arc<Cq>, Errno> {
-        self.alive()?;
+        self.check_usable()?;
         let eq = self.notifications.get(vector as usize).ok_or(Errno::INVAL)?;
         if entries == 0 || entries > self.attributes.max_cqe {
             return Err(Errno::INVAL);
@@ -72,7 +72,7 @@ impl Driver {
     }
 }
 
-/// A ring that will replace another one.
+/// A new ring for [`Cq::resize`].
 pub struct NewRing {
     memory: DmaMemory,
     log_size: u32,
@@ -96,7 +96,7 @@ impl Cq {
     }
 
     /// Locks the ring against a resize.
-    pub(crate) fn steady_ring(&self) -> MutexGuard<'_, Ring> {
+    pub(crate) fn lock_ring(&self) -> MutexGuard<'_, Ring> {
         lock(&self.ring)
     }
 
@@ -107,7 +107,7 @@ impl Cq {
     /// `EINVAL` for zero entries, or more than the device supports; `ENOMEM` if no memory is left;
     /// `EIO` in a forked child.
     pub fn new_ring(&self, entries: u32, rings: &dyn RingPlacement) -> Result<NewRing, Errno> {
-        self.driver.alive()?;
+        self.driver.check_usable()?;
         if entries == 0 || entries > self.driver.attributes.max_cqe {
             return Err(Errno::INVAL);
         }
@@ -123,7 +123,7 @@ impl Cq {
     /// # Errors
     /// `EINVAL` if more completions wait than the ring has entries; `EIO` in a forked child.
     pub fn resize(&self, ring: NewRing) -> Result<(*mut u8, u32), Errno> {
-        self.driver.alive()?;
+        self.driver.check_usable()?;
         let NewRing { memory, log_size } = ring;
         let arguments = ResizeCq {
             ring: memory.iova().into(),
@@ -149,7 +149,7 @@ impl Cq {
     /// # Errors
     /// `EOPNOTSUPP` if the device does not support moderation; `EIO` in a forked child.
     pub fn moderate(&self, count: u16, period: u16) -> Result<(), Errno> {
-        self.driver.alive()?;
+        self.driver.check_usable()?;
         if self.driver.attributes.features & features::MODERATION == 0 {
             return Err(Errno::OPNOTSUPP);
         }
@@ -189,26 +189,26 @@ impl Cq {
         self.driver.bus.doorbell(self.slot.uar(), self.doorbell, value);
     }
 
-    /// To be called, with no lock of the queue held, by a poll that found the queue empty: the
-    /// device uses the caller's thread for its work.
+    /// Runs the device on the calling thread. Called, with no lock of the queue held, by a poll that
+    /// found the queue empty.
     #[inline]
     pub fn progress(&self) {
         self.driver.bus.progress();
     }
 
-    /// Whether posted work waits for [`Cq::progress`], so that even a poll that found something
-    /// should call it.
+    /// Whether posted work waits for [`Cq::progress`]: then a poll calls it even if the poll found
+    /// completions.
     #[inline]
     pub fn has_gathered(&self) -> bool {
         self.driver.bus.has_gathered()
     }
 
-    /// Destroys the completion queue. Afterwards it makes no notification any more.
+    /// Destroys the completion queue. Afterwards no notification of it is delivered.
     ///
     /// # Errors
     /// `EBUSY` while a queue pair uses the completion queue; `EIO` in a forked child.
     pub fn destroy(&self) -> Result<(), Errno> {
-        self.driver.here()?;
+        self.driver.check_process()?;
         self.driver.commands.destroy(Opcode::DestroyCq, self.id)?;
         self.driver
             .refuse_if_used(|qp| qp.cqs().0 == self.id || qp.cqs().1 == self.id)?;

@@ -1,4 +1,4 @@
-//! The meaning of the device's events for verbs and connections.
+//! Handling of the device's events: notifications, asynchronous events of verbs, and connections.
 
 use rustix::io::Errno;
 use urnic_device::event::{Event, EventKind, QpFault};
@@ -21,7 +21,7 @@ impl Driver {
         {
             Some(queue) => queue.drain(|event| self.notify(event)),
             None => match interrupt_context::current() {
-                Context::InterruptThread => self.attend(),
+                Context::InterruptThread => self.handle_events(),
                 Context::Deferred => self.event_loop.set_due(),
                 Context::Call => self.event_loop.wake(),
             },
@@ -29,26 +29,27 @@ impl Driver {
     }
 
     /// Handles asynchronous events if some may be pending.
-    pub(crate) fn attend_if_due(&self) {
+    pub(crate) fn handle_events_if_due(&self) {
         if self.event_loop.is_due() {
-            self.attend();
+            self.handle_events();
         }
     }
 
-    /// Handles asynchronous events, as [`EventLoop::attend`](crate::event_loop::EventLoop::attend).
-    pub(crate) fn attend(&self) {
-        self.event_loop.attend(|| {
+    /// Handles asynchronous events, as
+    /// [`EventLoop::handle_events`](crate::event_loop::EventLoop::handle_events).
+    pub(crate) fn handle_events(&self) {
+        self.event_loop.handle_events(|| {
             let mut events = Vec::new();
             self.async_events.drain(|event| events.push(event));
-            // Commands raise events too: the next round handles those.
+            // Commands also cause events, which the next round handles.
             interrupt_context::deferred(|| events.into_iter().for_each(|event| self.handle(event)));
         });
     }
 
-    /// Handles a device that is gone or stopped permanently: the driver's thread takes over its
-    /// work.
-    pub(crate) fn lose(&self) {
-        if self.commands.lose() {
+    /// Records that the device was removed or stopped permanently. The driver's thread then flushes
+    /// the queues in place of the device.
+    pub(crate) fn device_lost(&self) {
+        if self.commands.mark_lost() {
             self.event_loop.wake();
         }
     }
@@ -70,18 +71,20 @@ impl Driver {
             Some(EventKind::CqError) => self.cqs.deliver(object, AsyncEvent::CqErr),
             Some(EventKind::LastWqe) => self.qps.deliver(object, AsyncEvent::QpLastWqe),
             Some(EventKind::PortChange) => self.contexts.deliver_to_all(AsyncEvent::GidChange),
-            Some(EventKind::Fatal) => self.lose(),
+            Some(EventKind::Fatal) => self.device_lost(),
             Some(EventKind::SrqLimit) => {
                 self.srqs.with(object, |srq, target| {
                     srq.disarmed();
                     target.events.async_event(AsyncEvent::SrqLimit, target.cookie);
                 });
             }
-            // Completions have queues of their own.
+            // Completions have separate event queues.
             Some(EventKind::Completion) => {}
             Some(EventKind::Closed) => self.cm_lost(object, Errno::CONNRESET),
-            // Verbs have no event for it: the connection manager handles an orderly end.
-            Some(EventKind::PeerClosed) => tracing::debug!("qid {object}: the peer sends no more"),
+            // Verbs have no event for an orderly end; the connection manager handles it.
+            Some(EventKind::PeerClosed) => {
+                tracing::debug!("qid {object}: the peer closed its direction of the stream")
+            }
             Some(
                 kind @ (EventKind::FirstFpdu
                 | EventKind::StreamConnected
@@ -106,7 +109,7 @@ impl Driver {
                 return;
             }
             self.native_retire(qp.qpn, false);
-            qp.reach(QpState::Err);
+            qp.set_last_state(QpState::Err);
         }
         tracing::debug!("{qp:?}: failed: {}", reason(fault, terminate));
         qp.open_gate();
@@ -117,8 +120,8 @@ impl Driver {
     }
 }
 
-/// The reason why a queue pair failed, for the log: the fault, and the control word of `QpError`
-/// with the words for its codes.
+/// The reason of the failure of a queue pair, for the log: the fault, and the control word of
+/// `QpError` with the names of its codes.
 fn reason(fault: Option<QpFault>, control: u32) -> String {
     let fault = fault.map_or_else(|| "unknown fault".to_owned(), |fault| format!("{fault:?}"));
     let [first, code, ..] = control.to_be_bytes();
@@ -129,9 +132,9 @@ fn reason(fault: Option<QpFault>, control: u32) -> String {
     }
 }
 
-/// The event that an InfiniBand program gets. The completions show the program's own failed
-/// requests, and the next completion shows a lost peer. So only errors of the *peer*, which no
-/// completion shows, make an event.
+/// The asynchronous event for a fault, as on InfiniBand: only errors of the *peer*, which no
+/// completion reports, cause an event. Completions report failed requests of the program and a lost
+/// peer.
 fn async_event(fault: Option<QpFault>, terminate: u32) -> Option<AsyncEvent> {
     match fault? {
         QpFault::Requested | QpFault::TerminateReceived | QpFault::StreamLost | QpFault::LocalWork => None,

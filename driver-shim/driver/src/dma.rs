@@ -66,7 +66,7 @@ pub unsafe trait RingPlacement {
     fn place(&self, len: usize, align: usize) -> Result<Option<NonNull<u8>>, Errno>;
 }
 
-/// Placement by the driver.
+/// The placement that lets the driver choose the address.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Anywhere;
 
@@ -130,13 +130,13 @@ impl DmaPool {
         Ok(memory)
     }
 
-    /// Allocates a ring of at least `len` zeroed bytes, at the program's place if the program names
-    /// one.
+    /// Allocates a ring of at least `len` zeroed bytes, at the address that `placement` returns, if
+    /// any.
     ///
     /// # Errors
-    /// `ENOMEM` if no memory is left; the errors of the program's allocator; `EINVAL` for a place
-    /// that is not aligned as requested; `EOPNOTSUPP` if the device cannot reach memory of the
-    /// program.
+    /// `ENOMEM` if no memory is left; the errors of the program's allocator; `EINVAL` for an
+    /// address that is not aligned as requested; `EOPNOTSUPP` if the device cannot reach memory of
+    /// the program.
     pub(crate) fn ring(
         self: &Arc<Self>,
         len: usize,
@@ -297,7 +297,7 @@ mod tests {
     use crate::fake_bus::FakeBus;
 
     #[test]
-    fn pieces_are_zeroed_aligned_and_apart() {
+    fn pieces_are_zeroed_aligned_and_disjoint() {
         let pool = DmaPool::new(FakeBus::new());
         for round in 0..2u8 {
             let pieces: Vec<DmaMemory> = [1, 64, 65, 128, 4096, MAX_SHARED, MAX_SHARED + 1, 1 << 20]

@@ -1,4 +1,4 @@
-//! The state of the driver and of its objects. The functions are in the other files, by topic.
+//! The state of the driver and of its objects. The other files have the functions, by topic.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
@@ -26,7 +26,7 @@ use urnic_device::bus::Bus;
 use urnic_process::addressing::Gid;
 use urnic_process::lock::lock;
 
-/// The driver of one device. See the [crate](crate) documentation.
+/// The driver of one device. See the [crate] documentation.
 pub struct Driver {
     pub(crate) bus: Arc<dyn Bus>,
     pub(crate) pool: Arc<DmaPool>,
@@ -49,7 +49,7 @@ pub struct Driver {
     /// Completion queues, by cqid and consumer index, that were armed after the loss of the device.
     pub(crate) armed: Mutex<Vec<(u32, u32)>>,
     pub(crate) event_loop: EventLoop,
-    /// Answers `urnic stat` of other processes.
+    /// The socket for requests of `urnic stat` of other processes.
     pub(crate) stat_socket: OnceLock<StatSocket>,
     /// This process is a child of the process that opened the device.
     pub(crate) abandoned: AtomicBool,
@@ -156,7 +156,7 @@ impl std::fmt::Debug for Driver {
 impl Drop for Driver {
     /// Makes the device release the driver's memory before the memory is unmapped.
     fn drop(&mut self) {
-        if self.alive().is_ok() {
+        if self.check_usable().is_ok() {
             self.commands.reset();
         }
     }
@@ -172,7 +172,7 @@ impl Driver {
     ///
     /// # Errors
     /// `EIO` in a forked child of that process.
-    pub fn here(&self) -> Result<(), Errno> {
+    pub fn check_process(&self) -> Result<(), Errno> {
         if self.abandoned.load(Ordering::Relaxed) {
             Err(Errno::IO)
         } else {
@@ -180,13 +180,15 @@ impl Driver {
         }
     }
 
-    /// Fails with `EIO` in a child of the process that opened the device, and when the device is
-    /// lost.
-    pub(crate) fn alive(&self) -> Result<(), Errno> {
+    /// Checks that this process opened the device, and that the device is not lost.
+    ///
+    /// # Errors
+    /// `EIO` in a forked child of that process, or on a lost device.
+    pub(crate) fn check_usable(&self) -> Result<(), Errno> {
         if self.commands.is_lost() {
             return Err(Errno::IO);
         }
-        self.here()
+        self.check_process()
     }
 
     /// The limits and features of the device.
@@ -194,7 +196,8 @@ impl Driver {
         &self.attributes
     }
 
-    /// Whether the device accepts rings at the places of a [`RingPlacement`].
+    /// Whether the device accepts rings at the addresses of a
+    /// [`RingPlacement`](crate::RingPlacement).
     pub fn takes_rings(&self) -> bool {
         self.bus.adopts()
     }
@@ -220,18 +223,18 @@ impl Driver {
     /// `ENOMEM` if the device has no doorbell page left; `EIO` in a forked child or on a lost
     /// device.
     pub fn open_context(&self, events: Arc<dyn ContextEvents>) -> Result<Context, Errno> {
-        self.alive()?;
+        self.check_usable()?;
         let pages = Pages::new(&self.commands)?;
         let id = self.contexts.insert(events);
         Ok(Context { id, pages })
     }
 
-    /// Closes a context; everything made in it must be destroyed before.
+    /// Closes a context. All its objects must be destroyed before.
     ///
     /// # Errors
     /// `EBUSY` if the context still has objects; `EIO` in a forked child.
     pub fn close_context(&self, context: &Context) -> Result<(), Errno> {
-        self.here()?;
+        self.check_process()?;
         context.pages.free(&self.commands)?;
         self.contexts.remove(context.id);
         Ok(())
@@ -242,7 +245,7 @@ impl Driver {
     /// # Errors
     /// `ENOMEM` if the device has no room; `EIO` in a forked child or on a lost device.
     pub fn alloc_pd(&self) -> Result<Pd, Errno> {
-        self.alive()?;
+        self.check_usable()?;
         let handle: Handle = self.commands.call(Opcode::AllocPd, &Nothing {})?;
         Ok(Pd { id: handle.id.get() })
     }
@@ -252,7 +255,7 @@ impl Driver {
     /// # Errors
     /// `EBUSY` while the domain has objects; `EIO` in a forked child.
     pub fn free_pd(&self, pd: &Pd) -> Result<(), Errno> {
-        self.here()?;
+        self.check_process()?;
         self.commands.destroy(Opcode::FreePd, pd.id)
     }
 

@@ -1,4 +1,4 @@
-//! Event queues: rings that the device fills. The thread on which the interrupt came empties the
+//! Event queues: rings that the device fills. The thread that handles the interrupt empties the
 //! ring, under a lock.
 
 use std::sync::Mutex;

@@ -1,5 +1,5 @@
-//! The event loop: which thread handles asynchronous events, and until when the driver's thread
-//! sleeps.
+//! The event loop: selects the thread that handles asynchronous events, and the time until which
+//! the driver's thread sleeps.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, TryLockError};
@@ -12,19 +12,20 @@ use urnic_process::failure;
 use urnic_process::fds::InternalFd;
 use urnic_process::lock::lock;
 
-/// Rounds of events that one call handles before it leaves the rest to the driver's thread.
+/// The number of rounds of events that one call handles before it leaves the rest to the driver's
+/// thread.
 const ROUNDS: u32 = 8;
-/// Value of [`EventLoop::asleep_until`] while the driver's thread computes until when it may sleep.
+/// The value of [`EventLoop::asleep_until`] while the driver's thread computes its deadline.
 const AWAKE: u64 = 0;
 
 pub(crate) struct EventLoop {
     /// Held while events are handled.
-    turn: Mutex<()>,
+    handling: Mutex<()>,
     /// There may be events to handle.
     due: AtomicBool,
     /// Wakes the driver's thread.
     wake: InternalFd,
-    /// Until when the driver's thread sleeps: nanoseconds of its clock, or [`AWAKE`].
+    /// The time until which the driver's thread sleeps, in nanoseconds of its clock, or [`AWAKE`].
     asleep_until: AtomicU64,
     stopped: AtomicBool,
     /// The driver's thread delivered the data of completed requests, and ended.
@@ -40,7 +41,7 @@ impl EventLoop {
             eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK),
         )?)?;
         Ok(EventLoop {
-            turn: Mutex::default(),
+            handling: Mutex::default(),
             due: AtomicBool::new(false),
             wake,
             asleep_until: AtomicU64::new(AWAKE),
@@ -54,26 +55,26 @@ impl EventLoop {
         self.due.load(Ordering::SeqCst)
     }
 
-    /// Marks an event for the next call of [`EventLoop::attend`].
+    /// Marks an event for the next call of [`EventLoop::handle_events`].
     pub(crate) fn set_due(&self) {
         self.due.store(true, Ordering::SeqCst);
     }
 
     /// Handles asynchronous events, oldest first: on this thread by `handle_all`, or on the thread
     /// that already handles events. To be called with no lock held.
-    pub(crate) fn attend(&self, handle_all: impl Fn()) {
+    pub(crate) fn handle_events(&self, handle_all: impl Fn()) {
         self.set_due();
         for _ in 0..ROUNDS {
-            // The thread that has the turn checks `due` after it unlocks.
-            let turn = match self.turn.try_lock() {
-                Ok(turn) => turn,
+            // The thread that handles events checks `due` after it unlocks.
+            let handling = match self.handling.try_lock() {
+                Ok(handling) => handling,
                 Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
                 Err(TryLockError::WouldBlock) => return,
             };
             if self.due.swap(false, Ordering::SeqCst) {
                 handle_all();
             }
-            drop(turn);
+            drop(handling);
             if !self.is_due() {
                 return;
             }
@@ -102,7 +103,7 @@ impl EventLoop {
         }
     }
 
-    /// Marks that the driver's thread begins to compute until when it may sleep.
+    /// Marks that the driver's thread computes its deadline.
     pub(crate) fn begin_turn(&self) {
         self.asleep_until.store(AWAKE, Ordering::SeqCst);
     }

@@ -1,10 +1,11 @@
 //! Handling of a lost device: its process was killed, the function was removed, or the device
 //! stopped and only a reset helps.
 //!
-//! Rings and records are in our memory, so the driver continues where the device stopped: queue
-//! pairs are in error, and each request without a completion is flushed, once and in order, and so
-//! is what the program posts later. All of it happens on the driver's thread, which never waits for
-//! the program: when the program holds a queue or has left no room in it, the driver retries later.
+//! Rings and records are in memory of this process, so the driver continues where the device
+//! stopped: queue pairs are in the error state, and each request without a completion is flushed,
+//! once and in order, as are requests that the program posts later. The driver's thread does this,
+//! and never waits for the program: while the program holds the lock of a queue, or a completion
+//! queue is full, the driver retries later.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -24,43 +25,45 @@ use crate::objects::AsyncEvent;
 use crate::poster::Completed;
 use urnic_process::lock::lock;
 
-/// Time until the driver retries what the program prevented.
-const AGAIN: Duration = Duration::from_millis(5);
+/// The time until the driver retries a flush that the program prevented.
+const RETRY_INTERVAL: Duration = Duration::from_millis(5);
 
-/// The state of the driver's work in place of the device.
+/// The state of the queues of a lost device, which the driver flushes in its place.
 #[derive(Default)]
-pub(crate) struct Loss {
-    pairs: HashMap<u32, Pair>,
-    queues: HashMap<u32, Queue>,
+pub(crate) struct LostDevice {
+    pairs: HashMap<u32, QpFlush>,
+    queues: HashMap<u32, CqFlush>,
 }
 
 /// The progress of flushing a queue pair.
-struct Pair {
+struct QpFlush {
     /// Block of the oldest send without a completion.
     send: u32,
     /// Index of the oldest receive without a completion.
     receive: u32,
 }
 
-/// A completion queue.
-struct Queue {
+/// The state of a completion queue.
+struct CqFlush {
     cq: Arc<Cq>,
     /// Index of the next completion.
     producer: u32,
     /// The next completion must notify.
     armed: bool,
-    /// A completion was added that must notify.
-    news: bool,
+    /// A completion was added, and its notification is due.
+    notify_due: bool,
 }
 
-/// The program must take completions first.
+/// The completion queue has no room until the program takes completions.
 struct Full;
 
 impl Driver {
     /// Handles the loss of the device for all objects. Called once; afterwards the driver calls
-    /// [`Driver::replace_device`] repeatedly.
-    pub(crate) fn take_over(&self) -> Loss {
-        tracing::error!("the device is lost: its queue pairs are in error, and nothing but destroying works");
+    /// [`Driver::flush_lost_device`] repeatedly.
+    pub(crate) fn begin_flush(&self) -> LostDevice {
+        tracing::error!(
+            "the device is lost: its queue pairs are in the error state, and its objects can only be destroyed"
+        );
         // A device that only stopped must release the memory before the driver uses it.
         self.commands.reset();
         self.contexts.deliver_to_all(AsyncEvent::DeviceFatal);
@@ -68,41 +71,41 @@ impl Driver {
             {
                 let _changes = lock(&qp.attr);
                 self.native_retire(qp.qpn, false);
-                qp.reach(QpState::Err);
+                qp.set_last_state(QpState::Err);
             }
             qp.open_gate();
             self.cm_lost(qp.qid, Errno::CONNRESET);
         }
         self.cm_lost_device();
-        let mut loss = Loss::default();
-        self.adopt(&mut loss);
+        let mut loss = LostDevice::default();
+        self.update_objects(&mut loss);
         // A thread that waits for a notification may have armed the queue.
         loss.queues.values_mut().for_each(|queue| queue.armed = true);
-        self.replace_device(&mut loss);
+        self.flush_lost_device(&mut loss);
         for queue in loss.queues.values_mut().filter(|queue| queue.armed) {
-            queue.news = true;
+            queue.notify_due = true;
         }
-        self.notify_news(&mut loss);
+        self.notify_queues(&mut loss);
         loss
     }
 
-    /// Flushes what is posted, and notifies armed queues. Returns the time of the next call, for
-    /// the case that no doorbell rings before.
-    pub(crate) fn replace_device(&self, loss: &mut Loss) -> Option<Duration> {
-        self.adopt(loss);
-        let mut again = false;
+    /// Flushes posted requests, and notifies armed queues. Returns the time of the next call if no
+    /// doorbell rings before.
+    pub(crate) fn flush_lost_device(&self, loss: &mut LostDevice) -> Option<Duration> {
+        self.update_objects(loss);
+        let mut retry = false;
         for qp in self.pairs() {
-            again |= loss.flush(&qp).is_none();
+            retry |= loss.flush(&qp).is_none();
         }
         let armed = std::mem::take(&mut *lock(&self.armed));
         for (cqid, consumer) in armed {
             if let Some(queue) = loss.queues.get_mut(&cqid) {
                 queue.armed = true;
-                queue.news |= queue.producer.wrapping_sub(consumer).cast_signed() > 0;
+                queue.notify_due |= queue.producer.wrapping_sub(consumer).cast_signed() > 0;
             }
         }
-        self.notify_news(loss);
-        again.then(|| now() + AGAIN)
+        self.notify_queues(loss);
+        retry.then(|| now() + RETRY_INTERVAL)
     }
 
     fn pairs(&self) -> Vec<Arc<Qp>> {
@@ -110,24 +113,24 @@ impl Driver {
     }
 
     /// Adds new completion queues and removes destroyed objects.
-    fn adopt(&self, loss: &mut Loss) {
+    fn update_objects(&self, loss: &mut LostDevice) {
         let cqs: HashMap<_, _> = self.cqs.all().into_iter().collect();
         loss.queues.retain(|cqid, _| cqs.contains_key(cqid));
         for (cqid, cq) in cqs {
-            loss.queues.entry(cqid).or_insert_with(|| Queue {
+            loss.queues.entry(cqid).or_insert_with(|| CqFlush {
                 producer: newest(&cq),
                 cq,
                 armed: false,
-                news: false,
+                notify_due: false,
             });
         }
         let qps: HashSet<_> = self.qps.all().into_iter().map(|(qid, _)| qid).collect();
         loss.pairs.retain(|qid, _| qps.contains(qid));
     }
 
-    fn notify_news(&self, loss: &mut Loss) {
+    fn notify_queues(&self, loss: &mut LostDevice) {
         for (cqid, queue) in &mut loss.queues {
-            if std::mem::take(&mut queue.news) && std::mem::take(&mut queue.armed) {
+            if std::mem::take(&mut queue.notify_due) && std::mem::take(&mut queue.armed) {
                 self.cqs
                     .with(*cqid, |_, target| target.events.completion(target.cookie));
             }
@@ -152,12 +155,12 @@ impl Driver {
     }
 }
 
-impl Loss {
+impl LostDevice {
     /// Flushes one queue pair; `None` if the program prevents a part of it at the moment.
     fn flush(&mut self, qp: &Qp) -> Option<()> {
         let pair = match self.pairs.entry(qp.qid) {
             std::collections::hash_map::Entry::Occupied(known) => known.into_mut(),
-            std::collections::hash_map::Entry::Vacant(new) => new.insert(Pair::of(qp, qp.completed()?)),
+            std::collections::hash_map::Entry::Vacant(new) => new.insert(QpFlush::of(qp, qp.completed()?)),
         };
         let record = qp.record();
         let (send_cq, recv_cq) = qp.cqs();
@@ -178,10 +181,10 @@ impl Loss {
     }
 }
 
-impl Pair {
+impl QpFlush {
     /// The index at which the device stopped, derived from the requests that have a completion.
-    fn of(qp: &Qp, completed: Completed) -> Pair {
-        Pair {
+    fn of(qp: &Qp, completed: Completed) -> QpFlush {
+        QpFlush {
             send: first_send(qp, completed.sends),
             // A shared queue is not flushed.
             receive: if qp.shares_receives() {
@@ -192,7 +195,7 @@ impl Pair {
         }
     }
 
-    fn flush_sends(&mut self, qp: &Qp, queue: &mut Queue) -> Result<(), Full> {
+    fn flush_sends(&mut self, qp: &Qp, queue: &mut CqFlush) -> Result<(), Full> {
         let record = qp.record();
         let end = record.sq_producer.load(Ordering::Acquire);
         while self.send != end {
@@ -205,8 +208,8 @@ impl Pair {
                 > 0;
             // An unsignalled request that the device finished is complete. The completion of a
             // signalled one was not written: its status is unknown.
-            let silent = retired && header.flags & SendFlags::SIGNALED.bits() == 0;
-            if !silent {
+            let is_complete = retired && header.flags & SendFlags::SIGNALED.bits() == 0;
+            if !is_complete {
                 let opcode = Opcode::from_raw(header.opcode).map_or(WcOpcode::Send, Opcode::completion);
                 queue.push(qp, header.cookie.get(), opcode)?;
             }
@@ -222,11 +225,11 @@ impl Pair {
         Ok(())
     }
 
-    fn flush_receives(&mut self, qp: &Qp, queue: &mut Queue) -> Result<(), Full> {
+    fn flush_receives(&mut self, qp: &Qp, queue: &mut CqFlush) -> Result<(), Full> {
         let record = qp.record();
         let end = record.rq_producer.load(Ordering::Acquire);
-        // The completion of each receive comes after the receive was taken: no more are complete
-        // than are posted.
+        // A receive completes after the device took it, so no more receives are complete than are
+        // posted.
         while end.wrapping_sub(self.receive).cast_signed() > 0 {
             let slot = (self.receive & (qp.rq_entries() - 1)) as usize;
             let header: RecvHeader = qp.rq().read(slot << qp.rq_log_stride());
@@ -252,9 +255,9 @@ fn first_send(qp: &Qp, slot: u32) -> u32 {
     if consumer != record.sq_producer.load(Ordering::Acquire) && slot_at(consumer) == slot {
         return consumer;
     }
-    // Operands may look like an entry: from a real entry, the chain leads, entry by entry and slot
-    // by slot, to the consumer index.
-    let leads_here = |start: u32| {
+    // Operands may have the form of an entry. A real entry starts a chain of entries with
+    // consecutive slots that ends at the consumer index.
+    let leads_to_consumer = |start: u32| {
         let (mut at, mut due) = (start, slot);
         while at != consumer {
             let header = send_at(qp, at);
@@ -270,14 +273,14 @@ fn first_send(qp: &Qp, slot: u32) -> u32 {
     };
     (1..=qp.sq_blocks())
         .map(|back| consumer.wrapping_sub(back))
-        .find(|start| slot_at(*start) == slot && leads_here(*start))
+        .find(|start| slot_at(*start) == slot && leads_to_consumer(*start))
         .unwrap_or(consumer)
 }
 
 /// Index behind the newest completion in the ring.
 fn newest(cq: &Cq) -> u32 {
     let consumer = cq.record().consumer.load(Ordering::Acquire);
-    let ring = cq.steady_ring();
+    let ring = cq.lock_ring();
     let is_filled = |index: &u32| {
         let (at, phase) = ring.place(*index);
         u32::from_le(ring.memory.word(at + PHASE).load(Ordering::Acquire)) & 1 == phase
@@ -286,11 +289,11 @@ fn newest(cq: &Cq) -> u32 {
     consumer.wrapping_add(indices.take_while(is_filled).count() as u32)
 }
 
-impl Queue {
+impl CqFlush {
     /// Adds the completion of a flushed request.
     fn push(&mut self, qp: &Qp, cookie: u64, opcode: WcOpcode) -> Result<(), Full> {
         let consumer = self.cq.record().consumer.load(Ordering::Acquire);
-        let ring = self.cq.steady_ring();
+        let ring = self.cq.lock_ring();
         if self.producer.wrapping_sub(consumer) >= ring.entries() {
             return Err(Full);
         }
@@ -305,7 +308,7 @@ impl Queue {
             .store(phase.to_le(), Ordering::Release);
         drop(ring);
         self.producer = self.producer.wrapping_add(1);
-        self.news = true;
+        self.notify_due = true;
         Ok(())
     }
 }

@@ -44,9 +44,9 @@ pub struct Reregistration<'a> {
     pub rights: Access,
 }
 
-/// The arguments of the command for memory that the device reaches in the way of `dma`, and the
-/// page list if the command needs one.
-fn described(pd: &Pd, dma: &Mapping, len: usize, base: u64, access: Access) -> (CreateMr, Vec<U64>) {
+/// The arguments of `CreateMr` for memory that is mapped as `dma`, and the page list if the command
+/// needs one.
+fn create_arguments(pd: &Pd, dma: &Mapping, len: usize, base: u64, access: Access) -> (CreateMr, Vec<U64>) {
     let (dma, log_page, list) = match dma {
         Mapping::Contiguous(iova) => (*iova, 0, Vec::new()),
         Mapping::Pages {
@@ -88,10 +88,10 @@ impl Driver {
         base: u64,
         access: Access,
     ) -> Result<Mr, Errno> {
-        self.alive()?;
-        let place = self.reach(addr, len, base, access)?;
-        let (arguments, list) = described(pd, &place, len, base, access);
-        let dma = (!access.contains(Access::ON_DEMAND)).then_some(place);
+        self.check_usable()?;
+        let mapping = self.map(addr, len, base, access)?;
+        let (arguments, list) = create_arguments(pd, &mapping, len, base, access);
+        let dma = (!access.contains(Access::ON_DEMAND)).then_some(mapping);
         let created = if list.is_empty() {
             self.commands.call::<_, Handle>(Opcode::CreateMr, &arguments)
         } else {
@@ -111,15 +111,15 @@ impl Driver {
         }
     }
 
-    /// Registers no memory (`ibv_alloc_null_mr(3)`): the device gathers zeroes from the region, and
-    /// drops what is scattered to it.
+    /// Registers a region without memory (`ibv_alloc_null_mr(3)`): the device gathers zeroes from the
+    /// region, and discards data that is scattered to it.
     ///
     /// # Errors
     /// `ENOMEM` if the device has no room; `EIO` in a forked child.
     pub fn register_null(&self, pd: &Pd) -> Result<Mr, Errno> {
-        self.alive()?;
+        self.check_usable()?;
         let nothing = Mapping::Contiguous(0);
-        let (mut arguments, _) = described(pd, &nothing, usize::MAX, 0, Access::LOCAL_WRITE);
+        let (mut arguments, _) = create_arguments(pd, &nothing, usize::MAX, 0, Access::LOCAL_WRITE);
         arguments.log_page = NULL_REGION.into();
         let handle: Handle = self.commands.call(Opcode::CreateMr, &arguments)?;
         Ok(Mr {
@@ -129,9 +129,9 @@ impl Driver {
         })
     }
 
-    /// Makes memory present and reachable for the device. For a region on demand, only gives the
-    /// device the range where memory may appear.
-    fn reach(&self, addr: *mut c_void, len: usize, base: u64, access: Access) -> Result<Mapping, Errno> {
+    /// Makes memory present, and maps it for the device. For a region on demand, only returns the
+    /// range in which memory may appear.
+    fn map(&self, addr: *mut c_void, len: usize, base: u64, access: Access) -> Result<Mapping, Errno> {
         base.checked_add(len as u64).ok_or(Errno::INVAL)?;
         if access.contains(Access::ON_DEMAND) {
             if self.attributes.features & features::ON_DEMAND == 0 {
@@ -156,26 +156,26 @@ impl Driver {
     /// # Errors
     /// The errors of [`Driver::register`]; `EBUSY` while a window is bound to the region.
     pub fn reregister(&self, mr: &mut Mr, change: &Reregistration<'_>) -> Result<(), Errno> {
-        self.alive()?;
+        self.check_usable()?;
         let dma = match change.memory {
-            Some((addr, len, base)) => Some((self.reach(addr, len, base, change.rights)?, len, base)),
+            Some((addr, len, base)) => Some((self.map(addr, len, base, change.rights)?, len, base)),
             None => None,
         };
         let mapped = |dma| (!change.rights.contains(Access::ON_DEMAND)).then_some(dma);
-        let mut what = 0;
-        let mut put = |given: bool, bit: u32| what |= if given { bit } else { 0 };
+        let mut changes = 0;
+        let mut put = |given: bool, bit: u32| changes |= if given { bit } else { 0 };
         put(dma.is_some(), reregister::TRANSLATION);
         put(change.pd.is_some(), reregister::PD);
         put(change.access, reregister::ACCESS);
-        let nowhere = Mapping::Contiguous(0);
+        let no_memory = Mapping::Contiguous(0);
         let (mapping, len, base) = dma
             .as_ref()
-            .map_or((&nowhere, 0, 0), |(dma, len, base)| (dma, *len, *base));
+            .map_or((&no_memory, 0, 0), |(dma, len, base)| (dma, *len, *base));
         let no_pd = Pd { id: 0 };
-        let (new, list) = described(change.pd.unwrap_or(&no_pd), mapping, len, base, change.rights);
+        let (new, list) = create_arguments(change.pd.unwrap_or(&no_pd), mapping, len, base, change.rights);
         let arguments = ModifyMr {
             stag: mr.stag.into(),
-            what: what.into(),
+            what: changes.into(),
             new,
         };
         let changed = if list.is_empty() {
@@ -208,7 +208,7 @@ impl Driver {
     /// # Errors
     /// `EBUSY` while a window is bound to the region; `EIO` in a forked child.
     pub fn deregister(&self, mr: &Mr) -> Result<(), Errno> {
-        self.here()?;
+        self.check_process()?;
         self.commands.destroy(Opcode::DestroyMr, mr.stag)?;
         self.unmap(mr.dma.as_ref(), mr.len);
         Ok(())
@@ -257,7 +257,7 @@ fn populate(addr: *mut c_void, len: usize, write: bool) -> Result<(), Errno> {
 
 /// Checks the pages by the list of mappings.
 fn check(start: usize, end: usize, write: bool) -> Result<(), Errno> {
-    let maps = slurp("/proc/self/maps")?;
+    let maps = read_file("/proc/self/maps")?;
     covered(&maps, start, end, write)
         .then_some(())
         .ok_or(Errno::FAULT)
@@ -287,7 +287,7 @@ fn covered(maps: &str, start: usize, end: usize, write: bool) -> bool {
     false
 }
 
-fn slurp(path: &str) -> Result<String, Errno> {
+fn read_file(path: &str) -> Result<String, Errno> {
     let fd = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
     let mut bytes = Vec::new();
     let mut chunk = vec![0; 1 << 16];
@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hole_is_a_fault() {
+    fn a_hole_in_the_range_fails_with_efault() {
         // SAFETY: the middle page of the test's own mapping.
         let punch = |page| unsafe { munmap(page, PAGE) }.unwrap();
         with_pages(punch, |pages| {
@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_somebody_shall_write_must_be_writable() {
+    fn memory_for_writing_must_be_writable() {
         // SAFETY: the middle page of the test's own mapping.
         let protect = |page| unsafe { mprotect(page, PAGE, MprotectFlags::READ) }.unwrap();
         with_pages(protect, |pages| {

@@ -29,15 +29,15 @@ struct Page {
     cqs: AtomicU32,
 }
 
-/// The place of a completion queue in a page; dropping it frees the place.
+/// The slot of a completion queue in a page; dropping the value frees the slot.
 #[derive(Debug)]
 pub(super) struct PageSlot(Arc<Page>);
 
 impl Page {
-    fn enter(self: &Arc<Page>) -> Option<PageSlot> {
+    fn reserve(self: &Arc<Page>) -> Option<PageSlot> {
         let more = |cqs| (cqs < CQ_SLOTS).then_some(cqs + 1);
-        let entered = self.cqs.fetch_update(Ordering::AcqRel, Ordering::Relaxed, more);
-        entered.is_ok().then(|| PageSlot(self.clone()))
+        let reserved = self.cqs.fetch_update(Ordering::AcqRel, Ordering::Relaxed, more);
+        reserved.is_ok().then(|| PageSlot(self.clone()))
     }
 }
 
@@ -77,15 +77,15 @@ impl Pages {
         self.own
     }
 
-    /// Allocates a place for another completion queue, in a new page if all others are full.
+    /// Allocates a slot for a completion queue, in a new page if all other pages are full.
     pub(super) fn slot(&self, commands: &CommandQueue) -> Result<PageSlot, Errno> {
         let mut pages = lock(&self.pages);
-        if let Some(slot) = pages.iter().find_map(Page::enter) {
+        if let Some(slot) = pages.iter().find_map(Page::reserve) {
             return Ok(slot);
         }
         let page = allocate(commands)?;
         pages.push(page.clone());
-        page.enter().ok_or(Errno::NOMEM)
+        page.reserve().ok_or(Errno::NOMEM)
     }
 
     /// Frees the pages, the first one last.

@@ -1,10 +1,10 @@
-//! The code that writes a send queue, as the driver calls it.
+//! The interface of the driver to the code that writes send queues.
 
 /// The code that writes work requests into a queue pair's send queue.
 pub trait Poster: Send + Sync {
-    /// The gate opened: publish what was written meanwhile, and ring. Called with no lock of the
-    /// driver held, except the one that [`Qp::destroy`](crate::Qp::destroy) waits for, on the
-    /// thread that makes all connections: the implementation must not wait for the program.
+    /// The gate opened: publish the entries that were written meanwhile, and ring. Called with no
+    /// lock of the driver held, except the one that [`Qp::destroy`](crate::Qp::destroy) waits for,
+    /// on the thread that makes all connections: the implementation must not wait for the program.
     fn gate_opened(&self);
 
     /// Whether work requests wait behind the gate. The implementation must not wait for the

@@ -1,5 +1,5 @@
-//! The one driver of the process: made at the first use, made again after the device was lost,
-//! abandoned in a forked child, shut down at exit.
+//! The driver of the process: started at the first use and after the loss of a device, abandoned in
+//! a forked child, shut down at exit.
 
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -22,13 +22,13 @@ struct Process {
     opening: Mutex<()>,
     driver: OnceLock<Arc<Driver>>,
     /// The state whose device was lost: the objects that the program made with it keep failing.
-    before: Option<&'static Process>,
+    previous: Option<&'static Process>,
 }
 
 impl Process {
-    /// This state, and all earlier ones.
+    /// This state and all earlier states.
     fn all(&self) -> impl Iterator<Item = &Process> {
-        std::iter::successors(Some(self), |process| process.before)
+        std::iter::successors(Some(self), |process| process.previous)
     }
 }
 
@@ -84,12 +84,12 @@ fn open(config: &Config, gids: &GidTable) -> Result<Arc<Driver>, Errno> {
         if !driver.is_lost() {
             return Ok(driver.clone());
         }
-        // After a loss, a program that opens the device gets its replacement, if there is one.
+        // After a loss, a program that opens the device gets the new device, if there is one.
         let fresh = start()?;
         driver.close_stat_socket();
         let next = Process {
             driver: OnceLock::from(fresh.clone()),
-            before: Some(process),
+            previous: Some(process),
             ..Process::default()
         };
         CURRENT.store(Box::into_raw(Box::new(next)), Ordering::Release);
@@ -101,7 +101,7 @@ fn open(config: &Config, gids: &GidTable) -> Result<Arc<Driver>, Errno> {
 /// device, or, without one, from the device, which is opened for a short time.
 ///
 /// # Errors
-/// The errors of [`bus::open`] and of the device.
+/// The errors of [`urnic_bus::open`] and of the device.
 pub fn addresses(config: &Config) -> Result<Vec<Gid>, Errno> {
     if let Some(driver) = current().driver.get() {
         return Ok(driver.gids().to_vec());
@@ -114,7 +114,7 @@ pub fn addresses(config: &Config) -> Result<Vec<Gid>, Errno> {
     gids
 }
 
-/// To be called in the child after every fork: the device stays with the parent. The objects that
+/// Abandons the devices of the parent; to be called in the child after every fork. The objects that
 /// the child inherited fail with `EIO` and do nothing; a [`Driver::open`] in the child opens a new
 /// device. Async-signal-safe.
 pub fn abandon_in_child() {
@@ -127,8 +127,8 @@ pub fn abandon_in_child() {
     }
 }
 
-/// To be called when the process exits: data of completed requests still arrives. Takes a bounded
-/// time.
+/// Shuts the device down; to be called when the process exits. Data of completed requests still
+/// arrives. Takes a bounded time.
 pub fn exit() {
     // SAFETY: the pointer is only ever set to a box that is not freed.
     let process = unsafe { CURRENT.load(Ordering::Acquire).as_ref() };

@@ -46,15 +46,15 @@ impl fmt::Debug for Qp {
 }
 
 /// Sizes of a queue pair's rings.
-struct Shape {
+struct RingSizes {
     caps: QpCaps,
     sq_log_size: u32,
     rq_log_size: u32,
     rq_log_stride: u32,
 }
 
-impl Shape {
-    fn of(caps: QpCaps, driver: &Driver) -> Result<Shape, Errno> {
+impl RingSizes {
+    fn of(caps: QpCaps, driver: &Driver) -> Result<RingSizes, Errno> {
         let limits = driver.attributes();
         let max_sge = limits.max_sge.min(MAX_SGE as u32);
         let max_inline = limits.max_inline.min(MAX_INLINE as u32);
@@ -80,7 +80,7 @@ impl Shape {
             max_recv_sge: fit((rq_stride - size_of::<RecvHeader>()) / size_of::<Sge>(), max_sge),
             max_inline: fit(operands, max_inline),
         };
-        Ok(Shape {
+        Ok(RingSizes {
             caps,
             sq_log_size: sq_blocks.ilog2(),
             rq_log_size: rq_entries.ilog2(),
@@ -96,11 +96,11 @@ impl Driver {
     /// `EINVAL` beyond the device's limits; `ENOMEM` if no memory is left; the errors of listening,
     /// for the first queue pair and every 257th; `EIO` in a forked child.
     pub fn create_qp(self: &Arc<Self>, init: &QpInit<'_>) -> Result<Arc<Qp>, Errno> {
-        self.alive()?;
-        let shape = Shape::of(init.caps, self)?;
+        self.check_usable()?;
+        let sizes = RingSizes::of(init.caps, self)?;
         let target = self.contexts.target(init.context.id, init.cookie)?;
-        let sq = self.pool.ring(BLOCK_LEN << shape.sq_log_size, init.rings)?;
-        let rq_len = 1 << (shape.rq_log_size + shape.rq_log_stride);
+        let sq = self.pool.ring(BLOCK_LEN << sizes.sq_log_size, init.rings)?;
+        let rq_len = 1 << (sizes.rq_log_size + sizes.rq_log_stride);
         let rq = self.pool.ring(rq_len, init.rings)?;
         let record = self.pool.allocate(size_of::<QueueRecord>())?;
         let qpn = self.native_add()?;
@@ -114,9 +114,9 @@ impl Driver {
             srq: init.srq.map_or(0, |srq| srq.id).into(),
             uar: init.context.pages.own().into(),
             label: qpn.into(),
-            sq_log_size: shape.sq_log_size.into(),
-            rq_log_size: shape.rq_log_size.into(),
-            rq_log_stride: shape.rq_log_stride.into(),
+            sq_log_size: sizes.sq_log_size.into(),
+            rq_log_size: sizes.rq_log_size.into(),
+            rq_log_stride: sizes.rq_log_stride.into(),
             reserved: 0.into(),
         };
         let handle: QueueHandle = self
@@ -130,13 +130,13 @@ impl Driver {
             uar: init.context.pages.own(),
             doorbell: handle.doorbell.get(),
             cqs: (init.send_cq.id, init.recv_cq.id),
-            caps: shape.caps,
+            caps: sizes.caps,
             sq,
             rq,
             record,
-            sq_blocks: 1 << shape.sq_log_size,
-            rq_entries: 1 << shape.rq_log_size,
-            rq_log_stride: shape.rq_log_stride,
+            sq_blocks: 1 << sizes.sq_log_size,
+            rq_entries: 1 << sizes.rq_log_size,
+            rq_log_stride: sizes.rq_log_stride,
             srq: init.srq.map(|srq| srq.id),
             gate: AtomicBool::new(false),
             managed: AtomicBool::new(false),
@@ -192,8 +192,8 @@ impl Qp {
         self.srq.is_some()
     }
 
-    /// The queue pair's indices. They are not reset in the Reset state: there the device consumes
-    /// what is posted without a completion.
+    /// The queue pair's indices. They are not reset in the Reset state, in which the device
+    /// consumes posted requests without completions.
     #[inline]
     pub fn record(&self) -> &QueueRecord {
         self.record.record()
@@ -277,7 +277,7 @@ impl Qp {
         *lock(&self.poster) = Some(poster);
     }
 
-    /// Opens the gate, and makes the poster publish what waited behind it.
+    /// Opens the gate, and makes the poster publish the entries behind it.
     pub(crate) fn open_gate(&self) {
         if !self.gate.swap(true, Ordering::AcqRel)
             && let Some(poster) = &*lock(&self.poster)
@@ -295,11 +295,11 @@ impl Qp {
     }
 
     /// Removes the poster, and waits for a call to it that is in progress.
-    pub(crate) fn drop_poster(&self) {
+    pub(crate) fn remove_poster(&self) {
         *lock(&self.poster) = None;
     }
 
-    pub(crate) fn reach(&self, state: QpState) {
+    pub(crate) fn set_last_state(&self, state: QpState) {
         self.reached.store(state as u8, Ordering::Relaxed);
     }
 
@@ -308,14 +308,14 @@ impl Qp {
     }
 
     /// Records that the connection manager attached the queue pair to a stream.
-    pub(crate) fn manage(&self, ack_timeout: Option<u8>) {
+    pub(crate) fn set_managed(&self, ack_timeout: Option<u8>) {
         self.ack_timeout
             .store(ack_timeout.unwrap_or(0), Ordering::Relaxed);
         self.managed.store(true, Ordering::Release);
-        self.reach(QpState::Rts);
+        self.set_last_state(QpState::Rts);
     }
 
-    pub(crate) fn release(&self) {
+    pub(crate) fn clear_managed(&self) {
         self.managed.store(false, Ordering::Release);
     }
 

@@ -17,7 +17,7 @@ impl Qp {
     /// `EINVAL` for a transition that does not exist, attributes missing, superfluous or out of
     /// range, or an address without a route; `EIO` in a forked child; the errors of the device.
     pub fn modify(&self, attr: &QpAttr, mask: QpMask) -> Result<(), Errno> {
-        self.driver().alive()?;
+        self.driver().check_usable()?;
         if mask.is_empty() {
             return Ok(());
         }
@@ -49,14 +49,14 @@ impl Qp {
         if matches!(to, QpState::Reset | QpState::Err | QpState::Sqd) {
             self.driver().native_retire(self.qpn, to == QpState::Reset);
         }
-        // Before the change in the device. A connection that is made at the same time comes before
-        // or after this call: in both orders it ends with this number of Reads. If the call came
-        // after the change, a connection attached without Reads would reset the number to zero.
+        // This call precedes the change in the device. A connection that is attached at the same
+        // time, before or after this call, gets this number of Reads. If the call followed the
+        // change, a connection attached without Reads would reset the number to zero.
         if (from, to) == (QpState::Rtr, QpState::Rts) {
             self.driver().native_reached_rts(self, &new);
         }
         match self.change(to, &new, mask) {
-            // The peer disconnected a moment earlier.
+            // The peer disconnected meanwhile.
             Err(_) if disconnects && self.is_managed() => return Ok(()),
             changed => changed?,
         }
@@ -65,15 +65,15 @@ impl Qp {
         } else {
             new
         };
-        self.reach(to);
+        self.set_last_state(to);
         tracing::debug!("{self:?}: {from:?} to {to:?}");
         match to {
             QpState::Reset => {
                 self.driver().cm_lost(self.qid, Errno::CONNRESET);
-                self.release();
+                self.clear_managed();
                 self.close_gate();
             }
-            // The device flushes what was posted behind the gate when the gate opens.
+            // When the gate opens, the device flushes the requests that were posted behind it.
             QpState::Err | QpState::Sqd => self.open_gate(),
             QpState::Rtr => self.driver().native_reached_rtr(self, peer, &new),
             QpState::Rts if from == QpState::Rts => self.driver().native_rnr(self, &new, mask),
@@ -87,7 +87,7 @@ impl Qp {
     /// # Errors
     /// `EIO` in a forked child or on a lost device.
     pub fn query(&self) -> Result<QpAttr, Errno> {
-        self.driver().alive()?;
+        self.driver().check_usable()?;
         let set = lock(&self.attr);
         let status = self.status()?;
         let state = match QpState::from_raw(status.state.get()).ok_or(Errno::IO)? {
@@ -118,14 +118,14 @@ impl Qp {
     /// # Errors
     /// `EIO` in a forked child; the errors of the device.
     pub fn destroy(&self) -> Result<(), Errno> {
-        self.driver().here()?;
+        self.driver().check_process()?;
         let _changes = lock(&self.attr);
         self.driver().native_retire(self.qpn, false);
         self.driver().commands.destroy(Opcode::DestroyQp, self.qid)?;
         self.driver().native_remove(self.qpn);
         self.driver().remove_qp(self);
         self.driver().cm_lost(self.qid, Errno::CONNRESET);
-        self.drop_poster();
+        self.remove_poster();
         tracing::debug!("{self:?}: destroyed");
         Ok(())
     }
@@ -151,16 +151,16 @@ impl Qp {
             (QpMask::MAX_DEST_RD_ATOMIC, modify::IRD),
             (QpMask::MAX_QP_RD_ATOMIC, modify::ORD),
         ];
-        let what = flags
+        let bits = flags
             .iter()
             .filter(|(bit, _)| mask.contains(*bit))
-            .fold(0, |what, (_, flag)| what | flag);
-        if what == 0 {
+            .fold(0, |bits, (_, flag)| bits | flag);
+        if bits == 0 {
             return Ok(());
         }
         let arguments = ModifyQp {
             qp: self.qid.into(),
-            mask: what.into(),
+            mask: bits.into(),
             state: (to as u32).into(),
             access: (new.access & !transition::FLUSH).into(),
             ird: u32::from(new.max_dest_rd_atomic).into(),

@@ -20,7 +20,7 @@ type Values = [U64; Counter::ALL.len()];
 impl Driver {
     pub(crate) fn snapshot(&self) -> Snapshot {
         let pairs = self.qps.all();
-        // A queue pair that is destroyed meanwhile is left out.
+        // Queue pairs that are destroyed meanwhile are left out.
         let mut queue_pairs: Vec<QueuePair> = pairs
             .iter()
             .filter_map(|(_, qp)| self.queue_pair(qp).ok())

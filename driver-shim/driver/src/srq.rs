@@ -36,7 +36,7 @@ impl Driver {
         cookie: u64,
         rings: &dyn RingPlacement,
     ) -> Result<Arc<Srq>, Errno> {
-        self.alive()?;
+        self.check_usable()?;
         let most_sge = self.attributes.max_sge.min(MAX_SGE as u32);
         if max_wr == 0 || max_wr > self.attributes.max_srq_wr || max_sge > most_sge {
             return Err(Errno::INVAL);
@@ -132,7 +132,7 @@ impl Srq {
     /// # Errors
     /// `EINVAL` for more requests than the queue has room for; `EIO` in a forked child.
     pub fn arm_limit(&self, limit: u32) -> Result<(), Errno> {
-        self.driver.alive()?;
+        self.driver.check_usable()?;
         if limit > self.max_wr {
             return Err(Errno::INVAL);
         }
@@ -155,7 +155,7 @@ impl Srq {
     /// # Errors
     /// `EBUSY` while a queue pair uses the shared receive queue; `EIO` in a forked child.
     pub fn destroy(&self) -> Result<(), Errno> {
-        self.driver.here()?;
+        self.driver.check_process()?;
         self.driver.commands.destroy(Opcode::DestroySrq, self.id)?;
         self.driver.refuse_if_used(|qp| qp.srq() == Some(self.id))?;
         // Waits for an event that is being delivered.

@@ -46,7 +46,7 @@ impl Driver {
                 if let Some(driver) = started.get().and_then(Weak::upgrade) {
                     match signal {
                         Signal::Interrupt(vector) => driver.interrupt(vector),
-                        Signal::Lost => driver.lose(),
+                        Signal::Lost => driver.device_lost(),
                     }
                 }
             })
@@ -90,7 +90,7 @@ impl Driver {
         let _ = started.set(Arc::downgrade(&driver));
         // The device may have been lost before the handler had a driver.
         if !command::is_ready(&*driver.bus) {
-            driver.lose();
+            driver.device_lost();
         }
         thread::start(driver.clone())?;
         Ok(driver)
@@ -105,10 +105,10 @@ impl Driver {
             return;
         }
         match StatSocket::open(folder) {
-            // If two threads come here, the second socket is closed again.
+            // If two threads open a socket, the second one is closed again.
             Ok(stat_socket) => drop(self.stat_socket.set(stat_socket)),
             Err(errno) => tracing::warn!(
-                "`urnic stat` will not see this process: {}: {errno}",
+                "`urnic stat` cannot query this process: no socket in {}: {errno}",
                 folder.display()
             ),
         }
@@ -118,11 +118,11 @@ impl Driver {
     /// Ends the device: data of completed requests still arrives, then every call fails. Takes a
     /// bounded time.
     pub fn shutdown(&self) {
-        if self.here().is_ok() && self.event_loop.stop() {
+        if self.check_process().is_ok() && self.event_loop.stop() {
             self.close_stat_socket();
             self.event_loop.wake();
-            // The driver's thread does it, because this thread may hold the device's locks: exit(3)
-            // in a signal handler that interrupted a call of ours.
+            // The driver's thread shuts the device down, because this thread may hold the device's
+            // locks: a signal handler that interrupted a call of the driver may call exit(3).
             self.event_loop.wait_for_end(EXIT_TIMEOUT);
         }
     }

@@ -1,4 +1,4 @@
-//! The router of stream events: each goes to the maker of connections that owns the stream, the
+//! The router of stream events: each event goes to the connection engine that owns the stream, the
 //! listener or the queue pair.
 
 use rustix::io::Errno;
@@ -24,7 +24,7 @@ pub(crate) enum StreamEvent {
     Closed { sid: u32 },
 }
 
-/// The maker of connections that owns a stream.
+/// The connection engine that owns a stream.
 enum Owner {
     RdmaCm,
     Native,
@@ -91,8 +91,8 @@ impl StreamEvent {
 }
 
 impl Driver {
-    /// Passes an event to the owner of its stream. Native connections own what the connection
-    /// manager does not.
+    /// Passes an event to the owner of its stream. Native connections own all streams that the
+    /// connection manager does not own.
     pub(crate) fn route(&self, event: StreamEvent) {
         let (owner, bytes) = {
             let mut rdma_cm = lock(&self.connections.rdma_cm);

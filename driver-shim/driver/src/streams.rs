@@ -1,4 +1,4 @@
-//! The device's stream commands, for both makers of connections.
+//! The device's stream commands, for both connection engines.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -18,7 +18,7 @@ use urnic_cm::mpa_startup::{Close, Negotiated, Rtr};
 /// Accepted streams that the device keeps until the driver takes them.
 const BACKLOG: u32 = 1024;
 
-/// Stream commands, while the lock of the maker of connections is held.
+/// Stream commands, while the lock of the connection engine is held.
 pub(super) struct Streams<'a> {
     pub(super) driver: &'a Driver,
     pub(super) buffers: &'a mut Buffers,
@@ -30,7 +30,7 @@ pub(super) struct Attaching<'a> {
     pub(super) sid: Option<u32>,
     pub(super) qid: u32,
     pub(super) negotiated: Option<&'a Negotiated>,
-    /// [`attach`] flags that start-up does not settle.
+    /// [`attach`] flags that start-up does not determine.
     pub(super) policy: u32,
     pub(super) ird: u32,
     pub(super) ord: u32,
@@ -81,7 +81,7 @@ impl Streams<'_> {
         Ok(handle.id.get())
     }
 
-    /// Both ends of a stream, ours first.
+    /// The addresses of both ends of a stream, the local one first.
     pub(super) fn ends(&self, sid: u32) -> Result<(SocketAddr, SocketAddr), Errno> {
         let ends = self.query(sid)?;
         Ok((ends.local.into(), ends.remote.into()))

@@ -12,37 +12,37 @@ use urnic_process::interrupt_context;
 use urnic_process::signals;
 use urnic_process::threads;
 
-/// Starts the thread, with all signals blocked: they are the program's.
+/// Starts the thread, with all signals blocked, since signals belong to the program.
 pub(crate) fn start(driver: Arc<Driver>) -> Result<(), Errno> {
     let thread = std::thread::Builder::new()
         .name("urnic-driver".to_owned())
         .stack_size(256 << 10);
-    let started = signals::blocked(|| threads::start(thread, move || driver.serve()));
+    let started = signals::blocked(|| threads::start(thread, move || driver.run_event_loop()));
     let started = started.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::AGAIN));
     failure::named("clone3", started).map(drop)
 }
 
 impl Driver {
-    fn serve(&self) {
+    fn run_event_loop(&self) {
         tracing::debug!("driver thread started");
         let mut loss = None;
         while !self.event_loop.is_stopped() {
-            self.attend();
+            self.handle_events();
             self.event_loop.begin_turn();
             let deadline = interrupt_context::deferred(|| {
                 let flushing = self
                     .commands
                     .is_lost()
-                    .then(|| self.replace_device(loss.get_or_insert_with(|| self.take_over())))
+                    .then(|| self.flush_lost_device(loss.get_or_insert_with(|| self.begin_flush())))
                     .flatten();
                 [flushing, self.native_tick(), self.cm_tick()]
                     .into_iter()
                     .flatten()
                     .min()
             });
-            // From here on, work that is due earlier wakes the thread.
+            // From here on, earlier deadlines wake the thread.
             self.event_loop.sleep_until(deadline);
-            self.attend_if_due();
+            self.handle_events_if_due();
             let timeout = deadline.map(|at| at.saturating_sub(now())).map(|left| Timespec {
                 tv_sec: left.as_secs() as i64,
                 tv_nsec: left.subsec_nanos().into(),

@@ -1,6 +1,6 @@
-//! Which state a queue pair may go to from which, and with which attributes: the table of
-//! `ibv_modify_qp(3)` for reliable connections (InfiniBand Architecture Specification vol. 1, table
-//! "QP state transition properties").
+//! The state transitions of a queue pair and their attributes: the table of `ibv_modify_qp(3)` for
+//! reliable connections (InfiniBand Architecture Specification vol. 1, table "QP state transition
+//! properties").
 
 use rustix::io::Errno;
 use urnic_device::vocabulary::{Access, QpState};
@@ -15,7 +15,7 @@ pub(crate) const FLUSH: u32 = 1 << 8 | 1 << 9;
 fn attributes(from: QpState, to: QpState) -> Option<(QpMask, QpMask)> {
     use QpMask as M;
     use QpState::{Err, Init, Reset, Rtr, Rts, Sqd};
-    let later = M::CUR_STATE | M::ALT_PATH | M::ACCESS_FLAGS | M::MIN_RNR_TIMER | M::PATH_MIG_STATE;
+    let optional = M::CUR_STATE | M::ALT_PATH | M::ACCESS_FLAGS | M::MIN_RNR_TIMER | M::PATH_MIG_STATE;
     let names = M::PKEY_INDEX | M::PORT | M::ACCESS_FLAGS;
     let none = M::empty();
     Some(match (from, to) {
@@ -28,11 +28,11 @@ fn attributes(from: QpState, to: QpState) -> Option<(QpMask, QpMask)> {
         ),
         (Rtr, Rts) => (
             M::TIMEOUT | M::RETRY_CNT | M::RNR_RETRY | M::SQ_PSN | M::MAX_QP_RD_ATOMIC,
-            later,
+            optional,
         ),
-        (Rts, Rts) => (none, later),
-        // RDMAC closes a stream where InfiniBand drains a queue (conformance VRB-Q-03), so nothing
-        // leads back from SQD.
+        (Rts, Rts) => (none, optional),
+        // RDMAC closes a stream where InfiniBand drains a queue (conformance VRB-Q-03), so SQD has
+        // no transition back to RTS.
         (Rts, Sqd) => (none, M::EN_SQD_ASYNC_NOTIFY),
         _ => return None,
     })
@@ -67,7 +67,7 @@ pub(crate) fn check(from: QpState, attr: &QpAttr, mask: QpMask, limits: Limits) 
     in_range(attr, mask, limits).then_some(to).ok_or(Errno::INVAL)
 }
 
-/// Most outstanding Reads and atomics of the device.
+/// The device's limits on outstanding Reads and atomics.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Limits {
     pub(crate) ird: u32,
@@ -122,8 +122,8 @@ mod tests {
     }
 
     #[test]
-    fn the_usual_way_up_needs_every_attribute_of_the_man_page() {
-        let way = [
+    fn transitions_to_rts_need_the_attributes_of_the_man_page() {
+        let transitions = [
             (
                 QpState::Reset,
                 QpState::Init,
@@ -149,7 +149,7 @@ mod tests {
                     | QpMask::MAX_QP_RD_ATOMIC,
             ),
         ];
-        for (from, to, needed) in way {
+        for (from, to, needed) in transitions {
             let mask = needed | QpMask::STATE;
             assert_eq!(check(from, &attr(to), mask, LIMITS), Ok(to));
             for missing in needed.iter() {
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_manager_s_steps_name_no_peer() {
+    fn transitions_of_the_connection_manager_name_no_peer() {
         let step = |from, attr: QpAttr, mask| check(from, &attr, mask, LIMITS);
         assert_eq!(
             step(QpState::Init, attr(QpState::Rtr), QpMask::RTR_BY_MANAGER),
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_table_s_transitions_exist() {
+    fn only_transitions_of_the_table_are_valid() {
         for from in STATES {
             for to in STATES {
                 let any = QpMask::all().iter().map(Some).chain([None]);
@@ -243,16 +243,16 @@ mod tests {
                 "{attr:?}"
             );
         }
-        let wrong_now = QpAttr {
+        let wrong_state = QpAttr {
             cur_state: QpState::Rtr as u32,
             ..attr(QpState::Rts)
         };
         let mask = QpMask::CUR_STATE | QpMask::MIN_RNR_TIMER;
-        assert_eq!(check(QpState::Rts, &wrong_now, mask, LIMITS), Err(Errno::INVAL));
-        let right_now = QpAttr {
+        assert_eq!(check(QpState::Rts, &wrong_state, mask, LIMITS), Err(Errno::INVAL));
+        let right_state = QpAttr {
             cur_state: QpState::Rts as u32,
-            ..wrong_now
+            ..wrong_state
         };
-        assert_eq!(check(QpState::Rts, &right_now, mask, LIMITS), Ok(QpState::Rts));
+        assert_eq!(check(QpState::Rts, &right_state, mask, LIMITS), Ok(QpState::Rts));
     }
 }

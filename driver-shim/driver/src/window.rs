@@ -13,7 +13,7 @@ impl Driver {
     /// # Errors
     /// `EINVAL` for another kind; `ENOMEM` if the device has no room; `EIO` in a forked child.
     pub fn alloc_mw(&self, pd: &Pd, kind: u32) -> Result<u32, Errno> {
-        self.alive()?;
+        self.check_usable()?;
         let arguments = CreateMw {
             pd: pd.id.into(),
             kind: kind.into(),
@@ -28,7 +28,7 @@ impl Driver {
     /// # Errors
     /// `EIO` in a forked child.
     pub fn dealloc_mw(&self, stag: u32) -> Result<(), Errno> {
-        self.here()?;
+        self.check_process()?;
         self.commands.destroy(Opcode::DestroyMw, stag)
     }
 }

@@ -57,7 +57,7 @@ impl File {
     /// object may outlive its file: some programs, such as pyverbs, close a context first and
     /// destroy its objects afterwards.
     pub(crate) fn upgraded(file: &Weak<File>) -> Option<Arc<File>> {
-        file.upgrade().filter(|file| file.driver.here().is_ok())
+        file.upgrade().filter(|file| file.driver.check_process().is_ok())
     }
 
     /// The file behind `fd`.

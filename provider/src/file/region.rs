@@ -40,7 +40,7 @@ impl Region {
 
     /// Errors: IO in a forked child, where a thread of the parent may hold the lock.
     pub(crate) fn lock(&self) -> Result<MutexGuard<'_, Option<State>>, Errno> {
-        self.driver.here()?;
+        self.driver.check_process()?;
         Ok(self.state.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
@@ -48,7 +48,7 @@ impl Region {
 impl Drop for Region {
     /// All handles and the file are gone: the region ends, as in a kernel.
     fn drop(&mut self) {
-        if self.driver.here().is_err() {
+        if self.driver.check_process().is_err() {
             return;
         }
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);

@@ -333,7 +333,7 @@ pub(super) unsafe extern "C" fn advise_mr(
         // SAFETY: a live domain.
         let domain = unsafe { Pd::of(pd) }.domain()?;
         // In a forked child a thread of the parent may hold the lock of the places.
-        domain.driver.here()?;
+        domain.driver.check_process()?;
         let places = &domain.on_demand;
         // SAFETY: the program's list has `count` elements.
         let elements = unsafe { unaligned::elements(elements, count as usize) };

@@ -36,7 +36,7 @@ pub struct CmChannel {
 impl Drop for CmChannel {
     fn drop(&mut self) {
         // In a forked child a thread of the parent may hold the lock.
-        if self.driver.here().is_err() {
+        if self.driver.check_process().is_err() {
             return;
         }
         self.driver
@@ -54,7 +54,7 @@ impl CmChannel {
     /// `EMFILE` or `ENFILE` if no fd is left, `ENOMEM` if no memory is left; `EIO` in a forked
     /// child.
     pub fn open(driver: Arc<Driver>, node_guid: u64, opened: BorrowedFd<'_>) -> Result<(), Errno> {
-        driver.alive()?;
+        driver.check_usable()?;
         let token = Token::stand_for(opened)?;
         let key = {
             let mut rdma_cm = lock(&driver.connections.rdma_cm);
@@ -71,7 +71,7 @@ impl CmChannel {
     }
 
     /// The channel that `fd` refers to; `None` in a forked child.
-    fn behind(fd: RawFd) -> Option<Arc<CmChannel>> {
+    fn of_fd(fd: RawFd) -> Option<Arc<CmChannel>> {
         registry::cm_channel(fd)?.downcast().ok()
     }
 
@@ -99,7 +99,7 @@ impl CmChannel {
                 unsafe { write_answer(answer, &reported) };
             }
             Command::MigrateId { answer, id, fd } => {
-                let old = CmChannel::behind(fd.cast_signed()).ok_or(Errno::INVAL)?;
+                let old = CmChannel::of_fd(fd.cast_signed()).ok_or(Errno::INVAL)?;
                 let reported = driver.manage(|engine, world| engine.migrate(world, old.key, channel, id))?;
                 // SAFETY: the caller promises that the addresses in the command are valid.
                 unsafe { write_answer(answer, &reported) };
@@ -208,7 +208,7 @@ impl CmChannel {
         let driver = &*self.driver;
         let mut taken = Ok(false);
         let mut done = || {
-            driver.attend_if_due();
+            driver.handle_events_if_due();
             // SAFETY: the caller promises that the addresses in the command are valid.
             taken = unsafe { self.execute(command.clone()) };
             taken != Ok(false)
@@ -216,7 +216,7 @@ impl CmChannel {
         driver
             .event_poll
             .wait(|time| interrupt_context::deferred(|| driver.bus.lend(time, readable, &mut done)));
-        driver.attend_if_due();
+        driver.handle_events_if_due();
         if taken == Ok(false) && signals.would_interrupt() {
             return Err(Errno::INTR);
         }
@@ -250,7 +250,7 @@ pub unsafe fn cm_write(
     }
     // SAFETY: the caller promises `len` readable bytes at `bytes`, which is not null.
     let bytes = unsafe { std::slice::from_raw_parts(bytes, len.min(MAX_COMMAND)) };
-    let channel = match CmChannel::behind(fd) {
+    let channel = match CmChannel::of_fd(fd) {
         Some(channel) => channel,
         // Inherited by a forked child.
         None if fds::kind(fd) == Some(Kind::Cm) => return Err(Errno::IO),
@@ -258,15 +258,15 @@ pub unsafe fn cm_write(
         None if command::number(bytes) == Some(opcode::GET_EVENT) => return Err(Errno::BADFD),
         None => return Err(Errno::BADF),
     };
-    // On a lost device the program can still take events and destroy ids; other commands fail by
-    // themselves.
-    channel.driver.here()?;
+    // On a lost device the program can still take events and destroy ids; other commands fail in
+    // the engine.
+    channel.driver.check_process()?;
     let command = Command::parse(bytes).inspect_err(|errno| {
         tracing::debug!("channel {fd}: command {:?}: {errno}", command::number(bytes));
     })?;
     // SAFETY: the caller promises that the addresses in the command are valid.
     let mut done = interrupt_context::deferred(|| unsafe { channel.execute(command.clone()) });
-    channel.driver.attend_if_due();
+    channel.driver.handle_events_if_due();
     // SAFETY: `fd` was a channel above; it is only queried for its flags and polled, which fails on
     // a closed descriptor.
     let readable = unsafe { BorrowedFd::borrow_raw(fd) };
@@ -274,7 +274,7 @@ pub unsafe fn cm_write(
         // SAFETY: the caller promises that the addresses in the command are valid.
         done = unsafe { channel.await_event(&command, readable, signals) };
         let same = |now: Arc<CmChannel>| Arc::ptr_eq(&now, &channel);
-        if done == Ok(false) && !CmChannel::behind(fd).is_some_and(same) {
+        if done == Ok(false) && !CmChannel::of_fd(fd).is_some_and(same) {
             // The channel was closed meanwhile.
             return Err(Errno::BADFD);
         }

@@ -21,9 +21,9 @@ use urnic_cm::rdma_cm::{Attachment, Device, Engine, Notice, World};
 use urnic_presence::token::Token;
 use urnic_process::lock::lock;
 
-/// Time for the first receive of a queue pair: its program may still be between the event and the
-/// post.
+/// The time for the first receive of a queue pair: the program may post it after the event.
 const FIRST_RECEIVE_GRACE: Duration = Duration::from_millis(1000);
+
 impl Driver {
     /// Calls the engine of the connection manager, then applies its notices.
     pub(crate) fn manage<T>(&self, work: impl FnOnce(&mut Engine, &mut World<'_>) -> T) -> T {
@@ -87,7 +87,7 @@ impl Driver {
     }
 }
 
-/// The device as the engine sees it, while the lock of the connection manager is held.
+/// The device of the engine, while the lock of the connection manager is held.
 struct Managed<'a> {
     streams: Streams<'a>,
     tokens: &'a HashMap<u64, Token>,
@@ -178,7 +178,7 @@ impl Device for Managed<'_> {
             ord: attachment.ord.into(),
             fin_grace_ms: 0,
         })?;
-        qp.manage(attachment.ack_timeout);
+        qp.set_managed(attachment.ack_timeout);
         Ok(())
     }
 
@@ -190,7 +190,7 @@ impl Device for Managed<'_> {
     fn abort(&mut self, qid: u32) {
         let _ = self.streams.driver.set_state(qid, QpState::Err);
         if let Some(qp) = self.streams.driver.qp(qid) {
-            qp.reach(QpState::Err);
+            qp.set_last_state(QpState::Err);
         }
     }
 

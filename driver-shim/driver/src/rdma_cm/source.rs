@@ -29,10 +29,10 @@ pub(super) fn source_of_device(gids: &[Gid], remote: SocketAddr) -> Option<Socke
         _ => 0,
     };
     let of_family = || gids.iter().filter(|gid| gid.ip.is_ipv4() == remote.is_ipv4());
-    let near = of_family()
+    let best = of_family()
         .filter(|gid| shared(gid) >= gid.prefix_len.into())
         .max_by_key(|gid| gid.prefix_len);
-    near.or_else(|| of_family().next()).map(|gid| match gid.ip {
+    best.or_else(|| of_family().next()).map(|gid| match gid.ip {
         IpAddr::V4(ip) => SocketAddr::new(ip.into(), 0),
         IpAddr::V6(ip) => SocketAddrV6::new(ip, 0, 0, gid.scope).into(),
     })

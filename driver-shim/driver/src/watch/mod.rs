@@ -1,18 +1,18 @@
 //! The state of a running process's device, for `urnic stat` and the `hw_counters` files.
 //!
 //! A process with an open device has a datagram socket in the user's own folder ([`folder()`],
-//! which only that user may read), called `PID-BOOT-RANDOM.stat` ([`names`]). A reader sends it one
-//! end of a socket pair; the process answers over that with the fd of a file in memory: a
-//! [`Snapshot`] in JSON. So no reader can make the process wait, grow or run out of descriptors,
-//! and without requests the process does no work.
+//! which only that user may read), called `PID-BOOT-RANDOM.stat` ([`names`]). A client sends one
+//! end of a socket pair to it; the process answers over that pair with the fd of a memory file that
+//! contains a [`Snapshot`] in JSON. So no client can block the process, or use up its memory or
+//! descriptors, and without requests the process does no work.
 
-mod ask;
+mod client;
 mod folder;
 mod names;
+mod server;
 mod snapshot;
-mod stat_socket;
 
-pub use ask::{everyone, folders, hw_counter};
+pub use client::{folders, hw_counter, snapshots};
 pub(crate) use folder::folder;
+pub(crate) use server::StatSocket;
 pub use snapshot::{QueuePair, Snapshot};
-pub(crate) use stat_socket::StatSocket;

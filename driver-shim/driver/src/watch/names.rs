@@ -17,9 +17,9 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, 
 use rustix::rand::{GetRandomFlags, getrandom};
 use rustix::time::{ClockId, clock_gettime};
 
-/// The suffix of the names of sockets that answer.
+/// The suffix of the names of sockets that accept requests.
 const SUFFIX: &str = ".stat";
-/// The suffix of the names of sockets that are bound but do not answer yet.
+/// The suffix of the names of sockets that are bound but do not accept requests yet.
 const UNREADY: &str = ".new";
 /// Longest time that a process may take between binding a socket and renaming it; the usual time is
 /// microseconds.
@@ -53,7 +53,7 @@ pub(super) fn all(folder: BorrowedFd<'_>, pid: Option<u32>) -> Vec<String> {
 }
 
 /// Removes the names of processes that have ended.
-pub(super) fn sweep(folder: BorrowedFd<'_>) {
+pub(super) fn remove_stale(folder: BorrowedFd<'_>) {
     let Ok(probe) = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None) else {
         return;
     };
@@ -62,13 +62,13 @@ pub(super) fn sweep(folder: BorrowedFd<'_>) {
         if (name.ends_with(SUFFIX) || is_old)
             && address(folder, &name).and_then(|address| connect(&probe, &address)) == Err(Errno::CONNREFUSED)
         {
-            forget(folder, &name);
+            remove_refused(folder, &name);
         }
     }
 }
 
 /// Removes a name whose socket refused a connection, if that means that its process has ended.
-pub(super) fn forget(folder: BorrowedFd<'_>, name: &str) {
+pub(super) fn remove_refused(folder: BorrowedFd<'_>, name: &str) {
     let is_socket = || {
         statat(folder, name, AtFlags::SYMLINK_NOFOLLOW)
             .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Socket)
@@ -154,49 +154,49 @@ mod tests {
     }
 
     #[test]
-    fn names_of_dead_processes_go_and_live_ones_stay() {
+    fn names_of_ended_processes_are_removed() {
         let folder = Names::new();
         let (live, name) = folder.socket();
         for _ in 0..5 {
             drop(folder.socket().0);
         }
         assert_eq!(folder.names().len(), 6);
-        sweep(folder.1.as_fd());
+        remove_stale(folder.1.as_fd());
         assert_eq!(folder.names(), std::slice::from_ref(&name));
         assert_eq!(all(folder.1.as_fd(), Some(std::process::id())), [name]);
         assert!(all(folder.1.as_fd(), Some(0)).is_empty());
         drop(live);
-        sweep(folder.1.as_fd());
+        remove_stale(folder.1.as_fd());
         assert!(folder.names().is_empty());
     }
 
     #[test]
-    fn names_of_other_hosts_and_other_files_stay() {
+    fn names_of_other_hosts_and_other_files_are_kept() {
         let folder = Names::new();
-        let foreign = "7-0123xyzw-1.stat";
+        let other_host = "7-0123xyzw-1.stat";
         let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None).unwrap();
-        bind(&socket, &address(folder.1.as_fd(), foreign).unwrap()).unwrap();
+        bind(&socket, &address(folder.1.as_fd(), other_host).unwrap()).unwrap();
         drop(socket);
         let file = format!("7-{}-1.stat", boot());
         std::fs::write(folder.0.file(&file), "").unwrap();
-        sweep(folder.1.as_fd());
-        let mut expected = [foreign.to_owned(), file];
+        remove_stale(folder.1.as_fd());
+        let mut expected = [other_host.to_owned(), file];
         expected.sort();
         assert_eq!(folder.names(), expected);
     }
 
     #[test]
-    fn a_socket_between_its_two_names_stays() {
+    fn a_recent_unready_name_is_kept() {
         let folder = Names::new();
         let unready = format!("7-{}-1{UNREADY}", boot());
         let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None).unwrap();
         bind(&socket, &address(folder.1.as_fd(), &unready).unwrap()).unwrap();
         drop(socket);
-        sweep(folder.1.as_fd());
+        remove_stale(folder.1.as_fd());
         assert_eq!(
             folder.names(),
             std::slice::from_ref(&unready),
-            "it may be of this moment"
+            "its process may still rename it"
         );
         let long_ago = rustix::fs::Timestamps {
             last_access: rustix::time::Timespec {
@@ -209,19 +209,19 @@ mod tests {
             },
         };
         rustix::fs::utimensat(&folder.1, unready.as_str(), &long_ago, AtFlags::empty()).unwrap();
-        sweep(folder.1.as_fd());
+        remove_stale(folder.1.as_fd());
         assert!(folder.names().is_empty());
     }
 
     #[test]
-    fn sweeping_beside_processes_that_come_takes_no_live_name() {
+    fn concurrent_removal_keeps_names_of_live_processes() {
         let folder = Names::new();
         let done = AtomicBool::new(false);
         let lost = std::thread::scope(|scope| {
             for _ in 0..2 {
                 scope.spawn(|| {
                     while !done.load(Ordering::Relaxed) {
-                        sweep(folder.1.as_fd());
+                        remove_stale(folder.1.as_fd());
                     }
                 });
             }

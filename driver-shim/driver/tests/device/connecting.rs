@@ -52,7 +52,7 @@ fn exchange(program: &Program, a: &TestQp, b: &TestQp) {
 }
 
 #[test]
-fn two_queue_pairs_of_one_thread_connect_over_tcp_and_talk() {
+fn two_queue_pairs_of_one_thread_exchange_messages() {
     let program = Program::new(&DRIVER);
     let (a, b) = (program.qp(), program.qp());
     assert_ne!(a.qp.qpn, b.qp.qpn);
@@ -69,7 +69,7 @@ fn two_queue_pairs_of_one_thread_connect_over_tcp_and_talk() {
 }
 
 #[test]
-fn every_gid_of_the_host_and_its_lid_lead_to_it() {
+fn every_gid_and_the_lid_reach_this_host() {
     let program = Program::new(&DRIVER);
     for gid in 0..DRIVER.gids().len() {
         let (a, b) = (program.qp(), program.qp());
@@ -121,7 +121,7 @@ fn a_queue_pair_may_be_its_own_peer() {
 }
 
 #[test]
-fn sends_posted_before_the_peer_reaches_rtr_leave_once_it_does() {
+fn sends_before_the_peers_rtr_are_transmitted_after_it() {
     let program = Program::new(&DRIVER);
     for higher_first in [false, true] {
         let (a, b) = (program.qp(), program.qp());
@@ -155,7 +155,7 @@ fn sends_posted_before_the_peer_reaches_rtr_leave_once_it_does() {
 }
 
 #[test]
-fn writes_and_reads_pass_too() {
+fn writes_and_reads_transfer_data() {
     let program = Program::new(&DRIVER);
     let (a, b) = (program.qp(), program.qp());
     a.up(&DRIVER, loopback(), name(&b));
@@ -187,7 +187,7 @@ fn writes_and_reads_pass_too() {
 }
 
 #[test]
-fn an_armed_queue_tells_of_its_completion_without_a_poll() {
+fn an_armed_queue_is_notified_without_a_poll() {
     let program = Program::new(&DRIVER);
     let (a, b) = (program.qp(), program.qp());
     a.up(&DRIVER, loopback(), name(&b));
@@ -219,11 +219,11 @@ fn an_armed_queue_tells_of_its_completion_without_a_poll() {
 }
 
 #[test]
-fn a_send_to_a_gone_peer_fails_and_the_rest_is_flushed() {
+fn a_send_to_a_destroyed_peer_fails_and_others_are_flushed() {
     let program = Program::new(&DRIVER);
-    let (a, gone) = (program.qp(), program.qp());
-    let (qpn, psn) = name(&gone);
-    gone.qp.destroy().unwrap();
+    let (a, removed) = (program.qp(), program.qp());
+    let (qpn, psn) = name(&removed);
+    removed.qp.destroy().unwrap();
     let mut memory = vec![0u8; 64];
     let mr = program.register(&mut memory);
     a.up(&DRIVER, loopback(), (qpn, psn));
@@ -307,7 +307,7 @@ fn hundreds_of_queue_pairs_connect_at_once() {
 }
 
 #[test]
-fn markers_and_no_crcs_pass_as_configured() {
+fn markers_and_crcs_are_used_as_configured() {
     for (markers, crc) in [(true, true), (true, false), (false, false)] {
         let mut config = Config::default();
         (config.mpa.markers, config.mpa.crc) = (markers, crc);
@@ -325,10 +325,10 @@ fn markers_and_no_crcs_pass_as_configured() {
 }
 
 #[test]
-fn two_drivers_talk_to_each_other() {
+fn two_drivers_exchange_messages() {
     let (here, there) = (Program::new(&DRIVER), Program::new(&start(Config::default())));
     let (a, b) = (here.qp(), there.qp());
-    assert_ne!(a.qp.qpn >> 8, b.qp.qpn >> 8, "each process listens for itself");
+    assert_ne!(a.qp.qpn >> 8, b.qp.qpn >> 8, "each driver has its own listener");
     a.up(&DRIVER, loopback(), name(&b));
     b.up(&there.driver, loopback(), name(&a));
     let mut memory = (vec![5u8; 64], vec![0u8; 64]);
@@ -338,12 +338,12 @@ fn two_drivers_talk_to_each_other() {
     assert_eq!(status(&here.completion()), Some(WcStatus::Success));
     assert_eq!(status(&there.completion()), Some(WcStatus::Success));
     assert_eq!(memory.0, memory.1);
-    // The peer ends the connection in an orderly manner: nothing was outstanding, so nothing fails
-    // before the next send.
+    // The peer closes the connection gracefully. Nothing was outstanding, so nothing fails before
+    // the next send.
     b.qp.destroy().unwrap();
     there.driver.deregister(&theirs).unwrap();
     assert_eq!(a.state(), QpState::Rts);
-    until(&here, "a send finds nobody", || {
+    until(&here, "a send fails after the peer is destroyed", || {
         a.send(3, memory.0.as_ptr(), 1, &mine);
         status(&here.completion()) == Some(WcStatus::RetryExcErr)
     });
@@ -356,17 +356,20 @@ fn two_drivers_talk_to_each_other() {
 }
 
 #[test]
-fn a_driver_that_is_dropped_leaves_a_device_that_was_reset() {
+fn dropping_a_driver_resets_its_device() {
     let bus = InprocBus::start(&GidTable::of_host(), None).unwrap();
     let is_ready = |bus: &dyn Bus| bus.read32(registers::STATUS) & registers::Status::READY.bits() != 0;
     let driver = Driver::start(bus.clone(), Config::default()).unwrap();
     assert!(is_ready(&*bus));
     driver.shutdown();
     drop(driver);
-    // The driver's own thread has a reference, too, and ends a moment later.
+    // The driver's thread also has a reference, and ends later.
     let start = Instant::now();
     while is_ready(&*bus) {
-        assert!(start.elapsed() < Duration::from_secs(60), "never reset");
+        assert!(
+            start.elapsed() < Duration::from_secs(60),
+            "the device was not reset"
+        );
         std::thread::yield_now();
     }
 }

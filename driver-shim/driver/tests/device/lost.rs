@@ -1,5 +1,5 @@
-//! A device that is lost during work: completed requests stay complete, the others are flushed,
-//! once and in order, and nothing hangs.
+//! A device that is lost during work: completed requests stay complete, the others are flushed once
+//! and in order, and no call blocks.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -20,8 +20,8 @@ type Errno = rustix::io::Errno;
 struct Cable {
     device: Arc<InprocBus>,
     handler: OnceLock<SignalHandler>,
-    /// Doorbells do not reach the device any more.
-    deaf: AtomicBool,
+    /// Doorbells no longer reach the device.
+    doorbells_blocked: AtomicBool,
     cut: AtomicBool,
 }
 
@@ -30,14 +30,13 @@ impl Cable {
         Arc::new(Cable {
             device: InprocBus::start(&GidTable::of_host(), None).unwrap(),
             handler: OnceLock::new(),
-            deaf: AtomicBool::new(false),
+            doorbells_blocked: AtomicBool::new(false),
             cut: AtomicBool::new(false),
         })
     }
 
     fn cut(&self) {
-        // The device is like one in another process that was killed: it accesses no memory any
-        // more.
+        // As a device in a killed process, the device no longer accesses memory.
         self.device
             .write32(registers::CONTROL, registers::Control::RESET.bits());
         self.cut.store(true, Ordering::SeqCst);
@@ -64,7 +63,7 @@ impl Bus for Cable {
     }
 
     fn doorbell(&self, uar: u32, offset: u32, value: u64) {
-        if !self.is_cut() && !self.deaf.load(Ordering::SeqCst) {
+        if !self.is_cut() && !self.doorbells_blocked.load(Ordering::SeqCst) {
             self.device.doorbell(uar, offset, value);
         }
     }
@@ -114,15 +113,15 @@ impl Bus for Cable {
     }
 }
 
-fn cabled(cq_entries: u32) -> (Arc<Cable>, Program) {
+fn start_on_cable(cq_entries: u32) -> (Arc<Cable>, Program) {
     let cable = Cable::new();
     let driver = Driver::start(cable.clone(), Config::default()).unwrap();
     let program = Program::with_cq(&driver, cq_entries);
     (cable, program)
 }
 
-/// Connects two queue pairs, and sends four messages.
-fn talking(here: &Program, there: &Program) -> (TestQp, TestQp) {
+/// Connects two queue pairs.
+fn connect_pair(here: &Program, there: &Program) -> (TestQp, TestQp) {
     let (a, b) = (here.qp(), there.qp());
     a.up(&here.driver, 0, (b.qp.qpn, b.psn()));
     b.up(&there.driver, 0, (a.qp.qpn, a.psn()));
@@ -130,13 +129,13 @@ fn talking(here: &Program, there: &Program) -> (TestQp, TestQp) {
 }
 
 #[test]
-fn what_has_no_completion_is_flushed_once_and_in_order() {
-    let (cable, here) = cabled(256);
+fn uncompleted_requests_are_flushed_once_and_in_order() {
+    let (cable, here) = start_on_cable(256);
     let there = Program::new(&DRIVER);
     let mut memory = (vec![5u8; 64], vec![0u8; 64]);
     let (mine, theirs) = (here.register(&mut memory.0), there.register(&mut memory.1));
     let (from, to) = (memory.0.as_ptr(), memory.1.as_ptr());
-    let (a, b) = talking(&here, &there);
+    let (a, b) = connect_pair(&here, &there);
     for cookie in 0..4 {
         b.receive(cookie, to, 64, &theirs);
         a.send(cookie, from, 64, &mine);
@@ -150,7 +149,7 @@ fn what_has_no_completion_is_flushed_once_and_in_order() {
     // The device does not receive the following doorbells. The state is that of a device that was
     // killed in between: it had freed the blocks of the first two requests, and had not yet written
     // the completion of the first; the second needs none.
-    cable.deaf.store(true, Ordering::SeqCst);
+    cable.doorbells_blocked.store(true, Ordering::SeqCst);
     a.send(4, from, 64, &mine);
     a.send_silently(5, from, 64, &mine);
     a.send(6, from, 64, &mine);
@@ -205,8 +204,8 @@ fn what_has_no_completion_is_flushed_once_and_in_order() {
 }
 
 #[test]
-fn a_full_completion_queue_takes_the_rest_of_the_flush_later() {
-    let (cable, here) = cabled(4);
+fn a_flush_continues_when_the_completion_queue_has_room() {
+    let (cable, here) = start_on_cable(4);
     let mut memory = vec![0u8; 64];
     let mr = here.register(&mut memory);
     let qp = here.qp();
@@ -225,9 +224,9 @@ fn a_full_completion_queue_takes_the_rest_of_the_flush_later() {
 }
 
 #[test]
-fn a_device_that_stops_is_as_good_as_lost() {
-    let (cable, here) = cabled(4);
-    // A device that can no longer reach its command queue does the same: it clears its ready state.
+fn a_stopped_device_is_treated_as_lost() {
+    let (cable, here) = start_on_cable(4);
+    // A device that can no longer access its command queue also clears its ready state.
     cable
         .device
         .write32(registers::CONTROL, registers::Control::RESET.bits());

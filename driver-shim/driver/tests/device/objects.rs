@@ -1,4 +1,4 @@
-//! Objects, their limits, and what is refused.
+//! Objects, their limits, and rejected arguments.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ fn attributes_and_addresses_come_from_the_device() {
 }
 
 #[test]
-fn what_is_in_use_is_busy() {
+fn objects_in_use_cannot_be_destroyed() {
     let program = Program::new(&DRIVER);
     let qp = program.qp();
     assert_eq!(program.cq.destroy(), Err(Errno::BUSY));
@@ -32,7 +32,7 @@ fn what_is_in_use_is_busy() {
 }
 
 #[test]
-fn completion_queues_keep_to_the_limits() {
+fn completion_queue_limits_are_checked() {
     let context = DRIVER.open_context(Arc::new(ReceivedEvents::default())).unwrap();
     let attributes = DRIVER.attributes();
     let make = |entries, vector| {
@@ -49,7 +49,7 @@ fn completion_queues_keep_to_the_limits() {
 }
 
 #[test]
-fn queue_pairs_are_at_least_as_large_as_asked_for() {
+fn queue_pairs_are_at_least_as_large_as_requested() {
     let program = Program::new(&DRIVER);
     let attributes = DRIVER.attributes();
     let make = |caps| {
@@ -79,14 +79,14 @@ fn queue_pairs_are_at_least_as_large_as_asked_for() {
         max_recv_sge: 7,
         max_inline: 33,
     };
-    for asked in [QpCaps::default(), odd, most] {
-        let qp = make(asked).unwrap();
+    for requested in [QpCaps::default(), odd, most] {
+        let qp = make(requested).unwrap();
         let got = qp.caps();
-        assert!(got.max_send_wr >= asked.max_send_wr && got.max_send_wr <= attributes.max_qp_wr);
-        assert!(got.max_recv_wr >= asked.max_recv_wr && got.max_recv_wr <= attributes.max_qp_wr);
-        assert!(got.max_send_sge >= asked.max_send_sge && got.max_send_sge <= attributes.max_sge);
-        assert!(got.max_recv_sge >= asked.max_recv_sge && got.max_recv_sge <= attributes.max_sge);
-        assert!(got.max_inline >= asked.max_inline && got.max_inline <= attributes.max_inline);
+        assert!(got.max_send_wr >= requested.max_send_wr && got.max_send_wr <= attributes.max_qp_wr);
+        assert!(got.max_recv_wr >= requested.max_recv_wr && got.max_recv_wr <= attributes.max_qp_wr);
+        assert!(got.max_send_sge >= requested.max_send_sge && got.max_send_sge <= attributes.max_sge);
+        assert!(got.max_recv_sge >= requested.max_recv_sge && got.max_recv_sge <= attributes.max_sge);
+        assert!(got.max_inline >= requested.max_inline && got.max_inline <= attributes.max_inline);
         qp.destroy().unwrap();
     }
     for caps in [
@@ -117,13 +117,13 @@ fn queue_pairs_are_at_least_as_large_as_asked_for() {
 }
 
 #[test]
-fn a_new_queue_pair_is_parked_in_init_and_reaches_rts() {
+fn a_new_queue_pair_is_in_init_and_reaches_rts() {
     let program = Program::new(&DRIVER);
     let a = program.qp();
     assert_eq!(
         a.state(),
         QpState::Init,
-        "what an RNIC answers right after creation"
+        "the state that an RNIC reports after creation"
     );
     let attr = a.attr(&DRIVER, 0, (a.qp.qpn ^ 1, 1));
     let go = |state: QpState, mask: QpMask| {
@@ -167,17 +167,17 @@ fn a_new_queue_pair_is_parked_in_init_and_reaches_rts() {
 }
 
 #[test]
-fn addresses_that_name_nobody_are_invalid() {
+fn addresses_without_a_peer_are_invalid() {
     let program = Program::new(&DRIVER);
     let a = program.qp();
     let attr = a.attr(&DRIVER, 0, (a.qp.qpn ^ 1, 1));
     a.to(QpState::Init, &attr);
-    let mut far = attr;
-    far.av.sgid_index = 255;
-    let mut nobody = attr;
-    nobody.av.is_global = false;
+    let mut bad_gid_index = attr;
+    bad_gid_index.av.sgid_index = 255;
+    let mut no_address = attr;
+    no_address.av.is_global = false;
     let no_port = QpAttr { dest_qpn: 17, ..attr };
-    for bad in [far, nobody, no_port] {
+    for bad in [bad_gid_index, no_address, no_port] {
         let bad = QpAttr {
             state: QpState::Rtr as u32,
             ..bad
@@ -220,7 +220,7 @@ fn registrations_are_checked() {
 }
 
 #[test]
-fn a_thousand_rounds_leave_no_descriptor_behind() {
+fn a_thousand_rounds_leak_no_descriptor() {
     let open_fds = || std::fs::read_dir("/proc/self/fd").unwrap().count();
     let round = || {
         let program = Program::new(&DRIVER);

@@ -1,7 +1,7 @@
-//! Processes that fork and end. One test, in a separate process: fork copies only the thread that
-//! calls it.
+//! Processes that fork, exit and are killed. This is one test in a separate process, since fork
+//! copies only the calling thread.
 
-#![allow(clippy::unwrap_used, reason = "what goes wrong in a test ends it")]
+#![allow(clippy::unwrap_used, reason = "a failure panics and ends the test")]
 
 #[path = "../device/program.rs"]
 #[expect(dead_code, reason = "shared with the tests of the device")]
@@ -65,12 +65,12 @@ impl Pipe {
         }
     }
 
-    fn say(&mut self, words: [u32; 2]) {
+    fn send(&mut self, words: [u32; 2]) {
         let bytes = [words[0].to_le_bytes(), words[1].to_le_bytes()].concat();
         self.to.write_all(&bytes).unwrap();
     }
 
-    fn hear(&mut self) -> [u32; 2] {
+    fn receive(&mut self) -> [u32; 2] {
         let mut bytes = [0; 8];
         self.from.read_exact(&mut bytes).unwrap();
         let word = |at| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
@@ -79,8 +79,8 @@ impl Pipe {
 
     /// Exchanges queue pair numbers and PSNs, and changes the queue pair to RTS.
     fn connect(&mut self, driver: &Driver, qp: &TestQp) {
-        self.say([qp.qp.qpn, qp.psn()]);
-        let [qpn, psn] = self.hear();
+        self.send([qp.qp.qpn, qp.psn()]);
+        let [qpn, psn] = self.receive();
         qp.up(driver, loopback(driver), (qpn, psn));
     }
 }
@@ -91,7 +91,7 @@ fn wait(pid: rustix::process::Pid) -> Option<i32> {
 }
 
 /// Sends one message between two queue pairs of one process.
-fn talk(program: &Program, a: &TestQp, b: &TestQp) {
+fn send_message(program: &Program, a: &TestQp, b: &TestQp) {
     let mut memory = vec![3u8; 64];
     let mr = program.register(&mut memory);
     b.receive(1, memory.as_ptr().wrapping_add(32), 32, &mr);
@@ -110,12 +110,11 @@ fn pair(program: &Program) -> (TestQp, TestQp) {
     (a, b)
 }
 
-/// The objects that the parent opened fail in the child, without a hang, and the child's own open
-/// gets a new device.
-fn a_child_has_no_device_but_can_open_one() {
+/// In the child, the parent's objects fail without blocking, and the child can open a new device.
+fn a_child_has_no_device_and_can_open_one() {
     let parent = Program::new(&open());
     let (a, b) = pair(&parent);
-    talk(&parent, &a, &b);
+    send_message(&parent, &a, &b);
     let (_, pid) = fork(|_| {
         let dead = Some(Errno::IO);
         let old = &parent.driver;
@@ -134,19 +133,19 @@ fn a_child_has_no_device_but_can_open_one() {
         let program = Program::new(&open());
         assert!(!Arc::ptr_eq(&program.driver, old));
         let (c, d) = pair(&program);
-        talk(&program, &c, &d);
+        send_message(&program, &c, &d);
         urnic_driver::exit();
     });
     assert_eq!(wait(pid), Some(0));
-    talk(&parent, &a, &b);
+    send_message(&parent, &a, &b);
     a.qp.destroy().unwrap();
     b.qp.destroy().unwrap();
     parent.close();
 }
 
-/// Messages whose sends completed arrive although their process ends right after the last
+/// Messages whose sends completed arrive although the process exits right after the last
 /// completion.
-fn what_completed_before_exit_arrives() {
+fn completed_messages_arrive_after_exit() {
     const MESSAGES: u64 = 50;
     const LEN: usize = 100_000;
     let (mut pipe, pid) = fork(|pipe| {
@@ -177,16 +176,16 @@ fn what_completed_before_exit_arrives() {
         qp.receive(n + 4, memory.as_ptr(), LEN, &mr);
     }
     assert_eq!(wait(pid), Some(0));
-    // An orderly end with nothing outstanding: only the next send fails.
+    // The end was orderly and nothing was outstanding, so only the next send fails.
     assert_eq!(qp.state(), QpState::Rts);
     qp.qp.destroy().unwrap();
     program.driver.deregister(&mr).unwrap();
     program.close();
 }
 
-/// The peer of a killed process notices the loss within seconds, even if the killed process has
-/// children.
-fn a_killed_process_is_missed_by_its_peer() {
+/// The queue pair of the peer fails within seconds after a process is killed, even if the process
+/// has children.
+fn the_peer_of_a_killed_process_fails() {
     let (mut pipe, pid) = fork(|pipe| {
         let program = Program::new(&open());
         let qp = program.qp();
@@ -199,7 +198,7 @@ fn a_killed_process_is_missed_by_its_peer() {
         let (_, grandchild) = fork(|pipe| {
             let _ = pipe.from.read(&mut [0]);
         });
-        pipe.say([grandchild.as_raw_nonzero().get() as u32, 0]);
+        pipe.send([grandchild.as_raw_nonzero().get() as u32, 0]);
         loop {
             std::thread::park();
         }
@@ -212,7 +211,7 @@ fn a_killed_process_is_missed_by_its_peer() {
     qp.receive(1, memory.as_ptr(), 64, &mr);
     qp.receive(2, memory.as_ptr(), 64, &mr);
     assert_eq!(status(&program.completion()), Some(WcStatus::Success));
-    pipe.hear();
+    pipe.receive();
     rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
     let start = Instant::now();
     let flushed = program.completion();
@@ -228,10 +227,10 @@ fn a_killed_process_is_missed_by_its_peer() {
 }
 
 #[test]
-fn processes_come_and_go() {
+fn processes_fork_exit_and_are_killed() {
     // The first children are forked before this process has a device, the others while it has one.
-    what_completed_before_exit_arrives();
-    a_killed_process_is_missed_by_its_peer();
-    a_child_has_no_device_but_can_open_one();
-    what_completed_before_exit_arrives();
+    completed_messages_arrive_after_exit();
+    the_peer_of_a_killed_process_fails();
+    a_child_has_no_device_and_can_open_one();
+    completed_messages_arrive_after_exit();
 }

@@ -16,8 +16,8 @@ use super::names;
 use super::snapshot::Snapshot;
 use urnic_process::fds::InternalFd;
 
-/// Requests that one call answers; the next call answers the others.
-const AT_ONCE: usize = 16;
+/// The maximum number of requests that one call answers; the next call answers the others.
+const MAX_REQUESTS: usize = 16;
 
 /// The socket on which requests arrive. Its name is removed when the value is dropped.
 #[derive(Debug)]
@@ -41,7 +41,7 @@ impl StatSocket {
         let socket = InternalFd::of_device(socket)?;
         let name = {
             let folder = folder.get().ok_or(Errno::BADF)?;
-            names::sweep(folder);
+            names::remove_stale(folder);
             names::publish(folder, socket.get().ok_or(Errno::BADF)?)?
         };
         Ok(StatSocket {
@@ -60,13 +60,12 @@ impl StatSocket {
     /// Answers the requests that arrived.
     pub(crate) fn answer(&self, snapshot: impl Fn() -> Snapshot) {
         let Some(socket) = self.socket.get() else { return };
-        for _ in 0..AT_ONCE {
-            match hear(socket) {
-                Ok(Some(asker)) => {
-                    // A client that closed its end gets no answer, which is no error of this
-                    // process.
-                    if let Err(errno) = tell(&asker, &snapshot()) {
-                        tracing::debug!("a question is not answered: {errno}");
+        for _ in 0..MAX_REQUESTS {
+            match receive_request(socket) {
+                Ok(Some(client)) => {
+                    // A client that closed its end gets no answer; this is no error of this process.
+                    if let Err(errno) = send_snapshot(&client, &snapshot()) {
+                        tracing::debug!("no answer to a request of `urnic stat`: {errno}");
                     }
                 }
                 Ok(None) => {}
@@ -96,7 +95,7 @@ impl Drop for StatSocket {
 
 /// Receives a request: the client's socket. `None`: the request had no socket, or no fd was left
 /// for it.
-fn hear(socket: BorrowedFd<'_>) -> Result<Option<OwnedFd>, Errno> {
+fn receive_request(socket: BorrowedFd<'_>) -> Result<Option<OwnedFd>, Errno> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let mut byte = [0; 1];
@@ -106,11 +105,11 @@ fn hear(socket: BorrowedFd<'_>) -> Result<Option<OwnedFd>, Errno> {
         &mut ancillary,
         RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC,
     )?;
-    Ok(taken(&mut ancillary))
+    Ok(take_fd(&mut ancillary))
 }
 
 /// The first fd of the control message; others are closed.
-pub(super) fn taken(ancillary: &mut RecvAncillaryBuffer<'_>) -> Option<OwnedFd> {
+pub(super) fn take_fd(ancillary: &mut RecvAncillaryBuffer<'_>) -> Option<OwnedFd> {
     ancillary
         .drain()
         .filter_map(|message| match message {
@@ -121,7 +120,11 @@ pub(super) fn taken(ancillary: &mut RecvAncillaryBuffer<'_>) -> Option<OwnedFd> 
 }
 
 /// Sends one byte and an fd.
-pub(super) fn pass(to: impl AsFd, fd: BorrowedFd<'_>, address: Option<&SocketAddrUnix>) -> Result<(), Errno> {
+pub(super) fn send_fd(
+    to: impl AsFd,
+    fd: BorrowedFd<'_>,
+    address: Option<&SocketAddrUnix>,
+) -> Result<(), Errno> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
     let fds = [fd];
@@ -135,7 +138,7 @@ pub(super) fn pass(to: impl AsFd, fd: BorrowedFd<'_>, address: Option<&SocketAdd
     Ok(())
 }
 
-fn tell(asker: &OwnedFd, snapshot: &Snapshot) -> Result<(), Errno> {
+fn send_snapshot(client: &OwnedFd, snapshot: &Snapshot) -> Result<(), Errno> {
     let text = serde_json::to_vec(snapshot).map_err(|_| Errno::INVAL)?;
     let file = memfd_create("urnic stat", MemfdFlags::CLOEXEC)?;
     let mut rest = text.as_slice();
@@ -143,5 +146,5 @@ fn tell(asker: &OwnedFd, snapshot: &Snapshot) -> Result<(), Errno> {
         let n = rustix::io::write(&file, rest)?;
         rest = rest.get(n..).unwrap_or_default();
     }
-    pass(asker, file.as_fd(), None)
+    send_fd(client, file.as_fd(), None)
 }

@@ -15,13 +15,13 @@ use urnic_device::counter::Counter;
 
 use super::folder::{folder, of_home};
 use super::names;
+use super::server::{send_fd, take_fd};
 use super::snapshot::Snapshot;
-use super::stat_socket::{pass, taken};
 use urnic_presence::{Presence, Settings, homes};
 
-/// Processes that have not answered within this time (stopped or overloaded) are left out. The time
-/// is for all processes of a folder together.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// The time limit for the answers of all processes of a folder. Processes that do not answer in
+/// time (stopped or overloaded ones) are left out.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Folders in which processes of this user may be found; `dir` is the option `present.dir`.
 pub fn folders(dir: Option<PathBuf>) -> Vec<PathBuf> {
@@ -34,7 +34,7 @@ pub fn folders(dir: Option<PathBuf>) -> Vec<PathBuf> {
 
 /// The snapshots of the processes in these folders, by process number; with `pid`, only of that
 /// process. The names of processes that have ended are removed.
-pub fn everyone(folders: &[PathBuf], pid: Option<u32>) -> Vec<Snapshot> {
+pub fn snapshots(folders: &[PathBuf], pid: Option<u32>) -> Vec<Snapshot> {
     let mut all: Vec<Snapshot> = folders.iter().flat_map(|folder| in_folder(folder, pid)).collect();
     all.sort_by_key(|snapshot| snapshot.pid);
     all
@@ -43,7 +43,7 @@ pub fn everyone(folders: &[PathBuf], pid: Option<u32>) -> Vec<Snapshot> {
 /// The sum of a counter over all processes of this user that see this presence.
 fn total(presence: &Presence, counter: Counter) -> u64 {
     let folder = folder(presence).map(Path::to_owned);
-    everyone(folder.as_slice(), None)
+    snapshots(folder.as_slice(), None)
         .iter()
         .filter_map(|snapshot| snapshot.counters.get(counter.name()))
         .fold(0, |sum, value| sum.wrapping_add(*value))
@@ -65,17 +65,20 @@ fn in_folder(folder: &Path, pid: Option<u32>) -> Vec<Snapshot> {
     let Ok(folder) = open(folder, flags, Mode::empty()) else {
         return Vec::new();
     };
-    names::sweep(folder.as_fd());
-    let asked: Vec<OwnedFd> = names::all(folder.as_fd(), pid)
+    names::remove_stale(folder.as_fd());
+    let sockets: Vec<OwnedFd> = names::all(folder.as_fd(), pid)
         .iter()
-        .filter_map(|name| ask(folder.as_fd(), name))
+        .filter_map(|name| send_request(folder.as_fd(), name))
         .collect();
-    let until = Instant::now() + PATIENCE;
-    asked.iter().filter_map(|socket| answer(socket, until)).collect()
+    let until = Instant::now() + ANSWER_TIMEOUT;
+    sockets
+        .iter()
+        .filter_map(|socket| receive_snapshot(socket, until))
+        .collect()
 }
 
 /// Sends a request to a process. The process answers over the returned socket.
-fn ask(folder: BorrowedFd<'_>, name: &str) -> Option<OwnedFd> {
+fn send_request(folder: BorrowedFd<'_>, name: &str) -> Option<OwnedFd> {
     let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None).ok()?;
     let (ours, theirs) = socketpair(
         AddressFamily::UNIX,
@@ -84,19 +87,19 @@ fn ask(folder: BorrowedFd<'_>, name: &str) -> Option<OwnedFd> {
         None,
     )
     .ok()?;
-    match pass(socket, theirs.as_fd(), Some(&names::address(folder, name).ok()?)) {
+    match send_fd(socket, theirs.as_fd(), Some(&names::address(folder, name).ok()?)) {
         Ok(()) => Some(ours),
         Err(Errno::CONNREFUSED) => {
-            names::forget(folder, name);
+            names::remove_refused(folder, name);
             None
         }
         Err(_) => None,
     }
 }
 
-fn answer(socket: &OwnedFd, until: Instant) -> Option<Snapshot> {
-    let patience = Timespec::try_from(until.saturating_duration_since(Instant::now())).ok()?;
-    poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&patience)).ok()?;
+fn receive_snapshot(socket: &OwnedFd, until: Instant) -> Option<Snapshot> {
+    let timeout = Timespec::try_from(until.saturating_duration_since(Instant::now())).ok()?;
+    poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&timeout)).ok()?;
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let mut byte = [0; 1];
@@ -107,7 +110,7 @@ fn answer(socket: &OwnedFd, until: Instant) -> Option<Snapshot> {
         RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC,
     )
     .ok()?;
-    let file = taken(&mut ancillary)?;
+    let file = take_fd(&mut ancillary)?;
     let mut text = Vec::new();
     loop {
         let mut piece = [0; 16 << 10];
