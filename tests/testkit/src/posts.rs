@@ -129,15 +129,21 @@ impl<M: Memory> ReceiveQueue<M> {
         self.producer
     }
 
+    /// Writes a receive and moves the producer index, without publishing it.
+    pub fn put(&mut self, cookie: u64, sges: &[Sge]) {
+        let slot = self.producer & ((1 << self.log_entries) - 1);
+        let at = (slot << self.log_stride) as usize;
+        let header = RecvHeader::new(cookie, sges.len() as u16);
+        self.ring.write(at, header.as_bytes());
+        self.ring.write(at + size_of::<RecvHeader>(), sges.as_bytes());
+        self.producer = self.producer.wrapping_add(1);
+    }
+
     /// Posts a receive; returns whether the device requires a doorbell.
     #[must_use]
     pub fn post(&mut self, cookie: u64, sges: &[Sge]) -> bool {
         let old = self.producer;
-        let at = ((old & ((1 << self.log_entries) - 1)) << self.log_stride) as usize;
-        let header = RecvHeader::new(cookie, sges.len() as u16);
-        self.ring.write(at, header.as_bytes());
-        self.ring.write(at + size_of::<RecvHeader>(), sges.as_bytes());
-        self.producer = old.wrapping_add(1);
+        self.put(cookie, sges);
         let producer = self.record.word(offset_of!(QueueRecord, rq_producer));
         let event = self.record.word(offset_of!(QueueRecord, rq_event));
         publish(producer, event, old, self.producer)

@@ -6,12 +6,13 @@ use urnic_device::registers;
 use urnic_device::vocabulary::{QpState, WcOpcode, WcStatus};
 use urnic_device::wqe::{Opcode, SendHeader};
 
-use super::program::{DRIVER, Program, TestQp, signaled, start, status, until};
+use super::program::{DRIVER, Program, TestQp, start, status, until};
 use urnic_bus::inproc::InprocBus;
 use urnic_config::Config;
 use urnic_device::bus::Bus;
 use urnic_driver::{AddressVector, Driver, QpAttr};
 use urnic_process::gids::GidTable;
+use urnic_testkit::request;
 
 /// Index of the loopback GID.
 fn loopback() -> usize {
@@ -167,7 +168,7 @@ fn writes_and_reads_transfer_data() {
     let there = |opcode, cookie| SendHeader {
         remote_offset: (at(300_000).addr() as u64).into(),
         stag: mr.stag.into(),
-        ..signaled(opcode, cookie)
+        ..request(opcode, cookie)
     };
     a.post_send(there(Opcode::Write, 1), at(0), 200_000, &mr);
     a.post_send(there(Opcode::Read, 2), at(600_000), 200_000, &mr);

@@ -1,20 +1,22 @@
 //! The parts of a provider that a test needs.
 
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, LazyLock, Mutex};
 use std::time::{Duration, Instant};
 
 use urnic_bus::inproc::InprocBus;
 use urnic_config::Config;
-use urnic_device::cqe::{CQE_LEN, Cqe, PHASE};
+use urnic_device::cqe::{CQE_LEN, Cqe};
 use urnic_device::vocabulary::{Access, QpState, WcStatus};
-use urnic_device::wqe::{BLOCK_LEN, OPERANDS, Opcode, RecvHeader, SendFlags, SendHeader, Sge};
+use urnic_device::wqe::{BLOCK_LEN, Opcode, SendHeader, Sge};
 use urnic_driver::{
     AddressVector, Anywhere, AsyncEvent, Completed, Context, ContextEvents, Cq, Driver, Mr, Pd, Poster, Qp,
     QpAttr, QpCaps, QpInit, QpMask,
 };
 use urnic_process::gids::GidTable;
-use zerocopy::{FromBytes, IntoBytes};
+use urnic_testkit::{self as testkit, Memory, request};
+use zerocopy::IntoBytes;
 
 /// The one driver of the test process.
 pub(crate) static DRIVER: LazyLock<Arc<Driver>> = LazyLock::new(|| start(Config::default()));
@@ -60,15 +62,61 @@ pub(crate) fn until(program: &Program, what: &str, mut done: impl FnMut() -> boo
     }
 }
 
-/// A signalled request of one block with one element.
-pub(crate) fn signaled(opcode: Opcode, cookie: u64) -> SendHeader {
-    SendHeader {
-        opcode: opcode as u8,
-        flags: SendFlags::SIGNALED.bits(),
-        num_sge: 1,
-        blocks: 1,
-        cookie: cookie.into(),
-        ..SendHeader::default()
+/// Memory of a queue: a ring or a record. The queue must outlive it.
+#[derive(Debug, Clone, Copy)]
+struct Shared {
+    start: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: the memory is shared with the device's threads, and reached by atomics, or by copies of
+// entries that belong to one side at a time (the queues' contract).
+unsafe impl Send for Shared {}
+
+impl Shared {
+    fn new(start: *const u8, len: usize) -> Shared {
+        Shared {
+            start: NonNull::new(start.cast_mut()).expect("memory of a queue"),
+            len,
+        }
+    }
+
+    fn record<T>(record: &T) -> Shared {
+        Shared::new(std::ptr::from_ref(record).cast(), size_of::<T>())
+    }
+
+    /// The address of `len` bytes at an offset.
+    fn at(&self, at: usize, len: usize) -> *mut u8 {
+        assert!(at + len <= self.len, "within the queue");
+        self.start.as_ptr().wrapping_add(at)
+    }
+}
+
+impl Memory for Shared {
+    fn iova(&self) -> u64 {
+        self.start.as_ptr().expose_provenance() as u64
+    }
+
+    fn word(&self, at: usize) -> &AtomicU32 {
+        let word = self.at(at, size_of::<AtomicU32>()).cast::<u32>();
+        assert!(word.is_aligned());
+        // SAFETY: inside the memory and aligned; the queue that owns it is alive.
+        unsafe { AtomicU32::from_ptr(word) }
+    }
+
+    fn write(&self, at: usize, bytes: &[u8]) {
+        let into = self.at(at, bytes.len());
+        // SAFETY: inside the memory; the device does not read the entry before its index moves.
+        unsafe { into.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+    }
+
+    fn read(&self, at: usize, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        let from = self.at(at, len);
+        // SAFETY: inside the memory; the device does not write an entry that it has completed until
+        // the consumer index moves.
+        unsafe { from.copy_to_nonoverlapping(bytes.as_mut_ptr(), len) };
+        bytes
     }
 }
 
@@ -79,7 +127,7 @@ pub(crate) struct Program {
     pub(crate) context: Context,
     pub(crate) pd: Pd,
     pub(crate) cq: Arc<Cq>,
-    consumer: Mutex<u32>,
+    completions: Mutex<testkit::CompletionQueue<Shared>>,
 }
 
 impl Program {
@@ -92,13 +140,15 @@ impl Program {
         let context = driver.open_context(received.clone()).unwrap();
         let pd = driver.alloc_pd().unwrap();
         let cq = driver.create_cq(&context, entries, 0, 77, &Anywhere).unwrap();
+        let ring = Shared::new(cq.ring(), CQE_LEN << cq.log_size());
+        let completions = testkit::CompletionQueue::new(ring, Shared::record(cq.record()), cq.log_size());
         Program {
             driver: driver.clone(),
             received,
             context,
             pd,
             cq,
-            consumer: Mutex::new(0),
+            completions: Mutex::new(completions),
         }
     }
 
@@ -121,9 +171,18 @@ impl Program {
             rings: &Anywhere,
         };
         let qp = self.driver.create_qp(&init).unwrap();
+        let record = Shared::record(qp.record());
+        let sq = Shared::new(qp.sq().as_ptr(), qp.sq_blocks() as usize * BLOCK_LEN);
+        let rq_len = (qp.rq_entries() as usize) << qp.rq_log_stride();
+        let rq = Shared::new(qp.rq().as_ptr(), rq_len);
+        let queues = Queues {
+            sends: testkit::SendQueue::new(sq, record, qp.sq_blocks().ilog2()),
+            published: 0,
+            receives: testkit::ReceiveQueue::new(rq, record, qp.rq_entries().ilog2(), qp.rq_log_stride()),
+        };
         let posts = Arc::new(Posts {
             qp: qp.clone(),
-            index: Mutex::default(),
+            queues: Mutex::new(queues),
             completed: Mutex::new(Completed {
                 sends: 0,
                 receives: 0,
@@ -149,23 +208,7 @@ impl Program {
 
     /// The next completion, if there is one.
     pub(crate) fn poll(&self) -> Option<Cqe> {
-        let mut consumer = self.consumer.lock().unwrap();
-        let slot = (*consumer & (self.cq.entries() - 1)) as usize * CQE_LEN;
-        let ring = self.cq.ring();
-        let phase = 1 ^ (*consumer >> self.cq.log_size() & 1);
-        // SAFETY: the slot is inside the ring, its phase word is aligned and written atomically by
-        // the device.
-        let here = unsafe { AtomicU32::from_ptr(ring.add(slot + PHASE).cast()) }.load(Ordering::Acquire);
-        if here & 1 != phase {
-            return None;
-        }
-        let mut bytes = [0; CQE_LEN];
-        // SAFETY: the ring is mapped as long as the queue exists, and `slot` is within it; the
-        // device does not write the entry until the consumer index moves.
-        unsafe { ring.add(slot).copy_to_nonoverlapping(bytes.as_mut_ptr(), CQE_LEN) };
-        *consumer += 1;
-        self.cq.record().consumer.store(*consumer, Ordering::Release);
-        Some(Cqe::read_from_bytes(&bytes).unwrap())
+        self.completions.lock().unwrap().poll()
     }
 
     /// Waits for a completion.
@@ -186,39 +229,39 @@ impl Program {
     }
 }
 
-/// Producer indices of a queue pair.
-#[derive(Default, Clone, Copy)]
-struct Index {
-    sq_written: u32,
-    sq_published: u32,
-    rq: u32,
+/// The queues of a queue pair.
+struct Queues {
+    sends: testkit::SendQueue<Shared>,
+    /// The producer index that the device has seen, in blocks.
+    published: u32,
+    receives: testkit::ReceiveQueue<Shared>,
 }
 
 /// Writes work queue entries, and publishes them as the gate allows.
 pub(crate) struct Posts {
     qp: Arc<Qp>,
-    index: Mutex<Index>,
+    queues: Mutex<Queues>,
     completed: Mutex<Completed>,
 }
 
 impl Posts {
-    fn publish(&self, index: &mut Index) {
-        self.qp.publish_sends(index.sq_published, index.sq_written);
-        index.sq_published = index.sq_written;
+    fn publish(&self, queues: &mut Queues) {
+        self.qp.publish_sends(queues.published, queues.sends.producer());
+        queues.published = queues.sends.producer();
     }
 }
 
 impl Poster for Posts {
     fn gate_opened(&self) {
-        let mut index = self.index.lock().unwrap();
-        if index.sq_published != index.sq_written {
-            self.publish(&mut index);
+        let mut queues = self.queues.lock().unwrap();
+        if queues.published != queues.sends.producer() {
+            self.publish(&mut queues);
         }
     }
 
     fn is_waiting(&self) -> bool {
-        let index = self.index.lock().unwrap();
-        index.sq_published != index.sq_written
+        let queues = self.queues.lock().unwrap();
+        queues.published != queues.sends.producer()
     }
 
     fn completed(&self) -> Option<Completed> {
@@ -294,54 +337,34 @@ impl TestQp {
     pub(crate) fn send_silently(&self, cookie: u64, offset: *const u8, len: usize, mr: &Mr) {
         let header = SendHeader {
             flags: 0,
-            ..signaled(Opcode::Send, cookie)
+            ..request(Opcode::Send, cookie)
         };
         self.post_send(header, offset, len, mr);
     }
 
     /// Posts a signalled send.
     pub(crate) fn send(&self, cookie: u64, offset: *const u8, len: usize, mr: &Mr) {
-        self.post_send(signaled(Opcode::Send, cookie), offset, len, mr);
+        self.post_send(request(Opcode::Send, cookie), offset, len, mr);
     }
 
     /// Posts a request over one element.
     pub(crate) fn post_send(&self, header: SendHeader, offset: *const u8, len: usize, mr: &Mr) {
-        let sge = Sge {
-            offset: (offset.addr() as u64).into(),
-            len: (len as u32).into(),
-            stag: mr.stag.into(),
-        };
-        let mut index = self.posts.index.lock().unwrap();
-        let slot = (index.sq_written & (self.qp.sq_blocks() - 1)) as usize * BLOCK_LEN;
-        put(&self.qp, slot, header.as_bytes());
-        put(&self.qp, slot + OPERANDS, sge.as_bytes());
-        index.sq_written += 1;
+        let sge = element(offset, len, mr);
+        let (entry, blocks) = testkit::SendQueue::<Shared>::entry(header, sge.as_bytes(), 1);
+        let mut queues = self.posts.queues.lock().unwrap();
+        queues.sends.write(&entry);
+        queues.sends.advance(blocks);
         if self.qp.gate_is_open() {
-            self.posts.publish(&mut index);
+            self.posts.publish(&mut queues);
         }
     }
 
     /// Posts a receive.
     pub(crate) fn receive(&self, cookie: u64, offset: *const u8, len: usize, mr: &Mr) {
-        let mut index = self.posts.index.lock().unwrap();
-        let slot = ((index.rq & (self.qp.rq_entries() - 1)) as usize) << self.qp.rq_log_stride();
-        let sge = Sge {
-            offset: (offset.addr() as u64).into(),
-            len: (len as u32).into(),
-            stag: mr.stag.into(),
-        };
-        let entry = [RecvHeader::new(cookie, 1).as_bytes(), sge.as_bytes()].concat();
-        // SAFETY: the entry lies inside the ring, and the device does not read it before the index
-        // moves.
-        unsafe {
-            self.qp
-                .rq()
-                .as_ptr()
-                .add(slot)
-                .copy_from_nonoverlapping(entry.as_ptr(), entry.len())
-        };
-        index.rq += 1;
-        self.qp.publish_receives(index.rq - 1, index.rq);
+        let mut queues = self.posts.queues.lock().unwrap();
+        let old = queues.receives.producer();
+        queues.receives.put(cookie, &[element(offset, len, mr)]);
+        self.qp.publish_receives(old, queues.receives.producer());
     }
 
     pub(crate) fn state(&self) -> QpState {
@@ -349,14 +372,12 @@ impl TestQp {
     }
 }
 
-fn put(qp: &Qp, at: usize, bytes: &[u8]) {
-    // SAFETY: a block lies inside the ring, and the device does not read it before the index moves.
-    unsafe {
-        qp.sq()
-            .as_ptr()
-            .add(at)
-            .copy_from_nonoverlapping(bytes.as_ptr(), bytes.len())
-    };
+fn element(offset: *const u8, len: usize, mr: &Mr) -> Sge {
+    Sge {
+        offset: (offset.addr() as u64).into(),
+        len: (len as u32).into(),
+        stag: mr.stag.into(),
+    }
 }
 
 /// The attributes that `ibv_modify_qp` needs for the change to a state.

@@ -3,13 +3,16 @@
 use crate::host::{HostMemory, Mapping};
 use std::ptr::NonNull;
 use std::rc::Rc;
+use std::sync::atomic::AtomicU32;
 use urnic_device::wqe::Sge;
+use urnic_testkit::Memory;
 
 /// Memory that stays in place, 64-byte aligned, and is reached only by raw copies.
 #[derive(Debug)]
 pub(crate) struct Block {
     ptr: NonNull<Line>,
     lines: usize,
+    whole: Mapping,
 }
 
 #[repr(align(64))]
@@ -20,17 +23,38 @@ impl Block {
     pub(crate) fn new(len: usize) -> Block {
         let lines = vec![Line([0; 64]); len.div_ceil(64).max(1)].into_boxed_slice();
         let count = lines.len();
-        let ptr = NonNull::new(Box::into_raw(lines).cast()).unwrap();
-        Block { ptr, lines: count }
+        let ptr: NonNull<Line> = NonNull::new(Box::into_raw(lines).cast()).unwrap();
+        let iova = ptr.as_ptr().expose_provenance() as u64;
+        Block {
+            ptr,
+            lines: count,
+            whole: Mapping::new(&Anywhere, iova, count * size_of::<Line>(), 1).unwrap(),
+        }
     }
 
-    pub(crate) fn iova(&self) -> u64 {
-        self.ptr.as_ptr().expose_provenance() as u64
-    }
-
+    /// The first `len` bytes, as the device maps them.
     pub(crate) fn mapping(&self, len: usize) -> Mapping {
-        assert!(len <= self.lines * 64);
-        Mapping::new(&Anywhere, self.iova(), len, 1).unwrap()
+        self.whole.part(0, len)
+    }
+}
+
+impl Memory for Block {
+    fn iova(&self) -> u64 {
+        self.whole.address() as u64
+    }
+
+    fn word(&self, at: usize) -> &AtomicU32 {
+        self.whole.word(at)
+    }
+
+    fn write(&self, at: usize, bytes: &[u8]) {
+        self.whole.copy_in(at, bytes);
+    }
+
+    fn read(&self, at: usize, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        self.whole.copy_out(at, &mut bytes);
+        bytes
     }
 }
 
@@ -65,17 +89,12 @@ pub(crate) struct Region {
 
 impl Region {
     pub(crate) fn bytes(&self) -> Vec<u8> {
-        let mut bytes = vec![0; self.len];
-        self.mapping().copy_out(self.skip, &mut bytes);
-        bytes
-    }
-
-    fn mapping(&self) -> Mapping {
-        self.block.mapping(self.skip + self.len)
+        self.block.read(self.skip, self.len)
     }
 
     pub(crate) fn write(&self, at: usize, bytes: &[u8]) {
-        self.mapping().copy_in(self.skip + at, bytes);
+        assert!(at + bytes.len() <= self.len);
+        self.block.write(self.skip + at, bytes);
     }
 
     /// An entry for the memory, or for a part of it.

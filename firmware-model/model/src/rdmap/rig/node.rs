@@ -21,6 +21,7 @@ use urnic_device::event::{Event, EventKind, QpFault};
 use urnic_device::record::QueueRecord;
 use urnic_device::vocabulary::{Access, QpState, WcOpcode, WcStatus};
 use urnic_device::wqe::{BLOCK_LEN, Sge};
+use urnic_testkit::Memory;
 
 /// The memory is what it should be.
 static RUNNING: AtomicBool = AtomicBool::new(false);
@@ -44,10 +45,7 @@ pub(crate) struct Node {
     pub(crate) rx: RxOutcome,
     buffers: BufferPool,
     clock: Arc<AtomicU64>,
-    sq: Block,
-    sq_log: u32,
-    sq_producer: u32,
-    record: Rc<Block>,
+    sends: urnic_testkit::SendQueue<Rc<Block>>,
     /// Regions live as long as the engine may use them.
     blocks: RefCell<Vec<Rc<Block>>>,
 }
@@ -62,7 +60,7 @@ impl Node {
     pub(crate) fn new(shape: &Shape, memory: Arc<MemoryTable>, pd: u32, clock: &Arc<AtomicU64>) -> Node {
         assert!(memory.domains().enter(pd, DomainUse::QueuePair));
         let record = Rc::new(Block::new(size_of::<QueueRecord>()));
-        let sq = Block::new(BLOCK_LEN << shape.sq_log);
+        let sq = Rc::new(Block::new(BLOCK_LEN << shape.sq_log));
         let device = Arc::new(Record::new(&Anywhere, record.iova()).unwrap());
         let queue = SendQueue::new(sq.mapping(BLOCK_LEN << shape.sq_log), device, shape.sq_log);
         let (receives, own) = Receives::with_record(shape.rq_log, record.clone());
@@ -114,10 +112,7 @@ impl Node {
             rx: RxOutcome::Drained,
             buffers,
             clock: clock.clone(),
-            sq,
-            sq_log: shape.sq_log,
-            sq_producer: 0,
-            record,
+            sends: urnic_testkit::SendQueue::new(sq, record, shape.sq_log),
             blocks: RefCell::default(),
         }
     }
@@ -216,26 +211,17 @@ impl Node {
 
     /// Posts blocks as they are.
     pub(crate) fn post_raw(&mut self, blocks: &[u8]) {
-        let ring = self.sq.mapping(BLOCK_LEN << self.sq_log);
-        for block in blocks.chunks(BLOCK_LEN) {
-            let at = (self.sq_producer & ((1 << self.sq_log) - 1)) as usize * BLOCK_LEN;
-            ring.copy_in(at, block);
-            self.sq_producer = self.sq_producer.wrapping_add(1);
-        }
-        self.record
-            .mapping(128)
-            .word(0)
-            .store(self.sq_producer, Ordering::Release);
+        self.sends.write(blocks);
+        let _doorbell = self.sends.publish(blocks.len().div_ceil(BLOCK_LEN) as u32);
     }
 
     /// Blocks of the send queue that the device has not given back.
     pub(crate) fn sq_outstanding(&self) -> u32 {
-        let consumer = self.record.mapping(128).word(64).load(Ordering::Acquire);
-        self.sq_producer.wrapping_sub(consumer)
+        self.sends.producer().wrapping_sub(self.sends.consumer())
     }
 
     pub(crate) fn sq_room(&self) -> u32 {
-        (1 << self.sq_log) - self.sq_outstanding()
+        self.sends.room()
     }
 
     pub(crate) fn post_recv(&mut self, cookie: u64, sges: &[Sge]) {

@@ -5,24 +5,20 @@ use crate::host::Record;
 use crate::queues::{CompletionQueue, ReceiveQueue, SharedReceiveQueue};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use urnic_device::cqe::{CQE_LEN, Cqe, PHASE};
+use urnic_device::cqe::{CQE_LEN, Cqe};
 use urnic_device::record::{CqRecord, QueueRecord};
 use urnic_device::vocabulary::Access;
 use urnic_device::wqe::{
-    AtomicOperands, BLOCK_LEN, BindOperands, MAX_SGE, OPERANDS, Opcode, RecvHeader, SendFlags, SendHeader,
-    Sge, blocks,
+    AtomicOperands, BLOCK_LEN, BindOperands, MAX_SGE, Opcode, SendFlags, SendHeader, Sge,
 };
+use urnic_testkit::{self as testkit, Memory, request};
 use zerocopy::IntoBytes;
 
-/// A completion queue from the program's side.
+/// A completion queue: the device's side and the driver's.
 #[derive(Debug)]
 pub(crate) struct Cq {
-    ring: Block,
-    record: Block,
-    log_size: u32,
-    consumer: u32,
     pub(crate) queue: Arc<CompletionQueue>,
+    driver: testkit::CompletionQueue<Block>,
 }
 
 impl Cq {
@@ -32,28 +28,13 @@ impl Cq {
         let device = Record::new(&Anywhere, record.iova()).unwrap();
         let queue = CompletionQueue::new(id, 0, ring.mapping(CQE_LEN << log_size), device, log_size, None);
         Cq {
-            ring,
-            record,
-            log_size,
-            consumer: 0,
             queue: Arc::new(queue),
+            driver: testkit::CompletionQueue::new(ring, record, log_size),
         }
     }
 
     pub(crate) fn poll(&mut self) -> Option<Cqe> {
-        let at = (self.consumer & ((1 << self.log_size) - 1)) as usize * CQE_LEN;
-        let phase = !(self.consumer >> self.log_size) & 1;
-        let ring = self.ring.mapping(CQE_LEN << self.log_size);
-        if ring.word(at + PHASE).load(Ordering::Acquire) & 1 != phase {
-            return None;
-        }
-        let cqe = ring.read(at);
-        self.consumer = self.consumer.wrapping_add(1);
-        self.record
-            .mapping(64)
-            .word(0)
-            .store(self.consumer, Ordering::Release);
-        Some(cqe)
+        self.driver.poll()
     }
 }
 
@@ -68,14 +49,8 @@ pub(crate) struct Work {
 
 impl Work {
     pub(crate) fn new(opcode: Opcode, cookie: u64) -> Work {
-        let header = SendHeader {
-            opcode: opcode as u8,
-            flags: SendFlags::SIGNALED.bits(),
-            cookie: cookie.into(),
-            ..SendHeader::default()
-        };
         Work {
-            header,
+            header: request(opcode, cookie),
             sges: Vec::new(),
             inline: None,
             operands: Vec::new(),
@@ -139,18 +114,16 @@ impl Work {
         self
     }
 
+    /// The request's blocks.
     pub(crate) fn bytes(&self) -> Vec<u8> {
         let mut operands = self.operands.clone();
         operands.extend_from_slice(self.sges.as_bytes());
         operands.extend_from_slice(self.inline.as_deref().unwrap_or_default());
         let mut header = self.header;
-        header.num_sge = self.sges.len() as u8;
         header.inline_len = self.inline.as_ref().map_or(0, |i| i.len() as u32).into();
-        header.blocks = blocks(operands.len()) as u8;
-        let mut bytes = header.as_bytes().to_vec();
-        assert_eq!(bytes.len(), OPERANDS);
-        bytes.extend_from_slice(&operands);
-        bytes.resize(usize::from(header.blocks) * BLOCK_LEN, 0);
+        let sges = self.sges.len();
+        let (mut bytes, blocks) = testkit::SendQueue::<Block>::entry(header, &operands, sges);
+        bytes.resize(blocks as usize * BLOCK_LEN, 0);
         bytes
     }
 }
@@ -185,12 +158,7 @@ const RQ_STRIDE_LOG: u32 = 10;
 
 /// A receive queue from the driver's side.
 #[derive(Debug)]
-pub(crate) struct Receives {
-    ring: Block,
-    record: Rc<Block>,
-    log_size: u32,
-    producer: u32,
-}
+pub(crate) struct Receives(testkit::ReceiveQueue<Rc<Block>>);
 
 impl Receives {
     pub(crate) fn new(log_size: u32) -> (Receives, ReceiveQueue) {
@@ -199,42 +167,21 @@ impl Receives {
     }
 
     pub(super) fn with_record(log_size: u32, record: Rc<Block>) -> (Receives, ReceiveQueue) {
-        let ring = Block::new(1 << (log_size + RQ_STRIDE_LOG));
+        let ring = Rc::new(Block::new(1 << (log_size + RQ_STRIDE_LOG)));
         let device = Arc::new(Record::new(&Anywhere, record.iova()).unwrap());
         let mapping = ring.mapping(1 << (log_size + RQ_STRIDE_LOG));
         let queue = ReceiveQueue::new(mapping, device, log_size, RQ_STRIDE_LOG);
-        (
-            Receives {
-                ring,
-                record,
-                log_size,
-                producer: 0,
-            },
-            queue,
-        )
+        let driver = testkit::ReceiveQueue::new(ring, record, log_size, RQ_STRIDE_LOG);
+        (Receives(driver), queue)
     }
 
+    /// Posts a receive. The test runs the engine itself, so no doorbell is needed.
     pub(crate) fn post(&mut self, cookie: u64, sges: &[Sge]) {
-        let at = ((self.producer & ((1 << self.log_size) - 1)) as usize) << RQ_STRIDE_LOG;
-        let ring = self.ring.mapping(1 << (self.log_size + RQ_STRIDE_LOG));
-        ring.write(at, &RecvHeader::new(cookie, sges.len() as u16));
-        ring.copy_in(at + size_of::<RecvHeader>(), sges.as_bytes());
-        self.producer = self.producer.wrapping_add(1);
-        self.record
-            .mapping(128)
-            .word(4)
-            .store(self.producer, Ordering::Release);
+        let _doorbell = self.0.post(cookie, sges);
     }
 
-    /// Posts an entry whose header claims more elements than are possible.
+    /// Posts an entry with more elements than are possible.
     pub(crate) fn post_malformed(&mut self, cookie: u64) {
-        let at = ((self.producer & ((1 << self.log_size) - 1)) as usize) << RQ_STRIDE_LOG;
-        let ring = self.ring.mapping(1 << (self.log_size + RQ_STRIDE_LOG));
-        ring.write(at, &RecvHeader::new(cookie, MAX_SGE as u16 + 1));
-        self.producer = self.producer.wrapping_add(1);
-        self.record
-            .mapping(128)
-            .word(4)
-            .store(self.producer, Ordering::Release);
+        self.post(cookie, &[Sge::default(); MAX_SGE + 1]);
     }
 }
