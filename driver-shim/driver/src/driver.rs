@@ -15,7 +15,7 @@ use crate::connections::Connections;
 use crate::dma::{DmaMemory, DmaPool};
 use crate::event::EventQueue;
 use crate::event_loop::EventLoop;
-use crate::objects::{Context, ContextEvents, Contexts, Pd, Table, Target};
+use crate::objects::{Context, ContextEvents, Contexts, EventTarget, Pd, Table};
 use crate::pages::{PageSlot, Pages};
 use crate::poster::Poster;
 use crate::watch::StatSocket;
@@ -86,7 +86,7 @@ pub struct Qp {
     pub(crate) managed: AtomicBool,
     pub(crate) ack_timeout: AtomicU8,
     /// The state that was last requested and reached.
-    pub(crate) reached: AtomicU8,
+    pub(crate) last_state: AtomicU8,
     /// Attributes as they were set. Locked during a change; this lock is taken before the lock of
     /// native connections.
     pub(crate) attr: Mutex<QpAttr>,
@@ -269,7 +269,7 @@ impl Driver {
         lock(&self.qids).get(&qpn).copied()
     }
 
-    pub(crate) fn insert_qp(&self, qp: &Arc<Qp>, target: Target) {
+    pub(crate) fn insert_qp(&self, qp: &Arc<Qp>, target: EventTarget) {
         lock(&self.qids).insert(qp.qpn, qp.qid);
         self.qps.insert(qp.qid, qp.clone(), target);
     }

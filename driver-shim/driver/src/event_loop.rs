@@ -103,8 +103,8 @@ impl EventLoop {
         }
     }
 
-    /// Marks that the driver's thread computes its deadline.
-    pub(crate) fn begin_turn(&self) {
+    /// Marks that the driver's thread is awake and computes its deadline.
+    pub(crate) fn set_awake(&self) {
         self.asleep_until.store(AWAKE, Ordering::SeqCst);
     }
 

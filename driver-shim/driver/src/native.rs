@@ -11,7 +11,7 @@ use zerocopy::FromZeros;
 use crate::clock::now;
 use crate::connections::Native;
 use crate::driver::{Driver, Qp};
-use crate::streams::{Attaching, Streams, milliseconds};
+use crate::streams::{AttachParams, Streams, milliseconds};
 use urnic_cm::mpa_startup::Time;
 use urnic_cm::native::{
     self, Attachment, Endpoints, Engine, HostAddress, Notice, PSN_MASK, Peer, PeerParams, RtsParams, World,
@@ -21,7 +21,7 @@ use urnic_process::lock::lock;
 
 impl Driver {
     /// Calls the engine of native connections, then applies its notices.
-    pub(crate) fn native<T>(&self, work: impl FnOnce(&mut Engine, &mut World<'_>) -> T) -> T {
+    pub(crate) fn with_native<T>(&self, work: impl FnOnce(&mut Engine, &mut World<'_>) -> T) -> T {
         let mut native = lock(&self.connections.native);
         let Native { engine, buffers } = &mut *native;
         let mut streams = Streams {
@@ -63,15 +63,15 @@ impl Driver {
     }
 
     pub(super) fn native_add(&self) -> Result<u32, Errno> {
-        self.native(|engine, world| engine.add_queue_pair(world))
+        self.with_native(|engine, world| engine.add_queue_pair(world))
     }
 
     pub(super) fn native_remove(&self, qpn: u32) {
-        self.native(|engine, world| engine.remove_queue_pair(world, qpn));
+        self.with_native(|engine, world| engine.remove_queue_pair(world, qpn));
     }
 
-    pub(super) fn native_retire(&self, qpn: u32, again: bool) {
-        self.native(|engine, world| engine.retire(world, qpn, again));
+    pub(super) fn native_retire(&self, qpn: u32, may_reconnect: bool) {
+        self.with_native(|engine, world| engine.retire(world, qpn, may_reconnect));
     }
 
     pub(super) fn native_peer(&self, attr: &QpAttr, qpn: u32) -> Result<Peer, Errno> {
@@ -87,7 +87,7 @@ impl Driver {
             ird: attr.max_dest_rd_atomic,
             min_rnr_timer: attr.min_rnr_timer,
         };
-        self.native(|engine, world| engine.reached_rtr(world, qp.qpn, params));
+        self.with_native(|engine, world| engine.reached_rtr(world, qp.qpn, params));
         self.event_loop.wake();
     }
 
@@ -100,13 +100,13 @@ impl Driver {
             timeout: (attr.timeout != 0).then(|| Duration::from_nanos(4096 << attr.timeout)),
             retry_cnt: attr.retry_cnt,
         };
-        self.native(|engine, world| engine.reached_rts(world, qp.qpn, rts));
+        self.with_native(|engine, world| engine.reached_rts(world, qp.qpn, rts));
         self.event_loop.wake();
     }
 
     pub(super) fn native_rnr(&self, qp: &Qp, attr: &QpAttr, mask: QpMask) {
         if mask.contains(QpMask::MIN_RNR_TIMER) {
-            let timeout = self.native(|engine, _| engine.rnr_timeout(qp.qpn, attr.min_rnr_timer));
+            let timeout = self.with_native(|engine, _| engine.rnr_timeout(qp.qpn, attr.min_rnr_timer));
             if let Some(timeout) = timeout {
                 let _ = self.modify(qp, modify::RNR, milliseconds(timeout));
             }
@@ -114,7 +114,7 @@ impl Driver {
     }
 
     pub(super) fn native_tick(&self) -> Option<Time> {
-        self.native(|engine, world| engine.tick(world))
+        self.with_native(|engine, world| engine.tick(world))
     }
 }
 
@@ -142,7 +142,7 @@ impl native::Streams for Streams<'_> {
             .modify(&qp, modify::RNR, milliseconds(attachment.rnr_timeout))?;
         Streams::attach(
             self,
-            &Attaching {
+            &AttachParams {
                 sid,
                 qid: attachment.qid,
                 negotiated: attachment.negotiated.as_ref(),

@@ -57,7 +57,7 @@ pub struct Pd {
 
 /// The receiver of an object's events, and the cookie that names the object to the receiver.
 #[derive(Clone)]
-pub(crate) struct Target {
+pub(crate) struct EventTarget {
     pub(crate) events: Arc<dyn ContextEvents>,
     pub(crate) cookie: u64,
 }
@@ -66,7 +66,7 @@ pub(crate) struct Target {
 ///
 /// An event is delivered under the read lock: after [`Table::remove`] returns, no event of the
 /// object is delivered any more.
-pub(crate) struct Table<T>(RwLock<HashMap<u32, (Arc<T>, Target)>>);
+pub(crate) struct Table<T>(RwLock<HashMap<u32, (Arc<T>, EventTarget)>>);
 
 impl<T> Default for Table<T> {
     fn default() -> Table<T> {
@@ -75,7 +75,7 @@ impl<T> Default for Table<T> {
 }
 
 impl<T> Table<T> {
-    pub(crate) fn insert(&self, number: u32, object: Arc<T>, target: Target) {
+    pub(crate) fn insert(&self, number: u32, object: Arc<T>, target: EventTarget) {
         self.0
             .write()
             .unwrap_or_else(PoisonError::into_inner)
@@ -95,7 +95,7 @@ impl<T> Table<T> {
     }
 
     /// Calls `work` on an object and the receiver of its events, with the table locked for reading.
-    pub(crate) fn with<R>(&self, number: u32, work: impl FnOnce(&Arc<T>, &Target) -> R) -> Option<R> {
+    pub(crate) fn with<R>(&self, number: u32, work: impl FnOnce(&Arc<T>, &EventTarget) -> R) -> Option<R> {
         let objects = self.0.read().unwrap_or_else(PoisonError::into_inner);
         objects.get(&number).map(|(object, target)| work(object, target))
     }
@@ -156,10 +156,10 @@ impl Contexts {
     ///
     /// # Errors
     /// `EINVAL` if the context is closed.
-    pub(crate) fn target(&self, context: u64, cookie: u64) -> Result<Target, Errno> {
+    pub(crate) fn target(&self, context: u64, cookie: u64) -> Result<EventTarget, Errno> {
         let open = self.open.read().unwrap_or_else(PoisonError::into_inner);
         let events = open.get(&context).cloned().ok_or(Errno::INVAL)?;
-        Ok(Target { events, cookie })
+        Ok(EventTarget { events, cookie })
     }
 
     /// Delivers an event of the port or device to every context.

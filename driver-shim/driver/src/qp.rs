@@ -141,7 +141,7 @@ impl Driver {
             gate: AtomicBool::new(false),
             managed: AtomicBool::new(false),
             ack_timeout: AtomicU8::new(0),
-            reached: AtomicU8::new(QpState::Reset as u8),
+            last_state: AtomicU8::new(QpState::Reset as u8),
             attr: Mutex::default(),
             poster: Mutex::default(),
         });
@@ -209,7 +209,7 @@ impl Qp {
     /// considered. For the checks of posting.
     #[inline]
     pub fn last_state(&self) -> QpState {
-        QpState::from_raw(self.reached.load(Ordering::Relaxed).into()).unwrap_or(QpState::Reset)
+        QpState::from_raw(self.last_state.load(Ordering::Relaxed).into()).unwrap_or(QpState::Reset)
     }
 
     /// Publishes the send queue's producer index, in blocks, and rings if the device requests it.
@@ -300,7 +300,7 @@ impl Qp {
     }
 
     pub(crate) fn set_last_state(&self, state: QpState) {
-        self.reached.store(state as u8, Ordering::Relaxed);
+        self.last_state.store(state as u8, Ordering::Relaxed);
     }
 
     pub(crate) fn close_gate(&self) {

@@ -107,8 +107,8 @@ impl Driver {
         let Some(bytes) = bytes else { return };
         let bytes = bytes.as_deref().map_err(|errno| *errno);
         match owner {
-            Owner::RdmaCm => self.manage(|engine, world| event.deliver(engine, world, bytes)),
-            Owner::Native => self.native(|engine, world| event.deliver(engine, world, bytes)),
+            Owner::RdmaCm => self.with_rdma_cm(|engine, world| event.deliver(engine, world, bytes)),
+            Owner::Native => self.with_native(|engine, world| event.deliver(engine, world, bytes)),
         }
     }
 }

@@ -25,7 +25,7 @@ pub(super) struct Streams<'a> {
 }
 
 /// Arguments of [`Streams::attach`].
-pub(super) struct Attaching<'a> {
+pub(super) struct AttachParams<'a> {
     /// The stream; `None` if the queue pair is its own peer.
     pub(super) sid: Option<u32>,
     pub(super) qid: u32,
@@ -96,10 +96,10 @@ impl Streams<'_> {
         Ok(buffer.read(0))
     }
 
-    pub(super) fn attach(&self, attaching: &Attaching<'_>) -> Result<(), Errno> {
+    pub(super) fn attach(&self, params: &AttachParams<'_>) -> Result<(), Errno> {
         let mut arguments = Attach::new_zeroed();
-        let mut flags = attaching.policy;
-        if let Some(negotiated) = attaching.negotiated {
+        let mut flags = params.policy;
+        if let Some(negotiated) = params.negotiated {
             let mut set = |on, flag| flags |= if on { flag } else { 0 };
             set(negotiated.initiator, attach::INITIATOR);
             set(negotiated.crc, attach::CRC);
@@ -120,14 +120,14 @@ impl Streams<'_> {
             *rtr = message.into();
             arguments.terminate = u64::from(negotiated.terminate.unwrap_or(0)).into();
         }
-        arguments.sid = attaching.sid.unwrap_or(0).into();
-        arguments.qid = attaching.qid.into();
+        arguments.sid = params.sid.unwrap_or(0).into();
+        arguments.qid = params.qid.into();
         arguments.flags = flags.into();
-        arguments.ord = attaching.ord.into();
-        arguments.ird = attaching.ird.into();
+        arguments.ord = params.ord.into();
+        arguments.ird = params.ird.into();
         arguments.first_msn = 1.into();
-        arguments.fin_grace_ms = attaching.fin_grace_ms.into();
-        let opcode = if attaching.sid.is_some() {
+        arguments.fin_grace_ms = params.fin_grace_ms.into();
+        let opcode = if params.sid.is_some() {
             Opcode::StreamAttach
         } else {
             Opcode::LoopbackAttach

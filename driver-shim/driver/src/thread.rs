@@ -28,7 +28,7 @@ impl Driver {
         let mut loss = None;
         while !self.event_loop.is_stopped() {
             self.handle_events();
-            self.event_loop.begin_turn();
+            self.event_loop.set_awake();
             let deadline = interrupt_context::deferred(|| {
                 let flushing = self
                     .commands

@@ -29,24 +29,29 @@ impl Engine {
         let Some(pair) = self.pairs.get_mut(&qpn) else {
             return Err(Reason::Unknown);
         };
-        let seek = match &mut pair.phase {
-            Phase::Seeking(seek) => seek,
+        let connecting = match &mut pair.phase {
+            Phase::Connecting(connecting) => connecting,
             Phase::Connected { .. } => return Err(Reason::Connected),
             Phase::Idle => return Err(Reason::Busy),
             Phase::Closed => return Err(Reason::Closed),
         };
-        let local = seek.identity(qpn, 0);
+        let local = connecting.identity(qpn, 0);
         if !local.names(&peer) {
             return Err(Reason::OtherPeer);
         }
         let streams = &mut *world.streams;
-        if !self.allow_nat && !seek.params.peer.is_at(&ends, |address| streams.is_own(address)) {
+        if !self.allow_nat
+            && !connecting
+                .params
+                .peer
+                .is_at(&ends, |address| streams.is_own(address))
+        {
             if let Some(count) = pair.mismatches.count(world.now, false) {
                 tracing::warn!(
                     "qp {qpn:#08x}: refused a connection from {}, since the peer named in ibv_modify_qp is at {} \
                      ({count} requests refused for this qp so far); if an address is translated on the way, set native.allow_nat=true",
                     ends.remote.ip(),
-                    seek.params.peer.address.ip(),
+                    connecting.params.peer.address.ip(),
                 );
             }
             self.initiate_early(world, qpn);
@@ -54,12 +59,12 @@ impl Engine {
         }
         if peer.sq_psn.is_none() {
             if local.sq_psn == Some(peer.rq_psn) {
-                seek.ticket = Some(peer.nonce);
+                connecting.ticket = Some(peer.nonce);
             }
             self.initiate_early(world, qpn);
             return Err(Reason::Busy);
         }
-        let has_ticket = seek.nudge.is_some() && peer.ticket == seek.nudge;
+        let has_ticket = connecting.nudge.is_some() && peer.ticket == connecting.nudge;
         let unexamined = local.sq_psn.is_none() && !has_ticket && pair.mismatches.are_exhausted(world.now);
         if !unexamined && local.matches(&peer) {
             return Ok(());
@@ -85,13 +90,13 @@ impl Engine {
             return;
         };
         pair.connect_at_rts = true;
-        if let Phase::Seeking(seek) = &mut pair.phase
-            && seek.attempts == 0
-            && seek.stream.is_none()
-            && seek.next_attempt > world.now
+        if let Phase::Connecting(connecting) = &mut pair.phase
+            && connecting.attempts == 0
+            && connecting.stream.is_none()
+            && connecting.next_attempt > world.now
         {
-            seek.next_attempt = world.now;
-            self.seek(world, qpn);
+            connecting.next_attempt = world.now;
+            self.attempt_if_due(world, qpn);
         }
     }
 

@@ -11,7 +11,9 @@ use super::identity::Reason;
 use super::numbers::Numbers;
 use super::psn_mismatches::PsnMismatches;
 use super::rnr::rnr_timeout;
-use super::state::{Engine, Key, Notice, Pair, PeerParams, Phase, RTS_GRACE, RtsParams, Seek, Startup};
+use super::state::{
+    ConnectState, Engine, Key, Notice, Pair, PeerParams, Phase, RTS_GRACE, RtsParams, Startup,
+};
 use super::streams::{Attachment, World};
 use crate::mpa_startup::{Close, Negotiated, Settings, Time};
 use crate::timers::Timers;
@@ -85,7 +87,7 @@ impl Engine {
         } else {
             self.connect_grace
         };
-        let seek = Seek {
+        let connecting = ConnectState {
             params,
             rts: None,
             since: world.now,
@@ -97,7 +99,7 @@ impl Engine {
             nudge: None,
             ticket: None,
         };
-        pair.phase = Phase::Seeking(Box::new(seek));
+        pair.phase = Phase::Connecting(Box::new(connecting));
         if peer.is_self {
             self.loop_back(world, qpn, qid);
             return;
@@ -109,39 +111,45 @@ impl Engine {
     /// The queue pair reached RTS.
     pub fn reached_rts(&mut self, world: &mut World<'_>, qpn: u32, rts: RtsParams) {
         let Some(Pair {
-            phase: Phase::Seeking(seek),
+            phase: Phase::Connecting(connecting),
             connect_at_rts,
             ..
         }) = self.pairs.get_mut(&qpn)
         else {
             return;
         };
-        seek.rts = Some(rts);
-        seek.since = world.now;
-        if (seek.params.peer.we_initiate || *connect_at_rts) && seek.stream.is_none() && seek.attempts == 0 {
-            seek.next_attempt = world.now;
+        connecting.rts = Some(rts);
+        connecting.since = world.now;
+        if (connecting.params.peer.we_initiate || *connect_at_rts)
+            && connecting.stream.is_none()
+            && connecting.attempts == 0
+        {
+            connecting.next_attempt = world.now;
         }
-        self.seek(world, qpn);
+        self.attempt_if_due(world, qpn);
     }
 
-    /// Ends the connection of a queue pair, which failed, or (`again`) was reset and may connect
-    /// again.
-    pub fn retire(&mut self, world: &mut World<'_>, qpn: u32, again: bool) {
+    /// Ends the connection of a queue pair that failed, or that was reset and may connect again
+    /// (`may_reconnect`).
+    pub fn retire(&mut self, world: &mut World<'_>, qpn: u32, may_reconnect: bool) {
         let Some(pair) = self.pairs.get_mut(&qpn) else {
             return;
         };
-        let phase = std::mem::replace(&mut pair.phase, if again { Phase::Idle } else { Phase::Closed });
+        let phase = std::mem::replace(
+            &mut pair.phase,
+            if may_reconnect { Phase::Idle } else { Phase::Closed },
+        );
         (pair.mismatches, pair.connect_at_rts) = (PsnMismatches::default(), false);
-        let mut rejected: Vec<u32> = if again {
+        let mut rejected: Vec<u32> = if may_reconnect {
             Vec::new()
         } else {
             pair.parked.iter().copied().collect()
         };
         self.timers.set(Key::Pair(qpn), None);
         match phase {
-            Phase::Seeking(seek) => {
-                rejected.extend(seek.held);
-                if let Some(sid) = seek.stream {
+            Phase::Connecting(connecting) => {
+                rejected.extend(connecting.held);
+                if let Some(sid) = connecting.stream {
                     self.close_stream(world, sid, Close::Abort);
                 }
             }
@@ -228,7 +236,7 @@ impl Engine {
 
     pub(super) fn pair_timer(&mut self, world: &mut World<'_>, qpn: u32) {
         match self.pairs.get(&qpn).map(|pair| &pair.phase) {
-            Some(Phase::Seeking(_)) => self.seek(world, qpn),
+            Some(Phase::Connecting(_)) => self.attempt_if_due(world, qpn),
             Some(Phase::Connected {
                 qid, fenced: true, ..
             }) => {
@@ -300,10 +308,10 @@ impl Engine {
                     let before = pair.parked.len();
                     pair.parked.retain(|parked| *parked != sid);
                     self.parked -= before - pair.parked.len();
-                    if let Phase::Seeking(seek) = &mut pair.phase
-                        && seek.held == Some(sid)
+                    if let Phase::Connecting(connecting) = &mut pair.phase
+                        && connecting.held == Some(sid)
                     {
-                        seek.held = None;
+                        connecting.held = None;
                     }
                 }
             }
@@ -325,16 +333,16 @@ impl Engine {
         rnr_retry: u8,
     ) -> Result<(), Errno> {
         let Some(Pair {
-            phase: Phase::Seeking(seek),
+            phase: Phase::Connecting(connecting),
             ..
         }) = self.pairs.get(&qpn)
         else {
             return Err(Errno::INVAL);
         };
-        let params = seek.params;
+        let params = connecting.params;
         // An initiator may handle fewer Reads than this end requests (RFC 6581 §9.1).
         let limit = negotiated.and_then(|negotiated| negotiated.depths.ord);
-        let requested = seek.rts.map_or(0, |rts| rts.ord);
+        let requested = connecting.rts.map_or(0, |rts| rts.ord);
         let attachment = Attachment {
             qid: params.qid,
             negotiated,
@@ -348,7 +356,7 @@ impl Engine {
             tracing::debug!("qpn {qpn:#08x}: not attached: {errno}");
             return Err(errno);
         }
-        let (held, own) = (seek.held, seek.stream);
+        let (held, own) = (connecting.held, connecting.stream);
         if let Some(sid) = sid {
             self.remove_startup(sid);
         }

@@ -5,11 +5,11 @@ use std::time::Duration;
 use rustix::io::Errno;
 
 use super::identity::{Identity, Reason};
-use super::state::{BACK_OFF, CONNECT_TIMEOUT, Engine, Key, MIN_BUDGET, Pair, Phase, Seek, Startup};
+use super::state::{BACK_OFF, CONNECT_TIMEOUT, ConnectState, Engine, Key, MIN_BUDGET, Pair, Phase, Startup};
 use super::streams::World;
 use crate::mpa_startup::{Accepted, Answer, Close, Depths, Initiator, Offer, Rtr, Time};
 
-impl Seek {
+impl ConnectState {
     /// The private data of this end.
     pub(super) fn identity(&self, qpn: u32, nonce: u64) -> Identity {
         Identity {
@@ -33,32 +33,32 @@ impl Seek {
 
 impl Engine {
     /// Starts an attempt if one is due; stops at the end of the retry budget.
-    pub(super) fn seek(&mut self, world: &mut World<'_>, qpn: u32) {
+    pub(super) fn attempt_if_due(&mut self, world: &mut World<'_>, qpn: u32) {
         let Some(Pair {
-            phase: Phase::Seeking(seek),
+            phase: Phase::Connecting(connecting),
             ..
         }) = self.pairs.get(&qpn)
         else {
             return;
         };
-        let (qid, end) = (seek.params.qid, seek.budget_end(self.connect_grace));
-        let requested = seek
+        let (qid, end) = (connecting.params.qid, connecting.budget_end(self.connect_grace));
+        let requested = connecting
             .stream
             .is_some_and(|sid| matches!(self.streams.get(&sid), Some(Startup::Requested { .. })));
         // While the Reply is due the peer is connected, and the start-up has its own deadline.
         if !requested && end.is_some_and(|end| world.now >= end) && world.streams.is_waiting(qid) {
             tracing::debug!("qpn {qpn:#08x}: the retry budget is exhausted");
-            if let Some(sid) = seek.stream {
+            if let Some(sid) = connecting.stream {
                 self.close_stream(world, sid, Close::Abort);
             }
             self.close_unreachable(qpn, qid);
             return;
         }
-        if seek.stream.is_none() && world.now >= seek.next_attempt {
+        if connecting.stream.is_none() && world.now >= connecting.next_attempt {
             self.connect(world, qpn);
         }
         let Some(Pair {
-            phase: Phase::Seeking(seek),
+            phase: Phase::Connecting(connecting),
             ..
         }) = self.pairs.get(&qpn)
         else {
@@ -66,23 +66,23 @@ impl Engine {
         };
         // Past the end of the budget a send may be posted at any time: check again periodically.
         let end = end.map(|end| end.max(world.now + BACK_OFF.1));
-        let next_attempt = seek.stream.is_none().then_some(seek.next_attempt);
+        let next_attempt = connecting.stream.is_none().then_some(connecting.next_attempt);
         self.timers
             .set(Key::Pair(qpn), next_attempt.into_iter().chain(end).min());
     }
 
     fn connect(&mut self, world: &mut World<'_>, qpn: u32) {
         let Some(Pair {
-            phase: Phase::Seeking(seek),
+            phase: Phase::Connecting(connecting),
             ..
         }) = self.pairs.get_mut(&qpn)
         else {
             return;
         };
-        let peer = seek.params.peer;
+        let peer = connecting.params.peer;
         match world
             .streams
-            .connect(peer.address, peer.source.filter(|_| seek.from_source))
+            .connect(peer.address, peer.source.filter(|_| connecting.from_source))
         {
             Ok(sid) => {
                 tracing::debug!(
@@ -90,7 +90,7 @@ impl Engine {
                     peer.qpn,
                     peer.address
                 );
-                seek.stream = Some(sid);
+                connecting.stream = Some(sid);
                 self.streams.insert(sid, Startup::Connecting { qpn });
                 self.timers
                     .set(Key::Stream(sid), Some(world.now + CONNECT_TIMEOUT));
@@ -118,11 +118,11 @@ impl Engine {
     /// in the next attempt the host chooses the source.
     pub(super) fn connect_failed(&mut self, world: &mut World<'_>, qpn: u32, why: impl std::fmt::Display) {
         if let Some(Pair {
-            phase: Phase::Seeking(seek),
+            phase: Phase::Connecting(connecting),
             ..
         }) = self.pairs.get_mut(&qpn)
         {
-            seek.from_source = !seek.from_source;
+            connecting.from_source = !connecting.from_source;
         }
         self.request_failed(world, qpn, why);
     }
@@ -130,15 +130,15 @@ impl Engine {
     fn send_request(&mut self, world: &mut World<'_>, qpn: u32, sid: u32) -> Result<(), Errno> {
         let nonce = self.nonce();
         let Some(Pair {
-            phase: Phase::Seeking(seek),
+            phase: Phase::Connecting(connecting),
             ..
         }) = self.pairs.get_mut(&qpn)
         else {
             return Err(Errno::INVAL);
         };
-        let local = seek.identity(qpn, nonce);
+        let local = connecting.identity(qpn, nonce);
         if local.sq_psn.is_none() {
-            seek.nudge = Some(nonce);
+            connecting.nudge = Some(nonce);
         }
         // Limits on Reads come from modify_qp at both ends (design: native connections).
         let offer = Offer {
@@ -222,26 +222,26 @@ impl Engine {
     /// The peer rejected the Request.
     fn rejected(&mut self, world: &mut World<'_>, qpn: u32, reason: Reason) {
         let Some(Pair {
-            phase: Phase::Seeking(seek),
+            phase: Phase::Connecting(connecting),
             ..
         }) = self.pairs.get_mut(&qpn)
         else {
             return;
         };
-        seek.stream = None;
+        connecting.stream = None;
         if reason == Reason::Address {
             tracing::warn!(
                 "qp {qpn:#08x}: its peer {:#08x} at {} refuses the connection: the source address is not that of the GID that the peer \
                  was given; if an address is translated on the way, set native.allow_nat=true at the peer",
-                seek.params.peer.qpn,
-                seek.params.peer.address
+                connecting.params.peer.qpn,
+                connecting.params.peer.address
             );
         }
         // The peer may reject this Request because this end accepts the peer's Request instead.
-        if reason.is_temporary() || seek.held.is_some() {
+        if reason.is_temporary() || connecting.held.is_some() {
             self.request_failed(world, qpn, "rejected");
         } else {
-            let qid = seek.params.qid;
+            let qid = connecting.params.qid;
             self.close_unreachable(qpn, qid);
         }
     }
@@ -249,20 +249,20 @@ impl Engine {
     /// An attempt failed: accept the peer's Request if one is held, else retry later.
     pub(super) fn request_failed(&mut self, world: &mut World<'_>, qpn: u32, why: impl std::fmt::Display) {
         let Some(Pair {
-            phase: Phase::Seeking(seek),
+            phase: Phase::Connecting(connecting),
             ..
         }) = self.pairs.get_mut(&qpn)
         else {
             return;
         };
-        seek.stream = None;
-        let pause = BACK_OFF.0 * 2u32.saturating_pow(seek.attempts.min(16));
-        seek.attempts += 1;
-        seek.next_attempt = world.now + pause.min(BACK_OFF.1);
-        tracing::debug!("qpn {qpn:#08x}: attempt {} failed: {why}", seek.attempts);
-        match seek.held.take() {
+        connecting.stream = None;
+        let pause = BACK_OFF.0 * 2u32.saturating_pow(connecting.attempts.min(16));
+        connecting.attempts += 1;
+        connecting.next_attempt = world.now + pause.min(BACK_OFF.1);
+        tracing::debug!("qpn {qpn:#08x}: attempt {} failed: {why}", connecting.attempts);
+        match connecting.held.take() {
             Some(sid) => self.accept(world, sid, qpn),
-            None => self.seek(world, qpn),
+            None => self.attempt_if_due(world, qpn),
         }
     }
 }

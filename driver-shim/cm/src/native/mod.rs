@@ -1,19 +1,19 @@
-//! Native connections: queue pairs whose programs exchanged GIDs and numbers by themselves and then
-//! called `modify_qp`.
+//! Native connections: programs exchange GIDs and queue pair numbers themselves, and then call
+//! `modify_qp`.
 //!
 //! The transition to RTR names the peer ([`Engine::reached_rtr`]). The side with the lower (GID,
 //! QPN) connects to the port in the peer's number; the other side waits, and also connects if no
 //! Request arrived for a while. A Request for a queue pair that has not reached RTR is parked. Both
-//! sides identify themselves in MPA private data ([`identity`]), and the responder checks the
-//! initiator's address and PSNs ([`admission`]). The states of a queue pair:
+//! sides identify themselves in MPA private data (`identity.rs`), and the responder checks the
+//! initiator's address and PSNs (`admission.rs`). The states of a queue pair:
 //!
 //! ```text
 //!             RTR                   own Request accepted: attach, RTR goes out, gate opens
-//!   Idle ───────────────▶ Seeking ──────────────────────────────────────────────▶ Connected
+//!   Idle ───────────────▶ Connecting ───────────────────────────────────────────▶ Connected
 //!     requests are parked    │  │   a Request of the peer: Reply, attach;
 //!                            │  │   the gate opens at the first FPDU
 //!                            │  └───────────────────────────────────────────────▶ Connected
-//!                            └ rejected for good, or retries exhausted ──────────▶ Closed
+//!                            └ rejected permanently, or retries exhausted ───────▶ Closed
 //! ```
 //!
 //! In `Closed`, sends complete with `RETRY_EXC_ERR`.

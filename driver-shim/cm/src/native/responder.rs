@@ -96,8 +96,8 @@ impl Engine {
                 self.reject(world, sid, Reason::Busy);
             }
             Some(Phase::Idle) => self.park(world, sid, qpn),
-            Some(Phase::Seeking(seek)) => {
-                let own = seek.stream.and_then(|own| self.streams.get(&own));
+            Some(Phase::Connecting(connecting)) => {
+                let own = connecting.stream.and_then(|own| self.streams.get(&own));
                 // A nudge connects nothing, so it has no precedence.
                 let has_precedence = matches!(own, Some(Startup::Requested { local, .. })
                     if local.sq_psn.is_some() && local.has_precedence_over(&peer));
@@ -137,9 +137,10 @@ impl Engine {
             .collect();
         // The peer may have abandoned all but its latest Request.
         for (sid, outcome) in examined.into_iter().rev() {
-            let seeks = matches!(self.pairs.get(&qpn), Some(pair) if matches!(pair.phase, Phase::Seeking(_)));
+            let is_connecting =
+                matches!(self.pairs.get(&qpn), Some(pair) if matches!(pair.phase, Phase::Connecting(_)));
             match outcome {
-                Ok(()) if seeks => self.accept(world, sid, qpn),
+                Ok(()) if is_connecting => self.accept(world, sid, qpn),
                 Ok(()) => self.reject(world, sid, Reason::Connected),
                 Err(reason) => self.reject(world, sid, reason),
             }
@@ -149,14 +150,14 @@ impl Engine {
     /// Keeps the peer's Request while this end's Request, which has precedence, is not answered.
     fn hold(&mut self, world: &mut World<'_>, sid: u32, qpn: u32) {
         let Some(Pair {
-            phase: Phase::Seeking(seek),
+            phase: Phase::Connecting(connecting),
             ..
         }) = self.pairs.get_mut(&qpn)
         else {
             return;
         };
         tracing::debug!("stream {sid}: held: it crosses the request of this end, which has precedence");
-        let older = seek.held.replace(sid);
+        let older = connecting.held.replace(sid);
         self.timers.set(
             Key::Stream(sid),
             Some(world.now + self.settings.initiator_timeout),
@@ -175,7 +176,7 @@ impl Engine {
             return;
         };
         let Some(Pair {
-            phase: Phase::Seeking(seek),
+            phase: Phase::Connecting(connecting),
             ..
         }) = self.pairs.get_mut(&qpn)
         else {
@@ -190,13 +191,13 @@ impl Engine {
                 "stream {sid}: not accepted, its initiator closed it or sent data before the Reply: {inbox:?}"
             );
             world.streams.close(sid, Close::Abort);
-            return self.seek(world, qpn);
+            return self.attempt_if_due(world, qpn);
         }
-        let local = seek.identity(qpn, peer.nonce);
+        let local = connecting.identity(qpn, peer.nonce);
         // Only an initiator that sends its depths gets these; native initiators send none.
         let depths = Depths {
-            ird: Some(seek.params.ird.into()),
-            ord: seek.rts.map(|rts| rts.ord.into()),
+            ird: Some(connecting.params.ird.into()),
+            ord: connecting.rts.map(|rts| rts.ord.into()),
         };
         let sent = match responder.accept(depths, &local.emit(), world.now) {
             Ok(Reply { bytes, negotiated }) => world
@@ -215,7 +216,7 @@ impl Engine {
             // next Request, connects.
             Err(_) => {
                 world.streams.close(sid, Close::Abort);
-                self.seek(world, qpn);
+                self.attempt_if_due(world, qpn);
             }
         }
     }

@@ -10,8 +10,8 @@ use super::psn_mismatches::PsnMismatches;
 use crate::mpa_startup::{Initiator, Responder, Settings, Time};
 use crate::timers::Timers;
 
-/// Maximum number of streams whose Request is due. Beyond this limit the oldest is closed, since a
-/// genuine initiator sends it at once.
+/// Maximum number of streams whose Request is due. Beyond this limit the oldest stream is closed,
+/// since an initiator normally sends its Request at once.
 pub(super) const MAX_WITHOUT_REQUEST: usize = 256;
 /// Maximum number of Requests parked for one queue pair.
 pub(super) const MAX_PARKED_EACH: usize = 8;
@@ -94,7 +94,7 @@ pub(super) enum Phase {
     /// Below RTR.
     Idle,
     /// At RTR or RTS, not connected.
-    Seeking(Box<Seek>),
+    Connecting(Box<ConnectState>),
     /// Attached.
     Connected {
         qid: u32,
@@ -109,7 +109,7 @@ pub(super) enum Phase {
 
 /// The state of a queue pair while it connects.
 #[derive(Debug)]
-pub(super) struct Seek {
+pub(super) struct ConnectState {
     pub(super) params: PeerParams,
     pub(super) rts: Option<RtsParams>,
     /// The time at which the queue pair reached RTS, or RTR if it has not reached RTS.

@@ -110,20 +110,20 @@ const _: () = {
 
 /// An address that a program gives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Name {
+pub enum CmAddress {
     /// `AF_INET` or `AF_INET6`.
     Ip(SocketAddr),
     /// `AF_IB`; the value is its GID.
     Ib([u8; 16]),
 }
 
-impl Name {
+impl CmAddress {
     /// Reads `struct sockaddr_in`, `sockaddr_in6` or `sockaddr_ib` from the front of `bytes`;
     /// `None` for `AF_UNSPEC` or no bytes.
     ///
     /// # Errors
     /// `EAFNOSUPPORT` for another family, `EINVAL` when there are too few bytes.
-    pub fn parse(bytes: &[u8]) -> Result<Option<Name>, Errno> {
+    pub fn parse(bytes: &[u8]) -> Result<Option<CmAddress>, Errno> {
         let Some((family, _)) = bytes.split_first_chunk() else {
             return Ok(None);
         };
@@ -133,17 +133,17 @@ impl Name {
             0 => return Ok(None),
             libc::AF_INET => (|| {
                 let ip: [u8; 4] = *bytes.get(4..)?.first_chunk()?;
-                Some(Name::Ip(SocketAddr::new(Ipv4Addr::from(ip).into(), port()?)))
+                Some(CmAddress::Ip(SocketAddr::new(Ipv4Addr::from(ip).into(), port()?)))
             })(),
             libc::AF_INET6 => (|| {
                 let ip: [u8; 16] = *bytes.get(8..)?.first_chunk()?;
                 let flow = u32::from_be_bytes(*bytes.get(4..)?.first_chunk()?);
                 let scope = u32::from_ne_bytes(*bytes.get(24..)?.first_chunk()?);
-                Some(Name::Ip(
+                Some(CmAddress::Ip(
                     SocketAddrV6::new(ip.into(), port()?, flow, scope).into(),
                 ))
             })(),
-            _ if family == AF_IB => (|| Some(Name::Ib(*bytes.get(8..)?.first_chunk()?)))(),
+            _ if family == AF_IB => (|| Some(CmAddress::Ib(*bytes.get(8..)?.first_chunk()?)))(),
             _ => return Err(Errno::AFNOSUPPORT),
         };
         name.map(Some).ok_or(Errno::INVAL)
@@ -270,9 +270,12 @@ mod tests {
             let mut bytes = [0; STORAGE_LEN];
             let len = put_address(&mut bytes, Some(address));
             assert_eq!(len, if address.is_ipv4() { 16 } else { 28 });
-            assert_eq!(Name::parse(&bytes[..len.into()]), Ok(Some(Name::Ip(address))));
             assert_eq!(
-                Name::parse(&bytes[..usize::from(len) - 8]).is_err(),
+                CmAddress::parse(&bytes[..len.into()]),
+                Ok(Some(CmAddress::Ip(address)))
+            );
+            assert_eq!(
+                CmAddress::parse(&bytes[..usize::from(len) - 8]).is_err(),
                 address.is_ipv6(),
                 "{text}"
             );
@@ -281,16 +284,16 @@ mod tests {
 
     #[test]
     fn other_families_and_missing_addresses_are_detected() {
-        assert_eq!(Name::parse(&[]), Ok(None));
-        assert_eq!(Name::parse(&[0; 28]), Ok(None));
+        assert_eq!(CmAddress::parse(&[]), Ok(None));
+        assert_eq!(CmAddress::parse(&[0; 28]), Ok(None));
         let family = |family: u16| {
             let mut bytes = [0; STORAGE_LEN];
             bytes[..2].copy_from_slice(&family.to_ne_bytes());
             bytes
         };
-        assert_eq!(Name::parse(&family(1)), Err(Errno::AFNOSUPPORT));
-        assert_eq!(Name::parse(&family(AF_IB)), Ok(Some(Name::Ib([0; 16]))));
-        assert_eq!(Name::parse(&family(AF_IB)[..20]), Err(Errno::INVAL));
+        assert_eq!(CmAddress::parse(&family(1)), Err(Errno::AFNOSUPPORT));
+        assert_eq!(CmAddress::parse(&family(AF_IB)), Ok(Some(CmAddress::Ib([0; 16]))));
+        assert_eq!(CmAddress::parse(&family(AF_IB)[..20]), Err(Errno::INVAL));
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use rustix::io::Errno;
 
-use super::abi::{IdAddresses, Name};
+use super::abi::{CmAddress, IdAddresses};
 use super::state::{CmEvent, Engine, EventParams, PS_DATAGRAMS, State, World};
 use crate::mpa_startup::Close;
 
@@ -19,7 +19,7 @@ impl Engine {
         world: &mut World<'_>,
         channel: u64,
         handle: u32,
-        local: Name,
+        local: CmAddress,
     ) -> Result<(), Errno> {
         let port_space = self.own(channel, handle)?.port_space;
         if !matches!(self.own(channel, handle)?.state, State::Idle) {
@@ -28,16 +28,16 @@ impl Engine {
         let (local, lid) = match local {
             // All addresses of all ports: librdmacm binds to this GID to detect whether AF_IB is
             // supported.
-            Name::Ib(gid) if gid == [0; 16] => (None, None),
-            Name::Ib(_) => return Err(Errno::ADDRNOTAVAIL),
-            Name::Ip(local) if PS_DATAGRAMS.contains(&port_space) => {
+            CmAddress::Ib(gid) if gid == [0; 16] => (None, None),
+            CmAddress::Ib(_) => return Err(Errno::ADDRNOTAVAIL),
+            CmAddress::Ip(local) if PS_DATAGRAMS.contains(&port_space) => {
                 let port = match local.port() {
                     0 => self.pick_port(),
                     port => port,
                 };
                 (Some(with_port(local, port)), None)
             }
-            Name::Ip(local) => {
+            CmAddress::Ip(local) => {
                 let id = self.own(channel, handle)?;
                 let ipv6_only = id.one_family && local.is_ipv6();
                 let (lid, port) = world.device.listen(local, id.traffic_class, ipv6_only)?;
@@ -64,8 +64,8 @@ impl Engine {
         world: &mut World<'_>,
         channel: u64,
         handle: u32,
-        local: Option<Name>,
-        remote: Name,
+        local: Option<CmAddress>,
+        remote: CmAddress,
     ) -> Result<(), Errno> {
         let id = self.own(channel, handle)?;
         if !matches!(id.state, State::Idle | State::Bound { .. }) {
@@ -73,13 +73,13 @@ impl Engine {
         }
         let datagrams = PS_DATAGRAMS.contains(&id.port_space);
         let idle = matches!(id.state, State::Idle);
-        let Name::Ip(remote) = remote else {
+        let CmAddress::Ip(remote) = remote else {
             return Err(Errno::NODEV);
         };
         let wanted = match local {
             None => None,
-            Some(Name::Ip(local)) => Some(local),
-            Some(Name::Ib(_)) => return Err(Errno::NODEV),
+            Some(CmAddress::Ip(local)) => Some(local),
+            Some(CmAddress::Ib(_)) => return Err(Errno::NODEV),
         };
         // A bound id stays bound: the source address of this command applies only to an id that is
         // not bound (`resolve_prepare_src` of the kernel).
@@ -88,7 +88,7 @@ impl Engine {
             return Err(Errno::INVAL);
         }
         if let Some(wanted) = local.filter(|local| idle && *local != unspecified(*local)) {
-            self.bind(world, channel, handle, Name::Ip(wanted))?;
+            self.bind(world, channel, handle, CmAddress::Ip(wanted))?;
         }
         let local = self.own(channel, handle)?.local;
         let remote = loopback_if_unspecified(remote);

@@ -3,7 +3,7 @@
 use rustix::io::Errno;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-use super::abi::{self, ConnParam, Header, Name};
+use super::abi::{self, CmAddress, ConnParam, Header};
 use super::opcode;
 
 /// Bytes of an id or a count: the response to several commands.
@@ -88,16 +88,16 @@ pub enum Command {
         /// The id.
         id: u32,
         /// The address to bind to.
-        local: Name,
+        local: CmAddress,
     },
     /// `RESOLVE_IP` and `RESOLVE_ADDR`.
     ResolveAddress {
         /// The id.
         id: u32,
         /// The source address, if the program names one.
-        local: Option<Name>,
+        local: Option<CmAddress>,
         /// The destination address.
-        remote: Name,
+        remote: CmAddress,
     },
     /// `RESOLVE_ROUTE`.
     ResolveRoute {
@@ -236,8 +236,8 @@ fn extended<T: FromBytes + FromZeros + IntoBytes>(payload: &[u8], min_len: usize
 }
 
 /// Parses an address in `field`, of which `len` bytes are used.
-fn name(field: &[u8], len: u16) -> Result<Option<Name>, Errno> {
-    Name::parse(field.get(..len.into()).ok_or(Errno::INVAL)?)
+fn parse_address(field: &[u8], len: u16) -> Result<Option<CmAddress>, Errno> {
+    CmAddress::parse(field.get(..len.into()).ok_or(Errno::INVAL)?)
 }
 
 /// A command's payload, and the room for its answer.
@@ -348,30 +348,30 @@ impl Command {
                 let c: abi::BindIp = payload.whole()?;
                 Command::Bind {
                     id: c.id,
-                    local: Name::parse(&c.address)?.ok_or(Errno::INVAL)?,
+                    local: CmAddress::parse(&c.address)?.ok_or(Errno::INVAL)?,
                 }
             }
             opcode::BIND => {
                 let c: abi::Bind = payload.whole()?;
                 Command::Bind {
                     id: c.id,
-                    local: name(&c.address, c.address_len)?.ok_or(Errno::INVAL)?,
+                    local: parse_address(&c.address, c.address_len)?.ok_or(Errno::INVAL)?,
                 }
             }
             opcode::RESOLVE_IP => {
                 let c: abi::ResolveIp = payload.whole()?;
                 Command::ResolveAddress {
                     id: c.id,
-                    local: Name::parse(&c.source)?,
-                    remote: Name::parse(&c.destination)?.ok_or(Errno::INVAL)?,
+                    local: CmAddress::parse(&c.source)?,
+                    remote: CmAddress::parse(&c.destination)?.ok_or(Errno::INVAL)?,
                 }
             }
             opcode::RESOLVE_ADDR => {
                 let c: abi::ResolveAddr = payload.whole()?;
                 Command::ResolveAddress {
                     id: c.id,
-                    local: name(&c.source, c.source_len)?,
-                    remote: name(&c.destination, c.destination_len)?.ok_or(Errno::INVAL)?,
+                    local: parse_address(&c.source, c.source_len)?,
+                    remote: parse_address(&c.destination, c.destination_len)?.ok_or(Errno::INVAL)?,
                 }
             }
             opcode::RESOLVE_ROUTE => Command::ResolveRoute {

@@ -69,7 +69,7 @@ impl Engine {
     pub(super) fn id_due(&mut self, world: &mut World<'_>, handle: u32) {
         match self.ids.get(&handle).map(|id| &id.state) {
             Some(State::Connecting(_)) => self.connect_failed(world, handle, Errno::TIMEDOUT),
-            Some(State::Framing(_)) => self.answer_failed(world, handle, Errno::TIMEDOUT),
+            Some(State::AwaitingRtrFrame(_)) => self.answer_failed(world, handle, Errno::TIMEDOUT),
             Some(State::Opening { qid, .. } | State::Closing { qid }) => {
                 let qid = *qid;
                 world.device.abort(qid);
@@ -105,7 +105,7 @@ impl Engine {
                 let handle = *handle;
                 match self.ids.get(&handle).map(|id| &id.state) {
                     Some(State::Connecting(_)) => self.reply_received(world, handle, bytes),
-                    Some(State::Framing(_)) => self.rtr_frame_received(world, handle, bytes),
+                    Some(State::AwaitingRtrFrame(_)) => self.rtr_frame_received(world, handle, bytes),
                     _ => {}
                 }
             }

@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 
 use rustix::io::Errno;
 
-use super::abi::Name;
+use super::abi::CmAddress;
 use super::state::{
     Engine, Event, Id, Key, Listener, MAX_IDS, Notice, Owner, PS_DATAGRAMS, PS_IB, PS_TCP, State, World,
 };
@@ -127,7 +127,7 @@ impl Engine {
             }
             State::Connecting(connecting) => self.close_stream(world, connecting.sid, Close::Abort),
             State::Answered(answered) => self.close_stream(world, answered.sid, Close::Abort),
-            State::Framing(framing) => self.close_stream(world, framing.sid, Close::Abort),
+            State::AwaitingRtrFrame(awaiting) => self.close_stream(world, awaiting.sid, Close::Abort),
             State::Requested {
                 sid, mut responder, ..
             } => {
@@ -178,7 +178,7 @@ impl Engine {
         }
         if matches!(id.state, State::Idle) {
             let unspecified = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0);
-            self.bind(world, channel, handle, Name::Ip(unspecified))?;
+            self.bind(world, channel, handle, CmAddress::Ip(unspecified))?;
         }
         let id = self.own(channel, handle)?;
         let State::Bound {

@@ -4,14 +4,14 @@ use rustix::io::Errno;
 
 use super::command::Parameters;
 use super::state::{
-    Attachment, CmEvent, EARLY_TIMEOUT, Engine, Event, EventParams, Framing, Id, Key, Notice, Owner, State,
-    World,
+    Attachment, AwaitingRtrFrame, CmEvent, EARLY_TIMEOUT, Engine, Event, EventParams, Id, Key, Notice, Owner,
+    State, World,
 };
 use crate::carrier::{Inbox, RequestProgress, receive_request};
 use crate::mpa_startup::{Close, Depths, Negotiated, Reply, Responder, ResponderEvent};
 
-/// Streams of one listener whose Request is due. Beyond this limit the oldest is closed, since a
-/// genuine initiator sends it at once.
+/// Streams of one listener whose Request is due. Beyond this limit the oldest stream is closed,
+/// since an initiator normally sends its Request at once.
 const MAX_STARTING: usize = 256;
 
 impl Engine {
@@ -247,7 +247,7 @@ impl Engine {
             None => {
                 world.device.receive(sid, responder.bytes_needed())?;
                 if let Some(id) = self.ids.get_mut(&handle) {
-                    id.state = State::Framing(Box::new(Framing {
+                    id.state = State::AwaitingRtrFrame(Box::new(AwaitingRtrFrame {
                         sid,
                         responder,
                         qid,
@@ -317,31 +317,32 @@ impl Engine {
         handle: u32,
         bytes: Result<&[u8], Errno>,
     ) {
-        let Some(State::Framing(framing)) = self.ids.get_mut(&handle).map(|id| &mut id.state) else {
+        let Some(State::AwaitingRtrFrame(awaiting)) = self.ids.get_mut(&handle).map(|id| &mut id.state)
+        else {
             return;
         };
-        match framing.responder.take(bytes) {
+        match awaiting.responder.take(bytes) {
             Ok(Some(ResponderEvent::Ready(negotiated))) => {
                 let Some(id) = self.ids.get_mut(&handle) else {
                     return;
                 };
-                let State::Framing(framing) = std::mem::replace(&mut id.state, State::Over) else {
+                let State::AwaitingRtrFrame(awaiting) = std::mem::replace(&mut id.state, State::Over) else {
                     return;
                 };
-                let Framing {
+                let AwaitingRtrFrame {
                     sid,
                     qid,
                     parameters,
                     params,
                     ..
-                } = *framing;
+                } = *awaiting;
                 if let Err(errno) = self.begin(world, handle, sid, qid, &parameters, negotiated, params) {
                     self.close_stream(world, sid, Close::Abort);
                     self.answer_failed(world, handle, errno);
                 }
             }
             Ok(_) => {
-                let (sid, bytes_needed) = (framing.sid, framing.responder.bytes_needed());
+                let (sid, bytes_needed) = (awaiting.sid, awaiting.responder.bytes_needed());
                 if let Err(errno) = world.device.receive(sid, bytes_needed) {
                     self.answer_failed(world, handle, errno);
                 }
@@ -358,8 +359,8 @@ impl Engine {
         let Some(id) = self.ids.get_mut(&handle) else {
             return;
         };
-        if let State::Framing(framing) = std::mem::replace(&mut id.state, State::Over) {
-            self.close_stream(world, framing.sid, Close::Abort);
+        if let State::AwaitingRtrFrame(awaiting) = std::mem::replace(&mut id.state, State::Over) {
+            self.close_stream(world, awaiting.sid, Close::Abort);
         }
         self.timers.set(Key::Id(handle), None);
         let kind = match errno {

@@ -201,7 +201,7 @@ pub(super) enum State {
         params: EventParams,
     },
     /// Accepted; the RTR frame of 2007 is due.
-    Framing(Box<Framing>),
+    AwaitingRtrFrame(Box<AwaitingRtrFrame>),
     /// Accepted; the RTR message is due.
     Opening {
         qid: u32,
@@ -269,7 +269,7 @@ impl Listener {
 
 /// An accepted request whose RTR frame is due.
 #[derive(Debug)]
-pub(super) struct Framing {
+pub(super) struct AwaitingRtrFrame {
     pub(super) sid: u32,
     pub(super) responder: Box<Responder>,
     pub(super) qid: u32,

@@ -40,7 +40,7 @@ impl Drop for CmChannel {
             return;
         }
         self.driver
-            .manage(|engine, world| engine.close_channel(world, self.key));
+            .with_rdma_cm(|engine, world| engine.close_channel(world, self.key));
         let token = lock(&self.driver.connections.rdma_cm).tokens.remove(&self.key);
         drop(token);
     }
@@ -89,30 +89,32 @@ impl CmChannel {
                 uid,
                 port_space,
             } => {
-                let id = driver.manage(|engine, _| engine.create(channel, uid, port_space))?;
+                let id = driver.with_rdma_cm(|engine, _| engine.create(channel, uid, port_space))?;
                 // SAFETY: the caller promises that the addresses in the command are valid.
                 unsafe { write_answer(answer, &id) };
             }
             Command::DestroyId { answer, id } => {
-                let reported = driver.manage(|engine, world| engine.destroy(world, channel, id))?;
+                let reported = driver.with_rdma_cm(|engine, world| engine.destroy(world, channel, id))?;
                 // SAFETY: the caller promises that the addresses in the command are valid.
                 unsafe { write_answer(answer, &reported) };
             }
             Command::MigrateId { answer, id, fd } => {
                 let old = CmChannel::of_fd(fd.cast_signed()).ok_or(Errno::INVAL)?;
-                let reported = driver.manage(|engine, world| engine.migrate(world, old.key, channel, id))?;
+                let reported =
+                    driver.with_rdma_cm(|engine, world| engine.migrate(world, old.key, channel, id))?;
                 // SAFETY: the caller promises that the addresses in the command are valid.
                 unsafe { write_answer(answer, &reported) };
             }
             Command::GetEvent { answer } => {
-                let Some(event) = driver.manage(|engine, world| engine.take_event(world, channel)) else {
+                let Some(event) = driver.with_rdma_cm(|engine, world| engine.take_event(world, channel))
+                else {
                     return Ok(false);
                 };
                 // SAFETY: the caller promises that the addresses in the command are valid.
                 unsafe { write_answer(answer, &event) };
             }
             Command::InitQpAttr { answer, id, state } => {
-                let attributes = driver.manage(|engine, _| engine.qp_attributes(channel, id, state))?;
+                let attributes = driver.with_rdma_cm(|engine, _| engine.qp_attributes(channel, id, state))?;
                 // SAFETY: the caller promises that the addresses in the command are valid.
                 unsafe { write_answer(answer, &attributes) };
             }
@@ -125,8 +127,9 @@ impl CmChannel {
             } => {
                 // SAFETY: the caller promises that the addresses in the command are valid.
                 let value = unsafe { read_option(address, len) }?;
-                driver
-                    .manage(|engine, world| engine.set_option(world, channel, id, (level, name), &value))?;
+                driver.with_rdma_cm(|engine, world| {
+                    engine.set_option(world, channel, id, (level, name), &value)
+                })?;
             }
             // SAFETY: the caller promises that the addresses in the command are valid.
             Command::QueryRoute { .. } | Command::Query { .. } => unsafe { self.query(command) }?,
@@ -143,7 +146,7 @@ impl CmChannel {
     unsafe fn query(&self, command: Command) -> Result<(), Errno> {
         let query = |id| {
             self.driver
-                .manage(|engine, _| engine.addresses(self.key, id, self.node_guid))
+                .with_rdma_cm(|engine, _| engine.addresses(self.key, id, self.node_guid))
         };
         match command {
             Command::QueryRoute { answer, id } => {
@@ -171,7 +174,7 @@ impl CmChannel {
     /// Executes a command that names no memory of the program.
     fn execute_without_addresses(&self, command: Command) -> Result<(), Errno> {
         let channel = self.key;
-        self.driver.manage(|engine, world| match command {
+        self.driver.with_rdma_cm(|engine, world| match command {
             Command::Bind { id, local } => engine.bind(world, channel, id, local),
             Command::ResolveAddress { id, local, remote } => {
                 engine.resolve_address(world, channel, id, local, remote)

@@ -14,7 +14,7 @@ use super::source::{source_of_device, source_of_host};
 use crate::clock::now;
 use crate::connections::RdmaCm;
 use crate::driver::Driver;
-use crate::streams::{Attaching, Streams, milliseconds};
+use crate::streams::{AttachParams, Streams, milliseconds};
 use urnic_cm::carrier::{Carrier, Inbox};
 use urnic_cm::mpa_startup::{Close, Time};
 use urnic_cm::rdma_cm::{Attachment, Device, Engine, Notice, World};
@@ -26,14 +26,14 @@ const FIRST_RECEIVE_GRACE: Duration = Duration::from_millis(1000);
 
 impl Driver {
     /// Calls the engine of the connection manager, then applies its notices.
-    pub(crate) fn manage<T>(&self, work: impl FnOnce(&mut Engine, &mut World<'_>) -> T) -> T {
+    pub(crate) fn with_rdma_cm<T>(&self, work: impl FnOnce(&mut Engine, &mut World<'_>) -> T) -> T {
         let mut manager = lock(&self.connections.rdma_cm);
         let RdmaCm {
             engine,
             buffers,
             tokens,
         } = &mut *manager;
-        let mut device = Managed {
+        let mut device = CmDevice {
             streams: Streams {
                 driver: self,
                 buffers,
@@ -65,17 +65,17 @@ impl Driver {
     }
 
     pub(crate) fn cm_tick(&self) -> Option<Time> {
-        self.manage(|engine, world| engine.tick(world))
+        self.with_rdma_cm(|engine, world| engine.tick(world))
     }
 
     /// Reports that a queue pair lost its stream.
     pub(crate) fn cm_lost(&self, qid: u32, errno: Errno) {
-        self.manage(|engine, world| engine.connection_ended(world, qid, errno));
+        self.with_rdma_cm(|engine, world| engine.connection_ended(world, qid, errno));
     }
 
     /// Reports that the device is lost.
     pub(crate) fn cm_lost_device(&self) {
-        self.manage(|engine, world| engine.device_lost(world));
+        self.with_rdma_cm(|engine, world| engine.device_lost(world));
     }
 
     fn set_state(&self, qid: u32, state: QpState) -> Result<(), Errno> {
@@ -88,12 +88,12 @@ impl Driver {
 }
 
 /// The device of the engine, while the lock of the connection manager is held.
-struct Managed<'a> {
+struct CmDevice<'a> {
     streams: Streams<'a>,
     tokens: &'a HashMap<u64, Token>,
 }
 
-impl Carrier for Managed<'_> {
+impl Carrier for CmDevice<'_> {
     fn send(&mut self, sid: u32, bytes: &[u8]) -> Result<(), Errno> {
         self.streams.send(sid, bytes)
     }
@@ -111,7 +111,7 @@ impl Carrier for Managed<'_> {
     }
 }
 
-impl Device for Managed<'_> {
+impl Device for CmDevice<'_> {
     fn listen(&mut self, local: SocketAddr, traffic_class: u8, ipv6_only: bool) -> Result<(u32, u16), Errno> {
         self.streams.listen(local, traffic_class, ipv6_only)
     }
@@ -169,7 +169,7 @@ impl Device for Managed<'_> {
         } else {
             0
         };
-        self.streams.attach(&Attaching {
+        self.streams.attach(&AttachParams {
             sid: Some(sid),
             qid,
             negotiated: Some(&attachment.negotiated),

@@ -1,7 +1,7 @@
 //! The state of a running process's device, for `urnic stat` and the `hw_counters` files.
 //!
-//! A process with an open device has a datagram socket in the user's own folder ([`folder()`],
-//! which only that user may read), called `PID-BOOT-RANDOM.stat` ([`names`]). A client sends one
+//! A process with an open device has a datagram socket in the user's own folder (`folder.rs`,
+//! which only that user may read), called `PID-BOOT-RANDOM.stat` (`names.rs`). A client sends one
 //! end of a socket pair to it; the process answers over that pair with the fd of a memory file that
 //! contains a [`Snapshot`] in JSON. So no client can block the process, or use up its memory or
 //! descriptors, and without requests the process does no work.

@@ -23,7 +23,7 @@ const SUFFIX: &str = ".stat";
 const UNREADY: &str = ".new";
 /// Longest time that a process may take between binding a socket and renaming it; the usual time is
 /// microseconds.
-const BINDING: Duration = Duration::from_secs(60);
+const MAX_BINDING_TIME: Duration = Duration::from_secs(60);
 
 /// Binds the socket to a new name of this process. Returns the name.
 ///
@@ -58,7 +58,7 @@ pub(super) fn remove_stale(folder: BorrowedFd<'_>) {
         return;
     };
     for name in entries(folder) {
-        let is_old = name.ends_with(UNREADY) && is_older(folder, &name, BINDING);
+        let is_old = name.ends_with(UNREADY) && is_older(folder, &name, MAX_BINDING_TIME);
         if (name.ends_with(SUFFIX) || is_old)
             && address(folder, &name).and_then(|address| connect(&probe, &address)) == Err(Errno::CONNREFUSED)
         {

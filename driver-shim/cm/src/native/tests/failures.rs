@@ -200,7 +200,7 @@ fn refused_attempts_back_off() {
     up(&mut net, a, b);
     net.run(60 * SECOND);
     let attempts = net.on(0, |engine, _| match &engine.pairs[&a.qpn].phase {
-        Phase::Seeking(seek) => seek.attempts,
+        Phase::Connecting(connecting) => connecting.attempts,
         other => panic!("{other:?}"),
     });
     assert!((55..70).contains(&attempts), "{attempts} in a minute");

@@ -5,7 +5,7 @@ use std::net::Ipv4Addr;
 use super::*;
 use crate::native::tests::net::other_address;
 
-/// A Request of `from` for `to` with these PSNs, as initiator and responder know them.
+/// A Request of `from` for `to` with these PSNs.
 fn guess(from: Qp, to: Qp, sq_psn: Option<u32>, rq_psn: u32) -> Vec<u8> {
     let us = Identity {
         from: from.qpn,

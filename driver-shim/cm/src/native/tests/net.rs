@@ -157,8 +157,8 @@ impl Streams for Port {
             .find(|host| address(*host) == remote.ip())
             .ok_or(Errno::NETUNREACH)?;
         wire.next_source = wire.next_source.wrapping_add(1);
-        let usual = || wire.routes.get(&self.host).copied().unwrap_or(address(self.host));
-        let source = local.map_or_else(usual, |local| local.ip());
+        let default_source = || wire.routes.get(&self.host).copied().unwrap_or(address(self.host));
+        let source = local.map_or_else(default_source, |local| local.ip());
         let source = wire.translated.get(&self.host).copied().unwrap_or(source);
         let source = SocketAddr::new(source, wire.next_source);
         let latency = wire.latency;

@@ -97,7 +97,7 @@ fn bind_takes_the_port_and_connections_wait_for_listen() {
     let (channel, id) = net.at(1, |engine, world| {
         let channel = engine.open_channel();
         let id = engine.create(channel, 1, PS_TCP).unwrap();
-        let any = Name::Ip("0.0.0.0:0".parse().unwrap());
+        let any = CmAddress::Ip("0.0.0.0:0".parse().unwrap());
         engine.bind(world, channel, id, any).unwrap();
         (channel, id)
     });
@@ -115,7 +115,7 @@ fn bind_takes_the_port_and_connections_wait_for_listen() {
             world,
             other,
             id,
-            Name::Ip(format!("0.0.0.0:{port}").parse().unwrap()),
+            CmAddress::Ip(format!("0.0.0.0:{port}").parse().unwrap()),
         )
     });
     assert_eq!(second, Err(Errno::ADDRINUSE));
@@ -151,7 +151,7 @@ fn commands_in_the_wrong_state_are_invalid() {
         assert_eq!(engine.disconnect(world, channel, id), invalid);
         assert_eq!(engine.qp_attributes(channel, id, 1).err(), Some(Errno::INVAL));
         assert_eq!(engine.create(channel, 1, 0x999), Err(Errno::PROTONOSUPPORT));
-        let ib = Name::Ib([0xfe; 16]);
+        let ib = CmAddress::Ib([0xfe; 16]);
         assert_eq!(engine.bind(world, channel, id, ib), Err(Errno::ADDRNOTAVAIL));
         assert_eq!(
             engine.resolve_address(world, channel, id, None, ib),
@@ -167,13 +167,13 @@ fn an_event_reports_a_missing_route_and_a_retry_works() {
     net.at(0, |engine, world| {
         let channel = engine.open_channel();
         let id = engine.create(channel, 4, PS_TCP).unwrap();
-        let unreachable = Name::Ip("10.0.0.1:9".parse().unwrap());
+        let unreachable = CmAddress::Ip("10.0.0.1:9".parse().unwrap());
         engine
             .resolve_address(world, channel, id, None, unreachable)
             .unwrap();
         let event = engine.take_event(world, channel).unwrap();
         assert_eq!((event.event, event.status.cast_signed()), (1, -101));
-        let unspecified = Name::Ip("0.0.0.0:7471".parse().unwrap());
+        let unspecified = CmAddress::Ip("0.0.0.0:7471".parse().unwrap());
         engine
             .resolve_address(world, channel, id, None, unspecified)
             .unwrap();
@@ -196,14 +196,19 @@ fn datagram_ids_resolve_but_do_not_connect_or_listen() {
     net.at(0, |engine, world| {
         let channel = engine.open_channel();
         let id = engine.create(channel, 4, 0x111).unwrap();
-        let group = Name::Ip("224.1.1.1:7471".parse().unwrap());
+        let group = CmAddress::Ip("224.1.1.1:7471".parse().unwrap());
         engine.resolve_address(world, channel, id, None, group).unwrap();
         engine.resolve_route(world, channel, id).unwrap();
         let refused = engine.connect(world, channel, id, parameters(1, 1, 1, &[]));
         assert_eq!(refused, Err(Errno::OPNOTSUPP));
         let server = engine.create(channel, 5, 0x111).unwrap();
         engine
-            .bind(world, channel, server, Name::Ip("0.0.0.0:7471".parse().unwrap()))
+            .bind(
+                world,
+                channel,
+                server,
+                CmAddress::Ip("0.0.0.0:7471".parse().unwrap()),
+            )
             .unwrap();
         assert_eq!(engine.listen(world, channel, server, 0), Err(Errno::OPNOTSUPP));
     });
@@ -252,7 +257,7 @@ fn a_path_of_the_program_resolves_the_route() {
             Err(Errno::INVAL),
             "no address yet"
         );
-        let remote = Name::Ip("127.0.0.1:7471".parse().unwrap());
+        let remote = CmAddress::Ip("127.0.0.1:7471".parse().unwrap());
         engine.resolve_address(world, channel, id, None, remote).unwrap();
         for wrong in [path(0b10_1001), path(0b10_1011)[1..].to_vec()] {
             assert_eq!(set(engine, world, &wrong), Err(Errno::INVAL));
@@ -286,7 +291,7 @@ fn notify_requires_a_connection() {
 /// Runs the command with number `command`.
 fn run_command(net: &mut Net, side: usize, channel: u64, command: u8, id: u32, port: u16) {
     net.at(side, |engine, world| {
-        let name = Name::Ip(format!("127.0.0.1:{port}").parse().unwrap());
+        let name = CmAddress::Ip(format!("127.0.0.1:{port}").parse().unwrap());
         let parameters = parameters(id + 1, 1, 1, b"private");
         match command {
             0 | 1 => drop(engine.create(channel, u64::from(id) + 1, PS_TCP)),

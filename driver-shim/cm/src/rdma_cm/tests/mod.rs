@@ -8,7 +8,7 @@ mod parsing;
 mod ports;
 mod start_up;
 
-use super::abi::{ConnParam, EventResponse, Name};
+use super::abi::{CmAddress, ConnParam, EventResponse};
 use super::addresses::with_port;
 use super::command::Parameters;
 use super::state::*;

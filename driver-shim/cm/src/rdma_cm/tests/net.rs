@@ -367,7 +367,7 @@ impl Net {
         self.at(side, |engine, world| {
             let channel = engine.open_channel();
             let id = engine.create(channel, 100, PS_TCP).unwrap();
-            let local = Name::Ip(format!("0.0.0.0:{port}").parse().unwrap());
+            let local = CmAddress::Ip(format!("0.0.0.0:{port}").parse().unwrap());
             engine.bind(world, channel, id, local).unwrap();
             engine.listen(world, channel, id, backlog).unwrap();
             (channel, id)
@@ -379,7 +379,7 @@ impl Net {
         let (channel, id) = self.at(side, |engine, world| {
             let channel = engine.open_channel();
             let id = engine.create(channel, uid, PS_TCP).unwrap();
-            let remote = Name::Ip(format!("127.0.0.1:{port}").parse().unwrap());
+            let remote = CmAddress::Ip(format!("127.0.0.1:{port}").parse().unwrap());
             engine.resolve_address(world, channel, id, None, remote).unwrap();
             engine.resolve_route(world, channel, id).unwrap();
             if !external {

@@ -52,7 +52,7 @@ fn a_connection_before_listen_waits_for_a_second() {
     let (at, id) = net.at(1, |engine, world| {
         let channel = engine.open_channel();
         let id = engine.create(channel, 100, PS_TCP).unwrap();
-        let local = Name::Ip("0.0.0.0:7471".parse().unwrap());
+        let local = CmAddress::Ip("0.0.0.0:7471".parse().unwrap());
         engine.bind(world, channel, id, local).unwrap();
         (channel, id)
     });

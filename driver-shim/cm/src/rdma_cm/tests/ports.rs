@@ -2,8 +2,8 @@
 
 use super::*;
 
-fn ip(text: &str) -> Name {
-    Name::Ip(text.parse().unwrap())
+fn ip(text: &str) -> CmAddress {
+    CmAddress::Ip(text.parse().unwrap())
 }
 
 /// An idle id on a channel of its own.

@@ -277,8 +277,8 @@ fn a_port_in_use_is_replaced_unless_the_program_chose_it() {
     let refused = net.at(0, |engine, world| {
         let channel = engine.open_channel();
         let id = engine.create(channel, 6, PS_TCP).unwrap();
-        let own = Name::Ip("127.0.0.1:5555".parse().unwrap());
-        let remote = Name::Ip("127.0.0.1:7471".parse().unwrap());
+        let own = CmAddress::Ip("127.0.0.1:5555".parse().unwrap());
+        let remote = CmAddress::Ip("127.0.0.1:7471".parse().unwrap());
         engine
             .resolve_address(world, channel, id, Some(own), remote)
             .unwrap();
