@@ -67,7 +67,7 @@ impl CommandQueue {
         let ours = urnic_device::INTERFACE_VERSION;
         if bus.read32(registers::MAGIC) != registers::MAGIC_VALUE || version >> 16 != ours >> 16 {
             tracing::error!(
-                "the device has interface version {version:#x}, this driver needs major version {:x}",
+                "not a urnic device with interface version {:x}: its version register is {version:#x}",
                 ours >> 16
             );
             return Err(Errno::NODEV);

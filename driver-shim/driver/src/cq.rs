@@ -22,8 +22,8 @@ impl fmt::Debug for Cq {
 }
 
 impl Driver {
-    /// Makes a completion queue of at least `entries` entries. Its notifications come on completion
-    /// vector `vector` with `cookie`.
+    /// Creates a completion queue of at least `entries` entries. Its notifications are delivered
+    /// on completion vector `vector` with `cookie`.
     ///
     /// # Errors
     /// `EINVAL` for zero entries, more than the device supports, or a vector that does not exist;
@@ -100,7 +100,7 @@ impl Cq {
         lock(&self.ring)
     }
 
-    /// Makes a ring of at least `entries` entries for [`resize`](Self::resize). May call the
+    /// Creates a ring of at least `entries` entries for [`resize`](Self::resize). May call the
     /// program's allocator.
     ///
     /// # Errors

@@ -60,8 +60,8 @@ pub struct Driver {
 /// *The gate.* Until the connection is established (and on an MPA responder until the first FPDU
 /// arrived: RFC 5044 §7.1.2(4)) nothing may reach the device. The poster writes entries and checks
 /// [`Qp::gate_is_open`]. If the gate is closed, the poster neither publishes nor rings, and checks
-/// again after it released the lock of the send queue: [`Poster::gate_opened`], which comes after
-/// the gate is open, may have found that lock held.
+/// again after it released the lock of the send queue: [`Poster::gate_opened`], which is called
+/// after the gate is open, may have found that lock held.
 pub struct Qp {
     pub(crate) driver: Arc<Driver>,
     /// Device number.
@@ -240,7 +240,7 @@ impl Driver {
         Ok(())
     }
 
-    /// Makes a protection domain.
+    /// Creates a protection domain.
     ///
     /// # Errors
     /// `ENOMEM` if the device has no room; `EIO` in a forked child or on a lost device.

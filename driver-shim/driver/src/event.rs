@@ -24,7 +24,7 @@ pub(crate) struct EventQueue {
 }
 
 impl EventQueue {
-    /// Makes a queue with at least `entries` entries on `vector`.
+    /// Creates a queue with at least `entries` entries on `vector`.
     ///
     /// # Errors
     /// The errors of the command; `ENOMEM` if no memory is left.

@@ -1,5 +1,5 @@
-//! The driver: the part that a kernel module would have between verbs and a device. Commands,
-//! events, shared memory, objects and their life.
+//! The driver, which takes the place of a kernel module between verbs and a device: commands,
+//! events, shared memory, and the lifecycle of objects.
 //!
 //! One [`Driver`] serves the whole process. Its own thread takes asynchronous events and makes
 //! connections; completions notify their channel on the thread on which the device raised them.

@@ -150,8 +150,8 @@ impl Driver {
         }
     }
 
-    /// Changes a registration (`ibv_rereg_mr(3)`): only what `change` contains. The STag stays the
-    /// same. A failed call changes nothing.
+    /// Applies `change` to a registration (`ibv_rereg_mr(3)`). The STag stays the same. A failed call
+    /// changes nothing.
     ///
     /// # Errors
     /// The errors of [`Driver::register`]; `EBUSY` while a window is bound to the region.

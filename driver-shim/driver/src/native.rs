@@ -48,7 +48,7 @@ impl Driver {
         let Some(qp) = self.qp(qid) else { return };
         if notice == Notice::Unreachable(qid) {
             tracing::debug!("{qp:?}: its peer cannot be reached");
-            // A queue pair that failed meanwhile has flushed what was posted.
+            // A queue pair that failed meanwhile has flushed its posted requests.
             let _ = self.modify(&qp, modify::UNREACHABLE, 0);
         }
         qp.open_gate();

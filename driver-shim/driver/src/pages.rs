@@ -1,8 +1,8 @@
 //! Doorbell pages of a context: one page, and further ones if the context has many completion
 //! queues.
 //!
-//! The record of a queue counts what is posted, so a doorbell that is overwritten in its slot does
-//! no harm. The arming of a completion queue is only in its slot: two queues that share a slot
+//! The record of a queue counts posted requests, so no request is lost if a doorbell is overwritten
+//! in its slot. The arming of a completion queue is only in its slot: two queues that share a slot
 //! could lose a wake-up. So no page gets more completion queues than it has slots.
 
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -90,7 +90,7 @@ impl RingSizes {
 }
 
 impl Driver {
-    /// Makes a queue pair in the Reset state, its gate closed.
+    /// Creates a queue pair in the Reset state, its gate closed.
     ///
     /// # Errors
     /// `EINVAL` beyond the device's limits; `ENOMEM` if no memory is left; the errors of listening,
@@ -146,7 +146,7 @@ impl Driver {
             poster: Mutex::default(),
         });
         self.insert_qp(&qp, target);
-        tracing::debug!("{qp:?}: made, {:?}", qp.caps);
+        tracing::debug!("{qp:?}: created, {:?}", qp.caps);
         Ok(qp)
     }
 }

@@ -21,7 +21,7 @@ impl fmt::Debug for Srq {
 }
 
 impl Driver {
-    /// Makes a shared receive queue for at least `max_wr` requests of `max_sge` elements. Its
+    /// Creates a shared receive queue for at least `max_wr` requests of `max_sge` elements. Its
     /// events carry `cookie`.
     ///
     /// # Errors

@@ -23,7 +23,7 @@ use urnic_device::bus::{Bus, Signal, SignalHandler};
 use urnic_presence::Presence;
 
 /// Longest wait for the end of the device when the process ends: longer than its streams take to
-/// deliver what was sent.
+/// deliver sent data.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Entries of the queue of asynchronous events.
 const ASYNC_EVENTS: u32 = 4096;

@@ -7,7 +7,7 @@ use crate::driver::Driver;
 use crate::objects::Pd;
 
 impl Driver {
-    /// Makes an unbound window of `kind` 1 or 2 (`enum ibv_mw_type`). Returns its STag, which
+    /// Creates an unbound window of `kind` 1 or 2 (`enum ibv_mw_type`). Returns its STag, which
     /// includes the key.
     ///
     /// # Errors

@@ -315,7 +315,7 @@ mod tests {
         };
         assert!(
             !unproven.matches(&Identity { sq_psn: None, ..peer }),
-            "nothing was compared"
+            "no PSN was compared"
         );
         for wrong in [
             Identity {

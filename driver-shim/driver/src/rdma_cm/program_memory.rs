@@ -16,7 +16,7 @@ pub(super) unsafe fn write_answer<T: IntoBytes + Immutable>(answer: Destination,
     let bytes = value.as_bytes();
     let len = bytes.len().min(answer.room);
     // SAFETY: the caller promises `room` writable bytes at this address, and `len` is not more;
-    // `value` is a local of ours and does not overlap them.
+    // `value` is memory of the driver and does not overlap them.
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), answer.address as *mut u8, len) };
 }
 

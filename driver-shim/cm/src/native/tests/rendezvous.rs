@@ -211,8 +211,8 @@ fn a_released_number_is_not_reused_at_once() {
     }
     assert_eq!(make(&mut net, 0, 257).qpn, first.qpn);
     assert_eq!(net.listeners(0), 1);
-    // While the others are in use, a number is not used again at once: there are more numbers
-    // behind another listener.
+    // While the others are in use, a number is not used again at once: another listener has more
+    // numbers.
     let all: Vec<Qp> = (300..500).map(|qid| make(&mut net, 0, qid)).collect();
     for qid in 500..600 {
         let qp = make(&mut net, 0, qid);
