@@ -318,7 +318,7 @@ mod tests {
         unsafe { munmap(pages, 3 * PAGE) }.unwrap();
     }
 
-    fn both(addr: *mut c_void, len: usize, write: bool) -> Result<(), Errno> {
+    fn check_both_ways(addr: *mut c_void, len: usize, write: bool) -> Result<(), Errno> {
         let (start, end) = (
             addr.addr() & !(PAGE - 1),
             (addr.addr() + len).next_multiple_of(PAGE),
@@ -333,10 +333,19 @@ mod tests {
         // SAFETY: the middle page of the test's own mapping.
         let punch = |page| unsafe { munmap(page, PAGE) }.unwrap();
         with_pages(punch, |pages| {
-            assert_eq!(both(pages, PAGE, true), Ok(()));
-            assert_eq!(both(pages.wrapping_byte_add(100), PAGE, true), Err(Errno::FAULT));
-            assert_eq!(both(pages.wrapping_byte_add(2 * PAGE), PAGE, false), Ok(()));
-            assert_eq!(both(pages.wrapping_byte_add(PAGE), 1, false), Err(Errno::FAULT));
+            assert_eq!(check_both_ways(pages, PAGE, true), Ok(()));
+            assert_eq!(
+                check_both_ways(pages.wrapping_byte_add(100), PAGE, true),
+                Err(Errno::FAULT)
+            );
+            assert_eq!(
+                check_both_ways(pages.wrapping_byte_add(2 * PAGE), PAGE, false),
+                Ok(())
+            );
+            assert_eq!(
+                check_both_ways(pages.wrapping_byte_add(PAGE), 1, false),
+                Err(Errno::FAULT)
+            );
         });
     }
 
@@ -345,8 +354,8 @@ mod tests {
         // SAFETY: the middle page of the test's own mapping.
         let protect = |page| unsafe { mprotect(page, PAGE, MprotectFlags::READ) }.unwrap();
         with_pages(protect, |pages| {
-            assert_eq!(both(pages, 3 * PAGE, false), Ok(()));
-            assert_eq!(both(pages, 3 * PAGE, true), Err(Errno::FAULT));
+            assert_eq!(check_both_ways(pages, 3 * PAGE, false), Ok(()));
+            assert_eq!(check_both_ways(pages, 3 * PAGE, true), Err(Errno::FAULT));
         });
     }
 

@@ -6,7 +6,7 @@ use super::*;
 use crate::native::tests::net::other_address;
 
 /// A Request of `from` for `to` with these PSNs.
-fn guess(from: Qp, to: Qp, sq_psn: Option<u32>, rq_psn: u32) -> Vec<u8> {
+fn request_with_psns(from: Qp, to: Qp, sq_psn: Option<u32>, rq_psn: u32) -> Vec<u8> {
     let us = Identity {
         from: from.qpn,
         to: to.qpn,
@@ -23,12 +23,12 @@ fn guess(from: Qp, to: Qp, sq_psn: Option<u32>, rq_psn: u32) -> Vec<u8> {
 }
 
 /// The Request that the peer itself would send.
-fn right(from: Qp, to: Qp) -> Vec<u8> {
-    guess(from, to, Some(psn(from)), psn(to))
+fn valid_request(from: Qp, to: Qp) -> Vec<u8> {
+    request_with_psns(from, to, Some(psn(from)), psn(to))
 }
 
 /// Two queue pairs on hosts 0 and 1; the third host belongs to an attacker.
-fn three(config: &Config) -> (Net, Qp, Qp) {
+fn two_peers_and_an_attacker(config: &Config) -> (Net, Qp, Qp) {
     let mut net = Net::with(3, config);
     let (a, b) = (make(&mut net, 0, 1), make(&mut net, 1, 1));
     (net, a, b)
@@ -49,7 +49,7 @@ fn assert_refused(net: &Net, sid: u32) {
 #[test]
 fn a_request_without_a_psn_connects_nothing() {
     for (parked, ready) in [(true, false), (true, true), (false, false), (false, true)] {
-        let (mut net, a, b) = three(&Config::default());
+        let (mut net, a, b) = two_peers_and_an_attacker(&Config::default());
         let enter = |net: &mut Net| {
             to_rtr(net, b, a);
             if ready {
@@ -60,7 +60,7 @@ fn a_request_without_a_psn_connects_nothing() {
             enter(&mut net);
         }
         // The Request comes from the peer's own address, and is otherwise right.
-        let sid = net.raw_stream(0, b.qpn, 1, &guess(a, b, None, psn(b)));
+        let sid = net.raw_stream(0, b.qpn, 1, &request_with_psns(a, b, None, psn(b)));
         net.run(50 * MS);
         if parked {
             enter(&mut net);
@@ -78,7 +78,7 @@ fn a_request_from_another_address_is_refused_unless_allowed() {
     for allowed in [false, true] {
         for (parked, ready) in [(true, false), (true, true), (false, false), (false, true)] {
             let config = if allowed { with_nat() } else { Config::default() };
-            let (mut net, a, b) = three(&config);
+            let (mut net, a, b) = two_peers_and_an_attacker(&config);
             let enter = |net: &mut Net| {
                 to_rtr(net, b, a);
                 if ready {
@@ -88,7 +88,7 @@ fn a_request_from_another_address_is_refused_unless_allowed() {
             if !parked {
                 enter(&mut net);
             }
-            let sid = net.raw_stream(2, b.qpn, 1, &right(a, b));
+            let sid = net.raw_stream(2, b.qpn, 1, &valid_request(a, b));
             net.run(10 * MS);
             if parked {
                 enter(&mut net);
@@ -106,7 +106,7 @@ fn a_request_from_another_address_is_refused_unless_allowed() {
 
 #[test]
 fn an_initiator_connects_from_the_address_of_its_gid() {
-    let (mut net, a, b) = three(&Config::default());
+    let (mut net, a, b) = two_peers_and_an_attacker(&Config::default());
     net.route_from(0, other_address(0));
     up(&mut net, a, b);
     up(&mut net, b, a);
@@ -118,7 +118,7 @@ fn an_initiator_connects_from_the_address_of_its_gid() {
 #[test]
 fn after_a_refused_source_address_the_peer_initiates() {
     // The address of the lower end, which initiates, is translated; the other direction is not.
-    let (mut net, a, b) = three(&Config::default());
+    let (mut net, a, b) = two_peers_and_an_attacker(&Config::default());
     net.translate(0, other_address(7));
     up(&mut net, b, a);
     up(&mut net, a, b);
@@ -132,7 +132,7 @@ fn after_a_refused_source_address_the_peer_initiates() {
 fn two_translated_hosts_connect_only_if_nat_is_allowed() {
     for allowed in [false, true] {
         let config = if allowed { with_nat() } else { Config::default() };
-        let (mut net, a, b) = three(&config);
+        let (mut net, a, b) = two_peers_and_an_attacker(&config);
         net.translate(0, other_address(7));
         net.translate(1, other_address(8));
         for (us, peer) in [(a, b), (b, a)] {
@@ -156,10 +156,10 @@ fn peers_of_one_host_may_use_any_of_its_addresses() {
         assert_joined(&net, a, b);
     }
     // Loopback is not the address of another host.
-    let (mut net, a, b) = three(&Config::default());
+    let (mut net, a, b) = two_peers_and_an_attacker(&Config::default());
     up(&mut net, b, a);
     net.translate(2, Ipv4Addr::LOCALHOST.into());
-    let sid = net.raw_stream(2, b.qpn, 1, &right(a, b));
+    let sid = net.raw_stream(2, b.qpn, 1, &valid_request(a, b));
     net.run(100 * MS);
     assert_refused(&net, sid);
 }
@@ -167,16 +167,21 @@ fn peers_of_one_host_may_use_any_of_its_addresses() {
 #[test]
 fn guessed_psns_at_rtr_do_not_keep_out_the_peer() {
     for receive_only in [false, true] {
-        let (mut net, a, b) = three(&Config::default());
+        let (mut net, a, b) = two_peers_and_an_attacker(&Config::default());
         to_rtr(&mut net, b, a);
         // The Requests come from another user of the peer's host. The queue pair examines 16, and one
         // more each second.
         for n in 0..200 {
-            net.raw_stream(0, b.qpn, 1, &guess(a, b, Some(psn(a) ^ (n + 1)), psn(b)));
+            net.raw_stream(
+                0,
+                b.qpn,
+                1,
+                &request_with_psns(a, b, Some(psn(a) ^ (n + 1)), psn(b)),
+            );
             net.run(MS / 10);
         }
         // A Request with the right PSN is rejected unexamined.
-        let sid = net.raw_stream(0, b.qpn, 1, &right(a, b));
+        let sid = net.raw_stream(0, b.qpn, 1, &valid_request(a, b));
         net.run(10 * MS);
         assert_refused(&net, sid);
         assert!(net.attached(1, 1).is_empty());
@@ -189,9 +194,9 @@ fn guessed_psns_at_rtr_do_not_keep_out_the_peer() {
         while !both_open(a, b)(&net) {
             n += 1;
             assert!(n < 50_000, "the peer is kept out");
-            net.raw_stream(0, b.qpn, 1, &guess(a, b, Some(psn(a) ^ n), psn(b)));
-            net.raw_stream(1, a.qpn, 0, &guess(b, a, Some(psn(b) ^ n), psn(a)));
-            net.raw_stream(1, a.qpn, 0, &guess(b, a, None, psn(a) ^ n));
+            net.raw_stream(0, b.qpn, 1, &request_with_psns(a, b, Some(psn(a) ^ n), psn(b)));
+            net.raw_stream(1, a.qpn, 0, &request_with_psns(b, a, Some(psn(b) ^ n), psn(a)));
+            net.raw_stream(1, a.qpn, 0, &request_with_psns(b, a, None, psn(a) ^ n));
             net.run(MS / 10);
         }
         assert!(net.are_joined((0, 1), (1, 1)));
@@ -200,31 +205,36 @@ fn guessed_psns_at_rtr_do_not_keep_out_the_peer() {
 
 #[test]
 fn at_rts_both_psns_must_match() {
-    let (mut net, a, b) = three(&Config::default());
+    let (mut net, a, b) = two_peers_and_an_attacker(&Config::default());
     up(&mut net, b, a);
     for n in 0..100 {
         for (sq, rq) in [(psn(a), psn(b) ^ (n + 1)), (psn(a) ^ (n + 1), psn(b))] {
-            net.raw_stream(0, b.qpn, 1, &guess(a, b, Some(sq), rq));
+            net.raw_stream(0, b.qpn, 1, &request_with_psns(a, b, Some(sq), rq));
         }
     }
     net.run(100 * MS);
     assert!(net.attached(1, 1).is_empty());
     // The right Request is accepted, whatever the number of wrong Requests.
-    net.raw_stream(0, b.qpn, 1, &right(a, b));
+    net.raw_stream(0, b.qpn, 1, &valid_request(a, b));
     net.run(5 * MS);
     assert_eq!(net.attached(1, 1).len(), 1);
 }
 
 #[test]
 fn one_more_request_is_examined_each_second() {
-    let (mut net, a, b) = three(&Config::default());
+    let (mut net, a, b) = two_peers_and_an_attacker(&Config::default());
     to_rtr(&mut net, b, a);
     for n in 0..50 {
-        net.raw_stream(0, b.qpn, 1, &guess(a, b, Some(psn(a) ^ (n + 1)), psn(b)));
+        net.raw_stream(
+            0,
+            b.qpn,
+            1,
+            &request_with_psns(a, b, Some(psn(a) ^ (n + 1)), psn(b)),
+        );
     }
     net.run(10 * MS);
     let take = |net: &mut Net| {
-        net.raw_stream(0, b.qpn, 1, &right(a, b));
+        net.raw_stream(0, b.qpn, 1, &valid_request(a, b));
         net.run(10 * MS);
         net.attached(1, 1).len()
     };
@@ -237,14 +247,14 @@ fn one_more_request_is_examined_each_second() {
 fn another_host_cannot_displace_parked_requests() {
     let mut config = Config::default();
     config.native.max_parked = 20;
-    let (mut net, a, b) = three(&config);
+    let (mut net, a, b) = two_peers_and_an_attacker(&config);
     let idle: Vec<Qp> = (2..30).map(|qid| make(&mut net, 1, qid)).collect();
     up(&mut net, a, b);
     net.run(10 * MS);
     assert_eq!(net.in_start_up(1), 1, "the Request of the peer is parked");
     for n in 0..100 {
-        net.raw_stream(2, b.qpn, 1, &right(a, b));
-        net.raw_stream(2, b.qpn, 1, &right(a, idle[n % idle.len()]));
+        net.raw_stream(2, b.qpn, 1, &valid_request(a, b));
+        net.raw_stream(2, b.qpn, 1, &valid_request(a, idle[n % idle.len()]));
     }
     net.run(10 * MS);
     net.on(1, |engine, _| assert_eq!(engine.parked, 20));
@@ -255,13 +265,13 @@ fn another_host_cannot_displace_parked_requests() {
 
 #[test]
 fn a_displaced_parked_request_is_replaced_soon() {
-    let (mut net, a, b) = three(&Config::default());
+    let (mut net, a, b) = two_peers_and_an_attacker(&Config::default());
     up(&mut net, a, b);
     net.run(10 * MS);
     // The Requests come from the peer's host, so their address is valid. They occupy all places
     // when the queue pair reaches RTR.
     for _ in 0..100 {
-        net.raw_stream(0, b.qpn, 1, &guess(a, b, Some(1), 2));
+        net.raw_stream(0, b.qpn, 1, &request_with_psns(a, b, Some(1), 2));
     }
     net.run(5 * MS);
     up(&mut net, b, a);

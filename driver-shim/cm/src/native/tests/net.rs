@@ -45,7 +45,7 @@ struct Wire {
     /// Connection attempts that are lost: from host, to host.
     black_holes: BTreeSet<(usize, usize)>,
     /// Hosts whose process has ended: connections are refused.
-    dead: BTreeSet<usize>,
+    stopped: BTreeSet<usize>,
     waiting: BTreeSet<(usize, u32)>,
     /// The source address of a host's connections, if the program names none.
     routes: HashMap<usize, IpAddr>,
@@ -166,7 +166,7 @@ impl Streams for Port {
             .listeners
             .get(&(to, remote.port()))
             .copied()
-            .filter(|_| !wire.dead.contains(&to));
+            .filter(|_| !wire.stopped.contains(&to));
         let end = |host, peer| End {
             host,
             ends: if peer == sid {
@@ -475,12 +475,12 @@ impl Net {
         self.wire.borrow_mut().black_holes.insert((from, to));
     }
 
-    pub(super) fn kill(&self, host: usize, dead: bool) {
+    pub(super) fn set_stopped(&self, host: usize, stopped: bool) {
         let mut wire = self.wire.borrow_mut();
-        if dead {
-            wire.dead.insert(host)
+        if stopped {
+            wire.stopped.insert(host)
         } else {
-            wire.dead.remove(&host)
+            wire.stopped.remove(&host)
         };
     }
 
