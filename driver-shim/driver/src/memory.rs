@@ -111,8 +111,8 @@ impl Driver {
         }
     }
 
-    /// Registers a region without memory (`ibv_alloc_null_mr(3)`): the device gathers zeroes from the
-    /// region, and discards data that is scattered to it.
+    /// Registers a region without memory (`ibv_alloc_null_mr(3)`): the device gathers zeroes from
+    /// the region, and discards data that is scattered to it.
     ///
     /// # Errors
     /// `ENOMEM` if the device has no room; `EIO` in a forked child.
@@ -150,8 +150,8 @@ impl Driver {
         }
     }
 
-    /// Applies `change` to a registration (`ibv_rereg_mr(3)`). The STag stays the same. A failed call
-    /// changes nothing.
+    /// Applies `change` to a registration (`ibv_rereg_mr(3)`). The STag stays the same. A failed
+    /// call changes nothing.
     ///
     /// # Errors
     /// The errors of [`Driver::register`]; `EBUSY` while a window is bound to the region.

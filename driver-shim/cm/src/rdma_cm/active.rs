@@ -43,8 +43,8 @@ impl Engine {
             qid,
             parameters,
             other_port: false,
-            // Peer-to-peer mode and the RTR frame both allow the responder to send first, and exclude
-            // each other (conformance S001-08).
+            // Peer-to-peer mode and the RTR frame both allow the responder to send first, and
+            // exclude each other (conformance S001-08).
             enhanced: settings.revision >= 2 && settings.rtr_frame.is_none(),
             initiator: None,
             deadline: world.now + settings.initiator_timeout,

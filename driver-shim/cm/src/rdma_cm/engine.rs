@@ -12,8 +12,8 @@ use crate::timers::Timers;
 use urnic_config::Config;
 
 impl Engine {
-    /// Creates the engine of the process; `max_ird` and `max_ord` are the device's limits, `seed` is
-    /// random.
+    /// Creates the engine of the process; `max_ird` and `max_ord` are the device's limits, `seed`
+    /// is random.
     pub fn new(config: &Config, max_ird: u8, max_ord: u8, seed: u64) -> Engine {
         Engine {
             config: config.clone(),

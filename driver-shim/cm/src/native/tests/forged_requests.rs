@@ -169,8 +169,8 @@ fn guessed_psns_at_rtr_do_not_keep_out_the_peer() {
     for receive_only in [false, true] {
         let (mut net, a, b) = two_peers_and_an_attacker(&Config::default());
         to_rtr(&mut net, b, a);
-        // The Requests come from another user of the peer's host. The queue pair examines 16, and one
-        // more each second.
+        // The Requests come from another user of the peer's host. The queue pair examines 16, and
+        // one more each second.
         for n in 0..200 {
             net.raw_stream(
                 0,

@@ -498,8 +498,8 @@ impl Net {
         self.wire.borrow_mut().waiting.insert((host, qid));
     }
 
-    /// Opens a stream from host `from` to the listener of `qpn` without an engine, and sends `bytes`
-    /// on it.
+    /// Opens a stream from host `from` to the listener of `qpn` without an engine, and sends
+    /// `bytes` on it.
     pub(super) fn raw_stream(&mut self, from: usize, qpn: u32, to: usize, bytes: &[u8]) -> u32 {
         let mut port = Port {
             host: from,
