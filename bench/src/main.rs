@@ -98,10 +98,10 @@ fn rounds_of(rounds: &str, part: Option<&str>) -> ExitCode {
 /// Measures, prints the table, and fails if a row is not complete.
 fn bench(rounds: usize, part: Option<&str>) -> ExitCode {
     let outcome = print(&format!("urnic over loopback, {rounds} rounds, {}\n", machine())).and_then(|()| {
-        let crowd = crowd();
+        let load_average = load_average();
         let rows = measured(rounds, part);
         print(&table::text(&rows))?;
-        if let Some(load) = crowd {
+        if let Some(load) = load_average {
             print(&format!(
                 "The machine was busy before this began (load {load}): these figures say little.\n"
             ))?;
@@ -364,7 +364,7 @@ fn measure_nfs(rows: &mut [Row]) {
 }
 
 /// The load average, if other programs also use the processors.
-fn crowd() -> Option<f64> {
+fn load_average() -> Option<f64> {
     let average = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     let load: f64 = average.split_whitespace().next()?.parse().ok()?;
     (load > 1.0).then_some(load)

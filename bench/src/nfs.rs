@@ -60,24 +60,25 @@ pub(crate) fn measure() -> Measured<Vec<(f64, f64)>> {
         .line("serve --no-root-squash --memory 1G --listen 127.0.0.1 --tcp-port 0 --rdma-port 0")
         .spawn();
     let mut port = |way: &str| {
-        server.says(way, |said| {
-            let line = said.lines().find(|line| line.contains(way))?;
-            said.ends_with('\n')
+        server.says(way, |output| {
+            let line = output.lines().find(|line| line.contains(way))?;
+            output
+                .ends_with('\n')
                 .then(|| line.rsplit(':').next().unwrap_or_default().to_owned())
         })
     };
     let (tcp, rdma) = (port("over TCP at"), port("over RDMA at"));
     let by_tcp = format!("bench --json --mount-port {tcp} --port {tcp} 127.0.0.1:/");
     let by_rdma = format!("bench --json --mount-port {tcp} --rdma --port {rdma} 127.0.0.1:/");
-    let figure = |said: &str, name: &str| {
-        let (_, value) = said.split_once(&format!("\"{name}\": "))?;
+    let figure = |output: &str, name: &str| {
+        let (_, value) = output.split_once(&format!("\"{name}\": "))?;
         value.split([',', '}']).next()?.parse::<f64>().ok()
     };
     let unclear = || "urnic-nfs bench did not print what was expected".to_owned();
     let bench = |way: &str, more: &str| Program::new(&program).line(way).line(more).run().success();
     let figures = |way: &str| {
-        let said = bench(way, "--size 256M");
-        let figures = FIGURES.iter().map(|(name, ..)| figure(&said, name));
+        let output = bench(way, "--size 256M");
+        let figures = FIGURES.iter().map(|(name, ..)| figure(&output, name));
         figures.collect::<Option<Vec<_>>>().ok_or_else(unclear)
     };
     let both = |way: &str| {

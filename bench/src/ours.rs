@@ -140,9 +140,9 @@ pub(crate) fn rstream(rsockets: bool, size: usize, batch: u64, times: u64) -> Me
     let mut server = end("").spawn();
     server.listens(port);
     let client = end("-s 127.0.0.1").run_for(LIMIT);
-    let said = client.success();
+    let output = client.success();
     server.wait();
-    transfer(&said).ok_or_else(|| format!("rstream printed {said}"))
+    transfer(&output).ok_or_else(|| format!("rstream printed {output}"))
 }
 
 /// The last two columns of rstream's last line: Gb/s and microseconds.

@@ -39,13 +39,13 @@ fn numbers(pair: &Pair) -> Vec<f64> {
 }
 
 /// A ping-pong in which both sides `spin` on a non-blocking socket, or `block`.
-pub(crate) fn ping_pong(manner: &str) -> Latency {
-    match numbers(&pair(manner)).as_slice() {
+pub(crate) fn ping_pong(mode: &str) -> Latency {
+    match numbers(&pair(mode)).as_slice() {
         [median, p99] => Latency {
             median: *median,
             p99: *p99,
         },
-        other => panic!("raw {manner} printed {other:?}"),
+        other => panic!("raw {mode} printed {other:?}"),
     }
 }
 
@@ -130,7 +130,7 @@ fn read_all(stream: &mut TcpStream, buffer: &mut [u8]) -> std::io::Result<()> {
 }
 
 /// Prints the figures of an end that measured.
-fn say(figures: &str) -> std::io::Result<()> {
+fn print_figures(figures: &str) -> std::io::Result<()> {
     urnic_console::print(figures).map_err(std::io::Error::other)
 }
 
@@ -152,7 +152,7 @@ fn exchange(mut stream: TcpStream, first: bool) -> std::io::Result<()> {
         let counted = &mut times[WARM_UP..];
         counted.sort_unstable();
         let half_us = |at: usize| counted[at].as_secs_f64() * 1e6 / 2.0;
-        say(&format!(
+        print_figures(&format!(
             "{} {}\n",
             half_us(EXCHANGES / 2),
             half_us(EXCHANGES * 99 / 100)
@@ -177,7 +177,7 @@ fn flow(mut stream: TcpStream, sends: bool, size: usize, count: u64) -> std::io:
     // The clock runs until the peer has received everything.
     stream.read_exact(&mut done)?;
     let mebibytes = size as f64 * count as f64 / f64::from(1 << 20);
-    say(&format!("{}\n", mebibytes / start.elapsed().as_secs_f64()))?;
+    print_figures(&format!("{}\n", mebibytes / start.elapsed().as_secs_f64()))?;
     Ok(())
 }
 
@@ -207,7 +207,7 @@ fn connect(host: &str, port: u16) -> std::io::Result<()> {
     }
     let per_second = CONNECTS as f64 / start.elapsed().as_secs_f64();
     times.sort_unstable();
-    say(&format!(
+    print_figures(&format!(
         "{per_second} {}\n",
         times[CONNECTS / 2].as_secs_f64() * 1e6
     ))?;

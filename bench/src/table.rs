@@ -191,10 +191,10 @@ mod tests {
         rows[1].add(Ok(1.0), None);
         rows[0].add(Ok(1.0), Some(Err("rping is not installed".to_owned())));
         assert!(!is_complete(&rows));
-        let said = text(&rows);
+        let output = text(&rows);
         assert!(
-            said.ends_with("\nnot measured: x: rping is not installed\n"),
-            "{said}"
+            output.ends_with("\nnot measured: x: rping is not installed\n"),
+            "{output}"
         );
         rows[0].add(Ok(1.0), Some(Ok(2.0)));
         assert!(is_complete(&rows));

@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_is_wrong_comes_with_the_command_that_mends_it() {
+    fn each_fault_names_the_command_that_fixes_it() {
         let nowhere = Path::new("/no/such/place");
         for finding in [
             folder(&[nowhere.to_owned()]),
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_that_is_not_ours_cannot_be_listened_at() {
+    fn a_non_local_address_cannot_be_listened_at() {
         let mut config = Config::default();
         assert_eq!(sockets(&config).verdict, Verdict::Good);
         // TEST-NET-3 (RFC 5737): no machine has this address.

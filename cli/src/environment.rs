@@ -144,7 +144,8 @@ pub(crate) fn find_plugin() -> Result<PathBuf, String> {
             false => Err(format!("URNIC_LIB={}: there is no such file", path.display())),
         };
     }
-    let program = env::current_exe().map_err(|error| format!("cannot tell where I am: {error}"))?;
+    let program =
+        env::current_exe().map_err(|error| format!("cannot find the path of the urnic program: {error}"))?;
     let folder = program.parent().unwrap_or(Path::new("/"));
     let above = folder.parent().unwrap_or(folder);
     let places = [

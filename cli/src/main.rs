@@ -67,7 +67,7 @@ enum Command {
         #[command(flatten)]
         offer: serve::Offer,
     },
-    /// Say what is missing or wrong here, and the one command that fixes each
+    /// List what is missing or wrong here, each with the command that fixes it
     Doctor {
         #[command(flatten)]
         options: Options,
@@ -97,12 +97,12 @@ enum Command {
     },
     /// Show live counters of the processes of this user that have the device open
     ///
-    /// ERRORS are bad CRCs, Terminates sent and received, and completion queues that overflowed. A
-    /// process is seen where its presence lives: $XDG_RUNTIME_DIR, /tmp, /dev/shm, or
-    /// URNIC_PRESENT_DIR.
+    /// ERRORS is the sum of CRC and marker errors, lost streams, Terminates sent and received, and
+    /// completion queue overflows. A process is found by its files in $XDG_RUNTIME_DIR, /tmp,
+    /// /dev/shm, or URNIC_PRESENT_DIR.
     Stat {
         #[command(flatten)]
-        look: stat::Look,
+        report: stat::ReportArgs,
     },
 }
 
@@ -130,7 +130,7 @@ fn keys() -> String {
     }
     text.push_str(
         "\nA file may have [[peer]] sections with an address (\"192.0.2.7\" or \"192.0.2.0/24\") and mpa and cm keys: they are for \
-         rdma_cm\nconnections with such peers, whoever calls. The first section that fits wins over everything else. profile = \"siw\", \"cxgb4\",\n\
+         rdma_cm\nconnections with such peers, from either side. The first section that fits wins over everything else. profile = \"siw\", \"cxgb4\",\n\
          \"irdma\" or \"strict\" in it sets what soft-iWARP, Chelsio's or Intel's adapters can do, or the rules to the letter.\n",
     );
     text
@@ -177,7 +177,7 @@ fn main() -> ExitCode {
         } => Environment::new(&options).and_then(|env| info::reexecute(&env)),
         Command::Conformance { list: true, part, .. } => conformance::list(&part),
         Command::Conformance { options, part, .. } => conformance::run(&options, &part),
-        Command::Stat { look } => stat::show(&look),
+        Command::Stat { report } => stat::show(&report),
     };
     outcome.unwrap_or_else(|failure| failure.report())
 }
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn what_follows_the_command_belongs_to_it() {
+    fn arguments_after_the_command_belong_to_it() {
         let cli = Cli::try_parse_from(["urnic", "run", "--log", "debug", "--", "prog", "--log", "-x"])
             .expect("good");
         let Command::Run { options, command } = cli.command else {

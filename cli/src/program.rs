@@ -17,22 +17,22 @@ use crate::inherited;
 
 /// The reason why a program does not find the RNIC.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Obstacle {
+pub(crate) enum Unsupported {
     /// No dynamic loader, so LD_PRELOAD has no effect.
     Static,
     /// The loader ignores LD_PRELOAD for programs that gain privileges (ld.so(8), secure-execution
     /// mode).
     Privileged(&'static str),
     /// The plug-in is 64-bit.
-    Foreign,
+    Machine,
 }
 
-impl fmt::Display for Obstacle {
+impl fmt::Display for Unsupported {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Static => f.write_str("is statically linked, so nothing can be preloaded: it will not see urnic0; link it dynamically"),
             Self::Privileged(how) => write!(f, "has {how}, so the loader preloads nothing: it will not see urnic0; run a copy without"),
-            Self::Foreign => f.write_str("is not a 64-bit program of this machine's kind: it will not see urnic0"),
+            Self::Machine => f.write_str("is not a 64-bit program for this machine's architecture: it will not see urnic0"),
         }
     }
 }
@@ -43,9 +43,9 @@ pub(crate) fn run(env: &Environment, command: &[OsString]) -> Result<ExitCode, F
         return Err(Failure::usage("no command was given"));
     };
     if let Some(path) = find(name)
-        && let Some(obstacle) = obstacle(&path)
+        && let Some(reason) = unsupported(&path)
     {
-        urnic_console::complain("urnic", &format!("warning: {} {obstacle}", path.display()));
+        urnic_console::complain("urnic", &format!("warning: {} {reason}", path.display()));
     }
     let mut command = Command::new(name);
     command.args(args).envs(env.variables());
@@ -109,23 +109,23 @@ pub(crate) fn find(name: &OsStr) -> Option<PathBuf> {
         .find(|path| runnable(path))
 }
 
-/// The obstacle to loading the plug-in into this program, as far as its file shows.
-pub(crate) fn obstacle(path: &Path) -> Option<Obstacle> {
+/// The reason why this program cannot load the plug-in, as far as its file shows.
+pub(crate) fn unsupported(path: &Path) -> Option<Unsupported> {
     let metadata = path.metadata().ok()?;
     let me = rustix::process::geteuid().as_raw();
     if metadata.mode() & 0o4000 != 0 && metadata.uid() != me {
-        return Some(Obstacle::Privileged("the set-user-id bit"));
+        return Some(Unsupported::Privileged("the set-user-id bit"));
     }
     if metadata.mode() & 0o2000 != 0 && metadata.gid() != rustix::process::getegid().as_raw() {
-        return Some(Obstacle::Privileged("the set-group-id bit"));
+        return Some(Unsupported::Privileged("the set-group-id bit"));
     }
     if me != 0 && has_capabilities(path) {
-        return Some(Obstacle::Privileged("file capabilities"));
+        return Some(Unsupported::Privileged("file capabilities"));
     }
     let mut file = File::open(path).ok()?;
     let mut head = [0; 64];
     file.read_exact(&mut head).ok()?;
-    elf_obstacle(&head, |at, buffer| file.read_exact_at(buffer, at).is_ok())
+    elf_unsupported(&head, |at, buffer| file.read_exact_at(buffer, at).is_ok())
 }
 
 fn has_capabilities(path: &Path) -> bool {
@@ -137,8 +137,8 @@ fn has_capabilities(path: &Path) -> bool {
 }
 
 /// Reads the program headers of an ELF file; `read` fills a buffer from an offset. Other files,
-/// such as scripts, are no obstacle.
-fn elf_obstacle(head: &[u8; 64], read: impl Fn(u64, &mut [u8]) -> bool) -> Option<Obstacle> {
+/// such as scripts, return `None`.
+fn elf_unsupported(head: &[u8; 64], read: impl Fn(u64, &mut [u8]) -> bool) -> Option<Unsupported> {
     const PT_INTERP: u32 = 3;
     const CLASS_64: u8 = 2;
     const MACHINE: u16 = if cfg!(target_arch = "aarch64") { 183 } else { 62 };
@@ -150,7 +150,7 @@ fn elf_obstacle(head: &[u8; 64], read: impl Fn(u64, &mut [u8]) -> bool) -> Optio
     }
     let half = |at: usize| u16::from_le_bytes([head[at], head[at + 1]]);
     if head[4] != CLASS_64 || half(18) != MACHINE {
-        return Some(Obstacle::Foreign);
+        return Some(Unsupported::Machine);
     }
     let table = u64::from_le_bytes([
         head[32], head[33], head[34], head[35], head[36], head[37], head[38], head[39],
@@ -163,7 +163,7 @@ fn elf_obstacle(head: &[u8; 64], read: impl Fn(u64, &mut [u8]) -> bool) -> Optio
             .and_then(|offset| table.checked_add(offset));
         at.is_some_and(|at| read(at, &mut kind)) && u32::from_le_bytes(kind) == PT_INTERP
     });
-    (!dynamic).then_some(Obstacle::Static)
+    (!dynamic).then_some(Unsupported::Static)
 }
 
 #[cfg(test)]
@@ -184,9 +184,9 @@ mod tests {
         file
     }
 
-    fn judge(file: &[u8]) -> Option<Obstacle> {
+    fn judge(file: &[u8]) -> Option<Unsupported> {
         let head = file[..64].try_into().expect("64 bytes");
-        elf_obstacle(head, |at, buffer| {
+        elf_unsupported(head, |at, buffer| {
             let at = at as usize;
             file.get(at..at + buffer.len())
                 .map(|bytes| buffer.copy_from_slice(bytes))
@@ -200,23 +200,23 @@ mod tests {
     const MACHINE: u8 = 183;
 
     #[test]
-    fn a_program_with_an_interpreter_is_within_reach() {
+    fn a_program_with_an_interpreter_is_supported() {
         assert_eq!(judge(&elf(2, MACHINE, &[6, 3, 1])), None);
-        assert_eq!(obstacle(&std::env::current_exe().expect("this test")), None);
+        assert_eq!(unsupported(&std::env::current_exe().expect("this test")), None);
     }
 
     #[test]
-    fn a_static_program_is_out_of_reach() {
-        assert_eq!(judge(&elf(2, MACHINE, &[1, 1])), Some(Obstacle::Static));
+    fn a_static_program_is_unsupported() {
+        assert_eq!(judge(&elf(2, MACHINE, &[1, 1])), Some(Unsupported::Static));
     }
 
     #[test]
-    fn a_program_for_another_machine_is_out_of_reach() {
-        assert_eq!(judge(&elf(1, 3, &[3])), Some(Obstacle::Foreign));
+    fn a_program_for_another_machine_is_unsupported() {
+        assert_eq!(judge(&elf(1, 3, &[3])), Some(Unsupported::Machine));
     }
 
     #[test]
-    fn scripts_are_no_obstacle() {
+    fn scripts_can_be_preloaded() {
         let mut script = [b' '; 64];
         script[..9].copy_from_slice(b"#!/bin/sh");
         assert_eq!(judge(&script), None);

@@ -32,8 +32,8 @@ pub(crate) struct Offer {
     /// and no confinement: for programs of your own, never for a guest. Without any, a function has
     /// no address and reaches nobody: whatever listens on an address that a guest is given is
     /// within that guest's reach.
-    #[arg(long, value_name = "ADDR[/LEN]", value_parser = Given::parse)]
-    addr: Vec<Given>,
+    #[arg(long, value_name = "ADDR[/LEN]", value_parser = AddressArgument::parse)]
+    addr: Vec<AddressArgument>,
     /// Functions may call these addresses although they are this host's own. May be given more than
     /// once
     #[arg(long, value_name = "PREFIX", value_parser = prefix)]
@@ -90,7 +90,7 @@ pub(crate) enum Dma {
 
 /// An address argument.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Given {
+pub(crate) enum AddressArgument {
     /// All addresses of this host.
     Host,
     /// One address, with its network's prefix length and its interface if they were given.
@@ -134,10 +134,10 @@ fn mode(text: &str) -> Result<u32, String> {
     mode.ok_or_else(|| "not an octal number up to 777".to_owned())
 }
 
-impl Given {
-    fn parse(text: &str) -> Result<Given, String> {
+impl AddressArgument {
+    fn parse(text: &str) -> Result<AddressArgument, String> {
         if text == "host" {
-            return Ok(Given::Host);
+            return Ok(AddressArgument::Host);
         }
         // The interface of a link-local address stands before the length.
         let (address, len) = text.split_once('/').map_or((text, None), |(a, l)| (a, Some(l)));
@@ -149,7 +149,7 @@ impl Given {
         if ip.is_unspecified() || ip.is_multicast() {
             return Err(format!("{ip} is no address of a device"));
         }
-        Ok(Given::One { ip, len, netdev })
+        Ok(AddressArgument::One { ip, len, netdev })
     }
 
     fn resolve(&self, host: &[Gid]) -> Result<Vec<DeviceAddress>, Failure> {
@@ -159,8 +159,8 @@ impl Given {
             prefix_len: len.unwrap_or(gid.prefix_len.into()),
         };
         let (ip, len, netdev) = match self {
-            Given::Host => return Ok(host.iter().map(|gid| of_gid(gid, None)).collect()),
-            Given::One { ip, len, netdev } => (*ip, *len, netdev),
+            AddressArgument::Host => return Ok(host.iter().map(|gid| of_gid(gid, None)).collect()),
+            AddressArgument::One { ip, len, netdev } => (*ip, *len, netdev),
         };
         let fits = |gid: &&Gid| gid.ip == ip && netdev.as_ref().is_none_or(|netdev| *netdev == gid.netdev);
         if let Some(gid) = host.iter().find(fits) {
@@ -203,14 +203,14 @@ impl Offer {
         capture: Option<&CaptureFile>,
     ) -> Result<(Endpoint, String), Failure> {
         let path = &self.socket[number];
-        let given: Vec<&Given> = self
+        let given: Vec<&AddressArgument> = self
             .addr
             .iter()
             .zip(owners)
             .filter(|(_, owner)| owner.is_none_or(|owner| owner == number))
             .map(|(given, _)| given)
             .collect();
-        let everywhere = given.contains(&&Given::Host);
+        let everywhere = given.contains(&&AddressArgument::Host);
         if everywhere && given.len() > 1 {
             return Err(Failure::usage(
                 "--addr host are all addresses: give no other with it",
@@ -406,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused() {
+    fn invalid_arguments_are_refused() {
         for (line, word) in [
             ("--addr host", "--socket"),
             ("--socket /a --addr nowhere", "nowhere"),

@@ -19,18 +19,18 @@ const INTERVAL: Duration = Duration::from_secs(1);
 
 /// What to show, and how.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Look {
+pub(crate) struct ReportArgs {
     /// Only this process, with each of its queue pairs
     #[arg(value_parser = process_id, allow_negative_numbers = true)]
     pid: Option<u32>,
-    /// Print JSON: an array of processes, one line for each look
+    /// Print JSON: an array of processes, one line for each report
     #[arg(long)]
     json: bool,
-    /// Look again every so many seconds; the default is 1 for a table on a terminal, else one look
+    /// The time between reports; the default is 1 for a table on a terminal, else one report
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     interval: Option<Duration>,
-    /// End after so many looks
-    #[arg(long, value_name = "N", value_parser = looks)]
+    /// End after so many reports
+    #[arg(long, value_name = "N", value_parser = reports)]
     count: Option<u64>,
 }
 
@@ -42,9 +42,9 @@ fn process_id(text: &str) -> Result<u32, String> {
     pid.ok_or_else(|| "not a process id; `urnic stat` lists those that use the device".to_owned())
 }
 
-fn looks(text: &str) -> Result<u64, String> {
+fn reports(text: &str) -> Result<u64, String> {
     let count = text.parse().ok().filter(|count| *count > 0);
-    count.ok_or_else(|| "not a number of looks from 1 on".to_owned())
+    count.ok_or_else(|| "not a number of reports from 1 on".to_owned())
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {
@@ -56,21 +56,21 @@ fn seconds(text: &str) -> Result<Duration, String> {
 }
 
 /// Prints reports until the requested number is reached.
-pub(crate) fn show(look: &Look) -> Result<ExitCode, Failure> {
+pub(crate) fn show(args: &ReportArgs) -> Result<ExitCode, Failure> {
     let config = Config::from_env().map_err(Failure::usage)?;
     let folders = watch::folders(config.present.dir);
-    let on_terminal = std::io::stdout().is_terminal() && !look.json;
-    let interval = look.interval.or(on_terminal.then_some(INTERVAL));
-    let looks = look
+    let on_terminal = std::io::stdout().is_terminal() && !args.json;
+    let interval = args.interval.or(on_terminal.then_some(INTERVAL));
+    let reports = args
         .count
         .unwrap_or(if interval.is_some() { u64::MAX } else { 1 });
     let mut before = Vec::new();
-    for number in 0..looks {
+    for number in 0..reports {
         if number > 0 {
             pause(interval.unwrap_or(INTERVAL))?;
         }
-        let now = found(&folders, look.pid)?;
-        let text = if look.json {
+        let now = found(&folders, args.pid)?;
+        let text = if args.json {
             serde_json::to_string(&now).map_err(Failure::runtime)? + "\n"
         } else {
             let clear = if on_terminal { "\x1b[H\x1b[J" } else { "" };
@@ -80,7 +80,7 @@ pub(crate) fn show(look: &Look) -> Result<ExitCode, Failure> {
                 span,
             };
             match now.as_slice() {
-                [one] if look.pid.is_some() => clear.to_owned() + &process(one, &rates),
+                [one] if args.pid.is_some() => clear.to_owned() + &process(one, &rates),
                 all => clear.to_owned() + &processes(all, &rates),
             }
         };

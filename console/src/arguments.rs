@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mistake_is_one_line_that_names_the_offender() {
+    fn a_usage_error_is_one_line_that_names_the_argument() {
         for (arguments, says) in [
             (&[][..], "<file>"),
             (&["--bogus", "a"], "unexpected argument '--bogus' found"),

@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn a_broken_pipe_is_told_apart_from_other_errors() {
+    fn a_broken_pipe_differs_from_other_errors() {
         let unwritten = |kind| Unwritten::from(io::Error::from(kind));
         assert!(matches!(unwritten(ErrorKind::BrokenPipe), Unwritten::ReaderGone));
         let full = unwritten(ErrorKind::StorageFull);

@@ -63,10 +63,11 @@ pub(super) fn named_in(log: &str, otherwise: &str) -> String {
 
 /// The most informative line of a program's standard error: urnic's first error, else the last
 /// line.
-pub(super) fn first_error(said: &str) -> &str {
-    let ours = said.lines().find(|line| line.contains(" ERROR urnic"));
+pub(super) fn first_error(stderr: &str) -> &str {
+    let ours = stderr.lines().find(|line| line.contains(" ERROR urnic"));
     let text = ours.map(|line| line.split_once(" ERROR ").map_or(line, |(_, text)| text));
-    text.or_else(|| said.lines().last()).unwrap_or("it said nothing")
+    text.or_else(|| stderr.lines().last())
+        .unwrap_or("it printed nothing")
 }
 
 #[cfg(test)]
@@ -94,9 +95,9 @@ mod tests {
 
     #[test]
     fn the_log_names_the_fix() {
-        let said = "a line\n2026-01-01T00:00:00Z pid 7 ERROR urnic::opening: cannot open urnic0: socketpair failed: \
+        let stderr = "a line\n2026-01-01T00:00:00Z pid 7 ERROR urnic::opening: cannot open urnic0: socketpair failed: \
                     Too many open files (os error 24): raise the limit on open files, as by `ulimit -n 1024`\nthe end";
-        let line = first_error(said);
+        let line = first_error(stderr);
         assert!(
             line.starts_with("urnic::opening: cannot open urnic0: socketpair failed"),
             "{line}"
@@ -104,6 +105,6 @@ mod tests {
         assert_eq!(named_in(line, "x"), "ulimit -n 1024");
         assert_eq!(named_in("see `urnic doctor`", "x"), "x");
         assert_eq!(first_error("one\ntwo"), "two");
-        assert_eq!(first_error(""), "it said nothing");
+        assert_eq!(first_error(""), "it printed nothing");
     }
 }

@@ -23,7 +23,7 @@ pub(super) fn examine(address: &str) -> Vec<Finding> {
         Err(_) => return vec![absent(address, &sysfs)],
     };
     let mut findings = Vec::new();
-    // No fix may detach a foreign function from its driver, so a fault here ends the list.
+    // No fix may detach another device's function from its driver, so a fault here ends the list.
     let first: [&dyn Fn() -> Finding; 4] = [
         &|| identity(&function),
         &|| answers(address, &sysfs),
@@ -78,7 +78,7 @@ fn identity(function: &Function) -> Finding {
     let ours = format!("{:04x}:{:04x}", pci::VENDOR_ID, pci::DEVICE_ID);
     Finding::wrong(
         "function",
-        format!("{ids}, no RNIC of ours ({ours})"),
+        format!("{ids}, not a urnic device ({ours})"),
         format!("lspci -D -d {ours}"),
     )
 }
@@ -88,7 +88,11 @@ fn answers(address: &str, sysfs: &Sysfs) -> Finding {
         return Finding::good("on the bus", "it answers");
     }
     let fix = "boot again, with the device's process (`urnic serve`) running";
-    Finding::wrong("on the bus", "it does not answer: the device is gone", fix)
+    Finding::wrong(
+        "on the bus",
+        "it does not answer: the device was removed, or its server ended",
+        fix,
+    )
 }
 
 fn driver(function: &Function, sysfs: &Sysfs) -> Finding {
@@ -282,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn a_function_on_its_way_is_told_the_next_step() {
+    fn a_half_prepared_function_shows_the_next_step() {
         let nowhere = Sysfs::at("/no/such/place");
         let bound = ours();
         assert_eq!(identity(&bound).verdict, Verdict::Good);
@@ -294,11 +298,11 @@ mod tests {
         );
         assert_eq!(group(&bound, &nowhere).verdict, Verdict::Good);
 
-        let foreign = Function {
+        let other = Function {
             vendor: 0x8086,
             ..ours()
         };
-        assert_eq!(identity(&foreign).verdict, Verdict::Wrong);
+        assert_eq!(identity(&other).verdict, Verdict::Wrong);
         let driven = Function {
             driver: Some("e1000e".to_owned()),
             ..ours()

@@ -17,7 +17,7 @@ const PROGRAM: &str = "ibv_rc_pingpong";
 const EXCHANGES: &str = "1000";
 
 /// The timeout of the test. A loaded machine may be slow; after this time the test counts as stuck.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Runs both ends of ibv_rc_pingpong on 127.0.0.1.
 pub(super) fn run(env: &Environment) -> Finding {
@@ -25,7 +25,7 @@ pub(super) fn run(env: &Environment) -> Finding {
         let text = format!("not run: {PROGRAM} is not installed");
         return Finding::note(SUBJECT, text, Some("apt-get install ibverbs-utils"));
     }
-    match pingpong(env, Instant::now() + PATIENCE) {
+    match pingpong(env, Instant::now() + TIMEOUT) {
         Ok(()) => Finding::good(
             SUBJECT,
             format!("{PROGRAM} exchanged {EXCHANGES} messages with itself"),
@@ -48,8 +48,8 @@ pub(super) fn answers(env: &Environment) -> Finding {
     match ran {
         Ok(output) if output.status.success() => Finding::good(SUBJECT, "the device opens and answers"),
         Ok(output) => {
-            let said = String::from_utf8_lossy(&output.stderr);
-            let text = fixes::first_error(&said).to_owned();
+            let stderr = String::from_utf8_lossy(&output.stderr);
+            let text = fixes::first_error(&stderr).to_owned();
             let fix = fixes::named_in(&text, "URNIC_LOG=debug urnic info");
             Finding::wrong(SUBJECT, text, fix)
         }
@@ -128,7 +128,7 @@ impl End {
     fn finish(&mut self, which: &str, deadline: Instant) -> Result<(), String> {
         while !self.check(which)? {
             if Instant::now() > deadline {
-                return Err(format!("the {which} did not finish in {} s", PATIENCE.as_secs()));
+                return Err(format!("the {which} did not finish in {} s", TIMEOUT.as_secs()));
             }
             std::thread::sleep(Duration::from_millis(5));
         }
