@@ -12,18 +12,18 @@ use urnic_presence::fork::OwnLock;
 use crate::log;
 
 /// Held during the first search; whether there was a search.
-pub(crate) static LOOKED: OwnLock<bool> = OwnLock::new();
+pub(crate) static SEARCHED: OwnLock<bool> = OwnLock::new();
 /// The first search is finished. Signal handlers check this flag, because they must not wait for
 /// the lock, which the interrupted thread may hold.
 static OVER: AtomicBool = AtomicBool::new(false);
 
 /// Reads the configuration, once, and starts the parts that depend on it.
-pub(crate) fn first_look() {
+pub(crate) fn first_search() {
     if OVER.load(Ordering::Acquire) {
         return;
     }
-    let mut looked = LOOKED.lock();
-    if std::mem::replace(&mut *looked, true) {
+    let mut searched = SEARCHED.lock();
+    if std::mem::replace(&mut *searched, true) {
         return;
     }
     let config = Config::from_env();

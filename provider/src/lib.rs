@@ -8,7 +8,7 @@
 mod context;
 mod device;
 mod file;
-mod first_look;
+mod first_search;
 mod guard;
 mod interpose;
 mod library;

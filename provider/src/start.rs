@@ -9,7 +9,7 @@ use std::ffi::{c_int, c_void};
 use urnic_model::host::fault;
 use urnic_presence::fork;
 
-use crate::first_look::{LOOKED, first_look};
+use crate::first_search::{SEARCHED, first_search};
 use crate::guard::guarded;
 use crate::register::{self, REGISTERED};
 use crate::{interpose, real};
@@ -35,8 +35,8 @@ static CONSTRUCTOR: extern "C" fn() = constructor;
 extern "C" fn constructor() {
     let _ = guarded(|| {
         real::look_up_all();
-        if !in_charge() {
-            interpose::stand_aside();
+        if !is_first_copy() {
+            interpose::deactivate();
             return Ok(());
         }
         urnic_presence::install();
@@ -52,7 +52,7 @@ extern "C" fn constructor() {
         };
         if !preloaded() {
             // libibverbs loaded this plug-in as one of its drivers.
-            first_look();
+            first_search();
             register::with_every_libibverbs()?;
         }
         Ok(())
@@ -74,7 +74,7 @@ extern "C" fn destructor() {
 }
 
 /// False in a second copy of the plug-in.
-fn in_charge() -> bool {
+fn is_first_copy() -> bool {
     file_of(definition(c"URNIC_PLUG_IN")) == file_of(constructor as *mut c_void)
 }
 
@@ -108,7 +108,7 @@ unsafe extern "C" fn after_fork_in_parent() {
 unsafe extern "C" fn after_fork_in_child() {
     urnic_driver::abandon_in_child();
     fork::in_child();
-    LOOKED.after_fork_in_child();
+    SEARCHED.after_fork_in_child();
     REGISTERED.after_fork_in_child();
     fault::after_fork_in_child();
 }

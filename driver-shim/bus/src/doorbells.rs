@@ -10,10 +10,10 @@ use std::os::fd::BorrowedFd;
 use urnic_device::command::features;
 use urnic_device::doorbell::{PAGE_LEN, WAKE};
 
-/// After `PATIENCE` polls in a row without a doorbell in between, a poller yields its processor at
+/// After `POLLS_BEFORE_YIELD` polls in a row without a doorbell in between, a poller yields at
 /// every `YIELD_EVERY`th poll. The thread that makes the completion, a thread of the device for
 /// example, may be waiting for this processor.
-const PATIENCE: u32 = 256;
+const POLLS_BEFORE_YIELD: u32 = 256;
 const YIELD_EVERY: u32 = 16;
 /// A poller and a thread of the device at each end need three processors. With fewer, a poller that
 /// only yields keeps one of them, since it is always ready to run, and the device's threads share
@@ -106,10 +106,10 @@ impl DoorbellPages {
     /// Called after a poll that found nothing. The device works on other threads, so the poller can
     /// only give up processor time.
     #[inline]
-    pub fn be_fair(&self) {
+    pub fn yield_when_idle(&self) {
         let idle = self.idle.load(Ordering::Relaxed).wrapping_add(1);
         self.idle.store(idle, Ordering::Relaxed);
-        if idle < PATIENCE || !idle.is_multiple_of(YIELD_EVERY) {
+        if idle < POLLS_BEFORE_YIELD || !idle.is_multiple_of(YIELD_EVERY) {
             return;
         }
         // A hardware device uses no processor of this machine.
@@ -135,8 +135,8 @@ impl DoorbellPages {
         let next = match idle {
             // After more than one nap it does not matter when the first began; before the second it
             // may have been too early.
-            _ if idle >= limit + 2 * YIELD_EVERY => (limit / 4).max(PATIENCE),
-            PATIENCE.. => (limit * 2).min(MOST_POLLS),
+            _ if idle >= limit + 2 * YIELD_EVERY => (limit / 4).max(POLLS_BEFORE_YIELD),
+            POLLS_BEFORE_YIELD.. => (limit * 2).min(MOST_POLLS),
             _ => limit,
         };
         if next != limit {
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_device_that_looks_at_memory_and_sleeps_is_kicked() {
+    fn only_a_sleeping_device_that_polls_memory_is_kicked() {
         let pages = pages();
         sleep(&pages, 1);
         assert!(!pages.ring(1, 8, 5), "silicon is rung by the store");
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn a_doorbell_outside_the_pages_is_none() {
+    fn a_doorbell_outside_the_pages_wakes_nothing() {
         let pages = pages();
         pages.features(features::DOORBELL_MEMORY);
         sleep(&pages, 0);
@@ -221,10 +221,14 @@ mod tests {
             pages.nap_after.load(Ordering::Relaxed)
         };
         assert_eq!(after_waits_of(2 * MOST_POLLS, 1), MOST_POLLS / 4);
-        assert_eq!(after_waits_of(2 * MOST_POLLS, 5), PATIENCE);
-        assert_eq!(after_waits_of(3, 5), PATIENCE, "posts in a row say nothing");
+        assert_eq!(after_waits_of(2 * MOST_POLLS, 5), POLLS_BEFORE_YIELD);
+        assert_eq!(
+            after_waits_of(3, 5),
+            POLLS_BEFORE_YIELD,
+            "posts in a row change nothing"
+        );
         // The answer came during the first nap.
-        assert_eq!(after_waits_of(PATIENCE + 1, 1), 2 * PATIENCE);
-        assert_eq!(after_waits_of(PATIENCE + 1, 9), MOST_POLLS);
+        assert_eq!(after_waits_of(POLLS_BEFORE_YIELD + 1, 1), 2 * POLLS_BEFORE_YIELD);
+        assert_eq!(after_waits_of(POLLS_BEFORE_YIELD + 1, 9), MOST_POLLS);
     }
 }

@@ -140,8 +140,8 @@ impl Bus for InprocBus {
         self.device.progress();
     }
 
-    fn lend(&self, patience: Duration, readable: BorrowedFd<'_>, done: &mut dyn FnMut() -> bool) -> bool {
-        self.device.lend(patience, readable, done)
+    fn lend(&self, timeout: Duration, readable: BorrowedFd<'_>, done: &mut dyn FnMut() -> bool) -> bool {
+        self.device.lend(timeout, readable, done)
     }
 
     #[inline]

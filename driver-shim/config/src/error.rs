@@ -94,8 +94,8 @@ pub enum Error {
         message: String,
     },
     /// A capture is configured for a device whose wire is not in this process.
-    #[error("pcap={}: the wire of {device} is where that device is: give --pcap to its `urnic serve` instead", path.display())]
-    Elsewhere {
+    #[error("pcap={}: the packets of {device} can be captured only in its server: give --pcap to its `urnic serve` instead", path.display())]
+    RemoteCapture {
         /// The configured capture file.
         path: PathBuf,
         /// The configured device.

@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn words_that_would_hide_everything_are_none() {
+    fn filters_that_would_hide_everything_are_invalid() {
         for text in [
             "",
             "verbose",

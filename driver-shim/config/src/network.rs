@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_network_is_refused() {
+    fn invalid_networks_are_refused() {
         for text in [
             "",
             "/",

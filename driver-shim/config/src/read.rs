@@ -165,7 +165,7 @@ impl Config {
     fn check(&self) -> Result<(), Error> {
         match (&self.pcap, &self.device) {
             (None, _) | (_, Device::Inproc) => Ok(()),
-            (Some(path), device) => Err(Error::Elsewhere {
+            (Some(path), device) => Err(Error::RemoteCapture {
                 path: path.clone(),
                 device: device.clone(),
             }),

@@ -43,7 +43,7 @@ impl Drop for File {
 }
 
 #[test]
-fn no_variable_of_ours_gives_the_defaults() {
+fn without_urnic_variables_the_defaults_apply() {
     assert_eq!(load(&[("PATH", "/bin"), ("URNICX", "1")]), Ok(Config::default()));
 }
 
@@ -166,7 +166,7 @@ fn unknown_keys_are_named_with_their_place_and_a_suggestion() {
 }
 
 #[test]
-fn bad_values_are_named_with_what_would_do() {
+fn bad_values_are_reported_with_valid_ones() {
     assert_eq!(
         complaint(&[("URNIC_MPA_REVISION", "3")]),
         "URNIC_MPA_REVISION: mpa.revision cannot be 3: it takes 1 or 2"
@@ -229,7 +229,7 @@ fn a_bad_value_of_any_option_is_an_error_wherever_it_is_set() {
 }
 
 #[test]
-fn complaints_are_one_line_whatever_was_written() {
+fn error_lines_have_no_line_breaks() {
     let file = File::new("syntax", "a = 1\nmpa = [\n\n");
     let broken = complaint(&[("URNIC_CONFIG", file.path())]);
     assert!(
@@ -305,7 +305,7 @@ fn a_missing_or_endless_file_is_an_error_not_a_wait() {
 }
 
 #[test]
-fn a_capture_of_a_device_elsewhere_is_refused_not_ignored() {
+fn a_capture_of_a_remote_device_is_refused() {
     let path = |config: Config| config.pcap;
     assert_eq!(load(&[("URNIC_PCAP", "/x")]).map(path), Ok(Some("/x".into())));
     for device in ["vfio-user:/s", "vfio:0000:01:00.0"] {

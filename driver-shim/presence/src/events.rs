@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn purge_takes_back_the_doomed_wherever_they_wait() {
+    fn purge_removes_sent_and_waiting_records() {
         let (fd, sender) = opened();
         let mut total = 0u64;
         while sender.send(&(total % 3).to_ne_bytes()) == Sent::Delivered {
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn our_end_is_out_of_the_way() {
+    fn the_device_end_has_a_high_number() {
         let (fd, sender) = opened();
         let ours = fds::number(&sender.device().unwrap());
         assert!(ours > fds::number(&fd));

@@ -24,29 +24,29 @@ unsafe impl Sync for AcrossFork {}
 
 static ACROSS_FORK: AcrossFork = AcrossFork(UnsafeCell::new(None));
 
-/// A number that seldom changes, on a separate cache line: the fast path reads it.
+/// A number that rarely changes, on a separate cache line: the fast path reads it.
 #[repr(align(64))]
-struct Alone(AtomicU32);
+struct CacheLine(AtomicU32);
 
 /// The number of forks between the first process and this one.
-static GENERATION: Alone = Alone(AtomicU32::new(0));
+static GENERATION: CacheLine = CacheLine(AtomicU32::new(0));
 
-/// The process in which an object was made. In a forked child the object is unusable and must not
+/// The process that created an object. In a forked child the object is unusable and must not
 /// be locked: at the fork, a thread that only the parent has may have held the lock, which then
 /// stays locked in the child.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Birthplace(u32);
+pub struct CreationProcess(u32);
 
-impl Birthplace {
-    /// The birthplace of an object that this process makes.
-    pub fn here() -> Birthplace {
-        Birthplace(GENERATION.0.load(Ordering::Relaxed))
+impl CreationProcess {
+    /// This process, as the creator of an object.
+    pub fn current() -> CreationProcess {
+        CreationProcess(GENERATION.0.load(Ordering::Relaxed))
     }
 
     /// Whether the object was made in this process.
     #[inline]
-    pub fn is_here(self) -> bool {
-        self == Birthplace::here()
+    pub fn is_current(self) -> bool {
+        self == CreationProcess::current()
     }
 }
 

@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_digest_knows_where_its_pieces_end() {
+    fn a_digest_separates_its_pieces() {
         let digest = |a: &str, b: &str| Digest::new("").with(a.as_bytes()).with(b.as_bytes()).value();
         assert_ne!(digest("ab", "c"), digest("a", "bc"));
         assert_ne!(digest("", "abc"), digest("abc", ""));

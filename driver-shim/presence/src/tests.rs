@@ -183,7 +183,7 @@ fn many_builders_make_one_tree() {
 }
 
 #[test]
-fn old_trees_that_nobody_uses_are_reaped() {
+fn unused_old_trees_are_removed() {
     let scratch = Scratch::new();
     let plan = |name: &str| tree::Plan {
         name: name.to_owned(),

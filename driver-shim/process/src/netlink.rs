@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn a_point_to_point_address_is_our_end() {
+    fn a_point_to_point_link_has_the_local_address() {
         let body = address_message(0, &[(IFA_ADDRESS, &[10, 0, 0, 2]), (IFA_LOCAL, &[10, 0, 0, 1])]);
         let ours = InterfaceAddress {
             ip: IpAddr::from([10, 0, 0, 1]),

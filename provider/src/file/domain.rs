@@ -14,7 +14,7 @@ pub(crate) struct Domain {
     pub(crate) device: urnic_driver::Pd,
     pub(crate) on_demand: Places,
     /// The number of queues and parent domains in this domain, from all contexts that import it.
-    pub(crate) tenants: Arc<AtomicU32>,
+    pub(crate) members: Arc<AtomicU32>,
 }
 
 impl Domain {
@@ -27,7 +27,7 @@ impl Domain {
             driver: driver.clone(),
             device,
             on_demand: Places::default(),
-            tenants: Arc::default(),
+            members: Arc::default(),
         })
     }
 }

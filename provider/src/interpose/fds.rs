@@ -51,7 +51,7 @@ unsafe extern "C-unwind" fn dup2(old: c_int, new: c_int) -> c_int {
     let Some(next) = real::dup2() else {
         return missing(-1);
     };
-    if let Err(errno) = make_way(old, new) {
+    if let Err(errno) = release_target(old, new) {
         return refuse(errno);
     }
     // SAFETY: the C caller's arguments.
@@ -65,7 +65,7 @@ unsafe extern "C-unwind" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int 
     };
     // With other flags the call fails, and `new` does not change.
     if flags & !libc::O_CLOEXEC == 0
-        && let Err(errno) = make_way(old, new)
+        && let Err(errno) = release_target(old, new)
     {
         return refuse(errno);
     }
@@ -121,7 +121,7 @@ fn remember(old: c_int, new: c_int) -> c_int {
 
 /// Called before `new` is replaced by `old`. `EBUSY`, which dup2(2) documents for numbers that are
 /// being opened, when `new` is an fd of the plug-in.
-fn make_way(old: c_int, new: c_int) -> Result<(), Errno> {
+fn release_target(old: c_int, new: c_int) -> Result<(), Errno> {
     let Some(kind) = fds::kind(new) else { return Ok(()) };
     if old == new {
         return Ok(());
@@ -219,7 +219,7 @@ unsafe extern "C-unwind" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_
         return missing(-1);
     };
     // SAFETY: the C caller's argument for that request.
-    if u64::from(request as u32) == command::VERBS_IOCTL && unsafe { told(fd, argument) } {
+    if u64::from(request as u32) == command::VERBS_IOCTL && unsafe { device_ioctl(fd, argument) } {
         return 0;
     }
     // What it does not know, the file that stands for the device refuses as an old kernel does
@@ -231,7 +231,7 @@ unsafe extern "C-unwind" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_
 /// # Safety
 /// The conditions of [`command::ioctl`].
 #[cold]
-unsafe fn told(fd: c_int, argument: *mut c_void) -> bool {
+unsafe fn device_ioctl(fd: c_int, argument: *mut c_void) -> bool {
     // SAFETY: the caller promises the conditions of `command::ioctl`.
     guarded(|| Ok(unsafe { command::ioctl(fd, argument.cast()) })).is_ok_and(|answer| answer.is_some())
 }
@@ -261,10 +261,10 @@ unsafe extern "C-unwind" fn manage(fd: c_int, bytes: *const c_void, length: usiz
             Err(Errno::BADFD) => return unsafe { pause() } as isize,
             Err(error) => return refuse(error) as isize,
         }
-        let mut octet = 0u8;
+        let mut byte = 0u8;
         // SAFETY: a local; the byte that says that there is an event stays where it is. An fd that
         // shall not block does not.
-        match unsafe { wait(fd, (&raw mut octet).cast(), 1, libc::MSG_PEEK) } {
+        match unsafe { wait(fd, (&raw mut byte).cast(), 1, libc::MSG_PEEK) } {
             ..0 => return -1,
             // Another thread closed the channel. In a kernel a call under way goes on; nothing will
             // ever come.
@@ -320,7 +320,7 @@ unsafe extern "C-unwind" fn socket(domain: c_int, kind: c_int, protocol: c_int) 
 fn we_answer() -> bool {
     ACTIVE.load(Ordering::Relaxed)
         && guarded(|| {
-            crate::first_look::first_look();
+            crate::first_search::first_search();
             Presence::current()?;
             crate::register::with_every_libibverbs()
         })

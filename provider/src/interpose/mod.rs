@@ -21,7 +21,7 @@ use rustix::io::Errno;
 use urnic_presence::Presence;
 use urnic_presence::redirect::{PathBuffer, Target, is_ours};
 
-use crate::first_look::first_look;
+use crate::first_search::first_search;
 use crate::guard::{guarded, set_errno};
 use crate::log::complaining;
 
@@ -50,7 +50,7 @@ fn list_can_be_read() -> Result<(), Errno> {
 static ACTIVE: AtomicBool = AtomicBool::new(true);
 
 /// Makes every function here pass its calls on.
-pub(crate) fn stand_aside() {
+pub(crate) fn deactivate() {
     ACTIVE.store(false, Ordering::Relaxed);
 }
 
@@ -71,7 +71,7 @@ unsafe fn redirect(path: *const c_char, buffer: &mut PathBuffer) -> Option<(&CSt
         return None;
     }
     let found = guarded(|| {
-        first_look();
+        first_search();
         let presence = complaining("there is no urnic0 for this program", Presence::current)?;
         Ok(presence.redirect(path, buffer))
     });

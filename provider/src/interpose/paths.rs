@@ -23,7 +23,7 @@ use crate::real::{self, Opaque};
 /// `path` is a C string.
 #[cold]
 #[inline(never)]
-unsafe fn elsewhere<R>(path: *const c_char, next: impl FnOnce(*const c_char) -> R) -> R {
+unsafe fn redirected<R>(path: *const c_char, next: impl FnOnce(*const c_char) -> R) -> R {
     let mut buffer = PathBuffer::new();
     // SAFETY: the caller promises a C string.
     match unsafe { redirect(path, &mut buffer) } {
@@ -32,14 +32,14 @@ unsafe fn elsewhere<R>(path: *const c_char, next: impl FnOnce(*const c_char) -> 
     }
 }
 
-/// Replaces the path, as [`elsewhere`] does, for functions that open: an fd of the device's node,
+/// Replaces the path, as [`redirected`] does, for functions that open: an fd of the device's node,
 /// or of the connection manager's, is recorded.
 ///
 /// # Safety
-/// The conditions of [`elsewhere`].
+/// The conditions of [`redirected`].
 #[cold]
 #[inline(never)]
-unsafe fn elsewhere_opening(path: *const c_char, next: impl FnOnce(*const c_char) -> c_int) -> c_int {
+unsafe fn redirected_open(path: *const c_char, next: impl FnOnce(*const c_char) -> c_int) -> c_int {
     let mut buffer = PathBuffer::new();
     // SAFETY: the caller promises a C string.
     match unsafe { redirect(path, &mut buffer) } {
@@ -125,13 +125,13 @@ fn out_of_the_way(fd: c_int) -> c_int {
     moved.into_raw_fd()
 }
 
-/// Replaces the path, as [`elsewhere`] does, for `fopen`.
+/// Replaces the path, as [`redirected`] does, for `fopen`.
 ///
 /// # Safety
-/// The conditions of [`elsewhere`].
+/// The conditions of [`redirected`].
 #[cold]
 #[inline(never)]
-unsafe fn elsewhere_streaming(path: *const c_char, next: impl FnOnce(*const c_char) -> Opaque) -> Opaque {
+unsafe fn redirected_fopen(path: *const c_char, next: impl FnOnce(*const c_char) -> Opaque) -> Opaque {
     let mut buffer = PathBuffer::new();
     // SAFETY: the caller promises a C string.
     match unsafe { redirect(path, &mut buffer) } {
@@ -178,46 +178,46 @@ macro_rules! on_path {
 // The C ABIs of Linux pass it like a named third or fourth argument, so it is always taken and
 // always passed on; without those flags no code reads it.
 on_path! {
-    open(; flags: c_int, mode: c_uint) -> c_int, -1, elsewhere_opening;
-    open64(; flags: c_int, mode: c_uint) -> c_int, -1, elsewhere_opening;
-    openat(at: c_int; flags: c_int, mode: c_uint) -> c_int, -1, elsewhere_opening;
-    openat64(at: c_int; flags: c_int, mode: c_uint) -> c_int, -1, elsewhere_opening;
-    __open_2(; flags: c_int) -> c_int, -1, elsewhere_opening;
-    __open64_2(; flags: c_int) -> c_int, -1, elsewhere_opening;
-    __openat_2(at: c_int; flags: c_int) -> c_int, -1, elsewhere_opening;
-    __openat64_2(at: c_int; flags: c_int) -> c_int, -1, elsewhere_opening;
-    fopen(; mode: *const c_char) -> Opaque, null_mut(), elsewhere_streaming;
-    fopen64(; mode: *const c_char) -> Opaque, null_mut(), elsewhere_streaming;
-    opendir(;) -> Opaque, null_mut(), elsewhere;
-    scandir(; names: Opaque, filter: Opaque, compare: Opaque) -> c_int, -1, elsewhere;
-    scandir64(; names: Opaque, filter: Opaque, compare: Opaque) -> c_int, -1, elsewhere;
-    stat(; to: Opaque) -> c_int, -1, elsewhere;
-    stat64(; to: Opaque) -> c_int, -1, elsewhere;
-    lstat(; to: Opaque) -> c_int, -1, elsewhere;
-    lstat64(; to: Opaque) -> c_int, -1, elsewhere;
-    fstatat(at: c_int; to: Opaque, flags: c_int) -> c_int, -1, elsewhere;
-    fstatat64(at: c_int; to: Opaque, flags: c_int) -> c_int, -1, elsewhere;
-    statx(at: c_int; flags: c_int, mask: c_uint, to: Opaque) -> c_int, -1, elsewhere;
-    __xstat(version: c_int; to: Opaque) -> c_int, -1, elsewhere;
-    __xstat64(version: c_int; to: Opaque) -> c_int, -1, elsewhere;
-    __lxstat(version: c_int; to: Opaque) -> c_int, -1, elsewhere;
-    __lxstat64(version: c_int; to: Opaque) -> c_int, -1, elsewhere;
-    __fxstatat(version: c_int, at: c_int; to: Opaque, flags: c_int) -> c_int, -1, elsewhere;
-    __fxstatat64(version: c_int, at: c_int; to: Opaque, flags: c_int) -> c_int, -1, elsewhere;
-    access(; mode: c_int) -> c_int, -1, elsewhere;
-    eaccess(; mode: c_int) -> c_int, -1, elsewhere;
-    euidaccess(; mode: c_int) -> c_int, -1, elsewhere;
-    faccessat(at: c_int; mode: c_int, flags: c_int) -> c_int, -1, elsewhere;
-    readlink(; to: *mut c_char, size: usize) -> isize, -1, elsewhere;
-    __readlink_chk(; to: *mut c_char, size: usize, room: usize) -> isize, -1, elsewhere;
-    readlinkat(at: c_int; to: *mut c_char, size: usize) -> isize, -1, elsewhere;
-    __readlinkat_chk(at: c_int; to: *mut c_char, size: usize, room: usize) -> isize, -1, elsewhere;
-    realpath(; to: *mut c_char) -> *mut c_char, null_mut(), elsewhere;
-    __realpath_chk(; to: *mut c_char, room: usize) -> *mut c_char, null_mut(), elsewhere;
-    canonicalize_file_name(;) -> *mut c_char, null_mut(), elsewhere;
-    getxattr(; name: *const c_char, to: *mut c_void, size: usize) -> isize, -1, elsewhere;
-    lgetxattr(; name: *const c_char, to: *mut c_void, size: usize) -> isize, -1, elsewhere;
-    listxattr(; to: *mut c_char, size: usize) -> isize, -1, elsewhere;
-    llistxattr(; to: *mut c_char, size: usize) -> isize, -1, elsewhere;
-    chdir(;) -> c_int, -1, elsewhere;
+    open(; flags: c_int, mode: c_uint) -> c_int, -1, redirected_open;
+    open64(; flags: c_int, mode: c_uint) -> c_int, -1, redirected_open;
+    openat(at: c_int; flags: c_int, mode: c_uint) -> c_int, -1, redirected_open;
+    openat64(at: c_int; flags: c_int, mode: c_uint) -> c_int, -1, redirected_open;
+    __open_2(; flags: c_int) -> c_int, -1, redirected_open;
+    __open64_2(; flags: c_int) -> c_int, -1, redirected_open;
+    __openat_2(at: c_int; flags: c_int) -> c_int, -1, redirected_open;
+    __openat64_2(at: c_int; flags: c_int) -> c_int, -1, redirected_open;
+    fopen(; mode: *const c_char) -> Opaque, null_mut(), redirected_fopen;
+    fopen64(; mode: *const c_char) -> Opaque, null_mut(), redirected_fopen;
+    opendir(;) -> Opaque, null_mut(), redirected;
+    scandir(; names: Opaque, filter: Opaque, compare: Opaque) -> c_int, -1, redirected;
+    scandir64(; names: Opaque, filter: Opaque, compare: Opaque) -> c_int, -1, redirected;
+    stat(; to: Opaque) -> c_int, -1, redirected;
+    stat64(; to: Opaque) -> c_int, -1, redirected;
+    lstat(; to: Opaque) -> c_int, -1, redirected;
+    lstat64(; to: Opaque) -> c_int, -1, redirected;
+    fstatat(at: c_int; to: Opaque, flags: c_int) -> c_int, -1, redirected;
+    fstatat64(at: c_int; to: Opaque, flags: c_int) -> c_int, -1, redirected;
+    statx(at: c_int; flags: c_int, mask: c_uint, to: Opaque) -> c_int, -1, redirected;
+    __xstat(version: c_int; to: Opaque) -> c_int, -1, redirected;
+    __xstat64(version: c_int; to: Opaque) -> c_int, -1, redirected;
+    __lxstat(version: c_int; to: Opaque) -> c_int, -1, redirected;
+    __lxstat64(version: c_int; to: Opaque) -> c_int, -1, redirected;
+    __fxstatat(version: c_int, at: c_int; to: Opaque, flags: c_int) -> c_int, -1, redirected;
+    __fxstatat64(version: c_int, at: c_int; to: Opaque, flags: c_int) -> c_int, -1, redirected;
+    access(; mode: c_int) -> c_int, -1, redirected;
+    eaccess(; mode: c_int) -> c_int, -1, redirected;
+    euidaccess(; mode: c_int) -> c_int, -1, redirected;
+    faccessat(at: c_int; mode: c_int, flags: c_int) -> c_int, -1, redirected;
+    readlink(; to: *mut c_char, size: usize) -> isize, -1, redirected;
+    __readlink_chk(; to: *mut c_char, size: usize, room: usize) -> isize, -1, redirected;
+    readlinkat(at: c_int; to: *mut c_char, size: usize) -> isize, -1, redirected;
+    __readlinkat_chk(at: c_int; to: *mut c_char, size: usize, room: usize) -> isize, -1, redirected;
+    realpath(; to: *mut c_char) -> *mut c_char, null_mut(), redirected;
+    __realpath_chk(; to: *mut c_char, room: usize) -> *mut c_char, null_mut(), redirected;
+    canonicalize_file_name(;) -> *mut c_char, null_mut(), redirected;
+    getxattr(; name: *const c_char, to: *mut c_void, size: usize) -> isize, -1, redirected;
+    lgetxattr(; name: *const c_char, to: *mut c_void, size: usize) -> isize, -1, redirected;
+    listxattr(; to: *mut c_char, size: usize) -> isize, -1, redirected;
+    llistxattr(; to: *mut c_char, size: usize) -> isize, -1, redirected;
+    chdir(;) -> c_int, -1, redirected;
 }

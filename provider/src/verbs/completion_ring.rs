@@ -9,7 +9,7 @@ use urnic_device::record::CqRecord;
 use urnic_rdma_core::{IBV_WC_WITH_IMM, IBV_WC_WITH_INV, ibv_wc};
 
 /// In a completion's `qid`: its queue pair was destroyed, skip it. Valid numbers have 24 bits.
-const GONE: u32 = u32::MAX;
+const DESTROYED: u32 = u32::MAX;
 
 /// The ring, for the holder of the queue's lock.
 pub(crate) struct CompletionRing {
@@ -75,7 +75,7 @@ impl CompletionRing {
             // SAFETY: the entry belongs to the driver until it publishes a consumer index behind
             // the entry.
             let cqe = unsafe { ptr::read(self.entry(self.consumer)) };
-            if cqe.qid.get() != GONE {
+            if cqe.qid.get() != DESTROYED {
                 return Some(cqe);
             }
             self.advance();
@@ -132,7 +132,7 @@ impl CompletionRing {
             // the entry.
             unsafe {
                 if (*entry).qid.get() == qid {
-                    (*entry).qid = GONE.into();
+                    (*entry).qid = DESTROYED.into();
                 }
             }
         }

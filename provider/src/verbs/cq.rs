@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 use urnic_device::cqe::Cqe;
-use urnic_presence::fork::Birthplace;
+use urnic_presence::fork::CreationProcess;
 use urnic_presence::{ChannelSender, registry};
 use urnic_rdma_core::{
     IBV_CQ_ATTR_MODERATE, ibv_comp_channel, ibv_context, ibv_cq, ibv_moderate_cq, ibv_modify_cq_attr, ibv_pd,
@@ -17,12 +17,12 @@ use urnic_rdma_core::{
 };
 
 use super::completion_ring::{CompletionRing, is_receive, work_completion};
-use super::foreign::Foreign;
 use super::ledger::Ledger;
 use super::lock::Lock;
 use super::parent_domain::{Resource, Rings};
-use super::pd::{Pd, Tenancy};
+use super::pd::{DomainMembership, Pd};
 use super::reported::{Acknowledgements, Reported, send_completion};
+use super::shared_with_c::SharedWithC;
 use crate::context::Context;
 use crate::guard::{contained, pointer, status};
 
@@ -30,9 +30,9 @@ use crate::guard::{contained, pointer, status};
 #[repr(C)]
 pub(crate) struct Cq {
     /// Must be first: libibverbs' pointer is also the provider's.
-    abi: Foreign<verbs_cq>,
+    abi: SharedWithC<verbs_cq>,
     /// Checked before any lock is taken.
-    pub(super) birthplace: Birthplace,
+    pub(super) created_in: CreationProcess,
     pub(super) device: Arc<urnic_driver::Cq>,
     pub(super) completions: Lock<Completions>,
     /// The destination of completion events; `None`: no destination.
@@ -42,7 +42,7 @@ pub(crate) struct Cq {
     pub(super) asynchronous: Reported,
     rings: Rings,
     /// The membership in a parent domain, if there is one.
-    _tenancy: Option<Tenancy>,
+    _membership: Option<DomainMembership>,
 }
 
 /// The state that polling changes, under the queue's lock.
@@ -127,7 +127,7 @@ impl Cq {
         let cookie = place.as_ptr().addr() as u64;
         // SAFETY: the caller promises a live domain if it is not null.
         let pd = (!pd.is_null()).then(|| unsafe { Pd::of(pd) });
-        let tenancy = pd.map(Pd::admit).transpose()?;
+        let membership = pd.map(Pd::admit).transpose()?;
         let resource = Resource::Completions;
         let rings = pd.map_or_else(|| Rings::anywhere(resource), |pd| pd.rings(resource));
         let device = context
@@ -152,8 +152,8 @@ impl Cq {
         Ok(Box::write(
             place,
             Cq {
-                abi: Foreign::new(abi),
-                birthplace: Birthplace::here(),
+                abi: SharedWithC::new(abi),
+                created_in: CreationProcess::current(),
                 device,
                 completions: Lock::new(Completions {
                     ring,
@@ -165,7 +165,7 @@ impl Cq {
                 reported: Reported::default(),
                 asynchronous: Reported::default(),
                 rings,
-                _tenancy: tenancy,
+                _membership: membership,
             },
         ))
     }
@@ -264,7 +264,7 @@ impl Cq {
 
     /// Destroys the queue. Waits until the program acknowledged its events.
     fn destroy(&self) -> Result<(), Errno> {
-        if !self.birthplace.is_here() {
+        if !self.created_in.is_current() {
             return Err(Errno::IO);
         }
         if !self.completions.hold().members.is_empty() {
@@ -352,7 +352,7 @@ pub(super) unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
 pub(super) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int {
     // SAFETY: a live queue.
     let cq = unsafe { Cq::of(cq) };
-    if !cq.birthplace.is_here() {
+    if !cq.created_in.is_current() {
         return -Errno::IO.raw_os_error();
     }
     let room = usize::try_from(num_entries).unwrap_or(0);
@@ -372,7 +372,7 @@ pub(super) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, num_entries: c_int, wc:
 pub(super) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
     // SAFETY: a live queue.
     let cq = unsafe { Cq::of(cq) };
-    if !cq.birthplace.is_here() {
+    if !cq.created_in.is_current() {
         return Errno::IO.raw_os_error();
     }
     // The program requests an event for the next completion: completions that are already in the

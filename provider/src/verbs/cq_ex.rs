@@ -109,7 +109,7 @@ pub(super) unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_po
     }
     // SAFETY: a live queue.
     let queue = unsafe { of(cq) };
-    if !queue.birthplace.is_here() {
+    if !queue.created_in.is_current() {
         return Errno::IO.raw_os_error();
     }
     for again in [true, false] {
@@ -133,7 +133,7 @@ pub(super) unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_po
 /// `start_poll` and this call.
 pub(super) unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
     // SAFETY: a live queue.
-    if !unsafe { of(cq) }.birthplace.is_here() {
+    if !unsafe { of(cq) }.created_in.is_current() {
         return Errno::IO.raw_os_error();
     }
     // SAFETY: a live queue, kept locked by `start_poll`.
@@ -151,7 +151,7 @@ pub(super) unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
 unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
     // SAFETY: a live queue.
     let queue = unsafe { of(cq) };
-    if !queue.birthplace.is_here() {
+    if !queue.created_in.is_current() {
         return;
     }
     // SAFETY: `start_poll` kept the queue locked.

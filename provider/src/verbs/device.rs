@@ -227,7 +227,7 @@ mod tests {
     };
 
     #[test]
-    fn what_no_verb_reaches_is_not_shown() {
+    fn capabilities_without_a_verb_are_not_shown() {
         let shown = device_attributes(&DEVICE, 0x1122_3344_5566_7788).orig_attr;
         assert_eq!(
             (shown.max_mw, shown.max_srq, shown.max_srq_wr, shown.max_srq_sge),

@@ -8,8 +8,8 @@ use std::sync::{Arc, Weak};
 use rustix::io::Errno;
 use urnic_rdma_core::*;
 
-use super::foreign::Foreign;
 use super::mr;
+use super::shared_with_c::SharedWithC;
 use crate::context::Context;
 use crate::file::device_memory::{DeviceMemory, MAX, MAX_LOG_ALIGN, Memory};
 use crate::file::{File, Handles};
@@ -19,7 +19,7 @@ use crate::guard::{pointer, status};
 #[repr(C)]
 struct Dm {
     /// Must be first: libibverbs' pointer is also the provider's.
-    abi: Foreign<ibv_dm>,
+    abi: SharedWithC<ibv_dm>,
     object: Arc<DeviceMemory>,
     file: Weak<File>,
 }
@@ -55,7 +55,7 @@ fn boxed(
     file: Option<&Arc<File>>,
 ) -> Box<Dm> {
     Box::new(Dm {
-        abi: Foreign::new(ibv_dm {
+        abi: SharedWithC::new(ibv_dm {
             context,
             memcpy_to_dm: Some(memcpy_to_dm),
             memcpy_from_dm: Some(memcpy_from_dm),

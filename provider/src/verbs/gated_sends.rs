@@ -85,15 +85,19 @@ impl Sends {
     /// Releases the send queue, and publishes the written entries if the gate is open. Returns the
     /// index to ring with.
     #[inline]
-    pub(super) fn let_go(&self, device: &urnic_driver::Qp, mut side: Held<'_, SendSide>) -> Option<u32> {
+    pub(super) fn release_queue(
+        &self,
+        device: &urnic_driver::Qp,
+        mut side: Held<'_, SendSide>,
+    ) -> Option<u32> {
         if device.gate_is_open() {
             return side.queue.publish();
         }
-        self.leave_behind(device, side)
+        self.release_behind_gate(device, side)
     }
 
     #[cold]
-    fn leave_behind(&self, device: &urnic_driver::Qp, side: Held<'_, SendSide>) -> Option<u32> {
+    fn release_behind_gate(&self, device: &urnic_driver::Qp, side: Held<'_, SendSide>) -> Option<u32> {
         self.waiting.store(side.queue.is_waiting(), Ordering::Relaxed);
         drop(side);
         // A thread that opened the gate since the check may have found the queue held.
@@ -106,8 +110,7 @@ impl Sends {
     }
 
     /// Publishes behind an open gate, unless the queue is held. The holder of the queue checks the
-    /// gate when it releases the queue ([`let_go`](Self::let_go)): fences separate store and check
-    /// on both sides, so at least one side sees the other's store.
+    /// gate in [`release_queue`](Self::release_queue): fences separate store and check on both sides, so at least one side sees the other's store.
     fn publish_unless_held(&self) -> Option<u32> {
         fence(Ordering::SeqCst);
         self.side.try_hold()?.queue.publish()

@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_try_takes_what_is_free_and_leaves_what_is_held() {
+    fn try_hold_takes_a_free_lock_only() {
         let lock = Lock::new(1);
         {
             let mut held = lock.try_hold().unwrap();
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_kept_excludes_others_until_resumed() {
+    fn a_kept_lock_excludes_others_until_resumed() {
         let lock = Arc::new(Lock::new(1));
         lock.hold().keep();
         let other = {

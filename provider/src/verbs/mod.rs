@@ -21,7 +21,6 @@ mod cq_ex;
 mod device;
 mod dm;
 mod events;
-mod foreign;
 mod gated_sends;
 mod ledger;
 mod lock;
@@ -40,6 +39,7 @@ mod reported;
 #[cfg(test)]
 mod ring_tests;
 mod send_queue;
+mod shared_with_c;
 mod srq;
 mod unaligned;
 

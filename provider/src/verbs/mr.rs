@@ -14,8 +14,8 @@ use urnic_rdma_core::{
     ibv_sge, verbs_mr,
 };
 
-use super::foreign::Foreign;
 use super::pd::Pd;
+use super::shared_with_c::SharedWithC;
 use super::unaligned;
 use crate::file::File;
 use crate::file::device_memory::Memory;
@@ -27,7 +27,7 @@ use crate::guard::{pointer, status};
 #[repr(C)]
 pub(super) struct Mr {
     /// Must be first: libibverbs' pointer is also the provider's.
-    abi: Foreign<verbs_mr>,
+    abi: SharedWithC<verbs_mr>,
     region: Arc<Region>,
     file: Weak<File>,
 }
@@ -98,7 +98,7 @@ impl Mr {
             file.regions.enter(handle, region.clone());
         }
         Box::new(Mr {
-            abi: Foreign::new(abi),
+            abi: SharedWithC::new(abi),
             region,
             file: file.as_ref().map(Arc::downgrade).unwrap_or_default(),
         })
@@ -135,7 +135,7 @@ pub(super) unsafe extern "C" fn import_mr(pd: *mut ibv_pd, handle: u32) -> *mut 
             None => return Err(Errno::NOENT),
         };
         Ok(Box::new(Mr {
-            abi: Foreign::new(abi),
+            abi: SharedWithC::new(abi),
             region,
             file: Arc::downgrade(&file),
         }))

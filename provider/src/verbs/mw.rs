@@ -7,9 +7,9 @@ use std::sync::Arc;
 use rustix::io::Errno;
 use urnic_rdma_core::*;
 
-use super::foreign::Foreign;
 use super::pd::Pd;
 use super::post::post_send;
+use super::shared_with_c::SharedWithC;
 use crate::file::domain::Domain;
 use crate::guard::{pointer, status};
 
@@ -17,7 +17,7 @@ use crate::guard::{pointer, status};
 #[repr(C)]
 struct Mw {
     /// Must be first: libibverbs' pointer is also the provider's.
-    abi: Foreign<ibv_mw>,
+    abi: SharedWithC<ibv_mw>,
     /// The STag at allocation, which names the window for the device, whatever its bound key is.
     stag: u32,
     domain: Arc<Domain>,
@@ -31,7 +31,7 @@ pub(super) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: ibv_mw_type) -> 
         let domain = pd_.domain()?.clone();
         let stag = domain.driver.alloc_mw(&domain.device, kind)?;
         Ok(Box::new(Mw {
-            abi: Foreign::new(ibv_mw {
+            abi: SharedWithC::new(ibv_mw {
                 context: pd_.ibv_context(),
                 pd,
                 rkey: stag,

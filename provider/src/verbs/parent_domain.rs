@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_allocator_gave_goes_back_once() {
+    fn memory_of_the_allocator_is_freed_once() {
         let mut heap = Heap {
             out: RefCell::default(),
             left: RefCell::new(4),

@@ -7,8 +7,8 @@ use std::sync::{Arc, Weak};
 use rustix::io::Errno;
 use urnic_rdma_core::*;
 
-use super::foreign::Foreign;
 use super::parent_domain::{Allocator, Resource, Rings};
+use super::shared_with_c::SharedWithC;
 use crate::context::Context;
 use crate::file::File;
 use crate::file::domain::Domain;
@@ -18,34 +18,34 @@ use crate::guard::{pointer, status};
 #[repr(C)]
 pub(crate) struct Pd {
     /// Must be first: libibverbs' pointer is also the provider's.
-    pub(super) abi: Foreign<ibv_pd>,
+    pub(super) abi: SharedWithC<ibv_pd>,
     domain: Arc<Domain>,
     file: Weak<File>,
     /// The number of queues and parent domains in this domain, in any context. A parent domain
     /// counts its own.
-    tenants: Arc<AtomicU32>,
+    members: Arc<AtomicU32>,
     /// For a parent domain: its membership in the domain.
-    parent_of: Option<Tenancy>,
+    parent_of: Option<DomainMembership>,
     /// For a parent domain: the allocator of its queues.
     allocator: Option<Allocator>,
 }
 
 /// The membership of a queue or parent domain in a domain.
-pub(super) struct Tenancy {
-    tenants: Arc<AtomicU32>,
+pub(super) struct DomainMembership {
+    members: Arc<AtomicU32>,
     domain: Arc<Domain>,
 }
 
-impl Tenancy {
+impl DomainMembership {
     /// The domain of this membership.
     pub(super) fn domain(&self) -> &Domain {
         &self.domain
     }
 }
 
-impl Drop for Tenancy {
+impl Drop for DomainMembership {
     fn drop(&mut self) {
-        self.tenants.fetch_sub(1, Ordering::Relaxed);
+        self.members.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -90,9 +90,9 @@ impl Pd {
     fn boxed(context: *mut ibv_context, file: Weak<File>, domain: Arc<Domain>) -> Box<Pd> {
         let handle = domain.device.id;
         Box::new(Pd {
-            abi: Foreign::new(ibv_pd { context, handle }),
+            abi: SharedWithC::new(ibv_pd { context, handle }),
             file,
-            tenants: domain.tenants.clone(),
+            members: domain.members.clone(),
             domain,
             parent_of: None,
             allocator: None,
@@ -113,14 +113,14 @@ impl Pd {
     /// freed in the meantime.
     ///
     /// Errors: those of [`Pd::domain`].
-    pub(super) fn admit(&self) -> Result<Tenancy, Errno> {
-        self.tenants.fetch_add(1, Ordering::Relaxed);
-        let tenancy = Tenancy {
-            tenants: self.tenants.clone(),
+    pub(super) fn admit(&self) -> Result<DomainMembership, Errno> {
+        self.members.fetch_add(1, Ordering::Relaxed);
+        let membership = DomainMembership {
+            members: self.members.clone(),
             domain: self.domain.clone(),
         };
         self.domain()?;
-        Ok(tenancy)
+        Ok(membership)
     }
 }
 
@@ -204,10 +204,10 @@ pub(super) unsafe extern "C" fn alloc_parent_domain(
         let domain = pd.domain()?.clone();
         let handle = domain.device.id;
         Ok(Box::new(Pd {
-            abi: Foreign::new(ibv_pd { context, handle }),
+            abi: SharedWithC::new(ibv_pd { context, handle }),
             domain,
             file: pd.file.clone(),
-            tenants: Arc::default(),
+            members: Arc::default(),
             parent_of: Some(pd.admit()?),
             allocator,
         }))
@@ -225,13 +225,13 @@ pub(super) unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
     status(|| {
         // SAFETY: a live domain.
         let this = unsafe { Pd::of(pd) };
-        if this.tenants.load(Ordering::Relaxed) > 0 {
+        if this.members.load(Ordering::Relaxed) > 0 {
             return Err(Errno::BUSY);
         }
         if this.parent_of.is_none() {
             let domain = &this.domain;
             if let Some(file) = this.file() {
-                let empty = || this.tenants.load(Ordering::Relaxed) == 0;
+                let empty = || this.members.load(Ordering::Relaxed) == 0;
                 file.domains.withdraw_if(domain.device.id, domain, empty)?;
             }
             if Arc::strong_count(domain) > 1 {

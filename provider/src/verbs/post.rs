@@ -33,7 +33,7 @@ pub(super) unsafe extern "C" fn post_send(
 ) -> c_int {
     // SAFETY: a live queue pair.
     let qp = unsafe { Qp::of(qp) };
-    if !qp.birthplace.is_here() {
+    if !qp.created_in.is_current() {
         // SAFETY: the program's variable.
         return unsafe { refuse(wr, bad_wr, Errno::IO) };
     }
@@ -56,7 +56,7 @@ pub(super) unsafe extern "C" fn post_send(
         } else {
             result = Errno::INVAL.raw_os_error();
         }
-        qp.sends.let_go(&qp.device, side)
+        qp.sends.release_queue(&qp.device, side)
     };
     // The device may work on this thread for a while: other threads can post during that time.
     if let Some(index) = ring {
@@ -79,7 +79,7 @@ pub(super) unsafe extern "C" fn post_recv(
 ) -> c_int {
     // SAFETY: a live queue pair.
     let qp = unsafe { Qp::of(qp) };
-    if !qp.birthplace.is_here() {
+    if !qp.created_in.is_current() {
         // SAFETY: the program's variable.
         return unsafe { refuse(wr, bad_wr, Errno::IO) };
     }

@@ -11,20 +11,20 @@ use urnic_device::command::features;
 use urnic_device::vocabulary::QpState;
 use urnic_driver::{Attributes, QpCaps, QpInit, QpMask};
 use urnic_presence::ChannelSender;
-use urnic_presence::fork::Birthplace;
+use urnic_presence::fork::CreationProcess;
 use urnic_rdma_core::*;
 
 use super::cq::Cq;
-use super::foreign::Foreign;
 use super::gated_sends::Sends;
 use super::ledger::Ledger;
 use super::lock::Lock;
 use super::parent_domain::{Resource, Rings};
-use super::pd::{Pd, Tenancy};
+use super::pd::{DomainMembership, Pd};
 use super::qp_attr::{caps, device_attr, ibv_attr, ibv_caps, own_caps};
 use super::receive_queue::{ReceiveQueue, ReceiveShape};
 use super::reported::{Acknowledgements, Reported};
 use super::send_queue::{SendQueue, SendRules, SendShape};
+use super::shared_with_c::SharedWithC;
 use super::srq::Srq;
 use crate::guard::{pointer, status};
 
@@ -32,9 +32,9 @@ use crate::guard::{pointer, status};
 #[repr(C)]
 pub(crate) struct Qp {
     /// Must be first: libibverbs' pointer is also the provider's.
-    abi: Foreign<verbs_qp>,
+    abi: SharedWithC<verbs_qp>,
     /// Checked before any lock is taken.
-    pub(super) birthplace: Birthplace,
+    pub(super) created_in: CreationProcess,
     pub(super) device: Arc<urnic_driver::Qp>,
     pub(super) sends: Arc<Sends>,
     pub(super) receives: Lock<ReceiveQueue>,
@@ -43,7 +43,7 @@ pub(crate) struct Qp {
     pub(super) asynchronous: Reported,
     signal_all: bool,
     _rings: Rings,
-    _tenancy: Tenancy,
+    _membership: DomainMembership,
 }
 
 impl Qp {
@@ -79,11 +79,11 @@ impl Qp {
         let context = pd_.context();
         let limits = context.driver.attributes();
         let place = Box::<Qp>::new_uninit();
-        let tenancy = pd_.admit()?;
+        let membership = pd_.admit()?;
         let rings = pd_.rings(Resource::QueuePair);
         let device = context.driver.create_qp(&QpInit {
             context: &context.device,
-            pd: &tenancy.domain().device,
+            pd: &membership.domain().device,
             send_cq: &send_cq.device,
             recv_cq: &recv_cq.device,
             srq: srq.map(|srq| &*srq.device),
@@ -106,8 +106,8 @@ impl Qp {
         Ok(Box::write(
             place,
             Qp {
-                abi: Foreign::new(abi),
-                birthplace: Birthplace::here(),
+                abi: SharedWithC::new(abi),
+                created_in: CreationProcess::current(),
                 device,
                 sends,
                 receives: Lock::new(receives),
@@ -116,7 +116,7 @@ impl Qp {
                 asynchronous: Reported::default(),
                 signal_all,
                 _rings: rings,
-                _tenancy: tenancy,
+                _membership: membership,
             },
         ))
     }

@@ -126,7 +126,7 @@ fn offer_builder(abi: &mut verbs_qp, release: u32) {
 unsafe fn with(qp: *mut ibv_qp_ex, act: impl FnOnce(&mut SendQueue, &mut Building)) {
     // SAFETY: the caller promises a live queue pair.
     let qp = unsafe { Qp::of(qp.cast()) };
-    if !qp.birthplace.is_here() {
+    if !qp.created_in.is_current() {
         return;
     }
     // SAFETY: the caller promises that `wr_start` locked the queue and that this lock is still
@@ -179,7 +179,7 @@ unsafe fn set(qp: *mut ibv_qp_ex, put: impl FnOnce(&mut SendQueue, &mut Entry) -
 unsafe extern "C" fn wr_start(qp: *mut ibv_qp_ex) {
     // SAFETY: a live queue pair.
     let this = unsafe { Qp::of(qp.cast()) };
-    if !this.birthplace.is_here() {
+    if !this.created_in.is_current() {
         return;
     }
     let mut side = this.sends.side.hold();
@@ -193,7 +193,7 @@ unsafe extern "C" fn wr_start(qp: *mut ibv_qp_ex) {
 pub(super) unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
     // SAFETY: a live queue pair.
     let this = unsafe { Qp::of(qp.cast()) };
-    if !this.birthplace.is_here() {
+    if !this.created_in.is_current() {
         return Errno::IO.raw_os_error();
     }
     // SAFETY: `wr_start` kept the queue locked.
@@ -214,7 +214,7 @@ pub(super) unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
 unsafe extern "C" fn wr_abort(qp: *mut ibv_qp_ex) {
     // SAFETY: a live queue pair.
     let this = unsafe { Qp::of(qp.cast()) };
-    if !this.birthplace.is_here() {
+    if !this.created_in.is_current() {
         return;
     }
     // SAFETY: `wr_start` kept the queue locked.
@@ -226,7 +226,7 @@ unsafe extern "C" fn wr_abort(qp: *mut ibv_qp_ex) {
 
 /// Ends the sequence that `wr_start` began: sends posted before it may have waited for the end.
 fn finish(qp: &Qp, side: Held<'_, SendSide>) {
-    if let Some(index) = qp.sends.let_go(&qp.device, side) {
+    if let Some(index) = qp.sends.release_queue(&qp.device, side) {
         contained(|| qp.device.ring_sends(index));
     }
 }

@@ -305,7 +305,7 @@ fn each_opcode_fills_the_fields_it_needs() {
 }
 
 #[test]
-fn what_can_not_be_is_refused_and_leaves_nothing_behind() {
+fn invalid_requests_are_refused_without_effect() {
     let mut s = Sends::new(4, 2, 32);
     let data = [0u8; 64];
     // The requests point to these elements.
@@ -681,7 +681,7 @@ fn only_completions_of_destroyed_queue_pairs_are_skipped() {
 }
 
 #[test]
-fn what_waits_for_one_queue_pair_is_seen_and_stays() {
+fn waiting_completions_of_a_queue_pair_stay() {
     let (mut device, mut ring) = Completer::new(2);
     for pass in 0..5 {
         for (qid, cookie) in [(1, 0), (2, 1), (1, 2), (2, 3)] {

@@ -3,18 +3,18 @@
 use std::cell::UnsafeCell;
 
 /// A part of an object that libibverbs and the program also write.
-pub(crate) struct Foreign<T>(UnsafeCell<T>);
+pub(crate) struct SharedWithC<T>(UnsafeCell<T>);
 
 // SAFETY: the value is accessed by raw pointer only; the contract of libibverbs determines which
 // thread may access which field.
-unsafe impl<T> Sync for Foreign<T> {}
+unsafe impl<T> Sync for SharedWithC<T> {}
 // SAFETY: the value is accessed by raw pointer only; the contract of libibverbs determines which
 // thread may access which field.
-unsafe impl<T> Send for Foreign<T> {}
+unsafe impl<T> Send for SharedWithC<T> {}
 
-impl<T> Foreign<T> {
-    pub(crate) fn new(value: T) -> Foreign<T> {
-        Foreign(UnsafeCell::new(value))
+impl<T> SharedWithC<T> {
+    pub(crate) fn new(value: T) -> SharedWithC<T> {
+        SharedWithC(UnsafeCell::new(value))
     }
 
     pub(crate) fn get(&self) -> *mut T {

@@ -7,31 +7,31 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 use urnic_presence::ChannelSender;
-use urnic_presence::fork::Birthplace;
+use urnic_presence::fork::CreationProcess;
 use urnic_rdma_core::*;
 
-use super::foreign::Foreign;
 use super::lock::Lock;
 use super::parent_domain::{Resource, Rings};
-use super::pd::{Pd, Tenancy};
+use super::pd::{DomainMembership, Pd};
 use super::receive_queue::{ReceiveQueue, ReceiveShape};
 use super::refusal::refuse;
 use super::reported::{Acknowledgements, Reported};
+use super::shared_with_c::SharedWithC;
 use crate::guard::{contained, pointer, status};
 
 /// A shared receive queue: the part of libibverbs, then the part of the provider.
 #[repr(C)]
 pub(crate) struct Srq {
     /// Must be first: libibverbs' pointer is also the provider's.
-    abi: Foreign<verbs_srq>,
+    abi: SharedWithC<verbs_srq>,
     /// Checked before any lock is taken.
-    birthplace: Birthplace,
+    created_in: CreationProcess,
     pub(super) device: Arc<urnic_driver::Srq>,
     receives: Lock<ReceiveQueue>,
     async_channel: Arc<ChannelSender>,
     pub(super) asynchronous: Reported,
     _rings: Rings,
-    _tenancy: Tenancy,
+    _membership: DomainMembership,
 }
 
 impl Srq {
@@ -54,12 +54,12 @@ impl Srq {
         let pd_ = unsafe { Pd::of(pd) };
         let context = pd_.context();
         let place = Box::<Srq>::new_uninit();
-        let tenancy = pd_.admit()?;
+        let membership = pd_.admit()?;
         let rings = pd_.rings(Resource::SharedReceives);
         let cookie = place.as_ptr().addr() as u64;
         let device = context.driver.create_srq(
             &context.device,
-            &tenancy.domain().device,
+            &membership.domain().device,
             attr.max_wr,
             attr.max_sge,
             cookie,
@@ -86,14 +86,14 @@ impl Srq {
         Ok(Box::write(
             place,
             Srq {
-                abi: Foreign::new(abi),
-                birthplace: Birthplace::here(),
+                abi: SharedWithC::new(abi),
+                created_in: CreationProcess::current(),
                 device,
                 receives: Lock::new(receives),
                 async_channel: context.async_channel.clone(),
                 asynchronous: Reported::default(),
                 _rings: rings,
-                _tenancy: tenancy,
+                _membership: membership,
             },
         ))
     }
@@ -212,7 +212,7 @@ pub(super) unsafe extern "C" fn post_srq_recv(
 ) -> c_int {
     // SAFETY: a live queue.
     let srq = unsafe { Srq::of(srq) };
-    if !srq.birthplace.is_here() {
+    if !srq.created_in.is_current() {
         // SAFETY: the program's variable.
         return unsafe { refuse(wr, bad_wr, Errno::IO) };
     }

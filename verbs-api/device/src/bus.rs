@@ -79,11 +79,11 @@ pub trait Bus: Send + Sync {
     /// sends the data that it had gathered.
     fn progress(&self);
 
-    /// Waits until `done` returns true, for at most `patience`. A device that can use the calling
-    /// thread serves all its streams meanwhile. `told` becomes readable when another thread has met
+    /// Waits until `done` returns true, for at most `timeout`. A device that can use the calling
+    /// thread serves all its streams meanwhile. `readiness` becomes readable when another thread has met
     /// the condition. Returns whether the condition is met; returns at once if the device runs
-    /// elsewhere.
-    fn lend(&self, _patience: Duration, _told: BorrowedFd<'_>, _done: &mut dyn FnMut() -> bool) -> bool {
+    /// in another process.
+    fn lend(&self, _timeout: Duration, _readiness: BorrowedFd<'_>, _done: &mut dyn FnMut() -> bool) -> bool {
         false
     }
 

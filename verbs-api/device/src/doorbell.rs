@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_doorbell_comes_back_as_it_was_rung() {
+    fn a_doorbell_value_decodes_as_encoded() {
         let d = Doorbell {
             kind: Kind::ArmSolicited,
             queue: 0xab_cdef,

@@ -283,7 +283,7 @@ fn an_op_lands_at_its_offset_and_unknown_ops_nowhere() {
 }
 
 #[test]
-fn level_is_told_by_public_symbols() {
+fn public_symbols_determine_the_level() {
     let with = |symbols: &'static [&'static str]| Level::detect(|s| symbols.contains(&s.to_str().unwrap()));
     assert_eq!(with(&[]), Level::V34);
     assert_eq!(with(&["ibv_import_dm"]), Level::V35);

@@ -15,12 +15,12 @@ pub enum Refused {
     Absent(String),
     /// The function exists, but does not answer.
     #[error(
-        "PCI function {0} does not answer: the device is gone (with QEMU: its `urnic serve` ended), only a new boot brings it back"
+        "PCI function {0} does not answer: the device was removed (with QEMU: its `urnic serve` ended); restart the machine to use it again"
     )]
     Silent(String),
     /// The function is no urnic device.
-    #[error("PCI function {address} is {vendor:04x}:{device:04x}, which is no RNIC of ours")]
-    Foreign {
+    #[error("PCI function {address} is {vendor:04x}:{device:04x}, which is not a urnic device")]
+    WrongId {
         /// The function's address.
         address: String,
         /// The function's vendor id.
@@ -74,7 +74,7 @@ pub enum Refused {
     },
     /// The function lacks a feature that every urnic device has.
     #[error("PCI function {address}: {what}")]
-    Unfit {
+    Unusable {
         /// The function's address.
         address: String,
         /// The missing feature.
@@ -104,9 +104,9 @@ impl Refused {
         match self {
             Refused::Absent(_)
             | Refused::Silent(_)
-            | Refused::Foreign { .. }
+            | Refused::WrongId { .. }
             | Refused::Unbound { .. }
-            | Refused::Unfit { .. } => Errno::NODEV,
+            | Refused::Unusable { .. } => Errno::NODEV,
             Refused::NoWay { .. } => Errno::OPNOTSUPP,
             Refused::Busy { .. } => Errno::BUSY,
             Refused::NotViable { .. } | Refused::NoPhysicalAddresses => Errno::PERM,

@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn a_function_is_told_with_its_driver_group_and_files() {
+    fn a_function_is_shown_with_driver_group_and_files() {
         let tree = Tree::new();
         let ours = ["0xfffe", "0x524e", "0x028000"];
         tree.function("0000:00:03.0", ours, Some("vfio-pci"), Some((7, "")));

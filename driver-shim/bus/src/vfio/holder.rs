@@ -70,7 +70,7 @@ mod tests {
     use std::process::{Command, Stdio};
 
     #[test]
-    fn who_has_a_device_file_open_is_named() {
+    fn holders_of_a_device_file_are_named() {
         // A new terminal of the child stands for the group's file: no other process has it open.
         let master =
             rustix::pty::openpt(rustix::pty::OpenptFlags::RDWR | rustix::pty::OpenptFlags::NOCTTY).unwrap();

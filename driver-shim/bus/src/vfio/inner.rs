@@ -43,7 +43,7 @@ impl Inner {
         self.lost.load(Ordering::Acquire)
     }
 
-    pub(super) fn tell(&self, signal: Signal) {
+    pub(super) fn notify(&self, signal: Signal) {
         if let Some(handler) = self.handler.get() {
             handler(signal);
         }

@@ -235,7 +235,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_cannot_be_pinned_is_told_with_its_mending() {
+    fn a_pinning_error_names_its_cause_and_remedy() {
         assert!(explained(Errno::NOSPC, 4096).contains("dma_entry_limit"));
         assert!(explained(Errno::FAULT, 4096).contains("4096 bytes"));
         if getrlimit(Resource::Memlock).current.is_some() {

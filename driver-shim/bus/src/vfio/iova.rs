@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_large_lies_in_its_large_page_as_its_memory_does() {
+    fn large_ranges_are_aligned_like_their_memory() {
         let mut space = IovaSpace::new(PAGE);
         space.add(5 * PAGE, 64 * LARGE);
         let memory = 0x7fff_1234_5000;

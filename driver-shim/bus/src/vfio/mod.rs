@@ -37,7 +37,7 @@ use urnic_device::registers;
 use super::anonymous;
 use access::Dma;
 use inner::Inner;
-use pci::{PciFunction, Unfit};
+use pci::{PciFunction, Unusable};
 use sources::Sources;
 use urnic_config::VfioApi;
 use urnic_device::bus::{Bus, Mapping, QueueMemory, SignalHandler};
@@ -94,16 +94,16 @@ impl VfioBus {
     }
 }
 
-fn refused(address: &str, unfit: Unfit) -> Refused {
+fn refused(address: &str, unfit: Unusable) -> Refused {
     let address = address.to_owned();
     match unfit {
-        Unfit::Foreign(vendor, device) => Refused::Foreign {
+        Unusable::WrongId(vendor, device) => Refused::WrongId {
             address,
             vendor,
             device,
         },
-        Unfit::Lacks(what) => Refused::Unfit { address, what },
-        Unfit::Step(step, errno) => Refused::Step { address, step, errno },
+        Unusable::Lacks(what) => Refused::Unusable { address, what },
+        Unusable::Step(step, errno) => Refused::Step { address, step, errno },
     }
 }
 
@@ -142,7 +142,7 @@ impl Bus for VfioBus {
 
     #[inline]
     fn progress(&self) {
-        self.inner.doorbells.be_fair();
+        self.inner.doorbells.yield_when_idle();
     }
 
     #[inline]

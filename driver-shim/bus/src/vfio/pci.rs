@@ -38,9 +38,9 @@ impl PciFunction {
     /// permits it to access memory.
     ///
     /// # Errors
-    /// [`Unfit`]: the missing feature, or the step that the kernel refused.
-    pub(super) fn new(file: InternalFd) -> Result<(PciFunction, DoorbellPages), Unfit> {
-        let fd = file.get().ok_or(Unfit::Step("opening", Errno::IO))?;
+    /// [`Unusable`]: the missing feature, or the step that the kernel refused.
+    pub(super) fn new(file: InternalFd) -> Result<(PciFunction, DoorbellPages), Unusable> {
+        let fd = file.get().ok_or(Unusable::Step("opening", Errno::IO))?;
         let mut info = uapi::DeviceInfo {
             size: 0,
             flags: 0,
@@ -48,14 +48,14 @@ impl PciFunction {
             irqs: 0,
             caps: 0,
         };
-        uapi::call(fd, &mut info).map_err(|errno| Unfit::Step("VFIO_DEVICE_GET_INFO", errno))?;
+        uapi::call(fd, &mut info).map_err(|errno| Unusable::Step("VFIO_DEVICE_GET_INFO", errno))?;
         if info.flags & uapi::DEVICE_PCI == 0 {
-            return Err(Unfit::Lacks("is no PCI function to VFIO"));
+            return Err(Unusable::Lacks("is no PCI function to VFIO"));
         }
         let config = region(fd, uapi::CONFIG_REGION)?.at;
         let ids = (read16(fd, config + VENDOR_ID)?, read16(fd, config + DEVICE_ID)?);
         if ids != (pci::VENDOR_ID, pci::DEVICE_ID) {
-            return Err(Unfit::Foreign(ids.0, ids.1));
+            return Err(Unusable::WrongId(ids.0, ids.1));
         }
         if info.flags & uapi::DEVICE_RESET != 0 {
             // The registers have a separate reset, which the driver uses.
@@ -65,10 +65,10 @@ impl PciFunction {
         }
         let command = read16(fd, config + COMMAND)? | COMMAND_BITS;
         pwrite(fd, &command.to_le_bytes(), config + COMMAND)
-            .map_err(|errno| Unfit::Step("enabling bus mastering", errno))?;
+            .map_err(|errno| Unusable::Step("enabling bus mastering", errno))?;
         let bar0 = region(fd, pci::BAR_REGISTERS.into())?;
         if bar0.len < registers::BAR_LEN.into() {
-            return Err(Unfit::Lacks("BAR 0 is too small"));
+            return Err(Unusable::Lacks("BAR 0 is too small"));
         }
         let doorbells = doorbells(fd)?;
         let mut irqs = uapi::IrqInfo {
@@ -77,7 +77,7 @@ impl PciFunction {
             index: uapi::MSIX,
             count: 0,
         };
-        uapi::call(fd, &mut irqs).map_err(|errno| Unfit::Step("VFIO_DEVICE_GET_IRQ_INFO", errno))?;
+        uapi::call(fd, &mut irqs).map_err(|errno| Unusable::Step("VFIO_DEVICE_GET_IRQ_INFO", errno))?;
         let function = PciFunction {
             file: RwLock::new(Some(file)),
             config,
@@ -173,16 +173,16 @@ impl PciFunction {
 
 /// Why a function cannot be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Unfit {
+pub(super) enum Unusable {
     /// The function has these ids, which are not urnic's.
-    Foreign(u16, u16),
+    WrongId(u16, u16),
     /// The function lacks this feature.
     Lacks(&'static str),
     /// The kernel refused this step.
     Step(&'static str, Errno),
 }
 
-fn region(fd: BorrowedFd<'_>, index: u32) -> Result<Region, Unfit> {
+fn region(fd: BorrowedFd<'_>, index: u32) -> Result<Region, Unusable> {
     let mut info = uapi::RegionInfo {
         size: 0,
         flags: 0,
@@ -191,7 +191,7 @@ fn region(fd: BorrowedFd<'_>, index: u32) -> Result<Region, Unfit> {
         len: 0,
         offset: 0,
     };
-    uapi::call(fd, &mut info).map_err(|errno| Unfit::Step("VFIO_DEVICE_GET_REGION_INFO", errno))?;
+    uapi::call(fd, &mut info).map_err(|errno| Unusable::Step("VFIO_DEVICE_GET_REGION_INFO", errno))?;
     Ok(Region {
         at: info.offset,
         len: info.len,
@@ -199,20 +199,20 @@ fn region(fd: BorrowedFd<'_>, index: u32) -> Result<Region, Unfit> {
     })
 }
 
-fn read16(fd: BorrowedFd<'_>, at: u64) -> Result<u16, Unfit> {
+fn read16(fd: BorrowedFd<'_>, at: u64) -> Result<u16, Unusable> {
     let mut bytes = [0; 2];
     match pread(fd, &mut bytes, at) {
         Ok(2) => Ok(u16::from_le_bytes(bytes)),
-        Ok(_) => Err(Unfit::Step("reading configuration space", Errno::IO)),
-        Err(errno) => Err(Unfit::Step("reading configuration space", errno)),
+        Ok(_) => Err(Unusable::Step("reading configuration space", Errno::IO)),
+        Err(errno) => Err(Unusable::Step("reading configuration space", errno)),
     }
 }
 
-fn doorbells(fd: BorrowedFd<'_>) -> Result<DoorbellPages, Unfit> {
+fn doorbells(fd: BorrowedFd<'_>) -> Result<DoorbellPages, Unusable> {
     let region = region(fd, pci::BAR_DOORBELLS.into())?;
     let len = usize::try_from(region.len).unwrap_or(0);
     if len < doorbell::PAGE_LEN as usize || region.flags & uapi::REGION_MMAP == 0 {
-        return Err(Unfit::Lacks("BAR 2, the doorbells, cannot be mapped"));
+        return Err(Unusable::Lacks("BAR 2, the doorbells, cannot be mapped"));
     }
-    DoorbellPages::map(fd, region.at, len).map_err(|errno| Unfit::Step("mapping BAR 2", errno))
+    DoorbellPages::map(fd, region.at, len).map_err(|errno| Unusable::Step("mapping BAR 2", errno))
 }

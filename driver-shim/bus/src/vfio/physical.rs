@@ -252,7 +252,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn entries_of_the_page_list_tell_missing_from_forbidden() {
+    fn page_list_entries_separate_missing_from_forbidden() {
         assert_eq!(address_in(PRESENT | 0x1234), Ok(0x123_4000));
         assert_eq!(address_in(0x1234), Err(Errno::FAULT));
         assert_eq!(address_in(PRESENT | 1 << 55), Err(Errno::PERM));
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn registered_memory_is_told_by_its_pages() {
+    fn registered_memory_is_mapped_by_its_pages() {
         let physical = match Physical::open(None) {
             Ok(physical) => physical,
             Err(errno) => return assert_eq!(errno, Errno::PERM),

@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_to_what_is_no_such_device_fails() {
+    fn requests_to_other_files_fail() {
         let (reader, _writer) = rustix::pipe::pipe().unwrap();
         use std::os::fd::AsFd;
         let mut info = DeviceInfo {

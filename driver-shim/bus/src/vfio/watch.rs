@@ -64,7 +64,7 @@ fn serve(inner: &Inner) {
         }
         for (vector, fd) in vectors.iter().enumerate().filter(|(i, _)| rang(3 + i)) {
             let _ = rustix::io::read(fd, &mut [0; 8]);
-            inner.tell(Signal::Interrupt(vector as u32));
+            inner.notify(Signal::Interrupt(vector as u32));
         }
         let wanted_back = rang(2) && special[1].is_some();
         if wanted_back {
@@ -72,7 +72,7 @@ fn serve(inner: &Inner) {
         }
         if inner.is_lost() && !std::mem::replace(&mut reported, true) {
             inner.silence();
-            inner.tell(Signal::Lost);
+            inner.notify(Signal::Lost);
         }
         // Returned only after the report: closing a function that does not respond takes the kernel
         // a minute, in which this thread could not end.

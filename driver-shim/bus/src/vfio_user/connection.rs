@@ -27,7 +27,7 @@ use urnic_process::signals;
 use urnic_process::threads;
 
 /// A server that takes longer for one message counts as dead.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 /// Longest time that a wait for a reply lasts before the elapsed time is checked.
 const LOOK: Duration = Duration::from_millis(100);
 /// Most bytes of data in one message of the server.
@@ -79,7 +79,7 @@ impl Connection {
             None,
         )?;
         connect(&socket, &SocketAddrUnix::new(path)?)?;
-        set_socket_timeout(&socket, Timeout::Send, Some(PATIENCE))?;
+        set_socket_timeout(&socket, Timeout::Send, Some(TIMEOUT))?;
         let events = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let socket = InternalFd::of_device(socket)?;
         let here = socket.get().ok_or(Errno::BADF)?;
@@ -150,7 +150,7 @@ impl Connection {
     /// Sends a request without a reply.
     ///
     /// # Errors
-    /// `EIO`: the server is gone.
+    /// `EIO`: the connection to the server ended.
     pub(super) fn post(&self, request: &Request<'_>) -> Result<(), Errno> {
         self.send(&[], |sending| {
             let id = sending.id();
@@ -161,7 +161,7 @@ impl Connection {
     /// Sends a request, and waits for the reply.
     ///
     /// # Errors
-    /// The error in the server's reply; `EIO` if the server is gone.
+    /// The error in the server's reply; `EIO` if the connection to the server ended.
     pub(super) fn ask(&self, request: &Request<'_>, fds: &[BorrowedFd<'_>]) -> Result<Message, Errno> {
         let mut asked = None;
         self.send(fds, |sending| {
@@ -196,7 +196,7 @@ impl Connection {
     }
 
     fn await_answer(&self, id: u16) -> Result<Message, Errno> {
-        let mut left = PATIENCE;
+        let mut left = TIMEOUT;
         let mut due = lock(&self.due);
         loop {
             if let Some(Some(_)) = due.get(&id) {
@@ -207,7 +207,7 @@ impl Connection {
                 drop(due);
                 if !self.is_lost() {
                     tracing::error!("the device's server does not answer");
-                    self.hang_up();
+                    self.shut_down();
                 }
                 return Err(Errno::IO);
             }
@@ -233,7 +233,7 @@ impl Connection {
         let sent = self.send_all(&sending.buffer, fds);
         drop(sending);
         sent.map_err(|_| {
-            self.hang_up();
+            self.shut_down();
             Errno::IO
         })
     }
@@ -264,7 +264,7 @@ impl Connection {
     }
 
     /// Shuts the socket down; the thread then handles the loss.
-    fn hang_up(&self) {
+    fn shut_down(&self) {
         if let Some(socket) = self.socket.get() {
             let _ = shutdown(socket, Shutdown::Both);
         }
@@ -273,7 +273,7 @@ impl Connection {
     /// Stops the connection: the thread ends, and reports no loss.
     pub(super) fn close(&self) {
         self.closing.store(true, Ordering::Release);
-        self.hang_up();
+        self.shut_down();
     }
 
     fn serve(&self, answer: &Answer) {
@@ -300,7 +300,7 @@ impl Connection {
             }
         }
         self.lost.store(true, Ordering::Release);
-        self.hang_up();
+        self.shut_down();
         // Threads that wait for a reply check the flag under this lock.
         drop(lock(&self.due));
         self.arrived.notify_all();

@@ -164,7 +164,7 @@ impl VfioUserBus {
         self.abandoned.load(Ordering::Relaxed)
     }
 
-    fn tell_unmapped(&self, (start, end): ranges::Range) {
+    fn send_unmap(&self, (start, end): ranges::Range) {
         let unmap = Request::DmaUnmap(DmaUnmap {
             flags: DmaUnmapFlags::empty(),
             address: start,
@@ -333,7 +333,7 @@ impl Bus for VfioUserBus {
 
     #[inline]
     fn progress(&self) {
-        self.doorbells.be_fair();
+        self.doorbells.yield_when_idle();
     }
 
     #[inline]
@@ -375,8 +375,8 @@ impl Bus for VfioUserBus {
         let _mapping = lock(&self.mapping);
         // The rights of the pages are checked at the registration: several registrations may be
         // over one page.
-        let news = lock(&self.reach.ranges).add(range);
-        for (mapped, (start, end)) in news.iter().enumerate() {
+        let added = lock(&self.reach.ranges).add(range);
+        for (mapped, (start, end)) in added.iter().enumerate() {
             let map = Request::DmaMap(DmaMap {
                 flags: DmaMapFlags::READ | DmaMapFlags::WRITE,
                 offset: 0,
@@ -384,10 +384,11 @@ impl Bus for VfioUserBus {
                 size: end - start,
             });
             if let Err(errno) = self.connection.ask(&map, &[]) {
-                news.iter()
+                added
+                    .iter()
                     .take(mapped)
-                    .for_each(|range| self.tell_unmapped(*range));
-                // Only this registration is over the new stretches.
+                    .for_each(|range| self.send_unmap(*range));
+                // Only this registration is over the new extents.
                 lock(&self.reach.ranges).remove(range);
                 return Err(if self.connection.is_lost() {
                     Errno::IO
@@ -407,8 +408,8 @@ impl Bus for VfioUserBus {
             return;
         }
         let _mapping = lock(&self.mapping);
-        let gone = lock(&self.reach.ranges).remove(ranges::pages(*address, len as u64));
-        gone.into_iter().for_each(|range| self.tell_unmapped(range));
+        let removed = lock(&self.reach.ranges).remove(ranges::pages(*address, len as u64));
+        removed.into_iter().for_each(|range| self.send_unmap(range));
     }
 
     fn signals(&self, handler: SignalHandler) {

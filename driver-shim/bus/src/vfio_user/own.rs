@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_there_is_a_fault_and_no_more() {
+    fn access_to_unmapped_memory_returns_efault() {
         let mut memory = [7u8; 64];
         let address = memory.as_mut_ptr().expose_provenance() as u64;
         let mut seen = [0; 64];

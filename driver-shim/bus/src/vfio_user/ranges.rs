@@ -1,8 +1,8 @@
 //! The memory of the program that the server may access. Registrations may overlap; each page is
 //! sent to the server once.
 //!
-//! The memory is divided into stretches that do not overlap. Each stretch counts the registrations
-//! over it. A registration makes stretches of the pages that none covered yet; a stretch is removed
+//! The memory is divided into extents that do not overlap. Each extent counts the registrations
+//! over it. A registration makes extents of the pages that none covered yet; an extent is removed
 //! together with the last registration over it, and is not split.
 
 use std::collections::BTreeMap;
@@ -14,10 +14,10 @@ pub(super) type Range = (u64, u64);
 const PAGE: u64 = 4096;
 
 #[derive(Debug, Default)]
-pub(super) struct Ranges(BTreeMap<u64, Stretch>);
+pub(super) struct Ranges(BTreeMap<u64, Extent>);
 
 #[derive(Debug)]
-struct Stretch {
+struct Extent {
     end: u64,
     count: u32,
 }
@@ -30,50 +30,50 @@ pub(super) fn pages(address: u64, len: u64) -> Range {
 }
 
 impl Ranges {
-    /// Stretches over a range, from the first on.
-    fn over(&mut self, (start, end): Range) -> impl Iterator<Item = (u64, &mut Stretch)> {
+    /// Extents over a range, from the first on.
+    fn over(&mut self, (start, end): Range) -> impl Iterator<Item = (u64, &mut Extent)> {
         let first = match self.0.range(..=start).next_back() {
-            Some((at, stretch)) if stretch.end > start => *at,
+            Some((at, extent)) if extent.end > start => *at,
             _ => start,
         };
         self.0
             .range_mut(first..end.max(first))
-            .map(|(at, stretch)| (*at, stretch))
+            .map(|(at, extent)| (*at, extent))
     }
 
-    /// Counts one more registration of whole pages; returns the new stretches.
+    /// Counts one more registration of whole pages; returns the new extents.
     pub(super) fn add(&mut self, range: Range) -> Vec<Range> {
         let (mut at, end) = range;
         let mut gaps = Vec::new();
-        for (start, stretch) in self.over(range) {
+        for (start, extent) in self.over(range) {
             if at < start {
                 gaps.push((at, start));
             }
-            stretch.count += 1;
-            at = stretch.end;
+            extent.count += 1;
+            at = extent.end;
         }
         if at < end {
             gaps.push((at, end));
         }
         for (start, end) in &gaps {
-            self.0.insert(*start, Stretch { end: *end, count: 1 });
+            self.0.insert(*start, Extent { end: *end, count: 1 });
         }
         gaps
     }
 
-    /// Removes one registration; returns the stretches that no registration covers any more.
+    /// Removes one registration; returns the extents that no registration covers any more.
     pub(super) fn remove(&mut self, range: Range) -> Vec<Range> {
-        let mut gone = Vec::new();
-        for (start, stretch) in self.over(range) {
-            stretch.count = stretch.count.saturating_sub(1);
-            if stretch.count == 0 {
-                gone.push((start, stretch.end));
+        let mut removed = Vec::new();
+        for (start, extent) in self.over(range) {
+            extent.count = extent.count.saturating_sub(1);
+            if extent.count == 0 {
+                removed.push((start, extent.end));
             }
         }
-        for (start, _) in &gone {
+        for (start, _) in &removed {
             self.0.remove(start);
         }
-        gone
+        removed
     }
 
     /// Whether the server may access all of a range.
@@ -82,11 +82,11 @@ impl Ranges {
             return false;
         };
         let mut at = address;
-        for (start, stretch) in self.over((address, end)) {
+        for (start, extent) in self.over((address, end)) {
             if start > at {
                 return false;
             }
-            at = stretch.end;
+            at = extent.end;
         }
         at >= end
     }
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_covered_is_told_of_once() {
+    fn covered_pages_are_sent_to_the_server_once() {
         let mut ranges = Ranges::default();
         assert_eq!(ranges.add((0x2000, 0x4000)), [(0x2000, 0x4000)]);
         assert_eq!(ranges.add((0x1000, 0x5000)), [(0x1000, 0x2000), (0x4000, 0x5000)]);
@@ -121,10 +121,10 @@ mod tests {
     }
 
     proptest! {
-        /// Compares with a count for each page: stretches do not overlap, and the server has every
+        /// Compares with a count for each page: extents do not overlap, and the server has every
         /// registered page.
         #[test]
-        fn the_server_knows_exactly_what_it_needs(steps in prop::collection::vec((0u64..16, 1u64..6, any::<bool>()), 1..60)) {
+        fn the_server_has_exactly_the_registered_pages(steps in prop::collection::vec((0u64..16, 1u64..6, any::<bool>()), 1..60)) {
             let mut ranges = Ranges::default();
             let mut live: Vec<Range> = Vec::new();
             let mut known = [0u32; 32];
