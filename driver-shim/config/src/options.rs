@@ -86,7 +86,7 @@ pub const OPTIONS: &[Opt] = &[
         key: "log",
         takes: "a level (off, error, warn, info, debug, trace), or levels of modules such as urnic_cm::native=debug",
         help: "What to log on standard error: a level (error, warn, info, debug, trace, off), or levels per module. \
-               debug tells each connection's life in plain words.",
+               debug logs each step of each connection.",
         set: |c, text| is_log_filter(text).then(|| c.log = text.to_owned()),
         show: |c| c.log.clone(),
     },

@@ -12,7 +12,7 @@ use rustix::io::Errno;
 pub enum Signal {
     /// The device raised this vector.
     Interrupt(u32),
-    /// The device is gone and does not come back: its process ended, or it was removed. Reported
+    /// The device is lost for good: its process ended, or it was removed. Reported
     /// once.
     Lost,
 }

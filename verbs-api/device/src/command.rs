@@ -309,9 +309,9 @@ layouts! {
     ModerateCq {
         /// The queue.
         cq: U32,
-        /// A notification waits until there are so many completions to tell of; 0 or 1: for none. At most 65535.
+        /// A notification waits for this number of completions; 0 or 1: no wait. At most 65535.
         count: U32,
-        /// But no longer than so many microseconds from the first of them on; 0: not at all. At most 65535.
+        /// The wait ends this number of microseconds after the first completion; 0: no wait. At most 65535.
         period: U32,
         /// Reserved, 0.
         reserved: U32,

@@ -42,7 +42,7 @@ numbered! {
         LastWqe = 7,
         /// A shared receive queue (srqid) fell below its limit.
         SrqLimit = 8,
-        /// A stream (sid) is connected, or could not be and is gone: `code` is an errno, 0 =
+        /// A stream (sid) is connected, or failed to connect and is freed: `code` is an errno, 0 =
         /// connected.
         StreamConnected = 16,
         /// A listener (lid) accepted a stream: `data` is its sid.
@@ -50,7 +50,7 @@ numbered! {
         /// A receive command on a stream (sid) ended: `data` bytes arrived, `code` is an errno, 0 =
         /// all of them; fewer bytes with code 0: the peer closed.
         StreamReceived = 18,
-        /// A stream (sid) is gone: `code` is an errno, 0 = orderly.
+        /// A stream (sid) is closed: `code` is an errno, 0 = orderly.
         StreamClosed = 19,
         /// Addresses or link state of the port changed.
         PortChange = 32,

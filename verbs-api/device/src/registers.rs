@@ -36,7 +36,7 @@ pub const CMD_VECTOR: u32 = 0x34;
 /// [`super::doorbell::WAKE`].
 pub const KICK: u32 = 0x38;
 
-/// What every register reads as when the function is gone, as on any PCI bus. [`STATUS`] and
+/// The value of every register after the function was removed, as on any PCI bus. [`STATUS`] and
 /// [`CONTROL`] have this value at no other time.
 pub const GONE: u32 = u32::MAX;
 
