@@ -63,4 +63,6 @@ counters! {
     RxMarkerErrors = "rx_marker_errors",
     /// Streams that were lost (RFC 5044 §8, code 1).
     StreamsLost = "streams_lost",
+    /// Connections that were to confirm delivery and whose peers accept no Read.
+    UnconfirmedConnections = "unconfirmed_connections",
 }

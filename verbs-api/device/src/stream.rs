@@ -100,8 +100,9 @@ layouts! {
         /// With [`attach::PEER_MAY_CLOSE`]: posted receives are flushed so long after the peer's
         /// FIN, milliseconds.
         fin_grace_ms: U32,
-        /// Reserved, 0.
-        reserved: U32,
+        /// Most outstanding outbound Reads that the peer accepts, the device's own included; 0 = as
+        /// many as `ord`.
+        ord_limit: U32,
         /// Error to report to the peer by Terminate right away instead of starting (its control
         /// word, RFC 6581 §9); 0 = none.
         terminate: U64,
@@ -136,6 +137,14 @@ pub mod attach {
     pub const FENCE_OPEN: u32 = 128;
     /// As [`STALL_ON_EMPTY_RQ`], but only until the queue pair has taken its first receive.
     pub const STALL_AT_FIRST: u32 = 256;
+    /// Sends, Writes and immediates complete when the peer has placed or delivered them, which the
+    /// answer to a later Read of the same queue pair shows (RFC 5040 §5.5). Where the program posts
+    /// none, the device sends Reads of length zero. Without this flag they complete when the
+    /// stream has taken them.
+    pub const DELIVERED: u32 = 512;
+    /// The device accepts one inbound Read more than `ird`, for a peer that attached with
+    /// [`DELIVERED`].
+    pub const SPARE_READ: u32 = 1024;
 }
 
 /// Values of `Endpoints::input`: the result that a receive would have.

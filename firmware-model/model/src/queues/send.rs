@@ -140,6 +140,12 @@ impl SendQueue {
         self.taken
     }
 
+    /// Whether half of the ring is in use by entries that were taken and not given back.
+    #[inline]
+    pub(crate) fn is_half_used(&self) -> bool {
+        self.next.wrapping_sub(self.retired) > self.mask / 2
+    }
+
     /// Gives an entry's blocks back to the driver, in the order of [`advance`](SendQueue::advance).
     #[inline]
     pub fn retire(&mut self, blocks: u8) {

@@ -48,6 +48,8 @@ pub(super) struct Answers {
     queue: VecDeque<Request>,
     /// Most requests at a time (RFC 5040 §5.2.2: so many buffers has queue 1).
     pub(super) ird: u32,
+    /// Reads beyond `ird`, for the peer's confirmations.
+    pub(super) spare: u32,
     /// MSN of the next request on queue 1.
     pub(super) msn: u32,
     /// MSN of the next answer on queue 3.
@@ -59,6 +61,7 @@ impl Answers {
         Answers {
             queue: VecDeque::new(),
             ird: 0,
+            spare: 0,
             msn: 1,
             response_msn: 1,
         }
@@ -89,7 +92,7 @@ impl Answers {
     pub(super) fn check(&self, header: &UntaggedHeader) -> Result<(), TerminateError> {
         if header.msn != self.msn {
             Err(TerminateError::DdpInvalidMsn)
-        } else if self.queue.len() >= self.ird as usize {
+        } else if self.queue.len() >= (self.ird + self.spare) as usize {
             Err(TerminateError::DdpNoBuffer)
         } else if header.mo != 0 {
             Err(TerminateError::DdpInvalidMo)

@@ -91,10 +91,19 @@ impl Flights {
         }
     }
 
-    /// Makes the oldest request that `offending` names fail; whether there is one.
+    /// Makes the oldest request that `offending` names fail; whether there is one. The peer
+    /// processes messages in order, so the Sends and Writes before that request succeeded.
     pub(super) fn fail_offending(&mut self, offending: OffendingRequest, status: WcStatus) -> bool {
-        let found = self.queue.iter_mut().find(|f| f.is_named_by(offending));
-        found.map(|f| f.wait = Wait::Failed(status)).is_some()
+        let Some(at) = self.queue.iter().position(|f| f.is_named_by(offending)) else {
+            return false;
+        };
+        for flight in self.queue.range_mut(..at) {
+            if matches!(flight.wait, Wait::Taken(_)) {
+                flight.wait = Wait::Done;
+            }
+        }
+        self.queue[at].wait = Wait::Failed(status);
+        true
     }
 
     /// Makes the oldest request fail that the stream has not taken to its end; whether there is one.

@@ -19,6 +19,7 @@
 //! | `responder` | Sends and Writes are checked and placed; `answers` sends Read and Atomic Responses |
 //! | `turns` | requests and answers alternate |
 //! | `peer_progress` | how far a peer on the same device has processed our messages |
+//! | `delivery` | how far a peer on another device has confirmed our messages |
 //! | `terminate` | how an error is reported on the wire, and what a received Terminate means |
 //!
 //! [`Env`]: crate::rdmap::env::Env
@@ -27,6 +28,7 @@
 
 mod answers;
 mod completions;
+mod delivery;
 mod engine;
 pub mod env;
 mod flights;

@@ -76,8 +76,14 @@ pub struct Attachment {
     pub peer_may_close: bool,
     /// A responder may send first: its peer is known to be ready.
     pub fence_open: bool,
-    /// Most outstanding outbound Reads and atomics.
+    /// Requests complete when the peer has placed or delivered them.
+    pub delivered: bool,
+    /// One inbound Read more than `ird` is accepted.
+    pub spare_read: bool,
+    /// Most outstanding outbound Reads and atomics of the program.
     pub ord: u32,
+    /// Most outstanding outbound Reads and atomics that the peer accepts; 0 = `ord`.
+    pub ord_limit: u32,
     /// Most outstanding inbound Reads and atomics.
     pub ird: u32,
     /// First MSN on queue 0 towards the peer.
@@ -106,7 +112,9 @@ impl TryFrom<&Attach> for Attachment {
             | attach::PEER_MAY_CLOSE
             | attach::STRICT_RTR
             | attach::STALL_AT_FIRST
-            | attach::FENCE_OPEN;
+            | attach::FENCE_OPEN
+            | attach::DELIVERED
+            | attach::SPARE_READ;
         let flags = arguments.flags.get();
         let has = |flag| flags & flag != 0;
         let rtr_send = Rtr::from_raw(arguments.rtr_send.get())?;
@@ -129,7 +137,10 @@ impl TryFrom<&Attach> for Attachment {
             stall_at_first: has(attach::STALL_AT_FIRST),
             peer_may_close: has(attach::PEER_MAY_CLOSE),
             fence_open: has(attach::FENCE_OPEN),
+            delivered: has(attach::DELIVERED),
+            spare_read: has(attach::SPARE_READ),
             ord: arguments.ord.get(),
+            ord_limit: arguments.ord_limit.get(),
             ird: arguments.ird.get(),
             first_msn: arguments.first_msn.get(),
             rtr_send,

@@ -24,8 +24,10 @@ pub(super) enum Answer {
 #[derive(Debug, Clone)]
 pub(super) struct Pending {
     pub(super) answer: Answer,
-    /// The work request of the Read, and its number; `None` for a RTR.
+    /// The work request of the Read, and its number; `None` for a Read that no program posted.
     pub(super) request: Option<(u64, SendWqe)>,
+    /// Behind the request, in bytes of the stream.
+    pub(super) position: u64,
     /// The STag of the sink, as sent to the peer.
     pub(super) sink_stag: u32,
     pub(super) sink_to: u64,
@@ -43,10 +45,6 @@ pub(super) struct Reads(VecDeque<Pending>);
 impl Reads {
     pub(super) fn len(&self) -> usize {
         self.0.len()
-    }
-
-    pub(super) fn is_empty(&self) -> bool {
-        self.0.is_empty()
     }
 
     pub(super) fn push(&mut self, pending: Pending) {

@@ -124,6 +124,8 @@ impl Engine {
             Some(Llp::Mpa(mpa)) => mpa.rx.at_boundary() && !self.halves.responder.is_within_message(),
             _ => true,
         };
+        // The peer answers no more Reads of ours.
+        self.halves.requester.delivery.stop();
         if !between || !self.is_quiet() {
             stream.finish();
             self.lose(env);
@@ -258,8 +260,9 @@ impl Engine {
     /// connection the rest is flushed.
     pub(super) fn apply_terminate(&mut self, received: &Received) {
         let stalls = self.halves.responder.stalls;
-        // A peer on this device stopped at the oldest request that is not complete.
-        let tracked = self.peer_progress.as_ref().is_some_and(PeerProgress::is_tracked)
+        // The peer stopped at the oldest request that is not complete.
+        let tracked = self.halves.requester.delivery.is_on()
+            || self.peer_progress.as_ref().is_some_and(PeerProgress::is_tracked)
             || matches!(self.llp, Some(Llp::Loopback(_)));
         let status = match received.status {
             Some(_) if received.no_buffer && stalls => WcStatus::RnrRetryExcErr,
@@ -323,8 +326,9 @@ impl Engine {
     pub(super) fn close(&mut self, env: &mut Env<'_>) {
         self.stop_waiting();
         self.direct = None;
-        // The peer counts no more: what the stream took is complete, as with a peer elsewhere.
+        // Nobody confirms anything any more: what the stream took is complete.
         self.peer_progress = None;
+        self.halves.requester.delivery.stop();
         match &mut self.llp {
             Some(Llp::Mpa(mpa)) => {
                 mpa.tx.drop_unsent();

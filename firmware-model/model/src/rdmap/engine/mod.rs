@@ -263,9 +263,10 @@ impl Engine {
     #[inline]
     fn known(&self) -> u64 {
         let taken = self.llp.as_ref().map_or(0, Llp::taken);
+        let known = self.halves.requester.delivery.known(taken);
         self.peer_progress
             .as_ref()
-            .map_or(taken, |peer_progress| peer_progress.known(taken))
+            .map_or(known, |peer_progress| peer_progress.known(known))
     }
 
     /// The queue pair becomes its own peer, with no stream; `capture` makes where that is captured.
@@ -306,6 +307,11 @@ impl Engine {
         } = &mut self.halves;
         requester.msn = attachment.first_msn;
         requester.ord = attachment.ord;
+        requester.ord_limit = attachment.ord_limit;
+        if attachment.delivered {
+            requester.delivery.begin();
+        }
+        responder.answers.spare = u32::from(attachment.spare_read);
         responder.answers.ird = attachment.ird.max(needs_slot(attachment.rtr_expect));
         responder.stalls = attachment.stall_on_empty_rq;
         responder.stalls_at_first = attachment.stall_at_first;
@@ -363,6 +369,9 @@ impl Engine {
             }
             Some(state) => {
                 self.state = state;
+                if state == QpState::Sqd {
+                    self.halves.requester.delivery.confirm_all();
+                }
                 self.close_if_drained(env, stream);
             }
             None => {}

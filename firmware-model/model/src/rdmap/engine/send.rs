@@ -7,6 +7,7 @@ use crate::queues::Overflow;
 use crate::rdmap::env::Env;
 use crate::rdmap::inbound::Halves;
 use crate::rdmap::params::TxOutcome;
+use crate::rdmap::peer_progress::PeerProgress;
 use crate::rdmap::terminate::Outgoing;
 use crate::rdmap::turns::Framed;
 use crate::stream::Stream;
@@ -58,6 +59,11 @@ impl Engine {
             // that receive only, and send but credits, stay in it (perftest over iWARP).
             let sends = matches!(self.state, QpState::Rtr | QpState::Rts | QpState::Sqd);
             let rtr = self.rtr.take();
+            let delivery = &mut self.halves.requester.delivery;
+            if delivery.is_on() && self.peer_progress.as_ref().is_some_and(PeerProgress::is_tracked) {
+                // The device itself knows when messages are delivered.
+                delivery.stop();
+            }
             let framed = self
                 .turns
                 .frame(&mut self.halves, llp, rtr, sends, env, &mut budget);
@@ -67,10 +73,7 @@ impl Engine {
             let taken = llp.taken();
             env.counters.add(Counter::TxCalls, calls);
             env.counters.add(Counter::TxBytes, taken - before);
-            let known = self
-                .peer_progress
-                .as_ref()
-                .map_or(taken, |peer_progress| peer_progress.known(taken));
+            let known = self.known();
             let Halves { qp, requester, .. } = &mut self.halves;
             if let Err(Overflow) = requester.complete(qp, env, known) {
                 self.fail(QpFault::CqOverflow, env, stream);
@@ -120,7 +123,12 @@ impl Engine {
 
     /// In the closing state with nothing left to do: sends our FIN (row DDP-T-05).
     pub(super) fn close_if_drained(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
-        if self.state == QpState::Sqd && matches!(self.progress, Progress::Open) && self.is_quiet() {
+        let confirmed = !self.halves.requester.delivery.is_pending();
+        if self.state == QpState::Sqd
+            && matches!(self.progress, Progress::Open)
+            && self.is_quiet()
+            && confirmed
+        {
             self.linger(env, stream);
         }
     }

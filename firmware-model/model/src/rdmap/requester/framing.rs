@@ -176,13 +176,15 @@ impl Requester {
                 Answer::Read
             }
         };
-        llp.seal();
+        let position = llp.seal();
         env.counters.add(Counter::TxMessages, 1);
+        self.delivery.requested(position);
         self.request_msn = msn.wrapping_add(1);
         let number = self.board(wqe, msn, len as u32, Wait::Answer);
         self.reads.push(Pending {
             answer,
             request: Some((number, wqe)),
+            position,
             sink_stag,
             sink_to,
             len: len as u32,
@@ -235,36 +237,45 @@ impl Requester {
                 llp.open(env.buffers, header, 0);
             }
             Rtr::Read => {
-                let msn = self.request_msn;
-                self.open_untagged(
-                    Message::ReadRequest,
-                    QN_READ_REQUEST,
-                    msn,
-                    ReadRequest::LEN,
-                    env,
-                    llp,
-                );
-                let request = ReadRequest {
-                    sink_stag: ANY_STAG,
-                    sink_to: 0,
-                    size: 0,
-                    source_stag: ANY_STAG,
-                    source_to: 0,
-                };
-                request.emit(llp.put(ReadRequest::LEN));
-                self.request_msn = msn.wrapping_add(1);
-                self.reads.push(Pending {
-                    answer: Answer::Read,
-                    request: None,
-                    sink_stag: ANY_STAG,
-                    sink_to: 0,
-                    len: 0,
-                    placed: 0,
-                    cursor: Cursor::default(),
-                });
+                self.frame_empty_read(env, llp);
+                return;
             }
         }
         llp.seal();
+    }
+
+    /// Frames a Read of length zero that no program posted; returns the position behind it.
+    pub(super) fn frame_empty_read(&mut self, env: &Env<'_>, llp: &mut Llp) -> u64 {
+        let msn = self.request_msn;
+        self.open_untagged(
+            Message::ReadRequest,
+            QN_READ_REQUEST,
+            msn,
+            ReadRequest::LEN,
+            env,
+            llp,
+        );
+        let request = ReadRequest {
+            sink_stag: ANY_STAG,
+            sink_to: 0,
+            size: 0,
+            source_stag: ANY_STAG,
+            source_to: 0,
+        };
+        request.emit(llp.put(ReadRequest::LEN));
+        self.request_msn = msn.wrapping_add(1);
+        let position = llp.seal();
+        self.reads.push(Pending {
+            answer: Answer::Read,
+            request: None,
+            position,
+            sink_stag: ANY_STAG,
+            sink_to: 0,
+            len: 0,
+            placed: 0,
+            cursor: Cursor::default(),
+        });
+        position
     }
 }
 

@@ -3,6 +3,7 @@
 mod framing;
 
 use super::completions::Completions;
+use super::delivery::Delivery;
 use super::flights::{Flight, Flights, Wait};
 use super::placement::Cursor;
 use super::reads::{Pending, Reads};
@@ -59,8 +60,11 @@ pub(super) struct Requester {
     pub(super) cq: Completions,
     pub(super) flights: Flights,
     pub(super) reads: Reads,
-    /// Most outstanding Reads and atomics.
+    pub(super) delivery: Delivery,
+    /// Most outstanding Reads and atomics of the program.
     pub(super) ord: u32,
+    /// Most outstanding Reads and atomics that the peer accepts; 0 = `ord`.
+    pub(super) ord_limit: u32,
     sending: Option<Sending>,
     /// Next MSN on queue 0.
     pub(super) msn: u32,
@@ -79,7 +83,9 @@ impl Requester {
             cq: Completions::new(cq),
             flights: Flights::default(),
             reads: Reads::default(),
+            delivery: Delivery::default(),
             ord: 0,
+            ord_limit: 0,
             sending: None,
             msn: 1,
             request_msn: 1,
@@ -104,10 +110,46 @@ impl Requester {
     /// Frames the next ULPDU; the lower layer has room for it.
     #[inline]
     pub(super) fn step(&mut self, qp: &Identity, env: &mut Env<'_>, llp: &mut Llp) -> Step {
-        match self.sending.take() {
-            Some(sending) => self.proceed(sending, qp, env, llp),
-            None => self.start(qp, env, llp),
+        if let Some(sending) = self.sending.take() {
+            return self.proceed(sending, qp, env, llp);
         }
+        if self.delivery.is_due(self.sq.is_half_used()) && self.probe(env, llp) {
+            return Step::Done { ended: true };
+        }
+        match self.start(qp, env, llp) {
+            Step::Idle if self.delivery.is_wanted() && self.probe(env, llp) => Step::Done { ended: true },
+            step => step,
+        }
+    }
+
+    /// The Reads and atomics that the peer accepts at the same time.
+    fn ord_limit(&self) -> u32 {
+        if self.ord_limit == 0 {
+            self.ord
+        } else {
+            self.ord_limit
+        }
+    }
+
+    /// Whether the peer accepts another Read or atomic.
+    fn may_request(&self) -> bool {
+        self.reads.len() < self.ord_limit() as usize
+    }
+
+    /// Sends a Read whose answer confirms the messages before it; whether that was possible.
+    fn probe(&mut self, env: &Env<'_>, llp: &mut Llp) -> bool {
+        if self.ord_limit() == 0 {
+            // The peer accepts no Read.
+            self.delivery.stop();
+            env.counters.add(Counter::UnconfirmedConnections, 1);
+            return false;
+        }
+        let possible = self.may_request();
+        if possible {
+            let position = self.frame_empty_read(env, llp);
+            self.delivery.probed(position);
+        }
+        possible
     }
 
     #[inline]
@@ -118,7 +160,8 @@ impl Requester {
             Some(Err(BadWqe { .. })) => return Step::Failed,
             Some(Ok(wqe)) => wqe,
         };
-        if wqe.flags.contains(SendFlags::FENCE) && !self.reads.is_empty() {
+        let reads = self.reads.len() - self.delivery.probes();
+        if wqe.flags.contains(SendFlags::FENCE) && reads > 0 {
             return Step::Idle;
         }
         match wqe.opcode {
@@ -138,7 +181,7 @@ impl Requester {
                 if self.ord == 0 {
                     return self.refuse(wqe, WcStatus::LocQpOpErr);
                 }
-                if self.reads.len() >= self.ord as usize {
+                if reads >= self.ord as usize || !self.may_request() {
                     return Step::Idle;
                 }
                 return self.request(wqe, qp, env, llp);
@@ -250,17 +293,19 @@ impl Requester {
     fn finish(&mut self, sending: &Sending, position: u64, env: &Env<'_>) -> Step {
         env.counters.add(Counter::TxMessages, 1);
         let msn = self.msn.wrapping_sub(1);
+        let signaled = sending.wqe.flags.contains(SendFlags::SIGNALED);
+        self.delivery.sent(position, signaled);
         self.board(sending.wqe, msn, sending.len, Wait::Taken(position));
         Step::Done { ended: true }
     }
 
     /// The oldest Read or atomic is answered in full.
     pub(super) fn answered(&mut self, qp: &Identity, env: &Env<'_>) -> Result<(), WcStatus> {
-        let Some(Pending {
-            request: Some((number, wqe)),
-            ..
-        }) = self.reads.pop()
-        else {
+        let Some(pending) = self.reads.pop() else {
+            return Ok(());
+        };
+        self.delivery.answered(pending.position);
+        let Some((number, wqe)) = pending.request else {
             return Ok(());
         };
         let mut wait = Wait::Done;

@@ -11,7 +11,7 @@ use crate::stream::{Stream, StreamError};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
-use urnic_device::vocabulary::QpState;
+use urnic_device::vocabulary::{QpState, WcStatus};
 use urnic_wire::mpa::fpdu::{self, CrcMode};
 
 /// What most connections of tests agree on.
@@ -25,7 +25,10 @@ pub(crate) fn agreed(initiator: bool) -> Attachment {
         stall_at_first: false,
         peer_may_close: false,
         fence_open: false,
+        delivered: false,
+        spare_read: false,
         ord: 16,
+        ord_limit: 0,
         ird: 16,
         first_msn: 1,
         rtr_send: None,
@@ -124,8 +127,9 @@ impl Pair {
 
     /// The first message of the initiator, which opens the responder's fence: a zero-length Write.
     pub(crate) fn open_fence(&mut self) {
-        self.a.post(&Work::write(u64::MAX, 1, 0).unsignaled());
+        self.a.post(&Work::write(u64::MAX, 1, 0));
         self.run_now();
+        assert_eq!(self.a.sent(), [(u64::MAX, WcStatus::Success)]);
     }
 }
 

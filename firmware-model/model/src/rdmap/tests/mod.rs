@@ -2,6 +2,7 @@
 //! a conformance row's id show what that row asks for.
 
 mod ddp_rows;
+mod delivery_rows;
 mod extension_rows;
 mod message_rows;
 mod mpa_error_rows;

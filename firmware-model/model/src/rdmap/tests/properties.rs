@@ -93,6 +93,7 @@ struct World {
     crc: bool,
     markers: [bool; 2],
     native: bool,
+    delivered: bool,
     ord: u32,
     seed: u64,
 }
@@ -101,9 +102,9 @@ fn world() -> impl Strategy<Value = World> {
     let mss = prop::sample::select(vec![88u32, 536, 1460, 8948, 65483]);
     let chunk = prop_oneof![Just(0usize), 1..20usize, 20..5000usize];
     let capacity = prop_oneof![1..200usize, 200..100_000usize];
-    let flags = (any::<bool>(), any::<[bool; 2]>(), any::<bool>());
+    let flags = (any::<bool>(), any::<[bool; 2]>(), any::<bool>(), any::<bool>());
     (mss, chunk, capacity, flags, 1..5u32, any::<u64>()).prop_map(
-        |(mss, chunk, capacity, (crc, markers, native), ord, seed)| {
+        |(mss, chunk, capacity, (crc, markers, native, delivered), ord, seed)| {
             let latency = Duration::from_micros(10);
             let conditions = Conditions {
                 latency,
@@ -117,6 +118,7 @@ fn world() -> impl Strategy<Value = World> {
                 crc,
                 markers,
                 native,
+                delivered,
                 ord,
                 seed,
             }
@@ -130,7 +132,10 @@ impl World {
             crc: self.crc,
             markers_tx,
             markers_rx,
+            delivered: self.delivered,
+            spare_read: self.delivered,
             ord: self.ord,
+            ord_limit: self.ord + u32::from(self.delivered),
             ird: self.ord,
             ..if self.native {
                 native(initiator)

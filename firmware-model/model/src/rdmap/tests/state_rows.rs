@@ -218,10 +218,10 @@ fn an_attachment_is_what_the_command_says() {
     for bit in 0..32 {
         let flag = 1 << bit;
         let Ok(attachment) = taken(flag, rtr::NONE, rtr::NONE) else {
-            assert!(flag > attach::STALL_AT_FIRST, "flag {flag:#x} is known");
+            assert!(flag > attach::SPARE_READ, "flag {flag:#x} is known");
             continue;
         };
-        assert!(flag <= attach::STALL_AT_FIRST, "flag {flag:#x} is unknown");
+        assert!(flag <= attach::SPARE_READ, "flag {flag:#x} is unknown");
         let says = [
             (attach::INITIATOR, attachment.initiator),
             (attach::CRC, attachment.crc),
@@ -232,6 +232,8 @@ fn an_attachment_is_what_the_command_says() {
             (attach::STRICT_RTR, attachment.strict_rtr),
             (attach::STALL_AT_FIRST, attachment.stall_at_first),
             (attach::FENCE_OPEN, attachment.fence_open),
+            (attach::DELIVERED, attachment.delivered),
+            (attach::SPARE_READ, attachment.spare_read),
         ];
         for (known, set) in says {
             assert_eq!(set, known == flag, "flag {known:#x} of {flag:#x}");
