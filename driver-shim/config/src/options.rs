@@ -10,7 +10,7 @@ use urnic_wire::mpa::startup::RtrKey;
 
 use crate::error::{Error, Source};
 use crate::log_filter::is_log_filter;
-use crate::settings::{Config, Device, RtrTypes, VfioApi};
+use crate::settings::{Completion, Config, Device, RtrTypes, VfioApi};
 
 /// One option.
 #[derive(Debug)]
@@ -101,6 +101,18 @@ pub const OPTIONS: &[Opt] = &[
             Some(())
         },
         show: |c| show_path(c.pcap.as_deref()),
+    },
+    Opt {
+        key: "completion",
+        takes: "auto, taken or delivered",
+        help: "When a Send, Write or immediate completes: when TCP has taken it (taken), or when the peer has placed or delivered it \
+               (delivered), which costs a zero-length RDMA Read for each batch of requests. auto is delivered on connections made by \
+               exchanged QP numbers, whose programs expect InfiniBand, and taken on rdma_cm connections.",
+        set: |c, text| {
+            c.completion = Completion::ALL.into_iter().find(|v| v.name() == text)?;
+            Some(())
+        },
+        show: |c| c.completion.name().to_owned(),
     },
     Opt {
         key: "mpa.crc",

@@ -118,6 +118,42 @@ pub struct Peer {
     pub(crate) options: Vec<(&'static str, String)>,
 }
 
+/// When Sends, Writes and immediates complete.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Completion {
+    /// [`Delivered`](Completion::Delivered) on native connections, [`Taken`](Completion::Taken) on
+    /// rdma_cm connections.
+    #[default]
+    Auto,
+    /// When the stream has taken them (RFC 5040 §5.5).
+    Taken,
+    /// When the peer has placed or delivered them.
+    Delivered,
+}
+
+impl Completion {
+    pub(crate) const ALL: [Completion; 3] = [Completion::Auto, Completion::Taken, Completion::Delivered];
+
+    /// The name in the configuration.
+    pub fn name(self) -> &'static str {
+        match self {
+            Completion::Auto => "auto",
+            Completion::Taken => "taken",
+            Completion::Delivered => "delivered",
+        }
+    }
+
+    /// Whether requests on native connections complete when they are delivered.
+    pub fn is_delivered_on_native(self) -> bool {
+        self != Completion::Taken
+    }
+
+    /// Whether requests on rdma_cm connections complete when they are delivered.
+    pub fn is_delivered_on_rdma_cm(self) -> bool {
+        self == Completion::Delivered
+    }
+}
+
 /// Ways to a PCI function that the kernel's VFIO offers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum VfioApi {
@@ -169,6 +205,8 @@ pub struct Config {
     pub log: String,
     /// The file for the capture of the wire.
     pub pcap: Option<PathBuf>,
+    /// When Sends, Writes and immediates complete.
+    pub completion: Completion,
     /// MPA start-up.
     pub mpa: Mpa,
     /// Native connections.
@@ -189,6 +227,7 @@ impl Default for Config {
             device: Device::Inproc,
             log: "warn".to_owned(),
             pcap: None,
+            completion: Completion::Auto,
             mpa: Mpa {
                 crc: true,
                 markers: false,

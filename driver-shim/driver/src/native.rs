@@ -137,6 +137,10 @@ impl native::Streams for Streams<'_> {
     }
 
     fn attach(&mut self, sid: Option<u32>, attachment: &Attachment) -> Result<(), Errno> {
+        let delivered = match self.driver.config.completion.is_delivered_on_native() {
+            true => attach::DELIVERED,
+            false => 0,
+        };
         let qp = self.driver.qp(attachment.qid).ok_or(Errno::INVAL)?;
         self.driver
             .modify(&qp, modify::RNR, milliseconds(attachment.rnr_timeout))?;
@@ -148,9 +152,10 @@ impl native::Streams for Streams<'_> {
                 negotiated: attachment.negotiated.as_ref(),
                 // Programs that connect their queue pairs without a connection manager were written
                 // for InfiniBand.
-                policy: attach::STALL_ON_EMPTY_RQ | attach::PEER_MAY_CLOSE,
+                policy: attach::STALL_ON_EMPTY_RQ | attach::PEER_MAY_CLOSE | attach::SPARE_READ | delivered,
                 ird: attachment.ird.into(),
                 ord: attachment.ord.into(),
+                ord_limit: attachment.ord_limit.into(),
                 fin_grace_ms: milliseconds(Some(self.driver.config.native.fin_grace)),
             },
         )

@@ -34,6 +34,8 @@ pub(super) struct AttachParams<'a> {
     pub(super) policy: u32,
     pub(super) ird: u32,
     pub(super) ord: u32,
+    /// The Reads that the peer accepts, the device's own included; 0 = as many as `ord`.
+    pub(super) ord_limit: u32,
     pub(super) fin_grace_ms: u32,
 }
 
@@ -124,6 +126,7 @@ impl Streams<'_> {
         arguments.qid = params.qid.into();
         arguments.flags = flags.into();
         arguments.ord = params.ord.into();
+        arguments.ord_limit = params.ord_limit.into();
         arguments.ird = params.ird.into();
         arguments.first_msn = 1.into();
         arguments.fin_grace_ms = params.fin_grace_ms.into();

@@ -350,6 +350,7 @@ impl Engine {
             ord: limit.map_or(requested, |limit| {
                 requested.min(limit.try_into().unwrap_or(requested))
             }),
+            ord_limit: limit.unwrap_or(0),
             rnr_timeout: rnr_timeout(rnr_retry, params.min_rnr_timer),
         };
         if let Err(errno) = world.streams.attach(sid, &attachment) {

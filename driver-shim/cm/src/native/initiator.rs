@@ -10,6 +10,14 @@ use super::streams::World;
 use crate::mpa_startup::{Accepted, Answer, Close, Depths, Initiator, Offer, Rtr, Time};
 
 impl ConnectState {
+    /// The depths to negotiate: one Read more than the program's, for confirmations of delivery.
+    pub(super) fn depths(&self) -> Depths {
+        Depths {
+            ird: Some(u16::from(self.params.ird) + 1),
+            ord: self.rts.map(|rts| u16::from(rts.ord) + 1),
+        }
+    }
+
     /// The private data of this end.
     pub(super) fn identity(&self, qpn: u32, nonce: u64) -> Identity {
         Identity {
@@ -140,10 +148,9 @@ impl Engine {
         if local.sq_psn.is_none() {
             connecting.nudge = Some(nonce);
         }
-        // Limits on Reads come from modify_qp at both ends (design: native connections).
         let offer = Offer {
             peer_to_peer: true,
-            depths: Depths::default(),
+            depths: connecting.depths(),
             max_ird: u16::MAX,
         };
         let (initiator, request) =

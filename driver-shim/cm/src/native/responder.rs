@@ -6,7 +6,7 @@ use super::identity::{Identity, Reason};
 use super::state::{Engine, Key, MAX_WITHOUT_REQUEST, Pair, Phase, Startup};
 use super::streams::World;
 use crate::carrier::{Inbox, RequestProgress, receive_request};
-use crate::mpa_startup::{Close, Depths, Reply, Responder};
+use crate::mpa_startup::{Close, Reply, Responder};
 
 impl Engine {
     /// A listener has a new stream.
@@ -194,12 +194,7 @@ impl Engine {
             return self.attempt_if_due(world, qpn);
         }
         let local = connecting.identity(qpn, peer.nonce);
-        // Only an initiator that sends its depths gets these; native initiators send none.
-        let depths = Depths {
-            ird: Some(connecting.params.ird.into()),
-            ord: connecting.rts.map(|rts| rts.ord.into()),
-        };
-        let sent = match responder.accept(depths, &local.emit(), world.now) {
+        let sent = match responder.accept(connecting.depths(), &local.emit(), world.now) {
             Ok(Reply { bytes, negotiated }) => world
                 .streams
                 .send(sid, &bytes)

@@ -37,8 +37,11 @@ pub struct Attachment {
     pub negotiated: Option<Negotiated>,
     /// Maximum number of inbound Reads.
     pub ird: u8,
-    /// Maximum number of outbound Reads.
+    /// Maximum number of outbound Reads of the program.
     pub ord: u8,
+    /// Maximum number of outbound Reads that the peer accepts, the device's own included; 0 =
+    /// unknown.
+    pub ord_limit: u16,
     /// The time that a Send of the peer waits for a posted receive; `None` = no limit.
     pub rnr_timeout: Option<Duration>,
 }

@@ -8,9 +8,7 @@ use super::state::{
     Answered, Attachment, CmEvent, Connecting, Engine, EventParams, Key, Notice, Owner, PS_IB, PS_TCP, State,
     World,
 };
-use crate::mpa_startup::{
-    Accepted, Answer, Close, Depths, Failure, Fault, Initiator, Offer, Rejected, terminate,
-};
+use crate::mpa_startup::{Accepted, Answer, Close, Failure, Fault, Initiator, Offer, Rejected, terminate};
 
 impl Engine {
     /// Connects. An event reports the result.
@@ -114,10 +112,7 @@ impl Engine {
         let parameters = &connecting.parameters;
         let offer = connecting.enhanced.then(|| Offer {
             peer_to_peer: policy.peer_to_peer,
-            depths: Depths {
-                ird: Some(parameters.responder_resources.into()),
-                ord: Some(parameters.initiator_depth.into()),
-            },
+            depths: policy.depths(parameters),
             max_ird: max_ird.into(),
         });
         let begun = Initiator::new(policy.settings, offer, &parameters.private_data, world.now)
@@ -257,6 +252,7 @@ impl Engine {
             ack_timeout,
             strict_rtr: policy.strict_rtr,
             rnr_grace: policy.rnr_grace,
+            delivered: policy.delivered,
         };
         let framed = match &accepted.rtr_frame {
             Some(frame) => world.device.send(sid, frame),

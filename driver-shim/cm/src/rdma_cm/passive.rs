@@ -8,7 +8,7 @@ use super::state::{
     State, World,
 };
 use crate::carrier::{Inbox, RequestProgress, receive_request};
-use crate::mpa_startup::{Close, Depths, Negotiated, Reply, Responder, ResponderEvent};
+use crate::mpa_startup::{Close, Negotiated, Reply, Responder, ResponderEvent};
 
 /// Streams of one listener whose Request is due. Beyond this limit the oldest stream is closed,
 /// since an initiator normally sends its Request at once.
@@ -195,7 +195,7 @@ impl Engine {
             return Err(Errno::ISCONN);
         }
         let remote = self.ids.get(&handle).and_then(|id| id.remote);
-        let strict_depths = remote.is_some_and(|remote| self.policy(remote.ip()).strict_depths);
+        let policy = self.policy(remote.ok_or(Errno::INVAL)?.ip());
         let id = self.ids.get_mut(&handle).ok_or(Errno::NOENT)?;
         let State::Requested {
             sid,
@@ -220,7 +220,7 @@ impl Engine {
         // The ORD that this end requires goes into the reject frame (RFC 6581 §9.1).
         let needed = u16::from(parameters.initiator_depth);
         let taken = responder.request().and_then(|request| request.word);
-        if strict_depths && taken.is_some_and(|word| word.ird < needed) {
+        if policy.strict_depths && taken.is_some_and(|word| word.ird < needed) {
             let reply = responder
                 .reject(&parameters.private_data, Some(needed))
                 .map_err(|_| Errno::INVAL)?;
@@ -229,12 +229,8 @@ impl Engine {
             self.close_stream(world, sid, Close::Orderly);
             return Err(Errno::INVAL);
         }
-        let own = Depths {
-            ird: Some(parameters.responder_resources.into()),
-            ord: Some(parameters.initiator_depth.into()),
-        };
         let Reply { bytes, negotiated } = responder
-            .accept(own, &parameters.private_data, world.now)
+            .accept(policy.depths(&parameters), &parameters.private_data, world.now)
             .map_err(|_| Errno::INVAL)?;
         let deadline = responder.deadline();
         let sent = world.device.send(sid, &bytes);
@@ -291,6 +287,7 @@ impl Engine {
             ack_timeout: id.ack_timeout,
             strict_rtr: policy.strict_rtr,
             rnr_grace: policy.rnr_grace,
+            delivered: policy.delivered,
         };
         world.device.attach(sid, &attachment)?;
         self.streams.remove(&sid);

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use crate::mpa_startup::Settings;
+use super::command::Parameters;
+use crate::mpa_startup::{Depths, Settings};
 use urnic_config::Config;
 
 /// The options that a `[[peer]]` entry may override.
@@ -13,6 +14,20 @@ pub(super) struct ConnPolicy {
     pub(super) strict_rtr: bool,
     pub(super) strict_depths: bool,
     pub(super) rnr_grace: Duration,
+    /// Requests complete when the peer has placed or delivered them.
+    pub(super) delivered: bool,
+}
+
+impl ConnPolicy {
+    /// The depths to negotiate for the depths that a program requests. Each end needs one Read more
+    /// for confirmations of delivery.
+    pub(super) fn depths(&self, parameters: &Parameters) -> Depths {
+        let spare = u16::from(self.delivered);
+        Depths {
+            ird: Some(u16::from(parameters.responder_resources) + spare),
+            ord: Some(u16::from(parameters.initiator_depth) + spare),
+        }
+    }
 }
 
 impl From<&Config> for ConnPolicy {
@@ -26,6 +41,7 @@ impl From<&Config> for ConnPolicy {
             strict_rtr: config.mpa.strict_rtr,
             strict_depths: config.mpa.strict_depths,
             rnr_grace: config.cm.rnr_grace,
+            delivered: config.completion.is_delivered_on_rdma_cm(),
         }
     }
 }

@@ -73,6 +73,8 @@ pub struct Attachment {
     pub strict_rtr: bool,
     /// The maximum time that a Send waits for a posted receive.
     pub rnr_grace: Duration,
+    /// Requests complete when the peer has placed or delivered them.
+    pub delivered: bool,
 }
 
 /// The time and the device during a call of the engine.

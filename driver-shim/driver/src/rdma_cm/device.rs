@@ -164,18 +164,17 @@ impl Device for CmDevice<'_> {
             grace => (attach::STALL_ON_EMPTY_RQ, grace),
         };
         driver.modify(&qp, modify::RNR, milliseconds(Some(grace)))?;
-        let strict = if attachment.strict_rtr {
-            attach::STRICT_RTR
-        } else {
-            0
-        };
+        let flag = |on, flag| if on { flag } else { 0 };
+        let strict = flag(attachment.strict_rtr, attach::STRICT_RTR);
+        let delivered = flag(attachment.delivered, attach::DELIVERED);
         self.streams.attach(&AttachParams {
             sid: Some(sid),
             qid,
             negotiated: Some(&attachment.negotiated),
-            policy: stall | strict,
+            policy: stall | strict | delivered,
             ird: attachment.ird.into(),
             ord: attachment.ord.into(),
+            ord_limit: 0,
             fin_grace_ms: 0,
         })?;
         qp.set_managed(attachment.ack_timeout);

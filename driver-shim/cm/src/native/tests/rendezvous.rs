@@ -59,6 +59,7 @@ fn start_up_negotiates_the_native_parameters() {
             negotiated,
             ird,
             ord,
+            ord_limit,
             rnr_timeout,
             ..
         } = net.attached(host, 1)[0];
@@ -67,19 +68,16 @@ fn start_up_negotiates_the_native_parameters() {
             (negotiated.initiator, negotiated.fenced, negotiated.rtr),
             (initiator, !initiator, Some(Rtr::Write))
         );
-        // The initiator offers 0x3FFF in both directions, and the responder returns it: both ends
-        // keep their limits.
-        let own = if initiator {
-            (None, None)
-        } else {
-            (Some(16), Some(8))
-        };
-        assert_eq!((negotiated.depths.ird, negotiated.depths.ord), own);
+        // Each end offers one Read more than its program, for confirmations of delivery.
+        assert_eq!(
+            (negotiated.depths.ird, negotiated.depths.ord),
+            (Some(17), Some(9))
+        );
         assert_eq!(
             (negotiated.revision, negotiated.crc, negotiated.terminate),
             (2, true, None)
         );
-        assert_eq!((ird, ord, rnr_timeout), (16, 8, None));
+        assert_eq!((ird, ord, ord_limit, rnr_timeout), (16, 8, 9, None));
     }
 }
 
@@ -93,7 +91,13 @@ fn revision_1_is_sufficient() {
     up(&mut net, b, a);
     net.until(SECOND, both_open(a, b));
     assert_joined(&net, a, b);
-    assert_eq!(net.attached(0, 1)[0].negotiated.unwrap().revision, 1);
+    let attachment = net.attached(0, 1)[0];
+    assert_eq!(attachment.negotiated.unwrap().revision, 1);
+    assert_eq!(
+        (attachment.ord, attachment.ord_limit),
+        (8, 0),
+        "the peer's IRD is unknown"
+    );
 }
 
 #[test]
