@@ -65,6 +65,26 @@ fn messages_of_every_small_size() {
     }
 }
 
+/// A program that polls the completion of a Write and then tells its peer by another way.
+fn writes_are_delivered_when_they_complete(rounds: [u32; 3]) {
+    for (size, rounds) in [8, 4096, 1 << 20].into_iter().zip(rounds) {
+        let ends = or_skip!(pair("delivered", &format!("-s {size} -n {rounds}"))).succeeds();
+        let expected = format!("{rounds} rounds, 0 stale");
+        assert!(ends.server.output.contains(&expected), "{}", ends.server);
+    }
+}
+
+#[test]
+fn a_completed_write_is_in_the_peers_memory() {
+    writes_are_delivered_when_they_complete([5000, 5000, 300]);
+}
+
+#[test]
+#[ignore = "long: make soak"]
+fn a_hundred_thousand_completed_writes_are_in_the_peers_memory() {
+    writes_are_delivered_when_they_complete([100_000, 100_000, 100_000]);
+}
+
 #[test]
 fn a_million_small_messages_come_once_and_in_order() {
     or_skip!(pair("stream", "-n 1000000 -s 16")).succeeds();

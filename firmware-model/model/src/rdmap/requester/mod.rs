@@ -14,7 +14,7 @@ use crate::memory::InvalidateBy;
 use crate::queues::{BadWqe, CompletionQueue, Overflow, SendQueue, SendWqe};
 use crate::rdmap::env::Env;
 use crate::rdmap::params::Identity;
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 use urnic_device::vocabulary::{WcOpcode, WcStatus};
 use urnic_device::wqe::{Opcode, SendFlags};
 
@@ -26,6 +26,9 @@ const MAX_MESSAGE: u64 = 1 << 31;
 /// with immediate is one receive at the peer, for which RFC 7306 has no message: a peer that does
 /// not implement this mark completes two receives.
 pub(super) const WITH_NEXT_SEND: [u8; 4] = *b"SEND";
+
+/// The log's one line on connections whose requests cannot be confirmed.
+static UNCONFIRMED: Once = Once::new();
 
 /// What came of an attempt to send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -139,9 +142,14 @@ impl Requester {
     /// Sends a Read whose answer confirms the messages before it; whether that was possible.
     fn probe(&mut self, env: &Env<'_>, llp: &mut Llp) -> bool {
         if self.ord_limit() == 0 {
-            // The peer accepts no Read.
             self.delivery.stop();
             env.counters.add(Counter::UnconfirmedConnections, 1);
+            UNCONFIRMED.call_once(|| {
+                tracing::warn!(
+                    "a peer accepts no RDMA Read, so requests complete when TCP has taken them, \
+                     not when they are delivered (counter unconfirmed_connections)"
+                );
+            });
             return false;
         }
         let possible = self.may_request();
