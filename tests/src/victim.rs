@@ -136,8 +136,10 @@ impl Victim {
         variables: &[(&str, &str)],
         place: impl FnOnce(Program) -> Program,
     ) -> Result<Self, String> {
+        // The rules of the wire are shown without the device's own Reads.
+        let variables = [&[("URNIC_COMPLETION", "taken")], variables].concat();
         let mut victim = Self {
-            dialogue: Obedient::start("victim", variables, place)?,
+            dialogue: Obedient::start("victim", &variables, place)?,
             here: HashMap::new(),
             gid: [0; 16],
             peers: [0; 16],

@@ -206,11 +206,11 @@ fn mpa_f_11_on_an_idle_link_segments_begin_where_fpdus_begin() {
         if !mpa.contains(stream) {
             continue;
         }
-        // A ULPDU with the headers of DDP and RDMAP for a Send or Write: version bits, and no other
+        // A ULPDU with the headers of DDP and RDMAP for a Send, a Write or a Read: version bits, and no other
         // opcode (RFC 5041 §4.1, 5040 §4.1).
         let header = segment.get(2..4).unwrap_or_default();
         assert!(
-            matches!(header, [0x01 | 0x41 | 0x81 | 0xc1, 0x40 | 0x43]),
+            matches!(header, [0x01 | 0x41 | 0x81 | 0xc1, 0x40..=0x43]),
             "a segment begins with {:02x?}",
             &segment[..segment.len().min(20)]
         );

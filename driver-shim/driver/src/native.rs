@@ -137,8 +137,8 @@ impl native::Streams for Streams<'_> {
     }
 
     fn attach(&mut self, sid: Option<u32>, attachment: &Attachment) -> Result<(), Errno> {
-        let delivered = match self.driver.config.completion.is_delivered_on_native() {
-            true => attach::DELIVERED,
+        let delivered = match attachment.delivered {
+            true => attach::DELIVERED | attach::SPARE_READ,
             false => 0,
         };
         let qp = self.driver.qp(attachment.qid).ok_or(Errno::INVAL)?;
@@ -152,7 +152,7 @@ impl native::Streams for Streams<'_> {
                 negotiated: attachment.negotiated.as_ref(),
                 // Programs that connect their queue pairs without a connection manager were written
                 // for InfiniBand.
-                policy: attach::STALL_ON_EMPTY_RQ | attach::PEER_MAY_CLOSE | attach::SPARE_READ | delivered,
+                policy: attach::STALL_ON_EMPTY_RQ | attach::PEER_MAY_CLOSE | delivered,
                 ird: attachment.ird.into(),
                 ord: attachment.ord.into(),
                 ord_limit: attachment.ord_limit.into(),

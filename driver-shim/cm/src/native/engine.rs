@@ -39,6 +39,7 @@ impl Engine {
             park_timeout: native.park_timeout,
             max_parked: native.max_parked,
             allow_nat: native.allow_nat,
+            delivered: config.completion.is_delivered_on_native(),
             numbers: Numbers::new(native.listen, native.port_range.clone()),
             pairs: HashMap::new(),
             connected: HashMap::new(),
@@ -351,6 +352,7 @@ impl Engine {
                 requested.min(limit.try_into().unwrap_or(requested))
             }),
             ord_limit: limit.unwrap_or(0),
+            delivered: self.delivered,
             rnr_timeout: rnr_timeout(rnr_retry, params.min_rnr_timer),
         };
         if let Err(errno) = world.streams.attach(sid, &attachment) {

@@ -10,11 +10,11 @@ use super::streams::World;
 use crate::mpa_startup::{Accepted, Answer, Close, Depths, Initiator, Offer, Rtr, Time};
 
 impl ConnectState {
-    /// The depths to negotiate: one Read more than the program's, for confirmations of delivery.
-    pub(super) fn depths(&self) -> Depths {
+    /// The program's depths and `spare` Reads, for confirmations of delivery.
+    pub(super) fn depths(&self, spare: u16) -> Depths {
         Depths {
-            ird: Some(u16::from(self.params.ird) + 1),
-            ord: self.rts.map(|rts| u16::from(rts.ord) + 1),
+            ird: Some(u16::from(self.params.ird) + spare),
+            ord: self.rts.map(|rts| u16::from(rts.ord) + spare),
         }
     }
 
@@ -148,9 +148,15 @@ impl Engine {
         if local.sq_psn.is_none() {
             connecting.nudge = Some(nonce);
         }
+        // Without confirmations, limits on Reads come from modify_qp at both ends (design: native
+        // connections).
+        let depths = match self.delivered {
+            true => connecting.depths(1),
+            false => Depths::default(),
+        };
         let offer = Offer {
             peer_to_peer: true,
-            depths: connecting.depths(),
+            depths,
             max_ird: u16::MAX,
         };
         let (initiator, request) =

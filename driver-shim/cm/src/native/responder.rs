@@ -194,7 +194,8 @@ impl Engine {
             return self.attempt_if_due(world, qpn);
         }
         let local = connecting.identity(qpn, peer.nonce);
-        let sent = match responder.accept(connecting.depths(), &local.emit(), world.now) {
+        let depths = connecting.depths(self.delivered.into());
+        let sent = match responder.accept(depths, &local.emit(), world.now) {
             Ok(Reply { bytes, negotiated }) => world
                 .streams
                 .send(sid, &bytes)

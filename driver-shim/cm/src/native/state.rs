@@ -170,6 +170,8 @@ pub struct Engine {
     pub(super) max_parked: usize,
     /// Accept Requests from any source address.
     pub(super) allow_nat: bool,
+    /// Requests complete when the peer has placed or delivered them.
+    pub(super) delivered: bool,
     pub(super) numbers: Numbers,
     pub(super) pairs: HashMap<u32, Pair>,
     /// Queue pair numbers of connected queue pairs, by device number.

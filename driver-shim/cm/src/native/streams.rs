@@ -42,6 +42,9 @@ pub struct Attachment {
     /// Maximum number of outbound Reads that the peer accepts, the device's own included; 0 =
     /// unknown.
     pub ord_limit: u16,
+    /// Requests complete when the peer has placed or delivered them; the peer may confirm the same
+    /// way, and needs one Read more than `ird` for it.
+    pub delivered: bool,
     /// The time that a Send of the peer waits for a posted receive; `None` = no limit.
     pub rnr_timeout: Option<Duration>,
 }

@@ -57,7 +57,7 @@ fn refusal(stag: u32, to: u64) -> Vec<u8> {
 }
 
 #[test]
-fn vrb_d_01_requests_complete_with_the_answer_to_a_read() {
+fn vrb_c_07_requests_complete_with_the_answer_to_a_read() {
     let mut peer = scripted(delivered());
     let receives = peer.node.region(8, everything());
     for request in [write(1), Work::send(2), Work::new(Opcode::SendImm, 3)] {
@@ -79,7 +79,7 @@ fn vrb_d_01_requests_complete_with_the_answer_to_a_read() {
 }
 
 #[test]
-fn vrb_d_02_one_read_is_under_way_and_the_next_confirms_all_others() {
+fn vrb_c_08_one_read_is_under_way_and_the_next_confirms_all_others() {
     let mut peer = scripted(delivered());
     peer.node.post(&write(1));
     assert_eq!(peer.heard_ulpdus().last(), Some(&probe(1)));
@@ -96,7 +96,7 @@ fn vrb_d_02_one_read_is_under_way_and_the_next_confirms_all_others() {
 }
 
 #[test]
-fn vrb_d_03_a_read_of_the_program_confirms_what_was_sent_before_it() {
+fn vrb_c_09_a_read_of_the_program_confirms_what_was_sent_before_it() {
     let mut peer = scripted(delivered());
     let sink = peer.node.region(8, everything());
     peer.node.post(&write(1));
@@ -108,7 +108,7 @@ fn vrb_d_03_a_read_of_the_program_confirms_what_was_sent_before_it() {
 }
 
 #[test]
-fn vrb_d_04_a_refusal_fails_the_request_that_it_names() {
+fn vrb_c_10_a_refusal_fails_the_request_that_it_names() {
     let mut peer = scripted(delivered());
     (1..5).for_each(|cookie| peer.node.post(&write(cookie)));
     assert_eq!(peer.heard_ulpdus().last(), Some(&probe(1)));
@@ -123,7 +123,7 @@ fn vrb_d_04_a_refusal_fails_the_request_that_it_names() {
 }
 
 #[test]
-fn vrb_d_05_the_programs_reads_have_all_their_slots() {
+fn vrb_c_11_the_programs_reads_have_all_their_slots() {
     let mut peer = scripted(delivered());
     let sink = peer.node.region(16, everything());
     let read = |cookie: u64| Work::read(cookie, 0x200, 0).sge(sink.sge(0, 8));
@@ -164,7 +164,7 @@ fn vrb_d_05_the_programs_reads_have_all_their_slots() {
 }
 
 #[test]
-fn vrb_d_06_without_any_read_requests_complete_when_taken() {
+fn vrb_c_12_without_any_read_requests_complete_when_taken() {
     let mut peer = scripted(Attachment {
         ord: 0,
         ord_limit: 0,
@@ -180,7 +180,7 @@ fn vrb_d_06_without_any_read_requests_complete_when_taken() {
 }
 
 #[test]
-fn vrb_d_07_an_end_completes_what_the_stream_took() {
+fn vrb_c_13_an_end_completes_what_the_stream_took() {
     for reset in [false, true] {
         let mut peer = scripted(delivered());
         peer.node.post(&write(1));
@@ -196,7 +196,7 @@ fn vrb_d_07_an_end_completes_what_the_stream_took() {
 }
 
 #[test]
-fn vrb_d_08_closing_waits_for_unsignaled_messages() {
+fn vrb_c_14_closing_waits_for_unsignaled_messages() {
     let mut peer = scripted(delivered());
     peer.node.post(&write(1).unsignaled());
     assert_eq!(peer.heard_ulpdus().len(), 1, "the program expects no completion");
@@ -208,7 +208,7 @@ fn vrb_d_08_closing_waits_for_unsignaled_messages() {
 }
 
 #[test]
-fn vrb_d_09_unsignaled_messages_free_the_send_queue() {
+fn vrb_c_15_unsignaled_messages_free_the_send_queue() {
     let mut peer = scripted(delivered());
     let mut probes = 0;
     for cookie in 0..300 {
@@ -224,7 +224,7 @@ fn vrb_d_09_unsignaled_messages_free_the_send_queue() {
 }
 
 #[test]
-fn vrb_d_10_a_responder_accepts_one_read_beyond_ird() {
+fn vrb_c_16_a_responder_accepts_one_read_beyond_ird() {
     let two = |spare_read| {
         let attachment = Attachment {
             ird: 1,
