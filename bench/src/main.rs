@@ -70,6 +70,40 @@ const WAYS: [Way; 5] = [
     },
 ];
 
+/// What a completion that means delivery costs.
+struct Delivered {
+    what: &'static str,
+    unit: &'static str,
+    tool: (&'static str, &'static str),
+    /// The column of the figure in the tool's row.
+    column: usize,
+    aim: Aim,
+}
+
+const DELIVERED: [Delivered; 3] = [
+    Delivered {
+        what: "ib_write_bw 64 KiB, delivered",
+        unit: "MiB/s",
+        tool: ("ib_write_bw", "-s 65536 -n 20000"),
+        column: 3,
+        aim: Aim::AtLeast(0.95),
+    },
+    Delivered {
+        what: "ib_send_bw 64 B, delivered",
+        unit: "M/s",
+        tool: ("ib_send_bw", "-s 64 -n 1000000"),
+        column: 4,
+        aim: Aim::Report,
+    },
+    Delivered {
+        what: "ib_send_lat 8 B, delivered",
+        unit: "us",
+        tool: ("ib_send_lat", "-s 8 -n 50000"),
+        column: 4,
+        aim: Aim::Report,
+    },
+];
+
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = args.iter().map(String::as_str).collect();
@@ -184,6 +218,9 @@ fn rows() -> Vec<Row> {
     for way in WAYS {
         rows.push(Row::new(way.what, "M/s", way.against, Aim::Report));
     }
+    for row in DELIVERED {
+        rows.push(Row::new(row.what, row.unit, "completion=taken", row.aim));
+    }
     rows.extend(crc_rows());
     rows.extend(connection_rows());
     rows
@@ -287,6 +324,11 @@ fn measure(rows: &mut [Row]) {
     for way in WAYS {
         let rate = |(name, options)| tried(move || ours::rate(name, options));
         add(rate(way.ours), Some(rate(way.theirs)));
+    }
+    for row in DELIVERED {
+        let (name, options) = row.tool;
+        let figure = |completion| tried(move || ours::with_completion(completion, name, options, row.column));
+        add(figure("delivered"), Some(figure("taken")));
     }
     for len in [1448, 64_774] {
         let runs = crc::rates(len).into_iter();

@@ -69,6 +69,15 @@ pub(crate) fn messages(name: &str, size: usize, count: u64, device: Option<&str>
     column(&perftest(name, &format!("-s {size} -n {count}"), device)?, 4)
 }
 
+/// The figure in a column of a perftest's row, with this value of the option `completion`.
+pub(crate) fn with_completion(completion: &str, name: &str, options: &str, index: usize) -> Measured<f64> {
+    installed(name)?;
+    let program = program(name, None).env("URNIC_COMPLETION", completion);
+    let pair = Pair::new(&program.line("-d urnic0 -F").line(options)).within(LIMIT);
+    let row = figures(&pair.succeeds().client.output).ok_or_else(|| format!("{name} printed no figures"))?;
+    column(&row, index)
+}
+
 /// Millions of requests per second, by a line of options.
 pub(crate) fn rate(name: &str, options: &str) -> Measured<f64> {
     column(&perftest(name, options, None)?, 4)
