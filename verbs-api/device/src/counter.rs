@@ -35,7 +35,8 @@ counters! {
     TxTerminates = "tx_terminates",
     /// Terminates received.
     RxTerminates = "rx_terminates",
-    /// FPDUs that came in one segment with the MPA Reply (MPA-S-16).
+    /// First FPDUs that an initiator received before it had sent one, as with the MPA Reply in one
+    /// segment (MPA-S-16).
     EarlyFpdus = "early_fpdus",
     /// ULPDUs above the 64768 bytes that RFC 5044 §3 allows, accepted all the same (MPA-F-07).
     OversizeUlpdus = "oversize_ulpdus",

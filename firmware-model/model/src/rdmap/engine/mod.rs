@@ -65,6 +65,8 @@ pub struct Engine {
     /// We sent the MPA Request, or the peer is known to be ready: we may send first (RFC 5044
     /// §7.1.2(4)).
     may_begin: bool,
+    /// We sent the MPA Request.
+    initiator: bool,
     /// A valid FPDU has come.
     heard: bool,
     rtr: Option<Rtr>,
@@ -114,6 +116,7 @@ impl Engine {
             state: QpState::Reset,
             progress: Progress::Detached,
             may_begin: false,
+            initiator: false,
             heard: false,
             rtr: None,
             turns: Turns::default(),
@@ -293,6 +296,7 @@ impl Engine {
         }
         self.llp = Some(llp);
         self.progress = Progress::Open;
+        self.initiator = attachment.initiator;
         self.may_begin = attachment.initiator || attachment.fence_open;
         self.rtr = attachment.rtr_send;
         self.peer_may_close = attachment.peer_may_close;

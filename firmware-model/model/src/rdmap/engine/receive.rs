@@ -116,6 +116,11 @@ impl Engine {
             }
             if !self.heard {
                 self.heard = true;
+                // A responder sends nothing before it has an FPDU (RFC 5044 §7.1.2): this one came
+                // with its Reply.
+                if self.initiator && self.halves.silent {
+                    env.counters.add(Counter::EarlyFpdus, 1);
+                }
                 // A side that may begin anyway waits for nothing.
                 if !self.may_begin {
                     env.effects

@@ -697,3 +697,15 @@ fn empa_23_an_error_before_the_fence_opens_is_not_told() {
     assert!(peer.wire.is_reset());
     assert_eq!(peer.node.engine.state(), QpState::Err);
 }
+
+#[test]
+fn mpa_s_16_an_fpdu_with_the_reply_is_delivered_and_counted() {
+    for (initiator, early) in [(true, 1), (false, 0)] {
+        let scripted = Scripted::with(&Shape::default(), agreed(initiator));
+        let (mut peer, _) = with_receives(scripted, 2, 64);
+        peer.say(&vector("F-SEND-hello"));
+        assert_eq!(peer.node.received(), [(0, WcStatus::Success, 5)]);
+        peer.say_ulpdu(&send_segment(true, 2, 0, b"later"));
+        assert_eq!(peer.node.count(Counter::EarlyFpdus), early);
+    }
+}
