@@ -540,6 +540,14 @@ modes! {
         siw_calls: Some((["2 1", "2 1"], SEND)),
         extent: Extent::Short,
     },
+    completions_mean_delivery => Mode {
+        name: "completion=delivered",
+        ours: &[("URNIC_COMPLETION", "delivered")],
+        theirs: &[],
+        we_call: Some((["2 1", "2 1"], WRITE)),
+        siw_calls: Some((["2 0", "2 1"], SEND)),
+        extent: Extent::Short,
+    },
     revision_1 => Mode {
         name: "revision 1",
         ours: &[("URNIC_MPA_REVISION", "1")],

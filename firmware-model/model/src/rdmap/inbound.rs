@@ -171,7 +171,7 @@ impl Halves {
             (Opcode::Write, Header::Tagged(h)) => {
                 self.responder.write_window(&self.qp, env, h.stag, h.to, len)?;
             }
-            (Opcode::ReadResponse, _) => {}
+            (Opcode::ReadResponse, _) if !self.requester.reads.is_discarded() => {}
             (_, Header::Untagged(h)) if h.qn == urnic_wire::rdmap::QN_SEND && !opcode.is_extension() => {}
             // A fixed header of that length is refused when it is complete.
             _ => return Ok(None),

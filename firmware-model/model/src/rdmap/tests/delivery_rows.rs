@@ -246,6 +246,20 @@ fn vrb_c_16_a_responder_accepts_one_read_beyond_ird() {
 }
 
 #[test]
+fn vrb_c_17_bytes_in_the_answer_are_discarded() {
+    for bytes in [1, 100, 30_000] {
+        let mut peer = scripted(delivered());
+        let region = peer.node.region(64, everything());
+        peer.node.post(&write(1));
+        peer.run();
+        peer.say_ulpdu(&tagged(0xc1, 0x42, region.stag, region.base, &pattern(bytes)));
+        assert_eq!(peer.node.sent(), [(1, SUCCESS)]);
+        assert_eq!(peer.node.engine.state(), QpState::Rts);
+        assert_eq!(region.bytes(), [0; 64]);
+    }
+}
+
+#[test]
 fn large_amounts_are_confirmed_while_more_is_sent() {
     let mut peer = scripted(delivered());
     let source = peer.node.filled(&pattern(200 << 10));
