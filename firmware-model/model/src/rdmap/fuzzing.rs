@@ -16,6 +16,7 @@ pub fn engine_rx(data: &[u8]) {
         native: option(2),
         initiator: option(3),
         extensions: option(4),
+        delivered: option(7),
         knows_stag: option(5),
         cut: usize::from(*cut).pow(2) + 1,
     };

@@ -19,6 +19,7 @@ pub(crate) struct Hostile {
     pub(crate) native: bool,
     pub(crate) initiator: bool,
     pub(crate) extensions: bool,
+    pub(crate) delivered: bool,
     /// Replace the STag by one that exists.
     pub(crate) knows_stag: bool,
     /// Bytes that arrive at a time.
@@ -37,6 +38,9 @@ impl Hostile {
         let attachment = Attachment {
             crc: self.crc,
             markers_rx: self.markers,
+            delivered: self.delivered,
+            spare_read: self.delivered,
+            ord_limit: base.ord + u32::from(self.delivered),
             ..base
         };
         let shape = Shape {
