@@ -6,11 +6,6 @@ use super::command::Parameters;
 use crate::mpa_startup::{Depths, Settings};
 use urnic_config::Config;
 
-/// Reads to negotiate beyond those of the program, where completions mean delivery. One at a time is
-/// sent. But soft-iWARP frees the slot of a Read only after its answer has left: with a single slot,
-/// the next Read can arrive too early, and soft-iWARP ends the connection.
-const SPARE_READS: u16 = 2;
-
 /// The options that a `[[peer]]` entry may override.
 #[derive(Debug, Clone)]
 pub(super) struct ConnPolicy {
@@ -24,10 +19,10 @@ pub(super) struct ConnPolicy {
 }
 
 impl ConnPolicy {
-    /// The depths to negotiate for the depths that a program requests: more Reads are for
+    /// The depths to negotiate for the depths that a program requests: one Read more is for
     /// confirmations of delivery.
     pub(super) fn depths(&self, parameters: &Parameters) -> Depths {
-        let spare = if self.delivered { SPARE_READS } else { 0 };
+        let spare = u16::from(self.delivered);
         Depths {
             ird: Some(u16::from(parameters.responder_resources) + spare),
             ord: Some(u16::from(parameters.initiator_depth) + spare),
