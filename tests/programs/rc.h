@@ -96,6 +96,9 @@ __attribute__((unused)) static struct end end_of(struct ibv_qp *qp, int gid_inde
 /* Code of InfiniBand's table: the time limit for one try to reach the peer. */
 __attribute__((unused)) static uint8_t ack_timeout = 14;
 
+/* Retries of a Send that finds no receive; 7 = no limit. */
+__attribute__((unused)) static uint8_t rnr_retry = 7;
+
 /* Moves the queue pair from INIT to RTR and RTS. */
 __attribute__((unused)) static void connect_qp(struct ibv_qp *qp, const struct end *mine, int gid_index, const struct end *theirs)
 {
@@ -118,7 +121,7 @@ __attribute__((unused)) static void connect_qp(struct ibv_qp *qp, const struct e
 		.sq_psn = mine->psn,
 		.timeout = ack_timeout,
 		.retry_cnt = 7,
-		.rnr_retry = 7,
+		.rnr_retry = rnr_retry,
 		.max_rd_atomic = 8,
 	};
 	ZERO(ibv_modify_qp(qp, &rts,

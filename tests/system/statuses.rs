@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use urnic_tests::build::tree;
 use urnic_tests::program::Program;
-use urnic_tests::{compiled, or_skip};
+use urnic_tests::{Pair, compiled, or_skip};
 
 /// The statuses in the table of `docs/reference/statuses.md`.
 fn documented() -> BTreeSet<u32> {
@@ -29,4 +29,11 @@ fn every_status_and_event_that_can_come_does() {
         documented(),
         "docs/reference/statuses.md has others:\n{ended}"
     );
+}
+
+#[test]
+fn a_refused_request_completes_with_the_reason() {
+    let program = Program::new(or_skip!(compiled("refusals")));
+    let both = Pair::new(&program).within(Duration::from_secs(120)).succeeds();
+    assert_eq!(both.client.output.matches(": ok").count(), 3, "{}", both.client);
 }
