@@ -50,7 +50,6 @@ fn memory_is_registered_in_every_way_there_is() {
     for shown in ["zero-based", "named", "relaxed", "on demand", "implicit"] {
         assert!(text.contains(&format!("{shown}: there and back")), "{text}");
     }
-    assert!(text.contains("dma-buf: Operation not supported"), "{text}");
     if text.contains("huge pages: none") {
         urnic_tests::skip::say("the part with huge pages: the machine has none");
     }
@@ -64,6 +63,21 @@ fn a_device_in_another_process_registers_what_is_always_there() {
     for shown in ["zero-based: there and back", "on demand: not on this device"] {
         assert!(text.contains(shown), "{text}");
     }
+}
+
+#[test]
+fn regions_of_files_that_can_be_mapped() {
+    or_skip!(in_process("the device needs the program's descriptor"));
+    let ended = Program::new(or_skip!(compiled("dmabuf"))).run_for(LIMIT);
+    assert!(ended.ok(), "{ended}");
+}
+
+#[test]
+fn a_served_device_has_no_regions_of_files() {
+    let program = Program::new(or_skip!(compiled("dmabuf"))).arg("-u");
+    let served = Served::start();
+    let ended = program.env("URNIC_DEVICE", served.device()).run_for(LIMIT);
+    assert!(ended.ok() && ended.output.contains("not supported"), "{ended}");
 }
 
 #[test]

@@ -6,6 +6,7 @@ use rustix::io::Errno;
 use urnic_driver::Driver;
 
 use super::device_memory::Memory;
+use super::dmabuf::Mapped;
 use super::domain::Domain;
 
 /// A memory region.
@@ -27,6 +28,8 @@ pub(crate) struct State {
     pub(crate) flags: u32,
     /// The device memory that contains the region, if any; the reference keeps it in use.
     _device_memory: Option<Arc<Memory>>,
+    /// The file's pages that the region is, if it is a file's.
+    mapped: Option<Mapped>,
 }
 
 impl Region {
@@ -75,6 +78,7 @@ impl State {
             length,
             flags,
             _device_memory: None,
+            mapped: None,
         }
     }
 
@@ -84,5 +88,18 @@ impl State {
             _device_memory: Some(memory),
             ..self
         }
+    }
+
+    /// The state of a region of a file's pages.
+    pub(crate) fn of_file(self, mapped: Mapped) -> State {
+        State {
+            mapped: Some(mapped),
+            ..self
+        }
+    }
+
+    /// The region has other memory now.
+    pub(crate) fn unmap(&mut self) {
+        self.mapped = None;
     }
 }

@@ -78,6 +78,7 @@ fn all(level: Level) -> ContextOps {
         .alloc_dm(dm::alloc_dm)
         .free_dm(dm::free_dm)
         .reg_dm_mr(dm::reg_dm_mr)
+        .reg_dmabuf_mr(mr::reg_dmabuf_mr)
         .import_dm(dm::import_dm)
         .unimport_dm(dm::unimport_dm)
         .alloc_td(pd::alloc_td)

@@ -4,14 +4,16 @@ use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 use std::sync::{Arc, Weak};
 
+use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
+use urnic_device::command::features;
 use urnic_device::vocabulary::Access;
 use urnic_rdma_core::{
     IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_ON_DEMAND, IBV_ADVISE_MR_ADVICE_PREFETCH,
     IBV_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT, IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE, IBV_ADVISE_MR_FLAG_FLUSH,
-    IBV_MR_TYPE_IMPORTED_MR, IBV_MR_TYPE_MR, IBV_MR_TYPE_NULL_MR, IBV_REREG_MR_CHANGE_ACCESS,
-    IBV_REREG_MR_CHANGE_PD, IBV_REREG_MR_CHANGE_TRANSLATION, IBV_REREG_MR_FLAGS_SUPPORTED, ibv_mr, ibv_pd,
-    ibv_sge, verbs_mr,
+    IBV_MR_TYPE_DMABUF_MR, IBV_MR_TYPE_IMPORTED_MR, IBV_MR_TYPE_MR, IBV_MR_TYPE_NULL_MR,
+    IBV_REREG_MR_CHANGE_ACCESS, IBV_REREG_MR_CHANGE_PD, IBV_REREG_MR_CHANGE_TRANSLATION,
+    IBV_REREG_MR_FLAGS_SUPPORTED, ibv_mr, ibv_pd, ibv_sge, verbs_mr,
 };
 
 use super::pd::Pd;
@@ -19,6 +21,7 @@ use super::shared_with_c::SharedWithC;
 use super::unaligned;
 use crate::file::File;
 use crate::file::device_memory::Memory;
+use crate::file::dmabuf::Mapped;
 use crate::file::on_demand::Place;
 use crate::file::region::{Region, State};
 use crate::guard::{pointer, status};
@@ -239,6 +242,7 @@ pub(super) unsafe extern "C" fn rereg_mr(
         state.flags = raw as u32;
         if let Some((_, length, _)) = memory {
             state.length = length;
+            state.unmap();
         }
         // SAFETY: the program's structure, which the program does not use during the change.
         unsafe { (*this.abi.get()).access = state.flags };
@@ -271,6 +275,51 @@ pub(super) unsafe fn of_device_memory(
     let device = domain.driver.register(&domain.device, addr, length, 0, access)?;
     let state = State::new(device, domain, length, flags).within(memory.clone());
     Ok(Mr::entered(pd_, null_mut(), IBV_MR_TYPE_MR, state))
+}
+
+/// `ibv_reg_dmabuf_mr(3)`, also for other files that can be mapped: work requests name the byte
+/// `offset` of the file `iova`, or 0 if the region is zero-based. EOPNOTSUPP if the device is in
+/// another process, or the file cannot be mapped; EINVAL outside of the file and on demand; else the
+/// errors of [`Mapped::new`] and [`reg_mr`].
+pub(super) unsafe extern "C" fn reg_dmabuf_mr(
+    pd: *mut ibv_pd,
+    offset: u64,
+    length: usize,
+    iova: u64,
+    fd: c_int,
+    flags: c_int,
+) -> *mut ibv_mr {
+    pointer(|| {
+        let access = access(flags)?;
+        if access.contains(Access::ON_DEMAND) {
+            return Err(Errno::INVAL);
+        }
+        // SAFETY: a live domain.
+        let pd_ = unsafe { Pd::of(pd) };
+        let domain = pd_.domain()?.clone();
+        if domain.driver.attributes().features & features::ON_DEMAND == 0 {
+            // A device in another process has only the memory that the program itself has mapped.
+            return Err(Errno::OPNOTSUPP);
+        }
+        if fd < 0 {
+            return Err(Errno::BADF);
+        }
+        // SAFETY: the program's descriptor, which it keeps open during the call.
+        let file = unsafe { BorrowedFd::borrow_raw(fd) };
+        let (mapped, addr) = Mapped::new(file, offset, length, access.contains(Access::LOCAL_WRITE))?;
+        let base = if access.contains(Access::ZERO_BASED) {
+            0
+        } else {
+            iova
+        };
+        let device = domain
+            .driver
+            .register(&domain.device, addr, length, base, access)?;
+        let state = State::new(device, domain, length, flags as u32).of_file(mapped);
+        let shown = std::ptr::without_provenance_mut(offset as usize);
+        Ok(Mr::entered(pd_, shown, IBV_MR_TYPE_DMABUF_MR, state))
+    })
+    .cast()
 }
 
 /// `ibv_alloc_null_mr(3)`.

@@ -129,7 +129,7 @@ ops! {
     V34 read_counters;
     V65 read_err_comp_cntr;
     V34 reg_dm_mr(*mut ibv_pd, *mut ibv_dm, u64, usize, u32) -> *mut ibv_mr;
-    V34 reg_dmabuf_mr;
+    V34 reg_dmabuf_mr(*mut ibv_pd, u64, usize, u64, c_int, c_int) -> *mut ibv_mr;
     V34 reg_mr(*mut ibv_pd, *mut c_void, usize, u64, c_int) -> *mut ibv_mr;
     V59 reg_mr_ex;
     V34 req_notify_cq(*mut ibv_cq, c_int) -> c_int;

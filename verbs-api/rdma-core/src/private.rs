@@ -165,6 +165,8 @@ pub const IBV_MR_TYPE_NULL_MR: u32 = 1;
 /// `verbs_mr.mr_type` of a region that another context registered: libibverbs does not reregister
 /// it, and leaves its pages alone.
 pub const IBV_MR_TYPE_IMPORTED_MR: u32 = 2;
+/// `verbs_mr.mr_type` of a region of a dma-buf, which has no address in the program.
+pub const IBV_MR_TYPE_DMABUF_MR: u32 = 3;
 
 /// An MR as providers allocate it; `ibv_dereg_mr` and `ibv_rereg_mr` read its tail.
 #[repr(C)]

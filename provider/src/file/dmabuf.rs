@@ -1,0 +1,84 @@
+//! Memory of a dma-buf, or of another file that can be mapped, for a region (`ibv_reg_dmabuf_mr(3)`).
+
+use std::ffi::c_void;
+use std::ptr::null_mut;
+
+use rustix::fd::{AsFd, BorrowedFd};
+use rustix::fs::{SeekFrom, fstat, seek};
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use rustix::param::page_size;
+
+/// Pages of a file, mapped as long as the region exists. The program may close its descriptor.
+#[derive(Debug)]
+pub(crate) struct Mapped {
+    start: *mut c_void,
+    len: usize,
+}
+
+// SAFETY: the address is only passed to the device and to the kernel.
+unsafe impl Send for Mapped {}
+
+impl Mapped {
+    /// Maps `length` bytes of a file from `offset` on; returns the address of the first byte, too.
+    ///
+    /// Errors: EINVAL for a range outside of the file, EBADF, EOPNOTSUPP for a file that cannot be
+    /// mapped, EACCES for a file that may not be written, and the other errors of mmap(2).
+    pub(crate) fn new(
+        fd: BorrowedFd<'_>,
+        offset: u64,
+        length: usize,
+        writable: bool,
+    ) -> Result<(Mapped, *mut c_void), Errno> {
+        let end = offset.checked_add(length as u64).ok_or(Errno::INVAL)?;
+        if length == 0 || end > size(fd)? {
+            return Err(Errno::INVAL);
+        }
+        let within = (offset % page_size() as u64) as usize;
+        let len = within.checked_add(length).ok_or(Errno::INVAL)?;
+        let write = if writable {
+            ProtFlags::WRITE
+        } else {
+            ProtFlags::empty()
+        };
+        // SAFETY: a new mapping, at an address that the kernel chooses.
+        let start = unsafe {
+            mmap(
+                null_mut(),
+                len,
+                ProtFlags::READ | write,
+                MapFlags::SHARED,
+                fd,
+                offset - within as u64,
+            )
+        };
+        let start = start.map_err(|errno| {
+            if errno == Errno::NODEV {
+                Errno::OPNOTSUPP
+            } else {
+                errno
+            }
+        })?;
+        Ok((Mapped { start, len }, start.wrapping_byte_add(within)))
+    }
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `new`; the device has given the region up, and the program never had
+        // the address.
+        let _ = unsafe { munmap(self.start, self.len) };
+    }
+}
+
+/// The size of a file in bytes. A dma-buf tells its size by lseek(2) only.
+fn size(fd: impl AsFd) -> Result<u64, Errno> {
+    let status = fstat(&fd)?;
+    match u64::try_from(status.st_size) {
+        Ok(size @ 1..) => Ok(size),
+        _ => seek(&fd, SeekFrom::End(0)).map_err(|errno| match errno {
+            Errno::SPIPE => Errno::OPNOTSUPP,
+            errno => errno,
+        }),
+    }
+}
