@@ -92,7 +92,7 @@ impl Answers {
     pub(super) fn check(&self, header: &UntaggedHeader) -> Result<(), TerminateError> {
         if header.msn != self.msn {
             Err(TerminateError::DdpInvalidMsn)
-        } else if self.queue.len() >= (self.ird + self.spare) as usize {
+        } else if self.queue.len() >= self.ird.saturating_add(self.spare) as usize {
             Err(TerminateError::DdpNoBuffer)
         } else if header.mo != 0 {
             Err(TerminateError::DdpInvalidMo)

@@ -283,6 +283,8 @@ impl Engine {
             self.llp = Some(Llp::Loopback(Box::new(Loopback::captured(tap))));
         }
         self.may_begin = true;
+        // What the loopback has taken is delivered.
+        self.halves.requester.delivery.stop();
         self.rtr = None;
         self.halves.expected = None;
         self.halves.responder.msn = attachment.first_msn;

@@ -168,7 +168,7 @@ impl Requester {
             Some(Err(BadWqe { .. })) => return Step::Failed,
             Some(Ok(wqe)) => wqe,
         };
-        let reads = self.reads.len() - self.delivery.probes();
+        let reads = self.reads.len().saturating_sub(self.delivery.probes());
         if wqe.flags.contains(SendFlags::FENCE) && reads > 0 {
             return Step::Idle;
         }

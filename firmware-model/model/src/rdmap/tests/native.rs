@@ -3,7 +3,7 @@
 
 use super::rig::*;
 use crate::counters::Counter;
-use crate::rdmap::{NoStream, QpChange, RxOutcome};
+use crate::rdmap::{Attachment, NoStream, QpChange, RxOutcome};
 use crate::stream::sim::Conditions;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -332,7 +332,11 @@ fn alone() -> Node {
     let (memory, pd) = table();
     let mut node = Node::new(&Shape::default(), memory, pd, &clock);
     node.stream = Box::new(NoStream);
-    node.engine.attach_loopback(&native(true), || None).unwrap();
+    let attachment = Attachment {
+        delivered: true,
+        ..native(true)
+    };
+    node.engine.attach_loopback(&attachment, || None).unwrap();
     node
 }
 
