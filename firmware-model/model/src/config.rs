@@ -257,18 +257,18 @@ impl ModelConfig {
         }
     }
 
-    /// The addresses to listen on for a request for `asked`; `None` if that is not allowed.
-    pub(crate) fn listen_addresses(&self, asked: IpAddr, ipv6_only: bool) -> Option<Vec<IpAddr>> {
+    /// The addresses to listen on for a request for `requested`; `None` if that is not allowed.
+    pub(crate) fn listen_addresses(&self, requested: IpAddr, ipv6_only: bool) -> Option<Vec<IpAddr>> {
         let own: Vec<IpAddr> = self.addresses.iter().map(|a| a.ip).collect();
         // "All" of IPv4 are those of IPv4 alone.
-        let one_family = asked.is_ipv4() || ipv6_only;
+        let one_family = requested.is_ipv4() || ipv6_only;
         match self.reach {
-            Reach::Unrestricted => Some(vec![asked]),
-            Reach::Confined { .. } if asked.is_unspecified() => {
-                let meant = |ip: &IpAddr| !one_family || ip.is_ipv4() == asked.is_ipv4();
+            Reach::Unrestricted => Some(vec![requested]),
+            Reach::Confined { .. } if requested.is_unspecified() => {
+                let meant = |ip: &IpAddr| !one_family || ip.is_ipv4() == requested.is_ipv4();
                 (!own.is_empty()).then(|| own.into_iter().filter(meant).collect())
             }
-            Reach::Confined { .. } => own.contains(&asked).then(|| vec![asked]),
+            Reach::Confined { .. } => own.contains(&requested).then(|| vec![requested]),
         }
     }
 }
@@ -297,14 +297,18 @@ mod tests {
             },
             ..ModelConfig::default()
         };
-        for (asked, ipv6_only, listens) in [
+        for (requested, ipv6_only, listens) in [
             ("::", false, Some(vec![v4, v6])),
             ("::", true, Some(vec![v6])),
             ("0.0.0.0", false, Some(vec![v4])),
             ("10.0.0.7", false, Some(vec![v4])),
             ("10.0.0.8", false, None),
         ] {
-            assert_eq!(config.listen_addresses(ip(asked), ipv6_only), listens, "{asked}");
+            assert_eq!(
+                config.listen_addresses(ip(requested), ipv6_only),
+                listens,
+                "{requested}"
+            );
         }
         config.addresses = vec![own(v4)];
         assert_eq!(config.listen_addresses(ip("::"), true), Some(vec![]));

@@ -91,7 +91,7 @@ pub fn commands(data: &[u8]) {
                 if let Some(pages) = driver.device.doorbell_pages() {
                     pages.store(page, u32::from(slot) * 16, value);
                 }
-                driver.device.look_at_doorbells();
+                driver.device.scan_doorbells();
                 driver.device.doorbell(page, 0, value);
             }
             5 => {

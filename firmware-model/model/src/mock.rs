@@ -28,14 +28,14 @@ use zerocopy::{FromZeros, Immutable, IntoBytes};
 type Status = urnic_device::command::Status;
 
 /// Longest that a test waits for a condition that must come.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Host memory: one piece, at an IOVA that is no pointer.
 pub(crate) struct Arena {
     words: Box<[AtomicU64]>,
     next: AtomicUsize,
     /// Where the memory is remote, it cannot be copied any more.
-    pub(crate) gone: AtomicBool,
+    pub(crate) unmapped: AtomicBool,
     atomics: Mutex<()>,
 }
 
@@ -54,7 +54,7 @@ impl Arena {
             // SAFETY: an `AtomicU64` has the size of a `u64`, and on this machine its alignment.
             words: unsafe { Box::from_raw(zeroes as *mut [AtomicU64]) },
             next: AtomicUsize::new(RING_ALIGN),
-            gone: AtomicBool::new(false),
+            unmapped: AtomicBool::new(false),
             atomics: Mutex::default(),
         })
     }
@@ -92,28 +92,28 @@ impl Arena {
     }
 }
 
-/// A stretch of an arena, which must outlive it.
+/// An extent of an arena, which must outlive it.
 #[derive(Clone, Copy)]
-struct Stretch {
+struct Extent {
     iova: u64,
     mapping: Mapping,
 }
 
-impl Stretch {
-    fn new(arena: &Arena, iova: u64, len: usize) -> Stretch {
-        Stretch {
+impl Extent {
+    fn new(arena: &Arena, iova: u64, len: usize) -> Extent {
+        Extent {
             iova,
             mapping: arena.map(iova, len),
         }
     }
 
     /// New memory of the arena.
-    fn alloc(arena: &Arena, len: usize) -> Stretch {
-        Stretch::new(arena, arena.alloc(len), len)
+    fn alloc(arena: &Arena, len: usize) -> Extent {
+        Extent::new(arena, arena.alloc(len), len)
     }
 }
 
-impl Memory for Stretch {
+impl Memory for Extent {
     fn iova(&self) -> u64 {
         self.iova
     }
@@ -159,7 +159,7 @@ impl RemoteMemory for Arena {
     }
 
     fn read(&self, iova: u64, into: &mut [u8]) -> Result<(), Unreachable> {
-        if self.gone.load(Ordering::Relaxed) {
+        if self.unmapped.load(Ordering::Relaxed) {
             return Err(Unreachable);
         }
         into.copy_from_slice(&self.read(iova - REMOTE, into.len()));
@@ -167,7 +167,7 @@ impl RemoteMemory for Arena {
     }
 
     fn write(&self, iova: u64, from: &[u8]) -> Result<(), Unreachable> {
-        if self.gone.load(Ordering::Relaxed) {
+        if self.unmapped.load(Ordering::Relaxed) {
             return Err(Unreachable);
         }
         self.write(iova - REMOTE, from);
@@ -197,15 +197,15 @@ pub(crate) struct Driver {
     pub(crate) device: Device,
     pub(crate) arena: Arc<Arena>,
     pub(crate) line: Arc<Line>,
-    commands: Mutex<CommandQueue<Stretch>>,
+    commands: Mutex<CommandQueue<Extent>>,
     /// Event queue 0, and events that were taken from it and not yet requested by a test.
-    events: Mutex<(EventQueue<Stretch>, VecDeque<Event>)>,
+    events: Mutex<(EventQueue<Extent>, VecDeque<Event>)>,
     pub(crate) uar: u32,
     /// Regions are registered in remote memory.
     pub(crate) remote: bool,
     /// Number of an event queue for completions, on vector 1.
     pub(crate) eq: u32,
-    completion_events: Mutex<EventQueue<Stretch>>,
+    completion_events: Mutex<EventQueue<Extent>>,
 }
 
 pub(crate) fn config() -> ModelConfig {
@@ -245,8 +245,8 @@ impl Driver {
     fn drive(device: Device, arena: Arc<Arena>, line: Arc<Line>) -> Driver {
         assert_eq!(device.bar0_read(MAGIC), MAGIC_VALUE);
         let log_size = 4;
-        let ring = Stretch::alloc(&arena, COMMAND_LEN << log_size);
-        let completions = Stretch::alloc(&arena, COMPLETION_LEN << log_size);
+        let ring = Extent::alloc(&arena, COMMAND_LEN << log_size);
+        let completions = Extent::alloc(&arena, COMPLETION_LEN << log_size);
         device.bar0_write(CMD_LOG_SIZE, log_size);
         device.bar0_write(CMD_BASE, ring.iova as u32);
         device.bar0_write(CMD_BASE + 4, (ring.iova >> 32) as u32);
@@ -254,9 +254,9 @@ impl Driver {
         device.bar0_write(CMD_COMPLETION_BASE + 4, (completions.iova >> 32) as u32);
         device.bar0_write(CONTROL, Control::ENABLE.bits());
         assert_eq!(device.bar0_read(STATUS), 1);
-        let event_ring = || Stretch::alloc(&arena, EVENT_LEN << LOG_EVENTS);
+        let event_ring = || Extent::alloc(&arena, EVENT_LEN << LOG_EVENTS);
         let (events, completion_events) = (event_ring(), event_ring());
-        let record = || Stretch::alloc(&arena, size_of::<CqRecord>());
+        let record = || Extent::alloc(&arena, size_of::<CqRecord>());
         let (events_record, completion_record) = (record(), record());
         let queue = |ring, record| EventQueue::new(ring, record, LOG_EVENTS);
         let mut driver = Driver {
@@ -374,8 +374,8 @@ impl Driver {
         let arguments = self.cq_arguments(log_size);
         let completion = self.command(Opcode::CreateCq, &arguments).unwrap();
         let handle: QueueHandle = completion.result();
-        let ring = Stretch::new(&self.arena, arguments.ring.get(), CQE_LEN << log_size);
-        let record = Stretch::new(&self.arena, arguments.record.get(), size_of::<CqRecord>());
+        let ring = Extent::new(&self.arena, arguments.ring.get(), CQE_LEN << log_size);
+        let record = Extent::new(&self.arena, arguments.record.get(), size_of::<CqRecord>());
         Cq {
             id: handle.id.get(),
             queue: CompletionQueue::new(ring, record, log_size),
@@ -406,13 +406,13 @@ impl Driver {
     pub(crate) fn try_qp(&self, arguments: &CreateQp) -> Result<Qp, Status> {
         let completion = self.command(Opcode::CreateQp, arguments)?;
         let handle: QueueHandle = completion.result();
-        let sends = Stretch::new(&self.arena, arguments.sq_ring.get(), BLOCK_LEN << LOG_QUEUE);
-        let receives = Stretch::new(
+        let sends = Extent::new(&self.arena, arguments.sq_ring.get(), BLOCK_LEN << LOG_QUEUE);
+        let receives = Extent::new(
             &self.arena,
             arguments.rq_ring.get(),
             1 << (LOG_QUEUE + LOG_STRIDE),
         );
-        let record = Stretch::new(&self.arena, arguments.record.get(), size_of::<QueueRecord>());
+        let record = Extent::new(&self.arena, arguments.record.get(), size_of::<QueueRecord>());
         Ok(Qp {
             id: handle.id.get(),
             sends: SendQueue::new(sends, record, LOG_QUEUE),
@@ -486,7 +486,7 @@ impl Driver {
     }
 
     /// Events of queue 0 so far.
-    fn fetch_events(&self) -> std::sync::MutexGuard<'_, (EventQueue<Stretch>, VecDeque<Event>)> {
+    fn fetch_events(&self) -> std::sync::MutexGuard<'_, (EventQueue<Extent>, VecDeque<Event>)> {
         let mut guard = self.events.lock().unwrap();
         let (queue, events) = &mut *guard;
         events.extend(std::iter::from_fn(|| queue.poll()));
@@ -573,7 +573,7 @@ impl Region {
 /// The driver's side of a completion queue.
 pub(crate) struct Cq {
     pub(crate) id: u32,
-    queue: CompletionQueue<Stretch>,
+    queue: CompletionQueue<Extent>,
 }
 
 impl Cq {
@@ -618,7 +618,7 @@ impl Cq {
     }
 
     pub(crate) fn resize(&mut self, driver: &Driver, log_size: u32) -> Result<u32, Status> {
-        let ring = Stretch::alloc(&driver.arena, CQE_LEN << log_size);
+        let ring = Extent::alloc(&driver.arena, CQE_LEN << log_size);
         let arguments = ResizeCq {
             ring: ring.iova.into(),
             cq: self.id.into(),
@@ -633,8 +633,8 @@ impl Cq {
 /// The driver's side of a queue pair.
 pub(crate) struct Qp {
     pub(crate) id: u32,
-    sends: SendQueue<Stretch>,
-    receives: ReceiveQueue<Stretch>,
+    sends: SendQueue<Extent>,
+    receives: ReceiveQueue<Extent>,
     /// Doorbells rung for the send queue.
     pub(crate) rings: u32,
 }
@@ -656,13 +656,13 @@ impl Qp {
     }
 
     pub(crate) fn post(&mut self, driver: &Driver, header: SendHeader, sges: &[Sge]) {
-        let (entry, blocks) = SendQueue::<Stretch>::entry(header, sges.as_bytes(), sges.len());
+        let (entry, blocks) = SendQueue::<Extent>::entry(header, sges.as_bytes(), sges.len());
         self.post_raw(driver, &entry, blocks);
     }
 
     /// Posts a request without a doorbell: [`ring`](Self::ring) publishes all of them.
     pub(crate) fn post_unrung(&mut self, header: SendHeader, sges: &[Sge]) {
-        let (entry, blocks) = SendQueue::<Stretch>::entry(header, sges.as_bytes(), sges.len());
+        let (entry, blocks) = SendQueue::<Extent>::entry(header, sges.as_bytes(), sges.len());
         self.sends.write(&entry);
         self.sends.advance(blocks);
     }
@@ -699,7 +699,7 @@ pub(crate) fn wait_for<T>(what: &str, mut probe: impl FnMut() -> Option<T>) -> T
         if let Some(found) = probe() {
             return found;
         }
-        assert!(start.elapsed() < PATIENCE, "waited in vain for {what}");
+        assert!(start.elapsed() < TIMEOUT, "waited in vain for {what}");
         std::thread::yield_now();
     }
 }

@@ -155,7 +155,7 @@ impl Session {
     fn sleep(&self, function: &Function, wiring: &Wiring<'_>, begun: Instant) -> Result<(), Broken> {
         if let Some(device) = &wiring.device {
             device.doorbells_asleep(true);
-            if device.look_at_doorbells() {
+            if device.scan_doorbells() {
                 device.doorbells_asleep(false);
                 return Ok(());
             }
@@ -217,7 +217,7 @@ impl Wiring<'_> {
         let Some(device) = &self.device else {
             return false;
         };
-        let rung = device.look_at_doorbells();
+        let rung = device.scan_doorbells();
         device.progress();
         rung
     }

@@ -291,12 +291,12 @@ mod tests {
             turns in prop::collection::vec((any::<bool>(), 1usize..50), 1..60),
         ) {
             let written = recorded(|conversation, write| {
-                let mut told = [0usize; 2];
+                let mut offsets = [0usize; 2];
                 for (which, len) in turns.into_iter().chain([(true, 300), (false, 300)]) {
-                    let at = told[usize::from(which)];
+                    let at = offsets[usize::from(which)];
                     let end = (at + len).min(stream.len());
                     conversation.bytes(Side::Responder, at as u64, &stream[at..end], write);
-                    told[usize::from(which)] = end;
+                    offsets[usize::from(which)] = end;
                 }
                 conversation.finish(Side::Responder, write);
             });

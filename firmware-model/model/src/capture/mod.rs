@@ -19,7 +19,7 @@ pub(crate) use conversation::Side;
 
 use crate::stream::descriptor::{Descriptor, DescriptorWatch, Descriptors};
 use conversation::{Conversation, Ends, Write};
-use pcapng::{Passage, Way};
+use pcapng::{PacketMeta, Way};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{FileType, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
@@ -114,7 +114,7 @@ pub(crate) struct Tap {
     side: Side,
     number: u32,
     /// Bytes in either direction, sent first.
-    told: [u64; 2],
+    offsets: [u64; 2],
 }
 
 /// The name of this process's file, `%p` being its number.
@@ -279,7 +279,7 @@ impl Capture {
             ends,
             side,
             number,
-            told: [0; 2],
+            offsets: [0; 2],
         }
     }
 }
@@ -308,8 +308,8 @@ impl Writer {
         let mut blocks = std::mem::take(&mut self.blocks);
         let result = act(&mut |segment, payload| {
             let way = local.map(|local| if segment.from == local { Way::Out } else { Way::In });
-            let passage = Passage { interface, at, way };
-            pcapng::packet(&mut blocks, passage, &segment.headers(payload), payload);
+            let meta = PacketMeta { interface, at, way };
+            pcapng::packet(&mut blocks, meta, &segment.headers(payload), payload);
         });
         if !blocks.is_empty()
             && let Err(errno) = self.store(&blocks)
@@ -388,7 +388,7 @@ impl Writer {
 }
 
 impl Tap {
-    fn tell(&mut self, act: impl FnOnce(&mut Conversation, &mut Write<'_>)) {
+    fn record(&mut self, act: impl FnOnce(&mut Conversation, &mut Write<'_>)) {
         let mut state = self.capture.shared.lock();
         let State {
             writer,
@@ -408,10 +408,10 @@ impl Tap {
     }
 
     fn bytes(&mut self, from: Side, bytes: &[u8]) {
-        let told = &mut self.told[usize::from(from != self.side)];
-        let offset = *told;
-        *told += bytes.len() as u64;
-        self.tell(|conversation, write| conversation.bytes(from, offset, bytes, write));
+        let offsets = &mut self.offsets[usize::from(from != self.side)];
+        let offset = *offsets;
+        *offsets += bytes.len() as u64;
+        self.record(|conversation, write| conversation.bytes(from, offset, bytes, write));
     }
 
     /// The stream took these.
@@ -427,13 +427,13 @@ impl Tap {
     /// One end has finished sending: ours if `ours`, else the peer's.
     pub(crate) fn finished(&mut self, ours: bool) {
         let from = if ours { self.side } else { self.side.other() };
-        self.tell(|conversation, write| conversation.finish(from, write));
+        self.record(|conversation, write| conversation.finish(from, write));
     }
 
     /// One end reset the connection: ours if `ours`, else the peer.
     pub(crate) fn reset(&mut self, ours: bool) {
         let from = if ours { self.side } else { self.side.other() };
-        self.tell(|conversation, write| conversation.reset(from, write));
+        self.record(|conversation, write| conversation.reset(from, write));
     }
 }
 

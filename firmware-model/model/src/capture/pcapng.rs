@@ -24,7 +24,7 @@ pub(super) enum Way {
 
 /// Where, when and which way a packet passed; the time in nanoseconds since 1970 began.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Passage {
+pub(super) struct PacketMeta {
     pub(super) interface: u32,
     pub(super) at: u64,
     /// `None` = both.
@@ -85,12 +85,12 @@ pub(super) fn interface(out: &mut Vec<u8>, name: &str, description: &str) {
 }
 
 /// Adds a packet in two parts.
-pub(super) fn packet(out: &mut Vec<u8>, passage: Passage, headers: &[u8], payload: &[u8]) {
+pub(super) fn packet(out: &mut Vec<u8>, meta: PacketMeta, headers: &[u8], payload: &[u8]) {
     block(out, ENHANCED_PACKET, |out| {
         let len = (headers.len() + payload.len()) as u32;
-        out.extend(passage.interface.to_le_bytes());
-        out.extend(((passage.at >> 32) as u32).to_le_bytes());
-        out.extend((passage.at as u32).to_le_bytes());
+        out.extend(meta.interface.to_le_bytes());
+        out.extend(((meta.at >> 32) as u32).to_le_bytes());
+        out.extend((meta.at as u32).to_le_bytes());
         // All bytes were captured.
         out.extend(len.to_le_bytes());
         out.extend(len.to_le_bytes());
@@ -98,7 +98,7 @@ pub(super) fn packet(out: &mut Vec<u8>, passage: Passage, headers: &[u8], payloa
         out.extend(headers);
         out.extend(payload);
         pad(out, start);
-        if let Some(way) = passage.way {
+        if let Some(way) = meta.way {
             option(out, EPB_FLAGS, &(way as u32).to_le_bytes());
             option(out, END_OF_OPTIONS, &[]);
         }
@@ -156,7 +156,7 @@ mod tests {
         fn packets_of_any_length_are_found_again(payloads in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..200), 1..20), at: u64, way in prop::sample::select(vec![None, Some(Way::In), Some(Way::Out)])) {
             let mut file = Vec::new();
             for payload in &payloads {
-                packet(&mut file, Passage { interface: 3, at, way }, b"head", payload);
+                packet(&mut file, PacketMeta { interface: 3, at, way }, b"head", payload);
             }
             let found = blocks(&file);
             prop_assert_eq!(found.len(), payloads.len());

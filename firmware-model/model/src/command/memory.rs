@@ -64,9 +64,9 @@ impl Job<'_> {
 
     pub(super) fn modify_mr(&self) -> Answer {
         let arguments: ModifyMr = self.arguments();
-        let (asked, new) = (arguments.what.get(), &arguments.new);
-        let has = |bit| asked & bit != 0;
-        if asked & !(reregister::TRANSLATION | reregister::PD | reregister::ACCESS) != 0 {
+        let (requested, new) = (arguments.what.get(), &arguments.new);
+        let has = |bit| requested & bit != 0;
+        if requested & !(reregister::TRANSLATION | reregister::PD | reregister::ACCESS) != 0 {
             return Err(Status::InvalidArgument);
         }
         let backing = has(reregister::TRANSLATION)
@@ -146,7 +146,7 @@ impl Job<'_> {
         }
     }
 
-    /// A page list, if there is room for it; pages that lie side by side become one stretch.
+    /// A page list, if there is room for it; pages that lie side by side become one extent.
     fn pages(&self, log_page: u32, skip: u64, len: u64) -> Result<Backing, Status> {
         let page_len = 1u64 << log_page;
         if skip >= page_len {

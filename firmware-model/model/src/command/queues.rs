@@ -3,7 +3,7 @@
 
 use super::Job;
 use super::answer::{Answer, count, done, handle, ok};
-use crate::device::state::{Core, Tenant, Uar};
+use crate::device::state::{Core, PageUser, Uar};
 use crate::host::Record;
 use crate::memory::DomainUse;
 use crate::qp::Qp;
@@ -170,7 +170,7 @@ impl Job<'_> {
         if let Some(events) = events {
             enter(&events.users);
         }
-        queue_handle(cq.id, self.core.enter_page(&page, Tenant::Cq(cq.id)))
+        queue_handle(cq.id, self.core.enter_page(&page, PageUser::Cq(cq.id)))
     }
 
     pub(super) fn destroy_cq(&self) -> Answer {
@@ -183,7 +183,7 @@ impl Job<'_> {
         if let Some(events) = cq.events() {
             leave(&events.users);
         }
-        self.core.leave_page(cq.uar, Tenant::Cq(cq.id));
+        self.core.leave_page(cq.uar, PageUser::Cq(cq.id));
         done()
     }
 
@@ -251,7 +251,7 @@ impl Job<'_> {
             Ok(SharedReceiveQueue::new(id, pd, page.id, queue))
         });
         let srq = made.inspect_err(|_| domains.leave(pd, DomainUse::SharedReceiveQueue))?;
-        queue_handle(srq.id, self.core.enter_page(&page, Tenant::Srq(srq.id)))
+        queue_handle(srq.id, self.core.enter_page(&page, PageUser::Srq(srq.id)))
     }
 
     pub(super) fn modify_srq(&mut self) -> Answer {
@@ -276,7 +276,7 @@ impl Job<'_> {
         self.core.srqs.remove(srq.id);
         let domains = self.core.memory.domains();
         domains.leave(srq.pd, DomainUse::SharedReceiveQueue);
-        self.core.leave_page(srq.uar, Tenant::Srq(srq.id));
+        self.core.leave_page(srq.uar, PageUser::Srq(srq.id));
         done()
     }
 
@@ -330,7 +330,7 @@ impl Job<'_> {
         if let Some(srq) = &qp.srq {
             enter(&srq.users);
         }
-        queue_handle(qp.id, self.core.enter_page(&page, Tenant::Qp(qp.id)))
+        queue_handle(qp.id, self.core.enter_page(&page, PageUser::Qp(qp.id)))
     }
 
     pub(super) fn modify_qp(&mut self) -> Answer {
@@ -376,7 +376,7 @@ impl Job<'_> {
         if let Some(srq) = &qp.srq {
             leave(&srq.users);
         }
-        self.core.leave_page(qp.uar, Tenant::Qp(qp.id));
+        self.core.leave_page(qp.uar, PageUser::Qp(qp.id));
         self.core.memory.domains().leave(qp.pd, DomainUse::QueuePair);
         done()
     }

@@ -53,8 +53,8 @@ impl Job<'_> {
         for ip in places.ok_or(Status::Denied)? {
             let place = match SocketAddr::new(ip, port) {
                 SocketAddr::V6(mut v6) => {
-                    if let SocketAddr::V6(asked) = local {
-                        v6.set_scope_id(asked.scope_id());
+                    if let SocketAddr::V6(requested) = local {
+                        v6.set_scope_id(requested.scope_id());
                     }
                     SocketAddr::V6(v6)
                 }

@@ -105,8 +105,8 @@ impl Device {
     }
 
     /// Serves what was rung in that memory since the last look; returns whether anything was.
-    pub fn look_at_doorbells(&self) -> bool {
-        doorbells::look(&self.core)
+    pub fn scan_doorbells(&self) -> bool {
+        doorbells::scan(&self.core)
     }
 
     /// Publishes to drivers whether a thread polls that memory all the time, or the drivers must
@@ -150,8 +150,8 @@ impl Device {
     /// The calling thread waits until `done`, and looks at all streams itself meanwhile, for
     /// `patience` at the longest. Returns whether `done` is true; if not, the device continues
     /// without this thread.
-    pub fn lend(&self, patience: Duration, told: BorrowedFd<'_>, done: &mut dyn FnMut() -> bool) -> bool {
-        !self.core.is_abandoned() && runtime::lend(&self.core, patience, told, done)
+    pub fn lend(&self, timeout: Duration, readiness: BorrowedFd<'_>, done: &mut dyn FnMut() -> bool) -> bool {
+        !self.core.is_abandoned() && runtime::lend(&self.core, timeout, readiness, done)
     }
 
     /// Whether posted sends wait for the next [`progress`](Device::progress).

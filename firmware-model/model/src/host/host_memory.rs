@@ -20,7 +20,7 @@ pub(super) const PAGE: usize = 4096;
 /// may unmap memory at any time puts other pages in its place instead of leaving a hole.
 pub unsafe trait HostMemory: Send + Sync {
     /// Where the `len` bytes at `iova` are; `None` if one of them cannot be reached, or they are
-    /// not in one stretch here.
+    /// not in one extent here.
     fn reach(&self, iova: u64, len: usize) -> Option<NonNull<u8>>;
 
     /// Memory without an address in this process, if the host has such memory.

@@ -1,4 +1,4 @@
-//! Stretches of host memory, and the records in them.
+//! Extents of host memory, and the records in them.
 
 use super::fault::access::{self, Unreachable};
 use super::host_memory::HostMemory;
@@ -10,7 +10,7 @@ use std::sync::atomic::AtomicU32;
 use urnic_device::record::{CqRecord, QueueRecord};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-/// A stretch of host memory that belongs to an object of the device for the life of that object.
+/// An extent of host memory that belongs to an object of the device for the life of that object.
 #[derive(Debug, Clone, Copy)]
 pub struct Mapping {
     ptr: NonNull<u8>,

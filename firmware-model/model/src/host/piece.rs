@@ -1,4 +1,4 @@
-//! Stretches of bytes that the kernel reads and writes on behalf of a stream.
+//! Extents of bytes that the kernel reads and writes on behalf of a stream.
 
 use super::fault::access;
 use super::host_memory::PAGE;
@@ -6,7 +6,7 @@ use std::io::{IoSlice, IoSliceMut};
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 
-/// A stretch of bytes to be sent, which stays in place for `'a`. It is raw, so that making one does
+/// An extent of bytes to be sent, which stays in place for `'a`. It is raw, so that making one does
 /// not exclude other writers.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
@@ -16,7 +16,7 @@ pub struct Piece<'a> {
     memory: PhantomData<&'a [u8]>,
 }
 
-/// A stretch of bytes to be received into, which stays in place for `'a`. A piece of a slice
+/// An extent of bytes to be received into, which stays in place for `'a`. A piece of a slice
 /// borrows it exclusively.
 #[derive(Debug)]
 #[repr(C)]

@@ -24,7 +24,7 @@ impl From<Unreachable> for WordError {
 /// Where the bytes of a region are.
 #[derive(Debug)]
 pub enum Backing {
-    /// In one stretch.
+    /// In one extent.
     Contiguous {
         /// The bytes.
         mapping: Mapping,

@@ -484,7 +484,7 @@ fn atomics_need_an_aligned_word_of_memory() {
 proptest! {
     /// A region of scattered pages reads and writes like one in one piece.
     #[test]
-    fn pages_behave_like_one_stretch(
+    fn pages_behave_like_one_extent(
         skip in 0u64..4096,
         len in 1u64..20_000,
         cut in any::<(prop::sample::Index, prop::sample::Index)>(),
@@ -514,7 +514,7 @@ proptest! {
         let mut copied = vec![0; to - from];
         window.copy_out(from as u64, &mut copied).unwrap();
         prop_assert_eq!(&copied, &bytes[from..to]);
-        let pieces: Vec<_> = window.stretches(from as u64, (to - from) as u64).collect();
+        let pieces: Vec<_> = window.extents(from as u64, (to - from) as u64).collect();
         prop_assert_eq!(pieces.iter().map(|p| p.len()).sum::<usize>(), to - from);
         let starts_mid = (skip as usize + from) % 4096;
         let expected = if to == from { 0 } else { (starts_mid + to - from).div_ceil(4096) };

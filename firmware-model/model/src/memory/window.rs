@@ -53,9 +53,9 @@ impl<'t> Window<'t> {
         self.len == 0
     }
 
-    /// The bytes from `at` on, if the region lies in one stretch.
+    /// The bytes from `at` on, if the region lies in one extent.
     #[inline]
-    fn stretch(&self, at: u64, len: u64) -> Option<Mapping> {
+    fn extent(&self, at: u64, len: u64) -> Option<Mapping> {
         match self.entry.as_ref()?.backing.as_ref() {
             Backing::Contiguous { mapping, .. } if at <= self.len && len <= self.len - at => {
                 Some(mapping.part((self.start + at) as usize, len as usize))
@@ -88,12 +88,12 @@ impl<'t> Window<'t> {
         )
     }
 
-    /// The stretches of this process's memory where the bytes from `at` on are: one, or one per
+    /// The extents of this process's memory where the bytes from `at` on are: one, or one per
     /// page.
-    pub(crate) fn stretches(&self, at: u64, len: u64) -> Stretches<'_> {
+    pub(crate) fn extents(&self, at: u64, len: u64) -> Extents<'_> {
         assert!(at <= self.len && len <= self.len - at, "a window is not left");
         debug_assert!(!self.is_elsewhere());
-        Stretches {
+        Extents {
             backing: self.entry.as_ref().map(|e| e.backing.as_ref()),
             at: self.start + at,
             left: len,
@@ -106,8 +106,8 @@ impl<'t> Window<'t> {
     /// The memory is inaccessible; the log reports it.
     #[inline]
     pub fn copy_out(&self, at: u64, into: &mut [u8]) -> Result<(), Unreachable> {
-        let copied = match self.stretch(at, into.len() as u64) {
-            Some(stretch) => stretch.try_copy_out(0, into),
+        let copied = match self.extent(at, into.len() as u64) {
+            Some(extent) => extent.try_copy_out(0, into),
             None => self.copy_out_of_many(at, into),
         };
         copied.inspect_err(|Unreachable| self.report(at, into.len() as u64))
@@ -123,9 +123,9 @@ impl<'t> Window<'t> {
             return Ok(());
         }
         let mut rest = into;
-        for stretch in self.stretches(at, rest.len() as u64) {
-            let (head, tail) = rest.split_at_mut(stretch.len());
-            stretch.try_copy_out(0, head)?;
+        for extent in self.extents(at, rest.len() as u64) {
+            let (head, tail) = rest.split_at_mut(extent.len());
+            extent.try_copy_out(0, head)?;
             rest = tail;
         }
         Ok(())
@@ -137,8 +137,8 @@ impl<'t> Window<'t> {
     /// The memory is inaccessible or cannot be written; the log reports it.
     #[inline]
     pub fn copy_in(&self, at: u64, from: &[u8]) -> Result<(), Unreachable> {
-        let copied = match self.stretch(at, from.len() as u64) {
-            Some(stretch) => stretch.try_copy_in(0, from),
+        let copied = match self.extent(at, from.len() as u64) {
+            Some(extent) => extent.try_copy_in(0, from),
             None => self.copy_in_to_many(at, from),
         };
         copied.inspect_err(|Unreachable| self.report(at, from.len() as u64))
@@ -153,9 +153,9 @@ impl<'t> Window<'t> {
             return Ok(());
         }
         let mut rest = from;
-        for stretch in self.stretches(at, rest.len() as u64) {
-            let (head, tail) = rest.split_at(stretch.len());
-            stretch.try_copy_in(0, head)?;
+        for extent in self.extents(at, rest.len() as u64) {
+            let (head, tail) = rest.split_at(extent.len());
+            extent.try_copy_in(0, head)?;
             rest = tail;
         }
         Ok(())
@@ -167,17 +167,17 @@ impl<'t> Window<'t> {
     /// The memory is inaccessible; the log reports it.
     #[inline]
     pub fn probe(&self, at: u64, len: u64) -> Result<(), Unreachable> {
-        self.stretches(at, len)
-            .try_for_each(|stretch| stretch.try_probe())
+        self.extents(at, len)
+            .try_for_each(|extent| extent.try_probe())
             .inspect_err(|Unreachable| self.report(at, len))
     }
 
     /// The bytes from `at` on as pieces to receive into.
     pub(crate) fn pieces_mut(&self, at: u64, len: u64) -> impl Iterator<Item = PieceMut<'_>> {
-        self.stretches(at, len).map(|stretch| {
+        self.extents(at, len).map(|extent| {
             // SAFETY: a revocation of the registration waits until the window is dropped, which the
             // piece borrows.
-            unsafe { stretch.piece_mut() }
+            unsafe { extent.piece_mut() }
         })
     }
 
@@ -193,8 +193,8 @@ impl<'t> Window<'t> {
         } else if self.is_null() {
             return Err(WordError::Misaligned);
         } else {
-            let stretch = self.stretches(at, 8).next().ok_or(WordError::Misaligned)?;
-            let word = stretch.aligned_word64(0).ok_or(WordError::Misaligned)?;
+            let extent = self.extents(at, 8).next().ok_or(WordError::Misaligned)?;
+            let word = extent.aligned_word64(0).ok_or(WordError::Misaligned)?;
             word.update(update).map_err(WordError::from)
         };
         if updated == Err(WordError::Gone) {
@@ -213,14 +213,14 @@ impl<'t> Window<'t> {
     }
 }
 
-/// The stretches of memory behind a range, in order.
-pub(crate) struct Stretches<'a> {
+/// The extents of memory behind a range, in order.
+pub(crate) struct Extents<'a> {
     backing: Option<&'a Backing>,
     at: u64,
     left: u64,
 }
 
-impl Iterator for Stretches<'_> {
+impl Iterator for Extents<'_> {
     type Item = Mapping;
 
     #[inline]
@@ -228,7 +228,7 @@ impl Iterator for Stretches<'_> {
         if self.left == 0 {
             return None;
         }
-        let stretch = match self.backing? {
+        let extent = match self.backing? {
             Backing::Contiguous { mapping, .. } => mapping.part(self.at as usize, self.left as usize),
             Backing::Remote(_) | Backing::Null => return None,
             Backing::Pages {
@@ -244,8 +244,8 @@ impl Iterator for Stretches<'_> {
                 page.part(offset as usize, len as usize)
             }
         };
-        self.at += stretch.len() as u64;
-        self.left -= stretch.len() as u64;
-        Some(stretch)
+        self.at += extent.len() as u64;
+        self.left -= extent.len() as u64;
+        Some(extent)
     }
 }

@@ -61,7 +61,7 @@ impl Effects {
     }
 
     /// Continues a stream in streaming mode after a command is complete.
-    pub(crate) fn look_at_stream(&mut self, sid: u32) {
+    pub(crate) fn check_stream(&mut self, sid: u32) {
         self.next.push_back(Object::Stream(sid));
     }
 
@@ -76,7 +76,7 @@ impl Effects {
     }
 
     /// Looks at a completion queue's notification that waits, then.
-    pub(crate) fn look_at_cq(&mut self, due: Nanos, cqid: u32) {
+    pub(crate) fn check_cq(&mut self, due: Nanos, cqid: u32) {
         self.due.push((due, cqid));
     }
 

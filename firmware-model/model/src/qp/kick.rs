@@ -36,7 +36,7 @@ impl Qp {
                 progressed |= inner.engine.has_progressed();
                 effects
             },
-            |effects| core.tell(effects, next),
+            |effects| core.apply(effects, next),
         );
         if left {
             core.schedule.attend_later(self, Requests::AGAIN);
@@ -67,13 +67,13 @@ impl Core {
     /// Carries out what was gathered under a lock that is dropped by now.
     pub(crate) fn raise(&self, effects: Effects) {
         let mut next = Next::new();
-        self.tell(effects, &mut next);
+        self.apply(effects, &mut next);
         self.run_all(next);
     }
 
     /// Publishes to the driver what was gathered, and sets timers; what is to be run is added to
     /// `next`.
-    fn tell(&self, effects: Effects, next: &mut Next) {
+    fn apply(&self, effects: Effects, next: &mut Next) {
         if effects.is_empty() {
             return;
         }
@@ -112,7 +112,7 @@ impl Core {
                 Object::Stream(sid) => self.streams.resume(sid, &mut effects),
                 Object::Listener(lid) => self.streams.open_listener(&self.schedule, lid, &mut effects),
             }
-            self.tell(effects, &mut next);
+            self.apply(effects, &mut next);
         }
     }
 }

@@ -58,12 +58,12 @@ impl Qp {
         }
         if requests.intersects(Requests::SEND) {
             self.counters.add(Counter::Doorbells, 1);
-            inner.gathering.note_ring(self.looks(core));
+            inner.gathering.note_ring(self.poll_count(core));
         }
         inner.hung_up |= requests.intersects(Requests::HANG_UP);
         let receives = Requests::RECEIVE | Requests::HANG_UP | Requests::TIMER | Requests::CQ_LOST;
         // A poll that finds nothing does not change state.
-        let only_looks = (Requests::RECEIVE | Requests::PEER_PROGRESS).contains(requests)
+        let only_polls = (Requests::RECEIVE | Requests::PEER_PROGRESS).contains(requests)
             && inner.stream.is_some()
             && !inner.engine.is_held_up();
         if requests.intersects(receives) {
@@ -73,7 +73,7 @@ impl Qp {
         let sends = !inner.blocked
             || requests
                 .intersects(Requests::WRITABLE | Requests::HANG_UP | Requests::TIMER | Requests::CQ_LOST);
-        if sends && (arrived || !only_looks) {
+        if sends && (arrived || !only_polls) {
             self.transmit(core, inner, &mut env, requests);
         }
         // A queue pair that is its own peer waits for a receive: its post is to ring.
@@ -87,7 +87,7 @@ impl Qp {
 
     /// A number that changes whenever the program polls for completions: with every poll that finds
     /// none, and with every completion taken.
-    fn looks(&self, core: &Core) -> u32 {
+    fn poll_count(&self, core: &Core) -> u32 {
         let taken = self.send_cq.consumer().wrapping_add(self.recv_cq.consumer());
         core.schedule.polls().wrapping_add(taken)
     }

@@ -61,7 +61,7 @@ struct State {
     withheld: Option<(u32, Nanos)>,
     /// When the device looks at this queue next because of a withheld notification, or of one that
     /// came early.
-    look: Option<Nanos>,
+    timer: Option<Nanos>,
     overflowed: bool,
 }
 
@@ -122,7 +122,7 @@ impl CompletionQueue {
             armed: Armed::No,
             moderation: None,
             withheld: None,
-            look: None,
+            timer: None,
             overflowed: false,
         };
         CompletionQueue {
@@ -196,7 +196,7 @@ impl CompletionQueue {
             return false;
         };
         let (before, due) = state.withheld.unwrap_or((0, now + period));
-        self.look_by(due, state, effects);
+        self.set_timer(due, state, effects);
         state.withheld = Some((before + 1, due));
         before + 1 < count
     }
@@ -212,23 +212,23 @@ impl CompletionQueue {
     }
 
     /// Notifies if a notification has waited long enough.
-    pub(crate) fn look(&self, now: Nanos, effects: &mut Effects) {
+    pub(crate) fn timer_expired(&self, now: Nanos, effects: &mut Effects) {
         let mut state = self.lock();
         // There is one timer, which has run out.
-        state.look = None;
+        state.timer = None;
         match state.withheld {
             Some((_, due)) if due <= now => self.notify(&mut state, effects),
-            Some((_, due)) => self.look_by(due, &mut state, effects),
+            Some((_, due)) => self.set_timer(due, &mut state, effects),
             None => {}
         }
     }
 
     /// Has the device look at this queue by `due`. One look at a time is enough, however many
     /// notifications do not wait that long.
-    fn look_by(&self, due: Nanos, state: &mut State, effects: &mut Effects) {
-        if state.look.is_none_or(|look| due < look) {
-            state.look = Some(due);
-            effects.look_at_cq(due, self.id);
+    fn set_timer(&self, due: Nanos, state: &mut State, effects: &mut Effects) {
+        if state.timer.is_none_or(|timer| due < timer) {
+            state.timer = Some(due);
+            effects.check_cq(due, self.id);
         }
     }
 

@@ -17,7 +17,7 @@ use urnic_wire::rdmap::{
 
 /// What the peer requested.
 #[derive(Debug, Clone)]
-pub(super) enum Asked {
+pub(super) enum PeerRequest {
     /// Bytes, of which so many are sent.
     Read { request: ReadRequest, sent: u32 },
     /// An operation on a 64-bit word.
@@ -27,7 +27,7 @@ pub(super) enum Asked {
 /// A request, and its DDP header in case it must be complained about.
 #[derive(Debug, Clone)]
 struct Request {
-    asked: Asked,
+    peer_request: PeerRequest,
     header: [u8; UNTAGGED_LEN],
 }
 
@@ -82,7 +82,7 @@ impl Answers {
         matches!(
             self.queue.front(),
             Some(Request {
-                asked: Asked::Read { sent: 1.., .. },
+                peer_request: PeerRequest::Read { sent: 1.., .. },
                 ..
             })
         )
@@ -110,17 +110,17 @@ impl Answers {
         qp: &Identity,
         env: &Env<'_>,
         header: [u8; UNTAGGED_LEN],
-        asked: Asked,
+        peer_request: PeerRequest,
     ) -> Result<(), TerminateError> {
-        let (stag, to, len, need, right) = match &asked {
-            Asked::Read { request: r, .. } => (
+        let (stag, to, len, need, right) = match &peer_request {
+            PeerRequest::Read { request: r, .. } => (
                 r.source_stag,
                 r.source_to,
                 r.size,
                 Need::RemoteRead,
                 Access::REMOTE_READ,
             ),
-            Asked::Atomic(a) => (a.stag, a.to, 8, Need::RemoteAtomic, Access::REMOTE_ATOMIC),
+            PeerRequest::Atomic(a) => (a.stag, a.to, 8, Need::RemoteAtomic, Access::REMOTE_ATOMIC),
         };
         if len > 0 {
             env.memory
@@ -135,24 +135,24 @@ impl Answers {
                 .map_err(terminate::source)?;
         }
         self.msn = self.msn.wrapping_add(1);
-        self.queue.push_back(Request { asked, header });
+        self.queue.push_back(Request { peer_request, header });
         Ok(())
     }
 
     /// Frames the next ULPDU of the oldest answer; the lower layer has room for it.
     pub(super) fn step(&mut self, qp: &Identity, env: &Env<'_>, llp: &mut Llp) -> Answered {
-        let Some(Request { asked, header }) = self.queue.front_mut() else {
+        let Some(Request { peer_request, header }) = self.queue.front_mut() else {
             return Answered::Idle;
         };
-        let ended = match asked {
-            Asked::Read { request, sent } => match respond(qp, env, llp, request, *sent) {
+        let ended = match peer_request {
+            PeerRequest::Read { request, sent } => match respond(qp, env, llp, request, *sent) {
                 Ok(n) => {
                     *sent += n;
                     *sent == request.size
                 }
                 Err(error) => return Answered::Failed(read_failed(error, header, request, *sent)),
             },
-            Asked::Atomic(request) => match operate(qp, env, request) {
+            PeerRequest::Atomic(request) => match operate(qp, env, request) {
                 Ok(original) => {
                     frame_atomic(env, llp, request.request_id, original, self.response_msn);
                     self.response_msn = self.response_msn.wrapping_add(1);

@@ -21,7 +21,7 @@ pub fn engine_rx(data: &[u8]) {
         cut: usize::from(*cut).pow(2) + 1,
     };
     if !framed {
-        return peer.say(Vec::new(), rest);
+        return peer.send(Vec::new(), rest);
     }
     let mut ulpdus = Vec::new();
     let mut rest = rest;
@@ -30,5 +30,5 @@ pub fn engine_rx(data: &[u8]) {
         ulpdus.push(behind[..len].to_vec());
         rest = &behind[len..];
     }
-    peer.say(ulpdus, rest);
+    peer.send(ulpdus, rest);
 }

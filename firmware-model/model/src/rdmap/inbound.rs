@@ -3,7 +3,7 @@
 //! Faults are found in the order of the layers, cheap ones first; the first one is the one that a
 //! Terminate reports (rows DDP-V-15, RDM-T-07).
 
-use super::answers::Asked;
+use super::answers::PeerRequest;
 use super::reads::Answer;
 use super::requester::Requester;
 use super::responder::{Refusal, Responder};
@@ -223,7 +223,7 @@ impl Halves {
         }
     }
 
-    /// Where the segment's payload from `at` on goes: the next stretch and its length.
+    /// Where the segment's payload from `at` on goes: the next extent and its length.
     pub(super) fn window<'t>(
         &mut self,
         env: &Env<'t>,
@@ -309,14 +309,14 @@ impl Halves {
             Opcode::ReadRequest => {
                 self.responder.answers.check(header)?;
                 let request = ReadRequest::parse(payload)?;
-                let asked = Asked::Read { request, sent: 0 };
-                self.accept(env, ulpdu, asked)
+                let peer_request = PeerRequest::Read { request, sent: 0 };
+                self.accept(env, ulpdu, peer_request)
                     .map_err(|error| Refusal::ReadRequest(error, request))
             }
             Opcode::AtomicRequest => {
                 self.responder.answers.check(header)?;
                 let request = AtomicRequest::parse(payload)?;
-                Ok(self.accept(env, ulpdu, Asked::Atomic(request))?)
+                Ok(self.accept(env, ulpdu, PeerRequest::Atomic(request))?)
             }
             Opcode::AtomicResponse => self.atomic_response(env, header, payload),
             Opcode::Immediate | Opcode::ImmediateSolicited => {
@@ -327,11 +327,16 @@ impl Halves {
         }
     }
 
-    fn accept(&mut self, env: &Env<'_>, ulpdu: &[u8], asked: Asked) -> Result<(), TerminateError> {
+    fn accept(
+        &mut self,
+        env: &Env<'_>,
+        ulpdu: &[u8],
+        peer_request: PeerRequest,
+    ) -> Result<(), TerminateError> {
         let header = *ulpdu
             .first_chunk::<UNTAGGED_LEN>()
             .ok_or(TerminateError::DdpLocalCatastrophic)?;
-        self.responder.answers.accept(&self.qp, env, header, asked)
+        self.responder.answers.accept(&self.qp, env, header, peer_request)
     }
 
     fn atomic_response(

@@ -13,10 +13,10 @@ pub(super) struct Cursor {
 }
 
 impl Cursor {
-    /// The list's next stretch of at most `max` bytes, and its length; `None` behind the list's
+    /// The list's next extent of at most `max` bytes, and its length; `None` behind the list's
     /// end. Empty elements are skipped, and their STags are not checked (VRB-M-07).
     #[inline]
-    pub(super) fn stretch(
+    pub(super) fn extent(
         &mut self,
         list: &impl Fn(usize) -> Option<Sge>,
         max: usize,
@@ -35,7 +35,7 @@ impl Cursor {
         }
     }
 
-    /// Moves on within the stretch.
+    /// Moves on within the extent.
     #[inline]
     pub(super) fn advance(&mut self, n: usize) {
         self.offset += n as u32;
@@ -73,7 +73,7 @@ pub(super) fn window<'t>(
     cursor: &mut Cursor,
     max: usize,
 ) -> Result<(Window<'t>, usize), Violation> {
-    let (sge, at, n) = cursor.stretch(list, max).ok_or(Violation::Bounds)?;
+    let (sge, at, n) = cursor.extent(list, max).ok_or(Violation::Bounds)?;
     let window = env
         .memory
         .check(sge.stag.get(), pd, qp.qid, at, n as u64, Need::LocalWrite)?;

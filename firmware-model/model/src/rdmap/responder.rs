@@ -75,7 +75,7 @@ pub(super) struct Responder {
     /// It is until a receive was there.
     pub(super) stalls_at_first: bool,
     /// Immediate data of the Send that comes next.
-    announced: Option<[u8; 4]>,
+    next_immediate: Option<[u8; 4]>,
     /// Bytes of the last Write, and whether it has not ended.
     written: u64,
     writing: bool,
@@ -93,7 +93,7 @@ impl Responder {
             msn: 1,
             stalls: false,
             stalls_at_first: false,
-            announced: None,
+            next_immediate: None,
             written: 0,
             writing: false,
         }
@@ -257,7 +257,7 @@ impl Responder {
                 .map_err(terminate::invalidation)?;
             cqe.extra = stag.to_ne_bytes();
             flags |= CqeFlags::WITH_INV;
-        } else if let Some(immediate) = self.announced.take() {
+        } else if let Some(immediate) = self.next_immediate.take() {
             cqe.extra = immediate;
             flags |= CqeFlags::WITH_IMM;
         }
@@ -283,8 +283,8 @@ impl Responder {
         if !header.last {
             return Err(TerminateError::DdpTooLong.into());
         }
-        if rest == super::requester::WITH_NEXT_SEND && self.announced.is_none() {
-            self.announced = Some([a, b, c, d]);
+        if rest == super::requester::WITH_NEXT_SEND && self.next_immediate.is_none() {
+            self.next_immediate = Some([a, b, c, d]);
             self.msn = self.msn.wrapping_add(1);
             return Ok(());
         }

@@ -42,7 +42,7 @@ impl Lingering {
     }
 
     /// Looks whether it may be closed; `true` = drop it.
-    pub(crate) fn look(&mut self, now: Nanos) -> bool {
+    pub(crate) fn poll(&mut self, now: Nanos) -> bool {
         if now < self.next_look {
             return false;
         }

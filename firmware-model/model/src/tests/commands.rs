@@ -392,7 +392,7 @@ fn a_slot_that_is_seen_rung_is_looked_at_for_all_its_queues() {
     };
     let pages = driver.device.doorbell_pages().unwrap();
     pages.store(driver.uar, *slot, last.encode());
-    assert!(driver.device.look_at_doorbells());
+    assert!(driver.device.scan_doorbells());
     for _ in shared {
         let cqe = cq.poll().unwrap();
         assert_ne!(cqe.status, WcStatus::Success as u8);
@@ -539,7 +539,7 @@ fn a_region_may_be_a_list_of_pages() {
         let table = &driver.device.core().memory;
         let need = crate::memory::Need::RemoteRead;
         let window = table.check(stag, pd, 1, at, len as u64, need).unwrap();
-        let pieces = window.stretches(0, len as u64).count();
+        let pieces = window.extents(0, len as u64).count();
         let mut bytes = vec![0; len];
         window.copy_out(0, &mut bytes).unwrap();
         (String::from_utf8(bytes).unwrap(), pieces)
@@ -549,7 +549,7 @@ fn a_region_may_be_a_list_of_pages() {
     let stag = with_page_list(&driver, &arguments(12, 4000, 8000), &scattered).unwrap();
     let (seen, pieces) = text(stag, 0x10_0000 + 90, 12);
     assert_eq!((seen.as_str(), pieces), ("across pages", 2));
-    // Neighbours become one stretch.
+    // Neighbours become one extent.
     let neighbours = [first, first + 4096, first + 8192];
     let stag = with_page_list(&driver, &arguments(12, 0, 3 * 4096), &neighbours).unwrap();
     let (seen, pieces) = text(stag, 0x10_0000 + 8192 + 4090, 6);

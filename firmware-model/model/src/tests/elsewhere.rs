@@ -41,16 +41,16 @@ fn rings_in_plain_memory_are_served_once_at_the_next_poll() {
     let driver = with_pages();
     let pages = driver.device.doorbell_pages().unwrap();
     let (slot, doorbell) = armable(&driver);
-    assert!(!driver.device.look_at_doorbells());
+    assert!(!driver.device.scan_doorbells());
     // Twice the same value is two rings.
     for _ in 0..2 {
         pages.store(driver.uar, slot, doorbell);
-        assert!(driver.device.look_at_doorbells());
-        assert!(!driver.device.look_at_doorbells());
+        assert!(driver.device.scan_doorbells());
+        assert!(!driver.device.scan_doorbells());
     }
     // Slots that nobody was told are not looked at.
     pages.store(driver.uar, slot + 8, doorbell);
-    assert!(!driver.device.look_at_doorbells());
+    assert!(!driver.device.scan_doorbells());
 }
 
 #[test]
@@ -60,7 +60,7 @@ fn a_kick_makes_the_device_look() {
     let (slot, doorbell) = armable(&driver);
     pages.store(driver.uar, slot, doorbell);
     driver.device.bar0_write(KICK, 0);
-    assert!(!driver.device.look_at_doorbells(), "it was taken by the kick");
+    assert!(!driver.device.scan_doorbells(), "it was taken by the kick");
 }
 
 #[test]
@@ -157,13 +157,13 @@ fn a_send_out_of_remote_memory_that_is_gone_fails_alone() {
         initiator: mut other,
         responder: mut others_peer,
     } = Pair::connect(&near, &far);
-    near.arena.gone.store(true, Ordering::Relaxed);
+    near.arena.unmapped.store(true, Ordering::Relaxed);
     initiator.qp.post_send(&near, 1, &[initiator.region.sge(0, 8)]);
     assert_cqe(&initiator.send_cq.await_idly(), 1, WcStatus::LocProtErr);
     wait_for("the error state", || {
         (near.state(&initiator.qp) == QpState::Err).then_some(())
     });
-    near.arena.gone.store(false, Ordering::Relaxed);
+    near.arena.unmapped.store(false, Ordering::Relaxed);
     others_peer.qp.post_recv(&far, 2, &[others_peer.region.sge(0, 8)]);
     other.qp.post_send(&near, 2, &[other.region.sge(0, 8)]);
     assert_cqe(&others_peer.recv_cq.await_completion(&far), 2, WcStatus::Success);
@@ -176,7 +176,7 @@ fn a_write_into_remote_memory_that_is_gone_ends_its_queue_pair() {
         mut initiator,
         responder,
     } = Pair::connect(&near, &far);
-    far.arena.gone.store(true, Ordering::Relaxed);
+    far.arena.unmapped.store(true, Ordering::Relaxed);
     initiator.qp.post(
         &near,
         one_sided(wqe::Opcode::Write, 1, &responder),

@@ -110,7 +110,7 @@ proptest! {
                     if let Some(kind) = Kind::from_raw(kind) {
                         let doorbell = Doorbell { kind, queue, index };
                         driver.device.doorbell_pages().unwrap().store(driver.uar, index & 0xfff, doorbell.encode());
-                        driver.device.look_at_doorbells();
+                        driver.device.scan_doorbells();
                     }
                 }
                 Act::Scribble { at, value } => {

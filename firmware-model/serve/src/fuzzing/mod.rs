@@ -347,7 +347,7 @@ impl Client {
             0 => store(pages, self.uar, self.doorbell, value),
             _ => store(pages, source.number(), source.number(), value),
         }
-        self.device.look_at_doorbells();
+        self.device.scan_doorbells();
     }
 
     /// Executes any command, with any addresses in the memory.
@@ -401,7 +401,7 @@ impl Client {
             },
             _ => *now += 1_000_000 * u64::from(source.byte()),
         }
-        self.device.look_at_doorbells();
+        self.device.scan_doorbells();
         self.device.step(Nanos(*now));
     }
 

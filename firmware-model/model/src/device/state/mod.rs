@@ -9,7 +9,7 @@ mod uar;
 pub use interrupts::Interrupts;
 pub use pages::DoorbellPages;
 pub(crate) use registers::{CommandQueue, Registers};
-pub(crate) use uar::{Tenant, Uar};
+pub(crate) use uar::{PageUser, Uar};
 
 use crate::capture::tapped::Tapped;
 use crate::config::ModelConfig;
@@ -311,8 +311,8 @@ impl Core {
     }
 
     /// Assigns a doorbell slot to a queue, and returns its offset.
-    pub(crate) fn enter_page(&self, page: &Uar, tenant: Tenant) -> u32 {
-        let offset = page.enter(tenant);
+    pub(crate) fn enter_page(&self, page: &Uar, user: PageUser) -> u32 {
+        let offset = page.enter(user);
         if let Some(pages) = &self.pages {
             pages.watch(page.id, offset);
         }
@@ -320,9 +320,9 @@ impl Core {
     }
 
     /// Takes the queue that has the slot at `offset` out of its page.
-    pub(crate) fn leave_page(&self, uar: u32, tenant: Tenant) {
+    pub(crate) fn leave_page(&self, uar: u32, user: PageUser) {
         if let Some(page) = self.page(uar)
-            && let Some(offset) = page.leave(tenant)
+            && let Some(offset) = page.leave(user)
             && let Some(pages) = &self.pages
         {
             pages.unwatch(uar, offset);

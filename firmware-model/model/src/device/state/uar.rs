@@ -6,7 +6,7 @@ use urnic_device::doorbell::{CQ_SLOTS, SLOTS};
 
 /// What a slot is rung for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Tenant {
+pub(crate) enum PageUser {
     /// A completion queue.
     Cq(u32),
     /// A queue pair.
@@ -21,7 +21,7 @@ pub(crate) struct Uar {
     pub(crate) id: u32,
     /// Queues that were created with it.
     pub(crate) users: AtomicU32,
-    tenants: Mutex<Vec<Vec<Tenant>>>,
+    slots: Mutex<Vec<Vec<PageUser>>>,
 }
 
 impl Uar {
@@ -29,36 +29,36 @@ impl Uar {
         Uar {
             id,
             users: AtomicU32::new(0),
-            tenants: Mutex::new(vec![Vec::new(); SLOTS as usize]),
+            slots: Mutex::new(vec![Vec::new(); SLOTS as usize]),
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<Vec<Tenant>>> {
-        self.tenants.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Vec<Vec<PageUser>>> {
+        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives a queue the slot of its half of the page that has the fewest tenants, and returns its
+    /// Gives a queue the slot of its half of the page that has the fewest users, and returns its
     /// byte offset. An arm that is overwritten before the device looks is lost, unlike a post,
     /// whose index is in a record; so completion queues have a half for themselves.
-    pub(crate) fn enter(&self, tenant: Tenant) -> u32 {
+    pub(crate) fn enter(&self, user: PageUser) -> u32 {
         self.users.fetch_add(1, Ordering::AcqRel);
-        let mut tenants = self.lock();
+        let mut users = self.lock();
         let middle = CQ_SLOTS as usize;
-        let half = match tenant {
-            Tenant::Cq(_) => 0..middle,
-            Tenant::Qp(_) | Tenant::Srq(_) => middle..tenants.len(),
+        let half = match user {
+            PageUser::Cq(_) => 0..middle,
+            PageUser::Qp(_) | PageUser::Srq(_) => middle..users.len(),
         };
-        let slot = half.min_by_key(|slot| tenants[*slot].len()).unwrap_or(0);
-        tenants[slot].push(tenant);
+        let slot = half.min_by_key(|slot| users[*slot].len()).unwrap_or(0);
+        users[slot].push(user);
         slot as u32 * 8
     }
 
     /// Takes a queue out; where it was.
-    pub(crate) fn leave(&self, tenant: Tenant) -> Option<u32> {
+    pub(crate) fn leave(&self, user: PageUser) -> Option<u32> {
         self.users.fetch_sub(1, Ordering::AcqRel);
-        let mut tenants = self.lock();
-        let slot = tenants.iter().position(|slot| slot.contains(&tenant))?;
-        tenants[slot].retain(|t| *t != tenant);
+        let mut users = self.lock();
+        let slot = users.iter().position(|slot| slot.contains(&user))?;
+        users[slot].retain(|t| *t != user);
         Some(slot as u32 * 8)
     }
 
@@ -69,9 +69,9 @@ impl Uar {
     }
 
     /// The queues that share the slot at a byte offset.
-    pub(crate) fn at(&self, offset: u32) -> Vec<Tenant> {
-        let tenants = self.lock();
-        tenants.get(offset as usize / 8).cloned().unwrap_or_default()
+    pub(crate) fn at(&self, offset: u32) -> Vec<PageUser> {
+        let users = self.lock();
+        users.get(offset as usize / 8).cloned().unwrap_or_default()
     }
 }
 
@@ -85,12 +85,12 @@ mod tests {
         let uar = Uar::new(1);
         let half = CQ_SLOTS;
         let rest = SLOTS - half;
-        let cqs: HashSet<u32> = (0..half).map(|i| uar.enter(Tenant::Cq(i))).collect();
-        let qps: HashSet<u32> = (0..rest).map(|i| uar.enter(Tenant::Qp(i))).collect();
+        let cqs: HashSet<u32> = (0..half).map(|i| uar.enter(PageUser::Cq(i))).collect();
+        let qps: HashSet<u32> = (0..rest).map(|i| uar.enter(PageUser::Qp(i))).collect();
         assert_eq!(cqs.union(&qps).count(), SLOTS as usize);
-        let shared = uar.enter(Tenant::Qp(rest));
+        let shared = uar.enter(PageUser::Qp(rest));
         assert_eq!(uar.at(shared).len(), 2);
-        assert_eq!(uar.leave(Tenant::Qp(rest)), Some(shared));
+        assert_eq!(uar.leave(PageUser::Qp(rest)), Some(shared));
         assert_eq!(uar.at(shared).len(), 1);
         assert_eq!(uar.users.load(Ordering::Relaxed), SLOTS);
     }

@@ -154,7 +154,7 @@ impl Receiver {
     }
 
     /// Bytes from the front that the FPDU there takes on the wire, once its length is known.
-    fn announced(&self) -> Option<usize> {
+    fn expected_len(&self) -> Option<usize> {
         let bytes = self.buffer.as_ref()?.get(self.start..self.end)?;
         if self.markers {
             marker::wire_len(self.position, bytes)
@@ -174,22 +174,22 @@ impl Receiver {
             (self.start, self.end) = (0, 0);
         }
         let have = self.end - self.start;
-        let announced = self.announced();
+        let expected_len = self.expected_len();
         // Room for the whole FPDU, or for any if its length is not known.
-        if BUFFER_LEN - self.start < announced.unwrap_or(MAX_FPDU) {
+        if BUFFER_LEN - self.start < expected_len.unwrap_or(MAX_FPDU) {
             if let Some(buffer) = &mut self.buffer {
                 buffer.copy_within(self.start..self.end, 0);
             }
             (self.start, self.end) = (0, have);
         }
-        let limit = match announced {
+        let limit = match expected_len {
             Some(len) if len.saturating_sub(have) >= EXACT_MIN => self.start + len,
             _ => BUFFER_LEN,
         };
         let buffer = self.buffer.get_or_insert_with(|| buffers.take());
         let room = buffer.get_mut(self.end..limit).unwrap_or_default();
-        let asked = room.len();
-        let (bytes, filled) = outcome(stream.receive_bytes(room), asked)?;
+        let requested = room.len();
+        let (bytes, filled) = outcome(stream.receive_bytes(room), requested)?;
         self.end += bytes;
         Ok((bytes, filled))
     }
@@ -242,14 +242,14 @@ impl Receiver {
             return Ok((0, 0, Filled::Nothing));
         };
         let payload: usize = pieces.iter().map(PieceMut::len).sum();
-        let mut asked = payload;
+        let mut requested = payload;
         if payload == direct.missing {
             let buffer = self.buffer.get_or_insert_with(|| buffers.take());
             let tail = buffer.get_mut(self.end..TAIL).unwrap_or_default();
-            asked += tail.len();
+            requested += tail.len();
             pieces.push(PieceMut::of(tail));
         }
-        let (read, filled) = outcome(stream.receive(pieces), asked)?;
+        let (read, filled) = outcome(stream.receive(pieces), requested)?;
         let placed = read.min(payload);
         direct.missing -= placed;
         self.end += read - placed;
@@ -278,11 +278,11 @@ impl Receiver {
     }
 }
 
-/// Interprets the result of a read of at most `asked` bytes.
-fn outcome(read: Result<usize, StreamError>, asked: usize) -> Result<(usize, Filled), LlpError> {
+/// Interprets the result of a read of at most `requested` bytes.
+fn outcome(read: Result<usize, StreamError>, requested: usize) -> Result<(usize, Filled), LlpError> {
     match read {
         Ok(0) => Ok((0, Filled::Fin)),
-        Ok(n) if n < asked => Ok((n, Filled::Short)),
+        Ok(n) if n < requested => Ok((n, Filled::Short)),
         Ok(n) => Ok((n, Filled::All)),
         Err(StreamError::WouldBlock) => Ok((0, Filled::Nothing)),
         Err(error) => Err(error.into()),

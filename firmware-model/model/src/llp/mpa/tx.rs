@@ -167,7 +167,7 @@ impl Sender {
     #[inline]
     pub(crate) fn gather(&mut self, window: &Window<'_>, at: u64, len: usize) -> Result<(), Unreachable> {
         if len < GATHER_MIN || self.markers || self.has_crc() || window.is_elsewhere() {
-            // Markers cut payload into stretches that are all cheaper to copy. With a CRC the
+            // Markers cut payload into extents that are all cheaper to copy. With a CRC the
             // payload is read once: a program may change it until the completion (a guest's memory,
             // say), and the CRC must be that of the bytes that are sent.
             window.copy_out(at, self.put(len))
@@ -187,7 +187,7 @@ impl Sender {
         if self.pins.last().is_none_or(|pin| pin.entry() != entry) {
             self.pins.extend(window.pin());
         }
-        for memory in window.stretches(at, len as u64) {
+        for memory in window.extents(at, len as u64) {
             self.unsent.push(Part::Memory { memory, entry });
         }
         self.open.gathered += len;

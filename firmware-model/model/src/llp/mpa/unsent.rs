@@ -1,4 +1,4 @@
-//! What is framed and not taken by the stream: stretches of the staging buffer and of the program's
+//! What is framed and not taken by the stream: extents of the staging buffer and of the program's
 //! memory.
 
 use crate::host::{Mapping, Piece};
@@ -9,7 +9,7 @@ use std::sync::{Mutex, PoisonError};
 /// Pieces of one system call: gathered payload and the bytes between, as far as the backlog goes.
 const PIECES: usize = 64;
 
-/// A stretch of what is to be sent.
+/// An extent of what is to be sent.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Part {
     /// Bytes of the staging buffer.
@@ -143,11 +143,11 @@ impl Unsent {
     #[cold]
     pub(super) fn first_missing(&self) -> Option<usize> {
         let parts = self.parts.iter().skip(self.head).take(PIECES);
-        let mut stretches = parts.filter_map(|part| match part {
+        let mut extents = parts.filter_map(|part| match part {
             Part::Memory { memory, .. } => Some(memory),
             Part::Staged { .. } | Part::Copied { .. } | Part::Gone { .. } => None,
         });
-        stretches.find_map(Mapping::first_missing)
+        extents.find_map(Mapping::first_missing)
     }
 
     fn advance(&mut self, taken: usize) {

@@ -71,7 +71,7 @@ impl Engine {
         if due(self.rnr_deadline) {
             self.rnr_deadline = None;
             let ulpdu = self.held.front().unwrap_or_default();
-            let message = complaint(TerminateError::DdpNoBuffer, ulpdu, ulpdu.len(), None);
+            let message = terminate_for(TerminateError::DdpNoBuffer, ulpdu, ulpdu.len(), None);
             self.terminate(message, QpFault::TerminateSent, env, stream);
         }
         match self.progress {
@@ -346,7 +346,7 @@ impl Engine {
 }
 
 /// What to report about a ULPDU (RFC 5040 figure 10).
-pub(super) fn complaint(
+pub(super) fn terminate_for(
     error: TerminateError,
     head: &[u8],
     ulpdu_len: usize,

@@ -68,7 +68,7 @@ pub struct Engine {
     /// We sent the MPA Request.
     initiator: bool,
     /// A valid FPDU has come.
-    heard: bool,
+    fpdu_received: bool,
     rtr: Option<Rtr>,
     turns: Turns,
     peer_may_close: bool,
@@ -117,7 +117,7 @@ impl Engine {
             progress: Progress::Detached,
             may_begin: false,
             initiator: false,
-            heard: false,
+            fpdu_received: false,
             rtr: None,
             turns: Turns::default(),
             held: Held::default(),
@@ -231,7 +231,7 @@ impl Engine {
         if attachment.terminate != 0 {
             // Start-up failed behind the Reply: RFC 6581 §9 requires the initiator to report it in
             // an FPDU.
-            self.heard = true;
+            self.fpdu_received = true;
             self.terminate(
                 Outgoing::from_control(attachment.terminate),
                 QpFault::TerminateSent,
@@ -414,7 +414,7 @@ impl Engine {
     /// Whether our direction is open (RFC 5044 §7.1.2(4)): a responder sends nothing before a valid
     /// FPDU arrived.
     fn may_send(&self) -> bool {
-        self.may_begin || self.heard
+        self.may_begin || self.fpdu_received
     }
 
     /// When [`tick`](Self::tick) is due.

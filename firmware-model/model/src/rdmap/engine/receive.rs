@@ -1,6 +1,6 @@
 //! Receiving: what came is delivered, then more is read.
 
-use super::ending::complaint;
+use super::ending::terminate_for;
 use super::{Engine, Progress};
 use crate::counters::Counter;
 use crate::host::PieceMut;
@@ -114,8 +114,8 @@ impl Engine {
                 Ok(false) => break Ok(()),
                 Err(error) => break Err(Stop::Llp(error)),
             }
-            if !self.heard {
-                self.heard = true;
+            if !self.fpdu_received {
+                self.fpdu_received = true;
                 // A responder sends nothing before it has an FPDU (RFC 5044 §7.1.2): this one came
                 // with its Reply.
                 if self.initiator && self.halves.silent {
@@ -315,7 +315,7 @@ impl Engine {
                 self.note_waiting(env);
                 return RxOutcome::Stalled;
             }
-            Stop::Tell(message) => self.terminate(message, QpFault::TerminateSent, env, stream),
+            Stop::Report(message) => self.terminate(message, QpFault::TerminateSent, env, stream),
             Stop::Terminated(received) => self.terminated(received, env, stream),
             Stop::Silent => {
                 stream.reset();
@@ -333,7 +333,7 @@ impl Engine {
         let mut scratch = env.buffers.take();
         let mut budget = RX_BUDGET;
         let outcome = loop {
-            let asked = scratch.len();
+            let requested = scratch.len();
             match stream.receive(&mut [PieceMut::of(&mut scratch)]) {
                 Ok(0) if matches!(self.progress, Progress::Terminating { .. }) => break RxOutcome::Finished,
                 Ok(0) => {
@@ -343,7 +343,7 @@ impl Engine {
                 Ok(n) => {
                     env.counters.add(Counter::RxBytes, n as u64);
                     budget = budget.saturating_sub(n);
-                    if n < asked {
+                    if n < requested {
                         break RxOutcome::Drained;
                     }
                     if budget == 0 {
@@ -390,7 +390,7 @@ enum Stop {
     /// Too much waits for a receive.
     Stall,
     /// The peer is at fault, and a Terminate reports it.
-    Tell(Outgoing),
+    Report(Outgoing),
     /// The peer is at fault, and nothing is sent.
     Silent,
     /// The peer's Terminate reports a fault of this side.
@@ -424,7 +424,7 @@ impl Stop {
             Refusal::Terminated(received) => return Stop::Terminated(received),
             Refusal::Overflow => return Stop::Overflow,
         };
-        Stop::Tell(complaint(error, head, ulpdu_len, read_request))
+        Stop::Report(terminate_for(error, head, ulpdu_len, read_request))
     }
 
     /// A refusal in the middle of a segment whose header is not available any more.

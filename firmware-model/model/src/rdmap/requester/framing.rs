@@ -63,7 +63,7 @@ impl Requester {
             let list = |index| self.sq.element(wqe, index);
             let mut left = n;
             while left > 0 {
-                let (sge, at, n) = sending.cursor.stretch(&list, left).ok_or(WcStatus::LocProtErr)?;
+                let (sge, at, n) = sending.cursor.extent(&list, left).ok_or(WcStatus::LocProtErr)?;
                 let window = env
                     .memory
                     .check(sge.stag.get(), qp.pd, qp.qid, at, n as u64, Need::LocalRead)
@@ -74,7 +74,7 @@ impl Requester {
             }
         }
         sending.sent += n as u32;
-        sending.paid = last;
+        sending.payload_done = last;
         if last && !tagged {
             self.msn = self.msn.wrapping_add(1);
         }

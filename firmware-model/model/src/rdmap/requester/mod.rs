@@ -51,9 +51,9 @@ struct Sending {
     sent: u32,
     cursor: Cursor,
     /// Whether the immediate before the payload is framed.
-    announced: bool,
+    immediate_sent: bool,
     /// Whether the payload is framed to its end.
-    paid: bool,
+    payload_done: bool,
 }
 
 /// The requesting half of a queue pair.
@@ -204,8 +204,8 @@ impl Requester {
             len: len as u32,
             sent: 0,
             cursor: Cursor::default(),
-            announced: wqe.opcode != Opcode::SendImm,
-            paid: false,
+            immediate_sent: wqe.opcode != Opcode::SendImm,
+            payload_done: false,
             wqe,
         };
         self.proceed(sending, qp, env, llp)
@@ -274,10 +274,10 @@ impl Requester {
     #[inline]
     fn proceed(&mut self, mut sending: Sending, qp: &Identity, env: &mut Env<'_>, llp: &mut Llp) -> Step {
         let position;
-        if !sending.announced {
+        if !sending.immediate_sent {
             position = self.frame_immediate(&sending.wqe, WITH_NEXT_SEND, false, env, llp);
-            sending.announced = true;
-        } else if !sending.paid {
+            sending.immediate_sent = true;
+        } else if !sending.payload_done {
             match self.frame_payload(&mut sending, qp, env, llp) {
                 Ok(sealed) => position = sealed,
                 Err(status) => {
@@ -290,7 +290,7 @@ impl Requester {
             position = self.frame_immediate(&sending.wqe, [0; 4], solicited, env, llp);
             return self.finish(&sending, position, env);
         }
-        if sending.paid && sending.wqe.opcode != Opcode::WriteImm {
+        if sending.payload_done && sending.wqe.opcode != Opcode::WriteImm {
             return self.finish(&sending, position, env);
         }
         self.sending = Some(sending);

@@ -140,7 +140,7 @@ pub(crate) struct Scripted {
     pub(crate) wire: Wire,
     peer: SimStream,
     clock: Arc<AtomicU64>,
-    heard: Vec<u8>,
+    output: Vec<u8>,
     crc: CrcMode,
     pub(crate) finished: bool,
 }
@@ -172,14 +172,14 @@ impl Scripted {
             wire,
             peer,
             clock,
-            heard: Vec::new(),
+            output: Vec::new(),
             crc: if attachment.crc { CrcMode::On } else { CrcMode::Off },
             finished: false,
         }
     }
 
     /// The peer sends these bytes, and the engine does what it can.
-    pub(crate) fn say(&mut self, bytes: &[u8]) {
+    pub(crate) fn send(&mut self, bytes: &[u8]) {
         let mut rest = bytes;
         while !rest.is_empty() {
             let n = self
@@ -192,7 +192,7 @@ impl Scripted {
     }
 
     /// The peer sends these bytes and does not listen: the engine does what it can.
-    pub(crate) fn say_unheard(&mut self, bytes: &[u8]) {
+    pub(crate) fn send_unread(&mut self, bytes: &[u8]) {
         let mut rest = bytes;
         while !rest.is_empty() {
             let n = self
@@ -205,8 +205,8 @@ impl Scripted {
     }
 
     /// The peer sends an FPDU with this ULPDU.
-    pub(crate) fn say_ulpdu(&mut self, ulpdu: &[u8]) {
-        self.say(&fpdu_of(ulpdu));
+    pub(crate) fn send_ulpdu(&mut self, ulpdu: &[u8]) {
+        self.send(&fpdu_of(ulpdu));
     }
 
     /// The peer sends FIN.
@@ -231,7 +231,7 @@ impl Scripted {
                     self.finished = true;
                     return;
                 }
-                Ok(n) => self.heard.extend_from_slice(&buffer[..n]),
+                Ok(n) => self.output.extend_from_slice(&buffer[..n]),
                 Err(StreamError::WouldBlock | StreamError::Closed(_) | StreamError::Fault) => return,
             }
         }
@@ -244,14 +244,14 @@ impl Scripted {
     }
 
     /// Takes what the engine has sent since the last call.
-    pub(crate) fn heard(&mut self) -> Vec<u8> {
+    pub(crate) fn output(&mut self) -> Vec<u8> {
         self.run();
-        std::mem::take(&mut self.heard)
+        std::mem::take(&mut self.output)
     }
 
     /// Takes it as ULPDUs; CRCs must be right, if there are any.
-    pub(crate) fn heard_ulpdus(&mut self) -> Vec<Vec<u8>> {
-        let bytes = self.heard();
+    pub(crate) fn output_ulpdus(&mut self) -> Vec<Vec<u8>> {
+        let bytes = self.output();
         let mut rest = &bytes[..];
         let mut ulpdus = Vec::new();
         while !rest.is_empty() {
@@ -264,7 +264,7 @@ impl Scripted {
 
     /// The payload of the Terminate that the engine must have sent, as its only FPDU, before its FIN.
     pub(crate) fn terminate(&mut self) -> Vec<u8> {
-        let ulpdus = self.heard_ulpdus();
+        let ulpdus = self.output_ulpdus();
         assert_eq!(ulpdus.len(), 1, "exactly a Terminate: {ulpdus:02x?}");
         assert!(self.finished, "FIN follows the Terminate");
         assert_eq!(self.node.engine.state(), QpState::Err);

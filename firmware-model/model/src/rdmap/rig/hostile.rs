@@ -29,7 +29,7 @@ pub(crate) struct Hostile {
 impl Hostile {
     /// The peer sends FPDUs with these ULPDUs, then `noise`. Whatever they are: no panic, at most one Terminate, every
     /// work request completes once and in order, and memory that was not offered stays as it is.
-    pub(crate) fn say(self, ulpdus: Vec<Vec<u8>>, noise: &[u8]) {
+    pub(crate) fn send(self, ulpdus: Vec<Vec<u8>>, noise: &[u8]) {
         let base = if self.native {
             native(self.initiator)
         } else {
@@ -83,7 +83,7 @@ impl Hostile {
             if peer.wire.is_reset() {
                 break;
             }
-            peer.say(part);
+            peer.send(part);
         }
         assert!(peer.node.count(Counter::TxTerminates) <= 1);
         peer.node.set_state(QpState::Err);

@@ -23,7 +23,7 @@ pub(super) fn with_receive(len: usize) -> (Scripted, Region) {
 /// What the engine says when that is all it hears. Nothing must change in `untouched`.
 pub(super) fn complaint_about(mut peer: Scripted, untouched: &Region, ulpdu: &[u8]) -> Vec<u8> {
     let before = untouched.bytes();
-    peer.say_ulpdu(ulpdu);
+    peer.send_ulpdu(ulpdu);
     let payload = peer.terminate();
     assert_eq!(untouched.bytes(), before, "nothing is placed");
     assert!(peer.node.sent().is_empty());
@@ -49,7 +49,7 @@ pub(super) fn complaint_about(mut peer: Scripted, untouched: &Region, ulpdu: &[u
 #[test]
 fn ddp_h_01_reserved_bits_are_ignored() {
     let (mut peer, _) = with_receive(64);
-    peer.say_ulpdu(&untagged(0x41 | 0x3c, 0x43, 0, 0, 1, 0, b"hi"));
+    peer.send_ulpdu(&untagged(0x41 | 0x3c, 0x43, 0, 0, 1, 0, b"hi"));
     assert_eq!(peer.node.received(), [(1, SUCCESS, 2)]);
 }
 
@@ -59,7 +59,7 @@ fn ddp_h_02_write_header() {
     let source = peer.node.filled(b"abcd");
     peer.node
         .post(&Work::write(1, 0x1234, 0x10).sge(source.sge(0, 4)));
-    assert_eq!(peer.heard(), vector("F-WRITE-abcd"));
+    assert_eq!(peer.output(), vector("F-WRITE-abcd"));
 }
 
 #[test]
@@ -67,7 +67,7 @@ fn ddp_h_04_only_the_last_segment_has_l() {
     let mut peer = Scripted::new();
     let source = peer.node.filled(&pattern(5000));
     peer.node.post(&Work::send(1).sge(source.sge(0, 5000)));
-    let ulpdus = peer.heard_ulpdus();
+    let ulpdus = peer.output_ulpdus();
     let last: Vec<bool> = ulpdus.iter().map(|u| u[0] & 0x40 != 0).collect();
     assert_eq!(last, [false, false, false, true]);
     for ulpdu in &ulpdus {
@@ -82,14 +82,14 @@ fn ddp_h_07_segments_of_the_rfcs_example() {
     peer.node.engine.set_mulpdu(1500);
     let source = peer.node.filled(&[0; 2048]);
     peer.node.post(&Work::send(1).sge(source.sge(0, 2048)));
-    let heard = peer.heard();
+    let heard = peer.output();
     assert_eq!(heard[..20], vector("F-SEG1-hdr"));
     assert_eq!(heard[1504..1508], vector("F-SEG1-crc"));
     assert_eq!(heard[1508..1528], vector("F-SEG2-hdr"));
     assert_eq!(heard[2096..], vector("F-SEG2-crc"));
     peer.node
         .post(&Work::write(2, 0x1234, 16384).sge(source.sge(0, 2048)));
-    let ulpdus = peer.heard_ulpdus();
+    let ulpdus = peer.output_ulpdus();
     let place = |u: &[u8]| (u64::from_be_bytes(u[6..14].try_into().unwrap()), u.len() - 14);
     assert_eq!(
         (place(&ulpdus[0]), place(&ulpdus[1])),
@@ -120,7 +120,7 @@ fn ddp_s_02_and_03_wire_order_is_posting_order() {
     for msn in 0..5 {
         peer.node.post(&Work::send(msn).sge(source.sge(0, 4000)));
     }
-    let heard = peer.heard_ulpdus();
+    let heard = peer.output_ulpdus();
     let place: Vec<(u32, u32)> = heard.iter().map(|u| (be32(&u[10..]), be32(&u[14..]))).collect();
     assert!(place.is_sorted());
     assert_eq!(place.len(), 15);
@@ -144,12 +144,12 @@ fn ddp_s_04_zero_length_messages_are_one_segment_and_unchecked() {
 fn ddp_s_06_messages_are_delivered_once_in_order_when_complete() {
     let (mut peer, region) = with_receive(4096);
     peer.node.post_recv(2, &[region.sge(0, 10)]);
-    peer.say_ulpdu(&send_segment(false, 1, 0, b"abc"));
+    peer.send_ulpdu(&send_segment(false, 1, 0, b"abc"));
     assert!(peer.node.received().is_empty());
-    peer.say_ulpdu(&send_segment(true, 1, 3, b"def"));
+    peer.send_ulpdu(&send_segment(true, 1, 3, b"def"));
     assert_eq!(peer.node.received(), [(1, SUCCESS, 6)]);
     // The same once more is no message.
-    peer.say_ulpdu(&send_segment(true, 1, 3, b"def"));
+    peer.send_ulpdu(&send_segment(true, 1, 3, b"def"));
     assert_eq!(peer.terminate()[..2], [0x12, 0x03]);
     assert_eq!(peer.node.received(), [(2, WcStatus::WrFlushErr, 0)]);
 }
@@ -157,12 +157,12 @@ fn ddp_s_06_messages_are_delivered_once_in_order_when_complete() {
 #[test]
 fn ddp_s_08_a_gap_in_mo_is_refused() {
     let (mut peer, region) = with_receive(4096);
-    peer.say_ulpdu(&send_segment(false, 1, 0, b"abc"));
+    peer.send_ulpdu(&send_segment(false, 1, 0, b"abc"));
     let payload = complaint_about(peer, &region, &send_segment(true, 1, 4, b"ef"));
     assert_eq!(payload[..2], [0x12, 0x04]);
     // And so is an overlap.
     let (mut peer, region) = with_receive(4096);
-    peer.say_ulpdu(&send_segment(false, 1, 0, b"abc"));
+    peer.send_ulpdu(&send_segment(false, 1, 0, b"abc"));
     let payload = complaint_about(peer, &region, &send_segment(true, 1, 2, b"ef"));
     assert_eq!(payload[..2], [0x12, 0x04]);
 }
@@ -171,9 +171,9 @@ fn ddp_s_08_a_gap_in_mo_is_refused() {
 fn ddp_s_11_tagged_segments_between_untagged_ones() {
     let (mut peer, region) = with_receive(64);
     let target = peer.node.region(8, everything());
-    peer.say_ulpdu(&send_segment(false, 1, 0, b"abc"));
-    peer.say_ulpdu(&write_segment(target.stag, target.base, b"between!"));
-    peer.say_ulpdu(&send_segment(true, 1, 3, b"def"));
+    peer.send_ulpdu(&send_segment(false, 1, 0, b"abc"));
+    peer.send_ulpdu(&write_segment(target.stag, target.base, b"between!"));
+    peer.send_ulpdu(&send_segment(true, 1, 3, b"def"));
     assert_eq!(peer.node.received(), [(1, SUCCESS, 6)]);
     assert_eq!(target.bytes(), b"between!");
     assert_eq!(region.bytes()[..6], *b"abcdef");
@@ -183,7 +183,7 @@ fn ddp_s_11_tagged_segments_between_untagged_ones() {
 fn ddp_s_11_two_sends_are_not_interleaved() {
     let (mut peer, region) = with_receive(64);
     peer.node.post_recv(2, &[region.sge(32, 32)]);
-    peer.say_ulpdu(&send_segment(false, 1, 0, b"abc"));
+    peer.send_ulpdu(&send_segment(false, 1, 0, b"abc"));
     let payload = complaint_about(peer, &region, &send_segment(true, 2, 0, b"xyz"));
     assert_eq!(payload[..2], [0x12, 0x03]);
 }
@@ -234,12 +234,12 @@ fn ddp_v_02_terminate_is_byte_exact() {
     let mut peer = Scripted::new();
     let region = peer.node.region(2, everything());
     let ulpdu = write_segment(region.stag, region.base, b"abcd");
-    peer.say_ulpdu(&ulpdu);
+    peer.send_ulpdu(&ulpdu);
     let mut expected = vector("F-TERM-WRITE-111");
     expected[28..40].copy_from_slice(&ulpdu[2..14]);
     let crc = crc32c(&expected[..40]);
     expected[40..].copy_from_slice(&crc.to_le_bytes());
-    assert_eq!(peer.heard(), expected);
+    assert_eq!(peer.output(), expected);
 }
 
 #[test]
@@ -270,8 +270,8 @@ fn ddp_v_05_version_of_a_tagged_segment() {
 #[test]
 fn ddp_v_06_unknown_queue() {
     let (mut peer, region) = with_receive(64);
-    peer.say_ulpdu(&untagged(0x41, 0x43, 0, 9, 1, 0, b"hello"));
-    assert_eq!(peer.heard(), vector("F-TERM-QN-121"));
+    peer.send_ulpdu(&untagged(0x41, 0x43, 0, 9, 1, 0, b"hello"));
+    assert_eq!(peer.output(), vector("F-TERM-QN-121"));
     assert!(region.bytes().iter().all(|b| *b == 0));
     // Queue 3 exists only with RFC 7306.
     let shape = Shape {
@@ -319,9 +319,9 @@ fn ddp_v_09_mo_outside_of_the_buffer() {
 fn ddp_v_10_message_longer_than_the_buffer() {
     let (mut peer, region) = with_receive(4096);
     for at in (0..4096).step_by(1024) {
-        peer.say_ulpdu(&send_segment(false, 1, at, &[7; 1024]));
+        peer.send_ulpdu(&send_segment(false, 1, at, &[7; 1024]));
     }
-    peer.say_ulpdu(&send_segment(true, 1, 4096, b"x"));
+    peer.send_ulpdu(&send_segment(true, 1, 4096, b"x"));
     assert_eq!(peer.terminate()[..4], hex("1205c000"));
     assert_eq!(peer.node.received(), [(1, WcStatus::LocLenErr, 0)]);
     assert_eq!(region.bytes(), [7; 4096]);
@@ -340,7 +340,7 @@ fn ddp_v_12_a_receive_whose_memory_is_gone_is_a_local_error() {
     let region = peer.node.region(64, everything());
     peer.node.post_recv(1, &[region.sge(0, 64)]);
     peer.node.memory.deregister(region.stag).unwrap();
-    peer.say_ulpdu(&send_segment(true, 1, 0, b"hello"));
+    peer.send_ulpdu(&send_segment(true, 1, 0, b"hello"));
     assert_eq!(peer.terminate()[..2], [0x10, 0x00]);
     assert_eq!(peer.node.received(), [(1, WcStatus::LocProtErr, 0)]);
 }
@@ -430,7 +430,7 @@ fn ddp_v_negative_vectors() {
         ),
     ] {
         let mut peer = Scripted::new();
-        peer.say(&hex(fpdu));
+        peer.send(&hex(fpdu));
         assert_eq!(peer.terminate()[..2], code);
     }
 }
@@ -441,9 +441,9 @@ fn ddp_t_01_later_segments_are_dropped() {
     let region = peer.node.region(8, everything());
     let mut bytes = fpdu_of(&write_segment(region.stag ^ 1, region.base, b"bad"));
     bytes.extend(fpdu_of(&write_segment(region.stag, region.base, b"good")));
-    peer.say(&bytes);
+    peer.send(&bytes);
     peer.terminate();
-    peer.say_ulpdu(&write_segment(region.stag, region.base, b"good"));
+    peer.send_ulpdu(&write_segment(region.stag, region.base, b"good"));
     assert_eq!(region.bytes(), [0; 8]);
     // Input is read to its end, so that the close does not reset what we sent.
     peer.fin();
@@ -455,8 +455,8 @@ fn ddp_t_01_later_segments_are_dropped() {
 fn ddp_t_02_the_terminate_goes_out_before_the_fin() {
     let mut peer = Scripted::new();
     peer.node.post(&Work::send(1).inline(b"hello"));
-    peer.say_ulpdu(&send_segment(true, 1, 0, b"x"));
-    let ulpdus = peer.heard_ulpdus();
+    peer.send_ulpdu(&send_segment(true, 1, 0, b"x"));
+    let ulpdus = peer.output_ulpdus();
     assert_eq!(ulpdus.last().unwrap()[1], 0x47);
     assert!(peer.finished);
 }
@@ -469,7 +469,7 @@ fn ddp_t_05_graceful_close_sends_what_was_posted() {
         peer.node.post(&Work::send(n).sge(source.sge(0, 3000)));
     }
     peer.node.set_state(QpState::Sqd);
-    let heard = peer.heard_ulpdus();
+    let heard = peer.output_ulpdus();
     assert_eq!(heard.iter().filter(|u| u[0] & 0x40 != 0).count(), 10);
     assert!(peer.finished);
     assert_eq!(
@@ -514,7 +514,7 @@ fn ddp_t_07_stag_bound_to_another_stream() {
     operands.new_stag = window.into();
     // Bound by queue pair 7, which is ours: a Write through it is placed.
     peer.node.memory.bind(&operands, peer.node.pd, 7).unwrap();
-    peer.say_ulpdu(&write_segment(window, region.base, b"mine"));
+    peer.send_ulpdu(&write_segment(window, region.base, b"mine"));
     assert_eq!(region.bytes()[..4], *b"mine");
     peer.node
         .memory
@@ -529,7 +529,7 @@ fn ddp_t_07_stag_bound_to_another_stream() {
 fn ddp_t_08_revocation_ends_placement() {
     let mut peer = Scripted::new();
     let region = peer.node.region(64, everything());
-    peer.say_ulpdu(&tagged(0x81, 0x40, region.stag, region.base, b"before"));
+    peer.send_ulpdu(&tagged(0x81, 0x40, region.stag, region.base, b"before"));
     peer.node.memory.deregister(region.stag).unwrap();
     let payload = complaint_about(
         peer,
@@ -545,7 +545,7 @@ fn sec_01_and_03_cross_domain_send_with_invalidate() {
     let (mut peer, _) = with_receive(64);
     let other = peer.node.memory.domains().allocate().unwrap();
     let region = peer.node.region_in(other, 8, everything());
-    peer.say_ulpdu(&untagged(0x41, 0x44, region.stag, 0, 1, 0, b"hello"));
+    peer.send_ulpdu(&untagged(0x41, 0x44, region.stag, 0, 1, 0, b"hello"));
     assert_eq!(peer.terminate()[..4], hex("0109c000"));
     // Shared by two streams of the domain: not to be invalidated from afar.
     let (mut peer, _) = with_receive(64);
@@ -556,7 +556,7 @@ fn sec_01_and_03_cross_domain_send_with_invalidate() {
             .domains()
             .enter(peer.node.pd, DomainUse::QueuePair)
     );
-    peer.say_ulpdu(&untagged(0x41, 0x44, region.stag, 0, 1, 0, b"hello"));
+    peer.send_ulpdu(&untagged(0x41, 0x44, region.stag, 0, 1, 0, b"hello"));
     assert_eq!(peer.terminate()[..4], hex("0209c000"));
     let memory = Arc::clone(&peer.node.memory);
     assert!(
@@ -578,7 +578,7 @@ fn sec_10_a_gap_costs_one_buffer_at_most() {
     let mut peer = Scripted::new();
     let fpdu = fpdu_of(&write_segment(1, 0, &vec![0; 60_000]));
     for part in fpdu[..fpdu.len() - 1].chunks(1000) {
-        peer.say(part);
+        peer.send(part);
     }
     assert!(peer.node.engine.buffered() < 64 << 10);
     assert_eq!(peer.node.count(Counter::RxFpdus), 0);

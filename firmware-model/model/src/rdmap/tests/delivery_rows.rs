@@ -63,7 +63,7 @@ fn vrb_c_07_requests_complete_with_the_answer_to_a_read() {
     for request in [write(1), Work::send(2), Work::new(Opcode::SendImm, 3)] {
         peer.node.post(&request);
     }
-    let ulpdus = peer.heard_ulpdus();
+    let ulpdus = peer.output_ulpdus();
     assert_eq!(ulpdus.last(), Some(&probe(1)), "one Read behind all of them");
     assert!(
         peer.node.sent().is_empty(),
@@ -71,28 +71,28 @@ fn vrb_c_07_requests_complete_with_the_answer_to_a_read() {
     );
     // Other messages of the peer confirm nothing.
     peer.node.post_recv(9, &[receives.sge(0, 8)]);
-    peer.say_ulpdu(&send_segment(true, 1, 0, b"x"));
+    peer.send_ulpdu(&send_segment(true, 1, 0, b"x"));
     assert!(peer.node.sent().is_empty());
-    peer.say_ulpdu(&answer());
+    peer.send_ulpdu(&answer());
     assert_eq!(peer.node.sent(), [(1, SUCCESS), (2, SUCCESS), (3, SUCCESS)]);
-    assert!(peer.heard().is_empty(), "nothing is unconfirmed");
+    assert!(peer.output().is_empty(), "nothing is unconfirmed");
 }
 
 #[test]
 fn vrb_c_08_one_read_is_under_way_and_the_next_confirms_all_others() {
     let mut peer = scripted(delivered());
     peer.node.post(&write(1));
-    assert_eq!(peer.heard_ulpdus().last(), Some(&probe(1)));
+    assert_eq!(peer.output_ulpdus().last(), Some(&probe(1)));
     for cookie in 2..5 {
         peer.node.post(&write(cookie));
-        assert_eq!(peer.heard_ulpdus().len(), 1, "the Write alone");
+        assert_eq!(peer.output_ulpdus().len(), 1, "the Write alone");
     }
-    peer.say_ulpdu(&answer());
+    peer.send_ulpdu(&answer());
     assert_eq!(peer.node.sent(), [(1, SUCCESS)]);
-    assert_eq!(peer.heard_ulpdus(), [probe(2)]);
-    peer.say_ulpdu(&answer());
+    assert_eq!(peer.output_ulpdus(), [probe(2)]);
+    peer.send_ulpdu(&answer());
     assert_eq!(peer.node.sent(), [(2, SUCCESS), (3, SUCCESS), (4, SUCCESS)]);
-    assert!(peer.heard().is_empty());
+    assert!(peer.output().is_empty());
 }
 
 #[test]
@@ -101,9 +101,9 @@ fn vrb_c_09_a_read_of_the_program_confirms_what_was_sent_before_it() {
     let sink = peer.node.region(8, everything());
     peer.node.post(&write(1));
     peer.node.post(&Work::read(2, 0x200, 0).sge(sink.sge(0, 8)));
-    let ulpdus = peer.heard_ulpdus();
+    let ulpdus = peer.output_ulpdus();
     assert_eq!(ulpdus.len(), 2, "no other Read is needed: {ulpdus:02x?}");
-    peer.say_ulpdu(&tagged(0xc1, 0x42, sink.stag, sink.base, &[7; 8]));
+    peer.send_ulpdu(&tagged(0xc1, 0x42, sink.stag, sink.base, &[7; 8]));
     assert_eq!(peer.node.sent(), [(1, SUCCESS), (2, SUCCESS)]);
 }
 
@@ -111,8 +111,8 @@ fn vrb_c_09_a_read_of_the_program_confirms_what_was_sent_before_it() {
 fn vrb_c_10_a_refusal_fails_the_request_that_it_names() {
     let mut peer = scripted(delivered());
     (1..5).for_each(|cookie| peer.node.post(&write(cookie)));
-    assert_eq!(peer.heard_ulpdus().last(), Some(&probe(1)));
-    peer.say_ulpdu(&refusal(0x100, 3 * 64));
+    assert_eq!(peer.output_ulpdus().last(), Some(&probe(1)));
+    peer.send_ulpdu(&refusal(0x100, 3 * 64));
     let completions = [
         (1, SUCCESS),
         (2, SUCCESS),
@@ -131,23 +131,23 @@ fn vrb_c_11_the_programs_reads_have_all_their_slots() {
     peer.node.post(&read(2).flags(SendFlags::FENCE));
     peer.node.post(&read(3));
     peer.run();
-    let sizes: Vec<usize> = peer.heard_ulpdus().iter().map(Vec::len).collect();
+    let sizes: Vec<usize> = peer.output_ulpdus().iter().map(Vec::len).collect();
     // The Write and the Read: the second Read waits for the first, as without confirmations.
     assert_eq!(sizes.len(), 2, "{sizes:?}");
-    peer.say_ulpdu(&tagged(0xc1, 0x42, sink.stag, sink.base, &[7; 8]));
-    assert_eq!(peer.heard_ulpdus().len(), 1);
+    peer.send_ulpdu(&tagged(0xc1, 0x42, sink.stag, sink.base, &[7; 8]));
+    assert_eq!(peer.output_ulpdus().len(), 1);
 
     // The requester's own Read is under way; the program's has its own slot, and no fence waits.
     let mut peer = scripted(delivered());
     let sink = peer.node.region(16, everything());
     peer.node.post(&write(1));
-    assert_eq!(peer.heard_ulpdus().last(), Some(&probe(1)));
+    assert_eq!(peer.output_ulpdus().last(), Some(&probe(1)));
     peer.node.post(
         &Work::read(2, 0x200, 0)
             .sge(sink.sge(0, 8))
             .flags(SendFlags::FENCE),
     );
-    assert_eq!(peer.heard_ulpdus().len(), 1);
+    assert_eq!(peer.output_ulpdus().len(), 1);
 
     // A peer that accepts one in all gets one at a time.
     let mut peer = scripted(Attachment {
@@ -156,11 +156,11 @@ fn vrb_c_11_the_programs_reads_have_all_their_slots() {
     });
     let sink = peer.node.region(16, everything());
     peer.node.post(&write(1));
-    assert_eq!(peer.heard_ulpdus().last(), Some(&probe(1)));
+    assert_eq!(peer.output_ulpdus().last(), Some(&probe(1)));
     peer.node.post(&Work::read(2, 0x200, 0).sge(sink.sge(0, 8)));
-    assert!(peer.heard().is_empty());
-    peer.say_ulpdu(&answer());
-    assert_eq!(peer.heard_ulpdus().len(), 1);
+    assert!(peer.output().is_empty());
+    peer.send_ulpdu(&answer());
+    assert_eq!(peer.output_ulpdus().len(), 1);
 }
 
 #[test]
@@ -199,11 +199,11 @@ fn vrb_c_13_an_end_completes_what_the_stream_took() {
 fn vrb_c_14_closing_waits_for_unsignaled_messages() {
     let mut peer = scripted(delivered());
     peer.node.post(&write(1).unsignaled());
-    assert_eq!(peer.heard_ulpdus().len(), 1, "the program expects no completion");
+    assert_eq!(peer.output_ulpdus().len(), 1, "the program expects no completion");
     peer.node.set_state(QpState::Sqd);
-    assert_eq!(peer.heard_ulpdus(), [probe(1)]);
+    assert_eq!(peer.output_ulpdus(), [probe(1)]);
     assert!(!peer.finished, "the Write is unconfirmed");
-    peer.say_ulpdu(&answer());
+    peer.send_ulpdu(&answer());
     assert!(peer.finished);
 }
 
@@ -213,11 +213,11 @@ fn vrb_c_15_unsignaled_messages_free_the_send_queue() {
     let mut probes = 0;
     for cookie in 0..300 {
         peer.node.post(&write(cookie).unsignaled());
-        let ulpdus = peer.heard_ulpdus();
+        let ulpdus = peer.output_ulpdus();
         if ulpdus.contains(&probe(probes + 1)) {
             probes += 1;
             assert!(peer.node.sq_room() > 0);
-            peer.say_ulpdu(&answer());
+            peer.send_ulpdu(&answer());
         }
     }
     assert_eq!(probes, 2, "a Read for each half of a queue of 256 blocks");
@@ -233,8 +233,8 @@ fn vrb_c_16_a_responder_accepts_one_read_beyond_ird() {
         };
         let mut peer = scripted(attachment);
         let frames = [probe(1), probe(2), probe(3)].map(|ulpdu| fpdu_of(&ulpdu));
-        peer.say(&frames[..2].concat());
-        (peer.heard_ulpdus(), peer.finished)
+        peer.send(&frames[..2].concat());
+        (peer.output_ulpdus(), peer.finished)
     };
     let (answers, finished) = two(true);
     assert_eq!((answers, finished), (vec![answer(), answer()], false));
@@ -252,7 +252,7 @@ fn vrb_c_17_bytes_in_the_answer_are_discarded() {
         let region = peer.node.region(64, everything());
         peer.node.post(&write(1));
         peer.run();
-        peer.say_ulpdu(&tagged(0xc1, 0x42, region.stag, region.base, &pattern(bytes)));
+        peer.send_ulpdu(&tagged(0xc1, 0x42, region.stag, region.base, &pattern(bytes)));
         assert_eq!(peer.node.sent(), [(1, SUCCESS)]);
         assert_eq!(peer.node.engine.state(), QpState::Rts);
         assert_eq!(region.bytes(), [0; 64]);
@@ -267,16 +267,16 @@ fn large_amounts_are_confirmed_while_more_is_sent() {
         let whole = source.sge(0, 200 << 10);
         peer.node.post(&Work::write(cookie, 0x100, 0).sge(whole));
     }
-    let ulpdus = peer.heard_ulpdus();
+    let ulpdus = peer.output_ulpdus();
     let at = ulpdus.iter().position(|ulpdu| *ulpdu == probe(1));
     assert!(
         at.is_some_and(|at| at + 1 < ulpdus.len()),
         "a Read between the Writes"
     );
-    peer.say_ulpdu(&answer());
+    peer.send_ulpdu(&answer());
     assert_eq!(peer.node.sent().len(), 2);
-    assert_eq!(peer.heard_ulpdus(), [probe(2)]);
-    peer.say_ulpdu(&answer());
+    assert_eq!(peer.output_ulpdus(), [probe(2)]);
+    peer.send_ulpdu(&answer());
     assert_eq!(peer.node.sent().len(), 4);
 }
 

@@ -50,7 +50,7 @@ fn x73_01_without_the_extensions_their_opcodes_are_unexpected() {
             ..Shape::default()
         };
         let mut peer = Scripted::with(&shape, agreed(true));
-        peer.say_ulpdu(&ulpdu);
+        peer.send_ulpdu(&ulpdu);
         assert_eq!(peer.terminate()[..4], hex("0206c000"));
     }
 }
@@ -59,7 +59,7 @@ fn x73_01_without_the_extensions_their_opcodes_are_unexpected() {
 fn x73_02_an_unassigned_operation_is_refused() {
     let mut peer = Scripted::new();
     let region = peer.node.region(8, everything());
-    peer.say_ulpdu(&atomic_request(1, 1, region.stag, region.base, [1; 4]));
+    peer.send_ulpdu(&atomic_request(1, 1, region.stag, region.base, [1; 4]));
     assert_eq!(peer.terminate()[..4], hex("0206c000"));
     assert_eq!(region.bytes(), [0; 8]);
 }
@@ -73,7 +73,7 @@ fn x73_03_requests_on_the_wire_share_msns_with_reads() {
     peer.node
         .post(&compare_swap(2, stag, to, 0x2222, 0x1111).sge(sink.sge(8, 8)));
     peer.node.post(&Work::read(3, stag, to).sge(sink.sge(16, 8)));
-    let heard = peer.heard();
+    let heard = peer.output();
     // The request identifiers are ours to choose.
     for (name, at, id) in [("F-ATOMIC-FADD", 0, 1u32), ("F-ATOMIC-CSWAP", 76, 2)] {
         let mut expected = vector(name);
@@ -93,14 +93,14 @@ fn x73_03_requests_on_the_wire_share_msns_with_reads() {
 fn x73_04_response_goes_to_queue_3() {
     let mut peer = Scripted::new();
     let region = peer.node.filled(&0x2222u64.to_ne_bytes());
-    peer.say_ulpdu(&atomic_request(
+    peer.send_ulpdu(&atomic_request(
         1,
         0,
         region.stag,
         region.base,
         [1, 0, 0, u64::MAX],
     ));
-    assert_eq!(peer.heard(), vector("F-ATOMIC-RESP"));
+    assert_eq!(peer.output(), vector("F-ATOMIC-RESP"));
     assert_eq!(region.bytes(), 0x2223u64.to_ne_bytes());
 }
 
@@ -152,14 +152,14 @@ fn x73_04_a_response_must_fit_its_request() {
         let mut peer = Scripted::new();
         let sink = peer.node.region(8, everything());
         peer.node.post(&fetch_add(1, 5, 0, 1).sge(sink.sge(0, 8)));
-        assert_eq!(peer.heard_ulpdus().len(), 1);
-        peer.say_ulpdu(&ulpdu);
+        assert_eq!(peer.output_ulpdus().len(), 1);
+        peer.send_ulpdu(&ulpdu);
         assert_eq!(peer.terminate()[..2], u16::to_be_bytes(code));
         assert_eq!(peer.node.sent(), [(1, WcStatus::WrFlushErr)]);
     }
     // Nobody asked.
     let mut peer = Scripted::new();
-    peer.say_ulpdu(&response(1, 1, 12));
+    peer.send_ulpdu(&response(1, 1, 12));
     assert_eq!(peer.terminate()[..2], [0x12, 0x02]);
 }
 
@@ -198,7 +198,7 @@ fn x73_06_compare_and_swap_truth_table() {
 fn x73_07_an_unaligned_word_is_not_touched() {
     let mut peer = Scripted::new();
     let region = peer.node.region(16, everything());
-    peer.say_ulpdu(&atomic_request(
+    peer.send_ulpdu(&atomic_request(
         1,
         0,
         region.stag,
@@ -240,8 +240,8 @@ fn x73_08_atomics_of_two_streams_exclude_each_other() {
                         .flat_map(|msn| fpdu_of(&atomic_request(msn, 0, stag, base, [1, 0, 0, u64::MAX])))
                         .collect();
                     start.wait();
-                    peer.say(&batch);
-                    let answers = peer.heard_ulpdus();
+                    peer.send(&batch);
+                    let answers = peer.output_ulpdus();
                     assert_eq!(answers.len(), BATCH as usize);
                     for answer in answers {
                         let before = u64::from_be_bytes(answer[22..30].try_into().unwrap());
@@ -260,7 +260,7 @@ fn x73_09_immediate_data_is_a_message_of_8_octets() {
     for (name, solicited) in [("F-IMM", false), ("F-IMMSE", true)] {
         let mut peer = Scripted::new();
         peer.node.post_recv(1, &[]);
-        peer.say(&vector(name));
+        peer.send(&vector(name));
         let cqe = peer.node.recv_cq.poll().unwrap();
         assert_eq!(
             (status(&cqe), opcode(&cqe), cqe.extra),
@@ -273,11 +273,11 @@ fn x73_09_immediate_data_is_a_message_of_8_octets() {
     for (octets, code) in [(7, 0x02ff), (9, 0x1205)] {
         let mut peer = Scripted::new();
         peer.node.post_recv(1, &[]);
-        peer.say_ulpdu(&untagged(0x41, 0x48, 0, 0, 1, 0, &vec![1; octets]));
+        peer.send_ulpdu(&untagged(0x41, 0x48, 0, 0, 1, 0, &vec![1; octets]));
         assert_eq!(peer.terminate()[..2], u16::to_be_bytes(code));
     }
     let mut peer = Scripted::new();
-    peer.say(&vector("F-IMM"));
+    peer.send(&vector("F-IMM"));
     assert_eq!(peer.terminate()[..2], [0x12, 0x02], "it needs a receive");
 }
 
@@ -344,11 +344,11 @@ fn x73_11_a_fenced_send_waits_for_an_atomic() {
     peer.node.post(&fetch_add(1, 5, 0, 1).sge(sink.sge(0, 8)));
     peer.node
         .post(&Work::send(2).inline(b"x").flags(SendFlags::FENCE));
-    assert_eq!(peer.heard_ulpdus().len(), 1);
+    assert_eq!(peer.output_ulpdus().len(), 1);
     let mut payload = 1u32.to_be_bytes().to_vec();
     payload.extend_from_slice(&42u64.to_be_bytes());
-    peer.say_ulpdu(&untagged(0x41, 0x4b, 0, 3, 1, 0, &payload));
-    assert_eq!(peer.heard_ulpdus().len(), 1);
+    peer.send_ulpdu(&untagged(0x41, 0x4b, 0, 3, 1, 0, &payload));
+    assert_eq!(peer.output_ulpdus().len(), 1);
     assert_eq!(peer.node.sent(), [(1, SUCCESS), (2, SUCCESS)]);
     assert_eq!(sink.bytes(), 42u64.to_ne_bytes());
 }
@@ -360,7 +360,7 @@ fn x73_atomics_need_their_right_and_a_slot() {
         8,
         Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ,
     );
-    peer.say_ulpdu(&atomic_request(
+    peer.send_ulpdu(&atomic_request(
         1,
         0,
         region.stag,
@@ -376,7 +376,7 @@ fn x73_atomics_need_their_right_and_a_slot() {
         },
     );
     let region = peer.node.region(8, everything());
-    peer.say_ulpdu(&atomic_request(
+    peer.send_ulpdu(&atomic_request(
         1,
         0,
         region.stag,

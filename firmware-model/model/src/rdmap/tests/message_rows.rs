@@ -21,7 +21,7 @@ fn ddp_h_05_all_segments_invalidate_the_same_stag() {
         let source = peer.node.filled(&pattern(5000));
         let work = Work::new(Opcode::SendInv, 1).to(0x1122_3344, 0).flags(flags);
         peer.node.post(&work.sge(source.sge(0, 5000)));
-        let ulpdus = peer.heard_ulpdus();
+        let ulpdus = peer.output_ulpdus();
         assert_eq!(ulpdus.len(), 4);
         for (ulpdu, mo) in ulpdus.iter().zip([0, 1436, 2872, 4308]) {
             let ddp = if mo == 4308 { 0x41 } else { 0x01 };
@@ -38,9 +38,9 @@ fn ddp_h_05_of_differing_stags_the_last_segments_counts() {
     let (mut peer, _) = with_receive(64);
     let regions = [(); 3].map(|()| peer.node.region(8, everything()));
     let [first, second, last] = regions.each_ref().map(|region| region.stag);
-    peer.say_ulpdu(&untagged(0x01, 0x44, first, 0, 1, 0, b"abc"));
-    peer.say_ulpdu(&untagged(0x01, 0x44, second, 0, 1, 3, b"def"));
-    peer.say_ulpdu(&untagged(0x41, 0x44, last, 0, 1, 6, b"ghi"));
+    peer.send_ulpdu(&untagged(0x01, 0x44, first, 0, 1, 0, b"abc"));
+    peer.send_ulpdu(&untagged(0x01, 0x44, second, 0, 1, 3, b"def"));
+    peer.send_ulpdu(&untagged(0x41, 0x44, last, 0, 1, 6, b"ghi"));
     let cqe = peer.node.recv_cq.poll().unwrap();
     assert_eq!((status(&cqe), cqe.byte_len.get()), (SUCCESS, 9));
     assert_eq!(u32::from_ne_bytes(cqe.extra), last);
@@ -54,9 +54,9 @@ fn ddp_h_05_of_differing_stags_the_last_segments_counts() {
     // One that cannot be invalidated is an error in the last segment, and none in another.
     let (mut peer, _) = with_receive(64);
     let region = peer.node.region(8, everything());
-    peer.say_ulpdu(&untagged(0x01, 0x44, region.stag ^ 1, 0, 1, 0, b"abc"));
-    assert!(peer.heard_ulpdus().is_empty());
-    peer.say_ulpdu(&untagged(0x41, 0x44, region.stag ^ 1, 0, 1, 3, b"def"));
+    peer.send_ulpdu(&untagged(0x01, 0x44, region.stag ^ 1, 0, 1, 0, b"abc"));
+    assert!(peer.output_ulpdus().is_empty());
+    peer.send_ulpdu(&untagged(0x41, 0x44, region.stag ^ 1, 0, 1, 3, b"def"));
     assert_eq!(peer.terminate()[..4], hex("0209c000"));
 }
 
@@ -132,7 +132,7 @@ fn ddp_h_06_a_terminate_is_message_one_of_its_queue() {
     let mut peer = Scripted::new();
     peer.node.engine.send_msns([77; 3]);
     peer.node.engine.expect_msns([77; 3]);
-    peer.say_ulpdu(&send_segment(true, 77, 0, b"x"));
+    peer.send_ulpdu(&send_segment(true, 77, 0, b"x"));
     // The header is looked at in there.
     assert_eq!(peer.terminate()[..2], hex("1202"));
 }
@@ -146,14 +146,14 @@ fn ddp_h_06_another_msn_than_the_next_is_refused() {
         assert_eq!(payload[..2], hex("1203"));
         let mut peer = Scripted::new();
         let source = peer.node.filled(b"source");
-        peer.say_ulpdu(&read_request(wrong, (5, 0), 1, (source.stag, source.base)));
+        peer.send_ulpdu(&read_request(wrong, (5, 0), 1, (source.stag, source.base)));
         assert_eq!(peer.terminate()[..2], hex("1203"));
         let mut peer = Scripted::new();
         let sink = peer.node.region(8, everything());
         let atomic = Work::new(Opcode::FetchAdd, 1).to(5, 0).atomic(1, 0);
         peer.node.post(&atomic.sge(sink.sge(0, 8)));
-        peer.heard_ulpdus();
-        peer.say_ulpdu(&untagged(0x41, 0x4b, 0, 3, wrong, 0, &[0; 12]));
+        peer.output_ulpdus();
+        peer.send_ulpdu(&untagged(0x41, 0x4b, 0, 3, wrong, 0, &[0; 12]));
         assert_eq!(peer.terminate()[..2], hex("1203"));
     }
 }
@@ -200,14 +200,14 @@ fn ddp_s_01_segments_are_as_long_as_the_mulpdu() {
             match opcode {
                 Opcode::Read => {
                     let request = read_request(msn, (5, 0), LEN as u32, (source.stag, source.base));
-                    peer.say_ulpdu(&request);
+                    peer.send_ulpdu(&request);
                 }
                 _ => peer
                     .node
                     .post(&Work::new(opcode, 1).to(5, 0).sge(source.sge(0, LEN))),
             }
             let header_len = if opcode == Opcode::Send { 18 } else { 14 };
-            let ulpdus = peer.heard_ulpdus();
+            let ulpdus = peer.output_ulpdus();
             let (last, others) = ulpdus.split_last().unwrap();
             assert!(
                 others.iter().all(|ulpdu| ulpdu.len() == mulpdu),
@@ -231,7 +231,7 @@ fn ddp_s_01_segments_follow_the_mulpdu_within_a_message() {
     while peer.node.pump() {}
     peer.wire.set_mss(600);
     peer.advance(Duration::from_secs(2));
-    let ulpdus = peer.heard_ulpdus();
+    let ulpdus = peer.output_ulpdus();
     let after = ulpdus.iter().position(|ulpdu| ulpdu.len() < 1454).unwrap();
     let mulpdu = ulpdus[after].len();
     assert!(mulpdu <= 600 && after > 0 && after < ulpdus.len() / 2);
@@ -253,7 +253,7 @@ fn nearly_full(left: u32, crc: bool) -> Scripted {
     let into = endless(&peer.node);
     let most = u32::MAX as usize;
     peer.node.post_recv(1, &[sge(0, most, into), sge(0, most, into)]);
-    peer.say_ulpdu(&send_segment(false, 1, 0, b"first"));
+    peer.send_ulpdu(&send_segment(false, 1, 0, b"first"));
     peer.node.engine.have_received(u64::from(u32::MAX - left));
     peer
 }
@@ -265,23 +265,23 @@ fn ddp_s_01_a_received_message_is_shorter_than_2_to_the_32() {
         let mo = u32::MAX - size;
         // As long as it may be.
         let mut peer = nearly_full(size, crc);
-        peer.say_ulpdu(&send_segment(true, 1, mo, &all));
+        peer.send_ulpdu(&send_segment(true, 1, mo, &all));
         assert_eq!(peer.node.received(), [(1, SUCCESS, u32::MAX)]);
         // Longer by a byte, in one segment or in the next, the last or another.
         for last in [false, true] {
             let mut peer = nearly_full(size - 1, crc);
-            peer.say_ulpdu(&send_segment(last, 1, mo + 1, &all));
+            peer.send_ulpdu(&send_segment(last, 1, mo + 1, &all));
             assert_eq!(peer.terminate()[..2], hex("1205"));
             assert_eq!(peer.node.received(), [(1, WcStatus::LocLenErr, 0)]);
             let mut peer = nearly_full(size, crc);
-            peer.say_ulpdu(&send_segment(false, 1, mo, &all));
-            assert!(peer.heard_ulpdus().is_empty());
-            peer.say_ulpdu(&send_segment(last, 1, u32::MAX, b"x"));
+            peer.send_ulpdu(&send_segment(false, 1, mo, &all));
+            assert!(peer.output_ulpdus().is_empty());
+            peer.send_ulpdu(&send_segment(last, 1, u32::MAX, b"x"));
             assert_eq!(peer.terminate()[..2], hex("1205"));
             // Nor does it begin again.
             let mut peer = nearly_full(size, crc);
-            peer.say_ulpdu(&send_segment(false, 1, mo, &all));
-            peer.say_ulpdu(&send_segment(last, 1, 0, b"x"));
+            peer.send_ulpdu(&send_segment(false, 1, mo, &all));
+            peer.send_ulpdu(&send_segment(last, 1, 0, b"x"));
             assert_eq!(peer.terminate()[..2], hex("1204"));
         }
     }
@@ -292,7 +292,7 @@ fn ddp_s_01_a_received_write_is_shorter_than_2_to_the_32() {
     for (len, refused) in [(5, false), (6, true)] {
         let mut peer = Scripted::new();
         let region = peer.node.region(64, everything());
-        peer.say_ulpdu(&tagged(0x81, 0x40, region.stag, region.base, b"first"));
+        peer.send_ulpdu(&tagged(0x81, 0x40, region.stag, region.base, b"first"));
         peer.node.engine.have_received(u64::from(u32::MAX) - 5);
         let end = write_segment(region.stag, region.base + 5, &vec![1; len]);
         if refused {
@@ -300,9 +300,9 @@ fn ddp_s_01_a_received_write_is_shorter_than_2_to_the_32() {
             assert_eq!(payload[..4], hex("1101c000"));
         } else {
             peer.node.post_recv(1, &[]);
-            peer.say_ulpdu(&end);
+            peer.send_ulpdu(&end);
             // The Immediate behind it says how long it was.
-            peer.say_ulpdu(&untagged(0x41, 0x48, 0, 0, 1, 0, &[0; 8]));
+            peer.send_ulpdu(&untagged(0x41, 0x48, 0, 0, 1, 0, &[0; 8]));
             assert_eq!(peer.node.received(), [(1, SUCCESS, u32::MAX)]);
         }
     }
@@ -328,7 +328,7 @@ fn rdm_t_06_a_request_at_fault_may_be_partly_framed() {
         let mut payload = u16::to_be_bytes(code).to_vec();
         payload.extend_from_slice(&hex("c000 05ae"));
         payload.extend_from_slice(&header);
-        peer.say_unheard(&fpdu_of(&untagged(0x41, 0x47, 0, 2, 1, 0, &payload)));
+        peer.send_unread(&fpdu_of(&untagged(0x41, 0x47, 0, 2, 1, 0, &payload)));
         let (flushed, fault) = match opcode {
             Opcode::Write => (WcStatus::WrFlushErr, WcStatus::RemAccessErr),
             _ => (WcStatus::WrFlushErr, WcStatus::RemOpErr),

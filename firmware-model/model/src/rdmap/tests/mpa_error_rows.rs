@@ -34,11 +34,11 @@ fn mpa_e_01_a_reset_is_code_1() {
 #[test]
 fn mpa_e_01_a_fin_inside_an_fpdu_is_code_1() {
     let mut peer = Scripted::new();
-    peer.say(&vector("F-SEND-hello")[..20]);
+    peer.send(&vector("F-SEND-hello")[..20]);
     peer.fin();
     assert_eq!(peer.node.faults(), [LOST]);
     assert_eq!(errors(&peer), [1, 0, 0]);
-    assert!(peer.heard().is_empty(), "there is no Terminate with code 1");
+    assert!(peer.output().is_empty(), "there is no Terminate with code 1");
 }
 
 #[test]
@@ -56,7 +56,7 @@ fn mpa_e_01_a_wrong_crc_is_code_2() {
     let mut peer = Scripted::new();
     let mut damaged = vector("F-SEND-hello");
     damaged[20] ^= 1;
-    peer.say(&damaged);
+    peer.send(&damaged);
     assert_eq!(peer.terminate(), hex("20020000"));
     assert_eq!(peer.node.faults(), [(QpFault::TerminateSent, 0x2002_0000)]);
     assert_eq!(errors(&peer), [0, 1, 0]);
@@ -77,7 +77,7 @@ fn mpa_e_01_a_wrong_marker_is_code_3() {
     let end = len - 4;
     let crc = crc32c(&octets[..end]);
     octets[end..].copy_from_slice(&crc.to_le_bytes());
-    peer.say(&octets);
+    peer.send(&octets);
     assert_eq!(peer.terminate(), hex("20030000"));
     assert_eq!(peer.node.faults(), [(QpFault::TerminateSent, 0x2003_0000)]);
     assert_eq!(errors(&peer), [0, 0, 1]);
@@ -89,8 +89,8 @@ fn mpa_e_01_an_error_that_cannot_be_sent_has_its_code() {
     let mut peer = Scripted::with(&Shape::default(), agreed(false));
     let mut damaged = vector("F-SEND-hello");
     damaged[20] ^= 1;
-    peer.say(&damaged);
-    assert!(peer.heard().is_empty());
+    peer.send(&damaged);
+    assert!(peer.output().is_empty());
     assert_eq!(peer.node.faults(), [(QpFault::TerminateSent, 0x2002_0000)]);
 }
 

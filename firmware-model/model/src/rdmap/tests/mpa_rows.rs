@@ -41,7 +41,7 @@ fn mpa_f_01_record_boundaries_survive_any_cut() {
     let three: Vec<u8> = (1..=3)
         .flat_map(|msn| fpdu_of(&send_segment(true, msn, 0, b"abc")))
         .collect();
-    peer.say(&three);
+    peer.send(&three);
     assert_eq!(
         peer.node.received(),
         [(0, SUCCESS, 3), (1, SUCCESS, 3), (2, SUCCESS, 3)]
@@ -49,7 +49,7 @@ fn mpa_f_01_record_boundaries_survive_any_cut() {
     let one = fpdu_of(&send_segment(true, 4, 0, b"defgh"));
     for part in one.chunks(one.len().div_ceil(3)) {
         assert_eq!(peer.node.received(), []);
-        peer.say(part);
+        peer.send(part);
     }
     assert_eq!(peer.node.received(), [(3, SUCCESS, 5)]);
 }
@@ -59,7 +59,7 @@ fn mpa_f_02_length_counts_only_the_ulpdu() {
     let mut peer = Scripted::new();
     let region = peer.node.filled(b"hello");
     peer.node.post(&Work::send(1).sge(region.sge(0, 5)));
-    let heard = peer.heard();
+    let heard = peer.output();
     assert_eq!(heard, vector("F-SEND-hello"));
     assert_eq!((heard.len(), &heard[..2]), (32, &[0x00, 0x17][..]));
     assert_eq!(peer.node.sent(), [(1, SUCCESS)]);
@@ -70,7 +70,7 @@ fn mpa_f_03_pad_makes_fpdu_multiple_of_four() {
     let mut peer = Scripted::new();
     for (len, pad) in [0, 3, 2, 1, 0, 3, 2, 1].into_iter().enumerate() {
         peer.node.post(&Work::send(1).inline(&vec![0xee; len]));
-        let heard = peer.heard();
+        let heard = peer.output();
         assert_eq!(heard.len(), 2 + 18 + len + pad + 4);
         assert_eq!(heard.len() % 4, 0);
         assert!(
@@ -88,7 +88,7 @@ fn mpa_f_03_pad_of_any_value_is_accepted_under_its_crc() {
     fpdu[end - 3..end].copy_from_slice(&[1, 2, 3]);
     let crc = urnic_wire::crc::crc32c(&fpdu[..end]);
     fpdu[end..].copy_from_slice(&crc.to_le_bytes());
-    peer.say(&fpdu);
+    peer.send(&fpdu);
     assert_eq!(peer.node.received(), [(0, SUCCESS, 5)]);
     assert_eq!(&region.bytes()[..6], b"hello\0");
 }
@@ -98,11 +98,11 @@ fn mpa_f_04_crc_field_is_there_and_ignored_when_crcs_are_off() {
     let peer = Scripted::with(&Shape::default(), without_crc(true));
     let (mut peer, _) = with_receives(peer, 1, 64);
     peer.node.post(&Work::send(1).inline(b"hello"));
-    assert_eq!(peer.heard().len(), 32);
+    assert_eq!(peer.output().len(), 32);
     let mut fpdu = fpdu_of(&send_segment(true, 1, 0, b"hello"));
     let end = fpdu.len() - 4;
     fpdu[end..].copy_from_slice(&[0xde, 0xad, 0xbe, 0xef]);
-    peer.say(&fpdu);
+    peer.send(&fpdu);
     assert_eq!(peer.node.received(), [(0, SUCCESS, 5)]);
 }
 
@@ -114,7 +114,7 @@ fn memory_may_be_copied_from_the_middle_of_a_segment() {
     let payload = pattern(LEN);
     let fpdu = fpdu_of(&write_segment(region.stag, region.base, &payload));
     let (first, second) = fpdu.split_at(LEN / 2);
-    peer.say(first);
+    peer.send(first);
     let placed = LEN / 2 - 16;
     assert_eq!(&region.bytes()[..placed], &payload[..placed], "read to its place");
     let arena = Arena::new(1 << 16);
@@ -122,19 +122,19 @@ fn memory_may_be_copied_from_the_middle_of_a_segment() {
     let elsewhere = Remote::new(&host, REMOTE + ARENA_IOVA, LEN as u64).unwrap();
     let moved = |registration: &mut Registration| registration.backing = Arc::new(Backing::Remote(elsewhere));
     peer.node.memory.reregister(region.stag, moved).unwrap();
-    peer.say(second);
+    peer.send(second);
     assert_eq!(
         arena.read(ARENA_IOVA + placed as u64, LEN - placed),
         &payload[placed..]
     );
     // From the beginning, and gone.
-    peer.say(&fpdu);
+    peer.send(&fpdu);
     assert_eq!(arena.read(ARENA_IOVA, LEN), payload);
-    assert!(peer.heard().is_empty());
-    arena.gone.store(true, Ordering::Relaxed);
-    peer.say(&fpdu);
+    assert!(peer.output().is_empty());
+    arena.unmapped.store(true, Ordering::Relaxed);
+    peer.send(&fpdu);
     // Behind the length and DDP's header of a Terminate.
-    assert_eq!(peer.heard()[20..22], [0x11, 0x00], "the Stag is no more");
+    assert_eq!(peer.output()[20..22], [0x11, 0x00], "the Stag is no more");
 }
 
 /// The ULPDU lengths of a long Send over a stream with that segment size.
@@ -189,7 +189,7 @@ fn mpa_f_06_no_ulpdu_exceeds_64768_however_large_the_segments() {
 fn mpa_f_07_longer_ulpdus_are_accepted_and_counted() {
     let (mut peer, region) = with_receives(Scripted::new(), 1, 65474);
     let payload = pattern(65474 - 18);
-    peer.say_ulpdu(&send_segment(true, 1, 0, &payload));
+    peer.send_ulpdu(&send_segment(true, 1, 0, &payload));
     assert_eq!(peer.node.received(), [(0, SUCCESS, 65456)]);
     assert!(region.bytes()[..65456] == payload);
     assert_eq!(peer.node.count(Counter::OversizeUlpdus), 1);
@@ -226,7 +226,7 @@ fn mpa_f_12_identical_completions_however_the_stream_is_cut() {
     for cut in [1, 3, 7, 1461, script.len()] {
         let (mut peer, region) = with_receives(Scripted::new(), 20, 1024);
         for part in script.chunks(cut) {
-            peer.say(part);
+            peer.send(part);
         }
         outcomes.push((peer.node.received(), region.bytes()));
     }
@@ -289,7 +289,7 @@ fn mpa_f_16_ulpdus_too_short_for_a_header_end_the_stream() {
         if let Some(octet) = ulpdu.first_mut() {
             *octet = first;
         }
-        peer.say_ulpdu(&ulpdu);
+        peer.send_ulpdu(&ulpdu);
         assert_eq!(peer.terminate()[..2], [0x10, 0x00]);
         assert_eq!(peer.node.received(), [(0, WcStatus::WrFlushErr, 0)]);
     }
@@ -341,7 +341,7 @@ fn marked_sends(lengths: &[usize]) -> Vec<u8> {
             peer.run();
         }
     }
-    peer.heard()
+    peer.output()
 }
 
 #[test]
@@ -405,7 +405,7 @@ fn mpa_m_04_reserved_half_of_a_marker_is_ignored() {
     let (mut peer, _, mut octets) = marked_peer(1200);
     octets[512..514].copy_from_slice(&[0xff, 0xff]);
     resign(&mut octets);
-    peer.say(&octets);
+    peer.send(&octets);
     assert_eq!(peer.node.received(), [(0, SUCCESS, 1200)]);
 }
 
@@ -413,7 +413,7 @@ fn mpa_m_04_reserved_half_of_a_marker_is_ignored() {
 fn mpa_m_10_payload_is_delivered_without_markers() {
     let (mut peer, region, octets) = marked_peer(3000);
     for part in octets.chunks(100) {
-        peer.say(part);
+        peer.send(part);
     }
     assert_eq!(peer.node.received(), [(0, SUCCESS, 3000)]);
     assert!(region.bytes() == pattern(3000));
@@ -424,7 +424,7 @@ fn mpa_m_11_wrong_fpduptr_with_a_good_crc() {
     let (mut peer, region, mut octets) = marked_peer(1200);
     octets[514..516].copy_from_slice(&[0x01, 0x00]);
     resign(&mut octets);
-    peer.say(&octets);
+    peer.send(&octets);
     assert_eq!(peer.terminate(), hex("20030000"));
     assert!(region.bytes().iter().all(|b| *b == 0));
 }
@@ -434,8 +434,8 @@ fn mpa_c_03_and_04_a_damaged_fpdu_ends_the_stream_with_code_2() {
     let (mut peer, _) = with_receives(Scripted::new(), 1, 64);
     let mut damaged = vector("F-SEND-hello");
     damaged[20] ^= 1;
-    peer.say(&damaged);
-    let heard = peer.heard();
+    peer.send(&damaged);
+    let heard = peer.output();
     assert_eq!(heard, vector("F-TERM-202"));
     assert!(peer.finished);
     assert_eq!(peer.node.received(), [(0, WcStatus::WrFlushErr, 0)]);
@@ -449,9 +449,9 @@ fn mpa_e_02_nothing_behind_an_error_is_delivered() {
     let mut damaged = fpdu_of(&write_segment(target.stag, target.base, b"bad!"));
     damaged[17] ^= 1;
     damaged.extend(fpdu_of(&write_segment(target.stag, target.base, b"good")));
-    peer.say(&damaged);
+    peer.send(&damaged);
     assert_eq!(peer.terminate(), hex("20020000"));
-    peer.say_ulpdu(&write_segment(target.stag, target.base, b"good"));
+    peer.send_ulpdu(&write_segment(target.stag, target.base, b"good"));
     assert_eq!(target.bytes(), [0; 16]);
 }
 
@@ -471,7 +471,7 @@ fn mpa_e_01_reset_flushes_and_tells() {
 #[test]
 fn mpa_e_01_fin_inside_an_fpdu_is_a_lost_stream() {
     let (mut peer, _) = with_receives(Scripted::new(), 1, 64);
-    peer.say(&vector("F-SEND-hello")[..20]);
+    peer.send(&vector("F-SEND-hello")[..20]);
     peer.fin();
     assert_eq!(peer.node.faults(), [(QpFault::StreamLost, 0x2001_0000)]);
     assert_eq!(peer.node.received(), [(0, WcStatus::WrFlushErr, 0)]);
@@ -492,12 +492,12 @@ fn mpa_e_05_graceful_close_is_told_and_is_no_error() {
 fn mpa_s_13_responder_says_nothing_before_a_valid_fpdu() {
     let mut peer = Scripted::with(&Shape::default(), agreed(false));
     peer.node.post(&Work::send(1).inline(b"hello"));
-    assert!(peer.heard().is_empty());
+    assert!(peer.output().is_empty());
     assert_eq!(peer.node.sent(), []);
     assert!(!peer.node.has_event(EventKind::FirstFpdu));
-    peer.say(&vector("F-WRITE0-RTR"));
+    peer.send(&vector("F-WRITE0-RTR"));
     assert!(peer.node.has_event(EventKind::FirstFpdu));
-    assert_eq!(peer.heard(), vector("F-SEND-hello"));
+    assert_eq!(peer.output(), vector("F-SEND-hello"));
     assert_eq!(peer.node.sent(), [(1, SUCCESS)]);
 }
 
@@ -509,7 +509,7 @@ fn s001_03_a_responder_with_a_ready_peer_sends_first() {
     };
     let mut peer = Scripted::with(&Shape::default(), attachment);
     peer.node.post(&Work::send(1).inline(b"hello"));
-    assert_eq!(peer.heard(), vector("F-SEND-hello"));
+    assert_eq!(peer.output(), vector("F-SEND-hello"));
 }
 
 #[test]
@@ -520,7 +520,7 @@ fn mpa_s_13_with_markers_not_even_the_first_marker() {
     };
     let mut peer = Scripted::with(&Shape::default(), attachment);
     peer.node.post(&Work::send(1).inline(b"hello"));
-    assert!(peer.heard().is_empty());
+    assert!(peer.output().is_empty());
 }
 
 #[test]
@@ -535,7 +535,7 @@ fn empa_16_35_38_start_up_errors_are_told_in_the_first_fpdu() {
             ..agreed(true)
         };
         let mut peer = Scripted::with(&Shape::default(), attachment);
-        let heard = peer.heard();
+        let heard = peer.output();
         assert_eq!(heard, vector(name));
         assert!(peer.finished);
         assert_eq!(peer.node.faults(), [(QpFault::TerminateSent, control)]);
@@ -550,7 +550,7 @@ fn after_rtr(rtr: Rtr) -> (Vec<u8>, Scripted) {
     };
     let mut peer = Scripted::with(&Shape::default(), attachment);
     peer.node.post(&Work::send(9).inline(b"hello"));
-    let heard = peer.heard();
+    let heard = peer.output();
     (heard, peer)
 }
 
@@ -572,7 +572,7 @@ fn empa_18_the_rtr_makes_no_completion_at_its_sender() {
     for rtr in [Rtr::Send, Rtr::Write, Rtr::Read] {
         let (_, mut peer) = after_rtr(rtr);
         if rtr == Rtr::Read {
-            peer.say(&vector("F-RRESP0"));
+            peer.send(&vector("F-RRESP0"));
         }
         assert_eq!(peer.node.sent(), [(9, SUCCESS)], "{rtr:?}");
         assert_eq!(peer.node.sq_outstanding(), 0);
@@ -593,10 +593,10 @@ fn empa_18_and_19_the_rtr_takes_no_receive_at_its_receiver() {
             ..agreed(false)
         };
         let (mut peer, _) = with_receives(Scripted::with(&Shape::default(), attachment), 2, 64);
-        peer.say(&vector(name));
+        peer.send(&vector(name));
         assert_eq!(peer.node.received(), []);
         assert_eq!(peer.node.count(Counter::RtrMismatches), 0);
-        let answer = peer.heard();
+        let answer = peer.output();
         assert_eq!(
             answer,
             if rtr == Rtr::Read {
@@ -607,7 +607,7 @@ fn empa_18_and_19_the_rtr_takes_no_receive_at_its_receiver() {
         );
         // The next Send has MSN 2 only behind a Send.
         let msn = if rtr == Rtr::Send { 2 } else { 1 };
-        peer.say_ulpdu(&send_segment(true, msn, 0, b"hello"));
+        peer.send_ulpdu(&send_segment(true, msn, 0, b"hello"));
         assert_eq!(peer.node.received(), [(0, SUCCESS, 5)]);
     }
 }
@@ -629,7 +629,7 @@ fn empa_19_msns_behind_each_rtr() {
     let mut peer = Scripted::with(&Shape::default(), attachment);
     let sink = peer.node.region(8, everything());
     peer.node.post(&Work::read(1, 0x200, 0).sge(sink.sge(0, 8)));
-    let ulpdus = peer.heard_ulpdus();
+    let ulpdus = peer.output_ulpdus();
     assert_eq!(
         be32(&ulpdus[1][10..]),
         2,
@@ -640,7 +640,7 @@ fn empa_19_msns_behind_each_rtr() {
 #[test]
 fn empa_20_a_zero_length_write_may_name_any_stag_and_offset() {
     let mut peer = Scripted::with(&Shape::default(), agreed(false));
-    peer.say_ulpdu(&write_segment(0, u64::MAX, b""));
+    peer.send_ulpdu(&write_segment(0, u64::MAX, b""));
     assert!(peer.node.has_event(EventKind::FirstFpdu));
     assert_eq!(peer.node.engine.state(), QpState::Rts);
 }
@@ -652,7 +652,7 @@ fn empa_21_any_first_fpdu_opens_and_a_mismatch_is_counted() {
         ..agreed(false)
     };
     let (mut peer, _) = with_receives(Scripted::with(&Shape::default(), attachment), 1, 64);
-    peer.say(&vector("F-SEND-hello"));
+    peer.send(&vector("F-SEND-hello"));
     assert_eq!(peer.node.received(), [(0, SUCCESS, 5)]);
     assert_eq!(peer.node.count(Counter::RtrMismatches), 1);
 }
@@ -665,11 +665,11 @@ fn empa_21_a_strict_responder_ends_on_another_first_fpdu() {
         ..agreed(false)
     };
     let (mut peer, _) = with_receives(Scripted::with(&Shape::default(), attachment.clone()), 1, 64);
-    peer.say(&vector("F-SEND-hello"));
+    peer.send(&vector("F-SEND-hello"));
     assert_eq!(peer.node.faults(), [(QpFault::TerminateSent, 0x2005_0000)]);
     assert_eq!(peer.node.received(), [(0, WcStatus::WrFlushErr, 0)]);
     let mut peer = Scripted::with(&Shape::default(), attachment);
-    peer.say(&vector("F-RREQ0-RTR"));
+    peer.send(&vector("F-RREQ0-RTR"));
     assert_eq!(peer.node.engine.state(), QpState::Rts);
     assert_eq!(peer.node.count(Counter::RtrMismatches), 0);
 }
@@ -692,8 +692,8 @@ fn empa_23_an_error_before_the_fence_opens_is_not_told() {
     let mut peer = Scripted::with(&Shape::default(), agreed(false));
     let mut damaged = vector("F-SEND-hello");
     damaged[20] ^= 1;
-    peer.say(&damaged);
-    assert!(peer.heard().is_empty());
+    peer.send(&damaged);
+    assert!(peer.output().is_empty());
     assert!(peer.wire.is_reset());
     assert_eq!(peer.node.engine.state(), QpState::Err);
 }
@@ -703,9 +703,9 @@ fn mpa_s_16_an_fpdu_with_the_reply_is_delivered_and_counted() {
     for (initiator, early) in [(true, 1), (false, 0)] {
         let scripted = Scripted::with(&Shape::default(), agreed(initiator));
         let (mut peer, _) = with_receives(scripted, 2, 64);
-        peer.say(&vector("F-SEND-hello"));
+        peer.send(&vector("F-SEND-hello"));
         assert_eq!(peer.node.received(), [(0, WcStatus::Success, 5)]);
-        peer.say_ulpdu(&send_segment(true, 2, 0, b"later"));
+        peer.send_ulpdu(&send_segment(true, 2, 0, b"later"));
         assert_eq!(peer.node.count(Counter::EarlyFpdus), early);
     }
 }

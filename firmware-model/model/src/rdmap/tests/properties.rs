@@ -451,7 +451,7 @@ proptest! {
     ) {
         let ([crc, markers, native, initiator, extensions, delivered], cut) = options;
         let peer = Hostile { crc, markers, native, initiator, extensions, delivered, knows_stag, cut };
-        peer.say(ulpdus, &noise);
+        peer.send(ulpdus, &noise);
     }
 
     #[test]

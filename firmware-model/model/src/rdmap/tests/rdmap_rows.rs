@@ -24,7 +24,7 @@ fn with_receive(len: usize) -> (Scripted, Region) {
 
 /// An engine that hears this, and the Terminate that it answers with.
 fn answer_to(mut peer: Scripted, ulpdu: &[u8]) -> Vec<u8> {
-    peer.say_ulpdu(ulpdu);
+    peer.send_ulpdu(ulpdu);
     peer.terminate()
 }
 
@@ -52,7 +52,7 @@ fn rdm_c_01_control_octets_of_every_message() {
     ];
     for (work, expected) in works {
         peer.node.post(&work);
-        let ulpdus = peer.heard_ulpdus();
+        let ulpdus = peer.output_ulpdus();
         let control = u16::from_be_bytes([ulpdus[0][0], ulpdus[0][1]]);
         assert_eq!(control, expected, "{work:?}");
         let invalidates = matches!(expected, 0x4144 | 0x4146);
@@ -66,14 +66,14 @@ fn rdm_c_01_control_octets_of_every_message() {
 #[test]
 fn rdm_c_01_reserved_bits_are_ignored() {
     let (mut peer, _) = with_receive(64);
-    peer.say_ulpdu(&untagged(0x41, 0x43 | 0x30, 0, 0, 1, 0, b"hi"));
+    peer.send_ulpdu(&untagged(0x41, 0x43 | 0x30, 0, 0, 1, 0, b"hi"));
     assert_eq!(peer.node.received(), [(1, SUCCESS, 2)]);
 }
 
 #[test]
 fn rdm_c_02_invalidate_word_of_a_plain_send_is_ignored() {
     let (mut peer, region) = with_receive(64);
-    peer.say_ulpdu(&untagged(0x41, 0x43, region.stag, 0, 1, 0, b"hi"));
+    peer.send_ulpdu(&untagged(0x41, 0x43, region.stag, 0, 1, 0, b"hi"));
     let cqe = peer.node.recv_cq.poll().unwrap();
     assert_eq!(cqe.flags, 0);
     let (memory, pd) = (&peer.node.memory, peer.node.pd);
@@ -100,7 +100,7 @@ fn rdm_s_vectors_of_the_send_family() {
                 .flags(flags)
                 .sge(source.sge(0, 5)),
         );
-        assert_eq!(peer.heard(), vector(name));
+        assert_eq!(peer.output(), vector(name));
     }
 }
 
@@ -147,10 +147,10 @@ fn rdm_r_01_read_request() {
     expected[24..32].copy_from_slice(&sink.base.to_be_bytes());
     let crc = crc32c(&expected[..48]);
     expected[48..].copy_from_slice(&crc.to_le_bytes());
-    assert_eq!(peer.heard(), expected);
-    peer.say_ulpdu(&tagged(0x81, 0x42, sink.stag, sink.base, &pattern(4096)[..1000]));
+    assert_eq!(peer.output(), expected);
+    peer.send_ulpdu(&tagged(0x81, 0x42, sink.stag, sink.base, &pattern(4096)[..1000]));
     assert!(peer.node.sent().is_empty());
-    peer.say_ulpdu(&tagged(
+    peer.send_ulpdu(&tagged(
         0xc1,
         0x42,
         sink.stag,
@@ -169,29 +169,29 @@ fn rdm_r_01_read_request() {
 fn rdm_r_02_response_carries_the_sink_back_uninterpreted() {
     let mut peer = Scripted::new();
     let source = peer.node.filled(b"abcd");
-    peer.say_ulpdu(&read_request(
+    peer.send_ulpdu(&read_request(
         1,
         (0x100, 0x7f00_0000_1000),
         4,
         (source.stag, source.base),
     ));
-    assert_eq!(peer.heard(), vector("F-RRESP-abcd"));
+    assert_eq!(peer.output(), vector("F-RRESP-abcd"));
     // Also where it wraps, and for zero length.
-    peer.say_ulpdu(&read_request(2, (0x77, u64::MAX), 0, (0, 0)));
-    assert_eq!(peer.heard_ulpdus(), [tagged(0xc1, 0x42, 0x77, u64::MAX, b"")]);
+    peer.send_ulpdu(&read_request(2, (0x77, u64::MAX), 0, (0, 0)));
+    assert_eq!(peer.output_ulpdus(), [tagged(0xc1, 0x42, 0x77, u64::MAX, b"")]);
 }
 
 #[test]
 fn rdm_r_03_a_read_of_nothing_is_not_validated() {
     let mut peer = Scripted::new();
-    peer.say(&vector("F-RREQ0-RTR"));
-    assert_eq!(peer.heard(), vector("F-RRESP0"));
+    peer.send(&vector("F-RREQ0-RTR"));
+    assert_eq!(peer.output(), vector("F-RRESP0"));
     // siw names sink STag 0, and compares it even at zero length (conformance 12.1).
     let mut siw = Scripted::new();
-    siw.say(&vector("F-RREQ0-RTR-siw"));
-    assert_eq!(siw.heard_ulpdus(), [tagged(0xc1, 0x42, 0, 0, b"")]);
-    peer.say_ulpdu(&read_request(2, (1, 0), 0, (0xdead_beef, u64::MAX)));
-    assert_eq!(peer.heard_ulpdus().len(), 1);
+    siw.send(&vector("F-RREQ0-RTR-siw"));
+    assert_eq!(siw.output_ulpdus(), [tagged(0xc1, 0x42, 0, 0, b"")]);
+    peer.send_ulpdu(&read_request(2, (1, 0), 0, (0xdead_beef, u64::MAX)));
+    assert_eq!(peer.output_ulpdus().len(), 1);
 }
 
 #[test]
@@ -200,9 +200,9 @@ fn rdm_r_04_and_o_05_responses_in_request_order() {
     let source = peer.node.filled(&pattern(10_000));
     for msn in 1..=16u32 {
         let size = (msn * 613) % 9_000;
-        peer.say_ulpdu(&read_request(msn, (msn, 0), size, (source.stag, source.base)));
+        peer.send_ulpdu(&read_request(msn, (msn, 0), size, (source.stag, source.base)));
     }
-    let mut stags: Vec<u32> = peer.heard_ulpdus().iter().map(|u| be32(&u[2..])).collect();
+    let mut stags: Vec<u32> = peer.output_ulpdus().iter().map(|u| be32(&u[2..])).collect();
     stags.dedup();
     assert_eq!(stags, (1..=16).collect::<Vec<_>>());
     assert!(peer.node.received().is_empty() && peer.node.sent().is_empty());
@@ -221,18 +221,18 @@ fn rdm_r_05_and_vrb_r_01_outstanding_reads_never_exceed_ord() {
     for n in 0..5u64 {
         peer.node.post(&Work::read(n, 5, 0).sge(sink.sge(n as usize, 1)));
     }
-    assert_eq!(peer.heard_ulpdus().len(), 2);
+    assert_eq!(peer.output_ulpdus().len(), 2);
     for n in 0..3 {
-        peer.say_ulpdu(&tagged(0xc1, 0x42, sink.stag, sink.base + n, b"x"));
+        peer.send_ulpdu(&tagged(0xc1, 0x42, sink.stag, sink.base + n, b"x"));
         assert_eq!(
-            peer.heard_ulpdus().len(),
+            peer.output_ulpdus().len(),
             1,
             "the next goes out when one is answered"
         );
         assert_eq!(peer.node.sent(), [(n, SUCCESS)]);
     }
-    peer.say_ulpdu(&tagged(0xc1, 0x42, sink.stag, sink.base + 3, b"x"));
-    assert!(peer.heard().is_empty());
+    peer.send_ulpdu(&tagged(0xc1, 0x42, sink.stag, sink.base + 3, b"x"));
+    assert!(peer.output().is_empty());
 }
 
 #[test]
@@ -247,7 +247,7 @@ fn rdm_r_06_one_request_more_than_ird() {
     let source = peer.node.filled(&pattern(1 << 20));
     peer.wire.set_capacity(0, 0);
     for msn in 1..=2 {
-        peer.say_unheard(&fpdu_of(&read_request(
+        peer.send_unread(&fpdu_of(&read_request(
             msn,
             (1, 0),
             1 << 20,
@@ -255,9 +255,9 @@ fn rdm_r_06_one_request_more_than_ird() {
         )));
     }
     let third = read_request(3, (1, 0), 64, (source.stag, source.base));
-    peer.say_unheard(&fpdu_of(&third));
+    peer.send_unread(&fpdu_of(&third));
     peer.wire.set_capacity(0, 1 << 20);
-    let ulpdus = peer.heard_ulpdus();
+    let ulpdus = peer.output_ulpdus();
     let terminate = ulpdus.last().unwrap();
     assert_eq!(terminate[18..24], hex("1202c000 002e"));
     assert_eq!(terminate[24..42], third[..18]);
@@ -267,7 +267,7 @@ fn rdm_r_06_one_request_more_than_ird() {
 fn rdm_r_07_a_response_that_nobody_asked_for_is_not_placed() {
     let mut peer = Scripted::new();
     let sink = peer.node.region(8, everything());
-    peer.say_ulpdu(&tagged(0xc1, 0x42, sink.stag, sink.base, b"abcd"));
+    peer.send_ulpdu(&tagged(0xc1, 0x42, sink.stag, sink.base, b"abcd"));
     assert_eq!(peer.terminate()[..4], hex("1100c000"));
     assert_eq!(sink.bytes(), [0; 8]);
 }
@@ -284,10 +284,10 @@ fn rdm_r_07_a_response_must_fit_its_request() {
         let mut peer = Scripted::new();
         let sink = peer.node.region(8, everything());
         peer.node.post(&Work::read(1, 5, 0).sge(sink.sge(0, 4)));
-        assert_eq!(peer.heard_ulpdus().len(), 1);
+        assert_eq!(peer.output_ulpdus().len(), 1);
         let control = if last { 0xc1 } else { 0x81 };
         let to = sink.base.wrapping_add(to);
-        peer.say_ulpdu(&tagged(control, 0x42, sink.stag ^ stag_bits, to, payload));
+        peer.send_ulpdu(&tagged(control, 0x42, sink.stag ^ stag_bits, to, payload));
         assert_eq!(peer.terminate()[..2], u16::to_be_bytes(code));
         assert_eq!(sink.bytes(), [0; 8]);
         assert_eq!(peer.node.sent(), [(1, FLUSHED)]);
@@ -322,7 +322,7 @@ fn asked_for_two_sinks(peer: &mut Scripted) -> (Region, Region, Vec<u8>) {
         .sge(one.sge(10, 50))
         .sge(two.sge(5, 50));
     peer.node.post(&work);
-    let mut ulpdus = peer.heard_ulpdus();
+    let mut ulpdus = peer.output_ulpdus();
     assert_eq!(ulpdus.len(), 1, "one Request for all elements: {ulpdus:02x?}");
     (one, two, ulpdus.remove(0))
 }
@@ -337,7 +337,7 @@ fn rdm_r_08_a_list_of_sinks_is_one_sink_on_the_wire() {
     let bytes = pattern(100);
     for (from, until) in [(0, 20), (20, 70), (70, 100)] {
         let control = if until == 100 { 0xc1 } else { 0x81 };
-        peer.say_ulpdu(&tagged(
+        peer.send_ulpdu(&tagged(
             control,
             0x42,
             stag,
@@ -355,7 +355,7 @@ fn rdm_r_08_a_list_of_sinks_is_one_sink_on_the_wire() {
 fn rdm_r_08_a_response_may_not_name_another_element() {
     let mut peer = Scripted::new();
     let (_one, two, _) = asked_for_two_sinks(&mut peer);
-    peer.say_ulpdu(&tagged(0xc1, 0x42, two.stag, two.base + 5, &pattern(50)));
+    peer.send_ulpdu(&tagged(0xc1, 0x42, two.stag, two.base + 5, &pattern(50)));
     assert_eq!(peer.terminate()[..4], hex("1100c000"));
     assert_eq!(two.bytes(), [0; 60]);
 }
@@ -367,13 +367,13 @@ fn rdm_r_08_responses_name_one_sink_and_read_one_source() {
     let source = peer.node.filled(&pattern(LEN + 8));
     // An offset that wraps 32 bits underway.
     let (stag, to) = (0x55aa, 0xffff_f000);
-    peer.say_ulpdu(&read_request(
+    peer.send_ulpdu(&read_request(
         1,
         (stag, to),
         LEN as u32,
         (source.stag, source.base + 4),
     ));
-    let ulpdus = peer.heard_ulpdus();
+    let ulpdus = peer.output_ulpdus();
     assert!(ulpdus.len() > 1, "a message of several segments");
     let mut came = Vec::<u8>::new();
     for (n, ulpdu) in (1..).zip(&ulpdus) {
@@ -392,9 +392,9 @@ fn rdm_r_09_source_revoked_in_the_middle_of_a_response() {
     // The engine gets its backlog out and no more.
     peer.wire.set_capacity(0, 1 << 18);
     let request = read_request(1, (0x100, 0x1000), 1 << 20, (source.stag, source.base));
-    peer.say_unheard(&fpdu_of(&request));
+    peer.send_unread(&fpdu_of(&request));
     peer.node.memory.deregister(source.stag).unwrap();
-    let ulpdus = peer.heard_ulpdus();
+    let ulpdus = peer.output_ulpdus();
     let (terminate, responses) = ulpdus.split_last().unwrap();
     let sent: u64 = responses.iter().map(|u| u.len() as u64 - 14).sum();
     assert!(sent > 0 && sent < 1 << 20);
@@ -445,7 +445,7 @@ fn rdm_s_03_send_with_invalidate() {
 fn rdm_s_04_a_stag_that_cannot_be_invalidated() {
     // Unknown: the operation fails.
     let (mut peer, _) = with_receive(64);
-    peer.say(&vector("F-SENDINV-hello"));
+    peer.send(&vector("F-SENDINV-hello"));
     let payload = peer.terminate();
     assert_eq!(payload[..4], hex("0209c000"));
     assert_eq!(peer.node.received(), [(1, FLUSHED, 0)]);
@@ -453,12 +453,12 @@ fn rdm_s_04_a_stag_that_cannot_be_invalidated() {
     let (mut peer, _) = with_receive(64);
     let other = peer.node.memory.domains().allocate().unwrap();
     let region = peer.node.region_in(other, 8, everything());
-    peer.say_ulpdu(&untagged(0x41, 0x44, region.stag, 0, 1, 0, b"hello"));
+    peer.send_ulpdu(&untagged(0x41, 0x44, region.stag, 0, 1, 0, b"hello"));
     let mut expected = vector("F-TERM-INV-019");
     expected[28..32].copy_from_slice(&region.stag.to_be_bytes());
     let crc = crc32c(&expected[..44]);
     expected[44..].copy_from_slice(&crc.to_le_bytes());
-    assert_eq!(peer.heard(), expected);
+    assert_eq!(peer.output(), expected);
 }
 
 #[test]
@@ -478,22 +478,22 @@ fn rdm_t_02_and_03_headers_of_a_refused_read_request() {
     let mut peer = Scripted::new();
     let source = peer.node.region(64, Access::LOCAL_WRITE | Access::REMOTE_WRITE);
     let request = read_request(1, (0x100, 0x7f00_0000_1000), 64, (source.stag, source.base));
-    peer.say_ulpdu(&request);
+    peer.send_ulpdu(&request);
     let mut expected = vector("F-TERM-RREQ-012");
     expected[26..72].copy_from_slice(&request);
     let crc = crc32c(&expected[..72]);
     expected[72..].copy_from_slice(&crc.to_le_bytes());
-    assert_eq!(peer.heard(), expected);
+    assert_eq!(peer.output(), expected);
 }
 
 #[test]
 fn rdm_t_04_nothing_follows_the_terminate() {
     let mut peer = Scripted::new();
-    peer.say_ulpdu(&send_segment(true, 1, 0, b"x"));
+    peer.send_ulpdu(&send_segment(true, 1, 0, b"x"));
     peer.node.post(&Work::send(1).inline(b"late"));
     peer.node.post(&Work::send(2).inline(b"later"));
     peer.terminate();
-    assert!(peer.heard().is_empty());
+    assert!(peer.output().is_empty());
     assert_eq!(peer.node.sent(), [(1, FLUSHED), (2, FLUSHED)]);
     assert_eq!(peer.node.count(Counter::TxTerminates), 1);
 }
@@ -501,9 +501,9 @@ fn rdm_t_04_nothing_follows_the_terminate() {
 #[test]
 fn rdm_t_04_a_terminate_needs_no_receive() {
     let mut peer = Scripted::new();
-    peer.say(&vector("F-TERM-RREQ-012"));
+    peer.send(&vector("F-TERM-RREQ-012"));
     assert_eq!(peer.node.faults(), [(QpFault::TerminateReceived, 0x0102_e000)]);
-    assert!(peer.heard().is_empty(), "no Terminate answers a Terminate");
+    assert!(peer.output().is_empty(), "no Terminate answers a Terminate");
     assert!(peer.finished);
     assert_eq!(peer.node.engine.status().terminate_received.get(), 0x0102_e000);
 }
@@ -515,8 +515,8 @@ fn outcomes_of(terminate: &[u8]) -> Vec<(u64, WcStatus, u32)> {
     for n in 1..=3u64 {
         peer.node.post(&Work::read(n, 0x200, 0).sge(sink.sge(0, 8)));
     }
-    assert_eq!(peer.heard_ulpdus().len(), 3);
-    peer.say_ulpdu(terminate);
+    assert_eq!(peer.output_ulpdus().len(), 3);
+    peer.send_ulpdu(terminate);
     std::iter::from_fn(|| peer.node.send_cq.poll())
         .map(|cqe| (cqe.cookie.get(), status(&cqe), cqe.vendor_error.get()))
         .collect()
@@ -600,7 +600,7 @@ fn rdm_t_07_four_kinds_of_errors() {
     let mut both = fpdu_of(&write_segment(5, 0, b"x"));
     both.extend(fpdu_of(&send_segment(true, 9, 0, b"x")));
     let mut peer = Scripted::new();
-    peer.say(&both);
+    peer.send(&both);
     assert_eq!(peer.terminate()[..2], [0x11, 0x00]);
 }
 
@@ -615,8 +615,8 @@ fn rdm_t_08_a_senseless_terminate_is_not_answered() {
         tagged(0xc1, 0x47, 0, 0, &[0; 4]),
     ] {
         let mut peer = Scripted::new();
-        peer.say_ulpdu(&ulpdu);
-        assert!(peer.heard().is_empty());
+        peer.send_ulpdu(&ulpdu);
+        assert!(peer.output().is_empty());
         assert_eq!(peer.node.engine.state(), QpState::Err);
         assert!(!peer.node.engine.is_attached());
     }
@@ -628,12 +628,12 @@ fn rdm_t_09_odd_terminates_are_understood() {
         let mut peer = Scripted::new();
         peer.node.post(&Work::send(1).inline(b"x"));
         peer.run();
-        peer.say_ulpdu(&untagged(0x41, 0x47, 0, 2, 1, 0, &hex(control)));
+        peer.send_ulpdu(&untagged(0x41, 0x47, 0, 2, 1, 0, &hex(control)));
         assert_eq!(peer.node.faults(), [(QpFault::TerminateReceived, heard)]);
     }
     // As the answer to a Reply, siw's swapped nibbles mean start-up.
     let mut peer = Scripted::with(&Shape::default(), agreed(false));
-    peer.say_ulpdu(&untagged(0x41, 0x47, 0, 2, 1, 0, &hex("02060000")));
+    peer.send_ulpdu(&untagged(0x41, 0x47, 0, 2, 1, 0, &hex("02060000")));
     assert_eq!(peer.node.faults(), [(QpFault::TerminateReceived, 0x2006_0000)]);
 }
 
@@ -662,9 +662,9 @@ fn rdm_o_03_and_o_04_a_read_holds_back_later_completions() {
     let sink = peer.node.region(8, everything());
     peer.node.post(&Work::read(1, 5, 0).sge(sink.sge(0, 8)));
     peer.node.post(&Work::send(2).inline(b"x"));
-    assert_eq!(peer.heard_ulpdus().len(), 2, "the Send is on the wire");
+    assert_eq!(peer.output_ulpdus().len(), 2, "the Send is on the wire");
     assert!(peer.node.sent().is_empty());
-    peer.say_ulpdu(&tagged(0xc1, 0x42, sink.stag, sink.base, &[1; 8]));
+    peer.send_ulpdu(&tagged(0xc1, 0x42, sink.stag, sink.base, &[1; 8]));
     assert_eq!(peer.node.sent(), [(1, SUCCESS), (2, SUCCESS)]);
 }
 
@@ -674,7 +674,7 @@ fn rdm_o_05_answers_and_requests_take_turns() {
     let source = peer.node.filled(&pattern(300_000));
     peer.wire.set_capacity(0, 0);
     for msn in 1..=3 {
-        peer.say_unheard(&fpdu_of(&read_request(
+        peer.send_unread(&fpdu_of(&read_request(
             msn,
             (1, 0),
             300_000,
@@ -685,7 +685,7 @@ fn rdm_o_05_answers_and_requests_take_turns() {
         peer.node.post(&Work::send(n).sge(source.sge(0, 4000)));
     }
     peer.wire.set_capacity(0, 1 << 20);
-    let mut opcodes: Vec<u8> = peer.heard_ulpdus().iter().map(|u| u[1] & 0xf).collect();
+    let mut opcodes: Vec<u8> = peer.output_ulpdus().iter().map(|u| u[1] & 0xf).collect();
     opcodes.dedup();
     assert_eq!(opcodes, [2, 3, 2, 3, 2, 3], "message by message");
 }
@@ -784,8 +784,8 @@ fn rdm_m_04_read_with_local_invalidate() {
 #[test]
 fn rdm_m_05_versions_and_opcodes() {
     let (mut peer, _) = with_receive(64);
-    peer.say_ulpdu(&untagged(0x41, 0x4c, 0, 0, 1, 0, b"hello"));
-    assert_eq!(peer.heard(), vector("F-TERM-OPC-026"));
+    peer.send_ulpdu(&untagged(0x41, 0x4c, 0, 0, 1, 0, b"hello"));
+    assert_eq!(peer.output(), vector("F-TERM-OPC-026"));
     let rv = untagged(0x41, 0x83, 0, 0, 1, 0, b"hello");
     assert_eq!(answer_to(Scripted::new(), &rv)[..4], hex("0205c000"));
     for opcode in 0x8..=0xf {

@@ -73,7 +73,7 @@ fn rdm_r_09_a_source_revoked_under_a_slow_response() {
             let mut peer = slow_peer(crc);
             let source = peer.node.filled(&content());
             let request = read_request(1, (0x100, 0x1000), LEN as u32, (source.stag, source.base));
-            peer.say_unheard(&fpdu_of(&request));
+            peer.send_unread(&fpdu_of(&request));
             let memory = peer.node.memory.clone();
             match how {
                 Deregistered => memory.deregister(source.stag).unwrap(),
@@ -88,7 +88,7 @@ fn rdm_r_09_a_source_revoked_under_a_slow_response() {
                     .unwrap(),
             }
             reuse(&source);
-            let ulpdus = peer.heard_ulpdus();
+            let ulpdus = peer.output_ulpdus();
             let (terminate, responses) = ulpdus.split_last().unwrap();
             let sent = payload(responses, 14);
             assert!(content().starts_with(&sent), "{how:?}, CRC {crc}: bytes of later");
@@ -122,13 +122,13 @@ fn ddp_t_08_a_window_unbound_under_a_slow_response() {
     operands.new_stag = window.into();
     peer.node.memory.bind(&operands, peer.node.pd, 7).unwrap();
     let request = read_request(1, (0x100, 0), LEN as u32, (window, source.base));
-    peer.say_unheard(&fpdu_of(&request));
+    peer.send_unread(&fpdu_of(&request));
     // The peer itself gives it back, before it has taken what it asked for.
     peer.node.post_recv(1, &[]);
-    peer.say_unheard(&fpdu_of(&untagged(0x41, 0x44, window, 0, 1, 0, b"")));
+    peer.send_unread(&fpdu_of(&untagged(0x41, 0x44, window, 0, 1, 0, b"")));
     assert_eq!(peer.node.received(), [(1, SUCCESS, 0)]);
     reuse(&source);
-    let ulpdus = peer.heard_ulpdus();
+    let ulpdus = peer.output_ulpdus();
     let (terminate, responses) = ulpdus.split_last().unwrap();
     assert_eq!(terminate[18..22], hex("0100e000"));
     assert!(content().starts_with(&payload(responses, 14)));
@@ -153,7 +153,7 @@ fn sec_02_what_a_slow_stream_has_not_taken_is_not_read_later() {
             assert!(peer.node.sent().is_empty(), "the stream has not taken it");
             peer.node.memory.deregister(source.stag).unwrap();
             reuse(&source);
-            let ulpdus = peer.heard_ulpdus();
+            let ulpdus = peer.output_ulpdus();
             let (terminate, segments) = ulpdus.split_last().unwrap();
             assert_eq!(terminate[18..22], hex("00000000"), "an error of ours");
             let sent = payload(segments, if opcode == Opcode::Send { 18 } else { 14 });
@@ -177,7 +177,10 @@ fn mpa_c_03_payload_that_changes_while_sent_keeps_its_crc() {
         while peer.node.pump() {}
         assert!(peer.node.sent().is_empty(), "the stream has not taken it");
         reuse(&source);
-        let sent = payload(&peer.heard_ulpdus(), if opcode == Opcode::Send { 18 } else { 14 });
+        let sent = payload(
+            &peer.output_ulpdus(),
+            if opcode == Opcode::Send { 18 } else { 14 },
+        );
         assert_eq!(sent.len(), LEN);
         let old = sent.iter().take_while(|byte| **byte != SECRET).count();
         assert!(old > 1 << 18, "the stream has taken {old} bytes");
@@ -204,7 +207,7 @@ fn vrb_f_02_an_invalidation_right_behind_large_payload() {
         };
         assert!(!check(Need::LocalRead) && !check(Need::RemoteRead));
         reuse(&source);
-        let ulpdus = peer.heard_ulpdus();
+        let ulpdus = peer.output_ulpdus();
         let (done, segments) = ulpdus.split_last().unwrap();
         assert_eq!(done[18..], *b"done");
         assert!(payload(segments, 14) == content()[..first]);

@@ -47,9 +47,9 @@ fn post_all_kinds(peer: &mut Scripted) -> Region {
 fn ddp_h_04_of_every_kind_only_the_last_segment_has_l() {
     let mut peer = Scripted::new();
     let region = post_all_kinds(&mut peer);
-    let mut ulpdus = peer.heard_ulpdus();
-    peer.say_ulpdu(&read_request(1, (5, 0), 4000, (region.stag, region.base)));
-    ulpdus.extend(peer.heard_ulpdus());
+    let mut ulpdus = peer.output_ulpdus();
+    peer.send_ulpdu(&read_request(1, (5, 0), 4000, (region.stag, region.base)));
+    ulpdus.extend(peer.output_ulpdus());
     // Send, Write, Read Request, Write, Immediate Data, Atomic Request, Send with Invalidate, Read
     // Response.
     let segments: Vec<(u8, bool)> = ulpdus
@@ -73,9 +73,9 @@ fn ddp_h_04_of_every_kind_only_the_last_segment_has_l() {
 fn mpa_f_14_versions_of_every_message_are_1() {
     let mut peer = Scripted::new();
     let region = post_all_kinds(&mut peer);
-    let mut ulpdus = peer.heard_ulpdus();
+    let mut ulpdus = peer.output_ulpdus();
     // And of what answers: a Read Response, an Atomic Response, a Terminate.
-    peer.say_ulpdu(&read_request(1, (5, 0), 8, (region.stag, region.base)));
+    peer.send_ulpdu(&read_request(1, (5, 0), 8, (region.stag, region.base)));
     let mut atomic = Vec::new();
     [0, 9, region.stag]
         .iter()
@@ -83,9 +83,9 @@ fn mpa_f_14_versions_of_every_message_are_1() {
     [region.base, 1, 0, 0, u64::MAX]
         .iter()
         .for_each(|long: &u64| atomic.extend(long.to_be_bytes()));
-    peer.say_ulpdu(&untagged(0x41, 0x4a, 0, 1, 2, 0, &atomic));
-    peer.say_ulpdu(&send_segment(true, 7, 0, b"x"));
-    ulpdus.extend(peer.heard_ulpdus());
+    peer.send_ulpdu(&untagged(0x41, 0x4a, 0, 1, 2, 0, &atomic));
+    peer.send_ulpdu(&send_segment(true, 7, 0, b"x"));
+    ulpdus.extend(peer.output_ulpdus());
     let mut kinds: Vec<u8> = ulpdus.iter().map(|ulpdu| opcode_of(ulpdu)).collect();
     kinds.sort_unstable();
     kinds.dedup();
@@ -105,24 +105,24 @@ fn mpa_f_14_versions_of_another_revision_are_refused() {
         (tagged(0xc1, 0x00, 1, 0, b""), 0x0205),
     ] {
         let mut peer = Scripted::new();
-        peer.say_ulpdu(&ulpdu);
+        peer.send_ulpdu(&ulpdu);
         assert_eq!(peer.terminate()[..2], u16::to_be_bytes(code), "{ulpdu:02x?}");
     }
 }
 
 /// Answers the Read and the atomic of [`post_all_kinds`].
 fn answer_all(peer: &mut Scripted, region: &Region) {
-    peer.say_ulpdu(&tagged(0xc1, 0x42, region.stag, region.base, &[9; 8]));
+    peer.send_ulpdu(&tagged(0xc1, 0x42, region.stag, region.base, &[9; 8]));
     assert_eq!(peer.node.sent(), [(3, SUCCESS), (4, SUCCESS)]);
     let answer = [&2_u32.to_be_bytes()[..], &7_u64.to_be_bytes()].concat();
-    peer.say_ulpdu(&untagged(0x41, 0x4b, 0, 3, 1, 0, &answer));
+    peer.send_ulpdu(&untagged(0x41, 0x4b, 0, 3, 1, 0, &answer));
 }
 
 #[test]
 fn ddp_s_02_and_rdm_c_04_messages_of_all_kinds_leave_as_posted() {
     let mut peer = Scripted::new();
     let _region = post_all_kinds(&mut peer);
-    let ulpdus = peer.heard_ulpdus();
+    let ulpdus = peer.output_ulpdus();
     let messages: Vec<u8> = ulpdus
         .iter()
         .filter(|ulpdu| is_last(ulpdu))
@@ -154,9 +154,9 @@ fn ddp_s_02_and_rdm_c_04_a_read_that_waits_lets_nothing_pass() {
     peer.node.post(&Work::send(3).inline(b"behind"));
     peer.node.post(&Work::write(4, STAG, 0).inline(b"behind"));
     let kinds =
-        |peer: &mut Scripted| -> Vec<u8> { peer.heard_ulpdus().iter().map(|u| opcode_of(u)).collect() };
+        |peer: &mut Scripted| -> Vec<u8> { peer.output_ulpdus().iter().map(|u| opcode_of(u)).collect() };
     assert_eq!(kinds(&mut peer), [1]);
-    peer.say_ulpdu(&tagged(0xc1, 0x42, sink.stag, sink.base, &[1; 8]));
+    peer.send_ulpdu(&tagged(0xc1, 0x42, sink.stag, sink.base, &[1; 8]));
     assert_eq!(kinds(&mut peer), [1, 3, 0]);
 }
 
@@ -168,13 +168,13 @@ fn ddp_s_03_segments_of_a_write_and_a_response_rise() {
     peer.node
         .post(&Work::write(1, STAG, 0x5000).sge(region.sge(0, LEN)));
     peer.run();
-    peer.say_ulpdu(&read_request(
+    peer.send_ulpdu(&read_request(
         1,
         (5, 0x9000),
         LEN as u32,
         (region.stag, region.base),
     ));
-    let ulpdus = peer.heard_ulpdus();
+    let ulpdus = peer.output_ulpdus();
     for (kind, base) in [(0, 0x5000), (2, 0x9000)] {
         let mut came = Vec::new();
         for ulpdu in ulpdus.iter().filter(|ulpdu| opcode_of(ulpdu) == kind) {
@@ -191,7 +191,7 @@ fn rdm_o_03_requests_of_all_kinds_complete_as_posted() {
     let mut peer = Scripted::new();
     let region = post_all_kinds(&mut peer);
     assert!(
-        peer.heard_ulpdus().iter().any(|ulpdu| opcode_of(ulpdu) == 4),
+        peer.output_ulpdus().iter().any(|ulpdu| opcode_of(ulpdu) == 4),
         "all are on the wire"
     );
     // Behind an unanswered Read nothing completes, nor behind an unanswered atomic.
@@ -204,7 +204,7 @@ fn rdm_o_03_requests_of_all_kinds_complete_as_posted() {
 fn x73_11_atomics_complete_as_reads_and_immediates_go_as_sends() {
     let mut peer = Scripted::new();
     let region = post_all_kinds(&mut peer);
-    let ulpdus = peer.heard_ulpdus();
+    let ulpdus = peer.output_ulpdus();
     let immediate = ulpdus.iter().position(|ulpdu| opcode_of(ulpdu) == 8).unwrap();
     // Behind the Write that it belongs to, on queue 0, with the number between those of the Sends
     // around it.
@@ -222,7 +222,7 @@ fn x73_11_atomics_complete_as_reads_and_immediates_go_as_sends() {
     assert_eq!(peer.node.sent(), [(1, SUCCESS), (2, SUCCESS)]);
     // Its answer does not pass that of the Read before it.
     let answer = [&2_u32.to_be_bytes()[..], &7_u64.to_be_bytes()].concat();
-    peer.say_ulpdu(&untagged(0x41, 0x4b, 0, 3, 1, 0, &answer));
+    peer.send_ulpdu(&untagged(0x41, 0x4b, 0, 3, 1, 0, &answer));
     assert_eq!(peer.terminate()[..2], [0x12, 0x02]);
     assert_eq!(region.bytes()[8..16], pattern(16)[8..]);
 }
@@ -232,10 +232,10 @@ fn empa_22_what_waits_for_the_fence_leaves_in_order() {
     let mut peer = Scripted::with(&Shape::default(), agreed(false));
     let _region = post_all_kinds(&mut peer);
     peer.run();
-    assert!(peer.heard().is_empty());
+    assert!(peer.output().is_empty());
     assert_eq!(peer.node.sent(), []);
-    peer.say(&vector("F-WRITE0-RTR"));
-    let ulpdus = peer.heard_ulpdus();
+    peer.send(&vector("F-WRITE0-RTR"));
+    let ulpdus = peer.output_ulpdus();
     let messages: Vec<u8> = ulpdus
         .iter()
         .filter(|ulpdu| is_last(ulpdu))
@@ -251,11 +251,11 @@ fn empa_23_our_error_before_the_fence_opens_is_not_sent() {
     let mut peer = Scripted::with(&Shape::default(), agreed(false));
     peer.node.post(&Work::send(1).sge(sge(0, 8, 0x9999)));
     peer.run();
-    assert!(peer.heard().is_empty());
+    assert!(peer.output().is_empty());
     // Nor is the program's wish to end, nor its completion queue's overflow.
     peer.node.set_state(QpState::Err);
     peer.run();
-    assert!(peer.heard().is_empty());
+    assert!(peer.output().is_empty());
     assert_eq!(peer.node.sent(), [(1, WcStatus::WrFlushErr)]);
 }
 
@@ -286,14 +286,14 @@ fn mpa_c_03_every_octet_of_a_marked_fpdu_is_covered() {
         peer.node.post_recv(1, &[region.sge(0, 1000)]);
         let mut damaged = octets.clone();
         damaged[at] ^= 0x40;
-        peer.say(&damaged);
+        peer.send(&damaged);
         assert_eq!(peer.terminate(), hex("20020000"), "octet {at}");
         assert_eq!(region.bytes(), [0; 1000]);
     }
     let mut peer = Scripted::with(&Shape::default(), attachment);
     let region = peer.node.region(1000, everything());
     peer.node.post_recv(1, &[region.sge(0, 1000)]);
-    peer.say(&octets);
+    peer.send(&octets);
     assert_eq!(peer.node.received(), [(1, SUCCESS, 996)]);
 }
 
@@ -306,7 +306,7 @@ fn mpa_c_03_every_octet_of_an_fpdu_is_covered() {
         peer.node.post_recv(1, &[region.sge(0, 64)]);
         let mut damaged = good.clone();
         damaged[bit / 8] ^= 1 << (bit % 8);
-        peer.say(&damaged);
+        peer.send(&damaged);
         assert_eq!(peer.terminate(), hex("20020000"), "bit {bit}");
         assert_eq!(region.bytes(), [0; 64]);
     }
@@ -318,7 +318,7 @@ fn mpa_c_03_every_octet_of_an_fpdu_is_covered() {
     let end = shorter.len() - 4;
     let crc = crc32c(&shorter[2..end]);
     shorter[end..].copy_from_slice(&crc.to_le_bytes());
-    peer.say(&shorter);
+    peer.send(&shorter);
     assert_eq!(peer.terminate(), hex("20020000"), "a CRC over all but the length");
 }
 
@@ -340,7 +340,7 @@ fn vrb_c_02_a_completed_request_has_left_its_buffer() {
         let mut came: Vec<u8> = Vec::new();
         let heard = {
             peer.run();
-            peer.heard()
+            peer.output()
         };
         let mut rest = &heard[..];
         while !rest.is_empty() {

@@ -64,8 +64,8 @@ fn vrb_q_04_several_errors_send_one_terminate() {
     peer.node.post_recv(9, &[]);
     peer.wire.set_capacity(0, 0);
     // A Send that the receive is too small for, then a bad STag, then an error of our own.
-    peer.say_unheard(&fpdu_of(&send_segment(true, 1, 0, b"long")));
-    peer.say_unheard(&fpdu_of(&write_segment(0x77, 0, b"x")));
+    peer.send_unread(&fpdu_of(&send_segment(true, 1, 0, b"long")));
+    peer.send_unread(&fpdu_of(&write_segment(0x77, 0, b"x")));
     peer.node.post(&Work::send(1).sge(sge(0, 4, 0xdead)));
     while peer.node.pump() {}
     assert_eq!(peer.node.engine.state(), QpState::Sqe);
@@ -73,9 +73,9 @@ fn vrb_q_04_several_errors_send_one_terminate() {
     let payload = peer.terminate();
     assert_eq!(payload[..2], [0x12, 0x05], "for the first of them");
     // The peer's own Terminate is not answered by another.
-    peer.say_ulpdu(&untagged(0x41, 0x47, 0, 2, 1, 0, &[0; 4]));
+    peer.send_ulpdu(&untagged(0x41, 0x47, 0, 2, 1, 0, &[0; 4]));
     peer.node.set_state(QpState::Err);
-    assert!(peer.heard().is_empty());
+    assert!(peer.output().is_empty());
     assert_eq!(peer.node.faults().len(), 1, "told once");
     assert_eq!(peer.node.sent(), [(1, FLUSHED)]);
     assert_eq!(peer.node.received().len(), 1);
@@ -101,12 +101,12 @@ fn vrb_c_03_a_terminate_and_a_fence_take_no_slot() {
         assert!(peer.node.sent().is_empty());
     };
     fill(&mut peer, 0);
-    peer.say_ulpdu(&tagged(0xc1, 0x42, sink.stag, sink.base, &[1; 8]));
+    peer.send_ulpdu(&tagged(0xc1, 0x42, sink.stag, sink.base, &[1; 8]));
     assert_eq!(peer.node.sent(), [0, 1, 2, 3].map(|n| (n, SUCCESS)));
     assert_eq!(peer.node.sq_outstanding(), 0, "fences left nothing behind");
     fill(&mut peer, 4);
-    peer.heard();
-    peer.say_ulpdu(&send_segment(true, 1, 0, b"no receive"));
+    peer.output();
+    peer.send_ulpdu(&send_segment(true, 1, 0, b"no receive"));
     assert_eq!(peer.terminate()[..2], [0x12, 0x02]);
     assert_eq!(peer.node.sent(), [4, 5, 6, 7].map(|n| (n, FLUSHED)));
     assert_eq!(peer.node.received(), []);
@@ -165,7 +165,7 @@ fn fenced_request_waits(opcode: Opcode, atomic: bool) {
         _ => work,
     };
     peer.node.post(&work);
-    assert_eq!(peer.heard_ulpdus().len(), 1, "{case}: only the first request");
+    assert_eq!(peer.output_ulpdus().len(), 1, "{case}: only the first request");
     let usable = |peer: &Scripted, stag| {
         let (memory, pd) = (&peer.node.memory, peer.node.pd);
         memory.check(stag, pd, 7, other.base, 8, Need::RemoteRead).is_ok()
@@ -174,11 +174,11 @@ fn fenced_request_waits(opcode: Opcode, atomic: bool) {
     assert!(!usable(&peer, window), "{case}: nothing is bound yet");
     if atomic {
         let payload = [&1u32.to_be_bytes()[..], &[0; 8]].concat();
-        peer.say_ulpdu(&untagged(0x41, 0x4b, 0, 3, 1, 0, &payload));
+        peer.send_ulpdu(&untagged(0x41, 0x4b, 0, 3, 1, 0, &payload));
     } else {
-        peer.say_ulpdu(&tagged(0xc1, 0x42, sink.stag, sink.base, &[1; 8]));
+        peer.send_ulpdu(&tagged(0xc1, 0x42, sink.stag, sink.base, &[1; 8]));
     }
-    let went = peer.heard_ulpdus().len();
+    let went = peer.output_ulpdus().len();
     match opcode {
         Opcode::LocalInv => assert!(!usable(&peer, other.stag), "{case}: now it is"),
         Opcode::BindMw => assert!(usable(&peer, window), "{case}: now it is"),

@@ -28,7 +28,7 @@ fn vrb_q_02_what_is_posted_in_error_is_flushed() {
     peer.node.set_state(QpState::Err);
     peer.run();
     assert!(peer.finished, "FIN, and no Terminate");
-    assert!(peer.heard().is_empty());
+    assert!(peer.output().is_empty());
     for n in 0..3 {
         peer.node.post(&Work::send(n).unsignaled());
         peer.node.post_recv(n, &[]);
@@ -61,7 +61,7 @@ fn vrb_q_03_disconnecting_when_idle_and_when_busy() {
     peer.node.set_state(QpState::Sqd);
     peer.run();
     assert!(!peer.finished);
-    peer.say_ulpdu(&tagged(0xc1, 0x42, sink.stag, sink.base, &[1; 8]));
+    peer.send_ulpdu(&tagged(0xc1, 0x42, sink.stag, sink.base, &[1; 8]));
     peer.run();
     assert!(peer.finished);
     assert_eq!(peer.node.sent(), [(1, SUCCESS)]);
@@ -83,7 +83,7 @@ fn vrb_q_04_everything_is_flushed_in_order() {
         peer.node.post(&work.unsignaled());
     }
     peer.run();
-    peer.say_ulpdu(&send_segment(true, 7, 0, b"x"));
+    peer.send_ulpdu(&send_segment(true, 7, 0, b"x"));
     peer.run();
     let sent = peer.node.sent();
     let cookies: Vec<u64> = sent.iter().map(|(cookie, _)| *cookie).collect();
@@ -99,7 +99,7 @@ fn vrb_q_04_a_terminate_that_nobody_takes_is_given_up() {
     let mut peer = Scripted::new();
     peer.wire.set_capacity(0, 0);
     peer.node.post(&Work::send(1).inline(b"stuck"));
-    peer.say_unheard(&fpdu_of(&send_segment(true, 1, 0, b"x")));
+    peer.send_unread(&fpdu_of(&send_segment(true, 1, 0, b"x")));
     assert_eq!(peer.node.engine.state(), QpState::Sqe);
     assert_eq!(peer.node.tx, TxOutcome::Blocked);
     assert!(peer.node.sent().is_empty());
@@ -128,14 +128,14 @@ fn vrb_q_07_fin_at_an_idle_queue_pair_is_no_error() {
     // A Read that is answered leaves nothing outstanding.
     peer.node.post(&Work::read(1, 5, 0).sge(sink.sge(0, 8)));
     peer.run();
-    peer.say_ulpdu(&tagged(0xc1, 0x42, sink.stag, sink.base, &[1; 8]));
+    peer.send_ulpdu(&tagged(0xc1, 0x42, sink.stag, sink.base, &[1; 8]));
     peer.run();
     assert_eq!(peer.node.sent(), [(1, SUCCESS)]);
-    peer.heard();
+    peer.output();
     peer.fin();
     assert!(peer.node.faults().is_empty(), "no asynchronous error");
     assert!(peer.finished, "our FIN");
-    assert!(peer.heard().is_empty(), "and no Terminate before it");
+    assert!(peer.output().is_empty(), "and no Terminate before it");
     assert!(peer.node.has_event(EventKind::Closed));
     assert_eq!(peer.node.received(), [(9, FLUSHED, 0)]);
 }
@@ -206,10 +206,10 @@ fn vrb_c_01_completions_come_in_the_order_of_posting() {
     }
     peer.run();
     assert!(peer.node.sent().is_empty(), "all wait for the first Read");
-    peer.say_ulpdu(&tagged(0xc1, 0x42, sink.stag, sink.base, &[1; 8]));
+    peer.send_ulpdu(&tagged(0xc1, 0x42, sink.stag, sink.base, &[1; 8]));
     peer.run();
     assert_eq!(peer.node.sent(), [(0, SUCCESS), (1, SUCCESS)]);
-    peer.say_ulpdu(&tagged(0xc1, 0x42, sink.stag, sink.base + 16, &[1; 8]));
+    peer.send_ulpdu(&tagged(0xc1, 0x42, sink.stag, sink.base + 16, &[1; 8]));
     peer.run();
     assert_eq!(peer.node.sent(), [(3, SUCCESS), (5, SUCCESS)]);
     assert_eq!(peer.node.sq_outstanding(), 0);
@@ -254,7 +254,7 @@ fn vrb_c_06_and_sec_05_cq_overflow_ends_the_queue_pair() {
     }
     peer.node.post_recv(1, &[]);
     peer.run();
-    let ulpdus = peer.heard_ulpdus();
+    let ulpdus = peer.output_ulpdus();
     assert_eq!(ulpdus.last().unwrap()[1], 0x47);
     assert_eq!(peer.node.faults(), [(QpFault::CqOverflow, 0)]);
     assert_eq!(peer.node.engine.state(), QpState::Err);
@@ -270,9 +270,9 @@ fn vrb_f_01_a_read_fence_waits_for_earlier_reads() {
     peer.node.post(&Work::read(1, 5, 0).sge(sink.sge(0, 8)));
     peer.node
         .post(&Work::send(2).inline(b"x").flags(SendFlags::FENCE));
-    assert_eq!(peer.heard_ulpdus().len(), 1, "only the Read Request");
-    peer.say_ulpdu(&tagged(0xc1, 0x42, sink.stag, sink.base, &[1; 8]));
-    let ulpdus = peer.heard_ulpdus();
+    assert_eq!(peer.output_ulpdus().len(), 1, "only the Read Request");
+    peer.send_ulpdu(&tagged(0xc1, 0x42, sink.stag, sink.base, &[1; 8]));
+    let ulpdus = peer.output_ulpdus();
     assert_eq!(ulpdus.len(), 1);
     assert_eq!(ulpdus[0][1], 0x43);
 }
@@ -305,7 +305,7 @@ fn vrb_f_02_a_fenced_invalidate_waits_for_the_read() {
             .flags(SendFlags::FENCE),
     );
     peer.run();
-    peer.say_ulpdu(&tagged(0xc1, 0x42, sink.stag, sink.base, &[1; 8]));
+    peer.send_ulpdu(&tagged(0xc1, 0x42, sink.stag, sink.base, &[1; 8]));
     assert_eq!(peer.node.sent(), [(1, SUCCESS), (2, SUCCESS)]);
 }
 
@@ -315,8 +315,8 @@ fn vrb_m_02_a_read_whose_sink_is_gone_fails_locally() {
     let sink = peer.node.region(8, everything());
     peer.node.post(&Work::read(1, 5, 0).sge(sink.sge(0, 8)));
     peer.node.post(&Work::new(Opcode::LocalInv, 2).to(sink.stag, 0));
-    assert_eq!(peer.heard_ulpdus().len(), 1);
-    peer.say_ulpdu(&tagged(0xc1, 0x42, sink.stag, sink.base, &[1; 8]));
+    assert_eq!(peer.output_ulpdus().len(), 1);
+    peer.send_ulpdu(&tagged(0xc1, 0x42, sink.stag, sink.base, &[1; 8]));
     assert_eq!(peer.terminate()[..2], [0x11, 0x00]);
     assert_eq!(peer.node.sent(), [(1, WcStatus::LocProtErr), (2, FLUSHED)]);
     assert_eq!(sink.bytes(), [0; 8]);
@@ -438,18 +438,18 @@ fn vrb_s_01_a_shared_queue_serves_in_arrival_order() {
     for n in 0..3 {
         receives.post(n, &[region.sge(n as usize * 8, 8)]);
     }
-    one.say_ulpdu(&send_segment(false, 1, 0, b"on"));
-    two.say_ulpdu(&send_segment(true, 1, 0, b"two"));
-    one.say_ulpdu(&send_segment(true, 1, 2, b"e"));
+    one.send_ulpdu(&send_segment(false, 1, 0, b"on"));
+    two.send_ulpdu(&send_segment(true, 1, 0, b"two"));
+    one.send_ulpdu(&send_segment(true, 1, 2, b"e"));
     assert_eq!(one.node.received(), [(0, SUCCESS, 3)]);
     assert_eq!(two.node.received(), [(1, SUCCESS, 3)]);
     // What is posted to the shared queue is not flushed with one of its users.
     one.rst();
     assert!(one.node.received().is_empty());
     assert!(one.node.has_event(EventKind::LastWqe));
-    two.say_ulpdu(&send_segment(true, 2, 0, b"still"));
+    two.send_ulpdu(&send_segment(true, 2, 0, b"still"));
     assert_eq!(two.node.received(), [(2, SUCCESS, 5)]);
-    two.say_ulpdu(&send_segment(true, 3, 0, b"empty"));
+    two.send_ulpdu(&send_segment(true, 3, 0, b"empty"));
     assert_eq!(two.terminate()[..2], [0x12, 0x02]);
 }
 
@@ -466,7 +466,7 @@ fn vrb_s_01_the_limit_is_told_once_for_each_arming() {
     let region = peer.node.region(64, everything());
     (0..8).for_each(|n| receives.post(n, &[region.sge(0, 8)]));
     let mut take = |msn, expected: usize| {
-        peer.say_ulpdu(&send_segment(true, msn, 0, b"x"));
+        peer.send_ulpdu(&send_segment(true, msn, 0, b"x"));
         let is_limit = |event: &&Event| event.kind == EventKind::SrqLimit as u8;
         assert_eq!(
             peer.node.events.iter().filter(is_limit).count(),
@@ -600,7 +600,7 @@ fn malformed_entries_end_the_queue_pair() {
 
     let mut peer = Scripted::new();
     peer.node.receives.post_malformed(5);
-    peer.say_ulpdu(&send_segment(true, 1, 0, b"x"));
+    peer.send_ulpdu(&send_segment(true, 1, 0, b"x"));
     assert_eq!(peer.terminate()[..2], [0x10, 0x00]);
     assert_eq!(peer.node.received(), [(5, WcStatus::LocQpOpErr, 0)]);
 }
@@ -612,7 +612,7 @@ fn a_failed_message_ends_behind_its_last_good_segment() {
     let work = Work::send(1).sge(source.sge(0, 2000)).sge(sge(5, 100, 0x7777));
     peer.node.post(&work);
     peer.node.post(&Work::send(2));
-    let ulpdus = peer.heard_ulpdus();
+    let ulpdus = peer.output_ulpdus();
     assert_eq!(ulpdus.len(), 2);
     assert_eq!(ulpdus[0][..2], [0x01, 0x43]);
     assert_eq!(ulpdus[1][..2], [0x41, 0x47]);

@@ -108,7 +108,7 @@ struct Loop<'a> {
     /// Until when bursts are awaited.
     warm_until: Nanos,
     /// A stream on its way out is ready.
-    told: bool,
+    linger_ready: bool,
 }
 
 impl<'a> Loop<'a> {
@@ -122,7 +122,7 @@ impl<'a> Loop<'a> {
             driven: false,
             entrusted: false,
             warm_until: Nanos::default(),
-            told: false,
+            linger_ready: false,
         }
     }
 
@@ -140,7 +140,7 @@ impl<'a> Loop<'a> {
         schedule.pending.store(false, Ordering::SeqCst);
         let now = core.clock.now();
         run_timers(core, now);
-        let lingering = schedule.run_lingering(now, mem::take(&mut self.told));
+        let lingering = schedule.run_lingering(now, mem::take(&mut self.linger_ready));
         let polls = schedule.polls();
         // Too little time for a poll may have passed before a wake-up.
         self.polled = mem::replace(&mut self.polls, polls) != polls || (self.woken && self.polled);
@@ -198,12 +198,12 @@ impl<'a> Loop<'a> {
             // Work that was left before the sleep of this thread was visible came without a wake.
             let missed = stop.load(Ordering::SeqCst) || schedule.pending.load(Ordering::SeqCst);
             let timeout = if missed { Some(Duration::ZERO) } else { timeout };
-            let told = poll_ready(self.core, timeout);
-            if told.arrived.is_some() {
+            let polled = poll_ready(self.core, timeout);
+            if polled.arrived.is_some() {
                 schedule.forget_pollers();
             }
-            self.told = told.linger;
-            told.wake
+            self.linger_ready = polled.linger;
+            polled.wake
         };
         schedule.sleeper.set(AWAKE);
         if self.woken {

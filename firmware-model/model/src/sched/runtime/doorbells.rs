@@ -2,7 +2,7 @@
 //! looks where the driver rang in plain memory.
 
 use super::rounds::flush_gathered;
-use crate::device::state::{Core, Tenant};
+use crate::device::state::{Core, PageUser};
 use crate::device::table::Found;
 use crate::qp::Qp;
 use crate::qp::effects::Effects;
@@ -63,7 +63,7 @@ fn arm(core: &Core, uar: u32, doorbell: Doorbell, solicited_only: bool) {
 }
 
 /// Serves what was rung in plain memory since the last look; returns whether anything was.
-pub(crate) fn look(core: &Core) -> bool {
+pub(crate) fn scan(core: &Core) -> bool {
     let Some(pages) = &core.pages else {
         return false;
     };
@@ -72,7 +72,7 @@ pub(crate) fn look(core: &Core) -> bool {
         ring(core, page, value);
         // An earlier ring in the same slot is overwritten.
         if rung.shared {
-            look_at_slot(core, page, offset);
+            scan_slot(core, page, offset);
         } else {
             ring_other_half(core, page, value);
         }
@@ -99,18 +99,18 @@ fn ring_other_half(core: &Core, uar: u32, value: u64) {
 }
 
 /// Looks at all queues whose doorbells share a slot.
-fn look_at_slot(core: &Core, uar: u32, offset: u32) {
-    let tenants = core.page(uar).map(|page| page.at(offset));
-    for tenant in tenants.unwrap_or_default() {
-        match tenant {
-            Tenant::Qp(qid) => {
+fn scan_slot(core: &Core, uar: u32, offset: u32) {
+    let users = core.page(uar).map(|page| page.at(offset));
+    for user in users.unwrap_or_default() {
+        match user {
+            PageUser::Qp(qid) => {
                 if let Some(qp) = core.qps.find(qid) {
                     qp.kick(core, Requests::SEND | Requests::RECEIVE);
                 }
             }
-            Tenant::Srq(srqid) => ring_shared(core, uar, srqid),
+            PageUser::Srq(srqid) => ring_shared(core, uar, srqid),
             // An arm is only in the doorbell; completion queues share slots last.
-            Tenant::Cq(_) => {}
+            PageUser::Cq(_) => {}
         }
     }
 }

@@ -3,7 +3,7 @@
 //! | thread | drives |
 //! |---|---|
 //! | a ringing thread | the queue pair it rang for |
-//! | a poller ([`progress`]) | what was gathered; the stream that last delivered to this thread; every [`LOOK_AROUND`]th time all that are ready |
+//! | a poller ([`progress`]) | what was gathered; the stream that last delivered to this thread; every [`STREAM_POLL_INTERVAL`]th time all that are ready |
 //! | a thread that waits for an event ([`lend`]) | all that is ready, for a short time |
 //! | the [background](background) thread | all that is ready, while nobody polls; timers; streams on their way out |
 //!
@@ -25,7 +25,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// Polls between two looks at all streams instead of the hottest one.
-const LOOK_AROUND: u32 = 16;
+const STREAM_POLL_INTERVAL: u32 = 16;
 /// Threads that waited for an event and got it are back within this time, as a rule, to wait for
 /// the next.
 const RETURN: Duration = Duration::from_micros(500);
@@ -37,7 +37,7 @@ pub(crate) fn progress(core: &Core) {
     schedule.count_poll();
     flush_gathered(core);
     let hot = schedule.hot();
-    if !hot.count_poll().is_multiple_of(LOOK_AROUND)
+    if !hot.count_poll().is_multiple_of(STREAM_POLL_INTERVAL)
         && let Some(qp) = core.qps.find(hot.qid.load(Ordering::Relaxed))
         && qp.only_receives()
     {
@@ -56,14 +56,14 @@ pub(crate) fn progress(core: &Core) {
     hot.note(arrived.is_some());
 }
 
-/// The calling thread waits until `done` for events of the device, for `patience` at the longest,
-/// and looks at all streams itself. An arrival then wakes the thread that waits for it, with no
-/// other thread in between. `told` becomes readable when other threads may have made `done` true.
+/// The calling thread waits until `done` for events of the device, for `timeout` at the longest,
+/// and polls all streams itself. An arrival then wakes the thread that waits for it, with no
+/// other thread in between. `notifications` becomes readable when other threads may have made `done` true.
 /// Returns whether `done` is true.
 pub(crate) fn lend(
     core: &Core,
-    patience: Duration,
-    told: BorrowedFd<'_>,
+    timeout: Duration,
+    notifications: BorrowedFd<'_>,
     done: &mut dyn FnMut() -> bool,
 ) -> bool {
     let schedule = &core.schedule;
@@ -71,7 +71,7 @@ pub(crate) fn lend(
         return done();
     };
     let mut now = core.clock.now();
-    let until = now + patience;
+    let until = now + timeout;
     loop {
         // No further ahead than `RETURN`: the background thread sleeps for the whole time that is
         // set here.
@@ -86,7 +86,7 @@ pub(crate) fn lend(
             schedule.give_back();
             return false;
         }
-        readiness.wait_beside(told, until.since(now).min(RETURN));
+        readiness.wait_beside(notifications, until.since(now).min(RETURN));
     }
 }
 
@@ -97,7 +97,7 @@ pub(crate) fn step(core: &Core, now: Nanos) -> Option<Nanos> {
     }
     let schedule = &core.schedule;
     let mut effects = Effects::default();
-    core.streams.look_at_all(schedule, &mut effects);
+    core.streams.poll_all(schedule, &mut effects);
     core.raise(effects);
     run_timers(core, now);
     attend(core);

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 /// The result of a look at the descriptors.
 #[derive(Debug, Default, Clone, Copy)]
-pub(super) struct Told {
+pub(super) struct Polled {
     /// The last queue pair for which something came.
     pub(super) arrived: Option<u32>,
     /// A stream on its way out is ready.
@@ -53,7 +53,7 @@ pub(super) fn run_timers(core: &Core, now: Nanos) {
             Timer::Cq(cqid) => {
                 if let Some(cq) = core.cqs.find(cqid) {
                     let mut effects = Effects::default();
-                    cq.look(now, &mut effects);
+                    cq.timer_expired(now, &mut effects);
                     core.raise(effects);
                 }
             }
@@ -75,22 +75,22 @@ pub(super) fn retry(core: &Core) -> bool {
 }
 
 /// Acts on the descriptors that are ready, waiting for one until `timeout` (`None` = for ever).
-pub(super) fn poll_ready(core: &Core, timeout: Option<Duration>) -> Told {
-    let mut told = Told::default();
+pub(super) fn poll_ready(core: &Core, timeout: Option<Duration>) -> Polled {
+    let mut polled = Polled::default();
     let Some(readiness) = &core.schedule.readiness else {
-        return told;
+        return polled;
     };
     readiness.wait(timeout, |token, requests| match token {
         Token::Qp(qid) => {
             if let Some(qp) = core.qps.find(qid)
                 && qp.kick(core, requests)
             {
-                told.arrived = Some(qid);
+                polled.arrived = Some(qid);
             }
         }
         Token::Stream(sid) => {
             let mut effects = Effects::default();
-            core.streams.look(sid, &mut effects);
+            core.streams.poll(sid, &mut effects);
             core.raise(effects);
         }
         Token::Listener(lid) => {
@@ -100,9 +100,9 @@ pub(super) fn poll_ready(core: &Core, timeout: Option<Duration>) -> Told {
         }
         Token::Linger => {
             // The shorter pause makes the background thread serve them.
-            told.linger = true;
+            polled.linger = true;
         }
-        Token::Wake => told.wake = true,
+        Token::Wake => polled.wake = true,
     });
-    told
+    polled
 }

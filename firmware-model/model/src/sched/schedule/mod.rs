@@ -34,7 +34,7 @@ const POLLER: u32 = 16;
 /// Polls in a row without a result after which a poller yields its processor, and the number of
 /// such polls between two further yields. The sender may be waiting for that processor; a yield
 /// costs next to nothing for a poller with a processor of its own.
-const PATIENCE: u32 = 256;
+const IDLE_POLLS: u32 = 256;
 const YIELD_EVERY: u32 = 16;
 /// Queue pairs served between two looks at the list.
 const BATCH: usize = 8;
@@ -68,7 +68,7 @@ impl Hot {
         }
         let idle = self.idle.load(Ordering::Relaxed).wrapping_add(1);
         self.idle.store(idle, Ordering::Relaxed);
-        if idle >= PATIENCE && idle.is_multiple_of(YIELD_EVERY) {
+        if idle >= IDLE_POLLS && idle.is_multiple_of(YIELD_EVERY) {
             rustix::thread::sched_yield();
         }
     }
@@ -204,11 +204,11 @@ impl Schedule {
         if self.lent_until.load(Ordering::SeqCst) != 0 {
             self.lent_until.store(0, Ordering::SeqCst);
         }
-        self.look_at_streams();
+        self.poll_streams();
     }
 
     /// The background thread is not to leave the streams alone any more.
-    fn look_at_streams(&self) {
+    fn poll_streams(&self) {
         if self.sleeper.ignores_streams()
             && let Some(readiness) = &self.readiness
         {
@@ -252,7 +252,7 @@ impl Schedule {
     pub(crate) fn give_back(&self) {
         self.lent_until.store(0, Ordering::SeqCst);
         if !self.is_driven() {
-            self.look_at_streams();
+            self.poll_streams();
         }
     }
 
@@ -375,14 +375,14 @@ impl Schedule {
         lock(&self.lingering).len()
     }
 
-    /// Serves the lingering streams; returns when to serve them again. `told`: one of them is
+    /// Serves the lingering streams; returns when to serve them again. `ready`: one of them is
     /// ready.
-    pub(crate) fn run_lingering(&self, now: Nanos, told: bool) -> Option<Nanos> {
+    pub(crate) fn run_lingering(&self, now: Nanos, ready: bool) -> Option<Nanos> {
         let mut lingering = lock(&self.lingering);
-        if told {
+        if ready {
             lingering.iter_mut().for_each(|l| l.next_look = now);
         }
-        lingering.retain_mut(|l| !l.look(now));
+        lingering.retain_mut(|l| !l.poll(now));
         lingering.iter().map(|l| l.next_look).min()
     }
 

@@ -121,7 +121,7 @@ impl Streams {
             self.streams.remove(entry.sid);
             effects.event(Event::new(EventKind::StreamConnected, entry.sid).with_code(code(errno)));
         }
-        effects.look_at_stream(entry.sid);
+        effects.check_stream(entry.sid);
         Ok(entry.sid)
     }
 
@@ -211,7 +211,7 @@ impl Streams {
         }
         state.receive = Some(Receive { buffer, arrived: 0 });
         state.held = true;
-        effects.look_at_stream(sid);
+        effects.check_stream(sid);
         Ok(())
     }
 
@@ -300,13 +300,13 @@ impl Streams {
     pub(crate) fn resume(&self, sid: u32, effects: &mut Effects) {
         if let Some(entry) = self.streams.find(sid) {
             lock(&entry.state).held = false;
-            self.look(sid, effects);
+            self.poll(sid, effects);
         }
     }
 
     /// Something happened to a stream, or may have happened: continues the stream's current
     /// operation.
-    pub(crate) fn look(&self, sid: u32, effects: &mut Effects) {
+    pub(crate) fn poll(&self, sid: u32, effects: &mut Effects) {
         let Some(entry) = self.streams.find(sid) else {
             return;
         };
@@ -346,12 +346,12 @@ impl Streams {
     }
 
     /// Looks at everything once, for networks that do not report readiness.
-    pub(crate) fn look_at_all(&self, schedule: &Schedule, effects: &mut Effects) {
+    pub(crate) fn poll_all(&self, schedule: &Schedule, effects: &mut Effects) {
         for entry in self.listeners.all() {
             self.accept(schedule, entry.lid, effects);
         }
         for entry in self.streams.all() {
-            self.look(entry.sid, effects);
+            self.poll(entry.sid, effects);
         }
     }
 
