@@ -16,13 +16,13 @@ pub(crate) const REGION: usize = 256 << 10;
 
 /// The function's addresses.
 pub(crate) fn addresses(rig: &Rig) -> Outcome<Vec<Address>> {
-    const MOST: usize = 256;
-    let len = MOST * size_of::<Address>();
+    const MAX_ADDRESSES: usize = 256;
+    let len = MAX_ADDRESSES * size_of::<Address>();
     let output = rig.memory(len)?;
     let count: Count = rig
         .with_output(Opcode::QueryAddresses, &Nothing {}, output.iova(), len)?
         .result();
-    let count = (count.count.get() as usize).min(MOST);
+    let count = (count.count.get() as usize).min(MAX_ADDRESSES);
     Ok((0..count)
         .map(|index| output.load(index * size_of::<Address>()))
         .collect())
@@ -102,8 +102,8 @@ impl End {
     }
 
     /// An end whose completion queues notify through the event queue `queue`.
-    pub(crate) fn noting(rig: &Rig, queue: &EventQueue) -> Outcome<End> {
-        let cq = || Cq::noting(rig, 8, queue.id).map(Rc::new);
+    pub(crate) fn with_event_queue(rig: &Rig, queue: &EventQueue) -> Outcome<End> {
+        let cq = || Cq::with_event_queue(rig, 8, queue.id).map(Rc::new);
         End::with(rig, &cq()?, &cq()?)
     }
 

@@ -43,7 +43,7 @@ impl Memory {
 
     /// The byte at an offset. Device and driver may access it at the same time.
     fn byte(&self, at: usize) -> &AtomicU8 {
-        assert!(at < self.len, "a check looks beyond its memory");
+        assert!(at < self.len, "a check accesses bytes beyond its memory");
         // SAFETY: inside the allocation, which lives as long as `self`; all references to it are
         // atomic.
         unsafe { AtomicU8::from_ptr(self.at.ptr.as_ptr().add(at)) }
@@ -53,7 +53,7 @@ impl Memory {
     pub(crate) fn word(&self, at: usize) -> &AtomicU32 {
         assert!(
             at.is_multiple_of(4) && at + 4 <= self.len,
-            "a check looks beyond its memory"
+            "a check accesses bytes beyond its memory"
         );
         // SAFETY: inside the allocation, which begins at a page and lives as long as `self`; the
         // offset is a multiple of 4, and all references to the allocation are atomic.

@@ -70,11 +70,11 @@ pub(crate) struct Cq {
 
 impl Cq {
     pub(crate) fn new(rig: &Rig, log_size: u32) -> Outcome<Cq> {
-        Cq::noting(rig, log_size, rig.notices.id)
+        Cq::with_event_queue(rig, log_size, rig.notices.id)
     }
 
     /// Creates a completion queue that notifies through the event queue `eq`; 0 = none.
-    pub(crate) fn noting(rig: &Rig, log_size: u32, eq: u32) -> Outcome<Cq> {
+    pub(crate) fn with_event_queue(rig: &Rig, log_size: u32, eq: u32) -> Outcome<Cq> {
         let (mut arguments, ring, record) = Cq::arguments(rig, log_size)?;
         arguments.eq = eq.into();
         let handle: QueueHandle = rig.command(Opcode::CreateCq, &arguments)?.result();

@@ -23,14 +23,14 @@ use crate::outcome::{Outcome, ensure};
 
 /// Maximum wait for an event that must happen. Generous, because the device, or this machine, may
 /// be emulated.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 /// log2 of the entries of the command queue.
 pub(crate) const LOG_COMMANDS: u32 = 4;
 /// log2 of the entries of the two event queues.
 const LOG_EVENTS: u32 = 6;
 /// An aligned address whose first 64 bytes reach the end of the address space, beyond all memory:
 /// no device can access it.
-pub(crate) const NOWHERE: u64 = u64::MAX - 63;
+pub(crate) const UNREACHABLE_ADDRESS: u64 = u64::MAX - 63;
 /// Offset of the phase word in a completion of a command.
 pub(crate) const PHASE: usize = CommandQueue::<Rc<Memory>>::PHASE;
 
@@ -47,14 +47,14 @@ impl Line {
             raised: Mutex::default(),
             lost: AtomicBool::new(false),
         });
-        let told = line.clone();
+        let signals = line.clone();
         bus.signals(Arc::new(move |signal| match signal {
-            Signal::Interrupt(vector) => told
+            Signal::Interrupt(vector) => signals
                 .raised
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner)
                 .push(vector),
-            Signal::Lost => told.lost.store(true, Ordering::Relaxed),
+            Signal::Lost => signals.lost.store(true, Ordering::Relaxed),
         }));
         line
     }
@@ -226,21 +226,21 @@ impl Rig {
         Ok(memory)
     }
 
-    /// Calls `look` until it returns a value, and lets a device in this process work meanwhile.
-    pub(crate) fn wait<T>(&self, what: &str, mut look: impl FnMut() -> Option<T>) -> Outcome<T> {
-        const BUSY_LOOKS: u32 = 1000;
+    /// Calls `poll` until it returns a value, and lets a device in this process work meanwhile.
+    pub(crate) fn wait<T>(&self, what: &str, mut poll: impl FnMut() -> Option<T>) -> Outcome<T> {
+        const BUSY_POLLS: u32 = 1000;
         let start = Instant::now();
-        for looks in 0.. {
-            if let Some(seen) = look() {
+        for polls in 0.. {
+            if let Some(seen) = poll() {
                 return Ok(seen);
             }
             ensure!(
                 !self.line.lost.load(Ordering::Relaxed),
                 "the device is lost, waiting for {what}"
             );
-            ensure!(start.elapsed() < PATIENCE, "waited in vain for {what}");
+            ensure!(start.elapsed() < TIMEOUT, "{what}: nothing within {TIMEOUT:?}");
             self.bus.progress();
-            if looks > BUSY_LOOKS {
+            if polls > BUSY_POLLS {
                 std::thread::sleep(Duration::from_micros(200));
             }
         }
@@ -382,7 +382,10 @@ pub(crate) fn reset(bus: &dyn Bus) -> Outcome {
     bus.write32(registers::CONTROL, registers::Control::RESET.bits());
     let start = Instant::now();
     while bus.read32(registers::CONTROL) & registers::Control::RESET.bits() != 0 {
-        ensure!(start.elapsed() < PATIENCE, "the device does not finish its reset");
+        ensure!(
+            start.elapsed() < TIMEOUT,
+            "the device does not finish its reset within {TIMEOUT:?}"
+        );
         std::thread::sleep(Duration::from_micros(200));
     }
     Ok(())

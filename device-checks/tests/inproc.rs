@@ -96,9 +96,9 @@ impl Bus for Wrong {
 }
 
 #[test]
-fn a_device_that_does_not_is_found_out() {
+fn a_nonconforming_device_fails_the_checks() {
     for (register, xor, failing) in [
-        (0x100, 1, &["what_is_not_listed_reads_zero"][..]),
+        (0x100, 1, &["unlisted_registers_read_zero"][..]),
         (
             registers::CMD_VECTOR,
             4,
@@ -126,7 +126,7 @@ fn a_device_that_does_not_is_found_out() {
 }
 
 #[test]
-fn a_device_takes_requests_by_either_manner_of_ringing() {
+fn both_kinds_of_doorbell_start_requests() {
     for ringing in [Ringing::Shadow, Ringing::Each] {
         let rate = writes_per_second(&inproc(), ringing, 2000);
         assert!(

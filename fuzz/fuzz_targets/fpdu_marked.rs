@@ -32,7 +32,7 @@ fuzz_target!(|input: &[u8]| {
                 offset = offset.wrapping_add(taken as u64);
             }
             Err(error) => {
-                assert_eq!(left, before, "an error leaves the octets alone");
+                assert_eq!(left, before, "an error leaves the bytes alone");
                 match error {
                     FpduError::Incomplete { needed, have } => return assert!(have < needed),
                     FpduError::Marker { at, expected, found } => {

@@ -20,7 +20,7 @@ const MNT: u32 = 1;
 const CREATE: u32 = 8;
 /// Maximum number of calls in an input.
 const CALLS: usize = 16;
-const NOBODY: u32 = 65534;
+const NOBODY_ID: u32 = 65534;
 const XID: u32 = 0x1234_5678;
 const PEER: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 700);
 
@@ -37,8 +37,8 @@ static POOL: LazyLock<Pool> = LazyLock::new(|| Pool::limited(256 << 20));
 fn served() -> Served {
     let pool = POOL.clone();
     let owner = Caller {
-        uid: NOBODY,
-        gid: NOBODY,
+        uid: NOBODY_ID,
+        gid: NOBODY_ID,
         groups: Vec::new(),
     };
     let tree = InMemory::new(64 << 20, pool.clone(), &owner).expect("there is memory");
@@ -68,9 +68,9 @@ fn served() -> Served {
 }
 
 /// The handle at the front, with its length.
-fn handle(octets: &[u8]) -> Vec<u8> {
-    let len = u32::from_be_bytes(*octets.first_chunk().expect("a length")) as usize;
-    octets[..4 + len.next_multiple_of(4)].to_vec()
+fn handle(bytes: &[u8]) -> Vec<u8> {
+    let len = u32::from_be_bytes(*bytes.first_chunk().expect("a length")) as usize;
+    bytes[..4 + len.next_multiple_of(4)].to_vec()
 }
 
 fn answered(server: &Server, message: &[u8], item: Option<urnic_nfs::memory::Slice>) -> Option<Vec<u8>> {

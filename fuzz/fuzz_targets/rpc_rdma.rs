@@ -49,7 +49,7 @@ fuzz_target!(|input: &[u8]| {
         assert!(offset <= input.len());
         let _ = check(&bindings, input, &[(offset as u32, 4)]);
     }
-    if let Some(said) = PrivateData::find(input) {
-        assert_eq!(PrivateData::find(&said.emit()), Some(said));
+    if let Some(private_data) = PrivateData::find(input) {
+        assert_eq!(PrivateData::find(&private_data.emit()), Some(private_data));
     }
 });

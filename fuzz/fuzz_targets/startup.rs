@@ -21,15 +21,15 @@ fuzz_target!(|input: &[u8]| {
     let Some((&choice, tail)) = input.split_first() else {
         return;
     };
-    let mut octets = [KEYS[usize::from(choice) % KEYS.len()], tail].concat();
-    let rest_len = match StartupFrame::parse(&octets) {
+    let mut bytes = [KEYS[usize::from(choice) % KEYS.len()], tail].concat();
+    let rest_len = match StartupFrame::parse(&bytes) {
         Ok((_, rest)) => rest.len(),
         Err(error) => return drop(error.to_string()),
     };
-    octets[FLAGS_AT] &= !RESERVED;
-    let (frame, _) = StartupFrame::parse(&octets).expect("reserved bits mean nothing");
+    bytes[FLAGS_AT] &= !RESERVED;
+    let (frame, _) = StartupFrame::parse(&bytes).expect("reserved bits mean nothing");
     let _ = frame.to_string();
     let mut again = [0; MAX_FRAME_LEN];
     let len = frame.emit(&mut again).expect("what was accepted can be sent");
-    assert_eq!(again[..len], octets[..octets.len() - rest_len]);
+    assert_eq!(again[..len], bytes[..bytes.len() - rest_len]);
 });

@@ -57,7 +57,7 @@ fn bytes() -> impl Strategy<Value = Vec<u8>> {
 
 /// A command as owned data.
 #[derive(Debug, Clone)]
-struct Said {
+struct TestMessage {
     kind: usize,
     version: Version,
     numbers: (u64, u64, u64, u32, u32, u32),
@@ -65,7 +65,7 @@ struct Said {
     data: Vec<u8>,
 }
 
-fn said() -> impl Strategy<Value = Said> {
+fn test_message() -> impl Strategy<Value = TestMessage> {
     (
         0..14usize,
         version(),
@@ -73,7 +73,7 @@ fn said() -> impl Strategy<Value = Said> {
         access(),
         bytes(),
     )
-        .prop_map(|(kind, version, numbers, access, data)| Said {
+        .prop_map(|(kind, version, numbers, access, data)| TestMessage {
             kind,
             version,
             numbers,
@@ -82,7 +82,7 @@ fn said() -> impl Strategy<Value = Said> {
         })
 }
 
-impl Said {
+impl TestMessage {
     fn request(&self) -> Request<'_> {
         let (a, b, c, x, index, start) = self.numbers;
         let argsz = x.max(32);
@@ -186,18 +186,18 @@ impl Said {
 
 proptest! {
     #[test]
-    fn what_is_said_is_understood(
-        all in proptest::collection::vec((said(), any::<u16>(), any::<bool>(), any::<bool>(), 0..=8usize), 1..8),
+    fn emitted_messages_are_parsed(
+        all in proptest::collection::vec((test_message(), any::<u16>(), any::<bool>(), any::<bool>(), 0..=8usize), 1..8),
         cuts in proptest::collection::vec(1..200usize, 1..40),
     ) {
         let mut decoder = Decoder::new(LIMITS);
         let mut understood = Vec::new();
         let mut cuts = cuts.iter().cycle();
-        for (said, id, is_reply, no_reply, fds) in &all {
+        for (test_message, id, is_reply, no_reply, fds) in &all {
             let mut message = Vec::new();
             match is_reply {
-                false => said.request().emit(*id, *no_reply, &mut message),
-                true => said.reply().emit(*id, &mut message),
+                false => test_message.request().emit(*id, *no_reply, &mut message),
+                true => test_message.reply().emit(*id, &mut message),
             }
             // Descriptors come with the first bytes of their message.
             let mut fds = descriptors(*fds);
@@ -211,32 +211,32 @@ proptest! {
         }
         prop_assert!(!decoder.is_in_message());
         prop_assert_eq!(understood.len(), all.len());
-        for ((said, id, is_reply, no_reply, fds), message) in all.iter().zip(&understood) {
+        for ((test_message, id, is_reply, no_reply, fds), message) in all.iter().zip(&understood) {
             prop_assert_eq!(message.header.id, *id);
             prop_assert_eq!(message.fds.len(), *fds);
             prop_assert_eq!(message.is_reply(), *is_reply);
             if *is_reply {
-                prop_assert_eq!(message.reply().unwrap(), said.reply());
+                prop_assert_eq!(message.reply().unwrap(), test_message.reply());
             } else {
                 prop_assert_eq!(message.header.kind, Kind::Command { no_reply: *no_reply });
-                prop_assert_eq!(message.request().unwrap(), said.request());
+                prop_assert_eq!(message.request().unwrap(), test_message.request());
             }
         }
     }
 
     #[test]
     fn messages_in_one_read_keep_order_and_descriptors(
-        all in proptest::collection::vec(said(), 1..6),
+        all in proptest::collection::vec(test_message(), 1..6),
         fds in 0..=8usize,
     ) {
         let mut read = Vec::new();
-        all.iter().for_each(|said| said.request().emit(7, false, &mut read));
+        all.iter().for_each(|test_message| test_message.request().emit(7, false, &mut read));
         let mut decoder = Decoder::new(LIMITS);
         decoder.push(&read, descriptors(fds));
         let messages: Vec<Message> = decoder.map(Result::unwrap).collect();
         prop_assert_eq!(messages.len(), all.len());
-        for (i, (said, message)) in all.iter().zip(&messages).enumerate() {
-            prop_assert_eq!(message.request().unwrap(), said.request());
+        for (i, (test_message, message)) in all.iter().zip(&messages).enumerate() {
+            prop_assert_eq!(message.request().unwrap(), test_message.request());
             prop_assert_eq!(message.fds.len(), if i + 1 == all.len() { fds } else { 0 });
         }
     }
@@ -297,7 +297,7 @@ fn bytes_are_as_the_specification_draws_them() {
 }
 
 #[test]
-fn what_qemu_says_first_is_understood() {
+fn the_first_messages_of_qemu_are_parsed() {
     let text = br#"{"capabilities": {"migration": {"max_bitmap_size": 268435456, "pgsize": 4096}, "pgsizes": 4096, "max_data_xfer_size": 1048576, "max_msg_fds": 16, "max_dma_maps": 65535, "write_multiple": true}}"#;
     let payload = [&[0, 0, 0, 0][..], text, b"\0"].concat();
     let Request::Version(version) = Request::parse(1, &payload).unwrap() else {
@@ -365,7 +365,7 @@ fn a_chain_of_capabilities_must_lead_forward() {
 }
 
 #[test]
-fn a_region_that_needs_more_room_says_how_much() {
+fn a_region_that_is_too_short_reports_the_needed_size() {
     let area = SparseArea {
         offset: 0,
         size: 4096,

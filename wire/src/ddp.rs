@@ -92,7 +92,7 @@ impl TaggedHeader {
     #[inline]
     pub fn emit(&self, buffer: &mut [u8]) -> usize {
         let layout = TaggedLayout {
-            control: control::TAGGED | control_octet(self.last),
+            control: control::TAGGED | control_byte(self.last),
             rsvd_ulp: self.rsvd_ulp,
             stag: U32::new(self.stag),
             to: U64::new(self.to),
@@ -128,7 +128,7 @@ impl UntaggedHeader {
     #[inline]
     pub fn emit(&self, buffer: &mut [u8]) -> usize {
         let layout = UntaggedLayout {
-            control: control_octet(self.last),
+            control: control_byte(self.last),
             rsvd_ulp: self.rsvd_ulp,
             rsvd_ulp_word: U32::new(self.rsvd_ulp_word),
             qn: U32::new(self.qn),
@@ -141,7 +141,7 @@ impl UntaggedHeader {
 }
 
 #[inline]
-const fn control_octet(last: bool) -> u8 {
+const fn control_byte(last: bool) -> u8 {
     VERSION | if last { control::LAST } else { 0 }
 }
 

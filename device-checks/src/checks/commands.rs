@@ -10,14 +10,14 @@ use urnic_device::stream::{Attach, Close, MAX_STREAMING};
 
 use crate::check::checks;
 use crate::outcome::{Outcome, ensure};
-use crate::rig::{LOG_COMMANDS, NOWHERE, Rig};
+use crate::rig::{LOG_COMMANDS, Rig, UNREACHABLE_ADDRESS};
 
 checks! {
     completions_carry_tag_and_phase_for_many_laps,
     a_full_ring_goes_by_one_doorbell,
     completions_raise_their_vector,
     unknown_opcodes_are_refused,
-    objects_that_are_not_there_are_refused,
+    commands_on_missing_objects_are_refused,
     buffers_out_of_reach_fail_their_command,
     output_buffers_too_short_are_refused,
     counters_are_counted,
@@ -81,7 +81,7 @@ fn unknown_opcodes_are_refused(rig: &Rig) -> Outcome {
     rig.lives()
 }
 
-fn objects_that_are_not_there_are_refused(rig: &Rig) -> Outcome {
+fn commands_on_missing_objects_are_refused(rig: &Rig) -> Outcome {
     for id in [0x00ff_fff0, u32::MAX] {
         for opcode in [
             Opcode::FreeUar,
@@ -137,14 +137,14 @@ fn objects_that_are_not_there_are_refused(rig: &Rig) -> Outcome {
 fn buffers_out_of_reach_fail_their_command(rig: &Rig) -> Outcome {
     for opcode in [Opcode::QueryDevice, Opcode::QueryAddresses, Opcode::QueryCounters] {
         let mut command = Command::new(opcode, &Nothing {});
-        command.output = NOWHERE.into();
+        command.output = UNREACHABLE_ADDRESS.into();
         command.output_len = 4096.into();
         rig.refuses(command, Status::DmaFault)?;
     }
     let pd = rig.create(Opcode::AllocPd, &Nothing {})?;
     let contiguous = CreateMr {
         len: 4096.into(),
-        dma: NOWHERE.into(),
+        dma: UNREACHABLE_ADDRESS.into(),
         pd: pd.into(),
         ..CreateMr::default()
     };
@@ -156,11 +156,11 @@ fn buffers_out_of_reach_fail_their_command(rig: &Rig) -> Outcome {
         ..contiguous
     };
     let mut command = Command::new(Opcode::CreateMr, &listed);
-    command.input = NOWHERE.into();
+    command.input = UNREACHABLE_ADDRESS.into();
     command.input_len = (64 * 8).into();
     rig.refuses(command, Status::DmaFault)?;
     let queue = CreateEq {
-        ring: NOWHERE.into(),
+        ring: UNREACHABLE_ADDRESS.into(),
         record: rig.memory(64)?.iova().into(),
         log_size: 4.into(),
         vector: 0.into(),
@@ -267,7 +267,7 @@ fn garbage_is_refused(rig: &Rig) -> Outcome {
             // Addresses out of reach on any bus: beyond all memory.
             chunk.copy_from_slice(&(next() | 0xffff_ffff_0000_0000).to_le_bytes());
         }
-        (command.input, command.output) = (NOWHERE.into(), NOWHERE.into());
+        (command.input, command.output) = (UNREACHABLE_ADDRESS.into(), UNREACHABLE_ADDRESS.into());
         (command.input_len, command.output_len) = (64.into(), 64.into());
         let status = rig.execute(command)?.status.get();
         ensure!(

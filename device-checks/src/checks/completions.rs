@@ -21,7 +21,7 @@ use crate::rig::Rig;
 
 checks! {
     phases_turn_with_every_lap,
-    an_overflow_is_told_and_ends_its_queue_pairs_alone,
+    a_cq_overflow_is_reported_and_ends_only_its_queue_pairs,
     a_queue_moves_to_another_ring,
     a_shared_receive_queue_serves_several,
 }
@@ -39,7 +39,7 @@ fn phases_turn_with_every_lap(rig: &Rig) -> Outcome {
     Ok(())
 }
 
-fn an_overflow_is_told_and_ends_its_queue_pairs_alone(rig: &Rig) -> Outcome {
+fn a_cq_overflow_is_reported_and_ends_only_its_queue_pairs(rig: &Rig) -> Outcome {
     let (other_near, other_far) = pair(rig)?;
     let small = Rc::new(Cq::new(rig, 1)?);
     let large = Rc::new(Cq::new(rig, 6)?);
@@ -155,7 +155,7 @@ fn a_shared_receive_queue_serves_several(rig: &Rig) -> Outcome {
         if n < 4 {
             ensure!(
                 !rig.has_event(EventKind::SrqLimit, srq.id.get()),
-                "the limit 3 was told with {} buffers left",
+                "the limit 3 was reported with {} buffers left",
                 7 - n
             );
         }

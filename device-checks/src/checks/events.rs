@@ -20,13 +20,13 @@ checks! {
     events_that_find_no_room_wait,
     an_armed_completion_queue_notifies_once,
     an_arm_that_crosses_a_completion_notifies_at_once,
-    armed_for_solicited_completions_it_heeds_only_them,
+    a_cq_armed_for_solicited_ignores_other_completions,
     a_moderated_notification_comes_and_comes_once,
     a_doorbell_reaches_only_queues_of_its_page,
-    a_page_full_of_nonsense_disturbs_no_other,
+    invalid_doorbells_of_a_page_affect_no_other,
     completion_queues_of_a_page_have_slots_of_their_own,
     every_vector_can_be_raised,
-    a_destroyed_event_queue_is_gone,
+    a_destroyed_event_queue_does_not_exist,
 }
 
 fn events_that_find_no_room_wait(rig: &Rig) -> Outcome {
@@ -49,20 +49,20 @@ fn events_that_find_no_room_wait(rig: &Rig) -> Outcome {
     }
     rig.wait("a full event queue", || (events.in_ring() == 2).then_some(()))?;
     rig.lives()?;
-    let mut told = Vec::new();
+    let mut reported = Vec::new();
     for _ in 0..called.len() {
         let event: Event = rig.wait("the next of the events that waited", || events.next())?;
         ensure!(
             event.kind == EventKind::StreamConnected as u8 && event.code.get() != 0,
             "instead of a refused call the event tells {event:?}"
         );
-        told.push(event.object.get());
+        reported.push(event.object.get());
     }
-    told.sort_unstable();
+    reported.sort_unstable();
     called.sort_unstable();
     ensure!(
-        told == called,
-        "calls {called:x?} were refused, events came about {told:x?}"
+        reported == called,
+        "calls {called:x?} were refused, events came about {reported:x?}"
     );
     ensure!(events.next().is_none(), "there is an event too many");
     Ok(())
@@ -80,7 +80,7 @@ fn notified(rig: &Rig, cq: u32) -> Outcome {
 fn silent(rig: &Rig) -> Outcome {
     rig.lives()?;
     let event = rig.notices.next();
-    ensure!(event.is_none(), "a notification that nobody asked for: {event:?}");
+    ensure!(event.is_none(), "an unrequested notification: {event:?}");
     Ok(())
 }
 
@@ -119,7 +119,7 @@ fn an_arm_that_crosses_a_completion_notifies_at_once(rig: &Rig) -> Outcome {
     Ok(())
 }
 
-fn armed_for_solicited_completions_it_heeds_only_them(rig: &Rig) -> Outcome {
+fn a_cq_armed_for_solicited_ignores_other_completions(rig: &Rig) -> Outcome {
     let (near, far) = pair(rig)?;
     works(rig, &near, &far)?;
     far.qp.recv_cq.arm(rig, Kind::ArmSolicited);
@@ -147,7 +147,7 @@ fn slot_in(rig: &Rig, page: u32) -> Outcome<u32> {
 }
 
 fn a_moderated_notification_comes_and_comes_once(rig: &Rig) -> Outcome {
-    const MOST: u32 = 65535;
+    const MAX: u32 = 65535;
     if rig.attributes.features.get() & features::MODERATION == 0 {
         return Err(Failure::NotHere("it has no moderation".to_owned()));
     }
@@ -159,7 +159,7 @@ fn a_moderated_notification_comes_and_comes_once(rig: &Rig) -> Outcome {
         period: period.into(),
         ..ModerateCq::default()
     };
-    for wrong in [settings(cq.id, MOST + 1, 1), settings(cq.id, 1, MOST + 1)] {
+    for wrong in [settings(cq.id, MAX + 1, 1), settings(cq.id, 1, MAX + 1)] {
         rig.refuses(Command::new(Opcode::ModerateCq, &wrong), Status::InvalidArgument)?;
     }
     rig.refuses(
@@ -168,7 +168,7 @@ fn a_moderated_notification_comes_and_comes_once(rig: &Rig) -> Outcome {
     )?;
     // A count that is reached, a count that is never reached, each of the two parameters alone, and
     // neither. The device may send the notification early.
-    for (count, period) in [(2, MOST), (MOST, 1000), (2, 0), (0, 1000), (0, 0)] {
+    for (count, period) in [(2, MAX), (MAX, 1000), (2, 0), (0, 1000), (0, 0)] {
         rig.command(Opcode::ModerateCq, &settings(cq.id, count, period))?;
         cq.arm(rig, Kind::Arm);
         rig.lives()?;
@@ -178,7 +178,7 @@ fn a_moderated_notification_comes_and_comes_once(rig: &Rig) -> Outcome {
         silent(rig)?;
     }
     // A change of the parameters does not lose a notification that waits.
-    rig.command(Opcode::ModerateCq, &settings(cq.id, MOST, MOST))?;
+    rig.command(Opcode::ModerateCq, &settings(cq.id, MAX, MAX))?;
     cq.arm(rig, Kind::Arm);
     rig.lives()?;
     works(rig, &near, &far)?;
@@ -204,7 +204,7 @@ fn a_doorbell_reaches_only_queues_of_its_page(rig: &Rig) -> Outcome {
     silent(rig)
 }
 
-fn a_page_full_of_nonsense_disturbs_no_other(rig: &Rig) -> Outcome {
+fn invalid_doorbells_of_a_page_affect_no_other(rig: &Rig) -> Outcome {
     let (near, far) = pair(rig)?;
     works(rig, &near, &far)?;
     let page = rig.create(Opcode::AllocUar, &Nothing {})?;
@@ -247,7 +247,7 @@ fn every_vector_can_be_raised(rig: &Rig) -> Outcome {
     works(rig, &near, &far)?;
     for vector in 0..rig.bus.read32(VECTORS) {
         let queue = rig.event_queue(2, vector)?;
-        let end = crate::connection::End::noting(rig, &queue)?;
+        let end = crate::connection::End::with_event_queue(rig, &queue)?;
         let other = crate::connection::End::new(rig)?;
         crate::connection::join(rig, &end.qp, &other.qp, 0)?;
         rig.line.take(vector);
@@ -265,7 +265,7 @@ fn every_vector_can_be_raised(rig: &Rig) -> Outcome {
     Ok(())
 }
 
-fn a_destroyed_event_queue_is_gone(rig: &Rig) -> Outcome {
+fn a_destroyed_event_queue_does_not_exist(rig: &Rig) -> Outcome {
     let queue = rig.event_queue(3, 0)?;
     rig.on(Opcode::DestroyEq, queue.id)?;
     rig.refuses_on(Opcode::DestroyEq, queue.id, Status::InvalidHandle)?;

@@ -15,7 +15,7 @@ checks! {
     a_local_stag_that_is_wrong_fails_its_request,
     a_remote_stag_that_is_wrong_is_refused_by_the_peer,
     a_region_serves_its_own_domain_only,
-    a_region_that_is_gone_takes_nothing,
+    a_destroyed_region_accepts_no_access,
     bounds_hold_to_the_byte,
     a_message_too_long_for_its_receive_is_refused,
     the_error_state_flushes_what_is_posted_and_what_will_be,
@@ -114,7 +114,7 @@ fn a_region_serves_its_own_domain_only(rig: &Rig) -> Outcome {
     })
 }
 
-fn a_region_that_is_gone_takes_nothing(rig: &Rig) -> Outcome {
+fn a_destroyed_region_accepts_no_access(rig: &Rig) -> Outcome {
     beside(rig, |near, far| {
         let lent = Region::new(rig, far.pd, 4096, ALL_RIGHTS)?;
         near.region.memory.write(0, &[7; 64]);

@@ -14,7 +14,7 @@ use crate::check::checks;
 use crate::connection::{End, pair, works};
 use crate::outcome::{Outcome, ensure};
 use crate::queues::{Cq, Qp};
-use crate::rig::{NOWHERE, Rig};
+use crate::rig::{Rig, UNREACHABLE_ADDRESS};
 
 checks! {
     objects_are_busy_while_others_use_them,
@@ -93,14 +93,14 @@ fn numbers_and_slots_are_in_range(rig: &Rig) -> Outcome {
     rig.on(Opcode::DestroyQp, handle.id.get())
 }
 
-const TOO_MUCH: [u32; 4] = [31, 32, 64, u32::MAX];
+const TOO_LARGE: [u32; 4] = [31, 32, 64, u32::MAX];
 
 fn sizes_out_of_range_are_refused(rig: &Rig) -> Outcome {
     let pd = rig.create(Opcode::AllocPd, &Nothing {})?;
     let cq = Rc::new(Cq::new(rig, 3)?);
     let (good_cq, ..) = Cq::arguments(rig, 3)?;
     let (good_qp, _memory) = Qp::arguments(rig, pd, &cq, &cq)?;
-    for log_size in TOO_MUCH {
+    for log_size in TOO_LARGE {
         let log_size = log_size.into();
         let refused = [
             Command::new(Opcode::CreateCq, &CreateCq { log_size, ..good_cq }),
@@ -163,8 +163,8 @@ fn rings_and_records_out_of_reach_fail_their_command(rig: &Rig) -> Outcome {
     let (good, ..) = Cq::arguments(rig, 3)?;
     let (ring, record) = (good.ring.get(), good.record.get());
     for (ring, record) in [
-        (NOWHERE, record),
-        (ring, NOWHERE),
+        (UNREACHABLE_ADDRESS, record),
+        (ring, UNREACHABLE_ADDRESS),
         (ring + 8, record),
         (ring, record + 4),
     ] {
@@ -176,7 +176,7 @@ fn rings_and_records_out_of_reach_fail_their_command(rig: &Rig) -> Outcome {
         rig.refuses(Command::new(Opcode::CreateCq, &arguments), Status::DmaFault)?;
     }
     let (good, _memory) = Qp::arguments(rig, pd, &cq, &cq)?;
-    let nowhere = NOWHERE.into();
+    let nowhere = UNREACHABLE_ADDRESS.into();
     for arguments in [
         CreateQp {
             sq_ring: nowhere,

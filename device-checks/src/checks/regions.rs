@@ -15,7 +15,7 @@ use crate::connection::pair;
 use crate::memory::Memory;
 use crate::outcome::{Failure, Outcome, ensure};
 use crate::queues::{ALL_RIGHTS, Region};
-use crate::rig::{NOWHERE, Rig};
+use crate::rig::{Rig, UNREACHABLE_ADDRESS};
 
 checks! {
     a_region_of_no_bytes_needs_no_memory,
@@ -24,14 +24,14 @@ checks! {
     page_lists_that_are_too_short_are_refused,
     a_changed_region_keeps_its_stag,
     a_window_opens_a_part_of_a_region,
-    a_region_on_demand_takes_what_is_there_at_the_access,
+    an_on_demand_region_uses_the_mapping_at_access,
 }
 
 fn a_region_of_no_bytes_needs_no_memory(rig: &Rig) -> Outcome {
     let pd = rig.create(Opcode::AllocPd, &Nothing {})?;
     let arguments = CreateMr {
         base: 0x1_0000.into(),
-        dma: NOWHERE.into(),
+        dma: UNREACHABLE_ADDRESS.into(),
         pd: pd.into(),
         access: ALL_RIGHTS.bits().into(),
         ..CreateMr::default()
@@ -257,7 +257,7 @@ fn a_window_opens_a_part_of_a_region(rig: &Rig) -> Outcome {
     Ok(())
 }
 
-fn a_region_on_demand_takes_what_is_there_at_the_access(rig: &Rig) -> Outcome {
+fn an_on_demand_region_uses_the_mapping_at_access(rig: &Rig) -> Outcome {
     // An address without memory.
     const ABSENT: u64 = 4096;
     let (near, far) = pair(rig)?;

@@ -5,12 +5,12 @@ use urnic_device::registers::*;
 
 use crate::check::checks;
 use crate::outcome::{Outcome, ensure};
-use crate::rig::{NOWHERE, PHASE, Rig, load, reset};
+use crate::rig::{PHASE, Rig, UNREACHABLE_ADDRESS, load, reset};
 
 checks! {
     read_only_registers_ignore_writes,
     the_command_queue_registers_hold_what_is_written,
-    what_is_not_listed_reads_zero,
+    unlisted_registers_read_zero,
     reset_returns_the_registers_to_their_defaults,
     a_device_that_is_not_enabled_executes_nothing,
     a_command_queue_out_of_reach_is_fatal_until_reset,
@@ -67,7 +67,7 @@ fn the_command_queue_registers_hold_what_is_written(rig: &Rig) -> Outcome {
     rig.enable()
 }
 
-fn what_is_not_listed_reads_zero(rig: &Rig) -> Outcome {
+fn unlisted_registers_read_zero(rig: &Rig) -> Outcome {
     for offset in [0x3c, 0x40, 0x100, 0x7fc, BAR_LEN - 4] {
         rig.bus.write32(offset, 0xffff_ffff);
         let seen = rig.bus.read32(offset);
@@ -155,7 +155,7 @@ fn is_fatal(rig: &Rig, code: u32) -> Outcome {
 
 fn a_command_queue_out_of_reach_is_fatal_until_reset(rig: &Rig) -> Outcome {
     let (ring, completions) = (rig.commands.ring.iova(), rig.commands.completions.iova());
-    for (ring, completions) in [(NOWHERE, completions), (ring, NOWHERE)] {
+    for (ring, completions) in [(UNREACHABLE_ADDRESS, completions), (ring, UNREACHABLE_ADDRESS)] {
         reset(&*rig.bus)?;
         rig.point_at(ring, completions);
         rig.bus.write32(CONTROL, Control::ENABLE.bits());

@@ -18,11 +18,11 @@ use crate::rig::Rig;
 checks! {
     the_address_table_has_no_holes,
     bytes_go_both_ways_in_pieces_of_exactly_n,
-    the_end_of_a_stream_is_told,
-    nobody_listens_and_the_event_says_so,
-    a_port_is_had_once,
+    the_end_of_a_stream_is_reported,
+    connecting_without_a_listener_reports_an_event,
+    a_port_has_at_most_one_listener,
     addresses_of_others_are_refused,
-    what_makes_no_sense_is_refused,
+    invalid_stream_parameters_are_refused,
     streams_attach_in_the_right_state_only,
 }
 
@@ -99,7 +99,7 @@ fn bytes_go_both_ways_in_pieces_of_exactly_n(rig: &Rig) -> Outcome {
             let event = rig.event(EventKind::StreamReceived, to)?;
             ensure!(
                 event.code.get() == 0 && event.data.get() == len as u64,
-                "{len} bytes were asked for and sent: {event:?}"
+                "{len} bytes were requested and sent: {event:?}"
             );
             ensure!(
                 buffer.read(0, len) == bytes[at..at + len],
@@ -133,7 +133,7 @@ fn bytes_go_both_ways_in_pieces_of_exactly_n(rig: &Rig) -> Outcome {
     close(rig, called, true)
 }
 
-fn the_end_of_a_stream_is_told(rig: &Rig) -> Outcome {
+fn the_end_of_a_stream_is_reported(rig: &Rig) -> Outcome {
     let (caller, called) = stream(rig)?;
     send(rig, caller, b"abc")?;
     close(rig, caller, false)?;
@@ -159,7 +159,7 @@ fn the_end_of_a_stream_is_told(rig: &Rig) -> Outcome {
     Ok(())
 }
 
-fn nobody_listens_and_the_event_says_so(rig: &Rig) -> Outcome {
+fn connecting_without_a_listener_reports_an_event(rig: &Rig) -> Outcome {
     let mut nobody = own(rig)?;
     let (lid, port) = listen(rig, nobody)?;
     rig.on(Opcode::StreamUnlisten, lid)?;
@@ -175,7 +175,7 @@ fn nobody_listens_and_the_event_says_so(rig: &Rig) -> Outcome {
     rig.refuses_on(Opcode::StreamQuery, sid, Status::InvalidHandle)
 }
 
-fn a_port_is_had_once(rig: &Rig) -> Outcome {
+fn a_port_has_at_most_one_listener(rig: &Rig) -> Outcome {
     let mut address = own(rig)?;
     let (lid, port) = listen(rig, address)?;
     ensure!(port != 0, "a listener has port 0");
@@ -217,7 +217,7 @@ fn addresses_of_others_are_refused(rig: &Rig) -> Outcome {
     rig.lives()
 }
 
-fn what_makes_no_sense_is_refused(rig: &Rig) -> Outcome {
+fn invalid_stream_parameters_are_refused(rig: &Rig) -> Outcome {
     let own = own(rig)?;
     for remote in [
         SocketAddr::new(own.ip(), 0),

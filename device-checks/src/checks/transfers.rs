@@ -25,8 +25,8 @@ checks! {
     atomics_answer_what_was_there,
     a_send_invalidates_the_peers_stag,
     unsignalled_requests_are_silent,
-    rings_wrap_and_doorbells_are_rung_only_when_asked_for,
-    a_responder_says_nothing_before_it_is_spoken_to,
+    rings_wrap_and_doorbells_are_rung_only_on_request,
+    a_responder_sends_nothing_before_the_initiator,
     a_queue_pair_may_be_its_own_peer,
     many_pairs_do_not_disturb_each_other,
 }
@@ -339,7 +339,7 @@ fn unsignalled_requests_are_silent(rig: &Rig) -> Outcome {
     Ok(())
 }
 
-fn rings_wrap_and_doorbells_are_rung_only_when_asked_for(rig: &Rig) -> Outcome {
+fn rings_wrap_and_doorbells_are_rung_only_on_request(rig: &Rig) -> Outcome {
     const MESSAGES: u64 = 2000;
     let (near, far) = pair(rig)?;
     // Opens the responder's fence.
@@ -377,11 +377,11 @@ fn rings_wrap_and_doorbells_are_rung_only_when_asked_for(rig: &Rig) -> Outcome {
         );
         Ok(())
     })?;
-    ensure!(near.qp.rings.get() > 0, "no doorbell was asked for");
+    ensure!(near.qp.rings.get() > 0, "no doorbell was requested");
     works(rig, &near, &far)
 }
 
-fn a_responder_says_nothing_before_it_is_spoken_to(rig: &Rig) -> Outcome {
+fn a_responder_sends_nothing_before_the_initiator(rig: &Rig) -> Outcome {
     let (near, far) = pair(rig)?;
     near.qp.receive(rig, 1, &[near.region.sge(0, 64)]);
     far.qp.send(rig, 2, &[]);

@@ -88,17 +88,17 @@ pub(crate) struct Block {
 }
 
 /// The address at which the next block is requested.
-fn wish(len: usize) -> *mut u8 {
+fn next_address(len: usize) -> *mut u8 {
     static NEXT: AtomicUsize = AtomicUsize::new(LOWEST);
     let step = len + ALIGN;
-    let wish = NEXT.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |next| {
+    let next_address = NEXT.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |next| {
         Some(if next + 2 * step > HIGHEST {
             LOWEST
         } else {
             next + step
         })
     });
-    std::ptr::without_provenance_mut(wish.unwrap_or(LOWEST))
+    std::ptr::without_provenance_mut(next_address.unwrap_or(LOWEST))
 }
 
 /// Reserves addresses, with a gap of at least a page to other mappings at both ends. The kernel
@@ -107,8 +107,15 @@ fn reserve(windows: usize) -> Result<Span, Errno> {
     let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
     let (len, extra) = (windows * WINDOW as usize, 2 * ALIGN);
     // SAFETY: no MAP_FIXED: the kernel picks addresses that are free.
-    let start: *mut u8 =
-        unsafe { mmap_anonymous(wish(len + extra).cast(), len + extra, ProtFlags::empty(), flags) }?.cast();
+    let start: *mut u8 = unsafe {
+        mmap_anonymous(
+            next_address(len + extra).cast(),
+            len + extra,
+            ProtFlags::empty(),
+            flags,
+        )
+    }?
+    .cast();
     let aligned = start.map_addr(|addr| (addr + 1).next_multiple_of(ALIGN));
     let before = aligned.addr() - start.addr();
     for (part, len) in [(start, before), (aligned.wrapping_add(len), extra - before)] {
@@ -400,12 +407,12 @@ mod tests {
     }
 
     #[test]
-    fn a_range_that_may_be_a_strangers_is_never_touched_again() {
+    fn a_possibly_foreign_range_is_never_accessed_again() {
         let mut block = fresh();
         let start = block.start();
         let at = start.as_ptr().wrapping_add(8192);
         // SAFETY: imitates the hole that a failed mremap leaves, and a foreign mapping in it.
-        let stranger: *mut u64 = unsafe {
+        let foreign_mapping: *mut u64 = unsafe {
             munmap(at.cast(), 4096).unwrap();
             let rights = ProtFlags::READ | ProtFlags::WRITE;
             mmap_anonymous(
@@ -418,7 +425,7 @@ mod tests {
             .cast()
         };
         // SAFETY: the mapping just made.
-        unsafe { stranger.write(0x5e75) };
+        unsafe { foreign_mapping.write(0x5e75) };
         let hole = block.part(8192, 4096).unwrap();
         assert_eq!(block.repair(hole, 4096, Errno::NOMEM), Failed::Spoiled);
         let trial = Trial::new(&file(MemfdFlags::empty(), 4096), 0, 4096, 0).unwrap();
@@ -427,7 +434,7 @@ mod tests {
         drop(block);
         assert!(!is_in_pool(start));
         // SAFETY: the mapping made above, which is still there.
-        assert_eq!(unsafe { stranger.read() }, 0x5e75);
+        assert_eq!(unsafe { foreign_mapping.read() }, 0x5e75);
     }
 
     #[test]

@@ -12,7 +12,7 @@ use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
 /// Sockets that may wait to be closed. At this number no further client is accepted.
-const MOST: usize = 64;
+const MAX_WAITING: usize = 64;
 
 /// A thread that closes sockets.
 #[derive(Debug)]
@@ -26,7 +26,7 @@ pub(crate) struct Closer {
 impl Closer {
     /// Starts the thread.
     pub(crate) fn start() -> std::io::Result<Closer> {
-        let (sender, receiver) = sync_channel::<OwnedFd>(2 * MOST);
+        let (sender, receiver) = sync_channel::<OwnedFd>(2 * MAX_WAITING);
         let waiting = Arc::new(AtomicUsize::new(0));
         let threads = Arc::new(Interruptible::default());
         let (of_thread, left) = (threads.clone(), waiting.clone());
@@ -49,7 +49,7 @@ impl Closer {
 
     /// Whether there may be no room for the next socket.
     pub(crate) fn is_full(&self) -> bool {
-        self.waiting.load(Ordering::Acquire) >= MOST
+        self.waiting.load(Ordering::Acquire) >= MAX_WAITING
     }
 
     /// Whether a socket waits to be closed.

@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn a_function_reset_is_asked_for_by_one_bit_of_device_control() {
+    fn a_bit_of_device_control_requests_a_function_reset() {
         let mut space = space();
         assert_eq!(space.write(DEVICE_CONTROL, &[0xff, 0x7f]), Some(false));
         assert_eq!(space.write(DEVICE_CONTROL, &[0, 0x80]), Some(true));

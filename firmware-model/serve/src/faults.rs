@@ -3,11 +3,11 @@
 //! without rights replaces it).
 //!
 //! Neither fault may end the process, which serves other clients. A handler makes the access
-//! possible and notes the fault; the function's own thread stops the function. The handler uses
+//! possible and records the fault; the function's own thread stops the function. The handler uses
 //! only atomics and system calls. Its cost is bounded, however many pages are accessed before the
 //! function has stopped:
 //!
-//! * A hole becomes a page of zeros, for the first [`MAX_NOTED`] holes: two mappings each.
+//! * A hole becomes a page of zeros, for the first [`MAX_RECORDED`] holes: two mappings each.
 //! * After a truncated file, or one more hole, the whole [block](super::block) of the function
 //!   becomes one anonymous mapping, by one call that needs no additional mapping. The connection
 //!   then ends.
@@ -26,8 +26,8 @@ use std::sync::{Mutex, Once, PoisonError};
 
 /// Maximum number of watched blocks, of all functions together.
 const MAX_WATCHED: usize = 4096;
-/// Number of holes that are noted one by one before a function has been stopped.
-const MAX_NOTED: usize = 8;
+/// Number of holes that are recorded one by one before a function has been stopped.
+const MAX_RECORDED: usize = 8;
 const PAGE: usize = 4096;
 const HUGE: usize = 2 << 20;
 
@@ -37,7 +37,7 @@ struct Log {
     /// The eventfd that is written at each fault.
     wake: AtomicI32,
     /// The pages that were put in place of holes.
-    pages: [AtomicUsize; MAX_NOTED],
+    pages: [AtomicUsize; MAX_RECORDED],
     count: AtomicUsize,
     /// The memory at the function's addresses is no longer the client's memory.
     lost: AtomicBool,
@@ -71,7 +71,7 @@ static mut PREVIOUS: [MaybeUninit<libc::sigaction>; 2] = [MaybeUninit::zeroed();
 const SIGNALS: [libc::c_int; 2] = [libc::SIGSEGV, libc::SIGBUS];
 
 /// Installs the handler, once.
-fn catch() {
+fn install_handler() {
     static INSTALLED: Once = Once::new();
     INSTALLED.call_once(|| {
         for (i, signal) in SIGNALS.into_iter().enumerate() {
@@ -91,7 +91,7 @@ extern "C" fn on_fault(signal: libc::c_int, info: *mut libc::siginfo_t, context:
     // SAFETY: the kernel passes a valid `siginfo_t` to a handler with SA_SIGINFO; a positive code
     // means that the address of the fault is set.
     let address = unsafe { ((*info).si_code > 0).then(|| (*info).si_addr().addr()) };
-    if address.is_some_and(|address| mend(address, signal == libc::SIGBUS)) {
+    if address.is_some_and(|address| restore_access(address, signal == libc::SIGBUS)) {
         return;
     }
     // The address is in no block: the previous action applies.
@@ -118,7 +118,7 @@ extern "C" fn on_fault(signal: libc::c_int, info: *mut libc::siginfo_t, context:
 }
 
 /// Makes an access possible, if it went to a block. Async-signal-safe.
-fn mend(address: usize, short: bool) -> bool {
+fn restore_access(address: usize, short: bool) -> bool {
     for slot in &SLOTS {
         let (start, len) = (
             slot.start.load(Ordering::Acquire),
@@ -133,18 +133,18 @@ fn mend(address: usize, short: bool) -> bool {
         };
         log.stopped.store(true, Ordering::Relaxed);
         let open = |at: usize, len: usize| make_accessible(at & !(len - 1), len);
-        let mended = if short {
-            raze(log, start, len, address)
+        let restored = if short {
+            replace_block(log, start, len, address)
         } else if log.lost.load(Ordering::Acquire) {
-            // The block is razed already, but not yet accessible, or only in part.
+            // The block is replaced already, but not yet accessible, or only in part.
             open(address, HUGE) || open(address, PAGE)
-        } else if log.note(address & !(PAGE - 1)) {
+        } else if log.record(address & !(PAGE - 1)) {
             open(address, PAGE)
         } else {
-            raze(log, start, len, address)
+            replace_block(log, start, len, address)
         };
-        log.tell();
-        return mended;
+        log.notify();
+        return restored;
     }
     false
 }
@@ -160,7 +160,7 @@ fn make_accessible(at: usize, len: usize) -> bool {
 /// Puts zeros in place of a whole block, in two steps. Memory without write permission does not
 /// count against the process's memory limit, so the first step cannot fail for that reason. It
 /// needs no new mapping, because no mapping reaches beyond the block.
-fn raze(log: &Log, start: usize, len: usize, address: usize) -> bool {
+fn replace_block(log: &Log, start: usize, len: usize, address: usize) -> bool {
     log.lost.store(true, Ordering::Release);
     let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
     let block = std::ptr::with_exposed_provenance_mut(start);
@@ -175,8 +175,8 @@ fn raze(log: &Log, start: usize, len: usize, address: usize) -> bool {
 }
 
 impl Log {
-    /// Notes a hole; `false` if there were too many.
-    fn note(&self, page: usize) -> bool {
+    /// Records a hole; `false` if there were too many.
+    fn record(&self, page: usize) -> bool {
         let index = self.count.fetch_add(1, Ordering::AcqRel);
         match self.pages.get(index) {
             Some(place) => place.store(page, Ordering::Release),
@@ -185,14 +185,14 @@ impl Log {
         true
     }
 
-    fn tell(&self) {
+    fn notify(&self) {
         // SAFETY: `wake` holds an open eventfd for as long as a block is watched.
         let wake = unsafe { BorrowedFd::borrow_raw(self.wake.load(Ordering::Relaxed)) };
         let _ = rustix::io::write(wake, &1u64.to_ne_bytes());
     }
 }
 
-/// The faults that were noted for a function.
+/// The faults that were recorded for a function.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Faults {
     /// No fault.
@@ -215,13 +215,13 @@ impl FaultLog {
     /// A log that writes an eventfd of its own at each fault. From now on faults in watched blocks
     /// are caught.
     pub(crate) fn new() -> Result<FaultLog, Errno> {
-        catch();
+        install_handler();
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let spare = SPARE.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let log = spare.unwrap_or_else(|| {
             Box::leak(Box::new(Log {
                 wake: AtomicI32::new(-1),
-                pages: [const { AtomicUsize::new(0) }; MAX_NOTED],
+                pages: [const { AtomicUsize::new(0) }; MAX_RECORDED],
                 count: AtomicUsize::new(0),
                 lost: AtomicBool::new(false),
                 stopped: AtomicBool::new(false),
@@ -237,7 +237,7 @@ impl FaultLog {
         self.wake.as_fd()
     }
 
-    /// Takes the faults noted since the last call. If there were any, the caller has stopped the
+    /// Takes the faults recorded since the last call. If there were any, the caller has stopped the
     /// function's device before the call; the device may work again afterwards, unless its memory
     /// is lost.
     pub(crate) fn take(&self) -> Faults {
@@ -248,7 +248,7 @@ impl FaultLog {
         match self.log.count.swap(0, Ordering::AcqRel) {
             0 => Faults::None,
             count => Faults::Holes(
-                self.log.pages[..count.min(MAX_NOTED)]
+                self.log.pages[..count.min(MAX_RECORDED)]
                     .iter()
                     .map(|p| p.load(Ordering::Acquire))
                     .collect(),
@@ -256,7 +256,7 @@ impl FaultLog {
         }
     }
 
-    /// Whether no fault was noted.
+    /// Whether no fault was recorded.
     pub(crate) fn is_empty(&self) -> bool {
         !self.log.stopped.load(Ordering::Relaxed)
     }
@@ -270,7 +270,7 @@ impl FaultLog {
     pub(crate) fn lose(&self) {
         self.log.lost.store(true, Ordering::Release);
         self.log.stopped.store(true, Ordering::SeqCst);
-        self.log.tell();
+        self.log.notify();
     }
 
     /// Watches the block of `len` bytes at `start`, both multiples of 1 GiB, until the watch is

@@ -18,7 +18,7 @@ use urnic_vfio_user::{
 pub(crate) const MAX_TRANSFER: usize = 1 << 20;
 /// Maximum number of descriptors in one message; QEMU refuses a server that declares more.
 pub(crate) const MAX_FDS: usize = 16;
-/// Maximum number of stretches of memory that are lent at the same time.
+/// Maximum number of extents of memory that are lent at the same time.
 pub(crate) const MAX_DMA_MAPS: u64 = 1 << 20;
 /// Limits of the messages that a client may send.
 pub(crate) const LIMITS: Limits = Limits {
@@ -74,7 +74,7 @@ pub(crate) struct Outgoing {
 
 /// The connection ends after the pending output is sent.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct HangUp;
+pub(crate) struct Disconnect;
 
 #[derive(Debug)]
 struct Present {
@@ -112,7 +112,7 @@ impl Function {
         message: Incoming,
         hardware: &mut dyn Hardware,
         out: &mut Outgoing,
-    ) -> Result<(), HangUp> {
+    ) -> Result<(), Disconnect> {
         let Incoming {
             header,
             payload,
@@ -140,7 +140,7 @@ impl Function {
         }
         // A client that fails the version exchange is disconnected.
         if first && done.is_err() {
-            Err(HangUp)
+            Err(Disconnect)
         } else {
             Ok(())
         }

@@ -3,7 +3,7 @@
 use rustix::io::Errno;
 use std::collections::BTreeMap;
 
-/// Where a stretch of the client's memory can be accessed.
+/// Where an extent of the client's memory can be accessed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Place {
     /// Mapped in this process, readable and writable.
@@ -17,24 +17,24 @@ pub(crate) enum Place {
     },
 }
 
-/// A stretch of memory. The last address is inclusive, because a stretch may end at the last 64-bit
+/// An extent of memory. The last address is inclusive, because an extent may end at the last 64-bit
 /// address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Stretch {
+pub(crate) struct Extent {
     pub(crate) first: u64,
     pub(crate) last: u64,
     pub(crate) place: Place,
 }
 
-impl Stretch {
-    /// The stretch of `size` bytes at `address`.
+impl Extent {
+    /// The extent of `size` bytes at `address`.
     ///
     /// # Errors
     ///
-    /// `INVAL`: the stretch is empty, or passes the end of 64 bits.
-    pub(crate) fn new(address: u64, size: u64, place: Place) -> Result<Stretch, Errno> {
+    /// `INVAL`: the extent is empty, or passes the end of 64 bits.
+    pub(crate) fn new(address: u64, size: u64, place: Place) -> Result<Extent, Errno> {
         let last = size.checked_sub(1).and_then(|size| address.checked_add(size));
-        Ok(Stretch {
+        Ok(Extent {
             first: address,
             last: last.ok_or(Errno::INVAL)?,
             place,
@@ -42,40 +42,40 @@ impl Stretch {
     }
 }
 
-/// All stretches that are lent. They do not overlap.
+/// All extents that are lent. They do not overlap.
 #[derive(Debug, Default)]
 pub(crate) struct Ledger {
-    /// The stretches by first address.
-    lent: BTreeMap<u64, Stretch>,
+    /// The extents by first address.
+    lent: BTreeMap<u64, Extent>,
 }
 
 impl Ledger {
-    /// Number of stretches.
+    /// Number of extents.
     pub(crate) fn len(&self) -> usize {
         self.lent.len()
     }
 
-    /// Whether any address of the stretch is lent.
-    pub(crate) fn overlaps(&self, stretch: &Stretch) -> bool {
+    /// Whether any address of the extent is lent.
+    pub(crate) fn overlaps(&self, extent: &Extent) -> bool {
         self.lent
-            .range(..=stretch.last)
+            .range(..=extent.last)
             .next_back()
-            .is_some_and(|(_, known)| known.last >= stretch.first)
+            .is_some_and(|(_, known)| known.last >= extent.first)
     }
 
-    /// Inserts a stretch that overlaps no other.
-    pub(crate) fn insert(&mut self, stretch: Stretch) {
-        debug_assert!(!self.overlaps(&stretch));
-        self.lent.insert(stretch.first, stretch);
+    /// Inserts an extent that overlaps no other.
+    pub(crate) fn insert(&mut self, extent: Extent) {
+        debug_assert!(!self.overlaps(&extent));
+        self.lent.insert(extent.first, extent);
     }
 
-    /// Removes all stretches inside of a range. There may be none: QEMU unmaps ranges that it never
+    /// Removes all extents inside of a range. There may be none: QEMU unmaps ranges that it never
     /// lent.
     ///
     /// # Errors
     ///
-    /// `INVAL`: the range cuts through a stretch. Nothing is removed then.
-    pub(crate) fn remove(&mut self, first: u64, last: u64) -> Result<Vec<Stretch>, Errno> {
+    /// `INVAL`: the range cuts through an extent. Nothing is removed then.
+    pub(crate) fn remove(&mut self, first: u64, last: u64) -> Result<Vec<Extent>, Errno> {
         let inside = self.lent.range(first..=last).next_back();
         let cut_behind = inside.is_some_and(|(_, known)| known.last > last);
         let cut_before = first
@@ -89,15 +89,15 @@ impl Ledger {
         Ok(keys.iter().filter_map(|key| self.lent.remove(key)).collect())
     }
 
-    /// The stretch at an address.
-    pub(crate) fn at(&self, address: u64) -> Option<&Stretch> {
+    /// The extent at an address.
+    pub(crate) fn at(&self, address: u64) -> Option<&Extent> {
         let (_, known) = self.lent.range(..=address).next_back()?;
         (known.last >= address).then_some(known)
     }
 
     /// Whether all of the `len` bytes at `address` are lent, in places that `pleases` accepts.
     pub(crate) fn covers(&self, address: u64, len: u64, pleases: impl Fn(Place) -> bool) -> bool {
-        let Ok(asked) = Stretch::new(address, len.max(1), Place::Mapped) else {
+        let Ok(asked) = Extent::new(address, len.max(1), Place::Mapped) else {
             return false;
         };
         let mut next = asked.first;
@@ -117,20 +117,20 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn stretch(first: u64, size: u64) -> Stretch {
-        Stretch::new(first, size, Place::Mapped).unwrap()
+    fn extent(first: u64, size: u64) -> Extent {
+        Extent::new(first, size, Place::Mapped).unwrap()
     }
 
     #[test]
-    fn a_stretch_may_end_with_the_address_space_but_not_pass_it() {
-        assert_eq!(stretch(u64::MAX - 4095, 4096).last, u64::MAX);
+    fn an_extent_may_end_at_the_last_address_but_not_pass_it() {
+        assert_eq!(extent(u64::MAX - 4095, 4096).last, u64::MAX);
         assert_eq!(
-            Stretch::new(u64::MAX - 4095, 4097, Place::Mapped),
+            Extent::new(u64::MAX - 4095, 4097, Place::Mapped),
             Err(Errno::INVAL)
         );
-        assert_eq!(Stretch::new(0, 0, Place::Mapped), Err(Errno::INVAL));
+        assert_eq!(Extent::new(0, 0, Place::Mapped), Err(Errno::INVAL));
         let mut ledger = Ledger::default();
-        ledger.insert(stretch(u64::MAX - 4095, 4096));
+        ledger.insert(extent(u64::MAX - 4095, 4096));
         assert!(ledger.covers(u64::MAX - 10, 11, |_| true));
         assert!(!ledger.covers(u64::MAX - 10, 12, |_| true));
         assert_eq!(ledger.remove(1 << 63, u64::MAX).unwrap().len(), 1);
@@ -144,13 +144,13 @@ mod tests {
             base in prop_oneof![Just(0u64), Just(u64::MAX - 31 * 4096 - 4095), any::<u32>().prop_map(|n| u64::from(n) << 12)],
         ) {
             let mut ledger = Ledger::default();
-            // The number of the stretch that each page belongs to, or 0.
+            // The number of the extent that each page belongs to, or 0.
             let mut pages = [0usize; 32];
             for (number, (map, page, count)) in steps.into_iter().enumerate() {
                 let range = page as usize..(page + count) as usize;
                 let (address, size) = (base + page * 4096, count * 4096);
                 if map {
-                    let asked = stretch(address, size);
+                    let asked = extent(address, size);
                     let taken = pages[range.clone()].iter().any(|owner| *owner != 0);
                     prop_assert_eq!(ledger.overlaps(&asked), taken);
                     if !taken {

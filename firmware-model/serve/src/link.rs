@@ -23,7 +23,7 @@ use urnic_vfio_user::{Decoder, Kind, Request};
 
 /// Maximum time for which a client may leave a command of the server without reply, or its socket
 /// full. QEMU allows the server the same time.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 /// Limits of the commands that wait for the connection's thread, and of their bytes; at a limit no
 /// thread reads on.
 const MAX_QUEUED: usize = 256;
@@ -32,26 +32,26 @@ const MAX_QUEUED_LEN: usize = 4 << 20;
 const MAX_QUEUED_FDS: usize = 64;
 /// Maximum number of descriptors in transit from a client: queued, just read, and of an incomplete
 /// message.
-pub(super) const MAX_FDS_UNDER_WAY: usize = MAX_QUEUED_FDS + 2 * LIMITS.fds;
+pub(super) const MAX_FDS_IN_TRANSIT: usize = MAX_QUEUED_FDS + 2 * LIMITS.fds;
 const READ_LEN: usize = 64 << 10;
 /// Maximum sleep of a waiting thread.
-const LOOK: Duration = Duration::from_millis(100);
+const MAX_WAIT: Duration = Duration::from_millis(100);
 /// Interval at which a waiting thread that does not read checks whether it should.
-const LOOK_AGAIN: Duration = Duration::from_millis(1);
+const RECHECK_INTERVAL: Duration = Duration::from_millis(1);
 
-/// The connection has ended or must end: the client is gone, sends invalid messages, or does not
-/// reply.
+/// The connection has ended or must end: the client has closed it, sends invalid messages, or does
+/// not reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the connection has ended")]
 pub(crate) struct Broken;
 
 /// The result of an attempt to read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Heard {
+pub(crate) enum Received {
     /// Bytes were read.
-    Something,
+    Data,
     /// There is nothing to read.
-    Nothing,
+    Empty,
     /// Another thread reads.
     Busy,
 }
@@ -120,25 +120,25 @@ pub(super) fn is_hung_up(socket: BorrowedFd<'_>) -> bool {
     fds[0].revents().contains(PollFlags::HUP)
 }
 
-/// A wait for the client that expires after [`PATIENCE`]. A machine that was stopped meanwhile
-/// stopped the client too, so at most [`LOOK`] counts between two checks.
-struct Patience {
+/// The remaining time of a wait for the client, at first [`TIMEOUT`]. A machine that was stopped
+/// meanwhile stopped the client too, so at most [`MAX_WAIT`] counts between two checks.
+struct Deadline {
     left: Duration,
-    looked: Instant,
+    checked: Instant,
 }
 
-impl Patience {
-    fn new() -> Patience {
-        Patience {
-            left: PATIENCE,
-            looked: Instant::now(),
+impl Deadline {
+    fn new() -> Deadline {
+        Deadline {
+            left: TIMEOUT,
+            checked: Instant::now(),
         }
     }
 
     fn is_over(&mut self) -> bool {
         let now = Instant::now();
-        self.left = self.left.saturating_sub((now - self.looked).min(LOOK));
-        self.looked = now;
+        self.left = self.left.saturating_sub((now - self.checked).min(MAX_WAIT));
+        self.checked = now;
         self.left.is_zero()
     }
 }
@@ -166,7 +166,7 @@ impl Link {
     }
 
     /// Ends the connection, and with it all waits for replies.
-    pub(crate) fn break_off(&self) -> Broken {
+    pub(crate) fn disconnect(&self) -> Broken {
         self.broken.store(true, Ordering::SeqCst);
         let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
         self.changed.notify_all();
@@ -211,20 +211,20 @@ impl Link {
     }
 
     /// Reads what has arrived, unless another thread reads or too much has been read already.
-    pub(crate) fn hear(&self) -> Result<Heard, Broken> {
+    pub(crate) fn try_receive(&self) -> Result<Received, Broken> {
         if self.is_broken() {
             return Err(Broken);
         }
         match self.receiving.try_lock() {
             Ok(mut receiver) => self.read(&mut receiver),
-            Err(TryLockError::Poisoned(_)) => Err(self.break_off()),
-            Err(TryLockError::WouldBlock) => Ok(Heard::Busy),
+            Err(TryLockError::Poisoned(_)) => Err(self.disconnect()),
+            Err(TryLockError::WouldBlock) => Ok(Received::Busy),
         }
     }
 
-    fn read(&self, receiver: &mut Receiver) -> Result<Heard, Broken> {
+    fn read(&self, receiver: &mut Receiver) -> Result<Received, Broken> {
         if lock(&self.state).is_full() {
-            return Ok(Heard::Nothing);
+            return Ok(Received::Empty);
         }
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(LIMITS.fds))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -232,8 +232,8 @@ impl Link {
         let mut into = [IoSliceMut::new(&mut receiver.buffer)];
         let got = match recvmsg(&self.socket, &mut into, &mut control, flags) {
             Ok(got) => got,
-            Err(Errno::AGAIN | Errno::INTR) => return Ok(Heard::Nothing),
-            Err(_) => return Err(self.break_off()),
+            Err(Errno::AGAIN | Errno::INTR) => return Ok(Received::Empty),
+            Err(_) => return Err(self.disconnect()),
         };
         let fds: Vec<Passed> = control
             .drain()
@@ -247,7 +247,7 @@ impl Link {
         // Descriptors were lost: more came than agreed, or the process has no free descriptor
         // number.
         if got.bytes == 0 || got.flags.contains(ReturnFlags::CTRUNC) {
-            return Err(self.break_off());
+            return Err(self.disconnect());
         }
         receiver.decoder.push(&receiver.buffer[..got.bytes], fds);
         for message in receiver.decoder.by_ref() {
@@ -255,12 +255,12 @@ impl Link {
                 Ok(message) => self.sort(message)?,
                 Err(error) => {
                     tracing::warn!("{error}: connection closed");
-                    return Err(self.break_off());
+                    return Err(self.disconnect());
                 }
             }
         }
         self.changed.notify_all();
-        Ok(Heard::Something)
+        Ok(Received::Data)
     }
 
     fn sort(&self, message: Incoming) -> Result<(), Broken> {
@@ -278,8 +278,8 @@ impl Link {
             }
             _ => {
                 drop(state);
-                tracing::warn!("a reply to nothing that was asked: connection closed");
-                Err(self.break_off())
+                tracing::warn!("a reply with the id of no outstanding request: connection closed");
+                Err(self.disconnect())
             }
         }
     }
@@ -288,14 +288,14 @@ impl Link {
     /// for room.
     pub(crate) fn send(&self, out: &Outgoing) -> Result<(), Broken> {
         let _turn = lock(&self.sending);
-        let mut patience = Patience::new();
+        let mut deadline = Deadline::new();
         let mut rest = &out.bytes[..];
         let mut fds: Vec<BorrowedFd<'_>> = out.fds.iter().map(AsFd::as_fd).collect();
         while !rest.is_empty() {
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(LIMITS.fds))];
             let mut control = SendAncillaryBuffer::new(&mut space);
             if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(&fds)) {
-                return Err(self.break_off());
+                return Err(self.disconnect());
             }
             let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
             match sendmsg(&self.socket, &[IoSlice::new(rest)], &mut control, flags) {
@@ -304,8 +304,8 @@ impl Link {
                     fds.clear();
                 }
                 Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) if !patience.is_over() => self.make_room()?,
-                Err(_) => return Err(self.break_off()),
+                Err(Errno::AGAIN) if !deadline.is_over() => self.make_room()?,
+                Err(_) => return Err(self.disconnect()),
             }
         }
         Ok(())
@@ -313,14 +313,14 @@ impl Link {
 
     fn make_room(&self) -> Result<(), Broken> {
         // While another thread reads, or too much has been read, this thread can only wait.
-        if self.hear()? == Heard::Something {
+        if self.try_receive()? == Received::Data {
             self.wake_for_commands();
             return Ok(());
         }
         let wanted = PollFlags::OUT | PollFlags::IN;
         let reads = !lock(&self.state).is_full() && self.receiving.try_lock().is_ok();
         let wanted = if reads { wanted } else { PollFlags::OUT };
-        wait(&mut [PollFd::new(&self.socket, wanted)], Some(LOOK));
+        wait(&mut [PollFd::new(&self.socket, wanted)], Some(MAX_WAIT));
         Ok(())
     }
 
@@ -367,33 +367,33 @@ impl Link {
     }
 
     fn reply(&self, id: u16) -> Result<Result<Incoming, ()>, Broken> {
-        let mut patience = Patience::new();
+        let mut deadline = Deadline::new();
         loop {
             if let Some(place) = lock(&self.state).awaited.get_mut(&id)
                 && let Some(reply) = place.take()
             {
                 return Ok(reply);
             }
-            if self.is_broken() || patience.is_over() {
-                return Err(self.break_off());
+            if self.is_broken() || deadline.is_over() {
+                return Err(self.disconnect());
             }
             let Ok(mut receiver) = self.receiving.try_lock() else {
                 let state = lock(&self.state);
                 let arrived = state.awaited.get(&id).is_some_and(Option::is_some);
                 if !arrived {
-                    drop(self.changed.wait_timeout(state, LOOK_AGAIN));
+                    drop(self.changed.wait_timeout(state, RECHECK_INTERVAL));
                 }
                 continue;
             };
             if lock(&self.state).awaited.get(&id).is_some_and(Option::is_some) {
                 continue;
             }
-            if self.read(&mut receiver)? == Heard::Something {
+            if self.read(&mut receiver)? == Received::Data {
                 self.wake_for_commands();
                 continue;
             }
             let full = lock(&self.state).is_full();
-            let limit = if full { LOOK_AGAIN } else { LOOK };
+            let limit = if full { RECHECK_INTERVAL } else { MAX_WAIT };
             let wanted = if full { PollFlags::empty() } else { PollFlags::IN };
             wait(&mut [PollFd::new(&self.socket, wanted)], Some(limit));
         }

@@ -1,7 +1,7 @@
 //! The client's memory.
 //!
 //! Memory that comes with a descriptor is mapped at its place in a *window*: 64 GiB of addresses
-//! stand for each 64 GiB of DMA addresses in use. Stretches that are neighbours for the client are
+//! stand for each 64 GiB of DMA addresses in use. Extents that are neighbours for the client are
 //! therefore neighbours here, although QEMU lends a guest's memory page by page when there is an
 //! IOMMU. The windows of a function are one [`Block`]; its module explains why no action of a
 //! client can remove these addresses. Where nothing is lent there is memory without rights;
@@ -10,7 +10,7 @@
 use super::block::{Block, Failed, MAX_WINDOWS, Trial, WINDOW};
 use super::faults::{FaultLog, Faults, Watch};
 use super::function::MAX_DMA_MAPS;
-use super::ledger::{Ledger, Place, Stretch};
+use super::ledger::{Extent, Ledger, Place};
 use super::passed::Passed;
 use super::remote::Remote;
 use rustix::fs::fstat;
@@ -29,7 +29,7 @@ const PAGE: u64 = 4096;
 /// Windows of all functions together: 64 TiB, half of a 47-bit address space.
 const ALL_WINDOWS: usize = 1024;
 /// Minimum number of windows of a function; with fewer it is of little use.
-const FEWEST_WINDOWS: usize = 4;
+const MIN_WINDOWS: usize = 4;
 
 /// The budget of mappings. The kernel limits the mappings of a process, and one client could
 /// exhaust them. Each function has a share of its own; beyond its share a function takes from a
@@ -54,7 +54,7 @@ impl Budget {
         Arc::new(Budget {
             share,
             left: AtomicUsize::new(total - share * functions),
-            windows: (ALL_WINDOWS / functions).clamp(FEWEST_WINDOWS, MAX_WINDOWS),
+            windows: (ALL_WINDOWS / functions).clamp(MIN_WINDOWS, MAX_WINDOWS),
         })
     }
 
@@ -67,7 +67,7 @@ impl Budget {
     }
 
     /// Returns `fewer` of the `held` mappings of a function.
-    fn give_back(&self, held: usize, fewer: usize) {
+    fn release(&self, held: usize, fewer: usize) {
         let beyond = self.beyond(held) - self.beyond(held.saturating_sub(fewer));
         self.left.fetch_add(beyond, Ordering::Relaxed);
     }
@@ -89,7 +89,7 @@ struct Windows {
 }
 
 #[derive(Debug, Default)]
-struct Lent {
+struct MappedMemory {
     ledger: Ledger,
     windows: Option<Windows>,
     /// Index in the block of each open window, by DMA address divided by [`WINDOW`].
@@ -98,16 +98,16 @@ struct Lent {
     mapped: usize,
 }
 
-/// Part of a stretch that is one range of the block.
+/// Part of an extent that is one range of the block.
 struct Piece {
     /// Offset in the block.
     at: usize,
     len: usize,
-    /// Offset from the stretch's beginning.
+    /// Offset from the extent's beginning.
     offset: u64,
 }
 
-impl Lent {
+impl MappedMemory {
     /// The offset in the block of an address, if its window is open.
     fn place_of(&self, address: u64) -> Option<usize> {
         let place = self.places.get(&(address / WINDOW))?;
@@ -130,7 +130,7 @@ impl Lent {
         Some(index * WINDOW + offset % WINDOW)
     }
 
-    /// The parts of a stretch whose windows are open. There is one part, unless windows that are
+    /// The parts of an extent whose windows are open. There is one part, unless windows that are
     /// neighbours for the client are not neighbours in the block.
     fn pieces(&self, first: u64, last: u64) -> Vec<Piece> {
         let mut pieces: Vec<Piece> = Vec::new();
@@ -199,7 +199,7 @@ fn windows_of(first: u64, last: u64) -> RangeInclusive<u64> {
 /// Memory that a client lends to its function.
 #[derive(Debug)]
 pub(crate) struct ClientMemory {
-    lent: RwLock<Lent>,
+    lent: RwLock<MappedMemory>,
     budget: Arc<Budget>,
     /// Set when the client has declared its capabilities.
     remote: OnceLock<Remote>,
@@ -219,11 +219,11 @@ impl ClientMemory {
         })
     }
 
-    fn lent(&self) -> RwLockReadGuard<'_, Lent> {
+    fn lent(&self) -> RwLockReadGuard<'_, MappedMemory> {
         self.lent.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn lent_mut(&self) -> RwLockWriteGuard<'_, Lent> {
+    fn lent_mut(&self) -> RwLockWriteGuard<'_, MappedMemory> {
         self.lent.write().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -256,35 +256,41 @@ impl ClientMemory {
             Some(_) => Place::Mapped,
             None => Place::Remote { read, write },
         };
-        let stretch = Stretch::new(map.address, map.size, place)?;
+        let extent = Extent::new(map.address, map.size, place)?;
         let mut lent = self.lent_mut();
-        if lent.ledger.overlaps(&stretch) {
+        if lent.ledger.overlaps(&extent) {
             return Err(Errno::EXIST);
         }
         if lent.ledger.len() as u64 >= MAX_DMA_MAPS {
             return Err(Errno::NOSPC);
         }
         if let Some(file) = &file {
-            self.map_file(&mut lent, &stretch, map.offset, file)?;
+            self.map_file(&mut lent, &extent, map.offset, file)?;
         }
-        lent.ledger.insert(stretch);
+        lent.ledger.insert(extent);
         Ok(())
     }
 
-    fn map_file(&self, lent: &mut Lent, stretch: &Stretch, offset: u64, file: &OwnedFd) -> Result<(), Errno> {
-        let size = stretch.last - stretch.first;
+    fn map_file(
+        &self,
+        lent: &mut MappedMemory,
+        extent: &Extent,
+        offset: u64,
+        file: &OwnedFd,
+    ) -> Result<(), Errno> {
+        let size = extent.last - extent.first;
         let end = size
             .checked_add(1)
             .and_then(|size| offset.checked_add(size))
             .ok_or(Errno::INVAL)?;
-        let aligned = [stretch.first, stretch.last.wrapping_add(1), offset]
+        let aligned = [extent.first, extent.last.wrapping_add(1), offset]
             .iter()
             .all(|n| n.is_multiple_of(PAGE));
         if !aligned || fstat(file)?.st_size.unsigned_abs() < end {
             return Err(Errno::INVAL);
         }
-        self.open_windows(lent, stretch)?;
-        let pieces = lent.pieces(stretch.first, stretch.last);
+        self.open_windows(lent, extent)?;
+        let pieces = lent.pieces(extent.first, extent.last);
         // All steps that can fail because of the file or the client run here, outside the block.
         let trial = |piece: &Piece| Trial::new(file, offset + piece.offset, piece.len, piece.at as u64);
         let trials = pieces.iter().map(trial).collect::<Result<Vec<_>, _>>()?;
@@ -293,7 +299,7 @@ impl ClientMemory {
         for (done, (piece, trial)) in pieces.iter().zip(trials).enumerate() {
             if let Err(failed) = block.place(piece.at, trial) {
                 let cleared = pieces[..done].iter().all(|p| block.clear(p.at, p.len).is_ok());
-                self.budget.give_back(lent.mapped + pieces.len(), pieces.len());
+                self.budget.release(lent.mapped + pieces.len(), pieces.len());
                 return match failed {
                     Failed::Refused(errno) if cleared => Err(errno),
                     _ => Err(self.lose()),
@@ -311,9 +317,9 @@ impl ClientMemory {
         Errno::NOMEM
     }
 
-    /// Opens a window for each address of a stretch.
-    fn open_windows(&self, lent: &mut Lent, stretch: &Stretch) -> Result<(), Errno> {
-        let indices = windows_of(stretch.first, stretch.last);
+    /// Opens a window for each address of an extent.
+    fn open_windows(&self, lent: &mut MappedMemory, extent: &Extent) -> Result<(), Errno> {
+        let indices = windows_of(extent.first, extent.last);
         if indices.end() - indices.start() >= self.budget.windows as u64 {
             return Err(Errno::NOMEM);
         }
@@ -341,13 +347,13 @@ impl ClientMemory {
             device.unmapped(lowest.first, (highest.last - lowest.first).saturating_add(1));
         }
         let mut lent = self.lent_mut();
-        for stretch in removed.iter().filter(|stretch| stretch.place == Place::Mapped) {
-            let pieces = lent.pieces(stretch.first, stretch.last);
+        for extent in removed.iter().filter(|extent| extent.place == Place::Mapped) {
+            let pieces = lent.pieces(extent.first, extent.last);
             let block = &mut lent.windows.as_mut().ok_or(Errno::FAULT)?.block;
             for piece in &pieces {
                 block.clear(piece.at, piece.len).map_err(|_| self.lose())?;
             }
-            self.budget.give_back(lent.mapped, pieces.len());
+            self.budget.release(lent.mapped, pieces.len());
             lent.mapped -= pieces.len();
         }
         Ok(())
@@ -359,7 +365,7 @@ impl ClientMemory {
     /// # Errors
     ///
     /// `FAULT`: it is unknown what is mapped in the block; the connection must end.
-    pub(crate) fn after(&self, faults: Faults) -> Result<(), Errno> {
+    pub(crate) fn restore_holes(&self, faults: Faults) -> Result<(), Errno> {
         let pages = match faults {
             Faults::None => return Ok(()),
             Faults::Holes(pages) => pages,
@@ -386,12 +392,12 @@ impl ClientMemory {
 impl Drop for ClientMemory {
     fn drop(&mut self) {
         let lent = self.lent.get_mut().unwrap_or_else(PoisonError::into_inner);
-        self.budget.give_back(lent.mapped, lent.mapped);
+        self.budget.release(lent.mapped, lent.mapped);
     }
 }
 
 // SAFETY: a pointer from `reach` points into a block, which stays until this object is dropped, and
-// the device holds a handle to this object. Lent memory is mapped readable and writable; once
+// the device holds a handle to this object. Mapped memory is mapped readable and writable; once
 // unmapped, or when its file is truncated, an access faults and finds a page of zeros (`faults`).
 unsafe impl HostMemory for ClientMemory {
     fn reach(&self, iova: u64, len: usize) -> Option<NonNull<u8>> {
@@ -440,7 +446,7 @@ impl ClientMemory {
 }
 
 impl RemoteMemory for ClientMemory {
-    /// Whether all of the range is lent: mapped here or not, in one stretch or in several.
+    /// Whether all of the range is lent: mapped here or not, in one extent or in several.
     fn covers(&self, iova: u64, len: u64) -> bool {
         self.lent().ledger.covers(iova, len, |_| true)
     }

@@ -9,7 +9,7 @@ use super::closer::Closer;
 use super::config_space::MAX_VECTORS;
 use super::endpoint::Endpoint;
 use super::interruption::Interruptible;
-use super::link::{MAX_FDS_UNDER_WAY, is_hung_up};
+use super::link::{MAX_FDS_IN_TRANSIT, is_hung_up};
 use super::memory::Budget;
 use super::session::Session;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
@@ -130,19 +130,19 @@ pub struct Server {
 }
 
 /// Notifies the server of a session's end when dropped.
-struct Told(Arc<OwnedFd>);
+struct NotifyOnDrop(Arc<OwnedFd>);
 
-impl Drop for Told {
+impl Drop for NotifyOnDrop {
     fn drop(&mut self) {
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 }
 
 /// Number of descriptors of the process itself: sockets, signals, logs.
-const OF_THE_PROCESS: usize = 64;
+const PROCESS_FDS: usize = 64;
 /// Number of descriptors of a function that do not depend on its driver's commands: socket, wakes,
 /// doorbell pages, the client's process.
-const OF_A_FUNCTION: usize = 8;
+const FUNCTION_FDS: usize = 8;
 /// Descriptors that a function should have (with fewer it is of little use), and the minimum that
 /// it gets.
 const WANTED: usize = 64;
@@ -155,7 +155,7 @@ fn descriptor_share(limit: Option<u64>, functions: usize, vectors: usize) -> u32
         return u32::MAX;
     };
     let functions = functions.max(1);
-    let fixed = OF_THE_PROCESS + functions * (OF_A_FUNCTION + vectors + MAX_FDS_UNDER_WAY);
+    let fixed = PROCESS_FDS + functions * (FUNCTION_FDS + vectors + MAX_FDS_IN_TRANSIT);
     let left = limit.saturating_sub(fixed);
     if left < functions * WANTED {
         tracing::warn!(
@@ -280,7 +280,7 @@ impl Listener {
         let thread = std::thread::Builder::new()
             .name("urnic-function".to_owned())
             .spawn(move || {
-                let _told = Told(ended);
+                let _notify = NotifyOnDrop(ended);
                 // Dropped first, after a panic too.
                 let session = session;
                 session.run();
@@ -440,7 +440,7 @@ mod tests {
     #[test]
     fn functions_have_equal_shares_of_the_descriptors() {
         let vectors = 9;
-        let fixed = |functions| OF_THE_PROCESS + functions * (OF_A_FUNCTION + vectors + MAX_FDS_UNDER_WAY);
+        let fixed = |functions| PROCESS_FDS + functions * (FUNCTION_FDS + vectors + MAX_FDS_IN_TRANSIT);
         for (limit, functions) in [(1 << 20, 16), (1 << 20, 1), (4096, 4)] {
             let share = descriptor_share(Some(limit as u64), functions, vectors) as usize;
             assert!(

@@ -2,9 +2,9 @@
 
 use super::endpoint::Endpoint;
 use super::faults::Faults;
-use super::function::{Function, HangUp, Hardware, Outgoing};
+use super::function::{Disconnect, Function, Hardware, Outgoing};
 use super::interruption::Interruptible;
-use super::link::{Broken, Heard, Link, wait};
+use super::link::{Broken, Link, Received, wait};
 use super::memory::{Budget, ClientMemory};
 use super::passed::Passed;
 use super::remote::Remote;
@@ -23,12 +23,12 @@ use urnic_model::{Device, Interrupts};
 use urnic_vfio_user::{Capabilities, DmaMap, Memory};
 
 /// A client that has not completed the version exchange within this time is disconnected.
-const GREETING: Duration = Duration::from_secs(10);
+const VERSION_TIMEOUT: Duration = Duration::from_secs(10);
 /// The thread busy-polls the doorbells for this time after the last one that rang, then sleeps
 /// until it is kicked.
 const BUSY_POLL: Duration = Duration::from_micros(100);
 /// During busy-poll, the number of polls of the doorbells for each read of the socket.
-const LOOKS_PER_READ: u32 = 8;
+const POLLS_PER_READ: u32 = 8;
 
 /// A function and its client.
 pub(super) struct Session {
@@ -78,7 +78,7 @@ impl Session {
 
     /// Ends the client's connection, and with it all waits for the client's replies.
     pub(super) fn cut_off(&self) {
-        self.link.break_off();
+        self.link.disconnect();
     }
 
     /// Serves the client until it disconnects.
@@ -97,26 +97,26 @@ impl Session {
             device.shutdown();
             device.reset();
         }
-        self.link.break_off();
+        self.link.disconnect();
         drop(wiring);
         // Closed here, because another thread may drop the session last.
         self.link.close();
-        tracing::info!("a client has gone");
+        tracing::info!("client disconnected");
     }
 
     fn serve(&self, wiring: &mut Wiring<'_>) -> Result<std::convert::Infallible, Broken> {
         let mut function = Function::default();
         let begun = Instant::now();
         let mut last_rung = begun;
-        let mut looks = 0u32;
+        let mut polls = 0u32;
         loop {
-            let mut busy = self.obey(&mut function, wiring)?;
-            looks = looks.wrapping_add(1);
-            if looks.is_multiple_of(LOOKS_PER_READ) || busy {
-                busy |= self.link.hear()? != Heard::Nothing;
+            let mut busy = self.execute_commands(&mut function, wiring)?;
+            polls = polls.wrapping_add(1);
+            if polls.is_multiple_of(POLLS_PER_READ) || busy {
+                busy |= self.link.try_receive()? != Received::Empty;
             }
-            busy |= wiring.look();
-            self.see_to_faults(wiring)?;
+            busy |= wiring.poll();
+            self.handle_faults(wiring)?;
             if self.stop.load(Ordering::SeqCst) {
                 return Err(Broken);
             }
@@ -129,13 +129,13 @@ impl Session {
                 self.sleep(&function, wiring, begun)?;
                 last_rung = Instant::now();
                 // Most likely a message ended the sleep.
-                looks = LOOKS_PER_READ - 1;
+                polls = POLLS_PER_READ - 1;
             }
         }
     }
 
     /// Executes the commands that have arrived.
-    fn obey(&self, function: &mut Function, wiring: &mut Wiring<'_>) -> Result<bool, Broken> {
+    fn execute_commands(&self, function: &mut Function, wiring: &mut Wiring<'_>) -> Result<bool, Broken> {
         let mut any = false;
         while self.memory.faults().is_empty()
             && let Some(message) = self.link.command()
@@ -143,8 +143,8 @@ impl Session {
             let mut out = Outgoing::default();
             let done = function.message(message, wiring, &mut out);
             self.link.send(&out)?;
-            if done == Err(HangUp) {
-                return Err(self.link.break_off());
+            if done == Err(Disconnect) {
+                return Err(self.link.disconnect());
             }
             any = true;
         }
@@ -162,9 +162,9 @@ impl Session {
         }
         let limit = match function.is_present() {
             true => None,
-            false => match GREETING.checked_sub(begun.elapsed()) {
+            false => match VERSION_TIMEOUT.checked_sub(begun.elapsed()) {
                 Some(left) => Some(left),
-                None => return Err(self.link.break_off()),
+                None => return Err(self.link.disconnect()),
             },
         };
         let wake = self.memory.faults().wake();
@@ -186,7 +186,7 @@ impl Session {
 
     /// Handles a fault: memory vanished under the device, so the device stops with `HOST_MEMORY` as
     /// the reason for its driver.
-    fn see_to_faults(&self, wiring: &Wiring<'_>) -> Result<(), Broken> {
+    fn handle_faults(&self, wiring: &Wiring<'_>) -> Result<(), Broken> {
         if self.memory.faults().is_empty() {
             return Ok(());
         }
@@ -195,11 +195,15 @@ impl Session {
         }
         let faults = self.memory.faults().take();
         if faults == Faults::Lost {
-            tracing::warn!("the client's memory was cut away under the device: connection closed");
+            tracing::warn!(
+                "the client truncated or unmapped memory in use by the device, which is lost: connection closed"
+            );
         } else {
-            tracing::warn!("the client took back memory that the device still used: function stopped");
+            tracing::warn!("the client unmapped memory that the device still used: function stopped");
         }
-        self.memory.after(faults).map_err(|_| self.link.break_off())
+        self.memory
+            .restore_holes(faults)
+            .map_err(|_| self.link.disconnect())
     }
 }
 
@@ -213,7 +217,7 @@ struct Wiring<'a> {
 
 impl Wiring<'_> {
     /// Polls the doorbells and the network; returns whether a doorbell rang.
-    fn look(&self) -> bool {
+    fn poll(&self) -> bool {
         let Some(device) = &self.device else {
             return false;
         };
@@ -235,7 +239,7 @@ impl Hardware for Wiring<'_> {
             self.vectors.clone(),
         );
         self.device = Some(device.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?);
-        tracing::info!(?memory, "a client has come");
+        tracing::info!(?memory, "client connected");
         Ok(client.urnic.map(|_| memory))
     }
 
@@ -309,6 +313,6 @@ impl Hardware for Wiring<'_> {
         if let Some(device) = &self.device {
             device.reset();
         }
-        self.vectors.forget_pending();
+        self.vectors.clear_pending();
     }
 }

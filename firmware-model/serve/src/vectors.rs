@@ -18,10 +18,10 @@ struct Vector {
 impl Vector {
     fn raise(&mut self) {
         self.pending = true;
-        self.tell();
+        self.signal();
     }
 
-    fn tell(&mut self) {
+    fn signal(&mut self) {
         if self.pending
             && !self.masked
             && let Some(eventfd) = &self.eventfd
@@ -29,8 +29,8 @@ impl Vector {
             // The eventfd is full only if the client does not read it; a later read then finds that
             // an interrupt came.
             if rustix::io::write(eventfd, &1u64.to_ne_bytes()) == Err(Errno::INTR) {
-                // The client filled the eventfd, made it block again, and has gone: this thread was
-                // interrupted.
+                // The client filled the eventfd, made it block again, and disconnected: this thread
+                // was interrupted.
                 self.eventfd = None;
             }
             self.pending = false;
@@ -71,7 +71,7 @@ impl Vectors {
         }
         self.with(vector, |vector| {
             vector.eventfd = eventfd;
-            vector.tell();
+            vector.signal();
         });
     }
 
@@ -79,7 +79,7 @@ impl Vectors {
     pub(crate) fn mask(&self, vector: u32, masked: bool) {
         self.with(vector, |vector| {
             vector.masked = masked;
-            vector.tell();
+            vector.signal();
         });
     }
 
@@ -89,7 +89,7 @@ impl Vectors {
     }
 
     /// Clears pending interrupts and masks, as a reset does.
-    pub(crate) fn forget_pending(&self) {
+    pub(crate) fn clear_pending(&self) {
         for vector in 0..self.vectors.len() as u32 {
             self.with(vector, |vector| (vector.pending, vector.masked) = (false, false));
         }
@@ -116,18 +116,18 @@ mod tests {
         rustix::io::read(fd, &mut bytes).map_or(0, |_| u64::from_ne_bytes(bytes))
     }
 
-    fn an_eventfd() -> (OwnedFd, OwnedFd) {
+    fn eventfd_pair() -> (OwnedFd, OwnedFd) {
         let fd = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
         (fd.try_clone().unwrap(), fd)
     }
 
     #[test]
-    fn an_interrupt_that_nobody_hears_is_told_later() {
+    fn a_pending_interrupt_is_signalled_later() {
         let vectors = Vectors::new(2, Arc::default());
         vectors.raise(1);
         vectors.raise(1);
         assert!(vectors.is_pending(1) && !vectors.is_pending(0));
-        let (theirs, ours) = an_eventfd();
+        let (theirs, ours) = eventfd_pair();
         vectors.assign(1, Some(ours));
         assert_eq!(count(&theirs), 1);
         vectors.mask(1, true);
@@ -142,9 +142,9 @@ mod tests {
     }
 
     #[test]
-    fn a_full_eventfd_stops_nobody() {
+    fn a_full_eventfd_does_not_block() {
         let vectors = Vectors::new(1, Arc::default());
-        let (theirs, ours) = an_eventfd();
+        let (theirs, ours) = eventfd_pair();
         rustix::io::write(&theirs, &(u64::MAX - 1).to_ne_bytes()).unwrap();
         vectors.assign(0, Some(ours));
         vectors.raise(0);

@@ -3,7 +3,7 @@ use urnic_wire::crc::crc32c;
 
 /// The examples of RFC 3720 appendix B.4, as printed there, and the common check value.
 #[test]
-fn mpa_c_02_crc32c_goes_out_least_significant_octet_first() {
+fn mpa_c_02_crc32c_is_sent_least_significant_byte_first() {
     let ascending: [u8; 32] = core::array::from_fn(|i| i as u8);
     let descending: [u8; 32] = core::array::from_fn(|i| 31 - i as u8);
     let read_10 = hex!(
@@ -18,9 +18,9 @@ fn mpa_c_02_crc32c_goes_out_least_significant_octet_first() {
         (&read_10, 0xd996_3a56, hex!("563a96d9")),
         (b"123456789", 0xe306_9283, hex!("839206e3")),
     ];
-    for (octets, value, wire) in examples {
-        assert_eq!(crc32c(octets), value);
-        assert_eq!(crc32c(octets).to_le_bytes(), wire);
+    for (bytes, value, wire) in examples {
+        assert_eq!(crc32c(bytes), value);
+        assert_eq!(crc32c(bytes).to_le_bytes(), wire);
     }
 }
 

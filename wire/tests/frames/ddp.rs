@@ -9,27 +9,27 @@ const UNTAGGED: [u8; 23] = hex!("4143 00000000 00000000 00000001 00000000 68656c
 
 #[test]
 fn ddp_h_01_reserved_bits_are_ignored_and_sent_as_zero() {
-    for octets in [&TAGGED[..], &UNTAGGED] {
-        let mut reserved = octets.to_vec();
+    for bytes in [&TAGGED[..], &UNTAGGED] {
+        let mut reserved = bytes.to_vec();
         reserved[0] |= 0x3c;
         let (header, _) = Header::parse(&reserved).unwrap();
-        assert_eq!(Header::parse(octets).unwrap().0, header);
+        assert_eq!(Header::parse(bytes).unwrap().0, header);
         let mut buffer = [0xff; UNTAGGED_LEN];
         let len = header.emit(&mut buffer);
-        assert_eq!(buffer[..len], octets[..len]);
+        assert_eq!(buffer[..len], bytes[..len]);
     }
 }
 
 #[test]
-fn ddp_v_05_v_11_versions_are_told_apart_by_the_t_bit() {
+fn ddp_v_05_v_11_the_t_bit_selects_the_version() {
     for version in [0, 2, 3] {
-        for (octets, tagged, code) in [
+        for (bytes, tagged, code) in [
             (&TAGGED[..], true, TerminateError::DdpTaggedVersion),
             (&UNTAGGED[..], false, TerminateError::DdpUntaggedVersion),
         ] {
-            let mut octets = octets.to_vec();
-            octets[0] = octets[0] & !3 | version;
-            let error = Header::parse(&octets).unwrap_err();
+            let mut bytes = bytes.to_vec();
+            bytes[0] = bytes[0] & !3 | version;
+            let error = Header::parse(&bytes).unwrap_err();
             assert_eq!(error, Error::Version { tagged, version });
             assert_eq!(TerminateError::from(error), code);
         }
@@ -37,7 +37,7 @@ fn ddp_v_05_v_11_versions_are_told_apart_by_the_t_bit() {
 }
 
 #[test]
-fn ddp_h_02_tagged_header_has_14_octets() {
+fn ddp_h_02_tagged_header_has_14_bytes() {
     let (header, payload) = Header::parse(&TAGGED).unwrap();
     let expected = TaggedHeader {
         last: true,
@@ -53,9 +53,9 @@ fn ddp_h_02_tagged_header_has_14_octets() {
 }
 
 #[test]
-fn ddp_h_03_untagged_header_has_18_octets() {
-    let octets = hex!("0146 11223344 55667788 99aabbcc ddeeff00");
-    let (header, payload) = Header::parse(&octets).unwrap();
+fn ddp_h_03_untagged_header_has_18_bytes() {
+    let bytes = hex!("0146 11223344 55667788 99aabbcc ddeeff00");
+    let (header, payload) = Header::parse(&bytes).unwrap();
     let expected = UntaggedHeader {
         last: false,
         rsvd_ulp: 0x46,
@@ -71,14 +71,14 @@ fn ddp_h_03_untagged_header_has_18_octets() {
     );
     let mut buffer = [0; UNTAGGED_LEN];
     expected.emit(&mut buffer);
-    assert_eq!(buffer, octets);
+    assert_eq!(buffer, bytes);
 }
 
 #[test]
 fn mpa_f_16_a_ulpdu_shorter_than_its_header_is_1_0_00() {
-    for (octets, needed) in [(&TAGGED[..], TAGGED_LEN), (&UNTAGGED[..], UNTAGGED_LEN)] {
+    for (bytes, needed) in [(&TAGGED[..], TAGGED_LEN), (&UNTAGGED[..], UNTAGGED_LEN)] {
         for have in 0..needed {
-            let error = Header::parse(&octets[..have]).unwrap_err();
+            let error = Header::parse(&bytes[..have]).unwrap_err();
             let needed = if have == 0 { 1 } else { needed };
             assert_eq!(error, Error::Truncated { needed, have });
             assert_eq!(TerminateError::from(error), TerminateError::DdpLocalCatastrophic);
@@ -89,8 +89,8 @@ fn mpa_f_16_a_ulpdu_shorter_than_its_header_is_1_0_00() {
 /// An offset whose range would wrap is a valid header; the owner of the buffer checks the range.
 #[test]
 fn ddp_v_04_to_at_the_end_of_64_bits_is_parsed() {
-    let octets = hex!("0010c140 00001234 ffffffff ffffffff 61620000 3690dd95");
-    let (ulpdu, _) = fpdu::parse(&octets, CrcMode::On).unwrap();
+    let bytes = hex!("0010c140 00001234 ffffffff ffffffff 61620000 3690dd95");
+    let (ulpdu, _) = fpdu::parse(&bytes, CrcMode::On).unwrap();
     let (header, payload) = Header::parse(ulpdu).unwrap();
     assert_eq!(
         (header, payload),

@@ -170,7 +170,7 @@ fn unknown_terminate_and_errors() {
         Terminate::parse(&[0x5a, 5, 0, 0]).unwrap().to_string(),
         "5/10/05 unknown error"
     );
-    let error = |octets: &[u8]| Segment::parse(octets).unwrap_err().to_string();
+    let error = |bytes: &[u8]| Segment::parse(bytes).unwrap_err().to_string();
     assert_eq!(
         error(&[]),
         "DDP segment of 0 bytes is shorter than its header of 1"

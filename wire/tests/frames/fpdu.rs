@@ -7,21 +7,21 @@ use urnic_wire::rdmap::TerminateError;
 
 #[test]
 fn mpa_f_02_length_counts_the_ulpdu_alone() {
-    let octets = vector("F-SEND-hello");
-    assert_eq!((octets.len(), ulpdu_len(&octets)), (32, Some(0x17)));
-    assert_eq!(ulpdu_len(&octets[..1]), None);
+    let bytes = vector("F-SEND-hello");
+    assert_eq!((bytes.len(), ulpdu_len(&bytes)), (32, Some(0x17)));
+    assert_eq!(ulpdu_len(&bytes[..1]), None);
 }
 
 #[test]
 fn mpa_f_03_pad_makes_fpdu_multiple_of_four() {
     let pads = [0, 3, 2, 1, 0, 3, 2, 1];
     for (payload, pad) in pads.into_iter().enumerate() {
-        let octets = fpdu(&send(1, &[0xff; 7][..payload]));
+        let bytes = fpdu(&send(1, &[0xff; 7][..payload]));
         assert_eq!(padding(18 + payload), pad);
-        assert_eq!(octets.len(), 2 + 18 + payload + pad + 4);
-        assert_eq!(octets.len() % 4, 0);
+        assert_eq!(bytes.len(), 2 + 18 + payload + pad + 4);
+        assert_eq!(bytes.len() % 4, 0);
         assert_eq!(
-            octets[20 + payload..][..pad],
+            bytes[20 + payload..][..pad],
             [0; 3][..pad],
             "pad goes out as zero"
         );
@@ -30,19 +30,19 @@ fn mpa_f_03_pad_makes_fpdu_multiple_of_four() {
 
 #[test]
 fn mpa_f_03_pad_of_any_value_is_accepted_under_its_crc() {
-    let mut octets = vector("F-SEND-hello");
-    octets[25..28].copy_from_slice(&[1, 2, 3]);
-    assert!(matches!(parse(&octets, CrcMode::On), Err(FpduError::Crc { .. })));
-    let crc = crc32c(&octets[..28]);
-    octets[28..].copy_from_slice(&crc.to_le_bytes());
-    assert_eq!(parse(&octets, CrcMode::On).unwrap().0, send(1, b"hello"));
+    let mut bytes = vector("F-SEND-hello");
+    bytes[25..28].copy_from_slice(&[1, 2, 3]);
+    assert!(matches!(parse(&bytes, CrcMode::On), Err(FpduError::Crc { .. })));
+    let crc = crc32c(&bytes[..28]);
+    bytes[28..].copy_from_slice(&crc.to_le_bytes());
+    assert_eq!(parse(&bytes, CrcMode::On).unwrap().0, send(1, b"hello"));
 }
 
 #[test]
 fn mpa_f_04_crc_field_is_there_but_free_when_crcs_are_off() {
-    let mut octets = vector("F-SEND-hello");
-    octets[28..].copy_from_slice(b"junk");
-    assert_eq!(parse(&octets, CrcMode::Off).unwrap().0, send(1, b"hello"));
+    let mut bytes = vector("F-SEND-hello");
+    bytes[28..].copy_from_slice(b"junk");
+    assert_eq!(parse(&bytes, CrcMode::Off).unwrap().0, send(1, b"hello"));
 
     let mut buffer = [0xee; 33];
     assert_eq!(emit(&send(1, b"hello"), CrcMode::Off, &mut buffer), 32);
@@ -130,19 +130,19 @@ fn mpa_c_04_a_flipped_bit_is_named_and_terminates_with_2_0_02() {
 
     let good = vector("F-SEND-hello");
     for bit in 0..good.len() * 8 {
-        let mut octets = good.clone();
-        octets[bit / 8] ^= 1 << (bit % 8);
+        let mut bytes = good.clone();
+        bytes[bit / 8] ^= 1 << (bit % 8);
         // A longer ULPDU_Length requires bytes that are not present.
-        assert!(parse(&octets, CrcMode::On).is_err(), "bit {bit}");
+        assert!(parse(&bytes, CrcMode::On).is_err(), "bit {bit}");
     }
 }
 
 #[test]
-fn mpa_f_12_an_fpdu_in_pieces_says_how_far_it_goes() {
-    let octets = vector("F-SEND-hello");
-    for have in 0..octets.len() {
+fn mpa_f_12_a_partial_fpdu_reports_its_length() {
+    let bytes = vector("F-SEND-hello");
+    for have in 0..bytes.len() {
         let needed = if have < 2 { 2 } else { 32 };
-        let error = parse(&octets[..have], CrcMode::On).unwrap_err();
+        let error = parse(&bytes[..have], CrcMode::On).unwrap_err();
         assert_eq!(error, FpduError::Incomplete { needed, have });
         assert_eq!(TerminateError::from_fpdu(error), None);
     }
@@ -167,7 +167,7 @@ fn mpa_f_01_several_fpdus_in_one_buffer() {
 
 #[test]
 fn mpa_f_16_an_empty_ulpdu_is_an_fpdu_for_ddp_to_refuse() {
-    let octets = fpdu(&[]);
-    assert_eq!(octets.len(), 8);
-    assert_eq!(parse(&octets, CrcMode::On), Ok((&[][..], &[][..])));
+    let bytes = fpdu(&[]);
+    assert_eq!(bytes.len(), 8);
+    assert_eq!(parse(&bytes, CrcMode::On), Ok((&[][..], &[][..])));
 }

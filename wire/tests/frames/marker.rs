@@ -10,13 +10,13 @@ fn by_the_book(offset: u64, ulpdu: &[u8]) -> Vec<u8> {
     let mut plain = vec![0; fpdu::fpdu_len(ulpdu.len())];
     fpdu::emit(ulpdu, CrcMode::Off, &mut plain);
     let (mut wire, mut ulpdu_length_at) = (Vec::new(), None);
-    for octet in plain {
+    for byte in plain {
         if (offset + wire.len() as u64).is_multiple_of(512) {
             let fpduptr = ulpdu_length_at.map_or(0, |at| wire.len() - at);
             wire.extend((fpduptr as u32).to_be_bytes());
         }
         ulpdu_length_at.get_or_insert(wire.len());
-        wire.push(octet);
+        wire.push(byte);
     }
     let covered = wire.len() - 4;
     let crc = crc32c(&wire[..covered]);
@@ -25,12 +25,12 @@ fn by_the_book(offset: u64, ulpdu: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn mpa_m_09_every_length_at_every_start_is_as_the_rfc_tells() {
-    let octets: Vec<u8> = (0..2000).map(|i| (i * 7) as u8).collect();
-    for len in 0..octets.len() {
+fn mpa_m_09_every_length_at_every_start_matches_the_rfc() {
+    let bytes: Vec<u8> = (0..2000).map(|i| (i * 7) as u8).collect();
+    for len in 0..bytes.len() {
         // Each length at eight starts, so that all lengths together cover every start.
         for start in (0..512).step_by(4).skip(len % 16).step_by(16) {
-            let ulpdu = &octets[..len];
+            let ulpdu = &bytes[..len];
             let expected = by_the_book(start, ulpdu);
             assert_eq!(
                 marked_len(start, fpdu::fpdu_len(len)),
@@ -52,7 +52,7 @@ fn mpa_m_09_every_length_at_every_start_is_as_the_rfc_tells() {
 }
 
 #[test]
-fn mpa_m_03_markers_lie_at_every_512th_octet() {
+fn mpa_m_03_markers_lie_at_every_512th_byte() {
     let (stream, starts) = marked(&[send(1, &[0xff; 3000]), send(2, &[0xff; 5]), send(3, &[0xff; 900])]);
     assert_eq!(starts[0], 0);
     for at in (0..stream.len()).step_by(512) {
@@ -149,7 +149,7 @@ fn mpa_m_11_a_wrong_marker_terminates_with_2_0_03() {
             found: 0x3f8
         }
     );
-    assert_eq!(stream, before, "an error leaves the octets alone");
+    assert_eq!(stream, before, "an error leaves the bytes alone");
 
     // With CRCs on, the parser reports the CRC first, unless it matches.
     assert!(matches!(
@@ -176,18 +176,18 @@ fn mpa_m_11_a_wrong_marker_terminates_with_2_0_03() {
 }
 
 #[test]
-fn mpa_f_12_a_marked_fpdu_in_pieces_says_how_far_it_goes() {
+fn mpa_f_12_a_partial_marked_fpdu_reports_its_length() {
     for (ulpdus, start) in [(&multi()[..], 0), (&fig6()[..], 492)] {
         let (stream, _) = marked(ulpdus);
         let lead = if start == 0 { 4 } else { 0 };
-        let octets = &stream[start..];
-        for have in 0..octets.len() {
-            let needed = if have < lead + 2 { lead + 2 } else { octets.len() };
-            let mut octets = octets[..have].to_vec();
-            let found = parse(start as u64, &mut octets, CrcMode::On);
+        let bytes = &stream[start..];
+        for have in 0..bytes.len() {
+            let needed = if have < lead + 2 { lead + 2 } else { bytes.len() };
+            let mut bytes = bytes[..have].to_vec();
+            let found = parse(start as u64, &mut bytes, CrcMode::On);
             assert_eq!(found, Err(FpduError::Incomplete { needed, have }));
             assert_eq!(
-                wire_len(start as u64, &octets),
+                wire_len(start as u64, &bytes),
                 (have >= lead + 2).then_some(needed)
             );
         }

@@ -14,11 +14,11 @@ use urnic_wire::rdmap::{
 };
 
 /// The CRC computed bit by bit, most significant first, as RFC 3720 §12.1 describes.
-fn crc_by_the_book(octets: &[u8]) -> u32 {
+fn reference_crc(bytes: &[u8]) -> u32 {
     let mut remainder = u32::MAX;
-    for bit in octets
+    for bit in bytes
         .iter()
-        .flat_map(|octet| (0..8).map(move |bit| u32::from(octet >> bit & 1)))
+        .flat_map(|byte| (0..8).map(move |bit| u32::from(byte >> bit & 1)))
     {
         let carry = remainder >> 31 ^ bit;
         remainder = remainder << 1 ^ if carry == 1 { 0x1edc_6f41 } else { 0 };
@@ -26,7 +26,7 @@ fn crc_by_the_book(octets: &[u8]) -> u32 {
     !remainder.reverse_bits()
 }
 
-fn octets(len: usize) -> impl Strategy<Value = Vec<u8>> {
+fn bytes(len: usize) -> impl Strategy<Value = Vec<u8>> {
     proptest::collection::vec(any::<u8>(), 0..=len)
 }
 
@@ -57,7 +57,7 @@ fn word() -> impl Strategy<Value = EnhancedWord> {
 }
 
 fn read_request() -> impl Strategy<Value = ReadRequest> {
-    any::<[u8; ReadRequest::LEN]>().prop_map(|octets| ReadRequest::parse(&octets).unwrap())
+    any::<[u8; ReadRequest::LEN]>().prop_map(|bytes| ReadRequest::parse(&bytes).unwrap())
 }
 
 fn atomic_request() -> impl Strategy<Value = AtomicRequest> {
@@ -83,7 +83,7 @@ fn atomic_request() -> impl Strategy<Value = AtomicRequest> {
 }
 
 fn terminated_header() -> impl Strategy<Value = Vec<u8>> {
-    any::<[u8; 18]>().prop_map(|octets| octets[..ddp::header_len(octets[0])].to_vec())
+    any::<[u8; 18]>().prop_map(|bytes| bytes[..ddp::header_len(bytes[0])].to_vec())
 }
 
 /// The bytes of a message of any kind, with a header that fits it.
@@ -91,7 +91,7 @@ fn ulpdu() -> impl Strategy<Value = Vec<u8>> {
     let opcode = proptest::sample::select(&Opcode::ALL[..]);
     let header = (any::<bool>(), any::<[u32; 3]>(), any::<u64>());
     let parts = (
-        octets(100),
+        bytes(100),
         read_request(),
         atomic_request(),
         any::<[u8; 12]>(),
@@ -145,13 +145,13 @@ fn ulpdu() -> impl Strategy<Value = Vec<u8>> {
 
 proptest! {
     #[test]
-    fn crc32c_agrees_with_the_rfc(octets in octets(600)) {
-        prop_assert_eq!(crc32c(&octets), crc_by_the_book(&octets));
+    fn crc32c_agrees_with_the_rfc(bytes in bytes(600)) {
+        prop_assert_eq!(crc32c(&bytes), reference_crc(&bytes));
     }
 
     #[test]
     fn startup_frames_return(
-        kind in kind(), flags in flags(), revision: u8, word in word(), ulp in octets(508), rest in octets(8),
+        kind in kind(), flags in flags(), revision: u8, word in word(), ulp in bytes(508), rest in bytes(8),
     ) {
         let header = StartupHeader { kind, flags, revision, private_data_len: 4 };
         let word = header.has_word().then_some(word);
@@ -165,27 +165,27 @@ proptest! {
     }
 
     #[test]
-    fn startup_parser_takes_anything(flags: u8, revision: u8, key in 0..5usize, pd_length: u16, rest in octets(600)) {
+    fn startup_parser_takes_anything(flags: u8, revision: u8, key in 0..5usize, pd_length: u16, rest in bytes(600)) {
         let keys = [b"MPA ID Req Frame", b"MPA ID Rep Frame", b"MPA ID RtR Frame", b"MPA ID Rtr Frame", b"MPA ID XXX Frame"];
-        let mut octets = keys[key].to_vec();
-        octets.extend([flags, revision]);
-        octets.extend((pd_length % 600).to_be_bytes());
-        octets.extend(&rest);
-        if let Ok((frame, _)) = StartupFrame::parse(&octets) {
+        let mut bytes = keys[key].to_vec();
+        bytes.extend([flags, revision]);
+        bytes.extend((pd_length % 600).to_be_bytes());
+        bytes.extend(&rest);
+        if let Ok((frame, _)) = StartupFrame::parse(&bytes) {
             let _ = frame.to_string();
             let mut again = [0; MAX_FRAME_LEN];
             let len = frame.emit(&mut again).unwrap();
             prop_assert_eq!(StartupFrame::parse(&again[..len]).unwrap().0, frame);
             // Only reserved bits are lost.
-            octets[16] &= 0xf0;
-            prop_assert_eq!(&again[..len], &octets[..len]);
+            bytes[16] &= 0xf0;
+            prop_assert_eq!(&again[..len], &bytes[..len]);
         }
         let _ = StartupFrame::parse(&rest);
         let _ = rest.first_chunk::<HEADER_LEN>().map(StartupHeader::parse);
     }
 
     #[test]
-    fn fpdus_return(ulpdu in octets(3000), crc in crc_mode(), rest in octets(8)) {
+    fn fpdus_return(ulpdu in bytes(3000), crc in crc_mode(), rest in bytes(8)) {
         let mut wire = vec![0xee; fpdu::fpdu_len(ulpdu.len())];
         prop_assert_eq!(fpdu::emit(&ulpdu, crc, &mut wire), wire.len());
         prop_assert_eq!(wire.len() % 4, 0);
@@ -194,35 +194,35 @@ proptest! {
     }
 
     #[test]
-    fn fpdu_parsers_take_anything(mut octets in octets(300), length in 0..310u16, start: u64, crc in crc_mode()) {
+    fn fpdu_parsers_take_anything(mut bytes in bytes(300), length in 0..310u16, start: u64, crc in crc_mode()) {
         let lead = if marker::distance(start) == 0 { 4 } else { 0 };
-        if let Some(field) = octets.get_mut(lead..lead + 2) {
+        if let Some(field) = bytes.get_mut(lead..lead + 2) {
             field.copy_from_slice(&length.to_be_bytes());
         }
-        match fpdu::parse(&octets, crc) {
-            Ok((ulpdu, rest)) => prop_assert_eq!(fpdu::fpdu_len(ulpdu.len()) + rest.len(), octets.len()),
-            Err(FpduError::Incomplete { needed, have }) => prop_assert!(needed > have && have == octets.len()),
+        match fpdu::parse(&bytes, crc) {
+            Ok((ulpdu, rest)) => prop_assert_eq!(fpdu::fpdu_len(ulpdu.len()) + rest.len(), bytes.len()),
+            Err(FpduError::Incomplete { needed, have }) => prop_assert!(needed > have && have == bytes.len()),
             Err(FpduError::Crc { computed, found }) => prop_assert!(computed != found && crc == CrcMode::On),
             Err(FpduError::Marker { .. }) => prop_assert!(false, "no markers here"),
         }
-        let before = octets.clone();
-        let expected = marker::wire_len(start, &octets);
-        match marker::parse(start, &mut octets, crc) {
+        let before = bytes.clone();
+        let expected = marker::wire_len(start, &bytes);
+        match marker::parse(start, &mut bytes, crc) {
             Ok((range, taken)) => {
                 prop_assert_eq!((range.len(), Some(taken)), (length.into(), expected));
-                prop_assert_eq!(&octets[taken..], &before[taken..]);
+                prop_assert_eq!(&bytes[taken..], &before[taken..]);
             }
             Err(FpduError::Incomplete { needed, have }) => {
-                prop_assert!(needed > have && have == octets.len());
-                prop_assert_eq!(&octets, &before);
+                prop_assert!(needed > have && have == bytes.len());
+                prop_assert_eq!(&bytes, &before);
             }
-            Err(_) => prop_assert_eq!(&octets, &before),
+            Err(_) => prop_assert_eq!(&bytes, &before),
         }
     }
 
     #[test]
     fn marked_streams_return(
-        ulpdus in prop::collection::vec(octets(1500), 1..6), start in any::<u64>().prop_map(|n| n & !3), crc in crc_mode(),
+        ulpdus in prop::collection::vec(bytes(1500), 1..6), start in any::<u64>().prop_map(|n| n & !3), crc in crc_mode(),
     ) {
         let (mut stream, mut offset) = (Vec::new(), start);
         for ulpdu in &ulpdus {
@@ -286,8 +286,8 @@ proptest! {
     }
 
     #[test]
-    fn segment_parser_takes_anything(octets in octets(100), control in 0..16u8, tagged: bool, queue in 0..5u8) {
-        let mut guided = octets.clone();
+    fn segment_parser_takes_anything(bytes in bytes(100), control in 0..16u8, tagged: bool, queue in 0..5u8) {
+        let mut guided = bytes.clone();
         if guided.len() >= 10 {
             guided[0] = if tagged { 0x81 } else { 0x01 } | guided[0] & 0x40;
             guided[1] = 0x40 | control;
@@ -295,8 +295,8 @@ proptest! {
                 guided[6..10].copy_from_slice(&[0, 0, 0, queue]);
             }
         }
-        for octets in [octets, guided] {
-            match Segment::parse(&octets) {
+        for bytes in [bytes, guided] {
+            match Segment::parse(&bytes) {
                 Ok(segment) => {
                     let _ = segment.to_string();
                     let mut again = vec![0; segment.buffer_len()];
@@ -311,14 +311,14 @@ proptest! {
     }
 
     #[test]
-    fn terminate_parser_takes_anything(octets in octets(70)) {
-        if let Ok(terminate) = Terminate::parse(&octets) {
+    fn terminate_parser_takes_anything(bytes in bytes(70)) {
+        if let Ok(terminate) = Terminate::parse(&bytes) {
             let _ = terminate.to_string();
             let mut again = [0; Terminate::MAX_LEN];
             let len = terminate.emit(&mut again);
             prop_assert_eq!(len, terminate.buffer_len());
             prop_assert_eq!(Terminate::parse(&again[..len]), Ok(terminate));
-            prop_assert!(Terminate::parse_at_startup(&octets).is_ok());
+            prop_assert!(Terminate::parse_at_startup(&bytes).is_ok());
         }
     }
 }

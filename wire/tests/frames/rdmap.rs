@@ -96,8 +96,8 @@ fn ddp_v_16_t_bit_and_opcode_must_agree() {
         assert_eq!(error, PlacementError::Tagging(opcode));
         assert_eq!(TerminateError::from(error), TerminateError::RdmapUnexpectedOpcode);
     }
-    let octets = hex!("0012c143 00001234 00000000 00000000 61626364 dd9505b7");
-    let (ulpdu, _) = fpdu::parse(&octets, CrcMode::On).unwrap();
+    let bytes = hex!("0012c143 00001234 00000000 00000000 61626364 dd9505b7");
+    let (ulpdu, _) = fpdu::parse(&bytes, CrcMode::On).unwrap();
     let error = Segment::parse(ulpdu).unwrap_err();
     assert_eq!(
         error,
@@ -136,9 +136,9 @@ fn ddp_v_06_each_message_has_its_queue() {
 
 #[test]
 fn rdm_c_02_other_messages_carry_the_invalidate_word_unread() {
-    let mut octets = vector("F-SEND-hello");
-    octets[4..8].copy_from_slice(&hex!("deadbeef"));
-    let (ulpdu, _) = fpdu::parse(&octets, CrcMode::Off).unwrap();
+    let mut bytes = vector("F-SEND-hello");
+    bytes[4..8].copy_from_slice(&hex!("deadbeef"));
+    let (ulpdu, _) = fpdu::parse(&bytes, CrcMode::Off).unwrap();
     let segment = Segment::parse(ulpdu).unwrap();
     assert!(!segment.opcode.invalidates());
     assert!(!segment.to_string().contains("invalidate"));
@@ -157,7 +157,7 @@ fn x73_09_a_header_of_another_length_is_refused() {
         };
         let ulpdu = emit(segment);
         let longer = [&ulpdu[..], &[0]].concat();
-        for (octets, found, code) in [
+        for (bytes, found, code) in [
             (
                 &ulpdu[..ulpdu.len() - 1],
                 expected - 1,
@@ -165,7 +165,7 @@ fn x73_09_a_header_of_another_length_is_refused() {
             ),
             (&longer[..], expected + 1, TerminateError::DdpTooLong),
         ] {
-            let error = Segment::parse(octets).unwrap_err();
+            let error = Segment::parse(bytes).unwrap_err();
             let SegmentError::Header(HeaderError::Length {
                 expected: e,
                 found: f,
@@ -182,7 +182,7 @@ fn x73_09_a_header_of_another_length_is_refused() {
 
 #[test]
 fn rdm_r_01_read_request_fields_lie_in_order() {
-    let octets = hex!("01020304 11121314 15161718 21222324 31323334 41424344 45464748");
+    let bytes = hex!("01020304 11121314 15161718 21222324 31323334 41424344 45464748");
     let request = ReadRequest {
         sink_stag: 0x0102_0304,
         sink_to: 0x1112_1314_1516_1718,
@@ -190,17 +190,17 @@ fn rdm_r_01_read_request_fields_lie_in_order() {
         source_stag: 0x3132_3334,
         source_to: 0x4142_4344_4546_4748,
     };
-    assert_eq!(ReadRequest::parse(&octets), Ok(request));
+    assert_eq!(ReadRequest::parse(&bytes), Ok(request));
     let mut buffer = [0; ReadRequest::LEN];
-    assert_eq!((request.emit(&mut buffer), buffer), (28, octets));
+    assert_eq!((request.emit(&mut buffer), buffer), (28, bytes));
 }
 
 #[test]
 fn x73_02_other_atomic_operations_are_refused() {
-    let mut octets = [0; AtomicRequest::LEN];
+    let mut bytes = [0; AtomicRequest::LEN];
     for code in (1..16).filter(|code| *code != 2) {
-        octets[3] = code;
-        let error = AtomicRequest::parse(&octets).unwrap_err();
+        bytes[3] = code;
+        let error = AtomicRequest::parse(&bytes).unwrap_err();
         assert_eq!(error, HeaderError::AtomicOperation(code));
         assert_eq!(TerminateError::from(error), TerminateError::RdmapUnexpectedOpcode);
     }
@@ -212,12 +212,12 @@ fn x73_03_reserved_and_compare_fields_of_fetch_add_are_ignored() {
         .iter()
         .find(|(name, _)| *name == "F-ATOMIC-FADD")
         .unwrap();
-    let mut octets = vector(name);
+    let mut bytes = vector(name);
     // The four bytes before the last AOpCode nibble, and compare data and mask.
-    octets[20..23].fill(0xff);
-    octets[23] |= 0xf0;
-    octets[56..72].fill(0xa5);
-    let (ulpdu, _) = fpdu::parse(&octets, CrcMode::Off).unwrap();
+    bytes[20..23].fill(0xff);
+    bytes[23] |= 0xf0;
+    bytes[56..72].fill(0xa5);
+    let (ulpdu, _) = fpdu::parse(&bytes, CrcMode::Off).unwrap();
     assert_eq!(Segment::parse(ulpdu), Ok(*segment));
 }
 

@@ -2,17 +2,17 @@ use crate::vectors::vector;
 use hex_literal::hex;
 use urnic_wire::mpa::startup::*;
 
-fn header(octets: [u8; HEADER_LEN]) -> Result<StartupHeader, StartupError> {
-    StartupHeader::parse(&octets)
+fn header(bytes: [u8; HEADER_LEN]) -> Result<StartupHeader, StartupError> {
+    StartupHeader::parse(&bytes)
 }
 
 /// A Request with these flags, revision and PD_Length.
 fn request(flags: u8, revision: u8, pd_length: u16) -> [u8; HEADER_LEN] {
     let [high, low] = pd_length.to_be_bytes();
-    let mut octets = [0; HEADER_LEN];
-    octets[..16].copy_from_slice(b"MPA ID Req Frame");
-    octets[16..].copy_from_slice(&[flags, revision, high, low]);
-    octets
+    let mut bytes = [0; HEADER_LEN];
+    bytes[..16].copy_from_slice(b"MPA ID Req Frame");
+    bytes[16..].copy_from_slice(&[flags, revision, high, low]);
+    bytes
 }
 
 #[test]
@@ -47,19 +47,19 @@ fn mpa_s_05_request_where_a_reply_is_due() {
 }
 
 #[test]
-fn mpa_s_06_a_frame_that_stops_short_says_what_is_missing() {
-    let octets = vector("MPA-REQ-R2-PD");
-    for have in 0..octets.len() {
+fn mpa_s_06_a_truncated_frame_reports_the_needed_length() {
+    let bytes = vector("MPA-REQ-R2-PD");
+    for have in 0..bytes.len() {
         let needed = if have < HEADER_LEN {
             HEADER_LEN
         } else {
-            octets.len()
+            bytes.len()
         };
-        let found = StartupFrame::parse(&octets[..have]);
+        let found = StartupFrame::parse(&bytes[..have]);
         assert_eq!(found, Err(StartupError::Truncated { needed, have }));
     }
-    let header = StartupHeader::parse(octets.first_chunk().unwrap()).unwrap();
-    for wrong in [&octets[20..27], &[0; 9]] {
+    let header = StartupHeader::parse(bytes.first_chunk().unwrap()).unwrap();
+    for wrong in [&bytes[20..27], &[0; 9]] {
         assert!(matches!(
             StartupFrame::from_parts(header, wrong),
             Err(StartupError::Truncated { needed: 28, .. })
@@ -78,8 +78,8 @@ fn mpa_s_07_s_08_reject_and_reserved_bits_are_harmless() {
         }
     );
 
-    let octets = vector("MPA-REQ-R1");
-    let (frame, _) = StartupFrame::parse(&octets).unwrap();
+    let bytes = vector("MPA-REQ-R1");
+    let (frame, _) = StartupFrame::parse(&bytes).unwrap();
     let mut buffer = [0xff; MAX_FRAME_LEN];
     frame.emit(&mut buffer).unwrap();
     assert_eq!(buffer[16], 0x40, "reserved bits go out as zero");
@@ -138,9 +138,9 @@ fn mpa_s_10_private_data_ends_at_512() {
 }
 
 #[test]
-fn mpa_s_15_what_follows_a_frame_is_handed_back() {
-    let octets = [vector("MPA-REP-R1-REJ"), b"rest".to_vec()].concat();
-    assert_eq!(StartupFrame::parse(&octets).unwrap().1, b"rest");
+fn mpa_s_15_bytes_after_a_frame_are_returned() {
+    let bytes = [vector("MPA-REP-R1-REJ"), b"rest".to_vec()].concat();
+    assert_eq!(StartupFrame::parse(&bytes).unwrap().1, b"rest");
 }
 
 #[test]
@@ -163,10 +163,10 @@ fn empa_01_a_word_sets_s() {
 #[test]
 fn empa_08_s_without_room_for_the_word_is_malformed() {
     for pd_length in 0..4 {
-        let mut octets = request(0x50, 2, pd_length).to_vec();
-        octets.resize(HEADER_LEN + usize::from(pd_length), 0);
+        let mut bytes = request(0x50, 2, pd_length).to_vec();
+        bytes.resize(HEADER_LEN + usize::from(pd_length), 0);
         assert_eq!(
-            StartupFrame::parse(&octets),
+            StartupFrame::parse(&bytes),
             Err(StartupError::NoWord(pd_length.into()))
         );
     }
@@ -176,8 +176,8 @@ fn empa_08_s_without_room_for_the_word_is_malformed() {
 fn empa_09_s_means_a_word_in_revision_2_alone() {
     let data = hex!("8010c008");
     let parse = |flags, revision| {
-        let octets = [&request(flags, revision, 4)[..], &data].concat();
-        let (frame, _) = StartupFrame::parse(&octets).unwrap();
+        let bytes = [&request(flags, revision, 4)[..], &data].concat();
+        let (frame, _) = StartupFrame::parse(&bytes).unwrap();
         (frame.word, frame.private_data.len(), frame.flags.enhanced)
     };
     assert_eq!(parse(0x50, 1), (None, 4, true));
@@ -206,7 +206,7 @@ fn empa_39_a_depth_beyond_14_bits_is_sent_as_the_greatest() {
 #[test]
 fn every_bit_of_the_word_is_where_rfc_6581_has_it() {
     let none = EnhancedWord::default();
-    for (octets, word) in [
+    for (bytes, word) in [
         (
             hex!("80000000"),
             EnhancedWord {
@@ -238,7 +238,7 @@ fn every_bit_of_the_word_is_where_rfc_6581_has_it() {
         (hex!("3fff0000"), EnhancedWord { ird: 0x3fff, ..none }),
         (hex!("00003fff"), EnhancedWord { ord: 0x3fff, ..none }),
     ] {
-        assert_eq!((EnhancedWord::parse(octets), word.to_bytes()), (word, octets));
+        assert_eq!((EnhancedWord::parse(bytes), word.to_bytes()), (word, bytes));
     }
 }
 
@@ -259,9 +259,9 @@ fn s001_04_either_spelling_is_an_rtr_frame() {
 /// C mirrored from the Reply, S and private data are all accepted in an RTR frame.
 #[test]
 fn s001_05_an_rtr_frame_has_no_word() {
-    let mut octets = [&vector("S001-RTR-hex")[..], b"....."].concat();
-    (octets[16], octets[17], octets[19]) = (0x50, 2, 5);
-    let (frame, rest) = StartupFrame::parse(&octets).unwrap();
+    let mut bytes = [&vector("S001-RTR-hex")[..], b"....."].concat();
+    (bytes[16], bytes[17], bytes[19]) = (0x50, 2, 5);
+    let (frame, rest) = StartupFrame::parse(&bytes).unwrap();
     assert_eq!(
         (frame.word, frame.private_data, frame.flags.crc, rest),
         (None, &b"....."[..], true, &[][..])
@@ -269,7 +269,7 @@ fn s001_05_an_rtr_frame_has_no_word() {
 }
 
 #[test]
-fn mpa_s_10_the_difference_of_private_data_length_is_told() {
+fn mpa_s_10_a_private_data_length_mismatch_is_reported() {
     let header = header(request(0x40, 1, 8)).unwrap();
     for have in [0, 7, 9, 512] {
         let joined = StartupFrame::from_parts(header, &[0; 512][..have]);

@@ -57,8 +57,8 @@ pub(crate) const fn message(terminate: Terminate<'_>) -> Segment<'_> {
 }
 
 /// The payload of a Terminate in an FPDU.
-fn payload(octets: &[u8]) -> &[u8] {
-    &parse(octets, CrcMode::On).unwrap().0[18..]
+fn payload(bytes: &[u8]) -> &[u8] {
+    &parse(bytes, CrcMode::On).unwrap().0[18..]
 }
 
 fn codes(terminate: Result<Terminate<'_>, HeaderError>) -> (u8, u8, u8) {
@@ -191,18 +191,18 @@ fn rdm_t_03_terminates_for_segments_are_the_vectors() {
 
 #[test]
 fn rdm_t_01_reserved_bits_are_ignored() {
-    let mut octets = payload(&vector("F-TERM-WRITE-111")).to_vec();
-    octets[2] |= 0x1f;
-    octets[3] = 0xff;
-    assert_eq!(Terminate::parse(&octets), Ok(WRITE_BOUNDS));
+    let mut bytes = payload(&vector("F-TERM-WRITE-111")).to_vec();
+    bytes[2] |= 0x1f;
+    bytes[3] = 0xff;
+    assert_eq!(Terminate::parse(&bytes), Ok(WRITE_BOUNDS));
 }
 
 #[test]
 fn rdm_t_03_length_is_there_with_d_though_not_valid_without_m() {
-    let mut octets = payload(&vector("F-TERM-WRITE-111")).to_vec();
-    octets[2] = 0x40;
-    octets[4..6].copy_from_slice(&[0x77, 0x77]);
-    let terminate = Terminate::parse(&octets).unwrap();
+    let mut bytes = payload(&vector("F-TERM-WRITE-111")).to_vec();
+    bytes[2] = 0x40;
+    bytes[4..6].copy_from_slice(&[0x77, 0x77]);
+    let terminate = Terminate::parse(&bytes).unwrap();
     assert_eq!(
         terminate,
         Terminate {
@@ -214,16 +214,16 @@ fn rdm_t_03_length_is_there_with_d_though_not_valid_without_m() {
     let len = terminate.emit(&mut buffer);
     assert_eq!(
         (&buffer[..4], &buffer[4..6], &buffer[6..len]),
-        (&octets[..4], &[0, 0][..], &octets[6..])
+        (&bytes[..4], &[0, 0][..], &bytes[6..])
     );
 }
 
 #[test]
 fn rdm_t_08_a_terminate_that_stops_short() {
-    let octets = vector("F-TERM-RREQ-012");
-    let octets = payload(&octets);
-    for have in 0..octets.len() {
-        let found = Terminate::parse(&octets[..have]);
+    let bytes = vector("F-TERM-RREQ-012");
+    let bytes = payload(&bytes);
+    for have in 0..bytes.len() {
+        let found = Terminate::parse(&bytes[..have]);
         if have < 4 {
             let error = HeaderError::Length {
                 opcode: Opcode::Terminate,
@@ -243,9 +243,9 @@ fn rdm_t_08_a_terminate_that_stops_short() {
 
 #[test]
 fn rdm_t_09_llp_errors_with_type_3_are_llp_errors() {
-    let octets = hex!("00164147 00000000 00000002 00000001 00000000 23070000 225b98dc");
-    assert_eq!(codes(Terminate::parse(payload(&octets))), (2, 0, 7));
-    assert_eq!(codes(Terminate::parse_at_startup(payload(&octets))), (2, 0, 7));
+    let bytes = hex!("00164147 00000000 00000002 00000001 00000000 23070000 225b98dc");
+    assert_eq!(codes(Terminate::parse(payload(&bytes))), (2, 0, 7));
+    assert_eq!(codes(Terminate::parse_at_startup(payload(&bytes))), (2, 0, 7));
     // A code that no LLP has is kept unchanged.
     assert_eq!(codes(Terminate::parse(&hex!("23990000"))), (2, 3, 0x99));
 }
@@ -253,10 +253,10 @@ fn rdm_t_09_llp_errors_with_type_3_are_llp_errors() {
 /// 2/0/06 in swapped nibbles is also RDMAP's "unexpected opcode"; only the time of its arrival
 /// distinguishes them.
 #[test]
-fn rdm_t_09_swapped_llp_error_is_told_by_context() {
-    let octets = hex!("00164147 00000000 00000002 00000001 00000000 02060000 6f77b973");
-    assert_eq!(codes(Terminate::parse(payload(&octets))), (0, 2, 6));
-    assert_eq!(codes(Terminate::parse_at_startup(payload(&octets))), (2, 0, 6));
+fn rdm_t_09_swapped_llp_error_is_detected_by_context() {
+    let bytes = hex!("00164147 00000000 00000002 00000001 00000000 02060000 6f77b973");
+    assert_eq!(codes(Terminate::parse(payload(&bytes))), (0, 2, 6));
+    assert_eq!(codes(Terminate::parse_at_startup(payload(&bytes))), (2, 0, 6));
     // Other codes of 0/2 have no meaning in 2/0 of start-up.
     assert_eq!(codes(Terminate::parse_at_startup(&hex!("02080000"))), (0, 2, 8));
 }
@@ -264,9 +264,9 @@ fn rdm_t_09_swapped_llp_error_is_told_by_context() {
 #[test]
 fn rdm_t_09_swapped_nibbles_with_low_header_bits() {
     let header = hex!("4141 00000000 00000001 00000001 00000000");
-    let octets = [&hex!("10020700 002e")[..], &header].concat();
+    let bytes = [&hex!("10020700 002e")[..], &header].concat();
     // R is set, but the Read Request is missing, as soft-iWARP sends it.
-    let terminate = Terminate::parse(&octets).unwrap();
+    let terminate = Terminate::parse(&bytes).unwrap();
     assert_eq!(
         terminate,
         Terminate {
@@ -278,8 +278,8 @@ fn rdm_t_09_swapped_nibbles_with_low_header_bits() {
     // Each error with headers is parsed correctly in swapped form.
     for error in TerminateError::ALL {
         let first = error.etype() << 4 | error.layer();
-        let octets = [&[first, error.code(), 0x03, 0, 0, 0x2e][..], &header].concat();
-        let terminate = Terminate::parse(&octets).unwrap();
+        let bytes = [&[first, error.code(), 0x03, 0, 0, 0x2e][..], &header].concat();
+        let terminate = Terminate::parse(&bytes).unwrap();
         assert_eq!(terminate.error(), Some(error));
         assert_eq!(
             (terminate.segment_length, terminate.ddp_header),
@@ -380,9 +380,9 @@ fn rdm_t_01_each_part_is_there_by_its_own_bit() {
         );
         // Without M the length is sent as zero.
         if m || !d {
-            let mut octets = [0; Terminate::MAX_LEN];
-            let len = expected.emit(&mut octets);
-            assert_eq!(octets[..len], payload[..], "M, D, R: {m}, {d}, {r}");
+            let mut bytes = [0; Terminate::MAX_LEN];
+            let len = expected.emit(&mut bytes);
+            assert_eq!(bytes[..len], payload[..], "M, D, R: {m}, {d}, {r}");
         }
     }
     assert_eq!(Terminate::MAX_LEN, 4 + 2 + 18 + 28, "the longest, figure 9");

@@ -18,9 +18,9 @@ use urnic_wire::rdmap::{
 fn vectors() -> BTreeMap<String, Vec<u8>> {
     let text = include_str!("../vectors.json");
     let hex: BTreeMap<String, String> = serde_json::from_str(text).unwrap();
-    let octet = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap();
+    let byte = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap();
     hex.into_iter()
-        .map(|(name, digits)| (name, digits.as_bytes().chunks(2).map(octet).collect()))
+        .map(|(name, digits)| (name, digits.as_bytes().chunks(2).map(byte).collect()))
         .collect()
 }
 
@@ -369,9 +369,9 @@ pub(crate) fn emit(segment: &Segment<'_>) -> Vec<u8> {
 }
 
 pub(crate) fn fpdu(ulpdu: &[u8]) -> Vec<u8> {
-    let mut octets = vec![0xee; fpdu::fpdu_len(ulpdu.len())];
-    assert_eq!(fpdu::emit(ulpdu, CrcMode::On, &mut octets), octets.len());
-    octets
+    let mut bytes = vec![0xee; fpdu::fpdu_len(ulpdu.len())];
+    assert_eq!(fpdu::emit(ulpdu, CrcMode::On, &mut bytes), bytes.len());
+    bytes
 }
 
 /// The FPDUs of `ulpdus` in sequence from the first marker on, and the start of each.
@@ -501,10 +501,10 @@ fn every_vector_is_handled_but_rpc_over_rdma() {
 #[test]
 fn mpa_s_01_startup_vectors_are_read_and_written() {
     for (name, frame) in STARTUP {
-        let octets = vector(name);
-        assert_eq!(StartupFrame::parse(&octets), Ok((*frame, &[][..])), "{name}");
+        let bytes = vector(name);
+        assert_eq!(StartupFrame::parse(&bytes), Ok((*frame, &[][..])), "{name}");
 
-        let (header, private_data) = octets.split_first_chunk::<HEADER_LEN>().unwrap();
+        let (header, private_data) = bytes.split_first_chunk::<HEADER_LEN>().unwrap();
         let header = StartupHeader::parse(header).unwrap();
         assert_eq!(header.private_data_len, private_data.len(), "{name}");
         assert_eq!(
@@ -515,9 +515,9 @@ fn mpa_s_01_startup_vectors_are_read_and_written() {
 
         let mut buffer = [0xee; MAX_FRAME_LEN];
         let len = frame.emit(&mut buffer).unwrap();
-        assert_eq!((&buffer[..len], frame.buffer_len()), (&octets[..], len), "{name}");
+        assert_eq!((&buffer[..len], frame.buffer_len()), (&bytes[..], len), "{name}");
         assert!(
-            buffer[len..].iter().all(|octet| *octet == 0xee),
+            buffer[len..].iter().all(|byte| *byte == 0xee),
             "{name} writes past its end"
         );
     }
@@ -526,10 +526,10 @@ fn mpa_s_01_startup_vectors_are_read_and_written() {
 #[test]
 fn mpa_f_02_fpdu_vectors_are_read_and_written() {
     for (name, segment) in SEGMENTS {
-        let octets = vector(name);
-        let (ulpdu, rest) = fpdu::parse(&octets, CrcMode::On).unwrap();
+        let bytes = vector(name);
+        let (ulpdu, rest) = fpdu::parse(&bytes, CrcMode::On).unwrap();
         assert_eq!((Segment::parse(ulpdu), rest), (Ok(*segment), &[][..]), "{name}");
-        assert_eq!(fpdu(&emit(segment)), octets, "{name}");
+        assert_eq!(fpdu(&emit(segment)), bytes, "{name}");
     }
 }
 

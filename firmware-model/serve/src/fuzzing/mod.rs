@@ -286,15 +286,15 @@ impl Client {
     fn post_send(&mut self, source: &mut Source<'_>) {
         let count = source.byte() % 8;
         let sges = self.sges(source, count);
-        let said = source.byte();
+        let count_byte = source.byte();
         let header = SendHeader {
             opcode: source.byte() % 12,
             flags: source.byte() % 16,
-            num_sge: if said & 0x80 == 0 { count } else { said },
-            blocks: if said & 0x40 == 0 {
+            num_sge: if count_byte & 0x80 == 0 { count } else { count_byte },
+            blocks: if count_byte & 0x40 == 0 {
                 (32 + sges.len()).div_ceil(BLOCK_LEN) as u8
             } else {
-                said & 0x1f
+                count_byte & 0x1f
             },
             inline_len: source.number().into(),
             remote_offset: u64::from(source.number()).into(),
@@ -406,13 +406,13 @@ impl Client {
     }
 
     /// Handles faults as a session does; `false` if the session would end.
-    fn see_to_faults(&mut self) -> bool {
+    fn handle_faults(&mut self) -> bool {
         if self.memory.faults().is_empty() {
             return true;
         }
         self.device.fail(fatal::HOST_MEMORY);
         let faults = self.memory.faults().take();
-        self.memory.after(faults).is_ok()
+        self.memory.restore_holes(faults).is_ok()
     }
 }
 
@@ -431,13 +431,13 @@ pub fn shared_ring(data: &[u8]) {
     let file = client.file.try_clone();
     let lost = std::thread::scope(|scope| {
         if let (true, Ok(file)) = (mutates, &file) {
-            scope.spawn(|| scribble(file, seed, &stop));
+            scope.spawn(|| write_random(file, seed, &stop));
         }
         let mut time = 0;
         let mut lost = false;
         while !source.is_empty() && !lost {
             client.act(&mut source, &mut time);
-            lost = !client.see_to_faults();
+            lost = !client.handle_faults();
         }
         stop.store(true, Ordering::Relaxed);
         lost
@@ -447,7 +447,7 @@ pub fn shared_ring(data: &[u8]) {
     }
     client.device.reset();
     let _ = client.memory.unmap(0, u64::MAX, Some(&client.device));
-    if ftruncate(&client.file, LEN).is_err() || !client.see_to_faults() {
+    if ftruncate(&client.file, LEN).is_err() || !client.handle_faults() {
         return;
     }
     client.device.reset();
@@ -464,7 +464,7 @@ fn store(pages: &DoorbellPages, page: u32, offset: u32, value: u64) {
 }
 
 /// Changes words of the rings and records while the device reads them.
-fn scribble(file: &OwnedFd, seed: u64, stop: &AtomicBool) {
+fn write_random(file: &OwnedFd, seed: u64, stop: &AtomicBool) {
     let mut random = seed;
     while !stop.load(Ordering::Relaxed) {
         random ^= random << 13;
@@ -483,7 +483,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(200))]
 
         #[test]
-        fn any_bytes_in_shared_rings_harm_nobody(data in proptest::collection::vec(any::<u8>(), 0..600)) {
+        fn any_bytes_in_shared_rings_are_harmless(data in proptest::collection::vec(any::<u8>(), 0..600)) {
             super::shared_ring(&data);
         }
     }

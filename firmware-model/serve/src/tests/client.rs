@@ -3,7 +3,7 @@
 use super::super::endpoint::Endpoint;
 use super::super::function::{LIMITS, Outgoing};
 use super::super::server::Server;
-use super::PATIENCE;
+use super::TIMEOUT;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::net::{
@@ -134,7 +134,7 @@ impl Client {
     }
 
     pub(super) fn over(socket: UnixStream) -> Client {
-        socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        socket.set_read_timeout(Some(TIMEOUT)).unwrap();
         Client {
             socket,
             decoder: Decoder::new(LIMITS),

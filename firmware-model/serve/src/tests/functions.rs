@@ -1,8 +1,8 @@
 //! The state machine of a function: messages in, replies out, no I/O.
 
 use super::super::config_space::PBA_OFFSET;
-use super::super::function::{Function, HangUp, Hardware, MAX_FDS, Outgoing};
-use super::super::ledger::{Ledger, Place, Stretch};
+use super::super::function::{Disconnect, Function, Hardware, MAX_FDS, Outgoing};
+use super::super::ledger::{Extent, Ledger, Place};
 use super::super::passed::Passed;
 use proptest::prelude::*;
 use rustix::event::{EventfdFlags, eventfd};
@@ -78,12 +78,12 @@ impl Hardware for Bench {
         self.raised.contains(&vector)
     }
     fn map(&mut self, map: &DmaMap, file: Option<Passed>) -> Result<(), Errno> {
-        let stretch = Stretch::new(map.address, map.size, Place::Mapped)?;
-        if self.ledger.overlaps(&stretch) {
+        let extent = Extent::new(map.address, map.size, Place::Mapped)?;
+        if self.ledger.overlaps(&extent) {
             return Err(Errno::EXIST);
         }
         self.files += usize::from(file.is_some());
-        self.ledger.insert(stretch);
+        self.ledger.insert(extent);
         Ok(())
     }
     fn unmap(&mut self, first: u64, last: u64) -> Result<(), Errno> {
@@ -124,7 +124,7 @@ impl Rig {
         rig
     }
 
-    fn raw(&mut self, bytes: &[u8], fds: Vec<OwnedFd>) -> (Vec<Message>, usize, Result<(), HangUp>) {
+    fn raw(&mut self, bytes: &[u8], fds: Vec<OwnedFd>) -> (Vec<Message>, usize, Result<(), Disconnect>) {
         let limits = Limits {
             message: 1 << 22,
             fds: 64,
@@ -238,7 +238,7 @@ fn nothing_goes_before_the_version() {
         let mut bytes = Vec::new();
         first.emit(1, false, &mut bytes);
         let (replies, _, end) = rig.raw(&bytes, vec![]);
-        assert_eq!(end, Err(HangUp));
+        assert_eq!(end, Err(Disconnect));
         assert!(matches!(replies[0].header.kind, Kind::Reply { error: Some(_) }));
         assert!(!rig.bench.started);
     }
@@ -257,7 +257,7 @@ fn nothing_goes_before_the_version() {
 }
 
 #[test]
-fn a_client_is_told_only_what_it_asked_about() {
+fn a_version_reply_has_only_requested_capabilities() {
     let mut rig = Rig::bare();
     let mut question = Vec::new();
     Request::Version(qemu()).emit(1, false, &mut question);
@@ -301,7 +301,7 @@ fn a_client_is_told_only_what_it_asked_about() {
 
 /// The messages that QEMU sends from its start to a driver's first interrupt, in order.
 #[test]
-fn qemus_messages_are_understood() {
+fn messages_of_qemu_are_parsed() {
     let mut rig = Rig::new();
     assert!(rig.ask(&Request::DeviceInfo { argsz: 16 }, vec![]).0.is_ok());
     // Guest memory with a file; ROM and the device's own BAR without.
@@ -451,8 +451,8 @@ fn interrupts_are_set_in_all_forms() {
     ] {
         assert_eq!(rig.errno(&request, fds), Some(Errno::INVAL), "{request:?}");
     }
-    let told = set(0, 1, IrqAction::Mask, IrqData::Eventfd);
-    assert_eq!(rig.errno(&told, descriptors(1)), Some(Errno::NOTSUP));
+    let mask_by_eventfd = set(0, 1, IrqAction::Mask, IrqData::Eventfd);
+    assert_eq!(rig.errno(&mask_by_eventfd, descriptors(1)), Some(Errno::NOTSUP));
     assert_eq!(rig.bench.assigned, before);
 }
 
@@ -507,7 +507,7 @@ fn regions_end_where_they_end() {
 }
 
 #[test]
-fn memory_is_lent_once_and_taken_back_whole() {
+fn memory_is_mapped_once_and_unmapped_whole() {
     let mut rig = Rig::new();
     assert_eq!(rig.errno(&map(0x1000, 0x3000), vec![]), None);
     for (address, size) in [(0, 0x1001), (0x3fff, 1), (0x2000, 0x1000), (0, 0x10000)] {
@@ -554,7 +554,7 @@ fn memory_is_lent_once_and_taken_back_whole() {
 }
 
 #[test]
-fn what_is_not_offered_is_refused_and_the_connection_goes_on() {
+fn unsupported_requests_leave_the_connection_open() {
     let mut rig = Rig::new();
     assert_eq!(
         rig.errno(&Request::RegionIoFds { argsz: 16, index: 0 }, vec![]),

@@ -7,7 +7,7 @@ mod sessions;
 use std::time::{Duration, Instant};
 
 /// Maximum wait for an event that must happen.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Waits until `probe` returns a value.
 fn wait_for<T>(what: &str, mut probe: impl FnMut() -> Option<T>) -> T {
@@ -16,7 +16,7 @@ fn wait_for<T>(what: &str, mut probe: impl FnMut() -> Option<T>) -> T {
         if let Some(found) = probe() {
             return found;
         }
-        assert!(start.elapsed() < PATIENCE, "no {what} in {PATIENCE:?}");
+        assert!(start.elapsed() < TIMEOUT, "no {what} in {TIMEOUT:?}");
         std::thread::yield_now();
     }
 }

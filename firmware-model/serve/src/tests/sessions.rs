@@ -50,7 +50,7 @@ fn a_client_drives_its_function() {
     let file = memory(LEN);
     let mut commands = client.enable(&file, BASE);
     // The vector of command completions.
-    let told = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+    let interrupt_fd = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
     let set = Request::SetIrqs(SetIrqs {
         index: irq_index::MSIX,
         start: 1,
@@ -58,14 +58,14 @@ fn a_client_drives_its_function() {
         action: IrqAction::Trigger,
         data: IrqData::Eventfd,
     });
-    client.ask(&set, &[told.as_fd()]).unwrap();
+    client.ask(&set, &[interrupt_fd.as_fd()]).unwrap();
     client.write32(CMD_VECTOR, 1);
     let pd = commands
         .execute(&mut client, Opcode::AllocPd, &Nothing {})
         .unwrap()
         .result::<Handle>();
     let mut count = [0; 8];
-    rustix::io::read(&told, &mut count).unwrap();
+    rustix::io::read(&interrupt_fd, &mut count).unwrap();
     assert_eq!(u64::from_ne_bytes(count), 1);
     commands.execute(&mut client, Opcode::FreePd, &pd).unwrap();
     // BAR 2 is a file. While no doorbell rings, its wake words show that the device sleeps.
@@ -105,7 +105,7 @@ fn clients_have_functions_of_their_own_and_come_again() {
 }
 
 #[test]
-fn a_client_that_comes_while_another_leaves_gets_its_place() {
+fn a_new_client_gets_the_place_of_a_leaving_one() {
     let served = Served::start(1);
     for round in 0..200 {
         let mut client = Client::begin(&served.path);
@@ -120,7 +120,7 @@ fn a_client_that_comes_while_another_leaves_gets_its_place() {
 }
 
 #[test]
-fn what_makes_no_sense_ends_one_connection_only() {
+fn an_invalid_message_ends_only_its_connection() {
     let served = Served::start(8);
     let mut other = Client::begin(&served.path);
     let null: OwnedFd = std::fs::File::open("/dev/null").unwrap().into();
@@ -189,7 +189,7 @@ fn a_flood_is_answered_in_order_and_held_back() {
 }
 
 #[test]
-fn files_that_are_too_short_are_not_lent() {
+fn files_that_are_too_short_are_not_mapped() {
     let served = Served::start(1);
     let mut client = Client::begin(&served.path);
     let file = memory(LEN);
@@ -267,7 +267,7 @@ fn memory_unmapped_too_early_stops_the_function_until_reset() {
 }
 
 #[test]
-fn memory_of_a_client_that_has_gone_is_let_go() {
+fn memory_of_a_disconnected_client_is_unmapped() {
     const NAME: &str = "urnic-let-go";
     let mapped = || std::fs::read_to_string("/proc/self/maps").unwrap().contains(NAME);
     let served = Served::start(1);
@@ -279,7 +279,7 @@ fn memory_of_a_client_that_has_gone_is_let_go() {
 }
 
 #[test]
-fn memory_lent_page_by_page_is_one_stretch_for_the_device() {
+fn memory_mapped_page_by_page_is_contiguous() {
     let served = Served::start(1);
     let mut client = Client::begin(&served.path);
     let file = memory(LEN);
@@ -351,7 +351,7 @@ fn memory_without_a_file_is_copied_by_messages() {
     };
     let (memory, link, mut client) = remote(&room);
     map(&memory, &lend(BASE, 4096), None);
-    // A neighbouring stretch with a file.
+    // A neighbouring extent with a file.
     let file = self::memory(4096);
     map(&memory, &lend(BASE + 4096, 4096), Some(file.into()));
     assert!(memory.covers(BASE + 10, 8000) && !memory.covers(BASE, 8193) && memory.reach(BASE, 1).is_none());
@@ -403,7 +403,7 @@ fn memory_without_a_file_is_copied_by_messages() {
     assert_eq!(memory.read(BASE + 8192, &mut [0]), Err(Unreachable));
     memory.unmap(BASE, BASE + 4095, None).unwrap();
     assert_eq!(memory.read(BASE, &mut [0]), Err(Unreachable));
-    link.break_off();
+    link.disconnect();
     assert_eq!(
         answering.join().unwrap(),
         2 * 4000,
@@ -412,7 +412,7 @@ fn memory_without_a_file_is_copied_by_messages() {
 }
 
 #[test]
-fn a_client_that_says_no_or_goes_away_makes_memory_unreachable() {
+fn a_refused_or_unanswered_access_is_unreachable() {
     let (memory, link, mut client) = remote(&Capabilities::default());
     map(&memory, &lend(BASE, 4096), None);
     let refusing = std::thread::spawn(move || {
@@ -454,7 +454,7 @@ fn ours() -> Capabilities {
 }
 
 #[test]
-fn a_server_that_is_told_so_asks_its_own_client_too() {
+fn without_process_vm_memory_is_copied_by_messages() {
     let (memory, link, mut client) = remote_by(&ours(), false);
     let theirs = [7u8; 64];
     let base = theirs.as_ptr().expose_provenance() as u64;
