@@ -1,6 +1,6 @@
 //! XDR (RFC 4506): big-endian units of four bytes.
 //!
-//! [`Xdr`] encodes and decodes a type. [`record!`] and [`words!`] implement it for structs and
+//! [`Xdr`] encodes and decodes a type. `record!` and `words!` implement it for structs and
 //! enums. Values of variable length are borrowed from the message that contains them, so a count
 //! from a peer causes no allocation.
 
