@@ -76,7 +76,7 @@ fn run(end: &mut Connection<()>, receives: &mut usize) -> u64 {
             }
         }
         for event in events {
-            if let Event::Called(incoming) = event {
+            if let Event::CallReceived(incoming) = event {
                 assert!(incoming.items.iter().map(|(_, len)| len).sum::<u64>() <= LIMITS.read_bytes);
                 let mut message = vec![0; 1200];
                 message[..4].copy_from_slice(&incoming.xid.to_be_bytes());

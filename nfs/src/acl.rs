@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn three_entries_are_a_mode() {
+    fn three_entries_equal_a_mode() {
         let list = list(&BASE).expect("a list");
         assert_eq!(list, Acl::of_mode(0o651));
         assert_eq!(list.mode(), 0o651);
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_that_are_missing_or_there_twice_make_no_list() {
+    fn missing_or_duplicate_entries_make_a_list_invalid() {
         for without in 0..3 {
             let mut entries = BASE.to_vec();
             entries.remove(without);
@@ -276,7 +276,7 @@ mod tests {
         assert_eq!(
             group.expect("it is there").rights,
             5,
-            "what the group may is kept behind the mask"
+            "the rights of the group stay behind the mask"
         );
         assert_eq!(named().inherited(0o640).mode(), 0o640);
         assert_eq!(named().inherited(0o777).mode(), 0o661);
@@ -294,20 +294,20 @@ mod tests {
         assert_eq!(
             may(10, &[2]),
             [2, 4, 6],
-            "a named user, who may execute but for the mask"
+            "a named user whose right to execute is masked"
         );
         assert_eq!(
             may(11, &[2, 21]),
             [0; 0],
-            "a named user who may nothing, whatever his groups"
+            "a named user without rights, in any groups"
         );
         assert_eq!(may(5, &[2]), [4], "the file's group");
         assert_eq!(may(5, &[9, 20]), [2], "a named group");
         assert_eq!(
             may(5, &[20, 21]),
             [2, 4],
-            "two groups, of which none lets him read and write at once"
+            "two groups, neither of which permits read and write together"
         );
-        assert_eq!(may(5, &[9]), [1], "anybody else");
+        assert_eq!(may(5, &[9]), [1], "any other user");
     }
 }

@@ -38,13 +38,13 @@ pub trait Transport {
     /// Sends a call. Its xid must differ from those of other outstanding calls.
     ///
     /// # Errors
-    /// The connection is gone, or the call does not fit.
+    /// The connection has ended, or the call is too long.
     fn submit(&mut self, call: Outgoing) -> io::Result<()>;
 
     /// Waits for the next answer to any call, and returns it with its xid.
     ///
     /// # Errors
-    /// The connection is gone.
+    /// The connection has ended.
     fn wait(&mut self) -> io::Result<(u32, Answer)>;
 }
 
@@ -56,13 +56,13 @@ const MAX_REPLY: usize = 2 << 20;
 const READ_HEAD: usize = 24 + 4 + 88 + 12;
 
 /// Default time for connecting.
-pub const PATIENCE: Duration = Duration::from_secs(15);
+pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Time for which the server's machine may send nothing. It is longer than the time for which a
 /// server may stop receiving, for example for lack of memory.
-const SILENCE: Duration = Duration::from_secs(120);
+const USER_TIMEOUT: Duration = Duration::from_secs(120);
 /// Time without a packet after which TCP probes the server, and the interval of the probes.
-const ASKED: Duration = Duration::from_secs(30);
+const KEEPALIVE: Duration = Duration::from_secs(30);
 
 /// A TCP connection to a server.
 #[derive(Debug)]
@@ -72,20 +72,20 @@ pub struct Tcp {
 }
 
 impl Tcp {
-    /// Connects within [`PATIENCE`].
+    /// Connects within [`CONNECT_TIMEOUT`].
     ///
     /// # Errors
     /// The connection fails.
     pub fn connect(server: SocketAddr) -> io::Result<Self> {
-        Self::connect_within(server, PATIENCE)
+        Self::connect_within(server, CONNECT_TIMEOUT)
     }
 
     /// Connects within a time. If the server's machine disappears later, the connection ends.
     ///
     /// # Errors
     /// The connection fails, or is not established within that time.
-    pub fn connect_within(server: SocketAddr, patience: Duration) -> io::Result<Self> {
-        Self::over(TcpStream::connect_timeout(&server, patience)?)
+    pub fn connect_within(server: SocketAddr, timeout: Duration) -> io::Result<Self> {
+        Self::over(TcpStream::connect_timeout(&server, timeout)?)
     }
 
     /// Uses an existing connection.
@@ -95,9 +95,9 @@ impl Tcp {
     pub fn over(stream: TcpStream) -> io::Result<Self> {
         stream.set_nodelay(true)?;
         sockopt::set_socket_keepalive(&stream, true)?;
-        sockopt::set_tcp_keepidle(&stream, ASKED)?;
-        sockopt::set_tcp_keepintvl(&stream, ASKED)?;
-        sockopt::set_tcp_user_timeout(&stream, SILENCE.as_millis() as u32)?;
+        sockopt::set_tcp_keepidle(&stream, KEEPALIVE)?;
+        sockopt::set_tcp_keepintvl(&stream, KEEPALIVE)?;
+        sockopt::set_tcp_user_timeout(&stream, USER_TIMEOUT.as_millis() as u32)?;
         Ok(Self {
             stream: BufReader::with_capacity(2048, stream),
             waiting: HashMap::new(),
@@ -105,13 +105,16 @@ impl Tcp {
     }
 }
 
-fn nonsense(what: &'static str) -> io::Error {
+fn invalid_data(what: &'static str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what)
 }
 
 impl Transport for Tcp {
     fn submit(&mut self, call: Outgoing) -> io::Result<()> {
-        let xid = call.message.first_chunk().ok_or_else(|| nonsense("no call"))?;
+        let xid = call
+            .message
+            .first_chunk()
+            .ok_or_else(|| invalid_data("a call without an xid"))?;
         self.waiting.insert(u32::from_be_bytes(*xid), call.into);
         let item = call
             .item
@@ -126,12 +129,12 @@ impl Transport for Tcp {
         tcp::append(&mut self.stream, len.min(READ_HEAD), &mut message)?;
         let xid = message
             .first_chunk()
-            .ok_or_else(|| nonsense("a reply of a few bytes"))?;
+            .ok_or_else(|| invalid_data("a reply without an xid"))?;
         let xid = u32::from_be_bytes(*xid);
         let into = self
             .waiting
             .remove(&xid)
-            .ok_or_else(|| nonsense("an answer to no call"))?;
+            .ok_or_else(|| invalid_data("a reply without a call"))?;
         if last
             && let Some(mut data) = into
             && let Some((at, count)) = data_begins(&message)

@@ -27,8 +27,8 @@ pub enum Error {
     #[error("cannot be mounted: {0}")]
     Mount(#[from] mount3::Status),
     /// The answer contradicts itself or the call.
-    #[error("the server's answer makes no sense: {0}")]
-    Nonsense(&'static str),
+    #[error("the server's reply is invalid: {0}")]
+    InvalidReply(&'static str),
 }
 
 impl From<BadXdr> for Error {
@@ -340,7 +340,7 @@ impl Client {
                 return Ok(all);
             }
             if cookie == before {
-                return Err(Error::Nonsense("a directory that does not go on"));
+                return Err(Error::InvalidReply("a directory listing makes no progress"));
             }
         }
     }
@@ -462,7 +462,7 @@ pub fn port(server: SocketAddr, program: u32, version: u32) -> Outcome<u16> {
     const TCP: u32 = 6;
     let tcp = Tcp::connect(SocketAddr::new(server.ip(), 111))?;
     let mut rpcbind = Client::new(Box::new(tcp), Pool::new());
-    rpcbind.set_credential(Credential::Nobody);
+    rpcbind.set_credential(Credential::Anonymous);
     let arguments = ((program, version), (TCP, 0_u32));
     let port = rpcbind.call(PORTMAP, GETPORT, &arguments, None, 4, |results| {
         Ok(u32::take(results)?)

@@ -135,7 +135,7 @@ mod tests {
                 program: 100_003,
                 version: 3,
                 procedure: 12,
-                credential: Credential::Nobody,
+                credential: Credential::Anonymous,
             };
             let peer = Ipv4Addr::new(192, 0, 2, host).into();
             duplicates.once(peer, &call, (b"call", b""), || vec![reply])
@@ -144,7 +144,7 @@ mod tests {
         for xid in 0..3 * KEPT as u32 {
             answers(2, xid, 2);
         }
-        assert_eq!(answers(1, 7, 9), [1], "done once");
+        assert_eq!(answers(1, 7, 9), [1], "executed once");
         assert_eq!(answers(2, 3 * KEPT as u32 - 1, 9), [2]);
         assert_eq!(answers(2, 0, 9), [9], "too long ago");
         let kept = duplicates.lock();

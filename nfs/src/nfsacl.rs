@@ -89,10 +89,10 @@ impl Lists {
     /// A list is too long.
     pub fn of(file: &Acls, mask: u32, owner: u32, group: u32) -> Outcome<Self> {
         let list = |acl, all, count| {
-            let asked = mask & (all | count) != 0;
+            let requested = mask & (all | count) != 0;
             let entries = Some(acl)
                 .flatten()
-                .filter(|_| asked)
+                .filter(|_| requested)
                 .map(|acl| entries(acl, owner, group));
             let mut entries = entries.unwrap_or_default();
             if entries.len() > MAX_ENTRIES {

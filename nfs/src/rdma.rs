@@ -25,13 +25,13 @@ pub fn options() -> Options {
 pub struct Rdma(Client);
 
 impl Rdma {
-    /// Connects, and connects again when the connection breaks, each time within `patience`.
+    /// Connects, and connects again when the connection breaks, each time within `timeout`.
     ///
     /// # Errors
     /// There is no RDMA device, or the server does not answer.
-    pub fn connect(server: SocketAddr, pool: &Pool, patience: Duration) -> io::Result<Self> {
+    pub fn connect(server: SocketAddr, pool: &Pool, timeout: Duration) -> io::Result<Self> {
         let options = Options {
-            patience,
+            connect_timeout: timeout,
             ..options()
         };
         Client::with_pool(server, &options, pool)
@@ -72,6 +72,6 @@ fn failed(error: Error) -> io::Error {
     match error {
         Error::Verbs(error) => error,
         Error::Unreachable(_) => io::Error::new(io::ErrorKind::HostUnreachable, error),
-        Error::Gone | Error::Removed | Error::Invalid(_) | Error::Call(_) => io::Error::other(error),
+        Error::Disconnected | Error::Removed | Error::Invalid(_) | Error::Call(_) => io::Error::other(error),
     }
 }

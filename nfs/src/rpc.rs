@@ -29,10 +29,10 @@ words! {
         #[error("the program has no such procedure")]
         NoProcedure = 3,
         /// GARBAGE_ARGS
-        #[error("the server cannot make sense of the arguments")]
+        #[error("the server cannot decode the arguments")]
         Garbage = 4,
         /// SYSTEM_ERR
-        #[error("the server is out of memory, or the like")]
+        #[error("the server has a system error, such as a lack of memory")]
         System = 5,
     }
 }
@@ -41,7 +41,7 @@ words! {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Credential {
     /// AUTH_NONE.
-    Nobody,
+    Anonymous,
     /// AUTH_SYS.
     System {
         /// User.
@@ -114,7 +114,7 @@ impl Call {
         let (_, verifier) = <(u32, &[u8])>::take(reader)?;
         let credential = match flavor {
             _ if body.len().max(verifier.len()) > MAX_AUTH => None,
-            AUTH_NONE => Some(Credential::Nobody),
+            AUTH_NONE => Some(Credential::Anonymous),
             AUTH_SYS => system(body).ok(),
             _ => None,
         };
@@ -145,7 +145,7 @@ impl Call {
             word.put(&mut message);
         }
         match &self.credential {
-            Credential::Nobody => (AUTH_NONE, 0_u32).put(&mut message),
+            Credential::Anonymous => (AUTH_NONE, 0_u32).put(&mut message),
             Credential::System { uid, gid, groups } => {
                 let mut body = Vec::new();
                 (0_u32, &b""[..]).put(&mut body);
@@ -202,10 +202,10 @@ pub enum NoResults {
     #[error(transparent)]
     Refused(#[from] Refusal),
     /// The call was rejected, because of the version of RPC or the credential.
-    #[error("the server denies the call: it does not take our credentials")]
+    #[error("the server denies the call: it does not accept the credentials")]
     Denied,
     /// The message is no reply.
-    #[error("the reply makes no sense: {0}")]
+    #[error("the reply is invalid: {0}")]
     Malformed(#[from] BadXdr),
 }
 

@@ -135,7 +135,7 @@ fn conversation() -> Vec<Sent> {
         while answered == 0 {
             carry(&mut client, &mut server, true, &mut record);
             for event in server.events() {
-                if let Event::Called(incoming) = event {
+                if let Event::CallReceived(incoming) = event {
                     let results = returned.iter().map(|len| item(reply, *len)).collect();
                     let message = words(&[xid, 1, 0, 0, 0, 0], reply).into();
                     server

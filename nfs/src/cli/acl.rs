@@ -55,7 +55,7 @@ impl Show {
             }
             return place.client.set_acls(file, got).map_err(failed);
         }
-        // Without the mask, which a list on the wire always has.
+        // Removes the mask, which a list on the wire always has.
         let got = got.change().map_err(|error| self.remote.failed(&error))?;
         let both = [("", got.access.flatten()), (OF_DEFAULT, got.default.flatten())];
         let text = both
@@ -68,17 +68,17 @@ impl Show {
 fn text(of: &str, list: &Acl) -> String {
     let mut text = String::new();
     for Entry { tag, id, rights } in list.entries(0) {
-        let (who, named) = called(tag);
+        let (tag, named) = tag_name(tag);
         let id = if named { id.to_string() } else { String::new() };
         let rights = LETTERS.map(|(right, letter)| if rights & right == 0 { '-' } else { letter });
         let [r, w, x] = rights;
-        let _ = writeln!(text, "{of}{who}:{id}:{r}{w}{x}");
+        let _ = writeln!(text, "{of}{tag}:{id}:{r}{w}{x}");
     }
     text
 }
 
 /// The name of a tag, and whether its entries have an id.
-const fn called(tag: Tag) -> (&'static str, bool) {
+const fn tag_name(tag: Tag) -> (&'static str, bool) {
     match tag {
         Tag::Owner => ("user", false),
         Tag::User => ("user", true),
@@ -100,7 +100,7 @@ fn lists(text: &str) -> Done<Lists> {
         }
     }
     if access.is_empty() && default.is_empty() {
-        return Err("there is no list in it".into());
+        return Err("the file has no list".into());
     }
     for entries in [&access, &default] {
         if entries.len() > MAX_ENTRIES {
@@ -108,7 +108,8 @@ fn lists(text: &str) -> Done<Lists> {
         }
         if !entries.is_empty() && Acl::new(entries).is_none() {
             return Err(
-                "a list needs user::, group:: and other::, each once, and mask:: if it names anybody".into(),
+                "a list needs user::, group:: and other::, each once, and mask:: if it has named entries"
+                    .into(),
             );
         }
     }
@@ -133,16 +134,16 @@ fn entry(line: &str) -> Done<Entry> {
     let wanted = (who, !id.is_empty());
     let tag = Tag::ALL
         .iter()
-        .find(|tag| called(**tag) == wanted)
+        .find(|tag| tag_name(**tag) == wanted)
         .ok_or_else(wrong)?;
     let id = if id.is_empty() { Some(0) } else { id.parse().ok() };
     let letters = rights.chars().count() == LETTERS.len();
     let rights = rights
         .chars()
         .zip(LETTERS)
-        .map(|(said, (right, letter))| match said {
+        .map(|(given, (right, letter))| match given {
             '-' => Some(0),
-            _ => (said == letter).then_some(right),
+            _ => (given == letter).then_some(right),
         });
     Ok(Entry {
         tag: *tag,

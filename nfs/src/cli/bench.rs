@@ -107,7 +107,9 @@ impl Bench {
             Ok(())
         })?;
         if read_back != self.size {
-            return Err(Error::Nonsense("the file is of another size than was written"));
+            return Err(Error::InvalidReply(
+                "the size of the file is not the size written",
+            ));
         }
         rows.push(("read", self.size as f64 / MIB / seconds, "MiB/s"));
         for what in [Small::Write, Small::Read, Small::Null] {

@@ -44,7 +44,7 @@ mod tests {
     use super::bytes;
 
     #[test]
-    fn bytes_as_people_write_them() {
+    fn sizes_with_suffixes_are_parsed() {
         assert_eq!(bytes("4096"), Ok(4096));
         assert_eq!(bytes("64K"), Ok(65536));
         assert_eq!(bytes("2GiB"), Ok(2 << 30));

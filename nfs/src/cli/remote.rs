@@ -6,7 +6,7 @@ use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::str::FromStr;
 use std::time::Duration;
-use urnic_nfs::call::{PATIENCE, Tcp, Transport};
+use urnic_nfs::call::{CONNECT_TIMEOUT, Tcp, Transport};
 use urnic_nfs::client::{Client, Error, port};
 use urnic_nfs::memory::Pool;
 use urnic_nfs::nfs3::{Attributes, Handle, Kind};
@@ -59,7 +59,7 @@ pub(crate) struct Way {
     #[arg(long, value_name = "PORT")]
     mount_port: Option<u16>,
     /// Time that the server may be unreachable
-    #[arg(long, value_name = "SECONDS", default_value_t = PATIENCE.as_secs())]
+    #[arg(long, value_name = "SECONDS", default_value_t = CONNECT_TIMEOUT.as_secs())]
     patience: u64,
 }
 
@@ -180,7 +180,7 @@ impl Place {
 }
 
 /// The name of a kind of file.
-pub(crate) const fn called(kind: Kind) -> &'static str {
+pub(crate) const fn kind_name(kind: Kind) -> &'static str {
     match kind {
         Kind::File => "a file",
         Kind::Directory => "a directory",

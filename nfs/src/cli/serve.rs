@@ -114,7 +114,7 @@ impl Serve {
             if let Some(server) = &rdma {
                 scope.spawn(|| {
                     if let Err(error) = server.serve(&*service) {
-                        complain("urnic-nfs", &format!("no RDMA any more: {error}"));
+                        complain("urnic-nfs", &format!("RDMA service ended: {error}"));
                     }
                 });
             }

@@ -1,6 +1,6 @@
 //! `urnic-nfs get` and `urnic-nfs put`, with a window of outstanding READs or WRITEs.
 
-use super::remote::{Remote, Way, called};
+use super::remote::{Remote, Way, kind_name};
 use super::{Done, bytes};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -68,7 +68,7 @@ impl Get {
         if attributes.kind != Kind::File {
             return Err(self
                 .remote
-                .failed(&format_args!("is {}", called(attributes.kind))));
+                .failed(&format_args!("is {}", kind_name(attributes.kind))));
         }
         let name = self.remote.name().unwrap_or_default();
         let local = match &self.local {
@@ -203,12 +203,12 @@ impl Window {
             let (ticket, answer) = client.wait()?;
             let (offset, count) = under_way
                 .remove(&ticket)
-                .ok_or(Error::Nonsense("an answer to no call"))?;
+                .ok_or(Error::InvalidReply("a reply without a call"))?;
             let (inline, placed, eof) = read(answer)?;
             let data = placed.as_deref().unwrap_or(&inline);
             let len = data.len() as u32;
             if len > count || (len == 0 && !eof) {
-                return Err(Error::Nonsense("READ of another length"));
+                return Err(Error::InvalidReply("a READ of the wrong length"));
             }
             take(offset, data)?;
             total += u64::from(len);
@@ -259,11 +259,11 @@ impl Window {
                 let (ticket, answer) = client.wait()?;
                 let (offset, data) = under_way
                     .remove(&ticket)
-                    .ok_or(Error::Nonsense("an answer to no call"))?;
+                    .ok_or(Error::InvalidReply("a reply without a call"))?;
                 let done = written(&answer)?;
                 let count = done.count as usize;
                 if count == 0 || count > data.len() {
-                    return Err(Error::Nonsense("WRITE of another length"));
+                    return Err(Error::InvalidReply("a WRITE of the wrong length"));
                 }
                 same &= *verifier.get_or_insert(done.verifier) == done.verifier;
                 stable &= done.committed != Stable::Unstable;
@@ -285,7 +285,7 @@ impl Window {
                 return Ok(());
             }
         }
-        Err(Error::Nonsense("its write verifier changes all the time"))
+        Err(Error::InvalidReply("the write verifier changed at each attempt"))
     }
 }
 
@@ -294,14 +294,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn blocks_are_what_both_take() {
+    fn blocks_fit_client_and_server() {
         let block = |own, most| Window::new(own, 8).within(most).block;
         assert_eq!(block(1 << 20, 64 << 10), 64 << 10);
         assert_eq!(block(4096, 64 << 10), 4096);
         assert_eq!(
             block(1 << 20, 0),
             1,
-            "a server that takes nothing is asked, and says why not"
+            "a server with a maximum of zero bytes gets a WRITE and returns its error"
         );
     }
 }

@@ -48,7 +48,7 @@ impl Export {
     /// The identity with which the tree checks a call. Root is nobody unless the options trust it.
     pub(super) fn caller(&self, credential: &Credential) -> Caller {
         let (uid, gid, groups) = match credential {
-            Credential::Nobody => (NOBODY, NOBODY, Vec::new()),
+            Credential::Anonymous => (NOBODY, NOBODY, Vec::new()),
             Credential::System { uid, gid, groups } => (*uid, *gid, groups.clone()),
         };
         if self.options.trust_root {

@@ -16,7 +16,7 @@ use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-use urnic_rpc_rdma_verbs::crowd::Candidate;
+use urnic_rpc_rdma_verbs::eviction::Candidate;
 use urnic_rpc_rdma_verbs::shares::{Account, Charge, Holder};
 
 /// Maximum threads of a connection.
@@ -52,7 +52,7 @@ pub(super) struct Connection {
     /// Number of threads that read or wait for their turn.
     readers: AtomicUsize,
     /// Time of the last call.
-    heard: Mutex<Instant>,
+    last_call: Mutex<Instant>,
     served: AtomicBool,
     ended: AtomicBool,
 }
@@ -68,9 +68,9 @@ struct Reading(Arc<Socket>);
 
 impl Read for Reading {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        let came = (&self.0.stream).read(into)?;
-        self.0.receives.moved(came);
-        Ok(came)
+        let received = (&self.0.stream).read(into)?;
+        self.0.receives.moved(received);
+        Ok(received)
     }
 }
 
@@ -88,9 +88,9 @@ impl Write for Writing<'_> {
     }
 
     fn write_vectored(&mut self, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
-        let went = (&self.0.stream).write_vectored(pieces)?;
-        self.0.sends.moved(went);
-        Ok(went)
+        let sent = (&self.0.stream).write_vectored(pieces)?;
+        self.0.sends.moved(sent);
+        Ok(sent)
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -132,7 +132,7 @@ impl Connection {
             writing: Mutex::default(),
             threads: AtomicUsize::new(0),
             readers: AtomicUsize::new(0),
-            heard: Mutex::new(Instant::now()),
+            last_call: Mutex::new(Instant::now()),
             served: AtomicBool::new(false),
             ended: AtomicBool::new(false),
         })
@@ -146,20 +146,23 @@ impl Connection {
         Candidate {
             address: self.peer.ip(),
             served: self.served.load(Ordering::Relaxed),
-            heard: Some(*lock(&self.heard)),
+            last_message: Some(*lock(&self.last_call)),
             key,
         }
     }
 
-    /// The reason to end the connection, if there is one, `later` after the last check.
-    pub(super) fn overdue(&self, later: Duration) -> Option<&'static str> {
+    /// The reason to end the connection, if there is one, `elapsed` after the last check.
+    pub(super) fn overdue(&self, elapsed: Duration) -> Option<&'static str> {
         let Limits { idle, stall, .. } = self.common.limits;
         let late = |time: Duration, moved: u64| time > stall + Duration::from_secs(moved / RATE);
-        let (receives, sends) = (self.socket.receives.look(later), self.socket.sends.look(later));
+        let (receives, sends) = (
+            self.socket.receives.check(elapsed),
+            self.socket.sends.check(elapsed),
+        );
         if let State::Busy(time, moved) = sends
             && late(time, moved)
         {
-            return Some("it does not take its replies");
+            return Some("it does not receive its replies");
         }
         let working = self.threads.load(Ordering::Acquire) > self.readers.load(Ordering::Acquire);
         match receives {
@@ -170,7 +173,7 @@ impl Connection {
     }
 
     /// Starts one more thread if the limits permit. Returns whether the connection has a thread.
-    pub(super) fn recruit(self: &Arc<Self>) -> bool {
+    pub(super) fn start_thread(self: &Arc<Self>) -> bool {
         let first = self.threads.load(Ordering::Acquire) == 0;
         let share = if first { None } else { self.helpers.take(1) };
         let one_more = |threads| (threads < THREADS).then_some(threads + 1);
@@ -188,7 +191,7 @@ impl Connection {
             .name("nfs-tcp".to_owned())
             .spawn(move || {
                 if let Err(error) = connection.work() {
-                    tracing::debug!(peer = %connection.peer, %error, "connection ends");
+                    tracing::debug!(peer = %connection.peer, %error, "connection ended");
                     connection.end();
                 }
                 connection.threads.fetch_sub(1, Ordering::AcqRel);
@@ -213,7 +216,7 @@ impl Connection {
                 Err(error) => return Err(error),
             };
             if others == 0 {
-                self.recruit();
+                self.start_thread();
             }
             self.answer(received, reserved)?;
             if self.readers.fetch_add(1, Ordering::AcqRel) >= SPARE {
@@ -237,7 +240,7 @@ impl Connection {
         };
         let received = record::receive(&mut *reading, &room)?;
         receives.end();
-        *lock(&self.heard) = Instant::now();
+        *lock(&self.last_call) = Instant::now();
         // Calls with large items have short replies. Nothing more is read from the peer until there
         // is memory for the reply.
         let reserved = match received.item {

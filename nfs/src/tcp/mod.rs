@@ -20,7 +20,7 @@ use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
-use urnic_rpc_rdma_verbs::crowd::{Seldom, makes_room};
+use urnic_rpc_rdma_verbs::eviction::{LogLimit, select_for_eviction};
 use urnic_rpc_rdma_verbs::shares::{Holder, Shares};
 
 /// Maximum threads of all connections together, beyond the first thread of each.
@@ -57,15 +57,15 @@ pub fn serve(
         common,
         memory: memory.clone(),
         helpers: Shares::new(HELPERS),
-        full: Seldom::default(),
+        log_limit: LogLimit::default(),
     };
-    let mut looked = Instant::now();
+    let mut last_check = Instant::now();
     loop {
-        let left = limits.interval().saturating_sub(looked.elapsed());
+        let left = limits.interval().saturating_sub(last_check.elapsed());
         if left.is_zero() {
             // At most two intervals, also if the machine was suspended.
-            connections.look(looked.elapsed().min(2 * limits.interval()));
-            looked = Instant::now();
+            connections.check(last_check.elapsed().min(2 * limits.interval()));
+            last_check = Instant::now();
             continue;
         }
         let mut ready = [PollFd::new(listener, PollFlags::IN)];
@@ -77,13 +77,13 @@ pub fn serve(
         match listener.accept() {
             Ok((stream, peer)) => connections.add(stream, peer),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            Err(error) if passes(&error) => connections.lack(&error),
+            Err(error) if is_temporary(&error) => connections.make_room_after(&error),
             Err(error) => return Err(error),
         }
     }
 }
 
-fn passes(error: &io::Error) -> bool {
+fn is_temporary(error: &io::Error) -> bool {
     use io::ErrorKind::{BrokenPipe, InvalidInput, NotConnected};
     error.raw_os_error().is_some() && !matches!(error.kind(), InvalidInput | NotConnected | BrokenPipe)
 }
@@ -94,7 +94,7 @@ struct Connections {
     common: Common,
     memory: Shares,
     helpers: Shares,
-    full: Seldom,
+    log_limit: LogLimit,
 }
 
 impl Connections {
@@ -106,12 +106,12 @@ impl Connections {
         let (memory, helpers) = (self.memory.account(peer.ip()), self.helpers.account(peer.ip()));
         let connection = match Connection::new(stream, peer, self.common.clone(), memory, helpers) {
             Ok(connection) => Arc::new(connection),
-            Err(error) => return tracing::debug!(%peer, %error, "lost at once"),
+            Err(error) => return tracing::debug!(%peer, %error, "the new connection ended at once"),
         };
         tracing::info!(%peer, "connected");
-        if !connection.recruit() {
-            self.lack(&io::Error::other("no thread can be started"));
-            if !connection.recruit() {
+        if !connection.start_thread() {
+            self.make_room_after(&io::Error::other("no thread can be started"));
+            if !connection.start_thread() {
                 return;
             }
         }
@@ -121,7 +121,7 @@ impl Connections {
     }
 
     /// Makes room after a failure, usually for lack of descriptors.
-    fn lack(&mut self, error: &io::Error) {
+    fn make_room_after(&mut self, error: &io::Error) {
         self.open.retain(|connection| connection.strong_count() > 0);
         self.make_room(&error.to_string());
         std::thread::sleep(PAUSE);
@@ -131,28 +131,30 @@ impl Connections {
     fn make_room(&mut self, why: &str) {
         let open = self.open.iter().enumerate();
         let each = open.filter_map(|(index, connection)| Some(connection.upgrade()?.candidate(index)));
-        let Some(index) = makes_room(each) else { return };
+        let Some(index) = select_for_eviction(each) else {
+            return;
+        };
         // The order of the list is that of acceptance, and stays so.
         if let Some(connection) = self.open.remove(index).upgrade() {
-            if let Some(left_out) = self.full.allows() {
+            if let Some(left_out) = self.log_limit.allows() {
                 tracing::warn!(peer = %connection.peer(), left_out, "connection ended: {why}");
             }
             connection.end();
         }
     }
 
-    /// Ends connections that take too long. `later` is the time since the last check.
-    fn look(&mut self, later: Duration) {
+    /// Ends connections that take too long. `elapsed` is the time since the last check.
+    fn check(&mut self, elapsed: Duration) {
         self.open.retain(|connection| connection.strong_count() > 0);
         for connection in self.open.iter().filter_map(Weak::upgrade) {
-            if let Some(why) = connection.overdue(later) {
+            if let Some(why) = connection.overdue(elapsed) {
                 tracing::info!(peer = %connection.peer(), "connection ended: {why}");
                 connection.end();
             }
         }
-        let ended = self.memory.relieve(STUCK);
+        let ended = self.memory.end_stuck(STUCK);
         if ended > 0
-            && let Some(left_out) = self.full.allows()
+            && let Some(left_out) = self.log_limit.allows()
         {
             tracing::warn!(
                 ended,

@@ -43,12 +43,12 @@ impl Progress {
         self.moved.fetch_add(bytes as u64, Relaxed);
     }
 
-    /// Checks the state, `later` after the last check.
-    pub(super) fn look(&self, later: Duration) -> State {
+    /// Checks the state, `elapsed` after the last check.
+    pub(super) fn check(&self, elapsed: Duration) -> State {
         let state = self.state.load(Relaxed);
         let mut age = lock(&self.age);
         *age = match *age {
-            (last, time) if last == state => (state, time + later),
+            (last, time) if last == state => (state, time + elapsed),
             _ => (state, Duration::ZERO),
         };
         self.state_for(state, age.1)
@@ -74,22 +74,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_stays_the_same_between_looks_grows_old() {
+    fn only_a_state_unchanged_between_checks_ages() {
         const SECOND: Duration = Duration::from_secs(1);
         let progress = Progress::default();
-        assert_eq!(progress.look(SECOND), State::Idle(SECOND));
+        assert_eq!(progress.check(SECOND), State::Idle(SECOND));
         progress.begin();
         progress.moved(7);
-        assert_eq!(progress.look(SECOND), State::Busy(Duration::ZERO, 7));
-        assert_eq!(progress.look(SECOND), State::Busy(SECOND, 7));
+        assert_eq!(progress.check(SECOND), State::Busy(Duration::ZERO, 7));
+        assert_eq!(progress.check(SECOND), State::Busy(SECOND, 7));
         // A new message begins.
         progress.begin();
-        assert_eq!(progress.look(SECOND), State::Busy(Duration::ZERO, 0));
+        assert_eq!(progress.check(SECOND), State::Busy(Duration::ZERO, 0));
         progress.end();
         progress.begin();
         progress.end();
-        assert_eq!(progress.look(SECOND), State::Idle(Duration::ZERO));
-        assert_eq!(progress.look(SECOND), State::Idle(SECOND));
+        assert_eq!(progress.check(SECOND), State::Idle(Duration::ZERO));
+        assert_eq!(progress.check(SECOND), State::Idle(SECOND));
         assert_eq!(progress.last(), State::Idle(SECOND));
     }
 }

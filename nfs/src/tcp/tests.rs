@@ -100,7 +100,7 @@ impl Source for Cut<'_> {
 }
 
 #[test]
-fn memory_is_taken_as_bytes_come_not_as_they_are_announced() {
+fn memory_is_taken_for_received_not_announced_bytes() {
     const LEN: usize = 1 << 20;
     let (pool, shares) = (Pool::new(), Shares::new(1 << 30));
     let account = account(&shares);
@@ -143,7 +143,7 @@ fn memory_is_taken_as_bytes_come_not_as_they_are_announced() {
 }
 
 #[test]
-fn fragments_without_end_end() {
+fn fragments_without_an_end_are_limited() {
     let (pool, shares) = (Pool::new(), Shares::new(1 << 30));
     let account = account(&shares);
     let room = Room {
@@ -175,7 +175,7 @@ proptest! {
     /// The memory in use is at most a few times the number of bytes that arrived, for any contents
     /// of the stream.
     #[test]
-    fn any_bytes_hold_no_more_memory_than_a_few_times_their_number(
+    fn any_bytes_take_memory_in_proportion_to_their_number(
         fragments in prop::collection::vec((any::<bool>(), 0..200_000_usize, 0..300_000_usize), 1..6),
         call in any::<bool>(),
     ) {

@@ -187,12 +187,12 @@ impl Extents {
         // At most two parts remain. The longer one stays in its old buffer if it is at least half
         // of it. Other parts move to new buffers.
         let mut stay = Vec::new();
-        let mut gone = 0;
+        let mut freed = 0;
         for at in &touched {
             let Some(piece) = self.pieces.get(at) else {
                 continue;
             };
-            gone += piece.footprint() as u64;
+            freed += piece.footprint() as u64;
             let stop = at + piece.len() as u64;
             let head = piece.part(0..start.saturating_sub(*at) as usize);
             let tail = piece.part(end.saturating_sub(*at).min(piece.len() as u64) as usize..piece.len());
@@ -215,13 +215,13 @@ impl Extents {
             }
         }
         let again: u64 = stay.iter().map(|(_, part)| part.footprint() as u64).sum();
-        if (again + more).saturating_sub(gone) > room {
+        if (again + more).saturating_sub(freed) > room {
             return Err(Full);
         }
         for at in &touched {
             self.pieces.remove(at);
         }
-        self.used -= gone;
+        self.used -= freed;
         for (at, part) in stay {
             self.insert(at, part);
         }
@@ -239,7 +239,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_is_behind_the_end_when_there_was_no_room_for_all() {
+    fn a_write_without_room_leaves_nothing_behind_the_end() {
         let pool = Pool::new();
         let mut file = Extents::default();
         file.write(0, Data::Inline(b"abc"), u64::MAX, &pool).ok();

@@ -95,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cookies_are_the_names_own() {
+    fn cookies_depend_on_the_name_only() {
         let all: Vec<Numbered> = (0..50_000)
             .map(|n| (n, format!("file-{n}").into_bytes().into()))
             .collect();
@@ -103,7 +103,7 @@ mod tests {
         let (all, half) = (Listing::new(all), Listing::new(half));
         assert!(all.0.windows(2).all(|pair| pair[0].cookie < pair[1].cookie));
         let known = |name: &Name| all.after(name.cookie - 1).first() == Some(name);
-        assert!(half.0.iter().all(known), "whichever others there are");
+        assert!(half.0.iter().all(known), "with any other names");
         assert_eq!(all.after(0).len(), 50_000);
         let middle = all.0[24_999].cookie;
         assert_eq!(all.after(middle)[0], all.0[25_000]);

@@ -76,7 +76,7 @@ fn rpc_b_02_of_nfs_3_four_items_may_go_by_chunk() {
 }
 
 #[test]
-fn rpc_b_02_replies_of_nfs_3_are_no_longer_than_said() {
+fn rpc_b_02_replies_of_nfs_3_stay_within_the_given_maximum() {
     let max =
         |procedure, arguments: &[u8]| bound_of(procedure, arguments).max_reply.unwrap() - MAX_REPLY_HEADER;
     assert_eq!(max(1, &opaque(30)), 88);
@@ -95,7 +95,7 @@ fn rpc_b_02_replies_of_nfs_3_are_no_longer_than_said() {
 }
 
 #[test]
-fn rpc_b_01_nfs_has_a_port_of_its_own_and_mount_is_asked_for() {
+fn rpc_b_01_nfs_has_its_own_port_and_mount_uses_rpcbind() {
     assert_eq!((Nfs3.port(), Mount3.port()), (Some(20049), None));
     assert_eq!((Nfs3.program(), Mount3.program()), ((100_003, 3), (100_005, 3)));
     assert_eq!((NfsAcl3.port(), NfsAcl3.program()), (Nfs3.port(), (100_227, 3)));
@@ -103,21 +103,21 @@ fn rpc_b_01_nfs_has_a_port_of_its_own_and_mount_is_asked_for() {
 
 /// Both lists have 1024 entries.
 #[test]
-fn lists_of_rights_have_nothing_to_place_and_an_end() {
+fn acls_stay_inline_and_have_a_maximum_length() {
     for (procedure, results) in [(0, Some(0)), (1, Some(24_688)), (2, Some(92)), (3, None)] {
         let mut call = nfs(procedure, &[opaque(25), words(&[5])].concat());
         call[12..20].copy_from_slice(&words(&[100_227, 3]));
         let max_reply = results.map(|len: usize| MAX_REPLY_HEADER + len);
-        let said = Bound {
+        let bound_data = Bound {
             max_reply,
             ..Bound::default()
         };
-        assert_eq!(bound(&call), said, "{procedure}");
+        assert_eq!(bound(&call), bound_data, "{procedure}");
     }
 }
 
 #[test]
-fn mount_has_nothing_to_place() {
+fn mount_data_stays_inline() {
     let mut call = nfs(1, &opaque(8));
     call[12..20].copy_from_slice(&words(&[100_005, 3]));
     assert_eq!(bound(&call), Bound::default());
@@ -132,7 +132,7 @@ proptest! {
         let message = nfs(procedure, &words(&arguments));
         let header = CallHeader::parse(&message).unwrap();
         prop_assert_eq!((header.len, header.procedure, header.protected), (HEADER, procedure, false));
-        let said = bound(&message);
-        prop_assert!(said.argument.is_none_or(|offset| offset <= message.len() && offset % 4 == 0));
+        let bound_data = bound(&message);
+        prop_assert!(bound_data.argument.is_none_or(|offset| offset <= message.len() && offset % 4 == 0));
     }
 }

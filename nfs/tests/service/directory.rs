@@ -67,7 +67,7 @@ fn the_write_verifier_changes_with_the_server() {
 }
 
 #[test]
-fn a_handle_is_of_one_tree_only() {
+fn a_handle_is_valid_in_one_tree_only() {
     let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     fs::write(one.path().join("a"), "").unwrap();
     let mut first = client(&of_directory(one.path(), OPEN), true);
@@ -78,7 +78,7 @@ fn a_handle_is_of_one_tree_only() {
 }
 
 #[test]
-fn a_directory_that_became_a_link_leads_nowhere() {
+fn a_directory_replaced_by_a_link_is_not_followed() {
     let (folder, outside) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     fs::write(outside.path().join("secret"), "secret").unwrap();
     let mut client = client(&of_directory(folder.path(), OPEN), true);

@@ -19,7 +19,7 @@ fn put<'a>(value: &impl Xdr<'a>) -> Vec<u8> {
 }
 
 #[test]
-fn arguments_are_the_same_bytes() {
+fn arguments_encode_as_in_nfs3_types() {
     let handle = Handle::new(b"a handle of 23 octets..");
     let their_handle = || theirs::nfs_fh3 {
         data: Opaque::owned(handle.bytes().to_vec()),
@@ -71,7 +71,7 @@ fn arguments_are_the_same_bytes() {
 }
 
 #[test]
-fn replies_mean_the_same() {
+fn replies_decode_as_in_nfs3_types() {
     let folder = tempfile::tempdir().unwrap();
     let server = of_directory(folder.path(), OPEN);
     let mut client = client(&server, false);
@@ -81,7 +81,7 @@ fn replies_mean_the_same() {
         write(&mut client, file, 0, name).unwrap();
     }
     let ask = |procedure: Procedure, arguments: Vec<u8>| {
-        let credential = Credential::Nobody;
+        let credential = Credential::Anonymous;
         let (program, version, procedure) = (PROGRAM, VERSION, procedure as u32);
         let call = urnic_nfs::rpc::Call {
             xid: 1,

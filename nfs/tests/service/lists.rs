@@ -98,16 +98,16 @@ type Seen = (Vec<u32>, u32, Lists);
 /// The draft permits these callers nothing, so their permissions are not compared.
 fn seen(server: &Arc<Server>, file: Handle) -> Seen {
     let mode = client(server, true).attributes(file).unwrap().mode;
-    let asked = if mode & 0o70 == 0 && mode & 0o7 != 0 {
+    let requested = if mode & 0o70 == 0 && mode & 0o7 != 0 {
         Vec::new()
     } else {
         callers()
     };
-    let may = asked.into_iter().map(|caller| {
+    let may = requested.into_iter().map(|caller| {
         let mut client = client(server, true);
         client.set_credential(caller);
-        let asked = AccessArgs { file, access: 0x3f };
-        let found = client.nfs::<AccessOk, Option<Attributes>>(Procedure::Access, &asked);
+        let requested = AccessArgs { file, access: 0x3f };
+        let found = client.nfs::<AccessOk, Option<Attributes>>(Procedure::Access, &requested);
         found.unwrap().access
     });
     let mut client = client(server, true);
@@ -178,7 +178,7 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_are_lists_or_not(bytes: Vec<u8>, words in words()) {
+    fn any_bytes_parse_as_lists_or_fail(bytes: Vec<u8>, words in words()) {
         let words: Vec<u8> = words.iter().flat_map(|word| word.to_be_bytes()).collect();
         for bytes in [&bytes, &words] {
             let reader = &mut Reader(bytes);
@@ -280,8 +280,8 @@ fn can_be_set(lists: &Lists) -> bool {
 }
 
 #[test]
-fn a_tree_in_memory_lets_whom_the_kernel_lets() {
-    let test = "a_tree_in_memory_lets_whom_the_kernel_lets";
+fn a_tree_in_memory_permits_what_the_kernel_permits() {
+    let test = "a_tree_in_memory_permits_what_the_kernel_permits";
     let Some((_folder, servers)) = both(test, true) else {
         return;
     };
@@ -336,8 +336,8 @@ fn long(users: u32) -> Vec<Ace> {
 }
 
 #[test]
-fn long_lists_come_back_whole() {
-    let Some((_folder, servers)) = both("long_lists_come_back_whole", false) else {
+fn long_lists_are_returned_complete() {
+    let Some((_folder, servers)) = both("long_lists_are_returned_complete", false) else {
         return;
     };
     for (server, users) in servers.iter().zip([400, MAX_ENTRIES as u32 - 4]) {
@@ -391,7 +391,7 @@ fn answered(server: &Arc<Server>, procedure: u32, file: Handle, words: &[u32]) -
         program: nfsacl::PROGRAM,
         version: nfsacl::VERSION,
         procedure,
-        credential: Credential::Nobody,
+        credential: Credential::Anonymous,
     };
     let mut message = call.emit();
     file.put(&mut message);
@@ -491,8 +491,8 @@ fn lists_are_changed_by_owners_and_never_when_read_only() {
 
 /// Setting an empty default list removes it. A call without the default list keeps it.
 #[test]
-fn a_default_list_comes_stays_and_goes() {
-    let Some((_folder, servers)) = both("a_default_list_comes_stays_and_goes", false) else {
+fn a_default_list_is_set_inherited_and_removed() {
+    let Some((_folder, servers)) = both("a_default_list_is_set_inherited_and_removed", false) else {
         return;
     };
     for server in servers {
@@ -519,8 +519,8 @@ fn a_default_list_comes_stays_and_goes() {
 /// Linux sends such a list when it makes a directory below one whose default list has no named
 /// entries.
 #[test]
-fn an_access_list_without_entries_is_what_the_mode_says() {
-    let Some((_folder, servers)) = both("an_access_list_without_entries_is_what_the_mode_says", false) else {
+fn an_access_list_without_entries_equals_the_mode() {
+    let Some((_folder, servers)) = both("an_access_list_without_entries_equals_the_mode", false) else {
         return;
     };
     for server in servers {
@@ -550,7 +550,7 @@ fn the_transport_makes_room_for_the_longest_lists() {
 }
 
 #[test]
-fn a_file_system_without_lists_says_so() {
+fn a_file_system_without_lists_reports_it() {
     let server = of_directory(Path::new("/proc"), OPEN);
     let mut client = client(&server, true);
     let root = client.mount(b"/").unwrap();
@@ -584,7 +584,7 @@ fn lists_count_for_the_room_that_a_tree_in_memory_has() {
     for n in 0..=first {
         remove(&mut client, root, file(n).as_bytes()).unwrap();
     }
-    assert_eq!(fill(&mut client), first, "what is gone leaves its room");
+    assert_eq!(fill(&mut client), first, "removed files free their space");
 }
 
 #[test]

@@ -159,7 +159,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_tree_in_memory_does_what_the_kernels_does(operations in operations(), apart: bool) {
+    fn a_tree_in_memory_behaves_like_a_kernel_file_system(operations in operations(), apart: bool) {
         let folder = tempfile::tempdir().unwrap();
         let kernel = of_directory(folder.path(), OPEN);
         let memory = of_memory(64 << 20, OPEN);

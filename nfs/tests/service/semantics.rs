@@ -87,7 +87,7 @@ fn answer(server: &Arc<Server>, message: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn a_call_that_comes_again_is_not_done_again() {
+fn a_repeated_call_is_not_executed_again() {
     let (_folder, servers) = both(OPEN);
     for server in servers {
         let mut client = client(&server, true);
@@ -101,12 +101,12 @@ fn a_call_that_comes_again_is_not_done_again() {
         let first = again(4711);
         assert!(urnic_nfs::rpc::results(&first).unwrap().0.starts_with(&[0; 4]));
         assert_eq!(again(4711), first);
-        assert_ne!(again(4712)[4..], first[4..], "another call finds it gone");
+        assert_ne!(again(4712)[4..], first[4..], "another call finds it removed");
     }
 }
 
 #[test]
-fn a_write_that_comes_late_does_not_undo_the_one_behind_it() {
+fn a_delayed_write_does_not_undo_a_later_one() {
     let (_folder, servers) = both(OPEN);
     for (server, apart) in servers.iter().zip([false, true]) {
         let mut client = client(server, true);
@@ -189,7 +189,7 @@ fn a_removed_file_is_stale_and_a_foreign_handle_is_refused() {
 }
 
 #[test]
-fn names_lead_nowhere_else() {
+fn names_cannot_leave_the_tree() {
     let (_folder, servers) = both(OPEN);
     for server in servers {
         let mut client = client(&server, true);
@@ -244,7 +244,7 @@ fn a_read_only_server_changes_nothing() {
 }
 
 #[test]
-fn a_full_tree_says_so_and_has_room_again_when_files_go() {
+fn a_full_tree_reports_it_and_reuses_freed_space() {
     let server = of_memory(1 << 20, OPEN);
     let mut client = client(&server, true);
     let root = client.mount(b"/").unwrap();
@@ -288,8 +288,9 @@ fn users_have_their_own_rights_in_memory() {
 fn users_have_their_own_rights_in_a_directory() {
     if !rustix::process::geteuid().is_root() {
         // The message bypasses the test runner's capture.
-        let said = "SKIPPED users_have_their_own_rights_in_a_directory: only root acts for others\n";
-        let _ = std::io::stderr().write_all(said.as_bytes());
+        let notice =
+            "SKIPPED users_have_their_own_rights_in_a_directory: only root can act for other users\n";
+        let _ = std::io::stderr().write_all(notice.as_bytes());
         return;
     }
     let folder = tempfile::tempdir().unwrap();
@@ -373,7 +374,7 @@ fn a_handle_outlives_one_of_two_names() {
 }
 
 #[test]
-fn directories_inherit_the_group_and_that_they_do() {
+fn directories_inherit_the_group_and_its_set_id_bit() {
     let (_folder, servers) = both(OPEN);
     for server in servers {
         let mut client = client(&server, true);
@@ -417,7 +418,7 @@ fn own_or(uid: u32) -> u32 {
 }
 
 #[test]
-fn root_is_nobody_unless_trusted() {
+fn root_is_mapped_to_nobody_unless_trusted() {
     let server = of_memory(1 << 20, Options::default());
     let mut root_user = client_as(&server, 0);
     let root = root_user.mount(b"/").unwrap();

@@ -34,7 +34,7 @@ fn record(procedure: Procedure, arguments: impl FnOnce(&mut Vec<u8>), more: usiz
         program: 100_003,
         version: 3,
         procedure: procedure as u32,
-        credential: Credential::Nobody,
+        credential: Credential::Anonymous,
     };
     let mut message = call.emit();
     arguments(&mut message);
@@ -126,7 +126,7 @@ fn resident(server: &Server) -> usize {
 /// Five hundred incomplete records of one MiB, of which only the first bytes arrive: in one
 /// fragment or in several, with a WRITE or another call.
 #[test]
-fn records_that_do_not_come_hold_no_memory() {
+fn announced_records_hold_no_memory() {
     let server = Server::start(
         0,
         &["--memory", "64M", "--buffers", "128M", "--stall-timeout", "600"],
@@ -148,7 +148,7 @@ fn records_that_do_not_come_hold_no_memory() {
             let mut stream = connect_from(HOSTILE, server.address);
             stream
                 .write_all(&beginnings[n % beginnings.len()])
-                .expect("it is taken");
+                .expect("the socket accepts it");
             stream
         })
         .collect();
@@ -161,7 +161,7 @@ fn records_that_do_not_come_hold_no_memory() {
 
 /// WRITEs without their last byte, more than there is memory for.
 #[test]
-fn one_address_does_not_take_all_memory() {
+fn one_address_cannot_take_all_memory() {
     let server = Server::start(
         0,
         &["--memory", "64M", "--buffers", "64M", "--stall-timeout", "600"],
@@ -200,7 +200,7 @@ fn one_address_does_not_take_all_memory() {
 }
 
 /// Connections that receive no reply. Each makes sixty READs of one MiB.
-fn takers_of_nothing(server: &Server, file: Handle, count: usize) -> Vec<TcpStream> {
+fn clients_that_read_nothing(server: &Server, file: Handle, count: usize) -> Vec<TcpStream> {
     let read = record(
         Procedure::Read,
         |out| {
@@ -212,20 +212,20 @@ fn takers_of_nothing(server: &Server, file: Handle, count: usize) -> Vec<TcpStre
     let calls = read.repeat(60);
     let connections = (0..count).map(|_| {
         let mut stream = connect_from(HOSTILE, server.address);
-        stream.write_all(&calls).expect("it is taken");
+        stream.write_all(&calls).expect("the socket accepts it");
         stream
     });
     connections.collect()
 }
 
 #[test]
-fn replies_that_nobody_takes_hold_a_share_of_memory() {
+fn unread_replies_hold_at_most_a_share_of_memory() {
     let server = Server::start(
         0,
         &["--memory", "64M", "--buffers", "64M", "--stall-timeout", "600"],
     );
     let (_client, file) = is_served(&server, OTHER);
-    let hostile = takers_of_nothing(&server, file, 40);
+    let hostile = clients_that_read_nothing(&server, file, 40);
     for from in [OTHER, HOSTILE, OTHER, HOSTILE] {
         is_served(&server, from);
     }
@@ -234,12 +234,12 @@ fn replies_that_nobody_takes_hold_a_share_of_memory() {
 }
 
 #[test]
-fn replies_that_nobody_takes_hold_a_share_of_threads() {
+fn unread_replies_hold_at_most_a_share_of_threads() {
     const CONNECTIONS: usize = 40;
     let server = Server::start(0, &["--memory", "64M"]);
     let (_client, file) = is_served(&server, OTHER);
     let before = threads(&server);
-    let hostile = takers_of_nothing(&server, file, CONNECTIONS);
+    let hostile = clients_that_read_nothing(&server, file, CONNECTIONS);
     // Each connection has one thread, and the client has half of the 256 further threads.
     let most = before + CONNECTIONS + 128;
     let begin = Instant::now();
@@ -260,23 +260,29 @@ fn replies_that_nobody_takes_hold_a_share_of_threads() {
 }
 
 #[test]
-fn a_message_has_a_time_to_come_or_to_be_taken() {
+fn a_message_has_a_time_limit_in_each_direction() {
     let server = Server::start(0, &["--memory", "64M", "--stall-timeout", "1"]);
     let (_client, file) = is_served(&server, OTHER);
     let connect = || connect_from(HOSTILE, server.address);
     let silent = connect();
     let mut begun = connect();
-    begun.write_all(&bytes(&[MIB as u32])).expect("it is taken");
+    begun
+        .write_all(&bytes(&[MIB as u32]))
+        .expect("the socket accepts it");
     let mut after_a_call = connect();
     answered(&after_a_call).expect("an answer");
-    after_a_call.write_all(&[0x80]).expect("it is taken");
-    let takes_nothing = takers_of_nothing(&server, file, 1);
+    after_a_call.write_all(&[0x80]).expect("the socket accepts it");
+    let takes_nothing = clients_that_read_nothing(&server, file, 1);
     // A byte from time to time is not enough progress.
     let mut slow = connect();
-    slow.write_all(&bytes(&[MIB as u32])).expect("it is taken");
+    slow.write_all(&bytes(&[MIB as u32]))
+        .expect("the socket accepts it");
     let begin = Instant::now();
     while slow.write_all(&[7]).is_ok() {
-        assert!(begin.elapsed() < Duration::from_secs(120), "it is still taken");
+        assert!(
+            begin.elapsed() < Duration::from_secs(120),
+            "the server still receives"
+        );
         std::thread::sleep(Duration::from_millis(50));
     }
     [&silent, &begun, &after_a_call].into_iter().for_each(ends);
@@ -294,13 +300,16 @@ fn idle_connections_end_and_others_stay() {
         .expect("a time");
     let begin = Instant::now();
     loop {
-        answered(&busy).expect("an answer, still");
+        answered(&busy).expect("an answer as before");
         match (&idle).read(&mut [0; 1]) {
             Ok(0) => break,
             Err(error) if error.kind() == ErrorKind::WouldBlock => {}
             other => panic!("{other:?}"),
         }
-        assert!(begin.elapsed() < Duration::from_secs(60), "it is there still");
+        assert!(
+            begin.elapsed() < Duration::from_secs(60),
+            "the connection still exists"
+        );
     }
     answered(&busy).expect("an answer to the other");
 }
@@ -317,13 +326,13 @@ fn connections_without_a_call_make_room_first() {
         let next = connect_from(if n % 2 == 0 { OTHER } else { HOSTILE }, server.address);
         answered(&next).expect("an answer to the next");
     }
-    answered(&honest).expect("an answer, still");
+    answered(&honest).expect("an answer as before");
     drop(hostile);
 }
 
 /// The descriptors are the limit, and not the number of connections.
 #[test]
-fn without_descriptors_the_next_client_is_served_all_the_same() {
+fn without_free_descriptors_the_next_client_is_served() {
     let server = Server::start(0, &["--memory", "64M"]);
     answered(&connect_from(OTHER, server.address)).expect("an answer");
     let pid = Pid::from_raw(server.child.id() as i32);

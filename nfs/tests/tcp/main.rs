@@ -45,7 +45,7 @@ impl Server {
         });
         Self {
             child,
-            address: address.expect("it says where"),
+            address: address.expect("the server prints its address"),
             _said: lines,
         }
     }
@@ -61,22 +61,22 @@ impl Server {
             .arg(arguments[0])
             .args(["--port", &port, "--patience", "120"])
             .args(&arguments[1..]);
-        command.output().expect("it runs")
+        command.output().expect("the program runs")
     }
 
     #[track_caller]
     fn does(&self, arguments: &[&str]) -> String {
         let output = self.run(arguments);
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(output.status.success(), "{arguments:?}: {said}");
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{arguments:?}: {stderr}");
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
     fn null(&self) {
-        let tcp = Tcp::connect(self.address).expect("it listens");
+        let tcp = Tcp::connect(self.address).expect("the server listens");
         Client::new(Box::new(tcp), Pool::new())
             .null()
-            .expect("it answers");
+            .expect("the server answers");
     }
 }
 
@@ -99,7 +99,7 @@ fn connect_from(address: Ipv4Addr, to: SocketAddr) -> TcpStream {
     use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
     let socket = socket(AddressFamily::INET, SocketType::STREAM, None).expect("a socket");
     bind(&socket, &SocketAddr::new(address.into(), 0)).expect("an address of this machine");
-    connect(&socket, &to).expect("it listens");
+    connect(&socket, &to).expect("the server listens");
     let stream = TcpStream::from(socket);
     stream
         .set_read_timeout(Some(Duration::from_secs(60)))
@@ -124,7 +124,7 @@ fn text(path: &Path) -> &str {
 }
 
 #[test]
-fn files_come_back_as_they_went() {
+fn files_are_copied_unchanged_in_both_directions() {
     let folder = tempfile::tempdir().expect("a folder");
     let export = folder.path().join("export");
     fs::create_dir(&export).expect("a folder");
@@ -176,7 +176,7 @@ fn failures_are_reported_in_one_line() {
     let local = folder.path().join("local");
     fs::write(&local, "text").expect("a file");
     let (nope, root) = (server.remote("/no/such/file"), server.remote("/"));
-    for (arguments, says) in [
+    for (arguments, expected) in [
         (&["get", &nope][..], "no such file or directory"),
         (&["get", &root], "is a directory"),
         (&["put", text(&local), &root], "read-only file system"),
@@ -184,34 +184,34 @@ fn failures_are_reported_in_one_line() {
         (&["ls", "nowhere"], "SERVER:PATH is wanted"),
     ] {
         let output = server.run(arguments);
-        let said = String::from_utf8_lossy(&output.stderr);
+        let stderr = String::from_utf8_lossy(&output.stderr);
         assert!(
-            !output.status.success() && said.contains(says),
-            "{arguments:?}: {said}"
+            !output.status.success() && stderr.contains(expected),
+            "{arguments:?}: {stderr}"
         );
     }
 }
 
 #[test]
-fn a_tree_outlives_its_server() {
+fn handles_stay_valid_over_a_server_restart() {
     let folder = tempfile::tempdir().expect("a folder");
     let first = Server::start(0, &[text(folder.path())]);
-    let tcp = Tcp::connect(first.address).expect("it listens");
+    let tcp = Tcp::connect(first.address).expect("the server listens");
     let mut client = Client::new(Box::new(tcp), Pool::new());
     let root = client.mount(b"/").expect("a handle");
     fs::write(folder.path().join("file"), "text").expect("a file");
     let file = client.lookup(root, b"file").expect("a handle").file;
     drop(first);
     let second = Server::start(0, &[text(folder.path())]);
-    let tcp = Tcp::connect(second.address).expect("it listens");
+    let tcp = Tcp::connect(second.address).expect("the server listens");
     let mut client = Client::new(Box::new(tcp), Pool::new());
     assert_eq!(client.attributes(file).expect("the handle is still good").size, 4);
 }
 
 #[test]
-fn peers_that_send_nonsense_are_dropped_and_others_served() {
+fn peers_with_invalid_messages_are_dropped_others_served() {
     let server = Server::start(0, &["--memory", "1M"]);
-    let connect = || connect(server.address).expect("it listens");
+    let connect = || connect(server.address).expect("the server listens");
     // A record longer than any call, and an endless record. The connection ends.
     for bytes in [&[0xff; 8][..], &[0; 8192]] {
         let mut stream = connect();
@@ -256,7 +256,7 @@ fn the_address_with_most_connections_makes_room() {
     is_counted_as_served(&other);
     let many: Vec<TcpStream> = (0..CONNECTIONS)
         .map(|_| {
-            let stream = connect(server.address).expect("it listens");
+            let stream = connect(server.address).expect("the server listens");
             is_counted_as_served(&stream);
             stream
         })
@@ -299,7 +299,7 @@ fn the_manual_page_has_every_option() {
         let output = Command::new(PROGRAM)
             .args([command, "--help"])
             .output()
-            .expect("it runs");
+            .expect("the program runs");
         let help = String::from_utf8_lossy(&output.stdout);
         let options = help.split_whitespace().filter_map(|word| {
             let word = word.trim_end_matches([',', ']', '.']);

@@ -15,13 +15,13 @@ use std::sync::Arc;
 use std::time::Duration;
 use urnic_rpc_rdma::binding::Binding;
 use urnic_rpc_rdma::rpc::{self, CallHeader};
-use urnic_rpc_rdma_verbs::{Call, Caller, Client, Options, Request, Response, Server, Service};
+use urnic_rpc_rdma_verbs::{Backchannel, Call, Client, Options, Request, Response, Server, Service};
 
 const PROGRAM: (u32, u32) = (0x2000_0002, 1);
 const NULL: u32 = 0;
 const COUNT_DOWN: u32 = 1;
 const STEP: u32 = 2;
-const PATIENCE: Duration = Duration::from_secs(600);
+const TIMEOUT: Duration = Duration::from_secs(600);
 
 /// All data stays in the messages, and STEP goes backward.
 struct Steps;
@@ -58,19 +58,22 @@ fn answered(xid: u32, results: &[u8]) -> Option<Response> {
 struct CountDown;
 
 /// Calls the client back.
-fn tell(client: &Caller, procedure: u32, number: u32) -> Result<(), urnic_rpc_rdma_verbs::Error> {
+fn call_back(client: &Backchannel, procedure: u32, number: u32) -> Result<(), urnic_rpc_rdma_verbs::Error> {
     let mut message = rpc::call(client.xid(), PROGRAM.0, PROGRAM.1, procedure);
     message.extend(number.to_be_bytes());
-    client.call(message, PATIENCE).map(drop)
+    client.call(message, TIMEOUT).map(drop)
 }
 
 impl Service for CountDown {
     fn call(&self, request: Request<'_>) -> Option<Response> {
         let (header, count) = argument(request.message)?;
         let client = request.back?;
-        let told = tell(client, NULL, 0)
-            .and_then(|()| (0..count).rev().try_for_each(|step| tell(client, STEP, step)));
-        match told {
+        let called_back = call_back(client, NULL, 0).and_then(|()| {
+            (0..count)
+                .rev()
+                .try_for_each(|step| call_back(client, STEP, step))
+        });
+        match called_back {
             Ok(()) => answered(header.xid, &count.to_be_bytes()),
             Err(error) => {
                 println!("{}: {error}", client.peer());
@@ -81,9 +84,9 @@ impl Service for CountDown {
 }
 
 /// The service of the client.
-struct Told;
+struct StepPrinter;
 
-impl Service for Told {
+impl Service for StepPrinter {
     fn call(&self, request: Request<'_>) -> Option<Response> {
         let (header, step) = argument(request.message)?;
         match header.procedure {
@@ -120,7 +123,7 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
             server.serve(&CountDown)?;
         }
         ["call", address, steps] => {
-            options.callbacks = Some(Arc::new(Told));
+            options.callbacks = Some(Arc::new(StepPrinter));
             let client = Client::connect(address.parse()?, &options)?;
             let mut message = rpc::call(client.xid(), PROGRAM.0, PROGRAM.1, COUNT_DOWN);
             message.extend(steps.parse::<u32>()?.to_be_bytes());

@@ -103,7 +103,7 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
         ..Options::default()
     };
     if let Ok(seconds) = std::env::var("REVERSE_PATIENCE") {
-        options.patience = Duration::from_secs(seconds.parse()?);
+        options.connect_timeout = Duration::from_secs(seconds.parse()?);
     }
     options.windows = std::env::var_os("REVERSE_WITHOUT_WINDOWS").is_none();
     match words.iter().map(String::as_str).collect::<Vec<_>>()[..] {

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use urnic_rpc_rdma::binding::Binding;
 use urnic_rpc_rdma::rpc::{self, CallHeader};
-use urnic_rpc_rdma_verbs::{Call, Caller, Client, Options, Request, Response, Server, Service};
+use urnic_rpc_rdma_verbs::{Backchannel, Call, Client, Options, Request, Response, Server, Service};
 
 /// A program number for private use (RFC 5531 §13).
 const PROGRAM: (u32, u32) = (0x2000_0003, 1);
@@ -71,23 +71,23 @@ fn answer(xid: u32, result: u32) -> Option<Response> {
 struct Host {
     met: Sender<()>,
     meeting: Mutex<Receiver<()>>,
-    patience: Duration,
+    timeout: Duration,
 }
 
 impl Host {
-    fn new(patience: Duration) -> Host {
+    fn new(timeout: Duration) -> Host {
         let (met, meeting) = channel();
         let meeting = Mutex::new(meeting);
         Host {
             met,
             meeting,
-            patience,
+            timeout,
         }
     }
 
     /// The answer of the client, or a word for the missing answer.
-    fn back(client: &Caller, procedure: u32, patience: Duration) -> u32 {
-        match client.call(call(client.xid(), procedure, 0), patience) {
+    fn back(client: &Backchannel, procedure: u32, timeout: Duration) -> u32 {
+        match client.call(call(client.xid(), procedure, 0), timeout) {
             Ok(answer) => last(&answer),
             Err(error) => {
                 println!("{error}");
@@ -108,10 +108,10 @@ impl Service for Host {
                 meeting.recv_timeout(LONG).map_or(0, |()| 1)
             }
             MEET => self.met.send(()).map_or(0, |()| 1),
-            BACK => Self::back(request.back?, argument, self.patience),
+            BACK => Self::back(request.back?, argument, self.timeout),
             LATER => {
-                let (client, patience) = (request.back?.clone(), self.patience);
-                std::thread::spawn(move || Self::back(&client, argument, patience));
+                let (client, timeout) = (request.back?.clone(), self.timeout);
+                std::thread::spawn(move || Self::back(&client, argument, timeout));
                 0
             }
             _ => 0,
@@ -236,7 +236,7 @@ fn deaf() -> Done {
         let port = ask(&client, WHO, 0)?;
         for _ in 0..2 {
             if ask(&client, BACK, TELL)? != u32::MAX {
-                return Err("somebody answered".into());
+                return Err("the client answered a call of the server".into());
             }
         }
         println!("the same connection: {}", ask(&client, WHO, 0)? == port);

@@ -16,15 +16,15 @@ use urnic_rpc_rdma::engine::{self, CallError};
 /// The means to call a client ([`Request::back`](crate::Request::back)). It is valid as long as the
 /// client's connection.
 #[derive(Clone)]
-pub struct Caller(pub(crate) Arc<Peer>);
+pub struct Backchannel(pub(crate) Arc<Peer>);
 
-impl fmt::Debug for Caller {
+impl fmt::Debug for Backchannel {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        f.debug_tuple("Caller").field(&self.0.address).finish()
+        f.debug_tuple("Backchannel").field(&self.0.address).finish()
     }
 }
 
-impl Caller {
+impl Backchannel {
     /// Address of the client.
     pub fn peer(&self) -> SocketAddr {
         self.0.address
@@ -44,16 +44,17 @@ impl Caller {
     /// [`Options::threads`](crate::Options::threads) for as long.
     ///
     /// # Errors
-    /// The call is invalid, too long, or was refused; [`Error::Gone`] if its connection ends first;
-    /// [`CallError::Cancelled`] if there is no answer within `patience`, or if an earlier call has
-    /// none yet.
-    pub fn call(&self, message: Vec<u8>, patience: Duration) -> Result<Vec<u8>, Error> {
+    /// The call is invalid, too long, or was refused; [`Error::Disconnected`] if its connection ends
+    /// first; [`CallError::Cancelled`] if there is no answer within `timeout`, or if an earlier call
+    /// has none yet.
+    pub fn call(&self, message: Vec<u8>, timeout: Duration) -> Result<Vec<u8>, Error> {
         let peer = &self.0;
-        let told = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(io::Error::from)?;
-        let told = Arc::new(told);
+        let notification =
+            eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(io::Error::from)?;
+        let notification = Arc::new(notification);
         let mut endpoint = lock(&peer.endpoint);
         let Some(link) = endpoint.link().cloned() else {
-            return Err(Error::Gone);
+            return Err(Error::Disconnected);
         };
         endpoint.takes_calls();
         if endpoint.engine.abandoned() > 0 {
@@ -66,37 +67,37 @@ impl Caller {
             // The client must keep to this limit, because there is no memory for a longer reply.
             max_reply: 0,
         })?;
-        lock(&peer.waiting).insert(xid, Waiting::told_by(&told));
+        lock(&peer.waiting).insert(xid, Waiting::notified_by(&notification));
         // The connection returns to all threads. The thread that receives the event of the answer
         // takes the answer.
         peer.give_back(&mut endpoint);
-        let end = Instant::now().checked_add(patience);
+        let end = Instant::now().checked_add(timeout);
         // All threads of the server may wait in such calls, so each polls for itself.
         loop {
-            endpoint.carry();
+            endpoint.execute_actions();
             endpoint.progress();
-            let gone = endpoint.ended();
+            let ended = endpoint.ended();
             let late = end.is_some_and(|end| end <= Instant::now());
-            if gone || late {
+            if ended || late {
                 endpoint.engine.cancel(xid);
-                endpoint.carry();
+                endpoint.execute_actions();
             }
-            peer.leave_all(&mut endpoint);
+            peer.queue_all(&mut endpoint);
             let mut others = lock(&peer.waiting);
             if let Some(answer) = others.get_mut(&xid).and_then(Waiting::answer) {
                 others.remove(&xid);
                 return match answer {
                     // The connection may have ended since the last poll.
-                    Err(CallError::Cancelled) if gone || !late => Err(Error::Gone),
+                    Err(CallError::Cancelled) if ended || !late => Err(Error::Disconnected),
                     other => other.map_err(Error::from),
                 };
             }
             drop(others);
-            let more = endpoint.rest();
+            let more = endpoint.arm();
             drop(endpoint);
             let mut fds = [
                 PollFd::from_borrowed_fd(link.fd(), PollFlags::IN),
-                PollFd::from_borrowed_fd(told.as_fd(), PollFlags::IN),
+                PollFd::from_borrowed_fd(notification.as_fd(), PollFlags::IN),
             ];
             let left = end.map(|end| end.saturating_duration_since(Instant::now()));
             let left = left.and_then(|left| Timespec::try_from(left).ok());

@@ -7,7 +7,7 @@
 //! Otherwise they go to other threads. A connection is released from a thread that is blocked in a
 //! service.
 
-use crate::endpoint::{Endpoint, Taken};
+use crate::endpoint::{Endpoint, ReceivedCall};
 use crate::lock::lock;
 use crate::shares::Charge;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
@@ -22,13 +22,13 @@ use std::sync::{Arc, Mutex};
 /// A call without an answer.
 pub(crate) struct Job<Peer> {
     pub(crate) peer: Arc<Peer>,
-    pub(crate) taken: Taken,
+    pub(crate) received: ReceivedCall,
     /// Memory that is counted for the reply.
     pub(crate) reserved: Option<Charge>,
 }
 
 /// An event of epoll.
-pub(crate) enum Told {
+pub(crate) enum Wakeup {
     Stop,
     /// Calls wait for a thread.
     Jobs,
@@ -52,9 +52,9 @@ pub(crate) struct Dispatch<Peer> {
     /// Number of connections that threads keep.
     kept: AtomicUsize,
     /// Becomes readable when threads begin to keep connections, or when
-    /// [`attention`](Dispatch::attention) is requested.
+    /// a [check](Dispatch::request_check) is requested.
     keeping: OwnedFd,
-    attention: AtomicBool,
+    check_requested: AtomicBool,
 }
 
 impl<Peer> Dispatch<Peer> {
@@ -67,7 +67,7 @@ impl<Peer> Dispatch<Peer> {
             count: counter(EventfdFlags::SEMAPHORE)?,
             kept: AtomicUsize::new(0),
             keeping: counter(EventfdFlags::empty())?,
-            attention: AtomicBool::new(false),
+            check_requested: AtomicBool::new(false),
         };
         for (fd, token) in [(&dispatch.stop, STOP), (&dispatch.count, JOBS)] {
             epoll::add(&dispatch.epoll, fd, EventData::new_u64(token), EventFlags::IN)?;
@@ -76,7 +76,7 @@ impl<Peer> Dispatch<Peer> {
     }
 
     /// Waits for an event, for at most this time.
-    pub(crate) fn wait(&self, time: Option<&Timespec>) -> io::Result<Option<Told>> {
+    pub(crate) fn wait(&self, time: Option<&Timespec>) -> io::Result<Option<Wakeup>> {
         // One event only, because epoll reports an event to one thread.
         let mut event = [Event {
             flags: EventFlags::empty(),
@@ -85,9 +85,9 @@ impl<Peer> Dispatch<Peer> {
         match epoll::wait(&self.epoll, &mut event, time) {
             Ok(0) | Err(Errno::INTR) => Ok(None),
             Ok(_) => Ok(Some(match event[0].data.u64() {
-                STOP => Told::Stop,
-                JOBS => Told::Jobs,
-                key => Told::Peer(key),
+                STOP => Wakeup::Stop,
+                JOBS => Wakeup::Jobs,
+                key => Wakeup::Peer(key),
             })),
             Err(error) => Err(error.into()),
         }
@@ -109,7 +109,7 @@ impl<Peer> Dispatch<Peer> {
     }
 
     /// Arms a connection for one more event.
-    pub(crate) fn again(&self, key: u64, endpoint: &Endpoint) {
+    pub(crate) fn rearm(&self, key: u64, endpoint: &Endpoint) {
         if let Some(link) = endpoint.link() {
             let _ = epoll::modify(&self.epoll, link.fd(), EventData::new_u64(key), ONCE);
         }
@@ -121,7 +121,7 @@ impl<Peer> Dispatch<Peer> {
     }
 
     /// Queues a call for any thread.
-    pub(crate) fn leave(&self, job: Job<Peer>) {
+    pub(crate) fn queue(&self, job: Job<Peer>) {
         lock(&self.jobs).push_back(job);
         let _ = write(&self.count, &1_u64.to_ne_bytes());
     }
@@ -138,24 +138,24 @@ impl<Peer> Dispatch<Peer> {
     }
 
     /// Wakes the accepting thread, which checks connections.
-    pub(crate) fn attention(&self) {
-        self.attention.store(true, Ordering::SeqCst);
+    pub(crate) fn request_check(&self) {
+        self.check_requested.store(true, Ordering::SeqCst);
         let _ = write(&self.keeping, &1_u64.to_ne_bytes());
     }
 
     /// Whether attention was requested since the last call of this function.
-    pub(crate) fn had_attention(&self) -> bool {
-        self.attention.swap(false, Ordering::SeqCst)
+    pub(crate) fn take_check_request(&self) -> bool {
+        self.check_requested.swap(false, Ordering::SeqCst)
     }
 
-    /// A thread keeps a connection.
-    pub(crate) fn keeps(&self) {
+    /// Notes that a thread keeps one more connection.
+    pub(crate) fn add_kept(&self) {
         if self.kept.fetch_add(1, Ordering::SeqCst) == 0 {
             let _ = write(&self.keeping, &1_u64.to_ne_bytes());
         }
     }
 
-    pub(crate) fn keeps_no_more(&self) {
+    pub(crate) fn remove_kept(&self) {
         self.kept.fetch_sub(1, Ordering::SeqCst);
     }
 
@@ -167,7 +167,7 @@ impl<Peer> Dispatch<Peer> {
     }
 
     /// A descriptor that becomes readable when threads begin to keep connections, or when
-    /// [attention](Self::attention) is requested. It stays readable until
+    /// a [check](Self::request_check) is requested. It stays readable until
     /// [`any_kept`](Self::any_kept) is called.
     pub(crate) fn keeping(&self) -> BorrowedFd<'_> {
         self.keeping.as_fd()

@@ -10,14 +10,14 @@ pub enum Error {
     /// A function of libibverbs or librdmacm failed, or there is no library or no device.
     #[error(transparent)]
     Verbs(#[from] io::Error),
-    /// The server was unreachable for [`Options::patience`](crate::Options::patience).
+    /// The server was unreachable for [`Options::connect_timeout`](crate::Options::connect_timeout).
     #[error("the server cannot be reached: {0}")]
     Unreachable(String),
     /// The client of a backward call disconnected. The client may connect again.
-    #[error("the client's connection is gone")]
-    Gone,
+    #[error("the client's connection has ended")]
+    Disconnected,
     /// The device of the listener was removed.
-    #[error("the device is gone")]
+    #[error("the device was removed")]
     Removed,
     /// The call is invalid.
     #[error(transparent)]
@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_port_that_is_taken_is_not_the_lack_of_a_device() {
+    fn a_port_in_use_is_not_a_missing_device() {
         let failed = |errno: Errno| Error::Verbs(errno.into());
         assert!(failed(Errno::NODEV).no_device() && failed(Errno::NOENT).no_device());
         assert!(!failed(Errno::ADDRINUSE).no_device() && !failed(Errno::ACCESS).no_device());

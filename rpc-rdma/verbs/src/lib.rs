@@ -2,22 +2,22 @@
 //! decide, and this crate executes their actions by librdmacm and libibverbs.
 //!
 //! A [`Client`] calls, and a [`Service`] of a [`Server`] answers. A server may also make backward
-//! calls over the connections of its clients: a [`Caller`] calls one client, and
+//! calls over the connections of its clients: a [`Backchannel`] calls one client, and
 //! [`Options::callbacks`] answers there.
 //!
 //! Both libraries are loaded when the program starts. The program therefore builds and runs without
 //! them, but has no RDMA.
 
+mod adaptive_polling;
 mod backward;
 mod client;
-pub mod crowd;
 mod dispatch;
 mod endpoint;
 mod error;
+pub mod eviction;
 mod lock;
 pub mod memory;
 mod options;
-mod patience;
 mod peer;
 mod server;
 pub mod service;
@@ -25,7 +25,7 @@ pub mod shares;
 mod verbs;
 mod xid;
 
-pub use backward::Caller;
+pub use backward::Backchannel;
 pub use client::{Answer, Call, Client};
 pub use error::Error;
 pub use memory::{Buffer, Pool, Slice};

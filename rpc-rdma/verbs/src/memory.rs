@@ -295,7 +295,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn buffers_overlap_nowhere_and_lie_within_their_arenas() {
+    fn buffers_do_not_overlap_and_lie_in_their_arenas() {
         let pool = Pool::new();
         let lens = [
             0,
@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn returned_memory_serves_for_any_size() {
+    fn returned_memory_is_reused_for_any_size() {
         let pool = Pool::new();
         let pages: Vec<_> = (0..MAX_BUFFER / PAGE).map(|_| pool.take(PAGE)).collect();
         assert!(pages.iter().all(Option::is_some));
@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn a_limited_pool_serves_again_the_memory_given_back() {
+    fn a_limited_pool_reuses_returned_memory() {
         let pool = Pool::limited(2 * MAX_BUFFER as u64 + 1);
         let first = pool.take(MAX_BUFFER).expect("memory");
         let _second = pool.take(PAGE).expect("memory");
@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slice_keeps_its_buffer_and_the_last_one_can_have_it_back() {
+    fn a_slice_keeps_its_buffer_and_the_last_can_unshare_it() {
         let pool = Pool::new();
         let mut buffer = pool.take(10).expect("memory");
         buffer.copy_from_slice(b"0123456789");
@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slice_alone_can_be_written_and_grows_into_its_buffer() {
+    fn an_unshared_slice_can_be_written_and_can_grow() {
         let pool = Pool::new();
         let mut slice = pool.take(10).expect("memory").share().part(0..3);
         slice.exclusive().expect("alone").copy_from_slice(b"abc");

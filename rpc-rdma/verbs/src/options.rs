@@ -30,7 +30,7 @@ pub struct Options {
     /// Credits of backward calls: the number that a client grants and a server requests.
     pub backward: u32,
     /// Time for which a client tries to connect before its calls fail.
-    pub patience: Duration,
+    pub connect_timeout: Duration,
     /// Threads on which a server calls its service. A service that calls its client occupies one
     /// thread while it waits.
     pub threads: usize,
@@ -64,7 +64,7 @@ impl Default for Options {
             bindings: &[],
             callbacks: None,
             backward: 8,
-            patience: Duration::from_secs(60),
+            connect_timeout: Duration::from_secs(60),
             threads: 4,
             connections: 256,
             shares: None,

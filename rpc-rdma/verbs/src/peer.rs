@@ -1,9 +1,9 @@
 //! The connection of a client, as the threads of a server share it.
 
+use crate::adaptive_polling::AdaptivePolling;
 use crate::dispatch;
-use crate::endpoint::{Endpoint, Taken};
+use crate::endpoint::{Endpoint, ReceivedCall};
 use crate::lock::lock;
-use crate::patience::Patience;
 use crate::shares::{Account, Holder};
 use rustix::io::write;
 use std::collections::{HashMap, VecDeque};
@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use urnic_rpc_rdma::engine::{self, CallError, Event, Message};
 
 /// Cost of a wake-up. Calls that take less time are not passed to other threads.
-const WAKING: Duration = Duration::from_micros(20);
+const WAKE_UP_COST: Duration = Duration::from_micros(20);
 
 pub(crate) type Dispatch = dispatch::Dispatch<Peer>;
 pub(crate) type Job = dispatch::Job<Peer>;
@@ -39,7 +39,7 @@ pub(crate) struct Peer {
     /// Milliseconds for which the oldest work request was posted at the last check, or 0.
     pub(crate) stuck: AtomicU64,
     /// Whether the connection must end, because other connections wait for its memory.
-    pub(crate) give_up: AtomicBool,
+    pub(crate) must_end: AtomicBool,
 }
 
 impl Holder for Peer {
@@ -55,8 +55,8 @@ impl Holder for Peer {
     }
 
     fn end(&self) {
-        self.give_up.store(true, Relaxed);
-        self.dispatch.attention();
+        self.must_end.store(true, Relaxed);
+        self.dispatch.request_check();
     }
 }
 
@@ -65,14 +65,14 @@ impl Holder for Peer {
 pub(crate) struct Keep {
     keeper: Option<ThreadId>,
     /// Calls that wait for the thread that keeps the connection.
-    waiting: VecDeque<Taken>,
+    waiting: VecDeque<ReceivedCall>,
     /// Time when the thread began its current call.
     since: Option<Instant>,
-    /// Whether the last call took less than [`WAKING`].
+    /// Whether the last call took less than [`WAKE_UP_COST`].
     quick: bool,
     /// Whether a thread polls. Other threads then do not poll.
-    looking: bool,
-    patience: Patience,
+    is_polled: bool,
+    adaptive_polling: AdaptivePolling,
 }
 
 impl Keep {
@@ -86,61 +86,61 @@ impl Keep {
     clippy::large_enum_variant,
     reason = "it is moved once, and a box would be allocated for each call"
 )]
-pub(crate) enum Look {
+pub(crate) enum Poll {
     Call(Job),
     /// No call yet.
     Nothing,
     /// Polling is no longer useful.
-    Enough,
+    Stop,
 }
 
 impl Peer {
     /// Hands all calls but the first to other threads, or to the thread that keeps the connection.
-    pub(crate) fn sort(self: &Arc<Self>, endpoint: &mut Endpoint) -> Option<Job> {
+    pub(crate) fn distribute(self: &Arc<Self>, endpoint: &mut Endpoint) -> Option<Job> {
         let mut first = None;
         for event in endpoint.events() {
             let incoming = match event {
-                Event::Called(incoming) => incoming,
+                Event::CallReceived(incoming) => incoming,
                 Event::Answered { xid, outcome, .. } => {
                     if let Some(waiting) = lock(&self.waiting).get_mut(&xid) {
-                        waiting.tell(outcome);
+                        waiting.complete(outcome);
                     }
                     continue;
                 }
                 Event::Finished(_) => continue,
             };
-            let Some(taken) = endpoint.taken(incoming) else {
+            let Some(received) = endpoint.take_call(incoming) else {
                 endpoint.disconnect();
                 continue;
             };
             if first.is_none() {
-                first = Some(self.job(taken));
+                first = Some(self.job(received));
                 continue;
             }
             let mut keep = lock(&self.keep);
             if keep.keeper.is_some() && keep.quick {
-                keep.waiting.push_back(taken);
+                keep.waiting.push_back(received);
             } else {
                 drop(keep);
-                self.dispatch.leave(self.job(taken));
+                self.dispatch.queue(self.job(received));
             }
         }
         first
     }
 
-    fn job(self: &Arc<Self>, taken: Taken) -> Job {
+    fn job(self: &Arc<Self>, received: ReceivedCall) -> Job {
         let peer = Arc::clone(self);
         Job {
             peer,
-            taken,
+            received,
             reserved: None,
         }
     }
 
     /// Hands all calls to other threads, or to the thread that keeps the connection.
-    pub(crate) fn leave_all(self: &Arc<Self>, endpoint: &mut Endpoint) {
-        if let Some(job) = self.sort(endpoint) {
-            self.dispatch.leave(job);
+    pub(crate) fn queue_all(self: &Arc<Self>, endpoint: &mut Endpoint) {
+        if let Some(job) = self.distribute(endpoint) {
+            self.dispatch.queue(job);
         }
     }
 
@@ -149,77 +149,77 @@ impl Peer {
         lock(&self.keep).keeper.is_some()
     }
 
-    /// Whether this thread may poll, until [`has_looked`](Self::has_looked).
-    pub(crate) fn may_look(&self) -> bool {
+    /// Whether this thread may poll, until [`end_polling`](Self::end_polling).
+    pub(crate) fn may_poll(&self) -> bool {
         let mut keep = lock(&self.keep);
-        let may = !keep.looking && (keep.keeper.is_none() || keep.is_ours());
-        keep.looking |= may;
+        let may = !keep.is_polled && (keep.keeper.is_none() || keep.is_ours());
+        keep.is_polled |= may;
         may
     }
 
     /// Polls once, since `start`. If there is a call, this thread keeps the connection.
-    pub(crate) fn look(self: &Arc<Self>, start: Instant) -> Look {
+    pub(crate) fn poll(self: &Arc<Self>, start: Instant) -> Poll {
         let mut endpoint = lock(&self.endpoint);
         let moving = endpoint.is_moving();
         endpoint.progress();
-        let job = self.sort(&mut endpoint);
+        let job = self.distribute(&mut endpoint);
         let time = start.elapsed();
         let mut keep = lock(&self.keep);
         if let Some(job) = job {
-            keep.patience.came(time, moving);
+            keep.adaptive_polling.succeeded(time, moving);
             if keep.keeper.is_none() {
                 keep.keeper = Some(thread::current().id());
-                self.dispatch.keeps();
+                self.dispatch.add_kept();
             }
-            return Look::Call(job);
+            return Poll::Call(job);
         }
-        if let Some(taken) = keep.waiting.pop_front() {
-            return Look::Call(self.job(taken));
+        if let Some(received) = keep.waiting.pop_front() {
+            return Poll::Call(self.job(received));
         }
-        if endpoint.ended() || time >= keep.patience.time() {
-            keep.patience.failed();
-            return Look::Enough;
+        if endpoint.ended() || time >= keep.adaptive_polling.time() {
+            keep.adaptive_polling.failed();
+            return Poll::Stop;
         }
-        Look::Nothing
+        Poll::Nothing
     }
 
-    /// This thread ends its polling.
-    pub(crate) fn has_looked(&self) {
-        lock(&self.keep).looking = false;
+    /// Notes that this thread stops polling.
+    pub(crate) fn end_polling(&self) {
+        lock(&self.keep).is_polled = false;
     }
 
     /// A call that waits for this thread.
     pub(crate) fn next_kept(self: &Arc<Self>) -> Option<Job> {
         let mut keep = lock(&self.keep);
-        let taken = keep.is_ours().then(|| keep.waiting.pop_front()).flatten();
+        let received = keep.is_ours().then(|| keep.waiting.pop_front()).flatten();
         drop(keep);
-        taken.map(|taken| self.job(taken))
+        received.map(|received| self.job(received))
     }
 
-    /// This thread begins a call of this connection.
-    pub(crate) fn begins(&self) {
+    /// Notes that this thread begins a call of this connection.
+    pub(crate) fn begin_call(&self) {
         let mut keep = lock(&self.keep);
         if keep.is_ours() {
             keep.since = Some(Instant::now());
         }
     }
 
-    /// This thread ends a call of this connection.
-    pub(crate) fn ends(&self) {
+    /// Notes that this thread has finished a call of this connection.
+    pub(crate) fn end_call(&self) {
         let mut keep = lock(&self.keep);
         if keep.is_ours()
             && let Some(since) = keep.since.take()
         {
-            keep.quick = since.elapsed() < WAKING;
+            keep.quick = since.elapsed() < WAKE_UP_COST;
         }
     }
 
     /// Arms the connection for other threads.
     pub(crate) fn arm(self: &Arc<Self>, endpoint: &mut Endpoint) {
-        if endpoint.rest() {
-            self.leave_all(endpoint);
+        if endpoint.arm() {
+            self.queue_all(endpoint);
         }
-        self.dispatch.again(self.key, endpoint);
+        self.dispatch.rearm(self.key, endpoint);
     }
 
     /// Ends the keeping of the connection. Returns whether a thread kept it.
@@ -230,10 +230,10 @@ impl Peer {
         let waiting = std::mem::take(&mut keep.waiting);
         drop(keep);
         if kept {
-            self.dispatch.keeps_no_more();
+            self.dispatch.remove_kept();
         }
-        for taken in waiting {
-            self.dispatch.leave(self.job(taken));
+        for received in waiting {
+            self.dispatch.queue(self.job(received));
         }
         kept
     }
@@ -253,7 +253,7 @@ impl Peer {
     }
 
     /// Takes the connection from a thread that has been in a call for this time.
-    pub(crate) fn relieve(self: &Arc<Self>, time: Duration) {
+    pub(crate) fn release_if_blocked(self: &Arc<Self>, time: Duration) {
         let held_up = |keep: &Keep| keep.since.is_some_and(|since| since.elapsed() >= time);
         if !held_up(&lock(&self.keep)) {
             return;
@@ -274,21 +274,22 @@ impl Peer {
         for xid in endpoint.engine.outstanding_xids() {
             endpoint.engine.cancel(xid);
         }
-        let _ = self.sort(endpoint);
+        let _ = self.distribute(endpoint);
     }
 }
 
 /// A thread that waits for an answer.
 pub(crate) struct Waiting {
-    told: Arc<OwnedFd>,
+    notification: Arc<OwnedFd>,
     answer: Option<Result<Vec<u8>, CallError>>,
 }
 
 impl Waiting {
-    /// An entry without an answer. The eventfd becomes readable when there is one.
-    pub(crate) fn told_by(told: &Arc<OwnedFd>) -> Waiting {
+    /// An entry without an answer. `notification` is an eventfd, which becomes readable when the
+    /// answer arrives.
+    pub(crate) fn notified_by(notification: &Arc<OwnedFd>) -> Waiting {
         Waiting {
-            told: Arc::clone(told),
+            notification: Arc::clone(notification),
             answer: None,
         }
     }
@@ -298,12 +299,12 @@ impl Waiting {
         self.answer.take()
     }
 
-    fn tell(&mut self, outcome: Result<engine::Answer, CallError>) {
+    fn complete(&mut self, outcome: Result<engine::Answer, CallError>) {
         self.answer = Some(outcome.map(|answer| match answer.message {
             Message::Short(bytes) => bytes,
             // The call offered no memory for a long reply.
             Message::Long { .. } => Vec::new(),
         }));
-        let _ = write(&*self.told, &1_u64.to_ne_bytes());
+        let _ = write(&*self.notification, &1_u64.to_ne_bytes());
     }
 }

@@ -1,6 +1,6 @@
 //! The interface of services. It is independent of the transport.
 
-use crate::backward::Caller;
+use crate::backward::Backchannel;
 use crate::endpoint::Memory;
 use crate::memory::Slice;
 use std::net::SocketAddr;
@@ -19,7 +19,7 @@ pub struct Request<'a> {
     pub item: Option<Slice>,
     /// The means to call the client back. A [`Server`](crate::Server) provides it. A
     /// [`Client`](crate::Client) and other transports do not.
-    pub back: Option<&'a Caller>,
+    pub back: Option<&'a Backchannel>,
 }
 
 /// A reply of a service.

@@ -30,7 +30,7 @@ impl From<IpAddr> for Client {
 }
 
 /// Interval in which a waiting thread checks whether its connection has ended.
-const LOOK: Duration = Duration::from_millis(100);
+const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// An amount that clients share. Clones are the same shares.
 #[derive(Clone)]
@@ -100,7 +100,7 @@ impl Shares {
         }))
     }
 
-    /// Makes a connection known to [`relieve`](Self::relieve) while it exists.
+    /// Makes a connection known to [`end_stuck`](Self::end_stuck) while it exists.
     pub fn watch(&self, holder: Weak<dyn Holder>) {
         let mut holders = lock(&self.0.holders);
         holders.retain(|holder| holder.strong_count() > 0);
@@ -117,7 +117,7 @@ impl Shares {
     /// for the longest time, until they hold as much as the threads wait for. No connection is
     /// ended for a client that holds more than the connection's client. Returns the number of ended
     /// connections.
-    pub fn relieve(&self, least: Duration) -> usize {
+    pub fn end_stuck(&self, least: Duration) -> usize {
         if !self.wanted() {
             return 0;
         }
@@ -164,7 +164,7 @@ impl Shares {
         held <= self.0.total.saturating_sub(used)
     }
 
-    fn give(&self) {
+    fn notify_waiters(&self) {
         // A waiting thread counts itself before its last check.
         if self.wanted() {
             drop(lock(&self.0.turn));
@@ -221,7 +221,7 @@ impl Account {
                 return None;
             }
             turn = lock(&inner.turn);
-            turn = (inner.freed.wait_timeout(turn, LOOK))
+            turn = (inner.freed.wait_timeout(turn, CHECK_INTERVAL))
                 .unwrap_or_else(PoisonError::into_inner)
                 .0;
         }
@@ -275,7 +275,7 @@ impl Charge {
         client.held.fetch_sub(less, Ordering::SeqCst);
         own.fetch_sub(less, Ordering::Relaxed);
         shares.0.used.fetch_sub(less, Ordering::SeqCst);
-        shares.give();
+        shares.notify_waiters();
     }
 
     /// Adds another charge of the same account.
@@ -335,12 +335,12 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_waits_until_enough_is_given_back() {
+    fn a_thread_waits_until_enough_is_returned() {
         let shares = Shares::new(100);
         let account = shares.account(host(1));
         let mut held = account.take(50).expect("half");
         assert!(account.take(1).is_none());
-        assert!(account.wait(1, || true).is_none(), "it is over at once");
+        assert!(account.wait(1, || true).is_none(), "the wait ends at once");
         std::thread::scope(|scope| {
             let waits = scope.spawn(|| account.wait(10, || false).map(|charge| charge.amount));
             while shares.0.wanted.load(Ordering::SeqCst) == 0 {
@@ -392,19 +392,19 @@ mod tests {
             ended.collect::<Vec<_>>()
         };
         let least = Duration::from_secs(2);
-        assert_eq!(shares.relieve(least), 0, "nobody waits");
+        assert_eq!(shares.end_stuck(least), 0, "no thread waits");
         let wanted = connections[0].0.want(10);
-        assert_eq!(shares.relieve(least), 1);
+        assert_eq!(shares.end_stuck(least), 1);
         assert_eq!(ended(), [false, false, true, false]);
         drop(wanted);
         // The client that holds most waits. Another client that holds less loses no connection for
         // it.
         let wanted = connections[3].0.want(120);
-        assert_eq!(shares.relieve(least), 2);
+        assert_eq!(shares.end_stuck(least), 2);
         assert_eq!(ended(), [false, true, true, false]);
         drop(wanted);
         let _wanted = shares.account(host(3)).want(120);
-        assert_eq!(shares.relieve(least), 3);
-        assert_eq!(ended(), [true, true, true, false], "the last one goes on");
+        assert_eq!(shares.end_stuck(least), 3);
+        assert_eq!(ended(), [true, true, true, false], "the last connection stays");
     }
 }

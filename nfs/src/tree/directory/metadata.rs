@@ -1,6 +1,6 @@
 //! Conversion of attributes, times and errors of Linux to those of NFS.
 
-use super::nodes::{Node, itself};
+use super::nodes::{Node, descriptor_path};
 use crate::nfs3::{Attributes, Device, Kind, SetTime, Status, Time, Verifier};
 use rustix::fs::{self, FileType, Statx, Timespec};
 use rustix::io::Errno;
@@ -62,7 +62,7 @@ pub(super) fn attributes(stat: &Statx, fsid: u64) -> Attributes {
 }
 
 pub(super) fn path(node: &Node) -> String {
-    itself(&node.fd)
+    descriptor_path(&node.fd)
 }
 
 pub(super) fn kind(stat: &Statx) -> Kind {

@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Key {
     pub(super) number: u64,
-    pub(super) birth: u64,
+    pub(super) birth_time: u64,
 }
 
 /// A file that is open with O_PATH, and its attributes.
@@ -46,7 +46,7 @@ pub(super) struct Nodes {
     pub(super) open: Descriptors<u64>,
     places: Mutex<Places>,
     /// Files that no longer exist.
-    gone: Mutex<Recent<Key, ()>>,
+    removed: Mutex<Recent<Key, ()>>,
     /// No search begins before this time.
     searched: Mutex<Instant>,
 }
@@ -82,20 +82,20 @@ impl Places {
 pub(super) const PLACES: usize = 1 << 20;
 
 /// Number of remembered files that no longer exist.
-const GONE: usize = 1 << 12;
+const REMOVED: usize = 1 << 12;
 
 /// Maximum directories above a file.
 const DEPTH: usize = 4096;
 
 /// Searches may take one part of the time in this number.
-const SHARE: u32 = 10;
+const SEARCH_SHARE: u32 = 10;
 /// Time that searches may take in advance, which is enough for small trees.
-const ADVANCE: Duration = Duration::from_secs(1);
+const SEARCH_ADVANCE: Duration = Duration::from_secs(1);
 
 /// Time to wait for the search of another call.
-const MOMENT: Duration = Duration::from_millis(200);
+const SEARCH_WAIT: Duration = Duration::from_millis(200);
 /// Interval of the checks during a wait.
-const LOOK: Duration = Duration::from_millis(5);
+const RETRY_INTERVAL: Duration = Duration::from_millis(5);
 
 const TAG: u8 = 1;
 const PLACE_ONLY: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
@@ -107,7 +107,7 @@ pub(super) const BENEATH: ResolveFlags = ResolveFlags::BENEATH
     .union(ResolveFlags::NO_XDEV);
 
 /// A path to an open file, even if the file is a link or has no name.
-pub(super) fn itself(fd: &OwnedFd) -> String {
+pub(super) fn descriptor_path(fd: &OwnedFd) -> String {
     format!("/proc/self/fd/{}", fd.as_raw_fd())
 }
 
@@ -125,13 +125,13 @@ pub(super) const WANTED: StatxFlags = StatxFlags::BASIC_STATS.union(StatxFlags::
 
 impl Key {
     pub(super) fn of(stat: &Statx) -> Self {
-        let born = (stat.stx_mask & StatxFlags::BTIME.bits() != 0).then_some(stat.stx_btime);
-        let birth = born.map_or(0, |at| {
+        let btime = (stat.stx_mask & StatxFlags::BTIME.bits() != 0).then_some(stat.stx_btime);
+        let birth_time = btime.map_or(0, |at| {
             (at.tv_sec as u64).wrapping_mul(1 << 30) ^ u64::from(at.tv_nsec)
         });
         Self {
             number: stat.stx_ino,
-            birth,
+            birth_time,
         }
     }
 }
@@ -148,7 +148,7 @@ impl Nodes {
                 directories: HashMap::new(),
                 others: Recent::new(places),
             }),
-            gone: Mutex::new(Recent::new(GONE)),
+            removed: Mutex::new(Recent::new(REMOVED)),
             searched: Mutex::new(Instant::now()),
         })
     }
@@ -160,10 +160,11 @@ impl Nodes {
     pub(super) fn handle(&self, key: Key) -> Handle {
         let mut bytes = [0; 25];
         bytes[0] = TAG;
-        bytes[1..9]
-            .copy_from_slice(&(self.root_key.number ^ self.root_key.birth.rotate_left(17)).to_be_bytes());
+        bytes[1..9].copy_from_slice(
+            &(self.root_key.number ^ self.root_key.birth_time.rotate_left(17)).to_be_bytes(),
+        );
         bytes[9..17].copy_from_slice(&key.number.to_be_bytes());
-        bytes[17..].copy_from_slice(&key.birth.to_be_bytes());
+        bytes[17..].copy_from_slice(&key.birth_time.to_be_bytes());
         Handle::new(&bytes)
     }
 
@@ -176,7 +177,7 @@ impl Nodes {
         };
         let key = Key {
             number: word(9),
-            birth: word(17),
+            birth_time: word(17),
         };
         // The handle is of another tree, or of this directory with another root.
         (self.handle(key) == *handle).then_some(key).ok_or(Status::Stale)
@@ -189,7 +190,7 @@ impl Nodes {
         if let Ok(node) = self.reach(key) {
             return Ok(node);
         }
-        if lock(&self.gone).find(&key).is_some() {
+        if lock(&self.removed).find(&key).is_some() {
             return Err(Status::Stale);
         }
         let mut searched = self.turn_to_search()?;
@@ -198,30 +199,30 @@ impl Nodes {
             return Ok(node);
         }
         let begun = Instant::now();
-        if *searched > begun + ADVANCE {
+        if *searched > begun + SEARCH_ADVANCE {
             return Err(Status::Jukebox);
         }
         self.search(key.number)?;
         let found = self.reach(key);
         if found.is_err() {
-            lock(&self.gone).insert(key, ());
+            lock(&self.removed).insert(key, ());
         }
-        *searched = begun.max(*searched) + SHARE * begun.elapsed();
+        *searched = begun.max(*searched) + SEARCH_SHARE * begun.elapsed();
         found.map_err(|_| Status::Stale)
     }
 
     /// Waits for the turn to search. Threads are few and a search may take long, so most calls fail
     /// with `Jukebox` and their clients retry them.
     fn turn_to_search(&self) -> Outcome<MutexGuard<'_, Instant>> {
-        let mut left = MOMENT;
+        let mut left = SEARCH_WAIT;
         loop {
             match self.searched.try_lock() {
                 Ok(turn) => return Ok(turn),
                 Err(TryLockError::Poisoned(turn)) => return Ok(turn.into_inner()),
                 Err(TryLockError::WouldBlock) => {}
             }
-            left = left.checked_sub(LOOK).ok_or(Status::Jukebox)?;
-            std::thread::sleep(LOOK);
+            left = left.checked_sub(RETRY_INTERVAL).ok_or(Status::Jukebox)?;
+            std::thread::sleep(RETRY_INTERVAL);
         }
     }
 
@@ -276,7 +277,7 @@ impl Nodes {
     /// A new file by its descriptor, because the name may already belong to another file.
     pub(super) fn adopt(&self, file: &OwnedFd, dir: &Node, name: &[u8]) -> Outcome<Node> {
         let flags = OFlags::PATH | OFlags::CLOEXEC;
-        let fd = rustix::fs::open(itself(file), flags, Mode::empty())?;
+        let fd = rustix::fs::open(descriptor_path(file), flags, Mode::empty())?;
         self.entered(fd, dir, name)
     }
 
@@ -304,7 +305,7 @@ impl Nodes {
     /// Remembers that a file no longer exists.
     pub(super) fn end(&self, key: Key) {
         self.forget(key.number);
-        lock(&self.gone).insert(key, ());
+        lock(&self.removed).insert(key, ());
     }
 
     /// Forgets a file that is not at its place.
@@ -399,14 +400,14 @@ mod tests {
     fn find(nodes: &Nodes, handle: &Handle) -> Outcome<Node> {
         loop {
             match nodes.find(handle) {
-                Err(Status::Jukebox) => std::thread::sleep(LOOK),
+                Err(Status::Jukebox) => std::thread::sleep(RETRY_INTERVAL),
                 other => return other,
             }
         }
     }
 
     #[test]
-    fn directories_are_known_however_many_files_there_are() {
+    fn directories_stay_known_with_any_number_of_files() {
         let folder = tempfile::tempdir().expect("a folder");
         let nodes = nodes(folder.path(), 2, 8);
         let (directories, files) = tree(folder.path(), &nodes, 100);
@@ -418,7 +419,7 @@ mod tests {
         assert_eq!(
             nodes.find(&files[0]).err(),
             Some(Status::Jukebox),
-            "not known, but not gone"
+            "not known, but not removed"
         );
     }
 
@@ -433,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn calls_during_a_search_are_told_to_retry() {
+    fn calls_during_a_search_fail_with_jukebox() {
         let folder = tempfile::tempdir().expect("a folder");
         let nodes = nodes(folder.path(), 2, 8);
         let (_, files) = tree(folder.path(), &nodes, 1);
@@ -445,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_moved_out_are_gone_when_their_descriptor_is_old() {
+    fn nodes_moved_out_are_stale_when_descriptors_age() {
         let (folder, outside) = (
             tempfile::tempdir().expect("a folder"),
             tempfile::tempdir().expect("a folder"),

@@ -45,11 +45,11 @@ impl Tree for Directory {
             Some(_) if kind(&node.stat) == Kind::File => Some(self.data(caller, file, true)?),
             _ => None,
         };
-        let acting = self.act(caller)?;
+        let impersonation = self.impersonate(caller)?;
         let set = self.set(&node, what, |size| {
             data.map_or(Ok(()), |fd| Ok(fs::ftruncate(&*fd, size)?))
         });
-        drop(acting);
+        drop(impersonation);
         if what.mode.is_some() || what.uid.is_some() || what.gid.is_some() {
             self.close(node.key);
         }
@@ -77,7 +77,7 @@ impl Tree for Directory {
         if what.default.iter().flatten().next().is_some() && kind(&node.stat) != Kind::Directory {
             return Err(Status::Access);
         }
-        let acting = self.act(caller)?;
+        let impersonation = self.impersonate(caller)?;
         let access = what.access.as_ref();
         let set = access.map_or(Ok(()), |list| lists::set(&path, lists::ACCESS, list.as_ref()));
         let default = what
@@ -86,7 +86,7 @@ impl Tree for Directory {
             .filter(|_| kind(&node.stat) == Kind::Directory);
         let set = set
             .and_then(|()| default.map_or(Ok(()), |list| lists::set(&path, lists::DEFAULT, list.as_ref())));
-        drop(acting);
+        drop(impersonation);
         self.close(node.key);
         set
     }
@@ -97,7 +97,7 @@ impl Tree for Directory {
             b"." => Ok(self.file(&dir)),
             b".." => Ok(self.file(&self.nodes.parent(dir.key)?)),
             _ => {
-                let _acting = self.act(caller)?;
+                let _impersonation = self.impersonate(caller)?;
                 Ok(self.file(&self.nodes.enter(&dir, name)?))
             }
         }
@@ -106,7 +106,7 @@ impl Tree for Directory {
     fn access(&self, caller: &Caller, file: &Handle, wanted: u32) -> Outcome<u32> {
         let node = self.nodes.find(file)?;
         let path = path(&node);
-        let _acting = self.act(caller)?;
+        let _impersonation = self.impersonate(caller)?;
         let may = |access| match fs::accessat(CWD, &*path, access, AtFlags::EACCESS) {
             Ok(()) => Ok(true),
             Err(Errno::ACCESS | Errno::PERM | Errno::ROFS | Errno::TXTBSY) => Ok(false),
@@ -164,7 +164,7 @@ impl Tree for Directory {
             return Err(Status::FileTooBig);
         }
         // With the caller's permissions, the kernel clears set-id bits and applies quotas.
-        let acting = self.act(caller)?;
+        let impersonation = self.impersonate(caller)?;
         let mut written = 0;
         while written < bytes.len() {
             match rustix::io::pwrite(&*fd, &bytes[written..], offset + written as u64) {
@@ -175,7 +175,7 @@ impl Tree for Directory {
                 Err(_) => break,
             }
         }
-        drop(acting);
+        drop(impersonation);
         Self::sync(&fd, stable)?;
         Ok((written as u32, stable))
     }
@@ -199,7 +199,7 @@ impl Tree for Directory {
         };
         let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let mode = Mode::from_raw_mode(what.mode.unwrap_or(0o644) & 0o7777);
-        let acting = self.act(caller)?;
+        let impersonation = self.impersonate(caller)?;
         let made = fs::openat2(&dir.fd, name, flags, mode, BENEATH);
         let node = match made {
             Ok(fd) => {
@@ -213,7 +213,7 @@ impl Tree for Directory {
             }
             Err(Errno::EXIST) => {
                 let mut node = self.nodes.enter(&dir, name)?;
-                drop(acting);
+                drop(impersonation);
                 if kind(&node.stat) != Kind::File {
                     return Err(Status::Exist);
                 }
@@ -228,7 +228,7 @@ impl Tree for Directory {
                     CreateHow::Unchecked(what) => {
                         if let Some(size) = what.size {
                             let fd = self.data(caller, &self.nodes.handle(node.key), true)?;
-                            let _acting = self.act(caller)?;
+                            let _impersonation = self.impersonate(caller)?;
                             fs::ftruncate(&*fd, size)?;
                             node.stat = stat(&node.fd)?;
                         }
@@ -243,7 +243,7 @@ impl Tree for Directory {
 
     fn make(&self, caller: &Caller, dir: &Handle, name: &[u8], what: New) -> Outcome<File> {
         let dir = self.directory(dir)?;
-        let _acting = self.act(caller)?;
+        let _impersonation = self.impersonate(caller)?;
         let mode = |what: &SetAttributes, usual| Mode::from_raw_mode(what.mode.unwrap_or(usual) & 0o7777);
         let attributes = match what {
             New::Directory(what) => {
@@ -285,7 +285,7 @@ impl Tree for Directory {
 
     fn remove(&self, caller: &Caller, dir: &Handle, name: &[u8], directory: bool) -> Outcome<()> {
         let dir = self.directory(dir)?;
-        let acting = self.act(caller)?;
+        let impersonation = self.impersonate(caller)?;
         let node = self.nodes.enter(&dir, name)?;
         let flags = if directory {
             AtFlags::REMOVEDIR
@@ -293,7 +293,7 @@ impl Tree for Directory {
             AtFlags::empty()
         };
         let removed = fs::unlinkat(&dir.fd, name, flags);
-        drop(acting);
+        drop(impersonation);
         match removed {
             // For the unlink of a directory, Linux returns EISDIR and POSIX specifies EPERM.
             Err(Errno::ISDIR | Errno::PERM) if !directory && kind(&node.stat) == Kind::Directory => {
@@ -310,7 +310,7 @@ impl Tree for Directory {
 
     fn rename(&self, caller: &Caller, from: (&Handle, &[u8]), to: (&Handle, &[u8])) -> Outcome<()> {
         let (from, from_name, to, to_name) = (self.directory(from.0)?, from.1, self.directory(to.0)?, to.1);
-        let acting = self.act(caller)?;
+        let impersonation = self.impersonate(caller)?;
         let node = self.nodes.enter(&from, from_name)?;
         let over = self.nodes.enter(&to, to_name).ok();
         match fs::renameat(&from.fd, from_name, &to.fd, to_name) {
@@ -318,7 +318,7 @@ impl Tree for Directory {
             Err(Errno::EXIST) => return Err(Status::NotEmpty),
             renamed => renamed?,
         }
-        drop(acting);
+        drop(impersonation);
         if let Some(over) = over.filter(|over| over.key != node.key) {
             self.lost_a_name(&over);
         }
@@ -331,14 +331,14 @@ impl Tree for Directory {
         if kind(&node.stat) == Kind::Directory {
             return Err(Status::IsDir);
         }
-        let acting = self.act(caller)?;
+        let impersonation = self.impersonate(caller)?;
         fs::linkat(CWD, &*path(&node), &dir.fd, name, AtFlags::SYMLINK_FOLLOW).map_err(
             |errno| match errno {
                 Errno::XDEV => Status::XDev,
                 errno => errno.into(),
             },
         )?;
-        drop(acting);
+        drop(impersonation);
         self.nodes.remember(&node.stat, dir.key.number, name);
         Ok(())
     }
@@ -366,7 +366,7 @@ impl Tree for Directory {
 
     fn may_list(&self, caller: &Caller, dir: &Handle) -> Outcome<()> {
         let node = self.directory(dir)?;
-        let _acting = self.act(caller)?;
+        let _impersonation = self.impersonate(caller)?;
         Ok(fs::accessat(
             CWD,
             &*path(&node),

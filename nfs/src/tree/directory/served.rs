@@ -1,6 +1,6 @@
 //! The state of a served directory, and the common parts of its operations.
 
-use super::acting::{Acting, Actor, own_uid};
+use super::impersonation::{Impersonation, Impersonator, own_uid};
 use super::nodes::{Key, Node, Nodes, PLACES, stat};
 use super::recent::Descriptors;
 use crate::memory::Pool;
@@ -19,7 +19,7 @@ use super::metadata::{attributes, kind, path, timespec};
 #[derive(Debug)]
 pub struct Directory {
     pub(super) nodes: Nodes,
-    pub(super) actor: Actor,
+    pub(super) impersonator: Impersonator,
     /// Descriptors for reading or writing, by file and caller.
     pub(super) open: Descriptors<(Key, Caller, bool)>,
     pub(super) fsid: u64,
@@ -41,7 +41,7 @@ impl Directory {
         // Half of the descriptors is for places, a quarter for data, and the rest for connections
         // and for files that are open for one call.
         let nodes = Nodes::new(root, descriptors / 2, PLACES).map_err(|_| Errno::IO)?;
-        let Key { number, birth } = nodes.root();
+        let Key { number, birth_time } = nodes.root();
         let open = Descriptors::new(descriptors / 4);
         let (places, data) = (nodes.open.aging(), open.aging());
         std::thread::Builder::new()
@@ -53,16 +53,16 @@ impl Directory {
             })
             .map_err(|_| Errno::AGAIN)?;
         Ok(Self {
-            fsid: number ^ birth.rotate_left(17),
+            fsid: number ^ birth_time.rotate_left(17),
             nodes,
-            actor: Actor::new(),
+            impersonator: Impersonator::new(),
             open,
             pool,
         })
     }
 
-    pub(super) fn act(&self, caller: &Caller) -> Outcome<Acting<'_>> {
-        self.actor.act(caller)
+    pub(super) fn impersonate(&self, caller: &Caller) -> Outcome<Impersonation<'_>> {
+        self.impersonator.impersonate(caller)
     }
 
     pub(super) fn described(&self, stat: &Statx) -> Attributes {
@@ -98,19 +98,19 @@ impl Directory {
         let access = if write { OFlags::WRONLY } else { OFlags::RDONLY };
         let flags = access | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
         let open = || fs::open(&*path, flags, Mode::empty());
-        let acting = self.act(caller)?;
+        let impersonation = self.impersonate(caller)?;
         let opened = open();
         let executes = || fs::accessat(CWD, &*path, Access::EXEC_OK, AtFlags::EACCESS).is_ok();
         let runs = matches!(opened, Err(Errno::ACCESS)) && !write && executes();
-        drop(acting);
-        let own = if self.actor.acts() {
+        drop(impersonation);
+        let own = if self.impersonator.can_impersonate() {
             caller.uid
         } else {
             own_uid().as_raw()
         };
         let fd = match opened {
             Err(Errno::ACCESS) if node.stat.stx_uid != own && !runs => return Err(Status::Access),
-            Err(Errno::ACCESS) if self.actor.acts() => open()?,
+            Err(Errno::ACCESS) if self.impersonator.can_impersonate() => open()?,
             Err(Errno::ACCESS) => {
                 let mode = Mode::from_raw_mode(u32::from(node.stat.stx_mode) & 0o7777);
                 fs::chmodat(CWD, &*path, mode | Mode::RUSR | Mode::WUSR, AtFlags::empty())?;
@@ -182,8 +182,14 @@ impl Directory {
             size: what.size.filter(|&size| size != node.stat.stx_size),
             // A server without root's permissions cannot change the owner. The request is ignored,
             // because clients send ids with every new file.
-            uid: what.uid.filter(same_uid).filter(|_| self.actor.acts()),
-            gid: what.gid.filter(same_gid).filter(|_| self.actor.acts()),
+            uid: what
+                .uid
+                .filter(same_uid)
+                .filter(|_| self.impersonator.can_impersonate()),
+            gid: what
+                .gid
+                .filter(same_gid)
+                .filter(|_| self.impersonator.can_impersonate()),
             // The kernel has set the permissions, limited by the default list of the directory.
             mode: (what.mode)
                 .map(|mode| mode & 0o7000 | u32::from(node.stat.stx_mode) & 0o777)
@@ -191,7 +197,7 @@ impl Directory {
             ..*what
         };
         if what != SetAttributes::default() {
-            let _acting = self.act(caller)?;
+            let _impersonation = self.impersonate(caller)?;
             let truncate = |size| {
                 Ok(rustix::fs::ftruncate(
                     fs::open(&*path(&node), OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?,

@@ -156,7 +156,7 @@ impl<M: Clone> Connection<M> {
     /// The memory of the reply is in use until [`Event::Finished`].
     ///
     /// # Errors
-    /// The call is gone.
+    /// The call has ended.
     pub fn reply(&mut self, call: CallId, reply: &Reply<M>) -> Result<(), UnknownCall> {
         self.responder.reply(call, reply, &mut self.out)
     }
@@ -164,7 +164,7 @@ impl<M: Clone> Connection<M> {
     /// Drops a call of the peer without an answer, which ends the connection (RFC 8166 §4.5.4).
     ///
     /// # Errors
-    /// The call is gone.
+    /// The call has ended.
     pub fn drop_call(&mut self, call: CallId) -> Result<(), UnknownCall> {
         self.responder.drop_call(call, &mut self.out)
     }

@@ -19,8 +19,8 @@ pub enum Event<M> {
     /// The peer makes a call. The consumer answers it with
     /// [`Connection::reply`](super::Connection::reply) or
     /// [`Connection::drop_call`](super::Connection::drop_call).
-    Called(Incoming),
+    CallReceived(Incoming),
     /// The memory of a call of the peer (arguments and results) is no longer in use: the call was
-    /// answered, or the connection is gone.
+    /// answered, or the connection has ended.
     Finished(CallId),
 }

@@ -44,7 +44,7 @@
 //! let message = [0, 0, 0, 7, 0, 0, 0, 0, b'p', b'i', b'n', b'g'].into();
 //! client.call(Call { message, arguments: vec![], results: vec![], max_reply: 12 })?;
 //! carry(&mut client, &mut server);
-//! let Some(Event::Called(incoming)) = server.events().pop() else { panic!() };
+//! let Some(Event::CallReceived(incoming)) = server.events().pop() else { panic!() };
 //! assert_eq!(&incoming.message.unwrap()[8..], b"ping");
 //!
 //! let message = [0, 0, 0, 7, 0, 0, 0, 1, b'p', b'o', b'n', b'g'].into();

@@ -29,7 +29,7 @@ pub(super) enum Exposure {
     Open(Vec<Segment>),
     /// An action requests the release.
     Closing,
-    /// The release failed. The region stays open until the connection is gone.
+    /// The release failed. The region stays open until the connection has ended.
     Stuck,
     /// The peer has no access.
     Closed,

@@ -10,7 +10,7 @@ use crate::malformed::Malformed;
 use crate::triage::{self, Profile, Refusal};
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
-/// The call is unknown or no longer open: its connection is gone, or it was answered.
+/// The call is unknown or no longer open: its connection has ended, or it was answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no such call")]
 pub struct UnknownCall;
@@ -140,12 +140,12 @@ impl<M: Clone> Responder<M> {
         self.waiting.clear();
         self.unsent.clear();
         (self.reading, self.errors, self.replies) = (0, 0, 0);
-        let mut gone: BTreeSet<_> = self.calls.drain().map(|(call, _)| call).collect();
-        gone.extend(self.works.drain().filter_map(|(_, work)| match work {
+        let mut ended: BTreeSet<_> = self.calls.drain().map(|(call, _)| call).collect();
+        ended.extend(self.works.drain().filter_map(|(_, work)| match work {
             Work::Reply(call) => Some(call),
             Work::Read(_) | Work::Error => None,
         }));
-        out.events.extend(gone.into_iter().map(Event::Finished));
+        out.events.extend(ended.into_iter().map(Event::Finished));
     }
 
     pub(super) fn received(
@@ -267,7 +267,7 @@ impl<M: Clone> Responder<M> {
             && held.reads == 0
             && let Some(incoming) = held.incoming.take()
         {
-            out.events.push(Event::Called(incoming));
+            out.events.push(Event::CallReceived(incoming));
         }
     }
 

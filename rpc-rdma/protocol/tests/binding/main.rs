@@ -107,16 +107,16 @@ impl Binding for Callbacks {
 }
 
 #[test]
-fn a_binding_says_which_calls_go_backward() {
+fn a_binding_names_the_permitted_backward_calls() {
     let bindings: [&dyn Binding; 2] = [&Files, &Callbacks];
     let may = |program, version, procedure| {
         let call = urnic_rpc_rdma::rpc::call(7, program, version, procedure);
         may_go_backward(&bindings, &CallHeader::parse(&call).unwrap())
     };
     for (program, version) in [(100_003, 3), (0x4000_0000, 1), (0x4000_0009, 1)] {
-        assert!(may(program, version, 0), "NULL always may");
+        assert!(may(program, version, 0), "NULL is always permitted");
     }
-    assert!(!may(100_003, 3, 2), "a binding allows nothing else of itself");
+    assert!(!may(100_003, 3, 2), "a binding permits no other call by default");
     assert!(may(0x4000_0000, 1, 2) && !may(0x4000_0000, 1, 3));
     assert!(may(0x4000_0000, 2, 3), "another version has no binding");
 }
@@ -161,13 +161,13 @@ fn rpc_e_05_chunks_that_do_not_fit_the_arguments_are_garbage() {
 
 /// A WRITE of 8 KiB and a READ, checked down to the header.
 #[test]
-fn rpc_k_01_the_engine_makes_chunks_of_what_the_binding_names() {
+fn rpc_k_01_only_data_named_by_the_binding_moves_by_chunk() {
     let mut engine = Connection::<&str>::new(&Config::new(Role::Client));
     engine.connected(Terms::default());
     let message = nfs(WRITE, &write_arguments(8192));
-    let said = bound(&BINDINGS, &message);
+    let bound_data = bound(&BINDINGS, &message);
     let argument = Item {
-        offset: said.argument.unwrap(),
+        offset: bound_data.argument.unwrap(),
         memory: "data",
         len: 8192,
     };
@@ -175,7 +175,7 @@ fn rpc_k_01_the_engine_makes_chunks_of_what_the_binding_names() {
         message: message.into(),
         arguments: vec![argument],
         results: vec![],
-        max_reply: said.max_reply.unwrap(),
+        max_reply: bound_data.max_reply.unwrap(),
     };
     engine.call(call).unwrap();
     let mut sent = None;
@@ -220,19 +220,19 @@ fn rpc_k_01_the_engine_makes_chunks_of_what_the_binding_names() {
 
 proptest! {
     #[test]
-    fn any_message_is_judged(message: Vec<u8>, items: Vec<(u32, u64)>) {
-        let said = bound(&BINDINGS, &message);
-        prop_assert!(said.argument.is_none_or(|offset| offset <= message.len()));
+    fn any_message_is_accepted_or_refused(message: Vec<u8>, items: Vec<(u32, u64)>) {
+        let bound_data = bound(&BINDINGS, &message);
+        prop_assert!(bound_data.argument.is_none_or(|offset| offset <= message.len()));
         let _ = check(&BINDINGS, &message, &items);
     }
 
     #[test]
-    fn any_arguments_are_judged(procedure in 0..23_u32, arguments in prop::collection::vec(0..9_u32, 0..40), items: Vec<(u32, u64)>) {
+    fn any_arguments_are_accepted_or_refused(procedure in 0..23_u32, arguments in prop::collection::vec(0..9_u32, 0..40), items: Vec<(u32, u64)>) {
         let message = nfs(procedure, &words(&arguments));
         let header = CallHeader::parse(&message).unwrap();
         prop_assert_eq!((header.len, header.procedure, header.protected), (HEADER, procedure, false));
-        let said = bound(&BINDINGS, &message);
-        prop_assert!(said.argument.is_none_or(|offset| offset <= message.len() && offset % 4 == 0));
+        let bound_data = bound(&BINDINGS, &message);
+        prop_assert!(bound_data.argument.is_none_or(|offset| offset <= message.len() && offset % 4 == 0));
         let _ = check(&BINDINGS, &message, &items);
     }
 }

@@ -111,7 +111,7 @@ fn rpc_k_03_padding_may_be_in_the_chunk_or_not() {
 }
 
 #[test]
-fn rpc_k_03_an_item_that_begins_in_anothers_padding_is_refused() {
+fn rpc_k_03_an_item_within_other_padding_is_refused() {
     let payload = [rpc(7, 0), vec![0; 8]].concat();
     assert_eq!(
         parsed(&call_with(reads([(8, 5), (12, 4)]), &payload)),
@@ -121,6 +121,6 @@ fn rpc_k_03_an_item_that_begins_in_anothers_padding_is_refused() {
 }
 
 #[test]
-fn positions_beyond_32_bits_cannot_be_said() {
+fn positions_beyond_32_bits_have_no_encoding() {
     assert_eq!(positions([(8, 1 << 32), (12, 1)]), None);
 }

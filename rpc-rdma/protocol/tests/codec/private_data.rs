@@ -25,13 +25,13 @@ fn rpc_i_02_a_threshold_is_the_smaller_of_both_ends_sizes() {
 }
 
 #[test]
-fn rpc_i_04_remote_invalidation_is_agreed_if_both_say_so() {
+fn rpc_i_04_remote_invalidation_needs_both_ends() {
     for (ours, theirs) in [(false, false), (false, true), (true, false), (true, true)] {
-        let said = |remote_invalidation| PrivateData {
+        let private_data = |remote_invalidation| PrivateData {
             remote_invalidation,
             ..BOTH
         };
-        let terms = Terms::agreed(&said(ours), &said(theirs));
+        let terms = Terms::agreed(&private_data(ours), &private_data(theirs));
         assert_eq!(terms.remote_invalidation, ours && theirs, "{ours} and {theirs}");
     }
     assert!(!Terms::agreed(&BOTH, &PrivateData::default()).remote_invalidation);
@@ -60,7 +60,7 @@ fn rpc_i_02_sizes_are_whole_kibibytes_from_1_to_256() {
 }
 
 #[test]
-fn rpc_i_01_a_peer_that_says_nothing_takes_1024_bytes() {
+fn rpc_i_01_a_peer_without_private_data_accepts_1024_bytes() {
     let silent = PrivateData::find(b"something else entirely").unwrap_or_default();
     assert_eq!(DEFAULT_INLINE, 1024);
     assert_eq!(BOTH.threshold(&silent), DEFAULT_INLINE);
@@ -89,7 +89,7 @@ fn rpc_i_03_another_magic_is_ignored() {
 }
 
 #[test]
-fn rpc_i_03_what_is_cut_short_or_of_another_version_is_ignored() {
+fn rpc_i_03_truncated_or_unknown_versions_are_ignored() {
     let bytes = BOTH.emit();
     assert_eq!(PrivateData::find(&bytes[..7]), None);
     for version in [0, 2, 255] {
@@ -111,8 +111,8 @@ fn rpc_i_02_reserved_flags_are_ignored() {
 proptest! {
     #[test]
     fn emitted_private_data_is_found(remote_invalidation: bool, send in 1..=256_usize, receive in 1..=256_usize, before: Vec<u8>) {
-        let said = PrivateData { remote_invalidation, send_size: send << 10, receive_size: receive << 10 };
-        prop_assume!(PrivateData::find(&[&before[..], &said.emit()[..7]].concat()).is_none());
-        prop_assert_eq!(PrivateData::find(&[&before[..], &said.emit()].concat()), Some(said));
+        let private_data = PrivateData { remote_invalidation, send_size: send << 10, receive_size: receive << 10 };
+        prop_assume!(PrivateData::find(&[&before[..], &private_data.emit()[..7]].concat()).is_none());
+        prop_assert_eq!(PrivateData::find(&[&before[..], &private_data.emit()].concat()), Some(private_data));
     }
 }

@@ -66,12 +66,12 @@ fn plausible() -> impl Strategy<Value = Vec<u8>> {
     })
 }
 
-fn takes_or_refuses(bytes: &[u8]) {
+fn parses_or_refuses(bytes: &[u8]) {
     if let Ok((header, rest)) = Header::parse(bytes, &LIMITS) {
         assert_eq!(
             emitted(&header, rest),
             bytes,
-            "what was understood is said the same way"
+            "a parsed message encodes to the same bytes"
         );
     }
     for profile in [Profile::Rfc8166, Profile::Draft04] {
@@ -96,13 +96,13 @@ fn takes_or_refuses(bytes: &[u8]) {
 
 proptest! {
     #[test]
-    fn any_bytes_are_taken_or_refused(bytes: Vec<u8>) {
-        takes_or_refuses(&bytes);
+    fn any_bytes_are_parsed_or_refused(bytes: Vec<u8>) {
+        parses_or_refuses(&bytes);
     }
 
     #[test]
-    fn plausible_bytes_are_taken_or_refused(bytes in plausible()) {
-        takes_or_refuses(&bytes);
+    fn plausible_bytes_are_parsed_or_refused(bytes in plausible()) {
+        parses_or_refuses(&bytes);
     }
 
     #[test]
@@ -118,7 +118,7 @@ proptest! {
     }
 
     #[test]
-    fn a_header_cut_anywhere_is_refused(header in header(), cut: prop::sample::Index) {
+    fn a_truncated_header_is_refused(header in header(), cut: prop::sample::Index) {
         let bytes = emitted(&header, &[]);
         prop_assert!(Header::parse(&bytes[..cut.index(bytes.len())], &LIMITS).is_err());
     }

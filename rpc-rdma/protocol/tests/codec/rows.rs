@@ -172,7 +172,7 @@ fn rpc_k_08_a_reply_with_a_read_list_is_discarded() {
 }
 
 #[test]
-fn rpc_k_12_segments_are_limited_however_they_are_spread() {
+fn rpc_k_12_segments_are_limited_over_all_chunks() {
     let reads = |count: u32| ChunkLists {
         reads: (0..count).map(|n| read(8, n, 0, 0)).collect(),
         ..Default::default()

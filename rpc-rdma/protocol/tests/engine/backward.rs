@@ -33,11 +33,11 @@ fn server() -> End {
 fn rpc_bd_01_one_xid_both_ways_is_two_transactions() {
     for mut end in [client(2), server()] {
         end.call(7);
-        end.called(7, 2);
-        let Some(Event::Called(incoming)) = end.events.pop() else {
+        end.receive_call(7, 2);
+        let Some(Event::CallReceived(incoming)) = end.events.pop() else {
             panic!()
         };
-        end.replied(7, 8);
+        end.receive_reply(7, 8);
         assert!(matches!(
             end.events[..],
             [Event::Answered {
@@ -56,10 +56,10 @@ fn rpc_bd_01_one_xid_both_ways_is_two_transactions() {
 fn calls_beyond_the_credits_take_no_receives_of_replies() {
     let mut end = server();
     end.call(99);
-    (1..5).for_each(|xid| end.called(xid, 2));
+    (1..5).for_each(|xid| end.receive_call(xid, 2));
     assert!(end.others.is_empty());
     assert_eq!((end.events.len(), end.receives), (4, 1));
-    end.called(5, 2);
+    end.receive_call(5, 2);
     assert_eq!(end.others, [Action::Close(Closing::Credits)]);
     assert_eq!(end.events.len(), 4);
 }
@@ -68,14 +68,14 @@ fn calls_beyond_the_credits_take_no_receives_of_replies() {
 fn rpc_bd_02_credits_of_either_direction_are_their_own() {
     let mut end = client(2);
     end.call(1);
-    end.replied(1, 3);
+    end.receive_reply(1, 3);
     end.sent.clear();
     // The 100 credits of a backward call are a request, so they permit no further call.
-    end.called(9, 100);
+    end.receive_call(9, 100);
     (2..9).for_each(|xid| end.call(xid));
     assert_eq!(end.sent.len(), 3);
     end.sent.clear();
-    let Some(Event::Called(incoming)) = end.events.pop() else {
+    let Some(Event::CallReceived(incoming)) = end.events.pop() else {
         panic!()
     };
     end.engine.reply(incoming.call, &reply(9)).unwrap();
@@ -97,18 +97,19 @@ fn rpc_bd_03_a_server_calls_only_when_the_peer_is_ready() {
 fn a_client_that_takes_no_calls_discards_them() {
     let mut end = End::new(Role::Client);
     end.call(1);
-    end.called(1, 2);
+    end.receive_call(1, 2);
     assert!(end.events.is_empty() && end.sent.len() == 1);
     assert_eq!(end.receives, 1, "the reply may still come");
 }
 
 #[test]
-fn rpc_bd_02_a_called_client_grants_a_credit_with_a_receive() {
+fn rpc_bd_02_a_client_grants_a_credit_with_a_receive() {
     let mut end = client(2);
     end.engine.set_grant(0);
-    end.called(1, 2);
-    end.called(2, 2);
-    let [Event::Called(first), Event::Called(second)] = &std::mem::take(&mut end.events)[..] else {
+    end.receive_call(1, 2);
+    end.receive_call(2, 2);
+    let [Event::CallReceived(first), Event::CallReceived(second)] = &std::mem::take(&mut end.events)[..]
+    else {
         panic!()
     };
     for (call, xid, receives) in [(first.call, 1, 0), (second.call, 2, 1)] {
@@ -132,7 +133,7 @@ fn rpc_bd_04_backward_calls_have_no_chunks() {
     ] {
         end.engine.call(too_long).unwrap();
     }
-    end.replied(1, 8);
+    end.receive_reply(1, 8);
     let failed = end.events.iter().filter(|event| {
         matches!(
             event,
@@ -203,16 +204,16 @@ fn rpc_bd_05_receives_are_for_both_directions() {
     assert_eq!(end.receives, 3);
     end.call(1);
     assert_eq!(end.receives, 4);
-    end.called(1, 2);
+    end.receive_call(1, 2);
     assert_eq!(end.receives, 3, "one call is in use");
-    end.replied(1, 8);
+    end.receive_reply(1, 8);
     assert_eq!(end.receives, 2);
     let mut end = server();
     assert_eq!(end.receives, 4);
     end.call(1);
     assert_eq!(end.receives, 5);
-    end.called(1, 2);
-    end.replied(1, 2);
+    end.receive_call(1, 2);
+    end.receive_reply(1, 2);
     assert_eq!(end.receives, 3);
 }
 
@@ -227,22 +228,25 @@ fn rpc_bd_06_a_servers_calls_wait_for_the_next_connection() {
     assert!(end.events.is_empty());
     end.engine.connected(Terms::default());
     end.run();
-    assert!(end.sent.is_empty(), "not before the peer says that it is ready");
+    assert!(
+        end.sent.is_empty(),
+        "nothing is sent before the peer accepts calls"
+    );
     end.engine.peer_takes_calls();
     end.run();
     assert_eq!(end.next().header.xid, 1);
 }
 
 #[test]
-fn rpc_bd_07_direction_is_told_by_the_message_type() {
+fn rpc_bd_07_the_message_type_determines_the_direction() {
     let mut end = client(1);
     end.engine.call(short(3)).unwrap();
     end.run();
-    end.called(3, 1);
-    assert!(matches!(end.events[..], [Event::Called(_)]));
-    end.replied(3, 1);
+    end.receive_call(3, 1);
+    assert!(matches!(end.events[..], [Event::CallReceived(_)]));
+    end.receive_reply(3, 1);
     assert!(matches!(
         end.events[..],
-        [Event::Called(_), Event::Answered { .. }]
+        [Event::CallReceived(_), Event::Answered { .. }]
     ));
 }

@@ -22,7 +22,7 @@ fn server(grant: u32) -> End {
 fn opened(request: u32, credits: u32) -> End {
     let mut end = client(request);
     end.call(0);
-    end.replied(0, credits);
+    end.receive_reply(0, credits);
     end.sent.clear();
     end
 }
@@ -34,7 +34,7 @@ fn rpc_c_02_one_call_before_the_first_reply() {
     end.call(2);
     assert_eq!((end.sent.len(), end.receives), (1, 1));
     assert_eq!(end.next().header.credits, 16);
-    end.replied(1, 16);
+    end.receive_reply(1, 16);
     assert_eq!(end.next().header.xid, 2);
 }
 
@@ -54,7 +54,7 @@ fn rpc_c_01_with_one_credit_calls_are_strictly_serial() {
     for xid in 1..5 {
         assert_eq!(end.sent.len(), 1);
         assert_eq!(end.next().header.xid, xid);
-        end.replied(xid, 1);
+        end.receive_reply(xid, 1);
     }
     assert!(end.sent.is_empty());
 }
@@ -66,13 +66,13 @@ fn rpc_c_01_a_lowered_grant_holds_calls_back() {
     assert_eq!(end.sent.len(), 8);
     end.sent.clear();
     for xid in 1..7 {
-        end.replied(xid, 2);
+        end.receive_reply(xid, 2);
         assert!(end.sent.is_empty(), "{} in flight", 8 - xid);
     }
-    end.replied(7, 2);
+    end.receive_reply(7, 2);
     assert_eq!(end.sent.len(), 1);
     // The grant is raised again.
-    end.replied(8, 8);
+    end.receive_reply(8, 8);
     assert_eq!(end.sent.len(), 4);
 }
 
@@ -118,11 +118,11 @@ fn rpc_c_03_receives_are_posted_before_their_send() {
 fn rpc_c_03_a_responder_has_receives_for_all_it_grants() {
     let mut end = server(4);
     assert_eq!(end.receives, 4);
-    (1..5).for_each(|xid| end.called(xid, 32));
+    (1..5).for_each(|xid| end.receive_call(xid, 32));
     assert_eq!(end.receives, 0, "all are in use");
     // The grant is raised: the receives are posted before the reply that carries the grant.
     end.engine.set_grant(6);
-    let Event::Called(incoming) = end.events.remove(0) else {
+    let Event::CallReceived(incoming) = end.events.remove(0) else {
         panic!()
     };
     let reply = Reply {
@@ -142,8 +142,8 @@ fn rpc_c_03_a_lowered_grant_lets_receives_run_out() {
     let mut end = server(4);
     end.engine.set_grant(1);
     for xid in 1..5 {
-        end.called(xid, 32);
-        let Event::Called(incoming) = end.events.remove(0) else {
+        end.receive_call(xid, 32);
+        let Event::CallReceived(incoming) = end.events.remove(0) else {
             panic!()
         };
         let reply = Reply {
@@ -176,8 +176,8 @@ fn rpc_c_03_receives_of_a_lowered_grant_are_not_reused() {
 #[test]
 fn rpc_c_03_receives_are_for_the_grant_that_a_reply_carries() {
     let mut end = server(2);
-    end.called(1, 32);
-    let Some(Event::Called(incoming)) = end.events.pop() else {
+    end.receive_call(1, 32);
+    let Some(Event::CallReceived(incoming)) = end.events.pop() else {
         panic!()
     };
     let reply = Reply {
@@ -195,7 +195,7 @@ fn rpc_c_03_receives_are_for_the_grant_that_a_reply_carries() {
 fn rpc_c_05_calls_beyond_a_lowered_grant_are_served() {
     let mut end = server(4);
     end.engine.set_grant(1);
-    (1..5).for_each(|xid| end.called(xid, 32));
+    (1..5).for_each(|xid| end.receive_call(xid, 32));
     assert_eq!(end.events.len(), 4);
 }
 
@@ -243,14 +243,14 @@ fn a_cancelled_call_keeps_credit_and_xid_until_its_answer() {
     ));
     assert_eq!(end.sent.len(), 1, "the other waits");
     assert!(end.engine.call(short(1)).is_err());
-    end.replied(1, 1);
+    end.receive_reply(1, 1);
     assert_eq!(end.sent.len(), 2);
     assert!(end.engine.call(short(1)).is_ok());
     assert_eq!(end.events.len(), 1, "cancelled once");
 }
 
 #[test]
-fn a_reply_that_nobody_waits_for_counts_for_nothing() {
+fn an_unexpected_reply_is_ignored() {
     let mut end = opened(16, 1);
     end.call(1);
     end.call(2);
@@ -260,11 +260,11 @@ fn a_reply_that_nobody_waits_for_counts_for_nothing() {
 }
 
 #[test]
-fn replies_that_nobody_takes_do_not_pile_up() {
+fn unread_replies_do_not_accumulate() {
     let mut end = server(2);
     let answer = |end: &mut End, xid| {
-        end.called(xid, 32);
-        let Some(Event::Called(incoming)) = end.events.pop() else {
+        end.receive_call(xid, 32);
+        let Some(Event::CallReceived(incoming)) = end.events.pop() else {
             panic!("call {xid} was not taken")
         };
         let reply = Reply {

@@ -11,6 +11,18 @@ fn client() -> End {
     End::new(Role::Client)
 }
 
+/// A client that has sent calls with these xids, after a first call and its reply.
+fn client_with_calls(xids: std::ops::Range<u32>) -> End {
+    let mut end = client();
+    end.call(0);
+    end.receive_reply(0, 8);
+    for xid in xids {
+        end.engine.call(call(xid, 40, 5000, 0, 100)).unwrap();
+    }
+    end.run();
+    end
+}
+
 fn made(call: urnic_rpc_rdma::engine::Call<&'static str>) -> (End, crate::scripted::Sent) {
     let mut end = client();
     end.engine.call(call).unwrap();
@@ -168,12 +180,12 @@ fn rpc_k_10_memory_is_released_before_the_answer_is_delivered() {
 }
 
 #[test]
-fn rpc_k_09_arguments_stay_exposed_until_the_reply_is_here() {
+fn rpc_k_09_arguments_stay_exposed_until_the_reply_arrives() {
     let (mut end, sent) = made(call(1, 40, 5000, 0, 100));
     end.engine.completed(sent.work);
     end.run();
     assert!(matches!(end.others[..], [Action::Register { .. }]));
-    end.replied(1, 8);
+    end.receive_reply(1, 8);
     assert!(matches!(end.others[..], [_, Action::Release { .. }]));
 }
 
@@ -288,13 +300,7 @@ fn rpc_i_04_a_reply_invalidates_and_we_do_not_again() {
 
 #[test]
 fn rpc_i_04_invalidating_another_calls_memory_ends_it() {
-    let mut end = client();
-    end.call(0);
-    end.replied(0, 8);
-    for xid in 1..3 {
-        end.engine.call(call(xid, 40, 5000, 0, 100)).unwrap();
-    }
-    end.run();
+    let mut end = client_with_calls(1..3);
     end.others.clear();
     end.receive(&rpc(1, 1, 8, ChunkLists::default()), Some(handle(RegionId(2))));
     assert!(end.others.contains(&Action::Close(Closing::ForeignInvalidation)));
@@ -353,7 +359,7 @@ fn rpc_k_05_replies_that_do_not_fit_their_call_are_discarded() {
 }
 
 #[test]
-fn rpc_k_07_a_long_reply_is_in_the_memory_that_was_made_for_it() {
+fn rpc_k_07_a_long_reply_uses_the_memory_allocated_for_it() {
     let (mut end, sent) = made(call(1, 40, 0, 0, 5000));
     let reply = sent.lists().reply.as_ref().unwrap().filled(3000);
     end.receive(
@@ -445,7 +451,7 @@ fn rpc_e_08_a_call_that_cannot_be_made_fails_here() {
 }
 
 #[test]
-fn messages_that_are_no_calls_are_not_taken() {
+fn messages_that_are_no_calls_are_refused() {
     let mut end = client();
     let mut reply = short(1);
     reply.message = message(1, 1, 40).into();
@@ -467,13 +473,7 @@ fn messages_that_are_no_calls_are_not_taken() {
 
 #[test]
 fn rpc_bd_06_calls_are_resent_with_their_xids() {
-    let mut end = client();
-    end.call(0);
-    end.replied(0, 8);
-    for xid in 1..4 {
-        end.engine.call(call(xid, 40, 5000, 0, 100)).unwrap();
-    }
-    end.run();
+    let mut end = client_with_calls(1..4);
     let handles = |end: &mut End| {
         end.sent
             .drain(..)
@@ -482,7 +482,7 @@ fn rpc_bd_06_calls_are_resent_with_their_xids() {
     };
     end.sent.pop_front();
     assert_eq!(handles(&mut end), [0x101, 0x102, 0x103]);
-    end.replied(2, 8);
+    end.receive_reply(2, 8);
     end.events.clear();
     end.engine.disconnected();
     end.receives = 0;
@@ -498,14 +498,14 @@ fn rpc_bd_06_calls_are_resent_with_their_xids() {
         (sent.header.xid, sent.lists().reads[0].segment.handle),
         (1, 0x104)
     );
-    end.replied(1, 8);
+    end.receive_reply(1, 8);
     assert_eq!(end.next().header.xid, 3);
-    end.replied(3, 8);
+    end.receive_reply(3, 8);
     assert_eq!((end.events.len(), end.engine.outstanding()), (2, 0));
 }
 
 #[test]
-fn registrations_that_come_back_too_late_are_released() {
+fn registrations_that_complete_too_late_are_released() {
     let mut end = client();
     end.registers = false;
     end.engine.call(call(1, 40, 5000, 0, 100)).unwrap();
@@ -537,12 +537,12 @@ fn registrations_that_come_back_too_late_are_released() {
 }
 
 #[test]
-fn a_reply_that_comes_before_the_call_was_sent_is_discarded() {
+fn a_reply_before_the_call_was_sent_is_discarded() {
     let mut end = client();
     end.registers = false;
     end.engine.call(call(1, 40, 5000, 0, 100)).unwrap();
     end.run();
-    end.replied(1, 8);
+    end.receive_reply(1, 8);
     assert!(end.events.is_empty());
     end.engine.registered(
         RegionId(1),

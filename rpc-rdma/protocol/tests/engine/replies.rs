@@ -26,10 +26,10 @@ fn read(position: u32, handle: u32, length: u32) -> ReadSegment {
 }
 
 /// A call with these chunk lists, as the consumer receives it.
-fn called(lists: ChunkLists) -> (End, Incoming) {
+fn end_with_call(lists: ChunkLists) -> (End, Incoming) {
     let mut end = End::new(Role::Server);
     end.receive(&rpc(1, 0, 8, lists), None);
-    let [Event::Called(incoming)] = &end.events[..] else {
+    let [Event::CallReceived(incoming)] = &end.events[..] else {
         panic!("{:?}", end.events)
     };
     let incoming = incoming.clone();
@@ -38,7 +38,7 @@ fn called(lists: ChunkLists) -> (End, Incoming) {
 }
 
 fn answered(lists: ChunkLists, reply: &Reply<&'static str>) -> (End, crate::scripted::Sent) {
-    let (mut end, incoming) = called(lists);
+    let (mut end, incoming) = end_with_call(lists);
     end.engine.reply(incoming.call, reply).unwrap();
     end.run();
     let sent = end.next();
@@ -107,12 +107,12 @@ fn rpc_k_05_chunks_that_no_result_needs_are_returned_unused() {
 }
 
 #[test]
-fn rpc_k_06_an_empty_chunk_asks_for_its_result_inline() {
+fn rpc_k_06_an_empty_chunk_requests_its_result_inline() {
     let lists = ChunkLists {
         writes: vec![chunk(&[]), chunk(&[100])],
         ..Default::default()
     };
-    let (mut end, incoming) = called(lists);
+    let (mut end, incoming) = end_with_call(lists);
     assert_eq!(incoming.results, [None, Some(100)]);
     end.engine
         .reply(incoming.call, &reply(32, &[(24, "first", 5), (28, "second", 6)]))
@@ -164,7 +164,7 @@ fn rpc_k_08_the_read_list_of_a_reply_is_empty() {
     };
     end.engine.completed(work);
     end.run();
-    let Some(Event::Called(incoming)) = end.events.pop() else {
+    let Some(Event::CallReceived(incoming)) = end.events.pop() else {
         panic!()
     };
     end.engine.reply(incoming.call, &reply(24, &[])).unwrap();
@@ -173,7 +173,7 @@ fn rpc_k_08_the_read_list_of_a_reply_is_empty() {
 }
 
 #[test]
-fn rpc_k_02_a_call_is_handed_over_when_all_its_chunks_are_here() {
+fn rpc_k_02_a_call_is_delivered_after_all_chunks_are_read() {
     let mut end = End::new(Role::Server);
     let lists = ChunkLists {
         reads: vec![read(24, 5, 10), read(8, 6, 4), read(24, 7, 0), read(24, 7, 3)],
@@ -204,7 +204,7 @@ fn rpc_k_02_a_call_is_handed_over_when_all_its_chunks_are_here() {
     assert!(end.events.is_empty());
     end.engine.completed(reads[2].0);
     end.run();
-    let [Event::Called(incoming)] = &end.events[..] else {
+    let [Event::CallReceived(incoming)] = &end.events[..] else {
         panic!()
     };
     assert_eq!(incoming.items, [(8, 4), (24, 13)]);
@@ -254,7 +254,7 @@ fn rpc_k_07_a_long_call_is_the_first_item() {
     end.engine.completed(work);
     end.run();
     assert!(
-        matches!(&end.events[..], [Event::Called(Incoming { message: None, items, .. })] if *items == [(0, 2000)])
+        matches!(&end.events[..], [Event::CallReceived(Incoming { message: None, items, .. })] if *items == [(0, 2000)])
     );
 }
 
@@ -303,7 +303,7 @@ fn rpc_i_04_replies_invalidate_their_calls_memory_if_agreed() {
     end.run();
     for (lists, expected) in [(lists, Some(9)), (ChunkLists::default(), None)] {
         end.receive(&rpc(1, 0, 8, lists), None);
-        let Some(Event::Called(incoming)) = end.events.pop() else {
+        let Some(Event::CallReceived(incoming)) = end.events.pop() else {
             panic!()
         };
         end.engine.reply(incoming.call, &reply(28, &[])).unwrap();
@@ -330,11 +330,11 @@ fn memory_is_in_use_until_the_reply_is_sent() {
 
 #[test]
 fn calls_are_answered_once_and_not_after_their_connection() {
-    let (mut end, incoming) = called(ChunkLists::default());
+    let (mut end, incoming) = end_with_call(ChunkLists::default());
     end.engine.reply(incoming.call, &reply(28, &[])).unwrap();
     assert_eq!(end.engine.reply(incoming.call, &reply(28, &[])), Err(UnknownCall));
-    end.called(2, 8);
-    let Some(Event::Called(second)) = end.events.pop() else {
+    end.receive_call(2, 8);
+    let Some(Event::CallReceived(second)) = end.events.pop() else {
         panic!()
     };
     end.engine.disconnected();
@@ -348,7 +348,7 @@ fn calls_are_answered_once_and_not_after_their_connection() {
 
 #[test]
 fn rpc_e_08_a_call_that_gets_no_reply_ends_the_connection() {
-    let (mut end, incoming) = called(ChunkLists::default());
+    let (mut end, incoming) = end_with_call(ChunkLists::default());
     end.engine.drop_call(incoming.call).unwrap();
     end.run();
     assert_eq!(end.others, [Action::Close(Closing::Dropped)]);

@@ -117,12 +117,12 @@ impl End {
     }
 
     /// The end receives a reply without data.
-    pub(crate) fn replied(&mut self, xid: u32, credits: u32) {
+    pub(crate) fn receive_reply(&mut self, xid: u32, credits: u32) {
         self.receive(&rpc(xid, 1, credits, ChunkLists::default()), None);
     }
 
     /// The end receives a call without data, which the consumer answers.
-    pub(crate) fn called(&mut self, xid: u32, credits: u32) {
+    pub(crate) fn receive_call(&mut self, xid: u32, credits: u32) {
         self.receive(&rpc(xid, 0, credits, ChunkLists::default()), None);
     }
 

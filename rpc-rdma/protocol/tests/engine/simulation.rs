@@ -26,9 +26,9 @@ impl Memory {
 }
 
 /// A SplitMix64 generator.
-pub(crate) struct Dice(pub(crate) u64);
+pub(crate) struct Random(pub(crate) u64);
 
-impl Dice {
+impl Random {
     pub(crate) fn below(&mut self, bound: usize) -> usize {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -53,7 +53,7 @@ pub(crate) struct Job {
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Mishaps {
+pub(crate) struct Faults {
     /// Connections are cut once in this number of steps.
     pub(crate) cut: usize,
     /// Calls are cancelled once in this number of steps.
@@ -108,11 +108,11 @@ const BASE: u64 = 0x7000_0000_0000;
 pub(crate) struct Simulation {
     ends: [End; 2],
     windows: HashMap<u32, Window>,
-    dice: Dice,
-    mishaps: Mishaps,
+    random: Random,
+    faults: Faults,
     connected: bool,
     segments: usize,
-    said: [PrivateData; 2],
+    private_data: [PrivateData; 2],
     pub(crate) answers: usize,
     /// Accesses that the device refused. Only cancelled calls can cause any.
     pub(crate) refusals: usize,
@@ -121,7 +121,7 @@ pub(crate) struct Simulation {
 }
 
 impl Simulation {
-    pub(crate) fn new(seed: u64, mishaps: Mishaps, segments: usize, said: [PrivateData; 2]) -> Self {
+    pub(crate) fn new(seed: u64, faults: Faults, segments: usize, private_data: [PrivateData; 2]) -> Self {
         let end = |role| End {
             engine: Connection::new(&Config {
                 segments,
@@ -144,11 +144,11 @@ impl Simulation {
         Self {
             ends: [end(Role::Client), end(Role::Server)],
             windows: HashMap::new(),
-            dice: Dice(seed),
-            mishaps,
+            random: Random(seed),
+            faults,
             connected: false,
             segments,
-            said,
+            private_data,
             answers: 0,
             refusals: 0,
             long: (0, 0),
@@ -164,7 +164,7 @@ impl Simulation {
 
     fn connect(&mut self) {
         for (index, end) in self.ends.iter_mut().enumerate() {
-            end.terms = Terms::agreed(&self.said[index], &self.said[1 - index]);
+            end.terms = Terms::agreed(&self.private_data[index], &self.private_data[1 - index]);
             end.receives = 0;
             end.engine.connected(end.terms);
         }
@@ -195,21 +195,21 @@ impl Simulation {
             if !self.step() {
                 return self.check_nothing_is_left();
             }
-            if self.dice.once_in(self.mishaps.cut) {
+            if self.random.once_in(self.faults.cut) {
                 self.disconnect();
             }
-            if self.dice.once_in(self.mishaps.credits) {
-                let (grant, request) = (1 + self.dice.below(8) as u32, 1 + self.dice.below(8) as u32);
+            if self.random.once_in(self.faults.credits) {
+                let (grant, request) = (1 + self.random.below(8) as u32, 1 + self.random.below(8) as u32);
                 self.ends[1].engine.set_grant(grant);
                 self.ends[0].engine.set_request(request);
                 self.ends[0].engine.set_grant(1 + grant / 2);
             }
-            if self.dice.once_in(self.mishaps.cancel) {
-                let end = self.dice.below(2);
+            if self.random.once_in(self.faults.cancel) {
+                let end = self.random.below(2);
                 let mut xids: Vec<_> = self.ends[end].jobs.keys().copied().collect();
                 xids.sort_unstable();
                 if !xids.is_empty() {
-                    let xid = xids[self.dice.below(xids.len())];
+                    let xid = xids[self.random.below(xids.len())];
                     // A call that has ended keeps its outcome, even if its event was not taken yet.
                     if self.ends[end].engine.cancel(xid) {
                         self.ends[end].cancelled.insert(xid);
@@ -217,7 +217,7 @@ impl Simulation {
                 }
             }
         }
-        panic!("it does not come to an end");
+        panic!("the simulation does not end");
     }
 
     fn check_nothing_is_left(&mut self) {
@@ -236,7 +236,7 @@ impl Simulation {
             self.act(index, action);
         }
         for event in self.ends[index].engine.events() {
-            self.hear(index, event);
+            self.handle_event(index, event);
         }
     }
 
@@ -285,7 +285,7 @@ impl Simulation {
                 end.wire.push_back(Wire::Read(work, sink, at, remote));
             }
             Action::Close(Closing::Release) => {
-                assert!(self.mishaps.release > 0);
+                assert!(self.faults.release > 0);
                 self.disconnect();
             }
             Action::Close(why) => panic!("{why}"),
@@ -293,7 +293,7 @@ impl Simulation {
     }
 
     fn register(&mut self, index: usize, region: RegionId, memory: Memory, length: u32, access: Access) {
-        if self.dice.once_in(self.mishaps.register) {
+        if self.random.once_in(self.faults.register) {
             return self.ends[index].done.push(Done::RegisterFailed(region));
         }
         let mut segments = Vec::new();
@@ -304,9 +304,9 @@ impl Simulation {
             let part = if last {
                 left
             } else {
-                1 + self.dice.below(left as usize) as u32
+                1 + self.random.below(left as usize) as u32
             };
-            let handle = self.dice.below(usize::MAX) as u32;
+            let handle = self.random.below(usize::MAX) as u32;
             self.windows.insert(
                 handle,
                 Window {
@@ -332,11 +332,11 @@ impl Simulation {
         if let Some(handle) = invalidated {
             assert!(
                 !self.windows.contains_key(&handle),
-                "it was to be invalid already"
+                "it should have been invalidated"
             );
         }
         let connected = self.connected;
-        if connected && self.dice.once_in(self.mishaps.release) {
+        if connected && self.random.once_in(self.faults.release) {
             self.ends[index].done.push(Done::ReleaseFailed(region));
         } else {
             self.ends[index].done.push(Done::Released(region));
@@ -354,7 +354,7 @@ impl Simulation {
         if choices.is_empty() {
             return false;
         }
-        let (index, what) = choices[self.dice.below(choices.len())];
+        let (index, what) = choices[self.random.below(choices.len())];
         match what {
             0 => self.transmit(index),
             1 => self.complete(index),
@@ -364,7 +364,7 @@ impl Simulation {
     }
 
     fn complete(&mut self, index: usize) {
-        let choice = self.dice.below(self.ends[index].done.len());
+        let choice = self.random.below(self.ends[index].done.len());
         let done = self.ends[index].done.swap_remove(choice);
         let engine = &mut self.ends[index].engine;
         match done {
@@ -392,7 +392,7 @@ impl Simulation {
                 let message = bytes(&pieces);
                 assert!(
                     message.len() <= self.ends[index].terms.send,
-                    "beyond the threshold"
+                    "longer than the threshold"
                 );
                 self.ends[index].done.push(Done::Completed(work));
                 let peer = &mut self.ends[1 - index];
@@ -443,9 +443,9 @@ impl Simulation {
         true
     }
 
-    fn hear(&mut self, index: usize, event: Event<Memory>) {
+    fn handle_event(&mut self, index: usize, event: Event<Memory>) {
         match event {
-            Event::Called(incoming) => {
+            Event::CallReceived(incoming) => {
                 let end = &mut self.ends[index];
                 end.open.insert(incoming.call);
                 end.held.push(incoming);
@@ -470,7 +470,7 @@ impl Simulation {
                 .any(|window| window.memory.same(&item.memory));
             assert!(
                 !exposed,
-                "the peer can still touch the memory of a call that is over"
+                "the peer still has access to the memory of a finished call"
             );
         }
         let end = &mut self.ends[index];
@@ -488,7 +488,7 @@ impl Simulation {
                 check_answer(xid, &job, call, &message, &answer.placed);
             }
             Err(CallError::Cancelled) => assert!(end.cancelled.contains(&xid)),
-            Err(CallError::Register) => assert!(self.mishaps.register > 0),
+            Err(CallError::Register) => assert!(self.faults.register > 0),
             Err(error) => panic!("{error}"),
         }
     }
@@ -496,7 +496,7 @@ impl Simulation {
     /// Makes the program answer one of the calls that it holds.
     fn answer(&mut self, index: usize) {
         let end = &mut self.ends[index];
-        let incoming = end.held.swap_remove(self.dice.below(end.held.len()));
+        let incoming = end.held.swap_remove(self.random.below(end.held.len()));
         let sink = |item| end.sinks[&(incoming.call, item)].0.borrow().clone();
         let long = incoming.message.is_none();
         self.long.0 += usize::from(long);

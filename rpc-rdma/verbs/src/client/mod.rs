@@ -5,12 +5,12 @@ mod state;
 
 pub use call::{Answer, Call};
 
-use crate::endpoint::{Endpoint, Memory, Taken};
+use crate::adaptive_polling::POLLS_PER_YIELD;
+use crate::endpoint::{Endpoint, Memory, ReceivedCall};
 use crate::error::Error;
 use crate::lock::lock;
 use crate::memory::{Pool, Slice};
 use crate::options::Options;
-use crate::patience::AMONG;
 use crate::service::{Request, Response, Service, reply};
 use crate::verbs::{Channel, Device, Event as CmEvent, Id, Link};
 use crate::xid;
@@ -49,7 +49,7 @@ impl Client {
     /// Connects to a server.
     ///
     /// # Errors
-    /// There are no RDMA libraries, or no server answered within [`Options::patience`].
+    /// There are no RDMA libraries, or no server answered within [`Options::connect_timeout`].
     pub fn connect(address: SocketAddr, options: &Options) -> Result<Self, Error> {
         Self::with_pool(address, options, &Pool::new())
     }
@@ -57,7 +57,7 @@ impl Client {
     /// Connects to a server, with an existing pool.
     ///
     /// # Errors
-    /// There are no RDMA libraries, or no server answered within [`Options::patience`].
+    /// There are no RDMA libraries, or no server answered within [`Options::connect_timeout`].
     pub fn with_pool(address: SocketAddr, options: &Options, pool: &Pool) -> Result<Self, Error> {
         let client = Self {
             address,
@@ -72,7 +72,7 @@ impl Client {
         };
         client.until(None, |state| match (&state.phase, &state.lost) {
             (Phase::Connected, _) => Some(Ok(())),
-            (_, Some((since, why))) if since.elapsed() >= client.options.patience => {
+            (_, Some((since, why))) if since.elapsed() >= client.options.connect_timeout => {
                 Some(Err(Error::Unreachable(why.clone())))
             }
             _ => None,
@@ -146,7 +146,7 @@ impl Client {
             *since = Instant::now();
         }
         let xid = state.endpoint.engine.call(call)?;
-        state.endpoint.carry();
+        state.endpoint.execute_actions();
         state.take_events();
         Ok(xid)
     }
@@ -191,22 +191,22 @@ impl Client {
             if let Some(found) = found(&mut state) {
                 return found;
             }
-            if let Some(taken) = state.called.pop_front() {
+            if let Some(received) = state.incoming_calls.pop_front() {
                 drop(state);
-                let response = self.answer(&taken);
+                let response = self.answer(&received);
                 state = self.lock();
-                let (call, engine) = (taken.incoming.call, &mut state.endpoint.engine);
+                let (call, engine) = (received.incoming.call, &mut state.endpoint.engine);
                 // A call that ended with its connection needs no answer.
                 let _ = match response {
                     Some(response) => engine.reply(call, &reply(response)),
                     None => engine.drop_call(call),
                 };
-                state.endpoint.carry();
+                state.endpoint.execute_actions();
                 continue;
             }
             let left = end.map(|end| end.saturating_duration_since(Instant::now()));
-            if state.led {
-                state.others += 1;
+            if state.has_leader {
+                state.followers += 1;
                 state = match left {
                     None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
                     Some(left) => {
@@ -214,35 +214,35 @@ impl Client {
                         waited.unwrap_or_else(PoisonError::into_inner).0
                     }
                 };
-                state.others -= 1;
+                state.followers -= 1;
                 continue;
             }
-            state.led = true;
-            let came;
-            (state, came) = self.look(state);
-            if came || state.endpoint.rest() {
+            state.has_leader = true;
+            let arrived;
+            (state, arrived) = self.poll_for_event(state);
+            if arrived || state.endpoint.arm() {
                 // The completions of `rest` may also have made events.
                 state.take_events();
             } else {
                 let link = state.endpoint.link().cloned();
-                let timeout = state.timeout(self.options.patience);
+                let timeout = state.timeout(self.options.connect_timeout);
                 let timeout = timeout.into_iter().chain(left).min();
                 drop(state);
                 self.sleep(link.as_deref(), timeout);
                 // The endpoint drops its link only below, so this is not the last reference.
                 drop(link);
                 state = self.lock();
-                self.turn(&mut state);
+                self.process_events(&mut state);
             }
-            state.led = false;
-            if state.others > 0 {
+            state.has_leader = false;
+            if state.followers > 0 {
                 self.changed.notify_all();
             }
         }
     }
 
     /// Polls for an answer or a call of the server, as long as polling was recently useful.
-    fn look<'a>(&'a self, mut state: MutexGuard<'a, State>) -> (MutexGuard<'a, State>, bool) {
+    fn poll_for_event<'a>(&'a self, mut state: MutexGuard<'a, State>) -> (MutexGuard<'a, State>, bool) {
         // A wait without an outstanding call may be long.
         if state.endpoint.engine.outstanding() == 0 || !matches!(state.phase, Phase::Connected) {
             return (state, false);
@@ -254,20 +254,20 @@ impl Client {
             state.endpoint.progress();
             state.take_events();
             // Completions of Sends do not count.
-            let came = state.endpoint.engine.outstanding() < before || !state.called.is_empty();
+            let arrived = state.endpoint.engine.outstanding() < before || !state.incoming_calls.is_empty();
             let time = start.elapsed();
-            if came {
-                state.patience.came(time, moving);
+            if arrived {
+                state.adaptive_polling.succeeded(time, moving);
                 return (state, true);
             }
-            if state.endpoint.ended() || time >= state.patience.time() {
-                state.patience.failed();
+            if state.endpoint.ended() || time >= state.adaptive_polling.time() {
+                state.adaptive_polling.failed();
                 return (state, false);
             }
             // Other threads need the lock for their calls.
             drop(state);
             turn += 1;
-            if turn % AMONG == 0 {
+            if turn % POLLS_PER_YIELD == 0 {
                 std::thread::yield_now();
             }
             state = self.lock();
@@ -275,9 +275,9 @@ impl Client {
     }
 
     /// Answers a call of the server by the service.
-    fn answer(&self, taken: &Taken) -> Option<Response> {
+    fn answer(&self, received: &ReceivedCall) -> Option<Response> {
         let service: &dyn Service = self.options.callbacks.as_deref()?;
-        let message = taken.message.bytes();
+        let message = received.message.bytes();
         let header = CallHeader::parse(message).ok()?;
         if !may_go_backward(&self.options.all_bindings(), &header) {
             let message = rpc::proc_unavail(header.xid);
@@ -300,54 +300,54 @@ impl Client {
     }
 
     /// Handles completions and events.
-    fn turn(&self, state: &mut State) {
+    fn process_events(&self, state: &mut State) {
         state.endpoint.progress();
         // Events are taken before the event that ends the connection.
         state.take_events();
         loop {
             match self.channel.next() {
-                Ok(Some(event)) => self.happened(state, event),
+                Ok(Some(event)) => self.handle_event(state, event),
                 Ok(None) => break,
                 Err(error) => {
-                    state.down(format!("connection manager: {error}"));
+                    state.connection_lost(format!("connection manager: {error}"));
                     break;
                 }
             }
         }
         // The peer may never report the end of the connection.
-        if state.given_up() {
-            state.down("the connection was given up".into());
+        if state.is_broken() {
+            state.connection_lost("the connection was given up".into());
         }
         if let Phase::Idle(then) = state.phase
             && then <= Instant::now()
         {
-            self.begin(state);
+            self.start_connecting(state);
         }
         // One connection may be slow to answer, but all attempts together have a limit.
         if let Some((since, _)) = &state.lost
             && !matches!(state.phase, Phase::Connected)
-            && since.elapsed() >= self.options.patience
+            && since.elapsed() >= self.options.connect_timeout
         {
             for xid in state.endpoint.engine.outstanding_xids() {
                 state.endpoint.engine.cancel(xid);
             }
-            state.endpoint.carry();
+            state.endpoint.execute_actions();
         }
         state.take_events();
     }
 
-    fn begin(&self, state: &mut State) {
+    fn start_connecting(&self, state: &mut State) {
         let started = Id::new(&self.channel).and_then(|id| {
             id.resolve_address(self.address, RESOLUTION)?;
             Ok(id)
         });
         match started {
             Ok(id) => state.phase = Phase::Resolving(id),
-            Err(error) => state.down(error.to_string()),
+            Err(error) => state.connection_lost(error.to_string()),
         }
     }
 
-    fn happened(&self, state: &mut State, event: CmEvent) {
+    fn handle_event(&self, state: &mut State, event: CmEvent) {
         let ours = match &state.phase {
             Phase::Resolving(id) => id.key() == event.key,
             Phase::Connecting | Phase::Connected => state
@@ -364,24 +364,24 @@ impl Client {
                 if let Phase::Resolving(id) = &state.phase
                     && let Err(error) = id.resolve_route(RESOLUTION)
                 {
-                    state.down(error.to_string());
+                    state.connection_lost(error.to_string());
                 }
             }
             kind::RDMA_CM_EVENT_ROUTE_RESOLVED => {
                 if let Err(error) = self.attach(state) {
-                    state.down(error.to_string());
+                    state.connection_lost(error.to_string());
                 }
             }
             kind::RDMA_CM_EVENT_ESTABLISHED => {
                 let windows = (state.endpoint.link())
                     .and_then(|link| link.device())
                     .is_some_and(|device| device.limits.windows);
-                let ours = state.endpoint.says(windows);
+                let ours = state.endpoint.private_data(windows);
                 let theirs = PrivateData::find(&event.private_data).unwrap_or_default();
                 state.connected(Terms::agreed(&ours, &theirs));
             }
             kind::RDMA_CM_EVENT_DISCONNECTED | kind::RDMA_CM_EVENT_DEVICE_REMOVAL => {
-                state.down("the connection broke".into());
+                state.connection_lost("the connection broke".into());
             }
             kind::RDMA_CM_EVENT_ADDR_ERROR
             | kind::RDMA_CM_EVENT_ROUTE_ERROR
@@ -389,7 +389,7 @@ impl Client {
             | kind::RDMA_CM_EVENT_UNREACHABLE
             | kind::RDMA_CM_EVENT_REJECTED => {
                 let errno = io::Error::from_raw_os_error(event.status.saturating_abs());
-                state.down(format!("{} ({errno})", failed(event.kind)));
+                state.connection_lost(format!("{} ({errno})", failed(event.kind)));
             }
             _ => {}
         }
@@ -405,10 +405,10 @@ impl Client {
         // because it is posted before the reply that makes room for it is sent.
         let receives = self.options.credits + granted(&self.options).map_or(0, |granted| granted + 1);
         let link = Link::new(id, device, sends, receives)?;
-        let said = state.endpoint.says(limits.windows).emit();
+        let private_data = state.endpoint.private_data(limits.windows).emit();
         state.endpoint.attach(link, receives, sends);
         match state.endpoint.link() {
-            Some(link) => link.connect(&said, limits.reads),
+            Some(link) => link.connect(&private_data, limits.reads),
             None => Ok(()),
         }
     }
@@ -419,7 +419,7 @@ const fn failed(kind: kind::Type) -> &'static str {
     match kind {
         kind::RDMA_CM_EVENT_ADDR_ERROR => "no device leads to the address",
         kind::RDMA_CM_EVENT_ROUTE_ERROR => "no route leads to the address",
-        kind::RDMA_CM_EVENT_REJECTED => "the server refused",
+        kind::RDMA_CM_EVENT_REJECTED => "the server rejected the connection",
         _ => "the server does not answer",
     }
 }

@@ -1,11 +1,11 @@
 //! The state of a client: its connection, and the calls that wait for answers.
 
 use super::call::Answer;
-use crate::endpoint::{Endpoint, Memory, Taken};
+use crate::adaptive_polling::AdaptivePolling;
+use crate::endpoint::{Endpoint, Memory, ReceivedCall};
 use crate::error::Error;
 use crate::memory::Pool;
 use crate::options::Options;
-use crate::patience::Patience;
 use crate::verbs::Id;
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -18,10 +18,10 @@ const PAUSE: Duration = Duration::from_millis(200);
 pub(super) struct State {
     pub(super) endpoint: Endpoint,
     /// Whether a thread waits for the device.
-    pub(super) led: bool,
+    pub(super) has_leader: bool,
     /// Number of threads that wait for the thread that waits for the device.
-    pub(super) others: usize,
-    pub(super) patience: Patience,
+    pub(super) followers: usize,
+    pub(super) adaptive_polling: AdaptivePolling,
     pub(super) phase: Phase,
     /// Whether a call was answered over this connection.
     pub(super) answered: bool,
@@ -30,7 +30,7 @@ pub(super) struct State {
     pub(super) lost: Option<(Instant, String)>,
     pub(super) answers: HashMap<u32, Result<Answer, Error>>,
     /// Calls of the server without an answer.
-    pub(super) called: VecDeque<Taken>,
+    pub(super) incoming_calls: VecDeque<ReceivedCall>,
 }
 
 /// The phase of the connection.
@@ -61,14 +61,14 @@ impl State {
         let now = Instant::now();
         Self {
             endpoint: Endpoint::new(Connection::new(&config), pool, options.private_data()),
-            led: false,
-            others: 0,
-            patience: Patience::default(),
+            has_leader: false,
+            followers: 0,
+            adaptive_polling: AdaptivePolling::default(),
             phase: Phase::Idle(now),
             answered: false,
             lost: Some((now, "not connected yet".into())),
             answers: HashMap::new(),
-            called: VecDeque::new(),
+            incoming_calls: VecDeque::new(),
         }
     }
 
@@ -81,15 +81,15 @@ impl State {
     }
 
     /// Whether this end gave up the connection, after an error of the peer or a failure.
-    pub(super) fn given_up(&self) -> bool {
+    pub(super) fn is_broken(&self) -> bool {
         matches!(self.phase, Phase::Connecting | Phase::Connected) && self.endpoint.broken()
     }
 
-    pub(super) fn down(&mut self, why: String) {
+    pub(super) fn connection_lost(&mut self, why: String) {
         tracing::debug!(why, "no connection");
         self.endpoint.detach();
         // The server repeats the calls without an answer.
-        self.called.clear();
+        self.incoming_calls.clear();
         let now = Instant::now();
         let pause = if std::mem::take(&mut self.answered) {
             Duration::ZERO
@@ -103,15 +103,15 @@ impl State {
         }
     }
 
-    pub(super) fn timeout(&self, patience: Duration) -> Option<Duration> {
-        if self.given_up() {
+    pub(super) fn timeout(&self, connect_timeout: Duration) -> Option<Duration> {
+        if self.is_broken() {
             return Some(Duration::ZERO);
         }
         let retry = match self.phase {
             Phase::Idle(then) => Some(then),
             _ => None,
         };
-        let end = self.lost.as_ref().map(|(since, _)| *since + patience);
+        let end = self.lost.as_ref().map(|(since, _)| *since + connect_timeout);
         let now = Instant::now();
         let until = |then: Instant| then.saturating_duration_since(now);
         [retry, end.filter(|end| *end > now)]
@@ -131,8 +131,8 @@ impl State {
                     let answer = self.answer(call, outcome);
                     self.answers.insert(xid, answer);
                 }
-                Event::Called(incoming) => match self.endpoint.taken(incoming) {
-                    Some(taken) => self.called.push_back(taken),
+                Event::CallReceived(incoming) => match self.endpoint.take_call(incoming) {
+                    Some(call) => self.incoming_calls.push_back(call),
                     None => self.endpoint.disconnect(),
                 },
                 Event::Finished(_) => {}
@@ -197,7 +197,7 @@ mod tests {
 
     /// The pause before the next attempt, after the connection broke at `now`.
     fn next(state: &mut State, now: Instant) -> Duration {
-        state.down("it broke".into());
+        state.connection_lost("it broke".into());
         match state.phase {
             Phase::Idle(then) => then.saturating_duration_since(now),
             _ => panic!("there is no connection"),
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_broke_behind_an_answer_is_made_again_at_once() {
+    fn a_connection_lost_after_an_answer_reconnects_at_once() {
         let mut state = waiting();
         state.connected(Terms::default());
         // RDMA_MSG without chunks, and an RPC reply.
@@ -225,7 +225,7 @@ mod tests {
         state.take_events();
         assert!(matches!(state.answers.get(&7), Some(Ok(_))));
         assert!(state.lost.is_none());
-        state.down("it broke".into());
+        state.connection_lost("it broke".into());
         assert!(matches!(state.phase, Phase::Idle(then) if then <= Instant::now()));
     }
 }

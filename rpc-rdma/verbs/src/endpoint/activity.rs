@@ -16,40 +16,40 @@ pub(crate) struct Ages {
 /// The values that successive checks compare.
 pub(super) struct Activity {
     /// Time of the last message or completion.
-    pub(super) heard: Instant,
+    pub(super) last_activity: Instant,
     /// Whether a call has arrived.
-    pub(super) called: bool,
+    pub(super) received_call: bool,
     /// The oldest posted request at the last check, and the time for which it has not changed.
     oldest: (u64, Duration),
-    /// The value of `heard` at the last check, and the time for which it has not changed.
+    /// The value of `last_activity` at the last check, and the time for which it has not changed.
     last: (Instant, Duration),
 }
 
 impl Activity {
     pub(super) fn new() -> Self {
         Self {
-            heard: Instant::now(),
-            called: false,
+            last_activity: Instant::now(),
+            received_call: false,
             oldest: (0, Duration::ZERO),
             last: (Instant::now(), Duration::ZERO),
         }
     }
 
-    /// Checks the connection, `later` after the last check. `oldest` is the number of the oldest
+    /// Checks the connection, `elapsed` after the last check. `oldest` is the number of the oldest
     /// posted request, or 0. `busy` means that work is in progress.
-    pub(super) fn look(&mut self, oldest: u64, busy: bool, later: Duration) -> Ages {
+    pub(super) fn check(&mut self, oldest: u64, busy: bool, elapsed: Duration) -> Ages {
         self.oldest = match self.oldest {
-            (last, time) if last == oldest && oldest != 0 => (oldest, time + later),
+            (last, time) if last == oldest && oldest != 0 => (oldest, time + elapsed),
             _ => (oldest, Duration::ZERO),
         };
         self.last = match self.last {
-            (last, time) if last == self.heard && !busy => (last, time + later),
-            _ => (self.heard, Duration::ZERO),
+            (last, time) if last == self.last_activity && !busy => (last, time + elapsed),
+            _ => (self.last_activity, Duration::ZERO),
         };
         Ages {
             stuck: self.oldest.1,
             idle: self.last.1,
-            unused: !self.called,
+            unused: !self.received_call,
         }
     }
 }

@@ -2,8 +2,8 @@
 //! the peer.
 
 use super::activity::Activity;
-use super::taken::{Message, Taken};
-use super::work::{Kept, Memory, Open, Opening, Posted, Read, Request, Sink, Then, What};
+use super::received_call::{Message, ReceivedCall};
+use super::work::{Effect, ExposedMemory, Exposure, Kept, Memory, Operation, Posted, Read, Request, Sink};
 use crate::memory::{Buffer, MAX_BUFFER, PAGE, Pool, Slice};
 use crate::shares::{Account, Wanted};
 use crate::verbs::{Batch, Device, Element, Link, Window, Work};
@@ -14,7 +14,7 @@ use urnic_rpc_rdma::Segment;
 use urnic_rpc_rdma::engine::{Access, CallId, Exposed, Incoming, RegionId, Source, Span};
 
 /// One in this number of Writes has a completion of its own.
-const SILENT: usize = 32;
+const SIGNAL_INTERVAL: usize = 32;
 
 /// The state of an endpoint during a connection.
 pub(super) struct Live {
@@ -28,10 +28,10 @@ pub(super) struct Live {
     pub(super) waiting: VecDeque<Request>,
     pub(super) number: u64,
     /// Writes since the last request with a completion.
-    pub(super) silent: usize,
+    pub(super) unsignaled: usize,
     pub(super) room: usize,
     pub(super) windows: Vec<Window>,
-    pub(super) opens: HashMap<RegionId, Open>,
+    pub(super) exposed: HashMap<RegionId, ExposedMemory>,
     pub(super) sinks: HashMap<(CallId, usize), Sink>,
     pub(super) receive: usize,
     /// Maximum completions that the queue holds.
@@ -60,10 +60,10 @@ impl Live {
             posted: VecDeque::new(),
             waiting: VecDeque::new(),
             number: 0,
-            silent: 0,
+            unsignaled: 0,
             room: room as usize,
             windows: Vec::new(),
-            opens: HashMap::new(),
+            exposed: HashMap::new(),
             sinks: HashMap::new(),
             receive,
             depth: (receives + room) as usize,
@@ -112,31 +112,31 @@ impl Live {
         what: Exposed<Memory>,
         access: Access,
     ) -> io::Result<Segment> {
-        let taken = |len| pool.take(len).ok_or(io::ErrorKind::OutOfMemory);
-        let (own, theirs, len) = match what {
+        let allocate = |len| pool.take(len).ok_or(io::ErrorKind::OutOfMemory);
+        let (own, application, len) = match what {
             Exposed::Memory(memory, len) => (None, Some(memory), len),
             Exposed::Bytes(bytes) => {
-                let mut buffer = taken(bytes.len())?;
+                let mut buffer = allocate(bytes.len())?;
                 buffer.copy_from_slice(&bytes);
                 (Some(buffer), None, bytes.len() as u32)
             }
-            Exposed::Fresh(len) => (Some(taken(len as usize)?), None, len),
+            Exposed::Fresh(len) => (Some(allocate(len as usize)?), None, len),
         };
-        let (at, arena) = match (&own, theirs.as_deref()) {
+        let (at, arena) = match (&own, application.as_deref()) {
             (Some(buffer), _) => (buffer.as_ptr() as usize, buffer.arena()),
             (None, Some([slice])) if slice.len() >= len as usize => (slice.as_ptr() as usize, slice.arena()),
             _ => return Err(io::ErrorKind::InvalidInput.into()),
         };
         let device = self.device()?;
         let writes = access == Access::RemoteWrite;
-        let (opening, handle) = if device.limits.windows {
+        let (exposure, handle) = if device.limits.windows {
             let window = match self.windows.pop() {
                 Some(window) => window,
                 None => self.link.window()?,
             };
             let key = window.next_key();
             self.waiting.push_back(Request {
-                what: What::Bind {
+                operation: Operation::Bind {
                     region: id,
                     arena,
                     at,
@@ -145,15 +145,22 @@ impl Live {
                 },
                 elements: Vec::new(),
                 keep: Vec::new(),
-                then: Then::Nothing,
+                effect: Effect::Nothing,
             });
-            (Opening::Window(window), key)
+            (Exposure::Window(window), key)
         } else {
             let region = device.open(at, len as usize, writes)?;
             let key = region.remote_key();
-            (Opening::Region(region), key)
+            (Exposure::Region(region), key)
         };
-        self.opens.insert(id, Open { opening, own, theirs });
+        self.exposed.insert(
+            id,
+            ExposedMemory {
+                exposure,
+                own,
+                application,
+            },
+        );
         Ok(Segment {
             handle,
             length: len,
@@ -163,14 +170,15 @@ impl Live {
 
     /// Removes the request to bind a window to a region, if it was not posted yet. Returns whether
     /// there was one.
-    pub(super) fn unbound(&mut self, id: RegionId) -> bool {
-        let binds = |request: &Request| matches!(request.what, What::Bind { region, .. } if region == id);
+    pub(super) fn cancel_bind(&mut self, id: RegionId) -> bool {
+        let binds =
+            |request: &Request| matches!(request.operation, Operation::Bind { region, .. } if region == id);
         let place = self.waiting.iter().position(binds);
         place.and_then(|place| self.waiting.remove(place)).is_some()
     }
 
     /// Copies bytes of several places into one buffer.
-    pub(super) fn copied(
+    pub(super) fn copy_pieces(
         &self,
         pool: &Pool,
         pieces: &[Span<Memory>],
@@ -220,7 +228,7 @@ impl Live {
                         .peek()
                         .is_none_or(|next| matches!(next.source, Source::Memory(_)))
                     {
-                        let (copy, kept) = self.copied(pool, &std::mem::take(&mut ours))?;
+                        let (copy, kept) = self.copy_pieces(pool, &std::mem::take(&mut ours))?;
                         elements.extend(copy);
                         keep.extend(kept);
                     }
@@ -242,7 +250,7 @@ impl Live {
         let count = elements.len().div_ceil(most);
         for (index, elements) in elements.chunks(most).enumerate() {
             let length = elements.iter().map(|element| element.len).sum();
-            let what = What::Write(Segment {
+            let operation = Operation::Write(Segment {
                 length,
                 offset: at,
                 ..remote
@@ -255,12 +263,12 @@ impl Live {
             } else {
                 Vec::new()
             };
-            let (elements, then) = (elements.to_vec(), Then::Nothing);
+            let (elements, effect) = (elements.to_vec(), Effect::Nothing);
             self.waiting.push_back(Request {
-                what,
+                operation,
                 elements,
                 keep,
-                then,
+                effect,
             });
         }
         Ok(())
@@ -323,16 +331,16 @@ impl Live {
             key: sink.key,
         };
         self.waiting.push_back(Request {
-            what: What::Read(remote),
+            operation: Operation::Read(remote),
             elements: vec![element],
             keep: Vec::new(),
-            then: Then::Completed(work),
+            effect: Effect::Completed(work),
         });
         Ok(true)
     }
 
     /// Queues the Reads that waited for memory, as far as there is memory.
-    pub(super) fn read_on(&mut self, pool: &Pool, account: Option<&Account>) -> io::Result<()> {
+    pub(super) fn resume_reads(&mut self, pool: &Pool, account: Option<&Account>) -> io::Result<()> {
         while let Some(read) = self.reads.pop_front() {
             if !self.read(pool, account, &read)? {
                 self.reads.push_front(read);
@@ -352,39 +360,39 @@ impl Live {
         let mut batch = Batch::default();
         while self.posted.len() < self.room
             && let Some(Request {
-                what,
+                operation,
                 elements,
                 keep,
-                then,
+                effect,
             }) = self.waiting.pop_front()
         {
             self.number += 1;
             let number = self.number << 1;
-            self.silent += 1;
-            let signaled = !matches!(what, What::Write(_) | What::Bind { .. })
-                || self.silent >= SILENT.min(self.room / 2);
+            self.unsignaled += 1;
+            let signaled = !matches!(operation, Operation::Write(_) | Operation::Bind { .. })
+                || self.unsignaled >= SIGNAL_INTERVAL.min(self.room / 2);
             if signaled {
-                self.silent = 0;
+                self.unsignaled = 0;
             }
             // The request is kept before it is posted, so that `detach` finds it if the post fails.
-            self.posted.push_back(Posted { number, keep, then });
+            self.posted.push_back(Posted { number, keep, effect });
             let mut add = |work: Work<'_>| batch.push(number, signaled, work, &elements);
-            match what {
-                What::Send(invalidate) => add(Work::Send { invalidate }),
-                What::Read(remote) => add(Work::Read(remote)),
-                What::Write(remote) => add(Work::Write(remote)),
-                What::Invalidate(key) => add(Work::Invalidate(key)),
-                What::Bind {
+            match operation {
+                Operation::Send(invalidate) => add(Work::Send { invalidate }),
+                Operation::Read(remote) => add(Work::Read(remote)),
+                Operation::Write(remote) => add(Work::Write(remote)),
+                Operation::Invalidate(key) => add(Work::Invalidate(key)),
+                Operation::Bind {
                     region,
                     arena,
                     at,
                     len,
                     writes,
                 } => {
-                    if let Some(Open {
-                        opening: Opening::Window(window),
+                    if let Some(ExposedMemory {
+                        exposure: Exposure::Window(window),
                         ..
-                    }) = self.opens.get(&region)
+                    }) = self.exposed.get(&region)
                     {
                         let region = &*device.arena(arena)?;
                         add(Work::Bind {
@@ -401,13 +409,13 @@ impl Live {
         // SAFETY: `posted` keeps the memory of sent data until the request completes. Sinks stay
         // until their Reads complete, and exposed memory until it is released. Without a
         // completion, all of them stay until the link's queue pair is destroyed. Windows are in
-        // `opens`, and arenas stay registered while the device exists.
+        // `exposed`, and arenas stay registered while the device exists.
         unsafe { self.link.post(batch) }
     }
 
     /// A call of the peer with the data that was read for it.
-    pub(super) fn taken(&mut self, mut incoming: Incoming, pool: &Pool) -> Option<Taken> {
-        self.activity.called = true;
+    pub(super) fn take_call(&mut self, mut incoming: Incoming, pool: &Pool) -> Option<ReceivedCall> {
+        self.activity.received_call = true;
         let mut fetched = Vec::with_capacity(incoming.items.len());
         let mut charges = Vec::new();
         for (index, (position, len)) in incoming.items.iter().enumerate() {
@@ -417,7 +425,7 @@ impl Live {
                     if let Some(region) = sink.region
                         && let Err(error) = region.close()
                     {
-                        tracing::warn!(%error, "memory could not be taken back");
+                        tracing::warn!(%error, "memory could not be deregistered");
                         std::mem::forget(sink.buffer);
                         return None;
                     }
@@ -433,7 +441,7 @@ impl Live {
             Some(short) => Message::Short(short),
             None => Message::Long(fetched.remove(0).1),
         };
-        Some(Taken {
+        Some(ReceivedCall {
             incoming,
             message,
             items: fetched,

@@ -1,22 +1,22 @@
 //! One end of a connection: an engine, and the queue pair that executes its actions.
 //!
 //! An endpoint never waits. Its owner passes the requests of the application to it (then calls
-//! [`Endpoint::carry`]), and calls [`Endpoint::progress`] when its descriptor is readable.
+//! [`Endpoint::execute_actions`]), and calls [`Endpoint::progress`] when its descriptor is readable.
 
 mod activity;
-mod bill;
+mod client_charges;
 mod live;
-mod taken;
+mod received_call;
 mod work;
 
 pub(crate) use activity::Ages;
-pub(crate) use taken::Taken;
+pub(crate) use received_call::ReceivedCall;
 pub(crate) use work::Memory;
 
 use crate::memory::{Buffer, Pool};
 use crate::shares::{Account, Charge};
 use crate::verbs::{Device, Failure, Link};
-use bill::Bill;
+use client_charges::ClientCharges;
 use live::{Live, footprint};
 use std::collections::HashMap;
 use std::io;
@@ -24,7 +24,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use urnic_rpc_rdma::PrivateData;
 use urnic_rpc_rdma::engine::{Action, CallId, Connection, Event, Incoming, RegionId, Reply, Terms};
-use work::{Kept, Opening, Posted, Read, Request, Then, What, receive_slot};
+use work::{Effect, Exposure, Kept, Operation, Posted, Read, Request, receive_slot};
 
 /// Maximum posted work requests of the send queue. Further requests wait in the endpoint.
 const SENDS: u32 = 256;
@@ -36,40 +36,46 @@ pub(crate) struct Endpoint {
     live: Option<Live>,
     /// Long replies that the application has not fetched.
     replies: HashMap<RegionId, Buffer>,
-    said: PrivateData,
+    private_data: PrivateData,
     /// At a server, the memory that is counted for the client.
-    bill: Option<Bill>,
+    charges: Option<ClientCharges>,
 }
 
 impl Endpoint {
-    pub(crate) fn new(engine: Connection<Memory>, pool: &Pool, said: PrivateData) -> Self {
+    pub(crate) fn new(engine: Connection<Memory>, pool: &Pool, private_data: PrivateData) -> Self {
         Self {
             engine,
             pool: pool.clone(),
             live: None,
             replies: HashMap::new(),
-            said,
-            bill: None,
+            private_data,
+            charges: None,
         }
     }
 
     /// Counts memory from now on. `messages` is the charge for the memory of receives and of copied
-    /// Sends. The endpoint calls `waits` when Reads wait for memory. [`carry`](Self::carry)
-    /// continues these Reads.
-    pub(crate) fn charge(&mut self, account: &Account, messages: Charge, waits: impl Fn() + Send + 'static) {
-        self.bill = Some(Bill {
+    /// Sends. The endpoint calls `on_memory_wait` when Reads wait for memory.
+    /// [`execute_actions`](Self::execute_actions) continues these Reads.
+    pub(crate) fn charge(
+        &mut self,
+        account: &Account,
+        messages: Charge,
+        on_memory_wait: impl Fn() + Send + 'static,
+    ) {
+        self.charges = Some(ClientCharges {
             account: account.clone(),
             messages,
             replies: HashMap::new(),
-            open: 0,
+            open_calls: 0,
             served: false,
-            waits: Box::new(waits),
+            on_memory_wait: Box::new(on_memory_wait),
         });
     }
 
     /// Bytes of memory for messages, with this number of receives and of concurrent calls.
-    pub(crate) fn footprint(said: &PrivateData, receives: u32, calls: u32) -> u64 {
-        u64::from(receives) * footprint(said.receive_size) + u64::from(calls) * footprint(said.send_size)
+    pub(crate) fn footprint(private_data: &PrivateData, receives: u32, calls: u32) -> u64 {
+        u64::from(receives) * footprint(private_data.receive_size)
+            + u64::from(calls) * footprint(private_data.send_size)
     }
 
     /// Whether Reads wait for memory.
@@ -79,7 +85,7 @@ impl Endpoint {
 
     /// Whether a call was answered.
     pub(crate) fn served(&self) -> bool {
-        self.bill.as_ref().is_some_and(|bill| bill.served)
+        self.charges.as_ref().is_some_and(|charges| charges.served)
     }
 
     /// Answers a call, or drops it without a reply. `charge` is counted until the reply is sent.
@@ -89,21 +95,21 @@ impl Endpoint {
             Some(reply) => self.engine.reply(call, reply),
             None => self.engine.drop_call(call),
         };
-        if let Some(bill) = &mut self.bill {
-            bill.open = bill.open.saturating_sub(1);
-            bill.served = true;
+        if let Some(charges) = &mut self.charges {
+            charges.open_calls = charges.open_calls.saturating_sub(1);
+            charges.served = true;
             if let (Ok(()), Some(charge)) = (answered, charge) {
-                bill.replies.insert(call, charge);
+                charges.replies.insert(call, charge);
             }
         }
-        self.carry();
+        self.execute_actions();
     }
 
     /// The private data of this end, on this device.
-    pub(crate) fn says(&self, invalidation: bool) -> PrivateData {
+    pub(crate) fn private_data(&self, invalidation: bool) -> PrivateData {
         PrivateData {
             remote_invalidation: invalidation,
-            ..self.said
+            ..self.private_data
         }
     }
 
@@ -114,7 +120,7 @@ impl Endpoint {
     /// Attaches a link with this number of receives, and with `room` work requests of the send
     /// queue.
     pub(crate) fn attach(&mut self, link: Link, receives: u32, room: u32) {
-        self.live = Some(Live::new(link, receives, room, self.said.receive_size));
+        self.live = Some(Live::new(link, receives, room, self.private_data.receive_size));
     }
 
     /// Number of work requests of the send queue on a device.
@@ -125,7 +131,7 @@ impl Endpoint {
     /// Begins a connection with the agreed terms.
     pub(crate) fn connected(&mut self, terms: Terms) {
         self.engine.connected(terms);
-        self.carry();
+        self.execute_actions();
     }
 
     /// Notes that the upper layer of the client accepts calls. Repeated calls have no effect.
@@ -151,24 +157,24 @@ impl Endpoint {
     /// Whether bytes move by RDMA: memory is open to the peer, or work requests have not completed.
     pub(crate) fn is_moving(&self) -> bool {
         let moving =
-            |live: &Live| !(live.opens.is_empty() && live.sinks.is_empty() && live.posted.is_empty());
+            |live: &Live| !(live.exposed.is_empty() && live.sinks.is_empty() && live.posted.is_empty());
         self.live.as_ref().is_some_and(moving)
     }
 
     /// Time of the last message or completion.
-    pub(crate) fn heard(&self) -> Option<Instant> {
-        self.live.as_ref().map(|live| live.activity.heard)
+    pub(crate) fn last_activity(&self) -> Option<Instant> {
+        self.live.as_ref().map(|live| live.activity.last_activity)
     }
 
-    /// Checks the progress of the connection, `later` after the last check.
-    pub(crate) fn look(&mut self, later: Duration) -> Ages {
-        let open = self.bill.as_ref().map_or(0, |bill| bill.open);
+    /// Checks the progress of the connection, `elapsed` after the last check.
+    pub(crate) fn check_progress(&mut self, elapsed: Duration) -> Ages {
+        let open = self.charges.as_ref().map_or(0, |charges| charges.open_calls);
         let Some(live) = &mut self.live else {
             return Ages::default();
         };
         let oldest = live.posted.front().map_or(0, |posted| posted.number);
         let busy = open > 0 || !live.posted.is_empty() || !live.reads.is_empty();
-        live.activity.look(oldest, busy, later)
+        live.activity.check(oldest, busy, elapsed)
     }
 
     /// Ends the connection. [`detach`](Self::detach) follows when it has ended.
@@ -187,7 +193,7 @@ impl Endpoint {
         live.link.destroy_queue_pair();
         let Live {
             link,
-            opens,
+            exposed,
             posted,
             waiting,
             windows,
@@ -196,29 +202,30 @@ impl Endpoint {
             wanted,
             ..
         } = live;
-        let over = (posted.into_iter().map(|posted| posted.then))
-            .chain(waiting.into_iter().map(|request| request.then));
-        for then in over {
-            if let Then::Released(region, window) = then {
+        let effects = (posted.into_iter().map(|posted| posted.effect))
+            .chain(waiting.into_iter().map(|request| request.effect));
+        for effect in effects {
+            if let Effect::Released(region, window) = effect {
                 drop(window);
                 self.engine.released(region);
             }
         }
         // These objects are dropped before the link, which keeps the device open.
-        drop((opens, windows, sinks, receives, wanted));
+        drop((exposed, windows, sinks, receives, wanted));
         drop(link);
         self.engine.disconnected();
-        self.carry();
+        self.execute_actions();
     }
 
     /// Executes the actions of the engine.
-    pub(crate) fn carry(&mut self) {
+    pub(crate) fn execute_actions(&mut self) {
         if let Some(live) = &mut self.live
             && !live.reads.is_empty()
             && !live.broken
-            && let Err(error) = live.read_on(&self.pool, self.bill.as_ref().map(|bill| &bill.account))
+            && let Err(error) =
+                live.resume_reads(&self.pool, self.charges.as_ref().map(|charges| &charges.account))
         {
-            tracing::warn!(%error, "the connection is given up");
+            tracing::warn!(%error, "the connection is closed");
             self.disconnect();
         }
         loop {
@@ -228,7 +235,7 @@ impl Endpoint {
             }
             for action in actions {
                 if let Err(error) = self.act(action) {
-                    tracing::warn!(%error, "the connection is given up");
+                    tracing::warn!(%error, "the connection is closed");
                     self.disconnect();
                 }
             }
@@ -237,7 +244,7 @@ impl Endpoint {
         if !live.broken
             && let Err(error) = live.flush()
         {
-            tracing::warn!(%error, "the connection is given up");
+            tracing::warn!(%error, "the connection is closed");
             self.disconnect();
         }
     }
@@ -275,13 +282,13 @@ impl Endpoint {
                 pieces,
                 invalidate,
             } => {
-                let (elements, keep) = live.copied(&self.pool, &pieces)?;
-                let (what, then) = (What::Send(invalidate), Then::Completed(work));
+                let (elements, keep) = live.copy_pieces(&self.pool, &pieces)?;
+                let (operation, effect) = (Operation::Send(invalidate), Effect::Completed(work));
                 live.waiting.push_back(Request {
-                    what,
+                    operation,
                     elements,
                     keep,
-                    then,
+                    effect,
                 });
             }
             Action::Write { pieces, remote } => live.write(&self.pool, pieces, remote)?,
@@ -312,32 +319,36 @@ impl Endpoint {
     /// Ends the peer's access to a region. With `keep`, the memory is kept for the application.
     fn release(&mut self, region: RegionId, invalidated: Option<u32>, keep: bool) {
         let Some(live) = &mut self.live else { return };
-        let Some(open) = live.opens.remove(&region) else {
+        let Some(memory) = live.exposed.remove(&region) else {
             self.engine.released(region);
             return;
         };
-        let (reply, own) = if keep { (open.own, None) } else { (None, open.own) };
+        let (reply, own) = if keep {
+            (memory.own, None)
+        } else {
+            (None, memory.own)
+        };
         self.replies.extend(reply.map(|buffer| (region, buffer)));
-        match open.opening {
-            Opening::Window(window) if live.unbound(region) => {
+        match memory.exposure {
+            Exposure::Window(window) if live.cancel_bind(region) => {
                 live.windows.push(window);
                 self.engine.released(region);
             }
-            Opening::Window(window) if invalidated == Some(window.remote_key()) => {
+            Exposure::Window(window) if invalidated == Some(window.remote_key()) => {
                 live.windows.push(window);
                 self.engine.released(region);
             }
-            Opening::Window(window) => live.waiting.push_back(Request {
-                what: What::Invalidate(window.remote_key()),
+            Exposure::Window(window) => live.waiting.push_back(Request {
+                operation: Operation::Invalidate(window.remote_key()),
                 elements: Vec::new(),
                 // The peer has access until the request completes.
                 keep: own.map(Kept::Buffer).into_iter().collect(),
-                then: Then::Released(region, window),
+                effect: Effect::Released(region, window),
             }),
-            Opening::Region(memory) => match memory.close() {
+            Exposure::Region(region_memory) => match region_memory.close() {
                 Ok(()) => self.engine.released(region),
                 Err(error) => {
-                    tracing::warn!(%error, "memory could not be taken back");
+                    tracing::warn!(%error, "memory could not be deregistered");
                     // The peer may still have access, so nothing else may use the memory.
                     std::mem::forget(own);
                     self.engine.release_failed(region);
@@ -349,15 +360,15 @@ impl Endpoint {
     /// Begins a Read, or queues it until there is memory.
     fn read(&mut self, read: Read) -> io::Result<()> {
         let Some(live) = &mut self.live else { return Ok(()) };
-        let account = self.bill.as_ref().map(|bill| &bill.account);
+        let account = self.charges.as_ref().map(|charges| &charges.account);
         // Reads begin in the order of their requests.
         if (!live.reads.is_empty() || !live.read(&self.pool, account, &read)?)
-            && let Some(bill) = &self.bill
+            && let Some(charges) = &self.charges
         {
             let wanted = footprint(read.length as usize);
             live.reads.push_back(read);
-            live.wanted.get_or_insert_with(|| bill.account.want(wanted));
-            (bill.waits)();
+            live.wanted.get_or_insert_with(|| charges.account.want(wanted));
+            (charges.on_memory_wait)();
         }
         Ok(())
     }
@@ -383,13 +394,13 @@ impl Endpoint {
                 break;
             }
             seen += completions.len();
-            live.activity.heard = Instant::now();
+            live.activity.last_activity = Instant::now();
             for completion in &completions {
-                self.over(completion);
+                self.handle_completion(completion);
             }
-            self.carry();
+            self.execute_actions();
         }
-        self.carry();
+        self.execute_actions();
         seen > 0
     }
 
@@ -398,7 +409,7 @@ impl Endpoint {
     ///
     /// The queue still holds all earlier completions, so one more poll finds them. A later
     /// completion makes an event.
-    pub(crate) fn rest(&mut self) -> bool {
+    pub(crate) fn arm(&mut self) -> bool {
         if let Some(live) = &self.live
             && let Err(error) = live.link.arm()
         {
@@ -408,7 +419,7 @@ impl Endpoint {
         self.progress()
     }
 
-    fn over(&mut self, completion: &crate::verbs::Completion) {
+    fn handle_completion(&mut self, completion: &crate::verbs::Completion) {
         let Some(live) = &mut self.live else { return };
         if let Some(slot) = receive_slot(completion.number) {
             live.free.push(slot);
@@ -432,7 +443,7 @@ impl Endpoint {
                 .iter()
                 .find(|posted| posted.number == completion.number);
             if let Some(Posted {
-                then: Then::Completed(work),
+                effect: Effect::Completed(work),
                 ..
             }) = work
                 // A failure of the connection is no failure of the call, which is sent again.
@@ -448,13 +459,13 @@ impl Endpoint {
             .posted
             .front()
             .is_some_and(|first| first.number <= completion.number)
-            && let Some(Posted { keep, then, .. }) = live.posted.pop_front()
+            && let Some(Posted { keep, effect, .. }) = live.posted.pop_front()
         {
             drop(keep);
-            match then {
-                Then::Nothing => {}
-                Then::Completed(work) => self.engine.completed(work),
-                Then::Released(region, window) => {
+            match effect {
+                Effect::Nothing => {}
+                Effect::Completed(work) => self.engine.completed(work),
+                Effect::Released(region, window) => {
                     live.windows.push(window);
                     self.engine.released(region);
                 }
@@ -465,11 +476,11 @@ impl Endpoint {
     /// Takes the events for the application.
     pub(crate) fn events(&mut self) -> Vec<Event<Memory>> {
         let events = self.engine.events();
-        if let Some(bill) = &mut self.bill {
+        if let Some(charges) = &mut self.charges {
             for event in &events {
                 match event {
-                    Event::Called(_) => bill.open += 1,
-                    Event::Finished(call) => drop(bill.replies.remove(call)),
+                    Event::CallReceived(_) => charges.open_calls += 1,
+                    Event::Finished(call) => drop(charges.replies.remove(call)),
                     Event::Answered { .. } => {}
                 }
             }
@@ -478,8 +489,8 @@ impl Endpoint {
     }
 
     /// Returns a call of the peer, with the data that was read for it.
-    pub(crate) fn taken(&mut self, incoming: Incoming) -> Option<Taken> {
-        self.live.as_mut()?.taken(incoming, &self.pool)
+    pub(crate) fn take_call(&mut self, incoming: Incoming) -> Option<ReceivedCall> {
+        self.live.as_mut()?.take_call(incoming, &self.pool)
     }
 
     /// Takes the long reply in this region.

@@ -15,7 +15,7 @@ pub(crate) type Memory = Arc<[Slice]>;
 pub(super) struct Posted {
     pub(super) number: u64,
     pub(super) keep: Vec<Kept>,
-    pub(super) then: Then,
+    pub(super) effect: Effect,
 }
 
 /// Memory that is kept until a work request completes.
@@ -25,7 +25,7 @@ pub(super) enum Kept {
     Buffer(Buffer),
 }
 
-pub(super) enum Then {
+pub(super) enum Effect {
     Nothing,
     Completed(WorkId),
     Released(RegionId, Window),
@@ -33,13 +33,13 @@ pub(super) enum Then {
 
 /// A request that waits for room in the queue.
 pub(super) struct Request {
-    pub(super) what: What,
+    pub(super) operation: Operation,
     pub(super) elements: Vec<Element>,
     pub(super) keep: Vec<Kept>,
-    pub(super) then: Then,
+    pub(super) effect: Effect,
 }
 
-pub(super) enum What {
+pub(super) enum Operation {
     Send(Option<u32>),
     Read(Segment),
     Write(Segment),
@@ -54,19 +54,19 @@ pub(super) enum What {
 }
 
 /// The object by which the peer has access to a region.
-pub(super) enum Opening {
+pub(super) enum Exposure {
     Window(Window),
     Region(Region),
 }
 
 /// Memory that is exposed to the peer.
-pub(super) struct Open {
-    pub(super) opening: Opening,
+pub(super) struct ExposedMemory {
+    pub(super) exposure: Exposure,
     /// Memory of the endpoint: long calls and replies.
     pub(super) own: Option<Buffer>,
     /// Memory of the application. It is kept while it is exposed.
     #[expect(dead_code)]
-    pub(super) theirs: Option<Memory>,
+    pub(super) application: Option<Memory>,
 }
 
 /// The memory into which an item is read.

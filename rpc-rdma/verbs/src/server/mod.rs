@@ -2,9 +2,9 @@
 
 mod work;
 
-use crate::crowd::{Candidate, Seldom, makes_room};
 use crate::endpoint::Endpoint;
 use crate::error::Error;
+use crate::eviction::{Candidate, LogLimit, select_for_eviction};
 use crate::lock::lock;
 use crate::memory::Pool;
 use crate::options::Options;
@@ -31,10 +31,10 @@ const BACKLOG: i32 = 128;
 const REFUSED: usize = 64;
 /// Longest interval of the checks for connections without progress. Time beyond it, as after a
 /// suspension of the machine, does not count against peers.
-const BETWEEN_LOOKS: Duration = Duration::from_secs(1);
+const MAX_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Interval of the checks whether there is memory for waiting calls.
-const MOMENT: Duration = Duration::from_millis(10);
+const MEMORY_CHECK_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Time without progress after which the server ends a connection if other connections wait for its
 /// memory.
@@ -65,15 +65,15 @@ pub struct Server {
     /// Calls that wait until memory can be counted for their replies.
     deferred: Mutex<VecDeque<(Job, Wanted)>>,
     /// Limit of log lines about ended or refused connections.
-    said: Seldom,
+    log_limit: LogLimit,
     /// Whether the device of the listener was removed.
     removed: AtomicBool,
 }
 
 /// Drops the queued calls at the end, even if a service panics.
-struct Forgotten<'a>(&'a Server);
+struct ClearQueues<'a>(&'a Server);
 
-impl Drop for Forgotten<'_> {
+impl Drop for ClearQueues<'_> {
     fn drop(&mut self) {
         self.0.dispatch.clear();
         lock(&self.0.deferred).clear();
@@ -89,7 +89,8 @@ impl Server {
         Self::with_pool(address, options, &Pool::new())
     }
 
-    /// Listens with an existing pool, which provides the memory of [`Response::item`].
+    /// Listens with an existing pool, which provides the memory of
+    /// [`Response::item`](crate::Response::item).
     ///
     /// # Errors
     /// There are no RDMA libraries or devices, or the server cannot listen on the address.
@@ -108,7 +109,7 @@ impl Server {
             refused: Mutex::default(),
             shares: options.shares.clone().unwrap_or_else(|| Shares::new(u64::MAX)),
             deferred: Mutex::default(),
-            said: Seldom::default(),
+            log_limit: LogLimit::default(),
             removed: AtomicBool::new(false),
         })
     }
@@ -118,7 +119,7 @@ impl Server {
         self.listener.local()
     }
 
-    /// Memory for [`Response::item`].
+    /// Memory for [`Response::item`](crate::Response::item).
     pub const fn pool(&self) -> &Pool {
         &self.pool
     }
@@ -129,12 +130,12 @@ impl Server {
     /// # Errors
     /// The device of the listener was removed, so no client can connect.
     pub fn serve(&self, service: &dyn Service) -> Result<(), Error> {
-        let _forgotten = Forgotten(self);
+        let _clear_queues = ClearQueues(self);
         std::thread::scope(|scope| {
             for _ in 0..self.options.threads {
                 scope.spawn(|| self.work(service));
             }
-            self.attend();
+            self.manage_connections();
             // Threads that wait for the answer of a client get none, and return.
             let peers: Vec<_> = lock(&self.connections).drain().collect();
             for (_, peer) in peers {
@@ -156,9 +157,9 @@ impl Server {
 
     /// Handles events of the connection manager and checks connections, until the server stops.
     /// Services may occupy all other threads.
-    fn attend(&self) {
+    fn manage_connections(&self) {
         let interval = self.interval();
-        let mut looked = Instant::now();
+        let mut last_check = Instant::now();
         let mut keeping = false;
         let mut waiting = false;
         loop {
@@ -174,8 +175,8 @@ impl Server {
             ];
             let timeout = match (keeping, waiting) {
                 (true, _) => TICK,
-                (false, true) => MOMENT,
-                (false, false) => interval.saturating_sub(looked.elapsed()),
+                (false, true) => MEMORY_CHECK_INTERVAL,
+                (false, false) => interval.saturating_sub(last_check.elapsed()),
             };
             match poll(&mut fds, Timespec::try_from(timeout).ok().as_ref()) {
                 Ok(_) | Err(Errno::INTR) => {}
@@ -184,28 +185,28 @@ impl Server {
                     return self.stop();
                 }
             }
-            let [told, stop, kept] = fds.map(|fd| !fd.revents().is_empty());
+            let [cm_event, stop, kept] = fds.map(|fd| !fd.revents().is_empty());
             if stop {
                 return;
             }
-            if told {
-                self.manage();
+            if cm_event {
+                self.handle_cm_event();
             }
             if keeping {
                 let peers: Vec<_> = lock(&self.connections).values().cloned().collect();
-                peers.iter().for_each(|peer| peer.relieve(TICK));
+                peers.iter().for_each(|peer| peer.release_if_blocked(TICK));
             }
             if keeping || kept {
                 keeping = self.dispatch.any_kept();
             }
-            if self.dispatch.had_attention() || waiting {
-                self.end_those_that_give_up();
-                waiting = self.go_on();
+            if self.dispatch.take_check_request() || waiting {
+                self.end_marked_connections();
+                waiting = self.resume_deferred();
             }
-            if looked.elapsed() >= interval {
-                self.look_after(looked.elapsed().min(2 * interval));
-                looked = Instant::now();
-                waiting |= self.go_on();
+            if last_check.elapsed() >= interval {
+                self.check_progress(last_check.elapsed().min(2 * interval));
+                last_check = Instant::now();
+                waiting |= self.resume_deferred();
             }
         }
     }
@@ -213,19 +214,19 @@ impl Server {
     /// Interval of the checks whether a time is over.
     fn interval(&self) -> Duration {
         let Options { idle, stall, .. } = self.options;
-        (idle.unwrap_or(stall).min(stall) / 4).clamp(MOMENT, BETWEEN_LOOKS)
+        (idle.unwrap_or(stall).min(stall) / 4).clamp(MEMORY_CHECK_INTERVAL, MAX_CHECK_INTERVAL)
     }
 
     /// Handles one event of the connection manager, which may take long.
-    fn manage(&self) {
+    fn handle_cm_event(&self) {
         match self.channel.next() {
-            Ok(Some(event)) => self.happened(event),
+            Ok(Some(event)) => self.handle_event(event),
             Ok(None) => {}
             Err(error) => tracing::error!(%error, "connection manager"),
         }
     }
 
-    fn happened(&self, event: CmEvent) {
+    fn handle_event(&self, event: CmEvent) {
         let CmEvent {
             kind, key, incoming, ..
         } = event;
@@ -233,7 +234,7 @@ impl Server {
             (kind::RDMA_CM_EVENT_CONNECT_REQUEST, Some(id)) => {
                 let peer = id.peer();
                 if lock(&self.connections).len() >= self.options.connections && !self.make_room() {
-                    if let Some(left_out) = self.said.allows() {
+                    if let Some(left_out) = self.log_limit.allows() {
                         tracing::warn!(%peer, left_out, "refused: there are too many connections");
                     }
                     return id.reject();
@@ -241,14 +242,14 @@ impl Server {
                 match self.accept(id, &event.private_data, event.reads, event.served_reads) {
                     Ok(()) => tracing::debug!(%peer, "accepted"),
                     Err(error) => {
-                        if let Some(left_out) = self.said.allows() {
+                        if let Some(left_out) = self.log_limit.allows() {
                             tracing::warn!(%peer, %error, left_out, "not accepted");
                         }
                     }
                 }
             }
             (kind::RDMA_CM_EVENT_DEVICE_REMOVAL, _) if key == self.listener.key() => {
-                tracing::error!(address = %self.address(), "the device is gone");
+                tracing::error!(address = %self.address(), "the device was removed");
                 self.removed.store(true, Relaxed);
                 self.stop();
             }
@@ -259,7 +260,7 @@ impl Server {
                 | kind::RDMA_CM_EVENT_REJECTED
                 | kind::RDMA_CM_EVENT_DEVICE_REMOVAL,
                 _,
-            ) => self.gone(key),
+            ) => self.remove(key),
             _ => {}
         }
     }
@@ -291,21 +292,21 @@ impl Server {
             ..Config::new(Role::Server)
         };
         let mut engine = Connection::new(&config);
-        engine.refuse(self.refused_of(address.ip()));
-        let said = self.options.private_data();
-        let mut endpoint = Endpoint::new(engine, &self.pool, said);
+        engine.refuse(self.take_refused(address.ip()));
+        let offered = self.options.private_data();
+        let mut endpoint = Endpoint::new(engine, &self.pool, offered);
         // One receive more than credits, because a receive is posted before the reply that makes
         // room for it is sent. Further receives are for replies to backward calls.
         let receives = self.options.credits + 1 + self.options.backward.max(1);
         let account = self.shares.account(address.ip());
-        let messages = self.messages(
+        let messages = self.charge_messages(
             &account,
-            Endpoint::footprint(&said, receives, self.options.credits),
+            Endpoint::footprint(&offered, receives, self.options.credits),
         )?;
         let waits = Arc::clone(&self.dispatch);
-        endpoint.charge(&account, messages, move || waits.attention());
+        endpoint.charge(&account, messages, move || waits.request_check());
         endpoint.attach(Link::new(id, device, sends, receives)?, receives, sends);
-        let ours = endpoint.says(limits.invalidates);
+        let ours = endpoint.private_data(limits.invalidates);
         let theirs = PrivateData::find(private_data).unwrap_or_default();
         // The first call may arrive before the event of the established connection.
         endpoint.connected(Terms::agreed(&ours, &theirs));
@@ -324,7 +325,7 @@ impl Server {
             xid: AtomicU32::new(xid::first()),
             account,
             stuck: AtomicU64::new(0),
-            give_up: AtomicBool::new(false),
+            must_end: AtomicBool::new(false),
         });
         let holder: Weak<dyn Holder> = Arc::<Peer>::downgrade(&peer);
         self.shares.watch(holder);
@@ -333,25 +334,25 @@ impl Server {
         let added = self.dispatch.add(key, link.fd());
         let accepted = added.and_then(|()| link.accept(&ours.emit(), reads, served_reads.min(limits.reads)));
         drop((_held, link));
-        accepted.inspect_err(|_| self.gone(key))
+        accepted.inspect_err(|_| self.remove(key))
     }
 
     /// Memory for the messages of a connection. Another connection may be ended to make room for
     /// it.
-    fn messages(&self, account: &Account, bytes: u64) -> io::Result<Charge> {
+    fn charge_messages(&self, account: &Account, bytes: u64) -> io::Result<Charge> {
         if let Some(charge) = account.take(bytes) {
             return Ok(charge);
         }
         let _wanted = account.want(bytes);
-        self.shares.relieve(STUCK);
-        self.end_those_that_give_up();
+        self.shares.end_stuck(STUCK);
+        self.end_marked_connections();
         account
             .take(bytes)
             .ok_or_else(|| io::ErrorKind::OutOfMemory.into())
     }
 
     /// Transactions of this client that broke connections.
-    fn refused_of(&self, address: IpAddr) -> Vec<u32> {
+    fn take_refused(&self, address: IpAddr) -> Vec<u32> {
         let mut refused = lock(&self.refused);
         let place = refused.iter().position(|(of, _)| *of == address);
         let found = place.and_then(|place| refused.remove(place));
@@ -366,30 +367,30 @@ impl Server {
             Candidate {
                 address: peer.address.ip(),
                 served: endpoint.as_ref().is_none_or(|endpoint| endpoint.served()),
-                heard: endpoint.and_then(|endpoint| endpoint.heard()),
+                last_message: endpoint.and_then(|endpoint| endpoint.last_activity()),
                 key: *key,
             }
         };
-        let one = makes_room(lock(&self.connections).iter().map(each));
+        let one = select_for_eviction(lock(&self.connections).iter().map(each));
         let Some(key) = one else { return false };
         self.end(key, "there are too many connections");
         true
     }
 
-    /// Ends connections that take too long, `later` after the last check. Otherwise a peer that
+    /// Ends connections that take too long, `elapsed` after the last check. Otherwise a peer that
     /// reads nothing would hold the memory of its replies.
-    fn look_after(&self, later: Duration) {
+    fn check_progress(&self, elapsed: Duration) {
         let Options { idle, stall, .. } = self.options;
         let overdue = |(key, peer): (&u64, &Arc<Peer>)| {
             // If another thread holds the lock, the connection makes progress.
-            let ages = peer.endpoint.try_lock().ok()?.look(later);
+            let ages = peer.endpoint.try_lock().ok()?.check_progress(elapsed);
             peer.stuck.store(ages.stuck.as_millis() as u64, Relaxed);
             let why = if ages.stuck >= stall {
-                "takes nothing of what is sent to it"
+                "it does not receive what the server sends"
             } else if ages.unused && ages.idle >= stall {
-                "does not call"
+                "it makes no call"
             } else if idle.is_some_and(|idle| ages.idle >= idle) && lock(&peer.waiting).is_empty() {
-                "idle"
+                "it is idle"
             } else {
                 return None;
             };
@@ -399,21 +400,21 @@ impl Server {
         for (key, why) in overdue {
             self.end(key, why);
         }
-        self.shares.relieve(STUCK);
-        self.end_those_that_give_up();
+        self.shares.end_stuck(STUCK);
+        self.end_marked_connections();
     }
 
-    fn end_those_that_give_up(&self) {
-        let gives_up = |(key, peer): (&u64, &Arc<Peer>)| peer.give_up.load(Relaxed).then_some(*key);
-        let those: Vec<_> = lock(&self.connections).iter().filter_map(gives_up).collect();
-        for key in those {
+    fn end_marked_connections(&self) {
+        let marked = |(key, peer): (&u64, &Arc<Peer>)| peer.must_end.load(Relaxed).then_some(*key);
+        let keys: Vec<_> = lock(&self.connections).iter().filter_map(marked).collect();
+        for key in keys {
             self.end(key, "others wait for the memory that it holds");
         }
     }
 
     /// Continues calls that waited for memory, as far as there is memory. Returns whether calls
     /// still wait.
-    fn go_on(&self) -> bool {
+    fn resume_deferred(&self) -> bool {
         if !self.shares.wanted() {
             return false;
         }
@@ -421,7 +422,7 @@ impl Server {
         for (mut job, wanted) in deferred {
             job.reserved = job.peer.account.take(self.options.reply_memory);
             if job.reserved.is_some() || lock(&job.peer.endpoint).broken() {
-                self.dispatch.leave(job);
+                self.dispatch.queue(job);
             } else {
                 lock(&self.deferred).push_back((job, wanted));
             }
@@ -435,7 +436,7 @@ impl Server {
                 continue;
             };
             if endpoint.waits_for_memory() {
-                endpoint.carry();
+                endpoint.execute_actions();
                 waiting |= endpoint.waits_for_memory();
             }
         }
@@ -444,19 +445,19 @@ impl Server {
 
     fn end(&self, key: u64, why: &'static str) {
         if let Some(peer) = lock(&self.connections).get(&key)
-            && let Some(left_out) = self.said.allows()
+            && let Some(left_out) = self.log_limit.allows()
         {
-            tracing::warn!(peer = %peer.address, left_out, "ended: {why}");
+            tracing::warn!(peer = %peer.address, left_out, "connection ended: {why}");
         }
         // There is no disconnect first, because a peer that receives nothing would not receive it.
-        self.gone(key);
+        self.remove(key);
     }
 
-    fn gone(&self, key: u64) {
+    fn remove(&self, key: u64) {
         let Some(peer) = lock(&self.connections).remove(&key) else {
             return;
         };
-        tracing::debug!(peer = %peer.address, "gone");
+        tracing::debug!(peer = %peer.address, "disconnected");
         let mut endpoint = lock(&peer.endpoint);
         if let Some(link) = endpoint.link() {
             self.dispatch.remove(link.fd());

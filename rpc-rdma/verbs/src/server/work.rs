@@ -1,12 +1,12 @@
 //! The work of a server's threads.
 
 use super::Server;
-use crate::backward::Caller;
-use crate::dispatch::Told;
+use crate::adaptive_polling::POLLS_PER_YIELD;
+use crate::backward::Backchannel;
+use crate::dispatch::Wakeup;
 use crate::lock::lock;
 use crate::memory::Slice;
-use crate::patience::AMONG;
-use crate::peer::{Job, Look, Peer};
+use crate::peer::{Job, Peer, Poll};
 use crate::service::{Request, Response, Service, reply};
 use rustix::event::Timespec;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use urnic_rpc_rdma::binding::{Binding, check};
 use urnic_rpc_rdma::rpc;
 
 /// Calls of one connection that a thread answers before it serves others.
-const IN_A_ROW: usize = 8;
+const CALLS_IN_A_ROW: usize = 8;
 
 /// A wait of zero length.
 const NOW: Timespec = Timespec {
@@ -29,14 +29,14 @@ impl Server {
         let bindings = self.options.all_bindings();
         let mut found = None;
         loop {
-            let told = match found.take() {
-                Some(told) => Ok(Some(told)),
+            let wakeup = match found.take() {
+                Some(wakeup) => Ok(Some(wakeup)),
                 None => self.dispatch.wait(None),
             };
-            let job = match told {
-                Ok(Some(Told::Stop)) => return,
-                Ok(Some(Told::Jobs)) => self.dispatch.next(),
-                Ok(Some(Told::Peer(key))) => self.peer(key).and_then(|peer| Self::take(&peer)),
+            let job = match wakeup {
+                Ok(Some(Wakeup::Stop)) => return,
+                Ok(Some(Wakeup::Jobs)) => self.dispatch.next(),
+                Ok(Some(Wakeup::Peer(key))) => self.peer(key).and_then(|peer| Self::take(&peer)),
                 Ok(None) => None,
                 Err(error) => return tracing::error!(%error, "epoll"),
             };
@@ -55,78 +55,78 @@ impl Server {
             return None;
         }
         endpoint.progress();
-        let job = peer.sort(&mut endpoint);
+        let job = peer.distribute(&mut endpoint);
         peer.arm(&mut endpoint);
         job
     }
 
     /// Answers a call, and further calls of the same connection while there is no other work.
     /// Returns the other work.
-    fn answer_all(&self, job: Job, service: &dyn Service, bindings: &[&dyn Binding]) -> Option<Told> {
+    fn answer_all(&self, job: Job, service: &dyn Service, bindings: &[&dyn Binding]) -> Option<Wakeup> {
         let peer = Arc::clone(&job.peer);
         let mut next = Some(job);
         let mut answered = 0;
         // Each event reaches one thread only. This thread may receive an event of its own
         // connection.
-        let mut told_of_this = false;
+        let mut own_wakeup = false;
         let mut others = || match self.dispatch.wait(Some(&NOW)) {
-            Ok(Some(Told::Peer(key))) if key == peer.key => {
-                told_of_this = true;
+            Ok(Some(Wakeup::Peer(key))) if key == peer.key => {
+                own_wakeup = true;
                 None
             }
-            Ok(told) => told,
+            Ok(wakeup) => wakeup,
             Err(_) => None,
         };
-        let told = loop {
+        let wakeup = loop {
             let Some(job) = next.take().or_else(|| peer.next_kept()) else {
-                match Self::look(&peer, &mut others) {
+                match Self::poll(&peer, &mut others) {
                     Ok(job) => next = Some(job),
-                    Err(told) => break told,
+                    Err(wakeup) => break wakeup,
                 }
                 continue;
             };
             self.answer(job, service, bindings);
             answered += 1;
-            if answered % IN_A_ROW == 0
-                && let Some(told) = others()
+            if answered % CALLS_IN_A_ROW == 0
+                && let Some(wakeup) = others()
             {
-                break Some(told);
+                break Some(wakeup);
             }
         };
         peer.give_back_ours(&mut lock(&peer.endpoint));
         // The key may already belong to another connection.
-        if told_of_this && let Some(peer) = self.peer(peer.key) {
+        if own_wakeup && let Some(peer) = self.peer(peer.key) {
             let mut endpoint = lock(&peer.endpoint);
             if !peer.is_kept() {
                 peer.arm(&mut endpoint);
             }
         }
-        told
+        wakeup
     }
 
     /// Polls for a call, as long as polling was recently useful and there is no other work. If
     /// there is a call, this thread keeps the connection.
-    fn look(peer: &Arc<Peer>, others: &mut impl FnMut() -> Option<Told>) -> Result<Job, Option<Told>> {
-        if !peer.may_look() {
+    fn poll(peer: &Arc<Peer>, others: &mut impl FnMut() -> Option<Wakeup>) -> Result<Job, Option<Wakeup>> {
+        if !peer.may_poll() {
             return Err(None);
         }
         let start = Instant::now();
         let mut turn = 0;
-        let looked = loop {
-            match peer.look(start) {
-                Look::Call(job) => break Ok(job),
-                Look::Enough => break Err(None),
-                Look::Nothing => turn += 1,
+        let polled = loop {
+            match peer.poll(start) {
+                Poll::Call(job) => break Ok(job),
+                Poll::Stop => break Err(None),
+                Poll::Nothing => turn += 1,
             }
-            if turn % AMONG == 0 {
-                if let Some(told) = others() {
-                    break Err(Some(told));
+            if turn % POLLS_PER_YIELD == 0 {
+                if let Some(wakeup) = others() {
+                    break Err(Some(wakeup));
                 }
                 std::thread::yield_now();
             }
         };
-        peer.has_looked();
-        looked
+        peer.end_polling();
+        polled
     }
 
     /// Answers a call by the service, when there is memory for the reply.
@@ -138,25 +138,25 @@ impl Server {
         }
         let Some(Job {
             peer,
-            taken,
+            received,
             reserved,
         }) = self.reserve(job)
         else {
             return;
         };
-        let message = taken.message.bytes();
-        let places: Vec<_> = taken
+        let message = received.message.bytes();
+        let places: Vec<_> = received
             .items
             .iter()
             .map(|(position, item)| (*position, item.len() as u64))
             .collect();
-        peer.begins();
+        peer.begin_call();
         let response = match check(bindings, message, &places) {
             Ok(()) => service.call(Request {
-                back: Some(&Caller(Arc::clone(&peer))),
+                back: Some(&Backchannel(Arc::clone(&peer))),
                 peer: peer.address,
                 message,
-                item: taken
+                item: received
                     .items
                     .first()
                     .map(|(position, item)| unpadded(message, *position as usize, item)),
@@ -164,12 +164,12 @@ impl Server {
             Err(misplaced) => {
                 tracing::debug!(%misplaced, "refused");
                 Some(Response {
-                    message: rpc::garbage_args(taken.incoming.xid),
+                    message: rpc::garbage_args(received.incoming.xid),
                     item: None,
                 })
             }
         };
-        peer.ends();
+        peer.end_call();
         let response = response.map(|response| {
             let data = response.item.iter().flat_map(|(_, pieces)| pieces);
             let bytes = response.message.len() + data.map(|piece| piece.len()).sum::<usize>();
@@ -183,7 +183,7 @@ impl Server {
                 charge.shrink(*bytes as u64);
                 (*bytes > self.options.inline).then_some(charge)
             });
-        let call = taken.incoming.call;
+        let call = received.incoming.call;
         let mut endpoint = lock(&peer.endpoint);
         endpoint.answer(call, response.as_ref().map(|(reply, _)| reply), charge);
     }
@@ -192,12 +192,12 @@ impl Server {
     /// until there is some.
     fn reserve(&self, mut job: Job) -> Option<Job> {
         let bytes = self.options.reply_memory;
-        if job.reserved.is_none() && job.taken.items.is_empty() && bytes > 0 {
+        if job.reserved.is_none() && job.received.items.is_empty() && bytes > 0 {
             job.reserved = job.peer.account.take(bytes);
             if job.reserved.is_none() {
                 let wanted = job.peer.account.want(bytes);
                 lock(&self.deferred).push_back((job, wanted));
-                self.dispatch.attention();
+                self.dispatch.request_check();
                 return None;
             }
         }

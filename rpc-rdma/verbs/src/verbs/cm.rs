@@ -55,9 +55,9 @@ impl Channel {
             result => result?,
         }
         // SAFETY: the event stays valid until it is acknowledged below.
-        let told = unsafe { &*event };
+        let raw = unsafe { &*event };
         // SAFETY: identifiers are of the TCP port space, whose events have connection parameters.
-        let param = unsafe { &told.param.conn };
+        let param = unsafe { &raw.param.conn };
         let private_data = if param.private_data.is_null() {
             Vec::new()
         } else {
@@ -67,12 +67,12 @@ impl Channel {
             }
             .to_vec()
         };
-        let request = told.event == sys::rdma_cm_event_type::RDMA_CM_EVENT_CONNECT_REQUEST;
-        let incoming = NonNull::new(told.id).filter(|_| request);
+        let request = raw.event == sys::rdma_cm_event_type::RDMA_CM_EVENT_CONNECT_REQUEST;
+        let incoming = NonNull::new(raw.id).filter(|_| request);
         let result = Event {
-            kind: told.event,
-            key: told.id as u64,
-            status: told.status,
+            kind: raw.event,
+            key: raw.id as u64,
+            status: raw.status,
             private_data,
             reads: param.initiator_depth,
             served_reads: param.responder_resources,
@@ -123,21 +123,21 @@ impl Id {
         done(unsafe { sys::rdma_listen(self.0.as_ptr(), backlog) })
     }
 
-    pub(crate) fn resolve_address(&self, address: SocketAddr, patience_ms: i32) -> io::Result<()> {
+    pub(crate) fn resolve_address(&self, address: SocketAddr, timeout_ms: i32) -> io::Result<()> {
         let mut address = Address::from(address);
         // SAFETY: the address has the length of its family.
         done(unsafe {
-            sys::rdma_resolve_addr(self.0.as_ptr(), ptr::null_mut(), address.as_mut(), patience_ms)
+            sys::rdma_resolve_addr(self.0.as_ptr(), ptr::null_mut(), address.as_mut(), timeout_ms)
         })
     }
 
-    pub(crate) fn resolve_route(&self, patience_ms: i32) -> io::Result<()> {
+    pub(crate) fn resolve_route(&self, timeout_ms: i32) -> io::Result<()> {
         // SAFETY: the identifier exists as long as `self`.
-        done(unsafe { sys::rdma_resolve_route(self.0.as_ptr(), patience_ms) })
+        done(unsafe { sys::rdma_resolve_route(self.0.as_ptr(), timeout_ms) })
     }
 
     pub(crate) fn reject(&self) {
-        // SAFETY: the identifier exists as long as `self`. If the request is gone, the call fails,
+        // SAFETY: the identifier exists as long as `self`. If the request no longer exists, the call fails,
         // which needs no handling.
         let _ = unsafe { sys::rdma_reject(self.0.as_ptr(), ptr::null(), 0) };
     }

@@ -169,7 +169,7 @@ impl Link {
 
     /// Starts the end of the connection.
     pub(crate) fn disconnect(&self) {
-        // SAFETY: the identifier exists. If the connection is already gone, the call fails.
+        // SAFETY: the identifier exists. If the connection has already ended, the call fails.
         unsafe { sys::rdma_disconnect(self.id.0.as_ptr()) };
     }
 
@@ -390,7 +390,7 @@ mod tests {
     use sys::ibv_wc_status as status;
 
     #[test]
-    fn only_what_the_peer_refuses_is_held_against_its_call() {
+    fn only_a_refusal_by_the_peer_fails_the_call() {
         assert_eq!(Failure::of(status::IBV_WC_SUCCESS), None);
         assert_eq!(Failure::of(status::IBV_WC_WR_FLUSH_ERR), Some(Failure::Flushed));
         for refused in [

@@ -8,12 +8,12 @@ use std::thread::available_parallelism;
 use std::time::Duration;
 
 /// Usual time of a transfer of one megabyte, or of an answer whose sender waits for a processor.
-const LONGEST: Duration = Duration::from_millis(1);
+const MAX_TIME: Duration = Duration::from_millis(1);
 /// Time from which polling counts as a failure, unless data moves by RDMA. (On an emulated device,
 /// the polling thread moves the data.)
-const WORTH: Duration = Duration::from_micros(100);
+const USEFUL_TIME: Duration = Duration::from_micros(100);
 /// Number of polls in a row, after which the thread yields and does other work.
-pub(crate) const AMONG: u32 = 16;
+pub(crate) const POLLS_PER_YIELD: u32 = 16;
 /// Number of failures in a row, each halving the time, after which polling is rare.
 const FAILURES: u32 = 4;
 /// Polling that is rare happens once in this number of waits.
@@ -21,27 +21,31 @@ const TRY_EVERY: u32 = 16;
 
 /// The recent success of polling: the number of failures in a row.
 #[derive(Debug, Default)]
-pub(crate) struct Patience(u32);
+pub(crate) struct AdaptivePolling(u32);
 
-impl Patience {
+impl AdaptivePolling {
     /// The time to poll now. It is zero on a machine with one processor, which the sender needs.
     pub(crate) fn time(&self) -> Duration {
-        static ALONE: LazyLock<bool> =
+        static ONE_PROCESSOR: LazyLock<bool> =
             LazyLock::new(|| available_parallelism().is_ok_and(|count| count.get() == 1));
-        if *ALONE { Duration::ZERO } else { self.next() }
+        if *ONE_PROCESSOR {
+            Duration::ZERO
+        } else {
+            self.next()
+        }
     }
 
     fn next(&self) -> Duration {
         match self.0.checked_sub(FAILURES) {
-            None => LONGEST / (1 << self.0),
-            Some(more) if more % TRY_EVERY == TRY_EVERY - 1 => LONGEST,
+            None => MAX_TIME / (1 << self.0),
+            Some(more) if more % TRY_EVERY == TRY_EVERY - 1 => MAX_TIME,
             Some(_) => Duration::ZERO,
         }
     }
 
     /// Notes that polling succeeded after this time. `moving` means that data was moving by RDMA.
-    pub(crate) fn came(&mut self, after: Duration, moving: bool) {
-        if moving || after <= WORTH {
+    pub(crate) fn succeeded(&mut self, after: Duration, moving: bool) {
+        if moving || after <= USEFUL_TIME {
             self.0 = 0;
         } else {
             self.failed();
@@ -60,25 +64,25 @@ mod tests {
 
     #[test]
     fn polling_without_success_becomes_rare() {
-        let looks = |patience: &mut Patience, note: fn(&mut Patience)| {
-            let looks = (0..FAILURES + 2 * TRY_EVERY).map(|nth| {
-                let time = patience.next();
-                note(patience);
+        let polls = |polling: &mut AdaptivePolling, note: fn(&mut AdaptivePolling)| {
+            let polls = (0..FAILURES + 2 * TRY_EVERY).map(|nth| {
+                let time = polling.next();
+                note(polling);
                 (nth, time)
             });
-            looks.filter(|(_, time)| !time.is_zero()).collect::<Vec<_>>()
+            polls.filter(|(_, time)| !time.is_zero()).collect::<Vec<_>>()
         };
-        let halves = (0..FAILURES).map(|nth| (nth, LONGEST / (1 << nth)));
-        let tries = (1..=2).map(|nth| (FAILURES + nth * TRY_EVERY - 1, LONGEST));
+        let halves = (0..FAILURES).map(|nth| (nth, MAX_TIME / (1 << nth)));
+        let tries = (1..=2).map(|nth| (FAILURES + nth * TRY_EVERY - 1, MAX_TIME));
         let few: Vec<_> = halves.chain(tries).collect();
-        let mut patience = Patience::default();
-        assert_eq!(looks(&mut patience, Patience::failed), few);
-        patience.came(WORTH, false);
+        let mut polling = AdaptivePolling::default();
+        assert_eq!(polls(&mut polling, AdaptivePolling::failed), few);
+        polling.succeeded(USEFUL_TIME, false);
         assert_eq!(
-            looks(&mut patience, |patience| patience.came(LONGEST, false)),
+            polls(&mut polling, |polling| polling.succeeded(MAX_TIME, false)),
             few
         );
-        patience.came(LONGEST, true);
-        assert_eq!(patience.next(), LONGEST);
+        polling.succeeded(MAX_TIME, true);
+        assert_eq!(polling.next(), MAX_TIME);
     }
 }

@@ -18,15 +18,15 @@ pub struct Candidate<Key> {
     pub served: bool,
     /// Time of the last message. `None` if a thread works for the connection, which then stays but
     /// is counted.
-    pub heard: Option<Instant>,
-    /// The key of the connection for the caller.
+    pub last_message: Option<Instant>,
+    /// The key of the connection, chosen by the owner of the list.
     pub key: Key,
 }
 
 /// The connection to end to make room for another: one of the [client](Client) with the most
 /// connections. Of these, connections without an answered call come first, and then the connection
 /// without a message for the longest time.
-pub fn makes_room<Key>(connections: impl IntoIterator<Item = Candidate<Key>>) -> Option<Key> {
+pub fn select_for_eviction<Key>(connections: impl IntoIterator<Item = Candidate<Key>>) -> Option<Key> {
     let connections: Vec<_> = connections.into_iter().collect();
     let mut counts = HashMap::<Client, usize>::new();
     for connection in &connections {
@@ -36,7 +36,7 @@ pub fn makes_room<Key>(connections: impl IntoIterator<Item = Candidate<Key>>) ->
         .into_iter()
         .filter_map(|connection| {
             let count = counts.get(&connection.address.into()).copied();
-            let order = (Reverse(count), connection.served, connection.heard?);
+            let order = (Reverse(count), connection.served, connection.last_message?);
             Some((order, connection.key))
         })
         .min_by_key(|(order, _)| *order)
@@ -45,9 +45,9 @@ pub fn makes_room<Key>(connections: impl IntoIterator<Item = Candidate<Key>>) ->
 
 /// Allows one line in the log per second, so that clients cannot fill the log.
 #[derive(Debug, Default)]
-pub struct Seldom(Mutex<(Option<Instant>, u64)>);
+pub struct LogLimit(Mutex<(Option<Instant>, u64)>);
 
-impl Seldom {
+impl LogLimit {
     /// The number of lines that were left out since the last one, if a line is allowed now.
     pub fn allows(&self) -> Option<u64> {
         let (last, left_out) = &mut *lock(&self.0);
@@ -72,31 +72,31 @@ mod tests {
         let at = |host, seconds: Option<u64>, key| Candidate {
             address: IpAddr::from(Ipv4Addr::new(192, 0, 2, host)),
             served: true,
-            heard: seconds.map(|seconds| start + Duration::from_secs(seconds)),
+            last_message: seconds.map(|seconds| start + Duration::from_secs(seconds)),
             key,
         };
         let alone = at(1, Some(0), "silent for longest, alone");
-        assert_eq!(makes_room([alone]), Some("silent for longest, alone"));
+        assert_eq!(select_for_eviction([alone]), Some("silent for longest, alone"));
         let all = [
             alone,
             at(2, None, "at work"),
             at(2, Some(9), "later"),
             at(2, Some(5), "earlier"),
         ];
-        assert_eq!(makes_room(all), Some("earlier"));
-        assert_eq!(makes_room([at(2, None, "at work")]), None);
+        assert_eq!(select_for_eviction(all), Some("earlier"));
+        assert_eq!(select_for_eviction([at(2, None, "at work")]), None);
         let never_served = Candidate {
             served: false,
             ..at(2, Some(10), "no call yet")
         };
         let all = all.into_iter().chain([never_served]);
-        assert_eq!(makes_room(all), Some("no call yet"));
+        assert_eq!(select_for_eviction(all), Some("no call yet"));
     }
 
     #[test]
-    fn many_lines_in_a_moment_are_one() {
-        let seldom = Seldom::default();
-        assert_eq!(seldom.allows(), Some(0));
-        assert!((0..10).filter_map(|_| seldom.allows()).count() <= 1);
+    fn many_log_lines_in_a_second_become_one() {
+        let limit = LogLimit::default();
+        assert_eq!(limit.allows(), Some(0));
+        assert!((0..10).filter_map(|_| limit.allows()).count() <= 1);
     }
 }

@@ -5,14 +5,14 @@ use crate::shares::Charge;
 use urnic_rpc_rdma::engine::Incoming;
 
 /// A call of the peer, with the data that was read for it.
-pub(crate) struct Taken {
+pub(crate) struct ReceivedCall {
     pub(crate) incoming: Incoming,
     /// The RPC message, without the items.
     pub(crate) message: Message,
     /// Items, except the message itself, each with its Position.
     pub(crate) items: Vec<(u32, Slice)>,
     /// Charges for the memory of the items.
-    #[expect(dead_code, reason = "given back when the call is over")]
+    #[expect(dead_code, reason = "returned when the call is dropped")]
     pub(crate) charges: Vec<Charge>,
 }
 

@@ -5,27 +5,27 @@ use crate::tree::{Caller, Outcome};
 use rustix::process::{Gid, Uid};
 use rustix::thread::set_thread_groups;
 
-/// The server's own ids, if it may act for its callers.
+/// The server's own ids, if it may act with the permissions of its callers.
 #[derive(Debug)]
-pub(super) struct Actor(Option<Own>);
+pub(super) struct Impersonator(Option<OwnIds>);
 
 #[derive(Debug)]
-struct Own {
+struct OwnIds {
     uid: u32,
     gid: u32,
     groups: Vec<Gid>,
 }
 
-/// This thread has the permissions of a caller until this value is dropped, which must happen on
-/// the same thread.
+/// A guard: its thread has the permissions of a caller until the guard is dropped, which must
+/// happen on the same thread.
 #[derive(Debug)]
-pub(super) struct Acting<'a>(Option<&'a Own>, std::marker::PhantomData<*const ()>);
+pub(super) struct Impersonation<'a>(Option<&'a OwnIds>, std::marker::PhantomData<*const ()>);
 
-impl Actor {
-    /// Only root may act for its callers.
+impl Impersonator {
+    /// Only root may take the permissions of its callers.
     pub(super) fn new() -> Self {
         let root = rustix::process::geteuid().is_root();
-        Self(root.then(|| Own {
+        Self(root.then(|| OwnIds {
             uid: 0,
             gid: rustix::process::getegid().as_raw(),
             groups: rustix::process::getgroups().unwrap_or_default(),
@@ -33,7 +33,7 @@ impl Actor {
     }
 
     /// Whether the server acts with the permissions of its callers.
-    pub(super) const fn acts(&self) -> bool {
+    pub(super) const fn can_impersonate(&self) -> bool {
         self.0.is_some()
     }
 
@@ -43,21 +43,21 @@ impl Actor {
     /// # Errors
     /// `Access` if the kernel refuses the ids: 2³² − 1 is no id, and others may not exist in the
     /// user namespace of the server.
-    pub(super) fn act(&self, caller: &Caller) -> Outcome<Acting<'_>> {
+    pub(super) fn impersonate(&self, caller: &Caller) -> Outcome<Impersonation<'_>> {
         let Some(own) = &self.0 else {
-            return Ok(Acting(None, std::marker::PhantomData));
+            return Ok(Impersonation(None, std::marker::PhantomData));
         };
         let groups: Vec<_> = caller.groups.iter().map(|&gid| Gid::from_raw(gid)).collect();
-        let acting = Acting(Some(own), std::marker::PhantomData);
+        let impersonation = Impersonation(Some(own), std::marker::PhantomData);
         // If one group is invalid, all groups are left out, which gives fewer permissions.
         let grouped = set_thread_groups(&groups).or_else(|_| set_thread_groups(&[]));
         let taken = grouped.is_ok() && set_ids(caller.uid, caller.gid);
         // Otherwise the thread still has root's permissions, so the call fails.
-        taken.then_some(acting).ok_or(Status::Access)
+        taken.then_some(impersonation).ok_or(Status::Access)
     }
 }
 
-impl Drop for Acting<'_> {
+impl Drop for Impersonation<'_> {
     fn drop(&mut self) {
         if let Some(own) = self.0 {
             set_ids(own.uid, own.gid);
