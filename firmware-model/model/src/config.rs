@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn all_addresses_are_those_of_the_family_asked_for() {
+    fn all_addresses_are_of_the_requested_family() {
         let own = |ip| DeviceAddress {
             ip,
             scope: 0,

@@ -509,7 +509,7 @@ impl Driver {
         cqs
     }
 
-    /// Tells the device that so many notifications are taken; until then their places in the ring are in use.
+    /// Reports to the device that so many notifications are taken; until then their places in the ring are in use.
     pub(crate) fn take_notifications(&self, count: usize) {
         let queue = self.completion_events.lock().unwrap();
         queue.record().word(0).fetch_add(count as u32, Ordering::AcqRel);
@@ -699,7 +699,7 @@ pub(crate) fn wait_for<T>(what: &str, mut probe: impl FnMut() -> Option<T>) -> T
         if let Some(found) = probe() {
             return found;
         }
-        assert!(start.elapsed() < TIMEOUT, "waited in vain for {what}");
+        assert!(start.elapsed() < TIMEOUT, "timeout: {what}");
         std::thread::yield_now();
     }
 }

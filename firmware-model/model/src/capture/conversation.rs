@@ -286,7 +286,7 @@ mod tests {
         /// Both ends report all that they have, in any interleaving in which no end receives what
         /// was not sent.
         #[test]
-        fn each_octet_is_written_once_whoever_tells_of_it(
+        fn each_byte_is_written_once(
             stream in prop::collection::vec(any::<u8>(), 1..300),
             turns in prop::collection::vec((any::<bool>(), 1usize..50), 1..60),
         ) {

@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_mpa_goes_as_it_comes() {
+    fn data_that_is_not_mpa_is_captured_unchanged() {
         assert_eq!(cut(b"GET / HTTP/1.0\r\n", &[5], false), [5, 5, 5, 1]);
         assert_eq!(cut(b"MPA, I say", &[2], false), [4, 2, 2, 2]);
     }

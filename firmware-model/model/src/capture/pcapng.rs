@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn a_section_tells_its_byte_order_and_its_writer() {
+    fn a_section_has_its_byte_order_and_its_writer() {
         let mut file = Vec::new();
         section(&mut file, "urnic");
         let [(kind, body)] = blocks(&file)[..] else {
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn an_interface_says_that_times_are_nanoseconds() {
+    fn an_interface_declares_times_in_nanoseconds() {
         let mut file = Vec::new();
         interface(&mut file, "abcd", "e");
         let [(kind, body)] = blocks(&file)[..] else {

@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn gone_memory_is_an_error_and_the_bytes_before_it_count() {
+    fn unmapped_memory_is_an_error_after_the_bytes_before_it() {
         let page = rustix::param::page_size();
         // SAFETY: a fresh mapping that no other code uses.
         let start = unsafe {

@@ -88,16 +88,16 @@ impl Connected {
     }
 }
 
-fn pass(from: &mut Box<dyn Stream>, to: &mut Box<dyn Stream>, octets: &[u8]) {
-    let (front, back) = octets.split_at(octets.len() / 2);
-    assert_eq!(from.send(&[Piece::of(front), Piece::of(back)]), Ok(octets.len()));
-    let mut into = vec![0; octets.len() + 7];
+fn pass(from: &mut Box<dyn Stream>, to: &mut Box<dyn Stream>, bytes: &[u8]) {
+    let (front, back) = bytes.split_at(bytes.len() / 2);
+    assert_eq!(from.send(&[Piece::of(front), Piece::of(back)]), Ok(bytes.len()));
+    let mut into = vec![0; bytes.len() + 7];
     let (front, back) = into.split_at_mut(5);
     assert_eq!(
         to.receive(&mut [PieceMut::of(front), PieceMut::of(back)]),
-        Ok(octets.len())
+        Ok(bytes.len())
     );
-    assert_eq!(&into[..octets.len()], octets);
+    assert_eq!(&into[..bytes.len()], bytes);
 }
 
 #[test]
@@ -120,7 +120,7 @@ fn both_ends_capture_the_same() {
 }
 
 #[test]
-fn a_connection_of_which_both_ends_are_here_is_written_once() {
+fn a_connection_between_local_ends_is_captured_once() {
     let folder = Folder::new("capture");
     let path = folder.file("file");
     let file = CaptureFile::new(path.clone(), None);
@@ -143,7 +143,7 @@ fn a_connection_of_which_both_ends_are_here_is_written_once() {
 }
 
 #[test]
-fn what_the_stream_did_not_take_is_not_captured() {
+fn untaken_bytes_are_not_captured() {
     let folder = Folder::new("capture");
     let path = folder.file("file");
     let capture = CaptureFile::new(path.clone(), None).interface("urnic0", "");
@@ -211,7 +211,7 @@ fn a_name_may_have_the_number_of_its_process() {
 }
 
 #[test]
-fn where_nothing_can_be_written_traffic_goes_on() {
+fn traffic_continues_when_the_capture_cannot_be_written() {
     let folder = Folder::new("capture");
     for path in [folder.file("no/such/folder"), PathBuf::from("/dev/null")] {
         assert!(CaptureFile::prepare(&path).is_err());

@@ -144,7 +144,7 @@ impl Llp {
         }
     }
 
-    /// Looks at the stream's segment size if that is due.
+    /// Reads the stream's segment size if that is due.
     pub(crate) fn refresh(&mut self, now: Nanos, stream: &dyn Stream) {
         if let Llp::Mpa(mpa) = self {
             mpa.tx.refresh(now, stream);

@@ -18,7 +18,7 @@ pub(crate) enum LlpError {
     #[error("FPDU with a wrong marker")]
     Marker,
     /// Memory that was to be sent from, or received into, is not there any more.
-    #[error("memory of a work request is gone")]
+    #[error("memory of a work request is unmapped")]
     Fault,
 }
 

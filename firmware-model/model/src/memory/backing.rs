@@ -1,6 +1,6 @@
 //! Where the bytes of regions are.
 
-use super::room::Lease;
+use super::room::PageReservation;
 use crate::host::{HostMemory, Mapping, RemoteWord, Unreachable};
 use std::sync::{Arc, PoisonError};
 
@@ -11,13 +11,13 @@ pub enum WordError {
     #[error("not at a multiple of eight in memory")]
     Misaligned,
     /// The memory is not there any more.
-    #[error("the memory is not there any more")]
-    Gone,
+    #[error("the memory is unmapped")]
+    Unreachable,
 }
 
 impl From<Unreachable> for WordError {
     fn from(Unreachable: Unreachable) -> WordError {
-        WordError::Gone
+        WordError::Unreachable
     }
 }
 
@@ -43,7 +43,7 @@ pub enum Backing {
         /// The IOVAs of the pages.
         iovas: Box<[u64]>,
         /// What the list takes up.
-        room: Lease,
+        room: PageReservation,
     },
     /// Reached by copies only.
     Remote(Remote),
@@ -149,12 +149,12 @@ impl Backing {
         place.filter(|place| *place < len)
     }
 
-    /// Whether bytes of a region of `len` bytes that lies here are among the `gone` ones at `iova`.
-    pub(super) fn touches(&self, len: u64, iova: u64, gone: u64) -> bool {
+    /// Whether bytes of a region of `len` bytes that lies here are among the `unmapped_len` bytes at `iova`.
+    pub(super) fn touches(&self, len: u64, iova: u64, unmapped_len: u64) -> bool {
         let overlap = |start: u64, len: u64| {
             len > 0
-                && gone > 0
-                && start <= iova.saturating_add(gone - 1)
+                && unmapped_len > 0
+                && start <= iova.saturating_add(unmapped_len - 1)
                 && iova <= start.saturating_add(len - 1)
         };
         match self {

@@ -2,9 +2,9 @@
 //! §7.1, §8; RFC 5042).
 
 mod backing;
+mod borrows;
 mod domains;
 mod entry;
-mod loans;
 mod permutation;
 mod registration;
 mod room;
@@ -15,11 +15,11 @@ mod violation;
 mod window;
 
 pub use backing::{Backing, Remote, WordError};
+pub(crate) use borrows::{Borrow, BorrowHolder, Pin};
 pub use domains::{DomainUse, Domains};
 pub(crate) use entry::EntryId;
-pub(crate) use loans::{Borrower, Loan, Pin};
 pub use registration::{BindError, InvalidateBy, InvalidateError, Registration, TableError};
-pub use room::{Lease, PageRoom};
+pub use room::{PageReservation, PageRoom};
 pub use table::MemoryTable;
 pub use violation::{Need, Violation};
 pub use window::Window;

@@ -72,13 +72,13 @@ pub enum InvalidateBy {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidateError {
     /// No such STag, or not valid: 0/2/09.
-    #[error("invalid Stag")]
+    #[error("invalid STag")]
     InvalidStag,
     /// The STag belongs to another protection domain or stream: 0/1/09.
-    #[error("Stag not associated with this stream")]
+    #[error("STag not associated with this stream")]
     NotAssociated,
     /// Other streams use it too (RFC 5040 §8.1.1(7)): 0/2/09.
-    #[error("other streams share the Stag")]
+    #[error("other streams share the STag")]
     Shared,
     /// Windows are bound to it (VRB-M-03): 0/2/09.
     #[error("windows are bound to the region")]

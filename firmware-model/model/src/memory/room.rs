@@ -10,7 +10,7 @@ pub struct PageRoom(AtomicUsize);
 
 /// Room that a page list takes up until this is dropped.
 #[derive(Debug)]
-pub struct Lease {
+pub struct PageReservation {
     room: Arc<PageRoom>,
     pages: usize,
 }
@@ -22,18 +22,18 @@ impl PageRoom {
     }
 
     /// Takes room for a list of `pages` pages, if that much is free.
-    pub fn take(self: &Arc<Self>, pages: usize) -> Option<Lease> {
+    pub fn take(self: &Arc<Self>, pages: usize) -> Option<PageReservation> {
         let taken = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| {
             left.checked_sub(pages)
         });
-        taken.ok().map(|_| Lease {
+        taken.ok().map(|_| PageReservation {
             room: self.clone(),
             pages,
         })
     }
 }
 
-impl Drop for Lease {
+impl Drop for PageReservation {
     fn drop(&mut self) {
         self.room.0.fetch_add(self.pages, Ordering::Relaxed);
     }

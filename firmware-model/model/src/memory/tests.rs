@@ -175,12 +175,12 @@ fn limits_hold_and_domains_are_busy_while_used() {
     assert_eq!(table.register(registration.clone()), Err(TableError::Full));
     let window = table.create_window(pd, true).unwrap();
     assert_eq!(table.create_window(pd, true), Err(TableError::Full));
-    let stranger = Registration {
+    let foreign = Registration {
         pd: pd + 1,
         ..registration.clone()
     };
     table.deregister(stag).unwrap();
-    assert_eq!(table.register(stranger), Err(TableError::UnknownDomain));
+    assert_eq!(table.register(foreign), Err(TableError::UnknownDomain));
     assert_eq!(table.domains().free(pd), Some(false));
     assert_eq!(table.deregister(window), Err(TableError::UnknownStag));
     table.destroy_window(window).unwrap();
@@ -216,10 +216,10 @@ fn a_region_without_memory_comes_back_with_other_memory_only() {
     let bench = Bench::new();
     let stag = bench.register(0, 64, Access::empty());
     bench.table.revoke_over(bench.home + 63, 1);
-    let gone = |need| bench.check(stag, 0, 1, need).err() == Some(Violation::InvalidStag);
+    let is_invalid = |need| bench.check(stag, 0, 1, need).err() == Some(Violation::InvalidStag);
     let widened = bench.table.reregister(stag, |r| r.access = Access::REMOTE_READ);
     assert_eq!(widened, Ok(()));
-    assert!(gone(Need::RemoteRead) && gone(Need::LocalRead));
+    assert!(is_invalid(Need::RemoteRead) && is_invalid(Need::LocalRead));
     let other = bench.registration(0, 64, Access::empty()).backing;
     assert_eq!(bench.table.reregister(stag, |r| r.backing = other), Ok(()));
     assert!(bench.check(stag, 0, 1, Need::RemoteRead).is_ok());
@@ -370,7 +370,7 @@ fn vrb_m_03_a_bind_is_checked_against_its_region() {
         table.bind(&not_a_window, bench.pd, QID),
         Err(BindError::UnknownWindow)
     );
-    // Type 1 is of the domain, may be bound anew, zero-based if asked, and unbound by length 0.
+    // Type 1 is of the domain, may be bound anew, zero-based if requested, and unbound by length 0.
     bind(region, 0x1010, 8, read).unwrap();
     bind(region, 0x1020, 8, read | Access::ZERO_BASED).unwrap();
     assert!(table.check(window, bench.pd, 99, 7, 1, Need::RemoteRead).is_ok());
@@ -380,7 +380,7 @@ fn vrb_m_03_a_bind_is_checked_against_its_region() {
     table.deregister(region).unwrap();
 }
 
-/// One atomic operation comes between the look at a word and its update by another: with memory
+/// One atomic operation comes between the read of a word and its update by another: with memory
 /// here the update begins anew.
 #[test]
 fn x73_08_an_update_that_comes_in_between_is_not_lost() {
@@ -523,23 +523,23 @@ proptest! {
     }
 }
 
-/// Remembers which entries it was asked for.
+/// Records which entries it must release.
 #[derive(Default)]
-struct Asked(std::sync::Mutex<Vec<EntryId>>);
+struct Recorded(std::sync::Mutex<Vec<EntryId>>);
 
-impl Borrower for Asked {
-    fn give_back(&self, entry: EntryId) {
+impl BorrowHolder for Recorded {
+    fn release(&self, entry: EntryId) {
         self.0.lock().unwrap().push(entry);
     }
 }
 
 #[test]
-fn ddp_t_08_every_borrower_gives_back_what_is_revoked() {
+fn ddp_t_08_every_holder_releases_what_is_revoked() {
     let bench = Bench::new();
-    let borrowers: Vec<_> = (0..3).map(|_| Arc::new(Asked::default())).collect();
-    let mut loans: Vec<_> = borrowers
+    let holders: Vec<_> = (0..3).map(|_| Arc::new(Recorded::default())).collect();
+    let mut borrows: Vec<_> = holders
         .iter()
-        .map(|borrower| bench.table.lend(borrower.clone()))
+        .map(|holder| bench.table.register_borrow(holder.clone()))
         .collect();
     let revoke = || {
         let stag = bench.register(0, 16, ALL);
@@ -547,31 +547,31 @@ fn ddp_t_08_every_borrower_gives_back_what_is_revoked() {
         bench.table.deregister(stag).unwrap();
         entry.unwrap()
     };
-    let asked = || -> Vec<Vec<EntryId>> {
-        let take = |b: &Arc<Asked>| std::mem::take(&mut *b.0.lock().unwrap());
-        borrowers.iter().map(take).collect()
+    let recorded = || -> Vec<Vec<EntryId>> {
+        let take = |b: &Arc<Recorded>| std::mem::take(&mut *b.0.lock().unwrap());
+        holders.iter().map(take).collect()
     };
     let first = revoke();
-    assert_eq!(asked(), [[first], [first], [first]]);
+    assert_eq!(recorded(), [[first], [first], [first]]);
     // One has sent all of its pieces.
-    drop(loans.remove(1));
+    drop(borrows.remove(1));
     let second = revoke();
     assert_ne!(second, first);
-    assert_eq!(asked(), [vec![second], vec![], vec![second]]);
-    drop(loans);
+    assert_eq!(recorded(), [vec![second], vec![], vec![second]]);
+    drop(borrows);
     revoke();
-    assert_eq!(asked(), [[]; 3] as [[EntryId; 0]; 3]);
+    assert_eq!(recorded(), [[]; 3] as [[EntryId; 0]; 3]);
 }
 
 #[test]
-fn bytes_that_are_gone_are_found_to_the_byte() {
+fn unmapped_bytes_are_found_to_the_byte() {
     let bench = Bench::new();
     let home = bench.home;
     let whole = Backing::Contiguous {
         mapping: Mapping::new(&*bench.arena, home, 100, 1).unwrap(),
         iova: home,
     };
-    for (iova, gone, touched) in [
+    for (iova, unmapped, touched) in [
         (home - 8, 8, false),
         (home - 8, 9, true),
         (home + 50, 1, true),
@@ -581,8 +581,8 @@ fn bytes_that_are_gone_are_found_to_the_byte() {
         (home + 100, 50, false),
         (0, u64::MAX, true),
     ] {
-        let (at, found) = (iova.wrapping_sub(home) as i64, whole.touches(100, iova, gone));
-        assert_eq!(found, touched, "{gone} bytes at {at}");
+        let (at, found) = (iova.wrapping_sub(home) as i64, whole.touches(100, iova, unmapped));
+        assert_eq!(found, touched, "{unmapped} bytes at {at}");
     }
     assert!(!whole.touches(0, home, 8), "a region of nothing");
     let address = Mapping::new(&*bench.arena, home, 100, 1).unwrap().address();

@@ -20,10 +20,10 @@ pub enum Need {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Violation {
     /// No such STag, or it is not valid: DDP 1/00, RDMAP 0/1/00.
-    #[error("invalid Stag")]
+    #[error("invalid STag")]
     InvalidStag,
     /// The STag belongs to another protection domain or stream: DDP 1/02, RDMAP 0/1/03.
-    #[error("Stag not associated with this stream")]
+    #[error("STag not associated with this stream")]
     NotAssociated,
     /// Offset and length wrap 64 bits: DDP 1/03, RDMAP 0/1/04.
     #[error("tagged offset wraps")]

@@ -1,8 +1,8 @@
 //! A checked range of registered memory, held for one access.
 
 use super::backing::{Backing, Remote, WordError};
+use super::borrows::Pin;
 use super::entry::{Entry, EntryId};
-use super::loans::Pin;
 use crate::host::{Mapping, PieceMut, Unreachable};
 use arc_swap::Guard;
 use std::marker::PhantomData;
@@ -197,7 +197,7 @@ impl<'t> Window<'t> {
             let word = extent.aligned_word64(0).ok_or(WordError::Misaligned)?;
             word.update(update).map_err(WordError::from)
         };
-        if updated == Err(WordError::Gone) {
+        if updated == Err(WordError::Unreachable) {
             self.report(at, 8);
         }
         updated

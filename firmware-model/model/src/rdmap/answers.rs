@@ -250,7 +250,7 @@ fn operate(qp: &Identity, env: &Env<'_>, request: &AtomicRequest) -> Result<u64,
         .map_err(|error| match error {
             // Not performed (RFC 7306 §5.1, row X73-07).
             WordError::Misaligned => TerminateError::RdmapCatastrophicStream,
-            WordError::Gone => terminate::source(Violation::InvalidStag),
+            WordError::Unreachable => terminate::source(Violation::InvalidStag),
         })
 }
 

@@ -38,7 +38,7 @@ pub(crate) struct Gathering {
     idle_flushes: u32,
     /// Rings since the program last polled for completions, and the number of its polls then.
     rings: u32,
-    looks: u32,
+    polls: u32,
     /// Rings that begin a burst: from [`BURST`] to [`MAX_BURST`].
     begins_at: u32,
     /// The burst gathered something.
@@ -51,7 +51,7 @@ impl Default for Gathering {
             burst: false,
             idle_flushes: 0,
             rings: 0,
-            looks: 0,
+            polls: 0,
             begins_at: BURST,
             gathered: false,
         }
@@ -69,10 +69,10 @@ impl Gathering {
         if self.burst { ahead.max(GATHERED) } else { ahead }
     }
 
-    /// Notes a ring of the driver; `looks` changes whenever the program polls for completions.
-    pub(crate) fn note_ring(&mut self, looks: u32) {
-        if self.looks != looks {
-            (self.looks, self.rings) = (looks, 0);
+    /// Notes a ring of the driver; `polls` changes whenever the program polls for completions.
+    pub(crate) fn note_ring(&mut self, polls: u32) {
+        if self.polls != polls {
+            (self.polls, self.rings) = (polls, 0);
             // What it does may have changed meanwhile.
             self.begins_at = (self.begins_at / 2).max(BURST);
         }

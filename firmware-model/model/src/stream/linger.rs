@@ -22,7 +22,7 @@ pub(crate) struct Lingering {
     unsent: Vec<u8>,
     until: Nanos,
     pause: Duration,
-    pub(crate) next_look: Nanos,
+    pub(crate) next_poll: Nanos,
 }
 
 impl Lingering {
@@ -33,7 +33,7 @@ impl Lingering {
             unsent,
             until,
             pause: FIRST_PAUSE,
-            next_look: now,
+            next_poll: now,
         };
         if lingering.unsent.is_empty() {
             lingering.stream.finish();
@@ -43,10 +43,10 @@ impl Lingering {
 
     /// Looks whether it may be closed; `true` = drop it.
     pub(crate) fn poll(&mut self, now: Nanos) -> bool {
-        if now < self.next_look {
+        if now < self.next_poll {
             return false;
         }
-        self.next_look = now + self.pause;
+        self.next_poll = now + self.pause;
         self.pause = (self.pause * 2).min(LONGEST_PAUSE);
         now >= self.until || !self.flush() || self.drained() || self.is_acknowledged()
     }

@@ -21,10 +21,10 @@ pub enum StreamError {
     #[error("the stream is not ready")]
     WouldBlock,
     /// The connection is closed.
-    #[error("the connection is gone: {0}")]
+    #[error("the connection is closed: {0}")]
     Closed(Errno),
     /// A piece named memory that is not there; the stream itself is well.
-    #[error("a piece of memory is not there")]
+    #[error("a piece of memory is unmapped")]
     Fault,
 }
 

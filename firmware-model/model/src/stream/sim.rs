@@ -71,7 +71,7 @@ struct Link {
     random: u64,
     pipes: [Pipe; 2],
     /// The error with which both ends see the connection closed.
-    gone: Option<Errno>,
+    closed_with: Option<Errno>,
     /// Nothing arrives any more.
     silent: bool,
     established_at: u64,
@@ -121,7 +121,7 @@ impl Wire {
 
     /// Resets the connection.
     pub fn reset(&self) {
-        self.lock().gone = Some(Errno::CONNRESET);
+        self.lock().closed_with = Some(Errno::CONNRESET);
     }
 
     /// From now on nothing arrives, in either direction.
@@ -156,13 +156,13 @@ impl Wire {
 
     /// Whether the connection was reset.
     pub fn is_reset(&self) -> bool {
-        self.lock().gone.is_some()
+        self.lock().closed_with.is_some()
     }
 
     /// When something arrives next, if anything is under way.
     pub fn next_arrival(&self) -> Option<Nanos> {
         let link = self.lock();
-        if link.silent || link.gone.is_some() {
+        if link.silent || link.closed_with.is_some() {
             return None;
         }
         let times = link.pipes.iter().flat_map(|p| {
@@ -203,7 +203,7 @@ fn connection(
         conditions,
         clock: clock.clone(),
         pipes: Default::default(),
-        gone: None,
+        closed_with: None,
         silent: false,
         established_at,
     })));
@@ -219,7 +219,7 @@ fn connection(
 impl Stream for SimStream {
     fn send(&mut self, pieces: &[Piece<'_>]) -> Result<usize, StreamError> {
         let mut link = self.wire.lock();
-        if let Some(errno) = link.gone {
+        if let Some(errno) = link.closed_with {
             return Err(StreamError::Closed(errno));
         }
         if link.pipes[self.end].finished {
@@ -257,14 +257,14 @@ impl Stream for SimStream {
         pipe.unread += len;
         pipe.flying.push_back((arrival, bytes));
         if pipe.cut_at.is_some_and(|at| pipe.taken >= at) {
-            link.gone = Some(Errno::CONNRESET);
+            link.closed_with = Some(Errno::CONNRESET);
         }
         Ok(len)
     }
 
     fn receive(&mut self, into: &mut [PieceMut<'_>]) -> Result<usize, StreamError> {
         let mut link = self.wire.lock();
-        if let Some(errno) = link.gone {
+        if let Some(errno) = link.closed_with {
             return Err(StreamError::Closed(errno));
         }
         if link.silent {
@@ -309,7 +309,7 @@ impl Stream for SimStream {
 
     fn peek(&mut self) -> Result<bool, StreamError> {
         let link = self.wire.lock();
-        if let Some(errno) = link.gone {
+        if let Some(errno) = link.closed_with {
             return Err(StreamError::Closed(errno));
         }
         let pipe = &link.pipes[1 - self.end];
@@ -340,7 +340,7 @@ impl Stream for SimStream {
 
     fn established(&mut self) -> Result<bool, Errno> {
         let link = self.wire.lock();
-        match link.gone {
+        match link.closed_with {
             Some(errno) => Err(errno),
             None => Ok(!link.silent && link.established_at <= link.now()),
         }
@@ -428,7 +428,7 @@ impl Network for SimNetwork {
         let (ours, theirs, wire) = connection(conditions, &clock, local, remote, established_at);
         match nodes.listeners.get_mut(&remote.port()) {
             Some(waiting) => waiting.push_back(theirs),
-            None => wire.lock().gone = Some(Errno::CONNREFUSED),
+            None => wire.lock().closed_with = Some(Errno::CONNREFUSED),
         }
         nodes.wires.push(wire);
         Ok(Box::new(ours))

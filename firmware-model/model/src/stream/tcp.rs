@@ -383,13 +383,13 @@ impl Stream for TcpStream {
 mod tests {
     use super::*;
 
-    /// The next call, which may still be on its way when its caller has connected.
+    /// The next connection, which may still be in progress when its client has connected.
     fn taken(listener: &mut dyn Listener) -> Box<dyn Stream> {
         crate::mock::wait_for("a call", || listener.accept().unwrap())
     }
 
     #[test]
-    fn a_call_for_which_there_is_no_descriptor_waits() {
+    fn a_connection_waits_for_a_free_descriptor() {
         let tcp = Tcp {
             descriptors: Descriptors::new(2, None),
             liveness: Duration::ZERO,
@@ -412,21 +412,21 @@ mod tests {
             descriptors: Descriptors::new(16, None),
             liveness: Duration::from_secs(80),
         };
-        for (local, caller) in [
+        for (local, client) in [
             ("127.0.0.1:0", "127.0.0.1"),
             ("[::]:0", "127.0.0.1"),
             ("[::]:0", "::1"),
         ] {
             let mut listener = tcp.listen(local.parse().unwrap(), 1, 72, false).unwrap();
-            let there = SocketAddr::new(caller.parse().unwrap(), listener.local().port());
+            let there = SocketAddr::new(client.parse().unwrap(), listener.local().port());
             let _caller = std::net::TcpStream::connect(there).unwrap();
-            let called = taken(&mut *listener);
-            let socket = called.descriptor().unwrap();
-            let class = match caller {
+            let accepted = taken(&mut *listener);
+            let socket = accepted.descriptor().unwrap();
+            let class = match client {
                 "::1" => sockopt::ipv6_tclass(socket).unwrap(),
                 _ => sockopt::ip_tos(socket).unwrap().into(),
             };
-            assert_eq!(class, 72, "{local} called from {caller}");
+            assert_eq!(class, 72, "{local} connected from {client}");
             assert!(sockopt::tcp_nodelay(socket).unwrap());
             assert!(sockopt::socket_keepalive(socket).unwrap());
             let times = (sockopt::tcp_keepidle(socket), sockopt::tcp_keepintvl(socket));

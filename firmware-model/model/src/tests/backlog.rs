@@ -36,17 +36,17 @@ fn waiting(driver: &Driver) -> usize {
     queue.as_ref().map_or(0, |queue| queue.waiting())
 }
 
-/// A place at which nobody listens.
-fn nobody() -> SocketAddr {
+/// A place at which unused_address listens.
+fn unused_address() -> SocketAddr {
     let closed = TcpListener::bind("127.0.0.1:0").unwrap();
     closed.local_addr().unwrap()
 }
 
 /// Fills queue 0 and what may wait for it; how many events that took.
 fn fill(driver: &Driver) -> usize {
-    let nobody = nobody();
+    let unused_address = unused_address();
     let mut connects = 0;
-    wait_for("a full queue", || match driver.connect(nobody) {
+    wait_for("a full queue", || match driver.connect(unused_address) {
         Ok(_) => {
             connects += 1;
             None
@@ -99,7 +99,7 @@ fn failed_connects_without_room_for_events_are_refused() {
         assert_eq!(event.kind, EventKind::StreamConnected as u8);
     }
     assert!(driver.event().is_none());
-    wait_for("room", || driver.connect(nobody()).ok());
+    wait_for("room", || driver.connect(unused_address()).ok());
 }
 
 /// Commands that cause events, over and over, without one being taken.

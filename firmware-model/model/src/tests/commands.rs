@@ -296,7 +296,7 @@ fn a_doorbell_page_does_not_reach_the_queues_of_another() {
 }
 
 /// Each of these doorbells is wrong in one thing only. A request that was posted and not rung for, and completion queues that
-/// nobody armed, show any that is taken.
+/// unknown armed, show any that is taken.
 #[test]
 fn doorbells_of_nonsense_are_ignored() {
     let mut driver = Driver::start();
@@ -328,8 +328,8 @@ fn doorbells_of_nonsense_are_ignored() {
         solicited,
     ] {
         // Numbers of nothing: one with all bits, and those of our queues with another bit set.
-        for nobody in [0xff_ffff, qp ^ 0x80_0000, cq ^ 0x80_0000] {
-            ring(right, kind, nobody);
+        for unknown in [0xff_ffff, qp ^ 0x80_0000, cq ^ 0x80_0000] {
+            ring(right, kind, unknown);
         }
         for page in [0, wrong, u32::MAX] {
             ring(page, kind, qp);
@@ -340,11 +340,11 @@ fn doorbells_of_nonsense_are_ignored() {
     assert_eq!(end.qp.sq_consumer(), 0);
     assert!(
         driver.notifications().is_empty(),
-        "a completion queue told of something"
+        "a completion queue was notified"
     );
     assert_eq!(driver.counter(Counter::CqOverflows), 0);
 
-    // The right ring is taken, and nobody is told, since no arm was.
+    // The right ring is taken, and unknown is told, since no arm was.
     ring(right, send, qp);
     assert_cqe(&end.send_cq.poll().unwrap(), 1, WcStatus::WrFlushErr);
     assert!(driver.notifications().is_empty(), "a completion queue was armed");
@@ -356,7 +356,7 @@ fn doorbells_of_nonsense_are_ignored() {
 
 /// A page of plain memory loses rings when queues share a slot: all of the slot are looked at.
 #[test]
-fn a_slot_that_is_seen_rung_is_looked_at_for_all_its_queues() {
+fn a_rung_slot_is_polled_for_all_its_queues() {
     let driver = Driver::start_with(ModelConfig {
         doorbell_memory: true,
         ..config()
@@ -448,7 +448,7 @@ fn an_unreachable_command_queue_stops_the_device() {
 
 /// SEC-07, VRB-S-01: the limit event comes once per arming.
 #[test]
-fn sec_07_a_shared_receive_queue_tells_when_it_runs_low() {
+fn sec_07_a_shared_receive_queue_reports_its_low_limit() {
     let (near, far) = (Driver::start(), Driver::start());
     let mut initiator = End::new(&near);
     let pd = far.pd();
@@ -619,10 +619,10 @@ fn page_lists_share_so_much_room() {
 fn events_wait_for_room_in_their_queue() {
     let driver = Driver::start();
     let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let nobody = closed.local_addr().unwrap();
+    let unknown = closed.local_addr().unwrap();
     drop(closed);
     let room = 64;
-    let sids: Vec<u32> = (0..3 * room).map(|_| driver.connect(nobody).unwrap()).collect();
+    let sids: Vec<u32> = (0..3 * room).map(|_| driver.connect(unknown).unwrap()).collect();
     wait_for("events that wait", || {
         let queue = driver.device.core().async_events.load();
         queue.as_ref().is_some_and(|q| q.waiting() > 0).then_some(())

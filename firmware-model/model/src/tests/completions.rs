@@ -90,7 +90,7 @@ fn an_armed_queue_notifies_once() {
 }
 
 #[test]
-fn arming_notifies_at_once_of_what_the_program_has_not_seen() {
+fn arming_notifies_at_once_of_unseen_completions() {
     let driver = Driver::start();
     let mut cq = driver.cq(4);
     push_well(&driver, &cq, 0);
@@ -174,7 +174,7 @@ fn moderated_notifications_wait_for_others_but_not_for_ever() {
     push_well(&driver, &cq, 1);
     assert!(driver.notifications().is_empty());
     push_well(&driver, &cq, 2);
-    assert_eq!(driver.notifications(), [cq.id], "so many were asked for");
+    assert_eq!(driver.notifications(), [cq.id], "the requested number");
     while cq.poll().is_some() {}
     // The first of these has its time set; the notification is for that, whatever was asked before.
     cq.arm(&driver, false);
@@ -182,7 +182,7 @@ fn moderated_notifications_wait_for_others_but_not_for_ever() {
     driver.device.step(Nanos(4 + 99_999));
     assert!(driver.notifications().is_empty());
     driver.device.step(Nanos(4 + 100_000));
-    assert_eq!(driver.notifications(), [cq.id], "so long was asked for");
+    assert_eq!(driver.notifications(), [cq.id], "the requested time");
     driver.device.step(Nanos(1_000_000));
     assert!(driver.notifications().is_empty());
     while cq.poll().is_some() {}

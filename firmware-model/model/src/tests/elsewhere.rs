@@ -54,7 +54,7 @@ fn rings_in_plain_memory_are_served_once_at_the_next_poll() {
 }
 
 #[test]
-fn a_kick_makes_the_device_look() {
+fn a_kick_makes_the_device_poll() {
     let driver = with_pages();
     let pages = driver.device.doorbell_pages().unwrap();
     let (slot, doorbell) = armable(&driver);
@@ -147,7 +147,7 @@ fn writes_and_reads_reach_remote_memory_of_a_passive_target() {
 
 /// The owner of remote memory died: what needs it fails, with its own queue pair.
 #[test]
-fn a_send_out_of_remote_memory_that_is_gone_fails_alone() {
+fn a_send_from_unmapped_remote_memory_fails_alone() {
     let (near, far) = (remote(), Driver::start());
     let Pair {
         mut initiator,
@@ -170,7 +170,7 @@ fn a_send_out_of_remote_memory_that_is_gone_fails_alone() {
 }
 
 #[test]
-fn a_write_into_remote_memory_that_is_gone_ends_its_queue_pair() {
+fn a_write_to_unmapped_remote_memory_ends_its_queue_pair() {
     let (near, far) = (Driver::start(), remote());
     let Pair {
         mut initiator,
@@ -188,7 +188,7 @@ fn a_write_into_remote_memory_that_is_gone_ends_its_queue_pair() {
 
 /// As for a revoked STag: nothing is placed, only the queue pair that asks fails, and the region can still be deregistered.
 #[test]
-fn memory_that_the_host_takes_away_is_out_of_reach_for_peers() {
+fn memory_the_host_unmaps_is_unreachable_for_peers() {
     for (near, far) in [(Driver::start(), Driver::start()), (Driver::start(), remote())] {
         let Pair {
             mut initiator,

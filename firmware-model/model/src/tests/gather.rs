@@ -75,7 +75,7 @@ fn a_burst_leaves_in_few_system_calls() -> bool {
 }
 
 #[test]
-fn who_looks_at_memory_for_the_answer_is_soon_served_at_once() {
+fn memory_polling_is_soon_served_at_once() {
     const ROUNDS: u64 = 150;
     let (near, far) = (Driver::start(), Driver::start());
     let mut pair = Pair::connect(&near, &far);
@@ -124,7 +124,7 @@ fn a_device_with_nothing_to_do_does_not_wake() {
     }
     let wakeups = || (near.counter(Counter::Wakeups), far.counter(Counter::Wakeups));
     // It falls asleep some time after the last burst and the last poll; then it stays so however long we look.
-    wait_for("two equal looks", || {
+    wait_for("two equal samples", || {
         let before = wakeups();
         std::thread::sleep(Duration::from_millis(50));
         (wakeups() == before).then_some(())

@@ -75,7 +75,7 @@ proptest! {
     /// Any commands with any arguments, doorbells, and scribbles over rings and records: every command completes, and the
     /// device goes on.
     #[test]
-    fn nonsense_harms_nobody_but_its_author(acts in prop::collection::vec(act(), 1..60)) {
+    fn random_input_harms_only_its_own_device(acts in prop::collection::vec(act(), 1..60)) {
         let clock = Arc::new(AtomicU64::new(0));
         let network = SimNetwork::new(Conditions::default(), clock);
         let with_pages = ModelConfig { doorbell_memory: true, ..config() };

@@ -152,7 +152,7 @@ fn a_write_outside_of_the_region_ends_both_queue_pairs() {
 
 /// Design §6: a completed send arrives even if the queue pair is destroyed right after.
 #[test]
-fn what_completed_arrives_after_the_queue_pair_is_destroyed() {
+fn completed_data_arrives_after_the_queue_pair_is_destroyed() {
     let (near, far) = (Driver::start(), Driver::start());
     let Pair {
         mut initiator,
@@ -184,7 +184,7 @@ fn what_completed_arrives_after_the_queue_pair_is_destroyed() {
 }
 
 #[test]
-fn what_completed_arrives_after_the_process_ends() {
+fn completed_data_arrives_after_the_process_ends() {
     let (near, far) = (Driver::start(), Driver::start());
     let Pair {
         mut initiator,
@@ -290,7 +290,7 @@ fn a_reset_queue_pair_begins_anew() {
 
 /// An FPDU may come in one segment with the end of start-up (MPA-S-16): it waits in the stream for the attachment.
 #[test]
-fn mpa_s_16_what_came_before_the_attachment_is_not_lost() {
+fn mpa_s_16_data_before_the_attachment_is_not_lost() {
     let (near, far) = (Driver::start(), Driver::start());
     let (pair, calling, answering) = Pair::prepare(&near, &far);
     let Pair {

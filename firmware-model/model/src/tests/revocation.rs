@@ -18,12 +18,12 @@ fn reads_race_with_revocation(flags: u32, unmapped: bool) {
     let (near, far) = (Driver::start(), Driver::start());
     let memory = far.arena.alloc((LEN as u64 * READS) as usize);
     for round in 0..ROUNDS {
-        let (pair, called, accepted) = Pair::prepare(&near, &far);
+        let (pair, connecting, accepted) = Pair::prepare(&near, &far);
         let Pair {
             mut initiator,
             responder,
         } = pair;
-        near.attach_with(called, &initiator.qp, flags | attach::INITIATOR)
+        near.attach_with(connecting, &initiator.qp, flags | attach::INITIATOR)
             .unwrap();
         far.attach_with(accepted, &responder.qp, flags).unwrap();
         far.arena
@@ -86,7 +86,7 @@ fn reads_race_with_revocation(flags: u32, unmapped: bool) {
         if unmapped {
             far.on(Opcode::DestroyMr, source.stag).unwrap();
         }
-        assert_eq!(far.device.core().memory.loans().count(), 0);
+        assert_eq!(far.device.core().memory.borrows().count(), 0);
     }
 }
 

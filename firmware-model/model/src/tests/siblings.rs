@@ -16,12 +16,12 @@ const LEN: u32 = 3000;
 const POLLS: u32 = 2000;
 
 /// A pair on one device whose ends wait for receives.
-fn patient_pair(driver: &Driver) -> Pair {
-    let (pair, called, accepted) = Pair::prepare(driver, driver);
+fn pair_without_timeout(driver: &Driver) -> Pair {
+    let (pair, connecting, accepted) = Pair::prepare(driver, driver);
     let flags = attach::CRC | attach::STALL_ON_EMPTY_RQ | attach::PEER_MAY_CLOSE | attach::FENCE_OPEN;
     driver.attach_with(accepted, &pair.responder.qp, flags).unwrap();
     driver
-        .attach_with(called, &pair.initiator.qp, flags | attach::INITIATOR)
+        .attach_with(connecting, &pair.initiator.qp, flags | attach::INITIATOR)
         .unwrap();
     pair
 }
@@ -111,8 +111,8 @@ fn however_the_stream_is_cut() {
 #[test]
 fn a_peer_attached_later_checks_from_the_first_message() {
     let driver = Driver::start();
-    let (mut pair, called, accepted) = Pair::prepare(&driver, &driver);
-    driver.attach(called, &pair.initiator.qp, true).unwrap();
+    let (mut pair, connecting, accepted) = Pair::prepare(&driver, &driver);
+    driver.attach(connecting, &pair.initiator.qp, true).unwrap();
     post_three_good_of_five(&driver, &mut pair);
     for _ in 0..POLLS {
         assert!(
@@ -134,7 +134,7 @@ fn a_send_completes_when_it_is_delivered() {
     let Pair {
         mut initiator,
         mut responder,
-    } = patient_pair(&driver);
+    } = pair_without_timeout(&driver);
     let write = request(wqe::Opcode::Write, 0, &responder, 0);
     initiator.qp.post(&driver, write, &[initiator.region.sge(0, 64)]);
     for cookie in 1..=3 {
@@ -197,7 +197,7 @@ fn an_end_completes_sends_the_peer_has_not_processed() {
     ];
     for (n, end) in ends.iter().enumerate() {
         let driver = Driver::start();
-        let mut pair = patient_pair(&driver);
+        let mut pair = pair_without_timeout(&driver);
         let from = pair.initiator.region.sge(0, 64);
         for cookie in 1..=3 {
             pair.initiator.qp.post_send(&driver, cookie, &[from]);
@@ -214,7 +214,7 @@ fn an_end_completes_sends_the_peer_has_not_processed() {
 
 /// Queue pairs come and go, and with them the ends of their streams: nobody waits for one that is gone.
 #[test]
-fn one_after_the_other() {
+fn numbers_are_visited_once_each() {
     let driver = Driver::start();
     for round in 0..6 {
         let mut pair = Pair::connect(&driver, &driver);

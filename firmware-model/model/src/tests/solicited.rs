@@ -1,6 +1,6 @@
 //! Completion queues armed for solicited completions, and what wakes their programs.
 
-use super::virtual_time::World;
+use super::virtual_time::TestBed;
 use crate::mock::assert_cqe;
 use crate::stream::sim::Conditions;
 use std::time::Duration;
@@ -18,7 +18,7 @@ fn rdm_s_05_only_solicited_sends_wake() {
     ];
     for solicited_only in [true, false] {
         for (opcode, flags, solicited) in forms {
-            let world = World::new(Conditions::default());
+            let world = TestBed::new(Conditions::default());
             let (near, far) = (&world.near, &world.far);
             let mut pair = world.connect();
             let stag = far

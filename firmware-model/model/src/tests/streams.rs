@@ -77,7 +77,7 @@ fn connected(driver: &Driver) -> (u32, TcpStream) {
 }
 
 #[test]
-fn a_query_tells_of_input_and_takes_none() {
+fn a_query_reports_input_and_takes_none() {
     let driver = Driver::start();
     let (sid, mut peer) = connected(&driver);
     assert_eq!(query(&driver, sid).input.get(), input::NONE);
@@ -101,7 +101,7 @@ fn await_input(driver: &Driver, sid: u32, wanted: u32) {
 }
 
 #[test]
-fn a_call_connects_and_knows_both_ends() {
+fn a_connection_knows_both_addresses() {
     let driver = Driver::start();
     for ip in ["127.0.0.1", "::1"] {
         let Ok(listener) = TcpListener::bind(any_port(ip)) else {
@@ -120,7 +120,7 @@ fn a_call_connects_and_knows_both_ends() {
 }
 
 #[test]
-fn a_call_leaves_from_where_it_is_told() {
+fn a_connection_uses_the_requested_source_address() {
     let driver = Driver::start();
     let listener = TcpListener::bind(any_port("127.0.0.1")).unwrap();
     let free = TcpListener::bind(any_port("127.0.0.3"))
@@ -139,7 +139,7 @@ fn a_call_leaves_from_where_it_is_told() {
 }
 
 #[test]
-fn a_refused_call_is_an_event_and_the_stream_is_gone() {
+fn a_refused_connection_is_an_event_and_frees_the_stream() {
     let driver = Driver::start();
     let nobody = TcpListener::bind(any_port("127.0.0.1"))
         .unwrap()
@@ -152,7 +152,7 @@ fn a_refused_call_is_an_event_and_the_stream_is_gone() {
 }
 
 #[test]
-fn calls_that_cannot_be_made_fail_their_command() {
+fn connections_that_cannot_start_fail_their_command() {
     let driver = Driver::start();
     let call = |remote: &str, local: &str| {
         let arguments = Connect {
@@ -171,7 +171,7 @@ fn calls_that_cannot_be_made_fail_their_command() {
 }
 
 #[test]
-fn exactly_the_bytes_asked_for_are_taken_from_the_stream() {
+fn exactly_the_requested_bytes_are_taken_from_the_stream() {
     let driver = Driver::start();
     let (sid, mut peer) = connected(&driver);
     peer.write_all(b"MPA ID ").unwrap();
@@ -212,8 +212,8 @@ fn a_close_of_the_peer_ends_the_receive_short() {
 
 /// Makes the kernel answer with RST.
 fn reset(peer: TcpStream) {
-    let gone = std::time::Duration::ZERO;
-    rustix::net::sockopt::set_socket_linger(&peer, Some(gone)).unwrap();
+    let no_linger = std::time::Duration::ZERO;
+    rustix::net::sockopt::set_socket_linger(&peer, Some(no_linger)).unwrap();
 }
 
 #[test]
@@ -237,9 +237,9 @@ fn an_orderly_close_sends_fin_behind_the_bytes() {
     // Unread input would make TCP throw the last words away.
     peer.write_all(b"never read").unwrap();
     close(&driver, sid, false).unwrap();
-    let mut heard = Vec::new();
-    peer.read_to_end(&mut heard).unwrap();
-    assert_eq!(heard, b"last words");
+    let mut received = Vec::new();
+    peer.read_to_end(&mut received).unwrap();
+    assert_eq!(received, b"last words");
     wait_for("the descriptor's end", || {
         (driver.device.core().descriptor_numbers().len() == 2).then_some(())
     });
@@ -256,7 +256,7 @@ fn an_abort_sends_rst() {
 }
 
 #[test]
-fn a_listener_hands_over_its_calls() {
+fn a_listener_delivers_its_connections() {
     let driver = Driver::start();
     let (lid, port) = driver.listen(any_port("127.0.0.1"), 8).unwrap();
     let peer = TcpStream::connect((LOCALHOST, port)).unwrap();
@@ -273,8 +273,8 @@ fn a_listener_hands_over_its_calls() {
     );
     // The accepted one goes on.
     send(&driver, sid, b"still here").unwrap();
-    let mut heard = [0; 10];
-    (&peer).read_exact(&mut heard).unwrap();
+    let mut received = [0; 10];
+    (&peer).read_exact(&mut received).unwrap();
 }
 
 #[test]
@@ -291,7 +291,7 @@ fn listening_everywhere_takes_ipv4_and_ipv6() {
         let (local, remote) = endpoints(&driver, event.data.get() as u32);
         assert_eq!((local, remote), (there, peer.local_addr().unwrap()));
     }
-    // A port with a live listener is taken, one whose connections are gone is not.
+    // A port with a live listener is taken, one whose connections are no_linger is not.
     for place in ["0.0.0.0", "::", "127.0.0.1"] {
         let taken = driver.listen(SocketAddr::new(place.parse().unwrap(), port), 1);
         assert_eq!(taken, Err(Status::AddressInUse), "{place}");
@@ -336,7 +336,7 @@ fn listening_on_ipv6_alone_leaves_the_port_to_ipv4() {
 
 /// A peer that calls again and again cannot make the device grow: calls beyond the backlog wait in the kernel.
 #[test]
-fn calls_the_driver_does_not_look_at_are_bounded() {
+fn connections_the_driver_does_not_take_are_bounded() {
     let driver = Driver::start();
     let (lid, port) = driver.listen(any_port("127.0.0.1"), 2).unwrap();
     let there = SocketAddr::new(LOCALHOST, port);
@@ -481,22 +481,22 @@ fn an_abandoned_device_has_no_descriptors_and_does_nothing() {
     assert_eq!(status, 0);
     // The parent's is as well as before.
     send(&driver, _sid, b"alive").unwrap();
-    let mut heard = [0; 5];
-    (&peer).read_exact(&mut heard).unwrap();
+    let mut received = [0; 5];
+    (&peer).read_exact(&mut received).unwrap();
 }
 
 #[test]
-fn a_lent_thread_receives_and_the_device_goes_on_without_it() {
+fn a_lent_thread_receives_and_the_device_works_without_it() {
     let driver = Driver::start();
     let (lid, port) = driver.listen(any_port("127.0.0.1"), 64).unwrap();
     let there = SocketAddr::new(LOCALHOST, port);
-    let patience = Duration::from_secs(60);
+    let timeout = Duration::from_secs(60);
     let quiet = eventfd(0, EventfdFlags::empty()).unwrap();
     let mut callers = Vec::new();
     for _ in 0..20 {
         let connecting = std::thread::spawn(move || TcpStream::connect(there).unwrap());
         let mut event = None;
-        let came = driver.device.lend(patience, quiet.as_fd(), &mut || {
+        let came = driver.device.lend(timeout, quiet.as_fd(), &mut || {
             event = event.or_else(|| driver.event());
             event.is_some()
         });
@@ -505,7 +505,7 @@ fn a_lent_thread_receives_and_the_device_goes_on_without_it() {
         assert_eq!(EventKind::from_raw(event.kind), Some(EventKind::StreamAccepted));
         callers.push(connecting.join().unwrap());
     }
-    // It is gone, with what it waited for or in vain.
+    // It is no_linger, with what it waited for or in vain.
     for vain in [false, true] {
         if vain {
             assert!(!driver.device.lend(Duration::ZERO, quiet.as_fd(), &mut || false));
@@ -516,13 +516,13 @@ fn a_lent_thread_receives_and_the_device_goes_on_without_it() {
 }
 
 #[test]
-fn a_thread_that_lends_itself_is_told_what_others_have_done() {
+fn a_lent_thread_is_notified_of_work_by_others() {
     let driver = Driver::start();
     let told = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
-    let (said, heard) = (AtomicBool::new(false), AtomicBool::new(false));
+    let (said, received) = (AtomicBool::new(false), AtomicBool::new(false));
     std::thread::scope(|threads| {
         threads.spawn(|| {
-            wait_for("it to wait", || heard.load(Ordering::SeqCst).then_some(()));
+            wait_for("it to wait", || received.load(Ordering::SeqCst).then_some(()));
             said.store(true, Ordering::SeqCst);
             rustix::io::write(&told, &1u64.to_ne_bytes()).unwrap();
         });
@@ -530,7 +530,7 @@ fn a_thread_that_lends_itself_is_told_what_others_have_done() {
             driver
                 .device
                 .lend(Duration::from_secs(60), told.as_fd(), &mut || {
-                    heard.store(true, Ordering::SeqCst);
+                    received.store(true, Ordering::SeqCst);
                     said.load(Ordering::SeqCst)
                 })
         );

@@ -11,19 +11,19 @@ use urnic_device::command::Opcode;
 use urnic_device::event::EventKind;
 use urnic_device::vocabulary::WcStatus;
 
-pub(super) struct World {
+pub(super) struct TestBed {
     clock: Arc<AtomicU64>,
     network: SimNetwork,
     pub(super) near: Driver,
     pub(super) far: Driver,
 }
 
-impl World {
-    pub(super) fn new(conditions: Conditions) -> World {
+impl TestBed {
+    pub(super) fn new(conditions: Conditions) -> TestBed {
         let clock = Arc::new(AtomicU64::new(1));
         let network = SimNetwork::new(conditions, clock.clone());
         let device = || Driver::start_manual(Arc::new(network.clone()));
-        World {
+        TestBed {
             near: device(),
             far: device(),
             network,
@@ -57,7 +57,7 @@ impl World {
 #[test]
 fn messages_arrive_however_the_stream_is_cut() {
     for chunk in [1, 7, 1461] {
-        let world = World::new(Conditions {
+        let world = TestBed::new(Conditions {
             chunk,
             mss: 1460,
             latency: Duration::from_micros(50),
@@ -86,8 +86,8 @@ fn messages_arrive_however_the_stream_is_cut() {
 }
 
 /// A queue pair sent, and was destroyed; what it sent is not acknowledged.
-fn left_to_a_silent_peer() -> World {
-    let world = World::new(Conditions::default());
+fn with_a_silent_peer() -> TestBed {
+    let world = TestBed::new(Conditions::default());
     let Pair { mut initiator, .. } = world.connect();
     initiator
         .qp
@@ -102,8 +102,8 @@ fn left_to_a_silent_peer() -> World {
 }
 
 #[test]
-fn a_stream_whose_peer_is_silent_is_let_go_after_its_time() {
-    let world = left_to_a_silent_peer();
+fn a_lingering_stream_with_a_silent_peer_times_out() {
+    let world = with_a_silent_peer();
     let lingering = || world.near.device.core().schedule.lingering();
     assert_eq!(lingering(), 1);
     world.pass(Duration::from_millis(2900));
@@ -115,8 +115,8 @@ fn a_stream_whose_peer_is_silent_is_let_go_after_its_time() {
 }
 
 #[test]
-fn what_a_destroyed_queue_pair_sent_is_not_lost_by_a_reset() {
-    let world = left_to_a_silent_peer();
+fn a_reset_keeps_the_data_of_a_destroyed_queue_pair() {
+    let world = with_a_silent_peer();
     let lingering = || world.near.device.core().schedule.lingering();
     // A process that ends destroys its queue pairs, and is followed by a reset.
     world.near.device.reset();
@@ -127,8 +127,8 @@ fn what_a_destroyed_queue_pair_sent_is_not_lost_by_a_reset() {
 }
 
 #[test]
-fn what_completed_is_not_lost_by_a_reset() {
-    let world = World::new(Conditions::default());
+fn a_reset_keeps_completed_data() {
+    let world = TestBed::new(Conditions::default());
     let Pair {
         mut initiator,
         mut responder,
@@ -151,7 +151,7 @@ fn what_completed_is_not_lost_by_a_reset() {
 
 #[test]
 fn mpa_c_04_a_damaged_byte_ends_the_stream_unplaced() {
-    let world = World::new(Conditions::default());
+    let world = TestBed::new(Conditions::default());
     let Pair {
         mut initiator,
         mut responder,
@@ -183,8 +183,8 @@ fn mpa_c_04_a_damaged_byte_ends_the_stream_unplaced() {
 }
 
 #[test]
-fn a_device_that_only_the_test_moves_uses_no_lent_thread() {
-    let device = World::new(Conditions::default()).near.device.clone();
+fn a_manual_device_uses_no_lent_thread() {
+    let device = TestBed::new(Conditions::default()).near.device.clone();
     let quiet = rustix::event::eventfd(0, rustix::event::EventfdFlags::empty()).unwrap();
     assert!(!device.lend(Duration::from_secs(60), quiet.as_fd(), &mut || false));
     assert!(device.lend(Duration::from_secs(60), quiet.as_fd(), &mut || true));

@@ -123,7 +123,7 @@ impl DoorbellPages {
         let mut state = self.state();
         state.shared |= state.slots.contains(&(page, offset));
         state.slots.push((page, offset));
-        self.say(page, state.asleep);
+        self.write_wake_word(page, state.asleep);
     }
 
     /// A queue with this slot was destroyed.
@@ -178,7 +178,7 @@ impl DoorbellPages {
         rung
     }
 
-    fn say(&self, page: u32, asleep: bool) {
+    fn write_wake_word(&self, page: u32, asleep: bool) {
         if let Some(word) = self.wake_word(page) {
             word.store(u32::from(asleep).to_le(), Ordering::Relaxed);
         }
@@ -192,7 +192,7 @@ impl DoorbellPages {
         let mut last = None;
         for &(page, _) in &state.slots {
             if last != Some(page) {
-                self.say(page, asleep);
+                self.write_wake_word(page, asleep);
             }
             last = Some(page);
         }

@@ -5,7 +5,7 @@
 
 /// Memory that was given to the device is not accessible any more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("host memory cannot be reached any more")]
+#[error("host memory is unreachable")]
 pub struct Unreachable;
 
 #[cfg(target_arch = "x86_64")]

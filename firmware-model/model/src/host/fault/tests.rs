@@ -159,6 +159,6 @@ fn a_word_is_replaced_in_one_step_or_not_at_all() {
     assert_eq!(unsafe { update(word, |old| old) }, Ok(200_000));
     pages.protect(1, MprotectFlags::empty());
     // SAFETY: an aligned word of the mapping, in a page that cannot be accessed.
-    let gone = unsafe { update(word.byte_add(PAGE), |old| old) };
-    assert_eq!(gone, Err(Unreachable));
+    let unmapped = unsafe { update(word.byte_add(PAGE), |old| old) };
+    assert_eq!(unmapped, Err(Unreachable));
 }

@@ -7,13 +7,13 @@
 //! ```
 //!
 //! Between framing and the call of the stream the entries of gathered memory are pinned. What the
-//! stream does not take goes on [loan](crate::memory): a revocation copies it.
+//! stream does not take is registered as [borrowed](crate::memory): a revocation copies it.
 
-use super::unsent::{Lent, Part, Unsent};
+use super::unsent::{Part, SharedUnsent, Unsent};
 use crate::host::Unreachable;
 use crate::llp::buffers::{BUFFER_LEN, Buffer, BufferPool};
 use crate::llp::ulpdu::{Head, LlpError};
-use crate::memory::{Loan, MemoryTable, Pin, Window};
+use crate::memory::{Borrow, MemoryTable, Pin, Window};
 use crate::stream::Stream;
 use crate::time::Nanos;
 use std::sync::{Arc, PoisonError};
@@ -55,19 +55,19 @@ pub(crate) struct Sender {
     crc: CrcMode,
     markers: bool,
     mulpdu: usize,
-    looked_at: Option<Nanos>,
+    mss_checked_at: Option<Nanos>,
     staging: Option<Buffer>,
     /// Bytes of the staging buffer in use.
     filled: usize,
     /// Staged bytes from here on are not in a part yet.
     loose: usize,
-    /// What is to be sent, behind what is on loan.
+    /// What is to be sent, behind what is borrowed.
     unsent: Unsent,
     /// The entries of the gathered memory.
     pins: Vec<Pin>,
-    /// The pieces that the stream did not take, while they are on loan.
-    lent: Arc<Lent>,
-    loan: Option<Loan>,
+    /// The pieces that the stream did not take, while they are borrowed.
+    shared_unsent: Arc<SharedUnsent>,
+    borrow: Option<Borrow>,
     /// Bytes of full operation sealed so far; markers count from here (RFC 5044 §4.3).
     sealed: u64,
     /// Bytes of full operation that the stream took.
@@ -81,14 +81,14 @@ impl Sender {
             crc,
             markers,
             mulpdu: MIN_MULPDU.into(),
-            looked_at: None,
+            mss_checked_at: None,
             staging: None,
             filled: 0,
             loose: 0,
             unsent: Unsent::default(),
             pins: Vec::new(),
-            lent: Arc::default(),
-            loan: None,
+            shared_unsent: Arc::default(),
+            borrow: None,
             sealed: 0,
             taken: 0,
             open: Open::default(),
@@ -127,11 +127,14 @@ impl Sender {
         self.sealed == self.taken
     }
 
-    /// Looks at the stream's segment size now and then, and makes it the MULPDU (RFC 5044 §4.5).
+    /// Reads the stream's segment size now and then, and makes it the MULPDU (RFC 5044 §4.5).
     /// FPDUs that are written already keep their length (RFC 5041 §3.2).
     pub(crate) fn refresh(&mut self, now: Nanos, stream: &dyn Stream) {
-        if self.looked_at.is_none_or(|then| now.since(then) >= MSS_INTERVAL) {
-            self.looked_at = Some(now);
+        if self
+            .mss_checked_at
+            .is_none_or(|then| now.since(then) >= MSS_INTERVAL)
+        {
+            self.mss_checked_at = Some(now);
             self.mulpdu = mulpdu(stream.mss(), self.markers).into();
         }
     }
@@ -226,7 +229,7 @@ impl Sender {
         debug_assert_eq!(
             self.filled - start + gathered,
             fpdu_len(ulpdu_len),
-            "payload as announced"
+            "payload length"
         );
         if self.markers {
             self.insert_markers(start);
@@ -270,18 +273,18 @@ impl Sender {
     ) -> Result<bool, LlpError> {
         self.close_loose();
         let staging = self.staging.as_deref().unwrap_or_default();
-        let sent = match &self.loan {
+        let sent = match &self.borrow {
             None => self.unsent.send(staging, stream, calls, &mut self.taken),
             Some(_) => {
                 // A thread that revokes waits for the lock, and finds what was not taken.
-                let mut lent = self.lent.lock().unwrap_or_else(PoisonError::into_inner);
-                lent.append(&mut self.unsent);
-                lent.send(staging, stream, calls, &mut self.taken)
+                let mut shared_unsent = self.shared_unsent.lock().unwrap_or_else(PoisonError::into_inner);
+                shared_unsent.append(&mut self.unsent);
+                shared_unsent.send(staging, stream, calls, &mut self.taken)
             }
         };
         match sent {
             Ok(true) => {
-                self.loan = None;
+                self.borrow = None;
                 (self.filled, self.loose) = (0, 0);
             }
             Ok(false) => self.rest(memory),
@@ -295,10 +298,10 @@ impl Sender {
     /// system call would send.
     #[cold]
     pub(crate) fn first_missing(&self) -> Option<usize> {
-        match &self.loan {
+        match &self.borrow {
             None => self.unsent.first_missing(),
             Some(_) => self
-                .lent
+                .shared_unsent
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner)
                 .first_missing(),
@@ -311,20 +314,23 @@ impl Sender {
         if self.pins.is_empty() {
             return;
         }
-        let mut lent = self.lent.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.loan.is_some() {
-            lent.append(&mut self.unsent);
+        let mut shared_unsent = self.shared_unsent.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.borrow.is_some() {
+            shared_unsent.append(&mut self.unsent);
         } else {
-            std::mem::swap(&mut *lent, &mut self.unsent);
-            drop(lent);
-            self.loan = Some(memory.lend(self.lent.clone()));
+            std::mem::swap(&mut *shared_unsent, &mut self.unsent);
+            drop(shared_unsent);
+            self.borrow = Some(memory.register_borrow(self.shared_unsent.clone()));
         }
         self.pins.clear();
     }
 
     pub(crate) fn drop_unsent(&mut self) {
-        if self.loan.take().is_some() {
-            self.lent.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        if self.borrow.take().is_some() {
+            self.shared_unsent
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .clear();
         }
         self.unsent.clear();
         self.pins.clear();

@@ -2,7 +2,7 @@
 //! memory.
 
 use crate::host::{Mapping, Piece};
-use crate::memory::{Borrower, EntryId};
+use crate::memory::{BorrowHolder, EntryId};
 use crate::stream::{Stream, StreamError};
 use std::sync::{Mutex, PoisonError};
 
@@ -19,13 +19,13 @@ pub(super) enum Part {
     /// Bytes that were copied from there when the registration was revoked.
     Copied { at: usize, len: usize },
     /// Bytes that were inaccessible when they were copied.
-    Gone { len: usize },
+    Unreachable { len: usize },
 }
 
 impl Part {
     fn len(&self) -> usize {
         match self {
-            Part::Staged { len, .. } | Part::Copied { len, .. } | Part::Gone { len } => *len,
+            Part::Staged { len, .. } | Part::Copied { len, .. } | Part::Unreachable { len } => *len,
             Part::Memory { memory, .. } => memory.len(),
         }
     }
@@ -44,7 +44,7 @@ impl Part {
                 memory: memory.part(n, memory.len() - n),
                 entry,
             },
-            Part::Gone { len } => Part::Gone { len: len - n },
+            Part::Unreachable { len } => Part::Unreachable { len: len - n },
         }
     }
 }
@@ -127,7 +127,7 @@ impl Unsent {
                 Part::Staged { at, len } => Piece::of(staged(*at, *len)),
                 Part::Memory { memory, .. } => memory.piece(),
                 Part::Copied { at, len } => Piece::of(self.copies.get(*at..at + len).unwrap_or_default()),
-                Part::Gone { .. } => break,
+                Part::Unreachable { .. } => break,
             };
             count += 1;
             offered += piece.len();
@@ -145,7 +145,7 @@ impl Unsent {
         let parts = self.parts.iter().skip(self.head).take(PIECES);
         let mut extents = parts.filter_map(|part| match part {
             Part::Memory { memory, .. } => Some(memory),
-            Part::Staged { .. } | Part::Copied { .. } | Part::Gone { .. } => None,
+            Part::Staged { .. } | Part::Copied { .. } | Part::Unreachable { .. } => None,
         });
         extents.find_map(Mapping::first_missing)
     }
@@ -164,10 +164,10 @@ impl Unsent {
 }
 
 /// What is left over when the stream takes no more; a leaf among locks.
-pub(super) type Lent = Mutex<Unsent>;
+pub(super) type SharedUnsent = Mutex<Unsent>;
 
-impl Borrower for Lent {
-    fn give_back(&self, revoked: EntryId) {
+impl BorrowHolder for SharedUnsent {
+    fn release(&self, revoked: EntryId) {
         let mut unsent = self.lock().unwrap_or_else(PoisonError::into_inner);
         let Unsent { parts, head, copies } = &mut *unsent;
         for part in parts.iter_mut().skip(*head) {
@@ -177,7 +177,7 @@ impl Borrower for Lent {
                 let (at, len) = (copies.len(), memory.len());
                 *part = match memory.append_to(copies) {
                     Ok(()) => Part::Copied { at, len },
-                    Err(_) => Part::Gone { len },
+                    Err(_) => Part::Unreachable { len },
                 };
             }
         }

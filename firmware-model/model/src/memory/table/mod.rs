@@ -4,9 +4,9 @@
 mod windows;
 
 use super::backing::Backing;
+use super::borrows::{Borrow, BorrowHolder, Borrows};
 use super::domains::{DomainUse, Domains};
 use super::entry::{Entry, EntryId};
-use super::loans::{Borrower, Loan, Loans};
 use super::permutation::{DOMAIN, Permutation};
 use super::registration::{InvalidateBy, InvalidateError, Registration, TableError};
 use super::violation::{Need, Violation};
@@ -94,7 +94,7 @@ pub struct MemoryTable {
     max_regions: u32,
     max_windows: u32,
     domains: Domains,
-    loans: Arc<Loans>,
+    borrows: Arc<Borrows>,
     admin: Mutex<Admin>,
 }
 
@@ -109,7 +109,7 @@ impl MemoryTable {
             max_regions,
             max_windows,
             domains: Domains::new(max_domains),
-            loans: Arc::default(),
+            borrows: Arc::default(),
             admin: Mutex::new(Admin {
                 keys,
                 ..Admin::default()
@@ -117,10 +117,10 @@ impl MemoryTable {
         }
     }
 
-    /// Registers a borrower that has pieces of registered memory, and still pins for them. It gives
-    /// the pieces back when the registration is revoked.
-    pub(crate) fn lend(&self, borrower: Arc<dyn Borrower>) -> Loan {
-        self.loans.enter(borrower)
+    /// Registers a holder that has pieces of registered memory, and still pins for them. It releases
+    /// the pieces when the registration is revoked.
+    pub(crate) fn register_borrow(&self, holder: Arc<dyn BorrowHolder>) -> Borrow {
+        self.borrows.enter(holder)
     }
 
     /// Whether a region's STag is no longer valid.
@@ -129,10 +129,10 @@ impl MemoryTable {
         !self.is_valid(self.slot(stag))
     }
 
-    /// The borrowers of such pieces.
+    /// The holders of such pieces.
     #[cfg(test)]
-    pub(crate) fn loans(&self) -> &Loans {
-        &self.loans
+    pub(crate) fn borrows(&self) -> &Borrows {
+        &self.borrows
     }
 
     /// The protection domains.
@@ -441,7 +441,7 @@ impl MemoryTable {
             while Arc::get_mut(&mut old).is_none() {
                 rustix::thread::sched_yield();
             }
-            self.loans.give_back(old.id);
+            self.borrows.release(old.id);
         }
     }
 }

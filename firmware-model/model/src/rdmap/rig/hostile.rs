@@ -66,20 +66,20 @@ impl Hostile {
         );
         peer.node.post(&Work::send(3).inline(b"hello"));
         peer.run();
-        let mut octets = Vec::new();
+        let mut bytes = Vec::new();
         for mut ulpdu in ulpdus {
             if self.knows_stag && ulpdu.len() > 6 {
                 ulpdu[2..6].copy_from_slice(&open.stag.to_be_bytes());
             }
             let mut frame = vec![0; 2 * fpdu_len(ulpdu.len()) + 64];
             let len = match self.markers {
-                true => marker::emit(octets.len() as u64, &ulpdu, CrcMode::On, &mut frame),
+                true => marker::emit(bytes.len() as u64, &ulpdu, CrcMode::On, &mut frame),
                 false => fpdu::emit(&ulpdu, CrcMode::On, &mut frame),
             };
-            octets.extend_from_slice(&frame[..len]);
+            bytes.extend_from_slice(&frame[..len]);
         }
-        octets.extend_from_slice(noise);
-        for part in octets.chunks(self.cut.max(1)) {
+        bytes.extend_from_slice(noise);
+        for part in bytes.chunks(self.cut.max(1)) {
             if peer.wire.is_reset() {
                 break;
             }

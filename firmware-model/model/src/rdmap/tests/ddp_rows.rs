@@ -20,8 +20,8 @@ pub(super) fn with_receive(len: usize) -> (Scripted, Region) {
     (peer, region)
 }
 
-/// What the engine says when that is all it hears. Nothing must change in `untouched`.
-pub(super) fn complaint_about(mut peer: Scripted, untouched: &Region, ulpdu: &[u8]) -> Vec<u8> {
+/// What the engine sends when it receives only that. Nothing must change in `untouched`.
+pub(super) fn terminate_for_ulpdu(mut peer: Scripted, untouched: &Region, ulpdu: &[u8]) -> Vec<u8> {
     let before = untouched.bytes();
     peer.send_ulpdu(ulpdu);
     let payload = peer.terminate();
@@ -82,11 +82,11 @@ fn ddp_h_07_segments_of_the_rfcs_example() {
     peer.node.engine.set_mulpdu(1500);
     let source = peer.node.filled(&[0; 2048]);
     peer.node.post(&Work::send(1).sge(source.sge(0, 2048)));
-    let heard = peer.output();
-    assert_eq!(heard[..20], vector("F-SEG1-hdr"));
-    assert_eq!(heard[1504..1508], vector("F-SEG1-crc"));
-    assert_eq!(heard[1508..1528], vector("F-SEG2-hdr"));
-    assert_eq!(heard[2096..], vector("F-SEG2-crc"));
+    let received = peer.output();
+    assert_eq!(received[..20], vector("F-SEG1-hdr"));
+    assert_eq!(received[1504..1508], vector("F-SEG1-crc"));
+    assert_eq!(received[1508..1528], vector("F-SEG2-hdr"));
+    assert_eq!(received[2096..], vector("F-SEG2-crc"));
     peer.node
         .post(&Work::write(2, 0x1234, 16384).sge(source.sge(0, 2048)));
     let ulpdus = peer.output_ulpdus();
@@ -120,8 +120,11 @@ fn ddp_s_02_and_03_wire_order_is_posting_order() {
     for msn in 0..5 {
         peer.node.post(&Work::send(msn).sge(source.sge(0, 4000)));
     }
-    let heard = peer.output_ulpdus();
-    let place: Vec<(u32, u32)> = heard.iter().map(|u| (be32(&u[10..]), be32(&u[14..]))).collect();
+    let received = peer.output_ulpdus();
+    let place: Vec<(u32, u32)> = received
+        .iter()
+        .map(|u| (be32(&u[10..]), be32(&u[14..])))
+        .collect();
     assert!(place.is_sorted());
     assert_eq!(place.len(), 15);
 }
@@ -158,12 +161,12 @@ fn ddp_s_06_messages_are_delivered_once_in_order_when_complete() {
 fn ddp_s_08_a_gap_in_mo_is_refused() {
     let (mut peer, region) = with_receive(4096);
     peer.send_ulpdu(&send_segment(false, 1, 0, b"abc"));
-    let payload = complaint_about(peer, &region, &send_segment(true, 1, 4, b"ef"));
+    let payload = terminate_for_ulpdu(peer, &region, &send_segment(true, 1, 4, b"ef"));
     assert_eq!(payload[..2], [0x12, 0x04]);
     // And so is an overlap.
     let (mut peer, region) = with_receive(4096);
     peer.send_ulpdu(&send_segment(false, 1, 0, b"abc"));
-    let payload = complaint_about(peer, &region, &send_segment(true, 1, 2, b"ef"));
+    let payload = terminate_for_ulpdu(peer, &region, &send_segment(true, 1, 2, b"ef"));
     assert_eq!(payload[..2], [0x12, 0x04]);
 }
 
@@ -184,7 +187,7 @@ fn ddp_s_11_two_sends_are_not_interleaved() {
     let (mut peer, region) = with_receive(64);
     peer.node.post_recv(2, &[region.sge(32, 32)]);
     peer.send_ulpdu(&send_segment(false, 1, 0, b"abc"));
-    let payload = complaint_about(peer, &region, &send_segment(true, 2, 0, b"xyz"));
+    let payload = terminate_for_ulpdu(peer, &region, &send_segment(true, 2, 0, b"xyz"));
     assert_eq!(payload[..2], [0x12, 0x03]);
 }
 
@@ -192,7 +195,7 @@ fn ddp_s_11_two_sends_are_not_interleaved() {
 fn ddp_v_01_unknown_stag() {
     let peer = Scripted::new();
     let region = peer.node.region(8, everything());
-    let payload = complaint_about(
+    let payload = terminate_for_ulpdu(
         peer,
         &region,
         &write_segment(region.stag ^ 0x5555_5500, region.base, b"x"),
@@ -204,7 +207,7 @@ fn ddp_v_01_unknown_stag() {
 fn ddp_v_01_wrong_key_byte() {
     let peer = Scripted::new();
     let region = peer.node.region(8, everything());
-    let payload = complaint_about(peer, &region, &write_segment(region.stag ^ 1, region.base, b"x"));
+    let payload = terminate_for_ulpdu(peer, &region, &write_segment(region.stag ^ 1, region.base, b"x"));
     assert_eq!(payload[..4], hex("1100c000"));
 }
 
@@ -212,7 +215,7 @@ fn ddp_v_01_wrong_key_byte() {
 fn ddp_v_02_one_byte_past_the_end() {
     let peer = Scripted::new();
     let region = peer.node.region(8, everything());
-    let payload = complaint_about(
+    let payload = terminate_for_ulpdu(
         peer,
         &region,
         &write_segment(region.stag, region.base + 5, b"abcd"),
@@ -220,7 +223,7 @@ fn ddp_v_02_one_byte_past_the_end() {
     assert_eq!(payload[..4], hex("1101c000"));
     let peer = Scripted::new();
     let region = peer.node.region(8, everything());
-    let payload = complaint_about(
+    let payload = terminate_for_ulpdu(
         peer,
         &region,
         &write_segment(region.stag, region.base - 1, b"abcd"),
@@ -247,7 +250,7 @@ fn ddp_v_03_stag_of_another_domain() {
     let peer = Scripted::new();
     let other = peer.node.memory.domains().allocate().unwrap();
     let region = peer.node.region_in(other, 8, everything());
-    let payload = complaint_about(peer, &region, &write_segment(region.stag, region.base, b"x"));
+    let payload = terminate_for_ulpdu(peer, &region, &write_segment(region.stag, region.base, b"x"));
     assert_eq!(payload[..4], hex("1102c000"));
 }
 
@@ -255,7 +258,7 @@ fn ddp_v_03_stag_of_another_domain() {
 fn ddp_v_04_offset_wraps() {
     let peer = Scripted::new();
     let region = peer.node.region(8, everything());
-    let payload = complaint_about(peer, &region, &write_segment(region.stag, u64::MAX, b"ab"));
+    let payload = terminate_for_ulpdu(peer, &region, &write_segment(region.stag, u64::MAX, b"ab"));
     assert_eq!(payload[..4], hex("1103c000"));
 }
 
@@ -264,7 +267,7 @@ fn ddp_v_05_version_of_a_tagged_segment() {
     let peer = Scripted::new();
     let region = peer.node.region(8, everything());
     let ulpdu = tagged(0xc2, 0x40, region.stag, region.base, b"x");
-    assert_eq!(complaint_about(peer, &region, &ulpdu)[..4], hex("1104c000"));
+    assert_eq!(terminate_for_ulpdu(peer, &region, &ulpdu)[..4], hex("1104c000"));
 }
 
 #[test]
@@ -280,7 +283,7 @@ fn ddp_v_06_unknown_queue() {
     };
     let peer = Scripted::with(&shape, agreed(true));
     let region = peer.node.region(8, everything());
-    let payload = complaint_about(peer, &region, &untagged(0x41, 0x43, 0, 3, 1, 0, b"hello"));
+    let payload = terminate_for_ulpdu(peer, &region, &untagged(0x41, 0x43, 0, 3, 1, 0, b"hello"));
     assert_eq!(payload[..2], [0x12, 0x01]);
 }
 
@@ -289,7 +292,7 @@ fn ddp_v_07_no_receive_posted() {
     let peer = Scripted::new();
     let region = peer.node.region(8, everything());
     assert_eq!(
-        complaint_about(peer, &region, &send_segment(true, 1, 0, b"x"))[..4],
+        terminate_for_ulpdu(peer, &region, &send_segment(true, 1, 0, b"x"))[..4],
         hex("1202c000")
     );
 }
@@ -298,12 +301,12 @@ fn ddp_v_07_no_receive_posted() {
 fn ddp_v_08_msn_out_of_range() {
     let (peer, region) = with_receive(64);
     assert_eq!(
-        complaint_about(peer, &region, &send_segment(true, 5, 0, b"x"))[..4],
+        terminate_for_ulpdu(peer, &region, &send_segment(true, 5, 0, b"x"))[..4],
         hex("1203c000")
     );
     let (peer, region) = with_receive(64);
     assert_eq!(
-        complaint_about(peer, &region, &send_segment(true, 0, 0, b"x"))[..4],
+        terminate_for_ulpdu(peer, &region, &send_segment(true, 0, 0, b"x"))[..4],
         hex("1203c000")
     );
 }
@@ -311,7 +314,7 @@ fn ddp_v_08_msn_out_of_range() {
 #[test]
 fn ddp_v_09_mo_outside_of_the_buffer() {
     let (peer, region) = with_receive(4096);
-    let payload = complaint_about(peer, &region, &send_segment(true, 1, 0x10000, b"x"));
+    let payload = terminate_for_ulpdu(peer, &region, &send_segment(true, 1, 0x10000, b"x"));
     assert_eq!(payload[..4], hex("1204c000"));
 }
 
@@ -331,11 +334,11 @@ fn ddp_v_10_message_longer_than_the_buffer() {
 fn ddp_v_11_version_of_an_untagged_segment() {
     let (peer, region) = with_receive(64);
     let ulpdu = untagged(0x40, 0x43, 0, 0, 1, 0, b"x");
-    assert_eq!(complaint_about(peer, &region, &ulpdu)[..4], hex("1206c000"));
+    assert_eq!(terminate_for_ulpdu(peer, &region, &ulpdu)[..4], hex("1206c000"));
 }
 
 #[test]
-fn ddp_v_12_a_receive_whose_memory_is_gone_is_a_local_error() {
+fn ddp_v_12_a_receive_in_unmapped_memory_is_a_local_error() {
     let mut peer = Scripted::new();
     let region = peer.node.region(64, everything());
     peer.node.post_recv(1, &[region.sge(0, 64)]);
@@ -349,7 +352,7 @@ fn ddp_v_12_a_receive_whose_memory_is_gone_is_a_local_error() {
 fn ddp_v_14_a_missing_right_is_rdmaps_error() {
     let peer = Scripted::new();
     let region = peer.node.region(8, Access::LOCAL_WRITE | Access::REMOTE_READ);
-    let payload = complaint_about(peer, &region, &write_segment(region.stag, region.base, b"x"));
+    let payload = terminate_for_ulpdu(peer, &region, &write_segment(region.stag, region.base, b"x"));
     assert_eq!(payload[..4], hex("0102c000"));
     // The right of the queue pair counts, too.
     let shape = Shape {
@@ -358,7 +361,7 @@ fn ddp_v_14_a_missing_right_is_rdmaps_error() {
     };
     let peer = Scripted::with(&shape, agreed(true));
     let region = peer.node.region(8, everything());
-    let payload = complaint_about(peer, &region, &write_segment(region.stag, region.base, b"x"));
+    let payload = terminate_for_ulpdu(peer, &region, &write_segment(region.stag, region.base, b"x"));
     assert_eq!(payload[..4], hex("0102c000"));
 }
 
@@ -369,39 +372,39 @@ fn ddp_v_15_the_cheaper_check_wins() {
     let peer = Scripted::new();
     let r = region(&peer);
     assert_eq!(
-        complaint_about(peer, &r, &untagged(0x42, 0x0f, 0, 9, 9, 9, b""))[..2],
+        terminate_for_ulpdu(peer, &r, &untagged(0x42, 0x0f, 0, 9, 9, 9, b""))[..2],
         [0x12, 0x06]
     );
     // RV before opcode, opcode before QN.
     let peer = Scripted::new();
     let r = region(&peer);
     assert_eq!(
-        complaint_about(peer, &r, &untagged(0x41, 0x8f, 0, 9, 9, 9, b""))[..2],
+        terminate_for_ulpdu(peer, &r, &untagged(0x41, 0x8f, 0, 9, 9, 9, b""))[..2],
         [0x02, 0x05]
     );
     let peer = Scripted::new();
     let r = region(&peer);
     assert_eq!(
-        complaint_about(peer, &r, &untagged(0x41, 0x4f, 0, 9, 9, 9, b""))[..2],
+        terminate_for_ulpdu(peer, &r, &untagged(0x41, 0x4f, 0, 9, 9, 9, b""))[..2],
         [0x02, 0x06]
     );
     // QN before MSN, MSN before buffer, STag before range.
     let peer = Scripted::new();
     let r = region(&peer);
     assert_eq!(
-        complaint_about(peer, &r, &untagged(0x41, 0x43, 0, 9, 9, 9, b""))[..2],
+        terminate_for_ulpdu(peer, &r, &untagged(0x41, 0x43, 0, 9, 9, 9, b""))[..2],
         [0x12, 0x01]
     );
     let peer = Scripted::new();
     let r = region(&peer);
     assert_eq!(
-        complaint_about(peer, &r, &send_segment(true, 9, 9, b""))[..2],
+        terminate_for_ulpdu(peer, &r, &send_segment(true, 9, 9, b""))[..2],
         [0x12, 0x03]
     );
     let peer = Scripted::new();
     let r = region(&peer);
     assert_eq!(
-        complaint_about(peer, &r, &write_segment(r.stag ^ 0xff00, u64::MAX, b"ab"))[..2],
+        terminate_for_ulpdu(peer, &r, &write_segment(r.stag ^ 0xff00, u64::MAX, b"ab"))[..2],
         [0x11, 0x00]
     );
 }
@@ -411,10 +414,10 @@ fn ddp_v_16_t_bit_and_opcode_disagree() {
     let peer = Scripted::new();
     let region = peer.node.region(8, everything());
     let ulpdu = tagged(0xc1, 0x43, region.stag, region.base, b"abcd");
-    assert_eq!(complaint_about(peer, &region, &ulpdu)[..4], hex("0206c000"));
+    assert_eq!(terminate_for_ulpdu(peer, &region, &ulpdu)[..4], hex("0206c000"));
     let (peer, region) = with_receive(64);
     let ulpdu = untagged(0x41, 0x40, 0, 0, 1, 0, b"abcd");
-    assert_eq!(complaint_about(peer, &region, &ulpdu)[..4], hex("0206c000"));
+    assert_eq!(terminate_for_ulpdu(peer, &region, &ulpdu)[..4], hex("0206c000"));
 }
 
 #[test]
@@ -469,8 +472,8 @@ fn ddp_t_05_graceful_close_sends_what_was_posted() {
         peer.node.post(&Work::send(n).sge(source.sge(0, 3000)));
     }
     peer.node.set_state(QpState::Sqd);
-    let heard = peer.output_ulpdus();
-    assert_eq!(heard.iter().filter(|u| u[0] & 0x40 != 0).count(), 10);
+    let received = peer.output_ulpdus();
+    assert_eq!(received.iter().filter(|u| u[0] & 0x40 != 0).count(), 10);
     assert!(peer.finished);
     assert_eq!(
         peer.node.sent(),
@@ -521,7 +524,7 @@ fn ddp_t_07_stag_bound_to_another_stream() {
         .invalidate(window, peer.node.pd, 7, crate::memory::InvalidateBy::Local)
         .unwrap();
     peer.node.memory.bind(&operands, peer.node.pd, 8).unwrap();
-    let payload = complaint_about(peer, &region, &write_segment(window, region.base, b"else"));
+    let payload = terminate_for_ulpdu(peer, &region, &write_segment(window, region.base, b"else"));
     assert_eq!(payload[..4], hex("1102c000"));
 }
 
@@ -531,7 +534,7 @@ fn ddp_t_08_revocation_ends_placement() {
     let region = peer.node.region(64, everything());
     peer.send_ulpdu(&tagged(0x81, 0x40, region.stag, region.base, b"before"));
     peer.node.memory.deregister(region.stag).unwrap();
-    let payload = complaint_about(
+    let payload = terminate_for_ulpdu(
         peer,
         &region,
         &write_segment(region.stag, region.base + 6, b"behind"),

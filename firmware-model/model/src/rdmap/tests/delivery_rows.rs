@@ -43,7 +43,7 @@ fn write(cookie: u64) -> Work {
     Work::write(cookie, 0x100, cookie * 64).inline(&[cookie as u8; 8])
 }
 
-/// What the peer says of a Write that it refuses.
+/// The peer's report on a Write that it refuses.
 fn refusal(stag: u32, to: u64) -> Vec<u8> {
     let header = &write_segment(stag, to, b"")[..14];
     let terminate = Terminate {

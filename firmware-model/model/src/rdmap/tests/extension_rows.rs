@@ -73,7 +73,7 @@ fn x73_03_requests_on_the_wire_share_msns_with_reads() {
     peer.node
         .post(&compare_swap(2, stag, to, 0x2222, 0x1111).sge(sink.sge(8, 8)));
     peer.node.post(&Work::read(3, stag, to).sge(sink.sge(16, 8)));
-    let heard = peer.output();
+    let received = peer.output();
     // The request identifiers are ours to choose.
     for (name, at, id) in [("F-ATOMIC-FADD", 0, 1u32), ("F-ATOMIC-CSWAP", 76, 2)] {
         let mut expected = vector(name);
@@ -84,9 +84,9 @@ fn x73_03_requests_on_the_wire_share_msns_with_reads() {
         }
         let crc = crc32c(&expected[..end]);
         expected[end..].copy_from_slice(&crc.to_le_bytes());
-        assert_eq!(heard[at..at + expected.len()], expected, "{name}");
+        assert_eq!(received[at..at + expected.len()], expected, "{name}");
     }
-    assert_eq!(be32(&heard[152 + 12..]), 3);
+    assert_eq!(be32(&received[152 + 12..]), 3);
 }
 
 #[test]
@@ -138,9 +138,9 @@ fn x73_04_responses_complete_their_requests_in_order() {
 
 #[test]
 fn x73_04_a_response_must_fit_its_request() {
-    let response = |msn, id: u32, octets: usize| {
+    let response = |msn, id: u32, bytes: usize| {
         let mut payload = id.to_be_bytes().to_vec();
-        payload.resize(octets, 0);
+        payload.resize(bytes, 0);
         untagged(0x41, 0x4b, 0, 3, msn, 0, &payload)
     };
     for (ulpdu, code) in [
@@ -256,7 +256,7 @@ fn x73_08_atomics_of_two_streams_exclude_each_other() {
 }
 
 #[test]
-fn x73_09_immediate_data_is_a_message_of_8_octets() {
+fn x73_09_immediate_data_is_a_message_of_8_bytes() {
     for (name, solicited) in [("F-IMM", false), ("F-IMMSE", true)] {
         let mut peer = Scripted::new();
         peer.node.post_recv(1, &[]);
@@ -270,10 +270,10 @@ fn x73_09_immediate_data_is_a_message_of_8_octets() {
         assert!(flags.contains(CqeFlags::WITH_IMM));
         assert_eq!(flags.contains(CqeFlags::SOLICITED), solicited);
     }
-    for (octets, code) in [(7, 0x02ff), (9, 0x1205)] {
+    for (bytes, code) in [(7, 0x02ff), (9, 0x1205)] {
         let mut peer = Scripted::new();
         peer.node.post_recv(1, &[]);
-        peer.send_ulpdu(&untagged(0x41, 0x48, 0, 0, 1, 0, &vec![1; octets]));
+        peer.send_ulpdu(&untagged(0x41, 0x48, 0, 0, 1, 0, &vec![1; bytes]));
         assert_eq!(peer.terminate()[..2], u16::to_be_bytes(code));
     }
     let mut peer = Scripted::new();
@@ -293,10 +293,10 @@ fn x73_10_write_with_immediate_is_a_write_and_an_immediate() {
         .sge(source.sge(0, 4));
     pair.a.post(&work);
     pair.run_now();
-    let octets = pair.wire.recorded(0);
-    assert_eq!(octets[2..4], [0xc1, 0x40]);
-    assert_eq!(octets[24..][2..4], [0x41, 0x48]);
-    assert_eq!(octets[24 + 20..24 + 28], hex("aabbccdd 00000000"));
+    let bytes = pair.wire.recorded(0);
+    assert_eq!(bytes[2..4], [0xc1, 0x40]);
+    assert_eq!(bytes[24..][2..4], [0x41, 0x48]);
+    assert_eq!(bytes[24 + 20..24 + 28], hex("aabbccdd 00000000"));
     assert_eq!(pair.a.sent(), [(2, SUCCESS)]);
     let cqe = pair.b.recv_cq.poll().unwrap();
     assert_eq!((opcode(&cqe), cqe.byte_len.get()), (WcOpcode::RecvRdmaWithImm, 4));

@@ -1,7 +1,7 @@
 //! DDP's rows on whole messages: their numbers, their length, and what is alike in all their
 //! segments.
 
-use super::ddp_rows::{complaint_about, with_receive};
+use super::ddp_rows::{terminate_for_ulpdu, with_receive};
 use super::rig::*;
 use crate::memory::{Backing, Need, Registration};
 use crate::rdmap::Attachment;
@@ -142,7 +142,7 @@ fn ddp_h_06_a_terminate_is_message_one_of_its_queue() {
 fn ddp_h_06_another_msn_than_the_next_is_refused() {
     for wrong in [0, 2, u32::MAX] {
         let (peer, untouched) = with_receive(64);
-        let payload = complaint_about(peer, &untouched, &send_segment(true, wrong, 0, b"x"));
+        let payload = terminate_for_ulpdu(peer, &untouched, &send_segment(true, wrong, 0, b"x"));
         assert_eq!(payload[..2], hex("1203"));
         let mut peer = Scripted::new();
         let source = peer.node.filled(b"source");
@@ -296,12 +296,12 @@ fn ddp_s_01_a_received_write_is_shorter_than_2_to_the_32() {
         peer.node.engine.have_received(u64::from(u32::MAX) - 5);
         let end = write_segment(region.stag, region.base + 5, &vec![1; len]);
         if refused {
-            let payload = complaint_about(peer, &region, &end);
+            let payload = terminate_for_ulpdu(peer, &region, &end);
             assert_eq!(payload[..4], hex("1101c000"));
         } else {
             peer.node.post_recv(1, &[]);
             peer.send_ulpdu(&end);
-            // The Immediate behind it says how long it was.
+            // The Immediate behind it has the length.
             peer.send_ulpdu(&untagged(0x41, 0x48, 0, 0, 1, 0, &[0; 8]));
             assert_eq!(peer.node.received(), [(1, SUCCESS, u32::MAX)]);
         }

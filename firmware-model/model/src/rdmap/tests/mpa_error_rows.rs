@@ -69,15 +69,15 @@ fn mpa_e_01_a_wrong_marker_is_code_3() {
         ..agreed(true)
     };
     let mut peer = Scripted::with(&Shape::default(), attachment);
-    let mut octets = vec![0; 2048];
-    let len = marker::emit(0, &send_segment(true, 1, 0, &[7; 1000]), CrcMode::On, &mut octets);
-    octets.truncate(len);
+    let mut bytes = vec![0; 2048];
+    let len = marker::emit(0, &send_segment(true, 1, 0, &[7; 1000]), CrcMode::On, &mut bytes);
+    bytes.truncate(len);
     // FPDUPTR of the second marker, under a CRC that is right.
-    octets[515] ^= 4;
+    bytes[515] ^= 4;
     let end = len - 4;
-    let crc = crc32c(&octets[..end]);
-    octets[end..].copy_from_slice(&crc.to_le_bytes());
-    peer.send(&octets);
+    let crc = crc32c(&bytes[..end]);
+    bytes[end..].copy_from_slice(&crc.to_le_bytes());
+    peer.send(&bytes);
     assert_eq!(peer.terminate(), hex("20030000"));
     assert_eq!(peer.node.faults(), [(QpFault::TerminateSent, 0x2003_0000)]);
     assert_eq!(errors(&peer), [0, 0, 1]);

@@ -59,9 +59,9 @@ fn mpa_f_02_length_counts_only_the_ulpdu() {
     let mut peer = Scripted::new();
     let region = peer.node.filled(b"hello");
     peer.node.post(&Work::send(1).sge(region.sge(0, 5)));
-    let heard = peer.output();
-    assert_eq!(heard, vector("F-SEND-hello"));
-    assert_eq!((heard.len(), &heard[..2]), (32, &[0x00, 0x17][..]));
+    let received = peer.output();
+    assert_eq!(received, vector("F-SEND-hello"));
+    assert_eq!((received.len(), &received[..2]), (32, &[0x00, 0x17][..]));
     assert_eq!(peer.node.sent(), [(1, SUCCESS)]);
 }
 
@@ -70,11 +70,11 @@ fn mpa_f_03_pad_makes_fpdu_multiple_of_four() {
     let mut peer = Scripted::new();
     for (len, pad) in [0, 3, 2, 1, 0, 3, 2, 1].into_iter().enumerate() {
         peer.node.post(&Work::send(1).inline(&vec![0xee; len]));
-        let heard = peer.output();
-        assert_eq!(heard.len(), 2 + 18 + len + pad + 4);
-        assert_eq!(heard.len() % 4, 0);
+        let received = peer.output();
+        assert_eq!(received.len(), 2 + 18 + len + pad + 4);
+        assert_eq!(received.len() % 4, 0);
         assert!(
-            heard[20 + len..20 + len + pad].iter().all(|b| *b == 0),
+            received[20 + len..20 + len + pad].iter().all(|b| *b == 0),
             "pad is sent as zero"
         );
     }
@@ -134,7 +134,7 @@ fn memory_may_be_copied_from_the_middle_of_a_segment() {
     arena.unmapped.store(true, Ordering::Relaxed);
     peer.send(&fpdu);
     // Behind the length and DDP's header of a Terminate.
-    assert_eq!(peer.output()[20..22], [0x11, 0x00], "the Stag is no more");
+    assert_eq!(peer.output()[20..22], [0x11, 0x00], "the STag is invalid");
 }
 
 /// The ULPDU lengths of a long Send over a stream with that segment size.
@@ -159,19 +159,19 @@ fn ulpdu_lengths(mss: u32, markers: bool, len: usize) -> Vec<usize> {
     pair.run_now();
     assert_eq!(pair.b.received(), [(1, SUCCESS, len as u32)]);
     assert!(sink.bytes() == pattern(len));
-    let mut octets = pair.wire.recorded(0);
+    let mut bytes = pair.wire.recorded(0);
     let (mut offset, mut lengths) = (0, Vec::new());
-    while !octets.is_empty() {
+    while !bytes.is_empty() {
         let taken = if markers {
-            let (ulpdu, taken) = marker::parse(offset, &mut octets, CrcMode::On).unwrap();
+            let (ulpdu, taken) = marker::parse(offset, &mut bytes, CrcMode::On).unwrap();
             lengths.push(ulpdu.len());
             taken
         } else {
-            let (ulpdu, _) = fpdu::parse(&octets, CrcMode::On).unwrap();
+            let (ulpdu, _) = fpdu::parse(&bytes, CrcMode::On).unwrap();
             lengths.push(ulpdu.len());
             fpdu_len(ulpdu.len())
         };
-        octets.drain(..taken);
+        bytes.drain(..taken);
         offset += taken as u64;
     }
     lengths
@@ -273,8 +273,8 @@ fn mpa_f_15_a_smaller_segment_size_makes_later_fpdus_smaller() {
     pair.advance(Duration::from_secs(2));
     pair.run_now();
     assert!(target.bytes() == pattern(len), "offsets are continuous");
-    let octets = pair.wire.recorded(0);
-    let (mut rest, mut lengths) = (&octets[..], Vec::new());
+    let bytes = pair.wire.recorded(0);
+    let (mut rest, mut lengths) = (&bytes[..], Vec::new());
     while let Ok((ulpdu, behind)) = fpdu::parse(rest, CrcMode::On) {
         (rest, _) = (behind, lengths.push(ulpdu.len()));
     }
@@ -286,8 +286,8 @@ fn mpa_f_16_ulpdus_too_short_for_a_header_end_the_stream() {
     for (length, first) in [(0, 0x41), (13, 0xc1), (17, 0x41)] {
         let (mut peer, _) = with_receives(Scripted::new(), 1, 64);
         let mut ulpdu = vec![0; length];
-        if let Some(octet) = ulpdu.first_mut() {
-            *octet = first;
+        if let Some(byte) = ulpdu.first_mut() {
+            *byte = first;
         }
         peer.send_ulpdu(&ulpdu);
         assert_eq!(peer.terminate()[..2], [0x10, 0x00]);
@@ -296,7 +296,7 @@ fn mpa_f_16_ulpdus_too_short_for_a_header_end_the_stream() {
 }
 
 #[test]
-fn mpa_m_01_and_02_markers_only_towards_who_asked() {
+fn mpa_m_01_and_02_markers_only_when_requested() {
     let a = Attachment {
         markers_tx: true,
         ..agreed(true)
@@ -316,14 +316,14 @@ fn mpa_m_01_and_02_markers_only_towards_who_asked() {
     pair.b.post(&Work::send(1).inline(b"hello"));
     pair.run_now();
     let marked = pair.wire.recorded(0);
-    assert_eq!(marked[..4], [0; 4], "the first octets are a marker");
+    assert_eq!(marked[..4], [0; 4], "the first bytes are a marker");
     assert_eq!(marked.len(), 36);
     assert_eq!(pair.wire.recorded(1), vector("F-SEND-hello"));
     assert_eq!(pair.a.received(), [(1, SUCCESS, 5)]);
     assert_eq!(pair.b.received(), [(1, SUCCESS, 5)]);
 }
 
-/// What an engine that inserts markers says when it sends zeros of these lengths.
+/// What an engine that inserts markers sends for zeros of these lengths.
 fn marked_sends(lengths: &[usize]) -> Vec<u8> {
     let attachment = Attachment {
         markers_tx: true,
@@ -353,31 +353,31 @@ fn mpa_m_03_first_marker_opens_the_stream() {
 fn mpa_m_05_fpduptr_inside_an_fpdu() {
     // A first FPDU of 492 bytes, with the marker before it 496: figure 6 begins there less one
     // word.
-    let said = marked_sends(&[462, 24]);
+    let sent = marked_sends(&[462, 24]);
     let figure = vector("RFC5044-FIG6");
-    assert_eq!(said[492..], figure[..]);
+    assert_eq!(sent[492..], figure[..]);
 }
 
 #[test]
 fn mpa_m_06_marker_between_fpdus_belongs_to_the_next() {
-    let said = marked_sends(&[484, 5]);
-    assert_eq!(said[512..], vector("M-BETWEEN-2nd"));
+    let sent = marked_sends(&[484, 5]);
+    assert_eq!(sent[512..], vector("M-BETWEEN-2nd"));
 }
 
 #[test]
 fn mpa_m_07_marker_between_pad_and_crc() {
-    let said = marked_sends(&[488, 5]);
-    assert_eq!(said[508..520], vector("M-PADCRC-tail"));
-    assert_eq!(said[520..], vector("M-PADCRC-2nd"));
+    let sent = marked_sends(&[488, 5]);
+    assert_eq!(sent[508..520], vector("M-PADCRC-tail"));
+    assert_eq!(sent[520..], vector("M-PADCRC-2nd"));
 }
 
 #[test]
 fn mpa_m_08_all_markers_of_an_fpdu_point_to_its_start() {
-    let said = marked_sends(&[1200]);
-    assert_eq!(said.len(), 1236);
-    assert_eq!(said[512..516], vector("M-MULTI-m1"));
-    assert_eq!(said[1024..1028], vector("M-MULTI-m2"));
-    assert_eq!(said[1232..], vector("M-MULTI-crc"));
+    let sent = marked_sends(&[1200]);
+    assert_eq!(sent.len(), 1236);
+    assert_eq!(sent[512..516], vector("M-MULTI-m1"));
+    assert_eq!(sent[1024..1028], vector("M-MULTI-m2"));
+    assert_eq!(sent[1232..], vector("M-MULTI-crc"));
 }
 
 /// An engine that receives markers, and the bytes of one marked Send.
@@ -388,31 +388,31 @@ fn marked_peer(len: usize) -> (Scripted, Region, Vec<u8>) {
     };
     let (peer, region) = with_receives(Scripted::with(&Shape::default(), attachment), 1, len);
     let ulpdu = send_segment(true, 1, 0, &pattern(len));
-    let mut octets = vec![0; 2 * len + 64];
-    let taken = marker::emit(0, &ulpdu, CrcMode::On, &mut octets);
-    octets.truncate(taken);
-    (peer, region, octets)
+    let mut bytes = vec![0; 2 * len + 64];
+    let taken = marker::emit(0, &ulpdu, CrcMode::On, &mut bytes);
+    bytes.truncate(taken);
+    (peer, region, bytes)
 }
 
-fn resign(octets: &mut [u8]) {
-    let end = octets.len() - 4;
-    let crc = urnic_wire::crc::crc32c(&octets[..end]);
-    octets[end..].copy_from_slice(&crc.to_le_bytes());
+fn seal_fpdu(bytes: &mut [u8]) {
+    let end = bytes.len() - 4;
+    let crc = urnic_wire::crc::crc32c(&bytes[..end]);
+    bytes[end..].copy_from_slice(&crc.to_le_bytes());
 }
 
 #[test]
 fn mpa_m_04_reserved_half_of_a_marker_is_ignored() {
-    let (mut peer, _, mut octets) = marked_peer(1200);
-    octets[512..514].copy_from_slice(&[0xff, 0xff]);
-    resign(&mut octets);
-    peer.send(&octets);
+    let (mut peer, _, mut bytes) = marked_peer(1200);
+    bytes[512..514].copy_from_slice(&[0xff, 0xff]);
+    seal_fpdu(&mut bytes);
+    peer.send(&bytes);
     assert_eq!(peer.node.received(), [(0, SUCCESS, 1200)]);
 }
 
 #[test]
 fn mpa_m_10_payload_is_delivered_without_markers() {
-    let (mut peer, region, octets) = marked_peer(3000);
-    for part in octets.chunks(100) {
+    let (mut peer, region, bytes) = marked_peer(3000);
+    for part in bytes.chunks(100) {
         peer.send(part);
     }
     assert_eq!(peer.node.received(), [(0, SUCCESS, 3000)]);
@@ -421,10 +421,10 @@ fn mpa_m_10_payload_is_delivered_without_markers() {
 
 #[test]
 fn mpa_m_11_wrong_fpduptr_with_a_good_crc() {
-    let (mut peer, region, mut octets) = marked_peer(1200);
-    octets[514..516].copy_from_slice(&[0x01, 0x00]);
-    resign(&mut octets);
-    peer.send(&octets);
+    let (mut peer, region, mut bytes) = marked_peer(1200);
+    bytes[514..516].copy_from_slice(&[0x01, 0x00]);
+    seal_fpdu(&mut bytes);
+    peer.send(&bytes);
     assert_eq!(peer.terminate(), hex("20030000"));
     assert!(region.bytes().iter().all(|b| *b == 0));
 }
@@ -435,8 +435,8 @@ fn mpa_c_03_and_04_a_damaged_fpdu_ends_the_stream_with_code_2() {
     let mut damaged = vector("F-SEND-hello");
     damaged[20] ^= 1;
     peer.send(&damaged);
-    let heard = peer.output();
-    assert_eq!(heard, vector("F-TERM-202"));
+    let received = peer.output();
+    assert_eq!(received, vector("F-TERM-202"));
     assert!(peer.finished);
     assert_eq!(peer.node.received(), [(0, WcStatus::WrFlushErr, 0)]);
     assert_eq!(peer.node.faults(), [(QpFault::TerminateSent, 0x2002_0000)]);
@@ -456,7 +456,7 @@ fn mpa_e_02_nothing_behind_an_error_is_delivered() {
 }
 
 #[test]
-fn mpa_e_01_reset_flushes_and_tells() {
+fn mpa_e_01_reset_flushes_and_is_reported() {
     let (mut peer, _) = with_receives(Scripted::new(), 2, 64);
     peer.rst();
     assert_eq!(peer.node.faults(), [(QpFault::StreamLost, 0x2001_0000)]);
@@ -478,7 +478,7 @@ fn mpa_e_01_fin_inside_an_fpdu_is_a_lost_stream() {
 }
 
 #[test]
-fn mpa_e_05_graceful_close_is_told_and_is_no_error() {
+fn mpa_e_05_graceful_close_is_reported_and_is_no_error() {
     let (mut peer, _) = with_receives(Scripted::new(), 1, 64);
     peer.fin();
     assert!(peer.node.has_event(EventKind::PeerClosed));
@@ -489,7 +489,7 @@ fn mpa_e_05_graceful_close_is_told_and_is_no_error() {
 }
 
 #[test]
-fn mpa_s_13_responder_says_nothing_before_a_valid_fpdu() {
+fn mpa_s_13_responder_sends_nothing_before_a_valid_fpdu() {
     let mut peer = Scripted::with(&Shape::default(), agreed(false));
     peer.node.post(&Work::send(1).inline(b"hello"));
     assert!(peer.output().is_empty());
@@ -524,7 +524,7 @@ fn mpa_s_13_with_markers_not_even_the_first_marker() {
 }
 
 #[test]
-fn empa_16_35_38_start_up_errors_are_told_in_the_first_fpdu() {
+fn empa_16_35_38_start_up_errors_are_sent_in_the_first_fpdu() {
     for (control, name) in [
         (0x2007_0000, "F-TERM-207"),
         (0x2006_0000, "F-TERM-206"),
@@ -535,14 +535,14 @@ fn empa_16_35_38_start_up_errors_are_told_in_the_first_fpdu() {
             ..agreed(true)
         };
         let mut peer = Scripted::with(&Shape::default(), attachment);
-        let heard = peer.output();
-        assert_eq!(heard, vector(name));
+        let received = peer.output();
+        assert_eq!(received, vector(name));
         assert!(peer.finished);
         assert_eq!(peer.node.faults(), [(QpFault::TerminateSent, control)]);
     }
 }
 
-/// What an initiator says that sends a RTR, then "hello".
+/// What an initiator sends: a RTR, then "hello".
 fn after_rtr(rtr: Rtr) -> (Vec<u8>, Scripted) {
     let attachment = Attachment {
         rtr_send: Some(rtr),
@@ -550,8 +550,8 @@ fn after_rtr(rtr: Rtr) -> (Vec<u8>, Scripted) {
     };
     let mut peer = Scripted::with(&Shape::default(), attachment);
     peer.node.post(&Work::send(9).inline(b"hello"));
-    let heard = peer.output();
-    (heard, peer)
+    let received = peer.output();
+    (received, peer)
 }
 
 #[test]
@@ -561,9 +561,9 @@ fn empa_17_the_rtr_goes_first() {
         (Rtr::Write, "F-WRITE0-RTR"),
         (Rtr::Read, "F-RREQ0-RTR"),
     ] {
-        let (heard, _) = after_rtr(rtr);
-        assert!(heard.starts_with(&vector(name)), "{rtr:?}");
-        assert!(heard.len() > vector(name).len());
+        let (received, _) = after_rtr(rtr);
+        assert!(received.starts_with(&vector(name)), "{rtr:?}");
+        assert!(received.len() > vector(name).len());
     }
 }
 
@@ -615,8 +615,8 @@ fn empa_18_and_19_the_rtr_takes_no_receive_at_its_receiver() {
 #[test]
 fn empa_19_msns_behind_each_rtr() {
     let msn_of_hello = |rtr| {
-        let (heard, _) = after_rtr(rtr);
-        let hello = &heard[heard.len() - 32..];
+        let (received, _) = after_rtr(rtr);
+        let hello = &received[received.len() - 32..];
         be32(&hello[12..])
     };
     assert_eq!(msn_of_hello(Rtr::Send), 2);
@@ -688,7 +688,7 @@ fn empa_22_sends_wait_for_the_fence_or_are_flushed() {
 }
 
 #[test]
-fn empa_23_an_error_before_the_fence_opens_is_not_told() {
+fn empa_23_an_error_before_the_fence_opens_is_not_reported() {
     let mut peer = Scripted::with(&Shape::default(), agreed(false));
     let mut damaged = vector("F-SEND-hello");
     damaged[20] ^= 1;

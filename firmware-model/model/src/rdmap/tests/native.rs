@@ -52,7 +52,7 @@ fn an_empty_receive_queue_stalls_the_stream() {
     pair.a.post(&Work::send(2).inline(b"later"));
     pair.run_now();
     assert_eq!(pair.b.rx, RxOutcome::Stalled);
-    assert_eq!(pair.b.deadline(), None, "for ever, unless told otherwise");
+    assert_eq!(pair.b.deadline(), None, "no deadline by default");
     assert_eq!(pair.b.count(Counter::RxStalls), 1);
     pair.b.post_recv(7, &[region.sge(0, 64)]);
     pair.run_now();
@@ -66,7 +66,7 @@ fn an_empty_receive_queue_stalls_the_stream() {
 }
 
 #[test]
-fn who_only_sends_hands_up_nothing_that_waited() {
+fn a_sender_alone_delivers_no_held_messages() {
     // The ring for the receive is still to come. Whoever obeys it sends the answer to the Read, and
     // asks whether anything waited.
     let mut pair = native_pair();
@@ -274,7 +274,7 @@ fn unreachable(node: &mut Node) {
 }
 
 #[test]
-fn the_next_send_learns_that_there_is_no_way_to_the_peer() {
+fn the_next_send_fails_without_a_route_to_the_peer() {
     let mut node = alone();
     unreachable(&mut node);
     node.post(&Work::send(1));
@@ -284,7 +284,7 @@ fn the_next_send_learns_that_there_is_no_way_to_the_peer() {
 }
 
 #[test]
-fn whoever_asked_for_the_error_state_has_his_sends_flushed() {
+fn a_requested_error_state_flushes_sends() {
     let mut node = alone();
     unreachable(&mut node);
     node.set_state(QpState::Err);

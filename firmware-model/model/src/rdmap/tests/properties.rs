@@ -1,4 +1,4 @@
-//! What holds for whatever programs post, however the stream is cut, and whatever a peer says.
+//! What holds for whatever programs post, however the stream is cut, and whatever a peer sends.
 
 use super::rig::*;
 use crate::rdmap::Attachment;
@@ -88,7 +88,7 @@ impl Plan {
 }
 
 #[derive(Debug, Clone)]
-struct World {
+struct Scenario {
     conditions: Conditions,
     crc: bool,
     markers: [bool; 2],
@@ -98,7 +98,7 @@ struct World {
     seed: u64,
 }
 
-fn world() -> impl Strategy<Value = World> {
+fn scenario() -> impl Strategy<Value = Scenario> {
     let mss = prop::sample::select(vec![88u32, 536, 1460, 8948, 65483]);
     let chunk = prop_oneof![Just(0usize), 1..20usize, 20..5000usize];
     let capacity = prop_oneof![1..200usize, 200..100_000usize];
@@ -113,7 +113,7 @@ fn world() -> impl Strategy<Value = World> {
                 mss,
                 seed,
             };
-            World {
+            Scenario {
                 conditions,
                 crc,
                 markers,
@@ -126,7 +126,7 @@ fn world() -> impl Strategy<Value = World> {
     )
 }
 
-impl World {
+impl Scenario {
     fn pair(&self) -> Pair {
         let attachment = |initiator: bool, markers_tx, markers_rx| Attachment {
             crc: self.crc,
@@ -316,26 +316,26 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 150, ..ProptestConfig::default() })]
 
     #[test]
-    fn everything_posted_arrives_once_in_order_bit_for_bit(
-        world in world(),
+    fn requests_arrive_once_in_order_unchanged(
+        scenario in scenario(),
         a in prop::collection::vec(plan(), 0..25),
         b in prop::collection::vec(plan(), 0..25),
     ) {
-        let mut pair = world.pair();
-        if !world.native {
+        let mut pair = scenario.pair();
+        if !scenario.native {
             pair.open_fence();
         }
         let slots = a.len().max(b.len());
         let (mut left, mut right) = (Side::new(&pair.a, a, slots, 3), Side::new(&pair.b, b, slots, 77));
         let (to_left, to_right) = (right.messages().len(), left.messages().len());
-        if !world.native {
+        if !scenario.native {
             // Without a receive posted a message is an error.
             for _ in 0..slots {
                 left.post_recv(&mut pair.a, to_left);
                 right.post_recv(&mut pair.b, to_right);
             }
         }
-        let mut random = world.seed;
+        let mut random = scenario.seed;
         let mut quiet = 0;
         while quiet < 3 {
             random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
@@ -363,16 +363,16 @@ proptest! {
 
     #[test]
     fn a_damaged_stream_delivers_a_prefix_and_completes_all(
-        mut world in world(),
+        mut scenario in scenario(),
         plans in prop::collection::vec(plan(), 1..25),
         fault in (any::<bool>(), 0u64..200_000, 1..=255u8),
     ) {
         let (cut, position, mask) = fault;
         // What is damaged without a CRC is simply other data.
-        world.crc |= !cut;
-        world.native = false;
-        world.conditions.capacity = world.conditions.capacity.max(2000);
-        let mut pair = world.pair();
+        scenario.crc |= !cut;
+        scenario.native = false;
+        scenario.conditions.capacity = scenario.conditions.capacity.max(2000);
+        let mut pair = scenario.pair();
         pair.open_fence();
         let mut left = Side::new(&pair.a, plans, 25, 3);
         let mut right = Side::new(&pair.b, Vec::new(), 25, 77);

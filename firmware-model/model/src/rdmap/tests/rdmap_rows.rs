@@ -29,7 +29,7 @@ fn answer_to(mut peer: Scripted, ulpdu: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn rdm_c_01_control_octets_of_every_message() {
+fn rdm_c_01_control_bytes_of_every_message() {
     let mut peer = Scripted::new();
     let region = peer.node.region(64, everything());
     let sink = region.sge(0, 8);
@@ -121,7 +121,7 @@ fn rdm_w_01_a_write_is_not_delivered_and_gathers() {
 }
 
 #[test]
-fn rdm_w_02_a_send_tells_that_earlier_writes_are_placed() {
+fn rdm_w_02_a_send_means_that_earlier_writes_are_placed() {
     let mut pair = Pair::new();
     let len = 300_000;
     let (left, right) = (pair.a.filled(&pattern(len)), pair.b.region(len, everything()));
@@ -264,7 +264,7 @@ fn rdm_r_06_one_request_more_than_ird() {
 }
 
 #[test]
-fn rdm_r_07_a_response_that_nobody_asked_for_is_not_placed() {
+fn rdm_r_07_an_unrequested_response_is_not_placed() {
     let mut peer = Scripted::new();
     let sink = peer.node.region(8, everything());
     peer.send_ulpdu(&tagged(0xc1, 0x42, sink.stag, sink.base, b"abcd"));
@@ -624,12 +624,12 @@ fn rdm_t_08_a_senseless_terminate_is_not_answered() {
 
 #[test]
 fn rdm_t_09_odd_terminates_are_understood() {
-    for (control, heard) in [("23070000", 0x2007_0000), ("10020700 0000", 0x0102_8000)] {
+    for (control, received) in [("23070000", 0x2007_0000), ("10020700 0000", 0x0102_8000)] {
         let mut peer = Scripted::new();
         peer.node.post(&Work::send(1).inline(b"x"));
         peer.run();
         peer.send_ulpdu(&untagged(0x41, 0x47, 0, 2, 1, 0, &hex(control)));
-        assert_eq!(peer.node.faults(), [(QpFault::TerminateReceived, heard)]);
+        assert_eq!(peer.node.faults(), [(QpFault::TerminateReceived, received)]);
     }
     // As the answer to a Reply, siw's swapped nibbles mean start-up.
     let mut peer = Scripted::with(&Shape::default(), agreed(false));

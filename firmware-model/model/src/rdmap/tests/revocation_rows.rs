@@ -64,7 +64,7 @@ enum Revocation {
     Invalidated,
 }
 
-/// RDM-R-09, DDP-T-08, SEC-02: the Response breaks off with a Terminate that says where.
+/// RDM-R-09, DDP-T-08, SEC-02: the Response breaks off with a Terminate that names the place.
 #[test]
 fn rdm_r_09_a_source_revoked_under_a_slow_response() {
     use Revocation::*;
@@ -137,7 +137,7 @@ fn ddp_t_08_a_window_unbound_under_a_slow_response() {
 /// A Send or Write of memory that is deregistered before the stream took it: what is framed goes as
 /// it was, the rest fails.
 #[test]
-fn sec_02_what_a_slow_stream_has_not_taken_is_not_read_later() {
+fn sec_02_untaken_bytes_are_not_read_after_revocation() {
     for crc in [false, true] {
         for opcode in [Opcode::Send, Opcode::Write] {
             let mut peer = slow_peer(crc);
@@ -160,7 +160,7 @@ fn sec_02_what_a_slow_stream_has_not_taken_is_not_read_later() {
             assert!(content().starts_with(&sent), "{opcode:?}, CRC {crc}");
             assert!(sent.len() > half && sent.len() < LEN);
             assert_eq!(peer.node.sent(), [(1, SUCCESS), (2, WcStatus::LocProtErr)]);
-            assert_eq!(peer.node.memory.loans().count(), 0);
+            assert_eq!(peer.node.memory.borrows().count(), 0);
         }
     }
 }
@@ -245,7 +245,7 @@ fn ddp_t_08_all_that_arrives_was_there_before_the_revocation() {
         pair.run_now();
         assert!(!sink.bytes().contains(&SECRET), "seed {seed}");
         assert_eq!(pair.a.engine.state(), QpState::Err);
-        assert_eq!(pair.a.memory.loans().count(), 0);
+        assert_eq!(pair.a.memory.borrows().count(), 0);
         let sent = pair.a.sent();
         let well = sent.iter().take_while(|(_, status)| *status == SUCCESS).count();
         assert!(sink.bytes()[..well * at_once] == content()[..well * at_once]);

@@ -228,7 +228,7 @@ fn x73_11_atomics_complete_as_reads_and_immediates_go_as_sends() {
 }
 
 #[test]
-fn empa_22_what_waits_for_the_fence_leaves_in_order() {
+fn empa_22_requests_behind_the_fence_are_sent_in_order() {
     let mut peer = Scripted::with(&Shape::default(), agreed(false));
     let _region = post_all_kinds(&mut peer);
     peer.run();
@@ -260,17 +260,17 @@ fn empa_23_our_error_before_the_fence_opens_is_not_sent() {
 }
 
 #[test]
-fn mpa_c_03_every_octet_of_a_marked_fpdu_is_covered() {
+fn mpa_c_03_every_byte_of_a_marked_fpdu_is_covered() {
     let attachment = Attachment {
         markers_rx: true,
         ..agreed(true)
     };
     // A marker before the length field, one inside, and, by the length, one between pad and CRC.
     let ulpdu = send_segment(true, 1, 0, &pattern(996));
-    let mut octets = vec![0; 2048];
-    let len = marker::emit(0, &ulpdu, CrcMode::On, &mut octets);
-    octets.truncate(len);
-    assert_eq!(octets[..4], [0; 4]);
+    let mut bytes = vec![0; 2048];
+    let len = marker::emit(0, &ulpdu, CrcMode::On, &mut bytes);
+    bytes.truncate(len);
+    assert_eq!(bytes[..4], [0; 4]);
     assert_eq!(len, 1024 + 4 + 4, "the third marker is followed by the CRC alone");
     for at in (0..len)
         .step_by(7)
@@ -284,21 +284,21 @@ fn mpa_c_03_every_octet_of_a_marked_fpdu_is_covered() {
         let mut peer = Scripted::with(&Shape::default(), attachment.clone());
         let region = peer.node.region(1000, everything());
         peer.node.post_recv(1, &[region.sge(0, 1000)]);
-        let mut damaged = octets.clone();
+        let mut damaged = bytes.clone();
         damaged[at] ^= 0x40;
         peer.send(&damaged);
-        assert_eq!(peer.terminate(), hex("20020000"), "octet {at}");
+        assert_eq!(peer.terminate(), hex("20020000"), "byte {at}");
         assert_eq!(region.bytes(), [0; 1000]);
     }
     let mut peer = Scripted::with(&Shape::default(), attachment);
     let region = peer.node.region(1000, everything());
     peer.node.post_recv(1, &[region.sge(0, 1000)]);
-    peer.send(&octets);
+    peer.send(&bytes);
     assert_eq!(peer.node.received(), [(1, SUCCESS, 996)]);
 }
 
 #[test]
-fn mpa_c_03_every_octet_of_an_fpdu_is_covered() {
+fn mpa_c_03_every_byte_of_an_fpdu_is_covered() {
     let good = vector("F-SEND-hello");
     for bit in 16..good.len() * 8 {
         let mut peer = Scripted::new();
@@ -338,11 +338,11 @@ fn vrb_c_02_a_completed_request_has_left_its_buffer() {
         assert_eq!(peer.node.sent(), [(1, SUCCESS)]);
         source.write(0, &vec![0xee; LEN]);
         let mut came: Vec<u8> = Vec::new();
-        let heard = {
+        let received = {
             peer.run();
             peer.output()
         };
-        let mut rest = &heard[..];
+        let mut rest = &received[..];
         while !rest.is_empty() {
             let len = usize::from(u16::from_be_bytes([rest[0], rest[1]]));
             came.extend(&rest[2 + 18..2 + len]);

@@ -76,7 +76,7 @@ fn vrb_q_04_several_errors_send_one_terminate() {
     peer.send_ulpdu(&untagged(0x41, 0x47, 0, 2, 1, 0, &[0; 4]));
     peer.node.set_state(QpState::Err);
     assert!(peer.output().is_empty());
-    assert_eq!(peer.node.faults().len(), 1, "told once");
+    assert_eq!(peer.node.faults().len(), 1, "reported once");
     assert_eq!(peer.node.sent(), [(1, FLUSHED)]);
     assert_eq!(peer.node.received().len(), 1);
 }
@@ -222,7 +222,7 @@ fn an_attachment_is_what_the_command_says() {
             continue;
         };
         assert!(flag <= attach::SPARE_READ, "flag {flag:#x} is unknown");
-        let says = [
+        let states = [
             (attach::INITIATOR, attachment.initiator),
             (attach::CRC, attachment.crc),
             (attach::MARKERS_TX, attachment.markers_tx),
@@ -235,7 +235,7 @@ fn an_attachment_is_what_the_command_says() {
             (attach::DELIVERED, attachment.delivered),
             (attach::SPARE_READ, attachment.spare_read),
         ];
-        for (known, set) in says {
+        for (known, set) in states {
             assert_eq!(set, known == flag, "flag {known:#x} of {flag:#x}");
         }
     }

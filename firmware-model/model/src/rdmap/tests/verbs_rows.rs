@@ -23,7 +23,7 @@ const SUCCESS: WcStatus = WcStatus::Success;
 const FLUSHED: WcStatus = WcStatus::WrFlushErr;
 
 #[test]
-fn vrb_q_02_what_is_posted_in_error_is_flushed() {
+fn vrb_q_02_requests_posted_in_error_are_flushed() {
     let mut peer = Scripted::new();
     peer.node.set_state(QpState::Err);
     peer.run();
@@ -40,7 +40,7 @@ fn vrb_q_02_what_is_posted_in_error_is_flushed() {
         [(0, FLUSHED, 0), (1, FLUSHED, 0), (2, FLUSHED, 0)]
     );
     assert_eq!(peer.node.sq_outstanding(), 0);
-    assert!(peer.node.faults().is_empty(), "asked for");
+    assert!(peer.node.faults().is_empty(), "requested");
 }
 
 #[test]
@@ -95,7 +95,7 @@ fn vrb_q_04_everything_is_flushed_in_order() {
 }
 
 #[test]
-fn vrb_q_04_a_terminate_that_nobody_takes_is_given_up() {
+fn vrb_q_04_an_untaken_terminate_times_out() {
     let mut peer = Scripted::new();
     peer.wire.set_capacity(0, 0);
     peer.node.post(&Work::send(1).inline(b"stuck"));
@@ -153,7 +153,7 @@ fn vrb_q_a_peer_that_never_answers_our_fin_times_out() {
 }
 
 #[test]
-fn vrb_q_transitions_that_are_none() {
+fn vrb_q_invalid_transitions_are_refused() {
     let mut peer = Scripted::new();
     for state in [QpState::Init, QpState::Rtr, QpState::Sqe] {
         let change = QpChange {
@@ -310,7 +310,7 @@ fn vrb_f_02_a_fenced_invalidate_waits_for_the_read() {
 }
 
 #[test]
-fn vrb_m_02_a_read_whose_sink_is_gone_fails_locally() {
+fn vrb_m_02_a_read_into_an_unmapped_sink_fails_locally() {
     let mut peer = Scripted::new();
     let sink = peer.node.region(8, everything());
     peer.node.post(&Work::read(1, 5, 0).sge(sink.sge(0, 8)));
@@ -454,7 +454,7 @@ fn vrb_s_01_a_shared_queue_serves_in_arrival_order() {
 }
 
 #[test]
-fn vrb_s_01_the_limit_is_told_once_for_each_arming() {
+fn vrb_s_01_the_limit_is_reported_once_for_each_arming() {
     let (mut receives, queue) = Receives::new(6);
     let (memory, pd) = table();
     let shared = Arc::new(SharedReceiveQueue::new(3, pd, 0, queue));
@@ -547,7 +547,7 @@ impl Stream for Faulty {
 }
 
 #[test]
-fn memory_that_is_gone_when_it_is_sent_is_a_local_error() {
+fn memory_unmapped_before_it_is_sent_is_a_local_error() {
     let clock = Arc::new(AtomicU64::new(0));
     let (ours, _peer, wire) = pair(Conditions::default(), &clock);
     let (memory, pd) = table();
@@ -564,7 +564,7 @@ fn memory_that_is_gone_when_it_is_sent_is_a_local_error() {
 
 /// Also when not all of its message is framed yet.
 #[test]
-fn the_request_fails_whose_memory_is_gone_not_the_oldest() {
+fn the_request_with_unmapped_memory_fails_not_the_oldest() {
     for len in [5000, 2 << 20] {
         let clock = Arc::new(AtomicU64::new(0));
         let (ours, _peer, wire) = pair(Conditions::default(), &clock);

@@ -104,7 +104,7 @@ struct Loop<'a> {
     /// Pollers drive the device, as of the last look.
     driven: bool,
     /// Something was left to pollers.
-    entrusted: bool,
+    left_to_pollers: bool,
     /// Until when bursts are awaited.
     warm_until: Nanos,
     /// A stream on its way out is ready.
@@ -120,7 +120,7 @@ impl<'a> Loop<'a> {
             polled: false,
             woken: false,
             driven: false,
-            entrusted: false,
+            left_to_pollers: false,
             warm_until: Nanos::default(),
             linger_ready: false,
         }
@@ -155,8 +155,8 @@ impl<'a> Loop<'a> {
             self.warm_until = now + WARM;
         }
         // Pollers serve the list themselves; the next tick checks whether they did.
-        self.entrusted = self.polled && schedule.attention() > 0;
-        let left = !self.entrusted && flush_gathered(core);
+        self.left_to_pollers = self.polled && schedule.attention() > 0;
+        let left = !self.left_to_pollers && flush_gathered(core);
         let retry = retry(core).then(|| now + RETRY_TICK);
         [schedule.next_timer(), lingering, retry, left.then_some(now)]
             .into_iter()
@@ -172,7 +172,7 @@ impl<'a> Loop<'a> {
         let now = self.core.clock.now();
         let until_due = due.map(|due| due.since(now));
         let lent = schedule.lent(now);
-        let tick = if self.entrusted || now < self.warm_until {
+        let tick = if self.left_to_pollers || now < self.warm_until {
             Some(BURST_TICK)
         } else if self.driven {
             Some(POLLED_TICK)

@@ -380,10 +380,10 @@ impl Schedule {
     pub(crate) fn run_lingering(&self, now: Nanos, ready: bool) -> Option<Nanos> {
         let mut lingering = lock(&self.lingering);
         if ready {
-            lingering.iter_mut().for_each(|l| l.next_look = now);
+            lingering.iter_mut().for_each(|l| l.next_poll = now);
         }
         lingering.retain_mut(|l| !l.poll(now));
-        lingering.iter().map(|l| l.next_look).min()
+        lingering.iter().map(|l| l.next_poll).min()
     }
 
     /// Forgets everything, for a reset, but the streams on their way out: a driver's process that

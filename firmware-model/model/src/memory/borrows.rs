@@ -3,8 +3,8 @@
 //!
 //! Large payload is sent from where it is. While a sender frames and sends it pins the entries of
 //! the STags, so a revocation waits for it, one call of the stream at the longest. What the stream
-//! does not take then stays for an unbounded time, as long as the peer likes: the sender lends
-//! these pieces out here before it lets go of the pins. A revocation has every borrower give back
+//! does not take then stays for an unbounded time, which the peer determines: the sender registers
+//! these pieces here as borrowed before it drops the pins. A revocation makes every holder release
 //! the pieces of its entry: the bytes are copied. So when a revocation returns, nothing reads the
 //! memory any more, and a slow peer does not delay a revocation.
 
@@ -29,15 +29,15 @@ impl Pin {
 }
 
 /// An owner of pieces of registered memory that are still to be sent.
-pub(crate) trait Borrower: Send + Sync {
+pub(crate) trait BorrowHolder: Send + Sync {
     /// Copies the pieces of an entry, and no longer refers to the memory. The caller may hold a
     /// queue pair's lock: an implementation takes none.
-    fn give_back(&self, entry: EntryId);
+    fn release(&self, entry: EntryId);
 }
 
-/// All borrowers of a table.
+/// The holders of borrowed pieces of a table.
 #[derive(Default)]
-pub(crate) struct Loans {
+pub(crate) struct Borrows {
     count: AtomicUsize,
     list: Mutex<List>,
 }
@@ -45,41 +45,41 @@ pub(crate) struct Loans {
 #[derive(Default)]
 struct List {
     last: u64,
-    borrowers: HashMap<u64, Arc<dyn Borrower>>,
+    holders: HashMap<u64, Arc<dyn BorrowHolder>>,
 }
 
-/// A borrower's place on the list, until this is dropped.
-pub(crate) struct Loan {
-    loans: Arc<Loans>,
+/// The registration of a holder; dropping it removes the holder.
+pub(crate) struct Borrow {
+    borrows: Arc<Borrows>,
     number: u64,
 }
 
-impl Loans {
+impl Borrows {
     fn lock(&self) -> MutexGuard<'_, List> {
         self.list.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Enters a borrower, which must still hold pins for its pieces.
-    pub(super) fn enter(self: &Arc<Self>, borrower: Arc<dyn Borrower>) -> Loan {
+    /// Registers a holder, which must still hold pins for its pieces.
+    pub(super) fn enter(self: &Arc<Self>, holder: Arc<dyn BorrowHolder>) -> Borrow {
         let mut list = self.lock();
         list.last += 1;
         let number = list.last;
-        list.borrowers.insert(number, borrower);
-        self.count.store(list.borrowers.len(), Ordering::SeqCst);
-        Loan {
-            loans: self.clone(),
+        list.holders.insert(number, holder);
+        self.count.store(list.holders.len(), Ordering::SeqCst);
+        Borrow {
+            borrows: self.clone(),
             number,
         }
     }
 
-    /// Has all borrowers give back the pieces of an entry that cannot be pinned any more.
-    pub(super) fn give_back(&self, entry: EntryId) {
-        // A sender enters before it drops its pin, and the caller has seen the last pin go.
+    /// Makes all holders release the pieces of an entry that cannot be pinned any more.
+    pub(super) fn release(&self, entry: EntryId) {
+        // A sender registers before it drops its pin, and the caller has seen the last pin go.
         if self.count.load(Ordering::SeqCst) == 0 {
             return;
         }
-        let borrowers: Vec<_> = self.lock().borrowers.values().cloned().collect();
-        borrowers.iter().for_each(|borrower| borrower.give_back(entry));
+        let holders: Vec<_> = self.lock().holders.values().cloned().collect();
+        holders.iter().for_each(|holder| holder.release(entry));
     }
 
     #[cfg(test)]
@@ -88,22 +88,22 @@ impl Loans {
     }
 }
 
-impl Drop for Loan {
+impl Drop for Borrow {
     fn drop(&mut self) {
-        let mut list = self.loans.lock();
-        list.borrowers.remove(&self.number);
-        self.loans.count.store(list.borrowers.len(), Ordering::SeqCst);
+        let mut list = self.borrows.lock();
+        list.holders.remove(&self.number);
+        self.borrows.count.store(list.holders.len(), Ordering::SeqCst);
     }
 }
 
-impl std::fmt::Debug for Loans {
+impl std::fmt::Debug for Borrows {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Loans({:?})", self.count)
+        write!(f, "Borrows({:?})", self.count)
     }
 }
 
-impl std::fmt::Debug for Loan {
+impl std::fmt::Debug for Borrow {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Loan({})", self.number)
+        write!(f, "Borrow({})", self.number)
     }
 }
