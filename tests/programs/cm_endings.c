@@ -116,7 +116,7 @@ static void suffer(struct connection *it, struct rdma_event_channel *channel)
 	const uint8_t *memory = it->open->addr;
 	for (size_t at = 0; at < LENGTH; at++)
 		if (memory[at])
-			die("octet %zu was written after the invalidation", at);
+			die("byte %zu was written after the invalidation", at);
 }
 
 /* From ESTABLISHED on. */
@@ -158,7 +158,7 @@ static void is_told(const struct told *told, size_t row, bool by_caller)
 {
 	uint8_t len = by_caller ? rows[row].call : rows[row].answer;
 	if (told->len != len)
-		die("%s: %u octets of private data, not %u", rows[row].name, told->len, len);
+		die("%s: %u bytes of private data, not %u", rows[row].name, told->len, len);
 	verify(told->data, len, seed_of(row, by_caller));
 }
 

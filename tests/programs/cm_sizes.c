@@ -84,7 +84,7 @@ static void suffer(size_t size, enum turn turn)
 {
 	struct ibv_wc wc = await(MESSAGE);
 	if (wc.byte_len != size)
-		die("%u octets, not %zu", wc.byte_len, size);
+		die("%u bytes, not %zu", wc.byte_len, size);
 	verify(memory_of_ours + RECEIVED, size, seed_of(size, turn, SENT));
 	is_untouched(RECEIVED + size);
 	await(NOTICE);
@@ -131,7 +131,7 @@ static void all_sizes(struct ibv_qp *qp, enum turn mine, size_t max)
 static void learn_far(const struct told *told)
 {
 	if (told->len < sizeof far)
-		die("%u octets of private data", told->len);
+		die("%u bytes of private data", told->len);
 	memcpy(&far, told->data, sizeof far);
 }
 

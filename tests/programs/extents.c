@@ -59,7 +59,7 @@ static void a_gibibyte(void)
 		for (int left = opcodes[i] == IBV_WR_SEND ? 2 : 1; left; left--) {
 			struct ibv_wc wc = good_wc(cq);
 			if (wc.wr_id == 1 && wc.byte_len != GIB)
-				die("%u octets came", wc.byte_len);
+				die("%u bytes came", wc.byte_len);
 		}
 		verify(opcodes[i] == IBV_WR_RDMA_READ ? from : to, BLOCK, i);
 	}

@@ -285,11 +285,11 @@ static void device_memory(void)
 
 static void wrong(void)
 {
-	struct ibv_context *owner = open_device(), *stranger = open_device(), *context = import(owner);
-	struct ibv_pd *foreign_pd = SOME(ibv_alloc_pd(stranger)), *pd = SOME(ibv_alloc_pd(context));
+	struct ibv_context *owner = open_device(), *other_context = open_device(), *context = import(owner);
+	struct ibv_pd *foreign_pd = SOME(ibv_alloc_pd(other_context)), *pd = SOME(ibv_alloc_pd(context));
 	struct ibv_mr *foreign_mr = SOME(ibv_reg_mr(foreign_pd, &owner, sizeof owner, 0));
 	struct ibv_alloc_dm_attr attr = { .length = 64 };
-	struct ibv_dm *foreign_dm = SOME(ibv_alloc_dm(stranger, &attr));
+	struct ibv_dm *foreign_dm = SOME(ibv_alloc_dm(other_context, &attr));
 	FAILS(ibv_import_pd(context, foreign_pd->handle), ENOENT);
 	FAILS(ibv_import_mr(pd, foreign_mr->handle), ENOENT);
 	FAILS(ibv_import_dm(context, foreign_dm->handle), ENOENT);
@@ -300,7 +300,7 @@ static void wrong(void)
 	ZERO(ibv_dereg_mr(foreign_mr));
 	ZERO(ibv_dealloc_pd(foreign_pd));
 	ZERO(ibv_dealloc_pd(pd));
-	ZERO(ibv_close_device(stranger));
+	ZERO(ibv_close_device(other_context));
 	ZERO(ibv_close_device(context));
 
 	int pipes[2], zero = open("/dev/zero", O_RDWR), null = open("/dev/null", O_RDWR);
@@ -331,12 +331,12 @@ static void wrong(void)
 /* Gives another process an fd. */
 static void give(int sock, int fd)
 {
-	char octet = 0;
+	char byte = 0;
 	union {
 		struct cmsghdr header;
 		char room[CMSG_SPACE(sizeof fd)];
 	} control = {};
-	struct iovec iov = { &octet, 1 };
+	struct iovec iov = { &byte, 1 };
 	struct msghdr msg = { .msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control };
 	struct cmsghdr *header = CMSG_FIRSTHDR(&msg);
 	header->cmsg_level = SOL_SOCKET;
@@ -349,12 +349,12 @@ static void give(int sock, int fd)
 
 static int taken(int sock)
 {
-	char octet;
+	char byte;
 	union {
 		struct cmsghdr header;
 		char room[CMSG_SPACE(sizeof(int))];
 	} control;
-	struct iovec iov = { &octet, 1 };
+	struct iovec iov = { &byte, 1 };
 	struct msghdr msg = { .msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control };
 	int fd;
 	if (recvmsg(sock, &msg, 0) != 1 || !CMSG_FIRSTHDR(&msg))

@@ -277,8 +277,8 @@ __attribute__((unused)) static long memory(void)
 	return sum;
 }
 
-/* Passes the words of each line of standard input to `obey`, until `obey` returns false. */
-__attribute__((unused)) static void take_orders(bool (*obey)(char **word))
+/* Passes the words of each line of standard input to `execute`, until `execute` returns false. */
+__attribute__((unused)) static void read_commands(bool (*execute)(char **word))
 {
 	char *line = NULL;
 	size_t size = 0;
@@ -287,7 +287,7 @@ __attribute__((unused)) static void take_orders(bool (*obey)(char **word))
 		int count = 0;
 		for (char *at = strtok(line, " \n"); at && count < 11; at = strtok(NULL, " \n"))
 			word[count++] = at;
-		if (count && !obey(word))
+		if (count && !execute(word))
 			break;
 	}
 	free(line);

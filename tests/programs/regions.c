@@ -65,15 +65,15 @@ static void serves(const char *what, struct ibv_mr *mr, uint64_t name, uint8_t *
 	memcpy(memory, "outbound", 8);
 	expect(what, status_of(IBV_WR_RDMA_WRITE, name, mr->lkey, (uintptr_t)bytes, steady->rkey), IBV_WC_SUCCESS);
 	if (memcmp(bytes, "outbound", 8))
-		die("%s: other octets went out", what);
+		die("%s: other bytes went out", what);
 	memcpy(bytes, "incoming", 8);
 	expect(what, status_of(IBV_WR_RDMA_WRITE, (uintptr_t)bytes, steady->lkey, name, mr->rkey), IBV_WC_SUCCESS);
 	if (memcmp(memory, "incoming", 8))
-		die("%s: other octets came in", what);
+		die("%s: other bytes came in", what);
 	memset(bytes, 0, 8);
 	expect(what, status_of(IBV_WR_RDMA_READ, (uintptr_t)bytes, steady->lkey, name, mr->rkey), IBV_WC_SUCCESS);
 	if (memcmp(bytes, "incoming", 8))
-		die("%s: other octets were read", what);
+		die("%s: other bytes were read", what);
 	printf("%s: there and back\n", what);
 }
 

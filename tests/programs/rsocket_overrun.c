@@ -29,14 +29,14 @@ static void serve(struct sockaddr_in *at)
 	fflush(stdout);
 	while (getchar() != EOF)
 		;
-	char octet;
+	char byte;
 	for (int i = receives(socket); i > 0; i--)
-		if (rrecv(socket, &octet, 1, 0) != 1)
-			die("%d octets are missing: %s", i, strerror(errno));
-	if (rsend(socket, &octet, 1, 0) != 1)
+		if (rrecv(socket, &byte, 1, 0) != 1)
+			die("%d bytes are missing: %s", i, strerror(errno));
+	if (rsend(socket, &byte, 1, 0) != 1)
 		die("rsend: %s", strerror(errno));
 	/* Waits until the client has the byte, and closes. */
-	rrecv(socket, &octet, 1, 0);
+	rrecv(socket, &byte, 1, 0);
 	rclose(socket);
 	rclose(listener);
 }
@@ -46,9 +46,9 @@ static void call(struct sockaddr_in *at)
 	int socket = rsocket(AF_INET, SOCK_STREAM, 0);
 	ZERO(rconnect(socket, (struct sockaddr *)at, sizeof *at));
 	int credits = receives(socket), sent = 0;
-	char octet = 0;
+	char byte = 0;
 	/* The send queue fills sooner than the credits run out. */
-	for (ssize_t n; (n = rsend(socket, &octet, 1, MSG_DONTWAIT)) == 1 || sent < credits;) {
+	for (ssize_t n; (n = rsend(socket, &byte, 1, MSG_DONTWAIT)) == 1 || sent < credits;) {
 		if (n == 1)
 			sent++;
 		else if (errno != EWOULDBLOCK)
@@ -56,7 +56,7 @@ static void call(struct sockaddr_in *at)
 	}
 	printf("sent %d messages and its own credits\n", sent);
 	fflush(stdout);
-	if (rrecv(socket, &octet, 1, 0) != 1)
+	if (rrecv(socket, &byte, 1, 0) != 1)
 		die("rrecv: %s", strerror(errno));
 	rclose(socket);
 }

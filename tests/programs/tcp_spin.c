@@ -6,7 +6,7 @@
 #include <time.h>
 
 /* An FPDU with two bytes in it. */
-#define OCTETS 28
+#define LENGTH 28
 
 static double now_us(void)
 {
@@ -21,16 +21,16 @@ static int by_value(const void *a, const void *b)
 	return (first > second) - (first < second);
 }
 
-static void send_all(int fd, const uint8_t *octets)
+static void send_all(int fd, const uint8_t *bytes)
 {
-	if (send(fd, octets, OCTETS, MSG_NOSIGNAL) != OCTETS)
+	if (send(fd, bytes, LENGTH, MSG_NOSIGNAL) != LENGTH)
 		die("send: %s", strerror(errno));
 }
 
-static void receive_all(int fd, uint8_t *octets)
+static void receive_all(int fd, uint8_t *bytes)
 {
-	for (ssize_t have = 0; have < OCTETS;) {
-		ssize_t n = recv(fd, octets + have, OCTETS - have, MSG_DONTWAIT);
+	for (ssize_t have = 0; have < LENGTH;) {
+		ssize_t n = recv(fd, bytes + have, LENGTH - have, MSG_DONTWAIT);
 		if (n == 0 || (n < 0 && errno != EAGAIN))
 			die("recv: %s", n ? strerror(errno) : "the end");
 		have += n > 0 ? n : 0;
@@ -62,20 +62,20 @@ int main(int argc, char **argv)
 		fd = accept(fd, NULL, NULL);
 	}
 	ZERO(setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on));
-	uint8_t octets[OCTETS] = {0};
+	uint8_t bytes[LENGTH] = {0};
 	double *took = SOME(calloc(count, sizeof *took));
 	for (int i = 0; i < count; i++) {
 		double begun = now_us();
 		if (calls)
-			send_all(fd, octets);
-		receive_all(fd, octets);
+			send_all(fd, bytes);
+		receive_all(fd, bytes);
 		if (!calls)
-			send_all(fd, octets);
+			send_all(fd, bytes);
 		took[i] = (now_us() - begun) / 2;
 	}
 	if (calls) {
 		qsort(took, count, sizeof *took, by_value);
-		printf("%d %d %.2f %.2f %.2f\n", OCTETS, count, took[0], took[count - 1], took[count / 2]);
+		printf("%d %d %.2f %.2f %.2f\n", LENGTH, count, took[0], took[count - 1], took[count / 2]);
 	}
 	return 0;
 }

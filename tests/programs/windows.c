@@ -68,7 +68,7 @@ static void bind_type_2(struct pair *pair, struct ibv_mw *mw, struct ibv_mr *mr,
 int main(void)
 {
 	struct ibv_pd *pd = SOME(ibv_alloc_pd(open_device()));
-	uint8_t *memory = SOME(calloc(4, WINDOW)), source[8] = "octets";
+	uint8_t *memory = SOME(calloc(4, WINDOW)), source[8] = "bytes";
 	struct ibv_mr *from = SOME(ibv_reg_mr(pd, source, sizeof source, IBV_ACCESS_LOCAL_WRITE));
 	struct ibv_mr *mr = SOME(ibv_reg_mr(pd, memory, 4 * WINDOW, EVERY_ACCESS | IBV_ACCESS_MW_BIND));
 	uint64_t inside = (uintptr_t)memory + WINDOW, last = inside + WINDOW - 8, over = last + 1, before = inside - 8;

@@ -12,10 +12,10 @@ use crate::build::scratch;
 use crate::netns::Netns;
 use crate::program::{Program, Running};
 use crate::realigned;
-use crate::wait::{PATIENCE, until};
+use crate::wait::{TIME_LIMIT, until};
 
 /// Dissectors that take any Send for their own protocol, and then report it as malformed.
-pub const GUESSERS: [&str; 3] = ["rpcordma", "smb_direct", "iser"];
+pub const HEURISTIC_DISSECTORS: [&str; 3] = ["rpcordma", "smb_direct", "iser"];
 
 /// Arguments and display filter for frames that a dissector reports as malformed or cannot decode,
 /// with the text of the dissector.
@@ -107,7 +107,7 @@ impl Capture {
         netns
             .program(Program::plain("bash").args(["-c", &format!("echo '{LAST}' >/dev/udp/{towards}/9")]))
             .run();
-        let complete = until(PATIENCE, || {
+        let complete = until(TIME_LIMIT, || {
             tail_contains(&self.file, LAST.as_bytes()).then_some(())
         });
         self.dumpcap.signal(Signal::INT);
@@ -180,7 +180,7 @@ impl Wire {
 
     /// What tshark prints with these arguments about the packets that pass the display filter.
     pub fn tshark(&self, args: &[&str], filter: &str) -> String {
-        self.tshark_without(&GUESSERS, args, filter)
+        self.tshark_without(&HEURISTIC_DISSECTORS, args, filter)
     }
 
     /// The output of tshark for a capture whose Sends all carry RPC-over-RDMA. The dissector of NFS

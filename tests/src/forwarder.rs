@@ -80,7 +80,7 @@ impl Drop for Forwarder {
 /// Forwards until the cut, or the end at either side; returns whether the cut was reached.
 fn forward(near: &TcpStream, far: &TcpStream, cut: Option<Cut>, over: &AtomicBool) -> bool {
     let mut left = cut.map_or(u64::MAX, |cut| cut.after);
-    let mut octets = vec![0; 1 << 16];
+    let mut bytes = vec![0; 1 << 16];
     for stream in [near, far] {
         let _ = stream.set_nodelay(true);
     }
@@ -96,12 +96,12 @@ fn forward(near: &TcpStream, far: &TcpStream, cut: Option<Cut>, over: &AtomicBoo
         }
         let ready = ends.map(|end| !end.revents().is_empty());
         for (ready, mut from, mut to) in [(ready[0], near, far), (ready[1], far, near)] {
-            let room = octets.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+            let room = bytes.len().min(usize::try_from(left).unwrap_or(usize::MAX));
             if !ready || room == 0 {
                 continue;
             }
-            match from.read(&mut octets[..room]) {
-                Ok(count @ 1..) if to.write_all(&octets[..count]).is_ok() => left -= count as u64,
+            match from.read(&mut bytes[..room]) {
+                Ok(count @ 1..) if to.write_all(&bytes[..count]).is_ok() => left -= count as u64,
                 _ => return false,
             }
         }

@@ -111,7 +111,7 @@ impl Framing {
         assert!(!self.crc || found == expected, "bad CRC: {wire:02x?}");
         let end = 2 + usize::from(u16::from_be_bytes([plain[0], plain[1]]));
         assert!(
-            plain[end..].iter().all(|octet| *octet == 0),
+            plain[end..].iter().all(|byte| *byte == 0),
             "pad not zero: {wire:02x?}"
         );
         Ok(plain[2..end].to_vec())

@@ -169,7 +169,7 @@ impl Guest {
     /// When the file cannot be read or copied.
     #[track_caller]
     pub fn bring(&self, file: &Path, to: &str) {
-        let octets = std::fs::read(file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+        let bytes = std::fs::read(file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
         let port = listener.local_addr().expect("it is bound").port();
         let there = self.start(&format!(
@@ -179,7 +179,7 @@ impl Guest {
         let called = until(LIMIT, || listener.accept().ok());
         let (mut stream, _) = called.unwrap_or_else(|| panic!("the guest does not fetch {to}"));
         stream.set_nonblocking(false).expect("a socket");
-        stream.write_all(&octets).expect("the guest reads");
+        stream.write_all(&bytes).expect("the guest reads");
         drop(stream);
         let sum = Program::plain("sha256sum").arg(file).run().success();
         let (sum, _) = sum.split_once(' ').expect("a sum and a name");

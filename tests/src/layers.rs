@@ -70,7 +70,7 @@ fn every_crate_has_its_layer() {
 }
 
 #[test]
-fn what_drives_and_what_is_driven_share_the_contract_only() {
+fn drivers_and_models_share_only_the_contract() {
     // The model must not depend on its driver, VFIO not on the presence, and a test suite for
     // devices not on a driver.
     for (folder, never) in [

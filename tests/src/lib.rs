@@ -12,7 +12,7 @@ pub mod debian;
 pub mod forwarder;
 pub mod framing;
 pub mod guest;
-pub mod intruder;
+pub mod hostile_client;
 #[cfg(test)]
 mod layers;
 pub mod leftovers;
@@ -23,7 +23,7 @@ mod links;
 #[cfg(test)]
 mod mentions;
 #[cfg(test)]
-mod module_circles;
+mod module_cycles;
 pub mod netns;
 pub mod pair;
 pub mod pci_guest;
@@ -40,9 +40,9 @@ pub mod skip;
 mod sources;
 pub mod spawn;
 pub mod startup;
+pub mod target_process;
 pub mod ulpdu;
 pub mod user;
-pub mod victim;
 pub mod wait;
 
 pub use build::{compiled, plugin};

@@ -191,7 +191,7 @@ fn good_links_are_taken() {
 }
 
 #[test]
-fn links_to_missing_files_and_headings_are_told() {
+fn links_to_missing_files_and_headings_are_reported() {
     for (text, complaint) in [
         ("[x](c.md)", "docs/a.md: c.md: no such file"),
         ("![x](c.png)", "docs/a.md: c.png: no such file"),
@@ -210,7 +210,7 @@ fn links_to_missing_files_and_headings_are_told() {
 }
 
 #[test]
-fn a_page_that_the_book_does_not_list_is_told() {
+fn a_page_that_the_book_does_not_list_is_reported() {
     let pages = [
         (SUMMARY, "[A](guide/a.md)"),
         ("docs/guide/a.md", ""),

@@ -95,7 +95,7 @@ fn files_and_functions_that_pages_name_exist() {
 }
 
 #[test]
-fn missing_files_and_functions_are_told() {
+fn missing_files_and_functions_are_reported() {
     let files = ["a/src/x/y.rs", "b/y.rs", "b/src/z.rs"].map(PathBuf::from);
     let read = |path: &Path| match path.starts_with("a") {
         true => "fn step() {}".to_owned(),

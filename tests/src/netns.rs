@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use rustix::thread::LinkNameSpaceType;
 
 use crate::program::Program;
-use crate::wait::{PATIENCE, until};
+use crate::wait::{TIME_LIMIT, until};
 
 /// A network namespace with its loopback up.
 #[derive(Debug)]
@@ -38,7 +38,7 @@ impl Netns {
         };
         // unshare leaves our namespace, then becomes cat.
         let ours = std::fs::read_link("/proc/self/ns/net").map_err(|error| error.to_string())?;
-        let entered = until(PATIENCE, || {
+        let entered = until(TIME_LIMIT, || {
             let pid = netns.holder.id();
             let comm = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
             let theirs = std::fs::read_link(format!("/proc/{pid}/ns/net")).ok();
@@ -73,7 +73,7 @@ impl Netns {
         }
         // A link-local address is tentative, hence no source, until duplicate detection is over.
         for netns in [&a, &b] {
-            let settled = until(PATIENCE, || {
+            let settled = until(TIME_LIMIT, || {
                 let shown = netns
                     .program(Program::plain("ip").line("-6 addr show dev veth0"))
                     .run()
@@ -115,7 +115,7 @@ impl Netns {
     #[track_caller]
     pub fn listens(&self, port: u16) {
         let pid = self.holder.id();
-        let listening = until(PATIENCE, || crate::wait::listening(pid, port).then_some(()));
+        let listening = until(TIME_LIMIT, || crate::wait::listening(pid, port).then_some(()));
         assert!(listening.is_some(), "nobody listens at {port}");
     }
 

@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use crate::program::{Ended, Program, Running};
-use crate::wait::{PATIENCE, Wait, free_port, until};
+use crate::wait::{TIME_LIMIT, Wait, free_port, until};
 
 /// How long one end may run after the other has failed: it may need this time to detect the
 /// failure.
-const MOURNING: Duration = Duration::from_secs(20);
+const PEER_FAILURE_LIMIT: Duration = Duration::from_secs(20);
 
 /// A server and a client that take `-p PORT`, the client with the server's address as its last
 /// argument.
@@ -24,10 +24,10 @@ pub struct Pair {
 }
 
 /// How often a pair may be restarted because its client connected too early.
-pub const CALLS: usize = 10;
+pub const CONNECT_ATTEMPTS: usize = 10;
 
 /// The log filter that reports when an id listens and when an id connects, and no more.
-const LISTENS_AND_CALLS: &str = "warn,urnic_cm::rdma_cm::ids=debug,urnic_cm::rdma_cm::active=debug";
+const LISTEN_AND_CONNECT_LOG: &str = "warn,urnic_cm::rdma_cm::ids=debug,urnic_cm::rdma_cm::active=debug";
 
 /// Whether the output of a perftest client with `-R` shows that its connection was rejected. The
 /// client makes a second connection for the queue pair under test, after a message between both
@@ -35,8 +35,8 @@ const LISTENS_AND_CALLS: &str = "warn,urnic_cm::rdma_cm::ids=debug,urnic_cm::rdm
 /// to ten times, but it then uses the connection in memory that it has freed
 /// (`rdma_cm_client_connection` of 4.5 and 25.01), and crashes.
 ///
-/// This alone does not show which side is at fault: [`called_too_early`] does.
-pub fn was_refused(said: &str) -> bool {
+/// This alone does not show which side is at fault: [`connected_too_early`] does.
+pub fn was_rejected(said: &str) -> bool {
     // Unreachable: QEMU's user network accepts the TCP connection, and no program in the guest
     // answers.
     let nobody = ["RDMA_CM_EVENT_REJECTED", "RDMA_CM_EVENT_UNREACHABLE"];
@@ -46,10 +46,10 @@ pub fn was_refused(said: &str) -> bool {
 /// Whether perftest is at fault that its client was rejected. It is if the client's second connect
 /// left before the server listened for the second time, by the times in the logs of both, on one
 /// host. If the server did listen, our listener is at fault.
-pub fn called_too_early(server: &str, client: &str) -> bool {
+pub fn connected_too_early(server: &str, client: &str) -> bool {
     let listened = times(server, "listens at ");
     match times(client, "connects to ").get(1) {
-        Some(called) if was_refused(client) => listened.get(1).is_none_or(|listened| called < listened),
+        Some(called) if was_rejected(client) => listened.get(1).is_none_or(|listened| called < listened),
         _ => false,
     }
 }
@@ -106,7 +106,7 @@ impl Pair {
             server: program.clone(),
             client: program.clone(),
             address: "127.0.0.1".to_owned(),
-            limit: PATIENCE,
+            limit: TIME_LIMIT,
         }
     }
 
@@ -151,7 +151,7 @@ impl Pair {
     fn try_start(&self) -> Result<(Running, Running), String> {
         let port = free_port().to_string();
         let mut server = self.server.clone().args(["-p", &port]).spawn();
-        server.tries_to_listen(port.parse().expect("a port"))?;
+        server.try_wait_until_listening(port.parse().expect("a port"))?;
         let client = self.client.clone().args(["-p", &port, &self.address]).spawn();
         Ok((server, client))
     }
@@ -165,7 +165,7 @@ impl Pair {
     }
 
     /// Runs both to their ends; again, if the client of a perftest [connected too
-    /// early](called_too_early).
+    /// early](connected_too_early).
     ///
     /// # Errors
     /// The output of both, if one does not end in time, or not soon after the other failed, or if
@@ -182,14 +182,20 @@ impl Pair {
             return self.tries_once().map_err(Failure::into_words);
         }
         let logging = Self {
-            server: self.server.clone().env_unless_set("URNIC_LOG", LISTENS_AND_CALLS),
-            client: self.client.clone().env_unless_set("URNIC_LOG", LISTENS_AND_CALLS),
+            server: self
+                .server
+                .clone()
+                .env_unless_set("URNIC_LOG", LISTEN_AND_CONNECT_LOG),
+            client: self
+                .client
+                .clone()
+                .env_unless_set("URNIC_LOG", LISTEN_AND_CONNECT_LOG),
             ..self.clone()
         };
-        for _ in 1..CALLS {
+        for _ in 1..CONNECT_ATTEMPTS {
             prepare();
             match logging.tries_once() {
-                Err(failure) if called_too_early(&failure.server, &failure.client) => {}
+                Err(failure) if connected_too_early(&failure.server, &failure.client) => {}
                 verdict => return verdict.map_err(Failure::into_words),
             }
         }
@@ -199,16 +205,16 @@ impl Pair {
 
     fn tries_once(&self) -> Result<Both, Failure> {
         let (mut server, mut client) = self.try_start().map_err(Failure::before_the_client)?;
-        let (mut mourning, mut bereft) = (None, false);
+        let (mut failure_wait, mut bereft) = (None, false);
         let over = until(self.limit, || {
             let ends = [server.ended(), client.ended()];
             if ends.iter().flatten().any(|status| !status.success()) {
-                let mourning = mourning.get_or_insert_with(|| Wait::new(MOURNING));
-                bereft = mourning.is_over();
+                let failure_wait = failure_wait.get_or_insert_with(|| Wait::new(PEER_FAILURE_LIMIT));
+                bereft = failure_wait.is_over();
             }
             let over = ends.iter().all(Option::is_some);
             // The server of such a client waits for ever.
-            let alone = ends[1].is_some() && was_refused(&client.output());
+            let alone = ends[1].is_some() && was_rejected(&client.output());
             let hopeless = alone || bereft;
             (over || hopeless).then_some(over && !alone)
         });
@@ -244,7 +250,7 @@ impl Pair {
     }
 
     /// Runs both like [`Pair::succeeds`] and calls `prepare` before each start: it removes the
-    /// leftovers of a pair that [connected too early](called_too_early) and is restarted.
+    /// leftovers of a pair that [connected too early](connected_too_early) and is restarted.
     #[track_caller]
     pub fn succeeds_after(&self, prepare: impl FnMut()) -> Both {
         let both = self.tries_after(prepare).unwrap_or_else(|said| panic!("{said}"));
@@ -275,28 +281,28 @@ mod tests {
     }
 
     #[test]
-    fn a_call_before_the_second_listen_was_too_early() {
+    fn a_connect_before_the_second_listen_is_too_early() {
         let (early, late) = ("2026-11-23T13:13:41.684065Z", "2026-11-23T13:13:41.684066Z");
-        assert!(called_too_early(&server(late), &client(early)));
-        assert!(called_too_early(
+        assert!(connected_too_early(&server(late), &client(early)));
+        assert!(connected_too_early(
             server(late).split_once("...").expect("two").0,
             &client(early)
         ));
     }
 
     #[test]
-    fn a_refusal_by_who_listens_is_no_excuse() {
+    fn a_rejection_by_a_listening_server_is_a_failure() {
         let (early, late) = ("2026-11-23T13:13:41.684065Z", "2026-11-23T13:13:41.684066Z");
-        assert!(!called_too_early(&server(early), &client(late)));
+        assert!(!connected_too_early(&server(early), &client(late)));
         // The first connection, another failure, and logs without the events.
-        assert!(!called_too_early(
+        assert!(!connected_too_early(
             "",
             &format!("{}{REFUSED}", client(late).split_once(" 0.05").expect("two").0)
         ));
-        assert!(!called_too_early(
+        assert!(!connected_too_early(
             &server(late),
             &client(early).replace("REJECTED", "DISCONNECTED")
         ));
-        assert!(!called_too_early("", REFUSED));
+        assert!(!connected_too_early("", REFUSED));
     }
 }

@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
 use crate::framing::Framing;
-use crate::wait::PATIENCE;
+use crate::wait::TIME_LIMIT;
 
 /// The bytes of a line of hexadecimal digits; spaces are ignored, as in the figures of the RFCs.
 #[track_caller]
@@ -46,7 +46,7 @@ impl Peer {
     /// Connects to this address.
     #[track_caller]
     pub fn call(address: SocketAddr) -> Self {
-        let stream = TcpStream::connect_timeout(&address, PATIENCE);
+        let stream = TcpStream::connect_timeout(&address, TIME_LIMIT);
         Self::over(stream.unwrap_or_else(|error| panic!("{address}: {error}")))
     }
 
@@ -73,7 +73,7 @@ impl Peer {
 
     fn over(stream: TcpStream) -> Self {
         stream.set_nodelay(true).expect("a TCP socket");
-        stream.set_read_timeout(Some(PATIENCE)).expect("a TCP socket");
+        stream.set_read_timeout(Some(TIME_LIMIT)).expect("a TCP socket");
         Self {
             reader: BufReader::new(stream.try_clone().expect("a descriptor")),
             stream,
@@ -192,7 +192,7 @@ impl Peer {
             }
         };
         self.stream
-            .set_read_timeout(Some(PATIENCE))
+            .set_read_timeout(Some(TIME_LIMIT))
             .expect("a TCP socket");
         match outcome {
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}

@@ -14,7 +14,7 @@ use rustix::io::ioctl_fionread;
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
 use crate::build;
-use crate::wait::{PATIENCE, Wait, until};
+use crate::wait::{TIME_LIMIT, Wait, until};
 
 /// What a running program needs beside it, such as a device in another process.
 pub(crate) type Companion = Box<dyn fmt::Debug + Send + Sync>;
@@ -229,7 +229,7 @@ impl Output {
     /// Waits until everything that is written by now has been collected. A child that outlives the
     /// program may hold the pipe, so this does not wait for the end of the pipe.
     fn catch_up(&self) {
-        until(PATIENCE, || {
+        until(TIME_LIMIT, || {
             let _bytes = self.lock();
             (ioctl_fionread(&self.pipe) == Ok(0)).then_some(())
         });
@@ -270,14 +270,19 @@ impl Running {
     /// Waits for output in which `find` finds something.
     #[track_caller]
     pub fn says<T>(&mut self, what: &str, find: impl FnMut(&str) -> Option<T>) -> T {
-        self.says_from(0, what, find)
+        self.wait_for_output_from(0, what, find)
     }
 
     /// Waits for output in which `find` finds something, behind the first `from` bytes of the
     /// output.
     #[track_caller]
-    pub fn says_from<T>(&mut self, from: usize, what: &str, mut find: impl FnMut(&str) -> Option<T>) -> T {
-        let mut wait = Wait::new(PATIENCE);
+    pub fn wait_for_output_from<T>(
+        &mut self,
+        from: usize,
+        what: &str,
+        mut find: impl FnMut(&str) -> Option<T>,
+    ) -> T {
+        let mut wait = Wait::new(TIME_LIMIT);
         loop {
             let over = self.ended().is_some() || wait.is_over();
             if over {
@@ -310,16 +315,17 @@ impl Running {
     /// Waits until it listens at `port`; panics if it ends before.
     #[track_caller]
     pub fn listens(&mut self, port: u16) {
-        self.tries_to_listen(port).unwrap_or_else(|said| panic!("{said}"));
+        self.try_wait_until_listening(port)
+            .unwrap_or_else(|said| panic!("{said}"));
     }
 
     /// Waits until the program listens at `port`.
     ///
     /// # Errors
     /// The output of the program, if it ends early or does not listen in time.
-    pub fn tries_to_listen(&mut self, port: u16) -> Result<(), String> {
+    pub fn try_wait_until_listening(&mut self, port: u16) -> Result<(), String> {
         let pid = self.pid();
-        let listening = until(PATIENCE, || {
+        let listening = until(TIME_LIMIT, || {
             let over = self.ended().is_some();
             crate::wait::listening(pid, port)
                 .then_some(true)
@@ -350,7 +356,7 @@ impl Running {
     pub fn stop(&self) {
         self.signal(Signal::STOP);
         let folder = format!("/proc/{}/task", self.pid());
-        let stopped = until(PATIENCE, || {
+        let stopped = until(TIME_LIMIT, || {
             let mut threads = std::fs::read_dir(&folder).ok()?.flatten();
             let all = threads.all(|thread| {
                 let stat = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
@@ -366,9 +372,9 @@ impl Running {
         self.signal(Signal::CONT);
     }
 
-    /// Waits at most [`PATIENCE`] for the end of the program.
+    /// Waits at most [`TIME_LIMIT`] for the end of the program.
     pub fn wait(self) -> Ended {
-        self.wait_for(PATIENCE)
+        self.wait_for(TIME_LIMIT)
     }
 
     /// Ends the program if it does not end soon by itself; returns the output.

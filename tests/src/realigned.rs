@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gap_is_told() {
+    fn a_gap_is_reported() {
         assert!(
             pcap(&[line(1, REQUEST), line(30, FPDU)].concat())
                 .unwrap_err()

@@ -288,7 +288,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn docs_conformance_md_is_what_the_tests_say() {
+    fn docs_conformance_md_matches_the_tests() {
         let mut found = Vec::new();
         for part in CRATES {
             tests(&tree().join(part), &mut found);
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn names_tell_rows() {
+    fn test_names_contain_row_ids() {
         for (name, expected) in [
             ("mpa_c_04_a_bad_crc_terminates", &["MPA-C-04"][..]),
             ("empa_17_empa_18_the_rtr", &["EMPA-17", "EMPA-18"]),
@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_tests_and_wrong_ids_and_names_are_told() {
+    fn missing_tests_and_wrong_ids_and_names_are_reported() {
         let made = document(SOURCE, &[test("mpa_c_01_x"), test("other_y")]);
         assert_eq!(made.complaints, [] as [&str; 0]);
         assert!(

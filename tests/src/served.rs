@@ -7,7 +7,7 @@ use urnic_testkit::Folder;
 
 use crate::build;
 use crate::program::{Program, Running};
-use crate::wait::{PATIENCE, until};
+use crate::wait::{TIME_LIMIT, until};
 
 /// A server, ended when dropped, and its socket.
 #[derive(Debug)]
@@ -59,7 +59,7 @@ impl Served {
     pub fn again(&mut self) {
         // A killed process loses its descriptors one by one, and the listening descriptor perhaps
         // last.
-        let ended = until(PATIENCE, || self.server.ended());
+        let ended = until(TIME_LIMIT, || self.server.ended());
         assert!(
             ended.is_some(),
             "the server before goes on:\n{}",
@@ -73,7 +73,7 @@ impl Drop for Served {
     fn drop(&mut self) {
         // Data that the clients sent still arrives when the server receives SIGTERM.
         self.server.signal(rustix::process::Signal::TERM);
-        until(PATIENCE, || self.server.ended());
+        until(TIME_LIMIT, || self.server.ended());
     }
 }
 

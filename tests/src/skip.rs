@@ -5,7 +5,7 @@ use std::io::Write;
 use std::path::PathBuf;
 
 /// Prints `SKIPPED test: reason` past the test runner's capture.
-pub fn say(reason: &str) {
+pub fn report(reason: &str) {
     let thread = std::thread::current();
     let name = thread.name().unwrap_or("a test");
     // One write, so that lines of parallel tests stay whole; not eprintln, which is captured.
@@ -18,7 +18,7 @@ macro_rules! or_skip {
     ($result:expr) => {
         match $result {
             Ok(value) => value,
-            Err(reason) => return $crate::skip::say(&reason.to_string()),
+            Err(reason) => return $crate::skip::report(&reason.to_string()),
         }
     };
 }

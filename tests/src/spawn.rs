@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::program::{Companion, Ended, Program, Running};
 use crate::served::{self, Served};
-use crate::wait::PATIENCE;
+use crate::wait::TIME_LIMIT;
 
 /// The variable that names a folder: when it is set, each program captures its wire into a file
 /// there.
@@ -45,9 +45,9 @@ impl Program {
         program.start(device.map(|device| device as Companion))
     }
 
-    /// Starts the program and waits at most [`PATIENCE`] for its end.
+    /// Starts the program and waits at most [`TIME_LIMIT`] for its end.
     pub fn run(&self) -> Ended {
-        self.run_for(PATIENCE)
+        self.run_for(TIME_LIMIT)
     }
 
     /// Starts the program and waits for its end; panics with the output if that takes longer than

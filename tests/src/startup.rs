@@ -33,7 +33,7 @@ pub struct Frame {
 
 impl Frame {
     /// The bytes of the frame.
-    pub fn octets(&self) -> Vec<u8> {
+    pub fn to_bytes(&self) -> Vec<u8> {
         let key = if self.request { REQUEST_KEY } else { REPLY_KEY };
         let len = (self.private_data.len() as u16).to_be_bytes();
         [&key[..], &[self.flags, self.revision], &len, &self.private_data].concat()
@@ -56,8 +56,8 @@ impl Frame {
 
     /// The word at the start of the private data.
     pub fn word(&self) -> Option<u32> {
-        let octets = self.private_data.first_chunk()?;
-        (self.flags & ENHANCED != 0).then(|| u32::from_be_bytes(*octets))
+        let bytes = self.private_data.first_chunk()?;
+        (self.flags & ENHANCED != 0).then(|| u32::from_be_bytes(*bytes))
     }
 }
 
@@ -80,21 +80,21 @@ pub struct Introduction {
 
 impl Introduction {
     /// The bytes of the introduction: version 1, a connect, with a valid PSN and `rnr_retry`.
-    pub fn octets(&self) -> Vec<u8> {
-        let mut octets = b"uRNC".to_vec();
-        octets.extend([1, 0, 3, self.rnr_retry]);
-        octets.extend(
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut bytes = b"uRNC".to_vec();
+        bytes.extend([1, 0, 3, self.rnr_retry]);
+        bytes.extend(
             [self.from, self.to, self.sq_psn, self.rq_psn]
                 .map(u32::to_be_bytes)
                 .concat(),
         );
-        octets.extend(self.nonce.to_be_bytes());
-        octets
+        bytes.extend(self.nonce.to_be_bytes());
+        bytes
     }
 
     /// The bytes behind a word: private data of an enhanced frame.
     pub fn with_word(&self, word: u32) -> Vec<u8> {
-        [word.to_be_bytes().to_vec(), self.octets()].concat()
+        [word.to_be_bytes().to_vec(), self.to_bytes()].concat()
     }
 
     /// The bytes of an end that connects from RTR on, before it has its first PSN and `rnr_retry`,

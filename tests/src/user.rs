@@ -11,7 +11,7 @@ use crate::program::Program;
 pub const NOBODY: u32 = 65534;
 
 /// A second ordinary user; needs no entry in passwd.
-pub const SOMEBODY: u32 = 61234;
+pub const OTHER_USER: u32 = 61234;
 
 /// A folder that every user can read, with the plug-in in it: the build's own folder may be in a
 /// user's home. Removed when dropped.

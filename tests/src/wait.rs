@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
 /// The time limit for an action that is normally immediate, on a loaded machine.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const TIME_LIMIT: Duration = Duration::from_secs(60);
 
 /// A limit to a wait. Only time in which the waiter could check counts: time in which the machine
 /// was stopped, or busy elsewhere together with its processes, does not.

@@ -2,8 +2,8 @@
 
 use urnic_rdma_core::*;
 
-use crate::dice::Dice;
 use crate::layout::{REGION, REGIONS};
+use crate::rng::SeededRng;
 
 /// Part of a side's memory.
 #[derive(Debug, Clone, Copy)]
@@ -51,11 +51,11 @@ pub(crate) struct Host {
 
 impl Host {
     /// Part of a region with these rights that is not used in this round.
-    pub(crate) fn span(&mut self, dice: &mut Dice, len: usize, access: u32) -> Option<Span> {
+    pub(crate) fn span(&mut self, rng: &mut SeededRng, len: usize, access: u32) -> Option<Span> {
         for _ in 0..12 {
-            let i = dice.below(REGIONS);
-            let at = (self.used[i] + dice.below(40)).next_multiple_of(8)
-                + [0, dice.below(8)][usize::from(len != 8)];
+            let i = rng.below(REGIONS);
+            let at =
+                (self.used[i] + rng.below(40)).next_multiple_of(8) + [0, rng.below(8)][usize::from(len != 8)];
             if self.regions[i].access & access == access && at + len < REGION {
                 self.used[i] = at + len;
                 return Some(Span {
@@ -70,20 +70,20 @@ impl Host {
     /// `len` bytes in up to `most` pieces.
     pub(crate) fn spans(
         &mut self,
-        dice: &mut Dice,
+        rng: &mut SeededRng,
         len: usize,
         most: usize,
         access: u32,
     ) -> Option<Vec<Span>> {
         let mut left = len;
-        let mut count = 1 + dice.below(most) * usize::from(dice.chance(40));
-        if len == 0 && dice.chance(50) {
+        let mut count = 1 + rng.below(most) * usize::from(rng.chance(40));
+        if len == 0 && rng.chance(50) {
             return Some(Vec::new());
         }
         let mut spans = Vec::new();
         while count > 0 {
-            let piece = if count == 1 { left } else { dice.below(left + 1) };
-            spans.push(self.span(dice, piece, access)?);
+            let piece = if count == 1 { left } else { rng.below(left + 1) };
+            spans.push(self.span(rng, piece, access)?);
             (left, count) = (left - piece, count - 1);
         }
         Some(spans)
@@ -103,7 +103,7 @@ impl Host {
     }
 
     pub(crate) fn word(&self, at: usize) -> u64 {
-        u64::from_ne_bytes(self.memory[at..at + 8].try_into().expect("eight octets"))
+        u64::from_ne_bytes(self.memory[at..at + 8].try_into().expect("eight bytes"))
     }
 
     pub(crate) fn set_word(&mut self, at: usize, word: u64) {

@@ -9,10 +9,10 @@ use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
 mod arena;
-mod dice;
 mod host;
 mod layout;
 mod plan;
+mod rng;
 mod side;
 mod verbs;
 

@@ -14,9 +14,9 @@ use std::collections::VecDeque;
 
 use urnic_rdma_core::*;
 
-use crate::dice::Dice;
 use crate::host::{Change, Host, Naming, Region, Span};
 use crate::layout::{COUNTER_COUNT, COUNTERS, KNOWN, REGION, REGIONS, SCRATCH_PIECES, SLOT_COUNT};
+use crate::rng::SeededRng;
 use crate::verbs::Shape;
 
 /// Completion queues of a side.
@@ -181,23 +181,23 @@ pub(crate) struct Round {
 
 /// The state that both sides share.
 pub(crate) struct World {
-    dice: Dice,
+    rng: SeededRng,
     pub(crate) hosts: [Host; 2],
     pub(crate) links: Vec<[End; 2]>,
 }
 
 impl World {
     pub(crate) fn new(seed: u64, links: usize) -> World {
-        let mut dice = Dice::new(seed);
+        let mut rng = SeededRng::new(seed);
         let mut host = || Host {
             memory: vec![0; KNOWN],
-            regions: (0..REGIONS).map(|i| region(&mut dice, i)).collect(),
+            regions: (0..REGIONS).map(|i| region(&mut rng, i)).collect(),
             used: vec![0; REGIONS],
-            windows: (0..WINDOWS).map(|_| 1 + dice.below(2) as ibv_mw_type).collect(),
+            windows: (0..WINDOWS).map(|_| 1 + rng.below(2) as ibv_mw_type).collect(),
         };
         let hosts = [host(), host()];
-        let links = (0..links).map(|_| [end(&mut dice), end(&mut dice)]).collect();
-        World { dice, hosts, links }
+        let links = (0..links).map(|_| [end(&mut rng), end(&mut rng)]).collect();
+        World { rng, hosts, links }
     }
 
     /// Plans the next round and moves the model to the state of the memory after it.
@@ -207,19 +207,19 @@ impl World {
             parts: [Part::default(), Part::default()],
         };
         for link in 0..self.links.len() {
-            if self.dice.chance(3) {
-                let farewell = [0, self.dice.below(8)][self.dice.below(2)];
+            if self.rng.chance(3) {
+                let farewell = [0, self.rng.below(8)][self.rng.below(2)];
                 let in_flight = match farewell {
-                    0 => self.dice.below(SCRATCH_PIECES + 1),
+                    0 => self.rng.below(SCRATCH_PIECES + 1),
                     _ => 0,
                 };
                 round.renewals.push(Renewal {
                     link,
                     farewell,
                     in_flight,
-                    revoked: self.dice.chance(50),
+                    revoked: self.rng.chance(50),
                 });
-                self.links[link] = [end(&mut self.dice), end(&mut self.dice)];
+                self.links[link] = [end(&mut self.rng), end(&mut self.rng)];
             }
         }
         for side in 0..2 {
@@ -233,8 +233,8 @@ impl World {
                 lists.push(self.requests(side, link, &mut round.parts).into());
             }
             while lists.iter().any(|list| !list.is_empty()) {
-                let link = self.dice.below(lists.len());
-                let count = (1 + self.dice.below(6)).min(lists[link].len());
+                let link = self.rng.below(lists.len());
+                let count = (1 + self.rng.below(6)).min(lists[link].len());
                 let chain: Vec<Op> = lists[link].drain(..count).collect();
                 if !chain.is_empty() {
                     round.parts[side].chains.push((link, chain));
@@ -243,19 +243,19 @@ impl World {
         }
         for part in &mut round.parts {
             for (receives, late) in &mut part.receives {
-                *late = !receives.is_empty() && self.dice.chance(15);
+                *late = !receives.is_empty() && self.rng.chance(15);
             }
         }
         round
     }
 
     fn prepare(&mut self, side: usize, part: &mut Part) {
-        let (dice, host) = (&mut self.dice, &mut self.hosts[side]);
+        let (rng, host) = (&mut self.rng, &mut self.hosts[side]);
         for i in 0..REGIONS {
-            host.used[i] = dice.below(64);
-            if dice.chance(10) {
-                let (before, new) = (host.regions[i], region(dice, i));
-                let change = match dice.below(3) {
+            host.used[i] = rng.below(64);
+            if rng.chance(10) {
+                let (before, new) = (host.regions[i], region(rng, i));
+                let change = match rng.below(3) {
                     // The given name applies to new registrations.
                     0 if !matches!(new.naming, Naming::Given(_)) => Change::Again,
                     1 => Change::Rights,
@@ -271,20 +271,18 @@ impl World {
                 part.regions.push((i, change));
             }
         }
-        if dice.chance(10) {
-            part.sizes.push((
-                dice.below(CQS),
-                cq_size(self.links.len()) + dice.below(1000) as u32,
-            ));
+        if rng.chance(10) {
+            part.sizes
+                .push((rng.below(CQS), cq_size(self.links.len()) + rng.below(1000) as u32));
         }
         for slot in 0..WINDOWS {
-            if dice.chance(50) {
+            if rng.chance(50) {
                 let access = REMOTE
                     .into_iter()
-                    .filter(|_| dice.chance(60))
+                    .filter(|_| rng.chance(60))
                     .fold(0, |all, right| all | right);
-                let len = 8 + dice.below(8192);
-                let home = dice.below(REGIONS);
+                let len = 8 + rng.below(8192);
+                let home = rng.below(REGIONS);
                 let at = host.used[home].next_multiple_of(8);
                 let may = host.regions[home].access & IBV_ACCESS_MW_BIND != 0
                     && host.regions[home].naming == Naming::Address
@@ -293,18 +291,18 @@ impl World {
                     continue;
                 }
                 host.used[home] = at + len;
-                let (link, kind) = (dice.below(self.links.len()), host.windows[slot]);
+                let (link, kind) = (rng.below(self.links.len()), host.windows[slot]);
                 let another = part
                     .windows
                     .iter()
                     .any(|w: &Window| w.link == link && w.ending == Ending::Invalidated);
-                let ending = match dice.below(4) {
+                let ending = match rng.below(4) {
                     0 | 1 if kind == IBV_MW_TYPE_2 && !another => Ending::Invalidated,
                     2 => Ending::Freed,
                     _ => Ending::Unbound,
                 };
                 if ending == Ending::Freed {
-                    host.windows[slot] = 1 + dice.below(2) as ibv_mw_type;
+                    host.windows[slot] = 1 + rng.below(2) as ibv_mw_type;
                 }
                 let at = home * REGION + at;
                 part.windows.push(Window {
@@ -330,19 +328,19 @@ pub(crate) fn cq_size(links: usize) -> u32 {
 }
 
 /// The first region of a side can do everything.
-fn region(dice: &mut Dice, i: usize) -> Region {
+fn region(rng: &mut SeededRng, i: usize) -> Region {
     let rights = [WRITE, REMOTE[0], REMOTE[1], REMOTE[2], IBV_ACCESS_MW_BIND];
     let chosen = rights
         .into_iter()
-        .filter(|_| dice.chance(70))
+        .filter(|_| rng.chance(70))
         .fold(0, |all, right| all | right);
-    let naming = match dice.below(4) {
+    let naming = match rng.below(4) {
         0 => Naming::Zero,
         // The name has the same offset in a page as the memory, which begins a page.
-        1 => Naming::Given((dice.roll() >> 20) & !0xfff),
+        1 => Naming::Given((rng.roll() >> 20) & !0xfff),
         _ => Naming::Address,
     };
-    let on_demand = dice.chance(20);
+    let on_demand = rng.chance(20);
     let needed = if chosen & (REMOTE[0] | REMOTE[2]) != 0 {
         WRITE
     } else {
@@ -362,17 +360,17 @@ fn region(dice: &mut Dice, i: usize) -> Region {
     }
 }
 
-fn end(dice: &mut Dice) -> End {
+fn end(rng: &mut SeededRng) -> End {
     End {
         shape: Shape {
-            depth: 16 + dice.below(DEPTH as usize - 15) as u32,
-            sge: [1, 2, 4, 16][dice.below(4)],
-            inline: [0, 64, 512][dice.below(3)],
-            signal_all: dice.chance(15),
-            builder: dice.chance(40),
+            depth: 16 + rng.below(DEPTH as usize - 15) as u32,
+            sge: [1, 2, 4, 16][rng.below(4)],
+            inline: [0, 64, 512][rng.below(3)],
+            signal_all: rng.chance(15),
+            builder: rng.chance(40),
         },
-        send_cq: dice.below(CQS),
-        receive_cq: dice.below(CQS),
-        shared: dice.chance(40),
+        send_cq: rng.below(CQS),
+        receive_cq: rng.below(CQS),
+        shared: rng.chance(40),
     }
 }

@@ -43,7 +43,7 @@ fn an_idle_connected_program_uses_no_processor_time() {
     or_skip!(installed("ibv_rc_pingpong"));
     let (server, client) = Pair::line("ibv_rc_pingpong -e -n 2000000000").start();
     let pid = server.pid();
-    let busy = urnic_tests::wait::until(urnic_tests::wait::PATIENCE, || (ticks(pid) > 20).then_some(()));
+    let busy = urnic_tests::wait::until(urnic_tests::wait::TIME_LIMIT, || (ticks(pid) > 20).then_some(()));
     assert!(busy.is_some(), "they never got going: {}", server.output());
     client.signal(rustix::process::Signal::STOP);
     // All work that was in progress when the client stopped is complete when a tenth of a second

@@ -101,7 +101,7 @@ fn doctor_finds_nothing_wrong_here() {
 }
 
 #[test]
-fn doctor_names_what_is_wrong_and_the_command_that_mends_it() {
+fn doctor_names_each_fault_and_the_command_that_fixes_it() {
     let broken = command("doctor")
         .env("URNIC_NATIVE_LISTEN", "203.0.113.1")
         .env("URNIC_PRESENT_DIR", "/no/such");

@@ -11,7 +11,7 @@ use urnic_tests::build::{nfs, scratch, urnic};
 use urnic_tests::or_skip;
 use urnic_tests::program::Program;
 use urnic_tests::skip::installed;
-use urnic_tests::wait::{PATIENCE, until};
+use urnic_tests::wait::{TIME_LIMIT, until};
 
 /// The status in a shell of a program that SIGPIPE ended.
 const READER_GONE: i32 = 141;
@@ -96,7 +96,7 @@ fn serve_without_a_reader_leaves_no_socket() {
 }
 
 #[test]
-fn stat_ends_with_its_reader_not_at_the_next_look() {
+fn stat_ends_with_its_reader_not_at_the_next_poll() {
     let mut stat = command("stat --interval 3600")
         .stdout(Stdio::piped())
         .spawn()
@@ -106,7 +106,7 @@ fn stat_ends_with_its_reader_not_at_the_next_look() {
     out.read_line(&mut line).expect("a first look");
     assert_eq!(stat.try_wait().expect("our child"), None, "{line}");
     drop(out);
-    let status = until(PATIENCE, || stat.try_wait().expect("our child"));
+    let status = until(TIME_LIMIT, || stat.try_wait().expect("our child"));
     let _ = stat.kill();
     let _ = stat.wait();
     assert_eq!(status.and_then(|status| status.code()), Some(READER_GONE));

@@ -94,7 +94,7 @@ fn ibv_asyncwatch_opens_it_and_waits() {
     let mut watch = Program::new("ibv_asyncwatch").arg("-d").arg("urnic0").spawn();
     // The program's first line stays in its buffer; its sleep in read() shows that it got so far.
     let pid = watch.pid();
-    let waits = wait::until(wait::PATIENCE, || {
+    let waits = wait::until(wait::TIME_LIMIT, || {
         let ended = watch.ended().is_some();
         let channel = std::fs::read_to_string(format!("/proc/{pid}/wchan")).unwrap_or_default();
         let call = std::fs::read_to_string(format!("/proc/{pid}/syscall")).unwrap_or_default();

@@ -23,7 +23,7 @@ fn gone(what: &str) -> Result<[Program; 2], String> {
 }
 
 #[test]
-fn memory_gone_at_either_end_fails_one_request() {
+fn unmapped_memory_at_either_end_fails_one_request() {
     for program in or_skip!(gone("near")) {
         let text = program.run_for(LIMIT).success();
         assert!(text.contains("near: "), "{text}");
@@ -31,7 +31,7 @@ fn memory_gone_at_either_end_fails_one_request() {
 }
 
 #[test]
-fn a_target_whose_memory_is_gone_lives_on() {
+fn a_target_with_unmapped_memory_continues() {
     for program in or_skip!(gone("far")) {
         let text = program.run_for(LIMIT).success();
         assert!(text.contains("far: "), "{text}");
@@ -39,7 +39,7 @@ fn a_target_whose_memory_is_gone_lives_on() {
 }
 
 #[test]
-fn a_served_device_fails_requests_for_memory_gone() {
+fn a_served_device_fails_requests_for_unmapped_memory() {
     let served = Served::start();
     for program in or_skip!(gone("near")) {
         let program = program.env("URNIC_DEVICE", served.device());
@@ -49,7 +49,7 @@ fn a_served_device_fails_requests_for_memory_gone() {
 }
 
 #[test]
-fn a_region_whose_memory_is_gone_is_logged_once() {
+fn an_unmapped_region_is_logged_once() {
     or_skip!(in_process("the log is the other process's"));
     for program in or_skip!(gone("twice")) {
         let text = program.run_for(LIMIT).success();

@@ -65,7 +65,7 @@ fn what_is_installed_is_enough_and_goes_again() {
     or_skip!(installed("ibv_rc_pingpong"));
     or_skip!(installed("make"));
     if std::env::var_os("URNIC_LIB").is_some() {
-        return skip::say("URNIC_LIB names the plug-in");
+        return skip::report("URNIC_LIB names the plug-in");
     }
     let destination = Destination::new();
     destination.make("install");

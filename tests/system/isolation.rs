@@ -57,7 +57,7 @@ fn a_work_request_that_takes_long_to_build_stalls_nobody() {
 }
 
 #[test]
-fn wrong_arguments_get_the_errno_that_the_manual_promises() {
+fn wrong_arguments_get_the_documented_errno() {
     let program = Program::new(or_skip!(compiled("errnos")));
     let text = program.run().success();
     assert!(text.lines().count() > 30, "{text}");

@@ -143,7 +143,7 @@ fn the_fix_for_a_loopback_that_is_down_helps() {
 }
 
 #[test]
-fn a_level_that_is_none_is_an_error_wherever_it_is_set() {
+fn an_invalid_log_level_is_an_error_in_every_setting() {
     or_skip!(installed("ibv_devices"));
     let file = scratch().join(format!("verbose-{}.toml", std::process::id()));
     std::fs::write(&file, "log = \"verbose\"\n").expect("our folder");
@@ -181,7 +181,7 @@ fn lines_of_the_log_have_the_process_id() {
     or_skip!(installed("ibv_devinfo"));
     let running = Program::new("ibv_devinfo").env("URNIC_LOG", "debug").spawn();
     let pid = format!(" pid {} ", running.pid());
-    let ended = running.wait_for(urnic_tests::wait::PATIENCE);
+    let ended = running.wait_for(urnic_tests::wait::TIME_LIMIT);
     let lines: Vec<&str> = ended
         .output
         .lines()

@@ -6,12 +6,12 @@ use std::process::Command;
 
 use urnic_testkit::Folder;
 use urnic_tests::build::scratch;
-use urnic_tests::capture::GUESSERS;
+use urnic_tests::capture::HEURISTIC_DISSECTORS;
 use urnic_tests::peer::hex;
 use urnic_tests::program::Program;
 use urnic_tests::served::{Served, in_process};
 use urnic_tests::skip::installed;
-use urnic_tests::victim::{Role, Victim};
+use urnic_tests::target_process::{Role, TargetProcess};
 use urnic_tests::{Pair, compiled, or_skip};
 
 /// A folder of captures, removed with the test unless that failed.
@@ -90,7 +90,7 @@ fn is_clean(file: &Path) {
         "-T",
         "fields",
     ];
-    for guesser in GUESSERS {
+    for guesser in HEURISTIC_DISSECTORS {
         args.extend(["--disable-protocol", guesser]);
     }
     args.extend(["-e", "frame.number", "-e", "_ws.expert.message"]);
@@ -108,7 +108,7 @@ fn is_clean(file: &Path) {
 type Directions = BTreeMap<(String, String), String>;
 
 /// Both directions of each connection, each in the order of its stream.
-fn octets(file: &Path) -> Directions {
+fn bytes(file: &Path) -> Directions {
     let names = ["tcp.srcport", "tcp.dstport", "tcp.seq", "tcp.payload"];
     let text = fields(file, &names, "tcp.len > 0");
     let mut segments: Vec<_> = text
@@ -154,7 +154,7 @@ fn captured(name: &str, pair: &Pair) -> Result<(Captures, Vec<PathBuf>), String>
     for file in &files {
         is_clean(file);
     }
-    assert_eq!(octets(&files[0]), octets(&files[1]));
+    assert_eq!(bytes(&files[0]), bytes(&files[1]));
     Ok((captures, files))
 }
 
@@ -239,7 +239,7 @@ fn rping_and_rstream_over_ipv6_are_captured() {
                 "{addresses}"
             );
         }
-        let (here, there) = (octets(&files[0]), octets(&files[1]));
+        let (here, there) = (bytes(&files[0]), bytes(&files[1]));
         assert!(here.keys().eq(there.keys()), "{here:?}\n{there:?}");
         // A program that closes an rsocket does not wait for the last data of its peer: a message
         // of a few words.
@@ -263,15 +263,18 @@ fn rping_and_rstream_over_ipv6_are_captured() {
 fn a_terminate_is_captured() {
     let captures = or_skip!(Captures::new("terminate"));
     let file = captures.file();
-    let mut victim = or_skip!(Victim::start(&[("URNIC_PCAP", file.to_str().expect("our path"))]));
-    let mut link = victim.link(Role::Called);
+    let mut target = or_skip!(TargetProcess::start(&[(
+        "URNIC_PCAP",
+        file.to_str().expect("our path")
+    )]));
+    let mut link = target.link(Role::Responder);
     // A Send of "hello" with one bit of it flipped.
     link.peer.send(&hex(
         "00174143 00000000 00000000 00000001 00000000 69656c6c 6f000000 b990b10c",
     ));
     link.peer.take(28);
     link.peer.end();
-    victim.leaves();
+    target.quits();
     let seen = tshark(
         &file,
         &["-V", "-O", "iwarp_mpa,iwarp_ddp_rdmap"],

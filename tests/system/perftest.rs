@@ -323,12 +323,12 @@ fn every_switch(heading: &str, release: &str, rows: usize, step: usize) {
         if let Err(reason) = &domains
             && row.options.contains("XRC")
         {
-            skip::say(&format!("{} {}: {reason}", row.program, row.options));
+            skip::report(&format!("{} {}: {reason}", row.program, row.options));
             return false;
         }
         let depends = row.options.contains("--use_hugepages");
         if depends && !no_huge_pages {
-            skip::say(&format!(
+            skip::report(&format!(
                 "{} {}: the machine has huge pages",
                 row.program, row.options
             ));

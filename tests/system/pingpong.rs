@@ -151,7 +151,7 @@ fn with_crc_off_and_with_markers() {
 }
 
 #[test]
-fn one_side_may_want_markers_alone() {
+fn one_side_alone_may_request_markers() {
     or_skip!(installed("ibv_rc_pingpong"));
     for wants in [true, false] {
         let mut pair = pingpong("-c -s 5000");
@@ -179,7 +179,7 @@ fn sixteen_queue_pairs_at_a_shared_receive_queue() {
 }
 
 #[test]
-fn transports_that_iwarp_has_not_are_refused_in_words() {
+fn unsupported_transports_are_refused_with_a_message() {
     or_skip!(installed("ibv_ud_pingpong"));
     let domains = XrcDomains::of_pingpong();
     for (name, words) in [
@@ -188,7 +188,7 @@ fn transports_that_iwarp_has_not_are_refused_in_words() {
         ("ibv_uc_pingpong", "Couldn't create QP"),
     ] {
         if let ("ibv_xsrq_pingpong", Err(reason)) = (name, &domains) {
-            skip::say(&format!("{name}: {reason}"));
+            skip::report(&format!("{name}: {reason}"));
             continue;
         }
         let ended = Program::new(name).run();

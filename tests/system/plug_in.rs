@@ -82,7 +82,7 @@ fn signal_handlers_may_use_files() {
 }
 
 #[test]
-fn the_files_are_there_by_every_road() {
+fn the_files_are_found_by_every_path() {
     trial("files");
 }
 

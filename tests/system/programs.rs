@@ -199,7 +199,7 @@ fn asked(qemu: &mut Running, command: &str, arguments: &str) -> String {
             .iter()
             .any(|head| line.starts_with(head))
     };
-    qemu.says_from(from, "an answer", |text| {
+    qemu.wait_for_output_from(from, "an answer", |text| {
         let whole = text.rfind('\n').map_or("", |end| &text[..end]);
         whole.lines().find(answer).map(str::to_owned)
     })
@@ -225,7 +225,7 @@ fn qemu_migrates_a_guest() {
             let answer = asked(qemu, "migrate-set-capabilities", &set);
             if answer.contains("rdma-pin-all") {
                 // This QEMU is built without librdmacm.
-                return urnic_tests::skip::say(&answer);
+                return urnic_tests::skip::report(&answer);
             }
         }
         let uri = format!("{{\"uri\": \"rdma:127.0.0.1:{port}\"}}");

@@ -213,7 +213,7 @@ fn a_guest_reaches_neither_its_host_nor_addresses_of_others() {
 }
 
 #[test]
-fn the_end_of_program_qemu_or_server_is_told_and_survived() {
+fn the_end_of_program_qemu_or_server_is_reported() {
     let [first, second] = or_skip!(Netns::pair());
     let mut server = Server::start(&first, &[FIRST], "");
     let host = End::Host(&second);

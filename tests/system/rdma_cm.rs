@@ -142,7 +142,7 @@ fn perftest_by_connection_manager() {
 }
 
 #[test]
-fn nobody_there_is_a_rejection() {
+fn a_connect_without_a_listener_is_rejected() {
     or_skip!(installed("ucmatose"));
     let port = free_port().to_string();
     let said = program("ucmatose -s 127.0.0.1 -p PORT", &port).run().failure();
@@ -150,7 +150,7 @@ fn nobody_there_is_a_rejection() {
 }
 
 #[test]
-fn datagrams_are_refused_in_plain_words() {
+fn datagrams_are_refused_with_a_message() {
     or_skip!(installed("udaddy"));
     for line in [
         "udaddy",
@@ -182,7 +182,7 @@ fn suite(folder: &str) -> Program {
 /// One process reads the data that the other wrote as soon as that other's Write completed. On
 /// iWARP a Write is complete when TCP has taken it; only a message behind it proves its arrival,
 /// and this test sends none.
-fn looked_too_early(ended: &Ended) -> bool {
+fn checked_too_early(ended: &Ended) -> bool {
     ["ERROR: test_rdmacm_async_write", "Data validation failure"]
         .iter()
         .all(|words| ended.output.contains(words))
@@ -195,7 +195,7 @@ fn passes(suite: &Program, passing: usize, may_fail: Option<&str>) {
     let _turn = suites_turn();
     let mut ended = suite.run_for(LIMIT);
     for _ in 0..2 {
-        if looked_too_early(&ended) {
+        if checked_too_early(&ended) {
             ended = suite.run_for(LIMIT);
         }
     }

@@ -11,7 +11,7 @@ use urnic_tests::or_skip;
 use urnic_tests::program::{Program, Running};
 use urnic_tests::served::in_process;
 use urnic_tests::skip::installed;
-use urnic_tests::wait::{PATIENCE, descriptors, free_port, until};
+use urnic_tests::wait::{TIME_LIMIT, descriptors, free_port, until};
 
 fn callback(line: &str) -> Program {
     static EXAMPLE: OnceLock<PathBuf> = OnceLock::new();
@@ -40,16 +40,16 @@ fn serving(program: Program) -> (Running, String) {
     (server, address)
 }
 
-fn calls(address: &str, octets: u32, times: u32) -> Program {
-    reverse(&format!("call {address} {octets} {times}"))
+fn calls(address: &str, bytes: u32, times: u32) -> Program {
+    reverse(&format!("call {address} {bytes} {times}"))
 }
 
 #[test]
-fn octets_come_back_reversed_within_messages_and_by_rdma() {
+fn bytes_come_back_reversed_within_messages_and_by_rdma() {
     let (_server, address) = serving(reverse("serve 127.0.0.1:0"));
-    for octets in [1, 4, 5, 1000, 4000, 4096, 5001, 65_536, 1_000_003, 2 << 20] {
-        let said = calls(&address, octets, 3).run().success();
-        assert_eq!(said, format!("{octets} bytes reversed 3 times\n"));
+    for bytes in [1, 4, 5, 1000, 4000, 4096, 5001, 65_536, 1_000_003, 2 << 20] {
+        let said = calls(&address, bytes, 3).run().success();
+        assert_eq!(said, format!("{bytes} bytes reversed 3 times\n"));
     }
 }
 
@@ -64,7 +64,7 @@ fn sixteen_clients_are_served_at_once_and_leave_nothing() {
     for client in clients {
         client.wait().success();
     }
-    let left = until(PATIENCE, || (descriptors(server.pid()) <= before).then_some(()));
+    let left = until(TIME_LIMIT, || (descriptors(server.pid()) <= before).then_some(()));
     assert!(
         left.is_some(),
         "{} descriptors, {before} before",
@@ -74,7 +74,7 @@ fn sixteen_clients_are_served_at_once_and_leave_nothing() {
 
 /// Checks that a client with this variable set continues after its server was killed and restarted.
 #[track_caller]
-fn goes_on(variable: Option<&str>) {
+fn continues(variable: Option<&str>) {
     let line = format!("serve 127.0.0.1:{}", free_port());
     let (server, address) = serving(reverse(&line));
     let client = reverse(&format!("call {address} 200000 forever"));
@@ -87,7 +87,7 @@ fn goes_on(variable: Option<&str>) {
     drop(server);
     let told = client.output().len();
     let _server = serving(reverse(&line));
-    client.says_from(told, "that it goes on", |said| {
+    client.wait_for_output_from(told, "that it goes on", |said| {
         (said.lines().count() > 3).then_some(())
     });
     assert_eq!(client.ended(), None);
@@ -95,11 +95,11 @@ fn goes_on(variable: Option<&str>) {
 
 #[test]
 fn a_client_goes_on_with_a_restarted_server() {
-    goes_on(None);
+    continues(None);
 }
 
 #[test]
-fn a_client_killed_in_the_middle_is_forgotten() {
+fn a_client_killed_in_a_call_is_removed() {
     let (server, address) = serving(reverse("serve 127.0.0.1:0"));
     calls(&address, 300_000, 1).run().success();
     let before = descriptors(server.pid());
@@ -107,7 +107,7 @@ fn a_client_killed_in_the_middle_is_forgotten() {
     client.says("how far it is", |said| said.contains("100 times").then_some(()));
     client.signal(Signal::KILL);
     client.wait();
-    let left = until(PATIENCE, || (descriptors(server.pid()) <= before).then_some(()));
+    let left = until(TIME_LIMIT, || (descriptors(server.pid()) <= before).then_some(()));
     assert!(
         left.is_some(),
         "{} descriptors, {before} before",
@@ -117,7 +117,7 @@ fn a_client_killed_in_the_middle_is_forgotten() {
 }
 
 #[test]
-fn a_client_that_finds_no_server_says_so() {
+fn a_client_without_a_server_reports_that() {
     let said = reverse(&format!("call 127.0.0.1:{} 5 1", free_port()))
         .env("REVERSE_PATIENCE", "1")
         .run()
@@ -126,7 +126,7 @@ fn a_client_that_finds_no_server_says_so() {
 }
 
 #[test]
-fn a_server_accepts_nobody_for_whom_it_has_no_memory() {
+fn a_server_without_memory_accepts_no_client() {
     let (_server, address) = serving(reverse("serve 127.0.0.1:0").env("REVERSE_MEMORY", "0"));
     let said = calls(&address, 5, 1).env("REVERSE_PATIENCE", "1").run().failure();
     assert!(said.contains("cannot be reached"), "{said}");
@@ -231,7 +231,7 @@ fn a_client_without_callbacks_is_not_disturbed_by_calls() {
 }
 
 #[test]
-fn the_client_that_is_silent_for_longest_makes_room() {
+fn the_longest_silent_client_is_closed_for_a_new_one() {
     assert_eq!(
         scene("crowd"),
         "client 0: stayed\nclient 2: stayed\nclient 1: came back\n"
@@ -241,7 +241,7 @@ fn the_client_that_is_silent_for_longest_makes_room() {
 /// Like soft-iWARP, which has no memory windows: each call registers the memory that it exposes,
 /// and the peer cannot invalidate it.
 #[test]
-fn octets_come_back_by_rdma_also_without_memory_windows() {
+fn bytes_come_back_by_rdma_also_without_memory_windows() {
     let file: PathBuf = scratch().join(format!("rpc-service-mr-{}.pcapng", std::process::id()));
     let server = reverse("serve 127.0.0.1:0");
     let captured = installed("tshark").is_ok() && in_process("").is_ok();
@@ -250,16 +250,13 @@ fn octets_come_back_by_rdma_also_without_memory_windows() {
     } else {
         server
     });
-    for octets in [1, 4096, 50_000, 1_000_003, 2 << 20] {
-        let calls = calls(&address, octets, 5).env("REVERSE_WITHOUT_WINDOWS", "1");
-        assert_eq!(
-            calls.run().success(),
-            format!("{octets} bytes reversed 5 times\n")
-        );
+    for bytes in [1, 4096, 50_000, 1_000_003, 2 << 20] {
+        let calls = calls(&address, bytes, 5).env("REVERSE_WITHOUT_WINDOWS", "1");
+        assert_eq!(calls.run().success(), format!("{bytes} bytes reversed 5 times\n"));
     }
     server.stopped();
     if !captured {
-        return urnic_tests::skip::say("nobody captures and reads the wire here");
+        return urnic_tests::skip::report("nobody captures and reads the wire here");
     }
     let verdict = Wire::of(file).judge();
     verdict.is_clean();
@@ -269,5 +266,5 @@ fn octets_come_back_by_rdma_also_without_memory_windows() {
 
 #[test]
 fn a_client_without_windows_goes_on_with_a_restarted_server() {
-    goes_on(Some("REVERSE_WITHOUT_WINDOWS"));
+    continues(Some("REVERSE_WITHOUT_WINDOWS"));
 }

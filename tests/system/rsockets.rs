@@ -38,7 +38,7 @@ fn overrun(patience: &str) -> Result<(Running, Running), String> {
 }
 
 #[test]
-fn an_rsockets_send_without_a_receive_needs_patience() {
+fn an_rsockets_send_without_a_receive_needs_an_rnr_grace() {
     or_skip!(in_process("the server's log has the device's words"));
     let (mut server, _client) = or_skip!(overrun("0"));
     // DDP, untagged buffer, no buffer available (RFC 5041 §8).
@@ -50,7 +50,7 @@ fn an_rsockets_send_without_a_receive_needs_patience() {
 }
 
 #[test]
-fn with_patience_rsockets_loses_nothing() {
+fn with_an_rnr_grace_rsockets_loses_nothing() {
     let (server, client) = or_skip!(overrun("60000"));
     // The end of its standard input lets the server continue.
     server.wait_for(LIMIT).success();
@@ -79,7 +79,7 @@ fn received(process: u32, watched: &Folder) -> u64 {
 fn iperf3_under_librspreload_goes_through_the_device() {
     or_skip!(installed("iperf3"));
     let Some(rspreload) = rspreload() else {
-        return urnic_tests::skip::say("librspreload.so is not installed");
+        return urnic_tests::skip::report("librspreload.so is not installed");
     };
     let watched = Folder::inside(&scratch(), "iperf3");
     let port = free_port();
@@ -99,8 +99,8 @@ fn iperf3_under_librspreload_goes_through_the_device() {
         let said = client.run_for(LIMIT).success();
         assert!(said.contains("iperf Done"), "{said}\n{}", server.output());
         if options == "-n 64M" {
-            let octets = received(server.pid(), &watched);
-            assert!(octets >= 64 << 20, "{octets} octets:\n{said}");
+            let bytes = received(server.pid(), &watched);
+            assert!(bytes >= 64 << 20, "{bytes} bytes:\n{said}");
         }
     }
 }

@@ -10,7 +10,7 @@ use urnic_tests::build::{scratch, urnic};
 use urnic_tests::or_skip;
 use urnic_tests::program::{Program, Running};
 use urnic_tests::skip::installed;
-use urnic_tests::wait::{PATIENCE, free_port, until};
+use urnic_tests::wait::{TIME_LIMIT, free_port, until};
 use urnic_vfio_user::{Request, Version};
 
 /// A server; ended when dropped.
@@ -77,13 +77,13 @@ fn switches(pid: u32) -> u64 {
 }
 
 #[test]
-fn programs_meet_through_a_served_device() {
+fn programs_connect_through_a_served_device() {
     or_skip!(installed("ibv_rc_pingpong"));
     server("meet", "--addr host").works();
 }
 
 #[test]
-fn garbage_floods_and_silence_disturb_nobody() {
+fn garbage_floods_and_silence_disturb_no_other_client() {
     or_skip!(installed("ibv_rc_pingpong"));
     // More clients than fit at a time: a client that has left counts until its function is
     // released.
@@ -115,11 +115,11 @@ fn garbage_floods_and_silence_disturb_nobody() {
 }
 
 #[test]
-fn a_server_whose_clients_rest_rests() {
+fn a_server_with_idle_clients_is_idle() {
     let server = server("rest", "--addr 127.0.0.1");
     let _clients = [server.client(), server.client()];
     let pid = server.program.pid();
-    until(PATIENCE, || {
+    until(TIME_LIMIT, || {
         let before = switches(pid);
         std::thread::sleep(Duration::from_millis(300));
         (switches(pid) == before).then_some(())

@@ -13,7 +13,7 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg}
 use urnic_tests::Running;
 use urnic_tests::build::{scratch, urnic};
 use urnic_tests::program::Program;
-use urnic_tests::wait::PATIENCE;
+use urnic_tests::wait::TIME_LIMIT;
 
 /// The messages of QEMU 11.1, from `tests/fixtures`: a guest with an IOMMU boots, binds the
 /// function to vfio-pci, and runs two checks of `urnic conformance` and `ibv_devinfo`. For each
@@ -113,11 +113,11 @@ fn descriptor(size: u64, memory: &mut Option<(u64, OwnedFd)>) -> OwnedFd {
 }
 
 #[test]
-fn what_qemu_says_is_answered_as_it_was() {
+fn recorded_qemu_messages_get_the_same_answers() {
     let served = Served::start("replay");
     let mut stream = UnixStream::connect(&served.socket).expect("a server");
     stream
-        .set_read_timeout(Some(PATIENCE.min(Duration::from_secs(30))))
+        .set_read_timeout(Some(TIME_LIMIT.min(Duration::from_secs(30))))
         .expect("not zero");
     let mut memory = None;
     let recorded = messages(RECORDED);

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use urnic_tests::capture::Wire;
 use urnic_tests::guest::{Guest, HOST};
 use urnic_tests::or_skip;
-use urnic_tests::pair::{CALLS, was_refused};
+use urnic_tests::pair::{CONNECT_ATTEMPTS, was_rejected};
 use urnic_tests::program::Program;
 use urnic_tests::shell::LIMIT;
 use urnic_tests::skip::installed;
@@ -254,9 +254,9 @@ const OVERTAKEN: &str = " Bad wc status 2\n Unable to write to socket/rdma_cm\nF
 pub(crate) fn urnic_measures(guest: &Guest, line: &str, settings: Settings<'_>) -> Ends {
     let server = format!("{line} -R -F -p PORT");
     let client = format!("{server} ADDRESS");
-    for _ in 1..CALLS {
+    for _ in 1..CONNECT_ATTEMPTS {
         let ends = urnic_calls(guest, &server, &client, settings);
-        if !was_refused(&ends.ours) {
+        if !was_rejected(&ends.ours) {
             return ends.succeed();
         }
     }
@@ -269,8 +269,8 @@ pub(crate) fn siw_measures(guest: &Guest, line: &str, settings: Settings<'_>) ->
     let server = format!("{line} -R -F -p PORT");
     let client = format!("{server} ADDRESS");
     let mut ends = siw_calls(guest, &server, &client, settings);
-    for _ in 1..CALLS {
-        if !was_refused(&ends.theirs) {
+    for _ in 1..CONNECT_ATTEMPTS {
+        if !was_rejected(&ends.theirs) {
             break;
         }
         ends = siw_calls(guest, &server, &client, settings);

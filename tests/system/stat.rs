@@ -6,9 +6,9 @@ use urnic_tests::build::{scratch, urnic};
 use urnic_tests::or_skip;
 use urnic_tests::program::Program;
 use urnic_tests::skip::installed;
+use urnic_tests::target_process::{Role, TargetProcess};
 use urnic_tests::ulpdu::send;
-use urnic_tests::victim::{Role, Victim};
-use urnic_tests::wait::{PATIENCE, until};
+use urnic_tests::wait::{TIME_LIMIT, until};
 
 /// A place for presences that no other test uses.
 fn place(name: &str) -> Folder {
@@ -22,24 +22,24 @@ fn stat(place: &Folder, line: &str) -> Program {
         .env("URNIC_PRESENT_DIR", place.path())
 }
 
-fn victim_in(place: &Folder) -> Result<Victim, String> {
-    Victim::start(&[("URNIC_PRESENT_DIR", place.path().to_str().expect("our path"))])
+fn target_in(place: &Folder) -> Result<TargetProcess, String> {
+    TargetProcess::start(&[("URNIC_PRESENT_DIR", place.path().to_str().expect("our path"))])
 }
 
 #[test]
 fn processes_and_queue_pairs_are_shown_with_their_counters() {
     let place = place("shown");
-    let mut victim = or_skip!(victim_in(&place));
-    let mut link = victim.link(Role::Called);
+    let mut target = or_skip!(target_in(&place));
+    let mut link = target.link(Role::Responder);
     link.peer
         .tell(&[send(1, b"one"), send(2, b"two"), send(3, b"three")]);
     for (id, len) in [(0, 3), (1, 3), (2, 5)] {
-        assert_eq!(victim.received(link.qp), (id, len));
+        assert_eq!(target.received(link.qp), (id, len));
     }
     // Three Sends, and the zero-length Write with which the peer reported that it is ready.
     let json = stat(&place, "--json").run().success();
     for part in [
-        "\"command\":\"victim\"",
+        "\"command\":\"target_process\"",
         "\"rx_messages\":4",
         "\"state\":\"RTS\"",
         "\"rdma_cm\":false",
@@ -51,25 +51,25 @@ fn processes_and_queue_pairs_are_shown_with_their_counters() {
         table.starts_with("PID") || table.trim_start().starts_with("PID"),
         "{table}"
     );
-    assert!(table.contains("victim"), "{table}");
-    let pid = victim.process().pid();
+    assert!(table.contains("target_process"), "{table}");
+    let pid = target.process().pid();
     let one = stat(&place, &pid.to_string()).run().success();
     assert!(
-        one.contains(&format!("process {pid}, victim")) && one.contains("127.0.0.1:"),
+        one.contains(&format!("process {pid}, target_process")) && one.contains("127.0.0.1:"),
         "{one}"
     );
-    victim.leaves();
+    target.quits();
     let after = stat(&place, "").run().success();
     assert_eq!(after, "no process of yours has a urnic device open\n");
 }
 
 #[test]
-fn a_process_that_was_killed_is_forgotten() {
+fn a_killed_process_is_no_longer_listed() {
     let place = place("killed");
-    let victim = or_skip!(victim_in(&place));
-    let pid = victim.process().pid();
-    victim.process().signal(Signal::KILL);
-    drop(victim);
+    let target = or_skip!(target_in(&place));
+    let pid = target.process().pid();
+    target.process().signal(Signal::KILL);
+    drop(target);
     let gone = stat(&place, &pid.to_string()).run();
     assert_eq!(gone.status.code(), Some(1), "{gone}");
     assert!(
@@ -86,7 +86,7 @@ fn a_process_that_was_killed_is_forgotten() {
 }
 
 #[test]
-fn the_next_open_takes_away_what_killed_processes_left() {
+fn the_next_open_removes_files_of_killed_processes() {
     let place = place("swept");
     let names = || -> Vec<String> {
         std::fs::read_dir(place.file(&format!("urnic-{}", rustix::process::geteuid().as_raw())))
@@ -95,15 +95,15 @@ fn the_next_open_takes_away_what_killed_processes_left() {
             .filter(|name| name.ends_with(".stat"))
             .collect()
     };
-    let living = or_skip!(victim_in(&place));
+    let living = or_skip!(target_in(&place));
     for _ in 0..3 {
-        let killed = or_skip!(victim_in(&place));
+        let killed = or_skip!(target_in(&place));
         killed.process().signal(Signal::KILL);
         drop(killed);
     }
     assert_eq!(names().len(), 2, "each took away what the one before left");
-    let next = or_skip!(victim_in(&place));
-    let pids = [&living, &next].map(|victim| format!("{}-", victim.process().pid()));
+    let next = or_skip!(target_in(&place));
+    let pids = [&living, &next].map(|target| format!("{}-", target.process().pid()));
     let left = names();
     assert!(
         left.len() == 2
@@ -112,31 +112,35 @@ fn the_next_open_takes_away_what_killed_processes_left() {
                 .all(|pid| left.iter().any(|name| name.starts_with(pid))),
         "{left:?} of {pids:?}"
     );
-    living.leaves();
-    next.leaves();
+    living.quits();
+    next.quits();
 }
 
 #[test]
-fn a_stopped_process_holds_nobody_up() {
+fn a_stopped_process_delays_no_other() {
     let place = place("stopped");
-    let victim = or_skip!(victim_in(&place));
-    victim.process().signal(Signal::STOP);
+    let target = or_skip!(target_in(&place));
+    target.process().signal(Signal::STOP);
     let text = stat(&place, "").run().success();
-    victim.process().signal(Signal::CONT);
+    target.process().signal(Signal::CONT);
     assert_eq!(text, "no process of yours has a urnic device open\n");
     // The late answer goes to no client; later answers are normal.
-    let back = until(PATIENCE, || {
-        stat(&place, "").run().success().contains("victim").then_some(())
+    let back = until(TIME_LIMIT, || {
+        stat(&place, "")
+            .run()
+            .success()
+            .contains("target_process")
+            .then_some(())
     });
     assert!(back.is_some());
-    victim.leaves();
+    target.quits();
 }
 
 #[test]
 fn hw_counters_read_what_is_counted_now() {
     or_skip!(installed("cat"));
     let place = place("files");
-    let mut victim = or_skip!(victim_in(&place));
+    let mut target = or_skip!(target_in(&place));
     let file = "/sys/class/infiniband/urnic0/ports/1/hw_counters/rx_messages";
     let read = || {
         Program::new("cat")
@@ -148,15 +152,15 @@ fn hw_counters_read_what_is_counted_now() {
             .parse::<u64>()
             .expect("a number")
     };
-    // The zero-length Write between the victim's own two queue pairs.
+    // The zero-length Write between the target's own two queue pairs.
     let before =
-        until(PATIENCE, || Some(read()).filter(|messages| *messages > 0)).expect("its first message");
-    let mut link = victim.link(Role::Called);
+        until(TIME_LIMIT, || Some(read()).filter(|messages| *messages > 0)).expect("its first message");
+    let mut link = target.link(Role::Responder);
     link.peer.tell(&[send(1, b"one"), send(2, b"two")]);
-    victim.received(link.qp);
-    victim.received(link.qp);
+    target.received(link.qp);
+    target.received(link.qp);
     // And the zero-length Write with which the peer reported that it is ready.
     assert_eq!(read(), before + 3);
-    victim.leaves();
+    target.quits();
     assert_eq!(read(), 0, "counters are those of the processes that are there");
 }

@@ -2,7 +2,7 @@
 
 use urnic_tests::program::Program;
 use urnic_tests::skip::{installed, root};
-use urnic_tests::user::{NOBODY, SOMEBODY, Staged};
+use urnic_tests::user::{NOBODY, OTHER_USER, Staged};
 use urnic_tests::{Pair, or_skip};
 
 #[test]
@@ -27,7 +27,12 @@ fn two_users_on_one_machine_reach_each_other() {
     or_skip!(root());
     or_skip!(installed("ibv_rc_pingpong"));
     let staged = Staged::new();
-    for (server, client) in [(NOBODY, SOMEBODY), (SOMEBODY, NOBODY), (0, NOBODY), (NOBODY, 0)] {
+    for (server, client) in [
+        (NOBODY, OTHER_USER),
+        (OTHER_USER, NOBODY),
+        (0, NOBODY),
+        (NOBODY, 0),
+    ] {
         let mut pair = Pair::new(&Program::new("ibv_rc_pingpong").line("-g 0"));
         pair.server = staged.program(server, pair.server);
         pair.client = staged.program(client, pair.client);

@@ -51,7 +51,7 @@ fn memory_is_registered_in_every_way_there_is() {
         assert!(text.contains(&format!("{shown}: there and back")), "{text}");
     }
     if text.contains("huge pages: none") {
-        urnic_tests::skip::say("the part with huge pages: the machine has none");
+        urnic_tests::skip::report("the part with huge pages: the machine has none");
     }
 }
 

@@ -42,7 +42,7 @@ fn holder(guest: &PciGuest<'_>) -> urnic_tests::shell::Task {
 }
 
 #[test]
-fn what_the_doctor_says_brings_a_function_to_an_ordinary_user() {
+fn the_doctors_commands_give_a_function_to_a_user() {
     let [host, _other] = or_skip!(Netns::pair());
     let server = Server::start(&host, &[ADDRESS], "");
     let guest = or_skip!(PciGuest::boot(&host, &server.sockets()));

@@ -9,7 +9,7 @@ use urnic_tests::program::{Program, Running};
 use urnic_tests::served::Served;
 use urnic_tests::skip::{self, installed, root};
 use urnic_tests::user::{NOBODY, Staged, as_user};
-use urnic_tests::wait::{PATIENCE, descriptors, free_port, until};
+use urnic_tests::wait::{TIME_LIMIT, descriptors, free_port, until};
 use urnic_tests::{Pair, compiled, or_skip};
 
 use crate::devices::gids;
@@ -35,7 +35,7 @@ fn transfers(program: &Running) {
         let (_, rest) = json.split_once(&format!("\"{name}\":"))?;
         rest.split([',', '}']).next()?.parse::<u64>().ok()
     };
-    let moving = until(PATIENCE, || {
+    let moving = until(TIME_LIMIT, || {
         let json = stat.run().output;
         let bytes = [counted(&json, "tx_bytes"), counted(&json, "rx_bytes")];
         (bytes.into_iter().flatten().sum::<u64>() > 100_000).then_some(())
@@ -213,7 +213,7 @@ fn the_memory_of_another_user_s_program_is_reached_by_messages() {
     let info = Program::plain(command).args(["info", "--device", &served.device()]);
     assert_eq!(told(&as_user(NOBODY, info.clone()), "program memory"), "messages");
     if told(&info, "program memory") != "process_vm" {
-        skip::say("process_vm_readv is not allowed here, even for the same user");
+        skip::report("process_vm_readv is not allowed here, even for the same user");
     }
     for line in ["-c -s 1 -n 100", "-c -e -s 100000 -n 100"] {
         let mut pair = pair(&served, &format!("ibv_rc_pingpong {line}"));
@@ -295,7 +295,7 @@ fn a_killed_client_is_an_error_at_its_peer_and_leaves_nothing() {
         pair(&served, "ibv_rc_pingpong -n 100").succeeds();
     }
     // Streams that are closing have three seconds.
-    let gone = until(PATIENCE, || (descriptors(server) <= before).then_some(()));
+    let gone = until(TIME_LIMIT, || (descriptors(server) <= before).then_some(()));
     assert!(
         gone.is_some(),
         "{before} descriptors, then {}",
@@ -366,7 +366,7 @@ fn programs_asleep_wake_when_the_server_is_killed() {
 }
 
 #[test]
-fn a_socket_where_nobody_listens_is_told_in_one_line() {
+fn a_socket_without_a_listener_is_reported_in_one_line() {
     or_skip!(installed("ibv_devices"));
     let missing = "/nowhere/urnic-socket";
     let said = Program::new("ibv_devices")

@@ -145,7 +145,7 @@ fn without_crc_every_frame_is_well_formed() {
 }
 
 #[test]
-fn calls_have_the_type_of_service_that_their_program_asked_for() {
+fn connections_have_the_requested_type_of_service() {
     let netns = or_skip!(Netns::new());
     or_skip!(installed("ucmatose"));
     let capture = or_skip!(Capture::start(&netns, "lo"));

@@ -11,7 +11,7 @@ impl World {
     /// The requests of a side at a connection, in their order.
     pub(super) fn requests(&mut self, side: usize, link: usize, parts: &mut [Part; 2]) -> Vec<Op> {
         let shape = self.links[link][side].shape;
-        let most = self.dice.below(shape.depth as usize - 8);
+        let most = self.rng.below(shape.depth as usize - 8);
         let mut list = Vec::new();
         // Room for the requests of a step, and for the last one.
         for _ in 0..most {
@@ -47,8 +47,8 @@ impl World {
         });
         list.push(closing);
         for op in &mut list {
-            op.flags |= [0, IBV_SEND_SIGNALED][usize::from(self.dice.chance(50))];
-            op.flags |= [0, IBV_SEND_FENCE][usize::from(self.dice.chance(5))];
+            op.flags |= [0, IBV_SEND_SIGNALED][usize::from(self.rng.chance(50))];
+            op.flags |= [0, IBV_SEND_FENCE][usize::from(self.rng.chance(5))];
         }
         if let Some(last) = list.last_mut() {
             last.flags |= IBV_SEND_SIGNALED;
@@ -60,14 +60,14 @@ impl World {
 
     /// A request, or several that belong together; none if there is no memory for them.
     fn step(&mut self, side: usize, link: usize, parts: &mut [Part; 2], list: &mut Vec<Op>) {
-        let imm = self.dice.roll() as u32;
-        match self.dice.below(100) {
+        let imm = self.rng.roll() as u32;
+        match self.rng.below(100) {
             0..30 => {
-                let what = [What::Send, What::SendImm(imm)][usize::from(self.dice.chance(30))];
+                let what = [What::Send, What::SendImm(imm)][usize::from(self.rng.chance(30))];
                 list.extend(self.message(side, link, parts, what));
             }
             30..52 => {
-                let len = self.dice.len();
+                let len = self.rng.len();
                 let Some((op, target)) = self.write(side, link, parts, len) else {
                     return;
                 };
@@ -75,12 +75,12 @@ impl World {
                 let readable = rights & IBV_ACCESS_REMOTE_READ != 0;
                 list.push(op);
                 // The written data is read back.
-                if readable && self.dice.chance(30) {
+                if readable && self.rng.chance(30) {
                     list.extend(self.read_of(side, target, len));
                 }
             }
             52..60 => {
-                let len = self.dice.len();
+                let len = self.rng.len();
                 let Some((mut op, target)) = self.write(side, link, parts, len) else {
                     return;
                 };
@@ -105,7 +105,7 @@ impl World {
                 list.push(op);
             }
             60..76 => {
-                let len = self.dice.len();
+                let len = self.rng.len();
                 let Some(target) = self.target(1 - side, link, parts, len, IBV_ACCESS_REMOTE_READ) else {
                     return;
                 };
@@ -114,7 +114,7 @@ impl World {
                 };
                 let landed = read.local.clone();
                 list.push(read);
-                if self.dice.chance(40) {
+                if self.rng.chance(40) {
                     list.extend(self.pass_on(side, link, parts, landed));
                 }
             }
@@ -128,8 +128,8 @@ impl World {
         if parts[side].results == RESULT_COUNT {
             return None;
         }
-        let at = COUNTERS + 8 * self.dice.below(COUNTER_COUNT);
-        let add = 1 + self.dice.below(1 << 20) as u64;
+        let at = COUNTERS + 8 * self.rng.below(COUNTER_COUNT);
+        let add = 1 + self.rng.below(1 << 20) as u64;
         let sum = self.hosts[1 - side].word(at).wrapping_add(add);
         self.hosts[1 - side].set_word(at, sum);
         let result = Span {
@@ -150,7 +150,7 @@ impl World {
     fn pass_on(&mut self, side: usize, link: usize, parts: &mut [Part; 2], landed: Vec<Span>) -> Option<Op> {
         let len = landed.iter().map(|span| span.len).sum();
         let data = self.hosts[side].gather(&landed);
-        let what = if self.dice.chance(50) {
+        let what = if self.rng.chance(50) {
             let target = self.target(1 - side, link, parts, len, IBV_ACCESS_REMOTE_WRITE)?;
             self.hosts[1 - side].scatter(&[Span { at: target.at, len }], &data);
             What::Write(target)
@@ -173,8 +173,8 @@ impl World {
         let Some(target) = self.target(1 - side, link, parts, 8, rights) else {
             return;
         };
-        if self.dice.chance(50) {
-            let Some(from) = self.hosts[side].span(&mut self.dice, 8, 0) else {
+        if self.rng.chance(50) {
+            let Some(from) = self.hosts[side].span(&mut self.rng, 8, 0) else {
                 return;
             };
             self.fill(side, parts, &[from]);
@@ -187,13 +187,13 @@ impl World {
                 flags: 0,
             });
         }
-        for _ in 0..=self.dice.below(3) {
-            let Some(into) = self.hosts[side].span(&mut self.dice, 8, WRITE) else {
+        for _ in 0..=self.rng.below(3) {
+            let Some(into) = self.hosts[side].span(&mut self.rng, 8, WRITE) else {
                 return;
             };
             let old = self.hosts[1 - side].word(target.at);
-            let operand = self.dice.roll();
-            let (what, new) = match self.dice.below(3) {
+            let operand = self.rng.roll();
+            let (what, new) = match self.rng.below(3) {
                 0 => (What::FetchAdd(target, operand), old.wrapping_add(operand)),
                 1 => (What::CompareSwap(target, old, operand), operand),
                 _ => (What::CompareSwap(target, !old, operand), old),
@@ -206,18 +206,18 @@ impl World {
                 inline: None,
                 flags: 0,
             });
-            if self.dice.chance(30) {
+            if self.rng.chance(30) {
                 list.extend(self.pass_on(side, link, parts, vec![into]));
             }
         }
-        if self.dice.chance(50) {
+        if self.rng.chance(50) {
             list.extend(self.read_of(side, target, 8));
         }
     }
 
     /// A Send of any kind.
     fn message(&mut self, side: usize, link: usize, parts: &mut [Part; 2], what: What) -> Option<Op> {
-        let len = self.dice.len();
+        let len = self.rng.len();
         let spans = self.receive(1 - side, link, parts, len)?;
         let mut op = self.source(side, link, parts, len)?;
         let data = match &op.inline {
@@ -226,7 +226,7 @@ impl World {
         };
         self.sent(side, link, parts, spans, what, &data);
         op.what = what;
-        op.flags |= [0, IBV_SEND_SOLICITED][usize::from(self.dice.chance(10))];
+        op.flags |= [0, IBV_SEND_SOLICITED][usize::from(self.rng.chance(10))];
         Some(op)
     }
 
@@ -267,8 +267,8 @@ impl World {
         if parts[side].receives[link].0.len() as u32 >= end.shape.depth {
             return None;
         }
-        let room = len + [0, self.dice.below(50)][self.dice.below(2)];
-        self.hosts[side].spans(&mut self.dice, room, end.shape.sge as usize, WRITE)
+        let room = len + [0, self.rng.below(50)][self.rng.below(2)];
+        self.hosts[side].spans(&mut self.rng, room, end.shape.sge as usize, WRITE)
     }
 
     fn arrive(
@@ -301,7 +301,7 @@ impl World {
     }
 
     fn read_of(&mut self, side: usize, target: Target, len: usize) -> Option<Op> {
-        let local = self.hosts[side].spans(&mut self.dice, len, READ_SGE, WRITE)?;
+        let local = self.hosts[side].spans(&mut self.rng, len, READ_SGE, WRITE)?;
         let data = self.hosts[1 - side].gather(&[Span { at: target.at, len }]);
         self.hosts[side].scatter(&local, &data);
         Some(Op {
@@ -321,14 +321,14 @@ impl World {
             inline: None,
             flags: 0,
         };
-        if len <= shape.inline as usize && self.dice.chance(40) {
-            let cut = self.dice.below(len + 1);
-            let data = self.dice.bytes(len);
+        if len <= shape.inline as usize && self.rng.chance(40) {
+            let cut = self.rng.below(len + 1);
+            let data = self.rng.bytes(len);
             let (head, tail) = data.split_at(cut);
             op.inline = Some([head, tail].map(<[u8]>::to_vec)[usize::from(cut == 0)..].to_vec());
             op.flags = IBV_SEND_INLINE;
         } else {
-            op.local = self.hosts[side].spans(&mut self.dice, len, shape.sge as usize, 0)?;
+            op.local = self.hosts[side].spans(&mut self.rng, len, shape.sge as usize, 0)?;
             self.fill(side, parts, &op.local);
         }
         Some(op)
@@ -336,7 +336,7 @@ impl World {
 
     fn fill(&mut self, side: usize, parts: &mut [Part; 2], spans: &[Span]) {
         for span in spans {
-            let data = self.dice.bytes(span.len);
+            let data = self.rng.bytes(span.len);
             self.hosts[side].scatter(&[*span], &data);
             parts[side].fills.push((span.at, data));
         }
@@ -352,8 +352,8 @@ impl World {
         access: u32,
     ) -> Option<Target> {
         let windows = &mut parts[side].windows;
-        if !windows.is_empty() && self.dice.chance(60) {
-            let i = self.dice.below(windows.len());
+        if !windows.is_empty() && self.rng.chance(60) {
+            let i = self.rng.below(windows.len());
             let w = &mut windows[i];
             let at = w.used.next_multiple_of(8);
             if (w.kind == IBV_MW_TYPE_1 || w.link == link) && w.access & access == access && at + len <= w.len
@@ -365,7 +365,7 @@ impl World {
                 });
             }
         }
-        let span = self.hosts[side].span(&mut self.dice, len, access)?;
+        let span = self.hosts[side].span(&mut self.rng, len, access)?;
         Some(Target {
             at: span.at,
             window: None,

@@ -13,7 +13,7 @@ use crate::plan::{Part, World};
 use crate::verbs::Completion;
 
 /// The time limit for a round on a busy machine. A round normally takes milliseconds.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIME_LIMIT: Duration = Duration::from_secs(120);
 
 /// Panics with a description when two values differ.
 #[track_caller]
@@ -96,7 +96,7 @@ impl Side {
             let place = self.arena.read(SLOTS + SLOT * slot as usize, SLOT);
             assert!(place[..len] == arrival.data, "{}: other data arrived", what());
             assert!(
-                place[len..].iter().all(|octet| *octet == 0),
+                place[len..].iter().all(|byte| *byte == 0),
                 "{}: there is more behind it",
                 what()
             );
@@ -107,7 +107,7 @@ impl Side {
 
     /// Polls until all expected completions have come.
     pub(super) fn wait(&mut self, what: &str) {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIME_LIMIT;
         let over = |link: &Link| link.sends.is_empty() && link.arrivals.is_empty() && link.farewell == 0;
         loop {
             self.poll();
@@ -139,7 +139,7 @@ impl Side {
             let at = (0..KNOWN).find(differs).unwrap_or_default();
             let count = (0..KNOWN).filter(differs).count();
             panic!(
-                "side {}: octet {at:#x} is {:#x}, not {:#x} ({count} octets differ); {}",
+                "side {}: byte {at:#x} is {:#x}, not {:#x} ({count} bytes differ); {}",
                 self.number,
                 found[at],
                 known[at],

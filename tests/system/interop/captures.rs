@@ -30,10 +30,10 @@ const OPCODES: [&str; 12] = [
 
 #[test]
 #[ignore = "make interop"]
-fn what_the_system_tests_sent_is_as_tshark_knows_it() {
+fn tshark_decodes_the_traffic_of_all_system_tests() {
     or_skip!(installed("tshark"));
     let Some(folder) = std::env::var_os(CAPTURES).map(PathBuf::from) else {
-        return urnic_tests::skip::say(&format!("{CAPTURES} names no folder of captures"));
+        return urnic_tests::skip::report(&format!("{CAPTURES} names no folder of captures"));
     };
     let entries = std::fs::read_dir(&folder).expect("the folder of captures");
     let files: Vec<PathBuf> = entries.map(|entry| entry.expect("an entry").path()).collect();

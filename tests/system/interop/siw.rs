@@ -233,8 +233,8 @@ fn rcopy(run: &Run<'_>) -> String {
     let folder = scratch();
     let file = |what: &str| folder.join(format!("interop-{what}-{}", std::process::id()));
     let (first, back) = (file("first"), file("back"));
-    let octets = Random(1).bytes((8 << 20) + 1);
-    std::fs::write(&first, &octets).expect("a file of ours");
+    let bytes = Random(1).bytes((8 << 20) + 1);
+    std::fs::write(&first, &bytes).expect("a file of ours");
     match run.caller {
         Caller::Urnic => {
             let port = run.guest.port;
@@ -262,7 +262,7 @@ fn rcopy(run: &Run<'_>) -> String {
         let _ = std::fs::remove_file(file);
     }
     assert_eq!(copy, expected, "the copy differs");
-    format!("{} octets, the same there", octets.len())
+    format!("{} bytes, the same there", bytes.len())
 }
 
 /// Three of all sizes from 2 bytes to 8 MiB; or one size alone.
@@ -301,7 +301,7 @@ fn perftest(run: &Run<'_>, name: &str) -> String {
     assert_eq!(rows.len(), rows_due, "{said}");
     let shown = sizes.iter().map(|&size| {
         let row = rows.iter().find(|row| row[0] == size);
-        let value = row.unwrap_or_else(|| panic!("nothing of {size} octets:\n{said}"))[column];
+        let value = row.unwrap_or_else(|| panic!("nothing of {size} bytes:\n{said}"))[column];
         format!("{size}: {value}")
     });
     format!("{} {unit}", shown.collect::<Vec<_>>().join(", "))
@@ -397,13 +397,13 @@ fn known_fault(guest: &Guest) -> Option<&'static str> {
 /// Whether this line is `siw: crc error. in: …, own …, op …` for a correct CRC of which siw stored
 /// the second part in place of the first: the value is made of the bytes of the right CRC.
 fn is_misread(line: &str) -> bool {
-    let octets = |name: &str| {
+    let bytes = |name: &str| {
         let (_, behind) = line.split_once(name)?;
         u32::from_str_radix(behind.get(..8)?, 16)
             .ok()
             .map(u32::to_le_bytes)
     };
-    let (Some(read), Some(own)) = (octets("crc error. in: "), octets(", own ")) else {
+    let (Some(read), Some(own)) = (bytes("crc error. in: "), bytes(", own ")) else {
         return false;
     };
     (1..4).any(|second| {
@@ -416,7 +416,7 @@ fn is_misread(line: &str) -> bool {
 }
 
 #[test]
-fn a_crc_that_siw_misread_is_told_from_a_wrong_one() {
+fn a_crc_misread_by_siw_is_distinguished_from_a_wrong_one() {
     // Observed: of the bytes b1 70 03 1c two came late, of 8f cd bc b8 one.
     assert!(is_misread(
         "[  183.473229] siw: crc error. in: 5c0f1c03, own 1c0370b1, op 0"

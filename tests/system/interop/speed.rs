@@ -5,7 +5,7 @@
 
 use urnic_tests::build::{optimised_plugin, scratch, stripped};
 use urnic_tests::guest::{Guest, Packets};
-use urnic_tests::pair::{CALLS, was_refused};
+use urnic_tests::pair::{CONNECT_ATTEMPTS, was_rejected};
 use urnic_tests::skip::installed;
 use urnic_tests::{compiled, or_skip};
 
@@ -73,13 +73,13 @@ fn run(guest: &Guest, environment: &str, line: &str) -> (bool, String) {
 
 fn measured(guest: &Guest, environment: &str, line: &str, column: usize) -> Measured {
     let mut said = String::new();
-    for _ in 0..CALLS {
+    for _ in 0..CONNECT_ATTEMPTS {
         let (ok, words) = run(guest, environment, line);
         said = words;
         if ok {
             break;
         }
-        assert!(was_refused(&said), "{environment} {line}:\n{said}");
+        assert!(was_rejected(&said), "{environment} {line}:\n{said}");
         guest.stop();
     }
     let number = |word: &str| word.parse::<f64>().ok();

@@ -3,7 +3,7 @@
 use std::sync::{Mutex, PoisonError};
 
 use urnic_tests::forwarder::{Cut, Forwarder};
-use urnic_tests::wait::{PATIENCE, descriptors, resident, until};
+use urnic_tests::wait::{TIME_LIMIT, descriptors, resident, until};
 
 use super::{Export, idle, pattern, read, write};
 
@@ -56,9 +56,9 @@ fn transfers_survive(name: &str, points: &[u64]) {
     let before = idle(pid);
 
     // Each point takes no more than this many blocks, so every point is used before the file ends.
-    let octets = pattern(BLOCK * 4 * (points.len() + 1));
-    write(&export.here("sent"), &octets);
-    let patience = PATIENCE + std::time::Duration::from_secs(points.len() as u64);
+    let bytes = pattern(BLOCK * 4 * (points.len() + 1));
+    write(&export.here("sent"), &bytes);
+    let patience = TIME_LIMIT + std::time::Duration::from_secs(points.len() as u64);
     let mut memory = None;
     for (command, from, to) in [
         (
@@ -80,7 +80,7 @@ fn transfers_survive(name: &str, points: &[u64]) {
             "{command}: {} cuts",
             forwarder.cuts()
         );
-        let back = until(PATIENCE, || (descriptors(pid) <= before).then_some(()));
+        let back = until(TIME_LIMIT, || (descriptors(pid) <= before).then_some(()));
         assert!(
             back.is_some(),
             "{command}: {} descriptors, {before} before",
@@ -88,8 +88,8 @@ fn transfers_survive(name: &str, points: &[u64]) {
         );
         memory.get_or_insert_with(|| resident(pid));
     }
-    assert!(read(&export.file("file")) == octets, "what was put");
-    assert!(read(&export.here("got")) == octets, "what was got");
+    assert!(read(&export.file("file")) == bytes, "what was put");
+    assert!(read(&export.here("got")) == bytes, "what was got");
     // The descriptors and memory after all cuts of READs, and after a second run of WRITEs: no more
     // than allocators keep.
     let forwarder = cut_at(points);

@@ -1,7 +1,7 @@
 //! A requester made by hand, byte by byte: headers that are invalid, and others that may be valid
 //! or not. The expected answers are written here a second time, without the code under test.
 
-mod crowds;
+mod overload;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,7 +12,7 @@ use urnic_tests::program::Program;
 use urnic_tests::random::Random;
 use urnic_tests::startup::{CRC, Frame, REJECT};
 use urnic_tests::ulpdu::{complaint, send, tagged};
-use urnic_tests::wait::{PATIENCE, descriptors, resident, until};
+use urnic_tests::wait::{TIME_LIMIT, descriptors, resident, until};
 
 use super::{Export, idle, pattern, read, write};
 
@@ -110,7 +110,7 @@ impl Requester {
             revision: 1,
             private_data: Vec::new(),
         };
-        peer.send(&request.octets());
+        peer.send(&request.to_bytes());
         let answer = peer.hears().then(|| Frame::read(&mut peer))?;
         assert!(!answer.request, "{answer:02x?}");
         let requester = Self {
@@ -151,15 +151,15 @@ impl Requester {
 
     fn is_read(&mut self, request: &[u8]) {
         const SEGMENT: u64 = 32 << 10;
-        let word = |at: usize| u32::from_be_bytes(request[at..at + 4].try_into().expect("four octets"));
+        let word = |at: usize| u32::from_be_bytes(request[at..at + 4].try_into().expect("four bytes"));
         let (sink, len) = (word(18), u64::from(word(30)));
         let to = u64::from(word(22)) << 32 | u64::from(word(26));
         let mut at = 0;
         loop {
             let end = len.min(at + SEGMENT);
             let control = if end == len { 0xc1 } else { 0x81 };
-            let octets = vec![0; (end - at) as usize];
-            self.peer.tell(&[tagged(control, 0x42, sink, to + at, &octets)]);
+            let bytes = vec![0; (end - at) as usize];
+            self.peer.tell(&[tagged(control, 0x42, sink, to + at, &bytes)]);
             if end == len {
                 return;
             }
@@ -169,7 +169,7 @@ impl Requester {
 
     /// Checks that the server answers a valid call, and sends nothing but that answer.
     #[track_caller]
-    fn goes_on(&mut self, after: &str) {
+    fn continues(&mut self, after: &str) {
         self.last += 1;
         let xid = self.last;
         self.says(&of(xid, fixed(1, MSG)));
@@ -213,7 +213,7 @@ fn refused_headers() -> Vec<Row> {
             "RDMA_NOMSG without position zero",
             nomsg(&[1, 4, H, 40, 0, 0, 0, 0, 0]),
         ),
-        chunk("RDMA_NOMSG with no octets", nomsg(&[1, 0, H, 0, 0, 0, 0, 0, 0])),
+        chunk("RDMA_NOMSG with no bytes", nomsg(&[1, 0, H, 0, 0, 0, 0, 0, 0])),
         chunk("a Read list marked 2", msg(&[2, 0, 0], &NULL)),
         chunk("a Write list marked 9", msg(&[0, 9, 0], &NULL)),
         chunk("a Reply chunk marked 2^32-1", msg(&[0, 0, u32::MAX], &NULL)),
@@ -270,8 +270,8 @@ fn discarded_messages() -> Vec<Row> {
         silence("another version's error", words(&[&[X, 2, 8, ERROR, 2, 0, 0]])),
         silence("a reply to no call", msg(&ABSENT, &DONE_NOTHING)),
     ];
-    rows.extend((0..28).map(|len| silence("less than 28 octets", fixed(1, MSG)[..len].to_vec())));
-    rows.extend((16..28).map(|len| silence("less than 28 octets", fixed(2, MSG)[..len].to_vec())));
+    rows.extend((0..28).map(|len| silence("less than 28 bytes", fixed(1, MSG)[..len].to_vec())));
+    rows.extend((16..28).map(|len| silence("less than 28 bytes", fixed(2, MSG)[..len].to_vec())));
     rows
 }
 
@@ -319,13 +319,13 @@ fn a_malformed_header_is_refused_or_discarded() {
         if let Some(answer) = answer {
             assert_eq!(requester.hears(), Some(answer), "to {what}: {message:02x?}");
         }
-        requester.goes_on(what);
+        requester.continues(what);
     }
     // RFC 8166 §3.3.2: a message longer than the receives ends its connection, and no other.
     let mut other = Requester::of(&export);
     other.says(&[0; 5000]);
     assert_eq!(other.hears(), None);
-    requester.goes_on("a message that was too long elsewhere");
+    requester.continues("a message that was too long elsewhere");
 }
 
 /// RFC 8166 §4.5.3: a client that cannot find out what ended its connection sends the call again,
@@ -343,11 +343,11 @@ fn a_call_whose_memory_cannot_be_read_ends_the_connection_once() {
     requester.peer.finish();
     requester.peer.rest();
     // The server has the result of the last connection only when that connection is closed.
-    let refused = until(PATIENCE, || {
+    let refused = until(TIME_LIMIT, || {
         let mut again = Requester::of(&export);
         again.says(&call);
         let heard = again.hears();
-        again.goes_on("the call that broke the connection");
+        again.continues("the call that broke the connection");
         (heard == Some(err_chunk(X))).then_some(())
     });
     assert!(refused.is_some(), "the call is not refused");
@@ -380,12 +380,12 @@ fn a_call_that_broke_a_connection_unseen_is_refused() {
     // When the next connection is established, the server has noticed the last one's end, or soon
     // will.
     let mut again = Requester::at(port);
-    let xid = u32::from_be_bytes(back[..4].try_into().expect("four octets"));
+    let xid = u32::from_be_bytes(back[..4].try_into().expect("four bytes"));
     other.says(&of(
         xid,
         reply(&ABSENT, &[DONE_NOTHING.as_slice(), &[7]].concat()),
     ));
-    let refused = until(PATIENCE, || {
+    let refused = until(TIME_LIMIT, || {
         again.says(&call);
         let heard = again.hears();
         again = Requester::at(port);
@@ -465,11 +465,11 @@ fn random_messages_harm_neither_server_nor_other_clients() {
     const MESSAGES: u32 = 3000;
     const BATCH: u32 = 16;
     let export = Export::new("random", &[]);
-    let octets = pattern(3_000_001);
-    write(&export.here("sent"), &octets);
+    let bytes = pattern(3_000_001);
+    write(&export.here("sent"), &bytes);
     // Another client runs all the while, and obeys the rules.
     let over = AtomicBool::new(false);
-    Requester::of(&export).goes_on("nothing");
+    Requester::of(&export).continues("nothing");
     let put = || {
         let put = export.client("put").arg(export.here("sent"));
         put.arg("127.0.0.1:/file")
@@ -484,7 +484,7 @@ fn random_messages_harm_neither_server_nor_other_clients() {
         let over = &over;
         scope.spawn(move || {
             while !over.load(Ordering::Relaxed) {
-                bystander.goes_on("something elsewhere");
+                bystander.continues("something elsewhere");
             }
         });
         let put = put().spawn();
@@ -505,11 +505,11 @@ fn random_messages_harm_neither_server_nor_other_clients() {
         put.wait().success();
         drop(ends);
     });
-    assert!(read(&export.file("file")) == octets, "what was put meanwhile");
+    assert!(read(&export.file("file")) == bytes, "what was put meanwhile");
     let grown = resident(pid).saturating_sub(before.1);
     // The data of one client's calls that the server may fetch: 2 MiB for each call.
     assert!(grown < u64::from(GRANT) * 2048, "{grown} KiB more");
-    let back = until(PATIENCE, || (descriptors(pid) <= before.0).then_some(()));
+    let back = until(TIME_LIMIT, || (descriptors(pid) <= before.0).then_some(()));
     assert!(
         back.is_some(),
         "{} descriptors, {} before",

@@ -10,7 +10,7 @@ use urnic_tests::capture::LOST;
 use urnic_tests::guest::{Guest, HOST, Packets};
 use urnic_tests::or_skip;
 use urnic_tests::skip::installed;
-use urnic_tests::wait::{PATIENCE, until};
+use urnic_tests::wait::{TIME_LIMIT, until};
 
 use super::{Export, pattern, read, write};
 
@@ -49,8 +49,8 @@ fn alone() -> Result<Guest, String> {
 fn linux_mounts_reads_and_writes() {
     let guest = or_skip!(Guest::borrowed());
     let export = Export::new("linux", &[WITHOUT_CRC]);
-    let octets = pattern(3_000_001);
-    write(&export.file("theirs"), &octets);
+    let bytes = pattern(3_000_001);
+    write(&export.file("theirs"), &bytes);
     std::fs::create_dir(export.file("folder")).expect("a folder");
     for n in 0..300 {
         write(&export.file(&format!("folder/file-{n}")), &pattern(n));
@@ -71,8 +71,8 @@ fn linux_mounts_reads_and_writes() {
         );
         unmount(&guest);
         assert!(
-            read(&export.file(&format!("{ours}-moved"))) == octets,
-            "with transfers of {size} octets"
+            read(&export.file(&format!("{ours}-moved"))) == bytes,
+            "with transfers of {size} bytes"
         );
         // In the order of the shell.
         let mut names: Vec<_> = (0..300).map(|n| format!("folder/file-{n}")).collect();
@@ -80,7 +80,7 @@ fn linux_mounts_reads_and_writes() {
         let all: Vec<u8> = names.iter().flat_map(|name| read(&export.file(name))).collect();
         assert!(
             read(&export.file("all")) == all,
-            "small files, with transfers of {size} octets"
+            "small files, with transfers of {size} bytes"
         );
     }
 }
@@ -138,8 +138,8 @@ fn linux_copies_a_gibibyte_both_ways() {
     const PIECE: usize = 64 << 20;
     let guest = or_skip!(alone());
     let export = Export::new("gibibyte", &[WITHOUT_CRC]);
-    let octets = pattern(PIECES as usize * PIECE);
-    write(&export.file("there"), &octets);
+    let bytes = pattern(PIECES as usize * PIECE);
+    write(&export.file("there"), &bytes);
     mount(&guest, &export, 1 << 20);
     // One piece at a time: an emulated machine needs long for all of it. The data read here is in
     // no cache.
@@ -154,7 +154,7 @@ fn linux_copies_a_gibibyte_both_ways() {
         );
     }
     unmount(&guest);
-    assert!(read(&export.file("back")) == octets);
+    assert!(read(&export.file("back")) == bytes);
 }
 
 #[test]
@@ -189,15 +189,15 @@ fn linux_lists_fifty_thousand_files() {
 fn linux_reads_and_writes_by_every_size_of_transfer() {
     let guest = or_skip!(alone());
     let export = Export::new("sizes", &[WITHOUT_CRC]);
-    let octets = pattern(5_000_003);
-    write(&export.file("there"), &octets);
+    let bytes = pattern(5_000_003);
+    write(&export.file("there"), &bytes);
     for size in (12..=20).map(|bits| 1 << bits) {
         mount(&guest, &export, size);
         said(&guest, &format!("cp /mnt/there /mnt/back-{size}"));
         unmount(&guest);
         assert!(
-            read(&export.file(&format!("back-{size}"))) == octets,
-            "{size} octets"
+            read(&export.file(&format!("back-{size}"))) == bytes,
+            "{size} bytes"
         );
     }
 }
@@ -247,12 +247,12 @@ fn fio_finds_what_it_wrote_at_random_for_a_minute() {
 /// Read chunk. (Its access control lists are long: `lists`.)
 #[test]
 #[ignore = "make interop"]
-fn what_linux_and_we_say_is_well_formed() {
+fn messages_of_linux_and_urnic_are_well_formed() {
     or_skip!(installed("tshark"));
     let guest = or_skip!(Guest::borrowed());
     let export = Export::new("dissected", &[WITHOUT_CRC]);
-    let octets = pattern(2_000_001);
-    write(&export.file("there"), &octets);
+    let bytes = pattern(2_000_001);
+    write(&export.file("there"), &bytes);
     std::fs::create_dir(export.file("folder")).expect("a folder");
     for n in 0..300 {
         write(&export.file(&format!("folder/a-name-of-some-length-{n}")), &[]);
@@ -263,7 +263,7 @@ fn what_linux_and_we_say_is_well_formed() {
         "cd /mnt && cp there back && sync && ls -l folder | wc -l | grep -qx 301",
     );
     unmount(&guest);
-    assert!(read(&export.file("back")) == octets);
+    assert!(read(&export.file("back")) == bytes);
 
     let wire = guest.wire().realigned();
     let lost = wire.tshark_of_rpc(&LOST.0, LOST.1);
@@ -298,12 +298,12 @@ fn what_linux_and_we_say_is_well_formed() {
 /// complete.
 #[test]
 #[ignore = "make interop"]
-fn linux_goes_on_when_the_server_was_killed_and_started_again() {
+fn linux_continues_after_the_server_was_killed_and_restarted() {
     const LEN: usize = 48 << 20;
     let guest = or_skip!(alone());
     let mut export = Export::new("killed", &[WITHOUT_CRC]);
-    let octets = pattern(LEN);
-    write(&export.file("there"), &octets);
+    let bytes = pattern(LEN);
+    write(&export.file("there"), &bytes);
     mount(&guest, &export, 64 << 10);
     let copy = guest.start("exec 2>&1; cp /mnt/there /mnt/back && sync");
     for part in 1..=3 {
@@ -311,10 +311,10 @@ fn linux_goes_on_when_the_server_was_killed_and_started_again() {
             let len = std::fs::metadata(export.file("back")).map_or(0, |file| file.len());
             (len >= (LEN / 8 * part) as u64).then_some(())
         };
-        assert!(until(PATIENCE * 3, far).is_some(), "the copy does not go on");
+        assert!(until(TIME_LIMIT * 3, far).is_some(), "the copy does not go on");
         export.start_again();
     }
     copy.success();
     unmount(&guest);
-    assert!(read(&export.file("back")) == octets);
+    assert!(read(&export.file("back")) == bytes);
 }

@@ -154,7 +154,7 @@ fn rpc_k_07_linux_sets_and_gets_long_lists_of_a_directory() {
     };
     write(&export.file("ours"), &[]);
     if !here("setfacl", "-m u:4711:r--", "ours").ok() {
-        return urnic_tests::skip::say("the file system has no access control lists");
+        return urnic_tests::skip::report("the file system has no access control lists");
     }
     linux_sets_and_gets(&guest, &export);
     judge(&guest, &export);

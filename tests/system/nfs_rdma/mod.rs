@@ -14,7 +14,7 @@ use rustix::process::Signal;
 use urnic_testkit::Folder;
 use urnic_tests::build::{nfs, scratch};
 use urnic_tests::program::{Program, Running};
-use urnic_tests::wait::{PATIENCE, descriptors, until};
+use urnic_tests::wait::{TIME_LIMIT, descriptors, until};
 
 /// The path of `urnic-nfs`.
 fn program() -> &'static Path {
@@ -88,7 +88,7 @@ impl Export {
         let Self { tcp, rdma, .. } = self;
         let again = (self.program.clone()).line(&format!("--tcp-port {tcp} --rdma-port {rdma}"));
         self.server.signal(Signal::KILL);
-        let ended = until(PATIENCE, || self.server.ended());
+        let ended = until(TIME_LIMIT, || self.server.ended());
         assert!(ended.is_some(), "the server is still there");
         self.server = again.spawn();
         listening(&mut self.server);
@@ -132,8 +132,8 @@ fn pattern(len: usize) -> Vec<u8> {
         .collect()
 }
 
-fn write(path: &Path, octets: &[u8]) {
-    std::fs::write(path, octets).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+fn write(path: &Path, bytes: &[u8]) {
+    std::fs::write(path, bytes).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
 }
 
 fn read(path: &Path) -> Vec<u8> {
@@ -144,22 +144,22 @@ fn read(path: &Path) -> Vec<u8> {
 fn files_of_every_length_go_both_ways() {
     let export = Export::new("both-ways", &[]);
     for len in [0, 1, 100, 4095, 65_537, 1 << 20, 9_000_001] {
-        let octets = pattern(len);
-        write(&export.here("sent"), &octets);
+        let bytes = pattern(len);
+        write(&export.here("sent"), &bytes);
         export
             .client("put")
             .arg(export.here("sent"))
             .arg("127.0.0.1:/file")
             .run()
             .success();
-        assert!(read(&export.file("file")) == octets, "{len} octets put");
+        assert!(read(&export.file("file")) == bytes, "{len} bytes put");
         export
             .client("get")
             .arg("127.0.0.1:/file")
             .arg(export.here("got"))
             .run()
             .success();
-        assert!(read(&export.here("got")) == octets, "{len} octets got");
+        assert!(read(&export.here("got")) == bytes, "{len} bytes got");
         for file in ["got", "sent"] {
             std::fs::remove_file(export.here(file)).expect("ours");
         }

@@ -155,8 +155,8 @@ fn our_client_reads_and_writes_files_of_linux_nfsd() {
         ("odd", 65_537),
         ("large", 3_000_001),
     ] {
-        let octets = pattern(len);
-        write(&folder.file("sent"), &octets);
+        let bytes = pattern(len);
+        write(&folder.file("sent"), &bytes);
         let put = nfsd
             .client("put")
             .arg(folder.file("sent"))
@@ -171,7 +171,7 @@ fn our_client_reads_and_writes_files_of_linux_nfsd() {
             .arg(format!("127.0.0.1:/{name}-too"))
             .arg(folder.file("got"));
         get.run().success();
-        assert!(read(&folder.file("got")) == octets, "{name}");
+        assert!(read(&folder.file("got")) == bytes, "{name}");
     }
     let listed = nfsd.client("ls").arg("127.0.0.1:/").run().success();
     // Behind the warnings of the device.

@@ -31,8 +31,8 @@ fn thirty_two_clients_of_an_ordinary_user_put_and_get_at_once() {
             "{command} --rdma --patience 120 --port {rdma} --mount-port {tcp}"
         ))
     };
-    let octets = pattern(2_000_003);
-    let files: Vec<_> = (0..32_usize).map(|n| &octets[n..n + 40_000 * n + 1]).collect();
+    let bytes = pattern(2_000_003);
+    let files: Vec<_> = (0..32_usize).map(|n| &bytes[n..n + 40_000 * n + 1]).collect();
     let name = |n: usize, what: &str| folder.join(format!("{what}-{n}"));
 
     let puts: Vec<_> = (0..)
@@ -67,9 +67,9 @@ fn clients_of_both_families_are_served_at_one_address() {
     let mut server =
         urnic_nfs("serve --no-root-squash --memory 16M --listen :: --tcp-port 0 --rdma-port 0").spawn();
     let (tcp, rdma) = listening(&mut server);
-    let octets = pattern(70_001);
+    let bytes = pattern(70_001);
     let (sent, got) = (folder.file("sent"), folder.file("got"));
-    write(&sent, &octets);
+    write(&sent, &bytes);
     for (at, host) in ["127.0.0.1", "[::1]"].into_iter().enumerate() {
         for way in [
             format!("--port {tcp} --mount-port {tcp}"),
@@ -79,7 +79,7 @@ fn clients_of_both_families_are_served_at_one_address() {
             let client = |command: &str| urnic_nfs(&format!("{command} {way}"));
             client("put").arg(&sent).arg(&remote).run().success();
             client("get").arg(&remote).arg(&got).run().success();
-            assert!(read(&got) == octets, "{host} {way}");
+            assert!(read(&got) == bytes, "{host} {way}");
             std::fs::remove_file(&got).expect("our own file");
         }
     }

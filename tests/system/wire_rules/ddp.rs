@@ -4,10 +4,10 @@
 use urnic_tests::or_skip;
 use urnic_tests::peer::hex;
 use urnic_tests::startup::CRC;
-use urnic_tests::ulpdu::{invalidating, read_request, send, tagged, untagged, write};
-use urnic_tests::victim::{
-    ARENA_SEED, LARGE_SEED, Link, PAGE, ROLES, Role, Victim, Wish, filled, opcode, status,
+use urnic_tests::target_process::{
+    ARENA_SEED, LARGE_SEED, Link, PAGE, QpParams, ROLES, Role, TargetProcess, filled, opcode, status,
 };
+use urnic_tests::ulpdu::{invalidating, read_request, send, tagged, untagged, write};
 
 use super::{ALL_FLUSHED, Scene};
 
@@ -20,18 +20,18 @@ fn first(status: u64) -> Vec<(u64, u64)> {
 
 #[test]
 fn ddp_h_01_reserved_bits_are_ignored() {
-    let mut victim = or_skip!(Victim::start(&[]));
+    let mut target = or_skip!(TargetProcess::start(&[]));
     for role in ROLES {
-        let mut link = victim.link(role);
-        let (stag, at) = (victim.stag("all"), victim.buffer());
+        let mut link = target.link(role);
+        let (stag, at) = (target.stag("all"), target.buffer());
         link.peer.tell(&[
             tagged(0xc1 | 0x3c, 0x40 | 0x30, stag, at, b"reserved"),
             untagged(0x41 | 0x3c, 0x43 | 0x30, 0, 1, 0, b"hello"),
         ]);
-        assert_eq!(victim.received(link.qp), (0, 5));
-        assert_eq!(victim.dump("arena", PAGE, 8), b"reserved");
+        assert_eq!(target.received(link.qp), (0, 5));
+        assert_eq!(target.dump("arena", PAGE, 8), b"reserved");
     }
-    victim.leaves();
+    target.quits();
 }
 
 #[test]
@@ -49,21 +49,21 @@ fn ddp_h_05_another_message_type_does_not_continue_one() {
 
 #[test]
 fn ddp_h_06_msns_begin_at_one_and_go_on_by_one() {
-    let mut victim = or_skip!(Victim::start(&[]));
+    let mut target = or_skip!(TargetProcess::start(&[]));
     for role in ROLES {
-        let mut link = victim.link(role);
+        let mut link = target.link(role);
         for msn in 1..=4 {
-            victim.sends(link.qp, 9, 1);
+            target.sends(link.qp, 9, 1);
             let ulpdu = link.peer.ulpdu();
             assert_eq!(ulpdu[10..14], u32::to_be_bytes(msn));
             link.peer.tell(&[send(msn, b"")]);
-            victim.completes(
+            target.completes(
                 link.qp,
                 &[(9, status::SUCCESS), (u64::from(msn) - 1, status::SUCCESS)],
             );
         }
     }
-    victim.leaves();
+    target.quits();
 }
 
 // Tagged buffers: RFC 5041 §7.1, error type 1.
@@ -71,20 +71,20 @@ fn ddp_h_06_msns_begin_at_one_and_go_on_by_one() {
 #[test]
 fn ddp_v_01_a_write_to_no_stag_terminates() {
     let mut scene = or_skip!(Scene::start(&[]));
-    let at = scene.victim.buffer();
-    let all = scene.victim.stag("all");
+    let at = scene.target.buffer();
+    let all = scene.target.stag("all");
     // Of another index, of another key, and STags that were never allocated.
-    for stag in [scene.victim.no_stag(), all ^ 1, 0, u32::MAX, 1] {
+    for stag in [scene.target.no_stag(), all ^ 1, 0, u32::MAX, 1] {
         scene.refuses(0x1100, &[write(stag, at, b"abcd")]);
     }
     scene.ends();
 }
 
 #[test]
-fn ddp_v_01_a_write_to_a_stag_that_is_gone_terminates() {
+fn ddp_v_01_a_write_to_a_deregistered_stag_terminates() {
     let mut scene = or_skip!(Scene::start(&[]));
-    let (stag, at) = (scene.victim.stag("write"), scene.victim.buffer());
-    scene.victim.deregisters("write");
+    let (stag, at) = (scene.target.stag("write"), scene.target.buffer());
+    scene.target.deregisters("write");
     scene.refuses(0x1100, &[write(stag, at, b"abcd")]);
     scene.ends();
 }
@@ -92,7 +92,7 @@ fn ddp_v_01_a_write_to_a_stag_that_is_gone_terminates() {
 #[test]
 fn ddp_v_02_a_write_out_of_bounds_terminates() {
     let mut scene = or_skip!(Scene::start(&[]));
-    let (stag, at) = (scene.victim.stag("all"), scene.victim.buffer());
+    let (stag, at) = (scene.target.stag("all"), scene.target.buffer());
     let page = PAGE as u64;
     for (to, len) in [
         (at + page - 3, 4),
@@ -104,7 +104,7 @@ fn ddp_v_02_a_write_out_of_bounds_terminates() {
     ] {
         scene.refuses(0x1101, &[write(stag, to, &vec![0xee; len])]);
     }
-    let zero = scene.victim.stag("zero");
+    let zero = scene.target.stag("zero");
     for (to, len) in [(page, 1), (page - 1, 2), (at, 4)] {
         scene.refuses(0x1101, &[write(zero, to, &vec![0xee; len])]);
     }
@@ -115,8 +115,8 @@ fn ddp_v_02_a_write_out_of_bounds_terminates() {
 fn ddp_v_02_segments_within_bounds_stay_placed() {
     let mut scene = or_skip!(Scene::start(&[]));
     for role in ROLES {
-        let (stag, at) = (scene.victim.stag("all"), scene.victim.buffer());
-        let mut link = scene.victim.link(role);
+        let (stag, at) = (scene.target.stag("all"), scene.target.buffer());
+        let mut link = scene.target.link(role);
         let ulpdus = [
             tagged(0x81, 0x40, stag, at + 4000, &[1; 90]),
             tagged(0xc1, 0x40, stag, at + 4090, &[2; 7]),
@@ -125,18 +125,18 @@ fn ddp_v_02_segments_within_bounds_stay_placed() {
         scene.breaks_by(&mut link, 0x1101, &bytes, &ulpdus[1], &ALL_FLUSHED);
         let mut expected = filled(ARENA_SEED, 3 * PAGE);
         expected[PAGE + 4000..PAGE + 4090].fill(1);
-        assert!(scene.victim.arena() == expected);
-        scene.victim.order(&format!("fill arena {ARENA_SEED:x}"));
+        assert!(scene.target.arena() == expected);
+        scene.target.order(&format!("fill arena {ARENA_SEED:x}"));
     }
     scene.ends();
 }
 
 #[test]
 fn ddp_v_02_all_of_the_buffer_may_be_written() {
-    let mut victim = or_skip!(Victim::start(&[]));
+    let mut target = or_skip!(TargetProcess::start(&[]));
     for role in ROLES {
-        let mut link = victim.link(role);
-        let (all, zero, at) = (victim.stag("all"), victim.stag("zero"), victim.buffer());
+        let mut link = target.link(role);
+        let (all, zero, at) = (target.stag("all"), target.stag("zero"), target.buffer());
         let last = PAGE as u64 - 1;
         link.peer.tell(&[
             write(all, at, &[1; PAGE]),
@@ -144,19 +144,19 @@ fn ddp_v_02_all_of_the_buffer_may_be_written() {
             write(zero, 0, b"a"),
             send(1, b""),
         ]);
-        assert_eq!(victim.received(link.qp), (0, 0));
+        assert_eq!(target.received(link.qp), (0, 0));
         let mut expected = filled(ARENA_SEED, 3 * PAGE);
         expected[PAGE..2 * PAGE].fill(1);
         (expected[PAGE], expected[2 * PAGE - 1]) = (b'a', b'z');
-        assert!(victim.arena() == expected);
+        assert!(target.arena() == expected);
     }
-    victim.leaves();
+    target.quits();
 }
 
 #[test]
 fn ddp_v_03_a_write_to_another_protection_domain_terminates() {
     let mut scene = or_skip!(Scene::start(&[]));
-    let (stag, at) = (scene.victim.stag("foreign"), scene.victim.buffer());
+    let (stag, at) = (scene.target.stag("foreign"), scene.target.buffer());
     scene.refuses(0x1102, &[write(stag, at, b"abcd")]);
     scene.ends();
 }
@@ -165,7 +165,7 @@ fn ddp_v_03_a_write_to_another_protection_domain_terminates() {
 fn ddp_v_04_a_write_that_wraps_terminates() {
     let mut scene = or_skip!(Scene::start(&[]));
     for name in ["all", "zero"] {
-        let stag = scene.victim.stag(name);
+        let stag = scene.target.stag(name);
         for (to, len) in [(u64::MAX, 2), (u64::MAX - 99, 200)] {
             scene.refuses(0x1103, &[write(stag, to, &vec![0xee; len])]);
         }
@@ -176,7 +176,7 @@ fn ddp_v_04_a_write_that_wraps_terminates() {
 #[test]
 fn ddp_v_05_a_tagged_segment_of_another_version_terminates() {
     let mut scene = or_skip!(Scene::start(&[]));
-    let (stag, at) = (scene.victim.stag("all"), scene.victim.buffer());
+    let (stag, at) = (scene.target.stag("all"), scene.target.buffer());
     for control in [0xc0, 0xc2, 0xc3] {
         scene.refuses(0x1104, &[tagged(control, 0x40, stag, at, b"abcd")]);
     }
@@ -197,9 +197,9 @@ fn ddp_v_06_an_untagged_segment_for_no_queue_terminates() {
 #[test]
 fn ddp_v_06_the_terminate_is_the_vector() {
     // Vector F-TERM-QN-121.
-    let mut victim = or_skip!(Victim::start(&[]));
+    let mut target = or_skip!(TargetProcess::start(&[]));
     for role in ROLES {
-        let mut link = victim.link(role);
+        let mut link = target.link(role);
         link.peer.tell(&[untagged(0x41, 0x43, 9, 1, 0, b"hello")]);
         assert_eq!(
             link.peer.take(48),
@@ -209,21 +209,21 @@ fn ddp_v_06_the_terminate_is_the_vector() {
             )
         );
     }
-    victim.leaves();
+    target.quits();
 }
 
 #[test]
-fn ddp_v_07_a_send_without_a_receive_ends_with_patience() {
+fn ddp_v_07_a_send_without_a_receive_times_out() {
     // rnr_retry 0: native connections let a Send wait at most as long as the sender's retries
     // would.
     let mut scene = or_skip!(Scene::start(&[]));
-    let wish = Wish {
+    let params = QpParams {
         rnr_retry: 0,
         receives: 1,
-        ..Wish::default()
+        ..QpParams::default()
     };
     for role in ROLES {
-        let link = scene.victim.link_as(role, &wish, CRC);
+        let link = scene.target.link_as(role, &params, CRC);
         let ulpdus = [send(1, b"one"), send(2, b"two")];
         scene.breaks(link, 0x1202, &ulpdus, &[(0, status::SUCCESS)]);
     }
@@ -234,19 +234,19 @@ fn ddp_v_07_a_send_without_a_receive_ends_with_patience() {
 fn ddp_v_07_a_send_waits_for_a_receive_and_is_not_lost() {
     // rnr_retry 7: for ever.
     let mut scene = or_skip!(Scene::start(&[]));
-    let wish = Wish {
+    let params = QpParams {
         receives: 1,
-        ..Wish::default()
+        ..QpParams::default()
     };
     for role in ROLES {
-        let Link { qp, mut peer } = scene.victim.link_as(role, &wish, CRC);
+        let Link { qp, mut peer } = scene.target.link_as(role, &params, CRC);
         peer.tell(&[send(1, b"one"), send(2, &[2; 3000]), send(3, b"")]);
-        assert_eq!(scene.victim.received(qp), (0, 3));
-        scene.goes_on();
-        assert!(scene.victim.has_none(qp));
+        assert_eq!(scene.target.received(qp), (0, 3));
+        scene.continues();
+        assert!(scene.target.has_no_completion(qp));
         for (id, len) in [(1, 3000), (2, 0)] {
-            scene.victim.receives(qp, id);
-            assert_eq!(scene.victim.received(qp), (id, len));
+            scene.target.receives(qp, id);
+            assert_eq!(scene.target.received(qp), (id, len));
         }
     }
     scene.ends();
@@ -313,15 +313,15 @@ fn ddp_v_10_a_send_longer_than_its_buffer_terminates() {
 #[test]
 fn ddp_v_10_nothing_goes_behind_the_receive() {
     let mut scene = or_skip!(Scene::start(&[]));
-    let wish = Wish {
+    let params = QpParams {
         receives: 0,
-        ..Wish::default()
+        ..QpParams::default()
     };
     for role in ROLES {
-        let link = scene.victim.link_as(role, &wish, CRC);
-        scene.victim.receives_at(link.qp, 5, 100, 50);
+        let link = scene.target.link_as(role, &params, CRC);
+        scene.target.receives_at(link.qp, 5, 100, 50);
         scene.breaks(link, 0x1205, &[send(1, &[0x33; 51])], &[(5, status::LOC_LEN_ERR)]);
-        assert_eq!(scene.victim.dump("inbox", 0, 200), [0; 200]);
+        assert_eq!(scene.target.dump("inbox", 0, 200), [0; 200]);
     }
     scene.ends();
 }
@@ -338,27 +338,27 @@ fn ddp_v_11_an_untagged_segment_of_another_version_terminates() {
 #[test]
 fn ddp_v_14_a_write_without_the_right_terminates() {
     let mut scene = or_skip!(Scene::start(&[]));
-    let at = scene.victim.buffer();
+    let at = scene.target.buffer();
     for name in ["read", "local"] {
-        scene.refuses(0x0102, &[write(scene.victim.stag(name), at, b"abcd")]);
+        scene.refuses(0x0102, &[write(scene.target.stag(name), at, b"abcd")]);
     }
     // The queue pair's own rights count as well: reading alone.
-    let wish = Wish {
+    let params = QpParams {
         access: 4,
-        ..Wish::default()
+        ..QpParams::default()
     };
-    let stag = scene.victim.stag("all");
+    let stag = scene.target.stag("all");
     for role in ROLES {
-        let link = scene.victim.link_as(role, &wish, CRC);
+        let link = scene.target.link_as(role, &params, CRC);
         scene.breaks(link, 0x0102, &[write(stag, at, b"abcd")], &ALL_FLUSHED);
     }
     scene.ends();
 }
 
 #[test]
-fn ddp_v_15_of_two_faults_the_first_check_speaks() {
+fn ddp_v_15_of_two_faults_the_first_check_is_reported() {
     let mut scene = or_skip!(Scene::start(&[]));
-    let (no_stag, foreign) = (scene.victim.no_stag(), scene.victim.stag("foreign"));
+    let (no_stag, foreign) = (scene.target.no_stag(), scene.target.stag("foreign"));
     // DV, before RV, opcode, STag.
     scene.refuses(0x1104, &[tagged(0xc2, 0x80, no_stag, 0, b"abcd")]);
     // RV, before the opcode.
@@ -372,14 +372,14 @@ fn ddp_v_15_of_two_faults_the_first_check_speaks() {
     scene.refuses(0x1204, &[untagged(0x41, 0x43, 0, 1, 5, &[1; 5000])]);
     // The STag's domain before its bounds; wrapping before bounds.
     scene.refuses(0x1102, &[write(foreign, 0, b"abcd")]);
-    scene.refuses(0x1103, &[write(scene.victim.stag("all"), u64::MAX, b"ab")]);
+    scene.refuses(0x1103, &[write(scene.target.stag("all"), u64::MAX, b"ab")]);
     scene.ends();
 }
 
 #[test]
 fn ddp_v_16_a_message_in_the_wrong_kind_of_segment_terminates() {
     let mut scene = or_skip!(Scene::start(&[]));
-    let (stag, at) = (scene.victim.stag("all"), scene.victim.buffer());
+    let (stag, at) = (scene.target.stag("all"), scene.target.buffer());
     // All untagged messages but the Terminate, tagged.
     for opcode in [0x41, 0x43, 0x44, 0x45, 0x46, 0x48, 0x49, 0x4a, 0x4b] {
         scene.refuses(0x0206, &[tagged(0xc1, opcode, stag, at, b"abcd")]);
@@ -405,63 +405,63 @@ fn ddp_v_16_a_message_on_another_s_queue_terminates() {
 
 #[test]
 fn ddp_s_04_a_zero_length_write_is_not_checked() {
-    let mut victim = or_skip!(Victim::start(&[]));
+    let mut target = or_skip!(TargetProcess::start(&[]));
     let stags = [
         0,
         1,
-        victim.no_stag(),
-        victim.stag("foreign"),
-        victim.stag("read"),
+        target.no_stag(),
+        target.stag("foreign"),
+        target.stag("read"),
         u32::MAX,
     ];
     for role in ROLES {
-        let mut link = victim.link(role);
+        let mut link = target.link(role);
         for stag in stags {
-            for to in [0, victim.buffer(), u64::MAX] {
+            for to in [0, target.buffer(), u64::MAX] {
                 link.peer.tell(&[write(stag, to, b"")]);
             }
         }
         link.peer.tell(&[send(1, b"hello")]);
-        assert_eq!(victim.received(link.qp), (0, 5));
+        assert_eq!(target.received(link.qp), (0, 5));
     }
-    victim.leaves();
+    target.quits();
 }
 
 #[test]
 fn ddp_s_06_messages_are_delivered_in_order() {
-    let mut victim = or_skip!(Victim::start(&[]));
-    let wish = Wish {
+    let mut target = or_skip!(TargetProcess::start(&[]));
+    let params = QpParams {
         receives: 60,
-        ..Wish::default()
+        ..QpParams::default()
     };
     for role in ROLES {
-        let mut link = victim.link_as(role, &wish, CRC);
+        let mut link = target.link_as(role, &params, CRC);
         let sends: Vec<_> = (1..=60)
             .map(|msn| send(msn, &vec![0; msn as usize * 60]))
             .collect();
         link.peer.tell(&sends);
         for msn in 1..=60 {
-            assert_eq!(victim.received(link.qp), (msn - 1, msn * 60));
+            assert_eq!(target.received(link.qp), (msn - 1, msn * 60));
         }
     }
-    victim.leaves();
+    target.quits();
 }
 
 #[test]
 fn ddp_s_11_writes_may_come_between_the_segments_of_a_send() {
-    let mut victim = or_skip!(Victim::start(&[]));
+    let mut target = or_skip!(TargetProcess::start(&[]));
     for role in ROLES {
-        let mut link = victim.link(role);
-        let (stag, at) = (victim.stag("all"), victim.buffer());
+        let mut link = target.link(role);
+        let (stag, at) = (target.stag("all"), target.buffer());
         link.peer.tell(&[
             untagged(0x01, 0x43, 0, 1, 0, b"abcd"),
             write(stag, at, b"between"),
             untagged(0x41, 0x43, 0, 1, 4, b"efgh"),
         ]);
-        assert_eq!(victim.received(link.qp), (0, 8));
-        assert_eq!(victim.dump("arena", PAGE, 7), b"between");
+        assert_eq!(target.received(link.qp), (0, 8));
+        assert_eq!(target.dump("arena", PAGE, 7), b"between");
     }
-    victim.leaves();
+    target.quits();
 }
 
 #[test]
@@ -478,53 +478,53 @@ fn ddp_s_11_another_send_may_not() {
 
 #[test]
 fn ddp_t_07_a_stag_of_one_domain_serves_all_its_queue_pairs() {
-    let mut victim = or_skip!(Victim::start(&[]));
-    let (stag, at) = (victim.stag("all"), victim.buffer());
-    for (number, role) in (0..).zip([Role::Called, Role::Calls, Role::Called]) {
-        let mut link = victim.link(role);
+    let mut target = or_skip!(TargetProcess::start(&[]));
+    let (stag, at) = (target.stag("all"), target.buffer());
+    for (number, role) in (0..).zip([Role::Responder, Role::Initiator, Role::Responder]) {
+        let mut link = target.link(role);
         link.peer
             .tell(&[write(stag, at + number, &[number as u8]), send(1, b"")]);
-        victim.received(link.qp);
+        target.received(link.qp);
     }
-    assert_eq!(victim.dump("arena", PAGE, 3), [0, 1, 2]);
-    victim.leaves();
+    assert_eq!(target.dump("arena", PAGE, 3), [0, 1, 2]);
+    target.quits();
 }
 
 #[test]
 fn ddp_t_08_after_deregistration_nothing_is_placed() {
     let mut scene = or_skip!(Scene::start(&[]));
-    let (stag, at) = (scene.victim.stag("write"), scene.victim.buffer());
-    let mut links = ROLES.map(|role| scene.victim.link(role));
+    let (stag, at) = (scene.target.stag("write"), scene.target.buffer());
+    let mut links = ROLES.map(|role| scene.target.link(role));
     for link in &mut links {
         link.peer.tell(&[write(stag, at, b"before"), send(1, b"")]);
-        assert_eq!(scene.victim.received(link.qp), (0, 0));
+        assert_eq!(scene.target.received(link.qp), (0, 0));
     }
-    scene.victim.deregisters("write");
-    let before = scene.victim.arena();
+    scene.target.deregisters("write");
+    let before = scene.target.arena();
     for mut link in links {
         let late = write(stag, at, b"after!");
         let bytes = link.peer.framed(&[&late]);
         scene.breaks_by(&mut link, 0x1100, &bytes, &late, &ALL_FLUSHED[1..]);
         // `breaks_by` adds a Write to another STag of the same memory.
-        assert!(scene.victim.arena() == before);
+        assert!(scene.target.arena() == before);
     }
     scene.ends();
 }
 
 #[test]
-fn ddp_t_08_a_write_under_way_stops_when_its_stag_goes() {
+fn ddp_t_08_a_write_stops_when_its_stag_is_deregistered() {
     let mut scene = or_skip!(Scene::start(&[]));
-    let (stag, at) = (scene.victim.stag("big"), scene.victim.address("large"));
+    let (stag, at) = (scene.target.stag("big"), scene.target.address("large"));
     for (number, role) in ROLES.into_iter().enumerate() {
-        let mut link = scene.victim.link(role);
+        let mut link = scene.target.link(role);
         if number == 0 {
             link.peer
                 .tell(&[tagged(0x81, 0x40, stag, at, &[1; 1000]), send(1, b"")]);
-            assert_eq!(scene.victim.received(link.qp), (0, 0));
-            scene.victim.deregisters("big");
+            assert_eq!(scene.target.received(link.qp), (0, 0));
+            scene.target.deregisters("big");
             let rest = tagged(0xc1, 0x40, stag, at + 1000, &[1; 1000]);
             scene.breaks(link, 0x1100, &[rest], &ALL_FLUSHED[1..]);
-            let large = scene.victim.dump("large", 0, 2000);
+            let large = scene.target.dump("large", 0, 2000);
             assert_eq!(large[..1000], [1; 1000]);
             assert_eq!(large[1000..], filled(LARGE_SEED, 2000)[1000..]);
         } else {
@@ -538,7 +538,7 @@ fn ddp_t_08_a_write_under_way_stops_when_its_stag_goes() {
 #[test]
 fn sec_01_another_domains_stag_cannot_be_used() {
     let mut scene = or_skip!(Scene::start(&[]));
-    let (stag, at) = (scene.victim.stag("foreign"), scene.victim.buffer());
+    let (stag, at) = (scene.target.stag("foreign"), scene.target.buffer());
     scene.refuses(0x1102, &[write(stag, at, b"abcd")]);
     scene.refuses(0x0103, &[read_request(1, stag, at, 4)]);
     scene.refuses(0x0109, &[invalidating(0x41, 0x44, stag, 0, 1, 0, b"hello")]);
@@ -549,13 +549,13 @@ fn sec_01_another_domains_stag_cannot_be_used() {
 fn vrb_q_04_an_error_flushes_both_queues_in_order() {
     let mut scene = or_skip!(Scene::start(&[]));
     for role in ROLES {
-        let mut link = scene.victim.link(role);
-        let inbox = scene.victim.address("inbox");
+        let mut link = scene.target.link(role);
+        let inbox = scene.target.address("inbox");
         scene
-            .victim
+            .target
             .posts(link.qp, opcode::READ, 100, "in", inbox, 64, (0x1000, 0x2000));
         for id in 101..108 {
-            scene.victim.sends(link.qp, id, 5);
+            scene.target.sends(link.qp, id, 5);
         }
         for _ in 100..108 {
             link.peer.ulpdu();
@@ -571,13 +571,13 @@ fn vrb_q_04_an_error_flushes_both_queues_in_order() {
 fn vrb_q_02_what_is_posted_in_the_error_state_is_flushed() {
     let mut scene = or_skip!(Scene::start(&[]));
     for role in ROLES {
-        let link = scene.victim.link(role);
+        let link = scene.target.link(role);
         let qp = link.qp;
         scene.breaks(link, 0x1203, &[send(7, b"hello")], &ALL_FLUSHED);
-        scene.victim.sends(qp, 100, 5);
-        scene.victim.receives(qp, 101);
+        scene.target.sends(qp, 100, 5);
+        scene.target.receives(qp, 101);
         scene
-            .victim
+            .target
             .completes(qp, &[(100, status::FLUSHED), (101, status::FLUSHED)]);
     }
     scene.ends();

@@ -19,12 +19,14 @@ mod rdmap_terminate;
 
 use urnic_tests::peer::End;
 use urnic_tests::startup::{CRC, MARKERS};
+use urnic_tests::target_process::{
+    ARENA_SEED, Link, PAGE, QpParams, ROLES, Role, TargetProcess, event, filled, state, status,
+};
 use urnic_tests::ulpdu::{complaint, send, write};
-use urnic_tests::victim::{ARENA_SEED, Link, PAGE, ROLES, Role, Victim, Wish, event, filled, state, status};
 
-/// The victim's variables for flags M and C of its frames.
+/// The target's variables for flags M and C of its frames.
 fn variables(flags: u8) -> Vec<(&'static str, &'static str)> {
-    // The victim warns that CRCs are off; its output must contain only the answers.
+    // The target warns that CRCs are off; its output must contain only the answers.
     let mut variables = vec![("URNIC_LOG", "off")];
     if flags & CRC == 0 {
         variables.push(("URNIC_MPA_CRC", "false"));
@@ -43,33 +45,33 @@ const ALL_FLUSHED: [(u64, u64); 4] = [
     (3, status::FLUSHED),
 ];
 
-/// A victim, and one connection of it that no test misuses.
+/// A target, and one connection of it that no test misuses.
 struct Scene {
-    victim: Victim,
+    target: TargetProcess,
     bystander: Link,
     exchanges: u32,
 }
 
 impl Scene {
     fn start(variables: &[(&str, &str)]) -> Result<Self, String> {
-        Self::around(Victim::start(variables)?, CRC)
+        Self::around(TargetProcess::start(variables)?, CRC)
     }
 
-    /// A scene whose victim has these flags in its frames.
+    /// A scene whose target has these flags in its frames.
     fn with(flags: u8) -> Result<Self, String> {
-        Self::around(Victim::start(&variables(flags))?, flags)
+        Self::around(TargetProcess::start(&variables(flags))?, flags)
     }
 
-    fn around(mut victim: Victim, flags: u8) -> Result<Self, String> {
-        let bystander = victim.link_as(Role::Called, &Wish::default(), flags);
+    fn around(mut target: TargetProcess, flags: u8) -> Result<Self, String> {
+        let bystander = target.link_as(Role::Responder, &QpParams::default(), flags);
         Ok(Self {
-            victim,
+            target,
             bystander,
             exchanges: 0,
         })
     }
 
-    /// In both roles: the peer sends these ULPDUs, of which the last is at fault; the victim
+    /// In both roles: the peer sends these ULPDUs, of which the last is at fault; the target
     /// reports that in a Terminate, sends FIN, flushes, and places nothing of the last ULPDU, or
     /// behind it.
     #[track_caller]
@@ -77,15 +79,15 @@ impl Scene {
         self.refuses_after(error, ulpdus, &ALL_FLUSHED);
     }
 
-    /// In both roles: the peer sends these ULPDUs, of which the last is at fault; the victim
+    /// In both roles: the peer sends these ULPDUs, of which the last is at fault; the target
     /// answers with a Terminate and makes these completions (identifier and status).
     #[track_caller]
     fn refuses_after(&mut self, error: u16, ulpdus: &[Vec<u8>], completions: &[(u64, u64)]) {
         for role in ROLES {
-            let link = self.victim.link(role);
+            let link = self.target.link(role);
             self.breaks(link, error, ulpdus, completions);
         }
-        self.goes_on();
+        self.continues();
     }
 
     #[track_caller]
@@ -109,7 +111,7 @@ impl Scene {
     ) {
         // DDP-T-01, MPA-E-02: data behind a fault is dropped without an answer. It is sent in one
         // piece, so that it has arrived at once.
-        let late = write(self.victim.stag("all"), self.victim.buffer(), b"too late");
+        let late = write(self.target.stag("all"), self.target.buffer(), b"too late");
         let late = link.peer.framed(&[late]);
         link.peer.send(&[bytes, &late].concat());
         assert_eq!(
@@ -124,7 +126,7 @@ impl Scene {
             0x02 | 0x12 => event::QP_REQ_ERR,
             _ => event::QP_FATAL,
         };
-        assert_eq!(self.victim.event(), (kind, link.qp.index));
+        assert_eq!(self.target.event(), (kind, link.qp.index));
     }
 
     /// Checks that the connection has ended without further bytes, and that its queue pair has
@@ -132,16 +134,16 @@ impl Scene {
     #[track_caller]
     fn is_over(&mut self, link: &mut Link, end: End, completions: &[(u64, u64)]) {
         assert_eq!(link.peer.end(), end);
-        self.victim.completes(link.qp, completions);
-        assert!(self.victim.has_none(link.qp));
-        assert_eq!(self.victim.state(link.qp), state::ERR);
+        self.target.completes(link.qp, completions);
+        assert!(self.target.has_no_completion(link.qp));
+        assert_eq!(self.target.state(link.qp), state::ERR);
     }
 
     /// Checks that nothing was placed in the buffer, nor around it.
     #[track_caller]
     fn is_pristine(&mut self) {
         assert!(
-            self.victim.arena() == filled(ARENA_SEED, 3 * PAGE),
+            self.target.arena() == filled(ARENA_SEED, 3 * PAGE),
             "something was placed"
         );
     }
@@ -149,30 +151,30 @@ impl Scene {
     /// Checks that the program's other traffic continues, with a raw peer and between queue pairs
     /// of the program, and that no asynchronous event is pending.
     #[track_caller]
-    fn goes_on(&mut self) {
-        self.others_go_on();
-        assert!(self.victim.is_quiet(), "an asynchronous event too many");
+    fn continues(&mut self) {
+        self.others_continue();
+        assert!(self.target.is_quiet(), "an asynchronous event too many");
     }
 
     /// Checks that the program's other traffic continues. Asynchronous events may be pending.
     #[track_caller]
-    fn others_go_on(&mut self) {
+    fn others_continue(&mut self) {
         let Link { qp, peer } = &mut self.bystander;
         self.exchanges += 1;
         let msn = self.exchanges;
         peer.tell(&[send(msn, &[msn as u8; 100])]);
-        assert_eq!(self.victim.received(*qp), (u64::from(msn) - 1, 100));
-        self.victim.receives(*qp, u64::from(msn) + 3);
-        self.victim.sends(*qp, 0x1000, 5);
-        self.victim.completes(*qp, &[(0x1000, status::SUCCESS)]);
-        assert_eq!(peer.ulpdu(), send(msn, &self.victim.dump("arena", PAGE, 5)));
-        self.victim.is_healthy();
+        assert_eq!(self.target.received(*qp), (u64::from(msn) - 1, 100));
+        self.target.receives(*qp, u64::from(msn) + 3);
+        self.target.sends(*qp, 0x1000, 5);
+        self.target.completes(*qp, &[(0x1000, status::SUCCESS)]);
+        assert_eq!(peer.ulpdu(), send(msn, &self.target.dump("arena", PAGE, 5)));
+        self.target.is_healthy();
     }
 
     /// The end of the test: checks that the program still works.
     #[track_caller]
     fn ends(mut self) {
-        self.goes_on();
-        self.victim.leaves();
+        self.continues();
+        self.target.quits();
     }
 }

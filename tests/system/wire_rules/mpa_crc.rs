@@ -4,8 +4,8 @@ use urnic_tests::framing::crc32c;
 use urnic_tests::or_skip;
 use urnic_tests::peer::{End, hex};
 use urnic_tests::startup::{CRC, MARKERS};
+use urnic_tests::target_process::{ARENA_SEED, PAGE, QpParams, ROLES, Role, TargetProcess, filled, status};
 use urnic_tests::ulpdu::{complaint, send, tagged, untagged};
-use urnic_tests::victim::{ARENA_SEED, PAGE, ROLES, Role, Victim, Wish, filled, status};
 
 use super::{ALL_FLUSHED, Scene};
 
@@ -15,60 +15,60 @@ const BAD: &str = "00174143 00000000 00000000 00000001 00000000 69656c6c 6f00000
 const TERMINATE: &str = "00164147 00000000 00000002 00000001 00000000 20020000 7fe42585";
 
 #[test]
-fn mpa_c_01_crcs_are_on_unless_told_otherwise() {
-    // Every link compares the victim's Request or Reply, flags and all.
-    let mut victim = or_skip!(Victim::start(&[]));
-    let without = Wish {
+fn mpa_c_01_crcs_are_on_unless_configured_off() {
+    // Every link compares the target's Request or Reply, flags and all.
+    let mut target = or_skip!(TargetProcess::start(&[]));
+    let without = QpParams {
         flags: 0,
-        ..Wish::default()
+        ..QpParams::default()
     };
     for role in ROLES {
-        let mut link = victim.link_as(role, &without, CRC);
+        let mut link = target.link_as(role, &without, CRC);
         link.peer.tell(&[send(1, b"")]);
-        assert_eq!(victim.received(link.qp), (0, 0));
+        assert_eq!(target.received(link.qp), (0, 0));
     }
-    victim.leaves();
+    target.quits();
 }
 
 #[test]
 fn mpa_c_02_the_crc_goes_out_low_octet_first() {
-    let mut victim = or_skip!(Victim::start(&[]));
+    let mut target = or_skip!(TargetProcess::start(&[]));
     for role in ROLES {
-        let mut link = victim.link(role);
+        let mut link = target.link(role);
         // Vector F-SEND0-RTR: a Send of nothing, the first.
-        victim.sends(link.qp, 9, 0);
+        target.sends(link.qp, 9, 0);
         assert_eq!(
             link.peer.take(24),
             hex("00124143 00000000 00000000 00000001 00000000 587be8c4")
         );
     }
-    victim.leaves();
+    target.quits();
 }
 
 #[test]
 fn mpa_c_04_a_bad_crc_terminates() {
     let mut scene = or_skip!(Scene::start(&[]));
     for role in ROLES {
-        let mut link = scene.victim.link(role);
+        let mut link = scene.target.link(role);
         link.peer.send(&hex(BAD));
         assert_eq!(link.peer.take(28), hex(TERMINATE));
         scene.is_over(&mut link, End::Closed, &ALL_FLUSHED);
-        assert_eq!(scene.victim.event().1, link.qp.index);
+        assert_eq!(scene.target.event().1, link.qp.index);
     }
     scene.ends();
 }
 
 #[test]
-fn mpa_c_04_whatever_octet_is_wrong_nothing_is_placed() {
+fn mpa_c_04_any_wrong_byte_prevents_placement() {
     let mut scene = or_skip!(Scene::start(&[]));
     let ulpdu = tagged(
         0xc1,
         0x40,
-        scene.victim.stag("all"),
-        scene.victim.buffer(),
+        scene.target.stag("all"),
+        scene.target.buffer(),
         &[0xaa; 101],
     );
-    let len = scene.victim.link(Role::Called).peer.framed(&[&ulpdu]).len();
+    let len = scene.target.link(Role::Responder).peer.framed(&[&ulpdu]).len();
     // Not in ULPDU_Length: with a wrong length the CRC is read elsewhere. Control bytes, STag,
     // offset, payload, pad, CRC.
     for (number, at) in [2, 3, 4, 8, 15, 16, 60, 116, 117, 119, 120, 123]
@@ -76,7 +76,7 @@ fn mpa_c_04_whatever_octet_is_wrong_nothing_is_placed() {
         .enumerate()
     {
         assert!(at < len);
-        let mut link = scene.victim.link(ROLES[number % 2]);
+        let mut link = scene.target.link(ROLES[number % 2]);
         let mut bytes = link.peer.framed(&[&ulpdu]);
         bytes[at] ^= 0x10;
         scene.breaks_by(&mut link, 0x2002, &bytes, &[], &ALL_FLUSHED);
@@ -90,7 +90,7 @@ fn mpa_c_04_a_wrong_length_ends_in_a_wrong_crc() {
     let mut scene = or_skip!(Scene::start(&[]));
     for role in ROLES {
         for len in [0x0013_u16, 0x0017, 0x0100] {
-            let mut link = scene.victim.link(role);
+            let mut link = scene.target.link(role);
             let mut bytes = link.peer.framed(&[send(1, &[1; 30])]);
             bytes[..2].copy_from_slice(&len.to_be_bytes());
             bytes.resize(1024, 0x5a);
@@ -105,7 +105,7 @@ fn mpa_c_04_a_wrong_length_ends_in_a_wrong_crc() {
 fn mpa_c_04_a_bad_crc_inside_a_send_takes_its_receive() {
     let mut scene = or_skip!(Scene::start(&[]));
     for role in ROLES {
-        let mut link = scene.victim.link(role);
+        let mut link = scene.target.link(role);
         let first = link.peer.framed(&[untagged(0x01, 0x43, 0, 1, 0, b"good")]);
         let mut second = link.peer.framed(&[untagged(0x41, 0x43, 0, 1, 4, b"evil")]);
         second[20] ^= 1;
@@ -116,20 +116,20 @@ fn mpa_c_04_a_bad_crc_inside_a_send_takes_its_receive() {
 
 /// Flag C of either side, in both roles: a bad CRC matters if one of them is set.
 #[track_caller]
-fn crc_if_one_wants_it(victims: u8, peers: u8, markers: u8) {
-    let mut scene = or_skip!(Scene::with(victims | markers));
-    let wish = Wish {
+fn crc_if_one_side_requires_it(targets: u8, peers: u8, markers: u8) {
+    let mut scene = or_skip!(Scene::with(targets | markers));
+    let params = QpParams {
         flags: peers | markers,
-        ..Wish::default()
+        ..QpParams::default()
     };
     for role in ROLES {
-        let mut link = scene.victim.link_as(role, &wish, victims | markers);
+        let mut link = scene.target.link_as(role, &params, targets | markers);
         let mut fpdu = link.peer.framed(&[send(1, b"hello")]);
         let last = fpdu.len() - 1;
         fpdu[last] ^= 0x80;
-        if victims | peers == 0 {
+        if targets | peers == 0 {
             link.peer.send(&fpdu);
-            assert_eq!(scene.victim.received(link.qp), (0, 5));
+            assert_eq!(scene.target.received(link.qp), (0, 5));
         } else {
             scene.breaks_by(&mut link, 0x2002, &fpdu, &[], &ALL_FLUSHED);
         }
@@ -138,35 +138,35 @@ fn crc_if_one_wants_it(victims: u8, peers: u8, markers: u8) {
 }
 
 #[test]
-fn mpa_c_05_both_want_crcs() {
-    crc_if_one_wants_it(CRC, CRC, 0);
-    crc_if_one_wants_it(CRC, CRC, MARKERS);
+fn mpa_c_05_both_sides_require_crcs() {
+    crc_if_one_side_requires_it(CRC, CRC, 0);
+    crc_if_one_side_requires_it(CRC, CRC, MARKERS);
 }
 
 #[test]
-fn mpa_c_05_the_peer_alone_wants_crcs() {
-    crc_if_one_wants_it(0, CRC, 0);
-    crc_if_one_wants_it(0, CRC, MARKERS);
+fn mpa_c_05_only_the_peer_requires_crcs() {
+    crc_if_one_side_requires_it(0, CRC, 0);
+    crc_if_one_side_requires_it(0, CRC, MARKERS);
 }
 
 #[test]
-fn mpa_c_05_the_victim_alone_wants_crcs() {
-    crc_if_one_wants_it(CRC, 0, 0);
-    crc_if_one_wants_it(CRC, 0, MARKERS);
+fn mpa_c_05_only_the_target_requires_crcs() {
+    crc_if_one_side_requires_it(CRC, 0, 0);
+    crc_if_one_side_requires_it(CRC, 0, MARKERS);
 }
 
 #[test]
-fn mpa_c_05_nobody_wants_crcs() {
-    crc_if_one_wants_it(0, 0, 0);
-    crc_if_one_wants_it(0, 0, MARKERS);
+fn mpa_c_05_neither_side_requires_crcs() {
+    crc_if_one_side_requires_it(0, 0, 0);
+    crc_if_one_side_requires_it(0, 0, MARKERS);
 }
 
 #[test]
 fn mpa_f_13_a_writes_last_fpdu_is_placed_with_a_good_crc_only() {
     let mut scene = or_skip!(Scene::start(&[]));
     for role in ROLES {
-        let (stag, at) = (scene.victim.stag("all"), scene.victim.buffer());
-        let mut link = scene.victim.link(role);
+        let (stag, at) = (scene.target.stag("all"), scene.target.buffer());
+        let mut link = scene.target.link(role);
         let good = link.peer.framed(&[
             tagged(0x81, 0x40, stag, at, &[1; 1000]),
             tagged(0x81, 0x40, stag, at + 1000, &[2; 1000]),
@@ -175,14 +175,14 @@ fn mpa_f_13_a_writes_last_fpdu_is_placed_with_a_good_crc_only() {
             .peer
             .framed(&[tagged(0xc1, 0x40, stag, at + 2000, &[3; 1000])]);
         let end = bad.len() - 4;
-        let crc = crc32c(&bad[..end]).map(|octet| !octet);
+        let crc = crc32c(&bad[..end]).map(|byte| !byte);
         bad[end..].copy_from_slice(&crc);
         scene.breaks_by(&mut link, 0x2002, &[good, bad].concat(), &[], &ALL_FLUSHED);
         let mut expected = filled(ARENA_SEED, 3 * PAGE);
         expected[PAGE..PAGE + 1000].fill(1);
         expected[PAGE + 1000..PAGE + 2000].fill(2);
-        assert!(scene.victim.arena() == expected);
-        scene.victim.order(&format!("fill arena {ARENA_SEED:x}"));
+        assert!(scene.target.arena() == expected);
+        scene.target.order(&format!("fill arena {ARENA_SEED:x}"));
     }
     scene.ends();
 }
@@ -191,13 +191,13 @@ fn mpa_f_13_a_writes_last_fpdu_is_placed_with_a_good_crc_only() {
 fn mpa_c_04_sends_under_way_are_flushed_in_order() {
     let mut scene = or_skip!(Scene::start(&[]));
     for role in ROLES {
-        let mut link = scene.victim.link(role);
+        let mut link = scene.target.link(role);
         // A Read that is never answered keeps what is behind it from completing.
-        let inbox = scene.victim.address("inbox");
+        let inbox = scene.target.address("inbox");
         let far = (0x1000, 0x2000);
-        scene.victim.posts(link.qp, 4, 100, "in", inbox, 64, far);
-        scene.victim.sends(link.qp, 101, 5);
-        scene.victim.sends(link.qp, 102, 5);
+        scene.target.posts(link.qp, 4, 100, "in", inbox, 64, far);
+        scene.target.sends(link.qp, 101, 5);
+        scene.target.sends(link.qp, 102, 5);
         for _ in 0..3 {
             link.peer.ulpdu();
         }
@@ -205,7 +205,7 @@ fn mpa_c_04_sends_under_way_are_flushed_in_order() {
         assert_eq!(link.peer.ulpdu(), complaint(0x2002, &[]));
         let sends = [100, 101, 102].map(|id| (id, status::FLUSHED));
         scene.is_over(&mut link, End::Closed, &[&sends[..], &ALL_FLUSHED].concat());
-        assert_eq!(scene.victim.event().1, link.qp.index);
+        assert_eq!(scene.target.event().1, link.qp.index);
     }
     scene.ends();
 }

@@ -4,117 +4,119 @@ use urnic_tests::netns::Netns;
 use urnic_tests::or_skip;
 use urnic_tests::peer::hex;
 use urnic_tests::startup::{CRC, MARKERS};
+use urnic_tests::target_process::{
+    ARENA_SEED, LARGE_SEED, PAGE, QpParams, ROLES, Role, TargetProcess, filled, opcode, status,
+};
 use urnic_tests::ulpdu::{SINK_STAG, SINK_TO, read_request, read_response, send, tagged, untagged, write};
-use urnic_tests::victim::{ARENA_SEED, LARGE_SEED, PAGE, ROLES, Role, Victim, Wish, filled, opcode, status};
 
 use super::{Scene, variables};
 
-/// The content of the victim's buffer.
+/// The content of the target's buffer.
 fn buffer(len: usize) -> Vec<u8> {
     filled(ARENA_SEED, PAGE + len)[PAGE..].to_vec()
 }
 
 #[test]
 fn mpa_f_01_three_messages_in_one_piece_and_one_in_three() {
-    let mut victim = or_skip!(Victim::start(&[]));
+    let mut target = or_skip!(TargetProcess::start(&[]));
     for role in ROLES {
-        let mut link = victim.link(role);
+        let mut link = target.link(role);
         link.peer.tell(&[send(1, b"a"), send(2, b"bc"), send(3, b"def")]);
         let fpdu = link.peer.framed(&[send(4, &[9; 300])]);
         link.peer.send_in_pieces(&fpdu, fpdu.len().div_ceil(3));
         for expected in [(0, 1), (1, 2), (2, 3), (3, 300)] {
-            assert_eq!(victim.received(link.qp), expected);
+            assert_eq!(target.received(link.qp), expected);
         }
     }
-    victim.leaves();
+    target.quits();
 }
 
 #[test]
-fn mpa_f_02_a_send_of_five_octets_makes_32_on_the_wire() {
-    let mut victim = or_skip!(Victim::start(&[]));
+fn mpa_f_02_a_send_of_five_bytes_makes_32_on_the_wire() {
+    let mut target = or_skip!(TargetProcess::start(&[]));
     for role in ROLES {
-        let mut link = victim.link(role);
+        let mut link = target.link(role);
         // Vector F-SEND-hello, inwards.
         link.peer.send(&hex(
             "00174143 00000000 00000000 00000001 00000000 68656c6c 6f000000 b990b10c",
         ));
-        assert_eq!(victim.received(link.qp), (0, 5));
-        victim.sends(link.qp, 9, 5);
+        assert_eq!(target.received(link.qp), (0, 5));
+        target.sends(link.qp, 9, 5);
         let fpdu = link.peer.take(32);
         assert_eq!(fpdu[..20], hex("00174143 00000000 00000000 00000001 00000000"));
         assert_eq!(fpdu[20..25], buffer(5));
         assert_eq!(fpdu[25..28], [0; 3]);
         // Vector F-SEND0-RTR but for its MSN, 2 here: the length again, and a CRC computed by hand.
-        victim.sends(link.qp, 10, 0);
+        target.sends(link.qp, 10, 0);
         let fpdu = link.peer.take(24);
         assert_eq!(fpdu[..20], hex("00124143 00000000 00000000 00000002 00000000"));
         assert_eq!(fpdu[20..], urnic_tests::framing::crc32c(&fpdu[..20]));
     }
-    victim.leaves();
+    target.quits();
 }
 
 #[test]
 fn mpa_f_03_pad_makes_fpdu_multiple_of_four() {
-    let mut victim = or_skip!(Victim::start(&[]));
-    let mut link = victim.link(Role::Called);
+    let mut target = or_skip!(TargetProcess::start(&[]));
+    let mut link = target.link(Role::Responder);
     for (len, pad) in (0..8).zip([0, 3, 2, 1, 0, 3, 2, 1]) {
-        victim.sends(link.qp, 9, len);
+        target.sends(link.qp, 9, len);
         let fpdu = link.peer.take(2 + 18 + len as usize + pad + 4);
         assert_eq!(usize::from(fpdu[1]), 18 + len as usize);
-        assert!(fpdu[20 + len as usize..][..pad].iter().all(|octet| *octet == 0));
+        assert!(fpdu[20 + len as usize..][..pad].iter().all(|byte| *byte == 0));
         assert_eq!(fpdu.len() % 4, 0);
-        victim.completes(link.qp, &[(9, status::SUCCESS)]);
+        target.completes(link.qp, &[(9, status::SUCCESS)]);
     }
-    victim.leaves();
+    target.quits();
 }
 
 #[test]
-fn mpa_f_03_pad_of_any_value_is_taken_if_the_crc_covers_it() {
-    let mut victim = or_skip!(Victim::start(&[]));
+fn mpa_f_03_pad_of_any_value_is_accepted_if_the_crc_matches() {
+    let mut target = or_skip!(TargetProcess::start(&[]));
     for role in ROLES {
-        let mut link = victim.link(role);
+        let mut link = target.link(role);
         for (msn, len) in (1..).zip([1, 2, 3, 5]) {
             let fpdu = link
                 .peer
                 .outbound
                 .frame_padded(&send(msn, &vec![1; len]), 0xde + msn as u8);
             link.peer.send(&fpdu);
-            assert_eq!(victim.received(link.qp), (u64::from(msn) - 1, len as u64));
+            assert_eq!(target.received(link.qp), (u64::from(msn) - 1, len as u64));
         }
     }
-    victim.leaves();
+    target.quits();
 }
 
 #[test]
-fn mpa_f_04_with_crc_off_the_field_is_there_and_not_looked_at() {
-    let mut victim = or_skip!(Victim::start(&variables(0)));
-    let wish = Wish {
+fn mpa_f_04_with_crc_off_the_field_is_present_and_ignored() {
+    let mut target = or_skip!(TargetProcess::start(&variables(0)));
+    let params = QpParams {
         flags: 0,
-        ..Wish::default()
+        ..QpParams::default()
     };
     for role in ROLES {
-        let mut link = victim.link_as(role, &wish, 0);
+        let mut link = target.link_as(role, &params, 0);
         link.peer.tell(&[send(1, b"hello"), send(2, &[5; 4000])]);
-        assert_eq!(victim.received(link.qp), (0, 5));
-        assert_eq!(victim.received(link.qp), (1, 4000));
+        assert_eq!(target.received(link.qp), (0, 5));
+        assert_eq!(target.received(link.qp), (1, 4000));
         // The reader expects the field's four bytes.
-        victim.sends(link.qp, 9, 5);
-        victim.sends(link.qp, 10, 4000);
+        target.sends(link.qp, 9, 5);
+        target.sends(link.qp, 10, 4000);
         assert_eq!(link.peer.ulpdu(), send(1, &buffer(5)));
         assert_eq!(link.peer.ulpdu(), send(2, &buffer(4000)));
     }
-    victim.leaves();
+    target.quits();
 }
 
-/// Makes the victim send `len` bytes of its large region by a Send and a Write, and checks the
+/// Makes the target send `len` bytes of its large region by a Send and a Write, and checks the
 /// segments (DDP-H-04 to -07); returns the lengths of all ULPDUs.
 #[track_caller]
-fn segments(victim: &mut Victim, role: Role, wish: &Wish, len: usize) -> Vec<usize> {
+fn segments(target: &mut TargetProcess, role: Role, params: &QpParams, len: usize) -> Vec<usize> {
     const TO: u64 = 0xffff_ffff_0000_0000;
-    let mut link = victim.link_as(role, wish, CRC);
-    let from = victim.address("large");
-    victim.posts(link.qp, opcode::SEND, 9, "big", from, len as u64, (0, 0));
-    victim.posts(
+    let mut link = target.link_as(role, params, CRC);
+    let from = target.address("large");
+    target.posts(link.qp, opcode::SEND, 9, "big", from, len as u64, (0, 0));
+    target.posts(
         link.qp,
         opcode::WRITE,
         10,
@@ -152,39 +154,39 @@ fn segments(victim: &mut Victim, role: Role, wish: &Wish, len: usize) -> Vec<usi
             }
         }
     }
-    victim.completes(link.qp, &[(9, status::SUCCESS), (10, status::SUCCESS)]);
+    target.completes(link.qp, &[(9, status::SUCCESS), (10, status::SUCCESS)]);
     lengths
 }
 
 #[test]
 fn mpa_f_06_no_ulpdu_is_longer_than_64768() {
-    let mut victim = or_skip!(Victim::start(&[]));
+    let mut target = or_skip!(TargetProcess::start(&[]));
     for role in ROLES {
-        let lengths = segments(&mut victim, role, &Wish::default(), 1 << 20);
+        let lengths = segments(&mut target, role, &QpParams::default(), 1 << 20);
         assert!(lengths.iter().all(|len| *len <= 64768), "{lengths:?}");
     }
-    victim.leaves();
+    target.quits();
 }
 
 #[test]
-fn mpa_f_07_longer_ulpdus_are_taken_all_the_same() {
-    let mut victim = or_skip!(Victim::start(&[]));
-    let wish = Wish {
+fn mpa_f_07_longer_ulpdus_are_accepted() {
+    let mut target = or_skip!(TargetProcess::start(&[]));
+    let params = QpParams {
         receives: 0,
-        ..Wish::default()
+        ..QpParams::default()
     };
     let content = filled(7, 65535);
     for role in ROLES {
-        let mut link = victim.link_as(role, &wish, CRC);
+        let mut link = target.link_as(role, &params, CRC);
         for (msn, ulpdu_len) in (1..).zip([64768, 64769, 65474, 65535]) {
             let payload = &content[..ulpdu_len - 18];
-            victim.receives_at(link.qp, msn, 0, 0x10000);
+            target.receives_at(link.qp, msn, 0, 0x10000);
             link.peer.tell(&[send(msn as u32, payload)]);
-            assert_eq!(victim.received(link.qp), (msn, payload.len() as u64));
-            assert!(victim.dump("inbox", 0, payload.len()) == payload);
+            assert_eq!(target.received(link.qp), (msn, payload.len() as u64));
+            assert!(target.dump("inbox", 0, payload.len()) == payload);
         }
     }
-    victim.leaves();
+    target.quits();
 }
 
 /// Segments on a loopback of this MTU, in a network namespace: lengths of the full ULPDUs.
@@ -192,17 +194,17 @@ fn full_lengths(mtu: u32, flags: u8) -> Result<Vec<usize>, String> {
     let netns = Netns::new()?;
     // No IPv6, whose least MTU is 1280; and no segments that exist only inside this host.
     netns.ip(&format!("link set lo mtu {mtu}"));
-    let mut victim = Victim::start_by(&[], |program| netns.program(program))?;
-    let wish = Wish {
+    let mut target = TargetProcess::start_by(&[], |program| netns.program(program))?;
+    let params = QpParams {
         flags,
-        ..Wish::default()
+        ..QpParams::default()
     };
     let lengths = netns.within(|| {
         ROLES
-            .map(|role| segments(&mut victim, role, &wish, 20_000))
+            .map(|role| segments(&mut target, role, &params, 20_000))
             .concat()
     });
-    victim.leaves();
+    target.quits();
     Ok(lengths)
 }
 
@@ -243,8 +245,8 @@ fn mpa_f_10_mulpdu_never_falls_below_128() {
 }
 
 /// Messages of every kind, as a stream.
-fn messages(victim: &Victim) -> Vec<Vec<u8>> {
-    let (stag, at) = (victim.stag("all"), victim.buffer());
+fn messages(target: &TargetProcess) -> Vec<Vec<u8>> {
+    let (stag, at) = (target.stag("all"), target.buffer());
     let content = filled(11, 3000);
     vec![
         send(1, b"one"),
@@ -262,19 +264,19 @@ fn messages(victim: &Victim) -> Vec<Vec<u8>> {
 }
 
 fn takes_messages_in_pieces(flags: u8, peer_flags: u8) {
-    let mut victim = or_skip!(Victim::start(&variables(flags)));
+    let mut target = or_skip!(TargetProcess::start(&variables(flags)));
     let content = filled(11, 3000);
     for size in [1, 3, 7, 1461, usize::MAX] {
         for role in ROLES {
-            let wish = Wish {
+            let params = QpParams {
                 flags: peer_flags,
-                ..Wish::default()
+                ..QpParams::default()
             };
-            let mut link = victim.link_as(role, &wish, flags);
-            let bytes = link.peer.framed(&messages(&victim));
+            let mut link = target.link_as(role, &params, flags);
+            let bytes = link.peer.framed(&messages(&target));
             link.peer.send_in_pieces(&bytes, size.min(bytes.len()));
             for expected in [(0, 3), (1, 3000), (2, 0), (3, 9)] {
-                assert_eq!(victim.received(link.qp), expected, "in pieces of {size}");
+                assert_eq!(target.received(link.qp), expected, "in pieces of {size}");
             }
             let mut response = Vec::<u8>::new();
             while response.len() < 2002 {
@@ -294,13 +296,13 @@ fn takes_messages_in_pieces(flags: u8, peer_flags: u8) {
             let mut arena = filled(ARENA_SEED, 3 * PAGE);
             arena[PAGE..PAGE + 7].copy_from_slice(b"between");
             arena[PAGE + 100..PAGE + 2102].copy_from_slice(&content[..2002]);
-            assert!(victim.arena() == arena, "in pieces of {size}");
-            victim.order(&format!("fill arena {ARENA_SEED:x}"));
-            assert!(victim.has_none(link.qp));
+            assert!(target.arena() == arena, "in pieces of {size}");
+            target.order(&format!("fill arena {ARENA_SEED:x}"));
+            assert!(target.has_no_completion(link.qp));
         }
     }
-    victim.is_healthy();
-    victim.leaves();
+    target.is_healthy();
+    target.quits();
 }
 
 #[test]
@@ -335,13 +337,13 @@ fn mpa_f_16_a_ulpdu_too_short_for_its_header_terminates() {
 #[test]
 fn mpa_f_16_a_ulpdu_shorter_than_its_header_terminates() {
     let mut scene = or_skip!(Scene::with(0));
-    let wish = Wish {
+    let params = QpParams {
         flags: 0,
-        ..Wish::default()
+        ..QpParams::default()
     };
     for ulpdu in [&[][..], &[0xc1; 13], &[0x41; 17]] {
         for role in ROLES {
-            let link = scene.victim.link_as(role, &wish, 0);
+            let link = scene.target.link_as(role, &params, 0);
             scene.breaks(link, 0x1000, &[ulpdu.to_vec()], &super::ALL_FLUSHED);
         }
     }
@@ -350,18 +352,18 @@ fn mpa_f_16_a_ulpdu_shorter_than_its_header_terminates() {
 
 #[test]
 fn mpa_f_12_two_fpdus_and_a_half_wait_for_the_other_half() {
-    let mut victim = or_skip!(Victim::start(&[]));
-    let mut link = victim.link(Role::Called);
+    let mut target = or_skip!(TargetProcess::start(&[]));
+    let mut link = target.link(Role::Responder);
     let bytes = link
         .peer
         .framed(&[send(1, b"a"), send(2, b"b"), send(3, &[1; 3000])]);
     let half = bytes.len() - 1500;
     link.peer.send(&bytes[..half]);
-    assert_eq!(victim.received(link.qp), (0, 1));
-    assert_eq!(victim.received(link.qp), (1, 1));
-    victim.is_healthy();
-    assert!(victim.has_none(link.qp));
+    assert_eq!(target.received(link.qp), (0, 1));
+    assert_eq!(target.received(link.qp), (1, 1));
+    target.is_healthy();
+    assert!(target.has_no_completion(link.qp));
     link.peer.send(&bytes[half..]);
-    assert_eq!(victim.received(link.qp), (2, 3000));
-    victim.leaves();
+    assert_eq!(target.received(link.qp), (2, 3000));
+    target.quits();
 }

@@ -4,8 +4,10 @@ use urnic_tests::framing::{Framing, crc32c};
 use urnic_tests::or_skip;
 use urnic_tests::peer::{End, Peer, hex};
 use urnic_tests::startup::{CRC, Frame, MARKERS};
+use urnic_tests::target_process::{
+    ARENA_SEED, Link, PAGE, QpParams, ROLES, Role, TargetProcess, filled, status,
+};
 use urnic_tests::ulpdu::{complaint, send, write};
-use urnic_tests::victim::{ARENA_SEED, Link, PAGE, ROLES, Role, Victim, Wish, filled, status};
 
 use super::{ALL_FLUSHED, Scene, variables};
 
@@ -14,16 +16,16 @@ const LENGTHS: [usize; 12] = [0, 1, 484, 488, 491, 24, 464, 1200, 506, 4000, 5, 
 
 /// Messages of all those lengths both ways, between these two.
 #[track_caller]
-fn exchange(victim: &mut Victim, link: &mut Link) {
+fn exchange(target: &mut TargetProcess, link: &mut Link) {
     let buffer = filled(ARENA_SEED, 2 * PAGE).split_off(PAGE);
     for (id, len) in (0..).zip(LENGTHS) {
         let content = filled(id, len);
-        victim.receives_at(link.qp, id, 0, PAGE as u64);
+        target.receives_at(link.qp, id, 0, PAGE as u64);
         link.peer.tell(&[send(id as u32 + 1, &content)]);
-        assert_eq!(victim.received(link.qp), (id, len as u64));
-        assert!(victim.dump("inbox", 0, len) == content, "{len} octets");
-        victim.sends(link.qp, 0x100 + id, len as u64);
-        victim.completes(link.qp, &[(0x100 + id, status::SUCCESS)]);
+        assert_eq!(target.received(link.qp), (id, len as u64));
+        assert!(target.dump("inbox", 0, len) == content, "{len} bytes");
+        target.sends(link.qp, 0x100 + id, len as u64);
+        target.completes(link.qp, &[(0x100 + id, status::SUCCESS)]);
         assert_eq!(link.peer.ulpdu(), send(id as u32 + 1, &buffer[..len]));
     }
 }
@@ -31,66 +33,66 @@ fn exchange(victim: &mut Victim, link: &mut Link) {
 /// M of either side's frame, in both roles: the reader of the raw peer checks that each required
 /// marker is present, and no other.
 #[track_caller]
-fn markers_as_wanted(victims: u8, peers: u8) {
-    let mut victim = or_skip!(Victim::start(&variables(victims | CRC)));
-    let wish = Wish {
+fn markers_as_requested(targets: u8, peers: u8) {
+    let mut target = or_skip!(TargetProcess::start(&variables(targets | CRC)));
+    let params = QpParams {
         flags: peers | CRC,
         receives: 0,
-        ..Wish::default()
+        ..QpParams::default()
     };
     for role in ROLES {
-        let mut link = victim.link_as(role, &wish, victims | CRC);
-        exchange(&mut victim, &mut link);
+        let mut link = target.link_as(role, &params, targets | CRC);
+        exchange(&mut target, &mut link);
     }
-    victim.leaves();
+    target.quits();
 }
 
 #[test]
-fn mpa_m_01_a_peer_that_wants_markers_gets_them() {
-    markers_as_wanted(0, MARKERS);
+fn mpa_m_01_a_peer_that_requests_markers_gets_them() {
+    markers_as_requested(0, MARKERS);
 }
 
 #[test]
-fn mpa_m_01_markers_that_we_want_are_taken_out() {
-    markers_as_wanted(MARKERS, 0);
+fn mpa_m_01_requested_markers_are_removed() {
+    markers_as_requested(MARKERS, 0);
 }
 
 #[test]
 fn mpa_m_01_markers_both_ways() {
-    markers_as_wanted(MARKERS, MARKERS);
+    markers_as_requested(MARKERS, MARKERS);
 }
 
 #[test]
-fn mpa_m_02_without_a_wish_there_are_none() {
-    markers_as_wanted(0, 0);
+fn mpa_m_02_without_a_request_there_are_no_markers() {
+    markers_as_requested(0, 0);
 }
 
 #[test]
 fn mpa_m_01_markers_without_crc() {
-    let mut victim = or_skip!(Victim::start(&variables(MARKERS)));
-    let wish = Wish {
+    let mut target = or_skip!(TargetProcess::start(&variables(MARKERS)));
+    let params = QpParams {
         flags: MARKERS,
         receives: 0,
-        ..Wish::default()
+        ..QpParams::default()
     };
     for role in ROLES {
-        let mut link = victim.link_as(role, &wish, MARKERS);
-        exchange(&mut victim, &mut link);
+        let mut link = target.link_as(role, &params, MARKERS);
+        exchange(&mut target, &mut link);
     }
-    victim.leaves();
+    target.quits();
 }
 
-/// A victim that requires markers.
-fn wants_markers() -> Result<Victim, String> {
-    Victim::start(&variables(CRC | MARKERS))
+/// A target that requires markers.
+fn requests_markers() -> Result<TargetProcess, String> {
+    TargetProcess::start(&variables(CRC | MARKERS))
 }
 
-/// Connects to the victim and reads its Reply.
+/// Connects to the target and reads its Reply.
 #[track_caller]
-fn called(victim: &mut Victim) -> Link {
-    let (qp, request) = victim.expecting(&Wish::default());
-    let mut peer = Peer::call(victim.listener(qp));
-    peer.send(&request.octets());
+fn called(target: &mut TargetProcess) -> Link {
+    let (qp, request) = target.awaits_request(&QpParams::default());
+    let mut peer = Peer::call(target.listener(qp));
+    peer.send(&request.to_bytes());
     assert_eq!(Frame::read(&mut peer).flags, 0xd0, "S, C, M");
     Link { qp, peer }
 }
@@ -101,70 +103,70 @@ fn zeros(msn: u32, len: usize) -> Vec<u8> {
 }
 
 #[test]
-fn mpa_m_03_the_first_marker_comes_first() {
+fn mpa_m_03_the_first_marker_opens_the_stream() {
     // Vector RFC5044-FIG5.
-    let mut victim = or_skip!(wants_markers());
-    let mut link = called(&mut victim);
+    let mut target = or_skip!(requests_markers());
+    let mut link = called(&mut target);
     link.peer.send(&hex(
         "00000000 002a4143 00000000 00000000 00000001 00000000 00000000 00000000 00000000 00000000 00000000 00000000 52239983",
     ));
-    assert_eq!(victim.received(link.qp), (0, 24));
-    victim.leaves();
+    assert_eq!(target.received(link.qp), (0, 24));
+    target.quits();
 }
 
 #[test]
 fn mpa_m_05_a_marker_points_back_to_its_fpdu() {
     // Vector RFC5044-FIG6: behind 492 bytes, a marker 20 bytes into the FPDU.
-    let mut victim = or_skip!(wants_markers());
-    let mut link = called(&mut victim);
+    let mut target = or_skip!(requests_markers());
+    let mut link = called(&mut target);
     let first = Framing::new(true, true).frame(&zeros(1, 464));
     assert_eq!(first.len(), 492);
     link.peer.send(&first);
     link.peer.send(&hex(
         "002a4143 00000000 00000000 00000002 00000000 00000014 00000000 00000000 00000000 00000000 00000000 00000000 84925898",
     ));
-    assert_eq!(victim.received(link.qp), (0, 464));
-    assert_eq!(victim.received(link.qp), (1, 24));
-    victim.leaves();
+    assert_eq!(target.received(link.qp), (0, 464));
+    assert_eq!(target.received(link.qp), (1, 24));
+    target.quits();
 }
 
 #[test]
 fn mpa_m_06_a_marker_between_fpdus_belongs_to_the_second() {
     // Vector M-BETWEEN.
-    let mut victim = or_skip!(wants_markers());
-    let mut link = called(&mut victim);
+    let mut target = or_skip!(requests_markers());
+    let mut link = called(&mut target);
     let first = Framing::new(true, true).frame(&zeros(1, 484));
     assert_eq!(first.len(), 512);
     link.peer.send(&first);
     link.peer.send(&hex(
         "00000000 00174143 00000000 00000000 00000002 00000000 68656c6c 6f000000 d5299f20",
     ));
-    assert_eq!(victim.received(link.qp), (0, 484));
-    assert_eq!(victim.received(link.qp), (1, 5));
-    victim.leaves();
+    assert_eq!(target.received(link.qp), (0, 484));
+    assert_eq!(target.received(link.qp), (1, 5));
+    target.quits();
 }
 
 #[test]
 fn mpa_m_07_a_marker_between_pad_and_crc_belongs_to_the_first() {
     // Vector M-PADCRC.
-    let mut victim = or_skip!(wants_markers());
-    let mut link = called(&mut victim);
+    let mut target = or_skip!(requests_markers());
+    let mut link = called(&mut target);
     let first = Framing::new(true, true).frame(&zeros(1, 488));
     assert_eq!(first[508..], hex("00000000 000001fc 38cf64e8"));
     link.peer.send(&first);
     link.peer.send(&hex(
         "00174143 00000000 00000000 00000002 00000000 68656c6c 6f000000 16d8c75d",
     ));
-    assert_eq!(victim.received(link.qp), (0, 488));
-    assert_eq!(victim.received(link.qp), (1, 5));
-    victim.leaves();
+    assert_eq!(target.received(link.qp), (0, 488));
+    assert_eq!(target.received(link.qp), (1, 5));
+    target.quits();
 }
 
 #[test]
 fn mpa_m_08_all_markers_in_an_fpdu_point_to_its_start() {
     // Vector M-MULTI.
-    let mut victim = or_skip!(wants_markers());
-    let mut link = called(&mut victim);
+    let mut target = or_skip!(requests_markers());
+    let mut link = called(&mut target);
     let mut fpdu = hex("00000000 04c24143 00000000 00000000 00000001 00000000");
     fpdu.resize(512, 0);
     fpdu.extend(hex("000001fc"));
@@ -173,8 +175,8 @@ fn mpa_m_08_all_markers_in_an_fpdu_point_to_its_start() {
     fpdu.resize(1232, 0);
     fpdu.extend(hex("082f573a"));
     link.peer.send(&fpdu);
-    assert_eq!(victim.received(link.qp), (0, 1200));
-    victim.leaves();
+    assert_eq!(target.received(link.qp), (0, 1200));
+    target.quits();
 }
 
 /// FPDUs of two Sends, the first of `len` zeros so that the second begins 492 bytes into the
@@ -192,34 +194,34 @@ fn remarked(framing: &mut Framing, len: usize, change: impl Fn(&mut [u8])) -> Ve
 
 #[test]
 fn mpa_m_04_reserved_bits_of_a_marker_are_ignored() {
-    let mut victim = or_skip!(wants_markers());
+    let mut target = or_skip!(requests_markers());
     // The reserved half, and (MPA-M-05) the two low bits of FPDUPTR.
     let changes: [fn(&mut [u8]); 2] = [
         |marker| marker[..2].copy_from_slice(b"!?"),
         |marker| marker[3] |= 3,
     ];
     for change in changes {
-        let mut link = called(&mut victim);
+        let mut link = called(&mut target);
         link.peer
             .send(&remarked(&mut Framing::new(true, true), 464, change));
-        assert_eq!(victim.received(link.qp), (0, 464));
-        assert_eq!(victim.received(link.qp), (1, 24));
+        assert_eq!(target.received(link.qp), (0, 464));
+        assert_eq!(target.received(link.qp), (1, 24));
     }
-    victim.leaves();
+    target.quits();
 }
 
-/// In both roles: the victim refuses a marker with this change, with M and perhaps C agreed.
+/// In both roles: the target refuses a marker with this change, with M and perhaps C agreed.
 #[track_caller]
 fn refused(flags: u8, change: impl Fn(&mut [u8])) {
     let mut scene = or_skip!(Scene::with(flags));
-    let wish = Wish {
+    let params = QpParams {
         flags: 0,
-        ..Wish::default()
+        ..QpParams::default()
     };
     for role in ROLES {
-        let mut link = scene.victim.link_as(role, &wish, flags);
-        if role == Role::Calls {
-            // The RTR when the victim connects: both streams are 24 bytes long now.
+        let mut link = scene.target.link_as(role, &params, flags);
+        if role == Role::Initiator {
+            // The RTR when the target connects: both streams are 24 bytes long now.
             link.peer.tell(&[write(1, 0, b"")]);
         }
         let bytes = remarked(&mut link.peer.outbound, 444, &change);
@@ -248,7 +250,7 @@ fn mpa_m_11_a_marker_where_the_stream_has_none_terminates() {
     // The peer counts from another byte: its markers come four bytes late, and are read as payload.
     let mut scene = or_skip!(Scene::with(CRC | MARKERS));
     for role in ROLES {
-        let mut link = scene.victim.link_as(role, &Wish::default(), CRC | MARKERS);
+        let mut link = scene.target.link_as(role, &QpParams::default(), CRC | MARKERS);
         let mut unmarked = Framing::new(true, false);
         let bytes = unmarked.frame(&zeros(1, 1000));
         link.peer.send(&bytes);
@@ -256,7 +258,7 @@ fn mpa_m_11_a_marker_where_the_stream_has_none_terminates() {
         link.peer.send(&[0; 64]);
         assert_eq!(link.peer.ulpdu(), complaint(0x2002, &[]));
         scene.is_over(&mut link, End::Closed, &ALL_FLUSHED);
-        assert_eq!(scene.victim.event(), (1, link.qp.index));
+        assert_eq!(scene.target.event(), (1, link.qp.index));
     }
     scene.ends();
 }

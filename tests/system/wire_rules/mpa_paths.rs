@@ -11,57 +11,54 @@ use urnic_tests::program::Program;
 use urnic_tests::served::in_process;
 use urnic_tests::skip::installed;
 use urnic_tests::startup::Frame;
+use urnic_tests::target_process::{ARENA_SEED, Link, PAGE, QpParams, TargetProcess, filled, status};
 use urnic_tests::ulpdu::{send, write};
-use urnic_tests::victim::{ARENA_SEED, Link, PAGE, Victim, Wish, filled, status};
-use urnic_tests::wait::{PATIENCE, until};
+use urnic_tests::wait::{TIME_LIMIT, until};
 
 const VICTIM: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
 const PEER: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 2);
 
-/// A victim in the first namespace, and its connection with a peer in the second.
+/// A target in the first namespace, and its connection with a peer in the second.
 struct Path {
     netns: [Netns; 2],
-    victim: Victim,
+    target: TargetProcess,
     link: Link,
 }
 
 impl Path {
     fn new() -> Result<Self, String> {
         let netns = Netns::pair()?;
-        let mut victim = Victim::start_by(&[], |program| netns[0].program(program))?;
-        victim.expects_peers_at(PEER);
-        let (qp, request) = victim.expecting(&Wish::default());
-        let at = SocketAddrV4::new(VICTIM, victim.listener(qp).port());
+        let mut target = TargetProcess::start_by(&[], |program| netns[0].program(program))?;
+        target.expects_peers_at(PEER);
+        let (qp, request) = target.awaits_request(&QpParams::default());
+        let at = SocketAddrV4::new(VICTIM, target.listener(qp).port());
         let mut peer = netns[1].within(|| Peer::call(at.into()));
-        peer.send(&request.octets());
+        peer.send(&request.to_bytes());
         assert!(!Frame::read(&mut peer).request);
         peer.tell(&[write(1, 0, b"")]);
         let link = Link { qp, peer };
-        Ok(Self { netns, victim, link })
+        Ok(Self { netns, target, link })
     }
 
-    /// Makes the victim send this many bytes; returns the lengths of the FPDUs' ULPDUs.
+    /// Makes the target send this many bytes; returns the lengths of the FPDUs' ULPDUs.
     fn sends(&mut self, msn: u32, len: usize) -> Vec<usize> {
-        let Self { victim, link, .. } = self;
-        victim.sends(link.qp, u64::from(msn), len as u64);
-        victim.completes(link.qp, &[(u64::from(msn), status::SUCCESS)]);
+        let Self { target, link, .. } = self;
+        target.sends(link.qp, u64::from(msn), len as u64);
+        target.completes(link.qp, &[(u64::from(msn), status::SUCCESS)]);
         let (mut came, mut lengths) = (Vec::<u8>::new(), Vec::new());
         while came.len() < len {
             let ulpdu = link.peer.ulpdu();
             lengths.push(ulpdu.len());
             came.extend(&ulpdu[18..]);
         }
-        assert!(
-            came == filled(ARENA_SEED, PAGE + len)[PAGE..],
-            "other octets came"
-        );
+        assert!(came == filled(ARENA_SEED, PAGE + len)[PAGE..], "other bytes came");
         lengths
     }
 
-    /// A value of the kernel for the victim's connection, for instance `mss`.
+    /// A value of the kernel for the target's connection, for instance `mss`.
     fn kernel_says(&self, name: &str) -> u32 {
-        let port = self.victim.listener(self.link.qp).port();
-        // The victim has a connection with itself, too.
+        let port = self.target.listener(self.link.qp).port();
+        // The target has a connection with itself, too.
         let filter = format!("-tinH state established sport = :{port} and dst {PEER}");
         let said = self.netns[0]
             .program(Program::plain("ss").line(&filter))
@@ -79,7 +76,7 @@ impl Path {
 #[test]
 fn mpa_f_11_small_fpdus_wait_for_no_acknowledgement() {
     let mut path = or_skip!(Path::new());
-    // No segment of the peer reaches the victim any more. Nagle's algorithm would hold each small
+    // No segment of the peer reaches the target any more. Nagle's algorithm would hold each small
     // segment but the first for ever, as long as no probe for a loss (RFC 8985 §7) takes them
     // along.
     let no_probes = "echo 0 >/proc/sys/net/ipv4/tcp_early_retrans";
@@ -89,20 +86,20 @@ fn mpa_f_11_small_fpdus_wait_for_no_acknowledgement() {
         .success();
     path.netns[1].ip(&format!("route add blackhole {VICTIM}/32"));
     for id in 101..=104 {
-        path.victim.sends(path.link.qp, id, 5);
+        path.target.sends(path.link.qp, id, 5);
     }
-    let bytes = path.victim.dump("arena", PAGE, 5);
+    let bytes = path.target.dump("arena", PAGE, 5);
     for msn in 1..=4 {
         assert_eq!(path.link.peer.ulpdu(), send(msn, &bytes));
     }
     path.netns[1].ip(&format!("route del blackhole {VICTIM}/32"));
-    path.victim.completes(
+    path.target.completes(
         path.link.qp,
         &[101, 102, 103, 104].map(|id| (id, status::SUCCESS)),
     );
     path.link.peer.tell(&[send(1, b"hello")]);
-    assert_eq!(path.victim.received(path.link.qp), (0, 5));
-    path.victim.leaves();
+    assert_eq!(path.target.received(path.link.qp), (0, 5));
+    path.target.quits();
 }
 
 /// Internet checksum (RFC 1071).
@@ -115,7 +112,7 @@ fn checksum(bytes: &[u8]) -> u16 {
     !((folded & 0xffff) + (folded >> 16)) as u16
 }
 
-/// "Fragmentation needed", with this MTU, about the segment that the victim would send next (RFC
+/// "Fragmentation needed", with this MTU, about the segment that the target would send next (RFC
 /// 792, RFC 1191): a TCP that checks sequence numbers accepts it. `packet`: its last one.
 fn frag_needed(packet: &[u8], mtu: u16) -> Vec<u8> {
     let header = usize::from(packet[0] & 0xf) * 4;
@@ -150,7 +147,7 @@ fn mpa_f_17_a_reported_mtu_of_68_is_clamped() {
     assert!(before[0] > 1000, "a path of 1500: {before:?}");
     assert_eq!(path.kernel_says("pmtu"), 1500);
 
-    let port = path.victim.listener(path.link.qp).port();
+    let port = path.target.listener(path.link.qp).port();
     let mut last = None;
     let mut packet = [0; 1 << 16];
     while let Ok((_, len)) = rustix::net::recv(&sniffer, &mut packet[..], RecvFlags::DONTWAIT) {
@@ -159,10 +156,10 @@ fn mpa_f_17_a_reported_mtu_of_68_is_clamped() {
             last = Some(packet[..len].to_vec());
         }
     }
-    let message = frag_needed(&last.expect("a segment of the victim's"), MTU);
+    let message = frag_needed(&last.expect("a segment of the target's"), MTU);
     let there = SocketAddrV4::new(VICTIM, 0);
     rustix::net::sendto(&icmp, &message, SendFlags::empty(), &there).expect("the namespace is ours");
-    let pmtu = until(PATIENCE, || {
+    let pmtu = until(TIME_LIMIT, || {
         Some(path.kernel_says("pmtu")).filter(|pmtu| *pmtu < 1500)
     });
     let pmtu = pmtu.expect("the report is taken, so that this test shows something");
@@ -171,7 +168,7 @@ fn mpa_f_17_a_reported_mtu_of_68_is_clamped() {
     // The connection continues, and FPDUs shrink to the new segments, but no further than to the
     // least MULPDU.
     let mut msn = 1;
-    let shrunk = until(PATIENCE, || {
+    let shrunk = until(TIME_LIMIT, || {
         msn += 1;
         let lengths = path.sends(msn, LEN);
         let (last, full) = lengths.split_last().expect("FPDUs");
@@ -180,7 +177,7 @@ fn mpa_f_17_a_reported_mtu_of_68_is_clamped() {
     });
     assert!(shrunk.is_some(), "FPDUs stay longer than segments");
     path.link.peer.tell(&[send(1, b"hello")]);
-    assert_eq!(path.victim.received(path.link.qp), (0, 5));
-    path.victim.is_healthy();
-    path.victim.leaves();
+    assert_eq!(path.target.received(path.link.qp), (0, 5));
+    path.target.is_healthy();
+    path.target.quits();
 }

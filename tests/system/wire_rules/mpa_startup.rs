@@ -8,8 +8,8 @@ use urnic_tests::framing::Framing;
 use urnic_tests::or_skip;
 use urnic_tests::peer::{End, Peer, hex};
 use urnic_tests::startup::{CRC, ENHANCED, Frame, MARKERS, REJECT, WORD};
+use urnic_tests::target_process::{Link, QpParams, Role, TargetProcess, state, status};
 use urnic_tests::ulpdu::{complaint, read_request, read_response, send, write};
-use urnic_tests::victim::{Link, Role, Victim, Wish, state, status};
 
 use super::{ALL_FLUSHED, Scene, variables};
 
@@ -24,9 +24,9 @@ const CONNECTED: u8 = 5;
 const FOREIGN: u8 = 6;
 
 /// Connects to a queue pair's listener and sends these bytes.
-fn call(victim: &Victim, link: &Link, octets: &[u8]) -> Peer {
-    let mut peer = Peer::call(victim.listener(link.qp));
-    peer.send(octets);
+fn call(target: &TargetProcess, link: &Link, bytes: &[u8]) -> Peer {
+    let mut peer = Peer::call(target.listener(link.qp));
+    peer.send(bytes);
     peer
 }
 
@@ -46,21 +46,21 @@ fn rejection(revision: u8, word: Option<u32>, reason: u8) -> Frame {
 
 /// Checks that the listener closes the connection after these bytes, without an answer.
 #[track_caller]
-fn refused_without_a_word(frames: &[Vec<u8>]) {
+fn closed_without_a_reply(frames: &[Vec<u8>]) {
     let mut scene = or_skip!(Scene::start(&[]));
-    for octets in frames {
-        call(&scene.victim, &scene.bystander, octets).end();
-        scene.goes_on();
+    for bytes in frames {
+        call(&scene.target, &scene.bystander, bytes).end();
+        scene.continues();
     }
-    let mut link = scene.victim.link(Role::Called);
+    let mut link = scene.target.link(Role::Responder);
     link.peer.tell(&[send(1, b"hello")]);
-    assert_eq!(scene.victim.received(link.qp), (0, 5));
+    assert_eq!(scene.target.received(link.qp), (0, 5));
     scene.ends();
 }
 
 #[test]
-fn mpa_s_04_a_wrong_key_is_closed_without_a_word() {
-    refused_without_a_word(&[
+fn mpa_s_04_a_wrong_key_is_closed_without_a_reply() {
+    closed_without_a_reply(&[
         // Vector MPA-REP-R1: two responders. The 2007 proposal's frame. A key with one wrong byte.
         hex(&format!("{REPLY_KEY} 40010000")),
         hex("4d504120 49442052 74522046 72616d65 00010000"),
@@ -75,7 +75,7 @@ fn mpa_s_04_a_wrong_key_is_closed_without_a_word() {
 
 #[test]
 fn mpa_s_09_an_unknown_revision_is_closed() {
-    refused_without_a_word(
+    closed_without_a_reply(
         &["03", "81", "ff"].map(|revision| hex(&format!("{REQUEST_KEY} 40 {revision} 0000"))),
     );
 }
@@ -88,12 +88,12 @@ fn mpa_s_10_private_data_beyond_the_limit_is_closed() {
         frame.resize(20 + usize::from(len), 0);
         frame
     };
-    refused_without_a_word(&[frame(513), frame(65535)]);
+    closed_without_a_reply(&[frame(513), frame(65535)]);
 }
 
 #[test]
 fn empa_08_an_enhanced_frame_without_the_word_is_closed() {
-    refused_without_a_word(
+    closed_without_a_reply(
         &["0000", "0001 aa", "0003 aaaaaa"].map(|rest| hex(&format!("{REQUEST_KEY} 5002 {rest}"))),
     );
 }
@@ -104,7 +104,7 @@ fn mpa_s_10_private_data_up_to_the_limit_is_taken() {
     let scene = or_skip!(Scene::start(&[]));
     let mut frame = hex(&format!("{REQUEST_KEY} 4001 0200"));
     frame.resize(20 + 512, 0x5a);
-    let mut peer = call(&scene.victim, &scene.bystander, &frame);
+    let mut peer = call(&scene.target, &scene.bystander, &frame);
     assert_eq!(Frame::read(&mut peer), rejection(1, None, FOREIGN));
     assert_eq!(peer.end(), End::Closed);
     scene.ends();
@@ -113,105 +113,105 @@ fn mpa_s_10_private_data_up_to_the_limit_is_taken() {
 #[test]
 fn mpa_s_06_silence_and_half_frames_are_closed_in_time() {
     let mut scene = or_skip!(Scene::start(&[("URNIC_MPA_STARTUP_TIMEOUT_RESPONDER_S", "1")]));
-    let (qp, request) = scene.victim.expecting(&Wish::default());
-    let octets = request.octets();
-    let strangers = [0, 1, 19, 20, 23, octets.len() - 1].map(|len| {
-        let mut stranger = Peer::call(scene.victim.listener(qp));
-        stranger.send(&octets[..len]);
-        stranger
+    let (qp, request) = scene.target.awaits_request(&QpParams::default());
+    let bytes = request.to_bytes();
+    let foreign_peers = [0, 1, 19, 20, 23, bytes.len() - 1].map(|len| {
+        let mut foreign_peer = Peer::call(scene.target.listener(qp));
+        foreign_peer.send(&bytes[..len]);
+        foreign_peer
     });
-    for mut stranger in strangers {
-        stranger.end();
+    for mut foreign_peer in foreign_peers {
+        foreign_peer.end();
     }
-    let mut peer = Peer::call(scene.victim.listener(qp));
-    peer.send(&octets);
+    let mut peer = Peer::call(scene.target.listener(qp));
+    peer.send(&bytes);
     assert_eq!(Frame::read(&mut peer).flags & REJECT, 0);
     scene.ends();
 }
 
 #[test]
 fn mpa_s_13_a_responder_sends_nothing_before_the_first_fpdu() {
-    let mut victim = or_skip!(Victim::start(&[]));
-    let (qp, request) = victim.expecting(&Wish::default());
-    let mut peer = Peer::call(victim.listener(qp));
-    peer.send(&request.octets());
+    let mut target = or_skip!(TargetProcess::start(&[]));
+    let (qp, request) = target.awaits_request(&QpParams::default());
+    let mut peer = Peer::call(target.listener(qp));
+    peer.send(&request.to_bytes());
     assert_eq!(Frame::read(&mut peer).flags & REJECT, 0);
-    victim.sends(qp, 100, 5);
-    victim.sends(qp, 101, 0);
+    target.sends(qp, 100, 5);
+    target.sends(qp, 101, 0);
     peer.stays_silent(Duration::from_millis(300));
-    assert!(victim.has_none(qp));
+    assert!(target.has_no_completion(qp));
     peer.tell(&[write(1, 0, b"")]);
     assert_eq!(peer.ulpdu()[10..14], [0, 0, 0, 1]);
     assert_eq!(peer.ulpdu(), send(2, b""));
-    victim.completes(qp, &[(100, status::SUCCESS), (101, status::SUCCESS)]);
-    victim.leaves();
+    target.completes(qp, &[(100, status::SUCCESS), (101, status::SUCCESS)]);
+    target.quits();
 }
 
 #[test]
 fn mpa_s_13_half_an_fpdu_does_not_open_the_fence() {
-    let mut victim = or_skip!(Victim::start(&[]));
-    let (qp, request) = victim.expecting(&Wish::default());
-    let mut peer = Peer::call(victim.listener(qp));
-    peer.send(&request.octets());
+    let mut target = or_skip!(TargetProcess::start(&[]));
+    let (qp, request) = target.awaits_request(&QpParams::default());
+    let mut peer = Peer::call(target.listener(qp));
+    peer.send(&request.to_bytes());
     Frame::read(&mut peer);
-    victim.sends(qp, 100, 0);
+    target.sends(qp, 100, 0);
     let rtr = peer.framed(&[write(1, 0, b"")]);
     peer.send(&rtr[..rtr.len() - 1]);
     peer.stays_silent(Duration::from_millis(100));
     peer.send(&rtr[rtr.len() - 1..]);
     assert_eq!(peer.ulpdu(), send(1, b""));
-    victim.leaves();
+    target.quits();
 }
 
 #[test]
 fn mpa_s_14_fpdus_right_behind_the_reply_are_taken() {
-    let mut victim = or_skip!(Victim::start(&[]));
-    let (qp, request) = victim.expecting(&Wish::default());
-    let mut peer = Peer::call(victim.listener(qp));
-    peer.send(&request.octets());
+    let mut target = or_skip!(TargetProcess::start(&[]));
+    let (qp, request) = target.awaits_request(&QpParams::default());
+    let mut peer = Peer::call(target.listener(qp));
+    peer.send(&request.to_bytes());
     Frame::read(&mut peer);
     peer.tell(&[write(1, 0, b""), send(1, b"hello"), send(2, b"again!")]);
-    assert_eq!(victim.received(qp), (0, 5));
-    assert_eq!(victim.received(qp), (1, 6));
-    victim.leaves();
+    assert_eq!(target.received(qp), (0, 5));
+    assert_eq!(target.received(qp), (1, 6));
+    target.quits();
 }
 
 #[test]
 fn mpa_s_16_fpdus_in_one_piece_with_the_reply_are_taken() {
-    let mut victim = or_skip!(Victim::start(&[]));
-    let (Link { qp, mut peer }, reply) = victim.calling(&Wish::default(), CRC);
+    let mut target = or_skip!(TargetProcess::start(&[]));
+    let (Link { qp, mut peer }, reply) = target.sends_request(&QpParams::default(), CRC);
     let fpdus = peer.framed(&[send(1, b"hello"), send(2, b"again!")]);
-    peer.send(&[reply.octets(), fpdus].concat());
+    peer.send(&[reply.to_bytes(), fpdus].concat());
     assert_eq!(peer.ulpdu(), write(1, 0, b""));
-    assert_eq!(victim.received(qp), (0, 5));
-    assert_eq!(victim.received(qp), (1, 6));
-    victim.leaves();
+    assert_eq!(target.received(qp), (0, 5));
+    assert_eq!(target.received(qp), (1, 6));
+    target.quits();
 }
 
 #[test]
 fn mpa_s_15_bytes_behind_the_request_end_the_stream() {
     let mut scene = or_skip!(Scene::start(&[]));
-    let (qp, request) = scene.victim.expecting(&Wish::default());
+    let (qp, request) = scene.target.awaits_request(&QpParams::default());
     for excess in [4, 3000] {
-        let mut peer = Peer::call(scene.victim.listener(qp));
+        let mut peer = Peer::call(scene.target.listener(qp));
         // In one segment, so that the Reply cannot come between.
-        peer.send(&[request.octets(), vec![0xff; excess]].concat());
+        peer.send(&[request.to_bytes(), vec![0xff; excess]].concat());
         assert_eq!(peer.rest(), (Vec::new(), End::Reset));
     }
     // The queue pair still waits for an initiator that does not send too early.
-    let mut peer = Peer::call(scene.victim.listener(qp));
-    peer.send(&request.octets());
+    let mut peer = Peer::call(scene.target.listener(qp));
+    peer.send(&request.to_bytes());
     assert_eq!(Frame::read(&mut peer).flags & REJECT, 0);
-    scene.goes_on();
-    scene.victim.leaves();
+    scene.continues();
+    scene.target.quits();
 }
 
 /// Connects and reads the Reply.
 #[track_caller]
 fn called(scene: &mut Scene) -> Link {
-    let (qp, request) = scene.victim.expecting(&Wish::default());
-    let mut peer = Peer::call(scene.victim.listener(qp));
-    peer.send(&request.octets());
+    let (qp, request) = scene.target.awaits_request(&QpParams::default());
+    let mut peer = Peer::call(scene.target.listener(qp));
+    peer.send(&request.to_bytes());
     assert_eq!(Frame::read(&mut peer).flags & REJECT, 0);
     Link { qp, peer }
 }
@@ -224,7 +224,7 @@ fn empa_23_an_error_before_the_fence_opens_makes_no_terminate() {
     link.peer
         .send(&hex("000ec140 00000001 00000000 00000000 00000000"));
     scene.is_over(&mut link, End::Reset, &ALL_FLUSHED);
-    assert_eq!(scene.victim.event().1, link.qp.index);
+    assert_eq!(scene.target.event().1, link.qp.index);
     scene.ends();
 }
 
@@ -239,30 +239,30 @@ fn empa_23_an_error_in_the_first_valid_fpdu_makes_one() {
 #[test]
 fn mpa_s_21_a_first_fpdu_that_never_comes_times_out() {
     let mut scene = or_skip!(Scene::start(&[("URNIC_MPA_RTR_TIMEOUT_S", "1")]));
-    let (qp, request) = scene.victim.expecting(&Wish::default());
-    let mut peer = Peer::call(scene.victim.listener(qp));
-    peer.send(&request.octets());
+    let (qp, request) = scene.target.awaits_request(&QpParams::default());
+    let mut peer = Peer::call(scene.target.listener(qp));
+    peer.send(&request.to_bytes());
     Frame::read(&mut peer);
-    scene.victim.sends(qp, 100, 5);
+    scene.target.sends(qp, 100, 5);
     // EMPA-23: no Terminate.
     peer.end();
-    let first = scene.victim.completion(qp);
+    let first = scene.target.completion(qp);
     assert_eq!((first.id, first.status), (100, status::RETRY_EXC_ERR));
-    scene.victim.completes(qp, &ALL_FLUSHED);
+    scene.target.completes(qp, &ALL_FLUSHED);
     scene.ends();
 }
 
 #[test]
 fn empa_18_the_rtr_takes_no_receive_and_makes_no_completion() {
-    let mut victim = or_skip!(Victim::start(&[]));
-    for role in urnic_tests::victim::ROLES {
-        let mut link = victim.link(role);
-        victim.is_healthy();
-        assert!(victim.has_none(link.qp));
+    let mut target = or_skip!(TargetProcess::start(&[]));
+    for role in urnic_tests::target_process::ROLES {
+        let mut link = target.link(role);
+        target.is_healthy();
+        assert!(target.has_no_completion(link.qp));
         link.peer.tell(&[send(1, b"hello")]);
-        assert_eq!(victim.received(link.qp), (0, 5));
+        assert_eq!(target.received(link.qp), (0, 5));
     }
-    victim.leaves();
+    target.quits();
 }
 
 // Answers of a native queue pair to Requests in all forms.
@@ -270,11 +270,11 @@ fn empa_18_the_rtr_takes_no_receive_and_makes_no_completion() {
 /// Sends the usual Request with this change, and then a message in full operation with `rtr` first;
 /// returns the Reply.
 #[track_caller]
-fn taken(victim: &mut Victim, rtr: &[Vec<u8>], change: impl FnOnce(&mut Frame)) -> (Frame, Link) {
-    let (qp, mut request) = victim.expecting(&Wish::default());
+fn taken(target: &mut TargetProcess, rtr: &[Vec<u8>], change: impl FnOnce(&mut Frame)) -> (Frame, Link) {
+    let (qp, mut request) = target.awaits_request(&QpParams::default());
     change(&mut request);
-    let mut peer = Peer::call(victim.listener(qp));
-    peer.send(&request.octets());
+    let mut peer = Peer::call(target.listener(qp));
+    peer.send(&request.to_bytes());
     let reply = Frame::read(&mut peer);
     assert_eq!(reply.flags & REJECT, 0, "{reply:x?}");
     peer.outbound = Framing::new(true, reply.flags & MARKERS != 0);
@@ -282,11 +282,11 @@ fn taken(victim: &mut Victim, rtr: &[Vec<u8>], change: impl FnOnce(&mut Frame)) 
     peer.tell(rtr);
     let sends = rtr.iter().filter(|ulpdu| ulpdu[1] == 0x43).count() as u32;
     for id in 0..sends {
-        assert_eq!(victim.received(qp), (u64::from(id), 0));
+        assert_eq!(target.received(qp), (u64::from(id), 0));
     }
     peer.tell(&[send(sends + 1, b"hello")]);
-    assert_eq!(victim.received(qp), (u64::from(sends), 5));
-    victim.sends(qp, 100, 0);
+    assert_eq!(target.received(qp), (u64::from(sends), 5));
+    target.sends(qp, 100, 0);
     let mut link = Link { qp, peer };
     if rtr.iter().any(|ulpdu| ulpdu[1] == 0x41) {
         assert_eq!(link.peer.ulpdu()[..2], [0xc1, 0x42]);
@@ -306,10 +306,10 @@ fn set_word(request: &mut Frame, word: u32) {
 
 #[test]
 fn empa_02_a_request_of_revision_1_gets_a_reply_of_revision_1() {
-    let mut victim = or_skip!(Victim::start(&[]));
+    let mut target = or_skip!(TargetProcess::start(&[]));
     // EMPA-09: S is a reserved bit there.
     for flags in [CRC, CRC | ENHANCED] {
-        let (reply, _) = taken(&mut victim, &rtr(), |request| {
+        let (reply, _) = taken(&mut target, &rtr(), |request| {
             request.flags = flags;
             request.revision = 1;
             request.private_data.drain(..4);
@@ -317,72 +317,72 @@ fn empa_02_a_request_of_revision_1_gets_a_reply_of_revision_1() {
         assert_eq!((reply.flags, reply.revision), (CRC, 1));
         assert_eq!(reply.private_data.len(), 32);
     }
-    victim.leaves();
+    target.quits();
 }
 
 #[test]
 fn empa_05_a_request_without_a_word_gets_a_reply_without() {
-    let mut victim = or_skip!(Victim::start(&[]));
-    let (reply, _) = taken(&mut victim, &rtr(), |request| {
+    let mut target = or_skip!(TargetProcess::start(&[]));
+    let (reply, _) = taken(&mut target, &rtr(), |request| {
         request.flags = CRC;
         request.private_data.drain(..4);
     });
     assert_eq!((reply.flags, reply.revision), (CRC, 2));
     assert_eq!(reply.private_data.len(), 32);
-    victim.leaves();
+    target.quits();
 }
 
 #[test]
 fn mpa_s_05_reserved_flags_and_reject_are_ignored() {
-    let mut victim = or_skip!(Victim::start(&[]));
+    let mut target = or_skip!(TargetProcess::start(&[]));
     for flags in [0x0f, REJECT, REJECT | 0x0f] {
-        let (reply, _) = taken(&mut victim, &rtr(), |request| request.flags |= flags);
+        let (reply, _) = taken(&mut target, &rtr(), |request| request.flags |= flags);
         assert_eq!(reply.flags, CRC | ENHANCED);
     }
-    victim.leaves();
+    target.quits();
 }
 
 #[test]
 fn empa_11_client_server_is_mirrored_without_rtr_bits() {
-    let mut victim = or_skip!(Victim::start(&[]));
+    let mut target = or_skip!(TargetProcess::start(&[]));
     // A=0: with B, C, D set, and without.
     for word in [0x7fff_ffff, 0x3fff_3fff] {
-        let (reply, _) = taken(&mut victim, &rtr(), |request| set_word(request, word));
+        let (reply, _) = taken(&mut target, &rtr(), |request| set_word(request, word));
         assert_eq!(reply.word(), Some(0x3fff_3fff));
     }
-    victim.leaves();
+    target.quits();
 }
 
 #[test]
 fn empa_14_exactly_one_rtr_is_chosen() {
-    let mut victim = or_skip!(Victim::start(&[]));
+    let mut target = or_skip!(TargetProcess::start(&[]));
     // A with all three, with C alone, with B alone, with none: the answer is a zero-length Write,
     // the supported type.
     for word in [0xffff_ffff, WORD, 0xffff_3fff, 0xbfff_3fff] {
-        let (reply, _) = taken(&mut victim, &rtr(), |request| set_word(request, word));
+        let (reply, _) = taken(&mut target, &rtr(), |request| set_word(request, word));
         assert_eq!(reply.word(), Some(WORD), "to {word:08x}");
     }
-    victim.leaves();
+    target.quits();
 }
 
 #[test]
 fn empa_21_another_first_message_than_agreed_is_taken() {
-    let mut victim = or_skip!(Victim::start(&[]));
+    let mut target = or_skip!(TargetProcess::start(&[]));
     // A Send of no bytes was not agreed on as RTR, and so is a message for the program; the same is
     // true of a Read of no bytes.
-    taken(&mut victim, &[send(1, b"")], |_| {});
-    taken(&mut victim, &[read_request(1, 1, 0, 0)], |_| {});
-    taken(&mut victim, &[], |_| {});
-    victim.leaves();
+    taken(&mut target, &[send(1, b"")], |_| {});
+    taken(&mut target, &[read_request(1, 1, 0, 0)], |_| {});
+    taken(&mut target, &[], |_| {});
+    target.quits();
 }
 
 #[test]
-fn empa_37_read_depths_are_left_alone_where_the_peer_says_so() {
-    let mut victim = or_skip!(Victim::start(&[]));
+fn empa_37_0x3fff_leaves_read_depths_unnegotiated() {
+    let mut target = or_skip!(TargetProcess::start(&[]));
     // Each direction separately: 0x3FFF is answered by 0x3FFF; a number by at most that number.
     for (ird, ord) in [(0x3fff, 0x3fff), (16, 0x3fff), (0x3fff, 8), (16, 8), (0, 0)] {
         let word = 0x8000_8000 | ird << 16 | ord;
-        let (reply, _) = taken(&mut victim, &rtr(), |request| set_word(request, word));
+        let (reply, _) = taken(&mut target, &rtr(), |request| set_word(request, word));
         let answer = reply.word().expect("a word");
         assert_eq!(answer & 0xc000_c000, 0x8000_8000);
         let (their_ird, their_ord) = (answer >> 16 & 0x3fff, answer & 0x3fff);
@@ -397,51 +397,51 @@ fn empa_37_read_depths_are_left_alone_where_the_peer_says_so() {
             ird => assert!(their_ord <= ird, "{answer:08x}"),
         }
     }
-    victim.leaves();
+    target.quits();
 }
 
 #[test]
 fn empa_31_our_reads_keep_to_the_initiator_s_ird() {
-    let mut victim = or_skip!(Victim::start(&[]));
-    let (reply, mut link) = taken(&mut victim, &rtr(), |request| set_word(request, 0x8001_bfff));
+    let mut target = or_skip!(TargetProcess::start(&[]));
+    let (reply, mut link) = taken(&mut target, &rtr(), |request| set_word(request, 0x8001_bfff));
     assert_eq!(reply.word().map(|word| word & 0x3fff), Some(1));
-    let (stag, at) = (victim.stag("in"), victim.address("inbox"));
+    let (stag, at) = (target.stag("in"), target.address("inbox"));
     for id in [200, 201] {
-        victim.posts(link.qp, 4, id, "in", at, 8, (0x1000, 0x2000));
+        target.posts(link.qp, 4, id, "in", at, 8, (0x1000, 0x2000));
     }
-    victim.completes(link.qp, &[(100, status::SUCCESS)]);
+    target.completes(link.qp, &[(100, status::SUCCESS)]);
     assert_eq!(link.peer.ulpdu()[..2], [0x41, 0x41]);
     link.peer.stays_silent(Duration::from_millis(100));
     link.peer.tell(&[read_response(stag, at, &[1; 8])]);
     assert_eq!(link.peer.ulpdu()[..2], [0x41, 0x41]);
     link.peer.tell(&[read_response(stag, at, &[2; 8])]);
-    victim.completes(link.qp, &[(200, status::SUCCESS), (201, status::SUCCESS)]);
-    victim.leaves();
+    target.completes(link.qp, &[(200, status::SUCCESS), (201, status::SUCCESS)]);
+    target.quits();
 }
 
 #[test]
 fn empa_06_a_revision_1_device_resets_on_an_enhanced_request() {
-    let mut scene = match Victim::start(&[("URNIC_MPA_REVISION", "1")]) {
-        Ok(victim) => victim,
-        Err(reason) => return urnic_tests::skip::say(&reason),
+    let mut scene = match TargetProcess::start(&[("URNIC_MPA_REVISION", "1")]) {
+        Ok(target) => target,
+        Err(reason) => return urnic_tests::skip::report(&reason),
     };
-    let (qp, mut request) = scene.expecting(&Wish::default());
+    let (qp, mut request) = scene.awaits_request(&QpParams::default());
     let mut peer = Peer::call(scene.listener(qp));
-    peer.send(&request.octets());
+    peer.send(&request.to_bytes());
     assert_eq!(peer.end(), End::Reset);
-    // The victim falls back on the second attempt.
+    // The target falls back on the second attempt.
     request.flags = CRC;
     request.revision = 1;
     request.private_data.drain(..4);
     let mut peer = Peer::call(scene.listener(qp));
-    peer.send(&request.octets());
+    peer.send(&request.to_bytes());
     let reply = Frame::read(&mut peer);
     assert_eq!((reply.flags, reply.revision), (CRC, 1));
-    scene.leaves();
+    scene.quits();
 }
 
 #[test]
-fn strangers_who_speak_mpa_are_rejected_in_good_form() {
+fn foreign_mpa_requests_get_a_rejecting_reply() {
     // The vectors of conformance §13.3, none of which is a native connect.
     let scene = or_skip!(Scene::start(&[]));
     for (request, revision, word) in [
@@ -458,14 +458,14 @@ fn strangers_who_speak_mpa_are_rejected_in_good_form() {
         ("50020008 8010c008 554c5021", 2, Some(())),
         ("5002000c 80104001 f6ab0e18 01010303", 2, Some(())),
     ] {
-        let octets = hex(&format!("{REQUEST_KEY} {request}"));
-        let mut peer = call(&scene.victim, &scene.bystander, &octets);
+        let bytes = hex(&format!("{REQUEST_KEY} {request}"));
+        let mut peer = call(&scene.target, &scene.bystander, &bytes);
         let reply = Frame::read(&mut peer);
         let word = word.and(reply.word());
         assert_eq!(reply, rejection(revision, word, FOREIGN), "to {request}");
         if word.is_some() {
             // A is mirrored.
-            assert_eq!(reply.private_data[0] & 0x80, octets[20] & 0x80);
+            assert_eq!(reply.private_data[0] & 0x80, bytes[20] & 0x80);
         }
         assert_eq!(peer.end(), End::Closed);
     }
@@ -473,25 +473,25 @@ fn strangers_who_speak_mpa_are_rejected_in_good_form() {
 }
 
 #[test]
-fn mpa_s_20_a_revision_0_peer_is_told_revision_1_and_closed() {
+fn mpa_s_20_a_revision_0_peer_gets_revision_1_and_is_closed() {
     // Vector MPA-REQ-R0-RDMAC.
     let scene = or_skip!(Scene::start(&[]));
-    let octets = hex(&format!("{REQUEST_KEY} c0000000"));
-    let mut peer = call(&scene.victim, &scene.bystander, &octets);
+    let bytes = hex(&format!("{REQUEST_KEY} c0000000"));
+    let mut peer = call(&scene.target, &scene.bystander, &bytes);
     assert_eq!(peer.take(20), hex(&format!("{REPLY_KEY} 60010000")));
     assert_eq!(peer.end(), End::Closed);
     scene.ends();
 }
 
 #[test]
-fn a_call_for_nobody_and_one_with_wrong_numbers_are_rejected() {
+fn requests_to_no_queue_pair_or_wrong_numbers_are_rejected() {
     let mut scene = or_skip!(Scene::start(&[]));
-    let (qp, good) = scene.victim.expecting(&Wish::default());
-    let answer = |victim: &Victim, change: &dyn Fn(&mut Vec<u8>)| {
+    let (qp, good) = scene.target.awaits_request(&QpParams::default());
+    let answer = |target: &TargetProcess, change: &dyn Fn(&mut Vec<u8>)| {
         let mut request = good.clone();
         change(&mut request.private_data);
-        let mut peer = Peer::call(victim.listener(qp));
-        peer.send(&request.octets());
+        let mut peer = Peer::call(target.listener(qp));
+        peer.send(&request.to_bytes());
         let reply = Frame::read(&mut peer);
         if reply.flags & REJECT != 0 {
             assert_eq!(peer.end(), End::Closed);
@@ -501,80 +501,80 @@ fn a_call_for_nobody_and_one_with_wrong_numbers_are_rejected() {
     // Behind word, magic, version and the like: from, to, sq_psn, rq_psn.
     for (field, reason) in [(0, ELSEWHERE), (1, UNKNOWN), (2, ELSEWHERE), (3, ELSEWHERE)] {
         let at = 12 + 4 * field + 3;
-        let (reply, _) = answer(&scene.victim, &|data| data[at] ^= 0xff);
+        let (reply, _) = answer(&scene.target, &|data| data[at] ^= 0xff);
         assert_eq!(reply, rejection(2, reply.word(), reason), "field {field}");
     }
     // Another magic, another version, another kind of connect, too short.
     for at in [4, 8, 9] {
-        let (reply, _) = answer(&scene.victim, &|data| data[at] ^= 0x40);
+        let (reply, _) = answer(&scene.target, &|data| data[at] ^= 0x40);
         assert_eq!(reply, rejection(2, reply.word(), FOREIGN));
     }
-    let (reply, _) = answer(&scene.victim, &|data| data.truncate(35));
+    let (reply, _) = answer(&scene.target, &|data| data.truncate(35));
     assert_eq!(reply, rejection(2, reply.word(), FOREIGN));
     // None of these affected the queue pair.
-    let (reply, mut peer) = answer(&scene.victim, &|_| {});
+    let (reply, mut peer) = answer(&scene.target, &|_| {});
     assert_eq!(reply.flags & REJECT, 0);
     peer.tell(&[write(1, 0, b""), send(1, b"hello")]);
-    assert_eq!(scene.victim.received(qp), (0, 5));
+    assert_eq!(scene.target.received(qp), (0, 5));
     // A second connect to a connected queue pair, and one to a failed queue pair.
-    let (reply, _) = answer(&scene.victim, &|_| {});
+    let (reply, _) = answer(&scene.target, &|_| {});
     assert_eq!(reply, rejection(2, reply.word(), CONNECTED));
     peer.tell(&[send(9, b"")]);
     peer.ulpdu();
-    scene.victim.completes(qp, &ALL_FLUSHED[1..]);
-    scene.victim.event();
-    let (reply, _) = answer(&scene.victim, &|_| {});
+    scene.target.completes(qp, &ALL_FLUSHED[1..]);
+    scene.target.event();
+    let (reply, _) = answer(&scene.target, &|_| {});
     assert_eq!(reply, rejection(2, reply.word(), GONE));
     scene.ends();
 }
 
 #[test]
-fn a_call_for_a_queue_pair_that_is_not_ready_is_parked() {
-    let mut victim = or_skip!(Victim::start(&[]));
-    let wish = Wish::default();
-    let qp = victim.qp(&wish);
+fn a_request_for_an_unready_queue_pair_is_parked() {
+    let mut target = or_skip!(TargetProcess::start(&[]));
+    let params = QpParams::default();
+    let qp = target.qp(&params);
     let ours = 0x0000_01f0;
     let request = Frame {
         request: true,
         flags: CRC | ENHANCED,
         revision: 2,
-        private_data: victim.introduction(qp, ours, &wish).with_word(WORD),
+        private_data: target.introduction(qp, ours, &params).with_word(WORD),
     };
-    let mut peer = Peer::call(victim.listener(qp));
-    peer.send(&request.octets());
+    let mut peer = Peer::call(target.listener(qp));
+    peer.send(&request.to_bytes());
     peer.stays_silent(Duration::from_millis(100));
-    victim.connects(qp, ours, &wish);
+    target.connects(qp, ours, &params);
     assert_eq!(Frame::read(&mut peer).flags & REJECT, 0);
     peer.tell(&[write(1, 0, b""), send(1, b"hello")]);
-    assert_eq!(victim.received(qp), (0, 5));
-    victim.leaves();
+    assert_eq!(target.received(qp), (0, 5));
+    target.quits();
 }
 
 // Reactions of a native queue pair to Replies in all forms.
 
-/// A connect of the victim with this change in the Reply. The caller checks the result.
+/// A connect of the target with this change in the Reply. The caller checks the result.
 #[track_caller]
-fn answered(victim: &mut Victim, change: impl FnOnce(&mut Frame)) -> Link {
-    let (mut link, mut reply) = victim.calling(&Wish::default(), CRC);
+fn answered(target: &mut TargetProcess, change: impl FnOnce(&mut Frame)) -> Link {
+    let (mut link, mut reply) = target.sends_request(&QpParams::default(), CRC);
     change(&mut reply);
-    link.peer.send(&reply.octets());
+    link.peer.send(&reply.to_bytes());
     link
 }
 
 #[test]
 fn empa_15_the_rtr_of_the_reply_is_sent() {
-    let mut victim = or_skip!(Victim::start(&[]));
-    // C alone, C among others: a zero-length Write, since the victim offered that.
+    let mut target = or_skip!(TargetProcess::start(&[]));
+    // C alone, C among others: a zero-length Write, since the target offered that.
     for word in [WORD, 0xffff_ffff, 0xbfff_ffff] {
-        let mut link = answered(&mut victim, |reply| set_word(reply, word));
+        let mut link = answered(&mut target, |reply| set_word(reply, word));
         assert_eq!(
             link.peer.take(20),
             hex("000ec140 00000001 00000000 00000000 ebd34c5f")
         );
-        victim.sends(link.qp, 100, 0);
+        target.sends(link.qp, 100, 0);
         assert_eq!(link.peer.ulpdu(), send(1, b""));
     }
-    victim.leaves();
+    target.quits();
 }
 
 #[test]
@@ -582,28 +582,28 @@ fn empa_16_no_rtr_in_common_terminates() {
     // Vector F-TERM-207. A with B alone, D alone, none; and A=0 where we requested peer-to-peer.
     let mut scene = or_skip!(Scene::start(&[]));
     for word in [0xffff_3fff, 0xbfff_7fff, 0xbfff_3fff, 0x3fff_3fff] {
-        let mut link = answered(&mut scene.victim, |reply| set_word(reply, word));
+        let mut link = answered(&mut scene.target, |reply| set_word(reply, word));
         assert_eq!(
             link.peer.take(28),
             hex("00164147 00000000 00000002 00000001 00000000 20070000 1bd2babe"),
             "{word:08x}"
         );
         scene.is_over(&mut link, End::Closed, &ALL_FLUSHED);
-        assert_eq!(scene.victim.event().1, link.qp.index);
+        assert_eq!(scene.target.event().1, link.qp.index);
     }
     scene.ends();
 }
 
 #[test]
 fn empa_17_nothing_goes_before_the_rtr() {
-    let mut victim = or_skip!(Victim::start(&[]));
-    let (Link { qp, mut peer }, reply) = victim.calling(&Wish::default(), CRC);
-    victim.sends(qp, 100, 5);
+    let mut target = or_skip!(TargetProcess::start(&[]));
+    let (Link { qp, mut peer }, reply) = target.sends_request(&QpParams::default(), CRC);
+    target.sends(qp, 100, 5);
     peer.stays_silent(Duration::from_millis(100));
-    peer.send(&reply.octets());
+    peer.send(&reply.to_bytes());
     assert_eq!(peer.ulpdu(), write(1, 0, b""));
     assert_eq!(peer.ulpdu()[..2], [0x41, 0x43]);
-    victim.leaves();
+    target.quits();
 }
 
 #[test]
@@ -611,13 +611,13 @@ fn mpa_e_03_a_bad_reply_is_closed_at_once() {
     // MPA error 4: no FPDU, and so no Terminate. Native connections connect again, as long as their
     // retry budget lasts.
     let mut scene = or_skip!(Scene::start(&[]));
-    let (link, good) = scene.victim.calling(&Wish::default(), CRC);
+    let (link, good) = scene.target.sends_request(&QpParams::default(), CRC);
     drop(link);
-    let octets = good.octets();
+    let bytes = good.to_bytes();
     let changed = |at: usize, value: u8| {
-        let mut octets = octets.clone();
-        octets[at] = value;
-        octets
+        let mut bytes = bytes.clone();
+        bytes[at] = value;
+        bytes
     };
     for bad in [
         // The key of a Request, revisions 0, 1 and 3, S missing, too much private data, no private
@@ -628,30 +628,30 @@ fn mpa_e_03_a_bad_reply_is_closed_at_once() {
         changed(17, 3),
         changed(16, CRC),
         changed(18, 0xff),
-        [&octets[..18], &[0, 2, 1, 1]].concat(),
+        [&bytes[..18], &[0, 2, 1, 1]].concat(),
         b"HTTP/1.1 400 Bad Request\r\n\r\n".to_vec(),
         vec![0; 100],
     ] {
-        let (mut link, _) = scene.victim.calling(&Wish::default(), CRC);
+        let (mut link, _) = scene.target.sends_request(&QpParams::default(), CRC);
         link.peer.send(&bad);
         let (answer, _) = link.peer.rest();
         assert!(answer.is_empty(), "{answer:02x?} to {bad:02x?}");
-        assert_eq!(scene.victim.state(link.qp), state::RTS);
+        assert_eq!(scene.target.state(link.qp), state::RTS);
     }
     scene.ends();
 }
 
 #[test]
-fn a_reply_of_somebody_else_is_not_taken() {
+fn a_reply_with_foreign_numbers_is_not_accepted() {
     let mut scene = or_skip!(Scene::start(&[]));
     // from, to, sq_psn, rq_psn; magic; version.
     for at in [15, 19, 23, 27, 4, 8] {
-        let mut link = answered(&mut scene.victim, |reply| reply.private_data[at] ^= 0x55);
+        let mut link = answered(&mut scene.target, |reply| reply.private_data[at] ^= 0x55);
         let (answer, _) = link.peer.rest();
         assert!(answer.is_empty(), "{answer:02x?}");
-        // The victim has no peer to retry with: sends fail.
-        scene.victim.sends(link.qp, 100, 5);
-        scene.victim.completes(link.qp, &[(100, status::RETRY_EXC_ERR)]);
+        // The target has no peer to retry with: sends fail.
+        scene.target.sends(link.qp, 100, 5);
+        scene.target.completes(link.qp, &[(100, status::RETRY_EXC_ERR)]);
     }
     scene.ends();
 }
@@ -660,15 +660,15 @@ fn a_reply_of_somebody_else_is_not_taken() {
 fn a_rejecting_reply_ends_the_attempt() {
     let mut scene = or_skip!(Scene::start(&[]));
     for reason in [UNKNOWN, ELSEWHERE, GONE, FOREIGN] {
-        let mut link = answered(&mut scene.victim, |reply| {
+        let mut link = answered(&mut scene.target, |reply| {
             *reply = Frame {
                 request: false,
                 ..rejection(2, Some(WORD), reason)
             };
         });
         assert_eq!(link.peer.end(), End::Closed, "reason {reason}");
-        scene.victim.sends(link.qp, 100, 5);
-        scene.victim.completes(link.qp, &[(100, status::RETRY_EXC_ERR)]);
+        scene.target.sends(link.qp, 100, 5);
+        scene.target.completes(link.qp, &[(100, status::RETRY_EXC_ERR)]);
     }
     scene.ends();
 }
@@ -676,17 +676,17 @@ fn a_rejecting_reply_ends_the_attempt() {
 #[test]
 fn mpa_m_01_and_c_05_flags_of_a_reply_count_as_well() {
     // The flags of the Reply bind the initiator: markers towards the peer, CRCs both ways.
-    let mut victim = or_skip!(Victim::start(&variables(0)));
-    let wish = Wish {
+    let mut target = or_skip!(TargetProcess::start(&variables(0)));
+    let params = QpParams {
         flags: CRC | MARKERS,
-        ..Wish::default()
+        ..QpParams::default()
     };
-    let mut link = victim.link_as(Role::Calls, &wish, 0);
-    victim.sends(link.qp, 100, 2000);
+    let mut link = target.link_as(Role::Initiator, &params, 0);
+    target.sends(link.qp, 100, 2000);
     assert_eq!(link.peer.ulpdu().len(), 2018);
     let mut bad = link.peer.framed(&[send(1, b"hello")]);
     bad[20] ^= 1;
     link.peer.send(&bad);
     assert_eq!(link.peer.ulpdu(), complaint(0x2002, &[]));
-    victim.leaves();
+    target.quits();
 }

@@ -4,9 +4,9 @@
 use urnic_tests::or_skip;
 use urnic_tests::peer::{End, Peer, hex};
 use urnic_tests::startup::{CRC, ENHANCED};
+use urnic_tests::target_process::cm::{CmTargetProcess, cm_event};
+use urnic_tests::target_process::{state, status};
 use urnic_tests::ulpdu::send;
-use urnic_tests::victim::cm::{CmVictim, happening};
-use urnic_tests::victim::{state, status};
 
 use super::rdma_cm::{ALL_FLUSHED, DEPTHS, REQUEST_KEY, Scene, rtr_read};
 use super::rdma_cm_calls::{called, reply, works};
@@ -23,7 +23,7 @@ const READ_RTR: &str = "002e4141 00000000 00000001 00000001 00000000 00000001 00
 const READ_RESPONSE: &str = "000ec142 00000001 00000000 00000000 21a3e83e";
 
 #[test]
-fn peer_05_soft_iwarp_calls_without_crc_and_peer_to_peer_mode() {
+fn peer_05_soft_iwarp_connects_without_crc_and_peer_to_peer() {
     let mut scene = or_skip!(Scene::start(&[]));
     let request = hex(&format!("{REQUEST_KEY} 10020004 00100008"));
     let (event, mut peer, answer) = scene.accepted(&request, DEPTHS, &[]);
@@ -31,17 +31,17 @@ fn peer_05_soft_iwarp_calls_without_crc_and_peer_to_peer_mode() {
     assert_eq!(answer.flags, CRC | ENHANCED);
     assert_eq!(answer.word(), Some(8 << 16 | 16));
     let id = event.about;
-    scene.victim.learns(id, happening::ESTABLISHED, 0);
+    scene.target.expects_event(id, cm_event::ESTABLISHED, 0);
     peer.tell(&[send(1, b"hello")]);
-    scene.victim.completes(id, &[(0, status::SUCCESS)]);
-    scene.victim.sends(id, 100, 0);
+    scene.target.completes(id, &[(0, status::SUCCESS)]);
+    scene.target.sends(id, 100, 0);
     assert_eq!(peer.ulpdu(), send(1, b""));
-    scene.victim.completes(id, &[(100, status::SUCCESS)]);
+    scene.target.completes(id, &[(100, status::SUCCESS)]);
     peer.finish();
-    scene.victim.learns(id, happening::DISCONNECTED, 0);
+    scene.target.expects_event(id, cm_event::DISCONNECTED, 0);
     assert_eq!(peer.end(), End::Closed);
-    scene.victim.completes(id, &ALL_FLUSHED[1..]);
-    scene.victim.destroys(id);
+    scene.target.completes(id, &ALL_FLUSHED[1..]);
+    scene.target.destroys(id);
     scene.ends();
 }
 
@@ -52,14 +52,14 @@ fn peer_04_soft_iwarp_opens_by_a_read_to_stag_0() {
     let (event, mut peer, answer) = scene.accepted(&request, DEPTHS, &[]);
     assert_eq!(answer.word(), Some(0x8008_4010));
     peer.tell(&[hex(SIW_READ)]);
-    scene.victim.learns(event.about, happening::ESTABLISHED, 0);
+    scene.target.expects_event(event.about, cm_event::ESTABLISHED, 0);
     assert_eq!(peer.ulpdu(), hex("c142 00000000 00000000 00000000"));
-    works(&mut scene.victim, event.about, &mut peer, 1);
+    works(&mut scene.target, event.about, &mut peer, 1);
     scene.ends();
 }
 
 #[test]
-fn peer_09_cxgb4_and_irdma_call_and_open_by_a_read() {
+fn peer_09_cxgb4_and_irdma_connect_and_open_by_a_read() {
     let mut scene = or_skip!(Scene::start(&[]));
     // cxgb4 offers the one type that it is set to, irdma two.
     for word in ["80104008", "8010c008"] {
@@ -74,64 +74,64 @@ fn peer_09_cxgb4_and_irdma_call_and_open_by_a_read() {
 
 #[test]
 fn peer_07_soft_iwarp_answers_with_our_flags_and_sends_at_once() {
-    let mut victim = or_skip!(CmVictim::start(&[("URNIC_MPA_PEER_TO_PEER", "false")]));
-    let (id, mut peer, _listener) = victim.calls_us((16, 8), &[]);
+    let mut target = or_skip!(CmTargetProcess::start(&[("URNIC_MPA_PEER_TO_PEER", "false")]));
+    let (id, mut peer, _listener) = target.connects_to_peer((16, 8), &[]);
     assert_eq!(peer.take(24), hex(&format!("{REQUEST_KEY} 50020004 00100008")));
     // Where neither side requests the peer-to-peer mode the peer keeps no fence.
     let first = peer.framed(&[send(1, b"hello")]);
     peer.send(&[reply(0x0008_0010), first].concat());
-    victim.learns(id, happening::ESTABLISHED, 0);
-    victim.completes(id, &[(0, status::SUCCESS)]);
-    victim.sends(id, 100, 0);
+    target.expects_event(id, cm_event::ESTABLISHED, 0);
+    target.completes(id, &[(0, status::SUCCESS)]);
+    target.sends(id, 100, 0);
     assert_eq!(peer.ulpdu(), send(1, b""));
-    victim.completes(id, &[(100, status::SUCCESS)]);
-    victim.destroys(id);
+    target.completes(id, &[(100, status::SUCCESS)]);
+    target.destroys(id);
     assert!(matches!(peer.end(), End::Closed | End::Reset));
-    victim.leaves();
+    target.quits();
 }
 
 #[test]
 fn peer_09_cxgb4_and_irdma_answer_with_one_type_and_get_that() {
-    let mut victim = or_skip!(CmVictim::start(&[]));
+    let mut target = or_skip!(CmTargetProcess::start(&[]));
     for (word, rtr) in [(0x8008_4010, READ_RTR), (0x8008_8010, WRITE_RTR)] {
-        let (id, mut peer, _listener) = called(&mut victim);
+        let (id, mut peer, _listener) = called(&mut target);
         peer.send(&reply(word));
         let rtr = hex(rtr);
         assert_eq!(peer.take(rtr.len()), rtr);
         if word & 0x4000 != 0 {
             peer.send(&hex(READ_RESPONSE));
         }
-        victim.learns(id, happening::ESTABLISHED, 0);
-        works(&mut victim, id, &mut peer, 1);
+        target.expects_event(id, cm_event::ESTABLISHED, 0);
+        works(&mut target, id, &mut peer, 1);
     }
-    victim.leaves();
+    target.quits();
 }
 
-/// A connect of the victim that was answered, with its RTR read.
+/// A connect of the target that was answered, with its RTR read.
 #[track_caller]
-fn answered(victim: &mut CmVictim) -> (u64, Peer) {
-    let (id, mut peer, _listener) = called(victim);
+fn answered(target: &mut CmTargetProcess) -> (u64, Peer) {
+    let (id, mut peer, _listener) = called(target);
     peer.send(&reply(0x8008_8010));
     assert_eq!(peer.take(20), hex(WRITE_RTR));
-    victim.learns(id, happening::ESTABLISHED, 0);
+    target.expects_event(id, cm_event::ESTABLISHED, 0);
     (id, peer)
 }
 
 #[test]
 fn peer_01_10_terminates_of_other_rnics_are_not_answered() {
-    let mut victim = or_skip!(CmVictim::start(&[]));
-    for octets in [
+    let mut target = or_skip!(CmTargetProcess::start(&[]));
+    for bytes in [
         // Insufficient IRD by soft-iWARP, no matching RTR by the others, both as they send it.
         "00164147 00000000 00000002 00000001 00000000 02060000 6f77b973",
         "00164147 00000000 00000002 00000001 00000000 23070000 225b98dc",
     ] {
-        let (id, mut peer) = answered(&mut victim);
-        peer.send(&hex(octets));
-        assert_eq!(peer.rest(), (vec![], End::Closed), "{octets}");
-        victim.learns(id, happening::DISCONNECTED, 0);
-        victim.completes(id, &ALL_FLUSHED);
-        assert_eq!(victim.state(id), state::ERR);
-        victim.destroys(id);
+        let (id, mut peer) = answered(&mut target);
+        peer.send(&hex(bytes));
+        assert_eq!(peer.rest(), (vec![], End::Closed), "{bytes}");
+        target.expects_event(id, cm_event::DISCONNECTED, 0);
+        target.completes(id, &ALL_FLUSHED);
+        assert_eq!(target.state(id), state::ERR);
+        target.destroys(id);
     }
-    victim.leaves();
+    target.quits();
 }

@@ -8,9 +8,9 @@ use urnic_tests::framing::Framing;
 use urnic_tests::or_skip;
 use urnic_tests::peer::{End, Peer, hex};
 use urnic_tests::startup::{CRC, ENHANCED, Frame, MARKERS, REJECT};
+use urnic_tests::target_process::cm::{CmTargetProcess, Event, cm_event};
+use urnic_tests::target_process::{state, status};
 use urnic_tests::ulpdu::{complaint, read_request, send, write};
-use urnic_tests::victim::cm::{CmVictim, Event, happening};
-use urnic_tests::victim::{state, status};
 
 pub(super) const REQUEST_KEY: &str = "4d504120 49442052 65712046 72616d65";
 pub(super) const REPLY_KEY: &str = "4d504120 49442052 65702046 72616d65";
@@ -43,29 +43,30 @@ pub(super) fn rtr_write() -> Vec<u8> {
 
 /// A program with a listener.
 pub(super) struct Scene {
-    pub(super) victim: CmVictim,
+    pub(super) target: CmTargetProcess,
     pub(super) listener: u64,
     pub(super) at: SocketAddr,
 }
 
 impl Scene {
     pub(super) fn start(variables: &[(&str, &str)]) -> Result<Self, String> {
-        let mut victim = CmVictim::start(variables)?;
-        let (listener, at) = victim.listens(16);
-        Ok(Self { victim, listener, at })
+        let mut target = CmTargetProcess::start(variables)?;
+        let (listener, at) = target.listens(16);
+        Ok(Self { target, listener, at })
     }
 
     /// Connects and sends these bytes.
-    pub(super) fn call(&self, octets: &[u8]) -> Peer {
+    pub(super) fn call(&self, bytes: &[u8]) -> Peer {
         let mut peer = Peer::call(self.at);
-        peer.send(octets);
+        peer.send(bytes);
         peer
     }
 
     /// Waits until the program gets the event of a Request.
     #[track_caller]
     pub(super) fn asked(&mut self) -> Event {
-        self.victim.learns(self.listener, happening::CONNECT_REQUEST, 0)
+        self.target
+            .expects_event(self.listener, cm_event::CONNECT_REQUEST, 0)
     }
 
     /// Accepts a Request with these parameters; returns its event, the connection and the Reply.
@@ -73,7 +74,7 @@ impl Scene {
     pub(super) fn accepted(&mut self, request: &[u8], depths: (u8, u8), data: &[u8]) -> (Event, Peer, Frame) {
         let mut peer = self.call(request);
         let event = self.asked();
-        assert_eq!(self.victim.accepts(event.about, depths, data), 0);
+        assert_eq!(self.target.accepts(event.about, depths, data), 0);
         let reply = Frame::read(&mut peer);
         (event, peer, reply)
     }
@@ -83,40 +84,40 @@ impl Scene {
     pub(super) fn opens(&mut self, id: u64, peer: &mut Peer, rtr: &[u8], established: bool) {
         peer.tell(&[rtr]);
         if !established {
-            self.victim.learns(id, happening::ESTABLISHED, 0);
+            self.target.expects_event(id, cm_event::ESTABLISHED, 0);
         }
         if rtr[1] == 0x41 {
             assert_eq!(peer.ulpdu()[..2], [0xc1, 0x42]);
         }
         let sends = u32::from(rtr[1] == 0x43);
         peer.tell(&[send(sends + 1, b"hello")]);
-        self.victim.completes(id, &[(0, status::SUCCESS)]);
-        self.victim.sends(id, 100, 0);
+        self.target.completes(id, &[(0, status::SUCCESS)]);
+        self.target.sends(id, 100, 0);
         assert_eq!(peer.ulpdu(), send(1, b""));
-        self.victim.completes(id, &[(100, status::SUCCESS)]);
+        self.target.completes(id, &[(100, status::SUCCESS)]);
         peer.finish();
-        self.victim.learns(id, happening::DISCONNECTED, 0);
+        self.target.expects_event(id, cm_event::DISCONNECTED, 0);
         assert_eq!(peer.end(), End::Closed);
-        self.victim.completes(id, &ALL_FLUSHED[1..]);
-        assert!(self.victim.has_none(id));
-        assert_eq!(self.victim.state(id), state::ERR);
-        self.victim.destroys(id);
+        self.target.completes(id, &ALL_FLUSHED[1..]);
+        assert!(self.target.has_no_completion(id));
+        assert_eq!(self.target.state(id), state::ERR);
+        self.target.destroys(id);
     }
 
     /// Checks that the listener serves others, and that the program got no unexpected event.
     #[track_caller]
-    pub(super) fn goes_on(&mut self) {
-        assert!(self.victim.is_quiet(), "an event too many");
+    pub(super) fn continues(&mut self) {
+        assert!(self.target.is_quiet(), "an event too many");
         let request = hex(&format!("{REQUEST_KEY} 50020004 8010c008"));
         let (event, mut peer, _) = self.accepted(&request, DEPTHS, &[]);
         self.opens(event.about, &mut peer, &rtr_read(), false);
-        assert!(self.victim.is_quiet(), "an event too many");
+        assert!(self.target.is_quiet(), "an event too many");
     }
 
     #[track_caller]
     pub(super) fn ends(mut self) {
-        self.goes_on();
-        self.victim.leaves();
+        self.continues();
+        self.target.quits();
     }
 }
 
@@ -130,22 +131,22 @@ fn request(flags: u8, revision: u8, word: Option<u32>) -> Vec<u8> {
         revision,
         private_data,
     }
-    .octets()
+    .to_bytes()
 }
 
 /// Checks that the listener closes the connection after these bytes, without an answer or an event.
 #[track_caller]
-fn refused_without_a_word(frames: &[Vec<u8>]) {
+fn closed_without_a_reply(frames: &[Vec<u8>]) {
     let scene = or_skip!(Scene::start(&[]));
-    for octets in frames {
-        scene.call(octets).end();
+    for bytes in frames {
+        scene.call(bytes).end();
     }
     scene.ends();
 }
 
 #[test]
-fn mpa_s_04_a_wrong_key_is_closed_without_a_word() {
-    refused_without_a_word(&[
+fn mpa_s_04_a_wrong_key_is_closed_without_a_reply() {
+    closed_without_a_reply(&[
         hex(&format!("{REPLY_KEY} 40010000")),
         hex(&format!("{} 00010000", RTR_KEYS[0])),
         hex(&format!("{} 00010000", RTR_KEYS[1])),
@@ -158,7 +159,7 @@ fn mpa_s_04_a_wrong_key_is_closed_without_a_word() {
 
 #[test]
 fn mpa_s_09_s_10_empa_08_malformed_requests_are_closed() {
-    refused_without_a_word(
+    closed_without_a_reply(
         &[
             "40 03 0000",
             "40 81 0000",
@@ -173,7 +174,7 @@ fn mpa_s_09_s_10_empa_08_malformed_requests_are_closed() {
 }
 
 #[test]
-fn mpa_s_20_a_revision_0_peer_is_told_revision_1_and_closed() {
+fn mpa_s_20_a_revision_0_peer_gets_revision_1_and_is_closed() {
     let scene = or_skip!(Scene::start(&[]));
     let mut peer = scene.call(&hex(&format!("{REQUEST_KEY} c0000000")));
     assert_eq!(peer.take(20), hex(&format!("{REPLY_KEY} 60010000")));
@@ -184,12 +185,12 @@ fn mpa_s_20_a_revision_0_peer_is_told_revision_1_and_closed() {
 #[test]
 fn mpa_s_06_silence_and_half_frames_are_closed_in_time() {
     let mut scene = or_skip!(Scene::start(&[("URNIC_MPA_STARTUP_TIMEOUT_RESPONDER_S", "1")]));
-    let octets = hex(&format!("{REQUEST_KEY} 50020008 8010c008 554c5021"));
-    let strangers = [0, 1, 19, 20, 24, 27].map(|len| scene.call(&octets[..len]));
+    let bytes = hex(&format!("{REQUEST_KEY} 50020008 8010c008 554c5021"));
+    let foreign_peers = [0, 1, 19, 20, 24, 27].map(|len| scene.call(&bytes[..len]));
     // They do not affect others meanwhile.
-    scene.goes_on();
-    for mut stranger in strangers {
-        stranger.end();
+    scene.continues();
+    for mut foreign_peer in foreign_peers {
+        foreign_peer.end();
     }
     scene.ends();
 }
@@ -227,10 +228,10 @@ fn every_request_vector_gets_its_reply() {
             rtr_read(),
         ),
     ] {
-        let octets = hex(&format!("{REQUEST_KEY} {asked}"));
-        let (event, mut peer, reply) = scene.accepted(&octets, DEPTHS, &[]);
+        let bytes = hex(&format!("{REQUEST_KEY} {asked}"));
+        let (event, mut peer, reply) = scene.accepted(&bytes, DEPTHS, &[]);
         assert_eq!(
-            reply.octets(),
+            reply.to_bytes(),
             hex(&format!("{REPLY_KEY} {replied}")),
             "to {asked}"
         );
@@ -240,17 +241,17 @@ fn every_request_vector_gets_its_reply() {
             Some(depths) => assert_eq!(told, depths, "of {asked}"),
             None => assert!(told.0 > 1 && told.1 > 1 && told <= all, "{told:?} of {asked}"),
         }
-        let word = if octets[16] & ENHANCED != 0 && octets[17] == 2 {
+        let word = if bytes[16] & ENHANCED != 0 && bytes[17] == 2 {
             4
         } else {
             0
         };
-        assert_eq!(event.private_data, octets[20 + word..], "of {asked}");
-        peer.inbound = Framing::new(true, octets[16] & MARKERS != 0);
+        assert_eq!(event.private_data, bytes[20 + word..], "of {asked}");
+        peer.inbound = Framing::new(true, bytes[16] & MARKERS != 0);
         // Without an RTR to wait for, the program gets its event at once.
         let at_once = reply.word().is_none_or(|word| word & 0x8000_0000 == 0);
         if at_once {
-            scene.victim.learns(event.about, happening::ESTABLISHED, 0);
+            scene.target.expects_event(event.about, cm_event::ESTABLISHED, 0);
         }
         scene.opens(event.about, &mut peer, &rtr, at_once);
     }
@@ -261,8 +262,8 @@ fn every_request_vector_gets_its_reply() {
 fn mpa_s_07_s_08_reserved_flags_and_reject_are_ignored() {
     let mut scene = or_skip!(Scene::start(&[]));
     for flags in [0x0f, REJECT, REJECT | 0x0f] {
-        let octets = request(CRC | flags, 2, Some(0x8010_c008));
-        let (event, mut peer, reply) = scene.accepted(&octets, DEPTHS, &[]);
+        let bytes = request(CRC | flags, 2, Some(0x8010_c008));
+        let (event, mut peer, reply) = scene.accepted(&bytes, DEPTHS, &[]);
         assert_eq!((reply.flags, reply.revision), (CRC | ENHANCED, 2));
         scene.opens(event.about, &mut peer, &rtr_read(), false);
     }
@@ -273,21 +274,21 @@ fn mpa_s_07_s_08_reserved_flags_and_reject_are_ignored() {
 fn mpa_s_02_frames_come_byte_by_byte_and_with_fpdus_behind() {
     let mut scene = or_skip!(Scene::start(&[]));
     let mut peer = Peer::call(scene.at);
-    let octets = hex(&format!("{REQUEST_KEY} 50020008 8010c008 554c5021"));
-    peer.send_in_pieces(&octets, 1);
+    let bytes = hex(&format!("{REQUEST_KEY} 50020008 8010c008 554c5021"));
+    peer.send_in_pieces(&bytes, 1);
     let id = scene.asked().about;
-    assert_eq!(scene.victim.accepts(id, DEPTHS, b""), 0);
+    assert_eq!(scene.target.accepts(id, DEPTHS, b""), 0);
     assert_eq!(Frame::read(&mut peer).word(), Some(0x8008_4010));
     let fpdus = peer.framed(&[rtr_write(), send(1, b"hello")]);
     peer.send_in_pieces(&fpdus, 1);
-    scene.victim.learns(id, happening::ESTABLISHED, 0);
-    scene.victim.completes(id, &[(0, status::SUCCESS)]);
+    scene.target.expects_event(id, cm_event::ESTABLISHED, 0);
+    scene.target.completes(id, &[(0, status::SUCCESS)]);
     // MPA-S-14: all at once behind the Reply.
-    let (event, mut peer, _) = scene.accepted(&octets, DEPTHS, &[]);
+    let (event, mut peer, _) = scene.accepted(&bytes, DEPTHS, &[]);
     peer.tell(&[rtr_read(), send(1, b"hello"), send(2, b"again")]);
-    scene.victim.learns(event.about, happening::ESTABLISHED, 0);
+    scene.target.expects_event(event.about, cm_event::ESTABLISHED, 0);
     scene
-        .victim
+        .target
         .completes(event.about, &[(0, status::SUCCESS), (1, status::SUCCESS)]);
     scene.ends();
 }
@@ -296,12 +297,12 @@ fn mpa_s_02_frames_come_byte_by_byte_and_with_fpdus_behind() {
 fn mpa_s_15_bytes_behind_the_request_end_the_stream() {
     let mut scene = or_skip!(Scene::start(&[]));
     for excess in [1, 4, 3000] {
-        let octets = [request(CRC, 2, Some(0x8010_c008)), vec![0xff; excess]].concat();
-        let mut peer = scene.call(&octets);
+        let bytes = [request(CRC, 2, Some(0x8010_c008)), vec![0xff; excess]].concat();
+        let mut peer = scene.call(&bytes);
         let id = scene.asked().about;
-        assert_eq!(scene.victim.accepts(id, DEPTHS, &[]), ECONNRESET as u64);
+        assert_eq!(scene.target.accepts(id, DEPTHS, &[]), ECONNRESET as u64);
         assert_eq!(peer.rest(), (Vec::new(), End::Reset));
-        scene.victim.destroys(id);
+        scene.target.destroys(id);
     }
     scene.ends();
 }
@@ -325,11 +326,11 @@ fn mpa_s_10_empa_04_private_data_to_its_limits() {
             private_data: [&word_octets[..], &data[..len]].concat(),
         };
         // The program may get 255 bytes, and send as many.
-        let (event, mut peer, reply) = scene.accepted(&frame.octets(), DEPTHS, &data[..255]);
+        let (event, mut peer, reply) = scene.accepted(&frame.to_bytes(), DEPTHS, &data[..255]);
         assert_eq!(event.private_data, data[..len.min(255)]);
         assert_eq!(reply.private_data[word_octets.len()..], data[..255]);
         if word.is_none() {
-            scene.victim.learns(event.about, happening::ESTABLISHED, 0);
+            scene.target.expects_event(event.about, cm_event::ESTABLISHED, 0);
         }
         scene.opens(event.about, &mut peer, &rtr_write(), word.is_none());
     }
@@ -337,7 +338,7 @@ fn mpa_s_10_empa_04_private_data_to_its_limits() {
 }
 
 #[test]
-fn mpa_s_12_a_rejection_carries_the_program_s_words() {
+fn mpa_s_12_a_rejection_carries_private_data() {
     let mut scene = or_skip!(Scene::start(&[]));
     let long = [0x77; 255];
     for (asked, said, flags, word) in [
@@ -352,15 +353,15 @@ fn mpa_s_12_a_rejection_carries_the_program_s_words() {
     ] {
         let mut peer = scene.call(&hex(&format!("{REQUEST_KEY} {asked}")));
         let id = scene.asked().about;
-        assert_eq!(scene.victim.rejects(id, said), 0);
+        assert_eq!(scene.target.rejects(id, said), 0);
         let body = [&hex(word), said].concat();
         let head = hex(&format!("{REPLY_KEY} {flags} {:04x}", body.len()));
         let reply = [head, body].concat();
         assert_eq!(peer.rest(), (reply, End::Closed), "to {asked}");
         // A Request can be answered once.
-        assert_ne!(scene.victim.rejects(id, said), 0);
-        assert_ne!(scene.victim.accepts(id, DEPTHS, &[]), 0);
-        scene.victim.destroys(id);
+        assert_ne!(scene.target.rejects(id, said), 0);
+        assert_ne!(scene.target.accepts(id, DEPTHS, &[]), 0);
+        scene.target.destroys(id);
     }
     scene.ends();
 }
@@ -370,7 +371,7 @@ fn an_unanswered_request_is_rejected_when_its_id_is_destroyed() {
     let mut scene = or_skip!(Scene::start(&[]));
     let mut peer = scene.call(&request(CRC, 1, None));
     let id = scene.asked().about;
-    scene.victim.destroys(id);
+    scene.target.destroys(id);
     assert_eq!(peer.take(20), hex(&format!("{REPLY_KEY} 60010000")));
     assert_eq!(peer.end(), End::Closed);
     scene.ends();
@@ -383,13 +384,13 @@ fn empa_06_a_revision_1_listener_resets_on_an_enhanced_request() {
         scene.call(&request(CRC, 2, Some(0x8010_c008))).rest(),
         (Vec::new(), End::Reset)
     );
-    assert!(scene.victim.is_quiet());
-    // The victim accepts the second attempt.
+    assert!(scene.target.is_quiet());
+    // The target accepts the second attempt.
     let (event, mut peer, reply) = scene.accepted(&request(CRC, 1, None), DEPTHS, &[]);
-    assert_eq!(reply.octets(), hex(&format!("{REPLY_KEY} 40010000")));
-    scene.victim.learns(event.about, happening::ESTABLISHED, 0);
+    assert_eq!(reply.to_bytes(), hex(&format!("{REPLY_KEY} 40010000")));
+    scene.target.expects_event(event.about, cm_event::ESTABLISHED, 0);
     scene.opens(event.about, &mut peer, &rtr_write(), true);
-    scene.victim.leaves();
+    scene.target.quits();
 }
 
 #[test]
@@ -423,8 +424,8 @@ fn empa_11_to_14_the_rtr_that_is_chosen() {
     ] {
         let mut scene = or_skip!(Scene::start(&[("URNIC_MPA_RTR_TYPES", types)]));
         for (asked, answered) in choices {
-            let octets = request(CRC, 2, Some(asked | 8 << 16 | 8));
-            let (event, mut peer, reply) = scene.accepted(&octets, (8, 8), &[]);
+            let bytes = request(CRC, 2, Some(asked | 8 << 16 | 8));
+            let (event, mut peer, reply) = scene.accepted(&bytes, (8, 8), &[]);
             assert_eq!(
                 reply.word(),
                 Some(answered | 8 << 16 | 8),
@@ -439,11 +440,11 @@ fn empa_11_to_14_the_rtr_that_is_chosen() {
             // of its queue is number 2.
             let at_once = answered & A == 0;
             if at_once {
-                scene.victim.learns(event.about, happening::ESTABLISHED, 0);
+                scene.target.expects_event(event.about, cm_event::ESTABLISHED, 0);
             }
             scene.opens(event.about, &mut peer, &rtr, at_once);
         }
-        scene.victim.leaves();
+        scene.target.quits();
     }
 }
 
@@ -451,10 +452,10 @@ fn empa_11_to_14_the_rtr_that_is_chosen() {
 fn empa_19_a_read_as_rtr_counts_in_its_queue() {
     let mut scene = or_skip!(Scene::start(&[]));
     let (event, mut peer, _) = scene.accepted(&request(CRC, 2, Some(0x8010_c008)), DEPTHS, &[]);
-    let (at, rkey) = scene.victim.buffer();
+    let (at, rkey) = scene.target.buffer();
     // EMPA-20: the device ignores the addresses of the Read.
     peer.tell(&[read_request(1, 0, u64::MAX, 0), read_request(2, rkey, at, 4)]);
-    scene.victim.learns(event.about, happening::ESTABLISHED, 0);
+    scene.target.expects_event(event.about, cm_event::ESTABLISHED, 0);
     assert_eq!(peer.ulpdu().len(), 14);
     assert_eq!(peer.ulpdu()[14..], [0; 4]);
     scene.ends();
@@ -471,8 +472,8 @@ fn empa_21_another_first_message_than_agreed_is_taken() {
     // A real message opens as well.
     let (event, mut peer, _) = scene.accepted(&request(CRC, 2, Some(0x8010_c008)), DEPTHS, &[]);
     peer.tell(&[send(1, b"hello")]);
-    scene.victim.learns(event.about, happening::ESTABLISHED, 0);
-    scene.victim.completes(event.about, &[(0, status::SUCCESS)]);
+    scene.target.expects_event(event.about, cm_event::ESTABLISHED, 0);
+    scene.target.completes(event.about, &[(0, status::SUCCESS)]);
     scene.ends();
 }
 
@@ -497,8 +498,8 @@ fn empa_30_to_37_read_depths() {
         // EMPA-39: more than fits into a byte.
         ((0x3ffe, 0x3ffe), (128, 128), (128, 128)),
     ] {
-        let octets = request(CRC, 2, Some(0x8000_4000 | ird << 16 | ord));
-        let (event, mut peer, reply) = scene.accepted(&octets, own, &[]);
+        let bytes = request(CRC, 2, Some(0x8000_4000 | ird << 16 | ord));
+        let (event, mut peer, reply) = scene.accepted(&bytes, own, &[]);
         let expected = 0x8000_4000 | our_ird << 16 | our_ord;
         assert_eq!(
             reply.word(),
@@ -524,15 +525,15 @@ fn empa_31_reads_keep_to_the_initiator_s_ird() {
     assert_eq!(reply.word(), Some(0x8008_8001));
     peer.tell(&[rtr_write()]);
     let id = event.about;
-    scene.victim.learns(id, happening::ESTABLISHED, 0);
+    scene.target.expects_event(id, cm_event::ESTABLISHED, 0);
     for wr_id in [200, 201] {
-        assert_eq!(scene.victim.posts(id, 4, wr_id, 8, (0x1000, 0x2000)), 0);
+        assert_eq!(scene.target.posts(id, 4, wr_id, 8, (0x1000, 0x2000)), 0);
     }
     let first = peer.ulpdu();
     assert_eq!(first[..2], [0x41, 0x41]);
     peer.stays_silent(Duration::from_millis(100));
     let stag = u32::from_be_bytes([first[18], first[19], first[20], first[21]]);
-    let (at, _) = scene.victim.buffer();
+    let (at, _) = scene.target.buffer();
     peer.tell(&[urnic_tests::ulpdu::read_response(stag, at, &[1; 8])]);
     assert_eq!(peer.ulpdu()[..2], [0x41, 0x41]);
     scene.ends();
@@ -544,7 +545,7 @@ fn mpa_s_13_empa_22_a_responder_waits_for_the_first_fpdu() {
     for shared in [false, true] {
         let mut scene = or_skip!(Scene::start(&[]));
         if shared {
-            scene.victim.shares();
+            scene.target.shares_completion_queue();
         }
         for word in [Some(0x8010_c008), Some(0x0010_0008), None] {
             let revision = if word.is_some() { 2 } else { 1 };
@@ -552,46 +553,46 @@ fn mpa_s_13_empa_22_a_responder_waits_for_the_first_fpdu() {
             let id = event.about;
             let at_once = word != Some(0x8010_c008);
             if at_once {
-                scene.victim.learns(id, happening::ESTABLISHED, 0);
+                scene.target.expects_event(id, cm_event::ESTABLISHED, 0);
             }
-            scene.victim.sends(id, 100, 5);
-            scene.victim.sends(id, 101, 0);
+            scene.target.sends(id, 100, 5);
+            scene.target.sends(id, 101, 0);
             peer.stays_silent(Duration::from_millis(100));
             // Half an FPDU does not open the fence.
             let rtr = peer.framed(&[rtr_write()]);
             peer.send(&rtr[..rtr.len() - 1]);
             peer.stays_silent(Duration::from_millis(50));
-            assert!(scene.victim.has_none(id));
+            assert!(scene.target.has_no_completion(id));
             peer.send(&rtr[rtr.len() - 1..]);
             assert_eq!(peer.ulpdu()[10..14], [0, 0, 0, 1]);
             assert_eq!(peer.ulpdu(), send(2, b""));
             scene
-                .victim
+                .target
                 .completes(id, &[(100, status::SUCCESS), (101, status::SUCCESS)]);
             if !at_once {
-                scene.victim.learns(id, happening::ESTABLISHED, 0);
+                scene.target.expects_event(id, cm_event::ESTABLISHED, 0);
             }
             peer.reset();
-            scene.victim.learns(id, happening::DISCONNECTED, 0);
-            scene.victim.completes(id, &ALL_FLUSHED);
-            scene.victim.destroys(id);
+            scene.target.expects_event(id, cm_event::DISCONNECTED, 0);
+            scene.target.completes(id, &ALL_FLUSHED);
+            scene.target.destroys(id);
         }
         scene.ends();
     }
 }
 
 #[test]
-fn empa_22_fenced_sends_are_flushed_when_the_peer_goes() {
+fn empa_22_fenced_sends_are_flushed_when_the_peer_closes() {
     for shared in [false, true] {
         let mut scene = or_skip!(Scene::start(&[]));
         if shared {
-            scene.victim.shares();
+            scene.target.shares_completion_queue();
         }
         for reset in [true, false] {
             let (event, mut peer, _) = scene.accepted(&request(CRC, 2, Some(0x8010_c008)), DEPTHS, &[]);
             let id = event.about;
-            scene.victim.sends(id, 100, 5);
-            scene.victim.sends(id, 101, 0);
+            scene.target.sends(id, 100, 5);
+            scene.target.sends(id, 101, 0);
             if reset {
                 peer.reset();
             } else {
@@ -599,22 +600,18 @@ fn empa_22_fenced_sends_are_flushed_when_the_peer_goes() {
                 // EMPA-23: nothing may be sent.
                 peer.end();
             }
-            let event = scene.victim.event();
-            assert_eq!(
-                (event.id, event.kind),
-                (id, happening::CONNECT_ERROR),
-                "{event:?}"
-            );
+            let event = scene.target.event();
+            assert_eq!((event.id, event.kind), (id, cm_event::CONNECT_ERROR), "{event:?}");
             assert_eq!(event.status, -ECONNRESET);
             let mut seen: Vec<(u64, u64)> = (0..6)
-                .map(|_| scene.victim.completion(id).1)
+                .map(|_| scene.target.completion(id).1)
                 .map(|wc| (wc.id, wc.status))
                 .collect();
             seen.sort_unstable();
             let flushed = [0, 1, 2, 3, 100, 101].map(|wr_id| (wr_id, status::FLUSHED));
             assert_eq!(seen, flushed);
-            assert!(scene.victim.has_none(id));
-            scene.victim.destroys(id);
+            assert!(scene.target.has_no_completion(id));
+            scene.target.destroys(id);
         }
         scene.ends();
     }
@@ -624,10 +621,10 @@ fn empa_22_fenced_sends_are_flushed_when_the_peer_goes() {
 fn mpa_s_21_a_first_fpdu_that_never_comes_times_out() {
     let mut scene = or_skip!(Scene::start(&[("URNIC_MPA_RTR_TIMEOUT_S", "1")]));
     let (event, mut peer, _) = scene.accepted(&request(CRC, 2, Some(0x8010_c008)), DEPTHS, &[]);
-    scene.victim.sends(event.about, 100, 5);
+    scene.target.sends(event.about, 100, 5);
     scene
-        .victim
-        .learns(event.about, happening::UNREACHABLE, -ETIMEDOUT);
+        .target
+        .expects_event(event.about, cm_event::UNREACHABLE, -ETIMEDOUT);
     // EMPA-23: no Terminate.
     peer.end();
     scene.ends();
@@ -637,24 +634,24 @@ fn mpa_s_21_a_first_fpdu_that_never_comes_times_out() {
 fn empa_23_an_error_before_the_fence_opens_makes_no_terminate() {
     let mut scene = or_skip!(Scene::start(&[]));
     // A bad CRC; no FPDU at all; a Read Request that is cut off by FIN.
-    for octets in [
+    for bytes in [
         hex("000ec140 00000001 00000000 00000000 00000000"),
         vec![0xff; 2000],
         b"HTTP/1.1 400 Bad Request\r\n\r\n".to_vec(),
     ] {
         let (event, mut peer, _) = scene.accepted(&request(CRC, 2, Some(0x8010_c008)), DEPTHS, &[]);
-        peer.send(&octets);
+        peer.send(&bytes);
         peer.finish();
         peer.end();
-        let learned = scene.victim.event();
+        let learned = scene.target.event();
         assert_eq!(
             (learned.id, learned.kind),
-            (event.about, happening::CONNECT_ERROR),
+            (event.about, cm_event::CONNECT_ERROR),
             "{learned:?}"
         );
         assert!(learned.status < 0);
-        scene.victim.completes(event.about, &ALL_FLUSHED);
-        scene.victim.destroys(event.about);
+        scene.target.completes(event.about, &ALL_FLUSHED);
+        scene.target.destroys(event.about);
     }
     scene.ends();
 }
@@ -664,13 +661,13 @@ fn garbage_behind_the_first_fpdu_is_terminated() {
     let mut scene = or_skip!(Scene::start(&[]));
     let (event, mut peer, _) = scene.accepted(&request(CRC, 2, Some(0x8010_c008)), DEPTHS, &[]);
     peer.tell(&[rtr_write()]);
-    scene.victim.learns(event.about, happening::ESTABLISHED, 0);
+    scene.target.expects_event(event.about, cm_event::ESTABLISHED, 0);
     peer.send(&hex("000ec140 00000001 00000000 00000000 00000000"));
     assert_eq!(peer.ulpdu(), complaint(0x2002, &[]));
     assert_eq!(peer.end(), End::Closed);
     drop(peer);
-    scene.victim.learns(event.about, happening::DISCONNECTED, 0);
-    scene.victim.completes(event.about, &ALL_FLUSHED);
+    scene.target.expects_event(event.about, cm_event::DISCONNECTED, 0);
+    scene.target.completes(event.about, &ALL_FLUSHED);
     scene.ends();
 }
 
@@ -684,27 +681,27 @@ fn s001_03_to_05_the_rtr_frame_opens_the_fence() {
         for rest in ["00010000", "40010000", "40010004 01020304"] {
             let asked = hex(&format!("{REQUEST_KEY} 50010000"));
             let (event, mut peer, reply) = scene.accepted(&asked, DEPTHS, &[]);
-            assert_eq!(reply.octets(), hex(&format!("{REPLY_KEY} 50010000")));
+            assert_eq!(reply.to_bytes(), hex(&format!("{REPLY_KEY} 50010000")));
             peer.stays_silent(Duration::from_millis(20));
-            assert!(scene.victim.is_quiet());
+            assert!(scene.target.is_quiet());
             peer.send(&hex(&format!("{key} {rest}")));
-            scene.victim.learns(event.about, happening::ESTABLISHED, 0);
+            scene.target.expects_event(event.about, cm_event::ESTABLISHED, 0);
             // The responder may begin.
-            scene.victim.sends(event.about, 100, 0);
+            scene.target.sends(event.about, 100, 0);
             assert_eq!(peer.ulpdu(), send(1, b""));
             peer.tell(&[send(1, b"hello")]);
             scene
-                .victim
+                .target
                 .completes(event.about, &[(100, status::SUCCESS), (0, status::SUCCESS)]);
             peer.reset();
-            scene.victim.learns(event.about, happening::DISCONNECTED, 0);
-            scene.victim.destroys(event.about);
+            scene.target.expects_event(event.about, cm_event::DISCONNECTED, 0);
+            scene.target.destroys(event.about);
         }
     }
     // S001-02, S001-08: the option does not affect initiators without an offer or enhanced ones.
     let (event, mut peer, reply) = scene.accepted(&request(CRC, 1, None), DEPTHS, &[]);
-    assert_eq!(reply.octets(), hex(&format!("{REPLY_KEY} 40010000")));
-    scene.victim.learns(event.about, happening::ESTABLISHED, 0);
+    assert_eq!(reply.to_bytes(), hex(&format!("{REPLY_KEY} 40010000")));
+    scene.target.expects_event(event.about, cm_event::ESTABLISHED, 0);
     scene.opens(event.about, &mut peer, &rtr_write(), true);
     scene.ends();
 }
@@ -715,25 +712,25 @@ fn s001_06_something_else_than_the_rtr_frame_closes() {
         ("URNIC_MPA_RTR_FRAME", "hex"),
         ("URNIC_MPA_RTR_TIMEOUT_S", "1")
     ]));
-    for (octets, expected) in [
+    for (bytes, expected) in [
         (
             hex(&format!("{REQUEST_KEY} 40010000")),
-            (happening::CONNECT_ERROR, -71),
+            (cm_event::CONNECT_ERROR, -71),
         ),
         (
             Framing::default().frame(&send(1, b"hello")),
-            (happening::CONNECT_ERROR, -71),
+            (cm_event::CONNECT_ERROR, -71),
         ),
-        (hex(RTR_KEYS[0]), (happening::UNREACHABLE, -ETIMEDOUT)),
-        (Vec::new(), (happening::UNREACHABLE, -ETIMEDOUT)),
+        (hex(RTR_KEYS[0]), (cm_event::UNREACHABLE, -ETIMEDOUT)),
+        (Vec::new(), (cm_event::UNREACHABLE, -ETIMEDOUT)),
     ] {
         let asked = hex(&format!("{REQUEST_KEY} 50010000"));
         let (event, mut peer, _) = scene.accepted(&asked, DEPTHS, &[]);
-        peer.send(&octets);
-        let learned = scene.victim.event();
+        peer.send(&bytes);
+        let learned = scene.target.event();
         assert_eq!((learned.id, learned.verdict()), (event.about, expected));
         assert!(peer.rest().0.is_empty());
-        scene.victim.destroys(event.about);
+        scene.target.destroys(event.about);
     }
     scene.ends();
 }

@@ -8,9 +8,9 @@ use urnic_tests::framing::Framing;
 use urnic_tests::or_skip;
 use urnic_tests::peer::{End, Peer, hex};
 use urnic_tests::startup::{CRC, ENHANCED, Frame, MARKERS, REJECT};
+use urnic_tests::target_process::cm::{CmTargetProcess, Event, cm_event};
+use urnic_tests::target_process::{state, status};
 use urnic_tests::ulpdu::{complaint, read_response, send};
-use urnic_tests::victim::cm::{CmVictim, Event, happening};
-use urnic_tests::victim::{state, status};
 
 use super::rdma_cm::{ALL_FLUSHED, ECONNRESET, ETIMEDOUT, REPLY_KEY, REQUEST_KEY, rtr_write};
 
@@ -26,40 +26,40 @@ pub(super) fn reply(word: u32) -> Vec<u8> {
     hex(&format!("{REPLY_KEY} 50020004 {word:08x}"))
 }
 
-/// A connect of the victim that has reached the test, with its Request read.
+/// A connect of the target that has reached the test, with its Request read.
 #[track_caller]
-pub(super) fn called(victim: &mut CmVictim) -> (u64, Peer, TcpListener) {
-    let (id, mut peer, listener) = victim.calls_us(DEPTHS, &[]);
+pub(super) fn called(target: &mut CmTargetProcess) -> (u64, Peer, TcpListener) {
+    let (id, mut peer, listener) = target.connects_to_peer(DEPTHS, &[]);
     assert_eq!(peer.take(24), hex(&format!("{REQUEST_KEY} 50020004 8010c008")));
     (id, peer, listener)
 }
 
 /// Traffic goes both ways behind the RTR; then the peer ends it. `ours`: number of our first Send.
 #[track_caller]
-pub(super) fn works(victim: &mut CmVictim, id: u64, peer: &mut Peer, ours: u32) {
+pub(super) fn works(target: &mut CmTargetProcess, id: u64, peer: &mut Peer, ours: u32) {
     peer.tell(&[send(1, b"hello")]);
-    victim.completes(id, &[(0, status::SUCCESS)]);
-    victim.sends(id, 100, 0);
+    target.completes(id, &[(0, status::SUCCESS)]);
+    target.sends(id, 100, 0);
     assert_eq!(peer.ulpdu(), send(ours, b""));
-    victim.completes(id, &[(100, status::SUCCESS)]);
+    target.completes(id, &[(100, status::SUCCESS)]);
     peer.finish();
-    victim.learns(id, happening::DISCONNECTED, 0);
+    target.expects_event(id, cm_event::DISCONNECTED, 0);
     assert_eq!(peer.end(), End::Closed);
-    victim.completes(id, &ALL_FLUSHED[1..]);
-    assert_eq!(victim.state(id), state::ERR);
-    victim.destroys(id);
+    target.completes(id, &ALL_FLUSHED[1..]);
+    assert_eq!(target.state(id), state::ERR);
+    target.destroys(id);
 }
 
 /// Checks that the program can still connect.
 #[track_caller]
-fn goes_on(victim: &mut CmVictim) {
-    assert!(victim.is_quiet(), "an event too many");
-    let (id, mut peer, _listener) = called(victim);
+fn continues(target: &mut CmTargetProcess) {
+    assert!(target.is_quiet(), "an event too many");
+    let (id, mut peer, _listener) = called(target);
     peer.send(&reply(0x8008_8010));
     assert_eq!(peer.take(20), hex(WRITE_RTR));
-    victim.learns(id, happening::ESTABLISHED, 0);
-    works(victim, id, &mut peer, 1);
-    assert!(victim.is_quiet(), "an event too many");
+    target.expects_event(id, cm_event::ESTABLISHED, 0);
+    works(target, id, &mut peer, 1);
+    assert!(target.is_quiet(), "an event too many");
 }
 
 #[test]
@@ -99,33 +99,33 @@ fn every_request_vector_is_sent() {
             .iter()
             .map(|(name, value)| (name.as_str(), *value))
             .collect();
-        let mut victim = or_skip!(CmVictim::start(&variables));
-        let (id, mut peer, _listener) = victim.calls_us(depths, data);
-        let octets = hex(&format!("{REQUEST_KEY} {request}"));
-        assert_eq!(peer.take(octets.len()), octets, "with {variables:?}");
+        let mut target = or_skip!(CmTargetProcess::start(&variables));
+        let (id, mut peer, _listener) = target.connects_to_peer(depths, data);
+        let bytes = hex(&format!("{REQUEST_KEY} {request}"));
+        assert_eq!(peer.take(bytes.len()), bytes, "with {variables:?}");
         // MPA-S-15: and nothing behind it.
         peer.stays_silent(Duration::from_millis(20));
-        victim.destroys(id);
+        target.destroys(id);
         assert_eq!(peer.end(), End::Reset);
-        victim.leaves();
+        target.quits();
     }
 }
 
 #[test]
 fn empa_04_private_data_is_exact_in_both_directions() {
-    let mut victim = or_skip!(CmVictim::start(&[]));
+    let mut target = or_skip!(CmTargetProcess::start(&[]));
     let data: Vec<u8> = (0..508).map(|at| at as u8 ^ 0x33).collect();
-    let (id, mut peer, _listener) = victim.calls_us(DEPTHS, &data[..255]);
+    let (id, mut peer, _listener) = target.connects_to_peer(DEPTHS, &data[..255]);
     let request = Frame::read(&mut peer);
     assert_eq!(request.private_data[..4], hex("8010c008"));
     assert_eq!(request.private_data[4..], data[..255]);
     peer.send(&hex(&format!("{REPLY_KEY} 50020200 80088010")));
     peer.send(&data);
-    let event = victim.learns(id, happening::ESTABLISHED, 0);
+    let event = target.expects_event(id, cm_event::ESTABLISHED, 0);
     assert_eq!(event.private_data, data[..255]);
     assert_eq!(peer.take(20), hex(WRITE_RTR));
-    works(&mut victim, id, &mut peer, 1);
-    victim.leaves();
+    works(&mut target, id, &mut peer, 1);
+    target.quits();
 }
 
 #[test]
@@ -143,9 +143,9 @@ fn empa_15_17_20_the_rtr_of_the_reply_is_sent_first() {
         ("send", &[(B, B), (B | C | D, B)]),
         ("read", &[(D, D)]),
     ] {
-        let mut victim = or_skip!(CmVictim::start(&[("URNIC_MPA_RTR_TYPES", types)]));
+        let mut target = or_skip!(CmTargetProcess::start(&[("URNIC_MPA_RTR_TYPES", types)]));
         for (offered, sent) in answers {
-            let (id, mut peer, _listener) = victim.calls_us(DEPTHS, &[]);
+            let (id, mut peer, _listener) = target.connects_to_peer(DEPTHS, &[]);
             assert_eq!(Frame::read(&mut peer).private_data.len(), 4);
             peer.send(&reply(A | offered));
             let first = peer.ulpdu();
@@ -169,30 +169,30 @@ fn empa_15_17_20_the_rtr_of_the_reply_is_sent_first() {
                     1
                 }
             };
-            victim.learns(id, happening::ESTABLISHED, 0);
-            assert!(victim.has_none(id));
+            target.expects_event(id, cm_event::ESTABLISHED, 0);
+            assert!(target.has_no_completion(id));
             if *sent == D {
                 // EMPA-19: the next Read is number 2.
-                assert_eq!(victim.posts(id, 4, 50, 4, (0x1000, 0x2000)), 0);
+                assert_eq!(target.posts(id, 4, 50, 4, (0x1000, 0x2000)), 0);
                 let read = peer.ulpdu();
                 assert_eq!(read[2..18], hex("00000000 00000001 00000002 00000000"));
                 let stag = u32::from_be_bytes([read[18], read[19], read[20], read[21]]);
-                let to = u64::from_be_bytes(read[22..30].try_into().expect("eight octets"));
+                let to = u64::from_be_bytes(read[22..30].try_into().expect("eight bytes"));
                 peer.tell(&[read_response(stag, to, &[9; 4])]);
-                victim.completes(id, &[(50, status::SUCCESS)]);
+                target.completes(id, &[(50, status::SUCCESS)]);
             }
-            works(&mut victim, id, &mut peer, ours);
+            works(&mut target, id, &mut peer, ours);
         }
-        victim.leaves();
+        target.quits();
     }
 }
 
 #[test]
 fn empa_16_no_rtr_in_common_terminates() {
-    let mut victim = or_skip!(CmVictim::start(&[]));
+    let mut target = or_skip!(CmTargetProcess::start(&[]));
     // Vector F-TERM-207. B alone, none; and A=0 where we requested peer-to-peer.
     for word in [0xc008_0010, 0x8008_0010, 0x0008_0010] {
-        let (id, mut peer, _listener) = called(&mut victim);
+        let (id, mut peer, _listener) = called(&mut target);
         peer.send(&reply(word));
         assert_eq!(
             peer.take(28),
@@ -200,98 +200,101 @@ fn empa_16_no_rtr_in_common_terminates() {
             "{word:08x}"
         );
         assert_eq!(peer.end(), End::Closed);
-        victim.learns(id, happening::CONNECT_ERROR, -EPROTO);
-        victim.completes(id, &ALL_FLUSHED);
-        victim.destroys(id);
+        target.expects_event(id, cm_event::CONNECT_ERROR, -EPROTO);
+        target.completes(id, &ALL_FLUSHED);
+        target.destroys(id);
     }
-    goes_on(&mut victim);
-    victim.leaves();
+    continues(&mut target);
+    target.quits();
 }
 
 #[test]
 fn empa_35_more_reads_than_we_can_hold_terminate() {
-    let mut victim = or_skip!(CmVictim::start(&[]));
+    let mut target = or_skip!(CmTargetProcess::start(&[]));
     // Vector F-TERM-206.
-    let (id, mut peer, _listener) = called(&mut victim);
+    let (id, mut peer, _listener) = called(&mut target);
     peer.send(&reply(0x8008_a000));
     assert_eq!(peer.ulpdu(), complaint(0x2006, &[]));
     assert_eq!(peer.end(), End::Closed);
-    victim.learns(id, happening::CONNECT_ERROR, -EPROTO);
-    victim.completes(id, &ALL_FLUSHED);
-    goes_on(&mut victim);
-    victim.leaves();
+    target.expects_event(id, cm_event::CONNECT_ERROR, -EPROTO);
+    target.completes(id, &ALL_FLUSHED);
+    continues(&mut target);
+    target.quits();
 }
 
 #[test]
 fn empa_38_a_queue_pair_that_failed_meanwhile_terminates() {
-    let mut victim = or_skip!(CmVictim::start(&[]));
-    victim.keeps_queue_pairs();
+    let mut target = or_skip!(CmTargetProcess::start(&[]));
+    target.manages_own_queue_pairs();
     // Vector F-TERM-205.
-    let (id, mut peer, _listener) = called(&mut victim);
+    let (id, mut peer, _listener) = called(&mut target);
     peer.send(&reply(0x8008_8010));
-    victim.learns(id, happening::CONNECT_RESPONSE, 0);
-    victim.fails(id);
-    assert_ne!(victim.establishes(id), 0);
+    target.expects_event(id, cm_event::CONNECT_RESPONSE, 0);
+    target.fails(id);
+    assert_ne!(target.establishes(id), 0);
     assert_eq!(peer.ulpdu(), complaint(0x2005, &[]));
     assert_eq!(peer.end(), End::Closed);
-    victim.completes(id, &ALL_FLUSHED);
-    victim.destroys(id);
-    victim.leaves();
+    target.completes(id, &ALL_FLUSHED);
+    target.destroys(id);
+    target.quits();
 }
 
 #[test]
 fn empa_34_reads_keep_to_the_responder_s_ird() {
-    let mut victim = or_skip!(CmVictim::start(&[]));
+    let mut target = or_skip!(CmTargetProcess::start(&[]));
     // EMPA-37: "not negotiated" leaves our ORD of 8; 2 lowers it.
     for (ird, most) in [(2, 2), (0x3fff, 8)] {
-        let (id, mut peer, _listener) = called(&mut victim);
+        let (id, mut peer, _listener) = called(&mut target);
         peer.send(&reply(0x8000_8010 | ird << 16));
         assert_eq!(peer.take(20), hex(WRITE_RTR));
-        let event = victim.learns(id, happening::ESTABLISHED, 0);
+        let event = target.expects_event(id, cm_event::ESTABLISHED, 0);
         // EMPA-36.
         assert_eq!(event.ird, 16);
         if ird == 2 {
             assert_eq!(event.ord, 2);
         }
         for wr_id in 0..12 {
-            assert_eq!(victim.posts(id, 4, 50 + wr_id, 4, (0x1000, 0x2000)), 0);
+            assert_eq!(target.posts(id, 4, 50 + wr_id, 4, (0x1000, 0x2000)), 0);
         }
         let reads: Vec<Vec<u8>> = (0..most).map(|_| peer.ulpdu()).collect();
         peer.stays_silent(Duration::from_millis(100));
         let read = &reads[0];
         let stag = u32::from_be_bytes([read[18], read[19], read[20], read[21]]);
-        let to = u64::from_be_bytes(read[22..30].try_into().expect("eight octets"));
+        let to = u64::from_be_bytes(read[22..30].try_into().expect("eight bytes"));
         peer.tell(&[read_response(stag, to, &[9; 4])]);
         assert_eq!(peer.ulpdu()[..2], [0x41, 0x41]);
-        victim.completes(id, &[(50, status::SUCCESS)]);
+        target.completes(id, &[(50, status::SUCCESS)]);
         peer.reset();
-        victim.learns(id, happening::DISCONNECTED, 0);
+        target.expects_event(id, cm_event::DISCONNECTED, 0);
     }
-    victim.leaves();
+    target.quits();
 }
 
 #[test]
 fn mpa_s_16_a_reply_byte_by_byte_and_in_one_piece_with_fpdus() {
-    let mut victim = or_skip!(CmVictim::start(&[]));
-    let octets = hex(&format!("{REPLY_KEY} 50020006 80088010 6f6b"));
+    let mut target = or_skip!(CmTargetProcess::start(&[]));
+    let bytes = hex(&format!("{REPLY_KEY} 50020006 80088010 6f6b"));
     for at_once in [true, false] {
-        let (id, mut peer, _listener) = called(&mut victim);
+        let (id, mut peer, _listener) = called(&mut target);
         let fpdus = peer.framed(&[send(1, b"hello"), send(2, b"again")]);
-        let all = [&octets[..], &fpdus].concat();
+        let all = [&bytes[..], &fpdus].concat();
         peer.send_in_pieces(&all, if at_once { all.len() } else { 1 });
         assert_eq!(peer.take(20), hex(WRITE_RTR));
-        assert_eq!(victim.learns(id, happening::ESTABLISHED, 0).private_data, b"ok");
-        victim.completes(id, &[(0, status::SUCCESS), (1, status::SUCCESS)]);
+        assert_eq!(
+            target.expects_event(id, cm_event::ESTABLISHED, 0).private_data,
+            b"ok"
+        );
+        target.completes(id, &[(0, status::SUCCESS), (1, status::SUCCESS)]);
         peer.reset();
-        victim.learns(id, happening::DISCONNECTED, 0);
-        victim.destroys(id);
+        target.expects_event(id, cm_event::DISCONNECTED, 0);
+        target.destroys(id);
     }
-    victim.leaves();
+    target.quits();
 }
 
 #[test]
-fn mpa_s_12_empa_36_a_rejection_is_told_with_all_it_says() {
-    let mut victim = or_skip!(CmVictim::start(&[]));
+fn mpa_s_12_empa_36_a_rejection_is_reported_completely() {
+    let mut target = or_skip!(CmTargetProcess::start(&[]));
     for (said, depths, data) in [
         ("70020004 80014008", Some((8, 1)), &b""[..]),
         ("70020006 80014008 6e6f", Some((8, 1)), b"no"),
@@ -301,23 +304,23 @@ fn mpa_s_12_empa_36_a_rejection_is_told_with_all_it_says() {
         ("60010002 6e6f", None, b"no"),
         ("60010000", None, b""),
     ] {
-        let (id, mut peer, _listener) = called(&mut victim);
+        let (id, mut peer, _listener) = called(&mut target);
         peer.send(&hex(&format!("{REPLY_KEY} {said}")));
-        let event = victim.learns(id, happening::REJECTED, -ECONNREFUSED);
+        let event = target.expects_event(id, cm_event::REJECTED, -ECONNREFUSED);
         assert_eq!(event.private_data, data, "{said}");
         if let Some(depths) = depths {
             assert_eq!((event.ird, event.ord), depths, "{said}");
         }
         assert_eq!(peer.end(), End::Closed, "{said}");
-        victim.destroys(id);
+        target.destroys(id);
     }
-    goes_on(&mut victim);
-    victim.leaves();
+    continues(&mut target);
+    target.quits();
 }
 
 /// The second attempt of a connect: revision 1 on a new connection.
 #[track_caller]
-fn falls_back(victim: &mut CmVictim, id: u64, listener: &TcpListener, data: &[u8]) {
+fn falls_back(target: &mut CmTargetProcess, id: u64, listener: &TcpListener, data: &[u8]) {
     let mut peer = Peer::answer(listener);
     let request = Frame::read(&mut peer);
     let expected = Frame {
@@ -329,56 +332,59 @@ fn falls_back(victim: &mut CmVictim, id: u64, listener: &TcpListener, data: &[u8
     assert_eq!(request, expected);
     peer.send(&hex(&format!("{REPLY_KEY} 40010002 6f6b")));
     // No RTR: the initiator sends at any time.
-    assert_eq!(victim.learns(id, happening::ESTABLISHED, 0).private_data, b"ok");
+    assert_eq!(
+        target.expects_event(id, cm_event::ESTABLISHED, 0).private_data,
+        b"ok"
+    );
     peer.stays_silent(Duration::from_millis(20));
-    works(victim, id, &mut peer, 1);
+    works(target, id, &mut peer, 1);
 }
 
 #[test]
-fn empa_07_a_peer_that_knows_revision_1_only_is_called_again() {
-    let mut victim = or_skip!(CmVictim::start(&[]));
+fn empa_07_a_peer_of_revision_1_is_retried() {
+    let mut target = or_skip!(CmTargetProcess::start(&[]));
     for graceful in [false, true] {
-        let (id, mut peer, listener) = victim.calls_us(DEPTHS, b"data");
+        let (id, mut peer, listener) = target.connects_to_peer(DEPTHS, b"data");
         Frame::read(&mut peer);
         if graceful {
             peer.finish();
         } else {
             peer.reset();
         }
-        falls_back(&mut victim, id, &listener, b"data");
+        falls_back(&mut target, id, &listener, b"data");
     }
-    victim.leaves();
+    target.quits();
 }
 
 #[test]
 fn empa_10_a_plain_reply_is_an_error_and_is_retried() {
-    let mut victim = or_skip!(CmVictim::start(&[]));
+    let mut target = or_skip!(CmTargetProcess::start(&[]));
     for flags in ["4001", "4002"] {
-        let (id, mut peer, listener) = victim.calls_us(DEPTHS, b"data");
+        let (id, mut peer, listener) = target.connects_to_peer(DEPTHS, b"data");
         Frame::read(&mut peer);
         peer.send(&hex(&format!("{REPLY_KEY} {flags} 0000")));
         assert!(peer.rest().0.is_empty());
-        falls_back(&mut victim, id, &listener, b"data");
+        falls_back(&mut target, id, &listener, b"data");
     }
-    victim.leaves();
+    target.quits();
 }
 
 #[test]
 fn empa_07_a_peer_that_resets_every_attempt_rejects() {
-    let mut victim = or_skip!(CmVictim::start(&[]));
-    let (id, peer, listener) = called(&mut victim);
+    let mut target = or_skip!(CmTargetProcess::start(&[]));
+    let (id, peer, listener) = called(&mut target);
     peer.reset();
     let mut peer = Peer::answer(&listener);
     assert_eq!(Frame::read(&mut peer).revision, 1);
     peer.reset();
-    victim.learns(id, happening::REJECTED, -ECONNRESET);
-    goes_on(&mut victim);
-    victim.leaves();
+    target.expects_event(id, cm_event::REJECTED, -ECONNRESET);
+    continues(&mut target);
+    target.quits();
 }
 
 #[test]
-fn mpa_s_05_e_03_a_bad_reply_is_closed_at_once_and_told() {
-    let mut victim = or_skip!(CmVictim::start(&[]));
+fn mpa_s_05_e_03_a_bad_reply_is_closed_at_once_and_reported() {
+    let mut target = or_skip!(CmTargetProcess::start(&[]));
     for bad in [
         // Two initiators.
         hex(&format!("{REQUEST_KEY} 50020004 8010c008")),
@@ -391,49 +397,52 @@ fn mpa_s_05_e_03_a_bad_reply_is_closed_at_once_and_told() {
         vec![0; 100],
         vec![0xff; 3000],
     ] {
-        let (id, mut peer, _listener) = called(&mut victim);
+        let (id, mut peer, _listener) = called(&mut target);
         peer.send(&bad);
         let (answer, _) = peer.rest();
         assert!(answer.is_empty(), "{answer:02x?} to {bad:02x?}");
-        victim.learns(id, happening::CONNECT_ERROR, -EPROTO);
-        victim.destroys(id);
+        target.expects_event(id, cm_event::CONNECT_ERROR, -EPROTO);
+        target.destroys(id);
     }
-    goes_on(&mut victim);
-    victim.leaves();
+    continues(&mut target);
+    target.quits();
 }
 
 #[test]
-fn mpa_s_06_silence_is_not_waited_for_for_ever() {
-    let mut victim = or_skip!(CmVictim::start(&[("URNIC_MPA_STARTUP_TIMEOUT_INITIATOR_S", "1")]));
-    let octets = reply(0x8008_8010);
+fn mpa_s_06_a_silent_peer_times_out() {
+    let mut target = or_skip!(CmTargetProcess::start(&[(
+        "URNIC_MPA_STARTUP_TIMEOUT_INITIATOR_S",
+        "1"
+    )]));
+    let bytes = reply(0x8008_8010);
     for len in [0, 1, 19, 20, 23] {
-        let (id, mut peer, _listener) = called(&mut victim);
-        peer.send(&octets[..len]);
-        let event = victim.learns(id, happening::UNREACHABLE, -ETIMEDOUT);
+        let (id, mut peer, _listener) = called(&mut target);
+        peer.send(&bytes[..len]);
+        let event = target.expects_event(id, cm_event::UNREACHABLE, -ETIMEDOUT);
         assert_eq!(event.private_data, b"");
         peer.end();
-        victim.destroys(id);
+        target.destroys(id);
     }
-    goes_on(&mut victim);
-    victim.leaves();
+    continues(&mut target);
+    target.quits();
 }
 
 #[test]
-fn nobody_at_that_port_is_a_rejection() {
-    let mut victim = or_skip!(CmVictim::start(&[]));
+fn a_port_without_a_listener_is_a_rejection() {
+    let mut target = or_skip!(CmTargetProcess::start(&[]));
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
     let there = listener.local_addr().expect("a bound socket");
     drop(listener);
-    let id = victim.calls(there, DEPTHS, &[]);
-    victim.learns(id, happening::REJECTED, -ECONNREFUSED);
-    goes_on(&mut victim);
-    victim.leaves();
+    let id = target.calls(there, DEPTHS, &[]);
+    target.expects_event(id, cm_event::REJECTED, -ECONNREFUSED);
+    continues(&mut target);
+    target.quits();
 }
 
 #[test]
 fn mpa_m_01_c_05_the_reply_s_flags_count_as_well() {
-    let mut victim = or_skip!(CmVictim::start(&[("URNIC_MPA_CRC", "false")]));
-    let (id, mut peer, _listener) = victim.calls_us(DEPTHS, &[]);
+    let mut target = or_skip!(CmTargetProcess::start(&[("URNIC_MPA_CRC", "false")]));
+    let (id, mut peer, _listener) = target.connects_to_peer(DEPTHS, &[]);
     assert_eq!(Frame::read(&mut peer).flags, ENHANCED);
     let answer = Frame {
         request: false,
@@ -441,64 +450,64 @@ fn mpa_m_01_c_05_the_reply_s_flags_count_as_well() {
         revision: 2,
         private_data: hex("80088010"),
     };
-    peer.send(&answer.octets());
+    peer.send(&answer.to_bytes());
     peer.inbound = Framing::new(true, true);
     peer.outbound = Framing::new(true, false);
     assert_eq!(peer.ulpdu(), rtr_write());
-    victim.learns(id, happening::ESTABLISHED, 0);
-    victim.sends(id, 100, 2000);
+    target.expects_event(id, cm_event::ESTABLISHED, 0);
+    target.sends(id, 100, 2000);
     assert_eq!(peer.ulpdu().len(), 2018);
     let mut bad = peer.framed(&[send(1, b"hello")]);
     bad[20] ^= 1;
     peer.send(&bad);
     assert_eq!(peer.ulpdu(), complaint(0x2002, &[]));
-    victim.learns(id, happening::DISCONNECTED, 0);
-    victim.leaves();
+    target.expects_event(id, cm_event::DISCONNECTED, 0);
+    target.quits();
 }
 
 #[test]
-fn a_program_with_its_own_queue_pair_says_when_to_begin() {
-    let mut victim = or_skip!(CmVictim::start(&[]));
-    victim.keeps_queue_pairs();
-    let (id, mut peer, _listener) = called(&mut victim);
+fn a_program_with_its_own_queue_pair_decides_when_to_begin() {
+    let mut target = or_skip!(CmTargetProcess::start(&[]));
+    target.manages_own_queue_pairs();
+    let (id, mut peer, _listener) = called(&mut target);
     peer.send(&hex(&format!("{REPLY_KEY} 50020006 80088010 6f6b")));
     let Event {
         ird,
         ord,
         private_data,
         ..
-    } = victim.learns(id, happening::CONNECT_RESPONSE, 0);
+    } = target.expects_event(id, cm_event::CONNECT_RESPONSE, 0);
     assert_eq!((ird, ord, private_data), (16, 8, b"ok".to_vec()));
     // EMPA-17: the RTR is sent when the queue pair is ready for the next messages.
     peer.stays_silent(Duration::from_millis(50));
-    assert_eq!(victim.establishes(id), 0);
+    assert_eq!(target.establishes(id), 0);
     assert_eq!(peer.take(20), hex(WRITE_RTR));
-    works(&mut victim, id, &mut peer, 1);
-    victim.leaves();
+    works(&mut target, id, &mut peer, 1);
+    target.quits();
 }
 
 #[test]
-fn s001_01_02_the_rtr_frame_is_sent_to_who_wants_it() {
+fn s001_01_02_the_rtr_frame_is_sent_if_requested() {
     for (option, key) in [("hex", "74522046"), ("text", "74722046")] {
-        let mut victim = or_skip!(CmVictim::start(&[("URNIC_MPA_RTR_FRAME", option)]));
-        let (id, mut peer, _listener) = victim.calls_us(DEPTHS, &[]);
+        let mut target = or_skip!(CmTargetProcess::start(&[("URNIC_MPA_RTR_FRAME", option)]));
+        let (id, mut peer, _listener) = target.connects_to_peer(DEPTHS, &[]);
         assert_eq!(peer.take(20), hex(&format!("{REQUEST_KEY} 50010000")));
         peer.send(&hex(&format!("{REPLY_KEY} 50010000")));
         assert_eq!(
             peer.take(20),
             hex(&format!("4d504120 49442052 {key} 72616d65 40010000"))
         );
-        victim.learns(id, happening::ESTABLISHED, 0);
-        works(&mut victim, id, &mut peer, 1);
+        target.expects_event(id, cm_event::ESTABLISHED, 0);
+        works(&mut target, id, &mut peer, 1);
         // S001-02.
-        let (id, mut peer, _listener) = victim.calls_us(DEPTHS, &[]);
+        let (id, mut peer, _listener) = target.connects_to_peer(DEPTHS, &[]);
         assert_eq!(peer.take(20), hex(&format!("{REQUEST_KEY} 50010000")));
         peer.send(&hex(&format!("{REPLY_KEY} 40010000")));
-        victim.learns(id, happening::ESTABLISHED, 0);
+        target.expects_event(id, cm_event::ESTABLISHED, 0);
         peer.stays_silent(Duration::from_millis(20));
-        works(&mut victim, id, &mut peer, 1);
+        works(&mut target, id, &mut peer, 1);
         // And no RTR to a peer that rejects.
-        let (id, mut peer, _listener) = victim.calls_us(DEPTHS, &[]);
+        let (id, mut peer, _listener) = target.connects_to_peer(DEPTHS, &[]);
         peer.take(20);
         let no = Frame {
             request: false,
@@ -506,9 +515,9 @@ fn s001_01_02_the_rtr_frame_is_sent_to_who_wants_it() {
             revision: 1,
             private_data: Vec::new(),
         };
-        peer.send(&no.octets());
-        victim.learns(id, happening::REJECTED, -ECONNREFUSED);
+        peer.send(&no.to_bytes());
+        target.expects_event(id, cm_event::REJECTED, -ECONNREFUSED);
         assert_eq!(peer.end(), End::Closed);
-        victim.leaves();
+        target.quits();
     }
 }

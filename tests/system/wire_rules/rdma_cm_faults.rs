@@ -7,9 +7,9 @@ use std::time::Duration;
 use urnic_tests::or_skip;
 use urnic_tests::peer::{End, Peer, hex};
 use urnic_tests::startup::Frame;
+use urnic_tests::target_process::cm::{CmTargetProcess, cm_event};
+use urnic_tests::target_process::status;
 use urnic_tests::ulpdu::send;
-use urnic_tests::victim::cm::{CmVictim, happening};
-use urnic_tests::victim::status;
 
 use super::rdma_cm::{
     ALL_FLUSHED, DEPTHS, ECONNRESET, ETIMEDOUT, REPLY_KEY, REQUEST_KEY, Scene, rtr_read, rtr_write,
@@ -25,117 +25,121 @@ fn request() -> Vec<u8> {
     hex(&format!("{REQUEST_KEY} 50020004 8010c008"))
 }
 
-/// Resumes the stopped victim. Its accepts of abandoned Requests fail with ECONNRESET, the
+/// Resumes the stopped target. Its accepts of abandoned Requests fail with ECONNRESET, the
 /// connection of this connect is established, and the listener serves others.
 #[track_caller]
-fn recover(scene: &mut Scene, caller: &mut CmVictim) {
-    scene.victim.process().resume();
+fn recover(scene: &mut Scene, caller: &mut CmTargetProcess) {
+    scene.target.process().resume();
     let call = caller.calls(scene.at, DEPTHS, b"again");
     loop {
         let request = scene.asked();
-        let outcome = scene.victim.accepts(request.about, DEPTHS, b"");
+        let outcome = scene.target.accepts(request.about, DEPTHS, b"");
         if request.private_data == b"again" {
             assert_eq!(outcome, 0);
-            caller.learns(call, happening::ESTABLISHED, 0);
-            scene.victim.learns(request.about, happening::ESTABLISHED, 0);
+            caller.expects_event(call, cm_event::ESTABLISHED, 0);
+            scene
+                .target
+                .expects_event(request.about, cm_event::ESTABLISHED, 0);
             break;
         }
         assert_eq!(outcome, ECONNRESET as u64);
-        scene.victim.destroys(request.about);
+        scene.target.destroys(request.about);
     }
-    scene.goes_on();
+    scene.continues();
 }
 
 #[test]
 fn a_stopped_listener_is_unreachable_until_it_goes_on() {
     let mut scene = or_skip!(Scene::start(&[]));
-    let mut caller = or_skip!(CmVictim::start(&QUICK));
-    scene.victim.process().stop();
-    // The victim's host still accepts the TCP connection.
+    let mut caller = or_skip!(CmTargetProcess::start(&QUICK));
+    scene.target.process().stop();
+    // The target's host still accepts the TCP connection.
     for _ in 0..2 {
         let id = caller.calls(scene.at, DEPTHS, b"first");
-        caller.learns(id, happening::UNREACHABLE, -ETIMEDOUT);
+        caller.expects_event(id, cm_event::UNREACHABLE, -ETIMEDOUT);
         caller.destroys(id);
     }
     recover(&mut scene, &mut caller);
-    caller.leaves();
-    scene.victim.leaves();
+    caller.quits();
+    scene.target.quits();
 }
 
 #[test]
 fn a_request_not_answered_in_time_cannot_be_accepted() {
     let mut scene = or_skip!(Scene::start(&[]));
-    let mut caller = or_skip!(CmVictim::start(&QUICK));
+    let mut caller = or_skip!(CmTargetProcess::start(&QUICK));
     let id = caller.calls(scene.at, DEPTHS, b"first");
     let request = scene.asked();
-    scene.victim.process().stop();
-    caller.learns(id, happening::UNREACHABLE, -ETIMEDOUT);
-    scene.victim.process().resume();
+    scene.target.process().stop();
+    caller.expects_event(id, cm_event::UNREACHABLE, -ETIMEDOUT);
+    scene.target.process().resume();
     assert_eq!(
-        scene.victim.accepts(request.about, DEPTHS, b""),
+        scene.target.accepts(request.about, DEPTHS, b""),
         ECONNRESET as u64
     );
-    scene.victim.destroys(request.about);
+    scene.target.destroys(request.about);
     recover(&mut scene, &mut caller);
-    caller.leaves();
-    scene.victim.leaves();
+    caller.quits();
+    scene.target.quits();
 }
 
 #[test]
 fn an_initiator_stopped_before_its_first_fpdu_is_unreachable() {
     let mut scene = or_skip!(Scene::start(&QUICK));
-    let mut caller = or_skip!(CmVictim::start(&[]));
+    let mut caller = or_skip!(CmTargetProcess::start(&[]));
     let id = caller.calls(scene.at, DEPTHS, b"");
     let request = scene.asked();
     caller.process().stop();
-    assert_eq!(scene.victim.accepts(request.about, DEPTHS, b""), 0);
+    assert_eq!(scene.target.accepts(request.about, DEPTHS, b""), 0);
     scene
-        .victim
-        .learns(request.about, happening::UNREACHABLE, -ETIMEDOUT);
-    scene.victim.completes(request.about, &ALL_FLUSHED);
-    scene.victim.destroys(request.about);
-    scene.goes_on();
-    // The victim finds a Reply and a reset: whichever it reads first, the connect is over, and the
+        .target
+        .expects_event(request.about, cm_event::UNREACHABLE, -ETIMEDOUT);
+    scene.target.completes(request.about, &ALL_FLUSHED);
+    scene.target.destroys(request.about);
+    scene.continues();
+    // The target finds a Reply and a reset: whichever it reads first, the connect is over, and the
     // program gets one event.
     caller.process().resume();
     let mut verdict = caller.event();
-    if verdict.kind == happening::ESTABLISHED {
+    if verdict.kind == cm_event::ESTABLISHED {
         verdict = caller.event();
-        assert_eq!(verdict.kind, happening::DISCONNECTED);
+        assert_eq!(verdict.kind, cm_event::DISCONNECTED);
     } else {
-        assert_eq!(verdict.verdict(), (happening::REJECTED, -ECONNRESET));
+        assert_eq!(verdict.verdict(), (cm_event::REJECTED, -ECONNRESET));
     }
     caller.destroys(id);
     assert!(caller.is_quiet());
-    caller.leaves();
+    caller.quits();
     scene.ends();
 }
 
 #[test]
 fn a_connection_to_a_stopped_peer_can_be_ended() {
     let mut scene = or_skip!(Scene::start(&[]));
-    let mut caller = or_skip!(CmVictim::start(&[]));
+    let mut caller = or_skip!(CmTargetProcess::start(&[]));
     let id = caller.calls(scene.at, DEPTHS, b"");
     let request = scene.asked();
-    assert_eq!(scene.victim.accepts(request.about, DEPTHS, b""), 0);
-    scene.victim.learns(request.about, happening::ESTABLISHED, 0);
-    caller.learns(id, happening::ESTABLISHED, 0);
+    assert_eq!(scene.target.accepts(request.about, DEPTHS, b""), 0);
+    scene
+        .target
+        .expects_event(request.about, cm_event::ESTABLISHED, 0);
+    caller.expects_event(id, cm_event::ESTABLISHED, 0);
     caller.process().stop();
-    scene.victim.sends(request.about, 100, 5);
-    assert_eq!(scene.victim.disconnects(request.about), 0);
+    scene.target.sends(request.about, 100, 5);
+    assert_eq!(scene.target.disconnects(request.about), 0);
     // Neither this call nor the end of the process blocks.
-    scene.victim.destroys(request.about);
-    scene.goes_on();
-    scene.victim.leaves();
+    scene.target.destroys(request.about);
+    scene.continues();
+    scene.target.quits();
     caller.process().resume();
-    caller.learns(id, happening::DISCONNECTED, 0);
-    caller.leaves();
+    caller.expects_event(id, cm_event::DISCONNECTED, 0);
+    caller.quits();
 }
 
 #[test]
-fn a_caller_that_hangs_up_in_any_phase_costs_nobody_anything() {
+fn an_initiator_that_closes_in_any_phase_harms_no_other() {
     let mut scene = or_skip!(Scene::start(&[]));
-    let octets = request();
+    let bytes = request();
     for reset in [true, false] {
         let hang_up = |mut peer: Peer| match reset {
             true => peer.reset(),
@@ -143,134 +147,140 @@ fn a_caller_that_hangs_up_in_any_phase_costs_nobody_anything() {
         };
         // Before and in the Request.
         for len in [0, 1, 20, 23] {
-            hang_up(scene.call(&octets[..len]));
+            hang_up(scene.call(&bytes[..len]));
         }
         // Behind the Request: the program gets the error when it accepts or rejects.
         for accept in [true, false] {
-            let peer = scene.call(&octets);
+            let peer = scene.call(&bytes);
             let id = scene.asked().about;
             hang_up(peer);
             if accept {
                 // The event may take a moment to arrive.
-                match scene.victim.accepts(id, DEPTHS, b"") {
-                    0 => drop(scene.victim.learns(id, happening::CONNECT_ERROR, -ECONNRESET)),
+                match scene.target.accepts(id, DEPTHS, b"") {
+                    0 => drop(
+                        scene
+                            .target
+                            .expects_event(id, cm_event::CONNECT_ERROR, -ECONNRESET),
+                    ),
                     errno => assert_eq!(errno, ECONNRESET as u64),
                 }
             } else {
-                assert_eq!(scene.victim.rejects(id, b"no"), 0);
+                assert_eq!(scene.target.rejects(id, b"no"), 0);
             }
-            scene.victim.destroys(id);
+            scene.target.destroys(id);
         }
         // Behind the Reply.
-        let (event, peer, _) = scene.accepted(&octets, DEPTHS, &[]);
+        let (event, peer, _) = scene.accepted(&bytes, DEPTHS, &[]);
         hang_up(peer);
         let id = event.about;
-        scene.victim.learns(id, happening::CONNECT_ERROR, -ECONNRESET);
-        scene.victim.destroys(id);
+        scene
+            .target
+            .expects_event(id, cm_event::CONNECT_ERROR, -ECONNRESET);
+        scene.target.destroys(id);
         // Behind the RTR, and behind a message.
         for message in [None, Some(send(1, b"hello"))] {
-            let (event, mut peer, _) = scene.accepted(&octets, DEPTHS, &[]);
+            let (event, mut peer, _) = scene.accepted(&bytes, DEPTHS, &[]);
             let id = event.about;
             peer.tell(&[rtr_write()]);
-            scene.victim.learns(id, happening::ESTABLISHED, 0);
+            scene.target.expects_event(id, cm_event::ESTABLISHED, 0);
             if let Some(message) = message {
                 peer.tell(&[message]);
-                scene.victim.completes(id, &[(0, status::SUCCESS)]);
+                scene.target.completes(id, &[(0, status::SUCCESS)]);
             }
             hang_up(peer);
-            scene.victim.learns(id, happening::DISCONNECTED, 0);
-            scene.victim.destroys(id);
+            scene.target.expects_event(id, cm_event::DISCONNECTED, 0);
+            scene.target.destroys(id);
         }
     }
     scene.ends();
 }
 
 #[test]
-fn the_end_of_a_connection_is_told_once() {
+fn the_end_of_a_connection_is_reported_once() {
     let mut scene = or_skip!(Scene::start(&[]));
     for peer_first in [true, false] {
         let (event, mut peer, _) = scene.accepted(&request(), DEPTHS, &[]);
         let id = event.about;
         peer.tell(&[rtr_read()]);
         peer.ulpdu();
-        scene.victim.learns(id, happening::ESTABLISHED, 0);
+        scene.target.expects_event(id, cm_event::ESTABLISHED, 0);
         if peer_first {
             peer.finish();
         } else {
             // A disconnection flushes requests that are not completed yet.
-            scene.victim.sends(id, 100, 0);
-            scene.victim.completes(id, &[(100, status::SUCCESS)]);
-            assert_eq!(scene.victim.disconnects(id), 0);
+            scene.target.sends(id, 100, 0);
+            scene.target.completes(id, &[(100, status::SUCCESS)]);
+            assert_eq!(scene.target.disconnects(id), 0);
             assert_eq!(peer.ulpdu(), send(1, b""));
         }
         assert_eq!(peer.end(), End::Closed);
         peer.finish();
-        scene.victim.learns(id, happening::DISCONNECTED, 0);
-        assert_eq!(scene.victim.disconnects(id), 0);
-        scene.victim.learns(id, happening::TIMEWAIT_EXIT, 0);
-        assert!(scene.victim.is_quiet());
-        scene.victim.destroys(id);
+        scene.target.expects_event(id, cm_event::DISCONNECTED, 0);
+        assert_eq!(scene.target.disconnects(id), 0);
+        scene.target.expects_event(id, cm_event::TIMEWAIT_EXIT, 0);
+        assert!(scene.target.is_quiet());
+        scene.target.destroys(id);
     }
     scene.ends();
 }
 
 #[test]
-fn garbage_at_each_step_costs_nobody_anything() {
+fn garbage_at_each_step_harms_no_other_connection() {
     let mut scene = or_skip!(Scene::start(&[]));
     let noise: Vec<u8> = (0..3000_u32)
         .map(|at| (at.wrapping_mul(0x9e37_79b9) >> 24) as u8)
         .collect();
-    let octets = request();
+    let bytes = request();
     // For the Request, in it, behind it.
     for len in [0, 7, 19] {
-        scene.call(&[&octets[..len], &noise].concat()).end();
+        scene.call(&[&bytes[..len], &noise].concat()).end();
     }
-    let mut peer = scene.call(&[&octets[..], &noise].concat());
+    let mut peer = scene.call(&[&bytes[..], &noise].concat());
     let id = scene.asked().about;
-    assert_eq!(scene.victim.accepts(id, DEPTHS, b""), ECONNRESET as u64);
+    assert_eq!(scene.target.accepts(id, DEPTHS, b""), ECONNRESET as u64);
     peer.end();
-    scene.victim.destroys(id);
-    // Noise in place of the RTR, and noise behind the RTR. Behind the RTR the victim has a peer to
+    scene.target.destroys(id);
+    // Noise in place of the RTR, and noise behind the RTR. Behind the RTR the target has a peer to
     // answer.
     for rtr in [None, Some(rtr_write())] {
-        let (event, mut peer, _) = scene.accepted(&octets, DEPTHS, &[]);
+        let (event, mut peer, _) = scene.accepted(&bytes, DEPTHS, &[]);
         let id = event.about;
         let opens = rtr.is_some();
         if let Some(rtr) = rtr {
             peer.tell(&[rtr]);
-            scene.victim.learns(id, happening::ESTABLISHED, 0);
+            scene.target.expects_event(id, cm_event::ESTABLISHED, 0);
         }
         peer.send(&noise);
         peer.finish();
         let said = peer.rest().0;
         assert_eq!(said.is_empty(), !opens, "{said:02x?}");
-        let end = scene.victim.event();
+        let end = scene.target.event();
         let expected = if opens {
-            happening::DISCONNECTED
+            cm_event::DISCONNECTED
         } else {
-            happening::CONNECT_ERROR
+            cm_event::CONNECT_ERROR
         };
         assert_eq!((end.id, end.kind), (id, expected), "{end:?}");
-        scene.victim.completes(id, &ALL_FLUSHED);
-        scene.victim.destroys(id);
+        scene.target.completes(id, &ALL_FLUSHED);
+        scene.target.destroys(id);
     }
     scene.ends();
 }
 
 #[test]
-fn many_who_say_nothing_do_not_keep_others_out() {
+fn many_silent_connections_do_not_keep_others_out() {
     let mut scene = or_skip!(Scene::start(&[]));
     let silent: Vec<Peer> = (0..300).map(|_| scene.call(b"MPA ID")).collect();
-    scene.goes_on();
+    scene.continues();
     drop(silent);
     scene.ends();
 }
 
 #[test]
 fn requests_beyond_the_backlog_wait_for_their_turn() {
-    let mut victim = or_skip!(CmVictim::start(&[]));
-    let (listener, at) = victim.listens(1);
-    let mut scene = Scene { victim, listener, at };
+    let mut target = or_skip!(CmTargetProcess::start(&[]));
+    let (listener, at) = target.listens(1);
+    let mut scene = Scene { target, listener, at };
     let mut peers: Vec<Peer> = (0..20)
         .map(|number| scene.call(&hex(&format!("{REQUEST_KEY} 50020005 8010c008 {number:02x}"))))
         .collect();
@@ -278,7 +288,7 @@ fn requests_beyond_the_backlog_wait_for_their_turn() {
     let mut numbers: Vec<u8> = asked.iter().map(|event| event.private_data[0]).collect();
     for event in &asked {
         let peer = &mut peers[usize::from(event.private_data[0])];
-        assert_eq!(scene.victim.accepts(event.about, DEPTHS, b""), 0);
+        assert_eq!(scene.target.accepts(event.about, DEPTHS, b""), 0);
         assert_eq!(Frame::read(peer).word(), Some(0x8008_4010));
         scene.opens(event.about, peer, &rtr_read(), false);
     }
@@ -288,27 +298,27 @@ fn requests_beyond_the_backlog_wait_for_their_turn() {
 }
 
 #[test]
-fn a_listener_that_goes_takes_its_calls_along() {
-    let mut victim = or_skip!(CmVictim::start(&[]));
-    let (listener, at) = victim.listens(2);
-    let scene = Scene { victim, listener, at };
+fn a_destroyed_listener_ends_its_pending_connections() {
+    let mut target = or_skip!(CmTargetProcess::start(&[]));
+    let (listener, at) = target.listens(2);
+    let scene = Scene { target, listener, at };
     let mut callers: Vec<Peer> = (0..5).map(|_| scene.call(&request())).collect();
     callers.push(scene.call(&request()[..10]));
     let Scene {
-        mut victim, listener, ..
+        mut target, listener, ..
     } = scene;
     // One Request is the program's, another waits for it, more wait behind the backlog.
-    let asked = victim.learns(listener, happening::CONNECT_REQUEST, 0);
-    victim.destroys(listener);
-    victim.destroys(asked.about);
+    let asked = target.expects_event(listener, cm_event::CONNECT_REQUEST, 0);
+    target.destroys(listener);
+    target.destroys(asked.about);
     for mut caller in callers {
         // For some a whole Request was read, and so there is a rejecting Reply.
         let (said, _) = caller.rest();
         let no = hex(&format!("{REPLY_KEY} 70020004 80014000"));
         assert!(said.is_empty() || said == no, "{said:02x?}");
     }
-    assert!(victim.is_quiet());
+    assert!(target.is_quiet());
     // The port is free again.
     assert!(std::net::TcpStream::connect_timeout(&at, Duration::from_secs(5)).is_err());
-    victim.leaves();
+    target.quits();
 }

@@ -3,22 +3,22 @@
 use urnic_tests::or_skip;
 use urnic_tests::peer::{End, hex};
 use urnic_tests::startup::CRC;
+use urnic_tests::target_process::{QpParams, ROLES, Role, TargetProcess, opcode, status};
 use urnic_tests::ulpdu::{complaint, invalidating, read_request, send, tagged, terminate, untagged, write};
-use urnic_tests::victim::{ROLES, Role, Victim, Wish, opcode, status};
 
 use super::rdmap::{READ, reads};
 use super::{ALL_FLUSHED, Scene};
 
-// Terminates of the victim.
+// Terminates of the target.
 
 #[test]
 fn rdm_t_02_terminates_carry_the_headers_at_fault() {
-    let mut victim = or_skip!(Victim::start(&[]));
-    let at = victim.buffer();
+    let mut target = or_skip!(TargetProcess::start(&[]));
+    let at = target.buffer();
     for role in ROLES {
         // A Write: M and D, length 0x12, 14 bytes of header (as vector F-TERM-WRITE-111).
-        let mut link = victim.link(role);
-        let stag = victim.stag("all");
+        let mut link = target.link(role);
+        let stag = target.stag("all");
         link.peer.tell(&[write(stag, at + 4093, b"abcd")]);
         let mut expected = hex("4147 00000000 00000002 00000001 00000000 1101c000 0012 c140");
         expected.extend(stag.to_be_bytes());
@@ -26,21 +26,21 @@ fn rdm_t_02_terminates_carry_the_headers_at_fault() {
         assert_eq!(link.peer.ulpdu(), expected);
 
         // A Read Request: M, D and R, length 0x2e, 18 bytes and 28 (as vector F-TERM-RREQ-012).
-        let mut link = victim.link(role);
-        let request = read_request(1, victim.stag("write"), at, 64);
+        let mut link = target.link(role);
+        let request = read_request(1, target.stag("write"), at, 64);
         link.peer.tell(&[&request]);
         let mut expected = hex("4147 00000000 00000002 00000001 00000000 0102e000 002e");
         expected.extend(&request);
         assert_eq!(link.peer.ulpdu(), expected);
     }
-    victim.leaves();
+    target.quits();
 }
 
 #[test]
 fn rdm_s_04_the_terminate_of_an_invalidate_has_no_rdmap_header() {
-    let mut victim = or_skip!(Victim::start(&[]));
-    let mut link = victim.link(Role::Called);
-    let foreign = victim.stag("foreign");
+    let mut target = or_skip!(TargetProcess::start(&[]));
+    let mut link = target.link(Role::Responder);
+    let foreign = target.stag("foreign");
     link.peer
         .tell(&[invalidating(0x41, 0x44, foreign, 0, 1, 0, b"hello")]);
     // As vector F-TERM-INV-019.
@@ -48,20 +48,20 @@ fn rdm_s_04_the_terminate_of_an_invalidate_has_no_rdmap_header() {
     expected.extend(foreign.to_be_bytes());
     expected.extend(hex("00000000 00000001 00000000"));
     assert_eq!(link.peer.ulpdu(), expected);
-    victim.leaves();
+    target.quits();
 }
 
 #[test]
-fn rdm_t_07_an_error_of_our_own_says_so_without_headers() {
+fn rdm_t_07_a_local_error_is_reported_without_headers() {
     // An lkey that does not exist.
     let mut scene = or_skip!(Scene::start(&[]));
     for role in ROLES {
-        let mut link = scene.victim.link(role);
-        let bad = format!("#{:x}", scene.victim.no_stag());
-        let at = scene.victim.buffer();
-        scene.victim.sends(link.qp, 99, 5);
+        let mut link = scene.target.link(role);
+        let bad = format!("#{:x}", scene.target.no_stag());
+        let at = scene.target.buffer();
+        scene.target.sends(link.qp, 99, 5);
         scene
-            .victim
+            .target
             .posts(link.qp, opcode::SEND, 100, &bad, at, 5, (0, 0));
         assert_eq!(link.peer.ulpdu()[..2], [0x41, 0x43]);
         assert_eq!(link.peer.ulpdu(), terminate(&[0; 4]));
@@ -76,22 +76,22 @@ fn rdm_t_07_an_error_of_our_own_says_so_without_headers() {
 
 // Terminates of the peer.
 
-/// In both roles: requests on the wire, then this Terminate. The victim does not answer it, and its
+/// In both roles: requests on the wire, then this Terminate. The target does not answer it, and its
 /// requests complete with these statuses.
 #[track_caller]
 fn terminated_by(scene: &mut Scene, ulpdu: impl Fn(&[u8], &[u8]) -> Vec<u8>, read: u64, sent: u64) {
     for role in ROLES {
-        let mut link = scene.victim.link(role);
-        reads(&mut scene.victim, &mut link, 100, 1);
+        let mut link = scene.target.link(role);
+        reads(&mut scene.target, &mut link, 100, 1);
         let request = {
-            let (stag, at) = (scene.victim.stag("in"), scene.victim.address("inbox"));
+            let (stag, at) = (scene.target.stag("in"), scene.target.address("inbox"));
             let mut header = stag.to_be_bytes().to_vec();
             header.extend(at.to_be_bytes());
             header.extend((READ as u32).to_be_bytes());
             header.extend(hex("00000200 00007f00 00002000"));
             untagged(0x41, 0x41, 1, 1, 0, &header)
         };
-        scene.victim.sends(link.qp, 101, 5);
+        scene.target.sends(link.qp, 101, 5);
         let message = link.peer.ulpdu();
         let bad = ulpdu(&request, &message);
         link.peer.tell(&[&bad]);
@@ -99,7 +99,7 @@ fn terminated_by(scene: &mut Scene, ulpdu: impl Fn(&[u8], &[u8]) -> Vec<u8>, rea
         let completions = [&[(100, read), (101, sent)], &ALL_FLUSHED[..]].concat();
         scene.is_over(&mut link, End::Closed, &completions);
     }
-    scene.goes_on();
+    scene.continues();
 }
 
 #[test]
@@ -186,7 +186,7 @@ fn rdm_t_09_terminates_in_odd_forms_are_understood() {
     for payload in ["70000000", "f0ff0000", "20990000"] {
         terminated_by(&mut scene, plain(payload), RETRY_EXC_ERR, FLUSHED);
     }
-    // About messages that the victim never sent: another MSN, a Write elsewhere.
+    // About messages that the target never sent: another MSN, a Write elsewhere.
     for header in [
         "1202c000 0017 4143 00000000 00000000 0000004d 00000000",
         "1100c000 0012 c140 deadbeef 00000000 00000000",
@@ -213,25 +213,25 @@ fn rdm_t_09_a_swapped_start_up_error_is_understood() {
     // siw's 2/0/06; 0/2/06 would be about a message, and there was none (vector, conformance
     // §13.5).
     let mut scene = or_skip!(Scene::start(&[]));
-    let mut link = scene.victim.link(Role::Called);
+    let mut link = scene.target.link(Role::Responder);
     link.peer.send(&hex(
         "00164147 00000000 00000002 00000001 00000000 02060000 6f77b973",
     ));
     scene.is_over(&mut link, End::Closed, &ALL_FLUSHED);
-    scene.victim.sends(link.qp, 100, 5);
-    scene.victim.completes(link.qp, &[(100, status::RETRY_EXC_ERR)]);
+    scene.target.sends(link.qp, 100, 5);
+    scene.target.completes(link.qp, &[(100, status::RETRY_EXC_ERR)]);
     scene.ends();
 }
 
 #[test]
 fn rdm_t_04_a_terminate_needs_no_receive() {
     let mut scene = or_skip!(Scene::start(&[]));
-    let wish = Wish {
+    let params = QpParams {
         receives: 0,
-        ..Wish::default()
+        ..QpParams::default()
     };
     for role in ROLES {
-        let mut link = scene.victim.link_as(role, &wish, CRC);
+        let mut link = scene.target.link_as(role, &params, CRC);
         link.peer.tell(&[terminate(&hex("20020000"))]);
         scene.is_over(&mut link, End::Closed, &[]);
     }
@@ -257,7 +257,7 @@ fn rdm_t_08_a_bad_terminate_makes_no_loop() {
         terminate(&good[..3]),
     ] {
         for role in ROLES {
-            let mut link = scene.victim.link(role);
+            let mut link = scene.target.link(role);
             link.peer.tell(&[&bad]);
             // No answer, and the end: after an invalid Terminate, by a reset.
             scene.is_over(&mut link, End::Reset, &ALL_FLUSHED);
@@ -270,12 +270,12 @@ fn rdm_t_08_a_bad_terminate_makes_no_loop() {
 fn rdm_t_04_two_terminates_that_cross_make_no_third() {
     let mut scene = or_skip!(Scene::start(&[]));
     for role in ROLES {
-        let mut link = scene.victim.link(role);
+        let mut link = scene.target.link(role);
         let bad = send(9, b"hello");
         link.peer.tell(&[bad.clone(), terminate(&hex("20020000"))]);
         assert_eq!(link.peer.ulpdu(), complaint(0x1203, &bad));
         scene.is_over(&mut link, End::Closed, &ALL_FLUSHED);
-        assert_eq!(scene.victim.event().1, link.qp.index);
+        assert_eq!(scene.target.event().1, link.qp.index);
     }
     scene.ends();
 }

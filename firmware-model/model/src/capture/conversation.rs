@@ -124,7 +124,7 @@ impl Conversation {
     /// Records that one end sent `bytes`, which begin at position `offset` of its stream.
     pub(super) fn bytes(&mut self, from: Side, offset: u64, bytes: &[u8], write: &mut Write<'_>) {
         let other = from.other() as usize;
-        let marked = self.directions[other].cutter.wants_markers;
+        let marked = self.directions[other].cutter.requests_markers;
         let direction = &mut self.directions[from as usize];
         let known = usize::try_from(direction.taken.saturating_sub(offset)).unwrap_or(usize::MAX);
         let Some(new) = bytes.get(known..).filter(|new| !new.is_empty()) else {

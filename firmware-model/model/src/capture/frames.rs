@@ -33,7 +33,7 @@ pub(super) struct Cutter {
     /// Bytes of FPDUs and markers before the front.
     offset: u64,
     /// This side requested markers in what it receives.
-    pub(super) wants_markers: bool,
+    pub(super) requests_markers: bool,
 }
 
 impl Cutter {
@@ -41,7 +41,7 @@ impl Cutter {
         Cutter {
             phase: Phase::StartUp,
             offset: 0,
-            wants_markers: false,
+            requests_markers: false,
         }
     }
 
@@ -76,7 +76,7 @@ impl Cutter {
     pub(super) fn pass(&mut self, frame: &[u8]) {
         match self.phase {
             Phase::StartUp => {
-                self.wants_markers = frame.get(16).is_some_and(|flags| flags & WANTS_MARKERS != 0);
+                self.requests_markers = frame.get(16).is_some_and(|flags| flags & WANTS_MARKERS != 0);
                 self.phase = Phase::Started;
             }
             Phase::Started => self.phase = Phase::FullOperation,

@@ -1,4 +1,4 @@
-//! A live program, `victim.c`, whose queue pairs are connected to raw [`Peer`]s of the test.
+//! A live program, `target_process.c`, whose queue pairs are connected to raw [`Peer`]s of the test.
 
 pub mod cm;
 mod connections;
@@ -12,7 +12,7 @@ use crate::peer::{Peer, hex};
 use crate::program::{Program, Running};
 use crate::startup::{CRC, Introduction};
 
-use dialogue::{Obedient, fields};
+use dialogue::{CommandProcess, fields};
 pub use numbers::{event, opcode, state, status};
 
 /// Bytes of the buffer that peers may read and write, and of the pages around it that they may not.
@@ -23,7 +23,7 @@ pub const LARGE: u32 = 16 << 20;
 pub const RECEIVES: u64 = 4;
 /// Pages of the inbox.
 const INBOX_PAGES: u64 = 1024;
-/// First page that [`Victim::receives`] uses; tests use the pages before it themselves.
+/// First page that [`TargetProcess::receives`] uses; tests use the pages before it themselves.
 const FIRST_PAGE: u64 = 64;
 const OUR_PSN: u32 = 0x00_1234;
 const NONCE: u64 = 0x0123_4567_89ab_cdef;
@@ -31,16 +31,16 @@ const NONCE: u64 = 0x0123_4567_89ab_cdef;
 /// The side that opens the connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
-    /// The victim accepts: it is MPA's responder.
-    Called,
-    /// The victim connects: it is MPA's initiator.
-    Calls,
+    /// The target accepts: it is MPA's responder.
+    Responder,
+    /// The target connects: it is MPA's initiator.
+    Initiator,
 }
 
 /// Both.
-pub const ROLES: [Role; 2] = [Role::Called, Role::Calls];
+pub const ROLES: [Role; 2] = [Role::Responder, Role::Initiator];
 
-/// A queue pair of the victim.
+/// A queue pair of the target.
 #[derive(Debug, Clone, Copy)]
 pub struct Qp {
     /// The place of the queue pair in the order of creation.
@@ -53,7 +53,7 @@ pub struct Qp {
 
 /// The parameters of a queue pair.
 #[derive(Debug, Clone, Copy)]
-pub struct Wish {
+pub struct QpParams {
     /// Flags of the peer's start-up frame besides S.
     pub flags: u8,
     /// Inbound Reads at a time.
@@ -68,7 +68,7 @@ pub struct Wish {
     pub access: u8,
 }
 
-impl Default for Wish {
+impl Default for QpParams {
     fn default() -> Self {
         Self {
             flags: CRC,
@@ -84,7 +84,7 @@ impl Default for Wish {
 /// A queue pair and the raw peer that it is connected to.
 #[derive(Debug)]
 pub struct Link {
-    /// The victim's end.
+    /// The target's end.
     pub qp: Qp,
     /// The raw peer.
     pub peer: Peer,
@@ -107,20 +107,20 @@ pub struct Wc {
     pub more: u64,
 }
 
-/// The running victim.
+/// The running target.
 #[derive(Debug)]
-pub struct Victim {
-    dialogue: Obedient,
+pub struct TargetProcess {
+    dialogue: CommandProcess,
     here: HashMap<String, String>,
     gid: [u8; 16],
-    /// The address that the victim has for its peers; at first, its own address.
+    /// The address that the target has for its peers; at first, its own address.
     peers: [u8; 16],
     links: u32,
     pages: u64,
 }
 
-impl Victim {
-    /// Starts the victim.
+impl TargetProcess {
+    /// Starts the target.
     ///
     /// # Errors
     /// The reason for a skip.
@@ -128,7 +128,7 @@ impl Victim {
         Self::start_by(variables, |program| program)
     }
 
-    /// Starts the victim in a place of its own.
+    /// Starts the target in a place of its own.
     ///
     /// # Errors
     /// The reason for a skip.
@@ -138,22 +138,22 @@ impl Victim {
     ) -> Result<Self, String> {
         // The rules of the wire are shown without the device's own Reads.
         let variables = [&[("URNIC_COMPLETION", "taken")], variables].concat();
-        let mut victim = Self {
-            dialogue: Obedient::start("victim", &variables, place)?,
+        let mut target = Self {
+            dialogue: CommandProcess::start("target_process", &variables, place)?,
             here: HashMap::new(),
             gid: [0; 16],
             peers: [0; 16],
             links: 0,
             pages: 0,
         };
-        victim.here = fields(&victim.dialogue.answer());
-        let gid = hex(&victim.here["gid"]);
-        victim.gid = gid.try_into().expect("a GID has 16 octets");
-        victim.peers = victim.gid;
-        Ok(victim)
+        target.here = fields(&target.dialogue.answer());
+        let gid = hex(&target.here["gid"]);
+        target.gid = gid.try_into().expect("a GID has 16 bytes");
+        target.peers = target.gid;
+        Ok(target)
     }
 
-    /// Sends an order to the victim and returns the answer.
+    /// Sends an order to the target and returns the answer.
     #[track_caller]
     pub fn order(&mut self, line: &str) -> String {
         self.dialogue.order(line)
@@ -164,7 +164,7 @@ impl Victim {
         self.dialogue.ask(line)
     }
 
-    /// The STag of one of the victim's regions: `all`, `read`, `write`, `local`, `foreign`, `zero`,
+    /// The STag of one of the target's regions: `all`, `read`, `write`, `local`, `foreign`, `zero`,
     /// `in`, `big`.
     #[track_caller]
     pub fn stag(&self, name: &str) -> u32 {
@@ -181,7 +181,7 @@ impl Victim {
         stag
     }
 
-    /// The address of the victim's buffer of a page.
+    /// The address of the target's buffer of a page.
     pub fn buffer(&self) -> u64 {
         self.address("buffer")
     }
@@ -192,7 +192,7 @@ impl Victim {
         u64::from_str_radix(&self.here[name], 16).expect("a number")
     }
 
-    /// GID 0 of the victim, as the program sees it.
+    /// GID 0 of the target, as the program sees it.
     pub fn gid(&self) -> [u8; 16] {
         self.gid
     }
@@ -214,14 +214,14 @@ impl Victim {
 
     /// A new queue pair, with receives posted.
     #[track_caller]
-    pub fn qp(&mut self, wish: &Wish) -> Qp {
-        let field = self.ask(&format!("qp 40 {:x}", wish.access));
+    pub fn qp(&mut self, params: &QpParams) -> Qp {
+        let field = self.ask(&format!("qp 40 {:x}", params.access));
         let qp = Qp {
             index: field("qp"),
             qpn: field("qpn") as u32,
             psn: field("psn") as u32,
         };
-        for id in 0..wish.receives {
+        for id in 0..params.receives {
             self.receives(qp, id);
         }
         qp
@@ -243,11 +243,11 @@ impl Victim {
 
     /// Brings a queue pair to RTS, with such a peer.
     #[track_caller]
-    pub fn connects(&mut self, qp: Qp, qpn: u32, wish: &Wish) {
-        let gid: String = self.peers.iter().map(|octet| format!("{octet:02x}")).collect();
-        let Wish {
+    pub fn connects(&mut self, qp: Qp, qpn: u32, params: &QpParams) {
+        let gid: String = self.peers.iter().map(|byte| format!("{byte:02x}")).collect();
+        let QpParams {
             ird, ord, rnr_retry, ..
-        } = wish;
+        } = params;
         self.order(&format!(
             "connect {:x} {gid} {qpn:x} {OUR_PSN:x} {ird:x} {ord:x} {rnr_retry:x}",
             qp.index
@@ -255,13 +255,13 @@ impl Victim {
     }
 
     /// The introduction that the peer `qpn` sends to this queue pair.
-    pub fn introduction(&self, qp: Qp, qpn: u32, wish: &Wish) -> Introduction {
+    pub fn introduction(&self, qp: Qp, qpn: u32, params: &QpParams) -> Introduction {
         Introduction {
             from: qpn,
             to: qp.qpn,
             sq_psn: OUR_PSN,
             rq_psn: qp.psn,
-            rnr_retry: wish.rnr_retry,
+            rnr_retry: params.rnr_retry,
             nonce: NONCE,
         }
     }
@@ -299,7 +299,7 @@ impl Victim {
 
     /// Whether the completion queue of this queue pair is empty.
     #[track_caller]
-    pub fn has_none(&mut self, qp: Qp) -> bool {
+    pub fn has_no_completion(&mut self, qp: Qp) -> bool {
         self.order(&format!("poll {:x}", qp.index)) == "none"
     }
 
@@ -328,7 +328,7 @@ impl Victim {
         self.ask("quiet")("quiet") == 1
     }
 
-    /// Posts a Send of this many bytes of the victim's buffer.
+    /// Posts a Send of this many bytes of the target's buffer.
     #[track_caller]
     pub fn sends(&mut self, qp: Qp, id: u64, len: u64) {
         let buffer = self.buffer();
@@ -348,7 +348,7 @@ impl Victim {
         assert_eq!(self.ask(&line)("errno"), 0, "{line}");
     }
 
-    /// Bytes of the victim's region `arena`, `inbox` or `large`.
+    /// Bytes of the target's region `arena`, `inbox` or `large`.
     #[track_caller]
     pub fn dump(&mut self, region: &str, offset: usize, len: usize) -> Vec<u8> {
         hex(&self.order(&format!("dump {region} {offset:x} {len:x}")))
@@ -360,7 +360,7 @@ impl Victim {
         self.dump("arena", 0, 3 * PAGE)
     }
 
-    /// Deregisters one of the victim's regions.
+    /// Deregisters one of the target's regions.
     #[track_caller]
     pub fn deregisters(&mut self, name: &str) {
         self.order(&format!("dereg {name}"));
@@ -373,12 +373,12 @@ impl Victim {
         assert_eq!(self.order("healthy"), "healthy");
     }
 
-    /// The process ID of the victim.
+    /// The process ID of the target.
     pub fn pid(&self) -> u32 {
         self.dialogue.program.pid()
     }
 
-    /// All output of the victim.
+    /// All output of the target.
     pub fn output(&self) -> String {
         self.dialogue.program.output()
     }
@@ -388,20 +388,20 @@ impl Victim {
         &mut self.dialogue.program
     }
 
-    /// The process of the victim.
+    /// The process of the target.
     pub fn process(&self) -> &Running {
         &self.dialogue.program
     }
 
-    /// Ends the victim in good order; panics if that fails.
+    /// Ends the target in good order; panics if that fails.
     #[track_caller]
-    pub fn leaves(mut self) {
+    pub fn quits(mut self) {
         self.dialogue.program.tell("quit\n");
         self.dialogue.program.wait().success();
     }
 }
 
-/// The initial content of the victim's region with this seed: `fill()` of rc.h.
+/// The initial content of the target's region with this seed: `fill()` of rc.h.
 pub fn filled(seed: u64, len: usize) -> Vec<u8> {
     let byte = |at: u64| {
         let x = (at + seed * 0x1_0001).wrapping_mul(0x9e37_79b9_7f4a_7c15);

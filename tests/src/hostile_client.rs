@@ -32,13 +32,13 @@ use urnic_vfio_user::{
 };
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-use crate::wait::PATIENCE;
+use crate::wait::TIME_LIMIT;
 
-/// Where [`Intruder::enable`] puts the memory of the command queue.
+/// Where [`HostileClient::enable`] puts the memory of the command queue.
 pub const BASE: u64 = 0x1_0000_0000;
 /// Length of that memory.
 pub const LEN: u64 = 1 << 20;
-/// Offsets in the memory of an intruder. The memory from `FREE` on belongs to the caller.
+/// Offsets in the memory of a hostile client. The memory from `FREE` on belongs to the caller.
 const COMPLETIONS: u64 = 0x1000;
 const CQ_RING: u64 = 0x2000;
 const RECORDS: u64 = 0x3000;
@@ -57,7 +57,7 @@ pub enum Refused {
     /// The device refused the command with this status.
     Status(u16),
     /// The server has closed the connection.
-    Gone,
+    Closed,
 }
 
 /// An answer.
@@ -72,7 +72,7 @@ pub fn memory(name: &str, len: u64, flags: MemfdFlags) -> File {
 
 /// A connection.
 #[derive(Debug)]
-pub struct Intruder {
+pub struct HostileClient {
     socket: UnixStream,
     decoder: Decoder,
     memory: Option<File>,
@@ -94,7 +94,7 @@ pub struct OwnPeer {
     producer: u32,
 }
 
-impl Intruder {
+impl HostileClient {
     /// Connects and sends nothing.
     ///
     /// # Errors
@@ -102,7 +102,7 @@ impl Intruder {
     /// No server takes the connection.
     pub fn connect(path: &Path) -> std::io::Result<Self> {
         let socket = UnixStream::connect(path)?;
-        socket.set_read_timeout(Some(PATIENCE))?;
+        socket.set_read_timeout(Some(TIME_LIMIT))?;
         let limits = Limits {
             message: (1 << 20) + 64,
             fds: 16,
@@ -121,7 +121,7 @@ impl Intruder {
     /// # Errors
     /// The server has no function left.
     pub fn begin(path: &Path) -> Answer<Self> {
-        let mut client = Self::connect(path).map_err(|_| Refused::Gone)?;
+        let mut client = Self::connect(path).map_err(|_| Refused::Closed)?;
         let version = Version {
             capabilities: Capabilities {
                 max_msg_fds: Some(16),
@@ -151,7 +151,7 @@ impl Intruder {
             match sent {
                 Ok(sent) => rest = &rest[sent..],
                 Err(Errno::INTR) => {}
-                Err(_) => return Err(Refused::Gone),
+                Err(_) => return Err(Refused::Closed),
             }
             control = SendAncillaryBuffer::default();
         }
@@ -179,8 +179,8 @@ impl Intruder {
             let got = match rustix::net::recvmsg(&self.socket, &mut into, &mut control, flags) {
                 Ok(got) if got.bytes > 0 => got.bytes,
                 Err(Errno::INTR) => continue,
-                Err(Errno::AGAIN) => panic!("the server says nothing for {PATIENCE:?}"),
-                Ok(_) | Err(_) => return Err(Refused::Gone),
+                Err(Errno::AGAIN) => panic!("no message from the server for {TIME_LIMIT:?}"),
+                Ok(_) | Err(_) => return Err(Refused::Closed),
             };
             let mut fds = Vec::new();
             for message in control.drain() {
@@ -257,7 +257,7 @@ impl Intruder {
 
     /// Lends memory for a command queue, and enables the device.
     pub fn enable(&mut self) -> Answer<()> {
-        let memory = memory("intruder", LEN, MemfdFlags::empty());
+        let memory = memory("hostile-client", LEN, MemfdFlags::empty());
         self.lend(BASE, LEN, 0, &memory)?;
         self.memory = Some(memory);
         self.producer = 0;
@@ -292,7 +292,7 @@ impl Intruder {
         }
     }
 
-    /// Executes a command, with an input that was [written](Intruder::write) before.
+    /// Executes a command, with an input that was [written](HostileClient::write) before.
     pub fn execute(&mut self, mut command: Command) -> Answer<Completion> {
         let slot = u64::from(self.producer & 15);
         command.tag = (self.producer as u16).into();

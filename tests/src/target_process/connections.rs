@@ -1,54 +1,54 @@
-//! Connections between queue pairs of the victim and raw peers.
+//! Connections between queue pairs of the target and raw peers.
 
 use std::net::TcpListener;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::{Link, NONCE, OUR_PSN, Qp, Role, Victim, Wish};
+use super::{Link, NONCE, OUR_PSN, Qp, QpParams, Role, TargetProcess};
 use crate::framing::Framing;
 use crate::peer::Peer;
 use crate::startup::{CRC, ENHANCED, Frame, Introduction, MARKERS, WORD};
 use crate::ulpdu;
 
-impl Victim {
+impl TargetProcess {
     /// A queue pair at RTS that waits for a connect from the test, and the Request for it.
     #[track_caller]
-    pub fn expecting(&mut self, wish: &Wish) -> (Qp, Frame) {
-        let qp = self.qp(wish);
-        // The lowest port, so that the victim, which has the higher number, waits.
+    pub fn awaits_request(&mut self, params: &QpParams) -> (Qp, Frame) {
+        let qp = self.qp(params);
+        // The lowest port, so that the target, which has the higher number, waits.
         self.links += 1;
         let ours = 0x100 + self.links % 0x100;
-        self.connects(qp, ours, wish);
+        self.connects(qp, ours, params);
         let request = Frame {
             request: true,
-            flags: wish.flags | ENHANCED,
+            flags: params.flags | ENHANCED,
             revision: 2,
-            private_data: self.introduction(qp, ours, wish).with_word(WORD),
+            private_data: self.introduction(qp, ours, params).with_word(WORD),
         };
         (qp, request)
     }
 
     /// A queue pair at RTS that connects to the test. The Request is read and checked. `flags`:
-    /// those of the victim's Request. Returns the Reply to send, too.
+    /// those of the target's Request. Returns the Reply to send, too.
     #[track_caller]
-    pub fn calling(&mut self, wish: &Wish, flags: u8) -> (Link, Frame) {
-        let qp = self.qp(wish);
+    pub fn sends_request(&mut self, params: &QpParams, flags: u8) -> (Link, Frame) {
+        let qp = self.qp(params);
         let (listener, port) = self.port_above(qp);
         self.links += 1;
         let ours = (u32::from(port) << 8) | (self.links % 0x100);
-        self.connects(qp, ours, wish);
+        self.connects(qp, ours, params);
         let mut peer = Peer::answer(&listener);
         let request = Frame::read(&mut peer);
         let nonce = request.private_data.last_chunk().map(|n| u64::from_be_bytes(*n));
-        let reply = self.introduction(qp, ours, wish);
+        let reply = self.introduction(qp, ours, params);
         let expected = Introduction {
             from: qp.qpn,
             to: ours,
             sq_psn: qp.psn,
             rq_psn: OUR_PSN,
-            rnr_retry: wish.rnr_retry,
+            rnr_retry: params.rnr_retry,
             nonce: nonce.unwrap_or_default(),
         };
-        // Where commands are slow, the victim may connect before the command that leads to RTS.
+        // Where commands are slow, the target may connect before the command that leads to RTS.
         let early = request.private_data == expected.before_rts(WORD);
         let private_data = match early {
             true => expected.before_rts(WORD),
@@ -65,7 +65,7 @@ impl Victim {
         );
         let reply = Frame {
             request: false,
-            flags: wish.flags | ENHANCED,
+            flags: params.flags | ENHANCED,
             revision: 2,
             private_data: Introduction {
                 nonce: expected.nonce,
@@ -76,10 +76,10 @@ impl Victim {
         (Link { qp, peer }, reply)
     }
 
-    /// A listener at a port above that of the queue pair's number, so that the victim, which has
+    /// A listener at a port above that of the queue pair's number, so that the target, which has
     /// the lower number, connects.
     fn port_above(&self, qp: Qp) -> (TcpListener, u16) {
-        // Above the range from which the kernel picks ports, where the victim's is.
+        // Above the range from which the kernel picks ports, where the target's is.
         const FIRST: u32 = 61_000;
         const COUNT: u32 = 4_500;
         static NEXT: AtomicU32 = AtomicU32::new(0);
@@ -100,48 +100,48 @@ impl Victim {
     /// A connection in full operation, made in this role, with the usual parameters.
     #[track_caller]
     pub fn link(&mut self, role: Role) -> Link {
-        self.link_as(role, &Wish::default(), CRC)
+        self.link_as(role, &QpParams::default(), CRC)
     }
 
-    /// A connection in full operation. `flags`: those of the victim's frame.
+    /// A connection in full operation. `flags`: those of the target's frame.
     #[track_caller]
-    pub fn link_as(&mut self, role: Role, wish: &Wish, flags: u8) -> Link {
+    pub fn link_as(&mut self, role: Role, params: &QpParams, flags: u8) -> Link {
         let mut link = match role {
-            Role::Called => {
-                let (qp, request) = self.expecting(wish);
+            Role::Responder => {
+                let (qp, request) = self.awaits_request(params);
                 let mut peer = Peer::call(self.listener(qp));
-                peer.send(&request.octets());
+                peer.send(&request.to_bytes());
                 let reply = Frame::read(&mut peer);
                 let theirs = Introduction {
                     from: qp.qpn,
-                    to: u32::from_be_bytes(request.private_data[12..16].try_into().expect("four octets")),
+                    to: u32::from_be_bytes(request.private_data[12..16].try_into().expect("four bytes")),
                     sq_psn: qp.psn,
                     rq_psn: OUR_PSN,
-                    rnr_retry: wish.rnr_retry,
+                    rnr_retry: params.rnr_retry,
                     nonce: NONCE,
                 };
                 let expected = Frame {
                     request: false,
-                    flags: flags | ENHANCED | wish.flags & CRC,
+                    flags: flags | ENHANCED | params.flags & CRC,
                     revision: 2,
                     private_data: theirs.with_word(WORD),
                 };
                 assert_eq!(reply, expected);
                 Link { qp, peer }
             }
-            Role::Calls => {
-                let (mut link, reply) = self.calling(wish, flags);
-                link.peer.send(&reply.octets());
+            Role::Initiator => {
+                let (mut link, reply) = self.sends_request(params, flags);
+                link.peer.send(&reply.to_bytes());
                 link
             }
         };
-        let crc = (flags | wish.flags) & CRC != 0;
+        let crc = (flags | params.flags) & CRC != 0;
         link.peer.outbound = Framing::new(crc, flags & MARKERS != 0);
-        link.peer.inbound = Framing::new(crc, wish.flags & MARKERS != 0);
+        link.peer.inbound = Framing::new(crc, params.flags & MARKERS != 0);
         let rtr = ulpdu::write(1, 0, b"");
         match role {
-            Role::Called => link.peer.tell(&[rtr]),
-            Role::Calls => assert_eq!(link.peer.ulpdu(), rtr),
+            Role::Responder => link.peer.tell(&[rtr]),
+            Role::Initiator => assert_eq!(link.peer.ulpdu(), rtr),
         }
         link
     }

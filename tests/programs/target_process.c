@@ -309,7 +309,7 @@ static void leave(void)
 	answer("left in good order");
 }
 
-static bool obey(char **word)
+static bool execute(char **word)
 {
 	const char *order = word[0];
 	uint64_t number[10];
@@ -397,7 +397,7 @@ int main(void)
 	introduce();
 	make_healthy();
 
-	take_orders(obey);
+	read_commands(execute);
 	leave();
 	return 0;
 }

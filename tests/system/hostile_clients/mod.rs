@@ -18,9 +18,9 @@ use urnic_device::registers::{STATUS, fatal};
 use urnic_device::wqe::{Opcode as Work, SendHeader, Sge};
 use urnic_tests::Running;
 use urnic_tests::build::{scratch, urnic};
-use urnic_tests::intruder::{BASE, Intruder, OwnPeer, Refused, memory};
+use urnic_tests::hostile_client::{BASE, HostileClient, OwnPeer, Refused, memory};
 use urnic_tests::program::Program;
-use urnic_tests::wait::{PATIENCE, until};
+use urnic_tests::wait::{TIME_LIMIT, until};
 use urnic_vfio_user::{IrqAction, IrqData, Request, SetIrqs, irq_index};
 
 /// A server for this many clients. Its functions reach only each other.
@@ -44,7 +44,7 @@ impl Server {
 
     /// Checks that a new client gets a function that works.
     pub(crate) fn serves(&self) {
-        let mut client = Intruder::begin(&self.socket)
+        let mut client = HostileClient::begin(&self.socket)
             .unwrap_or_else(|refused| panic!("{refused:?}\n{}", self.running.output()));
         client.enable().expect("memory may be lent");
         client.works().expect("a command");
@@ -53,7 +53,7 @@ impl Server {
     /// Sends SIGTERM and checks that the server ends.
     pub(crate) fn ends(mut self) {
         self.running.signal(Signal::TERM);
-        let ended = until(PATIENCE, || self.running.ended());
+        let ended = until(TIME_LIMIT, || self.running.ended());
         assert!(
             ended.is_some_and(|how| how.success()),
             "{}",
@@ -73,8 +73,8 @@ impl Drop for Server {
     }
 }
 
-fn begin(socket: &Path) -> Intruder {
-    Intruder::begin(socket).expect("a place")
+fn begin(socket: &Path) -> HostileClient {
+    HostileClient::begin(socket).expect("a place")
 }
 
 fn eventfds<'a>(count: u32) -> Request<'a> {
@@ -158,7 +158,7 @@ const DATA: u64 = 0x20_0000_0000;
 
 /// A function with a queue pair that is its own peer, and a region of `2 * HALF` bytes whose pages
 /// lie apart in a file.
-fn scattered(server: &Server) -> (Intruder, OwnPeer, u32, File) {
+fn scattered(server: &Server) -> (HostileClient, OwnPeer, u32, File) {
     let mut client = begin(&server.socket);
     client.enable().expect("memory may be lent");
     let peer = client.own_peer().expect("a queue pair");
@@ -170,7 +170,7 @@ fn scattered(server: &Server) -> (Intruder, OwnPeer, u32, File) {
     (client, peer, stag, file)
 }
 
-fn write_half(client: &mut Intruder, peer: &mut OwnPeer, stag: u32) {
+fn write_half(client: &mut HostileClient, peer: &mut OwnPeer, stag: u32) {
     let header = SendHeader {
         opcode: Work::Write as u8,
         remote_offset: HALF.into(),
@@ -209,7 +209,7 @@ fn truncating_scattered_memory_ends_its_client_alone() {
 }
 
 #[test]
-fn truncating_memory_during_a_transfer_harms_no_one_else() {
+fn truncating_memory_during_a_transfer_harms_no_other() {
     let server = Server::start("truncating", 4);
     let mut other = begin(&server.socket);
     other.enable().expect("memory may be lent");
@@ -234,7 +234,7 @@ fn truncating_memory_during_a_transfer_harms_no_one_else() {
 }
 
 #[test]
-fn memory_taken_back_under_many_rings_costs_little() {
+fn memory_unmapped_under_many_rings_costs_little() {
     let server = Server::start("taken-back", 4);
     let mut client = begin(&server.socket);
     client.enable().expect("memory may be lent");
@@ -242,12 +242,12 @@ fn memory_taken_back_under_many_rings_costs_little() {
     for _ in 0..20 {
         let peer = client.own_peer().expect("a queue pair");
         client
-            .take_back(BASE, urnic_tests::intruder::LEN)
+            .take_back(BASE, urnic_tests::hostile_client::LEN)
             .expect("what was lent");
         for _ in 0..100 {
             client.ring(&peer).expect("it is connected");
         }
-        let stopped = until(PATIENCE, || {
+        let stopped = until(TIME_LIMIT, || {
             let stopped = client.register(STATUS).expect("registers") == 2;
             stopped.then_some(())
         });
@@ -278,11 +278,11 @@ pub(crate) fn lingering() -> (TcpStream, TcpStream, TcpListener) {
 /// The ways in which a client passes a descriptor.
 const WAYS: usize = 7;
 
-fn pass(server: &Server, way: usize, fd: BorrowedFd<'_>) -> Intruder {
+fn pass(server: &Server, way: usize, fd: BorrowedFd<'_>) -> HostileClient {
     let half = &[1, 0, 13, 0, 64, 0][..];
     if way == 6 {
         // Before the handshake; the server never reads it.
-        let mut client = Intruder::connect(&server.socket).expect("a server");
+        let mut client = HostileClient::connect(&server.socket).expect("a server");
         let _ = client.send_raw(half, &[fd]);
         return client;
     }
@@ -309,7 +309,7 @@ struct Lingering {
 
 impl Lingering {
     /// Passes one socket; the server's descriptor is the last as soon as this side's is closed.
-    fn pass(&mut self, server: &Server, way: usize) -> Intruder {
+    fn pass(&mut self, server: &Server, way: usize) -> HostileClient {
         let (socket, peer, listener) = lingering();
         let client = pass(server, way, socket.as_fd());
         self.peers.push((peer, listener));
@@ -326,7 +326,7 @@ impl Lingering {
 }
 
 #[test]
-fn descriptors_that_wait_when_closed_stop_nobody() {
+fn lingering_descriptors_stop_no_other_client() {
     let server = Server::start("lingering", 4);
     let mut sockets = Lingering::default();
     for round in 0..2 {
@@ -339,14 +339,14 @@ fn descriptors_that_wait_when_closed_stop_nobody() {
         server.serves();
     }
     // The remaining connections do not block others, and the server ends.
-    let staying: Vec<Intruder> = (0..4).map(|way| sockets.pass(&server, way)).collect();
+    let staying: Vec<HostileClient> = (0..4).map(|way| sockets.pass(&server, way)).collect();
     server.ends();
     drop(staying);
     sockets.end();
 }
 
 #[test]
-fn an_eventfd_that_blocks_stops_nobody() {
+fn a_blocking_eventfd_stops_no_other_client() {
     let server = Server::start("blocking", 4);
     let fill = |way: usize| {
         let mut client = begin(&server.socket);

@@ -10,9 +10,9 @@ use urnic_tests::debian::Debian;
 use urnic_tests::netns::Netns;
 use urnic_tests::program::{Ended, Program, Running};
 use urnic_tests::skip::{installed, root};
-use urnic_tests::user::{NOBODY, SOMEBODY, Staged};
-use urnic_tests::victim::cm::{CmVictim, happening};
-use urnic_tests::victim::status;
+use urnic_tests::target_process::cm::{CmTargetProcess, cm_event};
+use urnic_tests::target_process::status;
+use urnic_tests::user::{NOBODY, OTHER_USER, Staged};
 use urnic_tests::wait::free_port;
 use urnic_tests::{Pair, or_skip};
 
@@ -46,19 +46,24 @@ fn succeed(server: &Program, client: &Program) {
 
 /// Two programs with one connection between them: the ids of initiator and responder.
 #[track_caller]
-fn connected(caller: &mut CmVictim, called: &mut CmVictim, listener: u64, at: SocketAddr) -> (u64, u64) {
+fn connected(
+    caller: &mut CmTargetProcess,
+    called: &mut CmTargetProcess,
+    listener: u64,
+    at: SocketAddr,
+) -> (u64, u64) {
     let ours = caller.calls(at, DEPTHS, b"hello");
-    let theirs = called.learns(listener, happening::CONNECT_REQUEST, 0).about;
+    let theirs = called.expects_event(listener, cm_event::CONNECT_REQUEST, 0).about;
     assert_eq!(called.accepts(theirs, DEPTHS, b"hello"), 0);
-    caller.learns(ours, happening::ESTABLISHED, 0);
-    called.learns(theirs, happening::ESTABLISHED, 0);
+    caller.expects_event(ours, cm_event::ESTABLISHED, 0);
+    called.expects_event(theirs, cm_event::ESTABLISHED, 0);
     (ours, theirs)
 }
 
 #[test]
 fn a_thousand_connections_one_after_the_other() {
-    let mut caller = or_skip!(CmVictim::start(&[]));
-    let mut called = or_skip!(CmVictim::start(&[]));
+    let mut caller = or_skip!(CmTargetProcess::start(&[]));
+    let mut called = or_skip!(CmTargetProcess::start(&[]));
     let (listener, at) = called.listens(16);
     let descriptors = |program: &Running| {
         let folder = format!("/proc/{}/fd", program.pid());
@@ -76,8 +81,8 @@ fn a_thousand_connections_one_after_the_other() {
             (&mut called, theirs, &mut caller, ours)
         };
         assert_eq!(first.disconnects(its), 0);
-        second.learns(other, happening::DISCONNECTED, 0);
-        first.learns(its, happening::DISCONNECTED, 0);
+        second.expects_event(other, cm_event::DISCONNECTED, 0);
+        first.expects_event(its, cm_event::DISCONNECTED, 0);
         first.destroys(its);
         second.destroys(other);
         if round == 10 {
@@ -87,8 +92,8 @@ fn a_thousand_connections_one_after_the_other() {
     // Lingering streams may still have their descriptors.
     let after = descriptors(caller.process()) + descriptors(called.process());
     assert!(after < before + 100, "{before} descriptors became {after}");
-    caller.leaves();
-    called.leaves();
+    caller.quits();
+    called.quits();
 }
 
 #[test]
@@ -100,20 +105,20 @@ fn two_hundred_connections_at_once() {
 
 #[test]
 fn the_fence_holds_for_each_connection_of_a_shared_cq() {
-    let mut caller = or_skip!(CmVictim::start(&[]));
-    let mut called = or_skip!(CmVictim::start(&[]));
-    caller.shares();
-    called.shares();
+    let mut caller = or_skip!(CmTargetProcess::start(&[]));
+    let mut called = or_skip!(CmTargetProcess::start(&[]));
+    caller.shares_completion_queue();
+    called.shares_completion_queue();
     let (listener, at) = called.listens(64);
     let pairs: Vec<(u64, u64)> = (0..20)
         .map(|_| {
             let ours = caller.calls(at, DEPTHS, b"");
-            let theirs = called.learns(listener, happening::CONNECT_REQUEST, 0).about;
+            let theirs = called.expects_event(listener, cm_event::CONNECT_REQUEST, 0).about;
             // The responder posts at once, before any RTR can have come.
             assert_eq!(called.accepts(theirs, DEPTHS, b""), 0);
             called.sends(theirs, 1000 + theirs, 64);
-            caller.learns(ours, happening::ESTABLISHED, 0);
-            called.learns(theirs, happening::ESTABLISHED, 0);
+            caller.expects_event(ours, cm_event::ESTABLISHED, 0);
+            called.expects_event(theirs, cm_event::ESTABLISHED, 0);
             (ours, theirs)
         })
         .collect();
@@ -141,12 +146,12 @@ fn the_fence_holds_for_each_connection_of_a_shared_cq() {
     let mut expected: Vec<u64> = pairs.iter().map(|(ours, _)| *ours).collect();
     expected.sort_unstable();
     assert_eq!(got, expected);
-    caller.leaves();
-    called.leaves();
+    caller.quits();
+    called.quits();
 }
 
 #[test]
-fn sixty_four_processes_call_one() {
+fn sixty_four_processes_connect_to_one() {
     or_skip!(installed("ucmatose"));
     let port = free_port();
     let ucmatose = Program::new("ucmatose").line(&format!("-p {port}"));
@@ -218,7 +223,12 @@ fn between_two_users() {
     or_skip!(root());
     or_skip!(installed("rping"));
     let staged = Staged::new();
-    for (server, client) in [(NOBODY, SOMEBODY), (SOMEBODY, NOBODY), (0, NOBODY), (NOBODY, 0)] {
+    for (server, client) in [
+        (NOBODY, OTHER_USER),
+        (OTHER_USER, NOBODY),
+        (0, NOBODY),
+        (NOBODY, 0),
+    ] {
         let rping = Program::new("rping").line("-C 10 -V");
         succeed(
             &staged.program(server, rping.clone().arg("-s")),
@@ -228,7 +238,7 @@ fn between_two_users() {
 }
 
 #[test]
-fn ends_that_differ_agree() {
+fn sides_with_different_settings_agree() {
     or_skip!(installed("rping"));
     const REVISION_1: (&str, &str) = ("URNIC_MPA_REVISION", "1");
     for (server, client) in [
@@ -266,27 +276,27 @@ fn ends_that_differ_agree() {
 }
 
 #[test]
-fn ends_with_no_rtr_in_common_are_told() {
-    let mut called = or_skip!(CmVictim::start(&[("URNIC_MPA_RTR_TYPES", "send")]));
-    let mut caller = or_skip!(CmVictim::start(&[("URNIC_MPA_RTR_TYPES", "write")]));
+fn sides_with_no_rtr_in_common_report_it() {
+    let mut called = or_skip!(CmTargetProcess::start(&[("URNIC_MPA_RTR_TYPES", "send")]));
+    let mut caller = or_skip!(CmTargetProcess::start(&[("URNIC_MPA_RTR_TYPES", "write")]));
     let (listener, at) = called.listens(16);
     let ours = caller.calls(at, DEPTHS, b"");
-    let theirs = called.learns(listener, happening::CONNECT_REQUEST, 0).about;
+    let theirs = called.expects_event(listener, cm_event::CONNECT_REQUEST, 0).about;
     assert_eq!(called.accepts(theirs, DEPTHS, b""), 0);
-    assert_eq!(caller.event().kind, happening::CONNECT_ERROR);
+    assert_eq!(caller.event().kind, cm_event::CONNECT_ERROR);
     // The responder has received an FPDU, which was a Terminate.
     let mut verdict = called.event();
-    if verdict.kind == happening::ESTABLISHED {
+    if verdict.kind == cm_event::ESTABLISHED {
         verdict = called.event();
-        assert_eq!(verdict.kind, happening::DISCONNECTED);
+        assert_eq!(verdict.kind, cm_event::DISCONNECTED);
     } else {
-        assert_eq!(verdict.kind, happening::CONNECT_ERROR);
+        assert_eq!(verdict.kind, cm_event::CONNECT_ERROR);
     }
     called.destroys(theirs);
     caller.destroys(ours);
     assert!(called.is_quiet() && caller.is_quiet());
-    caller.leaves();
-    called.leaves();
+    caller.quits();
+    called.quits();
 }
 
 #[test]
@@ -338,7 +348,7 @@ fn make_file(path: &Path, mebibytes: usize) {
     use std::io::Write;
     let mut file = std::io::BufWriter::new(std::fs::File::create(path).expect("our folder"));
     for number in 0..mebibytes as u64 {
-        let block = urnic_tests::victim::filled(number, 1 << 20);
+        let block = urnic_tests::target_process::filled(number, 1 << 20);
         file.write_all(&block).expect("room for a file");
     }
     file.flush().expect("room for a file");
@@ -360,13 +370,13 @@ fn rcopy_copies_a_gibibyte() {
 #[test]
 fn any_address_is_an_address() {
     // A listener at the wildcard accepts at each of this host's addresses.
-    let mut victim = or_skip!(CmVictim::start(&[]));
-    let mut caller = or_skip!(CmVictim::start(&[]));
-    let (listener, at) = victim.listens_at("0.0.0.0", 16);
+    let mut target = or_skip!(CmTargetProcess::start(&[]));
+    let mut caller = or_skip!(CmTargetProcess::start(&[]));
+    let (listener, at) = target.listens_at("0.0.0.0", 16);
     for last in 1..4 {
         let there = SocketAddr::from((IpAddr::V4(Ipv4Addr::new(127, 0, 0, last)), at.port()));
-        connected(&mut caller, &mut victim, listener, there);
+        connected(&mut caller, &mut target, listener, there);
     }
-    caller.leaves();
-    victim.leaves();
+    caller.quits();
+    target.quits();
 }

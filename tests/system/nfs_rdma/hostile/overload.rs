@@ -5,7 +5,7 @@
 use std::net::{Ipv4Addr, TcpStream};
 
 use urnic_tests::peer::Peer;
-use urnic_tests::wait::{PATIENCE, until};
+use urnic_tests::wait::{TIME_LIMIT, until};
 
 use super::super::{Export, folder, pattern, read, urnic_nfs, write};
 use super::{ABSENT, H, NULL, Requester, X, msg};
@@ -80,7 +80,7 @@ fn handle(reply: &[u8]) -> Vec<u32> {
 
 /// READs of a MiB by chunk on connections whose replies are not received.
 #[test]
-fn replies_by_rdma_that_nobody_takes_hold_a_share_of_memory() {
+fn unread_replies_by_rdma_hold_a_share_of_memory() {
     let export = serving("untaken", "--buffers 64M --stall-timeout 600");
     is_served(&export);
     let mut asks = requester(&export, HOSTILE);
@@ -115,14 +115,14 @@ fn replies_by_rdma_that_nobody_takes_hold_a_share_of_memory() {
 fn connections_by_rdma_without_a_call_make_room_first() {
     let export = serving("many", "--max-connections 16");
     let mut honest = requester(&export, HOSTILE);
-    honest.goes_on("nothing");
+    honest.continues("nothing");
     let port = export.rdma.parse().expect("a port");
     let silent: Vec<_> = (0..200)
         .map(|_| TcpStream::connect((Ipv4Addr::LOCALHOST, port)).expect("it listens"))
         .collect();
     let hostile: Vec<_> = (0..60).map(|_| requester(&export, HOSTILE)).collect();
     is_served(&export);
-    honest.goes_on("many that did not call");
+    honest.continues("many that did not call");
     drop((silent, hostile));
 }
 
@@ -133,14 +133,14 @@ fn connections_by_rdma_have_a_time_to_call_and_to_go_on() {
     let mut unanswered = requester(&export, HOSTILE);
     unanswered.says(&msg(&[1, 40, H, 2 * MIB, 0, 0, 0, 0, 0], &NULL));
     let mut idle = requester(&export, HOSTILE);
-    idle.goes_on("nothing");
+    idle.continues("nothing");
     let mut busy = requester(&export, HOSTILE);
     for requester in [&mut silent, &mut idle] {
         let port = export.rdma.clone();
         let ended = std::thread::scope(|scope| {
             let ended = scope.spawn(|| requester.hears());
-            let waited = until(PATIENCE, || {
-                busy.goes_on("nothing elsewhere");
+            let waited = until(TIME_LIMIT, || {
+                busy.continues("nothing elsewhere");
                 ended.is_finished().then_some(())
             });
             assert!(waited.is_some(), "the connection to {port} is there still");
@@ -150,6 +150,6 @@ fn connections_by_rdma_have_a_time_to_call_and_to_go_on() {
     }
     // The Read Request, and then the end.
     unanswered.peer.rest();
-    busy.goes_on("all others ended");
+    busy.continues("all others ended");
     is_served(&export);
 }

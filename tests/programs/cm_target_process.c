@@ -77,7 +77,7 @@ static struct one *one(const char *word)
 	return &ids[index];
 }
 
-static size_t octets(const char *word, uint8_t *to)
+static size_t bytes(const char *word, uint8_t *to)
 {
 	size_t len = 0;
 	for (; word && word[0] != '-' && sscanf(word, "%2hhx", to + len) == 1; word += 2)
@@ -134,7 +134,7 @@ static struct rdma_conn_param parameters(struct one *it, char **word, uint8_t *d
 		.responder_resources = strtoul(word[0], NULL, 16),
 		.initiator_depth = strtoul(word[1], NULL, 16),
 		.private_data = data,
-		.private_data_len = octets(word[2], data),
+		.private_data_len = bytes(word[2], data),
 		.qp_num = it->qp->qp_num,
 		.rnr_retry_count = 7,
 	};
@@ -262,7 +262,7 @@ static void release(struct one *it)
 	memset(it, 0, sizeof *it);
 }
 
-static bool obey(char **word)
+static bool execute(char **word)
 {
 	const char *order = word[0];
 	uint8_t data[256];
@@ -278,7 +278,7 @@ static bool obey(char **word)
 	} else if (!strcmp(order, "accept")) {
 		take_up(one(word[1]), word + 2);
 	} else if (!strcmp(order, "reject")) {
-		size_t len = octets(word[2], data);
+		size_t len = bytes(word[2], data);
 		answer("errno=%x", outcome(rdma_reject(one(word[1])->id, data, len)));
 	} else if (!strcmp(order, "establish")) {
 		answer("errno=%x", outcome(rdma_establish(one(word[1])->id)));
@@ -325,7 +325,7 @@ int main(void)
 	channel = SOME(rdma_create_event_channel());
 	answer("ready");
 
-	take_orders(obey);
+	read_commands(execute);
 	/* The ids of Requests before their listeners. */
 	for (unsigned i = id_count; i-- > 0;)
 		if (ids[i].id)

@@ -1,10 +1,10 @@
 //! Numbers that depend on the seed alone (splitmix64), the same for both sides.
 
-pub(crate) struct Dice(u64);
+pub(crate) struct SeededRng(u64);
 
-impl Dice {
-    pub(crate) fn new(seed: u64) -> Dice {
-        Dice(seed)
+impl SeededRng {
+    pub(crate) fn new(seed: u64) -> SeededRng {
+        SeededRng(seed)
     }
 
     pub(crate) fn roll(&mut self) -> u64 {

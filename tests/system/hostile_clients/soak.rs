@@ -17,30 +17,30 @@ use urnic_device::command::{Command, Nothing, Opcode, PAYLOAD_LEN};
 use urnic_device::stream::{Connect, Endpoint};
 use urnic_device::wqe::{SendHeader, Sge};
 use urnic_tests::build::{scratch, urnic};
-use urnic_tests::intruder::{Answer, BASE, FREE, Intruder, LEN, OwnPeer, memory};
+use urnic_tests::hostile_client::{Answer, BASE, FREE, HostileClient, LEN, OwnPeer, memory};
 use urnic_tests::program::Program;
 use urnic_tests::random::Random;
-use urnic_tests::wait::{PATIENCE, descriptors, resident, until};
+use urnic_tests::wait::{TIME_LIMIT, descriptors, resident, until};
 use urnic_tests::{Pair, Running, compiled, or_skip};
 use urnic_vfio_user::{IrqAction, IrqData, RegionAccess, Request, SetIrqs, irq_index};
 
 use super::lingering;
 
 /// Attacking threads, at most as many clients.
-const INTRUDERS: usize = 3;
+const HOSTILE_THREADS: usize = 3;
 /// The one address that hostile functions have and reach.
 const THEIRS: &str = "127.0.0.78";
 
 /// The resources of a server when it is idle.
 #[derive(Debug, Clone, Copy)]
-struct Holdings {
+struct Resources {
     kib: u64,
     descriptors: usize,
     mappings: usize,
     threads: usize,
 }
 
-impl Holdings {
+impl Resources {
     fn of(pid: u32) -> Self {
         let count = |what: &str| std::fs::read_dir(format!("/proc/{pid}/{what}")).map_or(0, Iterator::count);
         let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).expect("it runs");
@@ -82,7 +82,7 @@ impl Scene {
     }
 
     /// The resources of the server after all its clients have left.
-    fn at_rest(&self) -> Holdings {
+    fn idle_resources(&self) -> Resources {
         let pid = self.running.pid();
         let functions = || {
             let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).expect("it runs");
@@ -94,9 +94,9 @@ impl Scene {
                 .filter(|name| name.trim() == "urnic-function")
                 .count()
         };
-        let left = until(PATIENCE, || {
+        let left = until(TIME_LIMIT, || {
             // A session that waits for a descriptor is interrupted when another client connects.
-            drop(Intruder::begin(&self.harmful));
+            drop(HostileClient::begin(&self.harmful));
             (functions() == 0).then_some(())
         });
         assert!(
@@ -105,13 +105,13 @@ impl Scene {
             functions(),
             self.running.output()
         );
-        Holdings::of(pid)
+        Resources::of(pid)
     }
 }
 
 /// The actions of one client.
-struct Deeds<'a> {
-    client: Intruder,
+struct Actions<'a> {
+    client: HostileClient,
     random: &'a mut Random,
     files: Vec<File>,
     /// Descriptors that keep the server's sockets lingering, of this client and of earlier ones.
@@ -134,7 +134,7 @@ fn address(random: &mut Random) -> u64 {
     }
 }
 
-impl Deeds<'_> {
+impl Actions<'_> {
     fn file(&mut self) -> usize {
         if self.files.len() > 4 {
             return self.random.below(self.files.len());
@@ -172,7 +172,7 @@ impl Deeds<'_> {
         }
     }
 
-    fn map_game(&mut self) -> Answer<()> {
+    fn change_mappings(&mut self) -> Answer<()> {
         let at = address(self.random) & !0xfff;
         let size = 4096 << self.random.below(28);
         let done = match self.random.below(6) {
@@ -188,7 +188,7 @@ impl Deeds<'_> {
             3 => self.client.take_back(0, 1 << 63),
             _ => self.client.take_back(at, size),
         };
-        refused_or_gone(done)
+        ignore_refusal(done)
     }
 
     fn truncate(&mut self) {
@@ -231,7 +231,7 @@ impl Deeds<'_> {
         command.output = (BASE + FREE + self.random.below(16) as u64 * 4096).into();
         command.input_len = (self.random.below(1 << 16) as u32).into();
         command.output_len = (self.random.below(1 << 14) as u32).into();
-        refused_or_gone(self.client.execute(command).map(drop))
+        ignore_refusal(self.client.execute(command).map(drop))
     }
 
     fn doorbell(&mut self) -> Answer<()> {
@@ -246,7 +246,7 @@ impl Deeds<'_> {
             region: self.random.below(10) as u32,
             count: self.random.below(5000) as u32,
         };
-        refused_or_gone(self.client.ask(&Request::RegionRead(access), &[]).map(drop))?;
+        ignore_refusal(self.client.ask(&Request::RegionRead(access), &[]).map(drop))?;
         if let Some(peer) = &self.peer {
             self.client.ring(peer)?;
         }
@@ -258,7 +258,7 @@ impl Deeds<'_> {
         if self.peer.is_none() {
             self.peer = match self.client.own_peer() {
                 Ok(peer) => Some(peer),
-                Err(refused) => return refused_or_gone(Err(refused)),
+                Err(refused) => return ignore_refusal(Err(refused)),
             };
         }
         let Some(mut peer) = self.peer.take() else {
@@ -268,7 +268,7 @@ impl Deeds<'_> {
             let registered = self.client.register_every_second_page(peer.pd, BASE, 64);
             match registered {
                 Ok(stag) => self.stags.push(stag),
-                Err(refused) => refused_or_gone(Err(refused))?,
+                Err(refused) => ignore_refusal(Err(refused))?,
             }
         }
         let stag = self.stags.last().copied().unwrap_or(0);
@@ -311,23 +311,23 @@ impl Deeds<'_> {
                 data,
             })
         };
-        refused_or_gone(self.client.ask(&set(count, IrqData::Eventfd), &fds).map(drop))?;
+        ignore_refusal(self.client.ask(&set(count, IrqData::Eventfd), &fds).map(drop))?;
         if self.random.below(8) == 0 && !eventfds.is_empty() {
             // From here on the server does not answer this client.
             let _ = rustix::io::write(&eventfds[0], &(u64::MAX - 1).to_ne_bytes());
             let _ = fcntl_setfl(&eventfds[0], OFlags::empty());
             self.client.send(&set(1, IrqData::None), true, &[])?;
-            return Err(urnic_tests::intruder::Refused::Gone);
+            return Err(urnic_tests::hostile_client::Refused::Closed);
         }
-        refused_or_gone(self.client.ask(&set(1, IrqData::None), &[]).map(drop))
+        ignore_refusal(self.client.ask(&set(1, IrqData::None), &[]).map(drop))
     }
 
-    fn begin_anew(&mut self) -> Answer<()> {
+    fn reset(&mut self) -> Answer<()> {
         self.peer = None;
         self.stags.clear();
-        refused_or_gone(self.client.ask(&Request::DeviceReset, &[]).map(drop))?;
-        refused_or_gone(self.client.take_back(BASE, LEN))?;
-        refused_or_gone(self.client.enable())
+        ignore_refusal(self.client.ask(&Request::DeviceReset, &[]).map(drop))?;
+        ignore_refusal(self.client.take_back(BASE, LEN))?;
+        ignore_refusal(self.client.enable())
     }
 
     /// Ends the connection in a hostile way.
@@ -350,7 +350,7 @@ impl Deeds<'_> {
 
     fn step(&mut self) -> Answer<()> {
         match self.random.below(20) {
-            0..5 => self.map_game(),
+            0..5 => self.change_mappings(),
             5..7 => {
                 self.truncate();
                 Ok(())
@@ -359,15 +359,15 @@ impl Deeds<'_> {
             11..14 => self.doorbell(),
             14..17 => self.work(),
             17 => self.interrupts(),
-            18 => self.begin_anew(),
+            18 => self.reset(),
             _ => Ok(()),
         }
     }
 }
 
 /// A refusal of the server is an answer; a closed connection ends the client.
-fn refused_or_gone(answer: Answer<()>) -> Answer<()> {
-    use urnic_tests::intruder::Refused;
+fn ignore_refusal(answer: Answer<()>) -> Answer<()> {
+    use urnic_tests::hostile_client::Refused;
     match answer {
         Err(Refused::Errno(_) | Refused::Status(_)) => Ok(()),
         other => other,
@@ -375,17 +375,17 @@ fn refused_or_gone(answer: Answer<()>) -> Answer<()> {
 }
 
 /// Runs one client from its beginning to its end; returns the number of its actions.
-fn intrude(
+fn run_hostile_client(
     socket: &Path,
     random: &mut Random,
     kept: &mut Vec<OwnedFd>,
     closing: &mut Vec<JoinHandle<()>>,
     stop: &AtomicBool,
 ) -> usize {
-    let Ok(client) = Intruder::begin(socket) else {
+    let Ok(client) = HostileClient::begin(socket) else {
         return 0;
     };
-    let mut deeds = Deeds {
+    let mut actions = Actions {
         client,
         random,
         files: Vec::new(),
@@ -394,32 +394,32 @@ fn intrude(
         peer: None,
         stags: Vec::new(),
     };
-    if deeds.client.enable().is_err() {
+    if actions.client.enable().is_err() {
         return 0;
     }
-    let steps = 1 + deeds.random.below(400);
+    let steps = 1 + actions.random.below(400);
     for step in 0..steps {
-        if stop.load(Ordering::Relaxed) || deeds.step().is_err() {
+        if stop.load(Ordering::Relaxed) || actions.step().is_err() {
             return step;
         }
     }
-    let _ = deeds.leave();
+    let _ = actions.leave();
     steps
 }
 
-/// Harm for so long, by all intruders; how many deeds there were.
-fn harm(scene: &Scene, seed: u64, round: u64, time: Duration) -> usize {
-    let (stop, deeds) = (AtomicBool::new(false), AtomicUsize::new(0));
+/// Runs hostile clients for this time; returns the number of their actions.
+fn run_hostile_clients(scene: &Scene, seed: u64, round: u64, time: Duration) -> usize {
+    let (stop, actions) = (AtomicBool::new(false), AtomicUsize::new(0));
     std::thread::scope(|scope| {
-        for number in 0..INTRUDERS as u64 {
-            let (stop, deeds) = (&stop, &deeds);
+        for number in 0..HOSTILE_THREADS as u64 {
+            let (stop, actions) = (&stop, &actions);
             scope.spawn(move || {
                 let mut random =
                     Random((seed ^ ((round << 8) + number + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)) | 1);
                 let (mut kept, mut closing) = (Vec::new(), Vec::new());
                 while !stop.load(Ordering::Relaxed) {
-                    let done = intrude(&scene.harmful, &mut random, &mut kept, &mut closing, stop);
-                    deeds.fetch_add(done, Ordering::Relaxed);
+                    let done = run_hostile_client(&scene.harmful, &mut random, &mut kept, &mut closing, stop);
+                    actions.fetch_add(done, Ordering::Relaxed);
                 }
                 drop(kept);
                 closing
@@ -433,7 +433,7 @@ fn harm(scene: &Scene, seed: u64, round: u64, time: Duration) -> usize {
         }
         stop.store(true, Ordering::Relaxed);
     });
-    deeds.into_inner()
+    actions.into_inner()
 }
 
 /// Two honest clients transfer and compare until `stop` is set; returns the number of rounds.
@@ -453,7 +453,7 @@ fn transfer(scene: &Scene, program: &Path, stop: &AtomicBool) -> usize {
 
 const ROUNDS: u64 = 4;
 
-fn honest_beside_harm(round: Duration) {
+fn run_soak(round: Duration) {
     let program = or_skip!(compiled("transfer"));
     let given = std::env::var("URNIC_SOAK_SEED")
         .ok()
@@ -465,15 +465,15 @@ fn honest_beside_harm(round: Duration) {
     let mut first = None;
     for number in 0..ROUNDS {
         let stop = AtomicBool::new(false);
-        let (deeds, times) = std::thread::scope(|scope| {
+        let (actions, times) = std::thread::scope(|scope| {
             let honest = scope.spawn(|| transfer(&scene, &program, &stop));
-            let deeds = harm(&scene, seed, number, round);
+            let actions = run_hostile_clients(&scene, seed, number, round);
             stop.store(true, Ordering::Relaxed);
-            (deeds, honest.join().expect("what they transfer arrives"))
+            (actions, honest.join().expect("what they transfer arrives"))
         });
-        let now = scene.at_rest();
-        println!("round {number}: {deeds} deeds, {times} transfers, {now:?}");
-        assert!(deeds > 0 && times > 0, "{deeds} deeds, {times} transfers");
+        let now = scene.idle_resources();
+        println!("round {number}: {actions} actions, {times} transfers, {now:?}");
+        assert!(actions > 0 && times > 0, "{actions} actions, {times} transfers");
         // The first round makes what is kept for later: memory of the allocator, blocks of
         // addresses.
         let before = *first.get_or_insert(now);
@@ -484,17 +484,17 @@ fn honest_beside_harm(round: Duration) {
     }
     let mut running = scene.running;
     running.signal(rustix::process::Signal::TERM);
-    let ended = until(PATIENCE, || running.ended());
+    let ended = until(TIME_LIMIT, || running.ended());
     assert!(ended.is_some_and(|how| how.success()), "{}", running.output());
 }
 
 #[test]
 fn honest_clients_work_beside_harmful_ones() {
-    honest_beside_harm(Duration::from_secs(2));
+    run_soak(Duration::from_secs(2));
 }
 
 #[test]
 #[ignore = "ten minutes"]
 fn honest_clients_work_beside_harmful_ones_for_long() {
-    honest_beside_harm(Duration::from_secs(150));
+    run_soak(Duration::from_secs(150));
 }

@@ -6,13 +6,13 @@ use crate::program::{Program, Running};
 
 /// A program that executes lines and answers each with a line that begins with "= ".
 #[derive(Debug)]
-pub(super) struct Obedient {
+pub(super) struct CommandProcess {
     pub(super) program: Running,
     /// How much of the output has been read as answers, in bytes.
     heard: usize,
 }
 
-impl Obedient {
+impl CommandProcess {
     /// Starts the C program `name`.
     pub(super) fn start(
         name: &str,
@@ -32,16 +32,18 @@ impl Obedient {
     /// Waits for the next line that the program answers.
     #[track_caller]
     pub(super) fn answer(&mut self) -> String {
-        let (line, heard) = self.program.says_from(self.heard, "an answer", |output| {
-            let mut heard = 0;
-            for line in output.split_inclusive('\n').filter(|line| line.ends_with('\n')) {
-                heard += line.len();
-                if let Some(answer) = line.strip_prefix("= ") {
-                    return Some((answer.trim_end().to_owned(), heard));
+        let (line, heard) = self
+            .program
+            .wait_for_output_from(self.heard, "an answer", |output| {
+                let mut heard = 0;
+                for line in output.split_inclusive('\n').filter(|line| line.ends_with('\n')) {
+                    heard += line.len();
+                    if let Some(answer) = line.strip_prefix("= ") {
+                        return Some((answer.trim_end().to_owned(), heard));
+                    }
                 }
-            }
-            None
-        });
+                None
+            });
         self.heard += heard;
         line
     }

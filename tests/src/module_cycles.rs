@@ -151,7 +151,7 @@ fn circles(of: &Crate) -> Vec<String> {
 }
 
 #[test]
-fn files_of_a_crate_use_each_other_in_no_circle() {
+fn crates_have_no_module_cycles() {
     let of_tests = crates_of_tests();
     let found: Vec<String> = crates().iter().chain(&of_tests).flat_map(circles).collect();
     assert!(found.is_empty(), "{} circles:\n{}", found.len(), found.join("\n"));
@@ -169,7 +169,7 @@ fn of(name: &str, files: &[(&str, &str)]) -> Crate {
 }
 
 #[test]
-fn a_child_that_uses_its_user_is_a_circle() {
+fn a_child_that_uses_its_user_is_a_cycle() {
     let of = of(
         "child",
         &[
@@ -198,7 +198,7 @@ fn a_path_leads_through_re_exports_to_its_item() {
 }
 
 #[test]
-fn tests_and_macros_are_told_apart() {
+fn tests_and_macros_are_distinguished() {
     let of = of(
         "macros",
         &[

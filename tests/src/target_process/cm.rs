@@ -1,13 +1,13 @@
-//! A live program, `cm_victim.c`, that connects through librdmacm to raw [`Peer`]s of the test.
+//! A live program, `cm_target_process.c`, that connects through librdmacm to raw [`Peer`]s of the test.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 
-use super::{Obedient, Wc, fields};
+use super::{CommandProcess, Wc, fields};
 use crate::peer::{Peer, hex};
 use crate::program::{Program, Running};
 
 /// `enum rdma_cm_event_type`.
-pub mod happening {
+pub mod cm_event {
     /// `RDMA_CM_EVENT_CONNECT_REQUEST`.
     pub const CONNECT_REQUEST: u64 = 4;
     /// `RDMA_CM_EVENT_CONNECT_RESPONSE`.
@@ -29,7 +29,7 @@ pub mod happening {
 /// An event of the connection manager, as the program got it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Event {
-    /// See [`happening`].
+    /// See [`cm_event`].
     pub kind: u64,
     /// 0, or a negative error number.
     pub status: i64,
@@ -53,21 +53,21 @@ impl Event {
 }
 
 /// Bytes in the form of an order line.
-fn digits(octets: &[u8]) -> String {
-    match octets {
+fn digits(bytes: &[u8]) -> String {
+    match bytes {
         [] => "-".to_owned(),
-        octets => octets.iter().map(|octet| format!("{octet:02x}")).collect(),
+        bytes => bytes.iter().map(|byte| format!("{byte:02x}")).collect(),
     }
 }
 
-/// The running victim.
+/// The running target.
 #[derive(Debug)]
-pub struct CmVictim {
-    dialogue: Obedient,
+pub struct CmTargetProcess {
+    dialogue: CommandProcess,
 }
 
-impl CmVictim {
-    /// Starts the victim.
+impl CmTargetProcess {
+    /// Starts the target.
     ///
     /// # Errors
     /// The reason for a skip.
@@ -75,7 +75,7 @@ impl CmVictim {
         Self::start_by(variables, |program| program)
     }
 
-    /// Starts the victim in a place of its own.
+    /// Starts the target in a place of its own.
     ///
     /// # Errors
     /// The reason for a skip.
@@ -84,7 +84,7 @@ impl CmVictim {
         place: impl FnOnce(Program) -> Program,
     ) -> Result<Self, String> {
         let variables = [&[("URNIC_LOG", "off")], variables].concat();
-        let mut dialogue = Obedient::start("cm_victim", &variables, place)?;
+        let mut dialogue = CommandProcess::start("cm_target_process", &variables, place)?;
         assert_eq!(dialogue.answer(), "ready");
         Ok(Self { dialogue })
     }
@@ -123,7 +123,7 @@ impl CmVictim {
 
     /// Connects to a raw peer; returns the id, and the peer before it has read anything.
     #[track_caller]
-    pub fn calls_us(&mut self, depths: (u8, u8), private_data: &[u8]) -> (u64, Peer, TcpListener) {
+    pub fn connects_to_peer(&mut self, depths: (u8, u8), private_data: &[u8]) -> (u64, Peer, TcpListener) {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
         let there = listener.local_addr().expect("a bound socket");
         let id = self.calls(there, depths, private_data);
@@ -157,7 +157,7 @@ impl CmVictim {
 
     /// Waits for the next event and checks that it is this one.
     #[track_caller]
-    pub fn learns(&mut self, id: u64, kind: u64, status: i64) -> Event {
+    pub fn expects_event(&mut self, id: u64, kind: u64, status: i64) -> Event {
         let event = self.event();
         assert_eq!(
             (event.id, event.kind, event.status),
@@ -213,17 +213,17 @@ impl CmVictim {
 
     /// Queue pairs share a completion queue from here on.
     #[track_caller]
-    pub fn shares(&mut self) {
+    pub fn shares_completion_queue(&mut self) {
         self.dialogue.order("shared");
     }
 
     /// From here on librdmacm does not manage the queue pairs.
     #[track_caller]
-    pub fn keeps_queue_pairs(&mut self) {
+    pub fn manages_own_queue_pairs(&mut self) {
         self.dialogue.order("external");
     }
 
-    /// Posts a request of this many bytes of the victim's buffer and returns an error number.
+    /// Posts a request of this many bytes of the target's buffer and returns an error number.
     #[track_caller]
     pub fn posts(&mut self, id: u64, opcode: u64, wr_id: u64, len: u64, far: (u64, u32)) -> u64 {
         let (at, rkey) = far;
@@ -238,7 +238,7 @@ impl CmVictim {
         assert_eq!(self.posts(id, super::opcode::SEND, wr_id, len, (0, 0)), 0);
     }
 
-    /// The victim's buffer: address and rkey.
+    /// The target's buffer: address and rkey.
     #[track_caller]
     pub fn buffer(&mut self) -> (u64, u32) {
         let field = self.dialogue.ask("buffer");
@@ -272,7 +272,7 @@ impl CmVictim {
 
     /// Whether the completion queue of this id is empty.
     #[track_caller]
-    pub fn has_none(&mut self, id: u64) -> bool {
+    pub fn has_no_completion(&mut self, id: u64) -> bool {
         self.dialogue.order(&format!("poll {id:x}")) == "none"
     }
 
@@ -282,14 +282,14 @@ impl CmVictim {
         self.dialogue.ask(&format!("state {id:x}"))("state")
     }
 
-    /// The process of the victim.
+    /// The process of the target.
     pub fn process(&self) -> &Running {
         &self.dialogue.program
     }
 
-    /// Ends the victim in good order; panics if that fails.
+    /// Ends the target in good order; panics if that fails.
     #[track_caller]
-    pub fn leaves(mut self) {
+    pub fn quits(mut self) {
         self.dialogue.program.tell("quit\n");
         self.dialogue.program.wait().success();
     }
