@@ -1,4 +1,4 @@
-/* One counter, to which CALLERS other processes and this one's own queue pair add by
+/* One counter, to which CLIENTS other processes and this one's own queue pair add by
  * fetch-and-add, COUNT times each, several at a time. The sum must be exact, and every value
  * must have been fetched once. */
 #include "rc.h"
@@ -52,22 +52,22 @@ static struct ibv_qp *connected(struct ibv_pd *pd, struct ibv_cq *cq, struct ibv
 int main(int argc, char **argv)
 {
 	uint64_t count = 20000;
-	int callers = 4, option;
+	int clients = 4, option;
 	while ((option = getopt(argc, argv, "n:c:")) != -1) {
 		switch (option) {
 		case 'n': count = strtoull(optarg, NULL, 0); break;
-		case 'c': callers = atoi(optarg); break;
-		default: die("atomics [-n COUNT] [-c CALLERS]");
+		case 'c': clients = atoi(optarg); break;
+		default: die("atomics [-n COUNT] [-c CLIENTS]");
 		}
 	}
-	int socks[callers];
-	bool caller = false;
-	for (int i = 0; i < callers && !caller; i++) {
+	int socks[clients];
+	bool client = false;
+	for (int i = 0; i < clients && !client; i++) {
 		int pair[2];
 		ZERO(socketpair(AF_UNIX, SOCK_STREAM, 0, pair));
-		caller = !fork();
-		socks[caller ? 0 : i] = pair[caller];
-		close(pair[!caller]);
+		client = !fork();
+		socks[client ? 0 : i] = pair[client];
+		close(pair[!client]);
 	}
 	struct ibv_context *context = open_device();
 	struct ibv_pd *pd = SOME(ibv_alloc_pd(context));
@@ -76,7 +76,7 @@ int main(int argc, char **argv)
 	struct ibv_mr *mr = SOME(ibv_reg_mr(pd, memory, sizeof memory, EVERY_ACCESS | IBV_ACCESS_REMOTE_ATOMIC));
 	struct ibv_mr *into = SOME(ibv_reg_mr(pd, memory + 1, sizeof memory - 8, IBV_ACCESS_LOCAL_WRITE));
 	struct end theirs;
-	if (caller) {
+	if (client) {
 		struct ibv_qp *qp = connected(pd, cq, mr, socks[0], &theirs);
 		uint64_t sum = add(cq, qp, into, &theirs, count);
 		sock_write(socks[0], &sum, sizeof sum);
@@ -84,14 +84,14 @@ int main(int argc, char **argv)
 		sock_read(socks[0], &sum, sizeof sum);
 		return 0;
 	}
-	for (int i = 0; i < callers; i++)
+	for (int i = 0; i < clients; i++)
 		connected(pd, cq, mr, socks[i], &theirs);
 	struct ibv_qp *own = connected(pd, cq, mr, -1, &theirs);
-	uint64_t all = count * (callers + 1), fetched = add(cq, own, into, &theirs, count);
-	for (int i = 0; i < callers; i++) {
+	uint64_t all = count * (clients + 1), fetched = add(cq, own, into, &theirs, count);
+	for (int i = 0; i < clients; i++) {
 		uint64_t sum;
 		if (!sock_read(socks[i], &sum, sizeof sum))
-			die("caller %d is gone", i);
+			die("client %d is gone", i);
 		fetched += sum;
 	}
 	if (memory[0] != all)
@@ -100,11 +100,11 @@ int main(int argc, char **argv)
 	uint64_t want = all % 2 ? (all - 1) / 2 * all : all / 2 * (all - 1);
 	if (fetched != want)
 		die("what was fetched adds up to %" PRIu64 ", not %" PRIu64, fetched, want);
-	for (int i = 0; i < callers; i++)
+	for (int i = 0; i < clients; i++)
 		close(socks[i]);
-	for (int i = 0, status; i < callers; i++) {
+	for (int i = 0, status; i < clients; i++) {
 		if (wait(&status) < 0 || status)
-			die("a caller failed");
+			die("a client failed");
 	}
 	printf("%" PRIu64 " additions\n", all);
 	return 0;

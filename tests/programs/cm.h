@@ -3,31 +3,31 @@
 #include <rdma/rdma_cma.h>
 
 /* The private data of an event. */
-struct told {
+struct private_data {
 	uint8_t data[256], len;
 };
 
 /* The id of the next event, which must be of either kind. */
 static struct rdma_cm_id *next_event_of(struct rdma_event_channel *channel, enum rdma_cm_event_type kind, enum rdma_cm_event_type other,
-					struct told *told)
+					struct private_data *received)
 {
 	struct rdma_cm_event *event;
 	ZERO(rdma_get_cm_event(channel, &event));
 	if (event->event != kind && event->event != other)
 		die("%s (%d) where %s was due", rdma_event_str(event->event), event->status, rdma_event_str(kind));
 	struct rdma_cm_id *id = event->id;
-	if (told) {
-		told->len = event->param.conn.private_data_len;
-		if (told->len)
-			memcpy(told->data, event->param.conn.private_data, told->len);
+	if (received) {
+		received->len = event->param.conn.private_data_len;
+		if (received->len)
+			memcpy(received->data, event->param.conn.private_data, received->len);
 	}
 	ZERO(rdma_ack_cm_event(event));
 	return id;
 }
 
-static struct rdma_cm_id *next_event(struct rdma_event_channel *channel, enum rdma_cm_event_type kind, struct told *told)
+static struct rdma_cm_id *next_event(struct rdma_event_channel *channel, enum rdma_cm_event_type kind, struct private_data *received)
 {
-	return next_event_of(channel, kind, kind, told);
+	return next_event_of(channel, kind, kind, received);
 }
 
 __attribute__((unused)) static struct rdma_cm_id *listener(struct rdma_event_channel *channel, const char *port)

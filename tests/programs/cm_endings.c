@@ -7,7 +7,7 @@
 
 #define LENGTH 4096
 
-enum ending { REJECTED, CALLER_ENDS, CALLED_ENDS, CALLER_INVALIDATES, CALLED_INVALIDATES };
+enum ending { REJECTED, INITIATOR_ENDS, RESPONDER_ENDS, INITIATOR_INVALIDATES, RESPONDER_INVALIDATES };
 
 static const struct {
 	const char *name;
@@ -19,10 +19,10 @@ static const struct {
 	{ "rejected", REJECTED, 0, 0 },
 	{ "rejected with a reason", REJECTED, 100, 148 },
 	{ "rejected with much of it", REJECTED, 248, 248 },
-	{ "ended by the caller", CALLER_ENDS, 0, 0 },
-	{ "ended by the called", CALLED_ENDS, 1, 248 },
-	{ "invalidated by the caller", CALLER_INVALIDATES, 248, 1 },
-	{ "invalidated by the called", CALLED_INVALIDATES, 56, 57 },
+	{ "ended by the initiator", INITIATOR_ENDS, 0, 0 },
+	{ "ended by the responder", RESPONDER_ENDS, 1, 248 },
+	{ "invalidated by the initiator", INITIATOR_INVALIDATES, 248, 1 },
+	{ "invalidated by the responder", RESPONDER_INVALIDATES, 56, 57 },
 };
 #define ROWS (sizeof rows / sizeof *rows)
 
@@ -120,26 +120,26 @@ static void suffer(struct connection *it, struct rdma_event_channel *channel)
 }
 
 /* From ESTABLISHED on. */
-static void end_it(struct connection *it, struct rdma_event_channel *channel, bool caller, enum ending ending)
+static void end_it(struct connection *it, struct rdma_event_channel *channel, bool initiator, enum ending ending)
 {
 	struct end far;
 	/* The initiator sends first: MPA requires it. */
-	if (caller)
+	if (initiator)
 		send_end(it);
 	far = receive_end(it);
-	if (!caller)
+	if (!initiator)
 		send_end(it);
 	switch (ending) {
-	case CALLER_ENDS:
-	case CALLED_ENDS:
-		if (caller == (ending == CALLER_ENDS)) {
+	case INITIATOR_ENDS:
+	case RESPONDER_ENDS:
+		if (initiator == (ending == INITIATOR_ENDS)) {
 			good_wc(it->sent);
 			ZERO(rdma_disconnect(it->id));
 		}
 		next_event(channel, RDMA_CM_EVENT_DISCONNECTED, NULL);
 		break;
 	default:
-		if (caller != (ending == CALLER_INVALIDATES)) {
+		if (initiator != (ending == INITIATOR_INVALIDATES)) {
 			suffer(it, channel);
 		} else {
 			invalidate(it, &far);
@@ -149,17 +149,17 @@ static void end_it(struct connection *it, struct rdma_event_channel *channel, bo
 }
 
 /* The content of the private data: each end can compute the other's. */
-static uint64_t seed_of(size_t row, bool caller)
+static uint64_t seed_of(size_t row, bool initiator)
 {
-	return 2 * row + caller;
+	return 2 * row + initiator;
 }
 
-static void is_told(const struct told *told, size_t row, bool by_caller)
+static void check_private_data(const struct private_data *received, size_t row, bool by_initiator)
 {
-	uint8_t len = by_caller ? rows[row].call : rows[row].answer;
-	if (told->len != len)
-		die("%s: %u bytes of private data, not %u", rows[row].name, told->len, len);
-	verify(told->data, len, seed_of(row, by_caller));
+	uint8_t len = by_initiator ? rows[row].call : rows[row].answer;
+	if (received->len != len)
+		die("%s: %u bytes of private data, not %u", rows[row].name, received->len, len);
+	verify(received->data, len, seed_of(row, by_initiator));
 }
 
 static void call(struct rdma_event_channel *channel, const char *host, const char *port, size_t row)
@@ -167,20 +167,20 @@ static void call(struct rdma_event_channel *channel, const char *host, const cha
 	struct rdma_cm_id *id = resolved(channel, host, port);
 	struct connection it = set_up(id);
 	uint8_t data[256];
-	struct told told;
+	struct private_data received;
 	fill(data, rows[row].call, seed_of(row, true));
 	struct rdma_conn_param param = {
 		.responder_resources = 1, .initiator_depth = 1, .private_data = data, .private_data_len = rows[row].call
 	};
 	ZERO(rdma_connect(id, &param));
 	if (rows[row].ending != REJECTED) {
-		next_event(channel, RDMA_CM_EVENT_ESTABLISHED, &told);
-		is_told(&told, row, false);
+		next_event(channel, RDMA_CM_EVENT_ESTABLISHED, &received);
+		check_private_data(&received, row, false);
 		end_it(&it, channel, true, rows[row].ending);
 	} else {
-		next_event_of(channel, RDMA_CM_EVENT_REJECTED, loses_replies ? RDMA_CM_EVENT_CONNECT_ERROR : RDMA_CM_EVENT_REJECTED, &told);
-		if (told.len || !loses_replies)
-			is_told(&told, row, false);
+		next_event_of(channel, RDMA_CM_EVENT_REJECTED, loses_replies ? RDMA_CM_EVENT_CONNECT_ERROR : RDMA_CM_EVENT_REJECTED, &received);
+		if (received.len || !loses_replies)
+			check_private_data(&received, row, false);
 	}
 	tear_down(&it);
 	ZERO(rdma_destroy_id(id));
@@ -189,9 +189,9 @@ static void call(struct rdma_event_channel *channel, const char *host, const cha
 static void answer(struct rdma_event_channel *channel, size_t row)
 {
 	uint8_t data[256], len = rows[row].answer;
-	struct told told;
-	struct rdma_cm_id *id = next_event(channel, RDMA_CM_EVENT_CONNECT_REQUEST, &told);
-	is_told(&told, row, true);
+	struct private_data received;
+	struct rdma_cm_id *id = next_event(channel, RDMA_CM_EVENT_CONNECT_REQUEST, &received);
+	check_private_data(&received, row, true);
 	fill(data, len, seed_of(row, false));
 	if (rows[row].ending == REJECTED) {
 		ZERO(rdma_reject(id, data, len));

@@ -46,20 +46,20 @@ int main(int argc, char **argv)
 	}
 	if (!port || count < 1 || count > 512)
 		die("cm_many -p PORT [-c CONNECTIONS] [HOST]");
-	bool caller = optind < argc;
+	bool client = optind < argc;
 	struct rdma_event_channel *channel = SOME(rdma_create_event_channel());
 	struct rdma_conn_param param = { .responder_resources = 1, .initiator_depth = 1 };
 	struct rdma_cm_id **ids = SOME(calloc(count, sizeof *ids));
-	if (!caller)
+	if (!client)
 		listener(channel, port);
-	for (int n = 0; caller && n < count; n++) {
+	for (int n = 0; client && n < count; n++) {
 		ids[n] = resolved(channel, argv[optind], port);
 		set_up(ids[n], count, n);
 		ZERO(rdma_connect(ids[n], &param));
 		next_event(channel, RDMA_CM_EVENT_ESTABLISHED, NULL);
 	}
 	/* The next initiator may connect before this end has its ESTABLISHED event for the last. */
-	for (int asked = 0, established = 0; !caller && established < count;) {
+	for (int asked = 0, established = 0; !client && established < count;) {
 		struct rdma_cm_event *event;
 		ZERO(rdma_get_cm_event(channel, &event));
 		if (event->event == RDMA_CM_EVENT_ESTABLISHED) {
@@ -74,7 +74,7 @@ int main(int argc, char **argv)
 		ZERO(rdma_ack_cm_event(event));
 	}
 	/* All connections are established. */
-	for (int n = 0; caller && n < count; n++)
+	for (int n = 0; client && n < count; n++)
 		send_word(ids[n], count, n, 1000 + n);
 	for (int left = count; left > 0;) {
 		struct ibv_wc wc = next_wc(cq);
@@ -86,11 +86,11 @@ int main(int argc, char **argv)
 		uint64_t word = words[2 * wc.wr_id + 1];
 		if (word != 1000 + wc.wr_id)
 			die("connection %" PRIu64 ": %" PRIu64, wc.wr_id, word);
-		if (!caller)
+		if (!client)
 			send_word(ids[wc.wr_id], count, wc.wr_id, word);
 		left--;
 	}
-	for (int n = 0; caller && n < count; n++)
+	for (int n = 0; client && n < count; n++)
 		ZERO(rdma_disconnect(ids[n]));
 	/* Later events of one connection may come before the end of another. */
 	for (int n = 0; n < count;) {

@@ -9,7 +9,7 @@
 /* Bytes behind the written and the read data. */
 #define GUARD 64
 
-enum turn { CALLER, CALLED };
+enum turn { INITIATOR, RESPONDER };
 enum { SENT = 1, WRITTEN, TO_READ };
 
 /* Kinds of completions: the wr_id. */
@@ -110,17 +110,17 @@ static void all_sizes(struct ibv_qp *qp, enum turn mine, size_t max)
 	int sizes = 0;
 	double start = now();
 	for (size_t size = 0; size <= max; size = next_size(size), sizes++) {
-		for (enum turn turn = CALLER; turn <= CALLED; turn++) {
+		for (enum turn turn = INITIATOR; turn <= RESPONDER; turn++) {
 			if (turn != mine) {
 				suffer(size, turn);
 				continue;
 			}
 			act(qp, size, turn);
 			/* Prepares for the other end's turn, which begins with our notice. */
-			if (turn == CALLER)
-				prepare(qp, size, CALLED);
+			if (turn == INITIATOR)
+				prepare(qp, size, RESPONDER);
 			else if (next_size(size) <= max)
-				prepare(qp, next_size(size), CALLER);
+				prepare(qp, next_size(size), INITIATOR);
 			post_send(qp, IBV_WR_SEND, mr, NOTE, 1, NULL, 0, NOTICE_SENT);
 			await(NOTICE_SENT);
 		}
@@ -128,11 +128,11 @@ static void all_sizes(struct ibv_qp *qp, enum turn mine, size_t max)
 	printf("%d sizes up to %zu in %.1f s\n", sizes, max, now() - start);
 }
 
-static void learn_far(const struct told *told)
+static void learn_far(const struct private_data *received)
 {
-	if (told->len < sizeof far)
-		die("%u bytes of private data", told->len);
-	memcpy(&far, told->data, sizeof far);
+	if (received->len < sizeof far)
+		die("%u bytes of private data", received->len);
+	memcpy(&far, received->data, sizeof far);
 }
 
 static struct end set_up(struct rdma_cm_id *id, enum turn mine)
@@ -148,8 +148,8 @@ static struct end set_up(struct rdma_cm_id *id, enum turn mine)
 	ZERO(rdma_create_qp(id, pd, &init));
 	memory_of_ours = SOME(malloc(END));
 	mr = SOME(ibv_reg_mr(pd, memory_of_ours, END, EVERY_ACCESS));
-	if (mine == CALLED)
-		prepare(id->qp, 0, CALLER);
+	if (mine == RESPONDER)
+		prepare(id->qp, 0, INITIATOR);
 	return (struct end){ .address = (uintptr_t)mr->addr, .rkey = mr->rkey };
 }
 
@@ -170,26 +170,26 @@ int main(int argc, char **argv)
 		die("cm_sizes -p PORT [-m MAX] [-r] [HOST]");
 	struct rdma_event_channel *channel = SOME(rdma_create_event_channel());
 	struct rdma_conn_param param = { .responder_resources = 1, .initiator_depth = 1, .private_data_len = sizeof far };
-	struct told told;
+	struct private_data received;
 	if (optind < argc) {
 		struct rdma_cm_id *id = resolved(channel, argv[optind], port);
-		struct end end = set_up(id, CALLER);
+		struct end end = set_up(id, INITIATOR);
 		param.private_data = &end;
 		ZERO(rdma_connect(id, &param));
-		next_event(channel, RDMA_CM_EVENT_ESTABLISHED, &told);
-		learn_far(&told);
-		all_sizes(id->qp, CALLER, max);
+		next_event(channel, RDMA_CM_EVENT_ESTABLISHED, &received);
+		learn_far(&received);
+		all_sizes(id->qp, INITIATOR, max);
 		ZERO(rdma_disconnect(id));
 		return 0;
 	}
 	listener(channel, port);
-	struct rdma_cm_id *id = next_event(channel, RDMA_CM_EVENT_CONNECT_REQUEST, &told);
-	learn_far(&told);
-	struct end end = set_up(id, CALLED);
+	struct rdma_cm_id *id = next_event(channel, RDMA_CM_EVENT_CONNECT_REQUEST, &received);
+	learn_far(&received);
+	struct end end = set_up(id, RESPONDER);
 	param.private_data = &end;
 	ZERO(rdma_accept(id, &param));
 	next_event(channel, RDMA_CM_EVENT_ESTABLISHED, NULL);
-	all_sizes(id->qp, CALLED, max);
+	all_sizes(id->qp, RESPONDER, max);
 	next_event(channel, RDMA_CM_EVENT_DISCONNECTED, NULL);
 	return 0;
 }

@@ -13,7 +13,7 @@ int main(int argc, char **argv)
 			die("connections -p PORT [HOST]");
 		port = atoi(optarg);
 	}
-	bool caller = optind < argc;
+	bool client = optind < argc;
 	static uint8_t buffer[16];
 	static struct ibv_qp *qps[COUNT];
 	static struct end mine[COUNT], theirs[COUNT];
@@ -35,18 +35,18 @@ int main(int argc, char **argv)
 		post_recv(qps[i], mr, 8, 8, 1);
 	}
 	/* One message there and one back on each, all at once. */
-	for (int i = 0; caller && i < COUNT; i++)
+	for (int i = 0; client && i < COUNT; i++)
 		post_send(qps[i], IBV_WR_SEND, mr, 0, 8, NULL, 0, 2);
 	for (int left = 2 * COUNT; left > 0; left--) {
 		struct ibv_wc wc = good_wc(cq);
-		if (!caller && wc.wr_id == 1)
+		if (!client && wc.wr_id == 1)
 			for (int i = 0; i < COUNT; i++)
 				if (qps[i]->qp_num == wc.qp_num)
 					post_send(qps[i], IBV_WR_SEND, mr, 0, 8, NULL, 0, 2);
 	}
 	double seconds = now() - start;
 	barrier(sock);
-	if (caller)
+	if (client)
 		printf("%f %f\n", (double)(memory() - before) / COUNT, COUNT / seconds);
 	barrier(sock);
 	for (int i = 0; i < COUNT; i++)

@@ -87,12 +87,12 @@ static void fault(uint8_t *at)
 		touch(at);
 }
 
-static void told(const char *what, int times)
+static void reported(const char *what, int times)
 {
 	if (came != times)
 		die("%s: the handler ran %d times, not %d", what, came, times);
 	came = 0;
-	printf("%s: told\n", what);
+	printf("%s: reported\n", what);
 }
 
 static struct sigaction present(void)
@@ -126,8 +126,8 @@ static void in_every_detail(const char *what)
 	struct sigaction action = present();
 	if (action.sa_sigaction != note || !(action.sa_flags & SA_SIGINFO) || !(action.sa_flags & SA_ONSTACK) ||
 	    !sigismember(&action.sa_mask, SIGUSR2) || sigismember(&action.sa_mask, SIGUSR1))
-		die("%s: the program is told of another action", what);
-	told(what, 1);
+		die("%s: the program sees another action", what);
+	reported(what, 1);
 }
 
 static void before(void)
@@ -154,20 +154,20 @@ static void after(void)
 	fault(hole);
 	if (on_alternate)
 		die("on the alternate stack, unasked");
-	told("without SA_SIGINFO", 1);
+	reported("without SA_SIGINFO", 1);
 
 	install(SA_NODEFER, SIGUSR1);
 	nested = 1;
 	fault(hole);
 	if (sigismember(&mask, SIGSEGV))
 		die("SA_NODEFER: deferred");
-	told("SA_NODEFER", 2);
+	reported("SA_NODEFER", 2);
 
 	install(SA_RESETHAND, SIGUSR1);
 	fault(hole);
 	if (present().sa_handler != SIG_DFL)
 		die("SA_RESETHAND: still there");
-	told("SA_RESETHAND", 1);
+	reported("SA_RESETHAND", 1);
 
 	if (signal(SIGSEGV, note_plainly) != SIG_DFL)
 		die("signal: another old handler");
@@ -181,14 +181,14 @@ static void after(void)
 #pragma GCC diagnostic pop
 	if (present().sa_flags & SA_RESTART)
 		die("siginterrupt");
-	told("signal", 2);
+	reported("signal", 2);
 
 	if (sysv_signal(SIGSEGV, note_plainly) != note_plainly)
 		die("sysv_signal: another old handler");
 	fault(hole);
 	if (present().sa_handler != SIG_DFL || sigismember(&mask, SIGSEGV))
 		die("sysv_signal: not as System V has it");
-	told("sysv_signal", 1);
+	reported("sysv_signal", 1);
 	recover(pd);
 
 	/* The signal is sent by kill, not caused by a fault. */
@@ -197,10 +197,10 @@ static void after(void)
 		raise(SIGSEGV);
 	if (info.si_code > 0 || info.si_pid != getpid())
 		die("raise: code %d of process %d", info.si_code, info.si_pid);
-	told("raise", 1);
+	reported("raise", 1);
 	signal(SIGSEGV, SIG_IGN);
 	raise(SIGSEGV);
-	told("ignored", 0);
+	reported("ignored", 0);
 	if (signal(SIGSEGV, SIG_DFL) != SIG_IGN)
 		die("another old handler than SIG_IGN");
 	recover(pd);
@@ -229,11 +229,11 @@ static void children(void)
 	if (present().sa_sigaction != note)
 		die("the child of vfork changed its parent's action");
 	fault(hole);
-	told("after vfork", 1);
+	reported("after vfork", 1);
 	child = fork();
 	if (!child) {
 		fault(hole);
-		told("in a child of fork", 1);
+		reported("in a child of fork", 1);
 		signal(SIGSEGV, SIG_DFL);
 		touch(hole);
 		_exit(1);
@@ -242,7 +242,7 @@ static void children(void)
 		die("the child of fork lives");
 	recover(pd);
 	fault(hole);
-	told("after fork", 1);
+	reported("after fork", 1);
 }
 
 int main(int argc, char **argv)

@@ -134,10 +134,10 @@ static void share(void)
 }
 
 /* Whether the fd becomes readable. */
-static bool readable(int fd, int patience)
+static bool readable(int fd, int timeout)
 {
 	struct pollfd poll_fd = { .fd = fd, .events = POLLIN };
-	return poll(&poll_fd, 1, patience) == 1;
+	return poll(&poll_fd, 1, timeout) == 1;
 }
 
 static void events(void)
@@ -178,7 +178,7 @@ static void events(void)
 	if (event.element.qp != to)
 		die("an event of another queue pair");
 	if (readable(owner->async_fd, 100))
-		die("the owner hears of what is not its own");
+		die("the owner got an event of another object");
 	ZERO(ibv_destroy_qp(from));
 	ZERO(ibv_destroy_qp(to));
 	ZERO(ibv_destroy_cq(cq));

@@ -35,7 +35,7 @@ int main(int argc, char **argv)
 	}
 	if (size < 16)
 		die("a message has room for its two numbers: SIZE is at least 16");
-	bool caller = optind < argc;
+	bool client = optind < argc;
 	uint64_t window = qps > 16 ? 16 : WINDOW;
 	if (forever)
 		count = UINT64_MAX;
@@ -63,20 +63,20 @@ int main(int argc, char **argv)
 	}
 
 	/* wr_id: the lane in the high half, the slot in the low one. */
-	if (!caller) {
+	if (!client) {
 		for (int i = 0; i < qps; i++)
 			for (; lanes[i].posted < window && lanes[i].posted < count; lanes[i].posted++)
 				post_recv(lanes[i].qp, mr, (i * window + lanes[i].posted) * size, size,
 					  (uint64_t)i << 32 | lanes[i].posted);
 		char byte;
 		if (*departure && sock_read(sock, &byte, 1))
-			die("the caller has not left");
+			die("the client has not left");
 	}
 	uint64_t left = qps * count;
 	if (forever)
 		left = UINT64_MAX;
 	while (left > 0) {
-		for (int i = 0; caller && i < qps; i++) {
+		for (int i = 0; client && i < qps; i++) {
 			for (; lanes[i].posted < count && lanes[i].posted - lanes[i].done < window; lanes[i].posted++) {
 				uint64_t slot = lanes[i].posted % window, number = lanes[i].posted;
 				uint8_t *message = buffer + (i * window + slot) * size;
@@ -98,7 +98,7 @@ int main(int argc, char **argv)
 		}
 		if (slot != lane->done % window)
 			die("slot %" PRIu64 " completed in place of %" PRIu64, slot, lane->done % window);
-		if (!caller) {
+		if (!client) {
 			uint64_t numbers[2];
 			uint8_t *message = buffer + ((wc.wr_id >> 32) * window + slot) * size;
 			memcpy(&numbers[0], message, 8);
@@ -114,12 +114,12 @@ int main(int argc, char **argv)
 		}
 		lane->done++;
 		left--;
-		if (forever && !caller && lane->done == 1000) {
+		if (forever && !client && lane->done == 1000) {
 			puts("flowing");
 			fflush(stdout);
 		}
 	}
-	if (!strcmp(departure, "exit") && caller)
+	if (!strcmp(departure, "exit") && client)
 		_exit(0);
 	if (!*departure)
 		barrier(sock);

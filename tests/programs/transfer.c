@@ -20,10 +20,10 @@ int main(int argc, char **argv)
 		default: die("transfer -p PORT [-o send|write|read] [-b BYTES] [-c CHUNK] [-g GID] [-t ACK_TIMEOUT] [HOST]");
 		}
 	}
-	bool caller = optind < argc, sends = !strcmp(kind, "send"), reads = !strcmp(kind, "read");
+	bool client = optind < argc, sends = !strcmp(kind, "send"), reads = !strcmp(kind, "read");
 	enum ibv_wr_opcode opcode = sends ? IBV_WR_SEND : reads ? IBV_WR_RDMA_READ : IBV_WR_RDMA_WRITE;
 	/* The initiator posts the requests; data goes from it to the responder, but for reads. */
-	bool source = reads ? !caller : caller;
+	bool source = reads ? !client : client;
 
 	struct ibv_context *context = open_device();
 	struct ibv_pd *pd = SOME(ibv_alloc_pd(context));
@@ -42,12 +42,12 @@ int main(int argc, char **argv)
 	connect_qp(qp, &mine, gid_index, &theirs);
 
 	size_t posted = 0, completed = 0, total = (bytes + chunk - 1) / chunk;
-	if (caller || sends) {
+	if (client || sends) {
 		while (completed < total) {
 			for (; posted < total && posted - completed < WINDOW; posted++) {
 				size_t offset = posted * chunk;
 				size_t len = bytes - offset < chunk ? bytes - offset : chunk;
-				if (caller)
+				if (client)
 					post_send(qp, opcode, mr, offset, len, sends ? NULL : &theirs, offset, posted);
 				else
 					post_recv(qp, mr, offset, len, posted);
@@ -61,7 +61,7 @@ int main(int argc, char **argv)
 	if (!sends) {
 		/* A Send behind them proves that Writes are in place (RFC 5040 §5.1), and that
 		 * Reads are done. */
-		if (caller) {
+		if (client) {
 			post_send(qp, IBV_WR_SEND, mr, 0, 0, NULL, 0, total);
 		} else {
 			post_recv(qp, mr, 0, 0, total);

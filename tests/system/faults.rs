@@ -16,15 +16,15 @@ const LIMIT: Duration = Duration::from_secs(240);
 /// The log line about memory that is no longer accessible.
 const LINE: &str = "was unmapped, protected or truncated before";
 
-/// The program `gone`, with and without CRCs.
-fn gone(what: &str) -> Result<[Program; 2], String> {
-    let program = Program::new(compiled("gone")?).arg(what);
+/// The program `unmapped`, with and without CRCs.
+fn unmapped(what: &str) -> Result<[Program; 2], String> {
+    let program = Program::new(compiled("unmapped")?).arg(what);
     Ok(["true", "false"].map(|crc| program.clone().env("URNIC_MPA_CRC", crc)))
 }
 
 #[test]
 fn unmapped_memory_at_either_end_fails_one_request() {
-    for program in or_skip!(gone("near")) {
+    for program in or_skip!(unmapped("near")) {
         let text = program.run_for(LIMIT).success();
         assert!(text.contains("near: "), "{text}");
     }
@@ -32,7 +32,7 @@ fn unmapped_memory_at_either_end_fails_one_request() {
 
 #[test]
 fn a_target_with_unmapped_memory_continues() {
-    for program in or_skip!(gone("far")) {
+    for program in or_skip!(unmapped("far")) {
         let text = program.run_for(LIMIT).success();
         assert!(text.contains("far: "), "{text}");
     }
@@ -41,7 +41,7 @@ fn a_target_with_unmapped_memory_continues() {
 #[test]
 fn a_served_device_fails_requests_for_unmapped_memory() {
     let served = Served::start();
-    for program in or_skip!(gone("near")) {
+    for program in or_skip!(unmapped("near")) {
         let program = program.env("URNIC_DEVICE", served.device());
         let text = program.run_for(LIMIT).success();
         assert!(text.contains("near: "), "{text}");
@@ -51,7 +51,7 @@ fn a_served_device_fails_requests_for_unmapped_memory() {
 #[test]
 fn an_unmapped_region_is_logged_once() {
     or_skip!(in_process("the log is the other process's"));
-    for program in or_skip!(gone("twice")) {
+    for program in or_skip!(unmapped("twice")) {
         let text = program.run_for(LIMIT).success();
         let of_it = text.lines().find_map(|line| line.strip_prefix("twice: "));
         let (key, pid) = of_it
@@ -73,7 +73,7 @@ fn faults(what: &str) -> Result<Program, String> {
 #[test]
 fn own_faults_reach_a_handler_installed_before() {
     let text = or_skip!(faults("before")).run().success();
-    assert!(text.contains("a handler from before: told"), "{text}");
+    assert!(text.contains("a handler from before: reported"), "{text}");
 }
 
 #[test]
@@ -89,7 +89,7 @@ fn own_faults_reach_handlers_installed_later() {
         "raise",
         "ignored",
     ] {
-        assert!(text.contains(&format!("{what}: told")), "{what}:\n{text}");
+        assert!(text.contains(&format!("{what}: reported")), "{what}:\n{text}");
     }
 }
 
@@ -97,7 +97,7 @@ fn own_faults_reach_handlers_installed_later() {
 fn children_have_fault_handlers_of_their_own() {
     let text = or_skip!(faults("children")).run().success();
     for what in ["after vfork", "in a child of fork", "after fork"] {
-        assert!(text.contains(&format!("{what}: told")), "{what}:\n{text}");
+        assert!(text.contains(&format!("{what}: reported")), "{what}:\n{text}");
     }
 }
 

@@ -162,8 +162,8 @@ fn connections_have_the_requested_type_of_service() {
         ("ip.dsfield", "ip.dst == 127.0.0.1"),
         ("ipv6.tclass", "ipv6.dst == ::1"),
     ] {
-        let from_caller = format!("tcp.dstport == 7471 && {ends}");
-        let seen = wire.tshark(&["-T", "fields", "-e", field], &from_caller);
+        let from_initiator = format!("tcp.dstport == 7471 && {ends}");
+        let seen = wire.tshark(&["-T", "fields", "-e", field], &from_initiator);
         let classes: Vec<&str> = seen.lines().collect();
         assert!(classes.len() > 10, "{seen}");
         assert!(

@@ -50,7 +50,7 @@ struct Mode {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Caller {
+enum Initiator {
     Urnic,
     Siw,
 }
@@ -67,7 +67,7 @@ const EMPTY_READS: &str = "siw does not answer Reads of zero bytes there";
 struct Run<'a> {
     guest: &'a Guest,
     mode: &'a Mode,
-    caller: Caller,
+    initiator: Initiator,
 }
 
 impl Run<'_> {
@@ -80,23 +80,23 @@ impl Run<'_> {
     #[track_caller]
     fn both_set(&self, server: &str, client: &str, more: Settings<'_>) -> Ends {
         let settings = [self.mode.ours, more].concat();
-        match self.caller {
-            Caller::Urnic => urnic_calls(self.guest, server, client, &settings),
-            Caller::Siw => siw_calls(self.guest, server, client, &settings),
+        match self.initiator {
+            Initiator::Urnic => urnic_calls(self.guest, server, client, &settings),
+            Initiator::Siw => siw_calls(self.guest, server, client, &settings),
         }
     }
 
     fn has_crcs(&self) -> bool {
-        let beginning = match self.caller {
-            Caller::Urnic => self.mode.we_call,
-            Caller::Siw => self.mode.siw_calls,
+        let beginning = match self.initiator {
+            Initiator::Urnic => self.mode.we_call,
+            Initiator::Siw => self.mode.siw_calls,
         };
         beginning.is_some_and(|(startup, _)| startup[1].ends_with('1'))
     }
 
     /// The initiator, siw, sends no RTR.
     fn is_silent(&self) -> bool {
-        self.caller == Caller::Siw && self.mode.siw_calls.is_some_and(|(_, opcode)| opcode == SEND)
+        self.initiator == Initiator::Siw && self.mode.siw_calls.is_some_and(|(_, opcode)| opcode == SEND)
     }
 
     fn revision_1(&self) -> bool {
@@ -106,14 +106,14 @@ impl Run<'_> {
 
 /// Checks that the pings are right, and that the wire matches the mode.
 fn rping(run: &Run<'_>) -> String {
-    let beginning = match run.caller {
-        Caller::Urnic => run.mode.we_call,
-        Caller::Siw => run.mode.siw_calls,
+    let beginning = match run.initiator {
+        Initiator::Urnic => run.mode.we_call,
+        Initiator::Siw => run.mode.siw_calls,
     };
-    let (startup, opcode) = beginning.expect("this mode has this caller");
+    let (startup, opcode) = beginning.expect("this mode has this initiator");
     let file = scratch().join(format!("interop-{}.pcapng", std::process::id()));
     let _ = std::fs::remove_file(&file);
-    let server = match run.revision_1() && run.caller == Caller::Urnic {
+    let server = match run.revision_1() && run.initiator == Initiator::Urnic {
         true => RPING_SERVER_WITH_READS,
         false => RPING_SERVER,
     };
@@ -143,9 +143,9 @@ fn sizes(run: &Run<'_>) -> String {
     // siw's answer to a Read of no bytes has a byte in it now and then, which is out of bounds.
     let here = format!("{} -r", program.display());
     let there = "/bin/cm_sizes";
-    let (server, client) = match run.caller {
-        Caller::Urnic => (there, here.as_str()),
-        Caller::Siw => (here.as_str(), there),
+    let (server, client) = match run.initiator {
+        Initiator::Urnic => (there, here.as_str()),
+        Initiator::Siw => (here.as_str(), there),
     };
     let ends = run
         .both(
@@ -174,9 +174,9 @@ fn many(run: &Run<'_>) -> String {
     let here = compiled("cm_many").expect("it was compiled before");
     let here = here.to_str().expect("our path");
     let there = "/bin/cm_many";
-    let (server, client) = match run.caller {
-        Caller::Urnic => (there, here),
-        Caller::Siw => (here, there),
+    let (server, client) = match run.initiator {
+        Initiator::Urnic => (there, here),
+        Initiator::Siw => (here, there),
     };
     let ends = run
         .both(
@@ -192,14 +192,18 @@ fn many(run: &Run<'_>) -> String {
 fn endings(run: &Run<'_>) -> String {
     let here = compiled("cm_endings").expect("it was compiled before");
     let here = here.to_str().expect("our path");
-    let (server, client) = match run.caller {
-        Caller::Urnic => ("/bin/cm_endings", here),
-        Caller::Siw => (here, "/bin/cm_endings -l"),
+    let (server, client) = match run.initiator {
+        Initiator::Urnic => ("/bin/cm_endings", here),
+        Initiator::Siw => (here, "/bin/cm_endings -l"),
     };
     let ends = run
         .both(&format!("{server} -p PORT"), &format!("{client} -p PORT ADDRESS"))
         .succeed();
-    assert!(ends.ours.contains("invalidated by the called"), "{}", ends.ours);
+    assert!(
+        ends.ours.contains("invalidated by the responder"),
+        "{}",
+        ends.ours
+    );
     "private data, rejected, ended and invalidated by either".to_owned()
 }
 
@@ -211,9 +215,9 @@ fn rstream(run: &Run<'_>) -> String {
     for options in ["-S 64 -I 100 -C 2", "-S 4096 -I 20 -C 2", "-S 1048576 -I 4 -C 2"] {
         let server = format!("rstream -p PORT {options} -T v");
         let ends = run.both(&server, &format!("{server} -s ADDRESS")).succeed();
-        let said = match run.caller {
-            Caller::Urnic => ends.ours,
-            Caller::Siw => ends.theirs,
+        let said = match run.initiator {
+            Initiator::Urnic => ends.ours,
+            Initiator::Siw => ends.theirs,
         };
         // name, bytes, xfers, iters, total, time, Gb/sec, usec/xfer
         let row = said
@@ -235,15 +239,15 @@ fn rcopy(run: &Run<'_>) -> String {
     let (first, back) = (file("first"), file("back"));
     let bytes = Random(1).bytes((8 << 20) + 1);
     std::fs::write(&first, &bytes).expect("a file of ours");
-    match run.caller {
-        Caller::Urnic => {
+    match run.initiator {
+        Initiator::Urnic => {
             let port = run.guest.port;
             let _server = run.guest.listener(&format!("rcopy -p {port}"));
             let line = format!("rcopy {} 127.0.0.1:/tmp/copy -p {port}", first.display());
             program(&line, run.mode.ours).run_for(LIMIT).success();
             run.guest.stop();
         }
-        Caller::Siw => {
+        Initiator::Siw => {
             run.guest.bring(&first, "/tmp/copy");
             let port = free_port();
             let mut server = program(&format!("rcopy -p {port}"), run.mode.ours).spawn();
@@ -254,9 +258,9 @@ fn rcopy(run: &Run<'_>) -> String {
     }
     let sum = |said: String| said.split_whitespace().next().unwrap_or_default().to_owned();
     let expected = sum(Program::plain("sha256sum").arg(&first).run().success());
-    let copy = match run.caller {
-        Caller::Urnic => sum(run.guest.start("sha256sum /tmp/copy").success()),
-        Caller::Siw => sum(Program::plain("sha256sum").arg(&back).run().success()),
+    let copy = match run.initiator {
+        Initiator::Urnic => sum(run.guest.start("sha256sum /tmp/copy").success()),
+        Initiator::Siw => sum(Program::plain("sha256sum").arg(&back).run().success()),
     };
     for file in [&first, &back] {
         let _ = std::fs::remove_file(file);
@@ -272,17 +276,17 @@ fn perftest(run: &Run<'_>, name: &str) -> String {
     }
     // siw misreads a CRC that TCP brings in two pieces, as it does when a window is full: by
     // several Reads under way, or a large one.
-    let careful = name.starts_with("ib_read") && run.caller == Caller::Siw && run.has_crcs();
+    let careful = name.starts_with("ib_read") && run.initiator == Initiator::Siw && run.has_crcs();
     let (options, sizes, rows_due) = match (careful, name) {
         (true, "ib_read_bw") => ("-s 65536 -n 20 -t 1", &["65536"][..], 1),
         (true, _) => ("-s 65536 -n 20", &["65536"][..], 1),
         (false, _) => ("-a -n 5", &["2", "65536", "8388608"][..], 23),
     };
     let line = format!("{name} {options}");
-    let said = match run.caller {
-        Caller::Urnic => urnic_measures(run.guest, &line, run.mode.ours).ours,
+    let said = match run.initiator {
+        Initiator::Urnic => urnic_measures(run.guest, &line, run.mode.ours).ours,
         // The last message of siw may follow on the same line.
-        Caller::Siw => siw_measures(run.guest, &line, run.mode.ours)
+        Initiator::Siw => siw_measures(run.guest, &line, run.mode.ours)
             .theirs
             .replace(" Bad wc status", "\nBad wc status"),
     };
@@ -448,9 +452,9 @@ fn in_mode(mode: &Mode) {
         .iter()
         .chain(LONG.iter().filter(|_| mode.extent == Extent::Long));
     for (name, work) in programs {
-        for (caller, called_by, wanted) in [
-            (Caller::Urnic, "urnic", mode.we_call.is_some()),
-            (Caller::Siw, "siw", mode.siw_calls.is_some()),
+        for (initiator, called_by, wanted) in [
+            (Initiator::Urnic, "urnic", mode.we_call.is_some()),
+            (Initiator::Siw, "siw", mode.siw_calls.is_some()),
         ] {
             if !wanted {
                 continue;
@@ -461,7 +465,11 @@ fn in_mode(mode: &Mode) {
                 let attempt = AssertUnwindSafe(|| {
                     guest.set(&DEFAULTS);
                     guest.set(mode.theirs);
-                    work(&Run { guest, mode, caller })
+                    work(&Run {
+                        guest,
+                        mode,
+                        initiator,
+                    })
                 });
                 catch_unwind(attempt).map_err(|panic| reason(&*panic))
             };

@@ -2,9 +2,9 @@
  * the device then is an error of the request, at the requester or at the target, and nothing else:
  * the process stays alive, and its other connection continues.
  *
- *   gone near     both ends in this process
- *   gone far      the target is another process
- *   gone twice    two requests fail on the same region, whose key is printed
+ *   unmapped near     both ends in this process
+ *   unmapped far      the target is another process
+ *   unmapped twice    two requests fail on the same region, whose key is printed
  */
 #define _GNU_SOURCE
 #include <stddef.h>
@@ -384,6 +384,6 @@ int main(int argc, char **argv)
 	else if (!strcmp(what, "twice"))
 		twice();
 	else
-		die("gone near, gone far or gone twice");
+		die("unmapped near, unmapped far or unmapped twice");
 	return 0;
 }
