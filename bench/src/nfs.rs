@@ -60,7 +60,7 @@ pub(crate) fn measure() -> Measured<Vec<(f64, f64)>> {
         .line("serve --no-root-squash --memory 1G --listen 127.0.0.1 --tcp-port 0 --rdma-port 0")
         .spawn();
     let mut port = |way: &str| {
-        server.says(way, |output| {
+        server.wait_for_output(way, |output| {
             let line = output.lines().find(|line| line.contains(way))?;
             output
                 .ends_with('\n')

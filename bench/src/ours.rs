@@ -150,7 +150,7 @@ pub(crate) fn rstream(rsockets: bool, size: usize, batch: u64, times: u64) -> Me
         false => Program::plain("rstream").line(&options).line(more).line("-T s"),
     };
     let mut server = end("").spawn();
-    server.listens(port);
+    server.wait_until_listening(port);
     let client = end("-s 127.0.0.1").run_for(LIMIT);
     let output = client.success();
     server.wait();

@@ -17,7 +17,7 @@ pub(crate) fn messages(size: usize, count: u64) -> Measured<f64> {
         .env("UCX_TLS", "tcp")
         .env("UCX_NET_DEVICES", "lo");
     let mut server = ucx.clone().line(&format!("-p {port}")).spawn();
-    server.listens(port);
+    server.wait_until_listening(port);
     let test = format!("127.0.0.1 -p {port} -t tag_bw -s {size} -n {count} -f");
     let text = ucx.line(&test).run_for(Duration::from_secs(120)).success();
     server.wait().success();

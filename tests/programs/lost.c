@@ -84,7 +84,7 @@ int main(void)
 		struct ibv_wc wc = next_wc(polled);
 		complete(wc.qp_num == busy.qp->qp_num ? &busy : &stalled, &wc);
 		if (stalled.completed > stalled.flushed)
-			die("a Send completed that nobody received");
+			die("a Send completed that was not received");
 		if (busy.completed == 100) {
 			puts("flowing");
 			fflush(stdout);

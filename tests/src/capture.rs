@@ -95,7 +95,7 @@ impl Capture {
         let mut dumpcap = netns
             .program(Program::plain("dumpcap").args(args).arg(&file))
             .spawn();
-        dumpcap.says("that it captures", |text| text.contains("File: ").then_some(()));
+        dumpcap.wait_for_output("that it captures", |text| text.contains("File: ").then_some(()));
         Ok(Self { dumpcap, file })
     }
 

@@ -129,7 +129,7 @@ impl HostileClient {
             },
             ..Version::default()
         };
-        client.ask(&Request::Version(version), &[])?;
+        client.request(&Request::Version(version), &[])?;
         Ok(client)
     }
 
@@ -193,7 +193,7 @@ impl HostileClient {
     }
 
     /// Sends a request and returns the answer.
-    pub fn ask(&mut self, request: &Request<'_>, fds: &[BorrowedFd<'_>]) -> Answer<Message> {
+    pub fn request(&mut self, request: &Request<'_>, fds: &[BorrowedFd<'_>]) -> Answer<Message> {
         self.send(request, false, fds)?;
         let message = self.receive()?;
         match message.header.kind {
@@ -209,24 +209,24 @@ impl HostileClient {
     }
 
     /// Lends `len` bytes of a file from `offset` on at an address.
-    pub fn lend(&mut self, address: u64, size: u64, offset: u64, file: impl AsFd) -> Answer<()> {
+    pub fn map_memory(&mut self, address: u64, size: u64, offset: u64, file: impl AsFd) -> Answer<()> {
         let map = DmaMap {
             flags: DmaMapFlags::READ | DmaMapFlags::WRITE,
             offset,
             address,
             size,
         };
-        self.ask(&Request::DmaMap(map), &[file.as_fd()]).map(drop)
+        self.request(&Request::DmaMap(map), &[file.as_fd()]).map(drop)
     }
 
     /// Withdraws lent memory.
-    pub fn take_back(&mut self, address: u64, size: u64) -> Answer<()> {
+    pub fn unmap_memory(&mut self, address: u64, size: u64) -> Answer<()> {
         let unmap = DmaUnmap {
             flags: DmaUnmapFlags::empty(),
             address,
             size,
         };
-        self.ask(&Request::DmaUnmap(unmap), &[]).map(drop)
+        self.request(&Request::DmaUnmap(unmap), &[]).map(drop)
     }
 
     /// Reads a register.
@@ -236,7 +236,7 @@ impl HostileClient {
             region: 0,
             count: 4,
         };
-        let message = self.ask(&Request::RegionRead(access), &[])?;
+        let message = self.request(&Request::RegionRead(access), &[])?;
         match message.reply() {
             Ok(Reply::RegionRead { data, .. }) => {
                 Ok(data.first_chunk().map_or(0, |word| u32::from_le_bytes(*word)))
@@ -252,13 +252,13 @@ impl HostileClient {
             region: 0,
             data: &value.to_le_bytes(),
         };
-        self.ask(&write, &[]).map(drop)
+        self.request(&write, &[]).map(drop)
     }
 
     /// Lends memory for a command queue, and enables the device.
     pub fn enable(&mut self) -> Answer<()> {
         let memory = memory("hostile-client", LEN, MemfdFlags::empty());
-        self.lend(BASE, LEN, 0, &memory)?;
+        self.map_memory(BASE, LEN, 0, &memory)?;
         self.memory = Some(memory);
         self.producer = 0;
         self.set_register(CMD_LOG_SIZE, 4)?;
@@ -268,7 +268,7 @@ impl HostileClient {
         }
         self.set_register(CONTROL, Control::ENABLE.bits())?;
         let info = Request::RegionInfo { argsz: 64, index: 2 };
-        let doorbells: Option<OwnedFd> = self.ask(&info, &[])?.fds.pop();
+        let doorbells: Option<OwnedFd> = self.request(&info, &[])?.fds.pop();
         self.doorbells = doorbells.map(File::from);
         Ok(())
     }

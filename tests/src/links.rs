@@ -218,6 +218,6 @@ fn a_page_that_the_book_does_not_list_is_reported() {
         ("README.md", ""),
     ];
     let texts = BTreeMap::from(pages.map(|(path, text)| (PathBuf::from(path), text.to_owned())));
-    let told = complaints(&texts, |path| texts.contains_key(path));
-    assert_eq!(told, [format!("docs/guide/b.md: {SUMMARY} does not list it")]);
+    let reported = complaints(&texts, |path| texts.contains_key(path));
+    assert_eq!(reported, [format!("docs/guide/b.md: {SUMMARY} does not list it")]);
 }

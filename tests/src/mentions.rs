@@ -101,14 +101,14 @@ fn missing_files_and_functions_are_reported() {
         true => "fn step() {}".to_owned(),
         false => "fn stepped() {}".to_owned(),
     };
-    let told = |page: &str| missing(page, &files, read).join("; ");
+    let reported = |page: &str| missing(page, &files, read).join("; ");
     assert_eq!(
-        told("`x/y.rs` `step`, `b/y.rs` `stepped`, `y.rs`\n`stepped`, `z.rs` or `step`"),
+        reported("`x/y.rs` `step`, `b/y.rs` `stepped`, `y.rs`\n`stepped`, `z.rs` or `step`"),
         ""
     );
-    assert_eq!(told("`a/x/y.rs`, `a/src/x/y.rs`, `b/z.rs`"), "");
-    assert_eq!(told("`x/z.rs`"), "x/z.rs");
-    assert_eq!(told("`ay.rs`"), "ay.rs");
-    assert_eq!(told("`x/y.rs` `stepped`"), "x/y.rs stepped");
-    assert_eq!(told("(`z.rs`\n`step`)"), "z.rs step");
+    assert_eq!(reported("`a/x/y.rs`, `a/src/x/y.rs`, `b/z.rs`"), "");
+    assert_eq!(reported("`x/z.rs`"), "x/z.rs");
+    assert_eq!(reported("`ay.rs`"), "ay.rs");
+    assert_eq!(reported("`x/y.rs` `stepped`"), "x/y.rs stepped");
+    assert_eq!(reported("(`z.rs`\n`step`)"), "z.rs step");
 }

@@ -49,7 +49,7 @@ impl Netns {
             }
         });
         if entered != Some(true) {
-            return Err("this machine lets nobody make network namespaces".to_owned());
+            return Err("network namespaces are not permitted on this machine".to_owned());
         }
         netns.ip("link set lo up");
         Ok(netns)
@@ -116,7 +116,7 @@ impl Netns {
     pub fn listens(&self, port: u16) {
         let pid = self.holder.id();
         let listening = until(TIME_LIMIT, || crate::wait::listening(pid, port).then_some(()));
-        assert!(listening.is_some(), "nobody listens at {port}");
+        assert!(listening.is_some(), "no listener at {port}");
     }
 
     /// Runs `ip` inside; panics if it fails.

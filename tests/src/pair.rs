@@ -39,8 +39,8 @@ const LISTEN_AND_CONNECT_LOG: &str = "warn,urnic_cm::rdma_cm::ids=debug,urnic_cm
 pub fn was_rejected(said: &str) -> bool {
     // Unreachable: QEMU's user network accepts the TCP connection, and no program in the guest
     // answers.
-    let nobody = ["RDMA_CM_EVENT_REJECTED", "RDMA_CM_EVENT_UNREACHABLE"];
-    nobody.iter().any(|words| said.contains(words)) && said.contains("Failed to connect RDMA CM events.")
+    let events = ["RDMA_CM_EVENT_REJECTED", "RDMA_CM_EVENT_UNREACHABLE"];
+    events.iter().any(|words| said.contains(words)) && said.contains("Failed to connect RDMA CM events.")
 }
 
 /// Whether perftest is at fault that its client was rejected. It is if the client's second connect

@@ -72,7 +72,7 @@ impl Server {
             .through(["setpriv", "--pdeathsig", "KILL"])
             .spawn();
         let functions = addresses.len();
-        running.says("that it serves", |said| {
+        running.wait_for_output("that it serves", |said| {
             (said.matches("serving ").count() == functions).then_some(())
         });
         Self {

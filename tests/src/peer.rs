@@ -45,7 +45,7 @@ pub struct Peer {
 impl Peer {
     /// Connects to this address.
     #[track_caller]
-    pub fn call(address: SocketAddr) -> Self {
+    pub fn connect(address: SocketAddr) -> Self {
         let stream = TcpStream::connect_timeout(&address, TIME_LIMIT);
         Self::over(stream.unwrap_or_else(|error| panic!("{address}: {error}")))
     }
@@ -61,13 +61,13 @@ impl Peer {
     }
 
     /// Whether a byte arrives before the end of the connection.
-    pub fn hears(&mut self) -> bool {
+    pub fn has_data(&mut self) -> bool {
         self.reader.fill_buf().is_ok_and(|bytes| !bytes.is_empty())
     }
 
     /// Accepts a connection.
     #[track_caller]
-    pub fn answer(listener: &TcpListener) -> Self {
+    pub fn accept(listener: &TcpListener) -> Self {
         Self::over(listener.accept().expect("a call").0)
     }
 
@@ -98,7 +98,7 @@ impl Peer {
     }
 
     /// Sends an FPDU of each ULPDU, all of them in one piece.
-    pub fn tell<T: AsRef<[u8]>>(&mut self, ulpdus: &[T]) {
+    pub fn send_ulpdus<T: AsRef<[u8]>>(&mut self, ulpdus: &[T]) {
         let bytes = self.framed(ulpdus);
         self.send(&bytes);
     }
@@ -126,7 +126,7 @@ impl Peer {
 
     /// Reads exactly `len` bytes; panics if the connection ends before.
     #[track_caller]
-    pub fn take(&mut self, len: usize) -> Vec<u8> {
+    pub fn read_bytes(&mut self, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];
         self.reader
             .read_exact(&mut bytes)
@@ -162,14 +162,14 @@ impl Peer {
     /// Reads until the connection ends; panics if a byte arrives before the end.
     #[track_caller]
     pub fn end(&mut self) -> End {
-        let (bytes, end) = self.rest();
+        let (bytes, end) = self.read_to_end();
         assert!(bytes.is_empty(), "more came before the end: {bytes:02x?}");
         end
     }
 
     /// All bytes until the connection ends, and how it ends.
     #[track_caller]
-    pub fn rest(&mut self) -> (Vec<u8>, End) {
+    pub fn read_to_end(&mut self) -> (Vec<u8>, End) {
         let mut bytes = Vec::new();
         match self.reader.read_to_end(&mut bytes) {
             Ok(_) => (bytes, End::Closed),

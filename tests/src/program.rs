@@ -269,7 +269,7 @@ impl Running {
 
     /// Waits for output in which `find` finds something.
     #[track_caller]
-    pub fn says<T>(&mut self, what: &str, find: impl FnMut(&str) -> Option<T>) -> T {
+    pub fn wait_for_output<T>(&mut self, what: &str, find: impl FnMut(&str) -> Option<T>) -> T {
         self.wait_for_output_from(0, what, find)
     }
 
@@ -295,7 +295,7 @@ impl Running {
             }
             if over {
                 drop(bytes);
-                panic!("{} did not say {what}:\n{}", self.line, self.output());
+                panic!("{} did not print {what}:\n{}", self.line, self.output());
             }
             // The end of the program causes no event.
             let pause = Duration::from_millis(20);
@@ -304,7 +304,7 @@ impl Running {
     }
 
     /// Writes to the standard input of the program.
-    pub fn tell(&mut self, text: &str) {
+    pub fn write_stdin(&mut self, text: &str) {
         use std::io::Write;
         let stdin = self.child.stdin.as_mut().expect("a pipe");
         stdin
@@ -314,7 +314,7 @@ impl Running {
 
     /// Waits until it listens at `port`; panics if it ends before.
     #[track_caller]
-    pub fn listens(&mut self, port: u16) {
+    pub fn wait_until_listening(&mut self, port: u16) {
         self.try_wait_until_listening(port)
             .unwrap_or_else(|said| panic!("{said}"));
     }

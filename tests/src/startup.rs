@@ -42,7 +42,7 @@ impl Frame {
     /// Reads one frame.
     #[track_caller]
     pub fn read(peer: &mut Peer) -> Self {
-        let head = peer.take(20);
+        let head = peer.read_bytes(20);
         let request = head.starts_with(REQUEST_KEY);
         assert!(request || head.starts_with(REPLY_KEY), "{head:02x?}");
         let len = u16::from_be_bytes([head[18], head[19]]);
@@ -50,7 +50,7 @@ impl Frame {
             request,
             flags: head[16],
             revision: head[17],
-            private_data: peer.take(len.into()),
+            private_data: peer.read_bytes(len.into()),
         }
     }
 

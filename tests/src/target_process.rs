@@ -153,15 +153,15 @@ impl TargetProcess {
         Ok(target)
     }
 
-    /// Sends an order to the target and returns the answer.
+    /// Sends a command to the target and returns the answer.
     #[track_caller]
-    pub fn order(&mut self, line: &str) -> String {
-        self.dialogue.order(line)
+    pub fn command(&mut self, line: &str) -> String {
+        self.dialogue.command(line)
     }
 
     #[track_caller]
-    fn ask(&mut self, line: &str) -> impl Fn(&str) -> u64 + use<> {
-        self.dialogue.ask(line)
+    fn query(&mut self, line: &str) -> impl Fn(&str) -> u64 + use<> {
+        self.dialogue.query(line)
     }
 
     /// The STag of one of the target's regions: `all`, `read`, `write`, `local`, `foreign`, `zero`,
@@ -215,7 +215,7 @@ impl TargetProcess {
     /// A new queue pair, with receives posted.
     #[track_caller]
     pub fn qp(&mut self, params: &QpParams) -> Qp {
-        let field = self.ask(&format!("qp 40 {:x}", params.access));
+        let field = self.query(&format!("qp 40 {:x}", params.access));
         let qp = Qp {
             index: field("qp"),
             qpn: field("qpn") as u32,
@@ -238,7 +238,7 @@ impl TargetProcess {
     /// Posts a receive somewhere in the inbox.
     #[track_caller]
     pub fn receives_at(&mut self, qp: Qp, id: u64, offset: u64, len: u64) {
-        self.order(&format!("recv {:x} {id:x} {offset:x} {len:x}", qp.index));
+        self.command(&format!("recv {:x} {id:x} {offset:x} {len:x}", qp.index));
     }
 
     /// Brings a queue pair to RTS, with such a peer.
@@ -248,7 +248,7 @@ impl TargetProcess {
         let QpParams {
             ird, ord, rnr_retry, ..
         } = params;
-        self.order(&format!(
+        self.command(&format!(
             "connect {:x} {gid} {qpn:x} {OUR_PSN:x} {ird:x} {ord:x} {rnr_retry:x}",
             qp.index
         ));
@@ -269,7 +269,7 @@ impl TargetProcess {
     /// Waits for the next completion.
     #[track_caller]
     pub fn completion(&mut self, qp: Qp) -> Wc {
-        let field = self.ask(&format!("wait {:x}", qp.index));
+        let field = self.query(&format!("wait {:x}", qp.index));
         Wc {
             status: field("status"),
             opcode: field("opcode"),
@@ -300,32 +300,32 @@ impl TargetProcess {
     /// Whether the completion queue of this queue pair is empty.
     #[track_caller]
     pub fn has_no_completion(&mut self, qp: Qp) -> bool {
-        self.order(&format!("poll {:x}", qp.index)) == "none"
+        self.command(&format!("poll {:x}", qp.index)) == "none"
     }
 
     /// Destroys a queue pair.
     #[track_caller]
     pub fn destroys(&mut self, qp: Qp) {
-        self.order(&format!("destroy {:x}", qp.index));
+        self.command(&format!("destroy {:x}", qp.index));
     }
 
     /// The state of the queue pair.
     #[track_caller]
     pub fn state(&mut self, qp: Qp) -> u64 {
-        self.ask(&format!("state {:x}", qp.index))("state")
+        self.query(&format!("state {:x}", qp.index))("state")
     }
 
     /// Waits for the next asynchronous event: kind, and index of the queue pair.
     #[track_caller]
     pub fn event(&mut self) -> (u64, u64) {
-        let field = self.ask("event");
+        let field = self.query("event");
         (field("kind"), field("qp"))
     }
 
     /// Whether no asynchronous event is pending.
     #[track_caller]
     pub fn is_quiet(&mut self) -> bool {
-        self.ask("quiet")("quiet") == 1
+        self.query("quiet")("quiet") == 1
     }
 
     /// Posts a Send of this many bytes of the target's buffer.
@@ -345,13 +345,13 @@ impl TargetProcess {
             "post {:x} {opcode:x} {id:x} {mr} {at:x} {len:x} {far:x} {rkey:x} {SIGNALED:x}",
             qp.index
         );
-        assert_eq!(self.ask(&line)("errno"), 0, "{line}");
+        assert_eq!(self.query(&line)("errno"), 0, "{line}");
     }
 
     /// Bytes of the target's region `arena`, `inbox` or `large`.
     #[track_caller]
     pub fn dump(&mut self, region: &str, offset: usize, len: usize) -> Vec<u8> {
-        hex(&self.order(&format!("dump {region} {offset:x} {len:x}")))
+        hex(&self.command(&format!("dump {region} {offset:x} {len:x}")))
     }
 
     /// The buffer and the pages around it.
@@ -363,14 +363,14 @@ impl TargetProcess {
     /// Deregisters one of the target's regions.
     #[track_caller]
     pub fn deregisters(&mut self, name: &str) {
-        self.order(&format!("dereg {name}"));
+        self.command(&format!("dereg {name}"));
     }
 
     /// Checks that the program's other traffic continues: a hundred exchanges between two queue
     /// pairs of the program, over TCP.
     #[track_caller]
     pub fn is_healthy(&mut self) {
-        assert_eq!(self.order("healthy"), "healthy");
+        assert_eq!(self.command("healthy"), "healthy");
     }
 
     /// The process ID of the target.
@@ -396,7 +396,7 @@ impl TargetProcess {
     /// Ends the target in good order; panics if that fails.
     #[track_caller]
     pub fn quits(mut self) {
-        self.dialogue.program.tell("quit\n");
+        self.dialogue.program.write_stdin("quit\n");
         self.dialogue.program.wait().success();
     }
 }

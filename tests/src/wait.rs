@@ -13,7 +13,7 @@ pub const TIME_LIMIT: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub struct Wait {
     left: Duration,
-    looked: Instant,
+    checked: Instant,
 }
 
 impl Wait {
@@ -24,7 +24,7 @@ impl Wait {
     pub fn new(limit: Duration) -> Self {
         Self {
             left: limit,
-            looked: Instant::now(),
+            checked: Instant::now(),
         }
     }
 
@@ -32,8 +32,8 @@ impl Wait {
     /// least every tenth of a second.
     pub fn is_over(&mut self) -> bool {
         let now = Instant::now();
-        self.left = self.left.saturating_sub((now - self.looked).min(Self::STEP));
-        self.looked = now;
+        self.left = self.left.saturating_sub((now - self.checked).min(Self::STEP));
+        self.checked = now;
         self.left.is_zero()
     }
 }

@@ -59,7 +59,7 @@ fn play(number: usize, mut socket: UnixStream, options: &Options) {
     use std::io::{Read, Write};
 
     let mut world = plan::World::new(options.seed, options.links);
-    let mut told = Told {
+    let mut progress = Progress {
         seed: options.seed,
         round: 0,
     };
@@ -67,7 +67,7 @@ fn play(number: usize, mut socket: UnixStream, options: &Options) {
     let mut side = side::Side::new(number, socket.try_clone().expect("a descriptor"), &world);
     loop {
         let mut go = [u8::from(
-            told.round < options.rounds && end.is_none_or(|end| Instant::now() < end),
+            progress.round < options.rounds && end.is_none_or(|end| Instant::now() < end),
         )];
         match number {
             0 => socket.write_all(&go).expect("the other side"),
@@ -78,22 +78,22 @@ fn play(number: usize, mut socket: UnixStream, options: &Options) {
         }
         let round = world.round();
         side.play(&world, &round);
-        told.round += 1;
+        progress.round += 1;
     }
     println!(
         "side {number}: {} rounds, {} completions",
-        told.round,
+        progress.round,
         side.completions()
     );
 }
 
 /// Prints the place of a failure, when one happened.
-struct Told {
+struct Progress {
     seed: u64,
     round: u64,
 }
 
-impl Drop for Told {
+impl Drop for Progress {
     fn drop(&mut self) {
         if std::thread::panicking() {
             eprintln!("failed in round {}; again: --seed {}", self.round, self.seed);

@@ -337,7 +337,7 @@ fn region(rng: &mut SeededRng, i: usize) -> Region {
     let naming = match rng.below(4) {
         0 => Naming::Zero,
         // The name has the same offset in a page as the memory, which begins a page.
-        1 => Naming::Given((rng.roll() >> 20) & !0xfff),
+        1 => Naming::Given((rng.next() >> 20) & !0xfff),
         _ => Naming::Address,
     };
     let on_demand = rng.chance(20);

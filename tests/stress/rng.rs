@@ -7,7 +7,7 @@ impl SeededRng {
         SeededRng(seed)
     }
 
-    pub(crate) fn roll(&mut self) -> u64 {
+    pub(crate) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -17,7 +17,7 @@ impl SeededRng {
 
     /// One of 0 … n - 1.
     pub(crate) fn below(&mut self, n: usize) -> usize {
-        (self.roll() % n as u64) as usize
+        (self.next() % n as u64) as usize
     }
 
     /// True in this percentage of the cases.
@@ -26,7 +26,7 @@ impl SeededRng {
     }
 
     pub(crate) fn bytes(&mut self, len: usize) -> Vec<u8> {
-        let words = std::iter::repeat_with(|| self.roll()).take(len.div_ceil(8));
+        let words = std::iter::repeat_with(|| self.next()).take(len.div_ceil(8));
         let mut bytes: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
         bytes.truncate(len);
         bytes

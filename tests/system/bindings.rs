@@ -49,7 +49,7 @@ fn the_sideway_crates_examples_run() {
         let port = free_port();
         let cmtime = Program::new(format!("{folder}/cmtime")).line(&format!("-p {port} {how}"));
         let mut server = cmtime.clone().line("-b 127.0.0.1").spawn();
-        server.listens(port);
+        server.wait_until_listening(port);
         let text = cmtime.line("-s 127.0.0.1").run().success();
         assert!(text.contains("Disconnect"), "{text}");
         server.wait().success();

@@ -141,7 +141,7 @@ fn urnic_nfs_ends_quietly_when_its_reader_leaves() {
     let serve = "serve --no-root-squash --memory 1M --listen 127.0.0.1 --tcp-port 0";
     ends_well_without_a_reader_or_room(|| of(serve), serve);
     let mut server = Program::plain(&program).line(serve).spawn();
-    let port = server.says("its address", |said| {
+    let port = server.wait_for_output("its address", |said| {
         let line = said.lines().find(|line| line.contains("over TCP at"))?;
         said.ends_with('\n')
             .then(|| line.rsplit(':').next().unwrap_or_default().to_owned())

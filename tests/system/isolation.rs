@@ -13,7 +13,7 @@ const LIMIT: Duration = Duration::from_secs(300);
 fn notices_the_death_of_its_peer(options: &str) {
     let stream = Program::new(or_skip!(compiled("stream"))).line(options);
     let (mut receiver, sender): (Running, Running) = Pair::new(&stream).start();
-    receiver.says("that messages flow", |text| {
+    receiver.wait_for_output("that messages flow", |text| {
         text.contains("flowing").then_some(())
     });
     sender.signal(Signal::KILL);

@@ -81,9 +81,9 @@ fn too_few_descriptors_are_one_line_that_says_so() {
                 continue;
             }
             let said = complaints(&ended);
-            let told = said.iter().filter(|line| line.contains("ulimit -n")).count();
+            let hints = said.iter().filter(|line| line.contains("ulimit -n")).count();
             let errors = said.iter().filter(|line| line.contains("ERROR")).count();
-            assert!(told == 1 && errors == 1, "limit {limit} {words}: {ended}");
+            assert!(hints == 1 && errors == 1, "limit {limit} {words}: {ended}");
         }
     }
 }

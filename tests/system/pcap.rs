@@ -226,7 +226,7 @@ fn rping_and_rstream_over_ipv6_are_captured() {
                 .env("URNIC_PCAP", captures.file())
         };
         let mut server = end(server).spawn();
-        server.listens(port);
+        server.wait_until_listening(port);
         end(client).run().success();
         server.wait();
         let files = captures.all();
@@ -272,7 +272,7 @@ fn a_terminate_is_captured() {
     link.peer.send(&hex(
         "00174143 00000000 00000000 00000001 00000000 69656c6c 6f000000 b990b10c",
     ));
-    link.peer.take(28);
+    link.peer.read_bytes(28);
     link.peer.end();
     target.quits();
     let seen = tshark(

@@ -113,7 +113,7 @@ fn a_server_whose_client_never_comes_can_be_ended() {
     let mut server = Program::new("ibv_rc_pingpong")
         .args(["-p", &port.to_string()])
         .spawn();
-    server.listens(port);
+    server.wait_until_listening(port);
     server.signal(rustix::process::Signal::TERM);
     assert!(!server.wait().ok());
 }

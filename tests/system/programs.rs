@@ -69,7 +69,7 @@ fn qperf_over_both_ways_to_connect() {
     or_skip!(installed("qperf"));
     let port = free_port();
     let mut server = Program::new("qperf").line(&format!("-lp {port}")).spawn();
-    server.listens(port);
+    server.wait_until_listening(port);
     let tests = "rc_lat rc_bw rc_rdma_read_lat rc_rdma_write_bw rc_fetch_add_mr ver_rc_compare_swap";
     for manager in [0, 1] {
         // One second for each test. qperf's two ends must agree within 5 s, which a loaded machine
@@ -115,7 +115,7 @@ fn fio_with_every_verb() {
             ))
         };
         let mut server = job("--rw=read").spawn();
-        server.listens(port);
+        server.wait_until_listening(port);
         let client = job(&format!("--rw=write --hostname=127.0.0.1 --verb={verb}")).run_for(LIMIT);
         let said = client.success();
         assert!(said.contains("io=8192KiB"), "{verb}: {said}");
@@ -181,7 +181,7 @@ fn qemu(options: &str) -> Running {
         .line("-accel tcg -machine q35 -m 64 -nodefaults -display none -vga none -qmp stdio")
         .line(options)
         .spawn();
-    qemu.says("its greeting", |text| text.contains("\"QMP\"").then_some(()));
+    qemu.wait_for_output("its greeting", |text| text.contains("\"QMP\"").then_some(()));
     asked(&mut qemu, "qmp_capabilities", "");
     qemu
 }
@@ -191,7 +191,7 @@ fn qemu(options: &str) -> Running {
 fn asked(qemu: &mut Running, command: &str, arguments: &str) -> String {
     let from = qemu.output().len();
     let arguments = if arguments.is_empty() { "{}" } else { arguments };
-    qemu.tell(&format!(
+    qemu.write_stdin(&format!(
         "{{\"execute\": \"{command}\", \"arguments\": {arguments}}}\n"
     ));
     let answer = |line: &&str| {

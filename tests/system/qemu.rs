@@ -53,7 +53,7 @@ impl End<'_> {
             }
             End::Host(netns) => {
                 let mut running = host_program(netns, line).spawn();
-                running.listens(PORT);
+                running.wait_until_listening(PORT);
                 Started::Here(running)
             }
         }

@@ -42,7 +42,7 @@ fn both(server: &str, client: &str, with: impl Fn(Program) -> Program) -> (Ended
     let port = free_port();
     let number = port.to_string();
     let mut server = with(program(server, &number)).spawn();
-    server.listens(port);
+    server.wait_until_listening(port);
     let client = with(program(client, &number)).run_for(LIMIT);
     if !client.ok() {
         // The server may wait for ever for another client.

@@ -28,7 +28,7 @@ fn both(server: &Program, client: &Program) -> (Ended, Ended) {
     let port = free_port();
     let at_port = |program: &Program| program.clone().line(&format!("-p {port}"));
     let mut server = at_port(server).spawn();
-    server.listens(port);
+    server.wait_until_listening(port);
     let client = at_port(client).run_for(LIMIT);
     if !client.ok() {
         // The server may wait for ever for another client.
@@ -52,7 +52,7 @@ fn connected(
     listener: u64,
     at: SocketAddr,
 ) -> (u64, u64) {
-    let ours = caller.calls(at, DEPTHS, b"hello");
+    let ours = caller.connects(at, DEPTHS, b"hello");
     let theirs = called.expects_event(listener, cm_event::CONNECT_REQUEST, 0).about;
     assert_eq!(called.accepts(theirs, DEPTHS, b"hello"), 0);
     caller.expects_event(ours, cm_event::ESTABLISHED, 0);
@@ -112,7 +112,7 @@ fn the_fence_holds_for_each_connection_of_a_shared_cq() {
     let (listener, at) = called.listens(64);
     let pairs: Vec<(u64, u64)> = (0..20)
         .map(|_| {
-            let ours = caller.calls(at, DEPTHS, b"");
+            let ours = caller.connects(at, DEPTHS, b"");
             let theirs = called.expects_event(listener, cm_event::CONNECT_REQUEST, 0).about;
             // The responder posts at once, before any RTR can have come.
             assert_eq!(called.accepts(theirs, DEPTHS, b""), 0);
@@ -156,7 +156,7 @@ fn sixty_four_processes_connect_to_one() {
     let port = free_port();
     let ucmatose = Program::new("ucmatose").line(&format!("-p {port}"));
     let mut server = ucmatose.clone().line("-c 64").spawn();
-    server.listens(port);
+    server.wait_until_listening(port);
     let client = ucmatose.line("-s 127.0.0.1");
     let clients: Vec<Running> = (0..64).map(|_| client.spawn()).collect();
     for client in clients {
@@ -172,14 +172,14 @@ fn a_persistent_rping_serves_sixteen_at_a_time() {
     let port = free_port();
     let rping = Program::new("rping").line(&format!("-p {port} -S 4000 -V"));
     let mut server = rping.clone().line("-s -P").spawn();
-    server.listens(port);
+    server.wait_until_listening(port);
     let client = rping.line(&format!("-c -a 127.0.0.1 -v -C {PINGS}"));
     let clients: Vec<Running> = (0..16)
         .map(|_| {
             let mut client = client.spawn();
             // Two clients that connect at once are one to rping: the second replaces the first
             // before a thread serves the first.
-            client.says("its first ping", |said| {
+            client.wait_for_output("its first ping", |said| {
                 said.contains("rdma-ping-0").then_some(())
             });
             client
@@ -280,7 +280,7 @@ fn sides_with_no_rtr_in_common_report_it() {
     let mut called = or_skip!(CmTargetProcess::start(&[("URNIC_MPA_RTR_TYPES", "send")]));
     let mut caller = or_skip!(CmTargetProcess::start(&[("URNIC_MPA_RTR_TYPES", "write")]));
     let (listener, at) = called.listens(16);
-    let ours = caller.calls(at, DEPTHS, b"");
+    let ours = caller.connects(at, DEPTHS, b"");
     let theirs = called.expects_event(listener, cm_event::CONNECT_REQUEST, 0).about;
     assert_eq!(called.accepts(theirs, DEPTHS, b""), 0);
     assert_eq!(caller.event().kind, cm_event::CONNECT_ERROR);
@@ -329,7 +329,7 @@ fn copies(mebibytes: usize) {
     make_file(&from, mebibytes);
     let port = free_port();
     let mut server = Program::new("rcopy").line(&format!("-p {port}")).spawn();
-    server.listens(port);
+    server.wait_until_listening(port);
     Program::new("rcopy")
         .arg(&from)
         .arg(format!("127.0.0.1:{}", to.display()))

@@ -43,12 +43,12 @@ fn a_thread_to_which_nothing_happens_comes_to_rest() {
 fn waits_of_every_kind_go_on_when_the_process_was_stopped() {
     let mut program = or_skip!(scene("stops")).spawn();
     for point in ["waiting", "event"] {
-        program.says(point, |said| said.contains(point).then_some(()));
+        program.wait_for_output(point, |said| said.contains(point).then_some(()));
         for _ in 0..STOPS {
             program.stop();
             program.resume();
         }
-        program.tell("r");
+        program.write_stdin("r");
     }
     program.wait_for(LIMIT).success();
 }

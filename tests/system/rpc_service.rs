@@ -33,7 +33,7 @@ fn scene(name: &str) -> String {
 
 fn serving(program: Program) -> (Running, String) {
     let mut server = program.spawn();
-    let address = server.says("where it listens", |said| {
+    let address = server.wait_for_output("where it listens", |said| {
         let line = said.lines().find_map(|line| line.strip_prefix("serving at "))?;
         said.ends_with('\n').then(|| line.to_owned())
     });
@@ -82,12 +82,12 @@ fn continues(variable: Option<&str>) {
         .into_iter()
         .fold(client, |client, name| client.env(name, "1"))
         .spawn();
-    client.says("how far it is", |said| said.contains("100 times").then_some(()));
+    client.wait_for_output("how far it is", |said| said.contains("100 times").then_some(()));
     server.signal(Signal::KILL);
     drop(server);
-    let told = client.output().len();
+    let seen = client.output().len();
     let _server = serving(reverse(&line));
-    client.wait_for_output_from(told, "that it goes on", |said| {
+    client.wait_for_output_from(seen, "that it goes on", |said| {
         (said.lines().count() > 3).then_some(())
     });
     assert_eq!(client.ended(), None);
@@ -104,7 +104,7 @@ fn a_client_killed_in_a_call_is_removed() {
     calls(&address, 300_000, 1).run().success();
     let before = descriptors(server.pid());
     let mut client = reverse(&format!("call {address} 1000000 forever")).spawn();
-    client.says("how far it is", |said| said.contains("100 times").then_some(()));
+    client.wait_for_output("how far it is", |said| said.contains("100 times").then_some(()));
     client.signal(Signal::KILL);
     client.wait();
     let left = until(TIME_LIMIT, || (descriptors(server.pid()) <= before).then_some(()));
@@ -192,16 +192,16 @@ fn a_server_calls_the_clients_that_call_it() {
         .collect();
     for (steps, client) in clients {
         let said = client.wait().success();
-        let told: String = (0..steps * 20)
+        let countdown: String = (0..steps * 20)
             .rev()
             .map(|step| format!("step {step}\n"))
             .collect();
-        assert_eq!(said, format!("called back\n{told}counted down 28 bytes\n"));
+        assert_eq!(said, format!("called back\n{countdown}counted down 28 bytes\n"));
     }
     // The server does not wait for a client that has ended.
     let client = callback(&format!("call {address} 1000000000")).spawn();
     let mut client = client;
-    client.says("that it is called", |said| said.contains("step").then_some(()));
+    client.wait_for_output("that it is called", |said| said.contains("step").then_some(()));
     client.signal(Signal::KILL);
     client.wait();
     callback(&format!("call {address} 1")).run().success();
@@ -256,7 +256,7 @@ fn bytes_come_back_by_rdma_also_without_memory_windows() {
     }
     server.stopped();
     if !captured {
-        return urnic_tests::skip::report("nobody captures and reads the wire here");
+        return urnic_tests::skip::report("needs a capture of the wire");
     }
     let verdict = Wire::of(file).judge();
     verdict.is_clean();

@@ -25,12 +25,12 @@ fn overrun(patience: &str) -> Result<(Running, Running), String> {
         .line(&format!("-p {port}"))
         .env("URNIC_CM_RNR_GRACE_MS", patience);
     let mut server = program.clone().env("URNIC_LOG", "debug").spawn();
-    server.listens(port);
+    server.wait_until_listening(port);
     let mut client = program.arg("127.0.0.1").spawn();
-    server.says("how many receives it posted", |text| {
+    server.wait_for_output("how many receives it posted", |text| {
         text.contains("posted 384 receives").then_some(())
     });
-    client.says("that it sent a message for each, and one more", |text| {
+    client.wait_for_output("that it sent a message for each, and one more", |text| {
         text.contains("sent 384 messages and its own credits")
             .then_some(())
     });
@@ -42,7 +42,7 @@ fn an_rsockets_send_without_a_receive_needs_an_rnr_grace() {
     or_skip!(in_process("the server's log has the device's words"));
     let (mut server, _client) = or_skip!(overrun("0"));
     // DDP, untagged buffer, no buffer available (RFC 5041 §8).
-    server.says("Terminate", |text| {
+    server.wait_for_output("Terminate", |text| {
         (text.contains("a Send finds no receive posted taken=384")
             && text.contains("TerminateSent, 0x1202c000"))
         .then_some(())
@@ -91,7 +91,7 @@ fn iperf3_under_librspreload_goes_through_the_device() {
         )
         .env("URNIC_PRESENT_DIR", watched.path());
     let mut server = iperf3.clone().line("-s").spawn();
-    server.listens(port);
+    server.wait_until_listening(port);
     // rsockets itself may sleep 5 s over each connection (`wake_up_interval` of rsocket.c): its
     // poll() watches a listener's channel, but the connecting side gets its event elsewhere.
     for options in ["-n 64M", "-n 64M -R"] {
@@ -136,7 +136,7 @@ fn rcopy_moves_a_gibibyte(ours: &Folder, theirs: &str, program: impl Fn(Program)
     gibibyte(&from);
     let rcopy = program(Program::new("rcopy"));
     let mut server = rcopy.clone().line(&format!("-p {port}")).spawn();
-    server.listens(port);
+    server.wait_until_listening(port);
     let files = format!("{theirs}/from 127.0.0.1:{theirs}/to");
     let said = rcopy.line(&format!("{files} -p {port}")).run_for(LIMIT).success();
     assert_eq!(checksum(&from), checksum(&to), "{said}\n{}", server.output());

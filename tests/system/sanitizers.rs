@@ -247,7 +247,7 @@ fn valgrind_has_no_complaint_about_rping() {
     let port = free_port();
     let watched = |line: &str| valgrind(&checks).arg("rping").line(line);
     let mut server = watched(&format!("-s -a 127.0.0.1 -p {port} -C 5")).spawn();
-    server.listens(port);
+    server.wait_until_listening(port);
     watched(&format!("-c -a 127.0.0.1 -p {port} -C 5"))
         .run_for(LIMIT)
         .success();

@@ -26,7 +26,7 @@ fn server(name: &str, options: &str) -> Server {
         .arg(&socket)
         .line(options)
         .spawn();
-    program.says("that it serves", |text| {
+    program.wait_for_output("that it serves", |text| {
         text.contains("urnic: serving ").then_some(())
     });
     Server { program, socket }
@@ -44,7 +44,7 @@ impl Server {
     fn works(&self) {
         let port = free_port();
         let mut passive = self.pingpong(port, "-n 200").spawn();
-        passive.listens(port);
+        passive.wait_until_listening(port);
         self.pingpong(port, "-n 200 127.0.0.1").run().success();
         passive.wait().success();
     }
@@ -90,7 +90,7 @@ fn garbage_floods_and_silence_disturb_no_other_client() {
     let server = server("garbage", "--addr host --clients 64");
     let port = free_port();
     let mut passive = server.pingpong(port, "-n 3000").spawn();
-    passive.listens(port);
+    passive.wait_until_listening(port);
     let active = server.pingpong(port, "-n 3000 127.0.0.1").spawn();
     let mut silent = Vec::new();
     for round in 0..20u8 {

@@ -35,7 +35,7 @@ impl Served {
             .args(["serve", "--addr", "127.0.0.2/8", "--socket"])
             .arg(&socket)
             .spawn();
-        running.says("that it serves", |said| said.contains("serving").then_some(()));
+        running.wait_for_output("that it serves", |said| said.contains("serving").then_some(()));
         Self { running, socket }
     }
 

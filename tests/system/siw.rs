@@ -65,7 +65,7 @@ pub(crate) fn siw_calls(guest: &Guest, server: &str, client: &str, settings: Set
     let port = free_port();
     let number = port.to_string();
     let mut here = program(&server.replace("PORT", &number), settings).spawn();
-    here.listens(port);
+    here.wait_until_listening(port);
     let client = client.replace("PORT", &number).replace("ADDRESS", HOST);
     let (ok, theirs) = guest.start(&client).ends();
     if !ok && !theirs.contains(LOST_RACE) {

@@ -32,7 +32,7 @@ fn processes_and_queue_pairs_are_shown_with_their_counters() {
     let mut target = or_skip!(target_in(&place));
     let mut link = target.link(Role::Responder);
     link.peer
-        .tell(&[send(1, b"one"), send(2, b"two"), send(3, b"three")]);
+        .send_ulpdus(&[send(1, b"one"), send(2, b"two"), send(3, b"three")]);
     for (id, len) in [(0, 3), (1, 3), (2, 5)] {
         assert_eq!(target.received(link.qp), (id, len));
     }
@@ -156,7 +156,7 @@ fn hw_counters_read_what_is_counted_now() {
     let before =
         until(TIME_LIMIT, || Some(read()).filter(|messages| *messages > 0)).expect("its first message");
     let mut link = target.link(Role::Responder);
-    link.peer.tell(&[send(1, b"one"), send(2, b"two")]);
+    link.peer.send_ulpdus(&[send(1, b"one"), send(2, b"two")]);
     target.received(link.qp);
     target.received(link.qp);
     // And the zero-length Write with which the peer reported that it is ready.

@@ -26,7 +26,7 @@ fn doctor() -> String {
 
 /// The command that doctor prints for root.
 #[track_caller]
-fn mending(said: &str) -> &str {
+fn fix_command(said: &str) -> &str {
     said.lines()
         .find_map(|line| line.trim().strip_prefix("fix: as root: "))
         .unwrap_or_else(|| panic!("no fix in:\n{said}"))
@@ -48,13 +48,13 @@ fn the_doctors_commands_give_a_function_to_a_user() {
     let guest = or_skip!(PciGuest::boot(&host, &server.sockets()));
     let (_, said) = guest.start(&doctor()).ends();
     assert!(said.contains("WRONG driver"), "{said}");
-    guest.run(mending(&said));
+    guest.run(fix_command(&said));
     let said = guest.run(&doctor());
     assert!(said.contains("all well"), "{said}");
 
     let (ok, said) = as_user(&guest, 16384, &doctor());
     assert!(!ok && said.contains("WRONG its files"), "{said}");
-    guest.run(mending(&said));
+    guest.run(fix_command(&said));
     let (ok, said) = as_user(&guest, 16384, &doctor());
     assert!(ok && said.contains("all well"), "{said}");
     let program = PciGuest::with_urnic(0, "ibv_devinfo -d urnic0");
@@ -90,7 +90,7 @@ fn completed_sends_arrive_from_a_function_that_was_reset() {
     for size in [64, 65_536] {
         let line = format!("-p {PORT} -d exit -n 64 -s {size}");
         let mut there = other.program(Program::new(&program).line(&line)).spawn();
-        there.listens(PORT);
+        there.wait_until_listening(PORT);
         guest.run(&PciGuest::with_urnic(0, &format!("/urnic/stream {line} {OTHER}")));
         let ended = there.wait_for(LIMIT);
         assert!(ended.ok(), "{size}: {ended}");

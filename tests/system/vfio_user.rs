@@ -45,7 +45,7 @@ fn transfers(program: &Running) {
 
 /// The value of this name in the output of `urnic info`.
 #[track_caller]
-fn told(info: &Program, name: &str) -> String {
+fn info_field(info: &Program, name: &str) -> String {
     let said = info.run().success();
     let line = said.lines().find_map(|line| line.trim().strip_prefix(name));
     line.unwrap_or_else(|| panic!("{name}: {said}")).trim().to_owned()
@@ -62,8 +62,8 @@ fn it_looks_like_the_device_in_the_process() {
         assert!(said.contains(part), "{said}");
     }
     let info = Program::plain(urnic()).args(["info", "--device", &served.device()]);
-    assert_eq!(told(&info, "device"), served.device());
-    let memory = told(&info, "program memory");
+    assert_eq!(info_field(&info, "device"), served.device());
+    let memory = info_field(&info, "program memory");
     assert!(["process_vm", "messages"].contains(&memory.as_str()), "{memory}");
 }
 
@@ -128,7 +128,7 @@ fn perftest() {
 }
 
 /// Two programs that connect by a port, both on functions of one server.
-fn meet(served: &Served, server: &str, client: &str) {
+fn run_pair(served: &Served, server: &str, client: &str) {
     let (server, client) = but_for_lost_races(|| {
         let port = free_port();
         let program = |line: &str| {
@@ -137,7 +137,7 @@ fn meet(served: &Served, server: &str, client: &str) {
             served.program(name).line(options)
         };
         let mut server = program(server).spawn();
-        server.listens(port);
+        server.wait_until_listening(port);
         let client = program(client).run_for(LIMIT);
         if client.ok() {
             (server.wait_for(LIMIT), client)
@@ -168,7 +168,7 @@ fn programs_that_use_the_connection_manager() {
         ],
         ["ucmatose -c 20 -p PORT", "ucmatose -c 20 -s 127.0.0.1 -p PORT"],
     ] {
-        meet(&served, server, client);
+        run_pair(&served, server, client);
     }
 }
 
@@ -179,7 +179,7 @@ fn memory_may_be_reached_by_messages_alone() {
     let transfer = or_skip!(compiled("transfer"));
     let served = Served::with("--dma messages");
     let info = Program::plain(urnic()).args(["info", "--device", &served.device()]);
-    assert_eq!(told(&info, "program memory"), "messages");
+    assert_eq!(info_field(&info, "program memory"), "messages");
     for line in [
         "ibv_rc_pingpong -c -n 200",
         "ibv_rc_pingpong -c -e -s 1000000 -n 20",
@@ -197,7 +197,7 @@ fn memory_may_be_reached_by_messages_alone() {
         Pair::new(&program.line(&options)).within(LIMIT).succeeds();
     }
     let [server, client] = RPING;
-    meet(&served, server, client);
+    run_pair(&served, server, client);
     let conformance = Program::plain(urnic()).args(["conformance", "--device", &served.device()]);
     let said = conformance.run_for(LIMIT).success();
     assert!(said.contains(" 0 failed"), "{said}");
@@ -211,8 +211,11 @@ fn the_memory_of_another_user_s_program_is_reached_by_messages() {
     let staged = Staged::new();
     let command = staged.add(&urnic());
     let info = Program::plain(command).args(["info", "--device", &served.device()]);
-    assert_eq!(told(&as_user(NOBODY, info.clone()), "program memory"), "messages");
-    if told(&info, "program memory") != "process_vm" {
+    assert_eq!(
+        info_field(&as_user(NOBODY, info.clone()), "program memory"),
+        "messages"
+    );
+    if info_field(&info, "program memory") != "process_vm" {
         skip::report("process_vm_readv is not allowed here, even for the same user");
     }
     for line in ["-c -s 1 -n 100", "-c -e -s 100000 -n 100"] {
@@ -310,7 +313,7 @@ fn a_process_with_a_killed_server_opens_the_next_device() {
     let mut program = Program::new(program).env("URNIC_DEVICE", served.device()).spawn();
     for round in 0..3 {
         let mut says = |word: &str| {
-            program.says(word, |said| {
+            program.wait_for_output(word, |said| {
                 (said.lines().filter(|line| *line == word).count() > round).then_some(())
             });
         };
@@ -328,7 +331,7 @@ fn what_was_posted_is_flushed_when_the_server_is_killed() {
     let program = or_skip!(compiled("lost"));
     let served = Served::start();
     let mut program = Program::new(program).env("URNIC_DEVICE", served.device()).spawn();
-    program.says("that it transfers", |said| said.contains("flowing").then_some(()));
+    program.wait_for_output("that it transfers", |said| said.contains("flowing").then_some(()));
     served.server().signal(Signal::KILL);
     let said = program.wait_for(LIMIT).success();
     assert!(said.contains(" flushed"), "{said}");
@@ -358,7 +361,7 @@ fn programs_asleep_wake_when_the_server_is_killed() {
         .program("rping")
         .line(&format!("-s -p {port} -C 1"))
         .spawn();
-    listener.listens(port);
+    listener.wait_until_listening(port);
     served.server().signal(Signal::KILL);
     let listener = listener.wait_for(NOTICED);
     assert!(!listener.ok(), "{listener}");

@@ -17,19 +17,19 @@ fn judged(netns: &Netns, first: &str, second: &str) -> Result<Verdict, String> {
     let capture = Capture::start(netns, "lo")?;
     netns.within(|| {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
-        let mut initiator = Peer::call(listener.local_addr().expect("bound"));
-        let mut responder = Peer::answer(&listener);
+        let mut initiator = Peer::connect(listener.local_addr().expect("bound"));
+        let mut responder = Peer::accept(&listener);
         initiator.send(&hex(REQUEST));
-        assert_eq!(responder.take(20), hex(REQUEST));
+        assert_eq!(responder.read_bytes(20), hex(REQUEST));
         responder.send(&hex(REPLY));
-        assert_eq!(initiator.take(20), hex(REPLY));
+        assert_eq!(initiator.read_bytes(20), hex(REPLY));
         for line in [first, second]
             .iter()
             .flat_map(|text| text.lines())
             .filter(|line| !line.trim().is_empty())
         {
             initiator.send(&hex(line));
-            responder.take(hex(line).len());
+            responder.read_bytes(hex(line).len());
         }
         initiator.finish();
         responder.end();
@@ -152,7 +152,7 @@ fn connections_have_the_requested_type_of_service() {
     for address in ["127.0.0.1", "::1"] {
         let ucmatose = netns.program(Program::new("ucmatose").line("-c 2 -C 3 -S 20 -t 72"));
         let mut server = ucmatose.clone().args(["-b", address]).spawn();
-        server.listens(7471);
+        server.wait_until_listening(7471);
         ucmatose.args(["-s", address]).run().success();
         server.wait().success();
     }

@@ -47,12 +47,12 @@ pub struct Event {
 
 impl Event {
     /// Kind and status of the event.
-    pub fn verdict(&self) -> (u64, i64) {
+    pub fn kind_and_status(&self) -> (u64, i64) {
         (self.kind, self.status)
     }
 }
 
-/// Bytes in the form of an order line.
+/// Bytes in the form of a command line.
 fn digits(bytes: &[u8]) -> String {
     match bytes {
         [] => "-".to_owned(),
@@ -89,10 +89,10 @@ impl CmTargetProcess {
         Ok(Self { dialogue })
     }
 
-    /// Sends an order that succeeds or fails with an error number, 0 for success.
+    /// Sends a command that succeeds or fails with an error number, 0 for success.
     #[track_caller]
     fn outcome(&mut self, line: &str) -> u64 {
-        self.dialogue.ask(line)("errno")
+        self.dialogue.query(line)("errno")
     }
 
     /// Listens on IPv4's loopback; returns the listener and its address.
@@ -104,19 +104,19 @@ impl CmTargetProcess {
     /// Listens at this address.
     #[track_caller]
     pub fn listens_at(&mut self, address: &str, backlog: u32) -> (u64, SocketAddr) {
-        let field = self.dialogue.ask(&format!("listen {address} {backlog:x}"));
+        let field = self.dialogue.query(&format!("listen {address} {backlog:x}"));
         let ip: IpAddr = address.parse().expect("an address");
         (field("id"), SocketAddr::from((ip, field("port") as u16)))
     }
 
     /// Connects to this address; returns the id.
     #[track_caller]
-    pub fn calls(&mut self, there: SocketAddr, (ird, ord): (u8, u8), private_data: &[u8]) -> u64 {
+    pub fn connects(&mut self, there: SocketAddr, (ird, ord): (u8, u8), private_data: &[u8]) -> u64 {
         let data = digits(private_data);
         let (ip, port) = (there.ip(), there.port());
         let field = self
             .dialogue
-            .ask(&format!("connect {ip} {port:x} {ird:x} {ord:x} {data}"));
+            .query(&format!("connect {ip} {port:x} {ird:x} {ord:x} {data}"));
         assert_eq!(field("errno"), 0);
         field("id")
     }
@@ -126,15 +126,15 @@ impl CmTargetProcess {
     pub fn connects_to_peer(&mut self, depths: (u8, u8), private_data: &[u8]) -> (u64, Peer, TcpListener) {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
         let there = listener.local_addr().expect("a bound socket");
-        let id = self.calls(there, depths, private_data);
-        let peer = Peer::answer(&listener);
+        let id = self.connects(there, depths, private_data);
+        let peer = Peer::accept(&listener);
         (id, peer, listener)
     }
 
     /// Waits for the next event.
     #[track_caller]
     pub fn event(&mut self) -> Event {
-        let answer = self.dialogue.order("event");
+        let answer = self.dialogue.command("event");
         let fields = fields(&answer);
         let number = |name: &str| match fields.get(name).map(|text| u64::from_str_radix(text, 16)) {
             Some(Ok(number)) => number,
@@ -170,7 +170,7 @@ impl CmTargetProcess {
     /// Whether no event is pending.
     #[track_caller]
     pub fn is_quiet(&mut self) -> bool {
-        self.dialogue.ask("quiet")("quiet") == 1
+        self.dialogue.query("quiet")("quiet") == 1
     }
 
     /// Accepts with a new queue pair; returns an error number.
@@ -202,25 +202,25 @@ impl CmTargetProcess {
     /// Moves the queue pair of an id to the error state.
     #[track_caller]
     pub fn fails(&mut self, id: u64) {
-        assert_eq!(self.dialogue.order(&format!("fail {id:x}")), "done");
+        assert_eq!(self.dialogue.command(&format!("fail {id:x}")), "done");
     }
 
     /// Destroys an id and its queue pair.
     #[track_caller]
     pub fn destroys(&mut self, id: u64) {
-        assert_eq!(self.dialogue.order(&format!("destroy {id:x}")), "done");
+        assert_eq!(self.dialogue.command(&format!("destroy {id:x}")), "done");
     }
 
     /// Queue pairs share a completion queue from here on.
     #[track_caller]
     pub fn shares_completion_queue(&mut self) {
-        self.dialogue.order("shared");
+        self.dialogue.command("shared");
     }
 
     /// From here on librdmacm does not manage the queue pairs.
     #[track_caller]
     pub fn manages_own_queue_pairs(&mut self) {
-        self.dialogue.order("external");
+        self.dialogue.command("external");
     }
 
     /// Posts a request of this many bytes of the target's buffer and returns an error number.
@@ -241,7 +241,7 @@ impl CmTargetProcess {
     /// The target's buffer: address and rkey.
     #[track_caller]
     pub fn buffer(&mut self) -> (u64, u32) {
-        let field = self.dialogue.ask("buffer");
+        let field = self.dialogue.query("buffer");
         (field("address"), field("rkey") as u32)
     }
 
@@ -249,7 +249,7 @@ impl CmTargetProcess {
     /// queue pair, and the completion.
     #[track_caller]
     pub fn completion(&mut self, id: u64) -> (u64, Wc) {
-        let field = self.dialogue.ask(&format!("wait {id:x}"));
+        let field = self.dialogue.query(&format!("wait {id:x}"));
         let wc = Wc {
             status: field("status"),
             len: field("len"),
@@ -273,13 +273,13 @@ impl CmTargetProcess {
     /// Whether the completion queue of this id is empty.
     #[track_caller]
     pub fn has_no_completion(&mut self, id: u64) -> bool {
-        self.dialogue.order(&format!("poll {id:x}")) == "none"
+        self.dialogue.command(&format!("poll {id:x}")) == "none"
     }
 
     /// The state of the queue pair of this id.
     #[track_caller]
     pub fn state(&mut self, id: u64) -> u64 {
-        self.dialogue.ask(&format!("state {id:x}"))("state")
+        self.dialogue.query(&format!("state {id:x}"))("state")
     }
 
     /// The process of the target.
@@ -290,7 +290,7 @@ impl CmTargetProcess {
     /// Ends the target in good order; panics if that fails.
     #[track_caller]
     pub fn quits(mut self) {
-        self.dialogue.program.tell("quit\n");
+        self.dialogue.program.write_stdin("quit\n");
         self.dialogue.program.wait().success();
     }
 }

@@ -36,7 +36,7 @@ impl TargetProcess {
         self.links += 1;
         let ours = (u32::from(port) << 8) | (self.links % 0x100);
         self.connects(qp, ours, params);
-        let mut peer = Peer::answer(&listener);
+        let mut peer = Peer::accept(&listener);
         let request = Frame::read(&mut peer);
         let nonce = request.private_data.last_chunk().map(|n| u64::from_be_bytes(*n));
         let reply = self.introduction(qp, ours, params);
@@ -109,7 +109,7 @@ impl TargetProcess {
         let mut link = match role {
             Role::Responder => {
                 let (qp, request) = self.awaits_request(params);
-                let mut peer = Peer::call(self.listener(qp));
+                let mut peer = Peer::connect(self.listener(qp));
                 peer.send(&request.to_bytes());
                 let reply = Frame::read(&mut peer);
                 let theirs = Introduction {
@@ -140,7 +140,7 @@ impl TargetProcess {
         link.peer.inbound = Framing::new(crc, params.flags & MARKERS != 0);
         let rtr = ulpdu::write(1, 0, b"");
         match role {
-            Role::Responder => link.peer.tell(&[rtr]),
+            Role::Responder => link.peer.send_ulpdus(&[rtr]),
             Role::Initiator => assert_eq!(link.peer.ulpdu(), rtr),
         }
         link

@@ -9,7 +9,7 @@ use crate::program::{Program, Running};
 pub(super) struct CommandProcess {
     pub(super) program: Running,
     /// How much of the output has been read as answers, in bytes.
-    heard: usize,
+    consumed: usize,
 }
 
 impl CommandProcess {
@@ -25,40 +25,40 @@ impl CommandProcess {
             .fold(program, |program, (name, value)| program.env(name, value));
         Ok(Self {
             program: place(program).spawn(),
-            heard: 0,
+            consumed: 0,
         })
     }
 
     /// Waits for the next line that the program answers.
     #[track_caller]
     pub(super) fn answer(&mut self) -> String {
-        let (line, heard) = self
+        let (line, consumed) = self
             .program
-            .wait_for_output_from(self.heard, "an answer", |output| {
-                let mut heard = 0;
+            .wait_for_output_from(self.consumed, "an answer", |output| {
+                let mut consumed = 0;
                 for line in output.split_inclusive('\n').filter(|line| line.ends_with('\n')) {
-                    heard += line.len();
+                    consumed += line.len();
                     if let Some(answer) = line.strip_prefix("= ") {
-                        return Some((answer.trim_end().to_owned(), heard));
+                        return Some((answer.trim_end().to_owned(), consumed));
                     }
                 }
                 None
             });
-        self.heard += heard;
+        self.consumed += consumed;
         line
     }
 
-    /// Sends an order and waits for its answer.
+    /// Sends a command and waits for its answer.
     #[track_caller]
-    pub(super) fn order(&mut self, line: &str) -> String {
-        self.program.tell(&format!("{line}\n"));
+    pub(super) fn command(&mut self, line: &str) -> String {
+        self.program.write_stdin(&format!("{line}\n"));
         self.answer()
     }
 
-    /// Sends an order; returns the numbers of its answer by their names.
+    /// Sends a command; returns the numbers of its answer by their names.
     #[track_caller]
-    pub(super) fn ask(&mut self, line: &str) -> impl Fn(&str) -> u64 + use<> {
-        let answer = self.order(line);
+    pub(super) fn query(&mut self, line: &str) -> impl Fn(&str) -> u64 + use<> {
+        let answer = self.command(line);
         let fields = fields(&answer);
         move |name| match fields.get(name).map(|text| u64::from_str_radix(text, 16)) {
             Some(Ok(number)) => number,

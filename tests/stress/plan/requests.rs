@@ -60,7 +60,7 @@ impl World {
 
     /// A request, or several that belong together; none if there is no memory for them.
     fn step(&mut self, side: usize, link: usize, parts: &mut [Part; 2], list: &mut Vec<Op>) {
-        let imm = self.rng.roll() as u32;
+        let imm = self.rng.next() as u32;
         match self.rng.below(100) {
             0..30 => {
                 let what = [What::Send, What::SendImm(imm)][usize::from(self.rng.chance(30))];
@@ -192,7 +192,7 @@ impl World {
                 return;
             };
             let old = self.hosts[1 - side].word(target.at);
-            let operand = self.rng.roll();
+            let operand = self.rng.next();
             let (what, new) = match self.rng.below(3) {
                 0 => (What::FetchAdd(target, operand), old.wrapping_add(operand)),
                 1 => (What::CompareSwap(target, old, operand), operand),

@@ -38,7 +38,7 @@ impl Server {
             .arg("--socket")
             .arg(&socket)
             .spawn();
-        running.says("that it serves", |said| said.contains("serving").then_some(()));
+        running.wait_for_output("that it serves", |said| said.contains("serving").then_some(()));
         Self { running, socket }
     }
 
@@ -116,7 +116,7 @@ fn a_file_that_cannot_be_mapped_leaves_no_hole() {
     let server = Server::start("no-hole", 4);
     let mut client = begin(&server.socket);
     let marked = memory("urnic-marked", 4096, MemfdFlags::empty());
-    client.lend(MARKED, 4096, 0, &marked).expect("memory");
+    client.map_memory(MARKED, 4096, 0, &marked).expect("memory");
     let window = mappings(&server.maps())
         .iter()
         .find_map(|(first, _, file)| file.contains("urnic-marked").then_some(first - MARKED))
@@ -133,7 +133,7 @@ fn a_file_that_cannot_be_mapped_leaves_no_hole() {
     assert!(is_whole(&server));
     let huge = memory("huge", HUGE, MemfdFlags::HUGETLB);
     for round in 0..8 {
-        let refused = client.lend(0, HUGE, 0, &huge);
+        let refused = client.map_memory(0, HUGE, 0, &huge);
         assert!(
             matches!(refused, Err(Refused::Errno(_))),
             "{refused:?}: 32 GiB of huge pages are there"
@@ -143,8 +143,8 @@ fn a_file_that_cannot_be_mapped_leaves_no_hole() {
         // file.
         server.serves();
         let own = memory("own", 1 << 20, MemfdFlags::empty());
-        client.lend(round << 20, 1 << 20, 0, &own).expect("memory");
-        client.take_back(round << 20, 1 << 20).expect("what was lent");
+        client.map_memory(round << 20, 1 << 20, 0, &own).expect("memory");
+        client.unmap_memory(round << 20, 1 << 20).expect("what was lent");
         assert!(is_whole(&server), "round {round}:\n{}", server.maps());
     }
     drop(client);
@@ -163,7 +163,9 @@ fn scattered(server: &Server) -> (HostileClient, OwnPeer, u32, File) {
     client.enable().expect("memory may be lent");
     let peer = client.own_peer().expect("a queue pair");
     let file = memory("scattered", 4 * HALF, MemfdFlags::empty());
-    client.lend(DATA, 4 * HALF, 0, &file).expect("memory may be lent");
+    client
+        .map_memory(DATA, 4 * HALF, 0, &file)
+        .expect("memory may be lent");
     let stag = client
         .register_every_second_page(peer.pd, DATA, 2 * HALF / 4096)
         .expect("a region");
@@ -242,7 +244,7 @@ fn memory_unmapped_under_many_rings_costs_little() {
     for _ in 0..20 {
         let peer = client.own_peer().expect("a queue pair");
         client
-            .take_back(BASE, urnic_tests::hostile_client::LEN)
+            .unmap_memory(BASE, urnic_tests::hostile_client::LEN)
             .expect("what was lent");
         for _ in 0..100 {
             client.ring(&peer).expect("it is connected");
@@ -254,7 +256,7 @@ fn memory_unmapped_under_many_rings_costs_little() {
         assert!(stopped.is_some());
         let code = client.register(urnic_device::registers::FATAL_CODE);
         assert_eq!(code, Ok(fatal::HOST_MEMORY));
-        client.ask(&Request::DeviceReset, &[]).expect("a reset");
+        client.request(&Request::DeviceReset, &[]).expect("a reset");
         client.enable().expect("memory may be lent again");
         client.works().expect("it is as new");
     }
@@ -352,7 +354,7 @@ fn a_blocking_eventfd_stops_no_other_client() {
         let mut client = begin(&server.socket);
         let event: OwnedFd = eventfd(0, EventfdFlags::CLOEXEC).expect("an eventfd");
         client
-            .ask(&eventfds(1), &[event.as_fd()])
+            .request(&eventfds(1), &[event.as_fd()])
             .expect("an eventfd is taken");
         rustix::io::write(&event, &(u64::MAX - 1).to_ne_bytes()).expect("it has room for that");
         // The server has its own descriptor of the same file, and shares the flags with it.
@@ -380,19 +382,19 @@ fn what_is_neither_memory_nor_an_eventfd_is_not_used() {
     let file: OwnedFd = File::open(urnic()).expect("it is there").into();
     let mut client = begin(&server.socket);
     for fd in [&reader, &writer, &null, &file] {
-        let refused = client.ask(&eventfds(1), &[fd.as_fd()]).map(drop);
+        let refused = client.request(&eventfds(1), &[fd.as_fd()]).map(drop);
         assert!(matches!(refused, Err(Refused::Errno(_))), "{refused:?}");
     }
     let mapped = |server: &Server| server.maps().contains("/dev/null") || server.maps().contains("pipe:");
     // Lent without a place in the server: reached by messages.
     for (number, fd) in [&reader, &null].into_iter().enumerate() {
         client
-            .lend(number as u64 * 4096, 4096, 0, fd)
+            .map_memory(number as u64 * 4096, 4096, 0, fd)
             .expect("by messages");
     }
     assert!(!mapped(&server));
     let memory = memory("kind", 4096, MemfdFlags::empty());
-    let refused = client.ask(&eventfds(1), &[memory.as_fd()]).map(drop);
+    let refused = client.request(&eventfds(1), &[memory.as_fd()]).map(drop);
     assert!(matches!(refused, Err(Refused::Errno(_))), "{refused:?}");
     server.serves();
     server.ends();

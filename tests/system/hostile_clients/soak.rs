@@ -71,7 +71,7 @@ impl Scene {
             .arg(&harmful)
             .args(["--addr", &format!("{THEIRS}/32")])
             .spawn();
-        running.says("that it serves", |said| {
+        running.wait_for_output("that it serves", |said| {
             (said.matches("serving").count() == 2).then_some(())
         });
         Self {
@@ -183,10 +183,10 @@ impl Actions<'_> {
                     .as_fd()
                     .try_clone_to_owned()
                     .expect("a descriptor");
-                self.client.lend(at, size, offset, &file)
+                self.client.map_memory(at, size, offset, &file)
             }
-            3 => self.client.take_back(0, 1 << 63),
-            _ => self.client.take_back(at, size),
+            3 => self.client.unmap_memory(0, 1 << 63),
+            _ => self.client.unmap_memory(at, size),
         };
         ignore_refusal(done)
     }
@@ -246,7 +246,7 @@ impl Actions<'_> {
             region: self.random.below(10) as u32,
             count: self.random.below(5000) as u32,
         };
-        ignore_refusal(self.client.ask(&Request::RegionRead(access), &[]).map(drop))?;
+        ignore_refusal(self.client.request(&Request::RegionRead(access), &[]).map(drop))?;
         if let Some(peer) = &self.peer {
             self.client.ring(peer)?;
         }
@@ -311,7 +311,7 @@ impl Actions<'_> {
                 data,
             })
         };
-        ignore_refusal(self.client.ask(&set(count, IrqData::Eventfd), &fds).map(drop))?;
+        ignore_refusal(self.client.request(&set(count, IrqData::Eventfd), &fds).map(drop))?;
         if self.random.below(8) == 0 && !eventfds.is_empty() {
             // From here on the server does not answer this client.
             let _ = rustix::io::write(&eventfds[0], &(u64::MAX - 1).to_ne_bytes());
@@ -319,14 +319,14 @@ impl Actions<'_> {
             self.client.send(&set(1, IrqData::None), true, &[])?;
             return Err(urnic_tests::hostile_client::Refused::Closed);
         }
-        ignore_refusal(self.client.ask(&set(1, IrqData::None), &[]).map(drop))
+        ignore_refusal(self.client.request(&set(1, IrqData::None), &[]).map(drop))
     }
 
     fn reset(&mut self) -> Answer<()> {
         self.peer = None;
         self.stags.clear();
-        ignore_refusal(self.client.ask(&Request::DeviceReset, &[]).map(drop))?;
-        ignore_refusal(self.client.take_back(BASE, LEN))?;
+        ignore_refusal(self.client.request(&Request::DeviceReset, &[]).map(drop))?;
+        ignore_refusal(self.client.unmap_memory(BASE, LEN))?;
         ignore_refusal(self.client.enable())
     }
 

@@ -72,7 +72,7 @@ fn tshark_decodes_the_traffic_of_all_system_tests() {
     for opcode in [0, 1, 2, 3, 10, 11] {
         assert!(
             opcodes.contains_key(&opcode),
-            "nobody sent opcode {opcode}: {opcodes:?}"
+            "no program sent opcode {opcode}: {opcodes:?}"
         );
     }
     assert!(fpdus > 0 && startups > 0);

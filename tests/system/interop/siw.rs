@@ -251,7 +251,7 @@ fn rcopy(run: &Run<'_>) -> String {
             run.guest.bring(&first, "/tmp/copy");
             let port = free_port();
             let mut server = program(&format!("rcopy -p {port}"), run.mode.ours).spawn();
-            server.listens(port);
+            server.wait_until_listening(port);
             let line = format!("rcopy /tmp/copy {HOST}:{} -p {port}", back.display());
             run.guest.start(&line).success();
         }
@@ -652,7 +652,7 @@ fn a_guest_that_is_killed_in_mid_transfer() {
     let guest = or_skip!(Guest::boot(1, 512, Packets::Passing));
     let port = free_port();
     let mut here = program(&format!("rping -s -p {port} {PINGS}"), &[]).spawn();
-    here.listens(port);
+    here.wait_until_listening(port);
     let _there = guest.start(&format!("rping -c -a {HOST} -p {port} {PINGS}"));
     ends_when_killed(guest, here);
 }

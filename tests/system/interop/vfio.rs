@@ -14,8 +14,11 @@ use crate::qemu::{End, FIRST, SECOND, programs_run};
 fn all_is_as_it_should_be(guest: &PciGuest<'_>, host: &Netns, way: &str) {
     let device = PciGuest::address(0);
     let said = guest.run(&format!("/urnic/urnic info --device vfio:{device}"));
-    let told = said.lines().find(|line| line.contains("program memory"));
-    assert!(told.is_some_and(|line| line.ends_with(way)), "not {way}:\n{said}");
+    let memory_line = said.lines().find(|line| line.contains("program memory"));
+    assert!(
+        memory_line.is_some_and(|line| line.ends_with(way)),
+        "not {way}:\n{said}"
+    );
     let said = guest.run(&PciGuest::with_urnic(0, "ibv_devinfo -v"));
     for expected in ["urnic0", "PORT_ACTIVE", "ffff:0a4d:0001"] {
         assert!(said.contains(expected), "no {expected:?} in:\n{said}");

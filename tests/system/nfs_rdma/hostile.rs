@@ -93,7 +93,7 @@ impl Requester {
 
     #[track_caller]
     fn at(port: u16) -> Self {
-        Self::over(Peer::call(([127, 0, 0, 1], port).into()))
+        Self::over(Peer::connect(([127, 0, 0, 1], port).into()))
     }
 
     #[track_caller]
@@ -111,7 +111,7 @@ impl Requester {
             private_data: Vec::new(),
         };
         peer.send(&request.to_bytes());
-        let answer = peer.hears().then(|| Frame::read(&mut peer))?;
+        let answer = peer.has_data().then(|| Frame::read(&mut peer))?;
         assert!(!answer.request, "{answer:02x?}");
         let requester = Self {
             peer,
@@ -121,15 +121,15 @@ impl Requester {
         (answer.flags & REJECT == 0).then_some(requester)
     }
 
-    fn says(&mut self, message: &[u8]) {
+    fn sends(&mut self, message: &[u8]) {
         self.sent += 1;
-        self.peer.tell(&[send(self.sent, message)]);
+        self.peer.send_ulpdus(&[send(self.sent, message)]);
     }
 
     /// The server's next message; `None` if the server ends the connection instead. The server's
     /// Reads are answered; data that it writes is dropped.
     #[track_caller]
-    fn hears(&mut self) -> Option<Vec<u8>> {
+    fn receives(&mut self) -> Option<Vec<u8>> {
         loop {
             let ulpdu = self.peer.next_ulpdu()?;
             match ulpdu[1] & 0xf {
@@ -159,7 +159,8 @@ impl Requester {
             let end = len.min(at + SEGMENT);
             let control = if end == len { 0xc1 } else { 0x81 };
             let bytes = vec![0; (end - at) as usize];
-            self.peer.tell(&[tagged(control, 0x42, sink, to + at, &bytes)]);
+            self.peer
+                .send_ulpdus(&[tagged(control, 0x42, sink, to + at, &bytes)]);
             if end == len {
                 return;
             }
@@ -172,10 +173,10 @@ impl Requester {
     fn continues(&mut self, after: &str) {
         self.last += 1;
         let xid = self.last;
-        self.says(&of(xid, fixed(1, MSG)));
-        let heard = self.hears();
+        self.sends(&of(xid, fixed(1, MSG)));
+        let received = self.receives();
         assert_eq!(
-            heard,
+            received,
             Some(of(xid, reply(&ABSENT, &DONE_NOTHING))),
             "after {after}"
         );
@@ -262,10 +263,7 @@ fn discarded_messages() -> Vec<Row> {
         silence("RDMA_DONE alone", words(&[&[X, 1, 8, DONE]])),
         silence("ERR_VERS", words(&[&[X, 1, 8, ERROR, 1, 1, 1]])),
         silence("ERR_CHUNK", words(&[&[X, 1, 8, ERROR, 2]])),
-        silence(
-            "an error that nobody knows",
-            words(&[&[X, 1, 8, ERROR, 99, 0, 0]]),
-        ),
+        silence("an unknown error", words(&[&[X, 1, 8, ERROR, 99, 0, 0]])),
         silence("an error cut short", words(&[&[X, 1, 8, ERROR]])),
         silence("another version's error", words(&[&[X, 2, 8, ERROR, 2, 0, 0]])),
         silence("a reply to no call", msg(&ABSENT, &DONE_NOTHING)),
@@ -288,12 +286,12 @@ fn answered_calls() -> Vec<Row> {
             well(&[0, 1, 0, 0, 0]),
         ),
         (
-            "Write chunks that nobody needs",
+            "Write chunks that are not needed",
             msg(&[0, 1, 2, H, 8, 0, 0, H, 8, 0, 8, 1, 1, H, 8, 0, 0, 0, 0], &NULL),
             well(&[0, 1, 2, H, 0, 0, 0, H, 0, 0, 8, 1, 1, H, 0, 0, 0, 0, 0]),
         ),
         (
-            "a Reply chunk that nobody needs",
+            "a Reply chunk that is not needed",
             msg(&[0, 0, 1, 1, H, 8, 0, 0], &NULL),
             well(&[0, 0, 1, 1, H, 0, 0, 0]),
         ),
@@ -315,16 +313,16 @@ fn a_malformed_header_is_refused_or_discarded() {
     let export = Export::new("headers", &[]);
     let mut requester = Requester::of(&export);
     for (what, message, answer) in [refused_headers(), discarded_messages(), answered_calls()].concat() {
-        requester.says(&message);
+        requester.sends(&message);
         if let Some(answer) = answer {
-            assert_eq!(requester.hears(), Some(answer), "to {what}: {message:02x?}");
+            assert_eq!(requester.receives(), Some(answer), "to {what}: {message:02x?}");
         }
         requester.continues(what);
     }
     // RFC 8166 §3.3.2: a message longer than the receives ends its connection, and no other.
     let mut other = Requester::of(&export);
-    other.says(&[0; 5000]);
-    assert_eq!(other.hears(), None);
+    other.sends(&[0; 5000]);
+    assert_eq!(other.receives(), None);
     requester.continues("a message that was too long elsewhere");
 }
 
@@ -335,20 +333,20 @@ fn a_call_whose_memory_cannot_be_read_ends_the_connection_once() {
     let export = Export::new("unreadable", &[]);
     let call = msg(&[1, 40, H, 8, 0, 0, 0, 0, 0], &NULL);
     let mut requester = Requester::of(&export);
-    requester.says(&call);
+    requester.sends(&call);
     let request = requester.peer.ulpdu();
     assert_eq!(request[1], 0x41, "a Read Request: {request:02x?}");
     // "Invalid Stag" (RFC 5040 §4.8).
-    requester.peer.tell(&[complaint(0x0100, &request)]);
+    requester.peer.send_ulpdus(&[complaint(0x0100, &request)]);
     requester.peer.finish();
-    requester.peer.rest();
+    requester.peer.read_to_end();
     // The server has the result of the last connection only when that connection is closed.
     let refused = until(TIME_LIMIT, || {
         let mut again = Requester::of(&export);
-        again.says(&call);
-        let heard = again.hears();
+        again.sends(&call);
+        let received = again.receives();
         again.continues("the call that broke the connection");
-        (heard == Some(err_chunk(X))).then_some(())
+        (received == Some(err_chunk(X))).then_some(())
     });
     assert!(refused.is_some(), "the call is not refused");
 }
@@ -362,34 +360,34 @@ fn a_call_that_broke_a_connection_unseen_is_refused() {
     const BACK: [u32; 11] = [X, 0, 2, 0x2000_0003, 1, 4, 0, 0, 0, 0, 6];
     let scenes = example("urnic-rpc-rdma-verbs", "scenes");
     let mut server = Program::new(scenes).arg("serves").spawn();
-    let port = server.says("where it listens", |said| {
+    let port = server.wait_for_output("where it listens", |said| {
         said.strip_suffix('\n')?.rsplit(':').next()?.parse().ok()
     });
     let call = msg(&[1, 40, H, 8, 0, 0, 0, 0, 0], &NULL);
     let mut requester = Requester::at(port);
-    requester.says(&call);
+    requester.sends(&call);
     let request = requester.peer.ulpdu();
     assert_eq!(request[1], 0x41, "a Read Request: {request:02x?}");
     let mut other = Requester::at(port);
-    other.says(&msg(&ABSENT, &BACK));
-    let back = other.hears().expect("a call backward");
+    other.sends(&msg(&ABSENT, &BACK));
+    let back = other.receives().expect("a call backward");
     assert_eq!(back[32..36], [0; 4], "a call: {back:02x?}");
-    requester.peer.tell(&[complaint(0x0100, &request)]);
+    requester.peer.send_ulpdus(&[complaint(0x0100, &request)]);
     requester.peer.finish();
-    requester.peer.rest();
+    requester.peer.read_to_end();
     // When the next connection is established, the server has noticed the last one's end, or soon
     // will.
     let mut again = Requester::at(port);
     let xid = u32::from_be_bytes(back[..4].try_into().expect("four bytes"));
-    other.says(&of(
+    other.sends(&of(
         xid,
         reply(&ABSENT, &[DONE_NOTHING.as_slice(), &[7]].concat()),
     ));
     let refused = until(TIME_LIMIT, || {
-        again.says(&call);
-        let heard = again.hears();
+        again.sends(&call);
+        let received = again.receives();
         again = Requester::at(port);
-        (heard == Some(err_chunk(X))).then_some(())
+        (received == Some(err_chunk(X))).then_some(())
     });
     assert!(refused.is_some(), "the call is not refused");
 }
@@ -496,7 +494,7 @@ fn random_messages_harm_neither_server_nor_other_clients() {
             for xid in first + 1..=first + BATCH {
                 let message = messages.message(xid);
                 owed.insert(xid, due(&message));
-                requester.says(&message);
+                requester.sends(&message);
             }
             if !settled(&mut requester, owed, first) {
                 requester = Requester::of(&export);
@@ -532,11 +530,11 @@ impl Drop for Ends<'_> {
 #[track_caller]
 fn settled(requester: &mut Requester, mut owed: HashMap<u32, Due>, seed: u32) -> bool {
     let last = 0xaaaa_0000 + seed;
-    requester.says(&of(last, fixed(1, MSG)));
-    while let Some(heard) = requester.hears() {
-        let xid = u32::from_be_bytes(*heard.first_chunk().expect("an xid"));
+    requester.sends(&of(last, fixed(1, MSG)));
+    while let Some(received) = requester.receives() {
+        let xid = u32::from_be_bytes(*received.first_chunk().expect("an xid"));
         if xid == last {
-            assert_eq!(heard, of(last, reply(&ABSENT, &DONE_NOTHING)));
+            assert_eq!(received, of(last, reply(&ABSENT, &DONE_NOTHING)));
             // Errors come in order; calls may take any time.
             owed.retain(|_, due| matches!(due, Due::Version(_) | Due::Chunk));
             assert!(owed.is_empty(), "not answered: {owed:x?}");
@@ -545,14 +543,14 @@ fn settled(requester: &mut Requester, mut owed: HashMap<u32, Due>, seed: u32) ->
         // Answers to the batch before may still come.
         let due = owed.remove(&xid).unwrap_or(Due::Anything);
         let error = match due {
-            Due::Nothing => panic!("answered: {heard:02x?}"),
+            Due::Nothing => panic!("answered: {received:02x?}"),
             Due::Version(version) => Some(err_vers(xid, version)),
             Due::Chunk => Some(err_chunk(xid)),
-            Due::Anything => (heard[12..16] == ERROR.to_be_bytes()).then(|| err_chunk(xid)),
+            Due::Anything => (received[12..16] == ERROR.to_be_bytes()).then(|| err_chunk(xid)),
         };
         match error {
-            Some(error) => assert_eq!(heard, error),
-            None => assert_eq!(heard[4..12], words(&[&[1, GRANT]])[..], "{heard:02x?}"),
+            Some(error) => assert_eq!(received, error),
+            None => assert_eq!(received[4..12], words(&[&[1, GRANT]])[..], "{received:02x?}"),
         }
     }
     false

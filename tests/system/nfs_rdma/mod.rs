@@ -29,7 +29,7 @@ fn urnic_nfs(line: &str) -> Program {
 /// The ports of TCP and RDMA from the server's output.
 fn listening(server: &mut Running) -> (String, String) {
     let mut port = |way: &str| {
-        server.says(way, |said| {
+        server.wait_for_output(way, |said| {
             let line = said.lines().find(|line| line.contains(way))?;
             said.ends_with('\n')
                 .then(|| line.rsplit(':').next().unwrap_or_default().to_owned())

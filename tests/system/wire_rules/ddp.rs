@@ -24,7 +24,7 @@ fn ddp_h_01_reserved_bits_are_ignored() {
     for role in ROLES {
         let mut link = target.link(role);
         let (stag, at) = (target.stag("all"), target.buffer());
-        link.peer.tell(&[
+        link.peer.send_ulpdus(&[
             tagged(0xc1 | 0x3c, 0x40 | 0x30, stag, at, b"reserved"),
             untagged(0x41 | 0x3c, 0x43 | 0x30, 0, 1, 0, b"hello"),
         ]);
@@ -56,7 +56,7 @@ fn ddp_h_06_msns_begin_at_one_and_go_on_by_one() {
             target.sends(link.qp, 9, 1);
             let ulpdu = link.peer.ulpdu();
             assert_eq!(ulpdu[10..14], u32::to_be_bytes(msn));
-            link.peer.tell(&[send(msn, b"")]);
+            link.peer.send_ulpdus(&[send(msn, b"")]);
             target.completes(
                 link.qp,
                 &[(9, status::SUCCESS), (u64::from(msn) - 1, status::SUCCESS)],
@@ -126,7 +126,7 @@ fn ddp_v_02_segments_within_bounds_stay_placed() {
         let mut expected = filled(ARENA_SEED, 3 * PAGE);
         expected[PAGE + 4000..PAGE + 4090].fill(1);
         assert!(scene.target.arena() == expected);
-        scene.target.order(&format!("fill arena {ARENA_SEED:x}"));
+        scene.target.command(&format!("fill arena {ARENA_SEED:x}"));
     }
     scene.ends();
 }
@@ -138,7 +138,7 @@ fn ddp_v_02_all_of_the_buffer_may_be_written() {
         let mut link = target.link(role);
         let (all, zero, at) = (target.stag("all"), target.stag("zero"), target.buffer());
         let last = PAGE as u64 - 1;
-        link.peer.tell(&[
+        link.peer.send_ulpdus(&[
             write(all, at, &[1; PAGE]),
             write(zero, last, b"z"),
             write(zero, 0, b"a"),
@@ -200,9 +200,9 @@ fn ddp_v_06_the_terminate_is_the_vector() {
     let mut target = or_skip!(TargetProcess::start(&[]));
     for role in ROLES {
         let mut link = target.link(role);
-        link.peer.tell(&[untagged(0x41, 0x43, 9, 1, 0, b"hello")]);
+        link.peer.send_ulpdus(&[untagged(0x41, 0x43, 9, 1, 0, b"hello")]);
         assert_eq!(
-            link.peer.take(48),
+            link.peer.read_bytes(48),
             hex(
                 "002a4147 00000000 00000002 00000001 00000000 1201c000 00174143 00000000 00000009 00000001 00000000 \
                  0c131cbe"
@@ -240,7 +240,7 @@ fn ddp_v_07_a_send_waits_for_a_receive_and_is_not_lost() {
     };
     for role in ROLES {
         let Link { qp, mut peer } = scene.target.link_as(role, &params, CRC);
-        peer.tell(&[send(1, b"one"), send(2, &[2; 3000]), send(3, b"")]);
+        peer.send_ulpdus(&[send(1, b"one"), send(2, &[2; 3000]), send(3, b"")]);
         assert_eq!(scene.target.received(qp), (0, 3));
         scene.continues();
         assert!(scene.target.has_no_completion(qp));
@@ -418,10 +418,10 @@ fn ddp_s_04_a_zero_length_write_is_not_checked() {
         let mut link = target.link(role);
         for stag in stags {
             for to in [0, target.buffer(), u64::MAX] {
-                link.peer.tell(&[write(stag, to, b"")]);
+                link.peer.send_ulpdus(&[write(stag, to, b"")]);
             }
         }
-        link.peer.tell(&[send(1, b"hello")]);
+        link.peer.send_ulpdus(&[send(1, b"hello")]);
         assert_eq!(target.received(link.qp), (0, 5));
     }
     target.quits();
@@ -439,7 +439,7 @@ fn ddp_s_06_messages_are_delivered_in_order() {
         let sends: Vec<_> = (1..=60)
             .map(|msn| send(msn, &vec![0; msn as usize * 60]))
             .collect();
-        link.peer.tell(&sends);
+        link.peer.send_ulpdus(&sends);
         for msn in 1..=60 {
             assert_eq!(target.received(link.qp), (msn - 1, msn * 60));
         }
@@ -453,7 +453,7 @@ fn ddp_s_11_writes_may_come_between_the_segments_of_a_send() {
     for role in ROLES {
         let mut link = target.link(role);
         let (stag, at) = (target.stag("all"), target.buffer());
-        link.peer.tell(&[
+        link.peer.send_ulpdus(&[
             untagged(0x01, 0x43, 0, 1, 0, b"abcd"),
             write(stag, at, b"between"),
             untagged(0x41, 0x43, 0, 1, 4, b"efgh"),
@@ -483,7 +483,7 @@ fn ddp_t_07_a_stag_of_one_domain_serves_all_its_queue_pairs() {
     for (number, role) in (0..).zip([Role::Responder, Role::Initiator, Role::Responder]) {
         let mut link = target.link(role);
         link.peer
-            .tell(&[write(stag, at + number, &[number as u8]), send(1, b"")]);
+            .send_ulpdus(&[write(stag, at + number, &[number as u8]), send(1, b"")]);
         target.received(link.qp);
     }
     assert_eq!(target.dump("arena", PAGE, 3), [0, 1, 2]);
@@ -496,7 +496,7 @@ fn ddp_t_08_after_deregistration_nothing_is_placed() {
     let (stag, at) = (scene.target.stag("write"), scene.target.buffer());
     let mut links = ROLES.map(|role| scene.target.link(role));
     for link in &mut links {
-        link.peer.tell(&[write(stag, at, b"before"), send(1, b"")]);
+        link.peer.send_ulpdus(&[write(stag, at, b"before"), send(1, b"")]);
         assert_eq!(scene.target.received(link.qp), (0, 0));
     }
     scene.target.deregisters("write");
@@ -519,7 +519,7 @@ fn ddp_t_08_a_write_stops_when_its_stag_is_deregistered() {
         let mut link = scene.target.link(role);
         if number == 0 {
             link.peer
-                .tell(&[tagged(0x81, 0x40, stag, at, &[1; 1000]), send(1, b"")]);
+                .send_ulpdus(&[tagged(0x81, 0x40, stag, at, &[1; 1000]), send(1, b"")]);
             assert_eq!(scene.target.received(link.qp), (0, 0));
             scene.target.deregisters("big");
             let rest = tagged(0xc1, 0x40, stag, at + 1000, &[1; 1000]);

@@ -23,7 +23,7 @@ fn thousands_of_foreign_peers_cost_little_and_stall_none() {
     let mut random = Random(0x2545_f491_4f6c_dd1d);
     let mut foreign_peers = std::collections::VecDeque::new();
     for number in 0..4000 {
-        let mut foreign_peer = Peer::call(scene.target.listener(qp));
+        let mut foreign_peer = Peer::connect(scene.target.listener(qp));
         match number % 6 {
             0 | 1 => {}
             2 => foreign_peer.send(&hex(KEY)),
@@ -44,10 +44,10 @@ fn thousands_of_foreign_peers_cost_little_and_stall_none() {
         }
     }
     // A genuine peer connects while all of them are open.
-    let mut peer = Peer::call(scene.target.listener(qp));
+    let mut peer = Peer::connect(scene.target.listener(qp));
     peer.send(&request.to_bytes());
     urnic_tests::startup::Frame::read(&mut peer);
-    peer.tell(&[write(1, 0, b""), send(1, b"hello")]);
+    peer.send_ulpdus(&[write(1, 0, b""), send(1, b"hello")]);
     assert_eq!(scene.target.received(qp), (0, 5));
     let grown = resident(pid).saturating_sub(before);
     assert!(grown < 16 * 1024, "{grown} KiB for foreign peers");
@@ -76,7 +76,7 @@ fn a_process_accepts_once_it_has_descriptors_again() {
         prlimit(pid, Resource::Nofile, limit).expect("our own child")
     };
     set(Some(3));
-    let mut peer = Peer::call(scene.target.listener(qp));
+    let mut peer = Peer::connect(scene.target.listener(qp));
     peer.send(&request.to_bytes());
     let complaints =
         |target: &TargetProcess| target.output().matches("connections cannot be accepted").count();
@@ -85,7 +85,7 @@ fn a_process_accepts_once_it_has_descriptors_again() {
     scene.continues();
     set(ours.current);
     urnic_tests::startup::Frame::read(&mut peer);
-    peer.tell(&[write(1, 0, b""), send(1, b"hello")]);
+    peer.send_ulpdus(&[write(1, 0, b""), send(1, b"hello")]);
     assert_eq!(scene.target.received(qp), (0, 5));
     // The device reported it once, and retried now and then: a loop would have reported it
     // thousands of times.
@@ -105,7 +105,7 @@ fn random_streams_do_not_harm_other_connections() {
         link.peer.send(&bytes);
         link.peer.finish();
         // A Terminate, or nothing; then the end.
-        let (answer, _) = link.peer.rest();
+        let (answer, _) = link.peer.read_to_end();
         assert!(answer.len() <= 80, "{answer:02x?}");
         for _ in 0..4 {
             assert_ne!(scene.target.completion(link.qp).status, 0);
@@ -134,9 +134,9 @@ fn random_fpdus_do_not_harm_other_connections() {
         if control & 2 == 2 && ulpdu.len() >= 18 {
             ulpdu[2..10].copy_from_slice(&[0, 0, 0, 0, 0, 0, 0, control as u8 >> 6]);
         }
-        link.peer.tell(&[ulpdu.clone(), send(7, b"never in turn")]);
+        link.peer.send_ulpdus(&[ulpdu.clone(), send(7, b"never in turn")]);
         link.peer.finish();
-        let (answer, _) = link.peer.rest();
+        let (answer, _) = link.peer.read_to_end();
         assert!(answer.len() <= 200, "{answer:02x?} to {ulpdu:02x?}");
         for _ in 0..4 {
             scene.target.completion(link.qp);
@@ -163,7 +163,7 @@ fn random_fpdus_without_crc_do_not_harm_other_connections() {
         bytes[..4].copy_from_slice(&[(number % 0x30) as u8, 0, kind, 0x40 | (number % 13) as u8]);
         link.peer.send(&bytes);
         link.peer.finish();
-        link.peer.rest();
+        link.peer.read_to_end();
         for _ in 0..4 {
             scene.target.completion(link.qp);
         }
@@ -222,7 +222,7 @@ fn sec_06_a_peer_that_never_reads_costs_bounded_memory() {
     let before = resident(pid);
     for link in &mut links {
         let requests: Vec<_> = (1..=16).map(|msn| read_request(msn, stag, at, LARGE)).collect();
-        link.peer.tell(&requests);
+        link.peer.send_ulpdus(&requests);
     }
     scene.continues();
     let grown = resident(pid).saturating_sub(before);
@@ -248,13 +248,13 @@ fn sec_06_exhausted_reads_of_one_peer_do_not_affect_others() {
         .collect();
     for link in &mut greedy {
         link.peer
-            .tell(&[1, 2].map(|msn| read_request(msn, stag, at, LARGE)));
+            .send_ulpdus(&[1, 2].map(|msn| read_request(msn, stag, at, LARGE)));
     }
     let mut modest = scene.target.link_as(ROLES[0], &params, CRC);
     for msn in 1..=20 {
         let from = msn as usize * 7001;
         let request = read_request(msn, stag, at + from as u64, LEN);
-        modest.peer.tell(&[request]);
+        modest.peer.send_ulpdus(&[request]);
         let mut came = 0;
         while came < LEN as usize {
             let ulpdu = modest.peer.ulpdu();
@@ -270,7 +270,7 @@ fn sec_06_exhausted_reads_of_one_peer_do_not_affect_others() {
     // They were used up indeed: one more ends that connection.
     for link in &mut greedy {
         let third = read_request(3, stag, at, LARGE);
-        link.peer.tell(std::slice::from_ref(&third));
+        link.peer.send_ulpdus(std::slice::from_ref(&third));
         let (came, answer) = response_until_something_else(link, 0, &content);
         assert!(came < LARGE as usize);
         assert_eq!(answer, complaint(0x1202, &third));
@@ -287,14 +287,14 @@ fn a_killed_program_is_noticed_although_its_children_live() {
     for role in ROLES {
         let mut target = or_skip!(TargetProcess::start(&[]));
         let mut before = target.link(role);
-        let answer = target.order("fork");
+        let answer = target.command("fork");
         let children: Vec<u32> = answer
             .split_whitespace()
             .filter_map(|word| u32::from_str_radix(word.split_once('=')?.1, 16).ok())
             .collect();
         assert_eq!(children.len(), 3, "{answer}");
         // The target continues as before, with connections from before and from now.
-        before.peer.tell(&[send(1, b"hello")]);
+        before.peer.send_ulpdus(&[send(1, b"hello")]);
         assert_eq!(target.received(before.qp), (0, 5));
         let mut since = target.link(role);
         let from = target.address("large");
@@ -322,7 +322,7 @@ fn a_killed_program_is_noticed_although_its_children_live() {
 
 /// The end of a connection, whatever came before.
 fn ended(link: &mut Link) -> Option<End> {
-    Some(link.peer.rest().1)
+    Some(link.peer.read_to_end().1)
 }
 
 #[test]

@@ -162,7 +162,7 @@ impl Scene {
         let Link { qp, peer } = &mut self.bystander;
         self.exchanges += 1;
         let msn = self.exchanges;
-        peer.tell(&[send(msn, &[msn as u8; 100])]);
+        peer.send_ulpdus(&[send(msn, &[msn as u8; 100])]);
         assert_eq!(self.target.received(*qp), (u64::from(msn) - 1, 100));
         self.target.receives(*qp, u64::from(msn) + 3);
         self.target.sends(*qp, 0x1000, 5);

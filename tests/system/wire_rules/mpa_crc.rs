@@ -24,7 +24,7 @@ fn mpa_c_01_crcs_are_on_unless_configured_off() {
     };
     for role in ROLES {
         let mut link = target.link_as(role, &without, CRC);
-        link.peer.tell(&[send(1, b"")]);
+        link.peer.send_ulpdus(&[send(1, b"")]);
         assert_eq!(target.received(link.qp), (0, 0));
     }
     target.quits();
@@ -38,7 +38,7 @@ fn mpa_c_02_the_crc_goes_out_low_octet_first() {
         // Vector F-SEND0-RTR: a Send of nothing, the first.
         target.sends(link.qp, 9, 0);
         assert_eq!(
-            link.peer.take(24),
+            link.peer.read_bytes(24),
             hex("00124143 00000000 00000000 00000001 00000000 587be8c4")
         );
     }
@@ -51,7 +51,7 @@ fn mpa_c_04_a_bad_crc_terminates() {
     for role in ROLES {
         let mut link = scene.target.link(role);
         link.peer.send(&hex(BAD));
-        assert_eq!(link.peer.take(28), hex(TERMINATE));
+        assert_eq!(link.peer.read_bytes(28), hex(TERMINATE));
         scene.is_over(&mut link, End::Closed, &ALL_FLUSHED);
         assert_eq!(scene.target.event().1, link.qp.index);
     }
@@ -182,7 +182,7 @@ fn mpa_f_13_a_writes_last_fpdu_is_placed_with_a_good_crc_only() {
         expected[PAGE..PAGE + 1000].fill(1);
         expected[PAGE + 1000..PAGE + 2000].fill(2);
         assert!(scene.target.arena() == expected);
-        scene.target.order(&format!("fill arena {ARENA_SEED:x}"));
+        scene.target.command(&format!("fill arena {ARENA_SEED:x}"));
     }
     scene.ends();
 }

@@ -35,7 +35,7 @@ fn mpa_e_01_a_reset_is_an_error() {
     let mut scene = or_skip!(Scene::start(&[]));
     for role in ROLES {
         let mut link = scene.target.link(role);
-        link.peer.tell(&[send(1, b"hello")]);
+        link.peer.send_ulpdus(&[send(1, b"hello")]);
         assert_eq!(scene.target.received(link.qp), (0, 5));
         asks(&mut scene, &mut link);
         let Link { qp, peer } = link;
@@ -91,7 +91,7 @@ fn mpa_e_01_an_end_within_a_message_is_an_error() {
     let mut scene = or_skip!(Scene::start(&[]));
     for role in ROLES {
         let mut link = scene.target.link(role);
-        link.peer.tell(&[untagged(0x01, 0x43, 0, 1, 0, b"and")]);
+        link.peer.send_ulpdus(&[untagged(0x01, 0x43, 0, 1, 0, b"and")]);
         link.peer.finish();
         scene.is_over(&mut link, End::Closed, &ALL_FLUSHED);
     }
@@ -139,12 +139,12 @@ fn mpa_e_01_each_error_is_reported_by_its_own_code() {
     ];
     let mut scene =
         or_skip!(TargetProcess::start(&variables).and_then(|target| Scene::around(target, CRC | MARKERS)));
-    let mut heard = 0;
+    let mut consumed = 0;
     let mut logs = |scene: &Scene, line: &str| {
         let seen = until(TIME_LIMIT, || {
             let output = scene.target.process().output();
-            let at = output.get(heard..)?.find(line)?;
-            heard += at + line.len();
+            let at = output.get(consumed..)?.find(line)?;
+            consumed += at + line.len();
             Some(())
         });
         assert!(seen.is_some(), "{line:?} is not in the log");
@@ -183,15 +183,21 @@ fn mpa_e_01_each_error_is_reported_by_its_own_code() {
 
     // 4: a Request, and a Reply, that is none.
     let (qp, _) = scene.target.awaits_request(&params);
-    let mut foreign_peer = Peer::call(scene.target.listener(qp));
+    let mut foreign_peer = Peer::connect(scene.target.listener(qp));
     foreign_peer.send(&[0; 20]);
-    assert!(foreign_peer.rest().0.is_empty(), "no Terminate during start-up");
+    assert!(
+        foreign_peer.read_to_end().0.is_empty(),
+        "no Terminate during start-up"
+    );
     logs(&scene, "MPA error 4: ");
     let (mut link, reply) = scene.target.sends_request(&params, CRC | MARKERS);
     let mut bytes = reply.to_bytes();
     bytes[0] ^= 1;
     link.peer.send(&bytes);
-    assert!(link.peer.rest().0.is_empty(), "no Terminate during start-up");
+    assert!(
+        link.peer.read_to_end().0.is_empty(),
+        "no Terminate during start-up"
+    );
     logs(&scene, "MPA error 4: ");
     assert_eq!(counted(place), [1, 1, 1], "no queue pair was lost");
     scene.ends();
@@ -203,7 +209,7 @@ fn mpa_e_05_an_orderly_end_flushes_receives_after_the_grace() {
     let mut scene = or_skip!(Scene::start(&[("URNIC_NATIVE_FIN_GRACE_MS", "700")]));
     for role in ROLES {
         let mut link = scene.target.link(role);
-        link.peer.tell(&[send(1, b"hello")]);
+        link.peer.send_ulpdus(&[send(1, b"hello")]);
         link.peer.finish();
         assert_eq!(scene.target.received(link.qp), (0, 5));
         assert!(
@@ -251,7 +257,7 @@ fn ddp_t_05_sent_messages_arrive_without_their_queue_pair() {
             .posts(qp, opcode::SEND, 100, "big", from, LEN as u64, (0, 0));
         scene.target.completes(qp, &[(100, status::SUCCESS)]);
         // Unread input makes TCP discard undelivered data, unless the device prevents it.
-        peer.tell(&[write(1, 0, b""), send(1, b"unread")]);
+        peer.send_ulpdus(&[write(1, 0, b""), send(1, b"unread")]);
         scene.target.destroys(qp);
         let mut came = peer.ulpdu().split_off(18);
         while came.len() < LEN {
@@ -277,7 +283,7 @@ fn mpa_e_02_a_write_behind_an_error_is_not_placed() {
         let mut expected = filled(ARENA_SEED, 3 * PAGE);
         expected[PAGE..PAGE + 4].copy_from_slice(b"good");
         assert!(scene.target.arena() == expected);
-        scene.target.order(&format!("fill arena {ARENA_SEED:x}"));
+        scene.target.command(&format!("fill arena {ARENA_SEED:x}"));
     }
     scene.ends();
 }

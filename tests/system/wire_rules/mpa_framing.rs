@@ -21,7 +21,8 @@ fn mpa_f_01_three_messages_in_one_piece_and_one_in_three() {
     let mut target = or_skip!(TargetProcess::start(&[]));
     for role in ROLES {
         let mut link = target.link(role);
-        link.peer.tell(&[send(1, b"a"), send(2, b"bc"), send(3, b"def")]);
+        link.peer
+            .send_ulpdus(&[send(1, b"a"), send(2, b"bc"), send(3, b"def")]);
         let fpdu = link.peer.framed(&[send(4, &[9; 300])]);
         link.peer.send_in_pieces(&fpdu, fpdu.len().div_ceil(3));
         for expected in [(0, 1), (1, 2), (2, 3), (3, 300)] {
@@ -42,13 +43,13 @@ fn mpa_f_02_a_send_of_five_bytes_makes_32_on_the_wire() {
         ));
         assert_eq!(target.received(link.qp), (0, 5));
         target.sends(link.qp, 9, 5);
-        let fpdu = link.peer.take(32);
+        let fpdu = link.peer.read_bytes(32);
         assert_eq!(fpdu[..20], hex("00174143 00000000 00000000 00000001 00000000"));
         assert_eq!(fpdu[20..25], buffer(5));
         assert_eq!(fpdu[25..28], [0; 3]);
         // Vector F-SEND0-RTR but for its MSN, 2 here: the length again, and a CRC computed by hand.
         target.sends(link.qp, 10, 0);
-        let fpdu = link.peer.take(24);
+        let fpdu = link.peer.read_bytes(24);
         assert_eq!(fpdu[..20], hex("00124143 00000000 00000000 00000002 00000000"));
         assert_eq!(fpdu[20..], urnic_tests::framing::crc32c(&fpdu[..20]));
     }
@@ -61,7 +62,7 @@ fn mpa_f_03_pad_makes_fpdu_multiple_of_four() {
     let mut link = target.link(Role::Responder);
     for (len, pad) in (0..8).zip([0, 3, 2, 1, 0, 3, 2, 1]) {
         target.sends(link.qp, 9, len);
-        let fpdu = link.peer.take(2 + 18 + len as usize + pad + 4);
+        let fpdu = link.peer.read_bytes(2 + 18 + len as usize + pad + 4);
         assert_eq!(usize::from(fpdu[1]), 18 + len as usize);
         assert!(fpdu[20 + len as usize..][..pad].iter().all(|byte| *byte == 0));
         assert_eq!(fpdu.len() % 4, 0);
@@ -96,7 +97,7 @@ fn mpa_f_04_with_crc_off_the_field_is_present_and_ignored() {
     };
     for role in ROLES {
         let mut link = target.link_as(role, &params, 0);
-        link.peer.tell(&[send(1, b"hello"), send(2, &[5; 4000])]);
+        link.peer.send_ulpdus(&[send(1, b"hello"), send(2, &[5; 4000])]);
         assert_eq!(target.received(link.qp), (0, 5));
         assert_eq!(target.received(link.qp), (1, 4000));
         // The reader expects the field's four bytes.
@@ -181,7 +182,7 @@ fn mpa_f_07_longer_ulpdus_are_accepted() {
         for (msn, ulpdu_len) in (1..).zip([64768, 64769, 65474, 65535]) {
             let payload = &content[..ulpdu_len - 18];
             target.receives_at(link.qp, msn, 0, 0x10000);
-            link.peer.tell(&[send(msn as u32, payload)]);
+            link.peer.send_ulpdus(&[send(msn as u32, payload)]);
             assert_eq!(target.received(link.qp), (msn, payload.len() as u64));
             assert!(target.dump("inbox", 0, payload.len()) == payload);
         }
@@ -297,7 +298,7 @@ fn takes_messages_in_pieces(flags: u8, peer_flags: u8) {
             arena[PAGE..PAGE + 7].copy_from_slice(b"between");
             arena[PAGE + 100..PAGE + 2102].copy_from_slice(&content[..2002]);
             assert!(target.arena() == arena, "in pieces of {size}");
-            target.order(&format!("fill arena {ARENA_SEED:x}"));
+            target.command(&format!("fill arena {ARENA_SEED:x}"));
             assert!(target.has_no_completion(link.qp));
         }
     }

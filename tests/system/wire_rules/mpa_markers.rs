@@ -21,7 +21,7 @@ fn exchange(target: &mut TargetProcess, link: &mut Link) {
     for (id, len) in (0..).zip(LENGTHS) {
         let content = filled(id, len);
         target.receives_at(link.qp, id, 0, PAGE as u64);
-        link.peer.tell(&[send(id as u32 + 1, &content)]);
+        link.peer.send_ulpdus(&[send(id as u32 + 1, &content)]);
         assert_eq!(target.received(link.qp), (id, len as u64));
         assert!(target.dump("inbox", 0, len) == content, "{len} bytes");
         target.sends(link.qp, 0x100 + id, len as u64);
@@ -91,7 +91,7 @@ fn requests_markers() -> Result<TargetProcess, String> {
 #[track_caller]
 fn called(target: &mut TargetProcess) -> Link {
     let (qp, request) = target.awaits_request(&QpParams::default());
-    let mut peer = Peer::call(target.listener(qp));
+    let mut peer = Peer::connect(target.listener(qp));
     peer.send(&request.to_bytes());
     assert_eq!(Frame::read(&mut peer).flags, 0xd0, "S, C, M");
     Link { qp, peer }
@@ -222,7 +222,7 @@ fn refused(flags: u8, change: impl Fn(&mut [u8])) {
         let mut link = scene.target.link_as(role, &params, flags);
         if role == Role::Initiator {
             // The RTR when the target connects: both streams are 24 bytes long now.
-            link.peer.tell(&[write(1, 0, b"")]);
+            link.peer.send_ulpdus(&[write(1, 0, b"")]);
         }
         let bytes = remarked(&mut link.peer.outbound, 444, &change);
         let completions = [&[(0, status::SUCCESS)], &ALL_FLUSHED[1..]].concat();

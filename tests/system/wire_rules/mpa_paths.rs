@@ -32,10 +32,10 @@ impl Path {
         target.expects_peers_at(PEER);
         let (qp, request) = target.awaits_request(&QpParams::default());
         let at = SocketAddrV4::new(VICTIM, target.listener(qp).port());
-        let mut peer = netns[1].within(|| Peer::call(at.into()));
+        let mut peer = netns[1].within(|| Peer::connect(at.into()));
         peer.send(&request.to_bytes());
         assert!(!Frame::read(&mut peer).request);
-        peer.tell(&[write(1, 0, b"")]);
+        peer.send_ulpdus(&[write(1, 0, b"")]);
         let link = Link { qp, peer };
         Ok(Self { netns, target, link })
     }
@@ -97,7 +97,7 @@ fn mpa_f_11_small_fpdus_wait_for_no_acknowledgement() {
         path.link.qp,
         &[101, 102, 103, 104].map(|id| (id, status::SUCCESS)),
     );
-    path.link.peer.tell(&[send(1, b"hello")]);
+    path.link.peer.send_ulpdus(&[send(1, b"hello")]);
     assert_eq!(path.target.received(path.link.qp), (0, 5));
     path.target.quits();
 }
@@ -176,7 +176,7 @@ fn mpa_f_17_a_reported_mtu_of_68_is_clamped() {
         full.iter().all(|len| *len < pmtu as usize).then_some(())
     });
     assert!(shrunk.is_some(), "FPDUs stay longer than segments");
-    path.link.peer.tell(&[send(1, b"hello")]);
+    path.link.peer.send_ulpdus(&[send(1, b"hello")]);
     assert_eq!(path.target.received(path.link.qp), (0, 5));
     path.target.is_healthy();
     path.target.quits();

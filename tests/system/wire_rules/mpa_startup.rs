@@ -25,7 +25,7 @@ const FOREIGN: u8 = 6;
 
 /// Connects to a queue pair's listener and sends these bytes.
 fn call(target: &TargetProcess, link: &Link, bytes: &[u8]) -> Peer {
-    let mut peer = Peer::call(target.listener(link.qp));
+    let mut peer = Peer::connect(target.listener(link.qp));
     peer.send(bytes);
     peer
 }
@@ -53,7 +53,7 @@ fn closed_without_a_reply(frames: &[Vec<u8>]) {
         scene.continues();
     }
     let mut link = scene.target.link(Role::Responder);
-    link.peer.tell(&[send(1, b"hello")]);
+    link.peer.send_ulpdus(&[send(1, b"hello")]);
     assert_eq!(scene.target.received(link.qp), (0, 5));
     scene.ends();
 }
@@ -116,14 +116,14 @@ fn mpa_s_06_silence_and_half_frames_are_closed_in_time() {
     let (qp, request) = scene.target.awaits_request(&QpParams::default());
     let bytes = request.to_bytes();
     let foreign_peers = [0, 1, 19, 20, 23, bytes.len() - 1].map(|len| {
-        let mut foreign_peer = Peer::call(scene.target.listener(qp));
+        let mut foreign_peer = Peer::connect(scene.target.listener(qp));
         foreign_peer.send(&bytes[..len]);
         foreign_peer
     });
     for mut foreign_peer in foreign_peers {
         foreign_peer.end();
     }
-    let mut peer = Peer::call(scene.target.listener(qp));
+    let mut peer = Peer::connect(scene.target.listener(qp));
     peer.send(&bytes);
     assert_eq!(Frame::read(&mut peer).flags & REJECT, 0);
     scene.ends();
@@ -133,14 +133,14 @@ fn mpa_s_06_silence_and_half_frames_are_closed_in_time() {
 fn mpa_s_13_a_responder_sends_nothing_before_the_first_fpdu() {
     let mut target = or_skip!(TargetProcess::start(&[]));
     let (qp, request) = target.awaits_request(&QpParams::default());
-    let mut peer = Peer::call(target.listener(qp));
+    let mut peer = Peer::connect(target.listener(qp));
     peer.send(&request.to_bytes());
     assert_eq!(Frame::read(&mut peer).flags & REJECT, 0);
     target.sends(qp, 100, 5);
     target.sends(qp, 101, 0);
     peer.stays_silent(Duration::from_millis(300));
     assert!(target.has_no_completion(qp));
-    peer.tell(&[write(1, 0, b"")]);
+    peer.send_ulpdus(&[write(1, 0, b"")]);
     assert_eq!(peer.ulpdu()[10..14], [0, 0, 0, 1]);
     assert_eq!(peer.ulpdu(), send(2, b""));
     target.completes(qp, &[(100, status::SUCCESS), (101, status::SUCCESS)]);
@@ -151,7 +151,7 @@ fn mpa_s_13_a_responder_sends_nothing_before_the_first_fpdu() {
 fn mpa_s_13_half_an_fpdu_does_not_open_the_fence() {
     let mut target = or_skip!(TargetProcess::start(&[]));
     let (qp, request) = target.awaits_request(&QpParams::default());
-    let mut peer = Peer::call(target.listener(qp));
+    let mut peer = Peer::connect(target.listener(qp));
     peer.send(&request.to_bytes());
     Frame::read(&mut peer);
     target.sends(qp, 100, 0);
@@ -167,10 +167,10 @@ fn mpa_s_13_half_an_fpdu_does_not_open_the_fence() {
 fn mpa_s_14_fpdus_right_behind_the_reply_are_taken() {
     let mut target = or_skip!(TargetProcess::start(&[]));
     let (qp, request) = target.awaits_request(&QpParams::default());
-    let mut peer = Peer::call(target.listener(qp));
+    let mut peer = Peer::connect(target.listener(qp));
     peer.send(&request.to_bytes());
     Frame::read(&mut peer);
-    peer.tell(&[write(1, 0, b""), send(1, b"hello"), send(2, b"again!")]);
+    peer.send_ulpdus(&[write(1, 0, b""), send(1, b"hello"), send(2, b"again!")]);
     assert_eq!(target.received(qp), (0, 5));
     assert_eq!(target.received(qp), (1, 6));
     target.quits();
@@ -193,13 +193,13 @@ fn mpa_s_15_bytes_behind_the_request_end_the_stream() {
     let mut scene = or_skip!(Scene::start(&[]));
     let (qp, request) = scene.target.awaits_request(&QpParams::default());
     for excess in [4, 3000] {
-        let mut peer = Peer::call(scene.target.listener(qp));
+        let mut peer = Peer::connect(scene.target.listener(qp));
         // In one segment, so that the Reply cannot come between.
         peer.send(&[request.to_bytes(), vec![0xff; excess]].concat());
-        assert_eq!(peer.rest(), (Vec::new(), End::Reset));
+        assert_eq!(peer.read_to_end(), (Vec::new(), End::Reset));
     }
     // The queue pair still waits for an initiator that does not send too early.
-    let mut peer = Peer::call(scene.target.listener(qp));
+    let mut peer = Peer::connect(scene.target.listener(qp));
     peer.send(&request.to_bytes());
     assert_eq!(Frame::read(&mut peer).flags & REJECT, 0);
     scene.continues();
@@ -210,7 +210,7 @@ fn mpa_s_15_bytes_behind_the_request_end_the_stream() {
 #[track_caller]
 fn called(scene: &mut Scene) -> Link {
     let (qp, request) = scene.target.awaits_request(&QpParams::default());
-    let mut peer = Peer::call(scene.target.listener(qp));
+    let mut peer = Peer::connect(scene.target.listener(qp));
     peer.send(&request.to_bytes());
     assert_eq!(Frame::read(&mut peer).flags & REJECT, 0);
     Link { qp, peer }
@@ -240,7 +240,7 @@ fn empa_23_an_error_in_the_first_valid_fpdu_makes_one() {
 fn mpa_s_21_a_first_fpdu_that_never_comes_times_out() {
     let mut scene = or_skip!(Scene::start(&[("URNIC_MPA_RTR_TIMEOUT_S", "1")]));
     let (qp, request) = scene.target.awaits_request(&QpParams::default());
-    let mut peer = Peer::call(scene.target.listener(qp));
+    let mut peer = Peer::connect(scene.target.listener(qp));
     peer.send(&request.to_bytes());
     Frame::read(&mut peer);
     scene.target.sends(qp, 100, 5);
@@ -259,7 +259,7 @@ fn empa_18_the_rtr_takes_no_receive_and_makes_no_completion() {
         let mut link = target.link(role);
         target.is_healthy();
         assert!(target.has_no_completion(link.qp));
-        link.peer.tell(&[send(1, b"hello")]);
+        link.peer.send_ulpdus(&[send(1, b"hello")]);
         assert_eq!(target.received(link.qp), (0, 5));
     }
     target.quits();
@@ -273,18 +273,18 @@ fn empa_18_the_rtr_takes_no_receive_and_makes_no_completion() {
 fn taken(target: &mut TargetProcess, rtr: &[Vec<u8>], change: impl FnOnce(&mut Frame)) -> (Frame, Link) {
     let (qp, mut request) = target.awaits_request(&QpParams::default());
     change(&mut request);
-    let mut peer = Peer::call(target.listener(qp));
+    let mut peer = Peer::connect(target.listener(qp));
     peer.send(&request.to_bytes());
     let reply = Frame::read(&mut peer);
     assert_eq!(reply.flags & REJECT, 0, "{reply:x?}");
     peer.outbound = Framing::new(true, reply.flags & MARKERS != 0);
     peer.inbound = Framing::new(true, request.flags & MARKERS != 0);
-    peer.tell(rtr);
+    peer.send_ulpdus(rtr);
     let sends = rtr.iter().filter(|ulpdu| ulpdu[1] == 0x43).count() as u32;
     for id in 0..sends {
         assert_eq!(target.received(qp), (u64::from(id), 0));
     }
-    peer.tell(&[send(sends + 1, b"hello")]);
+    peer.send_ulpdus(&[send(sends + 1, b"hello")]);
     assert_eq!(target.received(qp), (u64::from(sends), 5));
     target.sends(qp, 100, 0);
     let mut link = Link { qp, peer };
@@ -412,9 +412,9 @@ fn empa_31_our_reads_keep_to_the_initiator_s_ird() {
     target.completes(link.qp, &[(100, status::SUCCESS)]);
     assert_eq!(link.peer.ulpdu()[..2], [0x41, 0x41]);
     link.peer.stays_silent(Duration::from_millis(100));
-    link.peer.tell(&[read_response(stag, at, &[1; 8])]);
+    link.peer.send_ulpdus(&[read_response(stag, at, &[1; 8])]);
     assert_eq!(link.peer.ulpdu()[..2], [0x41, 0x41]);
-    link.peer.tell(&[read_response(stag, at, &[2; 8])]);
+    link.peer.send_ulpdus(&[read_response(stag, at, &[2; 8])]);
     target.completes(link.qp, &[(200, status::SUCCESS), (201, status::SUCCESS)]);
     target.quits();
 }
@@ -426,14 +426,14 @@ fn empa_06_a_revision_1_device_resets_on_an_enhanced_request() {
         Err(reason) => return urnic_tests::skip::report(&reason),
     };
     let (qp, mut request) = scene.awaits_request(&QpParams::default());
-    let mut peer = Peer::call(scene.listener(qp));
+    let mut peer = Peer::connect(scene.listener(qp));
     peer.send(&request.to_bytes());
     assert_eq!(peer.end(), End::Reset);
     // The target falls back on the second attempt.
     request.flags = CRC;
     request.revision = 1;
     request.private_data.drain(..4);
-    let mut peer = Peer::call(scene.listener(qp));
+    let mut peer = Peer::connect(scene.listener(qp));
     peer.send(&request.to_bytes());
     let reply = Frame::read(&mut peer);
     assert_eq!((reply.flags, reply.revision), (CRC, 1));
@@ -478,7 +478,7 @@ fn mpa_s_20_a_revision_0_peer_gets_revision_1_and_is_closed() {
     let scene = or_skip!(Scene::start(&[]));
     let bytes = hex(&format!("{REQUEST_KEY} c0000000"));
     let mut peer = call(&scene.target, &scene.bystander, &bytes);
-    assert_eq!(peer.take(20), hex(&format!("{REPLY_KEY} 60010000")));
+    assert_eq!(peer.read_bytes(20), hex(&format!("{REPLY_KEY} 60010000")));
     assert_eq!(peer.end(), End::Closed);
     scene.ends();
 }
@@ -490,7 +490,7 @@ fn requests_to_no_queue_pair_or_wrong_numbers_are_rejected() {
     let answer = |target: &TargetProcess, change: &dyn Fn(&mut Vec<u8>)| {
         let mut request = good.clone();
         change(&mut request.private_data);
-        let mut peer = Peer::call(target.listener(qp));
+        let mut peer = Peer::connect(target.listener(qp));
         peer.send(&request.to_bytes());
         let reply = Frame::read(&mut peer);
         if reply.flags & REJECT != 0 {
@@ -514,12 +514,12 @@ fn requests_to_no_queue_pair_or_wrong_numbers_are_rejected() {
     // None of these affected the queue pair.
     let (reply, mut peer) = answer(&scene.target, &|_| {});
     assert_eq!(reply.flags & REJECT, 0);
-    peer.tell(&[write(1, 0, b""), send(1, b"hello")]);
+    peer.send_ulpdus(&[write(1, 0, b""), send(1, b"hello")]);
     assert_eq!(scene.target.received(qp), (0, 5));
     // A second connect to a connected queue pair, and one to a failed queue pair.
     let (reply, _) = answer(&scene.target, &|_| {});
     assert_eq!(reply, rejection(2, reply.word(), CONNECTED));
-    peer.tell(&[send(9, b"")]);
+    peer.send_ulpdus(&[send(9, b"")]);
     peer.ulpdu();
     scene.target.completes(qp, &ALL_FLUSHED[1..]);
     scene.target.event();
@@ -540,12 +540,12 @@ fn a_request_for_an_unready_queue_pair_is_parked() {
         revision: 2,
         private_data: target.introduction(qp, ours, &params).with_word(WORD),
     };
-    let mut peer = Peer::call(target.listener(qp));
+    let mut peer = Peer::connect(target.listener(qp));
     peer.send(&request.to_bytes());
     peer.stays_silent(Duration::from_millis(100));
     target.connects(qp, ours, &params);
     assert_eq!(Frame::read(&mut peer).flags & REJECT, 0);
-    peer.tell(&[write(1, 0, b""), send(1, b"hello")]);
+    peer.send_ulpdus(&[write(1, 0, b""), send(1, b"hello")]);
     assert_eq!(target.received(qp), (0, 5));
     target.quits();
 }
@@ -568,7 +568,7 @@ fn empa_15_the_rtr_of_the_reply_is_sent() {
     for word in [WORD, 0xffff_ffff, 0xbfff_ffff] {
         let mut link = answered(&mut target, |reply| set_word(reply, word));
         assert_eq!(
-            link.peer.take(20),
+            link.peer.read_bytes(20),
             hex("000ec140 00000001 00000000 00000000 ebd34c5f")
         );
         target.sends(link.qp, 100, 0);
@@ -584,7 +584,7 @@ fn empa_16_no_rtr_in_common_terminates() {
     for word in [0xffff_3fff, 0xbfff_7fff, 0xbfff_3fff, 0x3fff_3fff] {
         let mut link = answered(&mut scene.target, |reply| set_word(reply, word));
         assert_eq!(
-            link.peer.take(28),
+            link.peer.read_bytes(28),
             hex("00164147 00000000 00000002 00000001 00000000 20070000 1bd2babe"),
             "{word:08x}"
         );
@@ -634,7 +634,7 @@ fn mpa_e_03_a_bad_reply_is_closed_at_once() {
     ] {
         let (mut link, _) = scene.target.sends_request(&QpParams::default(), CRC);
         link.peer.send(&bad);
-        let (answer, _) = link.peer.rest();
+        let (answer, _) = link.peer.read_to_end();
         assert!(answer.is_empty(), "{answer:02x?} to {bad:02x?}");
         assert_eq!(scene.target.state(link.qp), state::RTS);
     }
@@ -647,7 +647,7 @@ fn a_reply_with_foreign_numbers_is_not_accepted() {
     // from, to, sq_psn, rq_psn; magic; version.
     for at in [15, 19, 23, 27, 4, 8] {
         let mut link = answered(&mut scene.target, |reply| reply.private_data[at] ^= 0x55);
-        let (answer, _) = link.peer.rest();
+        let (answer, _) = link.peer.read_to_end();
         assert!(answer.is_empty(), "{answer:02x?}");
         // The target has no peer to retry with: sends fail.
         scene.target.sends(link.qp, 100, 5);

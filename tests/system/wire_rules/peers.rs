@@ -32,7 +32,7 @@ fn peer_05_soft_iwarp_connects_without_crc_and_peer_to_peer() {
     assert_eq!(answer.word(), Some(8 << 16 | 16));
     let id = event.about;
     scene.target.expects_event(id, cm_event::ESTABLISHED, 0);
-    peer.tell(&[send(1, b"hello")]);
+    peer.send_ulpdus(&[send(1, b"hello")]);
     scene.target.completes(id, &[(0, status::SUCCESS)]);
     scene.target.sends(id, 100, 0);
     assert_eq!(peer.ulpdu(), send(1, b""));
@@ -51,7 +51,7 @@ fn peer_04_soft_iwarp_opens_by_a_read_to_stag_0() {
     let request = hex(&format!("{REQUEST_KEY} 10020004 8010c008"));
     let (event, mut peer, answer) = scene.accepted(&request, DEPTHS, &[]);
     assert_eq!(answer.word(), Some(0x8008_4010));
-    peer.tell(&[hex(SIW_READ)]);
+    peer.send_ulpdus(&[hex(SIW_READ)]);
     scene.target.expects_event(event.about, cm_event::ESTABLISHED, 0);
     assert_eq!(peer.ulpdu(), hex("c142 00000000 00000000 00000000"));
     works(&mut scene.target, event.about, &mut peer, 1);
@@ -76,7 +76,10 @@ fn peer_09_cxgb4_and_irdma_connect_and_open_by_a_read() {
 fn peer_07_soft_iwarp_answers_with_our_flags_and_sends_at_once() {
     let mut target = or_skip!(CmTargetProcess::start(&[("URNIC_MPA_PEER_TO_PEER", "false")]));
     let (id, mut peer, _listener) = target.connects_to_peer((16, 8), &[]);
-    assert_eq!(peer.take(24), hex(&format!("{REQUEST_KEY} 50020004 00100008")));
+    assert_eq!(
+        peer.read_bytes(24),
+        hex(&format!("{REQUEST_KEY} 50020004 00100008"))
+    );
     // Where neither side requests the peer-to-peer mode the peer keeps no fence.
     let first = peer.framed(&[send(1, b"hello")]);
     peer.send(&[reply(0x0008_0010), first].concat());
@@ -97,7 +100,7 @@ fn peer_09_cxgb4_and_irdma_answer_with_one_type_and_get_that() {
         let (id, mut peer, _listener) = called(&mut target);
         peer.send(&reply(word));
         let rtr = hex(rtr);
-        assert_eq!(peer.take(rtr.len()), rtr);
+        assert_eq!(peer.read_bytes(rtr.len()), rtr);
         if word & 0x4000 != 0 {
             peer.send(&hex(READ_RESPONSE));
         }
@@ -112,7 +115,7 @@ fn peer_09_cxgb4_and_irdma_answer_with_one_type_and_get_that() {
 fn answered(target: &mut CmTargetProcess) -> (u64, Peer) {
     let (id, mut peer, _listener) = called(target);
     peer.send(&reply(0x8008_8010));
-    assert_eq!(peer.take(20), hex(WRITE_RTR));
+    assert_eq!(peer.read_bytes(20), hex(WRITE_RTR));
     target.expects_event(id, cm_event::ESTABLISHED, 0);
     (id, peer)
 }
@@ -127,7 +130,7 @@ fn peer_01_10_terminates_of_other_rnics_are_not_answered() {
     ] {
         let (id, mut peer) = answered(&mut target);
         peer.send(&hex(bytes));
-        assert_eq!(peer.rest(), (vec![], End::Closed), "{bytes}");
+        assert_eq!(peer.read_to_end(), (vec![], End::Closed), "{bytes}");
         target.expects_event(id, cm_event::DISCONNECTED, 0);
         target.completes(id, &ALL_FLUSHED);
         assert_eq!(target.state(id), state::ERR);

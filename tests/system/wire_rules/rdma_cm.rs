@@ -57,7 +57,7 @@ impl Scene {
 
     /// Connects and sends these bytes.
     pub(super) fn call(&self, bytes: &[u8]) -> Peer {
-        let mut peer = Peer::call(self.at);
+        let mut peer = Peer::connect(self.at);
         peer.send(bytes);
         peer
     }
@@ -82,7 +82,7 @@ impl Scene {
     /// Checks that this message opens the fence and traffic goes both ways; then the peer closes.
     #[track_caller]
     pub(super) fn opens(&mut self, id: u64, peer: &mut Peer, rtr: &[u8], established: bool) {
-        peer.tell(&[rtr]);
+        peer.send_ulpdus(&[rtr]);
         if !established {
             self.target.expects_event(id, cm_event::ESTABLISHED, 0);
         }
@@ -90,7 +90,7 @@ impl Scene {
             assert_eq!(peer.ulpdu()[..2], [0xc1, 0x42]);
         }
         let sends = u32::from(rtr[1] == 0x43);
-        peer.tell(&[send(sends + 1, b"hello")]);
+        peer.send_ulpdus(&[send(sends + 1, b"hello")]);
         self.target.completes(id, &[(0, status::SUCCESS)]);
         self.target.sends(id, 100, 0);
         assert_eq!(peer.ulpdu(), send(1, b""));
@@ -177,7 +177,7 @@ fn mpa_s_09_s_10_empa_08_malformed_requests_are_closed() {
 fn mpa_s_20_a_revision_0_peer_gets_revision_1_and_is_closed() {
     let scene = or_skip!(Scene::start(&[]));
     let mut peer = scene.call(&hex(&format!("{REQUEST_KEY} c0000000")));
-    assert_eq!(peer.take(20), hex(&format!("{REPLY_KEY} 60010000")));
+    assert_eq!(peer.read_bytes(20), hex(&format!("{REPLY_KEY} 60010000")));
     assert_eq!(peer.end(), End::Closed);
     scene.ends();
 }
@@ -235,11 +235,14 @@ fn every_request_vector_gets_its_reply() {
             hex(&format!("{REPLY_KEY} {replied}")),
             "to {asked}"
         );
-        let told = (event.ird, event.ord);
+        let reported = (event.ird, event.ord);
         match depths {
             // EMPA-36: as they came.
-            Some(depths) => assert_eq!(told, depths, "of {asked}"),
-            None => assert!(told.0 > 1 && told.1 > 1 && told <= all, "{told:?} of {asked}"),
+            Some(depths) => assert_eq!(reported, depths, "of {asked}"),
+            None => assert!(
+                reported.0 > 1 && reported.1 > 1 && reported <= all,
+                "{reported:?} of {asked}"
+            ),
         }
         let word = if bytes[16] & ENHANCED != 0 && bytes[17] == 2 {
             4
@@ -273,7 +276,7 @@ fn mpa_s_07_s_08_reserved_flags_and_reject_are_ignored() {
 #[test]
 fn mpa_s_02_frames_come_byte_by_byte_and_with_fpdus_behind() {
     let mut scene = or_skip!(Scene::start(&[]));
-    let mut peer = Peer::call(scene.at);
+    let mut peer = Peer::connect(scene.at);
     let bytes = hex(&format!("{REQUEST_KEY} 50020008 8010c008 554c5021"));
     peer.send_in_pieces(&bytes, 1);
     let id = scene.asked().about;
@@ -285,7 +288,7 @@ fn mpa_s_02_frames_come_byte_by_byte_and_with_fpdus_behind() {
     scene.target.completes(id, &[(0, status::SUCCESS)]);
     // MPA-S-14: all at once behind the Reply.
     let (event, mut peer, _) = scene.accepted(&bytes, DEPTHS, &[]);
-    peer.tell(&[rtr_read(), send(1, b"hello"), send(2, b"again")]);
+    peer.send_ulpdus(&[rtr_read(), send(1, b"hello"), send(2, b"again")]);
     scene.target.expects_event(event.about, cm_event::ESTABLISHED, 0);
     scene
         .target
@@ -301,7 +304,7 @@ fn mpa_s_15_bytes_behind_the_request_end_the_stream() {
         let mut peer = scene.call(&bytes);
         let id = scene.asked().about;
         assert_eq!(scene.target.accepts(id, DEPTHS, &[]), ECONNRESET as u64);
-        assert_eq!(peer.rest(), (Vec::new(), End::Reset));
+        assert_eq!(peer.read_to_end(), (Vec::new(), End::Reset));
         scene.target.destroys(id);
     }
     scene.ends();
@@ -357,7 +360,7 @@ fn mpa_s_12_a_rejection_carries_private_data() {
         let body = [&hex(word), said].concat();
         let head = hex(&format!("{REPLY_KEY} {flags} {:04x}", body.len()));
         let reply = [head, body].concat();
-        assert_eq!(peer.rest(), (reply, End::Closed), "to {asked}");
+        assert_eq!(peer.read_to_end(), (reply, End::Closed), "to {asked}");
         // A Request can be answered once.
         assert_ne!(scene.target.rejects(id, said), 0);
         assert_ne!(scene.target.accepts(id, DEPTHS, &[]), 0);
@@ -372,7 +375,7 @@ fn an_unanswered_request_is_rejected_when_its_id_is_destroyed() {
     let mut peer = scene.call(&request(CRC, 1, None));
     let id = scene.asked().about;
     scene.target.destroys(id);
-    assert_eq!(peer.take(20), hex(&format!("{REPLY_KEY} 60010000")));
+    assert_eq!(peer.read_bytes(20), hex(&format!("{REPLY_KEY} 60010000")));
     assert_eq!(peer.end(), End::Closed);
     scene.ends();
 }
@@ -381,7 +384,7 @@ fn an_unanswered_request_is_rejected_when_its_id_is_destroyed() {
 fn empa_06_a_revision_1_listener_resets_on_an_enhanced_request() {
     let mut scene = or_skip!(Scene::start(&[("URNIC_MPA_REVISION", "1")]));
     assert_eq!(
-        scene.call(&request(CRC, 2, Some(0x8010_c008))).rest(),
+        scene.call(&request(CRC, 2, Some(0x8010_c008))).read_to_end(),
         (Vec::new(), End::Reset)
     );
     assert!(scene.target.is_quiet());
@@ -454,7 +457,7 @@ fn empa_19_a_read_as_rtr_counts_in_its_queue() {
     let (event, mut peer, _) = scene.accepted(&request(CRC, 2, Some(0x8010_c008)), DEPTHS, &[]);
     let (at, rkey) = scene.target.buffer();
     // EMPA-20: the device ignores the addresses of the Read.
-    peer.tell(&[read_request(1, 0, u64::MAX, 0), read_request(2, rkey, at, 4)]);
+    peer.send_ulpdus(&[read_request(1, 0, u64::MAX, 0), read_request(2, rkey, at, 4)]);
     scene.target.expects_event(event.about, cm_event::ESTABLISHED, 0);
     assert_eq!(peer.ulpdu().len(), 14);
     assert_eq!(peer.ulpdu()[14..], [0; 4]);
@@ -471,7 +474,7 @@ fn empa_21_another_first_message_than_agreed_is_taken() {
     }
     // A real message opens as well.
     let (event, mut peer, _) = scene.accepted(&request(CRC, 2, Some(0x8010_c008)), DEPTHS, &[]);
-    peer.tell(&[send(1, b"hello")]);
+    peer.send_ulpdus(&[send(1, b"hello")]);
     scene.target.expects_event(event.about, cm_event::ESTABLISHED, 0);
     scene.target.completes(event.about, &[(0, status::SUCCESS)]);
     scene.ends();
@@ -523,7 +526,7 @@ fn empa_31_reads_keep_to_the_initiator_s_ird() {
     let mut scene = or_skip!(Scene::start(&[]));
     let (event, mut peer, reply) = scene.accepted(&request(CRC, 2, Some(0x8001_8008)), DEPTHS, &[]);
     assert_eq!(reply.word(), Some(0x8008_8001));
-    peer.tell(&[rtr_write()]);
+    peer.send_ulpdus(&[rtr_write()]);
     let id = event.about;
     scene.target.expects_event(id, cm_event::ESTABLISHED, 0);
     for wr_id in [200, 201] {
@@ -534,7 +537,7 @@ fn empa_31_reads_keep_to_the_initiator_s_ird() {
     peer.stays_silent(Duration::from_millis(100));
     let stag = u32::from_be_bytes([first[18], first[19], first[20], first[21]]);
     let (at, _) = scene.target.buffer();
-    peer.tell(&[urnic_tests::ulpdu::read_response(stag, at, &[1; 8])]);
+    peer.send_ulpdus(&[urnic_tests::ulpdu::read_response(stag, at, &[1; 8])]);
     assert_eq!(peer.ulpdu()[..2], [0x41, 0x41]);
     scene.ends();
 }
@@ -660,7 +663,7 @@ fn empa_23_an_error_before_the_fence_opens_makes_no_terminate() {
 fn garbage_behind_the_first_fpdu_is_terminated() {
     let mut scene = or_skip!(Scene::start(&[]));
     let (event, mut peer, _) = scene.accepted(&request(CRC, 2, Some(0x8010_c008)), DEPTHS, &[]);
-    peer.tell(&[rtr_write()]);
+    peer.send_ulpdus(&[rtr_write()]);
     scene.target.expects_event(event.about, cm_event::ESTABLISHED, 0);
     peer.send(&hex("000ec140 00000001 00000000 00000000 00000000"));
     assert_eq!(peer.ulpdu(), complaint(0x2002, &[]));
@@ -689,7 +692,7 @@ fn s001_03_to_05_the_rtr_frame_opens_the_fence() {
             // The responder may begin.
             scene.target.sends(event.about, 100, 0);
             assert_eq!(peer.ulpdu(), send(1, b""));
-            peer.tell(&[send(1, b"hello")]);
+            peer.send_ulpdus(&[send(1, b"hello")]);
             scene
                 .target
                 .completes(event.about, &[(100, status::SUCCESS), (0, status::SUCCESS)]);
@@ -728,8 +731,8 @@ fn s001_06_something_else_than_the_rtr_frame_closes() {
         let (event, mut peer, _) = scene.accepted(&asked, DEPTHS, &[]);
         peer.send(&bytes);
         let learned = scene.target.event();
-        assert_eq!((learned.id, learned.verdict()), (event.about, expected));
-        assert!(peer.rest().0.is_empty());
+        assert_eq!((learned.id, learned.kind_and_status()), (event.about, expected));
+        assert!(peer.read_to_end().0.is_empty());
         scene.target.destroys(event.about);
     }
     scene.ends();

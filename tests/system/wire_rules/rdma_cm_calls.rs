@@ -30,14 +30,17 @@ pub(super) fn reply(word: u32) -> Vec<u8> {
 #[track_caller]
 pub(super) fn called(target: &mut CmTargetProcess) -> (u64, Peer, TcpListener) {
     let (id, mut peer, listener) = target.connects_to_peer(DEPTHS, &[]);
-    assert_eq!(peer.take(24), hex(&format!("{REQUEST_KEY} 50020004 8010c008")));
+    assert_eq!(
+        peer.read_bytes(24),
+        hex(&format!("{REQUEST_KEY} 50020004 8010c008"))
+    );
     (id, peer, listener)
 }
 
 /// Traffic goes both ways behind the RTR; then the peer ends it. `ours`: number of our first Send.
 #[track_caller]
 pub(super) fn works(target: &mut CmTargetProcess, id: u64, peer: &mut Peer, ours: u32) {
-    peer.tell(&[send(1, b"hello")]);
+    peer.send_ulpdus(&[send(1, b"hello")]);
     target.completes(id, &[(0, status::SUCCESS)]);
     target.sends(id, 100, 0);
     assert_eq!(peer.ulpdu(), send(ours, b""));
@@ -56,7 +59,7 @@ fn continues(target: &mut CmTargetProcess) {
     assert!(target.is_quiet(), "an event too many");
     let (id, mut peer, _listener) = called(target);
     peer.send(&reply(0x8008_8010));
-    assert_eq!(peer.take(20), hex(WRITE_RTR));
+    assert_eq!(peer.read_bytes(20), hex(WRITE_RTR));
     target.expects_event(id, cm_event::ESTABLISHED, 0);
     works(target, id, &mut peer, 1);
     assert!(target.is_quiet(), "an event too many");
@@ -102,7 +105,7 @@ fn every_request_vector_is_sent() {
         let mut target = or_skip!(CmTargetProcess::start(&variables));
         let (id, mut peer, _listener) = target.connects_to_peer(depths, data);
         let bytes = hex(&format!("{REQUEST_KEY} {request}"));
-        assert_eq!(peer.take(bytes.len()), bytes, "with {variables:?}");
+        assert_eq!(peer.read_bytes(bytes.len()), bytes, "with {variables:?}");
         // MPA-S-15: and nothing behind it.
         peer.stays_silent(Duration::from_millis(20));
         target.destroys(id);
@@ -123,7 +126,7 @@ fn empa_04_private_data_is_exact_in_both_directions() {
     peer.send(&data);
     let event = target.expects_event(id, cm_event::ESTABLISHED, 0);
     assert_eq!(event.private_data, data[..255]);
-    assert_eq!(peer.take(20), hex(WRITE_RTR));
+    assert_eq!(peer.read_bytes(20), hex(WRITE_RTR));
     works(&mut target, id, &mut peer, 1);
     target.quits();
 }
@@ -165,7 +168,7 @@ fn empa_15_17_20_the_rtr_of_the_reply_is_sent_first() {
                     assert_eq!(first[30..34], [0; 4]);
                     assert_ne!(first[34..38], [0; 4]);
                     let stag = u32::from_be_bytes([first[18], first[19], first[20], first[21]]);
-                    peer.tell(&[read_response(stag, 0, b"")]);
+                    peer.send_ulpdus(&[read_response(stag, 0, b"")]);
                     1
                 }
             };
@@ -178,7 +181,7 @@ fn empa_15_17_20_the_rtr_of_the_reply_is_sent_first() {
                 assert_eq!(read[2..18], hex("00000000 00000001 00000002 00000000"));
                 let stag = u32::from_be_bytes([read[18], read[19], read[20], read[21]]);
                 let to = u64::from_be_bytes(read[22..30].try_into().expect("eight bytes"));
-                peer.tell(&[read_response(stag, to, &[9; 4])]);
+                peer.send_ulpdus(&[read_response(stag, to, &[9; 4])]);
                 target.completes(id, &[(50, status::SUCCESS)]);
             }
             works(&mut target, id, &mut peer, ours);
@@ -195,7 +198,7 @@ fn empa_16_no_rtr_in_common_terminates() {
         let (id, mut peer, _listener) = called(&mut target);
         peer.send(&reply(word));
         assert_eq!(
-            peer.take(28),
+            peer.read_bytes(28),
             hex("00164147 00000000 00000002 00000001 00000000 20070000 1bd2babe"),
             "{word:08x}"
         );
@@ -246,7 +249,7 @@ fn empa_34_reads_keep_to_the_responder_s_ird() {
     for (ird, most) in [(2, 2), (0x3fff, 8)] {
         let (id, mut peer, _listener) = called(&mut target);
         peer.send(&reply(0x8000_8010 | ird << 16));
-        assert_eq!(peer.take(20), hex(WRITE_RTR));
+        assert_eq!(peer.read_bytes(20), hex(WRITE_RTR));
         let event = target.expects_event(id, cm_event::ESTABLISHED, 0);
         // EMPA-36.
         assert_eq!(event.ird, 16);
@@ -261,7 +264,7 @@ fn empa_34_reads_keep_to_the_responder_s_ird() {
         let read = &reads[0];
         let stag = u32::from_be_bytes([read[18], read[19], read[20], read[21]]);
         let to = u64::from_be_bytes(read[22..30].try_into().expect("eight bytes"));
-        peer.tell(&[read_response(stag, to, &[9; 4])]);
+        peer.send_ulpdus(&[read_response(stag, to, &[9; 4])]);
         assert_eq!(peer.ulpdu()[..2], [0x41, 0x41]);
         target.completes(id, &[(50, status::SUCCESS)]);
         peer.reset();
@@ -279,7 +282,7 @@ fn mpa_s_16_a_reply_byte_by_byte_and_in_one_piece_with_fpdus() {
         let fpdus = peer.framed(&[send(1, b"hello"), send(2, b"again")]);
         let all = [&bytes[..], &fpdus].concat();
         peer.send_in_pieces(&all, if at_once { all.len() } else { 1 });
-        assert_eq!(peer.take(20), hex(WRITE_RTR));
+        assert_eq!(peer.read_bytes(20), hex(WRITE_RTR));
         assert_eq!(
             target.expects_event(id, cm_event::ESTABLISHED, 0).private_data,
             b"ok"
@@ -321,7 +324,7 @@ fn mpa_s_12_empa_36_a_rejection_is_reported_completely() {
 /// The second attempt of a connect: revision 1 on a new connection.
 #[track_caller]
 fn falls_back(target: &mut CmTargetProcess, id: u64, listener: &TcpListener, data: &[u8]) {
-    let mut peer = Peer::answer(listener);
+    let mut peer = Peer::accept(listener);
     let request = Frame::read(&mut peer);
     let expected = Frame {
         request: true,
@@ -363,7 +366,7 @@ fn empa_10_a_plain_reply_is_an_error_and_is_retried() {
         let (id, mut peer, listener) = target.connects_to_peer(DEPTHS, b"data");
         Frame::read(&mut peer);
         peer.send(&hex(&format!("{REPLY_KEY} {flags} 0000")));
-        assert!(peer.rest().0.is_empty());
+        assert!(peer.read_to_end().0.is_empty());
         falls_back(&mut target, id, &listener, b"data");
     }
     target.quits();
@@ -374,7 +377,7 @@ fn empa_07_a_peer_that_resets_every_attempt_rejects() {
     let mut target = or_skip!(CmTargetProcess::start(&[]));
     let (id, peer, listener) = called(&mut target);
     peer.reset();
-    let mut peer = Peer::answer(&listener);
+    let mut peer = Peer::accept(&listener);
     assert_eq!(Frame::read(&mut peer).revision, 1);
     peer.reset();
     target.expects_event(id, cm_event::REJECTED, -ECONNRESET);
@@ -399,7 +402,7 @@ fn mpa_s_05_e_03_a_bad_reply_is_closed_at_once_and_reported() {
     ] {
         let (id, mut peer, _listener) = called(&mut target);
         peer.send(&bad);
-        let (answer, _) = peer.rest();
+        let (answer, _) = peer.read_to_end();
         assert!(answer.is_empty(), "{answer:02x?} to {bad:02x?}");
         target.expects_event(id, cm_event::CONNECT_ERROR, -EPROTO);
         target.destroys(id);
@@ -433,7 +436,7 @@ fn a_port_without_a_listener_is_a_rejection() {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
     let there = listener.local_addr().expect("a bound socket");
     drop(listener);
-    let id = target.calls(there, DEPTHS, &[]);
+    let id = target.connects(there, DEPTHS, &[]);
     target.expects_event(id, cm_event::REJECTED, -ECONNREFUSED);
     continues(&mut target);
     target.quits();
@@ -481,7 +484,7 @@ fn a_program_with_its_own_queue_pair_decides_when_to_begin() {
     // EMPA-17: the RTR is sent when the queue pair is ready for the next messages.
     peer.stays_silent(Duration::from_millis(50));
     assert_eq!(target.establishes(id), 0);
-    assert_eq!(peer.take(20), hex(WRITE_RTR));
+    assert_eq!(peer.read_bytes(20), hex(WRITE_RTR));
     works(&mut target, id, &mut peer, 1);
     target.quits();
 }
@@ -491,24 +494,24 @@ fn s001_01_02_the_rtr_frame_is_sent_if_requested() {
     for (option, key) in [("hex", "74522046"), ("text", "74722046")] {
         let mut target = or_skip!(CmTargetProcess::start(&[("URNIC_MPA_RTR_FRAME", option)]));
         let (id, mut peer, _listener) = target.connects_to_peer(DEPTHS, &[]);
-        assert_eq!(peer.take(20), hex(&format!("{REQUEST_KEY} 50010000")));
+        assert_eq!(peer.read_bytes(20), hex(&format!("{REQUEST_KEY} 50010000")));
         peer.send(&hex(&format!("{REPLY_KEY} 50010000")));
         assert_eq!(
-            peer.take(20),
+            peer.read_bytes(20),
             hex(&format!("4d504120 49442052 {key} 72616d65 40010000"))
         );
         target.expects_event(id, cm_event::ESTABLISHED, 0);
         works(&mut target, id, &mut peer, 1);
         // S001-02.
         let (id, mut peer, _listener) = target.connects_to_peer(DEPTHS, &[]);
-        assert_eq!(peer.take(20), hex(&format!("{REQUEST_KEY} 50010000")));
+        assert_eq!(peer.read_bytes(20), hex(&format!("{REQUEST_KEY} 50010000")));
         peer.send(&hex(&format!("{REPLY_KEY} 40010000")));
         target.expects_event(id, cm_event::ESTABLISHED, 0);
         peer.stays_silent(Duration::from_millis(20));
         works(&mut target, id, &mut peer, 1);
         // And no RTR to a peer that rejects.
         let (id, mut peer, _listener) = target.connects_to_peer(DEPTHS, &[]);
-        peer.take(20);
+        peer.read_bytes(20);
         let no = Frame {
             request: false,
             flags: CRC | REJECT | ENHANCED,

@@ -30,7 +30,7 @@ fn request() -> Vec<u8> {
 #[track_caller]
 fn recover(scene: &mut Scene, caller: &mut CmTargetProcess) {
     scene.target.process().resume();
-    let call = caller.calls(scene.at, DEPTHS, b"again");
+    let call = caller.connects(scene.at, DEPTHS, b"again");
     loop {
         let request = scene.asked();
         let outcome = scene.target.accepts(request.about, DEPTHS, b"");
@@ -55,7 +55,7 @@ fn a_stopped_listener_is_unreachable_until_it_goes_on() {
     scene.target.process().stop();
     // The target's host still accepts the TCP connection.
     for _ in 0..2 {
-        let id = caller.calls(scene.at, DEPTHS, b"first");
+        let id = caller.connects(scene.at, DEPTHS, b"first");
         caller.expects_event(id, cm_event::UNREACHABLE, -ETIMEDOUT);
         caller.destroys(id);
     }
@@ -68,7 +68,7 @@ fn a_stopped_listener_is_unreachable_until_it_goes_on() {
 fn a_request_not_answered_in_time_cannot_be_accepted() {
     let mut scene = or_skip!(Scene::start(&[]));
     let mut caller = or_skip!(CmTargetProcess::start(&QUICK));
-    let id = caller.calls(scene.at, DEPTHS, b"first");
+    let id = caller.connects(scene.at, DEPTHS, b"first");
     let request = scene.asked();
     scene.target.process().stop();
     caller.expects_event(id, cm_event::UNREACHABLE, -ETIMEDOUT);
@@ -87,7 +87,7 @@ fn a_request_not_answered_in_time_cannot_be_accepted() {
 fn an_initiator_stopped_before_its_first_fpdu_is_unreachable() {
     let mut scene = or_skip!(Scene::start(&QUICK));
     let mut caller = or_skip!(CmTargetProcess::start(&[]));
-    let id = caller.calls(scene.at, DEPTHS, b"");
+    let id = caller.connects(scene.at, DEPTHS, b"");
     let request = scene.asked();
     caller.process().stop();
     assert_eq!(scene.target.accepts(request.about, DEPTHS, b""), 0);
@@ -105,7 +105,7 @@ fn an_initiator_stopped_before_its_first_fpdu_is_unreachable() {
         verdict = caller.event();
         assert_eq!(verdict.kind, cm_event::DISCONNECTED);
     } else {
-        assert_eq!(verdict.verdict(), (cm_event::REJECTED, -ECONNRESET));
+        assert_eq!(verdict.kind_and_status(), (cm_event::REJECTED, -ECONNRESET));
     }
     caller.destroys(id);
     assert!(caller.is_quiet());
@@ -117,7 +117,7 @@ fn an_initiator_stopped_before_its_first_fpdu_is_unreachable() {
 fn a_connection_to_a_stopped_peer_can_be_ended() {
     let mut scene = or_skip!(Scene::start(&[]));
     let mut caller = or_skip!(CmTargetProcess::start(&[]));
-    let id = caller.calls(scene.at, DEPTHS, b"");
+    let id = caller.connects(scene.at, DEPTHS, b"");
     let request = scene.asked();
     assert_eq!(scene.target.accepts(request.about, DEPTHS, b""), 0);
     scene
@@ -181,10 +181,10 @@ fn an_initiator_that_closes_in_any_phase_harms_no_other() {
         for message in [None, Some(send(1, b"hello"))] {
             let (event, mut peer, _) = scene.accepted(&bytes, DEPTHS, &[]);
             let id = event.about;
-            peer.tell(&[rtr_write()]);
+            peer.send_ulpdus(&[rtr_write()]);
             scene.target.expects_event(id, cm_event::ESTABLISHED, 0);
             if let Some(message) = message {
-                peer.tell(&[message]);
+                peer.send_ulpdus(&[message]);
                 scene.target.completes(id, &[(0, status::SUCCESS)]);
             }
             hang_up(peer);
@@ -201,7 +201,7 @@ fn the_end_of_a_connection_is_reported_once() {
     for peer_first in [true, false] {
         let (event, mut peer, _) = scene.accepted(&request(), DEPTHS, &[]);
         let id = event.about;
-        peer.tell(&[rtr_read()]);
+        peer.send_ulpdus(&[rtr_read()]);
         peer.ulpdu();
         scene.target.expects_event(id, cm_event::ESTABLISHED, 0);
         if peer_first {
@@ -247,12 +247,12 @@ fn garbage_at_each_step_harms_no_other_connection() {
         let id = event.about;
         let opens = rtr.is_some();
         if let Some(rtr) = rtr {
-            peer.tell(&[rtr]);
+            peer.send_ulpdus(&[rtr]);
             scene.target.expects_event(id, cm_event::ESTABLISHED, 0);
         }
         peer.send(&noise);
         peer.finish();
-        let said = peer.rest().0;
+        let said = peer.read_to_end().0;
         assert_eq!(said.is_empty(), !opens, "{said:02x?}");
         let end = scene.target.event();
         let expected = if opens {
@@ -313,7 +313,7 @@ fn a_destroyed_listener_ends_its_pending_connections() {
     target.destroys(asked.about);
     for mut caller in callers {
         // For some a whole Request was read, and so there is a rejecting Reply.
-        let (said, _) = caller.rest();
+        let (said, _) = caller.read_to_end();
         let no = hex(&format!("{REPLY_KEY} 70020004 80014000"));
         assert!(said.is_empty() || said == no, "{said:02x?}");
     }

@@ -28,11 +28,11 @@ fn rdm_c_02_the_invalidate_word_of_a_plain_send_is_ignored() {
         let (stag, at) = (target.stag("all"), target.buffer());
         for (msn, opcode) in [(1, 0x43), (2, 0x45)] {
             link.peer
-                .tell(&[invalidating(0x41, opcode, stag, 0, msn, 0, b"hello")]);
+                .send_ulpdus(&[invalidating(0x41, opcode, stag, 0, msn, 0, b"hello")]);
             let wc = target.completion(link.qp);
             assert_eq!((wc.status, wc.flags), (status::SUCCESS, 0), "{wc:?}");
         }
-        link.peer.tell(&[write(stag, at, b"still"), send(3, b"")]);
+        link.peer.send_ulpdus(&[write(stag, at, b"still"), send(3, b"")]);
         target.received(link.qp);
         assert_eq!(target.dump("arena", PAGE, 5), b"still");
     }
@@ -58,9 +58,9 @@ fn rdm_m_05_an_unknown_opcode_terminates() {
     }
     // Vector F-TERM-OPC-026.
     let mut link = scene.target.link(Role::Responder);
-    link.peer.tell(&[untagged(0x41, 0x4c, 0, 1, 0, b"hello")]);
+    link.peer.send_ulpdus(&[untagged(0x41, 0x4c, 0, 1, 0, b"hello")]);
     assert_eq!(
-        link.peer.take(48),
+        link.peer.read_bytes(48),
         hex(
             "002a4147 00000000 00000002 00000001 00000000 0206c000 0017414c 00000000 00000000 00000001 00000000 \
              87f98155"
@@ -86,7 +86,7 @@ fn rdm_r_01_a_read_request_is_answered() {
             ("all", 4095, 1),
         ]) {
             link.peer
-                .tell(&[read_request(msn, target.stag(name), at + offset, len)]);
+                .send_ulpdus(&[read_request(msn, target.stag(name), at + offset, len)]);
             let expected = &buffer()[offset as usize..][..len as usize];
             assert_eq!(link.peer.ulpdu(), read_response(SINK_STAG, SINK_TO, expected));
         }
@@ -104,7 +104,7 @@ fn rdm_r_02_the_sink_comes_back_uninterpreted() {
         for (msn, (sink_stag, sink_to)) in (1..).zip([(0_u32, u64::MAX), (u32::MAX, 0), (stag, at)]) {
             let mut header = read_header(sink_to, 4, stag, at);
             header[..4].copy_from_slice(&sink_stag.to_be_bytes());
-            link.peer.tell(&[untagged(0x41, 0x41, 1, msn, 0, &header)]);
+            link.peer.send_ulpdus(&[untagged(0x41, 0x41, 1, msn, 0, &header)]);
             assert_eq!(
                 link.peer.ulpdu(),
                 read_response(sink_stag, sink_to, &buffer()[..4])
@@ -126,12 +126,12 @@ fn rdm_r_03_a_read_of_nothing_is_not_checked() {
              00000000 27dbd7e7",
         ));
         assert_eq!(
-            link.peer.take(20),
+            link.peer.read_bytes(20),
             hex("000ec142 00000001 00000000 00000000 21a3e83e")
         );
         let sources = [(0, 0), (u32::MAX, u64::MAX), (target.stag("foreign"), 0)];
         for (msn, (stag, to)) in (2..).zip(sources) {
-            link.peer.tell(&[read_request(msn, stag, to, 0)]);
+            link.peer.send_ulpdus(&[read_request(msn, stag, to, 0)]);
             assert_eq!(link.peer.ulpdu(), read_response(SINK_STAG, SINK_TO, b""));
         }
     }
@@ -154,7 +154,7 @@ fn rdm_r_04_reads_are_answered_in_order() {
             .zip(lens)
             .map(|(msn, len)| read_request(msn, stag, at, len))
             .collect();
-        link.peer.tell(&requests);
+        link.peer.send_ulpdus(&requests);
         for len in lens {
             let mut came = Vec::<u8>::new();
             loop {
@@ -224,7 +224,7 @@ fn rdm_m_03_a_read_request_s_place_on_its_queue_is_checked() {
         for payload in [&header[..27], &[&header[..], b"!"].concat(), b""] {
             let mut link = scene.target.link(role);
             let bad = untagged(0x41, 0x41, 1, 1, 0, payload);
-            link.peer.tell(&[&bad]);
+            link.peer.send_ulpdus(&[&bad]);
             // No RFC states which error; the Terminate includes the DDP header.
             let answer = link.peer.ulpdu();
             assert_eq!(answer[..18], terminate(b"")[..]);
@@ -272,7 +272,7 @@ fn rdm_r_06_more_reads_than_agreed_terminate() {
         let mut link = scene.target.link_as(role, &params, CRC);
         let (stag, at) = (scene.target.stag("big"), scene.target.address("large"));
         let requests = [1, 2, 3].map(|msn| read_request(msn, stag, at, LARGE));
-        link.peer.tell(&requests);
+        link.peer.send_ulpdus(&requests);
         scene.others_continue();
         let (came, answer) = response_until_something_else(&mut link, 0, &content);
         assert!(came < LARGE as usize);
@@ -295,7 +295,7 @@ fn rdm_r_06_as_many_reads_as_agreed_are_answered() {
         let mut link = target.link_as(role, &params, CRC);
         let (stag, at) = (target.stag("big"), target.address("large"));
         link.peer
-            .tell(&[1, 2].map(|msn| read_request(msn, stag, at, LARGE)));
+            .send_ulpdus(&[1, 2].map(|msn| read_request(msn, stag, at, LARGE)));
         target.is_healthy();
         for _ in [1, 2] {
             let mut came = 0;
@@ -322,13 +322,13 @@ fn deregistered_source(flags: u8) {
     let mut link = scene.target.link_as(Role::Responder, &params, flags);
     let (stag, at) = (scene.target.stag("big"), scene.target.address("large"));
     let request = read_request(1, stag, at, LARGE);
-    link.peer.tell(&[&request]);
+    link.peer.send_ulpdus(&[&request]);
     // Part of the answer has arrived, the rest is queued behind it.
     let first = link.peer.ulpdu();
     assert_eq!(first[..2], [0x81, 0x42]);
     scene.target.deregisters("big");
     // The memory belongs to the program again, which uses it for other data.
-    assert_eq!(scene.target.order("fill large 5ec2e7"), "done");
+    assert_eq!(scene.target.command("fill large 5ec2e7"), "done");
     let (came, answer) = response_until_something_else(&mut link, first.len() - 14, &content);
     assert!(came < LARGE as usize, "TCP buffered {came} bytes");
     let sent = came as u64;
@@ -396,14 +396,14 @@ fn rdm_r_05_no_more_reads_than_agreed_are_outstanding() {
         link.peer.stays_silent(std::time::Duration::from_millis(100));
         // Each answer lets one more go.
         for msn in [3, 4] {
-            link.peer.tell(&[read_response(stag, at, &[1; READ])]);
+            link.peer.send_ulpdus(&[read_response(stag, at, &[1; READ])]);
             let request = link.peer.ulpdu();
             assert_eq!(
                 (&request[..2], &request[10..14]),
                 (&[0x41, 0x41][..], &u32::to_be_bytes(msn)[..])
             );
         }
-        link.peer.tell(&[
+        link.peer.send_ulpdus(&[
             read_response(stag, at, &[1; READ]),
             read_response(stag, at, &[2; READ]),
         ]);
@@ -419,7 +419,7 @@ fn rdm_r_07_an_answer_may_come_in_segments() {
     for role in ROLES {
         let mut link = target.link(role);
         let (stag, at) = reads(&mut target, &mut link, 100, 1);
-        link.peer.tell(&[
+        link.peer.send_ulpdus(&[
             tagged(0x81, 0x42, stag, at, &[1; 40]),
             tagged(0x81, 0x42, stag, at + 40, &[2; 20]),
             send(1, b"between"),
@@ -510,7 +510,8 @@ fn rdm_s_01_a_send_of_nothing_takes_a_receive() {
     let mut target = or_skip!(TargetProcess::start(&[]));
     for role in ROLES {
         let mut link = target.link(role);
-        link.peer.tell(&[send(1, b""), send(2, b"hello"), send(3, b"")]);
+        link.peer
+            .send_ulpdus(&[send(1, b""), send(2, b"hello"), send(3, b"")]);
         for expected in [(0, 0), (1, 5), (2, 0)] {
             assert_eq!(target.received(link.qp), expected);
         }
@@ -535,7 +536,7 @@ fn rdm_s_04_an_stag_that_cannot_be_invalidated_terminates() {
     }
     let mut link = scene.target.link(Role::Responder);
     let at = scene.target.buffer();
-    link.peer.tell(&[write(all, at, b"still"), send(1, b"")]);
+    link.peer.send_ulpdus(&[write(all, at, b"still"), send(1, b"")]);
     scene.target.received(link.qp);
     assert_eq!(scene.target.dump("arena", PAGE, 5), b"still");
     scene.ends();
@@ -561,7 +562,7 @@ fn x73_09_immediate_data_has_eight_bytes() {
         for role in ROLES {
             let mut link = scene.target.link(role);
             let bad = untagged(0x41, 0x48, 0, 1, 0, &vec![1; len]);
-            link.peer.tell(&[&bad]);
+            link.peer.send_ulpdus(&[&bad]);
             let answer = link.peer.ulpdu();
             assert_eq!(answer[24..], bad[..18], "{answer:02x?}");
             scene.is_over(&mut link, End::Closed, &ALL_FLUSHED);

@@ -19,7 +19,7 @@ fn rdm_t_02_terminates_carry_the_headers_at_fault() {
         // A Write: M and D, length 0x12, 14 bytes of header (as vector F-TERM-WRITE-111).
         let mut link = target.link(role);
         let stag = target.stag("all");
-        link.peer.tell(&[write(stag, at + 4093, b"abcd")]);
+        link.peer.send_ulpdus(&[write(stag, at + 4093, b"abcd")]);
         let mut expected = hex("4147 00000000 00000002 00000001 00000000 1101c000 0012 c140");
         expected.extend(stag.to_be_bytes());
         expected.extend((at + 4093).to_be_bytes());
@@ -28,7 +28,7 @@ fn rdm_t_02_terminates_carry_the_headers_at_fault() {
         // A Read Request: M, D and R, length 0x2e, 18 bytes and 28 (as vector F-TERM-RREQ-012).
         let mut link = target.link(role);
         let request = read_request(1, target.stag("write"), at, 64);
-        link.peer.tell(&[&request]);
+        link.peer.send_ulpdus(&[&request]);
         let mut expected = hex("4147 00000000 00000002 00000001 00000000 0102e000 002e");
         expected.extend(&request);
         assert_eq!(link.peer.ulpdu(), expected);
@@ -42,7 +42,7 @@ fn rdm_s_04_the_terminate_of_an_invalidate_has_no_rdmap_header() {
     let mut link = target.link(Role::Responder);
     let foreign = target.stag("foreign");
     link.peer
-        .tell(&[invalidating(0x41, 0x44, foreign, 0, 1, 0, b"hello")]);
+        .send_ulpdus(&[invalidating(0x41, 0x44, foreign, 0, 1, 0, b"hello")]);
     // As vector F-TERM-INV-019.
     let mut expected = hex("4147 00000000 00000002 00000001 00000000 0109c000 0017 4144");
     expected.extend(foreign.to_be_bytes());
@@ -94,7 +94,7 @@ fn terminated_by(scene: &mut Scene, ulpdu: impl Fn(&[u8], &[u8]) -> Vec<u8>, rea
         scene.target.sends(link.qp, 101, 5);
         let message = link.peer.ulpdu();
         let bad = ulpdu(&request, &message);
-        link.peer.tell(&[&bad]);
+        link.peer.send_ulpdus(&[&bad]);
         // RDM-T-05: an orderly end, at once; RDM-T-06: all that is outstanding fails.
         let completions = [&[(100, read), (101, sent)], &ALL_FLUSHED[..]].concat();
         scene.is_over(&mut link, End::Closed, &completions);
@@ -232,7 +232,7 @@ fn rdm_t_04_a_terminate_needs_no_receive() {
     };
     for role in ROLES {
         let mut link = scene.target.link_as(role, &params, CRC);
-        link.peer.tell(&[terminate(&hex("20020000"))]);
+        link.peer.send_ulpdus(&[terminate(&hex("20020000"))]);
         scene.is_over(&mut link, End::Closed, &[]);
     }
     scene.ends();
@@ -258,7 +258,7 @@ fn rdm_t_08_a_bad_terminate_makes_no_loop() {
     ] {
         for role in ROLES {
             let mut link = scene.target.link(role);
-            link.peer.tell(&[&bad]);
+            link.peer.send_ulpdus(&[&bad]);
             // No answer, and the end: after an invalid Terminate, by a reset.
             scene.is_over(&mut link, End::Reset, &ALL_FLUSHED);
         }
@@ -272,7 +272,7 @@ fn rdm_t_04_two_terminates_that_cross_make_no_third() {
     for role in ROLES {
         let mut link = scene.target.link(role);
         let bad = send(9, b"hello");
-        link.peer.tell(&[bad.clone(), terminate(&hex("20020000"))]);
+        link.peer.send_ulpdus(&[bad.clone(), terminate(&hex("20020000"))]);
         assert_eq!(link.peer.ulpdu(), complaint(0x1203, &bad));
         scene.is_over(&mut link, End::Closed, &ALL_FLUSHED);
         assert_eq!(scene.target.event().1, link.qp.index);

@@ -58,7 +58,7 @@ fn reads_that_are_not_answered_hold_a_share_of_memory() {
             .flat_map(|(size, count)| std::iter::repeat_n(*size, *count));
         let connect = |size| {
             let mut requester = try_requester(&export, from)?;
-            requester.says(&msg(&[1, 40, H, size, 0, 0, 0, 0, 0], &NULL));
+            requester.sends(&msg(&[1, 40, H, size, 0, 0, 0, 0, 0], &NULL));
             Some(requester)
         };
         let hostile: Vec<_> = each.filter_map(connect).collect();
@@ -88,11 +88,11 @@ fn unread_replies_by_rdma_hold_a_share_of_memory() {
         [&[X, 0, 2, program, 3, procedure, 0, 0, 0, 0], arguments].concat()
     };
     let name = |text: [u8; 4]| u32::from_be_bytes(text);
-    asks.says(&msg(&ABSENT, &call(100_005, 1, &[1, name(*b"/\0\0\0")])));
-    let root = handle(&asks.hears().expect("an answer"));
+    asks.sends(&msg(&ABSENT, &call(100_005, 1, &[1, name(*b"/\0\0\0")])));
+    let root = handle(&asks.receives().expect("an answer"));
     let lookup = [&root[..], &[4, name(*b"file")]].concat();
-    asks.says(&msg(&ABSENT, &call(100_003, 3, &lookup)));
-    let file = handle(&asks.hears().expect("an answer"));
+    asks.sends(&msg(&ABSENT, &call(100_003, 3, &lookup)));
+    let file = handle(&asks.receives().expect("an answer"));
     let read = call(100_003, 6, &[&file[..], &[0, 0, MIB]].concat());
     let read = msg(&[0, 1, 1, H, MIB, 0, 0, 0, 0], &read);
     for from in [HOSTILE, THEIRS] {
@@ -100,7 +100,7 @@ fn unread_replies_by_rdma_hold_a_share_of_memory() {
             .filter_map(|_| {
                 let mut requester = try_requester(&export, from)?;
                 for _ in 0..60 {
-                    requester.says(&read);
+                    requester.sends(&read);
                 }
                 Some(requester)
             })
@@ -131,14 +131,14 @@ fn connections_by_rdma_have_a_time_to_call_and_to_go_on() {
     let export = serving("late", "--stall-timeout 1 --idle-timeout 2");
     let mut silent = requester(&export, HOSTILE);
     let mut unanswered = requester(&export, HOSTILE);
-    unanswered.says(&msg(&[1, 40, H, 2 * MIB, 0, 0, 0, 0, 0], &NULL));
+    unanswered.sends(&msg(&[1, 40, H, 2 * MIB, 0, 0, 0, 0, 0], &NULL));
     let mut idle = requester(&export, HOSTILE);
     idle.continues("nothing");
     let mut busy = requester(&export, HOSTILE);
     for requester in [&mut silent, &mut idle] {
         let port = export.rdma.clone();
         let ended = std::thread::scope(|scope| {
-            let ended = scope.spawn(|| requester.hears());
+            let ended = scope.spawn(|| requester.receives());
             let waited = until(TIME_LIMIT, || {
                 busy.continues("nothing elsewhere");
                 ended.is_finished().then_some(())
@@ -149,7 +149,7 @@ fn connections_by_rdma_have_a_time_to_call_and_to_go_on() {
         assert_eq!(ended, None);
     }
     // The Read Request, and then the end.
-    unanswered.peer.rest();
+    unanswered.peer.read_to_end();
     busy.continues("all others ended");
     is_served(&export);
 }
