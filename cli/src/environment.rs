@@ -84,11 +84,23 @@ impl Options {
             variables.extend(value.map(|value| (name.to_owned(), value)));
         };
         set("URNIC_DEVICE", self.device()?);
+        set("URNIC_IDENTITY", self.identity()?);
         set("URNIC_LOG", self.log.as_ref().map(OsString::from));
         // The program may run in another folder.
         set("URNIC_CONFIG", absolute(self.config.as_deref())?);
         set("URNIC_PCAP", absolute(self.pcap.as_deref())?);
         Ok(variables)
+    }
+
+    fn identity(&self) -> Result<Option<OsString>, Failure> {
+        let Some(identity) = &self.identity else {
+            return Ok(None);
+        };
+        // --identity takes the same values as the option; the error line names the flag.
+        Config::default()
+            .set("identity", identity, Source::Flag("--identity"))
+            .map_err(Failure::usage)?;
+        Ok(Some(identity.into()))
     }
 
     fn device(&self) -> Result<Option<OsString>, Failure> {

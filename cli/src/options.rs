@@ -10,6 +10,9 @@ pub(crate) struct Options {
     /// The RNIC: inproc, vfio-user:PATH or vfio:DDDD:BB:DD.F
     #[arg(long, value_name = "DEVICE")]
     pub(crate) device: Option<String>,
+    /// The kind of device that programs see: iwarp or roce
+    #[arg(long, value_name = "KIND")]
+    pub(crate) identity: Option<String>,
     /// Read options from this TOML file [variable: URNIC_CONFIG]
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,

@@ -25,6 +25,7 @@ mod qemu;
 mod rdma_cm;
 mod rdma_cm_load;
 mod rdma_cm_waits;
+mod roce;
 mod rpc_rdma;
 mod rpc_service;
 mod rsockets;

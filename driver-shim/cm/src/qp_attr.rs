@@ -105,7 +105,29 @@ bitflags! {
     }
 }
 
+/// The peer's number in the attributes that the connection manager gives the program of a RoCE NIC:
+/// that of its general services, which the peer's connection manager uses. The queue pair then
+/// awaits a stream of the connection manager.
+pub const MANAGER_QPN: u32 = 1;
+
 impl QpMask {
+    /// The attributes that bring a reliable connection of a channel adapter to RTR.
+    pub const RTR_OF_CHANNEL_ADAPTER: QpMask = QpMask::STATE
+        .union(QpMask::AV)
+        .union(QpMask::PATH_MTU)
+        .union(QpMask::DEST_QPN)
+        .union(QpMask::RQ_PSN)
+        .union(QpMask::MAX_DEST_RD_ATOMIC)
+        .union(QpMask::MIN_RNR_TIMER);
+
+    /// The attributes that bring a reliable connection of a channel adapter to RTS.
+    pub const RTS_OF_CHANNEL_ADAPTER: QpMask = QpMask::STATE
+        .union(QpMask::TIMEOUT)
+        .union(QpMask::RETRY_CNT)
+        .union(QpMask::RNR_RETRY)
+        .union(QpMask::SQ_PSN)
+        .union(QpMask::MAX_QP_RD_ATOMIC);
+
     /// The attributes that `INIT_QP_ATTR` names for RTR: the connection manager has the peer, and
     /// the program sets none.
     pub const RTR_BY_MANAGER: QpMask = QpMask::STATE.union(QpMask::ACCESS_FLAGS).union(QpMask::PORT);

@@ -25,4 +25,6 @@ pub use error::{Error, Source};
 pub use log_filter::{is_log_filter, log_filter};
 pub use network::Network;
 pub use options::{OPTIONS, Opt};
-pub use settings::{Cm, Completion, Config, Device, Mpa, Native, Peer, Present, RtrTypes, Vfio, VfioApi};
+pub use settings::{
+    Cm, Completion, Config, Device, Identity, Mpa, Native, Peer, Present, RtrTypes, Vfio, VfioApi,
+};

@@ -10,7 +10,7 @@ use urnic_wire::mpa::startup::RtrKey;
 
 use crate::error::{Error, Source};
 use crate::log_filter::is_log_filter;
-use crate::settings::{Completion, Config, Device, RtrTypes, VfioApi};
+use crate::settings::{Completion, Config, Device, Identity, RtrTypes, VfioApi};
 
 /// One option.
 #[derive(Debug)]
@@ -103,11 +103,23 @@ pub const OPTIONS: &[Opt] = &[
         show: |c| show_path(c.pcap.as_deref()),
     },
     Opt {
+        key: "identity",
+        takes: "iwarp or roce",
+        help: "The kind of device that programs see: an iWARP RNIC, or a RoCE v2 NIC, for programs that accept nothing else. \
+               The wire is iWARP with both, and ends of both kinds connect to each other.",
+        set: |c, text| {
+            c.identity = Identity::ALL.into_iter().find(|v| v.name() == text)?;
+            Some(())
+        },
+        show: |c| c.identity.name().to_owned(),
+    },
+    Opt {
         key: "completion",
         takes: "auto, taken or delivered",
         help: "When a Send, Write or immediate completes: when TCP has taken it (taken), or when the peer has placed or delivered it \
                (delivered), which costs a zero-length RDMA Read for each batch of requests. auto is delivered on connections made by \
-               exchanged QP numbers, whose programs expect InfiniBand, and taken on rdma_cm connections.",
+               exchanged QP numbers, whose programs expect InfiniBand, and on all with identity=roce; taken on rdma_cm connections of an \
+               iWARP RNIC.",
         set: |c, text| {
             c.completion = Completion::ALL.into_iter().find(|v| v.name() == text)?;
             Some(())

@@ -118,11 +118,38 @@ pub struct Peer {
     pub(crate) options: Vec<(&'static str, String)>,
 }
 
+/// The kind of RDMA device that programs see. The wire is iWARP with both.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Identity {
+    /// An iWARP RNIC.
+    #[default]
+    Iwarp,
+    /// A RoCE v2 NIC: an InfiniBand channel adapter with an Ethernet port.
+    Roce,
+}
+
+impl Identity {
+    pub(crate) const ALL: [Identity; 2] = [Identity::Iwarp, Identity::Roce];
+
+    /// The name in the configuration.
+    pub fn name(self) -> &'static str {
+        match self {
+            Identity::Iwarp => "iwarp",
+            Identity::Roce => "roce",
+        }
+    }
+
+    /// Whether programs see a RoCE NIC.
+    pub fn is_roce(self) -> bool {
+        self == Identity::Roce
+    }
+}
+
 /// When Sends, Writes and immediates complete.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Completion {
-    /// [`Delivered`](Completion::Delivered) on native connections, [`Taken`](Completion::Taken) on
-    /// rdma_cm connections.
+    /// [`Delivered`](Completion::Delivered) on native connections and for all programs that see a
+    /// RoCE NIC, else [`Taken`](Completion::Taken).
     #[default]
     Auto,
     /// When the stream has taken them (RFC 5040 §5.5).
@@ -148,9 +175,14 @@ impl Completion {
         self != Completion::Taken
     }
 
-    /// Whether requests on rdma_cm connections complete when they are delivered.
-    pub fn is_delivered_on_rdma_cm(self) -> bool {
-        self == Completion::Delivered
+    /// Whether requests on rdma_cm connections complete when they are delivered, for programs that
+    /// see a device of this kind.
+    pub fn is_delivered_on_rdma_cm(self, identity: Identity) -> bool {
+        match self {
+            Completion::Auto => identity.is_roce(),
+            Completion::Taken => false,
+            Completion::Delivered => true,
+        }
     }
 }
 
@@ -205,6 +237,8 @@ pub struct Config {
     pub log: String,
     /// The file for the capture of the wire.
     pub pcap: Option<PathBuf>,
+    /// The kind of RDMA device that programs see.
+    pub identity: Identity,
     /// When Sends, Writes and immediates complete.
     pub completion: Completion,
     /// MPA start-up.
@@ -227,6 +261,7 @@ impl Default for Config {
             device: Device::Inproc,
             log: "warn".to_owned(),
             pcap: None,
+            identity: Identity::Iwarp,
             completion: Completion::Auto,
             mpa: Mpa {
                 crc: true,

@@ -21,10 +21,11 @@ use crate::poster::Poster;
 use crate::watch::StatSocket;
 use urnic_cm::native::LocalHost;
 use urnic_cm::qp_attr::{QpAttr, QpCaps};
-use urnic_config::Config;
+use urnic_config::{Config, Identity};
 use urnic_device::bus::Bus;
 use urnic_process::addressing::Gid;
 use urnic_process::lock::lock;
+use urnic_process::port_gids::PortGid;
 
 /// The driver of one device. See the [crate] documentation.
 pub struct Driver {
@@ -82,9 +83,13 @@ pub struct Qp {
     /// Device number of the shared queue that the receives come from.
     pub(crate) srq: Option<u32>,
     pub(crate) gate: AtomicBool,
+    /// What decides about the gate.
+    pub(crate) gate_state: Mutex<GateState>,
     /// The connection manager made the connection.
     pub(crate) managed: AtomicBool,
     pub(crate) ack_timeout: AtomicU8,
+    /// The program of a RoCE NIC brought it to RTR with the attributes of the connection manager.
+    pub(crate) awaits_stream: AtomicBool,
     /// The state that was last requested and reached.
     pub(crate) last_state: AtomicU8,
     /// Attributes as they were set. Locked during a change; this lock is taken before the lock of
@@ -93,6 +98,15 @@ pub struct Qp {
     /// Locked during calls to the poster, so that no call is in progress after the poster is
     /// removed.
     pub(crate) poster: Mutex<Option<Arc<dyn Poster>>>,
+}
+
+/// Why the gate of a queue pair is open or closed.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct GateState {
+    /// The connection is established, or the queue pair failed: requests may reach the device.
+    pub(crate) connected: bool,
+    /// The program of a RoCE NIC drains the send queue: the state that programs see is SQD.
+    pub(crate) draining: bool,
 }
 
 /// A completion queue. It starts with consumer index 0 and phase 1.
@@ -202,17 +216,22 @@ impl Driver {
         self.bus.adopts()
     }
 
-    /// The GID table: no holes, stable while the device is open.
+    /// The addresses of the device.
     pub fn gids(&self) -> &[Gid] {
         &self.local_host.gids
     }
 
-    /// The entry of the GID table at `index`.
-    pub fn gid(&self, index: usize) -> Option<&Gid> {
-        self.local_host.gids.get(index)
+    /// The GID table of the port: no holes, stable while the device is open.
+    pub fn port_gids(&self) -> &[PortGid] {
+        &self.local_host.table
     }
 
-    /// The port's LID: the low 16 bits of GID 0's address.
+    /// The kind of device that programs see.
+    pub fn identity(&self) -> Identity {
+        self.config.identity
+    }
+
+    /// The port's LID: the low 16 bits of the first address; 0 for a RoCE NIC, which has none.
     pub fn lid(&self) -> u16 {
         self.local_host.lid()
     }

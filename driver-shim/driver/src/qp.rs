@@ -12,7 +12,7 @@ use urnic_device::vocabulary::QpState;
 use urnic_device::wqe::{self, BLOCK_LEN, MAX_INLINE, MAX_SGE, RecvHeader, Sge};
 
 use crate::dma::{DmaMemory, RingPlacement};
-use crate::driver::{Cq, Driver, Qp, Srq};
+use crate::driver::{Cq, Driver, GateState, Qp, Srq};
 use crate::objects::{Context, Pd};
 use crate::poster::{Completed, Poster};
 use urnic_cm::qp_attr::QpCaps;
@@ -139,8 +139,10 @@ impl Driver {
             rq_log_stride: sizes.rq_log_stride,
             srq: init.srq.map(|srq| srq.id),
             gate: AtomicBool::new(false),
+            gate_state: Mutex::default(),
             managed: AtomicBool::new(false),
             ack_timeout: AtomicU8::new(0),
+            awaits_stream: AtomicBool::new(false),
             last_state: AtomicU8::new(QpState::Reset as u8),
             attr: Mutex::default(),
             poster: Mutex::default(),
@@ -277,13 +279,37 @@ impl Qp {
         *lock(&self.poster) = Some(poster);
     }
 
-    /// Opens the gate, and makes the poster publish the entries behind it.
+    /// Opens the gate, unless the send queue drains, and makes the poster publish the entries behind
+    /// it.
     pub(crate) fn open_gate(&self) {
-        if !self.gate.swap(true, Ordering::AcqRel)
-            && let Some(poster) = &*lock(&self.poster)
-        {
+        self.set_gate(|state| state.connected = true);
+    }
+
+    fn set_gate(&self, change: impl FnOnce(&mut GateState)) {
+        let opened = {
+            let mut state = lock(&self.gate_state);
+            change(&mut state);
+            let open = state.connected && !state.draining;
+            !self.gate.swap(open, Ordering::AcqRel) && open
+        };
+        if opened && let Some(poster) = &*lock(&self.poster) {
             poster.gate_opened();
         }
+    }
+
+    /// Leaves requests that are not published yet behind the gate: state SQD of a RoCE NIC.
+    pub(crate) fn drain(&self) {
+        self.set_gate(|state| state.draining = true);
+    }
+
+    /// Ends [`drain`](Self::drain).
+    pub(crate) fn end_draining(&self) {
+        self.set_gate(|state| state.draining = false);
+    }
+
+    /// Whether the send queue drains.
+    pub(crate) fn is_draining(&self) -> bool {
+        lock(&self.gate_state).draining
     }
 
     /// Whether work requests wait behind the gate.
@@ -304,7 +330,7 @@ impl Qp {
     }
 
     pub(crate) fn close_gate(&self) {
-        self.gate.store(false, Ordering::Release);
+        self.set_gate(|state| *state = GateState::default());
     }
 
     /// Records that the connection manager attached the queue pair to a stream.
@@ -321,6 +347,15 @@ impl Qp {
 
     pub(crate) fn is_managed(&self) -> bool {
         self.managed.load(Ordering::Acquire)
+    }
+
+    /// Whether the queue pair waits for a stream of the connection manager.
+    pub(crate) fn awaits_stream(&self) -> bool {
+        self.awaits_stream.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn set_awaits_stream(&self, awaits: bool) {
+        self.awaits_stream.store(awaits, Ordering::Release);
     }
 
     /// The local ACK timeout that the program set with `RDMA_OPTION_ID_ACK_TIMEOUT`.

@@ -6,7 +6,7 @@ use urnic_device::vocabulary::QpState;
 
 use crate::driver::Qp;
 use crate::transition::{self, Limits};
-use urnic_cm::qp_attr::{QpAttr, QpMask};
+use urnic_cm::qp_attr::{MANAGER_QPN, QpAttr, QpMask};
 use urnic_process::lock::lock;
 
 impl Qp {
@@ -22,14 +22,19 @@ impl Qp {
             return Ok(());
         }
         let mut set = lock(&self.attr);
-        let from = self.device_state()?;
-        // rdma_disconnect(3) makes this change first, also if the peer disconnected earlier.
-        let disconnects = mask == QpMask::STATE && attr.state == QpState::Sqd as u32;
+        let roce = self.driver().identity().is_roce();
+        let from = match self.device_state()? {
+            QpState::Rts if self.is_draining() => QpState::Sqd,
+            state => state,
+        };
+        // rdma_disconnect(3) of an RNIC makes this change first, also if the peer disconnected earlier.
+        let disconnects = !roce && mask == QpMask::STATE && attr.state == QpState::Sqd as u32;
         if disconnects && from != QpState::Rts && self.is_managed() {
             return Ok(());
         }
         let limits = self.driver().attributes();
         let to = transition::check(
+            self.driver().identity(),
             from,
             attr,
             mask,
@@ -41,18 +46,28 @@ impl Qp {
         let mut new = *set;
         new.take(attr, mask);
         let peer = match (from, to) {
+            (QpState::Init, QpState::Rtr) if roce && new.dest_qpn == MANAGER_QPN => {
+                self.set_awaits_stream(true);
+                None
+            }
             (QpState::Init, QpState::Rtr) if mask.contains(QpMask::AV) => {
                 Some(self.driver().native_peer(&new, self.qpn)?)
             }
             _ => None,
         };
-        if matches!(to, QpState::Reset | QpState::Err | QpState::Sqd) {
+        if roce && (from, to) == (QpState::Rts, QpState::Sqd) {
+            // Requests that are published are sent; later ones wait behind the gate.
+            self.drain();
+            *set = new;
+            return Ok(());
+        }
+        if matches!(to, QpState::Reset | QpState::Err) || (to == QpState::Sqd && !roce) {
             self.driver().native_retire(self.qpn, to == QpState::Reset);
         }
         // This call precedes the change in the device. A connection that is attached at the same
         // time, before or after this call, gets this number of Reads. If the call followed the
         // change, a connection attached without Reads would reset the number to zero.
-        if (from, to) == (QpState::Rtr, QpState::Rts) {
+        if (from, to) == (QpState::Rtr, QpState::Rts) && !self.awaits_stream() {
             self.driver().native_reached_rts(self, &new);
         }
         match self.change(to, &new, mask) {
@@ -65,10 +80,15 @@ impl Qp {
         } else {
             new
         };
-        self.set_last_state(to);
         tracing::debug!("{self:?}: {from:?} to {to:?}");
+        if to == QpState::Sqd && roce {
+            return Ok(());
+        }
+        self.set_last_state(to);
+        self.end_draining();
         match to {
             QpState::Reset => {
+                self.set_awaits_stream(false);
                 self.driver().cm_lost(self.qid, Errno::CONNRESET);
                 self.clear_managed();
                 self.close_gate();
@@ -93,7 +113,8 @@ impl Qp {
         let state = match QpState::from_raw(status.state.get()).ok_or(Errno::IO)? {
             // An RNIC's idle state covers both: receives may be posted right after creation
             // (conformance §8, table of states).
-            QpState::Reset => QpState::Init,
+            QpState::Reset if !self.driver().identity().is_roce() => QpState::Init,
+            QpState::Rts if self.is_draining() => QpState::Sqd,
             state => state,
         } as u32;
         let mut attr = QpAttr {
@@ -145,6 +166,11 @@ impl Qp {
     }
 
     fn change(&self, to: QpState, new: &QpAttr, mask: QpMask) -> Result<(), Errno> {
+        // The device closes a stream in SQD.
+        let mask = match to {
+            QpState::Sqd if self.driver().identity().is_roce() => mask - QpMask::STATE,
+            _ => mask,
+        };
         let flags = [
             (QpMask::STATE, modify::STATE),
             (QpMask::ACCESS_FLAGS, modify::ACCESS),

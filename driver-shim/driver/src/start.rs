@@ -55,10 +55,7 @@ impl Driver {
         let commands = CommandQueue::start(bus.clone(), pool.clone(), handler)?;
         let attributes = read_attributes(&commands)?;
         bus.features(attributes.features);
-        let local_host = LocalHost {
-            gids: read_gids(&commands)?,
-            listen: config.native.listen,
-        };
+        let local_host = LocalHost::new(read_gids(&commands)?, config.native.listen, config.identity);
         let async_events = EventQueue::create(&commands, &pool, ASYNC_EVENTS, 0)?;
         // A notification needs an armed queue and disarms it: as many entries as queues never
         // overflow.

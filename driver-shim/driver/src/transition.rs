@@ -1,18 +1,22 @@
-//! The state transitions of a queue pair and their attributes: the table of `ibv_modify_qp(3)` for
-//! reliable connections (InfiniBand Architecture Specification vol. 1, table "QP state transition
-//! properties").
+//! The state transitions of a queue pair and their attributes: the table of `ibv_modify_qp(3)`
+//! (InfiniBand Architecture Specification vol. 1, table "QP state transition properties").
+//!
+//! A queue pair of an RNIC closes its stream in SQD (RDMAC Verbs; conformance VRB-Q-03), and a
+//! connection manager moves it to RTS. A queue pair of a RoCE NIC drains its send queue in SQD, and
+//! may return to RTS.
 
 use rustix::io::Errno;
 use urnic_device::vocabulary::{Access, QpState};
 
 use urnic_cm::qp_attr::{QpAttr, QpMask};
+use urnic_config::Identity;
 
 /// `IBV_ACCESS_FLUSH_GLOBAL` and `…_PERSISTENT`: rights to an operation that iWARP does not have.
 /// Queue pairs accept them, as queue pairs of other devices without that operation do.
 pub(crate) const FLUSH: u32 = 1 << 8 | 1 << 9;
 
-/// The attributes that a transition needs, and those that it also allows.
-fn attributes(from: QpState, to: QpState) -> Option<(QpMask, QpMask)> {
+/// The attributes that a transition needs, and those that it also allows, for a reliable connection.
+fn attributes(identity: Identity, from: QpState, to: QpState) -> Option<(QpMask, QpMask)> {
     use QpMask as M;
     use QpState::{Err, Init, Reset, Rtr, Rts, Sqd};
     let optional = M::CUR_STATE | M::ALT_PATH | M::ACCESS_FLAGS | M::MIN_RNR_TIMER | M::PATH_MIG_STATE;
@@ -31,9 +35,21 @@ fn attributes(from: QpState, to: QpState) -> Option<(QpMask, QpMask)> {
             optional,
         ),
         (Rts, Rts) => (none, optional),
-        // RDMAC closes a stream where InfiniBand drains a queue (conformance VRB-Q-03), so SQD has
-        // no transition back to RTS.
         (Rts, Sqd) => (none, M::EN_SQD_ASYNC_NOTIFY),
+        (Sqd, Rts) if identity.is_roce() => (none, optional),
+        (Sqd, Sqd) if identity.is_roce() => (
+            none,
+            names
+                | M::AV
+                | M::TIMEOUT
+                | M::RETRY_CNT
+                | M::RNR_RETRY
+                | M::MAX_QP_RD_ATOMIC
+                | M::MAX_DEST_RD_ATOMIC
+                | M::ALT_PATH
+                | M::MIN_RNR_TIMER
+                | M::PATH_MIG_STATE,
+        ),
         _ => return None,
     })
 }
@@ -43,7 +59,13 @@ fn attributes(from: QpState, to: QpState) -> Option<(QpMask, QpMask)> {
 /// # Errors
 /// `EINVAL` if the transition does not exist, a needed attribute is missing, an attribute is not
 /// allowed, or a value is out of range.
-pub(crate) fn check(from: QpState, attr: &QpAttr, mask: QpMask, limits: Limits) -> Result<QpState, Errno> {
+pub(crate) fn check(
+    identity: Identity,
+    from: QpState,
+    attr: &QpAttr,
+    mask: QpMask,
+    limits: Limits,
+) -> Result<QpState, Errno> {
     let to = if mask.contains(QpMask::STATE) {
         QpState::from_raw(attr.state).ok_or(Errno::INVAL)?
     } else {
@@ -52,13 +74,13 @@ pub(crate) fn check(from: QpState, attr: &QpAttr, mask: QpMask, limits: Limits) 
     if mask.contains(QpMask::CUR_STATE) && QpState::from_raw(attr.cur_state) != Some(from) {
         return Err(Errno::INVAL);
     }
-    // The two steps of a connection manager: the change to RTR, which names no peer, and the change
+    // The two steps of an RNIC's connection manager: the change to RTR, which names no peer, and the change
     // to RTS, which names only the port.
     let managed = (from, to) == (QpState::Init, QpState::Rtr) && mask == QpMask::RTR_BY_MANAGER;
-    if managed || mask == QpMask::PORT {
+    if !identity.is_roce() && (managed || mask == QpMask::PORT) {
         return in_range(attr, mask, limits).then_some(to).ok_or(Errno::INVAL);
     }
-    let (needed, allowed) = attributes(from, to).ok_or(Errno::INVAL)?;
+    let (needed, allowed) = attributes(identity, from, to).ok_or(Errno::INVAL)?;
     let given = mask - QpMask::STATE;
     if !given.contains(needed) || !(needed | allowed).contains(given) {
         tracing::debug!("{from:?} to {to:?}: {given:?} given, {needed:?} needed, {allowed:?} allowed");
@@ -151,24 +173,50 @@ mod tests {
         ];
         for (from, to, needed) in transitions {
             let mask = needed | QpMask::STATE;
-            assert_eq!(check(from, &attr(to), mask, LIMITS), Ok(to));
+            assert_eq!(check(Identity::Iwarp, from, &attr(to), mask, LIMITS), Ok(to));
             for missing in needed.iter() {
                 assert_eq!(
-                    check(from, &attr(to), mask - missing, LIMITS),
+                    check(Identity::Iwarp, from, &attr(to), mask - missing, LIMITS),
                     Err(Errno::INVAL),
                     "{to:?} without {missing:?}"
                 );
             }
             assert_eq!(
-                check(from, &attr(to), mask | QpMask::QKEY, LIMITS),
+                check(Identity::Iwarp, from, &attr(to), mask | QpMask::QKEY, LIMITS),
                 Err(Errno::INVAL)
             );
         }
     }
 
     #[test]
+    fn a_roce_nic_has_the_transitions_of_a_channel_adapter() {
+        let step =
+            |from, to, mask| check(Identity::Roce, from, &attr(to), QpMask::STATE | mask, LIMITS).is_ok();
+        let none = QpMask::empty();
+        assert!(step(QpState::Rts, QpState::Sqd, QpMask::EN_SQD_ASYNC_NOTIFY));
+        assert!(step(QpState::Sqd, QpState::Rts, none));
+        assert!(step(QpState::Sqd, QpState::Sqd, QpMask::AV | QpMask::TIMEOUT));
+        assert!(step(QpState::Sqd, QpState::Err, none));
+        assert!(!step(QpState::Sqd, QpState::Rts, QpMask::AV));
+        assert!(!step(QpState::Init, QpState::Rts, none));
+        // An RNIC's connection manager names no peer; that of a channel adapter does.
+        let by_manager = QpMask::RTR_BY_MANAGER;
+        assert!(!step(QpState::Init, QpState::Rtr, by_manager));
+        assert!(step(QpState::Init, QpState::Rtr, QpMask::RTR_OF_CHANNEL_ADAPTER));
+        assert!(step(QpState::Rtr, QpState::Rts, QpMask::RTS_OF_CHANNEL_ADAPTER));
+        let port = check(
+            Identity::Roce,
+            QpState::Rts,
+            &attr(QpState::Rts),
+            QpMask::PORT,
+            LIMITS,
+        );
+        assert_eq!(port, Err(Errno::INVAL));
+    }
+
+    #[test]
     fn transitions_of_the_connection_manager_name_no_peer() {
-        let step = |from, attr: QpAttr, mask| check(from, &attr, mask, LIMITS);
+        let step = |from, attr: QpAttr, mask| check(Identity::Iwarp, from, &attr, mask, LIMITS);
         assert_eq!(
             step(QpState::Init, attr(QpState::Rtr), QpMask::RTR_BY_MANAGER),
             Ok(QpState::Rtr)
@@ -192,7 +240,7 @@ mod tests {
         for from in STATES {
             for to in STATES {
                 let any = QpMask::all().iter().map(Some).chain([None]);
-                let legal = attributes(from, to).is_some();
+                let legal = attributes(Identity::Iwarp, from, to).is_some();
                 let up = matches!(
                     (from, to),
                     (QpState::Reset | QpState::Init, QpState::Init)
@@ -208,7 +256,10 @@ mod tests {
                 if !legal {
                     for bit in any {
                         let mask = QpMask::STATE | bit.unwrap_or_default();
-                        assert_eq!(check(from, &attr(to), mask, LIMITS), Err(Errno::INVAL));
+                        assert_eq!(
+                            check(Identity::Iwarp, from, &attr(to), mask, LIMITS),
+                            Err(Errno::INVAL)
+                        );
                     }
                 }
             }
@@ -238,7 +289,7 @@ mod tests {
         ];
         for attr in bad {
             assert_eq!(
-                check(QpState::Reset, &attr, init, LIMITS),
+                check(Identity::Iwarp, QpState::Reset, &attr, init, LIMITS),
                 Err(Errno::INVAL),
                 "{attr:?}"
             );
@@ -248,11 +299,17 @@ mod tests {
             ..attr(QpState::Rts)
         };
         let mask = QpMask::CUR_STATE | QpMask::MIN_RNR_TIMER;
-        assert_eq!(check(QpState::Rts, &wrong_state, mask, LIMITS), Err(Errno::INVAL));
+        assert_eq!(
+            check(Identity::Iwarp, QpState::Rts, &wrong_state, mask, LIMITS),
+            Err(Errno::INVAL)
+        );
         let right_state = QpAttr {
             cur_state: QpState::Rts as u32,
             ..wrong_state
         };
-        assert_eq!(check(QpState::Rts, &right_state, mask, LIMITS), Ok(QpState::Rts));
+        assert_eq!(
+            check(Identity::Iwarp, QpState::Rts, &right_state, mask, LIMITS),
+            Ok(QpState::Rts)
+        );
     }
 }

@@ -10,7 +10,9 @@ use urnic_device::counter::Counter;
 use super::identity::{Digest, Scope, guid_text, words};
 use super::settings::{DEVICE_NAME, Settings};
 use super::tree::{Item, Plan, folder, names};
+use urnic_config::Identity;
 use urnic_process::gids::GidTable;
+use urnic_process::port_gids;
 
 /// Version of the tree's layout: another version gets another tree.
 const LAYOUT: &[u8] = b"2";
@@ -118,11 +120,15 @@ impl Inputs<'_> {
 
     fn device(&self) -> Vec<Item> {
         let at = |name: &str| format!("{CLASS}/{DEVICE_NAME}/{name}");
+        let (node_type, node_desc) = match self.settings.config.identity {
+            Identity::Iwarp => ("4: RNIC", "urnic, an iWARP RNIC in user space"),
+            Identity::Roce => ("1: CA", "urnic, a RoCE NIC in user space, over iWARP"),
+        };
         let mut items = vec![
-            file(at("node_type"), "4: RNIC"),
+            file(at("node_type"), node_type),
             file(at("node_guid"), guid_text(self.node_guid)),
             file(at("sys_image_guid"), guid_text(self.node_guid)),
-            file(at("node_desc"), "urnic, an iWARP RNIC in user space"),
+            file(at("node_desc"), node_desc),
             file(at("fw_ver"), env!("CARGO_PKG_VERSION")),
             file(at("hw_rev"), "1"),
             file(at("hca_type"), "urnic"),
@@ -134,7 +140,7 @@ impl Inputs<'_> {
                 format!("../../../../infiniband_verbs/{}", self.uverbs)
             }),
         ];
-        // An RNIC has one netdev: the one of its first address.
+        // The device has one netdev: the one of its first address.
         if let Some(gid) = self.gids.entries().first().filter(|gid| !gid.netdev.is_empty()) {
             items.push(Item::Link(
                 at(&format!("device/net/{}", gid.netdev)),
@@ -147,12 +153,18 @@ impl Inputs<'_> {
     fn port(&self) -> Vec<Item> {
         let at = |name: &str| format!("{CLASS}/{DEVICE_NAME}/ports/1/{name}");
         let up = !self.gids.entries().is_empty();
+        let addresses = self.gids.entries();
+        let ips = addresses.iter().map(|gid| gid.ip);
+        let (table, lid) = match self.settings.config.identity {
+            Identity::Iwarp => (port_gids::of_rnic(ips), self.gids.lid()),
+            Identity::Roce => (port_gids::of_roce(ips), 0),
+        };
         let mut items = vec![
             file(at("state"), if up { "4: ACTIVE" } else { "1: DOWN" }),
             file(at("phys_state"), if up { "5: LinkUp" } else { "3: Disabled" }),
             file(at("link_layer"), "Ethernet"),
             file(at("rate"), "100 Gb/sec (4X EDR)"),
-            file(at("lid"), format!("{:#x}", self.gids.lid())),
+            file(at("lid"), format!("{lid:#x}")),
             file(at("lid_mask_count"), "0"),
             file(at("sm_lid"), "0x0"),
             file(at("sm_sl"), "0"),
@@ -167,12 +179,12 @@ impl Inputs<'_> {
         for counter in Counter::ALL {
             items.push(file(at(&format!("hw_counters/{}", counter.name())), "0"));
         }
-        for (index, gid) in self.gids.entries().iter().enumerate() {
-            items.push(file(at(&format!("gids/{index}")), words(&gid.bytes())));
-            // The kernel writes this for any GID that is not RoCE v2.
-            items.push(file(at(&format!("gid_attrs/types/{index}")), "IB/RoCE v1"));
-            if !gid.netdev.is_empty() {
-                items.push(file(at(&format!("gid_attrs/ndevs/{index}")), &gid.netdev));
+        for (index, gid) in table.iter().enumerate() {
+            items.push(file(at(&format!("gids/{index}")), words(&gid.raw)));
+            items.push(file(at(&format!("gid_attrs/types/{index}")), gid.gid_type.name()));
+            let netdev = addresses.get(gid.address).map_or("", |address| &address.netdev);
+            if !netdev.is_empty() {
+                items.push(file(at(&format!("gid_attrs/ndevs/{index}")), netdev));
             }
         }
         items

@@ -13,8 +13,8 @@ pub struct Settings {
     /// Folder for the tree; None: the first of `$XDG_RUNTIME_DIR`, `/tmp` and `/dev/shm` in which a
     /// tree can be made.
     pub dir: Option<PathBuf>,
-    /// Names the device that is shown: a device that is not in this process has addresses of its
-    /// own.
+    /// Names the device that is shown (a device that is not in this process has addresses of its
+    /// own), and its kind.
     pub config: Config,
     /// Digest of the configuration: processes with another configuration get another tree.
     pub digest: u64,

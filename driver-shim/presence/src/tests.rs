@@ -7,6 +7,7 @@ use std::path::Path;
 
 use super::redirect::{PathBuffer, Target};
 use super::*;
+use urnic_config::Identity;
 use urnic_process::fds::InternalFd;
 use urnic_process::netlink;
 use urnic_testkit::Folder;
@@ -114,6 +115,36 @@ fn every_gid_has_its_files_and_there_is_none_too_many() {
         fs::read_dir(port.join("gids")).unwrap().count(),
         presence.gids().entries().len()
     );
+}
+
+#[test]
+fn a_roce_nic_has_two_gids_for_each_address() {
+    let scratch = Scratch::new();
+    let mut settings = scratch.settings(0);
+    settings.config.identity = Identity::Roce;
+    let presence = presence(&settings);
+    let device = presence.root().join("sys/class/infiniband/urnic0");
+    assert_eq!(line(&device, "node_type"), "1: CA");
+    let port = device.join("ports/1");
+    assert_eq!(line(&port, "lid"), "0x0");
+    let types: Vec<String> = (0..6)
+        .map(|index| line(&port, &format!("gid_attrs/types/{index}")))
+        .collect();
+    assert_eq!(
+        types,
+        [
+            "IB/RoCE v1",
+            "RoCE v2",
+            "IB/RoCE v1",
+            "RoCE v2",
+            "IB/RoCE v1",
+            "RoCE v2"
+        ]
+    );
+    assert_eq!(line(&port, "gids/1"), "fe80:0000:0000:0000:0000:5efe:7f00:0001");
+    assert_eq!(line(&port, "gids/3"), "0000:0000:0000:0000:0000:ffff:7f00:0001");
+    assert_eq!(line(&port, "gid_attrs/ndevs/3"), "lo");
+    assert_eq!(fs::read_dir(port.join("gids")).unwrap().count(), 6);
 }
 
 #[test]

@@ -2,6 +2,8 @@
 
 use std::net::IpAddr;
 
+use crate::port_gids::gid_of;
+
 /// An entry of the GID table: an address of this function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Gid {
@@ -16,10 +18,7 @@ pub struct Gid {
 impl Gid {
     /// The GID: IPv4 addresses in their IPv6-mapped form.
     pub fn raw(&self) -> [u8; 16] {
-        match self.ip {
-            IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
-            IpAddr::V6(ip) => ip.octets(),
-        }
+        gid_of(self.ip)
     }
 }
 

@@ -9,10 +9,9 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use crate::addressing::Gid as DeviceAddress;
 
-use super::netlink::{self, InterfaceAddress, Link};
+use crate::port_gids::{MAX_GIDS, gid_of};
 
-/// Most entries of a port: a GID index is a byte in `ibv_ah_attr`.
-const MAX_GIDS: usize = 256;
+use super::netlink::{self, InterfaceAddress, Link};
 
 /// MTU of a network that is not the host's, in bytes.
 const USUAL_MTU: u32 = 1500;
@@ -37,10 +36,7 @@ pub struct Gid {
 impl Gid {
     /// The 128 bits of the GID, in network byte order.
     pub fn bytes(&self) -> [u8; 16] {
-        match self.ip {
-            IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
-            IpAddr::V6(ip) => ip.octets(),
-        }
+        gid_of(self.ip)
     }
 
     /// IPv6 scope of the address: the interface's index for a link-local address, else 0.

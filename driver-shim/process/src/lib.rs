@@ -1,6 +1,6 @@
 //! The program that urnic runs in, below everything else of the host side: descriptors that are
 //! urnic's own ([`fds`]), urnic's threads ([`threads`]) and signals kept out of them ([`signals`]),
-//! the host's addresses ([`gids`], [`netlink`]), and error lines that the log has once
+//! the host's addresses ([`gids`], [`netlink`]) and the GIDs made from them ([`port_gids`]), and error lines that the log has once
 //! ([`error_log`], [`failure`]).
 
 #[forbid(unsafe_code)]
@@ -18,6 +18,8 @@ pub mod interrupt_context;
 pub mod lock;
 #[forbid(unsafe_code)]
 pub mod netlink;
+#[forbid(unsafe_code)]
+pub mod port_gids;
 #[forbid(unsafe_code)]
 pub mod program;
 pub mod signals;

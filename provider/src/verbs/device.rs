@@ -144,7 +144,7 @@ pub(super) unsafe extern "C" fn query_port(
         }
         // SAFETY: libibverbs gives an open context.
         let context = unsafe { Context::of(context) };
-        let gids = context.driver.gids().len();
+        let gids = context.driver.port_gids().len();
         let (state, phys_state) = if gids > 0 {
             (IBV_PORT_ACTIVE, LINK_UP)
         } else {

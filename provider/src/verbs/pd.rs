@@ -277,7 +277,11 @@ pub(super) unsafe extern "C" fn create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_att
         // SAFETY: a live domain, and the program's attributes.
         let (pd_, attr) = unsafe { (Pd::of(pd), &*attr) };
         let ibv = pd_.ibv_context();
-        let source = pd_.context().driver.gid(attr.grh.sgid_index.into());
+        let source = pd_
+            .context()
+            .driver
+            .port_gids()
+            .get(usize::from(attr.grh.sgid_index));
         if attr.is_global == 0 || attr.port_num != 1 || source.is_none() {
             return Err(Errno::INVAL);
         }

@@ -4,9 +4,9 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV6};
 
 use rustix::io::Errno;
-use urnic_device::stream::ip_of;
-
+use urnic_config::Identity;
 use urnic_process::addressing::{AddressVector, Gid};
+use urnic_process::port_gids::{self, PortGid, gid_of, ip_of};
 
 /// The TCP port in a queue pair number.
 pub(super) fn port_of(qpn: u32) -> u16 {
@@ -72,13 +72,32 @@ impl Peer {
 /// The addresses of this host at which peers reach this process.
 #[derive(Debug, Clone)]
 pub struct LocalHost {
-    /// The GID table: addresses that a peer may connect to.
+    /// The addresses of the device: a peer may connect to them.
     pub gids: Vec<Gid>,
+    /// The GID table of the port, which names these addresses.
+    pub table: Vec<PortGid>,
     /// The address on which this process listens; `None` = all.
     pub listen: Option<IpAddr>,
+    /// The kind of device that programs see.
+    pub identity: Identity,
 }
 
 impl LocalHost {
+    /// The host of a device with these addresses, which shows `identity` to programs.
+    pub fn new(gids: Vec<Gid>, listen: Option<IpAddr>, identity: Identity) -> LocalHost {
+        let ips = gids.iter().map(|gid| gid.ip);
+        let table = match identity {
+            Identity::Iwarp => port_gids::of_rnic(ips),
+            Identity::Roce => port_gids::of_roce(ips),
+        };
+        LocalHost {
+            gids,
+            table,
+            listen,
+            identity,
+        }
+    }
+
     fn is_here(&self, ip: IpAddr) -> bool {
         ip.is_loopback() || self.gids.iter().any(|gid| gid.ip == ip)
     }
@@ -103,8 +122,20 @@ impl LocalHost {
         })
     }
 
-    /// The port's LID: the low 16 bits of GID 0's address.
+    /// The index in the GID table of an address of this host: of its RoCE v2 GID, if there is one.
+    pub fn gid_index(&self, ip: IpAddr) -> Option<u8> {
+        let index = self
+            .table
+            .iter()
+            .rposition(|gid| gid.raw == gid_of(ip.to_canonical()))?;
+        u8::try_from(index).ok()
+    }
+
+    /// The port's LID: the low 16 bits of the first address. A RoCE NIC has none.
     pub fn lid(&self) -> u16 {
+        if self.identity.is_roce() {
+            return 0;
+        }
         self.gids
             .first()
             .map_or(0, |gid| u128::from_be_bytes(gid.raw()) as u16)
@@ -113,14 +144,16 @@ impl LocalHost {
     /// The peer that an address vector and a number name, for the local queue pair `qpn`.
     ///
     /// # Errors
-    /// `EINVAL`: no such own GID, neither GID nor LID given, or a number without a port.
+    /// `EINVAL`: no such own GID, neither GID nor LID given (a RoCE NIC requires a GID), or a number
+    /// without a port.
     pub fn peer(&self, av: &AddressVector, dest_qpn: u32, qpn: u32) -> Result<Peer, Errno> {
         let port = port_of(dest_qpn);
         if port == 0 {
             return Err(Errno::INVAL);
         }
         if av.is_global {
-            let own = self.gids.get(usize::from(av.sgid_index)).ok_or(Errno::INVAL)?;
+            let entry = self.table.get(usize::from(av.sgid_index)).ok_or(Errno::INVAL)?;
+            let own = self.gids.get(entry.address).ok_or(Errno::INVAL)?;
             let ip = ip_of(&av.dgid);
             if ip.is_unspecified() || ip.is_multicast() {
                 return Err(Errno::INVAL);
@@ -148,9 +181,13 @@ impl LocalHost {
                 address,
                 qpn: dest_qpn,
                 is_self: dest_qpn == qpn && self.is_here(ip),
-                we_initiate: (own.raw(), qpn) < (av.dgid, dest_qpn),
+                // A host may have several GIDs for one address.
+                we_initiate: (own.raw(), qpn) < (gid_of(ip), dest_qpn),
                 source: self.source(own, ip),
             });
+        }
+        if self.identity.is_roce() {
+            return Err(Errno::INVAL);
         }
         let lid = self.lid();
         let ip = self.ip_of_lid(av.dlid).ok_or(Errno::INVAL)?;
@@ -193,17 +230,15 @@ mod tests {
     }
 
     fn local_host() -> LocalHost {
-        LocalHost {
-            gids: vec![
-                gid("10.1.2.3", 0),
-                gid("2001:db8::3", 0),
-                gid("fe80::3", 5),
-                gid("fe80::33", 6),
-                gid("127.0.0.1", 0),
-                gid("::1", 0),
-            ],
-            listen: None,
-        }
+        let gids = vec![
+            gid("10.1.2.3", 0),
+            gid("2001:db8::3", 0),
+            gid("fe80::3", 5),
+            gid("fe80::33", 6),
+            gid("127.0.0.1", 0),
+            gid("::1", 0),
+        ];
+        LocalHost::new(gids, None, Identity::Iwarp)
     }
 
     fn by_gid(ip: &str, sgid_index: u8) -> AddressVector {
@@ -274,10 +309,7 @@ mod tests {
 
     #[test]
     fn both_ends_agree_on_the_initiator() {
-        let other = LocalHost {
-            gids: vec![gid("10.1.2.4", 0)],
-            listen: None,
-        };
+        let other = LocalHost::new(vec![gid("10.1.2.4", 0)], None, Identity::Iwarp);
         for (a, b) in [(QPN, PEER), (PEER, QPN), (QPN, QPN)] {
             let here = local_host().peer(&by_gid("10.1.2.4", 0), b, a).unwrap();
             let there = other.peer(&by_gid("10.1.2.3", 0), a, b).unwrap();
@@ -289,6 +321,37 @@ mod tests {
             let here = local_host().peer(&by_lid(0x0204), b, a).unwrap();
             let there = other.peer(&by_lid(0x0203), a, b).unwrap();
             assert!(here.we_initiate != there.we_initiate);
+        }
+    }
+
+    #[test]
+    fn the_gids_of_a_roce_nic_lead_to_the_same_peer() {
+        let host = |ip: &str| LocalHost::new(vec![gid(ip, 0), gid("127.0.0.1", 0)], None, Identity::Roce);
+        let (here, there) = (host("10.1.2.3"), host("10.1.2.4"));
+        for (a, b) in [(QPN, PEER), (PEER, QPN)] {
+            for sgid_index in 0..4 {
+                for dgid_index in 0..4 {
+                    let av = |to: &LocalHost| AddressVector {
+                        is_global: true,
+                        dgid: to.table[dgid_index].raw,
+                        sgid_index,
+                        ..AddressVector::default()
+                    };
+                    let peer = here.peer(&av(&there), b, a).unwrap();
+                    assert_eq!(
+                        peer.address,
+                        SocketAddr::new("10.1.2.4".parse().unwrap(), port_of(b))
+                    );
+                    let back = there.peer(&av(&here), a, b).unwrap();
+                    assert!(peer.we_initiate != back.we_initiate);
+                    assert!(here.peer(&av(&here), QPN, QPN).unwrap().is_self);
+                    let by_lid = AddressVector {
+                        dlid: 0x0203,
+                        ..AddressVector::default()
+                    };
+                    assert_eq!(here.peer(&by_lid, b, a), Err(Errno::INVAL));
+                }
+            }
         }
     }
 

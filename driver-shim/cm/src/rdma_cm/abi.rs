@@ -4,9 +4,10 @@
 //! All fields are in native byte order except addresses, ports and GUIDs, which are in network
 //! order. No layout has padding; lengths and offsets are asserted.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV6};
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV6};
 
 use rustix::io::Errno;
+use urnic_process::port_gids::gid_of;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
 /// Longest private data of a connection (`RDMA_MAX_PRIVATE_DATA`). The maximum of its length byte
@@ -77,7 +78,8 @@ layouts! {
     /// `struct ib_user_path_rec`.
     PathRecord = 64 {
         dgid: [u8; 16], sgid: [u8; 16], lids: u32, raw_traffic: u32, flow_label: u32, reversible: u32, mtu: u32,
-        pkey: [u8; 2], hop_limit: u8, traffic_class: u8, rest: [u8; 8],
+        pkey: [u8; 2], hop_limit: u8, traffic_class: u8, num_paths: u8, sl: u8, mtu_selector: u8, rate_selector: u8,
+        rate: u8, packet_life_time_selector: u8, packet_life_time: u8, preference: u8,
     }
     RouteResponse = 208 {
         node_guid: u64, route: [PathRecord; 2], source: [u8; IN6_LEN], destination: [u8; IN6_LEN], num_paths: u32,
@@ -87,7 +89,20 @@ layouts! {
         node_guid: u64, port: u8, reserved: u8, pkey: [u8; 2], source_len: u16, destination_len: u16,
         source: [u8; STORAGE_LEN], destination: [u8; STORAGE_LEN], device_index: u32, reserved1: u32,
     }
-    PathResponse = 8 { num_paths: u32, reserved: u32, }
+    /// The response to `QUERY` for paths: `struct rdma_ucm_query_path_resp` with at most one
+    /// `struct ib_path_rec_data`.
+    PathResponse = 80 { num_paths: u32, reserved: u32, flags: u32, reserved1: u32, record: SaPathRecord, }
+    /// A path record in the form of subnet administration (IBTA vol. 1 §15.2.5.16).
+    SaPathRecord = 64 {
+        service_id: [u8; 8], dgid: [u8; 16], sgid: [u8; 16], lids: u32, flow_label_hop_limit: [u8; 4], traffic_class: u8,
+        reversible_num_paths: u8, pkey: [u8; 2], qos_class_sl: [u8; 2], mtu: u8, rate: u8, packet_life_time: u8,
+        preference: u8, reserved: [u8; 6],
+    }
+    /// `struct ib_uverbs_ah_attr`.
+    AhAttr = 32 {
+        dgid: [u8; 16], flow_label: u32, sgid_index: u8, hop_limit: u8, traffic_class: u8, reserved: u8, dlid: u16,
+        sl: u8, src_path_bits: u8, static_rate: u8, is_global: u8, port: u8, reserved1: u8,
+    }
     /// `struct ib_uverbs_qp_attr`.
     QpAttrResponse = 144 {
         mask: u32, state: u32, cur_state: u32, path_mtu: u32, path_mig_state: u32, qkey: u32, rq_psn: u32, sq_psn: u32,
@@ -178,17 +193,13 @@ fn put_address(to: &mut [u8], address: Option<SocketAddr>) -> u16 {
 
 /// The GID that represents an address.
 fn gid(address: Option<SocketAddr>) -> [u8; 16] {
-    match address.map(|address| address.ip()) {
-        None => [0; 16],
-        Some(IpAddr::V4(ip)) => ip.to_ipv6_mapped().octets(),
-        Some(IpAddr::V6(ip)) => ip.octets(),
-    }
+    address.map_or([0; 16], |address| gid_of(address.ip()))
 }
 
 /// The pkey of an Ethernet port.
 const PKEY: [u8; 2] = [0xff; 2];
 /// The device's only port.
-const PORT: u8 = 1;
+pub(super) const PORT: u8 = 1;
 
 /// The addresses of an id: the answer to queries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -201,19 +212,66 @@ pub struct IdAddresses {
     pub remote: Option<SocketAddr>,
     /// Port space: part of the service id in an AF_IB name.
     pub port_space: u16,
+    /// The device has path records: that of a RoCE NIC.
+    pub has_path: bool,
 }
+
+/// The hop limit of packets between any hosts.
+pub(super) const HOP_LIMIT: u8 = 64;
+/// `IBV_MTU_1024`, which any Ethernet carries.
+pub(super) const MTU_1024: u8 = 3;
+/// `IBV_RATE_100_GBPS`.
+const RATE_100_GBPS: u8 = 16;
+/// Selector of a path record: the value is exact.
+const EXACTLY: u8 = 2;
+/// The path is the primary one, in both directions, and for management datagrams (`IB_PATH_GMP`,
+/// `IB_PATH_PRIMARY`, `IB_PATH_BIDIRECTIONAL`).
+pub(super) const PATH_FLAGS: u32 = 0b10_1011;
 
 impl IdAddresses {
     fn port(&self) -> u8 {
         if self.node_guid == 0 { 0 } else { PORT }
     }
 
-    /// The answer to `QUERY_ROUTE`. There are no path records: the network routes IP.
+    /// Whether there is a path to describe. The network routes IP: only programs for a RoCE NIC
+    /// expect one.
+    fn paths(&self) -> u32 {
+        u32::from(self.has_path && self.remote.is_some())
+    }
+
+    /// The answer to `QUERY` for paths.
+    pub fn path(&self) -> PathResponse {
+        let mut response = PathResponse::new_zeroed();
+        response.num_paths = self.paths();
+        if response.num_paths > 0 {
+            response.flags = PATH_FLAGS;
+            response.record = SaPathRecord {
+                dgid: gid(self.remote),
+                sgid: gid(self.local),
+                flow_label_hop_limit: [0, 0, 0, HOP_LIMIT],
+                reversible_num_paths: 0x80 | 1,
+                pkey: PKEY,
+                mtu: EXACTLY << 6 | MTU_1024,
+                rate: EXACTLY << 6 | RATE_100_GBPS,
+                packet_life_time: EXACTLY << 6,
+                ..SaPathRecord::new_zeroed()
+            };
+        }
+        response
+    }
+
+    /// The answer to `QUERY_ROUTE`.
     pub fn route(&self) -> RouteResponse {
         let mut response = RouteResponse::new_zeroed();
         response.node_guid = self.node_guid;
-        for route in &mut response.route[..1] {
-            (route.sgid, route.dgid, route.pkey) = (gid(self.local), gid(self.remote), PKEY);
+        let [path, _] = &mut response.route;
+        (path.sgid, path.dgid, path.pkey) = (gid(self.local), gid(self.remote), PKEY);
+        response.num_paths = self.paths();
+        if response.num_paths > 0 {
+            (path.reversible, path.num_paths, path.hop_limit) = (1, 1, HOP_LIMIT);
+            (path.mtu_selector, path.mtu) = (EXACTLY, MTU_1024.into());
+            (path.rate_selector, path.rate) = (EXACTLY, RATE_100_GBPS);
+            path.packet_life_time_selector = EXACTLY;
         }
         put_address(&mut response.source, self.local);
         put_address(&mut response.destination, self.remote);
@@ -303,6 +361,7 @@ mod tests {
             local: Some("0.0.0.0:7471".parse().unwrap()),
             remote: None,
             port_space: 0x106,
+            has_path: false,
         };
         assert_eq!((unbound.addresses().port, unbound.route().port), (0, 0));
         assert_eq!(unbound.addresses().destination_len, 0);

@@ -32,13 +32,11 @@ impl Engine {
         }
         let remote = id.remote.ok_or(Errno::INVAL)?;
         let settings = self.policy(remote.ip()).settings;
-        let qid = world.device.queue_pair(parameters.qpn).ok_or(Errno::INVAL)?;
-        if self.queue_pairs.contains_key(&qid) {
-            return Err(Errno::ISCONN);
+        if !self.identity.is_roce() {
+            self.queue_pair_for(world, parameters.qpn)?;
         }
         let connecting = Connecting {
             sid: 0,
-            qid,
             parameters,
             other_port: false,
             // Peer-to-peer mode and the RTR frame both allow the responder to send first, and
@@ -194,17 +192,15 @@ impl Engine {
         let State::Connecting(connecting) = std::mem::replace(&mut id.state, State::Over) else {
             return;
         };
-        let Connecting {
-            sid, qid, parameters, ..
-        } = *connecting;
+        let Connecting { sid, parameters, .. } = *connecting;
         id.state = State::Answered(Box::new(Answered {
             sid,
-            qid,
             parameters,
             accepted,
         }));
         self.timers.set(Key::Id(handle), None);
-        if !manages_qp {
+        // The program of a RoCE NIC brings its queue pair to RTS before the connection is established.
+        if !manages_qp || self.identity.is_roce() {
             return self.report(world, handle, CmEvent::ConnectResponse, 0, params);
         }
         match self.establish(world, handle) {
@@ -228,17 +224,30 @@ impl Engine {
     /// `EINVAL` without a queue pair that can be attached; `EPROTO` if negotiation failed, which a
     /// Terminate reports to the peer.
     pub(super) fn establish(&mut self, world: &mut World<'_>, handle: u32) -> Result<(), Errno> {
+        let Some(State::Answered(answered)) = self.ids.get(&handle).map(|id| &id.state) else {
+            return Err(Errno::INVAL);
+        };
+        let (sid, qpn) = (answered.sid, answered.parameters.qpn);
+        let qid = self.queue_pair_for(world, qpn);
         let id = self.ids.get_mut(&handle).ok_or(Errno::NOENT)?;
         let (ack_timeout, remote) = (id.ack_timeout, id.remote.ok_or(Errno::INVAL)?);
         let State::Answered(answered) = std::mem::replace(&mut id.state, State::Over) else {
             return Err(Errno::INVAL);
         };
         let Answered {
-            sid,
-            qid,
-            parameters,
-            accepted,
+            parameters, accepted, ..
         } = *answered;
+        let qid = match qid {
+            Ok(Some(qid)) => qid,
+            Ok(None) => {
+                tracing::debug!("id {handle}: qp {qpn:#08x} is not attached: only private data is exchanged");
+                return self.exchanged(world, handle, sid);
+            }
+            Err(errno) => {
+                self.close_accepted(world, sid, &accepted);
+                return Err(errno);
+            }
+        };
         let negotiated = accepted.negotiated;
         let policy = self.policy(remote.ip());
         let attachment = Attachment {
@@ -259,14 +268,7 @@ impl Engine {
             None => Ok(()),
         };
         if let Err(errno) = framed.and_then(|()| world.device.attach(sid, &attachment)) {
-            // An enhanced peer gets the reason in a Terminate (RFC 6581 §9.3).
-            let terminated = accepted.word.is_some()
-                && world
-                    .device
-                    .send(sid, &negotiated.terminate_frame(terminate::LOCAL))
-                    .is_ok();
-            let how = if terminated { Close::Orderly } else { Close::Abort };
-            self.close_stream(world, sid, how);
+            self.close_accepted(world, sid, &accepted);
             return Err(errno);
         }
         self.streams.remove(&sid);
@@ -280,6 +282,34 @@ impl Engine {
             id.state = State::Connected { qid };
         }
         Ok(())
+    }
+
+    /// Closes the stream of an accepted Request that cannot be attached. An enhanced peer gets the
+    /// reason in a Terminate (RFC 6581 §9.3).
+    fn close_accepted(&mut self, world: &mut World<'_>, sid: u32, accepted: &Accepted) {
+        let frame = accepted.negotiated.terminate_frame(terminate::LOCAL);
+        let terminated = accepted.word.is_some() && world.device.send(sid, &frame).is_ok();
+        let how = if terminated { Close::Orderly } else { Close::Abort };
+        self.close_stream(world, sid, how);
+    }
+
+    /// The queue pair that a connection is for. A RoCE NIC's programs may connect without one: the
+    /// result is `None` if no queue pair with this number awaits a stream.
+    ///
+    /// # Errors
+    /// `EINVAL` if an RNIC has no such queue pair; `EISCONN` if it is connected.
+    pub(super) fn queue_pair_for(&self, world: &mut World<'_>, qpn: u32) -> Result<Option<u32>, Errno> {
+        let qid = world.device.queue_pair(qpn);
+        if self.identity.is_roce() {
+            return Ok(
+                qid.filter(|qid| !self.queue_pairs.contains_key(qid) && world.device.awaits_stream(*qid))
+            );
+        }
+        let qid = qid.ok_or(Errno::INVAL)?;
+        match self.queue_pairs.contains_key(&qid) {
+            true => Err(Errno::ISCONN),
+            false => Ok(Some(qid)),
+        }
     }
 
     /// Ends a connection attempt that failed, and reports the error.

@@ -147,6 +147,7 @@ impl Engine {
     /// # Errors
     /// `ENOENT`, `EINVAL`.
     pub fn addresses(&mut self, channel: u64, handle: u32, node_guid: u64) -> Result<IdAddresses, Errno> {
+        let has_path = self.identity.is_roce();
         let id = self.own(channel, handle)?;
         let on_device = id.local.is_some_and(|local| !local.ip().is_unspecified());
         Ok(IdAddresses {
@@ -154,6 +155,7 @@ impl Engine {
             local: id.local,
             remote: id.remote,
             port_space: id.port_space,
+            has_path,
         })
     }
 

@@ -14,6 +14,8 @@ const EVENT_LEN: usize = 328;
 const ROUTE_LEN: usize = 200;
 /// Bytes of `struct rdma_ucm_query_addr_resp` without the device's index, which was added later.
 const ADDRESSES_LEN: usize = 272;
+/// Bytes of `struct rdma_ucm_query_path_resp` without path records.
+const PATHS_LEN: usize = 8;
 /// Bytes of `struct rdma_ucm_connect` without the vendor's extension, which was added later.
 const CONNECT_LEN: usize = 276;
 /// Bytes of `struct rdma_ucm_accept` without the vendor's extension, which was added later.
@@ -447,7 +449,7 @@ impl Command {
                 let c: abi::Query = payload.whole()?;
                 let (kind, min_len) = match c.option {
                     opcode::query::ADDR => (QueryKind::Addresses, ADDRESSES_LEN),
-                    opcode::query::PATH => (QueryKind::Paths, size_of::<abi::PathResponse>()),
+                    opcode::query::PATH => (QueryKind::Paths, PATHS_LEN),
                     opcode::query::GID => (QueryKind::Gids, ADDRESSES_LEN),
                     _ => return Err(Errno::NOSYS),
                 };

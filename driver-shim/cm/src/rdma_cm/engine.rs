@@ -17,6 +17,7 @@ impl Engine {
     pub fn new(config: &Config, max_ird: u8, max_ord: u8, seed: u64) -> Engine {
         Engine {
             config: config.clone(),
+            identity: config.identity,
             default_policy: ConnPolicy::from(config),
             max_ird,
             max_ord,
@@ -106,6 +107,8 @@ impl Engine {
                 match self.ids.get(&handle).map(|id| &id.state) {
                     Some(State::Connecting(_)) => self.reply_received(world, handle, bytes),
                     Some(State::AwaitingRtrFrame(_)) => self.rtr_frame_received(world, handle, bytes),
+                    // The peer closed the stream, or its queue pair sends to none.
+                    Some(State::Exchanged { .. }) => self.exchange_ended(world, handle),
                     _ => {}
                 }
             }
@@ -121,8 +124,12 @@ impl Engine {
             Some(Owner::Id(handle)) => {
                 // The attempt of an id whose Request is not answered fails now.
                 let state = self.ids.get(&handle).map(|id| &id.state);
-                if let Some(State::Connecting(_) | State::Answered(_)) = state {
-                    self.connect_failed(world, handle, Errno::CONNRESET);
+                match state {
+                    Some(State::Connecting(_) | State::Answered(_)) => {
+                        self.connect_failed(world, handle, Errno::CONNRESET);
+                    }
+                    Some(State::Exchanged { .. }) => self.exchange_ended(world, handle),
+                    _ => {}
                 }
             }
             None => {}

@@ -102,7 +102,8 @@ impl Engine {
     pub(super) fn event_params(&self, word: Option<EnhancedWord>, private_data: Vec<u8>) -> EventParams {
         let depth = |field: Option<u16>, limit: u8| match field {
             None | Some(NO_NEGOTIATION) => limit,
-            Some(depth) => u8::try_from(depth).unwrap_or(u8::MAX),
+            // Programs pass the number on, and may not exceed the limit.
+            Some(depth) => u8::try_from(depth).unwrap_or(u8::MAX).min(limit),
         };
         EventParams {
             private_data,

@@ -141,6 +141,7 @@ impl Engine {
                 world.device.abort(qid);
                 self.notices.push(Notice::Open(qid));
             }
+            State::Exchanged { sid } => self.close_stream(world, sid, Close::Orderly),
             // The close continues without the id.
             State::Closing { qid } => {
                 self.queue_pairs.remove(&qid);

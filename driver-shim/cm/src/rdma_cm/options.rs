@@ -2,23 +2,41 @@
 
 use rustix::io::Errno;
 use urnic_device::vocabulary::{Access, QpState};
-use zerocopy::FromZeros;
+use zerocopy::{FromZeros, IntoBytes};
 
-use super::abi::QpAttrResponse;
+use super::abi::{AhAttr, HOP_LIMIT, MTU_1024, PATH_FLAGS, PORT, QpAttrResponse};
+use super::command::Parameters;
 use super::opcode::option;
-use super::state::{Engine, State, World};
-use crate::qp_attr::QpMask;
+use super::state::{Engine, Id, State, World};
+use crate::qp_attr::{MANAGER_QPN, QpMask};
+use urnic_process::port_gids::gid_of;
+
+/// Local ACK timeout without `RDMA_OPTION_ID_ACK_TIMEOUT`: 4.096 µs · 2^18, about a second.
+const ACK_TIMEOUT: u8 = 18;
+/// Retries: no limit of the peer's receives, and the most of others.
+const RETRIES: u8 = 7;
 
 impl Engine {
-    /// The attributes with which the queue pair of an id reaches `state`. The connection manager
-    /// moves the queue pair to RTS, as with every iWARP device.
+    /// The attributes with which the queue pair of an id reaches `state`. With an RNIC, the
+    /// connection manager moves the queue pair to RTS; with a RoCE NIC, the program does.
     ///
     /// # Errors
-    /// `EINVAL` for a state other than Init, RTR and RTS, and while there is no device.
-    pub fn qp_attributes(&mut self, channel: u64, handle: u32, state: u32) -> Result<QpAttrResponse, Errno> {
+    /// `EINVAL` for a state other than Init, RTR and RTS, and while there is no device or, with a
+    /// RoCE NIC, no peer.
+    pub fn qp_attributes(
+        &mut self,
+        world: &mut World<'_>,
+        channel: u64,
+        handle: u32,
+        state: u32,
+    ) -> Result<QpAttrResponse, Errno> {
+        let identity = self.identity;
         let id = self.own(channel, handle)?;
         if id.local.is_none_or(|local| local.ip().is_unspecified()) {
             return Err(Errno::INVAL);
+        }
+        if identity.is_roce() {
+            return roce_attributes(world, id, state);
         }
         let access = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
         let mut response = QpAttrResponse::new_zeroed();
@@ -89,12 +107,62 @@ impl Engine {
     }
 }
 
+/// The attributes for the queue pair of a RoCE NIC's program, as `ib_cm` in a kernel gives them. The
+/// destination of RTR is [`MANAGER_QPN`].
+fn roce_attributes(world: &mut World<'_>, id: &Id, state: u32) -> Result<QpAttrResponse, Errno> {
+    let mut response = QpAttrResponse::new_zeroed();
+    let depths = match &id.state {
+        State::Connecting(connecting) => depths_of(&connecting.parameters),
+        State::Answered(answered) => depths_of(&answered.parameters),
+        State::Requested { params, .. } => (params.responder_resources, params.initiator_depth),
+        _ => (0, 0),
+    };
+    let mask = match QpState::from_raw(state) {
+        Some(QpState::Init) => {
+            let access = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+            response.access = access.bits();
+            QpMask::STATE | QpMask::PKEY_INDEX | QpMask::PORT | QpMask::ACCESS_FLAGS
+        }
+        Some(QpState::Rtr) => {
+            let (local, remote) = (id.local.ok_or(Errno::INVAL)?, id.remote.ok_or(Errno::INVAL)?);
+            let vector = AhAttr {
+                dgid: gid_of(remote.ip().to_canonical()),
+                sgid_index: world.device.gid_index(local),
+                hop_limit: HOP_LIMIT,
+                traffic_class: id.traffic_class,
+                is_global: 1,
+                port: PORT,
+                ..AhAttr::new_zeroed()
+            };
+            let bytes = vector.as_bytes();
+            response.address_vectors[..bytes.len()].copy_from_slice(bytes);
+            response.path_mtu = MTU_1024.into();
+            response.dest_qp_num = MANAGER_QPN;
+            response.max_dest_rd_atomic = depths.0;
+            QpMask::RTR_OF_CHANNEL_ADAPTER
+        }
+        Some(QpState::Rts) => {
+            response.timeout = id.ack_timeout.unwrap_or(ACK_TIMEOUT);
+            (response.retry_cnt, response.rnr_retry) = (RETRIES, RETRIES);
+            response.max_rd_atomic = depths.1;
+            QpMask::RTS_OF_CHANNEL_ADAPTER
+        }
+        _ => return Err(Errno::INVAL),
+    };
+    (response.mask, response.state, response.cur_state) = (mask.bits(), state, state);
+    response.port = PORT;
+    Ok(response)
+}
+
+/// Inbound and outbound Reads that the program requests.
+fn depths_of(parameters: &Parameters) -> (u8, u8) {
+    (parameters.responder_resources, parameters.initiator_depth)
+}
+
 /// Whether records of `struct ib_path_rec_data` are complete and include one for both directions
 /// (`ucma_set_ib_path`).
 fn has_path(value: &[u8]) -> bool {
     const LEN: usize = 72;
-    /// `IB_PATH_GMP | IB_PATH_PRIMARY | IB_PATH_BIDIRECTIONAL`.
-    const FLAGS: u32 = 0b10_1011;
     let flags = |record: &[u8]| record.first_chunk().map(|flags| u32::from_ne_bytes(*flags));
-    value.len().is_multiple_of(LEN) && value.chunks(LEN).any(|record| flags(record) == Some(FLAGS))
+    value.len().is_multiple_of(LEN) && value.chunks(LEN).any(|record| flags(record) == Some(PATH_FLAGS))
 }

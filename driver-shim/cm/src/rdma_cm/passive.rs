@@ -190,10 +190,7 @@ impl Engine {
     }
 
     fn answer(&mut self, world: &mut World<'_>, handle: u32, parameters: Parameters) -> Result<(), Errno> {
-        let qid = world.device.queue_pair(parameters.qpn).ok_or(Errno::INVAL)?;
-        if self.queue_pairs.contains_key(&qid) {
-            return Err(Errno::ISCONN);
-        }
+        let qid = self.queue_pair_for(world, parameters.qpn)?;
         let remote = self.ids.get(&handle).and_then(|id| id.remote);
         let policy = self.policy(remote.ok_or(Errno::INVAL)?.ip());
         let id = self.ids.get_mut(&handle).ok_or(Errno::NOENT)?;
@@ -268,11 +265,18 @@ impl Engine {
         world: &mut World<'_>,
         handle: u32,
         sid: u32,
-        qid: u32,
+        qid: Option<u32>,
         parameters: &Parameters,
         negotiated: Negotiated,
         params: EventParams,
     ) -> Result<(), Errno> {
+        let Some(qid) = qid else {
+            tracing::debug!("id {handle}: no queue pair is attached: only private data is exchanged");
+            self.exchanged(world, handle, sid)?;
+            self.timers.set(Key::Id(handle), None);
+            self.report(world, handle, CmEvent::Established, 0, params);
+            return Ok(());
+        };
         let remote = self.ids.get(&handle).and_then(|id| id.remote);
         let policy = self.policy(remote.ok_or(Errno::INVAL)?.ip());
         let id = self.ids.get_mut(&handle).ok_or(Errno::NOENT)?;

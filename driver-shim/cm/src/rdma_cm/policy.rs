@@ -41,7 +41,7 @@ impl From<&Config> for ConnPolicy {
             strict_rtr: config.mpa.strict_rtr,
             strict_depths: config.mpa.strict_depths,
             rnr_grace: config.cm.rnr_grace,
-            delivered: config.completion.is_delivered_on_rdma_cm(),
+            delivered: config.completion.is_delivered_on_rdma_cm(config.identity),
         }
     }
 }

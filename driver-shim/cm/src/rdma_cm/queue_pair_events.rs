@@ -5,6 +5,7 @@ use rustix::io::Errno;
 use super::state::{
     CmEvent, DISCONNECT_TIMEOUT, Engine, EventParams, Id, Key, Notice, State, TIME_WAIT, World,
 };
+use crate::mpa_startup::Close;
 
 impl Engine {
     /// Ends a connection gracefully: posted work is still sent. An event reports the end.
@@ -21,10 +22,39 @@ impl Engine {
                 world.device.drain(qid);
                 Ok(())
             }
+            State::Exchanged { .. } => {
+                self.exchange_ended(world, handle);
+                Ok(())
+            }
             // The peer ended the connection first.
             State::Closing { .. } | State::Over => Ok(()),
             _ => Err(Errno::INVAL),
         }
+    }
+
+    /// A connection without a queue pair is established. The end of its stream ends it.
+    ///
+    /// # Errors
+    /// Those of the device.
+    pub(super) fn exchanged(&mut self, world: &mut World<'_>, handle: u32, sid: u32) -> Result<(), Errno> {
+        let id = self.ids.get_mut(&handle).ok_or(Errno::NOENT)?;
+        id.state = State::Exchanged { sid };
+        world.device.receive(sid, 1)
+    }
+
+    /// Ends a connection without a queue pair.
+    pub(super) fn exchange_ended(&mut self, world: &mut World<'_>, handle: u32) {
+        let Some(id) = self.ids.get_mut(&handle) else {
+            return;
+        };
+        if let State::Exchanged { sid } = std::mem::replace(&mut id.state, State::Over)
+            && self.streams.contains_key(&sid)
+        {
+            self.close_stream(world, sid, Close::Orderly);
+        }
+        self.timers
+            .set(Key::TimeWait(handle), Some(world.now + TIME_WAIT));
+        self.report(world, handle, CmEvent::Disconnected, 0, EventParams::default());
     }
 
     /// The queue pair received its first FPDU: the fence opens.

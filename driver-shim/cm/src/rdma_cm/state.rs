@@ -11,7 +11,7 @@ use super::policy::ConnPolicy;
 use crate::carrier::Carrier;
 use crate::mpa_startup::{Accepted, Initiator, Negotiated, Responder, Time};
 use crate::timers::Timers;
-use urnic_config::Config;
+use urnic_config::{Config, Identity};
 
 /// Maximum number of ids of a process: librdmacm indexes them with 16 bits.
 pub(super) const MAX_IDS: u32 = 0xffff;
@@ -44,8 +44,13 @@ pub trait Device: Carrier {
     fn ends(&mut self, sid: u32) -> Result<(SocketAddr, SocketAddr), Errno>;
     /// The source address of packets to `remote`; its port has no meaning.
     fn source(&mut self, remote: SocketAddr) -> Result<SocketAddr, Errno>;
+    /// The index of the GID of an address of this host.
+    fn gid_index(&mut self, address: SocketAddr) -> u8;
     /// The device's number of the queue pair with the verbs number `qpn`.
     fn queue_pair(&mut self, qpn: u32) -> Option<u32>;
+    /// Whether the program of a RoCE NIC brought the queue pair to RTR or RTS with the attributes of
+    /// [`Engine::qp_attributes`], so that it waits for a stream of the connection manager.
+    fn awaits_stream(&mut self, qid: u32) -> bool;
     /// Brings a queue pair to RTS and attaches a stream to it.
     fn attach(&mut self, sid: u32, attachment: &Attachment) -> Result<(), Errno>;
     /// Makes a queue pair send its posted work and then close.
@@ -212,6 +217,11 @@ pub(super) enum State {
     Connected {
         qid: u32,
     },
+    /// Connected, without a queue pair: the program uses the connection to exchange private data
+    /// only. Its stream stays in streaming mode.
+    Exchanged {
+        sid: u32,
+    },
     Closing {
         qid: u32,
     },
@@ -223,7 +233,6 @@ pub(super) enum State {
 #[derive(Debug)]
 pub(super) struct Connecting {
     pub(super) sid: u32,
-    pub(super) qid: u32,
     pub(super) parameters: Parameters,
     /// TCP chose a port that differs from the id's.
     pub(super) other_port: bool,
@@ -238,7 +247,6 @@ pub(super) struct Connecting {
 #[derive(Debug)]
 pub(super) struct Answered {
     pub(super) sid: u32,
-    pub(super) qid: u32,
     pub(super) parameters: Parameters,
     pub(super) accepted: Accepted,
 }
@@ -274,7 +282,8 @@ impl Listener {
 pub(super) struct AwaitingRtrFrame {
     pub(super) sid: u32,
     pub(super) responder: Box<Responder>,
-    pub(super) qid: u32,
+    /// The queue pair that the stream will be attached to; `None`: to none.
+    pub(super) qid: Option<u32>,
     pub(super) parameters: Parameters,
     pub(super) params: EventParams,
 }
@@ -300,6 +309,8 @@ pub(super) enum Key {
 #[derive(Debug)]
 pub struct Engine {
     pub(super) config: Config,
+    /// The kind of device that programs see.
+    pub(super) identity: Identity,
     /// The policy for peers that have no entry in [`Config`].
     pub(super) default_policy: ConnPolicy,
     pub(super) max_ird: u8,

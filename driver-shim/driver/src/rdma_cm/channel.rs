@@ -6,11 +6,9 @@ use std::sync::Arc;
 
 use rustix::fs::{OFlags, fcntl_getfl};
 use rustix::io::Errno;
-use zerocopy::FromZeros;
 
 use super::program_memory::{read_option, write_answer};
 use crate::driver::Driver;
-use urnic_cm::rdma_cm::abi::PathResponse;
 use urnic_cm::rdma_cm::command::{self, Command, QueryKind};
 use urnic_cm::rdma_cm::opcode;
 use urnic_presence::registry;
@@ -114,7 +112,8 @@ impl CmChannel {
                 unsafe { write_answer(answer, &event) };
             }
             Command::InitQpAttr { answer, id, state } => {
-                let attributes = driver.with_rdma_cm(|engine, _| engine.qp_attributes(channel, id, state))?;
+                let attributes =
+                    driver.with_rdma_cm(|engine, world| engine.qp_attributes(world, channel, id, state))?;
                 // SAFETY: the caller promises that the addresses in the command are valid.
                 unsafe { write_answer(answer, &attributes) };
             }
@@ -161,8 +160,7 @@ impl CmChannel {
                     match kind {
                         QueryKind::Addresses => write_answer(answer, &addresses.addresses()),
                         QueryKind::Gids => write_answer(answer, &addresses.gids()),
-                        // The network routes IP: there are no path records.
-                        QueryKind::Paths => write_answer(answer, &PathResponse::new_zeroed()),
+                        QueryKind::Paths => write_answer(answer, &addresses.path()),
                     }
                 }
             }

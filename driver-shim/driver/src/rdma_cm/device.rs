@@ -141,8 +141,18 @@ impl Device for CmDevice<'_> {
             .ok_or(Errno::NETUNREACH)
     }
 
+    fn gid_index(&mut self, address: SocketAddr) -> u8 {
+        let local_host = &self.streams.driver.local_host;
+        local_host.gid_index(address.ip()).unwrap_or_default()
+    }
+
     fn queue_pair(&mut self, qpn: u32) -> Option<u32> {
         self.streams.driver.qid_of(qpn)
+    }
+
+    fn awaits_stream(&mut self, qid: u32) -> bool {
+        let qp = self.streams.driver.qp(qid);
+        qp.is_some_and(|qp| qp.awaits_stream())
     }
 
     fn attach(&mut self, sid: u32, attachment: &Attachment) -> Result<(), Errno> {

@@ -282,7 +282,7 @@ impl TestQp {
 
     /// Attributes for reaching `peer` from GID `gid`, for all states.
     pub(crate) fn attr(&self, driver: &Driver, gid: usize, peer: (u32, u32)) -> QpAttr {
-        let dgid = driver.gid(gid).unwrap().raw();
+        let dgid = driver.gids()[gid].raw();
         QpAttr {
             port: 1,
             path_mtu: 3,

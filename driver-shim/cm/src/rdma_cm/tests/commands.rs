@@ -236,5 +236,5 @@ proptest! {
 #[test]
 fn response_sizes_match_rdma_user_cm_h() {
     assert_eq!(size_of::<abi::QpAttrResponse>(), 144);
-    assert_eq!(size_of::<abi::PathResponse>(), 8);
+    assert_eq!(size_of::<abi::PathResponse>(), 80);
 }

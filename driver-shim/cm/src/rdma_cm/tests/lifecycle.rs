@@ -149,7 +149,10 @@ fn commands_in_the_wrong_state_are_invalid() {
         );
         assert_eq!(engine.reject(world, channel, id, &[]), invalid);
         assert_eq!(engine.disconnect(world, channel, id), invalid);
-        assert_eq!(engine.qp_attributes(channel, id, 1).err(), Some(Errno::INVAL));
+        assert_eq!(
+            engine.qp_attributes(world, channel, id, 1).err(),
+            Some(Errno::INVAL)
+        );
         assert_eq!(engine.create(channel, 1, 0x999), Err(Errno::PROTONOSUPPORT));
         let ib = CmAddress::Ib([0xfe; 16]);
         assert_eq!(engine.bind(world, channel, id, ib), Err(Errno::ADDRNOTAVAIL));
@@ -299,7 +302,7 @@ fn run_command(net: &mut Net, side: usize, channel: u64, command: u8, id: u32, p
             3 => drop(engine.listen(world, channel, id, 2)),
             4 => drop(engine.resolve_address(world, channel, id, None, name)),
             5 => drop(engine.resolve_route(world, channel, id)),
-            6 => drop(engine.qp_attributes(channel, id, 1)),
+            6 => drop(engine.qp_attributes(world, channel, id, 1)),
             7 => drop(engine.connect(world, channel, id, parameters)),
             8 => drop(engine.accept(world, channel, id, 50, Some(parameters))),
             9 => drop(engine.accept(world, channel, id, 0, None)),

@@ -6,6 +6,7 @@ mod net;
 mod options;
 mod parsing;
 mod ports;
+mod roce;
 mod start_up;
 
 use super::abi::{CmAddress, ConnParam, EventResponse};

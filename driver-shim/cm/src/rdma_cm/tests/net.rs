@@ -48,6 +48,8 @@ pub(super) struct Wire {
     pub(super) silent: bool,
     /// Queue pairs that cannot be attached.
     pub(super) unattachable: Vec<u32>,
+    /// Queue pairs that the program of a RoCE NIC did not bring to RTR.
+    pub(super) unmoved: Vec<u32>,
     /// The bytes of the last send.
     pub(super) last_sent: Vec<u8>,
     /// Ports that other processes use.
@@ -234,6 +236,14 @@ impl Device for Port<'_> {
         (qpn != 0).then_some(qpn)
     }
 
+    fn gid_index(&mut self, _address: SocketAddr) -> u8 {
+        3
+    }
+
+    fn awaits_stream(&mut self, qid: u32) -> bool {
+        !self.wire.borrow().unmoved.contains(&qid)
+    }
+
     fn attach(&mut self, sid: u32, attachment: &Attachment) -> Result<(), Errno> {
         let mut wire = self.wire.borrow_mut();
         if wire.unattachable.contains(&attachment.qid) {
@@ -383,7 +393,7 @@ impl Net {
             engine.resolve_address(world, channel, id, None, remote).unwrap();
             engine.resolve_route(world, channel, id).unwrap();
             if !external {
-                engine.qp_attributes(channel, id, 1).unwrap();
+                engine.qp_attributes(world, channel, id, 1).unwrap();
             }
             (channel, id)
         });

@@ -29,7 +29,7 @@ fn resolve(net: &mut Net, side: usize, (channel, id): (u64, u32), local: Option<
 fn connect(net: &mut Net, side: usize, own: (u64, u32), at: u64) -> u16 {
     net.at(side, |engine, world| {
         engine.resolve_route(world, own.0, own.1).unwrap();
-        engine.qp_attributes(own.0, own.1, 1).unwrap();
+        engine.qp_attributes(world, own.0, own.1, 1).unwrap();
     });
     net.connect(side, own, parameters(3, 1, 1, &[]));
     let (child, _) = net.request(1, at);

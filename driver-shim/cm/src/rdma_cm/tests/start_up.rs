@@ -129,7 +129,8 @@ fn an_external_queue_pair_is_attached_at_accept() {
     assert!(net.take_events(1, at).is_empty(), "the RTR is due");
     for state in 1..=3 {
         assert!(
-            net.at(0, |engine, _| engine.qp_attributes(
+            net.at(0, |engine, world| engine.qp_attributes(
+                world,
                 initiator.0,
                 initiator.1,
                 state

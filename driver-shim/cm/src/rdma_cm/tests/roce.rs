@@ -1,0 +1,193 @@
+//! Connections of programs that see a RoCE NIC: the program brings its queue pair to RTS itself.
+
+use super::*;
+use crate::qp_attr::{MANAGER_QPN, QpMask};
+use urnic_config::Identity;
+
+const INIT: u32 = 1;
+const RTR: u32 = 2;
+const RTS: u32 = 3;
+
+fn roce() -> Config {
+    Config {
+        identity: Identity::Roce,
+        ..Config::default()
+    }
+}
+
+/// Answers the event CONNECT_RESPONSE of an initiator as librdmacm does.
+fn establish(net: &mut Net, (channel, id): (u64, u32), uid: u64) {
+    assert_eq!(net.take_events(0, channel), [(uid, id, 5, 0)]);
+    net.at(0, |engine, world| engine.accept(world, channel, id, 0, None))
+        .unwrap();
+    net.run();
+}
+
+#[test]
+fn the_program_brings_its_queue_pair_to_rts_between_reply_and_connection() {
+    for configs in [
+        [roce(), roce()],
+        [roce(), Config::default()],
+        [Config::default(), roce()],
+    ] {
+        let at_initiator = configs[0].identity;
+        let mut net = Net::new(&configs);
+        let (at, _) = net.listen(1, 7471, 0);
+        let initiator = net.ready(0, 7471, 5, false);
+        net.connect(0, initiator, parameters(3, 4, 2, b"hello"));
+        let (id, _) = net.request(1, at);
+        net.accept(1, at, id, 200, parameters(9, 8, 8, b"welcome"));
+        match at_initiator {
+            Identity::Roce => establish(&mut net, initiator, 5),
+            Identity::Iwarp => assert_eq!(net.take_events(0, initiator.0), [(5, initiator.1, 9, 0)]),
+        }
+        assert_eq!(net.take_events(1, at), [(200, id, 9, 0)]);
+        let attached: Vec<_> = net
+            .wire
+            .borrow()
+            .attached
+            .iter()
+            .map(|(side, a)| (*side, a.qid))
+            .collect();
+        assert_eq!(attached, [(1, 9), (0, 3)]);
+        net.at(1, |engine, world| engine.disconnect(world, at, id))
+            .unwrap();
+        assert_eq!(net.take_events(0, initiator.0), [(5, initiator.1, 10, 0)]);
+        assert_eq!(net.take_events(1, at), [(200, id, 10, 0)]);
+        net.advance(TIME_WAIT);
+        net.finish();
+    }
+}
+
+#[test]
+fn requests_complete_when_delivered() {
+    let mut net = Net::new(&[roce(), roce()]);
+    let (at, _) = net.listen(1, 7471, 0);
+    let initiator = net.ready(0, 7471, 5, false);
+    net.connect(0, initiator, parameters(3, 4, 2, b""));
+    let (id, _) = net.request(1, at);
+    net.accept(1, at, id, 200, parameters(9, 8, 8, b""));
+    establish(&mut net, initiator, 5);
+    assert!(
+        net.wire
+            .borrow()
+            .attached
+            .iter()
+            .all(|(_, attachment)| attachment.delivered)
+    );
+    net.finish();
+}
+
+#[test]
+fn the_attributes_are_those_of_a_channel_adapter() {
+    let mut net = Net::new(&[roce(), roce()]);
+    let (at, _) = net.listen(1, 7471, 0);
+    let (channel, id) = net.ready(0, 7471, 5, false);
+    net.connect(0, (channel, id), parameters(3, 4, 2, b""));
+    let mut attributes = |state| net.at(0, |engine, world| engine.qp_attributes(world, channel, id, state));
+    let init = attributes(INIT).unwrap();
+    let expected = QpMask::STATE | QpMask::PKEY_INDEX | QpMask::PORT | QpMask::ACCESS_FLAGS;
+    assert_eq!((init.mask, init.port), (expected.bits(), 1));
+    let rtr = attributes(RTR).unwrap();
+    assert_eq!(rtr.mask, QpMask::RTR_OF_CHANNEL_ADAPTER.bits());
+    assert_eq!((rtr.dest_qp_num, rtr.max_dest_rd_atomic), (MANAGER_QPN, 4));
+    let [dgid @ .., 127, 0, 0, 1] = &rtr.address_vectors[..16] else {
+        panic!("{:?}", rtr.address_vectors);
+    };
+    assert_eq!(dgid, [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff]);
+    // Index of the own GID, and whether the address is global.
+    assert_eq!((rtr.address_vectors[20], rtr.address_vectors[29]), (3, 1));
+    let rts = attributes(RTS).unwrap();
+    assert_eq!(rts.mask, QpMask::RTS_OF_CHANNEL_ADAPTER.bits());
+    assert_eq!(rts.max_rd_atomic, 2);
+    assert_eq!(attributes(4).err(), Some(Errno::INVAL));
+    let (request, _) = net.request(1, at);
+    let rtr = net
+        .at(1, |engine, world| engine.qp_attributes(world, at, request, RTR))
+        .unwrap();
+    assert_eq!(
+        rtr.max_dest_rd_atomic, 3,
+        "the Reads of the initiator, and the one that confirms"
+    );
+    net.finish();
+}
+
+#[test]
+fn a_route_has_one_path() {
+    let mut net = Net::new(&[roce(), Config::default()]);
+    let (channel, id) = net.ready(0, 7471, 5, false);
+    let addresses = net.engines[0].addresses(channel, id, 77).unwrap();
+    let (path, route) = (addresses.path(), addresses.route());
+    assert_eq!((path.num_paths, route.num_paths), (1, 1));
+    assert_eq!(path.record.dgid, route.route[0].dgid);
+    assert_eq!(path.record.dgid[12..], [127, 0, 0, 1]);
+    let (channel, id) = net.ready(1, 7471, 6, false);
+    let addresses = net.engines[1].addresses(channel, id, 77).unwrap();
+    assert_eq!((addresses.path().num_paths, addresses.route().num_paths), (0, 0));
+    net.finish();
+}
+
+#[test]
+fn without_a_queue_pair_a_connection_carries_private_data() {
+    for ends_first in [0, 1] {
+        let mut net = Net::new(&[roce(), roce()]);
+        net.wire.borrow_mut().unmoved = vec![3, 9];
+        let (at, _) = net.listen(1, 7471, 0);
+        let initiator = net.ready(0, 7471, 5, true);
+        net.connect(0, initiator, parameters(3, 1, 1, b"hello"));
+        let (id, param) = net.request(1, at);
+        assert_eq!(&param.private_data[..6], b"hello\0");
+        net.accept(1, at, id, 200, parameters(9, 1, 1, b"welcome"));
+        assert_eq!(net.take_events(1, at), [(200, id, 9, 0)]);
+        establish(&mut net, initiator, 5);
+        assert!(net.wire.borrow().attached.is_empty());
+        let ends = [initiator, (at, id)];
+        let (channel, ending) = ends[ends_first];
+        net.at(ends_first, |engine, world| {
+            engine.disconnect(world, channel, ending)
+        })
+        .unwrap();
+        assert_eq!(net.take_events(0, initiator.0), [(5, initiator.1, 10, 0)]);
+        assert_eq!(net.take_events(1, at), [(200, id, 10, 0)]);
+        let (channel, other) = ends[1 - ends_first];
+        net.at(1 - ends_first, |engine, world| {
+            engine.disconnect(world, channel, other)
+        })
+        .unwrap();
+        net.advance(TIME_WAIT);
+        assert_eq!(net.take_events(0, initiator.0), [(5, initiator.1, 15, 0)]);
+        net.finish();
+    }
+}
+
+#[test]
+fn an_id_that_is_destroyed_ends_its_exchange() {
+    let mut net = Net::new(&[roce(), roce()]);
+    net.wire.borrow_mut().unmoved = vec![3, 9];
+    let (at, _) = net.listen(1, 7471, 0);
+    let initiator = net.ready(0, 7471, 5, true);
+    net.connect(0, initiator, parameters(3, 1, 1, b""));
+    let (id, _) = net.request(1, at);
+    net.accept(1, at, id, 200, parameters(9, 1, 1, b""));
+    establish(&mut net, initiator, 5);
+    net.at(0, |engine, world| engine.destroy(world, initiator.0, initiator.1))
+        .unwrap();
+    assert_eq!(net.take_events(1, at), [(200, id, 9, 0), (200, id, 10, 0)]);
+    net.finish();
+}
+
+#[test]
+fn a_connected_queue_pair_is_not_attached_again() {
+    let mut net = Net::new(&[roce(), roce()]);
+    let (at, _) = net.listen(1, 7471, 0);
+    for (uid, qpns) in [(5, (3, 9)), (6, (3, 9))] {
+        let initiator = net.ready(0, 7471, uid, false);
+        net.connect(0, initiator, parameters(qpns.0, 1, 1, b""));
+        let (id, _) = net.request(1, at);
+        net.accept(1, at, id, 200 + uid, parameters(qpns.1, 1, 1, b""));
+        establish(&mut net, initiator, uid);
+        assert_eq!(net.take_events(1, at), [(200 + uid, id, 9, 0)]);
+    }
+    assert_eq!(net.wire.borrow().attached.len(), 2);
+    net.finish();
+}
