@@ -16,7 +16,7 @@ use std::process::ExitCode;
 
 use rustix::process::{Resource, getrlimit};
 use urnic_bus::vfio_user::VfioUserBus;
-use urnic_config::{Config, Device};
+use urnic_config::{Config, Device, Identity};
 use urnic_device::bus::Bus as _;
 use urnic_rdma_core::Pabi;
 
@@ -57,6 +57,7 @@ pub(crate) fn examine(options: &Options) -> Result<ExitCode, Failure> {
             Config::default()
         }
     };
+    report(Finding::good("identity", identity(config.identity)))?;
     report(plugin())?;
     if let Ok(path) = find_plugin() {
         report(names(&path))?;
@@ -120,6 +121,14 @@ fn source_of_config() -> String {
     match env::var("URNIC_CONFIG") {
         Ok(path) if !path.is_empty() => format!("{path}, then variables and flags"),
         _ => "no file; variables and flags".to_owned(),
+    }
+}
+
+/// The kind of device that programs see, and the wire.
+pub(crate) fn identity(identity: Identity) -> &'static str {
+    match identity {
+        Identity::Iwarp => "an iWARP RNIC; the wire is iWARP (RDMAP, DDP and MPA over TCP)",
+        Identity::Roce => "a RoCE v2 NIC; the wire is iWARP (RDMAP, DDP and MPA over TCP)",
     }
 }
 

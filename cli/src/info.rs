@@ -10,6 +10,7 @@ use urnic_driver::watch;
 use urnic_rdma_core::{ibv_device_attr, ibv_gid, ibv_port_attr};
 
 use crate::answer::Failure;
+use crate::doctor;
 use crate::environment::Environment;
 use crate::verbs::{Verbs, text};
 
@@ -102,6 +103,12 @@ fn write_device(out: &mut String, attr: &ibv_device_attr) {
 fn write_way(out: &mut String) -> Result<(), Failure> {
     let config = Config::from_env().map_err(Failure::usage)?;
     let folders = watch::folders(config.present.dir);
+    let _ = writeln!(
+        out,
+        "  {:<24} {}",
+        "programs see",
+        doctor::identity(config.identity)
+    );
     for own in watch::snapshots(&folders, Some(std::process::id())) {
         let _ = writeln!(out, "  {:<24} {}", "device", own.device);
         let _ = writeln!(out, "  {:<24} {}", "program memory", own.memory);

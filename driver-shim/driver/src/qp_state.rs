@@ -6,6 +6,7 @@ use urnic_device::vocabulary::QpState;
 
 use crate::driver::Qp;
 use crate::transition::{self, Limits};
+use urnic_cm::native::Peer;
 use urnic_cm::qp_attr::{MANAGER_QPN, QpAttr, QpMask};
 use urnic_process::lock::lock;
 
@@ -86,6 +87,12 @@ impl Qp {
         }
         self.set_last_state(to);
         self.end_draining();
+        self.reached(from, to, peer, &new, mask);
+        Ok(())
+    }
+
+    /// Applies a change of state that the device made to the connection and to the gate.
+    fn reached(&self, from: QpState, to: QpState, peer: Option<Peer>, new: &QpAttr, mask: QpMask) {
         match to {
             QpState::Reset => {
                 self.set_awaits_stream(false);
@@ -95,11 +102,10 @@ impl Qp {
             }
             // When the gate opens, the device flushes the requests that were posted behind it.
             QpState::Err | QpState::Sqd => self.open_gate(),
-            QpState::Rtr => self.driver().native_reached_rtr(self, peer, &new),
-            QpState::Rts if from == QpState::Rts => self.driver().native_rnr(self, &new, mask),
+            QpState::Rtr => self.driver().native_reached_rtr(self, peer, new),
+            QpState::Rts if from == QpState::Rts => self.driver().native_rnr(self, new, mask),
             QpState::Init | QpState::Rts | QpState::Sqe => {}
         }
-        Ok(())
     }
 
     /// The queue pair's attributes as they were set, with the state that the device reports.
