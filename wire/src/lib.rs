@@ -1,5 +1,5 @@
 //! The frames of iWARP: MPA (RFC 5044, RFC 6581 and the 2007 RTR frame), DDP (RFC 5041), RDMAP (RFC
-//! 5040) and its extensions (RFC 7306).
+//! 5040) and its extensions (RFC 7306); and the packets of RoCE v2's unreliable datagrams.
 //!
 //! This crate contains only formats. A frame is parsed into a `Copy` value of native integers,
 //! emitted from it, or shown as one line by its `Display`; no function does I/O, keeps state,
@@ -11,6 +11,8 @@
 //! FPDU      ULPDU_Length(2) ULPDU pad(0-3) CRC(4)                     [mpa::fpdu], [mpa::marker]
 //! ULPDU     DDP header(14 tagged | 18 untagged) payload               [ddp]
 //! payload   ULP data, or a fixed RDMAP header                         [rdmap]
+//!
+//! UDP       BTH(12) DETH(8) immediate(0|4) payload pad(0-3) ICRC(4)   [roce]
 //! ```
 //!
 //! Two conventions hold everywhere. `parse` reads data from a peer: it returns an error that names
@@ -24,3 +26,4 @@ pub mod crc;
 pub mod ddp;
 pub mod mpa;
 pub mod rdmap;
+pub mod roce;

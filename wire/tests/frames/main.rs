@@ -13,6 +13,7 @@ mod fpdu;
 mod marker;
 mod properties;
 mod rdmap;
+mod roce;
 mod startup;
 mod terminate;
 mod vectors;
