@@ -100,10 +100,11 @@ impl Engine {
     /// The program's parameters from the peer's word; the engine sets the limits that the word
     /// leaves open.
     pub(super) fn event_params(&self, word: Option<EnhancedWord>, private_data: Vec<u8>) -> EventParams {
+        // Programs for a RoCE NIC pass the number on, and may not exceed its limit.
+        let most = |limit| if self.identity.is_roce() { limit } else { u8::MAX };
         let depth = |field: Option<u16>, limit: u8| match field {
             None | Some(NO_NEGOTIATION) => limit,
-            // Programs pass the number on, and may not exceed the limit.
-            Some(depth) => u8::try_from(depth).unwrap_or(u8::MAX).min(limit),
+            Some(depth) => u8::try_from(depth).unwrap_or(u8::MAX).min(most(limit)),
         };
         EventParams {
             private_data,
