@@ -127,7 +127,10 @@ impl Engine {
         {
             connecting.next_attempt = world.now;
         }
-        self.attempt_if_due(world, qpn);
+        match self.acceptable(qpn) {
+            Some(sid) => self.accept(world, sid, qpn),
+            None => self.attempt_if_due(world, qpn),
+        }
     }
 
     /// Ends the connection of a queue pair that failed, or that was reset and may connect again
@@ -267,7 +270,15 @@ impl Engine {
                 tracing::debug!("stream {sid}: closed: the MPA Request timed out");
                 self.close_stream(world, sid, Close::Abort);
             }
-            Some(Startup::Unanswered { .. }) => self.reject(world, sid, Reason::Busy),
+            Some(Startup::Unanswered { qpn, .. }) => {
+                let qpn = *qpn;
+                // The program stays at RTR, if the Request can be accepted.
+                if self.acceptable(qpn) == Some(sid) {
+                    self.accept(world, sid, qpn);
+                } else {
+                    self.reject(world, sid, Reason::Busy);
+                }
+            }
             None => {}
         }
     }

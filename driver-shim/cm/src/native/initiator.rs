@@ -5,7 +5,9 @@ use std::time::Duration;
 use rustix::io::Errno;
 
 use super::identity::{Identity, Reason};
-use super::state::{BACK_OFF, CONNECT_TIMEOUT, ConnectState, Engine, Key, MIN_BUDGET, Pair, Phase, Startup};
+use super::state::{
+    BACK_OFF, CONNECT_TIMEOUT, ConnectState, Engine, Key, MIN_BUDGET, Pair, Phase, RTS_GRACE, Startup,
+};
 use super::streams::World;
 use crate::mpa_startup::{Accepted, Answer, Close, Depths, Initiator, Offer, Rtr, Time};
 
@@ -45,7 +47,7 @@ impl Engine {
         let Some(Pair {
             phase: Phase::Connecting(connecting),
             ..
-        }) = self.pairs.get(&qpn)
+        }) = self.pairs.get_mut(&qpn)
         else {
             return;
         };
@@ -63,7 +65,11 @@ impl Engine {
             return;
         }
         if connecting.stream.is_none() && world.now >= connecting.next_attempt {
-            self.connect(world, qpn);
+            match connecting.held {
+                // The peer's Request connects, at RTS.
+                Some(_) => connecting.next_attempt = world.now + RTS_GRACE,
+                None => self.connect(world, qpn),
+            }
         }
         let Some(Pair {
             phase: Phase::Connecting(connecting),
@@ -274,7 +280,7 @@ impl Engine {
         connecting.next_attempt = world.now + pause.min(BACK_OFF.1);
         tracing::debug!("qpn {qpn:#08x}: attempt {} failed: {why}", connecting.attempts);
         match connecting.held.take() {
-            Some(sid) => self.accept(world, sid, qpn),
+            Some(sid) => self.accept_with_rts(world, sid, qpn),
             None => self.attempt_if_due(world, qpn),
         }
     }

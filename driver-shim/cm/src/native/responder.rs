@@ -1,9 +1,11 @@
 //! The responder: streams that listeners accept, and the Requests on them.
 
+use std::time::Duration;
+
 use rustix::io::Errno;
 
 use super::identity::{Identity, Reason};
-use super::state::{Engine, Key, MAX_WITHOUT_REQUEST, Pair, Phase, Startup};
+use super::state::{Engine, Key, MAX_WITHOUT_REQUEST, Pair, Phase, RTS_GRACE, Startup};
 use super::streams::World;
 use crate::carrier::{Inbox, RequestProgress, receive_request};
 use crate::mpa_startup::{Close, Reply, Responder};
@@ -96,19 +98,44 @@ impl Engine {
                 self.reject(world, sid, Reason::Busy);
             }
             Some(Phase::Idle) => self.park(world, sid, qpn),
-            Some(Phase::Connecting(connecting)) => {
-                let own = connecting.stream.and_then(|own| self.streams.get(&own));
-                // A nudge connects nothing, so it has no precedence.
-                let has_precedence = matches!(own, Some(Startup::Requested { local, .. })
-                    if local.sq_psn.is_some() && local.has_precedence_over(&peer));
-                match self.examine(world, sid, qpn) {
-                    Err(reason) => self.reject(world, sid, reason),
-                    Ok(()) if has_precedence => self.hold(world, sid, qpn),
-                    Ok(()) => self.accept(world, sid, qpn),
+            Some(Phase::Connecting(_)) => match self.examine(world, sid, qpn) {
+                Err(reason) => self.reject(world, sid, reason),
+                Ok(()) if self.own_has_precedence(qpn, sid) => {
+                    tracing::debug!(
+                        "stream {sid}: held: it crosses the request of this end, which has precedence"
+                    );
+                    self.hold(world, sid, qpn, self.settings.initiator_timeout);
                 }
-            }
+                Ok(()) => self.accept_with_rts(world, sid, qpn),
+            },
             Some(Phase::Connected { .. }) => self.reject(world, sid, Reason::Connected),
             Some(Phase::Closed) => self.reject(world, sid, Reason::Closed),
+        }
+    }
+
+    /// Whether this end has a Request of its own under way that has precedence over the peer's. A
+    /// nudge connects nothing, so it has none.
+    fn own_has_precedence(&self, qpn: u32, sid: u32) -> bool {
+        let Some(Pair {
+            phase: Phase::Connecting(connecting),
+            ..
+        }) = self.pairs.get(&qpn)
+        else {
+            return false;
+        };
+        let own = connecting.stream.and_then(|own| self.streams.get(&own));
+        matches!((own, self.streams.get(&sid)),
+            (Some(Startup::Requested { local, .. }), Some(Startup::Unanswered { peer, .. }))
+                if local.sq_psn.is_some() && local.has_precedence_over(peer))
+    }
+
+    /// The held Request that can be accepted now: this end's own does not have precedence.
+    pub(super) fn acceptable(&self, qpn: u32) -> Option<u32> {
+        match self.pairs.get(&qpn).map(|pair| &pair.phase) {
+            Some(Phase::Connecting(connecting)) => connecting
+                .held
+                .filter(|held| !self.own_has_precedence(qpn, *held)),
+            _ => None,
         }
     }
 
@@ -137,18 +164,33 @@ impl Engine {
             .collect();
         // The peer may have abandoned all but its latest Request.
         for (sid, outcome) in examined.into_iter().rev() {
-            let is_connecting =
-                matches!(self.pairs.get(&qpn), Some(pair) if matches!(pair.phase, Phase::Connecting(_)));
+            let may_accept = matches!(
+                self.pairs.get(&qpn).map(|pair| &pair.phase),
+                Some(Phase::Connecting(connecting)) if connecting.held.is_none()
+            );
             match outcome {
-                Ok(()) if is_connecting => self.accept(world, sid, qpn),
+                Ok(()) if may_accept => self.accept_with_rts(world, sid, qpn),
                 Ok(()) => self.reject(world, sid, Reason::Connected),
                 Err(reason) => self.reject(world, sid, reason),
             }
         }
     }
 
-    /// Keeps the peer's Request while this end's Request, which has precedence, is not answered.
-    fn hold(&mut self, world: &mut World<'_>, sid: u32, qpn: u32) {
+    /// Accepts the peer's Request once this end is at RTS, because the Reply has attributes that the
+    /// program sets there (`rnr_retry`, `max_rd_atomic`). A program that stays at RTR only receives;
+    /// it is not waited for longer than [`RTS_GRACE`].
+    pub(super) fn accept_with_rts(&mut self, world: &mut World<'_>, sid: u32, qpn: u32) {
+        match self.pairs.get(&qpn).map(|pair| &pair.phase) {
+            Some(Phase::Connecting(connecting)) if connecting.rts.is_none() => {
+                tracing::debug!("stream {sid}: held until qpn {qpn:#08x} reaches RTS");
+                self.hold(world, sid, qpn, RTS_GRACE);
+            }
+            _ => self.accept(world, sid, qpn),
+        }
+    }
+
+    /// Keeps the peer's Request for a time, as the only one.
+    fn hold(&mut self, world: &mut World<'_>, sid: u32, qpn: u32, limit: Duration) {
         let Some(Pair {
             phase: Phase::Connecting(connecting),
             ..
@@ -156,12 +198,8 @@ impl Engine {
         else {
             return;
         };
-        tracing::debug!("stream {sid}: held: it crosses the request of this end, which has precedence");
         let older = connecting.held.replace(sid);
-        self.timers.set(
-            Key::Stream(sid),
-            Some(world.now + self.settings.initiator_timeout),
-        );
+        self.timers.set(Key::Stream(sid), Some(world.now + limit));
         if let Some(older) = older {
             self.reject(world, older, Reason::Busy);
         }

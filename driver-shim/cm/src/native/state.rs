@@ -15,8 +15,8 @@ use crate::timers::Timers;
 pub(super) const MAX_WITHOUT_REQUEST: usize = 256;
 /// Maximum number of Requests parked for one queue pair.
 pub(super) const MAX_PARKED_EACH: usize = 8;
-/// The time that the initiator waits at RTR for its own transition to RTS, which sets its PSN. Most
-/// programs change to RTS immediately.
+/// The time that either end waits at RTR for its own transition to RTS, which sets what its Request
+/// or Reply says: its PSN, `rnr_retry` and number of Reads. Most programs change to RTS immediately.
 pub(super) const RTS_GRACE: Duration = Duration::from_millis(20);
 /// The time that TCP may use to connect: long enough for the loss of some SYNs.
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -119,7 +119,7 @@ pub(super) struct ConnectState {
     /// The time of the next attempt, while `stream` is `None`.
     pub(super) next_attempt: Time,
     pub(super) attempts: u32,
-    /// The peer's stream, kept while `stream`, which has precedence, is not answered.
+    /// The peer's stream, kept while `stream`, which has precedence, is not answered, or until RTS.
     pub(super) held: Option<u32>,
     /// Attempts come from [`Peer::source`]; else the host chooses the source. Alternates after each
     /// failure to connect.

@@ -93,7 +93,7 @@ fn a_request_from_another_address_is_refused_unless_allowed() {
             if parked {
                 enter(&mut net);
             }
-            net.run(10 * MS);
+            net.run(2 * RTS_GRACE);
             assert_eq!(net.attached(1, 1).len(), usize::from(allowed), "{parked} {ready}");
             if !allowed {
                 assert_refused(&net, sid);
@@ -235,7 +235,7 @@ fn one_more_request_is_examined_each_second() {
     net.run(10 * MS);
     let take = |net: &mut Net| {
         net.raw_stream(0, b.qpn, 1, &valid_request(a, b));
-        net.run(10 * MS);
+        net.run(2 * RTS_GRACE);
         net.attached(1, 1).len()
     };
     assert_eq!(take(&mut net), 0);
@@ -258,7 +258,7 @@ fn another_host_cannot_displace_parked_requests() {
     }
     net.run(10 * MS);
     net.on(1, |engine, _| assert_eq!(engine.parked, 20));
-    to_rtr(&mut net, b, a);
+    up(&mut net, b, a);
     let took = net.until(SECOND, |net| net.are_joined((0, 1), (1, 1)));
     assert!(took <= MS, "{took:?}: the Request was no longer parked");
 }

@@ -139,6 +139,28 @@ fn a_receiver_that_stays_at_rtr_is_connected() {
     }
 }
 
+/// The Reply says it, so it waits for RTS.
+#[test]
+fn a_responder_that_reaches_rts_later_has_its_rnr_retry_respected() {
+    let mut net = Net::new(2);
+    let (receiver, sender) = (make(&mut net, 0, 1), make(&mut net, 1, 1));
+    to_rtr(&mut net, sender, receiver);
+    up(&mut net, receiver, sender);
+    net.run(10 * MS);
+    let rts = RtsParams {
+        rnr_retry: 0,
+        ..rts(sender)
+    };
+    net.on(sender.host, |engine, world| {
+        engine.reached_rts(world, sender.qpn, rts)
+    });
+    net.until(100 * MS, both_open(sender, receiver));
+    net.run(SECOND);
+    assert_joined(&net, sender, receiver);
+    let attached = net.attached(receiver.host, receiver.qid);
+    assert_eq!(attached[0].rnr_timeout, Some(Duration::ZERO));
+}
+
 #[test]
 fn one_connection_results_if_neither_or_both_initiate() {
     for we_initiate in [false, true] {
