@@ -28,7 +28,7 @@ const CRATES: [&str; 9] = [
     "tests",
 ];
 /// The parts of the table, by how the ids of their rows begin.
-const PARTS: [(&str, &str); 11] = [
+const PARTS: [(&str, &str); 12] = [
     ("MPA", "MPA (RFC 5044)"),
     ("EMPA", "Enhanced MPA (RFC 6581)"),
     (
@@ -40,6 +40,10 @@ const PARTS: [(&str, &str); 11] = [
     ("X73", "RDMAP extensions (RFC 7306)"),
     ("SEC", "Security (RFC 5042)"),
     ("VRB", "Verbs"),
+    (
+        "UD",
+        "Datagrams (InfiniBand Architecture Specification vol. 1: IBTA)",
+    ),
     ("RPC", "RPC-over-RDMA version one (RFC 8166, 8167, 8797)"),
     ("SCTP", "SCTP as the lower layer (RFC 5043)"),
     ("PEER", "What other implementations do"),

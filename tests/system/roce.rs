@@ -125,3 +125,27 @@ fn a_completed_write_is_in_the_peers_memory() {
     let server = Pair::new(&delivered).within(LIMIT).succeeds().server;
     assert!(server.output.contains("3000 rounds, 0 stale"), "{server}");
 }
+
+#[test]
+fn ping_pong_of_datagrams() {
+    or_skip!(installed("ibv_ud_pingpong"));
+    let pair = Pair::new(&roce("ibv_ud_pingpong").line("-g 3 -n 200"));
+    for end in [pair.succeeds().server, pair.succeeds().client] {
+        assert!(end.output.contains("200 iters in"), "{end}");
+    }
+}
+
+/// Few enough datagrams that none is dropped: perftest would wait for it.
+#[test]
+fn perftest_sends_datagrams() {
+    for (program, options) in [
+        ("ib_send_lat", "-c UD -x 3 -n 500"),
+        ("ib_send_bw", "-c UD -x 3 -n 100"),
+    ] {
+        or_skip!(installed(program));
+        let (server, client) = both(program, ["roce"; 2], options, &format!("{options} 127.0.0.1"));
+        for end in [server, client] {
+            end.success();
+        }
+    }
+}

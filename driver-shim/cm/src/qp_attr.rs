@@ -34,6 +34,8 @@ pub struct QpAttr {
     pub sq_psn: u32,
     /// The peer's queue pair number.
     pub dest_qpn: u32,
+    /// The Q_Key of a queue pair for datagrams.
+    pub qkey: u32,
     /// Remote access rights (`enum ibv_access_flags`).
     pub access: u32,
     /// Always 0.
@@ -72,7 +74,7 @@ bitflags! {
         const PKEY_INDEX = 1 << 4;
         /// `port`.
         const PORT = 1 << 5;
-        /// Q_Key: for datagrams only.
+        /// `qkey`: for datagrams only.
         const QKEY = 1 << 6;
         /// `av`.
         const AV = 1 << 7;
@@ -158,6 +160,7 @@ impl QpAttr {
         put(QpMask::MAX_DEST_RD_ATOMIC, &|to| {
             to.max_dest_rd_atomic = from.max_dest_rd_atomic
         });
+        put(QpMask::QKEY, &|to| to.qkey = from.qkey);
         put(QpMask::DEST_QPN, &|to| to.dest_qpn = from.dest_qpn);
     }
 }

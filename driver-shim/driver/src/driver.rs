@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use rustix::io::Errno;
 use urnic_device::command::{Handle, Nothing, Opcode};
 use urnic_device::cqe::CQE_LEN;
+use urnic_device::vocabulary::QpKind;
 
 use crate::adaptive_poll::AdaptivePoll;
 use crate::attributes::Attributes;
@@ -69,6 +70,8 @@ pub struct Qp {
     pub qid: u32,
     /// The verbs number of the queue pair, and the label of its completions.
     pub qpn: u32,
+    /// The service of the queue pair.
+    pub kind: QpKind,
     pub(crate) uar: u32,
     pub(crate) doorbell: u32,
     /// Device numbers of the completion queues of sends and receives.

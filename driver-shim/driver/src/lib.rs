@@ -18,6 +18,7 @@ mod clock;
 mod command;
 mod connections;
 mod cq;
+mod datagrams;
 mod dispatch;
 mod dma;
 mod driver;
@@ -46,6 +47,7 @@ pub mod watch;
 mod window;
 
 pub use attributes::Attributes;
+pub use datagrams::Destination;
 pub use dma::{Anywhere, DmaMemory, RingPlacement};
 pub use driver::{Cq, Driver, Qp, Srq};
 pub use memory::{Mr, Reregistration, prefetch};

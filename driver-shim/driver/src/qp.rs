@@ -8,8 +8,8 @@ use rustix::io::Errno;
 use urnic_device::command::{CreateQp, Opcode, QueueHandle};
 use urnic_device::doorbell::{Doorbell, Kind};
 use urnic_device::record::{QueueRecord, publish};
-use urnic_device::vocabulary::QpState;
-use urnic_device::wqe::{self, BLOCK_LEN, MAX_INLINE, MAX_SGE, RecvHeader, Sge};
+use urnic_device::vocabulary::{QpKind, QpState};
+use urnic_device::wqe::{self, BLOCK_LEN, DatagramAddress, MAX_INLINE, MAX_SGE, RecvHeader, Sge};
 
 use crate::dma::{DmaMemory, RingPlacement};
 use crate::driver::{Cq, Driver, GateState, Qp, Srq};
@@ -21,6 +21,8 @@ use urnic_process::lock::lock;
 /// The parameters of a new queue pair.
 #[derive(Clone, Copy)]
 pub struct QpInit<'a> {
+    /// The service of the queue pair.
+    pub kind: QpKind,
     /// The context of the queue pair.
     pub context: &'a Context,
     /// The protection domain of the queue pair.
@@ -54,10 +56,15 @@ struct RingSizes {
 }
 
 impl RingSizes {
-    fn of(caps: QpCaps, driver: &Driver) -> Result<RingSizes, Errno> {
+    fn of(caps: QpCaps, kind: QpKind, driver: &Driver) -> Result<RingSizes, Errno> {
         let limits = driver.attributes();
+        // Operands in front of the list: the address of a datagram.
+        let prefix = match kind {
+            QpKind::UnreliableDatagram => size_of::<DatagramAddress>(),
+            _ => 0,
+        };
         let max_sge = limits.max_sge.min(MAX_SGE as u32);
-        let max_inline = limits.max_inline.min(MAX_INLINE as u32);
+        let max_inline = limits.max_inline.min((MAX_INLINE - prefix) as u32);
         if caps.max_send_wr > limits.max_qp_wr
             || caps.max_recv_wr > limits.max_qp_wr
             || caps.max_send_sge > max_sge
@@ -67,11 +74,11 @@ impl RingSizes {
             return Err(Errno::INVAL);
         }
         let sges = |n: u32| n.max(1) as usize * size_of::<Sge>();
-        let blocks = wqe::blocks(sges(caps.max_send_sge).max(caps.max_inline as usize));
+        let blocks = wqe::blocks(prefix + sges(caps.max_send_sge).max(caps.max_inline as usize));
         let sq_blocks = (caps.max_send_wr.max(1) as usize * blocks).next_power_of_two();
         let rq_entries = caps.max_recv_wr.max(1).next_power_of_two();
         let rq_stride = (size_of::<RecvHeader>() + sges(caps.max_recv_sge)).next_power_of_two();
-        let operands = blocks * BLOCK_LEN - wqe::OPERANDS;
+        let operands = blocks * BLOCK_LEN - wqe::OPERANDS - prefix;
         let fit = |granted: usize, limit: u32| u32::try_from(granted).unwrap_or(u32::MAX).min(limit);
         let caps = QpCaps {
             max_send_wr: fit(sq_blocks / blocks, limits.max_qp_wr),
@@ -97,13 +104,13 @@ impl Driver {
     /// for the first queue pair and every 257th; `EIO` in a forked child.
     pub fn create_qp(self: &Arc<Self>, init: &QpInit<'_>) -> Result<Arc<Qp>, Errno> {
         self.check_usable()?;
-        let sizes = RingSizes::of(init.caps, self)?;
+        let sizes = RingSizes::of(init.caps, init.kind, self)?;
         let target = self.contexts.target(init.context.id, init.cookie)?;
         let sq = self.pool.ring(BLOCK_LEN << sizes.sq_log_size, init.rings)?;
         let rq_len = 1 << (sizes.rq_log_size + sizes.rq_log_stride);
         let rq = self.pool.ring(rq_len, init.rings)?;
         let record = self.pool.allocate(size_of::<QueueRecord>())?;
-        let qpn = self.native_add()?;
+        let number = self.number_for(init.kind)?;
         let arguments = CreateQp {
             sq_ring: sq.iova().into(),
             rq_ring: rq.iova().into(),
@@ -113,20 +120,23 @@ impl Driver {
             recv_cq: init.recv_cq.id.into(),
             srq: init.srq.map_or(0, |srq| srq.id).into(),
             uar: init.context.pages.own().into(),
-            label: qpn.into(),
+            label: number.qpn.into(),
             sq_log_size: sizes.sq_log_size.into(),
             rq_log_size: sizes.rq_log_size.into(),
             rq_log_stride: sizes.rq_log_stride.into(),
+            kind: (init.kind as u32).into(),
+            datagrams: number.port.into(),
             reserved: 0.into(),
         };
         let handle: QueueHandle = self
             .commands
             .call(Opcode::CreateQp, &arguments)
-            .inspect_err(|_| self.native_remove(qpn))?;
+            .inspect_err(|_| self.give_number_back(&number))?;
         let qp = Arc::new(Qp {
             driver: self.clone(),
             qid: handle.id.get(),
-            qpn,
+            qpn: number.qpn,
+            kind: init.kind,
             uar: init.context.pages.own(),
             doorbell: handle.doorbell.get(),
             cqs: (init.send_cq.id, init.recv_cq.id),
@@ -148,6 +158,10 @@ impl Driver {
             poster: Mutex::default(),
         });
         self.insert_qp(&qp, target);
+        if init.kind == QpKind::UnreliableDatagram {
+            // Datagrams need no connection.
+            qp.open_gate();
+        }
         tracing::debug!("{qp:?}: created, {:?}", qp.caps);
         Ok(qp)
     }
@@ -212,6 +226,12 @@ impl Qp {
     #[inline]
     pub fn last_state(&self) -> QpState {
         QpState::from_raw(self.last_state.load(Ordering::Relaxed).into()).unwrap_or(QpState::Reset)
+    }
+
+    /// Whether receives may be posted: on a RoCE NIC not in RESET.
+    #[inline]
+    pub fn takes_receives(&self) -> bool {
+        self.last_state() != QpState::Reset || !self.driver.identity().is_roce()
     }
 
     /// Publishes the send queue's producer index, in blocks, and rings if the device requests it.

@@ -2,10 +2,10 @@
 
 use rustix::io::Errno;
 use urnic_device::command::{Handle, ModifyQp, Opcode, QpStatus, modify};
-use urnic_device::vocabulary::QpState;
+use urnic_device::vocabulary::{QpKind, QpState};
 
 use crate::driver::Qp;
-use crate::transition::{self, Limits};
+use crate::transition::{self, Rules};
 use urnic_cm::native::Peer;
 use urnic_cm::qp_attr::{MANAGER_QPN, QpAttr, QpMask};
 use urnic_process::lock::lock;
@@ -34,19 +34,17 @@ impl Qp {
             return Ok(());
         }
         let limits = self.driver().attributes();
-        let to = transition::check(
-            self.driver().identity(),
-            from,
-            attr,
-            mask,
-            Limits {
-                ird: limits.max_ird,
-                ord: limits.max_ord,
-            },
-        )?;
+        let rules = Rules {
+            identity: self.driver().identity(),
+            kind: self.kind,
+            ird: limits.max_ird,
+            ord: limits.max_ord,
+        };
+        let to = transition::check(&rules, from, attr, mask)?;
         let mut new = *set;
         new.take(attr, mask);
         let peer = match (from, to) {
+            _ if self.kind == QpKind::UnreliableDatagram => None,
             (QpState::Init, QpState::Rtr) if roce && new.dest_qpn == MANAGER_QPN => {
                 self.set_awaits_stream(true);
                 None
@@ -68,7 +66,7 @@ impl Qp {
         // This call precedes the change in the device. A connection that is attached at the same
         // time, before or after this call, gets this number of Reads. If the call followed the
         // change, a connection attached without Reads would reset the number to zero.
-        if (from, to) == (QpState::Rtr, QpState::Rts) && !self.awaits_stream() {
+        if (from, to) == (QpState::Rtr, QpState::Rts) && self.connects_natively() {
             self.driver().native_reached_rts(self, &new);
         }
         match self.change(to, &new, mask) {
@@ -99,6 +97,9 @@ impl Qp {
                 self.driver().cm_lost(self.qid, Errno::CONNRESET);
                 self.clear_managed();
                 self.close_gate();
+                if self.kind == QpKind::UnreliableDatagram {
+                    self.open_gate();
+                }
             }
             // When the gate opens, the device flushes the requests that were posted behind it.
             QpState::Err | QpState::Sqd => self.open_gate(),
@@ -149,7 +150,9 @@ impl Qp {
         let _changes = lock(&self.attr);
         self.driver().native_retire(self.qpn, false);
         self.driver().commands.destroy(Opcode::DestroyQp, self.qid)?;
-        self.driver().native_remove(self.qpn);
+        if self.kind != QpKind::UnreliableDatagram {
+            self.driver().native_remove(self.qpn);
+        }
         self.driver().remove_qp(self);
         self.driver().cm_lost(self.qid, Errno::CONNRESET);
         self.remove_poster();
@@ -171,6 +174,11 @@ impl Qp {
         QpState::from_raw(self.status()?.state.get()).ok_or(Errno::IO)
     }
 
+    /// Whether the queue pair connects to the peer that its program named.
+    fn connects_natively(&self) -> bool {
+        self.kind != QpKind::UnreliableDatagram && !self.awaits_stream()
+    }
+
     fn change(&self, to: QpState, new: &QpAttr, mask: QpMask) -> Result<(), Errno> {
         // The device closes a stream in SQD.
         let mask = match to {
@@ -182,6 +190,7 @@ impl Qp {
             (QpMask::ACCESS_FLAGS, modify::ACCESS),
             (QpMask::MAX_DEST_RD_ATOMIC, modify::IRD),
             (QpMask::MAX_QP_RD_ATOMIC, modify::ORD),
+            (QpMask::QKEY, modify::QKEY),
         ];
         let bits = flags
             .iter()
@@ -198,6 +207,7 @@ impl Qp {
             ird: u32::from(new.max_dest_rd_atomic).into(),
             ord: u32::from(new.max_rd_atomic).into(),
             rnr_timeout_ms: 0.into(),
+            qkey: new.qkey.into(),
         };
         self.driver().commands.run(Opcode::ModifyQp, &arguments)
     }

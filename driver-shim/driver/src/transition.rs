@@ -6,7 +6,7 @@
 //! may return to RTS.
 
 use rustix::io::Errno;
-use urnic_device::vocabulary::{Access, QpState};
+use urnic_device::vocabulary::{Access, QpKind, QpState};
 
 use urnic_cm::qp_attr::{QpAttr, QpMask};
 use urnic_config::Identity;
@@ -15,8 +15,57 @@ use urnic_config::Identity;
 /// Queue pairs accept them, as queue pairs of other devices without that operation do.
 pub(crate) const FLUSH: u32 = 1 << 8 | 1 << 9;
 
-/// The attributes that a transition needs, and those that it also allows, for a reliable connection.
-fn attributes(identity: Identity, from: QpState, to: QpState) -> Option<(QpMask, QpMask)> {
+/// The attributes that a transition needs, and those that it also allows.
+fn attributes(rules: &Rules, from: QpState, to: QpState) -> Option<(QpMask, QpMask)> {
+    match rules.kind {
+        QpKind::ReliableConnected => of_reliable(rules.identity, from, to),
+        QpKind::UnreliableConnected => of_unreliable(from, to),
+        QpKind::UnreliableDatagram => of_datagrams(from, to),
+    }
+}
+
+fn of_datagrams(from: QpState, to: QpState) -> Option<(QpMask, QpMask)> {
+    use QpMask as M;
+    use QpState::{Err, Init, Reset, Rtr, Rts, Sqd, Sqe};
+    let names = M::PKEY_INDEX | M::PORT | M::QKEY;
+    let none = M::empty();
+    Some(match (from, to) {
+        (_, Reset | Err) => (none, none),
+        (Reset, Init) => (names, none),
+        (Init, Init) => (none, names),
+        (Init, Rtr) => (none, M::PKEY_INDEX | M::QKEY),
+        (Rtr, Rts) => (M::SQ_PSN, M::CUR_STATE | M::QKEY),
+        (Rts | Sqd | Sqe, Rts) => (none, M::CUR_STATE | M::QKEY),
+        (Rts, Sqd) => (none, M::EN_SQD_ASYNC_NOTIFY),
+        (Sqd, Sqd) => (none, M::PKEY_INDEX | M::QKEY),
+        _ => return None,
+    })
+}
+
+fn of_unreliable(from: QpState, to: QpState) -> Option<(QpMask, QpMask)> {
+    use QpMask as M;
+    use QpState::{Err, Init, Reset, Rtr, Rts, Sqd, Sqe};
+    let names = M::PKEY_INDEX | M::PORT | M::ACCESS_FLAGS;
+    let optional = M::CUR_STATE | M::ALT_PATH | M::ACCESS_FLAGS | M::PATH_MIG_STATE;
+    let none = M::empty();
+    Some(match (from, to) {
+        (_, Reset | Err) => (none, none),
+        (Reset, Init) => (names, none),
+        (Init, Init) => (none, names),
+        (Init, Rtr) => (
+            M::AV | M::PATH_MTU | M::DEST_QPN | M::RQ_PSN,
+            M::ALT_PATH | M::ACCESS_FLAGS | M::PKEY_INDEX,
+        ),
+        (Rtr, Rts) => (M::SQ_PSN, optional),
+        (Rts | Sqd, Rts) => (none, optional),
+        (Sqe, Rts) => (none, M::CUR_STATE | M::ACCESS_FLAGS),
+        (Rts, Sqd) => (none, M::EN_SQD_ASYNC_NOTIFY),
+        (Sqd, Sqd) => (none, optional | M::AV | M::PKEY_INDEX),
+        _ => return None,
+    })
+}
+
+fn of_reliable(identity: Identity, from: QpState, to: QpState) -> Option<(QpMask, QpMask)> {
     use QpMask as M;
     use QpState::{Err, Init, Reset, Rtr, Rts, Sqd};
     let optional = M::CUR_STATE | M::ALT_PATH | M::ACCESS_FLAGS | M::MIN_RNR_TIMER | M::PATH_MIG_STATE;
@@ -59,13 +108,7 @@ fn attributes(identity: Identity, from: QpState, to: QpState) -> Option<(QpMask,
 /// # Errors
 /// `EINVAL` if the transition does not exist, a needed attribute is missing, an attribute is not
 /// allowed, or a value is out of range.
-pub(crate) fn check(
-    identity: Identity,
-    from: QpState,
-    attr: &QpAttr,
-    mask: QpMask,
-    limits: Limits,
-) -> Result<QpState, Errno> {
+pub(crate) fn check(rules: &Rules, from: QpState, attr: &QpAttr, mask: QpMask) -> Result<QpState, Errno> {
     let to = if mask.contains(QpMask::STATE) {
         QpState::from_raw(attr.state).ok_or(Errno::INVAL)?
     } else {
@@ -77,26 +120,30 @@ pub(crate) fn check(
     // The two steps of an RNIC's connection manager: the change to RTR, which names no peer, and the change
     // to RTS, which names only the port.
     let managed = (from, to) == (QpState::Init, QpState::Rtr) && mask == QpMask::RTR_BY_MANAGER;
-    if !identity.is_roce() && (managed || mask == QpMask::PORT) {
-        return in_range(attr, mask, limits).then_some(to).ok_or(Errno::INVAL);
+    if !rules.identity.is_roce() && (managed || mask == QpMask::PORT) {
+        return in_range(attr, mask, rules).then_some(to).ok_or(Errno::INVAL);
     }
-    let (needed, allowed) = attributes(identity, from, to).ok_or(Errno::INVAL)?;
+    let (needed, allowed) = attributes(rules, from, to).ok_or(Errno::INVAL)?;
     let given = mask - QpMask::STATE;
     if !given.contains(needed) || !(needed | allowed).contains(given) {
         tracing::debug!("{from:?} to {to:?}: {given:?} given, {needed:?} needed, {allowed:?} allowed");
         return Err(Errno::INVAL);
     }
-    in_range(attr, mask, limits).then_some(to).ok_or(Errno::INVAL)
+    in_range(attr, mask, rules).then_some(to).ok_or(Errno::INVAL)
 }
 
-/// The device's limits on outstanding Reads and atomics.
+/// What the transitions of a queue pair depend on.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Limits {
+pub(crate) struct Rules {
+    pub(crate) identity: Identity,
+    pub(crate) kind: QpKind,
+    /// The device's limit on outstanding inbound Reads and atomics.
     pub(crate) ird: u32,
+    /// The device's limit on outstanding outbound Reads and atomics.
     pub(crate) ord: u32,
 }
 
-fn in_range(attr: &QpAttr, mask: QpMask, limits: Limits) -> bool {
+fn in_range(attr: &QpAttr, mask: QpMask, limits: &Rules) -> bool {
     let ok = |bit, fits: bool| !mask.contains(bit) || fits;
     ok(
         QpMask::ACCESS_FLAGS,
@@ -123,7 +170,24 @@ fn in_range(attr: &QpAttr, mask: QpMask, limits: Limits) -> bool {
 mod tests {
     use super::*;
 
-    const LIMITS: Limits = Limits { ird: 16, ord: 16 };
+    const RNIC: Rules = Rules {
+        identity: Identity::Iwarp,
+        kind: QpKind::ReliableConnected,
+        ird: 16,
+        ord: 16,
+    };
+    const ROCE: Rules = Rules {
+        identity: Identity::Roce,
+        ..RNIC
+    };
+    const UD: Rules = Rules {
+        kind: QpKind::UnreliableDatagram,
+        ..ROCE
+    };
+    const UC: Rules = Rules {
+        kind: QpKind::UnreliableConnected,
+        ..ROCE
+    };
     const STATES: [QpState; 7] = [
         QpState::Reset,
         QpState::Init,
@@ -173,16 +237,16 @@ mod tests {
         ];
         for (from, to, needed) in transitions {
             let mask = needed | QpMask::STATE;
-            assert_eq!(check(Identity::Iwarp, from, &attr(to), mask, LIMITS), Ok(to));
+            assert_eq!(check(&RNIC, from, &attr(to), mask), Ok(to));
             for missing in needed.iter() {
                 assert_eq!(
-                    check(Identity::Iwarp, from, &attr(to), mask - missing, LIMITS),
+                    check(&RNIC, from, &attr(to), mask - missing),
                     Err(Errno::INVAL),
                     "{to:?} without {missing:?}"
                 );
             }
             assert_eq!(
-                check(Identity::Iwarp, from, &attr(to), mask | QpMask::QKEY, LIMITS),
+                check(&RNIC, from, &attr(to), mask | QpMask::QKEY),
                 Err(Errno::INVAL)
             );
         }
@@ -190,8 +254,7 @@ mod tests {
 
     #[test]
     fn a_roce_nic_has_the_transitions_of_a_channel_adapter() {
-        let step =
-            |from, to, mask| check(Identity::Roce, from, &attr(to), QpMask::STATE | mask, LIMITS).is_ok();
+        let step = |from, to, mask| check(&ROCE, from, &attr(to), QpMask::STATE | mask).is_ok();
         let none = QpMask::empty();
         assert!(step(QpState::Rts, QpState::Sqd, QpMask::EN_SQD_ASYNC_NOTIFY));
         assert!(step(QpState::Sqd, QpState::Rts, none));
@@ -204,19 +267,57 @@ mod tests {
         assert!(!step(QpState::Init, QpState::Rtr, by_manager));
         assert!(step(QpState::Init, QpState::Rtr, QpMask::RTR_OF_CHANNEL_ADAPTER));
         assert!(step(QpState::Rtr, QpState::Rts, QpMask::RTS_OF_CHANNEL_ADAPTER));
-        let port = check(
-            Identity::Roce,
-            QpState::Rts,
-            &attr(QpState::Rts),
-            QpMask::PORT,
-            LIMITS,
-        );
+        let port = check(&ROCE, QpState::Rts, &attr(QpState::Rts), QpMask::PORT);
         assert_eq!(port, Err(Errno::INVAL));
     }
 
     #[test]
+    fn unreliable_queue_pairs_need_fewer_attributes() {
+        let step = |rules, from, to, mask| check(rules, from, &attr(to), QpMask::STATE | mask).is_ok();
+        let none = QpMask::empty();
+        let names = QpMask::PKEY_INDEX | QpMask::PORT;
+        assert!(step(&UD, QpState::Reset, QpState::Init, names | QpMask::QKEY));
+        assert!(!step(
+            &UD,
+            QpState::Reset,
+            QpState::Init,
+            names | QpMask::ACCESS_FLAGS
+        ));
+        assert!(step(&UD, QpState::Init, QpState::Rtr, none));
+        assert!(!step(&UD, QpState::Init, QpState::Rtr, QpMask::AV));
+        assert!(step(&UD, QpState::Rtr, QpState::Rts, QpMask::SQ_PSN));
+        assert!(!step(&UD, QpState::Rtr, QpState::Rts, none));
+        assert!(step(&UD, QpState::Sqe, QpState::Rts, none));
+        let rtr = QpMask::AV | QpMask::PATH_MTU | QpMask::DEST_QPN | QpMask::RQ_PSN;
+        assert!(step(
+            &UC,
+            QpState::Reset,
+            QpState::Init,
+            names | QpMask::ACCESS_FLAGS
+        ));
+        assert!(step(&UC, QpState::Init, QpState::Rtr, rtr));
+        assert!(!step(
+            &UC,
+            QpState::Init,
+            QpState::Rtr,
+            rtr | QpMask::MIN_RNR_TIMER
+        ));
+        assert!(step(&UC, QpState::Rtr, QpState::Rts, QpMask::SQ_PSN));
+        assert!(!step(
+            &UC,
+            QpState::Rtr,
+            QpState::Rts,
+            QpMask::SQ_PSN | QpMask::TIMEOUT
+        ));
+        for rules in [&UC, &UD] {
+            assert!(step(rules, QpState::Rts, QpState::Sqd, none));
+            assert!(step(rules, QpState::Sqd, QpState::Rts, none));
+        }
+    }
+
+    #[test]
     fn transitions_of_the_connection_manager_name_no_peer() {
-        let step = |from, attr: QpAttr, mask| check(Identity::Iwarp, from, &attr, mask, LIMITS);
+        let step = |from, attr: QpAttr, mask| check(&RNIC, from, &attr, mask);
         assert_eq!(
             step(QpState::Init, attr(QpState::Rtr), QpMask::RTR_BY_MANAGER),
             Ok(QpState::Rtr)
@@ -240,7 +341,7 @@ mod tests {
         for from in STATES {
             for to in STATES {
                 let any = QpMask::all().iter().map(Some).chain([None]);
-                let legal = attributes(Identity::Iwarp, from, to).is_some();
+                let legal = attributes(&RNIC, from, to).is_some();
                 let up = matches!(
                     (from, to),
                     (QpState::Reset | QpState::Init, QpState::Init)
@@ -256,10 +357,7 @@ mod tests {
                 if !legal {
                     for bit in any {
                         let mask = QpMask::STATE | bit.unwrap_or_default();
-                        assert_eq!(
-                            check(Identity::Iwarp, from, &attr(to), mask, LIMITS),
-                            Err(Errno::INVAL)
-                        );
+                        assert_eq!(check(&RNIC, from, &attr(to), mask), Err(Errno::INVAL));
                     }
                 }
             }
@@ -289,7 +387,7 @@ mod tests {
         ];
         for attr in bad {
             assert_eq!(
-                check(Identity::Iwarp, QpState::Reset, &attr, init, LIMITS),
+                check(&RNIC, QpState::Reset, &attr, init),
                 Err(Errno::INVAL),
                 "{attr:?}"
             );
@@ -299,17 +397,11 @@ mod tests {
             ..attr(QpState::Rts)
         };
         let mask = QpMask::CUR_STATE | QpMask::MIN_RNR_TIMER;
-        assert_eq!(
-            check(Identity::Iwarp, QpState::Rts, &wrong_state, mask, LIMITS),
-            Err(Errno::INVAL)
-        );
+        assert_eq!(check(&RNIC, QpState::Rts, &wrong_state, mask), Err(Errno::INVAL));
         let right_state = QpAttr {
             cur_state: QpState::Rts as u32,
             ..wrong_state
         };
-        assert_eq!(
-            check(Identity::Iwarp, QpState::Rts, &right_state, mask, LIMITS),
-            Ok(QpState::Rts)
-        );
+        assert_eq!(check(&RNIC, QpState::Rts, &right_state, mask), Ok(QpState::Rts));
     }
 }

@@ -201,7 +201,7 @@ impl ModelConfig {
     /// What `QueryDevice` answers.
     pub(crate) fn attributes(&self) -> DeviceAttributes {
         let limits = &self.limits;
-        let mut offered = features::SRQ | features::WINDOWS | features::MODERATION;
+        let mut offered = features::SRQ | features::WINDOWS | features::MODERATION | features::DATAGRAMS;
         if self.rfc7306 {
             offered |= features::ATOMICS | features::IMMEDIATE;
         }
@@ -246,6 +246,14 @@ impl ModelConfig {
         let here = remote.is_loopback() || remote.is_unspecified() || host.contains(&remote);
         let allowed = allow.iter().any(|p| p.contains(remote)) || own(&remote);
         local.as_ref().map_or_else(has_one, own) && (!here || allowed)
+    }
+
+    /// Whether the list of a confined device has this address; `true` for another device.
+    pub(crate) fn allows(&self, ip: IpAddr) -> bool {
+        match &self.reach {
+            Reach::Unrestricted => true,
+            Reach::Confined { allow, .. } => allow.iter().any(|prefix| prefix.contains(ip)),
+        }
     }
 
     /// The local address of connections to `remote`, if the device may use only one.

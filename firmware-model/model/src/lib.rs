@@ -9,6 +9,7 @@ pub mod capture;
 mod command;
 pub mod config;
 pub mod counters;
+mod datagram;
 mod device;
 #[cfg(fuzzing)]
 pub mod fuzzing;

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use urnic_device::cqe::{Cqe, CqeFlags, PHASE};
 use urnic_device::record::CqRecord;
-use urnic_rdma_core::{IBV_WC_WITH_IMM, IBV_WC_WITH_INV, ibv_wc};
+use urnic_rdma_core::{IBV_WC_GRH, IBV_WC_WITH_IMM, IBV_WC_WITH_INV, ibv_wc};
 
 /// In a completion's `qid`: its queue pair was destroyed, skip it. Valid numbers have 24 bits.
 const DESTROYED: u32 = u32::MAX;
@@ -150,12 +150,24 @@ pub(crate) fn work_completion(cqe: &Cqe, wr_id: u64) -> ibv_wc {
         byte_len: cqe.byte_len.get(),
         imm_data: extra(cqe),
         qp_num: cqe.label.get(),
-        src_qp: 0,
+        src_qp: cqe.source_qpn.get(),
         wc_flags: flags(cqe),
         pkey_index: 0,
         slid: 0,
-        sl: 0,
+        sl: service_level(cqe),
         dlid_path_bits: 0,
+    }
+}
+
+/// The `sl` of a completion: for a datagram the kind of its header, as Mellanox's adapters give it
+/// (1: IPv6, 2: IPv4). UCX finds the destination address of the header by it.
+#[inline]
+pub(crate) fn service_level(cqe: &Cqe) -> u8 {
+    let has = |flag: CqeFlags| cqe.flags & flag.bits() != 0;
+    match (has(CqeFlags::DATAGRAM), has(CqeFlags::IPV6)) {
+        (false, _) => 0,
+        (true, true) => 1,
+        (true, false) => 2,
     }
 }
 
@@ -168,6 +180,9 @@ pub(crate) fn flags(cqe: &Cqe) -> u32 {
     }
     if cqe.flags & CqeFlags::WITH_INV.bits() != 0 {
         flags |= IBV_WC_WITH_INV;
+    }
+    if cqe.flags & CqeFlags::DATAGRAM.bits() != 0 {
+        flags |= IBV_WC_GRH;
     }
     flags
 }

@@ -9,7 +9,7 @@ use std::ptr;
 use rustix::io::Errno;
 use urnic_rdma_core::*;
 
-use super::completion_ring::{extra, flags};
+use super::completion_ring::{extra, flags, service_level};
 use super::cq::{Completions, Cq};
 use super::lock::Held;
 use crate::context::Context;
@@ -62,10 +62,10 @@ pub(super) unsafe extern "C" fn create_cq_ex(
         ex.read_byte_len = Some(read_byte_len);
         ex.read_imm_data = Some(read_imm_data);
         ex.read_qp_num = Some(read_qp_num);
-        ex.read_src_qp = Some(read_nothing);
+        ex.read_src_qp = Some(read_src_qp);
         ex.read_wc_flags = Some(read_wc_flags);
         ex.read_slid = Some(read_nothing);
-        ex.read_sl = Some(read_no_byte);
+        ex.read_sl = Some(read_sl);
         ex.read_dlid_path_bits = Some(read_no_byte);
         ex.read_completion_ts = Some(read_completion_ts);
         if race_detector::present() {
@@ -182,6 +182,8 @@ readers! {
     read_byte_len -> u32 = |cqe| cqe.byte_len.get();
     read_imm_data -> u32 = |cqe| extra(cqe);
     read_qp_num -> u32 = |cqe| cqe.label.get();
+    read_sl -> u8 = |cqe| service_level(cqe);
+    read_src_qp -> u32 = |cqe| cqe.source_qpn.get();
     read_wc_flags -> c_uint = |cqe| flags(cqe);
     read_completion_ts -> u64 = |cqe| cqe.timestamp.get();
 }

@@ -14,6 +14,7 @@ use urnic_rdma_core::{ContextOps, Level};
 
 use crate::race_detector;
 
+mod ah;
 mod building;
 mod completion_ring;
 mod cq;
@@ -25,6 +26,7 @@ mod gated_sends;
 mod ledger;
 mod lock;
 mod mr;
+mod multicast;
 mod mw;
 mod observed;
 mod parent_domain;
@@ -38,6 +40,7 @@ mod refusal;
 mod reported;
 #[cfg(test)]
 mod ring_tests;
+mod send_entry;
 mod send_queue;
 mod shared_with_c;
 mod srq;
@@ -63,8 +66,10 @@ fn all(level: Level) -> ContextOps {
         .dealloc_pd(pd::dealloc_pd)
         .import_pd(pd::import_pd)
         .unimport_pd(pd::unimport_pd)
-        .create_ah(pd::create_ah)
-        .destroy_ah(pd::destroy_ah)
+        .create_ah(ah::create_ah)
+        .attach_mcast(multicast::attach_mcast)
+        .detach_mcast(multicast::detach_mcast)
+        .destroy_ah(ah::destroy_ah)
         .reg_mr(mr::reg_mr)
         .dereg_mr(mr::dereg_mr)
         .rereg_mr(mr::rereg_mr)

@@ -269,35 +269,3 @@ pub(super) unsafe extern "C" fn dealloc_td(td: *mut ibv_td) -> c_int {
         Ok(())
     })
 }
-
-/// `ibv_create_ah(3)`: EINVAL for an address that is not global, as for all Ethernet devices, or
-/// that is not a source address of this device.
-pub(super) unsafe extern "C" fn create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah {
-    pointer(|| {
-        // SAFETY: a live domain, and the program's attributes.
-        let (pd_, attr) = unsafe { (Pd::of(pd), &*attr) };
-        let ibv = pd_.ibv_context();
-        let source = pd_
-            .context()
-            .driver
-            .port_gids()
-            .get(usize::from(attr.grh.sgid_index));
-        if attr.is_global == 0 || attr.port_num != 1 || source.is_none() {
-            return Err(Errno::INVAL);
-        }
-        Ok(Box::new(ibv_ah {
-            context: ibv,
-            pd,
-            handle: 0,
-        }))
-    })
-}
-
-/// `ibv_destroy_ah(3)`.
-pub(super) unsafe extern "C" fn destroy_ah(ah: *mut ibv_ah) -> c_int {
-    status(|| {
-        // SAFETY: from `Box::into_raw`, and no other reference is left.
-        drop(unsafe { Box::from_raw(ah) });
-        Ok(())
-    })
-}

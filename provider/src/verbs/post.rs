@@ -69,9 +69,9 @@ pub(super) unsafe extern "C" fn post_send(
     result
 }
 
-/// `ibv_post_recv(3)`: EINVAL for too many elements or with a shared receive queue, ENOMEM when the
-/// queue is full, EIO in a forked child. Receives may be posted in any state; in error each
-/// completes flushed.
+/// `ibv_post_recv(3)`: EINVAL for too many elements, with a shared receive queue, or in RESET on a
+/// RoCE NIC; ENOMEM when the queue is full; EIO in a forked child. Receives may be posted in any
+/// other state; in error each completes flushed.
 pub(super) unsafe extern "C" fn post_recv(
     qp: *mut ibv_qp,
     wr: *mut ibv_recv_wr,
@@ -83,7 +83,7 @@ pub(super) unsafe extern "C" fn post_recv(
         // SAFETY: the program's variable.
         return unsafe { refuse(wr, bad_wr, Errno::IO) };
     }
-    if qp.shares_receives() {
+    if qp.shares_receives() || !qp.device.takes_receives() {
         // SAFETY: the program's variable.
         return unsafe { refuse(wr, bad_wr, Errno::INVAL) };
     }

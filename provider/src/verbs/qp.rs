@@ -7,8 +7,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use rustix::io::Errno;
+use urnic_config::Identity;
 use urnic_device::command::features;
-use urnic_device::vocabulary::QpState;
+use urnic_device::vocabulary::{QpKind, QpState};
 use urnic_driver::{Attributes, QpCaps, QpInit, QpMask};
 use urnic_presence::ChannelSender;
 use urnic_presence::fork::CreationProcess;
@@ -63,12 +64,6 @@ impl Qp {
     /// # Safety
     /// `pd` is a live domain, and the queues in `attr` are null or live.
     pub(super) unsafe fn make(pd: *mut ibv_pd, attr: &mut ibv_qp_init_attr) -> Result<Box<Qp>, Errno> {
-        match attr.qp_type {
-            IBV_QPT_RC => {}
-            IBV_QPT_UC | IBV_QPT_UD | IBV_QPT_RAW_PACKET | IBV_QPT_XRC_SEND | IBV_QPT_XRC_RECV
-            | IBV_QPT_DRIVER => return Err(Errno::OPNOTSUPP),
-            _ => return Err(Errno::INVAL),
-        }
         if attr.send_cq.is_null() || attr.recv_cq.is_null() {
             return Err(Errno::INVAL);
         }
@@ -78,10 +73,12 @@ impl Qp {
         let srq = (!attr.srq.is_null()).then(|| unsafe { Srq::of(attr.srq) });
         let context = pd_.context();
         let limits = context.driver.attributes();
+        let kind = kind_of(attr.qp_type, context.driver.identity(), limits)?;
         let place = Box::<Qp>::new_uninit();
         let membership = pd_.admit()?;
         let rings = pd_.rings(Resource::QueuePair);
         let device = context.driver.create_qp(&QpInit {
+            kind,
             context: &context.device,
             pd: &membership.domain().device,
             send_cq: &send_cq.device,
@@ -94,7 +91,7 @@ impl Qp {
         let granted = own_caps(device.caps(), srq.is_some());
         let ledger = Arc::new(Ledger::new(granted.max_send_wr));
         let signal_all = attr.sq_sig_all != 0;
-        let (send_queue, receives) = queues(&device, granted, send_rules(limits, signal_all), &ledger)?;
+        let (send_queue, receives) = queues(&device, granted, send_rules(limits, kind, signal_all), &ledger)?;
         let sends = Sends::new(&device, send_queue, ledger.clone(), [send_cq, recv_cq]);
         device.set_poster(sends.clone());
         send_cq.attach(device.qid, &ledger);
@@ -182,9 +179,27 @@ impl Qp {
     }
 }
 
+/// The service of a queue pair of this type. Only a RoCE NIC has unreliable ones: programs expect
+/// none of an RNIC.
+///
+/// # Errors
+/// `EOPNOTSUPP` for a type that the device does not have, `EINVAL` for an unknown one.
+fn kind_of(qp_type: ibv_qp_type, identity: Identity, limits: &Attributes) -> Result<QpKind, Errno> {
+    let has = |feature| identity.is_roce() && limits.features & feature != 0;
+    match qp_type {
+        IBV_QPT_RC => Ok(QpKind::ReliableConnected),
+        IBV_QPT_UC if has(features::UNRELIABLE) => Ok(QpKind::UnreliableConnected),
+        IBV_QPT_UD if has(features::DATAGRAMS) => Ok(QpKind::UnreliableDatagram),
+        IBV_QPT_UC | IBV_QPT_UD | IBV_QPT_RAW_PACKET | IBV_QPT_XRC_SEND | IBV_QPT_XRC_RECV
+        | IBV_QPT_DRIVER => Err(Errno::OPNOTSUPP),
+        _ => Err(Errno::INVAL),
+    }
+}
+
 /// The rules of a send queue on a device with these limits.
-fn send_rules(limits: &Attributes, signal_all: bool) -> SendRules {
+fn send_rules(limits: &Attributes, kind: QpKind, signal_all: bool) -> SendRules {
     SendRules {
+        kind,
         signal_all,
         max_sge_read: limits.max_sge_rd,
         atomics: limits.features & features::ATOMICS != 0,
@@ -251,8 +266,8 @@ fn public_part(
     abi
 }
 
-/// `ibv_create_qp(3)`: EOPNOTSUPP for any type but reliable connections, EINVAL beyond the device's
-/// limits.
+/// `ibv_create_qp(3)`: EOPNOTSUPP for a type that the device does not have, EINVAL beyond the
+/// device's limits.
 pub(super) unsafe extern "C" fn create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> *mut ibv_qp {
     // SAFETY: libibverbs gives a live domain, and the program its attributes.
     pointer(|| unsafe { Qp::make(pd, &mut *attr) }).cast()

@@ -47,6 +47,7 @@ pub(super) fn device_attr(attr: &ibv_qp_attr) -> QpAttr {
         rq_psn: attr.rq_psn,
         sq_psn: attr.sq_psn,
         dest_qpn: attr.dest_qp_num,
+        qkey: attr.qkey,
         access: attr.qp_access_flags,
         pkey_index: attr.pkey_index,
         port: attr.port_num,
@@ -56,19 +57,23 @@ pub(super) fn device_attr(attr: &ibv_qp_attr) -> QpAttr {
         timeout: attr.timeout,
         retry_cnt: attr.retry_cnt,
         rnr_retry: attr.rnr_retry,
-        av: AddressVector {
-            is_global: ah.is_global != 0,
-            dgid: ah.grh.dgid.raw,
-            sgid_index: ah.grh.sgid_index,
-            flow_label: ah.grh.flow_label,
-            hop_limit: ah.grh.hop_limit,
-            traffic_class: ah.grh.traffic_class,
-            dlid: ah.dlid,
-            sl: ah.sl,
-            src_path_bits: ah.src_path_bits,
-            static_rate: ah.static_rate,
-            port: ah.port_num,
-        },
+        av: address_vector(ah),
+    }
+}
+
+pub(super) fn address_vector(ah: &ibv_ah_attr) -> AddressVector {
+    AddressVector {
+        is_global: ah.is_global != 0,
+        dgid: ah.grh.dgid.raw,
+        sgid_index: ah.grh.sgid_index,
+        flow_label: ah.grh.flow_label,
+        hop_limit: ah.grh.hop_limit,
+        traffic_class: ah.grh.traffic_class,
+        dlid: ah.dlid,
+        sl: ah.sl,
+        src_path_bits: ah.src_path_bits,
+        static_rate: ah.static_rate,
+        port: ah.port_num,
     }
 }
 
@@ -82,6 +87,7 @@ pub(super) fn ibv_attr(attr: &QpAttr, caps: QpCaps) -> ibv_qp_attr {
         rq_psn: attr.rq_psn,
         sq_psn: attr.sq_psn,
         dest_qp_num: attr.dest_qpn,
+        qkey: attr.qkey,
         qp_access_flags: attr.access,
         cap: ibv_caps(caps),
         ah_attr: ibv_ah_attr {

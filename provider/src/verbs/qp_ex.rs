@@ -12,6 +12,7 @@ use urnic_device::wqe::Opcode;
 use urnic_rdma_core::*;
 use zerocopy::Unalign;
 
+use super::ah::Ah;
 use super::building::Building;
 use super::gated_sends::SendSide;
 use super::lock::Held;
@@ -35,7 +36,7 @@ const OPERATIONS: u64 = IBV_QP_EX_WITH_RDMA_WRITE
     | IBV_QP_EX_WITH_BIND_MW
     | IBV_QP_EX_WITH_SEND_WITH_INV;
 
-/// `ibv_create_qp_ex(3)`: EOPNOTSUPP for any type but reliable connections, and for creation flags.
+/// `ibv_create_qp_ex(3)`: EOPNOTSUPP for a type that the device does not have, and for creation flags.
 pub(super) unsafe extern "C" fn create_qp_ex(
     context: *mut ibv_context,
     attr: *mut ibv_qp_init_attr_ex,
@@ -102,6 +103,7 @@ fn offer_builder(abi: &mut verbs_qp, release: u32) {
     qp.wr_rdma_write = Some(wr_rdma_write);
     qp.wr_rdma_write_imm = Some(wr_rdma_write_imm);
     qp.wr_send = Some(wr_send);
+    qp.wr_set_ud_addr = Some(wr_set_ud_addr);
     qp.wr_send_imm = Some(wr_send_imm);
     qp.wr_send_inv = Some(wr_send_inv);
     qp.wr_set_inline_data = Some(wr_set_inline_data);
@@ -267,6 +269,11 @@ builders! {
     wr_set_sge(qp, lkey: u32, addr: u64, length: u32) {
         set(qp, |q, e| q.set_list(e, &[Unalign::new(ibv_sge { addr, length, lkey })]))
     };
+    wr_set_ud_addr(qp, ah: *mut ibv_ah, qpn: u32, qkey: u32) with(qp, |queue, building| {
+        if let Some(entry) = &mut building.entry {
+            queue.put_address(entry, Ah::of(ah).destination.address(qpn, qkey));
+        }
+    });
     wr_set_sge_list(qp, count: usize, list: *const ibv_sge) set(qp, |q, e| q.set_list(e, elements(list, count)));
     wr_set_inline_data(qp, addr: *mut c_void, length: usize) {
         set(qp, |q, e| q.set_inline(e, addr.cast(), length))

@@ -43,6 +43,7 @@ impl Memory {
 }
 
 const RULES: SendRules = SendRules {
+    kind: urnic_device::vocabulary::QpKind::ReliableConnected,
     signal_all: false,
     max_sge_read: 1,
     atomics: true,

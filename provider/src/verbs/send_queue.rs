@@ -12,7 +12,8 @@ use std::sync::Arc;
 use rustix::io::Errno;
 use urnic_device::record::{self, QueueRecord};
 use urnic_device::wqe::{
-    AtomicOperands, BLOCK_LEN, BindOperands, OPERANDS, Opcode, SendFlags, SendHeader, Sge, blocks,
+    AtomicOperands, BLOCK_LEN, BindOperands, DatagramAddress, OPERANDS, Opcode, SendFlags, SendHeader, Sge,
+    blocks,
 };
 use urnic_rdma_core::{
     IBV_SEND_FENCE, IBV_SEND_INLINE, IBV_SEND_SIGNALED, IBV_SEND_SOLICITED, IBV_WR_ATOMIC_CMP_AND_SWP,
@@ -22,39 +23,13 @@ use urnic_rdma_core::{
 };
 use zerocopy::Unalign;
 
+use super::ah::Ah;
 use super::ledger::Ledger;
+pub(crate) use super::send_entry::{Entry, SendRules, SendShape};
 use super::unaligned::elements;
 
 /// The maximum message length: 2 GiB.
 pub(crate) const MAX_MESSAGE: u32 = 1 << 31;
-
-/// The size of a send queue. The ring holds as many entries of maximum length as there are slots.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct SendShape {
-    /// Maximum number of outstanding work requests.
-    pub(crate) slots: u32,
-    /// Maximum number of scatter/gather elements of a work request.
-    pub(crate) max_sge: u32,
-    /// Maximum number of inline bytes of a work request.
-    pub(crate) max_inline: u32,
-    /// The number of blocks in the ring, a power of two.
-    pub(crate) blocks: u32,
-}
-
-/// Further limits on posting, from the device and from the creation of the queue pair.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct SendRules {
-    /// Every work request makes a completion (`sq_sig_all`).
-    pub(crate) signal_all: bool,
-    /// Maximum number of elements of an RDMA Read.
-    pub(crate) max_sge_read: u32,
-    /// The device supports atomics.
-    pub(crate) atomics: bool,
-    /// The device supports immediate data.
-    pub(crate) immediate: bool,
-    /// The device supports memory windows.
-    pub(crate) windows: bool,
-}
 
 /// The queue, for the holder of its lock.
 pub(crate) struct SendQueue {
@@ -89,38 +64,6 @@ enum Operands {
     Bind,
     /// The STag only.
     Invalidate,
-}
-
-/// An incomplete entry: its header, and the current length of its operands.
-#[derive(Clone, Copy, Default)]
-pub(crate) struct Entry {
-    pub(crate) header: SendHeader,
-    operand_len: usize,
-    wr_id: u64,
-}
-
-impl Entry {
-    fn opcode(&self) -> Option<Opcode> {
-        Opcode::from_raw(self.header.opcode)
-    }
-
-    /// Sets the peer's memory that the operation accesses.
-    pub(crate) fn set_remote(&mut self, stag: u32, offset: u64) {
-        self.header.stag = stag.into();
-        self.header.remote_offset = offset.into();
-    }
-
-    /// Removes elements and inline data.
-    pub(crate) fn clear_data(&mut self) {
-        self.operand_len = match self.opcode() {
-            Some(Opcode::CompareSwap | Opcode::FetchAdd) => size_of::<AtomicOperands>(),
-            Some(Opcode::BindMw) => size_of::<BindOperands>(),
-            _ => 0,
-        };
-        self.header.num_sge = 0;
-        self.header.inline_len = 0.into();
-        self.header.flags &= !SendFlags::INLINE.bits();
-    }
 }
 
 impl SendQueue {
@@ -174,6 +117,17 @@ impl SendQueue {
         };
         let mut entry = self.begin(opcode, wr.send_flags, wr.wr_id)?;
         match opcode {
+            Opcode::Send | Opcode::SendImm if self.rules.is_datagrams() => {
+                entry.header.immediate = wr.imm_data.to_ne_bytes();
+                // SAFETY: the requests of a queue pair for datagrams fill `ud`.
+                let ud = unsafe { wr.wr.ud };
+                if ud.ah.is_null() {
+                    return Err(Errno::INVAL);
+                }
+                // SAFETY: the program's address handle, which is live.
+                let destination = unsafe { &Ah::of(ud.ah).destination };
+                self.put_address(&entry, destination.address(ud.remote_qpn, ud.remote_qkey));
+            }
             Opcode::SendImm => entry.header.immediate = wr.imm_data.to_ne_bytes(),
             Opcode::SendInv | Opcode::LocalInv => entry.header.stag = wr.imm_data.into(),
             Opcode::Write | Opcode::WriteImm | Opcode::Read => {
@@ -236,7 +190,7 @@ impl SendQueue {
             Opcode::CompareSwap | Opcode::FetchAdd => self.rules.atomics,
             Opcode::BindMw => self.rules.windows,
             _ => true,
-        };
+        } && self.rules.has_opcode(opcode);
         let flags = self.flags(flags)?;
         if !known {
             return Err(Errno::INVAL);
@@ -246,11 +200,32 @@ impl SendQueue {
             flags,
             ..SendHeader::default()
         };
+        let prefix = match self.rules.is_datagrams() {
+            true => size_of::<DatagramAddress>(),
+            false => 0,
+        };
         Ok(Entry {
             header,
+            operand_len: prefix,
+            prefix,
             wr_id,
-            ..Entry::default()
         })
+    }
+
+    /// Sets the destination of a datagram.
+    #[inline]
+    pub(crate) fn put_address(&mut self, entry: &Entry, address: DatagramAddress) {
+        if entry.prefix == size_of::<DatagramAddress>() {
+            let at = (self.block_offset() + OPERANDS) & (self.ring_len() - 1);
+            // SAFETY: the second half of the first block of an unpublished entry.
+            unsafe {
+                self.ring
+                    .as_ptr()
+                    .add(at)
+                    .cast::<DatagramAddress>()
+                    .write_unaligned(address)
+            };
+        }
     }
 
     /// Whether one more work request fits.
@@ -324,7 +299,7 @@ impl SendQueue {
     #[inline]
     unsafe fn put_inline(&mut self, entry: &mut Entry, data: *const u8, len: usize) -> Result<(), Errno> {
         let end = entry.operand_len.saturating_add(len);
-        if end > self.shape.max_inline as usize {
+        if end - entry.prefix > self.shape.max_inline as usize {
             return Err(Errno::INVAL);
         }
         let at = self.offset(entry);
@@ -337,7 +312,7 @@ impl SendQueue {
             ptr::copy_nonoverlapping(data.add(first), self.ring.as_ptr(), len - first);
         }
         entry.operand_len = end;
-        entry.header.inline_len = (end as u32).into();
+        entry.header.inline_len = ((end - entry.prefix) as u32).into();
         entry.header.flags |= SendFlags::INLINE.bits();
         Ok(())
     }

@@ -12,7 +12,7 @@
 
 use crate::vocabulary::numbered;
 use zerocopy::little_endian::{U16, U32, U64};
-use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Bytes of a command.
 pub const COMMAND_LEN: usize = 128;
@@ -97,6 +97,15 @@ numbered! {
         StreamClose = 55,
         /// Make a queue pair its own peer, with no stream at all ([`super::stream::Attach`] with sid 0).
         LoopbackAttach = 56,
+        /// Bind a UDP port for a queue pair of kind UD ([`super::stream::BindDatagrams`]; result:
+        /// [`super::stream::DatagramPort`]), with feature `DATAGRAMS`.
+        BindDatagrams = 57,
+        /// Close a UDP port that no queue pair has ([`Handle`]).
+        CloseDatagrams = 58,
+        /// Receive the datagrams of a multicast group as well ([`super::stream::Multicast`]).
+        AttachMulticast = 59,
+        /// End that ([`super::stream::Multicast`]).
+        DetachMulticast = 60,
     }
 }
 
@@ -153,23 +162,6 @@ pub struct Command {
     pub payload: [u8; PAYLOAD_LEN],
 }
 
-impl Command {
-    /// A command with these arguments, without buffers and with tag 0.
-    pub fn new<T: IntoBytes + Immutable>(opcode: Opcode, arguments: &T) -> Command {
-        const { assert!(size_of::<T>() <= PAYLOAD_LEN) };
-        let mut command = Command::new_zeroed();
-        command.opcode = (opcode as u16).into();
-        command.payload[..size_of::<T>()].copy_from_slice(arguments.as_bytes());
-        command
-    }
-
-    /// The arguments as a `T`.
-    pub fn arguments<T: FromBytes>(&self) -> T {
-        const { assert!(size_of::<T>() <= PAYLOAD_LEN) };
-        T::read_from_prefix(&self.payload).map_or_else(|_| T::new_zeroed(), |(t, _)| t)
-    }
-}
-
 /// A completion.
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
@@ -184,24 +176,6 @@ pub struct Completion {
     reserved2: U32,
     /// Phase, bit 0.
     pub phase: U32,
-}
-
-impl Completion {
-    /// A completion with this result.
-    pub fn new<T: IntoBytes + Immutable>(tag: u16, status: Status, result: &T) -> Completion {
-        const { assert!(size_of::<T>() <= RESULT_LEN) };
-        let mut completion = Completion::new_zeroed();
-        completion.tag = tag.into();
-        completion.status = (status as u16).into();
-        completion.payload[..size_of::<T>()].copy_from_slice(result.as_bytes());
-        completion
-    }
-
-    /// The results as a `T`.
-    pub fn result<T: FromBytes>(&self) -> T {
-        const { assert!(size_of::<T>() <= RESULT_LEN) };
-        T::read_from_prefix(&self.payload).map_or_else(|_| T::new_zeroed(), |(t, _)| t)
-    }
 }
 
 macro_rules! layouts {
@@ -364,6 +338,11 @@ layouts! {
         rq_log_size: U32,
         /// log2 of the bytes of a receive entry.
         rq_log_stride: U32,
+        /// [`QpKind`](crate::vocabulary::QpKind).
+        kind: U32,
+        /// The UDP port of a queue pair of kind UD, which the queue pair owns from now on; else 0. The low 24 bits of `label` are the number of
+        /// such a queue pair on the wire.
+        datagrams: U32,
         /// Reserved, 0.
         reserved: U32,
     }
@@ -384,6 +363,8 @@ layouts! {
         /// How long a Send may find the receive queue empty before it fails, milliseconds; `u32::MAX` = for ever. Only with
         /// [`attach::STALL_ON_EMPTY_RQ`](super::stream::attach::STALL_ON_EMPTY_RQ).
         rnr_timeout_ms: U32,
+        /// Q_Key of a queue pair of kind UD: it receives only datagrams with this key.
+        qkey: U32,
     }
     /// Result of `QueryQp`.
     QpStatus {
@@ -471,6 +452,8 @@ pub mod modify {
     /// the first send posted or yet to come completes with `RetryExcErr` and puts it into the error state (asked into that state before, it
     /// flushes that send like all others).
     pub const UNREACHABLE: u32 = 32;
+    /// `qkey`.
+    pub const QKEY: u32 = 64;
 }
 
 /// Bits of `DeviceAttributes::features`.
@@ -489,6 +472,11 @@ pub mod features {
     pub const ON_DEMAND: u32 = 32;
     /// [`Opcode::ModerateCq`](super::Opcode::ModerateCq).
     pub const MODERATION: u32 = 64;
+    /// Queue pairs of kind UC.
+    pub const UNRELIABLE: u32 = 128;
+    /// Queue pairs of kind UD.
+    pub const DATAGRAMS: u32 = 256;
 }
 
 mod layout;
+mod messages;

@@ -66,4 +66,17 @@ counters! {
     StreamsLost = "streams_lost",
     /// Connections that were to confirm delivery and whose peers accept no Read.
     UnconfirmedConnections = "unconfirmed_connections",
+    /// Datagrams sent.
+    TxDatagrams = "tx_datagrams",
+    /// Datagrams that the network did not take: too long for the path, no route, not allowed.
+    TxDatagramDrops = "tx_datagram_drops",
+    /// Datagrams delivered.
+    RxDatagrams = "rx_datagrams",
+    /// Datagrams that found no receive posted, or none that was long enough.
+    RxDatagramDrops = "rx_datagram_drops",
+    /// Packets at the port of a queue pair of kind UD that are no datagrams for it: malformed, with
+    /// a wrong ICRC, for another queue pair.
+    RxDatagramErrors = "rx_datagram_errors",
+    /// Datagrams with another Q_Key than that of the queue pair.
+    QkeyViolations = "qkey_violations",
 }

@@ -24,6 +24,11 @@ bitflags! {
         const WITH_INV = 2;
         /// The message was of the Solicited Event form.
         const SOLICITED = 4;
+        /// A datagram: 40 bytes of global route header are in front of its payload, and count in
+        /// `byte_len`; `source_qpn` is valid.
+        const DATAGRAM = 8;
+        /// The header of the datagram is that of IPv6; else of IPv4.
+        const IPV6 = 16;
     }
 }
 
@@ -53,7 +58,9 @@ pub struct Cqe {
     pub vendor_error: U32,
     /// When the device made the entry: nanoseconds of its free-running clock.
     pub timestamp: U64,
-    reserved2: [U32; 5],
+    /// The queue pair that sent a datagram, 24 bits.
+    pub source_qpn: U32,
+    reserved2: [U32; 4],
     /// Phase, bit 0.
     pub phase: U32,
 }

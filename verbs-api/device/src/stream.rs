@@ -79,6 +79,27 @@ layouts! {
         /// 1 = reset (RST); 0 = orderly (FIN).
         abort: U32,
     }
+    /// Arguments of `BindDatagrams`.
+    BindDatagrams {
+        /// Where; an all-zero address binds all, IPv4 and IPv6; port 0 = the device chooses.
+        local: Endpoint,
+    }
+    /// Result of `BindDatagrams`.
+    DatagramPort {
+        /// Number of the bound port.
+        id: U32,
+        /// The UDP port.
+        port: U32,
+    }
+    /// Arguments of `AttachMulticast` and `DetachMulticast`.
+    Multicast {
+        /// The group and the UDP port to which its datagrams go.
+        group: Endpoint,
+        /// The queue pair, of kind UD.
+        qid: U32,
+        /// Index in the address table: the group is joined on the network of that address.
+        source: U32,
+    }
     /// Arguments of `StreamAttach` and `LoopbackAttach`.
     Attach {
         /// The stream; it has no outstanding receive.

@@ -91,6 +91,18 @@ macro_rules! numbered {
 pub(crate) use numbered;
 
 numbered! {
+    /// The service of a queue pair (the transport service types of InfiniBand).
+    QpKind: u32 {
+        /// RC: a connection over a stream.
+        ReliableConnected = 0,
+        /// UC: a connection over a stream; a message that finds no receive is dropped.
+        UnreliableConnected = 1,
+        /// UD: datagrams, by UDP.
+        UnreliableDatagram = 2,
+    }
+}
+
+numbered! {
     /// The result of a work request (`enum ibv_wc_status`).
     WcStatus: u8 {
         /// Done.

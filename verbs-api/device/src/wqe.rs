@@ -11,6 +11,9 @@
 //! | `BindMw` | [`BindOperands`] |
 //! | `LocalInv` | none: `stag` is invalidated |
 //!
+//! An entry of a queue pair of kind UD is a Send or a Send with immediate data; its operands begin
+//! with a [`DatagramAddress`], and [`Sge`]s or data follow from byte 64 on.
+//!
 //! A **receive queue** is a ring of entries of `1 << log_stride` bytes: a [`RecvHeader`], then
 //! `num_sge` × [`Sge`].
 
@@ -132,6 +135,26 @@ pub struct Sge {
     pub stag: U32,
 }
 
+/// The destination of a datagram: the first operand in entries of queue pairs of kind UD.
+#[derive(Debug, Clone, Copy, Default, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct DatagramAddress {
+    /// Address of the receiver or of a multicast group; IPv4 as IPv4-mapped IPv6, network order.
+    pub ip: [u8; 16],
+    /// Q_Key of the receiver; with bit 31 set: that of the sending queue pair (IBTA vol. 1 §10.2.5).
+    pub qkey: U32,
+    /// Number of the receiving queue pair, 24 bits; 0xffffff for a multicast group.
+    pub qpn: U32,
+    /// IPv6 scope of a link-local address.
+    pub scope: U32,
+    /// UDP port of the receiver.
+    pub port: U16,
+    /// Index in the address table: the address to send from.
+    pub source: u8,
+    /// The IP header's traffic class (IPv4: TOS byte).
+    pub traffic_class: u8,
+}
+
 /// Operands of an atomic.
 #[derive(Debug, Clone, Copy, Default, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
@@ -191,6 +214,7 @@ const _: () = {
     assert!(size_of::<Sge>() == 16);
     assert!(offset_of!(Sge, len) == 8);
     assert!(offset_of!(Sge, stag) == 12);
+    assert!(size_of::<DatagramAddress>() == 32);
     assert!(size_of::<AtomicOperands>() == 16);
     assert!(size_of::<BindOperands>() == 32);
     assert!(size_of::<RecvHeader>() == 16);

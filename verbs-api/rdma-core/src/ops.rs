@@ -59,7 +59,7 @@ ops! {
     V34 alloc_td(*mut ibv_context, *mut ibv_td_init_attr) -> *mut ibv_td;
     V34 async_event(*mut ibv_context, *mut ibv_async_event);
     V34 attach_counters_point_flow;
-    V34 attach_mcast;
+    V34 attach_mcast(*mut ibv_qp, *const ibv_gid, u16) -> c_int;
     V34 bind_mw(*mut ibv_qp, *mut ibv_mw, *mut ibv_mw_bind) -> c_int;
     V34 close_xrcd;
     V34 cq_event(*mut ibv_cq);
@@ -91,7 +91,7 @@ ops! {
     V34 destroy_rwq_ind_table;
     V34 destroy_srq(*mut ibv_srq) -> c_int;
     V34 destroy_wq;
-    V34 detach_mcast;
+    V34 detach_mcast(*mut ibv_qp, *const ibv_gid, u16) -> c_int;
     V62 dm_export_dmabuf_fd;
     V64 free_buf;
     V34 free_context(*mut ibv_context);

@@ -54,6 +54,7 @@ fn queue_pairs_are_at_least_as_large_as_requested() {
     let attributes = DRIVER.attributes();
     let make = |caps| {
         let init = QpInit {
+            kind: urnic_device::vocabulary::QpKind::ReliableConnected,
             context: &program.context,
             pd: &program.pd,
             send_cq: &program.cq,

@@ -161,6 +161,7 @@ impl Program {
             max_inline: 64,
         };
         let init = QpInit {
+            kind: urnic_device::vocabulary::QpKind::ReliableConnected,
             context: &self.context,
             pd: &self.pd,
             send_cq: &self.cq,

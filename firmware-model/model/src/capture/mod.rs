@@ -1,11 +1,12 @@
 //! The wire as a pcapng file that Wireshark opens and follows without set-up.
 //!
 //! A [`Network`](crate::stream::Network) around the device's own ([`Tapped`]) reports to a
-//! [`Capture`] what each stream sent and received; without a capture there is no such network, and
-//! no cost. IP and TCP headers are generated from the addresses and the bytes' places in the
-//! stream. A connection with both ends in this process is written once.
+//! [`Capture`] what each stream and each UDP port sent and received; without a capture there is no
+//! such network, and no cost. IP, TCP and UDP headers are generated from the addresses and the
+//! bytes' places in the stream. What has both ends in this process is written once.
 
 mod conversation;
+mod datagrams;
 mod frames;
 pub(crate) mod own_peer;
 mod packet;
@@ -25,7 +26,7 @@ use rustix::fs::{FileType, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 use staging::Staging;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -66,6 +67,8 @@ struct State {
     conversations: HashMap<Ends, Open>,
     /// Connections so far.
     number: u32,
+    /// Addresses from which this process sends datagrams.
+    senders: HashSet<SocketAddr>,
 }
 
 /// What writes blocks.
@@ -197,6 +200,7 @@ impl CaptureFile {
                 },
                 conversations: HashMap::new(),
                 number: 0,
+                senders: HashSet::new(),
             }),
             descriptors,
         }))
@@ -247,6 +251,7 @@ impl Capture {
             writer,
             conversations,
             number,
+            ..
         } = &mut *state;
         let joined = conversations
             .get_mut(&ends)
@@ -305,12 +310,19 @@ impl Writer {
         act: impl FnOnce(&mut Write<'_>) -> T,
     ) -> T {
         let at = now();
+        self.append(|blocks| {
+            act(&mut |segment, payload| {
+                let way = local.map(|local| if segment.from == local { Way::Out } else { Way::In });
+                let meta = PacketMeta { interface, at, way };
+                pcapng::packet(blocks, meta, &segment.headers(payload), payload);
+            })
+        })
+    }
+
+    /// Runs a function that adds blocks, and puts them into the file.
+    fn append<T>(&mut self, act: impl FnOnce(&mut Vec<u8>) -> T) -> T {
         let mut blocks = std::mem::take(&mut self.blocks);
-        let result = act(&mut |segment, payload| {
-            let way = local.map(|local| if segment.from == local { Way::Out } else { Way::In });
-            let meta = PacketMeta { interface, at, way };
-            pcapng::packet(&mut blocks, meta, &segment.headers(payload), payload);
-        });
+        let result = act(&mut blocks);
         if !blocks.is_empty()
             && let Err(errno) = self.store(&blocks)
         {

@@ -1,4 +1,4 @@
-//! The IP and TCP headers of captured packets, with checksums.
+//! The IP, TCP and UDP headers of captured packets, with checksums.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -11,11 +11,20 @@ pub(super) const RST: u8 = 0x04;
 pub(super) const PSH: u8 = 0x08;
 pub(super) const ACK: u8 = 0x10;
 
-/// Protocol number of TCP.
+/// Protocol numbers.
 const TCP: u8 = 6;
+const UDP: u8 = 17;
 /// The options of a SYN: segments as large as possible, and windows in units of 2¹⁴ bytes (RFC 9293
 /// §3.7.1, RFC 7323 §2.2), so that no window is ever full.
 const SYN_OPTIONS: [u8; 8] = [2, 4, (MAX_PAYLOAD >> 8) as u8, MAX_PAYLOAD as u8, 1, 3, 3, 14];
+
+/// A datagram of UDP without its payload.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Datagram {
+    pub(super) from: SocketAddr,
+    pub(super) to: SocketAddr,
+    pub(super) traffic_class: u8,
+}
 
 /// A segment without its payload.
 #[derive(Debug, Clone, Copy)]
@@ -45,6 +54,65 @@ fn sum(parts: &[&[u8]]) -> u16 {
     sum as u16
 }
 
+/// Puts the IP header of a packet that carries `carried` bytes of `protocol` into `packet`; returns
+/// the sum of the addresses, which the checksum of the protocol covers, too.
+fn ip_header(packet: &mut Vec<u8>, ends: (IpAddr, IpAddr), class: u8, protocol: u8, carried: u16) -> u16 {
+    match ends {
+        (IpAddr::V4(from), IpAddr::V4(to)) => {
+            // Identification 0, no fragment; 64 hops.
+            packet.extend([0x45, class]);
+            packet.extend((20 + carried).to_be_bytes());
+            packet.extend([0, 0, 0x40, 0, 64, protocol, 0, 0]);
+            packet.extend(from.octets());
+            packet.extend(to.octets());
+            let checksum = !sum(&[packet]);
+            packet[10..12].copy_from_slice(&checksum.to_be_bytes());
+            sum(&[&packet[12..20]])
+        }
+        (from, to) => {
+            packet.extend([0x60 | class >> 4, class << 4, 0, 0]);
+            packet.extend(carried.to_be_bytes());
+            packet.extend([protocol, 64]);
+            for ip in [from, to] {
+                packet.extend(match ip {
+                    IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+                    IpAddr::V6(v6) => v6.octets(),
+                });
+            }
+            sum(&[&packet[8..40]])
+        }
+    }
+}
+
+/// The checksum of `header` and `payload` with the pseudo-header of `protocol` in front.
+fn checksum(addresses: u16, protocol: u8, header: &[u8], payload: &[u8]) -> u16 {
+    let carried = (header.len() + payload.len()) as u16;
+    let pseudo = [addresses.to_be_bytes(), [0, protocol], carried.to_be_bytes()].concat();
+    !sum(&[&pseudo, header, payload])
+}
+
+impl Datagram {
+    /// The headers in front of `payload`, which has at most [`MAX_PAYLOAD`] bytes.
+    pub(super) fn headers(&self, payload: &[u8]) -> Vec<u8> {
+        let carried = (8 + payload.len()) as u16;
+        let ends = (self.from.ip(), self.to.ip());
+        let mut packet = Vec::with_capacity(48);
+        let addresses = ip_header(&mut packet, ends, self.traffic_class, UDP, carried);
+        let udp = packet.len();
+        packet.extend(self.from.port().to_be_bytes());
+        packet.extend(self.to.port().to_be_bytes());
+        packet.extend(carried.to_be_bytes());
+        packet.extend([0, 0]);
+        // Zero would mean that there is none (RFC 768).
+        let checksum = match checksum(addresses, UDP, &packet[udp..], payload) {
+            0 => 0xffff,
+            checksum => checksum,
+        };
+        packet[udp + 6..udp + 8].copy_from_slice(&checksum.to_be_bytes());
+        packet
+    }
+}
+
 impl Segment {
     /// The headers in front of `payload`, which has at most [`MAX_PAYLOAD`] bytes.
     pub(super) fn headers(&self, payload: &[u8]) -> Vec<u8> {
@@ -52,31 +120,7 @@ impl Segment {
         let tcp_len = 20 + options.len();
         let carried = (tcp_len + payload.len()) as u16;
         let mut packet = Vec::with_capacity(40 + tcp_len);
-        let pseudo = match (self.from.ip(), self.to.ip()) {
-            (IpAddr::V4(from), IpAddr::V4(to)) => {
-                // No fragment; 64 hops.
-                packet.extend([0x45, 0]);
-                packet.extend((20 + carried).to_be_bytes());
-                packet.extend([0, 0, 0x40, 0, 64, TCP, 0, 0]);
-                packet.extend(from.octets());
-                packet.extend(to.octets());
-                let checksum = !sum(&[&packet]);
-                packet[10..12].copy_from_slice(&checksum.to_be_bytes());
-                sum(&[&packet[12..20]])
-            }
-            (from, to) => {
-                packet.extend([0x60, 0, 0, 0]);
-                packet.extend(carried.to_be_bytes());
-                packet.extend([TCP, 64]);
-                for ip in [from, to] {
-                    packet.extend(match ip {
-                        IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
-                        IpAddr::V6(v6) => v6.octets(),
-                    });
-                }
-                sum(&[&packet[8..40]])
-            }
-        };
+        let addresses = ip_header(&mut packet, (self.from.ip(), self.to.ip()), 0, TCP, carried);
         let tcp = packet.len();
         packet.extend(self.from.port().to_be_bytes());
         packet.extend(self.to.port().to_be_bytes());
@@ -84,8 +128,7 @@ impl Segment {
         packet.extend(self.acknowledged.to_be_bytes());
         packet.extend([(tcp_len as u8 / 4) << 4, self.flags, 0xff, 0xff, 0, 0, 0, 0]);
         packet.extend(options);
-        let pseudo = [pseudo.to_be_bytes(), [0, TCP], carried.to_be_bytes()].concat();
-        let checksum = !sum(&[&pseudo, &packet[tcp..], payload]);
+        let checksum = checksum(addresses, TCP, &packet[tcp..], payload);
         packet[tcp + 16..tcp + 18].copy_from_slice(&checksum.to_be_bytes());
         packet
     }
@@ -124,7 +167,41 @@ mod tests {
         assert_eq!(packet[52..54], [0x70, SYN]);
     }
 
+    #[test]
+    fn a_datagram() {
+        // Checksums worked out by another program.
+        let datagram = Datagram {
+            from: "10.0.0.1:1000".parse().unwrap(),
+            to: "10.0.0.2:2000".parse().unwrap(),
+            traffic_class: 4,
+        };
+        let want = "4504001f 00004000 401126c8 0a000001 0a000002 03e807d0 000b1bbb";
+        let text: String = datagram
+            .headers(b"abc")
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect();
+        assert_eq!(text, want.replace(' ', ""));
+    }
+
     proptest! {
+        #[test]
+        fn checksums_of_datagrams_come_out_right(v6: bool, traffic_class: u8, payload in prop::collection::vec(any::<u8>(), 0..100)) {
+            let [from, to] = match v6 {
+                true => ["[2001:db8::1]:7", "[fe80::2]:65535"],
+                false => ["192.0.2.1:7", "198.51.100.254:65535"],
+            };
+            let datagram = Datagram { from: from.parse().unwrap(), to: to.parse().unwrap(), traffic_class };
+            let packet = datagram.headers(&payload);
+            let ip = if v6 { 40 } else { 20 };
+            let addresses = if v6 { &packet[8..40] } else { &packet[12..20] };
+            let carried = (8 + payload.len()) as u16;
+            let [high, low] = carried.to_be_bytes();
+            prop_assert_eq!(packet.len(), ip + 8);
+            prop_assert_eq!(&packet[ip + 4..ip + 6], [high, low]);
+            prop_assert_eq!(sum(&[addresses, &[0, UDP, high, low], &packet[ip..], &payload]), 0xffff);
+        }
+
         #[test]
         fn checksums_come_out_right(v6: bool, flags: u8, payload in prop::collection::vec(any::<u8>(), 0..100)) {
             let segment = match v6 {

@@ -1,15 +1,17 @@
-//! A network whose streams are captured.
+//! A network whose streams and UDP ports are captured.
 
+use super::datagrams::TappedSocket;
 use super::staging::MAX;
 use super::{Capture, Side, Tap};
 use crate::host::{Piece, PieceMut};
+use crate::stream::datagram::DatagramSocket;
 use crate::stream::{Listener, Network, Stream, StreamError};
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 use std::net::SocketAddr;
 use std::sync::{Arc, PoisonError};
 
-/// A network, and where its streams are captured.
+/// A network, and where it is captured.
 #[derive(Debug)]
 pub(crate) struct Tapped {
     network: Arc<dyn Network>,
@@ -63,6 +65,11 @@ impl Network for Tapped {
             listener: self.network.listen(local, backlog, traffic_class, ipv6_only)?,
             capture: self.capture.clone(),
         }))
+    }
+
+    fn bind_datagrams(&self, local: SocketAddr, shared: bool) -> Result<Box<dyn DatagramSocket>, Errno> {
+        let socket = self.network.bind_datagrams(local, shared)?;
+        Ok(Box::new(TappedSocket::new(socket, self.capture.clone())))
     }
 }
 

@@ -2,6 +2,7 @@
 //! the ring.
 
 mod answer;
+mod datagrams;
 mod memory;
 mod queues;
 pub(crate) mod reset;
@@ -97,6 +98,10 @@ impl Job<'_> {
             Opcode::StreamAttach => self.stream_attach(),
             Opcode::StreamClose => self.stream_close(),
             Opcode::LoopbackAttach => self.loopback_attach(),
+            Opcode::BindDatagrams => self.bind_datagrams(),
+            Opcode::CloseDatagrams => self.close_datagrams(),
+            Opcode::AttachMulticast => self.attach_multicast(),
+            Opcode::DetachMulticast => self.detach_multicast(),
         }
     }
 

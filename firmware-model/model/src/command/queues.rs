@@ -3,6 +3,7 @@
 
 use super::Job;
 use super::answer::{Answer, count, done, handle, ok};
+use crate::datagram::DatagramParams;
 use crate::device::state::{Core, PageUser, Uar};
 use crate::host::Record;
 use crate::memory::DomainUse;
@@ -23,10 +24,12 @@ use urnic_device::event::EVENT_LEN;
 use urnic_device::record::QueueRecord;
 use urnic_device::registers::NO_VECTOR;
 use urnic_device::stream::{Endpoint, Endpoints, input};
-use urnic_device::vocabulary::QpState;
+use urnic_device::vocabulary::{QpKind, QpState};
 use urnic_device::wqe::{BLOCK_LEN, MAX_BLOCKS, MAX_SGE, RecvHeader, Sge};
 use zerocopy::FromZeros;
 
+/// Bits of the number of a queue pair on the wire.
+const QPN_MASK: u32 = 0xff_ffff;
 /// Alignment of rings: a cache line, so that no entry spans two.
 const RING_ALIGN: usize = 64;
 /// Entries of the largest event queue, log2.
@@ -283,6 +286,7 @@ impl Job<'_> {
     pub(super) fn create_qp(&self) -> Answer {
         let arguments: CreateQp = self.arguments();
         let core = self.core;
+        let kind = QpKind::from_raw(arguments.kind.get()).ok_or(Status::InvalidArgument)?;
         let pd = arguments.pd.get();
         let page = core.page(arguments.uar.get()).ok_or(Status::InvalidHandle)?;
         let find_cq = |id| core.cqs.find(id).ok_or(Status::InvalidHandle);
@@ -292,13 +296,77 @@ impl Job<'_> {
             0 => None,
             id => Some(core.srqs.find(id).ok_or(Status::InvalidHandle)?.clone()),
         };
+        let (sq, rq) = self.work_queues(&arguments, srq.as_ref())?;
+        let domains = core.memory.domains();
+        if !domains.enter(pd, DomainUse::QueuePair) {
+            return Err(Status::InvalidHandle);
+        }
+        let made = core.qps.insert_with(Status::NoResources, |qid| {
+            let label = arguments.label.get();
+            match kind {
+                QpKind::ReliableConnected => {
+                    let params = QpParams {
+                        qid,
+                        label,
+                        pd,
+                        sq,
+                        send_cq,
+                        rq,
+                        recv_cq,
+                        extensions: core.config.rfc7306,
+                    };
+                    Ok(Qp::new(params, page.id, srq))
+                }
+                QpKind::UnreliableConnected => Err(Status::NotSupported),
+                QpKind::UnreliableDatagram => {
+                    let port = core.ports.take(arguments.datagrams.get());
+                    let params = DatagramParams {
+                        qid,
+                        label: label & QPN_MASK,
+                        pd,
+                        sq: sq.of_datagrams(),
+                        send_cq,
+                        rq,
+                        recv_cq,
+                        sockets: port.ok_or(Status::InvalidHandle)?,
+                        config: core.config.clone(),
+                    };
+                    Ok(Qp::of_datagrams(params, page.id, srq))
+                }
+            }
+        });
+        let qp = made.inspect_err(|_| domains.leave(pd, DomainUse::QueuePair))?;
+        if let Err(status) = qp.watch_ports(core) {
+            core.qps.remove(qp.id);
+            domains.leave(pd, DomainUse::QueuePair);
+            return Err(status);
+        }
+        qp.send_cq.enter(qp.id);
+        qp.recv_cq.enter(qp.id);
+        if let Some(srq) = &qp.srq {
+            enter(&srq.users);
+        }
+        queue_handle(qp.id, self.core.enter_page(&page, PageUser::Qp(qp.id)))
+    }
+
+    /// The queues of a queue pair, in the rings that the arguments name.
+    fn work_queues(
+        &self,
+        arguments: &CreateQp,
+        srq: Option<&Arc<SharedReceiveQueue>>,
+    ) -> Result<(SendQueue, ReceiveSource), Status> {
         let sq_log_size = arguments.sq_log_size.get();
-        let blocks = core.config.limits.work_requests.saturating_mul(MAX_BLOCKS as u32);
+        let blocks = self
+            .core
+            .config
+            .limits
+            .work_requests
+            .saturating_mul(MAX_BLOCKS as u32);
         check_size(sq_log_size, blocks)?;
         let record = self.queue_record(arguments.record.get())?;
         let ring = self.map(arguments.sq_ring.get(), BLOCK_LEN << sq_log_size, RING_ALIGN)?;
         let sq = SendQueue::new(ring, record.clone(), sq_log_size);
-        let rq = match &srq {
+        let rq = match srq {
             Some(srq) => ReceiveSource::Shared(srq.clone()),
             None => ReceiveSource::Own(self.receive_queue(
                 arguments.rq_ring.get(),
@@ -307,30 +375,7 @@ impl Job<'_> {
                 arguments.rq_log_stride.get(),
             )?),
         };
-        let domains = core.memory.domains();
-        if !domains.enter(pd, DomainUse::QueuePair) {
-            return Err(Status::InvalidHandle);
-        }
-        let made = core.qps.insert_with(Status::NoResources, |qid| {
-            let params = QpParams {
-                qid,
-                label: arguments.label.get(),
-                pd,
-                sq,
-                send_cq,
-                rq,
-                recv_cq,
-                extensions: core.config.rfc7306,
-            };
-            Ok(Qp::new(params, page.id, srq))
-        });
-        let qp = made.inspect_err(|_| domains.leave(pd, DomainUse::QueuePair))?;
-        qp.send_cq.enter(qp.id);
-        qp.recv_cq.enter(qp.id);
-        if let Some(srq) = &qp.srq {
-            enter(&srq.users);
-        }
-        queue_handle(qp.id, self.core.enter_page(&page, PageUser::Qp(qp.id)))
+        Ok((sq, rq))
     }
 
     pub(super) fn modify_qp(&mut self) -> Answer {

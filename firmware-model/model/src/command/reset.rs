@@ -7,6 +7,7 @@ use crate::device::state::Core;
 pub(crate) fn reset(core: &Core) {
     queues::destroy_all(core);
     core.streams.clear();
+    core.ports.clear();
     core.schedule.clear();
     core.memory.clear();
 }

@@ -1,6 +1,7 @@
 //! The device as its driver sees it.
 
 mod bar0;
+pub(crate) mod ports;
 pub(crate) mod state;
 pub(crate) mod table;
 

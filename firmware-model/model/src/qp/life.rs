@@ -6,7 +6,10 @@ use crate::qp::effects::Effects;
 use crate::qp::requests::Requests;
 use crate::qp::{Inner, Qp};
 use crate::rdmap::{Attachment, QpChange, WrongState};
+use crate::sched::schedule::Token;
 use crate::stream::Stream;
+use crate::stream::datagram::DatagramSocket;
+use std::net::{IpAddr, SocketAddr};
 use urnic_device::command::Status;
 use urnic_device::vocabulary::QpState;
 
@@ -35,7 +38,7 @@ impl Qp {
         }
         self.leave_sibling(core);
         core.memory.unbind_all_of(self.id);
-        inner.engine = inner.engine.anew();
+        inner.engine.reset();
         inner.engine.receive_source().ring_never();
         inner.gathering.forget();
         (inner.blocked, inner.hung_up, inner.held, inner.timer) = (false, false, false, None);
@@ -56,11 +59,14 @@ impl Qp {
                 return Err(Status::WrongState);
             };
             let mut env = core.env(&self.counters, effects);
-            inner
+            let engine = inner
                 .engine
+                .connected()
+                .map_err(|WrongState| Status::WrongState)?;
+            engine
                 .attach(attachment, &mut env, &mut **live)
                 .map_err(|WrongState| Status::WrongState)?;
-            self.find_sibling(core, &**live, &mut inner.engine, awaited);
+            self.find_sibling(core, &**live, engine, awaited);
             inner.stream = stream.take();
             inner.held = true;
             Ok(((), Requests::ATTACHED | Requests::RESUME | Requests::RECEIVE))
@@ -79,10 +85,74 @@ impl Qp {
             Some(core.config.capture.as_ref()?.own_peer(ip, self.id))
         };
         self.command(effects, |inner, _| {
-            let attached = inner.engine.attach_loopback(attachment, tap);
+            let engine = inner
+                .engine
+                .connected()
+                .map_err(|WrongState| Status::WrongState)?;
+            let attached = engine.attach_loopback(attachment, tap);
             attached.map_err(|WrongState| Status::WrongState)?;
             Ok(((), Requests::RESUME))
         })
+    }
+
+    /// Receives the datagrams to a group as well, by `socket`.
+    pub(crate) fn enter_group(
+        &self,
+        core: &Core,
+        group: SocketAddr,
+        interface: IpAddr,
+        socket: impl FnOnce() -> Result<Box<dyn DatagramSocket>, Status>,
+        effects: &mut Effects,
+    ) -> Result<(), Status> {
+        self.command(effects, |inner, _| {
+            let engine = inner
+                .engine
+                .datagrams()
+                .map_err(|WrongState| Status::WrongState)?;
+            if engine.is_in_group(group, interface) {
+                return Ok(((), Requests::empty()));
+            }
+            let socket = socket()?;
+            if let Some(fd) = socket.descriptor() {
+                let watched = core.schedule.watch(fd, Token::Qp(self.id));
+                watched.map_err(|_| Status::NoResources)?;
+            }
+            engine.enter_group(group, interface, socket);
+            Ok(((), Requests::RECEIVE))
+        })
+    }
+
+    /// Receives the datagrams to a group no more.
+    pub(crate) fn leave_group(
+        &self,
+        group: SocketAddr,
+        interface: IpAddr,
+        effects: &mut Effects,
+    ) -> Result<(), Status> {
+        self.command(effects, |inner, _| {
+            let engine = inner
+                .engine
+                .datagrams()
+                .map_err(|WrongState| Status::WrongState)?;
+            if !engine.is_in_group(group, interface) {
+                return Err(Status::InvalidArgument);
+            }
+            engine.leave_group(group, interface);
+            Ok(((), Requests::empty()))
+        })
+    }
+
+    /// Watches the ports of a queue pair of kind UD.
+    pub(crate) fn watch_ports(&self, core: &Core) -> Result<(), Status> {
+        let mut inner = self.turns.lock();
+        let Ok(engine) = inner.engine.datagrams() else {
+            return Ok(());
+        };
+        for fd in engine.descriptors() {
+            let watched = core.schedule.watch(fd, Token::Qp(self.id));
+            watched.map_err(|_| Status::NoResources)?;
+        }
+        Ok(())
     }
 
     /// Ends the queue pair: on return, no host memory is used any more. What its completed sends

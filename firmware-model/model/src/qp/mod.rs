@@ -11,12 +11,15 @@ mod kick;
 mod life;
 pub(crate) mod requests;
 mod run;
+mod service;
 mod siblings;
 pub(crate) mod turns;
 
 use crate::counters::Counters;
+use crate::datagram::{self, DatagramParams};
 use crate::qp::effects::Effects;
 use crate::qp::requests::Requests;
+use crate::qp::service::Service;
 use crate::qp::turns::Turns;
 use crate::queues::{CompletionQueue, SharedReceiveQueue};
 use crate::rdmap::{Engine, NoStream, QpParams};
@@ -56,7 +59,7 @@ pub(crate) struct Qp {
 /// What one thread at a time is at.
 #[derive(Debug)]
 pub(crate) struct Inner {
-    pub(crate) engine: Engine,
+    pub(crate) engine: Service,
     pub(crate) stream: Option<Box<dyn Stream>>,
     /// The stream took no more.
     pub(crate) blocked: bool,
@@ -75,10 +78,31 @@ pub(crate) struct Inner {
 pub(crate) type Ends = (SocketAddr, SocketAddr);
 
 impl Qp {
+    /// A queue pair of kind RC.
     pub(crate) fn new(params: QpParams, uar: u32, srq: Option<Arc<SharedReceiveQueue>>) -> Qp {
         let (id, pd) = (params.qid, params.pd);
-        let (send_cq, recv_cq) = (params.send_cq.clone(), params.recv_cq.clone());
-        let mut engine = Engine::new(params);
+        let cqs = (params.send_cq.clone(), params.recv_cq.clone());
+        Qp::with(id, pd, cqs, Service::Connected(Engine::new(params)), uar, srq)
+    }
+
+    /// A queue pair of kind UD.
+    pub(crate) fn of_datagrams(params: DatagramParams, uar: u32, srq: Option<Arc<SharedReceiveQueue>>) -> Qp {
+        let (id, pd) = (params.qid, params.pd);
+        let cqs = (params.send_cq.clone(), params.recv_cq.clone());
+        let engine = Box::new(datagram::Engine::new(params));
+        let qp = Qp::with(id, pd, cqs, Service::Datagrams(engine), uar, srq);
+        qp.readable.store(true, Ordering::Relaxed);
+        qp
+    }
+
+    fn with(
+        id: u32,
+        pd: u32,
+        (send_cq, recv_cq): (Arc<CompletionQueue>, Arc<CompletionQueue>),
+        mut engine: Service,
+        uar: u32,
+        srq: Option<Arc<SharedReceiveQueue>>,
+    ) -> Qp {
         engine.receive_source().ring_never();
         Qp {
             id,
@@ -167,7 +191,13 @@ impl Qp {
 }
 
 impl Inner {
-    pub(crate) fn with_engine<R>(&mut self, run: impl FnOnce(&mut Engine, &mut dyn Stream) -> R) -> R {
+    /// Whether packets or bytes may arrive.
+    #[inline]
+    pub(crate) fn has_input(&self) -> bool {
+        self.stream.is_some() || self.engine.is_datagrams()
+    }
+
+    pub(crate) fn with_engine<R>(&mut self, run: impl FnOnce(&mut Service, &mut dyn Stream) -> R) -> R {
         match &mut self.stream {
             Some(stream) => run(&mut self.engine, &mut **stream),
             None => run(&mut self.engine, &mut NoStream),

@@ -64,7 +64,7 @@ impl Qp {
         let receives = Requests::RECEIVE | Requests::HANG_UP | Requests::TIMER | Requests::CQ_LOST;
         // A poll that finds nothing does not change state.
         let only_polls = (Requests::RECEIVE | Requests::PEER_PROGRESS).contains(requests)
-            && inner.stream.is_some()
+            && inner.has_input()
             && !inner.engine.is_held_up();
         if requests.intersects(receives) {
             self.receive(core, inner, &mut env);
@@ -96,7 +96,7 @@ impl Qp {
     fn receive(self: &Arc<Qp>, core: &Core, inner: &mut Inner, env: &mut Env<'_>) {
         let mut read = u64::MAX;
         // No ring is requested for receives unless the stream turns out to wait for one.
-        if !self.is_readable() && inner.stream.is_some() {
+        if !self.is_readable() && inner.has_input() {
             self.readable.store(true, Ordering::Relaxed);
             inner.engine.receive_source().ring_never();
         }

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use urnic_device::record::{self, QueueRecord};
 use urnic_device::wqe::{
-    AtomicOperands, BLOCK_LEN, BindOperands, MAX_BLOCKS, MAX_SGE, OPERANDS, Opcode, SendFlags, SendHeader,
-    Sge, blocks,
+    AtomicOperands, BLOCK_LEN, BindOperands, DatagramAddress, MAX_BLOCKS, MAX_SGE, OPERANDS, Opcode,
+    SendFlags, SendHeader, Sge, blocks,
 };
 use zerocopy::FromBytes;
 
@@ -25,6 +25,8 @@ pub struct SendQueue {
     next: u32,
     retired: u32,
     taken: u32,
+    /// Bytes of operands in front of the list or the data of an entry: the address of a datagram.
+    prefix: usize,
 }
 
 /// The fixed part of an entry; its operands stay in the ring.
@@ -63,6 +65,15 @@ impl SendQueue {
             next: 0,
             retired: 0,
             taken: 0,
+            prefix: 0,
+        }
+    }
+
+    /// The queue of a queue pair of kind UD: entries have a [`DatagramAddress`].
+    pub(crate) fn of_datagrams(self) -> SendQueue {
+        SendQueue {
+            prefix: size_of::<DatagramAddress>(),
+            ..self
         }
     }
 
@@ -118,7 +129,7 @@ impl SendQueue {
             index: self.next,
         };
         let blocks_needed = match wqe.operand_len() {
-            Some(len) => blocks(len),
+            Some(len) => blocks(self.prefix + len),
             None => return Err(bad),
         };
         let taken = usize::from(wqe.blocks);
@@ -187,7 +198,7 @@ impl SendQueue {
         if n >= usize::from(wqe.num_sge) {
             return Sge::default();
         }
-        self.operand(wqe, first + n * size_of::<Sge>())
+        self.operand(wqe, self.prefix + first + n * size_of::<Sge>())
     }
 
     /// Element `n` of an entry's list, if there is one.
@@ -199,7 +210,12 @@ impl SendQueue {
     /// Copies an entry's inline data out, from `at` on; both ends must lie inside.
     pub fn inline(&self, wqe: &SendWqe, at: usize, into: &mut [u8]) {
         assert!(at + into.len() <= wqe.inline_len as usize);
-        self.operand_bytes(wqe, at, into);
+        self.operand_bytes(wqe, self.prefix + at, into);
+    }
+
+    /// The destination of a datagram.
+    pub fn address(&self, wqe: &SendWqe) -> DatagramAddress {
+        self.operand(wqe, 0)
     }
 
     /// The operands of an atomic.

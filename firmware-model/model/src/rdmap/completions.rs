@@ -11,13 +11,13 @@ const BATCH: usize = 32;
 /// The way to a completion queue. The code that pushes must [`flush`](Self::flush) before the run
 /// ends.
 #[derive(Debug)]
-pub(super) struct Completions {
-    pub(super) queue: Arc<CompletionQueue>,
+pub(crate) struct Completions {
+    pub(crate) queue: Arc<CompletionQueue>,
     waiting: Vec<Cqe>,
 }
 
 impl Completions {
-    pub(super) fn new(queue: Arc<CompletionQueue>) -> Completions {
+    pub(crate) fn new(queue: Arc<CompletionQueue>) -> Completions {
         Completions {
             queue,
             waiting: Vec::with_capacity(BATCH),
@@ -25,7 +25,7 @@ impl Completions {
     }
 
     #[inline]
-    pub(super) fn push(&mut self, cqe: Cqe, env: &mut Env<'_>) -> Result<(), Overflow> {
+    pub(crate) fn push(&mut self, cqe: Cqe, env: &mut Env<'_>) -> Result<(), Overflow> {
         self.waiting.push(cqe);
         match self.waiting.len() {
             BATCH => self.flush(env),
@@ -34,7 +34,7 @@ impl Completions {
     }
 
     #[inline]
-    pub(super) fn flush(&mut self, env: &mut Env<'_>) -> Result<(), Overflow> {
+    pub(crate) fn flush(&mut self, env: &mut Env<'_>) -> Result<(), Overflow> {
         if self.waiting.is_empty() {
             return Ok(());
         }

@@ -27,7 +27,7 @@
 #![cfg_attr(not(any(test, fuzzing)), forbid(unsafe_code))]
 
 mod answers;
-mod completions;
+pub(crate) mod completions;
 mod delivery;
 mod engine;
 pub mod env;
@@ -36,9 +36,9 @@ mod flights;
 pub mod fuzzing;
 mod held;
 mod inbound;
-mod params;
+pub(crate) mod params;
 mod peer_progress;
-mod placement;
+pub(crate) mod placement;
 mod reads;
 mod requester;
 mod responder;

@@ -167,6 +167,8 @@ pub struct QpChange {
     pub rnr_timeout: Option<Duration>,
     /// The peer cannot be reached.
     pub unreachable: bool,
+    /// Q_Key of a queue pair of kind UD.
+    pub qkey: Option<u32>,
 }
 
 impl QpChange {
@@ -189,6 +191,7 @@ impl QpChange {
             ord: has(modify::ORD).then(|| arguments.ord.get()),
             rnr_timeout: has(modify::RNR).then_some(rnr_timeout),
             unreachable: has(modify::UNREACHABLE),
+            qkey: has(modify::QKEY).then(|| arguments.qkey.get()),
         })
     }
 }
@@ -229,17 +232,28 @@ pub enum RxOutcome {
 /// The identity of a queue pair, for checks and completions.
 #[derive(Debug)]
 pub(crate) struct Identity {
-    pub(super) qid: u32,
-    pub(super) label: u32,
-    pub(super) pd: u32,
+    pub(crate) qid: u32,
+    pub(crate) label: u32,
+    pub(crate) pd: u32,
     pub(super) access: Access,
     pub(super) extensions: bool,
 }
 
 impl Identity {
+    /// The identity of a queue pair that takes no RDMA Writes, Reads or atomics.
+    pub(crate) fn of_datagrams(qid: u32, label: u32, pd: u32) -> Identity {
+        Identity {
+            qid,
+            label,
+            pd,
+            access: Access::empty(),
+            extensions: false,
+        }
+    }
+
     /// A completion with no flags and no bytes.
     #[inline]
-    pub(super) fn cqe(&self, cookie: u64, opcode: WcOpcode, status: WcStatus) -> Cqe {
+    pub(crate) fn cqe(&self, cookie: u64, opcode: WcOpcode, status: WcStatus) -> Cqe {
         Cqe::new(cookie, self.label, self.qid, opcode, status)
     }
 }

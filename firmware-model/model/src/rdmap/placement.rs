@@ -7,7 +7,7 @@ use urnic_device::wqe::Sge;
 
 /// A place in a scatter or gather list.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Cursor {
+pub(crate) struct Cursor {
     index: usize,
     offset: u32,
 }
@@ -16,7 +16,7 @@ impl Cursor {
     /// The list's next extent of at most `max` bytes, and its length; `None` behind the list's
     /// end. Empty elements are skipped, and their STags are not checked (VRB-M-07).
     #[inline]
-    pub(super) fn extent(
+    pub(crate) fn extent(
         &mut self,
         list: &impl Fn(usize) -> Option<Sge>,
         max: usize,
@@ -37,14 +37,14 @@ impl Cursor {
 
     /// Moves on within the extent.
     #[inline]
-    pub(super) fn advance(&mut self, n: usize) {
+    pub(crate) fn advance(&mut self, n: usize) {
         self.offset += n as u32;
     }
 }
 
 /// Copies `bytes` to the list's next places.
 #[inline]
-pub(super) fn scatter(
+pub(crate) fn scatter(
     qp: &Identity,
     pd: u32,
     env: &Env<'_>,

@@ -1,14 +1,18 @@
 //! Byte streams under MPA, and the networks that make them: kernel TCP ([`tcp`]) or a simulated
 //! one.
 
+mod address;
+pub mod datagram;
 pub(crate) mod descriptor;
 pub(crate) mod linger;
 #[cfg(any(test, fuzzing, feature = "simulation"))]
 pub mod sim;
 pub(crate) mod streaming;
 pub(crate) mod tcp;
+mod udp;
 
 use crate::host::{Piece, PieceMut};
+use datagram::DatagramSocket;
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 use std::fmt::Debug;
@@ -110,4 +114,14 @@ pub trait Network: Send + Sync + Debug {
         traffic_class: u8,
         ipv6_only: bool,
     ) -> Result<Box<dyn Listener>, Errno>;
+
+    /// Binds a UDP port. An unspecified IPv6 address means all of the host's, IPv4 and IPv6; with
+    /// port 0 the network chooses. `shared`: others may have the same port, for multicast groups.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP` for a network without datagrams; those of bind(2).
+    fn bind_datagrams(&self, local: SocketAddr, shared: bool) -> Result<Box<dyn DatagramSocket>, Errno> {
+        let _ = (local, shared);
+        Err(Errno::OPNOTSUPP)
+    }
 }

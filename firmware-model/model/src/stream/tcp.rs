@@ -1,16 +1,16 @@
 //! Kernel TCP.
 
+use super::address::{ANYWHERE, family, plain};
+use super::datagram::DatagramSocket;
 use super::descriptor::{Descriptor, Descriptors};
-use super::{Listener, Network, Stream, StreamError};
+use super::{Listener, Network, Stream, StreamError, udp};
 use crate::host::{Piece, PieceMut};
 use crate::sys;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
-use rustix::net::{
-    self, AddressFamily, RecvFlags, SendFlags, Shutdown, SocketAddrAny, SocketFlags, SocketType,
-};
+use rustix::net::{self, AddressFamily, RecvFlags, SendFlags, Shutdown, SocketFlags, SocketType};
 use rustix::net::{RecvAncillaryBuffer, SendAncillaryBuffer, sockopt};
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -47,27 +47,6 @@ struct TcpListener {
     socket: Descriptor,
     local: SocketAddr,
     descriptors: Arc<Descriptors>,
-}
-
-const ANYWHERE: SocketAddr = SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), 0);
-
-/// The address in its own family: IPv4 peers of a dual-stack socket have IPv6 addresses there.
-fn plain(address: Option<SocketAddrAny>) -> SocketAddr {
-    let address = address.and_then(|a| SocketAddr::try_from(a).ok());
-    address.map_or(ANYWHERE, |a| match a {
-        SocketAddr::V6(v6) => match v6.ip().to_ipv4_mapped() {
-            Some(v4) => SocketAddr::new(v4.into(), v6.port()),
-            None => a,
-        },
-        SocketAddr::V4(_) => a,
-    })
-}
-
-fn family(address: &SocketAddr) -> AddressFamily {
-    match address {
-        SocketAddr::V4(_) => AddressFamily::INET,
-        SocketAddr::V6(_) => AddressFamily::INET6,
-    }
 }
 
 fn socket(family: AddressFamily) -> Result<OwnedFd, Errno> {
@@ -174,6 +153,10 @@ impl Network for Tcp {
             local,
             descriptors,
         }))
+    }
+
+    fn bind_datagrams(&self, local: SocketAddr, shared: bool) -> Result<Box<dyn DatagramSocket>, Errno> {
+        udp::bind(&self.descriptors, local, shared)
     }
 }
 

@@ -1,6 +1,7 @@
 //! The few system calls that rustix does not have. Through `libc::syscall`, which is neither
 //! interposed by us nor a cancellation point.
 
+pub(crate) mod datagrams;
 pub(crate) mod failed;
 
 use rustix::fd::{AsRawFd, BorrowedFd};

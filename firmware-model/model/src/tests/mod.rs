@@ -3,6 +3,7 @@
 mod backlog;
 mod commands;
 mod completions;
+mod datagrams;
 mod elsewhere;
 mod gather;
 mod nonsense;

@@ -16,10 +16,10 @@ const _: () = {
     assert!(size_of::<ResizeCq>() == 16);
     assert!(size_of::<ModerateCq>() == 16);
     assert!(size_of::<CreateSrq>() == 32);
-    assert!(size_of::<CreateQp>() == 64);
+    assert!(size_of::<CreateQp>() == 72);
     assert!(offset_of!(CreateQp, pd) == 24);
     assert!(offset_of!(CreateQp, sq_log_size) == 48);
-    assert!(size_of::<ModifyQp>() == 28);
+    assert!(size_of::<ModifyQp>() == 32);
     assert!(size_of::<QpStatus>() == 24);
     assert!(size_of::<DeviceAttributes>() == 80);
 };

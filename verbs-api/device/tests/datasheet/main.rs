@@ -122,9 +122,9 @@ fn structures_are_as_long_as_the_compiler_makes_them() {
             CreateSrq ModifySrq CreateQp ModifyQp QpStatus DeviceAttributes;
         event: Event;
         record: QueueRecord CqRecord;
-        wqe: SendHeader Sge AtomicOperands BindOperands RecvHeader;
+        wqe: SendHeader Sge DatagramAddress AtomicOperands BindOperands RecvHeader;
         cqe: Cqe;
-        stream: Endpoint Address Connect Listen Listening Endpoints Close Attach;
+        stream: Endpoint Address Connect Listen Listening Endpoints Close BindDatagrams DatagramPort Multicast Attach;
     };
     let read: BTreeMap<String, usize> = items()
         .into_iter()
@@ -144,9 +144,9 @@ fn structures_are_as_long_as_the_compiler_makes_them() {
 #[test]
 fn numbers_are_those_that_the_compiler_knows() {
     use urnic_device::doorbell::Kind;
-    use urnic_device::vocabulary::{QpState, WcOpcode, WcStatus};
+    use urnic_device::vocabulary::{QpKind, QpState, WcOpcode, WcStatus};
     type Name = fn(u32) -> Option<String>;
-    let names: [(&str, Name); 9] = [
+    let names: [(&str, Name); 10] = [
         ("command::Opcode", |n| {
             command::Opcode::from_raw(n as u16).map(|v| format!("{v:?}"))
         }),
@@ -164,6 +164,9 @@ fn numbers_are_those_that_the_compiler_knows() {
         }),
         ("wqe::Opcode", |n| {
             wqe::Opcode::from_raw(n as u8).map(|v| format!("{v:?}"))
+        }),
+        ("vocabulary::QpKind", |n| {
+            QpKind::from_raw(n).map(|v| format!("{v:?}"))
         }),
         ("vocabulary::QpState", |n| {
             QpState::from_raw(n).map(|v| format!("{v:?}"))

@@ -14,6 +14,7 @@ pub(crate) use uar::{PageUser, Uar};
 use crate::capture::tapped::Tapped;
 use crate::config::ModelConfig;
 use crate::counters::Counters;
+use crate::device::ports::Ports;
 use crate::device::table::Table;
 use crate::host::HostMemory;
 use crate::llp::buffers::BufferPool;
@@ -65,7 +66,7 @@ pub(crate) type EventQueues = BTreeMap<u32, Arc<EventQueue>>;
 /// Lock order: registers (commands) → event queue table, stream or queue pair → completion queue or
 /// event queue ring. [`Effects`] are raised with none of them held.
 pub(crate) struct Core {
-    pub(crate) config: ModelConfig,
+    pub(crate) config: Arc<ModelConfig>,
     pub(crate) host: Arc<dyn HostMemory>,
     /// The host's memory is not what it should be.
     stopped: &'static AtomicBool,
@@ -93,6 +94,8 @@ pub(crate) struct Core {
     /// streams, the queue pair's own end first. A leaf.
     ends: Mutex<HashMap<Ends, (u32, Rendezvous)>>,
     pub(crate) streams: Streams,
+    /// UDP ports that no queue pair has yet.
+    pub(crate) ports: Ports,
     pub(crate) schedule: Schedule,
     descriptors: Arc<Descriptors>,
     abandoned: AtomicBool,
@@ -184,8 +187,9 @@ impl Core {
             qps: Table::new(limits.qps),
             ends: Mutex::default(),
             streams: Streams::new(limits.streams),
+            ports: Ports::new(limits.streams),
             abandoned: AtomicBool::new(false),
-            config,
+            config: Arc::new(config),
             stopped: host.stopped(),
             host,
             interrupts,

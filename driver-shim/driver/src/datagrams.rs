@@ -1,0 +1,192 @@
+//! Queue pairs for datagrams: their numbers, the addresses that they send to, and multicast groups.
+
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+
+use rustix::io::Errno;
+use urnic_device::command::{Handle, Opcode};
+use urnic_device::stream::{BindDatagrams, DatagramPort, Endpoint, Multicast};
+use urnic_device::vocabulary::QpKind;
+use urnic_device::wqe::DatagramAddress;
+
+use crate::driver::{Driver, Qp};
+use urnic_process::addressing::AddressVector;
+use urnic_process::lock::lock;
+use urnic_process::port_gids::ip_of;
+
+/// The UDP port of RoCE v2: multicast groups receive at this port.
+const MULTICAST_PORT: u16 = 4791;
+/// The number of the queue pair in datagrams to a multicast group.
+const MULTICAST_QPN: u32 = 0xff_ffff;
+/// Attempts to find a number that no queue pair of this process has.
+const ATTEMPTS: u32 = 64;
+
+/// The number of a new queue pair.
+pub(crate) struct Number {
+    pub(crate) qpn: u32,
+    /// The device's number of the UDP port; 0 for a connected queue pair.
+    pub(crate) port: u32,
+}
+
+/// A peer for datagrams, as an address handle names it.
+#[derive(Debug, Clone, Copy)]
+pub struct Destination {
+    ip: IpAddr,
+    scope: u32,
+    source: u8,
+    traffic_class: u8,
+}
+
+impl Destination {
+    /// The address of a datagram to the queue pair `qpn` there; the number of a multicast group is
+    /// not considered.
+    #[inline]
+    pub fn address(&self, qpn: u32, qkey: u32) -> DatagramAddress {
+        let (port, qpn) = match self.ip.is_multicast() {
+            true => (MULTICAST_PORT, MULTICAST_QPN),
+            false => ((qpn >> 8) as u16, qpn),
+        };
+        DatagramAddress {
+            ip: match self.ip {
+                IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
+                IpAddr::V6(ip) => ip.octets(),
+            },
+            qkey: qkey.into(),
+            qpn: qpn.into(),
+            scope: self.scope.into(),
+            port: port.into(),
+            source: self.source,
+            traffic_class: self.traffic_class,
+        }
+    }
+}
+
+impl Driver {
+    /// A number for a new queue pair. A connected one and one for datagrams may have ports of the
+    /// same number, so a number that is in use is not taken.
+    pub(crate) fn number_for(&self, kind: QpKind) -> Result<Number, Errno> {
+        let mut unsuitable = Vec::new();
+        let mut found = Err(Errno::ADDRINUSE);
+        for _ in 0..ATTEMPTS {
+            let number = match kind {
+                QpKind::UnreliableDatagram => self.bind_datagrams(),
+                _ => self.native_add().map(|qpn| Number { qpn, port: 0 }),
+            };
+            match number {
+                Ok(number) if lock(&self.qids).contains_key(&number.qpn) => unsuitable.push(number),
+                number => {
+                    found = number;
+                    break;
+                }
+            }
+        }
+        unsuitable.iter().for_each(|number| self.give_number_back(number));
+        found
+    }
+
+    /// Returns the number of a queue pair that was not created.
+    pub(crate) fn give_number_back(&self, number: &Number) {
+        match number.port {
+            0 => self.native_remove(number.qpn),
+            id => {
+                // The device closed the port if the queue pair had it already.
+                let _ = self
+                    .commands
+                    .run(Opcode::CloseDatagrams, &Handle { id: id.into() });
+            }
+        }
+    }
+
+    /// Binds a UDP port, which becomes part of the number of the queue pair.
+    fn bind_datagrams(&self) -> Result<Number, Errno> {
+        let ip = self.config.native.listen.unwrap_or(Ipv6Addr::UNSPECIFIED.into());
+        let bind = |port| {
+            let local = Endpoint::from(SocketAddr::new(ip, port));
+            self.commands
+                .call::<_, DatagramPort>(Opcode::BindDatagrams, &BindDatagrams { local })
+        };
+        let bound = match &self.config.native.port_range {
+            None => bind(0)?,
+            Some(range) => range
+                .clone()
+                .map(bind)
+                .find(|bound| !matches!(bound, Err(Errno::ADDRINUSE)))
+                .unwrap_or(Err(Errno::ADDRINUSE))?,
+        };
+        Ok(Number {
+            qpn: bound.port.get() << 8,
+            port: bound.id.get(),
+        })
+    }
+
+    /// The peer that an address vector names.
+    ///
+    /// # Errors
+    /// `EINVAL` for an address without a GID, of another port, or that no own address can reach.
+    pub fn destination(&self, av: &AddressVector) -> Result<Destination, Errno> {
+        if !av.is_global || av.port != 1 {
+            return Err(Errno::INVAL);
+        }
+        let entry = self
+            .port_gids()
+            .get(usize::from(av.sgid_index))
+            .ok_or(Errno::INVAL)?;
+        let own = self.gids().get(entry.address).ok_or(Errno::INVAL)?;
+        let ip = ip_of(&av.dgid);
+        let local_scope = match ip {
+            IpAddr::V6(ip) => ip.is_unicast_link_local() || ip.is_multicast(),
+            IpAddr::V4(_) => false,
+        };
+        if ip.is_unspecified() || ip.is_ipv4() != own.ip.is_ipv4() {
+            return Err(Errno::INVAL);
+        }
+        Ok(Destination {
+            ip,
+            scope: if local_scope { own.scope } else { 0 },
+            source: u8::try_from(entry.address).map_err(|_| Errno::INVAL)?,
+            traffic_class: av.traffic_class,
+        })
+    }
+}
+
+impl Qp {
+    /// Receives the datagrams to a multicast group, on all networks of its address family.
+    ///
+    /// # Errors
+    /// `EINVAL` for a queue pair of another kind, or an address that is not a group's; the errors of
+    /// joining if no network could be joined.
+    pub fn attach_multicast(&self, gid: &[u8; 16]) -> Result<(), Errno> {
+        self.multicast(Opcode::AttachMulticast, gid)
+    }
+
+    /// Ends [`attach_multicast`](Self::attach_multicast).
+    ///
+    /// # Errors
+    /// `EINVAL` for a group that is not attached.
+    pub fn detach_multicast(&self, gid: &[u8; 16]) -> Result<(), Errno> {
+        self.multicast(Opcode::DetachMulticast, gid)
+    }
+
+    fn multicast(&self, opcode: Opcode, gid: &[u8; 16]) -> Result<(), Errno> {
+        let driver = self.driver();
+        driver.check_process()?;
+        let group = ip_of(gid);
+        if self.kind != QpKind::UnreliableDatagram || !group.is_multicast() {
+            return Err(Errno::INVAL);
+        }
+        let own = driver.gids().iter().enumerate();
+        let same_family = own.filter(|(_, own)| own.ip.is_ipv4() == group.is_ipv4());
+        let mut outcome = Err(Errno::INVAL);
+        for (source, _) in same_family {
+            let arguments = Multicast {
+                group: Endpoint::from(SocketAddr::new(group, MULTICAST_PORT)),
+                qid: self.qid.into(),
+                source: (source as u32).into(),
+            };
+            let done = driver.commands.run(opcode, &arguments);
+            if outcome.is_err() {
+                outcome = done;
+            }
+        }
+        outcome
+    }
+}

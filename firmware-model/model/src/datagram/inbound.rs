@@ -1,0 +1,179 @@
+//! Packets become completions of receives.
+
+use super::Engine;
+use crate::counters::Counter;
+use crate::queues::Overflow;
+use crate::rdmap::RxOutcome;
+use crate::rdmap::env::Env;
+use crate::rdmap::placement::{Cursor, scatter};
+use crate::stream::datagram::{BATCH, Incoming, PACKET_ROOM};
+use std::net::SocketAddr;
+use urnic_device::cqe::CqeFlags;
+use urnic_device::event::QpFault;
+use urnic_device::vocabulary::{QpState, WcOpcode, WcStatus};
+use urnic_wire::roce::{Ends, GRH_LEN, Header, MULTICAST_QPN, grh, parse};
+
+/// Batches taken in one run.
+const RX_BUDGET: usize = 16;
+/// The hop limit in the GRH. The socket does not give the packet's own.
+const HOP_LIMIT: u8 = 64;
+
+impl Engine {
+    /// Takes what has arrived.
+    pub(crate) fn receive(&mut self, env: &mut Env<'_>) -> RxOutcome {
+        let mut buffer = env.buffers.take();
+        let mut more = false;
+        for source in 0..self.sockets.len() + self.groups.len() {
+            more |= self.receive_from(source, &mut buffer, env);
+        }
+        env.buffers.give(buffer);
+        if let Err(Overflow) = self.recv_cq.flush(env) {
+            self.fail(QpFault::CqOverflow, env);
+        }
+        match more {
+            true => RxOutcome::More,
+            false => RxOutcome::Drained,
+        }
+    }
+
+    /// Takes what has arrived at a socket; returns whether there may be more.
+    fn receive_from(&mut self, source: usize, buffer: &mut [u8], env: &mut Env<'_>) -> bool {
+        let mut incoming = std::mem::take(&mut self.incoming);
+        let mut more = true;
+        for _ in 0..RX_BUDGET {
+            incoming.clear();
+            let group = source.checked_sub(self.sockets.len());
+            let (socket, group) = match group.and_then(|n| self.groups.get_mut(n)) {
+                Some(membership) => (&mut membership.socket, Some(membership.group)),
+                None => match self.sockets.get_mut(source) {
+                    Some(socket) => (socket, None),
+                    None => break,
+                },
+            };
+            let port = socket.local().port();
+            socket.receive(buffer, &mut incoming);
+            env.counters.add(Counter::RxCalls, 1);
+            for (packet, place) in incoming.iter().zip(buffer.chunks(PACKET_ROOM)) {
+                let Some(bytes) = place.get(..packet.len) else {
+                    env.counters.add(Counter::RxDatagramErrors, 1);
+                    continue;
+                };
+                env.counters.add(Counter::RxBytes, bytes.len() as u64);
+                self.take(bytes, packet, port, group, env);
+            }
+            more = incoming.len() == BATCH;
+            if !more || env.is_stopped() {
+                break;
+            }
+        }
+        self.incoming = incoming;
+        more
+    }
+
+    /// Takes a packet that arrived at `port`, from a socket of `group`.
+    fn take(
+        &mut self,
+        packet: &[u8],
+        incoming: &Incoming,
+        port: u16,
+        group: Option<SocketAddr>,
+        env: &mut Env<'_>,
+    ) {
+        if !matches!(self.state, QpState::Rtr | QpState::Rts | QpState::Sqe) {
+            env.counters.add(Counter::RxDatagramDrops, 1);
+            return;
+        }
+        let ends = Ends {
+            source: incoming.source,
+            destination: SocketAddr::new(incoming.destination, port),
+        };
+        let expected = match group {
+            // Another group's packets arrive at the same port.
+            Some(group) if group.ip() != incoming.destination => return,
+            Some(_) => MULTICAST_QPN,
+            None => self.qp.label,
+        };
+        let (header, payload) = match parse(packet, &ends) {
+            Ok((header, payload)) if header.destination_qpn == expected => (header, payload),
+            _ => {
+                env.counters.add(Counter::RxDatagramErrors, 1);
+                return;
+            }
+        };
+        if header.qkey != self.qkey {
+            env.counters.add(Counter::QkeyViolations, 1);
+            return;
+        }
+        // A queue pair does not receive what it sent to a group.
+        if group.is_some() && header.source_qpn == self.qp.label && self.is_own(incoming.source) {
+            return;
+        }
+        if let Err(Overflow) = self.deliver(&header, payload, packet.len(), &ends, env) {
+            self.fail(QpFault::CqOverflow, env);
+        }
+    }
+
+    /// Whether an address is that of the queue pair's own port.
+    fn is_own(&self, source: SocketAddr) -> bool {
+        let own_port = self
+            .sockets
+            .iter()
+            .any(|socket| socket.local().port() == source.port());
+        own_port && self.config.addresses.iter().any(|own| own.ip == source.ip())
+    }
+
+    /// Puts a datagram into the next receive.
+    fn deliver(
+        &mut self,
+        header: &Header,
+        payload: &[u8],
+        packet_len: usize,
+        ends: &Ends,
+        env: &mut Env<'_>,
+    ) -> Result<(), Overflow> {
+        match self.rq.take(&mut self.wqe, env.effects) {
+            Some(Ok(())) => {}
+            Some(Err(_)) => {
+                self.complete_receive(WcStatus::LocQpOpErr, env)?;
+                self.fail(QpFault::LocalWork, env);
+                return Ok(());
+            }
+            None => {
+                env.counters.add(Counter::RxDatagramDrops, 1);
+                return Ok(());
+            }
+        }
+        let len = GRH_LEN + payload.len();
+        if self.wqe.room() < len as u64 {
+            env.counters.add(Counter::RxDatagramDrops, 1);
+            return self.complete_receive(WcStatus::LocLenErr, env);
+        }
+        let route = grh(ends.source.ip(), ends.destination.ip(), packet_len, HOP_LIMIT);
+        let sges = self.wqe.sges();
+        let list = |n: usize| sges.get(n).copied();
+        let pd = self.rq.pd(self.qp.pd);
+        let mut cursor = Cursor::default();
+        let placed = scatter(&self.qp, pd, env, list, &mut cursor, &route)
+            .and_then(|()| scatter(&self.qp, pd, env, list, &mut cursor, payload));
+        if placed.is_err() {
+            self.complete_receive(WcStatus::LocProtErr, env)?;
+            self.fail(QpFault::LocalWork, env);
+            return Ok(());
+        }
+        let mut cqe = self.qp.cqe(self.wqe.cookie, WcOpcode::Recv, WcStatus::Success);
+        let mut flags = CqeFlags::DATAGRAM;
+        flags.set(CqeFlags::IPV6, ends.source.is_ipv6());
+        if let Some(immediate) = header.immediate {
+            cqe.extra = immediate;
+            flags |= CqeFlags::WITH_IMM;
+        }
+        if header.solicited {
+            flags |= CqeFlags::SOLICITED;
+        }
+        cqe.flags = flags.bits();
+        cqe.byte_len = (len as u32).into();
+        cqe.source_qpn = header.source_qpn.into();
+        env.counters.add(Counter::RxDatagrams, 1);
+        self.recv_cq.push(cqe, env)
+    }
+}

@@ -1,0 +1,171 @@
+//! The engine of a queue pair, by its kind.
+
+use crate::datagram;
+use crate::queues::{ReceiveSource, SendQueue};
+use crate::rdmap::env::Env;
+use crate::rdmap::{self, QpChange, RxOutcome, TxOutcome, WrongState};
+use crate::stream::Stream;
+use crate::time::Nanos;
+use urnic_device::command::QpStatus;
+use urnic_device::event::QpFault;
+use urnic_device::vocabulary::QpState;
+
+/// The engine of a queue pair. The functions have the meaning that those of
+/// [`rdmap::Engine`] have; datagrams have no use for a stream.
+#[derive(Debug)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "the engine of most queue pairs, without a pointer to it"
+)]
+pub(crate) enum Service {
+    /// Over a stream.
+    Connected(rdmap::Engine),
+    /// Over UDP.
+    Datagrams(Box<datagram::Engine>),
+}
+
+impl Service {
+    /// The engine of a connected queue pair.
+    pub(crate) fn connected(&mut self) -> Result<&mut rdmap::Engine, WrongState> {
+        match self {
+            Service::Connected(engine) => Ok(engine),
+            Service::Datagrams(_) => Err(WrongState),
+        }
+    }
+
+    /// The engine of a queue pair of kind UD.
+    pub(crate) fn datagrams(&mut self) -> Result<&mut datagram::Engine, WrongState> {
+        match self {
+            Service::Connected(_) => Err(WrongState),
+            Service::Datagrams(engine) => Ok(engine),
+        }
+    }
+
+    pub(crate) fn is_datagrams(&self) -> bool {
+        matches!(self, Service::Datagrams(_))
+    }
+
+    #[inline]
+    pub(crate) fn state(&self) -> QpState {
+        match self {
+            Service::Connected(engine) => engine.state(),
+            Service::Datagrams(engine) => engine.state(),
+        }
+    }
+
+    pub(crate) fn status(&self) -> QpStatus {
+        match self {
+            Service::Connected(engine) => engine.status(),
+            Service::Datagrams(engine) => engine.status(),
+        }
+    }
+
+    /// Returns to the reset state, on the same rings.
+    pub(crate) fn reset(&mut self) {
+        match self {
+            Service::Connected(engine) => *engine = engine.anew(),
+            Service::Datagrams(engine) => engine.reset(),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn send_queue(&mut self) -> &mut SendQueue {
+        match self {
+            Service::Connected(engine) => engine.send_queue(),
+            Service::Datagrams(engine) => engine.send_queue(),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn receive_source(&mut self) -> &mut ReceiveSource {
+        match self {
+            Service::Connected(engine) => engine.receive_source(),
+            Service::Datagrams(engine) => engine.receive_source(),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn transmit(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) -> TxOutcome {
+        match self {
+            Service::Connected(engine) => engine.transmit(env, stream),
+            Service::Datagrams(engine) => engine.transmit(env),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn receive(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) -> RxOutcome {
+        match self {
+            Service::Connected(engine) => engine.receive(env, stream),
+            Service::Datagrams(engine) => engine.receive(env),
+        }
+    }
+
+    pub(crate) fn modify(
+        &mut self,
+        change: &QpChange,
+        env: &mut Env<'_>,
+        stream: &mut dyn Stream,
+    ) -> Result<(), WrongState> {
+        match self {
+            Service::Connected(engine) => engine.modify(change, env, stream),
+            Service::Datagrams(engine) => engine.modify(change, env),
+        }
+    }
+
+    pub(crate) fn fail(&mut self, fault: QpFault, env: &mut Env<'_>, stream: &mut dyn Stream) {
+        match self {
+            Service::Connected(engine) => engine.fail(fault, env, stream),
+            Service::Datagrams(engine) => engine.fail(fault, env),
+        }
+    }
+
+    pub(crate) fn flush(&mut self, env: &mut Env<'_>) {
+        match self {
+            Service::Connected(engine) => engine.flush(env),
+            Service::Datagrams(engine) => engine.flush(env),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn deadline(&self) -> Option<Nanos> {
+        match self {
+            Service::Connected(engine) => engine.deadline(),
+            Service::Datagrams(_) => None,
+        }
+    }
+
+    pub(crate) fn tick(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
+        if let Service::Connected(engine) = self {
+            engine.tick(env, stream);
+        }
+    }
+
+    #[inline]
+    pub(crate) fn has_progressed(&mut self) -> bool {
+        match self {
+            Service::Connected(engine) => engine.has_progressed(),
+            Service::Datagrams(_) => false,
+        }
+    }
+
+    pub(crate) fn peer_progressed(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
+        if let Service::Connected(engine) = self {
+            engine.peer_progressed(env, stream);
+        }
+    }
+
+    #[inline]
+    pub(crate) fn is_held_up(&self) -> bool {
+        match self {
+            Service::Connected(engine) => engine.is_held_up(),
+            Service::Datagrams(_) => false,
+        }
+    }
+
+    pub(crate) fn abandon(&mut self) {
+        match self {
+            Service::Connected(engine) => engine.abandon(),
+            Service::Datagrams(engine) => engine.abandon(),
+        }
+    }
+}

@@ -1,0 +1,63 @@
+//! UDP ports, which queue pairs of kind UD have instead of streams.
+
+use rustix::fd::BorrowedFd;
+use rustix::io::Errno;
+use std::fmt::Debug;
+use std::net::{IpAddr, SocketAddr};
+use urnic_wire::roce::{MAX_HEADER_LEN, MAX_TRAILER_LEN};
+
+/// Longest payload of a datagram: the largest path MTU of InfiniBand.
+pub const MAX_PAYLOAD: usize = 4096;
+/// Bytes for a packet.
+pub const PACKET_ROOM: usize = (MAX_HEADER_LEN + MAX_PAYLOAD + MAX_TRAILER_LEN).next_multiple_of(64);
+/// Packets that go to or come from the kernel in one call.
+pub const BATCH: usize = 16;
+
+/// A packet to be sent.
+#[derive(Debug, Clone, Copy)]
+pub struct Outgoing {
+    /// Its place in the buffer.
+    pub at: usize,
+    /// Its length in bytes.
+    pub len: usize,
+    /// The address that it leaves from.
+    pub source: IpAddr,
+    /// Where it goes.
+    pub destination: SocketAddr,
+    /// The IP header's traffic class.
+    pub traffic_class: u8,
+}
+
+/// A packet that was received.
+#[derive(Debug, Clone, Copy)]
+pub struct Incoming {
+    /// Its length in bytes; the packet at index n of a batch begins n · [`PACKET_ROOM`] bytes into the
+    /// buffer.
+    pub len: usize,
+    /// Who sent it.
+    pub source: SocketAddr,
+    /// The address that it was sent to: one of this host's, or a group's.
+    pub destination: IpAddr,
+}
+
+/// A UDP port.
+pub trait DatagramSocket: Send + Debug {
+    /// Hands packets to the network, in order; returns how many the network took.
+    ///
+    /// # Errors
+    /// That of the first packet, if the network did not take it: `EAGAIN` when there is no room
+    /// now.
+    fn send(&mut self, buffer: &[u8], packets: &[Outgoing]) -> Result<usize, Errno>;
+
+    /// Takes packets that arrived, at most [`BATCH`], into `buffer`; adds them to `packets`.
+    fn receive(&mut self, buffer: &mut [u8], packets: &mut Vec<Incoming>);
+
+    /// Receives the packets to a group on the network of `interface`, an own address, as well.
+    fn join(&mut self, group: IpAddr, interface: IpAddr, scope: u32) -> Result<(), Errno>;
+
+    /// Where it is bound.
+    fn local(&self) -> SocketAddr;
+
+    /// What to poll for readiness, as in [`Stream::descriptor`](super::Stream::descriptor).
+    fn descriptor(&self) -> Option<BorrowedFd<'_>>;
+}

@@ -1,0 +1,109 @@
+//! Kernel UDP.
+//!
+//! The sockets are not connected and do not fragment, so that the kernel sends IPv4 identification
+//! 0, which the ICRC covers. The source address of each packet is given with it.
+
+use super::address::{ANYWHERE, family, plain};
+use super::datagram::{DatagramSocket, Incoming, Outgoing};
+use super::descriptor::{Descriptor, Descriptors};
+use crate::sys::datagrams;
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::io::Errno;
+use rustix::net::{self, AddressFamily, SocketFlags, SocketType, sockopt};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+
+/// Bytes of received packets that a socket keeps, as far as the system allows it.
+const RECEIVE_ROOM: usize = 4 << 20;
+
+#[derive(Debug)]
+struct UdpSocket {
+    socket: Descriptor,
+    ipv6: bool,
+    local: SocketAddr,
+}
+
+/// Binds a UDP port; `shared`: other sockets may have the same port (multicast).
+///
+/// # Errors
+/// Those of socket(2) and bind(2).
+pub(super) fn bind(
+    descriptors: &Arc<Descriptors>,
+    local: SocketAddr,
+    shared: bool,
+) -> Result<Box<dyn DatagramSocket>, Errno> {
+    let socket = if local.ip() == ANYWHERE.ip() {
+        match open(local, true, shared) {
+            // A host without IPv6.
+            Err(Errno::AFNOSUPPORT | Errno::ADDRNOTAVAIL) => {
+                open(SocketAddr::new([0, 0, 0, 0].into(), local.port()), false, shared)?
+            }
+            bound => bound?,
+        }
+    } else {
+        open(local, false, shared)?
+    };
+    let ipv6 = sockopt::socket_domain(&socket)? == AddressFamily::INET6;
+    let local = plain(net::getsockname(&socket).ok());
+    Ok(Box::new(UdpSocket {
+        socket: descriptors.adopt(socket)?,
+        ipv6,
+        local,
+    }))
+}
+
+fn open(local: SocketAddr, both_families: bool, shared: bool) -> Result<OwnedFd, Errno> {
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let socket = net::socket_with(family(&local), SocketType::DGRAM, flags, None)?;
+    let ipv6 = local.is_ipv6();
+    if ipv6 {
+        sockopt::set_ipv6_v6only(&socket, !both_families)?;
+    }
+    if shared {
+        sockopt::set_socket_reuseaddr(&socket, true)?;
+    }
+    // The system may allow less.
+    let _ = sockopt::set_socket_recv_buffer_size(&socket, RECEIVE_ROOM);
+    datagrams::prepare(socket.as_fd(), ipv6)?;
+    net::bind(&socket, &local)?;
+    Ok(socket)
+}
+
+impl DatagramSocket for UdpSocket {
+    fn send(&mut self, buffer: &[u8], packets: &[Outgoing]) -> Result<usize, Errno> {
+        datagrams::send(self.socket.as_fd(), self.ipv6, buffer, packets)
+    }
+
+    fn receive(&mut self, buffer: &mut [u8], packets: &mut Vec<Incoming>) {
+        if let Err(errno) = datagrams::receive(self.socket.as_fd(), buffer, packets)
+            && errno != Errno::AGAIN
+        {
+            tracing::debug!(%errno, "a UDP port reports an error");
+        }
+    }
+
+    fn join(&mut self, group: IpAddr, interface: IpAddr, scope: u32) -> Result<(), Errno> {
+        match (group, interface) {
+            (IpAddr::V4(group), IpAddr::V4(interface)) => {
+                sockopt::set_ip_add_membership(&self.socket, &group, &interface)
+            }
+            (IpAddr::V6(group), IpAddr::V6(_)) => {
+                sockopt::set_ipv6_add_membership(&self.socket, &group, scope)
+            }
+            _ => Err(Errno::INVAL),
+        }
+    }
+
+    fn local(&self) -> SocketAddr {
+        match self.local {
+            SocketAddr::V4(v4) if self.ipv6 && *v4.ip() == Ipv4Addr::UNSPECIFIED => {
+                SocketAddr::new(ANYWHERE.ip(), v4.port())
+            }
+            local => local,
+        }
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.socket.as_fd())
+    }
+}

@@ -1,0 +1,324 @@
+//! Datagrams in batches, with their addresses in control messages (ip(7), ipv6(7)).
+
+use super::last_errno;
+use crate::stream::datagram::{BATCH, Incoming, Outgoing, PACKET_ROOM};
+use rustix::fd::{AsRawFd, BorrowedFd};
+use rustix::io::Errno;
+use std::mem::{self, MaybeUninit};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
+use std::ptr;
+
+/// Bytes for the control messages of a packet: its address, and its traffic class.
+const CONTROL_ROOM: usize = 128;
+
+/// Control messages of a packet, aligned as the kernel requires it.
+#[repr(C, align(8))]
+#[derive(Clone, Copy)]
+struct Control([u8; CONTROL_ROOM]);
+
+/// Sets an integer option.
+fn set(
+    socket: BorrowedFd<'_>,
+    level: libc::c_int,
+    name: libc::c_int,
+    value: libc::c_int,
+) -> Result<(), Errno> {
+    // SAFETY: `value` is live and as large as the call says.
+    let done = unsafe {
+        libc::syscall(
+            libc::SYS_setsockopt,
+            socket.as_raw_fd(),
+            level,
+            name,
+            &raw const value,
+            size_of::<libc::c_int>(),
+        )
+    };
+    if done == 0 { Ok(()) } else { Err(last_errno()) }
+}
+
+/// Makes a socket report the destination of packets, and send without fragments.
+pub(crate) fn prepare(socket: BorrowedFd<'_>, ipv6: bool) -> Result<(), Errno> {
+    if ipv6 {
+        set(socket, libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO, 1)?;
+        set(
+            socket,
+            libc::IPPROTO_IPV6,
+            libc::IPV6_MTU_DISCOVER,
+            libc::IPV6_PMTUDISC_DO,
+        )?;
+        set(socket, libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_ALL, 0)?;
+    } else {
+        set(socket, libc::IPPROTO_IP, libc::IP_PKTINFO, 1)?;
+    }
+    set(socket, libc::IPPROTO_IP, libc::IP_MULTICAST_ALL, 0)?;
+    // Also for an IPv6 socket: it may carry IPv4.
+    set(
+        socket,
+        libc::IPPROTO_IP,
+        libc::IP_MTU_DISCOVER,
+        libc::IP_PMTUDISC_DO,
+    )
+}
+
+/// Appends a control message to `control`, of which `used` bytes are in use; returns how many are.
+fn append<T: Copy>(
+    control: &mut Control,
+    used: usize,
+    level: libc::c_int,
+    kind: libc::c_int,
+    value: T,
+) -> usize {
+    let header_len = size_of::<libc::cmsghdr>();
+    let len = header_len + size_of::<T>();
+    let end = used + len.next_multiple_of(align_of::<libc::cmsghdr>());
+    let Some(place) = control.0.get_mut(used..end) else {
+        return used;
+    };
+    // SAFETY: all zeroes are a header.
+    let mut header: libc::cmsghdr = unsafe { mem::zeroed() };
+    (header.cmsg_len, header.cmsg_level, header.cmsg_type) = (len as _, level, kind);
+    // SAFETY: `place` has room for the header and the value behind it, which is plain data.
+    unsafe {
+        place.as_mut_ptr().cast::<libc::cmsghdr>().write_unaligned(header);
+        place
+            .as_mut_ptr()
+            .add(header_len)
+            .cast::<T>()
+            .write_unaligned(value);
+    }
+    end
+}
+
+/// The control messages of a packet; returns their length.
+fn control_of(packet: &Outgoing, ipv6: bool, control: &mut Control) -> usize {
+    let used = match packet.source {
+        IpAddr::V4(ip) if !ipv6 => {
+            let info = libc::in_pktinfo {
+                ipi_ifindex: 0,
+                ipi_spec_dst: libc::in_addr {
+                    s_addr: u32::from_ne_bytes(ip.octets()),
+                },
+                ipi_addr: libc::in_addr { s_addr: 0 },
+            };
+            append(control, 0, libc::IPPROTO_IP, libc::IP_PKTINFO, info)
+        }
+        ip => {
+            let info = libc::in6_pktinfo {
+                ipi6_addr: libc::in6_addr {
+                    s6_addr: mapped(ip).octets(),
+                },
+                ipi6_ifindex: 0,
+            };
+            append(control, 0, libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, info)
+        }
+    };
+    let class = libc::c_int::from(packet.traffic_class);
+    match packet.destination.ip() {
+        _ if class == 0 => used,
+        IpAddr::V4(_) => append(control, used, libc::IPPROTO_IP, libc::IP_TOS, class),
+        IpAddr::V6(_) => append(control, used, libc::IPPROTO_IPV6, libc::IPV6_TCLASS, class),
+    }
+}
+
+fn mapped(ip: IpAddr) -> Ipv6Addr {
+    match ip {
+        IpAddr::V4(ip) => ip.to_ipv6_mapped(),
+        IpAddr::V6(ip) => ip,
+    }
+}
+
+/// Writes an address as the kernel takes it for a socket of this family; returns its length.
+fn write_name(address: SocketAddr, ipv6: bool, name: &mut libc::sockaddr_in6) -> usize {
+    match address {
+        SocketAddr::V4(v4) if !ipv6 => {
+            let short = libc::sockaddr_in {
+                sin_family: libc::AF_INET as libc::sa_family_t,
+                sin_port: v4.port().to_be(),
+                sin_addr: libc::in_addr {
+                    s_addr: u32::from_ne_bytes(v4.ip().octets()),
+                },
+                sin_zero: [0; 8],
+            };
+            // SAFETY: the longer structure has room for the shorter one; both are plain data.
+            unsafe { ptr::from_mut(name).cast::<libc::sockaddr_in>().write(short) };
+            size_of::<libc::sockaddr_in>()
+        }
+        address => {
+            let scope = match address {
+                SocketAddr::V6(v6) => v6.scope_id(),
+                SocketAddr::V4(_) => 0,
+            };
+            *name = libc::sockaddr_in6 {
+                sin6_family: libc::AF_INET6 as libc::sa_family_t,
+                sin6_port: address.port().to_be(),
+                sin6_flowinfo: 0,
+                sin6_addr: libc::in6_addr {
+                    s6_addr: mapped(address.ip()).octets(),
+                },
+                sin6_scope_id: scope,
+            };
+            size_of::<libc::sockaddr_in6>()
+        }
+    }
+}
+
+/// Reads an address that the kernel wrote; IPv4 in its own family.
+fn read_name(name: &libc::sockaddr_in6) -> SocketAddr {
+    if libc::c_int::from(name.sin6_family) == libc::AF_INET {
+        // SAFETY: an address of this family is a `sockaddr_in`, which is shorter.
+        let short = unsafe { ptr::from_ref(name).cast::<libc::sockaddr_in>().read() };
+        let ip = Ipv4Addr::from(short.sin_addr.s_addr.to_ne_bytes());
+        return SocketAddrV4::new(ip, u16::from_be(short.sin_port)).into();
+    }
+    let port = u16::from_be(name.sin6_port);
+    let ip = Ipv6Addr::from(name.sin6_addr.s6_addr);
+    match ip.to_ipv4_mapped() {
+        Some(ip) => SocketAddrV4::new(ip, port).into(),
+        None => SocketAddrV6::new(ip, port, 0, name.sin6_scope_id).into(),
+    }
+}
+
+/// Sends packets, at most [`BATCH`], with one call; returns how many the network took.
+///
+/// # Errors
+/// That of the first packet.
+pub(crate) fn send(
+    socket: BorrowedFd<'_>,
+    ipv6: bool,
+    buffer: &[u8],
+    packets: &[Outgoing],
+) -> Result<usize, Errno> {
+    let mut controls = [const { MaybeUninit::<Control>::uninit() }; BATCH];
+    // SAFETY: all zeroes are addresses, extents and headers with null pointers.
+    let (mut names, mut extents, mut headers): (
+        [libc::sockaddr_in6; BATCH],
+        [libc::iovec; BATCH],
+        [libc::mmsghdr; BATCH],
+    ) = unsafe { mem::zeroed() };
+    let mut count = 0;
+    let places = names
+        .iter_mut()
+        .zip(&mut extents)
+        .zip(&mut headers)
+        .zip(&mut controls);
+    for ((((name, extent), header), control), packet) in places.zip(packets) {
+        let bytes = buffer
+            .get(packet.at..packet.at + packet.len)
+            .ok_or(Errno::INVAL)?;
+        let control = control.write(Control([0; CONTROL_ROOM]));
+        *extent = libc::iovec {
+            iov_base: bytes.as_ptr().cast_mut().cast(),
+            iov_len: bytes.len(),
+        };
+        let message = &mut header.msg_hdr;
+        message.msg_namelen = write_name(packet.destination, ipv6, name) as _;
+        message.msg_name = ptr::from_mut(name).cast();
+        (message.msg_iov, message.msg_iovlen) = (extent, 1);
+        message.msg_controllen = control_of(packet, ipv6, control) as _;
+        message.msg_control = control.0.as_mut_ptr().cast();
+        count += 1;
+    }
+    // SAFETY: `count` headers are filled in; what they point to is live, and is only read.
+    let done = unsafe {
+        libc::syscall(
+            libc::SYS_sendmmsg,
+            socket.as_raw_fd(),
+            headers.as_mut_ptr(),
+            count,
+            libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL,
+        )
+    };
+    usize::try_from(done).map_err(|_| last_errno())
+}
+
+/// Receives packets, at most [`BATCH`], with one call: packet n at n · [`PACKET_ROOM`] of `buffer`.
+///
+/// # Errors
+/// `EAGAIN` when there is none; those of recvmmsg(2).
+pub(crate) fn receive(
+    socket: BorrowedFd<'_>,
+    buffer: &mut [u8],
+    packets: &mut Vec<Incoming>,
+) -> Result<(), Errno> {
+    let mut controls = [Control([0; CONTROL_ROOM]); BATCH];
+    // SAFETY: all zeroes are addresses, extents and headers with null pointers.
+    let (mut names, mut extents, mut headers): (
+        [libc::sockaddr_in6; BATCH],
+        [libc::iovec; BATCH],
+        [libc::mmsghdr; BATCH],
+    ) = unsafe { mem::zeroed() };
+    let mut count = 0;
+    let places = names
+        .iter_mut()
+        .zip(&mut extents)
+        .zip(&mut headers)
+        .zip(&mut controls);
+    for ((((name, extent), header), control), room) in places.zip(buffer.chunks_exact_mut(PACKET_ROOM)) {
+        *extent = libc::iovec {
+            iov_base: room.as_mut_ptr().cast(),
+            iov_len: room.len(),
+        };
+        let message = &mut header.msg_hdr;
+        message.msg_name = ptr::from_mut(name).cast();
+        message.msg_namelen = size_of::<libc::sockaddr_in6>() as _;
+        (message.msg_iov, message.msg_iovlen) = (extent, 1);
+        message.msg_control = control.0.as_mut_ptr().cast();
+        message.msg_controllen = CONTROL_ROOM as _;
+        count += 1;
+    }
+    // SAFETY: `count` headers are filled in; they point to live memory of the lengths given, which
+    // nothing else accesses during the call.
+    let done = unsafe {
+        libc::syscall(
+            libc::SYS_recvmmsg,
+            socket.as_raw_fd(),
+            headers.as_mut_ptr(),
+            count,
+            libc::MSG_DONTWAIT,
+            ptr::null_mut::<libc::timespec>(),
+        )
+    };
+    let done = usize::try_from(done).map_err(|_| last_errno())?;
+    for ((header, name), control) in headers.iter().zip(&names).zip(&controls).take(done) {
+        let truncated = header.msg_hdr.msg_flags & libc::MSG_TRUNC != 0;
+        let used = control.0.get(..header.msg_hdr.msg_controllen);
+        packets.push(Incoming {
+            // No datagram is as long as this.
+            len: if truncated {
+                usize::MAX
+            } else {
+                header.msg_len as usize
+            },
+            source: read_name(name),
+            destination: destination(used.unwrap_or_default()).unwrap_or(Ipv6Addr::UNSPECIFIED.into()),
+        });
+    }
+    Ok(())
+}
+
+/// The destination address in the control messages of a received packet.
+fn destination(mut control: &[u8]) -> Option<IpAddr> {
+    const HEADER_LEN: usize = size_of::<libc::cmsghdr>();
+    while control.len() >= HEADER_LEN {
+        // SAFETY: there are as many bytes, and any bytes are a header.
+        let header = unsafe { control.as_ptr().cast::<libc::cmsghdr>().read_unaligned() };
+        let value = control.get(HEADER_LEN..header.cmsg_len)?;
+        match (header.cmsg_level, header.cmsg_type) {
+            (libc::IPPROTO_IP, libc::IP_PKTINFO) if value.len() >= size_of::<libc::in_pktinfo>() => {
+                // SAFETY: there are as many bytes, and any bytes are such a structure.
+                let info = unsafe { value.as_ptr().cast::<libc::in_pktinfo>().read_unaligned() };
+                return Some(Ipv4Addr::from(info.ipi_addr.s_addr.to_ne_bytes()).into());
+            }
+            (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO) if value.len() >= size_of::<libc::in6_pktinfo>() => {
+                // SAFETY: there are as many bytes, and any bytes are such a structure.
+                let info = unsafe { value.as_ptr().cast::<libc::in6_pktinfo>().read_unaligned() };
+                return Some(IpAddr::V6(Ipv6Addr::from(info.ipi6_addr.s6_addr)).to_canonical());
+            }
+            _ => {}
+        }
+        let step = header.cmsg_len.next_multiple_of(align_of::<libc::cmsghdr>());
+        control = control.get(step..)?;
+    }
+    None
+}
