@@ -137,9 +137,11 @@ pub(crate) fn entries(folder: &Path) -> Vec<PathBuf> {
     paths
 }
 
-/// A folder of the tree, and not one that cargo builds in.
+/// A folder of the tree, and not one that cargo builds in. Cargo marks the folder only if it created
+/// it, and `make test` puts its caches there first.
 pub(crate) fn is_searched(path: &Path) -> bool {
-    path.is_dir() && !path.is_symlink() && !path.join("CACHEDIR.TAG").exists()
+    let is_built_in = path.ends_with("target") || path.join("CACHEDIR.TAG").exists();
+    path.is_dir() && !path.is_symlink() && !is_built_in
 }
 
 /// All pages, by their paths from the root of the tree.
