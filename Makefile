@@ -1,5 +1,6 @@
-# The front door: `make help` lists the targets. Each target installs what it lacks (scripts/setup, by apt as
-# root) or names the packages and stops. CARGO_TARGET_DIR and URNIC_CACHE are honoured.
+# `make help` lists the targets. As root, each target installs missing packages by apt
+# (scripts/setup); as another user, it prints their names and stops. CARGO_TARGET_DIR and
+# URNIC_CACHE select the folders of builds and of files that are made once.
 
 SHELL   := /bin/bash
 CARGO   ?= cargo
@@ -13,66 +14,66 @@ DOCDIR  := $(DESTDIR)$(PREFIX)/share/doc/urnic
 SUPPDIR := $(DESTDIR)$(PREFIX)/share/urnic
 PLUGIN  := -p urnic-provider -p urnic-cli
 
-# The private provider ABIs of rdma-core; libibverbs looks a plug-in up by one of these names.
+# The private provider ABIs of rdma-core: libibverbs finds a plug-in by one of these names.
 PROVIDER_ABIS := 34 57 59 64 65
 
-# What a build does is said: by cargo itself on a terminal, by one line elsewhere.
+# On a terminal cargo shows its progress. Elsewhere one line names the step.
 QUIET := $(shell test -t 2 || echo --quiet)
 SAY   := printf 'urnic: %s\n'
 
 .DEFAULT_GOAL := help
 .PHONY: help dev build demo docs nfs test interop cross bench lint loom soak asan fuzz-smoke install uninstall
 
-help: ## this list
+help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-dev: ## the quick loop, in seconds: rustfmt, clippy and unit tests of changed crates, links of changed pages, one pingpong
+dev: ## check changed crates in seconds: rustfmt, clippy, unit tests, links of pages, one pingpong
 	@scripts/setup build demo
 	@scripts/dev
 
-build: ## urnic and liburnic.so, optimised, in target/release
+build: ## build urnic and liburnic.so, optimised, in target/release
 	@scripts/setup build
 	@$(SAY) 'building urnic and liburnic.so, optimised (some minutes the first time)' >&2
 	@$(CARGO) build --release $(QUIET) $(PLUGIN)
 	@$(SAY) 'built $(TARGET)/release/urnic and $(TARGET)/release/liburnic.so' >&2
 
-nfs: ## urnic-nfs: NFS over RDMA and TCP (takes cmake and libclang besides)
+nfs: ## build urnic-nfs: NFS over RDMA and TCP (also needs cmake and libclang)
 	@scripts/setup build nfs
 	@$(SAY) 'building urnic-nfs, optimised (some minutes the first time)' >&2
 	@$(CARGO) build --release $(QUIET) -p urnic-nfs
 	@$(SAY) 'built $(TARGET)/release/urnic-nfs' >&2
 
-demo: ## the distribution's own ibv_devices, ibv_devinfo and ibv_rc_pingpong over urnic
+demo: ## run the distribution's own ibv_devices, ibv_devinfo and ibv_rc_pingpong over urnic
 	@scripts/setup build demo
 	@$(SAY) 'building urnic and liburnic.so, optimised (some minutes the first time)' >&2
 	@$(CARGO) build --release $(QUIET) $(PLUGIN)
 	@$(SAY) 'running ibv_devices, ibv_devinfo and ibv_rc_pingpong (seconds)' >&2
 	@scripts/demo $(TARGET)/release/urnic
 
-docs: ## the guide, reference and design pages as a book, target/book/index.html
+docs: ## build the guide, reference and design pages as a book, target/book/index.html
 	@scripts/setup build
 	@scripts/book
 
-test: ## every test: units, then real programs (under 20 minutes on two cores); DENY_SKIPS=1 fails on an unexpected skip
+test: ## run every test (under 20 minutes on two cores); DENY_SKIPS=1 fails on an unexpected skip
 	@scripts/setup build test
 	@scripts/test
 
-interop: ## soft-iWARP by mode and speed beside it; tshark's verdict; NFS with Linux; VFIO by iommufd and without an IOMMU (builds a kernel first)
+interop: ## test with Linux: soft-iWARP, NFS, VFIO; check captures with tshark (builds a kernel first)
 	@scripts/setup build test interop
 	@scripts/test interop
 
-lint: ## rustfmt, clippy, shellcheck; dependencies that are unused, or whose licence or source is not allowed
+lint: ## run rustfmt, clippy, shellcheck; check that dependencies are used and their licences allowed
 	@scripts/setup build lint
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 	shellcheck .ci/run $$(grep -lE '^#!.*(ba)?sh' scripts/*)
 	@scripts/dependencies
 
-loom: ## every interleaving of the threads that share a ring, a record or a queue pair
+loom: ## try every interleaving of the threads that share a ring, a record or a queue pair
 	@scripts/setup build
 	@scripts/loom
 
-cross: ## for arm64: does it compile, and do the tests of rings, memory and its accesses pass in an emulated one? (adds that target by rustup)
+cross: ## compile for arm64 and run some unit tests in an emulator (adds the target by rustup)
 	@scripts/setup build cross
 	rustup target add aarch64-unknown-linux-gnu
 	$(CARGO) check --target aarch64-unknown-linux-gnu $(PLUGIN)
@@ -80,27 +81,27 @@ cross: ## for arm64: does it compile, and do the tests of rings, memory and its 
 	CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER='qemu-aarch64-static -L /usr/aarch64-linux-gnu' \
 	$(CARGO) test --target aarch64-unknown-linux-gnu --lib -p urnic-model -- fault:: memory:: queues:: llp::
 
-bench: ## speed and cost against raw TCP, UCX and NFS over TCP, as ratios from one run
+bench: ## compare speed and cost with raw TCP, UCX and NFS over TCP, as ratios from one run
 	@scripts/setup build bench nfs
 	@$(SAY) 'building urnic, urnic-nfs and urnic-bench, optimised (some minutes the first time)' >&2
 	@$(CARGO) build --release $(QUIET) $(PLUGIN) -p urnic-nfs -p urnic-bench
 	@$(SAY) 'measuring (some minutes)' >&2
 	@$(TARGET)/release/urnic-bench
 
-soak: ## the long forms of the tests: millions of messages, hundreds of runs, valgrind, asan (an hour or more)
+soak: ## run the long tests: millions of messages, hundreds of runs, valgrind, asan (an hour or more)
 	@scripts/setup build test
 	@scripts/test soak
 
-asan: ## the crates' own tests under AddressSanitizer, on the stable toolchain
+asan: ## run the crates' own tests under AddressSanitizer, on the stable toolchain
 	@scripts/setup build asan
 	@scripts/asan
 
-fuzz-smoke: ## every fuzz target for a minute (FUZZ_SECONDS=60), on the stable toolchain
+fuzz-smoke: ## run every fuzz target for a minute (FUZZ_SECONDS=60), on the stable toolchain
 	@scripts/setup build fuzz
 	@scripts/fuzz-smoke
 
-install: ## urnic, liburnic.so, urnic-nfs if built, their man pages, the documentation and the licences under DESTDIR PREFIX (/usr/local)
-	@test -e $(TARGET)/release/liburnic.so || { echo "install: nothing is built yet: run 'make build' first" >&2; exit 1; }
+install: ## install urnic, liburnic.so, urnic-nfs if built, and the documentation (DESTDIR, PREFIX)
+	@test -e $(TARGET)/release/liburnic.so || { echo "install: liburnic.so is not built: run 'make build' first" >&2; exit 1; }
 	install -D -m 755 $(TARGET)/release/urnic $(DESTDIR)$(PREFIX)/bin/urnic
 	install -D -m 755 $(TARGET)/release/liburnic.so $(LIBDIR)/liburnic.so
 	for abi in $(PROVIDER_ABIS); do ln -sf liburnic.so $(LIBDIR)/liburnic-rdmav$$abi.so || exit 1; done
@@ -111,7 +112,7 @@ install: ## urnic, liburnic.so, urnic-nfs if built, their man pages, the documen
 	install -D -m 644 -t $(DOCDIR) README.md ARCHITECTURE.md CONTRIBUTING.md CHANGELOG.md LICENSE-MIT LICENSE-APACHE
 	for page in $$(find docs -name '*.md'); do install -D -m 644 $$page $(DOCDIR)/$$page || exit 1; done
 
-uninstall: ## what install put there
+uninstall: ## remove the installed files
 	rm -f $(DESTDIR)$(PREFIX)/bin/urnic $(DESTDIR)$(PREFIX)/share/man/man1/urnic.1
 	rm -f $(DESTDIR)$(PREFIX)/bin/urnic-nfs $(DESTDIR)$(PREFIX)/share/man/man1/urnic-nfs.1
 	rm -rf $(LIBDIR) $(DOCDIR) $(SUPPDIR)
