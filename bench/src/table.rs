@@ -77,7 +77,7 @@ impl Row {
         Some(format!("{share}: {}: {reason}\n", self.what))
     }
 
-    fn verdict(&self) -> String {
+    fn result(&self) -> String {
         let (met, aim) = match (self.aim, median(&self.ratios)) {
             (Aim::Report, _) => return "report".to_owned(),
             (Aim::AtMost(limit), ratio) => (ratio.map(|ratio| ratio <= limit), format!("<= {limit:.2} x")),
@@ -139,7 +139,7 @@ pub(crate) fn text(rows: &[Row]) -> String {
             "{:<30}{ours:>16}   {:<26}{theirs:>16}{ratio:>9}   {}",
             row.what,
             row.against,
-            row.verdict()
+            row.result()
         );
     }
     text.extend(rows.iter().filter_map(Row::complaint));
@@ -182,7 +182,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_row_without_figures_says_why_and_is_not_complete() {
+    fn a_row_without_figures_has_a_reason() {
         let mut rows = [
             Row::new("x", "us", "y", Aim::Report),
             Row::new("z", "us", "", Aim::Report),
@@ -214,27 +214,27 @@ mod tests {
     }
 
     #[test]
-    fn no_slower_is_judged_within_the_spread() {
-        let verdict = |ratios: &[f64]| {
+    fn no_slower_allows_for_the_spread() {
+        let result = |ratios: &[f64]| {
             let mut row = Row::new("x", "GB/s", "y", Aim::NoSlower);
             ratios.iter().for_each(|ratio| row.add(Ok(*ratio), Some(Ok(1.0))));
-            row.verdict()
+            row.result()
         };
-        assert!(verdict(&[]).ends_with("not measured"));
-        assert!(verdict(&[0.97, 0.98, 0.99, 1.01, 1.02]).ends_with("1.010  met"));
-        assert!(verdict(&[0.97, 0.98, 0.98, 0.99, 1.02]).ends_with("0.990  MISSED"));
+        assert!(result(&[]).ends_with("not measured"));
+        assert!(result(&[0.97, 0.98, 0.99, 1.01, 1.02]).ends_with("1.010  met"));
+        assert!(result(&[0.97, 0.98, 0.98, 0.99, 1.02]).ends_with("0.990  MISSED"));
     }
 
     #[test]
-    fn an_aim_is_judged_by_the_median_of_the_ratios() {
+    fn an_aim_applies_to_the_median_of_the_ratios() {
         let mut row = Row::new("x", "us", "y", Aim::AtMost(1.25));
-        assert!(row.verdict().ends_with("not measured"));
+        assert!(row.result().ends_with("not measured"));
         for ours in [1.0, 1.2, 9.0] {
             row.add(Ok(ours), Some(Ok(1.0)));
         }
-        assert!(row.verdict().ends_with("met"));
+        assert!(row.result().ends_with("met"));
         row.add(Ok(2.0), Some(Ok(1.0)));
         row.add(Err("it broke".to_owned()), Some(Ok(1.0)));
-        assert!(row.verdict().ends_with("MISSED"), "{}", row.verdict());
+        assert!(row.result().ends_with("MISSED"), "{}", row.result());
     }
 }

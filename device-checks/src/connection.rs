@@ -48,7 +48,7 @@ pub(crate) fn listen(rig: &Rig, local: SocketAddr) -> Outcome<(u32, u16)> {
     Ok((listening.lid.get(), listening.port.get() as u16))
 }
 
-pub(crate) fn calling(remote: SocketAddr) -> Connect {
+pub(crate) fn connect_arguments(remote: SocketAddr) -> Connect {
     Connect {
         remote: remote.into(),
         local: Endpoint::default(),
@@ -61,16 +61,16 @@ pub(crate) fn stream(rig: &Rig) -> Outcome<(u32, u32)> {
     let mut address = own(rig)?;
     let (lid, port) = listen(rig, address)?;
     address.set_port(port);
-    let caller = rig.create(Opcode::StreamConnect, &calling(address))?;
-    let connected = rig.event(EventKind::StreamConnected, caller)?;
+    let connecting = rig.create(Opcode::StreamConnect, &connect_arguments(address))?;
+    let connected = rig.event(EventKind::StreamConnected, connecting)?;
     ensure!(
         connected.code.get() == 0,
         "the function cannot call its own address {address}: errno {}",
         connected.code.get()
     );
-    let called = rig.event(EventKind::StreamAccepted, lid)?.data.get() as u32;
+    let accepted = rig.event(EventKind::StreamAccepted, lid)?.data.get() as u32;
     rig.on(Opcode::StreamUnlisten, lid)?;
-    Ok((caller, called))
+    Ok((connecting, accepted))
 }
 
 /// Valid arguments to attach a stream, with CRCs.
@@ -126,8 +126,8 @@ pub(crate) fn pair(rig: &Rig) -> Outcome<(End, End)> {
 
 /// Connects two queue pairs, with additional flags for both.
 pub(crate) fn join(rig: &Rig, near: &Qp, far: &Qp, flags: u32) -> Outcome {
-    let (caller, called) = stream(rig)?;
-    for (sid, qp, initiator) in [(called, far, false), (caller, near, true)] {
+    let (connecting, accepted) = stream(rig)?;
+    for (sid, qp, initiator) in [(accepted, far, false), (connecting, near, true)] {
         let mut arguments = attachment(sid, qp, initiator);
         arguments.flags = (arguments.flags.get() | flags).into();
         rig.command(Opcode::StreamAttach, &arguments)?;

@@ -51,7 +51,7 @@ int main(void)
 	int opened = arenas();
 	usleep(200000);
 	if (!started)
-		die("no thread was made");
+		die("no thread was created");
 	printf("%s: %d, then %d\n", arenas() == opened ? "all there" : "late", opened, arenas());
 	ZERO(ibv_close_device(context));
 	ibv_free_device_list(list);

@@ -28,7 +28,7 @@ static uint64_t add(struct ibv_cq *cq, struct ibv_qp *qp, struct ibv_mr *mr, con
 			die("completions are out of order");
 		uint64_t value = fetched[completed % DEPTH];
 		if (completed && value <= last)
-			die("%" PRIu64 " was fetched behind %" PRIu64, value, last);
+			die("%" PRIu64 " was fetched after %" PRIu64, value, last);
 		last = value, sum += value, completed++;
 	}
 	return sum;
@@ -91,7 +91,7 @@ int main(int argc, char **argv)
 	for (int i = 0; i < clients; i++) {
 		uint64_t sum;
 		if (!sock_read(socks[i], &sum, sizeof sum))
-			die("client %d is gone", i);
+			die("client %d has ended", i);
 		fetched += sum;
 	}
 	if (memory[0] != all)
@@ -99,7 +99,7 @@ int main(int argc, char **argv)
 	/* 0 + 1 + … + (all - 1), as it wraps. */
 	uint64_t want = all % 2 ? (all - 1) / 2 * all : all / 2 * (all - 1);
 	if (fetched != want)
-		die("what was fetched adds up to %" PRIu64 ", not %" PRIu64, fetched, want);
+		die("the fetched values add up to %" PRIu64 ", not %" PRIu64, fetched, want);
 	for (int i = 0; i < clients; i++)
 		close(socks[i]);
 	for (int i = 0, status; i < clients; i++) {

@@ -47,7 +47,7 @@ static void create_pair(struct ibv_qp_ex *pair[2], struct ibv_cq *cq)
 	}
 }
 
-/* Waits for a good completion of each of these, in any order. */
+/* Waits for a successful completion of each of these, in any order. */
 static void complete(struct ibv_cq *cq, uint64_t a, uint64_t b)
 {
 	uint64_t first = good_wc(cq).wr_id, second = good_wc(cq).wr_id;

@@ -14,7 +14,7 @@ static struct rdma_cm_id *next_event_of(struct rdma_event_channel *channel, enum
 	struct rdma_cm_event *event;
 	ZERO(rdma_get_cm_event(channel, &event));
 	if (event->event != kind && event->event != other)
-		die("%s (%d) where %s was due", rdma_event_str(event->event), event->status, rdma_event_str(kind));
+		die("%s (%d), not %s", rdma_event_str(event->event), event->status, rdma_event_str(kind));
 	struct rdma_cm_id *id = event->id;
 	if (received) {
 		received->len = event->param.conn.private_data_len;

@@ -1,6 +1,6 @@
-/* COUNT connections made one after the other by rdma_cm, as its programs make them, to another
- * process. The initiator prints the number of connections per second, the median time from
- * rdma_connect to ESTABLISHED in microseconds, and the memory of each idle connection in KiB. */
+/* Makes COUNT connections by rdma_cm to another process, one after the other. The initiator prints
+ * the number of connections per second, the median time from rdma_connect to ESTABLISHED in
+ * microseconds, and the memory of each idle connection in KiB. */
 #include "rc.h"
 #include <rdma/rdma_cma.h>
 
@@ -18,7 +18,7 @@ static struct rdma_cm_id *next(struct rdma_event_channel *channel, enum rdma_cm_
 	struct rdma_cm_event *event;
 	ZERO(rdma_get_cm_event(channel, &event));
 	if (event->event != kind)
-		die("%s (%d) where %s was due", rdma_event_str(event->event), event->status, rdma_event_str(kind));
+		die("%s (%d), not %s", rdma_event_str(event->event), event->status, rdma_event_str(kind));
 	struct rdma_cm_id *id = event->id;
 	ZERO(rdma_ack_cm_event(event));
 	return id;

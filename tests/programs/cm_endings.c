@@ -1,7 +1,7 @@
 /* How connections of rdma_cm begin and end, on any device: private data of several lengths go
  * with connect, reject and accept; either end disconnects; either end invalidates an STag of the
  * other's by its Send, and the Write into it that follows ends the connection. -l: a rejection
- * may come as an error, and without its private data, because soft-iWARP now and then loses a
+ * may come as an error, and without its private data, because soft-iWARP sometimes loses a
  * Reply after which the peer closes at once. */
 #include "cm.h"
 
@@ -18,7 +18,7 @@ static const struct {
 } rows[] = {
 	{ "rejected", REJECTED, 0, 0 },
 	{ "rejected with a reason", REJECTED, 100, 148 },
-	{ "rejected with much of it", REJECTED, 248, 248 },
+	{ "rejected with long private data", REJECTED, 248, 248 },
 	{ "ended by the initiator", INITIATOR_ENDS, 0, 0 },
 	{ "ended by the responder", RESPONDER_ENDS, 1, 248 },
 	{ "invalidated by the initiator", INITIATOR_INVALIDATES, 248, 1 },
@@ -72,8 +72,8 @@ static void tear_down(struct connection *it)
 }
 
 /* Only the end that ends the connection waits for its completion: siw reports that the Send
- * failed if the peer, which has received it, ends the connection before siw has noticed that it
- * went out. */
+ * failed if the peer, which has received it, ends the connection before siw has recorded that it
+ * was sent. */
 static void send_end(struct connection *it)
 {
 	struct end end = { .address = (uintptr_t)it->open->addr, .rkey = it->open->rkey };
@@ -105,13 +105,13 @@ static void invalidate(struct connection *it, const struct end *far)
 	post_send(it->id->qp, IBV_WR_RDMA_WRITE, it->messages, MINE, 8, far, 0, 0);
 }
 
-/* The end whose STag was invalidated: the message came, and no data that was written afterwards. */
+/* The end whose STag was invalidated: checks the message, and that no later Write was placed. */
 static void suffer(struct connection *it, struct rdma_event_channel *channel)
 {
 	struct ibv_wc wc = good_wc(it->received);
 	/* libsiw does not report the key. */
 	if ((wc.wc_flags & IBV_WC_WITH_INV) && wc.invalidated_rkey != it->open->rkey)
-		die("Stag %#x, not %#x", wc.invalidated_rkey, it->open->rkey);
+		die("STag %#x, not %#x", wc.invalidated_rkey, it->open->rkey);
 	next_event(channel, RDMA_CM_EVENT_DISCONNECTED, NULL);
 	const uint8_t *memory = it->open->addr;
 	for (size_t at = 0; at < LENGTH; at++)
@@ -119,7 +119,7 @@ static void suffer(struct connection *it, struct rdma_event_channel *channel)
 			die("byte %zu was written after the invalidation", at);
 }
 
-/* From ESTABLISHED on. */
+/* Runs the connection from ESTABLISHED on. */
 static void end_it(struct connection *it, struct rdma_event_channel *channel, bool initiator, enum ending ending)
 {
 	struct end far;

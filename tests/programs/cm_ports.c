@@ -85,10 +85,10 @@ static void connects(const char *address, bool late)
 	next_event(first, RDMA_CM_EVENT_ADDR_RESOLVED, NULL);
 	is_port("resolved", id, port);
 	if (rdma_resolve_addr(id, (struct sockaddr *)&source, (struct sockaddr *)&to, 2000) == 0 || errno != EINVAL)
-		die("an address is resolved twice");
+		die("a second resolution of an address succeeds");
 	ZERO(rdma_create_id(first, &other, NULL, RDMA_PS_TCP));
 	if (bind_to(other, place(address, port)) == 0 || errno != EADDRINUSE)
-		die("another id has the port of a bound one: %s", strerror(errno));
+		die("another id gets the port of a bound id: %s", strerror(errno));
 	ZERO(rdma_destroy_id(other));
 	ZERO(rdma_migrate_id(id, second));
 	ZERO(rdma_resolve_route(id, 2000));
@@ -137,9 +137,9 @@ static void sources(struct rdma_event_channel *channel, const char *address)
 	struct sockaddr_in taken = place(address, ntohs(rdma_get_src_port(holder))), to = place(address, 1), foreign = place("203.0.113.1", 0);
 	ZERO(rdma_create_id(channel, &id, NULL, RDMA_PS_TCP));
 	if (rdma_resolve_addr(id, (struct sockaddr *)&taken, (struct sockaddr *)&to, 2000) == 0 || errno != EADDRINUSE)
-		die("a source is had twice: %s", strerror(errno));
+		die("a source address in use is accepted: %s", strerror(errno));
 	if (rdma_resolve_addr(id, (struct sockaddr *)&foreign, (struct sockaddr *)&to, 2000) == 0)
-		die("the source is another host's");
+		die("a source address of another host is accepted");
 	/* Linux keeps the foreign source with the id. */
 	ZERO(rdma_destroy_id(id));
 	ZERO(rdma_create_id(channel, &id, NULL, RDMA_PS_TCP));

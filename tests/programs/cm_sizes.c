@@ -1,8 +1,8 @@
 /* Messages of every kind of size, including zero, up to MAX (8 MiB), over one connection of
- * rdma_cm, on any device: each end in its turn sends a message, writes as much into the other's
- * memory, reads as much out of it, and reports that; the other compares byte by byte, and checks
- * that nothing was placed behind. -r: no Reads of zero bytes by this end, because soft-iWARP now
- * and then answers one with a byte. */
+ * rdma_cm, on any device: in its turn, each end sends a message, writes as many bytes into the
+ * other's memory, reads as many from it, and reports that; the other end compares each byte, and
+ * checks that no byte behind the data was written. -r: no Reads of zero bytes by this end, because
+ * soft-iWARP sometimes answers one with a byte. */
 #include "cm.h"
 
 #define MOST (8u << 20)
@@ -49,7 +49,7 @@ static void is_untouched(size_t offset)
 {
 	for (size_t at = 0; at < GUARD; at++)
 		if (memory_of_ours[offset + at] != 0xee)
-			die("something lies behind the message, at %zu", at);
+			die("a byte behind the message was written, at %zu", at);
 }
 
 static void act(struct ibv_qp *qp, size_t size, enum turn turn)
@@ -92,7 +92,7 @@ static void suffer(size_t size, enum turn turn)
 	is_untouched(IN + size);
 }
 
-/* The first few; then below, at and above each power of two; and three large ones. */
+/* The sizes: small ones; below, at and above each power of two; and three large ones. */
 static size_t next_size(size_t size)
 {
 	if (size < 5)

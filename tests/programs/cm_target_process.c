@@ -5,22 +5,25 @@
  *
  *   listen ADDRESS BACKLOG                a listener at a port of the kernel's choice: id, port
  *   connect ADDRESS PORT IRD ORD BYTES    resolves, and connects with a new queue pair: id, errno
- *   event                                 the next event: event, status (negative ones as 64 bits), id, about, ird, ord, data
- *   quiet                                 whether there is none
- *   accept ID IRD ORD BYTES               with a new queue pair: errno
+ *   event                                 the next event: event, status (negative ones as 64
+ *                                         bits), id, about, ird, ord, data
+ *   quiet                                 whether no event is pending
+ *   accept ID IRD ORD BYTES               accepts with a new queue pair: errno
  *   reject ID BYTES                       errno
  *   disconnect ID                         errno
- *   destroy ID                            with its queue pair
- *   post ID OPCODE WR-ID LEN ADDRESS RKEY   from, or into, the buffer: errno
+ *   destroy ID                            destroys the id and its queue pair
+ *   post ID OPCODE WR-ID LEN ADDRESS RKEY   a request with the buffer: errno
  *   recv ID WR-ID                         a receive of a page
- *   wait ID, poll ID                      the next completion of its queue: status, len, id, qp; "none" when there is none
- *   state ID                              of its queue pair
+ *   wait ID, poll ID                      the next completion of its queue: status, len, id, qp;
+ *                                         "none" when there is none
+ *   state ID                              the state of the id's queue pair
  *   buffer                                address, rkey, and the first bytes
- *   shared                                from here on queue pairs share a completion queue
- *   external                              from here on initiators use queue pairs that librdmacm does not manage
+ *   shared                                later queue pairs share a completion queue
+ *   external                              later initiators use queue pairs that librdmacm does
+ *                                         not manage
  *   establish ID                          completes an external connect: errno
  *   fail ID                               moves its queue pair to the error state
- *   quit                                  destroys everything in good order
+ *   quit                                  destroys all objects
  */
 #include "rc.h"
 #include <poll.h>
@@ -73,7 +76,7 @@ static struct one *one(const char *word)
 {
 	unsigned long index = word ? strtoul(word, NULL, 16) : MOST;
 	if (index >= MOST || !ids[index].id)
-		die("no such id: %s", word ? word : "none given");
+		die("unknown id: %s", word ? word : "none given");
 	return &ids[index];
 }
 
@@ -175,7 +178,7 @@ static void call(char **word)
 	else if (inet_pton(AF_INET6, word[0], &six->sin6_addr) == 1)
 		six->sin6_family = AF_INET6, six->sin6_port = port;
 	else
-		die("%s is no address", word[0]);
+		die("%s is not an address", word[0]);
 
 	struct rdma_cm_id *id;
 	ZERO(rdma_create_id(channel, &id, NULL, RDMA_PS_TCP));
@@ -315,7 +318,7 @@ static bool execute(char **word)
 	} else if (!strcmp(order, "quit")) {
 		return false;
 	} else {
-		die("no such order: %s", order);
+		die("unknown command: %s", order);
 	}
 	return true;
 }

@@ -1,4 +1,4 @@
-/* Events of a thread that waits for events. The argument names the scene:
+/* Events of a thread that waits for events. The argument selects the scene:
  *
  *   signals   a handler ends the wait with EINTR, or not at all if it was set up with SA_RESTART
  *   jumps     after a handler with a long jump the channel and the device work
@@ -114,11 +114,11 @@ static void signals(void)
 		unsigned before = handled;
 		errno = 0;
 		if (rdma_get_cm_event(channel, &event) == 0)
-			die("an event out of nothing");
+			die("an event without a cause");
 		if (errno != EINTR)
-			die("a signal makes it %s", strerror(errno));
+			die("after a signal: %s", strerror(errno));
 		if (handled == before)
-			die("interrupted by nothing");
+			die("interrupted without a signal");
 		round_number++;
 	}
 	ZERO(pthread_join(*other, NULL));
@@ -153,8 +153,8 @@ static void ask_for_event(void)
 		uint64_t response;
 	} command = { .cmd = 12, .in = 8, .out = sizeof answer, .response = (uintptr_t)answer };
 	if (write(channel->fd, &command, sizeof command) != -1)
-		die("an event out of nothing");
-	die("the wait ends: %s", strerror(errno));
+		die("an event without a cause");
+	die("the wait ended: %s", strerror(errno));
 }
 
 static void jumps(void)
@@ -179,10 +179,10 @@ static void *wait_for_ever(void *unused)
 	(void)unused;
 	round_number++;
 	if (rdma_get_cm_event(channel, &event) == 0)
-		die("an event out of nothing");
+		die("an event without a cause");
 	/* The channel was closed before the call. */
 	if (errno != EBADF)
-		die("a close makes it %s", strerror(errno));
+		die("after a close: %s", strerror(errno));
 	return NULL;
 }
 
@@ -228,7 +228,7 @@ static void *wait_in_vain(void *unused)
 	struct rdma_cm_event *event;
 	(void)unused;
 	rdma_get_cm_event(channel, &event);
-	die("the wait ends: %s", strerror(errno));
+	die("the wait ended: %s", strerror(errno));
 }
 
 static void rests(void)

@@ -34,7 +34,7 @@ int main(int argc, char **argv)
 		connect_qp(qps[i], &mine[i], 0, &theirs[i]);
 		post_recv(qps[i], mr, 8, 8, 1);
 	}
-	/* One message there and one back on each, all at once. */
+	/* One message in each direction on each connection, all at once. */
 	for (int i = 0; client && i < COUNT; i++)
 		post_send(qps[i], IBV_WR_SEND, mr, 0, 8, NULL, 0, 2);
 	for (int left = 2 * COUNT; left > 0; left--) {

@@ -50,11 +50,11 @@ static void move(struct use *use, uint64_t seed)
 	memset(use->bytes + LEN, 0, LEN);
 	post_send(use->qp, IBV_WR_RDMA_WRITE, use->mr, 0, LEN / 2, &use->end, LEN, 1);
 	if (good_wc(use->cq).wr_id != 1)
-		die("another completion than the Write's");
+		die("not the completion of the Write");
 	post_recv(use->qp, use->mr, LEN + LEN / 2, LEN / 2, 2);
 	post_send(use->qp, IBV_WR_SEND, use->mr, LEN / 2, LEN / 2, NULL, 0, 3);
 	if (good_wc(use->cq).wr_id + good_wc(use->cq).wr_id != 5)
-		die("other completions than the Send's and its receive's");
+		die("not the completions of the Send and its receive");
 	verify(use->bytes + LEN, LEN, seed);
 }
 
@@ -68,7 +68,7 @@ static void *moves(void *first)
 	return NULL;
 }
 
-/* As many Writes and unanswered receives as there is room for. */
+/* Fills the queues with Writes and with receives that get no message. */
 static void burden(struct use *use)
 {
 	for (int i = 0; i < DEPTH; i++) {

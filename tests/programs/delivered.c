@@ -1,6 +1,6 @@
 /* delivered [-p PORT] [-s BYTES] [-n ROUNDS] [HOST]: each round the client writes BYTES bytes into
- * the server's memory, polls the completion, and tells the server by TCP. The server looks at its
- * memory at once. It prints how many rounds found bytes of an earlier round. */
+ * the server's memory, polls the completion, and notifies the server by TCP. The server checks
+ * its memory at once, and prints the number of rounds that found bytes of an earlier round. */
 #include "rc.h"
 
 int main(int argc, char **argv)
@@ -44,7 +44,7 @@ int main(int argc, char **argv)
 				old |= buffer[at] != round;
 			stale += old;
 		}
-		/* The server has looked. */
+		/* The server has checked its memory. */
 		barrier(sock);
 	}
 	if (!host)

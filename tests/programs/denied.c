@@ -1,5 +1,5 @@
-/* denied CALL ERRNO PROGRAM [ARGUMENT ...]: runs a program in which the system call of that name
- * fails with that errno, as in a sandbox. */
+/* denied CALL ERRNO PROGRAM [ARGUMENT ...]: runs a program in which the system call CALL
+ * fails with ERRNO, as in a sandbox. */
 #include <errno.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>

@@ -1,6 +1,6 @@
-/* Regions of a file (ibv_reg_dmabuf_mr): a queue pair that is its own peer writes into one, reads from
- * it and receives into it; the file shows it. Then what must be refused. With -u, only that the device
- * does not support it. */
+/* Regions of a file (ibv_reg_dmabuf_mr): a queue pair that is its own peer writes into one, reads
+ * from it and receives into it; the program checks the file. Then it tries arguments that must be
+ * refused. With -u, it only checks that the device does not support such regions. */
 #define _GNU_SOURCE
 #include "rc.h"
 #include <sys/mman.h>

@@ -127,7 +127,7 @@ static void drain(struct ibv_mr *mr)
 	ZERO(ibv_destroy_qp(qp));
 	for (int i = 0; i < 2; i++)
 		ZERO(ibv_destroy_cq(cq[i]));
-	printf("drain: what was posted last is flushed last\n");
+	printf("drain: the last request is flushed last\n");
 }
 
 static bool there(struct ibv_comp_channel *channel)
@@ -142,7 +142,7 @@ static void take(struct ibv_comp_channel *channel, struct ibv_cq *want)
 	void *cookie;
 	ZERO(ibv_get_cq_event(channel, &cq, &cookie));
 	if (cq != want)
-		die("the event of another queue");
+		die("an event of another queue");
 	ibv_ack_cq_events(cq, 1);
 }
 
@@ -174,7 +174,7 @@ static void moderation(struct ibv_mr *mr)
 	struct ibv_modify_cq_attr attr = { .attr_mask = IBV_CQ_ATTR_MODERATE, .moderate = { 4, device.cq_mod_caps.max_cq_period } };
 	if (!device.cq_mod_caps.max_cq_count) {
 		if (ibv_modify_cq(cq, &attr) != EOPNOTSUPP)
-			die("moderation where there is none");
+			die("moderation is accepted without support");
 		printf("moderation: not on this device\n");
 		return;
 	}
@@ -213,7 +213,7 @@ static void moderation(struct ibv_mr *mr)
 }
 
 /* Between start and end of a poll, more requests may be posted, and complete, than the queue has
- * room for at a time. */
+ * entries. */
 static void one_session(struct ibv_mr *mr)
 {
 	struct ibv_cq_init_attr_ex init = { .cqe = 8 };
@@ -236,7 +236,7 @@ static void one_session(struct ibv_mr *mr)
 	ibv_end_poll(cq);
 	ZERO(ibv_destroy_qp(qp));
 	ZERO(ibv_destroy_cq(ibv_cq_ex_to_cq(cq)));
-	printf("one poll: more than the queue has room for\n");
+	printf("one poll: more completions than the queue has entries\n");
 }
 
 int main(void)

@@ -1,4 +1,4 @@
-/* Faults of the program's own, beside a device that recovers from faults in its copies. Each of
+/* Faults of the program itself, while the device recovers from faults in its copies. Each of
  * these begins with one such recovery.
  *
  *   faults before    a handler that is installed before the device is opened
@@ -39,7 +39,7 @@ static void recover(struct ibv_pd *pd)
 	post_send(qp, IBV_WR_SEND, mr, 0, 64, NULL, 0, 1);
 	struct ibv_wc wc = next_wc(cq);
 	if (wc.status != IBV_WC_LOC_PROT_ERR)
-		die("a Send of what is gone: %s", ibv_wc_status_str(wc.status));
+		die("a Send of unmapped memory: %s", ibv_wc_status_str(wc.status));
 	if (came != before)
 		die("the program's handler was called for the device's fault");
 	ZERO(ibv_destroy_qp(qp));
@@ -153,7 +153,7 @@ static void after(void)
 		die("another old action");
 	fault(hole);
 	if (on_alternate)
-		die("on the alternate stack, unasked");
+		die("on the alternate stack without SA_ONSTACK");
 	reported("without SA_SIGINFO", 1);
 
 	install(SA_NODEFER, SIGUSR1);
@@ -166,7 +166,7 @@ static void after(void)
 	install(SA_RESETHAND, SIGUSR1);
 	fault(hole);
 	if (present().sa_handler != SIG_DFL)
-		die("SA_RESETHAND: still there");
+		die("SA_RESETHAND: the handler was not reset");
 	reported("SA_RESETHAND", 1);
 
 	if (signal(SIGSEGV, note_plainly) != SIG_DFL)
@@ -174,7 +174,7 @@ static void after(void)
 	for (int n = 0; n < 2; n++)
 		fault(hole);
 	if (!(present().sa_flags & SA_RESTART) || !sigismember(&mask, SIGSEGV))
-		die("signal: not as BSD has it");
+		die("signal: not as in BSD");
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wdeprecated-declarations"
 	ZERO(siginterrupt(SIGSEGV, 1));
@@ -187,7 +187,7 @@ static void after(void)
 		die("sysv_signal: another old handler");
 	fault(hole);
 	if (present().sa_handler != SIG_DFL || sigismember(&mask, SIGSEGV))
-		die("sysv_signal: not as System V has it");
+		die("sysv_signal: not as in System V");
 	reported("sysv_signal", 1);
 	recover(pd);
 
@@ -225,7 +225,7 @@ static void children(void)
 		_exit(1);
 	}
 	if (!WIFSIGNALED(ended(child)))
-		die("the child of vfork lives");
+		die("the child of vfork did not end");
 	if (present().sa_sigaction != note)
 		die("the child of vfork changed its parent's action");
 	fault(hole);
@@ -239,7 +239,7 @@ static void children(void)
 		_exit(1);
 	}
 	if (!WIFSIGNALED(ended(child)))
-		die("the child of fork lives");
+		die("the child of fork did not end");
 	recover(pd);
 	fault(hole);
 	reported("after fork", 1);

@@ -1,7 +1,7 @@
 /* The calls of a forked child on inherited objects: every call returns, with an error, whatever
  * the parent's other threads did at the fork. First those threads certainly hold the locks of a
- * completion queue and of a send queue (ibv_start_poll, ibv_wr_start); then they do everything
- * at once, and the main thread forks again and again. Prints "answered" at its end. */
+ * completion queue and of a send queue (ibv_start_poll, ibv_wr_start); then they make
+ * calls of all kinds, and the main thread forks repeatedly. Prints "answered" at its end. */
 #define _GNU_SOURCE
 #include "rc.h"
 #include <pthread.h>
@@ -199,7 +199,7 @@ static void child_tries(struct all *all, bool own)
 		try_makings(all);
 		try_endings(all);
 		if (own) {
-			current = "a device of its own";
+			current = "the child's own device";
 			struct all new = make();
 			struct ibv_wc wc;
 			if (ibv_poll_cq(new.cq, 1, &wc) != 0)

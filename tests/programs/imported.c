@@ -78,7 +78,7 @@ static void alike(const struct ibv_mr *imported, const struct ibv_mr *own, struc
 {
 	if (imported->lkey != own->lkey || imported->rkey != own->rkey || imported->length != own->length ||
 	    imported->handle != own->handle || imported->addr || imported->pd != pd || imported->context != pd->context)
-		die("the imported region is not what was registered");
+		die("the imported region differs from the registered one");
 }
 
 /* An fd of the same open file, duplicated in every possible way. */
@@ -110,7 +110,7 @@ static void share(void)
 		struct ibv_pd *imported_pd = SOME(ibv_import_pd(context, pd->handle));
 		struct ibv_mr *imported_mr = SOME(ibv_import_mr(imported_pd, mr->handle));
 		if (imported_pd->context != context || imported_pd->handle != pd->handle)
-			die("the imported domain is another");
+			die("the imported domain differs");
 		alike(imported_mr, mr, imported_pd);
 		struct use there = use(context, imported_pd);
 		write_through(&there, imported_mr, bytes, way);
@@ -188,7 +188,7 @@ static void events(void)
 	ZERO(ibv_dereg_mr(own_mr));
 	ZERO(ibv_dealloc_pd(own_pd));
 	ZERO(ibv_close_device(owner));
-	puts("events: to the context whose they are");
+	puts("events: to the context of their object");
 }
 
 static void endings(void)
@@ -207,7 +207,7 @@ static void endings(void)
 	ANSWERS(ibv_dereg_mr(mr), ENOENT);
 	FAILS(ibv_import_mr(imported_pd, mr->handle), ENOENT);
 	ibv_unimport_mr(mr);
-	/* And the other way round. */
+	/* The same with the sides exchanged. */
 	mr = SOME(ibv_reg_mr(pd, bytes, 2 * LEN, EVERY_ACCESS));
 	imported_mr = SOME(ibv_import_mr(imported_pd, mr->handle));
 	write_through(&there, imported_mr, bytes, 1);
@@ -234,7 +234,7 @@ static void endings(void)
 	imported_mr = SOME(ibv_import_mr(imported_pd, mr_handle));
 	write_through(&there, imported_mr, bytes, 2);
 	put_away(&there);
-	/* A bare fd keeps the domain, too. */
+	/* A duplicated fd alone also keeps the domain. */
 	int fd = dup(context->cmd_fd);
 	ibv_unimport_mr(imported_mr);
 	ibv_unimport_pd(imported_pd);
@@ -267,7 +267,7 @@ static void device_memory(void)
 	ZERO(ibv_memcpy_from_dm(bytes, imported, 0, sizeof bytes));
 	for (uint32_t i = 0; i < 16; i++)
 		if (bytes[i] != i * 0x01010101)
-			die("not the memory that was written");
+			die("other bytes than were written");
 	struct ibv_pd *pd = SOME(ibv_alloc_pd(context));
 	struct ibv_mr *mr = SOME(ibv_reg_dm_mr(pd, imported, 0, sizeof bytes, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_ZERO_BASED));
 	ANSWERS(ibv_free_dm(dm[1]), EBUSY);
@@ -325,7 +325,7 @@ static void wrong(void)
 	for (int i = 0; i < 6; i++)
 		ZERO(close(all[i]));
 	ZERO(ibv_close_device(owner));
-	puts("wrong: what is no device file, and no handle of its");
+	puts("wrong: other files and invalid handles are refused");
 }
 
 /* Gives another process an fd. */
@@ -428,12 +428,12 @@ static void again_and_again(void)
 		ZERO(ibv_close_device(context));
 		ZERO(ibv_close_device(next));
 	}
-	// Streams of what came before may still go.
+	// Streams of earlier scenes may still be closing.
 	if (open_fds() > before)
 		die("%d fds more than before", open_fds() - before);
 	ZERO(ibv_dealloc_pd(pd));
 	ZERO(ibv_close_device(owner));
-	puts("again and again: nothing is left behind");
+	puts("repeated: no descriptor is leaked");
 }
 
 /* Objects without a remaining name are destroyed with their file: otherwise the device would run
@@ -455,7 +455,7 @@ static void forgotten(void)
 		}
 		ZERO(ibv_close_device(context));
 	}
-	puts("forgotten: gone with the file");
+	puts("abandoned: destroyed with the file");
 }
 
 int main(void)

@@ -5,7 +5,7 @@
 
 #define DEPTH 16
 #define LEN 4096
-/* More than the device sends to a receiver that is not ready. */
+/* More messages than the device sends to a receiver that is not ready. */
 #define LONG (4 << 20)
 
 /* A queue pair that is its own peer, with its posted requests that are not complete. */
@@ -84,7 +84,7 @@ int main(void)
 		struct ibv_wc wc = next_wc(polled);
 		complete(wc.qp_num == busy.qp->qp_num ? &busy : &stalled, &wc);
 		if (stalled.completed > stalled.flushed)
-			die("a Send completed that was not received");
+			die("a Send without a receive completed");
 		if (busy.completed == 100) {
 			puts("flowing");
 			fflush(stdout);
@@ -111,7 +111,7 @@ int main(void)
 	drain(polled, &busy, &stalled);
 	drain(slept_on, &waiting, &waiting);
 	if (busy.flushed + stalled.flushed + waiting.flushed != flushed + 3 * DEPTH)
-		die("what was posted later was not flushed");
+		die("a later request was not flushed");
 
 	ZERO(ibv_destroy_qp(busy.qp));
 	ZERO(ibv_destroy_qp(stalled.qp));

@@ -134,7 +134,7 @@ __attribute__((unused)) static void sock_write(int sock, const void *data, size_
 	for (const char *at = data; len > 0;) {
 		ssize_t n = send(sock, at, len, MSG_NOSIGNAL);
 		if (n <= 0)
-			die("the other end is gone (%s)", strerror(errno));
+			die("the peer has closed the connection (%s)", strerror(errno));
 		at += n, len -= n;
 	}
 }
@@ -156,7 +156,7 @@ __attribute__((unused)) static void swap(int sock, const void *mine, void *their
 {
 	sock_write(sock, mine, len);
 	if (!sock_read(sock, theirs, len))
-		die("the other end is gone");
+		die("the peer has closed the connection");
 }
 
 __attribute__((unused)) static void barrier(int sock)
@@ -174,7 +174,7 @@ __attribute__((unused)) static int meet(const char *host, int port)
 		struct addrinfo hints = { .ai_socktype = SOCK_STREAM }, *found;
 		snprintf(service, sizeof service, "%d", port);
 		if (getaddrinfo(host, service, &hints, &found))
-			die("%s: no such host", host);
+			die("%s: unknown host", host);
 		sock = socket(found->ai_family, SOCK_STREAM, 0);
 		if (connect(sock, found->ai_addr, found->ai_addrlen))
 			die("%s: %s", host, strerror(errno));

@@ -1,6 +1,6 @@
-/* refusals [-p PORT] [HOST]: the client posts three requests at a time, of which the server's device
- * refuses the second, for one reason after the other. Each completes with its own status: success,
- * the reason, flushed. */
+/* refusals [-p PORT] [HOST]: the client posts three requests at a time, and the
+ * server's device refuses the second, in each round for another reason. They complete as
+ * successful, with the status of the reason, and as flushed. */
 #include "rc.h"
 
 enum { REQUESTS = 3, LENGTH = 8, TOO_LONG = 64 };

@@ -1,4 +1,4 @@
-/* Registrations of every kind, each with a Write out of it and one into it: zero-based, with a
+/* Registrations of every kind, each with a Write from it and one into it: zero-based, with a
  * given address, relaxed, on huge pages, on demand. Pages that are mapped and unmapped under an
  * on-demand region are available when they are accessed, or the access is an error of the
  * request. A registration that the device does not support fails with the errno of the manual. */
@@ -114,11 +114,11 @@ static void on_demand(void)
 		return;
 	}
 	SOME(mr);
-	expect("a Write of what is not there", status_of(IBV_WR_RDMA_WRITE, at, mr->lkey, here, steady->rkey), IBV_WC_LOC_PROT_ERR);
-	expect("a Write to what is not there", status_of(IBV_WR_RDMA_WRITE, here, steady->lkey, at, mr->rkey), IBV_WC_REM_ACCESS_ERR);
-	expect("a Read of what is not there", status_of(IBV_WR_RDMA_READ, here, steady->lkey, at, mr->rkey), IBV_WC_REM_ACCESS_ERR);
+	expect("a Write from unmapped memory", status_of(IBV_WR_RDMA_WRITE, at, mr->lkey, here, steady->rkey), IBV_WC_LOC_PROT_ERR);
+	expect("a Write to unmapped memory", status_of(IBV_WR_RDMA_WRITE, here, steady->lkey, at, mr->rkey), IBV_WC_REM_ACCESS_ERR);
+	expect("a Read of unmapped memory", status_of(IBV_WR_RDMA_READ, here, steady->lkey, at, mr->rkey), IBV_WC_REM_ACCESS_ERR);
 	if (status_of(IBV_WR_ATOMIC_FETCH_AND_ADD, here, steady->lkey, at, mr->rkey) == IBV_WC_SUCCESS)
-		die("an atomic on what is not there");
+		die("an atomic on unmapped memory succeeded");
 	SOME(map(memory, 3 * PAGE, MAP_FIXED_NOREPLACE));
 	serves("on demand", mr, at + PAGE, memory + PAGE);
 	ZERO(madvise(memory, 3 * PAGE, MADV_DONTNEED));
@@ -126,7 +126,7 @@ static void on_demand(void)
 	if (*(uint64_t *)memory != 1)
 		die("the sum is %" PRIu64, *(uint64_t *)memory);
 	ZERO(mprotect(memory, PAGE, PROT_READ));
-	expect("a Write to what cannot be written", status_of(IBV_WR_RDMA_WRITE, here, steady->lkey, at, mr->rkey), IBV_WC_REM_ACCESS_ERR);
+	expect("a Write to read-only memory", status_of(IBV_WR_RDMA_WRITE, here, steady->lkey, at, mr->rkey), IBV_WC_REM_ACCESS_ERR);
 	expect("a Read of it", status_of(IBV_WR_RDMA_READ, here, steady->lkey, at, mr->rkey), IBV_WC_SUCCESS);
 
 	struct ibv_sge sge = { .addr = at + PAGE, .length = 2 * PAGE, .lkey = mr->lkey };
@@ -134,13 +134,13 @@ static void on_demand(void)
 	unsigned char in_core[2];
 	ZERO(mincore(memory + PAGE, 2 * PAGE, in_core));
 	if (!(in_core[0] & in_core[1] & 1))
-		die("advised, but not there");
+		die("advised memory is not available");
 	sge.length++;
 	if (ibv_advise_mr(pd, IBV_ADVISE_MR_ADVICE_PREFETCH, 0, &sge, 1) != EFAULT)
 		die("advice behind the region's end");
 	sge = (struct ibv_sge){ .addr = here, .length = 8, .lkey = steady->lkey };
 	if (ibv_advise_mr(pd, IBV_ADVISE_MR_ADVICE_PREFETCH, 0, &sge, 1) != ENOENT)
-		die("advice on a region that is always there");
+		die("advice on a region that is not on demand");
 	ZERO(ibv_dereg_mr(mr));
 
 	/* All of the address space. */

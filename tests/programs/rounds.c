@@ -1,5 +1,5 @@
 /* Opens and closes everything ROUNDS times, a queue pair connected to itself in each;
- * descriptors and threads must not add up. */
+ * the number of descriptors and threads must not grow. */
 #include "rc.h"
 #include <dirent.h>
 
@@ -29,7 +29,7 @@ static void round_of_all(void)
 	good_wc(cq);
 	good_wc(cq);
 	if (memcmp(buffer, buffer + 32, 10))
-		die("what I sent to myself did not arrive");
+		die("the message did not arrive");
 	ZERO(ibv_destroy_qp(qp));
 	ZERO(ibv_dereg_mr(mr));
 	ZERO(ibv_destroy_cq(cq));

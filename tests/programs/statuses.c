@@ -1,7 +1,7 @@
 /* Every status that a work completion can have here, and the asynchronous events. Each error
- * ends its queue pairs, so each case has its own pair, both of this process; so the requester's
- * completion has the peer's verdict on the request, with the Terminate's first word as
- * vendor_err. */
+ * ends its queue pairs, so each case has its own pair. Both are in this process, so the
+ * requester's completion has the peer's result for the request, with the Terminate's first word
+ * as vendor_err. */
 #include "rc.h"
 #include <pthread.h>
 #include <sched.h>
@@ -117,18 +117,18 @@ static void statuses(void)
 	expect("its receive", next_wc(pair.cq[1]), IBV_WC_LOC_PROT_ERR, 0);
 
 	pair = usual();
-	expect("a Send from no memory", request(&pair, IBV_WR_SEND, none, 0, 0), IBV_WC_LOC_PROT_ERR, 0);
+	expect("a Send from unregistered memory", request(&pair, IBV_WR_SEND, none, 0, 0), IBV_WC_LOC_PROT_ERR, 0);
 	pair = usual();
-	expect("a Read to no memory", request(&pair, IBV_WR_RDMA_READ, none, at, key), IBV_WC_LOC_PROT_ERR, 0);
+	expect("a Read into unregistered memory", request(&pair, IBV_WR_RDMA_READ, none, at, key), IBV_WC_LOC_PROT_ERR, 0);
 	pair = usual();
-	expect("a Write to no memory", request(&pair, IBV_WR_RDMA_WRITE, key, at, none), IBV_WC_REM_ACCESS_ERR, 0x1100c000);
+	expect("a Write to unregistered memory", request(&pair, IBV_WR_RDMA_WRITE, key, at, none), IBV_WC_REM_ACCESS_ERR, 0x1100c000);
 	pair = usual();
 	expect("a Write behind the memory", request(&pair, IBV_WR_RDMA_WRITE, key, at + sizeof place - 7, key), IBV_WC_REM_ACCESS_ERR,
 	       0x1101c000);
 	pair = usual();
 	expect("a Write without the right", request(&pair, IBV_WR_RDMA_WRITE, key, at, local->rkey), IBV_WC_REM_ACCESS_ERR, 0x0102c000);
 	pair = usual();
-	expect("a Read from no memory", request(&pair, IBV_WR_RDMA_READ, key, at, none), IBV_WC_REM_ACCESS_ERR, 0x0100e000);
+	expect("a Read of unregistered memory", request(&pair, IBV_WR_RDMA_READ, key, at, none), IBV_WC_REM_ACCESS_ERR, 0x0100e000);
 	pair = usual();
 	expect("a Read without the right", request(&pair, IBV_WR_RDMA_READ, key, at, local->rkey), IBV_WC_REM_ACCESS_ERR, 0x0102e000);
 	pair = usual();
@@ -158,7 +158,7 @@ static void statuses(void)
 	expect("a Send there", request(&pair, IBV_WR_SEND, key, 0, 0), IBV_WC_WR_FLUSH_ERR, 0);
 
 	pair = connected((struct options){ .reads = 8, .rnr_retry = 1 });
-	expect("a Send that finds no receive", request(&pair, IBV_WR_SEND, key, 0, 0), IBV_WC_RNR_RETRY_EXC_ERR, 0x1202c000);
+	expect("a Send without a receive", request(&pair, IBV_WR_SEND, key, 0, 0), IBV_WC_RNR_RETRY_EXC_ERR, 0x1202c000);
 
 	/* Both ends are connected once a message has passed between them. */
 	pair = usual();
@@ -169,7 +169,7 @@ static void statuses(void)
 	/* Requests that are sent before the peer's end is detected are flushed or lost,
 	 * depending on the timing. */
 	wc = request(&pair, IBV_WR_RDMA_READ, key, at, key);
-	expect("a Read from a queue pair that is gone", wc, IBV_WC_RETRY_EXC_ERR, 0);
+	expect("a Read from a destroyed queue pair", wc, IBV_WC_RETRY_EXC_ERR, 0);
 }
 
 static struct ibv_async_event event(enum ibv_event_type type)

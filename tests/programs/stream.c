@@ -1,6 +1,6 @@
 /* QPS queue pairs between two processes; each carries COUNT numbered messages of SIZE bytes from
- * the initiator to the responder, which checks that none is lost, doubled or out of order. -d
- * destroy|exit: the initiator leaves that way right after its last completion, and the responder
+ * the initiator to the responder, which checks that none is lost, duplicated or out of order. -d
+ * destroy|exit: the initiator leaves in this way right after its last completion, and the responder
  * begins to receive only then. -f: send until an end with an error; the responder prints
  * "flowing" once messages come, and the status of the first bad completion. -k: fork a child
  * first that keeps all descriptors and sleeps. */
@@ -56,7 +56,7 @@ int main(int argc, char **argv)
 		connect_qp(lanes[i].qp, &lanes[i].mine, 0, &lanes[i].theirs);
 	}
 	if (forks && fork() == 0) {
-		/* The child outlives its parent, but not the test for long. */
+		/* The child outlives its parent, and ends soon after the test. */
 		alarm(60);
 		pause();
 		_exit(0);
@@ -70,7 +70,7 @@ int main(int argc, char **argv)
 					  (uint64_t)i << 32 | lanes[i].posted);
 		char byte;
 		if (*departure && sock_read(sock, &byte, 1))
-			die("the client has not left");
+			die("the client did not end");
 	}
 	uint64_t left = qps * count;
 	if (forever)

@@ -1,23 +1,29 @@
 /* A program whose peer is a test with a raw TCP connection. It executes the lines of its standard
  * input, and answers each with one line that begins with "= ". Numbers are hexadecimal; a queue
- * pair, REGION and MR are named by their place in the order of creation or by name.
+ * pair, REGION and MR are given by their index in the order of creation or by name.
  *
- *   qp DEPTH ACCESS                       makes a queue pair with a completion queue of its own: qp, qpn, psn
+ *   qp DEPTH ACCESS                       makes a queue pair with its own completion queue: qp,
+ *                                         qpn, psn
  *   connect QP GID QPN PSN IRD ORD RNR    INIT to RTS; RNR: rnr_retry of both directions
  *   recv QP ID OFFSET LEN                 a receive into the inbox
- *   post QP OPCODE ID MR ADDRESS LEN FAR-ADDRESS RKEY FLAGS    ADDRESS as an offset within the region's STag
- *   wait QP                               the next completion: status, opcode, len, id, flags, more (the invalidated STag, or the immediate data)
- *   poll QP                               the next completion, as for wait; "none" when there is none
- *   destroy QP                            with its completion queue
+ *   post QP OPCODE ID MR ADDRESS LEN FAR-ADDRESS RKEY FLAGS
+ *                                         ADDRESS is an offset within the region's STag
+ *   wait QP                               the next completion: status, opcode, len, id, flags,
+ *                                         more (the invalidated STag, or the immediate data)
+ *   poll QP                               the next completion, as for wait; "none" when there is
+ *                                         none
+ *   destroy QP                            destroys the queue pair and its completion queue
  *   state QP                              by ibv_query_qp
  *   event                                 the next asynchronous event: kind, qp
  *   quiet                                 whether no asynchronous event is pending
  *   dump REGION OFFSET LEN                bytes of the region
  *   fill REGION SEED
  *   dereg MR
- *   healthy                               a hundred exchanges between two queue pairs of its own, over TCP
- *   fork                                  three children that hold no descriptors and stay alive: by fork, fork and exec, system
- *   quit                                  destroys everything in good order
+ *   healthy                               a hundred exchanges between two other queue pairs, over
+ *                                         TCP
+ *   fork                                  makes three children that hold no descriptors and stay
+ *                                         alive: by fork, fork and exec, system
+ *   quit                                  destroys all objects
  */
 #include "rc.h"
 #include <poll.h>
@@ -366,7 +372,7 @@ static bool execute(char **word)
 	} else if (!strcmp(order, "dump")) {
 		const struct region *region = region_named(word[1]);
 		if (number[2] > region->len || number[3] > region->len - number[2])
-			die("no such part of %s", word[1]);
+			die("unknown range of %s", word[1]);
 		dump(*region->bytes + number[2], number[3]);
 	} else if (!strcmp(order, "fill")) {
 		const struct region *region = region_named(word[1]);
@@ -384,7 +390,7 @@ static bool execute(char **word)
 	} else if (!strcmp(order, "quit")) {
 		return false;
 	} else {
-		die("no such order: %s", order);
+		die("unknown command: %s", order);
 	}
 	return true;
 }

@@ -1,6 +1,6 @@
 /* Two threads share a device: one posts messages to a queue pair of its own process, the other
  * polls, reads the messages and posts the buffer again. Correct without arguments; with an
- * argument it has the one mistake of that name, which a sanitizer or valgrind must report. */
+ * argument it makes the error of that name, which a sanitizer or valgrind must report. */
 #include "rc.h"
 #include <pthread.h>
 #include <semaphore.h>

@@ -143,7 +143,7 @@ static enum ibv_event_type event_of(struct ibv_qp *qp)
 	struct ibv_async_event event;
 	ZERO(ibv_get_async_event(context, &event));
 	if (event.element.qp != qp)
-		die("%s is of another object", ibv_event_type_str(event.event_type));
+		die("%s is for another object", ibv_event_type_str(event.event_type));
 	enum ibv_event_type type = event.event_type;
 	ibv_ack_async_event(&event);
 	return type;
@@ -167,7 +167,7 @@ static void steady_goes_on(void)
 	post_send(steady.line.qp, IBV_WR_RDMA_READ, steady.stage.mr, 2 * PAGE, PAGE, &steady.far, PAGE, 2);
 	good_wc(steady.line.cq);
 	if (back[0] != round || memcmp(back, back + 1, PAGE - 1))
-		die("the steady connection carries other bytes");
+		die("other bytes arrived on the steady connection");
 }
 
 /* Whether the removal affects the device: memory that the device only reads may be read-only. */

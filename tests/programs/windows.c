@@ -99,6 +99,6 @@ int main(void)
 		}
 	}
 	if (memcmp(memory + WINDOW, source, 8) || memcmp(memory + 2 * WINDOW - 8, source, 8) || memory[2 * WINDOW] || memory[WINDOW - 1])
-		die("the memory is not what was written");
+		die("the memory has other bytes than were written");
 	return 0;
 }

@@ -1,5 +1,5 @@
-//! The wire, captured in a private network namespace and judged by tshark's independent dissectors
-//! of MPA and DDP/RDMAP.
+//! The wire, captured in a private network namespace and dissected by tshark's independent
+//! dissectors of MPA and DDP/RDMAP.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -48,8 +48,8 @@ pub struct Wire {
 
 /// The result of the dissectors for the MPA streams of a capture.
 #[derive(Debug)]
-pub struct Verdict {
-    /// The capture that was judged.
+pub struct Dissection {
+    /// The capture that was dissected.
     pub wire: Wire,
     /// Number of FPDUs with a correct CRC.
     pub good_crcs: u64,
@@ -134,8 +134,8 @@ impl Wire {
     ///
     /// # Panics
     /// When tshark cannot read the file, or the capture lacks something.
-    pub fn judge(self) -> Verdict {
-        self.realigned().judge_as_captured()
+    pub fn dissect(self) -> Dissection {
+        self.realigned().dissect_as_captured()
     }
 
     /// The streams without markers, with a packet for each frame (`realigned` has the reason).
@@ -157,9 +157,9 @@ impl Wire {
     ///
     /// # Panics
     /// When tshark cannot read the file.
-    pub fn judge_as_captured(self) -> Verdict {
+    pub fn dissect_as_captured(self) -> Dissection {
         let text = self.tshark(&["-V", "-O", "iwarp_mpa,iwarp_ddp_rdmap"], "iwarp_mpa");
-        let mut verdict = Verdict {
+        let mut dissection = Dissection {
             wire: self,
             good_crcs: 0,
             bad_crcs: 0,
@@ -169,13 +169,13 @@ impl Wire {
             markers: 0,
         };
         for line in text.lines().map(str::trim) {
-            verdict.read(line);
+            dissection.read(line);
         }
         // Wireshark marks undecodable data with an expert item of severity error, anywhere in the
         // tree.
-        let lost = verdict.wire.tshark(&LOST.0, LOST.1);
-        verdict.malformed = lost.lines().map(str::to_owned).collect();
-        verdict
+        let lost = dissection.wire.tshark(&LOST.0, LOST.1);
+        dissection.malformed = lost.lines().map(str::to_owned).collect();
+        dissection
     }
 
     /// What tshark prints with these arguments about the packets that pass the display filter.
@@ -218,7 +218,7 @@ impl Wire {
     }
 }
 
-impl Verdict {
+impl Dissection {
     fn read(&mut self, line: &str) {
         if line.contains("CRC:") || line.contains("CRC check:") {
             self.good_crcs += u64::from(line.contains("Good CRC32"));

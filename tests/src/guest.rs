@@ -183,8 +183,12 @@ impl Guest {
         drop(stream);
         let sum = Program::plain("sha256sum").arg(file).run().success();
         let (sum, _) = sum.split_once(' ').expect("a sum and a name");
-        let said = there.success();
-        assert!(said.contains(sum), "{} is not {sum}: {said}", file.display());
+        let printed = there.success();
+        assert!(
+            printed.contains(sum),
+            "{} is not {sum}: {printed}",
+            file.display()
+        );
     }
 
     /// Ends the programs that run in the guest.

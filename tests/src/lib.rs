@@ -1,6 +1,6 @@
 //! The harness of the system tests: real programs under the plug-in, in pairs, in network
-//! namespaces, as other users, in another Debian; captures of their wire, judged by tshark; and a
-//! raw TCP peer.
+//! namespaces, as other users, in another Debian; captures of their wire, dissected by tshark; and
+//! a raw TCP peer.
 //!
 //! Everything here cleans up when dropped, runs beside other tests, and waits for conditions under
 //! a generous limit. When the limit passes, the test fails with all output of the programs. A test

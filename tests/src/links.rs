@@ -125,7 +125,7 @@ fn is_absolute(link: &str) -> bool {
         .any(|scheme| link.starts_with(scheme))
 }
 
-/// What is in a folder of the tree, by name; without hidden entries.
+/// The entries of a folder of the tree, sorted by name, without hidden ones.
 pub(crate) fn entries(folder: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(folder).expect("a folder of the tree");
     let mut paths: Vec<_> = entries.map(|entry| entry.expect("an entry").path()).collect();
@@ -137,8 +137,8 @@ pub(crate) fn entries(folder: &Path) -> Vec<PathBuf> {
     paths
 }
 
-/// A folder of the tree, and not one that cargo builds in. Cargo marks the folder only if it created
-/// it, and `make test` puts its caches there first.
+/// Whether the path is a folder of the tree in which cargo does not build. Cargo marks its folder
+/// only if it created it, and `make test` puts its caches there first.
 pub(crate) fn is_searched(path: &Path) -> bool {
     let is_built_in = path.ends_with("target") || path.join("CACHEDIR.TAG").exists();
     path.is_dir() && !path.is_symlink() && !is_built_in

@@ -1,8 +1,8 @@
 //! Source files and functions that the pages name: each of them exists, so that a reader can find
 //! it.
 //!
-//! A page names a file by code such as `rdmap/requester/mod.rs`: the end of its path, in which `src`
-//! may be left out. Code right behind that, such as `step`, is a word in the file.
+//! A page names a file by code such as `rdmap/requester/mod.rs`: the end of its path, in which
+//! `src` may be left out. Code right behind that, such as `step`, is a word in the file.
 
 use std::path::{Path, PathBuf};
 

@@ -36,11 +36,12 @@ const LISTEN_AND_CONNECT_LOG: &str = "warn,urnic_cm::rdma_cm::ids=debug,urnic_cm
 /// (`rdma_cm_client_connection` of 4.5 and 25.01), and crashes.
 ///
 /// This alone does not show which side is at fault: [`connected_too_early`] does.
-pub fn was_rejected(said: &str) -> bool {
+pub fn was_rejected(printed: &str) -> bool {
     // Unreachable: QEMU's user network accepts the TCP connection, and no program in the guest
     // answers.
     let events = ["RDMA_CM_EVENT_REJECTED", "RDMA_CM_EVENT_UNREACHABLE"];
-    events.iter().any(|words| said.contains(words)) && said.contains("Failed to connect RDMA CM events.")
+    events.iter().any(|words| printed.contains(words))
+        && printed.contains("Failed to connect RDMA CM events.")
 }
 
 /// Whether perftest is at fault that its client was rejected. It is if the client's second connect
@@ -56,9 +57,9 @@ pub fn connected_too_early(server: &str, client: &str) -> bool {
 
 /// The times at which the log of the connection manager has this event, in order. A line of the log
 /// may begin behind an unfinished line of another program.
-fn times<'a>(said: &'a str, what: &str) -> Vec<&'a str> {
+fn times<'a>(printed: &'a str, what: &str) -> Vec<&'a str> {
     const LEN: usize = "2000-01-01T00:00:00.000000Z".len();
-    let lines = said.lines().filter_map(|line| {
+    let lines = printed.lines().filter_map(|line| {
         let (before, line) = line.split_once(" DEBUG urnic_cm::rdma_cm::")?;
         // "ids: id 0: listens at …"
         let (_, line) = line.split_once(": id ")?;
@@ -141,7 +142,7 @@ impl Pair {
     /// Starts both, the client once the server listens.
     #[track_caller]
     pub fn start(&self) -> (Running, Running) {
-        self.try_start().unwrap_or_else(|said| panic!("{said}"))
+        self.try_start().unwrap_or_else(|printed| panic!("{printed}"))
     }
 
     /// Starts both, the client once the server listens.
@@ -196,7 +197,7 @@ impl Pair {
             prepare();
             match logging.tries_once() {
                 Err(failure) if connected_too_early(&failure.server, &failure.client) => {}
-                verdict => return verdict.map_err(Failure::into_words),
+                result => return result.map_err(Failure::into_words),
             }
         }
         prepare();
@@ -240,7 +241,7 @@ impl Pair {
     /// soon after the other failed.
     #[track_caller]
     pub fn ends(&self) -> Both {
-        self.tries().unwrap_or_else(|said| panic!("{said}"))
+        self.tries().unwrap_or_else(|printed| panic!("{printed}"))
     }
 
     /// Runs both; panics with the output of both unless both succeed.
@@ -253,7 +254,9 @@ impl Pair {
     /// leftovers of a pair that [connected too early](connected_too_early) and is restarted.
     #[track_caller]
     pub fn succeeds_after(&self, prepare: impl FnMut()) -> Both {
-        let both = self.tries_after(prepare).unwrap_or_else(|said| panic!("{said}"));
+        let both = self
+            .tries_after(prepare)
+            .unwrap_or_else(|printed| panic!("{printed}"));
         assert!(
             both.server.ok() && both.client.ok(),
             "--- server: {}\n--- client: {}",

@@ -72,8 +72,8 @@ impl Server {
             .through(["setpriv", "--pdeathsig", "KILL"])
             .spawn();
         let functions = addresses.len();
-        running.wait_for_output("that it serves", |said| {
-            (said.matches("serving ").count() == functions).then_some(())
+        running.wait_for_output("that it serves", |printed| {
+            (printed.matches("serving ").count() == functions).then_some(())
         });
         Self {
             running: Some(running),
@@ -256,8 +256,8 @@ impl<'a> PciGuest<'a> {
     pub fn run(&self, line: &str) -> String {
         match self.start(line).tries() {
             Ok((true, output)) => output,
-            Ok((false, said)) => panic!("{line} in the guest:\n{said}"),
-            Err(said) => panic!("{said}\n{}", self.console()),
+            Ok((false, printed)) => panic!("{line} in the guest:\n{printed}"),
+            Err(printed) => panic!("{printed}\n{}", self.console()),
         }
     }
 

@@ -316,7 +316,7 @@ impl Running {
     #[track_caller]
     pub fn wait_until_listening(&mut self, port: u16) {
         self.try_wait_until_listening(port)
-            .unwrap_or_else(|said| panic!("{said}"));
+            .unwrap_or_else(|printed| panic!("{printed}"));
     }
 
     /// Waits until the program listens at `port`.

@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_end_where_their_lengths_say() {
+    fn frames_end_by_their_lengths() {
         let bytes = crate::peer::hex(&format!("{REQUEST}{FPDU}{}", &FPDU[..20]));
         assert_eq!(frames(&bytes).unwrap(), [24, 56, 66]);
     }

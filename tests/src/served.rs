@@ -88,7 +88,9 @@ fn serve(folder: &std::path::Path, place: &[OsString], options: &str) -> Running
         .line(options)
         .through(place)
         .start(None);
-    server.wait_for_output("that it serves", |said| said.contains("serving").then_some(()));
+    server.wait_for_output("that it serves", |printed| {
+        printed.contains("serving").then_some(())
+    });
     server
 }
 

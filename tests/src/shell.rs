@@ -46,7 +46,7 @@ impl Task {
     /// the output if the command takes longer than [`LIMIT`].
     #[track_caller]
     pub fn ends(self) -> (bool, String) {
-        self.tries().unwrap_or_else(|said| panic!("{said}"))
+        self.tries().unwrap_or_else(|printed| panic!("{printed}"))
     }
 
     /// Waits for the end of the command; returns whether it succeeded, and its output.
@@ -68,13 +68,13 @@ impl Task {
                     if matches!(error.kind(), ErrorKind::Interrupted | ErrorKind::WouldBlock)
                         && !wait.is_over() => {}
                 Err(error) => {
-                    let said = String::from_utf8_lossy(&bytes);
-                    return Err(format!("{} in the guest: {error}\n{said}", self.line));
+                    let printed = String::from_utf8_lossy(&bytes);
+                    return Err(format!("{} in the guest: {error}\n{printed}", self.line));
                 }
             }
         }
-        let said = String::from_utf8_lossy(&bytes);
-        let (output, status) = said.rsplit_once("status ").unwrap_or((&said, "none"));
+        let printed = String::from_utf8_lossy(&bytes);
+        let (output, status) = printed.rsplit_once("status ").unwrap_or((&printed, "none"));
         let status = status.trim();
         Ok((status == "0", format!("{output}(status {status})\n")))
     }

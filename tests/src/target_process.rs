@@ -1,4 +1,5 @@
-//! A live program, `target_process.c`, whose queue pairs are connected to raw [`Peer`]s of the test.
+//! A live program, `target_process.c`, whose queue pairs are connected to raw [`Peer`]s of the
+//! test.
 
 pub mod cm;
 mod connections;

@@ -53,7 +53,7 @@ fn full() -> File {
         .expect("the full device")
 }
 
-fn said(output: &Output) -> String {
+fn stderr_of(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
@@ -61,12 +61,12 @@ fn said(output: &Output) -> String {
 fn ends_well_without_a_reader_or_room(command: impl Fn() -> Command, what: &str) {
     let gone = command().stdout(unread()).output().expect("it runs");
     assert_eq!(
-        (gone.status.code(), said(&gone)),
+        (gone.status.code(), stderr_of(&gone)),
         (Some(READER_GONE), String::new()),
         "{what}"
     );
     let full = command().stdout(full()).output().expect("it runs");
-    let line = said(&full);
+    let line = stderr_of(&full);
     assert_eq!(
         (full.status.code(), line.lines().count()),
         (Some(1), 1),
@@ -141,15 +141,16 @@ fn urnic_nfs_ends_quietly_when_its_reader_leaves() {
     let serve = "serve --no-root-squash --memory 1M --listen 127.0.0.1 --tcp-port 0";
     ends_well_without_a_reader_or_room(|| of(serve), serve);
     let mut server = Program::plain(&program).line(serve).spawn();
-    let port = server.wait_for_output("its address", |said| {
-        let line = said.lines().find(|line| line.contains("over TCP at"))?;
-        said.ends_with('\n')
+    let port = server.wait_for_output("its address", |stderr_of| {
+        let line = stderr_of.lines().find(|line| line.contains("over TCP at"))?;
+        stderr_of
+            .ends_with('\n')
             .then(|| line.rsplit(':').next().unwrap_or_default().to_owned())
     });
     let file = file("listed", "x");
     let put = format!("put --port {port} {} 127.0.0.1:/", file.display());
     let put = of(&put).output().expect("it runs");
-    assert!(put.status.success(), "{}", said(&put));
+    assert!(put.status.success(), "{}", stderr_of(&put));
     std::fs::remove_file(&file).expect("our file");
     let small = "--size 64K --operations 10";
     for tool in [
@@ -238,7 +239,7 @@ fn a_wrong_argument_is_one_line_that_names_it() {
         ("help nosuch".into(), "'nosuch'"),
     ] {
         let ended = command(&line).output().expect("it runs");
-        let error = said(&ended);
+        let error = stderr_of(&ended);
         assert_eq!(ended.status.code(), Some(2), "urnic {line}: {error}");
         assert!(
             error.starts_with("urnic: ") && error.lines().count() == 1 && error.contains(says),
@@ -258,7 +259,7 @@ fn a_line_end_in_an_argument_makes_no_second_line() {
         .output()
         .expect("it runs");
     assert_eq!(ended.status.code(), Some(127));
-    assert_eq!(said(&ended).lines().count(), 1, "{}", said(&ended));
+    assert_eq!(stderr_of(&ended).lines().count(), 1, "{}", stderr_of(&ended));
 }
 
 #[test]
@@ -279,7 +280,7 @@ fn what_cannot_be_run_has_the_shells_status() {
         (scratch().display().to_string(), 126, "it is a directory"),
     ] {
         let ended = command(&format!("run -- {name}")).output().expect("it runs");
-        let error = said(&ended);
+        let error = stderr_of(&ended);
         assert_eq!(ended.status.code(), Some(status), "{error}");
         assert!(error.contains(&name) && error.contains(says), "{error}");
         assert_eq!(error.lines().count(), 1, "{error}");
@@ -296,7 +297,7 @@ fn signals(shell: &str) -> String {
         .args(["-c", &script])
         .output()
         .expect("sh runs");
-    assert!(out.status.success(), "{}", said(&out));
+    assert!(out.status.success(), "{}", stderr_of(&out));
     String::from_utf8_lossy(&out.stdout).into_owned()
 }
 

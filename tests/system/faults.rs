@@ -101,10 +101,10 @@ fn children_have_fault_handlers_of_their_own() {
     }
 }
 
-/// Checks that the program printed `said` and was then ended by `signal`.
+/// Checks that the program printed `text` and was then ended by `signal`.
 #[track_caller]
-fn ended_by(ended: &Ended, said: &str, signal: Signal) {
-    assert!(ended.output.contains(said), "{ended}");
+fn ended_by(ended: &Ended, text: &str, signal: Signal) {
+    assert!(ended.output.contains(text), "{ended}");
     assert_eq!(ended.status.signal(), Some(signal.as_raw()), "{ended}");
 }
 

@@ -40,8 +40,8 @@ fn a_denied_system_call_is_named_in_one_line() {
                 .args([call, errno, "ibv_devinfo", "-d", "urnic0"])
                 .run();
             assert!(!ended.status.success(), "{ended}");
-            let said = complaints(&ended);
-            let [line] = said[..] else {
+            let printed = complaints(&ended);
+            let [line] = printed[..] else {
                 panic!("{call}: {ended}")
             };
             let parts = ["cannot open urnic0", " pid ", call, "failed: ", "seccomp"];
@@ -64,7 +64,7 @@ fn doctor_repeats_why_the_device_does_not_open() {
 }
 
 #[test]
-fn too_few_descriptors_are_one_line_that_says_so() {
+fn too_few_descriptors_are_one_line() {
     or_skip!(installed("ibv_devinfo"));
     // The first three are the program's own descriptors; further inherited descriptors must make no
     // difference.
@@ -80,16 +80,16 @@ fn too_few_descriptors_are_one_line_that_says_so() {
             if ended.status.success() {
                 continue;
             }
-            let said = complaints(&ended);
-            let hints = said.iter().filter(|line| line.contains("ulimit -n")).count();
-            let errors = said.iter().filter(|line| line.contains("ERROR")).count();
+            let printed = complaints(&ended);
+            let hints = printed.iter().filter(|line| line.contains("ulimit -n")).count();
+            let errors = printed.iter().filter(|line| line.contains("ERROR")).count();
             assert!(hints == 1 && errors == 1, "limit {limit} {words}: {ended}");
         }
     }
 }
 
 #[test]
-fn doctor_says_when_descriptors_are_too_few() {
+fn doctor_reports_too_few_descriptors() {
     or_skip!(installed("ibv_rc_pingpong"));
     let script = format!("ulimit -n 10; exec '{}' doctor", urnic().display());
     let ended = doctor(&["sh", "-c", &script]).run();

@@ -230,7 +230,7 @@ fn in_the_other_debian_as_an_ordinary_user() {
 struct Row {
     program: String,
     options: String,
-    verdict: String,
+    result: String,
 }
 
 /// The rows of the table whose heading begins with these words.
@@ -245,7 +245,7 @@ fn table(heading: &str) -> Vec<Row> {
         Some(Row {
             program: program.to_owned(),
             options: options.to_owned(),
-            verdict: cells.get(2)?.to_string(),
+            result: cells.get(2)?.to_string(),
         })
     };
     lines
@@ -287,19 +287,19 @@ fn tried(row: &Row, place: &impl Fn(Program) -> Program) -> Result<(), String> {
         pair
     };
     let outcome = pair.tries();
-    let said = match &outcome {
+    let printed = match &outcome {
         Ok(both) => format!("{}{}", both.server, both.client),
-        Err(said) => said.clone(),
+        Err(printed) => printed.clone(),
     };
     let works = outcome.is_ok_and(|both| both.server.ok() && both.client.ok());
-    let expected = if row.verdict == "works" {
+    let expected = if row.result == "works" {
         works
     } else {
-        !works && said.contains(&row.verdict)
+        !works && printed.contains(&row.result)
     };
     expected.then_some(()).ok_or(format!(
-        "{} {}: not \"{}\"\n{said}",
-        row.program, row.options, row.verdict
+        "{} {}: not \"{}\"\n{printed}",
+        row.program, row.options, row.result
     ))
 }
 

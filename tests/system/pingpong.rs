@@ -168,8 +168,8 @@ fn sixteen_queue_pairs_at_a_shared_receive_queue() {
     // Of sixteen queue pairs some have one exchange more under way when the thousandth is complete.
     // The end that finishes first leaves, and the other may then lose its peer; the program works
     // that way.
-    let left = |said: &str| said.starts_with("Failed status transport retry counter exceeded (12)");
-    let over = |said: &str| said.contains("1000 iters in");
+    let left = |printed: &str| printed.starts_with("Failed status transport retry counter exceeded (12)");
+    let over = |printed: &str| printed.contains("1000 iters in");
     let (server, client) = (&both.server, &both.client);
     assert!(
         over(&server.output) && (over(&client.output) || left(&client.output))

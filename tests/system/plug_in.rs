@@ -115,6 +115,6 @@ fn a_second_copy_of_the_plug_in_stands_aside() {
 /// in it.
 #[test]
 fn threads_have_started_when_a_device_is_open() {
-    let said = Program::new(or_skip!(compiled("arenas"))).run().success();
-    assert!(said.contains("all there"), "{said}");
+    let printed = Program::new(or_skip!(compiled("arenas"))).run().success();
+    assert!(printed.contains("all there"), "{printed}");
 }

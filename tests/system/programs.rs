@@ -75,9 +75,9 @@ fn qperf_over_both_ways_to_connect() {
         // One second for each test. qperf's two ends must agree within 5 s, which a loaded machine
         // may exceed.
         let line = format!("127.0.0.1 -lp {port} -t 1 -to 100 -cm {manager} {tests}");
-        let said = Program::new("qperf").line(&line).run_for(LIMIT).success();
+        let printed = Program::new("qperf").line(&line).run_for(LIMIT).success();
         for test in tests.split_whitespace() {
-            assert!(said.contains(&format!("{test}:")), "{test}: {said}");
+            assert!(printed.contains(&format!("{test}:")), "{test}: {printed}");
         }
     }
     Program::new("qperf")
@@ -117,8 +117,8 @@ fn fio_with_every_verb() {
         let mut server = job("--rw=read").spawn();
         server.wait_until_listening(port);
         let client = job(&format!("--rw=write --hostname=127.0.0.1 --verb={verb}")).run_for(LIMIT);
-        let said = client.success();
-        assert!(said.contains("io=8192KiB"), "{verb}: {said}");
+        let printed = client.success();
+        assert!(printed.contains("io=8192KiB"), "{verb}: {printed}");
         server.wait_for(LIMIT).success();
     }
 }
@@ -158,16 +158,16 @@ fn iser_reads_and_writes_a_disk() {
         let program = program.arg(format!("iser://127.0.0.1:3260/{TARGET}/1"));
         within(program).run_for(LIMIT).success()
     };
-    let said = ask("iscsi-readcapacity16");
-    assert!(said.contains("Total size:16777216"), "{said}");
+    let printed = ask("iscsi-readcapacity16");
+    assert!(printed.contains("Total size:16777216"), "{printed}");
     for test in [
         "Read10.Simple",
         "Write10.Simple",
         "Verify10.Simple",
         "WriteVerify10.Simple",
     ] {
-        let said = ask(&format!("iscsi-test-cu --dataloss --test=SCSI.{test}"));
-        assert!(said.contains("...passed"), "{test}: {said}");
+        let printed = ask(&format!("iscsi-test-cu --dataloss --test=SCSI.{test}"));
+        assert!(printed.contains("...passed"), "{test}: {printed}");
     }
     // tgtd does not end at SIGTERM while it has a target.
     target.signal(Signal::KILL);
@@ -182,13 +182,13 @@ fn qemu(options: &str) -> Running {
         .line(options)
         .spawn();
     qemu.wait_for_output("its greeting", |text| text.contains("\"QMP\"").then_some(()));
-    asked(&mut qemu, "qmp_capabilities", "");
+    monitor(&mut qemu, "qmp_capabilities", "");
     qemu
 }
 
 /// Sends a QMP command with these arguments and returns the answer, as JSON.
 #[track_caller]
-fn asked(qemu: &mut Running, command: &str, arguments: &str) -> String {
+fn monitor(qemu: &mut Running, command: &str, arguments: &str) -> String {
     let from = qemu.output().len();
     let arguments = if arguments.is_empty() { "{}" } else { arguments };
     qemu.write_stdin(&format!(
@@ -222,7 +222,7 @@ fn qemu_migrates_a_guest() {
         for qemu in [&mut here, &mut there] {
             let set =
                 format!("{{\"capabilities\": [{{\"capability\": \"rdma-pin-all\", \"state\": {pinned}}}]}}");
-            let answer = asked(qemu, "migrate-set-capabilities", &set);
+            let answer = monitor(qemu, "migrate-set-capabilities", &set);
             if answer.contains("rdma-pin-all") {
                 // This QEMU is built without librdmacm.
                 return urnic_tests::skip::report(&answer);
@@ -230,12 +230,12 @@ fn qemu_migrates_a_guest() {
         }
         let uri = format!("{{\"uri\": \"rdma:127.0.0.1:{port}\"}}");
         assert_eq!(
-            asked(&mut there, "migrate-incoming", &uri).trim(),
+            monitor(&mut there, "migrate-incoming", &uri).trim(),
             "{\"return\": {}}"
         );
-        assert_eq!(asked(&mut here, "migrate", &uri).trim(), "{\"return\": {}}");
+        assert_eq!(monitor(&mut here, "migrate", &uri).trim(), "{\"return\": {}}");
         let outcome = until(LIMIT, || {
-            let answer = asked(&mut here, "query-migrate", "");
+            let answer = monitor(&mut here, "query-migrate", "");
             let over = ["\"completed\"", "\"failed\""]
                 .iter()
                 .any(|word| answer.contains(word));
@@ -249,7 +249,7 @@ fn qemu_migrates_a_guest() {
             there.output()
         );
         let runs = until(LIMIT, || {
-            asked(&mut there, "query-status", "")
+            monitor(&mut there, "query-status", "")
                 .contains("\"running\": true")
                 .then_some(())
         });
@@ -259,13 +259,13 @@ fn qemu_migrates_a_guest() {
             content.len(),
             saved.path()
         );
-        assert_eq!(asked(&mut there, "pmemsave", &save).trim(), "{\"return\": {}}");
+        assert_eq!(monitor(&mut there, "pmemsave", &save).trim(), "{\"return\": {}}");
         assert!(
             fs::read(&saved.0).expect("a file") == content,
             "the memory at the destination differs"
         );
         for mut qemu in [here, there] {
-            asked(&mut qemu, "quit", "");
+            monitor(&mut qemu, "quit", "");
             qemu.wait_for(LIMIT).success();
         }
     }

@@ -40,12 +40,12 @@ enum Outcome {
 
 impl Outcome {
     /// Parses the last word of a test.
-    fn parse(verdict: &str) -> Option<Outcome> {
+    fn parse(result: &str) -> Option<Outcome> {
         let reason = |quoted: &str| quoted.trim_matches(['\'', '"']).to_owned();
-        match verdict {
+        match result {
             "ok" => Some(Outcome::Passed),
             "ERROR" | "FAIL" => Some(Outcome::Failed),
-            _ => Some(Outcome::Skipped(reason(verdict.strip_prefix("skipped ")?))),
+            _ => Some(Outcome::Skipped(reason(result.strip_prefix("skipped ")?))),
         }
     }
 }
@@ -56,7 +56,7 @@ impl fmt::Display for Outcome {
             Outcome::Passed => f.write_str("passed"),
             Outcome::Failed => f.write_str("failed"),
             Outcome::Skipped(reason) => write!(f, "skipped: {reason}"),
-            Outcome::Unknown => f.write_str("no verdict"),
+            Outcome::Unknown => f.write_str("no result"),
         }
     }
 }
@@ -76,8 +76,8 @@ fn outcomes(output: &str) -> BTreeMap<String, Outcome> {
         }
         // Behind the name, behind the first line of its description, or behind what the test itself
         // prints.
-        let verdict = line.rsplit_once("... ").map_or(line, |(_, verdict)| verdict);
-        if let Some(outcome) = Outcome::parse(verdict)
+        let result = line.rsplit_once("... ").map_or(line, |(_, result)| result);
+        if let Some(outcome) = Outcome::parse(result)
             && let Some(name) = current.take()
         {
             found.insert(name, outcome);
@@ -166,7 +166,7 @@ impl Expected {
 fn suite(folder: &str) -> Program {
     // The distribution's Python, whatever comes first in PATH: pyverbs belongs to it.
     let runner = format!("{folder}/run_tests.py");
-    // Python 3.13 warns, amid the verdicts, of forks in programs with threads.
+    // Python 3.13 warns, amid the results, of forks in programs with threads.
     let flags = ["-B", "-W", "ignore", &runner, "--dev", "urnic0", "-v"];
     Program::new("/usr/bin/python3").args(flags)
 }
@@ -230,7 +230,7 @@ fn the_readme_counts_them() {
 }
 
 #[test]
-fn verdicts_are_found_wherever_they_stand() {
+fn results_are_found_on_every_line() {
     let output = "\
 test_a (tests.test_x.C.test_a) ... ok
 test_b (tests.test_x.C.test_b)
@@ -252,7 +252,7 @@ ok
             "failed",
             "failed",
             "skipped: XRC is not supported",
-            "no verdict"
+            "no result"
         ]
     );
     assert_eq!(found.len(), 5);

@@ -69,7 +69,7 @@ impl Started {
     /// Whether the program succeeded, and its output.
     #[track_caller]
     fn ends(self) -> (bool, String) {
-        self.tries().unwrap_or_else(|said| panic!("{said}"))
+        self.tries().unwrap_or_else(|printed| panic!("{printed}"))
     }
 
     /// Whether the program succeeded, and its output.
@@ -108,8 +108,8 @@ pub(crate) fn programs_run(from: &End<'_>, to: &End<'_>, meeting: &str, address:
         (to, &format!("ibv_rc_pingpong -g 0 -p {PORT} -n 200")),
         (from, &format!("ibv_rc_pingpong -g 0 -p {PORT} -n 200 {meeting}")),
     );
-    for said in [ours, theirs] {
-        assert!(said.contains("200 iters in"), "{said}");
+    for printed in [ours, theirs] {
+        assert!(printed.contains("200 iters in"), "{printed}");
     }
     let there = to.start(&format!("rping -s -a {address} -p {CM_PORT} -v -V -C 20"));
     to.host().listens(CM_PORT);
@@ -132,30 +132,37 @@ fn programs_in_a_guest_use_its_functions() {
     // The two functions may connect to each other, although their addresses are those of one host.
     let server = Server::start(&first, &[FIRST, ALSO_FIRST], "--allow 10.77.0.0/24");
     let guest = or_skip!(PciGuest::boot(&first, &server.sockets()));
-    let said = guest.run("lspci -nn");
-    assert_eq!(said.matches("Network controller [0280]").count(), 2, "{said}");
-    assert_eq!(said.matches("[fffe:524e]").count(), 2, "{said}");
+    let printed = guest.run("lspci -nn");
+    assert_eq!(
+        printed.matches("Network controller [0280]").count(),
+        2,
+        "{printed}"
+    );
+    assert_eq!(printed.matches("[fffe:524e]").count(), 2, "{printed}");
     for function in 0..2 {
         guest.bind(function);
-        let said = guest.run(&PciGuest::with_urnic(function, "ibv_devinfo -v"));
+        let printed = guest.run(&PciGuest::with_urnic(function, "ibv_devinfo -v"));
         let gid = ["ffff:0a4d:0001", "ffff:0a4d:0003"][function];
         for expected in ["urnic0", "PORT_ACTIVE", gid] {
-            assert!(said.contains(expected), "no {expected:?} in:\n{said}");
+            assert!(printed.contains(expected), "no {expected:?} in:\n{printed}");
         }
     }
-    let said = guest.run(&format!(
+    let printed = guest.run(&format!(
         "/urnic/urnic conformance --device vfio:{}",
         PciGuest::address(0)
     ));
-    assert!(said.contains(" 0 failed, 0 not applicable"), "{said}");
+    assert!(printed.contains(" 0 failed, 0 not applicable"), "{printed}");
     guest.bring(&own_peer);
     // A median, and a percentile: from the doorbell to the completion, all in the device.
-    let said = guest.run(&PciGuest::with_urnic(0, "/urnic/selfpost 500"));
-    let times: Vec<f64> = said
+    let printed = guest.run(&PciGuest::with_urnic(0, "/urnic/selfpost 500"));
+    let times: Vec<f64> = printed
         .split_whitespace()
         .filter_map(|word| word.parse().ok())
         .collect();
-    assert!(times.len() == 2 && times.iter().all(|time| *time > 0.0), "{said}");
+    assert!(
+        times.len() == 2 && times.iter().all(|time| *time > 0.0),
+        "{printed}"
+    );
     let host = End::Host(&second);
     programs_run(
         &End::Guest(&guest, 0),
@@ -194,21 +201,21 @@ fn a_guest_reaches_neither_its_host_nor_addresses_of_others() {
     for address in ["127.0.0.1", ALSO_FIRST] {
         // rping may wait for more after that.
         let line = PciGuest::with_urnic(0, &format!("rping -c -a {address} -p 7174 -C 1 -v"));
-        let said = guest.run(&format!(
-            "env {line} >/tmp/said 2>&1 & p=$!; n=0
-             until grep -q rdma_connect /tmp/said || [ $n -ge 600 ]; do n=$((n+1)); sleep 0.2; done
-             kill -9 $p; cat /tmp/said"
+        let printed = guest.run(&format!(
+            "env {line} >/tmp/printed 2>&1 & p=$!; n=0
+             until grep -q rdma_connect /tmp/printed || [ $n -ge 600 ]; do n=$((n+1)); sleep 0.2; done
+             kill -9 $p; cat /tmp/printed"
         ));
         assert!(
-            said.contains("rdma_connect: Operation not permitted"),
-            "{address}:\n{said}"
+            printed.contains("rdma_connect: Operation not permitted"),
+            "{address}:\n{printed}"
         );
     }
     drop(listener);
     for address in [ALSO_FIRST, SECOND] {
         let line = PciGuest::with_urnic(0, &format!("timeout 60 rping -s -a {address} -p 7175 -C 1 -v"));
-        let (ok, said) = guest.start(&line).ends();
-        assert!(!ok && said.contains("rdma_bind_addr"), "{address}:\n{said}");
+        let (ok, printed) = guest.start(&line).ends();
+        assert!(!ok && printed.contains("rdma_bind_addr"), "{address}:\n{printed}");
     }
 }
 
@@ -226,8 +233,8 @@ fn the_end_of_program_qemu_or_server_is_reported() {
     let here = host.start(&format!("{busy} {FIRST}"));
     transfers(&guest);
     guest.run("kill -9 $(pidof ib_write_bw)");
-    let (ok, said) = here.ends();
-    assert!(!ok, "{said}");
+    let (ok, printed) = here.ends();
+    assert!(!ok, "{printed}");
     there.ends();
     // Then QEMU is killed: the peer of the guest gets an event, and the server serves the next
     // QEMU.
@@ -235,8 +242,8 @@ fn the_end_of_program_qemu_or_server_is_reported() {
     let here = host.start(&format!("{busy} {FIRST}"));
     transfers(&guest);
     guest.kill();
-    let (ok, said) = here.ends();
-    assert!(!ok, "{said}");
+    let (ok, printed) = here.ends();
+    assert!(!ok, "{printed}");
     drop(there);
 
     let guest = or_skip!(PciGuest::boot(&first, &server.sockets()));
@@ -258,23 +265,23 @@ fn the_end_of_program_qemu_or_server_is_reported() {
     // `*errp == NULL' failed`.
     let unless_qemu_stopped = |program: Started| match program.tries() {
         Ok(ended) => Some(ended),
-        Err(said) => {
+        Err(printed) => {
             let console = guest.console();
-            assert!(console.contains("error_setv: Assertion"), "{said}\n{console}");
+            assert!(console.contains("error_setv: Assertion"), "{printed}\n{console}");
             None
         }
     };
     let in_guest = unless_qemu_stopped(here);
-    let (ok, said) = there.ends();
-    assert!(!ok, "on the host:\n{said}");
-    let Some((ok, said)) = in_guest else { return };
-    assert!(!ok, "in the guest:\n{said}");
-    if let Some((_, said)) =
+    let (ok, printed) = there.ends();
+    assert!(!ok, "on the host:\n{printed}");
+    let Some((ok, printed)) = in_guest else { return };
+    assert!(!ok, "in the guest:\n{printed}");
+    if let Some((_, printed)) =
         unless_qemu_stopped(Started::There(guest.start("lspci -s 00:10.0 -xxx | tail -n +2")))
     {
         assert!(
-            said.contains("ff ff ff ff"),
-            "a function whose server is gone still answers:\n{said}"
+            printed.contains("ff ff ff ff"),
+            "a function whose server is gone still answers:\n{printed}"
         );
     }
 }

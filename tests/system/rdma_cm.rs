@@ -145,8 +145,11 @@ fn perftest_by_connection_manager() {
 fn a_connect_without_a_listener_is_rejected() {
     or_skip!(installed("ucmatose"));
     let port = free_port().to_string();
-    let said = program("ucmatose -s 127.0.0.1 -p PORT", &port).run().failure();
-    assert!(said.contains("RDMA_CM_EVENT_REJECTED, error: -111"), "{said}");
+    let printed = program("ucmatose -s 127.0.0.1 -p PORT", &port).run().failure();
+    assert!(
+        printed.contains("RDMA_CM_EVENT_REJECTED, error: -111"),
+        "{printed}"
+    );
 }
 
 #[test]
@@ -158,15 +161,15 @@ fn datagrams_are_refused_with_a_message() {
         "udpong -s 127.0.0.1",
         "mckey -m 224.1.1.1 -b 127.0.0.1",
     ] {
-        let said = program(line, "").run().failure();
-        assert!(said.contains("Operation not supported"), "{line}: {said}");
+        let printed = program(line, "").run().failure();
+        assert!(printed.contains("Operation not supported"), "{line}: {printed}");
     }
 }
 
 /// rdma-core's own tests of librdmacm.
 fn suite(folder: &str) -> Program {
     let runner = format!("{folder}/run_tests.py");
-    // Python 3.13 warns, amid the verdicts, of forks in programs with threads.
+    // Python 3.13 warns, amid the results, of forks in programs with threads.
     Program::new("/usr/bin/python3").args([
         "-B",
         "-W",
@@ -200,7 +203,7 @@ fn passes(suite: &Program, passing: usize, may_fail: Option<&str>) {
         }
     }
     let lines = || ended.output.lines();
-    // Output of a test comes between its name and its verdict.
+    // Output of a test comes between its name and its result.
     let passed = lines()
         .filter(|line| line.ends_with("... ok") || *line == "ok")
         .count();

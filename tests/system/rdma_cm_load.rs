@@ -47,38 +47,40 @@ fn succeed(server: &Program, client: &Program) {
 /// Two programs with one connection between them: the ids of initiator and responder.
 #[track_caller]
 fn connected(
-    caller: &mut CmTargetProcess,
-    called: &mut CmTargetProcess,
+    initiator: &mut CmTargetProcess,
+    responder: &mut CmTargetProcess,
     listener: u64,
     at: SocketAddr,
 ) -> (u64, u64) {
-    let ours = caller.connects(at, DEPTHS, b"hello");
-    let theirs = called.expects_event(listener, cm_event::CONNECT_REQUEST, 0).about;
-    assert_eq!(called.accepts(theirs, DEPTHS, b"hello"), 0);
-    caller.expects_event(ours, cm_event::ESTABLISHED, 0);
-    called.expects_event(theirs, cm_event::ESTABLISHED, 0);
+    let ours = initiator.connects(at, DEPTHS, b"hello");
+    let theirs = responder
+        .expects_event(listener, cm_event::CONNECT_REQUEST, 0)
+        .about;
+    assert_eq!(responder.accepts(theirs, DEPTHS, b"hello"), 0);
+    initiator.expects_event(ours, cm_event::ESTABLISHED, 0);
+    responder.expects_event(theirs, cm_event::ESTABLISHED, 0);
     (ours, theirs)
 }
 
 #[test]
 fn a_thousand_connections_one_after_the_other() {
-    let mut caller = or_skip!(CmTargetProcess::start(&[]));
-    let mut called = or_skip!(CmTargetProcess::start(&[]));
-    let (listener, at) = called.listens(16);
+    let mut initiator = or_skip!(CmTargetProcess::start(&[]));
+    let mut responder = or_skip!(CmTargetProcess::start(&[]));
+    let (listener, at) = responder.listens(16);
     let descriptors = |program: &Running| {
         let folder = format!("/proc/{}/fd", program.pid());
         std::fs::read_dir(folder).expect("our own child").count()
     };
     let mut before = 0;
     for round in 0..1000 {
-        let (ours, theirs) = connected(&mut caller, &mut called, listener, at);
-        caller.sends(ours, 100, 64);
-        called.completes(theirs, &[(0, status::SUCCESS)]);
+        let (ours, theirs) = connected(&mut initiator, &mut responder, listener, at);
+        initiator.sends(ours, 100, 64);
+        responder.completes(theirs, &[(0, status::SUCCESS)]);
         // The two ends take turns to disconnect.
         let (first, its, second, other) = if round % 2 == 0 {
-            (&mut caller, ours, &mut called, theirs)
+            (&mut initiator, ours, &mut responder, theirs)
         } else {
-            (&mut called, theirs, &mut caller, ours)
+            (&mut responder, theirs, &mut initiator, ours)
         };
         assert_eq!(first.disconnects(its), 0);
         second.expects_event(other, cm_event::DISCONNECTED, 0);
@@ -86,14 +88,14 @@ fn a_thousand_connections_one_after_the_other() {
         first.destroys(its);
         second.destroys(other);
         if round == 10 {
-            before = descriptors(caller.process()) + descriptors(called.process());
+            before = descriptors(initiator.process()) + descriptors(responder.process());
         }
     }
     // Lingering streams may still have their descriptors.
-    let after = descriptors(caller.process()) + descriptors(called.process());
+    let after = descriptors(initiator.process()) + descriptors(responder.process());
     assert!(after < before + 100, "{before} descriptors became {after}");
-    caller.quits();
-    called.quits();
+    initiator.quits();
+    responder.quits();
 }
 
 #[test]
@@ -105,27 +107,29 @@ fn two_hundred_connections_at_once() {
 
 #[test]
 fn the_fence_holds_for_each_connection_of_a_shared_cq() {
-    let mut caller = or_skip!(CmTargetProcess::start(&[]));
-    let mut called = or_skip!(CmTargetProcess::start(&[]));
-    caller.shares_completion_queue();
-    called.shares_completion_queue();
-    let (listener, at) = called.listens(64);
+    let mut initiator = or_skip!(CmTargetProcess::start(&[]));
+    let mut responder = or_skip!(CmTargetProcess::start(&[]));
+    initiator.shares_completion_queue();
+    responder.shares_completion_queue();
+    let (listener, at) = responder.listens(64);
     let pairs: Vec<(u64, u64)> = (0..20)
         .map(|_| {
-            let ours = caller.connects(at, DEPTHS, b"");
-            let theirs = called.expects_event(listener, cm_event::CONNECT_REQUEST, 0).about;
+            let ours = initiator.connects(at, DEPTHS, b"");
+            let theirs = responder
+                .expects_event(listener, cm_event::CONNECT_REQUEST, 0)
+                .about;
             // The responder posts at once, before any RTR can have come.
-            assert_eq!(called.accepts(theirs, DEPTHS, b""), 0);
-            called.sends(theirs, 1000 + theirs, 64);
-            caller.expects_event(ours, cm_event::ESTABLISHED, 0);
-            called.expects_event(theirs, cm_event::ESTABLISHED, 0);
+            assert_eq!(responder.accepts(theirs, DEPTHS, b""), 0);
+            responder.sends(theirs, 1000 + theirs, 64);
+            initiator.expects_event(ours, cm_event::ESTABLISHED, 0);
+            responder.expects_event(theirs, cm_event::ESTABLISHED, 0);
             (ours, theirs)
         })
         .collect();
     let mut sent: Vec<(u64, u64)> = pairs
         .iter()
         .map(|(_, theirs)| {
-            let (of, wc) = called.completion(*theirs);
+            let (of, wc) = responder.completion(*theirs);
             assert_eq!(wc.status, status::SUCCESS);
             (of, wc.id)
         })
@@ -137,7 +141,7 @@ fn the_fence_holds_for_each_connection_of_a_shared_cq() {
     let mut got: Vec<u64> = pairs
         .iter()
         .map(|(ours, _)| {
-            let (of, wc) = caller.completion(*ours);
+            let (of, wc) = initiator.completion(*ours);
             assert_eq!((wc.id, wc.status, wc.len), (0, status::SUCCESS, 64));
             of
         })
@@ -146,8 +150,8 @@ fn the_fence_holds_for_each_connection_of_a_shared_cq() {
     let mut expected: Vec<u64> = pairs.iter().map(|(ours, _)| *ours).collect();
     expected.sort_unstable();
     assert_eq!(got, expected);
-    caller.quits();
-    called.quits();
+    initiator.quits();
+    responder.quits();
 }
 
 #[test]
@@ -179,8 +183,8 @@ fn a_persistent_rping_serves_sixteen_at_a_time() {
             let mut client = client.spawn();
             // Two clients that connect at once are one to rping: the second replaces the first
             // before a thread serves the first.
-            client.wait_for_output("its first ping", |said| {
-                said.contains("rdma-ping-0").then_some(())
+            client.wait_for_output("its first ping", |output| {
+                output.contains("rdma-ping-0").then_some(())
             });
             client
         })
@@ -277,26 +281,28 @@ fn sides_with_different_settings_agree() {
 
 #[test]
 fn sides_with_no_rtr_in_common_report_it() {
-    let mut called = or_skip!(CmTargetProcess::start(&[("URNIC_MPA_RTR_TYPES", "send")]));
-    let mut caller = or_skip!(CmTargetProcess::start(&[("URNIC_MPA_RTR_TYPES", "write")]));
-    let (listener, at) = called.listens(16);
-    let ours = caller.connects(at, DEPTHS, b"");
-    let theirs = called.expects_event(listener, cm_event::CONNECT_REQUEST, 0).about;
-    assert_eq!(called.accepts(theirs, DEPTHS, b""), 0);
-    assert_eq!(caller.event().kind, cm_event::CONNECT_ERROR);
+    let mut responder = or_skip!(CmTargetProcess::start(&[("URNIC_MPA_RTR_TYPES", "send")]));
+    let mut initiator = or_skip!(CmTargetProcess::start(&[("URNIC_MPA_RTR_TYPES", "write")]));
+    let (listener, at) = responder.listens(16);
+    let ours = initiator.connects(at, DEPTHS, b"");
+    let theirs = responder
+        .expects_event(listener, cm_event::CONNECT_REQUEST, 0)
+        .about;
+    assert_eq!(responder.accepts(theirs, DEPTHS, b""), 0);
+    assert_eq!(initiator.event().kind, cm_event::CONNECT_ERROR);
     // The responder has received an FPDU, which was a Terminate.
-    let mut verdict = called.event();
-    if verdict.kind == cm_event::ESTABLISHED {
-        verdict = called.event();
-        assert_eq!(verdict.kind, cm_event::DISCONNECTED);
+    let mut event = responder.event();
+    if event.kind == cm_event::ESTABLISHED {
+        event = responder.event();
+        assert_eq!(event.kind, cm_event::DISCONNECTED);
     } else {
-        assert_eq!(verdict.kind, cm_event::CONNECT_ERROR);
+        assert_eq!(event.kind, cm_event::CONNECT_ERROR);
     }
-    called.destroys(theirs);
-    caller.destroys(ours);
-    assert!(called.is_quiet() && caller.is_quiet());
-    caller.quits();
-    called.quits();
+    responder.destroys(theirs);
+    initiator.destroys(ours);
+    assert!(responder.is_quiet() && initiator.is_quiet());
+    initiator.quits();
+    responder.quits();
 }
 
 #[test]
@@ -371,12 +377,12 @@ fn rcopy_copies_a_gibibyte() {
 fn any_address_is_an_address() {
     // A listener at the wildcard accepts at each of this host's addresses.
     let mut target = or_skip!(CmTargetProcess::start(&[]));
-    let mut caller = or_skip!(CmTargetProcess::start(&[]));
+    let mut initiator = or_skip!(CmTargetProcess::start(&[]));
     let (listener, at) = target.listens_at("0.0.0.0", 16);
     for last in 1..4 {
         let there = SocketAddr::from((IpAddr::V4(Ipv4Addr::new(127, 0, 0, last)), at.port()));
-        connected(&mut caller, &mut target, listener, there);
+        connected(&mut initiator, &mut target, listener, there);
     }
-    caller.quits();
+    initiator.quits();
     target.quits();
 }

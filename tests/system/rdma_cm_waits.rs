@@ -17,7 +17,7 @@ fn scene(name: &str) -> Result<Program, String> {
 }
 
 #[test]
-fn a_signal_ends_the_wait_unless_its_handler_says_restart() {
+fn a_signal_ends_the_wait_unless_with_sa_restart() {
     or_skip!(scene("signals")).run_for(LIMIT).success();
 }
 
@@ -43,7 +43,7 @@ fn a_thread_to_which_nothing_happens_comes_to_rest() {
 fn waits_of_every_kind_go_on_when_the_process_was_stopped() {
     let mut program = or_skip!(scene("stops")).spawn();
     for point in ["waiting", "event"] {
-        program.wait_for_output(point, |said| said.contains(point).then_some(()));
+        program.wait_for_output(point, |printed| printed.contains(point).then_some(()));
         for _ in 0..STOPS {
             program.stop();
             program.resume();

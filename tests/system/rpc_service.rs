@@ -33,9 +33,11 @@ fn scene(name: &str) -> String {
 
 fn serving(program: Program) -> (Running, String) {
     let mut server = program.spawn();
-    let address = server.wait_for_output("where it listens", |said| {
-        let line = said.lines().find_map(|line| line.strip_prefix("serving at "))?;
-        said.ends_with('\n').then(|| line.to_owned())
+    let address = server.wait_for_output("where it listens", |printed| {
+        let line = printed
+            .lines()
+            .find_map(|line| line.strip_prefix("serving at "))?;
+        printed.ends_with('\n').then(|| line.to_owned())
     });
     (server, address)
 }
@@ -48,8 +50,8 @@ fn calls(address: &str, bytes: u32, times: u32) -> Program {
 fn bytes_come_back_reversed_within_messages_and_by_rdma() {
     let (_server, address) = serving(reverse("serve 127.0.0.1:0"));
     for bytes in [1, 4, 5, 1000, 4000, 4096, 5001, 65_536, 1_000_003, 2 << 20] {
-        let said = calls(&address, bytes, 3).run().success();
-        assert_eq!(said, format!("{bytes} bytes reversed 3 times\n"));
+        let printed = calls(&address, bytes, 3).run().success();
+        assert_eq!(printed, format!("{bytes} bytes reversed 3 times\n"));
     }
 }
 
@@ -82,13 +84,15 @@ fn continues(variable: Option<&str>) {
         .into_iter()
         .fold(client, |client, name| client.env(name, "1"))
         .spawn();
-    client.wait_for_output("how far it is", |said| said.contains("100 times").then_some(()));
+    client.wait_for_output("how far it is", |printed| {
+        printed.contains("100 times").then_some(())
+    });
     server.signal(Signal::KILL);
     drop(server);
     let seen = client.output().len();
     let _server = serving(reverse(&line));
-    client.wait_for_output_from(seen, "that it goes on", |said| {
-        (said.lines().count() > 3).then_some(())
+    client.wait_for_output_from(seen, "that it goes on", |printed| {
+        (printed.lines().count() > 3).then_some(())
     });
     assert_eq!(client.ended(), None);
 }
@@ -104,7 +108,9 @@ fn a_client_killed_in_a_call_is_removed() {
     calls(&address, 300_000, 1).run().success();
     let before = descriptors(server.pid());
     let mut client = reverse(&format!("call {address} 1000000 forever")).spawn();
-    client.wait_for_output("how far it is", |said| said.contains("100 times").then_some(()));
+    client.wait_for_output("how far it is", |printed| {
+        printed.contains("100 times").then_some(())
+    });
     client.signal(Signal::KILL);
     client.wait();
     let left = until(TIME_LIMIT, || (descriptors(server.pid()) <= before).then_some(()));
@@ -118,18 +124,18 @@ fn a_client_killed_in_a_call_is_removed() {
 
 #[test]
 fn a_client_without_a_server_reports_that() {
-    let said = reverse(&format!("call 127.0.0.1:{} 5 1", free_port()))
+    let printed = reverse(&format!("call 127.0.0.1:{} 5 1", free_port()))
         .env("REVERSE_PATIENCE", "1")
         .run()
         .failure();
-    assert!(said.contains("cannot be reached"), "{said}");
+    assert!(printed.contains("cannot be reached"), "{printed}");
 }
 
 #[test]
 fn a_server_without_memory_accepts_no_client() {
     let (_server, address) = serving(reverse("serve 127.0.0.1:0").env("REVERSE_MEMORY", "0"));
-    let said = calls(&address, 5, 1).env("REVERSE_PATIENCE", "1").run().failure();
-    assert!(said.contains("cannot be reached"), "{said}");
+    let printed = calls(&address, 5, 1).env("REVERSE_PATIENCE", "1").run().failure();
+    assert!(printed.contains("cannot be reached"), "{printed}");
 }
 
 /// Memory is exposed for one call alone: data that goes by RDMA has a new key for each call, and
@@ -142,26 +148,26 @@ fn each_call_exposes_its_own_memory_and_the_reply_ends_that() {
     let (server, address) = serving(reverse("serve 127.0.0.1:0").env("URNIC_PCAP", &file));
     calls(&address, 50_000, 8).run().success();
     server.stopped();
-    let verdict = Wire::of(file).judge();
-    verdict.is_clean();
-    let count = |opcode| verdict.opcodes.get(&opcode).copied().unwrap_or_default();
+    let dissection = Wire::of(file).dissect();
+    dissection.is_clean();
+    let count = |opcode| dissection.opcodes.get(&opcode).copied().unwrap_or_default();
     // Calls by Send, replies by Send with Invalidate; between them Writes, Read Requests and
     // Responses, some of them for the connection's start.
-    assert_eq!([3, 4].map(count), [8; 2], "{:?}", verdict.opcodes);
+    assert_eq!([3, 4].map(count), [8; 2], "{:?}", dissection.opcodes);
     assert!(
         [0, 1, 2].map(count).iter().all(|count| *count >= 8),
         "{:?}",
-        verdict.opcodes
+        dissection.opcodes
     );
     // Argument and result of each call have keys that no other call has; the reply invalidates one
     // of them remotely.
     let keys = |filter: &str, field: &str| {
-        let said = verdict.wire.tshark(&["-T", "fields", "-e", field], filter);
+        let printed = dissection.wire.tshark(&["-T", "fields", "-e", field], filter);
         let key = |word: &str| match word.strip_prefix("0x") {
             Some(hex) => u32::from_str_radix(hex, 16).expect("a key"),
             None => word.parse().expect("a key"),
         };
-        said.split_whitespace().map(key).collect::<BTreeSet<u32>>()
+        printed.split_whitespace().map(key).collect::<BTreeSet<u32>>()
     };
     // The Read of no bytes is the start of the connection.
     let read = keys(
@@ -191,17 +197,22 @@ fn a_server_calls_the_clients_that_call_it() {
         .map(|steps| (steps, callback(&format!("call {address} {}", steps * 20)).spawn()))
         .collect();
     for (steps, client) in clients {
-        let said = client.wait().success();
+        let printed = client.wait().success();
         let countdown: String = (0..steps * 20)
             .rev()
             .map(|step| format!("step {step}\n"))
             .collect();
-        assert_eq!(said, format!("called back\n{countdown}counted down 28 bytes\n"));
+        assert_eq!(
+            printed,
+            format!("called back\n{countdown}counted down 28 bytes\n")
+        );
     }
     // The server does not wait for a client that has ended.
     let client = callback(&format!("call {address} 1000000000")).spawn();
     let mut client = client;
-    client.wait_for_output("that it is called", |said| said.contains("step").then_some(()));
+    client.wait_for_output("that it is called", |printed| {
+        printed.contains("step").then_some(())
+    });
     client.signal(Signal::KILL);
     client.wait();
     callback(&format!("call {address} 1")).run().success();
@@ -258,10 +269,10 @@ fn bytes_come_back_by_rdma_also_without_memory_windows() {
     if !captured {
         return urnic_tests::skip::report("needs a capture of the wire");
     }
-    let verdict = Wire::of(file).judge();
-    verdict.is_clean();
-    let count = |opcode| verdict.opcodes.get(&opcode).copied().unwrap_or_default();
-    assert!(count(3) >= 50 && count(4) == 0, "{:?}", verdict.opcodes);
+    let dissection = Wire::of(file).dissect();
+    dissection.is_clean();
+    let count = |opcode| dissection.opcodes.get(&opcode).copied().unwrap_or_default();
+    assert!(count(3) >= 50 && count(4) == 0, "{:?}", dissection.opcodes);
 }
 
 #[test]

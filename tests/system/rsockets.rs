@@ -96,11 +96,11 @@ fn iperf3_under_librspreload_goes_through_the_device() {
     // poll() watches a listener's channel, but the connecting side gets its event elsewhere.
     for options in ["-n 64M", "-n 64M -R"] {
         let client = iperf3.clone().line(&format!("-c 127.0.0.1 {options}"));
-        let said = client.run_for(LIMIT).success();
-        assert!(said.contains("iperf Done"), "{said}\n{}", server.output());
+        let printed = client.run_for(LIMIT).success();
+        assert!(printed.contains("iperf Done"), "{printed}\n{}", server.output());
         if options == "-n 64M" {
             let bytes = received(server.pid(), &watched);
-            assert!(bytes >= 64 << 20, "{bytes} bytes:\n{said}");
+            assert!(bytes >= 64 << 20, "{bytes} bytes:\n{printed}");
         }
     }
 }
@@ -138,8 +138,8 @@ fn rcopy_moves_a_gibibyte(ours: &Folder, theirs: &str, program: impl Fn(Program)
     let mut server = rcopy.clone().line(&format!("-p {port}")).spawn();
     server.wait_until_listening(port);
     let files = format!("{theirs}/from 127.0.0.1:{theirs}/to");
-    let said = rcopy.line(&format!("{files} -p {port}")).run_for(LIMIT).success();
-    assert_eq!(checksum(&from), checksum(&to), "{said}\n{}", server.output());
+    let printed = rcopy.line(&format!("{files} -p {port}")).run_for(LIMIT).success();
+    assert_eq!(checksum(&from), checksum(&to), "{printed}\n{}", server.output());
 }
 
 #[test]

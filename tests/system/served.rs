@@ -35,18 +35,20 @@ impl Served {
             .args(["serve", "--addr", "127.0.0.2/8", "--socket"])
             .arg(&socket)
             .spawn();
-        running.wait_for_output("that it serves", |said| said.contains("serving").then_some(()));
+        running.wait_for_output("that it serves", |printed| {
+            printed.contains("serving").then_some(())
+        });
         Self { running, socket }
     }
 
     /// Checks that the device passes its own test suite.
     fn conforms(&self) {
         let device = format!("vfio-user:{}", self.socket.display());
-        let said = Program::plain(urnic())
+        let printed = Program::plain(urnic())
             .args(["conformance", "--device", &device])
             .run()
             .success();
-        assert!(said.contains(" 0 failed, 0 not applicable"), "{said}");
+        assert!(printed.contains(" 0 failed, 0 not applicable"), "{printed}");
     }
 }
 

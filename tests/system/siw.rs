@@ -42,7 +42,7 @@ pub(crate) fn program(line: &str, settings: Settings<'_>) -> Program {
 
 /// We connect, siw listens. Both lines contain `PORT`, and the client's line contains `ADDRESS`.
 #[track_caller]
-pub(crate) fn urnic_calls(guest: &Guest, server: &str, client: &str, settings: Settings<'_>) -> Ends {
+pub(crate) fn urnic_connects(guest: &Guest, server: &str, client: &str, settings: Settings<'_>) -> Ends {
     let port = guest.port.to_string();
     let there = guest.listener(&server.replace("PORT", &port));
     let client = client.replace("PORT", &port).replace("ADDRESS", "127.0.0.1");
@@ -61,7 +61,7 @@ pub(crate) fn urnic_calls(guest: &Guest, server: &str, client: &str, settings: S
 
 /// siw connects, we listen.
 #[track_caller]
-pub(crate) fn siw_calls(guest: &Guest, server: &str, client: &str, settings: Settings<'_>) -> Ends {
+pub(crate) fn siw_connects(guest: &Guest, server: &str, client: &str, settings: Settings<'_>) -> Ends {
     let port = free_port();
     let number = port.to_string();
     let mut here = program(&server.replace("PORT", &number), settings).spawn();
@@ -105,8 +105,10 @@ pub(crate) fn all_pings(ends: Ends) {
     ];
     let late = ends.ours.contains(LOST_RACE) || ends.theirs.contains(LOST_RACE);
     let ends = if late { ends } else { ends.succeed() };
-    for said in [ends.ours, ends.theirs] {
-        let pings = at_once.iter().fold(said, |said, words| said.replace(words, ""));
+    for printed in [ends.ours, ends.theirs] {
+        let pings = at_once
+            .iter()
+            .fold(printed, |printed, words| printed.replace(words, ""));
         assert_eq!(pings.matches("rdma-ping-").count(), 100, "{pings}");
     }
 }
@@ -135,8 +137,8 @@ pub(crate) fn first_opcodes(wire: &Wire) -> Vec<String> {
 
 #[track_caller]
 fn rping_both_ways(guest: &Guest, settings: Settings<'_>) {
-    all_pings(urnic_calls(guest, RPING_SERVER, RPING, settings));
-    all_pings(siw_calls(guest, RPING_SERVER, RPING, settings));
+    all_pings(urnic_connects(guest, RPING_SERVER, RPING, settings));
+    all_pings(siw_connects(guest, RPING_SERVER, RPING, settings));
 }
 
 #[test]
@@ -149,7 +151,7 @@ fn rping_both_ways_in_mpa_revision_2() {
     // We are peer-to-peer and siw takes our offer to write; siw with its defaults is not
     // peer-to-peer.
     assert_eq!(first_opcodes(&guest.wire()), [WRITE, SEND]);
-    guest.wire().judge().is_clean();
+    guest.wire().dissect().is_clean();
 }
 
 #[test]
@@ -158,20 +160,20 @@ fn rping_both_ways_in_mpa_revision_1() {
     let guest = or_skip!(Guest::borrowed());
     guest.set(&[("mpa_version", 1)]);
     let revision = [("URNIC_MPA_REVISION", "1")];
-    all_pings(urnic_calls(&guest, RPING_SERVER_WITH_READS, RPING, &revision));
-    all_pings(siw_calls(&guest, RPING_SERVER, RPING, &revision));
+    all_pings(urnic_connects(&guest, RPING_SERVER_WITH_READS, RPING, &revision));
+    all_pings(siw_connects(&guest, RPING_SERVER, RPING, &revision));
     // A responder that accepts either revision answers in the revision of the initiator.
-    all_pings(siw_calls(&guest, RPING_SERVER, RPING, &[]));
+    all_pings(siw_connects(&guest, RPING_SERVER, RPING, &[]));
     assert_eq!(
         startups(&guest.wire()),
         ["1 1", "1 1", "1 0", "1 1", "1 0", "1 1"]
     );
     assert_eq!(first_opcodes(&guest.wire()), [SEND, SEND, SEND]);
-    guest.wire().judge().is_clean();
+    guest.wire().dissect().is_clean();
 }
 
 #[test]
-fn rping_with_each_ready_to_receive_that_siw_knows() {
+fn rping_with_each_rtr_that_siw_supports() {
     or_skip!(installed("rping"));
     let guest = or_skip!(Guest::borrowed());
     guest.set(&[("peer_to_peer", 1)]);
@@ -209,38 +211,38 @@ fn a_strict_siw_agrees_with_us_about_crc() {
 }
 
 #[test]
-fn a_siw_that_wants_crc_has_it_of_an_urnic_that_does_not() {
+fn a_siw_that_requires_crcs_gets_them() {
     or_skip!(installed("rping"));
     let guest = or_skip!(Guest::borrowed());
     guest.set(&[("mpa_crc_required", 1)]);
     // Only as the initiator: a siw responder without the flag does not use CRC, against RFC 5044
     // §7.1.1.
-    all_pings(siw_calls(
+    all_pings(siw_connects(
         &guest,
         RPING_SERVER,
         RPING,
         &[("URNIC_MPA_CRC", "false")],
     ));
     assert_eq!(startups(&guest.wire()), ["2 1", "2 1"]);
-    guest.wire().judge().is_clean();
+    guest.wire().dissect().is_clean();
 }
 
 #[test]
-fn a_siw_that_wants_no_crc_rejects_us() {
+fn a_siw_without_crcs_rejects_our_request() {
     or_skip!(installed("rping"));
     let guest = or_skip!(Guest::borrowed());
     guest.set(&[("mpa_crc_strict", 1)]);
     let port = guest.port.to_string();
     let there = guest.listener(&RPING_SERVER.replace("PORT", &port));
     let client = RPING.replace("PORT", &port).replace("ADDRESS", "127.0.0.1");
-    let said = program(&client, &[("URNIC_MPA_CRC", "true")])
+    let printed = program(&client, &[("URNIC_MPA_CRC", "true")])
         .run_for(LIMIT)
         .failure();
-    assert!(said.contains("RDMA_CM_EVENT_REJECTED"), "{said}");
+    assert!(printed.contains("RDMA_CM_EVENT_REJECTED"), "{printed}");
     // siw's listener did not see the connection, and waits for the next.
     guest.stop();
-    let (ok, said) = there.ends();
-    assert!(!ok && !said.contains("DISCONNECT"), "{said}");
+    let (ok, printed) = there.ends();
+    assert!(!ok && !printed.contains("DISCONNECT"), "{printed}");
 }
 
 /// The last message of siw's client if our server finishes and closes before siw has completed its
@@ -255,12 +257,12 @@ pub(crate) fn urnic_measures(guest: &Guest, line: &str, settings: Settings<'_>) 
     let server = format!("{line} -R -F -p PORT");
     let client = format!("{server} ADDRESS");
     for _ in 1..CONNECT_ATTEMPTS {
-        let ends = urnic_calls(guest, &server, &client, settings);
+        let ends = urnic_connects(guest, &server, &client, settings);
         if !was_rejected(&ends.ours) {
             return ends.succeed();
         }
     }
-    urnic_calls(guest, &server, &client, settings).succeed()
+    urnic_connects(guest, &server, &client, settings).succeed()
 }
 
 /// A perftest with siw as the initiator; again, if siw connected before our server listened.
@@ -268,12 +270,12 @@ pub(crate) fn urnic_measures(guest: &Guest, line: &str, settings: Settings<'_>) 
 pub(crate) fn siw_measures(guest: &Guest, line: &str, settings: Settings<'_>) -> Ends {
     let server = format!("{line} -R -F -p PORT");
     let client = format!("{server} ADDRESS");
-    let mut ends = siw_calls(guest, &server, &client, settings);
+    let mut ends = siw_connects(guest, &server, &client, settings);
     for _ in 1..CONNECT_ATTEMPTS {
         if !was_rejected(&ends.theirs) {
             break;
         }
-        ends = siw_calls(guest, &server, &client, settings);
+        ends = siw_connects(guest, &server, &client, settings);
     }
     // The results are printed before that.
     let measured = ends.theirs.contains("#bytes") && ends.theirs.contains(OVERTAKEN);
@@ -294,7 +296,7 @@ fn perftest_both_ways() {
         let ends = siw_measures(&guest, &format!("{line}{for_siw}"), &[]);
         assert!(ends.theirs.contains(" 65536      20 "), "{}", ends.theirs);
     }
-    guest.wire().judge().is_clean();
+    guest.wire().dissect().is_clean();
 }
 
 #[test]
@@ -304,6 +306,6 @@ fn rsockets_both_ways() {
     let guest = or_skip!(Guest::borrowed());
     let server = "rstream -p PORT -S 4096 -I 20 -C 2 -T v";
     let client = format!("{server} -s ADDRESS");
-    urnic_calls(&guest, server, &client, &[]).succeed();
-    siw_calls(&guest, server, &client, &[]).succeed();
+    urnic_connects(&guest, server, &client, &[]).succeed();
+    siw_connects(&guest, server, &client, &[]).succeed();
 }

@@ -89,9 +89,9 @@ fn the_limits_of_verbs_hold_in_one_program() {
         "a GiB: sent, written and read",
         "16 elements: gathered and scattered",
         "vectors: an event on each",
-        "drain: what was posted last is flushed last",
+        "drain: the last request is flushed last",
         "moderation: events for four, or for the time",
-        "one poll: more than the queue has room for",
+        "one poll: more completions than the queue has entries",
     ] {
         assert!(text.contains(shown), "{text}");
     }
@@ -104,13 +104,13 @@ fn contexts_of_one_file_share_its_objects_only() {
         .success();
     for shown in [
         "shared: the same domain and region, whichever way the fd was dup'd",
-        "events: to the context whose they are",
+        "events: to the context of their object",
         "endings: destroyed once, by either side; kept while an fd is open",
         "device memory: seen by both",
-        "wrong: what is no device file, and no handle of its",
+        "wrong: other files and invalid handles are refused",
         "elsewhere: refused to other processes",
-        "again and again: nothing is left behind",
-        "forgotten: gone with the file",
+        "repeated: no descriptor is leaked",
+        "abandoned: destroyed with the file",
     ] {
         assert!(text.contains(shown), "{text}");
     }

@@ -26,10 +26,11 @@ fn doctor() -> String {
 
 /// The command that doctor prints for root.
 #[track_caller]
-fn fix_command(said: &str) -> &str {
-    said.lines()
+fn fix_command(printed: &str) -> &str {
+    printed
+        .lines()
         .find_map(|line| line.trim().strip_prefix("fix: as root: "))
-        .unwrap_or_else(|| panic!("no fix in:\n{said}"))
+        .unwrap_or_else(|| panic!("no fix in:\n{printed}"))
 }
 
 /// Starts a program that keeps the function, and waits until the program has it. The output is in
@@ -46,36 +47,36 @@ fn the_doctors_commands_give_a_function_to_a_user() {
     let [host, _other] = or_skip!(Netns::pair());
     let server = Server::start(&host, &[ADDRESS], "");
     let guest = or_skip!(PciGuest::boot(&host, &server.sockets()));
-    let (_, said) = guest.start(&doctor()).ends();
-    assert!(said.contains("WRONG driver"), "{said}");
-    guest.run(fix_command(&said));
-    let said = guest.run(&doctor());
-    assert!(said.contains("all well"), "{said}");
+    let (_, printed) = guest.start(&doctor()).ends();
+    assert!(printed.contains("WRONG driver"), "{printed}");
+    guest.run(fix_command(&printed));
+    let printed = guest.run(&doctor());
+    assert!(printed.contains("all well"), "{printed}");
 
-    let (ok, said) = as_user(&guest, 16384, &doctor());
-    assert!(!ok && said.contains("WRONG its files"), "{said}");
-    guest.run(fix_command(&said));
-    let (ok, said) = as_user(&guest, 16384, &doctor());
-    assert!(ok && said.contains("all well"), "{said}");
+    let (ok, printed) = as_user(&guest, 16384, &doctor());
+    assert!(!ok && printed.contains("WRONG its files"), "{printed}");
+    guest.run(fix_command(&printed));
+    let (ok, printed) = as_user(&guest, 16384, &doctor());
+    assert!(ok && printed.contains("all well"), "{printed}");
     let program = PciGuest::with_urnic(0, "ibv_devinfo -d urnic0");
-    let (ok, said) = as_user(&guest, 64, &program);
-    assert!(!ok && said.contains("ulimit -l"), "{said}");
-    let (ok, said) = as_user(&guest, 16384, &program);
-    assert!(ok && said.contains("PORT_ACTIVE"), "{said}");
+    let (ok, printed) = as_user(&guest, 64, &program);
+    assert!(!ok && printed.contains("ulimit -l"), "{printed}");
+    let (ok, printed) = as_user(&guest, 16384, &program);
+    assert!(ok && printed.contains("PORT_ACTIVE"), "{printed}");
 
     let held = holder(&guest);
-    let (ok, said) = guest.start(&program).ends();
-    let one = said.contains("in use by process") && said.contains("(ibv_asyncwatch)");
-    assert!(!ok && one, "{said}");
-    let (ok, said) = guest.start(&doctor()).ends();
-    assert!(!ok && said.contains("(ibv_asyncwatch)"), "{said}");
+    let (ok, printed) = guest.start(&program).ends();
+    let one = printed.contains("in use by process") && printed.contains("(ibv_asyncwatch)");
+    assert!(!ok && one, "{printed}");
+    let (ok, printed) = guest.start(&doctor()).ends();
+    assert!(!ok && printed.contains("(ibv_asyncwatch)"), "{printed}");
     // A process that is killed leaves the function in its initial state, too.
     guest.run("kill -9 $(pidof ibv_asyncwatch)");
     held.ends();
-    let said = guest.run(&doctor());
-    assert!(said.contains("all well"), "{said}");
-    let said = guest.run(&program);
-    assert!(said.contains("PORT_ACTIVE"), "{said}");
+    let printed = guest.run(&doctor());
+    assert!(printed.contains("all well"), "{printed}");
+    let printed = guest.run(&program);
+    assert!(printed.contains("PORT_ACTIVE"), "{printed}");
 }
 
 #[test]
@@ -126,8 +127,8 @@ fn a_removed_function_is_a_fatal_event_and_may_return() {
     // The program that has the function stays alive.
     guest.run("kill $(pidof ibv_asyncwatch)");
     held.ends();
-    let said = guest.run("cat /tmp/watch");
-    assert!(said.contains("IBV_EVENT_DEVICE_FATAL"), "{said}");
+    let printed = guest.run("cat /tmp/watch");
+    assert!(printed.contains("IBV_EVENT_DEVICE_FATAL"), "{printed}");
 
     // A program in the middle of transfers, which tracks every completion.
     put_in(&guest);
@@ -136,10 +137,10 @@ fn a_removed_function_is_a_fatal_event_and_may_return() {
     let lost = guest.start(&format!("{line}; status=$?; cat /tmp/lost; [ $status = 0 ]"));
     guest.run("n=0; until grep -q flowing /tmp/lost; do n=$((n+1)); [ $n -lt 600 ] || { cat /tmp/lost; exit 1; }; sleep 0.1; done");
     take_out(&guest);
-    let said = lost.success();
-    assert!(said.contains(" flushed"), "{said}");
+    let printed = lost.success();
+    assert!(printed.contains(" flushed"), "{printed}");
 
     put_in(&guest);
-    let said = guest.run(&PciGuest::with_urnic(0, "ibv_devinfo -d urnic0"));
-    assert!(said.contains("PORT_ACTIVE"), "{said}");
+    let printed = guest.run(&PciGuest::with_urnic(0, "ibv_devinfo -d urnic0"));
+    assert!(printed.contains("PORT_ACTIVE"), "{printed}");
 }

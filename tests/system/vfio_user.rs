@@ -46,20 +46,22 @@ fn transfers(program: &Running) {
 /// The value of this name in the output of `urnic info`.
 #[track_caller]
 fn info_field(info: &Program, name: &str) -> String {
-    let said = info.run().success();
-    let line = said.lines().find_map(|line| line.trim().strip_prefix(name));
-    line.unwrap_or_else(|| panic!("{name}: {said}")).trim().to_owned()
+    let printed = info.run().success();
+    let line = printed.lines().find_map(|line| line.trim().strip_prefix(name));
+    line.unwrap_or_else(|| panic!("{name}: {printed}"))
+        .trim()
+        .to_owned()
 }
 
 #[test]
-fn it_looks_like_the_device_in_the_process() {
+fn programs_see_the_same_device_as_in_process() {
     or_skip!(installed("ibv_devinfo"));
     let served = Served::start();
     let devinfo = served.program("ibv_devinfo").arg("-v");
     assert_eq!(gids(&devinfo), gids(&Program::new("ibv_devinfo").arg("-v")));
-    let said = devinfo.run().success();
+    let printed = devinfo.run().success();
     for part in ["urnic0", "PORT_ACTIVE", "max_qp:"] {
-        assert!(said.contains(part), "{said}");
+        assert!(printed.contains(part), "{printed}");
     }
     let info = Program::plain(urnic()).args(["info", "--device", &served.device()]);
     assert_eq!(info_field(&info, "device"), served.device());
@@ -199,8 +201,8 @@ fn memory_may_be_reached_by_messages_alone() {
     let [server, client] = RPING;
     run_pair(&served, server, client);
     let conformance = Program::plain(urnic()).args(["conformance", "--device", &served.device()]);
-    let said = conformance.run_for(LIMIT).success();
-    assert!(said.contains(" 0 failed"), "{said}");
+    let printed = conformance.run_for(LIMIT).success();
+    assert!(printed.contains(" 0 failed"), "{printed}");
 }
 
 #[test]
@@ -313,8 +315,8 @@ fn a_process_with_a_killed_server_opens_the_next_device() {
     let mut program = Program::new(program).env("URNIC_DEVICE", served.device()).spawn();
     for round in 0..3 {
         let mut says = |word: &str| {
-            program.wait_for_output(word, |said| {
-                (said.lines().filter(|line| *line == word).count() > round).then_some(())
+            program.wait_for_output(word, |printed| {
+                (printed.lines().filter(|line| *line == word).count() > round).then_some(())
             });
         };
         says("works");
@@ -331,10 +333,12 @@ fn what_was_posted_is_flushed_when_the_server_is_killed() {
     let program = or_skip!(compiled("lost"));
     let served = Served::start();
     let mut program = Program::new(program).env("URNIC_DEVICE", served.device()).spawn();
-    program.wait_for_output("that it transfers", |said| said.contains("flowing").then_some(()));
+    program.wait_for_output("that it transfers", |printed| {
+        printed.contains("flowing").then_some(())
+    });
     served.server().signal(Signal::KILL);
-    let said = program.wait_for(LIMIT).success();
-    assert!(said.contains(" flushed"), "{said}");
+    let printed = program.wait_for(LIMIT).success();
+    assert!(printed.contains(" flushed"), "{printed}");
 }
 
 #[test]
@@ -372,15 +376,15 @@ fn programs_asleep_wake_when_the_server_is_killed() {
 fn a_socket_without_a_listener_is_reported_in_one_line() {
     or_skip!(installed("ibv_devices"));
     let missing = "/nowhere/urnic-socket";
-    let said = Program::new("ibv_devices")
+    let printed = Program::new("ibv_devices")
         .env("URNIC_DEVICE", format!("vfio-user:{missing}"))
         .run()
         .output;
-    assert!(!said.contains("urnic0"), "{said}");
-    let lines: Vec<&str> = said.lines().filter(|line| line.contains(missing)).collect();
+    assert!(!printed.contains("urnic0"), "{printed}");
+    let lines: Vec<&str> = printed.lines().filter(|line| line.contains(missing)).collect();
     assert!(
         lines.len() == 1 && lines[0].contains("urnic serve --socket"),
-        "{said}"
+        "{printed}"
     );
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, TcpListener};
 
-use urnic_tests::capture::{Capture, Verdict, Wire};
+use urnic_tests::capture::{Capture, Dissection, Wire};
 use urnic_tests::netns::Netns;
 use urnic_tests::peer::{Peer, hex};
 use urnic_tests::program::Program;
@@ -11,7 +11,7 @@ use urnic_tests::skip::installed;
 use urnic_tests::{Pair, or_skip};
 
 /// Sends these bytes between two hand-made ends (Request and Reply first), and judges their wire.
-fn judged(netns: &Netns, first: &str, second: &str) -> Result<Verdict, String> {
+fn dissected(netns: &Netns, first: &str, second: &str) -> Result<Dissection, String> {
     const REQUEST: &str = "4d504120 49442052 65712046 72616d65 40010000";
     const REPLY: &str = "4d504120 49442052 65702046 72616d65 40010000";
     let capture = Capture::start(netns, "lo")?;
@@ -34,7 +34,7 @@ fn judged(netns: &Netns, first: &str, second: &str) -> Result<Verdict, String> {
         initiator.finish();
         responder.end();
     });
-    Ok(capture.stop(netns, "127.0.0.1").judge())
+    Ok(capture.stop(netns, "127.0.0.1").dissect())
 }
 
 const SEND: &str = "00174143 00000000 00000000 00000001 00000000 68656c6c 6f000000 b990b10c";
@@ -42,31 +42,35 @@ const WRITE: &str = "0012c140 00001234 00000000 00000010 61626364 ef900ad8";
 const BAD_CRC: &str = "00174143 00000000 00000000 00000001 00000000 69656c6c 6f000000 b990b10c";
 
 #[test]
-fn the_judge_accepts_the_vectors() {
+fn tshark_accepts_the_vectors() {
     let netns = or_skip!(Netns::new());
-    let verdict = or_skip!(judged(&netns, SEND, WRITE));
-    verdict.is_clean();
-    assert_eq!(verdict.good_crcs, 2);
-    assert_eq!(verdict.startups, 2);
-    assert_eq!(verdict.opcodes, [(0, 1), (3, 1)].into());
+    let dissection = or_skip!(dissected(&netns, SEND, WRITE));
+    dissection.is_clean();
+    assert_eq!(dissection.good_crcs, 2);
+    assert_eq!(dissection.startups, 2);
+    assert_eq!(dissection.opcodes, [(0, 1), (3, 1)].into());
 }
 
 #[test]
-fn the_judge_sees_a_bad_crc() {
+fn tshark_reports_a_bad_crc() {
     let netns = or_skip!(Netns::new());
-    let verdict = or_skip!(judged(&netns, BAD_CRC, WRITE));
-    assert_eq!((verdict.good_crcs, verdict.bad_crcs), (1, 1), "{verdict:?}");
+    let dissection = or_skip!(dissected(&netns, BAD_CRC, WRITE));
+    assert_eq!(
+        (dissection.good_crcs, dissection.bad_crcs),
+        (1, 1),
+        "{dissection:?}"
+    );
 }
 
 #[test]
-fn the_judge_sees_a_malformed_frame() {
+fn tshark_reports_a_malformed_frame() {
     let netns = or_skip!(Netns::new());
     // A Read Request (opcode 1) that ends within its header.
     let short = urnic_tests::framing::Framing::default()
         .frame(&hex("4141 00000000 00000001 00000001 00000000 00000100"));
     let short: String = short.iter().map(|byte| format!("{byte:02x}")).collect();
-    let verdict = or_skip!(judged(&netns, SEND, &short));
-    assert!(!verdict.malformed.is_empty(), "{verdict:?}");
+    let dissection = or_skip!(dissected(&netns, SEND, &short));
+    assert!(!dissection.malformed.is_empty(), "{dissection:?}");
 }
 
 /// Runs pairs of programs on a private loopback, and judges their wire.
@@ -95,16 +99,16 @@ const PROGRAMS: [&str; 4] = [
 
 #[test]
 fn every_frame_is_well_formed_and_every_crc_is_good() {
-    let verdict = or_skip!(wire_of(&PROGRAMS, &[])).judge();
-    verdict.is_clean();
-    assert_eq!(verdict.markers, 0);
-    assert!(verdict.startups >= 8, "{verdict:?}");
+    let dissection = or_skip!(wire_of(&PROGRAMS, &[])).dissect();
+    dissection.is_clean();
+    assert_eq!(dissection.markers, 0);
+    assert!(dissection.startups >= 8, "{dissection:?}");
     // Write, Read Request, Read Response, Send (RFC 5040 §4.3).
     assert!(
         [0, 1, 2, 3]
             .iter()
-            .all(|opcode| verdict.opcodes.contains_key(opcode)),
-        "{verdict:?}"
+            .all(|opcode| dissection.opcodes.contains_key(opcode)),
+        "{dissection:?}"
     );
 }
 
@@ -113,34 +117,34 @@ fn every_frame_with_markers_is_well_formed() {
     // Not every CRC is checked: where a marker falls between two FPDUs, tshark leaves it out of the
     // second's CRC, against RFC 5044 §4.4 item 2 and Figure 5. With Sends of this size no marker
     // falls there.
-    let verdict = or_skip!(wire_of(
+    let dissection = or_skip!(wire_of(
         &["ibv_rc_pingpong -n 20 -s 100 -g 0"],
         &[("URNIC_MPA_MARKERS", "true")]
     ))
-    .judge_as_captured();
-    assert!(verdict.markers > 0, "{verdict:?}");
+    .dissect_as_captured();
+    assert!(dissection.markers > 0, "{dissection:?}");
     assert!(
-        verdict.good_crcs > 0 && verdict.malformed.is_empty(),
-        "{verdict:?}"
+        dissection.good_crcs > 0 && dissection.malformed.is_empty(),
+        "{dissection:?}"
     );
 }
 
 #[test]
 fn without_crc_every_frame_is_well_formed() {
-    let verdict = or_skip!(wire_of(
+    let dissection = or_skip!(wire_of(
         &PROGRAMS,
         &[("URNIC_MPA_CRC", "false"), ("URNIC_LOG", "off")]
     ))
-    .judge();
+    .dissect();
     assert!(
-        verdict.startups >= 8 && verdict.malformed.is_empty() && verdict.bad_crcs == 0,
-        "{verdict:?}"
+        dissection.startups >= 8 && dissection.malformed.is_empty() && dissection.bad_crcs == 0,
+        "{dissection:?}"
     );
     assert!(
         [0, 1, 2, 3]
             .iter()
-            .all(|opcode| verdict.opcodes.contains_key(opcode)),
-        "{verdict:?}"
+            .all(|opcode| dissection.opcodes.contains_key(opcode)),
+        "{dissection:?}"
     );
 }
 
@@ -191,7 +195,7 @@ fn veth(completion: &str) -> Result<Wire, String> {
 
 #[test]
 fn a_veth_carries_the_same() {
-    or_skip!(veth("delivered")).judge().is_clean();
+    or_skip!(veth("delivered")).dissect().is_clean();
 }
 
 #[test]
@@ -212,8 +216,8 @@ fn mpa_f_11_on_an_idle_link_segments_begin_where_fpdus_begin() {
         if !mpa.contains(stream) {
             continue;
         }
-        // A ULPDU with the headers of DDP and RDMAP for a Send, a Write or a Read: version bits, and no other
-        // opcode (RFC 5041 §4.1, 5040 §4.1).
+        // A ULPDU with the headers of DDP and RDMAP for a Send, a Write or a Read: version bits,
+        // and no other opcode (RFC 5041 §4.1, 5040 §4.1).
         let header = segment.get(2..4).unwrap_or_default();
         assert!(
             matches!(header, [0x01 | 0x41 | 0x81 | 0xc1, 0x40..=0x43]),

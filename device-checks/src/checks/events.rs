@@ -11,7 +11,7 @@ use urnic_device::wqe::{self, SendFlags};
 use urnic_testkit::request;
 
 use crate::check::checks;
-use crate::connection::{calling, own, pair, works};
+use crate::connection::{connect_arguments, own, pair, works};
 use crate::outcome::{Failure, Outcome, ensure};
 use crate::queues::Cq;
 use crate::rig::Rig;
@@ -39,18 +39,18 @@ fn events_that_find_no_room_wait(rig: &Rig) -> Outcome {
         events.id
     );
     // A port on which no listener exists.
-    let mut nobody = own(rig)?;
-    let (lid, port) = crate::connection::listen(rig, nobody)?;
+    let mut unused = own(rig)?;
+    let (lid, port) = crate::connection::listen(rig, unused)?;
     rig.on(Opcode::StreamUnlisten, lid)?;
-    nobody.set_port(port);
-    let mut called = Vec::new();
+    unused.set_port(port);
+    let mut streams = Vec::new();
     for _ in 0..9 {
-        called.push(rig.create(Opcode::StreamConnect, &calling(nobody))?);
+        streams.push(rig.create(Opcode::StreamConnect, &connect_arguments(unused))?);
     }
     rig.wait("a full event queue", || (events.in_ring() == 2).then_some(()))?;
     rig.lives()?;
     let mut reported = Vec::new();
-    for _ in 0..called.len() {
+    for _ in 0..streams.len() {
         let event: Event = rig.wait("the next of the events that waited", || events.next())?;
         ensure!(
             event.kind == EventKind::StreamConnected as u8 && event.code.get() != 0,
@@ -59,10 +59,10 @@ fn events_that_find_no_room_wait(rig: &Rig) -> Outcome {
         reported.push(event.object.get());
     }
     reported.sort_unstable();
-    called.sort_unstable();
+    streams.sort_unstable();
     ensure!(
-        reported == called,
-        "calls {called:x?} were refused, events came about {reported:x?}"
+        reported == streams,
+        "calls {streams:x?} were refused, events came about {reported:x?}"
     );
     ensure!(events.next().is_none(), "there is an event too many");
     Ok(())

@@ -20,11 +20,13 @@ fn a_reset_with_work_outstanding_destroys_everything(rig: &Rig) -> Outcome {
     let address = own(rig)?;
     let (lid, port) = crate::connection::listen(rig, address)?;
     let (near, far) = pair(rig)?;
-    let (caller, _called) = stream(rig)?;
+    let (connecting, _accepted) = stream(rig)?;
     let buffer = rig.memory(64)?;
     rig.with_output(
         Opcode::StreamReceive,
-        &Handle { id: caller.into() },
+        &Handle {
+            id: connecting.into(),
+        },
         buffer.iova(),
         64,
     )?;
@@ -53,7 +55,7 @@ fn a_reset_with_work_outstanding_destroys_everything(rig: &Rig) -> Outcome {
         (Opcode::FreeUar, rig.uar),
         (Opcode::DestroyEq, 0),
         (Opcode::StreamUnlisten, lid),
-        (Opcode::StreamQuery, caller),
+        (Opcode::StreamQuery, connecting),
     ] {
         rig.refuses_on(opcode, id, Status::InvalidHandle)?;
     }

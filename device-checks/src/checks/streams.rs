@@ -9,7 +9,7 @@ use urnic_device::stream::{Close, Endpoints, Listen, MAX_STREAMING, input};
 use urnic_device::vocabulary::QpState;
 
 use crate::check::checks;
-use crate::connection::{End, addresses, attachment, calling, listen, own, stream};
+use crate::connection::{End, addresses, attachment, connect_arguments, listen, own, stream};
 use crate::memory::Memory;
 use crate::outcome::{Outcome, ensure};
 use crate::queues::{Cq, Qp};
@@ -83,15 +83,15 @@ fn close(rig: &Rig, sid: u32, abort: bool) -> Outcome {
 }
 
 fn bytes_go_both_ways_in_pieces_of_exactly_n(rig: &Rig) -> Outcome {
-    let (caller, called) = stream(rig)?;
-    let (here, there) = (query(rig, caller)?, query(rig, called)?);
+    let (connecting, accepted) = stream(rig)?;
+    let (here, there) = (query(rig, connecting)?, query(rig, accepted)?);
     ensure!(
         SocketAddr::from(here.local) == SocketAddr::from(there.remote)
             && SocketAddr::from(here.remote) == SocketAddr::from(there.local),
         "the two ends do not name each other"
     );
     let bytes: Vec<u8> = (0..MAX_STREAMING).map(|n| n as u8).collect();
-    for (from, to) in [(caller, called), (called, caller)] {
+    for (from, to) in [(connecting, accepted), (accepted, connecting)] {
         send(rig, from, &bytes)?;
         let mut at = 0;
         for len in [1, 19, 200, bytes.len() - 220] {
@@ -117,55 +117,55 @@ fn bytes_go_both_ways_in_pieces_of_exactly_n(rig: &Rig) -> Outcome {
         );
     }
     // One receive waits; a second one is not allowed.
-    let buffer = receive(rig, called, 4)?;
-    let mut second = Command::new(Opcode::StreamReceive, &Handle { id: called.into() });
+    let buffer = receive(rig, accepted, 4)?;
+    let mut second = Command::new(Opcode::StreamReceive, &Handle { id: accepted.into() });
     second.output = buffer.iova().into();
     second.output_len = 4.into();
     rig.refuses(second, Status::Busy)?;
     ensure!(
-        !rig.has_event(EventKind::StreamReceived, called),
+        !rig.has_event(EventKind::StreamReceived, accepted),
         "nothing was sent and something received"
     );
-    send(rig, caller, b"late")?;
-    rig.event(EventKind::StreamReceived, called)?;
+    send(rig, connecting, b"late")?;
+    rig.event(EventKind::StreamReceived, accepted)?;
     ensure!(buffer.read(0, 4) == b"late", "other bytes arrived than were sent");
-    close(rig, caller, true)?;
-    close(rig, called, true)
+    close(rig, connecting, true)?;
+    close(rig, accepted, true)
 }
 
 fn the_end_of_a_stream_is_reported(rig: &Rig) -> Outcome {
-    let (caller, called) = stream(rig)?;
-    send(rig, caller, b"abc")?;
-    close(rig, caller, false)?;
-    rig.wait("input", || match query(rig, called) {
+    let (connecting, accepted) = stream(rig)?;
+    send(rig, connecting, b"abc")?;
+    close(rig, connecting, false)?;
+    rig.wait("input", || match query(rig, accepted) {
         Ok(ends) => (ends.input.get() == input::BYTES).then_some(()),
         Err(_) => None,
     })?;
-    let buffer = receive(rig, called, 8)?;
-    let event = rig.event(EventKind::StreamReceived, called)?;
+    let buffer = receive(rig, accepted, 8)?;
+    let event = rig.event(EventKind::StreamReceived, accepted)?;
     ensure!(
         event.code.get() == 0 && event.data.get() == 3,
         "3 bytes were sent before the end: {event:?}"
     );
     ensure!(buffer.read(0, 3) == b"abc", "other bytes arrived than were sent");
-    close(rig, called, false)?;
-    rig.refuses_on(Opcode::StreamQuery, called, Status::InvalidHandle)?;
+    close(rig, accepted, false)?;
+    rig.refuses_on(Opcode::StreamQuery, accepted, Status::InvalidHandle)?;
     // The abrupt close.
-    let (caller, called) = stream(rig)?;
-    receive(rig, called, 8)?;
-    close(rig, caller, true)?;
-    let event = rig.event(EventKind::StreamReceived, called)?;
+    let (connecting, accepted) = stream(rig)?;
+    receive(rig, accepted, 8)?;
+    close(rig, connecting, true)?;
+    let event = rig.event(EventKind::StreamReceived, accepted)?;
     ensure!(event.code.get() != 0, "the peer reset the stream: {event:?}");
     Ok(())
 }
 
 fn connecting_without_a_listener_reports_an_event(rig: &Rig) -> Outcome {
-    let mut nobody = own(rig)?;
-    let (lid, port) = listen(rig, nobody)?;
+    let mut unused = own(rig)?;
+    let (lid, port) = listen(rig, unused)?;
     rig.on(Opcode::StreamUnlisten, lid)?;
     rig.refuses_on(Opcode::StreamUnlisten, lid, Status::InvalidHandle)?;
-    nobody.set_port(port);
-    let sid = rig.create(Opcode::StreamConnect, &calling(nobody))?;
+    unused.set_port(port);
+    let sid = rig.create(Opcode::StreamConnect, &connect_arguments(unused))?;
     let event = rig.event(EventKind::StreamConnected, sid)?;
     ensure!(
         event.code.get() == 111,
@@ -199,7 +199,7 @@ fn addresses_of_others_are_refused(rig: &Rig) -> Outcome {
         backlog: 1.into(),
         ..Listen::default()
     };
-    let mut call = calling(SocketAddr::new(own(rig)?.ip(), 9));
+    let mut call = connect_arguments(SocketAddr::new(own(rig)?.ip(), 9));
     call.local = foreign.into();
     for command in [
         Command::new(Opcode::StreamListen, &listen),
@@ -224,49 +224,54 @@ fn invalid_stream_parameters_are_refused(rig: &Rig) -> Outcome {
         SocketAddr::new(Ipv4Addr::new(224, 0, 0, 1).into(), 9),
     ] {
         rig.refuses(
-            Command::new(Opcode::StreamConnect, &calling(remote)),
+            Command::new(Opcode::StreamConnect, &connect_arguments(remote)),
             Status::InvalidArgument,
         )?;
     }
-    let mut call = calling(own);
+    let mut call = connect_arguments(own);
     call.traffic_class = 256.into();
     rig.refuses(
         Command::new(Opcode::StreamConnect, &call),
         Status::InvalidArgument,
     )?;
-    let (caller, called) = stream(rig)?;
-    let mut command = Command::new(Opcode::StreamSend, &Handle { id: caller.into() });
+    let (connecting, accepted) = stream(rig)?;
+    let mut command = Command::new(
+        Opcode::StreamSend,
+        &Handle {
+            id: connecting.into(),
+        },
+    );
     command.input = rig.memory(4096)?.iova().into();
     command.input_len = (MAX_STREAMING + 1).into();
     rig.refuses(command, Status::InvalidArgument)?;
-    close(rig, caller, true)?;
-    close(rig, called, true)
+    close(rig, connecting, true)?;
+    close(rig, accepted, true)
 }
 
 fn streams_attach_in_the_right_state_only(rig: &Rig) -> Outcome {
-    let (caller, called) = stream(rig)?;
+    let (connecting, accepted) = stream(rig)?;
     let cq = Rc::new(Cq::new(rig, 4)?);
     let pd = rig.create(Opcode::AllocPd, &Nothing {})?;
     let early = Qp::new(rig, pd, &cq, &cq)?;
     rig.refuses(
-        Command::new(Opcode::StreamAttach, &attachment(caller, &early, true)),
+        Command::new(Opcode::StreamAttach, &attachment(connecting, &early, true)),
         Status::WrongState,
     )?;
     early.modify(rig, QpState::Init)?;
     rig.refuses(
-        Command::new(Opcode::StreamAttach, &attachment(caller, &early, true)),
+        Command::new(Opcode::StreamAttach, &attachment(connecting, &early, true)),
         Status::WrongState,
     )?;
     let end = End::new(rig)?;
     // A stream with an outstanding receive cannot be attached.
-    receive(rig, called, 4)?;
+    receive(rig, accepted, 4)?;
     rig.refuses(
-        Command::new(Opcode::StreamAttach, &attachment(called, &end.qp, false)),
+        Command::new(Opcode::StreamAttach, &attachment(accepted, &end.qp, false)),
         Status::WrongState,
     )?;
-    rig.command(Opcode::StreamAttach, &attachment(caller, &end.qp, true))?;
+    rig.command(Opcode::StreamAttach, &attachment(connecting, &end.qp, true))?;
     // The stream is no longer in streaming mode, and the queue pair accepts no second one.
-    rig.refuses_on(Opcode::StreamQuery, caller, Status::InvalidHandle)?;
+    rig.refuses_on(Opcode::StreamQuery, connecting, Status::InvalidHandle)?;
     let (other, _) = stream(rig)?;
     rig.refuses(
         Command::new(Opcode::StreamAttach, &attachment(other, &end.qp, true)),

@@ -189,8 +189,8 @@ impl Cq {
         self.driver.bus.doorbell(self.slot.uar(), self.doorbell, value);
     }
 
-    /// Runs the device on the calling thread. Called, with no lock of the queue held, by a poll that
-    /// found the queue empty.
+    /// Runs the device on the calling thread. Called, with no lock of the queue held, by a poll
+    /// that found the queue empty.
     #[inline]
     pub fn progress(&self) {
         self.driver.bus.progress();

@@ -152,8 +152,8 @@ impl Qp {
     /// Receives the datagrams to a multicast group, on all networks of its address family.
     ///
     /// # Errors
-    /// `EINVAL` for a queue pair of another kind, or an address that is not a group's; the errors of
-    /// joining if no network could be joined.
+    /// `EINVAL` for a queue pair of another kind, or an address that is not a group's; the errors
+    /// of joining if no network could be joined.
     pub fn attach_multicast(&self, gid: &[u8; 16]) -> Result<(), Errno> {
         self.multicast(Opcode::AttachMulticast, gid)
     }

@@ -299,8 +299,8 @@ impl Qp {
         *lock(&self.poster) = Some(poster);
     }
 
-    /// Opens the gate, unless the send queue drains, and makes the poster publish the entries behind
-    /// it.
+    /// Opens the gate, unless the send queue drains, and makes the poster publish the entries
+    /// behind it.
     pub(crate) fn open_gate(&self) {
         self.set_gate(|state| state.connected = true);
     }

@@ -28,7 +28,8 @@ impl Qp {
             QpState::Rts if self.is_draining() => QpState::Sqd,
             state => state,
         };
-        // rdma_disconnect(3) of an RNIC makes this change first, also if the peer disconnected earlier.
+        // rdma_disconnect(3) of an RNIC makes this change first, also if the peer disconnected
+        // earlier.
         let disconnects = !roce && mask == QpMask::STATE && attr.state == QpState::Sqd as u32;
         if disconnects && from != QpState::Rts && self.is_managed() {
             return Ok(());

@@ -117,8 +117,8 @@ pub(crate) fn check(rules: &Rules, from: QpState, attr: &QpAttr, mask: QpMask) -
     if mask.contains(QpMask::CUR_STATE) && QpState::from_raw(attr.cur_state) != Some(from) {
         return Err(Errno::INVAL);
     }
-    // The two steps of an RNIC's connection manager: the change to RTR, which names no peer, and the change
-    // to RTS, which names only the port.
+    // The two steps of an RNIC's connection manager: the change to RTR, which names no peer, and
+    // the change to RTS, which names only the port.
     let managed = (from, to) == (QpState::Init, QpState::Rtr) && mask == QpMask::RTR_BY_MANAGER;
     if !rules.identity.is_roce() && (managed || mask == QpMask::PORT) {
         return in_range(attr, mask, rules).then_some(to).ok_or(Errno::INVAL);

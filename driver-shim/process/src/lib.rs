@@ -1,7 +1,7 @@
 //! The program that urnic runs in, below everything else of the host side: descriptors that are
 //! urnic's own ([`fds`]), urnic's threads ([`threads`]) and signals kept out of them ([`signals`]),
-//! the host's addresses ([`gids`], [`netlink`]) and the GIDs made from them ([`port_gids`]), and error lines that the log has once
-//! ([`error_log`], [`failure`]).
+//! the host's addresses ([`gids`], [`netlink`]) and the GIDs made from them ([`port_gids`]), and
+//! error lines that the log has once ([`error_log`], [`failure`]).
 
 #[forbid(unsafe_code)]
 pub mod addressing;

@@ -1,4 +1,4 @@
-//! A driver that a fuzzer makes up; compiled with `--cfg fuzzing` only.
+//! A driver whose actions a fuzzer chooses; compiled with `--cfg fuzzing` only.
 
 use crate::config::ModelConfig;
 use crate::mock::{Driver, End, config};
@@ -9,7 +9,7 @@ use std::sync::atomic::AtomicU64;
 use urnic_device::command::{Command, Nothing, Opcode, PAYLOAD_LEN};
 use urnic_device::registers::STATUS;
 
-/// Pages of the host's memory that addresses hit.
+/// Pages of the host's memory that addresses select.
 const PAGES: u64 = 2000;
 const FIRST_PAGE: u64 = 0x7700_0000_0000;
 
@@ -46,8 +46,8 @@ impl Source<'_> {
     }
 }
 
-/// Commands, doorbells, scribbles over rings and records, memory taken away, in any order: every command is answered, and the device
-/// stays ready.
+/// Commands, doorbells, random writes to rings and records, and unmapped memory, in any order:
+/// every command is answered, and the device stays ready.
 pub fn commands(data: &[u8]) {
     let network = SimNetwork::new(Conditions::default(), Arc::new(AtomicU64::new(0)));
     let config = ModelConfig {

@@ -1,4 +1,4 @@
-//! The other side, for tests: host memory and a driver in a few lines.
+//! Host memory and a small driver, for tests.
 
 #![allow(clippy::unwrap_used, reason = "compiled for tests and fuzzing only")]
 #![cfg_attr(fuzzing, allow(dead_code, reason = "fuzz targets use a part of it"))]
@@ -27,14 +27,14 @@ use zerocopy::{FromZeros, Immutable, IntoBytes};
 
 type Status = urnic_device::command::Status;
 
-/// Longest that a test waits for a condition that must come.
+/// The longest wait of a test for a condition.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Host memory: one piece, at an IOVA that is no pointer.
 pub(crate) struct Arena {
     words: Box<[AtomicU64]>,
     next: AtomicUsize,
-    /// Where the memory is remote, it cannot be copied any more.
+    /// The owner of remote memory has unmapped it: it cannot be copied any more.
     pub(crate) unmapped: AtomicBool,
     atomics: Mutex<()>,
 }
@@ -48,7 +48,7 @@ const LOG_EVENTS: u32 = 6;
 
 impl Arena {
     pub(crate) fn new(bytes: usize) -> Arc<Arena> {
-        // Zeroes that the kernel only makes where they are touched.
+        // Zeroed pages, which the kernel allocates at the first access.
         let zeroes = Box::into_raw(vec![0u64; bytes / 8].into_boxed_slice());
         Arc::new(Arena {
             // SAFETY: an `AtomicU64` has the size of a `u64`, and on this machine its alignment.
@@ -61,7 +61,7 @@ impl Arena {
 
     /// Zeroed memory, aligned as rings are; never freed.
     pub(crate) fn alloc(&self, len: usize) -> u64 {
-        // In the device's own address space, too.
+        // The memory is also in the device's address space.
         let skew = self.words.as_ptr().addr() % RING_ALIGN;
         let len = len.next_multiple_of(RING_ALIGN);
         let at = self.next.fetch_add(len, Ordering::Relaxed);
@@ -509,7 +509,8 @@ impl Driver {
         cqs
     }
 
-    /// Reports to the device that so many notifications are taken; until then their places in the ring are in use.
+    /// Reports to the device the number of notifications that are taken; until then their entries
+    /// in the ring are in use.
     pub(crate) fn take_notifications(&self, count: usize) {
         let queue = self.completion_events.lock().unwrap();
         queue.record().word(0).fetch_add(count as u32, Ordering::AcqRel);
@@ -597,7 +598,7 @@ impl Cq {
         })
     }
 
-    /// Waits until a completion comes, leaving the device alone.
+    /// Waits until a completion comes, without running the device.
     pub(crate) fn await_idly(&mut self) -> Cqe {
         wait_for("a completion", || self.poll())
     }
@@ -673,7 +674,7 @@ impl Qp {
         driver.ring(Kind::Send, self.id, self.sends.producer());
     }
 
-    /// Puts any bytes into the ring as one entry of so many blocks.
+    /// Writes any bytes into the ring as one entry of this number of blocks.
     pub(crate) fn post_raw(&mut self, driver: &Driver, entry: &[u8], blocks: u32) {
         self.sends.write(entry);
         if self.sends.publish(blocks) {
@@ -682,7 +683,7 @@ impl Qp {
         }
     }
 
-    /// Blocks that the device has given back.
+    /// The number of blocks that the device has released.
     pub(crate) fn sq_consumer(&self) -> u32 {
         self.sends.consumer()
     }
@@ -716,7 +717,7 @@ pub(crate) struct Pair {
     pub(crate) responder: End,
 }
 
-/// A queue pair with all it needs.
+/// A queue pair with its queues and memory.
 pub(crate) struct End {
     pub(crate) pd: u32,
     pub(crate) send_cq: Cq,

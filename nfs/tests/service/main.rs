@@ -2,7 +2,7 @@
 //! of this machine and a tree in memory must behave equally.
 
 mod directory;
-mod judge;
+mod interoperability;
 mod lists;
 mod random;
 mod semantics;

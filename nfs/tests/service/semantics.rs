@@ -173,7 +173,7 @@ fn a_removed_file_is_stale_and_a_foreign_handle_is_refused() {
         let mut client = client(&server, true);
         let root = client.mount(b"/").unwrap();
         let file = create(&mut client, root, b"a", 0o644).unwrap();
-        write(&mut client, file, 0, b"octets").unwrap();
+        write(&mut client, file, 0, b"bytes.").unwrap();
         remove(&mut client, root, b"a").unwrap();
         assert_eq!(status(client.attributes(file)), Status::Stale);
         assert_eq!(status(contents(&mut client, file, 0, 10)), Status::Stale);

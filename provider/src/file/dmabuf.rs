@@ -1,4 +1,5 @@
-//! Memory of a dma-buf, or of another file that can be mapped, for a region (`ibv_reg_dmabuf_mr(3)`).
+//! Memory of a dma-buf, or of another file that can be mapped, for a region
+//! (`ibv_reg_dmabuf_mr(3)`).
 
 use std::ffi::c_void;
 use std::ptr::null_mut;

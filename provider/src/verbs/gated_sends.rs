@@ -110,7 +110,8 @@ impl Sends {
     }
 
     /// Publishes behind an open gate, unless the queue is held. The holder of the queue checks the
-    /// gate in [`release_queue`](Self::release_queue): fences separate store and check on both sides, so at least one side sees the other's store.
+    /// gate in [`release_queue`](Self::release_queue): fences separate store and check on both
+    /// sides, so at least one side sees the other's store.
     fn publish_unless_held(&self) -> Option<u32> {
         fence(Ordering::SeqCst);
         self.side.try_hold()?.queue.publish()

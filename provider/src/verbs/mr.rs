@@ -279,8 +279,8 @@ pub(super) unsafe fn of_device_memory(
 
 /// `ibv_reg_dmabuf_mr(3)`, also for other files that can be mapped: work requests name the byte
 /// `offset` of the file `iova`, or 0 if the region is zero-based. EOPNOTSUPP if the device is in
-/// another process, or the file cannot be mapped; EINVAL outside of the file and on demand; else the
-/// errors of [`Mapped::new`] and [`reg_mr`].
+/// another process, or the file cannot be mapped; EINVAL outside of the file and on demand; else
+/// the errors of [`Mapped::new`] and [`reg_mr`].
 pub(super) unsafe extern "C" fn reg_dmabuf_mr(
     pd: *mut ibv_pd,
     offset: u64,

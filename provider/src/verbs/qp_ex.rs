@@ -36,7 +36,8 @@ const OPERATIONS: u64 = IBV_QP_EX_WITH_RDMA_WRITE
     | IBV_QP_EX_WITH_BIND_MW
     | IBV_QP_EX_WITH_SEND_WITH_INV;
 
-/// `ibv_create_qp_ex(3)`: EOPNOTSUPP for a type that the device does not have, and for creation flags.
+/// `ibv_create_qp_ex(3)`: EOPNOTSUPP for a type that the device does not have, and for creation
+/// flags.
 pub(super) unsafe extern "C" fn create_qp_ex(
     context: *mut ibv_context,
     attr: *mut ibv_qp_init_attr_ex,

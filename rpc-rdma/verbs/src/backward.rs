@@ -44,9 +44,9 @@ impl Backchannel {
     /// [`Options::threads`](crate::Options::threads) for as long.
     ///
     /// # Errors
-    /// The call is invalid, too long, or was refused; [`Error::Disconnected`] if its connection ends
-    /// first; [`CallError::Cancelled`] if there is no answer within `timeout`, or if an earlier call
-    /// has none yet.
+    /// The call is invalid, too long, or was refused; [`Error::Disconnected`] if its connection
+    /// ends first; [`CallError::Cancelled`] if there is no answer within `timeout`, or if an
+    /// earlier call has none yet.
     pub fn call(&self, message: Vec<u8>, timeout: Duration) -> Result<Vec<u8>, Error> {
         let peer = &self.0;
         let notification =

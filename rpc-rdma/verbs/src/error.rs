@@ -10,7 +10,8 @@ pub enum Error {
     /// A function of libibverbs or librdmacm failed, or there is no library or no device.
     #[error(transparent)]
     Verbs(#[from] io::Error),
-    /// The server was unreachable for [`Options::connect_timeout`](crate::Options::connect_timeout).
+    /// The server was unreachable for
+    /// [`Options::connect_timeout`](crate::Options::connect_timeout).
     #[error("the server cannot be reached: {0}")]
     Unreachable(String),
     /// The client of a backward call disconnected. The client may connect again.

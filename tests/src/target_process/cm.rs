@@ -1,4 +1,5 @@
-//! A live program, `cm_target_process.c`, that connects through librdmacm to raw [`Peer`]s of the test.
+//! A live program, `cm_target_process.c`, that connects through librdmacm to raw [`Peer`]s of the
+//! test.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 

@@ -38,7 +38,9 @@ impl Server {
             .arg("--socket")
             .arg(&socket)
             .spawn();
-        running.wait_for_output("that it serves", |said| said.contains("serving").then_some(()));
+        running.wait_for_output("that it serves", |printed| {
+            printed.contains("serving").then_some(())
+        });
         Self { running, socket }
     }
 

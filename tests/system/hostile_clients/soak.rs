@@ -71,8 +71,8 @@ impl Scene {
             .arg(&harmful)
             .args(["--addr", &format!("{THEIRS}/32")])
             .spawn();
-        running.wait_for_output("that it serves", |said| {
-            (said.matches("serving").count() == 2).then_some(())
+        running.wait_for_output("that it serves", |printed| {
+            (printed.matches("serving").count() == 2).then_some(())
         });
         Self {
             running,

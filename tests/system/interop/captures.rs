@@ -40,18 +40,18 @@ fn tshark_decodes_the_traffic_of_all_system_tests() {
     let (mut fpdus, mut startups, mut opcodes) = (0, 0, BTreeMap::<u8, u64>::new());
     let mut wrong = Vec::new();
     for file in &files {
-        let verdict = Wire::of(file.clone()).judge_as_captured();
-        fpdus += verdict.good_crcs;
-        startups += verdict.startups;
-        for (&opcode, &count) in &verdict.opcodes {
+        let dissection = Wire::of(file.clone()).dissect_as_captured();
+        fpdus += dissection.good_crcs;
+        startups += dissection.startups;
+        for (&opcode, &count) in &dissection.opcodes {
             *opcodes.entry(opcode).or_default() += count;
         }
-        if verdict.bad_crcs > 0 || !verdict.malformed.is_empty() {
+        if dissection.bad_crcs > 0 || !dissection.malformed.is_empty() {
             wrong.push(format!(
                 "{}: {} wrong CRCs, {:?}",
                 file.display(),
-                verdict.bad_crcs,
-                verdict.malformed
+                dissection.bad_crcs,
+                dissection.malformed
             ));
         }
     }

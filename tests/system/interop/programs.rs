@@ -37,10 +37,10 @@ fn soft_iwarp_has_the_same_ports() {
 }
 
 /// Names and results of the tests, from the output of `runfabtests.sh -vv`.
-fn results(said: &str) -> Vec<(String, String)> {
+fn results(printed: &str) -> Vec<(String, String)> {
     let mut name = None;
     let mut results = Vec::new();
-    for line in said.lines() {
+    for line in printed.lines() {
         // A name may follow the last words of the test before.
         if let Some((_, named)) = line.split_once("- name:") {
             name = Some(named.trim().to_owned());
@@ -76,10 +76,10 @@ fn quick_fabtests_pass_but_for_those_that_cannot() {
             .arg(provider);
         // It makes temporary files where it runs.
         let program = program.through(["env".into(), "--chdir".into(), scratch().into_os_string()]);
-        let said = host.program(program).run_for(LIMIT).output;
-        let results = results(&said);
+        let printed = host.program(program).run_for(LIMIT).output;
+        let results = results(&printed);
         let passed = results.iter().filter(|(_, result)| result == "Pass").count();
-        assert!(passed >= 20, "{provider}: {passed} passed\n{said}");
+        assert!(passed >= 20, "{provider}: {passed} passed\n{printed}");
         for (name, result) in &results {
             let known = KNOWN.iter().find(|(test, _)| name.starts_with(test));
             let reason = match (result.as_str(), known) {

@@ -18,7 +18,7 @@ use urnic_tests::{compiled, or_skip};
 use super::table::Table;
 use crate::siw::{
     Ends, READ, RPING, RPING_SERVER, RPING_SERVER_WITH_READS, SEND, Settings, WRITE, all_pings,
-    first_opcodes, program, siw_calls, siw_measures, startups, urnic_calls, urnic_measures,
+    first_opcodes, program, siw_connects, siw_measures, startups, urnic_connects, urnic_measures,
 };
 
 /// Our programs that run in the guest, too.
@@ -44,7 +44,7 @@ struct Mode {
     /// The expected start with us as the initiator; `None` where the mode equals another mode, or
     /// siw does not support it.
     we_call: Option<Beginning>,
-    siw_calls: Option<Beginning>,
+    siw_connects: Option<Beginning>,
     /// The extent of the tests in this mode.
     extent: Extent,
 }
@@ -81,22 +81,22 @@ impl Run<'_> {
     fn both_set(&self, server: &str, client: &str, more: Settings<'_>) -> Ends {
         let settings = [self.mode.ours, more].concat();
         match self.initiator {
-            Initiator::Urnic => urnic_calls(self.guest, server, client, &settings),
-            Initiator::Siw => siw_calls(self.guest, server, client, &settings),
+            Initiator::Urnic => urnic_connects(self.guest, server, client, &settings),
+            Initiator::Siw => siw_connects(self.guest, server, client, &settings),
         }
     }
 
     fn has_crcs(&self) -> bool {
         let beginning = match self.initiator {
             Initiator::Urnic => self.mode.we_call,
-            Initiator::Siw => self.mode.siw_calls,
+            Initiator::Siw => self.mode.siw_connects,
         };
         beginning.is_some_and(|(startup, _)| startup[1].ends_with('1'))
     }
 
     /// The initiator, siw, sends no RTR.
     fn is_silent(&self) -> bool {
-        self.initiator == Initiator::Siw && self.mode.siw_calls.is_some_and(|(_, opcode)| opcode == SEND)
+        self.initiator == Initiator::Siw && self.mode.siw_connects.is_some_and(|(_, opcode)| opcode == SEND)
     }
 
     fn revision_1(&self) -> bool {
@@ -108,7 +108,7 @@ impl Run<'_> {
 fn rping(run: &Run<'_>) -> String {
     let beginning = match run.initiator {
         Initiator::Urnic => run.mode.we_call,
-        Initiator::Siw => run.mode.siw_calls,
+        Initiator::Siw => run.mode.siw_connects,
     };
     let (startup, opcode) = beginning.expect("this mode has this initiator");
     let file = scratch().join(format!("interop-{}.pcapng", std::process::id()));
@@ -122,12 +122,16 @@ fn rping(run: &Run<'_>) -> String {
     let wire = Wire::of(file);
     assert_eq!(startups(&wire), startup);
     assert_eq!(first_opcodes(&wire), [opcode]);
-    let verdict = wire.judge_as_captured();
+    let dissection = wire.dissect_as_captured();
     assert!(
-        verdict.bad_crcs == 0 && verdict.malformed.is_empty(),
-        "{verdict:?}"
+        dissection.bad_crcs == 0 && dissection.malformed.is_empty(),
+        "{dissection:?}"
     );
-    assert_eq!(verdict.good_crcs > 0, startup[1].ends_with('1'), "{verdict:?}");
+    assert_eq!(
+        dissection.good_crcs > 0,
+        startup[1].ends_with('1'),
+        "{dissection:?}"
+    );
     "100 pings, tshark content".to_owned()
 }
 
@@ -215,16 +219,16 @@ fn rstream(run: &Run<'_>) -> String {
     for options in ["-S 64 -I 100 -C 2", "-S 4096 -I 20 -C 2", "-S 1048576 -I 4 -C 2"] {
         let server = format!("rstream -p PORT {options} -T v");
         let ends = run.both(&server, &format!("{server} -s ADDRESS")).succeed();
-        let said = match run.initiator {
+        let printed = match run.initiator {
             Initiator::Urnic => ends.ours,
             Initiator::Siw => ends.theirs,
         };
         // name, bytes, xfers, iters, total, time, Gb/sec, usec/xfer
-        let row = said
+        let row = printed
             .lines()
             .find(|line| line.split_whitespace().count() == 8 && !line.starts_with("name"));
         let words: Vec<&str> = row
-            .unwrap_or_else(|| panic!("no result:\n{said}"))
+            .unwrap_or_else(|| panic!("no result:\n{printed}"))
             .split_whitespace()
             .collect();
         speeds.push(format!("{} {} Gb/s", words[1], words[6]));
@@ -256,7 +260,7 @@ fn rcopy(run: &Run<'_>) -> String {
             run.guest.start(&line).success();
         }
     }
-    let sum = |said: String| said.split_whitespace().next().unwrap_or_default().to_owned();
+    let sum = |printed: String| printed.split_whitespace().next().unwrap_or_default().to_owned();
     let expected = sum(Program::plain("sha256sum").arg(&first).run().success());
     let copy = match run.initiator {
         Initiator::Urnic => sum(run.guest.start("sha256sum /tmp/copy").success()),
@@ -283,7 +287,7 @@ fn perftest(run: &Run<'_>, name: &str) -> String {
         (false, _) => ("-a -n 5", &["2", "65536", "8388608"][..], 23),
     };
     let line = format!("{name} {options}");
-    let said = match run.initiator {
+    let printed = match run.initiator {
         Initiator::Urnic => urnic_measures(run.guest, &line, run.mode.ours).ours,
         // The last message of siw may follow on the same line.
         Initiator::Siw => siw_measures(run.guest, &line, run.mode.ours)
@@ -295,17 +299,17 @@ fn perftest(run: &Run<'_>, name: &str) -> String {
     } else {
         (4, "us")
     };
-    let rows: Vec<Vec<&str>> = said
+    let rows: Vec<Vec<&str>> = printed
         .lines()
         .map(|line| line.split_whitespace().collect())
         .filter(|words: &Vec<&str>| {
             words.len() > column && words.iter().all(|word| word.parse::<f64>().is_ok())
         })
         .collect();
-    assert_eq!(rows.len(), rows_due, "{said}");
+    assert_eq!(rows.len(), rows_due, "{printed}");
     let shown = sizes.iter().map(|&size| {
         let row = rows.iter().find(|row| row[0] == size);
-        let value = row.unwrap_or_else(|| panic!("nothing of {size} bytes:\n{said}"))[column];
+        let value = row.unwrap_or_else(|| panic!("nothing of {size} bytes:\n{printed}"))[column];
         format!("{size}: {value}")
     });
     format!("{} {unit}", shown.collect::<Vec<_>>().join(", "))
@@ -340,18 +344,18 @@ fn reason(panic: &(dyn Any + Send)) -> String {
         .map(String::as_str)
         .or_else(|| panic.downcast_ref::<&str>().copied())
         .unwrap_or("panicked");
-    let telling = |line: &&str| !line.is_empty() && !line.starts_with("---") && !line.starts_with("(status");
+    let relevant = |line: &&str| !line.is_empty() && !line.starts_with("---") && !line.starts_with("(status");
     let last = |words: &str| {
         words
             .lines()
             .map(str::trim)
-            .rfind(telling)
+            .rfind(relevant)
             .unwrap_or_default()
             .to_owned()
     };
     match text.split_once("--- siw:") {
         Some((ours, theirs)) => format!("urnic: {}; siw: {}", last(ours), last(theirs)),
-        None => text.lines().find(telling).unwrap_or_default().to_owned(),
+        None => text.lines().find(relevant).unwrap_or_default().to_owned(),
     }
 }
 
@@ -391,11 +395,14 @@ const AGAIN: usize = 3;
 /// A known fault of siw in the log of its kernel: a BUG(), which its connection manager hits now
 /// and then with connections that end as they begin (iwcm.c), or a CRC that siw misread.
 fn known_fault(guest: &Guest) -> Option<&'static str> {
-    let (_, said) = guest.start("dmesg").ends();
-    if said.contains("kernel BUG at") {
+    let (_, printed) = guest.start("dmesg").ends();
+    if printed.contains("kernel BUG at") {
         return Some("a BUG() in its kernel");
     }
-    said.lines().any(is_misread).then_some("a CRC that siw misread")
+    printed
+        .lines()
+        .any(is_misread)
+        .then_some("a CRC that siw misread")
 }
 
 /// Whether this line is `siw: crc error. in: …, own …, op …` for a correct CRC of which siw stored
@@ -452,9 +459,9 @@ fn in_mode(mode: &Mode) {
         .iter()
         .chain(LONG.iter().filter(|_| mode.extent == Extent::Long));
     for (name, work) in programs {
-        for (initiator, called_by, wanted) in [
+        for (initiator, initiator_name, wanted) in [
             (Initiator::Urnic, "urnic", mode.we_call.is_some()),
-            (Initiator::Siw, "siw", mode.siw_calls.is_some()),
+            (Initiator::Siw, "siw", mode.siw_connects.is_some()),
         ] {
             if !wanted {
                 continue;
@@ -479,16 +486,16 @@ fn in_mode(mode: &Mode) {
                     break;
                 };
                 *guest = fresh().expect("it booted before");
-                result = once(guest).map(|said| format!("{said} (again after {fault})"));
+                result = once(guest).map(|printed| format!("{printed} (again after {fault})"));
             }
             match result {
-                Ok(said) if [SILENT, EMPTY_READS].contains(&said.as_str()) => {
-                    table.row(&[mode.name, called_by, name, "not run", &said]);
+                Ok(printed) if [SILENT, EMPTY_READS].contains(&printed.as_str()) => {
+                    table.row(&[mode.name, initiator_name, name, "not run", &printed]);
                 }
-                Ok(said) => table.row(&[mode.name, called_by, name, "ok", &said]),
+                Ok(printed) => table.row(&[mode.name, initiator_name, name, "ok", &printed]),
                 Err(why) => {
-                    table.row(&[mode.name, called_by, name, "FAILED", &why]);
-                    failures.push(format!("{called_by} calls, {name}: {why}"));
+                    table.row(&[mode.name, initiator_name, name, "FAILED", &why]);
+                    failures.push(format!("{initiator_name} calls, {name}: {why}"));
                     // Leftovers of the failed program would disturb the next.
                     *guest = fresh().expect("it booted before");
                 }
@@ -521,7 +528,7 @@ modes! {
         ours: &[],
         theirs: &[],
         we_call: Some((["2 1", "2 1"], WRITE)),
-        siw_calls: Some((["2 0", "2 1"], SEND)),
+        siw_connects: Some((["2 0", "2 1"], SEND)),
         extent: Extent::Long,
     },
     without_crc_and_siw_strict => Mode {
@@ -529,7 +536,7 @@ modes! {
         ours: &[("URNIC_MPA_CRC", "false")],
         theirs: &[("mpa_crc_strict", 1)],
         we_call: Some((["2 0", "2 0"], WRITE)),
-        siw_calls: Some((["2 0", "2 0"], SEND)),
+        siw_connects: Some((["2 0", "2 0"], SEND)),
         extent: Extent::Short,
     },
     without_crc => Mode {
@@ -537,7 +544,7 @@ modes! {
         ours: &[("URNIC_MPA_CRC", "false")],
         theirs: &[],
         we_call: Some((["2 0", "2 0"], WRITE)),
-        siw_calls: Some((["2 0", "2 0"], SEND)),
+        siw_connects: Some((["2 0", "2 0"], SEND)),
         extent: Extent::Short,
     },
     with_crc_and_siw_strict => Mode {
@@ -545,7 +552,7 @@ modes! {
         ours: &[],
         theirs: &[("mpa_crc_required", 1), ("mpa_crc_strict", 1)],
         we_call: Some((["2 1", "2 1"], WRITE)),
-        siw_calls: Some((["2 1", "2 1"], SEND)),
+        siw_connects: Some((["2 1", "2 1"], SEND)),
         extent: Extent::Short,
     },
     // When the initiator does not request CRC, siw does not use it.
@@ -554,7 +561,7 @@ modes! {
         ours: &[("URNIC_MPA_CRC", "false")],
         theirs: &[("mpa_crc_required", 1)],
         we_call: None,
-        siw_calls: Some((["2 1", "2 1"], SEND)),
+        siw_connects: Some((["2 1", "2 1"], SEND)),
         extent: Extent::Short,
     },
     completions_mean_delivery => Mode {
@@ -562,7 +569,7 @@ modes! {
         ours: &[("URNIC_COMPLETION", "delivered")],
         theirs: &[],
         we_call: Some((["2 1", "2 1"], WRITE)),
-        siw_calls: Some((["2 0", "2 1"], SEND)),
+        siw_connects: Some((["2 0", "2 1"], SEND)),
         extent: Extent::Short,
     },
     revision_1 => Mode {
@@ -570,7 +577,7 @@ modes! {
         ours: &[("URNIC_MPA_REVISION", "1")],
         theirs: &[("mpa_version", 1)],
         we_call: Some((["1 1", "1 1"], SEND)),
-        siw_calls: Some((["1 0", "1 1"], SEND)),
+        siw_connects: Some((["1 0", "1 1"], SEND)),
         extent: Extent::Short,
     },
     revision_1_of_siw => Mode {
@@ -578,7 +585,7 @@ modes! {
         ours: &[],
         theirs: &[("mpa_version", 1)],
         we_call: None,
-        siw_calls: Some((["1 0", "1 1"], SEND)),
+        siw_connects: Some((["1 0", "1 1"], SEND)),
         extent: Extent::Short,
     },
     revision_1_of_ours => Mode {
@@ -586,7 +593,7 @@ modes! {
         ours: &[("URNIC_MPA_REVISION", "1")],
         theirs: &[],
         we_call: Some((["1 1", "1 1"], SEND)),
-        siw_calls: None,
+        siw_connects: None,
         extent: Extent::Short,
     },
     not_peer_to_peer => Mode {
@@ -594,7 +601,7 @@ modes! {
         ours: &[("URNIC_MPA_PEER_TO_PEER", "false")],
         theirs: &[],
         we_call: Some((["2 1", "2 1"], SEND)),
-        siw_calls: Some((["2 0", "2 1"], SEND)),
+        siw_connects: Some((["2 0", "2 1"], SEND)),
         extent: Extent::Short,
     },
     // siw offers Read and Write; our setting alone decides.
@@ -603,7 +610,7 @@ modes! {
         ours: &[("URNIC_MPA_RTR_TYPES", "write")],
         theirs: &[("peer_to_peer", 1)],
         we_call: Some((["2 1", "2 1"], WRITE)),
-        siw_calls: Some((["2 0", "2 1"], WRITE)),
+        siw_connects: Some((["2 0", "2 1"], WRITE)),
         extent: Extent::Short,
     },
     ready_to_receive_by_read => Mode {
@@ -611,7 +618,7 @@ modes! {
         ours: &[("URNIC_MPA_RTR_TYPES", "read")],
         theirs: &[("peer_to_peer", 1)],
         we_call: Some((["2 1", "2 1"], READ)),
-        siw_calls: Some((["2 0", "2 1"], READ)),
+        siw_connects: Some((["2 0", "2 1"], READ)),
         extent: Extent::Short,
     },
     ready_to_receive_by_either => Mode {
@@ -619,7 +626,7 @@ modes! {
         ours: &[],
         theirs: &[("peer_to_peer", 1)],
         we_call: Some((["2 1", "2 1"], WRITE)),
-        siw_calls: Some((["2 0", "2 1"], READ)),
+        siw_connects: Some((["2 0", "2 1"], READ)),
         extent: Extent::Short,
     },
 }

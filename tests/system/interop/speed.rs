@@ -72,29 +72,29 @@ fn run(guest: &Guest, environment: &str, line: &str) -> (bool, String) {
 }
 
 fn measured(guest: &Guest, environment: &str, line: &str, column: usize) -> Measured {
-    let mut said = String::new();
+    let mut printed = String::new();
     for _ in 0..CONNECT_ATTEMPTS {
         let (ok, words) = run(guest, environment, line);
-        said = words;
+        printed = words;
         if ok {
             break;
         }
-        assert!(was_rejected(&said), "{environment} {line}:\n{said}");
+        assert!(was_rejected(&printed), "{environment} {line}:\n{printed}");
         guest.stop();
     }
     let number = |word: &str| word.parse::<f64>().ok();
     let numbers = |mark: &str| -> Vec<f64> {
-        let lines = said.lines().filter_map(|line| line.trim().strip_prefix(mark));
+        let lines = printed.lines().filter_map(|line| line.trim().strip_prefix(mark));
         lines.flat_map(str::split_whitespace).filter_map(number).collect()
     };
     let (busy, took) = (numbers("busy "), numbers("took "));
-    let row = said.lines().find_map(|line| {
+    let row = printed.lines().find_map(|line| {
         let words: Option<Vec<f64>> = line.split_whitespace().map(number).collect();
         words.filter(|words| words.len() > column)
     });
-    assert!(busy.len() == 2 && took.len() == 4, "{said}");
+    assert!(busy.len() == 2 && took.len() == 4, "{printed}");
     Measured {
-        result: row.unwrap_or_else(|| panic!("no result:\n{said}"))[column],
+        result: row.unwrap_or_else(|| panic!("no result:\n{printed}"))[column],
         programs: took.iter().sum(),
         machine: (busy[1] - busy[0]) / 100.0,
     }

@@ -13,18 +13,18 @@ use crate::qemu::{End, FIRST, SECOND, programs_run};
 #[track_caller]
 fn all_is_as_it_should_be(guest: &PciGuest<'_>, host: &Netns, way: &str) {
     let device = PciGuest::address(0);
-    let said = guest.run(&format!("/urnic/urnic info --device vfio:{device}"));
-    let memory_line = said.lines().find(|line| line.contains("program memory"));
+    let printed = guest.run(&format!("/urnic/urnic info --device vfio:{device}"));
+    let memory_line = printed.lines().find(|line| line.contains("program memory"));
     assert!(
         memory_line.is_some_and(|line| line.ends_with(way)),
-        "not {way}:\n{said}"
+        "not {way}:\n{printed}"
     );
-    let said = guest.run(&PciGuest::with_urnic(0, "ibv_devinfo -v"));
+    let printed = guest.run(&PciGuest::with_urnic(0, "ibv_devinfo -v"));
     for expected in ["urnic0", "PORT_ACTIVE", "ffff:0a4d:0001"] {
-        assert!(said.contains(expected), "no {expected:?} in:\n{said}");
+        assert!(printed.contains(expected), "no {expected:?} in:\n{printed}");
     }
-    let said = guest.run(&format!("/urnic/urnic conformance --device vfio:{device}"));
-    assert!(said.contains(" 0 failed, 0 not applicable"), "{said}");
+    let printed = guest.run(&format!("/urnic/urnic conformance --device vfio:{device}"));
+    assert!(printed.contains(" 0 failed, 0 not applicable"), "{printed}");
     let (guest, host) = (End::Guest(guest, 0), End::Host(host));
     programs_run(&guest, &host, SECOND, SECOND);
     programs_run(&host, &guest, FIRST, FIRST);
@@ -37,12 +37,15 @@ fn guest_programs_have_a_function_by_its_file_and_iommufd() {
     let server = Server::start(&first, &[FIRST], "");
     let guest = or_skip!(PciGuest::boot_as(Machine::Iommufd, &first, &server.sockets()));
     guest.bind(0);
-    let said = guest.run(&format!(
+    let printed = guest.run(&format!(
         "/urnic/urnic doctor --device vfio:{}",
         PciGuest::address(0)
     ));
     let files = "/dev/vfio/devices/vfio0 and /dev/iommu open";
-    assert!(said.contains(files) && said.contains("all well"), "{said}");
+    assert!(
+        printed.contains(files) && printed.contains("all well"),
+        "{printed}"
+    );
     all_is_as_it_should_be(&guest, &second, "IOMMU (iommufd)");
 }
 
@@ -53,16 +56,16 @@ fn guest_programs_have_a_function_without_an_iommu_if_allowed() {
     let server = Server::start(&first, &[FIRST], "");
     let guest = or_skip!(PciGuest::boot_as(Machine::NoIommu, &first, &server.sockets()));
     let doctor = format!("/urnic/urnic doctor --device vfio:{}", PciGuest::address(0));
-    let (ok, said) = guest.start(&doctor).ends();
+    let (ok, printed) = guest.start(&doctor).ends();
     let allow = "echo 1 >/sys/module/vfio/parameters/enable_unsafe_noiommu_mode";
     assert!(
-        !ok && said.contains("WRONG IOMMU group") && said.contains(allow),
-        "{said}"
+        !ok && printed.contains("WRONG IOMMU group") && printed.contains(allow),
+        "{printed}"
     );
     guest.run(&format!("{allow} && sysctl vm.nr_hugepages=32"));
     guest.bind(0);
-    let said = guest.run(&doctor);
-    let warned = said.contains("the device can reach all memory, and nothing is pinned");
-    assert!(warned && said.contains("all well"), "{said}");
+    let printed = guest.run(&doctor);
+    let warned = printed.contains("the device can reach all memory, and nothing is pinned");
+    assert!(warned && printed.contains("all well"), "{printed}");
     all_is_as_it_should_be(&guest, &second, "physical addresses, not pinned");
 }

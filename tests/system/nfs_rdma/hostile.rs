@@ -360,8 +360,8 @@ fn a_call_that_broke_a_connection_unseen_is_refused() {
     const BACK: [u32; 11] = [X, 0, 2, 0x2000_0003, 1, 4, 0, 0, 0, 0, 6];
     let scenes = example("urnic-rpc-rdma-verbs", "scenes");
     let mut server = Program::new(scenes).arg("serves").spawn();
-    let port = server.wait_for_output("where it listens", |said| {
-        said.strip_suffix('\n')?.rsplit(':').next()?.parse().ok()
+    let port = server.wait_for_output("where it listens", |guest_output| {
+        guest_output.strip_suffix('\n')?.rsplit(':').next()?.parse().ok()
     });
     let call = msg(&[1, 40, H, 8, 0, 0, 0, 0, 0], &NULL);
     let mut requester = Requester::at(port);

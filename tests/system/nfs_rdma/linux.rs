@@ -18,14 +18,14 @@ pub(super) const WITHOUT_CRC: (&str, &str) = ("URNIC_MPA_CRC", "false");
 
 /// Runs a command line in the guest.
 #[track_caller]
-pub(super) fn said(guest: &Guest, line: &str) -> String {
+pub(super) fn guest_output(guest: &Guest, line: &str) -> String {
     guest.start(&format!("exec 2>&1; {line}")).success()
 }
 
 /// Mounts the export at `/mnt`, for READs and WRITEs of this many bytes.
 #[track_caller]
 pub(super) fn mount(guest: &Guest, Export { tcp, rdma, .. }: &Export, size: u32) {
-    said(
+    guest_output(
         guest,
         &format!(
             "modprobe -a nfsv3 rpcrdma && mkdir -p /mnt && \
@@ -37,7 +37,7 @@ pub(super) fn mount(guest: &Guest, Export { tcp, rdma, .. }: &Export, size: u32)
 
 #[track_caller]
 pub(super) fn unmount(guest: &Guest) {
-    said(guest, "cd / && umount /mnt");
+    guest_output(guest, "cd / && umount /mnt");
 }
 
 /// A guest with more memory than most tests need, whose packets are not captured.
@@ -57,13 +57,13 @@ fn linux_mounts_reads_and_writes() {
     }
     for (size, ours) in [(1 << 20, "large"), (4096, "small")] {
         mount(&guest, &export, size);
-        said(
+        guest_output(
             &guest,
             &format!(
                 "cd /mnt && cp theirs {ours} && sync && ls folder | wc -l | grep -qx 300 && cat folder/file-* >all"
             ),
         );
-        said(
+        guest_output(
             &guest,
             &format!(
                 "cd /mnt && ln -s theirs {ours}-link && readlink {ours}-link | grep -qx theirs && mv {ours} {ours}-moved"
@@ -119,7 +119,7 @@ fn linux_copies_a_source_tree_there_and_back() {
     assert!(extra.expect("bash runs").success());
 
     mount(&guest, &export, 1 << 20);
-    said(&guest, "cp -a /mnt/tree /tmp/tree && cp -a /tmp/tree /mnt/back");
+    guest_output(&guest, "cp -a /mnt/tree /tmp/tree && cp -a /tmp/tree /mnt/back");
     unmount(&guest);
     let (there, back) = (listed(&tree), listed(&export.file("back")));
     assert!(there.lines().count() > 500, "{there}");
@@ -145,7 +145,7 @@ fn linux_copies_a_gibibyte_both_ways() {
     // no cache.
     for piece in 0..PIECES {
         let skip = piece * (PIECE as u32 >> 20);
-        said(
+        guest_output(
             &guest,
             &format!(
                 "dd if=/mnt/there of=/mnt/back bs=1M count={} skip={skip} seek={skip} conv=notrunc && sync",
@@ -170,14 +170,14 @@ fn linux_lists_fifty_thousand_files() {
     }
     mount(&guest, &export, 1 << 20);
     // All of them, each once; the second line is about their attributes.
-    said(
+    guest_output(
         &guest,
         &format!(
             "cd /mnt/many && ls >/tmp/names && wc -l </tmp/names | grep -qx {FILES} && sort -u /tmp/names | wc -l | grep -qx {FILES} && \
              ! grep -qv '^a-name-of-some-length-[0-9]*$' /tmp/names"
         ),
     );
-    said(
+    guest_output(
         &guest,
         &format!("ls -l /mnt/many | grep -c '^-rw' | grep -qx {FILES}"),
     );
@@ -193,7 +193,7 @@ fn linux_reads_and_writes_by_every_size_of_transfer() {
     write(&export.file("there"), &bytes);
     for size in (12..=20).map(|bits| 1 << bits) {
         mount(&guest, &export, size);
-        said(&guest, &format!("cp /mnt/there /mnt/back-{size}"));
+        guest_output(&guest, &format!("cp /mnt/there /mnt/back-{size}"));
         unmount(&guest);
         assert!(
             read(&export.file(&format!("back-{size}"))) == bytes,
@@ -221,7 +221,7 @@ fn fio_finds_what_it_wrote_at_random_for_a_minute() {
     mount(&guest, &export, 1 << 20);
     // fio runs in its working folder.
     let fio = |name: &str, more: &str| {
-        let reported = said(
+        let reported = guest_output(
             &guest,
             &format!(
                 "/mnt/fio/ld-linux-x86-64.so.2 --library-path /mnt/fio /mnt/fio/fio --directory=/mnt --name={name} --rw=randrw \
@@ -258,7 +258,7 @@ fn messages_of_linux_and_urnic_are_well_formed() {
         write(&export.file(&format!("folder/a-name-of-some-length-{n}")), &[]);
     }
     mount(&guest, &export, 256 << 10);
-    said(
+    guest_output(
         &guest,
         "cd /mnt && cp there back && sync && ls -l folder | wc -l | grep -qx 301",
     );

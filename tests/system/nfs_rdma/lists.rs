@@ -9,7 +9,7 @@ use urnic_tests::or_skip;
 use urnic_tests::program::Program;
 use urnic_tests::skip::installed;
 
-use super::linux::{WITHOUT_CRC, mount, said, unmount};
+use super::linux::{WITHOUT_CRC, guest_output, mount, unmount};
 use super::{Export, write};
 
 /// Users on a file's list: more than fit into the 4096 bytes that go without chunks, at 12 each,
@@ -49,9 +49,9 @@ fn bring_programs(guest: &Guest) -> Result<(), String> {
     files.dedup();
     for file in files {
         let there = file.to_string_lossy();
-        let missing = said(guest, &format!("[ -e {there} ] || echo missing"));
+        let missing = guest_output(guest, &format!("[ -e {there} ] || echo missing"));
         if missing.contains("missing") {
-            said(guest, &format!("mkdir -p $(dirname {there})"));
+            guest_output(guest, &format!("mkdir -p $(dirname {there})"));
             guest.bring(&file, &there);
         }
     }
@@ -68,12 +68,12 @@ fn linux_sets_and_gets(guest: &Guest, export: &Export) {
         ),
     ];
     mount(guest, export, 1 << 20);
-    said(guest, "cd /mnt && : >file && mkdir dir");
+    guest_output(guest, "cd /mnt && : >file && mkdir dir");
     for (name, text) in &lists {
         let list = export.here(&format!("{name}.acl"));
         write(&list, text.as_bytes());
         guest.bring(&list, &format!("/tmp/{name}.acl"));
-        said(
+        guest_output(
             guest,
             &format!("cd /mnt && setfacl --set-file=/tmp/{name}.acl {name}"),
         );
@@ -81,7 +81,7 @@ fn linux_sets_and_gets(guest: &Guest, export: &Export) {
     // Linux' cache ends with the mount.
     for _ in 0..2 {
         for (name, _) in &lists {
-            said(
+            guest_output(
                 guest,
                 &format!("cd /mnt && getfacl -cnE {name} | grep . >/tmp/got && cmp /tmp/got /tmp/{name}.acl"),
             );
@@ -91,7 +91,7 @@ fn linux_sets_and_gets(guest: &Guest, export: &Export) {
     }
     // A file created in the directory has the directory's list, within the mode of `open`, whatever
     // the umask; and another mode is another mask.
-    said(
+    guest_output(
         guest,
         &format!(
             "cd /mnt && umask 077 && : >dir/new && getfacl -cnE dir/new >/tmp/got && grep -c '^user:1' /tmp/got | grep -qx {OF_DIRECTORY} && \
@@ -101,7 +101,7 @@ fn linux_sets_and_gets(guest: &Guest, export: &Export) {
     );
     // A directory has it, too, whether the list names users or not.
     for default in ["u::rwx,g::r-x,o::---", "u::rwx,g::r-x,u:1001:rwx,m::rwx,o::---"] {
-        said(
+        guest_output(
             guest,
             &format!(
                 "cd /mnt && rm -rf above && mkdir above && setfacl -d -m {default} above && mkdir above/below && \
@@ -113,7 +113,7 @@ fn linux_sets_and_gets(guest: &Guest, export: &Export) {
 }
 
 /// tshark finds nothing malformed, and long calls and replies.
-fn judge(guest: &Guest, export: &Export) {
+fn check_lists(guest: &Guest, export: &Export) {
     let wire = guest.wire().realigned();
     let lost = wire.tshark_of_rpc(&LOST.0, LOST.1);
     assert_eq!(lost, "", "malformed");
@@ -138,7 +138,7 @@ fn rpc_k_07_linux_sets_and_gets_long_lists_of_a_tree_in_memory() {
     or_skip!(bring_programs(&guest));
     let export = Export::of_memory("lists-memory", &[WITHOUT_CRC]);
     linux_sets_and_gets(&guest, &export);
-    judge(&guest, &export);
+    check_lists(&guest, &export);
 }
 
 #[test]
@@ -157,7 +157,7 @@ fn rpc_k_07_linux_sets_and_gets_long_lists_of_a_directory() {
         return urnic_tests::skip::report("the file system has no access control lists");
     }
     linux_sets_and_gets(&guest, &export);
-    judge(&guest, &export);
+    check_lists(&guest, &export);
     // The lists on this side are those set on the other side, and the other way round.
     for name in ["file", "dir"] {
         let text = here("getfacl", "-cnpE", name).success();
@@ -165,7 +165,7 @@ fn rpc_k_07_linux_sets_and_gets_long_lists_of_a_directory() {
         assert_eq!(text.trim_end().as_bytes(), expected.trim_ascii_end(), "{name}");
     }
     mount(&guest, &export, 1 << 20);
-    said(&guest, "cd /mnt && getfacl -cnE ours | grep -qx user:4711:r--");
+    guest_output(&guest, "cd /mnt && getfacl -cnE ours | grep -qx user:4711:r--");
     unmount(&guest);
 }
 

@@ -29,9 +29,10 @@ fn urnic_nfs(line: &str) -> Program {
 /// The ports of TCP and RDMA from the server's output.
 fn listening(server: &mut Running) -> (String, String) {
     let mut port = |way: &str| {
-        server.wait_for_output(way, |said| {
-            let line = said.lines().find(|line| line.contains(way))?;
-            said.ends_with('\n')
+        server.wait_for_output(way, |guest_output| {
+            let line = guest_output.lines().find(|line| line.contains(way))?;
+            guest_output
+                .ends_with('\n')
                 .then(|| line.rsplit(':').next().unwrap_or_default().to_owned())
         })
     };

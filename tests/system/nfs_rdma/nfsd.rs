@@ -67,9 +67,10 @@ impl Nfsd {
         ] {
             nfsd.does(&format!("echo '{line}' >/proc/net/rpc/{cache}/channel"));
         }
-        let said = nfsd.does("exec 3<>/proc/fs/nfsd/filehandle && echo 'all /export 64' >&3 && cat <&3");
-        let root = said.lines().find_map(|line| line.strip_prefix("\\x"));
-        nfsd.mount = mountd(hex(root.unwrap_or_else(|| panic!("no handle: {said}"))));
+        let guest_output =
+            nfsd.does("exec 3<>/proc/fs/nfsd/filehandle && echo 'all /export 64' >&3 && cat <&3");
+        let root = guest_output.lines().find_map(|line| line.strip_prefix("\\x"));
+        nfsd.mount = mountd(hex(root.unwrap_or_else(|| panic!("no handle: {guest_output}"))));
         Ok(nfsd)
     }
 

@@ -17,7 +17,7 @@ use super::{ALL_FLUSHED, Scene};
 
 /// Posts a Read that will not be answered, and a Send behind it; both are on the wire afterwards.
 #[track_caller]
-fn asks(scene: &mut Scene, link: &mut Link) {
+fn posts_read_and_send(scene: &mut Scene, link: &mut Link) {
     let inbox = scene.target.address("inbox");
     scene
         .target
@@ -37,7 +37,7 @@ fn mpa_e_01_a_reset_is_an_error() {
         let mut link = scene.target.link(role);
         link.peer.send_ulpdus(&[send(1, b"hello")]);
         assert_eq!(scene.target.received(link.qp), (0, 5));
-        asks(&mut scene, &mut link);
+        posts_read_and_send(&mut scene, &mut link);
         let Link { qp, peer } = link;
         peer.reset();
         scene
@@ -75,7 +75,7 @@ fn mpa_e_01_an_end_within_an_fpdu_is_an_error() {
         // Within the length, behind it, within the header, in the payload, before the last byte.
         for part in [1, 2, 10, 1000, 2019] {
             let mut link = scene.target.link(role);
-            asks(&mut scene, &mut link);
+            posts_read_and_send(&mut scene, &mut link);
             let fpdu = link.peer.framed(&[&late]);
             link.peer.send(&fpdu[..part]);
             link.peer.finish();
@@ -103,7 +103,7 @@ fn mpa_e_01_an_end_with_a_read_outstanding_is_an_error() {
     let mut scene = or_skip!(Scene::start(&[]));
     for role in ROLES {
         let mut link = scene.target.link(role);
-        asks(&mut scene, &mut link);
+        posts_read_and_send(&mut scene, &mut link);
         link.peer.finish();
         scene.is_over(&mut link, End::Closed, &[&SENDS_LOST[..], &ALL_FLUSHED].concat());
     }

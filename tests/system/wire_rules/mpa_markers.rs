@@ -89,7 +89,7 @@ fn requests_markers() -> Result<TargetProcess, String> {
 
 /// Connects to the target and reads its Reply.
 #[track_caller]
-fn called(target: &mut TargetProcess) -> Link {
+fn accepted_link(target: &mut TargetProcess) -> Link {
     let (qp, request) = target.awaits_request(&QpParams::default());
     let mut peer = Peer::connect(target.listener(qp));
     peer.send(&request.to_bytes());
@@ -106,7 +106,7 @@ fn zeros(msn: u32, len: usize) -> Vec<u8> {
 fn mpa_m_03_the_first_marker_opens_the_stream() {
     // Vector RFC5044-FIG5.
     let mut target = or_skip!(requests_markers());
-    let mut link = called(&mut target);
+    let mut link = accepted_link(&mut target);
     link.peer.send(&hex(
         "00000000 002a4143 00000000 00000000 00000001 00000000 00000000 00000000 00000000 00000000 00000000 00000000 52239983",
     ));
@@ -118,7 +118,7 @@ fn mpa_m_03_the_first_marker_opens_the_stream() {
 fn mpa_m_05_a_marker_points_back_to_its_fpdu() {
     // Vector RFC5044-FIG6: behind 492 bytes, a marker 20 bytes into the FPDU.
     let mut target = or_skip!(requests_markers());
-    let mut link = called(&mut target);
+    let mut link = accepted_link(&mut target);
     let first = Framing::new(true, true).frame(&zeros(1, 464));
     assert_eq!(first.len(), 492);
     link.peer.send(&first);
@@ -134,7 +134,7 @@ fn mpa_m_05_a_marker_points_back_to_its_fpdu() {
 fn mpa_m_06_a_marker_between_fpdus_belongs_to_the_second() {
     // Vector M-BETWEEN.
     let mut target = or_skip!(requests_markers());
-    let mut link = called(&mut target);
+    let mut link = accepted_link(&mut target);
     let first = Framing::new(true, true).frame(&zeros(1, 484));
     assert_eq!(first.len(), 512);
     link.peer.send(&first);
@@ -150,7 +150,7 @@ fn mpa_m_06_a_marker_between_fpdus_belongs_to_the_second() {
 fn mpa_m_07_a_marker_between_pad_and_crc_belongs_to_the_first() {
     // Vector M-PADCRC.
     let mut target = or_skip!(requests_markers());
-    let mut link = called(&mut target);
+    let mut link = accepted_link(&mut target);
     let first = Framing::new(true, true).frame(&zeros(1, 488));
     assert_eq!(first[508..], hex("00000000 000001fc 38cf64e8"));
     link.peer.send(&first);
@@ -166,7 +166,7 @@ fn mpa_m_07_a_marker_between_pad_and_crc_belongs_to_the_first() {
 fn mpa_m_08_all_markers_in_an_fpdu_point_to_its_start() {
     // Vector M-MULTI.
     let mut target = or_skip!(requests_markers());
-    let mut link = called(&mut target);
+    let mut link = accepted_link(&mut target);
     let mut fpdu = hex("00000000 04c24143 00000000 00000000 00000001 00000000");
     fpdu.resize(512, 0);
     fpdu.extend(hex("000001fc"));
@@ -201,7 +201,7 @@ fn mpa_m_04_reserved_bits_of_a_marker_are_ignored() {
         |marker| marker[3] |= 3,
     ];
     for change in changes {
-        let mut link = called(&mut target);
+        let mut link = accepted_link(&mut target);
         link.peer
             .send(&remarked(&mut Framing::new(true, true), 464, change));
         assert_eq!(target.received(link.qp), (0, 464));

@@ -56,20 +56,20 @@ impl Path {
     }
 
     /// A value of the kernel for the target's connection, for instance `mss`.
-    fn kernel_says(&self, name: &str) -> u32 {
+    fn socket_value(&self, name: &str) -> u32 {
         let port = self.target.listener(self.link.qp).port();
         // The target has a connection with itself, too.
         let filter = format!("-tinH state established sport = :{port} and dst {PEER}");
-        let said = self.netns[0]
+        let output = self.netns[0]
             .program(Program::plain("ss").line(&filter))
             .run()
             .success();
-        let found = said
+        let found = output
             .split_whitespace()
             .find_map(|word| word.strip_prefix(name)?.strip_prefix(':'));
         found
             .and_then(|number| number.parse().ok())
-            .unwrap_or_else(|| panic!("no {name}: {said}"))
+            .unwrap_or_else(|| panic!("no {name}: {output}"))
     }
 }
 
@@ -145,7 +145,7 @@ fn mpa_f_17_a_reported_mtu_of_68_is_clamped() {
     let (sniffer, icmp) = or_skip!(sockets.map_err(|errno| format!("raw sockets: {errno}")));
     let before = path.sends(1, LEN);
     assert!(before[0] > 1000, "a path of 1500: {before:?}");
-    assert_eq!(path.kernel_says("pmtu"), 1500);
+    assert_eq!(path.socket_value("pmtu"), 1500);
 
     let port = path.target.listener(path.link.qp).port();
     let mut last = None;
@@ -160,7 +160,7 @@ fn mpa_f_17_a_reported_mtu_of_68_is_clamped() {
     let there = SocketAddrV4::new(VICTIM, 0);
     rustix::net::sendto(&icmp, &message, SendFlags::empty(), &there).expect("the namespace is ours");
     let pmtu = until(TIME_LIMIT, || {
-        Some(path.kernel_says("pmtu")).filter(|pmtu| *pmtu < 1500)
+        Some(path.socket_value("pmtu")).filter(|pmtu| *pmtu < 1500)
     });
     let pmtu = pmtu.expect("the report is taken, so that this test shows something");
     assert!(pmtu > 5 * u32::from(MTU), "taken for {pmtu}");

@@ -24,7 +24,7 @@ const CONNECTED: u8 = 5;
 const FOREIGN: u8 = 6;
 
 /// Connects to a queue pair's listener and sends these bytes.
-fn call(target: &TargetProcess, link: &Link, bytes: &[u8]) -> Peer {
+fn connect(target: &TargetProcess, link: &Link, bytes: &[u8]) -> Peer {
     let mut peer = Peer::connect(target.listener(link.qp));
     peer.send(bytes);
     peer
@@ -49,7 +49,7 @@ fn rejection(revision: u8, word: Option<u32>, reason: u8) -> Frame {
 fn closed_without_a_reply(frames: &[Vec<u8>]) {
     let mut scene = or_skip!(Scene::start(&[]));
     for bytes in frames {
-        call(&scene.target, &scene.bystander, bytes).end();
+        connect(&scene.target, &scene.bystander, bytes).end();
         scene.continues();
     }
     let mut link = scene.target.link(Role::Responder);
@@ -104,7 +104,7 @@ fn mpa_s_10_private_data_up_to_the_limit_is_taken() {
     let scene = or_skip!(Scene::start(&[]));
     let mut frame = hex(&format!("{REQUEST_KEY} 4001 0200"));
     frame.resize(20 + 512, 0x5a);
-    let mut peer = call(&scene.target, &scene.bystander, &frame);
+    let mut peer = connect(&scene.target, &scene.bystander, &frame);
     assert_eq!(Frame::read(&mut peer), rejection(1, None, FOREIGN));
     assert_eq!(peer.end(), End::Closed);
     scene.ends();
@@ -208,7 +208,7 @@ fn mpa_s_15_bytes_behind_the_request_end_the_stream() {
 
 /// Connects and reads the Reply.
 #[track_caller]
-fn called(scene: &mut Scene) -> Link {
+fn accepted_link(scene: &mut Scene) -> Link {
     let (qp, request) = scene.target.awaits_request(&QpParams::default());
     let mut peer = Peer::connect(scene.target.listener(qp));
     peer.send(&request.to_bytes());
@@ -220,7 +220,7 @@ fn called(scene: &mut Scene) -> Link {
 fn empa_23_an_error_before_the_fence_opens_makes_no_terminate() {
     let mut scene = or_skip!(Scene::start(&[]));
     // A bad CRC: nothing valid has come.
-    let mut link = called(&mut scene);
+    let mut link = accepted_link(&mut scene);
     link.peer
         .send(&hex("000ec140 00000001 00000000 00000000 00000000"));
     scene.is_over(&mut link, End::Reset, &ALL_FLUSHED);
@@ -231,7 +231,7 @@ fn empa_23_an_error_before_the_fence_opens_makes_no_terminate() {
 #[test]
 fn empa_23_an_error_in_the_first_valid_fpdu_makes_one() {
     let mut scene = or_skip!(Scene::start(&[]));
-    let link = called(&mut scene);
+    let link = accepted_link(&mut scene);
     scene.breaks(link, 0x1203, &[send(7, b"hello")], &ALL_FLUSHED);
     scene.ends();
 }
@@ -459,7 +459,7 @@ fn foreign_mpa_requests_get_a_rejecting_reply() {
         ("5002000c 80104001 f6ab0e18 01010303", 2, Some(())),
     ] {
         let bytes = hex(&format!("{REQUEST_KEY} {request}"));
-        let mut peer = call(&scene.target, &scene.bystander, &bytes);
+        let mut peer = connect(&scene.target, &scene.bystander, &bytes);
         let reply = Frame::read(&mut peer);
         let word = word.and(reply.word());
         assert_eq!(reply, rejection(revision, word, FOREIGN), "to {request}");
@@ -477,7 +477,7 @@ fn mpa_s_20_a_revision_0_peer_gets_revision_1_and_is_closed() {
     // Vector MPA-REQ-R0-RDMAC.
     let scene = or_skip!(Scene::start(&[]));
     let bytes = hex(&format!("{REQUEST_KEY} c0000000"));
-    let mut peer = call(&scene.target, &scene.bystander, &bytes);
+    let mut peer = connect(&scene.target, &scene.bystander, &bytes);
     assert_eq!(peer.read_bytes(20), hex(&format!("{REPLY_KEY} 60010000")));
     assert_eq!(peer.end(), End::Closed);
     scene.ends();

@@ -9,7 +9,7 @@ use urnic_tests::target_process::{state, status};
 use urnic_tests::ulpdu::send;
 
 use super::rdma_cm::{ALL_FLUSHED, DEPTHS, REQUEST_KEY, Scene, rtr_read};
-use super::rdma_cm_calls::{called, reply, works};
+use super::rdma_cm_calls::{connecting, reply, works};
 
 /// The zero-length Read that opens connections, as soft-iWARP sends it: its sink is STag 0 (vector
 /// F-RREQ0-RTR-siw).
@@ -97,7 +97,7 @@ fn peer_07_soft_iwarp_answers_with_our_flags_and_sends_at_once() {
 fn peer_09_cxgb4_and_irdma_answer_with_one_type_and_get_that() {
     let mut target = or_skip!(CmTargetProcess::start(&[]));
     for (word, rtr) in [(0x8008_4010, READ_RTR), (0x8008_8010, WRITE_RTR)] {
-        let (id, mut peer, _listener) = called(&mut target);
+        let (id, mut peer, _listener) = connecting(&mut target);
         peer.send(&reply(word));
         let rtr = hex(rtr);
         assert_eq!(peer.read_bytes(rtr.len()), rtr);
@@ -113,7 +113,7 @@ fn peer_09_cxgb4_and_irdma_answer_with_one_type_and_get_that() {
 /// A connect of the target that was answered, with its RTR read.
 #[track_caller]
 fn answered(target: &mut CmTargetProcess) -> (u64, Peer) {
-    let (id, mut peer, _listener) = called(target);
+    let (id, mut peer, _listener) = connecting(target);
     peer.send(&reply(0x8008_8010));
     assert_eq!(peer.read_bytes(20), hex(WRITE_RTR));
     target.expects_event(id, cm_event::ESTABLISHED, 0);

@@ -56,7 +56,7 @@ impl Scene {
     }
 
     /// Connects and sends these bytes.
-    pub(super) fn call(&self, bytes: &[u8]) -> Peer {
+    pub(super) fn connect(&self, bytes: &[u8]) -> Peer {
         let mut peer = Peer::connect(self.at);
         peer.send(bytes);
         peer
@@ -64,7 +64,7 @@ impl Scene {
 
     /// Waits until the program gets the event of a Request.
     #[track_caller]
-    pub(super) fn asked(&mut self) -> Event {
+    pub(super) fn request_event(&mut self) -> Event {
         self.target
             .expects_event(self.listener, cm_event::CONNECT_REQUEST, 0)
     }
@@ -72,8 +72,8 @@ impl Scene {
     /// Accepts a Request with these parameters; returns its event, the connection and the Reply.
     #[track_caller]
     pub(super) fn accepted(&mut self, request: &[u8], depths: (u8, u8), data: &[u8]) -> (Event, Peer, Frame) {
-        let mut peer = self.call(request);
-        let event = self.asked();
+        let mut peer = self.connect(request);
+        let event = self.request_event();
         assert_eq!(self.target.accepts(event.about, depths, data), 0);
         let reply = Frame::read(&mut peer);
         (event, peer, reply)
@@ -139,7 +139,7 @@ fn request(flags: u8, revision: u8, word: Option<u32>) -> Vec<u8> {
 fn closed_without_a_reply(frames: &[Vec<u8>]) {
     let scene = or_skip!(Scene::start(&[]));
     for bytes in frames {
-        scene.call(bytes).end();
+        scene.connect(bytes).end();
     }
     scene.ends();
 }
@@ -176,7 +176,7 @@ fn mpa_s_09_s_10_empa_08_malformed_requests_are_closed() {
 #[test]
 fn mpa_s_20_a_revision_0_peer_gets_revision_1_and_is_closed() {
     let scene = or_skip!(Scene::start(&[]));
-    let mut peer = scene.call(&hex(&format!("{REQUEST_KEY} c0000000")));
+    let mut peer = scene.connect(&hex(&format!("{REQUEST_KEY} c0000000")));
     assert_eq!(peer.read_bytes(20), hex(&format!("{REPLY_KEY} 60010000")));
     assert_eq!(peer.end(), End::Closed);
     scene.ends();
@@ -186,7 +186,7 @@ fn mpa_s_20_a_revision_0_peer_gets_revision_1_and_is_closed() {
 fn mpa_s_06_silence_and_half_frames_are_closed_in_time() {
     let mut scene = or_skip!(Scene::start(&[("URNIC_MPA_STARTUP_TIMEOUT_RESPONDER_S", "1")]));
     let bytes = hex(&format!("{REQUEST_KEY} 50020008 8010c008 554c5021"));
-    let foreign_peers = [0, 1, 19, 20, 24, 27].map(|len| scene.call(&bytes[..len]));
+    let foreign_peers = [0, 1, 19, 20, 24, 27].map(|len| scene.connect(&bytes[..len]));
     // They do not affect others meanwhile.
     scene.continues();
     for mut foreign_peer in foreign_peers {
@@ -201,7 +201,7 @@ fn every_request_vector_gets_its_reply() {
     let all = (255, 255);
     let p2p = (8, 16);
     // Request; Reply; the peer's ORD and IRD as the program gets them; the first message.
-    for (asked, replied, depths, rtr) in [
+    for (requested, replied, depths, rtr) in [
         // MPA-REQ-R1, -MC, -NOCRC: our setting decides about the CRC.
         ("40010000", "40010000", None, rtr_write()),
         ("c0010000", "40010000", None, rtr_write()),
@@ -228,20 +228,20 @@ fn every_request_vector_gets_its_reply() {
             rtr_read(),
         ),
     ] {
-        let bytes = hex(&format!("{REQUEST_KEY} {asked}"));
+        let bytes = hex(&format!("{REQUEST_KEY} {requested}"));
         let (event, mut peer, reply) = scene.accepted(&bytes, DEPTHS, &[]);
         assert_eq!(
             reply.to_bytes(),
             hex(&format!("{REPLY_KEY} {replied}")),
-            "to {asked}"
+            "to {requested}"
         );
         let reported = (event.ird, event.ord);
         match depths {
             // EMPA-36: as they came.
-            Some(depths) => assert_eq!(reported, depths, "of {asked}"),
+            Some(depths) => assert_eq!(reported, depths, "of {requested}"),
             None => assert!(
                 reported.0 > 1 && reported.1 > 1 && reported <= all,
-                "{reported:?} of {asked}"
+                "{reported:?} of {requested}"
             ),
         }
         let word = if bytes[16] & ENHANCED != 0 && bytes[17] == 2 {
@@ -249,7 +249,7 @@ fn every_request_vector_gets_its_reply() {
         } else {
             0
         };
-        assert_eq!(event.private_data, bytes[20 + word..], "of {asked}");
+        assert_eq!(event.private_data, bytes[20 + word..], "of {requested}");
         peer.inbound = Framing::new(true, bytes[16] & MARKERS != 0);
         // Without an RTR to wait for, the program gets its event at once.
         let at_once = reply.word().is_none_or(|word| word & 0x8000_0000 == 0);
@@ -279,7 +279,7 @@ fn mpa_s_02_frames_come_byte_by_byte_and_with_fpdus_behind() {
     let mut peer = Peer::connect(scene.at);
     let bytes = hex(&format!("{REQUEST_KEY} 50020008 8010c008 554c5021"));
     peer.send_in_pieces(&bytes, 1);
-    let id = scene.asked().about;
+    let id = scene.request_event().about;
     assert_eq!(scene.target.accepts(id, DEPTHS, b""), 0);
     assert_eq!(Frame::read(&mut peer).word(), Some(0x8008_4010));
     let fpdus = peer.framed(&[rtr_write(), send(1, b"hello")]);
@@ -301,8 +301,8 @@ fn mpa_s_15_bytes_behind_the_request_end_the_stream() {
     let mut scene = or_skip!(Scene::start(&[]));
     for excess in [1, 4, 3000] {
         let bytes = [request(CRC, 2, Some(0x8010_c008)), vec![0xff; excess]].concat();
-        let mut peer = scene.call(&bytes);
-        let id = scene.asked().about;
+        let mut peer = scene.connect(&bytes);
+        let id = scene.request_event().about;
         assert_eq!(scene.target.accepts(id, DEPTHS, &[]), ECONNRESET as u64);
         assert_eq!(peer.read_to_end(), (Vec::new(), End::Reset));
         scene.target.destroys(id);
@@ -344,7 +344,7 @@ fn mpa_s_10_empa_04_private_data_to_its_limits() {
 fn mpa_s_12_a_rejection_carries_private_data() {
     let mut scene = or_skip!(Scene::start(&[]));
     let long = [0x77; 255];
-    for (asked, said, flags, word) in [
+    for (requested, data, flags, word) in [
         // Vector MPA-REP-R1-REJ.
         ("40010000", &b"no"[..], "6001", ""),
         ("40010000", b"", "6001", ""),
@@ -354,15 +354,15 @@ fn mpa_s_12_a_rejection_carries_private_data() {
         ("50020004 00100008", b"", "7002", "00000000"),
         ("50020004 3fff3fff", &long, "7002", "3fff3fff"),
     ] {
-        let mut peer = scene.call(&hex(&format!("{REQUEST_KEY} {asked}")));
-        let id = scene.asked().about;
-        assert_eq!(scene.target.rejects(id, said), 0);
-        let body = [&hex(word), said].concat();
+        let mut peer = scene.connect(&hex(&format!("{REQUEST_KEY} {requested}")));
+        let id = scene.request_event().about;
+        assert_eq!(scene.target.rejects(id, data), 0);
+        let body = [&hex(word), data].concat();
         let head = hex(&format!("{REPLY_KEY} {flags} {:04x}", body.len()));
         let reply = [head, body].concat();
-        assert_eq!(peer.read_to_end(), (reply, End::Closed), "to {asked}");
+        assert_eq!(peer.read_to_end(), (reply, End::Closed), "to {requested}");
         // A Request can be answered once.
-        assert_ne!(scene.target.rejects(id, said), 0);
+        assert_ne!(scene.target.rejects(id, data), 0);
         assert_ne!(scene.target.accepts(id, DEPTHS, &[]), 0);
         scene.target.destroys(id);
     }
@@ -372,8 +372,8 @@ fn mpa_s_12_a_rejection_carries_private_data() {
 #[test]
 fn an_unanswered_request_is_rejected_when_its_id_is_destroyed() {
     let mut scene = or_skip!(Scene::start(&[]));
-    let mut peer = scene.call(&request(CRC, 1, None));
-    let id = scene.asked().about;
+    let mut peer = scene.connect(&request(CRC, 1, None));
+    let id = scene.request_event().about;
     scene.target.destroys(id);
     assert_eq!(peer.read_bytes(20), hex(&format!("{REPLY_KEY} 60010000")));
     assert_eq!(peer.end(), End::Closed);
@@ -384,7 +384,7 @@ fn an_unanswered_request_is_rejected_when_its_id_is_destroyed() {
 fn empa_06_a_revision_1_listener_resets_on_an_enhanced_request() {
     let mut scene = or_skip!(Scene::start(&[("URNIC_MPA_REVISION", "1")]));
     assert_eq!(
-        scene.call(&request(CRC, 2, Some(0x8010_c008))).read_to_end(),
+        scene.connect(&request(CRC, 2, Some(0x8010_c008))).read_to_end(),
         (Vec::new(), End::Reset)
     );
     assert!(scene.target.is_quiet());
@@ -426,13 +426,13 @@ fn empa_11_to_14_the_rtr_that_is_chosen() {
         ("write", &[(ALL, A | C), (A | D, A | C)]),
     ] {
         let mut scene = or_skip!(Scene::start(&[("URNIC_MPA_RTR_TYPES", types)]));
-        for (asked, answered) in choices {
-            let bytes = request(CRC, 2, Some(asked | 8 << 16 | 8));
+        for (requested, answered) in choices {
+            let bytes = request(CRC, 2, Some(requested | 8 << 16 | 8));
             let (event, mut peer, reply) = scene.accepted(&bytes, (8, 8), &[]);
             assert_eq!(
                 reply.word(),
                 Some(answered | 8 << 16 | 8),
-                "to {asked:08x} with {types}"
+                "to {requested:08x} with {types}"
             );
             let rtr = match answered & (B | C | D) {
                 B => send(1, b""),
@@ -682,8 +682,8 @@ fn s001_03_to_05_the_rtr_frame_opens_the_fence() {
     for key in RTR_KEYS {
         // The frame's flags follow the Reply's, or not; its private data have no meaning.
         for rest in ["00010000", "40010000", "40010004 01020304"] {
-            let asked = hex(&format!("{REQUEST_KEY} 50010000"));
-            let (event, mut peer, reply) = scene.accepted(&asked, DEPTHS, &[]);
+            let requested = hex(&format!("{REQUEST_KEY} 50010000"));
+            let (event, mut peer, reply) = scene.accepted(&requested, DEPTHS, &[]);
             assert_eq!(reply.to_bytes(), hex(&format!("{REPLY_KEY} 50010000")));
             peer.stays_silent(Duration::from_millis(20));
             assert!(scene.target.is_quiet());
@@ -727,8 +727,8 @@ fn s001_06_something_else_than_the_rtr_frame_closes() {
         (hex(RTR_KEYS[0]), (cm_event::UNREACHABLE, -ETIMEDOUT)),
         (Vec::new(), (cm_event::UNREACHABLE, -ETIMEDOUT)),
     ] {
-        let asked = hex(&format!("{REQUEST_KEY} 50010000"));
-        let (event, mut peer, _) = scene.accepted(&asked, DEPTHS, &[]);
+        let requested = hex(&format!("{REQUEST_KEY} 50010000"));
+        let (event, mut peer, _) = scene.accepted(&requested, DEPTHS, &[]);
         peer.send(&bytes);
         let learned = scene.target.event();
         assert_eq!((learned.id, learned.kind_and_status()), (event.about, expected));

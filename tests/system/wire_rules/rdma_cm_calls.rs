@@ -28,7 +28,7 @@ pub(super) fn reply(word: u32) -> Vec<u8> {
 
 /// A connect of the target that has reached the test, with its Request read.
 #[track_caller]
-pub(super) fn called(target: &mut CmTargetProcess) -> (u64, Peer, TcpListener) {
+pub(super) fn connecting(target: &mut CmTargetProcess) -> (u64, Peer, TcpListener) {
     let (id, mut peer, listener) = target.connects_to_peer(DEPTHS, &[]);
     assert_eq!(
         peer.read_bytes(24),
@@ -57,7 +57,7 @@ pub(super) fn works(target: &mut CmTargetProcess, id: u64, peer: &mut Peer, ours
 #[track_caller]
 fn continues(target: &mut CmTargetProcess) {
     assert!(target.is_quiet(), "an event too many");
-    let (id, mut peer, _listener) = called(target);
+    let (id, mut peer, _listener) = connecting(target);
     peer.send(&reply(0x8008_8010));
     assert_eq!(peer.read_bytes(20), hex(WRITE_RTR));
     target.expects_event(id, cm_event::ESTABLISHED, 0);
@@ -195,7 +195,7 @@ fn empa_16_no_rtr_in_common_terminates() {
     let mut target = or_skip!(CmTargetProcess::start(&[]));
     // Vector F-TERM-207. B alone, none; and A=0 where we requested peer-to-peer.
     for word in [0xc008_0010, 0x8008_0010, 0x0008_0010] {
-        let (id, mut peer, _listener) = called(&mut target);
+        let (id, mut peer, _listener) = connecting(&mut target);
         peer.send(&reply(word));
         assert_eq!(
             peer.read_bytes(28),
@@ -215,7 +215,7 @@ fn empa_16_no_rtr_in_common_terminates() {
 fn empa_35_more_reads_than_we_can_hold_terminate() {
     let mut target = or_skip!(CmTargetProcess::start(&[]));
     // Vector F-TERM-206.
-    let (id, mut peer, _listener) = called(&mut target);
+    let (id, mut peer, _listener) = connecting(&mut target);
     peer.send(&reply(0x8008_a000));
     assert_eq!(peer.ulpdu(), complaint(0x2006, &[]));
     assert_eq!(peer.end(), End::Closed);
@@ -230,7 +230,7 @@ fn empa_38_a_queue_pair_that_failed_meanwhile_terminates() {
     let mut target = or_skip!(CmTargetProcess::start(&[]));
     target.manages_own_queue_pairs();
     // Vector F-TERM-205.
-    let (id, mut peer, _listener) = called(&mut target);
+    let (id, mut peer, _listener) = connecting(&mut target);
     peer.send(&reply(0x8008_8010));
     target.expects_event(id, cm_event::CONNECT_RESPONSE, 0);
     target.fails(id);
@@ -247,7 +247,7 @@ fn empa_34_reads_keep_to_the_responder_s_ird() {
     let mut target = or_skip!(CmTargetProcess::start(&[]));
     // EMPA-37: "not negotiated" leaves our ORD of 8; 2 lowers it.
     for (ird, most) in [(2, 2), (0x3fff, 8)] {
-        let (id, mut peer, _listener) = called(&mut target);
+        let (id, mut peer, _listener) = connecting(&mut target);
         peer.send(&reply(0x8000_8010 | ird << 16));
         assert_eq!(peer.read_bytes(20), hex(WRITE_RTR));
         let event = target.expects_event(id, cm_event::ESTABLISHED, 0);
@@ -278,7 +278,7 @@ fn mpa_s_16_a_reply_byte_by_byte_and_in_one_piece_with_fpdus() {
     let mut target = or_skip!(CmTargetProcess::start(&[]));
     let bytes = hex(&format!("{REPLY_KEY} 50020006 80088010 6f6b"));
     for at_once in [true, false] {
-        let (id, mut peer, _listener) = called(&mut target);
+        let (id, mut peer, _listener) = connecting(&mut target);
         let fpdus = peer.framed(&[send(1, b"hello"), send(2, b"again")]);
         let all = [&bytes[..], &fpdus].concat();
         peer.send_in_pieces(&all, if at_once { all.len() } else { 1 });
@@ -298,7 +298,7 @@ fn mpa_s_16_a_reply_byte_by_byte_and_in_one_piece_with_fpdus() {
 #[test]
 fn mpa_s_12_empa_36_a_rejection_is_reported_completely() {
     let mut target = or_skip!(CmTargetProcess::start(&[]));
-    for (said, depths, data) in [
+    for (frame, depths, data) in [
         ("70020004 80014008", Some((8, 1)), &b""[..]),
         ("70020006 80014008 6e6f", Some((8, 1)), b"no"),
         // EMPA-33: the required ORD in the word. Without A. Not enhanced.
@@ -307,14 +307,14 @@ fn mpa_s_12_empa_36_a_rejection_is_reported_completely() {
         ("60010002 6e6f", None, b"no"),
         ("60010000", None, b""),
     ] {
-        let (id, mut peer, _listener) = called(&mut target);
-        peer.send(&hex(&format!("{REPLY_KEY} {said}")));
+        let (id, mut peer, _listener) = connecting(&mut target);
+        peer.send(&hex(&format!("{REPLY_KEY} {frame}")));
         let event = target.expects_event(id, cm_event::REJECTED, -ECONNREFUSED);
-        assert_eq!(event.private_data, data, "{said}");
+        assert_eq!(event.private_data, data, "{frame}");
         if let Some(depths) = depths {
-            assert_eq!((event.ird, event.ord), depths, "{said}");
+            assert_eq!((event.ird, event.ord), depths, "{frame}");
         }
-        assert_eq!(peer.end(), End::Closed, "{said}");
+        assert_eq!(peer.end(), End::Closed, "{frame}");
         target.destroys(id);
     }
     continues(&mut target);
@@ -375,7 +375,7 @@ fn empa_10_a_plain_reply_is_an_error_and_is_retried() {
 #[test]
 fn empa_07_a_peer_that_resets_every_attempt_rejects() {
     let mut target = or_skip!(CmTargetProcess::start(&[]));
-    let (id, peer, listener) = called(&mut target);
+    let (id, peer, listener) = connecting(&mut target);
     peer.reset();
     let mut peer = Peer::accept(&listener);
     assert_eq!(Frame::read(&mut peer).revision, 1);
@@ -400,7 +400,7 @@ fn mpa_s_05_e_03_a_bad_reply_is_closed_at_once_and_reported() {
         vec![0; 100],
         vec![0xff; 3000],
     ] {
-        let (id, mut peer, _listener) = called(&mut target);
+        let (id, mut peer, _listener) = connecting(&mut target);
         peer.send(&bad);
         let (answer, _) = peer.read_to_end();
         assert!(answer.is_empty(), "{answer:02x?} to {bad:02x?}");
@@ -419,7 +419,7 @@ fn mpa_s_06_a_silent_peer_times_out() {
     )]));
     let bytes = reply(0x8008_8010);
     for len in [0, 1, 19, 20, 23] {
-        let (id, mut peer, _listener) = called(&mut target);
+        let (id, mut peer, _listener) = connecting(&mut target);
         peer.send(&bytes[..len]);
         let event = target.expects_event(id, cm_event::UNREACHABLE, -ETIMEDOUT);
         assert_eq!(event.private_data, b"");
@@ -472,7 +472,7 @@ fn mpa_m_01_c_05_the_reply_s_flags_count_as_well() {
 fn a_program_with_its_own_queue_pair_decides_when_to_begin() {
     let mut target = or_skip!(CmTargetProcess::start(&[]));
     target.manages_own_queue_pairs();
-    let (id, mut peer, _listener) = called(&mut target);
+    let (id, mut peer, _listener) = connecting(&mut target);
     peer.send(&hex(&format!("{REPLY_KEY} 50020006 80088010 6f6b")));
     let Event {
         ird,

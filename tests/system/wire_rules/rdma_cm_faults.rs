@@ -28,15 +28,15 @@ fn request() -> Vec<u8> {
 /// Resumes the stopped target. Its accepts of abandoned Requests fail with ECONNRESET, the
 /// connection of this connect is established, and the listener serves others.
 #[track_caller]
-fn recover(scene: &mut Scene, caller: &mut CmTargetProcess) {
+fn recover(scene: &mut Scene, initiator: &mut CmTargetProcess) {
     scene.target.process().resume();
-    let call = caller.connects(scene.at, DEPTHS, b"again");
+    let connect = initiator.connects(scene.at, DEPTHS, b"again");
     loop {
-        let request = scene.asked();
+        let request = scene.request_event();
         let outcome = scene.target.accepts(request.about, DEPTHS, b"");
         if request.private_data == b"again" {
             assert_eq!(outcome, 0);
-            caller.expects_event(call, cm_event::ESTABLISHED, 0);
+            initiator.expects_event(connect, cm_event::ESTABLISHED, 0);
             scene
                 .target
                 .expects_event(request.about, cm_event::ESTABLISHED, 0);
@@ -51,45 +51,45 @@ fn recover(scene: &mut Scene, caller: &mut CmTargetProcess) {
 #[test]
 fn a_stopped_listener_is_unreachable_until_it_goes_on() {
     let mut scene = or_skip!(Scene::start(&[]));
-    let mut caller = or_skip!(CmTargetProcess::start(&QUICK));
+    let mut initiator = or_skip!(CmTargetProcess::start(&QUICK));
     scene.target.process().stop();
     // The target's host still accepts the TCP connection.
     for _ in 0..2 {
-        let id = caller.connects(scene.at, DEPTHS, b"first");
-        caller.expects_event(id, cm_event::UNREACHABLE, -ETIMEDOUT);
-        caller.destroys(id);
+        let id = initiator.connects(scene.at, DEPTHS, b"first");
+        initiator.expects_event(id, cm_event::UNREACHABLE, -ETIMEDOUT);
+        initiator.destroys(id);
     }
-    recover(&mut scene, &mut caller);
-    caller.quits();
+    recover(&mut scene, &mut initiator);
+    initiator.quits();
     scene.target.quits();
 }
 
 #[test]
 fn a_request_not_answered_in_time_cannot_be_accepted() {
     let mut scene = or_skip!(Scene::start(&[]));
-    let mut caller = or_skip!(CmTargetProcess::start(&QUICK));
-    let id = caller.connects(scene.at, DEPTHS, b"first");
-    let request = scene.asked();
+    let mut initiator = or_skip!(CmTargetProcess::start(&QUICK));
+    let id = initiator.connects(scene.at, DEPTHS, b"first");
+    let request = scene.request_event();
     scene.target.process().stop();
-    caller.expects_event(id, cm_event::UNREACHABLE, -ETIMEDOUT);
+    initiator.expects_event(id, cm_event::UNREACHABLE, -ETIMEDOUT);
     scene.target.process().resume();
     assert_eq!(
         scene.target.accepts(request.about, DEPTHS, b""),
         ECONNRESET as u64
     );
     scene.target.destroys(request.about);
-    recover(&mut scene, &mut caller);
-    caller.quits();
+    recover(&mut scene, &mut initiator);
+    initiator.quits();
     scene.target.quits();
 }
 
 #[test]
 fn an_initiator_stopped_before_its_first_fpdu_is_unreachable() {
     let mut scene = or_skip!(Scene::start(&QUICK));
-    let mut caller = or_skip!(CmTargetProcess::start(&[]));
-    let id = caller.connects(scene.at, DEPTHS, b"");
-    let request = scene.asked();
-    caller.process().stop();
+    let mut initiator = or_skip!(CmTargetProcess::start(&[]));
+    let id = initiator.connects(scene.at, DEPTHS, b"");
+    let request = scene.request_event();
+    initiator.process().stop();
     assert_eq!(scene.target.accepts(request.about, DEPTHS, b""), 0);
     scene
         .target
@@ -99,41 +99,41 @@ fn an_initiator_stopped_before_its_first_fpdu_is_unreachable() {
     scene.continues();
     // The target finds a Reply and a reset: whichever it reads first, the connect is over, and the
     // program gets one event.
-    caller.process().resume();
-    let mut verdict = caller.event();
-    if verdict.kind == cm_event::ESTABLISHED {
-        verdict = caller.event();
-        assert_eq!(verdict.kind, cm_event::DISCONNECTED);
+    initiator.process().resume();
+    let mut event = initiator.event();
+    if event.kind == cm_event::ESTABLISHED {
+        event = initiator.event();
+        assert_eq!(event.kind, cm_event::DISCONNECTED);
     } else {
-        assert_eq!(verdict.kind_and_status(), (cm_event::REJECTED, -ECONNRESET));
+        assert_eq!(event.kind_and_status(), (cm_event::REJECTED, -ECONNRESET));
     }
-    caller.destroys(id);
-    assert!(caller.is_quiet());
-    caller.quits();
+    initiator.destroys(id);
+    assert!(initiator.is_quiet());
+    initiator.quits();
     scene.ends();
 }
 
 #[test]
 fn a_connection_to_a_stopped_peer_can_be_ended() {
     let mut scene = or_skip!(Scene::start(&[]));
-    let mut caller = or_skip!(CmTargetProcess::start(&[]));
-    let id = caller.connects(scene.at, DEPTHS, b"");
-    let request = scene.asked();
+    let mut initiator = or_skip!(CmTargetProcess::start(&[]));
+    let id = initiator.connects(scene.at, DEPTHS, b"");
+    let request = scene.request_event();
     assert_eq!(scene.target.accepts(request.about, DEPTHS, b""), 0);
     scene
         .target
         .expects_event(request.about, cm_event::ESTABLISHED, 0);
-    caller.expects_event(id, cm_event::ESTABLISHED, 0);
-    caller.process().stop();
+    initiator.expects_event(id, cm_event::ESTABLISHED, 0);
+    initiator.process().stop();
     scene.target.sends(request.about, 100, 5);
     assert_eq!(scene.target.disconnects(request.about), 0);
-    // Neither this call nor the end of the process blocks.
+    // Neither this connect nor the end of the process blocks.
     scene.target.destroys(request.about);
     scene.continues();
     scene.target.quits();
-    caller.process().resume();
-    caller.expects_event(id, cm_event::DISCONNECTED, 0);
-    caller.quits();
+    initiator.process().resume();
+    initiator.expects_event(id, cm_event::DISCONNECTED, 0);
+    initiator.quits();
 }
 
 #[test]
@@ -147,12 +147,12 @@ fn an_initiator_that_closes_in_any_phase_harms_no_other() {
         };
         // Before and in the Request.
         for len in [0, 1, 20, 23] {
-            hang_up(scene.call(&bytes[..len]));
+            hang_up(scene.connect(&bytes[..len]));
         }
         // Behind the Request: the program gets the error when it accepts or rejects.
         for accept in [true, false] {
-            let peer = scene.call(&bytes);
-            let id = scene.asked().about;
+            let peer = scene.connect(&bytes);
+            let id = scene.request_event().about;
             hang_up(peer);
             if accept {
                 // The event may take a moment to arrive.
@@ -233,10 +233,10 @@ fn garbage_at_each_step_harms_no_other_connection() {
     let bytes = request();
     // For the Request, in it, behind it.
     for len in [0, 7, 19] {
-        scene.call(&[&bytes[..len], &noise].concat()).end();
+        scene.connect(&[&bytes[..len], &noise].concat()).end();
     }
-    let mut peer = scene.call(&[&bytes[..], &noise].concat());
-    let id = scene.asked().about;
+    let mut peer = scene.connect(&[&bytes[..], &noise].concat());
+    let id = scene.request_event().about;
     assert_eq!(scene.target.accepts(id, DEPTHS, b""), ECONNRESET as u64);
     peer.end();
     scene.target.destroys(id);
@@ -252,8 +252,8 @@ fn garbage_at_each_step_harms_no_other_connection() {
         }
         peer.send(&noise);
         peer.finish();
-        let said = peer.read_to_end().0;
-        assert_eq!(said.is_empty(), !opens, "{said:02x?}");
+        let received = peer.read_to_end().0;
+        assert_eq!(received.is_empty(), !opens, "{received:02x?}");
         let end = scene.target.event();
         let expected = if opens {
             cm_event::DISCONNECTED
@@ -270,7 +270,7 @@ fn garbage_at_each_step_harms_no_other_connection() {
 #[test]
 fn many_silent_connections_do_not_keep_others_out() {
     let mut scene = or_skip!(Scene::start(&[]));
-    let silent: Vec<Peer> = (0..300).map(|_| scene.call(b"MPA ID")).collect();
+    let silent: Vec<Peer> = (0..300).map(|_| scene.connect(b"MPA ID")).collect();
     scene.continues();
     drop(silent);
     scene.ends();
@@ -282,11 +282,11 @@ fn requests_beyond_the_backlog_wait_for_their_turn() {
     let (listener, at) = target.listens(1);
     let mut scene = Scene { target, listener, at };
     let mut peers: Vec<Peer> = (0..20)
-        .map(|number| scene.call(&hex(&format!("{REQUEST_KEY} 50020005 8010c008 {number:02x}"))))
+        .map(|number| scene.connect(&hex(&format!("{REQUEST_KEY} 50020005 8010c008 {number:02x}"))))
         .collect();
-    let asked: Vec<_> = peers.iter().map(|_| scene.asked()).collect();
-    let mut numbers: Vec<u8> = asked.iter().map(|event| event.private_data[0]).collect();
-    for event in &asked {
+    let requests: Vec<_> = peers.iter().map(|_| scene.request_event()).collect();
+    let mut numbers: Vec<u8> = requests.iter().map(|event| event.private_data[0]).collect();
+    for event in &requests {
         let peer = &mut peers[usize::from(event.private_data[0])];
         assert_eq!(scene.target.accepts(event.about, DEPTHS, b""), 0);
         assert_eq!(Frame::read(peer).word(), Some(0x8008_4010));
@@ -302,20 +302,20 @@ fn a_destroyed_listener_ends_its_pending_connections() {
     let mut target = or_skip!(CmTargetProcess::start(&[]));
     let (listener, at) = target.listens(2);
     let scene = Scene { target, listener, at };
-    let mut callers: Vec<Peer> = (0..5).map(|_| scene.call(&request())).collect();
-    callers.push(scene.call(&request()[..10]));
+    let mut initiators: Vec<Peer> = (0..5).map(|_| scene.connect(&request())).collect();
+    initiators.push(scene.connect(&request()[..10]));
     let Scene {
         mut target, listener, ..
     } = scene;
     // One Request is the program's, another waits for it, more wait behind the backlog.
-    let asked = target.expects_event(listener, cm_event::CONNECT_REQUEST, 0);
+    let requests = target.expects_event(listener, cm_event::CONNECT_REQUEST, 0);
     target.destroys(listener);
-    target.destroys(asked.about);
-    for mut caller in callers {
+    target.destroys(requests.about);
+    for mut initiator in initiators {
         // For some a whole Request was read, and so there is a rejecting Reply.
-        let (said, _) = caller.read_to_end();
+        let (received, _) = initiator.read_to_end();
         let no = hex(&format!("{REPLY_KEY} 70020004 80014000"));
-        assert!(said.is_empty() || said == no, "{said:02x?}");
+        assert!(received.is_empty() || received == no, "{received:02x?}");
     }
     assert!(target.is_quiet());
     // The port is free again.

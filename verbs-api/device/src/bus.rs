@@ -80,9 +80,9 @@ pub trait Bus: Send + Sync {
     fn progress(&self);
 
     /// Waits until `done` returns true, for at most `timeout`. A device that can use the calling
-    /// thread serves all its streams meanwhile. `readiness` becomes readable when another thread has met
-    /// the condition. Returns whether the condition is met; returns at once if the device runs
-    /// in another process.
+    /// thread serves all its streams meanwhile. `readiness` becomes readable when another thread
+    /// has met the condition. Returns whether the condition is met; returns at once if the device
+    /// runs in another process.
     fn lend(&self, _timeout: Duration, _readiness: BorrowedFd<'_>, _done: &mut dyn FnMut() -> bool) -> bool {
         false
     }

@@ -30,8 +30,8 @@ numbered! {
         QueryDevice = 1,
         /// Address table (output buffer: array of [`super::stream::Address`]; result: [`Count`]).
         QueryAddresses = 2,
-        /// Counters of a queue pair ([`Handle`]), or of the whole device (0) (output buffer: array of u64, one for each
-        /// [`Counter`](super::counter::Counter); result: [`Count`]).
+        /// Counters of a queue pair ([`Handle`]), or of the whole device (0) (output buffer: array
+        /// of u64, one for each [`Counter`](super::counter::Counter); result: [`Count`]).
         QueryCounters = 3,
         /// Allocate a doorbell page (result: [`Handle`]: its page number).
         AllocUar = 8,
@@ -45,9 +45,11 @@ numbered! {
         CreateEq = 12,
         /// Destroy an event queue ([`Handle`]).
         DestroyEq = 13,
-        /// Register memory ([`CreateMr`]; page list, if any, in the input buffer; result: [`Handle`]: the STag).
+        /// Register memory ([`CreateMr`]; page list, if any, in the input buffer; result:
+        /// [`Handle`]: the STag).
         CreateMr = 16,
-        /// Revoke a STag ([`Handle`]): when it completes, nothing more is placed or read through it.
+        /// Revoke a STag ([`Handle`]): when it completes, nothing more is placed or read through
+        /// it.
         DestroyMr = 17,
         /// Change a registration ([`ModifyMr`]), whose STag stays.
         ModifyMr = 18,
@@ -59,9 +61,11 @@ numbered! {
         CreateCq = 24,
         /// Destroy a completion queue ([`Handle`]); busy while a queue pair uses it.
         DestroyCq = 25,
-        /// Move a completion queue to a new ring ([`ResizeCq`]; result: [`Count`]: entries carried over).
+        /// Move a completion queue to a new ring ([`ResizeCq`]; result: [`Count`]: entries carried
+        /// over).
         ResizeCq = 26,
-        /// Have its notifications wait for more completions ([`ModerateCq`]), with feature `MODERATION`.
+        /// Have its notifications wait for more completions ([`ModerateCq`]), with feature
+        /// `MODERATION`.
         ModerateCq = 27,
         /// Make a shared receive queue ([`CreateSrq`]; result: [`QueueHandle`]).
         CreateSrq = 28,
@@ -73,8 +77,8 @@ numbered! {
         CreateQp = 32,
         /// Change its state or attributes ([`ModifyQp`]).
         ModifyQp = 33,
-        /// Its state (payload [`Handle`]; result: [`QpStatus`]; output buffer, if any: the [`super::stream::Endpoints`] of its stream, all
-        /// zero without one).
+        /// Its state (payload [`Handle`]; result: [`QpStatus`]; output buffer, if any: the
+        /// [`super::stream::Endpoints`] of its stream, all zero without one).
         QueryQp = 34,
         /// Destroy it ([`Handle`]). What its completed sends put on the stream still arrives.
         DestroyQp = 35,
@@ -86,16 +90,18 @@ numbered! {
         StreamUnlisten = 50,
         /// Send bytes in streaming mode (payload [`Handle`]: sid; input buffer: the bytes).
         StreamSend = 51,
-        /// Receive exactly the output buffer's length in streaming mode (payload [`Handle`]: sid; then an event). The buffer
-        /// must stay valid until that event.
+        /// Receive exactly the output buffer's length in streaming mode (payload [`Handle`]: sid;
+        /// then an event). The buffer must stay valid until that event.
         StreamReceive = 52,
-        /// Both addresses of a stream, and whether there is input (payload [`Handle`]: sid; result: [`super::stream::Endpoints`] in the output buffer).
+        /// Both addresses of a stream, and whether there is input (payload [`Handle`]: sid; result:
+        /// [`super::stream::Endpoints`] in the output buffer).
         StreamQuery = 53,
         /// Hand a stream to a queue pair: RDMA mode begins ([`super::stream::Attach`]).
         StreamAttach = 54,
         /// Close a stream that is not attached ([`super::stream::Close`]).
         StreamClose = 55,
-        /// Make a queue pair its own peer, with no stream at all ([`super::stream::Attach`] with sid 0).
+        /// Make a queue pair its own peer, with no stream at all ([`super::stream::Attach`] with
+        /// sid 0).
         LoopbackAttach = 56,
         /// Bind a UDP port for a queue pair of kind UD ([`super::stream::BindDatagrams`]; result:
         /// [`super::stream::DatagramPort`]), with feature `DATAGRAMS`.
@@ -231,7 +237,8 @@ layouts! {
         pd: U32,
         /// [`Access`](crate::vocabulary::Access).
         access: U32,
-        /// log2 of the page size of the list in the input buffer (array of u64 IOVAs); 0 = contiguous; [`NULL_REGION`].
+        /// log2 of the page size of the list in the input buffer (array of u64 IOVAs); 0 =
+        /// contiguous; [`NULL_REGION`].
         log_page: U32,
         /// Reserved, 0.
         reserved: U32,
@@ -285,7 +292,8 @@ layouts! {
         cq: U32,
         /// A notification waits for this number of completions; 0 or 1: no wait. At most 65535.
         count: U32,
-        /// The wait ends this number of microseconds after the first completion; 0: no wait. At most 65535.
+        /// The wait ends this number of microseconds after the first completion; 0: no wait. At
+        /// most 65535.
         period: U32,
         /// Reserved, 0.
         reserved: U32,
@@ -340,8 +348,8 @@ layouts! {
         rq_log_stride: U32,
         /// [`QpKind`](crate::vocabulary::QpKind).
         kind: U32,
-        /// The UDP port of a queue pair of kind UD, which the queue pair owns from now on; else 0. The low 24 bits of `label` are the number of
-        /// such a queue pair on the wire.
+        /// The UDP port of a queue pair of kind UD, which the queue pair owns from now on; else 0.
+        /// The low 24 bits of `label` are the number of such a queue pair on the wire.
         datagrams: U32,
         /// Reserved, 0.
         reserved: U32,
@@ -360,7 +368,8 @@ layouts! {
         ird: U32,
         /// Most outstanding outbound Reads and atomics (`max_rd_atomic`).
         ord: U32,
-        /// How long a Send may find the receive queue empty before it fails, milliseconds; `u32::MAX` = for ever. Only with
+        /// How long a Send may find the receive queue empty before it fails, milliseconds;
+        /// `u32::MAX` = for ever. Only with
         /// [`attach::STALL_ON_EMPTY_RQ`](super::stream::attach::STALL_ON_EMPTY_RQ).
         rnr_timeout_ms: U32,
         /// Q_Key of a queue pair of kind UD: it receives only datagrams with this key.
@@ -422,8 +431,8 @@ layouts! {
     }
 }
 
-/// As `CreateMr::log_page`: a region without memory, which reads as zeroes and swallows what is written; its length and base say what may be
-/// named. Only local rights.
+/// As `CreateMr::log_page`: a region without memory, which reads as zeroes and swallows what is
+/// written; its length and base say what may be named. Only local rights.
 pub const NULL_REGION: u32 = u32::MAX;
 
 /// Bits of `ModifyMr::what`: those of `enum ibv_rereg_mr_flags`.
@@ -448,8 +457,9 @@ pub mod modify {
     pub const ORD: u32 = 8;
     /// `rnr_timeout_ms`.
     pub const RNR: u32 = 16;
-    /// No field: the peer cannot be reached. The stream, if there is one, is given up. The queue pair stays as it is, and receives wait, but
-    /// the first send posted or yet to come completes with `RetryExcErr` and puts it into the error state (asked into that state before, it
+    /// No field: the peer cannot be reached. The stream, if there is one, is given up. The queue
+    /// pair stays as it is, and receives wait, but the first send posted or yet to come completes
+    /// with `RetryExcErr` and puts it into the error state (asked into that state before, it
     /// flushes that send like all others).
     pub const UNREACHABLE: u32 = 32;
     /// `qkey`.
@@ -468,7 +478,8 @@ pub mod features {
     pub const WINDOWS: u32 = 8;
     /// Doorbell pages are plain memory that the device looks at: see [`doorbell`](crate::doorbell).
     pub const DOORBELL_MEMORY: u32 = 16;
-    /// Regions of [`Access::ON_DEMAND`](crate::vocabulary::Access::ON_DEMAND): memory that need not be there, then or later.
+    /// Regions of [`Access::ON_DEMAND`](crate::vocabulary::Access::ON_DEMAND): memory that need not
+    /// be there, then or later.
     pub const ON_DEMAND: u32 = 32;
     /// [`Opcode::ModerateCq`](super::Opcode::ModerateCq).
     pub const MODERATION: u32 = 64;

@@ -141,7 +141,8 @@ pub struct Sge {
 pub struct DatagramAddress {
     /// Address of the receiver or of a multicast group; IPv4 as IPv4-mapped IPv6, network order.
     pub ip: [u8; 16],
-    /// Q_Key of the receiver; with bit 31 set: that of the sending queue pair (IBTA vol. 1 §10.2.5).
+    /// Q_Key of the receiver; with bit 31 set: that of the sending queue pair (IBTA vol. 1
+    /// §10.2.5).
     pub qkey: U32,
     /// Number of the receiving queue pair, 24 bits; 0xffffff for a multicast group.
     pub qpn: U32,

@@ -144,8 +144,8 @@ impl LocalHost {
     /// The peer that an address vector and a number name, for the local queue pair `qpn`.
     ///
     /// # Errors
-    /// `EINVAL`: no such own GID, neither GID nor LID given (a RoCE NIC requires a GID), or a number
-    /// without a port.
+    /// `EINVAL`: no such own GID, neither GID nor LID given (a RoCE NIC requires a GID), or a
+    /// number without a port.
     pub fn peer(&self, av: &AddressVector, dest_qpn: u32, qpn: u32) -> Result<Peer, Errno> {
         let port = port_of(dest_qpn);
         if port == 0 {

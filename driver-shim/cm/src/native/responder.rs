@@ -176,9 +176,9 @@ impl Engine {
         }
     }
 
-    /// Accepts the peer's Request once this end is at RTS, because the Reply has attributes that the
-    /// program sets there (`rnr_retry`, `max_rd_atomic`). A program that stays at RTR only receives;
-    /// it is not waited for longer than [`RTS_GRACE`].
+    /// Accepts the peer's Request once this end is at RTS, because the Reply has attributes that
+    /// the program sets there (`rnr_retry`, `max_rd_atomic`). A program that stays at RTR only
+    /// receives; it is not waited for longer than [`RTS_GRACE`].
     pub(super) fn accept_with_rts(&mut self, world: &mut World<'_>, sid: u32, qpn: u32) {
         match self.pairs.get(&qpn).map(|pair| &pair.phase) {
             Some(Phase::Connecting(connecting)) if connecting.rts.is_none() => {

@@ -199,7 +199,8 @@ impl Engine {
             accepted,
         }));
         self.timers.set(Key::Id(handle), None);
-        // The program of a RoCE NIC brings its queue pair to RTS before the connection is established.
+        // The program of a RoCE NIC brings its queue pair to RTS before the connection is
+        // established.
         if !manages_qp || self.identity.is_roce() {
             return self.report(world, handle, CmEvent::ConnectResponse, 0, params);
         }

@@ -14,10 +14,10 @@
 //!  Connected ─ disconnect ─▶ Closing ─▶ Over ◀─ the peer's end, or an error
 //! ```
 //!
-//! With the identity of a RoCE NIC, the program brings its queue pair to RTS itself, with attributes
-//! that [`Engine::qp_attributes`] gives, as on InfiniBand: Connecting always leads to Answered. If
-//! no queue pair was brought there, the connection carries private data only (`Exchanged`), and the
-//! program connects its queue pairs natively.
+//! With the identity of a RoCE NIC, the program brings its queue pair to RTS itself, with
+//! attributes that [`Engine::qp_attributes`] gives, as on InfiniBand: Connecting always leads to
+//! Answered. If no queue pair was brought there, the connection carries private data only
+//! (`Exchanged`), and the program connects its queue pairs natively.
 //!
 //! The engine does no I/O: commands, events of streams and queue pairs, and the time go in; it acts
 //! through [`Device`]. A listener is a TCP listener on the same port, from bind on: no other

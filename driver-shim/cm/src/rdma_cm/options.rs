@@ -107,8 +107,8 @@ impl Engine {
     }
 }
 
-/// The attributes for the queue pair of a RoCE NIC's program, as `ib_cm` in a kernel gives them. The
-/// destination of RTR is [`MANAGER_QPN`].
+/// The attributes for the queue pair of a RoCE NIC's program, as `ib_cm` in a kernel gives them.
+/// The destination of RTR is [`MANAGER_QPN`].
 fn roce_attributes(world: &mut World<'_>, id: &Id, state: u32) -> Result<QpAttrResponse, Errno> {
     let mut response = QpAttrResponse::new_zeroed();
     let depths = match &id.state {

@@ -48,8 +48,8 @@ pub trait Device: Carrier {
     fn gid_index(&mut self, address: SocketAddr) -> u8;
     /// The device's number of the queue pair with the verbs number `qpn`.
     fn queue_pair(&mut self, qpn: u32) -> Option<u32>;
-    /// Whether the program of a RoCE NIC brought the queue pair to RTR or RTS with the attributes of
-    /// [`Engine::qp_attributes`], so that it waits for a stream of the connection manager.
+    /// Whether the program of a RoCE NIC brought the queue pair to RTR or RTS with the attributes
+    /// of [`Engine::qp_attributes`], so that it waits for a stream of the connection manager.
     fn awaits_stream(&mut self, qid: u32) -> bool;
     /// Brings a queue pair to RTS and attaches a stream to it.
     fn attach(&mut self, sid: u32, attachment: &Attachment) -> Result<(), Errno>;

@@ -63,7 +63,8 @@ impl StatSocket {
         for _ in 0..MAX_REQUESTS {
             match receive_request(socket) {
                 Ok(Some(client)) => {
-                    // A client that closed its end gets no answer; this is no error of this process.
+                    // A client that closed its end gets no answer; this is no error of this
+                    // process.
                     if let Err(errno) = send_snapshot(&client, &snapshot()) {
                         tracing::debug!("no answer to a request of `urnic stat`: {errno}");
                     }

@@ -39,7 +39,7 @@ fn packets(path: &Path) -> Vec<(u32, u16, u8, Vec<u8>)> {
     found
 }
 
-/// Payloads by who sent them.
+/// Payloads by sender.
 fn payloads(path: &Path, port: u16) -> Vec<u8> {
     let packets = packets(path).into_iter().filter(|(_, from, ..)| *from == port);
     packets.flat_map(|(.., payload)| payload).collect()
@@ -51,7 +51,7 @@ struct Connected {
     network: SimNetwork,
 }
 
-/// A connection of which the ends have these captures.
+/// A connection whose ends have these captures.
 fn connect(initiator: Option<&Capture>, responder: Option<&Capture>) -> Connected {
     let clock = Arc::new(AtomicU64::new(1));
     let network = SimNetwork::new(
@@ -190,7 +190,7 @@ fn a_file_that_is_taken_or_not_empty_is_left_alone() {
     assert_eq!(folder.names(), ["wire.pcapng"]);
     let second = connect(Some(&capture()), None);
     assert_eq!(folder.names(), [beside.clone(), "wire.pcapng".to_owned()]);
-    // Nobody is cut short under way.
+    // The file of a running capture is not truncated.
     CaptureFile::prepare(&path).unwrap();
     assert_eq!(packets(&path).len(), 3);
     drop((first, second));

@@ -149,7 +149,8 @@ impl Backing {
         place.filter(|place| *place < len)
     }
 
-    /// Whether bytes of a region of `len` bytes that lies here are among the `unmapped_len` bytes at `iova`.
+    /// Whether bytes of a region of `len` bytes that lies here are among the `unmapped_len` bytes
+    /// at `iova`.
     pub(super) fn touches(&self, len: u64, iova: u64, unmapped_len: u64) -> bool {
         let overlap = |start: u64, len: u64| {
             len > 0

@@ -14,7 +14,7 @@ const QID: u32 = 5;
 struct Bench {
     table: MemoryTable,
     arena: Arc<Arena>,
-    /// What all contiguous regions lie over.
+    /// The memory of all contiguous regions.
     home: u64,
     pd: u32,
 }
@@ -75,8 +75,7 @@ fn sec_04_stags_are_sparse_hard_to_predict_and_come_back_late() {
     let bench = Bench::new();
     let stags: Vec<u32> = (0..10_000).map(|_| bench.register(0, 8, ALL)).collect();
     assert_eq!(stags.iter().collect::<HashSet<_>>().len(), stags.len());
-    // Neither indices nor keys follow one another: about half of the steps go up, and steps hardly
-    // repeat.
+    // Indices and keys are no sequence: about half of the steps go up, and few steps repeat.
     let steps: Vec<i64> = stags
         .windows(2)
         .map(|w| i64::from(w[1] >> 8) - i64::from(w[0] >> 8))
@@ -86,15 +85,15 @@ fn sec_04_stags_are_sparse_hard_to_predict_and_come_back_late() {
     assert!(steps.iter().collect::<HashSet<_>>().len() > 9900);
     let keys: HashSet<u32> = stags.iter().map(|s| s & 0xff).collect();
     assert_eq!(keys.len(), 256);
-    // All over the range, not in a corner of it.
+    // The indices spread over the whole range.
     let sixteenths: HashSet<u32> = stags.iter().map(|s| s >> 28).collect();
     assert_eq!(sixteenths.len(), 16);
-    // Another device, other STags.
+    // Another device has other STags.
     let other = MemoryTable::new(100_000, 1000, 100, [9, 2, 3, 4, 5]);
     other.domains().allocate().unwrap();
     let first = other.register(bench.registration(0, 8, ALL)).unwrap();
     assert_ne!(first >> 8, stags[0] >> 8);
-    // A freed one is not given out again for thousands of registrations.
+    // A freed STag is not allocated again for thousands of registrations.
     bench.table.deregister(stags[17]).unwrap();
     for _ in 0..4096 {
         let stag = bench.register(0, 8, ALL);
@@ -184,7 +183,7 @@ fn limits_hold_and_domains_are_busy_while_used() {
     assert_eq!(table.domains().free(pd), Some(false));
     assert_eq!(table.deregister(window), Err(TableError::UnknownStag));
     table.destroy_window(window).unwrap();
-    // What is given back may be used again, and no more than that.
+    // Released pages can be used again, and no others.
     let window = table.create_window(pd, false).unwrap();
     assert_eq!(table.create_window(pd, false), Err(TableError::Full));
     table.destroy_window(window).unwrap();
@@ -225,7 +224,7 @@ fn a_region_without_memory_comes_back_with_other_memory_only() {
     assert!(bench.check(stag, 0, 1, Need::RemoteRead).is_ok());
 }
 
-/// Raises a flag when dropped, however that comes about.
+/// Sets a flag when dropped, also by a panic.
 struct Stop<'a>(&'a AtomicBool);
 
 impl Drop for Stop<'_> {
@@ -234,12 +233,13 @@ impl Drop for Stop<'_> {
     }
 }
 
-/// DDP-T-08, SEC-02: once revocation returns, nobody reads or places through the STag.
+/// DDP-T-08, SEC-02: after a revocation has returned, no access through the STag reads or writes
+/// memory.
 #[test]
 fn ddp_t_08_revocation_is_final_under_concurrency() {
     let bench = Bench::new();
     let stop = AtomicBool::new(false);
-    // What the accesses of a generation write to: generation, or 0 while nobody may.
+    // The generation whose accesses are allowed, or 0 while none are.
     let current = AtomicU64::new(0);
     let stag = AtomicU64::new(0);
     let late = AtomicU64::new(0);
@@ -255,7 +255,7 @@ fn ddp_t_08_revocation_is_final_under_concurrency() {
                         continue;
                     };
                     window.copy_in(0, &[generation as u8; 64]).unwrap();
-                    // Still inside the access, so it cannot have been revoked yet.
+                    // The access has not ended, so the revocation cannot have returned.
                     if current.load(Ordering::SeqCst) != generation {
                         late.fetch_add(1, Ordering::SeqCst);
                     }
@@ -380,8 +380,8 @@ fn vrb_m_03_a_bind_is_checked_against_its_region() {
     table.deregister(region).unwrap();
 }
 
-/// One atomic operation comes between the read of a word and its update by another: with memory
-/// here the update begins anew.
+/// One atomic operation comes between the read of a word and its update by another: with memory of
+/// this process the update starts again.
 #[test]
 fn x73_08_an_update_that_comes_in_between_is_not_lost() {
     let bench = Bench::new();
@@ -425,7 +425,8 @@ fn x73_08_operations_by_copies_wait_for_each_other() {
             crate::mock::wait_for("the second", || {
                 second_begins.load(Ordering::SeqCst).then_some(())
             });
-            // Nothing tells that a thread waits for a lock: it gets every chance not to.
+            // A test cannot observe that a thread waits for a lock, so it gives the thread time to
+            // pass it.
             for _ in 0..1000 {
                 std::thread::yield_now();
             }
@@ -437,7 +438,7 @@ fn x73_08_operations_by_copies_wait_for_each_other() {
     assert_eq!(bench.arena.read(bench.home, 8), 11u64.to_ne_bytes());
 }
 
-/// SEC-03, RDM-S-04: who may invalidate what.
+/// SEC-03, RDM-S-04: the conditions for an invalidation.
 #[test]
 fn sec_03_a_peer_cannot_invalidate_what_streams_share() {
     let bench = Bench::new();
@@ -466,7 +467,7 @@ fn sec_03_a_peer_cannot_invalidate_what_streams_share() {
 fn atomics_need_an_aligned_word_of_memory() {
     let bench = Bench::new();
     let access = Access::REMOTE_ATOMIC | Access::LOCAL_WRITE;
-    // An odd base: what counts is where the word lies in memory (RFC 7306 §5.1).
+    // An odd base: the alignment of the address in memory counts (RFC 7306 §5.1).
     let stag = bench.register(3, 64, access);
     let word = |at| {
         let window = bench.check(stag, at, 8, Need::RemoteAtomic).unwrap();
@@ -482,7 +483,7 @@ fn atomics_need_an_aligned_word_of_memory() {
 }
 
 proptest! {
-    /// A region of scattered pages reads and writes like one in one piece.
+    /// A region of scattered pages reads and writes like a contiguous region.
     #[test]
     fn pages_behave_like_one_extent(
         skip in 0u64..4096,
@@ -553,7 +554,7 @@ fn ddp_t_08_every_holder_releases_what_is_revoked() {
     };
     let first = revoke();
     assert_eq!(recorded(), [[first], [first], [first]]);
-    // One has sent all of its pieces.
+    // One entry has sent all of its pieces.
     drop(borrows.remove(1));
     let second = revoke();
     assert_ne!(second, first);

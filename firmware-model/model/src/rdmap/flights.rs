@@ -106,7 +106,8 @@ impl Flights {
         true
     }
 
-    /// Makes the oldest request fail that the stream has not taken to its end; whether there is one.
+    /// Makes the oldest request fail that the stream has not taken to its end; whether there is
+    /// one.
     pub(super) fn fail_untaken(&mut self, taken: u64, status: WcStatus) -> bool {
         let sent = |wait| matches!(wait, Wait::Taken(position) if position > taken);
         let found = self.queue.iter_mut().find(|flight| sent(flight.wait));

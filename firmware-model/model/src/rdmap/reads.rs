@@ -92,8 +92,8 @@ impl Reads {
         Ok(())
     }
 
-    /// Whether no program posted the oldest. soft-iWARP answers a Read of length zero with a byte now
-    /// and then: what comes as an answer to such a Read is discarded.
+    /// Whether no program posted the oldest. soft-iWARP answers a Read of length zero with a byte
+    /// now and then: what comes as an answer to such a Read is discarded.
     pub(super) fn is_discarded(&self) -> bool {
         self.0.front().is_some_and(|pending| pending.request.is_none())
     }

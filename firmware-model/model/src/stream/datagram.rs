@@ -31,8 +31,8 @@ pub struct Outgoing {
 /// A packet that was received.
 #[derive(Debug, Clone, Copy)]
 pub struct Incoming {
-    /// Its length in bytes; the packet at index n of a batch begins n · [`PACKET_ROOM`] bytes into the
-    /// buffer.
+    /// Its length in bytes; the packet at index n of a batch begins n · [`PACKET_ROOM`] bytes into
+    /// the buffer.
     pub len: usize,
     /// Who sent it.
     pub source: SocketAddr,

@@ -1,4 +1,5 @@
-//! A driver that takes no events: what waits for it in the device has a limit, whatever causes it.
+//! A driver that takes no events: the number of events that wait in the device has a limit,
+//! whatever causes them.
 
 use super::one_sided;
 use crate::config::Limits;
@@ -15,9 +16,9 @@ use urnic_device::wqe;
 const RING: usize = 64;
 /// Events that may wait.
 const LIMIT: u32 = 16;
-/// Times that each thing is tried.
+/// Repetitions of each action.
 const TIMES: usize = 2000;
-/// Events that the objects there are may add on top: a handful each.
+/// Additional events of the existing objects: a few for each object.
 const MARGIN: usize = 16;
 
 fn driver() -> Driver {
@@ -36,13 +37,13 @@ fn waiting(driver: &Driver) -> usize {
     queue.as_ref().map_or(0, |queue| queue.waiting())
 }
 
-/// A place at which unused_address listens.
+/// An address on which no socket listens.
 fn unused_address() -> SocketAddr {
     let closed = TcpListener::bind("127.0.0.1:0").unwrap();
     closed.local_addr().unwrap()
 }
 
-/// Fills queue 0 and what may wait for it; how many events that took.
+/// Fills queue 0 and the backlog of events behind it; returns the number of events.
 fn fill(driver: &Driver) -> usize {
     let unused_address = unused_address();
     let mut connects = 0;
@@ -65,7 +66,7 @@ fn notifications_of_one_queue_are_merged_while_they_wait() {
     let cqs: Vec<_> = (0..5).map(|_| driver.cq(2)).collect();
     for _ in 0..TIMES {
         for cq in &cqs {
-            // There is nothing behind that index, as far as the driver can know.
+            // The queue has no completion at this index.
             driver.ring(Kind::Arm, cq.id, u32::MAX);
         }
     }
@@ -74,7 +75,7 @@ fn notifications_of_one_queue_are_merged_while_they_wait() {
         queues[&driver.eq].waiting()
     };
     assert_eq!(waiting(), cqs.len());
-    // Each of them is told of once more, and then anew.
+    // Each queue notifies once more, and can then notify again.
     let seen = driver.notifications();
     assert_eq!(seen.len(), RING);
     driver.take_notifications(seen.len());
@@ -93,7 +94,7 @@ fn failed_connects_without_room_for_events_are_refused() {
     let connects = fill(&driver);
     assert!(connects >= RING + LIMIT as usize);
     assert!(waiting(&driver) <= LIMIT as usize + MARGIN);
-    // None is lost, and then there is room again.
+    // No event is lost, and the queue has room again.
     for _ in 0..connects {
         let event = wait_for("an event", || driver.event());
         assert_eq!(event.kind, EventKind::StreamConnected as u8);
@@ -102,7 +103,7 @@ fn failed_connects_without_room_for_events_are_refused() {
     wait_for("room", || driver.connect(unused_address()).ok());
 }
 
-/// Commands that cause events, over and over, without one being taken.
+/// Repeats commands that cause events, while the driver takes none.
 #[test]
 fn no_command_makes_the_backlog_grow() {
     let driver = driver();
@@ -128,13 +129,13 @@ fn no_command_makes_the_backlog_grow() {
     let buffer = driver.arena.alloc(64);
     let mut refused = 0;
     for _ in 0..TIMES {
-        // A limit that is not reached.
+        // A limit event whose limit is not reached.
         refused += u32::from(driver.command(Opcode::ModifySrq, &limit).is_err());
         // A stream whose peer is gone.
         let mut receive = Command::new(Opcode::StreamReceive, &Handle { id: sid.into() });
         (receive.output, receive.output_len) = (buffer.into(), 4.into());
         refused += u32::from(driver.execute(receive).is_err());
-        // A queue pair that lives and dies. What ends it is never refused.
+        // A queue pair is created and destroyed. Destruction is never refused.
         let attach = Attach {
             qid: end.qp.id.into(),
             first_msn: 1.into(),
@@ -149,7 +150,7 @@ fn no_command_makes_the_backlog_grow() {
         assert!(waiting(&driver) <= LIMIT as usize + MARGIN);
     }
     assert!(refused > 0);
-    // Whoever takes the events may go on.
+    // A driver that takes the events can continue.
     wait_for("room", || {
         while driver.event().is_some() {}
         driver.command(Opcode::ModifySrq, &limit).ok()
@@ -166,7 +167,7 @@ fn a_listener_waits_while_the_driver_takes_no_events() {
     let peers: Vec<TcpStream> = (0..50)
         .map(|_| TcpStream::connect(("127.0.0.1", port)).unwrap())
         .collect();
-    // The device looks at its listeners, and leaves them where they are.
+    // The device polls its listeners, and accepts no connection.
     for _ in 0..100 {
         driver.device.progress();
     }
@@ -192,7 +193,7 @@ fn a_reset_ends_the_backlog() {
     assert!(!driver.device.core().schedule.is_backed_up());
 }
 
-/// The objects of an honest driver are served as ever: it takes its events late, not never.
+/// A driver that takes its events late does not delay messages.
 #[test]
 fn messages_pass_while_events_wait() {
     let driver = driver();

@@ -23,7 +23,7 @@ fn a_bad_command_fails_alone() {
     let mut command = Command::new(Opcode::AllocPd, &Nothing {});
     command.opcode = 0xdead.into();
     assert_eq!(driver.execute(command).unwrap_err(), Status::UnknownOpcode);
-    // A list of everything that refers to objects that are not there.
+    // Every command that refers to objects, with objects that do not exist.
     let missing = [
         Opcode::FreeUar,
         Opcode::FreePd,
@@ -58,7 +58,7 @@ fn a_bad_command_fails_alone() {
         let refused = driver.command(Opcode::CreateMr, &arguments).unwrap_err();
         assert_eq!(refused, Status::InvalidArgument, "{name}");
     }
-    // And the device goes on.
+    // The device still works.
     driver.register(pd, 8, Access::empty()).unwrap();
     assert_eq!(driver.device.bar0_read(STATUS), READY);
 }
@@ -121,7 +121,7 @@ fn a_dma_address_out_of_reach_fails_its_command() {
     };
     let refused = driver.command(Opcode::CreateMr, &arguments).unwrap_err();
     assert_eq!(refused, Status::DmaFault);
-    // Nothing of it stuck: the domain is still empty.
+    // The failed commands left nothing: the domain is still empty.
     driver.on(Opcode::FreePd, pd).unwrap();
 }
 
@@ -272,14 +272,14 @@ fn the_address_table_is_the_configured_one() {
     assert_eq!(address.prefix_len.get(), 8);
 }
 
-/// A page reaches only what was created with it.
+/// A doorbell page reaches only the queues that were created with it.
 #[test]
 fn a_doorbell_page_does_not_reach_the_queues_of_another() {
     let driver = Driver::start();
     let mut end = End::new(&driver);
     driver.modify(&end.qp, QpState::Err).unwrap();
     let other_page = driver.create(Opcode::AllocUar, &Nothing {}).unwrap();
-    // A post whose ring comes through the wrong page stays unseen.
+    // A doorbell through another page has no effect on a posted request.
     let device_page = driver.uar;
     let mut foreign = driver;
     foreign.uar = other_page;
@@ -295,15 +295,15 @@ fn a_doorbell_page_does_not_reach_the_queues_of_another() {
     assert_cqe(&end.send_cq.poll().unwrap(), 1, WcStatus::WrFlushErr);
 }
 
-/// Each of these doorbells is wrong in one thing only. A request that was posted and not rung for, and completion queues that
-/// unknown armed, show any that is taken.
+/// Each of these doorbells has one error. A posted request without a doorbell, and completion
+/// queues that are not armed, show whether the device obeys one.
 #[test]
 fn doorbells_of_nonsense_are_ignored() {
     let mut driver = Driver::start();
     let mut end = End::new(&driver);
     driver.modify(&end.qp, QpState::Err).unwrap();
     let (right, wrong) = (driver.uar, driver.create(Opcode::AllocUar, &Nothing {}).unwrap());
-    // Its ring goes through another page.
+    // The doorbell of this queue pair is in another page.
     driver.uar = wrong;
     end.qp.post_send(&driver, 1, &[]);
     driver.uar = right;
@@ -327,7 +327,8 @@ fn doorbells_of_nonsense_are_ignored() {
         arm,
         solicited,
     ] {
-        // Numbers of nothing: one with all bits, and those of our queues with another bit set.
+        // Numbers that do not exist: all bits set, and numbers of existing queues with another bit
+        // set.
         for unknown in [0xff_ffff, qp ^ 0x80_0000, cq ^ 0x80_0000] {
             ring(right, kind, unknown);
         }
@@ -344,7 +345,7 @@ fn doorbells_of_nonsense_are_ignored() {
     );
     assert_eq!(driver.counter(Counter::CqOverflows), 0);
 
-    // The right ring is taken, and unknown is told, since no arm was.
+    // The valid doorbell takes effect. No queue notifies, because none is armed.
     ring(right, send, qp);
     assert_cqe(&end.send_cq.poll().unwrap(), 1, WcStatus::WrFlushErr);
     assert!(driver.notifications().is_empty(), "a completion queue was armed");
@@ -354,7 +355,8 @@ fn doorbells_of_nonsense_are_ignored() {
     assert_eq!(driver.notifications(), [cq]);
 }
 
-/// A page of plain memory loses rings when queues share a slot: all of the slot are looked at.
+/// A page of plain memory loses doorbells when queues share a slot: the device polls all queues of
+/// the slot.
 #[test]
 fn a_rung_slot_is_polled_for_all_its_queues() {
     let driver = Driver::start_with(ModelConfig {
@@ -381,7 +383,7 @@ fn a_rung_slot_is_polled_for_all_its_queues() {
             ..zeroed()
         };
         driver.command(Opcode::ModifyQp, &arguments).unwrap();
-        // One malformed entry each, published but not rung for.
+        // One malformed entry for each queue, published without a doorbell.
         driver.arena.write(*record, 1u32.as_bytes());
     }
     assert!(cq.poll().is_none());
@@ -409,7 +411,7 @@ fn a_reset_frees_everything() {
     assert_eq!(driver.device.bar0_read(STATUS), 0);
     assert_eq!(driver.device.bar0_read(CONTROL), 0);
     assert_eq!(driver.device.bar0_read(CMD_VECTOR), NO_VECTOR);
-    // The peer sees the end of its stream, the port is free, and old rings are dead.
+    // The peer's stream ends, the port is free, and old doorbells have no effect.
     far.await_event(EventKind::PeerClosed, pair.responder.qp.id);
     assert!(
         far.connect(std::net::SocketAddr::new([127, 0, 0, 1].into(), port))
@@ -580,7 +582,7 @@ fn a_region_may_be_a_list_of_pages() {
     assert_eq!(driver.execute(command).unwrap_err(), Status::DmaFault);
 }
 
-/// A driver may name one page as often as it likes: what the device keeps of its lists is bounded.
+/// A driver may name one page any number of times: the device bounds the memory for page lists.
 #[test]
 fn page_lists_share_so_much_room() {
     let driver = Driver::start_with(ModelConfig {
@@ -614,7 +616,7 @@ fn page_lists_share_so_much_room() {
     assert_eq!(driver.device.core().page_room.take(5).map(drop), Some(()));
 }
 
-/// Asynchronous events that find no room wait in the device; none is lost, and their order stays.
+/// Asynchronous events without room in their queue wait in the device, in order, and none is lost.
 #[test]
 fn events_wait_for_room_in_their_queue() {
     let driver = Driver::start();

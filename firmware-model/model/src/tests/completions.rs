@@ -120,7 +120,7 @@ fn vrb_c_05_solicited_arming_wakes_for_solicited_and_failed() {
     assert!(driver.notifications().is_empty());
     push(&driver, &cq, 3, WcStatus::WrFlushErr, false).unwrap();
     assert_eq!(driver.notifications(), [cq.id]);
-    // Asking for less does not weaken what was asked before.
+    // A weaker request does not replace a stronger one.
     while cq.poll().is_some() {}
     cq.arm(&driver, false);
     cq.arm(&driver, true);
@@ -142,7 +142,7 @@ fn a_moved_queue_keeps_what_was_not_consumed() {
     for log_size in [3, 5, 4] {
         let first = u64::from(cq.consumer());
         assert_eq!(cq.resize(&driver, log_size), Ok(3));
-        // Fill it to the brim, and empty it all but three.
+        // Fills the queue, then takes all completions except three.
         let mut pushed = 0;
         while push(&driver, &cq, 1000 + pushed, WcStatus::Success, false).is_ok() {
             pushed += 1;
@@ -176,7 +176,7 @@ fn moderated_notifications_wait_for_others_but_not_for_ever() {
     push_well(&driver, &cq, 2);
     assert_eq!(driver.notifications(), [cq.id], "the requested number");
     while cq.poll().is_some() {}
-    // The first of these has its time set; the notification is for that, whatever was asked before.
+    // The time starts with the first of these completions, regardless of earlier requests.
     cq.arm(&driver, false);
     push_well(&driver, &cq, 3);
     driver.device.step(Nanos(4 + 99_999));

@@ -1,4 +1,5 @@
-//! What a driver in another process needs: doorbells in plain memory, memory that cannot be mapped, and memory that is taken away.
+//! A driver in another process: doorbells in plain memory, memory that cannot be mapped, and memory
+//! that the driver unmaps.
 
 use super::one_sided;
 use crate::config::ModelConfig;
@@ -42,13 +43,13 @@ fn rings_in_plain_memory_are_served_once_at_the_next_poll() {
     let pages = driver.device.doorbell_pages().unwrap();
     let (slot, doorbell) = armable(&driver);
     assert!(!driver.device.scan_doorbells());
-    // Twice the same value is two rings.
+    // The same value twice is two doorbells.
     for _ in 0..2 {
         pages.store(driver.uar, slot, doorbell);
         assert!(driver.device.scan_doorbells());
         assert!(!driver.device.scan_doorbells());
     }
-    // Slots that nobody was told are not looked at.
+    // The device does not poll slots without a wake-up.
     pages.store(driver.uar, slot + 8, doorbell);
     assert!(!driver.device.scan_doorbells());
 }
@@ -72,7 +73,7 @@ fn the_wake_word_of_each_page_in_use_tells_a_sleeping_device() {
     assert!(!pages.is_asleep(driver.uar));
     driver.device.doorbells_asleep(true);
     assert!(pages.is_asleep(driver.uar));
-    // A page that comes into use meanwhile says so, too.
+    // A page that is allocated meanwhile also sets its wake word.
     let second: u32 = driver
         .create(Opcode::AllocUar, &urnic_device::command::Nothing {})
         .unwrap();
@@ -145,7 +146,7 @@ fn writes_and_reads_reach_remote_memory_of_a_passive_target() {
     );
 }
 
-/// The owner of remote memory died: what needs it fails, with its own queue pair.
+/// The owner of remote memory has ended: requests that use it fail, with their queue pair.
 #[test]
 fn a_send_from_unmapped_remote_memory_fails_alone() {
     let (near, far) = (remote(), Driver::start());
@@ -186,7 +187,8 @@ fn a_write_to_unmapped_remote_memory_ends_its_queue_pair() {
     far.await_event(EventKind::QpError, responder.qp.id);
 }
 
-/// As for a revoked STag: nothing is placed, only the queue pair that asks fails, and the region can still be deregistered.
+/// Unmapped memory is like a revoked STag: nothing is placed, only the queue pair of the request
+/// fails, and the region can still be deregistered.
 #[test]
 fn memory_the_host_unmaps_is_unreachable_for_peers() {
     for (near, far) in [(Driver::start(), Driver::start()), (Driver::start(), remote())] {

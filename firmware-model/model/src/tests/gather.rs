@@ -1,4 +1,4 @@
-//! When posted sends leave, and who sends them.
+//! The time at which posted sends leave, and the thread that sends them.
 
 use crate::Counter;
 use crate::mock::{Driver, Pair, assert_cqe, wait_for};
@@ -42,12 +42,12 @@ fn sends_with_polls_between_leave_at_once() {
 
 #[test]
 fn a_stream_of_sends_leaves_in_few_system_calls() {
-    // A machine that is busy elsewhere takes a burst apart: what lay there when the posting thread was stopped leaves without
-    // it, and its next send at once. But not every time.
+    // On a busy machine another thread may send the first part of a burst while the posting thread
+    // is stopped. That does not happen to every burst.
     assert!((0..50).any(|_| a_burst_leaves_in_few_system_calls()));
 }
 
-/// False if this one was taken apart. It arrives in any case.
+/// False if the burst was split. Its messages arrive in any case.
 fn a_burst_leaves_in_few_system_calls() -> bool {
     let (near, far) = (Driver::start(), Driver::start());
     let mut pair = Pair::connect(&near, &far);
@@ -66,7 +66,7 @@ fn a_burst_leaves_in_few_system_calls() -> bool {
     let bytes = far.arena.read(pair.responder.region.iova, BURST as usize * 8);
     let cookies = bytes.chunks(8).map(|c| u64::from_le_bytes(c.try_into().unwrap()));
     assert!(cookies.eq(0..BURST));
-    // A poll that finds nothing more to send ends the burst.
+    // The first poll without more sends ends the burst.
     wait_for("the end of the burst", || {
         near.device.progress();
         (!near.device.has_gathered()).then_some(())
@@ -87,15 +87,16 @@ fn memory_polling_is_soon_served_at_once() {
         let from = pair.initiator.region.sge(cookie * 8, 8);
         pair.initiator.qp.post_send(&near, cookie, &[from]);
         at_once += u64::from(near.counter(Counter::TxCalls) > before);
-        // Near does not poll until the answer would be here.
+        // Near does not poll before the answer can have arrived.
         let received = pair.responder.recv_cq.await_idly();
         assert_cqe(&received, cookie, WcStatus::Success);
     }
-    // Four or five rings, eight flushes for nothing, some thirty rings, eight flushes; then hundreds of rings.
+    // Four or five doorbells, eight flushes without data, some thirty doorbells, eight flushes;
+    // then hundreds of doorbells.
     assert!(at_once > ROUNDS * 2 / 3, "{at_once} of {ROUNDS}");
 }
 
-/// The program posts and goes away: neither poll nor arm nor another post.
+/// The program posts, and then makes no other call: no poll, no arming, no post.
 #[test]
 fn gathered_sends_leave_without_the_program() {
     let (near, far) = (Driver::start(), Driver::start());
@@ -123,7 +124,7 @@ fn a_device_with_nothing_to_do_does_not_wake() {
         pair.responder.recv_cq.await_completion(&far);
     }
     let wakeups = || (near.counter(Counter::Wakeups), far.counter(Counter::Wakeups));
-    // It falls asleep some time after the last burst and the last poll; then it stays so however long we look.
+    // The device sleeps some time after the last burst and the last poll, and does not wake again.
     wait_for("two equal samples", || {
         let before = wakeups();
         std::thread::sleep(Duration::from_millis(50));
@@ -132,7 +133,7 @@ fn a_device_with_nothing_to_do_does_not_wake() {
     let before = wakeups();
     std::thread::sleep(Duration::from_millis(200));
     assert_eq!(wakeups(), before);
-    // And wakes for what comes.
+    // It wakes for arriving data.
     post_burst(&near, &far, &mut pair, 1);
     assert_cqe(&pair.responder.recv_cq.await_idly(), 0, WcStatus::Success);
 }

@@ -1,4 +1,4 @@
-//! A driver that makes no sense.
+//! A driver that sends random commands.
 
 use crate::config::ModelConfig;
 use crate::mock::{Driver, End, config};
@@ -15,7 +15,7 @@ fn opcode() -> impl Strategy<Value = Opcode> {
     (0u16..64).prop_filter_map("no such command", Opcode::from_raw)
 }
 
-/// Words that commands are likely to take for something.
+/// Words that are often valid arguments of commands.
 fn word() -> impl Strategy<Value = u32> {
     prop_oneof![
         6 => 0u32..8,
@@ -25,7 +25,7 @@ fn word() -> impl Strategy<Value = u32> {
     ]
 }
 
-/// Addresses: inside the arena mostly, but not in the command queue, through which the test itself speaks.
+/// Addresses: mostly inside the arena, but not in the command queue, which the test itself uses.
 fn address() -> impl Strategy<Value = u64> {
     prop_oneof![
         8 => (8u64..2000).prop_map(|page| 0x7700_0000_0000 + page * 4096),
@@ -72,15 +72,15 @@ fn act() -> impl Strategy<Value = Act> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Any commands with any arguments, doorbells, and scribbles over rings and records: every command completes, and the
-    /// device goes on.
+    /// Any commands with any arguments, doorbells, and random writes to rings and records: every
+    /// command completes, and the device still works.
     #[test]
     fn random_input_harms_only_its_own_device(acts in prop::collection::vec(act(), 1..60)) {
         let clock = Arc::new(AtomicU64::new(0));
         let network = SimNetwork::new(Conditions::default(), clock);
         let with_pages = ModelConfig { doorbell_memory: true, ..config() };
         let driver = Driver::start_manual_with(with_pages, Arc::new(network));
-        // Something to hit.
+        // Objects that random commands can refer to.
         let end = End::new(&driver);
         let commands = driver.command_memory();
         for (step, act) in acts.into_iter().enumerate() {
@@ -94,7 +94,7 @@ proptest! {
                     for (slot, word) in rest.chunks_mut(4).zip(words) {
                         slot.copy_from_slice(&word.to_le_bytes());
                     }
-                    // Commands whose first word is a handle are to hit one now and then.
+                    // Some commands whose first word is a handle get a valid one.
                     if step % 3 == 0 {
                         command.payload[..4].copy_from_slice(&words[0].to_le_bytes());
                     }

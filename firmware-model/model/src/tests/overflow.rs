@@ -1,4 +1,4 @@
-//! Completion queues that overflow, and how far that goes.
+//! Completion queues that overflow, and the queue pairs that end because of it.
 
 use crate::Counter;
 use crate::mock::{Cq, Driver, Qp, assert_cqe};
@@ -8,7 +8,8 @@ use urnic_device::stream::Attach;
 use urnic_device::vocabulary::{Access, QpState, WcStatus};
 use urnic_device::wqe::{self, SendFlags, SendHeader};
 
-/// Queue pairs of the long chain: with a few hundred bytes of stack for each, a test's thread would run out of it.
+/// Queue pairs of the long chain: a recursion with a few hundred bytes of stack for each would
+/// exceed the stack of a test's thread.
 const CHAIN: usize = 10_000;
 
 /// A queue pair that is its own peer.
@@ -36,14 +37,15 @@ fn write(cookie: u64) -> SendHeader {
     }
 }
 
-/// Receives that each queue pair of the chain has: one more than the completion queue has room for.
+/// Receives of each queue pair of the chain: one more than the completion queue has entries.
 const POSTED: u32 = 2;
 
-/// Makes `CHAIN` queue pairs, each of which completes its receives where the next one completes its sends, on queues of one entry.
-/// They share all memory, so that the test needs little of it. Returns the numbers of queue pairs and completion queues.
+/// Makes `CHAIN` queue pairs with completion queues of one entry: the receives of each complete on
+/// the queue on which the sends of the next complete. They share all memory, so that the test needs
+/// little. Returns the numbers of queue pairs and completion queues.
 fn chain(driver: &Driver) -> (Vec<u32>, Vec<u32>) {
     let memory = driver.arena.alloc(16384);
-    // The receives are in the record; their entries are all zeroes, which is a list of none.
+    // The receives are published in the record; their entries are all zeroes: empty lists.
     driver.arena.write(memory + 4, &POSTED.to_le_bytes());
     let arguments = CreateCq {
         ring: (memory + 4096).into(),
@@ -84,7 +86,8 @@ fn state(driver: &Driver, qid: u32) -> QpState {
     QpState::from_raw(status.state.get()).unwrap()
 }
 
-/// One command flushes them all, one after the other: the driver decides how long such a chain is.
+/// One command flushes all queue pairs, one after the other: the driver chooses the length of the
+/// chain.
 #[test]
 fn sec_05_a_chain_of_overflows_takes_no_stack() {
     let driver = Driver::start();
@@ -94,7 +97,8 @@ fn sec_05_a_chain_of_overflows_takes_no_stack() {
     assert_eq!(driver.counter(Counter::CqOverflows), CHAIN as u64);
 }
 
-/// Those that share the queue end, whichever half uses it; those beside them go on, though they share all else.
+/// The queue pairs that use the queue, for sends or receives, end. Others continue, though they
+/// share all other objects.
 #[test]
 fn sec_05_all_pairs_of_a_shared_queue_end_and_no_other() {
     let driver = Driver::start();
@@ -116,14 +120,14 @@ fn sec_05_all_pairs_of_a_shared_queue_end_and_no_other() {
     }
     driver.await_event(EventKind::CqError, small.id);
     assert_eq!(driver.counter(Counter::CqOverflows), 1);
-    // The queue beside took what was flushed there, which was nothing, and serves on.
+    // The other queue got no completions, and still works.
     assert_eq!(driver.state(&other), QpState::Rts);
     other.post(&driver, write(7), &[]);
     assert_cqe(&beside.poll().unwrap(), 7, WcStatus::Success);
     assert!(beside.poll().is_none());
 }
 
-/// A flush that finds room overflows nothing: there the chain ends.
+/// A flush into a queue with enough room causes no overflow, so the chain ends there.
 #[test]
 fn sec_05_a_chain_ends_where_a_queue_has_room() {
     let driver = Driver::start();

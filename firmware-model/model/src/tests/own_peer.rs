@@ -1,4 +1,5 @@
-//! A queue pair that is its own peer: its requests complete as they would if the peer were elsewhere.
+//! A queue pair that is its own peer: its requests complete as they would if the peer were
+//! elsewhere.
 
 use super::one_sided;
 use crate::mock::{Driver, End, assert_cqe};
@@ -30,7 +31,8 @@ fn outcomes(end: &mut End) -> Vec<(u64, WcStatus)> {
         .collect()
 }
 
-/// What comes before the one at fault went well, and what stands behind it is flushed: small ones, and those that are framed in parts.
+/// Requests before the refused one succeed, and those behind it are flushed, whether they are one
+/// FPDU or several.
 #[test]
 fn a_write_that_it_refuses_completes_with_the_refusal() {
     for len in [0u32, 8, 3000, 1 << 19] {
@@ -44,7 +46,7 @@ fn a_write_that_it_refuses_completes_with_the_refusal() {
                 } else if cookie == 3 {
                     write.remote_offset = (end.region.iova + u64::from(REGION - len) + 1).into();
                 }
-                // Nobody looks at the STag of no bytes: that one is not refused.
+                // The STag of a Write of zero bytes is not checked, so it is not refused.
                 end.qp.post(&driver, write, &[end.region.sge(0, len)]);
             }
             let (third, fourth) = match len {
@@ -59,7 +61,7 @@ fn a_write_that_it_refuses_completes_with_the_refusal() {
                     (3, third),
                     (4, fourth)
                 ],
-                "{len} bytes, another Stag: {bad_stag}"
+                "{len} bytes, another STag: {bad_stag}"
             );
             if len > 0 {
                 driver.await_event(EventKind::QpError, end.qp.id);
@@ -69,7 +71,7 @@ fn a_write_that_it_refuses_completes_with_the_refusal() {
     }
 }
 
-/// One ring for all of them: the refused one has others in front and behind that name the same place.
+/// One doorbell for all requests: requests before and behind the refused one name the same address.
 #[test]
 fn a_refusal_names_the_request_and_no_like_one() {
     let driver = Driver::start();
@@ -79,7 +81,7 @@ fn a_refusal_names_the_request_and_no_like_one() {
         let write = one_sided(wqe::Opcode::Write, cookie, &end);
         end.qp.post_unrung(write, &[end.region.sge(0, 8)]);
     }
-    // The region goes, and the next Write to it is refused.
+    // The region is deregistered, and the next Write to it is refused.
     let mut invalidate = one_sided(wqe::Opcode::LocalInv, 3, &end);
     invalidate.stag = stag.into();
     end.qp.post_unrung(invalidate, &[]);
@@ -96,7 +98,8 @@ fn a_refusal_names_the_request_and_no_like_one() {
         .iter()
         .position(|s| *s == WcStatus::RemAccessErr)
         .unwrap();
-    // The first two may be placed before the region goes, or be refused as a NIC that places later would.
+    // The first two may be placed before the deregistration, or be refused as on a NIC that places
+    // later.
     assert!(statuses[..refused].iter().all(|s| *s == WcStatus::Success));
     assert!(statuses[refused + 1..].iter().all(|s| *s == WcStatus::WrFlushErr));
     assert_eq!(statuses.len(), 5);
@@ -126,7 +129,7 @@ fn a_send_or_read_that_it_refuses_completes_with_the_refusal() {
     assert_eq!(outcomes(&mut one), [(1, WcStatus::RemAccessErr)]);
 }
 
-/// An empty receive queue holds the Send, which is not complete before it is delivered.
+/// A Send waits for a receive, and completes when it is delivered.
 #[test]
 fn a_send_completes_when_its_late_receive_is_delivered() {
     let driver = Driver::start();
@@ -141,7 +144,7 @@ fn a_send_completes_when_its_late_receive_is_delivered() {
         assert_eq!(outcomes(&mut one), [(cookie, WcStatus::Success)]);
         assert_cqe(&one.recv_cq.poll().unwrap(), cookie, WcStatus::Success);
     }
-    // The last one is never delivered.
+    // The last Send is never delivered.
     driver.modify(&one.qp, QpState::Err).unwrap();
     assert_eq!(outcomes(&mut one), [(3, WcStatus::WrFlushErr)]);
 }

@@ -97,7 +97,7 @@ fn messages_of_all_sizes_go_both_ways_in_order() {
     }
 }
 
-/// The target's program does nothing at all: its background thread serves the peer.
+/// The target's program makes no calls: the device's background thread serves the peer.
 #[test]
 fn writes_and_reads_are_served_by_a_passive_target() {
     let (near, far) = (Driver::start(), Driver::start());
@@ -141,8 +141,8 @@ fn a_write_outside_of_the_region_ends_both_queue_pairs() {
     assert_cqe(&responder.recv_cq.await_idly(), 9, WcStatus::WrFlushErr);
     assert_cqe(&initiator.recv_cq.await_idly(), 8, WcStatus::WrFlushErr);
     assert_eq!(near.state(&initiator.qp), QpState::Err);
-    // What is posted in the error state is flushed, sends and receives: by the thread that rings, or
-    // by the background thread if that is running the queue pair for the end of the stream.
+    // What is posted in the error state is flushed, sends and receives: by the thread that rings,
+    // or by the background thread if that is running the queue pair for the end of the stream.
     while initiator.send_cq.poll().is_some() {}
     initiator.qp.post_send(&near, 21, &[initiator.region.sge(0, 1)]);
     assert_cqe(&initiator.send_cq.await_idly(), 21, WcStatus::WrFlushErr);
@@ -158,7 +158,7 @@ fn completed_data_arrives_after_the_queue_pair_is_destroyed() {
         mut initiator,
         mut responder,
     } = Pair::connect(&near, &far);
-    // Input that the initiator never reads must not cost it its output.
+    // The initiator's output must arrive though it never reads its input.
     responder
         .qp
         .post_recv(&far, 0, &[responder.region.sge(0, 1 << 20)]);
@@ -234,7 +234,7 @@ fn sec_05_an_overflow_ends_only_the_queue_pairs_of_that_queue() {
         mut initiator,
         responder,
     } = Pair::connect(&near, &far);
-    // 256 entries, none of them ever consumed.
+    // 256 entries, and the driver consumes none.
     for cookie in 0..300 {
         let write = one_sided(wqe::Opcode::Write, cookie, &responder);
         if initiator.qp.sq_producer() - initiator.qp.sq_consumer() < 256 {
@@ -266,7 +266,7 @@ fn a_reset_queue_pair_begins_anew() {
     let (near, far) = (Driver::start(), Driver::start());
     let Pair { initiator, responder } = Pair::connect(&near, &far);
     let mut qp = initiator.qp;
-    // What is posted is forgotten.
+    // A reset discards posted requests.
     qp.post_recv(&near, 1, &[initiator.region.sge(0, 8)]);
     near.modify(&qp, QpState::Reset).unwrap();
     assert_eq!(near.state(&qp), QpState::Reset);
@@ -288,7 +288,8 @@ fn a_reset_queue_pair_begins_anew() {
     assert!(recv_cq.poll().is_none());
 }
 
-/// An FPDU may come in one segment with the end of start-up (MPA-S-16): it waits in the stream for the attachment.
+/// An FPDU may come in one segment with the end of start-up (MPA-S-16): it waits in the stream for
+/// the attachment.
 #[test]
 fn mpa_s_16_data_before_the_attachment_is_not_lost() {
     let (near, far) = (Driver::start(), Driver::start());
@@ -307,7 +308,8 @@ fn mpa_s_16_data_before_the_attachment_is_not_lost() {
     assert_eq!(far.arena.read(responder.region.iova, 5), b"early");
 }
 
-/// IB manners: an empty receive queue stalls the stream, and the post of a receive lets it go on.
+/// The policy of InfiniBand: an empty receive queue stalls the stream, and a posted receive resumes
+/// it.
 #[test]
 fn a_stalled_stream_goes_on_when_receives_are_posted() {
     let (near, far) = (Driver::start(), Driver::start());
@@ -333,7 +335,8 @@ fn a_stalled_stream_goes_on_when_receives_are_posted() {
     }
 }
 
-/// VRB-Q-03, DDP-T-05: what was posted before the graceful close still goes out, then FIN both ways.
+/// VRB-Q-03, DDP-T-05: what was posted before the graceful close still goes out, then FIN both
+/// ways.
 #[test]
 fn vrb_q_03_a_graceful_close_flushes_and_ends_in_both() {
     let (near, far) = (Driver::start(), Driver::start());
@@ -403,7 +406,7 @@ fn queue_pairs_do_not_disturb_one_another() {
             });
             scope.spawn(move || {
                 for cookie in 0..rounds {
-                    // Half of them poll, half only look.
+                    // Half of the threads poll, the others only read the ring.
                     let received = if number % 2 == 0 {
                         responder.recv_cq.await_completion(far)
                     } else {

@@ -10,10 +10,11 @@ use urnic_device::wqe;
 const ROUNDS: u64 = 40;
 const READS: u64 = 4;
 const LEN: u32 = 1 << 18;
-/// What the program puts into its memory once it has that back.
+/// The bytes that the program writes after the deregistration.
 const SECRET: u8 = 0xee;
 
-/// DDP-T-08, SEC-02: whatever a peer reads, and however the two threads meet, it reads nothing of what came after `DestroyMr`.
+/// DDP-T-08, SEC-02: at no timing of the two threads does a peer read bytes that were written after
+/// `DestroyMr`.
 fn reads_race_with_revocation(flags: u32, unmapped: bool) {
     let (near, far) = (Driver::start(), Driver::start());
     let memory = far.arena.alloc((LEN as u64 * READS) as usize);
@@ -43,7 +44,7 @@ fn reads_race_with_revocation(flags: u32, unmapped: bool) {
             read.remote_offset = (source.iova + at).into();
             initiator.qp.post(&near, read, &[initiator.region.sge(at, LEN)]);
         }
-        // Somewhere in the middle of the answers, later with each round.
+        // Deregisters in the middle of the answers, later in each round.
         let arrived = |at: u64| near.arena.read(initiator.region.iova + at, 1) == [round as u8];
         let until = (round % READS) * u64::from(LEN) + round * 4099 % u64::from(LEN);
         if round > 0 {
@@ -62,7 +63,8 @@ fn reads_race_with_revocation(flags: u32, unmapped: bool) {
         let statuses: Vec<_> = (0..READS)
             .map(|_| WcStatus::from_raw(initiator.send_cq.await_completion(&near).status).unwrap())
             .collect();
-        // A request that arrives behind the revocation ends the stream at once: those before it, not yet answered in full, are flushed.
+        // A request that arrives after the revocation ends the stream at once: earlier requests
+        // without a complete answer are flushed.
         let failed: Vec<_> = statuses
             .iter()
             .skip_while(|status| **status == WcStatus::Success)

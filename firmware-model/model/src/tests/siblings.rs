@@ -1,4 +1,4 @@
-//! Both ends of a stream on one device: what the receiver makes of a message is in the sender's completion.
+//! Both ends of a stream on one device: the sender's completion has the receiver's result.
 
 use crate::mock::{Driver, End, Pair, assert_cqe, wait_for};
 use crate::stream::sim::{Conditions, SimNetwork};
@@ -12,7 +12,7 @@ use urnic_device::vocabulary::{QpState, WcStatus};
 use urnic_device::wqe::{self, SendFlags, SendHeader};
 
 const LEN: u32 = 3000;
-/// Polls after which what has not come was not meant to come.
+/// Polls after which the test concludes that no completion comes.
 const POLLS: u32 = 2000;
 
 /// A pair on one device whose ends wait for receives.
@@ -45,7 +45,7 @@ fn post_three_good_of_five(driver: &Driver, pair: &mut Pair) {
         let at = if cookie == 3 { (1 << 20) - 1 } else { cookie * 4096 };
         let mut write = request(wqe::Opcode::Write, cookie, responder, at);
         if cookie == 1 {
-            // Nobody hears of that one, but its place in the ring comes free.
+            // That request completes without a CQE, but frees its entry in the ring.
             write.flags = 0;
         }
         initiator.qp.post(driver, write, &[initiator.region.sge(0, LEN)]);
@@ -80,7 +80,7 @@ fn a_refused_write_fails_and_those_before_it_succeed() {
     }
 }
 
-/// The same, whatever cuts the stream makes, by a clock that the test turns.
+/// The completions do not depend on how the stream splits its bytes. The test advances the clock.
 #[test]
 fn however_the_stream_is_cut() {
     for chunk in [1, 7, 1461, 1 << 20] {
@@ -107,7 +107,8 @@ fn however_the_stream_is_cut() {
     }
 }
 
-/// The initiator may be in full operation, and its first message on the way, before the responder is.
+/// The initiator may be in full operation, with its first message under way, before the responder
+/// is.
 #[test]
 fn a_peer_attached_later_checks_from_the_first_message() {
     let driver = Driver::start();
@@ -127,7 +128,7 @@ fn a_peer_attached_later_checks_from_the_first_message() {
     }
 }
 
-/// Each Send completes when its own receive was posted, not before, and needs no other.
+/// Each Send completes when its own receive is posted, not earlier, and needs no other receive.
 #[test]
 fn a_send_completes_when_it_is_delivered() {
     let driver = Driver::start();
@@ -142,7 +143,7 @@ fn a_send_completes_when_it_is_delivered() {
             .qp
             .post_send(&driver, cookie, &[initiator.region.sge(0, 64)]);
     }
-    // What is placed without a receive waits for none.
+    // A message that needs no receive does not wait for one.
     assert_cqe(&initiator.send_cq.await_idly(), 0, WcStatus::Success);
     for cookie in 1..=3 {
         for _ in 0..POLLS {
@@ -157,7 +158,7 @@ fn a_send_completes_when_it_is_delivered() {
     }
 }
 
-/// A receive of too few bytes, and one in memory that may not be written.
+/// A receive that is too short, and a receive in memory without local write permission.
 #[test]
 fn a_send_that_finds_a_bad_receive_completes_with_an_error() {
     for (len, stag, status) in [
@@ -186,7 +187,8 @@ fn a_send_that_finds_a_bad_receive_completes_with_an_error() {
     }
 }
 
-/// Whoever ends the connection without a word about a message leaves it as it would be with a peer elsewhere: sent.
+/// If the peer ends the connection before it processed a message, the message completes as sent, as
+/// with a peer on another device.
 #[test]
 fn an_end_completes_sends_the_peer_has_not_processed() {
     let ends: [fn(&Driver, &Pair); 4] = [
@@ -212,7 +214,8 @@ fn an_end_completes_sends_the_peer_has_not_processed() {
     }
 }
 
-/// Queue pairs come and go, and with them the ends of their streams: nobody waits for one that is gone.
+/// Queue pairs are created and destroyed with the ends of their streams: no request waits for an
+/// end that no longer exists.
 #[test]
 fn numbers_are_visited_once_each() {
     let driver = Driver::start();

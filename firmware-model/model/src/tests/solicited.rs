@@ -1,4 +1,4 @@
-//! Completion queues armed for solicited completions, and what wakes their programs.
+//! Completion queues armed for solicited completions, and the messages that wake their programs.
 
 use super::virtual_time::TestBed;
 use crate::mock::assert_cqe;
@@ -7,7 +7,8 @@ use std::time::Duration;
 use urnic_device::vocabulary::{Access, WcStatus};
 use urnic_device::wqe::{Opcode, SendFlags, SendHeader};
 
-/// RDM-S-05: of all messages that take a receive only the solicited ones wake who waits for such, and otherwise they are as their like.
+/// RDM-S-05: of all messages that take a receive, only the solicited ones notify a queue that is
+/// armed for them. In all else they are like the unsolicited ones.
 #[test]
 fn rdm_s_05_only_solicited_sends_wake() {
     let forms = [
@@ -45,7 +46,7 @@ fn rdm_s_05_only_solicited_sends_wake() {
             let received = world.pass_until(|| pair.responder.recv_cq.poll());
             assert_cqe(&received, 1, WcStatus::Success);
             assert_eq!(far.arena.read(pair.responder.region.iova, 5), b"hello");
-            // All that a step asks for is carried out in it.
+            // Each step executes all effects of the device.
             world.pass(Duration::from_micros(10));
             let woken = match solicited || !solicited_only {
                 true => vec![pair.responder.recv_cq.id],
@@ -56,7 +57,7 @@ fn rdm_s_05_only_solicited_sends_wake() {
             assert_cqe(&sent, 5, WcStatus::Success);
             let revoked = far.device.core().memory.is_revoked(stag);
             assert_eq!(revoked, opcode == Opcode::SendInv);
-            // It stays armed until one comes.
+            // The queue stays armed until a solicited message comes.
             if woken.is_empty() {
                 header.opcode = Opcode::Send as u8;
                 header.flags = (SendFlags::SOLICITED | SendFlags::SIGNALED).bits();

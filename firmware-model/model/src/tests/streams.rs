@@ -1,4 +1,4 @@
-//! Streaming mode over real TCP, with the program's side of the wire in `std::net`.
+//! Streaming mode over real TCP; the test's end of each connection is in `std::net`.
 
 use crate::ModelConfig;
 use crate::config::{DeviceAddress, Prefix, Reach};
@@ -35,7 +35,7 @@ fn send(driver: &Driver, sid: u32, bytes: &[u8]) -> Result<(), Status> {
     driver.execute(command).map(drop)
 }
 
-/// Starts to receive `len` bytes; returns where they go.
+/// Starts to receive `len` bytes; returns the address of their buffer.
 fn receive(driver: &Driver, sid: u32, len: u32) -> Result<u64, Status> {
     let mut command = Command::new(Opcode::StreamReceive, &Handle { id: sid.into() });
     command.output = driver.arena.alloc(len as usize).into();
@@ -92,7 +92,7 @@ fn a_query_reports_input_and_takes_none() {
     await_input(&driver, sid, input::END);
 }
 
-/// Loopback delivers before `write` returns, but nobody promises that.
+/// Waits for input: loopback usually delivers before `write` returns, but does not guarantee it.
 fn await_input(driver: &Driver, sid: u32, wanted: u32) {
     let found = std::iter::repeat_with(|| query(driver, sid).input.get())
         .take(1_000_000)
@@ -183,7 +183,7 @@ fn exactly_the_requested_bytes_are_taken_from_the_stream() {
     let event = driver.await_event(EventKind::StreamReceived, sid);
     assert_eq!((event.code.get(), event.data.get()), (0, 20));
     assert_eq!(driver.arena.read(buffer, 20), b"MPA ID Req Frame----");
-    // What is there already arrives at once.
+    // Input that is present is delivered at once.
     let buffer = receive(&driver, sid, 8).unwrap();
     let event = driver.await_event(EventKind::StreamReceived, sid);
     assert_eq!(event.data.get(), 8);
@@ -234,7 +234,7 @@ fn an_orderly_close_sends_fin_behind_the_bytes() {
     let driver = Driver::start();
     let (sid, mut peer) = connected(&driver);
     send(&driver, sid, b"last words").unwrap();
-    // Unread input would make TCP throw the last words away.
+    // Unread input would make TCP discard the last bytes.
     peer.write_all(b"never read").unwrap();
     close(&driver, sid, false).unwrap();
     let mut received = Vec::new();
@@ -271,7 +271,7 @@ fn a_listener_delivers_its_connections() {
         TcpStream::connect((LOCALHOST, port)).unwrap_err().kind(),
         std::io::ErrorKind::ConnectionRefused
     );
-    // The accepted one goes on.
+    // The accepted connection still works.
     send(&driver, sid, b"still here").unwrap();
     let mut received = [0; 10];
     (&peer).read_exact(&mut received).unwrap();
@@ -291,7 +291,7 @@ fn listening_everywhere_takes_ipv4_and_ipv6() {
         let (local, remote) = endpoints(&driver, event.data.get() as u32);
         assert_eq!((local, remote), (there, peer.local_addr().unwrap()));
     }
-    // A port with a live listener is taken, one whose connections are no_linger is not.
+    // A port with a listener is in use; a port with closing connections only is not.
     for place in ["0.0.0.0", "::", "127.0.0.1"] {
         let taken = driver.listen(SocketAddr::new(place.parse().unwrap(), port), 1);
         assert_eq!(taken, Err(Status::AddressInUse), "{place}");
@@ -334,7 +334,8 @@ fn listening_on_ipv6_alone_leaves_the_port_to_ipv4() {
     assert_eq!(listen_at(&nonsense).err(), Some(Status::InvalidArgument));
 }
 
-/// A peer that calls again and again cannot make the device grow: calls beyond the backlog wait in the kernel.
+/// A peer that connects repeatedly cannot make the device grow: connections beyond the backlog wait
+/// in the kernel.
 #[test]
 fn connections_the_driver_does_not_take_are_bounded() {
     let driver = Driver::start();
@@ -343,12 +344,12 @@ fn connections_the_driver_does_not_take_are_bounded() {
     let _peers: Vec<TcpStream> = (0..3).map(|_| TcpStream::connect(there).unwrap()).collect();
     let first = driver.await_event(EventKind::StreamAccepted, lid);
     driver.await_event(EventKind::StreamAccepted, lid);
-    // A second listener's call comes through the same thread behind the first one's, which was left waiting.
+    // The same thread also serves a second listener, though the connections of the first one wait.
     let (other, other_port) = driver.listen(any_port("127.0.0.1"), 2).unwrap();
     let _other_peer = TcpStream::connect((LOCALHOST, other_port)).unwrap();
     driver.await_event(EventKind::StreamAccepted, other);
     assert!(driver.event().is_none());
-    // Looking at one makes room for another.
+    // An accepted connection makes room for another.
     endpoints(&driver, first.data.get() as u32);
     driver.await_event(EventKind::StreamAccepted, lid);
 }
@@ -369,11 +370,11 @@ fn a_stream_is_attached_once_and_only_when_idle() {
     assert_eq!(driver.attach(sid, &end.qp, true), Err(Status::InvalidHandle));
     let (other, _other_peer) = connected(&driver);
     assert_eq!(driver.attach(other, &end.qp, true), Err(Status::WrongState));
-    // It is still there after the refusal.
+    // The stream still exists after the refusal.
     send(&driver, other, b"well").unwrap();
 }
 
-/// A guest gains no TCP client on its host.
+/// A guest cannot connect to services of its host.
 #[test]
 fn a_confined_device_stays_within_its_addresses() {
     let table = |ip: [u8; 4]| DeviceAddress {
@@ -397,7 +398,11 @@ fn a_confined_device_stays_within_its_addresses() {
     let allowed = TcpListener::bind(any_port("127.0.0.9")).unwrap();
     let sid = driver.connect(allowed.local_addr().unwrap()).unwrap();
     let (_peer, from) = allowed.accept().unwrap();
-    assert_eq!(from.ip().to_string(), "127.0.0.5", "calls leave from the table");
+    assert_eq!(
+        from.ip().to_string(),
+        "127.0.0.5",
+        "connections leave from an address of the table"
+    );
     driver.await_event(EventKind::StreamConnected, sid);
     let elsewhere = Connect {
         remote: allowed.local_addr().unwrap().into(),
@@ -409,7 +414,7 @@ fn a_confined_device_stays_within_its_addresses() {
         Err(Status::Denied)
     );
     assert_eq!(driver.listen(any_port("127.0.0.1"), 1), Err(Status::Denied));
-    // Everywhere means everywhere in the table.
+    // The wildcard address means every address of the table.
     let (lid, port) = driver.listen(any_port("::"), 4).unwrap();
     assert!(TcpStream::connect((LOCALHOST, port)).is_err());
     for ip in [[127, 0, 0, 5], [127, 0, 0, 6]] {
@@ -450,7 +455,7 @@ fn descriptors_are_high_and_none_leaks() {
     }
 }
 
-/// In a child after fork the device is closed and dead, whatever its threads held.
+/// In a child after fork the device is closed and does nothing, whatever locks its threads held.
 #[test]
 fn an_abandoned_device_has_no_descriptors_and_does_nothing() {
     let driver = Driver::start();
@@ -458,7 +463,7 @@ fn an_abandoned_device_has_no_descriptors_and_does_nothing() {
     let core = driver.device.core();
     let numbers = core.descriptor_numbers();
     assert_eq!(numbers.len(), 3);
-    // Held by a thread that does not exist in the child.
+    // The lock is held by a thread that does not exist in the child.
     let held = core.registers();
     // SAFETY: the child makes system calls and touches atomics, and leaves by _exit.
     let child = unsafe { libc::fork() };
@@ -479,7 +484,7 @@ fn an_abandoned_device_has_no_descriptors_and_does_nothing() {
     // SAFETY: waits for the child made above.
     assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
     assert_eq!(status, 0);
-    // The parent's is as well as before.
+    // The parent's device still works.
     send(&driver, _sid, b"alive").unwrap();
     let mut received = [0; 5];
     (&peer).read_exact(&mut received).unwrap();
@@ -505,7 +510,7 @@ fn a_lent_thread_receives_and_the_device_works_without_it() {
         assert_eq!(EventKind::from_raw(event.kind), Some(EventKind::StreamAccepted));
         callers.push(connecting.join().unwrap());
     }
-    // It is no_linger, with what it waited for or in vain.
+    // The device does not use the thread after `lend` returned, with or without the event.
     for vain in [false, true] {
         if vain {
             assert!(!driver.device.lend(Duration::ZERO, quiet.as_fd(), &mut || false));
@@ -537,14 +542,15 @@ fn a_lent_thread_is_notified_of_work_by_others() {
     });
 }
 
-/// Markers count from where full operation begins, in each direction for itself, however much streaming data and start-up went before.
+/// Marker positions count from the begin of full operation, in each direction separately,
+/// regardless of the streaming data and start-up frames before it.
 #[test]
 fn mpa_s_17_full_operation_begins_behind_streaming_data() {
     const STREAMING: [usize; 2] = [101, 37];
     let driver = Driver::start();
     let mut end = End::new(&driver);
     let (sid, mut peer) = connected(&driver);
-    // What precedes full operation: streaming data, and a frame of start-up.
+    // Before full operation: streaming data, and a start-up frame.
     peer.write_all(&[b'x'; STREAMING[0]]).unwrap();
     peer.write_all(b"MPA ID Req Frame\xc0\x01\0\0").unwrap();
     let buffer = receive(&driver, sid, STREAMING[0] as u32).unwrap();

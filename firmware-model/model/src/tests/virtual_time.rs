@@ -1,4 +1,4 @@
-//! Whole devices on a simulated network, by a clock that the test turns.
+//! Whole devices on a simulated network, with a clock that the test advances.
 
 use crate::mock::{Driver, Pair, assert_cqe};
 use crate::stream::sim::{Conditions, SimNetwork};
@@ -31,7 +31,7 @@ impl TestBed {
         }
     }
 
-    /// Lets `by` go by, in which both devices do once what they can.
+    /// Advances the clock by `by`, and runs both devices once.
     pub(super) fn pass(&self, by: Duration) {
         let now = self.clock.fetch_add(by.as_nanos() as u64, Ordering::Relaxed);
         self.near.device.step(Nanos(now));
@@ -42,7 +42,7 @@ impl TestBed {
         Pair::connect_while(&self.near, &self.far, || self.pass(Duration::from_micros(10)))
     }
 
-    /// Passes time until `probe` gives something, within a virtual minute.
+    /// Advances the clock until `probe` returns a value, within a virtual minute.
     pub(super) fn pass_until<T>(&self, mut probe: impl FnMut() -> Option<T>) -> T {
         for _ in 0..6_000_000 {
             if let Some(found) = probe() {
@@ -85,7 +85,7 @@ fn messages_arrive_however_the_stream_is_cut() {
     }
 }
 
-/// A queue pair sent, and was destroyed; what it sent is not acknowledged.
+/// A queue pair has sent, and was destroyed; the peer acknowledges nothing.
 fn with_a_silent_peer() -> TestBed {
     let world = TestBed::new(Conditions::default());
     let Pair { mut initiator, .. } = world.connect();
@@ -118,7 +118,7 @@ fn a_lingering_stream_with_a_silent_peer_times_out() {
 fn a_reset_keeps_the_data_of_a_destroyed_queue_pair() {
     let world = with_a_silent_peer();
     let lingering = || world.near.device.core().schedule.lingering();
-    // A process that ends destroys its queue pairs, and is followed by a reset.
+    // A process that exits destroys its queue pairs, then resets the device.
     world.near.device.reset();
     assert_eq!(lingering(), 1);
     world.pass(Duration::from_millis(3100));
@@ -142,7 +142,7 @@ fn a_reset_keeps_completed_data() {
     let sent = world.pass_until(|| initiator.send_cq.poll());
     assert_cqe(&sent, 1, WcStatus::Success);
     assert!(responder.recv_cq.poll().is_none(), "it is under way");
-    // A process that is killed destroys nothing itself.
+    // A killed process destroys no objects.
     world.near.device.reset();
     let received = world.pass_until(|| responder.recv_cq.poll());
     assert_cqe(&received, 2, WcStatus::Success);

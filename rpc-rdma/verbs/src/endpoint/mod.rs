@@ -1,7 +1,7 @@
 //! One end of a connection: an engine, and the queue pair that executes its actions.
 //!
-//! An endpoint never waits. Its owner passes the requests of the application to it (then calls
-//! [`Endpoint::execute_actions`]), and calls [`Endpoint::progress`] when its descriptor is readable.
+//! An endpoint never waits. Its owner passes the application's requests to it, then calls
+//! [`Endpoint::execute_actions`], and [`Endpoint::progress`] when its descriptor is readable.
 
 mod activity;
 mod client_charges;

@@ -137,8 +137,8 @@ impl Id {
     }
 
     pub(crate) fn reject(&self) {
-        // SAFETY: the identifier exists as long as `self`. If the request no longer exists, the call fails,
-        // which needs no handling.
+        // SAFETY: the identifier exists as long as `self`. If the request no longer exists, the
+        // call fails, which needs no handling.
         let _ = unsafe { sys::rdma_reject(self.0.as_ptr(), ptr::null(), 0) };
     }
 

@@ -117,8 +117,8 @@ impl MemoryTable {
         }
     }
 
-    /// Registers a holder that has pieces of registered memory, and still pins for them. It releases
-    /// the pieces when the registration is revoked.
+    /// Registers a holder that has pieces of registered memory, and still pins for them. It
+    /// releases the pieces when the registration is revoked.
     pub(crate) fn register_borrow(&self, holder: Arc<dyn BorrowHolder>) -> Borrow {
         self.borrows.enter(holder)
     }

@@ -14,7 +14,7 @@ use std::time::Duration;
 use urnic_device::vocabulary::{QpState, WcStatus};
 use urnic_wire::mpa::fpdu::{self, CrcMode};
 
-/// What most connections of tests agree on.
+/// The parameters of most connections in tests.
 pub(crate) fn agreed(initiator: bool) -> Attachment {
     Attachment {
         initiator,
@@ -39,7 +39,8 @@ pub(crate) fn agreed(initiator: bool) -> Attachment {
     }
 }
 
-/// What native connections agree on: no Terminate for an empty receive queue, either side may close.
+/// The parameters of native connections: no Terminate for an empty receive queue, either side may
+/// close.
 pub(crate) fn native(initiator: bool) -> Attachment {
     Attachment {
         stall_on_empty_rq: true,
@@ -82,7 +83,7 @@ impl Pair {
         Pair { a, b, wire, clock }
     }
 
-    /// Lets both do what they can, time included, until nothing is left to do at all.
+    /// Runs both engines, and advances the clock, until neither has anything to do.
     pub(crate) fn run(&mut self) {
         for _ in 0..1_000_000 {
             if !self.step() {
@@ -92,7 +93,7 @@ impl Pair {
         panic!("the engines never come to rest");
     }
 
-    /// Runs without letting any timer of an engine run out.
+    /// Runs both engines without expiring a timer.
     pub(crate) fn run_now(&mut self) {
         for _ in 0..1_000_000 {
             if self.a.pump() | self.b.pump() {
@@ -178,7 +179,7 @@ impl Scripted {
         }
     }
 
-    /// The peer sends these bytes, and the engine does what it can.
+    /// The peer sends these bytes, and the engine runs until it waits.
     pub(crate) fn send(&mut self, bytes: &[u8]) {
         let mut rest = bytes;
         while !rest.is_empty() {
@@ -191,7 +192,7 @@ impl Scripted {
         }
     }
 
-    /// The peer sends these bytes and does not listen: the engine does what it can.
+    /// The peer sends these bytes and reads nothing; the engine runs until it waits.
     pub(crate) fn send_unread(&mut self, bytes: &[u8]) {
         let mut rest = bytes;
         while !rest.is_empty() {
@@ -221,7 +222,7 @@ impl Scripted {
         self.run();
     }
 
-    /// Lets the engine do what it can now, and reads what it sent.
+    /// Runs the engine until it waits, and reads the bytes that it sent.
     pub(crate) fn run(&mut self) {
         loop {
             while self.node.pump() {}
@@ -243,13 +244,13 @@ impl Scripted {
         self.run();
     }
 
-    /// Takes what the engine has sent since the last call.
+    /// Takes the bytes that the engine has sent since the last call.
     pub(crate) fn output(&mut self) -> Vec<u8> {
         self.run();
         std::mem::take(&mut self.output)
     }
 
-    /// Takes it as ULPDUs; CRCs must be right, if there are any.
+    /// Takes the ULPDUs that the engine has sent; CRCs must be correct, if CRCs are on.
     pub(crate) fn output_ulpdus(&mut self) -> Vec<Vec<u8>> {
         let bytes = self.output();
         let mut rest = &bytes[..];
@@ -262,7 +263,8 @@ impl Scripted {
         ulpdus
     }
 
-    /// The payload of the Terminate that the engine must have sent, as its only FPDU, before its FIN.
+    /// The payload of the Terminate that the engine must have sent, as its only FPDU, before its
+    /// FIN.
     pub(crate) fn terminate(&mut self) -> Vec<u8> {
         let ulpdus = self.output_ulpdus();
         assert_eq!(ulpdus.len(), 1, "exactly a Terminate: {ulpdus:02x?}");

@@ -1,4 +1,4 @@
-//! Memory of a host.
+//! The host's memory in tests.
 
 use crate::host::{HostMemory, Mapping};
 use std::ptr::NonNull;
@@ -67,7 +67,7 @@ impl Drop for Block {
     }
 }
 
-/// Addresses are pointers.
+/// The addresses of the host's memory are pointers.
 pub(super) struct Anywhere;
 
 // SAFETY: tests name only blocks that outlive the engines that use them.

@@ -11,7 +11,7 @@ use urnic_device::wqe::Opcode;
 use urnic_wire::mpa::fpdu::{self, CrcMode, fpdu_len};
 use urnic_wire::mpa::marker;
 
-/// What the engine agreed on with such a peer.
+/// The parameters of the engine's connection.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Hostile {
     pub(crate) crc: bool,
@@ -27,8 +27,9 @@ pub(crate) struct Hostile {
 }
 
 impl Hostile {
-    /// The peer sends FPDUs with these ULPDUs, then `noise`. Whatever they are: no panic, at most one Terminate, every
-    /// work request completes once and in order, and memory that was not offered stays as it is.
+    /// The peer sends FPDUs with these ULPDUs, then `noise`. For any bytes: no panic, at most one
+    /// Terminate, every work request completes once and in order, and memory that was not offered
+    /// stays as it is.
     pub(crate) fn send(self, ulpdus: Vec<Vec<u8>>, noise: &[u8]) {
         let base = if self.native {
             native(self.initiator)

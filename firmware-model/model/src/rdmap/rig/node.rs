@@ -1,4 +1,4 @@
-//! A queue pair with all it needs.
+//! A queue pair with its queues and memory.
 
 use super::host::{Anywhere, Block, Region};
 use super::queues::{Cq, Receives, Shape, Work};
@@ -29,7 +29,7 @@ static RUNNING: AtomicBool = AtomicBool::new(false);
 /// Page size of regions.
 const PAGE: usize = 4096;
 
-/// A queue pair with all it needs.
+/// A queue pair with its queues and memory.
 #[derive(Debug)]
 pub(crate) struct Node {
     pub(crate) engine: Engine,
@@ -46,7 +46,7 @@ pub(crate) struct Node {
     buffers: BufferPool,
     clock: Arc<AtomicU64>,
     sends: urnic_testkit::SendQueue<Rc<Block>>,
-    /// Regions live as long as the engine may use them.
+    /// The regions, which exist as long as the engine may use them.
     blocks: RefCell<Vec<Rc<Block>>>,
 }
 
@@ -228,7 +228,7 @@ impl Node {
         self.receives.post(cookie, sges);
     }
 
-    /// Lets the engine do what it can now; returns whether it did anything.
+    /// Runs the engine until it waits; returns whether it did anything.
     pub(crate) fn pump(&mut self) -> bool {
         let before = self.activity();
         if self

@@ -128,7 +128,7 @@ impl Work {
     }
 }
 
-/// How a queue pair of a test is made.
+/// The parameters of a test's queue pair.
 #[derive(Debug, Clone)]
 pub(crate) struct Shape {
     pub(crate) qid: u32,

@@ -1,4 +1,4 @@
-//! DDP's rows: headers, order, the checks and their error numbers, and what follows an error.
+//! DDP's rows: headers, order, the checks and their error numbers, and the state after an error.
 
 use super::rig::*;
 use super::vector;
@@ -12,7 +12,7 @@ use urnic_wire::crc::crc32c;
 
 const SUCCESS: WcStatus = WcStatus::Success;
 
-/// An engine with one receive of so many bytes.
+/// An engine with one receive of this length in bytes.
 pub(super) fn with_receive(len: usize) -> (Scripted, Region) {
     let mut peer = Scripted::new();
     let region = peer.node.region(len, everything());
@@ -20,7 +20,7 @@ pub(super) fn with_receive(len: usize) -> (Scripted, Region) {
     (peer, region)
 }
 
-/// What the engine sends when it receives only that. Nothing must change in `untouched`.
+/// The bytes that the engine sends when it receives only this. `untouched` must stay unchanged.
 pub(super) fn terminate_for_ulpdu(mut peer: Scripted, untouched: &Region, ulpdu: &[u8]) -> Vec<u8> {
     let before = untouched.bytes();
     peer.send_ulpdu(ulpdu);
@@ -105,8 +105,7 @@ fn ddp_s_01_messages_of_2_to_the_31_bytes_and_no_longer() {
     peer.node.post(&Work::send(1).sge(huge).sge(region.sge(0, 1)));
     peer.run();
     assert_eq!(peer.node.sent(), [(1, WcStatus::LocLenErr)]);
-    // A Read of exactly that size goes out, if there is that much memory to sink it: here there is
-    // not.
+    // A Read of exactly that size would be sent if a sink of that size existed; here none exists.
     let mut peer = Scripted::new();
     peer.node.post(&Work::read(1, 1, 0).sge(huge));
     peer.run();
@@ -151,7 +150,7 @@ fn ddp_s_06_messages_are_delivered_once_in_order_when_complete() {
     assert!(peer.node.received().is_empty());
     peer.send_ulpdu(&send_segment(true, 1, 3, b"def"));
     assert_eq!(peer.node.received(), [(1, SUCCESS, 6)]);
-    // The same once more is no message.
+    // A repetition of the message is an error.
     peer.send_ulpdu(&send_segment(true, 1, 3, b"def"));
     assert_eq!(peer.terminate()[..2], [0x12, 0x03]);
     assert_eq!(peer.node.received(), [(2, WcStatus::WrFlushErr, 0)]);
@@ -163,7 +162,7 @@ fn ddp_s_08_a_gap_in_mo_is_refused() {
     peer.send_ulpdu(&send_segment(false, 1, 0, b"abc"));
     let payload = terminate_for_ulpdu(peer, &region, &send_segment(true, 1, 4, b"ef"));
     assert_eq!(payload[..2], [0x12, 0x04]);
-    // And so is an overlap.
+    // An overlap is an error, too.
     let (mut peer, region) = with_receive(4096);
     peer.send_ulpdu(&send_segment(false, 1, 0, b"abc"));
     let payload = terminate_for_ulpdu(peer, &region, &send_segment(true, 1, 2, b"ef"));
@@ -233,7 +232,8 @@ fn ddp_v_02_one_byte_past_the_end() {
 
 #[test]
 fn ddp_v_02_terminate_is_byte_exact() {
-    // The vector's STag is not ours: the Terminate must be the vector but for STag, TO and CRC.
+    // The test uses another STag than the vector: the Terminate must equal it except for STag, TO
+    // and CRC.
     let mut peer = Scripted::new();
     let region = peer.node.region(2, everything());
     let ulpdu = write_segment(region.stag, region.base, b"abcd");
@@ -354,7 +354,7 @@ fn ddp_v_14_a_missing_right_is_rdmaps_error() {
     let region = peer.node.region(8, Access::LOCAL_WRITE | Access::REMOTE_READ);
     let payload = terminate_for_ulpdu(peer, &region, &write_segment(region.stag, region.base, b"x"));
     assert_eq!(payload[..4], hex("0102c000"));
-    // The right of the queue pair counts, too.
+    // The access flags of the queue pair apply, too.
     let shape = Shape {
         access: Access::REMOTE_READ,
         ..Shape::default()
@@ -550,7 +550,7 @@ fn sec_01_and_03_cross_domain_send_with_invalidate() {
     let region = peer.node.region_in(other, 8, everything());
     peer.send_ulpdu(&untagged(0x41, 0x44, region.stag, 0, 1, 0, b"hello"));
     assert_eq!(peer.terminate()[..4], hex("0109c000"));
-    // Shared by two streams of the domain: not to be invalidated from afar.
+    // Two streams of the domain share the region, so a peer may not invalidate it.
     let (mut peer, _) = with_receive(64);
     let region = peer.node.region(8, everything());
     assert!(

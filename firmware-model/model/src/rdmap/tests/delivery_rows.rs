@@ -149,7 +149,7 @@ fn vrb_c_11_the_programs_reads_have_all_their_slots() {
     );
     assert_eq!(peer.output_ulpdus().len(), 1);
 
-    // A peer that accepts one in all gets one at a time.
+    // A peer that accepts one Read gets one at a time.
     let mut peer = scripted(Attachment {
         ord_limit: 1,
         ..delivered()

@@ -74,7 +74,7 @@ fn x73_03_requests_on_the_wire_share_msns_with_reads() {
         .post(&compare_swap(2, stag, to, 0x2222, 0x1111).sge(sink.sge(8, 8)));
     peer.node.post(&Work::read(3, stag, to).sge(sink.sge(16, 8)));
     let received = peer.output();
-    // The request identifiers are ours to choose.
+    // The requester chooses the request identifiers.
     for (name, at, id) in [("F-ATOMIC-FADD", 0, 1u32), ("F-ATOMIC-CSWAP", 76, 2)] {
         let mut expected = vector(name);
         let end = expected.len() - 4;
@@ -157,7 +157,7 @@ fn x73_04_a_response_must_fit_its_request() {
         assert_eq!(peer.terminate()[..2], u16::to_be_bytes(code));
         assert_eq!(peer.node.sent(), [(1, WcStatus::WrFlushErr)]);
     }
-    // Nobody asked.
+    // A response without a request.
     let mut peer = Scripted::new();
     peer.send_ulpdu(&response(1, 1, 12));
     assert_eq!(peer.terminate()[..2], [0x12, 0x02]);
@@ -216,7 +216,7 @@ fn x73_07_an_unaligned_word_is_not_touched() {
 #[test]
 fn x73_08_atomics_of_two_streams_exclude_each_other() {
     const ROUNDS: u32 = 500;
-    /// Requests at a time, as many as the streams may have under way.
+    /// Requests at a time: as many as each stream may have outstanding.
     const BATCH: u32 = 16;
     let clock = Arc::new(AtomicU64::new(0));
     let (memory, pd) = table();

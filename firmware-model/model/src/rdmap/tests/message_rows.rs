@@ -1,5 +1,5 @@
-//! DDP's rows on whole messages: their numbers, their length, and what is alike in all their
-//! segments.
+//! DDP's rows on whole messages: their numbers, their length, and the fields that all their
+//! segments share.
 
 use super::ddp_rows::{terminate_for_ulpdu, with_receive};
 use super::rig::*;
@@ -31,8 +31,8 @@ fn ddp_h_05_all_segments_invalidate_the_same_stag() {
     }
 }
 
-/// A peer's segments should all name the same STag. Where they do not, the last one's counts, and
-/// no other is touched.
+/// All segments of a peer's message should name the same STag. If they differ, only the STag of the
+/// last segment is invalidated.
 #[test]
 fn ddp_h_05_of_differing_stags_the_last_segments_counts() {
     let (mut peer, _) = with_receive(64);
@@ -51,7 +51,7 @@ fn ddp_h_05_of_differing_stags_the_last_segments_counts() {
             .is_ok()
     });
     assert_eq!(valid, [true, true, false]);
-    // One that cannot be invalidated is an error in the last segment, and none in another.
+    // An STag that cannot be invalidated is an error in the last segment only.
     let (mut peer, _) = with_receive(64);
     let region = peer.node.region(8, everything());
     peer.send_ulpdu(&untagged(0x01, 0x44, region.stag ^ 1, 0, 1, 0, b"abc"));
@@ -126,7 +126,7 @@ fn ddp_h_06_msns_of_every_queue_wrap() {
     msns_go_on_from([[last - 1, last - 4, last], [last, last - 2, last - 3]]);
 }
 
-/// Queue 2 has one message, the Terminate, whatever number the others are at.
+/// Queue 2 has one message, the Terminate, regardless of the numbers of the other queues.
 #[test]
 fn ddp_h_06_a_terminate_is_message_one_of_its_queue() {
     let mut peer = Scripted::new();
@@ -158,7 +158,7 @@ fn ddp_h_06_another_msn_than_the_next_is_refused() {
     }
 }
 
-/// A region of zeroes as long as anything, for which nobody needs memory.
+/// A region of zeroes of any length, which uses no memory.
 fn endless(node: &Node) -> u32 {
     let registration = Registration {
         pd: node.pd,
@@ -186,8 +186,8 @@ fn ddp_s_01_a_gigabyte_arrives_as_one_message() {
     assert_eq!(pair.b.received(), [(1, SUCCESS, LEN as u32)]);
 }
 
-/// Sends, Writes and Read Responses: each segment but the last is as long as the MULPDU of the
-/// moment, and none is longer.
+/// Sends, Writes and Read Responses: each segment but the last is as long as the current
+/// MULPDU, and none is longer.
 #[test]
 fn ddp_s_01_segments_are_as_long_as_the_mulpdu() {
     const LEN: usize = 20_000;
@@ -220,8 +220,8 @@ fn ddp_s_01_segments_are_as_long_as_the_mulpdu() {
     }
 }
 
-/// The segment size changes in the middle of a message: what is framed later is as long as the new
-/// one allows.
+/// The segment size changes in the middle of a message: later segments have the length that the new
+/// size allows.
 #[test]
 fn ddp_s_01_segments_follow_the_mulpdu_within_a_message() {
     let mut peer = Scripted::new();
@@ -245,8 +245,8 @@ fn ddp_s_01_segments_follow_the_mulpdu_within_a_message() {
     assert!(bytes == pattern(1 << 20));
 }
 
-/// An engine whose only receive is longer than any message may be, with all but the last `left`
-/// bytes received that one may have.
+/// An engine whose only receive is longer than a message may be, and which has received all but
+/// `left` bytes of the maximum.
 fn nearly_full(left: u32, crc: bool) -> Scripted {
     let attachment = Attachment { crc, ..agreed(true) };
     let mut peer = Scripted::with(&Shape::default(), attachment);
@@ -263,11 +263,11 @@ fn ddp_s_01_a_received_message_is_shorter_than_2_to_the_32() {
     for (crc, size) in [(true, 100u32), (false, 100), (false, 50_000)] {
         let all = vec![0; size as usize];
         let mo = u32::MAX - size;
-        // As long as it may be.
+        // The maximum length.
         let mut peer = nearly_full(size, crc);
         peer.send_ulpdu(&send_segment(true, 1, mo, &all));
         assert_eq!(peer.node.received(), [(1, SUCCESS, u32::MAX)]);
-        // Longer by a byte, in one segment or in the next, the last or another.
+        // One byte too long: in this segment or the next, in the last segment or another.
         for last in [false, true] {
             let mut peer = nearly_full(size - 1, crc);
             peer.send_ulpdu(&send_segment(last, 1, mo + 1, &all));
@@ -278,7 +278,7 @@ fn ddp_s_01_a_received_message_is_shorter_than_2_to_the_32() {
             assert!(peer.output_ulpdus().is_empty());
             peer.send_ulpdu(&send_segment(last, 1, u32::MAX, b"x"));
             assert_eq!(peer.terminate()[..2], hex("1205"));
-            // Nor does it begin again.
+            // The message cannot start again at offset 0.
             let mut peer = nearly_full(size, crc);
             peer.send_ulpdu(&send_segment(false, 1, mo, &all));
             peer.send_ulpdu(&send_segment(last, 1, 0, b"x"));

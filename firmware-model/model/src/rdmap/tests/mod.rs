@@ -1,5 +1,5 @@
-//! Engines against hand-made bytes, and against each other, under a virtual clock. Tests that carry
-//! a conformance row's id show what that row asks for.
+//! Engines with hand-made bytes, and with each other, under a virtual clock. A test whose name has
+//! a conformance row's id shows the rule of that row.
 
 mod ddp_rows;
 mod delivery_rows;

@@ -1,5 +1,5 @@
-//! Row MPA-E-01: the errors of RFC 5044 §8 that a stream in full operation can have, each told by
-//! its own code: in the Terminate where there is one, in the event, and in the counters.
+//! Row MPA-E-01: the errors of RFC 5044 §8 that a stream in full operation can have. Each has its
+//! own code in the Terminate, if one is sent, in the event, and in the counters.
 
 use super::rig::*;
 use super::vector;
@@ -72,7 +72,7 @@ fn mpa_e_01_a_wrong_marker_is_code_3() {
     let mut bytes = vec![0; 2048];
     let len = marker::emit(0, &send_segment(true, 1, 0, &[7; 1000]), CrcMode::On, &mut bytes);
     bytes.truncate(len);
-    // FPDUPTR of the second marker, under a CRC that is right.
+    // A wrong FPDUPTR in the second marker, with a correct CRC.
     bytes[515] ^= 4;
     let end = len - 4;
     let crc = crc32c(&bytes[..end]);
@@ -85,7 +85,7 @@ fn mpa_e_01_a_wrong_marker_is_code_3() {
 
 #[test]
 fn mpa_e_01_an_error_that_cannot_be_sent_has_its_code() {
-    // Before the fence opens nothing may be sent (row EMPA-23).
+    // Before the fence opens, the engine may send nothing (row EMPA-23).
     let mut peer = Scripted::with(&Shape::default(), agreed(false));
     let mut damaged = vector("F-SEND-hello");
     damaged[20] ^= 1;

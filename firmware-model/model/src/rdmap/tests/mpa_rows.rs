@@ -1,4 +1,5 @@
-//! MPA's rows: framing, markers, CRC, errors, and what of start-up lasts into full operation.
+//! MPA's rows: framing, markers, CRC, errors, and the parameters of start-up that apply in full
+//! operation.
 
 use super::rig::*;
 use super::vector;
@@ -127,7 +128,7 @@ fn memory_may_be_copied_from_the_middle_of_a_segment() {
         arena.read(ARENA_IOVA + placed as u64, LEN - placed),
         &payload[placed..]
     );
-    // From the beginning, and gone.
+    // The FPDU is placed again; then the memory is unmapped.
     peer.send(&fpdu);
     assert_eq!(arena.read(ARENA_IOVA, LEN), payload);
     assert!(peer.output().is_empty());

@@ -1,4 +1,4 @@
-//! Native connections: the manners that programs written for InfiniBand rely on, and a queue pair
+//! Native connections: the policy that programs written for InfiniBand rely on, and a queue pair
 //! that is its own peer.
 
 use super::rig::*;
@@ -67,8 +67,8 @@ fn an_empty_receive_queue_stalls_the_stream() {
 
 #[test]
 fn a_sender_alone_delivers_no_held_messages() {
-    // The ring for the receive is still to come. Whoever obeys it sends the answer to the Read, and
-    // asks whether anything waited.
+    // The doorbell of the receive comes later. The thread that handles it sends the answer to the
+    // Read, and checks whether a message waits.
     let mut pair = native_pair();
     let source = pair.b.filled(b"12345678");
     let sink = pair.a.region(8, everything());
@@ -191,7 +191,7 @@ fn rnr_timeout_fails_the_sender_with_rnr_retry_exc() {
     pair.run_now();
     assert_eq!(pair.b.faults(), [(QpFault::TerminateSent, 0x1202_c000)]);
     assert_eq!(pair.a.faults(), [(QpFault::TerminateReceived, 0x1202_c000)]);
-    // The Send itself was complete when the stream took it: the next one learns.
+    // The Send completed when the stream took it, so the next Send gets the error.
     pair.a.post(&Work::send(2));
     pair.a.post(&Work::send(3));
     pair.run_now();

@@ -1,4 +1,4 @@
-//! What holds for whatever programs post, however the stream is cut, and whatever a peer sends.
+//! Properties for any requests of programs, any splitting of the stream, and any bytes of a peer.
 
 use super::rig::*;
 use crate::rdmap::Attachment;
@@ -16,7 +16,7 @@ const SLOT: usize = 20_000;
 struct Plan {
     opcode: Opcode,
     len: usize,
-    /// Where its scatter/gather list is cut.
+    /// The boundaries of its scatter/gather list.
     cuts: Vec<usize>,
     fenced: bool,
     signaled: bool,
@@ -69,7 +69,7 @@ impl Plan {
         }
     }
 
-    /// The list of the slot's bytes, in as many elements as it is cut into.
+    /// The scatter/gather list of the slot's bytes.
     fn sges(&self, region: &Region, slot: usize) -> Vec<Sge> {
         if self.opcode == Opcode::FetchAdd {
             return vec![region.sge(slot * SLOT, 8)];
@@ -149,20 +149,20 @@ impl Scenario {
     }
 }
 
-/// One program: what it posts, what it has, what it expects of the other.
+/// One program: its requests, its memory, and the requests of the other program.
 struct Side {
     plans: Vec<Plan>,
     /// Sources of sends and Writes, sinks of Reads.
     own: Region,
     /// Targets of the peer's Writes, sources of its Reads.
     shared: Region,
-    /// Where the peer's Sends go.
+    /// Receives of the peer's Sends.
     receives: Region,
     posted: usize,
     received: usize,
 }
 
-/// Bytes that tell the slot.
+/// Bytes that identify the slot.
 fn contents(tag: usize, slots: usize) -> Vec<u8> {
     (0..slots * SLOT)
         .map(|i| (i.wrapping_mul(167) ^ (i >> 7) ^ (i / SLOT * 59) ^ tag) as u8)
@@ -281,7 +281,7 @@ impl Side {
             );
         }
         assert!(node.recv_cq.poll().is_none());
-        // Memory: what the peer wrote, and what we read.
+        // Memory: the peer's Writes, and this program's Reads.
         let mut shared = contents(tag + 1, shared_slots(self));
         let mut own = contents(tag, shared_slots(self));
         let peers_shared = contents(peer_tag + 1, shared_slots(self));
@@ -368,7 +368,7 @@ proptest! {
         fault in (any::<bool>(), 0u64..200_000, 1..=255u8),
     ) {
         let (cut, position, mask) = fault;
-        // What is damaged without a CRC is simply other data.
+        // Without a CRC, damaged bytes are other data.
         scenario.crc |= !cut;
         scenario.native = false;
         scenario.conditions.capacity = scenario.conditions.capacity.max(2000);
@@ -389,7 +389,7 @@ proptest! {
             left.post(&mut pair.a, &right.shared);
             pair.run_now();
         }
-        // Whatever is not complete by now will never be.
+        // A request that is not complete now does not complete.
         for node in [&mut pair.a, &mut pair.b] {
             node.set_state(QpState::Err);
             while node.pump() {}
@@ -418,7 +418,7 @@ proptest! {
     }
 }
 
-/// ULPDUs that are nearly right, and quite wrong ones.
+/// ULPDUs: nearly valid ones and random bytes.
 fn ulpdu() -> impl Strategy<Value = Vec<u8>> {
     let control = prop_oneof![Just(0x41u8), Just(0x01), Just(0xc1), Just(0x81), any::<u8>()];
     let rdmap = prop_oneof![(0x40u8..0x4c), any::<u8>()];

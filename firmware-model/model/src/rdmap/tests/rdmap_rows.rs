@@ -22,7 +22,7 @@ fn with_receive(len: usize) -> (Scripted, Region) {
     (peer, region)
 }
 
-/// An engine that hears this, and the Terminate that it answers with.
+/// An engine that received these bytes, and its Terminate.
 fn answer_to(mut peer: Scripted, ulpdu: &[u8]) -> Vec<u8> {
     peer.send_ulpdu(ulpdu);
     peer.terminate()
@@ -142,7 +142,7 @@ fn rdm_r_01_read_request() {
     peer.node
         .post(&Work::read(1, 0x200, 0x7f00_0000_2000).sge(sink.sge(0, 4096)));
     let mut expected = vector("F-RREQ-4096");
-    // The sink is ours to name.
+    // The requester chooses the sink's STag.
     expected[20..24].copy_from_slice(&sink.stag.to_be_bytes());
     expected[24..32].copy_from_slice(&sink.base.to_be_bytes());
     let crc = crc32c(&expected[..48]);
@@ -310,8 +310,8 @@ fn rdm_r_08_a_read_may_have_several_sinks() {
     assert_eq!(two.bytes()[5..55], pattern(100)[50..]);
 }
 
-/// A Read of 100 bytes into two regions, as a peer hears it: the sinks, and the whole ULPDU of the
-/// Request.
+/// A Read of 100 bytes into two regions, as the peer receives it: the sinks, and the whole ULPDU of
+/// the Request.
 fn asked_for_two_sinks(peer: &mut Scripted) -> (Region, Region, Vec<u8>) {
     let (one, two) = (
         peer.node.region(60, everything()),
@@ -333,7 +333,7 @@ fn rdm_r_08_a_list_of_sinks_is_one_sink_on_the_wire() {
     let (one, two, request) = asked_for_two_sinks(&mut peer);
     let (stag, to) = (one.stag, one.base + 10);
     assert_eq!(request, read_request(1, (stag, to), 100, (0x7700, 0x2000)));
-    // Segments that end within an element, and within the other.
+    // Segments that end within the first element, and within the second.
     let bytes = pattern(100);
     for (from, until) in [(0, 20), (20, 70), (70, 100)] {
         let control = if until == 100 { 0xc1 } else { 0x81 };
@@ -389,7 +389,7 @@ fn rdm_r_08_responses_name_one_sink_and_read_one_source() {
 fn rdm_r_09_source_revoked_in_the_middle_of_a_response() {
     let mut peer = Scripted::new();
     let source = peer.node.filled(&pattern(1 << 20));
-    // The engine gets its backlog out and no more.
+    // The engine sends its backlog, and nothing else.
     peer.wire.set_capacity(0, 1 << 18);
     let request = read_request(1, (0x100, 0x1000), 1 << 20, (source.stag, source.base));
     peer.send_unread(&fpdu_of(&request));
@@ -508,7 +508,7 @@ fn rdm_t_04_a_terminate_needs_no_receive() {
     assert_eq!(peer.node.engine.status().terminate_received.get(), 0x0102_e000);
 }
 
-/// Three Reads are outstanding when this Terminate comes.
+/// Receives this Terminate while three Reads are outstanding.
 fn outcomes_of(terminate: &[u8]) -> Vec<(u64, WcStatus, u32)> {
     let mut peer = Scripted::new();
     let sink = peer.node.region(64, everything());
@@ -596,7 +596,7 @@ fn rdm_t_07_four_kinds_of_errors() {
     );
     let request = read_request(1, (1, 0), 8, (0x200, 0));
     assert_eq!(answer_to(Scripted::new(), &request).len(), 4 + 2 + 18 + 28);
-    // (4) the first wins.
+    // (4) several errors: the first is reported.
     let mut both = fpdu_of(&write_segment(5, 0, b"x"));
     both.extend(fpdu_of(&send_segment(true, 9, 0, b"x")));
     let mut peer = Scripted::new();

@@ -1,5 +1,5 @@
-//! Revocation while payload waits for a slow stream: what was framed carries the bytes of before,
-//! and nobody reads the memory again.
+//! Revocation while payload waits for a slow stream: framed segments carry the bytes from before
+//! the revocation, and the device does not read the memory again.
 
 use super::rig::*;
 use crate::host::{Piece, PieceMut};
@@ -17,11 +17,11 @@ use urnic_device::vocabulary::{Access, QpState, WcStatus};
 use urnic_device::wqe::{BindOperands, Opcode};
 
 const SUCCESS: WcStatus = WcStatus::Success;
-/// More than a stream and its sender hold.
+/// More bytes than a stream and its sender hold.
 const LEN: usize = 4 << 20;
-/// Bytes of an FPDU, so that payload is sent from where it is.
+/// Bytes of an FPDU, so large that payload is sent without a copy.
 const MULPDU: usize = 60_000;
-/// What the program puts into the memory once it is its own again.
+/// The bytes that the program writes after the revocation.
 const SECRET: u8 = 0xee;
 
 /// An engine whose stream takes a quarter of a megabyte, with CRCs or without.
@@ -33,12 +33,12 @@ fn slow_peer(crc: bool) -> Scripted {
     peer
 }
 
-/// Bytes that are no secret.
+/// The bytes that the peer may read.
 fn content() -> Vec<u8> {
     pattern(LEN).into_iter().map(|byte| byte & 0x7f).collect()
 }
 
-/// The program takes its memory back and uses it for something else.
+/// The program revokes its memory and uses it for other data.
 fn reuse(region: &Region) {
     region.write(0, &vec![SECRET; region.len]);
 }
@@ -51,20 +51,20 @@ fn payload(ulpdus: &[Vec<u8>], header_len: usize) -> Vec<u8> {
         .collect()
 }
 
-/// How the source of a Read goes away.
+/// The way in which the source of a Read is revoked.
 #[derive(Debug, Clone, Copy)]
 enum Revocation {
     /// `ibv_dereg_mr`.
     Deregistered,
     /// `ibv_rereg_mr` without the right to read.
     Reregistered,
-    /// The host takes the memory away.
+    /// The host unmaps the memory.
     Unmapped,
     /// A local invalidation, by another queue pair.
     Invalidated,
 }
 
-/// RDM-R-09, DDP-T-08, SEC-02: the Response breaks off with a Terminate that names the place.
+/// RDM-R-09, DDP-T-08, SEC-02: the Response ends with a Terminate that names the address.
 #[test]
 fn rdm_r_09_a_source_revoked_under_a_slow_response() {
     use Revocation::*;
@@ -123,7 +123,7 @@ fn ddp_t_08_a_window_unbound_under_a_slow_response() {
     peer.node.memory.bind(&operands, peer.node.pd, 7).unwrap();
     let request = read_request(1, (0x100, 0), LEN as u32, (window, source.base));
     peer.send_unread(&fpdu_of(&request));
-    // The peer itself gives it back, before it has taken what it asked for.
+    // The peer itself invalidates the window before it has received the whole Response.
     peer.node.post_recv(1, &[]);
     peer.send_unread(&fpdu_of(&untagged(0x41, 0x44, window, 0, 1, 0, b"")));
     assert_eq!(peer.node.received(), [(1, SUCCESS, 0)]);
@@ -134,15 +134,15 @@ fn ddp_t_08_a_window_unbound_under_a_slow_response() {
     assert!(content().starts_with(&payload(responses, 14)));
 }
 
-/// A Send or Write of memory that is deregistered before the stream took it: what is framed goes as
-/// it was, the rest fails.
+/// A Send or Write of memory that is deregistered before the stream took it: framed segments are
+/// sent unchanged, the rest fails.
 #[test]
 fn sec_02_untaken_bytes_are_not_read_after_revocation() {
     for crc in [false, true] {
         for opcode in [Opcode::Send, Opcode::Write] {
             let mut peer = slow_peer(crc);
             let source = peer.node.filled(&content());
-            // With a CRC what is framed is a copy, of which less is held.
+            // With a CRC, framed segments are copies, and the sender holds less.
             let half = if crc { LEN / 16 } else { LEN / 8 };
             // The first fits what the stream and its sender hold, the second does not.
             for (cookie, at, len) in [(1, 0, half), (2, half, LEN - half)] {
@@ -165,8 +165,8 @@ fn sec_02_untaken_bytes_are_not_read_after_revocation() {
     }
 }
 
-/// A program may change what it sends until the completion, as QEMU does that migrates a guest
-/// which runs: the CRC is that of the bytes that go out.
+/// A program may change the memory of a Send until the completion, as QEMU does when it migrates a
+/// running guest: the CRC matches the bytes on the wire.
 #[test]
 fn mpa_c_03_payload_that_changes_while_sent_keeps_its_crc() {
     for opcode in [Opcode::Send, Opcode::Write] {
@@ -190,7 +190,7 @@ fn mpa_c_03_payload_that_changes_while_sent_keeps_its_crc() {
     }
 }
 
-/// A request that revokes stands in the same queue, and is carried out in the same run.
+/// A local invalidation in the same queue is executed in the same run.
 #[test]
 fn vrb_f_02_an_invalidation_right_behind_large_payload() {
     for crc in [false, true] {
@@ -215,7 +215,7 @@ fn vrb_f_02_an_invalidation_right_behind_large_payload() {
     }
 }
 
-/// Revocations between the stream's calls, many times, whatever the stream takes at a time.
+/// Many revocations between calls of the stream, which takes any number of bytes at a time.
 #[test]
 fn ddp_t_08_all_that_arrives_was_there_before_the_revocation() {
     for seed in 0..20 {
@@ -252,8 +252,8 @@ fn ddp_t_08_all_that_arrives_was_there_before_the_revocation() {
     }
 }
 
-/// A stream during whose first call with large payload another thread deregisters the region that
-/// this comes from.
+/// A stream: during its first call with large payload, another thread deregisters the region of the
+/// payload.
 #[derive(Debug)]
 struct Interrupted {
     stream: SimStream,
@@ -275,7 +275,7 @@ impl Stream for Interrupted {
             crate::mock::wait_for("a revocation that has begun", || {
                 self.memory.is_revoked(stag).then_some(())
             });
-            // It does not end before this call does, however long that takes.
+            // The deregistration does not end before this call ends.
             for _ in 0..10_000 {
                 std::thread::yield_now();
                 assert!(!self.revoked.load(Ordering::SeqCst), "the stream still reads");
@@ -329,7 +329,7 @@ impl Stream for Interrupted {
     }
 }
 
-/// Between the check of a STag and the stream's call the STag may go: who revokes it waits for the
+/// An STag may be revoked between its check and the stream's call: the revocation waits for the
 /// call.
 #[test]
 fn ddp_t_08_a_revocation_waits_for_the_call_that_reads() {

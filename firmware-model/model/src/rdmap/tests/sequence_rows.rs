@@ -1,5 +1,5 @@
-//! Rows about all kinds of messages, not one: what their headers have in common, the order in which
-//! they leave and complete, and what waits for the fence of start-up.
+//! Rows about all kinds of messages: the common fields of their headers, the order in which they
+//! are sent and complete, and the messages that wait for the fence of start-up.
 
 use super::rig::*;
 use super::vector;
@@ -310,7 +310,7 @@ fn mpa_c_03_every_byte_of_an_fpdu_is_covered() {
         assert_eq!(peer.terminate(), hex("20020000"), "bit {bit}");
         assert_eq!(region.bytes(), [0; 64]);
     }
-    // The length, too: a shorter FPDU whose CRC is made good again, but for the length.
+    // The CRC covers the length: a shorter FPDU whose CRC covers all bytes except the length.
     let mut peer = Scripted::new();
     let region = peer.node.region(64, everything());
     peer.node.post_recv(1, &[region.sge(0, 64)]);
@@ -327,7 +327,7 @@ fn vrb_c_02_a_completed_request_has_left_its_buffer() {
     const LEN: usize = 100_000;
     for crc in [true, false] {
         let mut peer = Scripted::with(&Shape::default(), Attachment { crc, ..agreed(true) });
-        // Room for half of it: the rest waits.
+        // The stream takes half of the bytes: the rest waits.
         peer.wire.set_capacity(0, LEN / 2);
         let source = peer.node.filled(&pattern(LEN));
         peer.node.post(&Work::send(1).sge(source.sge(0, LEN)));

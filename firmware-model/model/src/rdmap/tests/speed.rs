@@ -1,4 +1,4 @@
-//! What a message costs, without system calls. Run it in release mode:
+//! The processor time of a message, without system calls. Run it in release mode:
 //! `cargo test --release -p urnic-model --lib speed -- --ignored --nocapture`
 
 use super::rig::*;

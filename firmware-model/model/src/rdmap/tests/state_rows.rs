@@ -1,4 +1,4 @@
-//! Verbs rows: changes of state, the one Terminate, and what waits behind a fence.
+//! Verbs rows: changes of state, the single Terminate, and the requests that wait behind a fence.
 
 use super::rig::*;
 use crate::memory::Need;
@@ -63,7 +63,7 @@ fn vrb_q_04_several_errors_send_one_terminate() {
     let mut peer = Scripted::new();
     peer.node.post_recv(9, &[]);
     peer.wire.set_capacity(0, 0);
-    // A Send that the receive is too small for, then a bad STag, then an error of our own.
+    // A Send that is longer than its receive, then a bad STag, then a local error.
     peer.send_unread(&fpdu_of(&send_segment(true, 1, 0, b"long")));
     peer.send_unread(&fpdu_of(&write_segment(0x77, 0, b"x")));
     peer.node.post(&Work::send(1).sge(sge(0, 4, 0xdead)));
@@ -81,7 +81,7 @@ fn vrb_q_04_several_errors_send_one_terminate() {
     assert_eq!(peer.node.received().len(), 1);
 }
 
-/// The send queue has four blocks, and all are taken.
+/// All four blocks of the send queue are in use.
 #[test]
 fn vrb_c_03_a_terminate_and_a_fence_take_no_slot() {
     let shape = Shape {

@@ -193,7 +193,7 @@ fn vrb_c_01_completions_come_in_the_order_of_posting() {
     let mut peer = Scripted::new();
     let sink = peer.node.region(64, everything());
     let read = |n: u64| Work::read(n, 5, 0).sge(sink.sge(8 * n as usize, 8));
-    // What follows a Read is on its way, and ready, long before the Read is.
+    // The requests behind a Read are sent before the Read is answered.
     for work in [
         read(0),
         Work::send(1),
@@ -258,7 +258,7 @@ fn vrb_c_06_and_sec_05_cq_overflow_ends_the_queue_pair() {
     assert_eq!(ulpdus.last().unwrap()[1], 0x47);
     assert_eq!(peer.node.faults(), [(QpFault::CqOverflow, 0)]);
     assert_eq!(peer.node.engine.state(), QpState::Err);
-    // The other queue is well.
+    // The other queue still works.
     assert_eq!(peer.node.received(), [(1, FLUSHED, 0)]);
     assert_eq!(peer.node.sent().len(), 4);
 }
@@ -443,7 +443,7 @@ fn vrb_s_01_a_shared_queue_serves_in_arrival_order() {
     one.send_ulpdu(&send_segment(true, 1, 2, b"e"));
     assert_eq!(one.node.received(), [(0, SUCCESS, 3)]);
     assert_eq!(two.node.received(), [(1, SUCCESS, 3)]);
-    // What is posted to the shared queue is not flushed with one of its users.
+    // An error of one queue pair does not flush the shared queue.
     one.rst();
     assert!(one.node.received().is_empty());
     assert!(one.node.has_event(EventKind::LastWqe));
@@ -485,13 +485,13 @@ fn vrb_s_01_the_limit_is_reported_once_for_each_arming() {
         take(msn, expected);
     }
     assert!(at_once.events.is_empty());
-    // Below the limit already.
+    // The queue is below the limit already.
     shared.arm_limit(3, &mut at_once);
     assert_eq!(at_once.events.len(), 1);
     take(8, 2);
 }
 
-/// A stream that finds memory gone when it has taken so many bytes.
+/// A stream that reports unmapped memory after this number of bytes.
 #[derive(Debug)]
 struct Faulty(SimStream, usize);
 

@@ -57,9 +57,9 @@ pub(crate) fn progress(core: &Core) {
 }
 
 /// The calling thread waits until `done` for events of the device, for `timeout` at the longest,
-/// and polls all streams itself. An arrival then wakes the thread that waits for it, with no
-/// other thread in between. `notifications` becomes readable when other threads may have made `done` true.
-/// Returns whether `done` is true.
+/// and polls all streams itself. An arrival then wakes the thread that waits for it, with no other
+/// thread in between. `notifications` becomes readable when other threads may have made `done`
+/// true. Returns whether `done` is true.
 pub(crate) fn lend(
     core: &Core,
     timeout: Duration,

@@ -20,7 +20,7 @@ fn put<'a>(value: &impl Xdr<'a>) -> Vec<u8> {
 
 #[test]
 fn arguments_encode_as_in_nfs3_types() {
-    let handle = Handle::new(b"a handle of 23 octets..");
+    let handle = Handle::new(b"a handle of 23 bytes...");
     let their_handle = || theirs::nfs_fh3 {
         data: Opaque::owned(handle.bytes().to_vec()),
     };
