@@ -1,5 +1,5 @@
-//! Files that are no tests have at most 500 lines, functions at most 80, also in the library and the
-//! programs of the tests. Comments wrap at 100 columns, in all files.
+//! Files that are no tests have at most 500 lines, functions at most 80, also in the library and
+//! the programs of the tests. Comments wrap at 100 columns, in all files.
 
 use std::path::Path;
 

@@ -27,7 +27,7 @@ pub(crate) struct Number {
     pub(crate) port: u32,
 }
 
-/// A peer for datagrams, as an address handle names it.
+/// A peer for datagrams: the contents of an address handle.
 #[derive(Debug, Clone, Copy)]
 pub struct Destination {
     ip: IpAddr,
@@ -118,7 +118,7 @@ impl Driver {
         })
     }
 
-    /// The peer that an address vector names.
+    /// The peer of an address vector.
     ///
     /// # Errors
     /// `EINVAL` for an address without a GID, of another port, or that no own address can reach.
@@ -158,7 +158,7 @@ impl Qp {
         self.multicast(Opcode::AttachMulticast, gid)
     }
 
-    /// Ends [`attach_multicast`](Self::attach_multicast).
+    /// Stops receiving the datagrams to a multicast group.
     ///
     /// # Errors
     /// `EINVAL` for a group that is not attached.

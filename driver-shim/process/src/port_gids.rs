@@ -2,7 +2,7 @@
 //!
 //! An iWARP RNIC has one GID for each address, in the order of the addresses.
 //!
-//! A RoCE NIC has two: each GID is there with type RoCE v1 and with type RoCE v2. The order is that
+//! A RoCE NIC has two: each GID exists with type RoCE v1 and with type RoCE v2. The order is that
 //! of Mellanox's adapters, since many programs are configured with index 3, the RoCE v2 GID of the
 //! IPv4 address:
 //!
@@ -12,8 +12,8 @@
 //! | 2, 3 | first IPv4 address | v1, v2 |
 //! | 4 … | the other addresses | v1 and v2 of each |
 //!
-//! The link-local GID of such an adapter is made from its MAC address, and exists also where IPv6
-//! is turned off. Here it contains the first IPv4 address, in the form of RFC 5214 §6.1
+//! The link-local GID of such an adapter is made from its MAC address, and exists also when IPv6
+//! is off. Here it contains the first IPv4 address, in the form of RFC 5214 §6.1
 //! (`fe80::5efe:192.0.2.1`), so that it names the same host as index 3.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};

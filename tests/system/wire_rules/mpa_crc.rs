@@ -31,7 +31,7 @@ fn mpa_c_01_crcs_are_on_unless_configured_off() {
 }
 
 #[test]
-fn mpa_c_02_the_crc_goes_out_low_octet_first() {
+fn mpa_c_02_the_crc_is_sent_low_byte_first() {
     let mut target = or_skip!(TargetProcess::start(&[]));
     for role in ROLES {
         let mut link = target.link(role);

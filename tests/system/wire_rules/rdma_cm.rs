@@ -321,17 +321,17 @@ fn mpa_s_10_empa_04_private_data_to_its_limits() {
         (2, Some(0x8010_c008_u32), 508),
         (2, Some(0x8010_c008), 255),
     ] {
-        let word_octets = word.map_or(Vec::new(), |word| word.to_be_bytes().to_vec());
+        let word_bytes = word.map_or(Vec::new(), |word| word.to_be_bytes().to_vec());
         let frame = Frame {
             request: true,
             flags: CRC | if word.is_some() { ENHANCED } else { 0 },
             revision,
-            private_data: [&word_octets[..], &data[..len]].concat(),
+            private_data: [&word_bytes[..], &data[..len]].concat(),
         };
         // The program may get 255 bytes, and send as many.
         let (event, mut peer, reply) = scene.accepted(&frame.to_bytes(), DEPTHS, &data[..255]);
         assert_eq!(event.private_data, data[..len.min(255)]);
-        assert_eq!(reply.private_data[word_octets.len()..], data[..255]);
+        assert_eq!(reply.private_data[word_bytes.len()..], data[..255]);
         if word.is_none() {
             scene.target.expects_event(event.about, cm_event::ESTABLISHED, 0);
         }

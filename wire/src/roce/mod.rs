@@ -5,9 +5,9 @@
 //! BTH(12) DETH(8) [ImmDt(4)] payload pad(0-3) ICRC(4)
 //! ```
 //!
-//! The device sends and receives them by UDP sockets, so it sees no IP header. What the ICRC needs
-//! of that header follows from the addresses ([`Ends`]): the sockets send with the bit "don't
-//! fragment", and Linux then sends the IPv4 identification 0.
+//! The device sends and receives them by UDP sockets, so it sees no IP header. The fields of that
+//! header that the ICRC covers follow from the addresses ([`Ends`]): the sockets send with the bit
+//! "don't fragment", and Linux then sends the IPv4 identification 0.
 
 mod grh;
 mod icrc;

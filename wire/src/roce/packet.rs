@@ -57,7 +57,7 @@ pub struct Header {
     pub destination_qpn: u32,
     /// Packet sequence number, 24 bits.
     pub psn: u32,
-    /// Must be that of the receiving queue pair.
+    /// The Q_Key, which must be that of the receiving queue pair.
     pub qkey: u32,
     /// The queue pair that sent it, 24 bits.
     pub source_qpn: u32,

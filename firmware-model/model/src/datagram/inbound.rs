@@ -1,4 +1,4 @@
-//! Packets become completions of receives.
+//! Receives packets, checks them, and completes receives.
 
 use super::Engine;
 use crate::counters::Counter;
@@ -15,11 +15,11 @@ use urnic_wire::roce::{Ends, GRH_LEN, Header, MULTICAST_QPN, grh, parse};
 
 /// Batches taken in one run.
 const RX_BUDGET: usize = 16;
-/// The hop limit in the GRH. The socket does not give the packet's own.
+/// The hop limit in the GRH: the socket does not report the packet's hop limit.
 const HOP_LIMIT: u8 = 64;
 
 impl Engine {
-    /// Takes what has arrived.
+    /// Takes all packets that have arrived.
     pub(crate) fn receive(&mut self, env: &mut Env<'_>) -> RxOutcome {
         let mut buffer = env.buffers.take();
         let mut more = false;
@@ -36,7 +36,7 @@ impl Engine {
         }
     }
 
-    /// Takes what has arrived at a socket; returns whether there may be more.
+    /// Takes the packets that have arrived at a socket; returns whether there may be more.
     fn receive_from(&mut self, source: usize, buffer: &mut [u8], env: &mut Env<'_>) -> bool {
         let mut incoming = std::mem::take(&mut self.incoming);
         let mut more = true;

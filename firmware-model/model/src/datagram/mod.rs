@@ -5,8 +5,8 @@
 //! out, into a packet whose ICRC is computed there, and once on its way in. Packets go to and come
 //! from the kernel in batches.
 //!
-//! UD promises nothing: a send completes when the socket took the packet, or dropped it. Drops are
-//! counted.
+//! UD has no acknowledgements: a send completes when the socket took or dropped the packet. Drops
+//! are counted.
 
 #![cfg_attr(not(test), forbid(unsafe_code))]
 
@@ -27,7 +27,7 @@ use std::sync::Arc;
 use urnic_device::command::QpStatus;
 use urnic_device::vocabulary::QpState;
 
-/// What a queue pair of kind UD is made of.
+/// The parts of a queue pair of kind UD.
 pub(crate) struct DatagramParams {
     pub(crate) qid: u32,
     pub(crate) label: u32,
@@ -97,7 +97,7 @@ impl Engine {
         self.state
     }
 
-    /// What `QueryQp` answers.
+    /// The answer to `QueryQp`.
     pub(crate) fn status(&self) -> QpStatus {
         QpStatus {
             state: (self.state as u32).into(),
@@ -110,12 +110,12 @@ impl Engine {
         &mut self.sq
     }
 
-    /// Where receives come from, for doorbells.
+    /// The receive queue, for doorbells.
     pub(crate) fn receive_source(&mut self) -> &mut ReceiveSource {
         &mut self.rq
     }
 
-    /// What to poll for readiness.
+    /// The descriptors to poll for readiness.
     pub(crate) fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let groups = self.groups.iter().map(|membership| &membership.socket);
         self.sockets

@@ -1,4 +1,4 @@
-//! Work requests become packets.
+//! Makes packets from work requests, and sends them.
 
 use super::Engine;
 use super::staged::Packet;
@@ -19,13 +19,13 @@ use urnic_device::vocabulary::{QpState, WcOpcode, WcStatus};
 use urnic_device::wqe::{DatagramAddress, Opcode, SendFlags};
 use urnic_wire::roce::{DEFAULT_PKEY, Ends, Header, seal};
 
-/// In the Q_Key of a request: that of the queue pair is meant (IBTA vol. 1 §10.2.5).
+/// The bit of a request's Q_Key that selects the Q_Key of the queue pair (IBTA vol. 1 §10.2.5).
 const OWN_QKEY: u32 = 1 << 31;
 /// Packets made in one run.
 const TX_BUDGET: usize = 256;
 
 impl Engine {
-    /// Sends what can be sent.
+    /// Sends packets until the sockets take no more or no request is left.
     pub(crate) fn transmit(&mut self, env: &mut Env<'_>) -> TxOutcome {
         let mut made = 0;
         loop {
@@ -67,8 +67,8 @@ impl Engine {
         }
     }
 
-    /// Makes packets of posted requests. Returns a request that cannot become one: those before it
-    /// are to be sent first.
+    /// Makes packets from posted requests. Returns an invalid request, if there is one: those
+    /// before it are to be sent first.
     fn stage(&mut self, env: &mut Env<'_>) -> Option<(SendWqe, WcStatus)> {
         let mut buffer: Option<Buffer> = None;
         let mut failed = None;
@@ -156,7 +156,7 @@ impl Engine {
         Ok((outgoing, socket))
     }
 
-    /// Both ends of a datagram; `None` for addresses that are none, or of two families.
+    /// Both ends of a datagram; `None` for invalid addresses, or addresses of two families.
     fn ends(&self, address: &DatagramAddress) -> Option<(IpAddr, SocketAddr)> {
         let source = self.config.addresses.get(usize::from(address.source))?.ip;
         let (ip, port) = (ip_of(&address.ip), address.port.get());
@@ -263,7 +263,7 @@ impl Engine {
         blocked
     }
 
-    /// A request failed: the send queue stops, receives go on (state SQE).
+    /// Handles a failed request: the send queue stops, receives continue (state SQE).
     fn fail_send(&mut self, wqe: &SendWqe, status: WcStatus, env: &mut Env<'_>) {
         self.sq.retire(wqe.blocks);
         self.state = QpState::Sqe;

@@ -1,4 +1,4 @@
-//! Packets that wait for the sockets, and the requests that they are of.
+//! Packets that wait for the sockets, and their requests.
 
 use crate::llp::buffers::Buffer;
 use crate::queues::SendWqe;
@@ -8,7 +8,7 @@ use crate::stream::datagram::Outgoing;
 #[derive(Debug)]
 pub(super) struct Packet {
     pub(super) wqe: SendWqe,
-    /// The socket that sends it; `None`: it is dropped.
+    /// The socket that sends the packet; `None` if it is dropped.
     pub(super) socket: Option<usize>,
 }
 

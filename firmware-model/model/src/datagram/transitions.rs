@@ -1,4 +1,4 @@
-//! States, groups, and the end.
+//! States, groups, and the destruction of a queue pair.
 
 use super::staged::Staged;
 use super::{Engine, Membership};
@@ -55,7 +55,7 @@ impl Engine {
         self.flush(env);
     }
 
-    /// In the error state: completes in error what was posted since.
+    /// Flushes the requests that were posted in the error state.
     pub(crate) fn flush(&mut self, env: &mut Env<'_>) {
         if self.state != QpState::Err || env.is_stopped() {
             return;
@@ -81,7 +81,7 @@ impl Engine {
         self.recv_cq.push(cqe, env)
     }
 
-    /// Receives the datagrams to a group, too, by a socket that is bound to its port.
+    /// Joins a group: receives its datagrams by a socket that is bound to the group's port.
     pub(crate) fn enter_group(
         &mut self,
         group: SocketAddr,
@@ -101,13 +101,13 @@ impl Engine {
         self.groups.iter().any(same)
     }
 
-    /// Receives a group no more.
+    /// Leaves a group.
     pub(crate) fn leave_group(&mut self, group: SocketAddr, interface: IpAddr) {
         self.groups
             .retain(|known| (known.group, known.interface) != (group, interface));
     }
 
-    /// The queue pair is destroyed: its ports are closed.
+    /// Closes the ports of a destroyed queue pair.
     pub(crate) fn abandon(&mut self) {
         self.sockets.clear();
         self.groups.clear();

@@ -49,7 +49,7 @@ impl Ports {
         }
     }
 
-    /// Takes a port out: its sockets belong to the caller, and are closed with them.
+    /// Removes a port: its sockets belong to the caller.
     pub(crate) fn take(&self, id: u32) -> Option<Sockets> {
         self.state().bound.remove(&id)
     }

@@ -16,13 +16,13 @@ pub const BATCH: usize = 16;
 /// A packet to be sent.
 #[derive(Debug, Clone, Copy)]
 pub struct Outgoing {
-    /// Its place in the buffer.
+    /// The packet's range in the buffer.
     pub at: usize,
     /// Its length in bytes.
     pub len: usize,
-    /// The address that it leaves from.
+    /// The source address.
     pub source: IpAddr,
-    /// Where it goes.
+    /// The destination address.
     pub destination: SocketAddr,
     /// The IP header's traffic class.
     pub traffic_class: u8,
@@ -34,9 +34,9 @@ pub struct Incoming {
     /// Its length in bytes; the packet at index n of a batch begins n · [`PACKET_ROOM`] bytes into
     /// the buffer.
     pub len: usize,
-    /// Who sent it.
+    /// The source address of the packet.
     pub source: SocketAddr,
-    /// The address that it was sent to: one of this host's, or a group's.
+    /// The destination address: one of this host's, or a group's.
     pub destination: IpAddr,
 }
 
@@ -55,9 +55,10 @@ pub trait DatagramSocket: Send + Debug {
     /// Receives the packets to a group on the network of `interface`, an own address, as well.
     fn join(&mut self, group: IpAddr, interface: IpAddr, scope: u32) -> Result<(), Errno>;
 
-    /// Where it is bound.
+    /// The address to which the port is bound.
     fn local(&self) -> SocketAddr;
 
-    /// What to poll for readiness, as in [`Stream::descriptor`](super::Stream::descriptor).
+    /// The descriptor to poll for readiness, as in
+    /// [`Stream::descriptor`](super::Stream::descriptor).
     fn descriptor(&self) -> Option<BorrowedFd<'_>>;
 }

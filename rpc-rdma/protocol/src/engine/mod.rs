@@ -17,9 +17,10 @@
 //! contents.
 //!
 //! ```
-//! use urnic_rpc_rdma::engine::{Action, Call, Config, Connection, Event, Reply, Role, Source, Terms};
+//! use urnic_rpc_rdma::engine::{Action, Call, Config, Connection, Event, Reply};
+//! use urnic_rpc_rdma::engine::{Role, Source, Terms};
 //!
-//! /// Carries out what `from` wants, with a wire that is a function call.
+//! /// Executes the actions of `from`: delivers its messages to `to`.
 //! fn carry(from: &mut Connection<()>, to: &mut Connection<()>) {
 //!     for action in from.actions() {
 //!         if let Action::Send { work, pieces, .. } = action {
@@ -27,8 +28,10 @@
 //!                 Source::Bytes(bytes) => bytes.clone(),
 //!                 Source::Memory(()) => unreachable!("no call here has items"),
 //!             };
-//!             let message: Vec<u8> =
-//!                 pieces.iter().flat_map(|piece| bytes(&piece.source)[piece.at..][..piece.len].to_vec()).collect();
+//!             let mut message = Vec::new();
+//!             for piece in &pieces {
+//!                 message.extend(&bytes(&piece.source)[piece.at..][..piece.len]);
+//!             }
 //!             to.received(&message, None);
 //!             from.completed(work);
 //!         }
