@@ -137,7 +137,7 @@ fn bench(rounds: usize, part: Option<&str>) -> ExitCode {
         print(&table::text(&rows))?;
         if let Some(load) = load_average {
             print(&format!(
-                "The machine was busy before this began (load {load}): these figures say little.\n"
+                "The machine was busy before the measurement (load {load}): these figures are unreliable.\n"
             ))?;
         }
         Ok(table::is_complete(&rows))

@@ -25,7 +25,7 @@ pub(crate) fn run(options: &Options, part: &str) -> Result<ExitCode, Failure> {
     let bus = urnic_bus::open(&config, &GidTable::of_host()).map_err(|errno| {
         let device = &config.device;
         Failure::runtime(format!(
-            "cannot open {device}: {errno}: `urnic doctor --device {device}` says why"
+            "cannot open {device}: {errno}: `urnic doctor --device {device}` shows the reason"
         ))
     })?;
     let summary = urnic_device_checks::run(&bus, part, &mut std::io::stdout());

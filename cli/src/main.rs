@@ -82,8 +82,8 @@ enum Command {
     },
     /// Test the device against its datasheet, docs/reference/device.md: a line about each check
     ///
-    /// Drives the device's registers, queues and doorbells itself, without libibverbs. Nobody else
-    /// may use the device meanwhile: it is reset before each check. Its streams go from the
+    /// Drives the device's registers, queues and doorbells itself, without libibverbs. No other
+    /// program may use the device meanwhile: it is reset before each check. Its streams go from the
     /// function to its own addresses.
     Conformance {
         #[command(flatten)]

@@ -27,15 +27,15 @@ pub(crate) struct Offer {
     socket: Vec<PathBuf>,
     /// An address of the functions: ADDR, ADDR/LEN or `host`. May be given more than once
     ///
-    /// It belongs to the --socket before it, or, given before the first, to all. Functions call
-    /// from and listen on their own addresses only. `host` stands for all addresses of this host
-    /// and no confinement: for programs of your own, never for a guest. Without any, a function has
-    /// no address and reaches nobody: whatever listens on an address that a guest is given is
-    /// within that guest's reach.
+    /// An address belongs to the --socket before it, or to all sockets if it is given before the
+    /// first. Functions connect from and listen on their own addresses only. `host` means all
+    /// addresses of this host without confinement: for your own programs, never for a guest.
+    /// Without --addr, a function has no address and reaches no peer. A guest can reach every
+    /// service that listens on the address of the guest.
     #[arg(long, value_name = "ADDR[/LEN]", value_parser = AddressArgument::parse)]
     addr: Vec<AddressArgument>,
-    /// Functions may call these addresses although they are this host's own. May be given more than
-    /// once
+    /// Functions may connect to these addresses although they are this host's own. May be given
+    /// more than once
     #[arg(long, value_name = "PREFIX", value_parser = prefix)]
     allow: Vec<Prefix>,
     /// Connections at a time to each socket
@@ -83,8 +83,8 @@ pub(crate) enum Dma {
     /// process_vm_readv(2) and process_vm_writev(2) where the client is of this user and the kernel
     /// allows it, else messages
     Auto,
-    /// Ask the client to read or write it: slower, and the server needs no right to look into other
-    /// processes
+    /// Messages by which the client itself reads or writes its memory: slower, but the server needs
+    /// no permission to access other processes
     Messages,
 }
 
@@ -139,7 +139,7 @@ impl AddressArgument {
         if text == "host" {
             return Ok(AddressArgument::Host);
         }
-        // The interface of a link-local address stands before the length.
+        // The interface of a link-local address precedes the length.
         let (address, len) = text.split_once('/').map_or((text, None), |(a, l)| (a, Some(l)));
         let (address, netdev) = match address.split_once('%') {
             Some((address, netdev)) => (address, Some(netdev.to_owned())),

@@ -29,7 +29,7 @@ pub(crate) struct ReportArgs {
     /// The time between reports; the default is 1 for a table on a terminal, else one report
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     interval: Option<Duration>,
-    /// End after so many reports
+    /// End after this number of reports
     #[arg(long, value_name = "N", value_parser = reports)]
     count: Option<u64>,
 }

@@ -65,7 +65,7 @@ pub(crate) fn stream(rig: &Rig) -> Outcome<(u32, u32)> {
     let connected = rig.event(EventKind::StreamConnected, connecting)?;
     ensure!(
         connected.code.get() == 0,
-        "the function cannot call its own address {address}: errno {}",
+        "the function cannot connect to its own address {address}: errno {}",
         connected.code.get()
     );
     let accepted = rig.event(EventKind::StreamAccepted, lid)?.data.get() as u32;

@@ -37,9 +37,9 @@ pub const DEFAULTS: [(&str, u8); 4] = [
 /// How the packets between a guest and this machine are handled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Packets {
-    /// For [`Guest::wire`].
+    /// Captured, for [`Guest::wire`].
     Captured,
-    /// Not captured: there are too many.
+    /// Too many packets to capture.
     Passing,
 }
 

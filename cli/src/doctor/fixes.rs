@@ -38,7 +38,7 @@ pub(super) fn libibverbs(file: &Path, version: Option<&str>, library_path: Optio
     }
     match number {
         Some(number) if number >= OLDEST => {
-            "install a newer urnic (git pull && make build && make install): this one does not know that libibverbs yet".to_owned()
+            "install a newer urnic (git pull && make build && make install): this one does not support that libibverbs".to_owned()
         }
         Some(number) => format!(
             "use a release with rdma-core {OLDEST} or later (Debian 12, Ubuntu 22.04): {number} is too old"

@@ -1,4 +1,4 @@
-//! The checks of `urnic doctor --device vfio:…`: a PCI function on its way from the kernel to this
+//! The checks of `urnic doctor --device vfio:…`: a PCI function from the kernel to this
 //! user.
 
 use std::fs::OpenOptions;
@@ -148,7 +148,7 @@ fn group(function: &Function, sysfs: &Sysfs) -> Finding {
     };
     if group.no_iommu {
         let text = format!(
-            "{}, made without an IOMMU: the device can reach all memory, and nothing is pinned; programs that fork will come to grief",
+            "{}, made without an IOMMU: the device can reach all memory, and nothing is pinned; programs that fork will fail",
             group.number
         );
         return Finding::note(SUBJECT, text, None);
@@ -228,7 +228,7 @@ fn complaint(file: &Path) -> Option<(&Path, ErrorKind)> {
 
 fn holder_finding(holder: Option<Holder>) -> Finding {
     match holder {
-        None => Finding::good("held by", "nobody whom this user may see"),
+        None => Finding::good("held by", "no process that this user may see"),
         Some(holder) => {
             let fix = format!("kill {}", holder.pid);
             Finding::wrong(

@@ -54,7 +54,7 @@ fn events_that_find_no_room_wait(rig: &Rig) -> Outcome {
         let event: Event = rig.wait("the next of the events that waited", || events.next())?;
         ensure!(
             event.kind == EventKind::StreamConnected as u8 && event.code.get() != 0,
-            "instead of a refused call the event tells {event:?}"
+            "instead of a refused connect, the event is {event:?}"
         );
         reported.push(event.object.get());
     }
@@ -62,7 +62,7 @@ fn events_that_find_no_room_wait(rig: &Rig) -> Outcome {
     streams.sort_unstable();
     ensure!(
         reported == streams,
-        "calls {streams:x?} were refused, events came about {reported:x?}"
+        "connects of {streams:x?} were refused, events came for {reported:x?}"
     );
     ensure!(events.next().is_none(), "there is an event too many");
     Ok(())

@@ -86,7 +86,7 @@ fn a_remote_stag_that_is_wrong_is_refused_by_the_peer(rig: &Rig) -> Outcome {
         let status = near.qp.status(rig)?;
         ensure!(
             u64::from(status.terminate_received.get()) == sent,
-            "QueryQp tells of Terminate {:#x}, not {sent:#x}",
+            "QueryQp returns Terminate {:#x}, not {sent:#x}",
             status.terminate_received
         );
         Ok(())
@@ -176,7 +176,7 @@ fn a_message_too_long_for_its_receive_is_refused(rig: &Rig) -> Outcome {
         let cqe = far.qp.recv_cq.next(rig)?;
         ensure!(
             cqe.cookie.get() == 1 && cqe.status != WcStatus::Success as u8,
-            "65 bytes went into 64: {cqe:?}"
+            "65 bytes were placed in 64: {cqe:?}"
         );
         ensure!(
             far.region.memory.read(64, 64) == [0; 64],

@@ -122,7 +122,7 @@ fn a_device_that_is_not_enabled_executes_nothing(rig: &Rig) -> Outcome {
     // A register read completes only after the device has done the write.
     ensure!(
         rig.bus.read32(STATUS) == 0,
-        "the device says {:#x}",
+        "the register has {:#x}",
         rig.bus.read32(STATUS)
     );
     rig.enable()?;

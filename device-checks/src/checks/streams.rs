@@ -279,7 +279,7 @@ fn streams_attach_in_the_right_state_only(rig: &Rig) -> Outcome {
     )?;
     ensure!(
         end.qp.status(rig)?.attached.get() == 1,
-        "the queue pair does not say that it has a stream"
+        "QueryQp does not report the queue pair's stream"
     );
     Ok(())
 }

@@ -137,7 +137,7 @@ pub const OPTIONS: &[Opt] = &[
     Opt {
         key: "mpa.markers",
         takes: "true or false",
-        help: "Ask the peer for markers in what we receive. What we send has markers when the peer asks.",
+        help: "Request markers in the data that the peer sends. This side sends markers if the peer requests them.",
         set: |c, text| truth(text).map(|v| c.mpa.markers = v),
         show: |c| c.mpa.markers.to_string(),
     },
@@ -179,7 +179,7 @@ pub const OPTIONS: &[Opt] = &[
     Opt {
         key: "mpa.peer_to_peer",
         takes: "true or false",
-        help: "As an initiator with rdma_cm, ask for an RTR exchange, so that the responder may send first (RFC 6581 §9.2).",
+        help: "As an initiator with rdma_cm, request an RTR exchange, so that the responder may send first (RFC 6581 §9.2).",
         set: |c, text| truth(text).map(|v| c.mpa.peer_to_peer = v),
         show: |c| c.mpa.peer_to_peer.to_string(),
     },
@@ -194,7 +194,7 @@ pub const OPTIONS: &[Opt] = &[
     Opt {
         key: "mpa.strict_depths",
         takes: "true or false",
-        help: "Reject an rdma_cm initiator that takes fewer RDMA Reads than the accepting program asks to send. Otherwise fewer are sent.",
+        help: "Reject an rdma_cm initiator that takes fewer RDMA Reads than the accepting program requests. Otherwise fewer are sent.",
         set: |c, text| truth(text).map(|v| c.mpa.strict_depths = v),
         show: |c| c.mpa.strict_depths.to_string(),
     },

@@ -176,7 +176,7 @@ impl Config {
     pub fn warnings(&self) -> impl Iterator<Item = &'static str> {
         // RFC 5044 §4.4: CRCs should not be turned off unless an equally strong check exists end to
         // end.
-        let crc = "mpa.crc=false: nothing but TCP's checksum protects the data unless the peer asks for CRCs";
+        let crc = "mpa.crc=false: only TCP's checksum protects the data unless the peer requests CRCs";
         (!self.mpa.crc).then_some(crc).into_iter()
     }
 }

@@ -37,7 +37,7 @@ fn advice(errno: Errno) -> &'static str {
         Errno::NOMEM | Errno::NOBUFS => {
             "raise the memory limit of the process or its container, or free memory"
         }
-        _ => "`urnic doctor` says what is missing",
+        _ => "`urnic doctor` shows what is missing",
     }
 }
 

@@ -88,8 +88,8 @@ pub struct Limits {
     pub uars: u32,
     /// Streams in streaming mode, and listeners.
     pub streams: u32,
-    /// File descriptors: one for each stream, in whatever mode or on its way out, and for each
-    /// address listened on, and two.
+    /// File descriptors: one for each stream, also while it closes, one for each address of a
+    /// listener, and two more.
     pub descriptors: u32,
     /// Inbound Reads and atomics per queue pair.
     pub ird: u32,

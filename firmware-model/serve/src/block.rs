@@ -54,7 +54,7 @@ const HUGETLBFS: u64 = 0x9584_58f6;
 pub(crate) enum Failed {
     /// The kernel refuses; the block is unchanged, or clear where the change was requested.
     Refused(Errno),
-    /// It is unknown what is mapped at these addresses; the block is out of use.
+    /// The mapping at these addresses is unknown; the block is not used any more.
     Spoiled,
 }
 

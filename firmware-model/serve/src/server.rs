@@ -172,7 +172,7 @@ fn new_socket() -> Result<OwnedFd, Errno> {
     socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
 }
 
-/// Removes the socket file that a dead server left at a path.
+/// Removes the socket file that an ended server left at a path.
 fn clear(path: &Path, address: &SocketAddrUnix) -> Result<(), ServeError> {
     let failed = |errno| ServeError::System(path.to_owned(), errno);
     let stat = match lstat(path) {

@@ -156,7 +156,7 @@ impl Window {
         Self { block, depth, quiet }
     }
 
-    /// These options with blocks of at most `most` bytes, the limit of the server.
+    /// The options with blocks of at most `most` bytes, the limit of the server.
     pub(crate) fn within(&self, most: u32) -> Self {
         let block = self.block.min(u64::from(most)).max(1);
         Self { block, ..*self }

@@ -45,7 +45,8 @@ impl Export {
         }
     }
 
-    /// The identity with which the tree checks a call. Root is nobody unless the options trust it.
+    /// The identity with which the tree checks a call. Root is mapped to nobody unless the options
+    /// trust it.
     pub(super) fn caller(&self, credential: &Credential) -> Caller {
         let (uid, gid, groups) = match credential {
             Credential::Anonymous => (NOBODY, NOBODY, Vec::new()),

@@ -61,7 +61,7 @@ pub trait Tree: Send + Sync {
     /// [`version`](Self::version) of the directory.
     fn list(&self, dir: &Handle) -> Outcome<(Vec<Numbered>, Option<u64>)>;
     /// Returns a number that changes whenever the entries of a directory change. `None`: the tree
-    /// does not know such changes.
+    /// does not detect such changes.
     fn version(&self, dir: &Handle) -> Option<u64>;
     /// Checks that the caller may list the directory.
     fn may_list(&self, caller: &Caller, dir: &Handle) -> Outcome<()>;

@@ -72,7 +72,7 @@ impl Drop for Mapped {
     }
 }
 
-/// The size of a file in bytes. A dma-buf tells its size by lseek(2) only.
+/// The size of a file in bytes. The size of a dma-buf is available by lseek(2) only.
 fn size(fd: impl AsFd) -> Result<u64, Errno> {
     let status = fstat(&fd)?;
     match u64::try_from(status.st_size) {

@@ -222,7 +222,7 @@ unsafe extern "C-unwind" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_
     if u64::from(request as u32) == command::VERBS_IOCTL && unsafe { device_ioctl(fd, argument) } {
         return 0;
     }
-    // What it does not know, the file that stands for the device refuses as an old kernel does
+    // The file that stands for the device refuses unsupported requests as an old kernel does
     // (ENOTTY).
     // SAFETY: the C caller's arguments.
     unsafe { next(fd, request, argument) }
@@ -266,8 +266,8 @@ unsafe extern "C-unwind" fn manage(fd: c_int, bytes: *const c_void, length: usiz
         // shall not block does not.
         match unsafe { wait(fd, (&raw mut byte).cast(), 1, libc::MSG_PEEK) } {
             ..0 => return -1,
-            // Another thread closed the channel. In a kernel a call under way goes on; nothing will
-            // ever come.
+            // Another thread closed the channel. In a kernel a call under way continues, and no
+            // event comes.
             // SAFETY: no conditions.
             0 => return unsafe { pause() } as isize,
             1.. => {}

@@ -157,7 +157,7 @@ pub(super) unsafe extern "C" fn unimport_pd(pd: *mut ibv_pd) {
     status(|| {
         // SAFETY: a live domain.
         if unsafe { Pd::of(pd) }.parent_of.is_some() {
-            tracing::warn!("ibv_unimport_pd of a parent domain, which nobody can import");
+            tracing::warn!("ibv_unimport_pd of a parent domain, which cannot be imported");
             return Ok(());
         }
         // SAFETY: from `Box::into_raw`, and no other reference is left.

@@ -75,12 +75,12 @@ numbered! {
         DestroySrq = 30,
         /// Make a queue pair ([`CreateQp`]; result: [`QueueHandle`]).
         CreateQp = 32,
-        /// Change its state or attributes ([`ModifyQp`]).
+        /// Change a queue pair's state or attributes ([`ModifyQp`]).
         ModifyQp = 33,
-        /// Its state (payload [`Handle`]; result: [`QpStatus`]; output buffer, if any: the
-        /// [`super::stream::Endpoints`] of its stream, all zero without one).
+        /// Query a queue pair's state (payload [`Handle`]; result: [`QpStatus`]; output buffer, if
+        /// any: the [`super::stream::Endpoints`] of its stream, all zero without one).
         QueryQp = 34,
-        /// Destroy it ([`Handle`]). What its completed sends put on the stream still arrives.
+        /// Destroy a queue pair ([`Handle`]). The data of its completed sends still arrive.
         DestroyQp = 35,
         /// Open a stream ([`super::stream::Connect`]; result: [`Handle`]: its sid; then an event).
         StreamConnect = 48,
@@ -128,15 +128,15 @@ numbered! {
         InvalidHandle = 3,
         /// Out of objects or memory.
         NoResources = 4,
-        /// Not in this state.
+        /// The command is not valid in this state.
         WrongState = 5,
         /// Still in use.
         Busy = 6,
-        /// Not allowed to this function.
+        /// The function may not do this.
         Denied = 7,
         /// A DMA address could not be reached.
         DmaFault = 8,
-        /// Not in this device.
+        /// The device does not support this.
         NotSupported = 9,
         /// The address is in use.
         AddressInUse = 10,
@@ -245,7 +245,7 @@ layouts! {
     }
     /// Arguments of `ModifyMr`: those of `CreateMr`, and what to take from them.
     ModifyMr {
-        /// Its STag.
+        /// The STag of the region.
         stag: U32,
         /// [`reregister`].
         what: U32,
@@ -317,7 +317,7 @@ layouts! {
     ModifySrq {
         /// The queue.
         srq: U32,
-        /// Event once fewer than so many buffers are left; 0 = none.
+        /// An event comes once fewer buffers than this are left; 0 = none.
         limit: U32,
     }
     /// Arguments of `CreateQp`.
@@ -338,7 +338,7 @@ layouts! {
         srq: U32,
         /// Doorbell page.
         uar: U32,
-        /// Returned in completions: the number under which the program knows the queue pair.
+        /// Returned in completions: the program's number of the queue pair.
         label: U32,
         /// log2 of the send queue's blocks.
         sq_log_size: U32,
@@ -431,8 +431,8 @@ layouts! {
     }
 }
 
-/// As `CreateMr::log_page`: a region without memory, which reads as zeroes and swallows what is
-/// written; its length and base say what may be named. Only local rights.
+/// As `CreateMr::log_page`: a region without memory, which reads as zeroes and discards writes;
+/// its length and base limit the addresses. Only local rights.
 pub const NULL_REGION: u32 = u32::MAX;
 
 /// Bits of `ModifyMr::what`: those of `enum ibv_rereg_mr_flags`.
@@ -459,8 +459,8 @@ pub mod modify {
     pub const RNR: u32 = 16;
     /// No field: the peer cannot be reached. The stream, if there is one, is given up. The queue
     /// pair stays as it is, and receives wait, but the first send posted or yet to come completes
-    /// with `RetryExcErr` and puts it into the error state (asked into that state before, it
-    /// flushes that send like all others).
+    /// with `RetryExcErr` and puts it into the error state. If the driver moved the queue pair to
+    /// that state before, this send is flushed like all others.
     pub const UNREACHABLE: u32 = 32;
     /// `qkey`.
     pub const QKEY: u32 = 64;
@@ -476,7 +476,7 @@ pub mod features {
     pub const SRQ: u32 = 4;
     /// Memory windows.
     pub const WINDOWS: u32 = 8;
-    /// Doorbell pages are plain memory that the device looks at: see [`doorbell`](crate::doorbell).
+    /// Doorbell pages are plain memory that the device polls: see [`doorbell`](crate::doorbell).
     pub const DOORBELL_MEMORY: u32 = 16;
     /// Regions of [`Access::ON_DEMAND`](crate::vocabulary::Access::ON_DEMAND): memory that need not
     /// be there, then or later.

@@ -44,7 +44,7 @@ pub struct Cqe {
     pub qid: U32,
     /// Bytes received, or read; 0 for other sends.
     pub byte_len: U32,
-    /// Immediate data (first byte first) or invalidated STag, as the flags say.
+    /// Immediate data (first byte first) or invalidated STag, depending on the flags.
     pub extra: [u8; 4],
     /// [`WcOpcode`](crate::vocabulary::WcOpcode).
     pub opcode: u8,

@@ -21,11 +21,11 @@ pub const PAGE_LEN: u32 = 4096;
 /// Slots in a page: all but the last eight bytes, where the wake word is.
 pub const SLOTS: u32 = PAGE_LEN / 8 - 1;
 /// Completion queues that get a slot of their own in a page. With more, some share one, and an arm
-/// that is overwritten in plain memory before the device looks is lost, since it stands nowhere
-/// else: a driver with more of them allocates further pages.
+/// that is overwritten in plain memory before the device reads it is lost: a driver with more of
+/// them allocates further pages.
 pub const CQ_SLOTS: u32 = SLOTS / 2;
-/// Byte offset of the wake word in a page, 32 bits, written by the device: 0 = it looks at the page
-/// by itself, 1 = it sleeps until it is kicked.
+/// Byte offset of the wake word in a page, 32 bits, written by the device: 0 = the device
+/// polls the page, 1 = it sleeps until it is kicked.
 pub const WAKE: u32 = SLOTS * 8;
 
 numbered! {

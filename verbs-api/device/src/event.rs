@@ -62,7 +62,7 @@ numbered! {
 numbered! {
     /// The reason why a queue pair failed.
     QpFault: u16 {
-        /// The driver asked for it.
+        /// The driver requested the error state.
         Requested = 0,
         /// We sent a Terminate, or would have if the stream had let us.
         TerminateSent = 1,
@@ -84,11 +84,11 @@ pub struct Event {
     /// [`EventKind`].
     pub kind: u8,
     reserved: u8,
-    /// As the kind says.
+    /// A code, whose meaning depends on the kind.
     pub code: U16,
-    /// The object it happened to.
+    /// The object of the event.
     pub object: U32,
-    /// As the kind says.
+    /// Data, whose meaning depends on the kind.
     pub data: U64,
     reserved2: [U32; 3],
     /// Phase, bit 0.

@@ -32,7 +32,7 @@ pub const CMD_COMPLETION_BASE: u32 = 0x28;
 pub const CMD_DOORBELL: u32 = 0x30;
 /// RW: vector raised after command completions, or [`NO_VECTOR`] when the driver polls.
 pub const CMD_VECTOR: u32 = 0x34;
-/// WO: any value makes a device that sleeps look at its doorbell pages; see
+/// WO: any value makes a sleeping device read its doorbell pages; see
 /// [`super::doorbell::WAKE`].
 pub const KICK: u32 = 0x38;
 
@@ -49,7 +49,7 @@ bitflags! {
     pub struct Status: u32 {
         /// The device executes commands.
         const READY = 1;
-        /// The device stopped; only a reset helps. [`FATAL_CODE`] says why.
+        /// The device stopped; only a reset helps. [`FATAL_CODE`] has the reason.
         const FATAL = 2;
     }
 

@@ -53,7 +53,7 @@ layouts! {
         local: Endpoint,
         /// Connections that may wait.
         backlog: U32,
-        /// Traffic class of the streams that come of it, as in [`Connect`], and [`listen`]'s flags.
+        /// Traffic class of the accepted streams, as in [`Connect`], and [`listen`]'s flags.
         traffic_class: U32,
     }
     /// Result of `StreamListen`.

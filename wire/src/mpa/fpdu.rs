@@ -36,9 +36,9 @@ pub enum CrcMode {
 /// Why no ULPDU could be parsed from the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FpduError {
-    /// Not a fault: the FPDU ends after `needed` bytes (counted from its start, markers included),
-    /// of which `have` are present. If ULPDU_Length itself is incomplete, `needed` is the number of
-    /// bytes required to read it.
+    /// More bytes are needed, which is no fault: the FPDU ends after `needed` bytes (counted from
+    /// its start, markers included), of which `have` are present. If ULPDU_Length itself is
+    /// incomplete, `needed` is the number of bytes required to read it.
     #[error("FPDU incomplete: {have} bytes of {needed}")]
     Incomplete {
         /// Number of bytes to wait for.

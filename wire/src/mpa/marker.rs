@@ -77,7 +77,7 @@ pub const fn marked_len(offset: u64, fpdu_len: usize) -> usize {
 pub enum Piece {
     /// A marker.
     Marker(Marker),
-    /// These bytes of the FPDU (counted without markers).
+    /// A range of the FPDU's bytes (counted without markers).
     Fpdu(Range<usize>),
 }
 

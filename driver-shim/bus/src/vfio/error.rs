@@ -29,7 +29,7 @@ pub enum Refused {
         device: u16,
     },
     /// The kernel does not offer the function to user space.
-    #[error("PCI function {address} is driven by {}, not by vfio-pci: `urnic doctor --device vfio:{address}` says how to bind it",
+    #[error("PCI function {address} is driven by {}, not by vfio-pci: `urnic doctor --device vfio:{address}` prints the command to bind it",
         driver.as_deref().unwrap_or("nothing"))]
     Unbound {
         /// The function's address.
@@ -46,7 +46,7 @@ pub enum Refused {
         api: &'static str,
     },
     /// The files belong to another user.
-    #[error("{}: {errno}: `urnic doctor --device vfio:{address}` says how to give it to this user", file.display())]
+    #[error("{}: {errno}: `urnic doctor --device vfio:{address}` prints the command to give it to this user", file.display())]
     Denied {
         /// The function's address.
         address: String,

@@ -138,7 +138,7 @@ impl Physical {
         }
         let Some(memory) = memory else {
             tracing::error!(
-                "no {len} bytes in one piece for the device: without an IOMMU its queues want huge pages: sysctl vm.nr_hugepages=32"
+                "no {len} bytes in one piece for the device: without an IOMMU its queues need huge pages: sysctl vm.nr_hugepages=32"
             );
             return Err(Errno::NOMEM);
         };

@@ -109,7 +109,7 @@ impl VfioUserBus {
                     format!("no device at {path} ({errno}): start one with `urnic serve --socket {path}`")
                 }
                 Errno::ACCESS | Errno::PERM => {
-                    format!("the device at {path} is not yours to use ({errno}): see who owns the socket")
+                    format!("this user may not use the device at {path} ({errno}): check the owner and mode of the socket")
                 }
                 Errno::IO => format!(
                     "the server at {path} hung up: it may have as many clients as it takes (`urnic serve --clients`)"

@@ -16,7 +16,7 @@ pub(super) const MAX_WITHOUT_REQUEST: usize = 256;
 /// Maximum number of Requests parked for one queue pair.
 pub(super) const MAX_PARKED_EACH: usize = 8;
 /// The time that either end waits at RTR for its own transition to RTS, which sets what its Request
-/// or Reply says: its PSN, `rnr_retry` and number of Reads. Most programs change to RTS
+/// or Reply has: its PSN, `rnr_retry` and number of Reads. Most programs change to RTS
 /// immediately.
 pub(super) const RTS_GRACE: Duration = Duration::from_millis(20);
 /// The time that TCP may use to connect: long enough for the loss of some SYNs.

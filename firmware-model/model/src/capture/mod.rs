@@ -384,13 +384,16 @@ impl Writer {
         };
         match std::mem::replace(&mut self.target, Target::Stopped) {
             Target::Named(path) => {
-                tracing::warn!("cannot capture to {}: {reason}; traffic goes on", path.display())
+                tracing::warn!(
+                    "cannot capture to {}: {reason}; traffic continues",
+                    path.display()
+                )
             }
             Target::Open { file, path, len } => {
                 // An incomplete block would make the file unreadable.
                 let _ = rustix::fs::ftruncate(file.as_fd(), len);
                 tracing::warn!(
-                    "the capture {} ends here: {reason}; traffic goes on",
+                    "the capture {} ends here: {reason}; traffic continues",
                     path.display()
                 );
             }

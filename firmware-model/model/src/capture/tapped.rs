@@ -134,7 +134,7 @@ impl TappedStream {
 }
 
 impl Stream for TappedStream {
-    /// A copy is sent, so that what is captured is what went out, whatever the program does with
+    /// Sends a copy, so that the capture has the bytes that were sent even if the program changes
     /// its memory meanwhile.
     fn send(&mut self, pieces: &[Piece<'_>]) -> Result<usize, StreamError> {
         if self.tap.is_none() {

@@ -23,7 +23,7 @@ impl From<TableError> for Status {
 
 fn access(bits: u32) -> Result<Access, Status> {
     let access = Access::from_bits(bits).ok_or(Status::InvalidArgument)?;
-    // Who lets peers write must let the owner write (ibv_reg_mr).
+    // Remote write requires local write (ibv_reg_mr).
     let remote_writers = Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
     if access.intersects(remote_writers) && !access.contains(Access::LOCAL_WRITE) {
         return Err(Status::InvalidArgument);

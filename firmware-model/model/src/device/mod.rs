@@ -111,8 +111,8 @@ impl Device {
     }
 
     /// Publishes to drivers whether a thread polls that memory all the time, or the drivers must
-    /// write [`KICK`](urnic_device::registers::KICK). A thread that is about to sleep must look
-    /// once more after it called this.
+    /// write [`KICK`](urnic_device::registers::KICK). A thread that is about to sleep must poll
+    /// once more after this call.
     pub fn doorbells_asleep(&self, asleep: bool) {
         if let Some(pages) = &self.core.pages {
             pages.sleep(asleep);
@@ -148,8 +148,8 @@ impl Device {
         }
     }
 
-    /// The calling thread waits until `done`, and looks at all streams itself meanwhile, for
-    /// `patience` at the longest. Returns whether `done` is true; if not, the device continues
+    /// The calling thread waits until `done`, and polls all streams itself meanwhile, for at most
+    /// `timeout`. Returns whether `done` is true; if not, the device continues
     /// without this thread.
     pub fn lend(&self, timeout: Duration, readiness: BorrowedFd<'_>, done: &mut dyn FnMut() -> bool) -> bool {
         !self.core.is_abandoned() && runtime::lend(&self.core, timeout, readiness, done)

@@ -28,8 +28,8 @@ pub unsafe trait HostMemory: Send + Sync {
         None
     }
 
-    /// Set while memory that the device uses is not what it should be. Nothing is sent, received or
-    /// executed then: what holds this memory stops the device soon.
+    /// Set while memory that the device uses has wrong contents. The device then sends, receives
+    /// and executes nothing: the owner of the memory stops the device soon.
     fn stopped(&self) -> &'static AtomicBool {
         static NEVER: AtomicBool = AtomicBool::new(false);
         &NEVER

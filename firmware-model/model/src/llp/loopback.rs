@@ -91,7 +91,7 @@ impl Loopback {
         self.processed
     }
 
-    /// Whether no ULPDU is on its way.
+    /// Whether no ULPDU is under way.
     pub(crate) fn is_empty(&self) -> bool {
         self.start == self.end
     }

@@ -151,7 +151,7 @@ impl Llp {
         }
     }
 
-    /// Gives back the buffers that hold nothing.
+    /// Returns the empty buffers to the pool.
     #[inline]
     pub(crate) fn release(&mut self, buffers: &BufferPool) {
         match self {

@@ -5,7 +5,7 @@ use rustix::io::Errno;
 use urnic_wire::ddp::{TaggedHeader, UNTAGGED_LEN, UntaggedHeader};
 use urnic_wire::rdmap::TerminateError;
 
-/// Why the lower layer cannot go on.
+/// The reason why the lower layer cannot continue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum LlpError {
     /// The stream was reset, timed out, or ended inside an FPDU (RFC 5044 §8, code 1).

@@ -1,4 +1,4 @@
-//! What STags stand for.
+//! The objects that STags refer to.
 
 use super::backing::Backing;
 use super::registration::Registration;
@@ -9,7 +9,7 @@ use urnic_device::vocabulary::Access;
 /// What a STag stood for at some time; never used again.
 pub(crate) type EntryId = u64;
 
-/// What a STag stands for at present. A new one replaces it on every change.
+/// The object that an STag refers to. A new entry replaces it on every change.
 #[derive(Debug)]
 pub(super) struct Entry {
     pub(super) id: EntryId,

@@ -16,7 +16,7 @@ pub struct PageReservation {
 }
 
 impl PageRoom {
-    /// Room for so many pages.
+    /// Room for this number of pages.
     pub fn new(pages: usize) -> Arc<PageRoom> {
         Arc::new(PageRoom(AtomicUsize::new(pages)))
     }

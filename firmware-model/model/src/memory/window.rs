@@ -29,7 +29,7 @@ impl<'t> Window<'t> {
         }
     }
 
-    /// What the STag of the window stands for.
+    /// The object that the STag of the window refers to.
     #[inline]
     pub(crate) fn entry(&self) -> Option<EntryId> {
         self.entry.as_ref().map(|entry| entry.id)

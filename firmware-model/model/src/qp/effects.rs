@@ -75,7 +75,7 @@ impl Effects {
         self.notifications.push((queue.clone(), cqid));
     }
 
-    /// Looks at a completion queue's notification that waits, then.
+    /// Checks a completion queue's waiting notification at `due`.
     pub(crate) fn check_cq(&mut self, due: Nanos, cqid: u32) {
         self.due.push((due, cqid));
     }

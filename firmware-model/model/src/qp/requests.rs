@@ -20,7 +20,7 @@ bitflags! {
         const TIMER = 1 << 5;
         /// A completion queue overflowed.
         const CQ_LOST = 1 << 6;
-        /// Go on sending; the driver did not ring.
+        /// Continue to send; the driver did not ring.
         const RESUME = 1 << 7;
         /// The command that attached a stream is complete.
         const ATTACHED = 1 << 8;

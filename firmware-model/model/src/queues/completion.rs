@@ -45,10 +45,10 @@ enum Armed {
 struct State {
     ring: Mapping,
     log_size: u32,
-    /// Index that stands in slot 0 at phase 1: where a resize found the consumer.
+    /// The index of slot 0 at phase 1: the consumer index at the last resize.
     base: u32,
     producer: u32,
-    /// The consumer index when it was last looked at.
+    /// The consumer index when it was last read.
     consumer: u32,
     /// Index behind the last solicited or failed completion.
     solicited: u32,
@@ -59,8 +59,8 @@ struct State {
     /// Completions that a waiting notification would report, and the latest time of that
     /// notification.
     withheld: Option<(u32, Nanos)>,
-    /// When the device looks at this queue next because of a withheld notification, or of one that
-    /// came early.
+    /// The time of the next check of this queue, for a withheld notification or one that came
+    /// early.
     timer: Option<Nanos>,
     overflowed: bool,
 }
@@ -223,8 +223,8 @@ impl CompletionQueue {
         }
     }
 
-    /// Has the device look at this queue by `due`. One look at a time is enough, however many
-    /// notifications do not wait that long.
+    /// Makes the device check this queue by `due`. One timer at a time suffices for any number of
+    /// notifications.
     fn set_timer(&self, due: Nanos, state: &mut State, effects: &mut Effects) {
         if state.timer.is_none_or(|timer| due < timer) {
             state.timer = Some(due);

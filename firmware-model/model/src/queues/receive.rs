@@ -243,7 +243,8 @@ impl ReceiveSource {
         }
     }
 
-    /// A new source for a queue pair that begins anew. What is posted to its own queue is dropped.
+    /// A new source for a queue pair after a reset. Receives that are posted to its own queue are
+    /// dropped.
     pub(crate) fn anew(&self) -> ReceiveSource {
         match self {
             ReceiveSource::Own(queue) => ReceiveSource::Own(queue.anew()),

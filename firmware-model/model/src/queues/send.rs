@@ -164,8 +164,7 @@ impl SendQueue {
         self.record.sq_consumer.store(self.retired, Ordering::Release);
     }
 
-    /// Takes and gives back all that is posted behind a malformed entry: the boundaries of these
-    /// entries are unknown.
+    /// Takes and releases all entries behind a malformed one, whose boundaries are unknown.
     pub fn discard(&mut self) {
         self.producer = self.record.sq_producer.load(Ordering::Acquire);
         self.next = self.producer;

@@ -18,7 +18,7 @@ use urnic_wire::rdmap::{
 /// What the peer requested.
 #[derive(Debug, Clone)]
 pub(super) enum PeerRequest {
-    /// Bytes, of which so many are sent.
+    /// A Read, of which `sent` bytes are sent.
     Read { request: ReadRequest, sent: u32 },
     /// An operation on a 64-bit word.
     Atomic(AtomicRequest),
@@ -46,7 +46,7 @@ pub(super) enum Answered {
 #[derive(Debug)]
 pub(super) struct Answers {
     queue: VecDeque<Request>,
-    /// Most requests at a time (RFC 5040 §5.2.2: so many buffers has queue 1).
+    /// The maximum number of requests at a time: the buffers of queue 1 (RFC 5040 §5.2.2).
     pub(super) ird: u32,
     /// Reads beyond `ird`, for the peer's confirmations.
     pub(super) spare: u32,
@@ -186,7 +186,7 @@ fn respond(
         to: request.sink_to.wrapping_add(sent.into()),
     };
     if n > 0 {
-        // Each segment is checked anew: the STag may have been revoked since (row RDM-R-09).
+        // Each segment is checked again: the STag may have been revoked since (row RDM-R-09).
         let from = request.source_to.wrapping_add(sent.into());
         let window = env
             .memory

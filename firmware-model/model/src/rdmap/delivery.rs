@@ -96,7 +96,7 @@ impl Delivery {
         self.on && self.probe.is_none() && self.covered < last
     }
 
-    /// Whether so much is unconfirmed that a Read goes out before the next message; `half_used`:
+    /// Whether enough bytes are unconfirmed to send a Read before the next message; `half_used`:
     /// half of the send queue waits for completion.
     #[inline]
     pub(super) fn is_due(&self, half_used: bool) -> bool {

@@ -20,7 +20,7 @@ pub struct Env<'a> {
     pub counters: &'a Counters,
     /// What to do after the queue pair's lock is dropped.
     pub effects: &'a mut Effects,
-    /// Set when the host's memory is not what it should be
+    /// Set when the host's memory has wrong contents
     /// ([`HostMemory::stopped`](crate::host::HostMemory::stopped)).
     pub stopped: &'a AtomicBool,
 }

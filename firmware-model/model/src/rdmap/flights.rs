@@ -124,7 +124,7 @@ impl Flights {
         }
     }
 
-    /// Takes the oldest, whatever it waits for.
+    /// Takes the oldest request, in any state.
     #[inline]
     pub(super) fn pop(&mut self) -> Option<Flight> {
         self.landed += 1;

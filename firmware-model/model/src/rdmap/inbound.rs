@@ -248,7 +248,7 @@ impl Halves {
         }
     }
 
-    /// So many bytes came there.
+    /// Notes that `n` bytes of the segment were placed.
     pub(super) fn placed(&mut self, segment: &Segment, n: usize) {
         match (&segment.header, segment.opcode) {
             (Header::Untagged(_), _) => self.responder.send_placed(n),
@@ -266,7 +266,7 @@ impl Halves {
         }
     }
 
-    /// A Read's own sink is not what it was when the Read was posted: our request fails, not the
+    /// The sink of a Read changed since the Read was posted: the local request fails, not the
     /// peer's.
     fn sink_failed(&mut self, violation: Violation) -> Refusal {
         self.requester.fail_answer(WcStatus::LocProtErr);

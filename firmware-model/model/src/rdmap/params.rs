@@ -70,7 +70,7 @@ pub struct Attachment {
     pub markers_rx: bool,
     /// An empty receive queue stalls the stream.
     pub stall_on_empty_rq: bool,
-    /// It does so only until a first receive was taken from it.
+    /// An empty receive queue stalls the stream only until a first receive was taken from it.
     pub stall_at_first: bool,
     /// The peer's FIN with nothing outstanding leaves the queue pair as it is.
     pub peer_may_close: bool,

@@ -8,7 +8,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-/// No peer counts: whatever the stream took is complete.
+/// No peer counts: requests that the stream took are complete.
 const UNTRACKED: u64 = u64::MAX;
 
 /// A count alone on its cache line: one end writes it, the other end reads it.

@@ -93,7 +93,7 @@ impl Reads {
     }
 
     /// Whether no program posted the oldest. soft-iWARP answers a Read of length zero with a byte
-    /// now and then: what comes as an answer to such a Read is discarded.
+    /// now and then: the answer to such a Read is discarded.
     pub(super) fn is_discarded(&self) -> bool {
         self.0.front().is_some_and(|pending| pending.request.is_none())
     }
@@ -133,7 +133,7 @@ impl Reads {
         placement::window(qp, qp.pd, env, &list, &mut pending.cursor, max)
     }
 
-    /// So many bytes came there.
+    /// Notes that `n` bytes were placed in the oldest Read's sink.
     pub(super) fn placed(&mut self, n: usize) {
         if let Some(pending) = self.0.front_mut() {
             pending.cursor.advance(n);

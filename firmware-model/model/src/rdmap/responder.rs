@@ -70,9 +70,9 @@ pub(super) struct Responder {
     flush_status: Option<WcStatus>,
     /// MSN of the next message on queue 0.
     pub(super) msn: u32,
-    /// An empty receive queue is waited for.
+    /// The stream waits while the receive queue is empty.
     pub(super) stalls: bool,
-    /// It is until a receive was there.
+    /// The stream waits in this way only before the first receive.
     pub(super) stalls_at_first: bool,
     /// Immediate data of the Send that comes next.
     next_immediate: Option<[u8; 4]>,
@@ -216,7 +216,7 @@ impl Responder {
         window.map_err(|_| self.fail_receive())
     }
 
-    /// So many bytes came there.
+    /// Notes that `n` bytes were placed in the receive.
     pub(super) fn send_placed(&mut self, n: usize) {
         if let Some(receiving) = &mut self.receiving {
             receiving.cursor.advance(n);

@@ -1,4 +1,4 @@
-//! Who frames next: work requests and answers take turns, message by message.
+//! The order of framing: work requests and answers alternate, message by message.
 
 use super::answers::Answered;
 use super::inbound::Halves;

@@ -23,7 +23,7 @@ const GATHERED: u32 = 64;
 /// What became of a burst.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Burst {
-    /// The burst goes on, or there is none.
+    /// The burst continues, or there is none.
     Same,
     Began,
     Ended,

@@ -56,7 +56,7 @@ pub(crate) struct Descriptor {
 }
 
 impl Descriptors {
-    /// A list with room for so many.
+    /// A list with room for this number of descriptors.
     pub(crate) fn new(limit: usize, watch: Option<DescriptorWatch>) -> Arc<Descriptors> {
         let slots = (0..limit).map(|_| AtomicI32::new(CLOSED)).collect();
         Arc::new(Descriptors {

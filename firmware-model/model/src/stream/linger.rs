@@ -15,7 +15,7 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(64);
 /// Bytes drained in one look, so that a peer that keeps sending does not occupy the thread.
 const DRAIN: usize = 1 << 20;
 
-/// A stream on its way out.
+/// A closing stream.
 #[derive(Debug)]
 pub(crate) struct Lingering {
     stream: Box<dyn Stream>,

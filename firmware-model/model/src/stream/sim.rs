@@ -1,5 +1,5 @@
-//! A simulated network under a virtual clock: latency, segments cut anew, full buffers, damage,
-//! FIN, RST and silence.
+//! A simulated network under a virtual clock: latency, other segment boundaries, full buffers,
+//! damage, FIN, RST and silence.
 //!
 //! Time is a shared count of nanoseconds; the code that runs the simulation advances it. Every
 //! choice comes from a seed.
@@ -58,7 +58,7 @@ struct Pipe {
     taken: u64,
     /// Bytes to damage: position and mask.
     damage: Vec<(u64, u8)>,
-    /// The connection is reset once so many bytes were taken.
+    /// The connection is reset after this number of bytes.
     cut_at: Option<u64>,
     /// Everything taken, as it was before damage.
     record: Option<Vec<u8>>,
@@ -114,7 +114,7 @@ impl Wire {
         self.lock().pipes[direction].damage.push((position, mask));
     }
 
-    /// Resets the connection once a direction has taken so many bytes.
+    /// Resets the connection once a direction has taken this number of bytes.
     pub fn cut_at(&self, direction: usize, position: u64) {
         self.lock().pipes[direction].cut_at = Some(position);
     }

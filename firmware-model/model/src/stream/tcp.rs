@@ -17,7 +17,7 @@ use std::time::Duration;
 /// Most pieces of one system call (UIO_MAXIOV).
 const MAX_PIECES: usize = 1024;
 const SEND: SendFlags = SendFlags::NOSIGNAL.union(SendFlags::DONTWAIT);
-/// Sends between two looks at the segment size.
+/// Sends between two reads of the segment size.
 const MSS_REFRESH: u32 = 256;
 /// The assumed size when the kernel reports none: the smallest that IPv6 must carry.
 const FALLBACK_MSS: u32 = 1220;
@@ -33,7 +33,7 @@ pub(crate) struct Tcp {
 
 #[derive(Debug)]
 struct TcpStream {
-    /// Gone after a reset.
+    /// Absent after a reset.
     socket: Option<Descriptor>,
     established: bool,
     mss: u32,

@@ -83,9 +83,9 @@ impl SignalMask {
     }
 }
 
-/// Asks the scheduler to run the calling thread soon after it wakes, by a short slice (unsupported
-/// for ordinary threads by kernels before 6.12) and, where the process has the permission, by a
-/// priority above that of the program. Best effort.
+/// Requests that the scheduler runs the calling thread soon after it wakes, by a short slice
+/// (unsupported for ordinary threads by kernels before 6.12) and, where the process has the
+/// permission, by a priority above that of the program. Best effort.
 pub(crate) fn ask_for_prompt_running(slice_ns: u64, nice: i32) {
     #[repr(C)]
     struct SchedAttr {

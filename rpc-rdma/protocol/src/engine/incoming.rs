@@ -15,7 +15,7 @@ pub struct Incoming {
     /// Position and bytes of each fetched Read chunk, by ascending Position. The index is the item
     /// number of [`Action::Read`](super::Action::Read).
     pub items: Vec<(u32, u64)>,
-    /// Bytes of the requester's memory in each Write chunk. `None`: the requester wants that result
+    /// Bytes of the requester's memory in each Write chunk. `None`: that result goes
     /// inline.
     pub results: Vec<Option<u64>>,
     /// Bytes of the requester's memory in the Reply chunk.

@@ -35,7 +35,7 @@ pub(super) struct State {
 
 /// The phase of the connection.
 pub(super) enum Phase {
-    /// Not connected. The next attempt is at this time.
+    /// Without a connection; the time of the next attempt.
     Idle(Instant),
     /// librdmacm resolves the address, then the route.
     Resolving(Id),

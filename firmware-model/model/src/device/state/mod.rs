@@ -68,7 +68,7 @@ pub(crate) type EventQueues = BTreeMap<u32, Arc<EventQueue>>;
 pub(crate) struct Core {
     pub(crate) config: Arc<ModelConfig>,
     pub(crate) host: Arc<dyn HostMemory>,
-    /// The host's memory is not what it should be.
+    /// The host's memory has wrong contents.
     stopped: &'static AtomicBool,
     interrupts: Arc<dyn Interrupts>,
     pub(crate) network: Arc<dyn Network>,

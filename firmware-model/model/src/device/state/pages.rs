@@ -184,8 +184,8 @@ impl DoorbellPages {
         }
     }
 
-    /// Writes to every page in use whether the device polls it by itself. A device that is about to
-    /// sleep must look once more after it called this.
+    /// Writes to every page in use whether the device polls it without a kick. A device that is
+    /// about to sleep must poll once more after this call.
     pub(crate) fn sleep(&self, asleep: bool) {
         let mut state = self.state();
         state.asleep = asleep;

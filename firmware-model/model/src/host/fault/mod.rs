@@ -1,6 +1,6 @@
 //! Program memory that is inaccessible: unmapped, protected, or in a file that was truncated.
 //!
-//! A NIC has the pages of a region pinned, and goes on. This device copies with the program's own
+//! A NIC has the pages of a region pinned, and continues. This device copies with the program's own
 //! mappings, so such a copy faults. [`access`] has the only instructions that touch registered
 //! memory in this process. A signal handler ([`handler`]) recognises a fault there by the program
 //! counter, and the access fails with [`Unreachable`]. Every other fault is the program's own and

@@ -10,10 +10,11 @@ use urnic_wire::ddp;
 use urnic_wire::mpa::fpdu::{self, CRC_LEN, CrcMode, FpduError, LENGTH_LEN, fpdu_len, padding};
 use urnic_wire::mpa::marker;
 
-/// An FPDU of which so much is missing is read exactly to its end, so that the next one starts at
-/// the buffer's front.
+/// An FPDU with at least this number of missing bytes is read exactly to its end, so that the next
+/// one starts at the front of the buffer.
 const EXACT_MIN: usize = 16 << 10;
-/// With CRCs off, payload of which so much is missing is read directly to its place.
+/// With CRCs off, payload with at least this number of missing bytes is received directly to its
+/// place.
 const DIRECT_MIN: usize = 4096;
 /// Bytes read behind the end of directly placed payload: pad, CRC, and the next FPDU's length and
 /// header.
@@ -81,7 +82,7 @@ impl Receiver {
         }
     }
 
-    /// Whether an FPDU lies at the front, complete and checked: [`ulpdu`](Self::ulpdu) has it until
+    /// Whether a complete and checked FPDU is at the front: [`ulpdu`](Self::ulpdu) has it until
     /// [`consume`](Self::consume).
     ///
     /// # Errors

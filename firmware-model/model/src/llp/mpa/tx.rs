@@ -21,8 +21,8 @@ use std::time::Duration;
 use urnic_wire::mpa::fpdu::{self, CRC_LEN, CrcMode, LENGTH_LEN, emit_length, fpdu_len, padding};
 use urnic_wire::mpa::{MAX_MULPDU, MIN_MULPDU, marker, mulpdu};
 
-/// Payload of at least so many bytes stays where it is: below, copying is cheaper than an iovec
-/// entry.
+/// Payload of at least this number of bytes is sent without a copy; for less, a copy is cheaper
+/// than an iovec entry.
 const GATHER_MIN: usize = 2048;
 /// Bytes sealed and not taken, beyond which no further FPDU is opened. What is sent shall still be
 /// in the cache, but each system call also wakes the receiver: from 128 KiB to 1 MiB, 64 KiB
@@ -127,7 +127,7 @@ impl Sender {
         self.sealed == self.taken
     }
 
-    /// Reads the stream's segment size now and then, and makes it the MULPDU (RFC 5044 §4.5).
+    /// Reads the stream's segment size at intervals, and makes it the MULPDU (RFC 5044 §4.5).
     /// FPDUs that are written already keep their length (RFC 5041 §3.2).
     pub(crate) fn refresh(&mut self, now: Nanos, stream: &dyn Stream) {
         if self
@@ -171,8 +171,8 @@ impl Sender {
     pub(crate) fn gather(&mut self, window: &Window<'_>, at: u64, len: usize) -> Result<(), Unreachable> {
         if len < GATHER_MIN || self.markers || self.has_crc() || window.is_elsewhere() {
             // Markers cut payload into extents that are all cheaper to copy. With a CRC the
-            // payload is read once: a program may change it until the completion (a guest's memory,
-            // say), and the CRC must be that of the bytes that are sent.
+            // payload is read once: a program may change it until the completion (for example a
+            // guest's memory), and the CRC must be that of the bytes that are sent.
             window.copy_out(at, self.put(len))
         } else {
             self.gather_in_place(window, at, len)

@@ -16,8 +16,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use urnic_device::vocabulary::Access;
 
-/// Freed slots wait until so many others were freed before they are used again (row SEC-04: slow
-/// reuse).
+/// A freed slot is used again after this number of others were freed (row SEC-04: slow reuse).
 const QUARANTINE: usize = 4096;
 const CHUNK: usize = 1024;
 
@@ -99,7 +98,8 @@ pub struct MemoryTable {
 }
 
 impl MemoryTable {
-    /// An empty table with room for so many regions, windows and domains. `seed` should be secret.
+    /// An empty table with room for these numbers of regions, windows and domains. `seed` should be
+    /// secret.
     pub fn new(max_regions: u32, max_windows: u32, max_domains: u32, seed: [u64; 5]) -> MemoryTable {
         let slots = (max_regions as usize + max_windows as usize + QUARANTINE).min(DOMAIN as usize);
         let [a, b, c, d, keys] = seed;

@@ -18,7 +18,7 @@ use urnic_wire::rdmap::{ReadRequest, Terminate, TerminateError};
 
 /// How long the stream may take to take a Terminate.
 const TERMINATE_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long the peer's FIN is waited for behind ours; what it sends meanwhile is thrown away.
+/// The time to wait for the peer's FIN after ours; data that arrive meanwhile are discarded.
 const LINGER_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl Engine {
@@ -184,7 +184,7 @@ impl Engine {
                 {
                     let known = self.known();
                     let Halves { qp, requester, .. } = &mut self.halves;
-                    // Who overflowed is in the effects; the queue pair ends anyway.
+                    // The effects name the overflowed queue; the queue pair ends in any case.
                     let (Ok(()) | Err(Overflow)) = requester.complete(qp, env, known);
                     self.apply_terminate(&Received::new(&terminate));
                 }
@@ -243,14 +243,14 @@ impl Engine {
         env.counters.add(Counter::RxTerminates, 1);
         env.effects
             .qp_error(self.halves.qp.qid, QpFault::TerminateReceived, received.control);
-        // What the peer was through with went well; the request at fault is among the rest.
+        // Requests that the peer has processed succeed; the request at fault is one of the others.
         let known = self.known();
         let Halves { qp, requester, .. } = &mut self.halves;
         let completed = requester.complete(qp, env, known);
         self.apply_terminate(&received);
         let Halves { qp, requester, .. } = &mut self.halves;
         let flushed = requester.flush(qp, env, known);
-        // Who overflowed is in the effects; the queue pair ends anyway.
+        // The effects name the overflowed queue; the queue pair ends in any case.
         let (Ok(()) | Err(Overflow), Ok(()) | Err(Overflow)) = (completed, flushed);
         self.linger(env, stream);
     }
@@ -326,7 +326,7 @@ impl Engine {
     pub(super) fn close(&mut self, env: &mut Env<'_>) {
         self.stop_waiting();
         self.direct = None;
-        // Nobody confirms anything any more: what the stream took is complete.
+        // No confirmation can come any more: requests that the stream took are complete.
         self.peer_progress = None;
         self.halves.requester.delivery.stop();
         match &mut self.llp {

@@ -36,7 +36,7 @@ use urnic_device::event::QpFault;
 use urnic_device::vocabulary::{Access, QpState};
 use urnic_wire::mpa::fpdu::CrcMode;
 
-/// How far the connection is on its way.
+/// The phase of the connection.
 #[derive(Debug)]
 enum Progress {
     /// There is no stream yet.
@@ -72,7 +72,7 @@ pub struct Engine {
     rtr: Option<Rtr>,
     turns: Turns,
     peer_may_close: bool,
-    /// The peer's FIN came, and work goes on.
+    /// The peer's FIN came, and work continues.
     peer_closed: bool,
     /// There is no way to the peer: the next send fails.
     unreachable: bool,

@@ -308,7 +308,7 @@ impl Engine {
         ulpdus
     }
 
-    /// Receiving cannot go on.
+    /// The engine cannot receive any more.
     fn stop(&mut self, stop: Stop, env: &mut Env<'_>, stream: &mut dyn Stream) -> RxOutcome {
         match stop {
             Stop::Stall => {

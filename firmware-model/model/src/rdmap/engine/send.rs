@@ -61,7 +61,7 @@ impl Engine {
             let rtr = self.rtr.take();
             let delivery = &mut self.halves.requester.delivery;
             if delivery.is_on() && self.peer_progress.as_ref().is_some_and(PeerProgress::is_tracked) {
-                // The device itself knows when messages are delivered.
+                // Both ends are on this device, which sees the delivery of messages.
                 delivery.stop();
             }
             let framed = self

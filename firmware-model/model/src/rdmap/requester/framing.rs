@@ -138,8 +138,8 @@ impl Requester {
             }
             sink = sink.or(Some((stag, at)));
         }
-        // The peer sees one contiguous sink, named by the list's first element: whatever it sends
-        // is placed by its distance from there (row RDM-R-08).
+        // The peer sees one contiguous sink, named by the list's first element: the payload is
+        // placed by its distance from there (row RDM-R-08).
         let (sink_stag, sink_to) = sink.unwrap_or((ANY_STAG, 0));
         let msn = self.request_msn;
         let answer = match self.atomic(&wqe, msn) {

@@ -346,8 +346,8 @@ impl Requester {
         }
     }
 
-    /// Makes the request fail whose bytes the stream would take next, given what it took. Where
-    /// those are an answer's, the oldest request fails.
+    /// Makes the request fail whose bytes the stream would take next, after the `taken` ones. If
+    /// these bytes are an answer, the oldest request fails.
     pub(super) fn fail_untaken(&mut self, taken: u64, status: WcStatus) {
         if self.flights.fail_untaken(taken, status) {
             return;

@@ -562,7 +562,7 @@ fn memory_unmapped_before_it_is_sent_is_a_local_error() {
     assert!(wire.is_reset(), "nothing can follow half an FPDU");
 }
 
-/// Also when not all of its message is framed yet.
+/// The request fails also if its message is not completely framed.
 #[test]
 fn the_request_with_unmapped_memory_fails_not_the_oldest() {
     for len in [5000, 2 << 20] {

@@ -107,7 +107,7 @@ struct Loop<'a> {
     left_to_pollers: bool,
     /// Until when bursts are awaited.
     warm_until: Nanos,
-    /// A stream on its way out is ready.
+    /// A closing stream is ready.
     linger_ready: bool,
 }
 

@@ -37,7 +37,7 @@ fn qp_of(core: &Core, uar: u32, qid: u32) -> Option<Found<Qp>> {
     core.qps.find(qid).filter(|qp| qp.uar == uar)
 }
 
-/// Buffers were posted: the streams that wait for them go on.
+/// Resumes the streams that wait for the posted buffers.
 fn ring_shared(core: &Core, uar: u32, srqid: u32) {
     let Some(srq) = core.srqs.find(srqid).filter(|srq| srq.uar == uar) else {
         return;
@@ -98,7 +98,7 @@ fn ring_other_half(core: &Core, uar: u32, value: u64) {
     }
 }
 
-/// Looks at all queues whose doorbells share a slot.
+/// Polls all queues whose doorbells share a slot.
 fn scan_slot(core: &Core, uar: u32, offset: u32) {
     let users = core.page(uar).map(|page| page.at(offset));
     for user in users.unwrap_or_default() {

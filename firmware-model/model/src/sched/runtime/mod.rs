@@ -1,11 +1,11 @@
-//! Which thread drives the device, and when.
+//! The threads that drive the device, and the times at which they do.
 //!
 //! | thread | drives |
 //! |---|---|
 //! | a ringing thread | the queue pair it rang for |
-//! | a poller ([`progress`]) | what was gathered; the stream that last delivered to this thread; every [`STREAM_POLL_INTERVAL`]th time all that are ready |
-//! | a thread that waits for an event ([`lend`]) | all that is ready, for a short time |
-//! | the [background](background) thread | all that is ready, while nobody polls; timers; streams on their way out |
+//! | a poller ([`progress`]) | gathered sends; the stream that last delivered to this thread; every [`STREAM_POLL_INTERVAL`]th time all ready objects |
+//! | a thread that waits for an event ([`lend`]) | all ready objects, for a short time |
+//! | the [background](background) thread | all ready objects, while no program polls; timers; closing streams |
 //!
 //! The [schedule](crate::sched::schedule) lists the work.
 
@@ -24,13 +24,12 @@ use rustix::fd::BorrowedFd;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Polls between two looks at all streams instead of the hottest one.
+/// Polls of the hottest stream between two polls of all streams.
 const STREAM_POLL_INTERVAL: u32 = 16;
-/// Threads that waited for an event and got it are back within this time, as a rule, to wait for
-/// the next.
+/// The time within which a thread that got an event usually waits for the next one.
 const RETURN: Duration = Duration::from_micros(500);
 
-/// A poller found its completion queue empty.
+/// Drives the device for a poller whose completion queue is empty.
 #[inline]
 pub(crate) fn progress(core: &Core) {
     let schedule = &core.schedule;

@@ -8,12 +8,12 @@ use crate::sched::schedule::{Timer, Token};
 use crate::time::Nanos;
 use std::time::Duration;
 
-/// The result of a look at the descriptors.
+/// The result of polling the descriptors.
 #[derive(Debug, Default, Clone, Copy)]
 pub(super) struct Polled {
     /// The last queue pair for which something came.
     pub(super) arrived: Option<u32>,
-    /// A stream on its way out is ready.
+    /// A closing stream is ready.
     pub(super) linger: bool,
     /// A thread requested this one to look around.
     pub(super) wake: bool,
@@ -34,7 +34,7 @@ pub(super) fn attend(core: &Core) -> bool {
     schedule.forget_attended()
 }
 
-/// Sends what was gathered, and goes on with what was left; returns whether something is left
+/// Sends gathered requests, and continues with those that were left; returns whether some are left
 /// again.
 #[inline]
 pub(super) fn flush_gathered(core: &Core) -> bool {

@@ -36,7 +36,7 @@ const POLLER: u32 = 16;
 /// costs next to nothing for a poller with a processor of its own.
 const IDLE_POLLS: u32 = 256;
 const YIELD_EVERY: u32 = 16;
-/// Queue pairs served between two looks at the list.
+/// Queue pairs served between two reads of the list.
 const BATCH: usize = 8;
 
 /// What the polls of a shard's threads found.
@@ -216,14 +216,14 @@ impl Schedule {
         }
     }
 
-    /// Not the pollers find what comes, or not any more.
+    /// Notes that pollers do not drive the device, or no longer.
     pub(crate) fn forget_pollers(&self) {
         if self.found.load(Ordering::Relaxed) != 0 {
             self.found.store(0, Ordering::SeqCst);
         }
     }
 
-    /// A poller found what came.
+    /// Notes that a poller received data.
     #[inline]
     pub(crate) fn note_found(&self) {
         // An approximate count; it is not written any more once it is large enough.
@@ -242,13 +242,13 @@ impl Schedule {
         self.found.load(Ordering::SeqCst) >= POLLER
     }
 
-    /// A thread that waits for an event looks at the streams itself. If the background thread
-    /// sleeps on the streams, it finds out when something arrives.
+    /// Notes that a thread that waits for an event polls the streams itself. A background thread
+    /// that sleeps on the streams reads this note when data arrive.
     pub(crate) fn borrow_until(&self, until: Nanos) {
         self.lent_until.store(until.0, Ordering::SeqCst);
     }
 
-    /// Notes that no thread waits there any more.
+    /// Notes that no thread polls the streams for an event any more.
     pub(crate) fn give_back(&self) {
         self.lent_until.store(0, Ordering::SeqCst);
         if !self.is_driven() {
@@ -256,7 +256,7 @@ impl Schedule {
         }
     }
 
-    /// For how long threads that wait for events look at the streams; `None` if they do not.
+    /// The time for which threads that wait for events still poll the streams; `None` if none does.
     pub(crate) fn lent(&self, now: Nanos) -> Option<Duration> {
         let until = Nanos(self.lent_until.load(Ordering::SeqCst));
         (until > now).then(|| until.since(now))

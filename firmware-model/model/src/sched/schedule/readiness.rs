@@ -15,7 +15,7 @@ use std::time::Duration;
 /// Events taken at once.
 const BATCH: usize = 32;
 
-/// Pause of the background thread once its descriptors are gone.
+/// Pause of the background thread after its descriptors were closed.
 const LOST: Duration = Duration::from_millis(20);
 
 /// The object that a descriptor belongs to.
@@ -27,9 +27,9 @@ pub(crate) enum Token {
     Stream(u32),
     /// A listener.
     Listener(u32),
-    /// A stream on its way out.
+    /// A closing stream.
     Linger,
-    /// The background thread must look around.
+    /// The background thread must check all its work.
     Wake,
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// Looks at everything.
+/// Checks all its work.
 pub(crate) const AWAKE: u8 = 0;
 /// Asleep for a millisecond or less, streams ignored.
 pub(crate) const TICKING: u8 = 1;

@@ -13,8 +13,8 @@ pub(crate) enum Timer {
 }
 
 /// One time for each object, the earliest that was set: an object that is woken early sets its
-/// timer anew. So a driver that has one object set timers over and over, by resets for instance,
-/// makes this no longer.
+/// timer again. So a driver that makes one object set timers repeatedly, for example by resets,
+/// does not make this list longer.
 #[derive(Debug, Default)]
 pub(super) struct Timers {
     order: BTreeSet<(Nanos, Timer)>,

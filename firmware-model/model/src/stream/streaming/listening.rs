@@ -10,8 +10,8 @@ use urnic_device::command::Status;
 use urnic_device::event::{Event, EventKind};
 
 impl Streams {
-    /// Takes a listener in, at several addresses maybe, at which so many connections may wait for
-    /// the driver; returns its number.
+    /// Adds a listener, possibly on several addresses, on which at most `limit` connections may
+    /// wait for the driver; returns its number.
     pub(crate) fn listen(
         &self,
         listeners: Vec<Box<dyn Listener>>,
@@ -100,7 +100,7 @@ impl Streams {
             }
         }
         let starved = entry.starved.swap(refused.is_some(), Ordering::SeqCst);
-        // The background thread looks at intervals, and must not wake itself each time.
+        // The background thread polls at intervals, and must not wake itself each time.
         if let Some(errno) = refused
             && !starved
         {

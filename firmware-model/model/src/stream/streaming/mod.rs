@@ -1,7 +1,7 @@
-//! Streams in streaming mode, and listeners: what the host runs MPA start-up over.
+//! Streams in streaming mode, over which the host runs MPA start-up, and listeners.
 //!
-//! A stream here holds at most one receive of the driver and one unsent frame, and a listener only
-//! so many connections that the driver has not looked at: peers cannot make the device grow.
+//! A stream here holds at most one receive of the driver and one unsent frame, and a listener a
+//! bounded number of connections that the driver has not taken: peers cannot make the device grow.
 
 mod listening;
 
@@ -19,7 +19,7 @@ use urnic_device::command::Status;
 use urnic_device::event::{Event, EventKind};
 use urnic_device::stream::{Endpoint, Endpoints, MAX_STREAMING, input};
 
-/// Connections that may wait for the driver at one listener, whatever backlog the driver requested.
+/// Connections that may wait for the driver at one listener, regardless of the requested backlog.
 pub(crate) const MAX_PENDING: u32 = 1024;
 
 /// All streams in streaming mode, and all listeners.
@@ -345,7 +345,7 @@ impl Streams {
         }
     }
 
-    /// Looks at everything once, for networks that do not report readiness.
+    /// Polls all listeners and streams once, for networks that do not report readiness.
     pub(crate) fn poll_all(&self, schedule: &Schedule, effects: &mut Effects) {
         for entry in self.listeners.all() {
             self.accept(schedule, entry.lid, effects);
