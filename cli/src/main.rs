@@ -42,7 +42,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Run COMMAND with the RNIC present
+    /// Run COMMAND with the device urnic0
     #[command(after_long_help = keys())]
     Run {
         #[command(flatten)]
@@ -51,36 +51,36 @@ enum Command {
         #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND", num_args = 1..)]
         command: Vec<OsString>,
     },
-    /// Print the same as `export` lines, for shells and Dockerfiles
+    /// Print the environment of `run` as `export` lines, for shells and Dockerfiles
     #[command(after_long_help = keys())]
     Env {
         #[command(flatten)]
         options: Options,
     },
-    /// Be the RNIC as a PCI function of other processes, over vfio-user
+    /// Serve the device as a PCI function to other processes, over vfio-user
     ///
     /// A client is a program with --device vfio-user:PATH, or a guest: QEMU from 10.1 on, with
     /// memory that can be shared (-object memory-backend-memfd,share=on) and -device
-    /// '{"driver":"vfio-user-pci","socket":{"type":"unix","path":"PATH"}}'. A client that goes away
-    /// takes its function along; SIGINT or SIGTERM ends the server.
+    /// '{"driver":"vfio-user-pci","socket":{"type":"unix","path":"PATH"}}'. When a client
+    /// disconnects, its function ends. SIGINT or SIGTERM ends the server.
     Serve {
         #[command(flatten)]
         offer: serve::Offer,
     },
-    /// List what is missing or wrong here, each with the command that fixes it
+    /// Check this machine, and print the command that solves each problem
     Doctor {
         #[command(flatten)]
         options: Options,
     },
-    /// Print the device's attributes as programs see them
+    /// Print the attributes of the device that programs get
     Info {
         #[command(flatten)]
         options: Options,
-        /// The device is present already: this process was started for that
+        /// Set in the process that `info` starts with the device
         #[arg(long, hide = true)]
         inside: bool,
     },
-    /// Test the device against its datasheet, docs/reference/device.md: a line about each check
+    /// Test the device against its datasheet, docs/reference/device.md: one line for each check
     ///
     /// Drives the device's registers, queues and doorbells itself, without libibverbs. No other
     /// program may use the device meanwhile: it is reset before each check. Its streams go from the
@@ -88,7 +88,7 @@ enum Command {
     Conformance {
         #[command(flatten)]
         options: Options,
-        /// List the checks, and run none
+        /// List the checks without running them
         #[arg(long)]
         list: bool,
         /// Run only the checks whose names contain this

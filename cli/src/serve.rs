@@ -21,7 +21,7 @@ use crate::answer::{Failure, print};
 /// The devices to serve, and their clients.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Offer {
-    /// Listen at this unix socket; each connection is a function of its own. May be given more than
+    /// Listen on this unix socket; each connection is a separate function. May be given more than
     /// once
     #[arg(long, value_name = "PATH", required = true, value_parser = OsStringValueParser::new().try_map(socket_path))]
     socket: Vec<PathBuf>,
@@ -44,10 +44,10 @@ pub(crate) struct Offer {
     /// Permissions of the socket files
     #[arg(long, value_name = "OCTAL", default_value = "600", value_parser = mode)]
     mode: u32,
-    /// How to reach memory that comes without a descriptor, a program's heap for instance
+    /// The access to memory without a descriptor, for example a program's heap
     #[arg(long, value_name = "WAY", value_enum, default_value_t = Dma::Auto)]
     dma: Dma,
-    /// Capture the wire of all functions into this file (pcapng, for Wireshark); `%p` is the
+    /// Capture the packets of all functions into this file (pcapng, for Wireshark); `%p` is the
     /// server's process number
     #[arg(long, value_name = "FILE", env = "URNIC_PCAP")]
     pcap: Option<PathBuf>,
@@ -77,7 +77,7 @@ fn socket_path(text: OsString) -> Result<PathBuf, String> {
     }
 }
 
-/// How memory is reached that cannot be mapped.
+/// The access to memory that cannot be mapped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Dma {
     /// process_vm_readv(2) and process_vm_writev(2) where the client is of this user and the kernel
@@ -294,8 +294,8 @@ pub(crate) fn serve(offer: &Offer, matches: &ArgMatches) -> Result<ExitCode, Fai
     Ok(ExitCode::SUCCESS)
 }
 
-/// Each stream and each eventfd takes a descriptor; the limit that programs get by default is for
-/// those that use `select`.
+/// Raises the limit of descriptors: each stream and each eventfd takes one, and the default limit
+/// is for programs that use `select`.
 fn raise_descriptor_limit() {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit {

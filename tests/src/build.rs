@@ -20,7 +20,7 @@ pub fn target() -> PathBuf {
         .ancestors()
         .skip(1)
         .find(|folder| !folder.ends_with("deps"));
-    folders.expect("a program lies in a folder").to_owned()
+    folders.expect("a program is in a folder").to_owned()
 }
 
 /// A folder for what tests write, inside the target folder.

@@ -1,4 +1,4 @@
-//! The wire, captured in a private network namespace and dissected by tshark's independent
+//! Packets, captured in a private network namespace and dissected by tshark's independent
 //! dissectors of MPA and DDP/RDMAP.
 
 use std::collections::BTreeMap;
@@ -184,7 +184,7 @@ impl Wire {
     }
 
     /// The output of tshark for a capture whose Sends all carry RPC-over-RDMA. The dissector of NFS
-    /// looks for the data that went by chunk and does not find it.
+    /// fails to find data that was sent by chunk.
     pub fn tshark_of_rpc(&self, args: &[&str], filter: &str) -> String {
         self.tshark_without(&["smb_direct", "iser", "nfs"], args, filter)
     }
@@ -249,7 +249,7 @@ impl Dissection {
 impl Drop for Wire {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            eprintln!("kept for a look at it: {}", self.file.display());
+            eprintln!("capture kept: {}", self.file.display());
             return;
         }
         let _ = std::fs::remove_file(&self.file);

@@ -1,5 +1,5 @@
 //! Linux with soft-iWARP (siw) in a virtual machine: an iWARP stack that is not ours.
-//! `scripts/siw-guest` makes what it boots.
+//! `scripts/siw-guest` makes the files that it boots.
 //!
 //! QEMU's user network connects the two, so the tests need no root: programs here find the guest's
 //! listener at 127.0.0.1, programs in the guest find ours at [`HOST`]. The guest boots once, for

@@ -199,7 +199,7 @@ impl HostileClient {
         match message.header.kind {
             Kind::Reply { error: Some(errno) } => Err(Refused::Errno(errno)),
             Kind::Reply { error: None } => Ok(message),
-            Kind::Command { .. } => panic!("the server asks: {message:?}"),
+            Kind::Command { .. } => panic!("unexpected command of the server: {message:?}"),
         }
     }
 

@@ -33,7 +33,7 @@ fn files_and_functions_are_short() {
 
 /// The text of a line that is a comment, without the characters that begin it: of Rust and C, or of
 /// scripts, the Makefile and TOML.
-fn comment<'a>(line: &'a str, is_code: bool) -> Option<&'a str> {
+fn comment(line: &str, is_code: bool) -> Option<&str> {
     let line = line.trim_start();
     let starts: &[&str] = if is_code {
         &["///", "//!", "//", "/*", "* "]

@@ -3,7 +3,7 @@
 //! tshark (4.0, 4.4) loses a stream where a segment ends an FPDU and has a few bytes of the next:
 //! from there on it reads payload as headers. TCP may cut its stream anywhere, and with offloads
 //! does. So the captured bytes are cut again, at the lengths in their own headers, one frame in
-//! each packet. tshark still judges lengths, checksums and headers: when a length is wrong, every
+//! each packet. tshark still checks lengths, checksums and headers: when a length is wrong, every
 //! frame after the cut is wrong too.
 
 use std::collections::BTreeMap;

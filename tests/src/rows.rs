@@ -185,7 +185,7 @@ fn document(source: &str, tests: &[Test]) -> Made {
         .iter()
         .map(|(id, words)| Row {
             id: id.clone(),
-            words: strings(words).try_into().expect("level, source and what it asks"),
+            words: strings(words).try_into().expect("level, source and rule"),
         })
         .collect();
     let mut shown: BTreeMap<String, Vec<&Test>> = BTreeMap::new();
@@ -229,10 +229,10 @@ fn document(source: &str, tests: &[Test]) -> Made {
     for (part, title) in PARTS {
         let _ = write!(
             body,
-            "\n## {title}\n\n| Row | Level | Source | What it asks | Shown by |\n|---|---|---|---|---|\n"
+            "\n## {title}\n\n| Row | Level | Source | Rule | Tests |\n|---|---|---|---|---|\n"
         );
         for row in rows.iter().filter(|row| row.id.split('-').next() == Some(part)) {
-            let [level, from, asks] = &row.words;
+            let [level, from, rule] = &row.words;
             let by = match (shown.get(&row.id), reasons.get(&row.id).and_then(Value::as_str)) {
                 (Some(tests), None) => {
                     counts[0] += 1;
@@ -256,7 +256,7 @@ fn document(source: &str, tests: &[Test]) -> Made {
                     "no test".to_owned()
                 }
             };
-            let _ = writeln!(body, "| {} | {level} | {from} | {asks} | {by} |", row.id);
+            let _ = writeln!(body, "| {} | {level} | {from} | {rule} | {by} |", row.id);
         }
     }
     let [by_tests, by_reasons, open] = counts;
@@ -307,7 +307,7 @@ mod tests {
         let there = std::fs::read_to_string(&path).unwrap_or_default();
         assert!(
             there == made.text,
-            "docs/reference/conformance.md is not what {ROWS} and the tests say: URNIC_REGENERATE=1 cargo test -p urnic-tests --lib rows"
+            "docs/reference/conformance.md differs from {ROWS} and the tests: URNIC_REGENERATE=1 cargo test -p urnic-tests --lib rows"
         );
     }
 

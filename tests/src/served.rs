@@ -62,7 +62,7 @@ impl Served {
         let ended = until(TIME_LIMIT, || self.server.ended());
         assert!(
             ended.is_some(),
-            "the server before goes on:\n{}",
+            "the earlier server did not end:\n{}",
             self.server.output()
         );
         self.server = serve(self.folder.path(), &self.place, &self.options);

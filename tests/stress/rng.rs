@@ -32,7 +32,7 @@ impl SeededRng {
         bytes
     }
 
-    /// A length: mostly short, sometimes zero, now and then many segments.
+    /// A length: mostly short, sometimes zero, rarely many segments.
     pub(crate) fn len(&mut self) -> usize {
         match self.below(100) {
             0..8 => 0,

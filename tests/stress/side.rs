@@ -155,7 +155,7 @@ impl Side {
         self.renew(world, &round.renewals);
         for &(i, change) in &part.regions {
             let host = &world.hosts[self.number];
-            // Both together would be legal, too, but the check does not look for a key in two
+            // Both together would be legal, too, but the check does not support a key in two
             // places.
             match change {
                 Change::Anew => self.mrs[i] = registered(&self.device, &self.arena, host, i),

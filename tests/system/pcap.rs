@@ -43,7 +43,7 @@ impl Captures {
 impl Drop for Captures {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            eprintln!("kept for a look at it: {}", self.0.path().display());
+            eprintln!("capture kept: {}", self.0.path().display());
             self.0.keep();
         }
     }

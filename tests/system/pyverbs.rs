@@ -164,7 +164,7 @@ impl Expected {
 }
 
 fn suite(folder: &str) -> Program {
-    // The distribution's Python, whatever comes first in PATH: pyverbs belongs to it.
+    // The distribution's Python, even if PATH has another first: pyverbs belongs to it.
     let runner = format!("{folder}/run_tests.py");
     // Python 3.13 warns, amid the results, of forks in programs with threads.
     let flags = ["-B", "-W", "ignore", &runner, "--dev", "urnic0", "-v"];

@@ -281,12 +281,12 @@ fn the_end_of_program_qemu_or_server_is_reported() {
     {
         assert!(
             printed.contains("ff ff ff ff"),
-            "a function whose server is gone still answers:\n{printed}"
+            "a function whose server has ended still answers:\n{printed}"
         );
     }
 }
 
-/// Waits until the process that has the guest's function counts what it sends or receives.
+/// Waits until the process of the guest's function has sent or received data, by its counters.
 #[track_caller]
 fn transfers(guest: &PciGuest<'_>) {
     guest.run(

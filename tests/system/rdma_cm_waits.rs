@@ -34,7 +34,7 @@ fn a_wait_goes_on_when_another_thread_closes_the_channel() {
 #[test]
 fn a_thread_to_which_nothing_happens_comes_to_rest() {
     if !Path::new("/proc/self/schedstat").exists() {
-        return skip::report("the kernel does not tell how long threads ran (CONFIG_SCHED_INFO)");
+        return skip::report("the kernel does not report the run time of threads (CONFIG_SCHED_INFO)");
     }
     or_skip!(scene("rests")).run_for(LIMIT).success();
 }

@@ -91,7 +91,7 @@ fn continues(variable: Option<&str>) {
     drop(server);
     let seen = client.output().len();
     let _server = serving(reverse(&line));
-    client.wait_for_output_from(seen, "that it goes on", |printed| {
+    client.wait_for_output_from(seen, "that it continues", |printed| {
         (printed.lines().count() > 3).then_some(())
     });
     assert_eq!(client.ended(), None);
@@ -219,7 +219,8 @@ fn a_server_calls_the_clients_that_call_it() {
     drop(server);
 }
 
-/// Calls of one connection may wait for each other, whatever the thread that received them does.
+/// Calls of one connection may wait for each other, also while the thread that received them is
+/// busy.
 #[test]
 fn calls_of_a_connection_may_wait_for_each_other() {
     assert_eq!(scene("waits"), "met 100 times\n");

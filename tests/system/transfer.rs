@@ -65,7 +65,7 @@ fn messages_of_every_small_size() {
     }
 }
 
-/// A program that polls the completion of a Write and then tells its peer by another way.
+/// A program that polls the completion of a Write and then notifies its peer by TCP.
 fn writes_are_delivered_when_they_complete(rounds: [u32; 3]) {
     for (size, rounds) in [8, 4096, 1 << 20].into_iter().zip(rounds) {
         let ends = or_skip!(pair("delivered", &format!("-s {size} -n {rounds}"))).succeeds();

@@ -252,7 +252,7 @@ fn doorbells_are_stores_and_no_messages() {
     let line = table.lines().find(|line| line.ends_with("sendmsg"));
     let calls = line.and_then(|line| line.split_whitespace().nth(3)?.parse::<u64>().ok());
     let calls = calls.unwrap_or_else(|| panic!("{table}"));
-    // The set-up takes some hundred; and a device that got no processor for long had gone to sleep.
+    // The set-up takes some hundred; and a device that got no processor for long has fallen asleep.
     assert!(
         calls < MESSAGES / 4,
         "{calls} messages for {MESSAGES} work requests:\n{table}"

@@ -1,4 +1,4 @@
-//! The wire, read by independent dissectors.
+//! The packets on the wire, checked by tshark's independent dissectors.
 
 use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, TcpListener};
@@ -10,7 +10,8 @@ use urnic_tests::program::Program;
 use urnic_tests::skip::installed;
 use urnic_tests::{Pair, or_skip};
 
-/// Sends these bytes between two hand-made ends (Request and Reply first), and judges their wire.
+/// Sends these bytes between two hand-made ends (Request and Reply first), and dissects the
+/// packets.
 fn dissected(netns: &Netns, first: &str, second: &str) -> Result<Dissection, String> {
     const REQUEST: &str = "4d504120 49442052 65712046 72616d65 40010000";
     const REPLY: &str = "4d504120 49442052 65702046 72616d65 40010000";
@@ -73,7 +74,7 @@ fn tshark_reports_a_malformed_frame() {
     assert!(!dissection.malformed.is_empty(), "{dissection:?}");
 }
 
-/// Runs pairs of programs on a private loopback, and judges their wire.
+/// Runs pairs of programs on a private loopback interface, and captures their packets.
 fn wire_of(lines: &[&str], variables: &[(&str, &str)]) -> Result<Wire, String> {
     installed("ib_write_bw")?;
     let netns = Netns::new()?;

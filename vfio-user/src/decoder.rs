@@ -91,11 +91,6 @@ impl<F> Decoder<F> {
         }
     }
 
-    /// Sets other limits from here on, when the peers have agreed on them.
-    pub fn set_limits(&mut self, limits: Limits) {
-        self.limits = limits;
-    }
-
     /// Adds the result of one read. Descriptors belong to the message in which the read ended:
     /// Linux returns the bytes of a `sendmsg` that came with descriptors at the end of a read,
     /// never before bytes of a later one.

@@ -169,11 +169,6 @@ impl ChannelSender {
         self.device.get()
     }
 
-    /// The fd number of the program's end.
-    pub fn program_fd(&self) -> RawFd {
-        self.program
-    }
-
     fn lock(&self) -> MutexGuard<'_, VecDeque<Record>> {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }

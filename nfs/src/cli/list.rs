@@ -11,7 +11,7 @@ use urnic_nfs::nfs3::{Attributes, Kind};
 pub(crate) struct List {
     /// SERVER:PATH
     remote: Remote,
-    /// Show mode, links, owner, group and size too
+    /// Also show mode, links, owner, group and size
     #[arg(short, long)]
     long: bool,
     #[command(flatten)]

@@ -48,7 +48,7 @@ impl std::fmt::Display for Remote {
 /// Options of the connection to a server.
 #[derive(Args, Debug)]
 pub(crate) struct Way {
-    /// Use RDMA and not TCP
+    /// Use RDMA instead of TCP
     #[arg(long)]
     rdma: bool,
     /// Port of NFS [default: 2049, by RDMA 20049]

@@ -448,7 +448,7 @@ fn bad_lists_are_garbage_or_invalid() {
     assert_eq!(answered(&server, 1, root, &[0x10]), INVALID);
     assert_eq!(answered(&server, 1, root, &[]), GARBAGE);
     assert_eq!(answered(&server, 3, root, &[]), Err(Refusal::NoProcedure));
-    let foreign = Handle::new(b"nobody's");
+    let foreign = Handle::new(b"foreign.");
     assert_eq!(answered(&server, 1, foreign, &[1]), Ok(Status::BadHandle));
 }
 

@@ -1,5 +1,5 @@
-//! Hostile clients take as many resources as possible. Meanwhile an honest client is served, from
-//! another address and from the same address.
+//! Hostile clients take as many resources as possible. Meanwhile a well-behaved client is served,
+//! from another address and from the same address.
 
 use super::{Server, connect_from, pattern};
 use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};

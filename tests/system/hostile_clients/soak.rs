@@ -1,5 +1,5 @@
-//! Random attacks beside honest work: the honest clients' data arrives, and the server returns to
-//! its initial state.
+//! Random attacks beside regular clients: the regular clients' data arrives, and the server returns
+//! to its initial state.
 //!
 //! The seed is printed; `URNIC_SOAK_SEED` sets it. Threads run freely, so a seed gives the same
 //! actions, not the same interleaving.
@@ -53,7 +53,7 @@ impl Resources {
     }
 }
 
-/// One server, with a socket for honest clients and one for the others.
+/// One server, with a socket for regular clients and one for the others.
 struct Scene {
     running: Running,
     honest: PathBuf,
@@ -436,7 +436,7 @@ fn run_hostile_clients(scene: &Scene, seed: u64, round: u64, time: Duration) -> 
     actions.into_inner()
 }
 
-/// Two honest clients transfer and compare until `stop` is set; returns the number of rounds.
+/// Two regular clients transfer and compare until `stop` is set; returns the number of rounds.
 fn transfer(scene: &Scene, program: &Path, stop: &AtomicBool) -> usize {
     let device = format!("vfio-user:{}", scene.honest.display());
     let program = Program::new(program).env("URNIC_DEVICE", device);

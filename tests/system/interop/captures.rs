@@ -1,4 +1,4 @@
-//! tshark, with independently written dissectors, judges the data that a part of the system tests
+//! tshark, with independently written dissectors, checks the data that a part of the system tests
 //! sent: `scripts/test interop` runs that part with `URNIC_TEST_PCAP`, so that every program
 //! captures its wire, and then this.
 

@@ -144,7 +144,7 @@ fn sizes(run: &Run<'_>) -> String {
     };
     let program = compiled("cm_sizes").expect("it was compiled before");
     let options = format!("-p PORT -m {most}");
-    // siw's answer to a Read of no bytes has a byte in it now and then, which is out of bounds.
+    // siw's answer to a Read of zero bytes sometimes has a byte, which is out of bounds.
     let here = format!("{} -r", program.display());
     let there = "/bin/cm_sizes";
     let (server, client) = match run.initiator {
@@ -380,10 +380,10 @@ impl Scene {
         let kernel = guest.start("uname -r").success();
         let kernel = kernel.lines().next().unwrap_or_default();
         let title = format!(
-            "urnic {} and soft-iWARP of Linux {kernel}, in QEMU without hardware virtualisation: figures tell where something is wrong, not how fast it is",
+            "urnic {} and soft-iWARP of Linux {kernel}, in QEMU without hardware virtualisation: the figures show errors, not the real speed",
             env!("CARGO_PKG_VERSION")
         );
-        let heads = ["mode", "called by", "program", "result", "what came of it"];
+        let heads = ["mode", "initiator", "program", "result", "details"];
         let table = Table::new("siw", &title, &heads);
         Ok(Self { guest, table })
     }
@@ -486,7 +486,7 @@ fn in_mode(mode: &Mode) {
                     break;
                 };
                 *guest = fresh().expect("it booted before");
-                result = once(guest).map(|printed| format!("{printed} (again after {fault})"));
+                result = once(guest).map(|printed| format!("{printed} (repeated after {fault})"));
             }
             match result {
                 Ok(printed) if [SILENT, EMPTY_READS].contains(&printed.as_str()) => {
@@ -495,7 +495,7 @@ fn in_mode(mode: &Mode) {
                 Ok(printed) => table.row(&[mode.name, initiator_name, name, "ok", &printed]),
                 Err(why) => {
                     table.row(&[mode.name, initiator_name, name, "FAILED", &why]);
-                    failures.push(format!("{initiator_name} calls, {name}: {why}"));
+                    failures.push(format!("{initiator_name} connects, {name}: {why}"));
                     // Leftovers of the failed program would disturb the next.
                     *guest = fresh().expect("it booted before");
                 }
@@ -524,7 +524,7 @@ macro_rules! modes {
 
 modes! {
     revision_2_with_crc => Mode {
-        name: "revision 2, CRC as we ask",
+        name: "revision 2, CRC requested by urnic",
         ours: &[],
         theirs: &[],
         we_call: Some((["2 1", "2 1"], WRITE)),
@@ -557,7 +557,7 @@ modes! {
     },
     // When the initiator does not request CRC, siw does not use it.
     with_crc_as_siw_asks => Mode {
-        name: "CRC as siw asks",
+        name: "CRC requested by siw",
         ours: &[("URNIC_MPA_CRC", "false")],
         theirs: &[("mpa_crc_required", 1)],
         we_call: None,

@@ -311,7 +311,7 @@ fn linux_continues_after_the_server_was_killed_and_restarted() {
             let len = std::fs::metadata(export.file("back")).map_or(0, |file| file.len());
             (len >= (LEN / 8 * part) as u64).then_some(())
         };
-        assert!(until(TIME_LIMIT * 3, far).is_some(), "the copy does not go on");
+        assert!(until(TIME_LIMIT * 3, far).is_some(), "the copy does not continue");
         export.start_again();
     }
     copy.success();

@@ -89,8 +89,8 @@ fn linux_sets_and_gets(guest: &Guest, export: &Export) {
         unmount(guest);
         mount(guest, export, 1 << 20);
     }
-    // A file created in the directory has the directory's list, within the mode of `open`, whatever
-    // the umask; and another mode is another mask.
+    // A file created in the directory has the directory's list, within the mode of `open`,
+    // regardless of the umask; and another mode is another mask.
     guest_output(
         guest,
         &format!(

@@ -87,7 +87,7 @@ fn a_process_accepts_once_it_has_descriptors_again() {
     urnic_tests::startup::Frame::read(&mut peer);
     peer.send_ulpdus(&[write(1, 0, b""), send(1, b"hello")]);
     assert_eq!(scene.target.received(qp), (0, 5));
-    // The device reported it once, and retried now and then: a loop would have reported it
+    // The device reported it once, and retried at intervals: a loop would have reported it
     // thousands of times.
     let count = complaints(&scene.target);
     assert!(count < 10, "{count} complaints");
@@ -320,7 +320,7 @@ fn a_killed_program_is_noticed_although_its_children_live() {
     }
 }
 
-/// The end of a connection, whatever came before.
+/// The end of a connection, after any data.
 fn ended(link: &mut Link) -> Option<End> {
     Some(link.peer.read_to_end().1)
 }

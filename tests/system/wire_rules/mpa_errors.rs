@@ -27,7 +27,7 @@ fn posts_read_and_send(scene: &mut Scene, link: &mut Link) {
     link.peer.ulpdu();
 }
 
-/// Completions of requests whose peer has gone: the first one has the reason (as on InfiniBand).
+/// Completions of requests whose peer has ended: the first one has the reason (as on InfiniBand).
 const SENDS_LOST: [(u64, u64); 2] = [(100, status::RETRY_EXC_ERR), (101, status::FLUSHED)];
 
 #[test]

@@ -90,7 +90,10 @@ fn rdm_r_01_a_read_request_is_answered() {
             let expected = &buffer()[offset as usize..][..len as usize];
             assert_eq!(link.peer.ulpdu(), read_response(SINK_STAG, SINK_TO, expected));
         }
-        assert!(target.has_no_completion(link.qp), "the program is not told of it");
+        assert!(
+            target.has_no_completion(link.qp),
+            "the program gets no completion"
+        );
     }
     target.quits();
 }

@@ -84,7 +84,7 @@ impl<M: Memory> SendQueue<M> {
         self.producer = self.producer.wrapping_add(blocks);
     }
 
-    /// Publishes the producer index, whatever the event index is.
+    /// Publishes the producer index, for any event index.
     pub fn store(&self) {
         let word = self.record.word(offset_of!(QueueRecord, sq_producer));
         word.store(self.producer, Ordering::Release);

@@ -56,7 +56,7 @@ pub(crate) fn until(program: &Program, what: &str, mut done: impl FnMut() -> boo
     while !done() {
         assert!(
             start.elapsed() < Duration::from_secs(60),
-            "waited in vain until {what}"
+            "timeout while waiting until {what}"
         );
         program.cq.progress();
     }

@@ -144,14 +144,9 @@ impl Wire {
         self.lock().pipes[direction].record = Some(Vec::new());
     }
 
-    /// What a direction sent since [`record`](Self::record).
+    /// The bytes that a direction sent since [`record`](Self::record).
     pub fn recorded(&self, direction: usize) -> Vec<u8> {
         self.lock().pipes[direction].record.clone().unwrap_or_default()
-    }
-
-    /// Whether a direction has ended with FIN.
-    pub fn has_finished(&self, direction: usize) -> bool {
-        self.lock().pipes[direction].finished
     }
 
     /// Whether the connection was reset.

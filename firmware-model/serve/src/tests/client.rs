@@ -205,7 +205,7 @@ impl Client {
                     // (signal(7)).
                     Err(rustix::io::Errno::INTR) => continue,
                     Ok(_) | Err(rustix::io::Errno::CONNRESET) => return None,
-                    Err(errno) => panic!("the server says nothing: {errno}"),
+                    Err(errno) => panic!("no message from the server: {errno}"),
                 };
             let mut fds = Vec::new();
             for message in control.drain() {
@@ -224,7 +224,7 @@ impl Client {
         match message.header.kind {
             Kind::Reply { error: None } => Ok(message),
             Kind::Reply { error: Some(errno) } => Err(errno),
-            Kind::Command { .. } => panic!("the server asks: {message:?}"),
+            Kind::Command { .. } => panic!("unexpected command of the server: {message:?}"),
         }
     }
 

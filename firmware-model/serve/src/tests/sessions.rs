@@ -468,7 +468,7 @@ fn without_process_vm_memory_is_copied_by_messages() {
     });
     let mut read = [0; 2];
     memory.read(base, &mut read).unwrap();
-    assert_eq!(read, [8; 2], "what the client says, not what is there");
+    assert_eq!(read, [8; 2], "the client's answer, not the mapped memory");
     answering.join().unwrap();
     drop(link);
 }

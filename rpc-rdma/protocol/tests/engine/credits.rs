@@ -206,7 +206,7 @@ fn rpc_e_09_errors_carry_the_grant() {
     let error = end.next();
     assert_eq!(error.header.body, Body::Error(ErrorBody::Chunk));
     assert_eq!((error.header.xid, error.header.credits, error.len), (1, 3, 20));
-    assert_eq!(end.receives, 3, "the receive is posted anew");
+    assert_eq!(end.receives, 3, "the receive is posted again");
 }
 
 #[test]

@@ -490,7 +490,7 @@ fn rpc_bd_06_calls_are_resent_with_their_xids() {
     assert!(end.sent.is_empty() && end.events.is_empty());
     assert_eq!(end.engine.outstanding(), 2);
 
-    // There is one credit again, and memory is registered anew.
+    // There is one credit again, and memory is registered again.
     end.engine.connected(Terms::default());
     end.run();
     let sent = end.next();

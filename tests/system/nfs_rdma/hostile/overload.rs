@@ -1,6 +1,6 @@
 //! Clients that take as many resources as they can: memory by Reads that they do not answer and by
-//! replies that they do not receive, and connections. An honest client is served meanwhile, from
-//! another address and from theirs.
+//! replies that they do not receive, and connections. A well-behaved client is served meanwhile,
+//! from another address and from theirs.
 
 use std::net::{Ipv4Addr, TcpStream};
 

@@ -214,7 +214,7 @@ fn at_rts_both_psns_must_match() {
     }
     net.run(100 * MS);
     assert!(net.attached(1, 1).is_empty());
-    // The right Request is accepted, whatever the number of wrong Requests.
+    // The right Request is accepted after any number of wrong Requests.
     net.raw_stream(0, b.qpn, 1, &valid_request(a, b));
     net.run(5 * MS);
     assert_eq!(net.attached(1, 1).len(), 1);

@@ -139,7 +139,7 @@ fn a_receiver_that_stays_at_rtr_is_connected() {
     }
 }
 
-/// The Reply says it, so it waits for RTS.
+/// The Reply has the value, so it waits for RTS.
 #[test]
 fn a_responder_that_reaches_rts_later_has_its_rnr_retry_respected() {
     let mut net = Net::new(2);
