@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mistake_says_what_to_do() {
+    fn a_mistake_has_a_hint() {
         assert!(mistake_in(&[]).contains("usage: prog"), "{}", mistake_in(&[]));
         assert!(
             mistake_in(&["--wax", "auto", "a"]).contains("--way"),

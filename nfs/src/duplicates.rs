@@ -127,7 +127,7 @@ mod tests {
     use std::net::Ipv4Addr;
 
     #[test]
-    fn a_client_with_many_calls_does_not_push_out_others() {
+    fn a_client_with_many_calls_does_not_evict_others() {
         let duplicates = Duplicates::default();
         let answers = |host: u8, xid: u32, reply: u8| {
             let call = Call {

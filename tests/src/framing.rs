@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_framed_is_read_again() {
+    fn framed_bytes_are_read_unchanged() {
         for (crc, markers) in [(true, true), (true, false), (false, true), (false, false)] {
             let mut out = Framing::new(crc, markers);
             let mut back = out.clone();

@@ -186,7 +186,7 @@ fn about(text: &str) -> String {
 }
 
 #[test]
-fn good_links_are_taken() {
+fn valid_links_are_accepted() {
     let text = "# Here\n\n[1](b.md) [2](b.md#b-b-2) [3](b.md#twice-1) [4](#here) [5](../src/x.rs) [6](https://example.org/#x)";
     assert_eq!(about(text), "");
     assert_eq!(about("`[not a link](nowhere.md)`"), "");

@@ -94,7 +94,7 @@ fn info_describes_the_device() {
 }
 
 #[test]
-fn doctor_finds_nothing_wrong_here() {
+fn doctor_finds_no_error_on_this_machine() {
     or_skip!(installed("ibv_rc_pingpong"));
     let text = command("doctor").run().success();
     assert!(text.contains("exchanged 1000 messages"), "{text}");

@@ -263,7 +263,7 @@ fn a_line_end_in_an_argument_makes_no_second_line() {
 }
 
 #[test]
-fn what_cannot_be_run_has_the_shells_status() {
+fn a_program_that_cannot_run_has_the_shells_status() {
     let plain = file("plain", "x");
     let script = file("script", "#!/no/such/interpreter\n");
     let executable = std::os::unix::fs::PermissionsExt::from_mode(0o755);
@@ -302,7 +302,7 @@ fn signals(shell: &str) -> String {
 }
 
 #[test]
-fn run_leaves_the_programs_signals_alone() {
+fn run_does_not_change_the_programs_signals() {
     let run = format!("'{}' run --", urnic().display());
     assert_eq!(signals(&run), signals(""));
     assert_eq!(

@@ -34,7 +34,7 @@ fn ibv_devices_lists_urnic0_once() {
 }
 
 #[test]
-fn without_the_plug_in_there_is_no_urnic0() {
+fn without_the_plug_in_no_urnic0_exists() {
     or_skip!(installed("ibv_devices"));
     let text = Program::plain("ibv_devices").run().output;
     assert!(!text.contains("urnic0"), "{text}");
@@ -108,7 +108,7 @@ fn ibv_asyncwatch_opens_it_and_waits() {
 }
 
 #[test]
-fn a_shell_and_its_tools_are_left_alone() {
+fn a_shell_and_its_tools_are_not_affected() {
     let text = Program::new("sh")
         .args(["-c", "ls /sys/class/net && cat /proc/self/comm && id -u"])
         .run()

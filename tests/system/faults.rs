@@ -109,7 +109,7 @@ fn ended_by(ended: &Ended, text: &str, signal: Signal) {
 }
 
 #[test]
-fn a_program_dies_of_its_own_fault() {
+fn a_program_ends_by_its_own_fault() {
     for (what, signal) in [
         ("die", Signal::SEGV),
         ("bus", Signal::BUS),

@@ -61,7 +61,7 @@ fn files(folder: &Path) -> Vec<PathBuf> {
 }
 
 #[test]
-fn what_is_installed_is_enough_and_goes_again() {
+fn an_installation_is_complete_and_can_be_removed() {
     or_skip!(installed("ibv_rc_pingpong"));
     or_skip!(installed("make"));
     if std::env::var_os("URNIC_LIB").is_some() {

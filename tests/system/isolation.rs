@@ -52,7 +52,7 @@ fn one_context_of_a_program_disturbs_no_other() {
 }
 
 #[test]
-fn a_work_request_that_takes_long_to_build_stalls_nobody() {
+fn a_slowly_built_work_request_stalls_no_other() {
     Program::new(or_skip!(compiled("builder"))).run().success();
 }
 

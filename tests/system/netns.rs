@@ -55,7 +55,7 @@ fn perftest_between_two_hosts() {
 }
 
 #[test]
-fn a_host_with_nothing_but_loopback() {
+fn a_host_with_loopback_only() {
     or_skip!(installed("ibv_rc_pingpong"));
     let netns = or_skip!(Netns::new());
     Pair::new(&netns.program(Program::new("ibv_rc_pingpong"))).succeeds();

@@ -51,7 +51,7 @@ fn a_denied_system_call_is_named_in_one_line() {
 }
 
 #[test]
-fn doctor_repeats_why_the_device_does_not_open() {
+fn doctor_prints_why_the_device_does_not_open() {
     or_skip!(installed("ibv_rc_pingpong"));
     let denied = or_skip!(compiled("denied"));
     let denied = denied.to_str().expect("our path");

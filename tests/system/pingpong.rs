@@ -151,7 +151,7 @@ fn with_crc_off_and_with_markers() {
 }
 
 #[test]
-fn one_side_alone_may_request_markers() {
+fn one_side_only_may_request_markers() {
     or_skip!(installed("ibv_rc_pingpong"));
     for wants in [true, false] {
         let mut pair = pingpong("-c -s 5000");

@@ -62,7 +62,7 @@ fn no_call_hangs_in_a_child_forked_beside_threads() {
 }
 
 #[test]
-fn children_that_share_memory_until_exec_leave_it_alone() {
+fn children_that_share_memory_until_exec_change_nothing() {
     trial("spawn");
 }
 

@@ -22,17 +22,17 @@ fn a_signal_ends_the_wait_unless_with_sa_restart() {
 }
 
 #[test]
-fn a_handler_that_jumps_out_of_the_wait_leaves_nothing_held() {
+fn a_handler_that_jumps_out_of_the_wait_holds_no_lock() {
     or_skip!(scene("jumps")).run_for(LIMIT).success();
 }
 
 #[test]
-fn a_wait_goes_on_when_another_thread_closes_the_channel() {
+fn a_wait_continues_after_another_threads_close() {
     or_skip!(scene("closes")).run_for(LIMIT).success();
 }
 
 #[test]
-fn a_thread_to_which_nothing_happens_comes_to_rest() {
+fn a_thread_without_events_sleeps() {
     if !Path::new("/proc/self/schedstat").exists() {
         return skip::report("the kernel does not report the run time of threads (CONFIG_SCHED_INFO)");
     }

@@ -211,7 +211,7 @@ fn dump(forward: bool, packet: &[u8], text: &mut String) {
 }
 
 #[test]
-fn rpc_h_06_wireshark_reads_what_the_engines_send() {
+fn rpc_h_06_wireshark_decodes_the_engines_messages() {
     or_skip!(installed("tshark"));
     or_skip!(installed("text2pcap"));
     let record = conversation();

@@ -56,7 +56,7 @@ fn bytes_come_back_reversed_within_messages_and_by_rdma() {
 }
 
 #[test]
-fn sixteen_clients_are_served_at_once_and_leave_nothing() {
+fn sixteen_clients_are_served_at_once_without_leaks() {
     let (server, address) = serving(reverse("serve 127.0.0.1:0"));
     calls(&address, 300_000, 1).run().success();
     let before = descriptors(server.pid());
@@ -98,7 +98,7 @@ fn continues(variable: Option<&str>) {
 }
 
 #[test]
-fn a_client_goes_on_with_a_restarted_server() {
+fn a_client_continues_with_a_restarted_server() {
     continues(None);
 }
 
@@ -233,7 +233,7 @@ fn a_client_that_makes_no_calls_can_be_called() {
 
 /// RFC 8167 §6: the answer is PROC_UNAVAIL, which is 3, and does not come from the service.
 #[test]
-fn only_what_the_binding_names_goes_backward() {
+fn only_calls_in_the_binding_go_backward() {
     assert_eq!(scene("unavailable"), "7\n3\n7\n");
 }
 
@@ -277,6 +277,6 @@ fn bytes_come_back_by_rdma_also_without_memory_windows() {
 }
 
 #[test]
-fn a_client_without_windows_goes_on_with_a_restarted_server() {
+fn a_client_without_windows_continues_after_a_restart() {
     continues(Some("REVERSE_WITHOUT_WINDOWS"));
 }

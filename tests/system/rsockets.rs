@@ -50,7 +50,7 @@ fn an_rsockets_send_without_a_receive_needs_an_rnr_grace() {
 }
 
 #[test]
-fn with_an_rnr_grace_rsockets_loses_nothing() {
+fn with_an_rnr_grace_rsockets_loses_no_data() {
     let (server, client) = or_skip!(overrun("60000"));
     // The end of its standard input lets the server continue.
     server.wait_for(LIMIT).success();
@@ -76,7 +76,7 @@ fn received(process: u32, watched: &Folder) -> u64 {
 }
 
 #[test]
-fn iperf3_under_librspreload_goes_through_the_device() {
+fn iperf3_under_librspreload_uses_the_device() {
     or_skip!(installed("iperf3"));
     let Some(rspreload) = rspreload() else {
         return urnic_tests::skip::report("librspreload.so is not installed");

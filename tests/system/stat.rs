@@ -137,7 +137,7 @@ fn a_stopped_process_delays_no_other() {
 }
 
 #[test]
-fn hw_counters_read_what_is_counted_now() {
+fn hw_counters_have_the_present_values() {
     or_skip!(installed("cat"));
     let place = place("files");
     let mut target = or_skip!(target_in(&place));

@@ -19,7 +19,7 @@ fn documented() -> BTreeSet<u32> {
 }
 
 #[test]
-fn every_status_and_event_that_can_come_does() {
+fn every_possible_status_and_event_occurs() {
     let ended = Program::new(or_skip!(compiled("statuses"))).run_for(Duration::from_secs(120));
     assert!(ended.ok(), "{ended}");
     let number = |line: &str| line.split(' ').next()?.parse().ok();

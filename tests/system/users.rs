@@ -6,7 +6,7 @@ use urnic_tests::user::{NOBODY, OTHER_USER, Staged};
 use urnic_tests::{Pair, or_skip};
 
 #[test]
-fn an_ordinary_user_needs_nothing() {
+fn an_ordinary_user_needs_no_permissions() {
     or_skip!(root());
     or_skip!(installed("ibv_rc_pingpong"));
     let staged = Staged::new();

@@ -18,7 +18,7 @@ fn states() -> Result<String, String> {
 }
 
 #[test]
-fn vrb_q_02_each_state_takes_or_refuses_what_is_posted() {
+fn vrb_q_02_each_state_takes_or_refuses_requests() {
     let text = or_skip!(states());
     // 22 is EINVAL; a completion is ID=STATUS, and status 5 is a flush.
     let expected = "RESET: send 22, built 22, receive 0\n\
@@ -42,7 +42,7 @@ fn vrb_m_06_inline_data_is_copied_when_it_is_posted() {
 }
 
 #[test]
-fn memory_is_registered_in_every_way_there_is() {
+fn memory_is_registered_in_every_way() {
     or_skip!(in_process("the next test is the other device's"));
     let text = Program::new(or_skip!(compiled("regions")))
         .run_for(LIMIT)
@@ -56,7 +56,7 @@ fn memory_is_registered_in_every_way_there_is() {
 }
 
 #[test]
-fn a_device_in_another_process_registers_what_is_always_there() {
+fn a_served_device_registers_present_memory_only() {
     let served = Served::start();
     let program = Program::new(or_skip!(compiled("regions"))).env("URNIC_DEVICE", served.device());
     let text = program.run_for(LIMIT).success();

@@ -175,7 +175,7 @@ fn programs_that_use_the_connection_manager() {
 }
 
 #[test]
-fn memory_may_be_reached_by_messages_alone() {
+fn memory_may_be_reached_by_messages_only() {
     or_skip!(installed("ib_send_bw"));
     or_skip!(installed("rping"));
     let transfer = or_skip!(compiled("transfer"));
@@ -285,7 +285,7 @@ fn a_killed_server_is_an_error_and_a_new_one_serves() {
 }
 
 #[test]
-fn a_killed_client_is_an_error_at_its_peer_and_leaves_nothing() {
+fn a_killed_client_is_an_error_at_its_peer() {
     or_skip!(installed("ib_send_bw"));
     let served = Served::start();
     let server = served.server().pid();
@@ -329,7 +329,7 @@ fn a_process_with_a_killed_server_opens_the_next_device() {
 }
 
 #[test]
-fn what_was_posted_is_flushed_when_the_server_is_killed() {
+fn requests_are_flushed_when_the_server_is_killed() {
     let program = or_skip!(compiled("lost"));
     let served = Served::start();
     let mut program = Program::new(program).env("URNIC_DEVICE", served.device()).spawn();

@@ -6,7 +6,7 @@ use urnic_tests::program::Program;
 use urnic_tests::{compiled, or_skip};
 
 #[test]
-fn outside_after_the_end_and_from_elsewhere() {
+fn accesses_outside_of_a_window_are_refused() {
     let ended = Program::new(or_skip!(compiled("windows"))).run_for(Duration::from_secs(120));
     assert!(ended.ok(), "{ended}");
 }

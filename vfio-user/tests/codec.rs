@@ -386,7 +386,7 @@ fn a_region_that_is_too_short_reports_the_needed_size() {
 }
 
 #[test]
-fn a_stream_that_is_beyond_the_limits_ends_for_good() {
+fn a_stream_beyond_the_limits_ends() {
     let mut too_long = reset(1);
     too_long[4..8].copy_from_slice(&(LIMITS.message as u32 + 1).to_ne_bytes());
     let mut too_short = reset(1);

@@ -1,4 +1,4 @@
-//! What a device is started with.
+//! The configuration of a device.
 
 use crate::capture::Capture;
 pub use crate::stream::descriptor::DescriptorWatch;
@@ -47,7 +47,7 @@ impl Prefix {
     }
 }
 
-/// Where the driver may connect to and listen.
+/// The addresses to which the driver may connect, and on which it may listen.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Reach {
     /// Wherever the process may: the driver is the process itself.
@@ -127,7 +127,7 @@ impl Default for Limits {
     }
 }
 
-/// What the device's thread runs.
+/// The function that the device's thread runs.
 pub type ThreadMain = Box<dyn FnOnce() + Send>;
 
 /// The function that starts the device's thread. A device inside a program supplies its own
@@ -149,12 +149,12 @@ impl Default for ThreadStart {
     }
 }
 
-/// What a device is started with.
+/// The configuration of a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModelConfig {
     /// Addresses of the device, the first being the default one.
     pub addresses: Vec<DeviceAddress>,
-    /// Where the driver may connect to and listen.
+    /// The addresses to which the driver may connect, and on which it may listen.
     pub reach: Reach,
     /// Limits of the device.
     pub limits: Limits,
@@ -175,7 +175,7 @@ pub struct ModelConfig {
     /// The driver is in another process, and rings in plain memory:
     /// [`Device::doorbell_pages`](crate::Device::doorbell_pages).
     pub doorbell_memory: bool,
-    /// Where its streams are captured.
+    /// The capture of its streams.
     pub capture: Option<Capture>,
 }
 
@@ -198,7 +198,7 @@ impl Default for ModelConfig {
 }
 
 impl ModelConfig {
-    /// What `QueryDevice` answers.
+    /// The answer to `QueryDevice`.
     pub(crate) fn attributes(&self) -> DeviceAttributes {
         let limits = &self.limits;
         let mut offered = features::SRQ | features::WINDOWS | features::MODERATION | features::DATAGRAMS;

@@ -16,7 +16,7 @@ impl Default for Counters {
 }
 
 impl Counters {
-    /// Adds `n`. One writer at a time: what two threads add at once may be lost.
+    /// Adds `n`. One writer at a time: simultaneous additions of two threads may be lost.
     #[inline]
     pub fn add(&self, counter: Counter, n: u64) {
         let c = &self.0[counter as usize];

@@ -13,7 +13,7 @@ use urnic_device::registers::STATUS;
 const PAGES: u64 = 2000;
 const FIRST_PAGE: u64 = 0x7700_0000_0000;
 
-/// What is left of the fuzzer's bytes; zeroes behind them.
+/// The rest of the fuzzer's bytes, then zeroes.
 struct Source<'a>(&'a [u8]);
 
 impl Source<'_> {

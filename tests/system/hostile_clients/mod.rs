@@ -190,7 +190,7 @@ fn write_half(client: &mut HostileClient, peer: &mut OwnPeer, stag: u32) {
 }
 
 #[test]
-fn truncating_scattered_memory_ends_its_client_alone() {
+fn truncating_scattered_memory_ends_only_its_client() {
     let server = Server::start("truncated", 4);
     let mut other = begin(&server.socket);
     other.enable().expect("memory may be lent");
@@ -377,7 +377,7 @@ fn a_blocking_eventfd_stops_no_other_client() {
 }
 
 #[test]
-fn what_is_neither_memory_nor_an_eventfd_is_not_used() {
+fn other_descriptors_than_memory_and_eventfds_are_closed() {
     let server = Server::start("kinds", 2);
     let (reader, writer) = rustix::pipe::pipe().expect("a pipe");
     let null: OwnedFd = File::open("/dev/null").expect("it is there").into();

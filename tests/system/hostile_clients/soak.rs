@@ -489,12 +489,12 @@ fn run_soak(round: Duration) {
 }
 
 #[test]
-fn honest_clients_work_beside_harmful_ones() {
+fn regular_clients_work_beside_hostile_ones() {
     run_soak(Duration::from_secs(2));
 }
 
 #[test]
 #[ignore = "ten minutes"]
-fn honest_clients_work_beside_harmful_ones_for_long() {
+fn regular_clients_work_beside_hostile_ones_for_long() {
     run_soak(Duration::from_secs(150));
 }

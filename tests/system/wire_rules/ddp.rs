@@ -262,7 +262,7 @@ fn ddp_v_08_an_msn_out_of_turn_terminates() {
 }
 
 #[test]
-fn ddp_v_08_an_msn_that_comes_again_terminates() {
+fn ddp_v_08_a_repeated_msn_terminates() {
     let mut scene = or_skip!(Scene::start(&[]));
     scene.refuses_after(
         0x1203,
@@ -311,7 +311,7 @@ fn ddp_v_10_a_send_longer_than_its_buffer_terminates() {
 }
 
 #[test]
-fn ddp_v_10_nothing_goes_behind_the_receive() {
+fn ddp_v_10_no_byte_is_placed_behind_the_receive() {
     let mut scene = or_skip!(Scene::start(&[]));
     let params = QpParams {
         receives: 0,
@@ -568,7 +568,7 @@ fn vrb_q_04_an_error_flushes_both_queues_in_order() {
 }
 
 #[test]
-fn vrb_q_02_what_is_posted_in_the_error_state_is_flushed() {
+fn vrb_q_02_requests_in_the_error_state_are_flushed() {
     let mut scene = or_skip!(Scene::start(&[]));
     for role in ROLES {
         let link = scene.target.link(role);

@@ -322,7 +322,7 @@ fn mpa_f_12_a_stream_with_markers_may_come_in_any_pieces() {
 }
 
 #[test]
-fn mpa_f_12_a_marked_stream_without_crc_comes_in_any_pieces() {
+fn mpa_f_12_a_marked_stream_without_crc_in_any_segments() {
     takes_messages_in_pieces(MARKERS, MARKERS);
 }
 

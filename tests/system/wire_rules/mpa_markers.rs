@@ -63,7 +63,7 @@ fn mpa_m_01_markers_both_ways() {
 }
 
 #[test]
-fn mpa_m_02_without_a_request_there_are_no_markers() {
+fn mpa_m_02_without_a_request_no_markers_are_sent() {
     markers_as_requested(0, 0);
 }
 
@@ -232,7 +232,7 @@ fn refused(flags: u8, change: impl Fn(&mut [u8])) {
 }
 
 #[test]
-fn mpa_m_11_a_marker_that_points_elsewhere_terminates() {
+fn mpa_m_11_a_marker_with_a_wrong_fpduptr_terminates() {
     for pointer in [0_u32, 0x10, 0x18, 0xfffc] {
         refused(CRC | MARKERS, |marker| {
             marker.copy_from_slice(&pointer.to_be_bytes());

@@ -237,7 +237,7 @@ fn empa_23_an_error_in_the_first_valid_fpdu_makes_one() {
 }
 
 #[test]
-fn mpa_s_21_a_first_fpdu_that_never_comes_times_out() {
+fn mpa_s_21_a_missing_first_fpdu_times_out() {
     let mut scene = or_skip!(Scene::start(&[("URNIC_MPA_RTR_TIMEOUT_S", "1")]));
     let (qp, request) = scene.target.awaits_request(&QpParams::default());
     let mut peer = Peer::connect(scene.target.listener(qp));
@@ -595,7 +595,7 @@ fn empa_16_no_rtr_in_common_terminates() {
 }
 
 #[test]
-fn empa_17_nothing_goes_before_the_rtr() {
+fn empa_17_no_message_precedes_the_rtr() {
     let mut target = or_skip!(TargetProcess::start(&[]));
     let (Link { qp, mut peer }, reply) = target.sends_request(&QpParams::default(), CRC);
     target.sends(qp, 100, 5);

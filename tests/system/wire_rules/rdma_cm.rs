@@ -621,7 +621,7 @@ fn empa_22_fenced_sends_are_flushed_when_the_peer_closes() {
 }
 
 #[test]
-fn mpa_s_21_a_first_fpdu_that_never_comes_times_out() {
+fn mpa_s_21_a_missing_first_fpdu_times_out() {
     let mut scene = or_skip!(Scene::start(&[("URNIC_MPA_RTR_TIMEOUT_S", "1")]));
     let (event, mut peer, _) = scene.accepted(&request(CRC, 2, Some(0x8010_c008)), DEPTHS, &[]);
     scene.target.sends(event.about, 100, 5);

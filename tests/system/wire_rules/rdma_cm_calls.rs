@@ -443,7 +443,7 @@ fn a_port_without_a_listener_is_a_rejection() {
 }
 
 #[test]
-fn mpa_m_01_c_05_the_reply_s_flags_count_as_well() {
+fn mpa_m_01_c_05_flags_of_a_reply_count_as_well() {
     let mut target = or_skip!(CmTargetProcess::start(&[("URNIC_MPA_CRC", "false")]));
     let (id, mut peer, _listener) = target.connects_to_peer(DEPTHS, &[]);
     assert_eq!(Frame::read(&mut peer).flags, ENHANCED);

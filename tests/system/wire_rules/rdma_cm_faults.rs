@@ -49,7 +49,7 @@ fn recover(scene: &mut Scene, initiator: &mut CmTargetProcess) {
 }
 
 #[test]
-fn a_stopped_listener_is_unreachable_until_it_goes_on() {
+fn a_stopped_listener_is_unreachable_until_it_resumes() {
     let mut scene = or_skip!(Scene::start(&[]));
     let mut initiator = or_skip!(CmTargetProcess::start(&QUICK));
     scene.target.process().stop();

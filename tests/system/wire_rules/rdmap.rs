@@ -99,7 +99,7 @@ fn rdm_r_01_a_read_request_is_answered() {
 }
 
 #[test]
-fn rdm_r_02_the_sink_comes_back_uninterpreted() {
+fn rdm_r_02_the_sink_is_returned_uninterpreted() {
     let mut target = or_skip!(TargetProcess::start(&[]));
     let (stag, at) = (target.stag("all"), target.buffer());
     for role in ROLES {
@@ -118,7 +118,7 @@ fn rdm_r_02_the_sink_comes_back_uninterpreted() {
 }
 
 #[test]
-fn rdm_r_03_a_read_of_nothing_is_not_checked() {
+fn rdm_r_03_a_read_of_zero_bytes_is_not_checked() {
     let mut target = or_skip!(TargetProcess::start(&[]));
     for role in ROLES {
         let mut link = target.link(role);
@@ -509,7 +509,7 @@ fn vrb_m_02_a_sink_of_a_read_may_not_be_written_to() {
 // Sends.
 
 #[test]
-fn rdm_s_01_a_send_of_nothing_takes_a_receive() {
+fn rdm_s_01_a_send_of_zero_bytes_takes_a_receive() {
     let mut target = or_skip!(TargetProcess::start(&[]));
     for role in ROLES {
         let mut link = target.link(role);

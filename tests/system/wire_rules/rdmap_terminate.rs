@@ -103,7 +103,7 @@ fn terminated_by(scene: &mut Scene, ulpdu: impl Fn(&[u8], &[u8]) -> Vec<u8>, rea
 }
 
 #[test]
-fn rdm_t_06_a_terminate_fails_what_is_outstanding() {
+fn rdm_t_06_a_terminate_fails_outstanding_requests() {
     use status::*;
     let mut scene = or_skip!(Scene::start(&[]));
     // About the stream: a bad CRC (vector F-TERM-202), a local catastrophe.

@@ -202,7 +202,7 @@ layouts! {
         /// The number.
         id: U32,
     }
-    /// How many.
+    /// A number of objects.
     Count {
         /// The count.
         count: U32,
@@ -243,7 +243,7 @@ layouts! {
         /// Reserved, 0.
         reserved: U32,
     }
-    /// Arguments of `ModifyMr`: those of `CreateMr`, and what to take from them.
+    /// Arguments of `ModifyMr`: those of `CreateMr`, and the fields to take from them.
     ModifyMr {
         /// The STag of the region.
         stag: U32,
@@ -368,7 +368,7 @@ layouts! {
         ird: U32,
         /// Most outstanding outbound Reads and atomics (`max_rd_atomic`).
         ord: U32,
-        /// How long a Send may find the receive queue empty before it fails, milliseconds;
+        /// The time that a Send waits for a receive before it fails, milliseconds;
         /// `u32::MAX` = for ever. Only with
         /// [`attach::STALL_ON_EMPTY_RQ`](super::stream::attach::STALL_ON_EMPTY_RQ).
         rnr_timeout_ms: U32,

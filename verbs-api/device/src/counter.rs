@@ -1,9 +1,9 @@
-//! What the device counts, for each queue pair and as a whole: the output of
+//! The counters of the device, for each queue pair and as a whole: the output of
 //! [`QueryCounters`](super::command::Opcode::QueryCounters) is an array of u64 in this order.
 
 macro_rules! counters {
     ($($(#[$m:meta])* $name:ident = $text:literal,)*) => {
-        /// What is counted, in the order of `QueryCounters`' output. New ones come last.
+        /// The counters, in the order of `QueryCounters`' output. New ones come last.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         #[repr(usize)]
         pub enum Counter { $($(#[$m])* $name,)* }

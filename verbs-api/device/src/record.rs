@@ -24,7 +24,7 @@ pub struct QueueRecord {
     /// Driver: producer index of the receive queue, in entries.
     pub rq_producer: AtomicU32,
     driver_reserved: [u32; 14],
-    /// Device: consumer index of the send queue, in blocks: what lies before may be overwritten.
+    /// Device: consumer index of the send queue, in blocks: earlier blocks may be overwritten.
     pub sq_consumer: AtomicU32,
     /// Device: consumer index of the receive queue, in entries.
     pub rq_consumer: AtomicU32,

@@ -49,7 +49,7 @@ layouts! {
     }
     /// Arguments of `StreamListen`.
     Listen {
-        /// Where; an all-zero address listens on all, IPv4 and IPv6.
+        /// The local address; an all-zero address listens on all, IPv4 and IPv6.
         local: Endpoint,
         /// Connections that may wait.
         backlog: U32,
@@ -69,7 +69,7 @@ layouts! {
         local: Endpoint,
         /// The peer's.
         remote: Endpoint,
-        /// What a receive would find: [`input`].
+        /// The available input: [`input`].
         input: U32,
     }
     /// Arguments of `StreamClose`.
@@ -81,7 +81,8 @@ layouts! {
     }
     /// Arguments of `BindDatagrams`.
     BindDatagrams {
-        /// Where; an all-zero address binds all, IPv4 and IPv6; port 0 = the device chooses.
+        /// The local address; an all-zero address binds all, IPv4 and IPv6; port 0 = the device
+        /// chooses.
         local: Endpoint,
     }
     /// Result of `BindDatagrams`.
@@ -142,9 +143,9 @@ pub mod attach {
     pub const INITIATOR: u32 = 1;
     /// CRCs are generated and checked (RFC 5044 §7.1.1).
     pub const CRC: u32 = 2;
-    /// Insert markers into what we send.
+    /// Insert markers into sent data.
     pub const MARKERS_TX: u32 = 4;
-    /// Expect markers in what we receive.
+    /// Expect markers in received data.
     pub const MARKERS_RX: u32 = 8;
     /// A Send that finds no receive posted waits instead of failing: the stream is not read
     /// meanwhile.

@@ -25,6 +25,6 @@ fn mpa_c_02_crc32c_is_sent_least_significant_byte_first() {
 }
 
 #[test]
-fn crc32c_of_nothing_is_zero() {
+fn crc32c_of_no_bytes_is_zero() {
     assert_eq!(crc32c(&[]), 0);
 }

@@ -6,7 +6,7 @@ use urnic_wire::mpa::{MAX_MULPDU, MIN_MULPDU, mulpdu};
 use urnic_wire::rdmap::TerminateError;
 
 #[test]
-fn mpa_f_02_length_counts_the_ulpdu_alone() {
+fn mpa_f_02_length_counts_the_ulpdu_only() {
     let bytes = vector("F-SEND-hello");
     assert_eq!((bytes.len(), ulpdu_len(&bytes)), (32, Some(0x17)));
     assert_eq!(ulpdu_len(&bytes[..1]), None);
@@ -39,7 +39,7 @@ fn mpa_f_03_pad_of_any_value_is_accepted_under_its_crc() {
 }
 
 #[test]
-fn mpa_f_04_crc_field_is_there_but_free_when_crcs_are_off() {
+fn mpa_f_04_the_crc_field_is_present_with_crcs_off() {
     let mut bytes = vector("F-SEND-hello");
     bytes[28..].copy_from_slice(b"junk");
     assert_eq!(parse(&bytes, CrcMode::Off).unwrap().0, send(1, b"hello"));

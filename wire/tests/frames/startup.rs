@@ -173,7 +173,7 @@ fn empa_08_s_without_room_for_the_word_is_malformed() {
 }
 
 #[test]
-fn empa_09_s_means_a_word_in_revision_2_alone() {
+fn empa_09_s_means_a_word_in_revision_2_only() {
     let data = hex!("8010c008");
     let parse = |flags, revision| {
         let bytes = [&request(flags, revision, 4)[..], &data].concat();

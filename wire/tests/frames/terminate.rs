@@ -198,7 +198,7 @@ fn rdm_t_01_reserved_bits_are_ignored() {
 }
 
 #[test]
-fn rdm_t_03_length_is_there_with_d_though_not_valid_without_m() {
+fn rdm_t_03_the_length_is_present_with_d_but_invalid_without_m() {
     let mut bytes = payload(&vector("F-TERM-WRITE-111")).to_vec();
     bytes[2] = 0x40;
     bytes[4..6].copy_from_slice(&[0x77, 0x77]);
@@ -350,7 +350,7 @@ fn rdm_r_09_an_advanced_read_request_is_sent_back() {
 /// Every combination of M, D and R: the length is present with M or D, and valid with M alone; each
 /// part follows the end of the parts before it.
 #[test]
-fn rdm_t_01_each_part_is_there_by_its_own_bit() {
+fn rdm_t_01_each_part_is_present_by_its_own_bit() {
     let header = hex!("4141 00000000 00000001 00000001 00000000");
     let mut request = [0; ReadRequest::LEN];
     READ_4096.emit(&mut request);

@@ -11,7 +11,7 @@ use std::net::SocketAddr;
 /// The addresses of the initiator and the responder.
 pub(super) type Ends = (SocketAddr, SocketAddr);
 
-/// Where segments go, with their payload.
+/// The destination of segments with their payload.
 pub(super) type Write<'w> = dyn FnMut(Segment, &[u8]) + 'w;
 
 /// One of the ends, by its place in [`Ends`].
@@ -26,7 +26,7 @@ pub(crate) enum Side {
 /// Bytes after which the other end acknowledges, if it has sent nothing meanwhile.
 const ACKNOWLEDGE: u32 = 1 << 20;
 
-/// What one end sends.
+/// The bytes and segments of one end.
 #[derive(Debug)]
 struct Direction {
     /// Bytes recorded; the bytes before this position were already reported, by the end that
@@ -74,7 +74,7 @@ impl Direction {
 
 impl Conversation {
     /// A connection that was just made; `number` makes its sequence numbers differ from those of
-    /// others. What is to be written goes to `write`.
+    /// others. Segments to be written go to `write`.
     pub(super) fn open(ends: Ends, number: u32, write: &mut Write<'_>) -> Conversation {
         // Any distance is sufficient that a connection's bytes seldom bridge (RFC 9293 §3.4.1
         // requires a clock).
@@ -162,7 +162,7 @@ impl Conversation {
         }
     }
 
-    /// What is left of a frame that will not be completed.
+    /// The rest of a frame that will not be completed.
     fn flush(&mut self, from: Side, write: &mut Write<'_>) {
         let rest = std::mem::take(&mut self.directions[from as usize].pending);
         self.frame(from, &rest, write);
@@ -196,8 +196,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// What was written: sender's port, sequence and acknowledgement from the handshake on, flags,
-    /// payload.
+    /// The written packets: sender's port, sequence and acknowledgement from the handshake on,
+    /// flags, payload.
     type Written = Vec<(u16, u32, u32, u8, Vec<u8>)>;
 
     const INITIATOR: u16 = 1;

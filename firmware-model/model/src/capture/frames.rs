@@ -1,4 +1,4 @@
-//! Where the frames of MPA end in one direction of a stream.
+//! The ends of MPA's frames in one direction of a stream.
 //!
 //! A packet of the capture holds one frame, or as much of it as fits. TCP may cut anywhere, and a
 //! reader's socket may, too; but Wireshark's dissector (4.0 to 4.4) loses a stream in which a
@@ -6,14 +6,14 @@
 
 use urnic_wire::mpa::{fpdu, marker, startup};
 
-/// How the keys of start-up frames begin (RFC 5044 §7.1.1).
+/// The common beginning of the keys of start-up frames (RFC 5044 §7.1.1).
 const KEY: &[u8] = b"MPA ID ";
-/// How the key of the RTR frame proposed in 2007 begins, in either spelling.
+/// The beginning of the key of the RTR frame proposed in 2007, in either spelling.
 const RTR_KEY: &[u8] = b"MPA ID Rt";
 /// The M bit of the byte behind the key (RFC 5044 §7.1.1).
 const WANTS_MARKERS: u8 = 0x80;
 
-/// What comes next.
+/// The part that comes next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
     /// A start-up frame.
@@ -32,7 +32,7 @@ pub(super) struct Cutter {
     phase: Phase,
     /// Bytes of FPDUs and markers before the front.
     offset: u64,
-    /// This side requested markers in what it receives.
+    /// This side requested markers in the data that it receives.
     pub(super) requests_markers: bool,
 }
 

@@ -3,7 +3,7 @@
 //! A [`Network`](crate::stream::Network) around the device's own ([`Tapped`]) reports to a
 //! [`Capture`] what each stream and each UDP port sent and received; without a capture there is no
 //! such network, and no cost. IP, TCP and UDP headers are generated from the addresses and the
-//! bytes' places in the stream. What has both ends in this process is written once.
+//! bytes' places in the stream. A connection with both ends in this process is written once.
 
 mod conversation;
 mod datagrams;
@@ -71,7 +71,7 @@ struct State {
     senders: HashSet<SocketAddr>,
 }
 
-/// What writes blocks.
+/// The writer of blocks.
 #[derive(Debug)]
 struct Writer {
     target: Target,
@@ -84,7 +84,7 @@ struct Writer {
     blocks: Vec<u8>,
 }
 
-/// Where it goes.
+/// The path of the file.
 #[derive(Debug)]
 enum Target {
     /// To a file of about this name, once there is something to write.
@@ -375,7 +375,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Captures no more; what was captured can be read.
+    /// Ends the capture; the file can be read.
     fn stop(&mut self, errno: Errno) {
         let reason: &dyn std::fmt::Display = match errno {
             Errno::NOTSUP => &"it is no regular file",

@@ -12,7 +12,7 @@ use urnic_wire::mpa::fpdu::{self, CrcMode};
 const REQUEST: &[u8] = b"MPA ID Req Frame\x40\x01\0\0";
 const REPLY: &[u8] = b"MPA ID Rep Frame\x40\x01\0\0";
 
-/// Where a queue pair that is its own peer is captured.
+/// The capture of a queue pair that is its own peer.
 #[derive(Debug)]
 pub(crate) struct OwnPeerTap {
     tap: Tap,

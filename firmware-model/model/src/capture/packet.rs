@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-/// Most payload of a packet: what IPv4 can have behind its header and that of TCP (RFC 791 §3.1).
+/// The maximum payload of a packet: that of IPv4 behind its header and that of TCP (RFC 791 §3.1).
 pub(super) const MAX_PAYLOAD: usize = 65_535 - 40;
 
 pub(super) const FIN: u8 = 0x01;

@@ -22,7 +22,7 @@ pub(super) enum Way {
     Out = 2,
 }
 
-/// Where, when and which way a packet passed; the time in nanoseconds since 1970 began.
+/// The interface, time and direction of a packet; the time in nanoseconds since 1970 began.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct PacketMeta {
     pub(super) interface: u32,

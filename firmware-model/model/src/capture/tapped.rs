@@ -115,7 +115,7 @@ impl TappedStream {
         self.capture.shared.lock().writer.stop(errno);
     }
 
-    /// Notes what a failure reveals about the peer.
+    /// Notes the state of the peer that a failure shows.
     fn note(&mut self, error: StreamError) -> StreamError {
         if let (StreamError::Closed(Errno::CONNRESET), Some(tap)) = (error, &mut self.tap) {
             tap.reset(false);

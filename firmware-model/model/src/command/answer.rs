@@ -1,4 +1,4 @@
-//! What commands answer.
+//! The answers of commands.
 
 use urnic_device::command::{Completion, Count, Handle, Nothing, Status};
 use zerocopy::{Immutable, IntoBytes};

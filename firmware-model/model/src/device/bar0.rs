@@ -1,4 +1,4 @@
-//! What a write to BAR 0 does.
+//! The effects of a write to BAR 0.
 
 use crate::command;
 use crate::device::state::{Core, Registers};

@@ -64,7 +64,7 @@ impl Device {
         })
     }
 
-    /// What is inside, for tests.
+    /// The inner state, for tests.
     #[cfg(test)]
     pub(crate) fn core(&self) -> &Core {
         &self.core
@@ -105,7 +105,7 @@ impl Device {
         self.core.pages.as_ref()
     }
 
-    /// Serves what was rung in that memory since the last look; returns whether anything was.
+    /// Serves the doorbells in that memory since the last poll; returns whether there were any.
     pub fn scan_doorbells(&self) -> bool {
         doorbells::scan(&self.core)
     }
@@ -139,8 +139,8 @@ impl Device {
         self.bar0_write(CONTROL, Control::RESET.bits());
     }
 
-    /// A poller found its completion queue empty: sends what was gathered and drives the receive
-    /// side, for one system call or a few.
+    /// Called by a poller with an empty completion queue: sends gathered requests and drives the
+    /// receive side, for one system call or a few.
     #[inline]
     pub fn progress(&self) {
         if !self.core.is_abandoned() {
@@ -161,8 +161,8 @@ impl Device {
         self.core.schedule.has_gathered()
     }
 
-    /// The process ends: what has completed still arrives. Takes a bounded time, and leaves a
-    /// device without streams.
+    /// The process ends: data of completed requests still arrive. Takes a bounded time, and leaves
+    /// a device without streams.
     pub fn shutdown(&self) {
         if !self.core.is_abandoned() {
             runtime::shutdown(&self.core);

@@ -124,7 +124,7 @@ impl<T> Table<T> {
         cells.filter_map(|cell| cell.load_full()).collect()
     }
 
-    /// How many there are at present.
+    /// The present number of objects.
     pub(crate) fn len(&self) -> usize {
         self.numbers.lock().unwrap_or_else(PoisonError::into_inner).live
     }

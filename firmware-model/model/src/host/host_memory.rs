@@ -1,4 +1,4 @@
-//! What the host of a device guarantees about its memory.
+//! The guarantees of a device's host about its memory.
 
 use super::fault::access::Unreachable;
 use super::word::Word64;
@@ -9,7 +9,7 @@ use std::sync::atomic::AtomicBool;
 /// Bytes of a page, or of the smallest one where there are several sizes.
 pub(super) const PAGE: usize = 4096;
 
-/// How the device reaches host memory.
+/// The device's access to host memory.
 ///
 /// # Safety
 ///
@@ -19,7 +19,7 @@ pub(super) const PAGE: usize = 4096;
 /// [`fault::install`](crate::host::fault::install) was called. An implementation for a guest that
 /// may unmap memory at any time puts other pages in its place instead of leaving a hole.
 pub unsafe trait HostMemory: Send + Sync {
-    /// Where the `len` bytes at `iova` are; `None` if one of them cannot be reached, or they are
+    /// The place of the `len` bytes at `iova`; `None` if one of them cannot be reached, or they are
     /// not in one extent here.
     fn reach(&self, iova: u64, len: usize) -> Option<NonNull<u8>>;
 
@@ -61,14 +61,14 @@ pub trait RemoteMemory: Send + Sync {
     /// The bytes are inaccessible, or their owner has ended; some may have been written.
     fn write(&self, iova: u64, from: &[u8]) -> Result<(), Unreachable>;
 
-    /// How atomic operations reach the 64-bit word at `iova`, a multiple of 8.
+    /// The access of atomic operations to the 64-bit word at `iova`, a multiple of 8.
     ///
     /// # Errors
     /// The word is inaccessible, or cannot be written.
     fn word(&self, iova: u64) -> Result<RemoteWord<'_>, Unreachable>;
 }
 
-/// How atomic operations reach a word of remote memory.
+/// The access of atomic operations to a word of remote memory.
 #[derive(Debug)]
 pub enum RemoteWord<'a> {
     /// In place, in one step.

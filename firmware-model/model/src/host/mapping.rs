@@ -43,7 +43,7 @@ impl Mapping {
         self.len == 0
     }
 
-    /// Where it begins in this process.
+    /// Its first address in this process.
     pub(crate) fn address(&self) -> usize {
         self.ptr.as_ptr().addr()
     }

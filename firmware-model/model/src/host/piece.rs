@@ -67,7 +67,7 @@ impl<'a> Piece<'a> {
         self.len == 0
     }
 
-    /// What is left behind the first `n` bytes.
+    /// The rest behind the first `n` bytes.
     #[inline]
     pub fn skip(self, n: usize) -> Piece<'a> {
         let n = n.min(self.len);
@@ -158,7 +158,7 @@ impl<'a> PieceMut<'a> {
         self.len == 0
     }
 
-    /// What is left behind the first `n` bytes.
+    /// The rest behind the first `n` bytes.
     #[inline]
     pub fn skip(self, n: usize) -> PieceMut<'a> {
         let n = n.min(self.len);

@@ -17,7 +17,7 @@ const KEPT_PER_SHARD: usize = 4;
 #[derive(Debug, Default)]
 struct Shard(Mutex<Vec<Buffer>>);
 
-/// Where receive buffers come from and go back to. Threads find their own shard first and never
+/// The pool of receive buffers. Threads find their own shard first and never
 /// wait for one another.
 #[derive(Debug, Default)]
 pub struct BufferPool {

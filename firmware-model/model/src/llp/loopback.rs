@@ -20,11 +20,11 @@ const LENGTH_LEN: usize = 4;
 #[derive(Debug, Default)]
 pub(crate) struct Loopback {
     buffer: Option<Buffer>,
-    /// Where the next ULPDU to be received begins.
+    /// The position of the next ULPDU to be received.
     start: usize,
-    /// Where the last sealed one ends.
+    /// The end of the last sealed ULPDU.
     end: usize,
-    /// Where the open one has got to.
+    /// The present end of the open ULPDU.
     filled: usize,
     /// Bytes sealed so far, and those before `start`.
     sealed: u64,
@@ -96,7 +96,7 @@ impl Loopback {
         self.start == self.end
     }
 
-    /// Where the next ULPDU to be received begins, as [`seal`](Self::seal) counts.
+    /// The position of the next ULPDU to be received, as [`seal`](Self::seal) counts.
     pub(crate) fn position(&self) -> u64 {
         self.position
     }

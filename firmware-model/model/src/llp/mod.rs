@@ -104,8 +104,8 @@ impl Llp {
         }
     }
 
-    /// Up to where the lower layer has taken what was sealed: it will arrive unless the stream is
-    /// lost.
+    /// The position up to which the lower layer has taken sealed bytes: they will arrive unless the
+    /// stream is lost.
     #[inline]
     pub(crate) fn taken(&self) -> u64 {
         match self {

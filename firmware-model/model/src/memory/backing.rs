@@ -1,4 +1,4 @@
-//! Where the bytes of regions are.
+//! The places of the bytes of regions.
 
 use super::room::PageReservation;
 use crate::host::{HostMemory, Mapping, RemoteWord, Unreachable};
@@ -21,7 +21,7 @@ impl From<Unreachable> for WordError {
     }
 }
 
-/// Where the bytes of a region are.
+/// The places of the bytes of a region.
 #[derive(Debug)]
 pub enum Backing {
     /// In one extent.
@@ -42,12 +42,12 @@ pub enum Backing {
         pages: Box<[Mapping]>,
         /// The IOVAs of the pages.
         iovas: Box<[u64]>,
-        /// What the list takes up.
+        /// The room that the list takes.
         room: PageReservation,
     },
     /// Reached by copies only.
     Remote(Remote),
-    /// Nowhere: zeroes are read, and what is written is dropped.
+    /// No memory: zeroes are read, and writes are discarded.
     Null,
 }
 

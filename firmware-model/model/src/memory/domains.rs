@@ -1,10 +1,10 @@
-//! Protection domains, and what is in them.
+//! Protection domains, and the objects in them.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// What may be in a protection domain.
+/// The kinds of objects in a protection domain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DomainUse {
     /// A memory region or window.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use urnic_device::vocabulary::Access;
 
-/// What a STag stood for at some time; never used again.
+/// An object that an STag referred to earlier; never used again.
 pub(crate) type EntryId = u64;
 
 /// The object that an STag refers to. A new entry replaces it on every change.
@@ -22,7 +22,7 @@ pub(super) struct Entry {
     pub(super) access: Access,
     pub(super) is_window: bool,
     pub(super) backing: Arc<Backing>,
-    /// Where `base` is in the backing.
+    /// The position of `base` in the backing.
     pub(super) start: u64,
     /// Whether the log reported that the memory is inaccessible.
     pub(super) reported: AtomicBool,

@@ -4,7 +4,7 @@ use super::backing::Backing;
 use std::sync::Arc;
 use urnic_device::vocabulary::Access;
 
-/// What a memory region is registered with.
+/// The parameters of a registration.
 #[derive(Debug, Clone)]
 pub struct Registration {
     /// Protection domain.

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// How many pages the lists of all regions may still have.
+/// The number of pages that the lists of all regions may still have.
 #[derive(Debug)]
 pub struct PageRoom(AtomicUsize);
 

@@ -1,6 +1,6 @@
-//! What an access needs, and why it is refused.
+//! The right that an access needs, and the reason of a refusal.
 
-/// What an access needs.
+/// The right that an access needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Need {
     /// The device gathers from here for its own program.

@@ -131,7 +131,7 @@ impl EventQueue {
         self.waiting.store(0, Ordering::Relaxed);
     }
 
-    /// How many events wait for room.
+    /// The number of events that wait for room.
     pub(crate) fn waiting(&self) -> usize {
         self.waiting.load(Ordering::Relaxed)
     }

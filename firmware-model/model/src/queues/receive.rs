@@ -216,7 +216,7 @@ impl SharedReceiveQueue {
     }
 }
 
-/// Where a queue pair takes its receives from.
+/// The source of a queue pair's receives.
 #[derive(Debug)]
 pub enum ReceiveSource {
     /// The queue pair's own queue.

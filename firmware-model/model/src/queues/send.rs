@@ -11,7 +11,8 @@ use urnic_device::wqe::{
 };
 use zerocopy::FromBytes;
 
-/// A send queue as the device sees it: the read position, and what the driver may overwrite.
+/// A send queue as the device sees it: the read position, and the entries that the driver may
+/// overwrite.
 ///
 /// Entries pass two marks: [`advance`](SendQueue::advance) takes one for execution,
 /// [`retire`](SendQueue::retire) gives its blocks back once it is complete. Until then its operands
@@ -32,9 +33,9 @@ pub struct SendQueue {
 /// The fixed part of an entry; its operands stay in the ring.
 #[derive(Debug, Clone, Copy)]
 pub struct SendWqe {
-    /// What to do.
+    /// The operation.
     pub opcode: Opcode,
-    /// How.
+    /// The flags of the entry.
     pub flags: SendFlags,
     /// Scatter/gather elements.
     pub num_sge: u8,

@@ -20,7 +20,7 @@ const MAX_BURST: u32 = 1 << 12;
 /// Blocks that may be posted in a burst without a ring.
 const GATHERED: u32 = 64;
 
-/// What became of a burst.
+/// A change of the present burst.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Burst {
     /// The burst continues, or there is none.
@@ -29,7 +29,7 @@ pub(crate) enum Burst {
     Ended,
 }
 
-/// How the program rings, and what gathering has brought so far.
+/// The program's doorbells, and the benefit of gathering so far.
 #[derive(Debug)]
 pub(crate) struct Gathering {
     /// Sends are gathered.
@@ -64,7 +64,8 @@ impl Gathering {
         self.burst
     }
 
-    /// How many blocks ahead the event index must be; without gathering it is `ahead`.
+    /// The number of blocks by which the event index must be ahead; without gathering it is
+    /// `ahead`.
     pub(crate) fn ahead(&self, ahead: u32) -> u32 {
         if self.burst { ahead.max(GATHERED) } else { ahead }
     }
@@ -73,7 +74,7 @@ impl Gathering {
     pub(crate) fn note_ring(&mut self, polls: u32) {
         if self.polls != polls {
             (self.polls, self.rings) = (polls, 0);
-            // What it does may have changed meanwhile.
+            // The program's behaviour may have changed meanwhile.
             self.begins_at = (self.begins_at / 2).max(BURST);
         }
         self.rings = self.rings.saturating_add(1);

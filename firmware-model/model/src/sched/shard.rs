@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// How many numbers there are; threads beyond that share.
+/// The number of shards; further threads share them.
 pub(crate) const SHARDS: usize = 8;
 
 /// The calling thread's number.

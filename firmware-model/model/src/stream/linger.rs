@@ -1,4 +1,4 @@
-//! Streams that are no longer in use, kept until the peer has what was sent.
+//! Streams that are no longer in use, kept until the peer has the sent data.
 //!
 //! Closing a socket with unread input makes TCP discard what it has accepted for sending.
 //! Therefore: FIN, drain the input, and close when the peer has acknowledged everything or closed
@@ -66,7 +66,7 @@ impl Lingering {
         true
     }
 
-    /// Throws away what came in; whether the peer is done.
+    /// Discards received data; returns whether the peer has finished.
     fn drained(&mut self) -> bool {
         let mut waste = [0u8; 16 << 10];
         let mut total = 0;

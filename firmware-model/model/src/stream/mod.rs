@@ -76,7 +76,7 @@ pub trait Stream: Send + Debug {
     /// The peer's address.
     fn remote(&self) -> SocketAddr;
 
-    /// What to poll for readiness; `None` for streams that only a manual
+    /// The descriptor to poll for readiness; `None` for streams that only a manual
     /// [step](crate::Device::step) drives.
     fn descriptor(&self) -> Option<BorrowedFd<'_>>;
 }
@@ -86,10 +86,10 @@ pub trait Listener: Send + Debug {
     /// The next connection, if one waits.
     fn accept(&mut self) -> Result<Option<Box<dyn Stream>>, Errno>;
 
-    /// Where it listens.
+    /// The address on which it listens.
     fn local(&self) -> SocketAddr;
 
-    /// What to poll for readiness, as in [`Stream::descriptor`].
+    /// The descriptor to poll for readiness, as in [`Stream::descriptor`].
     fn descriptor(&self) -> Option<BorrowedFd<'_>>;
 }
 

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// What a connection is like.
+/// The properties of a connection.
 #[derive(Debug, Clone)]
 pub struct Conditions {
     /// The time from one end to the other.
@@ -139,7 +139,7 @@ impl Wire {
         self.lock().pipes[direction].capacity = Some(capacity);
     }
 
-    /// Keeps what a direction sends from now on, for [`recorded`](Self::recorded).
+    /// Records the bytes that a direction sends from now on, for [`recorded`](Self::recorded).
     pub fn record(&self, direction: usize) {
         self.lock().pipes[direction].record = Some(Vec::new());
     }
@@ -360,7 +360,7 @@ impl Stream for SimStream {
 }
 
 impl Drop for SimStream {
-    /// As TCP does: closing with unread data resets, otherwise a FIN follows what was taken.
+    /// As TCP does: closing with unread data resets, otherwise a FIN follows the taken bytes.
     fn drop(&mut self) {
         let unread = self.wire.lock().pipes[1 - self.end].unread > 0;
         if unread { self.wire.reset() } else { self.finish() }

@@ -54,7 +54,7 @@ fn socket(family: AddressFamily) -> Result<OwnedFd, Errno> {
     net::socket_with(family, SocketType::STREAM, flags, Some(net::ipproto::TCP))
 }
 
-/// Sets the traffic class of what a socket sends.
+/// Sets the traffic class of a socket's packets.
 fn mark(socket: BorrowedFd<'_>, family: AddressFamily, traffic_class: u8) -> Result<(), Errno> {
     if traffic_class == 0 {
         return Ok(());

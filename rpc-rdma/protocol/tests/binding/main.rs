@@ -78,7 +78,7 @@ fn rpc_b_02_programs_without_a_binding_keep_everything_inline() {
 }
 
 #[test]
-fn rpc_b_02_what_rpcsec_gss_protects_is_not_reduced() {
+fn rpc_b_02_calls_protected_by_rpcsec_gss_are_not_reduced() {
     let call = |procedure, service| {
         let header = words(&[7, 0, 2, 100_003, 3, WRITE, 6, 24, 1, procedure, 9, service, 4, 0]);
         [&header[..], &words(&[6, 0]), &write_arguments(5000)].concat()

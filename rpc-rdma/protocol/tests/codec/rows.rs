@@ -292,7 +292,7 @@ fn rpc_e_03_responders_discard_rdma_error() {
 }
 
 #[test]
-fn rpc_e_03_requesters_discard_what_they_cannot_decode() {
+fn rpc_e_03_requesters_discard_invalid_messages() {
     let cases = [
         (with_word(vector("RR-MSG-REPLY"), 1, 2), Malformed::Version(2)),
         (with_word(vector("RR-MSG-REPLY"), 3, 9), Malformed::Procedure(9)),

@@ -77,7 +77,7 @@ fn rpc_c_01_a_lowered_grant_holds_calls_back() {
 }
 
 #[test]
-fn rpc_c_01_no_more_than_was_requested_whatever_is_granted() {
+fn rpc_c_01_calls_never_exceed_the_requested_credits() {
     let mut end = opened(4, 100);
     (1..10).for_each(|xid| end.call(xid));
     assert_eq!(end.sent.len(), 4);

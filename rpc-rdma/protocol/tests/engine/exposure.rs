@@ -387,7 +387,7 @@ fn rpc_k_07_a_long_reply_uses_the_memory_allocated_for_it() {
 }
 
 #[test]
-fn rpc_e_04_an_error_ends_the_call_for_good() {
+fn rpc_e_04_an_error_ends_the_call_finally() {
     for error in [ErrorBody::Chunk, ErrorBody::Version { low: 2, high: 3 }] {
         let (mut end, _) = made(call(1, 40, 5000, 0, 100));
         end.receive(&header(1, 8, Body::Error(error)), None);

@@ -142,7 +142,7 @@ fn structures_are_as_long_as_the_compiler_makes_them() {
 
 /// The numbers in the datasheet are those of the compiler.
 #[test]
-fn numbers_are_those_that_the_compiler_knows() {
+fn numbers_are_those_of_the_compiler() {
     use urnic_device::doorbell::Kind;
     use urnic_device::vocabulary::{QpKind, QpState, WcOpcode, WcStatus};
     type Name = fn(u32) -> Option<String>;

@@ -1,6 +1,6 @@
-//! Where the device's interrupts go.
+//! The destination of the device's interrupts.
 
-/// Where the device's interrupts go.
+/// The destination of the device's interrupts.
 pub trait Interrupts: Send + Sync {
     /// Raises a vector. Called from any thread that drives the device, with none of its locks held.
     fn raise(&self, vector: u32);

@@ -39,7 +39,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use urnic_device::event::Event;
 
-/// Where the time comes from.
+/// The source of the time.
 #[derive(Debug)]
 pub(crate) enum Clock {
     /// The system's monotonic clock.

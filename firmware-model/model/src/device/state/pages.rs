@@ -31,7 +31,7 @@ struct State {
     asleep: bool,
 }
 
-/// What was taken from the slots.
+/// The doorbells that were taken from the slots.
 #[derive(Default)]
 pub(crate) struct Rung {
     /// Page, byte offset, value.
@@ -153,14 +153,14 @@ impl DoorbellPages {
         }
     }
 
-    /// What a driver reads behind its store.
+    /// The wake word, which a driver reads after its store.
     #[cfg(test)]
     pub(crate) fn is_asleep(&self, page: u32) -> bool {
         fence(Ordering::SeqCst);
         self.wake_word(page).unwrap().load(Ordering::Relaxed) != 0
     }
 
-    /// Takes what was rung since the previous call.
+    /// Takes the doorbells since the previous call.
     pub(crate) fn take(&self) -> Rung {
         let state = self.state();
         let mut rung = Rung {

@@ -1,4 +1,4 @@
-//! The registers of BAR 0: what they hold.
+//! The contents of the registers of BAR 0.
 
 use crate::config::ModelConfig;
 use crate::host::{HostMemory, Mapping};
@@ -77,7 +77,7 @@ impl Registers {
         }
     }
 
-    /// Sets the register at `offset`, if it is one that only holds what is written.
+    /// Sets the register at `offset`, if it only stores a value.
     pub(crate) fn set(&mut self, offset: u32, value: u32) {
         const BASE_HIGH: u32 = CMD_BASE + HIGH;
         const COMPLETION_BASE_HIGH: u32 = CMD_COMPLETION_BASE + HIGH;

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use urnic_device::doorbell::{CQ_SLOTS, SLOTS};
 
-/// What a slot is rung for.
+/// The object of a slot's doorbells.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PageUser {
     /// A completion queue.

@@ -64,7 +64,7 @@ impl Wanted {
     }
 }
 
-/// What is to be done about a signal that came.
+/// The action for a received signal.
 pub(super) enum Action {
     Default,
     Ignore,

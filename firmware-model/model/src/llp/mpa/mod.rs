@@ -8,14 +8,14 @@ pub(crate) use rx::{Filled, Receiver};
 pub(crate) use tx::Sender;
 use urnic_wire::mpa::fpdu::CrcMode;
 
-/// What start-up agreed on (RFC 5044 §7.1.1).
+/// The negotiated parameters of MPA (RFC 5044 §7.1.1).
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Agreed {
     /// CRCs are generated and checked.
     pub(crate) crc: CrcMode,
-    /// The peer requested markers in what it receives.
+    /// The peer requested markers in the data that it receives.
     pub(crate) markers_tx: bool,
-    /// This side requested markers in what it receives.
+    /// This side requested markers in the data that it receives.
     pub(crate) markers_rx: bool,
 }
 

@@ -23,7 +23,7 @@ const TAIL: usize = 7 + LENGTH_LEN + ddp::UNTAGGED_LEN;
 const MAX_FPDU: usize = marker::marked_len(0, fpdu_len(u16::MAX as usize));
 const _: () = assert!(2 * MAX_FPDU < BUFFER_LEN);
 
-/// What reading from the stream brought.
+/// The result of a read from the stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Filled {
     /// As many bytes as were requested: there may be more.

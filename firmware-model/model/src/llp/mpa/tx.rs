@@ -28,7 +28,7 @@ const GATHER_MIN: usize = 2048;
 /// in the cache, but each system call also wakes the receiver: from 128 KiB to 1 MiB, 64 KiB
 /// messages gain a third.
 const BACKLOG: u64 = 1 << 20;
-/// How often the segment size is queried: the query is a system call.
+/// The interval of queries of the segment size: each is a system call.
 const MSS_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The longest FPDU on the wire, with as many markers as it can have.
@@ -38,7 +38,7 @@ const _: () = assert!(2 * MAX_FPDU < BUFFER_LEN);
 /// The FPDU that is being written, and the state to restore if it is cancelled.
 #[derive(Debug, Default, Clone, Copy)]
 struct Open {
-    /// Where it begins in the staging buffer.
+    /// Its position in the staging buffer.
     start: usize,
     /// Parts before it.
     parts: usize,
@@ -61,7 +61,7 @@ pub(crate) struct Sender {
     filled: usize,
     /// Staged bytes from here on are not in a part yet.
     loose: usize,
-    /// What is to be sent, behind what is borrowed.
+    /// Extents to be sent, behind the borrowed ones.
     unsent: Unsent,
     /// The entries of the gathered memory.
     pins: Vec<Pin>,
@@ -105,7 +105,7 @@ impl Sender {
         self.mulpdu = mulpdu;
     }
 
-    /// Whether what is sent is covered by a CRC, so that it must not change between here and the
+    /// Whether sent bytes are covered by a CRC, so that it must not change between here and the
     /// wire.
     #[inline]
     fn has_crc(&self) -> bool {
@@ -276,7 +276,8 @@ impl Sender {
         let sent = match &self.borrow {
             None => self.unsent.send(staging, stream, calls, &mut self.taken),
             Some(_) => {
-                // A thread that revokes waits for the lock, and finds what was not taken.
+                // A thread that revokes waits for the lock, and finds the bytes that were not
+                // taken.
                 let mut shared_unsent = self.shared_unsent.lock().unwrap_or_else(PoisonError::into_inner);
                 shared_unsent.append(&mut self.unsent);
                 shared_unsent.send(staging, stream, calls, &mut self.taken)

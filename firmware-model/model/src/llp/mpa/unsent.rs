@@ -1,4 +1,4 @@
-//! What is framed and not taken by the stream: extents of the staging buffer and of the program's
+//! Framed bytes that the stream has not taken: extents of the staging buffer and of the program's
 //! memory.
 
 use crate::host::{Mapping, Piece};
@@ -9,7 +9,7 @@ use std::sync::{Mutex, PoisonError};
 /// Pieces of one system call: gathered payload and the bytes between, as far as the backlog goes.
 const PIECES: usize = 64;
 
-/// An extent of what is to be sent.
+/// An extent to be sent.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Part {
     /// Bytes of the staging buffer.
@@ -163,7 +163,7 @@ impl Unsent {
     }
 }
 
-/// What is left over when the stream takes no more; a leaf among locks.
+/// The rest when the stream takes no more; a leaf among locks.
 pub(super) type SharedUnsent = Mutex<Unsent>;
 
 impl BorrowHolder for SharedUnsent {

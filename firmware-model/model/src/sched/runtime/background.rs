@@ -25,7 +25,7 @@ use std::time::Duration;
 
 /// Longest time that a gathered send waits for a poller that has stopped.
 const BURST_TICK: Duration = Duration::from_micros(100);
-/// How often the thread checks that a poller still polls.
+/// The interval at which the thread checks that a poller still polls.
 const POLLED_TICK: Duration = Duration::from_millis(1);
 /// How often listeners that could not accept a connection, and events that found no room, are tried
 /// again.
@@ -134,7 +134,7 @@ impl<'a> Loop<'a> {
         }
     }
 
-    /// Does what is due; returns when something will be.
+    /// Does the due work; returns the time of the next work.
     fn work(&mut self) -> Option<Nanos> {
         let (core, schedule) = (self.core, self.schedule);
         schedule.pending.store(false, Ordering::SeqCst);

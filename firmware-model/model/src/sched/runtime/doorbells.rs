@@ -9,7 +9,7 @@ use crate::qp::effects::Effects;
 use crate::qp::requests::Requests;
 use urnic_device::doorbell::{Doorbell, Kind};
 
-/// A doorbell through page `uar`, which reaches only what was created with it.
+/// A doorbell through page `uar`, which reaches only the queues that were created with it.
 #[inline]
 pub(crate) fn ring(core: &Core, uar: u32, value: u64) {
     let Some(doorbell) = Doorbell::decode(value) else {
@@ -62,7 +62,7 @@ fn arm(core: &Core, uar: u32, doorbell: Doorbell, solicited_only: bool) {
     core.raise(effects);
 }
 
-/// Serves what was rung in plain memory since the last look; returns whether anything was.
+/// Serves the doorbells in plain memory since the last poll; returns whether there were any.
 pub(crate) fn scan(core: &Core) -> bool {
     let Some(pages) = &core.pages else {
         return false;

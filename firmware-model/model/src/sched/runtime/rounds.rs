@@ -61,7 +61,7 @@ pub(super) fn run_timers(core: &Core, now: Nanos) {
     }
 }
 
-/// Tries again what found no room; returns whether something still does not.
+/// Retries work that found no room; returns whether some still finds none.
 pub(super) fn retry(core: &Core) -> bool {
     if !core.schedule.take_left_over() {
         return false;

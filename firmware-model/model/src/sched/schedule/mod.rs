@@ -1,4 +1,4 @@
-//! What is to be done, when, and which thread is responsible at present. The
+//! The work of the device, its times, and the thread that is responsible at present. The
 //! [runtime](crate::sched::runtime), one layer above, does the work.
 //!
 //! All descriptors are registered once, edge-triggered for both directions, so nothing on the data
@@ -39,7 +39,7 @@ const YIELD_EVERY: u32 = 16;
 /// Queue pairs served between two reads of the list.
 const BATCH: usize = 8;
 
-/// What the polls of a shard's threads found.
+/// The results of the polls of a shard's threads.
 #[repr(align(64))]
 #[derive(Debug, Default)]
 pub(crate) struct Hot {
@@ -74,7 +74,7 @@ impl Hot {
     }
 }
 
-/// What is to be done, and by which thread.
+/// The work of the device, and the thread that does it.
 #[derive(Debug)]
 pub(crate) struct Schedule {
     pub(crate) readiness: Option<Readiness>,
@@ -169,7 +169,7 @@ impl Schedule {
         self.polls.load(Ordering::Relaxed)
     }
 
-    /// What the calling thread and its like found.
+    /// The results of the polls of this thread's shard.
     #[inline]
     pub(crate) fn hot(&self) -> &Hot {
         &self.hot[home_shard()]
@@ -305,7 +305,7 @@ impl Schedule {
         }
     }
 
-    /// How many queue pairs left something for the next poll or tick.
+    /// The number of queue pairs that left work for the next poll or tick.
     pub(crate) fn attention(&self) -> usize {
         self.attention_len.load(Ordering::SeqCst)
     }

@@ -36,7 +36,7 @@ impl Sleeper {
                 .is_ok()
     }
 
-    /// What the thread is about to do: one of these.
+    /// The next action of the thread.
     pub(crate) fn set(&self, state: u8) {
         self.0.store(state, Ordering::SeqCst);
     }

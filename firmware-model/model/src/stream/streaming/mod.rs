@@ -46,7 +46,7 @@ struct State {
     /// A command on it is not complete yet; its events come later.
     held: bool,
     receive: Option<Receive>,
-    /// What the stream has not taken yet.
+    /// Bytes that the stream has not taken yet.
     unsent: Vec<u8>,
 }
 
@@ -74,7 +74,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What a command answers when the network refuses.
+/// The status of a command when the network refuses.
 pub(crate) fn status(errno: Errno) -> Status {
     match errno {
         Errno::ADDRINUSE => Status::AddressInUse,
@@ -170,7 +170,7 @@ impl Streams {
         Ok(entry)
     }
 
-    /// Sends in streaming mode. What the stream does not take at once goes out when it can;
+    /// Sends in streaming mode. Bytes that the stream does not take at once are sent later;
     /// meanwhile there is no other send.
     pub(crate) fn send(
         &self,
@@ -215,7 +215,7 @@ impl Streams {
         Ok(())
     }
 
-    /// Our address and the peer's, and what there is to receive.
+    /// Our address and the peer's, and the available input.
     pub(crate) fn query(
         &self,
         schedule: &Schedule,
@@ -394,7 +394,7 @@ impl State {
             .map(|stream| (stream.local(), stream.remote()))
     }
 
-    /// Sends what is left over.
+    /// Sends the remaining bytes.
     fn flush(&mut self) -> Result<(), Errno> {
         while !self.unsent.is_empty()
             && let Some(stream) = &mut self.stream
