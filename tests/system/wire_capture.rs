@@ -178,8 +178,8 @@ fn connections_have_the_requested_type_of_service() {
     }
 }
 
-/// A pingpong of 20,000 bytes over a veth, captured at one end of it. `completion`: what its requests
-/// wait for.
+/// A pingpong of 20,000 bytes over a veth, captured at one end. `completion` is the option of both
+/// programs.
 fn veth(completion: &str) -> Result<Wire, String> {
     installed("ibv_rc_pingpong")?;
     let netns = Netns::pair()?;
@@ -201,8 +201,8 @@ fn a_veth_carries_the_same() {
 
 #[test]
 fn mpa_f_11_on_an_idle_link_segments_begin_where_fpdus_begin() {
-    // The answer that confirms delivery would leave together with the next Send, and the segments of
-    // both begin where TCP divides them.
+    // The answer that confirms delivery would leave together with the next Send, and the segments
+    // of both begin where TCP divides them.
     let wire = or_skip!(veth("taken"));
     let fields = ["-T", "fields", "-e", "tcp.stream", "-e", "tcp.payload"];
     let (mut mpa, mut fpdus) = (BTreeSet::new(), 0);
