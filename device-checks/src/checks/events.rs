@@ -20,6 +20,7 @@ checks! {
     events_that_find_no_room_wait,
     an_armed_completion_queue_notifies_once,
     an_arm_that_crosses_a_completion_notifies_at_once,
+    an_arm_that_crosses_more_completions_than_fit_notifies_at_once,
     a_cq_armed_for_solicited_ignores_other_completions,
     a_moderated_notification_comes_and_comes_once,
     a_doorbell_reaches_only_queues_of_its_page,
@@ -117,6 +118,18 @@ fn an_arm_that_crosses_a_completion_notifies_at_once(rig: &Rig) -> Outcome {
         notified(rig, near.qp.send_cq.id)?;
     }
     Ok(())
+}
+
+fn an_arm_that_crosses_more_completions_than_fit_notifies_at_once(rig: &Rig) -> Outcome {
+    let (near, far) = pair(rig)?;
+    near.qp.send_cq.resize(rig, 1)?;
+    let seen = near.qp.send_cq.consumer();
+    for _ in 0..4 {
+        works(rig, &near, &far)?;
+    }
+    // As if the device had read the arm only now.
+    near.qp.send_cq.arm_at(rig, Kind::Arm, seen);
+    notified(rig, near.qp.send_cq.id)
 }
 
 fn a_cq_armed_for_solicited_ignores_other_completions(rig: &Rig) -> Outcome {

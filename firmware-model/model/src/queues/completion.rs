@@ -13,6 +13,10 @@ use urnic_device::record::CqRecord;
 use urnic_device::vocabulary::WcStatus;
 use zerocopy::IntoBytes;
 
+/// Largest distance of [`State::solicited`] behind the producer index, so that the former never
+/// seems to be ahead.
+const LONG_AGO: u32 = 1 << 30;
+
 /// The queue had no room: the queue pair that pushed must go to the error state (row SEC-05). The
 /// device handles the other queue pairs that use the queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -50,7 +54,8 @@ struct State {
     producer: u32,
     /// The consumer index when it was last read.
     consumer: u32,
-    /// Index behind the last solicited or failed completion.
+    /// Index behind the last solicited or failed completion, or [`LONG_AGO`] behind the producer
+    /// index.
     solicited: u32,
     armed: Armed,
     /// Completions that a notification waits for, and the longest time that it waits; `None` = no
@@ -154,8 +159,9 @@ impl CompletionQueue {
             }
             let solicited = CqeFlags::from_bits_retain(cqe.flags).contains(CqeFlags::SOLICITED)
                 || cqe.status != WcStatus::Success as u8;
-            if solicited {
-                state.solicited = state.producer;
+            if solicited || state.producer.wrapping_sub(state.solicited) > LONG_AGO {
+                let age = if solicited { 0 } else { LONG_AGO };
+                state.solicited = state.producer.wrapping_sub(age);
             }
             if state.armed == Armed::Any || (state.armed == Armed::Solicited && solicited) {
                 let failed = cqe.status != WcStatus::Success as u8;
@@ -177,8 +183,8 @@ impl CompletionQueue {
         } else {
             state.producer
         };
-        let ahead = newest.wrapping_sub(consumer);
-        if ahead > 0 && ahead <= state.size() {
+        // The driver may have taken any number of completions since it rang.
+        if newest.wrapping_sub(consumer).cast_signed() > 0 {
             self.notify(&mut state, effects);
         } else {
             let wanted = if solicited_only {

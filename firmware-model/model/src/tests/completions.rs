@@ -8,6 +8,7 @@ use crate::time::Nanos;
 use std::sync::Arc;
 use urnic_device::command::{Opcode, Status};
 use urnic_device::cqe::{Cqe, CqeFlags};
+use urnic_device::doorbell::Kind;
 use urnic_device::event::EventKind;
 use urnic_device::vocabulary::WcStatus;
 
@@ -103,6 +104,24 @@ fn arming_notifies_at_once_of_unseen_completions() {
     assert!(driver.notifications().is_empty());
     push_well(&driver, &cq, 1);
     assert_eq!(driver.notifications(), [cq.id]);
+}
+
+/// The driver rings, takes more completions than the queue has entries, and the device reads the
+/// ring only then.
+#[test]
+fn an_arm_that_the_device_reads_late_notifies_at_once() {
+    let driver = Driver::start();
+    let mut cq = driver.cq(1);
+    let armed_at = cq.consumer();
+    for cookie in 0..5 {
+        push(&driver, &cq, cookie, WcStatus::Success, true).unwrap();
+        cq.poll().unwrap();
+    }
+    push_well(&driver, &cq, 5);
+    for kind in [Kind::Arm, Kind::ArmSolicited] {
+        driver.ring(kind, cq.id, armed_at);
+        assert_eq!(driver.notifications(), [cq.id], "{kind:?}");
+    }
 }
 
 #[test]
