@@ -63,6 +63,17 @@ pub enum Error {
         /// The origin of the section.
         at: Source,
     },
+    /// A `[[device]]` section is not valid.
+    #[error("{at}: a [[device]] {message}")]
+    Section {
+        /// The error in the section.
+        message: String,
+        /// The origin of the section.
+        at: Source,
+    },
+    /// The devices exclude each other.
+    #[error("{0}")]
+    Devices(String),
     /// A list of settings has a piece that sets no option.
     #[error("{at}: {text} is not KEY=VALUE")]
     NotAPair {

@@ -10,6 +10,7 @@
 
 #![forbid(unsafe_code)]
 
+mod devices;
 mod error;
 mod lines;
 mod log_filter;
@@ -21,6 +22,7 @@ mod settings;
 #[cfg(test)]
 mod tests;
 
+pub use devices::{DeviceConfig, MAX_DEVICES, Section};
 pub use error::{Error, Source};
 pub use log_filter::{is_log_filter, log_filter};
 pub use network::Network;

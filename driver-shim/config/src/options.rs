@@ -8,6 +8,7 @@ use std::time::Duration;
 use toml::Value;
 use urnic_wire::mpa::startup::RtrKey;
 
+use crate::devices::{MAX_DEVICES, is_name};
 use crate::error::{Error, Source};
 use crate::log_filter::is_log_filter;
 use crate::settings::{Completion, Config, Device, Identity, RtrTypes, VfioApi};
@@ -81,6 +82,22 @@ pub const OPTIONS: &[Opt] = &[
         help: "The RNIC to drive: the model in this process, one served at a vfio-user socket, a PCI function.",
         set: |c, text| device(text).map(|v| c.device = v),
         show: |c| c.device.to_string(),
+    },
+    Opt {
+        key: "name",
+        takes: "1 to 63 letters, digits, _, - and ., of which the first is no - or .",
+        help: "The name of the device that programs see, for programs that expect a certain name. With several devices it is the first name, \
+               whose number at the end counts on: mlx5_0, mlx5_1.",
+        set: |c, text| is_name(text).then(|| c.name = text.to_owned()),
+        show: |c| c.name.clone(),
+    },
+    Opt {
+        key: "devices",
+        takes: "a number from 1 to 64",
+        help: "How many devices programs see, each with its own queue pairs, threads and counters. Each has all addresses of the host; to give \
+               each its own, write [[device]] sections in the file.",
+        set: |c, text| number(text, 1..=MAX_DEVICES).map(|v| c.devices = v),
+        show: |c| c.each_device().len().to_string(),
     },
     Opt {
         key: "log",

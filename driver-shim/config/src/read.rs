@@ -9,6 +9,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use toml::{Table, Value};
 
+use crate::devices::{MAX_DEVICES, Section};
 use crate::error::{Error, Source};
 use crate::network::Network;
 use crate::options::{self, OPTIONS, Opt};
@@ -142,6 +143,19 @@ impl Config {
                         |(number, peer)| Peer::read(peer, |key| source(&format!("peer.{number}{key}")));
                     self.peers = peers.iter().enumerate().map(read).collect::<Result<_, _>>()?;
                 }
+                ("device", Value::Array(devices)) => {
+                    let read = |(number, device)| {
+                        Section::read(device, |key| source(&format!("device.{number}{key}")))
+                    };
+                    self.sections = devices.iter().enumerate().map(read).collect::<Result<_, _>>()?;
+                    if self.sections.len() > MAX_DEVICES as usize {
+                        return Err(Error::Devices(format!(
+                            "{}: {} [[device]] sections: a process has at most {MAX_DEVICES} devices",
+                            path.display(),
+                            self.sections.len()
+                        )));
+                    }
+                }
                 (key, value) => option(key, &source(key))?.set_value(self, value, source(key))?,
             }
         }
@@ -163,11 +177,14 @@ impl Config {
 
     /// Checks for options that exclude each other.
     fn check(&self) -> Result<(), Error> {
-        match (&self.pcap, &self.device) {
-            (None, _) | (_, Device::Inproc) => Ok(()),
-            (Some(path), device) => Err(Error::RemoteCapture {
+        self.check_devices()?;
+        let devices = self.each_device();
+        let remote = devices.into_iter().find(|device| device.device != Device::Inproc);
+        match (&self.pcap, remote) {
+            (None, _) | (_, None) => Ok(()),
+            (Some(path), Some(remote)) => Err(Error::RemoteCapture {
                 path: path.clone(),
-                device: device.clone(),
+                device: remote.device,
             }),
         }
     }

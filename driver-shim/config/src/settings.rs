@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use urnic_wire::mpa::startup::RtrKey;
 
+use crate::devices::Section;
 use crate::network::Network;
 
 /// The device that the driver opens (design: devices).
@@ -233,6 +234,12 @@ pub struct Present {
 pub struct Config {
     /// The device that the driver opens.
     pub device: Device,
+    /// The name of the device, and the first of several names.
+    pub name: String,
+    /// The number of devices; 1 if there are sections and the number was not set.
+    pub devices: u32,
+    /// Devices with separate settings.
+    pub sections: Vec<Section>,
     /// What to log, as a `tracing` filter; `off` logs nothing.
     pub log: String,
     /// The file for the capture of the wire.
@@ -259,6 +266,9 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             device: Device::Inproc,
+            name: "urnic0".to_owned(),
+            devices: 1,
+            sections: Vec::new(),
             log: "warn".to_owned(),
             pcap: None,
             identity: Identity::Iwarp,

@@ -100,6 +100,116 @@ fn every_option_reaches_the_configuration_and_is_shown() {
     }
 }
 
+/// The names, addresses and ways of the devices of a file.
+fn devices_of(text: &str) -> Result<Vec<DeviceConfig>, String> {
+    let mut config = Config::default();
+    config
+        .set_file(text, Path::new("f.toml"))
+        .and_then(|()| config.check_devices())
+        .map(|()| config.each_device())
+        .map_err(|error| error.to_string())
+}
+
+#[test]
+fn each_section_is_a_device() {
+    let devices = devices_of(
+        "name = \"mlx5_0\"\n[[device]]\naddresses = [\"192.0.2.1\", \"2001:db8::1\"]\n\
+         [[device]]\ndevice = \"vfio-user:/s\"\n[[device]]\nname = \"rail\"\n",
+    )
+    .expect("good");
+    let device = |name: &str, addresses: &[&str], device| DeviceConfig {
+        name: name.to_owned(),
+        addresses: addresses
+            .iter()
+            .map(|ip| ip.parse().expect("an address"))
+            .collect(),
+        device,
+    };
+    let expected = [
+        device("mlx5_0", &["192.0.2.1", "2001:db8::1"], Device::Inproc),
+        device("mlx5_1", &[], Device::VfioUser("/s".into())),
+        device("rail", &[], Device::Inproc),
+    ];
+    assert_eq!(devices, expected);
+}
+
+#[test]
+fn a_number_of_devices_makes_as_many_names() {
+    let config = load(&[("URNIC_NAME", "mlx5_0"), ("URNIC_DEVICES", "3")]).expect("good");
+    let names: Vec<String> = config
+        .each_device()
+        .into_iter()
+        .map(|device| device.name)
+        .collect();
+    assert_eq!(names, ["mlx5_0", "mlx5_1", "mlx5_2"]);
+    assert_eq!(config.of_device(&config.each_device()[2]).each_device().len(), 1);
+}
+
+#[test]
+fn devices_that_exclude_each_other_are_refused() {
+    let two = |first: &str, second: &str| format!("[[device]]\n{first}\n[[device]]\n{second}\n");
+    let section = "f.toml, line 3: a [[device]]";
+    for (text, says) in [
+        (
+            two("name = \"a0\"", "name = \"a0\""),
+            format!("{section} is named a0 as another is: give each a name of its own"),
+        ),
+        (
+            two("addresses = [\"192.0.2.1\"]", "addresses = [\"192.0.2.1\"]"),
+            format!("{section} has the address 192.0.2.1 as another has: give it to one of them"),
+        ),
+        (
+            two("device = \"vfio:0000:00:01.0\"", "device = \"vfio:0000:00:01.0\""),
+            format!("{section} is vfio:0000:00:01.0 as another is: give each a function of its own"),
+        ),
+        (
+            two("", "device = \"vfio-user:/s\"\naddresses = [\"192.0.2.1\"]"),
+            format!("{section} cannot have addresses: vfio-user:/s has its own; leave them out"),
+        ),
+        (
+            two("", "colour = 1"),
+            "f.toml, line 4: a [[device]] cannot have colour: it takes name, addresses and device".to_owned(),
+        ),
+        (
+            two("", "addresses = [\"192.0.2.300\"]"),
+            "f.toml, line 4: addresses cannot be 192.0.2.300: it takes a list of different IP addresses of this \
+             host, as [\"192.0.2.7\"]"
+                .to_owned(),
+        ),
+        (
+            two("", "name = \"a/b\""),
+            "f.toml, line 4: name cannot be a/b: it takes 1 to 63 letters, digits, _, - and ., of which the first \
+             is no - or ."
+                .to_owned(),
+        ),
+        (
+            format!("devices = 3\n{}", two("", "")),
+            "devices=3, but the file has 2 [[device]] sections: leave out one of both".to_owned(),
+        ),
+        (
+            "[[device]]\n".repeat(65),
+            "f.toml: 65 [[device]] sections: a process has at most 64 devices".to_owned(),
+        ),
+        (
+            format!("devices = 2\nname = \"{}9\"\n", "x".repeat(62)),
+            format!(
+                "devices=2: a device would be named {}10, which is longer than 63 bytes: give a shorter name",
+                "x".repeat(62)
+            ),
+        ),
+    ] {
+        assert_eq!(devices_of(&text), Err(says), "{text}");
+    }
+    for (variable, value) in [
+        ("URNIC_DEVICES", "0"),
+        ("URNIC_DEVICES", "65"),
+        ("URNIC_NAME", "a:1"),
+    ] {
+        let text = complaint(&[(variable, value)]);
+        assert!(text.starts_with(&format!("{variable}: ")), "{text}");
+    }
+}
+
 #[test]
 fn keys_and_variables_are_unique() {
     let mut names: Vec<String> = OPTIONS.iter().map(Opt::variable).collect();

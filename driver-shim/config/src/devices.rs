@@ -1,0 +1,268 @@
+//! The devices of a process: names, addresses, and the way to each.
+
+use std::net::IpAddr;
+
+use toml::Value;
+
+use crate::error::{Error, Source};
+use crate::options;
+use crate::settings::{Config, Device};
+
+/// Most devices of a process.
+pub const MAX_DEVICES: u32 = 64;
+
+/// Longest name of a device, as in the kernel (`IB_DEVICE_NAME_MAX` with its end).
+const LONGEST_NAME: usize = 63;
+
+/// The digits at the end of a name that count on; more would overflow.
+const MOST_DIGITS: usize = 9;
+
+/// A `[[device]]` of the file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Section {
+    name: Option<String>,
+    addresses: Vec<IpAddr>,
+    device: Option<Device>,
+    at: Source,
+}
+
+/// One device of the process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeviceConfig {
+    /// The name that programs see.
+    pub name: String,
+    /// The addresses that the device has; empty: all addresses of the host, or those of a device
+    /// that is not in this process.
+    pub addresses: Vec<IpAddr>,
+    /// The device that the driver opens.
+    pub device: Device,
+}
+
+/// Whether a device may have this name: it is a file name in sysfs, and programs put it into lists
+/// and before a colon and the port's number.
+pub(crate) fn is_name(text: &str) -> bool {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_-.".contains(&byte);
+    (1..=LONGEST_NAME).contains(&text.len()) && text.bytes().all(plain) && !text.starts_with(['.', '-'])
+}
+
+/// The name that is `count` names after `name`: the number at its end counts on.
+fn counted(name: &str, count: u32) -> String {
+    if count == 0 {
+        return name.to_owned();
+    }
+    let digits = name
+        .bytes()
+        .rev()
+        .take_while(u8::is_ascii_digit)
+        .count()
+        .min(MOST_DIGITS);
+    let (stem, number) = name.split_at(name.len() - digits);
+    let next = number.parse::<u64>().unwrap_or(0) + u64::from(count);
+    format!("{stem}{next:0digits$}")
+}
+
+impl Config {
+    /// The devices of the process, at least one.
+    pub fn each_device(&self) -> Vec<DeviceConfig> {
+        if self.sections.is_empty() {
+            let device = |count| DeviceConfig {
+                name: counted(&self.name, count),
+                addresses: Vec::new(),
+                device: self.device.clone(),
+            };
+            return (0..self.devices).map(device).collect();
+        }
+        let device = |(count, section): (u32, &Section)| DeviceConfig {
+            name: section.name.clone().unwrap_or_else(|| counted(&self.name, count)),
+            addresses: section.addresses.clone(),
+            device: section.device.clone().unwrap_or_else(|| self.device.clone()),
+        };
+        (0..).zip(&self.sections).map(device).collect()
+    }
+
+    /// The configuration of one of the devices.
+    pub fn of_device(&self, device: &DeviceConfig) -> Config {
+        Config {
+            device: device.device.clone(),
+            name: device.name.clone(),
+            devices: 1,
+            sections: Vec::new(),
+            ..self.clone()
+        }
+    }
+
+    /// Checks that the devices differ where they must.
+    pub(crate) fn check_devices(&self) -> Result<(), Error> {
+        let sections = self.sections.len();
+        // 1 is also the value of an option that was not set.
+        if sections > 0 && self.devices != 1 && self.devices as usize != sections {
+            return Err(Error::Devices(format!(
+                "devices={}, but the file has {sections} [[device]] sections: leave out one of both",
+                self.devices
+            )));
+        }
+        let devices = self.each_device();
+        for (index, device) in devices.iter().enumerate() {
+            let fail = |message: String| match self.sections.get(index) {
+                Some(section) => Error::Section {
+                    message,
+                    at: section.at.clone(),
+                },
+                None => Error::Devices(format!("devices={}: a device {message}", devices.len())),
+            };
+            let before = devices.get(..index).unwrap_or_default();
+            if !is_name(&device.name) {
+                return Err(fail(format!(
+                    "would be named {}, which is longer than {LONGEST_NAME} bytes: give a shorter name",
+                    device.name
+                )));
+            }
+            if before.iter().any(|other| other.name == device.name) {
+                return Err(fail(format!(
+                    "is named {} as another is: give each a name of its own",
+                    device.name
+                )));
+            }
+            let claimed = |ip: &&IpAddr| before.iter().any(|other| other.addresses.contains(ip));
+            if let Some(ip) = device.addresses.iter().find(claimed) {
+                return Err(fail(format!(
+                    "has the address {ip} as another has: give it to one of them"
+                )));
+            }
+            if !device.addresses.is_empty() && device.device != Device::Inproc {
+                return Err(fail(format!(
+                    "cannot have addresses: {} has its own; leave them out",
+                    device.device
+                )));
+            }
+            let is_function = matches!(device.device, Device::Vfio(_));
+            if is_function && before.iter().any(|other| other.device == device.device) {
+                return Err(fail(format!(
+                    "is {} as another is: give each a function of its own",
+                    device.device
+                )));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Section {
+    /// Reads a `[[device]]`. `source` returns the place of the section, or of a key of it, given
+    /// with a dot before the key.
+    pub(crate) fn read(value: &Value, source: impl Fn(&str) -> Source) -> Result<Section, Error> {
+        let wrong = |message: String, key: &str| Error::Section {
+            message,
+            at: source(key),
+        };
+        let Value::Table(table) = value else {
+            return Err(wrong("is a section of its own".to_owned(), ""));
+        };
+        let mut section = Section {
+            name: None,
+            addresses: Vec::new(),
+            device: None,
+            at: source(""),
+        };
+        for (key, value) in table {
+            let at = source(&format!(".{key}"));
+            let text = options::text_of(value);
+            let mut read = Config::default();
+            match key.as_str() {
+                "name" => {
+                    read.set("name", &text, at)?;
+                    section.name = Some(read.name);
+                }
+                "device" => {
+                    read.set("device", &text, at)?;
+                    section.device = Some(read.device);
+                }
+                "addresses" => {
+                    section.addresses = addresses(value).map_err(|text| Error::Value {
+                        key: "addresses",
+                        value: text.escape_debug().to_string(),
+                        expected: "a list of different IP addresses of this host, as [\"192.0.2.7\"]"
+                            .to_owned(),
+                        at,
+                    })?
+                }
+                _ => {
+                    return Err(wrong(
+                        format!("cannot have {key}: it takes name, addresses and device"),
+                        &format!(".{key}"),
+                    ));
+                }
+            }
+        }
+        Ok(section)
+    }
+}
+
+/// The addresses in a list; the text that is not a further address, if there is one.
+fn addresses(value: &Value) -> Result<Vec<IpAddr>, String> {
+    let Value::Array(elements) = value else {
+        return Err(options::text_of(value));
+    };
+    let mut addresses: Vec<IpAddr> = Vec::new();
+    for element in elements {
+        let text = element
+            .as_str()
+            .map_or_else(|| element.to_string(), str::to_owned);
+        match text.parse::<IpAddr>() {
+            Ok(ip) if !ip.is_unspecified() && !ip.is_multicast() && !addresses.contains(&ip) => {
+                addresses.push(ip);
+            }
+            _ => return Err(text),
+        }
+    }
+    if addresses.is_empty() {
+        return Err(String::new());
+    }
+    Ok(addresses)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_number_at_the_end_of_a_name_counts_on() {
+        for (name, count, next) in [
+            ("urnic0", 0, "urnic0"),
+            ("urnic0", 1, "urnic1"),
+            ("mlx5_0", 3, "mlx5_3"),
+            ("mlx5_9", 1, "mlx5_10"),
+            ("rail", 0, "rail"),
+            ("rail", 2, "rail2"),
+            ("rail08", 2, "rail10"),
+            ("rail07", 1, "rail08"),
+            ("7", 1, "8"),
+            ("a999999999999", 1, "a9991000000000"),
+        ] {
+            assert_eq!(counted(name, count), next);
+        }
+    }
+
+    #[test]
+    fn names_are_file_names_without_separators() {
+        for good in ["urnic0", "mlx5_0", "bnxt_re-1", "a.b", &"x".repeat(63)] {
+            assert!(is_name(good), "{good}");
+        }
+        for bad in [
+            "",
+            ".",
+            "..",
+            ".x",
+            "-d",
+            "a/b",
+            "a:1",
+            "a,b",
+            "a b",
+            "é",
+            "a%d",
+            &"x".repeat(64),
+        ] {
+            assert!(!is_name(bad), "{bad}");
+        }
+    }
+}
