@@ -47,7 +47,7 @@ pub(crate) fn ringing() -> Both {
             device: Device::VfioUser(PathBuf::from(device.device().trim_start_matches("vfio-user:"))),
             ..Config::default()
         };
-        let bus = urnic_bus::open(&config, &GidTable::default())
+        let bus = urnic_bus::open(&config, &GidTable::default(), &urnic_bus::Shared::default())
             .map_err(|errno| format!("cannot open {}: {errno}", config.device))?;
         Ok(writes_per_second(&bus, ringing, 200_000)? / 1e6)
     };

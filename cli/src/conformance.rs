@@ -22,12 +22,13 @@ pub(crate) fn run(options: &Options, part: &str) -> Result<ExitCode, Failure> {
             "no check has {part:?} in its name: see --list"
         )));
     }
-    let bus = urnic_bus::open(&config, &GidTable::of_host()).map_err(|errno| {
-        let device = &config.device;
-        Failure::runtime(format!(
-            "cannot open {device}: {errno}: `urnic doctor --device {device}` shows the reason"
-        ))
-    })?;
+    let bus =
+        urnic_bus::open(&config, &GidTable::of_host(), &urnic_bus::Shared::default()).map_err(|errno| {
+            let device = &config.device;
+            Failure::runtime(format!(
+                "cannot open {device}: {errno}: `urnic doctor --device {device}` shows the reason"
+            ))
+        })?;
     let summary = urnic_device_checks::run(&bus, part, &mut std::io::stdout());
     bus.shutdown();
     let summary = summary.map_err(Unwritten::from)?;

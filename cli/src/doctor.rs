@@ -16,7 +16,7 @@ use std::process::ExitCode;
 
 use rustix::process::{Resource, getrlimit};
 use urnic_bus::vfio_user::VfioUserBus;
-use urnic_config::{Config, Device, Identity};
+use urnic_config::{Config, Device, DeviceConfig, Identity};
 use urnic_device::bus::Bus as _;
 use urnic_rdma_core::Pabi;
 
@@ -58,6 +58,8 @@ pub(crate) fn examine(options: &Options) -> Result<ExitCode, Failure> {
         }
     };
     report(Finding::good("identity", identity(config.identity)))?;
+    let devices = config.each_device();
+    report(shown(&devices))?;
     report(plugin())?;
     if let Ok(path) = find_plugin() {
         report(names(&path))?;
@@ -69,15 +71,24 @@ pub(crate) fn examine(options: &Options) -> Result<ExitCode, Failure> {
         ..Default::default()
     };
     report(folder(&urnic_presence::homes(&settings)))?;
-    let findings = match &config.device {
+    let mut ways: Vec<&Device> = Vec::new();
+    for device in &devices {
+        if !ways.contains(&&device.device) {
+            ways.push(&device.device);
+        }
+    }
+    let in_process = ways.contains(&&Device::Inproc);
+    let elsewhere = ways.iter().flat_map(|way| match way {
         Device::Vfio(address) => function::examine(address),
         Device::VfioUser(path) => vec![server(path)],
-        Device::Inproc => vec![sockets(&config)],
-    };
-    let reachable =
-        config.device == Device::Inproc || findings.iter().all(|finding| finding.verdict != Verdict::Wrong);
+        Device::Inproc => Vec::new(),
+    });
+    let mut findings: Vec<Finding> = elsewhere.collect();
+    let reachable = findings.iter().all(|finding| finding.verdict != Verdict::Wrong);
+    findings.extend(in_process.then(|| sockets(&config)));
+    let has_function = ways.iter().any(|way| matches!(way, Device::Vfio(_)));
     findings.into_iter().try_for_each(&mut report)?;
-    if !matches!(config.device, Device::Vfio(_)) {
+    if !has_function {
         report(Finding::good("memlock", "any limit will do: nothing is pinned"))?;
     }
     report(descriptors())?;
@@ -90,7 +101,7 @@ pub(crate) fn examine(options: &Options) -> Result<ExitCode, Failure> {
     match &environment {
         Ok(_) if !reachable => report(Finding::note("self-test", "not run: see above", None))?,
         // Two programs would compete for the function.
-        Ok(env) if matches!(config.device, Device::Vfio(_)) => report(selftest::answers(env))?,
+        Ok(env) if has_function => report(selftest::answers(env))?,
         Ok(env) => report(selftest::run(env))?,
         Err(_) => report(Finding::note("self-test", "not run: see above", None))?,
     }
@@ -122,6 +133,18 @@ fn source_of_config() -> String {
         Ok(path) if !path.is_empty() => format!("{path}, then variables and flags"),
         _ => "no file; variables and flags".to_owned(),
     }
+}
+
+/// The devices that programs see.
+fn shown(devices: &[DeviceConfig]) -> Finding {
+    let each = devices.iter().map(|device| match device.addresses.as_slice() {
+        [] => format!("{} ({})", device.name, device.device),
+        addresses => {
+            let addresses: Vec<String> = addresses.iter().map(IpAddr::to_string).collect();
+            format!("{} ({}, {})", device.name, device.device, addresses.join(" "))
+        }
+    });
+    Finding::good("devices", each.collect::<Vec<_>>().join(", "))
 }
 
 /// The kind of device that programs see, and the wire.
@@ -288,7 +311,7 @@ fn hardware(class: &Path) -> Finding {
         true => Finding::good("other devices", "none"),
         false => {
             let text = format!(
-                "{} too; name the device to programs, as in -d urnic0",
+                "{} too; name the device to programs, as in -d NAME",
                 names.join(", ")
             );
             Finding::note("other devices", text, None)

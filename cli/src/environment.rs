@@ -84,7 +84,12 @@ impl Options {
             variables.extend(value.map(|value| (name.to_owned(), value)));
         };
         set("URNIC_DEVICE", self.device()?);
-        set("URNIC_IDENTITY", self.identity()?);
+        set("URNIC_NAME", checked("name", "--name", &self.name)?);
+        set("URNIC_DEVICES", checked("devices", "--devices", &self.devices)?);
+        set(
+            "URNIC_IDENTITY",
+            checked("identity", "--identity", &self.identity)?,
+        );
         set("URNIC_LOG", self.log.as_ref().map(OsString::from));
         // The program may run in another folder.
         set("URNIC_CONFIG", absolute(self.config.as_deref())?);
@@ -92,27 +97,12 @@ impl Options {
         Ok(variables)
     }
 
-    fn identity(&self) -> Result<Option<OsString>, Failure> {
-        let Some(identity) = &self.identity else {
-            return Ok(None);
-        };
-        // --identity takes the same values as the option; the error line names the flag.
-        Config::default()
-            .set("identity", identity, Source::Flag("--identity"))
-            .map_err(Failure::usage)?;
-        Ok(Some(identity.into()))
-    }
-
     fn device(&self) -> Result<Option<OsString>, Failure> {
         let Some(device) = &self.device else {
             return Ok(None);
         };
         let Some(path) = device.strip_prefix("vfio-user:").filter(|path| !path.is_empty()) else {
-            // --device takes the same values as the option; the error line names the flag.
-            Config::default()
-                .set("device", device, Source::Flag("--device"))
-                .map_err(Failure::usage)?;
-            return Ok(Some(device.into()));
+            return checked("device", "--device", &self.device);
         };
         let path = absolute(Some(Path::new(path)))?.unwrap_or_default();
         if path.len() > LONGEST_SOCKET_PATH {
@@ -125,6 +115,15 @@ impl Options {
         value.push(path);
         Ok(Some(value))
     }
+}
+
+/// The value of a flag that takes the same values as an option; the error line names the flag.
+fn checked(key: &str, flag: &'static str, value: &Option<String>) -> Result<Option<OsString>, Failure> {
+    let Some(value) = value else { return Ok(None) };
+    Config::default()
+        .set(key, value, Source::Flag(flag))
+        .map_err(Failure::usage)?;
+    Ok(Some(value.into()))
 }
 
 fn absolute(path: Option<&Path>) -> Result<Option<OsString>, Failure> {

@@ -14,9 +14,6 @@ use crate::doctor;
 use crate::environment::Environment;
 use crate::verbs::{Verbs, text};
 
-/// The device's name.
-pub(crate) const DEVICE: &str = "urnic0";
-
 /// Starts this program again with the plug-in loaded.
 pub(crate) fn reexecute(env: &Environment) -> Result<ExitCode, Failure> {
     use std::os::unix::process::CommandExt;
@@ -27,31 +24,39 @@ pub(crate) fn reexecute(env: &Environment) -> Result<ExitCode, Failure> {
     Err(Failure::runtime(format!("cannot run myself again: {error}")))
 }
 
-/// The attributes of the device that libibverbs reports.
+/// The attributes of the devices that libibverbs reports.
 pub(crate) fn describe() -> Result<String, Failure> {
     let verbs = Verbs::load().map_err(|error| {
         Failure::runtime(format!(
             "{error}: install libibverbs (Debian: apt-get install libibverbs1)"
         ))
     })?;
-    let device = verbs.open(DEVICE).map_err(Failure::runtime)?;
-    let attr = device.attributes().map_err(Failure::runtime)?;
+    let config = Config::from_env().map_err(Failure::usage)?;
     let mut out = String::new();
-    write_device(&mut out, &attr);
-    write_way(&mut out)?;
+    for device in config.each_device() {
+        write_all(&mut out, &verbs, &config, &device.name)?;
+    }
+    Ok(out)
+}
+
+fn write_all(out: &mut String, verbs: &Verbs, config: &Config, name: &str) -> Result<(), Failure> {
+    let device = verbs.open(name).map_err(Failure::runtime)?;
+    let attr = device.attributes().map_err(Failure::runtime)?;
+    write_device(out, name, &attr);
+    write_way(out, config, name);
     for number in 1..=attr.phys_port_cnt {
         let port = device.port(number).map_err(Failure::runtime)?;
-        write_port(&mut out, number, &port);
+        write_port(out, number, &port);
         for index in 0..port.gid_tbl_len {
             let gid = device.gid(number, index).map_err(Failure::runtime)?;
             let _ = writeln!(out, "    {:<22} {}", format!("gid {index}"), address(&gid));
         }
     }
-    Ok(out)
+    Ok(())
 }
 
-fn write_device(out: &mut String, attr: &ibv_device_attr) {
-    let _ = writeln!(out, "{DEVICE}");
+fn write_device(out: &mut String, name: &str, attr: &ibv_device_attr) {
+    let _ = writeln!(out, "{name}");
     let mut line = |name: &str, value: String| {
         let _ = writeln!(out, "  {name:<24} {value}");
     };
@@ -100,20 +105,19 @@ fn write_device(out: &mut String, attr: &ibv_device_attr) {
 }
 
 /// Writes how this process reaches the device, and how the device reaches the program's memory.
-fn write_way(out: &mut String) -> Result<(), Failure> {
-    let config = Config::from_env().map_err(Failure::usage)?;
-    let folders = watch::folders(config.present.dir);
+fn write_way(out: &mut String, config: &Config, name: &str) {
+    let folders = watch::folders(config.present.dir.clone());
     let _ = writeln!(
         out,
         "  {:<24} {}",
         "programs see",
         doctor::identity(config.identity)
     );
-    for own in watch::snapshots(&folders, Some(std::process::id())) {
+    let own = watch::snapshots(&folders, Some(std::process::id()));
+    for own in own.iter().filter(|own| own.name == name) {
         let _ = writeln!(out, "  {:<24} {}", "device", own.device);
         let _ = writeln!(out, "  {:<24} {}", "program memory", own.memory);
     }
-    Ok(())
 }
 
 fn write_port(out: &mut String, number: u8, port: &ibv_port_attr) {

@@ -10,6 +10,12 @@ pub(crate) struct Options {
     /// The RNIC: inproc, vfio-user:PATH or vfio:DDDD:BB:DD.F
     #[arg(long, value_name = "DEVICE")]
     pub(crate) device: Option<String>,
+    /// The name of the device that programs see; of several, the first name
+    #[arg(long, value_name = "NAME")]
+    pub(crate) name: Option<String>,
+    /// How many devices programs see: urnic0, urnic1, …
+    #[arg(long, value_name = "N")]
+    pub(crate) devices: Option<String>,
     /// The kind of device that programs see: iwarp or roce
     #[arg(long, value_name = "KIND")]
     pub(crate) identity: Option<String>,

@@ -30,9 +30,9 @@ pub(crate) enum Unsupported {
 impl fmt::Display for Unsupported {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Static => f.write_str("is statically linked, so nothing can be preloaded: it will not see urnic0; link it dynamically"),
-            Self::Privileged(how) => write!(f, "has {how}, so the loader preloads nothing: it will not see urnic0; run a copy without"),
-            Self::Machine => f.write_str("is not a 64-bit program for this machine's architecture: it will not see urnic0"),
+            Self::Static => f.write_str("is statically linked, so nothing can be preloaded: it will not see the device; link it dynamically"),
+            Self::Privileged(how) => write!(f, "has {how}, so the loader preloads nothing: it will not see the device; run a copy without"),
+            Self::Machine => f.write_str("is not a 64-bit program for this machine's architecture: it will not see the device"),
         }
     }
 }

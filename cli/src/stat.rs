@@ -23,7 +23,7 @@ pub(crate) struct ReportArgs {
     /// Only this process, with each of its queue pairs
     #[arg(value_parser = process_id, allow_negative_numbers = true)]
     pid: Option<u32>,
-    /// Print JSON: an array of processes, one line for each report
+    /// Print JSON: an array of the devices of processes, one line for each report
     #[arg(long)]
     json: bool,
     /// The time between reports; the default is 1 for a table on a terminal, else one report
@@ -79,10 +79,14 @@ pub(crate) fn show(args: &ReportArgs) -> Result<ExitCode, Failure> {
                 before: &before,
                 span,
             };
-            match now.as_slice() {
-                [one] if args.pid.is_some() => clear.to_owned() + &process(one, &rates),
-                all => clear.to_owned() + &processes(all, &rates),
-            }
+            let text = match now.as_slice() {
+                all if args.pid.is_some() => {
+                    let each: Vec<String> = all.iter().map(|one| process(one, &rates)).collect();
+                    each.join("\n")
+                }
+                all => processes(all, &rates),
+            };
+            clear.to_owned() + &text
         };
         print(&text)?;
         before = now;
@@ -136,7 +140,8 @@ struct Rates<'a> {
 impl Rates<'_> {
     /// Growth per second, if there was a previous report.
     fn of(&self, now: &Snapshot, counter: &str) -> Option<f64> {
-        let before = self.before.iter().find(|before| before.pid == now.pid)?;
+        let is_it = |before: &&Snapshot| (before.pid, &before.name) == (now.pid, &now.name);
+        let before = self.before.iter().find(is_it)?;
         let grown = value(&now.counters, counter).saturating_sub(value(&before.counters, counter));
         Some(grown as f64 / self.span?.as_secs_f64())
     }
@@ -173,12 +178,13 @@ fn processes(all: &[Snapshot], rates: &Rates<'_>) -> String {
     if all.is_empty() {
         return "no process of yours has a urnic device open\n".to_owned();
     }
-    let mut rows = vec![["PID", "COMMAND", "QPS"].map(str::to_owned).to_vec()];
+    let mut rows = vec![["PID", "DEVICE", "COMMAND", "QPS"].map(str::to_owned).to_vec()];
     rows[0].extend(TRAFFIC.iter().map(|(title, _)| (*title).to_owned()));
     rows[0].extend(["TX-B/S", "RX-B/S", "ERRORS"].map(str::to_owned));
     for one in all {
         let mut row = vec![
             one.pid.to_string(),
+            one.name.clone(),
             one.command.clone(),
             one.queue_pairs.len().to_string(),
         ];
@@ -193,14 +199,15 @@ fn processes(all: &[Snapshot], rates: &Rates<'_>) -> String {
         row.push(errors(&one.counters).to_string());
         rows.push(row);
     }
-    table(&rows, 1)
+    table(&rows, 2)
 }
 
 fn process(one: &Snapshot, rates: &Rates<'_>) -> String {
     let mut text = format!(
-        "process {}, {}: {} queue pairs, {} completion queues, {} contexts\n\n",
+        "process {}, {}, {}: {} queue pairs, {} completion queues, {} contexts\n\n",
         one.pid,
         one.command,
+        one.name,
         one.queue_pairs.len(),
         one.completion_queues,
         one.contexts

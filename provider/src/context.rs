@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 use urnic_driver::{ContextEvents, Driver};
-use urnic_presence::{ChannelSender, Presence};
+use urnic_presence::{ChannelSender, Shown};
 use urnic_rdma_core::ibv_context;
 
 use crate::file::File;
@@ -50,8 +50,8 @@ impl Context {
     }
 
     /// The device as it was presented when it was opened.
-    pub(crate) fn presence(&self) -> &'static Presence {
-        self.file.presence
+    pub(crate) fn shown(&self) -> &'static Shown {
+        self.file.shown
     }
 
     /// The file that the context shares with other contexts by import. None in a forked child,

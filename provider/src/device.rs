@@ -1,10 +1,11 @@
-//! `urnic0` as an entry in libibverbs' list of devices.
+//! A device as an entry in libibverbs' list of devices.
 
 use std::ffi::{CStr, c_char};
 
-use urnic_presence::{DEVICE_NAME, UVERBS_DEVICE_ABI};
+use urnic_presence::{Presence, UVERBS_DEVICE_ABI};
 use urnic_rdma_core::{verbs_device, verbs_device_ops, verbs_sysfs_dev};
 
+use crate::guard::guarded;
 use crate::opening;
 
 /// The registered operations; libibverbs copies nothing, so each registration has its own.
@@ -21,12 +22,12 @@ pub(crate) const OPS: verbs_device_ops = verbs_device_ops {
     uninit_device: Some(uninit_device),
 };
 
-/// Matches the device by its name, and by a character device that no RDMA driver has.
+/// Matches a device by its name, and by a character device that no RDMA driver has.
 unsafe extern "C" fn match_device(found: *mut verbs_sysfs_dev) -> bool {
     // SAFETY: libibverbs passes a device of its scan, with its names terminated.
     let (device, name) = unsafe { (&*found, text(&(*found).ibdev_name)) };
-    name == DEVICE_NAME.as_bytes()
-        && rustix::fs::stat("/dev/null").is_ok_and(|null| null.st_rdev == device.sysfs_cdev)
+    rustix::fs::stat("/dev/null").is_ok_and(|null| null.st_rdev == device.sysfs_cdev)
+        && guarded(Presence::current).is_ok_and(|presence| presence.device(name).is_some())
 }
 
 unsafe extern "C" fn alloc_device(_: *mut verbs_sysfs_dev) -> *mut verbs_device {

@@ -34,7 +34,7 @@ pub(crate) fn first_search() {
         .unwrap_or_default();
     let settings = Settings {
         dir: config.present.dir.clone(),
-        digest: urnic_presence::digest(&format!("{:?} {:?}", config.device, config.identity)),
+        digest: urnic_presence::digest(&format!("{:?} {:?}", config.each_device(), config.identity)),
         config,
     };
     urnic_presence::configure(settings, urnic_driver::addresses);

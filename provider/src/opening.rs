@@ -1,14 +1,14 @@
 //! The life of contexts: the functions that libibverbs calls when a program opens, imports and
 //! closes the device.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::{CStr, c_int, c_void};
 use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::Arc;
 
 use rustix::io::Errno;
 use urnic_config::Config;
 use urnic_driver::{CmChannel, Driver};
-use urnic_presence::{Presence, command};
+use urnic_presence::{Presence, Shown, command};
 use urnic_rdma_core::{ibv_context, ibv_device, verbs_context, verbs_device};
 
 use crate::context::{Context, Tail, close_of_program};
@@ -21,30 +21,39 @@ use crate::verbs::{self, Events};
 /// A value of `enum rdma_driver_id` that no kernel driver has.
 const RDMA_DRIVER_UNKNOWN: u32 = 0;
 
-const CANNOT_OPEN: &str = "cannot open urnic0";
+/// The error line for a device that cannot be opened.
+fn cannot_open(name: &str) -> String {
+    format!("cannot open {name}")
+}
 
-/// The device as it is presented, and its driver. The first use in the process opens the device.
-fn open_device() -> Result<(&'static Presence, Arc<Driver>), Errno> {
+/// The devices as they are presented, and the configuration.
+fn devices() -> Result<(&'static Presence, Config), Errno> {
     let presence = Presence::current()?;
     let config = Config::from_env().map_err(|error| {
         tracing::error!("{error}");
         Errno::INVAL
     })?;
-    let driver = Driver::open(&config, presence.gids())?;
-    driver.open_stat_socket(presence);
-    Ok((presence, driver))
+    Ok((presence, config))
+}
+
+/// The device of this name as it is presented, and its driver. The first use in the process opens
+/// the device.
+fn open_device(name: &CStr) -> Result<(&'static Shown, Arc<Driver>), Errno> {
+    let (presence, config) = devices()?;
+    let shown = presence.device(name.to_bytes()).ok_or(Errno::NODEV)?;
+    let driver = Driver::open_shown(shown.index(), &config, presence)?;
+    Ok((shown, driver))
 }
 
 /// Makes `opened`, an fd that the program got for `/dev/infiniband/rdma_cm`, a channel to the
 /// connection manager.
 ///
 /// # Errors
-/// The errors of opening the device; `EMFILE`, `ENOMEM`.
+/// The errors of opening the first device; `EMFILE`, `ENOMEM`.
 pub(crate) fn open_cm_channel(opened: BorrowedFd<'_>) -> Result<(), Errno> {
-    complaining(CANNOT_OPEN, || {
-        let (presence, driver) = open_device()?;
-        CmChannel::open(driver, presence.node_guid(), opened)
-    })
+    let (presence, config) = devices()?;
+    let first = presence.devices().first().map_or("a device", Shown::name);
+    complaining(&cannot_open(first), || CmChannel::open(config, presence, opened))
 }
 
 /// `verbs_device_ops.alloc_context`: opens the device on `cmd_fd`, which this function or the
@@ -55,13 +64,16 @@ pub(crate) unsafe extern "C" fn alloc_context(
     _private_data: *mut c_void,
 ) -> *mut verbs_context {
     answer(|| {
+        // SAFETY: libibverbs passes a device whose name is terminated.
+        let name = unsafe { CStr::from_ptr((*device).name.as_ptr()) };
         let opened = || {
-            let (presence, driver) = open_device()?;
-            let file = File::open(cmd_fd, presence, driver)?;
+            let (shown, driver) = open_device(name)?;
+            let file = File::open(cmd_fd, shown, driver)?;
             // SAFETY: libibverbs passes a device that this plug-in allocated.
             Context::make(unsafe { library_of(device) }, file, Events::new)
         };
-        let (ours, async_fd) = complaining(CANNOT_OPEN, opened).inspect_err(|_| close_of_program(cmd_fd))?;
+        let (ours, async_fd) = complaining(&cannot_open(&name.to_string_lossy()), opened)
+            .inspect_err(|_| close_of_program(cmd_fd))?;
         // SAFETY: libibverbs passes a device that this plug-in allocated.
         unsafe { give(device, cmd_fd, ours, async_fd) }
     })

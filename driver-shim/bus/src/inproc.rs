@@ -2,13 +2,13 @@
 //! an interrupt is a call of the handler.
 
 use std::os::fd::BorrowedFd;
-use std::path::Path;
+use std::path::PathBuf;
 use std::ptr::NonNull;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use rustix::io::Errno;
-use urnic_model::capture::CaptureFile;
+use urnic_model::capture::{Capture, CaptureFile};
 use urnic_model::config::DescriptorWatch;
 use urnic_model::{
     Device, DeviceAddress, FailedCall, HostMemory, Interrupts, ModelConfig, OwnProcess, RemoteMemory,
@@ -21,7 +21,6 @@ use urnic_process::failure;
 use urnic_process::fds;
 use urnic_process::gids::GidTable;
 use urnic_process::interrupt_context;
-use urnic_process::program;
 use urnic_process::threads;
 
 /// The bus to a device model in this process.
@@ -72,13 +71,23 @@ impl Interrupts for Line {
     }
 }
 
+/// The program may close any descriptor number, so the device's descriptors are registered.
+const DESCRIPTORS: DescriptorWatch = DescriptorWatch {
+    opened: fds::claim,
+    closing: fds::disclaim,
+};
+
+/// A capture file of the devices in this process.
+pub(super) fn capture_file(path: PathBuf) -> CaptureFile {
+    CaptureFile::new(path, Some(DESCRIPTORS))
+}
+
 impl InprocBus {
-    /// Starts a device with these addresses. If `pcap` names a file, the device captures its
-    /// streams there.
+    /// Starts a device with these addresses, which captures its streams to `capture`.
     ///
     /// # Errors
     /// The errors of starting the device's thread and of making descriptors.
-    pub fn start(gids: &GidTable, pcap: Option<&Path>) -> Result<Arc<InprocBus>, Errno> {
+    pub fn start(gids: &GidTable, capture: Option<Capture>) -> Result<Arc<InprocBus>, Errno> {
         let addresses = gids
             .entries()
             .iter()
@@ -88,19 +97,10 @@ impl InprocBus {
                 prefix_len: gid.prefix_len.into(),
             })
             .collect();
-        // The program may close any descriptor number, so the device's descriptors are registered.
-        let descriptors = Some(DescriptorWatch {
-            opened: fds::claim,
-            closing: fds::disclaim,
-        });
         let config = ModelConfig {
             addresses,
-            capture: pcap.map(|path| {
-                let number = rustix::process::getpid().as_raw_nonzero();
-                let program = format!("process {number}, {}", program::name());
-                CaptureFile::new(path.to_owned(), descriptors).interface("urnic0", &program)
-            }),
-            descriptors,
+            capture,
+            descriptors: Some(DESCRIPTORS),
             thread_start: ThreadStart(threads::start),
             ..ModelConfig::default()
         };

@@ -7,13 +7,23 @@ pub mod inproc;
 pub mod vfio;
 pub mod vfio_user;
 
-use std::sync::Arc;
+use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
 
 use rustix::io::Errno;
 use urnic_device::bus::Bus;
+use urnic_model::capture::CaptureFile;
 
 use urnic_config::{Config, Device};
 use urnic_process::gids::GidTable;
+use urnic_process::program;
+
+/// What the devices of a process share.
+#[derive(Debug, Default)]
+pub struct Shared {
+    /// The capture file, made with the first device.
+    capture: OnceLock<CaptureFile>,
+}
 
 /// Opens the configured device. The device in this process gets the addresses of `gids`; other
 /// devices have their own.
@@ -21,9 +31,16 @@ use urnic_process::gids::GidTable;
 /// # Errors
 /// The errors of starting threads and making descriptors; `ENODEV` if the device does not exist;
 /// `EBUSY` if another process has it; `EACCES` if this user may not open it.
-pub fn open(config: &Config, gids: &GidTable) -> Result<Arc<dyn Bus>, Errno> {
+pub fn open(config: &Config, gids: &GidTable, shared: &Shared) -> Result<Arc<dyn Bus>, Errno> {
     match &config.device {
-        Device::Inproc => Ok(inproc::InprocBus::start(gids, config.pcap.as_deref())?),
+        Device::Inproc => {
+            let file = |path: &PathBuf| shared.capture.get_or_init(|| inproc::capture_file(path.clone()));
+            let capture = config.pcap.as_ref().map(|path| {
+                let process = format!("process {}, {}", std::process::id(), program::name());
+                file(path).interface(&config.name, &process)
+            });
+            Ok(inproc::InprocBus::start(gids, capture)?)
+        }
         Device::VfioUser(path) => Ok(vfio_user::VfioUserBus::open(path)?),
         Device::Vfio(address) => Ok(vfio::VfioBus::open(address, config.vfio.api)?),
     }

@@ -1,5 +1,5 @@
-//! The driver of the process: started at the first use and after the loss of a device, abandoned in
-//! a forked child, shut down at exit.
+//! The drivers of the process, one for each device: started at the first use and after the loss of
+//! a device, abandoned in a forked child, shut down at exit.
 
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -10,25 +10,53 @@ use crate::attributes::read_gids;
 use crate::command::CommandQueue;
 use crate::dma::DmaPool;
 use crate::driver::Driver;
-use urnic_config::Config;
+use crate::rdma_cm::manager::Manager;
+use urnic_config::{Config, MAX_DEVICES};
+use urnic_presence::Presence;
 use urnic_process::addressing::Gid;
 use urnic_process::gids::GidTable;
 use urnic_process::lock::lock;
 
 /// The state of one process. A child gets a new one, since locks of the old one may be held by
 /// threads that the child does not have.
-#[derive(Default)]
 struct Process {
     opening: Mutex<()>,
-    driver: OnceLock<Arc<Driver>>,
-    /// The state whose device was lost: the objects that the program made with it keep failing.
-    previous: Option<&'static Process>,
+    /// By index of the device; null until the device is opened.
+    devices: [AtomicPtr<Opened>; MAX_DEVICES as usize],
+    manager: OnceLock<Arc<Manager>>,
+    shared: urnic_bus::Shared,
+}
+
+/// An open device. It is never freed.
+struct Opened {
+    driver: Arc<Driver>,
+    /// The same device before, which was lost: the objects that the program made with it keep
+    /// failing.
+    previous: Option<&'static Opened>,
+}
+
+impl Default for Process {
+    fn default() -> Self {
+        Process {
+            opening: Mutex::default(),
+            devices: [const { AtomicPtr::new(std::ptr::null_mut()) }; MAX_DEVICES as usize],
+            manager: OnceLock::new(),
+            shared: urnic_bus::Shared::default(),
+        }
+    }
 }
 
 impl Process {
-    /// This state and all earlier states.
-    fn all(&self) -> impl Iterator<Item = &Process> {
-        std::iter::successors(Some(self), |process| process.previous)
+    /// The device with this index, if it is open.
+    fn opened(&self, index: usize) -> Option<&'static Opened> {
+        let device = self.devices.get(index)?.load(Ordering::Acquire);
+        // SAFETY: the pointer is null or leads to a box that is not freed.
+        unsafe { device.as_ref() }
+    }
+
+    /// All open devices.
+    fn all(&self) -> impl Iterator<Item = &'static Opened> {
+        (0..self.devices.len()).filter_map(|index| self.opened(index))
     }
 }
 
@@ -52,49 +80,65 @@ fn current() -> &'static Process {
 }
 
 impl Driver {
-    /// The driver of this process: opened at the first call, and again in a forked child. The
-    /// driver lives until the process ends.
+    /// This process's driver of the device with this index: opened at the first call, and again in
+    /// a forked child. The driver lives until the process ends.
     ///
     /// Configuration and addresses are those of the first call.
     ///
     /// # Errors
     /// `ENODEV` if there is no usable device, `ENOMEM` if no memory is left, `EMFILE` if no fd is
     /// left, and the errors of the device.
-    pub fn open(config: &Config, gids: &GidTable) -> Result<Arc<Driver>, Errno> {
-        open(config, gids)
+    pub fn open(index: usize, config: &Config, gids: &GidTable) -> Result<Arc<Driver>, Errno> {
+        open(index, config, gids)
+    }
+
+    /// This process's driver of the device that it sees under this index, with a socket for
+    /// `urnic stat`; `config` is the configuration of the process.
+    ///
+    /// # Errors
+    /// Those of [`Driver::open`].
+    pub fn open_shown(index: usize, config: &Config, presence: &Presence) -> Result<Arc<Driver>, Errno> {
+        let devices = config.each_device();
+        let device = devices.get(index).ok_or(Errno::NODEV)?;
+        let shown = presence.devices().get(index).ok_or(Errno::NODEV)?;
+        let driver = Driver::open(index, &config.of_device(device), shown.gids())?;
+        driver.open_stat_socket(presence);
+        Ok(driver)
     }
 }
 
-fn open(config: &Config, gids: &GidTable) -> Result<Arc<Driver>, Errno> {
-    loop {
-        let process = current();
-        let _opening = lock(&process.opening);
-        if !std::ptr::eq(process, CURRENT.load(Ordering::Acquire)) {
-            // Another thread replaced the lost device.
-            continue;
-        }
-        let start = || Driver::start(urnic_bus::open(config, gids)?, config.clone());
-        let Some(driver) = process.driver.get() else {
-            for warning in config.warnings() {
-                tracing::warn!("{warning}");
-            }
-            let driver = start()?;
-            return Ok(process.driver.get_or_init(|| driver).clone());
-        };
-        if !driver.is_lost() {
-            return Ok(driver.clone());
-        }
+fn open(index: usize, config: &Config, gids: &GidTable) -> Result<Arc<Driver>, Errno> {
+    let process = current();
+    let _opening = lock(&process.opening);
+    let place = process.devices.get(index).ok_or(Errno::NODEV)?;
+    let start = || {
+        let bus = urnic_bus::open(config, gids, &process.shared)?;
+        Driver::start_among(bus, config.clone(), index, &process.manager)
+    };
+    let previous = process.opened(index);
+    let driver = match previous {
+        Some(opened) if !opened.driver.is_lost() => return Ok(opened.driver.clone()),
         // After a loss, a program that opens the device gets the new device, if there is one.
-        let fresh = start()?;
-        driver.close_stat_socket();
-        let next = Process {
-            driver: OnceLock::from(fresh.clone()),
-            previous: Some(process),
-            ..Process::default()
-        };
-        CURRENT.store(Box::into_raw(Box::new(next)), Ordering::Release);
-        return Ok(fresh);
-    }
+        Some(opened) => {
+            let driver = start()?;
+            opened.driver.close_stat_socket();
+            driver
+        }
+        None => {
+            if process.all().next().is_none() {
+                for warning in config.warnings() {
+                    tracing::warn!("{warning}");
+                }
+            }
+            start()?
+        }
+    };
+    let opened = Box::new(Opened {
+        driver: driver.clone(),
+        previous,
+    });
+    place.store(Box::into_raw(opened), Ordering::Release);
+    Ok(driver)
 }
 
 /// The address table of a device that is not in this process: from this process's driver of the
@@ -103,10 +147,12 @@ fn open(config: &Config, gids: &GidTable) -> Result<Arc<Driver>, Errno> {
 /// # Errors
 /// The errors of [`urnic_bus::open`] and of the device.
 pub fn addresses(config: &Config) -> Result<Vec<Gid>, Errno> {
-    if let Some(driver) = current().driver.get() {
-        return Ok(driver.gids().to_vec());
+    let process = current();
+    let is_it = |opened: &&Opened| opened.driver.config.name == config.name;
+    if let Some(opened) = process.all().find(is_it) {
+        return Ok(opened.driver.gids().to_vec());
     }
-    let bus = urnic_bus::open(config, &GidTable::default())?;
+    let bus = urnic_bus::open(config, &GidTable::default(), &process.shared)?;
     let pool = DmaPool::new(bus.clone());
     let commands = CommandQueue::start(bus, pool, Arc::new(|_| {}))?;
     let gids = read_gids(&commands);
@@ -120,19 +166,19 @@ pub fn addresses(config: &Config) -> Result<Vec<Gid>, Errno> {
 pub fn abandon_in_child() {
     // SAFETY: the pointer is only ever set to a box that is not freed.
     let inherited = unsafe { CURRENT.swap(std::ptr::null_mut(), Ordering::AcqRel).as_ref() };
-    let drivers = inherited.into_iter().flat_map(Process::all);
-    for driver in drivers.filter_map(|process| process.driver.get()) {
-        driver.abandoned.store(true, Ordering::Release);
-        driver.bus.abandon_in_child();
+    for device in inherited.into_iter().flat_map(Process::all) {
+        for opened in std::iter::successors(Some(device), |opened| opened.previous) {
+            opened.driver.abandoned.store(true, Ordering::Release);
+            opened.driver.bus.abandon_in_child();
+        }
     }
 }
 
-/// Shuts the device down; to be called when the process exits. Data of completed requests still
+/// Shuts the devices down; to be called when the process exits. Data of completed requests still
 /// arrives. Takes a bounded time.
 pub fn exit() {
     // SAFETY: the pointer is only ever set to a box that is not freed.
     let process = unsafe { CURRENT.load(Ordering::Acquire).as_ref() };
-    if let Some(driver) = process.and_then(|process| process.driver.get()) {
-        driver.shutdown();
-    }
+    let drivers = process.into_iter().flat_map(Process::all);
+    Driver::shutdown_all(drivers.map(|opened| opened.driver.clone()).collect());
 }

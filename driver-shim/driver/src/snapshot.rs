@@ -30,6 +30,7 @@ impl Driver {
         Snapshot {
             pid: std::process::id(),
             command: program::name(),
+            name: self.config.name.clone(),
             device: self.config.device.to_string(),
             memory: self.bus.memory().to_owned(),
             contexts: count(self.contexts.len()),

@@ -8,6 +8,7 @@ use rustix::io::Errno;
 
 use crate::adaptive_poll::AdaptivePoll;
 use crate::attributes::{read_attributes, read_gids};
+use crate::clock::now;
 use crate::command::{self, CommandQueue};
 use crate::connections::Connections;
 use crate::dma::DmaPool;
@@ -15,6 +16,7 @@ use crate::driver::Driver;
 use crate::event::EventQueue;
 use crate::event_loop::EventLoop;
 use crate::objects::{Contexts, Table};
+use crate::rdma_cm::manager::Manager;
 use crate::thread;
 use crate::watch::{self, StatSocket};
 use urnic_cm::native::LocalHost;
@@ -35,6 +37,20 @@ impl Driver {
     /// `ENODEV` if the device does not have this interface; `ENOMEM` if no memory is left; the
     /// errors of the device and of starting a thread.
     pub fn start(bus: Arc<dyn Bus>, config: Config) -> Result<Arc<Driver>, Errno> {
+        Driver::start_among(bus, config, 0, &OnceLock::new())
+    }
+
+    /// Starts the driver of the device with this index, whose process has its connection manager at
+    /// `manager`.
+    ///
+    /// # Errors
+    /// Those of [`Driver::start`]; `ENOMEM` if the process has opened too many devices.
+    pub(crate) fn start_among(
+        bus: Arc<dyn Bus>,
+        config: Config,
+        index: usize,
+        manager: &OnceLock<Arc<Manager>>,
+    ) -> Result<Arc<Driver>, Errno> {
         let pool = DmaPool::new(bus.clone());
         let event_loop = EventLoop::new()?;
         // Interrupts come from the first command on, but the driver that handles them exists only
@@ -62,7 +78,7 @@ impl Driver {
         let notifications = (0..attributes.completion_vectors)
             .map(|v| EventQueue::create(&commands, &pool, attributes.max_cq, v + 1))
             .collect::<Result<Vec<_>, _>>()?;
-        let connections = Connections::new(&config, &attributes)?;
+        let connections = Connections::new(&config, index, &attributes, manager)?;
         let driver = Arc::new(Driver {
             bus,
             pool,
@@ -85,6 +101,10 @@ impl Driver {
             abandoned: AtomicBool::new(false),
         });
         let _ = started.set(Arc::downgrade(&driver));
+        driver
+            .connections
+            .rdma_cm
+            .started(driver.connections.slot, &driver);
         // The device may have been lost before the handler had a driver.
         if !command::is_ready(&*driver.bus) {
             driver.device_lost();
@@ -115,12 +135,32 @@ impl Driver {
     /// Ends the device: data of completed requests still arrives, then every call fails. Takes a
     /// bounded time.
     pub fn shutdown(&self) {
-        if self.check_process().is_ok() && self.event_loop.stop() {
+        if self.begin_shutdown() {
+            self.event_loop.wait_for_end(EXIT_TIMEOUT);
+        }
+    }
+
+    /// Makes the driver's thread end the device. The calling thread does not: it may hold the
+    /// device's locks, since a signal handler that interrupted a call of the driver may call
+    /// exit(3). Returns whether the device must be waited for.
+    fn begin_shutdown(&self) -> bool {
+        let first = self.check_process().is_ok() && self.event_loop.stop();
+        if first {
             self.close_stat_socket();
             self.event_loop.wake();
-            // The driver's thread shuts the device down, because this thread may hold the device's
-            // locks: a signal handler that interrupted a call of the driver may call exit(3).
-            self.event_loop.wait_for_end(EXIT_TIMEOUT);
+        }
+        first
+    }
+
+    /// Ends several devices, in the time of one.
+    pub(crate) fn shutdown_all(drivers: Vec<Arc<Driver>>) {
+        let ending: Vec<_> = drivers
+            .into_iter()
+            .filter(|driver| driver.begin_shutdown())
+            .collect();
+        let until = now() + EXIT_TIMEOUT;
+        for driver in ending {
+            driver.event_loop.wait_for_end(until.saturating_sub(now()));
         }
     }
 

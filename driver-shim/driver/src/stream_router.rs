@@ -4,8 +4,9 @@
 use rustix::io::Errno;
 use urnic_device::event::{Event, EventKind};
 
-use crate::connections::Buffers;
 use crate::driver::Driver;
+use crate::rdma_cm::manager::Buffers;
+use crate::rdma_cm::number::Slot;
 use urnic_cm::carrier::StreamOwner;
 use urnic_process::lock::lock;
 
@@ -22,12 +23,6 @@ pub(crate) enum StreamEvent {
     Received { sid: u32, len: Result<usize, Errno> },
     /// A stream ended.
     Closed { sid: u32 },
-}
-
-/// The connection engine that owns a stream.
-enum Owner {
-    RdmaCm,
-    Native,
 }
 
 impl StreamEvent {
@@ -52,6 +47,41 @@ impl StreamEvent {
             EventKind::StreamClosed => StreamEvent::Closed { sid: object },
             _ => return None,
         })
+    }
+
+    /// The same event, with the process's number of the object: the device is in this slot.
+    ///
+    /// # Errors
+    /// `EIO` if the device gave a number with too many bits.
+    fn in_slot(self, slot: Slot) -> Result<StreamEvent, Errno> {
+        Ok(match self {
+            StreamEvent::FirstFpdu { qid } => StreamEvent::FirstFpdu {
+                qid: slot.number(qid)?,
+            },
+            StreamEvent::Accepted { lid, sid } => StreamEvent::Accepted {
+                lid: slot.number(lid)?,
+                sid: slot.number(sid)?,
+            },
+            StreamEvent::Connected { sid, outcome } => StreamEvent::Connected {
+                sid: slot.number(sid)?,
+                outcome,
+            },
+            StreamEvent::Received { sid, len } => StreamEvent::Received {
+                sid: slot.number(sid)?,
+                len,
+            },
+            StreamEvent::Closed { sid } => StreamEvent::Closed {
+                sid: slot.number(sid)?,
+            },
+        })
+    }
+
+    /// The same event, with the listener's number in the engine.
+    fn at(self, known: impl Fn(u32) -> u32) -> StreamEvent {
+        match self {
+            StreamEvent::Accepted { lid, sid } => StreamEvent::Accepted { lid: known(lid), sid },
+            event => event,
+        }
     }
 
     /// Whether `engine` owns the stream, the listener or the queue pair.
@@ -94,21 +124,30 @@ impl Driver {
     /// Passes an event to the owner of its stream. Native connections own all streams that the
     /// connection manager does not own.
     pub(crate) fn route(&self, event: StreamEvent) {
-        let (owner, bytes) = {
-            let mut rdma_cm = lock(&self.connections.rdma_cm);
-            if event.belongs_to(&rdma_cm.engine) {
-                (Owner::RdmaCm, event.take_bytes(&mut rdma_cm.buffers))
-            } else {
-                drop(rdma_cm);
-                let mut native = lock(&self.connections.native);
-                (Owner::Native, event.take_bytes(&mut native.buffers))
-            }
+        let Ok(managed) = event.in_slot(self.connections.slot) else {
+            tracing::error!("the device gave a number beyond its interface: {event:?}");
+            return;
+        };
+        let found = self
+            .connections
+            .rdma_cm
+            .take(self.connections.slot, |engine, buffers, known| {
+                let managed = managed.at(known);
+                let is_its = managed.belongs_to(engine);
+                is_its.then(|| (managed, event.take_bytes(buffers)))
+            });
+        let (managed, bytes) = match found {
+            Some((managed, bytes)) => (Some(managed), bytes),
+            None => (
+                None,
+                event.take_bytes(&mut lock(&self.connections.native).buffers),
+            ),
         };
         let Some(bytes) = bytes else { return };
         let bytes = bytes.as_deref().map_err(|errno| *errno);
-        match owner {
-            Owner::RdmaCm => self.with_rdma_cm(|engine, world| event.deliver(engine, world, bytes)),
-            Owner::Native => self.with_native(|engine, world| event.deliver(engine, world, bytes)),
+        match managed {
+            Some(managed) => self.with_rdma_cm(|engine, world| managed.deliver(engine, world, bytes)),
+            None => self.with_native(|engine, world| event.deliver(engine, world, bytes)),
         }
     }
 }

@@ -51,10 +51,10 @@ impl Scope {
     }
 }
 
-/// The node GUID: an EUI-64 of the locally administered kind, the same for all processes in this
+/// The node GUID of the device with this index: an EUI-64 of the locally administered kind, the same for all processes in this
 /// network namespace on this boot of this host, and different elsewhere. librdmacm distinguishes
 /// devices by it.
-pub(super) fn node_guid(netns: (u64, u64)) -> u64 {
+pub(super) fn node_guid(netns: (u64, u64), index: usize) -> u64 {
     // Containers share a machine id with their image, virtual machines with their template; no two
     // boots share a boot id.
     let host = read_small("/proc/sys/kernel/random/boot_id")
@@ -66,6 +66,10 @@ pub(super) fn node_guid(netns: (u64, u64)) -> u64 {
         .with(&node)
         .with(&netns.0.to_le_bytes())
         .with(&netns.1.to_le_bytes());
+    let digest = match index {
+        0 => digest,
+        index => digest.with(&(index as u64).to_le_bytes()),
+    };
     const LOCAL: u64 = 0x02 << 56;
     const GROUP: u64 = 0x01 << 56;
     (digest.value() | LOCAL) & !GROUP
@@ -104,9 +108,10 @@ mod tests {
 
     #[test]
     fn the_guid_is_a_local_unicast_eui64_of_this_namespace() {
-        let guid = node_guid((4, 1));
-        assert_eq!(guid, node_guid((4, 1)));
-        assert_ne!(guid, node_guid((4, 2)));
+        let guid = node_guid((4, 1), 0);
+        assert_eq!(guid, node_guid((4, 1), 0));
+        assert_ne!(guid, node_guid((4, 2), 0));
+        assert_ne!(guid, node_guid((4, 1), 1));
         assert_eq!((guid >> 56) & 0x03, 0x02);
     }
 

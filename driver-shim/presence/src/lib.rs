@@ -1,7 +1,7 @@
-//! Presence: makes `urnic0` visible to unmodified programs on a machine without an RDMA driver.
+//! Presence: makes `urnic0`, or several devices, visible to unmodified programs on a machine without an RDMA driver.
 //!
 //! * [`Presence`] is a private tree of real files ([`tree`](self)) for `/sys/class/infiniband*` and
-//!   `/dev/infiniband`, built at the first use, with the [`GidTable`] and node GUID that it shows;
+//!   `/dev/infiniband`, built at the first use, with the [`Shown`] devices;
 //! * [`redirect`] decides which paths lead to the tree;
 //! * [`fds`] and [`registry`] record which fds of the process stand for our device and its event
 //!   channels;
@@ -38,6 +38,8 @@ pub mod redirect;
 pub mod registry;
 #[forbid(unsafe_code)]
 mod settings;
+#[forbid(unsafe_code)]
+mod shown;
 pub mod token;
 #[forbid(unsafe_code)]
 mod tree;
@@ -48,16 +50,15 @@ mod tests;
 
 pub use channel::{ChannelSender, Sent};
 pub use plan::UVERBS_DEVICE_ABI;
-pub use settings::{DEVICE_NAME, Settings, homes};
+pub use settings::{Settings, homes};
+pub use shown::Shown;
 
-/// The device as this process sees it. Made at the first use, then unchanged.
+/// The devices as this process sees them. Made at the first use, then unchanged.
 #[derive(Debug)]
 pub struct Presence {
     scope: identity::Scope,
     tree: tree::Tree,
-    uverbs: String,
-    node_guid: u64,
-    gids: GidTable,
+    devices: Vec<Shown>,
 }
 
 /// The current presence; null until the first use. A presence is never freed: contexts may still
@@ -105,7 +106,8 @@ impl Presence {
     /// The presence for the calling thread's user and network namespace; the first call makes it.
     ///
     /// # Errors
-    /// `EEXIST` if a real device has our name; the errors of reaching the device and of making a
+    /// `EEXIST` if a real device has the name of one; `EADDRNOTAVAIL` if no interface has the address
+    /// of one; the errors of reaching the device and of making a
     /// tree.
     pub fn current() -> Result<&'static Presence, Errno> {
         let here = identity::Scope::current();
@@ -128,37 +130,52 @@ impl Presence {
         }
         let usual = Settings::default();
         let settings = making.as_ref().map_or(&usual, |making| &making.settings);
-        let gids = match making.as_ref() {
-            Some(making) if settings.config.device != Device::Inproc => {
-                GidTable::of_device(&(making.addresses)(&settings.config)?)
-            }
-            _ => GidTable::of_host(),
-        };
-        let made = Presence::build(here, gids, settings)?;
+        let unreachable: AddressesOf = |_| Err(Errno::NODEV);
+        let remote = making.as_ref().map_or(unreachable, |making| making.addresses);
+        let host = GidTable::of_host();
+        let tables = settings.config.each_device().into_iter().map(|device| match device.device {
+            Device::Inproc if device.addresses.is_empty() => Ok(host.clone()),
+            Device::Inproc => host.of_addresses(&device.addresses).map_err(|ip| {
+                let name = &device.name;
+                error_log::log_once(format!(
+                    "no interface of this host that is up has {ip}, an address of {name}: `ip address` lists them"
+                ));
+                Errno::ADDRNOTAVAIL
+            }),
+            _ => Ok(GidTable::of_device(&remote(&settings.config.of_device(&device))?)),
+        });
+        let made = Presence::build(here, tables.collect::<Result<_, _>>()?, settings)?;
         let made: &'static Presence = Box::leak(Box::new(made));
         CURRENT.store(std::ptr::from_ref(made).cast_mut(), Ordering::Release);
         Ok(made)
     }
 
-    fn build(scope: identity::Scope, gids: GidTable, settings: &Settings) -> Result<Presence, Errno> {
+    /// Makes the presence of the configured devices, which have these addresses.
+    fn build(scope: identity::Scope, tables: Vec<GidTable>, settings: &Settings) -> Result<Presence, Errno> {
         let real = plan::RealDevices::of_host();
-        if real.shadow_us() {
+        let names: Vec<String> = settings
+            .config
+            .each_device()
+            .into_iter()
+            .map(|device| device.name)
+            .collect();
+        if let Some(name) = names.iter().find(|name| real.has(name)) {
             tracing::error!(
-                "this machine has a real RDMA device named {DEVICE_NAME}: rename it with `rdma dev set`"
+                "this machine has a real RDMA device named {name}: rename it with `rdma dev set`, or give urnic's another \
+                 name with --name"
             );
             return Err(Errno::EXIST);
         }
-        let uverbs = real.free_uverbs();
-        let node_guid = identity::node_guid(scope.netns);
+        let devices = plan::shown(scope, &real, names.into_iter().zip(tables));
         let inputs = plan::Inputs {
             scope,
-            node_guid,
-            gids: &gids,
+            devices: &devices,
             real: &real,
-            uverbs: &uverbs,
             settings,
         };
         let homes = homes(settings);
+        let names: Vec<_> = devices.iter().map(Shown::name).collect();
+        let names = names.join(", ");
         let tree = tree::provide(&inputs.plan(), &homes).inspect_err(|errno| {
             let homes: Vec<_> = homes.iter().map(|home| home.display().to_string()).collect();
             let places = homes.join(" or ");
@@ -167,17 +184,11 @@ impl Presence {
                 errno => format!("{errno}: set URNIC_PRESENT_DIR to a folder that can be written"),
             };
             error_log::log_once(format!(
-                "cannot keep the files that stand for {DEVICE_NAME} in {places}: {fix}"
+                "cannot keep the files that stand for {names} in {places}: {fix}"
             ));
         })?;
-        tracing::debug!("{DEVICE_NAME} is in {}", tree.root.display());
-        Ok(Presence {
-            scope,
-            tree,
-            uverbs,
-            node_guid,
-            gids,
-        })
+        tracing::debug!("{names}: in {}", tree.root.display());
+        Ok(Presence { scope, tree, devices })
     }
 
     /// The folder that stands for `/`: `/sys/class/infiniband` is `<root>/sys/class/infiniband`.
@@ -185,18 +196,13 @@ impl Presence {
         &self.tree.root
     }
 
-    /// Name of our device node: `uverbs0`, or the first number that no real device has.
-    pub fn uverbs(&self) -> &str {
-        &self.uverbs
+    /// The devices, at least one, by their indices.
+    pub fn devices(&self) -> &[Shown] {
+        &self.devices
     }
 
-    /// The node GUID, in host byte order.
-    pub fn node_guid(&self) -> u64 {
-        self.node_guid
-    }
-
-    /// The port's GID table.
-    pub fn gids(&self) -> &GidTable {
-        &self.gids
+    /// The device with this name.
+    pub fn device(&self, name: &[u8]) -> Option<&Shown> {
+        self.devices.iter().find(|device| device.name.as_bytes() == name)
     }
 }

@@ -7,15 +7,16 @@ use rustix::fs::{CWD, FileType, major, minor};
 
 use urnic_device::counter::Counter;
 
-use super::identity::{Digest, Scope, guid_text, words};
-use super::settings::{DEVICE_NAME, Settings};
+use super::identity::{self, Digest, Scope, guid_text, words};
+use super::settings::Settings;
+use super::shown::Shown;
 use super::tree::{Item, Plan, folder, names};
 use urnic_config::Identity;
 use urnic_process::gids::GidTable;
 use urnic_process::port_gids;
 
 /// Version of the tree's layout: another version gets another tree.
-const LAYOUT: &[u8] = b"2";
+const LAYOUT: &[u8] = b"3";
 
 /// Uverbs ABI of the device file (`IB_USER_VERBS_ABI_VERSION` of the driver; each provider has its
 /// own number).
@@ -57,37 +58,56 @@ impl RealDevices {
         }
     }
 
-    /// The first `uverbsN` that no real device has.
-    pub(super) fn free_uverbs(&self) -> String {
+    /// The names `uverbsN` that no real device has, lowest first.
+    pub(super) fn free_uverbs(&self) -> impl Iterator<Item = String> {
         let taken = |name: &String| self.uverbs.contains(name) || self.nodes.contains(name);
         (0u32..)
             .map(|n| format!("uverbs{n}"))
-            .find(|name| !taken(name))
-            .unwrap_or_default()
+            .filter(move |name| !taken(name))
     }
 
-    /// True when a real device already has our name.
-    pub(super) fn shadow_us(&self) -> bool {
-        self.infiniband.iter().any(|name| name == DEVICE_NAME)
+    /// Whether a real device has this name.
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.infiniband.iter().any(|real| real == name)
     }
+}
+
+/// The devices with these names and addresses, beside the real ones.
+pub(super) fn shown(
+    scope: Scope,
+    real: &RealDevices,
+    devices: impl Iterator<Item = (String, GidTable)>,
+) -> Vec<Shown> {
+    let numbered = devices.zip(real.free_uverbs()).enumerate();
+    let shown = |(index, ((name, gids), uverbs))| Shown {
+        index,
+        name,
+        uverbs,
+        node_guid: identity::node_guid(scope.netns, index),
+        gids,
+    };
+    numbered.map(shown).collect()
 }
 
 /// All inputs of the tree.
 #[derive(Debug)]
 pub(super) struct Inputs<'a> {
     pub(super) scope: Scope,
-    pub(super) node_guid: u64,
-    pub(super) gids: &'a GidTable,
+    pub(super) devices: &'a [Shown],
     pub(super) real: &'a RealDevices,
-    pub(super) uverbs: &'a str,
     pub(super) settings: &'a Settings,
 }
 
 impl Inputs<'_> {
     pub(super) fn plan(&self) -> Plan {
-        let mut items = self.device();
-        items.extend(self.port());
-        items.extend(self.char_device());
+        let mut items = Vec::new();
+        for shown in self.devices {
+            items.extend(self.device(shown));
+            items.extend(self.port(shown));
+            items.extend(char_device(shown));
+        }
+        items.push(file(format!("{CLASS_VERBS}/abi_version"), "6"));
+        items.push(Item::Link(format!("{DEV}/rdma_cm"), "/dev/null".to_owned()));
         items.extend(self.real_devices());
         items.push(file("sys/class/misc/rdma_cm/abi_version", "4"));
 
@@ -101,11 +121,13 @@ impl Inputs<'_> {
         });
         let seed = digest.value();
         // Any time between 2001 and 2035 is right, as long as it is derived from this tree.
-        let dated = 1_000_000_000 + (seed & 0x3fff_ffff) as i64;
+        let time = 1_000_000_000 + (seed & 0x3fff_ffff) as i64;
+        let dated = |shown: &Shown| format!("{CLASS}/{}", shown.name);
         Plan {
             name: format!("{seed:016x}"),
             items,
-            dated: (format!("{CLASS}/{DEVICE_NAME}"), dated),
+            dated: self.devices.iter().map(dated).collect(),
+            time,
         }
     }
 
@@ -118,16 +140,16 @@ impl Inputs<'_> {
             .with(&self.settings.digest.to_le_bytes())
     }
 
-    fn device(&self) -> Vec<Item> {
-        let at = |name: &str| format!("{CLASS}/{DEVICE_NAME}/{name}");
+    fn device(&self, shown: &Shown) -> Vec<Item> {
+        let at = |name: &str| format!("{CLASS}/{}/{name}", shown.name);
         let (node_type, node_desc) = match self.settings.config.identity {
             Identity::Iwarp => ("4: RNIC", "urnic, an iWARP RNIC in user space"),
             Identity::Roce => ("1: CA", "urnic, a RoCE NIC in user space, over iWARP"),
         };
         let mut items = vec![
             file(at("node_type"), node_type),
-            file(at("node_guid"), guid_text(self.node_guid)),
-            file(at("sys_image_guid"), guid_text(self.node_guid)),
+            file(at("node_guid"), guid_text(shown.node_guid)),
+            file(at("sys_image_guid"), guid_text(shown.node_guid)),
             file(at("node_desc"), node_desc),
             file(at("fw_ver"), env!("CARGO_PKG_VERSION")),
             file(at("hw_rev"), "1"),
@@ -136,12 +158,12 @@ impl Inputs<'_> {
             file(at("device/numa_node"), "-1"),
             Item::Folder(at("device/net")),
             Item::Folder(at("device/infiniband_verbs")),
-            Item::Link(at(&format!("device/infiniband_verbs/{}", self.uverbs)), {
-                format!("../../../../infiniband_verbs/{}", self.uverbs)
+            Item::Link(at(&format!("device/infiniband_verbs/{}", shown.uverbs)), {
+                format!("../../../../infiniband_verbs/{}", shown.uverbs)
             }),
         ];
         // The device has one netdev: the one of its first address.
-        if let Some(gid) = self.gids.entries().first().filter(|gid| !gid.netdev.is_empty()) {
+        if let Some(gid) = shown.gids.entries().first().filter(|gid| !gid.netdev.is_empty()) {
             items.push(Item::Link(
                 at(&format!("device/net/{}", gid.netdev)),
                 format!("/sys/class/net/{}", gid.netdev),
@@ -150,13 +172,13 @@ impl Inputs<'_> {
         items
     }
 
-    fn port(&self) -> Vec<Item> {
-        let at = |name: &str| format!("{CLASS}/{DEVICE_NAME}/ports/1/{name}");
-        let up = !self.gids.entries().is_empty();
-        let addresses = self.gids.entries();
+    fn port(&self, shown: &Shown) -> Vec<Item> {
+        let at = |name: &str| format!("{CLASS}/{}/ports/1/{name}", shown.name);
+        let up = !shown.gids.entries().is_empty();
+        let addresses = shown.gids.entries();
         let ips = addresses.iter().map(|gid| gid.ip);
         let (table, lid) = match self.settings.config.identity {
-            Identity::Iwarp => (port_gids::of_rnic(ips), self.gids.lid()),
+            Identity::Iwarp => (port_gids::of_rnic(ips), shown.gids.lid()),
             Identity::Roce => (port_gids::of_roce(ips), 0),
         };
         let mut items = vec![
@@ -190,25 +212,6 @@ impl Inputs<'_> {
         items
     }
 
-    /// The uverbs class device and its node: /dev/null, which every fstat(2) reports as the
-    /// character device that `dev` names, and whose ioctl(2) fails with ENOTTY.
-    fn char_device(&self) -> Vec<Item> {
-        let at = |name: &str| format!("{CLASS_VERBS}/{}/{name}", self.uverbs);
-        let null = rustix::fs::stat("/dev/null")
-            .ok()
-            .filter(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice)
-            .map_or((1, 3), |stat| (major(stat.st_rdev), minor(stat.st_rdev)));
-        vec![
-            file(format!("{CLASS_VERBS}/abi_version"), "6"),
-            file(at("ibdev"), DEVICE_NAME),
-            file(at("dev"), format!("{}:{}", null.0, null.1)),
-            file(at("abi_version"), UVERBS_DEVICE_ABI.to_string()),
-            Item::Link(at("device"), format!("../../infiniband/{DEVICE_NAME}/device")),
-            Item::Link(format!("{DEV}/{}", self.uverbs), "/dev/null".to_owned()),
-            Item::Link(format!("{DEV}/rdma_cm"), "/dev/null".to_owned()),
-        ]
-    }
-
     fn real_devices(&self) -> Vec<Item> {
         let link = |folder: &'static str| {
             move |name: &String| Item::Link(format!("{folder}/{name}"), format!("/{folder}/{name}"))
@@ -225,6 +228,23 @@ impl Inputs<'_> {
         items.extend(nodes.iter().filter(|name| *name != "rdma_cm").map(link(DEV)));
         items
     }
+}
+
+/// The uverbs class device and its node: /dev/null, which every fstat(2) reports as the
+/// character device that `dev` names, and whose ioctl(2) fails with ENOTTY.
+fn char_device(shown: &Shown) -> Vec<Item> {
+    let at = |name: &str| format!("{CLASS_VERBS}/{}/{name}", shown.uverbs);
+    let null = rustix::fs::stat("/dev/null")
+        .ok()
+        .filter(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice)
+        .map_or((1, 3), |stat| (major(stat.st_rdev), minor(stat.st_rdev)));
+    vec![
+        file(at("ibdev"), &shown.name),
+        file(at("dev"), format!("{}:{}", null.0, null.1)),
+        file(at("abi_version"), UVERBS_DEVICE_ABI.to_string()),
+        Item::Link(at("device"), format!("../../infiniband/{}/device", shown.name)),
+        Item::Link(format!("{DEV}/{}", shown.uverbs), "/dev/null".to_owned()),
+    ]
 }
 
 /// A file with one line.

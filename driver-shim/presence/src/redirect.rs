@@ -10,7 +10,7 @@ use std::os::unix::ffi::OsStrExt;
 use urnic_device::counter::Counter;
 
 use super::Presence;
-use super::settings::DEVICE_NAME;
+use super::shown::Shown;
 
 /// Longest path the kernel takes, with its end (`PATH_MAX`).
 pub const PATH_MAX: usize = 4096;
@@ -22,12 +22,12 @@ pub enum Target {
     Tree,
     /// The folder that libibverbs scans for devices.
     DeviceScan,
-    /// The node of our device.
+    /// The node of a device of ours.
     Uverbs,
     /// The node of the connection manager.
     RdmaCm,
-    /// A file in `hw_counters`.
-    HwCounter(Counter),
+    /// A file in `hw_counters` of the device with this index.
+    HwCounter(usize, Counter),
 }
 
 /// Room for one path, on the stack of the calling function.
@@ -124,25 +124,37 @@ impl Presence {
             rest_under(path, &[b"dev", b"infiniband", name]).is_some_and(|rest| rest.is_empty())
         };
         match () {
-            () if is_node(self.uverbs().as_bytes()) => Target::Uverbs,
+            () if self
+                .devices()
+                .iter()
+                .any(|device| is_node(device.uverbs.as_bytes())) =>
+            {
+                Target::Uverbs
+            }
             () if is_node(b"rdma_cm") => Target::RdmaCm,
-            () => hw_counter(path).map_or(Target::Tree, Target::HwCounter),
+            () => {
+                let counter = |device: &Shown| Some((device.index, hw_counter(path, &device.name)?));
+                let counter = self.devices().iter().find_map(counter);
+                counter.map_or(Target::Tree, |(device, counter)| {
+                    Target::HwCounter(device, counter)
+                })
+            }
         }
     }
 }
 
-/// The counter of a `hw_counters` file, by its path.
-fn hw_counter(path: &[u8]) -> Option<Counter> {
-    const FOLDER: [&[u8]; 7] = [
+/// The counter of a `hw_counters` file of a device, by its path.
+fn hw_counter(path: &[u8], device: &str) -> Option<Counter> {
+    let folder: [&[u8]; 7] = [
         b"sys",
         b"class",
         b"infiniband",
-        DEVICE_NAME.as_bytes(),
+        device.as_bytes(),
         b"ports",
         b"1",
         b"hw_counters",
     ];
-    let name = rest_under(path, &FOLDER)?;
+    let name = rest_under(path, &folder)?;
     let slashes = name.iter().take_while(|&&byte| byte == b'/').count();
     let name = name.get(slashes..)?;
     Counter::ALL
@@ -184,7 +196,7 @@ mod tests {
     #[test]
     fn counters_are_known_by_their_files() {
         let folder = "/sys/class/infiniband/urnic0/ports/1/hw_counters";
-        let of = |rest: &str| hw_counter(format!("{folder}{rest}").as_bytes());
+        let of = |rest: &str| hw_counter(format!("{folder}{rest}").as_bytes(), "urnic0");
         assert_eq!(of("/tx_bytes"), Some(Counter::TxBytes));
         assert_eq!(of("//rx_messages"), Some(Counter::RxMessages));
         for rest in ["", "/", "/nothing", "/tx_bytes/", "/../state"] {

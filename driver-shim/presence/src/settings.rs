@@ -4,17 +4,14 @@ use std::path::PathBuf;
 
 use urnic_config::Config;
 
-/// Name of the device.
-pub const DEVICE_NAME: &str = "urnic0";
-
 /// The inputs of a process's presence, besides the host.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Settings {
     /// Folder for the tree; None: the first of `$XDG_RUNTIME_DIR`, `/tmp` and `/dev/shm` in which a
     /// tree can be made.
     pub dir: Option<PathBuf>,
-    /// Names the device that is shown (a device that is not in this process has addresses of its
-    /// own), and its kind.
+    /// Names the devices that are shown (a device that is not in this process has addresses of its
+    /// own), and their kind.
     pub config: Config,
     /// Digest of the configuration: processes with another configuration get another tree.
     pub digest: u64,

@@ -63,7 +63,7 @@ fn gids() -> GidTable {
 
 fn presence(settings: &Settings) -> Presence {
     fds::adopt_process();
-    Presence::build(identity::Scope::current(), gids(), settings).unwrap()
+    Presence::build(identity::Scope::current(), vec![gids()], settings).unwrap()
 }
 
 fn line(root: &Path, path: &str) -> String {
@@ -76,14 +76,14 @@ fn the_tree_shows_an_rnic_as_the_kernel_would() {
     let scratch = Scratch::new();
     let presence = presence(&scratch.settings(0));
     let root = presence.root();
-    let verbs = format!("sys/class/infiniband_verbs/{}", presence.uverbs());
+    let verbs = format!("sys/class/infiniband_verbs/{}", presence.devices()[0].uverbs());
     assert_eq!(line(root, "sys/class/infiniband_verbs/abi_version"), "6");
     assert_eq!(line(root, &format!("{verbs}/ibdev")), "urnic0");
     assert_eq!(line(root, &format!("{verbs}/dev")), "1:3");
     assert_eq!(line(root, "sys/class/infiniband/urnic0/node_type"), "4: RNIC");
     assert_eq!(
         line(root, "sys/class/infiniband/urnic0/node_guid"),
-        identity::guid_text(presence.node_guid())
+        identity::guid_text(presence.devices()[0].node_guid())
     );
     assert_eq!(
         line(root, "sys/class/infiniband/urnic0/ports/1/pkeys/0"),
@@ -94,7 +94,7 @@ fn the_tree_shows_an_rnic_as_the_kernel_would() {
             .unwrap()
             .is_dir()
     );
-    let node = fs::metadata(root.join(format!("dev/infiniband/{}", presence.uverbs()))).unwrap();
+    let node = fs::metadata(root.join(format!("dev/infiniband/{}", presence.devices()[0].uverbs()))).unwrap();
     assert_eq!(node.rdev(), fs::metadata("/dev/null").unwrap().rdev());
 }
 
@@ -103,7 +103,7 @@ fn every_gid_has_its_files_and_there_is_none_too_many() {
     let scratch = Scratch::new();
     let presence = presence(&scratch.settings(0));
     let port = presence.root().join("sys/class/infiniband/urnic0/ports/1");
-    for (index, gid) in presence.gids().entries().iter().enumerate() {
+    for (index, gid) in presence.devices()[0].gids().entries().iter().enumerate() {
         assert_eq!(
             line(&port, &format!("gids/{index}")),
             identity::words(&gid.bytes())
@@ -113,7 +113,7 @@ fn every_gid_has_its_files_and_there_is_none_too_many() {
     }
     assert_eq!(
         fs::read_dir(port.join("gids")).unwrap().count(),
-        presence.gids().entries().len()
+        presence.devices()[0].gids().entries().len()
     );
 }
 
@@ -185,7 +185,7 @@ fn another_configuration_is_another_tree() {
     let one = presence(&scratch.settings(1));
     let two = presence(&scratch.settings(2));
     assert_ne!(one.root(), two.root());
-    assert_eq!(one.node_guid(), two.node_guid());
+    assert_eq!(one.devices()[0].node_guid(), two.devices()[0].node_guid());
 }
 
 #[test]
@@ -197,7 +197,9 @@ fn many_builders_make_one_tree() {
         let builders: Vec<_> = (0..8)
             .map(|_| {
                 let settings = settings.clone();
-                scope.spawn(move || Presence::build(identity::Scope::current(), gids(), &settings).unwrap())
+                scope.spawn(move || {
+                    Presence::build(identity::Scope::current(), vec![gids()], &settings).unwrap()
+                })
             })
             .collect();
         builders
@@ -222,7 +224,8 @@ fn unused_old_trees_are_removed() {
             tree::Item::File("a/b".into(), b"c".to_vec()),
             tree::Item::Link("l".into(), "/".into()),
         ],
-        dated: ("a".into(), 1_000_000_000),
+        dated: vec!["a".into()],
+        time: 1_000_000_000,
     };
     fds::adopt_process();
     let homes = [scratch.0.path().to_owned()];
@@ -245,7 +248,7 @@ fn a_folder_that_others_can_enter_is_refused() {
     let ours = scratch.0.file(&format!("urnic-{uid}"));
     fs::create_dir(&ours).unwrap();
     fs::set_permissions(&ours, fs::Permissions::from_mode(0o755)).unwrap();
-    let refused = Presence::build(identity::Scope::current(), gids(), &scratch.settings(0));
+    let refused = Presence::build(identity::Scope::current(), vec![gids()], &scratch.settings(0));
     assert_eq!(refused.unwrap_err(), Errno::PERM);
     fs::set_permissions(&ours, fs::Permissions::from_mode(0o700)).unwrap();
     presence(&scratch.settings(0));
@@ -259,7 +262,7 @@ fn a_link_in_the_place_of_our_folder_is_refused() {
     fs::create_dir(&elsewhere).unwrap();
     fs::set_permissions(&elsewhere, fs::Permissions::from_mode(0o700)).unwrap();
     std::os::unix::fs::symlink(&elsewhere, scratch.0.file(&format!("urnic-{uid}"))).unwrap();
-    Presence::build(identity::Scope::current(), gids(), &scratch.settings(0)).unwrap_err();
+    Presence::build(identity::Scope::current(), vec![gids()], &scratch.settings(0)).unwrap_err();
     assert_eq!(fs::read_dir(&elsewhere).unwrap().count(), 0);
 }
 
@@ -268,17 +271,15 @@ fn real_devices_stay_visible_and_keep_their_names() {
     let scratch = Scratch::new();
     fds::adopt_process();
     let real = plan::RealDevices::fake(&["mlx5_0"], &["abi_version", "uverbs0"], &["uverbs0", "rdma_cm"]);
-    assert_eq!(real.free_uverbs(), "uverbs1");
+    assert_eq!(real.free_uverbs().next().as_deref(), Some("uverbs1"));
     let settings = scratch.settings(0);
-    let gids = GidTable::default();
     let scope = identity::Scope::current();
-    let uverbs = real.free_uverbs();
+    let devices = ["urnic0", "urnic1"].map(|name| (name.to_owned(), GidTable::default()));
+    let devices = plan::shown(scope, &real, devices.into_iter());
     let inputs = plan::Inputs {
         scope,
-        node_guid: 1,
-        gids: &gids,
+        devices: &devices,
         real: &real,
-        uverbs: &uverbs,
         settings: &settings,
     };
     let tree = tree::provide(&inputs.plan(), &[scratch.0.path().to_owned()]).unwrap();
@@ -291,6 +292,7 @@ fn real_devices_stay_visible_and_keep_their_names() {
         ("dev/infiniband/rdma_cm", "/dev/null"),
         ("dev/infiniband/uverbs0", "/dev/infiniband/uverbs0"),
         ("dev/infiniband/uverbs1", "/dev/null"),
+        ("dev/infiniband/uverbs2", "/dev/null"),
     ] {
         assert_eq!(fs::read_link(tree.root.join(link)).unwrap(), Path::new(target));
     }
@@ -313,7 +315,7 @@ fn paths_lead_into_the_tree() {
         Some((path.to_str().unwrap().to_owned(), target))
     };
     let under = |path: &str| format!("{}{path}", presence.root().display());
-    let node = format!("/dev/infiniband/{}", presence.uverbs());
+    let node = format!("/dev/infiniband/{}", presence.devices()[0].uverbs());
     for (path, target) in [
         ("/sys/class/infiniband", Target::Tree),
         ("/sys/class/infiniband_verbs", Target::DeviceScan),
@@ -356,4 +358,57 @@ fn a_claimed_fd_is_internal_until_it_is_disclaimed() {
     fds::disclaim(number);
     fds::disclaim(number);
     assert_eq!(fds::kind(number), None);
+}
+
+#[test]
+fn each_device_has_entries_of_its_own() {
+    let scratch = Scratch::new();
+    let mut settings = scratch.settings(0);
+    settings.config.name = "mlx5_0".to_owned();
+    settings.config.devices = 2;
+    fds::adopt_process();
+    let tables = vec![
+        gids(),
+        gids().of_addresses(&["127.0.0.1".parse().unwrap()]).unwrap(),
+    ];
+    let presence = Presence::build(identity::Scope::current(), tables, &settings).unwrap();
+    let [first, second] = presence.devices() else {
+        panic!("{presence:?}")
+    };
+    assert_ne!(first.node_guid(), second.node_guid());
+    for (index, (device, name, gids)) in [(first, "mlx5_0", 2), (second, "mlx5_1", 1)]
+        .into_iter()
+        .enumerate()
+    {
+        assert_eq!((device.index(), device.name()), (index, name));
+        let folder = format!("sys/class/infiniband/{name}");
+        assert_eq!(
+            line(presence.root(), &format!("{folder}/node_guid")),
+            identity::guid_text(device.node_guid())
+        );
+        let shown = fs::read_dir(presence.root().join(format!("{folder}/ports/1/gids"))).unwrap();
+        assert_eq!(shown.count(), gids);
+        let verbs = format!("sys/class/infiniband_verbs/{}", device.uverbs());
+        assert_eq!(line(presence.root(), &format!("{verbs}/ibdev")), name);
+        assert!(
+            presence
+                .root()
+                .join(format!("{verbs}/device/net/lo"))
+                .is_symlink()
+        );
+        let mut buffer = PathBuffer::new();
+        let mut target = |path: String| {
+            let path = CString::new(path).unwrap();
+            presence.redirect(&path, &mut buffer).unwrap().1
+        };
+        assert_eq!(
+            target(format!("/dev/infiniband/{}", device.uverbs())),
+            Target::Uverbs
+        );
+        let counter = target(format!("/{folder}/ports/1/hw_counters/tx_bytes"));
+        assert_eq!(
+            counter,
+            Target::HwCounter(index, urnic_device::counter::Counter::TxBytes)
+        );
+    }
 }

@@ -49,8 +49,10 @@ pub(super) struct Plan {
     pub(super) name: String,
     /// The entries. The folders that lead to an entry need no entry of their own.
     pub(super) items: Vec<Item>,
-    /// The folder whose modification time libibverbs compares, and that time in seconds.
-    pub(super) dated: (String, i64),
+    /// The folders whose modification times libibverbs compares.
+    pub(super) dated: Vec<String>,
+    /// That time, in seconds.
+    pub(super) time: i64,
 }
 
 /// A tree in use. Dropping the value releases the lock.
@@ -173,16 +175,17 @@ fn fill(plan: &Plan, site: &Path) -> Result<(), Errno> {
             }
         }
     }
-    let (dated, seconds) = &plan.dated;
     let time = Timespec {
-        tv_sec: *seconds,
+        tv_sec: plan.time,
         tv_nsec: 0,
     };
     let times = Timestamps {
         last_access: time,
         last_modification: time,
     };
-    utimensat(CWD, site.join(dated), &times, AtFlags::empty())
+    plan.dated
+        .iter()
+        .try_for_each(|dated| utimensat(CWD, site.join(dated), &times, AtFlags::empty()))
 }
 
 /// Makes the folders that lead to an item, and the item itself if it is a folder.

@@ -64,7 +64,7 @@ impl GidTable {
                 GidTable::new(&links, &addresses, netlink::source_towards(FAR_AWAY))
             }
             (Err(errno), _) | (_, Err(errno)) => {
-                tracing::warn!("cannot list this host's addresses ({errno}): urnic0 has no GID");
+                tracing::warn!("cannot list this host's addresses ({errno}): the device has no GID");
                 GidTable::default()
             }
         }
@@ -124,6 +124,27 @@ impl GidTable {
             .find(|link| Some(link.index) == netdev)
             .map_or(0, |link| link.mtu);
         GidTable { entries, mtu }
+    }
+
+    /// The table of a device that has only these of the host's addresses, in this order. Each
+    /// interface that has an address makes an entry, as link-local addresses may be on several.
+    ///
+    /// # Errors
+    /// The first address that no interface has which is up.
+    pub fn of_addresses(&self, addresses: &[IpAddr]) -> Result<GidTable, IpAddr> {
+        let mut entries = Vec::new();
+        for ip in addresses {
+            let before = entries.len();
+            entries.extend(self.entries.iter().filter(|gid| gid.ip == *ip).cloned());
+            if entries.len() == before {
+                return Err(*ip);
+            }
+        }
+        let first = entries.first().map(|gid: &Gid| gid.ifindex);
+        let link = netlink::links().unwrap_or_default();
+        let link = link.iter().find(|link| Some(link.index) == first);
+        let mtu = link.map_or(self.mtu, |link| link.mtu);
+        Ok(GidTable { entries, mtu })
     }
 
     /// The entries, by GID index.
@@ -245,6 +266,30 @@ mod tests {
         assert_eq!(order(&table), ["10.0.0.7", "fe80::1", "fe80::1"]);
         let scopes: Vec<u32> = table.entries().iter().map(Gid::scope).collect();
         assert_eq!(scopes, [0, 2, 3]);
+    }
+
+    #[test]
+    fn a_device_has_the_addresses_that_it_was_given() {
+        let host = table(
+            &[
+                ("10.0.0.7", 2),
+                ("10.0.1.7", 3),
+                ("fe80::1", 2),
+                ("fe80::1", 3),
+                ("127.0.0.1", 1),
+            ],
+            None,
+        );
+        let of = |ips: &[&str]| {
+            let ips: Vec<IpAddr> = ips.iter().map(|ip| ip.parse().unwrap()).collect();
+            host.of_addresses(&ips)
+        };
+        assert_eq!(
+            order(&of(&["10.0.1.7", "10.0.0.7"]).unwrap()),
+            ["10.0.1.7", "10.0.0.7"]
+        );
+        assert_eq!(order(&of(&["fe80::1"]).unwrap()), ["fe80::1", "fe80::1"]);
+        assert_eq!(of(&["10.0.0.7", "192.0.2.1"]), Err("192.0.2.1".parse().unwrap()));
     }
 
     #[test]

@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use rustix::io::Errno;
 use urnic_driver::Driver;
-use urnic_presence::{Presence, registry};
+use urnic_presence::{Shown, registry};
 
 use device_memory::DeviceMemory;
 use domain::Domain;
@@ -23,7 +23,7 @@ use region::Region;
 /// An open device file. It lives until its last context is closed, and its last descriptor.
 pub(crate) struct File {
     /// The device as it was presented when the file was opened.
-    pub(crate) presence: &'static Presence,
+    pub(crate) shown: &'static Shown,
     pub(crate) driver: Arc<Driver>,
     pub(crate) domains: Handles<Domain>,
     pub(crate) regions: Handles<Region>,
@@ -35,13 +35,9 @@ impl File {
     ///
     /// # Errors
     /// `EINVAL` if a context was already opened on `fd`, as in a kernel.
-    pub(crate) fn open(
-        fd: RawFd,
-        presence: &'static Presence,
-        driver: Arc<Driver>,
-    ) -> Result<Arc<File>, Errno> {
+    pub(crate) fn open(fd: RawFd, shown: &'static Shown, driver: Arc<Driver>) -> Result<Arc<File>, Errno> {
         let file = Arc::new(File {
-            presence,
+            shown,
             driver,
             domains: Handles::default(),
             regions: Handles::default(),

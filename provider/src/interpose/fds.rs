@@ -314,7 +314,7 @@ unsafe extern "C-unwind" fn socket(domain: c_int, kind: c_int, protocol: c_int) 
     unsafe { next(domain, kind, protocol) }
 }
 
-/// The kernel's RDMA netlink does not contain urnic0. Without a presence of this plug-in, the
+/// The kernel's RDMA netlink does not contain our devices. Without a presence of this plug-in, the
 /// kernel's answer is better.
 #[cold]
 fn we_answer() -> bool {

@@ -72,7 +72,7 @@ unsafe fn redirect(path: *const c_char, buffer: &mut PathBuffer) -> Option<(&CSt
     }
     let found = guarded(|| {
         first_search();
-        let presence = complaining("there is no urnic0 for this program", Presence::current)?;
+        let presence = complaining("there is no RDMA device for this program", Presence::current)?;
         Ok(presence.redirect(path, buffer))
     });
     let found = found.ok().flatten()?;

@@ -43,7 +43,7 @@ unsafe fn redirected_open(path: *const c_char, next: impl FnOnce(*const c_char) 
     let mut buffer = PathBuffer::new();
     // SAFETY: the caller promises a C string.
     match unsafe { redirect(path, &mut buffer) } {
-        Some((found, Target::HwCounter(counter))) => live(found, counter, next),
+        Some((found, Target::HwCounter(device, counter))) => live(found, device, counter, next),
         Some((found, target)) => {
             let mut fd = watched(target, || next(found.as_ptr()));
             if fd >= 0 {
@@ -55,7 +55,7 @@ unsafe fn redirected_open(path: *const c_char, next: impl FnOnce(*const c_char) 
                 let entered = guarded(|| match target {
                     Target::Uverbs => registry::enter_uverbs(opened),
                     Target::RdmaCm => crate::opening::open_cm_channel(opened),
-                    Target::Tree | Target::DeviceScan | Target::HwCounter(_) => Ok(()),
+                    Target::Tree | Target::DeviceScan | Target::HwCounter(..) => Ok(()),
                 });
                 if let Err(errno) = entered {
                     // An fd without a record is worse than none.
@@ -87,7 +87,7 @@ fn watched<R>(target: Target, call: impl FnOnce() -> R) -> R {
         let errno = Errno::from_raw_os_error(after);
         let what = match target {
             Target::DeviceScan => NO_LIST,
-            _ => "a file that stands for urnic0 cannot be opened",
+            _ => "a file that stands for an RDMA device cannot be opened",
         };
         let _: Result<(), Errno> = guarded(|| complaining(what, || Err(errno)));
     }
@@ -135,17 +135,19 @@ unsafe fn redirected_fopen(path: *const c_char, next: impl FnOnce(*const c_char)
     let mut buffer = PathBuffer::new();
     // SAFETY: the caller promises a C string.
     match unsafe { redirect(path, &mut buffer) } {
-        Some((found, Target::HwCounter(counter))) => live(found, counter, next),
+        Some((found, Target::HwCounter(device, counter))) => live(found, device, counter, next),
         Some((found, target)) => watched(target, || next(found.as_ptr())),
         None => next(path),
     }
 }
 
-/// Opens a file with the present value of a counter, or the file in the tree if no value is
-/// available.
-fn live<R>(found: &CStr, counter: Counter, next: impl FnOnce(*const c_char) -> R) -> R {
+/// Opens a file with the present value of a counter of the device with this index, or the file in
+/// the tree if no value is available.
+fn live<R>(found: &CStr, device: usize, counter: Counter, next: impl FnOnce(*const c_char) -> R) -> R {
     let file = guarded(|| {
-        let file = watch::hw_counter(Presence::current()?, counter)?;
+        let presence = Presence::current()?;
+        let shown = presence.devices().get(device).ok_or(Errno::NODEV)?;
+        let file = watch::hw_counter(presence, shown, counter)?;
         let path = CString::new(format!("/proc/self/fd/{}", file.as_raw_fd())).map_err(|_| Errno::INVAL)?;
         Ok((file, path))
     });

@@ -48,7 +48,7 @@ pub(super) unsafe extern "C" fn query_device_ex(
         }
         // SAFETY: libibverbs gives an open context.
         let context = unsafe { Context::of(context) };
-        let answer = device_attributes(context.driver.attributes(), context.presence().node_guid());
+        let answer = device_attributes(context.driver.attributes(), context.shown().node_guid());
         let known = attr_size.min(size_of_val(&answer));
         let attr = attr.cast::<u8>();
         // SAFETY: the caller's buffer has `attr_size` bytes.
@@ -156,7 +156,7 @@ pub(super) unsafe extern "C" fn query_port(
             // Messages are split to the size that the stream supports, so programs may choose any
             // MTU.
             max_mtu: IBV_MTU_4096,
-            active_mtu: path_mtu(context.presence().gids().mtu()),
+            active_mtu: path_mtu(context.shown().gids().mtu()),
             gid_tbl_len: int(gids as u32),
             port_cap_flags: IBV_PORT_CM_SUP | IBV_PORT_IP_BASED_GIDS,
             max_msg_sz: MAX_MESSAGE,

@@ -1,5 +1,7 @@
 //! The initiator (the active side): connecting, and the Reply.
 
+use std::net::SocketAddr;
+
 use rustix::io::Errno;
 
 use super::addresses::with_port;
@@ -30,10 +32,10 @@ impl Engine {
         if !matches!(id.state, State::RouteResolved) {
             return Err(Errno::INVAL);
         }
-        let remote = id.remote.ok_or(Errno::INVAL)?;
+        let (local, remote) = (id.local, id.remote.ok_or(Errno::INVAL)?);
         let settings = self.policy(remote.ip()).settings;
         if !self.identity.is_roce() {
-            self.queue_pair_for(world, parameters.qpn)?;
+            self.queue_pair_for(world, local, parameters.qpn)?;
         }
         let connecting = Connecting {
             sid: 0,
@@ -229,7 +231,8 @@ impl Engine {
             return Err(Errno::INVAL);
         };
         let (sid, qpn) = (answered.sid, answered.parameters.qpn);
-        let qid = self.queue_pair_for(world, qpn);
+        let local = self.ids.get(&handle).and_then(|id| id.local);
+        let qid = self.queue_pair_for(world, local, qpn);
         let id = self.ids.get_mut(&handle).ok_or(Errno::NOENT)?;
         let (ack_timeout, remote) = (id.ack_timeout, id.remote.ok_or(Errno::INVAL)?);
         let State::Answered(answered) = std::mem::replace(&mut id.state, State::Over) else {
@@ -294,13 +297,18 @@ impl Engine {
         self.close_stream(world, sid, how);
     }
 
-    /// The queue pair that a connection is for. A RoCE NIC's programs may connect without one: the
+    /// The queue pair that a connection from or to `local` is for. A RoCE NIC's programs may connect without one: the
     /// result is `None` if no queue pair with this number awaits a stream.
     ///
     /// # Errors
     /// `EINVAL` if an RNIC has no such queue pair; `EISCONN` if it is connected.
-    pub(super) fn queue_pair_for(&self, world: &mut World<'_>, qpn: u32) -> Result<Option<u32>, Errno> {
-        let qid = world.device.queue_pair(qpn);
+    pub(super) fn queue_pair_for(
+        &self,
+        world: &mut World<'_>,
+        local: Option<SocketAddr>,
+        qpn: u32,
+    ) -> Result<Option<u32>, Errno> {
+        let qid = local.and_then(|local| world.device.queue_pair(local, qpn));
         if self.identity.is_roce() {
             return Ok(
                 qid.filter(|qid| !self.queue_pairs.contains_key(qid) && world.device.awaits_stream(*qid))

@@ -12,8 +12,8 @@ use crate::timers::Timers;
 use urnic_config::Config;
 
 impl Engine {
-    /// Creates the engine of the process; `max_ird` and `max_ord` are the device's limits, `seed`
-    /// is random.
+    /// Creates the engine of the process; `max_ird` and `max_ord` are the first device's limits,
+    /// `seed` is random.
     pub fn new(config: &Config, max_ird: u8, max_ord: u8, seed: u64) -> Engine {
         Engine {
             config: config.clone(),
@@ -33,6 +33,12 @@ impl Engine {
             random: seed,
             notices: Vec::new(),
         }
+    }
+
+    /// Adds a device with these limits: the engine negotiates what every device can do.
+    pub fn limit_depths(&mut self, max_ird: u8, max_ord: u8) {
+        self.max_ird = self.max_ird.min(max_ird);
+        self.max_ord = self.max_ord.min(max_ord);
     }
 
     /// Handles timers that are due. Returns the time of the next one.

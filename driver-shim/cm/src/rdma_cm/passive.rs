@@ -190,7 +190,8 @@ impl Engine {
     }
 
     fn answer(&mut self, world: &mut World<'_>, handle: u32, parameters: Parameters) -> Result<(), Errno> {
-        let qid = self.queue_pair_for(world, parameters.qpn)?;
+        let local = self.ids.get(&handle).and_then(|id| id.local);
+        let qid = self.queue_pair_for(world, local, parameters.qpn)?;
         let remote = self.ids.get(&handle).and_then(|id| id.remote);
         let policy = self.policy(remote.ok_or(Errno::INVAL)?.ip());
         let id = self.ids.get_mut(&handle).ok_or(Errno::NOENT)?;

@@ -1,5 +1,7 @@
 //! Disconnecting, and the events of queue pairs.
 
+use std::net::SocketAddr;
+
 use rustix::io::Errno;
 
 use super::state::{
@@ -74,15 +76,22 @@ impl Engine {
         }
     }
 
-    /// The device is lost: attempts under way fail, and every id with an address gets an event.
-    pub fn device_lost(&mut self, world: &mut World<'_>) {
-        let streams: Vec<u32> = self.streams.keys().copied().collect();
+    /// A device is lost: attempts under way on it fail, and every id with one of its addresses gets
+    /// an event. `is_its` decides whether a number is the device's, `is_at` whether an address is.
+    pub fn device_lost(
+        &mut self,
+        world: &mut World<'_>,
+        is_its: impl Fn(u32) -> bool,
+        is_at: impl Fn(SocketAddr) -> bool,
+    ) {
+        let its = |number: &u32| is_its(*number).then_some(*number);
+        let streams: Vec<u32> = self.streams.keys().filter_map(its).collect();
+        let pairs: Vec<u32> = self.queue_pairs.keys().filter_map(its).collect();
         streams.into_iter().for_each(|sid| self.stream_closed(world, sid));
-        let pairs: Vec<u32> = self.queue_pairs.keys().copied().collect();
         pairs
             .into_iter()
             .for_each(|qid| self.connection_ended(world, qid, Errno::CONNRESET));
-        let on_device = |(handle, id): (&u32, &Id)| id.local.is_some().then_some(*handle);
+        let on_device = |(handle, id): (&u32, &Id)| id.local.is_some_and(&is_at).then_some(*handle);
         let mut ids: Vec<u32> = self.ids.iter().filter_map(on_device).collect();
         ids.sort_unstable();
         for handle in ids {

@@ -46,8 +46,11 @@ pub trait Device: Carrier {
     fn source(&mut self, remote: SocketAddr) -> Result<SocketAddr, Errno>;
     /// The index of the GID of an address of this host.
     fn gid_index(&mut self, address: SocketAddr) -> u8;
-    /// The device's number of the queue pair with the verbs number `qpn`.
-    fn queue_pair(&mut self, qpn: u32) -> Option<u32>;
+    /// The number of the queue pair with the verbs number `qpn`, on the device that has the address
+    /// `local`.
+    fn queue_pair(&mut self, local: SocketAddr, qpn: u32) -> Option<u32>;
+    /// The node GUID, in network order, of the device that has the address `local`.
+    fn node_guid(&mut self, local: SocketAddr) -> u64;
     /// Whether the program of a RoCE NIC brought the queue pair to RTR or RTS with the attributes
     /// of [`Engine::qp_attributes`], so that it waits for a stream of the connection manager.
     fn awaits_stream(&mut self, qid: u32) -> bool;

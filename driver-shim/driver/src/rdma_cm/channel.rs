@@ -1,16 +1,22 @@
 //! A program's channels: `/dev/infiniband/rdma_cm` opened by a program, and the commands that it
 //! writes.
 
+use std::net::Ipv6Addr;
 use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::Arc;
 
 use rustix::fs::{OFlags, fcntl_getfl};
 use rustix::io::Errno;
 
+use super::inventory::Inventory;
+use super::manager::Manager;
 use super::program_memory::{read_option, write_answer};
 use crate::driver::Driver;
+use urnic_cm::rdma_cm::abi::CmAddress;
 use urnic_cm::rdma_cm::command::{self, Command, QueryKind};
 use urnic_cm::rdma_cm::opcode;
+use urnic_config::Config;
+use urnic_presence::Presence;
 use urnic_presence::registry;
 use urnic_presence::token::Token;
 use urnic_process::fds::{self, Kind};
@@ -25,10 +31,12 @@ const MAX_COMMAND: usize = 4096;
 /// ids of the channel.
 #[derive(Debug)]
 pub struct CmChannel {
+    /// The driver of the first device, whose thread waits for the channel's events.
     driver: Arc<Driver>,
     key: u64,
-    /// The node GUID in network order.
-    node_guid: u64,
+    /// The process's configuration and the devices that it sees.
+    config: Config,
+    presence: &'static Presence,
 }
 
 impl Drop for CmChannel {
@@ -39,23 +47,28 @@ impl Drop for CmChannel {
         }
         self.driver
             .with_rdma_cm(|engine, world| engine.close_channel(world, self.key));
-        let token = lock(&self.driver.connections.rdma_cm).tokens.remove(&self.key);
+        let token = lock(&self.manager().state).tokens.remove(&self.key);
         drop(token);
     }
 }
 
 impl CmChannel {
-    /// Makes `opened`, a new fd of the program, a channel to `driver`, whose device shows
-    /// `node_guid` (in host order).
+    /// Makes `opened`, a new fd of the program, a channel to the connection manager of the process,
+    /// and opens the first device; `config` is the configuration of the process.
     ///
     /// # Errors
-    /// `EMFILE` or `ENFILE` if no fd is left, `ENOMEM` if no memory is left; `EIO` in a forked
-    /// child.
-    pub fn open(driver: Arc<Driver>, node_guid: u64, opened: BorrowedFd<'_>) -> Result<(), Errno> {
+    /// Those of [`Driver::open`]; `EMFILE` or `ENFILE` if no fd is left, `ENOMEM` if no memory is
+    /// left; `EIO` in a forked child.
+    pub fn open(config: Config, presence: &'static Presence, opened: BorrowedFd<'_>) -> Result<(), Errno> {
+        let driver = Driver::open_shown(0, &config, presence)?;
         driver.check_usable()?;
         let token = Token::stand_for(opened)?;
+        let manager = driver.connections.rdma_cm.clone();
+        manager
+            .inventory
+            .get_or_init(|| Inventory::new(&config, presence));
         let key = {
-            let mut rdma_cm = lock(&driver.connections.rdma_cm);
+            let mut rdma_cm = lock(&manager.state);
             let key = rdma_cm.engine.open_channel();
             rdma_cm.tokens.insert(key, token);
             key
@@ -63,9 +76,68 @@ impl CmChannel {
         let channel = CmChannel {
             driver,
             key,
-            node_guid: node_guid.to_be(),
+            config,
+            presence,
         };
         registry::enter_cm(opened, Arc::new(channel))
+    }
+
+    fn manager(&self) -> &Manager {
+        &self.driver.connections.rdma_cm
+    }
+
+    /// Opens the devices that a command needs, before it takes the lock of the connection manager.
+    ///
+    /// # Errors
+    /// Those of [`Driver::open`]. The command reports that no device has an address.
+    fn open_devices(&self, command: &Command) -> Result<(), Errno> {
+        let Some(inventory) = self.manager().inventory.get().filter(|it| it.is_plural()) else {
+            return Ok(());
+        };
+        let places = match command {
+            Command::Bind {
+                local: CmAddress::Ip(local),
+                ..
+            } => inventory.listening(*local, false),
+            Command::Listen { id, .. } => {
+                let bound = self
+                    .driver
+                    .with_rdma_cm(|engine, _| engine.bound_to(self.key, *id))?;
+                match bound {
+                    None => inventory.listening((Ipv6Addr::UNSPECIFIED, 0).into(), false),
+                    Some(_) => return Ok(()),
+                }
+            }
+            Command::ResolveAddress {
+                local,
+                remote: CmAddress::Ip(remote),
+                ..
+            } => {
+                let source = match local {
+                    Some(CmAddress::Ip(local)) if !local.ip().is_unspecified() => Ok(*local),
+                    _ => inventory.source(*remote),
+                };
+                source.and_then(|source| Ok(vec![(inventory.device_of(source.ip())?, source)]))
+            }
+            _ => return Ok(()),
+        };
+        for (index, _) in places.unwrap_or_default() {
+            if !self.manager().has_open(index) {
+                Driver::open_shown(index, &self.config, self.presence)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Handles the events that a command caused, of all devices.
+    fn handle_events(&self) {
+        self.driver.handle_events_if_due();
+        if self.manager().inventory.get().is_some_and(Inventory::is_plural) {
+            self.manager()
+                .drivers()
+                .iter()
+                .for_each(|driver| driver.handle_events_if_due());
+        }
     }
 
     /// The channel that `fd` refers to; `None` in a forked child.
@@ -145,7 +217,7 @@ impl CmChannel {
     unsafe fn query(&self, command: Command) -> Result<(), Errno> {
         let query = |id| {
             self.driver
-                .with_rdma_cm(|engine, _| engine.addresses(self.key, id, self.node_guid))
+                .with_rdma_cm(|engine, world| engine.addresses(world, self.key, id))
         };
         match command {
             Command::QueryRoute { answer, id } => {
@@ -186,7 +258,7 @@ impl CmChannel {
             Command::Notify { id } => engine.notify(channel, id),
             // iWARP has no multicast.
             Command::JoinMulticast { id } => {
-                engine.addresses(channel, id, self.node_guid)?;
+                engine.addresses(world, channel, id)?;
                 Err(Errno::OPNOTSUPP)
             }
             Command::LeaveMulticast { .. } => Err(Errno::NOENT),
@@ -265,9 +337,10 @@ pub unsafe fn cm_write(
     let command = Command::parse(bytes).inspect_err(|errno| {
         tracing::debug!("channel {fd}: command {:?}: {errno}", command::number(bytes));
     })?;
+    channel.open_devices(&command)?;
     // SAFETY: the caller promises that the addresses in the command are valid.
     let mut done = interrupt_context::deferred(|| unsafe { channel.execute(command.clone()) });
-    channel.driver.handle_events_if_due();
+    channel.handle_events();
     // SAFETY: `fd` was a channel above; it is only queried for its flags and polled, which fails on
     // a closed descriptor.
     let readable = unsafe { BorrowedFd::borrow_raw(fd) };

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::io::Errno;
@@ -10,9 +11,11 @@ use urnic_device::stream::attach;
 use urnic_device::vocabulary::QpState;
 use zerocopy::FromZeros;
 
+use super::inventory::Inventory;
+use super::manager::{Listeners, OpenDevice, RdmaCm, current};
+use super::number::Slot;
 use super::source::{source_of_device, source_of_host};
 use crate::clock::now;
-use crate::connections::RdmaCm;
 use crate::driver::Driver;
 use crate::streams::{AttachParams, Streams, milliseconds};
 use urnic_cm::carrier::{Carrier, Inbox};
@@ -21,23 +24,27 @@ use urnic_cm::rdma_cm::{Attachment, Device, Engine, Notice, World};
 use urnic_presence::token::Token;
 use urnic_process::lock::lock;
 
+/// Ports that a listener on any address tries, if the program asked for no certain one.
+const PORTS_TO_TRY: u32 = 16;
+
 /// The time for the first receive of a queue pair: the program may post it after the event.
 const FIRST_RECEIVE_GRACE: Duration = Duration::from_millis(1000);
 
 impl Driver {
     /// Calls the engine of the connection manager, then applies its notices.
     pub(crate) fn with_rdma_cm<T>(&self, work: impl FnOnce(&mut Engine, &mut World<'_>) -> T) -> T {
-        let mut manager = lock(&self.connections.rdma_cm);
+        let manager = &*self.connections.rdma_cm;
+        let mut state = lock(&manager.state);
         let RdmaCm {
             engine,
-            buffers,
+            open,
+            listeners,
             tokens,
-        } = &mut *manager;
+        } = &mut *state;
         let mut device = CmDevice {
-            streams: Streams {
-                driver: self,
-                buffers,
-            },
+            inventory: manager.inventory.get(),
+            open,
+            listeners,
             tokens,
         };
         let before = engine.deadline();
@@ -52,16 +59,31 @@ impl Driver {
         let earlier = engine
             .deadline()
             .filter(|after| before.is_none_or(|before| *after < before));
-        drop(manager);
-        for Notice::Open(qid) in notices {
-            if let Some(qp) = self.qp(qid) {
+        drop(state);
+        for Notice::Open(number) in notices {
+            let (slot, qid) = Slot::split(number);
+            if let Some(qp) = manager.driver(slot).and_then(|driver| driver.qp(qid)) {
                 qp.open_gate();
             }
         }
         if let Some(at) = earlier {
             self.event_loop.wake_by(at);
         }
+        self.wake_others();
         result
+    }
+
+    /// Wakes the threads of other devices whose events a command on this thread caused: this thread
+    /// handles only those of its own device.
+    fn wake_others(&self) {
+        let manager = &self.connections.rdma_cm;
+        if manager.inventory.get().is_some_and(Inventory::is_plural) {
+            for driver in manager.drivers() {
+                if !std::ptr::eq(&*driver, self) && driver.event_loop.is_due() {
+                    driver.event_loop.wake();
+                }
+            }
+        }
     }
 
     pub(crate) fn cm_tick(&self) -> Option<Time> {
@@ -70,12 +92,19 @@ impl Driver {
 
     /// Reports that a queue pair lost its stream.
     pub(crate) fn cm_lost(&self, qid: u32, errno: Errno) {
-        self.with_rdma_cm(|engine, world| engine.connection_ended(world, qid, errno));
+        if let Ok(number) = self.connections.slot.number(qid) {
+            self.with_rdma_cm(|engine, world| engine.connection_ended(world, number, errno));
+        }
     }
 
     /// Reports that the device is lost.
     pub(crate) fn cm_lost_device(&self) {
-        self.with_rdma_cm(|engine, world| engine.device_lost(world));
+        let (manager, slot) = (&self.connections.rdma_cm, self.connections.slot);
+        let inventory = manager.inventory.get();
+        let index = manager.index(slot);
+        let is_at = |local: SocketAddr| inventory.is_none_or(|it| it.device_of(local.ip()).ok() == index);
+        let is_its = |number| Slot::split(number).0 == slot;
+        self.with_rdma_cm(|engine, world| engine.device_lost(world, is_its, is_at));
     }
 
     fn set_state(&self, qid: u32, state: QpState) -> Result<(), Errno> {
@@ -87,120 +116,239 @@ impl Driver {
     }
 }
 
-/// The device of the engine, while the lock of the connection manager is held.
+/// The devices of the engine, while the lock of the connection manager is held.
 struct CmDevice<'a> {
-    streams: Streams<'a>,
+    inventory: Option<&'a Inventory>,
+    open: &'a mut [OpenDevice],
+    listeners: &'a mut Listeners,
     tokens: &'a HashMap<u64, Token>,
+}
+
+impl CmDevice<'_> {
+    /// Calls `work` with the streams of the device in a slot.
+    ///
+    /// # Errors
+    /// Those of `work`; `EIO` if the device is gone.
+    fn in_slot<T>(
+        &mut self,
+        slot: Slot,
+        work: impl FnOnce(&mut Streams<'_>) -> Result<T, Errno>,
+    ) -> Result<T, Errno> {
+        let open = self.open.get_mut(slot.index()).ok_or(Errno::IO)?;
+        let driver = open.driver.upgrade().ok_or(Errno::IO)?;
+        work(&mut Streams {
+            driver: &driver,
+            buffers: &mut open.buffers,
+        })
+    }
+
+    /// Calls `work` with the streams of the device of an object, and the device's number of it.
+    ///
+    /// # Errors
+    /// Those of `work`; `EIO` if the device is gone.
+    fn on<T>(
+        &mut self,
+        number: u32,
+        work: impl FnOnce(&mut Streams<'_>, u32) -> Result<T, Errno>,
+    ) -> Result<T, Errno> {
+        let (slot, of_device) = Slot::split(number);
+        self.in_slot(slot, |streams| work(streams, of_device))
+    }
+
+    /// The slot of the device that has the address.
+    ///
+    /// # Errors
+    /// `ENODEV` if no device has it.
+    fn slot_of(&self, local: SocketAddr) -> Result<Slot, Errno> {
+        let index = self.inventory.map_or(Ok(0), |it| it.device_of(local.ip()))?;
+        current(self.open, index)
+    }
+
+    /// The driver of the device that has the address.
+    fn driver_of(&self, local: SocketAddr) -> Option<Arc<Driver>> {
+        let slot = self.slot_of(local).ok()?;
+        self.open.get(slot.index())?.driver.upgrade()
+    }
+
+    /// Listens at all these places with one port. Returns the numbers of the listeners, and the
+    /// port.
+    ///
+    /// # Errors
+    /// The error of the first place at which the device cannot listen, except that it has lost the
+    /// address.
+    fn listen_at(
+        &mut self,
+        places: &[(usize, SocketAddr)],
+        traffic_class: u8,
+        ipv6_only: bool,
+    ) -> Result<(Vec<u32>, u16), Errno> {
+        let mut numbers = Vec::new();
+        let mut chosen = 0;
+        for (index, place) in places {
+            let local = match place.port() {
+                0 => SocketAddr::new(place.ip(), chosen),
+                _ => *place,
+            };
+            let local = match (*place, local) {
+                (SocketAddr::V6(place), SocketAddr::V6(mut local)) => {
+                    local.set_scope_id(place.scope_id());
+                    local.into()
+                }
+                (_, local) => local,
+            };
+            let listening = current(self.open, *index).and_then(|slot| {
+                self.in_slot(slot, |streams| {
+                    let (lid, port) = streams.listen(local, traffic_class, ipv6_only)?;
+                    Ok((slot.number(lid)?, port))
+                })
+            });
+            match listening {
+                Ok((number, port)) => {
+                    numbers.push(number);
+                    chosen = port;
+                }
+                Err(Errno::ADDRNOTAVAIL) if places.len() > 1 => {
+                    tracing::debug!("not listening at {local}: its interface has lost the address");
+                }
+                Err(errno) => {
+                    numbers.into_iter().for_each(|number| self.close_listener(number));
+                    return Err(errno);
+                }
+            }
+        }
+        if numbers.is_empty() {
+            return Err(Errno::ADDRNOTAVAIL);
+        }
+        Ok((numbers, chosen))
+    }
+
+    fn close_listener(&mut self, number: u32) {
+        let _ = self.on(number, |streams, lid| {
+            streams.unlisten(lid);
+            Ok(())
+        });
+    }
 }
 
 impl Carrier for CmDevice<'_> {
     fn send(&mut self, sid: u32, bytes: &[u8]) -> Result<(), Errno> {
-        self.streams.send(sid, bytes)
+        self.on(sid, |streams, sid| streams.send(sid, bytes))
     }
 
     fn receive(&mut self, sid: u32, len: usize) -> Result<(), Errno> {
-        self.streams.receive(sid, len)
+        self.on(sid, |streams, sid| streams.receive(sid, len))
     }
 
     fn inbox(&mut self, sid: u32) -> Result<Inbox, Errno> {
-        self.streams.inbox(sid)
+        self.on(sid, |streams, sid| streams.inbox(sid))
     }
 
     fn close(&mut self, sid: u32, how: Close) {
-        self.streams.close(sid, how);
+        let _ = self.on(sid, |streams, sid| {
+            streams.close(sid, how);
+            Ok(())
+        });
     }
 }
 
 impl Device for CmDevice<'_> {
     fn listen(&mut self, local: SocketAddr, traffic_class: u8, ipv6_only: bool) -> Result<(u32, u16), Errno> {
-        self.streams.listen(local, traffic_class, ipv6_only)
+        let places = match self.inventory {
+            Some(inventory) => inventory.listening(local, ipv6_only)?,
+            None => vec![(0, local)],
+        };
+        let mut listening = self.listen_at(&places, traffic_class, ipv6_only);
+        // The port that the first device chose may be in use at another address.
+        for _ in 1..PORTS_TO_TRY {
+            if local.port() == 0 && listening == Err(Errno::ADDRINUSE) {
+                listening = self.listen_at(&places, traffic_class, ipv6_only);
+            }
+        }
+        let (numbers, port) = listening?;
+        let number = self.listeners.join(&numbers).ok_or(Errno::ADDRNOTAVAIL)?;
+        Ok((number, port))
     }
 
     fn unlisten(&mut self, lid: u32) {
-        self.streams.unlisten(lid);
+        for number in self.listeners.part(lid) {
+            self.close_listener(number);
+        }
     }
 
     fn connect(&mut self, remote: SocketAddr, local: SocketAddr, traffic_class: u8) -> Result<u32, Errno> {
-        self.streams.connect(remote, Some(local), traffic_class)
+        let slot = self.slot_of(local)?;
+        let connect = |streams: &mut Streams<'_>| streams.connect(remote, Some(local), traffic_class);
+        slot.number(self.in_slot(slot, connect)?)
     }
 
     fn ends(&mut self, sid: u32) -> Result<(SocketAddr, SocketAddr), Errno> {
-        self.streams.ends(sid)
+        self.on(sid, |streams, sid| streams.ends(sid))
     }
 
     fn source(&mut self, remote: SocketAddr) -> Result<SocketAddr, Errno> {
-        let driver = self.streams.driver;
-        let by_kernel = source_of_host(remote);
-        if driver.config.device == urnic_config::Device::Inproc {
-            return by_kernel;
+        if let Some(inventory) = self.inventory.filter(|it| it.is_plural()) {
+            return inventory.source(remote);
         }
-        by_kernel
-            .ok()
-            .filter(|source| driver.gids().iter().any(|gid| gid.ip == source.ip()))
-            .or_else(|| source_of_device(driver.gids(), remote))
-            .ok_or(Errno::NETUNREACH)
+        let by_kernel = source_of_host(remote);
+        self.in_slot(current(self.open, 0)?, |streams| {
+            let driver = streams.driver;
+            if driver.config.device == urnic_config::Device::Inproc {
+                return by_kernel;
+            }
+            by_kernel
+                .ok()
+                .filter(|source| driver.gids().iter().any(|gid| gid.ip == source.ip()))
+                .or_else(|| source_of_device(driver.gids(), remote))
+                .ok_or(Errno::NETUNREACH)
+        })
     }
 
     fn gid_index(&mut self, address: SocketAddr) -> u8 {
-        let local_host = &self.streams.driver.local_host;
-        local_host.gid_index(address.ip()).unwrap_or_default()
+        let driver = self.driver_of(address);
+        let index = driver.and_then(|driver| driver.local_host.gid_index(address.ip()));
+        index.unwrap_or_default()
     }
 
-    fn queue_pair(&mut self, qpn: u32) -> Option<u32> {
-        self.streams.driver.qid_of(qpn)
+    fn node_guid(&mut self, local: SocketAddr) -> u64 {
+        let guid = |it: &Inventory| Some(it.node_guid(it.device_of(local.ip()).ok()?));
+        self.inventory.and_then(guid).unwrap_or(0)
+    }
+
+    fn queue_pair(&mut self, local: SocketAddr, qpn: u32) -> Option<u32> {
+        let slot = self.slot_of(local).ok()?;
+        let qid = self.driver_of(local)?.qid_of(qpn)?;
+        slot.number(qid).ok()
     }
 
     fn awaits_stream(&mut self, qid: u32) -> bool {
-        let qp = self.streams.driver.qp(qid);
-        qp.is_some_and(|qp| qp.awaits_stream())
+        let awaits = |streams: &mut Streams<'_>, qid| {
+            let qp = streams.driver.qp(qid);
+            Ok(qp.is_some_and(|qp| qp.awaits_stream()))
+        };
+        self.on(qid, awaits) == Ok(true)
     }
 
     fn attach(&mut self, sid: u32, attachment: &Attachment) -> Result<(), Errno> {
-        let qid = attachment.qid;
-        let driver = self.streams.driver;
-        let qp = driver.qp(qid).ok_or(Errno::INVAL)?;
-        let steps: &[QpState] = match qp.device_state()? {
-            QpState::Init => &[QpState::Rtr, QpState::Rts],
-            QpState::Rtr => &[QpState::Rts],
-            QpState::Rts => &[],
-            QpState::Reset | QpState::Sqd | QpState::Sqe | QpState::Err => return Err(Errno::INVAL),
-        };
-        for state in steps {
-            driver.set_state(qid, *state)?;
+        let (slot, qid) = Slot::split(attachment.qid);
+        if Slot::split(sid).0 != slot {
+            return Err(Errno::INVAL);
         }
-        // With the option, any receive may be late; without it, only the first one.
-        let (stall, grace) = match attachment.rnr_grace {
-            Duration::ZERO => (attach::STALL_AT_FIRST, FIRST_RECEIVE_GRACE),
-            grace => (attach::STALL_ON_EMPTY_RQ, grace),
-        };
-        driver.modify(&qp, modify::RNR, milliseconds(Some(grace)))?;
-        let flag = |on, flag| if on { flag } else { 0 };
-        let strict = flag(attachment.strict_rtr, attach::STRICT_RTR);
-        let delivered = flag(attachment.delivered, attach::DELIVERED);
-        self.streams.attach(&AttachParams {
-            sid: Some(sid),
-            qid,
-            negotiated: Some(&attachment.negotiated),
-            policy: stall | strict | delivered,
-            ird: attachment.ird.into(),
-            ord: attachment.ord.into(),
-            ord_limit: 0,
-            fin_grace_ms: 0,
-        })?;
-        qp.set_managed(attachment.ack_timeout);
-        Ok(())
+        self.on(sid, |streams, sid| attach_stream(streams, sid, qid, attachment))
     }
 
     fn drain(&mut self, qid: u32) {
         // A queue pair in another state is disconnecting already.
-        let _ = self.streams.driver.set_state(qid, QpState::Sqd);
+        let _ = self.on(qid, |streams, qid| streams.driver.set_state(qid, QpState::Sqd));
     }
 
     fn abort(&mut self, qid: u32) {
-        let _ = self.streams.driver.set_state(qid, QpState::Err);
-        if let Some(qp) = self.streams.driver.qp(qid) {
-            qp.set_last_state(QpState::Err);
-        }
+        let _ = self.on(qid, |streams, qid| {
+            let _ = streams.driver.set_state(qid, QpState::Err);
+            if let Some(qp) = streams.driver.qp(qid) {
+                qp.set_last_state(QpState::Err);
+            }
+            Ok(())
+        });
     }
 
     fn signal(&mut self, channel: u64, events: bool) {
@@ -208,4 +356,40 @@ impl Device for CmDevice<'_> {
             token.show(events);
         }
     }
+}
+
+/// Brings a queue pair of the device to RTS and attaches a stream to it.
+fn attach_stream(streams: &Streams<'_>, sid: u32, qid: u32, attachment: &Attachment) -> Result<(), Errno> {
+    let driver = streams.driver;
+    let qp = driver.qp(qid).ok_or(Errno::INVAL)?;
+    let steps: &[QpState] = match qp.device_state()? {
+        QpState::Init => &[QpState::Rtr, QpState::Rts],
+        QpState::Rtr => &[QpState::Rts],
+        QpState::Rts => &[],
+        QpState::Reset | QpState::Sqd | QpState::Sqe | QpState::Err => return Err(Errno::INVAL),
+    };
+    for state in steps {
+        driver.set_state(qid, *state)?;
+    }
+    // With the option, any receive may be late; without it, only the first one.
+    let (stall, grace) = match attachment.rnr_grace {
+        Duration::ZERO => (attach::STALL_AT_FIRST, FIRST_RECEIVE_GRACE),
+        grace => (attach::STALL_ON_EMPTY_RQ, grace),
+    };
+    driver.modify(&qp, modify::RNR, milliseconds(Some(grace)))?;
+    let flag = |on, flag| if on { flag } else { 0 };
+    let strict = flag(attachment.strict_rtr, attach::STRICT_RTR);
+    let delivered = flag(attachment.delivered, attach::DELIVERED);
+    streams.attach(&AttachParams {
+        sid: Some(sid),
+        qid,
+        negotiated: Some(&attachment.negotiated),
+        policy: stall | strict | delivered,
+        ird: attachment.ird.into(),
+        ord: attachment.ord.into(),
+        ord_limit: 0,
+        fin_grace_ms: 0,
+    })?;
+    qp.set_managed(attachment.ack_timeout);
+    Ok(())
 }

@@ -3,5 +3,8 @@
 
 pub(crate) mod channel;
 mod device;
+mod inventory;
+pub(crate) mod manager;
+pub(crate) mod number;
 mod program_memory;
 mod source;

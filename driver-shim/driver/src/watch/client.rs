@@ -17,7 +17,7 @@ use super::folder::{folder, of_home};
 use super::names;
 use super::server::{send_fd, take_fd};
 use super::snapshot::Snapshot;
-use urnic_presence::{Presence, Settings, homes};
+use urnic_presence::{Presence, Settings, Shown, homes};
 
 /// The time limit for the answers of all processes of a folder. Processes that do not answer in
 /// time (stopped or overloaded ones) are left out.
@@ -32,30 +32,31 @@ pub fn folders(dir: Option<PathBuf>) -> Vec<PathBuf> {
     homes(&settings).iter().map(|home| of_home(home)).collect()
 }
 
-/// The snapshots of the processes in these folders, by process number; with `pid`, only of that
-/// process. The names of processes that have ended are removed.
+/// The snapshots of the processes in these folders, by process number and name of the device; with
+/// `pid`, only of that process. The names of processes that have ended are removed.
 pub fn snapshots(folders: &[PathBuf], pid: Option<u32>) -> Vec<Snapshot> {
     let mut all: Vec<Snapshot> = folders.iter().flat_map(|folder| in_folder(folder, pid)).collect();
-    all.sort_by_key(|snapshot| snapshot.pid);
+    all.sort_by(|one, other| (one.pid, &one.name).cmp(&(other.pid, &other.name)));
     all
 }
 
-/// The sum of a counter over all processes of this user that see this presence.
-fn total(presence: &Presence, counter: Counter) -> u64 {
+/// The sum of a counter of a device over all processes of this user that see this presence.
+fn total(presence: &Presence, device: &Shown, counter: Counter) -> u64 {
     let folder = folder(presence).map(Path::to_owned);
     snapshots(folder.as_slice(), None)
         .iter()
+        .filter(|snapshot| snapshot.name == device.name())
         .filter_map(|snapshot| snapshot.counters.get(counter.name()))
         .fold(0, |sum, value| sum.wrapping_add(*value))
 }
 
-/// Makes a file with the counter's value, in the format of a file of `hw_counters`.
+/// Makes a file with the value of a device's counter, in the format of a file of `hw_counters`.
 ///
 /// # Errors
 /// `EMFILE` if no fd is left, `ENOMEM` if no memory is left.
-pub fn hw_counter(presence: &Presence, counter: Counter) -> Result<OwnedFd, Errno> {
+pub fn hw_counter(presence: &Presence, device: &Shown, counter: Counter) -> Result<OwnedFd, Errno> {
     let file = memfd_create("hw_counter", MemfdFlags::CLOEXEC)?;
-    let text = format!("{}\n", total(presence, counter));
+    let text = format!("{}\n", total(presence, device, counter));
     rustix::io::pwrite(&file, text.as_bytes(), 0)?;
     Ok(file)
 }

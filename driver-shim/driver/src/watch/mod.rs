@@ -1,4 +1,4 @@
-//! The state of a running process's device, for `urnic stat` and the `hw_counters` files.
+//! The state of a running process's devices, for `urnic stat` and the `hw_counters` files.
 //!
 //! A process with an open device has a datagram socket in the user's own folder (`folder.rs`,
 //! which only that user may read), called `PID-BOOT-RANDOM.stat` (`names.rs`). A client sends one

@@ -4,14 +4,17 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// The state of a process's device.
+/// The state of one of a process's devices.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Snapshot {
     /// The process number.
     pub pid: u32,
     /// The program's name, as the kernel shortens it.
     pub command: String,
-    /// The process's device, in the form of the option `device`.
+    /// The device's name.
+    #[serde(default)]
+    pub name: String,
+    /// The device, in the form of the option `device`.
     pub device: String,
     /// How the device reaches the memory that the process registers.
     pub memory: String,

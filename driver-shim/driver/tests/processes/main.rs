@@ -21,7 +21,7 @@ use urnic_process::gids::GidTable;
 use program::{Program, TestQp, status};
 
 fn open() -> Arc<Driver> {
-    Driver::open(&Config::default(), &GidTable::of_host()).unwrap()
+    Driver::open(0, &Config::default(), &GidTable::of_host()).unwrap()
 }
 
 fn loopback(driver: &Driver) -> usize {

@@ -232,7 +232,11 @@ impl Device for Port<'_> {
         }
     }
 
-    fn queue_pair(&mut self, qpn: u32) -> Option<u32> {
+    fn node_guid(&mut self, _: SocketAddr) -> u64 {
+        7
+    }
+
+    fn queue_pair(&mut self, _: SocketAddr, qpn: u32) -> Option<u32> {
         (qpn != 0).then_some(qpn)
     }
 
