@@ -85,6 +85,26 @@ impl Netns {
         Ok([a, b])
     }
 
+    /// Two namespaces with two veths between them: 10.77.0.1 and 10.77.1.1 in the first, 10.77.0.2
+    /// and 10.77.1.2 in the second.
+    ///
+    /// # Errors
+    /// The reason for a skip.
+    pub fn rails() -> Result<[Self; 2], String> {
+        let [a, b] = [Self::new()?, Self::new()?];
+        for rail in 0..2 {
+            let peer = b.holder.id();
+            a.ip(&format!(
+                "link add rail{rail} type veth peer name rail{rail} netns {peer}"
+            ));
+            for (netns, number) in [(&a, 1), (&b, 2)] {
+                netns.ip(&format!("addr add 10.77.{rail}.{number}/24 dev rail{rail}"));
+                netns.ip(&format!("link set rail{rail} up"));
+            }
+        }
+        Ok([a, b])
+    }
+
     /// The program, run inside.
     pub fn program(&self, program: Program) -> Program {
         program.through([

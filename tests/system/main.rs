@@ -32,6 +32,7 @@ mod rsockets;
 mod sanitizers;
 mod serve;
 mod served;
+mod several_devices;
 mod siw;
 mod stat;
 mod statuses;

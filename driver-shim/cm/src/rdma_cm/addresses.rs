@@ -142,21 +142,16 @@ impl Engine {
         Ok(())
     }
 
-    /// The addresses of an id, and the node GUID of its device.
+    /// The addresses of an id, on the device with this node GUID.
     ///
     /// # Errors
     /// `ENOENT`, `EINVAL`.
-    pub fn addresses(
-        &mut self,
-        world: &mut World<'_>,
-        channel: u64,
-        handle: u32,
-    ) -> Result<IdAddresses, Errno> {
+    pub fn addresses(&mut self, channel: u64, handle: u32, node_guid: u64) -> Result<IdAddresses, Errno> {
         let has_path = self.identity.is_roce();
         let id = self.own(channel, handle)?;
-        let on_device = id.local.filter(|local| !local.ip().is_unspecified());
+        let on_device = id.local.is_some_and(|local| !local.ip().is_unspecified());
         Ok(IdAddresses {
-            node_guid: on_device.map_or(0, |local| world.device.node_guid(local)),
+            node_guid: if on_device { node_guid } else { 0 },
             local: id.local,
             remote: id.remote,
             port_space: id.port_space,

@@ -216,8 +216,11 @@ impl CmChannel {
     /// [`cm_write`].
     unsafe fn query(&self, command: Command) -> Result<(), Errno> {
         let query = |id| {
-            self.driver
-                .with_rdma_cm(|engine, world| engine.addresses(world, self.key, id))
+            self.driver.with_rdma_cm(|engine, world| {
+                let local = engine.bound_to(self.key, id)?;
+                let node_guid = local.map_or(0, |local| world.device.node_guid(local));
+                engine.addresses(self.key, id, node_guid)
+            })
         };
         match command {
             Command::QueryRoute { answer, id } => {
@@ -258,7 +261,7 @@ impl CmChannel {
             Command::Notify { id } => engine.notify(channel, id),
             // iWARP has no multicast.
             Command::JoinMulticast { id } => {
-                engine.addresses(world, channel, id)?;
+                engine.bound_to(channel, id)?;
                 Err(Errno::OPNOTSUPP)
             }
             Command::LeaveMulticast { .. } => Err(Errno::NOENT),
