@@ -6,7 +6,7 @@ use toml::Value;
 
 use crate::error::{Error, Source};
 use crate::options;
-use crate::settings::{Config, Device};
+use crate::settings::{Config, Device, DeviceConfig, Section};
 
 /// Most devices of a process.
 pub const MAX_DEVICES: u32 = 64;
@@ -16,27 +16,6 @@ const LONGEST_NAME: usize = 63;
 
 /// The digits at the end of a name that count on; more would overflow.
 const MOST_DIGITS: usize = 9;
-
-/// A `[[device]]` of the file.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Section {
-    name: Option<String>,
-    addresses: Vec<IpAddr>,
-    device: Option<Device>,
-    at: Source,
-}
-
-/// One device of the process.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct DeviceConfig {
-    /// The name that programs see.
-    pub name: String,
-    /// The addresses that the device has; empty: all addresses of the host, or those of a device
-    /// that is not in this process.
-    pub addresses: Vec<IpAddr>,
-    /// The device that the driver opens.
-    pub device: Device,
-}
 
 /// Whether a device may have this name: it is a file name in sysfs, and programs put it into lists
 /// and before a colon and the port's number.

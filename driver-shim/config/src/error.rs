@@ -5,8 +5,6 @@ use std::path::PathBuf;
 
 use rustix::io::Errno;
 
-use crate::settings::Device;
-
 /// The origin of a setting.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Source {
@@ -110,7 +108,7 @@ pub enum Error {
         /// The configured capture file.
         path: PathBuf,
         /// The configured device.
-        device: Device,
+        device: String,
     },
 }
 

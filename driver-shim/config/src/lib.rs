@@ -22,11 +22,12 @@ mod settings;
 #[cfg(test)]
 mod tests;
 
-pub use devices::{DeviceConfig, MAX_DEVICES, Section};
+pub use devices::MAX_DEVICES;
 pub use error::{Error, Source};
 pub use log_filter::{is_log_filter, log_filter};
 pub use network::Network;
 pub use options::{OPTIONS, Opt};
 pub use settings::{
-    Cm, Completion, Config, Device, Identity, Mpa, Native, Peer, Present, RtrTypes, Vfio, VfioApi,
+    Cm, Completion, Config, Device, DeviceConfig, Identity, Mpa, Native, Peer, Present, RtrTypes, Section,
+    Vfio, VfioApi,
 };

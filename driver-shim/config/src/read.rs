@@ -9,11 +9,11 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use toml::{Table, Value};
 
-use crate::devices::{MAX_DEVICES, Section};
+use crate::devices::MAX_DEVICES;
 use crate::error::{Error, Source};
 use crate::network::Network;
 use crate::options::{self, OPTIONS, Opt};
-use crate::settings::{Config, Device, Peer};
+use crate::settings::{Config, Device, Peer, Section};
 use crate::{lines, profile};
 
 /// Largest configuration file in bytes; a larger file is an error.
@@ -184,7 +184,7 @@ impl Config {
             (None, _) | (_, None) => Ok(()),
             (Some(path), Some(remote)) => Err(Error::RemoteCapture {
                 path: path.clone(),
-                device: remote.device,
+                device: remote.device.to_string(),
             }),
         }
     }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use urnic_wire::mpa::startup::RtrKey;
 
-use crate::devices::Section;
+use crate::error::Source;
 use crate::network::Network;
 
 /// The device that the driver opens (design: devices).
@@ -117,6 +117,28 @@ pub struct Peer {
     pub(crate) network: Network,
     /// Keys and values that were checked.
     pub(crate) options: Vec<(&'static str, String)>,
+}
+
+/// A `[[device]]` of the file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Section {
+    pub(crate) name: Option<String>,
+    pub(crate) addresses: Vec<IpAddr>,
+    pub(crate) device: Option<Device>,
+    /// The place of the section.
+    pub(crate) at: Source,
+}
+
+/// One device of the process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeviceConfig {
+    /// The name that programs see.
+    pub name: String,
+    /// The addresses that the device has; empty: all addresses of the host, or those of a device
+    /// that is not in this process.
+    pub addresses: Vec<IpAddr>,
+    /// The device that the driver opens.
+    pub device: Device,
 }
 
 /// The kind of RDMA device that programs see. The wire is iWARP with both.

@@ -19,6 +19,8 @@ use crate::event_loop::EventLoop;
 use crate::objects::{Context, ContextEvents, Contexts, EventTarget, Pd, Table};
 use crate::pages::{PageSlot, Pages};
 use crate::poster::Poster;
+use crate::rdma_cm::manager::Manager;
+use crate::rdma_cm::number::Slot;
 use crate::watch::StatSocket;
 use urnic_cm::native::LocalHost;
 use urnic_cm::qp_attr::{QpAttr, QpCaps};
@@ -47,6 +49,10 @@ pub struct Driver {
     /// Device numbers of queue pairs by their verbs numbers.
     pub(crate) qids: Mutex<HashMap<u32, u32>>,
     pub(crate) connections: Connections,
+    /// The connection manager of the process.
+    pub(crate) rdma_cm: Arc<Manager<Driver>>,
+    /// The device's place in the connection manager.
+    pub(crate) slot: Slot,
     pub(crate) event_poll: AdaptivePoll,
     /// Completion queues, by cqid and consumer index, that were armed after the loss of the device.
     pub(crate) armed: Mutex<Vec<(u32, u32)>>,

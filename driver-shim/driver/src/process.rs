@@ -23,7 +23,7 @@ struct Process {
     opening: Mutex<()>,
     /// By index of the device; null until the device is opened.
     devices: [AtomicPtr<Opened>; MAX_DEVICES as usize],
-    manager: OnceLock<Arc<Manager>>,
+    manager: OnceLock<Arc<Manager<Driver>>>,
     shared: urnic_bus::Shared,
 }
 

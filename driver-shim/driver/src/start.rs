@@ -49,7 +49,7 @@ impl Driver {
         bus: Arc<dyn Bus>,
         config: Config,
         index: usize,
-        manager: &OnceLock<Arc<Manager>>,
+        manager: &OnceLock<Arc<Manager<Driver>>>,
     ) -> Result<Arc<Driver>, Errno> {
         let pool = DmaPool::new(bus.clone());
         let event_loop = EventLoop::new()?;
@@ -78,7 +78,8 @@ impl Driver {
         let notifications = (0..attributes.completion_vectors)
             .map(|v| EventQueue::create(&commands, &pool, attributes.max_cq, v + 1))
             .collect::<Result<Vec<_>, _>>()?;
-        let connections = Connections::new(&config, index, &attributes, manager)?;
+        let connections = Connections::new(&config)?;
+        let (rdma_cm, slot) = Manager::join(manager, &config, index, &attributes)?;
         let driver = Arc::new(Driver {
             bus,
             pool,
@@ -94,6 +95,8 @@ impl Driver {
             srqs: Table::default(),
             qids: Mutex::default(),
             connections,
+            rdma_cm,
+            slot,
             event_poll: AdaptivePoll::default(),
             armed: Mutex::default(),
             event_loop,
@@ -101,10 +104,7 @@ impl Driver {
             abandoned: AtomicBool::new(false),
         });
         let _ = started.set(Arc::downgrade(&driver));
-        driver
-            .connections
-            .rdma_cm
-            .started(driver.connections.slot, &driver);
+        driver.rdma_cm.started(driver.slot, &driver);
         // The device may have been lost before the handler had a driver.
         if !command::is_ready(&*driver.bus) {
             driver.device_lost();

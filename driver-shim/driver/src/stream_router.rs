@@ -124,18 +124,15 @@ impl Driver {
     /// Passes an event to the owner of its stream. Native connections own all streams that the
     /// connection manager does not own.
     pub(crate) fn route(&self, event: StreamEvent) {
-        let Ok(managed) = event.in_slot(self.connections.slot) else {
+        let Ok(managed) = event.in_slot(self.slot) else {
             tracing::error!("the device gave a number beyond its interface: {event:?}");
             return;
         };
-        let found = self
-            .connections
-            .rdma_cm
-            .take(self.connections.slot, |engine, buffers, known| {
-                let managed = managed.at(known);
-                let is_its = managed.belongs_to(engine);
-                is_its.then(|| (managed, event.take_bytes(buffers)))
-            });
+        let found = self.rdma_cm.take(self.slot, |engine, buffers, known| {
+            let managed = managed.at(known);
+            let is_its = managed.belongs_to(engine);
+            is_its.then(|| (managed, event.take_bytes(buffers)))
+        });
         let (managed, bytes) = match found {
             Some((managed, bytes)) => (Some(managed), bytes),
             None => (

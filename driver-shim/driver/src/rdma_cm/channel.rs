@@ -63,7 +63,7 @@ impl CmChannel {
         let driver = Driver::open_shown(0, &config, presence)?;
         driver.check_usable()?;
         let token = Token::stand_for(opened)?;
-        let manager = driver.connections.rdma_cm.clone();
+        let manager = driver.rdma_cm.clone();
         manager
             .inventory
             .get_or_init(|| Inventory::new(&config, presence));
@@ -82,8 +82,8 @@ impl CmChannel {
         registry::enter_cm(opened, Arc::new(channel))
     }
 
-    fn manager(&self) -> &Manager {
-        &self.driver.connections.rdma_cm
+    fn manager(&self) -> &Manager<Driver> {
+        &self.driver.rdma_cm
     }
 
     /// Opens the devices that a command needs, before it takes the lock of the connection manager.
@@ -122,7 +122,8 @@ impl CmChannel {
             _ => return Ok(()),
         };
         for (index, _) in places.unwrap_or_default() {
-            if !self.manager().has_open(index) {
+            let open = self.manager().current(index);
+            if open.is_none_or(|driver| driver.is_lost()) {
                 Driver::open_shown(index, &self.config, self.presence)?;
             }
         }

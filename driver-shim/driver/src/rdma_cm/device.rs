@@ -33,7 +33,7 @@ const FIRST_RECEIVE_GRACE: Duration = Duration::from_millis(1000);
 impl Driver {
     /// Calls the engine of the connection manager, then applies its notices.
     pub(crate) fn with_rdma_cm<T>(&self, work: impl FnOnce(&mut Engine, &mut World<'_>) -> T) -> T {
-        let manager = &*self.connections.rdma_cm;
+        let manager = &*self.rdma_cm;
         let mut state = lock(&manager.state);
         let RdmaCm {
             engine,
@@ -76,7 +76,7 @@ impl Driver {
     /// Wakes the threads of other devices whose events a command on this thread caused: this thread
     /// handles only those of its own device.
     fn wake_others(&self) {
-        let manager = &self.connections.rdma_cm;
+        let manager = &self.rdma_cm;
         if manager.inventory.get().is_some_and(Inventory::is_plural) {
             for driver in manager.drivers() {
                 if !std::ptr::eq(&*driver, self) && driver.event_loop.is_due() {
@@ -92,14 +92,14 @@ impl Driver {
 
     /// Reports that a queue pair lost its stream.
     pub(crate) fn cm_lost(&self, qid: u32, errno: Errno) {
-        if let Ok(number) = self.connections.slot.number(qid) {
+        if let Ok(number) = self.slot.number(qid) {
             self.with_rdma_cm(|engine, world| engine.connection_ended(world, number, errno));
         }
     }
 
     /// Reports that the device is lost.
     pub(crate) fn cm_lost_device(&self) {
-        let (manager, slot) = (&self.connections.rdma_cm, self.connections.slot);
+        let (manager, slot) = (&self.rdma_cm, self.slot);
         let inventory = manager.inventory.get();
         let index = manager.index(slot);
         let is_at = |local: SocketAddr| inventory.is_none_or(|it| it.device_of(local.ip()).ok() == index);
@@ -119,7 +119,7 @@ impl Driver {
 /// The devices of the engine, while the lock of the connection manager is held.
 struct CmDevice<'a> {
     inventory: Option<&'a Inventory>,
-    open: &'a mut [OpenDevice],
+    open: &'a mut [OpenDevice<Driver>],
     listeners: &'a mut Listeners,
     tokens: &'a HashMap<u64, Token>,
 }

@@ -14,33 +14,32 @@ use super::inventory::Inventory;
 use super::number::Slot;
 use crate::attributes::Attributes;
 use crate::dma::DmaMemory;
-use crate::driver::Driver;
 
 /// Destinations of receives, by stream.
 pub(crate) type Buffers = HashMap<u32, DmaMemory>;
 
-/// The connection manager of the process.
-pub(crate) struct Manager {
-    pub(super) state: Mutex<RdmaCm>,
+/// The connection manager of the process, whose devices have drivers of type `D`.
+pub(crate) struct Manager<D> {
+    pub(super) state: Mutex<RdmaCm<D>>,
     /// The devices that programs see; set by the first channel.
     pub(super) inventory: OnceLock<Inventory>,
 }
 
 /// The state of the connection manager.
-pub(crate) struct RdmaCm {
+pub(crate) struct RdmaCm<D> {
     pub(super) engine: Engine,
-    pub(super) open: Vec<OpenDevice>,
+    pub(super) open: Vec<OpenDevice<D>>,
     pub(super) listeners: Listeners,
     /// Descriptors that show the events of a channel, by channel.
     pub(super) tokens: HashMap<u64, Token>,
 }
 
 /// A device that the process opened, at its slot; some may be lost.
-pub(super) struct OpenDevice {
+pub(super) struct OpenDevice<D> {
     /// Index of the device among those that programs see.
     pub(super) index: usize,
     /// Not set yet while the driver starts.
-    pub(super) driver: Weak<Driver>,
+    pub(super) driver: Weak<D>,
     /// By the device's numbers of streams.
     pub(super) buffers: Buffers,
 }
@@ -80,9 +79,9 @@ impl Listeners {
     }
 }
 
-impl Manager {
+impl<D> Manager<D> {
     /// The connection manager of a process whose first device has these attributes.
-    fn new(config: &Config, attributes: &Attributes) -> Result<Manager, Errno> {
+    fn new(config: &Config, attributes: &Attributes) -> Result<Manager<D>, Errno> {
         let mut seed = [0; 8];
         getrandom(&mut seed, GetRandomFlags::empty())?;
         let (max_ird, max_ord) = depths(attributes);
@@ -102,11 +101,11 @@ impl Manager {
     /// # Errors
     /// `ENOMEM` if the process has opened too many devices; those of getrandom(2).
     pub(crate) fn join(
-        place: &OnceLock<Arc<Manager>>,
+        place: &OnceLock<Arc<Manager<D>>>,
         config: &Config,
         index: usize,
         attributes: &Attributes,
-    ) -> Result<(Arc<Manager>, Slot), Errno> {
+    ) -> Result<(Arc<Manager<D>>, Slot), Errno> {
         let manager = match place.get() {
             Some(manager) => manager.clone(),
             None => {
@@ -130,7 +129,7 @@ impl Manager {
     }
 
     /// Sets the driver of a slot, once it has started.
-    pub(crate) fn started(&self, slot: Slot, driver: &Arc<Driver>) {
+    pub(crate) fn started(&self, slot: Slot, driver: &Arc<D>) {
         if let Some(open) = lock(&self.state).open.get_mut(slot.index()) {
             open.driver = Arc::downgrade(driver);
         }
@@ -153,11 +152,10 @@ impl Manager {
         work(engine, &mut open.buffers, &|number| listeners.known(number))
     }
 
-    /// Whether the process has opened the device with this index.
-    pub(super) fn has_open(&self, index: usize) -> bool {
-        let slot = current(&lock(&self.state).open, index);
-        let driver = slot.ok().and_then(|slot| self.driver(slot));
-        driver.is_some_and(|driver| !driver.is_lost())
+    /// The driver that opened the device with this index last.
+    pub(super) fn current(&self, index: usize) -> Option<Arc<D>> {
+        let slot = current(&lock(&self.state).open, index).ok()?;
+        self.driver(slot)
     }
 
     /// The index of the device in a slot.
@@ -166,12 +164,12 @@ impl Manager {
     }
 
     /// The driver in a slot.
-    pub(super) fn driver(&self, slot: Slot) -> Option<Arc<Driver>> {
+    pub(super) fn driver(&self, slot: Slot) -> Option<Arc<D>> {
         lock(&self.state).open.get(slot.index())?.driver.upgrade()
     }
 
     /// The drivers of all devices that the process has opened.
-    pub(super) fn drivers(&self) -> Vec<Arc<Driver>> {
+    pub(super) fn drivers(&self) -> Vec<Arc<D>> {
         let state = lock(&self.state);
         state
             .open
@@ -185,7 +183,7 @@ impl Manager {
 ///
 /// # Errors
 /// `ENODEV` if it is not open.
-pub(super) fn current(open: &[OpenDevice], index: usize) -> Result<Slot, Errno> {
+pub(super) fn current<D>(open: &[OpenDevice<D>], index: usize) -> Result<Slot, Errno> {
     let slot = open.iter().rposition(|open| open.index == index);
     slot.and_then(Slot::at).ok_or(Errno::NODEV)
 }
