@@ -19,6 +19,7 @@ mod pcap;
 mod perftest;
 mod pingpong;
 mod plug_in;
+mod port_tables;
 mod programs;
 mod pyverbs;
 mod qemu;

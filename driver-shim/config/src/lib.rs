@@ -14,6 +14,7 @@ mod devices;
 mod error;
 mod lines;
 mod log_filter;
+mod names;
 mod network;
 mod options;
 mod profile;
@@ -22,9 +23,9 @@ mod settings;
 #[cfg(test)]
 mod tests;
 
-pub use devices::MAX_DEVICES;
 pub use error::{Error, Source};
 pub use log_filter::{is_log_filter, log_filter};
+pub use names::MAX_DEVICES;
 pub use network::Network;
 pub use options::{OPTIONS, Opt};
 pub use settings::{

@@ -8,9 +8,9 @@ use std::time::Duration;
 use toml::Value;
 use urnic_wire::mpa::startup::RtrKey;
 
-use crate::devices::{MAX_DEVICES, is_name};
 use crate::error::{Error, Source};
 use crate::log_filter::is_log_filter;
+use crate::names::{MAX_DEVICES, is_name};
 use crate::settings::{Completion, Config, Device, Identity, RtrTypes, VfioApi};
 
 /// One option.

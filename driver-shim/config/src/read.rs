@@ -9,8 +9,8 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use toml::{Table, Value};
 
-use crate::devices::MAX_DEVICES;
 use crate::error::{Error, Source};
+use crate::names::MAX_DEVICES;
 use crate::network::Network;
 use crate::options::{self, OPTIONS, Opt};
 use crate::settings::{Config, Device, Peer, Section};

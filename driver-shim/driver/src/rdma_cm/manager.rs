@@ -192,3 +192,23 @@ fn depths(attributes: &Attributes) -> (u8, u8) {
     let depth = |limit: u32| u8::try_from(limit).unwrap_or(u8::MAX);
     (depth(attributes.max_ird), depth(attributes.max_ord))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn joined_listeners_are_one_for_the_engine() {
+        let mut listeners = Listeners::default();
+        assert_eq!(listeners.join(&[]), None);
+        assert_eq!(listeners.join(&[9]), Some(9));
+        assert_eq!(listeners.join(&[1, 2, 3]), Some(1));
+        assert_eq!(
+            [9, 1, 2, 3, 4].map(|number| listeners.known(number)),
+            [9, 1, 1, 1, 4]
+        );
+        assert_eq!(listeners.part(1), [1, 2, 3]);
+        assert_eq!(listeners.known(2), 2);
+        assert_eq!(listeners.part(9), [9]);
+    }
+}
