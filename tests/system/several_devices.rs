@@ -287,6 +287,7 @@ fn native_connections_between_rails() {
 #[test]
 fn an_address_of_no_interface_is_one_line() {
     or_skip!(installed("ibv_devices"));
+    or_skip!(in_process("the devices have addresses of the host"));
     let folder = Folder::inside(&scratch(), "rails-wrong");
     let file = folder.file("wrong.toml");
     // TEST-NET-3 (RFC 5737): no machine has this address.
@@ -334,4 +335,63 @@ fn ucx_uses_both_rails() {
     client.signal(Signal::KILL);
     server.signal(Signal::KILL);
     assert!(both_send.is_some(), "{said}");
+}
+
+#[test]
+fn the_loss_of_one_device_leaves_the_others() {
+    or_skip!(installed("rping"));
+    or_skip!(in_process("one of the devices is"));
+    let hosts = or_skip!(Netns::rails());
+    let rails = Rails::new("rails-lost");
+    let socket = rails.0.file("s");
+    let serve = Program::plain(urnic())
+        .line("serve --addr 10.77.1.1 --socket")
+        .arg(&socket);
+    let serve = hosts[0].program(serve).spawn();
+    assert!(
+        until(TIME_LIMIT, || socket.exists().then_some(())).is_some(),
+        "{}",
+        serve.output()
+    );
+    let mixed = rails.0.file("mixed.toml");
+    let text = format!(
+        "[[device]]\naddresses = [\"10.77.0.1\"]\n[[device]]\ndevice = \"vfio-user:{}\"\n",
+        socket.display()
+    );
+    std::fs::write(&mixed, text).expect("a file of ours");
+    let port = free_port();
+    let server = Program::new("rping").line(&format!("-s -P -p {port}"));
+    let mut server = at(&hosts[0], &mixed, server).spawn();
+    hosts[0].listens(port);
+    let ping = |rail: u32| {
+        let (client, _) = but_for_lost_races(|| {
+            let client = Program::new("rping").line(&format!("-c -v -a 10.77.{rail}.1 -C 2 -p {port}"));
+            let client = || {
+                at(&hosts[1], &rails.file(2), client.clone())
+                    .spawn()
+                    .wait_for(LIMIT)
+            };
+            (client(), client())
+        });
+        client
+    };
+    for rail in [1, 0] {
+        let client = ping(rail);
+        assert!(
+            client.output.contains("rdma-ping-1"),
+            "{client}\n{}",
+            server.output()
+        );
+    }
+    serve.signal(Signal::KILL);
+    server.wait_for_output("the loss", |text| {
+        text.contains("the device is lost").then_some(())
+    });
+    let client = ping(0);
+    assert!(
+        client.output.contains("rdma-ping-1"),
+        "{client}\n{}",
+        server.output()
+    );
+    server.signal(Signal::KILL);
 }
