@@ -11,7 +11,12 @@ use urnic_device_checks::rate::{Ringing, writes_per_second};
 use urnic_process::gids::GidTable;
 
 fn inproc() -> Arc<dyn Bus> {
-    urnic_bus::open(&Config::default(), &GidTable::of_host(), &urnic_bus::Shared::default()).expect("a device")
+    urnic_bus::open(
+        &Config::default(),
+        &GidTable::of_host(),
+        &urnic_bus::Shared::default(),
+    )
+    .expect("a device")
 }
 
 fn run(bus: &Arc<dyn Bus>, part: &str) -> (Summary, String) {

@@ -132,8 +132,8 @@ fn each_device_has_counters_of_its_own() {
             .run()
             .success()
     };
-    // Twice, before and after the fork: in each direction a message of 1000 bytes between the first two devices, and
-    // one of 2000 between the last two.
+    // Twice, before and after the fork: in each direction a message of 1000 bytes between the first
+    // two devices, and one of 2000 between the last two.
     let json = stat("--json");
     for (name, bytes) in [("urnic0", 2000), ("urnic1", 6000), ("urnic2", 4000)] {
         let (_, device) = json.split_once(&format!("\"name\":\"{name}\"")).expect(&json);

@@ -1,8 +1,9 @@
 //! The driver, which takes the place of a kernel module between verbs and a device: commands,
 //! events, shared memory, and the lifecycle of objects.
 //!
-//! One [`Driver`] serves one device for the whole process. Its own thread takes asynchronous events and makes
-//! connections; completions notify their channel on the thread on which the device raised them.
+//! One [`Driver`] serves one device for the whole process. Its own thread takes asynchronous events
+//! and makes connections; completions notify their channel on the thread on which the device raised
+//! them.
 //!
 //! `driver.rs` has the state of the driver and of its objects, `objects.rs` the tables of objects.
 //! `event_loop.rs` decides which thread handles events, `dispatch.rs` defines the meaning of each

@@ -1,4 +1,5 @@
-//! Presence: makes `urnic0`, or several devices, visible to unmodified programs on a machine without an RDMA driver.
+//! Presence: makes `urnic0`, or several devices, visible to unmodified programs on a machine without
+//! an RDMA driver.
 //!
 //! * [`Presence`] is a private tree of real files ([`tree`](self)) for `/sys/class/infiniband*` and
 //!   `/dev/infiniband`, built at the first use, with the [`Shown`] devices;
@@ -106,9 +107,8 @@ impl Presence {
     /// The presence for the calling thread's user and network namespace; the first call makes it.
     ///
     /// # Errors
-    /// `EEXIST` if a real device has the name of one; `EADDRNOTAVAIL` if no interface has the address
-    /// of one; the errors of reaching the device and of making a
-    /// tree.
+    /// `EEXIST` if a real device has the name of one; `EADDRNOTAVAIL` if no interface has the
+    /// address of one; the errors of reaching the device and of making a tree.
     pub fn current() -> Result<&'static Presence, Errno> {
         let here = identity::Scope::current();
         // SAFETY: the pointer is null, or make() leaked the presence, so that it is never freed.
