@@ -1,5 +1,5 @@
-//! The tables of the port that programs and scripts read before they use a device, by libibverbs and
-//! in sysfs, with both identities.
+//! The tables of the port that programs and scripts read before they use a device, by libibverbs
+//! and in sysfs, with both identities.
 
 use urnic_tests::program::Program;
 use urnic_tests::skip::installed;

@@ -1,5 +1,5 @@
-//! Presence: makes `urnic0`, or several devices, visible to unmodified programs on a machine without
-//! an RDMA driver.
+//! Presence: makes `urnic0`, or several devices, visible to unmodified programs on a machine
+//! without an RDMA driver.
 //!
 //! * [`Presence`] is a private tree of real files ([`tree`](self)) for `/sys/class/infiniband*` and
 //!   `/dev/infiniband`, built at the first use, with the [`Shown`] devices;

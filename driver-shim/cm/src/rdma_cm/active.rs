@@ -297,8 +297,8 @@ impl Engine {
         self.close_stream(world, sid, how);
     }
 
-    /// The queue pair that a connection from or to `local` is for. A RoCE NIC's programs may connect
-    /// without one: the result is `None` if no queue pair with this number awaits a stream.
+    /// The queue pair that a connection from or to `local` is for. A RoCE NIC's programs may
+    /// connect without one: the result is `None` if no queue pair with this number awaits a stream.
     ///
     /// # Errors
     /// `EINVAL` if an RNIC has no such queue pair; `EISCONN` if it is connected.
