@@ -80,7 +80,10 @@ impl Driver {
             }
             // Completions have separate event queues.
             Some(EventKind::Completion) => {}
-            Some(EventKind::Closed) => self.cm_lost(object, Errno::CONNRESET),
+            Some(EventKind::Closed) => {
+                self.native_lost(object);
+                self.cm_lost(object, Errno::CONNRESET);
+            }
             // Verbs have no event for an orderly end; the connection manager handles it.
             Some(EventKind::PeerClosed) => {
                 tracing::debug!("qid {object}: the peer closed its direction of the stream")

@@ -4,8 +4,9 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use rustix::io::Errno;
-use urnic_device::command::{ModifyQp, Opcode, modify};
+use urnic_device::command::{ModifyQp, Opcode, QpStatus, modify};
 use urnic_device::stream::attach;
+use urnic_device::vocabulary::{QpKind, QpState};
 use zerocopy::FromZeros;
 
 use crate::clock::now;
@@ -86,6 +87,7 @@ impl Driver {
             rq_psn: attr.rq_psn & PSN_MASK,
             ird: attr.max_dest_rd_atomic,
             min_rnr_timer: attr.min_rnr_timer,
+            unreliable: qp.kind == QpKind::UnreliableConnected,
         };
         self.with_native(|engine, world| engine.reached_rtr(world, qp.qpn, params));
         self.event_loop.wake();
@@ -113,6 +115,23 @@ impl Driver {
         }
     }
 
+    /// A queue pair lost its stream.
+    pub(super) fn native_lost(&self, qid: u32) {
+        let Some(qp) = self.qp(qid).filter(|qp| qp.kind == QpKind::UnreliableConnected) else {
+            return;
+        };
+        let _changes = lock(&qp.attr);
+        // The queue pair may have failed, or have another stream since.
+        let parted = |status: QpStatus| {
+            let state = QpState::from_raw(status.state.get());
+            status.attached.get() == 0 && state != Some(QpState::Err)
+        };
+        if qp.status().is_ok_and(parted) {
+            self.with_native(|engine, world| engine.lost(world, qid));
+            self.event_loop.wake();
+        }
+    }
+
     pub(super) fn native_tick(&self) -> Option<Time> {
         self.with_native(|engine, world| engine.tick(world))
     }
@@ -137,9 +156,14 @@ impl native::Streams for Streams<'_> {
     }
 
     fn attach(&mut self, sid: Option<u32>, attachment: &Attachment) -> Result<(), Errno> {
-        let delivered = match attachment.delivered {
-            true => attach::DELIVERED | attach::SPARE_READ,
-            false => 0,
+        // Programs that connect their queue pairs without a connection manager were written for
+        // InfiniBand.
+        let policy = match (attachment.unreliable, attachment.delivered) {
+            (true, _) => 0,
+            (false, false) => attach::STALL_ON_EMPTY_RQ | attach::PEER_MAY_CLOSE,
+            (false, true) => {
+                attach::STALL_ON_EMPTY_RQ | attach::PEER_MAY_CLOSE | attach::DELIVERED | attach::SPARE_READ
+            }
         };
         let qp = self.driver.qp(attachment.qid).ok_or(Errno::INVAL)?;
         self.driver
@@ -150,9 +174,7 @@ impl native::Streams for Streams<'_> {
                 sid,
                 qid: attachment.qid,
                 negotiated: attachment.negotiated.as_ref(),
-                // Programs that connect their queue pairs without a connection manager were written
-                // for InfiniBand.
-                policy: attach::STALL_ON_EMPTY_RQ | attach::PEER_MAY_CLOSE | delivered,
+                policy,
                 ird: attachment.ird.into(),
                 ord: attachment.ord.into(),
                 ord_limit: attachment.ord_limit.into(),

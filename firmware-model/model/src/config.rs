@@ -201,7 +201,11 @@ impl ModelConfig {
     /// The answer to `QueryDevice`.
     pub(crate) fn attributes(&self) -> DeviceAttributes {
         let limits = &self.limits;
-        let mut offered = features::SRQ | features::WINDOWS | features::MODERATION | features::DATAGRAMS;
+        let mut offered = features::SRQ
+            | features::WINDOWS
+            | features::MODERATION
+            | features::UNRELIABLE
+            | features::DATAGRAMS;
         if self.rfc7306 {
             offered |= features::ATOMICS | features::IMMEDIATE;
         }

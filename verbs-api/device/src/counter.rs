@@ -79,4 +79,9 @@ counters! {
     RxDatagramErrors = "rx_datagram_errors",
     /// Datagrams with another Q_Key than that of the queue pair.
     QkeyViolations = "qkey_violations",
+    /// Messages of kind UC that found no stream. They count as sent, too.
+    TxMessageDrops = "tx_message_drops",
+    /// Messages of kind UC that found no receive or one that was too short, that memory refused, or
+    /// of which only a part came.
+    RxMessageDrops = "rx_message_drops",
 }

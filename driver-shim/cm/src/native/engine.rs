@@ -88,18 +88,7 @@ impl Engine {
         } else {
             self.connect_grace
         };
-        let connecting = ConnectState {
-            params,
-            rts: None,
-            since: world.now,
-            stream: None,
-            next_attempt: world.now + wait,
-            attempts: 0,
-            held: None,
-            from_source: true,
-            nudge: None,
-            ticket: None,
-        };
+        let connecting = ConnectState::new(params, world.now, world.now + wait);
         pair.phase = Phase::Connecting(Box::new(connecting));
         if peer.is_self {
             self.loop_back(world, qpn, qid);
@@ -111,6 +100,9 @@ impl Engine {
 
     /// The queue pair reached RTS.
     pub fn reached_rts(&mut self, world: &mut World<'_>, qpn: u32, rts: RtsParams) {
+        if let Some((_, known)) = self.pairs.get_mut(&qpn).and_then(|pair| pair.again.as_mut()) {
+            *known = Some(rts);
+        }
         let Some(Pair {
             phase: Phase::Connecting(connecting),
             connect_at_rts,
@@ -143,7 +135,7 @@ impl Engine {
             &mut pair.phase,
             if may_reconnect { Phase::Idle } else { Phase::Closed },
         );
-        (pair.mismatches, pair.connect_at_rts) = (PsnMismatches::default(), false);
+        (pair.mismatches, pair.connect_at_rts, pair.again) = (PsnMismatches::default(), false, None);
         let mut rejected: Vec<u32> = if may_reconnect {
             Vec::new()
         } else {
@@ -248,7 +240,7 @@ impl Engine {
                 tracing::debug!(
                     "qpn {qpn:#08x}: timed out while waiting for the first FPDU of the initiator"
                 );
-                self.close_unreachable(qpn, qid);
+                self.first_fpdu_missing(qpn, qid);
             }
             _ => {}
         }
@@ -363,7 +355,8 @@ impl Engine {
                 requested.min(limit.try_into().unwrap_or(requested))
             }),
             ord_limit: limit.unwrap_or(0),
-            delivered: self.delivered,
+            delivered: self.delivered && !params.unreliable,
+            unreliable: params.unreliable,
             rnr_timeout: rnr_timeout(rnr_retry, params.min_rnr_timer),
         };
         if let Err(errno) = world.streams.attach(sid, &attachment) {
@@ -371,6 +364,7 @@ impl Engine {
             return Err(errno);
         }
         let (held, own) = (connecting.held, connecting.stream);
+        let again = params.unreliable.then_some((params, connecting.rts));
         if let Some(sid) = sid {
             self.remove_startup(sid);
         }
@@ -384,6 +378,7 @@ impl Engine {
         let fenced = negotiated.is_some_and(|negotiated| negotiated.fenced);
         if let Some(pair) = self.pairs.get_mut(&qpn) {
             let qid = params.qid;
+            pair.again = again;
             pair.phase = Phase::Connected {
                 qid,
                 fenced,

@@ -3,11 +3,13 @@
 //! ```text
 //!  0                   1                   2                   3
 //! |             "uRNC"              | version | kind  | known | RNR |
-//! |          sender's QPN           |         peer's QPN           |   kind = 0: Request or accepting Reply
+//! |          sender's QPN           |         peer's QPN           |   kind = 0 (RC), 16 (UC): Request or accepting Reply
 //! |          sender's sq_psn        |         its rq_psn           |
 //! |                         nonce of the Request                   |
 //! |                         ticket, if known                       |
 //! ```
+//!
+//! Two ends of different kinds do not connect; versions of urnic without UC refuse kind 16.
 //!
 //! All fields are in network order. A rejecting Reply ends behind the first eight bytes, and `kind`
 //! has the reason. The private data does not contain the source address: the responder gets the
@@ -24,6 +26,11 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 const MAGIC: [u8; 4] = *b"uRNC";
 /// The version of this layout and of the rules that depend on it.
 const VERSION: u8 = 1;
+
+/// `kind` of a Request or accepting Reply of a queue pair of kind RC.
+const RELIABLE: u8 = 0;
+/// `kind` of a Request or accepting Reply of a queue pair of kind UC.
+const UNRELIABLE: u8 = 16;
 
 /// The sender has reached RTS, and includes its `sq_psn`.
 const HAS_SQ_PSN: u8 = 1;
@@ -66,6 +73,8 @@ pub(super) struct Identity {
     pub from: u32,
     /// The peer's queue pair number.
     pub to: u32,
+    /// The sender's queue pair is of kind UC.
+    pub unreliable: bool,
     /// The sender's first PSN; set from RTS on.
     pub sq_psn: Option<u32>,
     /// The first PSN that the sender expects.
@@ -143,10 +152,16 @@ impl Identity {
     pub(super) fn parse(private_data: &[u8]) -> Option<Identity> {
         let (layout, rest) = Layout::read_from_prefix(private_data).ok()?;
         let head = &layout.head;
-        if head.magic != MAGIC || head.version != VERSION || head.kind != 0 {
+        if head.magic != MAGIC || head.version != VERSION {
             return None;
         }
+        let unreliable = match head.kind {
+            RELIABLE => false,
+            UNRELIABLE => true,
+            _ => return None,
+        };
         Some(Identity {
+            unreliable,
             from: layout.from.get(),
             to: layout.to.get(),
             sq_psn: (head.known & HAS_SQ_PSN != 0).then_some(layout.sq_psn.get() & PSN_MASK),
@@ -173,7 +188,7 @@ impl Identity {
             head: Head {
                 magic: MAGIC,
                 version: VERSION,
-                kind: 0,
+                kind: if self.unreliable { UNRELIABLE } else { RELIABLE },
                 known,
                 rnr_retry: self.rnr_retry.unwrap_or(0),
             },
@@ -189,9 +204,9 @@ impl Identity {
         bytes
     }
 
-    /// Whether the queue pair numbers name each other.
+    /// Whether the queue pair numbers name each other, and the queue pairs are of one kind.
     pub(super) fn names(&self, peer: &Identity) -> bool {
-        self.from == peer.to && self.to == peer.from
+        self.from == peer.to && self.to == peer.from && self.unreliable == peer.unreliable
     }
 
     /// Whether `peer` is the expected peer: the queue pair numbers name each other, at least one
@@ -227,16 +242,20 @@ mod tests {
             proptest::option::of(0..8u8),
             any::<u64>(),
             any::<Option<u64>>(),
+            any::<bool>(),
         )
-            .prop_map(|(from, to, sq_psn, rq_psn, rnr_retry, nonce, ticket)| Identity {
-                from,
-                to,
-                sq_psn,
-                rq_psn,
-                rnr_retry,
-                nonce,
-                ticket,
-            })
+            .prop_map(
+                |(from, to, sq_psn, rq_psn, rnr_retry, nonce, ticket, unreliable)| Identity {
+                    from,
+                    to,
+                    unreliable,
+                    sq_psn,
+                    rq_psn,
+                    rnr_retry,
+                    nonce,
+                    ticket,
+                },
+            )
     }
 
     proptest! {
@@ -264,6 +283,7 @@ mod tests {
         let identity = Identity {
             from: 1,
             to: 2,
+            unreliable: false,
             sq_psn: None,
             rq_psn: 3,
             rnr_retry: None,
@@ -289,6 +309,7 @@ mod tests {
         let local = Identity {
             from: 7,
             to: 9,
+            unreliable: false,
             sq_psn: Some(100),
             rq_psn: 200,
             rnr_retry: Some(7),
@@ -298,6 +319,7 @@ mod tests {
         let peer = Identity {
             from: 9,
             to: 7,
+            unreliable: false,
             sq_psn: Some(200),
             rq_psn: 100,
             rnr_retry: Some(7),
@@ -325,6 +347,10 @@ mod tests {
             Identity { rq_psn: 101, ..peer },
             Identity { from: 10, ..peer },
             Identity { to: 8, ..peer },
+            Identity {
+                unreliable: true,
+                ..peer
+            },
         ] {
             assert!(!local.matches(&wrong), "{wrong:?}");
         }

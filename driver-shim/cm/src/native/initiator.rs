@@ -6,14 +6,20 @@ use rustix::io::Errno;
 
 use super::identity::{Identity, Reason};
 use super::state::{
-    BACK_OFF, CONNECT_TIMEOUT, ConnectState, Engine, Key, MIN_BUDGET, Pair, Phase, RTS_GRACE, Startup,
+    BACK_OFF, CONNECT_TIMEOUT, ConnectState, Engine, Key, MIN_BUDGET, Notice, Pair, Phase, RTS_GRACE, Startup,
 };
 use super::streams::World;
 use crate::mpa_startup::{Accepted, Answer, Close, Depths, Initiator, Offer, Rtr, Time};
 
 impl ConnectState {
-    /// The program's depths and `spare` Reads, for confirmations of delivery.
+    /// The program's depths and `spare` Reads, for confirmations of delivery. Kind UC has no Reads.
     pub(super) fn depths(&self, spare: u16) -> Depths {
+        if self.params.unreliable {
+            return Depths {
+                ird: Some(0),
+                ord: Some(0),
+            };
+        }
         Depths {
             ird: Some(u16::from(self.params.ird) + spare),
             ord: self.rts.map(|rts| u16::from(rts.ord) + spare),
@@ -25,6 +31,7 @@ impl ConnectState {
         Identity {
             from: qpn,
             to: self.params.peer.qpn,
+            unreliable: self.params.unreliable,
             sq_psn: self.rts.map(|rts| rts.sq_psn),
             rq_psn: self.params.rq_psn,
             rnr_retry: self.rts.map(|rts| rts.rnr_retry),
@@ -36,6 +43,9 @@ impl ConnectState {
     /// The end of the retry budget, at which waiting sends fail; `None` = no end.
     fn budget_end(&self, connect_grace: Duration) -> Option<Time> {
         let rts = self.rts?;
+        if self.params.unreliable {
+            return self.release_at(connect_grace);
+        }
         let budget = rts.timeout? * (u32::from(rts.retry_cnt) + 1);
         Some(self.since + budget.max(connect_grace * MIN_BUDGET))
     }
@@ -56,7 +66,13 @@ impl Engine {
             .stream
             .is_some_and(|sid| matches!(self.streams.get(&sid), Some(Startup::Requested { .. })));
         // While the Reply is due the peer is connected, and the start-up has its own deadline.
-        if !requested && end.is_some_and(|end| world.now >= end) && world.streams.is_waiting(qid) {
+        let over = !requested && end.is_some_and(|end| world.now >= end) && world.streams.is_waiting(qid);
+        if over && connecting.params.unreliable {
+            connecting.released = true;
+            self.notices.push(Notice::Open(qid));
+            return self.attempt_if_due(world, qpn);
+        }
+        if over {
             tracing::debug!("qpn {qpn:#08x}: the retry budget is exhausted");
             if let Some(sid) = connecting.stream {
                 self.close_stream(world, sid, Close::Abort);
@@ -260,8 +276,7 @@ impl Engine {
         if reason.is_temporary() || connecting.held.is_some() {
             self.request_failed(world, qpn, "rejected");
         } else {
-            let qid = connecting.params.qid;
-            self.close_unreachable(qpn, qid);
+            self.rejected_for_good(world, qpn);
         }
     }
 
@@ -277,7 +292,7 @@ impl Engine {
         connecting.stream = None;
         let pause = BACK_OFF.0 * 2u32.saturating_pow(connecting.attempts.min(16));
         connecting.attempts += 1;
-        connecting.next_attempt = world.now + pause.min(BACK_OFF.1);
+        connecting.next_attempt = world.now + pause.min(connecting.longest_pause());
         tracing::debug!("qpn {qpn:#08x}: attempt {} failed: {why}", connecting.attempts);
         match connecting.held.take() {
             Some(sid) => self.accept_with_rts(world, sid, qpn),

@@ -16,7 +16,8 @@
 //!                            └ rejected permanently, or retries exhausted ───────▶ Closed
 //! ```
 //!
-//! In `Closed`, sends complete with `RETRY_EXC_ERR`.
+//! In `Closed`, sends complete with `RETRY_EXC_ERR`. A queue pair of kind UC never comes there: it
+//! stays in `Connecting`, to which it also returns when its stream ends (`unreliable.rs`).
 //!
 //! The engine does no I/O: events of streams and the time go in; it acts through [`Streams`], and
 //! returns [`Notice`]s about queue pairs.
@@ -35,6 +36,7 @@ mod stream_events;
 mod streams;
 #[cfg(test)]
 mod tests;
+mod unreliable;
 
 pub use address::{Endpoints, HostAddress, LocalHost, Peer};
 pub use identity::PSN_MASK;

@@ -64,6 +64,7 @@ impl Engine {
         let unidentified = Identity {
             from: 0,
             to: 0,
+            unreliable: false,
             sq_psn: None,
             rq_psn: 0,
             rnr_retry: None,

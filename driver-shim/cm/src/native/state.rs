@@ -49,6 +49,8 @@ pub struct PeerParams {
     pub ird: u8,
     /// The RNR timer, as a code of InfiniBand's table.
     pub min_rnr_timer: u8,
+    /// The queue pair is of kind UC.
+    pub unreliable: bool,
 }
 
 /// The parameters of a queue pair at RTS.
@@ -77,6 +79,8 @@ pub(super) struct Pair {
     /// This end rejected a request that may have been the peer's: at RTS this end connects without
     /// waiting for the peer's next request.
     pub(super) connect_at_rts: bool,
+    /// A connected queue pair of kind UC: the attributes with which it connects again.
+    pub(super) again: Option<(PeerParams, Option<RtsParams>)>,
 }
 
 impl Pair {
@@ -86,6 +90,7 @@ impl Pair {
             parked: VecDeque::new(),
             mismatches: PsnMismatches::default(),
             connect_at_rts: false,
+            again: None,
         }
     }
 }
@@ -129,6 +134,27 @@ pub(super) struct ConnectState {
     pub(super) nudge: Option<u64>,
     /// The nonce of the peer's last nudge.
     pub(super) ticket: Option<u64>,
+    /// Kind UC: sends wait no more for the connection; they are dropped until it exists.
+    pub(super) released: bool,
+}
+
+impl ConnectState {
+    /// A queue pair that reached RTR; its first attempt is at `next_attempt`.
+    pub(super) fn new(params: PeerParams, now: Time, next_attempt: Time) -> ConnectState {
+        ConnectState {
+            params,
+            rts: None,
+            since: now,
+            stream: None,
+            next_attempt,
+            attempts: 0,
+            held: None,
+            from_source: true,
+            nudge: None,
+            ticket: None,
+            released: false,
+        }
+    }
 }
 
 /// A stream in start-up.

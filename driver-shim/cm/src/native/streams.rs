@@ -45,6 +45,8 @@ pub struct Attachment {
     /// Requests complete when the peer has placed or delivered them; the peer may confirm the same
     /// way, and needs one Read more than `ird` for it.
     pub delivered: bool,
+    /// The queue pair is of kind UC: nothing waits for its peer.
+    pub unreliable: bool,
     /// The time that a Send of the peer waits for a posted receive; `None` = no limit.
     pub rnr_timeout: Option<Duration>,
 }

@@ -304,7 +304,7 @@ impl Job<'_> {
         let made = core.qps.insert_with(Status::NoResources, |qid| {
             let label = arguments.label.get();
             match kind {
-                QpKind::ReliableConnected => {
+                QpKind::ReliableConnected | QpKind::UnreliableConnected => {
                     let params = QpParams {
                         qid,
                         label,
@@ -314,10 +314,10 @@ impl Job<'_> {
                         rq,
                         recv_cq,
                         extensions: core.config.rfc7306,
+                        unreliable: kind == QpKind::UnreliableConnected,
                     };
                     Ok(Qp::new(params, page.id, srq))
                 }
-                QpKind::UnreliableConnected => Err(Status::NotSupported),
                 QpKind::UnreliableDatagram => {
                     let port = core.ports.take(arguments.datagrams.get());
                     let params = DatagramParams {

@@ -55,6 +55,11 @@ impl Qp {
         effects: &mut Effects,
     ) -> Result<(), Status> {
         self.command(effects, |inner, effects| {
+            if inner.engine.is_parted() {
+                // Nothing has read the end of an earlier stream yet.
+                inner.stream = None;
+                self.leave_sibling(core);
+            }
             let Some(live) = stream.as_mut().filter(|_| !inner.dead && inner.stream.is_none()) else {
                 return Err(Status::WrongState);
             };

@@ -78,7 +78,7 @@ pub(crate) struct Inner {
 pub(crate) type Ends = (SocketAddr, SocketAddr);
 
 impl Qp {
-    /// A queue pair of kind RC.
+    /// A queue pair of kind RC or UC.
     pub(crate) fn new(params: QpParams, uar: u32, srq: Option<Arc<SharedReceiveQueue>>) -> Qp {
         let (id, pd) = (params.qid, params.pd);
         let cqs = (params.send_cq.clone(), params.recv_cq.clone());

@@ -122,7 +122,8 @@ impl Qp {
                     return;
                 }
                 RxOutcome::Ended => {
-                    inner.hung_up = false;
+                    (inner.hung_up, inner.blocked) = (false, false);
+                    self.blocked.store(false, Ordering::Relaxed);
                     inner.stream = None;
                     self.leave_sibling(core);
                     self.readable.store(false, Ordering::Relaxed);

@@ -45,6 +45,14 @@ impl Service {
         matches!(self, Service::Datagrams(_))
     }
 
+    /// Whether another stream may take the place of one that ended: kind UC.
+    pub(crate) fn is_parted(&self) -> bool {
+        match self {
+            Service::Connected(engine) => engine.is_parted(),
+            Service::Datagrams(_) => false,
+        }
+    }
+
     #[inline]
     pub(crate) fn state(&self) -> QpState {
         match self {

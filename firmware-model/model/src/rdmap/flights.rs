@@ -124,6 +124,24 @@ impl Flights {
         }
     }
 
+    /// Makes what the stream has not taken up to `taken` complete; returns how many messages.
+    pub(super) fn drop_untaken(&mut self, taken: u64) -> u64 {
+        let mut dropped = 0;
+        for flight in &mut self.queue {
+            if let Wait::Taken(position) = flight.wait {
+                dropped += u64::from(position > taken);
+                flight.wait = Wait::Done;
+            }
+        }
+        dropped
+    }
+
+    /// Whether the oldest flight failed, or there is none.
+    pub(super) fn is_failed_next(&self) -> bool {
+        let oldest = self.queue.front();
+        oldest.is_none_or(|flight| matches!(flight.wait, Wait::Failed(_)))
+    }
+
     /// Takes the oldest request, in any state.
     #[inline]
     pub(super) fn pop(&mut self) -> Option<Flight> {

@@ -169,7 +169,9 @@ impl Halves {
         match (opcode, &header) {
             // The whole range must be permitted before a byte is placed (row DDP-V-02).
             (Opcode::Write, Header::Tagged(h)) => {
-                self.responder.write_window(&self.qp, env, h.stag, h.to, len)?;
+                if !self.qp.unreliable {
+                    self.responder.write_window(&self.qp, env, h.stag, h.to, len)?;
+                }
             }
             (Opcode::ReadResponse, _) if !self.requester.reads.is_discarded() => {}
             (_, Header::Untagged(h)) if h.qn == urnic_wire::rdmap::QN_SEND && !opcode.is_extension() => {}
@@ -193,7 +195,12 @@ impl Halves {
             (Header::Tagged(header), Opcode::ReadResponse) => {
                 Ok(self.requester.reads.check(header, segment.len)?)
             }
-            (Header::Tagged(_), _) => self.responder.begin_write(segment.len),
+            (Header::Tagged(header), _) => {
+                if self.qp.unreliable {
+                    self.responder.screen_write(&self.qp, env, header, segment.len);
+                }
+                self.responder.begin_write(segment.len)
+            }
         }
     }
 
@@ -211,39 +218,42 @@ impl Halves {
                 let placed = requester.reads.place(&self.qp, env, &requester.sq, bytes);
                 placed.map_err(|violation| self.sink_failed(violation))
             }
+            (Header::Tagged(_), _) if self.responder.drops.drops_write() => Ok(()),
             (Header::Tagged(h), _) => {
                 let to = h.to.wrapping_add(at as u64);
                 let window = self
                     .responder
-                    .write_window(&self.qp, env, h.stag, to, bytes.len())?;
-                window
-                    .copy_in(0, bytes)
-                    .map_err(|_| terminate::tagged(Violation::InvalidStag).into())
+                    .write_window(&self.qp, env, h.stag, to, bytes.len());
+                let gone = |_| terminate::tagged(Violation::InvalidStag).into();
+                let placed = window.and_then(|window| window.copy_in(0, bytes).map_err(gone));
+                placed.or_else(|refusal| self.responder.drops.refuse_write(refusal))
             }
         }
     }
 
-    /// Where the segment's payload from `at` on goes: the next extent and its length.
+    /// Where the segment's payload from `at` on goes: the next extent and its length; `None` if the
+    /// message is dropped.
     pub(super) fn window<'t>(
         &mut self,
         env: &Env<'t>,
         segment: &Segment,
         at: usize,
-    ) -> Result<(Window<'t>, usize), Refusal> {
+    ) -> Result<Option<(Window<'t>, usize)>, Refusal> {
         let left = segment.len - at;
         match (&segment.header, segment.opcode) {
             (Header::Untagged(_), _) => self.responder.send_window(&self.qp, env, left),
             (Header::Tagged(_), Opcode::ReadResponse) => {
                 let requester = &mut self.requester;
                 let window = requester.reads.window(&self.qp, env, &requester.sq, left);
-                window.map_err(|violation| self.sink_failed(violation))
+                window.map(Some).map_err(|violation| self.sink_failed(violation))
             }
+            (Header::Tagged(_), _) if self.responder.drops.drops_write() => Ok(None),
             (Header::Tagged(h), _) => {
                 let to = h.to.wrapping_add(at as u64);
-                Ok((
-                    self.responder.write_window(&self.qp, env, h.stag, to, left)?,
-                    left,
-                ))
+                match self.responder.write_window(&self.qp, env, h.stag, to, left) {
+                    Ok(window) => Ok(Some((window, left))),
+                    Err(refusal) => self.responder.drops.refuse_write(refusal).map(|()| None),
+                }
             }
         }
     }
@@ -283,7 +293,9 @@ impl Halves {
                 false => Ok(()),
             },
             (Header::Tagged(header), _) => {
-                self.responder.end_write(env, header, segment.len);
+                if !self.qp.unreliable || !self.responder.end_dropped_write(env, header.last) {
+                    self.responder.end_write(env, header, segment.len);
+                }
                 Ok(())
             }
         }

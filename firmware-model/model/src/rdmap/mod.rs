@@ -16,7 +16,7 @@
 //! | `requester` | work requests become messages; `flights` completes them in order; `reads` awaits the answers |
 //! | `inbound` | what an inbound segment is, and which half handles it |
 //! | `held` | messages that wait for a receive |
-//! | `responder` | Sends and Writes are checked and placed; `answers` sends Read and Atomic Responses |
+//! | `responder` | Sends and Writes are checked and placed; `answers` sends Read and Atomic Responses; `drops`: what kind UC drops |
 //! | `turns` | requests and answers alternate |
 //! | `peer_progress` | how far a peer on the same device has processed our messages |
 //! | `delivery` | how far a peer on another device has confirmed our messages |
@@ -29,6 +29,7 @@
 mod answers;
 pub(crate) mod completions;
 mod delivery;
+mod drops;
 mod engine;
 pub mod env;
 mod flights;

@@ -27,6 +27,8 @@ pub struct QpParams {
     pub recv_cq: Arc<CompletionQueue>,
     /// Whether RFC 7306 messages are understood; without, they are unexpected opcodes.
     pub extensions: bool,
+    /// Kind UC: messages may be dropped, and the queue pair outlives its stream.
+    pub unreliable: bool,
 }
 
 /// A ready-to-receive indication (RFC 6581 §9.2).
@@ -237,6 +239,8 @@ pub(crate) struct Identity {
     pub(crate) pd: u32,
     pub(super) access: Access,
     pub(super) extensions: bool,
+    /// Kind UC.
+    pub(super) unreliable: bool,
 }
 
 impl Identity {
@@ -248,6 +252,7 @@ impl Identity {
             pd,
             access: Access::empty(),
             extensions: false,
+            unreliable: false,
         }
     }
 

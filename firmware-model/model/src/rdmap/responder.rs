@@ -3,6 +3,7 @@
 
 use super::answers::Answers;
 use super::completions::Completions;
+use super::drops::Drops;
 use super::placement::{self, Cursor};
 use super::terminate::{self, Received};
 use crate::counters::Counter;
@@ -55,6 +56,8 @@ struct Receiving {
     room: u64,
     placed: u64,
     cursor: Cursor,
+    /// The message is dropped: its payload goes nowhere.
+    dropped: bool,
 }
 
 /// The responding half of a queue pair.
@@ -74,6 +77,8 @@ pub(super) struct Responder {
     pub(super) stalls: bool,
     /// The stream waits in this way only before the first receive.
     pub(super) stalls_at_first: bool,
+    /// What is dropped, with kind UC.
+    pub(super) drops: Drops,
     /// Immediate data of the Send that comes next.
     next_immediate: Option<[u8; 4]>,
     /// Bytes of the last Write, and whether it has not ended.
@@ -82,7 +87,7 @@ pub(super) struct Responder {
 }
 
 impl Responder {
-    pub(super) fn new(rq: ReceiveSource, cq: Arc<CompletionQueue>) -> Responder {
+    pub(super) fn new(rq: ReceiveSource, cq: Arc<CompletionQueue>, drops: Drops) -> Responder {
         Responder {
             rq,
             cq: Completions::new(cq),
@@ -93,6 +98,7 @@ impl Responder {
             msn: 1,
             stalls: false,
             stalls_at_first: false,
+            drops,
             next_immediate: None,
             written: 0,
             writing: false,
@@ -113,6 +119,11 @@ impl Responder {
         }
     }
 
+    /// Whether a receive failed for a reason of this side.
+    pub(super) fn is_at_fault(&self) -> bool {
+        self.flush_status.is_some()
+    }
+
     /// A Send that no program sent: the RTR (row EMPA-19).
     pub(super) fn swallow(&mut self) {
         self.msn = self.msn.wrapping_add(1);
@@ -121,28 +132,33 @@ impl Responder {
     /// Takes the next receive for a message.
     #[inline]
     fn take(&mut self, env: &mut Env<'_>, opcode: Opcode) -> Result<(), Refusal> {
-        match self.rq.take(&mut self.wqe, env.effects) {
+        let receiving = |room, dropped| Receiving {
+            opcode,
+            room,
+            placed: 0,
+            cursor: Cursor::default(),
+            dropped,
+        };
+        let taken = match self.drops.take_kept() {
+            true => Some(Ok(())),
+            false => self.rq.take(&mut self.wqe, env.effects),
+        };
+        match taken {
             Some(Ok(())) => {
                 self.stalls_at_first = false;
-                self.receiving = Some(Receiving {
-                    opcode,
-                    room: self.wqe.room(),
-                    placed: 0,
-                    cursor: Cursor::default(),
-                });
+                self.receiving = Some(receiving(self.wqe.room(), false));
                 Ok(())
             }
             Some(Err(BadWqe { .. })) => {
-                self.receiving = Some(Receiving {
-                    opcode,
-                    room: 0,
-                    placed: 0,
-                    cursor: Cursor::default(),
-                });
+                self.receiving = Some(receiving(0, false));
                 self.flush_status = Some(WcStatus::LocQpOpErr);
                 Err(TerminateError::DdpLocalCatastrophic.into())
             }
             None if self.stalls || self.stalls_at_first => Err(Refusal::Stall),
+            None if self.drops.are_on() => {
+                self.receiving = Some(receiving(0, true));
+                Ok(())
+            }
             None => {
                 tracing::debug!(taken = self.rq.taken(), "a Send finds no receive posted");
                 Err(TerminateError::DdpNoBuffer.into())
@@ -164,9 +180,10 @@ impl Responder {
             return Err(TerminateError::DdpInvalidMsn.into());
         }
         if self.receiving.is_none() {
+            self.drops.begin_send();
             self.take(env, opcode)?;
         }
-        let Some(receiving) = &self.receiving else {
+        let Some(receiving) = &mut self.receiving else {
             return Err(TerminateError::DdpNoBuffer.into());
         };
         if receiving.opcode != opcode {
@@ -178,6 +195,13 @@ impl Responder {
             return Err(TerminateError::DdpInvalidMo.into());
         }
         if mo + len as u64 > receiving.room.min(MAX_MESSAGE) {
+            if self.drops.are_on() && mo + len as u64 <= MAX_MESSAGE {
+                // The receive is for the next message.
+                if !std::mem::replace(&mut receiving.dropped, true) {
+                    self.drops.keep_receive();
+                }
+                return Ok(());
+            }
             self.flush_status = Some(WcStatus::LocLenErr);
             return Err(TerminateError::DdpTooLong.into());
         }
@@ -190,6 +214,10 @@ impl Responder {
         let Some(receiving) = &mut self.receiving else {
             return Err(TerminateError::DdpNoBuffer.into());
         };
+        if receiving.dropped {
+            receiving.placed += bytes.len() as u64;
+            return Ok(());
+        }
         let sges = self.wqe.sges();
         let list = |n: usize| sges.get(n).copied();
         let pd = self.rq.pd(qp.pd);
@@ -200,20 +228,23 @@ impl Responder {
         Ok(())
     }
 
-    /// Where the next bytes of the Send go, at most `max`.
+    /// Where the next bytes of the Send go, at most `max`; `None` if it is dropped.
     pub(super) fn send_window<'t>(
         &mut self,
         qp: &Identity,
         env: &Env<'t>,
         max: usize,
-    ) -> Result<(Window<'t>, usize), Refusal> {
+    ) -> Result<Option<(Window<'t>, usize)>, Refusal> {
         let Some(receiving) = &mut self.receiving else {
             return Err(TerminateError::DdpNoBuffer.into());
         };
+        if receiving.dropped {
+            return Ok(None);
+        }
         let sges = self.wqe.sges();
         let list = |n: usize| sges.get(n).copied();
         let window = placement::window(qp, self.rq.pd(qp.pd), env, &list, &mut receiving.cursor, max);
-        window.map_err(|_| self.fail_receive())
+        window.map(Some).map_err(|_| self.fail_receive())
     }
 
     /// Notes that `n` bytes were placed in the receive.
@@ -241,6 +272,10 @@ impl Responder {
         header: &UntaggedHeader,
     ) -> Result<(), Refusal> {
         if !header.last {
+            return Ok(());
+        }
+        if self.receiving.as_ref().is_some_and(|receiving| receiving.dropped) {
+            self.drop_message(env);
             return Ok(());
         }
         // No more than `MAX_MESSAGE`, by `begin_send`.
@@ -288,7 +323,16 @@ impl Responder {
             self.msn = self.msn.wrapping_add(1);
             return Ok(());
         }
+        if self.drops.take_immediate() {
+            // It belongs to the Write that was dropped and counted.
+            self.msn = self.msn.wrapping_add(1);
+            return Ok(());
+        }
         self.take(env, opcode)?;
+        if self.receiving.as_ref().is_some_and(|receiving| receiving.dropped) {
+            self.drop_message(env);
+            return Ok(());
+        }
         let mut cqe = qp.cqe(self.wqe.cookie, WcOpcode::RecvRdmaWithImm, WcStatus::Success);
         // No more than `MAX_MESSAGE`, by `begin_write`.
         cqe.byte_len = (self.written as u32).into();
@@ -313,6 +357,48 @@ impl Responder {
         self.msn = self.msn.wrapping_add(1);
         env.counters.add(Counter::RxMessages, 1);
         self.cq.push(cqe, env).map_err(|Overflow| Refusal::Overflow)
+    }
+
+    /// Drops the message for queue 0 that has come to its end.
+    #[cold]
+    fn drop_message(&mut self, env: &Env<'_>) {
+        self.receiving = None;
+        self.next_immediate = None;
+        self.written = 0;
+        self.msn = self.msn.wrapping_add(1);
+        env.counters.add(Counter::RxMessageDrops, 1);
+    }
+
+    /// Kind UC: checks where a segment of a Write goes, before a byte of it is placed; the Write is
+    /// dropped if it may not go there.
+    pub(super) fn screen_write(&mut self, qp: &Identity, env: &Env<'_>, header: &TaggedHeader, len: usize) {
+        let allowed = len == 0 || self.write_window(qp, env, header.stag, header.to, len).is_ok();
+        self.drops.begin_write(allowed);
+    }
+
+    /// Kind UC: a Write that is dropped ends; whether it is one.
+    pub(super) fn end_dropped_write(&mut self, env: &Env<'_>, last: bool) -> bool {
+        let dropped = self.drops.end_write(last);
+        if dropped && last {
+            (self.written, self.writing) = (0, false);
+            env.counters.add(Counter::RxMessageDrops, 1);
+        }
+        dropped
+    }
+
+    /// Kind UC: the stream ended. A message that has partly come is dropped, and its receive is for
+    /// the next message.
+    pub(super) fn part(&mut self, env: &Env<'_>) {
+        if let Some(receiving) = self.receiving.take() {
+            if !receiving.dropped {
+                self.drops.keep_receive();
+            }
+            env.counters.add(Counter::RxMessageDrops, 1);
+        }
+        self.drops.begin_stream();
+        (self.next_immediate, self.written, self.writing) = (None, 0, false);
+        self.msn = 1;
+        self.answers = Answers::new();
     }
 
     /// Where `len` bytes of a Write at `to` go.
@@ -361,7 +447,8 @@ impl Responder {
     /// a queue pair yet.
     pub(super) fn flush(&mut self, qp: &Identity, env: &mut Env<'_>) -> Result<(), Overflow> {
         self.answers.clear();
-        if self.receiving.take().is_some() {
+        let kept = self.drops.take_kept();
+        if self.receiving.take().is_some_and(|receiving| !receiving.dropped) || kept {
             self.fail(qp, env)?;
         }
         if let ReceiveSource::Own(_) = self.rq {

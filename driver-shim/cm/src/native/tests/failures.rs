@@ -215,6 +215,7 @@ fn a_fence_that_never_opens_times_out() {
     let us = Identity {
         from: a.qpn,
         to: b.qpn,
+        unreliable: false,
         sq_psn: Some(psn(a)),
         rq_psn: psn(b),
         rnr_retry: Some(7),

@@ -10,6 +10,7 @@ fn request_with_psns(from: Qp, to: Qp, sq_psn: Option<u32>, rq_psn: u32) -> Vec<
     let us = Identity {
         from: from.qpn,
         to: to.qpn,
+        unreliable: false,
         sq_psn,
         rq_psn,
         rnr_retry: Some(7),

@@ -76,6 +76,7 @@ fn mpa_s_15_data_before_the_reply_ends_the_attempt() {
     let us = Identity {
         from: a.qpn,
         to: b.qpn,
+        unreliable: false,
         sq_psn: Some(psn(a)),
         rq_psn: psn(b),
         rnr_retry: Some(7),

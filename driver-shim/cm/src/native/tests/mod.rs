@@ -56,6 +56,7 @@ fn params(us: Qp, peer: Qp) -> PeerParams {
         rq_psn: psn(peer),
         ird: 16,
         min_rnr_timer: 12,
+        unreliable: false,
     }
 }
 

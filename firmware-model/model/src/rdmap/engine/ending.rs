@@ -24,6 +24,7 @@ const LINGER_TIMEOUT: Duration = Duration::from_secs(5);
 impl Engine {
     /// Ends the queue pair from this side: on request, or because a completion queue overflowed.
     pub fn fail(&mut self, fault: QpFault, env: &mut Env<'_>, stream: &mut dyn Stream) {
+        self.parting = false;
         match (&self.progress, fault) {
             (Progress::Open, QpFault::Requested) => self.linger(env, stream),
             (Progress::Open, _) => {
@@ -124,6 +125,11 @@ impl Engine {
             Some(Llp::Mpa(mpa)) => mpa.rx.at_boundary() && !self.halves.responder.is_within_message(),
             _ => true,
         };
+        if self.begin_parting() {
+            stream.finish();
+            self.end(env);
+            return RxOutcome::Ended;
+        }
         // The peer answers no more Reads of ours.
         self.halves.requester.delivery.stop();
         if !between || !self.is_quiet() {
@@ -160,13 +166,18 @@ impl Engine {
         }
         let may_send = self.may_send();
         let control = message.control();
-        env.effects.qp_error(self.halves.qp.qid, fault, control);
+        let at_fault = self.halves.responder.is_at_fault();
+        if fault != QpFault::TerminateSent || at_fault || !self.begin_parting() {
+            env.effects.qp_error(self.halves.qp.qid, fault, control);
+        }
         match &mut self.llp {
             Some(Llp::Mpa(mpa)) if may_send => {
                 mpa.rx.discard();
                 self.direct = None;
                 self.terminate_sent = control;
-                self.state = QpState::Sqe;
+                if !self.parting {
+                    self.state = QpState::Sqe;
+                }
                 self.stop_waiting();
                 let until = env.now + TERMINATE_TIMEOUT;
                 self.progress = Progress::Terminating {
@@ -180,6 +191,7 @@ impl Engine {
                 // This side is the peer whose request is at fault. The requests before that one
                 // succeeded.
                 if fault == QpFault::TerminateSent
+                    && !self.parting
                     && let Ok(terminate) = Terminate::parse(message.payload())
                 {
                     let known = self.known();
@@ -241,6 +253,9 @@ impl Engine {
     pub(super) fn terminated(&mut self, received: Received, env: &mut Env<'_>, stream: &mut dyn Stream) {
         self.terminate_received = received.control;
         env.counters.add(Counter::RxTerminates, 1);
+        if self.begin_parting() {
+            return self.linger(env, stream);
+        }
         env.effects
             .qp_error(self.halves.qp.qid, QpFault::TerminateReceived, received.control);
         // Requests that the peer has processed succeed; the request at fault is one of the others.
@@ -286,6 +301,9 @@ impl Engine {
     /// The stream is lost (row DDP-T-06).
     pub(super) fn lose(&mut self, env: &mut Env<'_>) {
         env.counters.add(Counter::StreamsLost, 1);
+        if self.begin_parting() {
+            return self.end(env);
+        }
         let lost = u32::from(TerminateError::MpaConnectionLost as u16) << 16;
         env.effects
             .qp_error(self.halves.qp.qid, QpFault::StreamLost, lost);
@@ -310,7 +328,11 @@ impl Engine {
     /// There is no stream any more.
     pub(super) fn end(&mut self, env: &mut Env<'_>) {
         self.close(env);
-        self.progress = Progress::Ended;
+        if self.parting {
+            self.finish_parting();
+        } else {
+            self.progress = Progress::Ended;
+        }
         env.effects
             .event(Event::new(EventKind::Closed, self.halves.qp.qid));
     }
@@ -322,13 +344,17 @@ impl Engine {
         (self.rnr_deadline, self.grace_deadline) = (None, None);
     }
 
-    /// Enters the error state: nothing more is sent or taken in.
+    /// Enters the error state, unless the queue pair outlives its stream: nothing more is sent or
+    /// taken in.
     pub(super) fn close(&mut self, env: &mut Env<'_>) {
         self.stop_waiting();
         self.direct = None;
         // No confirmation can come any more: requests that the stream took are complete.
         self.peer_progress = None;
         self.halves.requester.delivery.stop();
+        if self.parting {
+            self.drop_messages(env);
+        }
         match &mut self.llp {
             Some(Llp::Mpa(mpa)) => {
                 mpa.tx.drop_unsent();
@@ -337,7 +363,7 @@ impl Engine {
             Some(Llp::Loopback(loopback)) => loopback.discard(),
             None => {}
         }
-        if self.state != QpState::Err {
+        if self.state != QpState::Err && !self.parting {
             self.state = QpState::Err;
             self.halves.responder.note_last_wqe(&self.halves.qp, env);
         }

@@ -7,12 +7,15 @@
 //!                      │  └─ peer's Terminate, modify(Err): FIN  ▼
 //!                      └────────────────────────────────────► Lingering ── peer's FIN, or too late ──► Ended
 //! ```
-//! Work is flushed when `Lingering` or `Ended` begins.
+//! Work is flushed when `Lingering` or `Ended` begins. A queue pair of kind UC returns to `Detached` instead of `Ended`,
+//! unless this side caused the end ([`unreliable`]).
 
 mod ending;
 mod receive;
 mod send;
+mod unreliable;
 
+use super::drops::Drops;
 use super::held::Held;
 use super::inbound::{Halves, Segment};
 use super::requester::Requester;
@@ -96,6 +99,8 @@ pub struct Engine {
     /// How far each end has processed the other's messages: present if the peer is a queue pair of
     /// this device, as long as the peer counts.
     peer_progress: Option<PeerProgress>,
+    /// Kind UC: the stream ends, and the queue pair stays as it is.
+    parting: bool,
 }
 
 impl Engine {
@@ -107,9 +112,10 @@ impl Engine {
             pd: params.pd,
             access: Access::empty(),
             extensions: params.extensions,
+            unreliable: params.unreliable,
         };
         let requester = Requester::new(params.sq, params.send_cq);
-        let responder = Responder::new(params.rq, params.recv_cq);
+        let responder = Responder::new(params.rq, params.recv_cq, Drops::new(params.unreliable));
         Engine {
             halves: Halves::new(qp, requester, responder),
             llp: None,
@@ -135,6 +141,7 @@ impl Engine {
             terminate_sent: 0,
             terminate_received: 0,
             peer_progress: None,
+            parting: false,
         }
     }
 
@@ -156,6 +163,7 @@ impl Engine {
             rq: responder.rq.anew(),
             recv_cq: responder.cq.queue.clone(),
             extensions: qp.extensions,
+            unreliable: qp.unreliable,
         })
     }
 
@@ -292,8 +300,10 @@ impl Engine {
     }
 
     fn open(&mut self, attachment: &Attachment, llp: Llp) -> Result<(), WrongState> {
-        if !matches!(self.progress, Progress::Detached) || !matches!(self.state, QpState::Rtr | QpState::Rts)
-        {
+        let unreliable = self.halves.qp.unreliable;
+        let ready =
+            matches!(self.state, QpState::Rtr | QpState::Rts) || (unreliable && self.state == QpState::Sqe);
+        if !matches!(self.progress, Progress::Detached) || !ready {
             return Err(WrongState);
         }
         self.llp = Some(llp);
@@ -312,15 +322,18 @@ impl Engine {
             ..
         } = &mut self.halves;
         requester.msn = attachment.first_msn;
-        requester.ord = attachment.ord;
-        requester.ord_limit = attachment.ord_limit;
-        if attachment.delivered {
-            requester.delivery.begin();
+        responder.answers.ird = needs_slot(attachment.rtr_expect);
+        if !unreliable {
+            requester.ord = attachment.ord;
+            requester.ord_limit = attachment.ord_limit;
+            if attachment.delivered {
+                requester.delivery.begin();
+            }
+            responder.answers.spare = u32::from(attachment.spare_read);
+            responder.answers.ird = attachment.ird.max(responder.answers.ird);
+            responder.stalls = attachment.stall_on_empty_rq;
+            responder.stalls_at_first = attachment.stall_at_first;
         }
-        responder.answers.spare = u32::from(attachment.spare_read);
-        responder.answers.ird = attachment.ird.max(needs_slot(attachment.rtr_expect));
-        responder.stalls = attachment.stall_on_empty_rq;
-        responder.stalls_at_first = attachment.stall_at_first;
         *expected = attachment.rtr_expect;
         *strict_rtr = attachment.strict_rtr;
         Ok(())
@@ -350,17 +363,15 @@ impl Engine {
         if let Some(access) = change.access {
             qp.access = access;
         }
-        if let Some(ird) = change.ird {
-            responder.answers.ird = ird;
-        }
-        if let Some(ord) = change.ord {
-            requester.ord = ord;
+        if !qp.unreliable {
+            responder.answers.ird = change.ird.unwrap_or(responder.answers.ird);
+            requester.ord = change.ord.unwrap_or(requester.ord);
         }
         if let Some(timeout) = change.rnr_timeout {
             self.rnr_timeout = timeout;
         }
         if change.unreachable {
-            self.give_up_peer(stream);
+            self.give_up_peer(env, stream);
         }
         match change.state {
             Some(QpState::Err) => {
@@ -386,7 +397,10 @@ impl Engine {
     }
 
     /// There is no way to the peer. Work stays until the next send fails.
-    fn give_up_peer(&mut self, stream: &mut dyn Stream) {
+    fn give_up_peer(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
+        if self.halves.qp.unreliable {
+            return self.part_from(env, stream);
+        }
         match self.progress {
             Progress::Detached => {}
             Progress::Open => {
@@ -406,6 +420,7 @@ impl Engine {
         match (self.state, to) {
             (_, Err) => Ok(()),
             (Reset, Init) | (Init, Rtr) | (Rtr, Rts) | (Rts, Sqd) => Ok(()),
+            (Sqe, Rts) if self.halves.qp.unreliable => Ok(()),
             (from, to) if from == to && matches!(to, Init | Rts) => Ok(()),
             _ => Result::Err(WrongState),
         }

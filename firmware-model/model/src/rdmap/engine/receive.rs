@@ -47,7 +47,7 @@ impl Engine {
         if let Some(llp) = &mut self.llp {
             llp.release(env.buffers);
         }
-        if matches!(self.progress, Progress::Ended) {
+        if matches!(self.progress, Progress::Ended) || self.is_parted() {
             RxOutcome::Ended
         } else {
             outcome
@@ -227,14 +227,16 @@ impl Engine {
         let window = match *at < segment.len {
             false => None,
             true => match self.halves.window(env, segment, *at) {
-                Ok((window, n)) => Some((window, n)),
+                Ok(window) => window,
                 Err(refusal) => return Err(Stop::in_segment(refusal, segment)),
             },
         };
         // Where memory is reached by copies, which may begin in the middle of a segment
         // (`ibv_rereg_mr`), one more buffer lies between.
         let elsewhere = window.as_ref().filter(|(window, _)| window.is_elsewhere());
-        let mut between = elsewhere.map(|_| env.buffers.take());
+        // What is dropped goes into such a buffer, too.
+        let dropped = if window.is_none() { segment.len - *at } else { 0 };
+        let mut between = (elsewhere.is_some() || dropped > 0).then(|| env.buffers.take());
         let mut pieces = self.pieces.take();
         match (&window, &mut between) {
             (Some((_, n)), Some(buffer)) => {
@@ -242,12 +244,18 @@ impl Engine {
                 pieces.push(PieceMut::of(&mut buffer[..n]));
             }
             (Some((window, n)), None) => pieces.extend(window.pieces_mut(0, *n as u64)),
-            (None, _) => {}
+            (None, Some(buffer)) => {
+                let n = buffer.len().min(dropped);
+                pieces.push(PieceMut::of(&mut buffer[..n]));
+            }
+            (None, None) => {}
         }
         let mut read = mpa.rx.fill_direct(env.buffers, stream, &mut pieces);
         self.pieces.give(pieces);
-        if let (Ok((placed, ..)), Some((window, _)), Some(buffer)) = (&read, &window, between) {
-            if window.copy_in(0, &buffer[..*placed]).is_err() {
+        if let Some(buffer) = between {
+            if let (Ok((placed, ..)), Some((window, _))) = (&read, &window)
+                && window.copy_in(0, &buffer[..*placed]).is_err()
+            {
                 read = Err(LlpError::Fault);
             }
             env.buffers.give(buffer);

@@ -28,6 +28,11 @@ impl Engine {
         match &self.progress {
             Progress::Open => {}
             Progress::Terminating { .. } => return self.push_terminate(env, stream),
+            Progress::Detached | Progress::Lingering { .. } | Progress::Ended
+                if self.sends_without_stream() =>
+            {
+                return self.send_nowhere(env);
+            }
             Progress::Detached | Progress::Lingering { .. } | Progress::Ended => {
                 self.flush(env);
                 return TxOutcome::Idle;
@@ -86,7 +91,14 @@ impl Engine {
                     return TxOutcome::Idle;
                 }
             };
+            if self.has_failed_send() {
+                self.flush_failed_sends(env, stream);
+                if !matches!(self.progress, Progress::Open) {
+                    return self.outcome_of_ending();
+                }
+            }
             match framed {
+                Framed::LocalError if self.halves.qp.unreliable => self.state = QpState::Sqe,
                 Framed::LocalError => {
                     let message = Terminate::new(TerminateError::RdmapLocalCatastrophic);
                     self.terminate(Outgoing::new(&message), QpFault::LocalWork, env, stream);

@@ -77,6 +77,8 @@ pub(super) struct Requester {
     pub(super) flush_status: Option<WcStatus>,
     /// Control word of the peer's Terminate, for the request that it makes fail.
     pub(super) vendor_error: u32,
+    /// The message of a request that failed is framed in part.
+    pub(super) torn: bool,
 }
 
 impl Requester {
@@ -94,6 +96,7 @@ impl Requester {
             request_msn: 1,
             flush_status: None,
             vendor_error: 0,
+            torn: false,
         }
     }
 
@@ -186,7 +189,7 @@ impl Requester {
                 return self.local(wqe, done.map_err(|_| WcStatus::MwBindErr));
             }
             Opcode::Read | Opcode::ReadInv | Opcode::CompareSwap | Opcode::FetchAdd => {
-                if self.ord == 0 {
+                if self.ord == 0 || qp.unreliable {
                     return self.refuse(wqe, WcStatus::LocQpOpErr);
                 }
                 if reads >= self.ord as usize || !self.may_request() {
@@ -282,6 +285,7 @@ impl Requester {
                 Ok(sealed) => position = sealed,
                 Err(status) => {
                     llp.cancel();
+                    self.torn = sending.sent > 0 || sending.wqe.opcode == Opcode::SendImm;
                     return self.refuse(sending.wqe, status);
                 }
             }
@@ -380,6 +384,25 @@ impl Requester {
             }
         }
         self.cq.flush(env)
+    }
+
+    /// Whether the oldest request that is not complete failed, or none is left.
+    pub(super) fn is_failed_next(&self) -> bool {
+        self.flights.is_failed_next()
+    }
+
+    /// Kind UC: the stream ended. What it did not take counts as sent; returns how many messages.
+    pub(super) fn drop_flights(&mut self, taken: u64) -> u64 {
+        (self.msn, self.request_msn) = (1, 1);
+        self.reads.clear();
+        let dropped = self.flights.drop_untaken(taken);
+        match self.sending.take() {
+            Some(sending) => {
+                self.board(sending.wqe, 0, 0, Wait::Done);
+                dropped + 1
+            }
+            None => dropped,
+        }
     }
 
     /// Completes everything in error, in order; `taken` as for [`complete`](Self::complete).

@@ -78,6 +78,7 @@ impl Node {
             },
             recv_cq: recv_cq.queue.clone(),
             extensions: shape.extensions,
+            unreliable: shape.unreliable,
         });
         let buffers = BufferPool::default();
         let counters = Counters::default();

@@ -138,6 +138,8 @@ pub(crate) struct Shape {
     pub(crate) access: Access,
     pub(crate) extensions: bool,
     pub(crate) shared: Option<Arc<SharedReceiveQueue>>,
+    /// Kind UC.
+    pub(crate) unreliable: bool,
 }
 
 impl Default for Shape {
@@ -150,6 +152,7 @@ impl Default for Shape {
             access: Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC,
             extensions: true,
             shared: None,
+            unreliable: false,
         }
     }
 }
