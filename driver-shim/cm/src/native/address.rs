@@ -2,6 +2,7 @@
 //! the initiator.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV6};
+use std::sync::Once;
 
 use rustix::io::Errno;
 use urnic_config::Identity;
@@ -57,6 +58,9 @@ impl From<SocketAddr> for HostAddress {
         }
     }
 }
+
+/// The log's one line on peers without GIDs.
+static WITHOUT_GID: Once = Once::new();
 
 impl Peer {
     /// Whether a stream comes from this peer's address. A peer on this host may use any address of
@@ -144,8 +148,8 @@ impl LocalHost {
     /// The peer that an address vector and a number name, for the local queue pair `qpn`.
     ///
     /// # Errors
-    /// `EINVAL`: no such own GID, neither GID nor LID given (a RoCE NIC requires a GID), or a
-    /// number without a port.
+    /// `EINVAL`: no such own GID, neither GID nor LID given (a RoCE NIC requires a GID for other
+    /// hosts), or a number without a port.
     pub fn peer(&self, av: &AddressVector, dest_qpn: u32, qpn: u32) -> Result<Peer, Errno> {
         let port = port_of(dest_qpn);
         if port == 0 {
@@ -186,11 +190,8 @@ impl LocalHost {
                 source: self.source(own, ip),
             });
         }
-        if self.identity.is_roce() {
-            return Err(Errno::INVAL);
-        }
         let lid = self.lid();
-        let ip = self.ip_of_lid(av.dlid).ok_or(Errno::INVAL)?;
+        let ip = self.ip_without_gid(av).ok_or(Errno::INVAL)?;
         Ok(Peer {
             address: SocketAddr::new(ip, port),
             qpn: dest_qpn,
@@ -199,6 +200,23 @@ impl LocalHost {
             // A LID belongs to the address of GID 0.
             source: self.gids.first().and_then(|own| self.source(own, ip)),
         })
+    }
+
+    /// The address that a vector without a GID names. All RoCE NICs have the LID 0, which therefore
+    /// names this host: programs that exchange LIDs only (qperf) run on one host.
+    pub fn ip_without_gid(&self, av: &AddressVector) -> Option<IpAddr> {
+        if self.identity.is_roce() {
+            if av.dlid != self.lid() {
+                return None;
+            }
+            WITHOUT_GID.call_once(|| {
+                tracing::warn!(
+                    "a program names its peer without a GID: a RoCE NIC takes it to be on this host; \
+                     for another host give the program a GID index (an option such as -g 3)"
+                );
+            });
+        }
+        self.ip_of_lid(av.dlid)
     }
 
     /// The address of a LID: the own LID is this host, and another LID is the host with these low
@@ -350,6 +368,9 @@ mod tests {
                         ..AddressVector::default()
                     };
                     assert_eq!(here.peer(&by_lid, b, a), Err(Errno::INVAL));
+                    let without = here.peer(&AddressVector::default(), b, a).unwrap();
+                    assert_eq!(without.address, SocketAddr::new(here.gids[0].ip, port_of(b)));
+                    assert!(!without.is_self);
                 }
             }
         }
