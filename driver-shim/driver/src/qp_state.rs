@@ -41,6 +41,15 @@ impl Qp {
             ird: limits.max_ird,
             ord: limits.max_ord,
         };
+        let by_manager = roce
+            && match from {
+                QpState::Init => mask.contains(QpMask::DEST_QPN) && attr.dest_qpn == MANAGER_QPN,
+                _ => self.awaits_stream(),
+            };
+        let mask = match by_manager {
+            true => transition::of_manager(self.kind, mask),
+            false => mask,
+        };
         let to = transition::check(&rules, from, attr, mask)?;
         let mut new = *set;
         new.take(attr, mask);

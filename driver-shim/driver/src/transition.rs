@@ -15,6 +15,23 @@ use urnic_config::Identity;
 /// Queue pairs accept them, as queue pairs of other devices without that operation do.
 pub(crate) const FLUSH: u32 = 1 << 8 | 1 << 9;
 
+/// The attributes that only reliable connections have.
+const OF_RELIABLE: QpMask = QpMask::MAX_DEST_RD_ATOMIC
+    .union(QpMask::MIN_RNR_TIMER)
+    .union(QpMask::TIMEOUT)
+    .union(QpMask::RETRY_CNT)
+    .union(QpMask::RNR_RETRY)
+    .union(QpMask::MAX_QP_RD_ATOMIC);
+
+/// The attributes to use of those that the connection manager of a RoCE NIC gave the program. The
+/// connection manager knows ids and not queue pairs, so it gives those of a reliable connection.
+pub(crate) fn of_manager(kind: QpKind, mask: QpMask) -> QpMask {
+    match kind {
+        QpKind::UnreliableConnected => mask - OF_RELIABLE,
+        QpKind::ReliableConnected | QpKind::UnreliableDatagram => mask,
+    }
+}
+
 /// The attributes that a transition needs, and those that it also allows.
 fn attributes(rules: &Rules, from: QpState, to: QpState) -> Option<(QpMask, QpMask)> {
     match rules.kind {

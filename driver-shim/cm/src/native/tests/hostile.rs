@@ -6,6 +6,7 @@ use proptest::prelude::*;
 /// A Request that names `qpn`, from a native initiator of this version.
 fn request(from: u32, to: u32) -> Vec<u8> {
     request_of(Identity {
+        unreliable: false,
         from,
         to,
         sq_psn: Some(1),

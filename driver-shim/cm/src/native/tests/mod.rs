@@ -5,6 +5,7 @@ mod forged_requests;
 mod hostile;
 mod net;
 mod rendezvous;
+mod unreliable;
 
 use super::identity::Identity;
 use super::rnr::{MIN_RNR, rnr_timeout};

@@ -14,6 +14,7 @@ mod revocation_rows;
 mod sequence_rows;
 mod speed;
 mod state_rows;
+mod unreliable_rows;
 mod verbs_rows;
 
 use super::rig;
