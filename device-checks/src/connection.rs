@@ -6,6 +6,7 @@ use std::rc::Rc;
 use urnic_device::command::{Count, Nothing, Opcode};
 use urnic_device::event::EventKind;
 use urnic_device::stream::{Address, Attach, Connect, Endpoint, Listen, Listening, attach, ip_of};
+use urnic_device::vocabulary::QpKind;
 
 use crate::outcome::{Failure, Outcome, ensure};
 use crate::queues::{ALL_RIGHTS, Cq, Qp, Region};
@@ -108,8 +109,20 @@ impl End {
     }
 
     pub(crate) fn with(rig: &Rig, send_cq: &Rc<Cq>, recv_cq: &Rc<Cq>) -> Outcome<End> {
+        End::of_kind(rig, QpKind::ReliableConnected, send_cq, recv_cq)
+    }
+
+    /// An end whose queue pair is of kind UC.
+    pub(crate) fn unreliable(rig: &Rig) -> Outcome<End> {
+        let cq = || Cq::new(rig, 8).map(Rc::new);
+        End::of_kind(rig, QpKind::UnreliableConnected, &cq()?, &cq()?)
+    }
+
+    fn of_kind(rig: &Rig, kind: QpKind, send_cq: &Rc<Cq>, recv_cq: &Rc<Cq>) -> Outcome<End> {
         let pd = rig.create(Opcode::AllocPd, &Nothing {})?;
-        let qp = Qp::new(rig, pd, send_cq, recv_cq)?;
+        let (mut arguments, memory) = Qp::arguments(rig, pd, send_cq, recv_cq)?;
+        arguments.kind = (kind as u32).into();
+        let qp = Qp::with(rig, &arguments, memory, send_cq, recv_cq)?;
         let region = Region::new(rig, pd, REGION, ALL_RIGHTS)?;
         qp.ready(rig)?;
         Ok(End { pd, qp, region })

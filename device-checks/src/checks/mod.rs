@@ -10,6 +10,7 @@ mod registers;
 mod resets;
 mod streams;
 mod transfers;
+mod unreliable;
 
 use crate::check::Check;
 
@@ -23,6 +24,7 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Check> {
         regions::ALL,
         streams::ALL,
         transfers::ALL,
+        unreliable::ALL,
         completions::ALL,
         failures::ALL,
         resets::ALL,

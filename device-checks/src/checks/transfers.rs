@@ -244,7 +244,7 @@ fn immediate_data_arrive(rig: &Rig) -> Outcome {
     Ok(())
 }
 
-fn needs(rig: &Rig, feature: u32, name: &str) -> Outcome {
+pub(super) fn needs(rig: &Rig, feature: u32, name: &str) -> Outcome {
     match rig.attributes.features.get() & feature {
         0 => Err(Failure::NotHere(format!("it has no {name}"))),
         _ => Ok(()),
