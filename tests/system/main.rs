@@ -39,6 +39,7 @@ mod stat;
 mod statuses;
 mod stress;
 mod transfer;
+mod uc;
 mod users;
 mod verbs;
 mod vfio;

@@ -36,6 +36,12 @@ const OPERATIONS: u64 = IBV_QP_EX_WITH_RDMA_WRITE
     | IBV_QP_EX_WITH_BIND_MW
     | IBV_QP_EX_WITH_SEND_WITH_INV;
 
+/// Operations of the builder that only queue pairs of kind RC have.
+const OF_RELIABLE: u64 = IBV_QP_EX_WITH_RDMA_READ
+    | IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP
+    | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD
+    | IBV_QP_EX_WITH_SEND_WITH_INV;
+
 /// `ibv_create_qp_ex(3)`: EOPNOTSUPP for a type that the device does not have, and for creation
 /// flags.
 pub(super) unsafe extern "C" fn create_qp_ex(
@@ -51,6 +57,7 @@ pub(super) unsafe extern "C" fn create_qp_ex(
         if attr.comp_mask & !plain != 0
             || given(IBV_QP_INIT_ATTR_CREATE_FLAGS) && attr.create_flags != 0
             || builds && attr.send_ops_flags & !OPERATIONS != 0
+            || builds && attr.qp_type != IBV_QPT_RC && attr.send_ops_flags & OF_RELIABLE != 0
         {
             return Err(Errno::OPNOTSUPP);
         }

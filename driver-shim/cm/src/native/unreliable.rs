@@ -3,20 +3,22 @@
 
 use std::time::Duration;
 
-use super::state::{BACK_OFF, ConnectState, Engine, Key, MIN_BUDGET, Notice, Pair, Phase};
+use super::state::{BACK_OFF, ConnectState, Engine, Key, Notice, Pair, Phase};
 use super::streams::World;
 use crate::mpa_startup::Time;
 
+/// How long sends wait for the first connection, in units of `native.call_grace_ms`. InfiniBand
+/// loses them at once if the peer is not ready; but here the connection takes time, though the
+/// peer is ready, and much of it on a busy machine.
+const PATIENCE: u32 = 16;
 /// Longest pause between attempts while sends are dropped: the peer may be gone, and connects
 /// itself when it returns.
 const RELEASED_BACK_OFF: Duration = Duration::from_secs(30);
 
 impl ConnectState {
-    /// When sends wait no longer for the first connection; `None`: they do not wait. InfiniBand
-    /// loses them at once if the peer is not ready; but here the connection takes time, though the
-    /// peer is ready.
+    /// When sends wait no longer for the first connection; `None`: they do not wait.
     pub(super) fn release_at(&self, connect_grace: Duration) -> Option<Time> {
-        (!self.released).then(|| self.since + (connect_grace * MIN_BUDGET).max(BACK_OFF.1))
+        (!self.released).then(|| self.since + (connect_grace * PATIENCE).max(BACK_OFF.1))
     }
 
     /// Longest pause between attempts.
