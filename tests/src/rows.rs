@@ -28,7 +28,7 @@ const CRATES: [&str; 9] = [
     "tests",
 ];
 /// The parts of the table, by how the ids of their rows begin.
-const PARTS: [(&str, &str); 12] = [
+const PARTS: [(&str, &str); 13] = [
     ("MPA", "MPA (RFC 5044)"),
     ("EMPA", "Enhanced MPA (RFC 6581)"),
     (
@@ -43,6 +43,10 @@ const PARTS: [(&str, &str); 12] = [
     (
         "UD",
         "Datagrams (InfiniBand Architecture Specification vol. 1: IBTA)",
+    ),
+    (
+        "UC",
+        "Unreliable connections (InfiniBand Architecture Specification vol. 1: IBTA)",
     ),
     ("RPC", "RPC-over-RDMA version one (RFC 8166, 8167, 8797)"),
     ("SCTP", "SCTP as the lower layer (RFC 5043)"),

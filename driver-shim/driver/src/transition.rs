@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn unreliable_queue_pairs_need_fewer_attributes() {
+    fn uc_13_unreliable_queue_pairs_need_fewer_attributes() {
         let step = |rules, from, to, mask| check(rules, from, &attr(to), QpMask::STATE | mask).is_ok();
         let none = QpMask::empty();
         let names = QpMask::PKEY_INDEX | QpMask::PORT;

@@ -460,7 +460,7 @@ pub mod modify {
     /// No field: the peer cannot be reached. The stream, if there is one, is given up. The queue
     /// pair stays as it is, and receives wait, but the first send posted or yet to come completes
     /// with `RetryExcErr` and puts it into the error state. If the driver moved the queue pair to
-    /// that state before, this send is flushed like all others.
+    /// that state before, this send is flushed like all others. With kind UC, no send fails.
     pub const UNREACHABLE: u32 = 32;
     /// `qkey`.
     pub const QKEY: u32 = 64;

@@ -54,7 +54,7 @@ fn an_unreliable_connection_needs_no_reads() {
 }
 
 #[test]
-fn uc_09_ends_of_different_kinds_do_not_connect() {
+fn uc_11_ends_of_different_kinds_do_not_connect() {
     for first in [true, false] {
         let mut net = Net::new(2);
         let (a, b) = (make(&mut net, 0, 1), make(&mut net, 1, 1));
@@ -74,7 +74,7 @@ fn uc_09_ends_of_different_kinds_do_not_connect() {
 }
 
 #[test]
-fn uc_10_sends_wait_for_a_peer_that_is_late() {
+fn uc_12_sends_wait_for_a_peer_that_is_late() {
     let mut net = Net::new(2);
     let (a, b) = (make(&mut net, 0, 1), make(&mut net, 1, 1));
     unreliable_up(&mut net, a, b);
@@ -87,7 +87,7 @@ fn uc_10_sends_wait_for_a_peer_that_is_late() {
 }
 
 #[test]
-fn uc_10_sends_do_not_wait_for_ever() {
+fn uc_12_sends_do_not_wait_for_ever() {
     let mut net = Net::new(2);
     let (a, b) = (make(&mut net, 0, 1), make(&mut net, 1, 1));
     net.set_stopped(1, true);
@@ -103,7 +103,7 @@ fn uc_10_sends_do_not_wait_for_ever() {
 }
 
 #[test]
-fn uc_10_a_destroyed_peer_makes_no_send_fail() {
+fn uc_12_a_destroyed_peer_makes_no_send_fail() {
     let mut net = Net::new(2);
     let (a, removed) = (make(&mut net, 0, 1), make(&mut net, 1, 2));
     let _other = make(&mut net, 1, 1);
@@ -116,7 +116,7 @@ fn uc_10_a_destroyed_peer_makes_no_send_fail() {
 }
 
 #[test]
-fn uc_10_a_lost_stream_is_replaced() {
+fn uc_12_a_lost_stream_is_replaced() {
     let (mut net, a, b) = connected();
     for lost in [[a, b], [b, a]] {
         let before = [a, b].map(|qp| net.attached(qp.host, qp.qid).len());
@@ -131,7 +131,7 @@ fn uc_10_a_lost_stream_is_replaced() {
 }
 
 #[test]
-fn uc_10_a_peer_that_was_reset_connects_again() {
+fn uc_12_a_peer_that_was_reset_connects_again() {
     let (mut net, a, b) = connected();
     net.on(1, |engine, world| engine.retire(world, b.qpn, true));
     net.on(0, |engine, world| engine.lost(world, a.qid));
@@ -143,7 +143,7 @@ fn uc_10_a_peer_that_was_reset_connects_again() {
 }
 
 #[test]
-fn uc_10_a_stream_without_a_first_fpdu_is_given_up() {
+fn uc_12_a_stream_without_a_first_fpdu_is_given_up() {
     let (mut net, a, b) = connected();
     let ends = [a, b].map(|qp| (qp, net.attached(qp.host, qp.qid)[0].negotiated.unwrap()));
     let fenced = ends.iter().find(|(_, negotiated)| negotiated.fenced).unwrap().0;

@@ -2,10 +2,12 @@
 
 use super::rig::*;
 use crate::counters::Counter;
+use crate::queues::SharedReceiveQueue;
 use crate::rdmap::Attachment;
 use crate::stream::sim::{self, Conditions};
 use proptest::prelude::*;
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::Duration;
 use urnic_device::cqe::CqeFlags;
 use urnic_device::event::{EventKind, QpFault};
@@ -555,6 +557,42 @@ proptest! {
         prop_assert_eq!(received, [0, 1, 2, 3]);
         prop_assert_eq!(private.bytes(), vec![0; 100]);
     }
+}
+
+#[test]
+fn uc_14_a_shared_queue_supplies_messages() {
+    let (mut receives, queue) = Receives::new(6);
+    let (memory, pd) = table();
+    let shared = Arc::new(SharedReceiveQueue::new(3, pd, 0, queue));
+    let end = |qid| {
+        let shape = Shape {
+            qid,
+            shared: Some(shared.clone()),
+            ..shape()
+        };
+        let mut peer = Scripted::on(&shape, attachment(false), memory.clone(), pd);
+        peer.send_ulpdu(&write_segment(1, 0, &[]));
+        peer
+    };
+    let (mut one, mut two) = (end(8), end(9));
+    let region = one.node.region(64, everything());
+    one.send_ulpdu(&send_segment(true, 1, 0, b"no receive"));
+    for n in 0..2 {
+        receives.post(n, &[region.sge(0, 8)]);
+    }
+    one.send_ulpdu(&send_segment(true, 2, 0, b"too long for it"));
+    two.send_ulpdu(&send_segment(true, 1, 0, b"fits"));
+    two.send_ulpdu(&send_segment(true, 2, 0, b"no other"));
+    one.send_ulpdu(&send_segment(true, 3, 0, b"fits too"));
+    assert_eq!(one.node.received(), [(0, SUCCESS, 8)]);
+    assert_eq!(two.node.received(), [(1, SUCCESS, 4)]);
+    let dropped = [&one, &two].map(|peer| peer.node.count(Counter::RxMessageDrops));
+    assert_eq!(dropped, [2, 1]);
+    // A receive that a queue pair has taken is flushed with it.
+    receives.post(2, &[region.sge(0, 8)]);
+    one.send_ulpdu(&send_segment(true, 4, 0, b"too long for it"));
+    one.node.set_state(QpState::Err);
+    assert_eq!(one.node.received(), [(2, FLUSHED, 0)]);
 }
 
 /// A list with one element more than is possible.
