@@ -111,8 +111,10 @@ fn a_request_that_fails_stops_the_send_queue(rig: &Rig) -> Outcome {
     let (near, far) = pair(rig)?;
     let mut wrong = near.region.sge(0, 8);
     wrong.stag = (wrong.stag.get() ^ 0x100).into();
+    near.qp.send(rig, 0, &[near.region.sge(0, 100_000)]);
     near.qp.send(rig, 1, &[wrong]);
     near.qp.send(rig, 2, &[near.region.sge(0, 8)]);
+    near.qp.send_cq.expect(rig, 0, Success)?;
     near.qp.send_cq.expect(rig, 1, WcStatus::LocProtErr)?;
     near.qp.send_cq.expect(rig, 2, WcStatus::WrFlushErr)?;
     near.qp.is_in(rig, QpState::Sqe)?;

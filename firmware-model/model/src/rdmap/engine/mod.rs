@@ -267,6 +267,8 @@ impl Engine {
         let Halves { qp, requester, .. } = &mut self.halves;
         if let Err(Overflow) = requester.complete(qp, env, known) {
             self.fail(QpFault::CqOverflow, env, stream);
+        } else if self.has_failed_send() {
+            self.flush_failed_sends(env, stream);
         }
     }
 
