@@ -1,4 +1,4 @@
-/* uc [-p PORT] [HOST]: a pair of UC queue pairs. What finds no receive, is too long or may not go
+/* uc [-p PORT] [-o] [HOST], -o for on-demand paging: a pair of UC queue pairs. What finds no receive, is too long or may not go
  * where it should is dropped; the queue pairs stay as they are; a client that was reset connects
  * again; sends to a server that is gone complete. Prints "done". */
 #include "rc.h"
@@ -155,18 +155,19 @@ static void failures(struct ibv_qp *qp)
 
 int main(int argc, char **argv)
 {
-	int port = 18515, option;
-	while ((option = getopt(argc, argv, "p:")) != -1)
+	int port = 18515, access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE, option;
+	while ((option = getopt(argc, argv, "p:o")) != -1)
 		switch (option) {
 		case 'p': port = atoi(optarg); break;
-		default: die("usage: uc [-p PORT] [HOST]");
+		case 'o': access |= IBV_ACCESS_ON_DEMAND; break;
+		default: die("usage: uc [-p PORT] [-o] [HOST]");
 		}
 	is_client = optind < argc;
 	sock = meet(argv[optind], port);
 	struct ibv_context *context = open_device();
 	pd = SOME(ibv_alloc_pd(context));
 	cq = SOME(ibv_create_cq(context, 64, NULL, NULL, 0));
-	mr = SOME(ibv_reg_mr(pd, (void *)buffer, LEN, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE));
+	mr = SOME(ibv_reg_mr(pd, (void *)buffer, LEN, access));
 	struct ibv_qp_init_attr init = {
 		.send_cq = cq,
 		.recv_cq = cq,

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use urnic_tests::program::Program;
+use urnic_tests::served::in_process;
 use urnic_tests::skip::{installed, root};
 use urnic_tests::user::{NOBODY, Staged};
 use urnic_tests::wait::free_port;
@@ -81,6 +82,13 @@ fn what_cannot_be_delivered_is_dropped() {
     for end in [both.server, both.client] {
         assert!(end.output.contains("done"), "{end}");
     }
+}
+
+#[test]
+fn memory_may_be_paged_on_demand() {
+    or_skip!(in_process("on-demand paging"));
+    let program = or_skip!(compiled("uc"));
+    Pair::new(&roce(program).arg("-o")).within(LIMIT).succeeds();
 }
 
 #[test]

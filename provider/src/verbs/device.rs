@@ -5,6 +5,7 @@ use std::mem;
 use std::ptr;
 
 use rustix::io::Errno;
+use urnic_config::Identity;
 use urnic_device::command::features;
 use urnic_device::{INTERFACE_VERSION, pci};
 use urnic_driver::Attributes;
@@ -48,7 +49,11 @@ pub(super) unsafe extern "C" fn query_device_ex(
         }
         // SAFETY: libibverbs gives an open context.
         let context = unsafe { Context::of(context) };
-        let answer = device_attributes(context.driver.attributes(), context.shown().node_guid());
+        let answer = device_attributes(
+            context.driver.attributes(),
+            context.driver.identity(),
+            context.shown().node_guid(),
+        );
         let known = attr_size.min(size_of_val(&answer));
         let attr = attr.cast::<u8>();
         // SAFETY: the caller's buffer has `attr_size` bytes.
@@ -60,7 +65,7 @@ pub(super) unsafe extern "C" fn query_device_ex(
     })
 }
 
-fn device_attributes(device: &Attributes, node_guid: u64) -> ibv_device_attr_ex {
+fn device_attributes(device: &Attributes, identity: Identity, node_guid: u64) -> ibv_device_attr_ex {
     // SAFETY: all zeroes are attributes: numbers and flags.
     let mut answer: ibv_device_attr_ex = unsafe { mem::zeroed() };
     let (major, minor, patch) = device.firmware;
@@ -121,6 +126,12 @@ fn device_attributes(device: &Attributes, node_guid: u64) -> ibv_device_attr_ex 
             | IBV_ODP_SUPPORT_SRQ_RECV;
         if device.features & features::ATOMICS != 0 {
             answer.odp_caps.rc_odp_caps |= IBV_ODP_SUPPORT_ATOMIC;
+        }
+        if identity.is_roce() && device.features & features::UNRELIABLE != 0 {
+            answer.odp_caps.uc_odp_caps = IBV_ODP_SUPPORT_SEND
+                | IBV_ODP_SUPPORT_RECV
+                | IBV_ODP_SUPPORT_WRITE
+                | IBV_ODP_SUPPORT_SRQ_RECV;
         }
     }
     // The clock of completion timestamps counts nanoseconds: 1 GHz, in kHz.
@@ -228,7 +239,7 @@ mod tests {
 
     #[test]
     fn capabilities_without_a_verb_are_not_shown() {
-        let shown = device_attributes(&DEVICE, 0x1122_3344_5566_7788).orig_attr;
+        let shown = device_attributes(&DEVICE, Identity::Iwarp, 0x1122_3344_5566_7788).orig_attr;
         assert_eq!(
             (shown.max_mw, shown.max_srq, shown.max_srq_wr, shown.max_srq_sge),
             (0, 0, 0, 0)
@@ -242,12 +253,29 @@ mod tests {
             features: features::ATOMICS,
             ..DEVICE
         };
-        assert_eq!(device_attributes(&atomic, 1).orig_attr.atomic_cap, IBV_ATOMIC_HCA);
+        assert_eq!(
+            device_attributes(&atomic, Identity::Iwarp, 1)
+                .orig_attr
+                .atomic_cap,
+            IBV_ATOMIC_HCA
+        );
+    }
+
+    #[test]
+    fn only_a_roce_nic_has_on_demand_paging_of_unreliable_connections() {
+        let device = Attributes {
+            features: features::ON_DEMAND | features::UNRELIABLE,
+            ..DEVICE
+        };
+        let caps = |identity| device_attributes(&device, identity, 1).odp_caps.uc_odp_caps;
+        assert_eq!(caps(Identity::Iwarp), 0);
+        assert_ne!(caps(Identity::Roce) & IBV_ODP_SUPPORT_WRITE, 0);
+        assert_eq!(caps(Identity::Roce) & IBV_ODP_SUPPORT_READ, 0);
     }
 
     #[test]
     fn numbers_keep_their_meaning_and_order() {
-        let shown = device_attributes(&DEVICE, 0x1122_3344_5566_7788).orig_attr;
+        let shown = device_attributes(&DEVICE, Identity::Iwarp, 0x1122_3344_5566_7788).orig_attr;
         assert_eq!(
             shown.node_guid.to_ne_bytes(),
             [0x11, 0x22, 0x33, 0x44, 0x55, 0x66, 0x77, 0x88]
