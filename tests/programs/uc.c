@@ -1,6 +1,7 @@
-/* uc [-p PORT] [-o] [HOST], -o for on-demand paging: a pair of UC queue pairs. What finds no receive, is too long or may not go
- * where it should is dropped; the queue pairs stay as they are; a client that was reset connects
- * again; sends to a server that is gone complete. Prints "done". */
+/* uc [-p PORT] [-o] [HOST], -o for on-demand paging: a pair of UC queue pairs. What finds no
+ * receive, is too long or may not go where it should is dropped; the queue pairs stay as they are;
+ * a client that was reset connects again; sends to a server that is gone complete. Prints
+ * "done". */
 #include "rc.h"
 
 enum { LEN = 4096, FLAG = 0, INBOX = 1024, OUTBOX = 2048 };

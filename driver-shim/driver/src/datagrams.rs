@@ -121,8 +121,8 @@ impl Driver {
     /// The peer of an address vector.
     ///
     /// # Errors
-    /// `EINVAL` for an address of another host without a GID, of another port, or that no own address
-    /// can reach.
+    /// `EINVAL` for an address of another host without a GID, of another port, or that no own
+    /// address can reach.
     pub fn destination(&self, av: &AddressVector) -> Result<Destination, Errno> {
         if av.port != 1 {
             return Err(Errno::INVAL);

@@ -41,15 +41,7 @@ impl Qp {
             ird: limits.max_ird,
             ord: limits.max_ord,
         };
-        let by_manager = roce
-            && match from {
-                QpState::Init => mask.contains(QpMask::DEST_QPN) && attr.dest_qpn == MANAGER_QPN,
-                _ => self.awaits_stream(),
-            };
-        let mask = match by_manager {
-            true => transition::of_manager(self.kind, mask),
-            false => mask,
-        };
+        let mask = self.own_attributes(from, attr, mask);
         let to = transition::check(&rules, from, attr, mask)?;
         let mut new = *set;
         new.take(attr, mask);
@@ -97,6 +89,19 @@ impl Qp {
         self.end_draining();
         self.reached(from, to, peer, &new, mask);
         Ok(())
+    }
+
+    /// The attributes to use of those that the program names: if it has them from the connection
+    /// manager of a RoCE NIC, those of the queue pair's kind.
+    fn own_attributes(&self, from: QpState, attr: &QpAttr, mask: QpMask) -> QpMask {
+        let by_manager = match from {
+            QpState::Init => mask.contains(QpMask::DEST_QPN) && attr.dest_qpn == MANAGER_QPN,
+            _ => self.awaits_stream(),
+        };
+        match by_manager && self.driver().identity().is_roce() {
+            true => transition::of_manager(self.kind, mask),
+            false => mask,
+        }
     }
 
     /// Applies a change of state that the device made to the connection and to the gate.

@@ -51,7 +51,8 @@ pub enum QpState {
     Rts = 3,
     /// Closing gracefully: the send queue drains.
     Sqd = 4,
-    /// Kind RC: a Terminate was sent or received. Kinds UC and UD: a send failed, and others are flushed.
+    /// Kind RC: a Terminate was sent or received. Kinds UC and UD: a send failed, and others are
+    /// flushed.
     Sqe = 5,
     /// All work is flushed.
     Err = 6,

@@ -7,8 +7,8 @@
 //!                      │  └─ peer's Terminate, modify(Err): FIN  ▼
 //!                      └────────────────────────────────────► Lingering ── peer's FIN, or too late ──► Ended
 //! ```
-//! Work is flushed when `Lingering` or `Ended` begins. A queue pair of kind UC returns to `Detached` instead of `Ended`,
-//! unless this side caused the end ([`unreliable`]).
+//! Work is flushed when `Lingering` or `Ended` begins. A queue pair of kind UC returns to
+//! `Detached` instead of `Ended`, unless this side caused the end ([`unreliable`]).
 
 mod ending;
 mod receive;

@@ -129,8 +129,8 @@ impl Engine {
     }
 
     /// In the state SQE: completes the request that failed when those before it are complete, and
-    /// flushes those behind it. A peer that got a part of the message cannot recognise the next one,
-    /// so the stream ends.
+    /// flushes those behind it. A peer that got a part of the message cannot recognise the next
+    /// one, so the stream ends.
     pub(super) fn flush_failed_sends(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
         if !self.halves.requester.is_failed_next() {
             return;
