@@ -149,3 +149,17 @@ fn perftest_sends_datagrams() {
         }
     }
 }
+
+/// UCX polls, requests an event, and sleeps.
+#[test]
+fn completions_before_the_request_cause_one_event() {
+    let program = or_skip!(compiled("missed_events"));
+    let program = Program::new(program);
+    program
+        .clone()
+        .env("URNIC_IDENTITY", "roce")
+        .arg("reported")
+        .run()
+        .success();
+    program.arg("unreported").run().success();
+}

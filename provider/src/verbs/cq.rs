@@ -33,6 +33,9 @@ pub(crate) struct Cq {
     abi: SharedWithC<verbs_cq>,
     /// Checked before any lock is taken.
     pub(super) created_in: CreationProcess,
+    /// Whether a request for an event covers completions that no event announced and that the
+    /// program has not taken.
+    reports_missed: bool,
     pub(super) device: Arc<urnic_driver::Cq>,
     pub(super) completions: Lock<Completions>,
     /// The destination of completion events; `None`: no destination.
@@ -52,6 +55,8 @@ pub(super) struct Completions {
     members: HashMap<u32, Arc<Ledger>, BuildHasherDefault<QidHasher>>,
     /// The completion between `ibv_start_poll` and `ibv_end_poll`.
     pub(super) current: Cqe,
+    /// Index behind the newest completion at the time of the newest event.
+    announced: u32,
 }
 
 /// Multiplicative hashing: qids are small numbers that this device chooses.
@@ -75,6 +80,26 @@ impl Hasher for QidHasher {
 }
 
 impl Completions {
+    /// Index of the first completion that causes the event which the program requests.
+    ///
+    /// By the verbs it is the next one: completions that are already in the queue, taken or not,
+    /// cause no event. Adapters for RoCE also report those that came before the request, and
+    /// programs rely on it: UCX polls, requests, and sleeps. Completions that an event has announced
+    /// cause no second one: perftest takes one completion for each event, and treats an additional
+    /// event as a free place to post into.
+    fn next_to_announce(&self, reports_missed: bool) -> u32 {
+        let (newest, taken) = (self.ring.newest(), self.ring.consumer());
+        if !reports_missed {
+            return newest;
+        }
+        let announced = self.announced.wrapping_sub(taken);
+        match announced <= newest.wrapping_sub(taken) {
+            true => self.announced,
+            // All that was announced is taken.
+            false => taken,
+        }
+    }
+
     /// Takes the oldest completion, settles its slot, and returns it with its `wr_id`.
     #[inline]
     pub(super) fn take(&mut self) -> Option<(Cqe, u64)> {
@@ -154,11 +179,13 @@ impl Cq {
             Cq {
                 abi: SharedWithC::new(abi),
                 created_in: CreationProcess::current(),
+                reports_missed: context.driver.identity().is_roce(),
                 device,
                 completions: Lock::new(Completions {
                     ring,
                     members: HashMap::default(),
                     current: Cqe::default(),
+                    announced: 0,
                 }),
                 channel,
                 async_channel: context.async_channel.clone(),
@@ -178,6 +205,11 @@ impl Cq {
     /// Reports the completion of an armed queue.
     pub(super) fn notify(&self) {
         if let Some(channel) = &self.channel {
+            // Before the program can know of the event. While another call holds the lock, possibly
+            // for long, the index stays old: that causes at most one event more.
+            if let Some(mut completions) = self.completions.try_hold() {
+                completions.announced = completions.ring.newest();
+            }
             send_completion(&self.reported, channel, self.address());
         }
     }
@@ -375,10 +407,7 @@ pub(super) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c
     if !cq.created_in.is_current() {
         return Errno::IO.raw_os_error();
     }
-    // The program requests an event for the next completion: completions that are already in the
-    // queue, taken or not, cause none. (perftest takes one completion for each event, and treats an
-    // additional event as a free place to post into.)
-    let newest = cq.completions.hold().ring.newest();
-    contained(|| cq.device.arm(newest, solicited_only != 0));
+    let from = cq.completions.hold().next_to_announce(cq.reports_missed);
+    contained(|| cq.device.arm(from, solicited_only != 0));
     0
 }
