@@ -1,5 +1,5 @@
 /* Point-to-point messages, collectives and one-sided transfers of MPI; every byte is checked.
- * Without MPI it is compiled by no test: `compiled_for_mpi` uses mpicc. */
+ * The argument `two-sided` leaves the one-sided transfers out. Compiled by mpicc. */
 #include <mpi.h>
 #include <stdint.h>
 #include <stdio.h>

@@ -40,6 +40,7 @@ mod statuses;
 mod stress;
 mod transfer;
 mod uc;
+mod ucx;
 mod users;
 mod verbs;
 mod vfio;
