@@ -6,6 +6,7 @@ mod bindings;
 mod cleanliness;
 mod cli;
 mod console;
+mod datagrams;
 mod devices;
 mod faults;
 mod hostile_clients;

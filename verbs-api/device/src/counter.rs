@@ -72,7 +72,8 @@ counters! {
     TxDatagramDrops = "tx_datagram_drops",
     /// Datagrams delivered.
     RxDatagrams = "rx_datagrams",
-    /// Datagrams that found no receive posted, or none that was long enough.
+    /// Datagrams that found no receive posted, or none that was long enough, or no room in the
+    /// buffer of the port.
     RxDatagramDrops = "rx_datagram_drops",
     /// Packets at the port of a queue pair of kind UD that are no datagrams for it: malformed, with
     /// a wrong ICRC, for another queue pair.

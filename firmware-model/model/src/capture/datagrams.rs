@@ -97,6 +97,10 @@ impl DatagramSocket for TappedSocket {
         self.capture.datagrams(Way::In, captured);
     }
 
+    fn dropped(&mut self) -> u32 {
+        self.socket.dropped()
+    }
+
     fn join(&mut self, group: IpAddr, interface: IpAddr, scope: u32) -> Result<(), Errno> {
         self.socket.join(group, interface, scope)
     }

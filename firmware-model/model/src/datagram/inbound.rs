@@ -6,7 +6,7 @@ use crate::queues::Overflow;
 use crate::rdmap::RxOutcome;
 use crate::rdmap::env::Env;
 use crate::rdmap::placement::{Cursor, scatter};
-use crate::stream::datagram::{BATCH, Incoming, PACKET_ROOM};
+use crate::stream::datagram::{BATCH, DatagramSocket, Incoming, PACKET_ROOM};
 use std::net::SocketAddr;
 use urnic_device::cqe::CqeFlags;
 use urnic_device::event::QpFault;
@@ -40,15 +40,11 @@ impl Engine {
     fn receive_from(&mut self, source: usize, buffer: &mut [u8], env: &mut Env<'_>) -> bool {
         let mut incoming = std::mem::take(&mut self.incoming);
         let mut more = true;
+        let mut batches = 0;
         for _ in 0..RX_BUDGET {
             incoming.clear();
-            let group = source.checked_sub(self.sockets.len());
-            let (socket, group) = match group.and_then(|n| self.groups.get_mut(n)) {
-                Some(membership) => (&mut membership.socket, Some(membership.group)),
-                None => match self.sockets.get_mut(source) {
-                    Some(socket) => (socket, None),
-                    None => break,
-                },
+            let Some((socket, group)) = self.source(source) else {
+                break;
             };
             let port = socket.local().port();
             socket.receive(buffer, &mut incoming);
@@ -62,12 +58,31 @@ impl Engine {
                 self.take(bytes, packet, port, group, env);
             }
             more = incoming.len() == BATCH;
+            batches += 1;
             if !more || env.is_stopped() {
                 break;
             }
         }
+        // A buffer that was full held more than one batch.
+        if batches > 1
+            && let Some((socket, _)) = self.source(source)
+        {
+            env.counters
+                .add(Counter::RxDatagramDrops, socket.dropped().into());
+        }
         self.incoming = incoming;
         more
+    }
+
+    /// A socket, and the group that it receives.
+    fn source(&mut self, index: usize) -> Option<(&mut dyn DatagramSocket, Option<SocketAddr>)> {
+        match index.checked_sub(self.sockets.len()) {
+            None => Some((self.sockets.get_mut(index)?.as_mut(), None)),
+            Some(index) => {
+                let membership = self.groups.get_mut(index)?;
+                Some((membership.socket.as_mut(), Some(membership.group)))
+            }
+        }
     }
 
     /// Takes a packet that arrived at `port`, from a socket of `group`.

@@ -52,6 +52,9 @@ pub trait DatagramSocket: Send + Debug {
     /// Takes packets that arrived, at most [`BATCH`], into `buffer`; adds them to `packets`.
     fn receive(&mut self, buffer: &mut [u8], packets: &mut Vec<Incoming>);
 
+    /// Packets that arrived since the last call and for which the port's buffer had no room.
+    fn dropped(&mut self) -> u32;
+
     /// Receives the packets to a group on the network of `interface`, an own address, as well.
     fn join(&mut self, group: IpAddr, interface: IpAddr, scope: u32) -> Result<(), Errno>;
 

@@ -10,6 +10,7 @@ use crate::sys::datagrams;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{self, AddressFamily, SocketFlags, SocketType, sockopt};
+use std::mem;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
@@ -21,6 +22,8 @@ struct UdpSocket {
     socket: Descriptor,
     ipv6: bool,
     local: SocketAddr,
+    /// Packets that found no room, as counted by the system at the last query.
+    drops: u32,
 }
 
 /// Binds a UDP port; `shared`: other sockets may have the same port (multicast).
@@ -49,6 +52,7 @@ pub(super) fn bind(
         socket: descriptors.adopt(socket)?,
         ipv6,
         local,
+        drops: 0,
     }))
 }
 
@@ -80,6 +84,13 @@ impl DatagramSocket for UdpSocket {
         {
             tracing::debug!(%errno, "a UDP port reports an error");
         }
+    }
+
+    fn dropped(&mut self) -> u32 {
+        let Some(drops) = datagrams::drops(self.socket.as_fd()) else {
+            return 0;
+        };
+        drops.wrapping_sub(mem::replace(&mut self.drops, drops))
     }
 
     fn join(&mut self, group: IpAddr, interface: IpAddr, scope: u32) -> Result<(), Errno> {

@@ -61,6 +61,27 @@ pub(crate) fn prepare(socket: BorrowedFd<'_>, ipv6: bool) -> Result<(), Errno> {
     )
 }
 
+/// Packets that the socket has dropped, mostly because its buffer was full; wraps around. `None` if the
+/// system does not say.
+pub(crate) fn drops(socket: BorrowedFd<'_>) -> Option<u32> {
+    // linux/sock_diag.h: indices of SO_MEMINFO's array.
+    const SK_MEMINFO_DROPS: usize = 8;
+    let mut values = [0u32; SK_MEMINFO_DROPS + 1];
+    let mut len = size_of_val(&values) as libc::socklen_t;
+    // SAFETY: `values` and `len` are live, and `len` is the size of `values`.
+    let done = unsafe {
+        libc::syscall(
+            libc::SYS_getsockopt,
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_MEMINFO,
+            values.as_mut_ptr(),
+            &raw mut len,
+        )
+    };
+    (done == 0 && len as usize == size_of_val(&values)).then(|| values[SK_MEMINFO_DROPS])
+}
+
 /// Appends a control message to `control`, of which `used` bytes are in use; returns how many are.
 fn append<T: Copy>(
     control: &mut Control,
