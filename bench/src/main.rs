@@ -12,6 +12,7 @@ mod crc;
 mod nfs;
 mod ours;
 mod raw;
+mod roce;
 mod served;
 mod table;
 mod ucx;
@@ -110,15 +111,15 @@ fn main() -> ExitCode {
     match words.as_slice() {
         ["raw", rest @ ..] => raw::main(rest),
         [] => bench(ROUNDS, None),
-        [part @ ("served" | "nfs")] => bench(ROUNDS, Some(part)),
+        [part @ ("served" | "roce" | "nfs")] => bench(ROUNDS, Some(part)),
         [rounds] => rounds_of(rounds, None),
-        [part @ ("served" | "nfs"), rounds] => rounds_of(rounds, Some(part)),
+        [part @ ("served" | "roce" | "nfs"), rounds] => rounds_of(rounds, Some(part)),
         _ => usage(),
     }
 }
 
 fn usage() -> ExitCode {
-    complain("urnic-bench", "usage: urnic-bench [served | nfs] [ROUNDS]");
+    complain("urnic-bench", "usage: urnic-bench [served | roce | nfs] [ROUNDS]");
     ExitCode::from(2)
 }
 
@@ -153,13 +154,14 @@ fn bench(rounds: usize, part: Option<&str>) -> ExitCode {
     }
 }
 
-/// All rows, or only the rows of the device in another process, or of NFS.
+/// All rows, or only the rows of the device in another process, of the RoCE identity, or of NFS.
 fn measured(rounds: usize, part: Option<&str>) -> Vec<Row> {
     let wanted = |name: &str| part.is_none_or(|part| part == name);
     let all = part.is_none();
     let rows_if = |wanted: bool, rows: fn() -> Vec<Row>| if wanted { rows() } else { Vec::new() };
     let mut rows = rows_if(all, rows);
     let mut served = rows_if(wanted("served"), served_rows);
+    let mut roce = rows_if(wanted("roce"), roce::rows);
     let mut by_nfs = rows_if(wanted("nfs"), nfs::rows);
     for round in 1..=rounds {
         complain("urnic-bench", &format!("round {round} of {rounds}"));
@@ -167,9 +169,13 @@ fn measured(rounds: usize, part: Option<&str>) -> Vec<Row> {
             measure(&mut rows);
         }
         measure_served(&mut served);
+        if !roce.is_empty() {
+            roce::measure(&mut roce);
+        }
         measure_nfs(&mut by_nfs);
     }
     rows.append(&mut served);
+    rows.append(&mut roce);
     rows.append(&mut by_nfs);
     rows
 }
@@ -320,7 +326,10 @@ fn measure(rows: &mut [Row]) {
     }
 
     let ours = tried(|| ours::messages("ib_send_bw", 64, 2_000_000, None));
-    add(ours, Some(tried(|| ucx::messages(64, 2_000_000))));
+    add(
+        ours,
+        Some(tried(|| ucx::messages(&ucx::over_tcp(), 64, 2_000_000))),
+    );
     for way in WAYS {
         let rate = |(name, options)| tried(move || ours::rate(name, options));
         add(rate(way.ours), Some(rate(way.theirs)));

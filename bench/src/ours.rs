@@ -53,11 +53,23 @@ fn perftest(name: &str, options: &str, device: Option<&str>) -> Measured<Vec<f64
 
 /// Latency of half a round trip of 8 bytes.
 pub(crate) fn latency(name: &str) -> Measured<Latency> {
+    latency_of(&perftest(name, "-s 8 -n 50000", None)?)
+}
+
+/// Latency of half a round trip of 8 bytes with the identity of a RoCE NIC and these options.
+pub(crate) fn roce_latency(name: &str, options: &str) -> Measured<Latency> {
+    installed(name)?;
+    let options = format!("-d urnic0 -F -x 3 -s 8 -n 50000 {options}");
+    let program = Program::new(name).env("URNIC_IDENTITY", "roce").line(&options);
+    let text = Pair::new(&program).within(LIMIT).succeeds().client.output;
+    latency_of(&figures(&text).ok_or_else(|| format!("{name} printed no figures"))?)
+}
+
+fn latency_of(row: &[f64]) -> Measured<Latency> {
     // bytes, iterations, min, max, typical (the median), average, deviation, 99 %, 99.9 %
-    let row = perftest(name, "-s 8 -n 50000", None)?;
     Ok(Latency {
-        median: column(&row, 4)?,
-        p99: column(&row, 7)?,
+        median: column(row, 4)?,
+        p99: column(row, 7)?,
     })
 }
 

@@ -1,8 +1,8 @@
-//! Raw TCP, used as efficiently as a program can: the reference for urnic. Each end is a separate
+//! Raw TCP and UDP, used as efficiently as a program can: the reference for urnic. Each end is a separate
 //! process, as perftest's ends are.
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, TcpListener, TcpStream, UdpSocket};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -38,7 +38,8 @@ fn numbers(pair: &Pair) -> Vec<f64> {
         .collect()
 }
 
-/// A ping-pong in which both sides `spin` on a non-blocking socket, or `block`.
+/// A ping-pong in which both sides `spin` on a non-blocking socket, or `block`; `udp`: both
+/// spin on UDP sockets.
 pub(crate) fn ping_pong(mode: &str) -> Latency {
     match numbers(&pair(mode)).as_slice() {
         [median, p99] => Latency {
@@ -89,7 +90,7 @@ pub(crate) fn main(args: &[&str]) -> ExitCode {
 }
 
 fn end(args: &[&str]) -> Result<(), Box<dyn std::error::Error>> {
-    let usage = "usage: raw spin|block|connect|stream SIZE COUNT -p PORT [HOST]";
+    let usage = "usage: raw spin|block|udp|connect|stream SIZE COUNT -p PORT [HOST]";
     let at = args.iter().position(|arg| *arg == "-p").ok_or(usage)?;
     let (what, rest) = args.split_at(at);
     let port: u16 = rest.get(1).ok_or(usage)?.parse()?;
@@ -107,9 +108,10 @@ fn end(args: &[&str]) -> Result<(), Box<dyn std::error::Error>> {
         ["spin"] => {
             let stream = meet()?;
             stream.set_nonblocking(true)?;
-            Ok(exchange(stream, host.is_some())?)
+            Ok(exchange(over_tcp(stream), host.is_some())?)
         }
-        ["block"] => Ok(exchange(meet()?, host.is_some())?),
+        ["block"] => Ok(exchange(over_tcp(meet()?), host.is_some())?),
+        ["udp"] => Ok(exchange(over_udp(meet()?)?, host.is_some())?),
         ["stream", size, count] => Ok(flow(meet()?, host.is_some(), size.parse()?, count.parse()?)?),
         _ => Err(usage.into()),
     }
@@ -134,17 +136,52 @@ fn print_figures(figures: &str) -> std::io::Result<()> {
     urnic_console::print(figures).map_err(std::io::Error::other)
 }
 
-fn exchange(mut stream: TcpStream, first: bool) -> std::io::Result<()> {
+/// What an end of a ping-pong does.
+enum Step {
+    Send,
+    Receive,
+}
+
+fn over_tcp(mut stream: TcpStream) -> impl FnMut(Step, &mut [u8]) -> std::io::Result<()> {
+    move |step, ping| match step {
+        Step::Send => stream.write_all(ping),
+        Step::Receive => read_all(&mut stream, ping),
+    }
+}
+
+/// Both ends spin on UDP ports, which they exchange over `stream`.
+fn over_udp(mut stream: TcpStream) -> std::io::Result<impl FnMut(Step, &mut [u8]) -> std::io::Result<()>> {
+    let socket = UdpSocket::bind((stream.local_addr()?.ip(), 0))?;
+    stream.write_all(&socket.local_addr()?.port().to_be_bytes())?;
+    let mut port = [0; 2];
+    stream.read_exact(&mut port)?;
+    socket.connect((stream.peer_addr()?.ip(), u16::from_be_bytes(port)))?;
+    // The peer is connected, too, before a datagram comes.
+    stream.write_all(&[0])?;
+    stream.read_exact(&mut [0])?;
+    socket.set_nonblocking(true)?;
+    Ok(move |step, ping: &mut [u8]| match step {
+        Step::Send => socket.send(ping).map(|_| ()),
+        Step::Receive => loop {
+            match socket.recv(ping) {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => std::hint::spin_loop(),
+                received => return received.map(|_| ()),
+            }
+        },
+    })
+}
+
+fn exchange(mut end: impl FnMut(Step, &mut [u8]) -> std::io::Result<()>, first: bool) -> std::io::Result<()> {
     let mut ping = [0; PING];
     let mut times = Vec::with_capacity(EXCHANGES);
     for _ in 0..WARM_UP + EXCHANGES {
         let start = Instant::now();
         if first {
-            stream.write_all(&ping)?;
+            end(Step::Send, &mut ping)?;
         }
-        read_all(&mut stream, &mut ping)?;
+        end(Step::Receive, &mut ping)?;
         if !first {
-            stream.write_all(&ping)?;
+            end(Step::Send, &mut ping)?;
         }
         times.push(start.elapsed());
     }

@@ -1,4 +1,4 @@
-//! UCX's own benchmark over its TCP transport, with Debian's binaries.
+//! UCX's own benchmark with Debian's binaries, over its TCP transport and over urnic.
 
 use std::time::Duration;
 
@@ -8,24 +8,56 @@ use urnic_tests::wait::free_port;
 
 use crate::table::Measured;
 
-/// Tagged messages per second, in millions.
-pub(crate) fn messages(size: usize, count: u64) -> Measured<f64> {
+/// UCX over TCP, on the loopback device, as urnic and raw TCP use it; by default UCX would choose
+/// another.
+pub(crate) fn over_tcp() -> Program {
+    Program::plain("ucx_perftest")
+        .env("UCX_TLS", "tcp")
+        .env("UCX_NET_DEVICES", "lo")
+}
+
+/// UCX over urnic's RC queue pairs.
+pub(crate) fn over_urnic() -> Program {
+    Program::new("ucx_perftest")
+        .env("URNIC_IDENTITY", "roce")
+        .env("UCX_TLS", "rc,ud,self")
+}
+
+/// The numbers of the result of a test: iterations, median, average and overall latency, bandwidths
+/// and message rates.
+fn result(ucx: &Program, test: &str) -> Measured<Vec<f64>> {
     installed("ucx_perftest")?;
     let port = free_port();
-    // The loopback device, as urnic and raw TCP use it; by default UCX would choose another.
-    let ucx = Program::plain("ucx_perftest")
-        .env("UCX_TLS", "tcp")
-        .env("UCX_NET_DEVICES", "lo");
     let mut server = ucx.clone().line(&format!("-p {port}")).spawn();
     server.wait_until_listening(port);
-    let test = format!("127.0.0.1 -p {port} -t tag_bw -s {size} -n {count} -f");
-    let text = ucx.line(&test).run_for(Duration::from_secs(120)).success();
+    let test = format!("127.0.0.1 -p {port} -f {test}");
+    let text = ucx
+        .clone()
+        .line(&test)
+        .run_for(Duration::from_secs(120))
+        .success();
     server.wait().success();
-    // …, message rate average, message rate overall.
-    let rate: f64 = text
-        .lines()
+    let numbers = |line: &str| {
+        let words = line.split_whitespace();
+        words.filter_map(|word| word.parse().ok()).collect::<Vec<f64>>()
+    };
+    text.lines()
         .rev()
-        .find_map(|line| line.split_whitespace().last()?.parse().ok())
-        .ok_or("ucx_perftest printed no rate")?;
-    Ok(rate / 1e6)
+        .map(numbers)
+        .find(|row| row.len() >= 8)
+        .ok_or_else(|| "ucx_perftest printed no result".to_owned())
+}
+
+/// Tagged messages per second, in millions.
+pub(crate) fn messages(ucx: &Program, size: usize, count: u64) -> Measured<f64> {
+    let row = result(ucx, &format!("-t tag_bw -s {size} -n {count}"))?;
+    row.last()
+        .map(|rate| rate / 1e6)
+        .ok_or_else(|| "no rate".to_owned())
+}
+
+/// Median of half a round trip of a tagged message, in microseconds.
+pub(crate) fn latency(ucx: &Program, size: usize) -> Measured<f64> {
+    let row = result(ucx, &format!("-t tag_lat -s {size} -n 50000"))?;
+    row.get(1).copied().ok_or_else(|| "no latency".to_owned())
 }
