@@ -1,5 +1,5 @@
-//! Raw TCP and UDP, used as efficiently as a program can: the reference for urnic. Each end is a separate
-//! process, as perftest's ends are.
+//! Raw TCP and UDP, used as efficiently as a program can: the reference for urnic. Each end is a
+//! separate process, as perftest's ends are.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream, UdpSocket};

@@ -1,8 +1,9 @@
 /* Datagrams between as many queue pairs of kind UD at both ends: what was sent is received once and
  * undamaged, or counted as dropped.
  *
- * datagrams -p PORT [-q QUEUE_PAIRS] [-n DATAGRAMS] [-x] [HOST]: with HOST it sends; -x: damaged packets and
- * wrong Q_Keys in between. The counters are those of all processes of a presence, so each end needs its own. */
+ * datagrams -p PORT [-q QUEUE_PAIRS] [-n DATAGRAMS] [-x] [HOST]: with HOST it sends; -x: damaged
+ * packets and wrong Q_Keys in between. The counters are those of all processes of a presence, so
+ * each end needs its own. */
 #include "rc.h"
 
 #define GRH 40

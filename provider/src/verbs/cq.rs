@@ -84,9 +84,9 @@ impl Completions {
     ///
     /// By the verbs it is the next one: completions that are already in the queue, taken or not,
     /// cause no event. Adapters for RoCE also report those that came before the request, and
-    /// programs rely on it: UCX polls, requests, and sleeps. Completions that an event has announced
-    /// cause no second one: perftest takes one completion for each event, and treats an additional
-    /// event as a free place to post into.
+    /// programs rely on it: UCX polls, requests an event, and sleeps. Completions that an event
+    /// announced cause no second one: perftest takes one completion for each event, and treats an
+    /// additional event as a free place to post into.
     fn next_to_announce(&self, reports_missed: bool) -> u32 {
         let (newest, taken) = (self.ring.newest(), self.ring.consumer());
         if !reports_missed {

@@ -61,8 +61,8 @@ pub(crate) fn prepare(socket: BorrowedFd<'_>, ipv6: bool) -> Result<(), Errno> {
     )
 }
 
-/// Packets that the socket has dropped, mostly because its buffer was full; wraps around. `None` if the
-/// system does not say.
+/// Packets that the socket has dropped, mostly because its buffer was full; wraps around. `None` if
+/// the system does not say.
 pub(crate) fn drops(socket: BorrowedFd<'_>) -> Option<u32> {
     // linux/sock_diag.h: indices of SO_MEMINFO's array.
     const SK_MEMINFO_DROPS: usize = 8;
