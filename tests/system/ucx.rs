@@ -5,7 +5,8 @@ use std::time::Duration;
 use urnic_tests::netns::Netns;
 use urnic_tests::or_skip;
 use urnic_tests::program::Program;
-use urnic_tests::skip::installed;
+use urnic_tests::skip::{installed, root};
+use urnic_tests::user::{NOBODY, Staged};
 use urnic_tests::wait::free_port;
 
 const LIMIT: Duration = Duration::from_secs(120);
@@ -93,6 +94,21 @@ fn ucp_messages_over_ud() {
             let n = iterations(size);
             let said = perftest(&program, &format!("-t {test} -s {size} -n {n} -w 2"));
             assert!(said.contains("ud_verbs/urnic0:1"), "{test} {size}:\n{said}");
+        }
+    }
+}
+
+#[test]
+fn an_ordinary_user_has_both_transports() {
+    or_skip!(root());
+    or_skip!(installed("ucx_perftest"));
+    let staged = Staged::new();
+    for (transports, chosen) in [("rc,ud,self", "rc_verbs"), ("ud_verbs,self", "ud_verbs")] {
+        let program = staged.program(NOBODY, with_transports("ucx_perftest", transports));
+        for size in [8, 65_536] {
+            let n = iterations(size);
+            let said = perftest(&program, &format!("-t tag_lat -s {size} -n {n} -w 2"));
+            assert!(said.contains(&format!("{chosen}/urnic0:1")), "{size}:\n{said}");
         }
     }
 }
