@@ -64,27 +64,46 @@ fn perftest_atomics() {
     }
 }
 
+/// Runs these tests of qperf, one second each, with ends of this identity.
+#[track_caller]
+fn qperf(identity: &str, manager: u8, tests: &str) {
+    let port = free_port();
+    let qperf = |line: &str| {
+        Program::new("qperf")
+            .env("URNIC_IDENTITY", identity)
+            .line(&format!("{line} -lp {port}"))
+    };
+    let mut server = qperf("").spawn();
+    server.wait_until_listening(port);
+    // qperf's two ends must agree within 5 s, which a loaded machine may exceed.
+    let line = format!("127.0.0.1 -t 1 -to 100 -cm {manager}");
+    let client = qperf(&line).line(tests);
+    let printed = client.run_for(LIMIT).success();
+    for test in tests.split_whitespace() {
+        assert!(printed.contains(&format!("{test}:")), "{test}: {printed}");
+    }
+    qperf("127.0.0.1").arg("quit").run_for(LIMIT).success();
+    server.wait_for(LIMIT);
+}
+
 #[test]
 fn qperf_over_both_ways_to_connect() {
     or_skip!(installed("qperf"));
-    let port = free_port();
-    let mut server = Program::new("qperf").line(&format!("-lp {port}")).spawn();
-    server.wait_until_listening(port);
     let tests = "rc_lat rc_bw rc_rdma_read_lat rc_rdma_write_bw rc_fetch_add_mr ver_rc_compare_swap";
-    for manager in [0, 1] {
-        // One second for each test. qperf's two ends must agree within 5 s, which a loaded machine
-        // may exceed.
-        let line = format!("127.0.0.1 -lp {port} -t 1 -to 100 -cm {manager} {tests}");
-        let printed = Program::new("qperf").line(&line).run_for(LIMIT).success();
-        for test in tests.split_whitespace() {
-            assert!(printed.contains(&format!("{test}:")), "{test}: {printed}");
+    for identity in ["iwarp", "roce"] {
+        for manager in [0, 1] {
+            qperf(identity, manager, tests);
         }
     }
-    Program::new("qperf")
-        .line(&format!("127.0.0.1 -lp {port} quit"))
-        .run_for(LIMIT)
-        .success();
-    server.wait_for(LIMIT);
+}
+
+/// qperf has no connection manager for UC and UD.
+#[test]
+fn qperf_of_uc_and_ud_queue_pairs() {
+    or_skip!(installed("qperf"));
+    let uc = "uc_lat uc_bw uc_bi_bw uc_rdma_write_bw uc_rdma_write_lat uc_rdma_write_poll_lat";
+    qperf("roce", 0, uc);
+    qperf("roce", 0, "ud_lat ud_bw ud_bi_bw");
 }
 
 /// libfabric's verbs provider needs an interface other than the loopback, which a test machine may

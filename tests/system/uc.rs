@@ -57,25 +57,6 @@ fn perftest_sends_and_writes() {
 }
 
 #[test]
-fn qperf() {
-    or_skip!(installed("qperf"));
-    let port = free_port();
-    let mut server = roce("qperf").line(&format!("-lp {port}")).spawn();
-    server.wait_until_listening(port);
-    let tests = "uc_lat uc_bw uc_bi_bw uc_rdma_write_bw uc_rdma_write_lat uc_rdma_write_poll_lat";
-    let line = format!("127.0.0.1 -lp {port} -t 1 -to 100 {tests}");
-    let said = roce("qperf").line(&line).run_for(LIMIT).success();
-    for test in tests.split_whitespace() {
-        assert!(said.contains(&format!("{test}:")), "{test}: {said}");
-    }
-    roce("qperf")
-        .line(&format!("127.0.0.1 -lp {port} quit"))
-        .run_for(LIMIT)
-        .success();
-    server.wait_for(LIMIT);
-}
-
-#[test]
 fn what_cannot_be_delivered_is_dropped() {
     let program = or_skip!(compiled("uc"));
     let both = Pair::new(&roce(program)).within(LIMIT).succeeds();
