@@ -1,5 +1,6 @@
 //! The frames of iWARP: MPA (RFC 5044, RFC 6581 and the 2007 RTR frame), DDP (RFC 5041), RDMAP (RFC
-//! 5040) and its extensions (RFC 7306); and the packets of RoCE v2's unreliable datagrams.
+//! 5040) and its extensions (RFC 7306); the packets of RoCE v2's unreliable datagrams, and the
+//! management datagrams of InfiniBand's communication manager that are in them.
 //!
 //! This crate contains only formats. A frame is parsed into a `Copy` value of native integers,
 //! emitted from it, or shown as one line by its `Display`; no function does I/O, keeps state,
@@ -13,6 +14,7 @@
 //! payload   ULP data, or a fixed RDMAP header                         [rdmap]
 //!
 //! UDP       BTH(12) DETH(8) immediate(0|4) payload pad(0-3) ICRC(4)   [roce]
+//! payload   management datagram of a communication manager            [mad]
 //! ```
 //!
 //! Two conventions hold everywhere. `parse` reads data from a peer: it returns an error that names
@@ -24,6 +26,7 @@
 
 pub mod crc;
 pub mod ddp;
+pub mod mad;
 pub mod mpa;
 pub mod rdmap;
 pub mod roce;

@@ -10,6 +10,7 @@ mod crc;
 mod ddp;
 mod display;
 mod fpdu;
+mod mad;
 mod marker;
 mod properties;
 mod rdmap;
