@@ -25,7 +25,7 @@ bitflags! {
         /// The message was of the Solicited Event form.
         const SOLICITED = 4;
         /// A datagram: 40 bytes of global route header are in front of its payload, and count in
-        /// `byte_len`; `source_qpn` is valid.
+        /// `byte_len`; `source_qpn` and `source_port` are valid.
         const DATAGRAM = 8;
         /// The header of the datagram is that of IPv6; else of IPv4.
         const IPV6 = 16;
@@ -60,7 +60,9 @@ pub struct Cqe {
     pub timestamp: U64,
     /// The queue pair that sent a datagram, 24 bits.
     pub source_qpn: U32,
-    reserved2: [U32; 4],
+    /// The UDP port that a datagram came from.
+    pub source_port: U32,
+    reserved2: [U32; 3],
     /// Phase, bit 0.
     pub phase: U32,
 }
@@ -92,5 +94,7 @@ const _: () = {
     assert!(offset_of!(Cqe, flags) == 26);
     assert!(offset_of!(Cqe, vendor_error) == 28);
     assert!(offset_of!(Cqe, timestamp) == 32);
+    assert!(offset_of!(Cqe, source_qpn) == 40);
+    assert!(offset_of!(Cqe, source_port) == 44);
     assert!(offset_of!(Cqe, phase) == PHASE);
 };

@@ -188,6 +188,7 @@ impl Engine {
         cqe.flags = flags.bits();
         cqe.byte_len = (len as u32).into();
         cqe.source_qpn = header.source_qpn.into();
+        cqe.source_port = u32::from(ends.source.port()).into();
         env.counters.add(Counter::RxDatagrams, 1);
         self.recv_cq.push(cqe, env)
     }

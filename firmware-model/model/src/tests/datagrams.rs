@@ -173,6 +173,8 @@ fn ud_05_a_datagram_arrives_behind_its_route() {
         assert_cqe(&cqe, 9, WcStatus::Success);
         assert_eq!(cqe.byte_len.get(), 45);
         assert_eq!((cqe.source_qpn.get(), cqe.label.get()), (near.qpn(), far.qpn()));
+        // A queue pair's number has its port.
+        assert_eq!(cqe.source_port.get(), near.qpn() >> 8);
         let expected = match family {
             V4 => CqeFlags::DATAGRAM,
             _ => CqeFlags::DATAGRAM | CqeFlags::IPV6,
