@@ -1,17 +1,22 @@
-//! The state of native connections.
+//! The state of native connections, and the connection manager's queues of the device.
 
-use std::sync::Mutex;
+use std::sync::{Mutex, OnceLock};
 
 use rustix::io::Errno;
 use rustix::rand::{GetRandomFlags, getrandom};
 
+use crate::message_queues::Messages;
 use crate::rdma_cm::manager::Buffers;
 use urnic_cm::native;
 use urnic_config::Config;
 
-/// Native connections. No thread holds this lock and that of the connection manager.
+/// What a device has for connections.
 pub(crate) struct Connections {
+    /// No thread holds this lock and that of the connection manager.
     pub(crate) native: Mutex<Native>,
+    /// The ports of the connection manager for messages to others, from the first one on. This lock
+    /// is taken while that of the connection manager is held, and no other lock while this one is.
+    pub(crate) messages: OnceLock<Mutex<Messages>>,
 }
 
 /// Native connections of the device.
@@ -32,6 +37,7 @@ impl Connections {
         };
         Ok(Connections {
             native: Mutex::new(native),
+            messages: OnceLock::new(),
         })
     }
 }

@@ -43,6 +43,7 @@ impl Driver {
             self.async_events.drain(|event| events.push(event));
             // Commands also cause events, which the next round handles.
             interrupt_context::deferred(|| events.into_iter().for_each(|event| self.handle(event)));
+            self.receive_messages();
         });
     }
 

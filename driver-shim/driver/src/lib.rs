@@ -29,6 +29,7 @@ mod event_loop;
 mod fake_bus;
 mod loss;
 mod memory;
+mod message_queues;
 mod native;
 mod objects;
 mod pages;

@@ -17,6 +17,8 @@ pub const MAX_PRIVATE_DATA: usize = 256;
 const AF_IB: u16 = 27;
 /// `struct sockaddr_in6`.
 const IN6_LEN: usize = 28;
+/// `struct sockaddr_ib`.
+const IB_LEN: usize = 48;
 /// `struct __kernel_sockaddr_storage`.
 const STORAGE_LEN: usize = 128;
 /// No index of the device: the device is identified by its node GUID (`UCMA_INVALID_IB_INDEX`).
@@ -70,10 +72,15 @@ layouts! {
     }
     MigrateId = 16 { response: u64, id: u32, fd: u32, }
 
+    /// `struct rdma_ucm_ud_param`.
+    DatagramParam = 304 {
+        qp_num: u32, qkey: u32, address: AhAttr, private_data: [u8; MAX_PRIVATE_DATA], private_data_len: u8,
+        reserved: [u8; 7],
+    }
     /// The response to `GET_EVENT`. Its union is as long as the longest member, the parameters of
     /// datagrams.
     EventResponse = 336 {
-        uid: u64, id: u32, event: u32, status: u32, param: ConnParam, datagram: [u8; 32], reserved: u32, ece: [u32; 2],
+        uid: u64, id: u32, event: u32, status: u32, param: ConnParam, rest: [u8; 32], reserved: u32, ece: [u32; 2],
     }
     /// `struct ib_user_path_rec`.
     PathRecord = 64 {
@@ -116,12 +123,55 @@ const _: () = {
     use std::mem::offset_of;
     assert!(offset_of!(EventResponse, param) == 20 && offset_of!(EventResponse, ece) == 328);
     assert!(offset_of!(ConnParam, private_data_len) == 264);
+    assert!(offset_of!(DatagramParam, private_data) == 40);
     assert!(offset_of!(Connect, id) == 272 && offset_of!(Connect, ece) == 280);
     assert!(offset_of!(Accept, param) == 8 && offset_of!(Accept, id) == 280);
     assert!(offset_of!(RouteResponse, source) == 136 && offset_of!(RouteResponse, num_paths) == 192);
     assert!(offset_of!(RouteResponse, device_index) == 200);
     assert!(offset_of!(QpAttrResponse, pkey_index) == 124 && offset_of!(QpAttrResponse, port) == 133);
 };
+
+impl DatagramParam {
+    /// The queue pair, its Q_Key and its address.
+    pub(super) fn new(qp_num: u32, qkey: u32, address: AhAttr) -> DatagramParam {
+        DatagramParam {
+            qp_num,
+            qkey,
+            address,
+            ..DatagramParam::new_zeroed()
+        }
+    }
+
+    /// Adds the peer's private data, at most what its length byte can tell.
+    pub(super) fn set_private_data(&mut self, data: &[u8]) {
+        let len = data.len().min(usize::from(u8::MAX));
+        if let (Some(to), Some(from)) = (self.private_data.get_mut(..len), data.get(..len)) {
+            to.copy_from_slice(from);
+            self.private_data_len = len as u8;
+        }
+    }
+}
+
+impl EventResponse {
+    /// The offset of the union.
+    const PARAM: usize = std::mem::offset_of!(EventResponse, param);
+
+    /// Puts the parameters of datagrams into the union.
+    pub(super) fn set_datagrams(&mut self, param: &DatagramParam) {
+        let bytes = self.as_mut_bytes();
+        if let Some(to) = bytes.get_mut(Self::PARAM..Self::PARAM + size_of::<DatagramParam>()) {
+            to.copy_from_slice(param.as_bytes());
+        }
+    }
+
+    /// The parameters of datagrams in the union.
+    #[cfg(test)]
+    pub(super) fn datagrams(&self) -> DatagramParam {
+        DatagramParam::read_from_prefix(&self.as_bytes()[Self::PARAM..])
+            .unwrap()
+            .0
+    }
+}
 
 /// An address that a program gives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -163,6 +213,16 @@ impl CmAddress {
         };
         name.map(Some).ok_or(Errno::INVAL)
     }
+}
+
+/// The length of an address as the program gives it.
+pub(super) fn address_len(address: &CmAddress) -> u16 {
+    let len = match address {
+        CmAddress::Ip(SocketAddr::V4(_)) => 16,
+        CmAddress::Ip(SocketAddr::V6(_)) => IN6_LEN,
+        CmAddress::Ib(_) => IB_LEN,
+    };
+    len as u16
 }
 
 /// Writes an address as `sockaddr_in` or `sockaddr_in6`, and returns its length: 0 for none.
@@ -290,7 +350,7 @@ impl IdAddresses {
 
     /// The answer to `QUERY` for GIDs: both addresses as `struct sockaddr_ib`.
     pub fn gids(&self) -> AddressResponse {
-        const LEN: u16 = 48;
+        const LEN: u16 = IB_LEN as u16;
         let mut response = self.bare();
         let space = u64::from(self.port_space) << 16;
         for (to, address) in [

@@ -16,7 +16,8 @@ impl Engine {
     /// Connects. An event reports the result.
     ///
     /// # Errors
-    /// `EINVAL` in the wrong state or without a queue pair, `EOPNOTSUPP` for datagrams, and the
+    /// `EINVAL` in the wrong state or without a queue pair, `EOPNOTSUPP` for datagrams
+    /// of an RNIC, and the
     /// errors of connecting that are detected immediately.
     pub fn connect(
         &mut self,
@@ -25,7 +26,11 @@ impl Engine {
         handle: u32,
         parameters: Parameters,
     ) -> Result<(), Errno> {
+        let is_roce = self.identity.is_roce();
         let id = self.own(channel, handle)?;
+        if id.is_for_datagrams() && is_roce {
+            return self.look_up(world, handle, &parameters);
+        }
         if ![PS_TCP, PS_IB].contains(&id.port_space) {
             return Err(Errno::OPNOTSUPP);
         }

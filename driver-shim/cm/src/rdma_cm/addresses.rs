@@ -6,14 +6,15 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use rustix::io::Errno;
 
 use super::abi::{CmAddress, IdAddresses};
-use super::state::{CmEvent, Engine, EventParams, PS_DATAGRAMS, State, World};
+use super::state::{CmEvent, Engine, EventParams, PS_DATAGRAMS, PS_IPOIB, State, World};
 use crate::mpa_startup::Close;
 
 impl Engine {
     /// Binds an id to an address, and to a port of its own.
     ///
     /// # Errors
-    /// `EINVAL` if the id is already bound; `EADDRINUSE`, `EADDRNOTAVAIL`, `EACCES`.
+    /// `EINVAL` if the id is already bound, or for an address of Ethernet in the port space of
+    /// IPoIB; `EADDRINUSE`, `EADDRNOTAVAIL`, `EACCES`.
     pub fn bind(
         &mut self,
         world: &mut World<'_>,
@@ -30,6 +31,16 @@ impl Engine {
             // supported.
             CmAddress::Ib(gid) if gid == [0; 16] => (None, None),
             CmAddress::Ib(_) => return Err(Errno::ADDRNOTAVAIL),
+            CmAddress::Ip(local) if port_space == PS_IPOIB && !local.ip().is_unspecified() => {
+                return Err(Errno::INVAL);
+            }
+            CmAddress::Ip(local) if PS_DATAGRAMS.contains(&port_space) && self.identity.is_roce() => {
+                let (numbers, port) = world.device.open_ports(local)?;
+                let holds = |number: &u32| (*number, handle);
+                self.datagrams.holders.extend(numbers.iter().map(holds));
+                self.own(channel, handle)?.ports = numbers;
+                (Some(with_port(local, port)), None)
+            }
             CmAddress::Ip(local) if PS_DATAGRAMS.contains(&port_space) => {
                 let port = match local.port() {
                     0 => self.pick_port(),
@@ -71,7 +82,7 @@ impl Engine {
         if !matches!(id.state, State::Idle | State::Bound { .. }) {
             return Err(Errno::INVAL);
         }
-        let datagrams = PS_DATAGRAMS.contains(&id.port_space);
+        let (datagrams, ipoib) = (id.is_for_datagrams(), id.port_space == PS_IPOIB);
         let idle = matches!(id.state, State::Idle);
         let CmAddress::Ip(remote) = remote else {
             return Err(Errno::NODEV);
@@ -92,7 +103,9 @@ impl Engine {
         }
         let local = self.own(channel, handle)?.local;
         let remote = loopback_if_unspecified(remote);
-        let source = if remote.ip().is_multicast() && !datagrams {
+        let source = if ipoib {
+            Err(Errno::INVAL)
+        } else if remote.ip().is_multicast() && !datagrams {
             Err(Errno::NETUNREACH)
         } else {
             match local {

@@ -1,10 +1,12 @@
 //! Commands, parsed from the bytes that a program writes to its channel.
 
 use rustix::io::Errno;
-use zerocopy::{FromBytes, FromZeros, IntoBytes};
+use zerocopy::FromBytes;
 
-use super::abi::{self, CmAddress, ConnParam, Header};
+use super::abi::{self, CmAddress, ConnParam, Header, address_len};
 use super::opcode;
+pub use super::payload::Destination;
+use super::payload::{Payload, extended, parse_address};
 
 /// Bytes of an id or a count: the response to several commands.
 const NUMBER_LEN: usize = size_of::<u32>();
@@ -21,14 +23,8 @@ const CONNECT_LEN: usize = 276;
 /// Bytes of `struct rdma_ucm_accept` without the vendor's extension, which was added later.
 const ACCEPT_LEN: usize = 284;
 
-/// The address of a command's response.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Destination {
-    /// The address in the program's memory.
-    pub address: u64,
-    /// The number of bytes that the program has reserved for the response.
-    pub room: usize,
-}
+/// `RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER`, the last flag of `JOIN_MCAST`.
+const MAX_JOIN_FLAG: u16 = 1;
 
 /// Parameters of a connection, as a program gives them.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -191,13 +187,21 @@ pub enum Command {
     },
     /// `JOIN_IP_MCAST` and `JOIN_MCAST`.
     JoinMulticast {
+        /// The destination of the answer.
+        answer: Destination,
         /// The id.
         id: u32,
+        /// The program's cookie of the membership.
+        uid: u64,
+        /// The group.
+        group: CmAddress,
     },
     /// `LEAVE_MCAST`.
     LeaveMulticast {
-        /// The id.
-        id: u32,
+        /// The destination of the answer.
+        answer: Destination,
+        /// The number of the membership.
+        membership: u32,
     },
     /// `MIGRATE_ID`.
     MigrateId {
@@ -215,56 +219,6 @@ pub fn number(bytes: &[u8]) -> Option<u32> {
     Header::read_from_prefix(bytes)
         .ok()
         .map(|(header, _)| header.command)
-}
-
-/// Parses a payload of the command's full length.
-fn whole<T: FromBytes>(payload: &[u8]) -> Result<T, Errno> {
-    T::read_from_prefix(payload)
-        .map(|(whole, _)| whole)
-        .map_err(|_| Errno::INVAL)
-}
-
-/// Parses a payload of which older programs omit the last fields; missing fields are zero.
-fn extended<T: FromBytes + FromZeros + IntoBytes>(payload: &[u8], min_len: usize) -> Result<T, Errno> {
-    if payload.len() < min_len {
-        return Err(Errno::INVAL);
-    }
-    let mut extended = T::new_zeroed();
-    let known = payload.len().min(size_of::<T>());
-    if let (Some(to), Some(from)) = (extended.as_mut_bytes().get_mut(..known), payload.get(..known)) {
-        to.copy_from_slice(from);
-    }
-    Ok(extended)
-}
-
-/// Parses an address in `field`, of which `len` bytes are used.
-fn parse_address(field: &[u8], len: u16) -> Result<Option<CmAddress>, Errno> {
-    CmAddress::parse(field.get(..len.into()).ok_or(Errno::INVAL)?)
-}
-
-/// A command's payload, and the room for its answer.
-#[derive(Clone, Copy)]
-struct Payload<'a> {
-    bytes: &'a [u8],
-    room: usize,
-}
-
-impl Payload<'_> {
-    fn whole<T: FromBytes>(self) -> Result<T, Errno> {
-        whole(self.bytes)
-    }
-
-    /// The destination of an answer of at least `min_len` bytes.
-    fn answer(self, address: u64, min_len: usize) -> Result<Destination, Errno> {
-        match (address, self.room >= min_len) {
-            (_, false) => Err(Errno::NOSPC),
-            (0, true) => Err(Errno::FAULT),
-            (_, true) => Ok(Destination {
-                address,
-                room: self.room,
-            }),
-        }
-    }
 }
 
 impl Command {
@@ -379,15 +333,49 @@ impl Command {
             opcode::RESOLVE_ROUTE => Command::ResolveRoute {
                 id: payload.whole::<abi::ResolveRoute>()?.id,
             },
-            opcode::JOIN_IP_MCAST => Command::JoinMulticast {
-                id: payload.whole::<abi::JoinIpMulticast>()?.id,
-            },
-            opcode::JOIN_MCAST => Command::JoinMulticast {
-                id: payload.whole::<abi::JoinMulticast>()?.id,
-            },
-            opcode::LEAVE_MCAST => Command::LeaveMulticast {
-                id: payload.whole::<abi::OnId>()?.id,
-            },
+            opcode::JOIN_IP_MCAST | opcode::JOIN_MCAST | opcode::LEAVE_MCAST => {
+                return Command::parse_group_command(command, payload);
+            }
+            _ => return Err(Errno::INVAL),
+        })
+    }
+
+    /// Parses a command on a multicast group.
+    fn parse_group_command(command: u32, payload: Payload<'_>) -> Result<Command, Errno> {
+        let address = |bytes: &[u8]| CmAddress::parse(bytes).ok().flatten().ok_or(Errno::INVAL);
+        Ok(match command {
+            opcode::JOIN_IP_MCAST => {
+                let c: abi::JoinIpMulticast = payload.whole()?;
+                Command::JoinMulticast {
+                    answer: payload.answer(c.response, NUMBER_LEN)?,
+                    id: c.id,
+                    uid: c.uid,
+                    group: address(&c.address)?,
+                }
+            }
+            opcode::JOIN_MCAST => {
+                let c: abi::JoinMulticast = payload.whole()?;
+                let answer = payload.answer(c.response, NUMBER_LEN)?;
+                let group = address(&c.address)?;
+                // Also a program that only sends to the group becomes a member: it gets the group's
+                // parameters, and whether it receives is a matter of its queue pair.
+                if address_len(&group) != c.address_len || c.flags > MAX_JOIN_FLAG {
+                    return Err(Errno::INVAL);
+                }
+                Command::JoinMulticast {
+                    answer,
+                    id: c.id,
+                    uid: c.uid,
+                    group,
+                }
+            }
+            opcode::LEAVE_MCAST => {
+                let c: abi::OnId = payload.whole()?;
+                Command::LeaveMulticast {
+                    answer: payload.answer(c.response, NUMBER_LEN)?,
+                    membership: c.id,
+                }
+            }
             _ => return Err(Errno::INVAL),
         })
     }

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 
 use rustix::io::Errno;
 
+use super::datagram_state::Datagrams;
 use super::policy::ConnPolicy;
 use super::state::{CmEvent, Engine, EventParams, Key, Notice, Owner, State, World};
 use crate::mpa_startup::{Close, Time};
@@ -29,6 +30,7 @@ impl Engine {
             streams: HashMap::new(),
             listeners: HashMap::new(),
             queue_pairs: HashMap::new(),
+            datagrams: Datagrams::default(),
             timers: Timers::default(),
             random: seed,
             notices: Vec::new(),
@@ -76,6 +78,7 @@ impl Engine {
     pub(super) fn id_due(&mut self, world: &mut World<'_>, handle: u32) {
         match self.ids.get(&handle).map(|id| &id.state) {
             Some(State::Connecting(_)) => self.connect_failed(world, handle, Errno::TIMEDOUT),
+            Some(State::LookingUp(_)) => self.lookup_due(world, handle),
             Some(State::AwaitingRtrFrame(_)) => self.answer_failed(world, handle, Errno::TIMEDOUT),
             Some(State::Opening { qid, .. } | State::Closing { qid }) => {
                 let qid = *qid;
@@ -145,11 +148,16 @@ impl Engine {
     /// A port that is probably free, so that the program can query it before it connects. The port
     /// is in the range from which the kernel also chooses.
     pub(super) fn pick_port(&mut self) -> u16 {
+        32768 + (self.random() % (61000 - 32768)) as u16
+    }
+
+    /// A number that others do not guess.
+    pub(super) fn random(&mut self) -> u64 {
         // splitmix64
         self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.random;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        32768 + ((z ^ (z >> 31)) % (61000 - 32768)) as u16
+        z ^ (z >> 31)
     }
 }

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use urnic_wire::mpa::startup::{EnhancedWord, NO_NEGOTIATION};
 use zerocopy::FromZeros;
 
-use super::abi::EventResponse;
+use super::abi::{DatagramParam, EventResponse};
 use super::state::{CmEvent, Engine, Event, EventParams, Id, State, World};
 
 impl Engine {
@@ -38,9 +38,25 @@ impl Engine {
         id.reported += 1;
         let mut response = EventResponse::new_zeroed();
         response.uid = id.uid;
+        let number = event.membership;
+        if let Some(membership) = number.and_then(|number| self.datagrams.memberships.get_mut(&number)) {
+            membership.reported += 1;
+            response.uid = membership.uid;
+        }
         response.id = event.about;
         response.event = event.kind as u32;
         response.status = event.status.cast_unsigned();
+        if id.is_for_datagrams() {
+            let mut param = event.params.datagrams.unwrap_or(DatagramParam::new_zeroed());
+            param.set_private_data(&event.params.private_data);
+            response.set_datagrams(&param);
+            if let State::Serving(service) = &mut id.state
+                && event.kind == CmEvent::ConnectRequest
+            {
+                service.unread = service.unread.saturating_sub(1);
+            }
+            return Some(response);
+        }
         let param = &mut response.param;
         let len = event.params.private_data.len().min(usize::from(u8::MAX));
         if let (Some(to), Some(from)) = (
@@ -80,6 +96,7 @@ impl Engine {
                     kind,
                     status,
                     params,
+                    membership: None,
                 },
             );
         }
@@ -110,6 +127,7 @@ impl Engine {
             private_data,
             responder_resources: depth(word.map(|word| word.ord), self.max_ird),
             initiator_depth: depth(word.map(|word| word.ird), self.max_ord),
+            datagrams: None,
         }
     }
 }

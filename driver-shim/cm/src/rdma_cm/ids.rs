@@ -3,10 +3,12 @@
 use std::net::{Ipv4Addr, SocketAddr};
 
 use rustix::io::Errno;
+use urnic_wire::mad::ServiceStatus;
 
 use super::abi::CmAddress;
 use super::state::{
-    Engine, Event, Id, Key, Listener, MAX_IDS, Notice, Owner, PS_DATAGRAMS, PS_IB, PS_TCP, State, World,
+    CmEvent, Engine, Event, Id, Key, Listener, MAX_IDS, Notice, Owner, PS_DATAGRAMS, PS_IB, PS_TCP, State,
+    World,
 };
 use crate::mpa_startup::Close;
 
@@ -30,19 +32,8 @@ impl Engine {
             return Err(Errno::PROTONOSUPPORT);
         }
         self.insert_id(Id {
-            channel,
             uid,
-            port_space,
-            reported: 0,
-            local: None,
-            remote: None,
-            picked: false,
-            held: None,
-            manages_qp: false,
-            ack_timeout: None,
-            traffic_class: 0,
-            one_family: false,
-            state: State::Idle,
+            ..Id::new(channel, port_space)
         })
     }
 
@@ -75,9 +66,16 @@ impl Engine {
         let state = std::mem::replace(&mut id.state, State::Over);
         self.end_activity(world, handle, state);
         self.release_port(world, handle);
+        self.datagrams
+            .memberships
+            .retain(|_, membership| membership.id != handle);
         let Some(id) = self.ids.remove(&handle) else {
             return 0;
         };
+        for port in id.ports {
+            self.datagrams.holders.remove(&port);
+            world.device.close_port(port);
+        }
         self.timers.set(Key::Id(handle), None);
         self.timers.set(Key::TimeWait(handle), None);
         // Events that the program has not taken are discarded; new ids that only such an event
@@ -87,7 +85,7 @@ impl Engine {
             let had = !queue.is_empty();
             queue.retain(|event| {
                 let mine = event.id == handle;
-                if mine && event.about != handle {
+                if mine && event.kind == CmEvent::ConnectRequest {
                     unread.push(event.about);
                 }
                 !mine
@@ -107,6 +105,13 @@ impl Engine {
     fn end_activity(&mut self, world: &mut World<'_>, handle: u32, state: State) {
         match state {
             State::Idle | State::AddressResolved | State::RouteResolved | State::Over => {}
+            State::Serving(_) | State::Associated(None) => {}
+            State::LookingUp(lookup) => drop(self.datagrams.lookups.remove(&lookup.request_id)),
+            State::Associated(Some(inquiry)) => drop(self.datagrams.inquiries.remove(&inquiry.key())),
+            State::Asked(inquiry) => {
+                self.datagrams.inquiries.remove(&inquiry.key());
+                self.refuse(world, &inquiry, ServiceStatus::REJECTED);
+            }
             State::Bound { lid, early } => {
                 self.close_listener(world, lid);
                 for sid in early {
@@ -165,7 +170,8 @@ impl Engine {
     /// Accepts connections from now on.
     ///
     /// # Errors
-    /// `EINVAL` in the wrong state, `EOPNOTSUPP` for datagrams, and the errors of binding.
+    /// `EINVAL` in the wrong state, `EOPNOTSUPP` for datagrams of an RNIC, and the errors of
+    /// binding.
     pub fn listen(
         &mut self,
         world: &mut World<'_>,
@@ -173,13 +179,22 @@ impl Engine {
         handle: u32,
         backlog: u32,
     ) -> Result<(), Errno> {
+        let is_roce = self.identity.is_roce();
         let id = self.own(channel, handle)?;
-        if PS_DATAGRAMS.contains(&id.port_space) {
+        let datagrams = id.is_for_datagrams();
+        if datagrams && !is_roce {
             return Err(Errno::OPNOTSUPP);
         }
         if matches!(id.state, State::Idle) {
             let unspecified = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0);
             self.bind(world, channel, handle, CmAddress::Ip(unspecified))?;
+        }
+        let backlog = match backlog.cast_signed() {
+            1.. if backlog < MAX_BACKLOG => backlog,
+            _ => MAX_BACKLOG,
+        };
+        if datagrams {
+            return self.serve(handle, backlog);
         }
         let id = self.own(channel, handle)?;
         let State::Bound {
@@ -190,10 +205,6 @@ impl Engine {
             return Err(Errno::INVAL);
         };
         let (lid, early) = (*lid, std::mem::take(early));
-        let backlog = match backlog.cast_signed() {
-            1.. if backlog < MAX_BACKLOG => backlog,
-            _ => MAX_BACKLOG,
-        };
         tracing::debug!("id {handle}: listens at {:?}", id.local);
         for sid in &early {
             self.streams.remove(sid);
@@ -238,7 +249,9 @@ impl Engine {
             world.device.signal(old, false);
         }
         for event in moving {
-            if let Some(child) = self.ids.get_mut(&event.about) {
+            if event.membership.is_none()
+                && let Some(child) = self.ids.get_mut(&event.about)
+            {
                 child.channel = new;
             }
             self.queue(world, event);

@@ -19,6 +19,14 @@
 //! Answered. If no queue pair was brought there, the connection carries private data only
 //! (`Exchanged`), and the program connects its queue pairs natively.
 //!
+//! Ids for datagrams have no connection. A RoCE NIC's connection manager asks that of the peer for
+//! its queue pair, by a message to the UDP port of the listener's number:
+//!
+//! ```text
+//!  Bound ─ listen ─▶ Serving ─ a request ─▶ (new id) Asked ─ accept, reject ─▶ Associated
+//!  RouteResolved ─ connect ─▶ LookingUp ─ reply, or no reply ─▶ Associated
+//! ```
+//!
 //! The engine does no I/O: commands, events of streams and queue pairs, and the time go in; it acts
 //! through [`Device`]. A listener is a TCP listener on the same port, from bind on: no other
 //! process can use the port, and connections before listen wait.
@@ -30,17 +38,23 @@ pub mod abi;
 mod active;
 mod addresses;
 pub mod command;
+mod datagram_state;
 mod engine;
 mod events;
 mod ids;
+mod lookup;
+mod multicast;
 pub mod opcode;
 mod options;
 mod passive;
+mod payload;
 mod policy;
 mod queue_pair_events;
+mod service;
 mod state;
 mod stream_events;
 #[cfg(test)]
 mod tests;
 
+pub use datagram_state::Arrival;
 pub use state::{Attachment, CmEvent, Device, Engine, Notice, World};

@@ -1,13 +1,16 @@
 //! Options of ids, and attributes of their queue pairs.
 
+use std::net::{IpAddr, SocketAddr};
+
 use rustix::io::Errno;
 use urnic_device::vocabulary::{Access, QpState};
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::abi::{AhAttr, HOP_LIMIT, MTU_1024, PATH_FLAGS, PORT, QpAttrResponse};
 use super::command::Parameters;
+use super::datagram_state::UDP_QKEY;
 use super::opcode::option;
-use super::state::{Engine, Id, State, World};
+use super::state::{Engine, Id, PS_IPOIB, State, World};
 use crate::qp_attr::{MANAGER_QPN, QpMask};
 use urnic_process::port_gids::gid_of;
 
@@ -34,6 +37,9 @@ impl Engine {
         let id = self.own(channel, handle)?;
         if id.local.is_none_or(|local| local.ip().is_unspecified()) {
             return Err(Errno::INVAL);
+        }
+        if identity.is_roce() && id.is_for_datagrams() {
+            return datagram_attributes(id, state);
         }
         if identity.is_roce() {
             return roce_attributes(world, id, state);
@@ -84,14 +90,18 @@ impl Engine {
             // listener's.
             (option::LEVEL_ID, option::ID_TOS) => id.traffic_class = byte()?,
             // A port in TIME-WAIT can always be used again; a port with a listener cannot.
-            (option::LEVEL_ID, option::ID_REUSEADDR) => drop(flag()?),
-            (option::LEVEL_ID, option::ID_AFONLY) if matches!(id.state, State::Idle) => {
-                id.one_family = flag()?
-            }
-            (option::LEVEL_ID, option::ID_AFONLY) => return Err(Errno::INVAL),
+            (option::LEVEL_ID, option::ID_REUSEADDR) => match (&id.state, flag()?) {
+                (State::Listening(_) | State::Serving(_), _) => return Err(Errno::INVAL),
+                (State::Idle, _) | (_, true) => {}
+                (_, false) => return Err(Errno::INVAL),
+            },
+            (option::LEVEL_ID, option::ID_AFONLY) => match (&id.state, flag()?) {
+                (State::Idle | State::Bound { .. }, one_family) => id.one_family = one_family,
+                _ => return Err(Errno::INVAL),
+            },
             (option::LEVEL_ID, option::ID_ACK_TIMEOUT) => {
                 let timeout = byte()?;
-                if timeout > 31 {
+                if timeout > 31 || id.is_for_datagrams() {
                     return Err(Errno::INVAL);
                 }
                 id.ack_timeout = Some(timeout);
@@ -125,15 +135,7 @@ fn roce_attributes(world: &mut World<'_>, id: &Id, state: u32) -> Result<QpAttrR
         }
         Some(QpState::Rtr) => {
             let (local, remote) = (id.local.ok_or(Errno::INVAL)?, id.remote.ok_or(Errno::INVAL)?);
-            let vector = AhAttr {
-                dgid: gid_of(remote.ip().to_canonical()),
-                sgid_index: world.device.gid_index(local),
-                hop_limit: HOP_LIMIT,
-                traffic_class: id.traffic_class,
-                is_global: 1,
-                port: PORT,
-                ..AhAttr::new_zeroed()
-            };
+            let vector = address_vector(world, local, remote.ip(), id.traffic_class);
             let bytes = vector.as_bytes();
             response.address_vectors[..bytes.len()].copy_from_slice(bytes);
             response.path_mtu = MTU_1024.into();
@@ -152,6 +154,39 @@ fn roce_attributes(world: &mut World<'_>, id: &Id, state: u32) -> Result<QpAttrR
     (response.mask, response.state, response.cur_state) = (mask.bits(), state, state);
     response.port = PORT;
     Ok(response)
+}
+
+/// The attributes of a queue pair for datagrams, which the connection manager of a kernel gives in
+/// any state.
+fn datagram_attributes(id: &mut Id, state: u32) -> Result<QpAttrResponse, Errno> {
+    QpState::from_raw(state).ok_or(Errno::INVAL)?;
+    if id.port_space == PS_IPOIB {
+        return Err(Errno::NODEV);
+    }
+    id.qkey = UDP_QKEY;
+    let mut response = QpAttrResponse::new_zeroed();
+    let mask = QpMask::STATE | QpMask::PKEY_INDEX | QpMask::PORT | QpMask::QKEY;
+    (response.mask, response.state, response.cur_state) = (mask.bits(), state, state);
+    (response.port, response.qkey) = (PORT, id.qkey);
+    Ok(response)
+}
+
+/// The attributes of an address handle for `remote`, in packets of this traffic class.
+pub(super) fn address_vector(
+    world: &mut World<'_>,
+    local: SocketAddr,
+    remote: IpAddr,
+    traffic_class: u8,
+) -> AhAttr {
+    AhAttr {
+        dgid: gid_of(remote.to_canonical()),
+        sgid_index: world.device.gid_index(local),
+        hop_limit: HOP_LIMIT,
+        traffic_class,
+        is_global: 1,
+        port: PORT,
+        ..AhAttr::new_zeroed()
+    }
 }
 
 /// Inbound and outbound Reads that the program requests.

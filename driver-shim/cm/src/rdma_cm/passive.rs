@@ -115,19 +115,12 @@ impl Engine {
         here.unread += 1;
         let (word, private_data) = (request.word, request.private_data.clone());
         let child = Id {
-            channel: id.channel,
-            uid: 0,
-            port_space: id.port_space,
-            reported: 0,
             local: Some(local),
             remote: Some(remote),
-            picked: false,
-            held: None,
-            manages_qp: false,
             ack_timeout: id.ack_timeout,
             traffic_class: id.traffic_class,
-            one_family: false,
             state: State::Over,
+            ..Id::new(id.channel, id.port_space)
         };
         let excluded = id.one_family && id.local.is_some_and(|own| own.is_ipv4() != remote.is_ipv4());
         let params = self.event_params(word, private_data);
@@ -160,6 +153,7 @@ impl Engine {
             kind: CmEvent::ConnectRequest,
             status: 0,
             params,
+            membership: None,
         };
         self.queue(world, event);
     }
@@ -185,6 +179,7 @@ impl Engine {
                 id.uid = uid;
                 self.answer(world, handle, parameters)
             }
+            (State::Asked(_), Some(parameters)) => self.answer_inquiry(world, handle, uid, &parameters),
             _ => Err(Errno::INVAL),
         }
     }
@@ -384,6 +379,9 @@ impl Engine {
         private_data: &[u8],
     ) -> Result<(), Errno> {
         let id = self.own(channel, handle)?;
+        if matches!(id.state, State::Asked(_)) {
+            return self.reject_inquiry(world, handle, private_data);
+        }
         let State::Requested { sid, responder, .. } = &mut id.state else {
             return Err(Errno::INVAL);
         };

@@ -30,6 +30,8 @@ impl Engine {
             }
             // The peer ended the connection first.
             State::Closing { .. } | State::Over => Ok(()),
+            // Nothing connects the ends: there is nothing to end.
+            State::Serving(_) | State::LookingUp(_) | State::Asked(_) | State::Associated(_) => Ok(()),
             _ => Err(Errno::INVAL),
         }
     }
@@ -88,6 +90,13 @@ impl Engine {
         let streams: Vec<u32> = self.streams.keys().filter_map(its).collect();
         let pairs: Vec<u32> = self.queue_pairs.keys().filter_map(its).collect();
         streams.into_iter().for_each(|sid| self.stream_closed(world, sid));
+        let here = |handle: &&u32| {
+            let id = self.ids.get(handle);
+            id.and_then(|id| id.local).is_some_and(&is_at)
+        };
+        let lookups: Vec<u32> = self.datagrams.lookups.values().filter(here).copied().collect();
+        lookups.into_iter().for_each(|handle| self.end_lookup(handle));
+        self.datagrams.common_ports.retain(|_, port| !is_its(*port));
         pairs
             .into_iter()
             .for_each(|qid| self.connection_ended(world, qid, Errno::CONNRESET));

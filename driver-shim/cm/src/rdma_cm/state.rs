@@ -1,12 +1,15 @@
 //! The state of the connection manager and of its ids, and the device that it acts on.
 
 use std::collections::{HashMap, VecDeque};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use rustix::io::Errno;
+use urnic_wire::mad::MAD_LEN;
 
+use super::abi::DatagramParam;
 use super::command::Parameters;
+use super::datagram_state::{Datagrams, Inquiry, Lookup, Service};
 use super::policy::ConnPolicy;
 use crate::carrier::Carrier;
 use crate::mpa_startup::{Accepted, Initiator, Negotiated, Responder, Time};
@@ -19,8 +22,10 @@ pub(super) const MAX_IDS: u32 = 0xffff;
 pub(super) const PS_TCP: u16 = 0x0106;
 /// `RDMA_PS_IB`.
 pub(super) const PS_IB: u16 = 0x013f;
+/// `RDMA_PS_IPOIB`: for an id with an address of Ethernet, the kernel has no device.
+pub(super) const PS_IPOIB: u16 = 0x0002;
 /// `RDMA_PS_UDP` and `RDMA_PS_IPOIB`, the port spaces of datagrams.
-pub(super) const PS_DATAGRAMS: [u16; 2] = [0x0111, 0x0002];
+pub(super) const PS_DATAGRAMS: [u16; 2] = [0x0111, PS_IPOIB];
 /// The maximum time that the engine waits for a graceful end.
 pub(super) const DISCONNECT_TIMEOUT: Duration = Duration::from_secs(20);
 /// The time that an initiator waits if it connects before the program listens: enough for a program
@@ -60,6 +65,26 @@ pub trait Device: Carrier {
     fn drain(&mut self, qid: u32);
     /// Puts a queue pair into the error state.
     fn abort(&mut self, qid: u32);
+    /// Opens a UDP port for messages to other connection managers. An unspecified IPv6 address also
+    /// means IPv4. Returns its number and the UDP port; [`Engine::message_received`] has the
+    /// messages that arrive there. With several devices, an unspecified address means a number for
+    /// each address of all devices.
+    fn open_ports(&mut self, local: SocketAddr) -> Result<(Vec<u32>, u16), Errno>;
+    /// Opens a UDP port for such messages on this device, and returns its number.
+    fn open_port_of(&mut self, device: u32, local: SocketAddr) -> Result<u32, Errno>;
+    /// A number of the device that has the address.
+    fn device_of(&mut self, local: SocketAddr) -> Result<u32, Errno>;
+    /// Closes a UDP port.
+    fn close_port(&mut self, port: u32);
+    /// Sends a message from a UDP port and an own address. It may be lost.
+    fn send_message(
+        &mut self,
+        port: u32,
+        local: IpAddr,
+        remote: SocketAddr,
+        traffic_class: u8,
+        message: &[u8; MAD_LEN],
+    ) -> Result<(), Errno>;
     /// Sets whether a channel has events.
     fn signal(&mut self, channel: u64, events: bool);
 }
@@ -126,6 +151,8 @@ pub enum CmEvent {
     Disconnected = 10,
     /// `RDMA_CM_EVENT_DEVICE_REMOVAL`.
     DeviceRemoval = 11,
+    /// `RDMA_CM_EVENT_MULTICAST_JOIN`.
+    MulticastJoin = 12,
     /// `RDMA_CM_EVENT_TIMEWAIT_EXIT`.
     TimewaitExit = 15,
 }
@@ -143,11 +170,13 @@ impl CmEvent {
 }
 
 /// The peer's parameters in an event.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct EventParams {
     pub(super) private_data: Vec<u8>,
     pub(super) responder_resources: u8,
     pub(super) initiator_depth: u8,
+    /// Where datagrams go.
+    pub(super) datagrams: Option<DatagramParam>,
 }
 
 /// An event that the program has not taken.
@@ -155,11 +184,13 @@ pub(super) struct EventParams {
 pub(super) struct Event {
     /// The id that has the event.
     pub(super) id: u32,
-    /// The id that the event names: a new id, for a Request.
+    /// The id that the event names: a new id, for a Request; or the membership.
     pub(super) about: u32,
     pub(super) kind: CmEvent,
     pub(super) status: i32,
     pub(super) params: EventParams,
+    /// The membership of a multicast group that the event is about.
+    pub(super) membership: Option<u32>,
 }
 
 /// An id.
@@ -185,7 +216,40 @@ pub(super) struct Id {
     pub(super) traffic_class: u8,
     /// `RDMA_OPTION_ID_AFONLY`.
     pub(super) one_family: bool,
+    /// The UDP ports of an id for datagrams that is bound: with several devices, one for each
+    /// address.
+    pub(super) ports: Vec<u32>,
+    /// The Q_Key of an id for datagrams; 0: not set.
+    pub(super) qkey: u32,
     pub(super) state: State,
+}
+
+impl Id {
+    /// An idle id without a cookie.
+    pub(super) fn new(channel: u64, port_space: u16) -> Id {
+        Id {
+            channel,
+            uid: 0,
+            port_space,
+            reported: 0,
+            local: None,
+            remote: None,
+            picked: false,
+            held: None,
+            manages_qp: false,
+            ack_timeout: None,
+            traffic_class: 0,
+            one_family: false,
+            ports: Vec::new(),
+            qkey: 0,
+            state: State::Idle,
+        }
+    }
+
+    /// Whether the id is for datagrams.
+    pub(super) fn is_for_datagrams(&self) -> bool {
+        PS_DATAGRAMS.contains(&self.port_space)
+    }
 }
 
 #[derive(Debug)]
@@ -200,6 +264,15 @@ pub(super) enum State {
     AddressResolved,
     RouteResolved,
     Listening(Box<Listener>),
+    /// A listener for datagrams.
+    Serving(Service),
+    /// The peer was asked for its queue pair.
+    LookingUp(Box<Lookup>),
+    /// A peer's request for a queue pair, which the program must answer.
+    Asked(Box<Inquiry>),
+    /// Both ends know each other's queue pairs, or know that they will not; with the request that
+    /// was answered.
+    Associated(Option<Box<Inquiry>>),
     /// TCP connects, or the Reply is due.
     Connecting(Box<Connecting>),
     /// Accepted; the program has not provided its queue pair yet.
@@ -328,6 +401,7 @@ pub struct Engine {
     pub(super) listeners: HashMap<u32, u32>,
     /// The ids of attached queue pairs, by device number of the queue pair.
     pub(super) queue_pairs: HashMap<u32, u32>,
+    pub(super) datagrams: Datagrams,
     pub(super) timers: Timers<Key>,
     pub(super) random: u64,
     pub(super) notices: Vec<Notice>,

@@ -190,6 +190,23 @@ impl CmChannel {
                 // SAFETY: the caller promises that the addresses in the command are valid.
                 unsafe { write_answer(answer, &attributes) };
             }
+            Command::JoinMulticast {
+                answer,
+                id,
+                uid,
+                group,
+            } => {
+                let membership =
+                    driver.with_rdma_cm(|engine, world| engine.join(world, channel, id, uid, group))?;
+                // SAFETY: the caller promises that the addresses in the command are valid.
+                unsafe { write_answer(answer, &membership) };
+            }
+            Command::LeaveMulticast { answer, membership } => {
+                let reported =
+                    driver.with_rdma_cm(|engine, world| engine.leave(world, channel, membership))?;
+                // SAFETY: the caller promises that the addresses in the command are valid.
+                unsafe { write_answer(answer, &reported) };
+            }
             Command::SetOption {
                 id,
                 level,
@@ -260,12 +277,6 @@ impl CmChannel {
             Command::Reject { id, private_data } => engine.reject(world, channel, id, &private_data),
             Command::Disconnect { id } => engine.disconnect(world, channel, id),
             Command::Notify { id } => engine.notify(channel, id),
-            // iWARP has no multicast.
-            Command::JoinMulticast { id } => {
-                engine.bound_to(channel, id)?;
-                Err(Errno::OPNOTSUPP)
-            }
-            Command::LeaveMulticast { .. } => Err(Errno::NOENT),
             _ => Err(Errno::INVAL),
         })
     }

@@ -1,7 +1,7 @@
 //! The device of the connection manager's engine: stream commands, and changes of queue pairs.
 
 use std::collections::HashMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,6 +9,7 @@ use rustix::io::Errno;
 use urnic_device::command::{ModifyQp, Opcode, modify};
 use urnic_device::stream::attach;
 use urnic_device::vocabulary::QpState;
+use urnic_wire::mad::MAD_LEN;
 use zerocopy::FromZeros;
 
 use super::inventory::Inventory;
@@ -170,39 +171,54 @@ impl CmDevice<'_> {
         self.open.get(slot.index())?.driver.upgrade()
     }
 
-    /// Listens at all these places with one port. Returns the numbers of the listeners, and the
-    /// port.
+    /// Opens something with `open` at all places where an id listens that is bound to `local`, at
+    /// one port. Returns the numbers, and the port. `close` undoes it.
     ///
     /// # Errors
-    /// The error of the first place at which the device cannot listen, except that it has lost the
+    /// The error of the first place at which the device cannot open it, except that it has lost the
     /// address.
-    fn listen_at(
+    fn open_everywhere(
+        &mut self,
+        local: SocketAddr,
+        ipv6_only: bool,
+        open: impl Fn(&mut Streams<'_>, SocketAddr) -> Result<(u32, u16), Errno>,
+        close: impl Fn(&mut Self, u32),
+    ) -> Result<(Vec<u32>, u16), Errno> {
+        let places = match self.inventory {
+            Some(inventory) => inventory.listening(local, ipv6_only)?,
+            None => vec![(0, local)],
+        };
+        let mut opened = self.open_at(&places, &open, &close);
+        // The port that the first device chose may be in use at another address.
+        for _ in 1..PORTS_TO_TRY {
+            if local.port() == 0 && opened == Err(Errno::ADDRINUSE) {
+                opened = self.open_at(&places, &open, &close);
+            }
+        }
+        opened
+    }
+
+    /// Opens something at all these places, as [`open_everywhere`](CmDevice::open_everywhere).
+    fn open_at(
         &mut self,
         places: &[(usize, SocketAddr)],
-        traffic_class: u8,
-        ipv6_only: bool,
+        open: impl Fn(&mut Streams<'_>, SocketAddr) -> Result<(u32, u16), Errno>,
+        close: impl Fn(&mut Self, u32),
     ) -> Result<(Vec<u32>, u16), Errno> {
         let mut numbers = Vec::new();
         let mut chosen = 0;
         for (index, place) in places {
-            let local = match place.port() {
-                0 => SocketAddr::new(place.ip(), chosen),
-                _ => *place,
-            };
-            let local = match (*place, local) {
-                (SocketAddr::V6(place), SocketAddr::V6(mut local)) => {
-                    local.set_scope_id(place.scope_id());
-                    local.into()
-                }
-                (_, local) => local,
-            };
-            let listening = current(self.open, *index).and_then(|slot| {
+            let mut local = *place;
+            if place.port() == 0 {
+                local.set_port(chosen);
+            }
+            let opened = current(self.open, *index).and_then(|slot| {
                 self.in_slot(slot, |streams| {
-                    let (lid, port) = streams.listen(local, traffic_class, ipv6_only)?;
-                    Ok((slot.number(lid)?, port))
+                    let (number, port) = open(streams, local)?;
+                    Ok((slot.number(number)?, port))
                 })
             });
-            match listening {
+            match opened {
                 Ok((number, port)) => {
                     numbers.push(number);
                     chosen = port;
@@ -211,7 +227,7 @@ impl CmDevice<'_> {
                     tracing::debug!("not listening at {local}: its interface has lost the address");
                 }
                 Err(errno) => {
-                    numbers.into_iter().for_each(|number| self.close_listener(number));
+                    numbers.into_iter().for_each(|number| close(self, number));
                     return Err(errno);
                 }
             }
@@ -253,18 +269,8 @@ impl Carrier for CmDevice<'_> {
 
 impl Device for CmDevice<'_> {
     fn listen(&mut self, local: SocketAddr, traffic_class: u8, ipv6_only: bool) -> Result<(u32, u16), Errno> {
-        let places = match self.inventory {
-            Some(inventory) => inventory.listening(local, ipv6_only)?,
-            None => vec![(0, local)],
-        };
-        let mut listening = self.listen_at(&places, traffic_class, ipv6_only);
-        // The port that the first device chose may be in use at another address.
-        for _ in 1..PORTS_TO_TRY {
-            if local.port() == 0 && listening == Err(Errno::ADDRINUSE) {
-                listening = self.listen_at(&places, traffic_class, ipv6_only);
-            }
-        }
-        let (numbers, port) = listening?;
+        let open = |streams: &mut Streams<'_>, local| streams.listen(local, traffic_class, ipv6_only);
+        let (numbers, port) = self.open_everywhere(local, ipv6_only, open, CmDevice::close_listener)?;
         let number = self.listeners.join(&numbers).ok_or(Errno::ADDRNOTAVAIL)?;
         Ok((number, port))
     }
@@ -349,6 +355,42 @@ impl Device for CmDevice<'_> {
             }
             Ok(())
         });
+    }
+
+    fn open_ports(&mut self, local: SocketAddr) -> Result<(Vec<u32>, u16), Errno> {
+        let open = |streams: &mut Streams<'_>, local| streams.driver.open_message_port(local);
+        self.open_everywhere(local, false, open, Device::close_port)
+    }
+
+    fn open_port_of(&mut self, device: u32, local: SocketAddr) -> Result<u32, Errno> {
+        let (slot, _) = Slot::split(device);
+        let (port, _) = self.in_slot(slot, |streams| streams.driver.open_message_port(local))?;
+        slot.number(port)
+    }
+
+    fn device_of(&mut self, local: SocketAddr) -> Result<u32, Errno> {
+        self.slot_of(local)?.number(0)
+    }
+
+    fn close_port(&mut self, port: u32) {
+        let _ = self.on(port, |streams, port| {
+            streams.driver.close_message_port(port);
+            Ok(())
+        });
+    }
+
+    fn send_message(
+        &mut self,
+        port: u32,
+        local: IpAddr,
+        remote: SocketAddr,
+        traffic_class: u8,
+        message: &[u8; MAD_LEN],
+    ) -> Result<(), Errno> {
+        self.on(port, |streams, port| {
+            let driver = streams.driver;
+            driver.send_message(port, local, remote, traffic_class, message)
+        })
     }
 
     fn signal(&mut self, channel: u64, events: bool) {

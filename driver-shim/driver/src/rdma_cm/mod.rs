@@ -5,6 +5,7 @@ pub(crate) mod channel;
 mod device;
 mod inventory;
 pub(crate) mod manager;
+mod messages;
 pub(crate) mod number;
 mod program_memory;
 mod source;

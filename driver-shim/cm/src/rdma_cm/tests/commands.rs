@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use rustix::io::Errno;
 use zerocopy::IntoBytes;
 
-use super::super::abi::{self, ConnParam, Header};
+use super::super::abi::{self, CmAddress, ConnParam, Header, address_len};
 use super::super::command::{Command, Destination, Parameters, QueryKind, number};
 use super::super::opcode;
 
@@ -25,11 +25,11 @@ fn min_lengths(command: u32) -> Option<(usize, usize)> {
         opcode::INIT_QP_ATTR => (16, 144),
         opcode::GET_EVENT => (8, 328),
         opcode::SET_OPTION => (24, 0),
-        opcode::JOIN_IP_MCAST => (48, 0),
+        opcode::JOIN_IP_MCAST => (48, 4),
         opcode::QUERY => (16, 8),
         opcode::BIND => (136, 0),
         opcode::RESOLVE_ADDR => (272, 0),
-        opcode::JOIN_MCAST => (152, 0),
+        opcode::JOIN_MCAST => (152, 4),
         _ => return None,
     })
 }
@@ -90,6 +90,11 @@ fn query_kind(option: u32) -> Option<QueryKind> {
         opcode::query::GID => Some(QueryKind::Gids),
         _ => None,
     }
+}
+
+/// The group in a command.
+fn group(bytes: &[u8]) -> Option<CmAddress> {
+    CmAddress::parse(bytes).ok().flatten()
 }
 
 /// The command that `payload` encodes, with the addresses of `parsed`.
@@ -155,8 +160,16 @@ fn expected(parsed: &Command, command: u32, payload: &[u8], room: usize) -> Opti
             len: word(20),
         },
         (opcode::NOTIFY, _) => Command::Notify { id: word(0) },
-        (opcode::JOIN_IP_MCAST, _) => Command::JoinMulticast { id: word(44) },
-        (opcode::LEAVE_MCAST, _) => Command::LeaveMulticast { id: word(8) },
+        (opcode::JOIN_IP_MCAST, _) => Command::JoinMulticast {
+            answer: answer(0),
+            uid: long(payload, 8),
+            group: group(&payload[16..44])?,
+            id: word(44),
+        },
+        (opcode::LEAVE_MCAST, _) => Command::LeaveMulticast {
+            answer: answer(0),
+            membership: word(8),
+        },
         (opcode::MIGRATE_ID, _) => Command::MigrateId {
             answer: answer(0),
             id: word(8),
@@ -167,7 +180,17 @@ fn expected(parsed: &Command, command: u32, payload: &[u8], room: usize) -> Opti
             id: word(8),
             kind: query_kind(word(12))?,
         },
-        (opcode::JOIN_MCAST, _) => Command::JoinMulticast { id: word(16) },
+        (opcode::JOIN_MCAST, _) => {
+            let group = group(&payload[24..])?;
+            let fields = [word(20) & 0xffff, word(20) >> 16];
+            (fields[0] == u32::from(address_len(&group)) && fields[1] < 2).then_some(())?;
+            Command::JoinMulticast {
+                answer: answer(0),
+                uid: long(payload, 8),
+                id: word(16),
+                group,
+            }
+        }
         _ => return None,
     })
 }
@@ -225,7 +248,12 @@ proptest! {
             Err(errno) => prop_assert!(
                 matches!(
                     command,
-                    opcode::BIND_IP | opcode::RESOLVE_IP | opcode::BIND | opcode::RESOLVE_ADDR
+                    opcode::BIND_IP
+                        | opcode::RESOLVE_IP
+                        | opcode::BIND
+                        | opcode::RESOLVE_ADDR
+                        | opcode::JOIN_IP_MCAST
+                        | opcode::JOIN_MCAST
                 ) && matches!(errno, Errno::INVAL | Errno::AFNOSUPPORT),
                 "command {}: {}", command, errno
             ),

@@ -1,6 +1,7 @@
 //! Tests of the connection manager's commands and events, without sockets.
 
 mod commands;
+mod datagrams;
 mod lifecycle;
 mod net;
 mod options;
@@ -8,6 +9,7 @@ mod parsing;
 mod ports;
 mod roce;
 mod start_up;
+mod ud_net;
 
 use super::abi::{CmAddress, ConnParam, EventResponse};
 use super::addresses::with_port;

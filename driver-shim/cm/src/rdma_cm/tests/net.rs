@@ -4,8 +4,10 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 
+use super::ud_net::{Sent, UdWire};
 use super::*;
 use crate::carrier::Inbox;
+use urnic_wire::mad::MAD_LEN;
 
 /// The port that TCP chooses.
 pub(super) const FREE_PORT: u16 = 39_999;
@@ -31,6 +33,7 @@ enum DeviceEvent {
     Received(u32, Result<Vec<u8>, Errno>),
     FirstFpdu(u32),
     Lost(u32),
+    Message(Sent),
 }
 
 /// The state that all processes share.
@@ -54,10 +57,11 @@ pub(super) struct Wire {
     pub(super) last_sent: Vec<u8>,
     /// Ports that other processes use.
     pub(super) taken: Vec<u16>,
+    pub(super) ud: UdWire,
 }
 
 impl Wire {
-    fn number(&mut self) -> u32 {
+    pub(super) fn number(&mut self) -> u32 {
         self.next += 1;
         self.next
     }
@@ -280,6 +284,37 @@ impl Device for Port<'_> {
         self.wire.borrow_mut().end_connection(self.side, qid);
     }
 
+    fn open_ports(&mut self, local: SocketAddr) -> Result<(Vec<u32>, u16), Errno> {
+        self.wire.borrow_mut().open_ports(self.side, local)
+    }
+
+    fn open_port_of(&mut self, device: u32, local: SocketAddr) -> Result<u32, Errno> {
+        self.wire.borrow_mut().open_port(self.side, device, local)
+    }
+
+    fn device_of(&mut self, local: SocketAddr) -> Result<u32, Errno> {
+        Ok(self.wire.borrow().ud.device_of(self.side, local.ip()))
+    }
+
+    fn close_port(&mut self, port: u32) {
+        assert!(self.wire.borrow_mut().ud.ports.remove(&port).is_some());
+    }
+
+    fn send_message(
+        &mut self,
+        port: u32,
+        local: IpAddr,
+        remote: SocketAddr,
+        _traffic_class: u8,
+        message: &[u8; MAD_LEN],
+    ) -> Result<(), Errno> {
+        let mut wire = self.wire.borrow_mut();
+        if let Some(sent) = wire.message(self.side, port, (local, remote), message)? {
+            wire.events.push_back((sent.to, DeviceEvent::Message(sent)));
+        }
+        Ok(())
+    }
+
     fn signal(&mut self, channel: u64, events: bool) {
         let before = self
             .wire
@@ -341,6 +376,9 @@ impl Net {
                     engine.received(world, sid, bytes.as_deref().map_err(|errno| *errno));
                 }
                 DeviceEvent::FirstFpdu(qid) => engine.first_fpdu(world, qid),
+                DeviceEvent::Message(Sent {
+                    port, arrival, bytes, ..
+                }) => engine.message_received(world, port, arrival, &bytes),
                 DeviceEvent::Lost(qid) => engine.connection_ended(world, qid, Errno::CONNRESET),
             });
         }
@@ -450,6 +488,9 @@ impl Net {
             let engine = &self.engines[side];
             assert!(engine.ids.is_empty() && engine.streams.is_empty() && engine.listeners.is_empty());
             assert!(engine.queue_pairs.is_empty() && engine.channels.is_empty());
+            let datagrams = &engine.datagrams;
+            assert!(datagrams.holders.is_empty() && datagrams.lookups.is_empty());
+            assert!(datagrams.inquiries.is_empty() && datagrams.memberships.is_empty());
             assert_eq!(engine.deadline(), None);
         }
         let wire = self.wire.borrow();

@@ -1,0 +1,473 @@
+//! The queues for messages between connection managers: management datagrams in packets of RoCE v2.
+//!
+//! Each UDP port of the connection manager has a queue pair of kind UD, as programs have them, but
+//! with the number of the general services. All share a receive queue and a completion queue, whose
+//! notifications come with the interrupts of asynchronous events.
+
+use std::collections::{HashMap, VecDeque};
+use std::net::{IpAddr, SocketAddr, SocketAddrV6};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use rustix::io::Errno;
+use urnic_device::command::{
+    CreateCq, CreateMr, CreateQp, CreateSrq, Handle, ModifyQp, Nothing, Opcode, QueueHandle, features, modify,
+};
+use urnic_device::cqe::{self, CQE_LEN, Cqe, CqeFlags};
+use urnic_device::doorbell::{Doorbell, Kind};
+use urnic_device::record::{CqRecord, QueueRecord, publish};
+use urnic_device::stream::{BindDatagrams, DatagramPort, Endpoint, ip_of};
+use urnic_device::vocabulary::{Access, QpKind, QpState, WcOpcode, WcStatus};
+use urnic_device::wqe::{self, BLOCK_LEN, DatagramAddress, OPERANDS, RecvHeader, SendFlags, SendHeader, Sge};
+use urnic_wire::mad::{MAD_LEN, MANAGEMENT_QKEY, MANAGEMENT_QPN};
+use urnic_wire::roce::GRH_LEN;
+use zerocopy::{FromZeros, IntoBytes};
+
+use crate::attributes::Attributes;
+use crate::command::CommandQueue;
+use crate::dma::{DmaMemory, DmaPool};
+use crate::event::EventQueue;
+use urnic_cm::rdma_cm::Arrival;
+use urnic_device::bus::Bus;
+use urnic_process::addressing::Gid;
+
+/// Receives of all ports.
+const RECEIVES: u32 = 256;
+const RECEIVE_LEN: usize = GRH_LEN + MAD_LEN;
+/// Bytes of a receive queue entry with one element.
+const LOG_STRIDE: u32 = (size_of::<RecvHeader>() + size_of::<Sge>()).ilog2();
+/// Entries of the completion queue: for all receives, and for sends that filled a send queue.
+const COMPLETIONS: u32 = 16 * RECEIVES;
+/// Blocks of a message in the send queue of a port, and of the queue.
+const SEND_BLOCKS: usize = wqe::blocks(size_of::<DatagramAddress>() + MAD_LEN);
+const LOG_SEND_QUEUE: u32 = 6;
+const SEND_QUEUE: u32 = 1 << LOG_SEND_QUEUE;
+/// Messages of a port that may wait for room in its send queue.
+const MAX_WAITING: usize = 1024;
+/// Messages taken in one call; the rest is taken in the next one.
+const BUDGET: usize = 256;
+
+/// The ports of the connection manager, and what they share.
+pub(crate) struct Messages {
+    events: EventQueue,
+    uar: u32,
+    pd: u32,
+    /// The region of `buffers`.
+    stag: u32,
+    buffers: DmaMemory,
+    receives: ReceiveQueue,
+    completions: CompletionQueue,
+    ports: HashMap<u32, Port>,
+}
+
+struct ReceiveQueue {
+    id: u32,
+    doorbell: u32,
+    ring: DmaMemory,
+    record: DmaMemory,
+    producer: u32,
+}
+
+struct CompletionQueue {
+    id: u32,
+    doorbell: u32,
+    ring: DmaMemory,
+    record: DmaMemory,
+    consumer: u32,
+}
+
+/// The send queue of a port.
+struct Port {
+    qid: u32,
+    doorbell: u32,
+    ring: DmaMemory,
+    record: DmaMemory,
+    producer: u32,
+    /// Messages for which the send queue had no room, oldest first. The entry that filled it makes
+    /// a completion, after which there is room.
+    waiting: VecDeque<(DatagramAddress, [u8; MAD_LEN])>,
+}
+
+/// A message that arrived.
+pub(crate) struct Received {
+    /// The number of the port that it arrived at.
+    pub(crate) port: u32,
+    pub(crate) arrival: Arrival,
+    pub(crate) bytes: [u8; MAD_LEN],
+}
+
+/// The parts of the driver that reach the device.
+#[derive(Clone, Copy)]
+pub(crate) struct Reach<'a> {
+    pub(crate) bus: &'a dyn Bus,
+    pub(crate) pool: &'a Arc<DmaPool>,
+    pub(crate) commands: &'a CommandQueue,
+    pub(crate) attributes: &'a Attributes,
+    /// The addresses of the device.
+    pub(crate) gids: &'a [Gid],
+}
+
+impl Messages {
+    /// # Errors
+    /// `EOPNOTSUPP` if the device has no datagrams; the errors of its commands.
+    pub(crate) fn new(reach: Reach<'_>) -> Result<Messages, Errno> {
+        let attributes = reach.attributes;
+        if attributes.features & features::DATAGRAMS == 0 || attributes.max_inline < MAD_LEN as u32 {
+            return Err(Errno::OPNOTSUPP);
+        }
+        let (commands, pool) = (reach.commands, reach.pool);
+        let number = |opcode| {
+            commands
+                .call::<_, Handle>(opcode, &Nothing {})
+                .map(|handle| handle.id.get())
+        };
+        let events = EventQueue::create(commands, pool, 2, 0)?;
+        let (uar, pd) = (number(Opcode::AllocUar)?, number(Opcode::AllocPd)?);
+        let buffers = pool.allocate(RECEIVES as usize * RECEIVE_LEN)?;
+        let region = CreateMr {
+            base: 0.into(),
+            len: (buffers.len() as u64).into(),
+            dma: buffers.iova().into(),
+            pd: pd.into(),
+            access: Access::LOCAL_WRITE.bits().into(),
+            log_page: 0.into(),
+            reserved: 0.into(),
+        };
+        let region: Handle = commands.call(Opcode::CreateMr, &region)?;
+        let mut messages = Messages {
+            receives: ReceiveQueue::new(reach, uar, pd)?,
+            completions: CompletionQueue::new(reach, uar, events.id)?,
+            events,
+            uar,
+            pd,
+            stag: region.id.get(),
+            buffers,
+            ports: HashMap::new(),
+        };
+        for buffer in 0..RECEIVES {
+            messages.post_receive(reach, buffer.into());
+        }
+        messages.completions.arm(reach, uar);
+        Ok(messages)
+    }
+
+    /// Binds a UDP port; returns its number and the port.
+    ///
+    /// # Errors
+    /// Those of binding, and of the device's commands.
+    pub(crate) fn open(&mut self, reach: Reach<'_>, local: SocketAddr) -> Result<(u32, u16), Errno> {
+        let local = Endpoint::from(local);
+        let bound: DatagramPort = reach
+            .commands
+            .call(Opcode::BindDatagrams, &BindDatagrams { local })?;
+        let close = |_: &Errno| {
+            let _ = reach.commands.destroy(Opcode::CloseDatagrams, bound.id.get());
+        };
+        let ring = reach
+            .pool
+            .allocate(BLOCK_LEN << LOG_SEND_QUEUE)
+            .inspect_err(close)?;
+        let record = reach.pool.allocate(size_of::<QueueRecord>()).inspect_err(close)?;
+        let arguments = CreateQp {
+            sq_ring: ring.iova().into(),
+            rq_ring: 0.into(),
+            record: record.iova().into(),
+            pd: self.pd.into(),
+            send_cq: self.completions.id.into(),
+            recv_cq: self.completions.id.into(),
+            srq: self.receives.id.into(),
+            uar: self.uar.into(),
+            label: MANAGEMENT_QPN.into(),
+            sq_log_size: LOG_SEND_QUEUE.into(),
+            rq_log_size: 0.into(),
+            rq_log_stride: 0.into(),
+            kind: (QpKind::UnreliableDatagram as u32).into(),
+            datagrams: bound.id,
+            reserved: 0.into(),
+        };
+        let created: Result<QueueHandle, _> = reach.commands.call(Opcode::CreateQp, &arguments);
+        let handle = created.inspect_err(close)?;
+        let qid = handle.id.get();
+        let port = Port {
+            qid,
+            doorbell: handle.doorbell.get(),
+            ring,
+            record,
+            producer: 0,
+            waiting: VecDeque::new(),
+        };
+        self.ports.insert(qid, port);
+        for state in [QpState::Init, QpState::Rtr, QpState::Rts] {
+            reach
+                .commands
+                .run(Opcode::ModifyQp, &to_state(qid, state))
+                .inspect_err(|_| self.close(reach, qid))?;
+        }
+        Ok((qid, bound.port.get() as u16))
+    }
+
+    /// Closes a port.
+    pub(crate) fn close(&mut self, reach: Reach<'_>, port: u32) {
+        if let Err(errno) = reach.commands.destroy(Opcode::DestroyQp, port) {
+            tracing::debug!("qid {port}: a port for messages was not closed: {errno}");
+        }
+        self.ports.remove(&port);
+    }
+
+    /// Sends a message from a port, as soon as its send queue has room.
+    ///
+    /// # Errors
+    /// `EAGAIN` if too many messages wait.
+    pub(crate) fn send(
+        &mut self,
+        reach: Reach<'_>,
+        port: u32,
+        address: &DatagramAddress,
+        message: &[u8; MAD_LEN],
+    ) -> Result<(), Errno> {
+        let port = self.ports.get_mut(&port).ok_or(Errno::INVAL)?;
+        if port.waiting.len() >= MAX_WAITING {
+            return Err(Errno::AGAIN);
+        }
+        port.waiting.push_back((*address, *message));
+        port.post_waiting(reach, self.uar);
+        Ok(())
+    }
+
+    /// Takes messages that arrived since the last notification.
+    pub(crate) fn receive(&mut self, reach: Reach<'_>) -> Vec<Received> {
+        let mut notified = false;
+        self.events.drain(|_| notified = true);
+        let mut received = Vec::new();
+        if !notified {
+            return received;
+        }
+        for _ in 0..BUDGET {
+            let Some(cqe) = self.completions.poll() else {
+                break;
+            };
+            if cqe.opcode != WcOpcode::Recv as u8 {
+                self.sent(reach, &cqe);
+                continue;
+            }
+            let complete = cqe.byte_len.get() as usize == RECEIVE_LEN;
+            if cqe.status == WcStatus::Success as u8 && complete {
+                received.extend(self.take(reach, &cqe));
+            }
+            self.post_receive(reach, cqe.cookie.get());
+        }
+        // If completions are left, a notification follows at once.
+        self.completions.arm(reach, self.uar);
+        received
+    }
+
+    /// A send completed: its port has room for messages that wait.
+    fn sent(&mut self, reach: Reach<'_>, cqe: &Cqe) {
+        let qid = cqe.qid.get();
+        if cqe.status != WcStatus::Success as u8 {
+            // A failed send stopped the queue.
+            let _ = reach.commands.run(Opcode::ModifyQp, &to_state(qid, QpState::Rts));
+        }
+        if let Some(port) = self.ports.get_mut(&qid) {
+            port.post_waiting(reach, self.uar);
+        }
+    }
+
+    /// The message of a receive.
+    fn take(&self, reach: Reach<'_>, cqe: &Cqe) -> Option<Received> {
+        let at = usize::try_from(cqe.cookie.get()).ok()?.checked_mul(RECEIVE_LEN)?;
+        if at > self.buffers.len() - RECEIVE_LEN {
+            return None;
+        }
+        let mut header = [0; GRH_LEN];
+        let mut bytes = [0; MAD_LEN];
+        self.buffers.copy_out(at, &mut header);
+        self.buffers.copy_out(at + GRH_LEN, &mut bytes);
+        let flags = CqeFlags::from_bits_retain(cqe.flags);
+        let (source, local) = ends(&header, flags.contains(CqeFlags::IPV6))?;
+        let port = cqe.source_port.get() as u16;
+        let remote = match source {
+            IpAddr::V6(ip) if ip.is_unicast_link_local() => {
+                let own = reach.gids.iter().find(|gid| gid.ip == local);
+                SocketAddrV6::new(ip, port, 0, own.map_or(0, |gid| gid.scope)).into()
+            }
+            ip => SocketAddr::new(ip, port),
+        };
+        Some(Received {
+            port: cqe.qid.get(),
+            arrival: Arrival { local, remote },
+            bytes,
+        })
+    }
+
+    fn post_receive(&mut self, reach: Reach<'_>, buffer: u64) {
+        let queue = &mut self.receives;
+        let slot = ((queue.producer & (RECEIVES - 1)) << LOG_STRIDE) as usize;
+        let element = Sge {
+            offset: (buffer * RECEIVE_LEN as u64).into(),
+            len: (RECEIVE_LEN as u32).into(),
+            stag: self.stag.into(),
+        };
+        queue.ring.write(slot, &RecvHeader::new(buffer, 1));
+        queue.ring.write(slot + size_of::<RecvHeader>(), &element);
+        let old = queue.producer;
+        queue.producer = old.wrapping_add(1);
+        let record: &QueueRecord = queue.record.record();
+        if publish(&record.rq_producer, &record.rq_event, old, queue.producer) {
+            let doorbell = Doorbell {
+                kind: Kind::SharedReceive,
+                queue: queue.id,
+                index: queue.producer,
+            };
+            reach.bus.doorbell(self.uar, queue.doorbell, doorbell.encode());
+        }
+    }
+}
+
+impl ReceiveQueue {
+    fn new(reach: Reach<'_>, uar: u32, pd: u32) -> Result<ReceiveQueue, Errno> {
+        let ring = reach.pool.allocate((RECEIVES as usize) << LOG_STRIDE)?;
+        let record = reach.pool.allocate(size_of::<QueueRecord>())?;
+        let arguments = CreateSrq {
+            ring: ring.iova().into(),
+            record: record.iova().into(),
+            pd: pd.into(),
+            log_size: RECEIVES.ilog2().into(),
+            log_stride: LOG_STRIDE.into(),
+            uar: uar.into(),
+        };
+        let handle: QueueHandle = reach.commands.call(Opcode::CreateSrq, &arguments)?;
+        Ok(ReceiveQueue {
+            id: handle.id.get(),
+            doorbell: handle.doorbell.get(),
+            ring,
+            record,
+            producer: 0,
+        })
+    }
+}
+
+impl CompletionQueue {
+    fn new(reach: Reach<'_>, uar: u32, eq: u32) -> Result<CompletionQueue, Errno> {
+        let ring = reach.pool.allocate(COMPLETIONS as usize * CQE_LEN)?;
+        let record = reach.pool.allocate(size_of::<CqRecord>())?;
+        let arguments = CreateCq {
+            ring: ring.iova().into(),
+            record: record.iova().into(),
+            log_size: COMPLETIONS.ilog2().into(),
+            eq: eq.into(),
+            uar: uar.into(),
+            reserved: 0.into(),
+        };
+        let handle: QueueHandle = reach.commands.call(Opcode::CreateCq, &arguments)?;
+        Ok(CompletionQueue {
+            id: handle.id.get(),
+            doorbell: handle.doorbell.get(),
+            ring,
+            record,
+            consumer: 0,
+        })
+    }
+
+    fn poll(&mut self) -> Option<Cqe> {
+        let at = self.consumer;
+        let slot = (at & (COMPLETIONS - 1)) as usize * CQE_LEN;
+        let phase = !(at >> COMPLETIONS.ilog2()) & 1;
+        if self.ring.word(slot + cqe::PHASE).load(Ordering::Acquire) & 1 != phase {
+            return None;
+        }
+        let cqe = self.ring.read(slot);
+        self.consumer = at.wrapping_add(1);
+        let record: &CqRecord = self.record.record();
+        record.consumer.store(self.consumer, Ordering::Release);
+        Some(cqe)
+    }
+
+    fn arm(&self, reach: Reach<'_>, uar: u32) {
+        let doorbell = Doorbell {
+            kind: Kind::Arm,
+            queue: self.id,
+            index: self.consumer,
+        };
+        reach.bus.doorbell(uar, self.doorbell, doorbell.encode());
+    }
+}
+
+impl Port {
+    /// Posts messages that wait, as long as there is room.
+    fn post_waiting(&mut self, reach: Reach<'_>, uar: u32) {
+        while self.room() > 0
+            && let Some((address, message)) = self.waiting.pop_front()
+        {
+            self.post(reach, uar, &address, &message);
+        }
+    }
+
+    /// The number of messages for which the send queue has room.
+    fn room(&self) -> u32 {
+        let record: &QueueRecord = self.record.record();
+        let used = self
+            .producer
+            .wrapping_sub(record.sq_consumer.load(Ordering::Acquire));
+        SEND_QUEUE.saturating_sub(used) / SEND_BLOCKS as u32
+    }
+
+    fn post(&mut self, reach: Reach<'_>, uar: u32, address: &DatagramAddress, message: &[u8; MAD_LEN]) {
+        // The last message for which there is room makes a completion.
+        let signaled = match self.room() {
+            0 | 1 => SendFlags::SIGNALED,
+            _ => SendFlags::empty(),
+        };
+        let header = SendHeader {
+            opcode: wqe::Opcode::Send as u8,
+            flags: (SendFlags::INLINE | signaled).bits(),
+            blocks: SEND_BLOCKS as u8,
+            inline_len: (message.len() as u32).into(),
+            ..SendHeader::default()
+        };
+        let mut entry = [0; SEND_BLOCKS * BLOCK_LEN];
+        let (to_header, operands) = entry.split_at_mut(OPERANDS);
+        let (to_address, data) = operands.split_at_mut(size_of::<DatagramAddress>());
+        to_header.copy_from_slice(header.as_bytes());
+        to_address.copy_from_slice(address.as_bytes());
+        data[..MAD_LEN].copy_from_slice(message);
+        for (n, block) in (0..).zip(entry.chunks(BLOCK_LEN)) {
+            let slot = self.producer.wrapping_add(n) & (SEND_QUEUE - 1);
+            self.ring.copy_in(slot as usize * BLOCK_LEN, block);
+        }
+        let old = self.producer;
+        self.producer = old.wrapping_add(SEND_BLOCKS as u32);
+        let record: &QueueRecord = self.record.record();
+        if publish(&record.sq_producer, &record.sq_event, old, self.producer) {
+            let doorbell = Doorbell {
+                kind: Kind::Send,
+                queue: self.qid,
+                index: self.producer,
+            };
+            reach.bus.doorbell(uar, self.doorbell, doorbell.encode());
+        }
+    }
+}
+
+const _: () = assert!(OPERANDS + size_of::<DatagramAddress>() + MAD_LEN <= SEND_BLOCKS * BLOCK_LEN);
+const _: () = assert!(1 << LOG_STRIDE == size_of::<RecvHeader>() + size_of::<Sge>());
+
+/// The command that moves the queue pair of a port to a state, with its Q_Key.
+fn to_state(qid: u32, state: QpState) -> ModifyQp {
+    let mut arguments = ModifyQp::new_zeroed();
+    arguments.qp = qid.into();
+    arguments.mask = (modify::STATE | modify::QKEY).into();
+    arguments.state = (state as u32).into();
+    arguments.qkey = MANAGEMENT_QKEY.into();
+    arguments
+}
+
+/// The source and the destination in the GRH of a datagram.
+fn ends(header: &[u8; GRH_LEN], ipv6: bool) -> Option<(IpAddr, IpAddr)> {
+    if ipv6 {
+        let address = |at: usize| Some(ip_of(header.get(at..)?.first_chunk()?));
+        return Some((address(8)?, address(24)?));
+    }
+    let address = |at: usize| Some(IpAddr::from(*header.get(at..)?.first_chunk::<4>()?));
+    Some((address(GRH_LEN - 8)?, address(GRH_LEN - 4)?))
+}
