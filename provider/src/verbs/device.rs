@@ -49,11 +49,11 @@ pub(super) unsafe extern "C" fn query_device_ex(
         }
         // SAFETY: libibverbs gives an open context.
         let context = unsafe { Context::of(context) };
-        let answer = device_attributes(
-            context.driver.attributes(),
-            context.driver.identity(),
-            context.shown().node_guid(),
-        );
+        let (attributes, identity) = (context.driver.attributes(), context.driver.identity());
+        let mut answer = device_attributes(attributes, identity, context.shown().node_guid());
+        if identity.is_roce() && attributes.features & features::DATAGRAMS != 0 {
+            show_multicast(&mut answer.orig_attr);
+        }
         let known = attr_size.min(size_of_val(&answer));
         let attr = attr.cast::<u8>();
         // SAFETY: the caller's buffer has `attr_size` bytes.
@@ -63,6 +63,14 @@ pub(super) unsafe extern "C" fn query_device_ex(
         }
         Ok(())
     })
+}
+
+/// A program that sees a RoCE NIC may use multicast groups. Each is a socket of its own in each
+/// queue pair, so no number is a limit of the device.
+fn show_multicast(attr: &mut ibv_device_attr) {
+    attr.max_mcast_grp = attr.max_qp;
+    attr.max_mcast_qp_attach = attr.max_qp;
+    attr.max_total_mcast_qp_attach = attr.max_qp;
 }
 
 fn device_attributes(device: &Attributes, identity: Identity, node_guid: u64) -> ibv_device_attr_ex {
