@@ -1,6 +1,7 @@
 //! Network namespaces without names: each exists as long as a process of ours holds it, so that
 //! nothing remains even when the tests are killed. They need root.
 
+use std::ffi::OsString;
 use std::os::fd::AsFd;
 use std::process::{Child, Command, Stdio};
 
@@ -107,11 +108,13 @@ impl Netns {
 
     /// The program, run inside.
     pub fn program(&self, program: Program) -> Program {
-        program.through([
-            "nsenter",
-            &format!("--net=/proc/{}/ns/net", self.holder.id()),
-            "--",
-        ])
+        program.through(self.entry())
+    }
+
+    /// The command that runs the one behind it inside.
+    pub fn entry(&self) -> Vec<OsString> {
+        let namespace = format!("--net=/proc/{}/ns/net", self.holder.id());
+        ["nsenter", &namespace, "--"].map(OsString::from).to_vec()
     }
 
     /// Runs a part of the test inside the namespace, on a separate thread. Sockets created there
@@ -137,6 +140,15 @@ impl Netns {
         let pid = self.holder.id();
         let listening = until(TIME_LIMIT, || crate::wait::listening(pid, port).then_some(()));
         assert!(listening.is_some(), "no listener at {port}");
+    }
+
+    /// Waits until `count` UDP sockets inside are at `port`.
+    #[track_caller]
+    pub fn has_udp_sockets(&self, port: u16, count: usize) {
+        let pid = self.holder.id();
+        let sockets = || crate::wait::udp_sockets(pid, port);
+        let there = until(TIME_LIMIT, || (sockets() >= count).then_some(()));
+        assert!(there.is_some(), "{} of {count} sockets at {port}", sockets());
     }
 
     /// Runs `ip` inside; panics if it fails.

@@ -66,6 +66,21 @@ pub fn listening(pid: u32, port: u16) -> bool {
     })
 }
 
+/// The number of UDP sockets at `port`, in the network namespace of process `pid`.
+pub fn udp_sockets(pid: u32, port: u16) -> usize {
+    let wanted = format!(":{port:04X}");
+    let count = |table: &str| {
+        let table = std::fs::read_to_string(format!("/proc/{pid}/net/{table}")).unwrap_or_default();
+        let local = |line: &str| {
+            line.split_whitespace()
+                .nth(1)
+                .map(|local| local.ends_with(&wanted))
+        };
+        table.lines().filter(|line| local(line) == Some(true)).count()
+    };
+    count("udp") + count("udp6")
+}
+
 /// Whether this process exists and is not a zombie.
 pub fn alive(pid: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();

@@ -28,6 +28,7 @@ mod rdma_cm;
 mod rdma_cm_load;
 mod rdma_cm_waits;
 mod roce;
+mod roce_datagrams;
 mod rpc_rdma;
 mod rpc_service;
 mod rsockets;

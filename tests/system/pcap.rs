@@ -7,12 +7,15 @@ use std::process::Command;
 use urnic_testkit::Folder;
 use urnic_tests::build::scratch;
 use urnic_tests::capture::HEURISTIC_DISSECTORS;
+use urnic_tests::netns::Netns;
 use urnic_tests::peer::hex;
 use urnic_tests::program::Program;
 use urnic_tests::served::{Served, in_process};
 use urnic_tests::skip::installed;
 use urnic_tests::target_process::{Role, TargetProcess};
 use urnic_tests::{Pair, compiled, or_skip};
+
+use crate::roce::roce;
 
 /// A folder of captures, removed with the test unless that failed.
 struct Captures(Folder);
@@ -291,6 +294,41 @@ fn a_queue_pair_that_is_its_own_peer_is_captured() {
     is_clean(&captures.file());
     // Three rounds come before the requested ones.
     assert_eq!(count(&captures.file(), SEND), 6);
+}
+
+/// The lookups of rdma_cm go to the UDP port of the listener's number.
+#[test]
+fn cmu_11_tshark_reads_the_lookups_of_rdma_cm() {
+    const PORT: u16 = 7174;
+    or_skip!(installed("udaddy"));
+    let captures = or_skip!(Captures::new("lookups"));
+    let host = or_skip!(Netns::new());
+    let server = host.program(roce("udaddy")).spawn();
+    host.has_udp_sockets(PORT, 1);
+    let client = roce("udaddy").line("-s 127.0.0.1");
+    let client = client.env("URNIC_PCAP", captures.file());
+    host.program(client).run().success();
+    server.wait().success();
+    let names = [
+        "infiniband.bth.destqp",
+        "infiniband.deth.q_key",
+        "infiniband.mad.mgmtclass",
+        "infiniband.mad.attributeid",
+        "_ws.malformed",
+    ];
+    let port = format!("infiniband.rroce.port:{PORT}");
+    let mut args = vec!["-o", &port, "-T", "fields"];
+    args.extend(names.iter().flat_map(|name| ["-e", name]));
+    let lookups = tshark(&captures.file(), &args, "infiniband.mad");
+    let mut seen: Vec<&str> = lookups.lines().collect();
+    // The request may have been repeated.
+    seen.sort_unstable();
+    seen.dedup();
+    let expected = [
+        "0x000001\t0x0000000080010000\t0x07\t0x0017\t",
+        "0x000001\t0x0000000080010000\t0x07\t0x0018\t",
+    ];
+    assert_eq!(seen, expected);
 }
 
 #[test]

@@ -10,10 +10,10 @@ use urnic_tests::{Pair, compiled, or_skip};
 use crate::devices::gids;
 use crate::rdma_cm::but_for_lost_races;
 
-const LIMIT: Duration = Duration::from_secs(120);
+pub(crate) const LIMIT: Duration = Duration::from_secs(120);
 
 /// A program that sees a RoCE NIC.
-fn roce(name: &str) -> Program {
+pub(crate) fn roce(name: &str) -> Program {
     Program::new(name).env("URNIC_IDENTITY", "roce")
 }
 
@@ -49,7 +49,7 @@ fn ping_pong_with_the_gid_that_programs_hard_code() {
 }
 
 /// Runs a server and a client of these identities on a free port.
-fn both(program: &str, identities: [&str; 2], server: &str, client: &str) -> (Ended, Ended) {
+pub(crate) fn both(program: &str, identities: [&str; 2], server: &str, client: &str) -> (Ended, Ended) {
     let port = free_port();
     let with = |identity: &str, options: &str| {
         Program::new(program)
@@ -124,30 +124,6 @@ fn a_completed_write_is_in_the_peers_memory() {
         .line("-s 4096 -n 3000");
     let server = Pair::new(&delivered).within(LIMIT).succeeds().server;
     assert!(server.output.contains("3000 rounds, 0 stale"), "{server}");
-}
-
-#[test]
-fn ping_pong_of_datagrams() {
-    or_skip!(installed("ibv_ud_pingpong"));
-    let pair = Pair::new(&roce("ibv_ud_pingpong").line("-g 3 -n 200"));
-    for end in [pair.succeeds().server, pair.succeeds().client] {
-        assert!(end.output.contains("200 iters in"), "{end}");
-    }
-}
-
-/// Few enough datagrams that none is dropped: perftest would wait for it.
-#[test]
-fn perftest_sends_datagrams() {
-    for (program, options) in [
-        ("ib_send_lat", "-c UD -x 3 -n 500"),
-        ("ib_send_bw", "-c UD -x 3 -n 100"),
-    ] {
-        or_skip!(installed(program));
-        let (server, client) = both(program, ["roce"; 2], options, &format!("{options} 127.0.0.1"));
-        for end in [server, client] {
-            end.success();
-        }
-    }
 }
 
 /// UCX polls, requests an event, and sleeps.
