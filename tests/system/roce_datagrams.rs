@@ -12,9 +12,9 @@ use urnic_tests::{Pair, or_skip};
 use crate::roce::{LIMIT, both, roce};
 
 /// The port of `udaddy`.
-const UDADDY_PORT: u16 = 7174;
+pub(crate) const UDADDY_PORT: u16 = 7174;
 /// The UDP port of multicast groups.
-const GROUP_PORT: u16 = 4791;
+pub(crate) const GROUP_PORT: u16 = 4791;
 
 #[test]
 fn ping_pong_of_datagrams() {

@@ -17,6 +17,8 @@ use urnic_tests::{Pair, compiled, or_skip};
 
 use crate::devices::gids;
 use crate::rdma_cm::but_for_lost_races;
+use crate::roce::roce;
+use crate::roce_datagrams::{GROUP_PORT, UDADDY_PORT};
 
 const LIMIT: Duration = Duration::from_secs(120);
 
@@ -266,6 +268,40 @@ fn an_id_gets_the_device_that_has_its_address() {
             (server.wait_for(LIMIT), client)
         });
         assert!(client.output.contains("rdma-ping-2"), "{client}\n{server}");
+    }
+}
+
+#[test]
+fn datagrams_of_rdma_cm_use_the_device_that_has_the_address() {
+    or_skip!(installed("udaddy"));
+    or_skip!(in_process("the devices have addresses of the host"));
+    let hosts = or_skip!(Netns::rails());
+    let rails = Rails::new("rails-udaddy");
+    let run = |number: usize, name: &str, options: &str| {
+        let program = roce(name).line(options);
+        at(&hosts[number - 1], &rails.file(number), program)
+    };
+    // A server on any address has a port at each: of both devices, and of loopback.
+    for (sockets, server, client) in [
+        (3, "", "-s 10.77.0.1"),
+        (3, "", "-s 10.77.1.1"),
+        (1, "-b 10.77.1.1", "-s 10.77.1.1"),
+        (1, "-b 10.77.1.1", "-s 10.77.1.1 -b 10.77.1.2"),
+    ] {
+        let server = run(1, "udaddy", server).spawn();
+        hosts[0].has_udp_sockets(UDADDY_PORT, sockets);
+        let client = run(2, "udaddy", client).run_for(LIMIT);
+        let said = client.success();
+        assert!(said.contains("data transfers complete"), "{said}");
+        server.wait_for(LIMIT).success();
+    }
+    for rail in 0..2 {
+        let receiver = run(1, "mckey", &format!("-m 239.0.1.1 -b 10.77.{rail}.1")).spawn();
+        hosts[0].has_udp_sockets(GROUP_PORT, 1);
+        let sender = format!("-s -m 239.0.1.1 -b 10.77.{rail}.2");
+        run(2, "mckey", &sender).run_for(LIMIT).success();
+        let said = receiver.wait_for(LIMIT).success();
+        assert!(said.contains("data transfers complete"), "{said}");
     }
 }
 
