@@ -97,13 +97,13 @@ fn qperf_over_both_ways_to_connect() {
     }
 }
 
-/// qperf has no connection manager for UC and UD.
+/// qperf has no connection manager for UC. Its UD tests make address handles without a GID, which
+/// every RoCE NIC refuses.
 #[test]
-fn qperf_of_uc_and_ud_queue_pairs() {
+fn qperf_of_uc_queue_pairs() {
     or_skip!(installed("qperf"));
     let uc = "uc_lat uc_bw uc_bi_bw uc_rdma_write_bw uc_rdma_write_lat uc_rdma_write_poll_lat";
     qperf("roce", 0, uc);
-    qperf("roce", 0, "ud_lat ud_bw ud_bi_bw");
 }
 
 /// libfabric's verbs provider needs an interface other than the loopback, which a test machine may

@@ -121,20 +121,10 @@ impl Driver {
     /// The peer of an address vector.
     ///
     /// # Errors
-    /// `EINVAL` for an address of another host without a GID, of another port, or that no own
-    /// address can reach.
+    /// `EINVAL` for an address without a GID, of another port, or that no own address can reach.
     pub fn destination(&self, av: &AddressVector) -> Result<Destination, Errno> {
-        if av.port != 1 {
+        if !av.is_global || av.port != 1 {
             return Err(Errno::INVAL);
-        }
-        if !av.is_global {
-            let ip = self.local_host.ip_without_gid(av).ok_or(Errno::INVAL)?;
-            return Ok(Destination {
-                ip,
-                scope: self.gids().first().map_or(0, |own| own.scope),
-                source: 0,
-                traffic_class: 0,
-            });
         }
         let entry = self
             .port_gids()

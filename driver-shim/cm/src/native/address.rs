@@ -204,7 +204,7 @@ impl LocalHost {
 
     /// The address that a vector without a GID names. All RoCE NICs have the LID 0, which therefore
     /// names this host: programs that exchange LIDs only (qperf) run on one host.
-    pub fn ip_without_gid(&self, av: &AddressVector) -> Option<IpAddr> {
+    fn ip_without_gid(&self, av: &AddressVector) -> Option<IpAddr> {
         if self.identity.is_roce() {
             if av.dlid != self.lid() {
                 return None;
