@@ -102,6 +102,25 @@ impl Engine {
         }
     }
 
+    /// Queues the event of a listener that a peer's request made a new id.
+    pub(super) fn queue_request(
+        &mut self,
+        world: &mut World<'_>,
+        listener: u32,
+        child: u32,
+        params: EventParams,
+    ) {
+        let event = Event {
+            id: listener,
+            about: child,
+            kind: CmEvent::ConnectRequest,
+            status: 0,
+            params,
+            membership: None,
+        };
+        self.queue(world, event);
+    }
+
     pub(super) fn queue(&mut self, world: &mut World<'_>, event: Event) {
         let Some(id) = self.ids.get(&event.id) else {
             return;

@@ -4,8 +4,8 @@ use rustix::io::Errno;
 
 use super::command::Parameters;
 use super::state::{
-    Attachment, AwaitingRtrFrame, CmEvent, EARLY_TIMEOUT, Engine, Event, EventParams, Id, Key, Notice, Owner,
-    State, World,
+    Attachment, AwaitingRtrFrame, CmEvent, EARLY_TIMEOUT, Engine, EventParams, Id, Key, Notice, Owner, State,
+    World,
 };
 use crate::carrier::{Inbox, RequestProgress, receive_request};
 use crate::mpa_startup::{Close, Negotiated, Reply, Responder, ResponderEvent};
@@ -147,15 +147,7 @@ impl Engine {
                 },
             };
         }
-        let event = Event {
-            id: listener,
-            about: handle,
-            kind: CmEvent::ConnectRequest,
-            status: 0,
-            params,
-            membership: None,
-        };
-        self.queue(world, event);
+        self.queue_request(world, listener, handle, params);
     }
 
     /// Accepts a Request; or, at the initiator, establishes the connection with the program's queue

@@ -11,7 +11,7 @@ use urnic_wire::mad::{
 use super::addresses::with_port;
 use super::command::Parameters;
 use super::datagram_state::{Arrival, Inquiry, Service, UDP_QKEY};
-use super::state::{CmEvent, Engine, Event, EventParams, Id, PS_IPOIB, State, World};
+use super::state::{Engine, EventParams, Id, PS_IPOIB, State, World};
 
 impl Engine {
     /// Takes requests of peers from now on, at most `backlog` that the program has not taken.
@@ -118,15 +118,7 @@ impl Engine {
             private_data,
             ..EventParams::default()
         };
-        let event = Event {
-            id: listener,
-            about: handle,
-            kind: CmEvent::ConnectRequest,
-            status: 0,
-            params,
-            membership: None,
-        };
-        self.queue(world, event);
+        self.queue_request(world, listener, handle, params);
     }
 
     /// Names the program's queue pair to the peer.
