@@ -101,8 +101,12 @@ impl Driver {
         let ip = self.config.native.listen.unwrap_or(Ipv6Addr::UNSPECIFIED.into());
         let bind = |port| {
             let local = Endpoint::from(SocketAddr::new(ip, port));
+            let arguments = BindDatagrams {
+                local,
+                ..BindDatagrams::default()
+            };
             self.commands
-                .call::<_, DatagramPort>(Opcode::BindDatagrams, &BindDatagrams { local })
+                .call::<_, DatagramPort>(Opcode::BindDatagrams, &arguments)
         };
         let bound = match &self.config.native.port_range {
             None => bind(0)?,

@@ -100,6 +100,8 @@ impl Driver {
                     self.route(event);
                 }
             }
+            // No port asks for such reports.
+            Some(EventKind::DatagramRefused) => {}
             None => tracing::warn!("unknown event {event:?}"),
         }
     }

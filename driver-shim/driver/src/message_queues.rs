@@ -157,9 +157,13 @@ impl Messages {
     /// Those of binding, and of the device's commands.
     pub(crate) fn open(&mut self, reach: Reach<'_>, local: SocketAddr) -> Result<(u32, u16), Errno> {
         let local = Endpoint::from(local);
-        let bound: DatagramPort = reach
-            .commands
-            .call(Opcode::BindDatagrams, &BindDatagrams { local })?;
+        let bound: DatagramPort = reach.commands.call(
+            Opcode::BindDatagrams,
+            &BindDatagrams {
+                local,
+                ..BindDatagrams::default()
+            },
+        )?;
         let close = |_: &Errno| {
             let _ = reach.commands.destroy(Opcode::CloseDatagrams, bound.id.get());
         };

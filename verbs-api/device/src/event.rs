@@ -52,6 +52,12 @@ numbered! {
         StreamReceived = 18,
         /// A stream (sid) is closed: `code` is an errno, 0 = orderly.
         StreamClosed = 19,
+        /// A datagram of a queue pair (qid) did not arrive: `code` is an errno, `ECONNREFUSED` if
+        /// nobody has its destination port; `data` is the PSN of its request: the first request
+        /// after a reset has PSN 0, each further one the next, modulo 2^24. Only with
+        /// [`REPORT_REFUSED`](super::stream::bind::REPORT_REFUSED), and only if the network says
+        /// so.
+        DatagramRefused = 20,
         /// Addresses or link state of the port changed.
         PortChange = 32,
         /// The device stopped; see the fatal code register.

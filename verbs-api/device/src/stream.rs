@@ -84,6 +84,10 @@ layouts! {
         /// The local address; an all-zero address binds all, IPv4 and IPv6; port 0 = the device
         /// chooses.
         local: Endpoint,
+        /// [`bind`] flags.
+        flags: U32,
+        /// Reserved, 0.
+        reserved: U32,
     }
     /// Result of `BindDatagrams`.
     DatagramPort {
@@ -135,6 +139,14 @@ layouts! {
 pub mod listen {
     /// An all-zero address listens on all IPv6 addresses and leaves the port to others on IPv4.
     pub const IPV6_ONLY: u32 = 256;
+}
+
+/// Flags of [`BindDatagrams`].
+pub mod bind {
+    /// As [`IPV6_ONLY`](super::listen::IPV6_ONLY) of listeners.
+    pub const IPV6_ONLY: u32 = 1;
+    /// Each datagram that is known not to arrive causes an event `DatagramRefused`.
+    pub const REPORT_REFUSED: u32 = 2;
 }
 
 /// Flags of [`Attach`].

@@ -16,5 +16,6 @@ mod packet;
 pub use grh::{GRH_LEN, grh};
 pub use icrc::{Ends, ICRC_LEN};
 pub use packet::{
-    DEFAULT_PKEY, Header, MAX_HEADER_LEN, MAX_TRAILER_LEN, MULTICAST_QPN, PacketError, UDP_PORT, parse, seal,
+    DEFAULT_PKEY, Header, MAX_HEADER_LEN, MAX_TRAILER_LEN, MULTICAST_QPN, PacketError, UDP_PORT, parse,
+    psn_of, seal,
 };

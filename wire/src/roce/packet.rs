@@ -3,6 +3,7 @@
 
 use super::icrc::{Ends, ICRC_LEN, icrc};
 use core::fmt;
+use core::mem::offset_of;
 use zerocopy::byteorder::big_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -171,6 +172,13 @@ pub fn parse<'p>(packet: &'p [u8], ends: &Ends) -> Result<(Header, &'p [u8]), Pa
         immediate,
     };
     Ok((header, payload))
+}
+
+/// The PSN of a packet of which perhaps only the beginning is left, as after an error of the
+/// network. Nothing is checked.
+pub fn psn_of(beginning: &[u8]) -> Option<u32> {
+    let word = beginning.get(offset_of!(Layout, psn)..)?.first_chunk()?;
+    Some(u32::from_be_bytes(*word) & QPN_MASK)
 }
 
 impl fmt::Display for Header {

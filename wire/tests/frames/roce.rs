@@ -188,6 +188,10 @@ proptest! {
         prop_assert_eq!(packet.len() % 4, 0);
         prop_assert_eq!(parse(&packet, &ends), Ok((header, payload.as_slice())));
         prop_assert!(!header.to_string().contains('\n'));
+        // The beginning of a packet, as the network returns it, has the PSN.
+        prop_assert_eq!(psn_of(&packet), Some(header.psn));
+        prop_assert_eq!(psn_of(&packet[..12]), Some(header.psn));
+        prop_assert_eq!(psn_of(&packet[..11]), None);
     }
 
     #[test]

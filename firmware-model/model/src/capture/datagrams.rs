@@ -97,6 +97,14 @@ impl DatagramSocket for TappedSocket {
         self.capture.datagrams(Way::In, captured);
     }
 
+    fn refused(&mut self, buffer: &mut [u8]) -> Option<(Errno, usize)> {
+        self.socket.refused(buffer)
+    }
+
+    fn reports_refused(&self) -> bool {
+        self.socket.reports_refused()
+    }
+
     fn dropped(&mut self) -> u32 {
         self.socket.dropped()
     }

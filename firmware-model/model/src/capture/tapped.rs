@@ -4,7 +4,7 @@ use super::datagrams::TappedSocket;
 use super::staging::MAX;
 use super::{Capture, Side, Tap};
 use crate::host::{Piece, PieceMut};
-use crate::stream::datagram::DatagramSocket;
+use crate::stream::datagram::{DatagramOptions, DatagramSocket};
 use crate::stream::{Listener, Network, Stream, StreamError};
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
@@ -67,8 +67,12 @@ impl Network for Tapped {
         }))
     }
 
-    fn bind_datagrams(&self, local: SocketAddr, shared: bool) -> Result<Box<dyn DatagramSocket>, Errno> {
-        let socket = self.network.bind_datagrams(local, shared)?;
+    fn bind_datagrams(
+        &self,
+        local: SocketAddr,
+        options: DatagramOptions,
+    ) -> Result<Box<dyn DatagramSocket>, Errno> {
+        let socket = self.network.bind_datagrams(local, options)?;
         Ok(Box::new(TappedSocket::new(socket, self.capture.clone())))
     }
 }

@@ -2,27 +2,36 @@
 
 use super::Job;
 use super::answer::{Answer, done, ok};
-use crate::stream::datagram::DatagramSocket;
+use crate::stream::datagram::{DatagramOptions, DatagramSocket};
 use crate::stream::streaming::status;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use urnic_device::command::Status;
-use urnic_device::stream::{BindDatagrams, DatagramPort, Multicast};
+use urnic_device::stream::{BindDatagrams, DatagramPort, Multicast, bind};
 
 /// Attempts to find a port that is free on all addresses of a confined device.
 const ATTEMPTS: u32 = 16;
 
 impl Job<'_> {
     pub(super) fn bind_datagrams(&mut self) -> Answer {
-        let local = SocketAddr::from(self.arguments::<BindDatagrams>().local);
+        let arguments: BindDatagrams = self.arguments();
+        let (local, flags) = (SocketAddr::from(arguments.local), arguments.flags.get());
+        if flags & !(bind::IPV6_ONLY | bind::REPORT_REFUSED) != 0 || arguments.reserved.get() != 0 {
+            return Err(Status::InvalidArgument);
+        }
+        let options = DatagramOptions {
+            shared: false,
+            ipv6_only: flags & bind::IPV6_ONLY != 0,
+            reports_refused: flags & bind::REPORT_REFUSED != 0,
+        };
         let core = self.core;
         let places = core
             .config
-            .listen_addresses(local.ip(), false)
+            .listen_addresses(local.ip(), options.ipv6_only)
             .ok_or(Status::Denied)?;
         let mut attempts = 0;
         let sockets = loop {
             attempts += 1;
-            match self.bind_all(&places, local) {
+            match self.bind_all(&places, local, options) {
                 // The port that the first address got is taken on another one.
                 Err(Status::AddressInUse) if local.port() == 0 && attempts < ATTEMPTS => {}
                 bound => break bound?,
@@ -36,7 +45,12 @@ impl Job<'_> {
         })
     }
 
-    fn bind_all(&self, places: &[IpAddr], local: SocketAddr) -> Result<Vec<Box<dyn DatagramSocket>>, Status> {
+    fn bind_all(
+        &self,
+        places: &[IpAddr],
+        local: SocketAddr,
+        options: DatagramOptions,
+    ) -> Result<Vec<Box<dyn DatagramSocket>>, Status> {
         let mut port = local.port();
         let mut sockets = Vec::new();
         for ip in places {
@@ -45,7 +59,7 @@ impl Job<'_> {
                 let own = self.core.config.addresses.iter().find(|own| own.ip == *ip);
                 v6.set_scope_id(own.map_or(0, |own| own.scope));
             }
-            let socket = self.core.network.bind_datagrams(place, false).map_err(status)?;
+            let socket = self.core.network.bind_datagrams(place, options).map_err(status)?;
             port = socket.local().port();
             sockets.push(socket);
         }
@@ -72,7 +86,11 @@ impl Job<'_> {
         };
         let socket = || {
             let place = SocketAddr::new(everywhere, group.port());
-            let mut socket = core.network.bind_datagrams(place, true).map_err(status)?;
+            let options = DatagramOptions {
+                shared: true,
+                ..DatagramOptions::default()
+            };
+            let mut socket = core.network.bind_datagrams(place, options).map_err(status)?;
             socket.join(group.ip(), interface, scope).map_err(status)?;
             Ok(socket)
         };

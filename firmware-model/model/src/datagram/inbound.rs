@@ -1,6 +1,7 @@
 //! Receives packets, checks them, and completes receives.
 
 use super::Engine;
+use super::refusals::refused;
 use crate::counters::Counter;
 use crate::queues::Overflow;
 use crate::rdmap::RxOutcome;
@@ -39,6 +40,7 @@ impl Engine {
     /// Takes the packets that have arrived at a socket; returns whether there may be more.
     fn receive_from(&mut self, source: usize, buffer: &mut [u8], env: &mut Env<'_>) -> bool {
         let mut incoming = std::mem::take(&mut self.incoming);
+        let qid = self.qp.qid;
         let mut more = true;
         let mut batches = 0;
         for _ in 0..RX_BUDGET {
@@ -47,6 +49,12 @@ impl Engine {
                 break;
             };
             let port = socket.local().port();
+            for _ in 0..BATCH {
+                let Some((errno, len)) = socket.refused(buffer) else {
+                    break;
+                };
+                refused(qid, errno, buffer.get(..len).unwrap_or_default(), env);
+            }
             socket.receive(buffer, &mut incoming);
             env.counters.add(Counter::RxCalls, 1);
             for (packet, place) in incoming.iter().zip(buffer.chunks(PACKET_ROOM)) {

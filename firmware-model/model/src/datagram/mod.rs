@@ -12,6 +12,7 @@
 
 mod inbound;
 mod outbound;
+mod refusals;
 mod staged;
 mod transitions;
 

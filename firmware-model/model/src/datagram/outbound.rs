@@ -1,6 +1,7 @@
 //! Makes packets from work requests, and sends them.
 
 use super::Engine;
+use super::refusals::refused;
 use super::staged::Packet;
 use crate::config::ModelConfig;
 use crate::counters::Counter;
@@ -78,6 +79,7 @@ impl Engine {
                 Some(Ok(wqe)) => wqe,
                 Some(Err(BadWqe { cookie })) => {
                     self.sq.discard();
+                    self.next_psn();
                     let cqe = self.qp.cqe(cookie, WcOpcode::Send, WcStatus::LocQpOpErr);
                     self.state = QpState::Sqe;
                     let (Ok(()) | Err(Overflow)) = self.send_cq.push(cqe, env);
@@ -114,6 +116,7 @@ impl Engine {
         place: &mut [u8],
         env: &Env<'_>,
     ) -> Result<(Outgoing, Option<usize>), WcStatus> {
+        let psn = self.next_psn();
         let immediate = match wqe.opcode {
             Opcode::Send => None,
             Opcode::SendImm => Some(wqe.immediate),
@@ -129,7 +132,7 @@ impl Engine {
             solicited: wqe.flags.contains(SendFlags::SOLICITED),
             pkey: DEFAULT_PKEY,
             destination_qpn: address.qpn.get(),
-            psn: self.psn,
+            psn,
             qkey: match address.qkey.get() {
                 qkey if qkey & OWN_QKEY == 0 => qkey,
                 _ => self.qkey,
@@ -137,7 +140,6 @@ impl Engine {
             source_qpn: self.qp.label,
             immediate,
         };
-        self.psn = self.psn.wrapping_add(1);
         let at = header.emit(place, len);
         let payload = place.get_mut(at..at + len).ok_or(WcStatus::LocLenErr)?;
         self.gather(wqe, payload, env)?;
@@ -154,6 +156,13 @@ impl Engine {
             traffic_class: address.traffic_class,
         };
         Ok((outgoing, socket))
+    }
+
+    /// The number of the next request's packet. Each request has one, so that the driver knows it.
+    fn next_psn(&mut self) -> u32 {
+        let psn = self.psn;
+        self.psn = psn.wrapping_add(1);
+        psn
     }
 
     /// Both ends of a datagram; `None` for invalid addresses, or addresses of two families.
@@ -241,6 +250,11 @@ impl Engine {
                 Err(errno) => {
                     tracing::debug!(%errno, "a datagram was dropped");
                     env.counters.add(Counter::TxDatagramDrops, 1);
+                    let at = run.first().map_or(0, |packet| packet.at);
+                    let packet = self.staged.buffer.as_ref().and_then(|buffer| buffer.get(at..));
+                    if self.sockets.iter().any(|socket| socket.reports_refused()) {
+                        refused(self.qp.qid, errno, packet.unwrap_or_default(), env);
+                    }
                     sent += 1;
                 }
             }
@@ -296,6 +310,7 @@ impl Engine {
                     cookie
                 }
             };
+            self.next_psn();
             let cqe = self.qp.cqe(cookie, WcOpcode::Send, WcStatus::WrFlushErr);
             self.send_cq.push(cqe, env)?;
         }

@@ -56,7 +56,9 @@ impl State {
     fn keep(&mut self, event: Event) {
         // Two notifications of one queue carry no more information than one.
         let again = is_notification(&event) && !self.notified.insert(event.object.get());
-        if !again {
+        // As many may come as the peers wish.
+        let is_lossy = event.kind == EventKind::DatagramRefused as u8;
+        if !again && !is_lossy {
             self.backlog.push_back(event);
         }
     }

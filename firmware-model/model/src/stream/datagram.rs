@@ -40,6 +40,17 @@ pub struct Incoming {
     pub destination: IpAddr,
 }
 
+/// How a UDP port is bound.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct DatagramOptions {
+    /// Others may have the same port, for multicast groups.
+    pub shared: bool,
+    /// An unspecified IPv6 address does not mean those of IPv4.
+    pub ipv6_only: bool,
+    /// [`DatagramSocket::refused`] has the packets that did not arrive.
+    pub reports_refused: bool,
+}
+
 /// A UDP port.
 pub trait DatagramSocket: Send + Debug {
     /// Hands packets to the network, in order; returns how many the network took.
@@ -51,6 +62,13 @@ pub trait DatagramSocket: Send + Debug {
 
     /// Takes packets that arrived, at most [`BATCH`], into `buffer`; adds them to `packets`.
     fn receive(&mut self, buffer: &mut [u8], packets: &mut Vec<Incoming>);
+
+    /// Takes a packet that was sent and did not arrive, as far as the network returned it: the
+    /// error, and the number of its first bytes that are in `buffer`.
+    fn refused(&mut self, buffer: &mut [u8]) -> Option<(Errno, usize)>;
+
+    /// Whether [`refused`](DatagramSocket::refused) has such packets.
+    fn reports_refused(&self) -> bool;
 
     /// Packets that arrived since the last call and for which the port's buffer had no room.
     fn dropped(&mut self) -> u32;

@@ -12,7 +12,7 @@ pub(crate) mod tcp;
 mod udp;
 
 use crate::host::{Piece, PieceMut};
-use datagram::DatagramSocket;
+use datagram::{DatagramOptions, DatagramSocket};
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 use std::fmt::Debug;
@@ -115,13 +115,17 @@ pub trait Network: Send + Sync + Debug {
         ipv6_only: bool,
     ) -> Result<Box<dyn Listener>, Errno>;
 
-    /// Binds a UDP port. An unspecified IPv6 address means all of the host's, IPv4 and IPv6; with
-    /// port 0 the network chooses. `shared`: others may have the same port, for multicast groups.
+    /// Binds a UDP port. An unspecified IPv6 address means all of the host's, IPv4 and IPv6, unless
+    /// the options say otherwise; with port 0 the network chooses.
     ///
     /// # Errors
     /// `EOPNOTSUPP` for a network without datagrams; those of bind(2).
-    fn bind_datagrams(&self, local: SocketAddr, shared: bool) -> Result<Box<dyn DatagramSocket>, Errno> {
-        let _ = (local, shared);
+    fn bind_datagrams(
+        &self,
+        local: SocketAddr,
+        options: DatagramOptions,
+    ) -> Result<Box<dyn DatagramSocket>, Errno> {
+        let _ = (local, options);
         Err(Errno::OPNOTSUPP)
     }
 }

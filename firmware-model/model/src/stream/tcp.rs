@@ -1,7 +1,7 @@
 //! Kernel TCP.
 
 use super::address::{ANYWHERE, family, plain};
-use super::datagram::DatagramSocket;
+use super::datagram::{DatagramOptions, DatagramSocket};
 use super::descriptor::{Descriptor, Descriptors};
 use super::{Listener, Network, Stream, StreamError, udp};
 use crate::host::{Piece, PieceMut};
@@ -155,8 +155,12 @@ impl Network for Tcp {
         }))
     }
 
-    fn bind_datagrams(&self, local: SocketAddr, shared: bool) -> Result<Box<dyn DatagramSocket>, Errno> {
-        udp::bind(&self.descriptors, local, shared)
+    fn bind_datagrams(
+        &self,
+        local: SocketAddr,
+        options: DatagramOptions,
+    ) -> Result<Box<dyn DatagramSocket>, Errno> {
+        udp::bind(&self.descriptors, local, options)
     }
 }
 

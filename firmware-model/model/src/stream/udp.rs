@@ -4,7 +4,7 @@
 //! 0, which the ICRC covers. The source address of each packet is given with it.
 
 use super::address::{ANYWHERE, family, plain};
-use super::datagram::{DatagramSocket, Incoming, Outgoing};
+use super::datagram::{DatagramOptions, DatagramSocket, Incoming, Outgoing};
 use super::descriptor::{Descriptor, Descriptors};
 use crate::sys::datagrams;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -22,29 +22,34 @@ struct UdpSocket {
     socket: Descriptor,
     ipv6: bool,
     local: SocketAddr,
+    /// The system returns packets that did not arrive (`IP_RECVERR`).
+    reports_refused: bool,
     /// Packets that found no room, as counted by the system at the last query.
     drops: u32,
 }
 
-/// Binds a UDP port; `shared`: other sockets may have the same port (multicast).
+/// Calls to send a packet: each may fail with the error of an earlier packet instead.
+const SEND_ATTEMPTS: usize = 4;
+
+/// Binds a UDP port.
 ///
 /// # Errors
 /// Those of socket(2) and bind(2).
 pub(super) fn bind(
     descriptors: &Arc<Descriptors>,
     local: SocketAddr,
-    shared: bool,
+    options: DatagramOptions,
 ) -> Result<Box<dyn DatagramSocket>, Errno> {
-    let socket = if local.ip() == ANYWHERE.ip() {
-        match open(local, true, shared) {
+    let socket = if local.ip() == ANYWHERE.ip() && !options.ipv6_only {
+        match open(local, true, options) {
             // A host without IPv6.
             Err(Errno::AFNOSUPPORT | Errno::ADDRNOTAVAIL) => {
-                open(SocketAddr::new([0, 0, 0, 0].into(), local.port()), false, shared)?
+                open(SocketAddr::new([0, 0, 0, 0].into(), local.port()), false, options)?
             }
             bound => bound?,
         }
     } else {
-        open(local, false, shared)?
+        open(local, false, options)?
     };
     let ipv6 = sockopt::socket_domain(&socket)? == AddressFamily::INET6;
     let local = plain(net::getsockname(&socket).ok());
@@ -52,30 +57,43 @@ pub(super) fn bind(
         socket: descriptors.adopt(socket)?,
         ipv6,
         local,
+        reports_refused: options.reports_refused,
         drops: 0,
     }))
 }
 
-fn open(local: SocketAddr, both_families: bool, shared: bool) -> Result<OwnedFd, Errno> {
+fn open(local: SocketAddr, both_families: bool, options: DatagramOptions) -> Result<OwnedFd, Errno> {
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let socket = net::socket_with(family(&local), SocketType::DGRAM, flags, None)?;
     let ipv6 = local.is_ipv6();
     if ipv6 {
         sockopt::set_ipv6_v6only(&socket, !both_families)?;
     }
-    if shared {
+    if options.shared {
         sockopt::set_socket_reuseaddr(&socket, true)?;
     }
     // The system may allow less.
     let _ = sockopt::set_socket_recv_buffer_size(&socket, RECEIVE_ROOM);
     datagrams::prepare(socket.as_fd(), ipv6)?;
+    if options.reports_refused {
+        datagrams::return_refused(socket.as_fd(), ipv6)?;
+    }
     net::bind(&socket, &local)?;
     Ok(socket)
 }
 
 impl DatagramSocket for UdpSocket {
     fn send(&mut self, buffer: &[u8], packets: &[Outgoing]) -> Result<usize, Errno> {
-        datagrams::send(self.socket.as_fd(), self.ipv6, buffer, packets)
+        let mut sent = datagrams::send(self.socket.as_fd(), self.ipv6, buffer, packets);
+        for _ in 1..SEND_ATTEMPTS {
+            match sent {
+                Err(errno) if self.reports_refused && errno != Errno::AGAIN => {
+                    sent = datagrams::send(self.socket.as_fd(), self.ipv6, buffer, packets);
+                }
+                _ => break,
+            }
+        }
+        sent
     }
 
     fn receive(&mut self, buffer: &mut [u8], packets: &mut Vec<Incoming>) {
@@ -84,6 +102,17 @@ impl DatagramSocket for UdpSocket {
         {
             tracing::debug!(%errno, "a UDP port reports an error");
         }
+    }
+
+    fn refused(&mut self, buffer: &mut [u8]) -> Option<(Errno, usize)> {
+        if !self.reports_refused {
+            return None;
+        }
+        datagrams::refused(self.socket.as_fd(), buffer).ok()
+    }
+
+    fn reports_refused(&self) -> bool {
+        self.reports_refused
     }
 
     fn dropped(&mut self) -> u32 {

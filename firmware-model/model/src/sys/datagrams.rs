@@ -61,6 +61,55 @@ pub(crate) fn prepare(socket: BorrowedFd<'_>, ipv6: bool) -> Result<(), Errno> {
     )
 }
 
+/// Makes the system return packets that did not arrive; see [`refused`].
+pub(crate) fn return_refused(socket: BorrowedFd<'_>, ipv6: bool) -> Result<(), Errno> {
+    if ipv6 {
+        set(socket, libc::IPPROTO_IPV6, libc::IPV6_RECVERR, 1)?;
+    }
+    // Also for an IPv6 socket: it may carry IPv4.
+    set(socket, libc::IPPROTO_IP, libc::IP_RECVERR, 1)
+}
+
+/// Takes a packet that was sent and did not arrive; returns why, and the number of its first bytes
+/// that are in `buffer`.
+///
+/// # Errors
+/// `EAGAIN` when there is none; those of recvmsg(2).
+pub(crate) fn refused(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> Result<(Errno, usize), Errno> {
+    let mut control = Control([0; CONTROL_ROOM]);
+    let mut extent = libc::iovec {
+        iov_base: buffer.as_mut_ptr().cast(),
+        iov_len: buffer.len(),
+    };
+    // SAFETY: all zeroes are a header with null pointers.
+    let mut header: libc::msghdr = unsafe { mem::zeroed() };
+    (header.msg_iov, header.msg_iovlen) = (&raw mut extent, 1);
+    header.msg_control = control.0.as_mut_ptr().cast();
+    header.msg_controllen = CONTROL_ROOM as _;
+    // SAFETY: the header points to live memory of the lengths given, which nothing else accesses
+    // during the call.
+    let done = unsafe {
+        libc::syscall(
+            libc::SYS_recvmsg,
+            socket.as_raw_fd(),
+            &raw mut header,
+            libc::MSG_ERRQUEUE | libc::MSG_DONTWAIT,
+        )
+    };
+    let len = usize::try_from(done).map_err(|_| last_errno())?;
+    let used = control.0.get(..header.msg_controllen).unwrap_or_default();
+    let errno = control_messages(used).find_map(|(level, kind, value)| {
+        let is_error = matches!(
+            (level, kind),
+            (libc::IPPROTO_IP, libc::IP_RECVERR) | (libc::IPPROTO_IPV6, libc::IPV6_RECVERR)
+        );
+        // The first field of `struct sock_extended_err`.
+        let errno = value.first_chunk().filter(|_| is_error)?;
+        i32::try_from(u32::from_ne_bytes(*errno)).ok()
+    });
+    Ok((errno.map_or(Errno::IO, Errno::from_raw_os_error), len))
+}
+
 /// Packets that the socket has dropped, mostly because its buffer was full; wraps around. `None` if
 /// the system does not say.
 pub(crate) fn drops(socket: BorrowedFd<'_>) -> Option<u32> {
@@ -318,28 +367,35 @@ pub(crate) fn receive(
     Ok(())
 }
 
-/// The destination address in the control messages of a received packet.
-fn destination(mut control: &[u8]) -> Option<IpAddr> {
+/// The control messages in `control`: their level, kind and value.
+fn control_messages(mut control: &[u8]) -> impl Iterator<Item = (libc::c_int, libc::c_int, &[u8])> {
     const HEADER_LEN: usize = size_of::<libc::cmsghdr>();
-    while control.len() >= HEADER_LEN {
+    std::iter::from_fn(move || {
+        if control.len() < HEADER_LEN {
+            return None;
+        }
         // SAFETY: there are as many bytes, and any bytes are a header.
         let header = unsafe { control.as_ptr().cast::<libc::cmsghdr>().read_unaligned() };
         let value = control.get(HEADER_LEN..header.cmsg_len)?;
-        match (header.cmsg_level, header.cmsg_type) {
-            (libc::IPPROTO_IP, libc::IP_PKTINFO) if value.len() >= size_of::<libc::in_pktinfo>() => {
-                // SAFETY: there are as many bytes, and any bytes are such a structure.
-                let info = unsafe { value.as_ptr().cast::<libc::in_pktinfo>().read_unaligned() };
-                return Some(Ipv4Addr::from(info.ipi_addr.s_addr.to_ne_bytes()).into());
-            }
-            (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO) if value.len() >= size_of::<libc::in6_pktinfo>() => {
-                // SAFETY: there are as many bytes, and any bytes are such a structure.
-                let info = unsafe { value.as_ptr().cast::<libc::in6_pktinfo>().read_unaligned() };
-                return Some(IpAddr::V6(Ipv6Addr::from(info.ipi6_addr.s6_addr)).to_canonical());
-            }
-            _ => {}
-        }
         let step = header.cmsg_len.next_multiple_of(align_of::<libc::cmsghdr>());
-        control = control.get(step..)?;
-    }
-    None
+        control = control.get(step..).unwrap_or_default();
+        Some((header.cmsg_level, header.cmsg_type, value))
+    })
+}
+
+/// The destination address in the control messages of a received packet.
+fn destination(control: &[u8]) -> Option<IpAddr> {
+    control_messages(control).find_map(|message| match message {
+        (libc::IPPROTO_IP, libc::IP_PKTINFO, value) if value.len() >= size_of::<libc::in_pktinfo>() => {
+            // SAFETY: there are as many bytes, and any bytes are such a structure.
+            let info = unsafe { value.as_ptr().cast::<libc::in_pktinfo>().read_unaligned() };
+            Some(Ipv4Addr::from(info.ipi_addr.s_addr.to_ne_bytes()).into())
+        }
+        (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, value) if value.len() >= size_of::<libc::in6_pktinfo>() => {
+            // SAFETY: there are as many bytes, and any bytes are such a structure.
+            let info = unsafe { value.as_ptr().cast::<libc::in6_pktinfo>().read_unaligned() };
+            Some(IpAddr::V6(Ipv6Addr::from(info.ipi6_addr.s6_addr)).to_canonical())
+        }
+        _ => None,
+    })
 }

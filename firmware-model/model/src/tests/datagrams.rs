@@ -4,10 +4,12 @@ use crate::capture::CaptureFile;
 use crate::counters::Counter;
 use crate::mock::{Cq, Driver, End, Qp, Region, assert_cqe, config, wait_for};
 use crate::{DeviceAddress, ModelConfig, Prefix, Reach};
+use rustix::io::Errno;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use urnic_device::command::{CreateQp, CreateSrq, Handle, ModifyQp, Opcode, QueueHandle, Status, modify};
 use urnic_device::cqe::{Cqe, CqeFlags};
-use urnic_device::stream::{BindDatagrams, DatagramPort, Endpoint, Multicast};
+use urnic_device::event::EventKind;
+use urnic_device::stream::{BindDatagrams, DatagramPort, Endpoint, Multicast, bind};
 use urnic_device::vocabulary::{Access, QpKind, QpState, WcStatus};
 use urnic_device::wqe::{DatagramAddress, RecvHeader, SendFlags, SendHeader, Sge};
 use urnic_wire::roce::{DEFAULT_PKEY, Ends, GRH_LEN, Header, parse, seal};
@@ -39,9 +41,18 @@ struct Port {
 impl Port {
     /// In the init state.
     fn new(driver: &Driver, srq: u32, pd: u32) -> Port {
+        Port::bound(driver, srq, pd, 0)
+    }
+
+    /// In the init state, with a port that is bound with these flags.
+    fn bound(driver: &Driver, srq: u32, pd: u32, flags: u32) -> Port {
         let (send_cq, recv_cq) = (driver.cq(8), driver.cq(8));
+        let arguments = BindDatagrams {
+            flags: flags.into(),
+            ..BindDatagrams::default()
+        };
         let bound: DatagramPort = driver
-            .command(Opcode::BindDatagrams, &BindDatagrams::default())
+            .command(Opcode::BindDatagrams, &arguments)
             .unwrap()
             .result();
         let port = u16::try_from(bound.port.get()).unwrap();
@@ -67,7 +78,12 @@ impl Port {
 
     /// Able to send and to receive.
     fn ready(driver: &Driver) -> Port {
-        let port = Port::new(driver, 0, driver.pd());
+        Port::ready_with(driver, 0)
+    }
+
+    /// Able to send and to receive, with a port that is bound with these flags.
+    fn ready_with(driver: &Driver, flags: u32) -> Port {
+        let port = Port::bound(driver, 0, driver.pd(), flags);
         port.modify(driver, QpState::Rtr);
         port.modify(driver, QpState::Rts);
         port
@@ -445,6 +461,7 @@ fn ud_16_ports_and_queue_pairs_have_one_owner() {
     let port = Port::ready(&driver);
     let taken = BindDatagrams {
         local: Endpoint::from(SocketAddr::from((Ipv4Addr::LOCALHOST, port.port))),
+        ..BindDatagrams::default()
     };
     let refused = driver.command(Opcode::BindDatagrams, &taken);
     assert_eq!(refused.err(), Some(Status::AddressInUse));
@@ -513,4 +530,120 @@ fn ud_17_a_capture_has_the_packets_as_they_are_on_the_wire() {
         packets[1][20..22],
         stranger.local_addr().unwrap().port().to_be_bytes()
     );
+}
+
+/// A UDP port of this host that nobody has.
+fn nobody(family: u8) -> Endpoint {
+    let ip: IpAddr = match family {
+        V4 => Ipv4Addr::LOCALHOST.into(),
+        _ => Ipv6Addr::LOCALHOST.into(),
+    };
+    let socket = UdpSocket::bind((ip, 0)).unwrap();
+    Endpoint::from(socket.local_addr().unwrap())
+}
+
+#[test]
+fn ud_18_datagrams_that_nobody_takes_are_reported() {
+    let driver = device();
+    let mut port = Port::ready_with(&driver, bind::REPORT_REFUSED);
+    for psn in 0..16_u64 {
+        let family = if psn % 3 == 0 { V6 } else { V4 };
+        if psn % 4 == 1 {
+            // One that arrives.
+            port.works(&driver);
+            continue;
+        }
+        let nobody = nobody(family);
+        let to = DatagramAddress {
+            ip: nobody.ip,
+            port: nobody.port,
+            ..port.address(family)
+        };
+        port.send(&driver, to, b"is anybody there?");
+        let event = driver.await_event(EventKind::DatagramRefused, port.qp.id);
+        assert_eq!(event.data.get(), psn);
+        assert_eq!(i32::from(event.code.get()), Errno::CONNREFUSED.raw_os_error());
+    }
+    port.works(&driver);
+    assert_eq!(driver.event().map(|event| event.kind), None);
+    // Requests that fail or are flushed have PSNs too.
+    let nowhere = DatagramAddress {
+        source: 200,
+        ..port.address(V4)
+    };
+    let sge = port.region.sge(0, 1);
+    port.send_with(&driver, 1, nowhere, &[sge], |_| {});
+    let failed = port.send_cq.await_completion(&driver);
+    assert_cqe(&failed, 1, WcStatus::LocQpOpErr);
+    for cookie in [2, 3] {
+        port.send_with(&driver, cookie, port.address(V4), &[sge], |_| {});
+        let flushed = port.send_cq.await_completion(&driver);
+        assert_cqe(&flushed, cookie, WcStatus::WrFlushErr);
+    }
+    port.modify(&driver, QpState::Rts);
+    let nobody = nobody(V4);
+    let to = DatagramAddress {
+        port: nobody.port,
+        ..port.address(V4)
+    };
+    port.send(&driver, to, b"is anybody there?");
+    let event = driver.await_event(EventKind::DatagramRefused, port.qp.id);
+    assert_eq!(event.data.get(), 17 + 3);
+    assert_eq!(counted(&driver, Counter::TxDatagramDrops), 0);
+}
+
+#[test]
+fn ud_18_a_datagram_that_a_confined_device_drops_is_reported() {
+    let confined = ModelConfig {
+        reach: Reach::Confined {
+            host: vec!["127.0.0.2".parse().unwrap()],
+            allow: vec![Prefix {
+                ip: "127.0.0.1".parse().unwrap(),
+                len: 32,
+            }],
+        },
+        ..config()
+    };
+    let driver = Driver::start_with(confined);
+    let mut port = Port::ready_with(&driver, bind::REPORT_REFUSED);
+    port.works(&driver);
+    let place = SocketAddr::new("127.0.0.2".parse().unwrap(), 4000);
+    let to = DatagramAddress {
+        ip: Endpoint::from(place).ip,
+        port: place.port().into(),
+        ..port.address(V4)
+    };
+    port.send(&driver, to, b"not allowed");
+    let event = driver.await_event(EventKind::DatagramRefused, port.qp.id);
+    assert_eq!(event.data.get(), 1);
+    assert_ne!(event.code.get(), 0);
+    // The driver takes no events: those that find no room in its queue are lost.
+    for _ in 0..200 {
+        port.send(&driver, to, b"not allowed");
+    }
+    let queue = driver.device.core().async_events.load();
+    assert_eq!(queue.as_ref().map(|queue| queue.waiting()), Some(0));
+    let events = std::iter::from_fn(|| driver.event()).count();
+    assert!((1..200).contains(&events), "{events}");
+}
+
+#[test]
+fn ud_19_a_port_of_ipv6_leaves_that_of_ipv4_to_others() {
+    let driver = device();
+    let taken = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap();
+    let local = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), taken.local_addr().unwrap().port());
+    let bind = |flags: u32| {
+        let arguments = BindDatagrams {
+            local: Endpoint::from(local),
+            flags: flags.into(),
+            ..BindDatagrams::default()
+        };
+        driver.command(Opcode::BindDatagrams, &arguments).map(drop)
+    };
+    assert_eq!(bind(0), Err(Status::AddressInUse));
+    assert_eq!(bind(bind::IPV6_ONLY), Ok(()));
+    assert_eq!(bind(bind::IPV6_ONLY), Err(Status::AddressInUse));
+    for unknown in [4, 1 << 31] {
+        assert_eq!(bind(unknown), Err(Status::InvalidArgument));
+    }
 }
