@@ -29,6 +29,6 @@ pub use names::MAX_DEVICES;
 pub use network::Network;
 pub use options::{OPTIONS, Opt};
 pub use settings::{
-    Cm, Completion, Config, Device, DeviceConfig, Identity, Mpa, Native, Peer, Present, RtrTypes, Section,
-    Vfio, VfioApi,
+    Cm, CmPorts, Completion, Config, Device, DeviceConfig, Identity, Mpa, Native, Peer, Present, RtrTypes,
+    Section, Vfio, VfioApi,
 };

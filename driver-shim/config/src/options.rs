@@ -11,7 +11,7 @@ use urnic_wire::mpa::startup::RtrKey;
 use crate::error::{Error, Source};
 use crate::log_filter::is_log_filter;
 use crate::names::{MAX_DEVICES, is_name};
-use crate::settings::{Completion, Config, Device, Identity, RtrTypes, VfioApi};
+use crate::settings::{CmPorts, Completion, Config, Device, Identity, RtrTypes, VfioApi};
 
 /// One option.
 #[derive(Debug)]
@@ -296,6 +296,18 @@ pub const OPTIONS: &[Opt] = &[
                the letter, but for the very first receive, for which there is a second.",
         set: |c, text| milliseconds(text).map(|v| c.cm.rnr_grace = v),
         show: |c| c.cm.rnr_grace.as_millis().to_string(),
+    },
+    Opt {
+        key: "cm.ports",
+        takes: "auto, tcp or own",
+        help: "Whether a listener of rdma_cm has the TCP port of its number (tcp), or leaves it to other programs (own): then it has the UDP \
+               port of this number, where initiators ask for its TCP port. auto is own with identity=roce, as on a RoCE NIC, and tcp with \
+               identity=iwarp. Other implementations of iWARP reach a listener only with tcp.",
+        set: |c, text| {
+            c.cm.ports = CmPorts::ALL.into_iter().find(|ports| ports.name() == text)?;
+            Some(())
+        },
+        show: |c| c.cm.ports.name().to_owned(),
     },
     Opt {
         key: "vfio.api",

@@ -15,6 +15,7 @@ const RTR_TYPES: (&str, &str) = ("mpa.rtr_types", "write,read");
 const ANY_RTR: (&str, &str) = ("mpa.strict_rtr", "false");
 const ANY_DEPTHS: (&str, &str) = ("mpa.strict_depths", "false");
 const CRC: (&str, &str) = ("mpa.crc", "true");
+const PORTS: (&str, &str) = ("cm.ports", "tcp");
 const PEER_TO_PEER: (&str, &str) = ("mpa.peer_to_peer", "true");
 
 /// The profiles by name.
@@ -22,7 +23,9 @@ pub(super) const PROFILES: [(&str, Preset); 4] = [
     // Linux soft-iWARP.
     (
         "siw",
-        &[REVISION, MARKERS, RTR_FRAME, RTR_TYPES, ANY_RTR, ANY_DEPTHS],
+        &[
+            REVISION, MARKERS, RTR_FRAME, RTR_TYPES, ANY_RTR, ANY_DEPTHS, PORTS,
+        ],
     ),
     // Chelsio: it ends a connection whose RTR is not its own type, so the RTR must be negotiated.
     (
@@ -35,6 +38,7 @@ pub(super) const PROFILES: [(&str, Preset); 4] = [
             ANY_RTR,
             ANY_DEPTHS,
             PEER_TO_PEER,
+            PORTS,
         ],
     ),
     // Intel: it accepts no revision 2 without the peer-to-peer mode, and always requests CRCs.
@@ -49,6 +53,7 @@ pub(super) const PROFILES: [(&str, Preset); 4] = [
             ANY_DEPTHS,
             PEER_TO_PEER,
             CRC,
+            PORTS,
         ],
     ),
     // Strict adherence to the RFCs.

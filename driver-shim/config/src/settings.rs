@@ -109,6 +109,42 @@ pub struct Cm {
     /// Meanwhile the stream is not read, so TCP holds the sender back and the device buffers
     /// nothing.
     pub rnr_grace: Duration,
+    /// Where the ports of connections are.
+    pub ports: CmPorts,
+}
+
+/// Whether the port numbers of rdma_cm connections are those of TCP.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum CmPorts {
+    /// [`Own`](CmPorts::Own) for programs that see a RoCE NIC, else [`Tcp`](CmPorts::Tcp).
+    #[default]
+    Auto,
+    /// A listener has the TCP port of its number.
+    Tcp,
+    /// A listener has the UDP port of its number, and any TCP port, which initiators ask for.
+    Own,
+}
+
+impl CmPorts {
+    pub(crate) const ALL: [CmPorts; 3] = [CmPorts::Auto, CmPorts::Tcp, CmPorts::Own];
+
+    /// The name in the configuration.
+    pub fn name(self) -> &'static str {
+        match self {
+            CmPorts::Auto => "auto",
+            CmPorts::Tcp => "tcp",
+            CmPorts::Own => "own",
+        }
+    }
+
+    /// Whether the ports are not those of TCP, for programs that see a device of this kind.
+    pub fn are_own(self, identity: Identity) -> bool {
+        match self {
+            CmPorts::Auto => identity.is_roce(),
+            CmPorts::Tcp => false,
+            CmPorts::Own => true,
+        }
+    }
 }
 
 /// Addresses with separate options, on rdma_cm connections: a `[[peer]]` of the file.
@@ -323,6 +359,7 @@ impl Default for Config {
             },
             cm: Cm {
                 rnr_grace: Duration::from_secs(10),
+                ports: CmPorts::Auto,
             },
             vfio: Vfio::default(),
             present: Present::default(),

@@ -85,6 +85,7 @@ fn every_option_reaches_the_configuration_and_is_shown() {
         "mpa.rtr_frame" => "text",
         "native.listen" => "fd00::2",
         "vfio.api" => "cdev",
+        "cm.ports" => "own",
         "identity" => "roce",
         "completion" => "delivered",
         "native.port_range" => "4000-4100",

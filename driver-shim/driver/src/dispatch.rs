@@ -100,8 +100,10 @@ impl Driver {
                     self.route(event);
                 }
             }
-            // No port asks for such reports.
-            Some(EventKind::DatagramRefused) => {}
+            Some(EventKind::DatagramRefused) => {
+                let errno = Errno::from_raw_os_error(event.code.get().into());
+                self.message_refused(object, event.data.get() as u32, errno);
+            }
             None => tracing::warn!("unknown event {event:?}"),
         }
     }

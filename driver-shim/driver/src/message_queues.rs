@@ -16,7 +16,7 @@ use urnic_device::command::{
 use urnic_device::cqe::{self, CQE_LEN, Cqe, CqeFlags};
 use urnic_device::doorbell::{Doorbell, Kind};
 use urnic_device::record::{CqRecord, QueueRecord, publish};
-use urnic_device::stream::{BindDatagrams, DatagramPort, Endpoint, ip_of};
+use urnic_device::stream::{BindDatagrams, DatagramPort, Endpoint, bind, ip_of};
 use urnic_device::vocabulary::{Access, QpKind, QpState, WcOpcode, WcStatus};
 use urnic_device::wqe::{self, BLOCK_LEN, DatagramAddress, OPERANDS, RecvHeader, SendFlags, SendHeader, Sge};
 use urnic_wire::mad::{MAD_LEN, MANAGEMENT_QKEY, MANAGEMENT_QPN};
@@ -44,6 +44,8 @@ const LOG_SEND_QUEUE: u32 = 6;
 const SEND_QUEUE: u32 = 1 << LOG_SEND_QUEUE;
 /// Messages of a port that may wait for room in its send queue.
 const MAX_WAITING: usize = 1024;
+/// The largest PSN.
+const MAX_PSN: u32 = 0xff_ffff;
 /// Messages taken in one call; the rest is taken in the next one.
 const BUDGET: usize = 256;
 
@@ -83,6 +85,8 @@ struct Port {
     ring: DmaMemory,
     record: DmaMemory,
     producer: u32,
+    /// The PSN of the next message.
+    psn: u32,
     /// Messages for which the send queue had no room, oldest first. The entry that filled it makes
     /// a completion, after which there is room.
     waiting: VecDeque<(DatagramAddress, [u8; MAD_LEN])>,
@@ -155,15 +159,19 @@ impl Messages {
     ///
     /// # Errors
     /// Those of binding, and of the device's commands.
-    pub(crate) fn open(&mut self, reach: Reach<'_>, local: SocketAddr) -> Result<(u32, u16), Errno> {
-        let local = Endpoint::from(local);
-        let bound: DatagramPort = reach.commands.call(
-            Opcode::BindDatagrams,
-            &BindDatagrams {
-                local,
-                ..BindDatagrams::default()
-            },
-        )?;
+    pub(crate) fn open(
+        &mut self,
+        reach: Reach<'_>,
+        local: SocketAddr,
+        ipv6_only: bool,
+    ) -> Result<(u32, u16), Errno> {
+        let one_family = if ipv6_only { bind::IPV6_ONLY } else { 0 };
+        let arguments = BindDatagrams {
+            local: Endpoint::from(local),
+            flags: (bind::REPORT_REFUSED | one_family).into(),
+            reserved: 0.into(),
+        };
+        let bound: DatagramPort = reach.commands.call(Opcode::BindDatagrams, &arguments)?;
         let close = |_: &Errno| {
             let _ = reach.commands.destroy(Opcode::CloseDatagrams, bound.id.get());
         };
@@ -198,6 +206,7 @@ impl Messages {
             ring,
             record,
             producer: 0,
+            psn: 0,
             waiting: VecDeque::new(),
         };
         self.ports.insert(qid, port);
@@ -218,7 +227,8 @@ impl Messages {
         self.ports.remove(&port);
     }
 
-    /// Sends a message from a port, as soon as its send queue has room.
+    /// Sends a message from a port, as soon as its send queue has room. Returns the PSN of its
+    /// packet.
     ///
     /// # Errors
     /// `EAGAIN` if too many messages wait.
@@ -228,14 +238,16 @@ impl Messages {
         port: u32,
         address: &DatagramAddress,
         message: &[u8; MAD_LEN],
-    ) -> Result<(), Errno> {
+    ) -> Result<u32, Errno> {
         let port = self.ports.get_mut(&port).ok_or(Errno::INVAL)?;
         if port.waiting.len() >= MAX_WAITING {
             return Err(Errno::AGAIN);
         }
         port.waiting.push_back((*address, *message));
         port.post_waiting(reach, self.uar);
-        Ok(())
+        let psn = port.psn;
+        port.psn = (psn + 1) & MAX_PSN;
+        Ok(psn)
     }
 
     /// Takes messages that arrived since the last notification.

@@ -5,10 +5,11 @@ use std::net::SocketAddr;
 use rustix::io::Errno;
 
 use super::addresses::with_port;
+use super::attempt::{Connecting, Location};
 use super::command::Parameters;
+use super::policy::ConnPolicy;
 use super::state::{
-    Answered, Attachment, CmEvent, Connecting, Engine, EventParams, Key, Notice, Owner, PS_IB, PS_TCP, State,
-    World,
+    Answered, Attachment, CmEvent, Engine, EventParams, Key, Notice, Owner, PS_IB, PS_TCP, State, World,
 };
 use crate::mpa_startup::{Accepted, Answer, Close, Failure, Fault, Initiator, Offer, Rejected, terminate};
 
@@ -38,13 +39,17 @@ impl Engine {
             return Err(Errno::INVAL);
         }
         let (local, remote) = (id.local, id.remote.ok_or(Errno::INVAL)?);
-        let settings = self.policy(remote.ip()).settings;
+        let ConnPolicy {
+            settings, own_ports, ..
+        } = self.policy(remote.ip());
         if !self.identity.is_roce() {
             self.queue_pair_for(world, local, parameters.qpn)?;
         }
         let connecting = Connecting {
             sid: 0,
             parameters,
+            port: remote.port(),
+            location: Location::Unasked,
             other_port: false,
             // Peer-to-peer mode and the RTR frame both allow the responder to send first, and
             // exclude each other (conformance S001-08).
@@ -52,27 +57,37 @@ impl Engine {
             initiator: None,
             deadline: world.now + settings.initiator_timeout,
         };
-        self.start_connecting(world, handle, connecting)
+        let connecting = Box::new(connecting);
+        let connecting = match own_ports {
+            true => self.locate(world, handle, connecting),
+            false => Err(connecting),
+        };
+        match connecting {
+            Ok(()) => Ok(()),
+            Err(connecting) => self.start_connecting(world, handle, connecting),
+        }
     }
 
     /// Begins a TCP connection.
-    fn start_connecting(
+    pub(super) fn start_connecting(
         &mut self,
         world: &mut World<'_>,
         handle: u32,
-        mut connecting: Connecting,
+        mut connecting: Box<Connecting>,
     ) -> Result<(), Errno> {
         self.release_port(world, handle);
         let id = self.ids.get_mut(&handle).ok_or(Errno::NOENT)?;
         let (Some(local), Some(remote)) = (id.local, id.remote) else {
             return Err(Errno::INVAL);
         };
+        let remote = with_port(remote, connecting.port);
         // This line is logged before the first frame is sent, so that it precedes the lines of the
         // peer.
         tracing::debug!("id {handle}: connects to {remote} from {local}");
         let started = match world.device.connect(remote, local, id.traffic_class) {
-            // Another process has the port that the engine picked: pick another one.
-            Err(Errno::ADDRINUSE | Errno::ADDRNOTAVAIL) if id.picked => {
+            // Another process has the port that the engine picked, or the TCP port of this number:
+            // pick another one.
+            Err(Errno::ADDRINUSE | Errno::ADDRNOTAVAIL) if id.picked || !id.ports.is_empty() => {
                 connecting.other_port = true;
                 world
                     .device
@@ -84,7 +99,7 @@ impl Engine {
         tracing::debug!("id {handle}: connects over stream {}", connecting.sid);
         self.streams.insert(connecting.sid, Owner::Id(handle));
         self.timers.set(Key::Id(handle), Some(connecting.deadline));
-        id.state = State::Connecting(Box::new(connecting));
+        id.state = State::Connecting(connecting);
         Ok(())
     }
 
@@ -97,7 +112,10 @@ impl Engine {
         if let Err(errno) = result {
             // The device has removed the stream.
             self.streams.remove(&sid);
-            return self.connect_failed(world, handle, errno);
+            return match errno {
+                Errno::CONNREFUSED => self.connect_refused(world, handle),
+                _ => self.connect_failed(world, handle, errno),
+            };
         }
         let Some(remote) = self.ids.get(&handle).and_then(|id| id.remote) else {
             return;
@@ -110,6 +128,7 @@ impl Engine {
             return;
         };
         if connecting.other_port
+            && id.ports.is_empty()
             && let Ok((local, _)) = world.device.ends(sid)
         {
             id.local = Some(local);
@@ -185,7 +204,7 @@ impl Engine {
         // The port is still in use by the first attempt.
         id.picked = true;
         self.close_stream(world, sid, failure.close);
-        if let Err(errno) = self.start_connecting(world, handle, *connecting) {
+        if let Err(errno) = self.start_connecting(world, handle, connecting) {
             self.connect_failed(world, handle, errno);
         }
     }
@@ -332,6 +351,10 @@ impl Engine {
             return;
         };
         let sid = match std::mem::replace(&mut id.state, State::Over) {
+            State::LookingUp(lookup) => {
+                self.forget_lookup(&lookup);
+                None
+            }
             State::Connecting(connecting) => Some(connecting.sid),
             State::Answered(answered) => Some(answered.sid),
             _ => None,

@@ -26,6 +26,7 @@ impl Engine {
         if !matches!(self.own(channel, handle)?.state, State::Idle) {
             return Err(Errno::INVAL);
         }
+        let has_udp_port = self.ids.get(&handle).is_some_and(|id| self.has_udp_port(id));
         let (local, lid) = match local {
             // All addresses of all ports: librdmacm binds to this GID to detect whether AF_IB is
             // supported.
@@ -34,26 +35,21 @@ impl Engine {
             CmAddress::Ip(local) if port_space == PS_IPOIB && !local.ip().is_unspecified() => {
                 return Err(Errno::INVAL);
             }
-            CmAddress::Ip(local) if PS_DATAGRAMS.contains(&port_space) && self.identity.is_roce() => {
-                let (numbers, port) = world.device.open_ports(local)?;
-                let holds = |number: &u32| (*number, handle);
-                self.datagrams.holders.extend(numbers.iter().map(holds));
-                self.own(channel, handle)?.ports = numbers;
-                (Some(with_port(local, port)), None)
-            }
-            CmAddress::Ip(local) if PS_DATAGRAMS.contains(&port_space) => {
-                let port = match local.port() {
-                    0 => self.pick_port(),
-                    port => port,
-                };
-                (Some(with_port(local, port)), None)
-            }
             CmAddress::Ip(local) => {
-                let id = self.own(channel, handle)?;
-                let ipv6_only = id.one_family && local.is_ipv6();
-                let (lid, port) = world.device.listen(local, id.traffic_class, ipv6_only)?;
-                self.listeners.insert(lid, handle);
-                (Some(with_port(local, port)), Some(lid))
+                let (port, lid) = match (PS_DATAGRAMS.contains(&port_space), has_udp_port) {
+                    (true, true) => (self.take_place(world, handle, local)?, None),
+                    (true, false) if local.port() == 0 => (self.pick_port(), None),
+                    (true, false) => (local.port(), None),
+                    (false, true) => {
+                        let (lid, port) = self.bind_own(world, handle, local)?;
+                        (port, Some(lid))
+                    }
+                    (false, false) => {
+                        let (lid, port) = self.bind_tcp(world, handle, local)?;
+                        (port, Some(lid))
+                    }
+                };
+                (Some(with_port(local, port)), lid)
             }
         };
         let id = self.own(channel, handle)?;
@@ -117,7 +113,7 @@ impl Engine {
             Ok(source) => {
                 // From this state on the id is an initiator. Its port is held until it connects.
                 let before = std::mem::replace(&mut self.own(channel, handle)?.state, State::AddressResolved);
-                let held = self.hold(world, before);
+                let held = self.hold(world, handle, before);
                 let given = local.map_or(0, |local| local.port());
                 let port = if given == 0 { self.pick_port() } else { given };
                 let id = self.own(channel, handle)?;
@@ -181,13 +177,18 @@ impl Engine {
     }
 
     /// Turns the listener of a bound id into a holder of the port that accepts no connection, until
-    /// the id connects.
-    fn hold(&mut self, world: &mut World<'_>, bound: State) -> Option<u32> {
+    /// the id connects. A UDP port is held as long as the id exists, and needs no listener.
+    fn hold(&mut self, world: &mut World<'_>, handle: u32, bound: State) -> Option<u32> {
         let State::Bound { lid, early } = bound else {
             return None;
         };
         for sid in early {
             self.close_stream(world, sid, Close::Abort);
+        }
+        let stream_port = self.ids.get_mut(&handle).and_then(|id| id.stream_port.take());
+        if stream_port.is_some() {
+            self.close_listener(world, lid);
+            return None;
         }
         lid
     }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use urnic_wire::mad::{MAD_LEN, ServiceRequest};
 
+use super::attempt::Connecting;
 use crate::mpa_startup::Time;
 
 /// `RDMA_UDP_QKEY`: the Q_Key of all queue pairs of rdma_cm.
@@ -25,9 +26,15 @@ pub struct Arrival {
     pub remote: SocketAddr,
 }
 
-/// A lookup of a peer's queue pair in progress: the request is repeated until a reply comes.
+/// A lookup at a peer in progress: the request is repeated until a reply comes.
 #[derive(Debug)]
 pub(super) struct Lookup {
+    /// The connection for which the peer's TCP port is looked up; `None`: a queue pair is.
+    pub(super) connecting: Option<Box<Connecting>>,
+    /// The number of requests.
+    pub(super) attempts: usize,
+    /// The numbers of those that were sent.
+    pub(super) sent: Vec<u32>,
     /// The UDP port from which the peer is asked.
     pub(super) port: u32,
     pub(super) request_id: u32,
@@ -36,6 +43,16 @@ pub(super) struct Lookup {
     /// The time until the next repetition.
     pub(super) interval: Duration,
     pub(super) deadline: Time,
+}
+
+/// Requests for a TCP port without a reply, after which that of the service's number is tried.
+const REQUESTS: usize = 3;
+
+impl Lookup {
+    /// Whether the peer seems to know no such requests.
+    pub(super) fn is_silent(&self) -> bool {
+        self.connecting.is_some() && self.attempts >= REQUESTS
+    }
 }
 
 /// A request of a peer for a queue pair.
@@ -77,15 +94,31 @@ pub(super) struct Membership {
     pub(super) reported: u32,
 }
 
-/// What the ids for datagrams of a process share.
+/// A UDP port to which ids are bound: at most one of each port space, or several with different
+/// addresses.
+#[derive(Debug)]
+pub(super) struct Place {
+    pub(super) local: SocketAddr,
+    pub(super) ipv6_only: bool,
+    /// With several devices, one for each address.
+    pub(super) numbers: Vec<u32>,
+    /// The ids.
+    pub(super) holders: Vec<u32>,
+}
+
+/// What the ids with UDP ports of a process share.
 #[derive(Debug, Default)]
 pub(super) struct Datagrams {
     /// The UDP ports from which ids ask that have none, by device.
     pub(super) common_ports: HashMap<u32, u32>,
-    /// Ids by the UDP port that they hold.
-    pub(super) holders: HashMap<u32, u32>,
+    /// The bound ports, by the first of their numbers.
+    pub(super) places: HashMap<u32, Place>,
+    /// The first number of the bound port that has a number.
+    pub(super) firsts: HashMap<u32, u32>,
     /// Ids by the number of their outstanding request.
     pub(super) lookups: HashMap<u32, u32>,
+    /// Ids that look up a TCP port, by UDP port and number of each request that they sent.
+    pub(super) requests: HashMap<(u32, u32), u32>,
     /// Ids that exist because of a peer's request.
     pub(super) inquiries: HashMap<InquiryKey, u32>,
     pub(super) memberships: HashMap<u32, Membership>,

@@ -69,13 +69,10 @@ impl Engine {
         self.datagrams
             .memberships
             .retain(|_, membership| membership.id != handle);
+        self.leave_place(world, handle);
         let Some(id) = self.ids.remove(&handle) else {
             return 0;
         };
-        for port in id.ports {
-            self.datagrams.holders.remove(&port);
-            world.device.close_port(port);
-        }
         self.timers.set(Key::Id(handle), None);
         self.timers.set(Key::TimeWait(handle), None);
         // Events that the program has not taken are discarded; new ids that only such an event
@@ -106,7 +103,7 @@ impl Engine {
         match state {
             State::Idle | State::AddressResolved | State::RouteResolved | State::Over => {}
             State::Serving(_) | State::Associated(None) => {}
-            State::LookingUp(lookup) => drop(self.datagrams.lookups.remove(&lookup.request_id)),
+            State::LookingUp(lookup) => self.forget_lookup(&lookup),
             State::Associated(Some(inquiry)) => drop(self.datagrams.inquiries.remove(&inquiry.key())),
             State::Asked(inquiry) => {
                 self.datagrams.inquiries.remove(&inquiry.key());

@@ -1,4 +1,4 @@
-//! The active side of ids for datagrams: which queue pair serves a service of the peer?
+//! The active side of lookups: which queue pair, or which TCP port, has a service of the peer?
 
 use std::net::{Ipv6Addr, SocketAddr};
 
@@ -10,10 +10,13 @@ use urnic_wire::mad::{
 use urnic_wire::roce::DEFAULT_PKEY;
 
 use super::abi::DatagramParam;
+use super::attempt::Location;
 use super::command::Parameters;
 use super::datagram_state::{Arrival, FIRST_INTERVAL, Lookup, MAX_INTERVAL, UDP_QKEY};
 use super::options::address_vector;
+use super::places::first_free;
 use super::state::{CmEvent, Engine, EventParams, Key, State, World};
+use crate::mpa_startup::Time;
 
 impl Engine {
     /// Asks the peer for its queue pair, with the program's private data.
@@ -26,10 +29,31 @@ impl Engine {
         handle: u32,
         parameters: &Parameters,
     ) -> Result<(), Errno> {
+        let id = self.ids.get(&handle).ok_or(Errno::NOENT)?;
+        let (Some(remote), State::RouteResolved) = (id.remote, &id.state) else {
+            return Err(Errno::INVAL);
+        };
+        let deadline = world.now + self.policy(remote.ip()).settings.initiator_timeout;
+        let lookup = self.new_lookup(world, handle, &parameters.private_data, deadline)?;
+        self.begin_lookup(world, handle, lookup);
+        Ok(())
+    }
+
+    /// A lookup of the id's service at its peer.
+    ///
+    /// # Errors
+    /// `EINVAL` with too much private data; the errors of binding a port.
+    pub(super) fn new_lookup(
+        &mut self,
+        world: &mut World<'_>,
+        handle: u32,
+        given: &[u8],
+        deadline: Time,
+    ) -> Result<Lookup, Errno> {
         let request_id = self.free_request_id();
         let transaction_id = self.random();
         let id = self.ids.get(&handle).ok_or(Errno::NOENT)?;
-        let (Some(local), Some(remote), State::RouteResolved) = (id.local, id.remote, &id.state) else {
+        let (Some(local), Some(remote)) = (id.local, id.remote) else {
             return Err(Errno::INVAL);
         };
         let mut private_data = [0; REQUEST_PRIVATE_DATA];
@@ -39,7 +63,6 @@ impl Engine {
             destination: remote.ip().to_canonical(),
         };
         let at = addressing.emit(&mut private_data);
-        let given = &parameters.private_data;
         let to = private_data.get_mut(at..at + given.len());
         to.ok_or(Errno::INVAL)?.copy_from_slice(given);
         let mut request = [0; MAD_LEN];
@@ -59,21 +82,26 @@ impl Engine {
             // One at each address of all devices, or none.
             _ => self.common_port(world, local)?,
         };
-        let deadline = world.now + self.policy(remote.ip()).settings.initiator_timeout;
-        self.datagrams.lookups.insert(request_id, handle);
-        let lookup = Box::new(Lookup {
+        Ok(Lookup {
+            connecting: None,
+            attempts: 0,
+            sent: Vec::new(),
             port,
             request_id,
             transaction_id,
             request,
             interval: FIRST_INTERVAL,
             deadline,
-        });
+        })
+    }
+
+    /// Sends the first request of a lookup.
+    pub(super) fn begin_lookup(&mut self, world: &mut World<'_>, handle: u32, lookup: Lookup) {
+        self.datagrams.lookups.insert(lookup.request_id, handle);
         if let Some(id) = self.ids.get_mut(&handle) {
-            id.state = State::LookingUp(lookup);
+            id.state = State::LookingUp(Box::new(lookup));
         }
         self.ask(world, handle);
-        Ok(())
     }
 
     /// The UDP port that the ids share which have an address of the device of `local` and no port
@@ -88,16 +116,9 @@ impl Engine {
         }
         let native = &self.config.native;
         let ip = native.listen.unwrap_or(Ipv6Addr::UNSPECIFIED.into());
-        let mut open = |port| world.device.open_port_of(device, SocketAddr::new(ip, port));
-        let port = match native.port_range.clone() {
-            None => open(0)?,
-            Some(mut range) => range
-                .find_map(|port| match open(port) {
-                    Err(Errno::ADDRINUSE) => None,
-                    opened => Some(opened),
-                })
-                .unwrap_or(Err(Errno::ADDRINUSE))?,
-        };
+        let port = first_free(native.port_range.clone(), |port| {
+            world.device.open_port_of(device, SocketAddr::new(ip, port))
+        })?;
         self.datagrams.common_ports.insert(device, port);
         Ok(port)
     }
@@ -121,15 +142,25 @@ impl Engine {
             return;
         };
         let next = (world.now + lookup.interval).min(lookup.deadline);
+        lookup.attempts += 1;
         lookup.interval = (lookup.interval * 2).min(MAX_INTERVAL);
         self.timers.set(Key::Id(handle), Some(next));
         let port = lookup.port;
         let sent = world
             .device
             .send_message(port, local.ip(), remote, id.traffic_class, &lookup.request);
-        if let Err(errno) = sent {
+        match sent {
+            Ok(number) if lookup.connecting.is_some() => {
+                lookup.sent.push(number);
+                self.datagrams.requests.insert((port, number), handle);
+            }
+            Err(errno) if lookup.connecting.is_some() && errno != Errno::AGAIN => {
+                tracing::debug!("id {handle}: {remote} cannot be asked: {errno}");
+                self.not_located(world, handle, Location::Absent);
+            }
+            Ok(_) => {}
             // The request is repeated.
-            tracing::debug!("id {handle}: a request to {remote} was not sent: {errno}");
+            Err(errno) => tracing::debug!("id {handle}: a request to {remote} was not sent: {errno}"),
         }
     }
 
@@ -138,10 +169,17 @@ impl Engine {
         let Some(State::LookingUp(lookup)) = self.ids.get(&handle).map(|id| &id.state) else {
             return;
         };
+        if lookup.is_silent() {
+            return self.not_located(world, handle, Location::Silent);
+        }
         if world.now < lookup.deadline {
             return self.ask(world, handle);
         }
-        self.end_lookup(handle);
+        if let Some(lookup) = self.end_lookup(handle)
+            && lookup.connecting.is_some()
+        {
+            return self.connect_failed(world, handle, Errno::TIMEDOUT);
+        }
         let status = -Errno::TIMEDOUT.raw_os_error();
         self.report(
             world,
@@ -153,13 +191,21 @@ impl Engine {
     }
 
     /// Ends the lookup of an id.
-    pub(super) fn end_lookup(&mut self, handle: u32) {
-        let Some(id) = self.ids.get_mut(&handle) else {
-            return;
+    pub(super) fn end_lookup(&mut self, handle: u32) -> Option<Box<Lookup>> {
+        let id = self.ids.get_mut(&handle)?;
+        let State::LookingUp(lookup) = std::mem::replace(&mut id.state, State::Associated(None)) else {
+            return None;
         };
-        if let State::LookingUp(lookup) = std::mem::replace(&mut id.state, State::Associated(None)) {
-            self.datagrams.lookups.remove(&lookup.request_id);
-            self.timers.set(Key::Id(handle), None);
+        self.timers.set(Key::Id(handle), None);
+        self.forget_lookup(&lookup);
+        Some(lookup)
+    }
+
+    /// Takes no replies to a lookup any more.
+    pub(super) fn forget_lookup(&mut self, lookup: &Lookup) {
+        self.datagrams.lookups.remove(&lookup.request_id);
+        for number in &lookup.sent {
+            self.datagrams.requests.remove(&(lookup.port, *number));
         }
     }
 
@@ -189,6 +235,9 @@ impl Engine {
             return tracing::debug!("id {handle}: a reply from {} is ignored", arrival.remote);
         }
         let (known, class) = (id.qkey, id.traffic_class);
+        if lookup.connecting.is_some() {
+            return self.located(world, handle, reply);
+        }
         self.end_lookup(handle);
         let mut params = EventParams {
             private_data: reply.private_data.to_vec(),

@@ -27,9 +27,16 @@
 //!  RouteResolved ─ connect ─▶ LookingUp ─ reply, or no reply ─▶ Associated
 //! ```
 //!
+//! The ports of connections are those of TCP, or have the UDP port of their number, so that TCP's
+//! is free for other programs. Then an initiator asks there for the TCP port of the listener:
+//!
+//! ```text
+//!  RouteResolved ─ connect ─▶ LookingUp ─ reply, or no listener ─▶ Connecting
+//! ```
+//!
 //! The engine does no I/O: commands, events of streams and queue pairs, and the time go in; it acts
-//! through [`Device`]. A listener is a TCP listener on the same port, from bind on: no other
-//! process can use the port, and connections before listen wait.
+//! through [`Device`]. A listener is a TCP listener from bind on: no other process can use its
+//! port, and connections before listen wait.
 //!
 //! `state.rs` has the state of the engine and of its ids. The other files have the functions, by
 //! topic.
@@ -37,17 +44,20 @@
 pub mod abi;
 mod active;
 mod addresses;
+mod attempt;
 pub mod command;
 mod datagram_state;
 mod engine;
 mod events;
 mod ids;
+mod location;
 mod lookup;
 mod multicast;
 pub mod opcode;
 mod options;
 mod passive;
 mod payload;
+mod places;
 mod policy;
 mod queue_pair_events;
 mod service;

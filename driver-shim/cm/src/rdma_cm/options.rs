@@ -54,7 +54,10 @@ impl Engine {
         };
         // Before CONNECT: librdmacm created the queue pair. After CONNECT: the program has an
         // external queue pair.
-        if !matches!(id.state, State::Connecting(_) | State::Answered(_)) {
+        if !matches!(
+            id.state,
+            State::LookingUp(_) | State::Connecting(_) | State::Answered(_)
+        ) {
             id.manages_qp = true;
         }
         response.mask = mask.bits();
@@ -123,6 +126,10 @@ fn roce_attributes(world: &mut World<'_>, id: &Id, state: u32) -> Result<QpAttrR
     let mut response = QpAttrResponse::new_zeroed();
     let depths = match &id.state {
         State::Connecting(connecting) => depths_of(&connecting.parameters),
+        State::LookingUp(lookup) => match &lookup.connecting {
+            Some(connecting) => depths_of(&connecting.parameters),
+            None => (0, 0),
+        },
         State::Answered(answered) => depths_of(&answered.parameters),
         State::Requested { params, .. } => (params.responder_resources, params.initiator_depth),
         _ => (0, 0),

@@ -103,7 +103,7 @@ impl Engine {
         };
         self.timers.set(Key::Stream(sid), None);
         let ends = world.device.ends(sid);
-        let (Some(request), Ok((local, remote)), Some(id)) =
+        let (Some(request), Ok((mut local, remote)), Some(id)) =
             (responder.request(), ends, self.ids.get_mut(&listener))
         else {
             return world.device.close(sid, Close::Abort);
@@ -114,6 +114,8 @@ impl Engine {
         here.starting.retain(|starting| *starting != sid);
         here.unread += 1;
         let (word, private_data) = (request.word, request.private_data.clone());
+        // The stream may have come to another port.
+        local.set_port(id.local.map_or(local.port(), |own| own.port()));
         let child = Id {
             local: Some(local),
             remote: Some(remote),

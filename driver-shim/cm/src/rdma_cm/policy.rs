@@ -16,6 +16,8 @@ pub(super) struct ConnPolicy {
     pub(super) rnr_grace: Duration,
     /// Requests complete when the peer has placed or delivered them.
     pub(super) delivered: bool,
+    /// Ports of connections are not those of TCP.
+    pub(super) own_ports: bool,
 }
 
 impl ConnPolicy {
@@ -42,6 +44,7 @@ impl From<&Config> for ConnPolicy {
             strict_depths: config.mpa.strict_depths,
             rnr_grace: config.cm.rnr_grace,
             delivered: config.completion.is_delivered_on_rdma_cm(config.identity),
+            own_ports: config.cm.ports.are_own(config.identity),
         }
     }
 }

@@ -30,6 +30,7 @@ impl Engine {
             }
             // The peer ended the connection first.
             State::Closing { .. } | State::Over => Ok(()),
+            State::LookingUp(ref lookup) if lookup.connecting.is_some() => Err(Errno::INVAL),
             // Nothing connects the ends: there is nothing to end.
             State::Serving(_) | State::LookingUp(_) | State::Asked(_) | State::Associated(_) => Ok(()),
             _ => Err(Errno::INVAL),
@@ -95,7 +96,13 @@ impl Engine {
             id.and_then(|id| id.local).is_some_and(&is_at)
         };
         let lookups: Vec<u32> = self.datagrams.lookups.values().filter(here).copied().collect();
-        lookups.into_iter().for_each(|handle| self.end_lookup(handle));
+        for handle in lookups {
+            if let Some(lookup) = self.end_lookup(handle)
+                && lookup.connecting.is_some()
+            {
+                self.connect_failed(world, handle, Errno::CONNRESET);
+            }
+        }
         self.datagrams.common_ports.retain(|_, port| !is_its(*port));
         pairs
             .into_iter()

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use rustix::io::Errno;
 use urnic_wire::mad::{
     IP_ADDRESSING_LEN, IpAddressing, MAD_LEN, Mad, Message, REPLY_PRIVATE_DATA, ServiceReply, ServiceRequest,
-    ServiceStatus, parse, service_id,
+    ServiceStatus, parse,
 };
 
 use super::addresses::with_port;
@@ -62,8 +62,8 @@ impl Engine {
             }
             return;
         }
-        let listener = self.datagrams.holders.get(&inquiry.port).copied();
-        let found = listener.and_then(|handle| Some((handle, self.ids.get_mut(&handle)?)));
+        let asked = self.asked_id(&inquiry);
+        let found = asked.and_then(|handle| Some((handle, self.ids.get_mut(&handle)?)));
         let unsupported = |engine: &mut Engine, world: &mut World<'_>| {
             tracing::debug!("{remote} asks for another service: {}", inquiry.request);
             engine.refuse(world, &inquiry, ServiceStatus::UNSUPPORTED);
@@ -71,10 +71,12 @@ impl Engine {
         let Some((handle, id)) = found else {
             return unsupported(self, world);
         };
-        let own = id.local.map(|local| service_id(id.port_space, local.port()));
-        let excluded = id.one_family && id.local.is_some_and(|own| own.is_ipv4() != remote.is_ipv4());
         let service = match &mut id.state {
-            State::Serving(service) if own == Some(inquiry.request.service_id) && !excluded => service,
+            State::Serving(service) => service,
+            // Connections that come before the program listens wait.
+            State::Listening(_) | State::Bound { .. } if let Some(port) = id.stream_port => {
+                return self.name_port(world, &inquiry, port);
+            }
             // The program will listen, perhaps; the request is repeated.
             State::Bound { .. } => return,
             _ => return unsupported(self, world),
@@ -175,7 +177,12 @@ impl Engine {
         let State::Asked(inquiry) = &mut id.state else {
             return Err(Errno::INVAL);
         };
-        let bytes = reply_to(inquiry, status, parameters);
+        let bytes = reply_to(
+            inquiry,
+            status,
+            (parameters.qpn, UDP_QKEY),
+            &parameters.private_data,
+        );
         inquiry.reply = Some(bytes);
         let State::Asked(inquiry) = std::mem::replace(&mut id.state, State::Over) else {
             return Err(Errno::INVAL);
@@ -189,7 +196,15 @@ impl Engine {
 
     /// Refuses a request that no id of the program answers.
     pub(super) fn refuse(&mut self, world: &mut World<'_>, inquiry: &Inquiry, status: ServiceStatus) {
-        let bytes = reply_to(inquiry, status, &Parameters::default());
+        let bytes = reply_to(inquiry, status, (0, 0), &[]);
+        self.send_reply(world, inquiry, &bytes);
+    }
+
+    /// Names the TCP port of a listener for connections, in place of a queue pair.
+    fn name_port(&mut self, world: &mut World<'_>, inquiry: &Inquiry, port: u16) {
+        let Arrival { local, remote } = inquiry.arrival;
+        tracing::debug!("{remote} asks {local}: {}: TCP port {port}", inquiry.request);
+        let bytes = reply_to(inquiry, ServiceStatus::VALID, (port.into(), 0), &[]);
         self.send_reply(world, inquiry, &bytes);
     }
 
@@ -199,7 +214,7 @@ impl Engine {
         let Arrival { local, remote } = inquiry.arrival;
         let datagrams = &self.datagrams;
         let is_open = datagrams.common_ports.values().any(|port| *port == inquiry.port)
-            || datagrams.holders.contains_key(&inquiry.port);
+            || datagrams.firsts.contains_key(&inquiry.port);
         let port = match is_open {
             true => Ok(inquiry.port),
             false => self.common_port(world, SocketAddr::new(local, 0)),
@@ -211,7 +226,13 @@ impl Engine {
     }
 }
 
-fn reply_to(inquiry: &Inquiry, status: ServiceStatus, parameters: &Parameters) -> [u8; MAD_LEN] {
+/// The reply to a request, with a queue pair and its Q_Key if the status is valid.
+fn reply_to(
+    inquiry: &Inquiry,
+    status: ServiceStatus,
+    (qpn, qkey): (u32, u32),
+    given: &[u8],
+) -> [u8; MAD_LEN] {
     let ServiceRequest {
         request_id,
         service_id,
@@ -219,17 +240,17 @@ fn reply_to(inquiry: &Inquiry, status: ServiceStatus, parameters: &Parameters) -
     } = inquiry.request;
     let valid = status == ServiceStatus::VALID;
     let mut private_data = [0; REPLY_PRIVATE_DATA];
-    if let Some(to) = private_data.get_mut(..parameters.private_data.len()) {
-        to.copy_from_slice(&parameters.private_data);
+    if let Some(to) = private_data.get_mut(..given.len()) {
+        to.copy_from_slice(given);
     }
     let mad = Mad {
         transaction_id: inquiry.transaction_id,
         message: Message::Reply(ServiceReply {
             request_id,
             status,
-            qpn: if valid { parameters.qpn } else { 0 },
+            qpn: if valid { qpn } else { 0 },
             service_id,
-            qkey: if valid { UDP_QKEY } else { 0 },
+            qkey: if valid { qkey } else { 0 },
             private_data,
         }),
     };

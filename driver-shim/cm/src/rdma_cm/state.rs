@@ -8,11 +8,12 @@ use rustix::io::Errno;
 use urnic_wire::mad::MAD_LEN;
 
 use super::abi::DatagramParam;
+use super::attempt::Connecting;
 use super::command::Parameters;
 use super::datagram_state::{Datagrams, Inquiry, Lookup, Service};
 use super::policy::ConnPolicy;
 use crate::carrier::Carrier;
-use crate::mpa_startup::{Accepted, Initiator, Negotiated, Responder, Time};
+use crate::mpa_startup::{Accepted, Negotiated, Responder, Time};
 use crate::timers::Timers;
 use urnic_config::{Config, Identity};
 
@@ -66,17 +67,18 @@ pub trait Device: Carrier {
     /// Puts a queue pair into the error state.
     fn abort(&mut self, qid: u32);
     /// Opens a UDP port for messages to other connection managers. An unspecified IPv6 address also
-    /// means IPv4. Returns its number and the UDP port; [`Engine::message_received`] has the
-    /// messages that arrive there. With several devices, an unspecified address means a number for
-    /// each address of all devices.
-    fn open_ports(&mut self, local: SocketAddr) -> Result<(Vec<u32>, u16), Errno>;
+    /// means IPv4, unless `ipv6_only`. Returns its number and the UDP port;
+    /// [`Engine::message_received`] has the messages that arrive there. With several devices, an
+    /// unspecified address means a number for each address of all devices.
+    fn open_ports(&mut self, local: SocketAddr, ipv6_only: bool) -> Result<(Vec<u32>, u16), Errno>;
     /// Opens a UDP port for such messages on this device, and returns its number.
     fn open_port_of(&mut self, device: u32, local: SocketAddr) -> Result<u32, Errno>;
     /// A number of the device that has the address.
     fn device_of(&mut self, local: SocketAddr) -> Result<u32, Errno>;
     /// Closes a UDP port.
     fn close_port(&mut self, port: u32);
-    /// Sends a message from a UDP port and an own address. It may be lost.
+    /// Sends a message from a UDP port and an own address. It may be lost; perhaps
+    /// [`Engine::message_refused`] reports this. Returns the message's number at the port.
     fn send_message(
         &mut self,
         port: u32,
@@ -84,7 +86,7 @@ pub trait Device: Carrier {
         remote: SocketAddr,
         traffic_class: u8,
         message: &[u8; MAD_LEN],
-    ) -> Result<(), Errno>;
+    ) -> Result<u32, Errno>;
     /// Sets whether a channel has events.
     fn signal(&mut self, channel: u64, events: bool);
 }
@@ -216,9 +218,11 @@ pub(super) struct Id {
     pub(super) traffic_class: u8,
     /// `RDMA_OPTION_ID_AFONLY`.
     pub(super) one_family: bool,
-    /// The UDP ports of an id for datagrams that is bound: with several devices, one for each
-    /// address.
+    /// The UDP ports of an id that is bound, unless its port is that of TCP: with several devices,
+    /// one for each address.
     pub(super) ports: Vec<u32>,
+    /// The TCP port of a bound id that has UDP ports.
+    pub(super) stream_port: Option<u16>,
     /// The Q_Key of an id for datagrams; 0: not set.
     pub(super) qkey: u32,
     pub(super) state: State,
@@ -241,6 +245,7 @@ impl Id {
             traffic_class: 0,
             one_family: false,
             ports: Vec::new(),
+            stream_port: None,
             qkey: 0,
             state: State::Idle,
         }
@@ -266,7 +271,7 @@ pub(super) enum State {
     Listening(Box<Listener>),
     /// A listener for datagrams.
     Serving(Service),
-    /// The peer was asked for its queue pair.
+    /// The peer was asked for its queue pair, or for the TCP port of a listener.
     LookingUp(Box<Lookup>),
     /// A peer's request for a queue pair, which the program must answer.
     Asked(Box<Inquiry>),
@@ -303,20 +308,6 @@ pub(super) enum State {
     },
     /// Finished: no event follows.
     Over,
-}
-
-/// A connection attempt in progress.
-#[derive(Debug)]
-pub(super) struct Connecting {
-    pub(super) sid: u32,
-    pub(super) parameters: Parameters,
-    /// TCP chose a port that differs from the id's.
-    pub(super) other_port: bool,
-    /// The attempt uses RFC 6581; the second attempt does not (RFC 6581 §10).
-    pub(super) enhanced: bool,
-    /// The Reply is due; `None`: TCP connects.
-    pub(super) initiator: Option<Box<Initiator>>,
-    pub(super) deadline: Time,
 }
 
 /// A connection attempt that the peer accepted.

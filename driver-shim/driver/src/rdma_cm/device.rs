@@ -357,14 +357,14 @@ impl Device for CmDevice<'_> {
         });
     }
 
-    fn open_ports(&mut self, local: SocketAddr) -> Result<(Vec<u32>, u16), Errno> {
-        let open = |streams: &mut Streams<'_>, local| streams.driver.open_message_port(local);
-        self.open_everywhere(local, false, open, Device::close_port)
+    fn open_ports(&mut self, local: SocketAddr, ipv6_only: bool) -> Result<(Vec<u32>, u16), Errno> {
+        let open = |streams: &mut Streams<'_>, local| streams.driver.open_message_port(local, ipv6_only);
+        self.open_everywhere(local, ipv6_only, open, Device::close_port)
     }
 
     fn open_port_of(&mut self, device: u32, local: SocketAddr) -> Result<u32, Errno> {
         let (slot, _) = Slot::split(device);
-        let (port, _) = self.in_slot(slot, |streams| streams.driver.open_message_port(local))?;
+        let (port, _) = self.in_slot(slot, |streams| streams.driver.open_message_port(local, false))?;
         slot.number(port)
     }
 
@@ -386,7 +386,7 @@ impl Device for CmDevice<'_> {
         remote: SocketAddr,
         traffic_class: u8,
         message: &[u8; MAD_LEN],
-    ) -> Result<(), Errno> {
+    ) -> Result<u32, Errno> {
         self.on(port, |streams, port| {
             let driver = streams.driver;
             driver.send_message(port, local, remote, traffic_class, message)

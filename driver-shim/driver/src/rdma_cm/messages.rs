@@ -34,7 +34,15 @@ impl Driver {
         });
     }
 
-    /// Sends a message of the connection manager from a port and an own address.
+    /// Reports that a message did not arrive.
+    pub(crate) fn message_refused(&self, port: u32, psn: u32, errno: Errno) {
+        if let Ok(port) = self.slot.number(port) {
+            self.with_rdma_cm(|engine, world| engine.message_refused(world, port, psn, errno));
+        }
+    }
+
+    /// Sends a message of the connection manager from a port and an own address. Returns the PSN of
+    /// its packet.
     ///
     /// # Errors
     /// `EADDRNOTAVAIL` for an address that the device does not have, or of another family than the
@@ -46,7 +54,7 @@ impl Driver {
         remote: SocketAddr,
         traffic_class: u8,
         message: &[u8; MAD_LEN],
-    ) -> Result<(), Errno> {
+    ) -> Result<u32, Errno> {
         let (local, ip) = (local.to_canonical(), remote.ip().to_canonical());
         let scope = match remote {
             SocketAddr::V6(v6) => v6.scope_id(),
@@ -78,7 +86,7 @@ impl Driver {
     ///
     /// # Errors
     /// Those of binding, and of the device's commands; `EOPNOTSUPP` if the device has no datagrams.
-    pub(super) fn open_message_port(&self, local: SocketAddr) -> Result<(u32, u16), Errno> {
+    pub(super) fn open_message_port(&self, local: SocketAddr, ipv6_only: bool) -> Result<(u32, u16), Errno> {
         let messages = match self.connections.messages.get() {
             Some(messages) => messages,
             None => {
@@ -86,7 +94,7 @@ impl Driver {
                 self.connections.messages.get_or_init(|| messages)
             }
         };
-        lock(messages).open(self.reach(), local)
+        lock(messages).open(self.reach(), local, ipv6_only)
     }
 
     /// Closes a UDP port.

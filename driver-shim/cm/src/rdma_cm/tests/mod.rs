@@ -5,6 +5,7 @@ mod datagrams;
 mod lifecycle;
 mod net;
 mod options;
+mod own_ports;
 mod parsing;
 mod ports;
 mod roce;

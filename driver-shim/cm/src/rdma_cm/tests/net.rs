@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 
-use super::ud_net::{Sent, UdWire};
+use super::ud_net::{Fate, Sent, UdWire};
 use super::*;
 use crate::carrier::Inbox;
 use urnic_wire::mad::MAD_LEN;
@@ -34,6 +34,8 @@ enum DeviceEvent {
     FirstFpdu(u32),
     Lost(u32),
     Message(Sent),
+    /// A message from this port, with this number, did not arrive.
+    Refused(u32, u32),
 }
 
 /// The state that all processes share.
@@ -64,6 +66,11 @@ impl Wire {
     pub(super) fn number(&mut self) -> u32 {
         self.next += 1;
         self.next
+    }
+
+    /// The TCP ports of all listeners.
+    pub(super) fn listening(&self) -> Vec<u16> {
+        self.listeners.values().map(|(_, port, _)| *port).collect()
     }
 
     fn deliver(&mut self, sid: u32) {
@@ -284,12 +291,20 @@ impl Device for Port<'_> {
         self.wire.borrow_mut().end_connection(self.side, qid);
     }
 
-    fn open_ports(&mut self, local: SocketAddr) -> Result<(Vec<u32>, u16), Errno> {
-        self.wire.borrow_mut().open_ports(self.side, local)
+    fn open_ports(&mut self, local: SocketAddr, ipv6_only: bool) -> Result<(Vec<u32>, u16), Errno> {
+        let mut wire = self.wire.borrow_mut();
+        if wire.ud.unsupported {
+            return Err(Errno::OPNOTSUPP);
+        }
+        wire.open_ports(self.side, local, ipv6_only)
     }
 
     fn open_port_of(&mut self, device: u32, local: SocketAddr) -> Result<u32, Errno> {
-        self.wire.borrow_mut().open_port(self.side, device, local)
+        let mut wire = self.wire.borrow_mut();
+        if wire.ud.unsupported {
+            return Err(Errno::OPNOTSUPP);
+        }
+        wire.open_port(self.side, device, local, false)
     }
 
     fn device_of(&mut self, local: SocketAddr) -> Result<u32, Errno> {
@@ -307,12 +322,18 @@ impl Device for Port<'_> {
         remote: SocketAddr,
         _traffic_class: u8,
         message: &[u8; MAD_LEN],
-    ) -> Result<(), Errno> {
+    ) -> Result<u32, Errno> {
         let mut wire = self.wire.borrow_mut();
-        if let Some(sent) = wire.message(self.side, port, (local, remote), message)? {
-            wire.events.push_back((sent.to, DeviceEvent::Message(sent)));
+        let fate = wire.message(self.side, port, (local, remote), message)?;
+        let number = wire.ud.sent;
+        match fate {
+            Fate::Arrives(sent) => wire.events.push_back((sent.to, DeviceEvent::Message(sent))),
+            Fate::Refused => wire
+                .events
+                .push_back((self.side, DeviceEvent::Refused(port, number))),
+            Fate::Lost => {}
         }
-        Ok(())
+        Ok(number)
     }
 
     fn signal(&mut self, channel: u64, events: bool) {
@@ -379,6 +400,9 @@ impl Net {
                 DeviceEvent::Message(Sent {
                     port, arrival, bytes, ..
                 }) => engine.message_received(world, port, arrival, &bytes),
+                DeviceEvent::Refused(port, number) => {
+                    engine.message_refused(world, port, number, Errno::CONNREFUSED);
+                }
                 DeviceEvent::Lost(qid) => engine.connection_ended(world, qid, Errno::CONNRESET),
             });
         }
@@ -489,7 +513,8 @@ impl Net {
             assert!(engine.ids.is_empty() && engine.streams.is_empty() && engine.listeners.is_empty());
             assert!(engine.queue_pairs.is_empty() && engine.channels.is_empty());
             let datagrams = &engine.datagrams;
-            assert!(datagrams.holders.is_empty() && datagrams.lookups.is_empty());
+            assert!(datagrams.places.is_empty() && datagrams.firsts.is_empty());
+            assert!(datagrams.lookups.is_empty() && datagrams.requests.is_empty());
             assert!(datagrams.inquiries.is_empty() && datagrams.memberships.is_empty());
             assert_eq!(engine.deadline(), None);
         }

@@ -23,6 +23,17 @@ pub(super) struct UdPort {
     side: usize,
     device: u32,
     port: u16,
+    /// Whether it takes IPv4 and IPv6.
+    families: [bool; 2],
+}
+
+/// What becomes of a message.
+#[derive(Debug)]
+pub(super) enum Fate {
+    Arrives(Sent),
+    /// The network says that nobody has the port.
+    Refused,
+    Lost,
 }
 
 /// The UDP ports of all processes.
@@ -34,6 +45,10 @@ pub(super) struct UdWire {
     pub(super) others: [Vec<IpAddr>; 2],
     /// Whether the messages that each process sends are lost.
     pub(super) lost: [bool; 2],
+    /// The devices have no datagrams.
+    pub(super) unsupported: bool,
+    /// The network does not say so if nobody has a port.
+    pub(super) mute: bool,
     /// The number of messages that were sent.
     pub(super) sent: u32,
     /// The last message that was sent.
@@ -50,7 +65,12 @@ impl UdWire {
 
 impl Wire {
     /// Opens a UDP port: with several devices, that of an unspecified address on each device.
-    pub(super) fn open_ports(&mut self, side: usize, local: SocketAddr) -> Result<(Vec<u32>, u16), Errno> {
+    pub(super) fn open_ports(
+        &mut self,
+        side: usize,
+        local: SocketAddr,
+        ipv6_only: bool,
+    ) -> Result<(Vec<u32>, u16), Errno> {
         let port = match local.port() {
             0 => 50_000 + self.number() as u16,
             port => port,
@@ -60,12 +80,20 @@ impl Wire {
             false => vec![self.ud.device_of(side, local.ip())],
         };
         let local = SocketAddr::new(local.ip(), port);
-        let open = |device| self.open_port(side, device, local);
+        let open = |device| self.open_port(side, device, local, ipv6_only);
         let numbers: Result<Vec<u32>, Errno> = devices.into_iter().map(open).collect();
         Ok((numbers?, port))
     }
 
-    pub(super) fn open_port(&mut self, side: usize, device: u32, local: SocketAddr) -> Result<u32, Errno> {
+    pub(super) fn open_port(
+        &mut self,
+        side: usize,
+        device: u32,
+        local: SocketAddr,
+        ipv6_only: bool,
+    ) -> Result<u32, Errno> {
+        let dual = local.is_ipv6() && local.ip().is_unspecified() && !ipv6_only;
+        let families = [dual || local.is_ipv4(), local.is_ipv6()];
         let number = self.number();
         let port = match local.port() {
             0 => 50_000 + number as u16,
@@ -75,11 +103,18 @@ impl Wire {
             .ud
             .ports
             .values()
+            .filter(|other| (0..2).any(|family| other.families[family] && families[family]))
             .any(|other| other.port == port && other.device == device)
         {
             return Err(Errno::ADDRINUSE);
         }
-        self.ud.ports.insert(number, UdPort { side, device, port });
+        let opened = UdPort {
+            side,
+            device,
+            port,
+            families,
+        };
+        self.ud.ports.insert(number, opened);
         Ok(number)
     }
 
@@ -89,15 +124,18 @@ impl Wire {
         from: u32,
         (local, remote): (IpAddr, SocketAddr),
         bytes: &[u8],
-    ) -> Result<Option<Sent>, Errno> {
+    ) -> Result<Fate, Errno> {
         let UdPort { device, port, .. } = *self.ud.ports.get(&from).ok_or(Errno::INVAL)?;
         if device != self.ud.device_of(side, local) {
             return Err(Errno::ADDRNOTAVAIL);
         }
         self.ud.sent += 1;
         self.ud.last = bytes.to_vec();
-        let is_there =
-            |at: &UdPort| at.port == remote.port() && at.device == self.ud.device_of(at.side, remote.ip());
+        let is_there = |at: &UdPort| {
+            let family = usize::from(remote.is_ipv6());
+            let device = self.ud.device_of(at.side, remote.ip());
+            at.port == remote.port() && at.device == device && at.families[family]
+        };
         let found = self.ud.ports.iter().find(|(_, at)| is_there(at));
         let sent = found.map(|(number, at)| Sent {
             to: at.side,
@@ -108,7 +146,12 @@ impl Wire {
             },
             bytes: bytes.to_vec(),
         });
-        Ok(sent.filter(|_| !self.ud.lost[side]))
+        Ok(match sent {
+            _ if self.ud.lost[side] => Fate::Lost,
+            Some(sent) => Fate::Arrives(sent),
+            None if self.ud.mute => Fate::Lost,
+            None => Fate::Refused,
+        })
     }
 }
 
