@@ -124,19 +124,48 @@ pub fn compiled(name: &str) -> Result<PathBuf, String> {
     compiled_with(name, name, &["-O2"])
 }
 
+/// What a program is compiled against.
+struct Libraries {
+    /// Headers, and the packages that have them.
+    headers: &'static [(&'static str, &'static str)],
+    link: &'static [&'static str],
+}
+
+const VERBS: Libraries = Libraries {
+    headers: &[
+        ("infiniband/verbs.h", "libibverbs-dev"),
+        ("rdma/rdma_cma.h", "librdmacm-dev"),
+    ],
+    link: &["-lrdmacm", "-libverbs", "-lpthread"],
+};
+
+const UCX: Libraries = Libraries {
+    headers: &[("ucp/api/ucp.h", "libucx-dev")],
+    link: &["-lucp", "-lucs"],
+};
+
 /// Compiles `tests/programs/NAME.c` with these options, as a program of its own.
 ///
 /// # Errors
 /// The reason for a skip or a failed build, as for [`compiled`].
 pub fn compiled_with(name: &str, program: &str, options: &[&str]) -> Result<PathBuf, String> {
+    compile(name, program, options, &VERBS)
+}
+
+/// Compiles `tests/programs/NAME.c` against the system's UCX.
+///
+/// # Errors
+/// The reason for a skip or a failed build, as for [`compiled`].
+pub fn compiled_for_ucx(name: &str) -> Result<PathBuf, String> {
+    compile(name, name, &["-O2"], &UCX)
+}
+
+fn compile(name: &str, program: &str, options: &[&str], libraries: &Libraries) -> Result<PathBuf, String> {
     static COMPILER: Mutex<()> = Mutex::new(());
     let _one_at_a_time = COMPILER.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
 
     crate::skip::installed("cc")?;
-    for (header, package) in [
-        ("infiniband/verbs.h", "libibverbs-dev"),
-        ("rdma/rdma_cma.h", "librdmacm-dev"),
-    ] {
+    for (header, package) in libraries.headers {
         if !Path::new("/usr/include").join(header).exists() {
             return Err(format!("{package} is not installed"));
         }
@@ -153,7 +182,7 @@ pub fn compiled_with(name: &str, program: &str, options: &[&str]) -> Result<Path
             .arg("-o")
             .arg(&program)
             .arg(&source);
-        cc.args(["-Wl,--as-needed", "-lrdmacm", "-libverbs", "-lpthread"]);
+        cc.arg("-Wl,--as-needed").args(libraries.link);
         let out = cc.output().expect("cc runs");
         assert!(
             out.status.success(),

@@ -1,4 +1,5 @@
-//! A device in a separate process: `urnic serve`, at all addresses of this host.
+//! A device in a separate process: `urnic serve`, at all addresses of this host unless the options
+//! name others.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -82,8 +83,12 @@ fn socket(folder: &std::path::Path) -> PathBuf {
 }
 
 fn serve(folder: &std::path::Path, place: &[OsString], options: &str) -> Running {
+    let addresses = match options.contains("--addr") {
+        true => "",
+        false => "--addr host",
+    };
     let mut server = Program::plain(build::urnic())
-        .args(["serve", "--addr", "host", "--socket"])
+        .line(&format!("serve {addresses} --socket"))
         .arg(socket(folder))
         .line(options)
         .through(place)

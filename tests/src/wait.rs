@@ -1,6 +1,6 @@
 //! Waiting for conditions, never for times; and ports that are not in use.
 
-use std::net::{Ipv4Addr, Ipv6Addr, TcpListener};
+use std::net::{Ipv4Addr, Ipv6Addr, TcpListener, UdpSocket};
 use std::path::Path;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
@@ -52,9 +52,15 @@ pub fn until<T>(limit: Duration, mut condition: impl FnMut() -> Option<T>) -> Op
     }
 }
 
-/// Whether a socket listens at `port`, in the network namespace of process `pid`. (This does not
-/// connect, because the server would take the connection for the client's.)
+/// Whether a socket listens at `port`, in the network namespace of process `pid`: by TCP, or as a
+/// listener of rdma_cm whose port is not that of TCP. (This does not connect, because the server
+/// would take the connection for the client's.)
 pub fn listening(pid: u32, port: u16) -> bool {
+    tcp_listening(pid, port) || udp_sockets(pid, port) > 0
+}
+
+/// Whether a socket listens at the TCP port, in the network namespace of process `pid`.
+pub fn tcp_listening(pid: u32, port: u16) -> bool {
     const LISTEN: &str = "0A";
     let wanted = format!(":{port:04X}");
     ["tcp", "tcp6"].iter().any(|table| {
@@ -94,8 +100,8 @@ pub fn alive(pid: u32) -> bool {
     Path::new(&format!("/proc/{pid}")).exists() && !matches!(state, None | Some('Z' | 'X'))
 }
 
-/// A TCP port that is not in use and that no other test of this process gets. Below the range from
-/// which the kernel picks ports.
+/// A port that TCP and UDP do not use and that no other test of this process gets. Below the range
+/// from which the kernel picks ports.
 pub fn free_port() -> u16 {
     const FIRST: u16 = 20_000;
     const COUNT: u16 = 12_000;
@@ -106,7 +112,9 @@ pub fn free_port() -> u16 {
         let step = NEXT.fetch_add(1, Ordering::Relaxed) % COUNT;
         let port = FIRST + (start + step) % COUNT;
         let free = TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).is_ok()
-            && TcpListener::bind((Ipv6Addr::UNSPECIFIED, port)).is_ok();
+            && TcpListener::bind((Ipv6Addr::UNSPECIFIED, port)).is_ok()
+            && UdpSocket::bind((Ipv4Addr::UNSPECIFIED, port)).is_ok()
+            && UdpSocket::bind((Ipv6Addr::UNSPECIFIED, port)).is_ok();
         if free {
             return port;
         }

@@ -16,6 +16,7 @@ mod isolation;
 mod netns;
 mod nfs_rdma;
 mod openings;
+mod own_ports;
 mod pcap;
 mod perftest;
 mod pingpong;

@@ -249,17 +249,22 @@ fn an_id_gets_the_device_that_has_its_address() {
     let hosts = or_skip!(Netns::rails());
     let rails = Rails::new("rails-rping");
     // The queue pair is made on the id's device, and is attached only to a stream of that device.
-    // The server listens on any address, or on that of its second device.
-    for (server, client) in [
-        ("", "-a 10.77.0.1"),
-        ("", "-a 10.77.1.1"),
-        ("-a 10.77.1.1", "-a 10.77.1.1 -I 10.77.1.2"),
-        ("-a 10.77.0.1", "-a 10.77.0.1"),
+    // The server listens on any address, or on that of its second device. With a RoCE NIC, its port
+    // is not that of TCP.
+    for (identity, server, client) in [
+        ("iwarp", "", "-a 10.77.0.1"),
+        ("iwarp", "", "-a 10.77.1.1"),
+        ("iwarp", "-a 10.77.1.1", "-a 10.77.1.1 -I 10.77.1.2"),
+        ("iwarp", "-a 10.77.0.1", "-a 10.77.0.1"),
+        ("roce", "", "-a 10.77.0.1"),
+        ("roce", "", "-a 10.77.1.1"),
+        ("roce", "-a 10.77.1.1", "-a 10.77.1.1 -I 10.77.1.2"),
     ] {
         let (server, client) = but_for_lost_races(|| {
             let port = free_port();
             let run = |number: usize, options: &str| {
                 let program = Program::new("rping").line(&format!("{options} -C 3 -p {port}"));
+                let program = program.env("URNIC_IDENTITY", identity);
                 at(&hosts[number - 1], &rails.file(number), program)
             };
             let server: Running = run(1, &format!("-s {server}")).spawn();

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use urnic_tests::build::compiled_for_ucx;
 use urnic_tests::netns::Netns;
 use urnic_tests::or_skip;
 use urnic_tests::program::Program;
@@ -180,4 +181,21 @@ fn default_settings_choose_urnic_between_two_hosts() {
         assert!(said.contains("rc_verbs/urnic0:1"), "{test}:\n{said}");
         server.wait_for(LIMIT).success();
     }
+}
+
+/// With default settings, UCX's server listens by rdma_cm and by TCP at one number.
+#[test]
+fn client_and_server_by_addresses_of_sockets() {
+    let program = or_skip!(compiled_for_ucx("ucx_sockaddr"));
+    let program = with_transports(program.to_str().expect("a path"), "");
+    let port = free_port();
+    let program = program.line(&format!("-p {port}"));
+    let mut server = program.clone().spawn();
+    server.wait_until_listening(port);
+    let client = program.arg("127.0.0.1").run_for(LIMIT).success();
+    assert!(client.contains("5 messages"), "{client}");
+    assert!(client.contains("rc_verbs/urnic0:1"), "{client}");
+    assert!(!client.contains("tag(tcp"), "{client}");
+    let server = server.wait_for(LIMIT).success();
+    assert!(server.contains("5 messages"), "{server}");
 }
