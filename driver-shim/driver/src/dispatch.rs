@@ -112,8 +112,9 @@ impl Driver {
     fn qp_failed(&self, qp: &Qp, fault: Option<QpFault>, terminate: u32) {
         {
             let _changes = lock(&qp.attr);
-            // The program may have changed the state since.
-            if qp.device_state() != Ok(QpState::Err) {
+            // The program may have changed the state since. In Sqe, the Terminate waits for room in
+            // the stream.
+            if !matches!(qp.device_state(), Ok(QpState::Err | QpState::Sqe)) {
                 return;
             }
             self.native_retire(qp.qpn, false);
