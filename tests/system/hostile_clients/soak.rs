@@ -91,7 +91,7 @@ impl Scene {
             };
             tasks
                 .filter_map(name)
-                .filter(|name| name.trim() == "urnic-function")
+                .filter(|name| matches!(name.trim(), "urnic-function" | "urnic-device"))
                 .count()
         };
         let left = until(TIME_LIMIT, || {
