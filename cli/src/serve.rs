@@ -47,6 +47,9 @@ pub(crate) struct Offer {
     /// The access to memory without a descriptor, for example a program's heap
     #[arg(long, value_name = "WAY", value_enum, default_value_t = Dma::Auto)]
     dma: Dma,
+    /// The way to peers on the same host
+    #[arg(long, value_name = "WAY", value_enum, default_value_t = SameHost::Auto)]
+    same_host: SameHost,
     /// Capture the packets of all functions into this file (pcapng, for Wireshark); `%p` is the
     /// server's process number
     #[arg(long, value_name = "FILE", env = "URNIC_PCAP")]
@@ -86,6 +89,15 @@ pub(crate) enum Dma {
     /// Messages by which the client itself reads or writes its memory: slower, but the server needs
     /// no permission to access other processes
     Messages,
+}
+
+/// The way to peers on the same host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum SameHost {
+    /// Shared memory, if the peer is urnic too and nothing is captured, else TCP
+    Auto,
+    /// TCP
+    Off,
 }
 
 /// An address argument.
@@ -242,6 +254,7 @@ impl Offer {
             config: ModelConfig {
                 addresses,
                 reach,
+                same_host: self.same_host == SameHost::Auto && capture.is_none(),
                 capture: capture
                     .map(|file| file.interface("urnic0", &format!("functions at {}", path.display()))),
                 ..ModelConfig::default()

@@ -213,14 +213,14 @@ fn process(one: &Snapshot, rates: &Rates<'_>) -> String {
         one.contexts
     );
     let mut rows = vec![
-        ["QPN", "STATE", "VIA", "LOCAL", "PEER"]
+        ["QPN", "STATE", "VIA", "BYTES", "LOCAL", "PEER"]
             .map(str::to_owned)
             .to_vec(),
     ];
     rows[0].extend(TRAFFIC.iter().map(|(title, _)| (*title).to_owned()));
     rows[0].push("TERMINATE".to_owned());
     rows.extend(one.queue_pairs.iter().map(queue_pair));
-    text += &table(&rows, 5);
+    text += &table(&rows, 6);
     text.push('\n');
     for (name, value) in &one.counters {
         let rate = rates
@@ -238,6 +238,7 @@ fn queue_pair(pair: &QueuePair) -> Vec<String> {
         format!("{:#08x}", pair.qpn),
         pair.state.clone(),
         if pair.rdma_cm { "rdma_cm" } else { "native" }.to_owned(),
+        end(&pair.bytes),
         end(&pair.local),
         end(&pair.remote),
     ];

@@ -33,6 +33,7 @@ mod roce_datagrams;
 mod rpc_rdma;
 mod rpc_service;
 mod rsockets;
+mod same_host;
 mod sanitizers;
 mod serve;
 mod served;

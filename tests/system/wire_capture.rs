@@ -81,7 +81,10 @@ fn wire_of(lines: &[&str], variables: &[(&str, &str)]) -> Result<Wire, String> {
     let capture = Capture::start(&netns, "lo")?;
     for line in lines {
         let (name, options) = line.split_once(' ').expect("a program and its options");
-        let mut pair = Pair::new(&netns.program(Program::new(name).line(options)));
+        let program = Program::new(name).line(options);
+        // The wire is TCP's.
+        let program = netns.program(program.env("URNIC_SAME_HOST", "off"));
+        let mut pair = Pair::new(&program);
         for (name, value) in variables {
             pair = pair.env(name, value);
         }
@@ -155,7 +158,11 @@ fn connections_have_the_requested_type_of_service() {
     or_skip!(installed("ucmatose"));
     let capture = or_skip!(Capture::start(&netns, "lo"));
     for address in ["127.0.0.1", "::1"] {
-        let ucmatose = netns.program(Program::new("ucmatose").line("-c 2 -C 3 -S 20 -t 72"));
+        let ucmatose = netns.program(
+            Program::new("ucmatose")
+                .line("-c 2 -C 3 -S 20 -t 72")
+                .env("URNIC_SAME_HOST", "off"),
+        );
         let mut server = ucmatose.clone().args(["-b", address]).spawn();
         server.wait_until_listening(7471);
         ucmatose.args(["-s", address]).run().success();

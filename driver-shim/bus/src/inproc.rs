@@ -83,11 +83,16 @@ pub(super) fn capture_file(path: PathBuf) -> CaptureFile {
 }
 
 impl InprocBus {
-    /// Starts a device with these addresses, which captures its streams to `capture`.
+    /// Starts a device with these addresses, which captures its streams to `capture`, or else may
+    /// pass those to peers on this host through memory.
     ///
     /// # Errors
     /// The errors of starting the device's thread and of making descriptors.
-    pub fn start(gids: &GidTable, capture: Option<Capture>) -> Result<Arc<InprocBus>, Errno> {
+    pub fn start(
+        gids: &GidTable,
+        capture: Option<Capture>,
+        same_host: bool,
+    ) -> Result<Arc<InprocBus>, Errno> {
         let addresses = gids
             .entries()
             .iter()
@@ -99,6 +104,7 @@ impl InprocBus {
             .collect();
         let config = ModelConfig {
             addresses,
+            same_host: same_host && capture.is_none(),
             capture,
             descriptors: Some(DESCRIPTORS),
             thread_start: ThreadStart(threads::start),

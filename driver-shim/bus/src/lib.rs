@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use urnic_device::bus::Bus;
 use urnic_model::capture::CaptureFile;
 
-use urnic_config::{Config, Device};
+use urnic_config::{Config, Device, SameHost};
 use urnic_process::gids::GidTable;
 use urnic_process::program;
 
@@ -39,7 +39,8 @@ pub fn open(config: &Config, gids: &GidTable, shared: &Shared) -> Result<Arc<dyn
                 let process = format!("process {}, {}", std::process::id(), program::name());
                 file(path).interface(&config.name, &process)
             });
-            Ok(inproc::InprocBus::start(gids, capture)?)
+            let same_host = config.same_host == SameHost::Auto;
+            Ok(inproc::InprocBus::start(gids, capture, same_host)?)
         }
         Device::VfioUser(path) => Ok(vfio_user::VfioUserBus::open(path)?),
         Device::Vfio(address) => Ok(vfio::VfioBus::open(address, config.vfio.api)?),

@@ -11,7 +11,7 @@ use urnic_wire::mpa::startup::RtrKey;
 use crate::error::{Error, Source};
 use crate::log_filter::is_log_filter;
 use crate::names::{MAX_DEVICES, is_name};
-use crate::settings::{CmPorts, Completion, Config, Device, Identity, RtrTypes, VfioApi};
+use crate::settings::{CmPorts, Completion, Config, Device, Identity, RtrTypes, SameHost, VfioApi};
 
 /// One option.
 #[derive(Debug)]
@@ -142,6 +142,18 @@ pub const OPTIONS: &[Opt] = &[
             Some(())
         },
         show: |c| c.completion.name().to_owned(),
+    },
+    Opt {
+        key: "same_host",
+        takes: "auto or off",
+        help: "How the device in the process reaches peers on the same host: auto passes the bytes of connections with another urnic \
+               through shared memory, after the usual start-up on TCP; off leaves them to TCP. With pcap it is off, so that the \
+               captured FPDUs have their CRCs.",
+        set: |c, text| {
+            c.same_host = SameHost::ALL.into_iter().find(|v| v.name() == text)?;
+            Some(())
+        },
+        show: |c| c.same_host.name().to_owned(),
     },
     Opt {
         key: "mpa.crc",

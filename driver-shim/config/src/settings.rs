@@ -204,6 +204,28 @@ impl Identity {
     }
 }
 
+/// How the device in the process reaches peers on the same host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum SameHost {
+    /// Through shared memory, if the peer is urnic too.
+    #[default]
+    Auto,
+    /// By TCP.
+    Off,
+}
+
+impl SameHost {
+    pub(crate) const ALL: [SameHost; 2] = [SameHost::Auto, SameHost::Off];
+
+    /// The name in the configuration.
+    pub fn name(self) -> &'static str {
+        match self {
+            SameHost::Auto => "auto",
+            SameHost::Off => "off",
+        }
+    }
+}
+
 /// When Sends, Writes and immediates complete.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Completion {
@@ -306,6 +328,8 @@ pub struct Config {
     pub identity: Identity,
     /// When Sends, Writes and immediates complete.
     pub completion: Completion,
+    /// How peers on the same host are reached.
+    pub same_host: SameHost,
     /// MPA start-up.
     pub mpa: Mpa,
     /// Native connections.
@@ -331,6 +355,7 @@ impl Default for Config {
             pcap: None,
             identity: Identity::Iwarp,
             completion: Completion::Auto,
+            same_host: SameHost::Auto,
             mpa: Mpa {
                 crc: true,
                 markers: false,

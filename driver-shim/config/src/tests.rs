@@ -88,6 +88,7 @@ fn every_option_reaches_the_configuration_and_is_shown() {
         "cm.ports" => "own",
         "identity" => "roce",
         "completion" => "delivered",
+        "same_host" => "off",
         "native.port_range" => "4000-4100",
         _ => "7",
     };

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use rustix::io::Errno;
 use urnic_device::command::{Count, Handle, Opcode, QpStatus};
 use urnic_device::counter::Counter;
-use urnic_device::stream::Endpoints;
+use urnic_device::stream::{Endpoints, attached};
 use urnic_device::vocabulary::QpState;
 use zerocopy::little_endian::U64;
 
@@ -70,12 +70,22 @@ impl Driver {
             qpn: qp.qpn,
             state: name(status.state.get()).to_owned(),
             rdma_cm: qp.is_managed(),
+            bytes: way(status.attached.get()).map(str::to_owned),
             local: address(ends.local),
             remote: address(ends.remote),
             terminate_sent: status.terminate_sent.get(),
             terminate_received: status.terminate_received.get(),
             counters: self.counters(qp.qid)?,
         })
+    }
+}
+
+/// The way of a stream's bytes, for the field `bytes`.
+fn way(value: u32) -> Option<&'static str> {
+    match value {
+        attached::NONE => None,
+        attached::MEMORY => Some("memory"),
+        _ => Some("tcp"),
     }
 }
 

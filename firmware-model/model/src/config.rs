@@ -166,6 +166,8 @@ pub struct ModelConfig {
     /// leaves that to the kernel. (While bytes are unacknowledged, the kernel's own limit on
     /// retransmissions holds.)
     pub liveness: Duration,
+    /// Connections between processes of this host pass their bytes through shared memory.
+    pub same_host: bool,
     /// Longest that a stream without a queue pair is kept until the peer has acknowledged all.
     pub linger: Duration,
     /// The watch that is informed of the device's file descriptors.
@@ -188,6 +190,7 @@ impl Default for ModelConfig {
             vectors: 9,
             rfc7306: true,
             liveness: Duration::from_secs(60),
+            same_host: false,
             linger: Duration::from_secs(3),
             descriptors: None,
             thread_start: ThreadStart::default(),

@@ -747,12 +747,23 @@ impl End {
 impl Pair {
     /// A connected stream with two queue pairs that are not attached to it yet.
     pub(crate) fn prepare(initiator: &Driver, responder: &Driver) -> (Pair, u32, u32) {
+        Self::prepare_while(initiator, responder, |_, _| {})
+    }
+
+    /// As [`prepare`](Pair::prepare); runs `start_up` on the two ends of the stream while the
+    /// responder listens.
+    pub(crate) fn prepare_while(
+        initiator: &Driver,
+        responder: &Driver,
+        start_up: impl FnOnce(u32, u32),
+    ) -> (Pair, u32, u32) {
         let (near, far) = (End::new(initiator), End::new(responder));
         let (lid, port) = responder.listen("127.0.0.1:0".parse().unwrap(), 8).unwrap();
         let there = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port);
         let sid = initiator.connect(there).unwrap();
         initiator.await_event(EventKind::StreamConnected, sid);
         let accepted = responder.await_event(EventKind::StreamAccepted, lid);
+        start_up(sid, accepted.data.get() as u32);
         responder.on(Opcode::StreamUnlisten, lid).unwrap();
         let pair = Pair {
             initiator: near,

@@ -379,7 +379,8 @@ layouts! {
     QpStatus {
         /// [`QpState`](crate::vocabulary::QpState).
         state: U32,
-        /// 1 while a stream is attached.
+        /// [`attached`](super::stream::attached): whether a stream is attached, and which way its
+        /// bytes take.
         attached: U32,
         /// Terminate control word sent; 0 = none.
         terminate_sent: U32,

@@ -191,6 +191,16 @@ pub mod input {
     pub const END: u32 = 2;
 }
 
+/// Values of `QpStatus::attached`.
+pub mod attached {
+    /// No stream is attached.
+    pub const NONE: u32 = 0;
+    /// A stream is attached.
+    pub const STREAM: u32 = 1;
+    /// A stream is attached whose bytes pass through memory that the device shares with the peer's.
+    pub const MEMORY: u32 = 2;
+}
+
 /// The ready-to-receive indications of RFC 6581 §9.2.
 pub mod rtr {
     /// None.

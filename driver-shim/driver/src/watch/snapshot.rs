@@ -38,6 +38,9 @@ pub struct QueuePair {
     pub state: String,
     /// Whether the connection manager connected it.
     pub rdma_cm: bool,
+    /// The way of the bytes of the stream that is attached: `tcp`, or `memory` that both ends
+    /// share.
+    pub bytes: Option<String>,
     /// Our end of the stream, if the queue pair has one: address and port.
     pub local: Option<String>,
     /// The peer's end of the stream: address and port.

@@ -30,7 +30,11 @@ pub(crate) fn start(config: Config) -> Arc<Driver> {
             .with_writer(std::io::stderr)
             .try_init();
     }
-    Driver::start(InprocBus::start(&GidTable::of_host(), None).unwrap(), config).unwrap()
+    Driver::start(
+        InprocBus::start(&GidTable::of_host(), None, false).unwrap(),
+        config,
+    )
+    .unwrap()
 }
 
 /// The events that a context received.

@@ -211,6 +211,14 @@ impl Stream for TappedStream {
         self.stream.peek().map_err(|error| self.note(error))
     }
 
+    fn enter_full_operation(&mut self, qid: u32) -> Result<bool, Errno> {
+        self.stream.enter_full_operation(qid)
+    }
+
+    fn note_hang_up(&mut self) {
+        self.stream.note_hang_up();
+    }
+
     fn finish(&mut self) {
         self.stream.finish();
         self.finished = true;

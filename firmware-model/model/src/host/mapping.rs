@@ -6,7 +6,7 @@ use super::piece::{Piece, PieceMut};
 use super::word::Word64;
 use std::marker::PhantomData;
 use std::ptr::NonNull;
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicU32, AtomicU64};
 use urnic_device::record::{CqRecord, QueueRecord};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
@@ -29,6 +29,15 @@ impl Mapping {
     pub fn new(host: &dyn HostMemory, iova: u64, len: usize, align: usize) -> Option<Mapping> {
         let ptr = host.reach(iova, len)?;
         (ptr.as_ptr().addr() % align == 0).then_some(Mapping { ptr, len })
+    }
+
+    /// The `len` bytes at `ptr`.
+    ///
+    /// # Safety
+    /// They must be readable and writable for the life of this value and its copies, and no
+    /// reference other than to atomics may point to them.
+    pub(crate) unsafe fn of_raw(ptr: NonNull<u8>, len: usize) -> Mapping {
+        Mapping { ptr, len }
     }
 
     /// Length in bytes.
@@ -99,6 +108,15 @@ impl Mapping {
         unsafe { word.as_ref() }
     }
 
+    /// The 64-bit word at `offset`, a multiple of 8.
+    #[inline]
+    pub(crate) fn word64(&self, offset: usize) -> &AtomicU64 {
+        let word = self.part(offset, 8).ptr.cast::<AtomicU64>();
+        assert!(word.is_aligned());
+        // SAFETY: in range and aligned; an atomic may be shared with anybody.
+        unsafe { word.as_ref() }
+    }
+
     /// Copies bytes of registered memory out from `offset` on; they must lie inside.
     ///
     /// # Errors
@@ -121,6 +139,30 @@ impl Mapping {
         // SAFETY: `part` checked the range, which is the program's. Others may write meanwhile, as
         // under DMA.
         unsafe { access::copy(into.ptr.as_ptr(), from.as_ptr(), from.len()) }
+    }
+
+    /// Fills this memory from the front of `piece`, which is as long or longer.
+    ///
+    /// # Errors
+    /// The bytes are not all there.
+    #[inline]
+    pub(crate) fn try_fill_from(&self, piece: &Piece<'_>) -> Result<(), Unreachable> {
+        let n = self.len.min(piece.len());
+        // SAFETY: no reference points to this memory; the piece may be inaccessible, and is only
+        // read.
+        unsafe { access::copy(self.ptr.as_ptr(), piece.as_ptr(), n) }
+    }
+
+    /// Copies all bytes to the front of `piece`, which is as long or longer.
+    ///
+    /// # Errors
+    /// Not all of the piece can be written.
+    #[inline]
+    pub(crate) fn try_copy_to(&self, piece: &mut PieceMut<'_>) -> Result<(), Unreachable> {
+        let n = self.len.min(piece.len());
+        // SAFETY: no reference points to this memory; the piece is exclusive, or memory of the
+        // host, to which no reference points.
+        unsafe { access::copy(piece.as_mut_ptr(), self.ptr.as_ptr(), n) }
     }
 
     /// Checks whether registered memory, which is not empty, can be read at present.

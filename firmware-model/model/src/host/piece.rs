@@ -87,6 +87,12 @@ impl<'a> Piece<'a> {
         }
     }
 
+    /// The first byte.
+    #[inline]
+    pub(super) fn as_ptr(&self) -> *const u8 {
+        self.ptr
+    }
+
     /// The address of the first byte that cannot be read at present, at the granularity of pages.
     #[cold]
     pub(crate) fn first_missing(&self) -> Option<usize> {
@@ -169,6 +175,17 @@ impl<'a> PieceMut<'a> {
         }
     }
 
+    /// The rest behind the first `n` bytes, for as long as this piece is not used otherwise.
+    #[inline]
+    pub(crate) fn rest(&mut self, n: usize) -> PieceMut<'_> {
+        let n = n.min(self.len);
+        PieceMut {
+            ptr: self.ptr.wrapping_add(n),
+            len: self.len - n,
+            memory: PhantomData,
+        }
+    }
+
     /// The first `n` bytes, or all, for as long as this piece is not used otherwise.
     #[inline]
     pub fn first(&mut self, n: usize) -> PieceMut<'_> {
@@ -187,6 +204,12 @@ impl<'a> PieceMut<'a> {
             len: n.min(self.len),
             memory: PhantomData,
         }
+    }
+
+    /// The first byte.
+    #[inline]
+    pub(super) fn as_mut_ptr(&mut self) -> *mut u8 {
+        self.ptr
     }
 
     /// Copies `from` in, as far as there is room; returns how many bytes. For simulated streams and

@@ -68,6 +68,15 @@ impl Qp {
                 .engine
                 .connected()
                 .map_err(|WrongState| Status::WrongState)?;
+            let in_memory = live.enter_full_operation(self.id).unwrap_or_else(|errno| {
+                tracing::warn!(%errno, "a connection on this host is lost");
+                live.reset();
+                false
+            });
+            let attachment = match in_memory {
+                true => &attachment.in_memory(),
+                false => attachment,
+            };
             engine
                 .attach(attachment, &mut env, &mut **live)
                 .map_err(|WrongState| Status::WrongState)?;

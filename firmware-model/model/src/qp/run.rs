@@ -60,7 +60,10 @@ impl Qp {
             self.counters.add(Counter::Doorbells, 1);
             inner.gathering.note_ring(self.poll_count(core));
         }
-        inner.hung_up |= requests.intersects(Requests::HANG_UP);
+        if requests.intersects(Requests::HANG_UP) {
+            inner.hung_up = true;
+            inner.with_engine(|_, stream| stream.note_hang_up());
+        }
         let receives = Requests::RECEIVE | Requests::HANG_UP | Requests::TIMER | Requests::CQ_LOST;
         // A poll that finds nothing does not change state.
         let only_polls = (Requests::RECEIVE | Requests::PEER_PROGRESS).contains(requests)

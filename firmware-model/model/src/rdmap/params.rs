@@ -64,6 +64,8 @@ pub struct InvalidAttachment;
 pub struct Attachment {
     /// We sent the MPA Request.
     pub initiator: bool,
+    /// The stream's bytes pass through memory.
+    pub in_memory: bool,
     /// CRCs both ways.
     pub crc: bool,
     /// Markers in what we send.
@@ -102,6 +104,19 @@ pub struct Attachment {
     pub terminate: u32,
 }
 
+impl Attachment {
+    /// The same for FPDUs that pass through memory: without CRCs and markers.
+    pub fn in_memory(&self) -> Attachment {
+        Attachment {
+            in_memory: true,
+            crc: false,
+            markers_tx: false,
+            markers_rx: false,
+            ..self.clone()
+        }
+    }
+}
+
 impl TryFrom<&Attach> for Attachment {
     type Error = InvalidAttachment;
 
@@ -132,6 +147,7 @@ impl TryFrom<&Attach> for Attachment {
         }
         Ok(Attachment {
             initiator: has(attach::INITIATOR),
+            in_memory: false,
             crc: has(attach::CRC),
             markers_tx: has(attach::MARKERS_TX),
             markers_rx: has(attach::MARKERS_RX),

@@ -2,11 +2,14 @@
 //! one.
 
 mod address;
+mod beside;
 pub mod datagram;
 pub(crate) mod descriptor;
 pub(crate) mod linger;
+pub(crate) mod same_host;
 #[cfg(any(test, fuzzing, feature = "simulation"))]
 pub mod sim;
+mod socket;
 pub(crate) mod streaming;
 pub(crate) mod tcp;
 mod udp;
@@ -53,6 +56,20 @@ pub trait Stream: Send + Debug {
     /// Whether [`receive`](Self::receive) would return bytes (true) or the peer's FIN (false);
     /// takes nothing.
     fn peek(&mut self) -> Result<bool, StreamError>;
+
+    /// MPA start-up is over: the bytes from here on are FPDUs, and what arrives is the queue pair's
+    /// of this number. They may take another way than those before: returns whether it is memory,
+    /// which needs neither CRCs nor markers. The other end has the same answer.
+    ///
+    /// # Errors
+    /// The connection is lost.
+    fn enter_full_operation(&mut self, qid: u32) -> Result<bool, Errno> {
+        let _ = qid;
+        Ok(false)
+    }
+
+    /// The [descriptor](Self::descriptor) has reported that the peer closed, or an error.
+    fn note_hang_up(&mut self) {}
 
     /// Ends our direction in an orderly way (FIN) behind all that was taken.
     fn finish(&mut self);

@@ -1,8 +1,11 @@
 //! Kernel TCP.
 
 use super::address::{ANYWHERE, family, plain};
+use super::beside::Beside;
 use super::datagram::{DatagramOptions, DatagramSocket};
 use super::descriptor::{Descriptor, Descriptors};
+use super::same_host::{Offers, SameHost};
+use super::socket::{peek, uninterrupted};
 use super::{Listener, Network, Stream, StreamError, udp};
 use crate::host::{Piece, PieceMut};
 use crate::sys;
@@ -29,6 +32,8 @@ pub(crate) struct Tcp {
     /// The time after which an idle peer that does not answer is considered unreachable; zero
     /// leaves that to the kernel.
     pub(crate) liveness: Duration,
+    /// Connections on this host may pass their bytes through memory.
+    pub(crate) same_host: Option<Arc<SameHost>>,
 }
 
 #[derive(Debug)]
@@ -40,6 +45,7 @@ struct TcpStream {
     sends: u32,
     local: SocketAddr,
     remote: SocketAddr,
+    beside: Beside,
 }
 
 #[derive(Debug)]
@@ -47,6 +53,7 @@ struct TcpListener {
     socket: Descriptor,
     local: SocketAddr,
     descriptors: Arc<Descriptors>,
+    same_host: Option<(Arc<SameHost>, Arc<Offers>)>,
 }
 
 fn socket(family: AddressFamily) -> Result<OwnedFd, Errno> {
@@ -118,7 +125,8 @@ impl Network for Tcp {
             Ok(()) | Err(Errno::INPROGRESS) => {}
             Err(errno) => return Err(errno),
         }
-        Ok(Box::new(TcpStream::new(socket, remote)))
+        let beside = self.same_host.clone().map_or(Beside::Nothing, Beside::Connecting);
+        Ok(Box::new(TcpStream::new(socket, remote, beside)))
     }
 
     fn listen(
@@ -147,11 +155,18 @@ impl Network for Tcp {
         mark(socket.as_fd(), sockopt::socket_domain(&socket)?, traffic_class)?;
         net::listen(&socket, i32::try_from(backlog).unwrap_or(i32::MAX))?;
         let local = plain(net::getsockname(&socket).ok());
+        let same_host = self.same_host.as_ref().and_then(|same_host| {
+            let offers = same_host.listen(local).inspect_err(|errno| {
+                tracing::warn!(%local, %errno, "connections on this host use TCP");
+            });
+            Some((same_host.clone(), Arc::new(offers.ok()?)))
+        });
         let descriptors = self.descriptors.clone();
         Ok(Box::new(TcpListener {
             socket,
             local,
             descriptors,
+            same_host,
         }))
     }
 
@@ -172,7 +187,11 @@ impl Listener for TcpListener {
             match net::acceptfrom_with(&self.socket, flags) {
                 Ok((fd, peer)) => {
                     let socket = room.adopt(fd);
-                    let mut stream = TcpStream::new(socket, plain(peer));
+                    let beside = match &self.same_host {
+                        Some((same_host, offers)) => Beside::Accepted(same_host.clone(), offers.clone()),
+                        None => Beside::Nothing,
+                    };
+                    let mut stream = TcpStream::new(socket, plain(peer), beside);
                     stream.note_established();
                     return Ok(Some(Box::new(stream)));
                 }
@@ -206,7 +225,7 @@ impl Listener for TcpListener {
 }
 
 impl TcpStream {
-    fn new(socket: Descriptor, remote: SocketAddr) -> TcpStream {
+    fn new(socket: Descriptor, remote: SocketAddr, beside: Beside) -> TcpStream {
         TcpStream {
             socket: Some(socket),
             established: false,
@@ -214,6 +233,7 @@ impl TcpStream {
             sends: 0,
             local: ANYWHERE,
             remote,
+            beside,
         }
     }
 
@@ -226,6 +246,7 @@ impl TcpStream {
         if let Some(socket) = &self.socket {
             self.local = plain(net::getsockname(socket).ok());
         }
+        self.beside.established(self.local, self.remote);
         self.refresh_mss();
     }
 
@@ -244,29 +265,11 @@ impl TcpStream {
     }
 }
 
-/// The outcome of a system call on the stream, EINTR aside.
-fn outcome(errno: Errno) -> StreamError {
-    match errno {
-        Errno::AGAIN => StreamError::WouldBlock,
-        Errno::FAULT => StreamError::Fault,
-        errno => StreamError::Closed(errno),
-    }
-}
-
-/// Makes a system call on the stream, again after EINTR.
-#[inline]
-fn uninterrupted(mut call: impl FnMut() -> Result<usize, Errno>) -> Result<usize, StreamError> {
-    loop {
-        match call() {
-            Ok(n) => return Ok(n),
-            Err(Errno::INTR) => {}
-            Err(errno) => return Err(outcome(errno)),
-        }
-    }
-}
-
 impl Stream for TcpStream {
     fn send(&mut self, pieces: &[Piece<'_>]) -> Result<usize, StreamError> {
+        if let Beside::Instead(memory) = &mut self.beside {
+            return memory.send(pieces, self.socket.as_ref());
+        }
         self.note_send();
         let socket = self.socket()?;
         let io = Piece::as_io_slices(&pieces[..pieces.len().min(MAX_PIECES)]);
@@ -274,16 +277,22 @@ impl Stream for TcpStream {
     }
 
     fn send_bytes(&mut self, bytes: &[u8]) -> Result<usize, StreamError> {
+        if let Beside::Instead(memory) = &mut self.beside {
+            return memory.send(&[Piece::of(bytes)], self.socket.as_ref());
+        }
         self.note_send();
         let socket = self.socket()?;
         uninterrupted(|| net::send(socket, bytes, SEND))
     }
 
     fn receive(&mut self, into: &mut [PieceMut<'_>]) -> Result<usize, StreamError> {
+        if let Beside::Instead(memory) = &mut self.beside {
+            return memory.receive(into, self.socket.as_ref());
+        }
         let socket = self.socket()?;
         let count = into.len().min(MAX_PIECES);
         let io = PieceMut::as_io_slices(&mut into[..count]);
-        uninterrupted(|| {
+        let received = uninterrupted(|| {
             let message = net::recvmsg(
                 socket,
                 io,
@@ -291,26 +300,42 @@ impl Stream for TcpStream {
                 RecvFlags::DONTWAIT,
             );
             message.map(|message| message.bytes)
-        })
+        })?;
+        if received > 0 {
+            self.beside.bytes_arrived(self.local, self.remote);
+        }
+        Ok(received)
     }
 
     fn receive_bytes(&mut self, into: &mut [u8]) -> Result<usize, StreamError> {
+        if let Beside::Instead(memory) = &mut self.beside {
+            return memory.receive(&mut [PieceMut::of(into)], self.socket.as_ref());
+        }
         let socket = self.socket()?;
         uninterrupted(|| net::recv(socket, &mut *into, RecvFlags::DONTWAIT).map(|(_, n)| n))
     }
 
     fn peek(&mut self) -> Result<bool, StreamError> {
-        let socket = self.socket()?;
-        loop {
-            match net::recv(socket, &mut [0u8; 1], RecvFlags::DONTWAIT | RecvFlags::PEEK) {
-                Ok((n, _)) => return Ok(n > 0),
-                Err(Errno::INTR) => {}
-                Err(errno) => return Err(outcome(errno)),
-            }
+        if let Beside::Instead(memory) = &mut self.beside {
+            return memory.peek(self.socket.as_ref());
+        }
+        peek(self.socket()?)
+    }
+
+    fn enter_full_operation(&mut self, qid: u32) -> Result<bool, Errno> {
+        self.beside.enter_full_operation(qid, self.local, self.remote)
+    }
+
+    fn note_hang_up(&mut self) {
+        if let Beside::Instead(memory) = &mut self.beside {
+            memory.note_hang_up();
         }
     }
 
     fn finish(&mut self) {
+        if let Beside::Instead(memory) = &mut self.beside {
+            memory.finish();
+        }
         if let Some(socket) = &self.socket {
             // The call fails only if the connection is closed already.
             let _ = net::shutdown(socket, Shutdown::Write);
@@ -318,6 +343,10 @@ impl Stream for TcpStream {
     }
 
     fn reset(&mut self) {
+        if let Beside::Instead(memory) = &mut self.beside {
+            memory.reset();
+        }
+        self.beside = Beside::Nothing;
         if let Some(socket) = self.socket.take() {
             // Closing with a linger time of zero makes TCP send RST.
             let _ = sockopt::set_socket_linger(&socket, Some(Duration::ZERO));
@@ -347,6 +376,10 @@ impl Stream for TcpStream {
     }
 
     fn unacknowledged(&self) -> u32 {
+        if let Beside::Instead(_) = &self.beside {
+            // What was sent stays in the memory that the peer has mapped, whatever happens here.
+            return 0;
+        }
         self.socket
             .as_ref()
             .and_then(|s| sys::unacknowledged(s.as_fd()).ok())
@@ -380,6 +413,7 @@ mod tests {
         let tcp = Tcp {
             descriptors: Descriptors::new(2, None),
             liveness: Duration::ZERO,
+            same_host: None,
         };
         let mut listener = tcp.listen("127.0.0.1:0".parse().unwrap(), 8, 0, false).unwrap();
         let there = listener.local();
@@ -398,6 +432,7 @@ mod tests {
         let tcp = Tcp {
             descriptors: Descriptors::new(16, None),
             liveness: Duration::from_secs(80),
+            same_host: None,
         };
         for (local, client) in [
             ("127.0.0.1:0", "127.0.0.1"),

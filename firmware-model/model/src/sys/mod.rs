@@ -53,6 +53,33 @@ pub(crate) fn unacknowledged(socket: BorrowedFd<'_>) -> Result<u32, Errno> {
     }
 }
 
+/// `SO_PEERCRED`: the user at the other end of a unix socket. (The process has no number in another
+/// pid namespace, which rustix does not expect.)
+pub(crate) fn peer_uid(socket: BorrowedFd<'_>) -> Result<u32, Errno> {
+    let mut peer = libc::ucred {
+        pid: 0,
+        uid: u32::MAX,
+        gid: u32::MAX,
+    };
+    let mut len = size_of_val(&peer) as libc::socklen_t;
+    // SAFETY: `peer` and `len` are live and as large as they say.
+    let done = unsafe {
+        libc::syscall(
+            libc::SYS_getsockopt,
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            &raw mut peer,
+            &raw mut len,
+        )
+    };
+    if done == 0 {
+        Ok(peer.uid)
+    } else {
+        Err(last_errno())
+    }
+}
+
 /// A signal mask in the kernel's format: bit n − 1 stands for signal n.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SignalMask(u64);

@@ -11,6 +11,7 @@ mod overflow;
 mod own_peer;
 mod pairs;
 mod revocation;
+mod same_host;
 mod siblings;
 mod solicited;
 mod streams;

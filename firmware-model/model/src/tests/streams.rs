@@ -27,7 +27,7 @@ fn any_port(ip: &str) -> SocketAddr {
     SocketAddr::new(ip.parse().unwrap(), 0)
 }
 
-fn send(driver: &Driver, sid: u32, bytes: &[u8]) -> Result<(), Status> {
+pub(super) fn send(driver: &Driver, sid: u32, bytes: &[u8]) -> Result<(), Status> {
     let mut command = Command::new(Opcode::StreamSend, &Handle { id: sid.into() });
     command.input = driver.arena.alloc(bytes.len()).into();
     command.input_len = (bytes.len() as u32).into();
@@ -36,7 +36,7 @@ fn send(driver: &Driver, sid: u32, bytes: &[u8]) -> Result<(), Status> {
 }
 
 /// Starts to receive `len` bytes; returns the address of their buffer.
-fn receive(driver: &Driver, sid: u32, len: u32) -> Result<u64, Status> {
+pub(super) fn receive(driver: &Driver, sid: u32, len: u32) -> Result<u64, Status> {
     let mut command = Command::new(Opcode::StreamReceive, &Handle { id: sid.into() });
     command.output = driver.arena.alloc(len as usize).into();
     command.output_len = len.into();

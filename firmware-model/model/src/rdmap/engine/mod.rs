@@ -36,6 +36,7 @@ use crate::time::Nanos;
 use std::time::Duration;
 use urnic_device::command::QpStatus;
 use urnic_device::event::QpFault;
+use urnic_device::stream::attached;
 use urnic_device::vocabulary::{Access, QpState};
 use urnic_wire::mpa::fpdu::CrcMode;
 
@@ -101,6 +102,8 @@ pub struct Engine {
     peer_progress: Option<PeerProgress>,
     /// Kind UC: the stream ends, and the queue pair stays as it is.
     parting: bool,
+    /// The bytes of the stream pass through memory.
+    in_memory: bool,
 }
 
 impl Engine {
@@ -142,6 +145,7 @@ impl Engine {
             terminate_received: 0,
             peer_progress: None,
             parting: false,
+            in_memory: false,
         }
     }
 
@@ -176,7 +180,12 @@ impl Engine {
     pub fn status(&self) -> QpStatus {
         QpStatus {
             state: (self.state as u32).into(),
-            attached: u32::from(self.is_attached()).into(),
+            attached: match (self.is_attached(), self.in_memory) {
+                (false, _) => attached::NONE,
+                (true, false) => attached::STREAM,
+                (true, true) => attached::MEMORY,
+            }
+            .into(),
             terminate_sent: self.terminate_sent.into(),
             terminate_received: self.terminate_received.into(),
             ird: self.halves.responder.answers.ird.into(),
@@ -311,6 +320,7 @@ impl Engine {
         self.llp = Some(llp);
         self.progress = Progress::Open;
         self.initiator = attachment.initiator;
+        self.in_memory = attachment.in_memory;
         self.may_begin = attachment.initiator || attachment.fence_open;
         self.rtr = attachment.rtr_send;
         self.peer_may_close = attachment.peer_may_close;

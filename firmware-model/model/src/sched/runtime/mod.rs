@@ -85,7 +85,9 @@ pub(crate) fn lend(
             schedule.give_back();
             return false;
         }
-        readiness.wait_beside(notifications, until.since(now).min(RETURN));
+        if let Ok(_asleep) = schedule.fall_asleep() {
+            readiness.wait_beside(notifications, until.since(now).min(RETURN));
+        }
     }
 }
 

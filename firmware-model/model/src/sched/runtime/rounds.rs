@@ -4,7 +4,7 @@
 use crate::device::state::Core;
 use crate::qp::effects::Effects;
 use crate::qp::requests::Requests;
-use crate::sched::schedule::{Timer, Token};
+use crate::sched::schedule::{Rung, Timer, Token};
 use crate::time::Nanos;
 use std::time::Duration;
 
@@ -80,6 +80,13 @@ pub(super) fn poll_ready(core: &Core, timeout: Option<Duration>) -> Polled {
     let Some(readiness) = &core.schedule.readiness else {
         return polled;
     };
+    let (timeout, asleep) = match timeout {
+        Some(Duration::ZERO) => (timeout, None),
+        _ => match core.schedule.fall_asleep() {
+            Ok(asleep) => (timeout, asleep),
+            Err(Rung) => (Some(Duration::ZERO), None),
+        },
+    };
     readiness.wait(timeout, |token, requests| match token {
         Token::Qp(qid) => {
             if let Some(qp) = core.qps.find(qid)
@@ -102,7 +109,22 @@ pub(super) fn poll_ready(core: &Core, timeout: Option<Duration>) -> Polled {
             // The shorter pause makes the background thread serve them.
             polled.linger = true;
         }
+        Token::Bell => {
+            if let Some(bells) = &core.schedule.bells {
+                bells.take_wakes();
+            }
+        }
         Token::Wake => polled.wake = true,
     });
+    drop(asleep);
+    if let Some(bells) = &core.schedule.bells {
+        bells.answer(|qid| {
+            if let Some(qp) = core.qps.find(qid)
+                && qp.kick(core, Requests::RECEIVE | Requests::WRITABLE)
+            {
+                polled.arrived = Some(qid);
+            }
+        });
+    }
     polled
 }

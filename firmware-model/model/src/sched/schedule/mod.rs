@@ -18,6 +18,7 @@ use crate::sched::gathering::Gathering;
 use crate::sched::shard::{SHARDS, home_shard};
 use crate::stream::descriptor::Descriptors;
 use crate::stream::linger::Lingering;
+use crate::stream::same_host::{Asleep, Bells};
 use crate::time::Nanos;
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
@@ -74,10 +75,16 @@ impl Hot {
     }
 }
 
+/// A peer on this host rang.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Rung;
+
 /// The work of the device, and the thread that does it.
 #[derive(Debug)]
 pub(crate) struct Schedule {
     pub(crate) readiness: Option<Readiness>,
+    /// Where peers on this host say that something has come.
+    pub(crate) bells: Option<Arc<Bells>>,
     pub(crate) sleeper: Sleeper,
     hot: [Hot; SHARDS],
     polls: AtomicU32,
@@ -107,17 +114,37 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Schedule {
     /// A schedule that waits for descriptors.
-    pub(crate) fn with_epoll(descriptors: &Arc<Descriptors>) -> io::Result<Schedule> {
-        Ok(Schedule {
+    pub(crate) fn with_epoll(
+        descriptors: &Arc<Descriptors>,
+        bells: Option<Arc<Bells>>,
+    ) -> io::Result<Schedule> {
+        let schedule = Schedule {
             readiness: Some(Readiness::new(descriptors)?),
+            bells,
             ..Schedule::manual()
-        })
+        };
+        if let Some(bells) = &schedule.bells {
+            schedule.watch(bells.descriptor(), Token::Bell)?;
+        }
+        Ok(schedule)
+    }
+
+    /// Says to peers on this host that this thread is about to sleep, until the result is dropped.
+    ///
+    /// # Errors
+    /// Something has come from one: the thread must not sleep.
+    pub(crate) fn fall_asleep(&self) -> Result<Option<Asleep>, Rung> {
+        match &self.bells {
+            None => Ok(None),
+            Some(bells) => bells.fall_asleep().map(Some).ok_or(Rung),
+        }
     }
 
     /// A schedule that only [`step`](crate::sched::runtime::step) drives.
     pub(crate) fn manual() -> Schedule {
         Schedule {
             readiness: None,
+            bells: None,
             sleeper: Sleeper::default(),
             hot: Default::default(),
             polls: AtomicU32::new(0),

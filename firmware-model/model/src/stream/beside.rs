@@ -1,0 +1,170 @@
+//! What a TCP connection has beside it: a way through memory, or the prospect of one.
+
+use super::StreamError;
+use super::descriptor::Descriptor;
+use super::same_host::{Connection, Offer, Offers, SameHost};
+use super::socket;
+use crate::host::{Piece, PieceMut};
+use rustix::io::Errno;
+use std::mem;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+/// A way through memory, at each stage of a connection.
+#[derive(Debug)]
+pub(super) enum Beside {
+    /// There is none.
+    Nothing,
+    /// Memory will be offered when the connection is established.
+    Connecting(Arc<SameHost>),
+    /// Memory was offered. The listener answers before its MPA Reply.
+    Offered(Arc<SameHost>, Box<Offer>),
+    /// The initiator may have offered memory, before its MPA Request.
+    Accepted(Arc<SameHost>, Arc<Offers>),
+    /// Both ends have the memory, for full operation.
+    Agreed(Box<Connection>),
+    /// Full operation: all bytes pass through memory.
+    Instead(InMemory),
+}
+
+/// A connection whose bytes pass through memory. TCP reports that the peer is gone.
+#[derive(Debug)]
+pub(super) struct InMemory {
+    connection: Box<Connection>,
+    /// TCP has reported the end of the connection, or an error.
+    hung_up: bool,
+}
+
+impl Beside {
+    /// The connection is established.
+    pub(super) fn established(&mut self, local: SocketAddr, remote: SocketAddr) {
+        if let Beside::Connecting(same_host) = self {
+            *self = match same_host.offer(local, remote) {
+                Some(offer) => Beside::Offered(same_host.clone(), Box::new(offer)),
+                None => Beside::Nothing,
+            };
+        }
+    }
+
+    /// Bytes have arrived by TCP: those of the initiator's Request come behind its offer.
+    #[inline]
+    pub(super) fn bytes_arrived(&mut self, local: SocketAddr, remote: SocketAddr) {
+        if let Beside::Accepted(same_host, offers) = self {
+            *self = match same_host.take_up(offers, local, remote) {
+                Some(connection) => Beside::Agreed(Box::new(connection)),
+                None => Beside::Nothing,
+            };
+        }
+    }
+
+    /// As [`Stream::enter_full_operation`](super::Stream::enter_full_operation).
+    pub(super) fn enter_full_operation(
+        &mut self,
+        qid: u32,
+        local: SocketAddr,
+        remote: SocketAddr,
+    ) -> Result<bool, Errno> {
+        let connection = match mem::replace(self, Beside::Nothing) {
+            Beside::Agreed(connection) => connection,
+            Beside::Offered(same_host, offer) => match same_host.conclude(*offer, local, remote)? {
+                Some(connection) => Box::new(connection),
+                None => return Ok(false),
+            },
+            _ => return Ok(false),
+        };
+        tracing::debug!(%local, %remote, "this connection passes its bytes through memory");
+        connection.bind(qid);
+        *self = Beside::Instead(InMemory {
+            connection,
+            hung_up: false,
+        });
+        Ok(true)
+    }
+}
+
+impl InMemory {
+    /// As [`Stream::send`](super::Stream::send).
+    pub(super) fn send(
+        &mut self,
+        pieces: &[Piece<'_>],
+        socket: Option<&Descriptor>,
+    ) -> Result<usize, StreamError> {
+        if self.hung_up {
+            self.check_peer(socket)?;
+        }
+        self.connection.send(pieces)
+    }
+
+    /// As [`Stream::receive`](super::Stream::receive).
+    #[inline]
+    pub(super) fn receive(
+        &mut self,
+        into: &mut [PieceMut<'_>],
+        socket: Option<&Descriptor>,
+    ) -> Result<usize, StreamError> {
+        match self.connection.receive(into) {
+            Err(StreamError::WouldBlock) => {}
+            received => return received,
+        }
+        match self.peek(socket)? {
+            // They came in the meantime.
+            true => self.connection.receive(into),
+            false => Ok(0),
+        }
+    }
+
+    /// As [`Stream::peek`](super::Stream::peek).
+    #[inline]
+    pub(super) fn peek(&mut self, socket: Option<&Descriptor>) -> Result<bool, StreamError> {
+        match self.connection.peek() {
+            Err(StreamError::WouldBlock) if self.hung_up => {}
+            known => return known,
+        }
+        // A peer that was killed leaves no mark in the memory.
+        let Err(ended) = self.check_peer(socket) else {
+            return Err(StreamError::WouldBlock);
+        };
+        match self.connection.peek() {
+            Err(StreamError::WouldBlock) => match ended {
+                StreamError::Closed(Errno::PIPE) => Ok(false),
+                ended => Err(ended),
+            },
+            known => known,
+        }
+    }
+
+    /// Whether the peer still has the connection.
+    ///
+    /// # Errors
+    /// `EPIPE`: it ended without a word. Otherwise TCP's error.
+    fn check_peer(&self, socket: Option<&Descriptor>) -> Result<(), StreamError> {
+        if self.connection.is_left() {
+            return Err(StreamError::Closed(Errno::CONNRESET));
+        }
+        let socket = socket.ok_or(StreamError::Closed(Errno::CONNRESET))?;
+        match socket::peek(socket) {
+            // It sends no more, and said so in the memory.
+            Ok(false) if self.connection.is_finished() => Ok(()),
+            Ok(false) => Err(StreamError::Closed(Errno::PIPE)),
+            // Nothing belongs there.
+            Ok(true) => Err(StreamError::Closed(Errno::PROTO)),
+            Err(StreamError::WouldBlock) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// As [`Stream::note_hang_up`](super::Stream::note_hang_up).
+    pub(super) fn note_hang_up(&mut self) {
+        self.hung_up = true;
+    }
+
+    /// The connection ends without order as soon as this value is dropped.
+    pub(super) fn reset(&mut self) {
+        self.connection.reset();
+    }
+
+    /// As [`Stream::finish`](super::Stream::finish).
+    pub(super) fn finish(&mut self) {
+        self.connection.finish();
+    }
+}

@@ -1,0 +1,112 @@
+//! Both directions of a connection in shared memory.
+
+use super::bell::{PeerBell, Slot};
+use super::ring::{Direction, Receiver, Sender};
+use super::shared_memory::SharedMemory;
+use crate::host::{Piece, PieceMut};
+use crate::stream::StreamError;
+use rustix::io::Errno;
+use std::sync::Arc;
+
+/// An end of a connection.
+#[derive(Debug)]
+pub(in crate::stream) struct Connection {
+    sender: Sender,
+    receiver: Receiver,
+    slot: Slot,
+    peer: Arc<PeerBell>,
+    /// The connection's place in the peer's bell.
+    peer_slot: u32,
+    /// It ends without order.
+    is_reset: bool,
+}
+
+impl Connection {
+    pub(super) fn new(
+        memory: SharedMemory,
+        outgoing: Direction,
+        slot: Slot,
+        peer: Arc<PeerBell>,
+        peer_slot: u32,
+    ) -> Connection {
+        let memory = Arc::new(memory);
+        let incoming = match outgoing {
+            Direction::FromInitiator => Direction::FromResponder,
+            Direction::FromResponder => Direction::FromInitiator,
+        };
+        Connection {
+            sender: Sender::new(memory.clone(), outgoing),
+            receiver: Receiver::new(memory, incoming),
+            slot,
+            peer,
+            peer_slot,
+            is_reset: false,
+        }
+    }
+
+    /// What arrives is this queue pair's from now on.
+    pub(in crate::stream) fn bind(&self, qid: u32) {
+        self.slot.bind(qid);
+    }
+
+    /// As [`Stream::send`](crate::stream::Stream::send).
+    pub(in crate::stream) fn send(&mut self, pieces: &[Piece<'_>]) -> Result<usize, StreamError> {
+        let sent = self.sender.send(pieces)?;
+        self.peer.ring(self.peer_slot);
+        Ok(sent)
+    }
+
+    /// As [`Stream::receive`](crate::stream::Stream::receive). That nothing has arrived says
+    /// nothing about the end.
+    pub(in crate::stream) fn receive(&mut self, into: &mut [PieceMut<'_>]) -> Result<usize, StreamError> {
+        let (received, wanted) = self.receiver.receive(into)?;
+        if wanted {
+            self.peer.ring(self.peer_slot);
+        }
+        Ok(received)
+    }
+
+    /// Whether bytes have arrived (true), or all were received and the peer sends no more (false).
+    pub(in crate::stream) fn peek(&mut self) -> Result<bool, StreamError> {
+        match self.receiver.available() {
+            Ok(_) => Ok(true),
+            Err(StreamError::WouldBlock) if self.receiver.is_ended() => Ok(false),
+            Err(StreamError::WouldBlock) if self.is_left() && self.receiver.is_empty() => {
+                Err(StreamError::Closed(Errno::CONNRESET))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Whether the peer does not have the connection any more.
+    pub(in crate::stream) fn is_left(&self) -> bool {
+        self.receiver.is_left()
+    }
+
+    /// Whether the peer sends no more.
+    pub(in crate::stream) fn is_finished(&self) -> bool {
+        self.receiver.is_finished()
+    }
+
+    /// When this value is dropped, the peer finds that the connection was lost.
+    pub(in crate::stream) fn reset(&mut self) {
+        self.is_reset = true;
+    }
+
+    /// Nothing follows what was sent.
+    pub(in crate::stream) fn finish(&mut self) {
+        self.sender.end();
+        self.peer.ring(self.peer_slot);
+    }
+}
+
+impl Drop for Connection {
+    /// Ends this direction behind what was sent, as closing a socket does.
+    fn drop(&mut self) {
+        if !self.is_reset {
+            self.sender.end();
+        }
+        self.sender.leave();
+        self.peer.ring(self.peer_slot);
+    }
+}

@@ -1,0 +1,254 @@
+//! Connections between processes of one host: bytes pass through shared memory.
+//!
+//! The ends connect by TCP and do MPA start-up there, as always. Beside it, before the MPA Request,
+//! the initiator offers memory through an abstract unix socket that the listener's address names
+//! (network namespaces separate such names as they separate addresses); the listener answers before
+//! the MPA Reply. So both know at the beginning of full operation whether its bytes pass through
+//! TCP or through memory, and a peer that does not know of this uses TCP. TCP then only reports
+//! that the peer is gone. See docs/design/same-host.md.
+
+mod bell;
+mod bells;
+mod connection;
+mod messages;
+mod owner;
+mod ring;
+mod shared_memory;
+
+pub(crate) use bells::{Asleep, Bells};
+pub(super) use connection::Connection;
+
+use super::address::ANYWHERE;
+use super::descriptor::{Descriptor, Descriptors};
+use bell::Slot;
+use bells::PeerBells;
+use messages::Message;
+use owner::{Owners, User};
+use ring::Direction;
+use rustix::fd::AsFd;
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen, socket_with,
+};
+use shared_memory::SharedMemory;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Offers that wait for their connections at one listener at most, and connections of its unix
+/// socket that may wait.
+const OFFERS: usize = 1024;
+const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
+
+/// What a device has for connections on this host.
+#[derive(Debug)]
+pub(crate) struct SameHost {
+    descriptors: Arc<Descriptors>,
+    bells: Arc<Bells>,
+    peers: PeerBells,
+    owners: Mutex<Owners>,
+}
+
+/// The name of a listener's unix socket.
+fn name(ip: Option<IpAddr>, port: u16) -> Result<SocketAddrUnix, Errno> {
+    let name = match ip {
+        Some(ip) => format!("urnic/{}/{port}", ip.to_canonical()),
+        None => format!("urnic/*/{port}"),
+    };
+    SocketAddrUnix::new_abstract_name(name.as_bytes())
+}
+
+/// An offer that the initiator has made.
+#[derive(Debug)]
+pub(super) struct Offer {
+    socket: Descriptor,
+    /// The user at the other end of the socket.
+    user: User,
+    memory: SharedMemory,
+    slot: Slot,
+}
+
+/// The socket where the initiators of a listener's connections leave their offers.
+#[derive(Debug)]
+pub(super) struct Offers {
+    socket: Descriptor,
+    waiting: Mutex<Vec<Waiting>>,
+}
+
+/// An offer, before the listener knows of its connection.
+#[derive(Debug)]
+struct Waiting {
+    socket: Descriptor,
+    /// Absent until it has arrived.
+    content: Option<(Message, Vec<Descriptor>)>,
+}
+
+impl SameHost {
+    /// # Errors
+    /// The system does not let this process know who owns a connection.
+    pub(crate) fn new(descriptors: &Arc<Descriptors>, bells: &Arc<Bells>) -> Result<SameHost, Errno> {
+        Ok(SameHost {
+            descriptors: descriptors.clone(),
+            bells: bells.clone(),
+            peers: PeerBells::default(),
+            owners: Mutex::new(Owners::new(descriptors)?),
+        })
+    }
+
+    fn owner(&self, local: SocketAddr, remote: SocketAddr) -> Result<User, Errno> {
+        let owners = self.owners.lock().unwrap_or_else(PoisonError::into_inner);
+        owners.of(local, remote)
+    }
+
+    /// Opens the place for offers to a listener.
+    pub(super) fn listen(&self, local: SocketAddr) -> Result<Offers, Errno> {
+        let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, FLAGS, None)?;
+        let socket = self.descriptors.adopt(socket)?;
+        let ip = Some(local.ip()).filter(|ip| *ip != ANYWHERE.ip());
+        bind(&socket, &name(ip, local.port())?)?;
+        listen(&socket, OFFERS as i32)?;
+        Ok(Offers {
+            socket,
+            waiting: Mutex::default(),
+        })
+    }
+
+    /// Offers memory for the connection from `local` to `remote`, if somebody there takes offers.
+    pub(super) fn offer(&self, local: SocketAddr, remote: SocketAddr) -> Option<Offer> {
+        let socket = self.call(remote)?;
+        let user = User::of_peer(socket.as_fd())?;
+        let slot = self.bells.slot(user)?;
+        let (memory, file) = SharedMemory::create("urnic-stream", ring::MEMORY).ok()?;
+        let [bell, waker] = slot.bell.passed();
+        let message = Message::new(local, slot.number);
+        messages::send(socket.as_fd(), &message, &[file.as_fd(), bell, waker]).ok()?;
+        Some(Offer {
+            socket,
+            user,
+            memory,
+            slot,
+        })
+    }
+
+    /// Connects to the unix socket of the listener at `remote`.
+    fn call(&self, remote: SocketAddr) -> Option<Descriptor> {
+        let any: IpAddr = match remote.ip().to_canonical() {
+            IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+            IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+        };
+        let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, FLAGS, None).ok()?;
+        let socket = self.descriptors.adopt(socket).ok()?;
+        for ip in [Some(remote.ip()), Some(any), None] {
+            match connect(&socket, &name(ip, remote.port()).ok()?) {
+                Ok(()) => return Some(socket),
+                Err(Errno::CONNREFUSED) => {}
+                Err(_) => return None,
+            }
+        }
+        None
+    }
+
+    /// The connection that resulted from an offer, now that the listener has had the opportunity to
+    /// answer; `None`: it did not.
+    ///
+    /// # Errors
+    /// It did, and the connection cannot be used.
+    pub(super) fn conclude(
+        &self,
+        offer: Offer,
+        local: SocketAddr,
+        remote: SocketAddr,
+    ) -> Result<Option<Connection>, Errno> {
+        let (message, fds) = match messages::receive(offer.socket.as_fd(), 2, &self.descriptors) {
+            // It sends its answer, if any, before the Reply.
+            Err(Errno::AGAIN | Errno::CONNRESET) => return Ok(None),
+            answer => answer?,
+        };
+        if self.owner(local, remote)? != offer.user {
+            tracing::warn!(%remote, "another user answered in the name of a listener");
+            return Ok(None);
+        }
+        let mut fds = fds.into_iter();
+        let (Some(bell), Some(waker)) = (fds.next(), fds.next()) else {
+            return Err(Errno::PROTO);
+        };
+        let peer = self.peers.open(&bell, waker)?;
+        let Offer { memory, slot, .. } = offer;
+        Ok(Some(Connection::new(
+            memory,
+            Direction::FromInitiator,
+            slot,
+            peer,
+            message.slot(),
+        )))
+    }
+
+    /// Takes up the offer for the accepted connection, if there is one, and answers it.
+    pub(super) fn take_up(
+        &self,
+        offers: &Offers,
+        local: SocketAddr,
+        remote: SocketAddr,
+    ) -> Option<Connection> {
+        let Waiting { socket, content } = offers.find(remote, &self.descriptors)?;
+        let (message, fds) = content?;
+        let user = User::of_peer(socket.as_fd())?;
+        if self.owner(local, remote).ok()? != user {
+            tracing::warn!(%remote, "another user offered memory in the name of a connection");
+            return None;
+        }
+        let mut fds = fds.into_iter();
+        let (file, bell, waker) = (fds.next()?, fds.next()?, fds.next()?);
+        let memory = SharedMemory::open(file.as_fd(), ring::MEMORY).ok()?;
+        let peer = self.peers.open(&bell, waker).ok()?;
+        let slot = self.bells.slot(user)?;
+        let answer = Message::new(remote, slot.number);
+        messages::send(socket.as_fd(), &answer, &slot.bell.passed()).ok()?;
+        let outgoing = Direction::FromResponder;
+        Some(Connection::new(memory, outgoing, slot, peer, message.slot()))
+    }
+}
+
+impl Offers {
+    fn waiting(&self) -> MutexGuard<'_, Vec<Waiting>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The offer for the connection from `initiator`.
+    fn find(&self, initiator: SocketAddr, descriptors: &Arc<Descriptors>) -> Option<Waiting> {
+        let initiator = SocketAddr::new(initiator.ip().to_canonical(), initiator.port());
+        let mut waiting = self.waiting();
+        for _ in 0..OFFERS {
+            let Ok(socket) = accept_with(&self.socket, FLAGS) else {
+                break;
+            };
+            let Ok(socket) = descriptors.adopt(socket) else {
+                break;
+            };
+            if waiting.len() >= OFFERS {
+                waiting.remove(0);
+            }
+            waiting.push(Waiting {
+                socket,
+                content: None,
+            });
+        }
+        waiting.retain_mut(|offer| {
+            if offer.content.is_none() {
+                match messages::receive(offer.socket.as_fd(), 3, descriptors) {
+                    Ok(content) => offer.content = Some(content),
+                    // An initiator sends its offer as soon as it has connected.
+                    Err(Errno::AGAIN) => {}
+                    Err(_) => return false,
+                }
+            }
+            true
+        });
+        let is_it = |offer: &Waiting| {
+            let content = offer.content.as_ref();
+            content.is_some_and(|(message, _)| message.initiator() == initiator)
+        };
+        // A later connection may have the same port as one that was given up.
+        let found = waiting.iter().rposition(is_it)?;
+        Some(waiting.remove(found))
+    }
+}

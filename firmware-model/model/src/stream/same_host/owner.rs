@@ -1,0 +1,188 @@
+//! Who owns the other end of a TCP connection on this host, by sock_diag(7).
+//!
+//! Any user may bind any name of an abstract unix socket. So an end believes what it is told there
+//! only if the teller's user is the one who owns the other end of the TCP connection.
+
+use crate::stream::descriptor::{Descriptor, Descriptors};
+use crate::sys;
+use rustix::fd::{AsFd, BorrowedFd};
+use rustix::io::Errno;
+use rustix::net::netlink::{SOCK_DIAG, SocketAddrNetlink};
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, sendto, socket_with};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// A user as this process sees it; that of another user namespace is no user.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct User(u32);
+
+/// The kernel's number for a user that this user namespace does not have (the default of
+/// /proc/sys/kernel/overflowuid).
+const OVERFLOW: u32 = 65534;
+
+impl User {
+    fn new(uid: u32) -> Option<User> {
+        (uid != OVERFLOW && uid != u32::MAX).then_some(User(uid))
+    }
+
+    /// The user at the other end of a unix socket, as of connect(2) or listen(2).
+    pub(super) fn of_peer(socket: BorrowedFd<'_>) -> Option<User> {
+        User::new(sys::peer_uid(socket).ok()?)
+    }
+}
+
+/// `inet_diag_sockid` of linux/inet_diag.h, in network byte order.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+struct SocketId {
+    source_port: [u8; 2],
+    destination_port: [u8; 2],
+    source: [u8; 16],
+    destination: [u8; 16],
+    interface: u32,
+    cookie: [u32; 2],
+}
+
+/// `nlmsghdr` and `inet_diag_req_v2`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, IntoBytes, Immutable)]
+struct Request {
+    length: u32,
+    kind: u16,
+    flags: u16,
+    sequence: u32,
+    port: u32,
+    family: u8,
+    protocol: u8,
+    extensions: u8,
+    pad: u8,
+    states: u32,
+    id: SocketId,
+}
+
+/// `nlmsghdr` and `inet_diag_msg`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, FromBytes, Immutable, KnownLayout)]
+struct Answer {
+    length: u32,
+    kind: u16,
+    flags: u16,
+    sequence: u32,
+    port: u32,
+    family: u8,
+    state: u8,
+    timer: u8,
+    retransmits: u8,
+    id: SocketId,
+    expires: u32,
+    receive_queue: u32,
+    send_queue: u32,
+    uid: u32,
+    inode: u32,
+}
+
+const SOCK_DIAG_BY_FAMILY: u16 = 20;
+const NLM_F_REQUEST: u16 = 1;
+const NO_COOKIE: [u32; 2] = [u32::MAX; 2];
+const ANY_STATE: u32 = u32::MAX;
+const ESTABLISHED: u8 = 1;
+
+/// A place to ask the kernel about connections.
+#[derive(Debug)]
+pub(super) struct Owners(Descriptor);
+
+impl Owners {
+    /// # Errors
+    /// The system does not let this process ask.
+    pub(super) fn new(descriptors: &Arc<Descriptors>) -> Result<Owners, Errno> {
+        let flags = SocketFlags::CLOEXEC;
+        let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, Some(SOCK_DIAG))?;
+        descriptors.adopt(socket).map(Owners)
+    }
+
+    /// Who owns the end at `remote` of the established connection between two addresses of this
+    /// host.
+    pub(super) fn of(&self, local: SocketAddr, remote: SocketAddr) -> Result<User, Errno> {
+        let (local, remote) = (plain(local), plain(remote));
+        let request = Request {
+            length: size_of::<Request>() as u32,
+            kind: SOCK_DIAG_BY_FAMILY,
+            flags: NLM_F_REQUEST,
+            sequence: 0,
+            port: 0,
+            family: match remote {
+                SocketAddr::V4(_) => libc::AF_INET as u8,
+                SocketAddr::V6(_) => libc::AF_INET6 as u8,
+            },
+            protocol: libc::IPPROTO_TCP as u8,
+            extensions: 0,
+            pad: 0,
+            states: ANY_STATE,
+            id: SocketId {
+                source_port: remote.port().to_be_bytes(),
+                destination_port: local.port().to_be_bytes(),
+                source: octets(remote.ip()),
+                destination: octets(local.ip()),
+                interface: 0,
+                cookie: NO_COOKIE,
+            },
+        };
+        let kernel = SocketAddrNetlink::new(0, 0);
+        sendto(self.0.as_fd(), request.as_bytes(), SendFlags::empty(), &kernel)?;
+        let mut bytes = [0u8; 1024];
+        // The kernel has answered when the request is sent.
+        let (_, received) = recv(&self.0, &mut bytes, RecvFlags::DONTWAIT)?;
+        let bytes = bytes.get(..received).unwrap_or_default();
+        let (answer, _) = Answer::read_from_prefix(bytes).map_err(|_| Errno::SRCH)?;
+        // An error is shorter; without a connection the kernel names a listener.
+        if answer.kind != SOCK_DIAG_BY_FAMILY || answer.state != ESTABLISHED {
+            return Err(Errno::SRCH);
+        }
+        User::new(answer.uid).ok_or(Errno::SRCH)
+    }
+}
+
+fn plain(address: SocketAddr) -> SocketAddr {
+    SocketAddr::new(address.ip().to_canonical(), address.port())
+}
+
+/// IPv4 in the first four bytes.
+fn octets(ip: IpAddr) -> [u8; 16] {
+    match ip {
+        IpAddr::V4(v4) => {
+            let mut octets = [0; 16];
+            octets[..4].copy_from_slice(&v4.octets());
+            octets
+        }
+        IpAddr::V6(v6) => v6.octets(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{TcpListener, TcpStream};
+
+    #[test]
+    fn the_owner_of_an_established_connection_is_found() {
+        let owners = Owners::new(&Descriptors::new(1, None)).unwrap();
+        for at in ["127.0.0.1:0", "[::1]:0", "[::]:0"] {
+            let listener = TcpListener::bind(at).unwrap();
+            let port = listener.local_addr().unwrap().port();
+            let there: SocketAddr = match at {
+                "[::1]:0" => format!("[::1]:{port}").parse().unwrap(),
+                _ => format!("127.0.0.1:{port}").parse().unwrap(),
+            };
+            let stream = TcpStream::connect(there).unwrap();
+            let (accepted, _) = listener.accept().unwrap();
+            let own = User::new(rustix::process::getuid().as_raw());
+            let (local, remote) = (stream.local_addr().unwrap(), stream.peer_addr().unwrap());
+            assert_eq!(owners.of(local, remote).ok(), own, "{at}: the listening end");
+            let (local, remote) = (accepted.local_addr().unwrap(), accepted.peer_addr().unwrap());
+            assert_eq!(owners.of(local, remote).ok(), own, "{at}: the connecting end");
+            let other = SocketAddr::new(there.ip(), accepted.peer_addr().unwrap().port() ^ 1);
+            assert_eq!(owners.of(other, there), Err(Errno::SRCH), "{at}: a listener");
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! Memory that this process shares with another one: a sealed memfd, which neither can truncate.
+
+use crate::host::Mapping;
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use std::ops::Deref;
+use std::ptr::NonNull;
+
+/// Seals without which an access might end with SIGBUS, because the other process may truncate.
+const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
+
+/// Shared memory. All accesses are atomics or raw copies, because the other process may change any
+/// byte at any time.
+#[derive(Debug)]
+pub(super) struct SharedMemory {
+    mapping: Mapping,
+}
+
+impl SharedMemory {
+    /// Makes `len` zeroed bytes, and the descriptor by which another process reaches them.
+    pub(super) fn create(name: &str, len: usize) -> Result<(SharedMemory, OwnedFd), Errno> {
+        let file = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        ftruncate(&file, len as u64)?;
+        fcntl_add_seals(&file, SEALS)?;
+        Ok((Self::map(file.as_fd(), len)?, file))
+    }
+
+    /// Maps what another process has made.
+    ///
+    /// # Errors
+    /// `EINVAL`: it is not `len` sealed bytes of memory.
+    pub(super) fn open(file: BorrowedFd<'_>, len: usize) -> Result<SharedMemory, Errno> {
+        let sealed = fcntl_get_seals(file).is_ok_and(|seals| seals.contains(SEALS));
+        if !sealed || fstat(file)?.st_size != len as i64 {
+            return Err(Errno::INVAL);
+        }
+        Self::map(file, len)
+    }
+
+    fn map(file: BorrowedFd<'_>, len: usize) -> Result<SharedMemory, Errno> {
+        let rights = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping at an address of the kernel's choice replaces no other mapping.
+        let start = unsafe { mmap(std::ptr::null_mut(), len, rights, MapFlags::SHARED, file, 0) }?;
+        let start = NonNull::new(start.cast()).ok_or(Errno::NOMEM)?;
+        // SAFETY: it is mapped until this value is dropped, and given out as a borrow only.
+        let mapping = unsafe { Mapping::of_raw(start, len) };
+        Ok(SharedMemory { mapping })
+    }
+}
+
+impl Deref for SharedMemory {
+    type Target = Mapping;
+
+    fn deref(&self) -> &Mapping {
+        &self.mapping
+    }
+}
+
+impl Drop for SharedMemory {
+    fn drop(&mut self) {
+        let start = std::ptr::with_exposed_provenance_mut(self.mapping.address());
+        // SAFETY: this is the whole mapping that `map` made, and nothing refers to it any more.
+        let _ = unsafe { munmap(start, self.mapping.len()) };
+    }
+}

@@ -1,0 +1,246 @@
+//! Devices on one host, whose bytes pass through memory.
+
+use super::one_sided;
+use super::streams::{receive, send};
+use crate::ModelConfig;
+use crate::mock::{Driver, Pair, assert_cqe, config, wait_for};
+use urnic_device::command::{Handle, Opcode, QpStatus};
+use urnic_device::event::EventKind;
+use urnic_device::stream::attached;
+use urnic_device::vocabulary::{QpState, WcStatus};
+use urnic_device::wqe;
+
+fn driver(same_host: bool) -> Driver {
+    Driver::start_with(ModelConfig {
+        same_host,
+        ..config()
+    })
+}
+
+/// Connects two devices with a start-up of one byte each way.
+fn connect(near: &Driver, far: &Driver) -> Pair {
+    let (pair, connecting, accepted) = Pair::prepare_while(near, far, |connecting, accepted| {
+        send(near, connecting, b"?").unwrap();
+        receive(far, accepted, 1).unwrap();
+        far.await_event(EventKind::StreamReceived, accepted);
+        send(far, accepted, b"!").unwrap();
+        receive(near, connecting, 1).unwrap();
+        near.await_event(EventKind::StreamReceived, connecting);
+    });
+    far.attach(accepted, &pair.responder.qp, false).unwrap();
+    near.attach(connecting, &pair.initiator.qp, true).unwrap();
+    pair
+}
+
+fn way(driver: &Driver, qid: u32) -> u32 {
+    let status: QpStatus = driver
+        .command(Opcode::QueryQp, &Handle { id: qid.into() })
+        .unwrap()
+        .result();
+    status.attached.get()
+}
+
+fn in_memory() -> (Driver, Driver, Pair) {
+    let (near, far) = (driver(true), driver(true));
+    let pair = connect(&near, &far);
+    assert_eq!(way(&near, pair.initiator.qp.id), attached::MEMORY);
+    assert_eq!(way(&far, pair.responder.qp.id), attached::MEMORY);
+    (near, far, pair)
+}
+
+#[test]
+fn both_ends_know_the_way_of_the_bytes() {
+    for (here, there) in [(true, true), (true, false), (false, true), (false, false)] {
+        let (near, far) = (driver(here), driver(there));
+        let mut pair = connect(&near, &far);
+        let expected = if here && there {
+            attached::MEMORY
+        } else {
+            attached::STREAM
+        };
+        assert_eq!(way(&near, pair.initiator.qp.id), expected, "{here} {there}");
+        assert_eq!(way(&far, pair.responder.qp.id), expected, "{here} {there}");
+        pair.responder
+            .qp
+            .post_recv(&far, 1, &[pair.responder.region.sge(0, 64)]);
+        pair.initiator
+            .qp
+            .post_send(&near, 2, &[pair.initiator.region.sge(0, 64)]);
+        let done = pair.initiator.send_cq.await_completion(&near);
+        assert_cqe(&done, 2, WcStatus::Success);
+        assert_cqe(&pair.responder.recv_cq.await_idly(), 1, WcStatus::Success);
+    }
+}
+
+/// Sizes around the lengths of a ring and of segments, both ways, more than a ring holds.
+#[test]
+fn messages_of_all_sizes_arrive_in_memory() {
+    let (near, far, mut pair) = in_memory();
+    let sizes = [
+        0u32,
+        1,
+        3,
+        4,
+        2048,
+        4095,
+        4096,
+        4097,
+        65_535,
+        70_000,
+        262_143,
+        262_145,
+        1 << 20,
+    ];
+    for (i, &size) in sizes.iter().enumerate() {
+        let bytes: Vec<u8> = (0..size).map(|b| (b as usize * 7 + i) as u8).collect();
+        near.arena.write(pair.initiator.region.iova, &bytes);
+        pair.responder
+            .qp
+            .post_recv(&far, 7, &[pair.responder.region.sge(0, 1 << 20)]);
+        pair.initiator
+            .qp
+            .post_send(&near, 8, &[pair.initiator.region.sge(0, size)]);
+        assert_cqe(
+            &pair.initiator.send_cq.await_completion(&near),
+            8,
+            WcStatus::Success,
+        );
+        assert_cqe(
+            &pair.responder.recv_cq.await_completion(&far),
+            7,
+            WcStatus::Success,
+        );
+        let arrived = far.arena.read(pair.responder.region.iova, size as usize);
+        assert!(arrived == bytes, "{size} bytes");
+        // And back, by a Read of the responder's.
+        let read = one_sided(wqe::Opcode::Read, 9, &pair.initiator);
+        let into = pair.responder.region.sge(0, size);
+        far.arena
+            .write(pair.responder.region.iova, &vec![0; size as usize]);
+        pair.responder.qp.post(&far, read, &[into]);
+        assert_cqe(
+            &pair.responder.send_cq.await_completion(&far),
+            9,
+            WcStatus::Success,
+        );
+        let arrived = far.arena.read(pair.responder.region.iova, size as usize);
+        assert!(arrived == bytes, "{size} bytes by a Read");
+    }
+}
+
+/// Neither end polls: the devices' own threads sleep, and are woken by each other.
+#[test]
+fn sleeping_devices_are_woken() {
+    let (near, far, mut pair) = in_memory();
+    for cookie in 0..200 {
+        pair.responder
+            .qp
+            .post_recv(&far, cookie, &[pair.responder.region.sge(0, 64)]);
+        pair.initiator
+            .qp
+            .post_send(&near, cookie, &[pair.initiator.region.sge(0, 64)]);
+        assert_cqe(&pair.responder.recv_cq.await_idly(), cookie, WcStatus::Success);
+        assert_cqe(&pair.initiator.send_cq.await_idly(), cookie, WcStatus::Success);
+    }
+}
+
+/// The sender has more than the ring holds.
+#[test]
+fn a_full_ring_is_continued_when_there_is_room() {
+    let (near, far, mut pair) = in_memory();
+    let len = 100_000;
+    for cookie in 0..32 {
+        let write = one_sided(wqe::Opcode::Write, cookie, &pair.responder);
+        pair.initiator
+            .qp
+            .post(&near, write, &[pair.initiator.region.sge(0, len)]);
+    }
+    for cookie in 0..32 {
+        assert_cqe(&pair.initiator.send_cq.await_idly(), cookie, WcStatus::Success);
+    }
+    wait_for("the last write", || {
+        (far.counter(crate::Counter::RxBytes) >= u64::from(32 * len)).then_some(())
+    });
+}
+
+#[test]
+fn a_refused_write_is_terminated_in_memory() {
+    let (near, far, mut pair) = in_memory();
+    let mut write = one_sided(wqe::Opcode::Write, 1, &pair.responder);
+    write.stag = (pair.responder.region.stag ^ 1).into();
+    pair.initiator
+        .qp
+        .post(&near, write, &[pair.initiator.region.sge(0, 8)]);
+    far.await_event(EventKind::QpError, pair.responder.qp.id);
+    near.await_event(EventKind::QpError, pair.initiator.qp.id);
+    assert_eq!(near.state(&pair.initiator.qp), QpState::Err);
+}
+
+#[test]
+fn an_orderly_close_ends_both_in_memory() {
+    let (near, far, mut pair) = in_memory();
+    for cookie in 0..20 {
+        pair.responder
+            .qp
+            .post_recv(&far, cookie, &[pair.responder.region.sge(0, 1 << 20)]);
+        pair.initiator
+            .qp
+            .post_send(&near, cookie, &[pair.initiator.region.sge(0, 50_000)]);
+    }
+    near.modify(&pair.initiator.qp, QpState::Sqd).unwrap();
+    for cookie in 0..20 {
+        assert_cqe(&pair.responder.recv_cq.await_idly(), cookie, WcStatus::Success);
+        assert_cqe(&pair.initiator.send_cq.await_idly(), cookie, WcStatus::Success);
+    }
+    far.await_event(EventKind::PeerClosed, pair.responder.qp.id);
+    far.modify(&pair.responder.qp, QpState::Sqd).ok();
+    near.await_event(EventKind::Closed, pair.initiator.qp.id);
+}
+
+/// What was sent arrives although the sender's queue pair, and its whole device, are gone.
+#[test]
+fn bytes_outlive_their_sender() {
+    let (near, far, mut pair) = in_memory();
+    pair.responder
+        .qp
+        .post_recv(&far, 2, &[pair.responder.region.sge(0, 3000)]);
+    pair.initiator
+        .qp
+        .post_send(&near, 1, &[pair.initiator.region.sge(0, 3000)]);
+    assert_cqe(&pair.initiator.send_cq.await_idly(), 1, WcStatus::Success);
+    drop(near);
+    assert_cqe(&pair.responder.recv_cq.await_idly(), 2, WcStatus::Success);
+}
+
+#[test]
+fn a_reset_of_one_end_ends_the_other() {
+    let (near, far, mut pair) = in_memory();
+    pair.responder
+        .qp
+        .post_recv(&far, 1, &[pair.responder.region.sge(0, 8)]);
+    near.device.reset();
+    assert_cqe(&pair.responder.recv_cq.await_idly(), 1, WcStatus::WrFlushErr);
+}
+
+#[test]
+fn many_connections_share_their_bells() {
+    let (near, far) = (driver(true), driver(true));
+    let mut pairs: Vec<Pair> = (0..100).map(|_| connect(&near, &far)).collect();
+    // The list of descriptors shows that no connection keeps any but its TCP socket.
+    wait_for("what start-up used is closed", || {
+        (near.device.core().descriptor_numbers().len() < 100 + 16).then_some(())
+    });
+    for round in 0..20 {
+        for pair in &mut pairs {
+            pair.responder
+                .qp
+                .post_recv(&far, round, &[pair.responder.region.sge(0, 64)]);
+            pair.initiator
+                .qp
+                .post_send(&near, round, &[pair.initiator.region.sge(0, 64)]);
+        }
+        for pair in &mut pairs {
+            assert_cqe(&pair.responder.recv_cq.await_idly(), round, WcStatus::Success);
+        }
+    }
+}

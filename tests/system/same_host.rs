@@ -1,0 +1,153 @@
+//! Peers on one host pass the bytes of a connection through memory, and only they.
+
+use rustix::process::Signal;
+use urnic_testkit::Folder;
+use urnic_tests::netns::Netns;
+use urnic_tests::program::Program;
+use urnic_tests::served::in_process;
+use urnic_tests::skip::{installed, root};
+use urnic_tests::user::{OTHER_USER, Staged};
+use urnic_tests::{Pair, compiled, or_skip};
+
+/// What the log says of a connection in memory.
+const IN_MEMORY: &str = "passes its bytes through memory";
+
+/// `program` at both ends, with a log of streams.
+fn logged(program: Program) -> Pair {
+    Pair::new(&program.env("URNIC_LOG", "urnic_model=debug"))
+}
+
+/// Runs both, and checks whether their connection passes its bytes through memory.
+#[track_caller]
+fn expect(pair: &Pair, in_memory: bool) {
+    let both = pair.succeeds();
+    for end in [both.server, both.client] {
+        assert_eq!(end.output.contains(IN_MEMORY), in_memory, "{end}");
+    }
+}
+
+#[test]
+fn both_ends_use_memory_unless_one_does_not_want_it() {
+    or_skip!(in_process("the log is the other process's"));
+    or_skip!(installed("ibv_rc_pingpong"));
+    or_skip!(installed("rping"));
+    let pingpong = || logged(Program::new("ibv_rc_pingpong").line("-c -n 300"));
+    expect(&pingpong(), true);
+    expect(&pingpong().env("URNIC_IDENTITY", "roce"), true);
+    let mut one = pingpong();
+    one.client = one.client.env("URNIC_SAME_HOST", "off");
+    expect(&one, false);
+    let mut other = pingpong();
+    other.server = other.server.env("URNIC_SAME_HOST", "off");
+    expect(&other, false);
+    let slow = logged(Program::new("ibv_rc_pingpong").line("-c -e -s 300000 -n 100"));
+    expect(&slow, true);
+}
+
+#[test]
+fn a_capture_has_its_bytes_on_tcp() {
+    or_skip!(in_process("the capture is the other process's"));
+    or_skip!(installed("ibv_rc_pingpong"));
+    let folder = Folder::new("same-host");
+    let file = folder.file("%p.pcapng");
+    let pair = logged(Program::new("ibv_rc_pingpong").line("-n 50"));
+    expect(&pair.env("URNIC_PCAP", file.to_str().expect("a path")), false);
+}
+
+#[test]
+fn two_network_namespaces_use_tcp() {
+    or_skip!(in_process("the log is the other process's"));
+    or_skip!(root());
+    or_skip!(installed("ibv_rc_pingpong"));
+    let [a, b] = or_skip!(Netns::pair());
+    let mut pair = logged(Program::new("ibv_rc_pingpong").line("-g 0 -n 300")).at("10.77.0.1");
+    pair.server = a.program(pair.server);
+    pair.client = b.program(pair.client);
+    let (server, client) = pair.start();
+    for end in [server.wait().success(), client.wait().success()] {
+        assert!(!end.contains(IN_MEMORY), "{end}");
+    }
+}
+
+#[test]
+fn users_reach_each_other_in_memory() {
+    or_skip!(in_process("the log is the other process's"));
+    or_skip!(root());
+    or_skip!(installed("ibv_rc_pingpong"));
+    let staged = Staged::new();
+    for (server, client) in [(0, OTHER_USER), (OTHER_USER, 0), (OTHER_USER, OTHER_USER)] {
+        let mut pair = logged(Program::new("ibv_rc_pingpong").line("-g 0 -c -n 300"));
+        pair.server = staged.program(server, pair.server);
+        pair.client = staged.program(client, pair.client);
+        expect(&pair, true);
+    }
+}
+
+/// The names of the listeners' sockets are free for all users. This one answers every offer, as if
+/// it were the listener at the other end of the TCP connection.
+const IMPOSTOR: &str = r#"
+import fcntl, os, socket, sys
+port = int(sys.argv[1])
+def memory():
+    file = os.memfd_create("x", os.MFD_ALLOW_SEALING)
+    os.ftruncate(file, 4096)
+    fcntl.fcntl(file, 1033, 7)
+    return file
+listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+listener.bind(f"\0urnic/127.0.0.1/{port}")
+listener.listen()
+print("listening", flush=True)
+peer, _ = listener.accept()
+offer, fds, _, _ = socket.recv_fds(peer, 4096, 3)
+ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+socket.send_fds(peer, [offer], [memory(), ours.fileno()])
+print("answered", flush=True)
+sys.stdin.read()
+"#;
+
+#[test]
+fn an_answer_of_another_user_is_not_believed() {
+    or_skip!(in_process("the log is the other process's"));
+    or_skip!(root());
+    or_skip!(installed("rping"));
+    or_skip!(installed("python3"));
+    let port = urnic_tests::wait::free_port().to_string();
+    let mut impostor = Program::plain("setpriv")
+        .line(&format!("--reuid {OTHER_USER} --clear-groups python3 -c"))
+        .arg(IMPOSTOR)
+        .arg(&port)
+        .spawn();
+    impostor.wait_for_output("its socket", |text| text.contains("listening").then_some(()));
+    let server = Program::new("rping").line(&format!("-s -a 127.0.0.1 -C 3 -v -p {port}"));
+    let mut server = server.env("URNIC_SAME_HOST", "off").spawn();
+    server.wait_until_listening(port.parse().expect("a port"));
+    // The Reply comes behind the impostor's answer.
+    server.stop();
+    let client = Program::new("rping").line(&format!("-c -a 127.0.0.1 -C 3 -v -p {port}"));
+    let client = client.spawn();
+    impostor.wait_for_output("its answer", |text| text.contains("answered").then_some(()));
+    server.resume();
+    let text = client.wait().success();
+    assert!(
+        text.contains("another user answered in the name of a listener"),
+        "{text}"
+    );
+    server.wait().success();
+    impostor.signal(Signal::KILL);
+}
+
+/// Killed at any time, with requests under way: the other end learns of it.
+#[test]
+fn a_killed_peer_is_noticed_in_memory() {
+    or_skip!(in_process("the log is the other process's"));
+    let program = Program::new(or_skip!(compiled("transfer")));
+    let program = program.line("-o send -b 2000000000 -c 100003");
+    for milliseconds in [1, 60] {
+        let (server, mut client) = logged(program.clone()).start();
+        client.wait_for_output("the connection", |text| text.contains(IN_MEMORY).then_some(()));
+        std::thread::sleep(std::time::Duration::from_millis(milliseconds));
+        client.signal(Signal::KILL);
+        client.wait();
+        server.wait().failure();
+    }
+}
