@@ -21,7 +21,29 @@ fn arrives_bit_exact(crc: bool, markers: bool) {
         let pair = pair
             .env("URNIC_MPA_CRC", &crc.to_string())
             .env("URNIC_MPA_MARKERS", &markers.to_string());
+        // CRCs and markers are TCP's.
+        let pair = pair.env("URNIC_SAME_HOST", "off");
         pair.env("URNIC_LOG", "error").succeeds();
+    }
+}
+
+#[test]
+fn a_quarter_gibibyte_through_memory() {
+    for operation in ["send", "write", "read"] {
+        or_skip!(pair(
+            "transfer",
+            &format!("-o {operation} -b 268435456 -c 1000003")
+        ))
+        .succeeds();
+    }
+}
+
+#[test]
+fn one_read_goes_to_a_list_of_places() {
+    for identity in ["iwarp", "roce"] {
+        let pair = or_skip!(pair("read_list", "")).env("URNIC_IDENTITY", identity);
+        let both = pair.succeeds();
+        assert!(both.client.output.contains("elements"), "{}", both.client);
     }
 }
 

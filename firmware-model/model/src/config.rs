@@ -225,8 +225,8 @@ impl ModelConfig {
             max_qp: limits.qps.into(),
             max_qp_wr: limits.work_requests.into(),
             max_sge: SGE.into(),
-            // One sink buffer per Read (RFC 5040 §5.2.1; row RDM-R-08).
-            max_sge_rd: 1.into(),
+            // The wire names the first element only (row RDM-R-08).
+            max_sge_rd: SGE.into(),
             max_inline: (MAX_INLINE as u32).into(),
             max_cq: limits.cqs.into(),
             max_cqe: limits.cqes.into(),

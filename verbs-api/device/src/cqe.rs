@@ -42,7 +42,7 @@ pub struct Cqe {
     pub label: U32,
     /// Device number of the queue pair.
     pub qid: U32,
-    /// Bytes received, or read; 0 for other sends.
+    /// Bytes received, read or sent; 0 for a request without payload, or that failed.
     pub byte_len: U32,
     /// Immediate data (first byte first) or invalidated STag, depending on the flags.
     pub extra: [u8; 4],

@@ -261,14 +261,18 @@ impl Engine {
         }
         let sent = sent.min(self.staged.packets.len());
         self.staged.outgoing.drain(..sent);
-        for packet in self.staged.packets.drain(..sent) {
-            self.sq.retire(packet.wqe.blocks);
-            if packet.wqe.flags.contains(SendFlags::SIGNALED) {
-                let cqe = self.qp.cqe(packet.wqe.cookie, WcOpcode::Send, WcStatus::Success);
+        for n in 0..sent {
+            let wqe = self.staged.packets[n].wqe;
+            let len = self.payload_len(&wqe).unwrap_or(0);
+            self.sq.retire(wqe.blocks);
+            if wqe.flags.contains(SendFlags::SIGNALED) {
+                let mut cqe = self.qp.cqe(wqe.cookie, WcOpcode::Send, WcStatus::Success);
+                cqe.byte_len = (len as u32).into();
                 // An overflow is reported by the flush that follows.
                 let (Ok(()) | Err(Overflow)) = self.send_cq.push(cqe, env);
             }
         }
+        self.staged.packets.drain(..sent);
         if self.staged.packets.is_empty()
             && let Some(buffer) = self.staged.buffer.take()
         {

@@ -239,7 +239,7 @@ fn limits_are_the_advertised_ones() {
         ),
         (2, 3, 2)
     );
-    assert_eq!(attributes.max_sge_rd.get(), 1);
+    assert_eq!(attributes.max_sge_rd.get(), attributes.max_sge.get());
     assert_eq!((attributes.max_ird.get(), attributes.max_ord.get()), (128, 128));
     let pd = driver.pd();
     let cq = driver.cq(3);

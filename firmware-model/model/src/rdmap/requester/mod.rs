@@ -374,12 +374,7 @@ impl Requester {
             if wqe.flags.contains(SendFlags::SIGNALED) {
                 let opcode = wqe.opcode.completion();
                 let mut cqe = qp.cqe(wqe.cookie, opcode, WcStatus::Success);
-                if matches!(
-                    opcode,
-                    WcOpcode::RdmaRead | WcOpcode::CompSwap | WcOpcode::FetchAdd
-                ) {
-                    cqe.byte_len = len.into();
-                }
+                cqe.byte_len = len.into();
                 self.cq.push(cqe, env)?;
             }
         }
