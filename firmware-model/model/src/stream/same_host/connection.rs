@@ -6,6 +6,7 @@ use super::shared_memory::SharedMemory;
 use crate::host::{Piece, PieceMut};
 use crate::stream::StreamError;
 use rustix::io::Errno;
+use rustix::process::{Pid, getpid};
 use std::sync::Arc;
 
 /// An end of a connection.
@@ -19,6 +20,8 @@ pub(in crate::stream) struct Connection {
     peer_slot: u32,
     /// It ends without order.
     is_reset: bool,
+    /// The process that the connection belongs to.
+    process: Pid,
 }
 
 impl Connection {
@@ -41,6 +44,7 @@ impl Connection {
             peer,
             peer_slot,
             is_reset: false,
+            process: getpid(),
         }
     }
 
@@ -101,8 +105,12 @@ impl Connection {
 }
 
 impl Drop for Connection {
-    /// Ends this direction behind what was sent, as closing a socket does.
+    /// Ends this direction behind what was sent, as closing a socket does. In a forked child, which
+    /// has the memory, too, it is the parent's.
     fn drop(&mut self) {
+        if getpid() != self.process {
+            return;
+        }
         if !self.is_reset {
             self.sender.end();
         }
