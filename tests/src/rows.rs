@@ -28,7 +28,7 @@ const CRATES: [&str; 9] = [
     "tests",
 ];
 /// The parts of the table, by how the ids of their rows begin.
-const PARTS: [(&str, &str); 15] = [
+const PARTS: [(&str, &str); 16] = [
     ("MPA", "MPA (RFC 5044)"),
     ("EMPA", "Enhanced MPA (RFC 6581)"),
     (
@@ -53,6 +53,7 @@ const PARTS: [(&str, &str); 15] = [
         "rdma_cm for datagrams (InfiniBand Architecture Specification vol. 1: IBTA)",
     ),
     ("CMP", "Ports of rdma_cm connections"),
+    ("SHM", "Peers on the same host"),
     ("RPC", "RPC-over-RDMA version one (RFC 8166, 8167, 8797)"),
     ("SCTP", "SCTP as the lower layer (RFC 5043)"),
     ("PEER", "What other implementations do"),

@@ -27,7 +27,7 @@ fn expect(pair: &Pair, in_memory: bool) {
 }
 
 #[test]
-fn both_ends_use_memory_unless_one_does_not_want_it() {
+fn shm_01_memory_is_used_unless_one_end_does_not_want_it() {
     or_skip!(in_process("the log is the other process's"));
     or_skip!(installed("ibv_rc_pingpong"));
     or_skip!(installed("rping"));
@@ -55,7 +55,7 @@ fn a_capture_has_its_bytes_on_tcp() {
 }
 
 #[test]
-fn two_network_namespaces_use_tcp() {
+fn shm_08_two_network_namespaces_use_tcp() {
     or_skip!(in_process("the log is the other process's"));
     or_skip!(root());
     or_skip!(installed("ibv_rc_pingpong"));
@@ -106,7 +106,7 @@ sys.stdin.read()
 "#;
 
 #[test]
-fn an_answer_of_another_user_is_not_believed() {
+fn shm_06_an_answer_of_another_user_is_not_believed() {
     or_skip!(in_process("the log is the other process's"));
     or_skip!(root());
     or_skip!(installed("rping"));
@@ -138,7 +138,7 @@ fn an_answer_of_another_user_is_not_believed() {
 
 /// Killed at any time, with requests under way: the other end learns of it.
 #[test]
-fn a_killed_peer_is_noticed_in_memory() {
+fn shm_05_a_killed_peer_is_noticed_in_memory() {
     or_skip!(in_process("the log is the other process's"));
     let program = Program::new(or_skip!(compiled("transfer")));
     let program = program.line("-o send -b 2000000000 -c 100003");

@@ -49,7 +49,7 @@ fn in_memory() -> (Driver, Driver, Pair) {
 }
 
 #[test]
-fn both_ends_know_the_way_of_the_bytes() {
+fn shm_01_both_ends_know_the_way_of_the_bytes() {
     for (here, there) in [(true, true), (true, false), (false, true), (false, false)] {
         let (near, far) = (driver(here), driver(there));
         let mut pair = connect(&near, &far);
@@ -74,7 +74,7 @@ fn both_ends_know_the_way_of_the_bytes() {
 
 /// Sizes around the lengths of a ring and of segments, both ways, more than a ring holds.
 #[test]
-fn messages_of_all_sizes_arrive_in_memory() {
+fn shm_02_messages_of_all_sizes_arrive_in_memory() {
     let (near, far, mut pair) = in_memory();
     let sizes = [
         0u32,
@@ -130,7 +130,7 @@ fn messages_of_all_sizes_arrive_in_memory() {
 
 /// Neither end polls: the devices' own threads sleep, and are woken by each other.
 #[test]
-fn sleeping_devices_are_woken() {
+fn shm_03_sleeping_devices_are_woken() {
     let (near, far, mut pair) = in_memory();
     for cookie in 0..200 {
         pair.responder
@@ -146,7 +146,7 @@ fn sleeping_devices_are_woken() {
 
 /// The sender has more than the ring holds.
 #[test]
-fn a_full_ring_is_continued_when_there_is_room() {
+fn shm_03_a_full_ring_is_continued_when_there_is_room() {
     let (near, far, mut pair) = in_memory();
     let len = 100_000;
     for cookie in 0..32 {
@@ -164,7 +164,7 @@ fn a_full_ring_is_continued_when_there_is_room() {
 }
 
 #[test]
-fn a_refused_write_is_terminated_in_memory() {
+fn shm_04_a_refused_write_is_terminated_in_memory() {
     let (near, far, mut pair) = in_memory();
     let mut write = one_sided(wqe::Opcode::Write, 1, &pair.responder);
     write.stag = (pair.responder.region.stag ^ 1).into();
@@ -177,7 +177,7 @@ fn a_refused_write_is_terminated_in_memory() {
 }
 
 #[test]
-fn an_orderly_close_ends_both_in_memory() {
+fn shm_05_an_orderly_close_ends_both_in_memory() {
     let (near, far, mut pair) = in_memory();
     for cookie in 0..20 {
         pair.responder
@@ -199,7 +199,7 @@ fn an_orderly_close_ends_both_in_memory() {
 
 /// What was sent arrives although the sender's queue pair, and its whole device, are gone.
 #[test]
-fn bytes_outlive_their_sender() {
+fn shm_05_bytes_outlive_their_sender() {
     let (near, far, mut pair) = in_memory();
     pair.responder
         .qp
@@ -213,7 +213,7 @@ fn bytes_outlive_their_sender() {
 }
 
 #[test]
-fn a_reset_of_one_end_ends_the_other() {
+fn shm_05_a_reset_of_one_end_ends_the_other() {
     let (near, far, mut pair) = in_memory();
     pair.responder
         .qp

@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_of_another_kind_is_refused() {
+    fn shm_07_a_message_of_another_kind_is_refused() {
         let good = Message::new("[::1]:1".parse().unwrap(), 0);
         for bad in [
             Message {

@@ -165,7 +165,7 @@ mod tests {
     use std::net::{TcpListener, TcpStream};
 
     #[test]
-    fn the_owner_of_an_established_connection_is_found() {
+    fn shm_06_the_owner_of_a_connection_is_found() {
         let owners = Owners::new(&Descriptors::new(1, None)).unwrap();
         for at in ["127.0.0.1:0", "[::1]:0", "[::]:0"] {
             let listener = TcpListener::bind(at).unwrap();

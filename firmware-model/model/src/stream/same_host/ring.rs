@@ -332,7 +332,7 @@ mod tests {
         /// However the bytes are cut, they arrive in order, and a sender that found no room is told
         /// when there is.
         #[test]
-        fn bytes_arrive_in_order(steps in prop::collection::vec(step(), 1..60)) {
+        fn shm_02_bytes_arrive_in_order(steps in prop::collection::vec(step(), 1..60)) {
             let (_, mut sender, mut receiver) = ends();
             let mut under_way = VecDeque::new();
             let mut next = 0u8;
@@ -444,7 +444,7 @@ mod tests {
     /// Whatever a hostile peer writes into the words, an end reports a broken connection or carries
     /// on, and reads and writes nothing outside the ring.
     #[test]
-    fn words_that_cannot_be_end_the_connection() {
+    fn shm_07_words_that_cannot_be_end_the_connection() {
         let bad_lengths = [0, 1, 4095, 3 * 4096, 2 * MOST as u32, u32::MAX];
         for length in bad_lengths {
             let (memory, mut sender, mut receiver) = ends();
