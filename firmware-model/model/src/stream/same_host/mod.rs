@@ -34,9 +34,13 @@ use shared_memory::SharedMemory;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Offers that wait for their connections at one listener at most, and connections of its unix
-/// socket that may wait.
-const OFFERS: usize = 1024;
+/// Connections of a listener's unix socket that may wait.
+const BACKLOG: i32 = 1024;
+/// Offers that a listener keeps for connections that it does not know yet: each has four
+/// descriptors, and any process may send one. The initiator of one that gave way uses TCP.
+const KEPT: usize = 64;
+/// Offers that are looked at for one connection, whatever others send meanwhile.
+const LOOKED_AT: usize = 256;
 const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
 
 /// What a device has for connections on this host.
@@ -105,7 +109,7 @@ impl SameHost {
         let socket = self.descriptors.adopt(socket)?;
         let ip = Some(local.ip()).filter(|ip| *ip != ANYWHERE.ip());
         bind(&socket, &name(ip, local.port())?)?;
-        listen(&socket, OFFERS as i32)?;
+        listen(&socket, BACKLOG)?;
         Ok(Offers {
             socket,
             waiting: Mutex::default(),
@@ -217,38 +221,84 @@ impl Offers {
     fn find(&self, initiator: SocketAddr, descriptors: &Arc<Descriptors>) -> Option<Waiting> {
         let initiator = SocketAddr::new(initiator.ip().to_canonical(), initiator.port());
         let mut waiting = self.waiting();
-        for _ in 0..OFFERS {
-            let Ok(socket) = accept_with(&self.socket, FLAGS) else {
-                break;
-            };
-            let Ok(socket) = descriptors.adopt(socket) else {
-                break;
-            };
-            if waiting.len() >= OFFERS {
-                waiting.remove(0);
-            }
-            waiting.push(Waiting {
+        waiting.retain_mut(|offer| offer.read(descriptors));
+        // A later connection may have the same port as one that was given up.
+        if let Some(found) = waiting.iter().rposition(|offer| offer.is_of(initiator)) {
+            return Some(waiting.remove(found));
+        }
+        for _ in 0..LOOKED_AT {
+            let socket = descriptors.adopt(accept_with(&self.socket, FLAGS).ok()?).ok()?;
+            let mut offer = Waiting {
                 socket,
                 content: None,
-            });
-        }
-        waiting.retain_mut(|offer| {
-            if offer.content.is_none() {
-                match messages::receive(offer.socket.as_fd(), 3, descriptors) {
-                    Ok(content) => offer.content = Some(content),
-                    // An initiator sends its offer as soon as it has connected.
-                    Err(Errno::AGAIN) => {}
-                    Err(_) => return false,
-                }
+            };
+            if !offer.read(descriptors) {
+                continue;
             }
-            true
-        });
-        let is_it = |offer: &Waiting| {
-            let content = offer.content.as_ref();
-            content.is_some_and(|(message, _)| message.initiator() == initiator)
+            if offer.is_of(initiator) {
+                return Some(offer);
+            }
+            if waiting.len() >= KEPT {
+                waiting.remove(0);
+            }
+            waiting.push(offer);
+        }
+        None
+    }
+}
+
+impl Waiting {
+    /// Reads the offer if that was not possible before; `false`: it is none.
+    fn read(&mut self, descriptors: &Arc<Descriptors>) -> bool {
+        if self.content.is_some() {
+            return true;
+        }
+        match messages::receive(self.socket.as_fd(), 3, descriptors) {
+            Ok(content) => {
+                self.content = Some(content);
+                true
+            }
+            // An initiator sends its offer as soon as it has connected.
+            Err(errno) => errno == Errno::AGAIN,
+        }
+    }
+
+    fn is_of(&self, initiator: SocketAddr) -> bool {
+        let content = self.content.as_ref();
+        content.is_some_and(|(message, _)| message.initiator() == initiator)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Anybody may send offers: they cost a listener a bounded number of descriptors, and an
+    /// initiator whose offer comes behind them has it found.
+    #[test]
+    fn many_offers_of_strangers_cost_little() {
+        let descriptors = Descriptors::new(4096, None);
+        let bells = Arc::new(Bells::new(&descriptors).unwrap());
+        let same_host = SameHost::new(&descriptors, &bells).unwrap();
+        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let there = port.local_addr().unwrap();
+        let offers = same_host.listen(there).unwrap();
+        let before = descriptors.numbers().len();
+        let offer = |number: u16| {
+            let from = SocketAddr::new(there.ip(), number);
+            same_host.offer(from, there).unwrap().user
         };
-        // A later connection may have the same port as one that was given up.
-        let found = waiting.iter().rposition(is_it)?;
-        Some(waiting.remove(found))
+        for number in 1..=200 {
+            offer(number);
+        }
+        let own = SocketAddr::new(there.ip(), 1000);
+        let kept = same_host.offer(own, there).unwrap();
+        let found = offers.find(own, &descriptors).unwrap();
+        assert!(found.is_of(own));
+        drop((found, kept));
+        // The bell of this user has four.
+        let after = descriptors.numbers().len();
+        assert!(after <= before + 4 * KEPT + 4, "{before}, then {after}");
+        assert_eq!(offers.waiting().len(), KEPT);
     }
 }
