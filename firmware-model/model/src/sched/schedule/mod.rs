@@ -133,7 +133,7 @@ impl Schedule {
     ///
     /// # Errors
     /// Something has come from one: the thread must not sleep.
-    pub(crate) fn fall_asleep(&self) -> Result<Option<Asleep>, Rung> {
+    pub(crate) fn fall_asleep(&self) -> Result<Option<Asleep<'_>>, Rung> {
         match &self.bells {
             None => Ok(None),
             Some(bells) => bells.fall_asleep().map(Some).ok_or(Rung),

@@ -136,22 +136,10 @@ impl Bell {
         }
     }
 
-    /// A thread is about to sleep. Returns whether it may; otherwise a peer rang and wakes nobody.
-    pub(super) fn fall_asleep(&self) -> bool {
-        asleep(&self.memory).fetch_add(1, Ordering::SeqCst);
-        fence(Ordering::SeqCst);
-        !self.is_rung()
-    }
-
-    /// The thread does not sleep any more. The number is not cleared by who wakes it: another
-    /// thread may take the datagram, and the sleeper sleep on.
-    pub(super) fn wake_up(&self) {
-        asleep(&self.memory).fetch_sub(1, Ordering::SeqCst);
-    }
-
-    /// Wakes a thread of the device that sleeps.
-    pub(super) fn wake(&self) {
-        send_wake(&self.waker);
+    /// Says to peers how many of the device's threads sleep. Who wakes one does not change the
+    /// number: another thread may take the datagram, and the sleeper sleep on.
+    pub(super) fn set_asleep(&self, threads: u32) {
+        asleep(&self.memory).store(threads, Ordering::SeqCst);
     }
 
     /// Takes the wake-ups so far.
@@ -214,12 +202,9 @@ impl PeerBell {
         if rung(&self.memory).swap(1, Ordering::SeqCst) == 0
             && asleep(&self.memory).load(Ordering::SeqCst) != 0
         {
-            send_wake(&self.waker);
+            // A full socket wakes as well, and one whose reader is gone has none to wake.
+            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+            let _ = send(&self.waker, &[1u8], flags);
         }
     }
-}
-
-fn send_wake(waker: &Descriptor) {
-    // A full socket wakes as well, and one whose reader is gone has none to wake.
-    let _ = send(waker, &[1u8], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
 }

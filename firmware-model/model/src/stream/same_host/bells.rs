@@ -11,7 +11,8 @@ use rustix::fs::fstat;
 use rustix::io::Errno;
 use std::collections::HashMap;
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::atomic::{Ordering, fence};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// Users with whose processes a device shares memory at most. Those of others use TCP.
 const USERS: usize = 64;
@@ -23,7 +24,23 @@ pub(crate) struct Bells {
     /// Readable while a bell's descriptor is.
     epoll: Descriptor,
     list: ArcSwap<Vec<Arc<Bell>>>,
-    by_user: Mutex<HashMap<User, Arc<Bell>>>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    by_user: HashMap<User, Arc<Bell>>,
+    /// Threads that sleep, or are about to.
+    asleep: u32,
+}
+
+impl State {
+    /// Says to all peers how many threads sleep.
+    fn tell(&self) {
+        for bell in self.by_user.values() {
+            bell.set_asleep(self.asleep);
+        }
+    }
 }
 
 impl Bells {
@@ -34,26 +51,27 @@ impl Bells {
             descriptors: descriptors.clone(),
             epoll,
             list: ArcSwap::default(),
-            by_user: Mutex::default(),
+            state: Mutex::default(),
         })
     }
 
     /// A place for a connection with a process of `user`.
     pub(super) fn slot(&self, user: User) -> Option<Slot> {
-        let mut by_user = self.by_user.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(bell) = by_user.get(&user) {
+        let mut state = self.state();
+        if let Some(bell) = state.by_user.get(&user) {
             return bell.slot();
         }
-        if by_user.len() >= USERS {
+        if state.by_user.len() >= USERS {
             return None;
         }
         let bell = Arc::new(Bell::new(&self.descriptors).ok()?);
+        // Threads may sleep already, and wait for this bell's descriptor from now on, too.
+        bell.set_asleep(state.asleep);
         let data = EventData::new_u64(0);
         epoll::add(&self.epoll, bell.descriptor(), data, EventFlags::IN).ok()?;
-        by_user.insert(user, bell.clone());
-        self.list.store(Arc::new(by_user.values().cloned().collect()));
-        // A thread that sleeps already does not know of this bell.
-        bell.wake();
+        state.by_user.insert(user, bell.clone());
+        self.list
+            .store(Arc::new(state.by_user.values().cloned().collect()));
         bell.slot()
     }
 
@@ -70,12 +88,23 @@ impl Bells {
         }
     }
 
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Says to peers that this thread is about to sleep, until the value is dropped. `None`: it may
     /// not, because something has come.
-    pub(crate) fn fall_asleep(&self) -> Option<Asleep> {
-        let asleep = Asleep(self.list.load_full());
-        let rung = asleep.0.iter().filter(|bell| !bell.fall_asleep()).count();
-        (rung == 0).then_some(asleep)
+    pub(crate) fn fall_asleep(&self) -> Option<Asleep<'_>> {
+        let mut state = self.state();
+        state.asleep += 1;
+        state.tell();
+        drop(state);
+        let asleep = Asleep(self);
+        // A peer that rang before it could see the number wakes nobody. One that rings a bell that
+        // is made from here on sees it.
+        fence(Ordering::SeqCst);
+        let rung = self.list.load().iter().any(|bell| bell.is_rung());
+        (!rung).then_some(asleep)
     }
 
     /// Takes the wake-ups so far.
@@ -86,11 +115,13 @@ impl Bells {
 
 /// A thread that sleeps, or is about to.
 #[derive(Debug)]
-pub(crate) struct Asleep(Arc<Vec<Arc<Bell>>>);
+pub(crate) struct Asleep<'a>(&'a Bells);
 
-impl Drop for Asleep {
+impl Drop for Asleep<'_> {
     fn drop(&mut self) {
-        self.0.iter().for_each(|bell| bell.wake_up());
+        let mut state = self.0.state();
+        state.asleep -= 1;
+        state.tell();
     }
 }
 
@@ -113,5 +144,35 @@ impl PeerBells {
         let bell = Arc::new(PeerBell::open(memory, waker)?);
         by_file.insert(key, Arc::downgrade(&bell));
         Ok(bell)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::net::{RecvFlags, recv};
+
+    /// A bell that is made while a thread sleeps wakes it like the others, whoever takes the first
+    /// datagram.
+    #[test]
+    fn shm_03_a_new_bell_wakes_threads_that_slept_before() {
+        let descriptors = Descriptors::new(64, None);
+        let bells = Bells::new(&descriptors).unwrap();
+        let asleep = bells.fall_asleep().unwrap();
+        let slot = bells.slot(User::of_number(1).unwrap()).unwrap();
+        let woken = || recv(slot.bell.descriptor(), &mut [0u8; 1], RecvFlags::DONTWAIT).is_ok();
+        let [memory, waker] = slot.bell.passed();
+        let adopt = |fd: BorrowedFd<'_>| descriptors.adopt(fd.try_clone_to_owned().unwrap()).unwrap();
+        let peer = PeerBell::open(&adopt(memory), adopt(waker)).unwrap();
+        for _ in 0..2 {
+            peer.ring(slot.number);
+            assert!(woken());
+            // Another thread answers; the first sleeps on.
+            bells.answer(|_| {});
+        }
+        drop(asleep);
+        peer.ring(slot.number);
+        assert!(!woken(), "nobody sleeps");
+        assert!(bells.fall_asleep().is_none(), "it was rung");
     }
 }

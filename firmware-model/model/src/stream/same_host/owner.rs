@@ -22,13 +22,14 @@ pub(super) struct User(u32);
 const OVERFLOW: u32 = 65534;
 
 impl User {
-    fn new(uid: u32) -> Option<User> {
+    /// A user by number.
+    pub(super) fn of_number(uid: u32) -> Option<User> {
         (uid != OVERFLOW && uid != u32::MAX).then_some(User(uid))
     }
 
     /// The user at the other end of a unix socket, as of connect(2) or listen(2).
     pub(super) fn of_peer(socket: BorrowedFd<'_>) -> Option<User> {
-        User::new(sys::peer_uid(socket).ok()?)
+        User::of_number(sys::peer_uid(socket).ok()?)
     }
 }
 
@@ -139,7 +140,7 @@ impl Owners {
         if answer.kind != SOCK_DIAG_BY_FAMILY || answer.state != ESTABLISHED {
             return Err(Errno::SRCH);
         }
-        User::new(answer.uid).ok_or(Errno::SRCH)
+        User::of_number(answer.uid).ok_or(Errno::SRCH)
     }
 }
 
@@ -176,7 +177,7 @@ mod tests {
             };
             let stream = TcpStream::connect(there).unwrap();
             let (accepted, _) = listener.accept().unwrap();
-            let own = User::new(rustix::process::getuid().as_raw());
+            let own = User::of_number(rustix::process::getuid().as_raw());
             let (local, remote) = (stream.local_addr().unwrap(), stream.peer_addr().unwrap());
             assert_eq!(owners.of(local, remote).ok(), own, "{at}: the listening end");
             let (local, remote) = (accepted.local_addr().unwrap(), accepted.peer_addr().unwrap());
