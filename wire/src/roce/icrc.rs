@@ -11,11 +11,14 @@ pub const ICRC_LEN: usize = 4;
 
 const UDP_HEADER_LEN: usize = 8;
 const IPV4_HEADER_LEN: usize = 20;
+const IPV6_HEADER_LEN: usize = 40;
 const UDP: u8 = 17;
 /// "Don't fragment", and fragment offset 0.
 const DONT_FRAGMENT: u16 = 0x4000;
 /// The byte of the BTH that routers may change: FECN, BECN and reserved bits.
 const BTH_VARIANT: usize = 4;
+/// Most bytes that the ICRC covers up to [`BTH_VARIANT`].
+const HEAD_LEN: usize = 8 + IPV6_HEADER_LEN + UDP_HEADER_LEN + BTH_VARIANT + 1;
 
 /// The addresses and ports of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,36 +36,62 @@ pub(super) fn icrc(packet: &[u8], ends: &Ends) -> [u8; ICRC_LEN] {
     let (Ok(udp_len), Ok(ip_len)) = (u16::try_from(udp_len), u16::try_from(IPV4_HEADER_LEN + udp_len)) else {
         return [0; ICRC_LEN];
     };
-    let mut digest = Digest::new(CrcAlgorithm::Crc32IsoHdlc);
-    digest.update(&[0xff; 8]);
+    // One update of the digest costs as much for a few bytes as for a whole header, so the fields
+    // in front are gathered first.
+    let mut head = Head {
+        bytes: [0; HEAD_LEN],
+        len: 0,
+    };
+    head.push(&[0xff; 8]);
     let canonical = |address: SocketAddr| address.ip().to_canonical();
     match (canonical(ends.source), canonical(ends.destination)) {
         (IpAddr::V4(source), IpAddr::V4(destination)) => {
-            digest.update(&[0x45, 0xff]);
-            digest.update(&ip_len.to_be_bytes());
-            digest.update(&[0, 0]);
-            digest.update(&DONT_FRAGMENT.to_be_bytes());
-            digest.update(&[0xff, UDP, 0xff, 0xff]);
-            digest.update(&source.octets());
-            digest.update(&destination.octets());
+            head.push(&[0x45, 0xff]);
+            head.push(&ip_len.to_be_bytes());
+            head.push(&[0, 0]);
+            head.push(&DONT_FRAGMENT.to_be_bytes());
+            head.push(&[0xff, UDP, 0xff, 0xff]);
+            head.push(&source.octets());
+            head.push(&destination.octets());
         }
         (source, destination) => {
-            digest.update(&[0x6f, 0xff, 0xff, 0xff]);
-            digest.update(&udp_len.to_be_bytes());
-            digest.update(&[UDP, 0xff]);
-            digest.update(&mapped(source));
-            digest.update(&mapped(destination));
+            head.push(&[0x6f, 0xff, 0xff, 0xff]);
+            head.push(&udp_len.to_be_bytes());
+            head.push(&[UDP, 0xff]);
+            head.push(&mapped(source));
+            head.push(&mapped(destination));
         }
     }
-    digest.update(&ends.source.port().to_be_bytes());
-    digest.update(&ends.destination.port().to_be_bytes());
-    digest.update(&udp_len.to_be_bytes());
-    digest.update(&[0xff; 2]);
+    head.push(&ends.source.port().to_be_bytes());
+    head.push(&ends.destination.port().to_be_bytes());
+    head.push(&udp_len.to_be_bytes());
+    head.push(&[0xff; 2]);
     let (before, rest) = packet.split_at(packet.len().min(BTH_VARIANT));
-    digest.update(before);
-    digest.update(&[0xff]);
+    head.push(before);
+    head.push(&[0xff]);
+    let mut digest = Digest::new(CrcAlgorithm::Crc32IsoHdlc);
+    digest.update(head.bytes());
     digest.update(rest.get(1..).unwrap_or_default());
     (digest.finalize() as u32).to_le_bytes()
+}
+
+/// The bytes that the ICRC covers up to [`BTH_VARIANT`].
+struct Head {
+    bytes: [u8; HEAD_LEN],
+    len: usize,
+}
+
+impl Head {
+    #[inline]
+    fn push(&mut self, field: &[u8]) {
+        let end = self.len + field.len();
+        self.bytes[self.len..end].copy_from_slice(field);
+        self.len = end;
+    }
+
+    fn bytes(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
 }
 
 fn mapped(ip: IpAddr) -> [u8; 16] {

@@ -60,7 +60,8 @@ pub trait DatagramSocket: Send + Debug {
     /// now.
     fn send(&mut self, buffer: &[u8], packets: &[Outgoing]) -> Result<usize, Errno>;
 
-    /// Takes packets that arrived, at most [`BATCH`], into `buffer`; adds them to `packets`.
+    /// Takes packets that arrived into `buffer`, at most [`BATCH`] and as many as have
+    /// [`PACKET_ROOM`] there; adds them to `packets`.
     fn receive(&mut self, buffer: &mut [u8], packets: &mut Vec<Incoming>);
 
     /// Takes a packet that was sent and did not arrive, as far as the network returned it: the

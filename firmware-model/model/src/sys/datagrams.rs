@@ -249,6 +249,33 @@ fn read_name(name: &libc::sockaddr_in6) -> SocketAddr {
     }
 }
 
+/// What the header of a message points to.
+struct Place {
+    name: libc::sockaddr_in6,
+    extent: libc::iovec,
+    control: Control,
+}
+
+/// Places for a batch. Only those in use are written: most calls are for one packet or none.
+type Batch<T> = [MaybeUninit<T>; BATCH];
+
+const fn batch<T>() -> Batch<T> {
+    [const { MaybeUninit::uninit() }; BATCH]
+}
+
+/// A message whose header points to `place`, with these lengths of name and control messages.
+fn message(place: &mut Place, name_len: usize, control_len: usize) -> libc::mmsghdr {
+    // SAFETY: all zeroes are a header with null pointers.
+    let mut header: libc::mmsghdr = unsafe { mem::zeroed() };
+    let message = &mut header.msg_hdr;
+    message.msg_name = ptr::from_mut(&mut place.name).cast();
+    message.msg_namelen = name_len as _;
+    (message.msg_iov, message.msg_iovlen) = (&raw mut place.extent, 1);
+    message.msg_control = place.control.0.as_mut_ptr().cast();
+    message.msg_controllen = control_len as _;
+    header
+}
+
 /// Sends packets, at most [`BATCH`], with one call; returns how many the network took.
 ///
 /// # Errors
@@ -259,50 +286,48 @@ pub(crate) fn send(
     buffer: &[u8],
     packets: &[Outgoing],
 ) -> Result<usize, Errno> {
-    let mut controls = [const { MaybeUninit::<Control>::uninit() }; BATCH];
-    // SAFETY: all zeroes are addresses, extents and headers with null pointers.
-    let (mut names, mut extents, mut headers): (
-        [libc::sockaddr_in6; BATCH],
-        [libc::iovec; BATCH],
-        [libc::mmsghdr; BATCH],
-    ) = unsafe { mem::zeroed() };
+    let mut places: Batch<Place> = batch();
+    let mut headers: Batch<libc::mmsghdr> = batch();
     let mut count = 0;
-    let places = names
-        .iter_mut()
-        .zip(&mut extents)
-        .zip(&mut headers)
-        .zip(&mut controls);
-    for ((((name, extent), header), control), packet) in places.zip(packets) {
+    for ((place, header), packet) in places.iter_mut().zip(&mut headers).zip(packets) {
         let bytes = buffer
             .get(packet.at..packet.at + packet.len)
             .ok_or(Errno::INVAL)?;
-        let control = control.write(Control([0; CONTROL_ROOM]));
-        *extent = libc::iovec {
-            iov_base: bytes.as_ptr().cast_mut().cast(),
-            iov_len: bytes.len(),
-        };
-        let message = &mut header.msg_hdr;
-        message.msg_namelen = write_name(packet.destination, ipv6, name) as _;
-        message.msg_name = ptr::from_mut(name).cast();
-        (message.msg_iov, message.msg_iovlen) = (extent, 1);
-        message.msg_controllen = control_of(packet, ipv6, control) as _;
-        message.msg_control = control.0.as_mut_ptr().cast();
+        let place = place.write(Place {
+            // SAFETY: all zeroes are an address.
+            name: unsafe { mem::zeroed() },
+            extent: libc::iovec {
+                iov_base: bytes.as_ptr().cast_mut().cast(),
+                iov_len: bytes.len(),
+            },
+            control: Control([0; CONTROL_ROOM]),
+        });
+        let name_len = write_name(packet.destination, ipv6, &mut place.name);
+        let control_len = control_of(packet, ipv6, &mut place.control);
+        header.write(message(place, name_len, control_len));
         count += 1;
     }
+    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+    let headers = headers.as_mut_ptr().cast::<libc::mmsghdr>();
+    if count == 1 {
+        // SAFETY: the first header is filled in; what it points to is live, and is only read.
+        let done = unsafe {
+            libc::syscall(
+                libc::SYS_sendmsg,
+                socket.as_raw_fd(),
+                &raw mut (*headers).msg_hdr,
+                flags,
+            )
+        };
+        return if done < 0 { Err(last_errno()) } else { Ok(1) };
+    }
     // SAFETY: `count` headers are filled in; what they point to is live, and is only read.
-    let done = unsafe {
-        libc::syscall(
-            libc::SYS_sendmmsg,
-            socket.as_raw_fd(),
-            headers.as_mut_ptr(),
-            count,
-            libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL,
-        )
-    };
+    let done = unsafe { libc::syscall(libc::SYS_sendmmsg, socket.as_raw_fd(), headers, count, flags) };
     usize::try_from(done).map_err(|_| last_errno())
 }
 
-/// Receives packets, at most [`BATCH`], with one call: packet n at n · [`PACKET_ROOM`] of `buffer`.
+/// Receives packets with one call, at most [`BATCH`] and as many as have room: packet n at
+/// n · [`PACKET_ROOM`] of `buffer`.
 ///
 /// # Errors
 /// `EAGAIN` when there is none; those of recvmmsg(2).
@@ -311,30 +336,24 @@ pub(crate) fn receive(
     buffer: &mut [u8],
     packets: &mut Vec<Incoming>,
 ) -> Result<(), Errno> {
-    let mut controls = [Control([0; CONTROL_ROOM]); BATCH];
-    // SAFETY: all zeroes are addresses, extents and headers with null pointers.
-    let (mut names, mut extents, mut headers): (
-        [libc::sockaddr_in6; BATCH],
-        [libc::iovec; BATCH],
-        [libc::mmsghdr; BATCH],
-    ) = unsafe { mem::zeroed() };
+    let mut places: Batch<Place> = batch();
+    let mut headers: Batch<libc::mmsghdr> = batch();
     let mut count = 0;
-    let places = names
+    for ((place, header), room) in places
         .iter_mut()
-        .zip(&mut extents)
         .zip(&mut headers)
-        .zip(&mut controls);
-    for ((((name, extent), header), control), room) in places.zip(buffer.chunks_exact_mut(PACKET_ROOM)) {
-        *extent = libc::iovec {
-            iov_base: room.as_mut_ptr().cast(),
-            iov_len: room.len(),
-        };
-        let message = &mut header.msg_hdr;
-        message.msg_name = ptr::from_mut(name).cast();
-        message.msg_namelen = size_of::<libc::sockaddr_in6>() as _;
-        (message.msg_iov, message.msg_iovlen) = (extent, 1);
-        message.msg_control = control.0.as_mut_ptr().cast();
-        message.msg_controllen = CONTROL_ROOM as _;
+        .zip(buffer.chunks_exact_mut(PACKET_ROOM))
+    {
+        let place = place.write(Place {
+            // SAFETY: all zeroes are an address.
+            name: unsafe { mem::zeroed() },
+            extent: libc::iovec {
+                iov_base: room.as_mut_ptr().cast(),
+                iov_len: room.len(),
+            },
+            control: Control([0; CONTROL_ROOM]),
+        });
+        header.write(message(place, size_of::<libc::sockaddr_in6>(), CONTROL_ROOM));
         count += 1;
     }
     // SAFETY: `count` headers are filled in; they point to live memory of the lengths given, which
@@ -350,9 +369,11 @@ pub(crate) fn receive(
         )
     };
     let done = usize::try_from(done).map_err(|_| last_errno())?;
-    for ((header, name), control) in headers.iter().zip(&names).zip(&controls).take(done) {
+    for (place, header) in places.iter().zip(&headers).take(done.min(count)) {
+        // SAFETY: the first `count` places and headers are written.
+        let (place, header) = unsafe { (place.assume_init_ref(), header.assume_init_ref()) };
         let truncated = header.msg_hdr.msg_flags & libc::MSG_TRUNC != 0;
-        let used = control.0.get(..header.msg_hdr.msg_controllen);
+        let used = place.control.0.get(..header.msg_hdr.msg_controllen);
         packets.push(Incoming {
             // No datagram is as long as this.
             len: if truncated {
@@ -360,7 +381,7 @@ pub(crate) fn receive(
             } else {
                 header.msg_len as usize
             },
-            source: read_name(name),
+            source: read_name(&place.name),
             destination: destination(used.unwrap_or_default()).unwrap_or(Ipv6Addr::UNSPECIFIED.into()),
         });
     }
