@@ -132,7 +132,12 @@ fn rounds_of(rounds: &str, part: Option<&str>) -> ExitCode {
 
 /// Measures, prints the table, and fails if a row is not complete.
 fn bench(rounds: usize, part: Option<&str>) -> ExitCode {
-    let outcome = print(&format!("urnic over loopback, {rounds} rounds, {}\n", machine())).and_then(|()| {
+    let outcome = print(&format!(
+        "urnic on one host ({}), {rounds} rounds, {}\n",
+        way(),
+        machine()
+    ))
+    .and_then(|()| {
         let load_average = load_average();
         let rows = measured(rounds, part);
         print(&table::text(&rows))?;
@@ -419,6 +424,14 @@ fn load_average() -> Option<f64> {
     let average = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     let load: f64 = average.split_whitespace().next()?.parse().ok()?;
     (load > 1.0).then_some(load)
+}
+
+/// The way of urnic's bytes, as its option `same_host` says.
+fn way() -> &'static str {
+    match std::env::var("URNIC_SAME_HOST").as_deref() {
+        Ok("off") => "TCP over loopback",
+        _ => "through memory",
+    }
 }
 
 fn machine() -> String {

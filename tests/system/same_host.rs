@@ -136,12 +136,13 @@ fn shm_06_an_answer_of_another_user_is_not_believed() {
     impostor.signal(Signal::KILL);
 }
 
-/// Killed at any time, with requests under way: the other end learns of it.
+/// Killed at the beginning and in the middle of a transfer: the completions of the other end say
+/// so.
 #[test]
 fn shm_05_a_killed_peer_is_noticed_in_memory() {
     or_skip!(in_process("the log is the other process's"));
     let program = Program::new(or_skip!(compiled("transfer")));
-    let program = program.line("-o send -b 2000000000 -c 100003");
+    let program = program.line("-o send -b 200000000 -c 1003");
     for milliseconds in [1, 60] {
         let (server, mut client) = logged(program.clone()).start();
         client.wait_for_output("the connection", |text| text.contains(IN_MEMORY).then_some(()));

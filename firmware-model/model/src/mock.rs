@@ -3,14 +3,17 @@
 #![allow(clippy::unwrap_used, reason = "compiled for tests and fuzzing only")]
 #![cfg_attr(fuzzing, allow(dead_code, reason = "fuzz targets use a part of it"))]
 
+mod arena;
+
+pub(crate) use arena::{ARENA_IOVA, Arena, REMOTE};
+
 use crate::config::{DeviceAddress, ModelConfig};
 use crate::device::{Device, Interrupts};
-use crate::host::{HostMemory, Mapping, RemoteMemory, RemoteWord, Unreachable};
 use crate::stream::Network;
+use arena::Extent;
 use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use urnic_device::command::*;
@@ -30,150 +33,8 @@ type Status = urnic_device::command::Status;
 /// The longest wait of a test for a condition.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Host memory: one piece, at an IOVA that is no pointer.
-pub(crate) struct Arena {
-    words: Box<[AtomicU64]>,
-    next: AtomicUsize,
-    /// The owner of remote memory has unmapped it: it cannot be copied any more.
-    pub(crate) unmapped: AtomicBool,
-    atomics: Mutex<()>,
-}
-
-/// A second view of the memory, without an address in the device's process.
-pub(crate) const REMOTE: u64 = 1 << 56;
-pub(crate) const ARENA_IOVA: u64 = 0x7700_0000_0000;
-const RING_ALIGN: usize = 4096;
 /// log2 of the entries of the event queues.
 const LOG_EVENTS: u32 = 6;
-
-impl Arena {
-    pub(crate) fn new(bytes: usize) -> Arc<Arena> {
-        // Zeroed pages, which the kernel allocates at the first access.
-        let zeroes = Box::into_raw(vec![0u64; bytes / 8].into_boxed_slice());
-        Arc::new(Arena {
-            // SAFETY: an `AtomicU64` has the size of a `u64`, and on this machine its alignment.
-            words: unsafe { Box::from_raw(zeroes as *mut [AtomicU64]) },
-            next: AtomicUsize::new(RING_ALIGN),
-            unmapped: AtomicBool::new(false),
-            atomics: Mutex::default(),
-        })
-    }
-
-    /// Zeroed memory, aligned as rings are; never freed.
-    pub(crate) fn alloc(&self, len: usize) -> u64 {
-        // The memory is also in the device's address space.
-        let skew = self.words.as_ptr().addr() % RING_ALIGN;
-        let len = len.next_multiple_of(RING_ALIGN);
-        let at = self.next.fetch_add(len, Ordering::Relaxed);
-        assert!(
-            at + len + RING_ALIGN <= self.words.len() * 8,
-            "the arena is too small"
-        );
-        ARENA_IOVA + (at + (RING_ALIGN - skew) % RING_ALIGN) as u64
-    }
-
-    /// Whether that range is inside.
-    pub(crate) fn holds(&self, iova: u64, len: usize) -> bool {
-        self.reach(iova, len).is_some()
-    }
-
-    fn map(&self, iova: u64, len: usize) -> Mapping {
-        Mapping::new(self, iova, len, 1).expect("inside the arena")
-    }
-
-    pub(crate) fn read(&self, iova: u64, len: usize) -> Vec<u8> {
-        let mut bytes = vec![0; len];
-        self.map(iova, len).copy_out(0, &mut bytes);
-        bytes
-    }
-
-    pub(crate) fn write(&self, iova: u64, bytes: &[u8]) {
-        self.map(iova, bytes.len()).copy_in(0, bytes);
-    }
-}
-
-/// An extent of an arena, which must outlive it.
-#[derive(Clone, Copy)]
-struct Extent {
-    iova: u64,
-    mapping: Mapping,
-}
-
-impl Extent {
-    fn new(arena: &Arena, iova: u64, len: usize) -> Extent {
-        Extent {
-            iova,
-            mapping: arena.map(iova, len),
-        }
-    }
-
-    /// New memory of the arena.
-    fn alloc(arena: &Arena, len: usize) -> Extent {
-        Extent::new(arena, arena.alloc(len), len)
-    }
-}
-
-impl Memory for Extent {
-    fn iova(&self) -> u64 {
-        self.iova
-    }
-
-    fn word(&self, at: usize) -> &AtomicU32 {
-        self.mapping.word(at)
-    }
-
-    fn write(&self, at: usize, bytes: &[u8]) {
-        self.mapping.copy_in(at, bytes);
-    }
-
-    fn read(&self, at: usize, len: usize) -> Vec<u8> {
-        let mut bytes = vec![0; len];
-        self.mapping.copy_out(at, &mut bytes);
-        bytes
-    }
-}
-
-// SAFETY: the device keeps the arena alive, and the only references into it are to atomics.
-unsafe impl HostMemory for Arena {
-    fn reach(&self, iova: u64, len: usize) -> Option<NonNull<u8>> {
-        let at = usize::try_from(iova.checked_sub(ARENA_IOVA)?).ok()?;
-        if at.checked_add(len)? > self.words.len() * 8 {
-            return None;
-        }
-        NonNull::new(self.words.as_ptr().cast_mut().cast::<u8>().wrapping_add(at))
-    }
-
-    fn remote(&self) -> Option<&dyn RemoteMemory> {
-        Some(self)
-    }
-}
-
-impl RemoteMemory for Arena {
-    fn covers(&self, iova: u64, len: u64) -> bool {
-        iova.checked_sub(REMOTE)
-            .is_some_and(|at| self.holds(at, len as usize))
-    }
-
-    fn word(&self, _iova: u64) -> Result<RemoteWord<'_>, Unreachable> {
-        Ok(RemoteWord::Copied(&self.atomics))
-    }
-
-    fn read(&self, iova: u64, into: &mut [u8]) -> Result<(), Unreachable> {
-        if self.unmapped.load(Ordering::Relaxed) {
-            return Err(Unreachable);
-        }
-        into.copy_from_slice(&self.read(iova - REMOTE, into.len()));
-        Ok(())
-    }
-
-    fn write(&self, iova: u64, from: &[u8]) -> Result<(), Unreachable> {
-        if self.unmapped.load(Ordering::Relaxed) {
-            return Err(Unreachable);
-        }
-        self.write(iova - REMOTE, from);
-        Ok(())
-    }
-}
 
 /// Interrupts, counted.
 #[derive(Default)]

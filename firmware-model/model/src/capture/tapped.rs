@@ -211,8 +211,12 @@ impl Stream for TappedStream {
         self.stream.peek().map_err(|error| self.note(error))
     }
 
-    fn enter_full_operation(&mut self, qid: u32) -> Result<bool, Errno> {
+    fn enter_full_operation(&mut self, qid: u32) -> Result<(), Errno> {
         self.stream.enter_full_operation(qid)
+    }
+
+    fn is_in_memory(&self) -> bool {
+        self.stream.is_in_memory()
     }
 
     fn note_hang_up(&mut self) {

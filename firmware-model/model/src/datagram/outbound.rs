@@ -91,9 +91,9 @@ impl Engine {
             let made = self.packet(&wqe, &mut buffer[at..at + PACKET_ROOM], env);
             self.sq.advance(wqe.blocks);
             match made {
-                Ok((mut outgoing, socket)) => {
+                Ok((mut outgoing, len, socket)) => {
                     outgoing.at = at;
-                    self.staged.packets.push(Packet { wqe, socket });
+                    self.staged.packets.push(Packet { wqe, len, socket });
                     self.staged.outgoing.push(outgoing);
                 }
                 Err(status) => {
@@ -109,13 +109,14 @@ impl Engine {
         failed
     }
 
-    /// Makes the packet of a request in `place`.
+    /// Makes the packet of a request in `place`. Returns it with the length of its payload and its
+    /// socket.
     fn packet(
         &mut self,
         wqe: &SendWqe,
         place: &mut [u8],
         env: &Env<'_>,
-    ) -> Result<(Outgoing, Option<usize>), WcStatus> {
+    ) -> Result<(Outgoing, usize, Option<usize>), WcStatus> {
         let psn = self.next_psn();
         let immediate = match wqe.opcode {
             Opcode::Send => None,
@@ -155,7 +156,7 @@ impl Engine {
             destination,
             traffic_class: address.traffic_class,
         };
-        Ok((outgoing, socket))
+        Ok((outgoing, len, socket))
     }
 
     /// The number of the next request's packet. Each request has one, so that the driver knows it.
@@ -261,9 +262,7 @@ impl Engine {
         }
         let sent = sent.min(self.staged.packets.len());
         self.staged.outgoing.drain(..sent);
-        for n in 0..sent {
-            let wqe = self.staged.packets[n].wqe;
-            let len = self.payload_len(&wqe).unwrap_or(0);
+        for Packet { wqe, len, .. } in self.staged.packets.drain(..sent) {
             self.sq.retire(wqe.blocks);
             if wqe.flags.contains(SendFlags::SIGNALED) {
                 let mut cqe = self.qp.cqe(wqe.cookie, WcOpcode::Send, WcStatus::Success);
@@ -272,7 +271,6 @@ impl Engine {
                 let (Ok(()) | Err(Overflow)) = self.send_cq.push(cqe, env);
             }
         }
-        self.staged.packets.drain(..sent);
         if self.staged.packets.is_empty()
             && let Some(buffer) = self.staged.buffer.take()
         {

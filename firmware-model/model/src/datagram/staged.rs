@@ -8,6 +8,8 @@ use crate::stream::datagram::Outgoing;
 #[derive(Debug)]
 pub(super) struct Packet {
     pub(super) wqe: SendWqe,
+    /// Bytes of payload.
+    pub(super) len: usize,
     /// The socket that sends the packet; `None` if it is dropped.
     pub(super) socket: Option<usize>,
 }

@@ -11,6 +11,7 @@ mod mapping;
 mod own_process;
 mod piece;
 pub mod process_memory;
+mod shared_memory;
 mod word;
 
 pub use fault::Unreachable;
@@ -19,4 +20,5 @@ pub use mapping::{Mapping, Record, SharedRecord};
 pub use own_process::OwnProcess;
 pub(crate) use piece::PieceRoom;
 pub use piece::{Piece, PieceMut};
+pub(crate) use shared_memory::SharedMemory;
 pub use word::Word64;

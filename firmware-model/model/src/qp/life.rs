@@ -68,13 +68,12 @@ impl Qp {
                 .engine
                 .connected()
                 .map_err(|WrongState| Status::WrongState)?;
-            let in_memory = live.enter_full_operation(self.id).unwrap_or_else(|errno| {
+            if let Err(errno) = live.enter_full_operation(self.id) {
                 tracing::warn!(%errno, "a connection on this host is lost");
                 live.reset();
-                false
-            });
-            let attachment = match in_memory {
-                true => &attachment.in_memory(),
+            }
+            let attachment = match live.is_in_memory() {
+                true => &attachment.without_checks(),
                 false => attachment,
             };
             engine

@@ -30,6 +30,7 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use urnic_device::command::{QpStatus, Status};
+use urnic_device::stream::attached;
 
 /// A queue pair.
 #[derive(Debug)]
@@ -185,7 +186,12 @@ impl Qp {
                 .stream
                 .as_ref()
                 .map(|stream| (stream.local(), stream.remote()));
-            Ok(((inner.engine.status(), ends), Requests::empty()))
+            let mut status = inner.engine.status();
+            let in_memory = inner.stream.as_ref().is_some_and(|stream| stream.is_in_memory());
+            if in_memory && status.attached.get() == attached::STREAM {
+                status.attached = attached::MEMORY.into();
+            }
+            Ok(((status, ends), Requests::empty()))
         })
     }
 }

@@ -265,6 +265,8 @@ impl SendWqe {
         }
         Some(match self.opcode {
             Opcode::Read | Opcode::ReadInv if inline => return None,
+            // It invalidates the STag of its element.
+            Opcode::ReadInv if sges != 1 => return None,
             Opcode::CompareSwap | Opcode::FetchAdd => {
                 if inline || sges != 1 {
                     return None;

@@ -64,8 +64,6 @@ pub struct InvalidAttachment;
 pub struct Attachment {
     /// We sent the MPA Request.
     pub initiator: bool,
-    /// The stream's bytes pass through memory.
-    pub in_memory: bool,
     /// CRCs both ways.
     pub crc: bool,
     /// Markers in what we send.
@@ -105,10 +103,9 @@ pub struct Attachment {
 }
 
 impl Attachment {
-    /// The same for FPDUs that pass through memory: without CRCs and markers.
-    pub fn in_memory(&self) -> Attachment {
+    /// The same without CRCs and markers.
+    pub fn without_checks(&self) -> Attachment {
         Attachment {
-            in_memory: true,
             crc: false,
             markers_tx: false,
             markers_rx: false,
@@ -147,7 +144,6 @@ impl TryFrom<&Attach> for Attachment {
         }
         Ok(Attachment {
             initiator: has(attach::INITIATOR),
-            in_memory: false,
             crc: has(attach::CRC),
             markers_tx: has(attach::MARKERS_TX),
             markers_rx: has(attach::MARKERS_RX),

@@ -63,14 +63,14 @@ impl Beside {
         qid: u32,
         local: SocketAddr,
         remote: SocketAddr,
-    ) -> Result<bool, Errno> {
+    ) -> Result<(), Errno> {
         let connection = match mem::replace(self, Beside::Nothing) {
             Beside::Agreed(connection) => connection,
             Beside::Offered(same_host, offer) => match same_host.conclude(*offer, local, remote)? {
                 Some(connection) => Box::new(connection),
-                None => return Ok(false),
+                None => return Ok(()),
             },
-            _ => return Ok(false),
+            _ => return Ok(()),
         };
         tracing::debug!(%local, %remote, "this connection passes its bytes through memory");
         connection.bind(qid);
@@ -78,7 +78,7 @@ impl Beside {
             connection,
             hung_up: false,
         });
-        Ok(true)
+        Ok(())
     }
 }
 

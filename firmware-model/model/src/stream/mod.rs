@@ -58,14 +58,19 @@ pub trait Stream: Send + Debug {
     fn peek(&mut self) -> Result<bool, StreamError>;
 
     /// MPA start-up is over: the bytes from here on are FPDUs, and what arrives is the queue pair's
-    /// of this number. They may take another way than those before: returns whether it is memory,
-    /// which needs neither CRCs nor markers. The other end has the same answer.
+    /// of this number. They may take another way than those before.
     ///
     /// # Errors
     /// The connection is lost.
-    fn enter_full_operation(&mut self, qid: u32) -> Result<bool, Errno> {
+    fn enter_full_operation(&mut self, qid: u32) -> Result<(), Errno> {
         let _ = qid;
-        Ok(false)
+        Ok(())
+    }
+
+    /// Whether the bytes pass through memory, which needs neither CRCs nor markers. In full
+    /// operation the other end has the same answer.
+    fn is_in_memory(&self) -> bool {
+        false
     }
 
     /// The [descriptor](Self::descriptor) has reported that the peer closed, or an error.

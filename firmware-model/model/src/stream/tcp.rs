@@ -322,8 +322,12 @@ impl Stream for TcpStream {
         peek(self.socket()?)
     }
 
-    fn enter_full_operation(&mut self, qid: u32) -> Result<bool, Errno> {
+    fn enter_full_operation(&mut self, qid: u32) -> Result<(), Errno> {
         self.beside.enter_full_operation(qid, self.local, self.remote)
+    }
+
+    fn is_in_memory(&self) -> bool {
+        matches!(self.beside, Beside::Instead(_))
     }
 
     fn note_hang_up(&mut self) {
@@ -376,7 +380,7 @@ impl Stream for TcpStream {
     }
 
     fn unacknowledged(&self) -> u32 {
-        if let Beside::Instead(_) = &self.beside {
+        if self.is_in_memory() {
             // What was sent stays in the memory that the peer has mapped, whatever happens here.
             return 0;
         }

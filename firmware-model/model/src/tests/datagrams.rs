@@ -147,7 +147,9 @@ impl Port {
         driver.arena.write(self.region.iova, text);
         let sge = self.region.sge(0, text.len() as u32);
         self.send_with(driver, 5, to, &[sge], |_| {});
-        assert_cqe(&self.send_cq.await_completion(driver), 5, WcStatus::Success);
+        let sent = self.send_cq.await_completion(driver);
+        assert_cqe(&sent, 5, WcStatus::Success);
+        assert_eq!(sent.byte_len.get() as usize, text.len());
     }
 
     /// Posts a receive at 4096 of the region.
@@ -425,9 +427,9 @@ fn ud_14_a_shared_receive_queue_supplies_datagrams() {
     }
 }
 
-#[test]
-fn ud_15_a_confined_device_sends_to_no_address_of_its_host() {
-    let confined = ModelConfig {
+/// A device that may not reach its host's address 127.0.0.2.
+fn confined() -> Driver {
+    Driver::start_with(ModelConfig {
         reach: Reach::Confined {
             host: vec!["127.0.0.2".parse().unwrap()],
             allow: vec![Prefix {
@@ -436,8 +438,12 @@ fn ud_15_a_confined_device_sends_to_no_address_of_its_host() {
             }],
         },
         ..config()
-    };
-    let driver = Driver::start_with(confined);
+    })
+}
+
+#[test]
+fn ud_15_a_confined_device_sends_to_no_address_of_its_host() {
+    let driver = confined();
     let mut port = Port::ready(&driver);
     let host = UdpSocket::bind("127.0.0.2:0").unwrap();
     host.set_nonblocking(true).unwrap();
@@ -594,17 +600,7 @@ fn ud_18_datagrams_that_nobody_takes_are_reported() {
 
 #[test]
 fn ud_18_a_datagram_that_a_confined_device_drops_is_reported() {
-    let confined = ModelConfig {
-        reach: Reach::Confined {
-            host: vec!["127.0.0.2".parse().unwrap()],
-            allow: vec![Prefix {
-                ip: "127.0.0.1".parse().unwrap(),
-                len: 32,
-            }],
-        },
-        ..config()
-    };
-    let driver = Driver::start_with(confined);
+    let driver = confined();
     let mut port = Port::ready_with(&driver, bind::REPORT_REFUSED);
     port.works(&driver);
     let place = SocketAddr::new("127.0.0.2".parse().unwrap(), 4000);

@@ -4,12 +4,10 @@
 //! The queues to which slots were assigned determine which slots the device reads. A slot holds the
 //! value that was rung until the device takes it, by swapping in 0, which rings nothing.
 
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use crate::host::SharedMemory;
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use urnic_device::doorbell::{PAGE_LEN, WAKE};
@@ -17,7 +15,7 @@ use urnic_device::doorbell::{PAGE_LEN, WAKE};
 /// The memory of BAR 2.
 pub struct DoorbellPages {
     fd: OwnedFd,
-    start: NonNull<u8>,
+    memory: SharedMemory,
     count: u32,
     state: Mutex<State>,
 }
@@ -40,11 +38,6 @@ pub(crate) struct Rung {
     pub(crate) shared: bool,
 }
 
-// SAFETY: the memory belongs to this value, and is accessed as atomics only.
-unsafe impl Send for DoorbellPages {}
-// SAFETY: a shared value gives access to its memory as atomics only.
-unsafe impl Sync for DoorbellPages {}
-
 impl fmt::Debug for DoorbellPages {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "DoorbellPages({})", self.count)
@@ -54,26 +47,11 @@ impl fmt::Debug for DoorbellPages {
 impl DoorbellPages {
     /// Makes `count` zeroed pages, in a file that no process can truncate.
     pub(crate) fn new(count: u32) -> io::Result<DoorbellPages> {
-        let fd = memfd_create("urnic-doorbells", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-        let len = u64::from(count) * u64::from(PAGE_LEN);
-        ftruncate(&fd, len)?;
-        fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-        let rights = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping at an address of the kernel's choice replaces no other mapping.
-        let start = unsafe {
-            mmap(
-                std::ptr::null_mut(),
-                len as usize,
-                rights,
-                MapFlags::SHARED,
-                &fd,
-                0,
-            )
-        }?;
-        let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        let len = count as usize * PAGE_LEN as usize;
+        let (memory, fd) = SharedMemory::create("urnic-doorbells", len)?;
         Ok(DoorbellPages {
             fd,
-            start,
+            memory,
             count,
             state: Mutex::default(),
         })
@@ -94,24 +72,17 @@ impl DoorbellPages {
         self.count == 0
     }
 
-    fn at(&self, page: u32, offset: u32) -> Option<NonNull<u8>> {
-        // SAFETY: inside the mapping, by the check.
-        (page < self.count && offset < PAGE_LEN).then(|| unsafe {
-            self.start
-                .add(page as usize * PAGE_LEN as usize + offset as usize)
-        })
+    fn at(&self, page: u32, offset: u32) -> Option<usize> {
+        let inside = page < self.count && offset < PAGE_LEN;
+        inside.then(|| page as usize * PAGE_LEN as usize + offset as usize)
     }
 
     fn slot(&self, page: u32, offset: u32) -> Option<&AtomicU64> {
-        let slot = self.at(page, offset & !7)?;
-        // SAFETY: inside, 8-byte aligned, and an atomic may be shared with anybody.
-        Some(unsafe { slot.cast().as_ref() })
+        Some(self.memory.word64(self.at(page, offset & !7)?))
     }
 
     fn wake_word(&self, page: u32) -> Option<&AtomicU32> {
-        let word = self.at(page, WAKE)?;
-        // SAFETY: inside, 4-byte aligned, and an atomic may be shared with anybody.
-        Some(unsafe { word.cast().as_ref() })
+        Some(self.memory.word(self.at(page, WAKE)?))
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -197,12 +168,5 @@ impl DoorbellPages {
             last = Some(page);
         }
         fence(Ordering::SeqCst);
-    }
-}
-
-impl Drop for DoorbellPages {
-    fn drop(&mut self) {
-        // SAFETY: the mapping made in `new`; all references into it are bound to `self`.
-        let _ = unsafe { munmap(self.start.as_ptr().cast(), self.len()) };
     }
 }

@@ -102,8 +102,6 @@ pub struct Engine {
     peer_progress: Option<PeerProgress>,
     /// Kind UC: the stream ends, and the queue pair stays as it is.
     parting: bool,
-    /// The bytes of the stream pass through memory.
-    in_memory: bool,
 }
 
 impl Engine {
@@ -145,7 +143,6 @@ impl Engine {
             terminate_received: 0,
             peer_progress: None,
             parting: false,
-            in_memory: false,
         }
     }
 
@@ -180,10 +177,9 @@ impl Engine {
     pub fn status(&self) -> QpStatus {
         QpStatus {
             state: (self.state as u32).into(),
-            attached: match (self.is_attached(), self.in_memory) {
-                (false, _) => attached::NONE,
-                (true, false) => attached::STREAM,
-                (true, true) => attached::MEMORY,
+            attached: match self.is_attached() {
+                false => attached::NONE,
+                true => attached::STREAM,
             }
             .into(),
             terminate_sent: self.terminate_sent.into(),
@@ -320,7 +316,6 @@ impl Engine {
         self.llp = Some(llp);
         self.progress = Progress::Open;
         self.initiator = attachment.initiator;
-        self.in_memory = attachment.in_memory;
         self.may_begin = attachment.initiator || attachment.fence_open;
         self.rtr = attachment.rtr_send;
         self.peer_may_close = attachment.peer_may_close;

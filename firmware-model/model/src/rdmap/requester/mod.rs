@@ -393,7 +393,7 @@ impl Requester {
         let dropped = self.flights.drop_untaken(taken);
         match self.sending.take() {
             Some(sending) => {
-                self.board(sending.wqe, 0, 0, Wait::Done);
+                self.board(sending.wqe, 0, sending.len, Wait::Done);
                 dropped + 1
             }
             None => dropped,

@@ -18,7 +18,6 @@ use urnic_wire::mpa::fpdu::{self, CrcMode};
 pub(crate) fn agreed(initiator: bool) -> Attachment {
     Attachment {
         initiator,
-        in_memory: false,
         crc: true,
         markers_tx: false,
         markers_rx: false,

@@ -37,7 +37,6 @@ impl Hostile {
             agreed(self.initiator)
         };
         let attachment = Attachment {
-            in_memory: false,
             crc: self.crc,
             markers_rx: self.markers,
             delivered: self.delivered,

@@ -782,6 +782,22 @@ fn rdm_m_04_read_with_local_invalidate() {
 }
 
 #[test]
+fn rdm_m_04_a_read_that_invalidates_has_one_element() {
+    for count in [0, 2] {
+        let mut pair = Pair::new();
+        let source = pair.b.filled(b"12345678");
+        let sink = pair.a.region(8, everything());
+        let mut read = Work::new(Opcode::ReadInv, 1).to(source.stag, source.base);
+        for n in 0..count {
+            read = read.sge(sink.sge(4 * n, 4));
+        }
+        pair.a.post(&read);
+        pair.run_now();
+        assert_eq!(pair.a.sent(), [(1, WcStatus::LocQpOpErr)], "{count} elements");
+    }
+}
+
+#[test]
 fn rdm_m_05_versions_and_opcodes() {
     let (mut peer, _) = with_receive(64);
     peer.send_ulpdu(&untagged(0x41, 0x4c, 0, 0, 1, 0, b"hello"));

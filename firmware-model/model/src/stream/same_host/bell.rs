@@ -7,11 +7,12 @@
 //! sleeps. Peers of another user have another bell, so a hostile one can ring too often or take its
 //! own user's rings away, and no others.
 
-use super::shared_memory::SharedMemory;
+use crate::host::SharedMemory;
 use crate::stream::descriptor::{Descriptor, Descriptors};
 use rustix::fd::{AsFd, BorrowedFd};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair};
+use rustix::process::{Pid, getpid};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -22,6 +23,8 @@ const RUNG: usize = 0;
 const ASLEEP: usize = 4;
 const BITS: usize = 64;
 const WORDS: usize = (MEMORY - BITS) / 8;
+/// Wake-ups taken at once. More than a queue of datagrams usually holds, and one is enough to wake.
+const WAKES: usize = 1024;
 /// Connections that share a bell at most.
 pub(super) const SLOTS: u32 = (WORDS * 64) as u32;
 
@@ -47,6 +50,8 @@ pub(crate) struct Bell {
     wakes: Descriptor,
     /// The queue pair of each connection; 0: none yet.
     connections: Mutex<Connections>,
+    /// The process that has the bell. A forked child has a copy that it must not use.
+    process: Pid,
 }
 
 #[derive(Debug, Default)]
@@ -73,6 +78,7 @@ impl Bell {
             waker: descriptors.adopt(waker)?,
             wakes: descriptors.adopt(wakes)?,
             connections: Mutex::default(),
+            process: getpid(),
         })
     }
 
@@ -142,13 +148,19 @@ impl Bell {
         asleep(&self.memory).store(threads, Ordering::SeqCst);
     }
 
-    /// Takes the wake-ups so far.
+    /// Takes the wake-ups so far, as far as peers do not send them faster than that.
     pub(crate) fn take_wakes(&self) {
-        while recv(&self.wakes, &mut [0u8; 1], RecvFlags::DONTWAIT).is_ok() {}
+        let take = || recv(&self.wakes, &mut [0u8; 1], RecvFlags::DONTWAIT);
+        let _ = (0..WAKES).try_for_each(|_| take().map(drop));
     }
 }
 
 impl Slot {
+    /// Whether this is the process that has the connection, and not a forked child.
+    pub(super) fn is_own(&self) -> bool {
+        getpid() == self.bell.process
+    }
+
     /// What rings for the slot belongs to this queue pair from now on.
     pub(super) fn bind(&self, qid: u32) {
         if let Some(place) = self.bell.connections().qids.get_mut(self.number as usize) {
@@ -159,6 +171,10 @@ impl Slot {
 
 impl Drop for Slot {
     fn drop(&mut self) {
+        // In a forked child, the lock may be that of a thread which is not there.
+        if !self.is_own() {
+            return;
+        }
         let mut connections = self.bell.connections();
         if let Some(place) = connections.qids.get_mut(self.number as usize) {
             *place = 0;

@@ -2,11 +2,9 @@
 
 use super::bell::{PeerBell, Slot};
 use super::ring::{Direction, Receiver, Sender};
-use super::shared_memory::SharedMemory;
-use crate::host::{Piece, PieceMut};
+use crate::host::{Piece, PieceMut, SharedMemory};
 use crate::stream::StreamError;
 use rustix::io::Errno;
-use rustix::process::{Pid, getpid};
 use std::sync::Arc;
 
 /// An end of a connection.
@@ -20,8 +18,6 @@ pub(in crate::stream) struct Connection {
     peer_slot: u32,
     /// It ends without order.
     is_reset: bool,
-    /// The process that the connection belongs to.
-    process: Pid,
 }
 
 impl Connection {
@@ -44,7 +40,6 @@ impl Connection {
             peer,
             peer_slot,
             is_reset: false,
-            process: getpid(),
         }
     }
 
@@ -108,7 +103,7 @@ impl Drop for Connection {
     /// Ends this direction behind what was sent, as closing a socket does. In a forked child, which
     /// has the memory, too, it is the parent's.
     fn drop(&mut self) {
-        if getpid() != self.process {
+        if !self.slot.is_own() {
             return;
         }
         if !self.is_reset {

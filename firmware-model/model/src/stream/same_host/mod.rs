@@ -13,13 +13,13 @@ mod connection;
 mod messages;
 mod owner;
 mod ring;
-mod shared_memory;
 
 pub(crate) use bells::{Asleep, Bells};
 pub(super) use connection::Connection;
 
 use super::address::ANYWHERE;
 use super::descriptor::{Descriptor, Descriptors};
+use crate::host::SharedMemory;
 use bell::Slot;
 use bells::PeerBells;
 use messages::Message;
@@ -30,7 +30,6 @@ use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen, socket_with,
 };
-use shared_memory::SharedMemory;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

@@ -45,15 +45,22 @@ struct SocketId {
     cookie: [u32; 2],
 }
 
-/// `nlmsghdr` and `inet_diag_req_v2`.
+/// `nlmsghdr`.
 #[repr(C)]
-#[derive(Debug, Clone, Copy, IntoBytes, Immutable)]
-struct Request {
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+struct Header {
     length: u32,
     kind: u16,
     flags: u16,
     sequence: u32,
     port: u32,
+}
+
+/// `nlmsghdr` and `inet_diag_req_v2`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, IntoBytes, Immutable)]
+struct Request {
+    header: Header,
     family: u8,
     protocol: u8,
     extensions: u8,
@@ -66,11 +73,7 @@ struct Request {
 #[repr(C)]
 #[derive(Debug, Clone, Copy, FromBytes, Immutable, KnownLayout)]
 struct Answer {
-    length: u32,
-    kind: u16,
-    flags: u16,
-    sequence: u32,
-    port: u32,
+    header: Header,
     family: u8,
     state: u8,
     timer: u8,
@@ -107,11 +110,13 @@ impl Owners {
     pub(super) fn of(&self, local: SocketAddr, remote: SocketAddr) -> Result<User, Errno> {
         let (local, remote) = (plain(local), plain(remote));
         let request = Request {
-            length: size_of::<Request>() as u32,
-            kind: SOCK_DIAG_BY_FAMILY,
-            flags: NLM_F_REQUEST,
-            sequence: 0,
-            port: 0,
+            header: Header {
+                length: size_of::<Request>() as u32,
+                kind: SOCK_DIAG_BY_FAMILY,
+                flags: NLM_F_REQUEST,
+                sequence: 0,
+                port: 0,
+            },
             family: match remote {
                 SocketAddr::V4(_) => libc::AF_INET as u8,
                 SocketAddr::V6(_) => libc::AF_INET6 as u8,
@@ -137,7 +142,7 @@ impl Owners {
         let bytes = bytes.get(..received).unwrap_or_default();
         let (answer, _) = Answer::read_from_prefix(bytes).map_err(|_| Errno::SRCH)?;
         // An error is shorter; without a connection the kernel names a listener.
-        if answer.kind != SOCK_DIAG_BY_FAMILY || answer.state != ESTABLISHED {
+        if answer.header.kind != SOCK_DIAG_BY_FAMILY || answer.state != ESTABLISHED {
             return Err(Errno::SRCH);
         }
         User::of_number(answer.uid).ok_or(Errno::SRCH)

@@ -9,8 +9,7 @@
 //! The other process may be hostile: whatever it writes, positions and length are checked before
 //! use, and bytes are copied once and then checked.
 
-use super::shared_memory::SharedMemory;
-use crate::host::{Mapping, Piece, PieceMut, Unreachable};
+use crate::host::{Mapping, Piece, PieceMut, SharedMemory, Unreachable};
 use crate::stream::StreamError;
 use rustix::io::Errno;
 use std::sync::Arc;

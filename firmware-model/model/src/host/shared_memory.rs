@@ -1,6 +1,6 @@
 //! Memory that this process shares with another one: a sealed memfd, which neither can truncate.
 
-use crate::host::Mapping;
+use super::mapping::Mapping;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
 use rustix::io::Errno;
@@ -14,13 +14,13 @@ const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlag
 /// Shared memory. All accesses are atomics or raw copies, because the other process may change any
 /// byte at any time.
 #[derive(Debug)]
-pub(super) struct SharedMemory {
+pub(crate) struct SharedMemory {
     mapping: Mapping,
 }
 
 impl SharedMemory {
     /// Makes `len` zeroed bytes, and the descriptor by which another process reaches them.
-    pub(super) fn create(name: &str, len: usize) -> Result<(SharedMemory, OwnedFd), Errno> {
+    pub(crate) fn create(name: &str, len: usize) -> Result<(SharedMemory, OwnedFd), Errno> {
         let file = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&file, len as u64)?;
         fcntl_add_seals(&file, SEALS)?;
@@ -31,7 +31,7 @@ impl SharedMemory {
     ///
     /// # Errors
     /// `EINVAL`: it is not `len` sealed bytes of memory.
-    pub(super) fn open(file: BorrowedFd<'_>, len: usize) -> Result<SharedMemory, Errno> {
+    pub(crate) fn open(file: BorrowedFd<'_>, len: usize) -> Result<SharedMemory, Errno> {
         let sealed = fcntl_get_seals(file).is_ok_and(|seals| seals.contains(SEALS));
         if !sealed || fstat(file)?.st_size != len as i64 {
             return Err(Errno::INVAL);
