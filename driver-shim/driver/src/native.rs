@@ -29,6 +29,7 @@ impl Driver {
             driver: self,
             buffers,
         };
+        let before = engine.deadline();
         let result = work(
             engine,
             &mut World {
@@ -37,7 +38,13 @@ impl Driver {
             },
         );
         let notices = engine.notices();
+        let earlier = engine
+            .deadline()
+            .filter(|after| before.is_none_or(|before| *after < before));
         drop(native);
+        if let Some(at) = earlier {
+            self.event_loop.wake_by(at);
+        }
         for notice in notices {
             self.apply(notice);
         }
@@ -90,7 +97,6 @@ impl Driver {
             unreliable: qp.kind == QpKind::UnreliableConnected,
         };
         self.with_native(|engine, world| engine.reached_rtr(world, qp.qpn, params));
-        self.event_loop.wake();
     }
 
     pub(super) fn native_reached_rts(&self, qp: &Qp, attr: &QpAttr) {
@@ -103,7 +109,6 @@ impl Driver {
             retry_cnt: attr.retry_cnt,
         };
         self.with_native(|engine, world| engine.reached_rts(world, qp.qpn, rts));
-        self.event_loop.wake();
     }
 
     pub(super) fn native_rnr(&self, qp: &Qp, attr: &QpAttr, mask: QpMask) {
@@ -128,7 +133,6 @@ impl Driver {
         };
         if qp.status().is_ok_and(parted) {
             self.with_native(|engine, world| engine.lost(world, qid));
-            self.event_loop.wake();
         }
     }
 

@@ -225,6 +225,11 @@ impl Engine {
         self.timers.next()
     }
 
+    /// The time of the next timer.
+    pub fn deadline(&self) -> Option<Time> {
+        self.timers.next()
+    }
+
     /// Takes the queued notices.
     pub fn notices(&mut self) -> Vec<Notice> {
         std::mem::take(&mut self.notices)
