@@ -13,6 +13,7 @@ mod nfs;
 mod ours;
 mod raw;
 mod roce;
+mod same_host;
 mod served;
 mod table;
 mod ucx;
@@ -111,15 +112,18 @@ fn main() -> ExitCode {
     match words.as_slice() {
         ["raw", rest @ ..] => raw::main(rest),
         [] => bench(ROUNDS, None),
-        [part @ ("served" | "roce" | "nfs")] => bench(ROUNDS, Some(part)),
+        [part @ ("host" | "served" | "roce" | "nfs")] => bench(ROUNDS, Some(part)),
         [rounds] => rounds_of(rounds, None),
-        [part @ ("served" | "roce" | "nfs"), rounds] => rounds_of(rounds, Some(part)),
+        [part @ ("host" | "served" | "roce" | "nfs"), rounds] => rounds_of(rounds, Some(part)),
         _ => usage(),
     }
 }
 
 fn usage() -> ExitCode {
-    complain("urnic-bench", "usage: urnic-bench [served | roce | nfs] [ROUNDS]");
+    complain(
+        "urnic-bench",
+        "usage: urnic-bench [host | served | roce | nfs] [ROUNDS]",
+    );
     ExitCode::from(2)
 }
 
@@ -159,12 +163,14 @@ fn bench(rounds: usize, part: Option<&str>) -> ExitCode {
     }
 }
 
-/// All rows, or only the rows of the device in another process, of the RoCE identity, or of NFS.
+/// All rows, or only the rows of peers on the same host, of the device in another process, of the
+/// RoCE identity, or of NFS.
 fn measured(rounds: usize, part: Option<&str>) -> Vec<Row> {
     let wanted = |name: &str| part.is_none_or(|part| part == name);
     let all = part.is_none();
     let rows_if = |wanted: bool, rows: fn() -> Vec<Row>| if wanted { rows() } else { Vec::new() };
     let mut rows = rows_if(all, rows);
+    let mut host = rows_if(wanted("host"), same_host::rows);
     let mut served = rows_if(wanted("served"), served_rows);
     let mut roce = rows_if(wanted("roce"), roce::rows);
     let mut by_nfs = rows_if(wanted("nfs"), nfs::rows);
@@ -173,12 +179,16 @@ fn measured(rounds: usize, part: Option<&str>) -> Vec<Row> {
         if all {
             measure(&mut rows);
         }
+        if !host.is_empty() {
+            same_host::measure(&mut host);
+        }
         measure_served(&mut served);
         if !roce.is_empty() {
             roce::measure(&mut roce);
         }
         measure_nfs(&mut by_nfs);
     }
+    rows.append(&mut host);
     rows.append(&mut served);
     rows.append(&mut roce);
     rows.append(&mut by_nfs);

@@ -73,6 +73,57 @@ fn latency_of(row: &[f64]) -> Measured<Latency> {
     })
 }
 
+/// The last row of a perftest whose requests complete when they are delivered, as they do on
+/// native connections by default.
+fn delivered(name: &str, options: &str) -> Measured<Vec<f64>> {
+    installed(name)?;
+    let program = Program::new(name).line("-d urnic0 -F").line(options);
+    let text = Pair::new(&program).within(LIMIT).succeeds().client.output;
+    figures(&text).ok_or_else(|| format!("{name} printed no figures"))
+}
+
+/// Median latency of half a round trip, or of a Read, of 8 bytes, in microseconds.
+pub(crate) fn delivered_latency(name: &str) -> Measured<f64> {
+    Ok(latency_of(&delivered(name, "-s 8 -n 100000")?)?.median)
+}
+
+/// Bandwidth in MiB/s.
+pub(crate) fn delivered_bandwidth(name: &str, size: usize, count: u64) -> Measured<f64> {
+    column(&delivered(name, &format!("-s {size} -n {count}"))?, 3)
+}
+
+/// Millions of Sends of 64 bytes per second.
+pub(crate) fn delivered_messages() -> Measured<f64> {
+    column(&delivered("ib_send_bw", "-s 64 -n 2000000")?, 4)
+}
+
+/// Median microseconds of the kernel's copies of 8 bytes between processes: by `"write"`, of half a
+/// round trip; by `"read"`, of one.
+pub(crate) fn kernel_copy(what: &str) -> Measured<f64> {
+    let program = Program::plain(compiled("vm_spin")?).line("-n 100000").arg(what);
+    let row = figures(&program.run_for(LIMIT).success()).ok_or("vm_spin printed no figures")?;
+    column(&row, 4)
+}
+
+/// Microseconds of a round trip of ibv_rc_pingpong with 64 bytes, with this value of the option
+/// `same_host`.
+pub(crate) fn pingpong(same_host: &str) -> Measured<f64> {
+    installed("ibv_rc_pingpong")?;
+    let program = Program::new("ibv_rc_pingpong").line("-s 64 -n 100000");
+    let pair = Pair::new(&program.env("URNIC_SAME_HOST", same_host)).within(LIMIT);
+    let text = pair.succeeds().client.output;
+    text.lines()
+        .find_map(|line| {
+            line.split_once(" seconds = ")?
+                .1
+                .split_once(" usec/iter")?
+                .0
+                .parse()
+                .ok()
+        })
+        .ok_or_else(|| "ibv_rc_pingpong printed no figure".to_owned())
+}
+
 /// Bandwidth in MiB/s.
 pub(crate) fn bandwidth(name: &str, size: usize, count: u64, device: Option<&str>) -> Measured<f64> {
     // bytes, iterations, peak, average, messages

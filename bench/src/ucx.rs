@@ -23,6 +23,11 @@ pub(crate) fn over_urnic() -> Program {
         .env("UCX_TLS", "rc,ud,self")
 }
 
+/// UCX over shared memory and the kernel's copies between processes.
+pub(crate) fn over_memory() -> Program {
+    Program::plain("ucx_perftest").env("UCX_TLS", "self,sm")
+}
+
 /// The numbers of the result of a test: iterations, median, average and overall latency, bandwidths
 /// and message rates.
 fn result(ucx: &Program, test: &str) -> Measured<Vec<f64>> {
@@ -60,4 +65,11 @@ pub(crate) fn messages(ucx: &Program, size: usize, count: u64) -> Measured<f64> 
 pub(crate) fn latency(ucx: &Program, size: usize) -> Measured<f64> {
     let row = result(ucx, &format!("-t tag_lat -s {size} -n 50000"))?;
     row.get(1).copied().ok_or_else(|| "no latency".to_owned())
+}
+
+/// Bandwidth of tagged messages in MiB/s.
+pub(crate) fn bandwidth(ucx: &Program, size: usize, count: u64) -> Measured<f64> {
+    // iterations, median, average and overall latency, average and overall bandwidth, rates
+    let row = result(ucx, &format!("-t tag_bw -s {size} -n {count}"))?;
+    row.get(5).copied().ok_or_else(|| "no bandwidth".to_owned())
 }

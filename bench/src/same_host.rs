@@ -1,0 +1,83 @@
+//! Peers on the same host, compared with UCX over shared memory and with the kernel's own copies
+//! between processes.
+
+use crate::table::{Aim, Measured, Row, tried};
+use crate::{ours, ucx};
+
+/// Sizes of bandwidths, how the table calls them, and messages of a run.
+const SIZES: [(usize, &str, u64); 2] = [(65_536, "64 KiB", 40_000), (1_048_576, "1 MiB", 5_000)];
+const BANDWIDTHS: [&str; 3] = ["ib_write_bw", "ib_read_bw", "ib_send_bw"];
+
+/// The rows, in the order of [`measure`].
+pub(crate) fn rows() -> Vec<Row> {
+    let mut rows = vec![
+        Row::new(
+            "host: ib_send_lat 8 B",
+            "us",
+            "UCX tag_lat, shm",
+            Aim::AtMost(1.0),
+        ),
+        Row::new(
+            "host: ib_write_lat 8 B",
+            "us",
+            "process_vm_writev itself",
+            Aim::AtMost(1.2),
+        ),
+        Row::new(
+            "host: ib_read_lat 8 B",
+            "us",
+            "process_vm_readv itself",
+            Aim::AtMost(1.3),
+        ),
+    ];
+    for (_, size, _) in SIZES {
+        for tool in BANDWIDTHS {
+            rows.push(Row::new(
+                &format!("host: {tool} {size}"),
+                "MiB/s",
+                "UCX tag_bw, shm",
+                Aim::AtLeast(0.95),
+            ));
+        }
+    }
+    rows.push(Row::new(
+        "host: ib_send_bw 64 B, messages",
+        "M/s",
+        "UCX tag_bw, shm",
+        Aim::AtLeast(0.5),
+    ));
+    rows.push(Row::new(
+        "host: ibv_rc_pingpong",
+        "us",
+        "the same over TCP",
+        Aim::AtMost(0.15),
+    ));
+    rows
+}
+
+/// Measures one round.
+pub(crate) fn measure(rows: &mut [Row]) {
+    let mut rows = rows.iter_mut();
+    let mut add = |ours: Measured<f64>, theirs: Measured<f64>| {
+        if let Some(row) = rows.next() {
+            row.add(ours, Some(theirs));
+        }
+    };
+    let median = |name| tried(move || ours::delivered_latency(name));
+    add(
+        median("ib_send_lat"),
+        tried(|| ucx::latency(&ucx::over_memory(), 8)),
+    );
+    add(median("ib_write_lat"), tried(|| ours::kernel_copy("write")));
+    add(median("ib_read_lat"), tried(|| ours::kernel_copy("read")));
+    for (size, _, count) in SIZES {
+        for tool in BANDWIDTHS {
+            let theirs = tried(|| ucx::bandwidth(&ucx::over_memory(), size, count));
+            add(tried(|| ours::delivered_bandwidth(tool, size, count)), theirs);
+        }
+    }
+    let theirs = tried(|| ucx::messages(&ucx::over_memory(), 64, 2_000_000));
+    add(tried(ours::delivered_messages), theirs);
+    let pingpong = |same_host| tried(move || ours::pingpong(same_host));
+    add(pingpong("auto"), pingpong("off"));
+}
