@@ -80,6 +80,19 @@ fn for_five_seconds() {
     for_a_time("-D 5", |program| program);
 }
 
+/// The server of Writes and Reads stays at RTR. The client's Request is held until RTS, but not for
+/// longer than that needs: no other timer is due before the test's limit.
+#[test]
+fn a_server_that_stays_at_rtr_is_not_waited_for() {
+    or_skip!(installed("ib_write_bw"));
+    let timers = "native.call_grace_ms=600000,mpa.startup_timeout_initiator_s=600,\
+                  mpa.startup_timeout_responder_s=600";
+    for _ in 0..8 {
+        let program = program("ib_write_bw", "-n 5").env("URNIC_SET", timers);
+        measures(&Pair::new(&program).within(LIMIT), 1);
+    }
+}
+
 #[test]
 fn every_path_mtu() {
     or_skip!(installed("ib_send_bw"));

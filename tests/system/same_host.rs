@@ -83,6 +83,66 @@ fn users_reach_each_other_in_memory() {
     }
 }
 
+/// What the log says of a peer whose memory the requester reaches by itself.
+const IN_REACH: &str = "the memory of this peer is in reach";
+
+/// As [`expect`], in memory; checks whether both ends reach each other's memory.
+#[track_caller]
+fn expect_reach(pair: &Pair, in_reach: bool) {
+    let both = pair.succeeds();
+    for end in [both.server, both.client] {
+        assert!(end.output.contains(IN_MEMORY), "{end}");
+        assert_eq!(end.output.contains(IN_REACH), in_reach, "{end}");
+    }
+}
+
+#[test]
+fn shm_13_one_users_processes_reach_each_others_memory() {
+    or_skip!(in_process("the log is the other process's"));
+    or_skip!(root());
+    or_skip!(installed("ib_write_lat"));
+    let staged = Staged::new();
+    for (server, client) in [(0, 0), (OTHER_USER, OTHER_USER), (0, OTHER_USER), (OTHER_USER, 0)] {
+        let mut pair = logged(Program::new("ib_write_lat").line("-d urnic0 -F -n 1000"));
+        pair.server = staged.program(server, pair.server);
+        pair.client = staged.program(client, pair.client);
+        expect_reach(&pair, server == client);
+    }
+}
+
+/// As in two containers of one pod: two pid namespaces, one network namespace; of one user, or of
+/// two.
+#[test]
+fn shm_13_pid_namespaces_pass_bytes_through_the_ring() {
+    or_skip!(in_process("the log is the other process's"));
+    or_skip!(root());
+    or_skip!(installed("ib_write_lat"));
+    let staged = Staged::new();
+    let unshare = ["unshare", "--pid", "--fork", "--kill-child"];
+    for (server, client) in [(0, 0), (0, OTHER_USER), (OTHER_USER, OTHER_USER)] {
+        let mut pair = logged(Program::new("ib_write_lat").line("-d urnic0 -F -n 300"));
+        pair.server = staged.program(server, pair.server).through(unshare);
+        pair.client = staged.program(client, pair.client).through(unshare);
+        expect_reach(&pair, false);
+    }
+}
+
+/// The client writes without a pause when it is stopped or killed, at random moments.
+#[test]
+fn shm_11_memory_does_not_change_when_it_is_deregistered() {
+    or_skip!(in_process("the requester is the other process"));
+    let program = or_skip!(compiled("revoke"));
+    for options in ["-n 100", "-n 100 -k"] {
+        let pair = Pair::new(&Program::new(&program).line(options));
+        let both = pair.succeeds();
+        assert!(
+            both.server.output.contains("100 rounds, no byte changed"),
+            "{}",
+            both.server
+        );
+    }
+}
+
 /// The names of the listeners' sockets are free for all users. This one answers every offer, as if
 /// it were the listener at the other end of the TCP connection.
 const IMPOSTOR: &str = r#"

@@ -46,6 +46,12 @@ impl Source<'_> {
     }
 }
 
+/// An end of a connection in memory that a hostile peer shares: see
+/// [`same_host`](crate::stream::same_host::fuzzing::same_host).
+pub fn same_host(data: &[u8]) {
+    crate::stream::same_host::fuzzing::same_host(data);
+}
+
 /// Commands, doorbells, random writes to rings and records, and unmapped memory, in any order:
 /// every command is answered, and the device stays ready.
 pub fn commands(data: &[u8]) {

@@ -13,6 +13,7 @@ mod datagram;
 mod device;
 #[cfg(fuzzing)]
 pub mod fuzzing;
+mod handshakes;
 pub mod host;
 pub mod llp;
 pub mod memory;

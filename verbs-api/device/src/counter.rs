@@ -85,4 +85,10 @@ counters! {
     /// Messages of kind UC that found no receive or one that was too short, that memory refused, or
     /// of which only a part came.
     RxMessageDrops = "rx_message_drops",
+    /// RDMA Writes that were placed in the memory of a peer on this host, at least in part. They
+    /// count as sent, too. The peer, whose device has no part in it, counts their bytes only.
+    DirectWrites = "direct_writes",
+    /// RDMA Reads that were fetched from the memory of a peer on this host. They count as sent,
+    /// too. The peer counts their bytes only.
+    DirectReads = "direct_reads",
 }

@@ -8,7 +8,7 @@ mod queues;
 pub(crate) mod reset;
 mod streams;
 
-use crate::counters::{Counter, Counters};
+use crate::counters::Counter;
 use crate::device::state::{CommandQueue, Core};
 use crate::host::Mapping;
 use crate::qp::effects::Effects;
@@ -178,18 +178,19 @@ impl Job<'_> {
     }
 
     /// With a queue pair's number its own counters, else those of the device.
-    fn query_counters(&self) -> Answer {
+    fn query_counters(&mut self) -> Answer {
         let mut sums = [0u64; Counter::ALL.len()];
         match self.handle() {
             0 => {
                 self.core.counters.sum_into(&mut sums);
-                let pairs = self.core.qps.all();
-                pairs.iter().for_each(|qp| qp.counters.sum_into(&mut sums));
+                for qp in self.core.qps.all() {
+                    qp.sum_counters_into(&mut sums, self.effects);
+                }
                 sums[Counter::Polls as usize] += u64::from(self.core.schedule.polls());
             }
             qid => {
                 let qp = self.core.qps.find(qid).ok_or(Status::InvalidHandle)?;
-                Counters::sum_into(&qp.counters, &mut sums);
+                qp.sum_counters_into(&mut sums, self.effects);
             }
         }
         self.write_array(&sums.map(zerocopy::little_endian::U64::from))

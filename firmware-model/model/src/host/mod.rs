@@ -11,6 +11,7 @@ mod mapping;
 mod own_process;
 mod piece;
 pub mod process_memory;
+pub(crate) mod revocable;
 mod shared_memory;
 mod word;
 

@@ -24,7 +24,8 @@ impl SharedMemory {
         let file = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&file, len as u64)?;
         fcntl_add_seals(&file, SEALS)?;
-        Ok((Self::map(file.as_fd(), len)?, file))
+        let rights = ProtFlags::READ | ProtFlags::WRITE;
+        Ok((Self::map(file.as_fd(), len, rights)?, file))
     }
 
     /// Maps what another process has made.
@@ -32,15 +33,33 @@ impl SharedMemory {
     /// # Errors
     /// `EINVAL`: it is not `len` sealed bytes of memory.
     pub(crate) fn open(file: BorrowedFd<'_>, len: usize) -> Result<SharedMemory, Errno> {
-        let sealed = fcntl_get_seals(file).is_ok_and(|seals| seals.contains(SEALS));
-        if !sealed || fstat(file)?.st_size != len as i64 {
-            return Err(Errno::INVAL);
-        }
-        Self::map(file, len)
+        Self::check(file, len)?;
+        Self::map(file, len, ProtFlags::READ | ProtFlags::WRITE)
     }
 
-    fn map(file: BorrowedFd<'_>, len: usize) -> Result<SharedMemory, Errno> {
-        let rights = ProtFlags::READ | ProtFlags::WRITE;
+    fn check(file: BorrowedFd<'_>, len: usize) -> Result<(), Errno> {
+        let sealed = fcntl_get_seals(file).is_ok_and(|seals| seals.contains(SEALS));
+        let fits = sealed && fstat(file)?.st_size == len as i64;
+        fits.then_some(()).ok_or(Errno::INVAL)
+    }
+
+    /// As [`create`](Self::create); other processes can only read it.
+    pub(crate) fn create_for_readers(name: &str, len: usize) -> Result<(SharedMemory, OwnedFd), Errno> {
+        let file = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        ftruncate(&file, len as u64)?;
+        let memory = Self::map(file.as_fd(), len, ProtFlags::READ | ProtFlags::WRITE)?;
+        // For mappings from here on (Linux 5.1).
+        fcntl_add_seals(&file, SEALS | SealFlags::FUTURE_WRITE)?;
+        Ok((memory, file))
+    }
+
+    /// As [`open`](Self::open), for memory that may only be read.
+    pub(crate) fn open_to_read(file: BorrowedFd<'_>, len: usize) -> Result<SharedMemory, Errno> {
+        Self::check(file, len)?;
+        Self::map(file, len, ProtFlags::READ)
+    }
+
+    fn map(file: BorrowedFd<'_>, len: usize, rights: ProtFlags) -> Result<SharedMemory, Errno> {
         // SAFETY: a new mapping at an address of the kernel's choice replaces no other mapping.
         let start = unsafe { mmap(std::ptr::null_mut(), len, rights, MapFlags::SHARED, file, 0) }?;
         let start = NonNull::new(start.cast()).ok_or(Errno::NOMEM)?;

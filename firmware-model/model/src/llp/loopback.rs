@@ -91,6 +91,10 @@ impl Loopback {
         self.processed
     }
 
+    pub(crate) fn sealed(&self) -> u64 {
+        self.sealed
+    }
+
     /// Whether no ULPDU is under way.
     pub(crate) fn is_empty(&self) -> bool {
         self.start == self.end

@@ -114,6 +114,15 @@ impl Llp {
         }
     }
 
+    /// The position behind the last ULPDU that was sealed.
+    #[inline]
+    pub(crate) fn sealed(&self) -> u64 {
+        match self {
+            Llp::Mpa(mpa) => mpa.tx.sealed(),
+            Llp::Loopback(loopback) => loopback.sealed(),
+        }
+    }
+
     /// Whether everything sealed has been taken.
     #[inline]
     pub(crate) fn is_flushed(&self) -> bool {

@@ -103,6 +103,14 @@ impl Remote {
 }
 
 impl Backing {
+    /// The address of the byte at `at` in this process, if the region lies in one extent here.
+    pub(super) fn address(&self, at: u64) -> Option<u64> {
+        match self {
+            Backing::Contiguous { mapping, .. } => Some((mapping.address() as u64).wrapping_add(at)),
+            Backing::Pages { .. } | Backing::Remote(_) | Backing::Null => None,
+        }
+    }
+
     /// The address of the first byte among the `len` from `at` on that cannot be read; where all
     /// can, or the memory has no place here, that of the first one.
     #[cold]

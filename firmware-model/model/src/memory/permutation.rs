@@ -26,6 +26,16 @@ impl Permutation {
         Permutation { keys: mixed }
     }
 
+    /// The permutation that has these [`keys`](Self::keys).
+    pub(super) fn of_keys(keys: [u64; ROUNDS]) -> Permutation {
+        Permutation { keys }
+    }
+
+    /// Its round keys, which a peer needs to find entries.
+    pub(super) fn keys(&self) -> [u64; ROUNDS] {
+        self.keys
+    }
+
     #[inline]
     fn round(key: u64, half: u32) -> u32 {
         // One multiplication by a secret: it precedes every access to memory.

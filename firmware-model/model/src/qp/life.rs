@@ -180,6 +180,7 @@ impl Qp {
             inner.with_engine(|engine, stream| engine.transmit(&mut env, stream));
         }
         inner.dead = true;
+        inner.engine.count_accesses(&self.counters);
         inner.engine.abandon();
         core.schedule.end_burst(&mut inner.gathering);
         let stream = inner.stream.take();

@@ -15,7 +15,7 @@ mod service;
 mod siblings;
 pub(crate) mod turns;
 
-use crate::counters::Counters;
+use crate::counters::{Counter, Counters};
 use crate::datagram::{self, DatagramParams};
 use crate::qp::effects::Effects;
 use crate::qp::requests::Requests;
@@ -177,6 +177,17 @@ impl Qp {
         let requests = done.as_ref().map_or(Requests::empty(), |(_, requests)| *requests);
         effects.kick(self.id, requests);
         done.map(|(answer, _)| answer)
+    }
+
+    /// Adds up the counters, as of now. The accesses of a peer on this host are counted then only,
+    /// because they make no run of the queue pair.
+    pub(crate) fn sum_counters_into(&self, sums: &mut [u64; Counter::ALL.len()], effects: &mut Effects) {
+        let counted: Result<(), Status> = self.command(effects, |inner, _| {
+            inner.engine.count_accesses(&self.counters);
+            Ok(((), Requests::empty()))
+        });
+        debug_assert!(counted.is_ok());
+        self.counters.sum_into(sums);
     }
 
     /// Carries out `QueryQp`: its state, and both ends of its stream.

@@ -45,7 +45,7 @@ impl Qp {
             };
             self.counters.value(Counter::RxBytes).wrapping_add(waited)
         };
-        let before = moved();
+        let before = (moved(), inner.engine.confirmed());
         if requests.intersects(Requests::CQ_LOST) {
             inner.with_engine(|engine, stream| engine.fail(QpFault::CqOverflow, &mut env, stream));
         }
@@ -72,7 +72,7 @@ impl Qp {
         if requests.intersects(receives) {
             self.receive(core, inner, &mut env);
         }
-        let arrived = moved() != before;
+        let arrived = (moved(), inner.engine.confirmed()) != before;
         let sends = !inner.blocked
             || requests
                 .intersects(Requests::WRITABLE | Requests::HANG_UP | Requests::TIMER | Requests::CQ_LOST);
@@ -85,7 +85,7 @@ impl Qp {
             self.transmit(core, inner, &mut env, requests);
         }
         self.settle(core, inner, &mut env);
-        moved() != before
+        (moved(), inner.engine.confirmed()) != before
     }
 
     /// A number that changes whenever the program polls for completions: with every poll that finds

@@ -1,5 +1,6 @@
 //! The engine of a queue pair, by its kind.
 
+use crate::counters::Counters;
 use crate::datagram;
 use crate::queues::{ReceiveSource, SendQueue};
 use crate::rdmap::env::Env;
@@ -153,6 +154,22 @@ impl Service {
         match self {
             Service::Connected(engine) => engine.has_progressed(),
             Service::Datagrams(_) => false,
+        }
+    }
+
+    /// Counts what a peer on this host has done in our memory.
+    pub(crate) fn count_accesses(&mut self, counters: &Counters) {
+        if let Service::Connected(engine) = self {
+            engine.count_accesses(counters);
+        }
+    }
+
+    /// A number that grows with what a peer on this host confirms.
+    #[inline]
+    pub(crate) fn confirmed(&self) -> u64 {
+        match self {
+            Service::Connected(engine) => engine.confirmed(),
+            Service::Datagrams(_) => 0,
         }
     }
 

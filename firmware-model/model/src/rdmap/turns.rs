@@ -42,13 +42,13 @@ impl Turns {
         env: &mut Env<'_>,
         budget: &mut u32,
     ) -> Framed {
-        let before = *budget;
+        let mut fpdus = 0;
         if let Some(rtr) = rtr {
             halves.requester.frame_rtr(rtr, env, llp);
             *budget -= 1;
+            fpdus = 1;
         }
-        let framed = self.frame_messages(halves, llp, sends, env, budget);
-        let fpdus = before - *budget;
+        let framed = self.frame_messages(halves, llp, sends, env, budget, &mut fpdus);
         if fpdus > 0 {
             halves.silent = false;
             env.counters.add(Counter::TxFpdus, fpdus.into());
@@ -64,6 +64,7 @@ impl Turns {
         sends: bool,
         env: &mut Env<'_>,
         budget: &mut u32,
+        fpdus: &mut u32,
     ) -> Framed {
         let Halves {
             qp,
@@ -97,7 +98,14 @@ impl Turns {
                 self.answered = false;
                 continue;
             }
-            *budget -= 1;
+            // What the requester did in the memory of its peer is no FPDU.
+            match requester.take_direct_cost() {
+                0 => {
+                    *budget -= 1;
+                    *fpdus += 1;
+                }
+                cost => *budget = budget.saturating_sub(cost),
+            }
         }
         if env.is_stopped() {
             return Framed::Nothing;

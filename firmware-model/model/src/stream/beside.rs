@@ -2,7 +2,7 @@
 
 use super::StreamError;
 use super::descriptor::Descriptor;
-use super::same_host::{Connection, Offer, Offers, SameHost};
+use super::same_host::{Connection, Neighbour, Offer, Offers, SameHost};
 use super::socket;
 use crate::host::{Piece, PieceMut};
 use rustix::io::Errno;
@@ -161,6 +161,11 @@ impl InMemory {
     /// The connection ends without order as soon as this value is dropped.
     pub(super) fn reset(&mut self) {
         self.connection.reset();
+    }
+
+    /// As [`Stream::neighbour`](super::Stream::neighbour).
+    pub(super) fn neighbour(&self, qid: u32) -> Neighbour {
+        self.connection.neighbour(qid)
     }
 
     /// As [`Stream::finish`](super::Stream::finish).

@@ -18,6 +18,7 @@ use crate::host::{Piece, PieceMut};
 use datagram::{DatagramOptions, DatagramSocket};
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
+use same_host::Neighbour;
 use std::fmt::Debug;
 use std::net::SocketAddr;
 
@@ -71,6 +72,13 @@ pub trait Stream: Send + Debug {
     /// operation the other end has the same answer.
     fn is_in_memory(&self) -> bool {
         false
+    }
+
+    /// The peer at the other end of a stream [in memory](Self::is_in_memory), for queue pair `qid`:
+    /// to be taken once, at the beginning of full operation.
+    fn neighbour(&self, qid: u32) -> Option<Neighbour> {
+        let _ = qid;
+        None
     }
 
     /// The [descriptor](Self::descriptor) has reported that the peer closed, or an error.

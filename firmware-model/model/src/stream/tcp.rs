@@ -4,7 +4,7 @@ use super::address::{ANYWHERE, family, plain};
 use super::beside::Beside;
 use super::datagram::{DatagramOptions, DatagramSocket};
 use super::descriptor::{Descriptor, Descriptors};
-use super::same_host::{Offers, SameHost};
+use super::same_host::{Neighbour, Offers, SameHost};
 use super::socket::{peek, uninterrupted};
 use super::{Listener, Network, Stream, StreamError, udp};
 use crate::host::{Piece, PieceMut};
@@ -328,6 +328,13 @@ impl Stream for TcpStream {
 
     fn is_in_memory(&self) -> bool {
         matches!(self.beside, Beside::Instead(_))
+    }
+
+    fn neighbour(&self, qid: u32) -> Option<Neighbour> {
+        match &self.beside {
+            Beside::Instead(memory) => Some(memory.neighbour(qid)),
+            _ => None,
+        }
     }
 
     fn note_hang_up(&mut self) {

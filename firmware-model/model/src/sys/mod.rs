@@ -12,6 +12,11 @@ pub(crate) fn last_errno() -> Errno {
     Errno::from_raw_os_error(unsafe { *libc::__errno_location() })
 }
 
+/// The error of a system call that was made without libc: such a call returns its negative number.
+pub(crate) fn errno_of(result: i64) -> Errno {
+    Errno::from_raw_os_error(i32::try_from(result.wrapping_neg()).unwrap_or(libc::EINVAL))
+}
+
 /// `TCP_MAXSEG`: largest segment that is sent at present, in bytes.
 pub(crate) fn tcp_maxseg(socket: BorrowedFd<'_>) -> Result<u32, Errno> {
     let mut value: libc::c_int = 0;
@@ -53,9 +58,9 @@ pub(crate) fn unacknowledged(socket: BorrowedFd<'_>) -> Result<u32, Errno> {
     }
 }
 
-/// `SO_PEERCRED`: the user at the other end of a unix socket. (The process has no number in another
-/// pid namespace, which rustix does not expect.)
-pub(crate) fn peer_uid(socket: BorrowedFd<'_>) -> Result<u32, Errno> {
+/// `SO_PEERCRED`: the user and the process at the other end of a unix socket. (The process has the
+/// number 0 if it is in another pid namespace, which rustix does not expect.)
+pub(crate) fn peer_credentials(socket: BorrowedFd<'_>) -> Result<(u32, i32), Errno> {
     let mut peer = libc::ucred {
         pid: 0,
         uid: u32::MAX,
@@ -74,7 +79,7 @@ pub(crate) fn peer_uid(socket: BorrowedFd<'_>) -> Result<u32, Errno> {
         )
     };
     if done == 0 {
-        Ok(peer.uid)
+        Ok((peer.uid, peer.pid))
     } else {
         Err(last_errno())
     }

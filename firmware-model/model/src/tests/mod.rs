@@ -4,6 +4,8 @@ mod backlog;
 mod commands;
 mod completions;
 mod datagrams;
+#[cfg(target_arch = "x86_64")]
+mod direct;
 mod elsewhere;
 mod gather;
 mod nonsense;

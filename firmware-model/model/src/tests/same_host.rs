@@ -6,7 +6,7 @@ use crate::ModelConfig;
 use crate::mock::{Driver, Pair, assert_cqe, config, wait_for};
 use urnic_device::command::{Handle, Opcode, QpStatus};
 use urnic_device::event::EventKind;
-use urnic_device::stream::attached;
+use urnic_device::stream::{attach, attached};
 use urnic_device::vocabulary::{QpState, WcStatus};
 use urnic_device::wqe;
 
@@ -19,6 +19,11 @@ fn driver(same_host: bool) -> Driver {
 
 /// Connects two devices with a start-up of one byte each way.
 fn connect(near: &Driver, far: &Driver) -> Pair {
+    connect_with(near, far, 0)
+}
+
+/// As [`connect`], with flags of `Attach`.
+fn connect_with(near: &Driver, far: &Driver, flags: u32) -> Pair {
     let (pair, connecting, accepted) = Pair::prepare_while(near, far, |connecting, accepted| {
         send(near, connecting, b"?").unwrap();
         receive(far, accepted, 1).unwrap();
@@ -27,8 +32,10 @@ fn connect(near: &Driver, far: &Driver) -> Pair {
         receive(near, connecting, 1).unwrap();
         near.await_event(EventKind::StreamReceived, connecting);
     });
-    far.attach(accepted, &pair.responder.qp, false).unwrap();
-    near.attach(connecting, &pair.initiator.qp, true).unwrap();
+    let flags = flags | attach::CRC;
+    far.attach_with(accepted, &pair.responder.qp, flags).unwrap();
+    near.attach_with(connecting, &pair.initiator.qp, flags | attach::INITIATOR)
+        .unwrap();
     pair
 }
 
@@ -40,16 +47,21 @@ fn way(driver: &Driver, qid: u32) -> u32 {
     status.attached.get()
 }
 
-fn in_memory() -> (Driver, Driver, Pair) {
+pub(super) fn in_memory() -> (Driver, Driver, Pair) {
+    in_memory_with(0)
+}
+
+/// As [`in_memory`], with flags of `Attach`.
+pub(super) fn in_memory_with(flags: u32) -> (Driver, Driver, Pair) {
     let (near, far) = (driver(true), driver(true));
-    let pair = connect(&near, &far);
+    let pair = connect_with(&near, &far, flags);
     assert_eq!(way(&near, pair.initiator.qp.id), attached::MEMORY);
     assert_eq!(way(&far, pair.responder.qp.id), attached::MEMORY);
     (near, far, pair)
 }
 
 /// Posts a receive to the responder, and a Send of `len` bytes to the initiator.
-fn post(near: &Driver, far: &Driver, pair: &mut Pair, cookie: u64, len: u32) {
+pub(super) fn post(near: &Driver, far: &Driver, pair: &mut Pair, cookie: u64, len: u32) {
     let Pair { initiator, responder } = pair;
     let all = responder.region.sge(0, 1 << 20);
     responder.qp.post_recv(far, cookie, &[all]);
@@ -59,7 +71,7 @@ fn post(near: &Driver, far: &Driver, pair: &mut Pair, cookie: u64, len: u32) {
 }
 
 /// The next completion of both ends, neither of which polls the device.
-fn completes(pair: &mut Pair, cookie: u64) {
+pub(super) fn completes(pair: &mut Pair, cookie: u64) {
     assert_cqe(&pair.responder.recv_cq.await_idly(), cookie, WcStatus::Success);
     assert_cqe(&pair.initiator.send_cq.await_idly(), cookie, WcStatus::Success);
 }
@@ -146,19 +158,12 @@ fn shm_03_sleeping_devices_are_woken() {
 #[test]
 fn shm_03_a_full_ring_is_continued_when_there_is_room() {
     let (near, far, mut pair) = in_memory();
-    let len = 100_000;
     for cookie in 0..32 {
-        let write = one_sided(wqe::Opcode::Write, cookie, &pair.responder);
-        pair.initiator
-            .qp
-            .post(&near, write, &[pair.initiator.region.sge(0, len)]);
+        post(&near, &far, &mut pair, cookie, 100_000);
     }
     for cookie in 0..32 {
-        assert_cqe(&pair.initiator.send_cq.await_idly(), cookie, WcStatus::Success);
+        completes(&mut pair, cookie);
     }
-    wait_for("the last write", || {
-        (far.counter(crate::Counter::RxBytes) >= u64::from(32 * len)).then_some(())
-    });
 }
 
 #[test]
@@ -225,4 +230,33 @@ fn many_connections_share_their_bells() {
             completes(pair, round);
         }
     }
+}
+
+/// With `DELIVERED`, no Read of the device's own confirms what was sent: the peer says in memory
+/// how far it is, and wakes a device that sleeps.
+#[test]
+fn shm_12_requests_complete_when_the_peer_has_processed_them() {
+    let (near, far, mut pair) = in_memory_with(attach::DELIVERED | attach::STALL_ON_EMPTY_RQ);
+    let Pair { initiator, responder } = &mut pair;
+    let all = responder.region.sge(0, 1 << 20);
+    responder.qp.post_recv(&far, 0, &[all]);
+    for cookie in 0..20 {
+        let send = [initiator.region.sge(0, 64)];
+        initiator.qp.post_send(&near, cookie, &send);
+        assert_cqe(&responder.recv_cq.await_idly(), cookie, WcStatus::Success);
+        assert_cqe(&initiator.send_cq.await_idly(), cookie, WcStatus::Success);
+        // The next one finds no receive: it is in the ring, and not complete.
+        initiator.qp.post_send(&near, cookie + 100, &send);
+        wait_for("a Send that waits", || {
+            (far.counter(crate::Counter::RxStalls) > cookie).then_some(())
+        });
+        assert!(initiator.send_cq.poll().is_none());
+        responder.qp.post_recv(&far, cookie + 100, &[all]);
+        assert_cqe(&responder.recv_cq.await_idly(), cookie + 100, WcStatus::Success);
+        assert_cqe(&initiator.send_cq.await_idly(), cookie + 100, WcStatus::Success);
+        responder.qp.post_recv(&far, cookie + 1, &[all]);
+    }
+    // No message but those of the program.
+    assert_eq!(near.counter(crate::Counter::TxMessages), 40);
+    assert_eq!(near.counter(crate::Counter::TxFpdus), 40);
 }

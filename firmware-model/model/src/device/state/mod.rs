@@ -135,10 +135,10 @@ impl Core {
         let network = Arc::new(Tcp {
             descriptors: descriptors.clone(),
             liveness: config.liveness,
-            same_host,
+            same_host: same_host.clone(),
         });
         let schedule = Schedule::with_epoll(&descriptors, bells)?;
-        Self::new(
+        let core = Self::new(
             config,
             host,
             interrupts,
@@ -146,7 +146,16 @@ impl Core {
             Clock::Monotonic,
             schedule,
             descriptors,
-        )
+        )?;
+        if let Some(same_host) = same_host {
+            let [proof, ..] = secret()?;
+            let exported =
+                (core.memory.export(proof)).and_then(|(exports, file)| same_host.export(exports, file));
+            if let Err(errno) = exported {
+                tracing::info!(%errno, "peers on this host cannot reach the device's memory");
+            }
+        }
+        Ok(core)
     }
 
     pub(crate) fn manual(

@@ -123,6 +123,11 @@ impl Sender {
     }
 
     #[inline]
+    pub(crate) fn sealed(&self) -> u64 {
+        self.sealed
+    }
+
+    #[inline]
     pub(crate) fn is_flushed(&self) -> bool {
         self.sealed == self.taken
     }

@@ -7,11 +7,14 @@ use super::backing::Backing;
 use super::borrows::{Borrow, BorrowHolder, Borrows};
 use super::domains::{DomainUse, Domains};
 use super::entry::{Entry, EntryId};
+use super::exports::Exports;
 use super::permutation::{DOMAIN, Permutation};
 use super::registration::{InvalidateBy, InvalidateError, Registration, TableError};
 use super::violation::{Need, Violation};
 use super::window::Window;
 use arc_swap::ArcSwapOption;
+use rustix::fd::OwnedFd;
+use rustix::io::Errno;
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use urnic_device::vocabulary::Access;
@@ -94,6 +97,8 @@ pub struct MemoryTable {
     max_windows: u32,
     domains: Domains,
     borrows: Arc<Borrows>,
+    /// The table as peers on this host read it.
+    exports: OnceLock<Arc<Exports>>,
     admin: Mutex<Admin>,
 }
 
@@ -110,11 +115,21 @@ impl MemoryTable {
             max_windows,
             domains: Domains::new(max_domains),
             borrows: Arc::default(),
+            exports: OnceLock::new(),
             admin: Mutex::new(Admin {
                 keys,
                 ..Admin::default()
             }),
         }
+    }
+
+    /// Lets peers on this host read the table, which is empty as yet; returns the descriptor by
+    /// which they do. `proof` is any secret number.
+    pub(crate) fn export(&self, proof: u64) -> Result<(Arc<Exports>, OwnedFd), Errno> {
+        let slots = (self.chunks.len() * CHUNK) as u32;
+        let (exports, file) = Exports::new(slots, &self.permutation, proof)?;
+        let exports = self.exports.get_or_init(|| Arc::new(exports));
+        Ok((exports.clone(), file))
     }
 
     /// Registers a holder that has pieces of registered memory, and still pins for them. It
@@ -200,10 +215,8 @@ impl MemoryTable {
         let slot = self.allocate(&mut admin, pd)?;
         admin.regions += 1;
         let stag = self.stag(slot, admin.key());
-        if let Some(cell) = self.cell(slot) {
-            let id = admin.entry_id();
-            cell.store(Some(Arc::new(Entry::of_region(id, stag, &registration))));
-        }
+        let id = admin.entry_id();
+        self.replace(slot, Some(Arc::new(Entry::of_region(id, stag, &registration))));
         let kind = Kind::Region {
             registration,
             windows: 0,
@@ -429,19 +442,26 @@ impl MemoryTable {
         self.cell(slot)?.load().as_ref()?.qid
     }
 
+    /// Makes a slot refer to `entry`; the caller has the lock.
     fn replace(&self, slot: u32, entry: Option<Arc<Entry>>) -> Option<Arc<Entry>> {
+        if let Some(exports) = self.exports.get() {
+            exports.publish(slot, entry.as_deref());
+        }
         self.cell(slot)?.swap(entry)
     }
 
     /// Waits until nothing uses the entry that a swap took out: no [`Window`] and no
     /// [`Pin`](super::Pin) holds it, which last one FPDU or one call of a stream, and no piece of
-    /// it is left to be sent.
+    /// it is left to be sent; and no peer on this host is in an access through it.
     fn retire(&self, old: Option<Arc<Entry>>) {
         if let Some(mut old) = old {
             while Arc::get_mut(&mut old).is_none() {
                 rustix::thread::sched_yield();
             }
             self.borrows.release(old.id);
+            if let Some(exports) = self.exports.get() {
+                exports.wait();
+            }
         }
     }
 }

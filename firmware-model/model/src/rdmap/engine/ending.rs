@@ -131,7 +131,7 @@ impl Engine {
             return RxOutcome::Ended;
         }
         // The peer answers no more Reads of ours.
-        self.halves.requester.delivery.stop();
+        self.halves.requester.await_no_more();
         if !between || !self.is_quiet() {
             stream.finish();
             self.lose(env);
@@ -276,7 +276,9 @@ impl Engine {
     pub(super) fn apply_terminate(&mut self, received: &Received) {
         let stalls = self.halves.responder.stalls;
         // The peer stopped at the oldest request that is not complete.
-        let tracked = self.halves.requester.delivery.is_on()
+        let requester = &self.halves.requester;
+        let tracked = requester.delivery.is_on()
+            || requester.confirms
             || self.peer_progress.as_ref().is_some_and(PeerProgress::is_tracked)
             || matches!(self.llp, Some(Llp::Loopback(_)));
         let status = match received.status {
@@ -351,7 +353,8 @@ impl Engine {
         self.direct = None;
         // No confirmation can come any more: requests that the stream took are complete.
         self.peer_progress = None;
-        self.halves.requester.delivery.stop();
+        self.count_accesses(env.counters);
+        self.halves.requester.part();
         if self.parting {
             self.drop_messages(env);
         }

@@ -11,6 +11,7 @@
 //! `Detached` instead of `Ended`, unless this side caused the end ([`unreliable`]).
 
 mod ending;
+mod neighbour;
 mod receive;
 mod send;
 mod unreliable;
@@ -102,6 +103,8 @@ pub struct Engine {
     peer_progress: Option<PeerProgress>,
     /// Kind UC: the stream ends, and the queue pair stays as it is.
     parting: bool,
+    /// What the neighbour had processed at the last look.
+    confirmed: u64,
 }
 
 impl Engine {
@@ -143,6 +146,7 @@ impl Engine {
             terminate_received: 0,
             peer_progress: None,
             parting: false,
+            confirmed: 0,
         }
     }
 
@@ -238,6 +242,7 @@ impl Engine {
             markers_rx: attachment.markers_rx,
         };
         self.open(attachment, Llp::Mpa(Box::new(Mpa::new(agreed))))?;
+        self.meet_neighbour(stream.neighbour(self.halves.qp.qid));
         if let Some(llp) = &mut self.llp {
             llp.refresh(env.now, stream);
         }
@@ -275,16 +280,6 @@ impl Engine {
         } else if self.has_failed_send() {
             self.flush_failed_sends(env, stream);
         }
-    }
-
-    /// The bytes that we sent of which the outcome is known, as far as it can be.
-    #[inline]
-    fn known(&self) -> u64 {
-        let taken = self.llp.as_ref().map_or(0, Llp::taken);
-        let known = self.halves.requester.delivery.known(taken);
-        self.peer_progress
-            .as_ref()
-            .map_or(known, |peer_progress| peer_progress.known(known))
     }
 
     /// The queue pair becomes its own peer, with no stream; `capture` makes where that is captured.
@@ -348,6 +343,7 @@ impl Engine {
 
     /// The queue pair is destroyed: on return, nothing refers to host memory.
     pub fn abandon(&mut self) {
+        self.halves.requester.part();
         self.llp = None;
     }
 
@@ -369,6 +365,9 @@ impl Engine {
         } = &mut self.halves;
         if let Some(access) = change.access {
             qp.access = access;
+            if let Some(neighbour) = &requester.neighbour {
+                neighbour.permit(qp.pd, access);
+            }
         }
         if !qp.unreliable {
             responder.answers.ird = change.ird.unwrap_or(responder.answers.ird);

@@ -25,6 +25,7 @@ const RX_BUDGET: usize = 1 << 20;
 impl Engine {
     /// Receives what has arrived.
     pub fn receive(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) -> RxOutcome {
+        self.note_confirmed(env, stream);
         let outcome = match (&self.progress, &self.llp) {
             (Progress::Detached, _) | (Progress::Open, None) => {
                 self.flush(env);
@@ -149,10 +150,13 @@ impl Engine {
         Ok(())
     }
 
-    /// Counts what is processed of what the peer sent, if the peer is on this device.
+    /// Counts what is processed of what the peer sent, if the peer is on this device or this host.
     #[inline]
     fn note_progress(&mut self) {
         let held = self.held.position();
+        if let (Some(neighbour), Some(Llp::Mpa(mpa))) = (&mut self.halves.requester.neighbour, &self.llp) {
+            neighbour.confirm(held.unwrap_or_else(|| mpa.rx.position()));
+        }
         match (&mut self.peer_progress, &mut self.llp) {
             (Some(peer_progress), Some(Llp::Mpa(mpa))) => {
                 peer_progress.advance(held.unwrap_or_else(|| mpa.rx.position()));

@@ -45,7 +45,10 @@ impl Engine {
             self.lose(env);
             return TxOutcome::Idle;
         }
-        let outcome = self.pump(env, stream);
+        let mut outcome = self.pump(env, stream);
+        while !self.await_confirmation(env, stream) && outcome == TxOutcome::Idle {
+            outcome = self.pump(env, stream);
+        }
         if let Some(llp) = &mut self.llp {
             llp.release(env.buffers);
         }
@@ -135,7 +138,8 @@ impl Engine {
 
     /// In the closing state with nothing left to do: sends our FIN (row DDP-T-05).
     pub(super) fn close_if_drained(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
-        let confirmed = !self.halves.requester.delivery.is_pending();
+        let taken = self.llp.as_ref().map_or(0, Llp::taken);
+        let confirmed = self.halves.requester.is_confirmed(taken);
         if self.state == QpState::Sqd
             && matches!(self.progress, Progress::Open)
             && self.is_quiet()

@@ -74,6 +74,7 @@ impl Requester {
             }
         }
         sending.sent += n as u32;
+        sending.framed = true;
         sending.payload_done = last;
         if last && !tagged {
             self.msn = self.msn.wrapping_add(1);

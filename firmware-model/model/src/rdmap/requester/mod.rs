@@ -1,5 +1,6 @@
 //! Work requests become messages.
 
+mod direct;
 mod framing;
 
 use super::completions::Completions;
@@ -14,6 +15,7 @@ use crate::memory::InvalidateBy;
 use crate::queues::{BadWqe, CompletionQueue, Overflow, SendQueue, SendWqe};
 use crate::rdmap::env::Env;
 use crate::rdmap::params::Identity;
+use crate::stream::same_host::Neighbour;
 use std::sync::{Arc, Once};
 use urnic_device::vocabulary::{WcOpcode, WcStatus};
 use urnic_device::wqe::{Opcode, SendFlags};
@@ -52,8 +54,25 @@ struct Sending {
     cursor: Cursor,
     /// Whether the immediate before the payload is framed.
     immediate_sent: bool,
-    /// Whether the payload is framed to its end.
+    /// Whether the payload is framed, or placed, to its end.
     payload_done: bool,
+    /// Whether a segment of the payload is framed.
+    framed: bool,
+}
+
+impl Sending {
+    #[inline]
+    fn new(wqe: SendWqe, len: u32) -> Sending {
+        Sending {
+            len,
+            sent: 0,
+            cursor: Cursor::default(),
+            immediate_sent: wqe.opcode != Opcode::SendImm,
+            payload_done: false,
+            framed: false,
+            wqe,
+        }
+    }
 }
 
 /// The requesting half of a queue pair.
@@ -64,6 +83,16 @@ pub(super) struct Requester {
     pub(super) flights: Flights,
     pub(super) reads: Reads,
     pub(super) delivery: Delivery,
+    /// The peer, if it shares memory with us.
+    pub(super) neighbour: Option<Neighbour>,
+    /// Requests complete when the neighbour has processed them.
+    pub(super) confirms: bool,
+    /// The next request waits until the neighbour has processed all that was sent.
+    drains: bool,
+    /// The last attempt to reach into its memory succeeded.
+    worth_draining: bool,
+    /// What was done in the neighbour's memory, in ULPDUs.
+    direct_cost: u32,
     /// Most outstanding Reads and atomics of the program.
     pub(super) ord: u32,
     /// Most outstanding Reads and atomics that the peer accepts; 0 = `ord`.
@@ -89,6 +118,11 @@ impl Requester {
             flights: Flights::default(),
             reads: Reads::default(),
             delivery: Delivery::default(),
+            neighbour: None,
+            confirms: false,
+            drains: false,
+            worth_draining: true,
+            direct_cost: 0,
             ord: 0,
             ord_limit: 0,
             sending: None,
@@ -195,7 +229,10 @@ impl Requester {
                 if reads >= self.ord as usize || !self.may_request() {
                     return Step::Idle;
                 }
-                return self.request(wqe, qp, env, llp);
+                return match wqe.opcode {
+                    Opcode::Read | Opcode::ReadInv => self.read(wqe, qp, env, llp),
+                    _ => self.request(wqe, qp, env, llp),
+                };
             }
             Opcode::Send | Opcode::SendInv | Opcode::SendImm | Opcode::Write | Opcode::WriteImm => {}
         }
@@ -203,15 +240,10 @@ impl Requester {
         if len > MAX_MESSAGE {
             return self.refuse(wqe, WcStatus::LocLenErr);
         }
-        let sending = Sending {
-            len: len as u32,
-            sent: 0,
-            cursor: Cursor::default(),
-            immediate_sent: wqe.opcode != Opcode::SendImm,
-            payload_done: false,
-            wqe,
-        };
-        self.proceed(sending, qp, env, llp)
+        if wqe.opcode == Opcode::Write && self.is_to_wait(len, qp, llp) {
+            return Step::Idle;
+        }
+        self.proceed(Sending::new(wqe, len as u32), qp, env, llp)
     }
 
     /// Bytes of payload, or of a Read.
@@ -276,18 +308,25 @@ impl Requester {
     /// Frames the next ULPDU of a Send or Write.
     #[inline]
     fn proceed(&mut self, mut sending: Sending, qp: &Identity, env: &mut Env<'_>, llp: &mut Llp) -> Step {
+        if matches!(sending.wqe.opcode, Opcode::Read | Opcode::ReadInv) {
+            return self.fetch(sending, qp, env, llp);
+        }
         let position;
         if !sending.immediate_sent {
             position = self.frame_immediate(&sending.wqe, WITH_NEXT_SEND, false, env, llp);
             sending.immediate_sent = true;
         } else if !sending.payload_done {
-            match self.frame_payload(&mut sending, qp, env, llp) {
-                Ok(sealed) => position = sealed,
-                Err(status) => {
-                    llp.cancel();
-                    self.torn = sending.sent > 0 || sending.wqe.opcode == Opcode::SendImm;
-                    return self.refuse(sending.wqe, status);
-                }
+            match self.place(&mut sending, qp, env, llp) {
+                Ok(true) => position = llp.sealed(),
+                Ok(false) => match self.frame_payload(&mut sending, qp, env, llp) {
+                    Ok(sealed) => position = sealed,
+                    Err(status) => {
+                        llp.cancel();
+                        self.torn = sending.framed || sending.wqe.opcode == Opcode::SendImm;
+                        return self.refuse(sending.wqe, status);
+                    }
+                },
+                Err(status) => return self.refuse(sending.wqe, status),
             }
         } else {
             let solicited = sending.wqe.flags.contains(SendFlags::SOLICITED);
@@ -320,18 +359,7 @@ impl Requester {
         let Some((number, wqe)) = pending.request else {
             return Ok(());
         };
-        let mut wait = Wait::Done;
-        if wqe.opcode == Opcode::ReadInv {
-            // Not a wire feature: the sink's STag is ours (row RDM-M-04).
-            let stag = self.sq.sge(&wqe, 0).stag.get();
-            if env
-                .memory
-                .invalidate(stag, qp.pd, qp.qid, InvalidateBy::Local)
-                .is_err()
-            {
-                wait = Wait::Failed(WcStatus::LocProtErr);
-            }
-        }
+        let wait = self.fetched(&wqe, qp, env);
         self.flights.set(number, wait);
         match wait {
             Wait::Failed(status) => Err(status),

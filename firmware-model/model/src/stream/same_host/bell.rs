@@ -7,13 +7,14 @@
 //! sleeps. Peers of another user have another bell, so a hostile one can ring too often or take its
 //! own user's rings away, and no others.
 
+use crate::handshakes;
 use crate::host::SharedMemory;
 use crate::stream::descriptor::{Descriptor, Descriptors};
 use rustix::fd::{AsFd, BorrowedFd};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair};
 use rustix::process::{Pid, getpid};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Bytes of a bell's memory.
@@ -123,13 +124,10 @@ impl Bell {
     /// Passes each queue pair for which something may have come to `act`, and forgets that it was
     /// rung for.
     pub(crate) fn answer(&self, mut act: impl FnMut(u32)) {
-        rung(&self.memory).swap(0, Ordering::SeqCst);
+        handshakes::hear(rung(&self.memory));
         let used = self.connections().qids.len();
         for word in 0..used.div_ceil(64) {
-            if bits(&self.memory, word).load(Ordering::Relaxed) == 0 {
-                continue;
-            }
-            let mut set = bits(&self.memory, word).swap(0, Ordering::SeqCst);
+            let mut set = handshakes::take(bits(&self.memory, word));
             while set != 0 {
                 let slot = word * 64 + set.trailing_zeros() as usize;
                 set &= set - 1;
@@ -145,7 +143,12 @@ impl Bell {
     /// Says to peers how many of the device's threads sleep. Who wakes one does not change the
     /// number: another thread may take the datagram, and the sleeper sleep on.
     pub(super) fn set_asleep(&self, threads: u32) {
-        asleep(&self.memory).store(threads, Ordering::SeqCst);
+        handshakes::say_asleep(asleep(&self.memory), threads);
+    }
+
+    /// Whether something has come, for a thread that said before that it falls asleep.
+    pub(super) fn is_rung_now(&self) -> bool {
+        handshakes::is_rung_now(rung(&self.memory))
     }
 
     /// Takes the wake-ups so far, as far as peers do not send them faster than that.
@@ -206,18 +209,8 @@ impl PeerBell {
     #[inline]
     pub(super) fn ring(&self, slot: u32) {
         let slot = slot % SLOTS;
-        let bits = bits(&self.memory, slot as usize / 64);
-        let bit = 1 << (slot % 64);
-        // What was published before must be visible before the bit is read: a peer that has yet to
-        // take the bit looks for it afterwards.
-        fence(Ordering::SeqCst);
-        if bits.load(Ordering::Relaxed) & bit != 0 {
-            return;
-        }
-        bits.fetch_or(bit, Ordering::SeqCst);
-        if rung(&self.memory).swap(1, Ordering::SeqCst) == 0
-            && asleep(&self.memory).load(Ordering::SeqCst) != 0
-        {
+        let (bits, bit) = (bits(&self.memory, slot as usize / 64), 1 << (slot % 64));
+        if handshakes::ring(bits, bit, rung(&self.memory), asleep(&self.memory)) {
             // A full socket wakes as well, and one whose reader is gone has none to wake.
             let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
             let _ = send(&self.waker, &[1u8], flags);

@@ -11,7 +11,6 @@ use rustix::fs::fstat;
 use rustix::io::Errno;
 use std::collections::HashMap;
 use std::io;
-use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// Users with whose processes a device shares memory at most. Those of others use TCP.
@@ -102,8 +101,7 @@ impl Bells {
         let asleep = Asleep(self);
         // A peer that rang before it could see the number wakes nobody. One that rings a bell that
         // is made from here on sees it.
-        fence(Ordering::SeqCst);
-        let rung = self.list.load().iter().any(|bell| bell.is_rung());
+        let rung = self.list.load().iter().any(|bell| bell.is_rung_now());
         (!rung).then_some(asleep)
     }
 

@@ -1,7 +1,9 @@
 //! Both directions of a connection in shared memory.
 
 use super::bell::{PeerBell, Slot};
-use super::ring::{Direction, Receiver, Sender};
+use super::direction::Direction;
+use super::neighbour::{Neighbour, Reach};
+use super::ring::{Receiver, Sender};
 use crate::host::{Piece, PieceMut, SharedMemory};
 use crate::stream::StreamError;
 use rustix::io::Errno;
@@ -10,12 +12,15 @@ use std::sync::Arc;
 /// An end of a connection.
 #[derive(Debug)]
 pub(in crate::stream) struct Connection {
+    memory: Arc<SharedMemory>,
+    outgoing: Direction,
     sender: Sender,
     receiver: Receiver,
     slot: Slot,
     peer: Arc<PeerBell>,
     /// The connection's place in the peer's bell.
     peer_slot: u32,
+    reach: Reach,
     /// It ends without order.
     is_reset: bool,
 }
@@ -25,20 +30,19 @@ impl Connection {
         memory: SharedMemory,
         outgoing: Direction,
         slot: Slot,
-        peer: Arc<PeerBell>,
-        peer_slot: u32,
+        (peer, peer_slot): (Arc<PeerBell>, u32),
+        reach: Reach,
     ) -> Connection {
         let memory = Arc::new(memory);
-        let incoming = match outgoing {
-            Direction::FromInitiator => Direction::FromResponder,
-            Direction::FromResponder => Direction::FromInitiator,
-        };
         Connection {
             sender: Sender::new(memory.clone(), outgoing),
-            receiver: Receiver::new(memory, incoming),
+            receiver: Receiver::new(memory.clone(), outgoing.other()),
+            memory,
+            outgoing,
             slot,
             peer,
             peer_slot,
+            reach,
             is_reset: false,
         }
     }
@@ -46,6 +50,12 @@ impl Connection {
     /// What arrives is this queue pair's from now on.
     pub(in crate::stream) fn bind(&self, qid: u32) {
         self.slot.bind(qid);
+    }
+
+    /// The peer, for queue pair `qid`.
+    pub(in crate::stream) fn neighbour(&self, qid: u32) -> Neighbour {
+        let bell = (self.peer.clone(), self.peer_slot);
+        Neighbour::new(&self.memory, self.outgoing, bell, &self.reach, qid)
     }
 
     /// As [`Stream::send`](crate::stream::Stream::send).

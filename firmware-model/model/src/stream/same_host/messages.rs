@@ -2,6 +2,7 @@
 //! of either end, with descriptors.
 
 use super::bell::SLOTS;
+use super::neighbour::process::TableMessage;
 use crate::stream::descriptor::{Descriptor, Descriptors};
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
@@ -17,12 +18,13 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// The first word of a message: "urnic", and the version of all that is shared. Ends with different
 /// versions use TCP.
-const MAGIC: u64 = u64::from_be_bytes(*b"urnic\0\0\x01");
+const MAGIC: u64 = u64::from_be_bytes(*b"urnic\0\0\x02");
 /// Most descriptors of a message.
-const DESCRIPTORS: usize = 3;
+const DESCRIPTORS: usize = 4;
 
 /// A message. An offer has the descriptors of the connection's memory and of the bell of its
-/// sender; an answer has those of the bell alone.
+/// sender; an answer has those of the bell alone. Behind them comes that of the sender's table of
+/// STags, if it lets the other reach its memory.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub(super) struct Message {
@@ -32,10 +34,15 @@ pub(super) struct Message {
     port: u32,
     /// The connection's place in the sender's bell.
     slot: u32,
+    /// The table of STags: its process (0: there is none), entries and address.
+    process: u32,
+    entries: u32,
+    table: u64,
 }
 
 impl Message {
-    pub(super) fn new(initiator: SocketAddr, slot: u32) -> Message {
+    pub(super) fn new(initiator: SocketAddr, slot: u32, table: Option<TableMessage>) -> Message {
+        let table = table.unwrap_or_default();
         let ip = match initiator.ip() {
             IpAddr::V4(v4) => v4.to_ipv6_mapped(),
             IpAddr::V6(v6) => v6,
@@ -45,7 +52,19 @@ impl Message {
             ip: ip.octets(),
             port: initiator.port().into(),
             slot,
+            process: table.process,
+            entries: table.slots,
+            table: table.address,
         }
+    }
+
+    /// What the sender says about its table, whose descriptor is the message's last.
+    pub(super) fn table(&self) -> Option<TableMessage> {
+        (self.process != 0).then_some(TableMessage {
+            process: self.process,
+            slots: self.entries,
+            address: self.table,
+        })
     }
 
     /// The end that connected.
@@ -58,7 +77,7 @@ impl Message {
         self.slot
     }
 
-    fn is_valid(&self) -> bool {
+    pub(super) fn is_valid(&self) -> bool {
         self.magic == MAGIC && self.port <= u16::MAX.into() && self.slot < SLOTS
     }
 }
@@ -74,7 +93,7 @@ pub(super) fn send(socket: BorrowedFd<'_>, message: &Message, fds: &[BorrowedFd<
     sendmsg(socket, &[IoSlice::new(message.as_bytes())], &mut control, flags).map(drop)
 }
 
-/// Receives a message, which has `count` descriptors.
+/// Receives a message, which has `count` descriptors, and that of a table if it has one.
 ///
 /// # Errors
 /// `EAGAIN`: there is none yet. `ECONNRESET`: there will be none. `EPROTO`: it is none of this
@@ -101,6 +120,7 @@ pub(super) fn receive(
         }
     }
     let message = Message::read_from_bytes(&bytes).map_err(|_| Errno::PROTO)?;
+    let count = count + usize::from(message.table().is_some());
     let whole = got.bytes == bytes.len() && fds.len() == count && message.is_valid();
     whole.then_some((message, fds)).ok_or(Errno::PROTO)
 }
@@ -124,7 +144,7 @@ mod tests {
     #[test]
     fn a_message_arrives_with_its_descriptors() {
         let (ours, theirs) = pair();
-        let message = Message::new("10.1.2.3:4567".parse().unwrap(), 99);
+        let message = Message::new("10.1.2.3:4567".parse().unwrap(), 99, None);
         send(ours.as_fd(), &message, &[ours.as_fd(), theirs.as_fd()]).unwrap();
         let (message, fds) = received(&theirs, 2).unwrap();
         assert_eq!(message.initiator(), "10.1.2.3:4567".parse().unwrap());
@@ -136,7 +156,7 @@ mod tests {
 
     #[test]
     fn shm_07_a_message_of_another_kind_is_refused() {
-        let good = Message::new("[::1]:1".parse().unwrap(), 0);
+        let good = Message::new("[::1]:1".parse().unwrap(), 0, None);
         for bad in [
             Message {
                 magic: MAGIC + 1,
@@ -147,6 +167,7 @@ mod tests {
                 ..good
             },
             Message { slot: SLOTS, ..good },
+            Message { process: 1, ..good },
         ] {
             let (ours, theirs) = pair();
             send(ours.as_fd(), &bad, &[ours.as_fd()]).unwrap();

@@ -10,28 +10,37 @@
 mod bell;
 mod bells;
 mod connection;
+mod direction;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzzing;
 mod messages;
+mod neighbour;
 mod owner;
 mod ring;
 
 pub(crate) use bells::{Asleep, Bells};
 pub(super) use connection::Connection;
+pub(crate) use neighbour::Neighbour;
 
 use super::address::ANYWHERE;
 use super::descriptor::{Descriptor, Descriptors};
-use crate::host::SharedMemory;
+use crate::host::{SharedMemory, revocable};
+use crate::memory::Exports;
 use bell::Slot;
 use bells::PeerBells;
+use direction::Direction;
 use messages::Message;
+use neighbour::Reach;
+use neighbour::process::{PeerProcesses, TableMessage};
 use owner::{Owners, User};
-use ring::Direction;
-use rustix::fd::AsFd;
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen, socket_with,
 };
+use rustix::process::{PTracer, getpid, set_ptracer};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, Once, OnceLock, PoisonError};
 
 /// Connections of a listener's unix socket that may wait.
 const BACKLOG: i32 = 1024;
@@ -49,6 +58,22 @@ pub(crate) struct SameHost {
     bells: Arc<Bells>,
     peers: PeerBells,
     owners: Mutex<Owners>,
+    /// The device's table of STags and the descriptor by which peers read it, if they are to reach
+    /// its memory.
+    exported: OnceLock<(Arc<Exports>, Descriptor)>,
+    processes: PeerProcesses,
+    /// Yama lets processes of this user reach this one.
+    admitted: Once,
+}
+
+/// Where Yama's `ptrace_scope` is 1, lets processes that are not our ancestors reach our memory.
+fn admit_peers() {
+    let scope = std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope");
+    if scope.is_ok_and(|scope| scope.trim() == "1")
+        && let Err(errno) = set_ptracer(PTracer::Any)
+    {
+        tracing::debug!(%errno, "peers cannot reach the memory of this process");
+    }
 }
 
 /// The name of a listener's unix socket.
@@ -94,7 +119,66 @@ impl SameHost {
             bells: bells.clone(),
             peers: PeerBells::default(),
             owners: Mutex::new(Owners::new(descriptors)?),
+            exported: OnceLock::new(),
+            processes: PeerProcesses::default(),
+            admitted: Once::new(),
         })
+    }
+
+    /// Lets peers of this user reach the memory that the table describes.
+    pub(crate) fn export(&self, exports: Arc<Exports>, file: OwnedFd) -> Result<(), Errno> {
+        let file = self.descriptors.adopt(file)?;
+        let _ = self.exported.set((exports, file));
+        Ok(())
+    }
+
+    /// What a peer of `user` gets to reach our memory: that is for processes of our own user, which
+    /// may do so anyhow, unless Yama restricts them to descendants: then any process of the user
+    /// may from here on (`PR_SET_PTRACER`).
+    fn table_for(&self, user: User) -> Option<(&Arc<Exports>, &Descriptor, TableMessage)> {
+        let (exports, file) = self.exported.get()?;
+        let process = getpid().as_raw_nonzero().get().cast_unsigned();
+        let message = TableMessage {
+            process,
+            slots: exports.slots(),
+            address: exports.address(),
+        };
+        if !user.is_own() || !revocable::is_available() {
+            return None;
+        }
+        self.admitted.call_once(admit_peers);
+        Some((exports, file, message))
+    }
+
+    /// What comes of the table that a peer passed and of ours, if it got ours.
+    fn reach(
+        &self,
+        socket: BorrowedFd<'_>,
+        user: User,
+        message: &Message,
+        file: Option<Descriptor>,
+    ) -> Reach {
+        let process = owner::process_of_peer(socket);
+        // Its own number of itself is another one in another pid namespace.
+        let process = process.filter(|process| {
+            let table = message.table();
+            table.is_some_and(|t| t.process == process.as_raw_nonzero().get().cast_unsigned())
+        });
+        let (Some(process), Some(file), Some(table)) = (process, file, message.table()) else {
+            return Reach::default();
+        };
+        let Some((exports, ..)) = self.table_for(user) else {
+            return Reach::default();
+        };
+        let there = self.processes.open(process, &file, table, &self.descriptors);
+        match &there {
+            Ok(_) => tracing::debug!(?process, "the memory of this peer is in reach"),
+            Err(errno) => tracing::debug!(%errno, ?process, "the memory of this peer is out of reach"),
+        }
+        Reach {
+            there: there.ok(),
+            here: Some((exports.clone(), process)),
+        }
     }
 
     fn owner(&self, local: SocketAddr, remote: SocketAddr) -> Result<User, Errno> {
@@ -122,8 +206,11 @@ impl SameHost {
         let slot = self.bells.slot(user)?;
         let (memory, file) = SharedMemory::create("urnic-stream", ring::MEMORY).ok()?;
         let [bell, waker] = slot.bell.passed();
-        let message = Message::new(local, slot.number);
-        messages::send(socket.as_fd(), &message, &[file.as_fd(), bell, waker]).ok()?;
+        let table = self.table_for(user);
+        let message = Message::new(local, slot.number, table.map(|(.., message)| message));
+        let mut fds = vec![file.as_fd(), bell, waker];
+        fds.extend(table.map(|(_, file, _)| file.as_fd()));
+        messages::send(socket.as_fd(), &message, &fds).ok()?;
         Some(Offer {
             socket,
             user,
@@ -174,15 +261,11 @@ impl SameHost {
         let (Some(bell), Some(waker)) = (fds.next(), fds.next()) else {
             return Err(Errno::PROTO);
         };
-        let peer = self.peers.open(&bell, waker)?;
+        let peer = (self.peers.open(&bell, waker)?, message.slot());
+        let reach = self.reach(offer.socket.as_fd(), offer.user, &message, fds.next());
         let Offer { memory, slot, .. } = offer;
-        Ok(Some(Connection::new(
-            memory,
-            Direction::FromInitiator,
-            slot,
-            peer,
-            message.slot(),
-        )))
+        let outgoing = Direction::FromInitiator;
+        Ok(Some(Connection::new(memory, outgoing, slot, peer, reach)))
     }
 
     /// Takes up the offer for the accepted connection, if there is one, and answers it.
@@ -202,12 +285,16 @@ impl SameHost {
         let mut fds = fds.into_iter();
         let (file, bell, waker) = (fds.next()?, fds.next()?, fds.next()?);
         let memory = SharedMemory::open(file.as_fd(), ring::MEMORY).ok()?;
-        let peer = self.peers.open(&bell, waker).ok()?;
+        let peer = (self.peers.open(&bell, waker).ok()?, message.slot());
+        let reach = self.reach(socket.as_fd(), user, &message, fds.next());
         let slot = self.bells.slot(user)?;
-        let answer = Message::new(remote, slot.number);
-        messages::send(socket.as_fd(), &answer, &slot.bell.passed()).ok()?;
+        let table = self.table_for(user).filter(|_| message.table().is_some());
+        let answer = Message::new(remote, slot.number, table.map(|(.., message)| message));
+        let mut fds = slot.bell.passed().to_vec();
+        fds.extend(table.map(|(_, file, _)| file.as_fd()));
+        messages::send(socket.as_fd(), &answer, &fds).ok()?;
         let outgoing = Direction::FromResponder;
-        Some(Connection::new(memory, outgoing, slot, peer, message.slot()))
+        Some(Connection::new(memory, outgoing, slot, peer, reach))
     }
 }
 

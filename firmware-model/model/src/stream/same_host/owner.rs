@@ -9,6 +9,7 @@ use rustix::fd::{AsFd, BorrowedFd};
 use rustix::io::Errno;
 use rustix::net::netlink::{SOCK_DIAG, SocketAddrNetlink};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, sendto, socket_with};
+use rustix::process::{Pid, geteuid};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -27,10 +28,21 @@ impl User {
         (uid != OVERFLOW && uid != u32::MAX).then_some(User(uid))
     }
 
+    /// Whether this process has the user, too.
+    pub(super) fn is_own(self) -> bool {
+        self.0 == geteuid().as_raw()
+    }
+
     /// The user at the other end of a unix socket, as of connect(2) or listen(2).
     pub(super) fn of_peer(socket: BorrowedFd<'_>) -> Option<User> {
-        User::of_number(sys::peer_uid(socket).ok()?)
+        User::of_number(sys::peer_credentials(socket).ok()?.0)
     }
+}
+
+/// The process at the other end of a unix socket, as of connect(2) or listen(2), if it has a number
+/// here.
+pub(super) fn process_of_peer(socket: BorrowedFd<'_>) -> Option<Pid> {
+    Pid::from_raw(sys::peer_credentials(socket).ok()?.1)
 }
 
 /// `inet_diag_sockid` of linux/inet_diag.h, in network byte order.

@@ -9,11 +9,13 @@
 //! The other process may be hostile: whatever it writes, positions and length are checked before
 //! use, and bytes are copied once and then checked.
 
+use super::direction::Direction;
+use crate::handshakes;
 use crate::host::{Mapping, Piece, PieceMut, SharedMemory, Unreachable};
 use crate::stream::StreamError;
 use rustix::io::Errno;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// Length of a ring at first, and at most, in bytes.
 const FIRST: usize = 4 << 10;
@@ -30,13 +32,6 @@ const WANTED: usize = 128;
 const BYTES: usize = 4096;
 /// Bytes of shared memory for a connection.
 pub(super) const MEMORY: usize = BYTES + 2 * MOST;
-
-/// A direction of a connection: from the end that connected, or from the end that listened.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Direction {
-    FromInitiator,
-    FromResponder,
-}
 
 /// The place of a ring in the memory of its connection.
 #[derive(Debug)]
@@ -149,8 +144,7 @@ impl Sender {
             // Also if some bytes find room: the caller then waits until it is told that there is
             // more.
             self.next_length = (2 * self.length).min(MOST);
-            self.place.wanted().store(1, Ordering::Relaxed);
-            fence(Ordering::SeqCst);
+            handshakes::want_room(self.place.wanted());
             room = self.room(wanted)?;
             if room == wanted {
                 self.place.wanted().store(0, Ordering::Relaxed);
@@ -289,12 +283,11 @@ impl Receiver {
     /// Gives room back; returns whether the sender waits for it.
     #[inline]
     fn publish(&mut self) -> bool {
-        self.place.head().store(self.head, Ordering::Release);
-        fence(Ordering::SeqCst);
-        // A sender that waits is woken when half of the ring is free, not for every byte.
-        self.place.wanted().load(Ordering::Relaxed) != 0
-            && self.tail.wrapping_sub(self.head) as usize <= self.length / 2
-            && self.place.wanted().swap(0, Ordering::Relaxed) != 0
+        let (head, wanted) = (self.place.head(), self.place.wanted());
+        handshakes::give_room(head, self.head, wanted, || {
+            // A sender that waits is woken when half of the ring is free, not for every byte.
+            self.tail.wrapping_sub(self.head) as usize <= self.length / 2
+        })
     }
 }
 

@@ -1,0 +1,364 @@
+//! The handshakes of two processes over words in shared memory: each tells the other that something
+//! is there, or that it waits for something, and neither may miss what the other said.
+//!
+//! All have one form. Each side writes its own word, then a full fence, then reads the other's: so
+//! at least one of the two finds what the other wrote. They are functions of the words alone, so
+//! that loom can try every interleaving.
+
+use std::sync::atomic::Ordering;
+
+/// An atomic word, as of the standard library or of loom.
+pub(crate) trait Word<T> {
+    fn load(&self, order: Ordering) -> T;
+    fn store(&self, value: T, order: Ordering);
+    fn swap(&self, value: T, order: Ordering) -> T;
+    fn fetch_or(&self, value: T, order: Ordering) -> T;
+}
+
+macro_rules! word {
+    ($($atomic:ty, $value:ty;)*) => { $(
+        impl Word<$value> for $atomic {
+            #[inline]
+            fn load(&self, order: Ordering) -> $value { self.load(order) }
+            #[inline]
+            fn store(&self, value: $value, order: Ordering) { self.store(value, order) }
+            #[inline]
+            fn swap(&self, value: $value, order: Ordering) -> $value { self.swap(value, order) }
+            #[inline]
+            fn fetch_or(&self, value: $value, order: Ordering) -> $value { self.fetch_or(value, order) }
+        }
+    )* };
+}
+
+word! {
+    std::sync::atomic::AtomicU32, u32;
+    std::sync::atomic::AtomicU64, u64;
+}
+#[cfg(loom)]
+word! {
+    loom::sync::atomic::AtomicU32, u32;
+    loom::sync::atomic::AtomicU64, u64;
+}
+
+#[inline]
+fn full_fence() {
+    #[cfg(not(loom))]
+    std::sync::atomic::fence(Ordering::SeqCst);
+    #[cfg(loom)]
+    loom::sync::atomic::fence(Ordering::SeqCst);
+}
+
+/// The sender of a ring found no room: it says that it waits, and then must look for room again.
+pub(crate) fn want_room(wanted: &impl Word<u32>) {
+    wanted.store(1, Ordering::Relaxed);
+    full_fence();
+}
+
+/// The receiver of a ring has taken all up to `position`. Returns whether the sender waits and is
+/// to be told, which happens once; `enough`: there is room that is worth it.
+#[inline]
+pub(crate) fn give_room(
+    head: &impl Word<u64>,
+    position: u64,
+    wanted: &impl Word<u32>,
+    enough: impl FnOnce() -> bool,
+) -> bool {
+    head.store(position, Ordering::Release);
+    full_fence();
+    wanted.load(Ordering::Relaxed) != 0 && enough() && wanted.swap(0, Ordering::Relaxed) != 0
+}
+
+/// Something was published for the owner of a bell: sets its bit. Returns whether a thread of the
+/// owner sleeps and is to be woken.
+#[inline]
+pub(crate) fn ring(bits: &impl Word<u64>, bit: u64, rung: &impl Word<u32>, asleep: &impl Word<u32>) -> bool {
+    // What was published before must be visible before the bit is read: an owner that has yet to
+    // take the bit looks for it afterwards.
+    full_fence();
+    if bits.load(Ordering::Relaxed) & bit != 0 {
+        return false;
+    }
+    bits.fetch_or(bit, Ordering::SeqCst);
+    if rung.swap(1, Ordering::SeqCst) != 0 {
+        return false;
+    }
+    full_fence();
+    asleep.load(Ordering::Relaxed) != 0
+}
+
+/// The owner of a bell hears it, and must now [`take`] all bits.
+#[inline]
+pub(crate) fn hear(rung: &impl Word<u32>) {
+    rung.swap(0, Ordering::SeqCst);
+}
+
+/// The bits that were set since the last time: the owner must look now for what was published.
+#[inline]
+pub(crate) fn take(bits: &impl Word<u64>) -> u64 {
+    if bits.load(Ordering::Relaxed) == 0 {
+        return 0;
+    }
+    let set = bits.swap(0, Ordering::SeqCst);
+    // A peer that found its bit still set published before.
+    full_fence();
+    set
+}
+
+/// Says how many threads of a bell's owner sleep. One that falls asleep must look then whether the
+/// bell [was rung](is_rung_now).
+pub(crate) fn say_asleep(asleep: &impl Word<u32>, threads: u32) {
+    asleep.store(threads, Ordering::SeqCst);
+}
+
+/// Whether a bell was rung; behind [`say_asleep`].
+pub(crate) fn is_rung_now(rung: &impl Word<u32>) -> bool {
+    full_fence();
+    rung.load(Ordering::Relaxed) != 0
+}
+
+/// All up to `position` is processed, and all up to `before` was already. Returns whether the other
+/// end waits for a position in between, and is to be told.
+#[inline]
+pub(crate) fn confirm(
+    processed: &impl Word<u64>,
+    before: u64,
+    position: u64,
+    awaited: &impl Word<u64>,
+) -> bool {
+    processed.store(position, Ordering::Release);
+    full_fence();
+    let awaited = awaited.load(Ordering::Relaxed);
+    before < awaited && awaited <= position
+}
+
+/// Says that this end waits until the other has processed all up to `position`. Returns whether it
+/// is to wait: otherwise that has happened, and perhaps nobody tells.
+#[inline]
+pub(crate) fn await_confirmation(
+    awaited: &impl Word<u64>,
+    position: u64,
+    processed: &impl Word<u64>,
+) -> bool {
+    if awaited.load(Ordering::Relaxed) != position {
+        awaited.store(position, Ordering::Relaxed);
+    }
+    full_fence();
+    processed.load(Ordering::Acquire) < position
+}
+
+/// Says that a thread is about to access memory of another process; `value` is not 0. It must then
+/// check its permission.
+#[inline]
+pub(crate) fn set_guard(guard: &impl Word<u64>, value: u64) {
+    guard.store(value, Ordering::SeqCst);
+    full_fence();
+}
+
+/// The access, if one was made, is over.
+#[inline]
+pub(crate) fn clear_guard(guard: &impl Word<u64>) {
+    guard.store(0, Ordering::Release);
+}
+
+/// A permission was changed: what a guard says now is to be waited for, unless it is 0.
+pub(crate) fn guard_after_revocation(guard: &impl Word<u64>) -> u64 {
+    full_fence();
+    guard.load(Ordering::SeqCst)
+}
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use super::*;
+    use loom::sync::Arc;
+    use loom::sync::atomic::{AtomicU32, AtomicU64};
+    use loom::thread;
+
+    fn words<const N: usize>() -> Arc<[AtomicU64; N]> {
+        Arc::new(std::array::from_fn(|_| AtomicU64::new(0)))
+    }
+
+    /// A sender with two bytes for a ring of one either finds room or is told.
+    #[test]
+    fn a_sender_without_room_is_told() {
+        loom::model(|| {
+            let positions = words::<2>();
+            let wanted = Arc::new(AtomicU32::new(0));
+            let (theirs, their_wanted) = (positions.clone(), wanted.clone());
+            let receiver = thread::spawn(move || {
+                let [head, tail] = &*theirs;
+                let (mut taken, mut told) = (0, false);
+                for _ in 0..2 {
+                    if tail.load(Ordering::Acquire) > taken {
+                        taken += 1;
+                        told |= give_room(head, taken, &*their_wanted, || true);
+                    }
+                }
+                (taken, told)
+            });
+            let [head, tail] = &*positions;
+            tail.store(1, Ordering::Release);
+            let mut room = head.load(Ordering::Acquire) == 1;
+            if !room {
+                want_room(&*wanted);
+                room = head.load(Ordering::Acquire) == 1;
+            }
+            if room {
+                tail.store(2, Ordering::Release);
+            }
+            let (taken, told) = receiver.join().unwrap();
+            assert!(room || told || taken == 0, "the sender waits for ever");
+        });
+    }
+
+    /// What two peers publish is found by an owner that looks, or wakes one that sleeps.
+    #[test]
+    fn a_bell_is_heard_or_wakes() {
+        loom::model(|| {
+            let words = words::<2>();
+            let flags = Arc::new([AtomicU32::new(0), AtomicU32::new(0)]);
+            let peer = |at: usize| {
+                let (words, flags) = (words.clone(), flags.clone());
+                move || {
+                    let [bits, published] = &*words;
+                    let [rung, asleep] = &*flags;
+                    published.fetch_or(1 << at, Ordering::Relaxed);
+                    ring(bits, 1 << at, rung, asleep)
+                }
+            };
+            let other = thread::spawn(peer(1));
+            let owner = thread::spawn({
+                let (words, flags) = (words.clone(), flags.clone());
+                move || {
+                    let [bits, published] = &*words;
+                    let [rung, asleep] = &*flags;
+                    say_asleep(asleep, 1);
+                    if !is_rung_now(rung) {
+                        return (true, 0);
+                    }
+                    say_asleep(asleep, 0);
+                    hear(rung);
+                    let set = take(bits);
+                    // Whoever's bit was taken has its publication seen.
+                    assert_eq!(published.load(Ordering::Relaxed) & set, set);
+                    (false, set)
+                }
+            });
+            let woke = peer(0)();
+            let woke = other.join().unwrap() || woke;
+            let (sleeps, set) = owner.join().unwrap();
+            let [bits, _] = &*words;
+            let [rung, _] = &*flags;
+            let left = bits.load(Ordering::Relaxed);
+            assert_eq!(set | left, 3, "a bit is lost");
+            assert!(!sleeps || woke, "it sleeps on");
+            assert!(
+                left == 0 || rung.load(Ordering::Relaxed) != 0,
+                "a bit is set, and the bell is not rung"
+            );
+        });
+    }
+
+    /// A peer that finds its bit set says nothing: the owner then sees what was published.
+    #[test]
+    fn what_is_published_while_the_bit_is_set_is_seen() {
+        loom::model(|| {
+            let words = words::<2>();
+            let flags = Arc::new([AtomicU32::new(0), AtomicU32::new(0)]);
+            let peer = thread::spawn({
+                let (words, flags) = (words.clone(), flags.clone());
+                move || {
+                    let [bits, published] = &*words;
+                    let [rung, asleep] = &*flags;
+                    for n in 1..3 {
+                        published.store(n, Ordering::Release);
+                        ring(bits, 1, rung, asleep);
+                    }
+                }
+            });
+            let [bits, published] = &*words;
+            let mut seen = 0;
+            hear(&flags[0]);
+            if take(bits) != 0 {
+                seen = published.load(Ordering::Acquire);
+            }
+            peer.join().unwrap();
+            assert!(
+                seen == 2 || bits.load(Ordering::Relaxed) != 0,
+                "missed, after {seen}"
+            );
+        });
+    }
+
+    /// A second thread falls asleep while the first answers.
+    #[test]
+    fn a_thread_that_falls_asleep_while_another_answers_is_woken() {
+        loom::model(|| {
+            let words = words::<1>();
+            let flags = Arc::new([AtomicU32::new(0), AtomicU32::new(1)]);
+            let peer = thread::spawn({
+                let (words, flags) = (words.clone(), flags.clone());
+                move || {
+                    let [rung, asleep] = &*flags;
+                    ring(&words[0], 1, rung, asleep)
+                }
+            });
+            let answers = thread::spawn({
+                let (words, flags) = (words.clone(), flags.clone());
+                move || {
+                    hear(&flags[0]);
+                    take(&words[0])
+                }
+            });
+            say_asleep(&flags[1], 2);
+            let sleeps = !is_rung_now(&flags[0]);
+            let taken = answers.join().unwrap();
+            let woke = peer.join().unwrap();
+            assert!(taken == 1 || woke || !sleeps || words[0].load(Ordering::Relaxed) == 0);
+        });
+    }
+
+    #[test]
+    fn a_confirmation_that_is_awaited_is_told() {
+        loom::model(|| {
+            let both = words::<2>();
+            let theirs = both.clone();
+            let peer = thread::spawn(move || {
+                let [processed, awaited] = &*theirs;
+                let first = confirm(processed, 0, 1, awaited);
+                confirm(processed, 1, 2, awaited) || first
+            });
+            let [processed, awaited] = &*both;
+            let waits = await_confirmation(awaited, 2, processed);
+            let told = peer.join().unwrap();
+            assert!(!waits || told);
+        });
+    }
+
+    /// Behind a revocation, the memory does not change.
+    #[test]
+    fn a_revocation_waits_for_the_access_under_way() {
+        loom::model(|| {
+            let all = words::<3>();
+            let theirs = all.clone();
+            let peer = thread::spawn(move || {
+                let [permission, guard, memory] = &*theirs;
+                for n in 1..3 {
+                    set_guard(guard, n);
+                    if permission.load(Ordering::Acquire) == 0 {
+                        memory.store(n, Ordering::Relaxed);
+                    }
+                    clear_guard(guard);
+                }
+            });
+            let [permission, guard, memory] = &*all;
+            permission.store(1, Ordering::SeqCst);
+            let value = guard_after_revocation(guard);
+            while value != 0 && guard.load(Ordering::SeqCst) == value {
+                thread::yield_now();
+            }
+            let seen = memory.load(Ordering::Relaxed);
+            peer.join().unwrap();
+            assert_eq!(memory.load(Ordering::Relaxed), seen);
+        });
+    }
+}

@@ -1,0 +1,455 @@
+//! The table of STags as peers on this host read it, who then place Writes and fetch Reads by
+//! themselves; and the guards by which a revocation waits for them.
+//!
+//! The owner of the table publishes each change of an entry. A peer that accesses memory
+//!
+//! 1. sets its guard: it is about to access;
+//! 2. checks the entry and its permit, and makes the access only if neither has changed since
+//!    ([`revocable`](crate::host::revocable));
+//! 3. clears its guard.
+//!
+//! A revocation changes the entry (or the permit) and then waits for the guards that are set. A
+//! peer that sets its guard later finds the change. A peer that does not continue (it was stopped,
+//! or killed) is not waited for: if it had not entered the system call, it will not do so with the
+//! old permission, and inside the call it cannot be stopped.
+
+use super::entry::Entry;
+use super::permutation::{DOMAIN, Permutation};
+use super::violation::Need;
+use crate::handshakes;
+use crate::host::SharedMemory;
+use crate::host::revocable::Condition;
+use rustix::fd::{BorrowedFd, OwnedFd};
+use rustix::io::Errno;
+use rustix::process::{Pid, getpid};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use urnic_device::vocabulary::Access;
+
+/// Offsets in the header, and the header's length.
+const PROOF: usize = 0;
+const KEYS: usize = 8;
+const HEADER: usize = 64;
+/// Offsets in an entry, and an entry's length.
+const STATE: usize = 0;
+const STAG_PD: usize = 8;
+const QID_ACCESS: usize = 16;
+const BASE: usize = 24;
+const LEN: usize = 32;
+const ADDRESS: usize = 40;
+const ENTRY: usize = 64;
+/// Looks at a guard between two looks at the state of the thread that set it.
+const LOOKS: u32 = 64;
+
+fn pair(high: u32, low: u32) -> u64 {
+    u64::from(high) << 32 | u64::from(low)
+}
+
+/// Bytes of a table with this number of entries.
+fn table_len(slots: u32) -> usize {
+    HEADER + slots as usize * ENTRY
+}
+
+/// The owner's side of the table.
+#[derive(Debug)]
+pub(crate) struct Exports {
+    memory: SharedMemory,
+    slots: u32,
+    guards: Mutex<Guards>,
+}
+
+#[derive(Debug, Default)]
+struct Guards {
+    last: u64,
+    set: HashMap<u64, Guard>,
+}
+
+/// Where a peer says that it accesses memory.
+#[derive(Debug)]
+struct Guard {
+    memory: Arc<SharedMemory>,
+    at: usize,
+    process: Pid,
+}
+
+impl Guard {
+    fn value(&self) -> u64 {
+        self.memory.word64(self.at).load(Ordering::SeqCst)
+    }
+
+    /// Waits until the peer is not in an access that it had begun.
+    fn wait(&self) {
+        let value = handshakes::guard_after_revocation(self.memory.word64(self.at));
+        if value == 0 {
+            return;
+        }
+        let mut looks = 0;
+        while self.value() == value {
+            looks += 1;
+            if looks % LOOKS == 0 && is_halted(self.process, value as u32) {
+                return;
+            }
+            rustix::thread::sched_yield();
+        }
+    }
+}
+
+/// Whether a thread of a process is stopped, asleep or dead: not inside of a copy, where a thread
+/// is running or in uninterruptible sleep (proc_pid_stat(5), field 3).
+fn is_halted(process: Pid, thread: u32) -> bool {
+    let path = format!("/proc/{}/task/{thread}/stat", process.as_raw_nonzero());
+    let Ok(stat) = std::fs::read_to_string(path) else {
+        return true;
+    };
+    let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
+    !matches!(state, Some('R' | 'D'))
+}
+
+impl Exports {
+    /// A table without entries, and the descriptor by which peers read it.
+    pub(super) fn new(
+        slots: u32,
+        permutation: &Permutation,
+        proof: u64,
+    ) -> Result<(Exports, OwnedFd), Errno> {
+        let slots = slots.min(DOMAIN);
+        let (memory, file) = SharedMemory::create_for_readers("urnic-stags", table_len(slots))?;
+        memory.word64(PROOF).store(proof, Ordering::Relaxed);
+        for (n, key) in permutation.keys().into_iter().enumerate() {
+            memory.word64(KEYS + 8 * n).store(key, Ordering::Relaxed);
+        }
+        let guards = Mutex::default();
+        Ok((
+            Exports {
+                memory,
+                slots,
+                guards,
+            },
+            file,
+        ))
+    }
+
+    pub(crate) fn slots(&self) -> u32 {
+        self.slots
+    }
+
+    /// Where the table is in this process.
+    pub(crate) fn address(&self) -> u64 {
+        self.memory.address() as u64
+    }
+
+    /// Publishes what a slot refers to. The caller has a lock against other changes.
+    pub(super) fn publish(&self, slot: u32, entry: Option<&Entry>) {
+        if slot >= self.slots {
+            return;
+        }
+        let at = HEADER + slot as usize * ENTRY;
+        let word = |offset| self.memory.word64(at + offset);
+        let state = word(STATE).load(Ordering::Relaxed);
+        // Odd states are valid; none comes twice.
+        let invalid = (state + 1) & !1;
+        if state != invalid {
+            word(STATE).store(invalid, Ordering::SeqCst);
+        }
+        // Who reads any of what follows finds the entry changed.
+        fence(Ordering::Release);
+        let Some((entry, address)) = entry.and_then(|e| Some((e, e.backing.address(e.start)?))) else {
+            return;
+        };
+        let access = entry.access.bits();
+        let qid = entry.qid.unwrap_or(0);
+        word(STAG_PD).store(pair(entry.stag, entry.pd), Ordering::Relaxed);
+        word(QID_ACCESS).store(pair(qid, access), Ordering::Relaxed);
+        word(BASE).store(entry.base, Ordering::Relaxed);
+        word(LEN).store(entry.len, Ordering::Relaxed);
+        word(ADDRESS).store(address, Ordering::Relaxed);
+        word(STATE).store(invalid + 1, Ordering::Release);
+    }
+
+    fn guards(&self) -> MutexGuard<'_, Guards> {
+        self.guards.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until no peer is in an access that it began before something was revoked.
+    pub(super) fn wait(&self) {
+        let is_set = |guard: &&Guard| handshakes::guard_after_revocation(guard.memory.word64(guard.at)) != 0;
+        let set: Vec<Guard> = (self.guards().set.values())
+            .filter(is_set)
+            .map(|guard| Guard {
+                memory: guard.memory.clone(),
+                ..*guard
+            })
+            .collect();
+        set.iter().for_each(Guard::wait);
+    }
+
+    /// Lets a peer access memory from now on: `process`, whose guard is the word at `guard` of
+    /// `memory` and whose permit is the one at `permit`.
+    pub(crate) fn admit(
+        self: &Arc<Self>,
+        process: Pid,
+        memory: &Arc<SharedMemory>,
+        guard: usize,
+        permit: usize,
+    ) -> Admission {
+        let mut guards = self.guards();
+        guards.last += 1;
+        let number = guards.last;
+        let memory = memory.clone();
+        guards.set.insert(
+            number,
+            Guard {
+                memory: memory.clone(),
+                at: guard,
+                process,
+            },
+        );
+        drop(guards);
+        Admission {
+            exports: self.clone(),
+            number,
+            memory,
+            permit,
+            owner: getpid(),
+        }
+    }
+}
+
+/// The permission of a peer to access memory through a connection. When it is dropped, the peer
+/// does not access memory any more.
+#[derive(Debug)]
+pub(crate) struct Admission {
+    exports: Arc<Exports>,
+    number: u64,
+    memory: Arc<SharedMemory>,
+    permit: usize,
+    /// A forked child has a copy, which is not its own.
+    owner: Pid,
+}
+
+impl Admission {
+    /// Sets what the peer may do: accesses of these rights, to memory of domain `pd`.
+    pub(crate) fn permit(&self, pd: u32, rights: Access) {
+        let rights = rights & (Access::REMOTE_READ | Access::REMOTE_WRITE);
+        let permit = self.memory.word64(self.permit);
+        let value = match rights.is_empty() {
+            true => 0,
+            false => pair(pd, rights.bits()),
+        };
+        if permit.swap(value, Ordering::SeqCst) != value {
+            self.wait();
+        }
+    }
+
+    fn wait(&self) {
+        let guard = (self.exports.guards().set.get(&self.number)).map(|guard| Guard {
+            memory: guard.memory.clone(),
+            ..*guard
+        });
+        if let Some(guard) = guard {
+            guard.wait();
+        }
+    }
+}
+
+impl Drop for Admission {
+    fn drop(&mut self) {
+        if getpid() != self.owner {
+            return;
+        }
+        self.memory.word64(self.permit).store(0, Ordering::SeqCst);
+        self.wait();
+        self.exports.guards().set.remove(&self.number);
+    }
+}
+
+/// Another process's table, as a peer reads it.
+#[derive(Debug)]
+pub(crate) struct ForeignTable {
+    memory: SharedMemory,
+    slots: u32,
+    permutation: Permutation,
+}
+
+/// An access that the other process's table permits.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Permitted<'a> {
+    /// The entry has not changed since.
+    pub(crate) condition: Condition<'a>,
+    /// Where the bytes are in the other process.
+    pub(crate) address: u64,
+}
+
+impl ForeignTable {
+    /// # Errors
+    /// It is not a table with this number of entries.
+    pub(crate) fn open(file: BorrowedFd<'_>, slots: u32) -> Result<ForeignTable, Errno> {
+        if slots > DOMAIN {
+            return Err(Errno::INVAL);
+        }
+        let memory = SharedMemory::open_to_read(file, table_len(slots))?;
+        let keys = [0, 1, 2, 3].map(|n| memory.word64(KEYS + 8 * n).load(Ordering::Relaxed));
+        Ok(ForeignTable {
+            memory,
+            slots,
+            permutation: Permutation::of_keys(keys),
+        })
+    }
+
+    /// The number that only readers of the table know, and its place in the table.
+    pub(crate) fn proof(&self) -> (u64, usize) {
+        (self.memory.word64(PROOF).load(Ordering::Relaxed), PROOF)
+    }
+
+    /// Checks an access of `len` bytes at tagged offset `offset` by a connection with this permit,
+    /// as [`MemoryTable::check`](super::MemoryTable::check) does. What is not permitted here is
+    /// left to the owner of the table, who knows the reason.
+    #[inline]
+    pub(crate) fn check(
+        &self,
+        stag: u32,
+        (permit, qid): (u64, u32),
+        offset: u64,
+        len: u64,
+        need: Need,
+    ) -> Option<Permitted<'_>> {
+        let right = match need {
+            Need::RemoteRead => Access::REMOTE_READ,
+            Need::RemoteWrite => Access::REMOTE_WRITE,
+            Need::LocalRead | Need::LocalWrite | Need::RemoteAtomic => return None,
+        };
+        let slot = self.permutation.backward(stag >> 8);
+        if slot >= self.slots {
+            return None;
+        }
+        let at = HEADER + slot as usize * ENTRY;
+        let word = |offset| self.memory.word64(at + offset);
+        let state = word(STATE).load(Ordering::Acquire);
+        let read = |offset| word(offset).load(Ordering::Relaxed);
+        let (stag_pd, qid_access) = (read(STAG_PD), read(QID_ACCESS));
+        let (only, access) = ((qid_access >> 32) as u32, qid_access as u32);
+        let rights = Access::from_bits_truncate(access & permit as u32);
+        let (base, entry_len) = (read(BASE), read(LEN));
+        let from_base = offset.wrapping_sub(base);
+        let permitted = state & 1 == 1
+            && stag_pd == pair(stag, (permit >> 32) as u32)
+            && (only == 0 || only == qid)
+            && rights.contains(right)
+            && offset >= base
+            && from_base <= entry_len
+            && len <= entry_len - from_base;
+        permitted.then(|| Permitted {
+            // What was read belongs together if the state is still the same at the access.
+            condition: Condition {
+                word: word(STATE),
+                value: state,
+            },
+            address: read(ADDRESS).wrapping_add(from_base),
+        })
+    }
+}
+
+/// The word in which this process says that a thread of its accesses memory of a peer.
+#[derive(Debug)]
+pub(crate) struct OwnGuard<'a>(&'a AtomicU64);
+
+impl<'a> OwnGuard<'a> {
+    /// `turn` differs from the one before.
+    #[inline]
+    pub(crate) fn set(word: &'a AtomicU64, turn: u32, thread: u32) -> OwnGuard<'a> {
+        handshakes::set_guard(word, pair(turn, thread));
+        OwnGuard(word)
+    }
+}
+
+impl Drop for OwnGuard<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        handshakes::clear_guard(self.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::process::{Signal, kill_process};
+    use rustix::thread::gettid;
+    use std::process::{Child, Command};
+    use std::sync::atomic::AtomicBool;
+
+    /// Memory with a guard that says: this thread of this process is in an access.
+    fn guard(process: Pid, thread: u32) -> Guard {
+        let memory = Arc::new(SharedMemory::create("guard", 4096).unwrap().0);
+        memory.word64(0).store(pair(1, thread), Ordering::Relaxed);
+        Guard {
+            memory,
+            at: 0,
+            process,
+        }
+    }
+
+    fn guard_of(child: &Child) -> Guard {
+        let process = Pid::from_child(child);
+        guard(process, child.id())
+    }
+
+    fn state(child: &Child) -> char {
+        let path = format!("/proc/{0}/task/{0}/stat", child.id());
+        let stat = std::fs::read_to_string(path).unwrap_or_default();
+        let rest = stat.rsplit_once(") ").map_or("", |(_, rest)| rest);
+        rest.chars().next().unwrap_or('-')
+    }
+
+    #[test]
+    fn shm_11_a_thread_that_runs_is_waited_for() {
+        let guard = guard(getpid(), gettid().as_raw_nonzero().get().cast_unsigned());
+        let accessed = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let waiter = scope.spawn(|| {
+                guard.wait();
+                assert!(accessed.load(Ordering::SeqCst), "the access had not ended");
+            });
+            // Runs, without a system call, for longer than many looks.
+            for n in 0..20_000_000u64 {
+                std::hint::black_box(n);
+            }
+            accessed.store(true, Ordering::SeqCst);
+            guard.memory.word64(0).store(0, Ordering::Release);
+            waiter.join().unwrap();
+        });
+    }
+
+    #[test]
+    fn shm_11_a_thread_that_was_stopped_or_killed_is_not_waited_for() {
+        let mut child = Command::new("sh")
+            .args(["-c", "while :; do :; done"])
+            .spawn()
+            .unwrap();
+        let process = Pid::from_child(&child);
+        let guard = guard_of(&child);
+        crate::mock::wait_for("a loop", || (state(&child) == 'R').then_some(()));
+        kill_process(process, Signal::STOP).unwrap();
+        crate::mock::wait_for("its stop", || (state(&child) == 'T').then_some(()));
+        guard.wait();
+        assert_ne!(guard.value(), 0);
+        child.kill().unwrap();
+        guard.wait();
+        child.wait().unwrap();
+        guard.wait();
+    }
+
+    #[test]
+    fn shm_11_a_later_access_is_not_waited_for() {
+        let guard = guard(getpid(), gettid().as_raw_nonzero().get().cast_unsigned());
+        std::thread::scope(|scope| {
+            let waiter = scope.spawn(|| guard.wait());
+            let mut turn = 1;
+            crate::mock::wait_for("the end of the wait", || {
+                turn += 1;
+                guard.memory.word64(0).store(pair(turn, 1), Ordering::SeqCst);
+                waiter.is_finished().then_some(())
+            });
+        });
+    }
+}

@@ -1,0 +1,80 @@
+//! A peer that shares memory with us: what it says there, and what it does in our memory.
+
+use super::Engine;
+use crate::counters::{Counter, Counters};
+use crate::llp::Llp;
+use crate::rdmap::env::Env;
+use crate::rdmap::inbound::Halves;
+use crate::stream::Stream;
+use crate::stream::same_host::Neighbour;
+
+impl Engine {
+    /// The peer shares memory with us: it says there what it has processed, and we may reach into
+    /// its memory.
+    pub(super) fn meet_neighbour(&mut self, neighbour: Option<Neighbour>) {
+        let Halves { qp, requester, .. } = &mut self.halves;
+        let Some(neighbour) = neighbour.filter(|_| !qp.unreliable) else {
+            return;
+        };
+        neighbour.permit(qp.pd, qp.access);
+        requester.confirms = requester.delivery.is_on();
+        // The word in memory takes the place of Reads.
+        requester.delivery.stop();
+        requester.neighbour = Some(neighbour);
+    }
+
+    /// A number that grows with what the neighbour says it has processed.
+    #[inline]
+    pub fn confirmed(&self) -> u64 {
+        self.confirmed
+    }
+
+    /// Completes what the neighbour has processed since the last look.
+    #[inline]
+    pub(super) fn note_confirmed(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
+        let Some(neighbour) = self.halves.requester.awaited() else {
+            return;
+        };
+        let confirmed = neighbour.confirmed();
+        if confirmed > self.confirmed {
+            self.confirmed = confirmed;
+            self.peer_progressed(env, stream);
+            self.close_if_drained(env, stream);
+        }
+    }
+
+    /// Counts what the neighbour has done in our memory.
+    pub fn count_accesses(&mut self, counters: &Counters) {
+        if let Some(neighbour) = &mut self.halves.requester.neighbour {
+            let accessed = neighbour.take_accessed();
+            counters.add(Counter::RxBytes, accessed.written);
+            counters.add(Counter::TxBytes, accessed.read);
+        }
+    }
+
+    /// Has the neighbour ring when it has processed what was sent. `false`: it has already, and a
+    /// request may have waited for that.
+    #[inline]
+    pub(super) fn await_confirmation(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) -> bool {
+        let taken = self.llp.as_ref().map_or(0, Llp::taken);
+        let Some(neighbour) = self.halves.requester.awaited() else {
+            return true;
+        };
+        if neighbour.confirmed() < taken && neighbour.await_confirmation(taken) {
+            return true;
+        }
+        let before = self.confirmed;
+        self.note_confirmed(env, stream);
+        self.confirmed == before
+    }
+
+    /// The bytes that we sent of which the outcome is known, as far as it can be.
+    #[inline]
+    pub(super) fn known(&self) -> u64 {
+        let taken = self.llp.as_ref().map_or(0, Llp::taken);
+        let known = self.halves.requester.known(taken);
+        self.peer_progress
+            .as_ref()
+            .map_or(known, |peer_progress| peer_progress.known(known))
+    }
+}

@@ -1,0 +1,242 @@
+//! Writes and Reads that the requester carries out by itself in the memory of a peer on this host.
+//!
+//! Payload passes by the stream, so it must not overtake what is there: the requester reaches into
+//! the peer's memory only when the peer has processed all that was sent, a first message included
+//! (a responder waits for that, RFC 5044 §7.1.2), and no Read is outstanding. Whatever is not
+//! possible (an STag that the peer's table does not have, memory that is not there) becomes a
+//! message on the stream, and the peer answers it as it would any other.
+
+use super::{MAX_MESSAGE, Requester, Sending, Step};
+use crate::counters::Counter;
+use crate::host::Piece;
+use crate::llp::Llp;
+use crate::memory::{InvalidateBy, Need};
+use crate::queues::SendWqe;
+use crate::rdmap::env::Env;
+use crate::rdmap::flights::Wait;
+use crate::rdmap::params::Identity;
+use crate::stream::same_host::Neighbour;
+use urnic_device::vocabulary::WcStatus;
+use urnic_device::wqe::{MAX_INLINE, Opcode, SendFlags};
+
+/// Most bytes of one access: a revocation waits for it.
+const CHUNK: usize = 1 << 20;
+/// A request of at least this length waits until all that was sent is processed, so that it is
+/// direct: that takes less time than the copies of the stream.
+const WORTH_WAITING: u64 = 16 << 10;
+/// Bytes that cost a run of the queue pair as much as one ULPDU more.
+const PER_ULPDU: usize = 4096;
+
+impl Requester {
+    /// The position up to which requests are complete, if the stream has taken all up to `taken`.
+    #[inline]
+    pub(in crate::rdmap) fn known(&self, taken: u64) -> u64 {
+        match &self.neighbour {
+            Some(neighbour) if self.confirms => taken.min(neighbour.confirmed()),
+            _ => self.delivery.known(taken),
+        }
+    }
+
+    /// The peer will confirm no more: what the stream has taken is complete.
+    pub(in crate::rdmap) fn await_no_more(&mut self) {
+        self.delivery.stop();
+        (self.confirms, self.drains) = (false, false);
+    }
+
+    /// Whether something waits for the peer to process what was sent.
+    #[inline]
+    pub(in crate::rdmap) fn awaited(&self) -> Option<&Neighbour> {
+        self.neighbour.as_ref().filter(|_| self.confirms || self.drains)
+    }
+
+    /// The connection ends. On return, the peer does not reach into our memory any more.
+    pub(in crate::rdmap) fn part(&mut self) {
+        self.await_no_more();
+        self.neighbour = None;
+    }
+
+    /// Whether all messages up to `taken` are confirmed, as far as they are to be.
+    pub(in crate::rdmap) fn is_confirmed(&self, taken: u64) -> bool {
+        let awaited = self.neighbour.as_ref().filter(|_| self.confirms);
+        !self.delivery.is_pending() && awaited.is_none_or(|neighbour| neighbour.confirmed() >= taken)
+    }
+
+    /// The peer, if the requester can reach into its memory at some time.
+    #[inline]
+    fn reachable(&self, qp: &Identity, llp: &Llp) -> Option<&Neighbour> {
+        let neighbour = self.neighbour.as_ref().filter(|n| n.is_reachable())?;
+        (!qp.unreliable && llp.sealed() > 0).then_some(neighbour)
+    }
+
+    /// Whether the requester may reach into the peer's memory now.
+    #[inline]
+    fn is_direct(&self, qp: &Identity, llp: &Llp) -> bool {
+        let neighbour = self.reachable(qp, llp);
+        self.reads.len() == 0 && neighbour.is_some_and(|n| n.confirmed() == llp.sealed())
+    }
+
+    /// Whether the next request, of `len` bytes, is to wait until the requester may reach into the
+    /// peer's memory.
+    #[inline]
+    pub(super) fn is_to_wait(&mut self, len: u64, qp: &Identity, llp: &Llp) -> bool {
+        self.drains = len >= WORTH_WAITING
+            && self.worth_draining
+            && self.reachable(qp, llp).is_some()
+            && !self.is_direct(qp, llp);
+        self.drains
+    }
+
+    /// Places the next payload of a Write in the peer's memory; whether that was possible.
+    #[inline]
+    pub(super) fn place(
+        &mut self,
+        sending: &mut Sending,
+        qp: &Identity,
+        env: &mut Env<'_>,
+        llp: &Llp,
+    ) -> Result<bool, WcStatus> {
+        let wqe = sending.wqe;
+        // The segments of a Write that are framed end with a last one. The peer's completion of a
+        // Write with immediate data reports the length, which only the peer's device can know.
+        let writes = wqe.opcode == Opcode::Write && sending.len > 0;
+        if !writes || sending.framed || !self.is_direct(qp, llp) {
+            return Ok(false);
+        }
+        let left = (sending.len - sending.sent) as usize;
+        let offset = wqe.remote_offset.wrapping_add(sending.sent.into());
+        let placed = if wqe.flags.contains(SendFlags::INLINE) {
+            let mut bytes = [0; MAX_INLINE];
+            let Some(bytes) = bytes.get_mut(..left) else {
+                return Ok(false);
+            };
+            self.sq.inline(&wqe, sending.sent as usize, bytes);
+            self.write(wqe.stag, offset, Piece::of(bytes), env)
+                .then_some(left)
+        } else {
+            let list = |index| self.sq.element(&wqe, index);
+            let (sge, at, n) = sending
+                .cursor
+                .extent(&list, left.min(CHUNK))
+                .ok_or(WcStatus::LocProtErr)?;
+            let window = env
+                .memory
+                .check(sge.stag.get(), qp.pd, qp.qid, at, n as u64, Need::LocalRead)
+                .map_err(|_| WcStatus::LocProtErr)?;
+            let first = (!window.is_elsewhere())
+                .then(|| window.extents(0, n as u64).next())
+                .flatten();
+            let Some(first) = first else { return Ok(false) };
+            let written = self.write(wqe.stag, offset, first.piece(), env);
+            written
+                .then(|| first.len())
+                .inspect(|n| sending.cursor.advance(*n))
+        };
+        self.worth_draining = placed.is_some();
+        let Some(n) = placed else { return Ok(false) };
+        if sending.sent == 0 {
+            env.counters.add(Counter::DirectWrites, 1);
+        }
+        self.note_direct(sending, n, env);
+        sending.payload_done = sending.sent == sending.len;
+        Ok(true)
+    }
+
+    fn write(&mut self, stag: u32, offset: u64, from: Piece<'_>, env: &Env<'_>) -> bool {
+        let neighbour = self.neighbour.as_mut();
+        neighbour.is_some_and(|neighbour| neighbour.write(stag, offset, from, env.now).is_ok())
+    }
+
+    fn note_direct(&mut self, sending: &mut Sending, n: usize, env: &Env<'_>) {
+        let counter = match sending.wqe.opcode {
+            Opcode::Write => Counter::TxBytes,
+            _ => Counter::RxBytes,
+        };
+        env.counters.add(counter, n as u64);
+        sending.sent += n as u32;
+        self.direct_cost += 1 + (n / PER_ULPDU) as u32;
+    }
+
+    /// What was done directly since the last call costs so many ULPDUs.
+    #[inline]
+    pub(in crate::rdmap) fn take_direct_cost(&mut self) -> u32 {
+        std::mem::take(&mut self.direct_cost)
+    }
+
+    /// Begins a Read, for which there is room at the peer.
+    pub(super) fn read(&mut self, wqe: SendWqe, qp: &Identity, env: &mut Env<'_>, llp: &mut Llp) -> Step {
+        let len = self.payload_len(&wqe);
+        if self.is_to_wait(len, qp, llp) {
+            return Step::Idle;
+        }
+        if len == 0 || len > MAX_MESSAGE || !self.is_direct(qp, llp) {
+            return self.request(wqe, qp, env, llp);
+        }
+        self.fetch(Sending::new(wqe, len as u32), qp, env, llp)
+    }
+
+    /// Fetches the next bytes of a Read from the peer's memory, or requests them all from the peer.
+    pub(super) fn fetch(
+        &mut self,
+        mut sending: Sending,
+        qp: &Identity,
+        env: &mut Env<'_>,
+        llp: &mut Llp,
+    ) -> Step {
+        let wqe = sending.wqe;
+        let list = |index| self.sq.element(&wqe, index);
+        let left = (sending.len - sending.sent) as usize;
+        let Some((sge, at, n)) = sending.cursor.extent(&list, left.min(CHUNK)) else {
+            return self.refuse(wqe, WcStatus::LocProtErr);
+        };
+        let stag = sge.stag.get();
+        let window = env
+            .memory
+            .check(stag, qp.pd, qp.qid, at, n as u64, Need::LocalWrite);
+        let Ok(window) = window else {
+            return self.refuse(wqe, WcStatus::LocProtErr);
+        };
+        let offset = wqe.remote_offset.wrapping_add(sending.sent.into());
+        let direct = self.is_direct(qp, llp) && !window.is_elsewhere();
+        let fetched = match (&mut self.neighbour, direct) {
+            (Some(neighbour), true) => window.pieces_mut(0, n as u64).next().and_then(|piece| {
+                let n = piece.len();
+                neighbour.read(wqe.stag, offset, piece, env.now).ok().map(|()| n)
+            }),
+            _ => None,
+        };
+        drop(window);
+        self.worth_draining = fetched.is_some();
+        let Some(n) = fetched else {
+            return self.request(wqe, qp, env, llp);
+        };
+        sending.cursor.advance(n);
+        self.note_direct(&mut sending, n, env);
+        if sending.sent < sending.len {
+            self.sending = Some(sending);
+            return Step::Done { ended: false };
+        }
+        env.counters.add(Counter::DirectReads, 1);
+        env.counters.add(Counter::TxMessages, 1);
+        llp.rest(env.memory);
+        match self.fetched(&wqe, qp, env) {
+            Wait::Failed(status) => self.refuse(wqe, status),
+            wait => {
+                self.board(wqe, 0, sending.len, wait);
+                Step::Done { ended: true }
+            }
+        }
+    }
+
+    /// What a Read whose bytes are all there still has to do: a Read with invalidation invalidates
+    /// its sink, which is ours and not a wire feature (row RDM-M-04).
+    pub(super) fn fetched(&mut self, wqe: &SendWqe, qp: &Identity, env: &Env<'_>) -> Wait {
+        if wqe.opcode != Opcode::ReadInv {
+            return Wait::Done;
+        }
+        let stag = self.sq.sge(wqe, 0).stag.get();
+        match env.memory.invalidate(stag, qp.pd, qp.qid, InvalidateBy::Local) {
+            Ok(()) => Wait::Done,
+            Err(_) => Wait::Failed(WcStatus::LocProtErr),
+        }
+    }
+}

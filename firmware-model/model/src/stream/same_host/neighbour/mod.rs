@@ -1,0 +1,301 @@
+//! The peer of a connection in memory, as a queue pair deals with it beside the stream: it reads
+//! how far the peer has processed what was sent, and reaches into the peer's registered memory.
+
+pub(super) mod process;
+
+use super::bell::PeerBell;
+use super::direction::Direction;
+use crate::handshakes;
+use crate::host::revocable::{self, Condition, NotCopied};
+use crate::host::{Piece, PieceMut, SharedMemory};
+use crate::memory::{Admission, Exports, Need, OwnGuard};
+use crate::time::Nanos;
+use process::PeerProcess;
+use rustix::process::{Pid, getpid};
+use rustix::thread::gettid;
+use std::cell::Cell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+use urnic_device::vocabulary::Access;
+
+/// Where the words of the two ends are in the memory of a connection, and their length: each word
+/// in a cache line of its own.
+const SIDES: usize = 1024;
+const SIDE: usize = 256;
+/// Up to which position the end has processed what the other sent.
+const PROCESSED: usize = 0;
+/// The position up to which the end waits for the other to process.
+const AWAITED: usize = 64;
+/// Set while the end accesses the other's memory.
+const GUARD: usize = 128;
+/// Bytes that the end has written to the other's memory, and read from there.
+const WRITTEN: usize = 136;
+const READ: usize = 144;
+/// What the other may do to the end's memory; by a queue pair of which number.
+const PERMIT: usize = 192;
+const QID: usize = 200;
+/// The process behind a number is known to be the peer's for so long. Far shorter than it takes for
+/// a number to be used again.
+const LEASE: Duration = Duration::from_millis(10);
+
+/// The peer does not let us; the stream carries the request instead.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct NotReached;
+
+/// The words of one end.
+#[derive(Debug)]
+struct Side {
+    memory: Arc<SharedMemory>,
+    at: usize,
+}
+
+impl Side {
+    fn new(memory: &Arc<SharedMemory>, outgoing: Direction) -> Side {
+        let at = usize::from(outgoing == Direction::FromResponder);
+        Side {
+            memory: memory.clone(),
+            at: SIDES + at * SIDE,
+        }
+    }
+
+    #[inline]
+    fn word(&self, offset: usize) -> &AtomicU64 {
+        self.memory.word64(self.at + offset)
+    }
+}
+
+/// What makes one end reach the other's memory, in each direction.
+#[derive(Debug, Default)]
+pub(in crate::stream) struct Reach {
+    /// The peer's process, whose memory we reach.
+    pub(super) there: Option<Arc<PeerProcess>>,
+    /// Our memory, and its table, which the peer has. The process is the peer's.
+    pub(super) here: Option<(Arc<Exports>, Pid)>,
+}
+
+/// The peer of a connection in memory.
+#[derive(Debug)]
+pub struct Neighbour {
+    ours: Side,
+    theirs: Side,
+    bell: Arc<PeerBell>,
+    /// The connection's place in the bell.
+    slot: u32,
+    process: Option<Arc<PeerProcess>>,
+    admission: Option<Admission>,
+    /// What we have processed of the peer's bytes.
+    processed: u64,
+    /// When the process was known to be there.
+    seen: Option<Nanos>,
+    /// Counts accesses.
+    turn: u32,
+    /// This process.
+    owner: Pid,
+    /// What we know of the peer's accesses to our memory.
+    accessed: Accessed,
+}
+
+/// Bytes of our memory that the peer says it has written and read.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Accessed {
+    pub(crate) written: u64,
+    pub(crate) read: u64,
+}
+
+impl Neighbour {
+    pub(super) fn new(
+        memory: &Arc<SharedMemory>,
+        outgoing: Direction,
+        (bell, slot): (Arc<PeerBell>, u32),
+        reach: &Reach,
+        qid: u32,
+    ) -> Neighbour {
+        let (ours, theirs) = (Side::new(memory, outgoing), Side::new(memory, outgoing.other()));
+        ours.word(QID).store(qid.into(), Ordering::Relaxed);
+        let admission = (reach.here.as_ref())
+            .map(|(exports, process)| exports.admit(*process, memory, theirs.at + GUARD, ours.at + PERMIT));
+        Neighbour {
+            ours,
+            theirs,
+            bell,
+            slot,
+            process: reach.there.clone(),
+            admission,
+            processed: 0,
+            seen: None,
+            turn: 0,
+            owner: getpid(),
+            accessed: Accessed::default(),
+        }
+    }
+
+    /// How many bytes of ours the peer has processed: placed, delivered, or taken as requests.
+    #[inline]
+    pub(crate) fn confirmed(&self) -> u64 {
+        self.theirs.word(PROCESSED).load(Ordering::Acquire)
+    }
+
+    /// Has the peer ring when it has processed our bytes up to `position`; `false`: it has already,
+    /// and may not ring.
+    #[inline]
+    pub(crate) fn await_confirmation(&self, position: u64) -> bool {
+        let processed = self.theirs.word(PROCESSED);
+        handshakes::await_confirmation(self.ours.word(AWAITED), position, processed)
+    }
+
+    /// We have processed the peer's bytes up to `position`.
+    #[inline]
+    pub(crate) fn confirm(&mut self, position: u64) {
+        let before = self.processed;
+        if before == position {
+            return;
+        }
+        self.processed = position;
+        let (processed, awaited) = (self.ours.word(PROCESSED), self.theirs.word(AWAITED));
+        if handshakes::confirm(processed, before, position, awaited) {
+            self.bell.ring(self.slot);
+        }
+    }
+
+    /// Sets what the peer may do: accesses of these rights, to memory of domain `pd`. On return, it
+    /// does nothing else.
+    pub(crate) fn permit(&self, pd: u32, rights: Access) {
+        if let Some(admission) = &self.admission {
+            admission.permit(pd, rights);
+        }
+    }
+
+    /// What the peer has accessed of our memory since the last call, for the counters.
+    pub(crate) fn take_accessed(&mut self) -> Accessed {
+        let total = |offset| self.theirs.word(offset).load(Ordering::Relaxed);
+        let now = Accessed {
+            written: total(WRITTEN),
+            read: total(READ),
+        };
+        let before = std::mem::replace(&mut self.accessed, now);
+        Accessed {
+            written: now.written.wrapping_sub(before.written),
+            read: now.read.wrapping_sub(before.read),
+        }
+    }
+
+    /// Whether we reach the peer's memory at all.
+    #[inline]
+    pub(crate) fn is_reachable(&self) -> bool {
+        self.process.is_some()
+    }
+
+    /// Places bytes in the peer's memory, all of them.
+    ///
+    /// # Errors
+    /// Some may have been placed.
+    #[inline]
+    pub(crate) fn write(
+        &mut self,
+        stag: u32,
+        offset: u64,
+        from: Piece<'_>,
+        now: Nanos,
+    ) -> Result<(), NotReached> {
+        let len = from.len();
+        self.access(
+            stag,
+            offset,
+            len,
+            Need::RemoteWrite,
+            now,
+            |process, conditions, there| revocable::write_if(conditions, process, there, from),
+        )
+    }
+
+    /// Fetches bytes from the peer's memory, as many as there is room for.
+    ///
+    /// # Errors
+    /// Some may have been fetched.
+    #[inline]
+    pub(crate) fn read(
+        &mut self,
+        stag: u32,
+        offset: u64,
+        mut into: PieceMut<'_>,
+        now: Nanos,
+    ) -> Result<(), NotReached> {
+        let len = into.len();
+        self.access(
+            stag,
+            offset,
+            len,
+            Need::RemoteRead,
+            now,
+            |process, conditions, there| revocable::read_if(conditions, process, there, into.rest(0)),
+        )
+    }
+
+    fn access(
+        &mut self,
+        stag: u32,
+        offset: u64,
+        len: usize,
+        need: Need,
+        now: Nanos,
+        mut copy: impl FnMut(Pid, [Condition<'_>; 2], u64) -> Result<usize, NotCopied>,
+    ) -> Result<(), NotReached> {
+        let process = self.process.as_ref().ok_or(NotReached)?;
+        if self.seen.is_none_or(|seen| now.since(seen) > LEASE) {
+            self.seen = process.is_alive().then_some(now);
+            self.seen.ok_or(NotReached)?;
+        }
+        self.turn = self.turn.wrapping_add(1);
+        let thread = thread_number(self.owner);
+        let _guard = OwnGuard::set(self.ours.word(GUARD), self.turn, thread);
+        let permit_word = self.theirs.word(PERMIT);
+        loop {
+            let permit = permit_word.load(Ordering::Acquire);
+            let qid = self.theirs.word(QID).load(Ordering::Relaxed) as u32;
+            let permitted = process
+                .table
+                .check(stag, (permit, qid), offset, len as u64, need)
+                .ok_or(NotReached)?;
+            let unchanged = Condition {
+                word: permit_word,
+                value: permit,
+            };
+            match copy(
+                process.number,
+                [permitted.condition, unchanged],
+                permitted.address,
+            ) {
+                Ok(copied) if copied == len => {
+                    let total = self
+                        .ours
+                        .word(if need == Need::RemoteWrite { WRITTEN } else { READ });
+                    let bytes = total.load(Ordering::Relaxed).wrapping_add(len as u64);
+                    total.store(bytes, Ordering::Relaxed);
+                    return Ok(());
+                }
+                Ok(_) | Err(NotCopied::Failed(_)) => return Err(NotReached),
+                // The thread may have been stopped for long.
+                Err(NotCopied::Interrupted) if process.is_alive() => {}
+                Err(NotCopied::Interrupted | NotCopied::Refused) => return Err(NotReached),
+            }
+        }
+    }
+}
+
+/// The number of the calling thread, in process `process`.
+#[inline]
+fn thread_number(process: Pid) -> u32 {
+    thread_local! {
+        static NUMBER: Cell<(Option<Pid>, u32)> = const { Cell::new((None, 0)) };
+    }
+    NUMBER.with(|number| match number.get() {
+        // A forked child's first thread has a copy of this, and another number.
+        (Some(of), thread) if of == process => thread,
+        _ => {
+            let thread = gettid().as_raw_nonzero().get().cast_unsigned();
+            number.set((Some(process), thread));
+            thread
+        }
+    })
+}
