@@ -110,6 +110,58 @@ fn shm_13_one_users_processes_reach_each_others_memory() {
     }
 }
 
+/// What the log says of datagrams that go through memory.
+const MAIL: &str = "pass through memory";
+
+/// ibv_ud_pingpong, with a log of ports.
+fn datagrams() -> Pair {
+    logged(
+        Program::new("ibv_ud_pingpong")
+            .line("-g 3 -n 300")
+            .env("URNIC_IDENTITY", "roce"),
+    )
+}
+
+/// Runs both, and checks whether datagrams go through memory both ways.
+#[track_caller]
+fn expect_mail(pair: &Pair, in_memory: bool) {
+    let both = pair.succeeds();
+    for end in [both.server, both.client] {
+        assert_eq!(end.output.contains(MAIL), in_memory, "{end}");
+    }
+}
+
+#[test]
+fn shm_14_one_users_datagrams_pass_through_memory() {
+    or_skip!(in_process("the log is the other process's"));
+    or_skip!(root());
+    or_skip!(installed("ibv_ud_pingpong"));
+    expect_mail(&datagrams(), true);
+    expect_mail(&datagrams().env("URNIC_SAME_HOST", "off"), false);
+    let staged = Staged::new();
+    for (server, client) in [(OTHER_USER, OTHER_USER), (0, OTHER_USER), (OTHER_USER, 0)] {
+        let mut pair = datagrams();
+        pair.server = staged.program(server, pair.server);
+        pair.client = staged.program(client, pair.client);
+        expect_mail(&pair, server == client);
+    }
+}
+
+#[test]
+fn shm_14_datagrams_between_network_namespaces_use_udp() {
+    or_skip!(in_process("the log is the other process's"));
+    or_skip!(root());
+    or_skip!(installed("ibv_ud_pingpong"));
+    let [a, b] = or_skip!(Netns::pair());
+    let mut pair = datagrams().at("10.77.0.1");
+    pair.server = a.program(pair.server);
+    pair.client = b.program(pair.client);
+    let (server, client) = pair.start();
+    for end in [server.wait().success(), client.wait().success()] {
+        assert!(!end.contains(MAIL), "{end}");
+    }
+}
+
 /// As in two containers of one pod: two pid namespaces, one network namespace; of one user, or of
 /// two.
 #[test]

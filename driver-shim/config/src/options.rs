@@ -147,8 +147,9 @@ pub const OPTIONS: &[Opt] = &[
         key: "same_host",
         takes: "auto or off",
         help: "How the device in the process reaches peers on the same host: auto passes the bytes of connections with another urnic \
-               through shared memory, after the usual start-up on TCP; off leaves them to TCP. With pcap it is off, so that the \
-               captured FPDUs have their CRCs.",
+               through shared memory, after the usual start-up on TCP, and between processes of one user Writes, Reads and \
+               datagrams, too; off leaves them to TCP and UDP. With pcap it is off, so that the capture has what the network \
+               would have.",
         set: |c, text| {
             c.same_host = SameHost::ALL.into_iter().find(|v| v.name() == text)?;
             Some(())

@@ -91,4 +91,6 @@ counters! {
     /// RDMA Reads that were fetched from the memory of a peer on this host. They count as sent,
     /// too. The peer counts their bytes only.
     DirectReads = "direct_reads",
+    /// Datagrams that went to a port on this host through memory. They count as sent, too.
+    DirectDatagrams = "direct_datagrams",
 }

@@ -70,7 +70,12 @@ impl Engine {
                 env.counters.add(Counter::RxBytes, bytes.len() as u64);
                 self.take(bytes, packet, port, group, env);
             }
-            more = incoming.len() == most;
+            // A program that polls has what came before the next call.
+            if let Err(Overflow) = self.recv_cq.flush(env) {
+                self.fail(QpFault::CqOverflow, env);
+            }
+            let has_more = self.source(source).is_some_and(|(socket, _)| socket.has_more());
+            more = incoming.len() == most || has_more;
             full |= incoming.len() == BATCH;
             if !more || env.is_stopped() {
                 break;

@@ -91,6 +91,14 @@ impl Engine {
             staged: Staged::default(),
             incoming: Vec::new(),
         }
+        .bound()
+    }
+
+    /// With ports that know the queue pair.
+    fn bound(mut self) -> Engine {
+        let qid = self.qp.qid;
+        self.sockets.iter_mut().for_each(|socket| socket.bind(qid));
+        self
     }
 
     /// The state of the queue pair.

@@ -64,6 +64,22 @@ pub trait DatagramSocket: Send + Debug {
     /// [`PACKET_ROOM`] there; adds them to `packets`.
     fn receive(&mut self, buffer: &mut [u8], packets: &mut Vec<Incoming>);
 
+    /// Whether another call of [`receive`](Self::receive) may find more, though the last one found
+    /// less than had room.
+    fn has_more(&mut self) -> bool {
+        false
+    }
+
+    /// Packets since the last call that went through memory to a port on this host.
+    fn direct(&mut self) -> u64 {
+        0
+    }
+
+    /// What arrives is this queue pair's.
+    fn bind(&mut self, qid: u32) {
+        let _ = qid;
+    }
+
     /// Takes a packet that was sent and did not arrive, as far as the network returned it: the
     /// error, and the number of its first bytes that are in `buffer`.
     fn refused(&mut self, buffer: &mut [u8]) -> Option<(Errno, usize)>;

@@ -175,7 +175,10 @@ impl Network for Tcp {
         local: SocketAddr,
         options: DatagramOptions,
     ) -> Result<Box<dyn DatagramSocket>, Errno> {
-        udp::bind(&self.descriptors, local, options)
+        {
+            let office = self.same_host.as_ref().map(|same_host| same_host.office());
+            udp::bind(&self.descriptors, local, options, office)
+        }
     }
 }
 

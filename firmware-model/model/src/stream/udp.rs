@@ -4,8 +4,9 @@
 //! 0, which the ICRC covers. The source address of each packet is given with it.
 
 use super::address::{ANYWHERE, family, plain};
-use super::datagram::{DatagramOptions, DatagramSocket, Incoming, Outgoing};
+use super::datagram::{DatagramOptions, DatagramSocket, Incoming, Outgoing, PACKET_ROOM};
 use super::descriptor::{Descriptor, Descriptors};
+use super::same_host::{Mail, Office};
 use crate::sys::datagrams;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
@@ -26,6 +27,12 @@ struct UdpSocket {
     reports_refused: bool,
     /// Packets that found no room, as counted by the system at the last query.
     drops: u32,
+    /// Rings from and to other ports on this host.
+    mail: Option<Mail>,
+    /// The last packets came from rings: the socket was not read.
+    unread: bool,
+    /// Packets that went into rings, since they were counted.
+    direct: u64,
 }
 
 /// Calls to send a packet: each may fail with the error of an earlier packet instead.
@@ -39,6 +46,7 @@ pub(super) fn bind(
     descriptors: &Arc<Descriptors>,
     local: SocketAddr,
     options: DatagramOptions,
+    office: Option<&Arc<Office>>,
 ) -> Result<Box<dyn DatagramSocket>, Errno> {
     let socket = if local.ip() == ANYWHERE.ip() && !options.ipv6_only {
         match open(local, true, options) {
@@ -53,13 +61,21 @@ pub(super) fn bind(
     };
     let ipv6 = sockopt::socket_domain(&socket)? == AddressFamily::INET6;
     let local = plain(net::getsockname(&socket).ok());
-    Ok(Box::new(UdpSocket {
+    let mut socket = UdpSocket {
         socket: descriptors.adopt(socket)?,
         ipv6,
         local,
         reports_refused: options.reports_refused,
         drops: 0,
-    }))
+        mail: None,
+        unread: false,
+        direct: 0,
+    };
+    // Others that share a port are to have the packets, too; and what is refused is to be known.
+    if let Some(office) = office.filter(|_| !options.shared && !options.reports_refused) {
+        socket.mail = Mail::open(office, socket.local());
+    }
+    Ok(Box::new(socket))
 }
 
 fn open(local: SocketAddr, both_families: bool, options: DatagramOptions) -> Result<OwnedFd, Errno> {
@@ -84,6 +100,24 @@ fn open(local: SocketAddr, both_families: bool, options: DatagramOptions) -> Res
 
 impl DatagramSocket for UdpSocket {
     fn send(&mut self, buffer: &[u8], packets: &[Outgoing]) -> Result<usize, Errno> {
+        let mut packets = packets;
+        if let Some(mail) = &mut self.mail {
+            let by_ring = |packet: &&Outgoing| {
+                let bytes = buffer.get(packet.at..packet.at + packet.len);
+                bytes.is_some_and(|bytes| mail.send(packet, bytes))
+            };
+            let sent = packets.iter().take_while(by_ring).count();
+            self.direct += sent as u64;
+            if sent > 0 {
+                return Ok(sent);
+            }
+            // The first goes by UDP, and with it those behind it that do, too.
+            let others = packets.iter().skip(1);
+            let count = 1 + others
+                .take_while(|packet| !mail.knows(packet.destination))
+                .count();
+            packets = packets.get(..count).unwrap_or(packets);
+        }
         let mut sent = datagrams::send(self.socket.as_fd(), self.ipv6, buffer, packets);
         for _ in 1..SEND_ATTEMPTS {
             match sent {
@@ -97,10 +131,43 @@ impl DatagramSocket for UdpSocket {
     }
 
     fn receive(&mut self, buffer: &mut [u8], packets: &mut Vec<Incoming>) {
-        if let Err(errno) = datagrams::receive(self.socket.as_fd(), buffer, packets)
+        self.unread = self
+            .mail
+            .as_mut()
+            .is_some_and(|mail| mail.receive(buffer, packets));
+        if self.unread {
+            return;
+        }
+        let before = packets.len();
+        let one_by_one = self.mail.as_mut().is_some_and(Mail::waits_for_socket);
+        let room = match one_by_one {
+            true => buffer.get_mut(..PACKET_ROOM).unwrap_or_default(),
+            false => buffer,
+        };
+        if let Err(errno) = datagrams::receive(self.socket.as_fd(), room, packets)
             && errno != Errno::AGAIN
         {
             tracing::debug!(%errno, "a UDP port reports an error");
+        }
+        if let Some(mail) = &mut self.mail {
+            match packets.get(before..) {
+                Some([]) | None => mail.note_socket_empty(),
+                Some(arrived) => mail.arrived(arrived),
+            }
+        }
+    }
+
+    fn has_more(&mut self) -> bool {
+        self.unread || self.mail.as_mut().is_some_and(Mail::has_data)
+    }
+
+    fn direct(&mut self) -> u64 {
+        mem::take(&mut self.direct)
+    }
+
+    fn bind(&mut self, qid: u32) {
+        if let Some(mail) = &mut self.mail {
+            mail.bind(qid);
         }
     }
 

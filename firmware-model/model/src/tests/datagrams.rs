@@ -20,7 +20,14 @@ const V4: u8 = 0;
 const V6: u8 = 1;
 
 fn device() -> Driver {
-    let mut config = config();
+    device_with(false)
+}
+
+fn device_with(same_host: bool) -> Driver {
+    let mut config = ModelConfig {
+        same_host,
+        ..config()
+    };
     config.addresses.push(DeviceAddress {
         ip: IpAddr::V6(Ipv6Addr::LOCALHOST),
         scope: 0,
@@ -641,5 +648,62 @@ fn ud_19_a_port_of_ipv6_leaves_that_of_ipv4_to_others() {
     assert_eq!(bind(bind::IPV6_ONLY), Err(Status::AddressInUse));
     for unknown in [4, 1 << 31] {
         assert_eq!(bind(unknown), Err(Status::InvalidArgument));
+    }
+}
+
+/// Between devices on one host, all datagrams but the first go through memory, and arrive as by
+/// UDP.
+#[test]
+fn shm_14_datagrams_pass_through_memory() {
+    let (here, there) = (device_with(true), device_with(true));
+    let (mut near, mut far) = (Port::ready(&here), Port::ready(&there));
+    for family in [V4, V6] {
+        let before = counted(&here, Counter::DirectDatagrams);
+        for n in 0..100u8 {
+            far.post_recv(&there, n.into(), 200);
+            near.send(&here, far.address(family), &[n; 20]);
+            let (cqe, bytes) = far.receive(&there);
+            assert_cqe(&cqe, n.into(), WcStatus::Success);
+            assert_eq!((cqe.byte_len.get(), &bytes[GRH_LEN..]), (60, &[n; 20][..]));
+            assert_eq!(cqe.source_qpn.get(), near.qpn());
+            assert_eq!(bytes[0] >> 4, if family == V6 { 6 } else { 0 });
+        }
+        let direct = counted(&here, Counter::DirectDatagrams) - before;
+        assert!((95..100).contains(&direct), "{direct}");
+    }
+    // The receiver sleeps.
+    far.post_recv(&there, 7, 200);
+    near.send(&here, far.address(V4), b"wake up");
+    assert_cqe(&far.recv_cq.await_idly(), 7, WcStatus::Success);
+    // Without a receive, or with another Q_Key, it is dropped and counted, as by UDP.
+    near.send(&here, far.address(V4), b"nowhere");
+    wait_for("the drop", || {
+        (counted(&there, Counter::RxDatagramDrops) == 1).then_some(())
+    });
+    near.send(
+        &here,
+        DatagramAddress {
+            qkey: 1.into(),
+            ..far.address(V4)
+        },
+        b"wrong",
+    );
+    wait_for("the violation", || {
+        (counted(&there, Counter::QkeyViolations) == 1).then_some(())
+    });
+}
+
+/// Both devices of one process, one of which is off: UDP.
+#[test]
+fn shm_14_a_port_that_wants_no_memory_gets_udp() {
+    for (one, other) in [(true, false), (false, true)] {
+        let (here, there) = (device_with(one), device_with(other));
+        let (mut near, mut far) = (Port::ready(&here), Port::ready(&there));
+        for n in 0..5 {
+            far.post_recv(&there, n, 200);
+            near.send(&here, far.address(V4), b"by UDP");
+            assert_cqe(&far.receive(&there).0, n, WcStatus::Success);
+        }
+        assert_eq!(counted(&here, Counter::DirectDatagrams), 0);
     }
 }

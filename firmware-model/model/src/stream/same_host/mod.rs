@@ -13,16 +13,18 @@ mod connection;
 mod direction;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
+mod mail;
 mod messages;
+mod names;
 mod neighbour;
 mod owner;
 mod ring;
 
 pub(crate) use bells::{Asleep, Bells};
 pub(super) use connection::Connection;
+pub(super) use mail::{Mail, Office};
 pub(crate) use neighbour::Neighbour;
 
-use super::address::ANYWHERE;
 use super::descriptor::{Descriptor, Descriptors};
 use crate::host::{SharedMemory, revocable};
 use crate::memory::Exports;
@@ -30,20 +32,17 @@ use bell::Slot;
 use bells::PeerBells;
 use direction::Direction;
 use messages::Message;
+use names::Protocol;
 use neighbour::Reach;
 use neighbour::process::{PeerProcesses, TableMessage};
 use owner::{Owners, User};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
-use rustix::net::{
-    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen, socket_with,
-};
+use rustix::net::{SocketFlags, accept_with};
 use rustix::process::{PTracer, getpid, set_ptracer};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, Once, OnceLock, PoisonError};
 
-/// Connections of a listener's unix socket that may wait.
-const BACKLOG: i32 = 1024;
 /// Offers that a listener keeps for connections that it does not know yet: each has four
 /// descriptors, and any process may send one. The initiator of one that gave way uses TCP.
 const KEPT: usize = 64;
@@ -56,7 +55,7 @@ const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
 pub(crate) struct SameHost {
     descriptors: Arc<Descriptors>,
     bells: Arc<Bells>,
-    peers: PeerBells,
+    peers: Arc<PeerBells>,
     owners: Mutex<Owners>,
     /// The device's table of STags and the descriptor by which peers read it, if they are to reach
     /// its memory.
@@ -64,6 +63,7 @@ pub(crate) struct SameHost {
     processes: PeerProcesses,
     /// Yama lets processes of this user reach this one.
     admitted: Once,
+    office: Arc<Office>,
 }
 
 /// Where Yama's `ptrace_scope` is 1, lets processes that are not our ancestors reach our memory.
@@ -74,15 +74,6 @@ fn admit_peers() {
     {
         tracing::debug!(%errno, "peers cannot reach the memory of this process");
     }
-}
-
-/// The name of a listener's unix socket.
-fn name(ip: Option<IpAddr>, port: u16) -> Result<SocketAddrUnix, Errno> {
-    let name = match ip {
-        Some(ip) => format!("urnic/{}/{port}", ip.to_canonical()),
-        None => format!("urnic/*/{port}"),
-    };
-    SocketAddrUnix::new_abstract_name(name.as_bytes())
 }
 
 /// An offer that the initiator has made.
@@ -114,15 +105,22 @@ impl SameHost {
     /// # Errors
     /// The system does not let this process know who owns a connection.
     pub(crate) fn new(descriptors: &Arc<Descriptors>, bells: &Arc<Bells>) -> Result<SameHost, Errno> {
+        let peers = Arc::default();
         Ok(SameHost {
             descriptors: descriptors.clone(),
             bells: bells.clone(),
-            peers: PeerBells::default(),
             owners: Mutex::new(Owners::new(descriptors)?),
             exported: OnceLock::new(),
             processes: PeerProcesses::default(),
             admitted: Once::new(),
+            office: Arc::new(Office::new(descriptors, bells, &peers)),
+            peers,
         })
+    }
+
+    /// What the device has for datagrams.
+    pub(super) fn office(&self) -> &Arc<Office> {
+        &self.office
     }
 
     /// Lets peers of this user reach the memory that the table describes.
@@ -188,20 +186,15 @@ impl SameHost {
 
     /// Opens the place for offers to a listener.
     pub(super) fn listen(&self, local: SocketAddr) -> Result<Offers, Errno> {
-        let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, FLAGS, None)?;
-        let socket = self.descriptors.adopt(socket)?;
-        let ip = Some(local.ip()).filter(|ip| *ip != ANYWHERE.ip());
-        bind(&socket, &name(ip, local.port())?)?;
-        listen(&socket, BACKLOG)?;
         Ok(Offers {
-            socket,
+            socket: names::listen(Protocol::Tcp, local, &self.descriptors)?,
             waiting: Mutex::default(),
         })
     }
 
     /// Offers memory for the connection from `local` to `remote`, if somebody there takes offers.
     pub(super) fn offer(&self, local: SocketAddr, remote: SocketAddr) -> Option<Offer> {
-        let socket = self.call(remote)?;
+        let socket = names::call(Protocol::Tcp, remote, &self.descriptors)?;
         let user = User::of_peer(socket.as_fd())?;
         let slot = self.bells.slot(user)?;
         let (memory, file) = SharedMemory::create("urnic-stream", ring::MEMORY).ok()?;
@@ -217,24 +210,6 @@ impl SameHost {
             memory,
             slot,
         })
-    }
-
-    /// Connects to the unix socket of the listener at `remote`.
-    fn call(&self, remote: SocketAddr) -> Option<Descriptor> {
-        let any: IpAddr = match remote.ip().to_canonical() {
-            IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
-            IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
-        };
-        let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, FLAGS, None).ok()?;
-        let socket = self.descriptors.adopt(socket).ok()?;
-        for ip in [Some(remote.ip()), Some(any), None] {
-            match connect(&socket, &name(ip, remote.port()).ok()?) {
-                Ok(()) => return Some(socket),
-                Err(Errno::CONNREFUSED) => {}
-                Err(_) => return None,
-            }
-        }
-        None
     }
 
     /// The connection that resulted from an offer, now that the listener has had the opportunity to

@@ -1,0 +1,330 @@
+//! Datagrams between queue pairs of kind UD on one host: through a ring in shared memory for each
+//! pair of ports, beside the UDP sockets.
+//!
+//! A port of UDP also listens on an abstract unix socket that its address names. Before its first
+//! datagram to a port, a sender offers a ring there. The receiver takes the offer up when that
+//! datagram arrives, and answers with its bell; from then on the sender's datagrams go into the
+//! ring. Where nobody answers, where the ring is full, and for other users' processes it is UDP.
+//!
+//! Datagrams of one port to another stay in order: one in the ring has with it how many the sender
+//! had sent by UDP before, and the receiver takes those first. What UDP has lost is not waited for.
+
+mod inbound;
+mod outbound;
+mod packet;
+mod share;
+#[cfg(test)]
+mod tests;
+
+use super::bells::{Bells, PeerBells};
+use super::direction::Direction;
+use super::messages::{self, Message};
+use super::names::{self, Protocol};
+use super::owner::User;
+use super::ring::{self, Receiver, Sender};
+use crate::host::SharedMemory;
+use crate::stream::datagram::{Incoming, Outgoing, PACKET_ROOM};
+use crate::stream::descriptor::{Descriptor, Descriptors};
+use inbound::Inbound;
+use outbound::Outbound;
+use packet::{Gone, is_over};
+use rustix::fd::AsFd;
+use rustix::io::Errno;
+use rustix::net::{SocketFlags, accept_with};
+use rustix::process::getpid;
+use share::Share;
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+
+/// Most rings that end at one port.
+const INBOUND: usize = 64;
+/// Ports that a sender remembers.
+const KNOWN: usize = 4096;
+/// Datagrams to a port until it is asked again.
+const RETRY: u32 = 4096;
+/// Datagrams between two looks for the answer to an offer, once it was not answered at once.
+const LATER: u32 = 32;
+/// Offers that are looked at for one datagram.
+const LOOKED_AT: usize = 16;
+const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
+
+/// What a device has for the rings of all its ports.
+#[derive(Debug)]
+pub(in crate::stream) struct Office {
+    descriptors: Arc<Descriptors>,
+    bells: Arc<Bells>,
+    peers: Arc<PeerBells>,
+    rings: Arc<AtomicUsize>,
+}
+
+impl Office {
+    pub(super) fn new(descriptors: &Arc<Descriptors>, bells: &Arc<Bells>, peers: &Arc<PeerBells>) -> Office {
+        Office {
+            descriptors: descriptors.clone(),
+            bells: bells.clone(),
+            peers: peers.clone(),
+            rings: Arc::default(),
+        }
+    }
+}
+
+/// How datagrams to a port go.
+#[derive(Debug)]
+enum Way {
+    /// By UDP, for so many.
+    Udp {
+        left: u32,
+    },
+    /// By UDP until the offer is answered.
+    Offered {
+        socket: Descriptor,
+        memory: Arc<SharedMemory>,
+        share: Share,
+        by_udp: u32,
+    },
+    Ring(Box<Outbound>),
+}
+
+/// The rings of a port.
+#[derive(Debug)]
+pub(in crate::stream) struct Mail {
+    office: Arc<Office>,
+    /// Where others leave their offers.
+    listener: Descriptor,
+    local: SocketAddr,
+    ways: HashMap<SocketAddr, Way>,
+    inbound: Vec<Inbound>,
+    /// The inbound ring to be read first.
+    next: usize,
+    qid: u32,
+}
+
+impl Mail {
+    /// The rings of a port that was bound; `None`: others cannot find it.
+    pub(in crate::stream) fn open(office: &Arc<Office>, local: SocketAddr) -> Option<Mail> {
+        let listener = names::listen(Protocol::Udp, local, &office.descriptors).ok()?;
+        Some(Mail {
+            office: office.clone(),
+            listener,
+            local,
+            ways: HashMap::new(),
+            inbound: Vec::new(),
+            next: 0,
+            qid: 0,
+        })
+    }
+
+    /// What arrives is this queue pair's.
+    pub(in crate::stream) fn bind(&mut self, qid: u32) {
+        self.qid = qid;
+    }
+
+    /// Whether datagrams to a port may go into a ring, now or soon.
+    pub(in crate::stream) fn knows(&self, destination: SocketAddr) -> bool {
+        !matches!(self.ways.get(&destination), Some(Way::Udp { left: 1.. }))
+    }
+
+    /// Sends a packet through a ring; `false`: it is to go by UDP.
+    #[inline]
+    pub(in crate::stream) fn send(&mut self, packet: &Outgoing, bytes: &[u8]) -> bool {
+        let destination = packet.destination;
+        match self.ways.get_mut(&destination) {
+            Some(Way::Ring(outbound)) => match outbound.send(packet, bytes) {
+                Ok(sent) => sent,
+                Err(Gone) => {
+                    self.ways.insert(destination, Way::Udp { left: 0 });
+                    false
+                }
+            },
+            Some(Way::Udp { left: left @ 1.. }) => {
+                *left -= 1;
+                false
+            }
+            Some(Way::Offered { by_udp, .. }) => {
+                *by_udp = by_udp.wrapping_add(1);
+                if *by_udp < LATER || by_udp.is_multiple_of(LATER) {
+                    self.conclude(destination);
+                }
+                false
+            }
+            Some(Way::Udp { .. }) | None => {
+                self.offer(packet);
+                false
+            }
+        }
+    }
+
+    /// Offers a ring to a port that was not asked recently.
+    #[cold]
+    fn offer(&mut self, packet: &Outgoing) {
+        let destination = packet.destination;
+        if self.ways.len() >= KNOWN && !self.ways.contains_key(&destination) {
+            self.ways.retain(|_, way| matches!(way, Way::Ring(_)));
+        }
+        let way = self.offered(packet).unwrap_or(Way::Udp { left: RETRY });
+        self.ways.insert(destination, way);
+    }
+
+    fn offered(&self, packet: &Outgoing) -> Option<Way> {
+        if packet.destination.ip().is_multicast() {
+            return None;
+        }
+        let socket = names::call(Protocol::Udp, packet.destination, &self.office.descriptors)?;
+        if !User::of_peer(socket.as_fd())?.is_own() {
+            return None;
+        }
+        let share = Share::take(&self.office.rings)?;
+        let (memory, file) = SharedMemory::create("urnic-datagrams", ring::MEMORY).ok()?;
+        let source = SocketAddr::new(packet.source, self.local.port());
+        let message = Message::new(source, 0, None);
+        messages::send(socket.as_fd(), &message, &[file.as_fd()]).ok()?;
+        Some(Way::Offered {
+            socket,
+            memory: Arc::new(memory),
+            share,
+            by_udp: 1,
+        })
+    }
+
+    /// Begins to use a ring whose offer was answered.
+    fn conclude(&mut self, destination: SocketAddr) {
+        let descriptors = &self.office.descriptors;
+        let Some(Way::Offered { socket, .. }) = self.ways.get(&destination) else {
+            return;
+        };
+        let answer = messages::receive(socket.as_fd(), 2, descriptors);
+        if answer.as_ref().is_err_and(|errno| *errno == Errno::AGAIN) {
+            return;
+        }
+        let Some(Way::Offered {
+            socket,
+            memory,
+            share,
+            by_udp,
+            ..
+        }) = self.ways.insert(destination, Way::Udp { left: RETRY })
+        else {
+            return;
+        };
+        let Ok((message, fds)) = answer else { return };
+        let mut fds = fds.into_iter();
+        let (Some(bell), Some(waker)) = (fds.next(), fds.next()) else {
+            return;
+        };
+        let Ok(bell) = self.office.peers.open(&bell, waker) else {
+            return;
+        };
+        tracing::debug!(%destination, "datagrams to this port pass through memory");
+        let outbound = Outbound {
+            sender: Sender::at_full_length(memory.clone(), Direction::FromInitiator),
+            memory,
+            by_udp,
+            socket,
+            bell,
+            slot: message.slot(),
+            overflowed: false,
+            count: 0,
+            owner: getpid(),
+            _share: share,
+        };
+        self.ways.insert(destination, Way::Ring(Box::new(outbound)));
+    }
+
+    /// Takes packets out of the rings, as many as have room in `buffer`; whether there were any.
+    #[inline]
+    pub(in crate::stream) fn receive(&mut self, buffer: &mut [u8], packets: &mut Vec<Incoming>) -> bool {
+        let before = packets.len();
+        let count = self.inbound.len();
+        for turn in 0..count {
+            let at = (self.next + turn) % count.max(1);
+            let Some(inbound) = self.inbound.get_mut(at) else {
+                break;
+            };
+            for place in buffer.chunks_exact_mut(PACKET_ROOM).skip(packets.len() - before) {
+                match inbound.take(self.local, place) {
+                    Ok(Some(packet)) => packets.push(packet),
+                    Ok(None) => break,
+                    Err(Gone) => {
+                        self.inbound.swap_remove(at);
+                        self.next = 0;
+                        return packets.len() > before;
+                    }
+                }
+            }
+        }
+        self.next = (self.next + 1) % count.max(1);
+        packets.len() > before
+    }
+
+    /// The socket was read and has nothing: what is in the rings comes next.
+    pub(in crate::stream) fn note_socket_empty(&mut self) {
+        for inbound in &mut self.inbound {
+            if let Ok(Some(header)) = inbound.header() {
+                inbound.by_udp = header.by_udp;
+            }
+        }
+    }
+
+    /// Whether packets in the rings wait for some that come by UDP: those are to be taken one by
+    /// one.
+    pub(in crate::stream) fn waits_for_socket(&mut self) -> bool {
+        self.has_data()
+    }
+
+    /// Whether there is something in the rings.
+    #[inline]
+    pub(in crate::stream) fn has_data(&mut self) -> bool {
+        self.inbound.iter_mut().any(Inbound::has_data)
+    }
+
+    /// Datagrams came by UDP: their senders may have offered rings before.
+    pub(in crate::stream) fn arrived(&mut self, packets: &[Incoming]) {
+        for packet in packets {
+            let from = |inbound: &&mut Inbound| inbound.sender == packet.source;
+            if let Some(inbound) = self.inbound.iter_mut().find(from) {
+                inbound.by_udp = inbound.by_udp.wrapping_add(1);
+            }
+        }
+        for _ in 0..LOOKED_AT {
+            let Ok(socket) = accept_with(&self.listener, FLAGS) else {
+                return;
+            };
+            let Ok(socket) = self.office.descriptors.adopt(socket) else {
+                return;
+            };
+            let _ = self.take_up(socket, packets);
+        }
+    }
+
+    fn take_up(&mut self, socket: Descriptor, packets: &[Incoming]) -> Option<()> {
+        let user = User::of_peer(socket.as_fd()).filter(|user| user.is_own())?;
+        // A sender makes its offer as soon as it has connected.
+        let (message, fds) = messages::receive(socket.as_fd(), 1, &self.office.descriptors).ok()?;
+        // What is left in the ring of a sender that is gone is a drop, as UD allows.
+        self.inbound.retain(|inbound| !is_over(&inbound.socket));
+        (self.inbound.len() < INBOUND).then_some(())?;
+        let share = Share::take(&self.office.rings)?;
+        let memory = SharedMemory::open(fds.first()?.as_fd(), ring::MEMORY).ok()?;
+        let memory = Arc::new(memory);
+        let slot = self.office.bells.slot(user)?;
+        slot.bind(self.qid);
+        let answer = Message::new(message.initiator(), slot.number, None);
+        messages::send(socket.as_fd(), &answer, &slot.bell.passed()).ok()?;
+        let sender = message.initiator();
+        // The offer came right before the sender's first datagram.
+        let counted = packets.iter().filter(|packet| packet.source == sender).count();
+        self.inbound.push(Inbound {
+            receiver: Receiver::new(memory.clone(), Direction::FromInitiator),
+            back: Sender::new(memory, Direction::FromResponder),
+            socket,
+            slot,
+            sender,
+            by_udp: counted as u32,
+            header: None,
+            _share: share,
+        });
+        Some(())
+    }
+}
