@@ -129,11 +129,12 @@ impl Sender {
         if self.length - used >= wanted {
             return Ok(wanted);
         }
-        self.head = self.place.head().load(Ordering::Acquire);
-        let used = self.tail.wrapping_sub(self.head);
+        let head = self.place.head().load(Ordering::Acquire);
+        let used = self.tail.wrapping_sub(head);
         if used > self.length as u64 {
             return Err(broken());
         }
+        self.head = head;
         if used == 0 {
             let length = wanted.clamp(FIRST, MOST).next_power_of_two();
             self.length = length.max(self.next_length);
