@@ -32,7 +32,7 @@ use rustix::fd::AsFd;
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with};
 use rustix::process::getpid;
-use share::Share;
+use share::{PORTS, RINGS, Share};
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -57,6 +57,7 @@ pub(in crate::stream) struct Office {
     bells: Arc<Bells>,
     peers: Arc<PeerBells>,
     rings: Arc<AtomicUsize>,
+    ports: Arc<AtomicUsize>,
 }
 
 impl Office {
@@ -66,6 +67,7 @@ impl Office {
             bells: bells.clone(),
             peers: peers.clone(),
             rings: Arc::default(),
+            ports: Arc::default(),
         }
     }
 }
@@ -99,11 +101,13 @@ pub(in crate::stream) struct Mail {
     /// The inbound ring to be read first.
     next: usize,
     qid: u32,
+    _share: Share,
 }
 
 impl Mail {
     /// The rings of a port that was bound; `None`: others cannot find it.
     pub(in crate::stream) fn open(office: &Arc<Office>, local: SocketAddr) -> Option<Mail> {
+        let share = Share::take(&office.ports, PORTS)?;
         let listener = names::listen(Protocol::Udp, local, &office.descriptors).ok()?;
         Some(Mail {
             office: office.clone(),
@@ -113,6 +117,7 @@ impl Mail {
             inbound: Vec::new(),
             next: 0,
             qid: 0,
+            _share: share,
         })
     }
 
@@ -175,7 +180,7 @@ impl Mail {
         if !User::of_peer(socket.as_fd())?.is_own() {
             return None;
         }
-        let share = Share::take(&self.office.rings)?;
+        let share = Share::take(&self.office.rings, RINGS)?;
         let (memory, file) = SharedMemory::create("urnic-datagrams", ring::MEMORY).ok()?;
         let source = SocketAddr::new(packet.source, self.local.port());
         let message = Message::new(source, 0, None);
@@ -305,7 +310,7 @@ impl Mail {
         // What is left in the ring of a sender that is gone is a drop, as UD allows.
         self.inbound.retain(|inbound| !is_over(&inbound.socket));
         (self.inbound.len() < INBOUND).then_some(())?;
-        let share = Share::take(&self.office.rings)?;
+        let share = Share::take(&self.office.rings, RINGS)?;
         let memory = SharedMemory::open(fds.first()?.as_fd(), ring::MEMORY).ok()?;
         let memory = Arc::new(memory);
         let slot = self.office.bells.slot(user)?;

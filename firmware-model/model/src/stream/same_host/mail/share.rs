@@ -1,20 +1,22 @@
-//! The bound of a device's rings of datagrams.
+//! The bounds of what a device has for rings of datagrams.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Most rings of a device, in both directions together.
 pub(super) const RINGS: usize = 512;
+/// Most ports of a device that others can find: each takes a descriptor more.
+pub(super) const PORTS: usize = 128;
 
-/// One of the rings that a device may have.
+/// One of the rings, or of the ports, that a device may have.
 #[derive(Debug)]
 pub(super) struct Share(Arc<AtomicUsize>);
 
 impl Share {
-    pub(super) fn take(rings: &Arc<AtomicUsize>) -> Option<Share> {
-        let more = |count| (count < RINGS).then_some(count + 1);
-        let taken = rings.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
-        taken.is_ok().then(|| Share(rings.clone()))
+    pub(super) fn take(taken: &Arc<AtomicUsize>, most: usize) -> Option<Share> {
+        let more = |count| (count < most).then_some(count + 1);
+        let added = taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
+        added.is_ok().then(|| Share(taken.clone()))
     }
 }
 

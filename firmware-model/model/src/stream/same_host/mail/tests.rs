@@ -1,6 +1,5 @@
 //! Rings of datagrams, with a test for the kernel's socket.
 
-use super::share::RINGS;
 use super::*;
 use proptest::prelude::*;
 use std::collections::VecDeque;
@@ -206,9 +205,12 @@ fn shm_15_a_sender_that_is_gone_leaves_what_it_sent() {
 fn rings_are_bounded() {
     let link = Link::in_use();
     assert_eq!(link.near.office.rings.load(Ordering::Relaxed), 1);
-    let taken: Vec<_> = std::iter::from_fn(|| Share::take(&link.near.office.rings)).collect();
+    let taken: Vec<_> = std::iter::from_fn(|| Share::take(&link.near.office.rings, RINGS)).collect();
     assert_eq!(taken.len(), RINGS - 1);
     assert!(link.near.offered(&link.packet(1)).is_none());
     drop(taken);
     assert!(link.near.offered(&link.packet(1)).is_some());
+    let ports: Vec<_> = std::iter::from_fn(|| Share::take(&link.near.office.ports, PORTS)).collect();
+    assert_eq!(ports.len(), PORTS - 1);
+    assert!(Mail::open(&link.near.office, "127.0.0.1:1".parse().unwrap()).is_none());
 }

@@ -35,8 +35,8 @@ const READ: usize = 144;
 /// What the other may do to the end's memory; by a queue pair of which number.
 const PERMIT: usize = 192;
 const QID: usize = 200;
-/// The process behind a number is known to be the peer's for so long. Far shorter than it takes for
-/// a number to be used again.
+/// The process behind a number is known to be the peer's, and to run the same program, for so long.
+/// Far shorter than it takes for a number to be used again.
 const LEASE: Duration = Duration::from_millis(10);
 
 /// The peer does not let us; the stream carries the request instead.
@@ -243,7 +243,7 @@ impl Neighbour {
     ) -> Result<(), NotReached> {
         let process = self.process.as_ref().ok_or(NotReached)?;
         if self.seen.is_none_or(|seen| now.since(seen) > LEASE) {
-            self.seen = process.is_alive().then_some(now);
+            self.seen = process.is_there().then_some(now);
             self.seen.ok_or(NotReached)?;
         }
         self.turn = self.turn.wrapping_add(1);
@@ -276,7 +276,7 @@ impl Neighbour {
                 }
                 Ok(_) | Err(NotCopied::Failed(_)) => return Err(NotReached),
                 // The thread may have been stopped for long.
-                Err(NotCopied::Interrupted) if process.is_alive() => {}
+                Err(NotCopied::Interrupted) if process.is_there() => {}
                 Err(NotCopied::Interrupted | NotCopied::Refused) => return Err(NotReached),
             }
         }

@@ -18,6 +18,8 @@ pub(in crate::stream) struct PeerProcess {
     /// Readable when it has ended.
     life: Descriptor,
     pub(super) table: ForeignTable,
+    /// Where the table is in the process.
+    address: u64,
 }
 
 /// What a peer says about its table.
@@ -41,28 +43,35 @@ impl PeerProcess {
         message: TableMessage,
         descriptors: &Arc<Descriptors>,
     ) -> Result<PeerProcess, Errno> {
-        let life = descriptors.adopt(pidfd_open(number, PidfdFlags::empty())?)?;
-        let table = ForeignTable::open(file.as_fd(), message.slots)?;
-        // The process with this number here is the one that has the table.
-        let (expected, at) = table.proof();
-        let mut found = [0u8; 8];
-        let address = message.address.wrapping_add(at as u64);
-        if process_memory::read(number, address, &mut found)? != found.len()
-            || u64::from_ne_bytes(found) != expected
-        {
-            return Err(Errno::SRCH);
-        }
-        Ok(PeerProcess { number, life, table })
+        let process = PeerProcess {
+            number,
+            life: descriptors.adopt(pidfd_open(number, PidfdFlags::empty())?)?,
+            table: ForeignTable::open(file.as_fd(), message.slots)?,
+            address: message.address,
+        };
+        process.prove()?;
+        Ok(process)
     }
 
-    /// Whether the process has not ended.
-    pub(super) fn is_alive(&self) -> bool {
+    /// Checks that the process with this number here has the table: it is that one, and runs the
+    /// program that made the table (execve(2) takes it away).
+    fn prove(&self) -> Result<(), Errno> {
+        let (expected, at) = self.table.proof();
+        let mut found = [0u8; 8];
+        let address = self.address.wrapping_add(at as u64);
+        let read = process_memory::read(self.number, address, &mut found)?;
+        let proven = read == found.len() && u64::from_ne_bytes(found) == expected;
+        proven.then_some(()).ok_or(Errno::SRCH)
+    }
+
+    /// Whether the process has not ended, nor run another program since.
+    pub(super) fn is_there(&self) -> bool {
         let at_once = Timespec {
             tv_sec: 0,
             tv_nsec: 0,
         };
         let mut fds = [PollFd::new(&self.life, PollFlags::IN)];
-        poll(&mut fds, Some(&at_once)) == Ok(0)
+        poll(&mut fds, Some(&at_once)) == Ok(0) && self.prove().is_ok()
     }
 }
 
