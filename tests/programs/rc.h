@@ -292,3 +292,17 @@ __attribute__((unused)) static void read_commands(bool (*execute)(char **word))
 	}
 	free(line);
 }
+
+__attribute__((unused)) static double now_us(void)
+{
+	struct timespec now;
+	ZERO(clock_gettime(CLOCK_MONOTONIC, &now));
+	return now.tv_sec * 1e6 + now.tv_nsec / 1e3;
+}
+
+/* For qsort. */
+__attribute__((unused)) static int by_value(const void *a, const void *b)
+{
+	double first = *(const double *)a, second = *(const double *)b;
+	return (first > second) - (first < second);
+}

@@ -1,15 +1,8 @@
 /* A queue pair that is its own peer: from the post of a Send to the receive's completion there
  * is no wire. Prints the median and the 99th percentile in microseconds. */
 #include "rc.h"
-#include <time.h>
 
 #define MOST 200000
-
-static int by_value(const void *a, const void *b)
-{
-	double x = *(const double *)a, y = *(const double *)b;
-	return (x > y) - (x < y);
-}
 
 int main(int argc, char **argv)
 {

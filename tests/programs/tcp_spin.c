@@ -3,23 +3,8 @@
  * then least, greatest and median half round trip in microseconds. */
 #include "rc.h"
 
-#include <time.h>
-
 /* An FPDU with two bytes in it. */
 #define LENGTH 28
-
-static double now_us(void)
-{
-	struct timespec now;
-	ZERO(clock_gettime(CLOCK_MONOTONIC, &now));
-	return now.tv_sec * 1e6 + now.tv_nsec / 1e3;
-}
-
-static int by_value(const void *a, const void *b)
-{
-	double first = *(const double *)a, second = *(const double *)b;
-	return (first > second) - (first < second);
-}
 
 static void send_all(int fd, const uint8_t *bytes)
 {

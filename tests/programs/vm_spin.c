@@ -9,19 +9,6 @@
 #include <sys/uio.h>
 #include <sys/wait.h>
 
-static double now_us(void)
-{
-	struct timespec now;
-	ZERO(clock_gettime(CLOCK_MONOTONIC, &now));
-	return now.tv_sec * 1e6 + now.tv_nsec / 1e3;
-}
-
-static int by_value(const void *a, const void *b)
-{
-	double first = *(const double *)a, second = *(const double *)b;
-	return (first > second) - (first < second);
-}
-
 /* Both processes have it at this address: it is copied when one forks the other. */
 static volatile uint64_t word;
 

@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use rustix::io::Errno;
 use urnic_device::command::{Handle, Opcode};
-use urnic_device::stream::{BindDatagrams, DatagramPort, Endpoint, Multicast};
+use urnic_device::stream::{BindDatagrams, DatagramPort, Endpoint, Multicast, octets_of};
 use urnic_device::vocabulary::QpKind;
 use urnic_device::wqe::DatagramAddress;
 
@@ -46,10 +46,7 @@ impl Destination {
             false => ((qpn >> 8) as u16, qpn),
         };
         DatagramAddress {
-            ip: match self.ip {
-                IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
-                IpAddr::V6(ip) => ip.octets(),
-            },
+            ip: octets_of(self.ip),
             qkey: qkey.into(),
             qpn: qpn.into(),
             scope: self.scope.into(),

@@ -96,10 +96,19 @@ impl EventLoop {
     }
 
     /// Wakes the driver's thread if it would sleep beyond `at`.
-    pub(crate) fn wake_by(&self, at: Duration) {
+    fn wake_by(&self, at: Duration) {
         let until = self.asleep_until.load(Ordering::SeqCst);
         if until == AWAKE || (at.as_nanos() as u64) < until {
             self.wake();
+        }
+    }
+
+    /// As [`EventLoop::wake_by`], if a deadline of an engine became earlier.
+    pub(crate) fn wake_if_earlier(&self, before: Option<Duration>, after: Option<Duration>) {
+        if let Some(after) = after
+            && before.is_none_or(|before| after < before)
+        {
+            self.wake_by(after);
         }
     }
 

@@ -38,13 +38,9 @@ impl Driver {
             },
         );
         let notices = engine.notices();
-        let earlier = engine
-            .deadline()
-            .filter(|after| before.is_none_or(|before| *after < before));
+        let after = engine.deadline();
         drop(native);
-        if let Some(at) = earlier {
-            self.event_loop.wake_by(at);
-        }
+        self.event_loop.wake_if_earlier(before, after);
         for notice in notices {
             self.apply(notice);
         }

@@ -215,12 +215,12 @@ pub mod rtr {
 
 impl From<SocketAddr> for Endpoint {
     fn from(address: SocketAddr) -> Endpoint {
-        let (ip, scope) = match address {
-            SocketAddr::V4(a) => (a.ip().to_ipv6_mapped(), 0),
-            SocketAddr::V6(a) => (*a.ip(), a.scope_id()),
+        let scope = match address {
+            SocketAddr::V4(_) => 0,
+            SocketAddr::V6(a) => a.scope_id(),
         };
         Endpoint {
-            ip: ip.octets(),
+            ip: octets_of(address.ip()),
             port: address.port().into(),
             reserved: 0.into(),
             scope: scope.into(),
@@ -235,6 +235,14 @@ impl From<Endpoint> for SocketAddr {
             IpAddr::V4(ip) => SocketAddrV4::new(ip, port).into(),
             IpAddr::V6(ip) => SocketAddrV6::new(ip, port, 0, endpoint.scope.get()).into(),
         }
+    }
+}
+
+/// The address in the form that [`ip_of`] reads.
+pub fn octets_of(ip: IpAddr) -> [u8; 16] {
+    match ip {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+        IpAddr::V6(v6) => v6.octets(),
     }
 }
 

@@ -57,9 +57,7 @@ impl Driver {
             },
         );
         let notices = engine.notices();
-        let earlier = engine
-            .deadline()
-            .filter(|after| before.is_none_or(|before| *after < before));
+        let after = engine.deadline();
         drop(state);
         for Notice::Open(number) in notices {
             let (slot, qid) = Slot::split(number);
@@ -67,9 +65,7 @@ impl Driver {
                 qp.open_gate();
             }
         }
-        if let Some(at) = earlier {
-            self.event_loop.wake_by(at);
-        }
+        self.event_loop.wake_if_earlier(before, after);
         self.wake_others();
         result
     }

@@ -1,6 +1,7 @@
 //! The IP, TCP and UDP headers of captured packets, with checksums.
 
 use std::net::{IpAddr, SocketAddr};
+use urnic_device::stream::octets_of;
 
 /// The maximum payload of a packet: that of IPv4 behind its header and that of TCP (RFC 791 §3.1).
 pub(super) const MAX_PAYLOAD: usize = 65_535 - 40;
@@ -74,10 +75,7 @@ fn ip_header(packet: &mut Vec<u8>, ends: (IpAddr, IpAddr), class: u8, protocol: 
             packet.extend(carried.to_be_bytes());
             packet.extend([protocol, 64]);
             for ip in [from, to] {
-                packet.extend(match ip {
-                    IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
-                    IpAddr::V6(v6) => v6.octets(),
-                });
+                packet.extend(octets_of(ip));
             }
             sum(&[&packet[8..40]])
         }

@@ -33,14 +33,13 @@ pub fn write(process: Pid, address: u64, from: &[u8]) -> Result<usize, Errno> {
     )
 }
 
-/// `here` is only read by a call that writes there.
-fn process_vm(
-    call: libc::c_long,
-    process: Pid,
-    there: u64,
-    here: *mut u8,
-    len: usize,
-) -> Result<usize, Errno> {
+/// Whether a system call is one of the two.
+pub(crate) fn is_copy(number: libc::c_long) -> bool {
+    matches!(number, libc::SYS_process_vm_readv | libc::SYS_process_vm_writev)
+}
+
+/// The extents of a copy, here and there.
+pub(super) fn extents(there: u64, here: *mut u8, len: usize) -> [libc::iovec; 2] {
     let local = libc::iovec {
         iov_base: here.cast(),
         iov_len: len,
@@ -49,6 +48,18 @@ fn process_vm(
         iov_base: std::ptr::without_provenance_mut(there as usize),
         iov_len: len,
     };
+    [local, remote]
+}
+
+/// `here` is only read by a call that writes there.
+fn process_vm(
+    call: libc::c_long,
+    process: Pid,
+    there: u64,
+    here: *mut u8,
+    len: usize,
+) -> Result<usize, Errno> {
+    let [local, remote] = extents(there, here, len);
     // SAFETY: `here` is a live slice of `len` bytes, writable if this call writes to it; what is
     // `there` is checked by the kernel.
     let done = unsafe {

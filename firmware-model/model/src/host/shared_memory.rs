@@ -21,11 +21,7 @@ pub(crate) struct SharedMemory {
 impl SharedMemory {
     /// Makes `len` zeroed bytes, and the descriptor by which another process reaches them.
     pub(crate) fn create(name: &str, len: usize) -> Result<(SharedMemory, OwnedFd), Errno> {
-        let file = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-        ftruncate(&file, len as u64)?;
-        fcntl_add_seals(&file, SEALS)?;
-        let rights = ProtFlags::READ | ProtFlags::WRITE;
-        Ok((Self::map(file.as_fd(), len, rights)?, file))
+        Self::create_with(name, len, SEALS)
     }
 
     /// Maps what another process has made.
@@ -45,11 +41,16 @@ impl SharedMemory {
 
     /// As [`create`](Self::create); other processes can only read it.
     pub(crate) fn create_for_readers(name: &str, len: usize) -> Result<(SharedMemory, OwnedFd), Errno> {
+        // For mappings from there on (Linux 5.1).
+        Self::create_with(name, len, SEALS | SealFlags::FUTURE_WRITE)
+    }
+
+    /// Sealed when it is mapped here.
+    fn create_with(name: &str, len: usize, seals: SealFlags) -> Result<(SharedMemory, OwnedFd), Errno> {
         let file = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&file, len as u64)?;
         let memory = Self::map(file.as_fd(), len, ProtFlags::READ | ProtFlags::WRITE)?;
-        // For mappings from here on (Linux 5.1).
-        fcntl_add_seals(&file, SEALS | SealFlags::FUTURE_WRITE)?;
+        fcntl_add_seals(&file, seals)?;
         Ok((memory, file))
     }
 

@@ -11,14 +11,17 @@
 //! A revocation changes the entry (or the permit) and then waits for the guards that are set. A
 //! peer that sets its guard later finds the change. A peer that does not continue (it was stopped,
 //! or killed) is not waited for: if it had not entered the system call, it will not do so with the
-//! old permission, and inside the call it cannot be stopped.
+//! old permission, and inside the call it cannot be stopped. Peers are processes of the same user,
+//! who could trace this one as well: one that never clears its guard, and runs, holds a revocation
+//! up.
 
 use super::entry::Entry;
 use super::permutation::{DOMAIN, Permutation};
 use super::violation::Need;
 use crate::handshakes;
-use crate::host::SharedMemory;
 use crate::host::revocable::Condition;
+use crate::host::{SharedMemory, process_memory};
+use crate::sys;
 use rustix::fd::{BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::process::{Pid, getpid};
@@ -66,7 +69,7 @@ struct Guards {
 }
 
 /// Where a peer says that it accesses memory.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Guard {
     memory: Arc<SharedMemory>,
     at: usize,
@@ -95,15 +98,30 @@ impl Guard {
     }
 }
 
-/// Whether a thread of a process is stopped, asleep or dead: not inside of a copy, where a thread
-/// is running or in uninterruptible sleep (proc_pid_stat(5), field 3).
+/// Whether a thread of a process is not inside of a copy, and will not get there with a permission
+/// that it checked before: it is dead or stopped, or sleeps in another system call. In a copy a
+/// thread runs, or sleeps uninterruptibly; or interruptibly, where its own memory is on demand
+/// (userfaultfd(2)). What is not known for certain is not assumed.
 fn is_halted(process: Pid, thread: u32) -> bool {
-    let path = format!("/proc/{}/task/{thread}/stat", process.as_raw_nonzero());
-    let Ok(stat) = std::fs::read_to_string(path) else {
+    if !sys::has_thread(process, thread) {
         return true;
+    }
+    let read = |file| {
+        let path = format!("/proc/{}/task/{thread}/{file}", process.as_raw_nonzero());
+        std::fs::read_to_string(path).unwrap_or_default()
     };
+    // proc_pid_stat(5), field 3.
+    let stat = read("stat");
     let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
-    !matches!(state, Some('R' | 'D'))
+    match state {
+        Some('T' | 't' | 'Z' | 'X') => true,
+        Some('S') => {
+            let call = read("syscall");
+            let number = call.split_whitespace().next().and_then(|n| n.parse().ok());
+            number.is_some_and(|number| !process_memory::is_copy(number))
+        }
+        _ => false,
+    }
 }
 
 impl Exports {
@@ -174,13 +192,7 @@ impl Exports {
     /// Waits until no peer is in an access that it began before something was revoked.
     pub(super) fn wait(&self) {
         let is_set = |guard: &&Guard| handshakes::guard_after_revocation(guard.memory.word64(guard.at)) != 0;
-        let set: Vec<Guard> = (self.guards().set.values())
-            .filter(is_set)
-            .map(|guard| Guard {
-                memory: guard.memory.clone(),
-                ..*guard
-            })
-            .collect();
+        let set: Vec<Guard> = (self.guards().set.values()).filter(is_set).cloned().collect();
         set.iter().for_each(Guard::wait);
     }
 
@@ -243,10 +255,7 @@ impl Admission {
     }
 
     fn wait(&self) {
-        let guard = (self.exports.guards().set.get(&self.number)).map(|guard| Guard {
-            memory: guard.memory.clone(),
-            ..*guard
-        });
+        let guard = self.exports.guards().set.get(&self.number).cloned();
         if let Some(guard) = guard {
             guard.wait();
         }
@@ -437,6 +446,17 @@ mod tests {
         guard.wait();
         child.wait().unwrap();
         guard.wait();
+    }
+
+    #[test]
+    fn shm_11_a_thread_that_sleeps_elsewhere_is_not_waited_for() {
+        let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
+        let guard = guard_of(&child);
+        crate::mock::wait_for("its sleep", || (state(&child) == 'S').then_some(()));
+        guard.wait();
+        assert_ne!(guard.value(), 0);
+        child.kill().unwrap();
+        child.wait().unwrap();
     }
 
     #[test]

@@ -139,7 +139,7 @@ impl DatagramSocket for UdpSocket {
             return;
         }
         let before = packets.len();
-        let one_by_one = self.mail.as_mut().is_some_and(Mail::waits_for_socket);
+        let one_by_one = self.mail.as_mut().is_some_and(Mail::has_data);
         let room = match one_by_one {
             true => buffer.get_mut(..PACKET_ROOM).unwrap_or_default(),
             false => buffer,

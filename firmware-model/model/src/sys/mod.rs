@@ -6,6 +6,7 @@ pub(crate) mod failed;
 
 use rustix::fd::{AsRawFd, BorrowedFd};
 use rustix::io::Errno;
+use rustix::process::Pid;
 
 pub(crate) fn last_errno() -> Errno {
     // SAFETY: libc returns a valid pointer to the calling thread's errno.
@@ -15,6 +16,13 @@ pub(crate) fn last_errno() -> Errno {
 /// The error of a system call that was made without libc: such a call returns its negative number.
 pub(crate) fn errno_of(result: i64) -> Errno {
     Errno::from_raw_os_error(i32::try_from(result.wrapping_neg()).unwrap_or(libc::EINVAL))
+}
+
+/// Whether a process has a thread of this number.
+pub(crate) fn has_thread(process: Pid, thread: u32) -> bool {
+    // SAFETY: signal 0 is none; the call only looks the thread up.
+    let done = unsafe { libc::syscall(libc::SYS_tgkill, process.as_raw_nonzero().get(), thread, 0) };
+    done == 0 || last_errno() != Errno::SRCH
 }
 
 /// `TCP_MAXSEG`: largest segment that is sent at present, in bytes.

@@ -8,6 +8,7 @@
 //! valid then, or copies nothing.
 
 use super::piece::{Piece, PieceMut};
+use super::process_memory::extents;
 use crate::sys;
 use rustix::io::Errno;
 use rustix::process::Pid;
@@ -147,14 +148,7 @@ fn copy_if(
     here: *mut u8,
     len: usize,
 ) -> Result<usize, NotCopied> {
-    let local = libc::iovec {
-        iov_base: here.cast(),
-        iov_len: len,
-    };
-    let remote = libc::iovec {
-        iov_base: std::ptr::without_provenance_mut(there as usize),
-        iov_len: len,
-    };
+    let [local, remote] = extents(there, here, len);
     let call = Call {
         first: first.word,
         first_value: first.value,

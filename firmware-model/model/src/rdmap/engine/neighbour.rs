@@ -35,7 +35,9 @@ impl Engine {
         let Some(neighbour) = self.halves.requester.awaited() else {
             return;
         };
-        let confirmed = neighbour.confirmed();
+        // A hostile neighbour may say anything, at any time.
+        let taken = self.llp.as_ref().map_or(0, Llp::taken);
+        let confirmed = neighbour.confirmed().min(taken);
         if confirmed > self.confirmed {
             self.confirmed = confirmed;
             self.peer_progressed(env, stream);

@@ -154,15 +154,18 @@ impl Engine {
     #[inline]
     fn note_progress(&mut self) {
         let held = self.held.position();
-        if let (Some(neighbour), Some(Llp::Mpa(mpa))) = (&mut self.halves.requester.neighbour, &self.llp) {
-            neighbour.confirm(held.unwrap_or_else(|| mpa.rx.position()));
-        }
-        match (&mut self.peer_progress, &mut self.llp) {
-            (Some(peer_progress), Some(Llp::Mpa(mpa))) => {
-                peer_progress.advance(held.unwrap_or_else(|| mpa.rx.position()));
+        match &mut self.llp {
+            Some(Llp::Mpa(mpa)) => {
+                let position = held.unwrap_or_else(|| mpa.rx.position());
+                if let Some(neighbour) = &mut self.halves.requester.neighbour {
+                    neighbour.confirm(position);
+                }
+                if let Some(peer_progress) = &mut self.peer_progress {
+                    peer_progress.advance(position);
+                }
             }
-            (_, Some(Llp::Loopback(own))) => own.advance(held.unwrap_or_else(|| own.position())),
-            _ => {}
+            Some(Llp::Loopback(own)) => own.advance(held.unwrap_or_else(|| own.position())),
+            None => {}
         }
     }
 

@@ -1,17 +1,15 @@
 //! All bells of a device, and those of its peers.
 
-use super::bell::{Bell, PeerBell, Slot};
+use super::bell::{Bell, Slot};
 use super::owner::User;
 use crate::stream::descriptor::{Descriptor, Descriptors};
 use crate::sys::failed::FailedCall;
 use arc_swap::ArcSwap;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::fd::{AsFd, BorrowedFd};
-use rustix::fs::fstat;
-use rustix::io::Errno;
 use std::collections::HashMap;
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Users with whose processes a device shares memory at most. Those of others use TCP.
 const USERS: usize = 64;
@@ -123,30 +121,9 @@ impl Drop for Asleep<'_> {
     }
 }
 
-/// The bells of peers, each mapped once however many connections there are.
-#[derive(Debug, Default)]
-pub(super) struct PeerBells {
-    by_file: Mutex<HashMap<(u64, u64), Weak<PeerBell>>>,
-}
-
-impl PeerBells {
-    /// The bell that these descriptors reach.
-    pub(super) fn open(&self, memory: &Descriptor, waker: Descriptor) -> Result<Arc<PeerBell>, Errno> {
-        let file = fstat(memory)?;
-        let mut by_file = self.by_file.lock().unwrap_or_else(PoisonError::into_inner);
-        let key = (file.st_dev, file.st_ino);
-        if let Some(known) = by_file.get(&key).and_then(Weak::upgrade) {
-            return Ok(known);
-        }
-        by_file.retain(|_, bell| bell.strong_count() > 0);
-        let bell = Arc::new(PeerBell::open(memory, waker)?);
-        by_file.insert(key, Arc::downgrade(&bell));
-        Ok(bell)
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::bell::PeerBell;
     use super::*;
     use rustix::net::{RecvFlags, recv};
 

@@ -12,8 +12,9 @@ use rustix::net::{
 };
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
+use urnic_device::stream::{ip_of, octets_of};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// The first word of a message: "urnic", and the version of all that is shared. Ends with different
@@ -43,13 +44,9 @@ pub(super) struct Message {
 impl Message {
     pub(super) fn new(initiator: SocketAddr, slot: u32, table: Option<TableMessage>) -> Message {
         let table = table.unwrap_or_default();
-        let ip = match initiator.ip() {
-            IpAddr::V4(v4) => v4.to_ipv6_mapped(),
-            IpAddr::V6(v6) => v6,
-        };
         Message {
             magic: MAGIC,
-            ip: ip.octets(),
+            ip: octets_of(initiator.ip()),
             port: initiator.port().into(),
             slot,
             process: table.process,
@@ -69,7 +66,7 @@ impl Message {
 
     /// The end that connected.
     pub(super) fn initiator(&self) -> SocketAddr {
-        SocketAddr::new(IpAddr::from(self.ip).to_canonical(), self.port as u16)
+        SocketAddr::new(ip_of(&self.ip), self.port as u16)
     }
 
     /// The connection's place in the sender's bell.

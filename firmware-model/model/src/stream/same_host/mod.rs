@@ -9,6 +9,7 @@
 
 mod bell;
 mod bells;
+mod by_file;
 mod connection;
 mod direction;
 #[cfg(any(test, fuzzing))]
@@ -28,13 +29,13 @@ pub(crate) use neighbour::Neighbour;
 use super::descriptor::{Descriptor, Descriptors};
 use crate::host::{SharedMemory, revocable};
 use crate::memory::Exports;
-use bell::Slot;
-use bells::PeerBells;
+use bell::{PeerBell, Slot};
+use by_file::ByFile;
 use direction::Direction;
 use messages::Message;
 use names::Protocol;
 use neighbour::Reach;
-use neighbour::process::{PeerProcesses, TableMessage};
+use neighbour::process::{PeerProcess, TableMessage};
 use owner::{Owners, User};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
@@ -55,12 +56,12 @@ const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
 pub(crate) struct SameHost {
     descriptors: Arc<Descriptors>,
     bells: Arc<Bells>,
-    peers: Arc<PeerBells>,
+    peers: Arc<ByFile<PeerBell>>,
     owners: Mutex<Owners>,
     /// The device's table of STags and the descriptor by which peers read it, if they are to reach
     /// its memory.
     exported: OnceLock<(Arc<Exports>, Descriptor)>,
-    processes: PeerProcesses,
+    processes: ByFile<PeerProcess>,
     /// Yama lets processes of this user reach this one.
     admitted: Once,
     office: Arc<Office>,
@@ -111,7 +112,7 @@ impl SameHost {
             bells: bells.clone(),
             owners: Mutex::new(Owners::new(descriptors)?),
             exported: OnceLock::new(),
-            processes: PeerProcesses::default(),
+            processes: ByFile::default(),
             admitted: Once::new(),
             office: Arc::new(Office::new(descriptors, bells, &peers)),
             peers,
@@ -168,7 +169,9 @@ impl SameHost {
         let Some((exports, ..)) = self.table_for(user) else {
             return Reach::default();
         };
-        let there = self.processes.open(process, &file, table, &self.descriptors);
+        let there = self.processes.get(&file, || {
+            PeerProcess::open(process, &file, table, &self.descriptors)
+        });
         match &there {
             Ok(_) => tracing::debug!(?process, "the memory of this peer is in reach"),
             Err(errno) => tracing::debug!(%errno, ?process, "the memory of this peer is out of reach"),
@@ -236,7 +239,10 @@ impl SameHost {
         let (Some(bell), Some(waker)) = (fds.next(), fds.next()) else {
             return Err(Errno::PROTO);
         };
-        let peer = (self.peers.open(&bell, waker)?, message.slot());
+        let peer = (
+            self.peers.get(&bell, || PeerBell::open(&bell, waker))?,
+            message.slot(),
+        );
         let reach = self.reach(offer.socket.as_fd(), offer.user, &message, fds.next());
         let Offer { memory, slot, .. } = offer;
         let outgoing = Direction::FromInitiator;
@@ -260,7 +266,10 @@ impl SameHost {
         let mut fds = fds.into_iter();
         let (file, bell, waker) = (fds.next()?, fds.next()?, fds.next()?);
         let memory = SharedMemory::open(file.as_fd(), ring::MEMORY).ok()?;
-        let peer = (self.peers.open(&bell, waker).ok()?, message.slot());
+        let peer = (
+            self.peers.get(&bell, || PeerBell::open(&bell, waker)).ok()?,
+            message.slot(),
+        );
         let reach = self.reach(socket.as_fd(), user, &message, fds.next());
         let slot = self.bells.slot(user)?;
         let table = self.table_for(user).filter(|_| message.table().is_some());

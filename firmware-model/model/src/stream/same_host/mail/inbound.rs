@@ -2,12 +2,13 @@
 
 use super::super::bell::Slot;
 use super::super::ring::{Receiver, Sender};
-use super::packet::{Gone, HEADER, Header, ip_of};
+use super::packet::{Gone, HEADER, Header};
 use super::share::Share;
 use crate::host::PieceMut;
 use crate::stream::datagram::Incoming;
 use crate::stream::descriptor::Descriptor;
 use std::net::SocketAddr;
+use urnic_device::stream::ip_of;
 use zerocopy::FromBytes;
 
 /// A ring from another port.
@@ -65,14 +66,14 @@ impl Inbound {
         let len = header.len as usize;
         self.take_whole(place.get_mut(..len).ok_or(Gone)?)?;
         self.header = None;
-        let destination = ip_of(header.destination);
+        let destination = ip_of(&header.destination);
         let own = local.ip().to_canonical();
         if !own.is_unspecified() && own != destination {
             return Err(Gone);
         }
         Ok(Some(Incoming {
             len,
-            source: SocketAddr::new(ip_of(header.source), self.sender.port()),
+            source: SocketAddr::new(ip_of(&header.source), self.sender.port()),
             destination,
         }))
     }

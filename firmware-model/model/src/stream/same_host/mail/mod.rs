@@ -16,7 +16,9 @@ mod share;
 #[cfg(test)]
 mod tests;
 
-use super::bells::{Bells, PeerBells};
+use super::bell::PeerBell;
+use super::bells::Bells;
+use super::by_file::ByFile;
 use super::direction::Direction;
 use super::messages::{self, Message};
 use super::names::{self, Protocol};
@@ -55,13 +57,17 @@ const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
 pub(in crate::stream) struct Office {
     descriptors: Arc<Descriptors>,
     bells: Arc<Bells>,
-    peers: Arc<PeerBells>,
+    peers: Arc<ByFile<PeerBell>>,
     rings: Arc<AtomicUsize>,
     ports: Arc<AtomicUsize>,
 }
 
 impl Office {
-    pub(super) fn new(descriptors: &Arc<Descriptors>, bells: &Arc<Bells>, peers: &Arc<PeerBells>) -> Office {
+    pub(super) fn new(
+        descriptors: &Arc<Descriptors>,
+        bells: &Arc<Bells>,
+        peers: &Arc<ByFile<PeerBell>>,
+    ) -> Office {
         Office {
             descriptors: descriptors.clone(),
             bells: bells.clone(),
@@ -218,7 +224,7 @@ impl Mail {
         let (Some(bell), Some(waker)) = (fds.next(), fds.next()) else {
             return;
         };
-        let Ok(bell) = self.office.peers.open(&bell, waker) else {
+        let Ok(bell) = self.office.peers.get(&bell, || PeerBell::open(&bell, waker)) else {
             return;
         };
         tracing::debug!(%destination, "datagrams to this port pass through memory");
@@ -272,13 +278,8 @@ impl Mail {
         }
     }
 
-    /// Whether packets in the rings wait for some that come by UDP: those are to be taken one by
-    /// one.
-    pub(in crate::stream) fn waits_for_socket(&mut self) -> bool {
-        self.has_data()
-    }
-
-    /// Whether there is something in the rings.
+    /// Whether there is something in the rings. Behind a call of [`receive`](Self::receive) that
+    /// took nothing, it waits for packets that come by UDP: those are to be taken one by one.
     #[inline]
     pub(in crate::stream) fn has_data(&mut self) -> bool {
         self.inbound.iter_mut().any(Inbound::has_data)

@@ -3,13 +3,14 @@
 use super::super::bell::PeerBell;
 use super::super::direction::Direction;
 use super::super::ring::{Receiver, Sender};
-use super::packet::{Gone, Header, is_over, octets};
+use super::packet::{Gone, Header, is_over};
 use super::share::Share;
 use crate::host::{Piece, SharedMemory};
 use crate::stream::datagram::Outgoing;
 use crate::stream::descriptor::Descriptor;
 use rustix::process::{Pid, getpid};
 use std::sync::Arc;
+use urnic_device::stream::octets_of;
 use zerocopy::IntoBytes;
 
 /// Datagrams between two looks whether the receiver is still there.
@@ -58,8 +59,8 @@ impl Outbound {
         let header = Header {
             len: bytes.len() as u32,
             by_udp: self.by_udp,
-            source: octets(packet.source),
-            destination: octets(packet.destination.ip()),
+            source: octets_of(packet.source),
+            destination: octets_of(packet.destination.ip()),
         };
         let pieces = [Piece::of(header.as_bytes()), Piece::of(bytes)];
         self.overflowed = !self.sender.send_whole(&pieces).map_err(|_| Gone)?;

@@ -2,7 +2,6 @@
 
 use crate::stream::descriptor::Descriptor;
 use crate::stream::{StreamError, socket};
-use std::net::{IpAddr, Ipv6Addr};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// What precedes a packet in the ring.
@@ -17,17 +16,6 @@ pub(super) struct Header {
 }
 
 pub(super) const HEADER: usize = size_of::<Header>();
-
-pub(super) fn octets(ip: IpAddr) -> [u8; 16] {
-    match ip {
-        IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
-        IpAddr::V6(ip) => ip.octets(),
-    }
-}
-
-pub(super) fn ip_of(octets: [u8; 16]) -> IpAddr {
-    IpAddr::from(Ipv6Addr::from(octets)).to_canonical()
-}
 
 /// The other end of a ring is gone, or what it wrote cannot be.
 #[derive(Debug)]

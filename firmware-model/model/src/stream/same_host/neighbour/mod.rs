@@ -168,6 +168,10 @@ impl Neighbour {
 
     /// What the peer has accessed of our memory since the last call, for the counters.
     pub(crate) fn take_accessed(&mut self) -> Accessed {
+        // Another user's process has no access, whatever it says.
+        if self.admission.is_none() {
+            return Accessed::default();
+        }
         let total = |offset| self.theirs.word(offset).load(Ordering::Relaxed);
         let now = Accessed {
             written: total(WRITTEN),

@@ -5,11 +5,9 @@ use crate::memory::ForeignTable;
 use crate::stream::descriptor::{Descriptor, Descriptors};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::AsFd;
-use rustix::fs::fstat;
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::Arc;
 
 /// A process on this host that lets us reach its memory, for one device of it.
 #[derive(Debug)]
@@ -37,7 +35,7 @@ impl PeerProcess {
     /// # Errors
     /// The process's memory is out of reach: it is in another pid namespace, or the system does not
     /// let us (ptrace(2), "Ptrace access mode checking"; seccomp(2)).
-    fn open(
+    pub(in crate::stream) fn open(
         number: Pid,
         file: &Descriptor,
         message: TableMessage,
@@ -72,34 +70,5 @@ impl PeerProcess {
         };
         let mut fds = [PollFd::new(&self.life, PollFlags::IN)];
         poll(&mut fds, Some(&at_once)) == Ok(0) && self.prove().is_ok()
-    }
-}
-
-/// The processes that the device's connections reach, by the files of their tables.
-#[derive(Debug, Default)]
-pub(in crate::stream) struct PeerProcesses {
-    by_file: Mutex<HashMap<(u64, u64), Weak<PeerProcess>>>,
-}
-
-impl PeerProcesses {
-    pub(in crate::stream) fn open(
-        &self,
-        number: Pid,
-        file: &Descriptor,
-        message: TableMessage,
-        descriptors: &Arc<Descriptors>,
-    ) -> Result<Arc<PeerProcess>, Errno> {
-        let stat = fstat(file)?;
-        let mut by_file = self.by_file.lock().unwrap_or_else(PoisonError::into_inner);
-        let key = (stat.st_dev, stat.st_ino);
-        if let Some(known) = by_file.get(&key).and_then(Weak::upgrade)
-            && known.number == number
-        {
-            return Ok(known);
-        }
-        by_file.retain(|_, process| process.strong_count() > 0);
-        let process = Arc::new(PeerProcess::open(number, file, message, descriptors)?);
-        by_file.insert(key, Arc::downgrade(&process));
-        Ok(process)
     }
 }

@@ -1,0 +1,37 @@
+//! What peers share, each opened once however many connections there are.
+
+use crate::stream::descriptor::Descriptor;
+use rustix::fs::fstat;
+use rustix::io::Errno;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+/// Values by the files that peers passed, as long as somebody has them.
+#[derive(Debug)]
+pub(super) struct ByFile<T>(Mutex<HashMap<(u64, u64), Weak<T>>>);
+
+impl<T> Default for ByFile<T> {
+    fn default() -> ByFile<T> {
+        ByFile(Mutex::default())
+    }
+}
+
+impl<T> ByFile<T> {
+    /// The value of a file, which `open` makes if it is not there.
+    pub(super) fn get(
+        &self,
+        file: &Descriptor,
+        open: impl FnOnce() -> Result<T, Errno>,
+    ) -> Result<Arc<T>, Errno> {
+        let stat = fstat(file)?;
+        let mut by_file = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let key = (stat.st_dev, stat.st_ino);
+        if let Some(known) = by_file.get(&key).and_then(Weak::upgrade) {
+            return Ok(known);
+        }
+        by_file.retain(|_, value| value.strong_count() > 0);
+        let value = Arc::new(open()?);
+        by_file.insert(key, Arc::downgrade(&value));
+        Ok(value)
+    }
+}
