@@ -27,6 +27,8 @@ use std::time::Duration;
 const BURST_TICK: Duration = Duration::from_micros(100);
 /// The interval at which the thread checks that a poller still polls.
 const POLLED_TICK: Duration = Duration::from_millis(1);
+/// So many polls during a sleep are those of a program that polls all the time.
+const POLLS: u32 = 16;
 /// How often listeners that could not accept a connection, and events that found no room, are tried
 /// again.
 const RETRY_TICK: Duration = Duration::from_millis(20);
@@ -200,7 +202,11 @@ impl<'a> Loop<'a> {
             let timeout = if missed { Some(Duration::ZERO) } else { timeout };
             let polled = poll_ready(self.core, timeout);
             if polled.arrived.is_some() {
-                schedule.forget_pollers();
+                match schedule.polls().wrapping_sub(self.polls) {
+                    0..POLLS => schedule.forget_pollers(),
+                    // A poller was at it, and would have found it as well.
+                    _ => schedule.note_found(),
+                }
             }
             self.linger_ready = polled.linger;
             polled.wake
