@@ -70,19 +70,25 @@ struct Guards {
 
 /// Where a peer says that it accesses memory.
 #[derive(Debug, Clone)]
-struct Guard {
+pub(crate) struct Guard {
     memory: Arc<SharedMemory>,
     at: usize,
     process: Pid,
 }
 
 impl Guard {
+    /// The word at `at` of `memory`, which a process sets.
+    pub(crate) fn new(memory: &Arc<SharedMemory>, at: usize, process: Pid) -> Guard {
+        let memory = memory.clone();
+        Guard { memory, at, process }
+    }
+
     fn value(&self) -> u64 {
         self.memory.word64(self.at).load(Ordering::SeqCst)
     }
 
     /// Waits until the peer is not in an access that it had begun.
-    fn wait(&self) {
+    pub(crate) fn wait(&self) {
         let value = handshakes::guard_after_revocation(self.memory.word64(self.at));
         if value == 0 {
             return;
@@ -209,14 +215,7 @@ impl Exports {
         guards.last += 1;
         let number = guards.last;
         let memory = memory.clone();
-        guards.set.insert(
-            number,
-            Guard {
-                memory: memory.clone(),
-                at: guard,
-                process,
-            },
-        );
+        guards.set.insert(number, Guard::new(&memory, guard, process));
         drop(guards);
         Admission {
             exports: self.clone(),

@@ -1,9 +1,9 @@
 //! What a TCP connection has beside it: a way through memory, or the prospect of one.
 
-use super::StreamError;
 use super::descriptor::Descriptor;
-use super::same_host::{Connection, Neighbour, Offer, Offers, SameHost};
+use super::same_host::{Connection, Lending, Neighbour, Offer, Offers, SameHost};
 use super::socket;
+use super::{Stable, StreamError};
 use crate::host::{Piece, PieceMut};
 use rustix::io::Errno;
 use std::mem;
@@ -93,6 +93,30 @@ impl InMemory {
             self.check_peer(socket)?;
         }
         self.connection.send(pieces)
+    }
+
+    /// As [`Stream::send_stable`](super::Stream::send_stable).
+    pub(super) fn send_stable(
+        &mut self,
+        pieces: &[Piece<'_>],
+        stable: Stable,
+        socket: Option<&Descriptor>,
+    ) -> Result<usize, StreamError> {
+        if self.hung_up {
+            self.check_peer(socket)?;
+        }
+        self.connection.send_stable(pieces, stable)
+    }
+
+    /// As [`Stream::lending`](super::Stream::lending).
+    pub(super) fn lending(&self) -> Option<Arc<Lending>> {
+        self.connection.lending()
+    }
+
+    /// As [`Stream::is_cut`](super::Stream::is_cut).
+    #[inline]
+    pub(super) fn is_cut(&self) -> bool {
+        self.connection.is_cut()
     }
 
     /// As [`Stream::receive`](super::Stream::receive).

@@ -18,9 +18,10 @@ use crate::host::{Piece, PieceMut};
 use datagram::{DatagramOptions, DatagramSocket};
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
-use same_host::Neighbour;
+use same_host::{Lending, Neighbour};
 use std::fmt::Debug;
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 /// Why a stream did not take or return bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -36,10 +37,53 @@ pub enum StreamError {
     Fault,
 }
 
+/// Which pieces of a call, of the first 64, stay in place and as they are until the stream has
+/// taken them, or [`Lending::withdraw`] has returned.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct Stable(u64);
+
+impl Stable {
+    /// Marks a piece.
+    #[inline]
+    pub fn mark(&mut self, piece: usize) {
+        self.0 |= 1u64.checked_shl(piece as u32).unwrap_or(0);
+    }
+
+    /// Whether no piece is marked.
+    #[inline]
+    pub fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    /// Whether a piece is marked.
+    #[inline]
+    pub fn contains(self, piece: usize) -> bool {
+        self.0.checked_shr(piece as u32).unwrap_or(0) & 1 == 1
+    }
+}
+
 /// A reliable stream of bytes in both directions.
 pub trait Stream: Send + Debug {
     /// Takes bytes from `pieces` in order; returns how many, at least one unless there are none.
     fn send(&mut self, pieces: &[Piece<'_>]) -> Result<usize, StreamError>;
+
+    /// As [`send`](Self::send). The peer may fetch the stable pieces from where they are. What was
+    /// offered and not taken must be offered again, unless the stream is [reset](Self::reset).
+    fn send_stable(&mut self, pieces: &[Piece<'_>], stable: Stable) -> Result<usize, StreamError> {
+        let _ = stable;
+        self.send(pieces)
+    }
+
+    /// By which pieces that were offered as [stable](Self::send_stable) are taken back, if the
+    /// stream makes use of that: to be asked once, at the beginning of full operation.
+    fn lending(&self) -> Option<Arc<Lending>> {
+        None
+    }
+
+    /// Whether the last call received less than was there, for a reason of the stream's.
+    fn is_cut(&self) -> bool {
+        false
+    }
 
     /// Fills `into` in order with what has arrived; returns how many bytes, 0 = the peer sent FIN.
     fn receive(&mut self, into: &mut [PieceMut<'_>]) -> Result<usize, StreamError>;

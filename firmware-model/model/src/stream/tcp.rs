@@ -4,9 +4,9 @@ use super::address::{ANYWHERE, family, plain};
 use super::beside::Beside;
 use super::datagram::{DatagramOptions, DatagramSocket};
 use super::descriptor::{Descriptor, Descriptors};
-use super::same_host::{Neighbour, Offers, SameHost};
+use super::same_host::{Lending, Neighbour, Offers, SameHost};
 use super::socket::{peek, uninterrupted};
-use super::{Listener, Network, Stream, StreamError, udp};
+use super::{Listener, Network, Stable, Stream, StreamError, udp};
 use crate::host::{Piece, PieceMut};
 use crate::sys;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -279,6 +279,25 @@ impl Stream for TcpStream {
         uninterrupted(|| net::sendmsg(socket, io, &mut SendAncillaryBuffer::default(), SEND))
     }
 
+    fn send_stable(&mut self, pieces: &[Piece<'_>], stable: Stable) -> Result<usize, StreamError> {
+        match &mut self.beside {
+            Beside::Instead(memory) => memory.send_stable(pieces, stable, self.socket.as_ref()),
+            _ => self.send(pieces),
+        }
+    }
+
+    fn lending(&self) -> Option<Arc<Lending>> {
+        match &self.beside {
+            Beside::Instead(memory) => memory.lending(),
+            _ => None,
+        }
+    }
+
+    #[inline]
+    fn is_cut(&self) -> bool {
+        matches!(&self.beside, Beside::Instead(memory) if memory.is_cut())
+    }
+
     fn send_bytes(&mut self, bytes: &[u8]) -> Result<usize, StreamError> {
         if let Beside::Instead(memory) = &mut self.beside {
             return memory.send(&[Piece::of(bytes)], self.socket.as_ref());
@@ -368,7 +387,11 @@ impl Stream for TcpStream {
     }
 
     fn mss(&self) -> u32 {
-        self.mss
+        match self.beside {
+            // There are no packets: the longest ULPDU is best.
+            Beside::Instead(_) => u16::MAX.into(),
+            _ => self.mss,
+        }
     }
 
     fn established(&mut self) -> Result<bool, Errno> {

@@ -8,6 +8,7 @@ mod datagrams;
 mod direct;
 mod elsewhere;
 mod gather;
+mod lent;
 mod nonsense;
 mod overflow;
 mod own_peer;

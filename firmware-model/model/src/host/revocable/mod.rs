@@ -47,6 +47,8 @@ struct Call {
     process: u64,
     local: *const libc::iovec,
     remote: *const libc::iovec,
+    /// Extents in each of the two lists.
+    extents: u64,
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -140,8 +142,32 @@ pub(crate) fn read_if(
     copy_if(conditions, call, process, address, into.as_mut_ptr(), len)
 }
 
+/// Fills a piece from `address` of a process if the condition is met, and returns the number that
+/// is at `proof` in the process. Both are of one program: the kernel looks the process up once.
+///
+/// # Errors
+/// See [`NotCopied`]. Part of the piece may have been filled.
+pub(crate) fn read_proven_if(
+    condition: Condition<'_>,
+    process: Pid,
+    address: u64,
+    mut into: PieceMut<'_>,
+    proof: u64,
+) -> Result<u64, NotCopied> {
+    let call = libc::SYS_process_vm_readv;
+    let mut found = [0u8; 8];
+    let [local, remote] = extents(address, into.as_mut_ptr(), into.len());
+    let [found_here, found_there] = extents(proof, found.as_mut_ptr(), found.len());
+    let (local, remote) = ([local, found_here], [remote, found_there]);
+    let copied = copy_extents_if([condition; 2], call, process, local, remote)?;
+    match copied == into.len() + found.len() {
+        true => Ok(u64::from_ne_bytes(found)),
+        false => Err(NotCopied::Failed(Errno::FAULT)),
+    }
+}
+
 fn copy_if(
-    [first, second]: [Condition<'_>; 2],
+    conditions: [Condition<'_>; 2],
     number: libc::c_long,
     process: Pid,
     there: u64,
@@ -149,6 +175,16 @@ fn copy_if(
     len: usize,
 ) -> Result<usize, NotCopied> {
     let [local, remote] = extents(there, here, len);
+    copy_extents_if(conditions, number, process, [local], [remote])
+}
+
+fn copy_extents_if<const N: usize>(
+    [first, second]: [Condition<'_>; 2],
+    number: libc::c_long,
+    process: Pid,
+    local: [libc::iovec; N],
+    remote: [libc::iovec; N],
+) -> Result<usize, NotCopied> {
     let call = Call {
         first: first.word,
         first_value: first.value,
@@ -156,8 +192,9 @@ fn copy_if(
         second_value: second.value,
         number: number as u64,
         process: process.as_raw_nonzero().get() as u64,
-        local: &raw const local,
-        remote: &raw const remote,
+        local: local.as_ptr(),
+        remote: remote.as_ptr(),
+        extents: N as u64,
     };
     match perform(&call) {
         REFUSED => Err(NotCopied::Refused),

@@ -29,9 +29,9 @@ urnic_revocable_call:
     mov r12, rsi
     mov rdi, [rbx + 40]
     mov rsi, [rbx + 48]
-    mov edx, 1
+    mov rdx, [rbx + 64]
     mov r10, [rbx + 56]
-    mov r8d, 1
+    mov r8, [rbx + 64]
     xor r9d, r9d
     lea rax, [rip + urnic_revocable_section]
     mov [r12], rax

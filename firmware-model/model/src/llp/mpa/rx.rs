@@ -26,7 +26,7 @@ const _: () = assert!(2 * MAX_FPDU < BUFFER_LEN);
 /// The result of a read from the stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Filled {
-    /// As many bytes as were requested: there may be more.
+    /// As many bytes as were requested, or as came before a large piece: there may be more.
     All,
     /// Fewer: the stream is empty for now.
     Short,
@@ -190,7 +190,8 @@ impl Receiver {
         let buffer = self.buffer.get_or_insert_with(|| buffers.take());
         let room = buffer.get_mut(self.end..limit).unwrap_or_default();
         let requested = room.len();
-        let (bytes, filled) = outcome(stream.receive_bytes(room), requested)?;
+        let read = stream.receive_bytes(room);
+        let (bytes, filled) = outcome(read, requested, stream)?;
         self.end += bytes;
         Ok((bytes, filled))
     }
@@ -250,7 +251,8 @@ impl Receiver {
             requested += tail.len();
             pieces.push(PieceMut::of(tail));
         }
-        let (read, filled) = outcome(stream.receive(pieces), requested)?;
+        let read = stream.receive(pieces);
+        let (read, filled) = outcome(read, requested, stream)?;
         let placed = read.min(payload);
         direct.missing -= placed;
         self.end += read - placed;
@@ -280,10 +282,14 @@ impl Receiver {
 }
 
 /// Interprets the result of a read of at most `requested` bytes.
-fn outcome(read: Result<usize, StreamError>, requested: usize) -> Result<(usize, Filled), LlpError> {
+fn outcome(
+    read: Result<usize, StreamError>,
+    requested: usize,
+    stream: &dyn Stream,
+) -> Result<(usize, Filled), LlpError> {
     match read {
         Ok(0) => Ok((0, Filled::Fin)),
-        Ok(n) if n < requested => Ok((n, Filled::Short)),
+        Ok(n) if n < requested && !stream.is_cut() => Ok((n, Filled::Short)),
         Ok(n) => Ok((n, Filled::All)),
         Err(StreamError::WouldBlock) => Ok((0, Filled::Nothing)),
         Err(error) => Err(error.into()),

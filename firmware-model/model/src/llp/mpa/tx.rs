@@ -15,8 +15,9 @@ use crate::llp::buffers::{BUFFER_LEN, Buffer, BufferPool};
 use crate::llp::ulpdu::{Head, LlpError};
 use crate::memory::{Borrow, MemoryTable, Pin, Window};
 use crate::stream::Stream;
+use crate::stream::same_host::Lending;
 use crate::time::Nanos;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 use urnic_wire::mpa::fpdu::{self, CRC_LEN, CrcMode, LENGTH_LEN, emit_length, fpdu_len, padding};
 use urnic_wire::mpa::{MAX_MULPDU, MIN_MULPDU, marker, mulpdu};
@@ -93,6 +94,11 @@ impl Sender {
             taken: 0,
             open: Open::default(),
         }
+    }
+
+    /// The stream lends what is unsent, until it is withdrawn.
+    pub(crate) fn lend_by(&mut self, lending: Arc<Lending>) {
+        self.shared_unsent.lend_by(lending);
     }
 
     #[inline]
@@ -283,7 +289,7 @@ impl Sender {
             Some(_) => {
                 // A thread that revokes waits for the lock, and finds the bytes that were not
                 // taken.
-                let mut shared_unsent = self.shared_unsent.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut shared_unsent = self.shared_unsent.lock();
                 shared_unsent.append(&mut self.unsent);
                 shared_unsent.send(staging, stream, calls, &mut self.taken)
             }
@@ -300,17 +306,23 @@ impl Sender {
         Ok(sent?)
     }
 
+    /// Counts as taken what the peer has fetched since the last call of the stream.
+    pub(crate) fn settle(&mut self) {
+        let fetched = self.shared_unsent.fetched().min(self.sealed);
+        let more = fetched.saturating_sub(self.taken);
+        if more > 0 && self.borrow.is_some() {
+            self.shared_unsent.lock().advance(more as usize);
+            self.taken = fetched;
+        }
+    }
+
     /// The address of the first byte to be sent that cannot be read at present, as far as one
     /// system call would send.
     #[cold]
     pub(crate) fn first_missing(&self) -> Option<usize> {
         match &self.borrow {
             None => self.unsent.first_missing(),
-            Some(_) => self
-                .shared_unsent
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .first_missing(),
+            Some(_) => self.shared_unsent.lock().first_missing(),
         }
     }
 
@@ -320,7 +332,7 @@ impl Sender {
         if self.pins.is_empty() {
             return;
         }
-        let mut shared_unsent = self.shared_unsent.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut shared_unsent = self.shared_unsent.lock();
         if self.borrow.is_some() {
             shared_unsent.append(&mut self.unsent);
         } else {
@@ -332,11 +344,9 @@ impl Sender {
     }
 
     pub(crate) fn drop_unsent(&mut self) {
+        self.shared_unsent.withdraw();
         if self.borrow.take().is_some() {
-            self.shared_unsent
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .clear();
+            self.shared_unsent.lock().clear();
         }
         self.unsent.clear();
         self.pins.clear();

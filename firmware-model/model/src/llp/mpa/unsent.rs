@@ -3,8 +3,9 @@
 
 use crate::host::{Mapping, Piece};
 use crate::memory::{BorrowHolder, EntryId};
-use crate::stream::{Stream, StreamError};
-use std::sync::{Mutex, PoisonError};
+use crate::stream::same_host::{Lending, WORTH_LENDING};
+use crate::stream::{Stable, Stream, StreamError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// Pieces of one system call: gathered payload and the bytes between, as far as the backlog goes.
 const PIECES: usize = 64;
@@ -121,11 +122,16 @@ impl Unsent {
             return Ok((stream.send_bytes(staged(at, len))?, len));
         }
         let mut pieces = [Piece::of(&[]); PIECES];
-        let (mut count, mut offered) = (0, 0);
+        let (mut count, mut offered, mut stable) = (0, 0, Stable::default());
         for (piece, part) in pieces.iter_mut().zip(parts) {
             *piece = match part {
                 Part::Staged { at, len } => Piece::of(staged(*at, *len)),
-                Part::Memory { memory, .. } => memory.piece(),
+                Part::Memory { memory, .. } => {
+                    if memory.len() >= WORTH_LENDING {
+                        stable.mark(count);
+                    }
+                    memory.piece()
+                }
                 Part::Copied { at, len } => Piece::of(self.copies.get(*at..at + len).unwrap_or_default()),
                 Part::Unreachable { .. } => break,
             };
@@ -135,7 +141,7 @@ impl Unsent {
         if count == 0 {
             return Err(StreamError::Fault);
         }
-        Ok((stream.send(&pieces[..count])?, offered))
+        Ok((stream.send_stable(&pieces[..count], stable)?, offered))
     }
 
     /// The address of the first byte that cannot be read at present, as far as one system call
@@ -150,7 +156,7 @@ impl Unsent {
         extents.find_map(Mapping::first_missing)
     }
 
-    fn advance(&mut self, taken: usize) {
+    pub(super) fn advance(&mut self, taken: usize) {
         let mut left = taken;
         while let Some(part) = self.parts.get_mut(self.head) {
             if left < part.len() {
@@ -164,12 +170,45 @@ impl Unsent {
 }
 
 /// The rest when the stream takes no more; a leaf among locks.
-pub(super) type SharedUnsent = Mutex<Unsent>;
+#[derive(Debug, Default)]
+pub(super) struct SharedUnsent {
+    unsent: Mutex<Unsent>,
+    /// The peer may be about to fetch what is unsent.
+    lending: OnceLock<Arc<Lending>>,
+}
+
+impl SharedUnsent {
+    pub(super) fn lock(&self) -> MutexGuard<'_, Unsent> {
+        self.unsent.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn lend_by(&self, lending: Arc<Lending>) {
+        let _ = self.lending.set(lending);
+    }
+
+    /// The position up to which the peer has taken what the stream lent.
+    pub(super) fn fetched(&self) -> u64 {
+        self.lending.get().map_or(0, |lending| lending.taken())
+    }
+
+    /// On return, the peer does not read any more what is unsent.
+    pub(super) fn withdraw(&self) {
+        if let Some(lending) = self.lending.get() {
+            lending.withdraw();
+        }
+    }
+}
 
 impl BorrowHolder for SharedUnsent {
     fn release(&self, revoked: EntryId) {
-        let mut unsent = self.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut unsent = self.lock();
         let Unsent { parts, head, copies } = &mut *unsent;
+        let of_entry = |part: &Part| matches!(part, Part::Memory { entry, .. } if *entry == revoked);
+        if !parts.iter().skip(*head).any(of_entry) {
+            return;
+        }
+        // Also because the copies may move.
+        self.withdraw();
         for part in parts.iter_mut().skip(*head) {
             if let Part::Memory { memory, entry } = *part
                 && entry == revoked

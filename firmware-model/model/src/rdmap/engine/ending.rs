@@ -119,12 +119,22 @@ impl Engine {
         }
     }
 
+    /// The stream ends. What the peer has taken until then counts.
+    fn settle(&mut self, env: &Env<'_>) {
+        if let Some(Llp::Mpa(mpa)) = &mut self.llp {
+            let before = mpa.tx.taken();
+            mpa.tx.settle();
+            env.counters.add(Counter::TxBytes, mpa.tx.taken() - before);
+        }
+    }
+
     /// The peer's FIN.
     pub(super) fn peer_finished(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) -> RxOutcome {
         let between = match &self.llp {
             Some(Llp::Mpa(mpa)) => mpa.rx.at_boundary() && !self.halves.responder.is_within_message(),
             _ => true,
         };
+        self.settle(env);
         if self.begin_parting() {
             stream.finish();
             self.end(env);
@@ -351,6 +361,7 @@ impl Engine {
     pub(super) fn close(&mut self, env: &mut Env<'_>) {
         self.stop_waiting();
         self.direct = None;
+        self.settle(env);
         // No confirmation can come any more: requests that the stream took are complete.
         self.peer_progress = None;
         self.count_accesses(env.counters);

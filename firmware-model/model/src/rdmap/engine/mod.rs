@@ -244,6 +244,9 @@ impl Engine {
         self.open(attachment, Llp::Mpa(Box::new(Mpa::new(agreed))))?;
         self.meet_neighbour(stream.neighbour(self.halves.qp.qid));
         if let Some(llp) = &mut self.llp {
+            if let Some(lending) = stream.lending() {
+                llp.lend_by(lending);
+            }
             llp.refresh(env.now, stream);
         }
         if attachment.terminate != 0 {

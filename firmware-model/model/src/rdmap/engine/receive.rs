@@ -20,7 +20,7 @@ use urnic_wire::ddp;
 use urnic_wire::mpa::MAX_MULPDU;
 
 /// Bytes read in one run.
-const RX_BUDGET: usize = 1 << 20;
+const RX_BUDGET: usize = 256 << 10;
 
 impl Engine {
     /// Receives what has arrived.
@@ -117,16 +117,7 @@ impl Engine {
             }
             if !self.fpdu_received {
                 self.fpdu_received = true;
-                // A responder sends nothing before it has an FPDU (RFC 5044 §7.1.2): this one came
-                // with its Reply.
-                if self.initiator && self.halves.silent {
-                    env.counters.add(Counter::EarlyFpdus, 1);
-                }
-                // A side that may begin anyway waits for nothing.
-                if !self.may_begin {
-                    env.effects
-                        .event(Event::new(EventKind::FirstFpdu, self.halves.qp.qid));
-                }
+                note_first_fpdu(&self.halves, env, self.initiator, self.may_begin);
             }
             let ulpdu = rx.ulpdu();
             if let Err(stop) = admit(&mut self.halves, &mut self.held, env, rx.position(), ulpdu) {
@@ -281,6 +272,10 @@ impl Engine {
         if mpa.rx.direct_ended() {
             let segment = *segment;
             self.direct = None;
+            if !self.fpdu_received {
+                self.fpdu_received = true;
+                note_first_fpdu(&self.halves, env, self.initiator, self.may_begin);
+            }
             env.counters.add(Counter::RxFpdus, 1);
             if let Err(refusal) = self.halves.end(env, &segment) {
                 return Err(Stop::in_segment(refusal, &segment));
@@ -358,7 +353,7 @@ impl Engine {
                 Ok(n) => {
                     env.counters.add(Counter::RxBytes, n as u64);
                     budget = budget.saturating_sub(n);
-                    if n < requested {
+                    if n < requested && !stream.is_cut() {
                         break RxOutcome::Drained;
                     }
                     if budget == 0 {
@@ -374,6 +369,20 @@ impl Engine {
         };
         env.buffers.give(scratch);
         outcome
+    }
+}
+
+/// The first FPDU is complete.
+#[cold]
+fn note_first_fpdu(halves: &Halves, env: &mut Env<'_>, initiator: bool, may_begin: bool) {
+    // A responder sends nothing before it has an FPDU (RFC 5044 §7.1.2): this one came with its
+    // Reply.
+    if initiator && halves.silent {
+        env.counters.add(Counter::EarlyFpdus, 1);
+    }
+    // A side that may begin anyway waits for nothing.
+    if !may_begin {
+        env.effects.event(Event::new(EventKind::FirstFpdu, halves.qp.qid));
     }
 }
 

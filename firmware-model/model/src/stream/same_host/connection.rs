@@ -2,10 +2,11 @@
 
 use super::bell::{PeerBell, Slot};
 use super::direction::Direction;
+use super::lent::{Fetcher, Lender, Lending};
 use super::neighbour::{Neighbour, Reach};
-use super::ring::{Receiver, Sender};
+use super::ring::{BUFFERS, Receiver, Sender};
 use crate::host::{Piece, PieceMut, SharedMemory};
-use crate::stream::StreamError;
+use crate::stream::{Stable, StreamError};
 use rustix::io::Errno;
 use std::sync::Arc;
 
@@ -15,6 +16,8 @@ pub(in crate::stream) struct Connection {
     memory: Arc<SharedMemory>,
     outgoing: Direction,
     sender: Sender,
+    /// Lends large pieces, if the peer may reach our memory.
+    lender: Option<Lender>,
     receiver: Receiver,
     slot: Slot,
     peer: Arc<PeerBell>,
@@ -34,9 +37,15 @@ impl Connection {
         reach: Reach,
     ) -> Connection {
         let memory = Arc::new(memory);
+        let mut receiver = Receiver::new(memory.clone(), outgoing.other());
+        if let Some(there) = &reach.there {
+            receiver.fetch_by(Fetcher::new(&memory, outgoing.other(), BUFFERS, there));
+        }
+        let lender = (reach.here.as_ref()).map(|(_, peer)| Lender::new(&memory, outgoing, BUFFERS, *peer));
         Connection {
             sender: Sender::new(memory.clone(), outgoing),
-            receiver: Receiver::new(memory.clone(), outgoing.other()),
+            lender,
+            receiver,
             memory,
             outgoing,
             slot,
@@ -59,10 +68,44 @@ impl Connection {
     }
 
     /// As [`Stream::send`](crate::stream::Stream::send).
+    #[inline]
     pub(in crate::stream) fn send(&mut self, pieces: &[Piece<'_>]) -> Result<usize, StreamError> {
-        let sent = self.sender.send(pieces)?;
+        self.send_stable(pieces, Stable::default())
+    }
+
+    /// As [`Stream::send_stable`](crate::stream::Stream::send_stable).
+    pub(in crate::stream) fn send_stable(
+        &mut self,
+        pieces: &[Piece<'_>],
+        stable: Stable,
+    ) -> Result<usize, StreamError> {
+        let sent = match &mut self.lender {
+            Some(lender) if !(lender.is_idle() && stable.is_empty()) => {
+                let sent = lender.send(&mut self.sender, pieces, stable);
+                // Also if nothing is taken, something may be lent.
+                self.peer.ring(self.peer_slot);
+                return sent;
+            }
+            Some(lender) => {
+                let sent = self.sender.send(pieces)?;
+                lender.note_sent(sent);
+                sent
+            }
+            None => self.sender.send(pieces)?,
+        };
         self.peer.ring(self.peer_slot);
         Ok(sent)
+    }
+
+    /// As [`Stream::lending`](crate::stream::Stream::lending).
+    pub(in crate::stream) fn lending(&self) -> Option<Arc<Lending>> {
+        self.lender.as_ref().map(|lender| lender.lending().clone())
+    }
+
+    /// As [`Stream::is_cut`](crate::stream::Stream::is_cut).
+    #[inline]
+    pub(in crate::stream) fn is_cut(&self) -> bool {
+        self.receiver.is_cut()
     }
 
     /// As [`Stream::receive`](crate::stream::Stream::receive). That nothing has arrived says
@@ -72,7 +115,11 @@ impl Connection {
         if wanted {
             self.peer.ring(self.peer_slot);
         }
-        Ok(received)
+        match received {
+            // Zero would be the end.
+            0 => Err(StreamError::WouldBlock),
+            _ => Ok(received),
+        }
     }
 
     /// Whether bytes have arrived (true), or all were received and the peer sends no more (false).
@@ -115,6 +162,9 @@ impl Drop for Connection {
     fn drop(&mut self) {
         if !self.slot.is_own() {
             return;
+        }
+        if let Some(lender) = &self.lender {
+            lender.lending().withdraw();
         }
         if !self.is_reset {
             self.sender.end();

@@ -14,6 +14,7 @@ mod connection;
 mod direction;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
+mod lent;
 mod mail;
 mod messages;
 mod names;
@@ -23,6 +24,8 @@ mod ring;
 
 pub(crate) use bells::{Asleep, Bells};
 pub(super) use connection::Connection;
+pub(crate) use lent::Lending;
+pub(crate) use lent::WORTH_LENDING;
 pub(super) use mail::{Mail, Office};
 pub(crate) use neighbour::Neighbour;
 

@@ -10,6 +10,7 @@
 //! use, and bytes are copied once and then checked.
 
 use super::direction::Direction;
+use super::lent::{self, Fetcher};
 use crate::handshakes;
 use crate::host::{Mapping, Piece, PieceMut, SharedMemory, Unreachable};
 use crate::stream::StreamError;
@@ -30,8 +31,10 @@ const GONE: usize = 16;
 const HEAD: usize = 64;
 const WANTED: usize = 128;
 const BYTES: usize = 4096;
+/// Where the buffers for [lent pieces](lent) are.
+pub(super) const BUFFERS: usize = BYTES + 2 * MOST;
 /// Bytes of shared memory for a connection.
-pub(super) const MEMORY: usize = BYTES + 2 * MOST;
+pub(super) const MEMORY: usize = BUFFERS + 2 * lent::BUFFER;
 
 /// The place of a ring in the memory of its connection.
 #[derive(Debug)]
@@ -207,6 +210,11 @@ impl Sender {
         Ok(self.tail == self.head)
     }
 
+    /// The position behind what was sent.
+    pub(super) fn position(&self) -> u64 {
+        self.tail
+    }
+
     /// Nothing follows what was sent.
     pub(super) fn end(&self) {
         self.place.ended().store(1, Ordering::Release);
@@ -223,9 +231,12 @@ impl Sender {
 pub(super) struct Receiver {
     place: Place,
     head: u64,
-    /// The tail as of the last look.
+    /// The tail as of the last look, or where a lent piece belongs before it.
     tail: u64,
     length: usize,
+    fetcher: Option<Fetcher>,
+    /// The last call ended before a lent piece.
+    is_cut: bool,
 }
 
 impl Receiver {
@@ -235,10 +246,24 @@ impl Receiver {
             head: 0,
             tail: 0,
             length: FIRST,
+            fetcher: None,
+            is_cut: false,
         }
     }
 
-    /// How many bytes there are.
+    /// Pieces that the sender lends are fetched.
+    pub(super) fn fetch_by(&mut self, fetcher: Fetcher) {
+        self.fetcher = Some(fetcher);
+    }
+
+    /// Whether the last call received less than there was, so that the next piece, which is large,
+    /// gets to its place by one copy.
+    #[inline]
+    pub(super) fn is_cut(&self) -> bool {
+        self.is_cut
+    }
+
+    /// How many bytes there are, side by side.
     ///
     /// # Errors
     /// `WouldBlock`: none at present.
@@ -246,6 +271,13 @@ impl Receiver {
     pub(super) fn available(&mut self) -> Result<usize, StreamError> {
         if self.tail == self.head {
             let tail = self.place.tail().load(Ordering::Acquire);
+            let lent = self.fetcher.as_mut().and_then(Fetcher::position);
+            if lent == Some(self.head) {
+                return match self.fetcher.as_ref().map_or(0, Fetcher::available) {
+                    0 => Err(StreamError::WouldBlock),
+                    available => Ok(available),
+                };
+            }
             if tail == self.head {
                 return Err(StreamError::WouldBlock);
             }
@@ -254,7 +286,9 @@ impl Receiver {
             if !fits || tail.wrapping_sub(self.head) > length as u64 {
                 return Err(broken());
             }
-            (self.tail, self.length) = (tail, length);
+            let until = lent.map_or(u64::MAX, |lent| lent.wrapping_sub(self.head));
+            let available = tail.wrapping_sub(self.head).min(until);
+            (self.tail, self.length) = (self.head.wrapping_add(available), length);
         }
         Ok(self.tail.wrapping_sub(self.head) as usize)
     }
@@ -287,20 +321,40 @@ impl Receiver {
     }
 
     /// Fills `into` in order with what has arrived; returns how many bytes, and whether the sender
-    /// waits for the room.
+    /// waits for that. No byte: a lent piece is next, for which the sender has to do something.
     ///
     /// # Errors
     /// `WouldBlock`: nothing has arrived.
     pub(super) fn receive(&mut self, into: &mut [PieceMut<'_>]) -> Result<(usize, bool), StreamError> {
         self.available()?;
-        let mut received = 0;
+        self.is_cut = false;
+        let (mut received, mut told) = (0, false);
         for piece in into {
             let mut at = 0;
             while at < piece.len() {
                 // More may have come while the last bytes were copied.
                 let Ok(available) = self.available() else {
-                    return Ok((received, self.publish()));
+                    return Ok((received, self.publish() | told));
                 };
+                if self.tail == self.head
+                    && let Some(fetcher) = &mut self.fetcher
+                {
+                    self.is_cut = received > 0 && fetcher.is_at_front();
+                    if self.is_cut {
+                        return Ok((received, self.publish() | told));
+                    }
+                    match fetcher.receive(&mut piece.rest(at)) {
+                        Ok((n, is_told)) => {
+                            (at, received, told) = (at + n, received + n, told | is_told);
+                            if n == 0 {
+                                return Ok((received, self.publish() | told));
+                            }
+                        }
+                        Err(error) if received == 0 => return Err(error),
+                        Err(_) => return Ok((received, self.publish() | told)),
+                    }
+                    continue;
+                }
                 let from = self
                     .place
                     .extent(self.head, self.length, available.min(piece.len() - at));
@@ -308,14 +362,14 @@ impl Receiver {
                     // As a system call: what was received before is received.
                     return match received {
                         0 => Err(StreamError::Fault),
-                        _ => Ok((received, self.publish())),
+                        _ => Ok((received, self.publish() | told)),
                     };
                 }
                 self.head += from.len() as u64;
                 (at, received) = (at + from.len(), received + from.len());
             }
         }
-        Ok((received, self.publish()))
+        Ok((received, self.publish() | told))
     }
 
     /// Gives room back; returns whether the sender waits for it.

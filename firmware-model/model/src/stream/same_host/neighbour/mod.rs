@@ -289,7 +289,7 @@ impl Neighbour {
 
 /// The number of the calling thread, in process `process`.
 #[inline]
-fn thread_number(process: Pid) -> u32 {
+pub(super) fn thread_number(process: Pid) -> u32 {
     thread_local! {
         static NUMBER: Cell<(Option<Pid>, u32)> = const { Cell::new((None, 0)) };
     }

@@ -12,7 +12,7 @@ use std::sync::Arc;
 /// A process on this host that lets us reach its memory, for one device of it.
 #[derive(Debug)]
 pub(in crate::stream) struct PeerProcess {
-    pub(super) number: Pid,
+    pub(in crate::stream::same_host) number: Pid,
     /// Readable when it has ended.
     life: Descriptor,
     pub(super) table: ForeignTable,
@@ -54,12 +54,18 @@ impl PeerProcess {
     /// Checks that the process with this number here has the table: it is that one, and runs the
     /// program that made the table (execve(2) takes it away).
     fn prove(&self) -> Result<(), Errno> {
-        let (expected, at) = self.table.proof();
+        let (expected, address) = self.proof();
         let mut found = [0u8; 8];
-        let address = self.address.wrapping_add(at as u64);
         let read = process_memory::read(self.number, address, &mut found)?;
         let proven = read == found.len() && u64::from_ne_bytes(found) == expected;
         proven.then_some(()).ok_or(Errno::SRCH)
+    }
+
+    /// A number that only the program has that made the table, and its address there.
+    #[inline]
+    pub(in crate::stream::same_host) fn proof(&self) -> (u64, u64) {
+        let (number, at) = self.table.proof();
+        (number, self.address.wrapping_add(at as u64))
     }
 
     /// Whether the process has not ended, nor run another program since.

@@ -1,0 +1,129 @@
+//! Large Sends that the receiver fetches from the sender's memory.
+
+use super::same_host::{in_memory, in_memory_with};
+use crate::mock::{Driver, Pair, Region, assert_cqe};
+use urnic_device::command::Opcode;
+use urnic_device::event::EventKind;
+use urnic_device::stream::attach;
+use urnic_device::vocabulary::{Access, QpState, WcStatus};
+
+const LEN: usize = 400_000;
+/// The bytes that the program writes when the memory is its own again.
+const SECRET: u8 = 0xee;
+
+fn content(seed: usize) -> Vec<u8> {
+    (0..LEN).map(|n| ((n * 31 + seed) >> 3) as u8 & 0x7f).collect()
+}
+
+/// A Send from memory of its own, for which there is no receive yet.
+fn under_way(near: &Driver, pair: &mut Pair, seed: usize) -> Region {
+    let region = near.register(pair.initiator.pd, LEN, Access::empty()).unwrap();
+    near.arena.write(region.iova, &content(seed));
+    let qp = &mut pair.initiator.qp;
+    qp.post_send(near, 1, &[region.sge(0, LEN as u32)]);
+    near.device.progress();
+    region
+}
+
+/// Posts a receive, and returns what comes.
+fn received(far: &Driver, pair: &mut Pair) -> Vec<u8> {
+    let into = pair.responder.region;
+    pair.responder.qp.post_recv(far, 2, &[into.sge(0, 1 << 20)]);
+    let done = pair.responder.recv_cq.await_completion(far);
+    assert_cqe(&done, 2, WcStatus::Success);
+    assert_eq!(done.byte_len.get() as usize, LEN);
+    far.arena.read(into.iova, LEN)
+}
+
+#[test]
+fn shm_17_large_sends_arrive_and_complete() {
+    let (near, far, mut pair) = in_memory();
+    let into = pair.responder.region;
+    for seed in 0..20 {
+        pair.responder.qp.post_recv(&far, 2, &[into.sge(0, 1 << 20)]);
+        let region = under_way(&near, &mut pair, seed);
+        let done = pair.responder.recv_cq.await_completion(&far);
+        assert_cqe(&done, 2, WcStatus::Success);
+        assert!(far.arena.read(into.iova, LEN) == content(seed));
+        let done = pair.initiator.send_cq.await_completion(&near);
+        assert_cqe(&done, 1, WcStatus::Success);
+        near.on(Opcode::DestroyMr, region.stag).unwrap();
+    }
+}
+
+/// A deregistration does not wait for the peer, and the peer gets the bytes of before.
+#[test]
+fn shm_17_memory_that_is_deregistered_is_not_read_any_more() {
+    for unmapped in [false, true] {
+        let (near, far, mut pair) = in_memory_with(attach::STALL_ON_EMPTY_RQ);
+        let region = under_way(&near, &mut pair, 1);
+        match unmapped {
+            false => near.on(Opcode::DestroyMr, region.stag).unwrap(),
+            true => near.device.unmapped(region.iova, LEN as u64),
+        }
+        near.arena.write(region.iova, &vec![SECRET; LEN]);
+        assert!(received(&far, &mut pair) == content(1), "unmapped: {unmapped}");
+        let done = pair.initiator.send_cq.await_completion(&near);
+        assert_cqe(&done, 1, WcStatus::Success);
+    }
+}
+
+/// What a queue pair flushed is not received any more: its memory is the program's.
+#[test]
+fn shm_17_a_send_that_was_flushed_is_not_received() {
+    for state in [QpState::Err, QpState::Reset] {
+        let (near, far, mut pair) = in_memory_with(attach::STALL_ON_EMPTY_RQ);
+        let region = under_way(&near, &mut pair, 1);
+        near.modify(&pair.initiator.qp, state).unwrap();
+        near.arena.write(region.iova, &vec![SECRET; LEN]);
+        let into = pair.responder.region;
+        pair.responder.qp.post_recv(&far, 2, &[into.sge(0, 1 << 20)]);
+        far.await_event(EventKind::QpError, pair.responder.qp.id);
+        let done = pair.responder.recv_cq.await_completion(&far);
+        assert_ne!(
+            WcStatus::from_raw(done.status),
+            Some(WcStatus::Success),
+            "{state:?}"
+        );
+        assert!(!far.arena.read(into.iova, LEN).contains(&SECRET), "{state:?}");
+    }
+}
+
+/// A peer that has received everything may leave at once.
+#[test]
+fn shm_17_what_a_peer_has_fetched_before_it_left_counts() {
+    for round in 0..10 {
+        let (near, far, mut pair) = in_memory_with(attach::STALL_ON_EMPTY_RQ);
+        under_way(&near, &mut pair, round);
+        assert!(received(&far, &mut pair) == content(round));
+        drop(far);
+        let done = pair.initiator.send_cq.await_completion(&near);
+        assert_cqe(&done, 1, WcStatus::Success);
+    }
+}
+
+/// Two ends that each send more than the other has room for.
+#[test]
+fn shm_17_large_sends_of_both_ends_pass_each_other() {
+    let (near, far, mut pair) = in_memory_with(attach::STALL_ON_EMPTY_RQ);
+    let Pair { initiator, responder } = &mut pair;
+    for round in 0..10u32 {
+        let ends = [(&near, &mut *initiator), (&far, &mut *responder)];
+        for (driver, end) in ends {
+            driver.arena.write(end.region.iova, &content(round as usize));
+            end.qp
+                .post_recv(driver, 2, &[end.region.sge(1 << 19, LEN as u32)]);
+        }
+        initiator
+            .qp
+            .post_send(&near, 1, &[initiator.region.sge(0, LEN as u32)]);
+        responder
+            .qp
+            .post_send(&far, 1, &[responder.region.sge(0, LEN as u32)]);
+        for (driver, end) in [(&near, &mut *initiator), (&far, &mut *responder)] {
+            assert_cqe(&end.recv_cq.await_completion(driver), 2, WcStatus::Success);
+            assert!(driver.arena.read(end.region.iova + (1 << 19), LEN) == content(round as usize));
+            assert_cqe(&end.send_cq.await_completion(driver), 1, WcStatus::Success);
+        }
+    }
+}
