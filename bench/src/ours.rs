@@ -169,6 +169,29 @@ pub(crate) fn connections() -> Measured<Connections> {
     }
 }
 
+/// The result of `ours::among`.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Among {
+    /// Times of a Send in microseconds.
+    pub(crate) median: f64,
+    pub(crate) p99: f64,
+    /// Memory of a connection at the initiator's end, in KiB; what both map counts by half.
+    pub(crate) kibibytes: f64,
+}
+
+/// Sends of 8 bytes on one of so many connections after the other, chosen at random.
+pub(crate) fn among(connections: u32) -> Measured<Among> {
+    let program = Program::new(compiled("among")?).line(&format!("-n 50000 -q {connections}"));
+    match figures(&Pair::new(&program).within(LIMIT).succeeds().client.output).as_deref() {
+        Some([median, p99, kibibytes]) => Ok(Among {
+            median: *median,
+            p99: *p99,
+            kibibytes: *kibibytes,
+        }),
+        other => Err(format!("among printed {other:?}")),
+    }
+}
+
 /// The result of `ours::cm_connections`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct CmConnections {

@@ -8,6 +8,9 @@ use crate::{ours, ucx};
 const SIZES: [(usize, &str, u64); 2] = [(65_536, "64 KiB", 40_000), (1_048_576, "1 MiB", 5_000)];
 const BANDWIDTHS: [&str; 3] = ["ib_write_bw", "ib_read_bw", "ib_send_bw"];
 
+/// Many connections; each takes a descriptor of the 20,000 that a process may have.
+const MANY: [(u32, &str); 2] = [(1_000, "1,000"), (9_500, "9,500")];
+
 /// The rows, in the order of [`measure`].
 pub(crate) fn rows() -> Vec<Row> {
     let mut rows = vec![
@@ -52,6 +55,18 @@ pub(crate) fn rows() -> Vec<Row> {
         "the same over TCP",
         Aim::AtMost(0.15),
     ));
+    for (_, many) in MANY {
+        for figure in ["median", "p99"] {
+            rows.push(Row::new(
+                &format!("host: Send among {many}, {figure}"),
+                "us",
+                "among ten connections",
+                Aim::AtMost(1.5),
+            ));
+        }
+        let memory = format!("host: memory of one of {many}");
+        rows.push(Row::new(&memory, "KiB", "16 KiB", Aim::AtMost(1.0)));
+    }
     rows
 }
 
@@ -80,4 +95,16 @@ pub(crate) fn measure(rows: &mut [Row]) {
     add(tried(ours::delivered_messages), theirs);
     let pingpong = |same_host| tried(move || ours::pingpong(same_host));
     add(pingpong("auto"), pingpong("off"));
+    let ten = tried(|| ours::among(10));
+    for (number, _) in MANY {
+        let many = tried(|| ours::among(number));
+        let of = |figure: fn(&ours::Among) -> f64| {
+            let of = |among: &Measured<ours::Among>| among.as_ref().map(figure).map_err(Clone::clone);
+            (of(&many), of(&ten))
+        };
+        let (median, p99) = (of(|among| among.median), of(|among| among.p99));
+        add(median.0, median.1);
+        add(p99.0, p99.1);
+        add(of(|among| among.kibibytes).0, Ok(16.0));
+    }
 }

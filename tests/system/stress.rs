@@ -4,10 +4,10 @@
 
 use std::time::{Duration, SystemTime};
 
-use urnic_tests::or_skip;
 use urnic_tests::program::Program;
 use urnic_tests::served::Served;
 use urnic_tests::skip::installed;
+use urnic_tests::{compiled, or_skip};
 
 /// The seed from the environment, else `usual`.
 fn seed(usual: u32) -> String {
@@ -24,7 +24,12 @@ fn any() -> u32 {
 fn plays(program: Program, seed: &str, options: &str, limit: Duration) {
     or_skip!(installed("ibv_devices"));
     println!("seed {seed}");
-    let ended = program.args(["--seed", seed]).line(options).run_for(limit);
+    ends_well(program.args(["--seed", seed]).line(options), limit);
+}
+
+#[track_caller]
+fn ends_well(program: Program, limit: Duration) {
+    let ended = program.run_for(limit);
     assert!(ended.ok(), "{ended}");
     print!("{}", ended.output);
 }
@@ -63,5 +68,42 @@ fn random_programs_for_ten_minutes() {
         &seed(any()),
         "--seconds 300 --processes 1 --links 24",
         limit,
+    );
+}
+
+/// Children that are killed at random moments, some of them stopped before, and replaced, while
+/// both ends of their connections access each other's memory.
+fn kills() -> Result<Program, String> {
+    let program = Program::new(compiled("kills")?);
+    // Requests to a peer that is gone wait for its return no longer.
+    Ok(program.env("URNIC_SET", "native.fin_grace_ms=5"))
+}
+
+#[test]
+fn shm_18_children_that_are_killed_harm_nobody() {
+    let kills = or_skip!(kills());
+    ends_well(kills.args(["-s", &seed(any())]).line("-n 200000"), LIMIT);
+}
+
+#[test]
+fn children_that_are_killed_harm_nobody_over_tcp() {
+    let kills = or_skip!(kills()).env("URNIC_SAME_HOST", "off");
+    ends_well(kills.args(["-s", &seed(any())]).line("-n 20000"), LIMIT);
+}
+
+#[test]
+fn children_that_are_killed_harm_no_function_of_their_server() {
+    let served = Served::start();
+    let kills = or_skip!(kills()).env("URNIC_DEVICE", served.device());
+    ends_well(kills.args(["-s", &seed(any())]).line("-n 20000"), LIMIT);
+}
+
+#[test]
+#[ignore = "long: make soak"]
+fn shm_18_ten_million_operations_with_children_that_are_killed() {
+    let kills = or_skip!(kills());
+    ends_well(
+        kills.args(["-s", &seed(any())]).line("-n 10000000"),
+        Duration::from_secs(1800),
     );
 }

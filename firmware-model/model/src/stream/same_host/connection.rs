@@ -4,7 +4,7 @@ use super::bell::{PeerBell, Slot};
 use super::direction::Direction;
 use super::lent::{Fetcher, Lender, Lending};
 use super::neighbour::{Neighbour, Reach};
-use super::ring::{BUFFERS, Receiver, Sender};
+use super::ring::{Receiver, Sender};
 use crate::host::{Piece, PieceMut, SharedMemory};
 use crate::stream::{Stable, StreamError};
 use rustix::io::Errno;
@@ -39,9 +39,9 @@ impl Connection {
         let memory = Arc::new(memory);
         let mut receiver = Receiver::new(memory.clone(), outgoing.other());
         if let Some(there) = &reach.there {
-            receiver.fetch_by(Fetcher::new(&memory, outgoing.other(), BUFFERS, there));
+            receiver.fetch_by(Fetcher::new(&memory, outgoing.other(), there));
         }
-        let lender = (reach.here.as_ref()).map(|(_, peer)| Lender::new(&memory, outgoing, BUFFERS, *peer));
+        let lender = (reach.here.as_ref()).map(|(_, peer)| Lender::new(&memory, outgoing, *peer));
         Connection {
             sender: Sender::new(memory.clone(), outgoing),
             lender,

@@ -3,9 +3,10 @@
 
 use super::bell::{Bell, MEMORY as BELL, PeerBell, SLOTS};
 use super::direction::Direction;
+use super::layout::MEMORY;
 use super::lent::Lender;
 use super::messages::Message;
-use super::ring::{BUFFERS, MEMORY, Receiver, Sender};
+use super::ring::{Receiver, Sender};
 use crate::host::{Piece, PieceMut, SharedMemory};
 use crate::memory::{ForeignTable, Need};
 use crate::stream::Stable;
@@ -75,7 +76,7 @@ pub(crate) fn same_host(data: &[u8]) {
     let slots: Vec<_> = (0..70).filter_map(|_| bell.slot()).collect();
     slots.iter().for_each(|slot| slot.bind(slot.number + 1));
     let mut sender = Sender::new(connection.clone(), Direction::FromInitiator);
-    let mut lender = Lender::new(&connection, Direction::FromInitiator, BUFFERS, getpid());
+    let mut lender = Lender::new(&connection, Direction::FromInitiator, getpid());
     let mut receiver = Receiver::new(connection.clone(), Direction::FromResponder);
     let mut bytes = vec![0u8; 1 << 20];
     while !source.0.is_empty() {

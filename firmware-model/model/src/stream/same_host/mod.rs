@@ -14,6 +14,7 @@ mod connection;
 mod direction;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
+mod layout;
 mod lent;
 mod mail;
 mod messages;
@@ -203,7 +204,7 @@ impl SameHost {
         let socket = names::call(Protocol::Tcp, remote, &self.descriptors)?;
         let user = User::of_peer(socket.as_fd())?;
         let slot = self.bells.slot(user)?;
-        let (memory, file) = SharedMemory::create("urnic-stream", ring::MEMORY).ok()?;
+        let (memory, file) = SharedMemory::create("urnic-stream", layout::MEMORY).ok()?;
         let [bell, waker] = slot.bell.passed();
         let table = self.table_for(user);
         let message = Message::new(local, slot.number, table.map(|(.., message)| message));
@@ -268,7 +269,7 @@ impl SameHost {
         }
         let mut fds = fds.into_iter();
         let (file, bell, waker) = (fds.next()?, fds.next()?, fds.next()?);
-        let memory = SharedMemory::open(file.as_fd(), ring::MEMORY).ok()?;
+        let memory = SharedMemory::open(file.as_fd(), layout::MEMORY).ok()?;
         let peer = (
             self.peers.get(&bell, || PeerBell::open(&bell, waker)).ok()?,
             message.slot(),

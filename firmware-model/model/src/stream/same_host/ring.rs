@@ -10,7 +10,8 @@
 //! use, and bytes are copied once and then checked.
 
 use super::direction::Direction;
-use super::lent::{self, Fetcher};
+use super::layout::{FIRST_RINGS, RING_WORDS, RINGS};
+use super::lent::Fetcher;
 use crate::handshakes;
 use crate::host::{Mapping, Piece, PieceMut, SharedMemory, Unreachable};
 use crate::stream::StreamError;
@@ -18,39 +19,34 @@ use rustix::io::Errno;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// Length of a ring at first, and at most, in bytes.
-const FIRST: usize = 4 << 10;
-const MOST: usize = 256 << 10;
-/// Where things are in the memory of a connection: the words of each direction (those of the sender
-/// and of the receiver in cache lines of their own), then the bytes.
-const WORDS: usize = 256;
+/// Length of a ring at first, when it has grown, and at most, in bytes.
+const FIRST: usize = FIRST_RINGS.len;
+const GROWN: usize = 4 << 10;
+const MOST: usize = RINGS.len;
+/// The words of a direction: those of the sender and of the receiver in cache lines of their own.
 const TAIL: usize = 0;
 const LENGTH: usize = 8;
 const ENDED: usize = 12;
 const GONE: usize = 16;
 const HEAD: usize = 64;
 const WANTED: usize = 128;
-const BYTES: usize = 4096;
-/// Where the buffers for [lent pieces](lent) are.
-pub(super) const BUFFERS: usize = BYTES + 2 * MOST;
-/// Bytes of shared memory for a connection.
-pub(super) const MEMORY: usize = BUFFERS + 2 * lent::BUFFER;
 
 /// The place of a ring in the memory of its connection.
 #[derive(Debug)]
 struct Place {
     memory: Arc<SharedMemory>,
     words: usize,
+    first_bytes: usize,
     bytes: usize,
 }
 
 impl Place {
     fn new(memory: Arc<SharedMemory>, direction: Direction) -> Place {
-        let at = usize::from(direction == Direction::FromResponder);
         Place {
             memory,
-            words: at * WORDS,
-            bytes: BYTES + at * MOST,
+            words: RING_WORDS.of(direction),
+            first_bytes: FIRST_RINGS.of(direction),
+            bytes: RINGS.of(direction),
         }
     }
 
@@ -85,7 +81,12 @@ impl Place {
     #[inline]
     fn extent(&self, position: u64, length: usize, most: usize) -> Mapping {
         let at = position as usize & (length - 1);
-        self.memory.part(self.bytes + at, most.min(length - at))
+        let bytes = if length == FIRST {
+            self.first_bytes
+        } else {
+            self.bytes
+        };
+        self.memory.part(bytes + at, most.min(length - at))
     }
 }
 
@@ -139,7 +140,10 @@ impl Sender {
         }
         self.head = head;
         if used == 0 {
-            let length = wanted.clamp(FIRST, MOST).next_power_of_two();
+            let length = match wanted {
+                0..=FIRST => FIRST,
+                _ => wanted.clamp(GROWN, MOST).next_power_of_two(),
+            };
             self.length = length.max(self.next_length);
         }
         Ok(wanted.min(self.length - used as usize))
@@ -156,7 +160,7 @@ impl Sender {
         if room < wanted {
             // Also if some bytes find room: the caller then waits until it is told that there is
             // more.
-            self.next_length = (2 * self.length).min(MOST);
+            self.next_length = (2 * self.length).clamp(GROWN, MOST);
             handshakes::want_room(self.place.wanted());
             room = self.room(wanted)?;
             if room == wanted {
@@ -311,8 +315,10 @@ impl Receiver {
 
     /// Whether the sender of a direction does not have the memory any more.
     pub(super) fn is_marked_left(memory: &SharedMemory, direction: Direction) -> bool {
-        let words = usize::from(direction == Direction::FromResponder) * WORDS;
-        memory.word(words + GONE).load(Ordering::Acquire) != 0
+        memory
+            .word(RING_WORDS.of(direction) + GONE)
+            .load(Ordering::Acquire)
+            != 0
     }
 
     /// Whether the other end does not have the connection any more.

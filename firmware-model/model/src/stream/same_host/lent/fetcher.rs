@@ -47,14 +47,12 @@ pub(in super::super) struct Fetcher {
 }
 
 impl Fetcher {
-    /// `buffers`: where the buffers are in the memory.
     pub(in super::super) fn new(
         memory: &Arc<SharedMemory>,
         direction: Direction,
-        buffers: usize,
         process: &Arc<PeerProcess>,
     ) -> Fetcher {
-        let words = Words::new(memory, direction, buffers);
+        let words = Words::new(memory, direction);
         words.word(FETCHES).store(1, Ordering::Release);
         Fetcher {
             words,

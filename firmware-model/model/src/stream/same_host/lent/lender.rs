@@ -22,14 +22,9 @@ pub(in super::super) struct Lender {
 }
 
 impl Lender {
-    /// `buffers`: where the buffers are in the memory; `fetcher`: the receiver's process.
-    pub(in super::super) fn new(
-        memory: &Arc<SharedMemory>,
-        direction: Direction,
-        buffers: usize,
-        fetcher: Pid,
-    ) -> Lender {
-        let words = Words::new(memory, direction, buffers);
+    /// `fetcher`: the receiver's process.
+    pub(in super::super) fn new(memory: &Arc<SharedMemory>, direction: Direction, fetcher: Pid) -> Lender {
+        let words = Words::new(memory, direction);
         Lender {
             lending: Arc::new(Lending::new(words, fetcher)),
             published: 0,

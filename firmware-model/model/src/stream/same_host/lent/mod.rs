@@ -18,7 +18,6 @@ mod words;
 pub(super) use fetcher::Fetcher;
 pub(super) use lender::Lender;
 pub(crate) use lending::Lending;
-pub(super) use words::BUFFER;
 pub(crate) use words::WORTH_LENDING;
 
 #[cfg(test)]

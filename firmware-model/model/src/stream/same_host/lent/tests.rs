@@ -1,8 +1,9 @@
 //! Lent pieces, however the bytes are cut, and whatever is withdrawn or cannot be fetched.
 
 use super::super::direction::Direction;
+use super::super::layout::{LENT_WORDS, MEMORY};
 use super::super::neighbour::process::{PeerProcess, TableMessage};
-use super::super::ring::{BUFFERS, MEMORY, Receiver, Sender};
+use super::super::ring::{Receiver, Sender};
 use super::words::*;
 use super::*;
 use crate::host::{Piece, PieceMut, SharedMemory, revocable};
@@ -38,10 +39,10 @@ impl Ends {
         let process = PeerProcess::open(getpid(), &file, table, &descriptors).unwrap();
         let direction = Direction::FromInitiator;
         let mut receiver = Receiver::new(memory.clone(), direction);
-        receiver.fetch_by(Fetcher::new(&memory, direction, BUFFERS, &Arc::new(process)));
+        receiver.fetch_by(Fetcher::new(&memory, direction, &Arc::new(process)));
         Ends {
             sender: Sender::new(memory.clone(), direction),
-            lender: Lender::new(&memory, direction, BUFFERS, getpid()),
+            lender: Lender::new(&memory, direction, getpid()),
             receiver,
             memory,
             _exports: exports,
@@ -70,7 +71,8 @@ impl Ends {
     }
 
     fn word(&self, offset: usize) -> &AtomicU64 {
-        self.memory.word64(WORDS + offset)
+        self.memory
+            .word64(LENT_WORDS.of(Direction::FromInitiator) + offset)
     }
 
     /// Pieces that the receiver has.
@@ -161,7 +163,7 @@ proptest! {
     /// Nothing that the receiver writes makes the sender panic, or touch what it does not have.
     #[test]
     fn shm_07_a_sender_survives_any_words_of_the_receiver(
-        words in prop::collection::vec((0..LEN / 8, any::<u64>(), 0..8u64), 1..30),
+        words in prop::collection::vec((0..LENT_WORDS.len / 8, any::<u64>(), 0..8u64), 1..30),
     ) {
         let mut ends = Ends::new();
         let content = [bytes(40_000, 1), bytes(70_000, 2)];
@@ -191,7 +193,7 @@ proptest! {
     /// Nothing that the sender writes makes the receiver panic, or touch what it does not have.
     #[test]
     fn shm_07_a_receiver_survives_any_words_of_the_sender(
-        words in prop::collection::vec((0..LEN / 8, any::<u64>(), 0..8u64), 1..40),
+        words in prop::collection::vec((0..LENT_WORDS.len / 8, any::<u64>(), 0..8u64), 1..40),
     ) {
         let mut ends = Ends::new();
         for (at, value, small) in words {

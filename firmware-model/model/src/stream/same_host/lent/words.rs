@@ -1,13 +1,11 @@
 //! The words of shared memory by which pieces are lent.
 
 use super::super::direction::Direction;
+use super::super::layout::{BUFFERS, LENT_WORDS};
 use crate::host::{Mapping, SharedMemory};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
-/// Where the words of each direction are in the memory of a connection, and their length.
-pub(super) const WORDS: usize = 1536;
-pub(super) const LEN: usize = 1024;
 /// The sender's words: how many pieces it has lent; those before this number it has withdrawn; of
 /// which piece how many bytes have passed through the buffer; and whether it waits.
 pub(super) const COUNT: usize = 0;
@@ -28,9 +26,9 @@ pub(super) const MOST: usize = 32;
 const PIECE: usize = 24;
 pub(super) const ADDRESS: usize = 8;
 pub(super) const LENGTH: usize = 16;
-const _: () = assert!(PIECES + MOST * PIECE <= LEN);
-/// Bytes of the buffer of each direction.
-pub(in super::super) const BUFFER: usize = 64 << 10;
+const _: () = assert!(PIECES + MOST * PIECE <= LENT_WORDS.len);
+/// Bytes of the buffer of a direction.
+pub(super) const BUFFER: usize = BUFFERS.len;
 
 /// A piece of at least this length is lent: below, a system call takes longer than the copies of
 /// the ring, which two processors share.
@@ -45,13 +43,11 @@ pub(super) struct Words {
 }
 
 impl Words {
-    /// `buffers`: where the buffers of both directions are.
-    pub(super) fn new(memory: &Arc<SharedMemory>, direction: Direction, buffers: usize) -> Words {
-        let at = usize::from(direction == Direction::FromResponder);
+    pub(super) fn new(memory: &Arc<SharedMemory>, direction: Direction) -> Words {
         Words {
             memory: memory.clone(),
-            at: WORDS + at * LEN,
-            buffer: buffers + at * BUFFER,
+            at: LENT_WORDS.of(direction),
+            buffer: BUFFERS.of(direction),
         }
     }
 

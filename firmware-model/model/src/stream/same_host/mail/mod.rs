@@ -20,10 +20,11 @@ use super::bell::PeerBell;
 use super::bells::Bells;
 use super::by_file::ByFile;
 use super::direction::Direction;
+use super::layout;
 use super::messages::{self, Message};
 use super::names::{self, Protocol};
 use super::owner::User;
-use super::ring::{self, Receiver, Sender};
+use super::ring::{Receiver, Sender};
 use crate::host::SharedMemory;
 use crate::stream::datagram::{Incoming, Outgoing, PACKET_ROOM};
 use crate::stream::descriptor::{Descriptor, Descriptors};
@@ -187,7 +188,7 @@ impl Mail {
             return None;
         }
         let share = Share::take(&self.office.rings, RINGS)?;
-        let (memory, file) = SharedMemory::create("urnic-datagrams", ring::MEMORY).ok()?;
+        let (memory, file) = SharedMemory::create("urnic-datagrams", layout::MEMORY).ok()?;
         let source = SocketAddr::new(packet.source, self.local.port());
         let message = Message::new(source, 0, None);
         messages::send(socket.as_fd(), &message, &[file.as_fd()]).ok()?;
@@ -312,7 +313,7 @@ impl Mail {
         self.inbound.retain(|inbound| !is_over(&inbound.socket));
         (self.inbound.len() < INBOUND).then_some(())?;
         let share = Share::take(&self.office.rings, RINGS)?;
-        let memory = SharedMemory::open(fds.first()?.as_fd(), ring::MEMORY).ok()?;
+        let memory = SharedMemory::open(fds.first()?.as_fd(), layout::MEMORY).ok()?;
         let memory = Arc::new(memory);
         let slot = self.office.bells.slot(user)?;
         slot.bind(self.qid);

@@ -5,6 +5,7 @@ pub(super) mod process;
 
 use super::bell::PeerBell;
 use super::direction::Direction;
+use super::layout::END_WORDS;
 use crate::handshakes;
 use crate::host::revocable::{self, Condition, NotCopied};
 use crate::host::{Piece, PieceMut, SharedMemory};
@@ -19,11 +20,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use urnic_device::vocabulary::Access;
 
-/// Where the words of the two ends are in the memory of a connection, and their length: each word
-/// in a cache line of its own.
-const SIDES: usize = 1024;
-const SIDE: usize = 256;
-/// Up to which position the end has processed what the other sent.
+/// The words of an end, in cache lines of their own. Up to which position the end has processed
+/// what the other sent.
 const PROCESSED: usize = 0;
 /// The position up to which the end waits for the other to process.
 const AWAITED: usize = 64;
@@ -52,10 +50,9 @@ struct Side {
 
 impl Side {
     fn new(memory: &Arc<SharedMemory>, outgoing: Direction) -> Side {
-        let at = usize::from(outgoing == Direction::FromResponder);
         Side {
             memory: memory.clone(),
-            at: SIDES + at * SIDE,
+            at: END_WORDS.of(outgoing),
         }
     }
 

@@ -1,5 +1,6 @@
 //! Rings, with bytes of any lengths, and with words that cannot be.
 
+use super::super::layout::MEMORY;
 use super::*;
 use proptest::prelude::*;
 use std::collections::VecDeque;
@@ -122,7 +123,11 @@ fn two_threads_pass_many_bytes() {
 #[test]
 fn a_ring_grows_when_it_was_too_small_and_no_further() {
     let (memory, mut sender, mut receiver) = ends();
-    let length = || memory.word(WORDS + LENGTH).load(Ordering::Relaxed) as usize;
+    let length = || {
+        memory
+            .word(RING_WORDS.of(Direction::FromResponder) + LENGTH)
+            .load(Ordering::Relaxed) as usize
+    };
     let bytes = vec![1; 2 * MOST];
     sender.send(&[Piece::of(&bytes[..100])]).unwrap();
     assert_eq!(length(), FIRST, "small messages need no more");
@@ -137,32 +142,43 @@ fn a_ring_grows_when_it_was_too_small_and_no_further() {
         while receiver.receive(&mut [PieceMut::of(&mut vec![0; MOST])]).is_ok() {}
         while sender.send(&[Piece::of(&bytes[..64])]) == Ok(64) {}
     }
-    assert_eq!(memory.word(WORDS + LENGTH).load(Ordering::Relaxed) as usize, MOST);
+    assert_eq!(
+        memory
+            .word(RING_WORDS.of(Direction::FromResponder) + LENGTH)
+            .load(Ordering::Relaxed) as usize,
+        MOST
+    );
 }
 
 /// Whatever a hostile peer writes into the words, an end reports a broken connection or carries
 /// on, and reads and writes nothing outside the ring.
 #[test]
 fn shm_07_words_that_cannot_be_end_the_connection() {
-    let bad_lengths = [0, 1, 4095, 3 * 4096, 2 * MOST as u32, u32::MAX];
+    let bad_lengths = [0, 1, 256, 4095, 3 * 4096, 2 * MOST as u32, u32::MAX];
     for length in bad_lengths {
         let (memory, mut sender, mut receiver) = ends();
         sender.send(&[Piece::of(b"good")]).unwrap();
-        memory.word(WORDS + LENGTH).store(length, Ordering::Relaxed);
+        memory
+            .word(RING_WORDS.of(Direction::FromResponder) + LENGTH)
+            .store(length, Ordering::Relaxed);
         let received = receiver.receive(&mut [PieceMut::of(&mut [0; 8])]);
         assert_eq!(received.err(), Some(broken()), "length {length}");
     }
     for tail in [FIRST as u64 + 1, u64::MAX, 1 << 63] {
         let (memory, mut sender, mut receiver) = ends();
         sender.send(&[Piece::of(b"good")]).unwrap();
-        memory.word64(WORDS + TAIL).store(tail, Ordering::Relaxed);
+        memory
+            .word64(RING_WORDS.of(Direction::FromResponder) + TAIL)
+            .store(tail, Ordering::Relaxed);
         let received = receiver.receive(&mut [PieceMut::of(&mut [0; 8])]);
         assert_eq!(received.err(), Some(broken()), "tail {tail}");
     }
     for head in [5, u64::MAX - FIRST as u64, 1 << 63] {
         let (memory, mut sender, _) = ends();
         sender.send(&[Piece::of(b"good")]).unwrap();
-        memory.word64(WORDS + HEAD).store(head, Ordering::Relaxed);
+        memory
+            .word64(RING_WORDS.of(Direction::FromResponder) + HEAD)
+            .store(head, Ordering::Relaxed);
         let sent = sender.send(&[Piece::of(&[0; FIRST])]);
         assert_eq!(sent.err(), Some(broken()), "head {head}");
     }
