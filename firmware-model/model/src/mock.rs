@@ -529,6 +529,13 @@ impl Qp {
         self.sends.advance(blocks);
     }
 
+    /// As [`post_unrung`](Self::post_unrung), with inline data.
+    pub(crate) fn post_inline_unrung(&mut self, header: SendHeader, bytes: &[u8]) {
+        let (entry, blocks) = SendQueue::<Extent>::entry(header, bytes, 0);
+        self.sends.write(&entry);
+        self.sends.advance(blocks);
+    }
+
     /// Publishes the requests that were posted so far, and rings.
     pub(crate) fn ring(&mut self, driver: &Driver) {
         self.sends.store();

@@ -102,16 +102,29 @@ impl SendQueue {
                 return None;
             }
         }
-        Some(self.parse())
+        Some(self.parse(self.next))
+    }
+
+    /// The entry behind one that was not taken yet, if it is posted and well-formed.
+    #[inline]
+    pub fn behind(&mut self, wqe: &SendWqe) -> Option<SendWqe> {
+        let index = wqe.index.wrapping_add(wqe.blocks.into());
+        if self.producer == index {
+            self.producer = self.record.sq_producer.load(Ordering::Acquire);
+            if self.producer == index {
+                return None;
+            }
+        }
+        self.parse(index).ok()
     }
 
     #[inline]
-    fn parse(&self) -> Result<SendWqe, BadWqe> {
-        let header: SendHeader = self.ring.read(self.offset(self.next));
+    fn parse(&self, index: u32) -> Result<SendWqe, BadWqe> {
+        let header: SendHeader = self.ring.read(self.offset(index));
         let bad = BadWqe {
             cookie: header.cookie.get(),
         };
-        let posted = self.producer.wrapping_sub(self.next);
+        let posted = self.producer.wrapping_sub(index);
         // A driver that claims more blocks than the ring has lost count.
         if self.producer.wrapping_sub(self.retired) > self.mask + 1 {
             return Err(bad);
@@ -127,7 +140,7 @@ impl SendQueue {
             remote_offset: header.remote_offset.get(),
             stag: header.stag.get(),
             immediate: header.immediate,
-            index: self.next,
+            index,
         };
         let blocks_needed = match wqe.operand_len() {
             Some(len) => blocks(self.prefix + len),

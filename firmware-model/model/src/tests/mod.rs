@@ -14,6 +14,7 @@ mod overflow;
 mod own_peer;
 mod pairs;
 mod revocation;
+mod runs;
 mod same_host;
 mod siblings;
 mod solicited;

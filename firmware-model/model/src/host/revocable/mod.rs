@@ -7,6 +7,8 @@
 //! not get to the copy. So a thread has either entered the system call with a permission that was
 //! valid then, or copies nothing.
 
+pub(crate) mod batch;
+
 use super::piece::{Piece, PieceMut};
 use super::process_memory::extents;
 use crate::sys;
@@ -159,7 +161,7 @@ pub(crate) fn read_proven_if(
     let [local, remote] = extents(address, into.as_mut_ptr(), into.len());
     let [found_here, found_there] = extents(proof, found.as_mut_ptr(), found.len());
     let (local, remote) = ([local, found_here], [remote, found_there]);
-    let copied = copy_extents_if([condition; 2], call, process, local, remote)?;
+    let copied = copy_extents_if([condition; 2], call, process, [&local, &remote])?;
     match copied == into.len() + found.len() {
         true => Ok(u64::from_ne_bytes(found)),
         false => Err(NotCopied::Failed(Errno::FAULT)),
@@ -175,16 +177,17 @@ fn copy_if(
     len: usize,
 ) -> Result<usize, NotCopied> {
     let [local, remote] = extents(there, here, len);
-    copy_extents_if(conditions, number, process, [local], [remote])
+    copy_extents_if(conditions, number, process, [&[local], &[remote]])
 }
 
-fn copy_extents_if<const N: usize>(
+/// Copies between the extents of two lists of one length: here, and there.
+fn copy_extents_if(
     [first, second]: [Condition<'_>; 2],
     number: libc::c_long,
     process: Pid,
-    local: [libc::iovec; N],
-    remote: [libc::iovec; N],
+    [local, remote]: [&[libc::iovec]; 2],
 ) -> Result<usize, NotCopied> {
+    debug_assert_eq!(local.len(), remote.len());
     let call = Call {
         first: first.word,
         first_value: first.value,
@@ -194,7 +197,7 @@ fn copy_extents_if<const N: usize>(
         process: process.as_raw_nonzero().get() as u64,
         local: local.as_ptr(),
         remote: remote.as_ptr(),
-        extents: N as u64,
+        extents: local.len() as u64,
     };
     match perform(&call) {
         REFUSED => Err(NotCopied::Refused),

@@ -70,7 +70,7 @@ impl Requester {
 
     /// Whether the requester may reach into the peer's memory now.
     #[inline]
-    fn is_direct(&self, qp: &Identity, llp: &Llp) -> bool {
+    pub(super) fn is_direct(&self, qp: &Identity, llp: &Llp) -> bool {
         let neighbour = self.reachable(qp, llp);
         self.reads.len() == 0 && neighbour.is_some_and(|n| n.confirmed() == llp.sealed())
     }
@@ -153,6 +153,10 @@ impl Requester {
         };
         env.counters.add(counter, n as u64);
         sending.sent += n as u32;
+        self.add_direct_cost(n);
+    }
+
+    pub(super) fn add_direct_cost(&mut self, n: usize) {
         self.direct_cost += 1 + (n / PER_ULPDU) as u32;
     }
 
@@ -170,6 +174,11 @@ impl Requester {
         }
         if len == 0 || len > MAX_MESSAGE || !self.is_direct(qp, llp) {
             return self.request(wqe, qp, env, llp);
+        }
+        if wqe.opcode == Opcode::Read
+            && let Some(step) = self.run(&wqe, qp, env, llp)
+        {
+            return step;
         }
         self.fetch(Sending::new(wqe, len as u32), qp, env, llp)
     }

@@ -2,6 +2,7 @@
 
 mod direct;
 mod framing;
+mod runs;
 
 use super::completions::Completions;
 use super::delivery::Delivery;
@@ -240,8 +241,13 @@ impl Requester {
         if len > MAX_MESSAGE {
             return self.refuse(wqe, WcStatus::LocLenErr);
         }
-        if wqe.opcode == Opcode::Write && self.is_to_wait(len, qp, llp) {
-            return Step::Idle;
+        if wqe.opcode == Opcode::Write {
+            if self.is_to_wait(len, qp, llp) {
+                return Step::Idle;
+            }
+            if let Some(step) = self.run(&wqe, qp, env, llp) {
+                return step;
+            }
         }
         self.proceed(Sending::new(wqe, len as u32), qp, env, llp)
     }

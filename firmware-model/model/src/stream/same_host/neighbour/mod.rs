@@ -7,6 +7,7 @@ use super::bell::PeerBell;
 use super::direction::Direction;
 use super::layout::END_WORDS;
 use crate::handshakes;
+use crate::host::revocable::batch::Batch;
 use crate::host::revocable::{self, Condition, NotCopied};
 use crate::host::{Piece, PieceMut, SharedMemory};
 use crate::memory::{Admission, Exports, Need, OwnGuard};
@@ -200,14 +201,44 @@ impl Neighbour {
         now: Nanos,
     ) -> Result<(), NotReached> {
         let len = from.len();
-        self.access(
-            stag,
-            offset,
-            len,
-            Need::RemoteWrite,
-            now,
-            |process, conditions, there| revocable::write_if(conditions, process, there, from),
-        )
+        self.access(stag, len, Need::RemoteWrite, now, |attempt| {
+            let (conditions, there) = attempt.check(offset, len)?;
+            revocable::write_if(conditions, attempt.process.number, there, from)
+        })
+    }
+
+    /// Places pieces at offsets of one STag, all of them.
+    ///
+    /// # Errors
+    /// Some may have been placed.
+    pub(crate) fn write_batch(
+        &mut self,
+        stag: u32,
+        offsets: &[u64],
+        batch: &mut Batch<Piece<'_>>,
+        now: Nanos,
+    ) -> Result<(), NotReached> {
+        self.access(stag, batch.len(), Need::RemoteWrite, now, |attempt| {
+            let conditions = attempt.check_batch(offsets, batch)?;
+            batch.write_if(conditions, attempt.process.number)
+        })
+    }
+
+    /// Fills pieces from offsets of one STag, all of them.
+    ///
+    /// # Errors
+    /// Some may have been filled.
+    pub(crate) fn read_batch(
+        &mut self,
+        stag: u32,
+        offsets: &[u64],
+        batch: &mut Batch<PieceMut<'_>>,
+        now: Nanos,
+    ) -> Result<(), NotReached> {
+        self.access(stag, batch.len(), Need::RemoteRead, now, |attempt| {
+            let conditions = attempt.check_batch(offsets, batch)?;
+            batch.read_if(conditions, attempt.process.number)
+        })
     }
 
     /// Fetches bytes from the peer's memory, as many as there is room for.
@@ -223,24 +254,20 @@ impl Neighbour {
         now: Nanos,
     ) -> Result<(), NotReached> {
         let len = into.len();
-        self.access(
-            stag,
-            offset,
-            len,
-            Need::RemoteRead,
-            now,
-            |process, conditions, there| revocable::read_if(conditions, process, there, into.rest(0)),
-        )
+        self.access(stag, len, Need::RemoteRead, now, |attempt| {
+            let (conditions, there) = attempt.check(offset, len)?;
+            revocable::read_if(conditions, attempt.process.number, there, into.rest(0))
+        })
     }
 
+    /// Tries to access `len` bytes of one STag, until that is refused or was not interrupted.
     fn access(
         &mut self,
         stag: u32,
-        offset: u64,
         len: usize,
         need: Need,
         now: Nanos,
-        mut copy: impl FnMut(Pid, [Condition<'_>; 2], u64) -> Result<usize, NotCopied>,
+        mut copy: impl FnMut(&Attempt<'_>) -> Result<usize, NotCopied>,
     ) -> Result<(), NotReached> {
         let process = self.process.as_ref().ok_or(NotReached)?;
         if self.seen.is_none_or(|seen| now.since(seen) > LEASE) {
@@ -252,21 +279,18 @@ impl Neighbour {
         let _guard = OwnGuard::set(self.ours.word(GUARD), self.turn, thread);
         let permit_word = self.theirs.word(PERMIT);
         loop {
-            let permit = permit_word.load(Ordering::Acquire);
-            let qid = self.theirs.word(QID).load(Ordering::Relaxed) as u32;
-            let permitted = process
-                .table
-                .check(stag, (permit, qid), offset, len as u64, need)
-                .ok_or(NotReached)?;
-            let unchanged = Condition {
+            let permit = Condition {
                 word: permit_word,
-                value: permit,
+                value: permit_word.load(Ordering::Acquire),
             };
-            match copy(
-                process.number,
-                [permitted.condition, unchanged],
-                permitted.address,
-            ) {
+            let attempt = Attempt {
+                process,
+                permit,
+                qid: self.theirs.word(QID).load(Ordering::Relaxed) as u32,
+                stag,
+                need,
+            };
+            match copy(&attempt) {
                 Ok(copied) if copied == len => {
                     let total = self
                         .ours
@@ -281,6 +305,43 @@ impl Neighbour {
                 Err(NotCopied::Interrupted | NotCopied::Refused) => return Err(NotReached),
             }
         }
+    }
+}
+
+/// An access, with the permission of this moment.
+#[derive(Debug)]
+struct Attempt<'a> {
+    process: &'a PeerProcess,
+    permit: Condition<'a>,
+    qid: u32,
+    stag: u32,
+    need: Need,
+}
+
+impl<'a> Attempt<'a> {
+    /// Where bytes are in the process, and the conditions for the access.
+    #[inline]
+    fn check(&self, offset: u64, len: usize) -> Result<([Condition<'a>; 2], u64), NotCopied> {
+        let by = (self.permit.value, self.qid);
+        let table = &self.process.table;
+        let permitted = table.check(self.stag, by, offset, len as u64, self.need);
+        let permitted = permitted.ok_or(NotCopied::Refused)?;
+        Ok(([permitted.condition, self.permit], permitted.address))
+    }
+
+    /// As [`check`](Self::check), for the pieces of a batch, which then has their addresses.
+    fn check_batch<P>(&self, offsets: &[u64], batch: &mut Batch<P>) -> Result<[Condition<'a>; 2], NotCopied> {
+        let mut conditions: Option<[Condition<'a>; 2]> = None;
+        for (offset, (len, mut set)) in offsets.iter().zip(batch.places()) {
+            let (these, address) = self.check(*offset, len)?;
+            // One STag has one condition, unless it changes just now.
+            if conditions.is_some_and(|[first, _]| first.value != these[0].value) {
+                return Err(NotCopied::Refused);
+            }
+            conditions = Some(these);
+            set(address);
+        }
+        conditions.ok_or(NotCopied::Refused)
     }
 }
 
