@@ -10,8 +10,8 @@ use crate::table::{Aim, Measured, Row};
 
 /// The figures of `urnic-nfs bench`: its name for each, and the name in the table.
 const FIGURES: [(&str, &str, &str, Aim); 5] = [
-    ("write", "NFS WRITEs of 1 MiB", "MiB/s", Aim::AtLeast(1.0)),
-    ("read", "NFS READs of 1 MiB", "MiB/s", Aim::AtLeast(1.0)),
+    ("write", "NFS WRITEs of 1 MiB", "MiB/s", Aim::AtLeast(1.5)),
+    ("read", "NFS READs of 1 MiB", "MiB/s", Aim::AtLeast(1.5)),
     ("write_4k", "NFS WRITEs of 4 KiB", "1/s", Aim::Report),
     ("read_4k", "NFS READs of 4 KiB", "1/s", Aim::Report),
     ("null", "NFS NULL calls, 8 at a time", "1/s", Aim::Report),
@@ -89,6 +89,8 @@ pub(crate) fn measure() -> Measured<Vec<(f64, f64)>> {
         bench(way, "--size 512M --operations 1");
         Ok::<_, String>((spent().ok_or_else(unread)? - before) / MOVED)
     };
+    // The server's memory is touched for the first time by neither.
+    bench(&by_tcp, "--size 256M");
     let mut rows: Vec<_> = figures(&by_rdma)?.into_iter().zip(figures(&by_tcp)?).collect();
     rows.push((both(&by_rdma)?, both(&by_tcp)?));
     let one =
