@@ -23,5 +23,6 @@ pub(crate) use exports::{Admission, Exports, ForeignTable, Guard, OwnGuard};
 pub use registration::{BindError, InvalidateBy, InvalidateError, Registration, TableError};
 pub use room::{PageReservation, PageRoom};
 pub use table::MemoryTable;
+pub(crate) use table::explain::Asked;
 pub use violation::{Need, Violation};
 pub use window::Window;

@@ -598,3 +598,59 @@ fn unmapped_bytes_are_found_to_the_byte() {
     }
     assert_eq!(whole.place_of(address - 1, 100), None);
 }
+
+#[test]
+fn a_refusal_is_explained_in_words() {
+    let bench = Bench::new();
+    let read = bench.register(0x1000, 0x100, Access::REMOTE_READ);
+    let written = bench.register(0x8000, 0x800, Access::REMOTE_WRITE | Access::LOCAL_WRITE);
+    let other = bench.table.domains().allocate().unwrap();
+    let explain = |stag, pd, offset, len| {
+        bench.table.explain(&Asked {
+            stag,
+            pd,
+            qid: QID,
+            offset,
+            len,
+            need: Need::RemoteWrite,
+        })
+    };
+    let pd = bench.pd;
+    let nearest = format!("; nearest valid {written:#010x} covers 0x8000+2048 with REMOTE_WRITE");
+    // There are two numbers in use.
+    let unused = (1u32..)
+        .map(|n| n << 8)
+        .find(|stag| [read, written].iter().all(|used| used >> 8 != stag >> 8));
+    assert_eq!(
+        explain(unused.unwrap(), pd, 0x8010, 4),
+        format!("no such STag{nearest}")
+    );
+    let keys = [read ^ 1, read].map(|stag| stag & 0xff);
+    assert_eq!(
+        explain(read ^ 1, pd, 0x1010, 4),
+        format!(
+            "wrong key {:#04x}, this memory has {:#04x}; nearest valid {read:#010x} covers 0x1000+256 without \
+             REMOTE_WRITE",
+            keys[0], keys[1]
+        )
+    );
+    assert_eq!(
+        explain(read, pd, 0x8000, 4),
+        format!(
+            "outside of the registered range: {read:#010x} covers 0x1000+256 without REMOTE_WRITE{nearest}"
+        )
+    );
+    assert_eq!(
+        explain(read, pd, 0x1000, 4),
+        format!("access right missing: {read:#010x} covers 0x1000+256 without REMOTE_WRITE{nearest}")
+    );
+    assert_eq!(
+        explain(read, other, 0x1000, 4),
+        "the STag is of another protection domain"
+    );
+    assert_eq!(
+        explain(written, pd, u64::MAX, 4),
+        "tagged offset wraps; nearest valid ".to_owned()
+            + &format!("{read:#010x} covers 0x1000+256 without REMOTE_WRITE")
+    );
+}

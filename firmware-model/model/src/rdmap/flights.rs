@@ -83,6 +83,19 @@ impl Flights {
         self.landed + self.queue.len() as u64 - 1
     }
 
+    /// The oldest flight that `offending` names.
+    pub(super) fn named_by(&self, offending: OffendingRequest) -> Option<&Flight> {
+        self.queue.iter().find(|flight| flight.is_named_by(offending))
+    }
+
+    /// The oldest request that failed, and how.
+    pub(super) fn failed(&self) -> Option<(&SendWqe, WcStatus)> {
+        self.queue.iter().find_map(|flight| match flight.wait {
+            Wait::Failed(status) => Some((&flight.wqe, status)),
+            _ => None,
+        })
+    }
+
     /// Changes what number `n` waits for.
     pub(super) fn set(&mut self, n: u64, wait: Wait) {
         let index = n.checked_sub(self.landed).and_then(|i| usize::try_from(i).ok());

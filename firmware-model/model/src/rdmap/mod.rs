@@ -32,6 +32,7 @@ mod delivery;
 mod drops;
 mod engine;
 pub mod env;
+mod explain;
 mod flights;
 #[cfg(fuzzing)]
 pub mod fuzzing;

@@ -1,6 +1,7 @@
 //! The table of STags. Checks are lock-free; changes are made under a lock, and end when no access
 //! through what they revoked is left.
 
+pub(super) mod explain;
 mod windows;
 
 use super::backing::Backing;

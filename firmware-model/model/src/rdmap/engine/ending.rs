@@ -5,6 +5,7 @@ use crate::counters::Counter;
 use crate::llp::{Llp, LlpError};
 use crate::queues::Overflow;
 use crate::rdmap::env::Env;
+use crate::rdmap::explain;
 use crate::rdmap::inbound::Halves;
 use crate::rdmap::params::{RxOutcome, TxOutcome};
 use crate::rdmap::peer_progress::PeerProgress;
@@ -119,6 +120,16 @@ impl Engine {
         }
     }
 
+    /// Says in the log why this end ends the connection.
+    fn explain(&self, message: &Outgoing, fault: QpFault, env: &Env<'_>, stream: &dyn Stream) {
+        let Halves { qp, requester, .. } = &self.halves;
+        match (fault, Terminate::parse(message.payload())) {
+            (QpFault::LocalWork, _) => explain::failed_here(qp, requester, env, stream),
+            (_, Ok(terminate)) => explain::refused_here(&terminate, qp, env, stream),
+            (_, Err(_)) => {}
+        }
+    }
+
     /// The stream ends. What the peer has taken until then counts.
     fn settle(&mut self, env: &Env<'_>) {
         if let Some(Llp::Mpa(mpa)) = &mut self.llp {
@@ -179,6 +190,7 @@ impl Engine {
         let at_fault = self.halves.responder.is_at_fault();
         if fault != QpFault::TerminateSent || at_fault || !self.begin_parting() {
             env.effects.qp_error(self.halves.qp.qid, fault, control);
+            self.explain(&message, fault, env, stream);
         }
         match &mut self.llp {
             Some(Llp::Mpa(mpa)) if may_send => {
@@ -272,6 +284,7 @@ impl Engine {
         let known = self.known();
         let Halves { qp, requester, .. } = &mut self.halves;
         let completed = requester.complete(qp, env, known);
+        explain::refused_there(&received, &self.halves.qp, &self.halves.requester, env, stream);
         self.apply_terminate(&received);
         let Halves { qp, requester, .. } = &mut self.halves;
         let flushed = requester.flush(qp, env, known);

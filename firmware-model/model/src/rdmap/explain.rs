@@ -1,0 +1,242 @@
+//! What the log says of a request that is refused: one line for a connection, which ends by it.
+
+use super::env::Env;
+use super::flights::Flight;
+use super::params::Identity;
+use super::requester::Requester;
+use super::terminate::{OffendingRequest, Received};
+use crate::memory::{Asked, Need};
+use crate::stream::Stream;
+use crate::time::Nanos;
+use std::sync::{Mutex, PoisonError};
+use urnic_device::vocabulary::{Access, WcStatus};
+use urnic_device::wqe::Opcode;
+use urnic_wire::ddp::{Header, TAGGED_LEN, UNTAGGED_LEN};
+use urnic_wire::rdmap::{Control, Opcode as Message, QN_READ_REQUEST, QN_SEND, Terminate, TerminateError};
+
+/// Most lines in a second. Peers cause them, and may do so without end.
+const LINES: u32 = 100;
+
+/// Writes a line to the log, unless there were too many in this second.
+fn say(now: Nanos, line: &str) {
+    static WRITTEN: Mutex<(u64, u32)> = Mutex::new((0, 0));
+    let second = now.0 / 1_000_000_000;
+    let mut written = WRITTEN.lock().unwrap_or_else(PoisonError::into_inner);
+    let (last, lines) = *written;
+    let left_out = if last == second {
+        0
+    } else {
+        lines.saturating_sub(LINES)
+    };
+    *written = (
+        second,
+        if last == second {
+            lines.saturating_add(1)
+        } else {
+            1
+        },
+    );
+    let is_one_too_many = written.1 > LINES;
+    drop(written);
+    if left_out > 0 {
+        tracing::warn!("{left_out} lines on refused requests were left out");
+    }
+    if !is_one_too_many {
+        tracing::warn!("{line}");
+    }
+}
+
+/// The queue pair and its connection.
+fn subject(qp: &Identity, stream: &dyn Stream) -> String {
+    format!("qp {:#x} ({} to {})", qp.label, stream.local(), stream.remote())
+}
+
+/// We refuse a message of the peer by this Terminate, or end the connection for another reason.
+#[cold]
+pub(super) fn refused_here(terminate: &Terminate<'_>, qp: &Identity, env: &Env<'_>, stream: &dyn Stream) {
+    let Env { now, memory, .. } = *env;
+    let error = terminate
+        .error()
+        .map_or_else(String::new, |error| error.to_string());
+    let subject = subject(qp, stream);
+    let Some((what, access)) = message_of(terminate) else {
+        say(now, &format!("{subject}: ends the connection: {error}"));
+        return;
+    };
+    let Some((stag, offset, len, need, right)) = access else {
+        say(now, &format!("{subject}: refused the peer's {what}: {error}"));
+        return;
+    };
+    let asked = Asked {
+        stag,
+        pd: qp.pd,
+        qid: qp.qid,
+        offset,
+        len,
+        need,
+    };
+    let is_permitted = memory.check(stag, qp.pd, qp.qid, offset, len, need).is_ok();
+    let reason = match is_permitted && !qp.access.contains(right) {
+        true => format!("the queue pair's qp_access_flags lack {right:?}"),
+        false => memory.explain(&asked),
+    };
+    say(
+        now,
+        &format!(
+            "{subject}: refused the peer's {what} of {len} B at {offset:#x}, STag {stag:#010x}: {reason}"
+        ),
+    );
+}
+
+/// The message that a Terminate refuses, and the memory that it names.
+#[expect(clippy::type_complexity, reason = "used once")]
+fn message_of(terminate: &Terminate<'_>) -> Option<(String, Option<(u32, u64, u64, Need, Access)>)> {
+    let (header, _) = Header::parse(terminate.ddp_header?).ok()?;
+    let payload = |header: usize| usize::from(terminate.segment_length.unwrap_or(0)).saturating_sub(header);
+    Some(match header {
+        Header::Tagged(h) => {
+            let opcode = Control::parse(h.rsvd_ulp).ok()?.opcode;
+            let len = payload(TAGGED_LEN) as u64;
+            let is_memory = matches!(terminate.layer, 0 | 1) && terminate.etype == 1;
+            let write = (h.stag, h.to, len, Need::RemoteWrite, Access::REMOTE_WRITE);
+            match opcode {
+                Message::Write => ("RDMA Write".to_owned(), is_memory.then_some(write)),
+                opcode => (format!("{opcode:?}"), None),
+            }
+        }
+        Header::Untagged(h) if h.qn == QN_READ_REQUEST => match terminate.read_request {
+            Some(r) => {
+                let access = (
+                    r.source_stag,
+                    r.source_to,
+                    r.size.into(),
+                    Need::RemoteRead,
+                    Access::REMOTE_READ,
+                );
+                ("RDMA Read".to_owned(), Some(access))
+            }
+            None => ("RDMA Read or atomic".to_owned(), None),
+        },
+        Header::Untagged(h) if h.qn == QN_SEND => {
+            let len = h.mo as usize + payload(UNTAGGED_LEN);
+            (format!("Send of at least {len} B"), None)
+        }
+        Header::Untagged(_) => return None,
+    })
+}
+
+fn name(opcode: Opcode) -> &'static str {
+    match opcode {
+        Opcode::Send | Opcode::SendInv | Opcode::SendImm => "Send",
+        Opcode::Write => "RDMA Write",
+        Opcode::WriteImm => "RDMA Write with immediate data",
+        Opcode::Read | Opcode::ReadInv => "RDMA Read",
+        Opcode::CompareSwap | Opcode::FetchAdd => "atomic",
+        Opcode::LocalInv => "invalidation",
+        Opcode::BindMw => "bind",
+    }
+}
+
+/// A status by its name in verbs, without `IBV_WC_`.
+fn verbs_name(status: WcStatus) -> String {
+    let name = format!("{status:?}");
+    let mut verbs = String::new();
+    for letter in name.chars() {
+        if letter.is_uppercase() && !verbs.is_empty() {
+            verbs.push('_');
+        }
+        verbs.push(letter.to_ascii_uppercase());
+    }
+    verbs
+}
+
+/// The peer refuses a request, or ends the connection, by its Terminate.
+#[cold]
+pub(super) fn refused_there(
+    received: &Received,
+    qp: &Identity,
+    requester: &Requester,
+    env: &Env<'_>,
+    stream: &dyn Stream,
+) {
+    let now = env.now;
+    let [first, code, ..] = received.control.to_be_bytes();
+    let error = match TerminateError::from_codes(first >> 4, first & 0xf, code) {
+        Some(error) => format!("{error} ({:#010x})", received.control),
+        None => format!("{:#010x}", received.control),
+    };
+    let subject = subject(qp, stream);
+    let Some(offending) = received.offending else {
+        say(now, &format!("{subject}: the peer ended the connection: {error}"));
+        return;
+    };
+    let what = match (requester.flights.named_by(offending), offending) {
+        (Some(Flight { wqe, len, .. }), _) => match wqe.opcode {
+            Opcode::Send | Opcode::SendInv | Opcode::SendImm => format!("a Send of {len} B"),
+            opcode => {
+                let (at, stag) = (wqe.remote_offset, wqe.stag);
+                format!("{} of {len} B at {at:#x}, STag {stag:#010x}", name(opcode))
+            }
+        },
+        (None, OffendingRequest::Write { stag, to }) => format!("RDMA Write at {to:#x}, STag {stag:#010x}"),
+        (None, OffendingRequest::Send(_)) => "a Send".to_owned(),
+        (None, OffendingRequest::Request(_)) => "an RDMA Read or atomic".to_owned(),
+    };
+    say(now, &format!("{subject}: the peer refused {what}: {error}"));
+}
+
+/// A request of this end fails here.
+#[cold]
+pub(super) fn failed_here(qp: &Identity, requester: &Requester, env: &Env<'_>, stream: &dyn Stream) {
+    let Env { now, memory, .. } = *env;
+    let subject = subject(qp, stream);
+    let Some((wqe, status)) = requester.flights.failed() else {
+        say(now, &format!("{subject}: a work request is malformed"));
+        return;
+    };
+    let what = name(wqe.opcode);
+    let need = match wqe.opcode {
+        Opcode::Read | Opcode::ReadInv | Opcode::CompareSwap | Opcode::FetchAdd => Need::LocalWrite,
+        _ => Need::LocalRead,
+    };
+    let elements = (0..).map_while(|n| requester.sq.element(wqe, n).map(|sge| (n, sge)));
+    let wrong = elements
+        .filter(|(_, sge)| sge.len.get() > 0)
+        .find_map(|(n, sge)| {
+            let asked = Asked {
+                stag: sge.stag.get(),
+                pd: qp.pd,
+                qid: qp.qid,
+                offset: sge.offset.get(),
+                len: sge.len.get().into(),
+                need,
+            };
+            let Asked {
+                stag, offset, len, ..
+            } = asked;
+            let refused = memory.check(stag, qp.pd, qp.qid, offset, len, need).is_err();
+            refused.then(|| {
+                let reason = memory.explain(&asked);
+                format!("element {n}: {len} B at {offset:#x}, lkey {stag:#010x}: {reason}")
+            })
+        });
+    match wrong {
+        Some(wrong) if status == WcStatus::LocProtErr => {
+            say(now, &format!("{subject}: {what} failed: {wrong}"))
+        }
+        _ => {
+            let hint = match (status, need) {
+                (WcStatus::LocQpOpErr, Need::LocalWrite) => ": max_rd_atomic is 0",
+                (WcStatus::LocLenErr, _) => ": it is longer than 2 GiB",
+                (WcStatus::MwBindErr, _) => {
+                    ": the region lacks MW_BIND or the rights, or the window is bound"
+                }
+                _ => "",
+            };
+            say(
+                now,
+                &format!("{subject}: {what} failed: {}{hint}", verbs_name(status)),
+            );
+        }
+    }
+}
