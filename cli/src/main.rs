@@ -8,6 +8,7 @@ mod capture;
 mod conformance;
 mod doctor;
 mod environment;
+mod explain;
 mod info;
 mod inherited;
 mod options;
@@ -104,6 +105,12 @@ enum Command {
         #[command(flatten)]
         report: stat::ReportArgs,
     },
+    /// Explain statuses of completions, and vendor_err
+    Explain {
+        /// A status (10, REM_ACCESS_ERR), or a vendor_err (0x1100c000)
+        #[arg(required = true, value_name = "STATUS|VENDOR_ERR")]
+        what: Vec<String>,
+    },
 }
 
 /// The table of options, as `--help` prints it.
@@ -178,6 +185,7 @@ fn main() -> ExitCode {
         Command::Conformance { list: true, part, .. } => conformance::list(&part),
         Command::Conformance { options, part, .. } => conformance::run(&options, &part),
         Command::Stat { report } => stat::show(&report),
+        Command::Explain { what } => explain::explain(&what).and_then(|text| print(&text)),
     };
     outcome.unwrap_or_else(|failure| failure.report())
 }

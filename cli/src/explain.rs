@@ -1,0 +1,261 @@
+//! `urnic explain`: what a status of a completion, or a `vendor_err`, means with this device.
+
+use std::fmt::Write as _;
+
+use urnic_wire::rdmap::TerminateError;
+
+use crate::answer::Failure;
+
+/// A status, and when it occurs, or why it does not: as in `docs/reference/statuses.md`.
+struct Status {
+    number: u32,
+    name: &'static str,
+    when: &'static str,
+    occurs: bool,
+}
+
+const fn occurs(number: u32, name: &'static str, when: &'static str) -> Status {
+    Status {
+        number,
+        name,
+        when,
+        occurs: true,
+    }
+}
+
+const fn never(number: u32, name: &'static str, when: &'static str) -> Status {
+    Status {
+        number,
+        name,
+        when,
+        occurs: false,
+    }
+}
+
+const STATUSES: [Status; 24] = [
+    occurs(0, "SUCCESS", ""),
+    occurs(
+        1,
+        "LOC_LEN_ERR",
+        "the receive is shorter than the message; a request of more than 2 GiB; an atomic of a length other than eight bytes",
+    ),
+    occurs(
+        2,
+        "LOC_QP_OP_ERR",
+        "a Read or atomic while `max_rd_atomic` is 0; a malformed work queue entry",
+    ),
+    never(
+        3,
+        "LOC_EEC_OP_ERR",
+        "they belong to reliable datagrams, which iWARP does not have",
+    ),
+    occurs(
+        4,
+        "LOC_PROT_ERR",
+        "an element of a request or receive is not within its region, the key does not belong to the domain, or the region lacks the right; `LOCAL_INV` of an STag that cannot be invalidated; memory of the request or receive was unmapped, protected or truncated while registered",
+    ),
+    occurs(
+        5,
+        "WR_FLUSH_ERR",
+        "the queue pair was in error; on rdma_cm connections also when no other status applies",
+    ),
+    occurs(
+        6,
+        "MW_BIND_ERR",
+        "the region lacks `IBV_ACCESS_MW_BIND` or the rights; a window of type 2 that is already bound",
+    ),
+    never(
+        7,
+        "BAD_RESP_ERR",
+        "a Response without a matching Read ends the stream with a local Terminate (RFC 5040 §5.4): the requests are flushed, and the Read has `LOC_PROT_ERR` if its own memory was at fault",
+    ),
+    never(
+        8,
+        "LOC_ACCESS_ERR",
+        "it is for Writes with immediate data whose *target* is refused, at the target. Here the Write ends the stream before its immediate data takes a receive",
+    ),
+    occurs(
+        9,
+        "REM_INV_REQ_ERR",
+        "the message is longer than the peer's receive; a message that the peer does not support",
+    ),
+    occurs(
+        10,
+        "REM_ACCESS_ERR",
+        "the key is invalid at the peer, the region is shorter, or the right is missing; the memory of its region was unmapped, protected or truncated while registered",
+    ),
+    occurs(
+        11,
+        "REM_OP_ERR",
+        "the peer's receive names no memory, or unmapped memory; an atomic at an address that is no multiple of eight; a Send that invalidates an STag without permission; on rdma_cm connections, no receive in time",
+    ),
+    occurs(
+        12,
+        "RETRY_EXC_ERR",
+        "the peer is unreachable, has ended, or ended the connection by a reset; an error of the stream (CRC)",
+    ),
+    occurs(
+        13,
+        "RNR_RETRY_EXC_ERR",
+        "the peer had no receive for as long as `rnr_retry` and its `min_rnr_timer` permit",
+    ),
+    never(
+        14,
+        "LOC_RDD_VIOL_ERR",
+        "they belong to reliable datagrams, which iWARP does not have",
+    ),
+    never(15, "REM_INV_RD_REQ_ERR", "it belongs to reliable datagrams"),
+    never(16, "REM_ABORT_ERR", "a peer cannot abort a request"),
+    never(
+        17,
+        "INV_EECN_ERR",
+        "they belong to reliable datagrams, which iWARP does not have",
+    ),
+    never(
+        18,
+        "INV_EEC_STATE_ERR",
+        "they belong to reliable datagrams, which iWARP does not have",
+    ),
+    never(
+        19,
+        "FATAL_ERR",
+        "a lost device flushes (`WR_FLUSH_ERR`) and reports `IBV_EVENT_DEVICE_FATAL`",
+    ),
+    never(20, "RESP_TIMEOUT_ERR", "it belongs to datagrams"),
+    never(21, "GENERAL_ERR", "every error here has a status of its own"),
+    never(22, "TM_ERR", "they belong to tag matching"),
+    never(23, "TM_RNDV_INCOMPLETE", "they belong to tag matching"),
+];
+
+/// What every explanation ends with.
+const MORE: &str = "The log of both ends names the request and the memory: docs/guide/troubleshooting.md, \
+                    \"A request is refused\". All statuses: docs/reference/statuses.md.";
+
+/// The explanation of each argument.
+pub(crate) fn explain(asked: &[String]) -> Result<String, Failure> {
+    let mut text = String::new();
+    for asked in asked {
+        text += &of_one(asked)?;
+    }
+    let _ = writeln!(text, "{MORE}");
+    Ok(text)
+}
+
+fn of_one(asked: &str) -> Result<String, Failure> {
+    let hex = asked.strip_prefix("0x").or_else(|| asked.strip_prefix("0X"));
+    let number = match hex {
+        Some(hex) => u32::from_str_radix(hex, 16).ok(),
+        None => asked.parse().ok(),
+    };
+    let name = asked.to_ascii_uppercase();
+    let name = name.strip_prefix("IBV_WC_").unwrap_or(&name);
+    let status = match (number, hex) {
+        (Some(number), None) => STATUSES.iter().find(|status| status.number == number),
+        _ => STATUSES.iter().find(|status| status.name == name),
+    };
+    match (status, number) {
+        (Some(status), _) => Ok(of_status(status)),
+        (None, Some(control)) => Ok(of_vendor_error(control)),
+        (None, None) => Err(Failure::usage(format!(
+            "{asked:?} is no status (0 to 23, or a name as IBV_WC_REM_ACCESS_ERR) and no vendor_err (a number \
+             as 0x1100c000)"
+        ))),
+    }
+}
+
+fn of_status(status: &Status) -> String {
+    let Status { number, name, .. } = status;
+    let when = status.when.replace(['`', '*'], "");
+    match (status.occurs, *number) {
+        (true, 0) => format!("{number} IBV_WC_{name}: the request is complete.\n"),
+        (true, _) => format!("{number} IBV_WC_{name}: {when}.\n"),
+        (false, _) => {
+            let why = when.replace("they belong", "it belongs");
+            format!("{number} IBV_WC_{name} does not occur with this device: {why}.\n")
+        }
+    }
+}
+
+/// The first word of a Terminate (RFC 5040 §4.8).
+fn of_vendor_error(control: u32) -> String {
+    if control == 0 {
+        return "vendor_err 0: the error is local, or the peer sent no Terminate.\n".to_owned();
+    }
+    let [first, code, headers, _] = control.to_be_bytes();
+    let (layer, etype) = (first >> 4, first & 0xf);
+    let error = match TerminateError::from_codes(layer, etype, code) {
+        Some(error) => error.to_string(),
+        None => "no error that an RFC defines".to_owned(),
+    };
+    let layer_name = ["RDMAP", "DDP", "LLP (MPA)"].get(usize::from(layer));
+    let layer_name = layer_name.unwrap_or(&"unknown");
+    let parts = [
+        (0x80, "the segment's length"),
+        (0x40, "its DDP header"),
+        (0x20, "its Read Request"),
+    ];
+    let present = parts
+        .iter()
+        .filter(|(bit, _)| headers & bit != 0)
+        .map(|(_, part)| *part);
+    let present: Vec<_> = present.collect();
+    let with = match present.is_empty() {
+        true => "nothing of the message at fault".to_owned(),
+        false => present.join(", "),
+    };
+    format!(
+        "vendor_err {control:#010x}: the peer's Terminate says \"{error}\" (layer {layer}, {layer_name}; error type \
+         {etype}; code {code:#04x}), with {with}.\n"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_page_of_statuses_says_the_same() {
+        let page = include_str!("../../docs/reference/statuses.md");
+        let rows: Vec<Vec<&str>> = page
+            .lines()
+            .filter(|line| line.starts_with('|'))
+            .map(|line| line.split('|').map(str::trim).collect())
+            .collect();
+        for status in &STATUSES {
+            let name = format!("`{}`", status.name);
+            let row = rows.iter().find(|row| row[2].split(", ").any(|n| n == name));
+            let row = row.unwrap_or_else(|| panic!("no {name} in docs/reference/statuses.md"));
+            assert!(
+                row[1].split(", ").any(|n| n == status.number.to_string()),
+                "{row:?}"
+            );
+            assert_eq!(row[3], status.when, "{name}");
+            // Rows of statuses that occur also have the vendor_err.
+            assert_eq!(row.len() == 6, status.occurs, "{row:?}");
+        }
+    }
+
+    #[test]
+    fn statuses_and_vendor_errors_are_told_apart() {
+        let of = |what| of_one(what).unwrap();
+        for what in ["10", "rem_access_err", "IBV_WC_REM_ACCESS_ERR"] {
+            assert!(of(what).starts_with("10 IBV_WC_REM_ACCESS_ERR: the key is invalid at the peer"));
+        }
+        assert!(of("7").starts_with("7 IBV_WC_BAD_RESP_ERR does not occur"));
+        let write = of("0x1100c000");
+        assert!(
+            write.contains("\"DDP invalid STag\" (layer 1, DDP; error type 1; code 0x00)"),
+            "{write}"
+        );
+        assert!(
+            write.ends_with("with the segment's length, its DDP header.\n"),
+            "{write}"
+        );
+        assert_eq!(of("285261824"), write, "as perftest prints it");
+        assert!(of("0x0").contains("local"));
+        assert!(of("0xffffffff").contains("no error that an RFC defines"));
+        for wrong in ["", "EINVAL", "0x", "-1", "4294967296", "1.5"] {
+            assert!(of_one(wrong).is_err(), "{wrong:?}");
+        }
+    }
+}
