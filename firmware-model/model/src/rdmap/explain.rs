@@ -9,40 +9,46 @@ use crate::memory::{Asked, Need};
 use crate::stream::Stream;
 use crate::time::Nanos;
 use std::sync::{Mutex, PoisonError};
-use urnic_device::vocabulary::{Access, WcStatus};
+use urnic_device::vocabulary::WcStatus;
 use urnic_device::wqe::Opcode;
 use urnic_wire::ddp::{Header, TAGGED_LEN, UNTAGGED_LEN};
 use urnic_wire::rdmap::{Control, Opcode as Message, QN_READ_REQUEST, QN_SEND, Terminate, TerminateError};
 
 /// Most lines in a second. Peers cause them, and may do so without end.
 const LINES: u32 = 100;
+const SECOND: u64 = 1_000_000_000;
 
 /// Writes a line to the log, unless there were too many in this second.
 fn say(now: Nanos, line: &str) {
-    static WRITTEN: Mutex<(u64, u32)> = Mutex::new((0, 0));
-    let second = now.0 / 1_000_000_000;
+    static WRITTEN: Mutex<Written> = Mutex::new(Written { second: 0, lines: 0 });
     let mut written = WRITTEN.lock().unwrap_or_else(PoisonError::into_inner);
-    let (last, lines) = *written;
-    let left_out = if last == second {
-        0
-    } else {
-        lines.saturating_sub(LINES)
-    };
-    *written = (
-        second,
-        if last == second {
-            lines.saturating_add(1)
-        } else {
-            1
-        },
-    );
-    let is_one_too_many = written.1 > LINES;
+    let left_out = written.begin(now.0 / SECOND);
+    written.lines = written.lines.saturating_add(1);
+    let is_too_many = written.lines > LINES;
     drop(written);
     if left_out > 0 {
         tracing::warn!("{left_out} lines on refused requests were left out");
     }
-    if !is_one_too_many {
+    if !is_too_many {
         tracing::warn!("{line}");
+    }
+}
+
+/// The lines of a second.
+#[derive(Debug)]
+struct Written {
+    second: u64,
+    lines: u32,
+}
+
+impl Written {
+    /// Begins a second, if it is a new one; returns how many lines of the last were left out.
+    fn begin(&mut self, second: u64) -> u32 {
+        if self.second == second {
+            return 0;
+        }
+        let last = std::mem::replace(self, Written { second, lines: 0 });
+        last.lines.saturating_sub(LINES)
     }
 }
 
@@ -59,14 +65,20 @@ pub(super) fn refused_here(terminate: &Terminate<'_>, qp: &Identity, env: &Env<'
         .error()
         .map_or_else(String::new, |error| error.to_string());
     let subject = subject(qp, stream);
-    let Some((what, access)) = message_of(terminate) else {
+    let Some((what, memory_of)) = message_of(terminate) else {
         say(now, &format!("{subject}: ends the connection: {error}"));
         return;
     };
-    let Some((stag, offset, len, need, right)) = access else {
+    let Some(named) = memory_of else {
         say(now, &format!("{subject}: refused the peer's {what}: {error}"));
         return;
     };
+    let Named {
+        stag,
+        offset,
+        len,
+        need,
+    } = named;
     let asked = Asked {
         stag,
         pd: qp.pd,
@@ -75,9 +87,10 @@ pub(super) fn refused_here(terminate: &Terminate<'_>, qp: &Identity, env: &Env<'
         len,
         need,
     };
+    let (right, name) = need.right();
     let is_permitted = memory.check(stag, qp.pd, qp.qid, offset, len, need).is_ok();
     let reason = match is_permitted && !qp.access.contains(right) {
-        true => format!("the queue pair's qp_access_flags lack {right:?}"),
+        true => format!("the queue pair's qp_access_flags lack {name}"),
         false => memory.explain(&asked),
     };
     say(
@@ -88,32 +101,42 @@ pub(super) fn refused_here(terminate: &Terminate<'_>, qp: &Identity, env: &Env<'
     );
 }
 
-/// The message that a Terminate refuses, and the memory that it names.
-#[expect(clippy::type_complexity, reason = "used once")]
-fn message_of(terminate: &Terminate<'_>) -> Option<(String, Option<(u32, u64, u64, Need, Access)>)> {
+/// Memory that a message names.
+#[derive(Debug, Clone, Copy)]
+struct Named {
+    stag: u32,
+    offset: u64,
+    len: u64,
+    need: Need,
+}
+
+/// The message that a Terminate refuses, and the memory that it names, if that is at fault.
+fn message_of(terminate: &Terminate<'_>) -> Option<(String, Option<Named>)> {
     let (header, _) = Header::parse(terminate.ddp_header?).ok()?;
     let payload = |header: usize| usize::from(terminate.segment_length.unwrap_or(0)).saturating_sub(header);
     Some(match header {
-        Header::Tagged(h) => {
-            let opcode = Control::parse(h.rsvd_ulp).ok()?.opcode;
-            let len = payload(TAGGED_LEN) as u64;
-            let is_memory = matches!(terminate.layer, 0 | 1) && terminate.etype == 1;
-            let write = (h.stag, h.to, len, Need::RemoteWrite, Access::REMOTE_WRITE);
-            match opcode {
-                Message::Write => ("RDMA Write".to_owned(), is_memory.then_some(write)),
-                opcode => (format!("{opcode:?}"), None),
+        Header::Tagged(h) => match Control::parse(h.rsvd_ulp).ok()?.opcode {
+            Message::Write => {
+                let named = Named {
+                    stag: h.stag,
+                    offset: h.to,
+                    len: payload(TAGGED_LEN) as u64,
+                    need: Need::RemoteWrite,
+                };
+                let is_at_fault = matches!(terminate.layer, 0 | 1) && terminate.etype == 1;
+                ("RDMA Write".to_owned(), is_at_fault.then_some(named))
             }
-        }
+            opcode => (format!("{opcode:?}"), None),
+        },
         Header::Untagged(h) if h.qn == QN_READ_REQUEST => match terminate.read_request {
-            Some(r) => {
-                let access = (
-                    r.source_stag,
-                    r.source_to,
-                    r.size.into(),
-                    Need::RemoteRead,
-                    Access::REMOTE_READ,
-                );
-                ("RDMA Read".to_owned(), Some(access))
+            Some(request) => {
+                let named = Named {
+                    stag: request.source_stag,
+                    offset: request.source_to,
+                    len: request.size.into(),
+                    need: Need::RemoteRead,
+                };
+                ("RDMA Read".to_owned(), Some(named))
             }
             None => ("RDMA Read or atomic".to_owned(), None),
         },
@@ -238,5 +261,26 @@ pub(super) fn failed_here(qp: &Identity, requester: &Requester, env: &Env<'_>, s
                 &format!("{subject}: {what} failed: {}{hint}", verbs_name(status)),
             );
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_that_are_left_out_are_counted_in_the_next_second() {
+        let mut written = Written { second: 0, lines: 0 };
+        assert_eq!(written.begin(7), 0);
+        written.lines = LINES + 5;
+        assert_eq!(written.begin(7), 0, "the second goes on");
+        assert_eq!(written.begin(8), 5);
+        assert_eq!(written.begin(9), 0);
+    }
+
+    #[test]
+    fn statuses_have_their_names_in_verbs() {
+        assert_eq!(verbs_name(WcStatus::LocQpOpErr), "LOC_QP_OP_ERR");
+        assert_eq!(verbs_name(WcStatus::MwBindErr), "MW_BIND_ERR");
     }
 }

@@ -21,7 +21,7 @@ pub(crate) struct Asked {
 
 impl Need {
     /// The right by its name in verbs, without `IBV_ACCESS_`.
-    fn right(self) -> (Access, &'static str) {
+    pub(crate) fn right(self) -> (Access, &'static str) {
         match self {
             Need::LocalRead => (Access::empty(), "no right"),
             Need::LocalWrite => (Access::LOCAL_WRITE, "LOCAL_WRITE"),
