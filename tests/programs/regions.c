@@ -104,7 +104,10 @@ static void always_there(void)
 static void on_demand(void)
 {
 	int access = RIGHTS | IBV_ACCESS_ON_DEMAND;
-	uint8_t *memory = SOME(map(NULL, 3 * PAGE, 0));
+	/* Far from where the kernel puts mappings, so that nothing else takes the place meanwhile. */
+	uint8_t *memory = map((void *)0x200000000000, 3 * PAGE, MAP_FIXED_NOREPLACE);
+	if (!memory)
+		memory = SOME(map(NULL, 3 * PAGE, 0));
 	uint64_t at = (uintptr_t)memory, here = (uintptr_t)bytes;
 	/* No page is mapped yet. */
 	ZERO(munmap(memory, 3 * PAGE));
