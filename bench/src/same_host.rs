@@ -98,13 +98,11 @@ pub(crate) fn measure(rows: &mut [Row]) {
     let ten = tried(|| ours::among(10));
     for (number, _) in MANY {
         let many = tried(|| ours::among(number));
-        let of = |figure: fn(&ours::Among) -> f64| {
+        let figures: [fn(&ours::Among) -> f64; 2] = [|among| among.median, |among| among.p99];
+        for figure in figures {
             let of = |among: &Measured<ours::Among>| among.as_ref().map(figure).map_err(Clone::clone);
-            (of(&many), of(&ten))
-        };
-        let (median, p99) = (of(|among| among.median), of(|among| among.p99));
-        add(median.0, median.1);
-        add(p99.0, p99.1);
-        add(of(|among| among.kibibytes).0, Ok(16.0));
+            add(of(&many), of(&ten));
+        }
+        add(many.map(|many| many.kibibytes), Ok(16.0));
     }
 }

@@ -32,6 +32,8 @@ const fn never(number: u32, name: &'static str, when: &'static str) -> Status {
     }
 }
 
+const RELIABLE_DATAGRAMS: &str = "they belong to reliable datagrams, which iWARP does not have";
+
 const STATUSES: [Status; 24] = [
     occurs(0, "SUCCESS", ""),
     occurs(
@@ -44,11 +46,7 @@ const STATUSES: [Status; 24] = [
         "LOC_QP_OP_ERR",
         "a Read or atomic while `max_rd_atomic` is 0; a malformed work queue entry",
     ),
-    never(
-        3,
-        "LOC_EEC_OP_ERR",
-        "they belong to reliable datagrams, which iWARP does not have",
-    ),
+    never(3, "LOC_EEC_OP_ERR", RELIABLE_DATAGRAMS),
     occurs(
         4,
         "LOC_PROT_ERR",
@@ -99,23 +97,11 @@ const STATUSES: [Status; 24] = [
         "RNR_RETRY_EXC_ERR",
         "the peer had no receive for as long as `rnr_retry` and its `min_rnr_timer` permit",
     ),
-    never(
-        14,
-        "LOC_RDD_VIOL_ERR",
-        "they belong to reliable datagrams, which iWARP does not have",
-    ),
+    never(14, "LOC_RDD_VIOL_ERR", RELIABLE_DATAGRAMS),
     never(15, "REM_INV_RD_REQ_ERR", "it belongs to reliable datagrams"),
     never(16, "REM_ABORT_ERR", "a peer cannot abort a request"),
-    never(
-        17,
-        "INV_EECN_ERR",
-        "they belong to reliable datagrams, which iWARP does not have",
-    ),
-    never(
-        18,
-        "INV_EEC_STATE_ERR",
-        "they belong to reliable datagrams, which iWARP does not have",
-    ),
+    never(17, "INV_EECN_ERR", RELIABLE_DATAGRAMS),
+    never(18, "INV_EEC_STATE_ERR", RELIABLE_DATAGRAMS),
     never(
         19,
         "FATAL_ERR",

@@ -18,20 +18,18 @@ use urnic_wire::rdmap::{Control, Opcode as Message, QN_READ_REQUEST, QN_SEND, Te
 const LINES: u32 = 100;
 const SECOND: u64 = 1_000_000_000;
 
-/// Writes a line to the log, unless there were too many in this second.
-fn say(now: Nanos, line: &str) {
+/// Whether another line may be written. To be asked before the line is made, which takes a search.
+fn may_say(now: Nanos) -> bool {
     static WRITTEN: Mutex<Written> = Mutex::new(Written { second: 0, lines: 0 });
     let mut written = WRITTEN.lock().unwrap_or_else(PoisonError::into_inner);
     let left_out = written.begin(now.0 / SECOND);
     written.lines = written.lines.saturating_add(1);
-    let is_too_many = written.lines > LINES;
+    let may = written.lines <= LINES;
     drop(written);
     if left_out > 0 {
         tracing::warn!("{left_out} lines on refused requests were left out");
     }
-    if !is_too_many {
-        tracing::warn!("{line}");
-    }
+    may
 }
 
 /// The lines of a second.
@@ -60,17 +58,20 @@ fn subject(qp: &Identity, stream: &dyn Stream) -> String {
 /// We refuse a message of the peer by this Terminate, or end the connection for another reason.
 #[cold]
 pub(super) fn refused_here(terminate: &Terminate<'_>, qp: &Identity, env: &Env<'_>, stream: &dyn Stream) {
-    let Env { now, memory, .. } = *env;
+    if !may_say(env.now) {
+        return;
+    }
+    let memory = env.memory;
     let error = terminate
         .error()
         .map_or_else(String::new, |error| error.to_string());
     let subject = subject(qp, stream);
     let Some((what, memory_of)) = message_of(terminate) else {
-        say(now, &format!("{subject}: ends the connection: {error}"));
+        tracing::warn!("{subject}: ends the connection: {error}");
         return;
     };
     let Some(named) = memory_of else {
-        say(now, &format!("{subject}: refused the peer's {what}: {error}"));
+        tracing::warn!("{subject}: refused the peer's {what}: {error}");
         return;
     };
     let Named {
@@ -93,11 +94,8 @@ pub(super) fn refused_here(terminate: &Terminate<'_>, qp: &Identity, env: &Env<'
         true => format!("the queue pair's qp_access_flags lack {name}"),
         false => memory.explain(&asked),
     };
-    say(
-        now,
-        &format!(
-            "{subject}: refused the peer's {what} of {len} B at {offset:#x}, STag {stag:#010x}: {reason}"
-        ),
+    tracing::warn!(
+        "{subject}: refused the peer's {what} of {len} B at {offset:#x}, STag {stag:#010x}: {reason}"
     );
 }
 
@@ -182,7 +180,9 @@ pub(super) fn refused_there(
     env: &Env<'_>,
     stream: &dyn Stream,
 ) {
-    let now = env.now;
+    if !may_say(env.now) {
+        return;
+    }
     let [first, code, ..] = received.control.to_be_bytes();
     let error = match TerminateError::from_codes(first >> 4, first & 0xf, code) {
         Some(error) => format!("{error} ({:#010x})", received.control),
@@ -190,7 +190,7 @@ pub(super) fn refused_there(
     };
     let subject = subject(qp, stream);
     let Some(offending) = received.offending else {
-        say(now, &format!("{subject}: the peer ended the connection: {error}"));
+        tracing::warn!("{subject}: the peer ended the connection: {error}");
         return;
     };
     let what = match (requester.flights.named_by(offending), offending) {
@@ -205,16 +205,19 @@ pub(super) fn refused_there(
         (None, OffendingRequest::Send(_)) => "a Send".to_owned(),
         (None, OffendingRequest::Request(_)) => "an RDMA Read or atomic".to_owned(),
     };
-    say(now, &format!("{subject}: the peer refused {what}: {error}"));
+    tracing::warn!("{subject}: the peer refused {what}: {error}");
 }
 
 /// A request of this end fails here.
 #[cold]
 pub(super) fn failed_here(qp: &Identity, requester: &Requester, env: &Env<'_>, stream: &dyn Stream) {
-    let Env { now, memory, .. } = *env;
+    if !may_say(env.now) {
+        return;
+    }
+    let memory = env.memory;
     let subject = subject(qp, stream);
     let Some((wqe, status)) = requester.flights.failed() else {
-        say(now, &format!("{subject}: a work request is malformed"));
+        tracing::warn!("{subject}: a work request is malformed");
         return;
     };
     let what = name(wqe.opcode);
@@ -245,7 +248,7 @@ pub(super) fn failed_here(qp: &Identity, requester: &Requester, env: &Env<'_>, s
         });
     match wrong {
         Some(wrong) if status == WcStatus::LocProtErr => {
-            say(now, &format!("{subject}: {what} failed: {wrong}"))
+            tracing::warn!("{subject}: {what} failed: {wrong}")
         }
         _ => {
             let hint = match (status, need) {
@@ -256,10 +259,7 @@ pub(super) fn failed_here(qp: &Identity, requester: &Requester, env: &Env<'_>, s
                 }
                 _ => "",
             };
-            say(
-                now,
-                &format!("{subject}: {what} failed: {}{hint}", verbs_name(status)),
-            );
+            tracing::warn!("{subject}: {what} failed: {}{hint}", verbs_name(status));
         }
     }
 }
