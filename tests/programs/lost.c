@@ -49,7 +49,8 @@ static void receives(struct line *line)
 static void complete(struct line *line, const struct ibv_wc *wc)
 {
 	if (wc->wr_id != line->completed++)
-		die("completion %" PRIu64 " of QP %#x comes as number %" PRIu64, wc->wr_id, wc->qp_num, line->completed - 1);
+		die("completion %" PRIu64 " of QP %#x (%s) comes as number %" PRIu64, wc->wr_id, wc->qp_num,
+		    ibv_wc_status_str(wc->status), line->completed - 1);
 	if (wc->status == IBV_WC_WR_FLUSH_ERR)
 		line->flushed++;
 	else if (wc->status != IBV_WC_SUCCESS || line->flushed)

@@ -247,13 +247,16 @@ fn send_at(qp: &Qp, block: u32) -> SendHeader {
 
 /// Block of the send in slot `slot`, the oldest without a completion; entries carry their slots as
 /// cookies. The device frees blocks before it writes the completion, so the block may lie before
-/// the consumer index. It has not been overwritten: the program has not seen its completion.
+/// the consumer index. It has not been overwritten: the program has not seen its completion. It may
+/// also lie behind the consumer index: where the device lost access to the memory page by page,
+/// completions may have arrived and the indices not.
 fn first_send(qp: &Qp, slot: u32) -> u32 {
     let record = qp.record();
     let consumer = record.sq_consumer.load(Ordering::Acquire);
+    let producer = record.sq_producer.load(Ordering::Acquire);
     let slot_at = |block| send_at(qp, block).cookie.get() as u32;
-    if consumer != record.sq_producer.load(Ordering::Acquire) && slot_at(consumer) == slot {
-        return consumer;
+    if let Some(block) = send_behind(qp, slot, consumer, producer) {
+        return block;
     }
     // Operands may have the form of an entry. A real entry starts a chain of entries with
     // consecutive slots that ends at the consumer index.
@@ -275,6 +278,26 @@ fn first_send(qp: &Qp, slot: u32) -> u32 {
         .map(|back| consumer.wrapping_sub(back))
         .find(|start| slot_at(*start) == slot && leads_to_consumer(*start))
         .unwrap_or(consumer)
+}
+
+/// Block of the send in slot `slot`, if that is among the entries from `block` to `end` or the next
+/// behind them. Entries start at these two.
+fn send_behind(qp: &Qp, slot: u32, mut block: u32, end: u32) -> Option<u32> {
+    let mut is_next = false;
+    while block != end {
+        let header = send_at(qp, block);
+        let at = header.cookie.get() as u32;
+        let blocks = u32::from(header.blocks);
+        if at == slot {
+            return Some(block);
+        }
+        if !(1..=end.wrapping_sub(block)).contains(&blocks) {
+            return None;
+        }
+        block = block.wrapping_add(blocks);
+        is_next = at.wrapping_add(1) == slot;
+    }
+    is_next.then_some(end)
 }
 
 /// Index behind the newest completion in the ring.

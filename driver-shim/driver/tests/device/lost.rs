@@ -204,6 +204,40 @@ fn uncompleted_requests_are_flushed_once_and_in_order() {
 }
 
 #[test]
+fn a_request_with_a_completion_is_not_flushed_where_the_consumer_index_came_too_late() {
+    let (cable, here) = start_on_cable(256);
+    let there = Program::new(&DRIVER);
+    let mut memory = (vec![5u8; 64], vec![0u8; 64]);
+    let (mine, theirs) = (here.register(&mut memory.0), there.register(&mut memory.1));
+    let (from, to) = (memory.0.as_ptr(), memory.1.as_ptr());
+    let (a, b) = connect_pair(&here, &there);
+    let record = a.qp.record();
+    let start = record.sq_consumer.load(Ordering::Relaxed);
+    for cookie in 0..4 {
+        b.receive(cookie, to, 64, &theirs);
+        a.send(cookie, from, 64, &mine);
+        assert_eq!(status(&here.completion()), Some(WcStatus::Success));
+        assert_eq!(status(&there.completion()), Some(WcStatus::Success));
+    }
+    a.settle(4, 0);
+    cable.doorbells_blocked.store(true, Ordering::SeqCst);
+    a.send(4, from, 64, &mine);
+    // The device had lost the page of the indices before that of the completions.
+    record.sq_consumer.store(start, Ordering::Release);
+    cable.cut();
+    let cqe = here.completion();
+    assert_eq!((status(&cqe), cqe.cookie.get()), (Some(WcStatus::WrFlushErr), 4));
+    assert!(here.poll().is_none());
+
+    a.qp.destroy().unwrap();
+    here.driver.deregister(&mine).unwrap();
+    here.close();
+    b.qp.destroy().unwrap();
+    there.driver.deregister(&theirs).unwrap();
+    there.close();
+}
+
+#[test]
 fn a_flush_continues_when_the_completion_queue_has_room() {
     let (cable, here) = start_on_cable(4);
     let mut memory = vec![0u8; 64];
