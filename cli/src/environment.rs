@@ -94,6 +94,9 @@ impl Options {
         // The program may run in another folder.
         set("URNIC_CONFIG", absolute(self.config.as_deref())?);
         set("URNIC_PCAP", absolute(self.pcap.as_deref())?);
+        set("URNIC_REPORT", absolute(self.report.as_deref())?);
+        set("URNIC_STRICT", checked("strict", "--strict", &self.strict)?);
+        set("URNIC_SUPPRESSIONS", absolute(self.suppressions.as_deref())?);
         Ok(variables)
     }
 

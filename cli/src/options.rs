@@ -28,6 +28,15 @@ pub(crate) struct Options {
     /// Capture the wire into this file (pcapng, for Wireshark); `%p` is the process's number
     #[arg(long, value_name = "FILE")]
     pub(crate) pcap: Option<PathBuf>,
+    /// At the exit of each process append a report (JSON) to this file; `%p` is its number
+    #[arg(long, value_name = "FILE")]
+    pub(crate) report: Option<PathBuf>,
+    /// Check how the program uses verbs, and report mistakes: on, or error for exit status 86 then
+    #[arg(long, value_name = "MODE", num_args = 0..=1, require_equals = true, default_missing_value = "on")]
+    pub(crate) strict: Option<String>,
+    /// Findings of --strict to leave out, one on each line of this file
+    #[arg(long, value_name = "FILE")]
+    pub(crate) suppressions: Option<PathBuf>,
     /// What to log on standard error: off, error, warn, info, debug, trace, or a filter
     #[arg(long, value_name = "FILTER")]
     pub(crate) log: Option<String>,

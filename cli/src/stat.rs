@@ -222,6 +222,20 @@ fn process(one: &Snapshot, rates: &Rates<'_>) -> String {
     rows.extend(one.queue_pairs.iter().map(queue_pair));
     text += &table(&rows, 6);
     text.push('\n');
+    for failure in &one.failures {
+        let vendor_err = match failure.vendor_err {
+            0 => String::new(),
+            control => format!(", vendor_err {control:#010x}"),
+        };
+        let _ = writeln!(
+            text,
+            "{} {}, {}{vendor_err}",
+            failure.count, failure.opcode, failure.status
+        );
+    }
+    if !one.failures.is_empty() {
+        text.push('\n');
+    }
     for (name, value) in &one.counters {
         let rate = rates
             .of(one, name)

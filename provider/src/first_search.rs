@@ -9,7 +9,7 @@ use urnic_config::Config;
 use urnic_presence::Settings;
 use urnic_presence::fork::OwnLock;
 
-use crate::log;
+use crate::{exit, log, strict};
 
 /// Held during the first search; whether there was a search.
 pub(crate) static SEARCHED: OwnLock<bool> = OwnLock::new();
@@ -32,6 +32,8 @@ pub(crate) fn first_search() {
     let config = config
         .inspect_err(|error| tracing::error!("{error}"))
         .unwrap_or_default();
+    exit::start(&config);
+    strict::start(&config);
     let settings = Settings {
         dir: config.present.dir.clone(),
         digest: urnic_presence::digest(&format!("{:?} {:?}", config.each_device(), config.identity)),

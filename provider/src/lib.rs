@@ -7,6 +7,7 @@
 
 mod context;
 mod device;
+mod exit;
 mod file;
 mod first_search;
 mod guard;
@@ -19,4 +20,5 @@ mod real;
 mod register;
 mod sanitizer;
 mod start;
+mod strict;
 mod verbs;

@@ -6,6 +6,7 @@
 //! interposed.
 
 use std::cell::Cell;
+use std::sync::{Mutex, PoisonError};
 use std::{fmt, io};
 
 use rustix::io::Errno;
@@ -33,25 +34,54 @@ pub(crate) fn complaining<T>(what: &str, action: impl FnOnce() -> Result<T, Errn
     })
 }
 
-struct StandardError;
+/// The warnings and errors for the report at exit, if there is to be one.
+static WARNINGS: Mutex<Option<Vec<String>>> = Mutex::new(None);
+
+/// Most warnings that are kept.
+const MOST_WARNINGS: usize = 1000;
+
+/// Keeps warnings and errors from now on.
+pub(crate) fn keep_warnings() {
+    *WARNINGS.lock().unwrap_or_else(PoisonError::into_inner) = Some(Vec::new());
+}
+
+/// The warnings and errors so far.
+pub(crate) fn warnings() -> Vec<String> {
+    let kept = WARNINGS.lock().unwrap_or_else(PoisonError::into_inner);
+    kept.clone().unwrap_or_default()
+}
+
+struct StandardError {
+    is_warning: bool,
+}
 
 impl MakeWriter<'_> for StandardError {
     type Writer = StandardError;
 
     fn make_writer(&self) -> StandardError {
-        StandardError
+        StandardError { is_warning: false }
     }
 
     fn make_writer_for(&self, metadata: &Metadata<'_>) -> StandardError {
         if *metadata.level() == Level::ERROR {
             ERRORS.set(ERRORS.get().wrapping_add(1));
         }
-        StandardError
+        StandardError {
+            is_warning: *metadata.level() <= Level::WARN,
+        }
     }
 }
 
 impl io::Write for StandardError {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        // In a forked child a thread of the parent may have held the lock.
+        if self.is_warning
+            && let Ok(mut kept) = WARNINGS.try_lock()
+            && let Some(kept) = kept.as_mut()
+            && kept.len() < MOST_WARNINGS
+        {
+            kept.push(String::from_utf8_lossy(line).trim_end().to_owned());
+        }
         // SAFETY: the program's standard error, which is only written to, and may be closed.
         let fd = unsafe { std::os::fd::BorrowedFd::borrow_raw(2) };
         Ok(rustix::io::write(fd, line)?)
@@ -77,7 +107,7 @@ pub(crate) fn start(filter: &str) {
     let subscriber = tracing_subscriber::fmt()
         .with_env_filter(EnvFilter::builder().parse_lossy(log_filter(filter)))
         .with_timer(Stamp)
-        .with_writer(StandardError)
+        .with_writer(StandardError { is_warning: false })
         .with_ansi(false)
         .finish();
     // The call fails only if there is a subscriber already, which is then used.

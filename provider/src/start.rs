@@ -12,7 +12,8 @@ use urnic_presence::fork;
 use crate::first_search::{SEARCHED, first_search};
 use crate::guard::guarded;
 use crate::register::{self, REGISTERED};
-use crate::{interpose, real};
+use crate::strict::{self, CallSite, Kind, Rule};
+use crate::{exit, interpose, real};
 
 unsafe extern "C" {
     fn pthread_atfork(
@@ -67,10 +68,20 @@ static DESTRUCTOR: extern "C" fn() = destructor;
 /// Runs at exit(3), after the program's own handlers and destructors: they may still destroy queue
 /// pairs, so atexit(3) would be too early. Lets completed work arrive.
 extern "C" fn destructor() {
+    let mut status = None;
     let _ = guarded(|| {
+        status = exit::say();
         urnic_driver::exit();
         Ok(())
     });
+    if let Some(status) = status {
+        // SAFETY: null stands for all streams of the program, which exit(3) would write out after
+        // this function; nothing else of the process is left to run.
+        unsafe {
+            libc::fflush(std::ptr::null_mut());
+            libc::_exit(status);
+        }
+    }
 }
 
 /// False in a second copy of the plug-in.
@@ -98,7 +109,33 @@ fn file_of(address: *mut c_void) -> Option<usize> {
 }
 
 unsafe extern "C" fn before_fork() {
+    let _ = guarded(|| {
+        check_fork();
+        Ok(())
+    });
     fork::before();
+}
+
+/// Reports a fork with registered memory and without `ibv_fork_init`, if `strict` is on.
+fn check_fork() {
+    let Some(strict) = strict::current() else { return };
+    let regions = strict.objects.count(Kind::MemoryRegion);
+    let state = definition(c"ibv_is_fork_initialized");
+    if regions == 0 || state.is_null() {
+        return;
+    }
+    // SAFETY: libibverbs' function of this name, which has no arguments.
+    let state = unsafe { std::mem::transmute::<*mut c_void, extern "C" fn() -> c_int>(state) };
+    const IBV_FORK_DISABLED: c_int = 0;
+    if state() == IBV_FORK_DISABLED {
+        strict.findings.report(Rule::ForkWithoutInit, &CallSite::here(), || {
+            format!(
+                "the process forks with {}, and ibv_fork_init was not called: with other \
+                 devices, and kernels before 5.12, parent or child may write to pages that the device does not see",
+                Kind::MemoryRegion.counted(regions)
+            )
+        });
+    }
 }
 
 unsafe extern "C" fn after_fork_in_parent() {
@@ -111,4 +148,5 @@ unsafe extern "C" fn after_fork_in_child() {
     SEARCHED.after_fork_in_child();
     REGISTERED.after_fork_in_child();
     fault::after_fork_in_child();
+    strict::after_fork_in_child();
 }

@@ -42,6 +42,7 @@ mod siw;
 mod stat;
 mod statuses;
 mod stress;
+mod strict;
 mod transfer;
 mod uc;
 mod ucx;

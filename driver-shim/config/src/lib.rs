@@ -30,5 +30,5 @@ pub use network::Network;
 pub use options::{OPTIONS, Opt};
 pub use settings::{
     Cm, CmPorts, Completion, Config, Device, DeviceConfig, Identity, Mpa, Native, Peer, Present, RtrTypes,
-    SameHost, Section, Vfio, VfioApi,
+    SameHost, Section, Strict, Vfio, VfioApi,
 };

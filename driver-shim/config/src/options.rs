@@ -11,7 +11,7 @@ use urnic_wire::mpa::startup::RtrKey;
 use crate::error::{Error, Source};
 use crate::log_filter::is_log_filter;
 use crate::names::{MAX_DEVICES, is_name};
-use crate::settings::{CmPorts, Completion, Config, Device, Identity, RtrTypes, SameHost, VfioApi};
+use crate::settings::{CmPorts, Completion, Config, Device, Identity, RtrTypes, SameHost, Strict, VfioApi};
 
 /// One option.
 #[derive(Debug)]
@@ -118,6 +118,41 @@ pub const OPTIONS: &[Opt] = &[
             Some(())
         },
         show: |c| show_path(c.pcap.as_deref()),
+    },
+    Opt {
+        key: "report",
+        takes: "a file name, or nothing",
+        help: "When a process exits, append one line of JSON to this file: its devices with their counters, failed completions by operation and \
+               cause, warnings, and findings of `strict`. %p stands for the process's number. A process that is killed, or ends by _exit, \
+               writes none.",
+        set: |c, text| {
+            c.report = path(text);
+            Some(())
+        },
+        show: |c| show_path(c.report.as_deref()),
+    },
+    Opt {
+        key: "strict",
+        takes: "off, on or error",
+        help: "Check how the program uses verbs, and report each finding once for each place in the program, with a backtrace: a buffer that \
+               changes while it is sent, keys of memory that is not registered, completion queues that are too small, objects that are left, \
+               and more. error makes the exit status 86 if there was a finding. Programs run slower.",
+        set: |c, text| {
+            c.strict = Strict::ALL.into_iter().find(|v| v.name() == text)?;
+            Some(())
+        },
+        show: |c| c.strict.name().to_owned(),
+    },
+    Opt {
+        key: "suppressions",
+        takes: "a file name, or nothing",
+        help: "Findings of `strict` to leave out: one on each line, as a rule's name, or a rule's name and a part of its text or backtrace. \
+               # begins a comment.",
+        set: |c, text| {
+            c.suppressions = path(text);
+            Some(())
+        },
+        show: |c| show_path(c.suppressions.as_deref()),
     },
     Opt {
         key: "identity",

@@ -226,6 +226,31 @@ impl SameHost {
     }
 }
 
+/// Whether the program's use of verbs is checked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Strict {
+    /// No.
+    #[default]
+    Off,
+    /// Findings are reported.
+    On,
+    /// Findings are reported, and make the program's exit status an error.
+    Error,
+}
+
+impl Strict {
+    pub(crate) const ALL: [Strict; 3] = [Strict::Off, Strict::On, Strict::Error];
+
+    /// The name in the configuration.
+    pub fn name(self) -> &'static str {
+        match self {
+            Strict::Off => "off",
+            Strict::On => "on",
+            Strict::Error => "error",
+        }
+    }
+}
+
 /// When Sends, Writes and immediates complete.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Completion {
@@ -324,6 +349,12 @@ pub struct Config {
     pub log: String,
     /// The file for the capture of the wire.
     pub pcap: Option<PathBuf>,
+    /// The file for a report of each process at its exit.
+    pub report: Option<PathBuf>,
+    /// Whether the program's use of verbs is checked.
+    pub strict: Strict,
+    /// The file that names findings of these checks to leave out.
+    pub suppressions: Option<PathBuf>,
     /// The kind of RDMA device that programs see.
     pub identity: Identity,
     /// When Sends, Writes and immediates complete.
@@ -353,6 +384,9 @@ impl Default for Config {
             sections: Vec::new(),
             log: "warn".to_owned(),
             pcap: None,
+            report: None,
+            strict: Strict::Off,
+            suppressions: None,
             identity: Identity::Iwarp,
             completion: Completion::Auto,
             same_host: SameHost::Auto,

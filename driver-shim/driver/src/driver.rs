@@ -16,6 +16,7 @@ use crate::connections::Connections;
 use crate::dma::{DmaMemory, DmaPool};
 use crate::event::EventQueue;
 use crate::event_loop::EventLoop;
+use crate::failures::Failures;
 use crate::objects::{Context, ContextEvents, Contexts, EventTarget, Pd, Table};
 use crate::pages::{PageSlot, Pages};
 use crate::poster::Poster;
@@ -57,6 +58,8 @@ pub struct Driver {
     /// Completion queues, by cqid and consumer index, that were armed after the loss of the device.
     pub(crate) armed: Mutex<Vec<(u32, u32)>>,
     pub(crate) event_loop: EventLoop,
+    /// Completions in error that the program has polled.
+    pub(crate) failures: Failures,
     /// The socket for requests of `urnic stat` of other processes.
     pub(crate) stat_socket: OnceLock<StatSocket>,
     /// This process is a child of the process that opened the device.
@@ -223,6 +226,11 @@ impl Driver {
     /// [`RingPlacement`](crate::RingPlacement).
     pub fn takes_rings(&self) -> bool {
         self.bus.adopts()
+    }
+
+    /// Completions in error that the program has polled.
+    pub fn failures(&self) -> &Failures {
+        &self.failures
     }
 
     /// The addresses of the device.

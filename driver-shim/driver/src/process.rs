@@ -11,6 +11,7 @@ use crate::command::CommandQueue;
 use crate::dma::DmaPool;
 use crate::driver::Driver;
 use crate::rdma_cm::manager::Manager;
+use crate::watch::Snapshot;
 use urnic_config::{Config, MAX_DEVICES};
 use urnic_presence::Presence;
 use urnic_process::addressing::Gid;
@@ -172,6 +173,23 @@ pub fn abandon_in_child() {
             opened.driver.bus.abandon_in_child();
         }
     }
+}
+
+/// The state of each device that this process has opened, also of those that were lost.
+pub fn snapshots() -> Vec<Snapshot> {
+    // SAFETY: the pointer is only ever set to a box that is not freed.
+    let process = unsafe { CURRENT.load(Ordering::Acquire).as_ref() };
+    let devices = process.into_iter().flat_map(Process::all);
+    let all = devices.flat_map(|device| std::iter::successors(Some(device), |opened| opened.previous));
+    all.map(|opened| opened.driver.snapshot()).collect()
+}
+
+/// Whether a program polled a completion in error from any device of this process.
+pub fn failed() -> bool {
+    // SAFETY: the pointer is only ever set to a box that is not freed.
+    let process = unsafe { CURRENT.load(Ordering::Acquire).as_ref() };
+    let mut devices = process.into_iter().flat_map(Process::all);
+    devices.any(|opened| !opened.driver.failures.is_empty())
 }
 
 /// Shuts the devices down; to be called when the process exits. Data of completed requests still

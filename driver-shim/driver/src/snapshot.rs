@@ -36,6 +36,7 @@ impl Driver {
             contexts: count(self.contexts.len()),
             completion_queues: count(self.cqs.len()),
             counters: self.counters(0).unwrap_or_default(),
+            failures: self.failures.all(),
             queue_pairs,
         }
     }

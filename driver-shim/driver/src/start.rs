@@ -15,6 +15,7 @@ use crate::dma::DmaPool;
 use crate::driver::Driver;
 use crate::event::EventQueue;
 use crate::event_loop::EventLoop;
+use crate::failures::Failures;
 use crate::objects::{Contexts, Table};
 use crate::rdma_cm::manager::Manager;
 use crate::thread;
@@ -100,6 +101,7 @@ impl Driver {
             event_poll: AdaptivePoll::default(),
             armed: Mutex::default(),
             event_loop,
+            failures: Failures::default(),
             stat_socket: OnceLock::new(),
             abandoned: AtomicBool::new(false),
         });

@@ -16,6 +16,7 @@ pub mod fuzzing;
 mod handshakes;
 pub mod host;
 pub mod llp;
+pub mod log_limit;
 pub mod memory;
 #[cfg(any(test, fuzzing))]
 mod mock;

@@ -9,6 +9,8 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 use urnic_device::cqe::Cqe;
+use urnic_device::vocabulary::WcStatus;
+use urnic_driver::Driver;
 use urnic_presence::fork::CreationProcess;
 use urnic_presence::{ChannelSender, registry};
 use urnic_rdma_core::{
@@ -21,10 +23,12 @@ use super::ledger::Ledger;
 use super::lock::Lock;
 use super::parent_domain::{Resource, Rings};
 use super::pd::{DomainMembership, Pd};
+use super::polled;
 use super::reported::{Acknowledgements, Reported, send_completion};
 use super::shared_with_c::SharedWithC;
 use crate::context::Context;
 use crate::guard::{contained, pointer, status};
+use crate::strict::{self, QueueCheck};
 
 /// A completion queue: the part of libibverbs, then the part of the provider.
 #[repr(C)]
@@ -41,9 +45,11 @@ pub(crate) struct Cq {
     /// The destination of completion events; `None`: no destination.
     channel: Option<Arc<ChannelSender>>,
     async_channel: Arc<ChannelSender>,
-    reported: Reported,
+    pub(super) reported: Reported,
     pub(super) asynchronous: Reported,
     rings: Rings,
+    /// The check of the option `strict`.
+    pub(super) check: Option<Arc<QueueCheck>>,
     /// The membership in a parent domain, if there is one.
     _membership: Option<DomainMembership>,
 }
@@ -51,6 +57,7 @@ pub(crate) struct Cq {
 /// The state that polling changes, under the queue's lock.
 pub(super) struct Completions {
     pub(super) ring: CompletionRing,
+    driver: Arc<Driver>,
     /// The ledgers of the queue pairs that complete here, by qid.
     members: HashMap<u32, Arc<Ledger>, BuildHasherDefault<QidHasher>>,
     /// The completion between `ibv_start_poll` and `ibv_end_poll`.
@@ -115,6 +122,12 @@ impl Completions {
             } else {
                 ledger.settle_send(cqe.cookie.get() as u32)
             };
+            if cqe.status != WcStatus::Success as u8 {
+                polled::note(&self.driver, &cqe, wr_id, ledger);
+            }
+            if let Some(check) = ledger.check() {
+                contained(|| polled::show(check, &cqe, wr_id));
+            }
             return Some((cqe, wr_id));
         }
     }
@@ -183,6 +196,7 @@ impl Cq {
                 device,
                 completions: Lock::new(Completions {
                     ring,
+                    driver: context.driver.clone(),
                     members: HashMap::default(),
                     current: Cqe::default(),
                     announced: 0,
@@ -192,6 +206,7 @@ impl Cq {
                 reported: Reported::default(),
                 asynchronous: Reported::default(),
                 rings,
+                check: strict::current().map(|_| Arc::new(QueueCheck::new(cqe))),
                 _membership: membership,
             },
         ))
@@ -216,6 +231,12 @@ impl Cq {
 
     fn address(&self) -> u64 {
         self.abi.get().addr() as u64
+    }
+
+    /// The number of completions that the program has not taken; 0 while a thread holds the queue.
+    pub(super) fn waiting(&self) -> u32 {
+        let completions = self.completions.try_hold();
+        completions.map_or(0, |held| held.ring.newest().wrapping_sub(held.ring.consumer()))
     }
 
     /// Adds a queue pair with this ledger, which completes here from now on.
@@ -276,7 +297,11 @@ impl Cq {
 
     /// Moves the queue to a ring of at least `cqe` entries.
     fn resize(&self, cqe: u32) -> Result<(), Errno> {
-        self.rings.replaced(|| self.move_ring(cqe))
+        self.rings.replaced(|| self.move_ring(cqe))?;
+        if let Some(check) = &self.check {
+            check.resized(cqe);
+        }
+        Ok(())
     }
 
     fn move_ring(&self, cqe: u32) -> Result<(), Errno> {

@@ -1,7 +1,8 @@
 //! The polled part of a queue pair's posted work: shared between its queues and the completion
 //! queues to which they complete.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use crate::strict::PairCheck;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 /// The ledger of one queue pair. Slot numbers and counts run freely modulo 2^32.
 pub(crate) struct Ledger {
@@ -11,6 +12,10 @@ pub(crate) struct Ledger {
     sends: AtomicU32,
     /// Receive completions polled.
     receives: AtomicU32,
+    /// A request failed other than by a flush.
+    failed: AtomicBool,
+    /// The check of the option `strict`.
+    check: Option<PairCheck>,
 }
 
 impl Ledger {
@@ -22,7 +27,20 @@ impl Ledger {
                 .collect(),
             sends: AtomicU32::new(0),
             receives: AtomicU32::new(0),
+            failed: AtomicBool::new(false),
+            check: None,
         }
+    }
+
+    /// The ledger with a check of what is posted and polled.
+    pub(crate) fn checked(self, check: Option<PairCheck>) -> Ledger {
+        Ledger { check, ..self }
+    }
+
+    /// The check of what is posted and polled, if there is one.
+    #[inline]
+    pub(crate) fn check(&self) -> Option<&PairCheck> {
+        self.check.as_ref()
     }
 
     #[inline]
@@ -73,5 +91,14 @@ impl Ledger {
     pub(crate) fn settle_all(&self, sends: u32, receives: u32) {
         self.sends.store(sends, Ordering::Release);
         self.receives.store(receives, Ordering::Release);
+        self.failed.store(false, Ordering::Relaxed);
+        if let Some(check) = &self.check {
+            check.emptied();
+        }
+    }
+
+    /// A request failed: whether it is the first since the queues were empty.
+    pub(crate) fn fails_first(&self) -> bool {
+        !self.failed.swap(true, Ordering::Relaxed)
     }
 }

@@ -12,10 +12,11 @@
 
 use urnic_rdma_core::{ContextOps, Level};
 
-use crate::race_detector;
+use crate::{race_detector, strict};
 
 mod ah;
 mod building;
+mod checked;
 mod completion_ring;
 mod cq;
 mod cq_ex;
@@ -23,6 +24,7 @@ mod device;
 mod dm;
 mod events;
 mod gated_sends;
+mod held_receives;
 mod ledger;
 mod lock;
 mod mr;
@@ -31,6 +33,7 @@ mod mw;
 mod observed;
 mod parent_domain;
 mod pd;
+mod polled;
 mod post;
 mod qp;
 mod qp_attr;
@@ -51,9 +54,13 @@ pub(crate) use events::Events;
 /// The operations of a context. Operations that are not in the table return EOPNOTSUPP.
 pub(crate) fn operations(level: Level) -> ContextOps {
     let operations = all(level);
-    match race_detector::present() {
+    let operations = match race_detector::present() {
         false => operations,
         true => observed::in_place_of(operations),
+    };
+    match strict::current() {
+        None => operations,
+        Some(_) => checked::in_place_of(operations),
     }
 }
 

@@ -52,7 +52,7 @@ unsafe extern "C" fn post_srq_recv(
     unsafe { srq::post_srq_recv(srq, wr, bad_wr) }
 }
 
-unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int {
+pub(super) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int {
     // SAFETY: the caller's arguments.
     let found = unsafe { cq::poll_cq(cq, num_entries, wc) };
     if found > 0 {
@@ -61,7 +61,7 @@ unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, num_entries: c_int, wc: *mut ibv_w
     found
 }
 
-unsafe extern "C" fn reg_mr(
+pub(super) unsafe extern "C" fn reg_mr(
     pd: *mut ibv_pd,
     addr: *mut c_void,
     length: usize,
@@ -76,7 +76,7 @@ unsafe extern "C" fn reg_mr(
     region
 }
 
-unsafe extern "C" fn rereg_mr(
+pub(super) unsafe extern "C" fn rereg_mr(
     region: *mut verbs_mr,
     flags: c_int,
     pd: *mut ibv_pd,

@@ -38,7 +38,7 @@ pub(super) struct DomainMembership {
 
 impl DomainMembership {
     /// The domain of this membership.
-    pub(super) fn domain(&self) -> &Domain {
+    pub(super) fn domain(&self) -> &Arc<Domain> {
         &self.domain
     }
 }

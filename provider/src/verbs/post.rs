@@ -40,6 +40,7 @@ pub(super) unsafe extern "C" fn post_send(
     let mut next = wr;
     let mut copy = MaybeUninit::uninit();
     let mut result = 0;
+    let mut refusal = None;
     let ring = {
         let mut side = qp.sends.side.hold();
         let queue = &mut side.queue;
@@ -49,18 +50,27 @@ pub(super) unsafe extern "C" fn post_send(
                 // SAFETY: as the program filled it.
                 if let Err(errno) = unsafe { queue.post(wr) } {
                     result = errno.raw_os_error();
+                    refusal = qp.ledger.check().map(|_| queue.why_refused(wr, errno));
                     break;
                 }
                 next = wr.next;
             }
         } else {
             result = Errno::INVAL.raw_os_error();
+            let state = qp.device.last_state();
+            refusal = qp
+                .ledger
+                .check()
+                .map(|_| format!("nothing can be sent in state {state:?}"));
         }
         qp.sends.release_queue(&qp.device, side)
     };
     // The device may work on this thread for a while: other threads can post during that time.
     if let Some(index) = ring {
         contained(|| qp.device.ring_sends(index));
+    }
+    if let Some((check, reason)) = qp.ledger.check().zip(refusal) {
+        contained(|| check.refused(&reason, result == Errno::NOMEM.raw_os_error()));
     }
     if result != 0 && !bad_wr.is_null() {
         // SAFETY: the program's variable.
@@ -89,6 +99,12 @@ pub(super) unsafe extern "C" fn post_recv(
     }
     // SAFETY: the program's list.
     let (ring, result) = unsafe { qp.receives.hold().post_list(wr, bad_wr) };
+    if result != 0
+        && let Some(check) = qp.ledger.check()
+    {
+        let errno = Errno::from_raw_os_error(result);
+        contained(|| check.refused(&format!("a receive was refused: {errno}"), false));
+    }
     if let Some(index) = ring {
         contained(|| qp.device.ring_receives(index));
     }

@@ -17,6 +17,7 @@ use urnic_rdma_core::*;
 
 use super::cq::Cq;
 use super::gated_sends::Sends;
+use super::held_receives::HeldReceives;
 use super::ledger::Ledger;
 use super::lock::Lock;
 use super::parent_domain::{Resource, Rings};
@@ -28,6 +29,7 @@ use super::send_queue::{SendQueue, SendRules, SendShape};
 use super::shared_with_c::SharedWithC;
 use super::srq::Srq;
 use crate::guard::{pointer, status};
+use crate::strict::{self, PairCheck};
 
 /// A queue pair: the part of libibverbs, then the part of the provider.
 #[repr(C)]
@@ -39,10 +41,12 @@ pub(crate) struct Qp {
     pub(super) device: Arc<urnic_driver::Qp>,
     pub(super) sends: Arc<Sends>,
     pub(super) receives: Lock<ReceiveQueue>,
-    ledger: Arc<Ledger>,
+    pub(super) ledger: Arc<Ledger>,
     async_channel: Arc<ChannelSender>,
     pub(super) asynchronous: Reported,
     signal_all: bool,
+    /// Memory for receives that the option `strict` holds back. Dropped before the membership.
+    _held: Option<HeldReceives>,
     _rings: Rings,
     _membership: DomainMembership,
 }
@@ -89,7 +93,17 @@ impl Qp {
             rings: &rings,
         })?;
         let granted = own_caps(device.caps(), srq.is_some());
-        let ledger = Arc::new(Ledger::new(granted.max_send_wr));
+        let check = strict::current().zip(send_cq.check.clone().zip(recv_cq.check.clone()));
+        let domain = membership.domain();
+        let held = match &check {
+            Some(_) if srq.is_none() => HeldReceives::new(domain),
+            _ => None,
+        };
+        let check = check.map(|(strict, (send, receive))| {
+            let arena = held.as_ref().map(HeldReceives::arena);
+            PairCheck::new(strict, device.qpn, domain.device.id, [send, receive], arena)
+        });
+        let ledger = Arc::new(Ledger::new(granted.max_send_wr).checked(check));
         let signal_all = attr.sq_sig_all != 0;
         let (send_queue, receives) = queues(&device, granted, send_rules(limits, kind, signal_all), &ledger)?;
         let sends = Sends::new(&device, send_queue, ledger.clone(), [send_cq, recv_cq]);
@@ -112,6 +126,7 @@ impl Qp {
                 async_channel: context.async_channel.clone(),
                 asynchronous: Reported::default(),
                 signal_all,
+                _held: held,
                 _rings: rings,
                 _membership: membership,
             },
@@ -162,6 +177,9 @@ impl Qp {
     fn destroy(&self) -> Result<(), Errno> {
         self.device.destroy()?;
         self.cqs().iter().for_each(|cq| cq.detach(self.device.qid));
+        if let Some(check) = self.ledger.check() {
+            check.emptied();
+        }
         self.asynchronous
             .purge(&self.async_channel, self.public().addr() as u64);
         // SAFETY: the fields belong to this queue pair: zeroes are an initialised mutex and

@@ -11,12 +11,15 @@ use std::sync::atomic::Ordering;
 
 use rustix::io::Errno;
 use urnic_device::record::{self, QueueRecord};
+use urnic_device::vocabulary::WcOpcode;
 use urnic_device::wqe::{RecvHeader, Sge};
-use urnic_rdma_core::ibv_recv_wr;
+use urnic_rdma_core::{ibv_recv_wr, ibv_sge};
 use zerocopy::Unalign;
 
 use super::ledger::Ledger;
 use super::unaligned::{elements, structure};
+use crate::guard::contained;
+use crate::strict::{Element, PairCheck, Request};
 
 const HEADER_LEN: usize = size_of::<RecvHeader>();
 
@@ -95,6 +98,11 @@ impl ReceiveQueue {
         if count > self.shape.max_sge {
             return Err(Errno::INVAL);
         }
+        let held = match self.ledger.as_ref().and_then(|ledger| ledger.check()) {
+            // SAFETY: the caller promises a list that can be read.
+            Some(check) => unsafe { self.check(check, wr) },
+            None => None,
+        };
         let slot = (self.written & (self.shape.entries - 1)) as usize;
         // SAFETY: a slot's entry is within the ring, has space for the header and `max_sge`
         // elements and is not published to the device yet.
@@ -102,13 +110,11 @@ impl ReceiveQueue {
             let entry = self.ring.as_ptr().add(slot << self.shape.log_stride);
             entry
                 .cast::<RecvHeader>()
-                .write_unaligned(RecvHeader::new(wr.wr_id, count as u16));
+                .write_unaligned(RecvHeader::new(wr.wr_id, held.map_or(count, |_| 1) as u16));
             let list = entry.add(HEADER_LEN).cast::<Sge>();
-            for (i, sge) in elements(wr.sg_list, count as usize)
-                .iter()
-                .map(Unalign::get)
-                .enumerate()
-            {
+            let theirs = elements(wr.sg_list, count as usize).iter().map(Unalign::get);
+            let held_count = if held.is_some() { 0 } else { count as usize };
+            for (i, sge) in held.into_iter().chain(theirs.take(held_count)).enumerate() {
                 list.add(i).write_unaligned(Sge {
                     offset: sge.addr.into(),
                     len: sge.length.into(),
@@ -118,6 +124,41 @@ impl ReceiveQueue {
         }
         self.written = self.written.wrapping_add(1);
         Ok(())
+    }
+
+    /// Shows a request to the check of the option `strict`. Returns the element to post in the
+    /// place of the program's, if there is one.
+    ///
+    /// # Safety
+    /// The request's element list can be read.
+    #[cold]
+    unsafe fn check(&self, check: &PairCheck, wr: &ibv_recv_wr) -> Option<ibv_sge> {
+        // SAFETY: the caller promises a list of this length.
+        let list = unsafe { elements(wr.sg_list, wr.num_sge as usize) };
+        let elements: Vec<Element> = list
+            .iter()
+            .map(Unalign::get)
+            .map(|sge| Element {
+                key: sge.lkey,
+                offset: sge.addr,
+                len: sge.length,
+            })
+            .collect();
+        let mut held = None;
+        contained(|| {
+            held = check.receive_posted(&Request {
+                slot: self.written,
+                wr_id: wr.wr_id,
+                opcode: WcOpcode::Recv,
+                signalled: true,
+                elements: &elements,
+            });
+        });
+        held.map(|held| ibv_sge {
+            addr: held.offset,
+            length: held.len,
+            lkey: held.key,
+        })
     }
 
     /// Writes a list of work requests, and publishes those before the first that cannot be taken,

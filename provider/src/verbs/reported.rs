@@ -9,6 +9,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use urnic_presence::{ChannelSender, Sent};
 use urnic_rdma_core::ib_uverbs_comp_event_desc;
 
+use crate::strict::{self, CallSite, Rule};
+
 /// The number of events of one kind that were sent for one object.
 #[derive(Default)]
 pub(crate) struct Reported(AtomicU32);
@@ -50,6 +52,29 @@ pub(super) struct Acknowledgements<'a, const N: usize> {
 }
 
 impl<const N: usize> Acknowledgements<'_, N> {
+    /// Reports events that the program read and did not acknowledge, if `strict` is on.
+    ///
+    /// # Safety
+    /// As for [`wait`](Self::wait).
+    unsafe fn check(&self) {
+        let Some(strict) = strict::current() else { return };
+        let missing = |(acknowledged, reported): &(*const u32, &Reported)| {
+            // SAFETY: the caller promises pointers to fields of a live object.
+            reported
+                .count()
+                .wrapping_sub(unsafe { acknowledged.read_volatile() })
+        };
+        let missing: u32 = self.counts.iter().map(missing).sum();
+        if missing > 0 {
+            strict.findings.report(Rule::EventNotAcknowledged, &CallSite::here(), || {
+                format!(
+                    "an object is destroyed before the program has acknowledged {missing} of the events it read: the call \
+                 waits for ibv_ack_cq_events or ibv_ack_async_event"
+                )
+            });
+        }
+    }
+
     /// Waits until the program acknowledged the events that it read. No event is sent any more. The
     /// wait is a cancellation point, so cancellation is disabled here (`guard`).
     ///
@@ -58,6 +83,7 @@ impl<const N: usize> Acknowledgements<'_, N> {
     pub(super) unsafe fn wait(&self) {
         // SAFETY: the caller promises pointers to fields of a live object.
         unsafe {
+            self.check();
             libc::pthread_mutex_lock(self.mutex);
             while self
                 .counts

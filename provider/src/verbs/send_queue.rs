@@ -28,6 +28,8 @@ use super::ledger::Ledger;
 pub(crate) use super::send_entry::{Entry, SendRules, SendShape};
 use super::unaligned::elements;
 
+mod check;
+
 /// The maximum message length: 2 GiB.
 pub(crate) const MAX_MESSAGE: u32 = 1 << 31;
 
@@ -396,6 +398,9 @@ impl SendQueue {
                 .write_unaligned(entry.header)
         };
         self.ledger.enter_send(self.posted, entry.wr_id);
+        if self.ledger.check().is_some() {
+            self.check(entry);
+        }
         self.posted = self.posted.wrapping_add(1);
         self.written = self.written.wrapping_add(blocks as u32);
     }
@@ -428,6 +433,9 @@ impl SendQueue {
     pub(crate) fn rewind(&mut self, (written, posted): (u32, u32)) {
         self.written = written;
         self.posted = posted;
+        if let Some(check) = self.ledger.check() {
+            check.sends_taken_back(posted);
+        }
     }
 
     /// The queue was emptied (RESET): published entries do not complete any more, and unpublished

@@ -167,6 +167,48 @@ numbered! {
     }
 }
 
+impl WcStatus {
+    /// The name in verbs, without `IBV_WC_`.
+    pub const fn verbs_name(self) -> &'static str {
+        match self {
+            WcStatus::Success => "SUCCESS",
+            WcStatus::LocLenErr => "LOC_LEN_ERR",
+            WcStatus::LocQpOpErr => "LOC_QP_OP_ERR",
+            WcStatus::LocProtErr => "LOC_PROT_ERR",
+            WcStatus::WrFlushErr => "WR_FLUSH_ERR",
+            WcStatus::MwBindErr => "MW_BIND_ERR",
+            WcStatus::BadRespErr => "BAD_RESP_ERR",
+            WcStatus::LocAccessErr => "LOC_ACCESS_ERR",
+            WcStatus::RemInvReqErr => "REM_INV_REQ_ERR",
+            WcStatus::RemAccessErr => "REM_ACCESS_ERR",
+            WcStatus::RemOpErr => "REM_OP_ERR",
+            WcStatus::RetryExcErr => "RETRY_EXC_ERR",
+            WcStatus::RnrRetryExcErr => "RNR_RETRY_EXC_ERR",
+            WcStatus::RemAbortErr => "REM_ABORT_ERR",
+            WcStatus::FatalErr => "FATAL_ERR",
+            WcStatus::RespTimeoutErr => "RESP_TIMEOUT_ERR",
+            WcStatus::GeneralErr => "GENERAL_ERR",
+        }
+    }
+}
+
+impl WcOpcode {
+    /// The name in verbs, without `IBV_WC_`.
+    pub const fn verbs_name(self) -> &'static str {
+        match self {
+            WcOpcode::Send => "SEND",
+            WcOpcode::RdmaWrite => "RDMA_WRITE",
+            WcOpcode::RdmaRead => "RDMA_READ",
+            WcOpcode::CompSwap => "COMP_SWAP",
+            WcOpcode::FetchAdd => "FETCH_ADD",
+            WcOpcode::BindMw => "BIND_MW",
+            WcOpcode::LocalInv => "LOCAL_INV",
+            WcOpcode::Recv => "RECV",
+            WcOpcode::RecvRdmaWithImm => "RECV_RDMA_WITH_IMM",
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -15,4 +15,4 @@ mod snapshot;
 pub use client::{folders, hw_counter, snapshots};
 pub(crate) use folder::folder;
 pub(crate) use server::StatSocket;
-pub use snapshot::{QueuePair, Snapshot};
+pub use snapshot::{Failure, QueuePair, Snapshot};

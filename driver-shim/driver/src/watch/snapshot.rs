@@ -25,8 +25,24 @@ pub struct Snapshot {
     /// Counters of the device, by name: the sums over all queue pairs, also destroyed ones, and the
     /// device's own counters.
     pub counters: BTreeMap<String, u64>,
+    /// Completions in error that the program has polled, by operation and cause.
+    #[serde(default)]
+    pub failures: Vec<Failure>,
     /// The queue pairs, by number.
     pub queue_pairs: Vec<QueuePair>,
+}
+
+/// Completions in error with one cause.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Failure {
+    /// The operation, by its name in verbs without `IBV_WC_`.
+    pub opcode: String,
+    /// The status, by its name in verbs without `IBV_WC_`.
+    pub status: String,
+    /// The first word of the peer's Terminate; 0 = none.
+    pub vendor_err: u32,
+    /// How many there were.
+    pub count: u64,
 }
 
 /// The state of a queue pair.

@@ -5,60 +5,28 @@ use super::flights::Flight;
 use super::params::Identity;
 use super::requester::Requester;
 use super::terminate::{OffendingRequest, Received};
+use crate::log_limit::LogLimit;
 use crate::memory::{Asked, Need};
 use crate::stream::Stream;
-use crate::time::Nanos;
-use std::sync::{Mutex, PoisonError};
 use urnic_device::vocabulary::WcStatus;
 use urnic_device::wqe::Opcode;
 use urnic_wire::ddp::{Header, TAGGED_LEN, UNTAGGED_LEN};
 use urnic_wire::rdmap::{Control, Opcode as Message, QN_READ_REQUEST, QN_SEND, Terminate, TerminateError};
 
-/// Most lines in a second. Peers cause them, and may do so without end.
-const LINES: u32 = 100;
-const SECOND: u64 = 1_000_000_000;
-
-/// Whether another line may be written. To be asked before the line is made, which takes a search.
-fn may_say(now: Nanos) -> bool {
-    static WRITTEN: Mutex<Written> = Mutex::new(Written { second: 0, lines: 0 });
-    let mut written = WRITTEN.lock().unwrap_or_else(PoisonError::into_inner);
-    let left_out = written.begin(now.0 / SECOND);
-    written.lines = written.lines.saturating_add(1);
-    let may = written.lines <= LINES;
-    drop(written);
-    if left_out > 0 {
-        tracing::warn!("{left_out} lines on refused requests were left out");
-    }
-    may
-}
-
-/// The lines of a second.
-#[derive(Debug)]
-struct Written {
-    second: u64,
-    lines: u32,
-}
-
-impl Written {
-    /// Begins a second, if it is a new one; returns how many lines of the last were left out.
-    fn begin(&mut self, second: u64) -> u32 {
-        if self.second == second {
-            return 0;
-        }
-        let last = std::mem::replace(self, Written { second, lines: 0 });
-        last.lines.saturating_sub(LINES)
-    }
-}
+static LIMIT: LogLimit = LogLimit::new("refused requests");
 
 /// The queue pair and its connection.
 fn subject(qp: &Identity, stream: &dyn Stream) -> String {
-    format!("qp {:#x} ({} to {})", qp.label, stream.local(), stream.remote())
+    match stream.remote().port() {
+        0 => format!("qp {:#x} (its own peer)", qp.label),
+        _ => format!("qp {:#x} ({} to {})", qp.label, stream.local(), stream.remote()),
+    }
 }
 
 /// We refuse a message of the peer by this Terminate, or end the connection for another reason.
 #[cold]
 pub(super) fn refused_here(terminate: &Terminate<'_>, qp: &Identity, env: &Env<'_>, stream: &dyn Stream) {
-    if !may_say(env.now) {
+    if !LIMIT.may_say(env.now) {
         return;
     }
     let memory = env.memory;
@@ -158,19 +126,6 @@ fn name(opcode: Opcode) -> &'static str {
     }
 }
 
-/// A status by its name in verbs, without `IBV_WC_`.
-fn verbs_name(status: WcStatus) -> String {
-    let name = format!("{status:?}");
-    let mut verbs = String::new();
-    for letter in name.chars() {
-        if letter.is_uppercase() && !verbs.is_empty() {
-            verbs.push('_');
-        }
-        verbs.push(letter.to_ascii_uppercase());
-    }
-    verbs
-}
-
 /// The peer refuses a request, or ends the connection, by its Terminate.
 #[cold]
 pub(super) fn refused_there(
@@ -180,7 +135,7 @@ pub(super) fn refused_there(
     env: &Env<'_>,
     stream: &dyn Stream,
 ) {
-    if !may_say(env.now) {
+    if !LIMIT.may_say(env.now) {
         return;
     }
     let [first, code, ..] = received.control.to_be_bytes();
@@ -211,7 +166,7 @@ pub(super) fn refused_there(
 /// A request of this end fails here.
 #[cold]
 pub(super) fn failed_here(qp: &Identity, requester: &Requester, env: &Env<'_>, stream: &dyn Stream) {
-    if !may_say(env.now) {
+    if !LIMIT.may_say(env.now) {
         return;
     }
     let memory = env.memory;
@@ -259,28 +214,7 @@ pub(super) fn failed_here(qp: &Identity, requester: &Requester, env: &Env<'_>, s
                 }
                 _ => "",
             };
-            tracing::warn!("{subject}: {what} failed: {}{hint}", verbs_name(status));
+            tracing::warn!("{subject}: {what} failed: {}{hint}", status.verbs_name());
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn lines_that_are_left_out_are_counted_in_the_next_second() {
-        let mut written = Written { second: 0, lines: 0 };
-        assert_eq!(written.begin(7), 0);
-        written.lines = LINES + 5;
-        assert_eq!(written.begin(7), 0, "the second goes on");
-        assert_eq!(written.begin(8), 5);
-        assert_eq!(written.begin(9), 0);
-    }
-
-    #[test]
-    fn statuses_have_their_names_in_verbs() {
-        assert_eq!(verbs_name(WcStatus::LocQpOpErr), "LOC_QP_OP_ERR");
-        assert_eq!(verbs_name(WcStatus::MwBindErr), "MW_BIND_ERR");
     }
 }

@@ -4,6 +4,7 @@
 use super::access::landing;
 use super::disposition::{self, Action};
 use libc::{c_int, c_void, siginfo_t};
+use std::sync::atomic::{AtomicPtr, Ordering};
 
 /// `si_code` of a memory error that is reported before anybody touches the memory.
 const BUS_MCEERR_AO: c_int = 5;
@@ -44,12 +45,52 @@ fn recover(context: *mut c_void) -> bool {
     false
 }
 
+/// Looks at a fault first: at an address, by the instruction at a program counter; whether that is
+/// one of this library. Returns whether the instruction can run again.
+pub type Watch = fn(addr: usize, pc: usize, ours: bool) -> bool;
+
+static WATCH: AtomicPtr<()> = AtomicPtr::new(std::ptr::null_mut());
+
+/// Lets `watch` look at each fault from now on. It runs in a signal handler.
+pub fn watch(watch: Watch) {
+    WATCH.store(watch as *mut (), Ordering::Release);
+}
+
+fn watched(addr: usize, context: *mut c_void) -> bool {
+    let watch = WATCH.load(Ordering::Acquire);
+    if watch.is_null() {
+        return false;
+    }
+    // SAFETY: the pointer is null, or was made from a function of this type.
+    let watch = unsafe { std::mem::transmute::<*mut (), Watch>(watch) };
+    let pc = program_counter(context);
+    watch(addr, pc, landing(pc).is_some())
+}
+
+/// The program counter of a thread that was interrupted; 0 on other processors.
+fn program_counter(context: *mut c_void) -> usize {
+    // SAFETY: the kernel passes the thread's context to a handler with SA_SIGINFO.
+    let Some(context) = (unsafe { context.cast::<libc::ucontext_t>().as_ref() }) else {
+        return 0;
+    };
+    #[cfg(target_arch = "x86_64")]
+    return context.uc_mcontext.gregs[libc::REG_RIP as usize] as usize;
+    #[cfg(target_arch = "aarch64")]
+    return context.uc_mcontext.pc as usize;
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    {
+        let _ = context;
+        0
+    }
+}
+
 /// The function that the kernel calls. The kernel has already set the mask and the stack that the
 /// program's own action requires.
 pub(super) extern "C" fn on_fault(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
     // SAFETY: the kernel passes a valid `siginfo_t` to a handler with SA_SIGINFO.
     let own = is_of_instruction(signal, unsafe { (*info).si_code });
-    if own && recover(context) {
+    // SAFETY: as above; the address is that of a memory error.
+    if own && (watched(unsafe { (*info).si_addr() }.addr(), context) || recover(context)) {
         return;
     }
     match disposition::take(signal) {

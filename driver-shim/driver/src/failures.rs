@@ -1,0 +1,91 @@
+//! Completions in error, counted by operation and cause. They are counted when the program polls
+//! them: what nobody looks at is not there.
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+
+use urnic_device::cqe::Cqe;
+use urnic_device::vocabulary::{WcOpcode, WcStatus};
+
+use crate::watch::Failure;
+use urnic_process::lock::lock;
+
+/// The counts of a device. There are few causes, so the table stays short.
+#[derive(Debug, Default)]
+pub struct Failures(Mutex<BTreeMap<Cause, u64>>);
+
+/// Operation, status and `vendor_err`, as numbers of verbs.
+type Cause = (u8, u8, u32);
+
+/// More causes than this are counted as one: a peer chooses the bits of a Terminate.
+const MOST_CAUSES: usize = 1000;
+
+impl Failures {
+    /// Counts a completion in error.
+    pub fn count(&self, cqe: &Cqe) {
+        let mut counts = lock(&self.0);
+        let known = counts.len() < MOST_CAUSES;
+        let vendor_error = if known { cqe.vendor_error.get() } else { 0 };
+        *counts.entry((cqe.opcode, cqe.status, vendor_error)).or_default() += 1;
+    }
+
+    /// Whether nothing failed so far.
+    pub(crate) fn is_empty(&self) -> bool {
+        lock(&self.0).is_empty()
+    }
+
+    /// All causes so far.
+    pub fn all(&self) -> Vec<Failure> {
+        let all = lock(&self.0);
+        all.iter()
+            .map(|(&(opcode, status, vendor_err), &count)| Failure {
+                opcode: WcOpcode::from_raw(opcode)
+                    .map_or_else(|| opcode.to_string(), |opcode| opcode.verbs_name().to_owned()),
+                status: WcStatus::from_raw(status)
+                    .map_or_else(|| status.to_string(), |status| status.verbs_name().to_owned()),
+                vendor_err,
+                count,
+            })
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn failed(opcode: WcOpcode, status: WcStatus, vendor_error: u32) -> Cqe {
+        let mut cqe = Cqe::new(1, 2, 3, opcode, status);
+        cqe.vendor_error = vendor_error.into();
+        cqe
+    }
+
+    #[test]
+    fn failures_are_counted_by_operation_and_cause() {
+        let failures = Failures::default();
+        let refused = failed(WcOpcode::RdmaWrite, WcStatus::RemAccessErr, 0x1100_c000);
+        failures.count(&refused);
+        failures.count(&failed(WcOpcode::Recv, WcStatus::WrFlushErr, 0));
+        failures.count(&refused);
+        let all = failures.all();
+        assert_eq!(all.len(), 2);
+        assert_eq!(
+            (&*all[0].opcode, &*all[0].status, all[0].vendor_err, all[0].count),
+            ("RDMA_WRITE", "REM_ACCESS_ERR", 0x1100_c000, 2)
+        );
+        assert_eq!((&*all[1].opcode, all[1].count), ("RECV", 1));
+    }
+
+    #[test]
+    fn a_peer_cannot_make_the_table_grow_without_end() {
+        let failures = Failures::default();
+        for vendor_error in 0..2 * MOST_CAUSES as u32 {
+            failures.count(&failed(WcOpcode::Send, WcStatus::RemOpErr, vendor_error));
+        }
+        assert!(failures.all().len() <= MOST_CAUSES + 1);
+        assert_eq!(
+            failures.all().iter().map(|failure| failure.count).sum::<u64>(),
+            2 * MOST_CAUSES as u64
+        );
+    }
+}

@@ -1,0 +1,75 @@
+//! What a send queue tells the checks of the option `strict`.
+
+use rustix::io::Errno;
+use urnic_device::wqe::{OPERANDS, Opcode, SendFlags, Sge};
+use urnic_rdma_core::{IBV_SEND_INLINE, ibv_send_wr};
+
+use super::SendQueue;
+use crate::guard::contained;
+use crate::strict::{Element, Request};
+use crate::verbs::send_entry::Entry;
+
+impl SendQueue {
+    /// Shows an entry to the check of the option `strict`.
+    #[cold]
+    pub(super) fn check(&self, entry: &Entry) {
+        let (Some(check), Some(opcode)) = (self.ledger.check(), entry.opcode()) else {
+            return;
+        };
+        let lists = match opcode {
+            Opcode::LocalInv | Opcode::BindMw => 0,
+            _ => usize::from(entry.header.num_sge),
+        };
+        // The elements are the last operands.
+        let first = entry.operand_len.saturating_sub(lists * size_of::<Sge>());
+        let elements: Vec<Element> = (0..lists)
+            .map(|number| {
+                let at = self.block_offset() + OPERANDS + first + number * size_of::<Sge>();
+                let at = at & (self.ring_len() - 1);
+                // SAFETY: `put` wrote this element, which does not wrap.
+                let sge = unsafe { self.ring.as_ptr().add(at).cast::<Sge>().read_unaligned() };
+                Element {
+                    key: sge.stag.get(),
+                    offset: sge.offset.get(),
+                    len: sge.len.get(),
+                }
+            })
+            .collect();
+        contained(|| {
+            check.send_posted(&Request {
+                slot: self.posted,
+                wr_id: entry.wr_id,
+                opcode: opcode.completion(),
+                signalled: entry.header.flags & SendFlags::SIGNALED.bits() != 0,
+                elements: &elements,
+            });
+        });
+    }
+
+    /// Why [`post`](Self::post) refuses a request with this error.
+    #[cold]
+    pub(in crate::verbs) fn why_refused(&self, wr: &ibv_send_wr, errno: Errno) -> String {
+        let count = wr.num_sge as u32;
+        let inline = wr.send_flags & IBV_SEND_INLINE != 0;
+        match errno {
+            Errno::NOMEM => format!(
+                "the send queue is full: {} requests are outstanding",
+                self.shape.slots
+            ),
+            _ if count > self.shape.max_sge => {
+                format!(
+                    "the request has {count} elements, and max_send_sge is {}",
+                    self.shape.max_sge
+                )
+            }
+            _ if inline => format!(
+                "the request is inline: that is for Sends and Writes of at most max_inline_data, {} B",
+                self.shape.max_inline
+            ),
+            _ => format!(
+                "the queue pair has no requests of opcode {} with send_flags {:#x} and {count} elements",
+                wr.opcode, wr.send_flags
+            ),
+        }
+    }
+}

@@ -1,0 +1,287 @@
+/* mistakes NAME: makes the mistake of this name, or none ("nothing"), with a queue pair that is its
+ * own peer; for the option `strict`. Each mistake is one that programs make. The exit status is 0:
+ * none of them makes the program notice. */
+#include "rc.h"
+
+#include <sys/mman.h>
+#include <sys/wait.h>
+
+#define DEPTH 8
+#define LEN 64
+#define PAGE 4096
+
+static struct ibv_context *context;
+static struct ibv_pd *pd;
+static struct ibv_cq *cq;
+static struct ibv_qp *qp;
+static struct ibv_mr *mr;
+static struct end end;
+static uint8_t *bytes;
+static unsigned flags = IBV_SEND_SIGNALED;
+
+static int send_of(uint8_t *at, uint32_t len, uint32_t lkey, uint64_t wr_id)
+{
+	struct ibv_sge sge = { .addr = (uintptr_t)at, .length = len, .lkey = lkey };
+	struct ibv_send_wr wr = { .wr_id = wr_id, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND, .send_flags = flags }, *bad;
+	return ibv_post_send(qp, &wr, &bad);
+}
+
+static void exchange(uint64_t wr_id)
+{
+	post_recv(qp, mr, 2 * PAGE, LEN, wr_id);
+	ZERO(send_of(bytes, LEN, mr->lkey, wr_id));
+}
+
+static void complete(int count)
+{
+	while (count-- > 0)
+		next_wc(cq);
+}
+
+static void nothing(void)
+{
+	for (int i = 0; i < 100; i++) {
+		memset(bytes, i, LEN);
+		exchange(i);
+		complete(2);
+		if (memcmp(bytes, bytes + 2 * PAGE, LEN))
+			die("the wrong bytes arrived");
+	}
+}
+
+static void wrong_rkey(void)
+{
+	struct end wrong = end;
+	wrong.rkey ^= 1;
+	post_send(qp, IBV_WR_RDMA_WRITE, mr, 0, LEN, &wrong, 0, 7);
+	complete(1);
+}
+
+static void unposted_receive(void)
+{
+	ZERO(send_of(bytes, LEN, mr->lkey, 1));
+	usleep(50000);
+	post_recv(qp, mr, 2 * PAGE, LEN, 1);
+	complete(2);
+}
+
+static void reused_buffer(void)
+{
+	exchange(3);
+	bytes[5]++;
+	complete(2);
+}
+
+/* Looks at the place of a message, which has whole pages of its own, before the completion. */
+static void premature_look(void)
+{
+	uint8_t *place = mmap(NULL, 2 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	struct ibv_mr *own = SOME(ibv_reg_mr(pd, place, 2 * PAGE, IBV_ACCESS_LOCAL_WRITE));
+	memset(bytes, 'x', LEN);
+	post_recv(qp, own, 0, 2 * PAGE, 9);
+	ZERO(send_of(bytes, LEN, mr->lkey, 9));
+	/* Long after the message arrived. */
+	usleep(50000);
+	if (*(volatile uint8_t *)place == 'x')
+		puts("it is there before its completion");
+	complete(2);
+	if (*(volatile uint8_t *)place != 'x')
+		die("the message is not there");
+	ZERO(ibv_dereg_mr(own));
+	munmap(place, 2 * PAGE);
+}
+
+static void written_receive(void)
+{
+	post_recv(qp, mr, 2 * PAGE, LEN, 4);
+	bytes[2 * PAGE + 1] = 1;
+	ZERO(send_of(bytes, LEN, mr->lkey, 4));
+	complete(2);
+}
+
+static void small_queue(void)
+{
+	for (int i = 0; i < DEPTH; i++)
+		post_recv(qp, mr, 2 * PAGE, LEN, i);
+	ZERO(send_of(bytes, LEN, mr->lkey, 1));
+	complete(2);
+}
+
+static void leak(void)
+{
+	for (int i = 0; i < 3; i++)
+		SOME(ibv_reg_mr(pd, bytes, PAGE, IBV_ACCESS_LOCAL_WRITE));
+}
+
+static void none_signalled(void)
+{
+	flags = 0;
+	for (int i = 0; i < DEPTH; i++)
+		post_recv(qp, mr, 2 * PAGE, LEN, i);
+	int posted = 0;
+	while (!send_of(bytes, LEN, mr->lkey, posted))
+		posted++;
+	complete(posted < DEPTH ? posted : DEPTH);
+}
+
+static void wrong_lkey(void)
+{
+	post_recv(qp, mr, 2 * PAGE, LEN, 1);
+	ZERO(send_of(bytes, LEN, mr->rkey ^ 1, 1));
+	complete(2);
+}
+
+static void gone_lkey(void)
+{
+	struct ibv_mr *gone = SOME(ibv_reg_mr(pd, bytes, PAGE, 0));
+	uint32_t lkey = gone->lkey;
+	ZERO(ibv_dereg_mr(gone));
+	post_recv(qp, mr, 2 * PAGE, LEN, 1);
+	ZERO(send_of(bytes, LEN, lkey, 1));
+	complete(2);
+}
+
+static void long_inline(void)
+{
+	flags |= IBV_SEND_INLINE;
+	if (!send_of(bytes, 2 * PAGE, 0, 1))
+		die("8192 bytes fit inline");
+}
+
+static void wrong_state(void)
+{
+	struct ibv_qp *unconnected = create_qp(pd, cq, 1), *connected = qp;
+	qp = unconnected;
+	if (!send_of(bytes, LEN, mr->lkey, 1))
+		die("a queue pair sends in INIT");
+	qp = connected;
+	ZERO(ibv_destroy_qp(unconnected));
+}
+
+static void unmapped(void)
+{
+	void *other = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	struct ibv_mr *region = SOME(ibv_reg_mr(pd, other, PAGE, IBV_ACCESS_LOCAL_WRITE));
+	munmap(other, PAGE);
+	ZERO(ibv_dereg_mr(region));
+}
+
+static void wrong_order(void)
+{
+	if (ibv_dealloc_pd(pd) != EBUSY)
+		die("a domain with a queue pair is gone");
+}
+
+static void missed_rearm(void)
+{
+	struct ibv_comp_channel *channel = SOME(ibv_create_comp_channel(context));
+	struct ibv_cq *slept_on = SOME(ibv_create_cq(context, 2 * DEPTH, NULL, channel, 0)), *woken;
+	struct ibv_qp *own = create_qp(pd, slept_on, DEPTH), *other = qp;
+	struct end own_end = end_of(own, 0, mr);
+	void *unused;
+	connect_qp(own, &own_end, 0, &own_end);
+	qp = own;
+	exchange(1);
+	/* The first completions are there before the event is requested. */
+	usleep(50000);
+	ZERO(ibv_req_notify_cq(slept_on, 0));
+	exchange(2);
+	ZERO(ibv_get_cq_event(channel, &woken, &unused));
+	ibv_ack_cq_events(woken, 1);
+	for (int i = 0; i < 4; i++)
+		next_wc(slept_on);
+	qp = other;
+	ZERO(ibv_destroy_qp(own));
+	ZERO(ibv_destroy_cq(slept_on));
+	ZERO(ibv_destroy_comp_channel(channel));
+}
+
+static void leave(int signal)
+{
+	(void)signal;
+	exit(0);
+}
+
+static void no_acknowledgement(void)
+{
+	struct ibv_comp_channel *channel = SOME(ibv_create_comp_channel(context));
+	struct ibv_cq *slept_on = SOME(ibv_create_cq(context, 2 * DEPTH, NULL, channel, 0)), *woken;
+	struct ibv_qp *own = create_qp(pd, slept_on, DEPTH);
+	struct end own_end = end_of(own, 0, mr);
+	void *unused;
+	connect_qp(own, &own_end, 0, &own_end);
+	ZERO(ibv_req_notify_cq(slept_on, 0));
+	struct ibv_qp *other = qp;
+	qp = own;
+	exchange(1);
+	ZERO(ibv_get_cq_event(channel, &woken, &unused));
+	for (int i = 0; i < 2; i++)
+		next_wc(slept_on);
+	qp = other;
+	ZERO(ibv_destroy_qp(own));
+	/* The next call never returns. */
+	signal(SIGALRM, leave);
+	alarm(1);
+	ZERO(ibv_destroy_cq(slept_on));
+}
+
+static void forked(void)
+{
+	pid_t child = fork();
+	if (child == 0)
+		_exit(0);
+	waitpid(child, NULL, 0);
+}
+
+static const struct mistake {
+	const char *name;
+	void (*make)(void);
+	int entries;
+	bool leaves;
+} MISTAKES[] = {
+	{ "nothing", nothing, 2 * DEPTH, false },
+	{ "wrong-rkey", wrong_rkey, 2 * DEPTH, false },
+	{ "unposted-receive", unposted_receive, 2 * DEPTH, false },
+	{ "reused-buffer", reused_buffer, 2 * DEPTH, false },
+	{ "premature-look", premature_look, 2 * DEPTH, false },
+	{ "written-receive", written_receive, 2 * DEPTH, false },
+	{ "small-queue", small_queue, DEPTH, false },
+	{ "leak", leak, 2 * DEPTH, true },
+	{ "none-signalled", none_signalled, 2 * DEPTH, false },
+	{ "wrong-lkey", wrong_lkey, 2 * DEPTH, false },
+	{ "gone-lkey", gone_lkey, 2 * DEPTH, false },
+	{ "long-inline", long_inline, 2 * DEPTH, false },
+	{ "wrong-state", wrong_state, 2 * DEPTH, false },
+	{ "unmapped", unmapped, 2 * DEPTH, false },
+	{ "wrong-order", wrong_order, 2 * DEPTH, false },
+	{ "missed-rearm", missed_rearm, 2 * DEPTH, false },
+	{ "no-acknowledgement", no_acknowledgement, 2 * DEPTH, true },
+	{ "forked", forked, 2 * DEPTH, false },
+};
+
+int main(int argc, char **argv)
+{
+	const struct mistake *mistake = NULL;
+	for (size_t i = 0; argc == 2 && i < sizeof MISTAKES / sizeof *MISTAKES; i++)
+		if (!strcmp(argv[1], MISTAKES[i].name))
+			mistake = &MISTAKES[i];
+	if (!mistake)
+		die("usage: mistakes NAME");
+	bytes = mmap(NULL, 4 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	context = open_device();
+	pd = SOME(ibv_alloc_pd(context));
+	cq = SOME(ibv_create_cq(context, mistake->entries, NULL, NULL, 0));
+	mr = SOME(ibv_reg_mr(pd, bytes, 4 * PAGE, EVERY_ACCESS));
+	qp = create_qp(pd, cq, DEPTH);
+	end = end_of(qp, 0, mr);
+	connect_qp(qp, &end, 0, &end);
+	mistake->make();
+	ZERO(ibv_destroy_qp(qp));
+	ZERO(ibv_dereg_mr(mr));
+	ZERO(ibv_destroy_cq(cq));
+	if (mistake->leaves)
+		return 0;
+	ZERO(ibv_dealloc_pd(pd));
+	ZERO(ibv_close_device(context));
+	return 0;
+}
