@@ -1,10 +1,14 @@
-//! `urnic explain`: what a status of a completion, or a `vendor_err`, means with this device.
+//! `urnic explain`: what a status of a completion, a `vendor_err`, or an error number means with
+//! this device.
+
+mod errnos;
 
 use std::fmt::Write as _;
 
 use urnic_wire::rdmap::TerminateError;
 
 use crate::answer::Failure;
+use errnos::ERRNOS;
 
 /// A status, and when it occurs, or why it does not: as in `docs/reference/statuses.md`.
 struct Status {
@@ -139,12 +143,15 @@ fn of_one(asked: &str) -> Result<String, Failure> {
         (Some(number), None) => STATUSES.iter().find(|status| status.number == number),
         _ => STATUSES.iter().find(|status| status.name == name),
     };
+    if let Some((name, when)) = ERRNOS.iter().find(|(known, _)| *known == name) {
+        return Ok(format!("{name}: {}.\n", when.replace('`', "")));
+    }
     match (status, number) {
         (Some(status), _) => Ok(of_status(status)),
         (None, Some(control)) => Ok(of_vendor_error(control)),
         (None, None) => Err(Failure::usage(format!(
-            "{asked:?} is no status (0 to 23, or a name as IBV_WC_REM_ACCESS_ERR) and no vendor_err (a number \
-             as 0x1100c000)"
+            "{asked:?} is no status (0 to 23, or a name as IBV_WC_REM_ACCESS_ERR), no vendor_err (a number \
+             as 0x1100c000), and no error number that verbs return (a name as EINVAL)"
         ))),
     }
 }
@@ -222,6 +229,17 @@ mod tests {
     }
 
     #[test]
+    fn the_page_has_the_same_error_numbers() {
+        let page = include_str!("../../docs/reference/statuses.md");
+        let section = page
+            .split("\n## ")
+            .find(|section| section.starts_with("Error numbers"));
+        let rows = section.expect("Error numbers").lines();
+        let rows = rows.filter_map(|row| row.strip_prefix("| `")?.strip_suffix(" |")?.split_once("` | "));
+        assert_eq!(rows.collect::<Vec<_>>(), ERRNOS);
+    }
+
+    #[test]
     fn statuses_and_vendor_errors_are_told_apart() {
         let of = |what| of_one(what).unwrap();
         for what in ["10", "rem_access_err", "IBV_WC_REM_ACCESS_ERR"] {
@@ -240,7 +258,8 @@ mod tests {
         assert_eq!(of("285261824"), write, "as perftest prints it");
         assert!(of("0x0").contains("local"));
         assert!(of("0xffffffff").contains("no error that an RFC defines"));
-        for wrong in ["", "EINVAL", "0x", "-1", "4294967296", "1.5"] {
+        assert!(of("enomem").starts_with("ENOMEM: posting: the queue is full"));
+        for wrong in ["", "EINVALID", "0x", "-1", "4294967296", "1.5"] {
             assert!(of_one(wrong).is_err(), "{wrong:?}");
         }
     }

@@ -105,10 +105,10 @@ enum Command {
         #[command(flatten)]
         report: stat::ReportArgs,
     },
-    /// Explain statuses of completions, and vendor_err
+    /// Explain statuses of completions, vendor_err, and error numbers
     Explain {
-        /// A status (10, REM_ACCESS_ERR), or a vendor_err (0x1100c000)
-        #[arg(required = true, value_name = "STATUS|VENDOR_ERR")]
+        /// A status (10, REM_ACCESS_ERR), a vendor_err (0x1100c000), or an error number (EINVAL)
+        #[arg(required = true, value_name = "STATUS|VENDOR_ERR|ERRNO")]
         what: Vec<String>,
     },
 }

@@ -8,6 +8,7 @@ use super::terminate::{OffendingRequest, Received};
 use crate::log_limit::LogLimit;
 use crate::memory::{Asked, Need};
 use crate::stream::Stream;
+use rustix::io::Errno;
 use urnic_device::vocabulary::WcStatus;
 use urnic_device::wqe::Opcode;
 use urnic_wire::ddp::{Header, TAGGED_LEN, UNTAGGED_LEN};
@@ -123,6 +124,45 @@ fn name(opcode: Opcode) -> &'static str {
         Opcode::CompareSwap | Opcode::FetchAdd => "atomic",
         Opcode::LocalInv => "invalidation",
         Opcode::BindMw => "bind",
+    }
+}
+
+/// How a connection is lost: without a Terminate, and not in order.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Lost {
+    /// TCP says so.
+    Stream(Errno),
+    /// The peer closed, although requests were under way.
+    Closed,
+    /// The peer had closed before a request was posted.
+    ClosedBefore,
+    /// The peer could not be reached.
+    Unreachable,
+    /// The peer sent a malformed Terminate, which no Terminate answers.
+    MalformedTerminate,
+}
+
+/// The connection is lost. Says so if that has an effect on requests.
+#[cold]
+pub(super) fn lost(how: Lost, qp: &Identity, requester: &Requester, env: &Env<'_>, stream: &dyn Stream) {
+    let (count, oldest) = requester.under_way();
+    if count == 0 && !requester.sq.has_posted() || !LIMIT.may_say(env.now) {
+        return;
+    }
+    let subject = subject(qp, stream);
+    let how = match how {
+        Lost::Stream(errno) => format!("the connection is lost: {errno}"),
+        Lost::Closed => "the peer closed the connection".to_owned(),
+        Lost::ClosedBefore => "a request was posted after the peer had closed the connection".to_owned(),
+        Lost::Unreachable => "the peer cannot be reached".to_owned(),
+        Lost::MalformedTerminate => "the peer sent a malformed Terminate".to_owned(),
+    };
+    match oldest {
+        Some(opcode) => tracing::warn!(
+            "{subject}: {how}; requests under way: {count}, the oldest {}",
+            name(opcode)
+        ),
+        None => tracing::warn!("{subject}: {how}"),
     }
 }
 

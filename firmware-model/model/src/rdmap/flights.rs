@@ -88,6 +88,14 @@ impl Flights {
         self.queue.iter().find(|flight| flight.is_named_by(offending))
     }
 
+    /// How many there are, and what the oldest does.
+    pub(super) fn under_way(&self) -> (usize, Option<Opcode>) {
+        (
+            self.queue.len(),
+            self.queue.front().map(|flight| flight.wqe.opcode),
+        )
+    }
+
     /// The oldest request that failed, and how.
     pub(super) fn failed(&self) -> Option<(&SendWqe, WcStatus)> {
         self.queue.iter().find_map(|flight| match flight.wait {

@@ -5,7 +5,7 @@ use crate::counters::Counter;
 use crate::llp::{Llp, LlpError};
 use crate::queues::Overflow;
 use crate::rdmap::env::Env;
-use crate::rdmap::explain;
+use crate::rdmap::explain::{self, Lost};
 use crate::rdmap::inbound::Halves;
 use crate::rdmap::params::{RxOutcome, TxOutcome};
 use crate::rdmap::peer_progress::PeerProgress;
@@ -92,7 +92,7 @@ impl Engine {
     /// The lower layer failed, in either direction.
     pub(super) fn llp_failed(&mut self, error: LlpError, env: &mut Env<'_>, stream: &mut dyn Stream) {
         match error {
-            LlpError::Lost(_) => self.lose(env),
+            LlpError::Lost(errno) => self.lose(Lost::Stream(errno), env, stream),
             LlpError::Crc | LlpError::Marker => {
                 let counter = match error {
                     LlpError::Crc => Counter::RxCrcErrors,
@@ -155,7 +155,7 @@ impl Engine {
         self.halves.requester.await_no_more();
         if !between || !self.is_quiet() {
             stream.finish();
-            self.lose(env);
+            self.lose(Lost::Closed, env, stream);
             return RxOutcome::Ended;
         }
         env.effects
@@ -324,11 +324,12 @@ impl Engine {
     }
 
     /// The stream is lost (row DDP-T-06).
-    pub(super) fn lose(&mut self, env: &mut Env<'_>) {
+    pub(super) fn lose(&mut self, how: Lost, env: &mut Env<'_>, stream: &dyn Stream) {
         env.counters.add(Counter::StreamsLost, 1);
         if self.begin_parting() {
             return self.end(env);
         }
+        explain::lost(how, &self.halves.qp, &self.halves.requester, env, stream);
         let lost = u32::from(TerminateError::MpaConnectionLost as u16) << 16;
         env.effects
             .qp_error(self.halves.qp.qid, QpFault::StreamLost, lost);

@@ -8,6 +8,7 @@ use crate::llp::mpa::Filled;
 use crate::llp::{Llp, LlpError, loopback};
 use crate::queues::Overflow;
 use crate::rdmap::env::Env;
+use crate::rdmap::explain::Lost;
 use crate::rdmap::held::Held;
 use crate::rdmap::inbound::{Halves, Segment};
 use crate::rdmap::params::RxOutcome;
@@ -329,7 +330,7 @@ impl Engine {
             Stop::Terminated(received) => self.terminated(received, env, stream),
             Stop::Silent => {
                 stream.reset();
-                self.lose(env);
+                self.lose(Lost::MalformedTerminate, env, stream);
             }
             Stop::Overflow => self.fail(QpFault::CqOverflow, env, stream),
             Stop::Llp(error) => self.llp_failed(error, env, stream),

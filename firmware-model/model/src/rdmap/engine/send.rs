@@ -5,6 +5,7 @@ use crate::counters::Counter;
 use crate::llp::Llp;
 use crate::queues::Overflow;
 use crate::rdmap::env::Env;
+use crate::rdmap::explain::Lost;
 use crate::rdmap::inbound::Halves;
 use crate::rdmap::params::TxOutcome;
 use crate::rdmap::peer_progress::PeerProgress;
@@ -23,7 +24,7 @@ impl Engine {
     pub fn transmit(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) -> TxOutcome {
         if self.unreachable && self.halves.requester.sq.has_posted() {
             self.unreachable = false;
-            self.lose(env);
+            self.lose(Lost::Unreachable, env, stream);
         }
         match &self.progress {
             Progress::Open => {}
@@ -42,7 +43,7 @@ impl Engine {
             return TxOutcome::Idle;
         }
         if self.peer_closed && self.halves.requester.sq.has_posted() {
-            self.lose(env);
+            self.lose(Lost::ClosedBefore, env, stream);
             return TxOutcome::Idle;
         }
         let mut outcome = self.pump(env, stream);

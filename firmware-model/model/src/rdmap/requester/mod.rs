@@ -142,6 +142,13 @@ impl Requester {
         self.sending.is_some()
     }
 
+    /// How many requests are under way, and what the oldest does.
+    pub(super) fn under_way(&self) -> (usize, Option<Opcode>) {
+        let (count, oldest) = self.flights.under_way();
+        let sending = self.sending.as_ref().map(|sending| sending.wqe.opcode);
+        (count + usize::from(sending.is_some()), oldest.or(sending))
+    }
+
     /// Whether any request would not be complete if all that the stream took, up to `taken`,
     /// arrived.
     pub(super) fn is_outstanding(&self, taken: u64) -> bool {

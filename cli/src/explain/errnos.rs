@@ -1,0 +1,78 @@
+//! Error numbers of verbs and librdmacm, and what they mean with this device: as in
+//! `docs/reference/statuses.md`.
+
+/// A name, and what it means.
+pub(super) const ERRNOS: [(&str, &str); 21] = [
+    (
+        "EINVAL",
+        "an argument is not valid: a size or count beyond what `ibv_query_device` reports, a transition that the queue pair's state does not permit or that lacks an attribute, an unknown flag, a request that is inline and too long, a post in a state without posting; rdma_cm: a call in a state of the id that does not permit it",
+    ),
+    (
+        "ENOMEM",
+        "posting: the queue is full, poll completions first; else no memory is left, or the device has no room for one more object",
+    ),
+    (
+        "EBUSY",
+        "the object is still used: a domain with regions or queue pairs, a completion queue with queue pairs, a region with bound windows; VFIO: another process has the function",
+    ),
+    (
+        "EIO",
+        "a forked child uses an object of its parent, or the device is lost",
+    ),
+    (
+        "EOPNOTSUPP",
+        "the device does not have this kind of queue pair, operation or attribute; with `--identity roce` there are UC and UD, too",
+    ),
+    (
+        "ENOENT",
+        "there is no such object: another context removed it, or an id of rdma_cm is gone; polling `ibv_cq_ex`: no completion is there",
+    ),
+    ("EFAULT", "an address in a call is not mapped"),
+    ("EBADF", "the descriptor is closed, or is none of this kind"),
+    (
+        "ENODEV",
+        "no usable device: the name is unknown, or `urnic run` is missing; rdma_cm: the address belongs to no device",
+    ),
+    (
+        "EMFILE",
+        "the process has no descriptor left; each connection takes one: `ulimit -n \"$(ulimit -Hn)\"`",
+    ),
+    (
+        "EAGAIN",
+        "the channel does not block, and no event is there; opening the device: no more threads may be started (`ulimit -u`)",
+    ),
+    (
+        "EACCES",
+        "the kernel or a security module refuses: a port below 1024, a VFIO file of another user",
+    ),
+    (
+        "EPERM",
+        "the kernel refuses: a seccomp profile, or memory that may not be locked",
+    ),
+    (
+        "EADDRINUSE",
+        "another socket or id has the port; with `--identity iwarp` a listener of rdma_cm needs the TCP port of its number (`cm.ports`)",
+    ),
+    (
+        "EADDRNOTAVAIL",
+        "the address is none of this host, or of none of its devices; or no port is free",
+    ),
+    ("ENETUNREACH", "no route leads to the address"),
+    (
+        "ECONNREFUSED",
+        "nobody listens at the peer's address and port, or the peer rejected the connection (`rdma_reject`)",
+    ),
+    (
+        "ECONNRESET",
+        "the peer ended the connection before it was established, or its process ended",
+    ),
+    (
+        "ETIMEDOUT",
+        "no answer came in time: a firewall, a wrong address, or a peer that does not accept (`mpa.startup_timeout_initiator_s`)",
+    ),
+    (
+        "EPROTO",
+        "the peer at this port does not speak MPA, or breaks its start-up",
+    ),
+    ("EINTR", "a signal interrupted the call"),
+];
