@@ -8,6 +8,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
 use urnic_config::{Config, OPTIONS, Source};
+use urnic_faults::Plan;
 
 use crate::answer::Failure;
 use crate::options::Options;
@@ -95,9 +96,33 @@ impl Options {
         set("URNIC_CONFIG", absolute(self.config.as_deref())?);
         set("URNIC_PCAP", absolute(self.pcap.as_deref())?);
         set("URNIC_REPORT", absolute(self.report.as_deref())?);
+        set("URNIC_FAULTS", self.faults()?);
         set("URNIC_STRICT", checked("strict", "--strict", &self.strict)?);
         set("URNIC_SUPPRESSIONS", absolute(self.suppressions.as_deref())?);
         Ok(variables)
+    }
+
+    /// The faults, also if they are in a file.
+    fn faults(&self) -> Result<Option<OsString>, Failure> {
+        let Some(given) = &self.faults else {
+            return Ok(None);
+        };
+        let text = match Path::new(given).is_file() {
+            true => std::fs::read_to_string(given)
+                .map_err(|error| Failure::usage(format!("--faults {given}: {error}")))?,
+            false => given.clone(),
+        };
+        Plan::check(&text).map_err(|error| Failure::usage(format!("--faults {given}: {error}")))?;
+        // Without comments it is one line.
+        let lines = text
+            .lines()
+            .map(|line| line.split('#').next().unwrap_or("").trim());
+        let faults: Vec<&str> = lines.filter(|line| !line.is_empty()).collect();
+        let faults = match faults.is_empty() {
+            true => "none".to_owned(),
+            false => faults.join("; "),
+        };
+        Ok(Some(faults.into()))
     }
 
     fn device(&self) -> Result<Option<OsString>, Failure> {

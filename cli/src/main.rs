@@ -9,6 +9,7 @@ mod conformance;
 mod doctor;
 mod environment;
 mod explain;
+mod fault;
 mod info;
 mod inherited;
 mod options;
@@ -105,6 +106,21 @@ enum Command {
         #[command(flatten)]
         report: stat::ReportArgs,
     },
+    /// Let something go wrong in a process that runs, or list its faults
+    ///
+    /// The process runs under `urnic run --faults`, which may be `none`; without that, only calls,
+    /// completions and events can fail.
+    Fault {
+        /// The process; `urnic stat` lists those that have a device open
+        #[arg(required_unless_present = "list")]
+        pid: Option<u32>,
+        /// The faults to add: KIND KEY=VALUE …, with semicolons between
+        #[arg(value_name = "FAULTS")]
+        faults: Vec<String>,
+        /// List the kinds of faults, and what each stands for
+        #[arg(long)]
+        list: bool,
+    },
     /// Explain statuses of completions, vendor_err, and error numbers
     Explain {
         /// A status (10, REM_ACCESS_ERR), a vendor_err (0x1100c000), or an error number (EINVAL)
@@ -185,6 +201,10 @@ fn main() -> ExitCode {
         Command::Conformance { list: true, part, .. } => conformance::list(&part),
         Command::Conformance { options, part, .. } => conformance::run(&options, &part),
         Command::Stat { report } => stat::show(&report),
+        Command::Fault { list: true, .. } => print(&fault::list()),
+        Command::Fault { pid, faults, .. } => {
+            fault::add(pid.unwrap_or_default(), &faults.join(" ")).and_then(|text| print(&text))
+        }
         Command::Explain { what } => explain::explain(&what).and_then(|text| print(&text)),
     };
     outcome.unwrap_or_else(|failure| failure.report())

@@ -34,6 +34,11 @@ pub(crate) fn first_search() {
         .unwrap_or_default();
     exit::start(&config);
     strict::start(&config);
+    if let Some(faults) = &config.faults
+        && let Err(error) = urnic_faults::plan().add(faults)
+    {
+        tracing::error!("faults: {error}");
+    }
     let settings = Settings {
         dir: config.present.dir.clone(),
         digest: urnic_presence::digest(&format!("{:?} {:?}", config.each_device(), config.identity)),

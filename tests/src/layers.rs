@@ -7,8 +7,9 @@ use toml::Table;
 use crate::build::tree;
 
 /// The crates of the product, bottom first. A crate depends on crates above it in this list only.
-const LAYERS: [&str; 18] = [
+const LAYERS: [&str; 19] = [
     "wire",
+    "faults",
     "vfio-user",
     "console",
     "rpc-rdma/protocol",

@@ -84,7 +84,7 @@ pub(super) fn capture_file(path: PathBuf) -> CaptureFile {
 
 impl InprocBus {
     /// Starts a device with these addresses, which captures its streams to `capture`, or else may
-    /// pass those to peers on this host through memory.
+    /// pass those to peers on this host through memory. `faulty`: they follow the plan of faults.
     ///
     /// # Errors
     /// The errors of starting the device's thread and of making descriptors.
@@ -92,6 +92,7 @@ impl InprocBus {
         gids: &GidTable,
         capture: Option<Capture>,
         same_host: bool,
+        faulty: bool,
     ) -> Result<Arc<InprocBus>, Errno> {
         let addresses = gids
             .entries()
@@ -106,6 +107,7 @@ impl InprocBus {
             addresses,
             same_host: same_host && capture.is_none(),
             capture,
+            faulty,
             descriptors: Some(DESCRIPTORS),
             thread_start: ThreadStart(threads::start),
             ..ModelConfig::default()

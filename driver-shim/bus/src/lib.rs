@@ -39,8 +39,9 @@ pub fn open(config: &Config, gids: &GidTable, shared: &Shared) -> Result<Arc<dyn
                 let process = format!("process {}, {}", std::process::id(), program::name());
                 file(path).interface(&config.name, &process)
             });
-            let same_host = config.same_host == SameHost::Auto;
-            Ok(inproc::InprocBus::start(gids, capture, same_host)?)
+            let faulty = config.faults.is_some();
+            let same_host = config.same_host == SameHost::Auto && !faulty;
+            Ok(inproc::InprocBus::start(gids, capture, same_host, faulty)?)
         }
         Device::VfioUser(path) => Ok(vfio_user::VfioUserBus::open(path)?),
         Device::Vfio(address) => Ok(vfio::VfioBus::open(address, config.vfio.api)?),

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use toml::Value;
+use urnic_faults::Plan;
 use urnic_wire::mpa::startup::RtrKey;
 
 use crate::error::{Error, Source};
@@ -153,6 +154,19 @@ pub const OPTIONS: &[Opt] = &[
             Some(())
         },
         show: |c| show_path(c.suppressions.as_deref()),
+    },
+    Opt {
+        key: "faults",
+        takes: "faults such as \"reset after=64k nth=2; drop p=0.01; seed=7\", none, or nothing",
+        help: "What goes wrong on purpose, for tests of how a program takes it: KIND KEY=VALUE …, with semicolons between faults. \
+               `urnic fault --list` has the kinds. none: nothing yet, but `urnic fault PID` can add faults. Connections are on TCP \
+               then, as with same_host=off.",
+        set: |c, text| {
+            Plan::check(text).ok()?;
+            c.faults = (!text.is_empty()).then(|| text.to_owned());
+            Some(())
+        },
+        show: |c| c.faults.clone().unwrap_or_default(),
     },
     Opt {
         key: "identity",

@@ -355,6 +355,8 @@ pub struct Config {
     pub strict: Strict,
     /// The file that names findings of these checks to leave out.
     pub suppressions: Option<PathBuf>,
+    /// What goes wrong on purpose; `Some`: connections and calls follow a plan of faults.
+    pub faults: Option<String>,
     /// The kind of RDMA device that programs see.
     pub identity: Identity,
     /// When Sends, Writes and immediates complete.
@@ -387,6 +389,7 @@ impl Default for Config {
             report: None,
             strict: Strict::Off,
             suppressions: None,
+            faults: None,
             identity: Identity::Iwarp,
             completion: Completion::Auto,
             same_host: SameHost::Auto,

@@ -79,6 +79,7 @@ fn every_option_reaches_the_configuration_and_is_shown() {
         "log" => "urnic=trace",
         "pcap" | "present.dir" | "report" | "suppressions" => "/x/y",
         "strict" => "error",
+        "faults" => "drop",
         "mpa.crc" | "mpa.peer_to_peer" => "false",
         "mpa.markers" | "mpa.strict_rtr" | "mpa.strict_depths" | "native.allow_nat" => "true",
         "mpa.revision" => "1",

@@ -17,7 +17,7 @@ use crate::dma::{DmaMemory, DmaPool};
 use crate::event::EventQueue;
 use crate::event_loop::EventLoop;
 use crate::failures::Failures;
-use crate::objects::{Context, ContextEvents, Contexts, EventTarget, Pd, Table};
+use crate::objects::{Context, ContextEvents, Contexts, EventTarget, Pd, Planned, Table};
 use crate::pages::{PageSlot, Pages};
 use crate::poster::Poster;
 use crate::rdma_cm::manager::Manager;
@@ -60,6 +60,8 @@ pub struct Driver {
     pub(crate) event_loop: EventLoop,
     /// Completions in error that the program has polled.
     pub(crate) failures: Failures,
+    /// What a plan of faults lets happen, and the driver's thread does.
+    pub(crate) planned: Mutex<Vec<Planned>>,
     /// The socket for requests of `urnic stat` of other processes.
     pub(crate) stat_socket: OnceLock<StatSocket>,
     /// This process is a child of the process that opened the device.

@@ -34,6 +34,7 @@ mod message_queues;
 mod native;
 mod objects;
 mod pages;
+mod planned;
 mod poster;
 mod process;
 mod qp;

@@ -172,3 +172,12 @@ impl Contexts {
         self.open.read().unwrap_or_else(PoisonError::into_inner).len()
     }
 }
+
+/// What a plan of faults lets happen.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Planned {
+    /// This queue pair fails.
+    Error(u32),
+    /// The addresses of the port seem to change.
+    GidChange,
+}

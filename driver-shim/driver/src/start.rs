@@ -102,6 +102,7 @@ impl Driver {
             armed: Mutex::default(),
             event_loop,
             failures: Failures::default(),
+            planned: Mutex::default(),
             stat_socket: OnceLock::new(),
             abandoned: AtomicBool::new(false),
         });

@@ -7,6 +7,7 @@ use rustix::io::Errno;
 
 use crate::clock::now;
 use crate::driver::Driver;
+use crate::planned;
 use urnic_process::failure;
 use urnic_process::interrupt_context;
 use urnic_process::signals;
@@ -30,6 +31,7 @@ impl Driver {
             self.handle_events();
             self.event_loop.set_awake();
             let deadline = interrupt_context::deferred(|| {
+                self.carry_out_plan();
                 let flushing = self
                     .commands
                     .is_lost()
@@ -60,7 +62,7 @@ impl Driver {
             let mut count = [0; 8];
             let _ = rustix::io::read(wake, &mut count);
             if let Some((stat_socket, _)) = stat_socket {
-                stat_socket.answer(|| self.snapshot());
+                stat_socket.answer(|| self.snapshot(), planned::add);
             }
         }
         self.bus.shutdown();

@@ -179,6 +179,8 @@ pub struct ModelConfig {
     pub doorbell_memory: bool,
     /// The capture of its streams.
     pub capture: Option<Capture>,
+    /// Its connections and UDP ports follow the plan of faults of the process.
+    pub faulty: bool,
 }
 
 impl Default for ModelConfig {
@@ -196,6 +198,7 @@ impl Default for ModelConfig {
             thread_start: ThreadStart::default(),
             doorbell_memory: false,
             capture: None,
+            faulty: false,
         }
     }
 }

@@ -11,6 +11,7 @@ pub mod config;
 pub mod counters;
 mod datagram;
 mod device;
+mod faulty;
 #[cfg(fuzzing)]
 pub mod fuzzing;
 mod handshakes;

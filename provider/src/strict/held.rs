@@ -61,9 +61,8 @@ impl Deliveries {
 pub(super) struct Arena {
     base: usize,
     key: u32,
-    /// The next receive begins here, and the oldest one there; both count on without end.
-    head: usize,
-    tail: usize,
+    /// Offset and length of the receives that are held back, oldest first.
+    taken: VecDeque<(usize, usize)>,
 }
 
 /// A receive that is held back.
@@ -73,8 +72,6 @@ pub(super) struct Held {
     pub(super) addr: usize,
     pub(super) key: u32,
     pub(super) len: usize,
-    /// Where the arena's room begins again when it is complete.
-    end: usize,
     /// The program's memory.
     pieces: Vec<Piece>,
     /// The number of deliveries before this was posted.
@@ -96,8 +93,23 @@ impl Arena {
         Arena {
             base,
             key,
-            head: 0,
-            tail: 0,
+            taken: VecDeque::new(),
+        }
+    }
+
+    /// Where `len` bytes are free: as far in front as possible, so that little memory is touched.
+    fn room(&self, len: usize) -> Option<usize> {
+        let (Some(&(oldest, _)), Some(&(newest, newest_len))) = (self.taken.front(), self.taken.back())
+        else {
+            return (len <= ARENA).then_some(0);
+        };
+        let end = newest + newest_len;
+        if newest < oldest {
+            return (end + len <= oldest).then_some(end);
+        }
+        match len <= oldest {
+            true => Some(0),
+            false => (end + len <= ARENA).then_some(end),
         }
     }
 
@@ -105,16 +117,12 @@ impl Arena {
     /// whether its pages may be closed meanwhile. `None`: the arena has no room.
     pub(super) fn hold(&mut self, wr_id: u64, pieces: &[(usize, usize, bool)]) -> Option<Held> {
         let len: usize = pieces.iter().map(|(_, len, _)| len).sum();
-        let taken = len.next_multiple_of(ALIGNMENT);
-        let mut begin = self.head;
-        if begin % ARENA + taken > ARENA {
-            begin = begin.next_multiple_of(ARENA);
-        }
-        let end = begin.checked_add(taken)?;
-        if len == 0 || end - self.tail > ARENA {
+        if len == 0 {
             return None;
         }
-        self.head = end;
+        let taken = len.checked_next_multiple_of(ALIGNMENT)?;
+        let at = self.room(taken)?;
+        self.taken.push_back((at, taken));
         let piece = |&(addr, len, watched): &(usize, usize, bool)| Piece {
             addr,
             len,
@@ -122,23 +130,22 @@ impl Arena {
             watch: watched.then(|| watched_pages::close(addr, len, wr_id)).flatten(),
         };
         Some(Held {
-            addr: self.base + begin % ARENA,
+            addr: self.base + at,
             key: self.key,
             len,
-            end,
             pieces: pieces.iter().map(piece).collect(),
             posted_at: lock(&DELIVERIES).number,
         })
     }
 
     /// The oldest receive that was held back is complete.
-    pub(super) fn release(&mut self, held: &Held) {
-        self.tail = held.end;
+    pub(super) fn release(&mut self) {
+        self.taken.pop_front();
     }
 
     /// Nothing is held back any more.
     pub(super) fn clear(&mut self) {
-        (self.head, self.tail) = (0, 0);
+        self.taken.clear();
     }
 }
 
@@ -221,20 +228,27 @@ mod tests {
     }
 
     #[test]
-    fn room_is_used_again_in_order() {
-        let mut arena = Arena::new(0x10000, 9);
+    fn room_is_used_again_in_order_and_in_front() {
+        let mut arena = Arena::new(0, 9);
         // Nothing is at these addresses: only the room counts.
-        let hold = |arena: &mut Arena, len| arena.hold(1, &[(64, len, false)]);
-        let first = hold(&mut arena, ARENA / 2).unwrap();
-        let second = hold(&mut arena, ARENA / 2).unwrap();
-        assert_eq!(second.addr - first.addr, ARENA / 2);
-        assert!(hold(&mut arena, 1).is_none(), "full");
-        arena.release(&first);
-        let third = hold(&mut arena, ARENA / 4).unwrap();
-        assert_eq!(third.addr, first.addr);
-        assert!(hold(&mut arena, ARENA / 2).is_none());
+        let hold = |arena: &mut Arena, len| arena.hold(1, &[(64, len, false)]).map(|held| held.addr);
+        assert_eq!(hold(&mut arena, ARENA / 2), Some(0));
+        assert_eq!(hold(&mut arena, ARENA / 2), Some(ARENA / 2));
+        assert_eq!(hold(&mut arena, 1), None, "full");
+        arena.release();
+        assert_eq!(hold(&mut arena, ARENA / 4), Some(0));
+        assert_eq!(hold(&mut arena, ARENA / 2), None);
+        assert_eq!(hold(&mut arena, ARENA / 4), Some(ARENA / 4));
         arena.clear();
-        assert!(hold(&mut arena, ARENA).is_some());
-        assert!(hold(&mut arena, 0).is_none());
+        for _ in 0..100 {
+            let at = hold(&mut arena, 100).unwrap();
+            assert!(at <= 2 * 128, "{at}");
+            if arena.taken.len() > 1 {
+                arena.release();
+            }
+        }
+        arena.clear();
+        assert_eq!((hold(&mut arena, ARENA), hold(&mut arena, 0)), (Some(0), None));
+        assert_eq!(hold(&mut arena, usize::MAX), None);
     }
 }

@@ -59,8 +59,8 @@ struct Posted {
     site: CallSite,
     /// Address, length and hash of the memory that must not change.
     unchanged: Vec<(usize, usize, u64)>,
-    /// A receive that is held back.
-    held: Option<Held>,
+    /// A receive that is held back, and its elements with their places.
+    held: Option<(Held, Vec<(Element, Place)>)>,
 }
 
 impl Posted {
@@ -124,9 +124,14 @@ impl PairCheck {
                 .iter()
                 .map(|(place, len)| (place.addr, *len, !place.remote))
                 .collect();
-            posted.held = lock(arena).hold(request.wr_id, &pieces);
+            let with_bytes = request.elements.iter().filter(|element| element.len > 0);
+            let elements = with_bytes
+                .zip(places)
+                .map(|(element, (place, _))| (*element, place));
+            let held = lock(arena).hold(request.wr_id, &pieces);
+            posted.held = held.map(|held| (held, elements.collect()));
         }
-        let element = posted.held.as_ref().map(|held| Element {
+        let element = posted.held.as_ref().map(|(held, _)| Element {
             key: held.key,
             offset: held.addr as u64,
             len: held.len as u32,
@@ -220,10 +225,21 @@ impl PairCheck {
             return;
         };
         self.cqs[1].remove(1);
-        if let Some(held) = &posted.held {
-            let changed = held.deliver(len as usize);
+        if let Some((held, elements)) = &posted.held {
+            // The program may have deregistered the memory, and use it for something else.
+            let is_there = |(element, place): &(Element, Place)| {
+                let Element { key, offset, len } = *element;
+                self.strict.regions.place(self.pd, key, offset, len.into(), true) == Ok(Some(*place))
+            };
+            let changed = match elements.iter().all(is_there) {
+                true => held.deliver(len as usize),
+                false => {
+                    held.open();
+                    None
+                }
+            };
             if let Some(arena) = &self.arena {
-                lock(arena).release(held);
+                lock(arena).release();
             }
             self.strict.report_looks();
             if let Some((addr, len)) = changed {
@@ -246,10 +262,9 @@ impl PairCheck {
         let signalled = sends.iter().filter(|posted| posted.signalled).count();
         self.cqs[0].remove(signalled as u32);
         let receives: Vec<_> = lock(&self.receives).drain(..).collect();
-        receives
-            .iter()
-            .filter_map(|posted| posted.held.as_ref())
-            .for_each(Held::open);
+        for (held, _) in receives.iter().filter_map(|posted| posted.held.as_ref()) {
+            held.open();
+        }
         if let Some(arena) = &self.arena {
             lock(arena).clear();
         }

@@ -8,6 +8,8 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use rustix::mm::{MprotectFlags, mprotect};
 use urnic_model::host::fault;
 
+use super::memory;
+
 /// Most ranges at a time; more receives are not watched.
 const RANGES: usize = 4096;
 /// Most looks that are noted until somebody asks.
@@ -84,12 +86,9 @@ pub(super) fn close(addr: usize, len: usize, wr_id: u64) -> Option<usize> {
 /// Opens what [`close`] closed.
 pub(super) fn open(number: usize) {
     let Some(range) = WATCHED.get(number) else { return };
-    let len = range.len.load(Ordering::Acquire);
-    protect(
-        range.start.load(Ordering::Relaxed),
-        len,
-        MprotectFlags::READ | MprotectFlags::WRITE,
-    );
+    if let Some((start, len)) = of(range) {
+        reopen(start, len);
+    }
     range.len.store(0, Ordering::Release);
 }
 
@@ -100,8 +99,22 @@ pub(super) fn open_within(addr: usize, len: usize) {
             && start < addr.saturating_add(len)
             && addr < start.saturating_add(size)
         {
-            protect(start, size, MprotectFlags::READ | MprotectFlags::WRITE);
+            reopen(start, size);
         }
+    }
+}
+
+/// Opens those of these pages that are closed. The program may have unmapped them meanwhile, and
+/// have something else there, whose protection is not to be changed.
+fn reopen(start: usize, len: usize) {
+    let is_closed = |page: &usize| memory::hash(*page, 1).is_none();
+    let both = MprotectFlags::READ | MprotectFlags::WRITE;
+    if is_closed(&start) && is_closed(&(start + len - PAGE)) {
+        protect(start, len, both);
+        return;
+    }
+    for page in (start..start + len).step_by(PAGE).filter(is_closed) {
+        protect(page, PAGE, both);
     }
 }
 
@@ -139,17 +152,18 @@ fn protect(start: usize, len: usize, flags: MprotectFlags) -> bool {
 }
 
 /// A fault at `addr`, by the instruction at `pc`; `ours`: of this library. Whether it was for a
-/// closed page, which is open now.
+/// closed page, which is open now; other pages of the receive stay closed.
 fn on_fault(addr: usize, pc: usize, ours: bool) -> bool {
     let covers = |range: &&Range| of(range).is_some_and(|(start, len)| (start..start + len).contains(&addr));
     let Some(range) = WATCHED.iter().find(covers) else {
         return false;
     };
     let wr_id = range.wr_id.load(Ordering::Relaxed);
-    let Some((start, len)) = of(range) else {
-        return true;
-    };
-    protect(start, len, MprotectFlags::READ | MprotectFlags::WRITE);
+    protect(
+        addr & !(PAGE - 1),
+        PAGE,
+        MprotectFlags::READ | MprotectFlags::WRITE,
+    );
     let free = |noted: &&Noted| {
         noted
             .pc

@@ -19,6 +19,7 @@ use urnic_rdma_core::{
 };
 
 use super::completion_ring::{CompletionRing, is_receive, work_completion};
+use super::faulted;
 use super::ledger::Ledger;
 use super::lock::Lock;
 use super::parent_domain::{Resource, Rings};
@@ -111,11 +112,14 @@ impl Completions {
     #[inline]
     pub(super) fn take(&mut self) -> Option<(Cqe, u64)> {
         loop {
-            let cqe = self.ring.front()?;
+            let mut cqe = self.ring.front()?;
             self.ring.advance();
             let Some(ledger) = self.members.get(&cqe.qid.get()) else {
                 continue;
             };
+            if urnic_faults::is_on() {
+                contained(|| faulted::completion(&self.driver, &mut cqe, ledger));
+            }
             let wr_id = if is_receive(&cqe) {
                 ledger.settle_receive();
                 cqe.cookie.get()
@@ -156,6 +160,7 @@ impl Cq {
         vector: u32,
         pd: *mut ibv_pd,
     ) -> Result<Box<Cq>, Errno> {
+        faulted::call("create_cq")?;
         // SAFETY: the caller promises a live channel, or null.
         let channel = match unsafe { channel.as_ref() } {
             Some(channel) => Some(registry::channel(channel.fd).ok_or(Errno::INVAL)?),
@@ -224,6 +229,9 @@ impl Cq {
             // for long, the index stays old: that causes at most one event more.
             if let Some(mut completions) = self.completions.try_hold() {
                 completions.announced = completions.ring.newest();
+            }
+            if urnic_faults::is_on() && faulted::event_is_lost() {
+                return;
             }
             send_completion(&self.reported, channel, self.address());
         }
@@ -305,6 +313,7 @@ impl Cq {
     }
 
     fn move_ring(&self, cqe: u32) -> Result<(), Errno> {
+        faulted::call("resize_cq")?;
         // The program's allocator may poll, or wait for a thread that polls.
         let new = self.device.new_ring(cqe, &self.rings)?;
         let mut completions = self.completions.hold();

@@ -29,7 +29,8 @@ impl HeldReceives {
         let addr =
             unsafe { mmap_anonymous(ptr::null_mut(), ARENA, ProtFlags::READ | ProtFlags::WRITE, flags) };
         let addr = addr.ok()?;
-        let access = Access::LOCAL_WRITE;
+        // On demand: pages are there when something arrives, not all of them at once.
+        let access = Access::LOCAL_WRITE | Access::ON_DEMAND;
         let registered = domain
             .driver
             .register(&domain.device, addr, ARENA, addr.addr() as u64, access);

@@ -14,6 +14,8 @@ pub(crate) struct Ledger {
     receives: AtomicU32,
     /// A request failed other than by a flush.
     failed: AtomicBool,
+    /// A request failed by a plan of faults: those behind it are flushed.
+    failed_by_plan: AtomicBool,
     /// The check of the option `strict`.
     check: Option<PairCheck>,
 }
@@ -28,6 +30,7 @@ impl Ledger {
             sends: AtomicU32::new(0),
             receives: AtomicU32::new(0),
             failed: AtomicBool::new(false),
+            failed_by_plan: AtomicBool::new(false),
             check: None,
         }
     }
@@ -92,9 +95,20 @@ impl Ledger {
         self.sends.store(sends, Ordering::Release);
         self.receives.store(receives, Ordering::Release);
         self.failed.store(false, Ordering::Relaxed);
+        self.failed_by_plan.store(false, Ordering::Relaxed);
         if let Some(check) = &self.check {
             check.emptied();
         }
+    }
+
+    /// A request fails by a plan of faults.
+    pub(crate) fn fail_by_plan(&self) {
+        self.failed_by_plan.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether a request failed by a plan of faults.
+    pub(crate) fn is_failed_by_plan(&self) -> bool {
+        self.failed_by_plan.load(Ordering::Relaxed)
     }
 
     /// A request failed: whether it is the first since the queues were empty.

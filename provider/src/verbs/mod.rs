@@ -23,6 +23,7 @@ mod cq_ex;
 mod device;
 mod dm;
 mod events;
+mod faulted;
 mod gated_sends;
 mod held_receives;
 mod ledger;

@@ -16,6 +16,7 @@ use urnic_rdma_core::{
     IBV_REREG_MR_FLAGS_SUPPORTED, ibv_mr, ibv_pd, ibv_sge, verbs_mr,
 };
 
+use super::faulted;
 use super::pd::Pd;
 use super::shared_with_c::SharedWithC;
 use super::unaligned;
@@ -61,6 +62,7 @@ pub(super) unsafe extern "C" fn reg_mr(
     flags: c_int,
 ) -> *mut ibv_mr {
     pointer(|| {
+        faulted::call("reg_mr")?;
         let access = access(flags)?;
         if length == 0 {
             return Err(Errno::INVAL);

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use rustix::io::Errno;
 use urnic_rdma_core::*;
 
+use super::faulted;
 use super::pd::Pd;
 use super::post::post_send;
 use super::shared_with_c::SharedWithC;
@@ -26,6 +27,7 @@ struct Mw {
 /// `ibv_alloc_mw(3)`.
 pub(super) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: ibv_mw_type) -> *mut ibv_mw {
     pointer(|| {
+        faulted::call("alloc_mw")?;
         // SAFETY: a live domain.
         let pd_ = unsafe { Pd::of(pd) };
         let domain = pd_.domain()?.clone();

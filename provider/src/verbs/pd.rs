@@ -7,6 +7,7 @@ use std::sync::{Arc, Weak};
 use rustix::io::Errno;
 use urnic_rdma_core::*;
 
+use super::faulted;
 use super::parent_domain::{Allocator, Resource, Rings};
 use super::shared_with_c::SharedWithC;
 use crate::context::Context;
@@ -127,6 +128,7 @@ impl Pd {
 /// `ibv_alloc_pd(3)`.
 pub(super) unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
     pointer(|| {
+        faulted::call("alloc_pd")?;
         // SAFETY: libibverbs gives an open context.
         let ours = unsafe { Context::of(context) };
         let domain = Arc::new(Domain::alloc(&ours.driver)?);

@@ -16,6 +16,7 @@ use urnic_presence::fork::CreationProcess;
 use urnic_rdma_core::*;
 
 use super::cq::Cq;
+use super::faulted;
 use super::gated_sends::Sends;
 use super::held_receives::HeldReceives;
 use super::ledger::Ledger;
@@ -68,6 +69,7 @@ impl Qp {
     /// # Safety
     /// `pd` is a live domain, and the queues in `attr` are null or live.
     pub(super) unsafe fn make(pd: *mut ibv_pd, attr: &mut ibv_qp_init_attr) -> Result<Box<Qp>, Errno> {
+        faulted::call("create_qp")?;
         if attr.send_cq.is_null() || attr.recv_cq.is_null() {
             return Err(Errno::INVAL);
         }
@@ -159,6 +161,7 @@ impl Qp {
     }
 
     fn modify(&self, attr: &ibv_qp_attr, mask: c_int) -> Result<(), Errno> {
+        faulted::call("modify_qp")?;
         let mask = QpMask::from_bits(mask as u32).ok_or(Errno::INVAL)?;
         let attr = device_attr(attr);
         self.device.modify(&attr, mask)?;

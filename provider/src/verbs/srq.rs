@@ -10,6 +10,7 @@ use urnic_presence::ChannelSender;
 use urnic_presence::fork::CreationProcess;
 use urnic_rdma_core::*;
 
+use super::faulted;
 use super::lock::Lock;
 use super::parent_domain::{Resource, Rings};
 use super::pd::{DomainMembership, Pd};
@@ -50,6 +51,7 @@ impl Srq {
     /// # Safety
     /// `pd` is a live domain.
     unsafe fn make(pd: *mut ibv_pd, attr: &mut ibv_srq_attr) -> Result<Box<Srq>, Errno> {
+        faulted::call("create_srq")?;
         // SAFETY: the caller promises a live domain.
         let pd_ = unsafe { Pd::of(pd) };
         let context = pd_.context();

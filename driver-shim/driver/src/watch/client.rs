@@ -11,11 +11,12 @@ use rustix::io::{Errno, IoSliceMut};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvFlags, SocketFlags, SocketType, recvmsg, socket_with, socketpair,
 };
+use serde::de::DeserializeOwned;
 use urnic_device::counter::Counter;
 
 use super::folder::{folder, of_home};
 use super::names;
-use super::server::{send_fd, take_fd};
+use super::server::{FAULTS, SNAPSHOT, send_fd, take_fd};
 use super::snapshot::Snapshot;
 use urnic_presence::{Presence, Settings, Shown, homes};
 
@@ -61,6 +62,22 @@ pub fn hw_counter(presence: &Presence, device: &Shown, counter: Counter) -> Resu
     Ok(file)
 }
 
+/// Adds faults to the plan of a process in these folders, or none if `faults` is empty. Returns all
+/// faults of the process, or what is wrong with the specification; `None`: the process has no
+/// device open, or does not answer.
+pub fn add_faults(folders: &[PathBuf], pid: u32, faults: &str) -> Option<Result<Vec<String>, String>> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    folders.iter().find_map(|folder| {
+        let folder = open(folder, flags, Mode::empty()).ok()?;
+        let names = names::all(folder.as_fd(), Some(pid));
+        // The devices of a process have one plan.
+        names.iter().find_map(|name| {
+            let socket = send_request(folder.as_fd(), name, &format!("{FAULTS}{faults}"))?;
+            receive_answer(&socket, Instant::now() + ANSWER_TIMEOUT)
+        })
+    })
+}
+
 fn in_folder(folder: &Path, pid: Option<u32>) -> Vec<Snapshot> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let Ok(folder) = open(folder, flags, Mode::empty()) else {
@@ -69,17 +86,17 @@ fn in_folder(folder: &Path, pid: Option<u32>) -> Vec<Snapshot> {
     names::remove_stale(folder.as_fd());
     let sockets: Vec<OwnedFd> = names::all(folder.as_fd(), pid)
         .iter()
-        .filter_map(|name| send_request(folder.as_fd(), name))
+        .filter_map(|name| send_request(folder.as_fd(), name, SNAPSHOT))
         .collect();
     let until = Instant::now() + ANSWER_TIMEOUT;
     sockets
         .iter()
-        .filter_map(|socket| receive_snapshot(socket, until))
+        .filter_map(|socket| receive_answer(socket, until))
         .collect()
 }
 
 /// Sends a request to a process. The process answers over the returned socket.
-fn send_request(folder: BorrowedFd<'_>, name: &str) -> Option<OwnedFd> {
+fn send_request(folder: BorrowedFd<'_>, name: &str, text: &str) -> Option<OwnedFd> {
     let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None).ok()?;
     let (ours, theirs) = socketpair(
         AddressFamily::UNIX,
@@ -88,7 +105,12 @@ fn send_request(folder: BorrowedFd<'_>, name: &str) -> Option<OwnedFd> {
         None,
     )
     .ok()?;
-    match send_fd(socket, theirs.as_fd(), Some(&names::address(folder, name).ok()?)) {
+    match send_fd(
+        socket,
+        text,
+        theirs.as_fd(),
+        Some(&names::address(folder, name).ok()?),
+    ) {
         Ok(()) => Some(ours),
         Err(Errno::CONNREFUSED) => {
             names::remove_refused(folder, name);
@@ -98,7 +120,7 @@ fn send_request(folder: BorrowedFd<'_>, name: &str) -> Option<OwnedFd> {
     }
 }
 
-fn receive_snapshot(socket: &OwnedFd, until: Instant) -> Option<Snapshot> {
+fn receive_answer<T: DeserializeOwned>(socket: &OwnedFd, until: Instant) -> Option<T> {
     let timeout = Timespec::try_from(until.saturating_duration_since(Instant::now())).ok()?;
     poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&timeout)).ok()?;
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];

@@ -12,7 +12,7 @@ mod names;
 mod server;
 mod snapshot;
 
-pub use client::{folders, hw_counter, snapshots};
+pub use client::{add_faults, folders, hw_counter, snapshots};
 pub(crate) use folder::folder;
 pub(crate) use server::StatSocket;
 pub use snapshot::{Failure, QueuePair, Snapshot};

@@ -12,9 +12,18 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, recvmsg, sendmsg, socket_with,
 };
 
+use serde::Serialize;
+
 use super::names;
 use super::snapshot::Snapshot;
 use urnic_process::fds::InternalFd;
+
+/// The text of a request for a snapshot.
+pub(super) const SNAPSHOT: &str = "?";
+/// The beginning of the text of a request to add faults.
+pub(super) const FAULTS: &str = "faults ";
+/// Longest text of a request; the rest of a longer one is ignored.
+const MAX_REQUEST: usize = 4096;
 
 /// The maximum number of requests that one call answers; the next call answers the others.
 const MAX_REQUESTS: usize = 16;
@@ -57,15 +66,23 @@ impl StatSocket {
         self.socket.get()
     }
 
-    /// Answers the requests that arrived.
-    pub(crate) fn answer(&self, snapshot: impl Fn() -> Snapshot) {
+    /// Answers the requests that arrived: for a snapshot, or to add faults.
+    pub(crate) fn answer(
+        &self,
+        snapshot: impl Fn() -> Snapshot,
+        add_faults: impl Fn(&str) -> Result<Vec<String>, String>,
+    ) {
         let Some(socket) = self.socket.get() else { return };
         for _ in 0..MAX_REQUESTS {
             match receive_request(socket) {
-                Ok(Some(client)) => {
+                Ok(Some((client, request))) => {
+                    let answered = match request.strip_prefix(FAULTS) {
+                        Some(faults) => send_answer(&client, &add_faults(faults)),
+                        None => send_answer(&client, &snapshot()),
+                    };
                     // A client that closed its end gets no answer; this is no error of this
                     // process.
-                    if let Err(errno) = send_snapshot(&client, &snapshot()) {
+                    if let Err(errno) = answered {
                         tracing::debug!("no answer to a request of `urnic stat`: {errno}");
                     }
                 }
@@ -94,19 +111,21 @@ impl Drop for StatSocket {
     }
 }
 
-/// Receives a request: the client's socket. `None`: the request had no socket, or no fd was left
-/// for it.
-fn receive_request(socket: BorrowedFd<'_>) -> Result<Option<OwnedFd>, Errno> {
+/// Receives a request: the client's socket and the text. `None`: the request had no socket, or no
+/// fd was left for it.
+fn receive_request(socket: BorrowedFd<'_>) -> Result<Option<(OwnedFd, String)>, Errno> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-    let mut byte = [0; 1];
-    recvmsg(
+    let mut text = [0; MAX_REQUEST];
+    let received = recvmsg(
         socket,
-        &mut [IoSliceMut::new(&mut byte)],
+        &mut [IoSliceMut::new(&mut text)],
         &mut ancillary,
         RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC,
     )?;
-    Ok(take_fd(&mut ancillary))
+    let text = text.get(..received.bytes).unwrap_or_default();
+    let text = String::from_utf8_lossy(text).into_owned();
+    Ok(take_fd(&mut ancillary).map(|client| (client, text)))
 }
 
 /// The first fd of the control message; others are closed.
@@ -120,9 +139,10 @@ pub(super) fn take_fd(ancillary: &mut RecvAncillaryBuffer<'_>) -> Option<OwnedFd
         .next()
 }
 
-/// Sends one byte and an fd.
+/// Sends a text, of at least one byte, and an fd.
 pub(super) fn send_fd(
     to: impl AsFd,
+    text: &str,
     fd: BorrowedFd<'_>,
     address: Option<&SocketAddrUnix>,
 ) -> Result<(), Errno> {
@@ -131,7 +151,7 @@ pub(super) fn send_fd(
     let fds = [fd];
     ancillary.push(SendAncillaryMessage::ScmRights(&fds));
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-    let byte = [IoSlice::new(b"?")];
+    let byte = [IoSlice::new(text.as_bytes())];
     match address {
         Some(address) => rustix::net::sendmsg_addr(to, address, &byte, &mut ancillary, flags)?,
         None => sendmsg(to, &byte, &mut ancillary, flags)?,
@@ -139,13 +159,13 @@ pub(super) fn send_fd(
     Ok(())
 }
 
-fn send_snapshot(client: &OwnedFd, snapshot: &Snapshot) -> Result<(), Errno> {
-    let text = serde_json::to_vec(snapshot).map_err(|_| Errno::INVAL)?;
+fn send_answer(client: &OwnedFd, answer: &impl Serialize) -> Result<(), Errno> {
+    let text = serde_json::to_vec(answer).map_err(|_| Errno::INVAL)?;
     let file = memfd_create("urnic stat", MemfdFlags::CLOEXEC)?;
     let mut rest = text.as_slice();
     while !rest.is_empty() {
         let n = rustix::io::write(&file, rest)?;
         rest = rest.get(n..).unwrap_or_default();
     }
-    send_fd(client, file.as_fd(), None)
+    send_fd(client, "!", file.as_fd(), None)
 }

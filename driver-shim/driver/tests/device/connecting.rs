@@ -358,7 +358,7 @@ fn two_drivers_exchange_messages() {
 
 #[test]
 fn dropping_a_driver_resets_its_device() {
-    let bus = InprocBus::start(&GidTable::of_host(), None, false).unwrap();
+    let bus = InprocBus::start(&GidTable::of_host(), None, false, false).unwrap();
     let is_ready = |bus: &dyn Bus| bus.read32(registers::STATUS) & registers::Status::READY.bits() != 0;
     let driver = Driver::start(bus.clone(), Config::default()).unwrap();
     assert!(is_ready(&*bus));

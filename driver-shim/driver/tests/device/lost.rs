@@ -28,7 +28,7 @@ struct Cable {
 impl Cable {
     fn new() -> Arc<Cable> {
         Arc::new(Cable {
-            device: InprocBus::start(&GidTable::of_host(), None, false).unwrap(),
+            device: InprocBus::start(&GidTable::of_host(), None, false, false).unwrap(),
             handler: OnceLock::new(),
             doorbells_blocked: AtomicBool::new(false),
             cut: AtomicBool::new(false),

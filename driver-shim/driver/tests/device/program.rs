@@ -31,7 +31,7 @@ pub(crate) fn start(config: Config) -> Arc<Driver> {
             .try_init();
     }
     Driver::start(
-        InprocBus::start(&GidTable::of_host(), None, false).unwrap(),
+        InprocBus::start(&GidTable::of_host(), None, false, false).unwrap(),
         config,
     )
     .unwrap()

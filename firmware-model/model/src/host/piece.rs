@@ -1,6 +1,6 @@
 //! Extents of bytes that the kernel reads and writes on behalf of a stream.
 
-use super::fault::access;
+use super::fault::access::{self, Unreachable};
 use super::host_memory::PAGE;
 use std::io::{IoSlice, IoSliceMut};
 use std::marker::PhantomData;
@@ -120,6 +120,17 @@ impl<'a> Piece<'a> {
         // SAFETY: the caller answers for the source; `into` is a live slice of at least `n` bytes.
         unsafe { std::ptr::copy_nonoverlapping(self.ptr, into.as_mut_ptr(), n) };
         n
+    }
+
+    /// Adds the bytes to `into`.
+    ///
+    /// # Errors
+    /// They cannot be read.
+    pub(crate) fn append_to(&self, into: &mut Vec<u8>) -> Result<(), Unreachable> {
+        let before = into.len();
+        into.resize(before + self.len, 0);
+        // SAFETY: `into` has room for the bytes behind the earlier ones; the source may be missing.
+        unsafe { access::copy(into.as_mut_ptr().add(before), self.ptr, self.len) }
     }
 
     /// The pieces as the array of iovec that the kernel reads.

@@ -16,6 +16,7 @@ use crate::config::ModelConfig;
 use crate::counters::Counters;
 use crate::device::ports::Ports;
 use crate::device::table::Table;
+use crate::faulty::Faulty;
 use crate::host::HostMemory;
 use crate::llp::buffers::BufferPool;
 use crate::memory::{MemoryTable, PageRoom};
@@ -185,6 +186,10 @@ impl Core {
         descriptors: Arc<Descriptors>,
     ) -> io::Result<Arc<Core>> {
         let limits = &config.limits;
+        let network: Arc<dyn Network> = match config.faulty {
+            true => Arc::new(Faulty::new(network, urnic_faults::plan())),
+            false => network,
+        };
         let network: Arc<dyn Network> = match &config.capture {
             Some(capture) => Arc::new(Tapped::new(network, capture.clone())),
             None => network,

@@ -1,0 +1,134 @@
+//! `urnic fault`: the kinds of faults, and those of a process that runs.
+
+use std::fmt::Write as _;
+
+use urnic_config::Config;
+use urnic_driver::watch;
+
+use crate::answer::Failure;
+
+/// The kinds: with their keys, what they do, and the trouble that they stand for; as in
+/// docs/guide/faults.md.
+const CATALOGUE: [(&str, &str, &str); 16] = [
+    (
+        "reset after=BYTES",
+        "a connection is reset when it has passed so many bytes",
+        "a crash of the peer, a firewall",
+    ),
+    (
+        "close after=BYTES",
+        "a connection is closed in order at this position",
+        "a peer that exits in the middle",
+    ),
+    (
+        "silence after=BYTES",
+        "a connection passes nothing more, in either direction, and does not end",
+        "a pulled cable, a lost route",
+    ),
+    (
+        "corrupt after=BYTES",
+        "one bit of the byte at this position of what is sent changes",
+        "bad memory in a switch, a bad cable: CRC errors",
+    ),
+    (
+        "delay time=T jitter=T rate=N",
+        "what a connection sends is late; the thread that sends waits",
+        "distance, a busy switch, a slow link",
+    ),
+    (
+        "refuse",
+        "an attempt to connect is refused",
+        "a server that is not there yet",
+    ),
+    (
+        "unreachable",
+        "an attempt to connect finds no route",
+        "a wrong route, a port that is down",
+    ),
+    (
+        "unanswered",
+        "an attempt to connect is never answered",
+        "a firewall that drops, a hung server",
+    ),
+    ("drop", "a datagram is lost", "congestion"),
+    ("duplicate", "a datagram arrives twice", "a route that changes"),
+    (
+        "reorder",
+        "a datagram arrives behind the next one",
+        "several paths",
+    ),
+    (
+        "fail call=VERB errno=NAME",
+        "a verb returns an error",
+        "an adapter without room, a limit of locked memory",
+    ),
+    (
+        "complete status=NAME opcode=NAME qp=N",
+        "a request that was done completes in error, and its queue pair fails",
+        "a lost acknowledgement, an error of the adapter",
+    ),
+    (
+        "lose-event",
+        "a completion event does not come",
+        "a lost interrupt",
+    ),
+    (
+        "gid-change",
+        "the program is told that the addresses of the port changed",
+        "DHCP, a failover of a bond",
+    ),
+    (
+        "device-fatal",
+        "the device stops for good",
+        "a firmware crash, an adapter that is unplugged",
+    ),
+];
+
+/// The kinds, in words.
+pub(crate) fn list() -> String {
+    let mut text = String::new();
+    for (kind, does, stands_for) in CATALOGUE {
+        let _ = writeln!(text, "{kind}\n      {does}\n      stands for: {stands_for}");
+    }
+    text += "\nWith each: nth=N (the Nth occasion; the first without), every=N, p=PROBABILITY, count=N at most; peer=ADDRESS[/LEN]\n\
+             for connections and datagrams. seed=N is for all. BYTES: 64k, 1M; T: 10us, 1ms; N of rate: 25Gbit.\n";
+    text
+}
+
+/// Adds faults to a process, and lists all of it.
+pub(crate) fn add(pid: u32, faults: &str) -> Result<String, Failure> {
+    urnic_faults::Plan::check(faults).map_err(Failure::usage)?;
+    let config = Config::from_env().map_err(Failure::usage)?;
+    match watch::add_faults(&watch::folders(config.present.dir), pid, faults) {
+        Some(Ok(all)) if all.is_empty() => Ok("no faults\n".to_owned()),
+        Some(Ok(all)) => Ok(all.join("\n") + "\n"),
+        Some(Err(error)) => Err(Failure::runtime(error)),
+        None => Err(Failure::runtime(format!(
+            "process {pid} has no urnic device open, is another user's, or does not answer: `urnic stat` lists those that do"
+        ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_catalogue_has_every_kind_in_order() {
+        let kinds = CATALOGUE.map(|(kind, _, _)| kind.split(' ').next().unwrap_or(kind));
+        assert_eq!(kinds, urnic_faults::Kind::WORDS);
+    }
+
+    #[test]
+    fn the_guide_has_the_same_catalogue() {
+        let guide = include_str!("../../docs/guide/faults.md");
+        let section = guide
+            .split("\n## ")
+            .find(|section| section.starts_with("Kinds\n"))
+            .expect("Kinds");
+        let rows: Vec<&str> = section.lines().filter(|line| line.starts_with("| `")).collect();
+        let expected =
+            CATALOGUE.map(|(kind, does, stands_for)| format!("| `{kind}` | {does} | {stands_for} |"));
+        assert_eq!(rows, expected);
+    }
+}

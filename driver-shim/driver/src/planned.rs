@@ -1,0 +1,65 @@
+//! What a plan of faults lets happen to the device. The provider asks for it while it holds locks
+//! of queues, so the driver's thread does it.
+
+use urnic_cm::qp_attr::{QpAttr, QpMask};
+use urnic_device::vocabulary::QpState;
+
+use crate::driver::Driver;
+use crate::objects::{AsyncEvent, Planned};
+use urnic_process::lock::lock;
+
+impl Driver {
+    /// Moves a queue pair, by its device number, to the error state soon.
+    pub fn fail_later(&self, qid: u32) {
+        self.plan(Planned::Error(qid));
+    }
+
+    /// Reports a change of the port's addresses soon.
+    pub fn change_gids_later(&self) {
+        self.plan(Planned::GidChange);
+    }
+
+    /// Stops the device for good, as if it had failed.
+    pub fn stop(&self) {
+        self.device_lost();
+    }
+
+    fn plan(&self, planned: Planned) {
+        lock(&self.planned).push(planned);
+        self.event_loop.wake();
+    }
+
+    /// Does what is due.
+    pub(crate) fn carry_out_plan(&self) {
+        for planned in std::mem::take(&mut *lock(&self.planned)) {
+            match planned {
+                Planned::Error(qid) => {
+                    let error = QpAttr {
+                        state: QpState::Err as u32,
+                        ..QpAttr::default()
+                    };
+                    if let Some(qp) = self.qp(qid)
+                        && let Err(errno) = qp.modify(&error, QpMask::STATE)
+                    {
+                        tracing::debug!("{qp:?}: cannot fail by the plan: {errno}");
+                    }
+                }
+                Planned::GidChange => self.contexts.deliver_to_all(AsyncEvent::GidChange),
+            }
+        }
+    }
+}
+
+/// Adds faults to the plan of this process at the request of another of this user, if `faults` is
+/// not empty. Returns all faults.
+///
+/// # Errors
+/// A message that says what is wrong with the specification.
+pub(crate) fn add(faults: &str) -> Result<Vec<String>, String> {
+    let plan = urnic_faults::plan();
+    if !faults.is_empty() {
+        plan.add_later(faults)?;
+        tracing::warn!("faults were added: {faults}");
+    }
+    Ok(plan.list())
+}

@@ -1,0 +1,183 @@
+//! The kinds of faults.
+
+use std::fmt;
+use std::time::Duration;
+
+/// What a fault does, and where.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Kind {
+    /// A connection is reset when it has passed this many bytes.
+    Reset(u64),
+    /// A connection is closed in order when it has passed this many bytes.
+    Close(u64),
+    /// A connection passes no more bytes after this many, in either direction, and does not end.
+    Silence(u64),
+    /// The byte at this position that a connection sends is damaged.
+    Corrupt(u64),
+    /// What a connection sends is late.
+    Delay(Delay),
+    /// An attempt to connect is refused.
+    Refuse,
+    /// An attempt to connect finds no route.
+    Unreachable,
+    /// An attempt to connect gets no answer.
+    Unanswered,
+    /// A datagram is lost.
+    Drop,
+    /// A datagram arrives twice.
+    Duplicate,
+    /// A datagram arrives behind the next one.
+    Reorder,
+    /// A call of this name fails with this error number.
+    Fail {
+        /// The name of a verb, without `ibv_`.
+        call: String,
+        /// The error number of Linux.
+        errno: i32,
+    },
+    /// A request completes with this status, and its queue pair is in error.
+    Complete(u8),
+    /// A completion event is lost.
+    LoseEvent,
+    /// The addresses of the port seem to change.
+    GidChange,
+    /// The device stops for good.
+    DeviceFatal,
+}
+
+/// A time, and how much it varies; and a rate.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Delay {
+    /// The time.
+    pub time: Duration,
+    /// It varies by at most this, in both directions.
+    pub jitter: Duration,
+    /// Bits in a second; 0 = no limit.
+    pub rate: u64,
+}
+
+/// What is to be done at an occasion.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Action {
+    /// Do this.
+    Do(Kind),
+    /// Wait first.
+    Wait(Duration),
+}
+
+impl Kind {
+    /// The word in a specification.
+    pub const fn word(&self) -> &'static str {
+        match self {
+            Kind::Reset(_) => "reset",
+            Kind::Close(_) => "close",
+            Kind::Silence(_) => "silence",
+            Kind::Corrupt(_) => "corrupt",
+            Kind::Delay(_) => "delay",
+            Kind::Refuse => "refuse",
+            Kind::Unreachable => "unreachable",
+            Kind::Unanswered => "unanswered",
+            Kind::Drop => "drop",
+            Kind::Duplicate => "duplicate",
+            Kind::Reorder => "reorder",
+            Kind::Fail { .. } => "fail",
+            Kind::Complete(_) => "complete",
+            Kind::LoseEvent => "lose-event",
+            Kind::GidChange => "gid-change",
+            Kind::DeviceFatal => "device-fatal",
+        }
+    }
+
+    /// All words.
+    pub const WORDS: [&'static str; 16] = [
+        "reset",
+        "close",
+        "silence",
+        "corrupt",
+        "delay",
+        "refuse",
+        "unreachable",
+        "unanswered",
+        "drop",
+        "duplicate",
+        "reorder",
+        "fail",
+        "complete",
+        "lose-event",
+        "gid-change",
+        "device-fatal",
+    ];
+
+    /// Whether it is a fault of connections or datagrams.
+    pub fn is_of_network(&self) -> bool {
+        !matches!(
+            self,
+            Kind::Fail { .. } | Kind::Complete(_) | Kind::LoseEvent | Kind::GidChange | Kind::DeviceFatal
+        )
+    }
+}
+
+/// The statuses of completions by their names in verbs, without `IBV_WC_`.
+pub(crate) const STATUSES: [(&str, u8); 14] = [
+    ("LOC_LEN_ERR", 1),
+    ("LOC_QP_OP_ERR", 2),
+    ("LOC_PROT_ERR", 4),
+    ("WR_FLUSH_ERR", 5),
+    ("MW_BIND_ERR", 6),
+    ("BAD_RESP_ERR", 7),
+    ("LOC_ACCESS_ERR", 8),
+    ("REM_INV_REQ_ERR", 9),
+    ("REM_ACCESS_ERR", 10),
+    ("REM_OP_ERR", 11),
+    ("RETRY_EXC_ERR", 12),
+    ("RNR_RETRY_EXC_ERR", 13),
+    ("FATAL_ERR", 19),
+    ("GENERAL_ERR", 21),
+];
+
+/// Error numbers that calls may fail with.
+pub(crate) const ERRNOS: [(&str, i32); 10] = [
+    ("EPERM", 1),
+    ("ENOENT", 2),
+    ("EIO", 5),
+    ("EAGAIN", 11),
+    ("ENOMEM", 12),
+    ("EACCES", 13),
+    ("EBUSY", 16),
+    ("EINVAL", 22),
+    ("ENOSPC", 28),
+    ("EOPNOTSUPP", 95),
+];
+
+impl fmt::Display for Kind {
+    /// As in a specification.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.word())?;
+        match self {
+            Kind::Reset(at) | Kind::Close(at) | Kind::Silence(at) | Kind::Corrupt(at) => {
+                write!(f, " after={at}")
+            }
+            Kind::Delay(Delay { time, jitter, rate }) => {
+                if !time.is_zero() {
+                    write!(f, " time={}us", time.as_micros())?;
+                }
+                if !jitter.is_zero() {
+                    write!(f, " jitter={}us", jitter.as_micros())?;
+                }
+                if *rate > 0 {
+                    write!(f, " rate={rate}bit")?;
+                }
+                Ok(())
+            }
+            Kind::Fail { call, errno } => {
+                let name = ERRNOS.iter().find(|(_, number)| number == errno);
+                write!(f, " call={call} errno={}", name.map_or("?", |(name, _)| name))
+            }
+            Kind::Complete(status) => {
+                let name = STATUSES.iter().find(|(_, number)| number == status);
+                write!(f, " status={}", name.map_or("?", |(name, _)| name))
+            }
+            _ => Ok(()),
+        }
+    }
+}

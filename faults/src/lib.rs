@@ -1,0 +1,22 @@
+//! Faults on demand: what is to go wrong in this process, and when.
+//!
+//! A *fault* is a [kind](Kind), a filter and a rule of how often: `reset after=64k nth=2`. The
+//! layers that can fail ask the [plan] at each *occasion* (a connection reaches a position, a
+//! datagram is sent, a call, a completion) whether a fault strikes. They do so in wrappers, as
+//! captures do: the code that is wrapped knows nothing of it.
+//!
+//! A decision depends on the seed, the fault and the number of the occasion among those that fit
+//! the filter, and on nothing else: where the program is deterministic, so are its faults. Each
+//! that strikes is one line of the log.
+
+#![forbid(unsafe_code)]
+
+mod kind;
+mod occasion;
+mod parse;
+mod plan;
+mod random;
+
+pub use kind::{Action, Kind};
+pub use occasion::{Network, Occasion};
+pub use plan::{Plan, is_on, plan};

@@ -1,0 +1,318 @@
+//! Specifications of faults: `reset after=64k nth=2; drop p=0.01 peer=192.0.2.0/24; seed=7`.
+
+use std::time::Duration;
+
+use crate::kind::{Delay, ERRNOS, Kind, STATUSES};
+use crate::occasion::Network;
+
+/// One fault, as it is specified.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Specified {
+    pub(crate) kind: Kind,
+    pub(crate) filter: Filter,
+    pub(crate) when: When,
+    /// Most times that it strikes; `None`: no limit.
+    pub(crate) count: Option<u64>,
+}
+
+/// To which occasions a fault applies.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub(crate) struct Filter {
+    pub(crate) peer: Option<Network>,
+    pub(crate) opcode: Option<String>,
+    pub(crate) qp: Option<u32>,
+}
+
+/// At which of its occasions a fault strikes.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum When {
+    /// The one with this number, from 1 on.
+    Nth(u64),
+    /// Each one whose number is divisible by this.
+    Every(u64),
+    /// Each with this probability.
+    Probability(f64),
+}
+
+/// Reads a specification: its faults, and its seed if it has one.
+///
+/// # Errors
+/// A message that names the word at fault.
+pub(crate) fn parse(text: &str) -> Result<(Vec<Specified>, Option<u64>), String> {
+    let mut seed = None;
+    let mut faults = Vec::new();
+    let lines = text.lines().map(|line| line.split('#').next().unwrap_or(""));
+    for part in lines.flat_map(|line| line.split(';')).map(str::trim) {
+        if part.is_empty() || part == "none" {
+            continue;
+        }
+        if let Some(value) = part.strip_prefix("seed=") {
+            seed = Some(value.parse().map_err(|_| format!("seed={value}: not a number"))?);
+            continue;
+        }
+        faults.push(fault(part)?);
+    }
+    Ok((faults, seed))
+}
+
+fn fault(part: &str) -> Result<Specified, String> {
+    let mut words = part.split([' ', '\t', ',']).filter(|word| !word.is_empty());
+    let kind = words.next().unwrap_or_default();
+    let mut keys = Keys(Vec::new());
+    for word in words {
+        let pair = word
+            .split_once('=')
+            .ok_or_else(|| format!("{part}: {word} is not KEY=VALUE"))?;
+        keys.0.push(pair);
+    }
+    let after = |keys: &mut Keys<'_>| keys.take("after", bytes).map(|at| at.unwrap_or(0));
+    let kind = match kind {
+        "reset" => Kind::Reset(after(&mut keys)?),
+        "close" => Kind::Close(after(&mut keys)?),
+        "silence" => Kind::Silence(after(&mut keys)?),
+        "corrupt" => Kind::Corrupt(after(&mut keys)?),
+        "delay" => Kind::Delay(Delay {
+            time: keys.take("time", time)?.unwrap_or_default(),
+            jitter: keys.take("jitter", time)?.unwrap_or_default(),
+            rate: keys.take("rate", rate)?.unwrap_or(0),
+        }),
+        "refuse" => Kind::Refuse,
+        "unreachable" => Kind::Unreachable,
+        "unanswered" => Kind::Unanswered,
+        "drop" => Kind::Drop,
+        "duplicate" => Kind::Duplicate,
+        "reorder" => Kind::Reorder,
+        "fail" => Kind::Fail {
+            call: keys
+                .take("call", |call| CALLS.contains(&call).then(|| call.to_owned()))?
+                .ok_or_else(|| format!("{part}: call=NAME is missing: {}", CALLS.join(", ")))?,
+            errno: keys
+                .take("errno", |name| named(&ERRNOS, name))?
+                .ok_or_else(|| format!("{part}: errno=NAME is missing"))?,
+        },
+        "complete" => {
+            let status = |name: &str| named(&STATUSES, name.strip_prefix("IBV_WC_").unwrap_or(name));
+            Kind::Complete(
+                keys.take("status", status)?
+                    .ok_or_else(|| format!("{part}: status=NAME is missing"))?,
+            )
+        }
+        "lose-event" => Kind::LoseEvent,
+        "gid-change" => Kind::GidChange,
+        "device-fatal" => Kind::DeviceFatal,
+        other => {
+            return Err(format!(
+                "{other:?} is no fault; there are {}",
+                Kind::WORDS.join(", ")
+            ));
+        }
+    };
+    let filter = Filter {
+        peer: keys.take("peer", Network::parse)?,
+        opcode: keys.take("opcode", |name| OPCODES.contains(&name).then(|| name.to_owned()))?,
+        qp: keys.take("qp", number)?,
+    };
+    let nth = keys.take("nth", |text| text.parse().ok().filter(|n| *n > 0))?;
+    let every = keys.take("every", |text| text.parse().ok().filter(|n| *n > 0))?;
+    let p = keys.take("p", |text| text.parse().ok().filter(|p| (0.0..=1.0).contains(p)))?;
+    let count = keys.take("count", |text| text.parse().ok())?;
+    let shapes = matches!(kind, Kind::Delay(_));
+    let when = match (nth, every, p) {
+        (Some(n), None, None) => When::Nth(n),
+        (None, Some(n), None) => When::Every(n),
+        (None, None, Some(p)) => When::Probability(p),
+        (None, None, None) if shapes => When::Every(1),
+        (None, None, None) => When::Nth(1),
+        _ => return Err(format!("{part}: only one of nth, every and p")),
+    };
+    match keys.0.first() {
+        Some((key, _)) => Err(format!("{part}: {} has no {key}", kind.word())),
+        None => Ok(Specified {
+            kind,
+            filter,
+            when,
+            count,
+        }),
+    }
+}
+
+/// The verbs that may fail.
+pub(crate) const CALLS: [&str; 8] = [
+    "alloc_pd",
+    "reg_mr",
+    "create_cq",
+    "create_qp",
+    "modify_qp",
+    "create_srq",
+    "alloc_mw",
+    "resize_cq",
+];
+
+/// The operations of completions.
+pub(crate) const OPCODES: [&str; 7] = [
+    "SEND",
+    "RDMA_WRITE",
+    "RDMA_READ",
+    "COMP_SWAP",
+    "FETCH_ADD",
+    "BIND_MW",
+    "LOCAL_INV",
+];
+
+fn named<T: Copy>(table: &[(&str, T)], name: &str) -> Option<T> {
+    table
+        .iter()
+        .find(|(known, _)| *known == name)
+        .map(|(_, value)| *value)
+}
+
+/// The pairs of a fault that were not used yet.
+struct Keys<'a>(Vec<(&'a str, &'a str)>);
+
+impl Keys<'_> {
+    fn take<T>(&mut self, key: &str, read: impl FnOnce(&str) -> Option<T>) -> Result<Option<T>, String> {
+        let Some(at) = self.0.iter().position(|(known, _)| *known == key) else {
+            return Ok(None);
+        };
+        let (key, value) = self.0.remove(at);
+        match read(value) {
+            Some(value) => Ok(Some(value)),
+            None => Err(format!("{key}={value}: not a value of {key}")),
+        }
+    }
+}
+
+fn number(text: &str) -> Option<u32> {
+    match text.strip_prefix("0x") {
+        Some(hex) => u32::from_str_radix(hex, 16).ok(),
+        None => text.parse().ok(),
+    }
+}
+
+/// A number in front of one of these units.
+fn scaled(text: &str, units: &[(&str, u64)]) -> Option<u64> {
+    let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (digits, unit) = text.split_at(end);
+    let factor = units.iter().find(|(name, _)| name.eq_ignore_ascii_case(unit))?.1;
+    digits.parse::<u64>().ok()?.checked_mul(factor)
+}
+
+fn bytes(text: &str) -> Option<u64> {
+    scaled(text, &[("", 1), ("k", 1 << 10), ("m", 1 << 20), ("g", 1 << 30)])
+}
+
+fn time(text: &str) -> Option<Duration> {
+    let units = [("ns", 1), ("us", 1_000), ("ms", 1_000_000), ("s", 1_000_000_000)];
+    scaled(text, &units).map(Duration::from_nanos)
+}
+
+fn rate(text: &str) -> Option<u64> {
+    let units = [
+        ("bit", 1),
+        ("kbit", 1_000),
+        ("mbit", 1_000_000),
+        ("gbit", 1_000_000_000),
+    ];
+    scaled(text, &units).filter(|rate| *rate > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn one(text: &str) -> Specified {
+        let (faults, _) = parse(text).unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(faults.len(), 1, "{text}");
+        faults.into_iter().next().unwrap()
+    }
+
+    #[test]
+    fn a_specification_is_faults_and_a_seed() {
+        let (faults, seed) =
+            parse("reset after=64k nth=2; seed=7\n# nothing\n drop p=0.5, peer=192.0.2.0/24").unwrap();
+        assert_eq!((faults.len(), seed), (2, Some(7)));
+        assert_eq!(
+            (&faults[0].kind, faults[0].when),
+            (&Kind::Reset(64 << 10), When::Nth(2))
+        );
+        assert_eq!(
+            (&faults[1].kind, faults[1].when),
+            (&Kind::Drop, When::Probability(0.5))
+        );
+        assert!(faults[1].filter.peer.is_some());
+        assert_eq!(parse("none").unwrap(), (vec![], None));
+    }
+
+    #[test]
+    fn values_have_units() {
+        assert_eq!(one("close after=3m").kind, Kind::Close(3 << 20));
+        let delay = Delay {
+            time: Duration::from_micros(10),
+            jitter: Duration::from_micros(2),
+            rate: 25_000_000_000,
+        };
+        let fault = one("delay time=10us jitter=2us rate=25Gbit");
+        assert_eq!((fault.kind, fault.when), (Kind::Delay(delay), When::Every(1)));
+        let fail = Kind::Fail {
+            call: "create_qp".to_owned(),
+            errno: 12,
+        };
+        assert_eq!(one("fail call=create_qp errno=ENOMEM every=3").kind, fail);
+        let fault = one("complete status=IBV_WC_RETRY_EXC_ERR opcode=RDMA_WRITE qp=0x1a");
+        assert_eq!((fault.kind, fault.filter.qp), (Kind::Complete(12), Some(26)));
+    }
+
+    #[test]
+    fn a_mistake_is_named() {
+        for (text, says) in [
+            ("rest", "\"rest\" is no fault; there are reset, close"),
+            ("reset after", "after is not KEY=VALUE"),
+            ("reset after=x", "after=x: not a value of after"),
+            ("reset time=1s", "reset has no time"),
+            ("drop nth=1 p=0.5", "only one of nth, every and p"),
+            ("drop p=2", "p=2: not a value of p"),
+            ("drop nth=0", "nth=0"),
+            ("fail call=ibv_x errno=EIO", "call=ibv_x"),
+            ("fail errno=EIO", "call=NAME is missing"),
+            ("complete", "status=NAME is missing"),
+            ("complete status=SUCCESS", "status=SUCCESS"),
+            ("seed=x", "seed=x: not a number"),
+        ] {
+            let error = parse(text).unwrap_err();
+            assert!(error.contains(says), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn every_kind_can_be_written_as_it_is_shown() {
+        for text in [
+            "reset after=1",
+            "close after=2",
+            "silence after=3",
+            "corrupt after=4",
+            "delay time=5us jitter=1us rate=1000bit",
+            "refuse",
+            "unreachable",
+            "unanswered",
+            "drop",
+            "duplicate",
+            "reorder",
+            "fail call=reg_mr errno=EIO",
+            "complete status=REM_OP_ERR",
+            "lose-event",
+            "gid-change",
+            "device-fatal",
+        ] {
+            assert_eq!(one(text).kind.to_string(), text);
+            assert!(Kind::WORDS.contains(&one(text).kind.word()));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_a_specification_or_a_message(text in ".{0,80}") {
+            let _ = parse(&text);
+        }
+    }
+}

@@ -1,0 +1,332 @@
+//! The plan of the process, and its decisions.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use crate::kind::{Action, Delay, Kind};
+use crate::occasion::Occasion;
+use crate::parse::{Specified, When, parse};
+use crate::random::{fraction, number};
+
+/// Most faults of a process.
+const MOST: usize = 64;
+
+/// What is to go wrong. Faults can be added while it is in use, and are never removed.
+#[derive(Debug)]
+pub struct Plan {
+    faults: [OnceLock<Fault>; MOST],
+    seed: AtomicU64,
+    /// Connections and datagrams ask this plan.
+    has_network: AtomicBool,
+}
+
+#[derive(Debug)]
+struct Fault {
+    specified: Specified,
+    /// The number of its occasions so far.
+    occasions: AtomicU64,
+    /// How many times it struck.
+    strikes: AtomicU64,
+}
+
+static PLAN: Plan = Plan::new();
+static ON: AtomicBool = AtomicBool::new(false);
+
+/// Whether this process has a plan.
+#[inline]
+pub fn is_on() -> bool {
+    ON.load(Ordering::Relaxed)
+}
+
+/// The plan of this process.
+pub fn plan() -> &'static Plan {
+    &PLAN
+}
+
+impl Plan {
+    /// A plan without faults.
+    pub const fn new() -> Plan {
+        Plan {
+            faults: [const { OnceLock::new() }; MOST],
+            seed: AtomicU64::new(1),
+            has_network: AtomicBool::new(false),
+        }
+    }
+
+    /// Checks a specification.
+    ///
+    /// # Errors
+    /// A message that says what is wrong with it.
+    pub fn check(text: &str) -> Result<(), String> {
+        parse(text).map(drop)
+    }
+
+    /// Connections and datagrams ask this plan from now on.
+    pub fn has_network(&self) {
+        self.has_network.store(true, Ordering::Relaxed);
+    }
+
+    /// Adds the faults of a specification to the plan of a process that runs.
+    ///
+    /// # Errors
+    /// Those of [`Plan::add`]; a fault of connections or datagrams, if none asks this plan.
+    pub fn add_later(&self, text: &str) -> Result<(), String> {
+        let (faults, _) = parse(text)?;
+        let network = faults.iter().find(|fault| fault.kind.is_of_network());
+        match network {
+            Some(fault) if !self.has_network.load(Ordering::Relaxed) => Err(format!(
+                "{}: the connections of this process pass by faults: start it with --faults none",
+                fault.kind.word()
+            )),
+            _ => self.add(text),
+        }
+    }
+
+    /// Adds the faults of a specification. The process has a plan from now on, even if there are
+    /// none.
+    ///
+    /// # Errors
+    /// A message: the specification is wrong, or there are too many faults.
+    pub fn add(&self, text: &str) -> Result<(), String> {
+        let (faults, seed) = parse(text)?;
+        if let Some(seed) = seed {
+            self.seed.store(seed, Ordering::Relaxed);
+        }
+        for specified in faults {
+            let mut fault = Fault {
+                specified,
+                occasions: AtomicU64::new(0),
+                strikes: AtomicU64::new(0),
+            };
+            let placed = self.faults.iter().any(|place| match place.set(fault.take()) {
+                Ok(()) => true,
+                Err(back) => {
+                    fault = back;
+                    false
+                }
+            });
+            if !placed {
+                return Err(format!("more than {MOST} faults"));
+            }
+        }
+        ON.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    fn all(&self) -> impl Iterator<Item = (u64, &Fault)> {
+        (0..).zip(self.faults.iter().map_while(OnceLock::get))
+    }
+
+    /// Each fault, with the numbers of its occasions and strikes, in words.
+    pub fn list(&self) -> Vec<String> {
+        self.all()
+            .map(|(_, fault)| {
+                let Specified { kind, when, .. } = &fault.specified;
+                let when = match when {
+                    When::Nth(n) => format!("nth={n}"),
+                    When::Every(n) => format!("every={n}"),
+                    When::Probability(p) => format!("p={p}"),
+                };
+                let (strikes, occasions) = (
+                    fault.strikes.load(Ordering::Relaxed),
+                    fault.occasions.load(Ordering::Relaxed),
+                );
+                format!("{kind} {when}: struck {strikes} times at {occasions} occasions")
+            })
+            .collect()
+    }
+
+    /// What is to go wrong at this occasion: each fault that strikes, in the order of the
+    /// specification.
+    pub fn strikes(&self, occasion: &Occasion<'_>) -> Vec<Action> {
+        let seed = self.seed.load(Ordering::Relaxed);
+        self.all()
+            .filter_map(|(index, fault)| fault.strike(seed, index, occasion))
+            .collect()
+    }
+}
+
+impl Default for Plan {
+    fn default() -> Plan {
+        Plan::new()
+    }
+}
+
+impl Fault {
+    /// Moves the fault out, so that it can be offered to one place after another.
+    fn take(&mut self) -> Fault {
+        Fault {
+            specified: self.specified.clone(),
+            occasions: AtomicU64::new(0),
+            strikes: AtomicU64::new(0),
+        }
+    }
+
+    /// Whether this is an occasion for it.
+    fn fits(&self, occasion: &Occasion<'_>) -> bool {
+        let Specified { kind, filter, .. } = &self.specified;
+        let fits_kind = match (kind, occasion) {
+            (Kind::Refuse | Kind::Unreachable | Kind::Unanswered, Occasion::Connect(_))
+            | (Kind::Drop | Kind::Duplicate | Kind::Reorder, Occasion::Datagram(_))
+            | (Kind::Delay(_), Occasion::Send(..))
+            | (Kind::LoseEvent, Occasion::Event)
+            | (Kind::Complete(_) | Kind::GidChange | Kind::DeviceFatal, Occasion::Completion(..)) => true,
+            (Kind::Fail { call, .. }, Occasion::Call(called)) => call == called,
+            (Kind::Corrupt(at), Occasion::Sending { from, to, .. })
+            | (Kind::Reset(at) | Kind::Close(at) | Kind::Silence(at), Occasion::Passed { from, to, .. }) => {
+                (*from..*to).contains(at)
+            }
+            _ => false,
+        };
+        let fits_completion = match *occasion {
+            Occasion::Completion(opcode, qp) => {
+                filter.opcode.as_deref().is_none_or(|wanted| wanted == opcode)
+                    && filter.qp.is_none_or(|wanted| wanted == qp)
+            }
+            _ => true,
+        };
+        let fits_peer = match (filter.peer, occasion.peer()) {
+            (Some(network), Some(peer)) => network.contains(peer),
+            (Some(_), None) => false,
+            (None, _) => true,
+        };
+        fits_kind && fits_completion && fits_peer
+    }
+
+    fn strike(&self, seed: u64, index: u64, occasion: &Occasion<'_>) -> Option<Action> {
+        if !self.fits(occasion) {
+            return None;
+        }
+        let number_of = self.occasions.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
+        let random = number(seed, index, number_of);
+        let strikes = match self.specified.when {
+            When::Nth(n) => number_of == n,
+            When::Every(n) => number_of.is_multiple_of(n),
+            When::Probability(p) => fraction(random) < p,
+        };
+        let limit = self.specified.count.unwrap_or(u64::MAX);
+        if !strikes || self.strikes.fetch_add(1, Ordering::Relaxed) >= limit {
+            return None;
+        }
+        let kind = &self.specified.kind;
+        if let (Kind::Delay(delay), Occasion::Send(_, len)) = (kind, occasion) {
+            return Some(Action::Wait(delay.of(*len, random)));
+        }
+        tracing::warn!(
+            "fault {}: {kind}: at {occasion}, its occasion {number_of}",
+            index + 1
+        );
+        Some(Action::Do(kind.clone()))
+    }
+}
+
+impl Delay {
+    /// The delay of this many bytes.
+    fn of(&self, len: usize, random: u64) -> Duration {
+        let jitter = self.jitter.as_nanos() as f64 * (2.0 * fraction(random) - 1.0);
+        let bits = len as f64 * 8.0 * 1e9;
+        let transfer = if self.rate == 0 {
+            0.0
+        } else {
+            bits / self.rate as f64
+        };
+        Duration::from_nanos((self.time.as_nanos() as f64 + jitter + transfer).max(0.0) as u64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{IpAddr, Ipv4Addr};
+
+    const PEER: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
+
+    fn of(text: &str) -> Plan {
+        let plan = Plan::new();
+        plan.add(text).unwrap();
+        plan
+    }
+
+    /// The numbers of the occasions, of a hundred, at which something strikes.
+    fn struck(plan: &Plan, occasion: &Occasion<'_>) -> Vec<u32> {
+        (1..=100).filter(|_| !plan.strikes(occasion).is_empty()).collect()
+    }
+
+    #[test]
+    fn a_fault_strikes_at_its_occasions() {
+        let datagram = Occasion::Datagram(PEER);
+        assert_eq!(struck(&of("drop"), &datagram), [1]);
+        assert_eq!(struck(&of("drop nth=7"), &datagram), [7]);
+        assert_eq!(struck(&of("drop every=30"), &datagram), [30, 60, 90]);
+        assert_eq!(struck(&of("drop every=30 count=2"), &datagram), [30, 60]);
+        assert_eq!(struck(&of("drop p=1 count=3"), &datagram), [1, 2, 3]);
+        assert_eq!(struck(&of("drop p=0"), &datagram), [0u32; 0]);
+        assert_eq!(struck(&of("refuse"), &datagram), [0u32; 0]);
+        assert_eq!(struck(&of("drop peer=192.0.3.0/24"), &datagram), [0u32; 0]);
+    }
+
+    #[test]
+    fn one_seed_has_one_run() {
+        let run = |seed: u64| {
+            struck(
+                &of(&format!("drop p=0.3; seed={seed}")),
+                &Occasion::Datagram(PEER),
+            )
+        };
+        assert_eq!(run(5), run(5));
+        assert_ne!(run(5), run(6));
+        assert!((10..50).contains(&run(5).len()));
+    }
+
+    #[test]
+    fn only_occasions_that_fit_count() {
+        let plan = of("complete status=REM_OP_ERR opcode=RDMA_READ nth=2");
+        assert!(plan.strikes(&Occasion::Completion("RDMA_READ", 1)).is_empty());
+        assert!(plan.strikes(&Occasion::Completion("SEND", 1)).is_empty());
+        let strikes = plan.strikes(&Occasion::Completion("RDMA_READ", 1));
+        assert_eq!(strikes, [Action::Do(Kind::Complete(11))]);
+        assert_eq!(
+            plan.list(),
+            ["complete status=REM_OP_ERR nth=2: struck 1 times at 2 occasions"]
+        );
+    }
+
+    #[test]
+    fn a_position_is_passed_once() {
+        let plan = of("reset after=100 every=1");
+        let passed = |from, to| Occasion::Passed { peer: PEER, from, to };
+        assert!(plan.strikes(&passed(0, 100)).is_empty());
+        assert_eq!(plan.strikes(&passed(100, 130)), [Action::Do(Kind::Reset(100))]);
+        assert!(plan.strikes(&passed(130, 200)).is_empty());
+    }
+
+    #[test]
+    fn a_delay_has_a_time_a_jitter_and_a_rate() {
+        let plan = of("delay time=10us jitter=2us rate=8gbit");
+        for _ in 0..100 {
+            let strikes = plan.strikes(&Occasion::Send(PEER, 1000));
+            let [Action::Wait(time)] = strikes[..] else {
+                panic!("{strikes:?}")
+            };
+            assert!((9..=13).contains(&time.as_micros()), "{time:?}");
+        }
+    }
+
+    #[test]
+    fn faults_of_the_network_need_a_network_that_asks() {
+        let plan = Plan::new();
+        assert!(plan.add_later("reset").unwrap_err().contains("--faults none"));
+        plan.add_later("lose-event").unwrap();
+        plan.has_network();
+        plan.add_later("reset").unwrap();
+        assert_eq!(plan.list().len(), 2);
+    }
+
+    #[test]
+    fn there_is_a_limit() {
+        let plan = Plan::new();
+        let error = (0..=MOST).find_map(|_| plan.add("drop").err()).unwrap();
+        assert_eq!(error, "more than 64 faults");
+    }
+}

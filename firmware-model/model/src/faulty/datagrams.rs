@@ -1,0 +1,107 @@
+//! A UDP port whose datagrams get lost, arrive twice, or in another order.
+
+use crate::stream::datagram::{DatagramSocket, Incoming, Outgoing};
+use rustix::fd::BorrowedFd;
+use rustix::io::Errno;
+use std::net::{IpAddr, SocketAddr};
+use urnic_faults::{Action, Kind, Occasion, Plan};
+
+/// A UDP port, and what goes wrong there.
+#[derive(Debug)]
+pub(super) struct FaultySocket {
+    socket: Box<dyn DatagramSocket>,
+    plan: &'static Plan,
+    /// A packet that goes behind the next one.
+    late: Option<(Outgoing, Vec<u8>)>,
+}
+
+impl FaultySocket {
+    pub(super) fn new(socket: Box<dyn DatagramSocket>, plan: &'static Plan) -> FaultySocket {
+        FaultySocket {
+            socket,
+            plan,
+            late: None,
+        }
+    }
+
+    /// Sends one packet, with what goes wrong.
+    fn send_one(&mut self, buffer: &[u8], packet: &Outgoing) -> Result<usize, Errno> {
+        let strikes = self.plan.strikes(&Occasion::Datagram(packet.destination.ip()));
+        let strikes_with = |kind: Kind| strikes.contains(&Action::Do(kind));
+        if strikes_with(Kind::Drop) {
+            return Ok(1);
+        }
+        if strikes_with(Kind::Reorder) && self.late.is_none() {
+            let bytes = buffer.get(packet.at..packet.at + packet.len).unwrap_or_default();
+            self.late = Some((Outgoing { at: 0, ..*packet }, bytes.to_vec()));
+            return Ok(1);
+        }
+        let taken = self.socket.send(buffer, std::slice::from_ref(packet))?;
+        if taken == 0 {
+            return Ok(0);
+        }
+        // What the network does not take now is lost.
+        if strikes_with(Kind::Duplicate) {
+            let _ = self.socket.send(buffer, std::slice::from_ref(packet));
+        }
+        if let Some((late, bytes)) = self.late.take() {
+            let _ = self.socket.send(&bytes, &[late]);
+        }
+        Ok(1)
+    }
+}
+
+impl DatagramSocket for FaultySocket {
+    fn send(&mut self, buffer: &[u8], packets: &[Outgoing]) -> Result<usize, Errno> {
+        let mut taken = 0;
+        for packet in packets {
+            match self.send_one(buffer, packet) {
+                Ok(0) => break,
+                Ok(_) => taken += 1,
+                Err(errno) if taken == 0 => return Err(errno),
+                Err(_) => break,
+            }
+        }
+        Ok(taken)
+    }
+
+    fn receive(&mut self, buffer: &mut [u8], packets: &mut Vec<Incoming>) {
+        self.socket.receive(buffer, packets);
+    }
+
+    fn has_more(&mut self) -> bool {
+        self.socket.has_more()
+    }
+
+    fn direct(&mut self) -> u64 {
+        self.socket.direct()
+    }
+
+    fn bind(&mut self, qid: u32) {
+        self.socket.bind(qid);
+    }
+
+    fn refused(&mut self, buffer: &mut [u8]) -> Option<(Errno, usize)> {
+        self.socket.refused(buffer)
+    }
+
+    fn reports_refused(&self) -> bool {
+        self.socket.reports_refused()
+    }
+
+    fn dropped(&mut self) -> u32 {
+        self.socket.dropped()
+    }
+
+    fn join(&mut self, group: IpAddr, interface: IpAddr, scope: u32) -> Result<(), Errno> {
+        self.socket.join(group, interface, scope)
+    }
+
+    fn local(&self) -> SocketAddr {
+        self.socket.local()
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.socket.descriptor()
+    }
+}

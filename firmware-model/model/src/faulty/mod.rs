@@ -1,0 +1,96 @@
+//! A network where things go wrong: connections and UDP ports that ask the plan of the process
+//! ([`urnic_faults`]) what fails, and let it happen. The device above knows nothing of it.
+
+mod datagrams;
+mod stream;
+#[cfg(test)]
+mod tests;
+
+use crate::stream::datagram::{DatagramOptions, DatagramSocket};
+use crate::stream::{Listener, Network, Stream};
+use datagrams::FaultySocket;
+use rustix::fd::BorrowedFd;
+use rustix::io::Errno;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use stream::FaultyStream;
+use urnic_faults::{Action, Kind, Occasion, Plan};
+
+/// A network, and what goes wrong there.
+#[derive(Debug)]
+pub(crate) struct Faulty {
+    network: Arc<dyn Network>,
+    plan: &'static Plan,
+}
+
+#[derive(Debug)]
+struct FaultyListener {
+    listener: Box<dyn Listener>,
+    plan: &'static Plan,
+}
+
+impl Faulty {
+    pub(crate) fn new(network: Arc<dyn Network>, plan: &'static Plan) -> Faulty {
+        plan.has_network();
+        Faulty { network, plan }
+    }
+}
+
+impl Network for Faulty {
+    fn connect(
+        &self,
+        remote: SocketAddr,
+        local: Option<SocketAddr>,
+        traffic_class: u8,
+    ) -> Result<Box<dyn Stream>, Errno> {
+        let strikes = self.plan.strikes(&Occasion::Connect(remote.ip()));
+        let strikes_with = |kind: Kind| strikes.contains(&Action::Do(kind));
+        if strikes_with(Kind::Refuse) {
+            return Err(Errno::CONNREFUSED);
+        }
+        if strikes_with(Kind::Unreachable) {
+            return Err(Errno::NETUNREACH);
+        }
+        let stream = self.network.connect(remote, local, traffic_class)?;
+        let unanswered = strikes_with(Kind::Unanswered);
+        Ok(Box::new(FaultyStream::new(stream, self.plan, unanswered)))
+    }
+
+    fn listen(
+        &self,
+        local: SocketAddr,
+        backlog: u32,
+        traffic_class: u8,
+        ipv6_only: bool,
+    ) -> Result<Box<dyn Listener>, Errno> {
+        Ok(Box::new(FaultyListener {
+            listener: self.network.listen(local, backlog, traffic_class, ipv6_only)?,
+            plan: self.plan,
+        }))
+    }
+
+    fn bind_datagrams(
+        &self,
+        local: SocketAddr,
+        options: DatagramOptions,
+    ) -> Result<Box<dyn DatagramSocket>, Errno> {
+        let socket = self.network.bind_datagrams(local, options)?;
+        Ok(Box::new(FaultySocket::new(socket, self.plan)))
+    }
+}
+
+impl Listener for FaultyListener {
+    fn accept(&mut self) -> Result<Option<Box<dyn Stream>>, Errno> {
+        let accepted = self.listener.accept()?;
+        Ok(accepted
+            .map(|stream| -> Box<dyn Stream> { Box::new(FaultyStream::new(stream, self.plan, false)) }))
+    }
+
+    fn local(&self) -> SocketAddr {
+        self.listener.local()
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.listener.descriptor()
+    }
+}

@@ -1,0 +1,91 @@
+//! Faults on simulated connections.
+
+use super::Faulty;
+use crate::stream::sim::{Conditions, SimNetwork};
+use crate::stream::{Network, Stream, StreamError};
+use rustix::io::Errno;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+use urnic_faults::Plan;
+
+/// A connection of a network with this plan: the initiator's end, and the other.
+fn connection(faults: &str) -> Result<[Box<dyn Stream>; 2], Errno> {
+    let plan: &'static Plan = Box::leak(Box::default());
+    plan.add(faults).unwrap_or_else(|error| panic!("{error}"));
+    let conditions = Conditions {
+        latency: Duration::ZERO,
+        ..Conditions::default()
+    };
+    let plain = SimNetwork::new(conditions, Arc::default());
+    let faulty = Faulty::new(Arc::new(plain.clone()), plan);
+    let address: SocketAddr = "192.0.2.1:7471".parse().unwrap();
+    // The other end is not part of it.
+    let mut listener = plain.listen(address, 1, 0, false)?;
+    let initiator = faulty.connect(address, None, 0)?;
+    let responder = listener.accept()?.expect("a connection");
+    Ok([initiator, responder])
+}
+
+fn send(stream: &mut dyn Stream, bytes: &[u8]) -> Result<usize, StreamError> {
+    stream.send_bytes(bytes)
+}
+
+fn receive(stream: &mut dyn Stream) -> Result<Vec<u8>, StreamError> {
+    let mut bytes = vec![0; 64];
+    let n = stream.receive_bytes(&mut bytes)?;
+    bytes.truncate(n);
+    Ok(bytes)
+}
+
+#[test]
+fn a_connection_is_reset_at_its_position() {
+    let [mut here, mut there] = connection("reset after=8").unwrap();
+    assert_eq!(send(&mut *here, b"12345678"), Ok(8));
+    assert_eq!(receive(&mut *there).unwrap(), b"12345678");
+    assert_eq!(send(&mut *here, b"9"), Ok(1));
+    assert_eq!(
+        send(&mut *here, b"10"),
+        Err(StreamError::Closed(Errno::CONNRESET))
+    );
+    assert!(receive(&mut *there).is_err());
+}
+
+#[test]
+fn a_connection_is_closed_in_order_at_its_position() {
+    let [mut here, mut there] = connection("close after=2").unwrap();
+    assert_eq!(send(&mut *here, b"123"), Ok(3));
+    assert_eq!(receive(&mut *there).unwrap(), b"123");
+    assert_eq!(receive(&mut *there).unwrap(), b"");
+    assert_eq!(receive(&mut *here).unwrap(), b"");
+}
+
+#[test]
+fn a_silent_connection_takes_bytes_and_passes_none() {
+    let [mut here, mut there] = connection("silence").unwrap();
+    assert_eq!(send(&mut *here, b"1"), Ok(1));
+    assert_eq!(receive(&mut *there).unwrap(), b"1");
+    assert_eq!(send(&mut *here, b"23"), Ok(2));
+    assert_eq!(receive(&mut *there), Err(StreamError::WouldBlock));
+    send(&mut *there, b"4").unwrap();
+    assert_eq!(receive(&mut *here), Err(StreamError::WouldBlock));
+    assert_eq!(here.unacknowledged(), 1);
+}
+
+#[test]
+fn one_byte_is_damaged() {
+    let [mut here, mut there] = connection("corrupt after=4").unwrap();
+    assert_eq!(send(&mut *here, b"000"), Ok(3));
+    assert_eq!(send(&mut *here, b"000000"), Ok(6));
+    assert_eq!(receive(&mut *there).unwrap(), b"000010000");
+}
+
+#[test]
+fn an_attempt_to_connect_fails_as_specified() {
+    assert_eq!(connection("refuse").unwrap_err(), Errno::CONNREFUSED);
+    assert_eq!(connection("unreachable").unwrap_err(), Errno::NETUNREACH);
+    let [mut here, _there] = connection("unanswered").unwrap();
+    assert_eq!(here.established(), Ok(false));
+    let [mut here, _there] = connection("refuse nth=2").unwrap();
+    assert_eq!(here.established(), Ok(true));
+}

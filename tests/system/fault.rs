@@ -1,0 +1,286 @@
+//! Faults on demand: each kind strikes, programs end as they would by the real trouble, and one
+//! seed has one run.
+
+use std::fs;
+use std::time::Duration;
+
+use rustix::process::Signal;
+use urnic_testkit::Folder;
+use urnic_tests::build::{scratch, urnic};
+use urnic_tests::program::{Ended, Program};
+use urnic_tests::served::in_process;
+use urnic_tests::skip::installed;
+use urnic_tests::wait::{TIME_LIMIT, free_port, until};
+use urnic_tests::{compiled, or_skip};
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// The lines of faults that struck, without the time and the process.
+fn struck(output: &str) -> Vec<String> {
+    let lines = output
+        .lines()
+        .filter_map(|line| Some(line.split_once("urnic_faults::plan: ")?.1));
+    lines.map(str::to_owned).collect()
+}
+
+/// How a program takes a fault.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    /// It succeeds.
+    Well,
+    /// It ends with an error.
+    Failed,
+    /// It ends, with or without one.
+    Any,
+    /// It waits for ever.
+    Waits,
+}
+
+/// Runs both ends of `line`, the client with these faults. Returns the client.
+fn client_with(faults: &str, line: &str, end: End) -> Ended {
+    let port = free_port();
+    let program = Program::new(line.split(' ').next().expect("a program"));
+    let options = line.split_once(' ').map_or("", |(_, options)| options);
+    let options = format!("{options} -p {port}");
+    let is_rping = line.starts_with("rping");
+    let [server, client] = match is_rping {
+        true => [
+            format!("-s -a 127.0.0.1 {options}"),
+            format!("-c -a 127.0.0.1 {options}"),
+        ],
+        false => [options.clone(), format!("{options} 127.0.0.1")],
+    };
+    let mut there = program.clone().line(&server).spawn();
+    if is_rping {
+        there.wait_for_output("its listener", |_| {
+            std::net::TcpStream::connect(("127.0.0.1", port)).ok()
+        });
+    } else {
+        there.wait_until_listening(port);
+    }
+    let mut here = program.line(&client).env("URNIC_FAULTS", faults).spawn();
+    if end == End::Waits {
+        here.wait_for_output("the fault", |output| (!struck(output).is_empty()).then_some(()));
+        // It has not ended by itself while the other end was well.
+        assert!(here.ended().is_none(), "{faults}: {line} has ended");
+        here.signal(Signal::KILL);
+    }
+    let ended = here.wait_for(LIMIT);
+    // Without its client it may wait for ever.
+    there.signal(Signal::KILL);
+    there.wait_for(LIMIT);
+    ended
+}
+
+#[track_caller]
+fn takes(line: &str, faults: &str, end: End) {
+    let client = client_with(faults, line, end);
+    // Either end of a native connection may be the one that connects.
+    let is_of_connecting = ["refuse", "unreachable"].contains(&faults) && !line.starts_with("rping");
+    let least = usize::from(!is_of_connecting);
+    assert!(
+        (least..=1).contains(&struck(&client.output).len()),
+        "{faults}: {client}"
+    );
+    match end {
+        End::Well => assert!(client.ok(), "{faults}: {client}"),
+        End::Failed => assert!(!client.ok(), "{faults}: {client}"),
+        End::Any | End::Waits => {}
+    }
+}
+
+#[test]
+fn pingpong_takes_each_fault_as_the_real_trouble() {
+    or_skip!(in_process(
+        "the connections are those of the device in the process"
+    ));
+    or_skip!(installed("ibv_rc_pingpong"));
+    for (faults, end) in [
+        ("reset after=64k", End::Failed),
+        ("close after=64k", End::Failed),
+        ("silence after=64k", End::Waits),
+        ("corrupt after=64k", End::Failed),
+        ("refuse", End::Well),
+        ("fail call=create_qp errno=ENOMEM", End::Failed),
+        ("fail call=reg_mr errno=ENOMEM", End::Failed),
+        ("fail call=create_cq errno=ENOMEM", End::Failed),
+        ("fail call=alloc_pd errno=ENOMEM", End::Failed),
+        ("fail call=modify_qp errno=EINVAL nth=2", End::Failed),
+        ("complete status=RETRY_EXC_ERR nth=3", End::Failed),
+        ("gid-change", End::Well),
+        ("device-fatal nth=3", End::Failed),
+    ] {
+        takes("ibv_rc_pingpong -g 0", faults, end);
+    }
+    takes("ibv_rc_pingpong -g 0 -e", "lose-event nth=3", End::Waits);
+}
+
+#[test]
+fn perftest_takes_each_fault_as_the_real_trouble() {
+    or_skip!(in_process(
+        "the connections are those of the device in the process"
+    ));
+    or_skip!(installed("ib_write_bw"));
+    for (faults, end) in [
+        ("reset after=64k", End::Failed),
+        ("close after=64k", End::Failed),
+        ("corrupt after=64k", End::Failed),
+        ("refuse", End::Well),
+        ("unreachable", End::Well),
+        ("fail call=create_qp errno=ENOMEM", End::Failed),
+        (
+            "complete status=REM_ACCESS_ERR opcode=RDMA_WRITE nth=3",
+            End::Failed,
+        ),
+        ("gid-change", End::Well),
+        ("device-fatal nth=3", End::Failed),
+    ] {
+        takes("ib_write_bw -d urnic0 -n 2000", faults, end);
+    }
+}
+
+#[test]
+fn rping_takes_each_fault_as_the_real_trouble() {
+    or_skip!(in_process(
+        "the connections are those of the device in the process"
+    ));
+    or_skip!(installed("rping"));
+    for (faults, end) in [
+        // rping's status is 0 when its connection is lost.
+        ("reset after=64k", End::Any),
+        ("close after=64k", End::Any),
+        ("corrupt after=64k", End::Any),
+        ("refuse", End::Failed),
+        ("fail call=create_qp errno=ENOMEM", End::Failed),
+        ("fail call=reg_mr errno=ENOMEM", End::Failed),
+        ("complete status=RETRY_EXC_ERR nth=3", End::Any),
+        ("gid-change", End::Well),
+    ] {
+        takes("rping -C 2000", faults, end);
+    }
+}
+
+#[test]
+fn a_slow_connection_is_slow_and_well() {
+    or_skip!(in_process(
+        "the connections are those of the device in the process"
+    ));
+    or_skip!(installed("ibv_rc_pingpong"));
+    let usual = client_with("none", "ibv_rc_pingpong -g 0 -n 200", End::Well);
+    let slow = client_with(
+        "delay time=1ms jitter=100us",
+        "ibv_rc_pingpong -g 0 -n 200",
+        End::Well,
+    );
+    let usec = |ended: &Ended| -> f64 {
+        assert!(ended.ok(), "{ended}");
+        let line = ended.output.lines().find(|line| line.contains("usec/iter"));
+        let words: Vec<&str> = line.expect("a time").split(' ').collect();
+        words[words.len() - 2].parse().expect("a number")
+    };
+    // Each iteration sends once from here, which takes 0.9 ms at least.
+    assert!(usec(&slow) >= 900.0, "{slow}");
+    assert!(usec(&usual) < usec(&slow), "{usual}\n{slow}");
+}
+
+#[test]
+fn one_seed_has_one_log() {
+    let program = or_skip!(compiled("mistakes"));
+    let run = |seed: u32| {
+        let ended = Program::new(&program)
+            .arg("nothing")
+            .env("URNIC_FAULTS", format!("gid-change p=0.2; seed={seed}"))
+            .run_for(LIMIT);
+        assert!(ended.ok(), "{ended}");
+        // The number of the queue pair differs.
+        let lines = struck(&ended.output).into_iter();
+        lines
+            .map(|line| line.split_once("its occasion ").expect("a number").1.to_owned())
+            .collect::<Vec<_>>()
+    };
+    let one = run(7);
+    assert!((5..50).contains(&one.len()), "{one:?}");
+    assert_eq!(one, run(7));
+    assert_ne!(one, run(8));
+}
+
+#[test]
+fn faults_can_be_added_to_a_process_that_runs() {
+    or_skip!(in_process(
+        "the connections are those of the device in the process"
+    ));
+    or_skip!(installed("ibv_rc_pingpong"));
+    let place = Folder::inside(&scratch(), "faults-added");
+    let fault = |pid: u32, faults: &str| {
+        Program::plain(urnic())
+            .arg("fault")
+            .arg(pid.to_string())
+            .line(faults)
+            .env("URNIC_PRESENT_DIR", place.path())
+            .run_for(LIMIT)
+    };
+    let port = free_port();
+    let program = Program::new("ibv_rc_pingpong")
+        .line(&format!("-g 0 -n 100000000 -p {port}"))
+        .env("URNIC_PRESENT_DIR", place.path());
+    let mut there = program.clone().spawn();
+    there.wait_until_listening(port);
+    let here = program.arg("127.0.0.1").env("URNIC_FAULTS", "none").spawn();
+    let connected = || {
+        let stat = Program::plain(urnic())
+            .line("stat --json")
+            .arg(here.pid().to_string());
+        let stat = stat.env("URNIC_PRESENT_DIR", place.path()).run_for(LIMIT);
+        stat.output.contains("\"state\":\"RTS\"").then_some(())
+    };
+    until(TIME_LIMIT, connected).expect("a connection");
+
+    let listed = fault(here.pid(), "").success();
+    assert_eq!(listed, "no faults\n");
+    let wrong = fault(here.pid(), "rest").failure();
+    assert!(wrong.contains("\"rest\" is no fault"), "{wrong}");
+    let passed_by = fault(there.pid(), "reset").failure();
+    assert!(passed_by.contains("start it with --faults none"), "{passed_by}");
+    let added = fault(here.pid(), "complete status=RETRY_EXC_ERR").success();
+    assert!(
+        added.starts_with("complete status=RETRY_EXC_ERR nth=1: struck "),
+        "{added}"
+    );
+    let ended = here.wait_for(LIMIT);
+    assert!(!ended.ok(), "{ended}");
+    assert_eq!(struck(&ended.output).len(), 1, "{ended}");
+    assert!(ended.output.contains("RETRY_EXC_ERR (12)"), "{ended}");
+    there.signal(Signal::KILL);
+    there.wait_for(LIMIT);
+    let gone = fault(1, "reset").failure();
+    assert!(gone.contains("process 1 has no urnic device open"), "{gone}");
+}
+
+#[test]
+fn faults_come_from_a_file_and_mistakes_are_named() {
+    let folder = Folder::inside(&scratch(), "faults-file");
+    let file = folder.file("faults");
+    fs::write(&file, "# of a test\ndrop p=0.5 # half\n\nseed=3\n").expect("our folder");
+    let env = |faults: &str| {
+        Program::plain(urnic())
+            .arg("env")
+            .arg("--faults")
+            .arg(faults)
+            .run_for(LIMIT)
+    };
+    let exports = env(file.to_str().expect("a name")).success();
+    assert!(exports.contains("URNIC_FAULTS='drop p=0.5; seed=3'"), "{exports}");
+    let wrong = env("drop p=2").failure();
+    assert!(
+        wrong.contains("--faults drop p=2: p=2: not a value of p"),
+        "{wrong}"
+    );
+    let kinds = Program::plain(urnic())
+        .line("fault --list")
+        .run_for(LIMIT)
+        .success();
+    assert!(
+        kinds.contains("device-fatal") && kinds.contains("stands for: "),
+        "{kinds}"
+    );
+}
