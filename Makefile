@@ -9,6 +9,9 @@ DESTDIR ?=
 
 TARGET  := $(or $(CARGO_TARGET_DIR),target)
 LIBDIR  := $(DESTDIR)$(PREFIX)/lib/urnic
+# Of bash, zsh and fish.
+COMPLETIONS := $(DESTDIR)$(PREFIX)/share/bash-completion/completions/urnic \
+	$(DESTDIR)$(PREFIX)/share/zsh/site-functions/_urnic $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/urnic.fish
 DOCDIR  := $(DESTDIR)$(PREFIX)/share/doc/urnic
 # Suppressions for valgrind and ThreadSanitizer: docs/guide/sanitizers.md.
 SUPPDIR := $(DESTDIR)$(PREFIX)/share/urnic
@@ -108,6 +111,10 @@ install: ## install urnic, liburnic.so, urnic-nfs if built, and the documentatio
 	install -D -m 644 docs/urnic.1 $(DESTDIR)$(PREFIX)/share/man/man1/urnic.1
 	test ! -e $(TARGET)/release/urnic-nfs || install -D -m 755 $(TARGET)/release/urnic-nfs $(DESTDIR)$(PREFIX)/bin/urnic-nfs
 	test ! -e $(TARGET)/release/urnic-nfs || install -D -m 644 docs/urnic-nfs.1 $(DESTDIR)$(PREFIX)/share/man/man1/urnic-nfs.1
+	install -d $(dir $(COMPLETIONS))
+	$(TARGET)/release/urnic completions bash >$(word 1,$(COMPLETIONS))
+	$(TARGET)/release/urnic completions zsh >$(word 2,$(COMPLETIONS))
+	$(TARGET)/release/urnic completions fish >$(word 3,$(COMPLETIONS))
 	install -D -m 644 -t $(SUPPDIR) share/valgrind.supp share/tsan.supp
 	install -D -m 644 -t $(DOCDIR) README.md ARCHITECTURE.md CONTRIBUTING.md CHANGELOG.md LICENSE-MIT LICENSE-APACHE
 	for page in $$(find docs -name '*.md'); do install -D -m 644 $$page $(DOCDIR)/$$page || exit 1; done
@@ -115,4 +122,5 @@ install: ## install urnic, liburnic.so, urnic-nfs if built, and the documentatio
 uninstall: ## remove the installed files
 	rm -f $(DESTDIR)$(PREFIX)/bin/urnic $(DESTDIR)$(PREFIX)/share/man/man1/urnic.1
 	rm -f $(DESTDIR)$(PREFIX)/bin/urnic-nfs $(DESTDIR)$(PREFIX)/share/man/man1/urnic-nfs.1
+	rm -f $(COMPLETIONS)
 	rm -rf $(LIBDIR) $(DOCDIR) $(SUPPDIR)

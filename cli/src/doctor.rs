@@ -32,14 +32,37 @@ use writable::can_have_folder;
 /// stop the program.
 const FEW_DESCRIPTORS: u64 = 1024;
 
-/// Runs every check, and prints each finding immediately; the status is 1 if there is a fault.
-pub(crate) fn examine(options: &Options) -> Result<ExitCode, Failure> {
+/// Runs every check, and prints each finding immediately, or all as JSON; the status is 1 if there
+/// is a fault.
+pub(crate) fn examine(options: &Options, json: bool) -> Result<ExitCode, Failure> {
     let mut wrong = 0;
+    let mut all = Vec::new();
     let mut report = |finding: Finding| {
         wrong += usize::from(finding.verdict == Verdict::Wrong);
-        print(&format!("{finding}\n")).map(drop)
+        match json {
+            true => all.push(finding.json()),
+            false => print(&format!("{finding}\n")).map(drop)?,
+        }
+        Ok::<_, Failure>(())
     };
+    check_all(options, &mut report)?;
+    if json {
+        print(&format!(
+            "{}\n",
+            serde_json::json!({ "well": wrong == 0, "checks": all })
+        ))?;
+    } else if wrong == 0 {
+        print("all well: urnic run -- COMMAND\n")?;
+    } else {
+        print(&format!("wrong: {wrong}\n"))?;
+    }
+    Ok(ExitCode::from(u8::from(wrong > 0)))
+}
 
+fn check_all(
+    options: &Options,
+    mut report: impl FnMut(Finding) -> Result<(), Failure>,
+) -> Result<(), Failure> {
     let environment = Environment::new(options);
     let config = match &environment {
         Ok(env) => {
@@ -105,12 +128,7 @@ pub(crate) fn examine(options: &Options) -> Result<ExitCode, Failure> {
         Ok(env) => report(selftest::run(env))?,
         Err(_) => report(Finding::note("self-test", "not run: see above", None))?,
     }
-
-    if wrong == 0 {
-        return print("all well: urnic run -- COMMAND\n");
-    }
-    print(&format!("wrong: {wrong}\n"))?;
-    Ok(ExitCode::from(1))
+    Ok(())
 }
 
 /// Checks that a server answers at this socket.

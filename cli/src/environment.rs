@@ -17,6 +17,19 @@ use crate::serve::LONGEST_SOCKET_PATH;
 /// Name of the plug-in's file.
 pub(crate) const PLUGIN: &str = "liburnic.so";
 
+/// Forms in which the variables are printed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Format {
+    /// `export` lines for a POSIX shell.
+    Sh,
+    /// Lines for the file $GITHUB_ENV.
+    Github,
+    /// `ENV` lines of a Dockerfile.
+    Docker,
+    /// A JSON object.
+    Json,
+}
+
 /// The variables to set, and their values.
 #[derive(Debug)]
 pub(crate) struct Environment {
@@ -45,12 +58,26 @@ impl Environment {
         self.variables.iter()
     }
 
-    /// The variables as lines for a POSIX shell.
-    pub(crate) fn exports(&self) -> String {
-        self.variables
-            .iter()
-            .map(|(name, value)| format!("export {name}={}\n", quoted(value)))
-            .collect()
+    /// The variables in this form.
+    pub(crate) fn printed(&self, format: Format) -> String {
+        let each = self.variables.iter();
+        let text = |value: &OsString| value.to_string_lossy().into_owned();
+        match format {
+            Format::Sh => each
+                .map(|(name, value)| format!("export {name}={}\n", quoted(value)))
+                .collect(),
+            // No value has a line break: paths that the loader takes and options have none.
+            Format::Github => each
+                .map(|(name, value)| format!("{name}={}\n", text(value)))
+                .collect(),
+            Format::Docker => each
+                .map(|(name, value)| format!("ENV {name}={}\n", in_double_quotes(&text(value))))
+                .collect(),
+            Format::Json => {
+                let all: BTreeMap<&String, String> = each.map(|(name, value)| (name, text(value))).collect();
+                serde_json::json!(all).to_string() + "\n"
+            }
+        }
     }
 }
 
@@ -255,6 +282,19 @@ fn preload(plugin: &Path, before: Option<OsString>) -> Result<OsString, Failure>
     Ok(OsString::from_vec(list.join(&b':')))
 }
 
+/// `value` as a Dockerfile reads it back unchanged.
+fn in_double_quotes(value: &str) -> String {
+    let mut text = String::from('"');
+    for c in value.chars() {
+        if "\\\"$".contains(c) {
+            text.push('\\');
+        }
+        text.push(c);
+    }
+    text.push('"');
+    text
+}
+
 /// `value` quoted so that a shell reads it back unchanged.
 fn quoted(value: &OsStr) -> String {
     let text = value.to_string_lossy();
@@ -332,6 +372,37 @@ mod tests {
                 .output()
                 .expect("sh");
             assert_eq!(String::from_utf8_lossy(&out.stdout), value);
+        }
+    }
+
+    #[test]
+    fn each_format_has_every_variable() {
+        let environment = Environment {
+            config: Config::default(),
+            variables: BTreeMap::from([
+                ("LD_PRELOAD".to_owned(), OsString::from("/l/a.so")),
+                ("URNIC_FAULTS".to_owned(), OsString::from("drop p=1; \"$x\"")),
+            ]),
+        };
+        for (format, text) in [
+            (
+                Format::Sh,
+                "export LD_PRELOAD=/l/a.so\nexport URNIC_FAULTS='drop p=1; \"$x\"'\n",
+            ),
+            (
+                Format::Github,
+                "LD_PRELOAD=/l/a.so\nURNIC_FAULTS=drop p=1; \"$x\"\n",
+            ),
+            (
+                Format::Docker,
+                "ENV LD_PRELOAD=\"/l/a.so\"\nENV URNIC_FAULTS=\"drop p=1; \\\"\\$x\\\"\"\n",
+            ),
+            (
+                Format::Json,
+                "{\"LD_PRELOAD\":\"/l/a.so\",\"URNIC_FAULTS\":\"drop p=1; \\\"$x\\\"\"}\n",
+            ),
+        ] {
+            assert_eq!(environment.printed(format), text);
         }
     }
 

@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use std::net::Ipv6Addr;
 use std::process::{Command, ExitCode};
 
+use serde_json::{Value, json};
 use urnic_config::Config;
 use urnic_driver::watch;
 use urnic_rdma_core::{ibv_device_attr, ibv_gid, ibv_port_attr};
@@ -15,23 +16,32 @@ use crate::environment::Environment;
 use crate::verbs::{Verbs, text};
 
 /// Starts this program again with the plug-in loaded.
-pub(crate) fn reexecute(env: &Environment) -> Result<ExitCode, Failure> {
+pub(crate) fn reexecute(env: &Environment, json: bool) -> Result<ExitCode, Failure> {
     use std::os::unix::process::CommandExt;
     let error = Command::new("/proc/self/exe")
         .args(["info", "--inside"])
+        .args(json.then_some("--json"))
         .envs(env.variables())
         .exec();
     Err(Failure::runtime(format!("cannot run myself again: {error}")))
 }
 
-/// The attributes of the devices that libibverbs reports.
-pub(crate) fn describe() -> Result<String, Failure> {
+/// The attributes of the devices that libibverbs reports, as text or JSON.
+pub(crate) fn describe(json: bool) -> Result<String, Failure> {
     let verbs = Verbs::load().map_err(|error| {
         Failure::runtime(format!(
             "{error}: install libibverbs (Debian: apt-get install libibverbs1)"
         ))
     })?;
     let config = Config::from_env().map_err(Failure::usage)?;
+    if json {
+        let all: Result<Vec<_>, Failure> = config
+            .each_device()
+            .iter()
+            .map(|device| object(&verbs, &config, &device.name))
+            .collect();
+        return Ok(format!("{}\n", Value::from(all?)));
+    }
     let mut out = String::new();
     for device in config.each_device() {
         write_all(&mut out, &verbs, &config, &device.name)?;
@@ -53,6 +63,58 @@ fn write_all(out: &mut String, verbs: &Verbs, config: &Config, name: &str) -> Re
         }
     }
     Ok(())
+}
+
+/// A device as an object, with the names of the attributes in verbs.
+fn object(verbs: &Verbs, config: &Config, name: &str) -> Result<Value, Failure> {
+    let device = verbs.open(name).map_err(Failure::runtime)?;
+    let attr = device.attributes().map_err(Failure::runtime)?;
+    let folders = watch::folders(config.present.dir.clone());
+    let own = watch::snapshots(&folders, Some(std::process::id()));
+    let own = own.iter().find(|own| own.name == name);
+    let mut ports = Vec::new();
+    for number in 1..=attr.phys_port_cnt {
+        let port = device.port(number).map_err(Failure::runtime)?;
+        let gids: Result<Vec<String>, _> = (0..port.gid_tbl_len)
+            .map(|index| device.gid(number, index).map(|gid| address(&gid)))
+            .collect();
+        ports.push(json!({
+            "port": number,
+            "active": port.state == 4,
+            "active_mtu": 128u32.checked_shl(port.active_mtu).unwrap_or(0),
+            "lid": port.lid,
+            "max_msg_sz": port.max_msg_sz,
+            "gids": gids.map_err(Failure::runtime)?,
+        }));
+    }
+    Ok(json!({
+        "name": name,
+        "version": env!("CARGO_PKG_VERSION"),
+        "fw_ver": text(&attr.fw_ver),
+        "node_guid": guid(attr.node_guid),
+        "vendor_id": attr.vendor_id,
+        "vendor_part_id": attr.vendor_part_id,
+        "hw_ver": attr.hw_ver,
+        "max_qp": attr.max_qp,
+        "max_qp_wr": attr.max_qp_wr,
+        "max_sge": attr.max_sge,
+        "max_sge_rd": attr.max_sge_rd,
+        "max_cq": attr.max_cq,
+        "max_cqe": attr.max_cqe,
+        "max_mr": attr.max_mr,
+        "max_mr_size": attr.max_mr_size,
+        "max_pd": attr.max_pd,
+        "max_qp_rd_atom": attr.max_qp_rd_atom,
+        "max_qp_init_rd_atom": attr.max_qp_init_rd_atom,
+        "max_srq": attr.max_srq,
+        "max_srq_wr": attr.max_srq_wr,
+        "max_mw": attr.max_mw,
+        "atomics": attr.atomic_cap != 0,
+        "identity": config.identity.name(),
+        "device": own.map(|own| &own.device),
+        "memory": own.map(|own| &own.memory),
+        "ports": ports,
+    }))
 }
 
 fn write_device(out: &mut String, name: &str, attr: &ibv_device_attr) {

@@ -53,11 +53,14 @@ enum Command {
         #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND", num_args = 1..)]
         command: Vec<OsString>,
     },
-    /// Print the environment of `run` as `export` lines, for shells and Dockerfiles
+    /// Print the environment of `run`, for shells, CI, containers and programs
     #[command(after_long_help = keys())]
     Env {
         #[command(flatten)]
         options: Options,
+        /// How: `export` lines for a shell, lines for $GITHUB_ENV, ENV lines of a Dockerfile, JSON
+        #[arg(long, value_name = "FORMAT", value_enum, default_value_t = environment::Format::Sh)]
+        format: environment::Format,
     },
     /// Serve the device as a PCI function to other processes, over vfio-user
     ///
@@ -73,11 +76,17 @@ enum Command {
     Doctor {
         #[command(flatten)]
         options: Options,
+        /// Print one JSON object, with all checks
+        #[arg(long)]
+        json: bool,
     },
     /// Print the attributes of the device that programs get
     Info {
         #[command(flatten)]
         options: Options,
+        /// Print JSON: an array of devices
+        #[arg(long)]
+        json: bool,
         /// Set in the process that `info` starts with the device
         #[arg(long, hide = true)]
         inside: bool,
@@ -120,6 +129,12 @@ enum Command {
         /// List the kinds of faults, and what each stands for
         #[arg(long)]
         list: bool,
+    },
+    /// Print a script that completes the words of `urnic` in a shell
+    Completions {
+        /// The shell
+        #[arg(value_enum)]
+        shell: clap_complete::Shell,
     },
     /// Explain statuses of completions, vendor_err, and error numbers
     Explain {
@@ -187,20 +202,30 @@ fn main() -> ExitCode {
             });
             prepared.and_then(|env| program::run(&env, &command))
         }
-        Command::Env { options } => Environment::new(&options).and_then(|env| print(&env.exports())),
+        Command::Env { options, format } => {
+            Environment::new(&options).and_then(|env| print(&env.printed(format)))
+        }
         Command::Serve { offer } => match matches.subcommand_matches("serve") {
             Some(matches) => serve::serve(&offer, matches),
             None => unreachable!("the subcommand is `serve`"),
         },
-        Command::Doctor { options } => doctor::examine(&options),
-        Command::Info { inside: true, .. } => info::describe().and_then(|text| print(&text)),
+        Command::Doctor { options, json } => doctor::examine(&options, json),
+        Command::Info {
+            inside: true, json, ..
+        } => info::describe(json).and_then(|text| print(&text)),
         Command::Info {
             options,
+            json,
             inside: false,
-        } => Environment::new(&options).and_then(|env| info::reexecute(&env)),
+        } => Environment::new(&options).and_then(|env| info::reexecute(&env, json)),
         Command::Conformance { list: true, part, .. } => conformance::list(&part),
         Command::Conformance { options, part, .. } => conformance::run(&options, &part),
         Command::Stat { report } => stat::show(&report),
+        Command::Completions { shell } => {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "urnic", &mut script);
+            print(&String::from_utf8_lossy(&script))
+        }
         Command::Fault { list: true, .. } => print(&fault::list()),
         Command::Fault { pid, faults, .. } => {
             fault::add(pid.unwrap_or_default(), &faults.join(" ")).and_then(|text| print(&text))

@@ -123,3 +123,61 @@ fn doctor_names_each_fault_and_the_command_that_fixes_it() {
         "{text}"
     );
 }
+
+fn json(line: &str) -> serde_json::Value {
+    let text = command(line).run().success();
+    serde_json::from_str(&text).unwrap_or_else(|error| panic!("{line}: {error}: {text}"))
+}
+
+#[test]
+fn info_and_doctor_have_json_for_programs() {
+    or_skip!(installed("ibv_rc_pingpong"));
+    let info = json("info --json");
+    assert_eq!(info[0]["name"], "urnic0", "{info}");
+    assert_eq!(info[0]["ports"][0]["port"], 1, "{info}");
+    assert!(info[0]["max_qp"].as_u64() > Some(0), "{info}");
+    let doctor = json("doctor --json");
+    assert_eq!(doctor["well"], true, "{doctor}");
+    let checks = doctor["checks"].as_array().expect("checks");
+    assert!(
+        checks
+            .iter()
+            .any(|check| check["check"] == "self-test" && check["verdict"] == "ok"),
+        "{doctor}"
+    );
+}
+
+#[test]
+fn env_has_formats_for_ci_and_containers() {
+    let github = command("env --log off --format github").run().success();
+    assert!(github.lines().any(|line| line == "URNIC_LOG=off"), "{github}");
+    let docker = command("env --log off --format docker").run().success();
+    assert!(
+        docker.lines().any(|line| line == "ENV URNIC_LOG=\"off\""),
+        "{docker}"
+    );
+    assert_eq!(json("env --log off --format json")["URNIC_LOG"], "off");
+}
+
+#[test]
+fn completions_are_scripts_that_shells_take() {
+    or_skip!(installed("bash"));
+    let script = command("completions bash").run().success();
+    let checked = Program::plain("bash").args(["-n", "-c", &script]).run();
+    assert!(checked.ok(), "{checked}");
+    assert!(script.contains("conformance"), "{script}");
+    for shell in ["zsh", "fish"] {
+        let script = command(&format!("completions {shell}")).run().success();
+        assert!(script.contains("conformance"), "{shell}: {script}");
+    }
+}
+
+#[test]
+fn help_has_no_colours_where_they_are_not_wanted() {
+    let colourless = command("--help")
+        .env("NO_COLOR", "1")
+        .env("CLICOLOR_FORCE", "")
+        .run()
+        .success();
+    assert!(!colourless.contains('\x1b'), "{colourless:?}");
+}

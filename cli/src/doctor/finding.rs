@@ -49,6 +49,23 @@ impl Finding {
     }
 }
 
+impl Finding {
+    /// The finding as an object.
+    pub(super) fn json(&self) -> serde_json::Value {
+        let verdict = match self.verdict {
+            Verdict::Good => "ok",
+            Verdict::Note => "note",
+            Verdict::Wrong => "wrong",
+        };
+        serde_json::json!({
+            "check": self.subject,
+            "verdict": verdict,
+            "text": self.text,
+            "fix": self.fix,
+        })
+    }
+}
+
 impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let verdict = match self.verdict {
