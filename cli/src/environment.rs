@@ -122,6 +122,7 @@ impl Options {
         // The program may run in another folder.
         set("URNIC_CONFIG", absolute(self.config.as_deref())?);
         set("URNIC_PCAP", absolute(self.pcap.as_deref())?);
+        set("URNIC_TRACE", absolute(self.trace.as_deref())?);
         set("URNIC_REPORT", absolute(self.report.as_deref())?);
         set("URNIC_FAULTS", self.faults()?);
         set("URNIC_STRICT", checked("strict", "--strict", &self.strict)?);

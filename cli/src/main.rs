@@ -16,6 +16,7 @@ mod options;
 mod program;
 mod serve;
 mod stat;
+mod trace;
 mod verbs;
 
 use std::ffi::OsString;
@@ -130,6 +131,13 @@ enum Command {
         #[arg(long)]
         list: bool,
     },
+    /// Read what `urnic run --trace FILE` has written
+    ///
+    /// The file itself opens in Perfetto (ui.perfetto.dev) and chrome://tracing.
+    Trace {
+        #[command(subcommand)]
+        action: trace::Action,
+    },
     /// Print a script that completes the words of `urnic` in a shell
     Completions {
         /// The shell
@@ -221,6 +229,7 @@ fn main() -> ExitCode {
         Command::Conformance { list: true, part, .. } => conformance::list(&part),
         Command::Conformance { options, part, .. } => conformance::run(&options, &part),
         Command::Stat { report } => stat::show(&report),
+        Command::Trace { action } => trace::act(&action).and_then(|text| print(&text)),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "urnic", &mut script);

@@ -31,6 +31,9 @@ pub(crate) struct Options {
     /// At the exit of each process append a report (JSON) to this file; `%p` is its number
     #[arg(long, value_name = "FILE")]
     pub(crate) report: Option<PathBuf>,
+    /// Write the life of each work request to this file, for Perfetto and `urnic trace`
+    #[arg(long, value_name = "FILE")]
+    pub(crate) trace: Option<PathBuf>,
     /// Check how the program uses verbs, and report mistakes: on, or error for exit status 86 then
     #[arg(long, value_name = "MODE", num_args = 0..=1, require_equals = true, default_missing_value = "on")]
     pub(crate) strict: Option<String>,

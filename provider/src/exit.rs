@@ -2,7 +2,6 @@
 //! and the exit status of `strict=error`.
 
 use std::io::Write as _;
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::sync::{OnceLock, mpsc};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -12,6 +11,7 @@ use rustix::io::Errno;
 use serde::Serialize;
 use urnic_config::Config;
 use urnic_driver::watch::{Failure, Snapshot};
+use urnic_process::per_process;
 
 use crate::guard::guarded;
 use crate::log;
@@ -41,21 +41,8 @@ struct Report {
 /// Notes the option `report`.
 pub(crate) fn start(config: &Config) {
     if let Some(path) = &config.report {
-        let _ = REPORT.set(numbered(path));
+        let _ = REPORT.set(per_process::numbered(path));
         log::keep_warnings();
-    }
-}
-
-/// `path` with the number of this process in the place of `%p`.
-fn numbered(path: &Path) -> PathBuf {
-    let bytes = path.as_os_str().as_bytes();
-    let number = std::process::id().to_string();
-    match bytes.windows(2).position(|two| two == b"%p") {
-        Some(at) => {
-            let name = [&bytes[..at], number.as_bytes(), &bytes[at + 2..]].concat();
-            PathBuf::from(std::ffi::OsString::from_vec(name))
-        }
-        None => path.to_owned(),
     }
 }
 
@@ -199,12 +186,5 @@ mod tests {
             summary(&device(vec![refused, flushed])).unwrap(),
             "urnic0 at exit: failed completions: 1 RDMA_WRITE REM_ACCESS_ERR (vendor_err 0x1100c000); 16 flushed"
         );
-    }
-
-    #[test]
-    fn a_name_may_have_the_number_of_the_process() {
-        assert_eq!(numbered(Path::new("/a/b")), Path::new("/a/b"));
-        let name = numbered(Path::new("/a/%p.json"));
-        assert_eq!(name, PathBuf::from(format!("/a/{}.json", std::process::id())));
     }
 }

@@ -9,7 +9,7 @@ use urnic_config::Config;
 use urnic_presence::Settings;
 use urnic_presence::fork::OwnLock;
 
-use crate::{exit, log, strict};
+use crate::{exit, log, strict, trace};
 
 /// Held during the first search; whether there was a search.
 pub(crate) static SEARCHED: OwnLock<bool> = OwnLock::new();
@@ -34,6 +34,7 @@ pub(crate) fn first_search() {
         .unwrap_or_default();
     exit::start(&config);
     strict::start(&config);
+    trace::start(&config);
     if let Some(faults) = &config.faults
         && let Err(error) = urnic_faults::plan().add(faults)
     {

@@ -21,4 +21,5 @@ mod register;
 mod sanitizer;
 mod start;
 mod strict;
+mod trace;
 mod verbs;

@@ -19,6 +19,8 @@ use urnic_config::log_filter;
 use urnic_process::error_log;
 use urnic_process::failure;
 
+use crate::trace;
+
 thread_local! {
     /// The number of lines of level error that this thread has logged.
     static ERRORS: Cell<u32> = const { Cell::new(0) };
@@ -81,6 +83,9 @@ impl io::Write for StandardError {
             && kept.len() < MOST_WARNINGS
         {
             kept.push(String::from_utf8_lossy(line).trim_end().to_owned());
+        }
+        if let Some(trace) = trace::trace() {
+            trace.note(trace::Instant::Log(String::from_utf8_lossy(line).trim_end()));
         }
         // SAFETY: the program's standard error, which is only written to, and may be closed.
         let fd = unsafe { std::os::fd::BorrowedFd::borrow_raw(2) };

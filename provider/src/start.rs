@@ -13,7 +13,7 @@ use crate::first_search::{SEARCHED, first_search};
 use crate::guard::guarded;
 use crate::register::{self, REGISTERED};
 use crate::strict::{self, CallSite, Kind, Rule};
-use crate::{exit, interpose, real};
+use crate::{exit, interpose, real, trace};
 
 unsafe extern "C" {
     fn pthread_atfork(
@@ -72,6 +72,9 @@ extern "C" fn destructor() {
     let _ = guarded(|| {
         status = exit::say();
         urnic_driver::exit();
+        if let Some(trace) = trace::trace() {
+            trace.end();
+        }
         Ok(())
     });
     if let Some(status) = status {

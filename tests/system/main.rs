@@ -44,6 +44,7 @@ mod stat;
 mod statuses;
 mod stress;
 mod strict;
+mod trace;
 mod transfer;
 mod uc;
 mod ucx;

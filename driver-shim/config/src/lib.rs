@@ -22,6 +22,7 @@ mod read;
 mod settings;
 #[cfg(test)]
 mod tests;
+mod values;
 
 pub use error::{Error, Source};
 pub use log_filter::{is_log_filter, log_filter};

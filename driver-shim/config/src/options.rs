@@ -2,8 +2,6 @@
 
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
-use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use toml::Value;
 use urnic_faults::Plan;
@@ -12,7 +10,11 @@ use urnic_wire::mpa::startup::RtrKey;
 use crate::error::{Error, Source};
 use crate::log_filter::is_log_filter;
 use crate::names::{MAX_DEVICES, is_name};
-use crate::settings::{CmPorts, Completion, Config, Device, Identity, RtrTypes, SameHost, Strict, VfioApi};
+use crate::settings::{CmPorts, Completion, Config, Identity, SameHost, Strict, VfioApi};
+use crate::values::{
+    device, either, milliseconds, number, path, ports, rtr_frame, rtr_types, seconds, show_path,
+    show_rtr_types, truth,
+};
 
 /// One option.
 #[derive(Debug)]
@@ -131,6 +133,17 @@ pub const OPTIONS: &[Opt] = &[
             Some(())
         },
         show: |c| show_path(c.report.as_deref()),
+    },
+    Opt {
+        key: "trace",
+        takes: "a file name, or nothing",
+        help: "Write the life of each work request to this file: when it was posted, seen by the device, completed and polled; for Perfetto, \
+               Chrome and `urnic trace`. %p stands for the process's number; without it processes share the file.",
+        set: |c, text| {
+            c.trace = path(text);
+            Some(())
+        },
+        show: |c| show_path(c.trace.as_deref()),
     },
     Opt {
         key: "strict",
@@ -397,103 +410,3 @@ pub const OPTIONS: &[Opt] = &[
         show: |c| show_path(c.present.dir.as_deref()),
     },
 ];
-
-fn truth(text: &str) -> Option<bool> {
-    match text.to_ascii_lowercase().as_str() {
-        "true" | "on" | "yes" | "1" => Some(true),
-        "false" | "off" | "no" | "0" => Some(false),
-        _ => None,
-    }
-}
-
-fn number<T: TryFrom<u32>>(text: &str, range: RangeInclusive<u32>) -> Option<T> {
-    let number = text.parse().ok().filter(|n| range.contains(n))?;
-    T::try_from(number).ok()
-}
-
-fn seconds(text: &str) -> Option<Duration> {
-    number(text, 1..=3600).map(Duration::from_secs)
-}
-
-fn milliseconds(text: &str) -> Option<Duration> {
-    number(text, 0..=600_000).map(Duration::from_millis)
-}
-
-fn path(text: &str) -> Option<PathBuf> {
-    (!text.is_empty()).then(|| PathBuf::from(text))
-}
-
-fn show_path(path: Option<&Path>) -> String {
-    path.map(|path| path.display().to_string()).unwrap_or_default()
-}
-
-/// Parses a value or `any`: `any` (also the empty text) is `Some(None)`.
-fn either<T>(text: &str, parse: impl Fn(&str) -> Option<T>) -> Option<Option<T>> {
-    if matches!(text, "" | "any") {
-        Some(None)
-    } else {
-        parse(text).map(Some)
-    }
-}
-
-fn ports(text: &str) -> Option<RangeInclusive<u16>> {
-    let (first, last) = text.split_once('-').unwrap_or((text, text));
-    let (first, last): (u16, u16) = (first.trim().parse().ok()?, last.trim().parse().ok()?);
-    (first >= 1 && first <= last).then_some(first..=last)
-}
-
-fn rtr_types(text: &str) -> Option<RtrTypes> {
-    let mut types = RtrTypes {
-        send: false,
-        write: false,
-        read: false,
-    };
-    for name in text.split(',') {
-        match name.trim() {
-            "send" => types.send = true,
-            "write" => types.write = true,
-            "read" => types.read = true,
-            _ => return None,
-        }
-    }
-    Some(types)
-}
-
-fn rtr_frame(text: &str) -> Option<Option<RtrKey>> {
-    match text {
-        "off" => Some(None),
-        "hex" => Some(Some(RtrKey::Hex)),
-        "text" => Some(Some(RtrKey::Text)),
-        _ => None,
-    }
-}
-
-fn show_rtr_types(types: RtrTypes) -> String {
-    let named = [(types.send, "send"), (types.write, "write"), (types.read, "read")];
-    named
-        .iter()
-        .filter(|(on, _)| *on)
-        .map(|(_, name)| *name)
-        .collect::<Vec<_>>()
-        .join(",")
-}
-
-/// Parses `vfio-user:PATH`, `vfio:DDDD:BB:DD.F` or `inproc`.
-fn device(text: &str) -> Option<Device> {
-    if text == "inproc" {
-        return Some(Device::Inproc);
-    }
-    if let Some(path) = text.strip_prefix("vfio-user:") {
-        return self::path(path).map(Device::VfioUser);
-    }
-    let bdf = text.strip_prefix("vfio:")?;
-    let fields: Vec<&str> = bdf.split([':', '.']).collect();
-    let widths = [4, 2, 2, 1];
-    let good = fields.len() == widths.len()
-        && bdf.as_bytes().get(10) == Some(&b'.')
-        && fields
-            .iter()
-            .zip(widths)
-            .all(|(f, width)| f.len() == width && f.bytes().all(|b| b.is_ascii_hexdigit()));
-    good.then(|| Device::Vfio(bdf.to_owned()))
-}

@@ -351,6 +351,8 @@ pub struct Config {
     pub pcap: Option<PathBuf>,
     /// The file for a report of each process at its exit.
     pub report: Option<PathBuf>,
+    /// The file for the life of each work request.
+    pub trace: Option<PathBuf>,
     /// Whether the program's use of verbs is checked.
     pub strict: Strict,
     /// The file that names findings of these checks to leave out.
@@ -387,6 +389,7 @@ impl Default for Config {
             log: "warn".to_owned(),
             pcap: None,
             report: None,
+            trace: None,
             strict: Strict::Off,
             suppressions: None,
             faults: None,

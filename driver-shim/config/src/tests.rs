@@ -77,7 +77,7 @@ fn every_option_reaches_the_configuration_and_is_shown() {
     let other = |key: &str| match key {
         "device" => "vfio:0000:3b:00.1",
         "log" => "urnic=trace",
-        "pcap" | "present.dir" | "report" | "suppressions" => "/x/y",
+        "pcap" | "present.dir" | "report" | "suppressions" | "trace" => "/x/y",
         "strict" => "error",
         "faults" => "drop",
         "mpa.crc" | "mpa.peer_to_peer" => "false",
@@ -323,7 +323,7 @@ fn a_bad_value_of_any_option_is_an_error_wherever_it_is_set() {
     for opt in OPTIONS {
         let bad = match opt.key {
             // Any text is a file name.
-            "pcap" | "report" | "suppressions" => continue,
+            "pcap" | "report" | "suppressions" | "trace" => continue,
             "present.dir" => "relative",
             _ => "no such value",
         };

@@ -129,8 +129,8 @@ impl Completions {
             if cqe.status != WcStatus::Success as u8 {
                 polled::note(&self.driver, &cqe, wr_id, ledger);
             }
-            if let Some(check) = ledger.check() {
-                contained(|| polled::show(check, &cqe, wr_id));
+            if ledger.is_observed() {
+                contained(|| polled::show(ledger, &cqe, wr_id));
             }
             return Some((cqe, wr_id));
         }

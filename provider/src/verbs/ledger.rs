@@ -2,6 +2,7 @@
 //! queues to which they complete.
 
 use crate::strict::PairCheck;
+use crate::trace::PairTrace;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 /// The ledger of one queue pair. Slot numbers and counts run freely modulo 2^32.
@@ -16,8 +17,13 @@ pub(crate) struct Ledger {
     failed: AtomicBool,
     /// A request failed by a plan of faults: those behind it are flushed.
     failed_by_plan: AtomicBool,
-    /// The check of the option `strict`.
+    observers: Option<Box<Observers>>,
+}
+
+/// What looks at the requests of a queue pair: the options `strict` and `trace`.
+struct Observers {
     check: Option<PairCheck>,
+    trace: Option<PairTrace>,
 }
 
 impl Ledger {
@@ -31,19 +37,45 @@ impl Ledger {
             receives: AtomicU32::new(0),
             failed: AtomicBool::new(false),
             failed_by_plan: AtomicBool::new(false),
-            check: None,
+            observers: None,
         }
     }
 
-    /// The ledger with a check of what is posted and polled.
-    pub(crate) fn checked(self, check: Option<PairCheck>) -> Ledger {
-        Ledger { check, ..self }
+    /// The ledger with what looks at its requests.
+    pub(crate) fn observed(self, check: Option<PairCheck>, trace: Option<PairTrace>) -> Ledger {
+        let is_observed = check.is_some() || trace.is_some();
+        Ledger {
+            observers: is_observed.then(|| Box::new(Observers { check, trace })),
+            ..self
+        }
+    }
+
+    /// Whether anything looks at the requests.
+    #[inline]
+    pub(crate) fn is_observed(&self) -> bool {
+        self.observers.is_some()
     }
 
     /// The check of what is posted and polled, if there is one.
     #[inline]
     pub(crate) fn check(&self) -> Option<&PairCheck> {
-        self.check.as_ref()
+        self.observers.as_ref()?.check.as_ref()
+    }
+
+    /// The trace of what is posted and polled, if there is one.
+    #[inline]
+    pub(crate) fn trace(&self) -> Option<&PairTrace> {
+        self.observers.as_ref()?.trace.as_ref()
+    }
+
+    /// The queues are empty, and nothing in them completes any more.
+    pub(crate) fn emptied(&self) {
+        if let Some(check) = self.check() {
+            check.emptied();
+        }
+        if let Some(trace) = self.trace() {
+            trace.emptied();
+        }
     }
 
     #[inline]
@@ -96,9 +128,7 @@ impl Ledger {
         self.receives.store(receives, Ordering::Release);
         self.failed.store(false, Ordering::Relaxed);
         self.failed_by_plan.store(false, Ordering::Relaxed);
-        if let Some(check) = &self.check {
-            check.emptied();
-        }
+        self.emptied();
     }
 
     /// A request fails by a plan of faults.

@@ -14,7 +14,7 @@ use urnic_wire::rdmap::TerminateError;
 use super::completion_ring::is_receive;
 use super::ledger::Ledger;
 use crate::guard::contained;
-use crate::strict::PairCheck;
+use crate::trace::Outcome;
 
 static LIMIT: LogLimit = LogLimit::new("failed queue pairs");
 
@@ -30,14 +30,27 @@ pub(super) fn note(driver: &Driver, cqe: &Cqe, wr_id: u64, ledger: &Ledger) {
     });
 }
 
-/// Shows a completion that the program polls to the check of its queue pair.
+/// Shows a completion that the program polls to what looks at the requests of its queue pair.
 #[cold]
-pub(super) fn show(check: &PairCheck, cqe: &Cqe, wr_id: u64) {
+pub(super) fn show(ledger: &Ledger, cqe: &Cqe, wr_id: u64) {
+    let slot = cqe.cookie.get() as u32;
+    if let Some(trace) = ledger.trace() {
+        let outcome = Outcome {
+            status: cqe.status,
+            completed: Nanos(cqe.timestamp.get()),
+            bytes: placed(cqe),
+        };
+        match is_receive(cqe) {
+            true => trace.receive_polled(outcome),
+            false => trace.send_polled(slot, outcome),
+        }
+    }
+    let Some(check) = ledger.check() else { return };
     let is_error = ![WcStatus::Success as u8, WcStatus::WrFlushErr as u8].contains(&cqe.status);
     let failed = is_error.then(|| described(cqe, wr_id));
     match is_receive(cqe) {
         true => check.receive_completed(placed(cqe), failed),
-        false => check.send_completed(cqe.cookie.get() as u32, failed),
+        false => check.send_completed(slot, failed),
     }
 }
 

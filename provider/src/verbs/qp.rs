@@ -31,6 +31,7 @@ use super::shared_with_c::SharedWithC;
 use super::srq::Srq;
 use crate::guard::{pointer, status};
 use crate::strict::{self, PairCheck};
+use crate::trace::{self, PairTrace};
 
 /// A queue pair: the part of libibverbs, then the part of the provider.
 #[repr(C)]
@@ -105,7 +106,8 @@ impl Qp {
             let arena = held.as_ref().map(HeldReceives::arena);
             PairCheck::new(strict, device.qpn, domain.device.id, [send, receive], arena)
         });
-        let ledger = Arc::new(Ledger::new(granted.max_send_wr).checked(check));
+        let traced = trace::trace().map(|trace| PairTrace::new(trace, device.qpn));
+        let ledger = Arc::new(Ledger::new(granted.max_send_wr).observed(check, traced));
         let signal_all = attr.sq_sig_all != 0;
         let (send_queue, receives) = queues(&device, granted, send_rules(limits, kind, signal_all), &ledger)?;
         let sends = Sends::new(&device, send_queue, ledger.clone(), [send_cq, recv_cq]);
@@ -165,6 +167,13 @@ impl Qp {
         let mask = QpMask::from_bits(mask as u32).ok_or(Errno::INVAL)?;
         let attr = device_attr(attr);
         self.device.modify(&attr, mask)?;
+        if let Some(trace) = trace::trace()
+            && mask.contains(QpMask::STATE)
+        {
+            let state = QpState::from_raw(attr.state);
+            let state = state.map_or_else(String::new, |state| format!("{state:?}").to_uppercase());
+            trace.note(trace::Instant::State(self.device.qpn, &state));
+        }
         if mask.contains(QpMask::STATE) && attr.state == QpState::Reset as u32 {
             // Earlier completions must not be polled, and settled, after this.
             self.cqs().iter().for_each(|cq| cq.purge(self.device.qid));
@@ -180,9 +189,7 @@ impl Qp {
     fn destroy(&self) -> Result<(), Errno> {
         self.device.destroy()?;
         self.cqs().iter().for_each(|cq| cq.detach(self.device.qid));
-        if let Some(check) = self.ledger.check() {
-            check.emptied();
-        }
+        self.ledger.emptied();
         self.asynchronous
             .purge(&self.async_channel, self.public().addr() as u64);
         // SAFETY: the fields belong to this queue pair: zeroes are an initialised mutex and

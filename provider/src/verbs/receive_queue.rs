@@ -19,7 +19,7 @@ use zerocopy::Unalign;
 use super::ledger::Ledger;
 use super::unaligned::{elements, structure};
 use crate::guard::contained;
-use crate::strict::{Element, PairCheck, Request};
+use crate::strict::{Element, Request};
 
 const HEADER_LEN: usize = size_of::<RecvHeader>();
 
@@ -98,10 +98,10 @@ impl ReceiveQueue {
         if count > self.shape.max_sge {
             return Err(Errno::INVAL);
         }
-        let held = match self.ledger.as_ref().and_then(|ledger| ledger.check()) {
+        let held = match &self.ledger {
             // SAFETY: the caller promises a list that can be read.
-            Some(check) => unsafe { self.check(check, wr) },
-            None => None,
+            Some(ledger) if ledger.is_observed() => unsafe { self.show(ledger, wr) },
+            _ => None,
         };
         let slot = (self.written & (self.shape.entries - 1)) as usize;
         // SAFETY: a slot's entry is within the ring, has space for the header and `max_sge`
@@ -126,13 +126,13 @@ impl ReceiveQueue {
         Ok(())
     }
 
-    /// Shows a request to the check of the option `strict`. Returns the element to post in the
-    /// place of the program's, if there is one.
+    /// Shows a request to what looks at the requests. Returns the element to post in the place of
+    /// the program's, if there is one.
     ///
     /// # Safety
     /// The request's element list can be read.
     #[cold]
-    unsafe fn check(&self, check: &PairCheck, wr: &ibv_recv_wr) -> Option<ibv_sge> {
+    unsafe fn show(&self, ledger: &Ledger, wr: &ibv_recv_wr) -> Option<ibv_sge> {
         // SAFETY: the caller promises a list of this length.
         let list = unsafe { elements(wr.sg_list, wr.num_sge as usize) };
         let elements: Vec<Element> = list
@@ -146,13 +146,19 @@ impl ReceiveQueue {
             .collect();
         let mut held = None;
         contained(|| {
-            held = check.receive_posted(&Request {
-                slot: self.written,
-                wr_id: wr.wr_id,
-                opcode: WcOpcode::Recv,
-                signalled: true,
-                elements: &elements,
-            });
+            if let Some(check) = ledger.check() {
+                held = check.receive_posted(&Request {
+                    slot: self.written,
+                    wr_id: wr.wr_id,
+                    opcode: WcOpcode::Recv,
+                    signalled: true,
+                    elements: &elements,
+                });
+            }
+            if let Some(trace) = ledger.trace() {
+                let bytes = elements.iter().map(|element| u64::from(element.len)).sum();
+                trace.receive_posted(wr.wr_id, bytes);
+            }
         });
         held.map(|held| ibv_sge {
             addr: held.offset,

@@ -27,6 +27,7 @@ use super::ah::Ah;
 use super::ledger::Ledger;
 pub(crate) use super::send_entry::{Entry, SendRules, SendShape};
 use super::unaligned::elements;
+use crate::guard::contained;
 
 mod check;
 
@@ -398,8 +399,8 @@ impl SendQueue {
                 .write_unaligned(entry.header)
         };
         self.ledger.enter_send(self.posted, entry.wr_id);
-        if self.ledger.check().is_some() {
-            self.check(entry);
+        if self.ledger.is_observed() {
+            self.show(entry);
         }
         self.posted = self.posted.wrapping_add(1);
         self.written = self.written.wrapping_add(blocks as u32);
@@ -414,6 +415,9 @@ impl SendQueue {
             return None;
         }
         self.published = self.written;
+        if let Some(trace) = self.ledger.trace() {
+            contained(|| trace.sends_published());
+        }
         // SAFETY: the record outlives the queue, and is only accessed atomically.
         let record = unsafe { self.record.as_ref() };
         record::publish(&record.sq_producer, &record.sq_event, old, self.written).then_some(self.written)
@@ -435,6 +439,9 @@ impl SendQueue {
         self.posted = posted;
         if let Some(check) = self.ledger.check() {
             check.sends_taken_back(posted);
+        }
+        if let Some(trace) = self.ledger.trace() {
+            trace.sends_taken_back(posted);
         }
     }
 

@@ -1,4 +1,4 @@
-//! What a send queue tells the checks of the option `strict`.
+//! What a send queue tells the options `strict` and `trace`.
 
 use rustix::io::Errno;
 use urnic_device::wqe::{OPERANDS, Opcode, SendFlags, Sge};
@@ -10,12 +10,10 @@ use crate::strict::{Element, Request};
 use crate::verbs::send_entry::Entry;
 
 impl SendQueue {
-    /// Shows an entry to the check of the option `strict`.
+    /// Shows an entry to what looks at the requests.
     #[cold]
-    pub(super) fn check(&self, entry: &Entry) {
-        let (Some(check), Some(opcode)) = (self.ledger.check(), entry.opcode()) else {
-            return;
-        };
+    pub(super) fn show(&self, entry: &Entry) {
+        let Some(opcode) = entry.opcode() else { return };
         let lists = match opcode {
             Opcode::LocalInv | Opcode::BindMw => 0,
             _ => usize::from(entry.header.num_sge),
@@ -36,13 +34,21 @@ impl SendQueue {
             })
             .collect();
         contained(|| {
-            check.send_posted(&Request {
-                slot: self.posted,
-                wr_id: entry.wr_id,
-                opcode: opcode.completion(),
-                signalled: entry.header.flags & SendFlags::SIGNALED.bits() != 0,
-                elements: &elements,
-            });
+            let (slot, wr_id, opcode) = (self.posted, entry.wr_id, opcode.completion());
+            if let Some(check) = self.ledger.check() {
+                check.send_posted(&Request {
+                    slot,
+                    wr_id,
+                    opcode,
+                    signalled: entry.header.flags & SendFlags::SIGNALED.bits() != 0,
+                    elements: &elements,
+                });
+            }
+            if let Some(trace) = self.ledger.trace() {
+                let bytes = elements.iter().map(|element| u64::from(element.len)).sum::<u64>();
+                let inline = u64::from(entry.header.inline_len.get());
+                trace.send_posted(slot, wr_id, opcode, bytes + inline);
+            }
         });
     }
 
