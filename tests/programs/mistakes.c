@@ -148,6 +148,34 @@ static void long_inline(void)
 		die("8192 bytes fit inline");
 }
 
+/* The same with the builder, which says so only at its end. */
+static void built_inline(void)
+{
+	struct ibv_qp_init_attr_ex init = {
+		.send_cq = cq,
+		.recv_cq = cq,
+		.pd = pd,
+		.qp_type = IBV_QPT_RC,
+		.cap = { .max_send_wr = DEPTH, .max_recv_wr = DEPTH, .max_send_sge = 1, .max_recv_sge = 1 },
+		.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
+		.send_ops_flags = IBV_QP_EX_WITH_SEND,
+	};
+	struct ibv_qp *own = SOME(ibv_create_qp_ex(context, &init));
+	struct ibv_qp_ex *builder = SOME(ibv_qp_to_qp_ex(own));
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = EVERY_ACCESS };
+	ZERO(ibv_modify_qp(own, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS));
+	struct end own_end = end_of(own, 0, mr);
+	connect_qp(own, &own_end, 0, &own_end);
+	ibv_wr_start(builder);
+	builder->wr_id = 1;
+	builder->wr_flags = IBV_SEND_SIGNALED;
+	ibv_wr_send(builder);
+	ibv_wr_set_inline_data(builder, bytes, 2 * PAGE);
+	if (!ibv_wr_complete(builder))
+		die("8192 bytes fit inline");
+	ZERO(ibv_destroy_qp(own));
+}
+
 static void wrong_state(void)
 {
 	struct ibv_qp *unconnected = create_qp(pd, cq, 1), *connected = qp;
@@ -251,6 +279,7 @@ static const struct mistake {
 	{ "wrong-lkey", wrong_lkey, 2 * DEPTH, false },
 	{ "gone-lkey", gone_lkey, 2 * DEPTH, false },
 	{ "long-inline", long_inline, 2 * DEPTH, false },
+	{ "built-inline", built_inline, 2 * DEPTH, false },
 	{ "wrong-state", wrong_state, 2 * DEPTH, false },
 	{ "unmapped", unmapped, 2 * DEPTH, false },
 	{ "wrong-order", wrong_order, 2 * DEPTH, false },

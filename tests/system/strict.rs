@@ -72,6 +72,7 @@ fn each_mistake_is_found_by_its_rule_and_place() {
         ("wrong-lkey", sent_wrongly, "wrong_lkey (mistakes.c:"),
         ("gone-lkey", sent_wrongly, "gone_lkey (mistakes.c:"),
         ("long-inline", &["post-refused"], "long_inline (mistakes.c:"),
+        ("built-inline", &["post-refused"], "built_inline (mistakes.c:"),
         ("wrong-state", &["post-refused"], "wrong_state (mistakes.c:"),
         (
             "unmapped",

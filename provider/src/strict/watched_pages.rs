@@ -64,6 +64,10 @@ pub(super) fn close(addr: usize, len: usize, wr_id: u64) -> Option<usize> {
     if start >= end {
         return None;
     }
+    // Without our handler a look would end the program.
+    if !fault::is_in_place(libc::SIGSEGV) {
+        return None;
+    }
     fault::watch(on_fault);
     let free = |range: &Range| {
         range

@@ -1,8 +1,9 @@
 //! The verbs: calls of libibverbs, translated to work queue entries, doorbells and driver calls.
 //!
 //! Posting and polling access only memory shared with the device, ring its doorbell and hold one
-//! lock of one queue; they neither allocate nor panic. All other verbs call the driver, and return
-//! its error as an errno.
+//! lock of one queue; they neither allocate nor panic, except for what looks at requests
+//! (`ledger.rs`) and for failures. All other verbs call the driver, and return its error as an
+//! errno.
 //!
 //! Objects that libibverbs holds pointers to ([`cq::Cq`], [`qp::Qp`], …) begin with libibverbs'
 //! structure and are boxed; the program's pointer is the box. Locks: only the lock of a queue, one

@@ -218,6 +218,12 @@ pub(super) unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
         side_.queue.rewind(side_.building.mark);
     }
     finish(this, side);
+    if let Some((errno, check)) = error.zip(this.ledger.check()) {
+        let state = this.device.last_state();
+        let reason =
+            format!("ibv_wr_complete refused the requests since ibv_wr_start, in state {state:?}: {errno}");
+        contained(|| check.refused(&reason, errno == Errno::NOMEM));
+    }
     error.map_or(0, Errno::raw_os_error)
 }
 
