@@ -9,7 +9,7 @@ use crate::answer::Failure;
 
 /// The kinds: with their keys, what they do, and the trouble that they stand for; as in
 /// docs/guide/faults.md.
-const CATALOGUE: [(&str, &str, &str); 16] = [
+const CATALOGUE: [(&str, &str, &str); 17] = [
     (
         "reset after=BYTES",
         "a connection is reset when it has passed so many bytes",
@@ -71,6 +71,11 @@ const CATALOGUE: [(&str, &str, &str); 16] = [
         "lose-event",
         "a completion event does not come",
         "a lost interrupt",
+    ),
+    (
+        "port-down for=T",
+        "the program is told that the port is down, and active again after the time; connections go on",
+        "a link that flaps",
     ),
     (
         "gid-change",

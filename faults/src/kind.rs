@@ -39,6 +39,8 @@ pub enum Kind {
     Complete(u8),
     /// A completion event is lost.
     LoseEvent,
+    /// The port is down for this time, as far as the program is told.
+    PortDown(Duration),
     /// The addresses of the port seem to change.
     GidChange,
     /// The device stops for good.
@@ -83,13 +85,14 @@ impl Kind {
             Kind::Fail { .. } => "fail",
             Kind::Complete(_) => "complete",
             Kind::LoseEvent => "lose-event",
+            Kind::PortDown(_) => "port-down",
             Kind::GidChange => "gid-change",
             Kind::DeviceFatal => "device-fatal",
         }
     }
 
     /// All words.
-    pub const WORDS: [&'static str; 16] = [
+    pub const WORDS: [&'static str; 17] = [
         "reset",
         "close",
         "silence",
@@ -104,6 +107,7 @@ impl Kind {
         "fail",
         "complete",
         "lose-event",
+        "port-down",
         "gid-change",
         "device-fatal",
     ];
@@ -112,7 +116,12 @@ impl Kind {
     pub fn is_of_network(&self) -> bool {
         !matches!(
             self,
-            Kind::Fail { .. } | Kind::Complete(_) | Kind::LoseEvent | Kind::GidChange | Kind::DeviceFatal
+            Kind::Fail { .. }
+                | Kind::Complete(_)
+                | Kind::LoseEvent
+                | Kind::PortDown(_)
+                | Kind::GidChange
+                | Kind::DeviceFatal
         )
     }
 }
@@ -169,6 +178,7 @@ impl fmt::Display for Kind {
                 }
                 Ok(())
             }
+            Kind::PortDown(time) => write!(f, " for={}ms", time.as_millis()),
             Kind::Fail { call, errno } => {
                 let name = ERRNOS.iter().find(|(_, number)| number == errno);
                 write!(f, " call={call} errno={}", name.map_or("?", |(name, _)| name))

@@ -98,6 +98,7 @@ fn fault(part: &str) -> Result<Specified, String> {
             )
         }
         "lose-event" => Kind::LoseEvent,
+        "port-down" => Kind::PortDown(keys.take("for", time)?.unwrap_or(Duration::from_secs(1))),
         "gid-change" => Kind::GidChange,
         "device-fatal" => Kind::DeviceFatal,
         other => {
@@ -112,19 +113,8 @@ fn fault(part: &str) -> Result<Specified, String> {
         opcode: keys.take("opcode", |name| OPCODES.contains(&name).then(|| name.to_owned()))?,
         qp: keys.take("qp", number)?,
     };
-    let nth = keys.take("nth", |text| text.parse().ok().filter(|n| *n > 0))?;
-    let every = keys.take("every", |text| text.parse().ok().filter(|n| *n > 0))?;
-    let p = keys.take("p", |text| text.parse().ok().filter(|p| (0.0..=1.0).contains(p)))?;
+    let when = when(part, &kind, &mut keys)?;
     let count = keys.take("count", |text| text.parse().ok())?;
-    let shapes = matches!(kind, Kind::Delay(_));
-    let when = match (nth, every, p) {
-        (Some(n), None, None) => When::Nth(n),
-        (None, Some(n), None) => When::Every(n),
-        (None, None, Some(p)) => When::Probability(p),
-        (None, None, None) if shapes => When::Every(1),
-        (None, None, None) => When::Nth(1),
-        _ => return Err(format!("{part}: only one of nth, every and p")),
-    };
     match keys.0.first() {
         Some((key, _)) => Err(format!("{part}: {} has no {key}", kind.word())),
         None => Ok(Specified {
@@ -133,6 +123,22 @@ fn fault(part: &str) -> Result<Specified, String> {
             when,
             count,
         }),
+    }
+}
+
+/// When a fault of this kind strikes.
+fn when(part: &str, kind: &Kind, keys: &mut Keys<'_>) -> Result<When, String> {
+    let nth = keys.take("nth", |text| text.parse().ok().filter(|n| *n > 0))?;
+    let every = keys.take("every", |text| text.parse().ok().filter(|n| *n > 0))?;
+    let p = keys.take("p", |text| text.parse().ok().filter(|p| (0.0..=1.0).contains(p)))?;
+    let shapes = matches!(kind, Kind::Delay(_));
+    match (nth, every, p) {
+        (Some(n), None, None) => Ok(When::Nth(n)),
+        (None, Some(n), None) => Ok(When::Every(n)),
+        (None, None, Some(p)) => Ok(When::Probability(p)),
+        (None, None, None) if shapes => Ok(When::Every(1)),
+        (None, None, None) => Ok(When::Nth(1)),
+        _ => Err(format!("{part}: only one of nth, every and p")),
     }
 }
 
@@ -301,6 +307,7 @@ mod tests {
             "fail call=reg_mr errno=EIO",
             "complete status=REM_OP_ERR",
             "lose-event",
+            "port-down for=20ms",
             "gid-change",
             "device-fatal",
         ] {

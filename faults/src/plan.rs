@@ -171,7 +171,10 @@ impl Fault {
             | (Kind::Drop | Kind::Duplicate | Kind::Reorder, Occasion::Datagram(_))
             | (Kind::Delay(_), Occasion::Send(..))
             | (Kind::LoseEvent, Occasion::Event)
-            | (Kind::Complete(_) | Kind::GidChange | Kind::DeviceFatal, Occasion::Completion(..)) => true,
+            | (
+                Kind::Complete(_) | Kind::PortDown(_) | Kind::GidChange | Kind::DeviceFatal,
+                Occasion::Completion(..),
+            ) => true,
             (Kind::Fail { call, .. }, Occasion::Call(called)) => call == called,
             (Kind::Corrupt(at), Occasion::Sending { from, to, .. })
             | (Kind::Reset(at) | Kind::Close(at) | Kind::Silence(at), Occasion::Passed { from, to, .. }) => {

@@ -40,6 +40,11 @@ enum End {
 fn client_with(faults: &str, line: &str, end: End) -> Ended {
     let port = free_port();
     let program = Program::new(line.split(' ').next().expect("a program"));
+    // Only a RoCE NIC has datagrams.
+    let program = match line.starts_with("ibv_ud") {
+        true => program.env("URNIC_IDENTITY", "roce"),
+        false => program,
+    };
     let options = line.split_once(' ').map_or("", |(_, options)| options);
     let options = format!("{options} -p {port}");
     let is_rping = line.starts_with("rping");
@@ -158,6 +163,31 @@ fn rping_takes_each_fault_as_the_real_trouble() {
     ] {
         takes("rping -C 2000", faults, end);
     }
+}
+
+#[test]
+fn datagrams_get_lost_arrive_twice_and_late() {
+    or_skip!(in_process("the ports are those of the device in the process"));
+    or_skip!(installed("ibv_ud_pingpong"));
+    for (faults, end) in [
+        // It waits for a datagram that does not come.
+        ("drop nth=100", End::Waits),
+        ("reorder nth=100", End::Waits),
+        ("duplicate nth=100", End::Any),
+    ] {
+        takes("ibv_ud_pingpong -g 0", faults, end);
+    }
+}
+
+#[test]
+fn a_port_that_is_down_is_up_again() {
+    let program = or_skip!(compiled("port_events"));
+    let ended = Program::new(&program)
+        .env("URNIC_FAULTS", "port-down for=50ms")
+        .run_for(LIMIT);
+    let said = ended.success();
+    let lines: Vec<&str> = said.lines().filter(|line| !line.contains("WARN")).collect();
+    assert_eq!(lines, ["port error, state 1", "port active, state 4"], "{said}");
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
 
 use rustix::io::Errno;
 use urnic_device::command::{Handle, Nothing, Opcode};
@@ -62,6 +63,8 @@ pub struct Driver {
     pub(crate) failures: Failures,
     /// What a plan of faults lets happen, and the driver's thread does.
     pub(crate) planned: Mutex<Vec<Planned>>,
+    /// When a port that is down by a plan of faults is up again.
+    pub(crate) port_up_at: Mutex<Option<Duration>>,
     /// The socket for requests of `urnic stat` of other processes.
     pub(crate) stat_socket: OnceLock<StatSocket>,
     /// This process is a child of the process that opened the device.

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
 
 use rustix::io::Errno;
 
@@ -24,6 +25,10 @@ pub enum AsyncEvent {
     DeviceFatal = 8,
     /// A shared receive queue fell below its limit.
     SrqLimit = 15,
+    /// The port is up again.
+    PortActive = 9,
+    /// The port is down.
+    PortErr = 10,
     /// The last entry of a shared receive queue was consumed for a queue pair in error.
     QpLastWqe = 16,
     /// The GID table changed.
@@ -178,6 +183,8 @@ impl Contexts {
 pub(crate) enum Planned {
     /// This queue pair fails.
     Error(u32),
+    /// The port is down for this time.
+    PortDown(Duration),
     /// The addresses of the port seem to change.
     GidChange,
 }

@@ -1,9 +1,12 @@
 //! What a plan of faults lets happen to the device. The provider asks for it while it holds locks
 //! of queues, so the driver's thread does it.
 
+use std::time::Duration;
+
 use urnic_cm::qp_attr::{QpAttr, QpMask};
 use urnic_device::vocabulary::QpState;
 
+use crate::clock::now;
 use crate::driver::Driver;
 use crate::objects::{AsyncEvent, Planned};
 use urnic_process::lock::lock;
@@ -19,6 +22,16 @@ impl Driver {
         self.plan(Planned::GidChange);
     }
 
+    /// Reports that the port is down, and up again after this time, soon.
+    pub fn take_port_down(&self, time: Duration) {
+        self.plan(Planned::PortDown(time));
+    }
+
+    /// Whether the port is down by a plan of faults.
+    pub fn port_is_down(&self) -> bool {
+        urnic_faults::is_on() && lock(&self.port_up_at).is_some()
+    }
+
     /// Stops the device for good, as if it had failed.
     pub fn stop(&self) {
         self.device_lost();
@@ -29,8 +42,8 @@ impl Driver {
         self.event_loop.wake();
     }
 
-    /// Does what is due.
-    pub(crate) fn carry_out_plan(&self) {
+    /// Does what is due. Returns the time of the next call if nothing is planned before.
+    pub(crate) fn carry_out_plan(&self) -> Option<Duration> {
         for planned in std::mem::take(&mut *lock(&self.planned)) {
             match planned {
                 Planned::Error(qid) => {
@@ -44,9 +57,20 @@ impl Driver {
                         tracing::debug!("{qp:?}: cannot fail by the plan: {errno}");
                     }
                 }
+                Planned::PortDown(time) => {
+                    *lock(&self.port_up_at) = Some(now() + time);
+                    self.contexts.deliver_to_all(AsyncEvent::PortErr);
+                }
                 Planned::GidChange => self.contexts.deliver_to_all(AsyncEvent::GidChange),
             }
         }
+        let up_at = *lock(&self.port_up_at);
+        if up_at.is_some_and(|at| at <= now()) {
+            *lock(&self.port_up_at) = None;
+            self.contexts.deliver_to_all(AsyncEvent::PortActive);
+            return None;
+        }
+        up_at
     }
 }
 

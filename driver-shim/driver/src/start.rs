@@ -103,6 +103,7 @@ impl Driver {
             event_loop,
             failures: Failures::default(),
             planned: Mutex::default(),
+            port_up_at: Mutex::default(),
             stat_socket: OnceLock::new(),
             abandoned: AtomicBool::new(false),
         });

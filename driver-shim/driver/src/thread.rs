@@ -31,13 +31,13 @@ impl Driver {
             self.handle_events();
             self.event_loop.set_awake();
             let deadline = interrupt_context::deferred(|| {
-                self.carry_out_plan();
+                let planned = self.carry_out_plan();
                 let flushing = self
                     .commands
                     .is_lost()
                     .then(|| self.flush_lost_device(loss.get_or_insert_with(|| self.begin_flush())))
                     .flatten();
-                [flushing, self.native_tick(), self.cm_tick()]
+                [planned, flushing, self.native_tick(), self.cm_tick()]
                     .into_iter()
                     .flatten()
                     .min()

@@ -164,7 +164,7 @@ pub(super) unsafe extern "C" fn query_port(
         // SAFETY: libibverbs gives an open context.
         let context = unsafe { Context::of(context) };
         let gids = context.driver.port_gids().len();
-        let (state, phys_state) = if gids > 0 {
+        let (state, phys_state) = if gids > 0 && !context.driver.port_is_down() {
             (IBV_PORT_ACTIVE, LINK_UP)
         } else {
             (IBV_PORT_DOWN, LINK_DISABLED)

@@ -65,7 +65,10 @@ impl ContextEvents for Events {
                 }
             }
             // The element is the port, which does not count events.
-            AsyncEvent::DeviceFatal | AsyncEvent::GidChange => self.send(&Reported::default(), event, 1),
+            AsyncEvent::DeviceFatal
+            | AsyncEvent::GidChange
+            | AsyncEvent::PortErr
+            | AsyncEvent::PortActive => self.send(&Reported::default(), event, 1),
             AsyncEvent::SrqLimit => {
                 // SAFETY: the cookie of a live shared receive queue, see the comment on this impl.
                 if let Some(srq) = unsafe { (element_cookie as *const Srq).as_ref() } {

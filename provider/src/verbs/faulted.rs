@@ -51,6 +51,7 @@ pub(super) fn completion(driver: &Driver, cqe: &mut Cqe, ledger: &Ledger) {
                 ledger.fail_by_plan();
                 driver.fail_later(cqe.qid.get());
             }
+            Action::Do(Kind::PortDown(time)) => driver.take_port_down(time),
             Action::Do(Kind::GidChange) => driver.change_gids_later(),
             Action::Do(Kind::DeviceFatal) => driver.stop(),
             _ => {}
