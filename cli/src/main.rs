@@ -10,6 +10,7 @@ mod doctor;
 mod environment;
 mod explain;
 mod fault;
+mod hosts;
 mod info;
 mod inherited;
 mod options;
@@ -50,6 +51,21 @@ enum Command {
     Run {
         #[command(flatten)]
         options: Options,
+        /// The program and its arguments
+        #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND", num_args = 1..)]
+        command: Vec<OsString>,
+    },
+    /// Run COMMAND on each of N hosts in this machine, which have an address each and the device
+    ///
+    /// Hosts are network namespaces, for which no privileges are needed. COMMAND finds its number,
+    /// from 0 on, in HOST, its address in HOST_ADDRESS, and the addresses of all in HOSTS. The
+    /// status is 0 if it is 0 on every host.
+    Hosts {
+        #[command(flatten)]
+        options: Options,
+        /// The number of hosts
+        #[arg(value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(hosts::MOST)))]
+        count: u32,
         /// The program and its arguments
         #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND", num_args = 1..)]
         command: Vec<OsString>,
@@ -210,6 +226,11 @@ fn main() -> ExitCode {
             });
             prepared.and_then(|env| program::run(&env, &command))
         }
+        Command::Hosts {
+            options,
+            count,
+            command,
+        } => Environment::new(&options).and_then(|env| hosts::run(&env, count, &command)),
         Command::Env { options, format } => {
             Environment::new(&options).and_then(|env| print(&env.printed(format)))
         }
