@@ -29,9 +29,10 @@ impl Failures {
         *counts.entry((cqe.opcode, cqe.status, vendor_error)).or_default() += 1;
     }
 
-    /// Whether nothing failed so far.
-    pub(crate) fn is_empty(&self) -> bool {
-        lock(&self.0).is_empty()
+    /// Whether anything failed so far other than by a flush, which ends most connections.
+    pub(crate) fn are_there(&self) -> bool {
+        let is_failure = |&(_, status, _): &Cause| status != WcStatus::WrFlushErr as u8;
+        lock(&self.0).keys().any(is_failure)
     }
 
     /// All causes so far.
@@ -68,12 +69,20 @@ mod tests {
         failures.count(&failed(WcOpcode::Recv, WcStatus::WrFlushErr, 0));
         failures.count(&refused);
         let all = failures.all();
+        assert!(failures.are_there());
         assert_eq!(all.len(), 2);
         assert_eq!(
             (&*all[0].opcode, &*all[0].status, all[0].vendor_err, all[0].count),
             ("RDMA_WRITE", "REM_ACCESS_ERR", 0x1100_c000, 2)
         );
         assert_eq!((&*all[1].opcode, all[1].count), ("RECV", 1));
+    }
+
+    #[test]
+    fn a_flush_is_no_failure() {
+        let failures = Failures::default();
+        failures.count(&failed(WcOpcode::Recv, WcStatus::WrFlushErr, 0));
+        assert!(!failures.are_there());
     }
 
     #[test]

@@ -23,12 +23,12 @@ pub enum AsyncEvent {
     QpAccessErr = 3,
     /// The device stopped.
     DeviceFatal = 8,
-    /// A shared receive queue fell below its limit.
-    SrqLimit = 15,
     /// The port is up again.
     PortActive = 9,
     /// The port is down.
     PortErr = 10,
+    /// A shared receive queue fell below its limit.
+    SrqLimit = 15,
     /// The last entry of a shared receive queue was consumed for a queue pair in error.
     QpLastWqe = 16,
     /// The GID table changed.

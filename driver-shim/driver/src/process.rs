@@ -184,12 +184,13 @@ pub fn snapshots() -> Vec<Snapshot> {
     all.map(|opened| opened.driver.snapshot()).collect()
 }
 
-/// Whether a program polled a completion in error from any device of this process.
+/// Whether a program polled a completion in error, and no mere flush, from any device of this
+/// process.
 pub fn failed() -> bool {
     // SAFETY: the pointer is only ever set to a box that is not freed.
     let process = unsafe { CURRENT.load(Ordering::Acquire).as_ref() };
     let mut devices = process.into_iter().flat_map(Process::all);
-    devices.any(|opened| !opened.driver.failures.is_empty())
+    devices.any(|opened| opened.driver.failures.are_there())
 }
 
 /// Shuts the devices down; to be called when the process exits. Data of completed requests still

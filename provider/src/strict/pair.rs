@@ -70,9 +70,8 @@ impl Posted {
 }
 
 impl PairCheck {
-    /// The check of a new queue pair in the protection domain with this number.
-    /// `arena` is the address and key of memory of [`ARENA`](super::ARENA) bytes where receives can
-    /// be held back.
+    /// The check of a new queue pair in the protection domain with this number; `arena` is the
+    /// address and key of memory of [`ARENA`](super::ARENA) bytes where receives can be held back.
     pub(crate) fn new(
         strict: &'static Strict,
         qpn: u32,

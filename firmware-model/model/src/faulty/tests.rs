@@ -5,13 +5,17 @@ use crate::stream::sim::{Conditions, SimNetwork};
 use crate::stream::{Network, Stream, StreamError};
 use rustix::io::Errno;
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use urnic_faults::Plan;
+
+/// The plans of all tests: a network has its plan for ever, as a process has.
+static PLANS: Mutex<Vec<&'static Plan>> = Mutex::new(Vec::new());
 
 /// A connection of a network with this plan: the initiator's end, and the other.
 fn connection(faults: &str) -> Result<[Box<dyn Stream>; 2], Errno> {
     let plan: &'static Plan = Box::leak(Box::default());
+    PLANS.lock().unwrap().push(plan);
     plan.add(faults).unwrap_or_else(|error| panic!("{error}"));
     let conditions = Conditions {
         latency: Duration::ZERO,
