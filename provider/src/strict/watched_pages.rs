@@ -96,15 +96,16 @@ pub(super) fn open(number: usize) {
     range.len.store(0, Ordering::Release);
 }
 
-/// Opens all ranges that have bytes between `addr` and `addr + len`, which a request needs.
+/// Opens the pages with bytes between `addr` and `addr + len`, which a request needs, if a receive
+/// has closed any of them.
 pub(super) fn open_within(addr: usize, len: usize) {
-    for range in &WATCHED {
-        if let Some((start, size)) = of(range)
-            && start < addr.saturating_add(len)
-            && addr < start.saturating_add(size)
-        {
-            reopen(start, size);
-        }
+    let end = addr.saturating_add(len);
+    let overlaps = |range: &Range| {
+        of(range).is_some_and(|(start, size)| start < end && addr < start.saturating_add(size))
+    };
+    if WATCHED.iter().any(overlaps) {
+        let first = addr & !(PAGE - 1);
+        reopen(first, end.next_multiple_of(PAGE) - first);
     }
 }
 
