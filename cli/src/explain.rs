@@ -174,9 +174,9 @@ fn of_vendor_error(control: u32) -> String {
     if control == 0 {
         return "vendor_err 0: the error is local, or the peer sent no Terminate.\n".to_owned();
     }
-    let [first, code, headers, _] = control.to_be_bytes();
-    let (layer, etype) = (first >> 4, first & 0xf);
-    let error = match TerminateError::from_codes(layer, etype, code) {
+    let [_, _, headers, _] = control.to_be_bytes();
+    let (layer, etype, code) = TerminateError::codes_of(control);
+    let error = match TerminateError::of_control(control) {
         Some(error) => error.to_string(),
         None => "no error that an RFC defines".to_owned(),
     };

@@ -223,15 +223,7 @@ fn process(one: &Snapshot, rates: &Rates<'_>) -> String {
     text += &table(&rows, 6);
     text.push('\n');
     for failure in &one.failures {
-        let vendor_err = match failure.vendor_err {
-            0 => String::new(),
-            control => format!(", vendor_err {control:#010x}"),
-        };
-        let _ = writeln!(
-            text,
-            "{} {}, {}{vendor_err}",
-            failure.count, failure.opcode, failure.status
-        );
+        let _ = writeln!(text, "{failure}");
     }
     if !one.failures.is_empty() {
         text.push('\n');

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::time::Duration;
 
+use urnic_device::vocabulary::WcStatus;
+
 /// What a fault does, and where.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Kind {
@@ -36,7 +38,7 @@ pub enum Kind {
         errno: i32,
     },
     /// A request completes with this status, and its queue pair is in error.
-    Complete(u8),
+    Complete(WcStatus),
     /// A completion event is lost.
     LoseEvent,
     /// The port is down for this time, as far as the program is told.
@@ -126,24 +128,6 @@ impl Kind {
     }
 }
 
-/// The statuses of completions by their names in verbs, without `IBV_WC_`.
-pub(crate) const STATUSES: [(&str, u8); 14] = [
-    ("LOC_LEN_ERR", 1),
-    ("LOC_QP_OP_ERR", 2),
-    ("LOC_PROT_ERR", 4),
-    ("WR_FLUSH_ERR", 5),
-    ("MW_BIND_ERR", 6),
-    ("BAD_RESP_ERR", 7),
-    ("LOC_ACCESS_ERR", 8),
-    ("REM_INV_REQ_ERR", 9),
-    ("REM_ACCESS_ERR", 10),
-    ("REM_OP_ERR", 11),
-    ("RETRY_EXC_ERR", 12),
-    ("RNR_RETRY_EXC_ERR", 13),
-    ("FATAL_ERR", 19),
-    ("GENERAL_ERR", 21),
-];
-
 /// Error numbers that calls may fail with.
 pub(crate) const ERRNOS: [(&str, i32); 10] = [
     ("EPERM", 1),
@@ -183,10 +167,7 @@ impl fmt::Display for Kind {
                 let name = ERRNOS.iter().find(|(_, number)| number == errno);
                 write!(f, " call={call} errno={}", name.map_or("?", |(name, _)| name))
             }
-            Kind::Complete(status) => {
-                let name = STATUSES.iter().find(|(_, number)| number == status);
-                write!(f, " status={}", name.map_or("?", |(name, _)| name))
-            }
+            Kind::Complete(status) => write!(f, " status={}", status.verbs_name()),
             _ => Ok(()),
         }
     }

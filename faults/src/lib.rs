@@ -12,11 +12,13 @@
 #![forbid(unsafe_code)]
 
 mod kind;
+mod network;
 mod occasion;
 mod parse;
 mod plan;
 mod random;
 
 pub use kind::{Action, Kind};
-pub use occasion::{Network, Occasion};
+pub use network::Network;
+pub use occasion::Occasion;
 pub use plan::{Plan, is_on, plan};

@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
-use crate::kind::{Delay, ERRNOS, Kind, STATUSES};
-use crate::occasion::Network;
+use urnic_device::vocabulary::{WcOpcode, WcStatus};
+
+use crate::kind::{Delay, ERRNOS, Kind};
+use crate::network::Network;
 
 /// One fault, as it is specified.
 #[derive(Debug, Clone, PartialEq)]
@@ -91,7 +93,11 @@ fn fault(part: &str) -> Result<Specified, String> {
                 .ok_or_else(|| format!("{part}: errno=NAME is missing"))?,
         },
         "complete" => {
-            let status = |name: &str| named(&STATUSES, name.strip_prefix("IBV_WC_").unwrap_or(name));
+            let status = |name: &str| {
+                let name = name.strip_prefix("IBV_WC_").unwrap_or(name);
+                let mut all = (1..=u8::MAX).filter_map(WcStatus::from_raw);
+                all.find(|status| status.verbs_name() == name)
+            };
             Kind::Complete(
                 keys.take("status", status)?
                     .ok_or_else(|| format!("{part}: status=NAME is missing"))?,
@@ -110,7 +116,7 @@ fn fault(part: &str) -> Result<Specified, String> {
     };
     let filter = Filter {
         peer: keys.take("peer", Network::parse)?,
-        opcode: keys.take("opcode", |name| OPCODES.contains(&name).then(|| name.to_owned()))?,
+        opcode: keys.take("opcode", opcode)?,
         qp: keys.take("qp", number)?,
     };
     let when = when(part, &kind, &mut keys)?;
@@ -154,16 +160,13 @@ pub(crate) const CALLS: [&str; 8] = [
     "resize_cq",
 ];
 
-/// The operations of completions.
-pub(crate) const OPCODES: [&str; 7] = [
-    "SEND",
-    "RDMA_WRITE",
-    "RDMA_READ",
-    "COMP_SWAP",
-    "FETCH_ADD",
-    "BIND_MW",
-    "LOCAL_INV",
-];
+/// The name of an operation of the send queue.
+fn opcode(name: &str) -> Option<String> {
+    let mut sends = (0..WcOpcode::Recv as u8).filter_map(WcOpcode::from_raw);
+    sends
+        .find(|opcode| opcode.verbs_name() == name)
+        .map(|_| name.to_owned())
+}
 
 fn named<T: Copy>(table: &[(&str, T)], name: &str) -> Option<T> {
     table
@@ -209,7 +212,8 @@ fn bytes(text: &str) -> Option<u64> {
 
 fn time(text: &str) -> Option<Duration> {
     let units = [("ns", 1), ("us", 1_000), ("ms", 1_000_000), ("s", 1_000_000_000)];
-    scaled(text, &units).map(Duration::from_nanos)
+    let time = scaled(text, &units).map(Duration::from_nanos);
+    time.filter(|time| *time <= Duration::from_secs(3600))
 }
 
 fn rate(text: &str) -> Option<u64> {
@@ -266,7 +270,10 @@ mod tests {
         };
         assert_eq!(one("fail call=create_qp errno=ENOMEM every=3").kind, fail);
         let fault = one("complete status=IBV_WC_RETRY_EXC_ERR opcode=RDMA_WRITE qp=0x1a");
-        assert_eq!((fault.kind, fault.filter.qp), (Kind::Complete(12), Some(26)));
+        assert_eq!(
+            (fault.kind, fault.filter.qp),
+            (Kind::Complete(WcStatus::RetryExcErr), Some(26))
+        );
     }
 
     #[test]
@@ -277,6 +284,7 @@ mod tests {
             ("reset after=x", "after=x: not a value of after"),
             ("reset time=1s", "reset has no time"),
             ("drop nth=1 p=0.5", "only one of nth, every and p"),
+            ("delay time=3601s", "time=3601s: not a value of time"),
             ("drop p=2", "p=2: not a value of p"),
             ("drop nth=0", "nth=0"),
             ("fail call=ibv_x errno=EIO", "call=ibv_x"),

@@ -9,6 +9,8 @@ use crate::occasion::Occasion;
 use crate::parse::{Specified, When, parse};
 use crate::random::{fraction, number};
 
+/// Longest delay, whatever the rate.
+const LONGEST: Duration = Duration::from_secs(60);
 /// Most faults of a process.
 const MOST: usize = 64;
 
@@ -63,7 +65,7 @@ impl Plan {
     }
 
     /// Connections and datagrams ask this plan from now on.
-    pub fn has_network(&self) {
+    pub fn note_network(&self) {
         self.has_network.store(true, Ordering::Relaxed);
     }
 
@@ -94,19 +96,15 @@ impl Plan {
             self.seed.store(seed, Ordering::Relaxed);
         }
         for specified in faults {
-            let mut fault = Fault {
+            let mut fault = Some(Fault {
                 specified,
                 occasions: AtomicU64::new(0),
                 strikes: AtomicU64::new(0),
-            };
-            let placed = self.faults.iter().any(|place| match place.set(fault.take()) {
-                Ok(()) => true,
-                Err(back) => {
-                    fault = back;
-                    false
-                }
             });
-            if !placed {
+            for place in &self.faults {
+                fault = fault.and_then(|fault| place.set(fault).err());
+            }
+            if fault.is_some() {
                 return Err(format!("more than {MOST} faults"));
             }
         }
@@ -154,15 +152,6 @@ impl Default for Plan {
 }
 
 impl Fault {
-    /// Moves the fault out, so that it can be offered to one place after another.
-    fn take(&mut self) -> Fault {
-        Fault {
-            specified: self.specified.clone(),
-            occasions: AtomicU64::new(0),
-            strikes: AtomicU64::new(0),
-        }
-    }
-
     /// Whether this is an occasion for it.
     fn fits(&self, occasion: &Occasion<'_>) -> bool {
         let Specified { kind, filter, .. } = &self.specified;
@@ -208,10 +197,14 @@ impl Fault {
             When::Every(n) => number_of.is_multiple_of(n),
             When::Probability(p) => fraction(random) < p,
         };
-        let limit = self.specified.count.unwrap_or(u64::MAX);
-        if !strikes || self.strikes.fetch_add(1, Ordering::Relaxed) >= limit {
+        if !strikes {
             return None;
         }
+        let limit = self.specified.count.unwrap_or(u64::MAX);
+        let one_more = |so_far: u64| (so_far < limit).then_some(so_far + 1);
+        self.strikes
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more)
+            .ok()?;
         let kind = &self.specified.kind;
         if let (Kind::Delay(delay), Occasion::Send(_, len)) = (kind, occasion) {
             return Some(Action::Wait(delay.of(*len, random)));
@@ -234,7 +227,8 @@ impl Delay {
         } else {
             bits / self.rate as f64
         };
-        Duration::from_nanos((self.time.as_nanos() as f64 + jitter + transfer).max(0.0) as u64)
+        let nanos = (self.time.as_nanos() as f64 + jitter + transfer).max(0.0) as u64;
+        Duration::from_nanos(nanos).min(LONGEST)
     }
 }
 
@@ -242,6 +236,7 @@ impl Delay {
 mod tests {
     use super::*;
     use std::net::{IpAddr, Ipv4Addr};
+    use urnic_device::vocabulary::WcStatus;
 
     const PEER: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
 
@@ -288,7 +283,7 @@ mod tests {
         assert!(plan.strikes(&Occasion::Completion("RDMA_READ", 1)).is_empty());
         assert!(plan.strikes(&Occasion::Completion("SEND", 1)).is_empty());
         let strikes = plan.strikes(&Occasion::Completion("RDMA_READ", 1));
-        assert_eq!(strikes, [Action::Do(Kind::Complete(11))]);
+        assert_eq!(strikes, [Action::Do(Kind::Complete(WcStatus::RemOpErr))]);
         assert_eq!(
             plan.list(),
             ["complete status=REM_OP_ERR nth=2: struck 1 times at 2 occasions"]
@@ -321,7 +316,7 @@ mod tests {
         let plan = Plan::new();
         assert!(plan.add_later("reset").unwrap_err().contains("--faults none"));
         plan.add_later("lose-event").unwrap();
-        plan.has_network();
+        plan.note_network();
         plan.add_later("reset").unwrap();
         assert_eq!(plan.list().len(), 2);
     }

@@ -1,18 +1,17 @@
 //! The end of a process: a summary in the log of what went wrong, the file of the option `report`,
 //! and the exit status of `strict=error`.
 
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::{OnceLock, mpsc};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use rustix::fs::{Mode, OFlags, open};
 use rustix::io::Errno;
 use serde::Serialize;
 use urnic_config::Config;
+use urnic_device::counter::Counter;
 use urnic_driver::watch::{Failure, Snapshot};
-use urnic_process::per_process;
 
+use crate::files;
 use crate::guard::guarded;
 use crate::log;
 use crate::strict::{self, CallSite, Finding, Rule};
@@ -41,7 +40,7 @@ struct Report {
 /// Notes the option `report`.
 pub(crate) fn start(config: &Config) {
     if let Some(path) = &config.report {
-        let _ = REPORT.set(per_process::numbered(path));
+        let _ = REPORT.set(files::of_process(path));
         log::keep_warnings();
     }
 }
@@ -81,7 +80,11 @@ fn report() -> Option<i32> {
     }
     if let Some(strict) = strict {
         for device in &devices {
-            let stalls = device.counters.get("rx_stalls").copied().unwrap_or(0);
+            let stalls = device
+                .counters
+                .get(Counter::RxStalls.name())
+                .copied()
+                .unwrap_or(0);
             if stalls > 0 {
                 strict.findings.report(Rule::ReceiveMissing, &CallSite::default(), || {
                     format!(
@@ -115,15 +118,11 @@ fn report() -> Option<i32> {
     status
 }
 
-/// Adds a line to the file. Processes that share it write their lines one after the other.
+/// Adds a line to the file.
 fn append(path: &Path, report: &Report) -> Result<(), Errno> {
     let mut line = serde_json::to_vec(report).map_err(|_| Errno::INVAL)?;
     line.push(b'\n');
-    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::APPEND | OFlags::CLOEXEC;
-    let file = open(path, flags, Mode::from_raw_mode(0o666))?;
-    std::fs::File::from(file)
-        .write_all(&line)
-        .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
+    files::append(path, &line)
 }
 
 /// The failed completions of a device, in one line; `None` if none failed other than by a flush.
@@ -133,19 +132,7 @@ fn summary(device: &Snapshot) -> Option<String> {
     if failed.is_empty() {
         return None;
     }
-    let each: Vec<String> = failed
-        .iter()
-        .map(|failure| {
-            let vendor_err = match failure.vendor_err {
-                0 => String::new(),
-                control => format!(" (vendor_err {control:#010x})"),
-            };
-            format!(
-                "{} {} {}{vendor_err}",
-                failure.count, failure.opcode, failure.status
-            )
-        })
-        .collect();
+    let each: Vec<String> = failed.iter().map(|failure| failure.to_string()).collect();
     let flushed: u64 = flushed.iter().map(|failure| failure.count).sum();
     Some(format!(
         "{} at exit: failed completions: {}; {flushed} flushed",

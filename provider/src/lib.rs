@@ -9,6 +9,7 @@ mod context;
 mod device;
 mod exit;
 mod file;
+mod files;
 mod first_search;
 mod guard;
 mod interpose;

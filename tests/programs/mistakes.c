@@ -255,6 +255,8 @@ static void no_acknowledgement(void)
 
 static void forked(void)
 {
+	printf("fork state %d\n", ibv_is_fork_initialized());
+	fflush(stdout);
 	pid_t child = fork();
 	if (child == 0)
 		_exit(0);

@@ -9,13 +9,13 @@ use crate::build::tree;
 /// The crates of the product, bottom first. A crate depends on crates above it in this list only.
 const LAYERS: [&str; 19] = [
     "wire",
-    "faults",
     "vfio-user",
     "console",
     "rpc-rdma/protocol",
     "rpc-rdma/verbs",
     "nfs",
     "verbs-api/device",
+    "faults",
     "verbs-api/rdma-core",
     "tests/testkit",
     "device-checks",

@@ -173,10 +173,10 @@ fn completions_are_scripts_that_shells_take() {
 }
 
 #[test]
-fn help_has_no_colours_where_they_are_not_wanted() {
+fn help_has_no_colours_where_no_color_forbids_them() {
     let colourless = command("--help")
         .env("NO_COLOR", "1")
-        .env("CLICOLOR_FORCE", "")
+        .env("CLICOLOR_FORCE", "1")
         .run()
         .success();
     assert!(!colourless.contains('\x1b'), "{colourless:?}");

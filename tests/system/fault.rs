@@ -196,7 +196,6 @@ fn a_slow_connection_is_slow_and_well() {
         "the connections are those of the device in the process"
     ));
     or_skip!(installed("ibv_rc_pingpong"));
-    let usual = client_with("none", "ibv_rc_pingpong -g 0 -n 200", End::Well);
     let slow = client_with(
         "delay time=1ms jitter=100us",
         "ibv_rc_pingpong -g 0 -n 200",
@@ -210,7 +209,6 @@ fn a_slow_connection_is_slow_and_well() {
     };
     // Each iteration sends once from here, which takes 0.9 ms at least.
     assert!(usec(&slow) >= 900.0, "{slow}");
-    assert!(usec(&usual) < usec(&slow), "{usual}\n{slow}");
 }
 
 #[test]

@@ -15,7 +15,6 @@ mod error;
 mod lines;
 mod log_filter;
 mod names;
-mod network;
 mod options;
 mod profile;
 mod read;
@@ -27,9 +26,10 @@ mod values;
 pub use error::{Error, Source};
 pub use log_filter::{is_log_filter, log_filter};
 pub use names::MAX_DEVICES;
-pub use network::Network;
 pub use options::{OPTIONS, Opt};
+pub use read::read_file;
 pub use settings::{
     Cm, CmPorts, Completion, Config, Device, DeviceConfig, Identity, Mpa, Native, Peer, Present, RtrTypes,
     SameHost, Section, Strict, Vfio, VfioApi,
 };
+pub use urnic_faults::Network;

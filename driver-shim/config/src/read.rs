@@ -11,10 +11,10 @@ use toml::{Table, Value};
 
 use crate::error::{Error, Source};
 use crate::names::MAX_DEVICES;
-use crate::network::Network;
 use crate::options::{self, OPTIONS, Opt};
 use crate::settings::{Config, Device, Peer, Section};
 use crate::{lines, profile};
+use urnic_faults::Network;
 
 /// Largest configuration file in bytes; a larger file is an error.
 const FILE_LIMIT: usize = 1 << 20;
@@ -113,7 +113,7 @@ impl Config {
     /// [`Error::File`] if the file cannot be read, [`Error::Syntax`] if it is not TOML, and the
     /// errors of [`Config::set`].
     pub fn read_file(&mut self, path: &Path) -> Result<(), Error> {
-        let bytes = slurp(path).map_err(|errno| Error::File {
+        let bytes = read_file(path).map_err(|errno| Error::File {
             path: path.to_owned(),
             errno,
         })?;
@@ -274,8 +274,11 @@ fn text(value: &OsStr, source: impl Fn() -> Source) -> Result<&str, Error> {
     value.to_str().ok_or_else(|| Error::NotText { at: source() })
 }
 
-/// Reads a whole small file, by raw system calls.
-fn slurp(path: &Path) -> Result<Vec<u8>, Errno> {
+/// The bytes of a file of at most a mebibyte, by raw system calls.
+///
+/// # Errors
+/// Those of open(2) and read(2); `EFBIG` for a larger file.
+pub fn read_file(path: &Path) -> Result<Vec<u8>, Errno> {
     let fd = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
     let mut bytes = Vec::new();
     let mut chunk = [0; 4096];

@@ -9,7 +9,7 @@ use std::time::Duration;
 use urnic_wire::mpa::startup::RtrKey;
 
 use crate::error::Source;
-use crate::network::Network;
+use urnic_faults::Network;
 
 /// The device that the driver opens (design: devices).
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -133,8 +133,7 @@ impl Driver {
 /// `QpError` with the names of its codes.
 fn reason(fault: Option<QpFault>, control: u32) -> String {
     let fault = fault.map_or_else(|| "unknown fault".to_owned(), |fault| format!("{fault:?}"));
-    let [first, code, ..] = control.to_be_bytes();
-    match TerminateError::from_codes(first >> 4, first & 0xf, code) {
+    match TerminateError::of_control(control) {
         Some(_) if control == 0 => fault,
         Some(error) => format!("{fault}, {control:#010x}: {error}"),
         None => format!("{fault}, {control:#010x}"),

@@ -92,14 +92,5 @@ fn way(value: u32) -> Option<&'static str> {
 
 /// The name of a state in the field `state`.
 fn name(state: u32) -> &'static str {
-    match QpState::from_raw(state) {
-        Some(QpState::Reset) => "RESET",
-        Some(QpState::Init) => "INIT",
-        Some(QpState::Rtr) => "RTR",
-        Some(QpState::Rts) => "RTS",
-        Some(QpState::Sqd) => "SQD",
-        Some(QpState::Sqe) => "SQE",
-        Some(QpState::Err) => "ERR",
-        None => "?",
-    }
+    QpState::from_raw(state).map_or("?", QpState::verbs_name)
 }

@@ -19,7 +19,6 @@ pub mod lock;
 #[forbid(unsafe_code)]
 pub mod netlink;
 #[forbid(unsafe_code)]
-pub mod per_process;
 pub mod port_gids;
 #[forbid(unsafe_code)]
 pub mod program;

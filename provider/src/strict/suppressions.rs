@@ -2,12 +2,9 @@
 
 use std::path::Path;
 
-use rustix::fs::{Mode, OFlags, open};
+use urnic_config::read_file;
 
 use super::rule::Rule;
-
-/// Longest file.
-const LONGEST: usize = 1 << 20;
 
 /// The list.
 #[derive(Debug, Clone, Default)]
@@ -19,17 +16,7 @@ impl Suppressions {
     /// # Errors
     /// A message: the file cannot be read, or has a line that names no rule.
     pub(super) fn read(path: &Path) -> Result<Suppressions, String> {
-        let file = open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
-            .map_err(|errno| format!("cannot read it: {errno}"))?;
-        let mut text = Vec::new();
-        let mut piece = [0; 4096];
-        while text.len() < LONGEST {
-            match rustix::io::read(&file, &mut piece) {
-                Ok(0) => break,
-                Ok(n) => text.extend_from_slice(piece.get(..n).unwrap_or_default()),
-                Err(errno) => return Err(format!("cannot read it: {errno}")),
-            }
-        }
+        let text = read_file(path).map_err(|errno| format!("cannot read it: {errno}"))?;
         Suppressions::parse(&String::from_utf8_lossy(&text))
     }
 

@@ -12,10 +12,11 @@ use serde_json::Value;
 use urnic_config::Config;
 use urnic_model::Nanos;
 use urnic_process::lock::lock;
-use urnic_process::{per_process, program};
+use urnic_process::program;
 
-/// Events are written when there are so many bytes of them. One write(2) appends them, so that
-/// lines of several processes do not mix.
+use crate::files;
+
+/// Events are written when there are so many bytes of them.
 const FULL: usize = 32 << 10;
 
 /// The trace of this process.
@@ -49,7 +50,7 @@ pub(crate) fn trace() -> Option<&'static Trace> {
 pub(crate) fn start(config: &Config) {
     let Some(path) = &config.trace else { return };
     let trace = Trace {
-        path: per_process::numbered(path),
+        path: files::of_process(path),
         pid: std::process::id(),
         events: Mutex::default(),
         failed: OnceLock::new(),
@@ -120,16 +121,10 @@ impl Trace {
 
     /// Called without the lock: the line of a failure is an event, too.
     fn write(&self, events: &str) {
-        if let Err(errno) = append(&self.path, events.as_bytes())
+        if let Err(errno) = files::append(&self.path, events.as_bytes())
             && self.failed.set(()).is_ok()
         {
             tracing::error!("trace {}: {errno}", self.path.display());
         }
     }
-}
-
-fn append(path: &Path, text: &[u8]) -> Result<(), Errno> {
-    let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE | OFlags::CLOEXEC;
-    let file = open(path, flags, Mode::from_raw_mode(0o666))?;
-    rustix::io::write(file, text).map(drop)
 }

@@ -47,7 +47,7 @@ pub(super) fn completion(driver: &Driver, cqe: &mut Cqe, ledger: &Ledger) {
     for action in plan().strikes(&Occasion::Completion(opcode, cqe.label.get())) {
         match action {
             Action::Do(Kind::Complete(status)) => {
-                cqe.status = status;
+                cqe.status = status as u8;
                 ledger.fail_by_plan();
                 driver.fail_later(cqe.qid.get());
             }

@@ -76,10 +76,9 @@ fn described(cqe: &Cqe, wr_id: u64) -> String {
         cqe.status
     );
     let control = cqe.vendor_error.get();
-    let [first, code, ..] = control.to_be_bytes();
     if control != 0 {
         text += &format!(", vendor_err {control:#010x}");
-        if let Some(error) = TerminateError::from_codes(first >> 4, first & 0xf, code) {
+        if let Some(error) = TerminateError::of_control(control) {
             text += &format!(": {error}");
         }
     }

@@ -61,7 +61,7 @@ pub(super) unsafe extern "C" fn post_send(
             refusal = qp
                 .ledger
                 .check()
-                .map(|_| format!("nothing can be sent in state {state:?}"));
+                .map(|_| format!("nothing can be sent in state {}", state.verbs_name()));
         }
         qp.sends.release_queue(&qp.device, side)
     };

@@ -171,8 +171,8 @@ impl Qp {
             && mask.contains(QpMask::STATE)
         {
             let state = QpState::from_raw(attr.state);
-            let state = state.map_or_else(String::new, |state| format!("{state:?}").to_uppercase());
-            trace.note(trace::Instant::State(self.device.qpn, &state));
+            let state = state.map_or("?", QpState::verbs_name);
+            trace.note(trace::Instant::State(self.device.qpn, state));
         }
         if mask.contains(QpMask::STATE) && attr.state == QpState::Reset as u32 {
             // Earlier completions must not be polled, and settled, after this.

@@ -220,8 +220,10 @@ pub(super) unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
     finish(this, side);
     if let Some((errno, check)) = error.zip(this.ledger.check()) {
         let state = this.device.last_state();
-        let reason =
-            format!("ibv_wr_complete refused the requests since ibv_wr_start, in state {state:?}: {errno}");
+        let reason = format!(
+            "ibv_wr_complete refused the requests since ibv_wr_start, in state {}: {errno}",
+            state.verbs_name()
+        );
         contained(|| check.refused(&reason, errno == Errno::NOMEM));
     }
     error.map_or(0, Errno::raw_os_error)

@@ -167,6 +167,21 @@ numbered! {
     }
 }
 
+impl QpState {
+    /// The name in verbs, without `IBV_QPS_`.
+    pub const fn verbs_name(self) -> &'static str {
+        match self {
+            QpState::Reset => "RESET",
+            QpState::Init => "INIT",
+            QpState::Rtr => "RTR",
+            QpState::Rts => "RTS",
+            QpState::Sqd => "SQD",
+            QpState::Sqe => "SQE",
+            QpState::Err => "ERR",
+        }
+    }
+}
+
 impl WcStatus {
     /// The name in verbs, without `IBV_WC_`.
     pub const fn verbs_name(self) -> &'static str {

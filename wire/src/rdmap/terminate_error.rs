@@ -133,6 +133,18 @@ impl TerminateError {
             .find(|error| (error.layer(), error.etype(), error.code()) == (layer, etype, code))
     }
 
+    /// Layer, error type and code of the first word of a Terminate.
+    pub const fn codes_of(control: u32) -> (u8, u8, u8) {
+        let [first, code, ..] = control.to_be_bytes();
+        (first >> 4, first & 0xf, code)
+    }
+
+    /// The error of the first word of a Terminate, if an RFC assigns it.
+    pub fn of_control(control: u32) -> Option<Self> {
+        let (layer, etype, code) = Self::codes_of(control);
+        Self::from_codes(layer, etype, code)
+    }
+
     /// The layer: 0 RDMAP, 1 DDP, 2 LLP.
     pub const fn layer(self) -> u8 {
         (self as u16 >> 12) as u8

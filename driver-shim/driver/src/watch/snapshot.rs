@@ -1,6 +1,7 @@
 //! The answer of a process: the state of its device and of each queue pair.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
@@ -43,6 +44,16 @@ pub struct Failure {
     pub vendor_err: u32,
     /// How many there were.
     pub count: u64,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {} {}", self.count, self.opcode, self.status)?;
+        match self.vendor_err {
+            0 => Ok(()),
+            control => write!(f, " (vendor_err {control:#010x})"),
+        }
+    }
 }
 
 /// The state of a queue pair.

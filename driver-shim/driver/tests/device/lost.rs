@@ -128,6 +128,20 @@ fn connect_pair(here: &Program, there: &Program) -> (TestQp, TestQp) {
     (a, b)
 }
 
+/// One end of a pair: program, queue pair, and registered memory.
+type End<'a> = (&'a Program, &'a TestQp, &'a urnic_driver::Mr, *const u8);
+
+/// The first end sends four messages to the other. The program has polled all completions.
+fn exchange_four((here, a, mine, from): End<'_>, (there, b, theirs, to): End<'_>) {
+    for cookie in 0..4 {
+        b.receive(cookie, to, 64, theirs);
+        a.send(cookie, from, 64, mine);
+        assert_eq!(status(&here.completion()), Some(WcStatus::Success));
+        assert_eq!(status(&there.completion()), Some(WcStatus::Success));
+    }
+    a.settle(4, 0);
+}
+
 #[test]
 fn uncompleted_requests_are_flushed_once_and_in_order() {
     let (cable, here) = start_on_cable(256);
@@ -136,13 +150,7 @@ fn uncompleted_requests_are_flushed_once_and_in_order() {
     let (mine, theirs) = (here.register(&mut memory.0), there.register(&mut memory.1));
     let (from, to) = (memory.0.as_ptr(), memory.1.as_ptr());
     let (a, b) = connect_pair(&here, &there);
-    for cookie in 0..4 {
-        b.receive(cookie, to, 64, &theirs);
-        a.send(cookie, from, 64, &mine);
-        assert_eq!(status(&here.completion()), Some(WcStatus::Success));
-        assert_eq!(status(&there.completion()), Some(WcStatus::Success));
-    }
-    a.settle(4, 0);
+    exchange_four((&here, &a, &mine, from), (&there, &b, &theirs, to));
     for cookie in 100..103 {
         a.receive(cookie, from, 64, &mine);
     }
@@ -213,13 +221,7 @@ fn a_request_with_a_completion_is_not_flushed_where_the_consumer_index_came_too_
     let (a, b) = connect_pair(&here, &there);
     let record = a.qp.record();
     let start = record.sq_consumer.load(Ordering::Relaxed);
-    for cookie in 0..4 {
-        b.receive(cookie, to, 64, &theirs);
-        a.send(cookie, from, 64, &mine);
-        assert_eq!(status(&here.completion()), Some(WcStatus::Success));
-        assert_eq!(status(&there.completion()), Some(WcStatus::Success));
-    }
-    a.settle(4, 0);
+    exchange_four((&here, &a, &mine, from), (&there, &b, &theirs, to));
     cable.doorbells_blocked.store(true, Ordering::SeqCst);
     a.send(4, from, 64, &mine);
     // The device had lost the page of the indices before that of the completions.

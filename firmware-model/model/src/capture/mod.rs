@@ -120,8 +120,8 @@ pub(crate) struct Tap {
     offsets: [u64; 2],
 }
 
-/// The name of this process's file, `%p` being its number.
-fn numbered(path: &Path) -> Option<PathBuf> {
+/// The name of this process's file, `%p` being its number; `None` if there is no `%p`.
+pub fn numbered(path: &Path) -> Option<PathBuf> {
     let bytes = path.as_os_str().as_bytes();
     let at = bytes.windows(2).position(|two| two == b"%p")?;
     let number = rustix::process::getpid().as_raw_nonzero().to_string();

@@ -31,7 +31,7 @@ struct FaultyListener {
 
 impl Faulty {
     pub(crate) fn new(network: Arc<dyn Network>, plan: &'static Plan) -> Faulty {
-        plan.has_network();
+        plan.note_network();
         Faulty { network, plan }
     }
 }

@@ -11,6 +11,9 @@ use urnic_faults::{Action, Kind, Occasion, Plan};
 /// A shorter wait is spent on the processor: the kernel's timers are late by about as much.
 const SHORTEST_SLEEP: Duration = Duration::from_micros(200);
 
+/// Most reads of a silent connection in one call.
+const MOST_LOST: usize = 64;
+
 /// A connection, and what goes wrong there.
 #[derive(Debug)]
 pub(super) struct FaultyStream {
@@ -70,9 +73,13 @@ impl FaultyStream {
         match self.condition {
             Condition::Well => None,
             Condition::Silent | Condition::Unanswered => {
-                // What arrives is lost.
+                // What arrives is lost. A peer that sends without end must not keep the thread.
                 let mut lost = [0; 4096];
-                while let Ok(1..) = self.stream.receive_bytes(&mut lost) {}
+                for _ in 0..MOST_LOST {
+                    let Ok(1..) = self.stream.receive_bytes(&mut lost) else {
+                        break;
+                    };
+                }
                 Some(Err(StreamError::WouldBlock))
             }
             Condition::Reset => Some(Err(StreamError::Closed(Errno::CONNRESET))),

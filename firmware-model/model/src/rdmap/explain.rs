@@ -178,8 +178,7 @@ pub(super) fn refused_there(
     if !LIMIT.may_say(env.now) {
         return;
     }
-    let [first, code, ..] = received.control.to_be_bytes();
-    let error = match TerminateError::from_codes(first >> 4, first & 0xf, code) {
+    let error = match TerminateError::of_control(received.control) {
         Some(error) => format!("{error} ({:#010x})", received.control),
         None => format!("{:#010x}", received.control),
     };

@@ -1,0 +1,56 @@
+//! Files that the options `report` and `trace` append to, and that processes may share.
+
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FileType, Mode, OFlags, fstat, open};
+use rustix::io::Errno;
+use urnic_model::capture;
+
+/// `path`, with the number of this process in the place of `%p`.
+pub(crate) fn of_process(path: &Path) -> PathBuf {
+    capture::numbered(path).unwrap_or_else(|| path.to_owned())
+}
+
+/// Appends `text` to the file, which is made if it does not exist. One write(2) appends all,
+/// unless the disk is full, so that lines of several processes do not mix.
+///
+/// # Errors
+/// Those of the file; `ENOTSUP` for one that is not regular, whose reader could make the program
+/// wait.
+pub(crate) fn append(path: &Path, text: &[u8]) -> Result<(), Errno> {
+    let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = open(path, flags, Mode::from_raw_mode(0o666))?;
+    if FileType::from_raw_mode(fstat(&file)?.st_mode) != FileType::RegularFile {
+        return Err(Errno::NOTSUP);
+    }
+    let mut rest = text;
+    while !rest.is_empty() {
+        match rustix::io::write(&file, rest) {
+            Ok(written) => rest = rest.get(written..).unwrap_or_default(),
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_may_have_the_number_of_the_process() {
+        assert_eq!(of_process(Path::new("/a/b")), Path::new("/a/b"));
+        let name = of_process(Path::new("/a/%p.json"));
+        assert_eq!(name, PathBuf::from(format!("/a/{}.json", std::process::id())));
+    }
+
+    #[test]
+    fn only_a_regular_file_is_written() {
+        assert_eq!(append(Path::new("/dev/null"), b"text"), Err(Errno::NOTSUP));
+        assert_eq!(
+            append(Path::new("/no/such/folder/file"), b"text"),
+            Err(Errno::NOENT)
+        );
+    }
+}
