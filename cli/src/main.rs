@@ -16,7 +16,9 @@ mod inherited;
 mod options;
 mod program;
 mod serve;
+mod signals;
 mod stat;
+mod top;
 mod trace;
 mod verbs;
 
@@ -131,6 +133,14 @@ enum Command {
     Stat {
         #[command(flatten)]
         report: stat::ReportArgs,
+    },
+    /// Show processes, queue pairs and their rates on the terminal, live
+    ///
+    /// Keys: arrows select, Enter shows the queue pairs of a device, s changes the order, p pauses,
+    /// h explains the columns, q quits.
+    Top {
+        #[command(flatten)]
+        view: top::ViewArgs,
     },
     /// Let something go wrong in a process that runs, or list its faults
     ///
@@ -250,6 +260,7 @@ fn main() -> ExitCode {
         Command::Conformance { list: true, part, .. } => conformance::list(&part),
         Command::Conformance { options, part, .. } => conformance::run(&options, &part),
         Command::Stat { report } => stat::show(&report),
+        Command::Top { view } => top::show(&view),
         Command::Trace { action } => trace::act(&action).and_then(|text| print(&text)),
         Command::Completions { shell } => {
             let mut script = Vec::new();

@@ -2,7 +2,6 @@
 
 use std::ffi::OsString;
 use std::net::IpAddr;
-use std::os::fd::{FromRawFd, OwnedFd};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -297,7 +296,7 @@ pub(crate) fn serve(offer: &Offer, matches: &ArgMatches) -> Result<ExitCode, Fai
     }
     raise_descriptor_limit();
     // Before the first thread starts, so that no thread takes the signals.
-    let stop = signals_as_descriptor().map_err(Failure::runtime)?;
+    let stop = crate::signals::as_descriptor().map_err(Failure::runtime)?;
     let server = Server::bind(endpoints).map_err(|error| match error {
         ServeError::NoSocket(_) => Failure::usage(error),
         _ => Failure::runtime(error),
@@ -317,23 +316,6 @@ fn raise_descriptor_limit() {
     };
     // If raising fails, the present limit applies.
     let _ = setrlimit(Resource::Nofile, raised);
-}
-
-/// A descriptor that is readable after SIGINT or SIGTERM.
-fn signals_as_descriptor() -> std::io::Result<OwnedFd> {
-    // SAFETY: `mask` is initialised by `sigemptyset` before use, and lives through the calls; a new
-    // descriptor has no other owner.
-    unsafe {
-        let mut mask: libc::sigset_t = std::mem::zeroed();
-        libc::sigemptyset(&mut mask);
-        libc::sigaddset(&mut mask, libc::SIGINT);
-        libc::sigaddset(&mut mask, libc::SIGTERM);
-        libc::pthread_sigmask(libc::SIG_BLOCK, &mask, std::ptr::null_mut());
-        match libc::signalfd(-1, &mask, libc::SFD_CLOEXEC) {
-            -1 => Err(std::io::Error::last_os_error()),
-            fd => Ok(OwnedFd::from_raw_fd(fd)),
-        }
-    }
 }
 
 #[cfg(test)]

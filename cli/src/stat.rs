@@ -47,7 +47,7 @@ fn reports(text: &str) -> Result<u64, String> {
     count.ok_or_else(|| "not a number of reports from 1 on".to_owned())
 }
 
-fn seconds(text: &str) -> Result<Duration, String> {
+pub(crate) fn seconds(text: &str) -> Result<Duration, String> {
     text.parse()
         .ok()
         .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
@@ -147,12 +147,12 @@ impl Rates<'_> {
     }
 }
 
-fn value(counters: &BTreeMap<String, u64>, name: &str) -> u64 {
+pub(crate) fn value(counters: &BTreeMap<String, u64>, name: &str) -> u64 {
     counters.get(name).copied().unwrap_or(0)
 }
 
 /// The number of errors on the wire.
-fn errors(counters: &BTreeMap<String, u64>) -> u64 {
+pub(crate) fn errors(counters: &BTreeMap<String, u64>) -> u64 {
     [
         "rx_crc_errors",
         "rx_marker_errors",
@@ -253,16 +253,21 @@ fn queue_pair(pair: &QueuePair) -> Vec<String> {
             .iter()
             .map(|(_, name)| amount(value(&pair.counters, name) as f64)),
     );
-    row.push(match (pair.terminate_sent, pair.terminate_received) {
-        (0, 0) => "-".to_owned(),
-        (0, word) => format!("got {word:#010x}"),
-        (word, _) => format!("sent {word:#010x}"),
-    });
+    row.push(terminate(pair));
     row
 }
 
+/// The Terminate of a queue pair.
+pub(crate) fn terminate(pair: &QueuePair) -> String {
+    match (pair.terminate_sent, pair.terminate_received) {
+        (0, 0) => "-".to_owned(),
+        (0, word) => format!("got {word:#010x}"),
+        (word, _) => format!("sent {word:#010x}"),
+    }
+}
+
 /// A number with about three digits, and a unit of 1000.
-fn amount(n: f64) -> String {
+pub(crate) fn amount(n: f64) -> String {
     const UNITS: [&str; 6] = ["k", "M", "G", "T", "P", "E"];
     if n < 10_000.0 {
         return format!("{n:.0}");

@@ -141,10 +141,10 @@ fn hw_counters_have_the_present_values() {
     or_skip!(installed("cat"));
     let place = place("files");
     let mut target = or_skip!(target_in(&place));
-    let file = "/sys/class/infiniband/urnic0/ports/1/hw_counters/rx_messages";
-    let read = || {
+    let folder = "/sys/class/infiniband/urnic0/ports/1/hw_counters";
+    let value = |name: &str| {
         Program::new("cat")
-            .arg(file)
+            .arg(format!("{folder}/{name}"))
             .env("URNIC_PRESENT_DIR", place.path())
             .run()
             .success()
@@ -152,6 +152,7 @@ fn hw_counters_have_the_present_values() {
             .parse::<u64>()
             .expect("a number")
     };
+    let read = || value("rx_messages");
     // The zero-length Write between the target's own two queue pairs.
     let before =
         until(TIME_LIMIT, || Some(read()).filter(|messages| *messages > 0)).expect("its first message");
@@ -161,6 +162,58 @@ fn hw_counters_have_the_present_values() {
     target.received(link.qp);
     // And the zero-length Write with which the peer reported that it is ready.
     assert_eq!(read(), before + 3);
+    // Completions in error count when the program has polled them.
+    assert_eq!(value("wc_wr_flush_err"), 0);
+    drop(link.peer);
+    let flushed = target.completion(link.qp);
+    assert_eq!(value("wc_wr_flush_err"), 1, "{flushed:?}");
+    assert_eq!(value("wc_rem_access_err"), 0);
     target.quits();
     assert_eq!(read(), 0, "counters are those of the processes that are there");
+}
+
+/// `urnic top` on a terminal of its own, with these keys.
+fn top(place: &Folder, keys: &str) -> Program {
+    let urnic = urnic();
+    let line = format!(
+        "printf '{keys}' | script --quiet --return --command 'stty rows 20 cols 110; {} top' /dev/null",
+        urnic.display()
+    );
+    Program::plain("sh")
+        .args(["-c", &line])
+        .env("TERM", "xterm")
+        .env("URNIC_PRESENT_DIR", place.path())
+}
+
+#[test]
+fn top_shows_processes_and_the_queue_pairs_of_one() {
+    or_skip!(installed("script"));
+    let place = place("top");
+    let mut target = or_skip!(target_in(&place));
+    let link = target.link(Role::Responder);
+    let list = top(&place, "q").run().success();
+    assert!(
+        list.contains("urnic top") && list.contains("target_process"),
+        "{list}"
+    );
+    let right = "\\033[C";
+    let pair = top(&place, &format!("{right}q")).run().success();
+    let local = format!("{:#08x}", link.qp.qpn);
+    assert!(pair.contains(&local) && pair.contains("RTS"), "{pair}");
+    let leaves_the_screen = "\x1b[?1049l";
+    assert!(
+        pair.contains(leaves_the_screen),
+        "the terminal is as before: {pair}"
+    );
+    drop(link);
+    target.quits();
+    let none = top(&place, "q").run().success();
+    assert!(none.contains("0 devices"), "{none}");
+}
+
+#[test]
+fn top_without_a_terminal_names_the_command_for_pipes() {
+    let refused = Program::plain(urnic()).line("top").run();
+    assert_eq!(refused.status.code(), Some(2), "{refused}");
+    assert!(refused.output.contains("urnic stat"), "{refused}");
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::io::Errno;
 use urnic_device::command::{Count, Handle, Opcode, QpStatus};
@@ -67,6 +68,12 @@ impl Driver {
             let end = SocketAddr::from(end);
             (end.port() != 0).then(|| end.to_string())
         };
+        let record = qp.record();
+        let between = |consumer: &AtomicU32, producer: &AtomicU32| {
+            // The consumer first: the other only grows meanwhile.
+            let consumer = consumer.load(Ordering::Acquire);
+            producer.load(Ordering::Acquire).wrapping_sub(consumer)
+        };
         Ok(QueuePair {
             qpn: qp.qpn,
             state: name(status.state.get()).to_owned(),
@@ -76,6 +83,8 @@ impl Driver {
             remote: address(ends.remote),
             terminate_sent: status.terminate_sent.get(),
             terminate_received: status.terminate_received.get(),
+            send_blocks: between(&record.sq_consumer, &record.sq_producer),
+            receives: between(&record.rq_consumer, &record.rq_producer),
             counters: self.counters(qp.qid)?,
         })
     }

@@ -32,6 +32,7 @@ pub mod command;
 pub mod events;
 pub mod fork;
 #[forbid(unsafe_code)]
+mod hw_counter;
 mod identity;
 #[forbid(unsafe_code)]
 mod plan;
@@ -50,6 +51,7 @@ mod tree;
 mod tests;
 
 pub use channel::{ChannelSender, Sent};
+pub use hw_counter::HwCounter;
 pub use plan::UVERBS_DEVICE_ABI;
 pub use settings::{Settings, homes};
 pub use shown::Shown;

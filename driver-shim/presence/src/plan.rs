@@ -5,8 +5,7 @@ use std::path::Path;
 
 use rustix::fs::{CWD, FileType, major, minor};
 
-use urnic_device::counter::Counter;
-
+use super::hw_counter::HwCounter;
 use super::identity::{self, Digest, Scope, guid_text, words};
 use super::settings::Settings;
 use super::shown::Shown;
@@ -16,7 +15,7 @@ use urnic_process::gids::GidTable;
 use urnic_process::port_gids;
 
 /// Version of the tree's layout: another version gets another tree.
-const LAYOUT: &[u8] = b"3";
+const LAYOUT: &[u8] = b"4";
 
 /// Uverbs ABI of the device file (`IB_USER_VERBS_ABI_VERSION` of the driver; each provider has its
 /// own number).
@@ -198,7 +197,7 @@ impl Inputs<'_> {
         ];
         // A program that opens one of these files gets the present value (`watch`); the content
         // here is for programs that only list the files.
-        for counter in Counter::ALL {
+        for counter in HwCounter::all() {
             items.push(file(at(&format!("hw_counters/{}", counter.name())), "0"));
         }
         for (index, gid) in table.iter().enumerate() {

@@ -7,9 +7,8 @@ use std::ffi::{CStr, c_char};
 use std::mem::MaybeUninit;
 use std::os::unix::ffi::OsStrExt;
 
-use urnic_device::counter::Counter;
-
 use super::Presence;
+use super::hw_counter::HwCounter;
 use super::shown::Shown;
 
 /// Longest path the kernel takes, with its end (`PATH_MAX`).
@@ -27,7 +26,7 @@ pub enum Target {
     /// The node of the connection manager.
     RdmaCm,
     /// A file in `hw_counters` of the device with this index.
-    HwCounter(usize, Counter),
+    HwCounter(usize, HwCounter),
 }
 
 /// Room for one path, on the stack of the calling function.
@@ -144,7 +143,7 @@ impl Presence {
 }
 
 /// The counter of a `hw_counters` file of a device, by its path.
-fn hw_counter(path: &[u8], device: &str) -> Option<Counter> {
+fn hw_counter(path: &[u8], device: &str) -> Option<HwCounter> {
     let folder: [&[u8]; 7] = [
         b"sys",
         b"class",
@@ -156,15 +155,13 @@ fn hw_counter(path: &[u8], device: &str) -> Option<Counter> {
     ];
     let name = rest_under(path, &folder)?;
     let slashes = name.iter().take_while(|&&byte| byte == b'/').count();
-    let name = name.get(slashes..)?;
-    Counter::ALL
-        .iter()
-        .copied()
-        .find(|counter| counter.name().as_bytes() == name)
+    HwCounter::named(name.get(slashes..)?)
 }
 
 #[cfg(test)]
 mod tests {
+    use urnic_device::counter::Counter;
+
     use super::*;
 
     fn ours(path: &CStr) -> bool {
@@ -197,8 +194,8 @@ mod tests {
     fn counters_are_known_by_their_files() {
         let folder = "/sys/class/infiniband/urnic0/ports/1/hw_counters";
         let of = |rest: &str| hw_counter(format!("{folder}{rest}").as_bytes(), "urnic0");
-        assert_eq!(of("/tx_bytes"), Some(Counter::TxBytes));
-        assert_eq!(of("//rx_messages"), Some(Counter::RxMessages));
+        assert_eq!(of("/tx_bytes"), Some(HwCounter::Device(Counter::TxBytes)));
+        assert_eq!(of("//rx_messages"), Some(HwCounter::Device(Counter::RxMessages)));
         for rest in ["", "/", "/nothing", "/tx_bytes/", "/../state"] {
             assert_eq!(of(rest), None, "{rest}");
         }

@@ -408,7 +408,7 @@ fn each_device_has_entries_of_its_own() {
         let counter = target(format!("/{folder}/ports/1/hw_counters/tx_bytes"));
         assert_eq!(
             counter,
-            Target::HwCounter(index, urnic_device::counter::Counter::TxBytes)
+            Target::HwCounter(index, HwCounter::Device(urnic_device::counter::Counter::TxBytes))
         );
     }
 }

@@ -5,11 +5,10 @@ use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd};
 use std::ptr::null_mut;
 
 use rustix::io::Errno;
-use urnic_device::counter::Counter;
 use urnic_driver::watch;
-use urnic_presence::Presence;
 use urnic_presence::redirect::{PathBuffer, Target, may_be_ours};
 use urnic_presence::registry;
+use urnic_presence::{HwCounter, Presence};
 
 use super::{NO_LIST, missing, redirect};
 use crate::guard::guarded;
@@ -143,7 +142,7 @@ unsafe fn redirected_fopen(path: *const c_char, next: impl FnOnce(*const c_char)
 
 /// Opens a file with the present value of a counter of the device with this index, or the file in
 /// the tree if no value is available.
-fn live<R>(found: &CStr, device: usize, counter: Counter, next: impl FnOnce(*const c_char) -> R) -> R {
+fn live<R>(found: &CStr, device: usize, counter: HwCounter, next: impl FnOnce(*const c_char) -> R) -> R {
     let file = guarded(|| {
         let presence = Presence::current()?;
         let shown = presence.devices().get(device).ok_or(Errno::NODEV)?;

@@ -12,13 +12,12 @@ use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvFlags, SocketFlags, SocketType, recvmsg, socket_with, socketpair,
 };
 use serde::de::DeserializeOwned;
-use urnic_device::counter::Counter;
 
 use super::folder::{folder, of_home};
 use super::names;
 use super::server::{FAULTS, SNAPSHOT, send_fd, take_fd};
 use super::snapshot::Snapshot;
-use urnic_presence::{Presence, Settings, Shown, homes};
+use urnic_presence::{HwCounter, Presence, Settings, Shown, homes};
 
 /// The time limit for the answers of all processes of a folder. Processes that do not answer in
 /// time (stopped or overloaded ones) are left out.
@@ -41,21 +40,20 @@ pub fn snapshots(folders: &[PathBuf], pid: Option<u32>) -> Vec<Snapshot> {
     all
 }
 
-/// The sum of a counter of a device over all processes of this user that see this presence.
-fn total(presence: &Presence, device: &Shown, counter: Counter) -> u64 {
+/// The sum of a file of a device over all processes of this user that see this presence.
+fn total(presence: &Presence, device: &Shown, counter: HwCounter) -> u64 {
     let folder = folder(presence).map(Path::to_owned);
     snapshots(folder.as_slice(), None)
         .iter()
         .filter(|snapshot| snapshot.name == device.name())
-        .filter_map(|snapshot| snapshot.counters.get(counter.name()))
-        .fold(0, |sum, value| sum.wrapping_add(*value))
+        .fold(0, |sum, snapshot| sum.wrapping_add(snapshot.value(counter)))
 }
 
-/// Makes a file with the value of a device's counter, in the format of a file of `hw_counters`.
+/// Makes a file with the present value of a device's file in `hw_counters`.
 ///
 /// # Errors
 /// `EMFILE` if no fd is left, `ENOMEM` if no memory is left.
-pub fn hw_counter(presence: &Presence, device: &Shown, counter: Counter) -> Result<OwnedFd, Errno> {
+pub fn hw_counter(presence: &Presence, device: &Shown, counter: HwCounter) -> Result<OwnedFd, Errno> {
     let file = memfd_create("hw_counter", MemfdFlags::CLOEXEC)?;
     let text = format!("{}\n", total(presence, device, counter));
     rustix::io::pwrite(&file, text.as_bytes(), 0)?;

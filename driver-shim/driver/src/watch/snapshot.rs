@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
+use urnic_presence::HwCounter;
 
 /// The state of one of a process's devices.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,6 +32,22 @@ pub struct Snapshot {
     pub failures: Vec<Failure>,
     /// The queue pairs, by number.
     pub queue_pairs: Vec<QueuePair>,
+}
+
+impl Snapshot {
+    /// The value of a file of `hw_counters`.
+    pub(super) fn value(&self, counter: HwCounter) -> u64 {
+        match counter {
+            HwCounter::Device(counter) => self.counters.get(counter.name()).copied().unwrap_or(0),
+            HwCounter::Failed(status) => {
+                let of_status = self
+                    .failures
+                    .iter()
+                    .filter(|failure| failure.status == status.verbs_name());
+                of_status.map(|failure| failure.count).sum()
+            }
+        }
+    }
 }
 
 /// Completions in error with one cause.
@@ -76,6 +93,13 @@ pub struct QueuePair {
     pub terminate_sent: u32,
     /// Control word of the Terminate that the queue pair received; 0 = none.
     pub terminate_received: u32,
+    /// Blocks of 64 B of the send queue that the device has not completed: one or more for each
+    /// request.
+    #[serde(default)]
+    pub send_blocks: u32,
+    /// Receives that are posted and that no message has taken; 0 with a shared receive queue.
+    #[serde(default)]
+    pub receives: u32,
     /// The queue pair's counters, by name.
     pub counters: BTreeMap<String, u64>,
 }

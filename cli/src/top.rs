@@ -1,0 +1,221 @@
+//! `urnic top`: processes, queue pairs and their rates on a terminal, live.
+
+mod sample;
+mod state;
+mod view;
+
+use std::io::IsTerminal as _;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use ratatui::DefaultTerminal;
+use ratatui::crossterm::event::{self, Event};
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::fd::OwnedFd;
+use urnic_config::Config;
+use urnic_driver::watch;
+
+use crate::answer::Failure;
+use crate::signals;
+use crate::stat;
+use state::{Next, State};
+
+/// How long the terminal is waited for at most, so that a signal ends the view soon.
+const TURN: Duration = Duration::from_millis(200);
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct ViewArgs {
+    /// The time between two looks at the processes
+    #[arg(long, value_name = "SECONDS", value_parser = stat::seconds, default_value = "1")]
+    interval: Duration,
+}
+
+/// Shows the view until the user or a signal ends it.
+pub(crate) fn show(args: &ViewArgs) -> Result<ExitCode, Failure> {
+    if !std::io::stdout().is_terminal() || !std::io::stdin().is_terminal() {
+        return Err(Failure::usage(
+            "top needs a terminal; `urnic stat` prints to files and pipes",
+        ));
+    }
+    let config = Config::from_env().map_err(Failure::usage)?;
+    let folders = watch::folders(config.present.dir);
+    let stop = signals::as_descriptor().map_err(Failure::runtime)?;
+    let mut terminal =
+        ratatui::try_init().map_err(|error| Failure::runtime(format!("the terminal: {error}")))?;
+    let outcome = run(&mut terminal, &folders, args.interval, &stop);
+    ratatui::restore();
+    outcome.map_err(|error| Failure::runtime(format!("the terminal: {error}")))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn run(
+    terminal: &mut DefaultTerminal,
+    folders: &[PathBuf],
+    interval: Duration,
+    stop: &OwnedFd,
+) -> std::io::Result<()> {
+    let mut state = State::default();
+    let mut due = Instant::now();
+    loop {
+        if Instant::now() >= due {
+            let snapshots = watch::snapshots(folders, None);
+            let now = Instant::now();
+            state.take(snapshots, now);
+            due = now + interval;
+        }
+        terminal.draw(|frame| view::draw(frame, &state))?;
+        let wait = due.saturating_duration_since(Instant::now()).min(TURN);
+        if event::poll(wait)?
+            && let Event::Key(key) = event::read()?
+            && state.key(key) == Next::Quit
+        {
+            return Ok(());
+        }
+        let signalled = rustix::event::poll(
+            &mut [PollFd::new(stop, PollFlags::IN)],
+            Some(&Timespec::default()),
+        )?;
+        if signalled > 0 {
+            return Ok(());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ratatui::Terminal;
+    use ratatui::backend::TestBackend;
+    use ratatui::crossterm::event::{KeyCode, KeyEvent};
+    use urnic_driver::watch::{Failure, QueuePair, Snapshot};
+
+    use super::*;
+
+    fn snapshot(pid: u32, bytes: u64) -> Snapshot {
+        let counters = [("tx_bytes", bytes), ("tx_messages", 3), ("rx_terminates", 1)];
+        let counters: std::collections::BTreeMap<String, u64> = counters
+            .into_iter()
+            .map(|(name, value)| (name.to_owned(), value))
+            .collect();
+        Snapshot {
+            pid,
+            command: format!("program{pid}"),
+            name: "urnic0".to_owned(),
+            device: "loopback".to_owned(),
+            memory: "direct".to_owned(),
+            contexts: 1,
+            completion_queues: 1,
+            counters: counters.clone(),
+            failures: vec![Failure {
+                opcode: "SEND".to_owned(),
+                status: "REM_OP_ERR".to_owned(),
+                vendor_err: 0,
+                count: 1,
+            }],
+            queue_pairs: vec![QueuePair {
+                qpn: 0xabc,
+                state: "RTS".to_owned(),
+                rdma_cm: true,
+                bytes: Some("memory".to_owned()),
+                local: None,
+                remote: Some("192.0.2.7:7471".to_owned()),
+                terminate_sent: 0,
+                terminate_received: 0x1100_c000,
+                send_blocks: 17,
+                receives: 29,
+                counters,
+            }],
+        }
+    }
+
+    fn text(state: &State) -> String {
+        let mut terminal = Terminal::new(TestBackend::new(110, 16)).unwrap();
+        terminal.draw(|frame| view::draw(frame, state)).unwrap();
+        let buffer = terminal.backend().buffer();
+        let rows = buffer.content().chunks(buffer.area.width.into());
+        let row =
+            |cells: &[ratatui::buffer::Cell]| cells.iter().map(|cell| cell.symbol()).collect::<String>();
+        rows.map(row).collect::<Vec<String>>().join("\n")
+    }
+
+    fn press(state: &mut State, code: KeyCode) -> Next {
+        state.key(KeyEvent::from(code))
+    }
+
+    /// Two samples of two processes, with half a second between.
+    fn two_samples() -> State {
+        let mut state = State::default();
+        let begin = Instant::now();
+        state.take(vec![snapshot(1, 1_000), snapshot(2, 0)], begin);
+        let later = begin + Duration::from_millis(500);
+        state.take(vec![snapshot(1, 1_000), snapshot(2, 45_000)], later);
+        state
+    }
+
+    #[test]
+    fn the_list_has_rates_of_the_time_that_passed() {
+        let state = two_samples();
+        let text = text(&state);
+        let busy = text.lines().find(|line| line.contains("program2")).unwrap();
+        assert!(busy.contains("90.0k"), "{busy}");
+        assert_eq!(state.sorted()[0].pid, 2, "the busiest is first");
+    }
+
+    #[test]
+    fn a_device_opens_to_its_queue_pairs_and_failures() {
+        let mut state = two_samples();
+        press(&mut state, KeyCode::Down);
+        press(&mut state, KeyCode::Down);
+        press(&mut state, KeyCode::Enter);
+        let shown = text(&state);
+        for part in [
+            "program1",
+            "0x000abc",
+            "17",
+            "29",
+            "192.0.2.7:7471",
+            "got 0x1100c000",
+            "1 SEND REM_OP_ERR",
+        ] {
+            assert!(shown.contains(part), "{part} is not in\n{shown}");
+        }
+        press(&mut state, KeyCode::Esc);
+        assert!(text(&state).contains("program2"));
+    }
+
+    #[test]
+    fn a_process_that_ends_leaves_the_view_whole() {
+        let mut state = two_samples();
+        press(&mut state, KeyCode::Down);
+        press(&mut state, KeyCode::Enter);
+        state.take(Vec::new(), Instant::now());
+        assert!(text(&state).contains("has ended"));
+        press(&mut state, KeyCode::Down);
+        press(&mut state, KeyCode::Esc);
+        press(&mut state, KeyCode::Enter);
+        assert!(text(&state).contains("no process of yours"));
+    }
+
+    #[test]
+    fn a_paused_view_stands_still() {
+        let mut state = two_samples();
+        press(&mut state, KeyCode::Char('p'));
+        let before = text(&state);
+        assert!(before.contains("paused"));
+        state.take(Vec::new(), Instant::now());
+        assert_eq!(text(&state), before);
+        assert_eq!(press(&mut state, KeyCode::Char('q')), Next::Quit);
+    }
+
+    #[test]
+    fn every_size_of_a_terminal_will_do() {
+        let mut state = two_samples();
+        for detail in [None, Some((state.sorted()[0].clone(), 0))] {
+            state.detail = detail;
+            for (width, height) in [(1, 1), (3, 2), (20, 5), (300, 80)] {
+                let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
+                terminal.draw(|frame| view::draw(frame, &state)).unwrap();
+            }
+        }
+    }
+}
