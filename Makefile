@@ -25,7 +25,7 @@ QUIET := $(shell test -t 2 || echo --quiet)
 SAY   := printf 'urnic: %s\n'
 
 .DEFAULT_GOAL := help
-.PHONY: help dev build demo docs nfs test interop cross bench lint loom soak asan fuzz-smoke install uninstall
+.PHONY: help dev build demo docs nfs test interop cross bench lint loom soak asan fuzz-smoke package install uninstall
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -61,7 +61,7 @@ test: ## run every test (under 20 minutes on two cores); DENY_SKIPS=1 fails on a
 	@scripts/setup build test
 	@scripts/test
 
-interop: ## test with Linux: soft-iWARP, NFS, VFIO; check captures with tshark (builds a kernel first)
+interop: ## test with Linux: soft-iWARP, NFS, VFIO; check captures with tshark (builds a kernel first), packages in empty Debian roots
 	@scripts/setup build test interop
 	@scripts/test interop
 
@@ -102,6 +102,10 @@ asan: ## run the crates' own tests under AddressSanitizer, on the stable toolcha
 fuzz-smoke: ## run every fuzz target for a minute (FUZZ_SECONDS=60), on the stable toolchain
 	@scripts/setup build fuzz
 	@scripts/fuzz-smoke
+
+package: ## make a tarball and a Debian package for glibc 2.28 and later, in target/package
+	@scripts/setup build package
+	@scripts/package
 
 install: ## install urnic, liburnic.so, urnic-nfs if built, and the documentation (DESTDIR, PREFIX)
 	@test -e $(TARGET)/release/liburnic.so || { echo "install: liburnic.so is not built: run 'make build' first" >&2; exit 1; }

@@ -32,13 +32,14 @@ impl Interruptible {
             }
         });
         // SAFETY: the set is initialised before use; only this thread's signal mask changes.
-        let thread = unsafe {
+        unsafe {
             let mut set: libc::sigset_t = std::mem::zeroed();
             libc::sigemptyset(&mut set);
             libc::sigaddset(&mut set, SIGNAL);
             libc::pthread_sigmask(libc::SIG_UNBLOCK, &set, std::ptr::null_mut());
-            libc::gettid()
-        };
+        }
+        // Not libc's function, which came with glibc 2.30.
+        let thread = rustix::thread::gettid().as_raw_nonzero().get();
         self.threads
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
