@@ -62,7 +62,7 @@ test: ## run every test (under 20 minutes on two cores); DENY_SKIPS=1 fails on a
 	@scripts/test
 
 interop: ## test with Linux: soft-iWARP, NFS, VFIO; check captures with tshark (builds a kernel first), packages in empty Debian roots
-	@scripts/setup build test interop
+	@scripts/setup build test interop package
 	@scripts/test interop
 
 lint: ## run rustfmt, clippy, shellcheck; check that dependencies are used and their licences allowed

@@ -13,6 +13,7 @@ use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fd::OwnedFd;
+use rustix::io::Errno;
 use urnic_config::Config;
 use urnic_driver::watch;
 
@@ -56,16 +57,18 @@ fn run(
     stop: &OwnedFd,
 ) -> std::io::Result<()> {
     let mut state = State::default();
-    let mut due = Instant::now();
+    // `None`: so late that it never comes.
+    let mut due = Some(Instant::now());
     loop {
-        if Instant::now() >= due {
+        if due.is_some_and(|due| Instant::now() >= due) {
             let snapshots = watch::snapshots(folders, None);
             let now = Instant::now();
             state.take(snapshots, now);
-            due = now + interval;
+            due = now.checked_add(interval);
         }
         terminal.draw(|frame| view::draw(frame, &state))?;
-        let wait = due.saturating_duration_since(Instant::now()).min(TURN);
+        let left = due.map(|due| due.saturating_duration_since(Instant::now()));
+        let wait = left.unwrap_or(TURN).min(TURN);
         if event::poll(wait)?
             && let Event::Key(key) = event::read()?
             && state.key(key) == Next::Quit
@@ -75,9 +78,11 @@ fn run(
         let signalled = rustix::event::poll(
             &mut [PollFd::new(stop, PollFlags::IN)],
             Some(&Timespec::default()),
-        )?;
-        if signalled > 0 {
-            return Ok(());
+        );
+        match signalled {
+            Ok(0) | Err(Errno::INTR) => {}
+            Ok(_) => return Ok(()),
+            Err(errno) => return Err(errno.into()),
         }
     }
 }

@@ -172,11 +172,11 @@ fn hw_counters_have_the_present_values() {
     assert_eq!(read(), 0, "counters are those of the processes that are there");
 }
 
-/// `urnic top` on a terminal of its own, with these keys.
+/// `urnic top` on a terminal of its own, with these keys, and a second look that never comes.
 fn top(place: &Folder, keys: &str) -> Program {
     let urnic = urnic();
     let line = format!(
-        "printf '{keys}' | script --quiet --return --command 'stty rows 20 cols 110; {} top' /dev/null",
+        "printf '{keys}' | script --quiet --return --command 'stty rows 20 cols 110; {} top --interval 1e19' /dev/null",
         urnic.display()
     );
     Program::plain("sh")
