@@ -9,21 +9,26 @@ use crate::answer::Failure;
 
 /// The kinds: with their keys, what they do, and the trouble that they stand for; as in
 /// docs/guide/faults.md.
-const CATALOGUE: [(&str, &str, &str); 17] = [
+const CATALOGUE: [(&str, &str, &str); 21] = [
     (
-        "reset after=BYTES",
-        "a connection is reset when it has passed so many bytes",
+        "reset after=N",
+        "a connection is reset when it has passed so many bytes, or messages",
         "a crash of the peer, a firewall",
     ),
     (
-        "close after=BYTES",
+        "close after=N",
         "a connection is closed in order at this position",
         "a peer that exits in the middle",
     ),
     (
-        "silence after=BYTES",
+        "silence after=N",
         "a connection passes nothing more, in either direction, and does not end",
         "a pulled cable, a lost route",
+    ),
+    (
+        "terminate code=NUMBER after=N",
+        "the peer seems to end a connection by a Terminate; the code has layer, error type and error",
+        "what the peer refuses; 0x1202: it has no receive posted (RNR)",
     ),
     (
         "corrupt after=BYTES",
@@ -50,6 +55,11 @@ const CATALOGUE: [(&str, &str, &str); 17] = [
         "an attempt to connect is never answered",
         "a firewall that drops, a hung server",
     ),
+    (
+        "reject",
+        "the peer seems to reject an attempt to connect",
+        "a server that is full, or of another version",
+    ),
     ("drop", "a datagram is lost", "congestion"),
     ("duplicate", "a datagram arrives twice", "a route that changes"),
     (
@@ -59,13 +69,23 @@ const CATALOGUE: [(&str, &str, &str); 17] = [
     ),
     (
         "fail call=VERB errno=NAME",
-        "a verb returns an error",
-        "an adapter without room, a limit of locked memory",
+        "a verb returns an error; resolve_addr reports it by an event",
+        "an adapter without room, a limit of locked memory, a name without a route",
     ),
     (
         "complete status=NAME opcode=NAME qp=N",
         "a request that was done completes in error, and its queue pair fails",
         "a lost acknowledgement, an error of the adapter",
+    ),
+    (
+        "late-completion time=T jitter=T",
+        "the poll that finds a completion takes longer",
+        "a busy processor, an adapter under load",
+    ),
+    (
+        "cq-overflow",
+        "a completion queue overflows: it shows nothing more, and its queue pairs fail",
+        "a queue that is too small for what is posted",
     ),
     (
         "lose-event",
@@ -96,7 +116,8 @@ pub(crate) fn list() -> String {
         let _ = writeln!(text, "{kind}\n      {does}\n      stands for: {stands_for}");
     }
     text += "\nWith each: nth=N (the Nth occasion; the first without), every=N, p=PROBABILITY, count=N at most; peer=ADDRESS[/LEN]\n\
-             for connections and datagrams. seed=N is for all. BYTES: 64k, 1M; T: 10us, 1ms; N of rate: 25Gbit.\n";
+             for connections and datagrams. seed=N is for all. after: 64k, 1M (bytes), 100msg (messages); T: 10us, 1ms;\n\
+             rate: 25Gbit.\n";
     text
 }
 

@@ -8,12 +8,19 @@ use urnic_device::vocabulary::WcStatus;
 /// What a fault does, and where.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Kind {
-    /// A connection is reset when it has passed this many bytes.
-    Reset(u64),
-    /// A connection is closed in order when it has passed this many bytes.
-    Close(u64),
-    /// A connection passes no more bytes after this many, in either direction, and does not end.
-    Silence(u64),
+    /// A connection is reset at this position.
+    Reset(Position),
+    /// A connection is closed in order at this position.
+    Close(Position),
+    /// A connection passes nothing more after this position, in either direction, and does not end.
+    Silence(Position),
+    /// The peer of a connection ends it, behind this position, by a Terminate.
+    Terminate {
+        /// Where.
+        after: Position,
+        /// Layer, error type and error code (RFC 5040 §4.8), in 4, 4 and 8 bits.
+        code: u16,
+    },
     /// The byte at this position that a connection sends is damaged.
     Corrupt(u64),
     /// What a connection sends is late.
@@ -24,6 +31,8 @@ pub enum Kind {
     Unreachable,
     /// An attempt to connect gets no answer.
     Unanswered,
+    /// The peer rejects an attempt to connect.
+    Reject,
     /// A datagram is lost.
     Drop,
     /// A datagram arrives twice.
@@ -39,6 +48,10 @@ pub enum Kind {
     },
     /// A request completes with this status, and its queue pair is in error.
     Complete(WcStatus),
+    /// A completion is late.
+    LateCompletion(Delay),
+    /// A completion queue overflows.
+    CqOverflow,
     /// A completion event is lost.
     LoseEvent,
     /// The port is down for this time, as far as the program is told.
@@ -47,6 +60,15 @@ pub enum Kind {
     GidChange,
     /// The device stops for good.
     DeviceFatal,
+}
+
+/// A position in what a connection passes in both directions, from its beginning.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Position {
+    /// Behind this many bytes.
+    Bytes(u64),
+    /// Behind this many RDMAP messages.
+    Messages(u64),
 }
 
 /// A time, and how much it varies; and a rate.
@@ -76,16 +98,20 @@ impl Kind {
             Kind::Reset(_) => "reset",
             Kind::Close(_) => "close",
             Kind::Silence(_) => "silence",
+            Kind::Terminate { .. } => "terminate",
             Kind::Corrupt(_) => "corrupt",
             Kind::Delay(_) => "delay",
             Kind::Refuse => "refuse",
             Kind::Unreachable => "unreachable",
             Kind::Unanswered => "unanswered",
+            Kind::Reject => "reject",
             Kind::Drop => "drop",
             Kind::Duplicate => "duplicate",
             Kind::Reorder => "reorder",
             Kind::Fail { .. } => "fail",
             Kind::Complete(_) => "complete",
+            Kind::LateCompletion(_) => "late-completion",
+            Kind::CqOverflow => "cq-overflow",
             Kind::LoseEvent => "lose-event",
             Kind::PortDown(_) => "port-down",
             Kind::GidChange => "gid-change",
@@ -94,20 +120,24 @@ impl Kind {
     }
 
     /// All words.
-    pub const WORDS: [&'static str; 17] = [
+    pub const WORDS: [&'static str; 21] = [
         "reset",
         "close",
         "silence",
+        "terminate",
         "corrupt",
         "delay",
         "refuse",
         "unreachable",
         "unanswered",
+        "reject",
         "drop",
         "duplicate",
         "reorder",
         "fail",
         "complete",
+        "late-completion",
+        "cq-overflow",
         "lose-event",
         "port-down",
         "gid-change",
@@ -120,6 +150,8 @@ impl Kind {
             self,
             Kind::Fail { .. }
                 | Kind::Complete(_)
+                | Kind::LateCompletion(_)
+                | Kind::CqOverflow
                 | Kind::LoseEvent
                 | Kind::PortDown(_)
                 | Kind::GidChange
@@ -128,8 +160,18 @@ impl Kind {
     }
 }
 
+impl fmt::Display for Position {
+    /// As in a specification.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Position::Bytes(n) => write!(f, "{n}"),
+            Position::Messages(n) => write!(f, "{n}msg"),
+        }
+    }
+}
+
 /// Error numbers that calls may fail with.
-pub(crate) const ERRNOS: [(&str, i32); 10] = [
+pub(crate) const ERRNOS: [(&str, i32); 13] = [
     ("EPERM", 1),
     ("ENOENT", 2),
     ("EIO", 5),
@@ -140,6 +182,9 @@ pub(crate) const ERRNOS: [(&str, i32); 10] = [
     ("EINVAL", 22),
     ("ENOSPC", 28),
     ("EOPNOTSUPP", 95),
+    ("ENETUNREACH", 101),
+    ("ETIMEDOUT", 110),
+    ("EHOSTUNREACH", 113),
 ];
 
 impl fmt::Display for Kind {
@@ -147,10 +192,11 @@ impl fmt::Display for Kind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.word())?;
         match self {
-            Kind::Reset(at) | Kind::Close(at) | Kind::Silence(at) | Kind::Corrupt(at) => {
-                write!(f, " after={at}")
-            }
-            Kind::Delay(Delay { time, jitter, rate }) => {
+            Kind::Reset(after) | Kind::Close(after) | Kind::Silence(after) => write!(f, " after={after}"),
+            Kind::Corrupt(at) => write!(f, " after={at}"),
+            Kind::Terminate { after, code } => write!(f, " code={code:#06x} after={after}"),
+            Kind::Delay(Delay { time, jitter, rate })
+            | Kind::LateCompletion(Delay { time, jitter, rate }) => {
                 if !time.is_zero() {
                     write!(f, " time={}us", time.as_micros())?;
                 }

@@ -18,7 +18,7 @@ mod parse;
 mod plan;
 mod random;
 
-pub use kind::{Action, Kind};
+pub use kind::{Action, Kind, Position};
 pub use network::Network;
 pub use occasion::Occasion;
-pub use plan::{Plan, is_on, plan};
+pub use plan::{Plan, fails, is_on, plan};

@@ -2,20 +2,21 @@
 
 use std::fmt;
 use std::net::IpAddr;
+use std::ops::Range;
 
 /// What is about to happen.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub enum Occasion<'a> {
     /// An attempt to connect to a peer.
     Connect(IpAddr),
-    /// A connection with a peer has passed bytes: from a position to another.
+    /// A connection with a peer has passed bytes.
     Passed {
         /// The peer.
         peer: IpAddr,
-        /// The position before.
-        from: u64,
-        /// The position behind.
-        to: u64,
+        /// Their positions.
+        bytes: Range<u64>,
+        /// The numbers, from 0 on, of the messages that ended with them.
+        messages: Range<u64>,
     },
     /// A connection with a peer is about to send the bytes from a position to another of those that
     /// it sends.
@@ -31,7 +32,7 @@ pub enum Occasion<'a> {
     Send(IpAddr, usize),
     /// A datagram is about to be sent to a peer.
     Datagram(IpAddr),
-    /// A call of this name, without `ibv_`.
+    /// A call of this name, without `ibv_` or `rdma_`.
     Call(&'a str),
     /// A program polls the successful completion of a request: its operation, by the name in verbs
     /// without `IBV_WC_`, and its queue pair.

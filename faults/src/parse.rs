@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use urnic_device::vocabulary::{WcOpcode, WcStatus};
 
-use crate::kind::{Delay, ERRNOS, Kind};
+use crate::kind::{Delay, ERRNOS, Kind, Position};
 use crate::network::Network;
 
 /// One fault, as it is specified.
@@ -67,12 +67,44 @@ fn fault(part: &str) -> Result<Specified, String> {
             .ok_or_else(|| format!("{part}: {word} is not KEY=VALUE"))?;
         keys.0.push(pair);
     }
-    let after = |keys: &mut Keys<'_>| keys.take("after", bytes).map(|at| at.unwrap_or(0));
-    let kind = match kind {
-        "reset" => Kind::Reset(after(&mut keys)?),
-        "close" => Kind::Close(after(&mut keys)?),
-        "silence" => Kind::Silence(after(&mut keys)?),
-        "corrupt" => Kind::Corrupt(after(&mut keys)?),
+    let kind = read_kind(part, kind, &mut keys)?;
+    let filter = Filter {
+        peer: keys.take("peer", Network::parse)?,
+        opcode: keys.take("opcode", opcode)?,
+        qp: keys.take("qp", number)?,
+    };
+    let when = when(part, &kind, &mut keys)?;
+    let count = keys.take("count", |text| text.parse().ok())?;
+    match keys.0.first() {
+        Some((key, _)) => Err(format!("{part}: {} has no {key}", kind.word())),
+        None => Ok(Specified {
+            kind,
+            filter,
+            when,
+            count,
+        }),
+    }
+}
+
+/// The kind with this word, and its values.
+fn read_kind(part: &str, word: &str, keys: &mut Keys<'_>) -> Result<Kind, String> {
+    let after = |keys: &mut Keys<'_>| {
+        let after = keys.take("after", position)?;
+        Ok::<_, String>(after.unwrap_or(Position::Bytes(0)))
+    };
+    let kind = match word {
+        "reset" => Kind::Reset(after(keys)?),
+        "close" => Kind::Close(after(keys)?),
+        "silence" => Kind::Silence(after(keys)?),
+        "terminate" => Kind::Terminate {
+            after: after(keys)?,
+            code: keys
+                .take("code", |code| {
+                    number(code).and_then(|code| u16::try_from(code).ok())
+                })?
+                .ok_or_else(|| format!("{part}: code=NUMBER is missing"))?,
+        },
+        "corrupt" => Kind::Corrupt(keys.take("after", bytes)?.unwrap_or(0)),
         "delay" => Kind::Delay(Delay {
             time: keys.take("time", time)?.unwrap_or_default(),
             jitter: keys.take("jitter", time)?.unwrap_or_default(),
@@ -81,6 +113,7 @@ fn fault(part: &str) -> Result<Specified, String> {
         "refuse" => Kind::Refuse,
         "unreachable" => Kind::Unreachable,
         "unanswered" => Kind::Unanswered,
+        "reject" => Kind::Reject,
         "drop" => Kind::Drop,
         "duplicate" => Kind::Duplicate,
         "reorder" => Kind::Reorder,
@@ -103,6 +136,14 @@ fn fault(part: &str) -> Result<Specified, String> {
                     .ok_or_else(|| format!("{part}: status=NAME is missing"))?,
             )
         }
+        "late-completion" => Kind::LateCompletion(Delay {
+            time: keys
+                .take("time", time)?
+                .ok_or_else(|| format!("{part}: time=T is missing"))?,
+            jitter: keys.take("jitter", time)?.unwrap_or_default(),
+            rate: 0,
+        }),
+        "cq-overflow" => Kind::CqOverflow,
         "lose-event" => Kind::LoseEvent,
         "port-down" => Kind::PortDown(keys.take("for", time)?.unwrap_or(Duration::from_secs(1))),
         "gid-change" => Kind::GidChange,
@@ -114,22 +155,7 @@ fn fault(part: &str) -> Result<Specified, String> {
             ));
         }
     };
-    let filter = Filter {
-        peer: keys.take("peer", Network::parse)?,
-        opcode: keys.take("opcode", opcode)?,
-        qp: keys.take("qp", number)?,
-    };
-    let when = when(part, &kind, &mut keys)?;
-    let count = keys.take("count", |text| text.parse().ok())?;
-    match keys.0.first() {
-        Some((key, _)) => Err(format!("{part}: {} has no {key}", kind.word())),
-        None => Ok(Specified {
-            kind,
-            filter,
-            when,
-            count,
-        }),
-    }
+    Ok(kind)
 }
 
 /// When a fault of this kind strikes.
@@ -137,7 +163,7 @@ fn when(part: &str, kind: &Kind, keys: &mut Keys<'_>) -> Result<When, String> {
     let nth = keys.take("nth", |text| text.parse().ok().filter(|n| *n > 0))?;
     let every = keys.take("every", |text| text.parse().ok().filter(|n| *n > 0))?;
     let p = keys.take("p", |text| text.parse().ok().filter(|p| (0.0..=1.0).contains(p)))?;
-    let shapes = matches!(kind, Kind::Delay(_));
+    let shapes = matches!(kind, Kind::Delay(_) | Kind::LateCompletion(_));
     match (nth, every, p) {
         (Some(n), None, None) => Ok(When::Nth(n)),
         (None, Some(n), None) => Ok(When::Every(n)),
@@ -149,7 +175,7 @@ fn when(part: &str, kind: &Kind, keys: &mut Keys<'_>) -> Result<When, String> {
 }
 
 /// The verbs that may fail.
-pub(crate) const CALLS: [&str; 8] = [
+pub(crate) const CALLS: [&str; 9] = [
     "alloc_pd",
     "reg_mr",
     "create_cq",
@@ -158,6 +184,7 @@ pub(crate) const CALLS: [&str; 8] = [
     "create_srq",
     "alloc_mw",
     "resize_cq",
+    "resolve_addr",
 ];
 
 /// The name of an operation of the send queue.
@@ -210,6 +237,14 @@ fn bytes(text: &str) -> Option<u64> {
     scaled(text, &[("", 1), ("k", 1 << 10), ("m", 1 << 20), ("g", 1 << 30)])
 }
 
+/// A number of bytes, or of messages: `64k`, `100msg`.
+fn position(text: &str) -> Option<Position> {
+    match text.strip_suffix("msg") {
+        Some(messages) => messages.parse().ok().map(Position::Messages),
+        None => bytes(text).map(Position::Bytes),
+    }
+}
+
 fn time(text: &str) -> Option<Duration> {
     let units = [("ns", 1), ("us", 1_000), ("ms", 1_000_000), ("s", 1_000_000_000)];
     let time = scaled(text, &units).map(Duration::from_nanos);
@@ -244,7 +279,7 @@ mod tests {
         assert_eq!((faults.len(), seed), (2, Some(7)));
         assert_eq!(
             (&faults[0].kind, faults[0].when),
-            (&Kind::Reset(64 << 10), When::Nth(2))
+            (&Kind::Reset(Position::Bytes(64 << 10)), When::Nth(2))
         );
         assert_eq!(
             (&faults[1].kind, faults[1].when),
@@ -256,7 +291,15 @@ mod tests {
 
     #[test]
     fn values_have_units() {
-        assert_eq!(one("close after=3m").kind, Kind::Close(3 << 20));
+        let close = Kind::Close(Position::Bytes(3 << 20));
+        assert_eq!(one("close after=3m").kind, close);
+        let close = Kind::Close(Position::Messages(12));
+        assert_eq!(one("close after=12msg").kind, close);
+        let terminate = Kind::Terminate {
+            after: Position::Bytes(0),
+            code: 0x1202,
+        };
+        assert_eq!(one("terminate code=0x1202").kind, terminate);
         let delay = Delay {
             time: Duration::from_micros(10),
             jitter: Duration::from_micros(2),
@@ -290,6 +333,10 @@ mod tests {
             ("fail call=ibv_x errno=EIO", "call=ibv_x"),
             ("fail errno=EIO", "call=NAME is missing"),
             ("complete", "status=NAME is missing"),
+            ("terminate", "code=NUMBER is missing"),
+            ("terminate code=0x10000", "code=0x10000: not a value of code"),
+            ("corrupt after=3msg", "after=3msg: not a value of after"),
+            ("late-completion", "time=T is missing"),
             ("complete status=SUCCESS", "status=SUCCESS"),
             ("seed=x", "seed=x: not a number"),
         ] {
@@ -304,16 +351,21 @@ mod tests {
             "reset after=1",
             "close after=2",
             "silence after=3",
+            "silence after=7msg",
+            "terminate code=0x1202 after=9msg",
             "corrupt after=4",
             "delay time=5us jitter=1us rate=1000bit",
             "refuse",
             "unreachable",
             "unanswered",
+            "reject",
             "drop",
             "duplicate",
             "reorder",
             "fail call=reg_mr errno=EIO",
             "complete status=REM_OP_ERR",
+            "late-completion time=7us jitter=2us",
+            "cq-overflow",
             "lose-event",
             "port-down for=20ms",
             "gid-change",

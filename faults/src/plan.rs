@@ -4,7 +4,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::kind::{Action, Delay, Kind};
+use crate::kind::{Action, Delay, Kind, Position};
 use crate::occasion::Occasion;
 use crate::parse::{Specified, When, parse};
 use crate::random::{fraction, number};
@@ -46,7 +46,25 @@ pub fn plan() -> &'static Plan {
     &PLAN
 }
 
+/// The error number of Linux with which a call of this name, without `ibv_`, is to fail.
+#[inline]
+pub fn fails(call: &str) -> Option<i32> {
+    match is_on() {
+        false => None,
+        true => PLAN.fails(call),
+    }
+}
+
 impl Plan {
+    #[cold]
+    fn fails(&self, call: &str) -> Option<i32> {
+        let strikes = self.strikes(&Occasion::Call(call));
+        strikes.into_iter().find_map(|action| match action {
+            Action::Do(Kind::Fail { errno, .. }) => Some(errno),
+            _ => None,
+        })
+    }
+
     /// A plan without faults.
     pub const fn new() -> Plan {
         Plan {
@@ -156,25 +174,39 @@ impl Fault {
     fn fits(&self, occasion: &Occasion<'_>) -> bool {
         let Specified { kind, filter, .. } = &self.specified;
         let fits_kind = match (kind, occasion) {
-            (Kind::Refuse | Kind::Unreachable | Kind::Unanswered, Occasion::Connect(_))
+            (Kind::Refuse | Kind::Unreachable | Kind::Unanswered | Kind::Reject, Occasion::Connect(_))
             | (Kind::Drop | Kind::Duplicate | Kind::Reorder, Occasion::Datagram(_))
             | (Kind::Delay(_), Occasion::Send(..))
             | (Kind::LoseEvent, Occasion::Event)
             | (
-                Kind::Complete(_) | Kind::PortDown(_) | Kind::GidChange | Kind::DeviceFatal,
+                Kind::Complete(_)
+                | Kind::LateCompletion(_)
+                | Kind::CqOverflow
+                | Kind::PortDown(_)
+                | Kind::GidChange
+                | Kind::DeviceFatal,
                 Occasion::Completion(..),
             ) => true,
             (Kind::Fail { call, .. }, Occasion::Call(called)) => call == called,
-            (Kind::Corrupt(at), Occasion::Sending { from, to, .. })
-            | (Kind::Reset(at) | Kind::Close(at) | Kind::Silence(at), Occasion::Passed { from, to, .. }) => {
-                (*from..*to).contains(at)
-            }
+            (Kind::Corrupt(at), Occasion::Sending { from, to, .. }) => (*from..*to).contains(at),
+            (
+                Kind::Reset(after)
+                | Kind::Close(after)
+                | Kind::Silence(after)
+                | Kind::Terminate { after, .. },
+                Occasion::Passed { bytes, messages, .. },
+            ) => match *after {
+                Position::Bytes(at) => bytes.contains(&at),
+                // At once.
+                Position::Messages(0) => bytes.contains(&0),
+                Position::Messages(n) => messages.contains(&(n - 1)),
+            },
             _ => false,
         };
-        let fits_completion = match *occasion {
+        let fits_completion = match occasion {
             Occasion::Completion(opcode, qp) => {
-                filter.opcode.as_deref().is_none_or(|wanted| wanted == opcode)
-                    && filter.qp.is_none_or(|wanted| wanted == qp)
+                filter.opcode.as_deref().is_none_or(|wanted| wanted == *opcode)
+                    && filter.qp.is_none_or(|wanted| wanted == *qp)
             }
             _ => true,
         };
@@ -206,8 +238,12 @@ impl Fault {
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more)
             .ok()?;
         let kind = &self.specified.kind;
-        if let (Kind::Delay(delay), Occasion::Send(_, len)) = (kind, occasion) {
-            return Some(Action::Wait(delay.of(*len, random)));
+        match (kind, occasion) {
+            (Kind::Delay(delay), Occasion::Send(_, len)) => {
+                return Some(Action::Wait(delay.of(*len, random)));
+            }
+            (Kind::LateCompletion(delay), _) => return Some(Action::Wait(delay.of(0, random))),
+            _ => {}
         }
         tracing::warn!(
             "fault {}: {kind}: at {occasion}, its occasion {number_of}",
@@ -293,10 +329,32 @@ mod tests {
     #[test]
     fn a_position_is_passed_once() {
         let plan = of("reset after=100 every=1");
-        let passed = |from, to| Occasion::Passed { peer: PEER, from, to };
-        assert!(plan.strikes(&passed(0, 100)).is_empty());
-        assert_eq!(plan.strikes(&passed(100, 130)), [Action::Do(Kind::Reset(100))]);
-        assert!(plan.strikes(&passed(130, 200)).is_empty());
+        let passed = |bytes| Occasion::Passed {
+            peer: PEER,
+            bytes,
+            messages: 0..0,
+        };
+        assert!(plan.strikes(&passed(0..100)).is_empty());
+        let reset = Action::Do(Kind::Reset(Position::Bytes(100)));
+        assert_eq!(plan.strikes(&passed(100..130)), [reset]);
+        assert!(plan.strikes(&passed(130..200)).is_empty());
+    }
+
+    #[test]
+    fn messages_are_counted_by_their_ends() {
+        let plan = of("silence after=3msg every=1");
+        let passed = |bytes, messages| Occasion::Passed {
+            peer: PEER,
+            bytes,
+            messages,
+        };
+        assert!(plan.strikes(&passed(0..100, 0..0)).is_empty());
+        assert!(plan.strikes(&passed(100..200, 0..2)).is_empty());
+        let silence = Action::Do(Kind::Silence(Position::Messages(3)));
+        assert_eq!(plan.strikes(&passed(200..300, 2..5)), [silence]);
+        assert!(plan.strikes(&passed(300..400, 5..6)).is_empty());
+        let at_once = of("close after=0msg").strikes(&passed(0..20, 0..0));
+        assert_eq!(at_once, [Action::Do(Kind::Close(Position::Messages(0)))]);
     }
 
     #[test]

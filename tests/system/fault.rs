@@ -81,7 +81,8 @@ fn client_with(faults: &str, line: &str, end: End) -> Ended {
 fn takes(line: &str, faults: &str, end: End) {
     let client = client_with(faults, line, end);
     // Either end of a native connection may be the one that connects.
-    let is_of_connecting = ["refuse", "unreachable"].contains(&faults) && !line.starts_with("rping");
+    let is_of_connecting =
+        ["refuse", "unreachable", "reject"].contains(&faults) && !line.starts_with("rping");
     let least = usize::from(!is_of_connecting);
     assert!(
         (least..=1).contains(&struck(&client.output).len()),
@@ -105,7 +106,11 @@ fn pingpong_takes_each_fault_as_the_real_trouble() {
         ("close after=64k", End::Failed),
         ("silence after=64k", End::Waits),
         ("corrupt after=64k", End::Failed),
+        ("reset after=20msg", End::Failed),
+        ("terminate code=0x1202 after=20msg", End::Failed),
         ("refuse", End::Well),
+        ("reject", End::Any),
+        ("cq-overflow nth=3", End::Waits),
         ("fail call=create_qp errno=ENOMEM", End::Failed),
         ("fail call=reg_mr errno=ENOMEM", End::Failed),
         ("fail call=create_cq errno=ENOMEM", End::Failed),
@@ -130,6 +135,7 @@ fn perftest_takes_each_fault_as_the_real_trouble() {
         ("reset after=64k", End::Failed),
         ("close after=64k", End::Failed),
         ("corrupt after=64k", End::Failed),
+        ("terminate code=0x0101 after=20msg", End::Failed),
         ("refuse", End::Well),
         ("unreachable", End::Well),
         ("fail call=create_qp errno=ENOMEM", End::Failed),
@@ -156,6 +162,8 @@ fn rping_takes_each_fault_as_the_real_trouble() {
         ("close after=64k", End::Any),
         ("corrupt after=64k", End::Any),
         ("refuse", End::Failed),
+        ("reject", End::Failed),
+        ("fail call=resolve_addr errno=EHOSTUNREACH", End::Failed),
         ("fail call=create_qp errno=ENOMEM", End::Failed),
         ("fail call=reg_mr errno=ENOMEM", End::Failed),
         ("complete status=RETRY_EXC_ERR nth=3", End::Any),
@@ -163,6 +171,34 @@ fn rping_takes_each_fault_as_the_real_trouble() {
     ] {
         takes("rping -C 2000", faults, end);
     }
+}
+
+/// The program has the status, and the log the reason, that a Terminate of a peer would give.
+#[test]
+fn a_missing_receive_can_be_had_without_one() {
+    or_skip!(in_process(
+        "the connections are those of the device in the process"
+    ));
+    or_skip!(installed("ibv_rc_pingpong"));
+    let client = client_with(
+        "terminate code=0x1202 after=20msg",
+        "ibv_rc_pingpong -g 0",
+        End::Failed,
+    );
+    for said in ["RNR retry counter exceeded (13)", "vendor_err 0x12020000"] {
+        assert!(client.output.contains(said), "{client}");
+    }
+}
+
+#[test]
+fn late_completions_are_late_and_well() {
+    or_skip!(installed("ibv_rc_pingpong"));
+    let client = client_with(
+        "late-completion time=1ms",
+        "ibv_rc_pingpong -g 0 -n 200",
+        End::Well,
+    );
+    assert!(microseconds(&client) >= 1000.0, "{client}");
 }
 
 #[test]
@@ -190,6 +226,14 @@ fn a_port_that_is_down_is_up_again() {
     assert_eq!(lines, ["port error, state 1", "port active, state 4"], "{said}");
 }
 
+/// The time of an iteration that a ping-pong printed.
+fn microseconds(ended: &Ended) -> f64 {
+    assert!(ended.ok(), "{ended}");
+    let line = ended.output.lines().find(|line| line.contains("usec/iter"));
+    let words: Vec<&str> = line.expect("a time").split(' ').collect();
+    words[words.len() - 2].parse().expect("a number")
+}
+
 #[test]
 fn a_slow_connection_is_slow_and_well() {
     or_skip!(in_process(
@@ -201,14 +245,8 @@ fn a_slow_connection_is_slow_and_well() {
         "ibv_rc_pingpong -g 0 -n 200",
         End::Well,
     );
-    let usec = |ended: &Ended| -> f64 {
-        assert!(ended.ok(), "{ended}");
-        let line = ended.output.lines().find(|line| line.contains("usec/iter"));
-        let words: Vec<&str> = line.expect("a time").split(' ').collect();
-        words[words.len() - 2].parse().expect("a number")
-    };
     // Each iteration sends once from here, which takes 0.9 ms at least.
-    assert!(usec(&slow) >= 900.0, "{slow}");
+    assert!(microseconds(&slow) >= 900.0, "{slow}");
 }
 
 #[test]

@@ -155,6 +155,12 @@ pub const fn header_len(control: u8) -> usize {
     }
 }
 
+/// Whether the message ends with the segment that begins with this control byte.
+#[inline]
+pub const fn is_last(control: u8) -> bool {
+    control & control::LAST != 0
+}
+
 /// A header of either kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Header {
@@ -178,7 +184,7 @@ impl Header {
         };
         let tagged = first & control::TAGGED != 0;
         let version = first & control::VERSION;
-        let last = first & control::LAST != 0;
+        let last = is_last(first);
         let truncated = Error::Truncated {
             needed: header_len(first),
             have: ulpdu.len(),

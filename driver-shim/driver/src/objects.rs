@@ -179,10 +179,12 @@ impl Contexts {
 }
 
 /// What a plan of faults lets happen.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(crate) enum Planned {
     /// This queue pair fails.
     Error(u32),
+    /// This completion queue overflows, and with it these queue pairs fail.
+    CqOverflow(u32, Vec<u32>),
     /// The port is down for this time.
     PortDown(Duration),
     /// The addresses of the port seem to change.

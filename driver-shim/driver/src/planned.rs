@@ -17,6 +17,12 @@ impl Driver {
         self.plan(Planned::Error(qid));
     }
 
+    /// Reports that a completion queue overflowed, soon, and moves its queue pairs to the error
+    /// state; all by their device numbers.
+    pub fn overflow_later(&self, cq: u32, pairs: Vec<u32>) {
+        self.plan(Planned::CqOverflow(cq, pairs));
+    }
+
     /// Reports a change of the port's addresses soon.
     pub fn change_gids_later(&self) {
         self.plan(Planned::GidChange);
@@ -46,15 +52,12 @@ impl Driver {
     pub(crate) fn carry_out_plan(&self) -> Option<Duration> {
         for planned in std::mem::take(&mut *lock(&self.planned)) {
             match planned {
-                Planned::Error(qid) => {
-                    let error = QpAttr {
-                        state: QpState::Err as u32,
-                        ..QpAttr::default()
-                    };
-                    if let Some(qp) = self.qp(qid)
-                        && let Err(errno) = qp.modify(&error, QpMask::STATE)
-                    {
-                        tracing::debug!("{qp:?}: cannot fail by the plan: {errno}");
+                Planned::Error(qid) => self.fail_by_plan(qid),
+                Planned::CqOverflow(cq, pairs) => {
+                    self.cqs.deliver(cq, AsyncEvent::CqErr);
+                    for qid in pairs {
+                        self.fail_by_plan(qid);
+                        self.qps.deliver(qid, AsyncEvent::QpFatal);
                     }
                 }
                 Planned::PortDown(time) => {
@@ -71,6 +74,18 @@ impl Driver {
             return None;
         }
         up_at
+    }
+
+    fn fail_by_plan(&self, qid: u32) {
+        let error = QpAttr {
+            state: QpState::Err as u32,
+            ..QpAttr::default()
+        };
+        if let Some(qp) = self.qp(qid)
+            && let Err(errno) = qp.modify(&error, QpMask::STATE)
+        {
+            tracing::debug!("{qp:?}: cannot fail by the plan: {errno}");
+        }
     }
 }
 

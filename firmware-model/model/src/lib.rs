@@ -12,6 +12,7 @@ pub mod counters;
 mod datagram;
 mod device;
 mod faulty;
+mod frames;
 #[cfg(fuzzing)]
 pub mod fuzzing;
 mod handshakes;

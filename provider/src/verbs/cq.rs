@@ -65,6 +65,10 @@ pub(super) struct Completions {
     pub(super) current: Cqe,
     /// Index behind the newest completion at the time of the newest event.
     announced: u32,
+    /// The number of the queue in the device.
+    id: u32,
+    /// A plan of faults lets it show nothing any more.
+    overflowed_by_plan: bool,
 }
 
 /// Multiplicative hashing: qids are small numbers that this device chooses.
@@ -113,12 +117,20 @@ impl Completions {
     pub(super) fn take(&mut self) -> Option<(Cqe, u64)> {
         loop {
             let mut cqe = self.ring.front()?;
+            if self.overflowed_by_plan {
+                return None;
+            }
             self.ring.advance();
             let Some(ledger) = self.members.get(&cqe.qid.get()) else {
                 continue;
             };
             if urnic_faults::is_on() {
-                contained(|| faulted::completion(&self.driver, &mut cqe, ledger));
+                let mut queue = faulted::Queue::Well;
+                contained(|| queue = faulted::completion(&self.driver, &mut cqe, ledger));
+                if queue == faulted::Queue::Overflowed {
+                    self.overflow_by_plan();
+                    return None;
+                }
             }
             let wr_id = if is_receive(&cqe) {
                 ledger.settle_receive();
@@ -134,6 +146,13 @@ impl Completions {
             }
             return Some((cqe, wr_id));
         }
+    }
+
+    #[cold]
+    fn overflow_by_plan(&mut self) {
+        self.overflowed_by_plan = true;
+        let pairs = self.members.keys().copied().collect();
+        self.driver.overflow_later(self.id, pairs);
     }
 }
 
@@ -198,14 +217,16 @@ impl Cq {
                 abi: SharedWithC::new(abi),
                 created_in: CreationProcess::current(),
                 reports_missed: context.driver.identity().is_roce(),
-                device,
                 completions: Lock::new(Completions {
                     ring,
                     driver: context.driver.clone(),
                     members: HashMap::default(),
                     current: Cqe::default(),
                     announced: 0,
+                    id: device.id,
+                    overflowed_by_plan: false,
                 }),
+                device,
                 channel,
                 async_channel: context.async_channel.clone(),
                 reported: Reported::default(),

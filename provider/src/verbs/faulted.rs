@@ -1,6 +1,8 @@
 //! Faults on demand ([`urnic_faults`]) of calls, completions and events. The callers ask
 //! [`urnic_faults::is_on`] first, so that without a plan nothing of this is reached.
 
+use std::time::{Duration, Instant};
+
 use rustix::io::Errno;
 use urnic_device::cqe::Cqe;
 use urnic_device::vocabulary::{WcOpcode, WcStatus};
@@ -10,38 +12,41 @@ use urnic_faults::{Action, Kind, Occasion, plan};
 use super::completion_ring::is_receive;
 use super::ledger::Ledger;
 
+/// A longer wait leaves the processor to others.
+const LONGEST_SPIN: Duration = Duration::from_micros(200);
+
 /// Fails a call if the plan says so.
 ///
 /// # Errors
 /// The error number of the plan.
 #[inline]
 pub(super) fn call(name: &str) -> Result<(), Errno> {
-    match urnic_faults::is_on() {
-        false => Ok(()),
-        true => planned(name),
+    match urnic_faults::fails(name) {
+        None => Ok(()),
+        Some(errno) => Err(Errno::from_raw_os_error(errno)),
     }
 }
 
-#[cold]
-fn planned(name: &str) -> Result<(), Errno> {
-    let strikes = plan().strikes(&Occasion::Call(name));
-    let errno = strikes.into_iter().find_map(|action| match action {
-        Action::Do(Kind::Fail { errno, .. }) => Some(Errno::from_raw_os_error(errno)),
-        _ => None,
-    });
-    errno.map_or(Ok(()), Err)
+/// Whether a completion queue goes on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Queue {
+    /// It does.
+    Well,
+    /// It has overflowed, and shows nothing any more.
+    Overflowed,
 }
 
 /// Changes the completion of a send as the plan says. Requests behind one that fails by the plan
 /// are flushed, also those that the device had processed.
 #[cold]
-pub(super) fn completion(driver: &Driver, cqe: &mut Cqe, ledger: &Ledger) {
+pub(super) fn completion(driver: &Driver, cqe: &mut Cqe, ledger: &Ledger) -> Queue {
+    let mut queue = Queue::Well;
     if is_receive(cqe) || cqe.status != WcStatus::Success as u8 {
-        return;
+        return queue;
     }
     if ledger.is_failed_by_plan() {
         cqe.status = WcStatus::WrFlushErr as u8;
-        return;
+        return queue;
     }
     let opcode = WcOpcode::from_raw(cqe.opcode).map_or("", WcOpcode::verbs_name);
     for action in plan().strikes(&Occasion::Completion(opcode, cqe.label.get())) {
@@ -51,11 +56,25 @@ pub(super) fn completion(driver: &Driver, cqe: &mut Cqe, ledger: &Ledger) {
                 ledger.fail_by_plan();
                 driver.fail_later(cqe.qid.get());
             }
+            Action::Do(Kind::CqOverflow) => queue = Queue::Overflowed,
+            Action::Wait(time) => wait(time),
             Action::Do(Kind::PortDown(time)) => driver.take_port_down(time),
             Action::Do(Kind::GidChange) => driver.change_gids_later(),
             Action::Do(Kind::DeviceFatal) => driver.stop(),
             _ => {}
         }
+    }
+    queue
+}
+
+/// Waits at least so long, on the processor: the kernel's timers are late by more than most delays.
+fn wait(time: Duration) {
+    let until = Instant::now() + time;
+    if time > LONGEST_SPIN {
+        std::thread::sleep(time);
+    }
+    while Instant::now() < until {
+        std::hint::spin_loop();
     }
 }
 

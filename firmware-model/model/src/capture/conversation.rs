@@ -4,8 +4,8 @@
 //! loss and reordering: the handshake, each byte once, acknowledgements where an analyser would
 //! need them, and how the connection ended.
 
-use super::frames::Cutter;
 use super::packet::{ACK, FIN, MAX_PAYLOAD, PSH, RST, SYN, Segment};
+use crate::frames::Cutter;
 use std::net::SocketAddr;
 
 /// The addresses of the initiator and the responder.
@@ -135,6 +135,8 @@ impl Conversation {
         pending.extend(new);
         let mut rest = &pending[..];
         loop {
+            // A packet holds one frame, or as much of it as fits: Wireshark's dissector (4.0 to
+            // 4.4) loses a stream in which a segment ends an FPDU and has a few bytes of the next.
             let cutter = &mut self.directions[from as usize].cutter;
             let Some((frame, later)) = cutter
                 .frame_len(rest, marked)
@@ -143,7 +145,7 @@ impl Conversation {
             else {
                 break;
             };
-            cutter.pass(frame);
+            cutter.pass(frame, frame.len());
             self.frame(from, frame, write);
             rest = later;
         }

@@ -7,7 +7,6 @@
 
 mod conversation;
 mod datagrams;
-mod frames;
 pub(crate) mod own_peer;
 mod packet;
 mod pcapng;

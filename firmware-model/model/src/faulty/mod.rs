@@ -2,6 +2,8 @@
 //! ([`urnic_faults`]) what fails, and let it happen. The device above knows nothing of it.
 
 mod datagrams;
+mod last_words;
+mod messages;
 mod stream;
 #[cfg(test)]
 mod tests;
@@ -13,7 +15,7 @@ use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use stream::FaultyStream;
+use stream::{Condition, FaultyStream};
 use urnic_faults::{Action, Kind, Occasion, Plan};
 
 /// A network, and what goes wrong there.
@@ -52,8 +54,14 @@ impl Network for Faulty {
             return Err(Errno::NETUNREACH);
         }
         let stream = self.network.connect(remote, local, traffic_class)?;
-        let unanswered = strikes_with(Kind::Unanswered);
-        Ok(Box::new(FaultyStream::new(stream, self.plan, unanswered)))
+        let condition = if strikes_with(Kind::Unanswered) {
+            Condition::Unanswered
+        } else if strikes_with(Kind::Reject) {
+            Condition::Rejecting
+        } else {
+            Condition::Well
+        };
+        Ok(Box::new(FaultyStream::new(stream, self.plan, condition)))
     }
 
     fn listen(
@@ -83,7 +91,8 @@ impl Listener for FaultyListener {
     fn accept(&mut self) -> Result<Option<Box<dyn Stream>>, Errno> {
         let accepted = self.listener.accept()?;
         Ok(accepted
-            .map(|stream| -> Box<dyn Stream> { Box::new(FaultyStream::new(stream, self.plan, false)) }))
+            .map(|stream| FaultyStream::new(stream, self.plan, Condition::Well))
+            .map(|stream| -> Box<dyn Stream> { Box::new(stream) }))
     }
 
     fn local(&self) -> SocketAddr {

@@ -1,5 +1,7 @@
 //! A connection where things go wrong.
 
+use super::last_words::LastWords;
+use super::messages::Follower;
 use crate::host::{Piece, PieceMut};
 use crate::stream::{Stream, StreamError};
 use rustix::fd::BorrowedFd;
@@ -25,14 +27,28 @@ pub(super) struct FaultyStream {
     /// The position among the bytes sent up to which damage was decided, and what is damaged.
     decided: u64,
     damaged: Option<u64>,
+    /// The frames that are sent, and received.
+    sends: Follower,
+    receives: Follower,
+    /// The error of the Terminate that comes when a frame of the peer has ended.
+    terminates: Option<u16>,
+    /// In the condition `Rejecting`: what was sent.
+    request: Vec<u8>,
+    /// In the condition `Ended`: what is received.
+    last_words: Option<LastWords>,
     condition: Condition,
 }
 
+/// How a connection is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Condition {
+pub(super) enum Condition {
     Well,
     /// It is never established.
     Unanswered,
+    /// The peer waits for the Request, to reject it.
+    Rejecting,
+    /// The peer said its last words, and closed.
+    Ended,
     /// It passes nothing more, and does not end.
     Silent,
     /// It was reset.
@@ -42,7 +58,7 @@ enum Condition {
 }
 
 impl FaultyStream {
-    pub(super) fn new(stream: Box<dyn Stream>, plan: &'static Plan, unanswered: bool) -> FaultyStream {
+    pub(super) fn new(stream: Box<dyn Stream>, plan: &'static Plan, condition: Condition) -> FaultyStream {
         FaultyStream {
             stream,
             plan,
@@ -50,19 +66,22 @@ impl FaultyStream {
             passed: 0,
             decided: 0,
             damaged: None,
-            condition: match unanswered {
-                true => Condition::Unanswered,
-                false => Condition::Well,
-            },
+            sends: Follower::new(),
+            receives: Follower::new(),
+            terminates: None,
+            request: Vec::new(),
+            last_words: None,
+            condition,
         }
     }
 
     /// What a connection in this condition answers to an attempt to send; `None`: it sends.
-    fn refuses_to_send(&self, len: usize) -> Option<Result<usize, StreamError>> {
+    fn refuses_to_send(&mut self, pieces: &[Piece<'_>], len: usize) -> Option<Result<usize, StreamError>> {
         match self.condition {
             Condition::Well => None,
             // As a kernel does while nobody acknowledges.
-            Condition::Silent | Condition::Unanswered => Some(Ok(len)),
+            Condition::Silent | Condition::Unanswered | Condition::Ended => Some(Ok(len)),
+            Condition::Rejecting => Some(self.reject(pieces).map(|()| len)),
             Condition::Reset => Some(Err(StreamError::Closed(Errno::CONNRESET))),
             Condition::Closed => Some(Err(StreamError::Closed(Errno::PIPE))),
         }
@@ -72,6 +91,11 @@ impl FaultyStream {
     fn refuses_to_receive(&mut self) -> Option<Result<usize, StreamError>> {
         match self.condition {
             Condition::Well => None,
+            Condition::Rejecting => Some(Err(StreamError::WouldBlock)),
+            Condition::Ended => match &self.last_words {
+                Some(words) if !words.is_over() => None,
+                _ => Some(Ok(0)),
+            },
             Condition::Silent | Condition::Unanswered => {
                 // What arrives is lost. A peer that sends without end must not keep the thread.
                 let mut lost = [0; 4096];
@@ -123,15 +147,62 @@ impl FaultyStream {
         (self.sent..end).contains(&at).then(|| (at - self.sent) as usize)
     }
 
-    /// Bytes have passed.
-    fn pass(&mut self, len: usize) {
+    /// The Request, or a part of it, is sent to a peer that rejects it.
+    fn reject(&mut self, pieces: &[Piece<'_>]) -> Result<(), StreamError> {
+        for piece in pieces {
+            piece
+                .append_to(&mut self.request)
+                .map_err(|_| StreamError::Fault)?;
+        }
+        let words = LastWords::rejection(&self.request).map_err(StreamError::Closed)?;
+        if let Some(words) = words {
+            self.end(Ok(words));
+        }
+        Ok(())
+    }
+
+    /// The peer seems to say this, and to close. The real one sees an orderly end.
+    fn end(&mut self, words: Result<LastWords, Errno>) {
+        self.stream.finish();
+        self.condition = Condition::Ended;
+        self.last_words = words.ok();
+    }
+
+    /// A Terminate that is due comes if a frame of the peer has ended.
+    fn terminate_if_due(&mut self) {
+        if let (Some(code), Some(offset)) = (self.terminates, self.receives.fpdu_begins()) {
+            self.terminates = None;
+            let marked = self.sends.requests_markers();
+            self.end(LastWords::terminate(code, offset, marked));
+        }
+    }
+
+    /// Receives what is there; not behind the end of a frame, if a Terminate waits for that.
+    fn receive_real(&mut self, into: &mut [PieceMut<'_>]) -> Result<usize, StreamError> {
+        if self.terminates.is_none() {
+            return self.stream.receive(into);
+        }
+        let most = self.receives.in_frame();
+        match into.iter_mut().find(|piece| !piece.is_empty()) {
+            Some(piece) => self.stream.receive(&mut [piece.first(most)]),
+            None => Ok(0),
+        }
+    }
+
+    /// Messages that have passed in either direction.
+    fn messages(&self) -> u64 {
+        self.sends.messages() + self.receives.messages()
+    }
+
+    /// Bytes have passed; there were so many messages before.
+    fn pass(&mut self, len: usize, messages_before: u64) {
         if len == 0 {
             return;
         }
         let occasion = Occasion::Passed {
             peer: self.stream.remote().ip(),
-            from: self.passed,
-            to: self.passed + len as u64,
+            bytes: self.passed..self.passed + len as u64,
+            messages: messages_before..self.messages(),
         };
         self.passed += len as u64;
         for action in self.plan.strikes(&occasion) {
@@ -145,29 +216,35 @@ impl FaultyStream {
                     self.condition = Condition::Closed;
                 }
                 Action::Do(Kind::Silence(_)) => self.condition = Condition::Silent,
+                Action::Do(Kind::Terminate { code, .. }) => self.terminates = Some(code),
                 _ => {}
             }
         }
+        if self.condition == Condition::Well {
+            self.terminate_if_due();
+        }
     }
 
-    fn note_sent(&mut self, taken: Result<usize, StreamError>) -> Result<usize, StreamError> {
-        let taken = taken?;
+    fn note_sent(&mut self, pieces: &[Piece<'_>], taken: usize) -> usize {
         self.sent += taken as u64;
-        self.pass(taken);
-        Ok(taken)
+        let before = self.messages();
+        let marked = self.receives.requests_markers();
+        self.sends.pass(pieces.iter().copied(), taken, marked);
+        self.pass(taken, before);
+        taken
     }
 }
 
 impl Stream for FaultyStream {
     fn send(&mut self, pieces: &[Piece<'_>]) -> Result<usize, StreamError> {
         let len = pieces.iter().map(Piece::len).sum();
-        if let Some(refusal) = self.refuses_to_send(len) {
+        if let Some(refusal) = self.refuses_to_send(pieces, len) {
             return refusal;
         }
         self.wait(len);
         let Some(at) = self.damage(len) else {
-            let taken = self.stream.send(pieces);
-            return self.note_sent(taken);
+            let taken = self.stream.send(pieces)?;
+            return Ok(self.note_sent(pieces, taken));
         };
         let mut bytes = Vec::with_capacity(len);
         for piece in pieces {
@@ -176,21 +253,29 @@ impl Stream for FaultyStream {
         if let Some(byte) = bytes.get_mut(at) {
             *byte ^= 1;
         }
-        let taken = self.stream.send_bytes(&bytes);
-        self.note_sent(taken)
+        let taken = self.stream.send_bytes(&bytes)?;
+        Ok(self.note_sent(&[Piece::of(&bytes)], taken))
     }
 
     fn receive(&mut self, into: &mut [PieceMut<'_>]) -> Result<usize, StreamError> {
         if let Some(refusal) = self.refuses_to_receive() {
             return refusal;
         }
-        let n = self.stream.receive(into)?;
-        self.pass(n);
+        if let Some(words) = &mut self.last_words {
+            return words.receive(into);
+        }
+        let n = self.receive_real(into)?;
+        let before = self.messages();
+        let marked = self.sends.requests_markers();
+        let pieces = into.iter().map(|piece| piece.filled(piece.len()));
+        self.receives.pass(pieces, n, marked);
+        self.pass(n, before);
         Ok(n)
     }
 
     fn peek(&mut self) -> Result<bool, StreamError> {
         match self.refuses_to_receive() {
+            None if self.last_words.is_some() => Ok(true),
             None => self.stream.peek(),
             Some(Ok(_)) => Ok(false),
             Some(Err(error)) => Err(error),
@@ -232,6 +317,7 @@ impl Stream for FaultyStream {
         match self.condition {
             // What was taken since is never acknowledged.
             Condition::Silent | Condition::Unanswered => 1,
+            Condition::Ended | Condition::Rejecting => 0,
             _ => self.stream.unacknowledged(),
         }
     }

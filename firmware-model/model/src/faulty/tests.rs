@@ -8,6 +8,9 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use urnic_faults::Plan;
+use urnic_wire::mpa::fpdu::{self, CrcMode};
+use urnic_wire::mpa::startup::{FrameKind, StartupFrame};
+use urnic_wire::rdmap::{Body, Segment};
 
 /// The plans of all tests: a network has its plan for ever, as a process has.
 static PLANS: Mutex<Vec<&'static Plan>> = Mutex::new(Vec::new());
@@ -92,4 +95,74 @@ fn an_attempt_to_connect_fails_as_specified() {
     assert_eq!(here.established(), Ok(false));
     let [mut here, _there] = connection("refuse nth=2").unwrap();
     assert_eq!(here.established(), Ok(true));
+}
+
+const REQUEST: &[u8] = b"MPA ID Req Frame\x50\x02\x00\x06\x80\x01\x40\x01hi";
+const REPLY: &[u8] = b"MPA ID Rep Frame\x40\x01\x00\x00";
+
+/// An FPDU whose message ends with it, or goes on.
+fn message(last: bool) -> Vec<u8> {
+    let mut buffer = [0; 64];
+    let ulpdu = [if last { 0xc1 } else { 0x81 }; 30];
+    let len = fpdu::emit(&ulpdu, CrcMode::On, &mut buffer);
+    buffer[..len].to_vec()
+}
+
+#[test]
+fn a_connection_is_rejected_by_what_it_takes_for_the_peer() {
+    let [mut here, mut there] = connection("reject").unwrap();
+    assert_eq!(send(&mut *here, &REQUEST[..9]), Ok(9));
+    assert_eq!(receive(&mut *here), Err(StreamError::WouldBlock));
+    assert_eq!(send(&mut *here, &REQUEST[9..]), Ok(REQUEST.len() - 9));
+    assert_eq!(here.peek(), Ok(true));
+    let said = receive(&mut *here).unwrap();
+    let (reply, rest) = StartupFrame::parse(&said).unwrap();
+    assert!(reply.kind == FrameKind::Reply && reply.flags.reject && rest.is_empty());
+    assert_eq!((reply.revision, reply.word.is_some()), (2, true));
+    assert_eq!(receive(&mut *here).unwrap(), b"");
+    // The peer sees a connection on which nothing is sent.
+    assert_eq!(receive(&mut *there).unwrap(), b"");
+}
+
+#[test]
+fn messages_of_both_directions_count() {
+    let [mut here, mut there] = connection("reset after=2msg").unwrap();
+    send(&mut *here, REQUEST).unwrap();
+    send(&mut *there, REPLY).unwrap();
+    receive(&mut *here).unwrap();
+    send(&mut *here, &message(false)).unwrap();
+    send(&mut *here, &message(true)).unwrap();
+    assert_eq!(here.peek(), Err(StreamError::WouldBlock));
+    send(&mut *there, &message(true)).unwrap();
+    receive(&mut *here).unwrap();
+    assert_eq!(
+        send(&mut *here, &message(true)),
+        Err(StreamError::Closed(Errno::CONNRESET))
+    );
+}
+
+/// It comes behind a whole frame, wherever the stream is cut.
+#[test]
+fn a_terminate_comes_when_a_frame_has_ended() {
+    let [mut here, mut there] = connection("terminate code=0x1202 after=1msg").unwrap();
+    send(&mut *here, REQUEST).unwrap();
+    let frame = message(false);
+    send(&mut *there, &[REPLY, &frame[..10]].concat()).unwrap();
+    assert_eq!(receive(&mut *here).unwrap().len(), REPLY.len() + 10);
+    send(&mut *here, &message(true)).unwrap();
+    send(&mut *there, &[&frame[10..], &message(true)].concat()).unwrap();
+    let mut rest = Vec::new();
+    while rest.len() < frame.len() - 10 {
+        rest.extend(receive(&mut *here).unwrap());
+    }
+    assert_eq!(rest, frame[10..]);
+    let said = receive(&mut *here).unwrap();
+    let (ulpdu, rest) = fpdu::parse(&said, CrcMode::On).unwrap();
+    let Body::Terminate(terminate) = Segment::parse(ulpdu).unwrap().body else {
+        panic!("{said:?}")
+    };
+    assert_eq!((terminate.layer, terminate.etype, terminate.code), (1, 2, 2));
+    assert_eq!((rest, receive(&mut *here).unwrap()), (&b""[..], vec![]));
+    // What is sent behind it nobody receives.
+    assert!(send(&mut *here, &message(true)).is_ok());
 }

@@ -19,7 +19,7 @@ static LIMIT: LogLimit = LogLimit::new("refused requests");
 /// The queue pair and its connection.
 fn subject(qp: &Identity, stream: &dyn Stream) -> String {
     match stream.remote().port() {
-        0 => format!("qp {:#x} (its own peer)", qp.label),
+        0 => format!("qp {:#x} (no connection)", qp.label),
         _ => format!("qp {:#x} ({} to {})", qp.label, stream.local(), stream.remote()),
     }
 }

@@ -1,8 +1,7 @@
 //! The ends of MPA's frames in one direction of a stream.
 //!
-//! A packet of the capture holds one frame, or as much of it as fits. TCP may cut anywhere, and a
-//! reader's socket may, too; but Wireshark's dissector (4.0 to 4.4) loses a stream in which a
-//! segment ends an FPDU and has a few bytes of the next.
+//! Captures and faults look at a stream from outside, where TCP may cut anywhere, and a reader's
+//! socket may, too.
 
 use urnic_wire::mpa::{fpdu, marker, startup};
 
@@ -28,16 +27,16 @@ enum Phase {
 
 /// Cuts one direction.
 #[derive(Debug)]
-pub(super) struct Cutter {
+pub(crate) struct Cutter {
     phase: Phase,
     /// Bytes of FPDUs and markers before the front.
     offset: u64,
     /// This side requested markers in the data that it receives.
-    pub(super) requests_markers: bool,
+    pub(crate) requests_markers: bool,
 }
 
 impl Cutter {
-    pub(super) fn new() -> Cutter {
+    pub(crate) fn new() -> Cutter {
         Cutter {
             phase: Phase::StartUp,
             offset: 0,
@@ -47,7 +46,7 @@ impl Cutter {
 
     /// Length of the frame at the front of `bytes`, which may be longer than `bytes`; `None` if
     /// `bytes` are too few to determine it. `marked`: the other side requested markers.
-    pub(super) fn frame_len(&mut self, bytes: &[u8], marked: bool) -> Option<usize> {
+    pub(crate) fn frame_len(&mut self, bytes: &[u8], marked: bool) -> Option<usize> {
         loop {
             return match self.phase {
                 Phase::StartUp => {
@@ -72,15 +71,31 @@ impl Cutter {
         }
     }
 
-    /// Passes over `frame`, whose length was returned before.
-    pub(super) fn pass(&mut self, frame: &[u8]) {
+    /// The FPDU at the front of `bytes`, whose length is known, without a marker in front of it;
+    /// `None`: what comes next is no FPDU.
+    pub(crate) fn fpdu<'b>(&self, bytes: &'b [u8], marked: bool) -> Option<&'b [u8]> {
+        match self.phase {
+            Phase::FullOperation if marked && marker::distance(self.offset) == 0 => bytes.get(marker::LEN..),
+            Phase::FullOperation => Some(bytes),
+            _ => None,
+        }
+    }
+
+    /// Position of the front, if it is in FPDUs: bytes of FPDUs and markers before it.
+    pub(crate) fn fpdu_offset(&self) -> Option<u64> {
+        matches!(self.phase, Phase::Started | Phase::FullOperation).then_some(self.offset)
+    }
+
+    /// Passes over the frame at the front, whose length was returned before; `front`: its bytes, or
+    /// at least the header of a start-up frame.
+    pub(crate) fn pass(&mut self, front: &[u8], len: usize) {
         match self.phase {
             Phase::StartUp => {
-                self.requests_markers = frame.get(16).is_some_and(|flags| flags & WANTS_MARKERS != 0);
+                self.requests_markers = front.get(16).is_some_and(|flags| flags & WANTS_MARKERS != 0);
                 self.phase = Phase::Started;
             }
             Phase::Started => self.phase = Phase::FullOperation,
-            Phase::FullOperation => self.offset += frame.len() as u64,
+            Phase::FullOperation => self.offset += len as u64,
             Phase::Unknown => {}
         }
     }
@@ -113,7 +128,7 @@ mod tests {
                 .frame_len(&pending, marked)
                 .filter(|len| *len <= pending.len())
             {
-                cutter.pass(&pending[..len]);
+                cutter.pass(&pending[..len], len);
                 found.push(len);
                 pending.drain(..len);
             }
