@@ -113,6 +113,7 @@ install: ## install urnic, liburnic.so, urnic-nfs if built, and the documentatio
 	install -D -m 755 $(TARGET)/release/liburnic.so $(LIBDIR)/liburnic.so
 	for abi in $(PROVIDER_ABIS); do ln -sf liburnic.so $(LIBDIR)/liburnic-rdmav$$abi.so || exit 1; done
 	install -D -m 644 docs/urnic.1 $(DESTDIR)$(PREFIX)/share/man/man1/urnic.1
+	$(TARGET)/release/urnic man --into $(DESTDIR)$(PREFIX)/share/man/man1
 	test ! -e $(TARGET)/release/urnic-nfs || install -D -m 755 $(TARGET)/release/urnic-nfs $(DESTDIR)$(PREFIX)/bin/urnic-nfs
 	test ! -e $(TARGET)/release/urnic-nfs || install -D -m 644 docs/urnic-nfs.1 $(DESTDIR)$(PREFIX)/share/man/man1/urnic-nfs.1
 	install -d $(dir $(COMPLETIONS))
@@ -125,6 +126,6 @@ install: ## install urnic, liburnic.so, urnic-nfs if built, and the documentatio
 
 uninstall: ## remove the installed files
 	rm -f $(DESTDIR)$(PREFIX)/bin/urnic $(DESTDIR)$(PREFIX)/share/man/man1/urnic.1
-	rm -f $(DESTDIR)$(PREFIX)/bin/urnic-nfs $(DESTDIR)$(PREFIX)/share/man/man1/urnic-nfs.1
+	rm -f $(DESTDIR)$(PREFIX)/share/man/man1/urnic-*.1 $(DESTDIR)$(PREFIX)/bin/urnic-nfs
 	rm -f $(COMPLETIONS)
 	rm -rf $(LIBDIR) $(DOCDIR) $(SUPPDIR)

@@ -13,6 +13,7 @@ mod fault;
 mod hosts;
 mod info;
 mod inherited;
+mod manual;
 mod options;
 mod program;
 mod serve;
@@ -24,6 +25,7 @@ mod verbs;
 
 use std::ffi::OsString;
 use std::fmt::Write as _;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
@@ -170,6 +172,15 @@ enum Command {
         #[arg(value_enum)]
         shell: clap_complete::Shell,
     },
+    /// Print the manual page of a command: urnic man run | man -l -
+    Man {
+        /// The command
+        #[arg(required_unless_present = "into", value_name = "COMMAND")]
+        of: Option<String>,
+        /// Write the pages of all commands into this folder instead, as urnic-COMMAND.1
+        #[arg(long, value_name = "FOLDER", conflicts_with = "of")]
+        into: Option<PathBuf>,
+    },
     /// Explain statuses of completions, vendor_err, and error numbers
     Explain {
         /// A status (10, REM_ACCESS_ERR), a vendor_err (0x1100c000), or an error number (EINVAL)
@@ -266,6 +277,12 @@ fn main() -> ExitCode {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "urnic", &mut script);
             print(&String::from_utf8_lossy(&script))
+        }
+        Command::Man { into: Some(folder), .. } => {
+            manual::write(Cli::command(), &folder).map(|()| ExitCode::SUCCESS)
+        }
+        Command::Man { of, .. } => {
+            manual::page(Cli::command(), &of.unwrap_or_default()).and_then(|text| print(&text))
         }
         Command::Fault { list: true, .. } => print(&fault::list()),
         Command::Fault { pid, faults, .. } => {

@@ -125,3 +125,30 @@ fn the_manual_page_has_no_mistakes() {
         .success();
     assert_eq!(text, "");
 }
+
+#[test]
+fn each_command_has_a_manual_page() {
+    let groff = or_skip!(installed("groff"));
+    let folder = Folder::new("man");
+    let urnic = |line: &str| Program::plain(urnic()).line(line);
+    urnic("man --into").arg(folder.path()).run().success();
+    let pages = files(folder.path());
+    for page in &pages {
+        // Long words, as STATUS|VENDOR_ERR|ERRNO, do not fill a line.
+        let text = Program::plain(&groff)
+            .line("-man -Kutf8 -Tutf8 -ww -Wbreak -z")
+            .arg(page)
+            .run()
+            .success();
+        assert_eq!(text, "", "{}", page.display());
+    }
+    let names: Vec<_> = pages.iter().filter_map(|page| page.file_stem()).collect();
+    for command in ["run", "hosts", "top", "trace", "trace-join"] {
+        let name = format!("urnic-{command}");
+        assert!(names.iter().any(|page| *page == name.as_str()), "{names:?}");
+        let page = urnic(&format!("man {command}")).run().success();
+        assert!(page.contains(&name.replace('-', "\\-")), "{page}");
+    }
+    let wrong = urnic("man nothing").run().failure();
+    assert!(wrong.contains("nothing is no command; there are run, "), "{wrong}");
+}
