@@ -278,9 +278,9 @@ fn main() -> ExitCode {
             clap_complete::generate(shell, &mut Cli::command(), "urnic", &mut script);
             print(&String::from_utf8_lossy(&script))
         }
-        Command::Man { into: Some(folder), .. } => {
-            manual::write(Cli::command(), &folder).map(|()| ExitCode::SUCCESS)
-        }
+        Command::Man {
+            into: Some(folder), ..
+        } => manual::write(Cli::command(), &folder).map(|()| ExitCode::SUCCESS),
         Command::Man { of, .. } => {
             manual::page(Cli::command(), &of.unwrap_or_default()).and_then(|text| print(&text))
         }

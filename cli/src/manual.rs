@@ -12,9 +12,11 @@ use crate::answer::Failure;
 /// The commands that have a page, and those below them; `trace` has some.
 fn documented(cli: Command) -> Vec<Command> {
     // `help` has no page, and the keys of options are in urnic(1).
-    let mut cli = cli
-        .disable_help_subcommand(true)
-        .mut_subcommands(|command| command.disable_help_subcommand(true).after_long_help(Resettable::Reset));
+    let mut cli = cli.disable_help_subcommand(true).mut_subcommands(|command| {
+        command
+            .disable_help_subcommand(true)
+            .after_long_help(Resettable::Reset)
+    });
     cli.build();
     let shown = |of: &Command| -> Vec<Command> {
         let commands = of.get_subcommands().filter(|command| !command.is_hide_set());

@@ -1,12 +1,18 @@
 //! `urnic trace`: summaries of the files that `urnic run --trace` writes.
 
+mod events;
+mod messages;
+mod picture;
+
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use crate::answer::Failure;
+use events::{Request, events, requests, time};
+use messages::Messages;
 
 /// What to do with traces.
 #[derive(Debug, clap::Subcommand)]
@@ -19,6 +25,18 @@ pub(crate) enum Action {
     },
     /// Print each request and event in a line, in the order of time
     Text {
+        /// Traces
+        #[arg(required = true)]
+        files: Vec<PathBuf>,
+    },
+    /// Draw the lanes of each queue pair as a picture (SVG)
+    Picture {
+        /// Where to begin: microseconds from the first post to a send queue
+        #[arg(long, value_name = "US", default_value_t = 0.0)]
+        from: f64,
+        /// How much to draw: microseconds
+        #[arg(long = "for", value_name = "US", default_value_t = 100.0)]
+        span: f64,
         /// Traces
         #[arg(required = true)]
         files: Vec<PathBuf>,
@@ -39,6 +57,10 @@ pub(crate) fn act(action: &Action) -> Result<String, Failure> {
     match action {
         Action::Summary { files } => Ok(summary(&read(files)?)),
         Action::Text { files } => Ok(text(&read(files)?)),
+        Action::Picture { from, span, .. } if !(from.is_finite() && *span > 0.0 && span.is_finite()) => {
+            Err(Failure::usage("--from and --for take microseconds".to_owned()))
+        }
+        Action::Picture { from, span, files } => Ok(picture::picture(&read(files)?, *from, *span)),
         Action::Join { output, files } => {
             let events = read(files)?;
             let joined = Value::from(events).to_string() + "\n";
@@ -64,67 +86,34 @@ fn read(files: &[PathBuf]) -> Result<Vec<Value>, Failure> {
     Ok(all)
 }
 
-fn time(event: &Value) -> f64 {
-    event["ts"].as_f64().unwrap_or(0.0)
+/// The stages, with the times in microseconds that requests took, as far as they had them.
+const STAGES: [&str; 6] = ["posted", "first", "segments", "device", "completed", "all"];
+
+/// The times of a request.
+type Stages = [Option<f64>; STAGES.len()];
+
+/// The time of each stage of a request. `first` and `segments` are those of its messages.
+fn stages<'a>(request: &Request<'a>, messages: &mut Messages<'a>) -> Stages {
+    let since = |from: u64, to: u64| to.saturating_sub(from) as f64 / 1000.0;
+    let segments = messages.take(request);
+    [
+        Some(request.micros("posted", "published")),
+        segments.map(|segments| since(request.number("published"), segments.first)),
+        segments.map(|segments| since(segments.first, segments.last)),
+        Some(request.micros("published", "completed")),
+        Some(request.micros("completed", "polled")),
+        Some(request.micros("posted", "polled")),
+    ]
 }
 
-/// The events of a file. Files of running or killed processes have no end.
-fn events(text: &str) -> Result<Vec<Value>, String> {
-    let body = text.trim_end();
-    let whole = match body.strip_suffix(']') {
-        Some(_) => body.to_owned(),
-        None => format!("{}]", body.strip_suffix(',').unwrap_or(body)),
-    };
-    serde_json::from_str(&whole).map_err(|error| format!("not a trace: {error}"))
-}
-
-/// A request, in nanoseconds.
-struct Request<'a> {
-    pid: u64,
-    args: &'a Map<String, Value>,
-}
-
-impl Request<'_> {
-    fn text(&self, key: &str) -> &str {
-        self.args.get(key).and_then(Value::as_str).unwrap_or("?")
-    }
-
-    fn number(&self, key: &str) -> u64 {
-        self.args.get(key).and_then(Value::as_u64).unwrap_or(0)
-    }
-
-    /// Microseconds from one stage to another.
-    fn micros(&self, from: &str, to: &str) -> f64 {
-        self.number(to).saturating_sub(self.number(from)) as f64 / 1000.0
-    }
-}
-
-/// The beginning of each request is an event that has all of it.
-fn requests(events: &[Value]) -> impl Iterator<Item = Request<'_>> {
-    events.iter().filter_map(|event| {
-        let args = event["args"].as_object()?;
-        args.contains_key("posted").then(|| Request {
-            pid: event["pid"].as_u64().unwrap_or(0),
-            args,
-        })
-    })
-}
-
-const STAGES: [(&str, &str, &str); 4] = [
-    ("posted", "posted", "published"),
-    ("device", "published", "completed"),
-    ("completed", "completed", "polled"),
-    ("all", "posted", "polled"),
-];
-
-/// The value below which this part of a sorted list is.
-fn percentile(sorted: &[f64], part: f64) -> f64 {
+/// The value below which this part of a sorted list is; `None`: it is empty.
+fn percentile(sorted: &[f64], part: f64) -> Option<f64> {
     let at = ((sorted.len() as f64 * part).ceil() as usize).clamp(1, sorted.len().max(1)) - 1;
-    sorted.get(at).copied().unwrap_or(0.0)
+    sorted.get(at).copied()
 }
 
 fn summary(events: &[Value]) -> String {
-    let mut by_opcode: BTreeMap<&str, Vec<Request<'_>>> = BTreeMap::new();
+    let mut by_opcode: BTreeMap<&str, Vec<(Request<'_>, Stages)>> = BTreeMap::new();
     let mut by_queue: BTreeMap<(u64, &str), Vec<(u64, u64)>> = BTreeMap::new();
     let all: Vec<Request<'_>> = requests(events).collect();
     for request in &all {
@@ -136,32 +125,39 @@ fn summary(events: &[Value]) -> String {
                 .push(span);
         }
     }
+    let mut messages = Messages::of(events);
     for request in requests(events) {
-        let opcode = request.args.get("opcode").and_then(Value::as_str).unwrap_or("?");
-        by_opcode.entry(opcode).or_default().push(request);
+        let stages = stages(&request, &mut messages);
+        by_opcode
+            .entry(request.text("opcode"))
+            .or_default()
+            .push((request, stages));
     }
     let mut text = String::from("times in us              number    failed      bytes");
-    for (stage, ..) in STAGES {
-        let _ = write!(text, "  {:>10}", format!("{stage} p50"));
+    for stage in STAGES {
+        let _ = write!(text, "  {:>13}", format!("{stage} p50"));
         let _ = write!(text, "  {:>13}", format!("{stage} p99"));
     }
     text.push('\n');
     for (opcode, requests) in &by_opcode {
         let failed = requests
             .iter()
-            .filter(|request| request.text("status") != "SUCCESS")
+            .filter(|(request, _)| request.text("status") != "SUCCESS")
             .count();
-        let bytes: u64 = requests.iter().map(|request| request.number("bytes")).sum();
+        let bytes: u64 = requests.iter().map(|(request, _)| request.number("bytes")).sum();
         let _ = write!(
             text,
             "{opcode:<20} {:>10} {failed:>9} {bytes:>10}",
             requests.len()
         );
-        for (_, from, to) in STAGES {
-            let mut times: Vec<f64> = requests.iter().map(|request| request.micros(from, to)).collect();
+        for stage in 0..STAGES.len() {
+            let mut times: Vec<f64> = requests.iter().filter_map(|(_, stages)| stages[stage]).collect();
             times.sort_by(f64::total_cmp);
-            let _ = write!(text, "  {:>10.2}", percentile(&times, 0.5));
-            let _ = write!(text, "  {:>13.2}", percentile(&times, 0.99));
+            for part in [0.5, 0.99] {
+                let shown =
+                    percentile(&times, part).map_or_else(|| "-".to_owned(), |time| format!("{time:.2}"));
+                let _ = write!(text, "  {shown:>13}");
+            }
         }
         text.push('\n');
     }
@@ -221,21 +217,32 @@ impl Depth {
 fn text(events: &[Value]) -> String {
     let begin = events.iter().map(time).find(|at| *at > 0.0).unwrap_or(0.0);
     let mut text = String::new();
+    let mut messages = Messages::of(events);
     for event in events {
         let since = time(event) - begin;
         let pid = event["pid"].as_u64().unwrap_or(0);
         if let Some(request) = requests(std::slice::from_ref(event)).next() {
+            let [posted, first, segments, device, completed, _] = stages(&request, &mut messages);
+            let shown = |name: &str, time: Option<f64>| time.map(|time| format!("{name} {time:.3}"));
+            let stages: Vec<String> = [
+                shown("posted", posted),
+                shown("first", first),
+                shown("segments", segments),
+                shown("device", device),
+                shown("completed", completed),
+            ]
+            .into_iter()
+            .flatten()
+            .collect();
             let _ = writeln!(
                 text,
-                "{since:>14.3} {pid} qp {} {} wr_id {} {} B {}: posted {:.3}, device {:.3}, completed {:.3}",
+                "{since:>14.3} {pid} qp {} {} wr_id {} {} B {}: {}",
                 request.text("qp"),
                 request.text("opcode"),
                 request.text("wr_id"),
                 request.number("bytes"),
                 request.text("status"),
-                request.micros("posted", "published"),
-                request.micros("published", "completed"),
-                request.micros("completed", "polled"),
+                stages.join(", "),
             );
         } else if event["ph"] == "i" {
             let (track, name) = (event["cat"].as_str(), event["name"].as_str());
@@ -252,25 +259,8 @@ fn text(events: &[Value]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::events::TRACE;
     use super::*;
-
-    /// A trace of two requests of one queue pair, of a process that was killed.
-    const TRACE: &str = r#"[
-{"ph":"M","name":"process_name","pid":7,"args":{"name":"program (7)"}},
-{"ph":"i","s":"p","name":"Rts","cat":"qp 0x1","pid":7,"tid":0,"ts":1.0},
-{"ph":"b","name":"SEND 0x5","cat":"qp 0x1","id":"1-send-0","pid":7,"tid":1,"ts":2.0,"args":{"qp":"0x1","opcode":"SEND","queue":"send","wr_id":"0x5","bytes":64,"status":"SUCCESS","posted":2000,"published":3000,"completed":5000,"polled":9000}},
-{"ph":"b","name":"posted","cat":"qp 0x1","id":"1-send-0","pid":7,"tid":1,"ts":2.0},
-{"ph":"b","name":"SEND 0x6","cat":"qp 0x1","id":"1-send-1","pid":7,"tid":1,"ts":11.0,"args":{"qp":"0x1","opcode":"SEND","queue":"send","wr_id":"0x6","bytes":64,"status":"RETRY_EXC_ERR","posted":11000,"published":12000,"completed":13000,"polled":14000}},
-"#;
-
-    #[test]
-    fn a_trace_without_an_end_is_a_trace() {
-        assert_eq!(events(TRACE).unwrap().len(), 5);
-        let ended = format!("{}]", TRACE.trim_end().trim_end_matches(','));
-        assert_eq!(events(&ended).unwrap().len(), 5);
-        assert!(events("[\n").unwrap().is_empty());
-        assert!(events("{").is_err());
-    }
 
     #[test]
     fn a_summary_has_stages_and_depth() {
@@ -280,7 +270,9 @@ mod tests {
         assert_eq!(words[..4], ["SEND", "2", "1", "128"]);
         assert_eq!(
             words[4..],
-            ["1.00", "1.00", "1.00", "2.00", "1.00", "4.00", "3.00", "7.00"]
+            [
+                "1.00", "1.00", "-", "-", "-", "-", "1.00", "2.00", "1.00", "4.00", "3.00", "7.00"
+            ]
         );
         // Ten of twelve microseconds have a request.
         let queue = summary.lines().last().unwrap();

@@ -150,5 +150,8 @@ fn each_command_has_a_manual_page() {
         assert!(page.contains(&name.replace('-', "\\-")), "{page}");
     }
     let wrong = urnic("man nothing").run().failure();
-    assert!(wrong.contains("nothing is no command; there are run, "), "{wrong}");
+    assert!(
+        wrong.contains("nothing is no command; there are run, "),
+        "{wrong}"
+    );
 }

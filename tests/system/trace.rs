@@ -60,7 +60,21 @@ fn each_request_of_both_ends_is_there_with_its_stages() {
         .expect("sends");
     let words: Vec<&str> = sends.split_whitespace().collect();
     assert_eq!(words[1..4], ["400", "0", "1638400"], "{summary}");
+    // Each request has a message.
+    let receives = summary
+        .lines()
+        .find(|line| line.starts_with("RECV"))
+        .expect("receives");
+    assert!(
+        ![sends, receives].iter().any(|line| line.contains(" - ")),
+        "{summary}"
+    );
+    let picture = command("picture --for 1000000", &[&file]);
+    for lane in ["send", "receive", "wire, sent", "wire, received"] {
+        assert_eq!(picture.matches(&format!(" {lane}</text>")).count(), 2, "{lane}");
+    }
     let text = command("text", &[&file]);
+    assert_eq!(text.matches(", segments ").count(), 800, "{text}");
     assert_eq!(
         text.matches(" SEND wr_id 0x2 4096 B SUCCESS: posted ").count(),
         400,

@@ -31,6 +31,7 @@ mod sys;
 #[cfg(test)]
 mod tests;
 pub mod time;
+pub mod timed;
 
 pub use config::{DeviceAddress, Limits, ModelConfig, Prefix, Reach, ThreadStart};
 pub use counters::{Counter, Counters};

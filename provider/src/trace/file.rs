@@ -2,17 +2,19 @@
 //! to it and may be killed.
 
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock};
 
 use rustix::fs::{Mode, OFlags, open};
 use rustix::io::Errno;
 use serde::Serialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 use urnic_config::Config;
 use urnic_model::Nanos;
+use urnic_model::timed::{Observer, Passed, observe};
 use urnic_process::lock::lock;
 use urnic_process::program;
+use urnic_wire::rdmap::Opcode;
 
 use crate::files;
 
@@ -20,11 +22,14 @@ use crate::files;
 const FULL: usize = 32 << 10;
 
 /// The trace of this process.
+#[derive(Debug)]
 pub(crate) struct Trace {
     path: PathBuf,
     pid: u32,
     events: Mutex<String>,
     failed: OnceLock<()>,
+    /// Messages so far.
+    messages: AtomicU64,
 }
 
 /// What happened at a moment, beside the requests.
@@ -54,16 +59,19 @@ pub(crate) fn start(config: &Config) {
         pid: std::process::id(),
         events: Mutex::default(),
         failed: OnceLock::new(),
+        messages: AtomicU64::new(0),
     };
     if let Err(errno) = begin(&trace.path) {
         tracing::error!("trace {}: {errno}", path.display());
         return;
     }
     let name = format!("{} ({})", program::name(), trace.pid);
-    trace.add(&serde_json::json!({
+    trace.add(&json!({
         "ph": "M", "name": "process_name", "pid": trace.pid, "args": { "name": name },
     }));
-    CURRENT.store(Box::into_raw(Box::new(trace)), Ordering::Release);
+    let trace: &'static Trace = Box::leak(Box::new(trace));
+    observe(trace);
+    CURRENT.store(std::ptr::from_ref(trace).cast_mut(), Ordering::Release);
 }
 
 /// Begins the file, unless another process has.
@@ -88,12 +96,14 @@ impl Trace {
 
     /// Adds an event.
     pub(super) fn add(&self, event: &impl Serialize) {
-        let Ok(text) = serde_json::to_string(event) else {
-            return;
-        };
+        if let Ok(text) = serde_json::to_string(event) {
+            self.add_text(&(text + ",\n"));
+        }
+    }
+
+    fn add_text(&self, text: &str) {
         let mut events = lock(&self.events);
-        events.push_str(&text);
-        events.push_str(",\n");
+        events.push_str(text);
         let full = (events.len() >= FULL).then(|| std::mem::take(&mut *events));
         drop(events);
         if let Some(full) = full {
@@ -107,7 +117,7 @@ impl Trace {
             Instant::Log(line) => (line.to_owned(), "log".into()),
             Instant::State(qpn, state) => (state.to_owned(), format!("qp {qpn:#x}").into()),
         };
-        self.add(&serde_json::json!({
+        self.add(&json!({
             "ph": "i", "s": "p", "name": name, "cat": track, "pid": self.pid, "tid": 0,
             "ts": micros(Nanos::monotonic()),
         }));
@@ -126,5 +136,41 @@ impl Trace {
         {
             tracing::error!("trace {}: {errno}", self.path.display());
         }
+    }
+}
+
+impl Observer for Trace {
+    /// Writes a message of a connection: a span from its first segment to its last.
+    fn passed(&self, message: Passed) {
+        // A forked child has no part in the connections of its parent.
+        if self.pid != std::process::id() {
+            return;
+        }
+        let opcode = Opcode::ALL.get(usize::from(message.opcode));
+        let opcode = opcode.map_or_else(|| "?".to_owned(), Opcode::to_string);
+        let direction = if message.sent { "sent" } else { "received" };
+        let number = self.messages.fetch_add(1, Ordering::Relaxed);
+        let Passed {
+            qpn,
+            bytes,
+            first,
+            last,
+            ..
+        } = message;
+        let event = |phase: &str, at: Nanos, args: &str| {
+            format!(
+                "{{\"ph\":\"{phase}\",\"name\":\"{direction}: {opcode}, {bytes} B\",\"cat\":\"wire of qp {qpn:#x}\",\
+                 \"id\":\"wire-{number}\",\"pid\":{},\"tid\":{qpn},\"ts\":{}{args}}},\n",
+                self.pid,
+                micros(at),
+            )
+        };
+        // All of it is plain text, and a program waits: so it is not made by way of values.
+        let args = format!(
+            ",\"args\":{{\"qp\":\"{qpn:#x}\",\"wire\":\"{direction}\",\"message\":\"{opcode}\",\"bytes\":{bytes},\
+             \"first\":{},\"last\":{}}}",
+            first.0, last.0,
+        );
+        self.add_text(&(event("b", first, &args) + &event("e", last, "")));
     }
 }

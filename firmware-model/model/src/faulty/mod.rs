@@ -3,7 +3,6 @@
 
 mod datagrams;
 mod last_words;
-mod messages;
 mod stream;
 #[cfg(test)]
 mod tests;

@@ -1,9 +1,10 @@
 //! A connection where things go wrong.
 
 use super::last_words::LastWords;
-use super::messages::Follower;
+use crate::frames::Follower;
 use crate::host::{Piece, PieceMut};
 use crate::stream::{Stream, StreamError};
+use crate::time::Nanos;
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 use std::net::SocketAddr;
@@ -229,7 +230,8 @@ impl FaultyStream {
         self.sent += taken as u64;
         let before = self.messages();
         let marked = self.receives.requests_markers();
-        self.sends.pass(pieces.iter().copied(), taken, marked);
+        let pieces = pieces.iter().copied();
+        self.sends.pass(pieces, taken, marked, Nanos(0), &mut |_| {});
         self.pass(taken, before);
         taken
     }
@@ -268,7 +270,7 @@ impl Stream for FaultyStream {
         let before = self.messages();
         let marked = self.sends.requests_markers();
         let pieces = into.iter().map(|piece| piece.filled(piece.len()));
-        self.receives.pass(pieces, n, marked);
+        self.receives.pass(pieces, n, marked, Nanos(0), &mut |_| {});
         self.pass(n, before);
         Ok(n)
     }

@@ -72,6 +72,7 @@ impl Qp {
                 tracing::warn!(%errno, "a connection on this host is lost");
                 live.reset();
             }
+            live.note_number(engine.label());
             let attachment = match live.is_in_memory() {
                 true => &attachment.without_checks(),
                 false => attachment,

@@ -112,6 +112,11 @@ pub trait Stream: Send + Debug {
         Ok(())
     }
 
+    /// In full operation: the queue pair's number for programs.
+    fn note_number(&mut self, qpn: u32) {
+        let _ = qpn;
+    }
+
     /// Whether the bytes pass through memory, which needs neither CRCs nor markers. In full
     /// operation the other end has the same answer.
     fn is_in_memory(&self) -> bool {

@@ -33,6 +33,7 @@ use crate::stream::streaming::Streams;
 use crate::stream::tcp::Tcp;
 use crate::stream::{Network, Stream};
 use crate::time::Nanos;
+use crate::timed::{self, Timed};
 use arc_swap::ArcSwapOption;
 use rustix::rand::{GetRandomFlags, getrandom};
 use std::collections::{BTreeMap, HashMap};
@@ -192,6 +193,10 @@ impl Core {
         };
         let network: Arc<dyn Network> = match &config.capture {
             Some(capture) => Arc::new(Tapped::new(network, capture.clone())),
+            None => network,
+        };
+        let network: Arc<dyn Network> = match timed::observer() {
+            Some(observer) => Arc::new(Timed::new(network, observer)),
             None => network,
         };
         Ok(Arc::new(Core {

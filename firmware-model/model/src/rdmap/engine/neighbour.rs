@@ -9,6 +9,11 @@ use crate::stream::Stream;
 use crate::stream::same_host::Neighbour;
 
 impl Engine {
+    /// The queue pair's number for programs.
+    pub(crate) fn label(&self) -> u32 {
+        self.halves.qp.label
+    }
+
     /// The peer shares memory with us: it says there what it has processed, and we may reach into
     /// its memory.
     pub(super) fn meet_neighbour(&mut self, neighbour: Option<Neighbour>) {

@@ -1,58 +1,77 @@
 //! Where the frames of a stream end, seen from outside, and how many messages have ended.
 
-use crate::frames::Cutter;
+use super::cutter::Cutter;
 use crate::host::Piece;
+use crate::time::Nanos;
 use urnic_wire::ddp;
 use urnic_wire::mpa::fpdu::LENGTH_LEN;
 use urnic_wire::mpa::{marker, startup};
 
-/// Bytes that say how long an FPDU is, and whether a message ends with it: a marker, ULPDU_Length,
-/// and the control byte of DDP.
+/// Bytes that say how long an FPDU is, and of which message: a marker, ULPDU_Length, and the
+/// control bytes of DDP and RDMAP.
 const FPDU_FRONT: usize = marker::LEN + LENGTH_LEN + 2;
 /// Bytes that say how long any frame is.
 const FRONT: usize = startup::HEADER_LEN;
 
+/// Bits of RDMAP's control byte that are the opcode (RFC 5040 §4.1).
+const OPCODE: u8 = 0x0f;
+
+/// An RDMAP message that has passed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Message {
+    /// The opcode.
+    pub(crate) opcode: u8,
+    /// Bytes behind the headers of DDP.
+    pub(crate) bytes: u64,
+    /// When the first of it passed.
+    pub(crate) began: Nanos,
+}
+
 /// Follows one direction of a stream.
 #[derive(Debug)]
-pub(super) struct Follower {
+pub(crate) struct Follower {
     cutter: Cutter,
     /// The front of a frame, until its length is known.
     front: Vec<u8>,
     /// Bytes of a frame behind its front, that have not passed.
     rest: usize,
-    ends_message: bool,
+    /// What is under way: of several opcodes, segments may alternate.
+    open: Vec<Message>,
+    /// The message of the frame, if it ends with the frame.
+    ending: Option<Message>,
     messages: u64,
 }
 
 impl Follower {
-    pub(super) fn new() -> Follower {
+    pub(crate) fn new() -> Follower {
         Follower {
             cutter: Cutter::new(),
             front: Vec::with_capacity(FRONT),
             rest: 0,
-            ends_message: false,
+            open: Vec::new(),
+            ending: None,
             messages: 0,
         }
     }
 
     /// Messages that have passed.
-    pub(super) fn messages(&self) -> u64 {
+    pub(crate) fn messages(&self) -> u64 {
         self.messages
     }
 
     /// Whether the sender of this direction wants markers in the other one.
-    pub(super) fn requests_markers(&self) -> bool {
+    pub(crate) fn requests_markers(&self) -> bool {
         self.cutter.requests_markers
     }
 
     /// The position in the FPDUs of the stream, if one begins here.
-    pub(super) fn fpdu_begins(&self) -> Option<u64> {
+    pub(crate) fn fpdu_begins(&self) -> Option<u64> {
         let between = self.rest == 0 && self.front.is_empty();
         self.cutter.fpdu_offset().filter(|_| between)
     }
 
     /// Bytes that do not reach behind the end of the frame here.
-    pub(super) fn in_frame(&self) -> usize {
+    pub(crate) fn in_frame(&self) -> usize {
         match self.rest {
             0 => self.wanted(),
             rest => rest,
@@ -67,28 +86,36 @@ impl Follower {
         }
     }
 
-    /// The first `len` bytes of these pieces have passed. `marked`: with markers.
-    pub(super) fn pass<'a>(&mut self, pieces: impl Iterator<Item = Piece<'a>>, mut len: usize, marked: bool) {
+    /// The first `len` bytes of these pieces have passed, at a time. `marked`: with markers. Calls
+    /// `ended` for each message that ends with them.
+    pub(crate) fn pass<'a>(
+        &mut self,
+        pieces: impl Iterator<Item = Piece<'a>>,
+        mut len: usize,
+        marked: bool,
+        at: Nanos,
+        ended: &mut dyn FnMut(Message),
+    ) {
         for piece in pieces {
             let mut piece = piece.first(len);
             len -= piece.len();
             while !piece.is_empty() {
                 let n = self.in_frame().min(piece.len());
                 if self.rest > 0 {
-                    self.pass_rest(n);
+                    self.pass_rest(n, ended);
                 } else if n == 0 || piece.first(n).append_to(&mut self.front).is_err() {
                     // What it was is not to be known any more.
                     self.rest = usize::MAX;
                     return;
                 } else {
-                    self.note_front(marked);
+                    self.note_front(marked, at, ended);
                 }
                 piece = piece.skip(n);
             }
         }
     }
 
-    fn note_front(&mut self, marked: bool) {
+    fn note_front(&mut self, marked: bool, at: Nanos, ended: &mut dyn FnMut(Message)) {
         if self.front.len() < FPDU_FRONT {
             return;
         }
@@ -96,18 +123,42 @@ impl Follower {
             return;
         };
         let fpdu = self.cutter.fpdu(&self.front, marked);
-        let control = fpdu.and_then(|fpdu| fpdu.get(LENGTH_LEN));
-        self.ends_message = control.is_some_and(|control| ddp::is_last(*control));
+        if let Some([high, low, control, rdmap, ..]) = fpdu {
+            let header = ddp::header_len(*control);
+            let payload = usize::from(u16::from_be_bytes([*high, *low])).saturating_sub(header);
+            self.segment(rdmap & OPCODE, payload, ddp::is_last(*control), at);
+        }
         self.cutter.pass(&self.front, len);
         self.rest = len.saturating_sub(self.front.len());
         self.front.clear();
-        self.pass_rest(0);
+        self.pass_rest(0, ended);
     }
 
-    fn pass_rest(&mut self, n: usize) {
+    /// A segment begins.
+    fn segment(&mut self, opcode: u8, payload: usize, last: bool, at: Nanos) {
+        let known = self.open.iter().position(|message| message.opcode == opcode);
+        let mut message = known.map_or(
+            Message {
+                opcode,
+                bytes: 0,
+                began: at,
+            },
+            |known| self.open.swap_remove(known),
+        );
+        message.bytes += payload as u64;
+        match last {
+            true => self.ending = Some(message),
+            false => self.open.push(message),
+        }
+    }
+
+    fn pass_rest(&mut self, n: usize, ended: &mut dyn FnMut(Message)) {
         self.rest -= n;
-        if self.rest == 0 {
-            self.messages += u64::from(std::mem::take(&mut self.ends_message));
+        if self.rest == 0
+            && let Some(message) = self.ending.take()
+        {
+            self.messages += 1;
+            ended(message);
         }
     }
 }
@@ -128,12 +179,17 @@ mod tests {
             marked: bool,
         ) {
             let mut stream = REQUEST.to_vec();
-            let (mut offset, mut messages) = (0, 0);
+            let (mut offset, mut messages) = (0, Vec::new());
+            let mut bytes = 0;
             for (len, last) in ulpdus {
                 let mut buffer = vec![0; 2 * len + 64];
                 let mut ulpdu = vec![0; len];
                 ulpdu[0] = if last { 0xc1 } else { 0x81 };
-                messages += u64::from(last);
+                ulpdu[1] = 0x40;
+                bytes += len as u64 - 14;
+                if last {
+                    messages.push((0, std::mem::take(&mut bytes)));
+                }
                 let written = match marked {
                     true => marker::emit(offset, &ulpdu, CrcMode::On, &mut buffer),
                     false => fpdu::emit(&ulpdu, CrcMode::On, &mut buffer),
@@ -144,12 +200,15 @@ mod tests {
             let mut follower = Follower::new();
             let mut sizes = pieces.iter().cycle();
             let mut rest = &stream[..];
+            let mut found = Vec::new();
             while !rest.is_empty() {
                 let (now, later) = rest.split_at((*sizes.next().unwrap()).min(rest.len()));
-                follower.pass([Piece::of(now)].into_iter(), now.len(), marked);
+                let mut ended = |message: Message| found.push((message.opcode, message.bytes));
+                follower.pass([Piece::of(now)].into_iter(), now.len(), marked, Nanos(0), &mut ended);
                 rest = later;
             }
-            prop_assert_eq!(follower.messages(), messages);
+            prop_assert_eq!(follower.messages(), messages.len() as u64);
+            prop_assert_eq!(found, messages);
             prop_assert_eq!(follower.fpdu_begins(), Some(offset));
         }
 
@@ -161,8 +220,43 @@ mod tests {
         ) {
             let stream = [if key { REQUEST } else { b"" }, &stream].concat();
             let mut follower = Follower::new();
-            follower.pass([Piece::of(&stream)].into_iter(), stream.len(), marked);
+            follower.pass([Piece::of(&stream)].into_iter(), stream.len(), marked, Nanos(0), &mut |_| {});
         }
+    }
+
+    /// Segments of a Write and of a Read Response may alternate.
+    #[test]
+    fn a_message_begins_with_its_first_segment() {
+        let segment = |opcode: u8, last: bool| {
+            let mut buffer = [0; 64];
+            let control = if last { 0xc1 } else { 0x81 };
+            let ulpdu = [&[control, 0x40 | opcode][..], &[0; 22]].concat();
+            let len = fpdu::emit(&ulpdu, CrcMode::On, &mut buffer);
+            buffer[..len].to_vec()
+        };
+        let segments = [(0, false), (2, false), (0, true), (2, true)];
+        let mut follower = Follower::new();
+        let mut found = Vec::new();
+        let mut pass = |bytes: &[u8], at: u64| {
+            let mut ended = |message| found.push((at, message));
+            follower.pass(
+                [Piece::of(bytes)].into_iter(),
+                bytes.len(),
+                false,
+                Nanos(at),
+                &mut ended,
+            );
+        };
+        pass(REQUEST, 1);
+        for (at, (opcode, last)) in (2..).zip(segments) {
+            pass(&segment(opcode, last), at);
+        }
+        let message = |opcode, began| Message {
+            opcode,
+            bytes: 20,
+            began: Nanos(began),
+        };
+        assert_eq!(found, [(4, message(0, 2)), (5, message(2, 3))]);
     }
 
     /// One who receives no more than is in the frame comes to its end, and not behind it.
@@ -176,7 +270,13 @@ mod tests {
         let mut ends = Vec::new();
         while at < stream.len() {
             let n = follower.in_frame().min(stream.len() - at);
-            follower.pass([Piece::of(&stream[at..])].into_iter(), n, false);
+            follower.pass(
+                [Piece::of(&stream[at..])].into_iter(),
+                n,
+                false,
+                Nanos(0),
+                &mut |_| {},
+            );
             at += n;
             if follower.fpdu_begins().is_some() {
                 ends.push(at);

@@ -1,0 +1,178 @@
+//! Which messages of a connection belong to a request.
+
+use std::collections::{HashMap, VecDeque};
+
+use serde_json::Value;
+
+use super::events::Request;
+
+/// When the first and the last segment of a request's messages passed, in nanoseconds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Segments {
+    pub(super) first: u64,
+    pub(super) last: u64,
+}
+
+/// A message of a connection.
+#[derive(Debug)]
+struct Message<'a> {
+    name: &'a str,
+    bytes: u64,
+    segments: Segments,
+}
+
+/// The messages of all connections that belong to no request yet, by process, queue pair and
+/// direction, each in the order of time.
+pub(super) struct Messages<'a>(HashMap<(u64, &'a str, &'a str), VecDeque<Message<'a>>>);
+
+impl<'a> Messages<'a> {
+    pub(super) fn of(events: &'a [Value]) -> Messages<'a> {
+        let mut all = Messages(HashMap::new());
+        for event in events {
+            let args = &event["args"];
+            let (Some(qp), Some(direction), Some(name)) = (
+                args["qp"].as_str(),
+                args["wire"].as_str(),
+                args["message"].as_str(),
+            ) else {
+                continue;
+            };
+            let number = |value: &Value| value.as_u64().unwrap_or(0);
+            let message = Message {
+                name,
+                bytes: number(&args["bytes"]),
+                segments: Segments {
+                    first: number(&args["first"]),
+                    last: number(&args["last"]),
+                },
+            };
+            let key = (number(&event["pid"]), qp, direction);
+            all.0.entry(key).or_default().push_back(message);
+        }
+        all
+    }
+
+    /// Takes those of a request; requests must come in the order of their queue. `None`: it had
+    /// none, for example because it was carried out in the peer's memory.
+    pub(super) fn take(&mut self, request: &Request<'a>) -> Option<Segments> {
+        let bytes = request.number("bytes");
+        // The time of a completion is that at which the device began the turn that completed it.
+        let (from, to) = (request.number("posted"), request.number("polled"));
+        let sends: &[&str] = &["Send", "SendInv", "SendSE", "SendSEInv"];
+        match request.text("opcode") {
+            "SEND" => self.next(request, "sent", sends, Some(bytes), from, to),
+            "RDMA_WRITE" => self.next(request, "sent", &["Write"], Some(bytes), from, to),
+            // It may have come before the receive was posted.
+            "RECV" => self.next(request, "received", sends, Some(bytes), 0, to),
+            "RDMA_READ" => {
+                let asked = self.next(request, "sent", &["ReadRequest"], None, from, to)?;
+                let answer = self.next(request, "received", &["ReadResponse"], Some(bytes), from, to)?;
+                Some(asked.and(answer))
+            }
+            "COMP_SWAP" | "FETCH_ADD" => {
+                let asked = self.next(request, "sent", &["AtomicRequest"], None, from, to)?;
+                let answer = self.next(request, "received", &["AtomicResponse"], None, from, to)?;
+                Some(asked.and(answer))
+            }
+            _ => None,
+        }
+    }
+
+    /// The next message of one of these names and of this length that passed in a time. Those of
+    /// the names before it belong to no request: they opened the connection, or confirm.
+    fn next(
+        &mut self,
+        request: &Request<'a>,
+        direction: &'a str,
+        names: &[&str],
+        bytes: Option<u64>,
+        from: u64,
+        to: u64,
+    ) -> Option<Segments> {
+        let messages = self.0.get_mut(&(request.pid, request.text("qp"), direction))?;
+        let fits = |message: &Message<'_>| {
+            names.contains(&message.name)
+                && bytes.is_none_or(|bytes| bytes == message.bytes)
+                && message.segments.first >= from
+        };
+        let at = messages.iter().position(fits)?;
+        // A later one is that of a later request.
+        if messages[at].segments.last > to {
+            return None;
+        }
+        let found = messages.remove(at)?;
+        let mut place = 0;
+        messages.retain(|message| {
+            place += 1;
+            place > at || !names.contains(&message.name)
+        });
+        Some(found.segments)
+    }
+}
+
+impl Segments {
+    /// From the beginning of a request to the end of its answer.
+    fn and(self, answer: Segments) -> Segments {
+        Segments {
+            first: self.first,
+            last: answer.last,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::events::requests;
+    use super::*;
+    use serde_json::json;
+
+    fn message(wire: &str, name: &str, bytes: u64, first: u64, last: u64) -> Value {
+        json!({"pid": 7, "args": {
+            "qp": "0x1", "wire": wire, "message": name, "bytes": bytes, "first": first, "last": last,
+        }})
+    }
+
+    fn request(opcode: &str, bytes: u64, posted: u64, polled: u64) -> Value {
+        json!({"pid": 7, "args": {
+            "qp": "0x1", "opcode": opcode, "bytes": bytes, "posted": posted, "polled": polled,
+        }})
+    }
+
+    #[test]
+    fn a_request_has_its_messages() {
+        let events = [
+            // What opens the connection.
+            message("sent", "Write", 0, 1, 2),
+            request("RDMA_WRITE", 64, 10, 20),
+            message("sent", "Write", 64, 12, 15),
+            // Carried out in the peer's memory.
+            request("RDMA_WRITE", 64, 21, 22),
+            request("RDMA_READ", 9, 30, 50),
+            message("sent", "ReadRequest", 28, 31, 32),
+            message("received", "ReadResponse", 9, 40, 44),
+            request("RDMA_WRITE", 64, 60, 70),
+            message("sent", "Write", 64, 61, 62),
+            request("RECV", 5, 80, 90),
+            message("received", "Send", 5, 70, 71),
+            request("LOCAL_INV", 0, 91, 92),
+        ];
+        let mut messages = Messages::of(&events);
+        let found: Vec<_> = requests(&events)
+            .map(|request| {
+                let segments = messages.take(&request);
+                segments.map(|segments| (segments.first, segments.last))
+            })
+            .collect();
+        assert_eq!(
+            found,
+            [
+                Some((12, 15)),
+                None,
+                Some((31, 44)),
+                Some((61, 62)),
+                Some((70, 71)),
+                None
+            ]
+        );
+    }
+}

@@ -1,0 +1,68 @@
+//! Messages of a simulated connection are reported once, at both ends.
+
+use super::{Observer, Passed, Timed};
+use crate::stream::sim::{Conditions, SimNetwork};
+use crate::stream::{Network, Stream, StreamError};
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use urnic_wire::mpa::fpdu::{self, CrcMode};
+
+#[derive(Debug, Default)]
+struct Log(Mutex<Vec<Passed>>);
+
+impl Observer for Log {
+    fn passed(&self, message: Passed) {
+        self.0.lock().unwrap().push(message);
+    }
+}
+
+/// The observers of all tests: a network has its observer for ever, as a process has.
+static LOGS: Mutex<Vec<&'static Log>> = Mutex::new(Vec::new());
+
+/// A Send of 12 bytes.
+fn message() -> Vec<u8> {
+    let mut buffer = [0; 64];
+    let ulpdu = [&[0x41, 0x43][..], &[0; 28]].concat();
+    let len = fpdu::emit(&ulpdu, CrcMode::On, &mut buffer);
+    buffer[..len].to_vec()
+}
+
+#[test]
+fn messages_are_reported_at_both_ends() {
+    let log: &'static Log = Box::leak(Box::default());
+    LOGS.lock().unwrap().push(log);
+    let conditions = Conditions {
+        latency: Duration::ZERO,
+        ..Conditions::default()
+    };
+    let network = Timed::new(Arc::new(SimNetwork::new(conditions, Arc::default())), log);
+    let address: SocketAddr = "192.0.2.1:7471".parse().unwrap();
+    let mut listener = network.listen(address, 1, 0, false).unwrap();
+    let mut here = network.connect(address, None, 0).unwrap();
+    let mut there = listener.accept().unwrap().expect("a connection");
+    let pass = |from: &mut dyn Stream, to: &mut dyn Stream, bytes: &[u8]| {
+        assert_eq!(from.send_bytes(bytes), Ok(bytes.len()));
+        let mut into = vec![0; bytes.len()];
+        let mut have = 0;
+        while have < bytes.len() {
+            match to.receive_bytes(&mut into[have..]) {
+                Ok(n) => have += n,
+                Err(error) => assert_eq!(error, StreamError::WouldBlock),
+            }
+        }
+        assert_eq!(into, bytes);
+    };
+    pass(&mut *here, &mut *there, b"MPA ID Req Frame\x40\x01\x00\x00");
+    pass(&mut *there, &mut *here, b"MPA ID Rep Frame\x40\x01\x00\x00");
+    here.note_number(1);
+    there.note_number(2);
+    pass(&mut *here, &mut *there, &message());
+    let reports = log.0.lock().unwrap();
+    let seen: Vec<_> = reports
+        .iter()
+        .map(|passed| (passed.qpn, passed.sent, passed.opcode, passed.bytes))
+        .collect();
+    assert_eq!(seen, [(1, true, 3, 12), (2, false, 3, 12)]);
+    assert!(reports.iter().all(|passed| passed.first <= passed.last));
+}
