@@ -103,7 +103,7 @@ fuzz-smoke: ## run every fuzz target for a minute (FUZZ_SECONDS=60), on the stab
 	@scripts/setup build fuzz
 	@scripts/fuzz-smoke
 
-package: ## make a tarball and a Debian package for glibc 2.28 and later, in target/package
+package: ## make a tarball, .deb, .rpm and a Python wheel for glibc 2.28 and later, in target/package
 	@scripts/setup build package
 	@scripts/package
 
