@@ -6,9 +6,10 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rustix::process::Signal;
-use urnic_tests::build::{scratch, urnic};
+use urnic_tests::build::{scratch, tree, urnic};
 use urnic_tests::or_skip;
 use urnic_tests::program::{Program, Running};
+use urnic_tests::served::Served;
 use urnic_tests::skip::installed;
 use urnic_tests::wait::{TIME_LIMIT, free_port, until};
 use urnic_vfio_user::{Request, Version};
@@ -142,4 +143,26 @@ fn a_server_ends_cleanly_and_guards_its_socket() {
     let end = program.wait();
     assert_eq!(end.status.code(), Some(0), "{end}");
     assert!(!Path::new(&socket).exists());
+}
+
+/// The driver of the datasheet's last chapter.
+#[test]
+fn the_example_of_a_driver_drives_the_function() {
+    or_skip!(installed("python3"));
+    let served = Served::start();
+    let device = served.device();
+    let socket = device.split_once(':').expect("a socket").1;
+    let driver = tree().join("examples/driver.py");
+    let shown = Program::plain("python3")
+        .arg(&driver)
+        .args([socket, "--show"])
+        .run()
+        .success();
+    assert!(shown.ends_with("received 'hello', written 'hello'\n"), "{shown}");
+    // The same commands and completions are in the datasheet; the STag is the device's choice.
+    let page = std::fs::read_to_string(tree().join("docs/reference/device.md")).expect("the datasheet");
+    let is_stag = |line: &&str| line.starts_with("< 01000000 ");
+    for line in shown.lines().filter(|line| !is_stag(line)) {
+        assert!(page.contains(line), "not in device.md: {line}");
+    }
 }
