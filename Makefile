@@ -25,7 +25,7 @@ QUIET := $(shell test -t 2 || echo --quiet)
 SAY   := printf 'urnic: %s\n'
 
 .DEFAULT_GOAL := help
-.PHONY: help dev build demo docs nfs test interop cross bench lint loom soak asan fuzz-smoke package install uninstall
+.PHONY: help dev build demo docs nfs test interop cross bench lint loom soak asan fuzz-smoke package release install uninstall
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -106,6 +106,9 @@ fuzz-smoke: ## run every fuzz target for a minute (FUZZ_SECONDS=60), on the stab
 package: ## make a tarball, .deb, .rpm and a Python wheel for glibc 2.28 and later, in target/package
 	@scripts/setup build package
 	@scripts/package
+
+release: ## check everything that a release needs, and make its packages; tags nothing
+	@scripts/release
 
 install: ## install urnic, liburnic.so, urnic-nfs if built, and the documentation (DESTDIR, PREFIX)
 	@test -e $(TARGET)/release/liburnic.so || { echo "install: liburnic.so is not built: run 'make build' first" >&2; exit 1; }

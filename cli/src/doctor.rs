@@ -4,6 +4,7 @@
 mod finding;
 mod fixes;
 mod function;
+mod origin;
 mod selftest;
 mod writable;
 
@@ -175,7 +176,10 @@ pub(crate) fn identity(identity: Identity) -> &'static str {
 
 fn plugin() -> Finding {
     match find_plugin() {
-        Ok(path) => Finding::good("plug-in", path.display()),
+        Ok(path) => {
+            let text = format!("{}, of {}", path.display(), origin::of(&path));
+            Finding::good("plug-in", text)
+        }
         Err(message) => Finding::wrong("plug-in", message, "make build"),
     }
 }
