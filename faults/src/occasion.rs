@@ -64,6 +64,7 @@ impl fmt::Display for Occasion<'_> {
             }
             Occasion::Send(peer, _) => write!(f, "sending to {peer}"),
             Occasion::Datagram(peer) => write!(f, "a datagram to {peer}"),
+            Occasion::Call(call @ "resolve_addr") => write!(f, "rdma_{call}"),
             Occasion::Call(call) => write!(f, "ibv_{call}"),
             Occasion::Completion(opcode, qp) => write!(f, "{opcode} of qp {qp:#x}"),
             Occasion::Event => f.write_str("a completion event"),

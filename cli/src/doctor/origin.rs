@@ -18,7 +18,10 @@ fn of_with(file: &Path, debian_list: &Path) -> &'static str {
         return "the Python package";
     }
     let is_build = |two: &[&str]| matches!(two, [_, "release" | "debug"]);
-    if let Some(parent) = folders.len().checked_sub(3).and_then(|at| folders.get(at..at + 2))
+    if let Some(parent) = folders
+        .len()
+        .checked_sub(3)
+        .and_then(|at| folders.get(at..at + 2))
         && is_build(parent)
     {
         return "a build";

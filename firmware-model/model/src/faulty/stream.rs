@@ -37,6 +37,8 @@ pub(super) struct FaultyStream {
     request: Vec<u8>,
     /// In the condition `Ended`: what is received.
     last_words: Option<LastWords>,
+    /// The last call received less than was there.
+    cut: bool,
     condition: Condition,
 }
 
@@ -72,6 +74,7 @@ impl FaultyStream {
             terminates: None,
             request: Vec::new(),
             last_words: None,
+            cut: false,
             condition,
         }
     }
@@ -263,6 +266,7 @@ impl Stream for FaultyStream {
         if let Some(refusal) = self.refuses_to_receive() {
             return refusal;
         }
+        self.cut = false;
         if let Some(words) = &mut self.last_words {
             return words.receive(into);
         }
@@ -271,7 +275,9 @@ impl Stream for FaultyStream {
         let marked = self.sends.requests_markers();
         let pieces = into.iter().map(|piece| piece.filled(piece.len()));
         self.receives.pass(pieces, n, marked, Nanos(0), &mut |_| {});
+        let was_limited = self.terminates.is_some();
         self.pass(n, before);
+        self.cut = was_limited || self.last_words.is_some();
         Ok(n)
     }
 
@@ -285,7 +291,7 @@ impl Stream for FaultyStream {
     }
 
     fn is_cut(&self) -> bool {
-        self.stream.is_cut()
+        self.cut || self.stream.is_cut()
     }
 
     fn enter_full_operation(&mut self, qid: u32) -> Result<(), Errno> {

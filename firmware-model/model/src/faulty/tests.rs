@@ -149,11 +149,14 @@ fn a_terminate_comes_when_a_frame_has_ended() {
     let frame = message(false);
     send(&mut *there, &[REPLY, &frame[..10]].concat()).unwrap();
     assert_eq!(receive(&mut *here).unwrap().len(), REPLY.len() + 10);
+    assert!(!here.is_cut());
     send(&mut *here, &message(true)).unwrap();
     send(&mut *there, &[&frame[10..], &message(true)].concat()).unwrap();
     let mut rest = Vec::new();
     while rest.len() < frame.len() - 10 {
         rest.extend(receive(&mut *here).unwrap());
+        // There is more: nobody tells of that.
+        assert!(here.is_cut());
     }
     assert_eq!(rest, frame[10..]);
     let said = receive(&mut *here).unwrap();
