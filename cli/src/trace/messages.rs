@@ -1,6 +1,7 @@
 //! Which messages of a connection belong to a request.
 
 use std::collections::{HashMap, VecDeque};
+use std::ops::RangeInclusive;
 
 use serde_json::Value;
 
@@ -15,15 +16,41 @@ pub(super) struct Segments {
 
 /// A message of a connection.
 #[derive(Debug)]
-struct Message<'a> {
-    name: &'a str,
+struct Message {
     bytes: u64,
     segments: Segments,
 }
 
-/// The messages of all connections that belong to no request yet, by process, queue pair and
-/// direction, each in the order of time.
-pub(super) struct Messages<'a>(HashMap<(u64, &'a str, &'a str), VecDeque<Message<'a>>>);
+/// What requests of one kind send, or receive.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Kind {
+    Send,
+    Write,
+    ReadRequest,
+    ReadResponse,
+    AtomicRequest,
+    AtomicResponse,
+}
+
+impl Kind {
+    fn of(name: &str) -> Option<Kind> {
+        Some(match name {
+            "Send" | "SendInv" | "SendSE" | "SendSEInv" => Kind::Send,
+            "Write" => Kind::Write,
+            "ReadRequest" => Kind::ReadRequest,
+            "ReadResponse" => Kind::ReadResponse,
+            "AtomicRequest" => Kind::AtomicRequest,
+            "AtomicResponse" => Kind::AtomicResponse,
+            _ => return None,
+        })
+    }
+}
+
+/// A process, a queue pair, a direction, and a kind.
+type Key<'a> = (u64, &'a str, &'a str, Kind);
+
+/// The messages of all connections that belong to no request yet, each kind in the order of time.
+pub(super) struct Messages<'a>(HashMap<Key<'a>, VecDeque<Message>>);
 
 impl<'a> Messages<'a> {
     pub(super) fn of(events: &'a [Value]) -> Messages<'a> {
@@ -38,15 +65,15 @@ impl<'a> Messages<'a> {
                 continue;
             };
             let number = |value: &Value| value.as_u64().unwrap_or(0);
+            let Some(kind) = Kind::of(name) else { continue };
             let message = Message {
-                name,
                 bytes: number(&args["bytes"]),
                 segments: Segments {
                     first: number(&args["first"]),
                     last: number(&args["last"]),
                 },
             };
-            let key = (number(&event["pid"]), qp, direction);
+            let key = (number(&event["pid"]), qp, direction, kind);
             all.0.entry(key).or_default().push_back(message);
         }
         all
@@ -58,55 +85,50 @@ impl<'a> Messages<'a> {
         let bytes = request.number("bytes");
         // The time of a completion is that at which the device began the turn that completed it.
         let (from, to) = (request.number("posted"), request.number("polled"));
-        let sends: &[&str] = &["Send", "SendInv", "SendSE", "SendSEInv"];
+        let mut next = |direction, kind, bytes, from| self.next(request, direction, kind, bytes, from..=to);
         match request.text("opcode") {
-            "SEND" => self.next(request, "sent", sends, Some(bytes), from, to),
-            "RDMA_WRITE" => self.next(request, "sent", &["Write"], Some(bytes), from, to),
+            "SEND" => next("sent", Kind::Send, Some(bytes), from),
+            "RDMA_WRITE" => next("sent", Kind::Write, Some(bytes), from),
             // It may have come before the receive was posted.
-            "RECV" => self.next(request, "received", sends, Some(bytes), 0, to),
+            "RECV" => next("received", Kind::Send, Some(bytes), 0),
             "RDMA_READ" => {
-                let asked = self.next(request, "sent", &["ReadRequest"], None, from, to)?;
-                let answer = self.next(request, "received", &["ReadResponse"], Some(bytes), from, to)?;
+                let asked = next("sent", Kind::ReadRequest, None, from)?;
+                let answer = next("received", Kind::ReadResponse, Some(bytes), from)?;
                 Some(asked.and(answer))
             }
             "COMP_SWAP" | "FETCH_ADD" => {
-                let asked = self.next(request, "sent", &["AtomicRequest"], None, from, to)?;
-                let answer = self.next(request, "received", &["AtomicResponse"], None, from, to)?;
+                let asked = next("sent", Kind::AtomicRequest, None, from)?;
+                let answer = next("received", Kind::AtomicResponse, None, from)?;
                 Some(asked.and(answer))
             }
             _ => None,
         }
     }
 
-    /// The next message of one of these names and of this length that passed in a time. Those of
-    /// the names before it belong to no request: they opened the connection, or confirm.
+    /// The next message of this kind and length that passed in a time. Those before it belong to no
+    /// request: they opened the connection, or confirm.
     fn next(
         &mut self,
         request: &Request<'a>,
         direction: &'a str,
-        names: &[&str],
+        kind: Kind,
         bytes: Option<u64>,
-        from: u64,
-        to: u64,
+        time: RangeInclusive<u64>,
     ) -> Option<Segments> {
-        let messages = self.0.get_mut(&(request.pid, request.text("qp"), direction))?;
-        let fits = |message: &Message<'_>| {
-            names.contains(&message.name)
-                && bytes.is_none_or(|bytes| bytes == message.bytes)
-                && message.segments.first >= from
-        };
-        let at = messages.iter().position(fits)?;
-        // A later one is that of a later request.
-        if messages[at].segments.last > to {
-            return None;
+        let key = (request.pid, request.text("qp"), direction, kind);
+        let messages = self.0.get_mut(&key)?;
+        while messages
+            .front()
+            .is_some_and(|message| message.segments.first < *time.start())
+        {
+            messages.pop_front();
         }
-        let found = messages.remove(at)?;
-        let mut place = 0;
-        messages.retain(|message| {
-            place += 1;
-            place > at || !names.contains(&message.name)
-        });
-        Some(found.segments)
+        let fits = |message: &Message| bytes.is_none_or(|bytes| bytes == message.bytes);
+        let at = messages
+            .iter()
+            .take_while(|message| message.segments.last <= *time.end())
+            .position(fits)?;
+        messages.drain(..=at).next_back().map(|message| message.segments)
     }
 }
 
