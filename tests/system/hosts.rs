@@ -1,5 +1,6 @@
 //! `urnic hosts`: several hosts in one machine.
 
+use std::path::Path;
 use std::time::Duration;
 
 use urnic_tests::build::{plugin, urnic};
@@ -11,7 +12,12 @@ use urnic_tests::user::{NOBODY, Staged};
 const LIMIT: Duration = Duration::from_secs(60);
 
 fn hosts(count: u32, script: &str) -> Program {
-    Program::plain(urnic()).env("URNIC_LIB", plugin()).args([
+    hosts_of(&urnic(), plugin(), count, script)
+}
+
+/// `urnic hosts` with this program and this plug-in.
+fn hosts_of(urnic: &Path, plugin: &Path, count: u32, script: &str) -> Program {
+    Program::plain(urnic).env("URNIC_LIB", plugin).args([
         "hosts",
         &count.to_string(),
         "--",
@@ -65,8 +71,11 @@ fn an_ordinary_user_may_have_hosts() {
     or_skip!(namespaces());
     or_skip!(skip::root());
     or_skip!(installed("ibv_rc_pingpong"));
+    // The build may be in a folder that only root can enter.
     let staged = Staged::new();
-    pingponged(&staged.program(NOBODY, hosts(2, PINGPONG)).run_for(LIMIT));
+    let [urnic, plugin] = [urnic().as_path(), plugin()].map(|file| staged.add(file));
+    let program = hosts_of(&urnic, &plugin, 2, PINGPONG);
+    pingponged(&staged.program(NOBODY, program).run_for(LIMIT));
 }
 
 #[test]
