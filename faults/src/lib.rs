@@ -17,8 +17,10 @@ mod occasion;
 mod parse;
 mod plan;
 mod random;
+mod wait;
 
 pub use kind::{Action, Kind, Position};
 pub use network::Network;
 pub use occasion::Occasion;
 pub use plan::{Plan, fails, is_on, plan};
+pub use wait::wait;

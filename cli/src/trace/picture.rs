@@ -12,6 +12,11 @@ const LEFT: f64 = 215.0;
 const WIDTH: f64 = 1000.0;
 const LANE: f64 = 30.0;
 const TOP: f64 = 46.0;
+/// Colors.
+const POSTED: &str = "#9aa5b1";
+const DEVICE: &str = "#2f6fb3";
+const COMPLETED: &str = "#e0a030";
+const WIRE: &str = "#3d9a5f";
 /// Most bars: a reader sees no more.
 const MOST: usize = 2000;
 
@@ -85,11 +90,6 @@ pub(super) fn picture(events: &[Value], from: f64, span: f64) -> String {
     }
     svg + "</svg>\n"
 }
-
-const POSTED: &str = "#9aa5b1";
-const DEVICE: &str = "#2f6fb3";
-const COMPLETED: &str = "#e0a030";
-const WIRE: &str = "#3d9a5f";
 
 /// What lies in the span.
 fn bars(events: &[Value], begin: f64, span: f64) -> Vec<Bar> {

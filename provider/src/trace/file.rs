@@ -14,7 +14,6 @@ use urnic_model::Nanos;
 use urnic_model::timed::{Observer, Passed, observe};
 use urnic_process::lock::lock;
 use urnic_process::program;
-use urnic_wire::rdmap::Opcode;
 
 use crate::files;
 
@@ -146,12 +145,11 @@ impl Observer for Trace {
         if self.pid != std::process::id() {
             return;
         }
-        let opcode = Opcode::ALL.get(usize::from(message.opcode));
-        let opcode = opcode.map_or_else(|| "?".to_owned(), Opcode::to_string);
         let direction = if message.sent { "sent" } else { "received" };
         let number = self.messages.fetch_add(1, Ordering::Relaxed);
         let Passed {
             qpn,
+            opcode,
             bytes,
             first,
             last,

@@ -1,8 +1,6 @@
 //! Faults on demand ([`urnic_faults`]) of calls, completions and events. The callers ask
 //! [`urnic_faults::is_on`] first, so that without a plan nothing of this is reached.
 
-use std::time::{Duration, Instant};
-
 use rustix::io::Errno;
 use urnic_device::cqe::Cqe;
 use urnic_device::vocabulary::{WcOpcode, WcStatus};
@@ -11,9 +9,6 @@ use urnic_faults::{Action, Kind, Occasion, plan};
 
 use super::completion_ring::is_receive;
 use super::ledger::Ledger;
-
-/// A longer wait leaves the processor to others.
-const LONGEST_SPIN: Duration = Duration::from_micros(200);
 
 /// Fails a call if the plan says so.
 ///
@@ -57,7 +52,7 @@ pub(super) fn completion(driver: &Driver, cqe: &mut Cqe, ledger: &Ledger) -> Que
                 driver.fail_later(cqe.qid.get());
             }
             Action::Do(Kind::CqOverflow) => queue = Queue::Overflowed,
-            Action::Wait(time) => wait(time),
+            Action::Wait(time) => urnic_faults::wait(time),
             Action::Do(Kind::PortDown(time)) => driver.take_port_down(time),
             Action::Do(Kind::GidChange) => driver.change_gids_later(),
             Action::Do(Kind::DeviceFatal) => driver.stop(),
@@ -65,17 +60,6 @@ pub(super) fn completion(driver: &Driver, cqe: &mut Cqe, ledger: &Ledger) -> Que
         }
     }
     queue
-}
-
-/// Waits at least so long, on the processor: the kernel's timers are late by more than most delays.
-fn wait(time: Duration) {
-    let until = Instant::now() + time;
-    if time > LONGEST_SPIN {
-        std::thread::sleep(time);
-    }
-    while Instant::now() < until {
-        std::hint::spin_loop();
-    }
 }
 
 /// Whether an event is lost.

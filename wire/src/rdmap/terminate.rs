@@ -7,7 +7,7 @@
 //! Terminated RDMA Header (28)       if R
 //! ```
 
-use super::control::{HeaderError, Opcode};
+use super::control::{Control, HeaderError, Opcode, QN_TERMINATE};
 use super::read::ReadRequest;
 use super::terminate_error::TerminateError;
 use crate::ddp;
@@ -85,6 +85,18 @@ impl<'a> Terminate<'a> {
                 read_request: read_request.filter(|_| (layer, etype) == (RDMAP, REMOTE_PROTECTION)),
                 ..terminate
             },
+        }
+    }
+
+    /// The DDP header before a Terminate: the only message of queue 2 (RFC 5040 §4.8).
+    pub fn header() -> ddp::UntaggedHeader {
+        ddp::UntaggedHeader {
+            last: true,
+            rsvd_ulp: Control::from(Opcode::Terminate).byte(),
+            rsvd_ulp_word: 0,
+            qn: QN_TERMINATE,
+            msn: 1,
+            mo: 0,
         }
     }
 

@@ -5,11 +5,11 @@ use crate::stream::StreamError;
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
-use urnic_wire::ddp::{Header, UntaggedHeader};
+use urnic_wire::ddp::Header;
 use urnic_wire::mpa::fpdu::{self, CrcMode};
 use urnic_wire::mpa::marker;
 use urnic_wire::mpa::startup::{FrameKind, MAX_FRAME_LEN, StartupFlags, StartupFrame};
-use urnic_wire::rdmap::{Body, Control, Opcode, QN_TERMINATE, Segment, Terminate};
+use urnic_wire::rdmap::{Body, Opcode, Segment, Terminate};
 
 /// Bytes of the longest that is said: a Reply.
 const MOST: usize = MAX_FRAME_LEN;
@@ -36,17 +36,9 @@ impl LastWords {
     /// Those of pipe(2).
     pub(super) fn terminate(code: u16, offset: u64, marked: bool) -> Result<LastWords, Errno> {
         let [kind, code] = code.to_be_bytes();
-        let header = UntaggedHeader {
-            last: true,
-            rsvd_ulp: Control::from(Opcode::Terminate).byte(),
-            rsvd_ulp_word: 0,
-            qn: QN_TERMINATE,
-            msn: 1,
-            mo: 0,
-        };
         let segment = Segment {
             opcode: Opcode::Terminate,
-            header: Header::Untagged(header),
+            header: Header::Untagged(Terminate::header()),
             body: Body::Terminate(Terminate {
                 layer: kind >> 4,
                 etype: kind & 0xf,

@@ -8,11 +8,7 @@ use crate::time::Nanos;
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 use std::net::SocketAddr;
-use std::time::{Duration, Instant};
 use urnic_faults::{Action, Kind, Occasion, Plan};
-
-/// A shorter wait is spent on the processor: the kernel's timers are late by about as much.
-const SHORTEST_SLEEP: Duration = Duration::from_micros(200);
 
 /// Most reads of a silent connection in one call.
 const MOST_LOST: usize = 64;
@@ -120,13 +116,7 @@ impl FaultyStream {
         let occasion = Occasion::Send(self.stream.remote().ip(), len);
         for action in self.plan.strikes(&occasion) {
             if let Action::Wait(time) = action {
-                let until = Instant::now() + time;
-                if time >= SHORTEST_SLEEP {
-                    std::thread::sleep(time);
-                }
-                while Instant::now() < until {
-                    std::hint::spin_loop();
-                }
+                urnic_faults::wait(time);
             }
         }
     }

@@ -103,7 +103,8 @@ const REPLY: &[u8] = b"MPA ID Rep Frame\x40\x01\x00\x00";
 /// An FPDU whose message ends with it, or goes on.
 fn message(last: bool) -> Vec<u8> {
     let mut buffer = [0; 64];
-    let ulpdu = [if last { 0xc1 } else { 0x81 }; 30];
+    let control = if last { 0xc1 } else { 0x81 };
+    let ulpdu = [&[control, 0x40][..], &[0; 28]].concat();
     let len = fpdu::emit(&ulpdu, CrcMode::On, &mut buffer);
     buffer[..len].to_vec()
 }

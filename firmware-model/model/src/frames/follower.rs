@@ -6,6 +6,7 @@ use crate::time::Nanos;
 use urnic_wire::ddp;
 use urnic_wire::mpa::fpdu::LENGTH_LEN;
 use urnic_wire::mpa::{marker, startup};
+use urnic_wire::rdmap::{Control, Opcode};
 
 /// Bytes that say how long an FPDU is, and of which message: a marker, ULPDU_Length, and the
 /// control bytes of DDP and RDMAP.
@@ -13,14 +14,11 @@ const FPDU_FRONT: usize = marker::LEN + LENGTH_LEN + 2;
 /// Bytes that say how long any frame is.
 const FRONT: usize = startup::HEADER_LEN;
 
-/// Bits of RDMAP's control byte that are the opcode (RFC 5040 §4.1).
-const OPCODE: u8 = 0x0f;
-
 /// An RDMAP message that has passed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Message {
     /// The opcode.
-    pub(crate) opcode: u8,
+    pub(crate) opcode: Opcode,
     /// Bytes behind the headers of DDP.
     pub(crate) bytes: u64,
     /// When the first of it passed.
@@ -123,10 +121,12 @@ impl Follower {
             return;
         };
         let fpdu = self.cutter.fpdu(&self.front, marked);
-        if let Some([high, low, control, rdmap, ..]) = fpdu {
+        if let Some([high, low, control, rdmap, ..]) = fpdu
+            && let Ok(Control { opcode }) = Control::parse(*rdmap)
+        {
             let header = ddp::header_len(*control);
             let payload = usize::from(u16::from_be_bytes([*high, *low])).saturating_sub(header);
-            self.segment(rdmap & OPCODE, payload, ddp::is_last(*control), at);
+            self.segment(opcode, payload, ddp::is_last(*control), at);
         }
         self.cutter.pass(&self.front, len);
         self.rest = len.saturating_sub(self.front.len());
@@ -135,7 +135,7 @@ impl Follower {
     }
 
     /// A segment begins.
-    fn segment(&mut self, opcode: u8, payload: usize, last: bool, at: Nanos) {
+    fn segment(&mut self, opcode: Opcode, payload: usize, last: bool, at: Nanos) {
         let known = self.open.iter().position(|message| message.opcode == opcode);
         let mut message = known.map_or(
             Message {
@@ -188,7 +188,7 @@ mod tests {
                 ulpdu[1] = 0x40;
                 bytes += len as u64 - 14;
                 if last {
-                    messages.push((0, std::mem::take(&mut bytes)));
+                    messages.push((Opcode::Write, std::mem::take(&mut bytes)));
                 }
                 let written = match marked {
                     true => marker::emit(offset, &ulpdu, CrcMode::On, &mut buffer),
@@ -227,14 +227,15 @@ mod tests {
     /// Segments of a Write and of a Read Response may alternate.
     #[test]
     fn a_message_begins_with_its_first_segment() {
-        let segment = |opcode: u8, last: bool| {
+        let segment = |opcode: Opcode, last: bool| {
             let mut buffer = [0; 64];
             let control = if last { 0xc1 } else { 0x81 };
-            let ulpdu = [&[control, 0x40 | opcode][..], &[0; 22]].concat();
+            let ulpdu = [&[control, Control::from(opcode).byte()][..], &[0; 22]].concat();
             let len = fpdu::emit(&ulpdu, CrcMode::On, &mut buffer);
             buffer[..len].to_vec()
         };
-        let segments = [(0, false), (2, false), (0, true), (2, true)];
+        let (write, response) = (Opcode::Write, Opcode::ReadResponse);
+        let segments = [(write, false), (response, false), (write, true), (response, true)];
         let mut follower = Follower::new();
         let mut found = Vec::new();
         let mut pass = |bytes: &[u8], at: u64| {
@@ -256,7 +257,7 @@ mod tests {
             bytes: 20,
             began: Nanos(began),
         };
-        assert_eq!(found, [(4, message(0, 2)), (5, message(2, 3))]);
+        assert_eq!(found, [(4, message(write, 2)), (5, message(response, 3))]);
     }
 
     /// One who receives no more than is in the frame comes to its end, and not behind it.

@@ -3,8 +3,8 @@
 
 use crate::memory::{InvalidateError, Violation};
 use urnic_device::vocabulary::WcStatus;
-use urnic_wire::ddp::{Header, UntaggedHeader};
-use urnic_wire::rdmap::{Control, Opcode, QN_READ_REQUEST, QN_SEND, QN_TERMINATE, Terminate, TerminateError};
+use urnic_wire::ddp::Header;
+use urnic_wire::rdmap::{Control, Opcode, QN_READ_REQUEST, QN_SEND, Terminate, TerminateError};
 
 /// Bytes of the Terminate Control field.
 const CONTROL_LEN: usize = 4;
@@ -41,18 +41,6 @@ impl Outgoing {
 
     pub(super) fn payload(&self) -> &[u8] {
         &self.bytes[..self.len]
-    }
-
-    /// The DDP header before it: the only message of queue 2.
-    pub(super) fn header() -> UntaggedHeader {
-        UntaggedHeader {
-            last: true,
-            rsvd_ulp: Control::from(Opcode::Terminate).byte(),
-            rsvd_ulp_word: 0,
-            qn: QN_TERMINATE,
-            msn: 1,
-            mo: 0,
-        }
     }
 }
 

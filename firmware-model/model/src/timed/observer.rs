@@ -3,6 +3,7 @@
 use crate::time::Nanos;
 use std::fmt::Debug;
 use std::sync::OnceLock;
+use urnic_wire::rdmap::Opcode;
 
 /// An RDMAP message that passed the connection of a queue pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -11,8 +12,8 @@ pub struct Passed {
     pub qpn: u32,
     /// It was sent; otherwise it was received, and is placed.
     pub sent: bool,
-    /// Its opcode (RFC 5040 §4.3, RFC 7306).
-    pub opcode: u8,
+    /// Its kind.
+    pub opcode: Opcode,
     /// Bytes behind the headers of DDP.
     pub bytes: u64,
     /// When the first segment passed.

@@ -241,7 +241,7 @@ impl Engine {
                 return TxOutcome::Idle;
             };
             if !*framed && llp.has_room() {
-                llp.open(env.buffers, Outgoing::header(), message.payload().len());
+                llp.open(env.buffers, Terminate::header(), message.payload().len());
                 llp.put(message.payload().len())
                     .copy_from_slice(message.payload());
                 llp.seal();
