@@ -103,9 +103,9 @@ const CATALOGUE: [(&str, &str, &str); 21] = [
         "DHCP, a failover of a bond",
     ),
     (
-        "device-fatal",
-        "the device stops for good",
-        "a firmware crash, an adapter that is unplugged",
+        "device-fatal for=T",
+        "the device stops, and can be opened again after the time, or at once",
+        "a firmware crash and restart, an adapter that is unplugged",
     ),
 ];
 

@@ -58,8 +58,8 @@ pub enum Kind {
     PortDown(Duration),
     /// The addresses of the port seem to change.
     GidChange,
-    /// The device stops for good.
-    DeviceFatal,
+    /// The device stops, and cannot be opened again for this time.
+    DeviceFatal(Duration),
 }
 
 /// A position in what a connection passes in both directions, from its beginning.
@@ -115,7 +115,7 @@ impl Kind {
             Kind::LoseEvent => "lose-event",
             Kind::PortDown(_) => "port-down",
             Kind::GidChange => "gid-change",
-            Kind::DeviceFatal => "device-fatal",
+            Kind::DeviceFatal(_) => "device-fatal",
         }
     }
 
@@ -155,7 +155,7 @@ impl Kind {
                 | Kind::LoseEvent
                 | Kind::PortDown(_)
                 | Kind::GidChange
-                | Kind::DeviceFatal
+                | Kind::DeviceFatal(_)
         )
     }
 }
@@ -209,6 +209,7 @@ impl fmt::Display for Kind {
                 Ok(())
             }
             Kind::PortDown(time) => write!(f, " for={}ms", time.as_millis()),
+            Kind::DeviceFatal(time) if !time.is_zero() => write!(f, " for={}ms", time.as_millis()),
             Kind::Fail { call, errno } => {
                 let name = ERRNOS.iter().find(|(_, number)| number == errno);
                 write!(f, " call={call} errno={}", name.map_or("?", |(name, _)| name))

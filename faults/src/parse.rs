@@ -147,7 +147,7 @@ fn read_kind(part: &str, word: &str, keys: &mut Keys<'_>) -> Result<Kind, String
         "lose-event" => Kind::LoseEvent,
         "port-down" => Kind::PortDown(keys.take("for", time)?.unwrap_or(Duration::from_secs(1))),
         "gid-change" => Kind::GidChange,
-        "device-fatal" => Kind::DeviceFatal,
+        "device-fatal" => Kind::DeviceFatal(keys.take("for", time)?.unwrap_or_default()),
         other => {
             return Err(format!(
                 "{other:?} is no fault; there are {}",
@@ -368,6 +368,7 @@ mod tests {
             "cq-overflow",
             "lose-event",
             "port-down for=20ms",
+            "device-fatal for=300ms",
             "gid-change",
             "device-fatal",
         ] {

@@ -184,7 +184,7 @@ impl Fault {
                 | Kind::CqOverflow
                 | Kind::PortDown(_)
                 | Kind::GidChange
-                | Kind::DeviceFatal,
+                | Kind::DeviceFatal(_),
                 Occasion::Completion(..),
             ) => true,
             (Kind::Fail { call, .. }, Occasion::Call(called)) => call == called,

@@ -226,6 +226,25 @@ fn a_port_that_is_down_is_up_again() {
     assert_eq!(lines, ["port error, state 1", "port active, state 4"], "{said}");
 }
 
+/// The device in the process stops three times, and the program opens it again each time.
+#[test]
+fn a_device_that_stopped_returns() {
+    let program = or_skip!(compiled("reopen"));
+    let ended = Program::new(&program)
+        .env("URNIC_FAULTS", "device-fatal for=300ms every=1 count=3")
+        .run_for(LIMIT);
+    let said = ended.success();
+    let is_of_program = |line: &&str| !line.contains("WARN") && !line.contains("ERROR");
+    let lines: Vec<&str> = said.lines().filter(is_of_program).collect();
+    assert_eq!(
+        lines,
+        ["works", "gone", "works", "gone", "works", "gone", "works"],
+        "{said}"
+    );
+    // The first attempts come too early.
+    assert!(said.contains("cannot open urnic0: No such device"), "{said}");
+}
+
 /// The time of an iteration that a ping-pong printed.
 fn microseconds(ended: &Ended) -> f64 {
     assert!(ended.ok(), "{ended}");

@@ -65,6 +65,8 @@ pub struct Driver {
     pub(crate) planned: Mutex<Vec<Planned>>,
     /// When a port that is down by a plan of faults is up again.
     pub(crate) port_up_at: Mutex<Option<Duration>>,
+    /// The end of the time for which a device that a plan of faults stopped cannot be opened.
+    pub(crate) returns_at: Mutex<Option<Duration>>,
     /// The socket for requests of `urnic stat` of other processes.
     pub(crate) stat_socket: OnceLock<StatSocket>,
     /// This process is a child of the process that opened the device.

@@ -38,9 +38,15 @@ impl Driver {
         urnic_faults::is_on() && lock(&self.port_up_at).is_some()
     }
 
-    /// Stops the device for good, as if it had failed.
-    pub fn stop(&self) {
+    /// Stops the device, as if it had failed. The program cannot open it again for this time.
+    pub fn stop(&self, time: Duration) {
+        *lock(&self.returns_at) = Some(now() + time);
         self.device_lost();
+    }
+
+    /// Whether a device that a plan of faults stopped has not returned yet.
+    pub(crate) fn is_away(&self) -> bool {
+        lock(&self.returns_at).is_some_and(|at| now() < at)
     }
 
     fn plan(&self, planned: Planned) {

@@ -119,6 +119,7 @@ fn open(index: usize, config: &Config, gids: &GidTable) -> Result<Arc<Driver>, E
     let previous = process.opened(index);
     let driver = match previous {
         Some(opened) if !opened.driver.is_lost() => return Ok(opened.driver.clone()),
+        Some(opened) if opened.driver.is_away() => return Err(Errno::NODEV),
         // After a loss, a program that opens the device gets the new device, if there is one.
         Some(opened) => {
             let driver = start()?;

@@ -104,6 +104,7 @@ impl Driver {
             failures: Failures::default(),
             planned: Mutex::default(),
             port_up_at: Mutex::default(),
+            returns_at: Mutex::default(),
             stat_socket: OnceLock::new(),
             abandoned: AtomicBool::new(false),
         });

@@ -55,7 +55,7 @@ pub(super) fn completion(driver: &Driver, cqe: &mut Cqe, ledger: &Ledger) -> Que
             Action::Wait(time) => urnic_faults::wait(time),
             Action::Do(Kind::PortDown(time)) => driver.take_port_down(time),
             Action::Do(Kind::GidChange) => driver.change_gids_later(),
-            Action::Do(Kind::DeviceFatal) => driver.stop(),
+            Action::Do(Kind::DeviceFatal(time)) => driver.stop(time),
             _ => {}
         }
     }
