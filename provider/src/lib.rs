@@ -16,6 +16,7 @@ mod interpose;
 mod library;
 mod log;
 mod opening;
+mod probes;
 mod race_detector;
 mod real;
 mod register;

@@ -1,12 +1,13 @@
 //! The option `trace`: the file has the life of each request, also of a process that was killed.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Duration;
 
 use rustix::process::Signal;
 use serde_json::Value;
 use urnic_testkit::Folder;
-use urnic_tests::build::{scratch, urnic};
+use urnic_tests::build::{plugin, scratch, urnic};
 use urnic_tests::program::Program;
 use urnic_tests::skip::installed;
 use urnic_tests::{Pair, compiled, or_skip};
@@ -142,4 +143,35 @@ fn a_file_that_is_no_trace_is_an_error() {
         missing.run_for(LIMIT).failure().contains("No such file"),
         "no error"
     );
+}
+
+/// The probes that the guide lists are in the plug-in, and the code lies in the file where it lies
+/// in memory, as perf and bpftrace assume.
+#[test]
+fn the_static_probes_of_the_guide_are_there() {
+    or_skip!(installed("readelf"));
+    let plug_in = plugin();
+    let readelf = |flags: &str| {
+        let program = Program::plain("readelf").line(flags).arg(plug_in);
+        program.run_for(LIMIT).success()
+    };
+    let notes = readelf("-nW");
+    let guide = include_str!("../../docs/guide/probes.md");
+    let rows = guide.lines().filter_map(|line| line.strip_prefix("| `"));
+    let probes: Vec<&str> = rows.filter_map(|row| row.split('`').next()).collect();
+    assert_eq!(probes.len(), 8, "{probes:?}");
+    for probe in &probes {
+        assert!(notes.contains(&format!("Name: {probe}\n")), "{probe}: {notes}");
+    }
+    let in_plug_in: BTreeSet<&str> = notes
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("Name: "))
+        .collect();
+    assert_eq!(in_plug_in, probes.into_iter().collect());
+    let segments = readelf("-lW");
+    let is_code = |line: &&str| line.contains("LOAD") && line.contains("R E");
+    let code = segments.lines().find(is_code).expect("a segment of code");
+    let words: Vec<&str> = code.split_whitespace().collect();
+    let number = |word: &str| u64::from_str_radix(word.trim_start_matches("0x"), 16).expect("a number");
+    assert_eq!(number(words[1]), number(words[2]), "{segments}");
 }

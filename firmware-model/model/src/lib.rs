@@ -22,6 +22,7 @@ pub mod log_limit;
 pub mod memory;
 #[cfg(any(test, fuzzing))]
 mod mock;
+mod probes;
 pub mod qp;
 pub mod queues;
 pub mod rdmap;

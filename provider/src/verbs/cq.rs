@@ -29,6 +29,7 @@ use super::reported::{Acknowledgements, Reported, send_completion};
 use super::shared_with_c::SharedWithC;
 use crate::context::Context;
 use crate::guard::{contained, pointer, status};
+use crate::probes;
 use crate::strict::{self, QueueCheck};
 
 /// A completion queue: the part of libibverbs, then the part of the provider.
@@ -138,6 +139,7 @@ impl Completions {
             } else {
                 ledger.settle_send(cqe.cookie.get() as u32)
             };
+            probes::poll(ledger.qpn(), wr_id, cqe.status, cqe.byte_len.get());
             if cqe.status != WcStatus::Success as u8 {
                 polled::note(&self.driver, &cqe, wr_id, ledger);
             }

@@ -11,6 +11,7 @@ use super::cq::Cq;
 use super::ledger::Ledger;
 use super::lock::{Held, Lock};
 use super::send_queue::SendQueue;
+use crate::probes;
 
 /// The send queue. The driver publishes the requests that wait behind the gate, and never waits for
 /// the lock: a program may hold it without limit, between `ibv_wr_start` and `ibv_wr_complete`.
@@ -42,6 +43,7 @@ impl Poster for Sends {
         if let Some(device) = self.device.upgrade()
             && let Some(index) = self.publish_unless_held()
         {
+            probes::doorbell(device.qpn, index);
             device.ring_sends(index);
         }
     }

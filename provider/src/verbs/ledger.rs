@@ -7,6 +7,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 /// The ledger of one queue pair. Slot numbers and counts run freely modulo 2^32.
 pub(crate) struct Ledger {
+    /// The number of the queue pair.
+    qpn: u32,
     /// The `wr_id` of each send slot; the number of slots is a power of two.
     wr_ids: Box<[AtomicU64]>,
     /// Send slots before this one are free again.
@@ -27,9 +29,10 @@ struct Observers {
 }
 
 impl Ledger {
-    /// Creates a ledger for `slots` send slots, a power of two.
-    pub(crate) fn new(slots: u32) -> Ledger {
+    /// Creates a ledger of queue pair `qpn` for `slots` send slots, a power of two.
+    pub(crate) fn new(qpn: u32, slots: u32) -> Ledger {
         Ledger {
+            qpn,
             wr_ids: (0..slots.next_power_of_two())
                 .map(|_| AtomicU64::new(0))
                 .collect(),
@@ -48,6 +51,12 @@ impl Ledger {
             observers: is_observed.then(|| Box::new(Observers { check, trace })),
             ..self
         }
+    }
+
+    /// The number of the queue pair.
+    #[inline]
+    pub(crate) fn qpn(&self) -> u32 {
+        self.qpn
     }
 
     /// Whether anything looks at the requests.

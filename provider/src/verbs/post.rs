@@ -11,6 +11,7 @@ use super::qp::Qp;
 use super::refusal::refuse;
 use super::unaligned::structure;
 use crate::guard::contained;
+use crate::probes;
 
 /// Whether the send queue takes work requests: when it is connected, or nearly connected, and in
 /// the error state, where each request completes flushed. In other states no request would ever
@@ -67,6 +68,7 @@ pub(super) unsafe extern "C" fn post_send(
     };
     // The device may work on this thread for a while: other threads can post during that time.
     if let Some(index) = ring {
+        probes::doorbell(qp.device.qpn, index);
         contained(|| qp.device.ring_sends(index));
     }
     if let Some((check, reason)) = qp.ledger.check().zip(refusal) {

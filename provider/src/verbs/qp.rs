@@ -30,6 +30,7 @@ use super::send_queue::{SendQueue, SendRules, SendShape};
 use super::shared_with_c::SharedWithC;
 use super::srq::Srq;
 use crate::guard::{pointer, status};
+use crate::probes;
 use crate::strict::{self, PairCheck};
 use crate::trace::{self, PairTrace};
 
@@ -107,7 +108,7 @@ impl Qp {
             PairCheck::new(strict, device.qpn, domain.device.id, [send, receive], arena)
         });
         let traced = trace::trace().map(|trace| PairTrace::new(trace, device.qpn));
-        let ledger = Arc::new(Ledger::new(granted.max_send_wr).observed(check, traced));
+        let ledger = Arc::new(Ledger::new(device.qpn, granted.max_send_wr).observed(check, traced));
         let signal_all = attr.sq_sig_all != 0;
         let (send_queue, receives) = queues(&device, granted, send_rules(limits, kind, signal_all), &ledger)?;
         let sends = Sends::new(&device, send_queue, ledger.clone(), [send_cq, recv_cq]);
@@ -167,6 +168,9 @@ impl Qp {
         let mask = QpMask::from_bits(mask as u32).ok_or(Errno::INVAL)?;
         let attr = device_attr(attr);
         self.device.modify(&attr, mask)?;
+        if mask.contains(QpMask::STATE) {
+            probes::qp_state(self.device.qpn, attr.state);
+        }
         if let Some(trace) = trace::trace()
             && mask.contains(QpMask::STATE)
         {

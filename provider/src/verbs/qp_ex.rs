@@ -22,6 +22,7 @@ use super::send_queue::{Entry, SendQueue};
 use super::unaligned::elements;
 use crate::context::Context;
 use crate::guard::{contained, pointer};
+use crate::probes;
 use crate::race_detector;
 
 /// Operations that the builder supports.
@@ -245,6 +246,7 @@ unsafe extern "C" fn wr_abort(qp: *mut ibv_qp_ex) {
 /// Ends the sequence that `wr_start` began: sends posted before it may have waited for the end.
 fn finish(qp: &Qp, side: Held<'_, SendSide>) {
     if let Some(index) = qp.sends.release_queue(&qp.device, side) {
+        probes::doorbell(qp.device.qpn, index);
         contained(|| qp.device.ring_sends(index));
     }
 }

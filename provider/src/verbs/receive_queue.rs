@@ -19,6 +19,7 @@ use zerocopy::Unalign;
 use super::ledger::Ledger;
 use super::unaligned::{elements, structure};
 use crate::guard::contained;
+use crate::probes;
 use crate::strict::{Element, Request};
 
 const HEADER_LEN: usize = size_of::<RecvHeader>();
@@ -123,6 +124,7 @@ impl ReceiveQueue {
             }
         }
         self.written = self.written.wrapping_add(1);
+        probes::post_recv(self.ledger.as_ref().map_or(0, |ledger| ledger.qpn()), wr.wr_id);
         Ok(())
     }
 

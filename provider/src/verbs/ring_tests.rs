@@ -74,7 +74,7 @@ impl Sends {
         };
         let ring = Memory::new(shape.blocks as usize * BLOCK_LEN);
         let record = Memory::new(size_of::<QueueRecord>());
-        let ledger = Arc::new(Ledger::new(shape.slots));
+        let ledger = Arc::new(Ledger::new(1, shape.slots));
         // SAFETY: ring and record have the size of the shape, and are dropped with the queue.
         let queue = unsafe { SendQueue::new(ring.ptr(), record.ptr(), shape, rules, ledger.clone()) };
         Sends {
@@ -452,7 +452,7 @@ fn receives_fill_their_ring_and_completions_free_slots() {
     };
     let ring = Memory::new((shape.entries as usize) << shape.log_stride);
     let record = Memory::new(size_of::<QueueRecord>());
-    let ledger = Arc::new(Ledger::new(1));
+    let ledger = Arc::new(Ledger::new(1, 1));
     // SAFETY: ring and record have the size of the shape, and are dropped with the queue.
     let mut queue = unsafe { ReceiveQueue::new(ring.ptr(), record.ptr(), shape, Some(ledger.clone())) };
     // SAFETY: a zeroed record of atomics.

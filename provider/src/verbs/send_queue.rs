@@ -28,6 +28,7 @@ use super::ledger::Ledger;
 pub(crate) use super::send_entry::{Entry, SendRules, SendShape};
 use super::unaligned::elements;
 use crate::guard::contained;
+use crate::probes;
 
 mod check;
 
@@ -399,6 +400,7 @@ impl SendQueue {
                 .write_unaligned(entry.header)
         };
         self.ledger.enter_send(self.posted, entry.wr_id);
+        probes::post_send(self.ledger.qpn(), entry.wr_id, entry.header.opcode);
         if self.ledger.is_observed() {
             self.show(entry);
         }

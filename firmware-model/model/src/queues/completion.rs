@@ -2,6 +2,7 @@
 
 use super::event::EventQueue;
 use crate::host::{Mapping, Record};
+use crate::probes;
 use crate::qp::effects::Effects;
 use crate::time::Nanos;
 use std::collections::BTreeSet;
@@ -157,6 +158,7 @@ impl CompletionQueue {
                 effects.overflow(self.id);
                 return Err(Overflow);
             }
+            probes::complete(cqe.label.get(), cqe.status, cqe.byte_len.get());
             let solicited = CqeFlags::from_bits_retain(cqe.flags).contains(CqeFlags::SOLICITED)
                 || cqe.status != WcStatus::Success as u8;
             if solicited || state.producer.wrapping_sub(state.solicited) > LONG_AGO {

@@ -6,6 +6,7 @@ use crate::counters::Counter;
 use crate::host::PieceMut;
 use crate::llp::mpa::Filled;
 use crate::llp::{Llp, LlpError, loopback};
+use crate::probes;
 use crate::queues::Overflow;
 use crate::rdmap::env::Env;
 use crate::rdmap::explain::Lost;
@@ -89,6 +90,7 @@ impl Engine {
             match self.fill(env, stream) {
                 Ok((bytes, outcome)) => {
                     env.counters.add(Counter::RxBytes, bytes as u64);
+                    probes::received(self.halves.qp.label, bytes);
                     budget = budget.saturating_sub(bytes);
                     filled = outcome;
                 }

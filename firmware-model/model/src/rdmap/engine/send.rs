@@ -3,6 +3,7 @@
 use super::{Engine, Progress};
 use crate::counters::Counter;
 use crate::llp::Llp;
+use crate::probes;
 use crate::queues::Overflow;
 use crate::rdmap::env::Env;
 use crate::rdmap::explain::Lost;
@@ -82,6 +83,9 @@ impl Engine {
             let taken = llp.taken();
             env.counters.add(Counter::TxCalls, calls);
             env.counters.add(Counter::TxBytes, taken - before);
+            if taken != before {
+                probes::sent(self.halves.qp.label, taken - before);
+            }
             let known = self.known();
             let Halves { qp, requester, .. } = &mut self.halves;
             if let Err(Overflow) = requester.complete(qp, env, known) {
