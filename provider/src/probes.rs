@@ -1,6 +1,6 @@
 //! Static probes (USDT) at the program's side of the queues: `post_send`, `post_recv`, `doorbell`,
-//! `poll` and `qp_state` of the provider `urnic`. A probe is one `nop` until a tracer attaches to it.
-//! The device has its own probes (`urnic_model`); docs/guide/probes.md lists all of them.
+//! `poll` and `qp_state` of the provider `urnic`. A probe is one `nop` until a tracer attaches to
+//! it. The device has its own probes (`urnic_model`); docs/guide/probes.md lists all of them.
 
 use probe::probe;
 

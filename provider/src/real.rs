@@ -110,6 +110,12 @@ real! {
     listxattr: (*const c_char, *mut c_char, usize) -> isize;
     llistxattr: (*const c_char, *mut c_char, usize) -> isize;
     chdir: (*const c_char) -> c_int;
+    execve: (*const c_char, *const *mut c_char, *const *mut c_char) -> c_int;
+    execv: (*const c_char, *const *mut c_char) -> c_int;
+    execvp: (*const c_char, *const *mut c_char) -> c_int;
+    execvpe: (*const c_char, *const *mut c_char, *const *mut c_char) -> c_int;
+    posix_spawn: (Opaque, *const c_char, Opaque, Opaque, *const *mut c_char, *const *mut c_char) -> c_int;
+    posix_spawnp: (Opaque, *const c_char, Opaque, Opaque, *const *mut c_char, *const *mut c_char) -> c_int;
     close: (c_int) -> c_int;
     close_range: (c_uint, c_uint, c_int) -> c_int;
     closefrom: (c_int);

@@ -1,5 +1,6 @@
 //! `urnic` itself.
 
+use urnic_testkit::Folder;
 use urnic_tests::build::urnic;
 use urnic_tests::or_skip;
 use urnic_tests::program::Program;
@@ -83,6 +84,46 @@ fn a_static_program_is_warned_about() {
         .success();
     let text = command("run --").arg(&program).run().success();
     assert!(text.contains("statically linked"), "{text}");
+}
+
+/// A script runs programs that `urnic run` does not see.
+#[test]
+fn a_static_program_behind_a_shell_is_warned_about_if_it_uses_verbs() {
+    or_skip!(installed("cc"));
+    let folder = Folder::inside(&urnic_tests::build::scratch(), "static-programs");
+    let made = |name: &str, says: &str| {
+        let (source, program) = (folder.file(&format!("{name}.c")), folder.file(name));
+        let text = format!("#include <stdio.h>\nint main(void) {{ return puts(\"{says}\") < 0; }}\n");
+        std::fs::write(&source, text).expect("our folder");
+        let cc = Program::plain("cc")
+            .arg("-static")
+            .arg("-o")
+            .arg(&program)
+            .arg(&source);
+        cc.run().success();
+        program.display().to_string()
+    };
+    let (verbs, other) = (
+        made("verbs", "libibverbs is in this program"),
+        made("other", "nothing"),
+    );
+    let makefile = folder.file("Makefile");
+    std::fs::write(&makefile, format!("all:\n\t@{verbs}\n")).expect("our folder");
+    let python = format!("import subprocess; subprocess.run(['{verbs}'], check=True)");
+    for (line, warned) in [
+        (vec!["bash", "-c", &format!("{verbs}; {other}; true")], true),
+        (vec!["sh", "-c", &format!("exec {verbs}")], true),
+        (vec!["env", &verbs], true),
+        (vec!["python3", "-c", &python], true),
+        (vec!["make", "-s", "-f", makefile.to_str().expect("a name")], true),
+        (vec!["bash", "-c", &format!("{other}; true")], false),
+        (vec!["bash", "-c", &format!("LD_PRELOAD= {verbs}")], false),
+    ] {
+        let text = command("run --").args(&line).run().success();
+        let warnings = text.matches("urnic: warning: ").count();
+        assert_eq!(warnings, usize::from(warned), "{line:?}: {text}");
+        assert_eq!(text.contains("statically linked"), warned, "{line:?}: {text}");
+    }
 }
 
 #[test]

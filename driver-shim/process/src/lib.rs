@@ -1,12 +1,15 @@
 //! The program that urnic runs in, below everything else of the host side: descriptors that are
 //! urnic's own ([`fds`]), urnic's threads ([`threads`]) and signals kept out of them ([`signals`]),
-//! the host's addresses ([`gids`], [`netlink`]) and the GIDs made from them ([`port_gids`]), and
-//! error lines that the log has once ([`error_log`], [`failure`]).
+//! programs that cannot have urnic ([`executable`]), the host's addresses ([`gids`], [`netlink`])
+//! and the GIDs made from them ([`port_gids`]), and error lines that the log has once
+//! ([`error_log`], [`failure`]).
 
 #[forbid(unsafe_code)]
 pub mod addressing;
 #[forbid(unsafe_code)]
 pub mod error_log;
+#[forbid(unsafe_code)]
+pub mod executable;
 #[forbid(unsafe_code)]
 pub mod failure;
 pub mod fds;

@@ -8,6 +8,7 @@
 // The test binary must not interpose itself.
 #![cfg_attr(test, allow(dead_code))]
 
+mod exec;
 mod fds;
 mod paths;
 pub(crate) mod signals;
