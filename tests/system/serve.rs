@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rustix::process::Signal;
-use urnic_tests::build::{scratch, tree, urnic};
+use urnic_tests::build::{example, scratch, tree, urnic};
 use urnic_tests::or_skip;
 use urnic_tests::program::{Program, Running};
 use urnic_tests::served::Served;
@@ -165,4 +165,15 @@ fn the_example_of_a_driver_drives_the_function() {
     for line in shown.lines().filter(|line| !is_stag(line)) {
         assert!(page.contains(line), "not in device.md: {line}");
     }
+    // The driver in Rust does the same.
+    let driver = example("urnic-device-checks", "driver");
+    let also = Program::plain(driver).args([socket, "--show"]).run().success();
+    let without_stag = |shown: &str| {
+        shown
+            .lines()
+            .filter(|line| !is_stag(line))
+            .collect::<Vec<_>>()
+            .join("\n")
+    };
+    assert_eq!(without_stag(&also), without_stag(&shown));
 }
