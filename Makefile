@@ -8,6 +8,9 @@ PREFIX  ?= /usr/local
 DESTDIR ?=
 
 TARGET  := $(or $(CARGO_TARGET_DIR),target)
+# Where `install` takes the programs from: release, or dist (scripts/package).
+PROFILE ?= release
+BUILT   := $(TARGET)/$(PROFILE)
 LIBDIR  := $(DESTDIR)$(PREFIX)/lib/urnic
 # Of bash, zsh and fish.
 COMPLETIONS := $(DESTDIR)$(PREFIX)/share/bash-completion/completions/urnic \
@@ -103,26 +106,26 @@ fuzz-smoke: ## run every fuzz target for a minute (FUZZ_SECONDS=60), on the stab
 	@scripts/setup build fuzz
 	@scripts/fuzz-smoke
 
-package: ## make a tarball, .deb, .rpm and a Python wheel for glibc 2.28 and later, in target/package
-	@scripts/setup build package
+package: ## make a tarball, .debs, .rpm and a Python wheel for glibc 2.28 and later, in target/package
+	@scripts/setup build nfs package
 	@scripts/package
 
 release: ## check everything that a release needs, and make its packages; tags nothing
 	@scripts/release
 
 install: ## install urnic, liburnic.so, urnic-nfs if built, and the documentation (DESTDIR, PREFIX)
-	@test -e $(TARGET)/release/liburnic.so || { echo "install: liburnic.so is not built: run 'make build' first" >&2; exit 1; }
-	install -D -m 755 $(TARGET)/release/urnic $(DESTDIR)$(PREFIX)/bin/urnic
-	install -D -m 755 $(TARGET)/release/liburnic.so $(LIBDIR)/liburnic.so
+	@test -e $(BUILT)/liburnic.so || { echo "install: liburnic.so is not built: run 'make build' first" >&2; exit 1; }
+	install -D -m 755 $(BUILT)/urnic $(DESTDIR)$(PREFIX)/bin/urnic
+	install -D -m 755 $(BUILT)/liburnic.so $(LIBDIR)/liburnic.so
 	for abi in $(PROVIDER_ABIS); do ln -sf liburnic.so $(LIBDIR)/liburnic-rdmav$$abi.so || exit 1; done
 	install -D -m 644 docs/urnic.1 $(DESTDIR)$(PREFIX)/share/man/man1/urnic.1
-	$(TARGET)/release/urnic man --into $(DESTDIR)$(PREFIX)/share/man/man1
-	test ! -e $(TARGET)/release/urnic-nfs || install -D -m 755 $(TARGET)/release/urnic-nfs $(DESTDIR)$(PREFIX)/bin/urnic-nfs
-	test ! -e $(TARGET)/release/urnic-nfs || install -D -m 644 docs/urnic-nfs.1 $(DESTDIR)$(PREFIX)/share/man/man1/urnic-nfs.1
+	$(BUILT)/urnic man --into $(DESTDIR)$(PREFIX)/share/man/man1
+	test ! -e $(BUILT)/urnic-nfs || install -D -m 755 $(BUILT)/urnic-nfs $(DESTDIR)$(PREFIX)/bin/urnic-nfs
+	test ! -e $(BUILT)/urnic-nfs || install -D -m 644 docs/urnic-nfs.1 $(DESTDIR)$(PREFIX)/share/man/man1/urnic-nfs.1
 	install -d $(dir $(COMPLETIONS))
-	$(TARGET)/release/urnic completions bash >$(word 1,$(COMPLETIONS))
-	$(TARGET)/release/urnic completions zsh >$(word 2,$(COMPLETIONS))
-	$(TARGET)/release/urnic completions fish >$(word 3,$(COMPLETIONS))
+	$(BUILT)/urnic completions bash >$(word 1,$(COMPLETIONS))
+	$(BUILT)/urnic completions zsh >$(word 2,$(COMPLETIONS))
+	$(BUILT)/urnic completions fish >$(word 3,$(COMPLETIONS))
 	install -D -m 644 -t $(SUPPDIR) share/valgrind.supp share/tsan.supp
 	install -D -m 644 -t $(DOCDIR) README.md ARCHITECTURE.md CONTRIBUTING.md CHANGELOG.md SECURITY.md LICENSE-MIT LICENSE-APACHE
 	for page in $$(find docs -name '*.md'); do install -D -m 644 $$page $(DOCDIR)/$$page || exit 1; done

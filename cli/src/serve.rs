@@ -8,6 +8,9 @@ use std::process::ExitCode;
 use clap::ArgMatches;
 use clap::builder::{OsStringValueParser, TypedValueParser as _};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
 use urnic_config::{is_log_filter, log_filter};
 use urnic_model::capture::CaptureFile;
 use urnic_model::{DeviceAddress, ModelConfig, Prefix, Reach};
@@ -277,10 +280,17 @@ pub(crate) fn serve(offer: &Offer, matches: &ArgMatches) -> Result<ExitCode, Fai
         let takes = "a level (off, error, warn, info, debug, trace) or MODULE=LEVEL, with commas between";
         return Err(Failure::usage(format!("log cannot be {log}: it takes {takes}")));
     }
-    let filter = tracing_subscriber::EnvFilter::builder().parse_lossy(log_filter(log));
+    // It is a filter, as was checked.
+    let filter: Targets = log_filter(log).parse().unwrap_or_default();
+    let levels = filter
+        .iter()
+        .map(|(_, level)| level)
+        .chain(filter.default_level());
     tracing_subscriber::fmt()
-        .with_env_filter(filter)
+        .with_max_level(levels.max().unwrap_or(LevelFilter::ERROR))
         .with_writer(std::io::stderr)
+        .finish()
+        .with(filter)
         .init();
     let pcap = offer.pcap.as_deref().filter(|path| !path.as_os_str().is_empty());
     pcap.map_or(Ok(()), crate::capture::prepare)?;

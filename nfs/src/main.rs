@@ -12,6 +12,9 @@ use cli::{acl, bench, list, serve, transfer};
 use rustix::fs::Mode;
 use rustix::process::{Resource, getrlimit, setrlimit, umask};
 use std::process::ExitCode;
+use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
 
 /// An NFSv3 server in user space, and a client tool
 #[derive(Parser)]
@@ -38,10 +41,19 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let filter = tracing_subscriber::EnvFilter::try_from_env("URNIC_LOG");
+    let filter = std::env::var("URNIC_LOG")
+        .ok()
+        .and_then(|filter| filter.parse().ok());
+    let filter = filter.unwrap_or_else(|| Targets::new().with_default(LevelFilter::WARN));
+    let levels = filter
+        .iter()
+        .map(|(_, level)| level)
+        .chain(filter.default_level());
     tracing_subscriber::fmt()
-        .with_env_filter(filter.unwrap_or_else(|_| "warn".into()))
+        .with_max_level(levels.max().unwrap_or(LevelFilter::ERROR))
         .with_writer(std::io::stderr)
+        .finish()
+        .with(filter)
         .init();
     let (cli, _) = match urnic_console::parsed::<Cli>(Cli::command()) {
         Ok(parsed) => parsed,

@@ -11,10 +11,11 @@ use std::{fmt, io};
 
 use rustix::io::Errno;
 use tracing::{Level, Metadata};
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
+use tracing_subscriber::layer::SubscriberExt;
 use urnic_config::log_filter;
 use urnic_process::error_log;
 use urnic_process::failure;
@@ -109,12 +110,19 @@ impl FormatTime for Stamp {
 
 /// Starts the log with the option `log`. Call it once.
 pub(crate) fn start(filter: &str) {
+    // The option was checked.
+    let filter: Targets = log_filter(filter).parse().unwrap_or_default();
+    let levels = filter
+        .iter()
+        .map(|(_, level)| level)
+        .chain(filter.default_level());
     let subscriber = tracing_subscriber::fmt()
-        .with_env_filter(EnvFilter::builder().parse_lossy(log_filter(filter)))
+        .with_max_level(levels.max().unwrap_or(LevelFilter::ERROR))
         .with_timer(Stamp)
         .with_writer(StandardError { is_warning: false })
         .with_ansi(false)
-        .finish();
+        .finish()
+        .with(filter);
     // The call fails only if there is a subscriber already, which is then used.
     let _ = tracing::subscriber::set_global_default(subscriber);
 }

@@ -31,14 +31,12 @@ pub fn is_log_filter(text: &str) -> bool {
     })
 }
 
-/// The filter in tracing's syntax. Errors of modules that it does not name are shown, too, unless
-/// the filter contains `off`.
+/// The filter in the syntax of tracing's `Targets`. Errors of modules that it does not name are
+/// shown, too, unless the filter contains `off`.
 pub fn log_filter(text: &str) -> String {
-    if directives(text).any(is_level) {
-        text.to_owned()
-    } else {
-        format!("error,{text}")
-    }
+    let errors = (!directives(text).any(is_level)).then_some("error");
+    let all: Vec<&str> = errors.into_iter().chain(directives(text)).collect();
+    all.join(",").replace(' ', "")
 }
 
 #[cfg(test)]
@@ -83,5 +81,6 @@ mod tests {
         assert_eq!(log_filter("urnic_wire=debug"), "error,urnic_wire=debug");
         assert_eq!(log_filter("urnic_wire=debug,off"), "urnic_wire=debug,off");
         assert_eq!(log_filter("info"), "info");
+        assert_eq!(log_filter("urnic_wire = info, Warn"), "urnic_wire=info,Warn");
     }
 }

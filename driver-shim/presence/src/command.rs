@@ -122,13 +122,26 @@ pub fn offer_async_fd(fd: RawFd) {
     ASYNC_FD.set(fd);
 }
 
-/// Executes the ioctl(2) of the program on `fd`, if `fd` is our device and the command is known.
+/// Executes the ioctl(2) of the program on `fd`, if `fd` is our device.
+///
+/// # Errors
+/// `ENOTTY`, as of an old kernel: the command is not known. libibverbs then makes the request
+/// in another way.
 ///
 /// # Safety
 /// The request is [`VERBS_IOCTL`], and `argument` is null or points to the request's header,
 /// followed by as many bytes as the header gives.
-pub unsafe fn ioctl(fd: RawFd, argument: *mut u8) -> Option<()> {
-    if fds::verified_kind(fd)? != Kind::Uverbs || argument.is_null() {
+pub unsafe fn ioctl(fd: RawFd, argument: *mut u8) -> Option<Result<(), Errno>> {
+    // SAFETY: the caller's promise.
+    (fds::verified_kind(fd)? == Kind::Uverbs).then(|| unsafe { alloc_async_fd(argument) }.ok_or(Errno::NOTTY))
+}
+
+/// Executes the one command that is known; `None`: it is another.
+///
+/// # Safety
+/// The conditions of [`ioctl`].
+unsafe fn alloc_async_fd(argument: *mut u8) -> Option<()> {
+    if argument.is_null() {
         return None;
     }
     // SAFETY: `argument` is not null, and the header begins with its length.
@@ -236,13 +249,13 @@ mod tests {
             // SAFETY: the command is a live structure of the length in its header.
             unsafe { ioctl(device.as_raw_fd(), std::ptr::from_mut(command).cast()) }
         };
-        assert_eq!(ask(&mut command), None, "nothing was offered");
+        assert_eq!(ask(&mut command), Some(Err(Errno::NOTTY)), "nothing was offered");
         offer_async_fd(77);
         let mut other = AllocAsyncFd { object: 1, ..command };
-        assert_eq!(ask(&mut other), None);
-        assert_eq!(ask(&mut command), Some(()));
+        assert_eq!(ask(&mut other), unknown);
+        assert_eq!(ask(&mut command), Some(Ok(())));
         assert_eq!(command.fd, 77);
-        assert_eq!(ask(&mut command), None);
+        assert_eq!(ask(&mut command), unknown);
         registry::forget(device.as_raw_fd());
     }
 

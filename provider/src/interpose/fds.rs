@@ -218,12 +218,14 @@ unsafe extern "C-unwind" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_
     let Some(next) = real::ioctl() else {
         return missing(-1);
     };
-    // SAFETY: the C caller's argument for that request.
-    if u64::from(request as u32) == command::VERBS_IOCTL && unsafe { device_ioctl(fd, argument) } {
-        return 0;
+    if u64::from(request as u32) == command::VERBS_IOCTL {
+        // SAFETY: the C caller's argument for that request.
+        match unsafe { device_ioctl(fd, argument) } {
+            Some(Ok(())) => return 0,
+            Some(Err(errno)) => return refuse(errno),
+            None => {}
+        }
     }
-    // The file that stands for the device refuses unsupported requests as an old kernel does
-    // (ENOTTY).
     // SAFETY: the C caller's arguments.
     unsafe { next(fd, request, argument) }
 }
@@ -231,9 +233,11 @@ unsafe extern "C-unwind" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_
 /// # Safety
 /// The conditions of [`command::ioctl`].
 #[cold]
-unsafe fn device_ioctl(fd: c_int, argument: *mut c_void) -> bool {
+unsafe fn device_ioctl(fd: c_int, argument: *mut c_void) -> Option<Result<(), Errno>> {
     // SAFETY: the caller promises the conditions of `command::ioctl`.
-    guarded(|| Ok(unsafe { command::ioctl(fd, argument.cast()) })).is_ok_and(|answer| answer.is_some())
+    guarded(|| Ok(unsafe { command::ioctl(fd, argument.cast()) }))
+        .ok()
+        .flatten()
 }
 
 /// Runs a command of the connection manager. Only the command for the next event waits. While it

@@ -21,12 +21,15 @@ use zerocopy::IntoBytes;
 /// The one driver of the test process.
 pub(crate) static DRIVER: LazyLock<Arc<Driver>> = LazyLock::new(|| start(Config::default()));
 
-/// A separate driver with another configuration. With `URNIC_TEST_LOG` set, the driver logs the
+/// A separate driver with another configuration. With `URNIC_TEST_LOG` set to a level, it logs the
 /// life of each connection.
 pub(crate) fn start(config: Config) -> Arc<Driver> {
     if let Ok(filter) = std::env::var("URNIC_TEST_LOG") {
+        let level = filter
+            .parse()
+            .unwrap_or(tracing_subscriber::filter::LevelFilter::DEBUG);
         let _ = tracing_subscriber::fmt()
-            .with_env_filter(filter)
+            .with_max_level(level)
             .with_writer(std::io::stderr)
             .try_init();
     }

@@ -14,8 +14,11 @@ use super::process_memory::extents;
 use crate::sys;
 use rustix::io::Errno;
 use rustix::process::Pid;
+#[cfg(target_arch = "x86_64")]
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
+#[cfg(target_arch = "x86_64")]
+use std::sync::atomic::{AtomicU32, Ordering};
 
 #[cfg(target_arch = "x86_64")]
 std::arch::global_asm!(include_str!("x86_64.s"));
@@ -63,7 +66,9 @@ const REFUSED: i64 = i64::MIN;
 const INTERRUPTED: i64 = i64::MIN + 1;
 
 /// Where `cpu_id` and `rseq_cs` are in `struct rseq`.
+#[cfg(target_arch = "x86_64")]
 const CPU_ID: usize = 4;
+#[cfg(target_arch = "x86_64")]
 const RSEQ_CS: usize = 8;
 
 /// Where a thread's `struct rseq` is, from its thread pointer on, as libc says.
