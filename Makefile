@@ -11,6 +11,8 @@ TARGET  := $(or $(CARGO_TARGET_DIR),target)
 # Where `install` takes the programs from: release, or dist (scripts/package).
 PROFILE ?= release
 BUILT   := $(TARGET)/$(PROFILE)
+# The program that writes manual pages and completions: it must run on this machine.
+URNIC   ?= $(BUILT)/urnic
 LIBDIR  := $(DESTDIR)$(PREFIX)/lib/urnic
 # Of bash, zsh and fish.
 COMPLETIONS := $(DESTDIR)$(PREFIX)/share/bash-completion/completions/urnic \
@@ -65,7 +67,7 @@ test: ## run every test (under 20 minutes on two cores); DENY_SKIPS=1 fails on a
 	@scripts/test
 
 interop: ## test with Linux: soft-iWARP, NFS, VFIO; check captures with tshark (builds a kernel first), packages in empty Debian roots
-	@scripts/setup build test interop package
+	@scripts/setup build test interop package cross
 	@scripts/test interop
 
 lint: ## run rustfmt, clippy, shellcheck; check that dependencies are used and their licences allowed
@@ -79,13 +81,10 @@ loom: ## try every interleaving of the threads that share a ring, a record or a 
 	@scripts/setup build
 	@scripts/loom
 
-cross: ## compile for arm64 and run some unit tests in an emulator (adds the target by rustup)
+cross: ## build for arm64, and run programs and unit tests in an emulator (adds the target by rustup)
 	@scripts/setup build cross
 	rustup target add aarch64-unknown-linux-gnu
-	$(CARGO) check --target aarch64-unknown-linux-gnu $(PLUGIN)
-	CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc \
-	CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER='qemu-aarch64-static -L /usr/aarch64-linux-gnu' \
-	$(CARGO) test --target aarch64-unknown-linux-gnu --lib -p urnic-model -- fault:: memory:: queues:: llp::
+	@scripts/arm64
 
 bench: ## compare speed and cost with raw TCP, UCX and NFS over TCP, as ratios from one run
 	@scripts/setup build bench nfs
@@ -119,13 +118,13 @@ install: ## install urnic, liburnic.so, urnic-nfs if built, and the documentatio
 	install -D -m 755 $(BUILT)/liburnic.so $(LIBDIR)/liburnic.so
 	for abi in $(PROVIDER_ABIS); do ln -sf liburnic.so $(LIBDIR)/liburnic-rdmav$$abi.so || exit 1; done
 	install -D -m 644 docs/urnic.1 $(DESTDIR)$(PREFIX)/share/man/man1/urnic.1
-	$(BUILT)/urnic man --into $(DESTDIR)$(PREFIX)/share/man/man1
+	$(URNIC) man --into $(DESTDIR)$(PREFIX)/share/man/man1
 	test ! -e $(BUILT)/urnic-nfs || install -D -m 755 $(BUILT)/urnic-nfs $(DESTDIR)$(PREFIX)/bin/urnic-nfs
 	test ! -e $(BUILT)/urnic-nfs || install -D -m 644 docs/urnic-nfs.1 $(DESTDIR)$(PREFIX)/share/man/man1/urnic-nfs.1
 	install -d $(dir $(COMPLETIONS))
-	$(BUILT)/urnic completions bash >$(word 1,$(COMPLETIONS))
-	$(BUILT)/urnic completions zsh >$(word 2,$(COMPLETIONS))
-	$(BUILT)/urnic completions fish >$(word 3,$(COMPLETIONS))
+	$(URNIC) completions bash >$(word 1,$(COMPLETIONS))
+	$(URNIC) completions zsh >$(word 2,$(COMPLETIONS))
+	$(URNIC) completions fish >$(word 3,$(COMPLETIONS))
 	install -D -m 644 -t $(SUPPDIR) share/valgrind.supp share/tsan.supp
 	install -D -m 644 -t $(DOCDIR) README.md ARCHITECTURE.md CONTRIBUTING.md CHANGELOG.md SECURITY.md LICENSE-MIT LICENSE-APACHE
 	for page in $$(find docs -name '*.md'); do install -D -m 644 $$page $(DOCDIR)/$$page || exit 1; done

@@ -249,7 +249,8 @@ mod tests {
             // SAFETY: the command is a live structure of the length in its header.
             unsafe { ioctl(device.as_raw_fd(), std::ptr::from_mut(command).cast()) }
         };
-        assert_eq!(ask(&mut command), Some(Err(Errno::NOTTY)), "nothing was offered");
+        let unknown = Some(Err(Errno::NOTTY));
+        assert_eq!(ask(&mut command), unknown, "nothing was offered");
         offer_async_fd(77);
         let mut other = AllocAsyncFd { object: 1, ..command };
         assert_eq!(ask(&mut other), unknown);
