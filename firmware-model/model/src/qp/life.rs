@@ -10,6 +10,7 @@ use crate::sched::schedule::Token;
 use crate::stream::Stream;
 use crate::stream::datagram::DatagramSocket;
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 use urnic_device::command::Status;
 use urnic_device::vocabulary::QpState;
 
@@ -73,6 +74,7 @@ impl Qp {
                 live.reset();
             }
             live.note_number(engine.label());
+            self.processors.store(live.processors().map(Arc::new));
             let attachment = match live.is_in_memory() {
                 true => &attachment.without_checks(),
                 false => attachment,

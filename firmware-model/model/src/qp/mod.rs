@@ -25,7 +25,9 @@ use crate::queues::{CompletionQueue, SharedReceiveQueue};
 use crate::rdmap::{Engine, NoStream, QpParams};
 use crate::sched::gathering::Gathering;
 use crate::stream::Stream;
+use crate::stream::same_host::Processors;
 use crate::time::Nanos;
+use arc_swap::ArcSwapOption;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
@@ -55,6 +57,8 @@ pub(crate) struct Qp {
     pub(crate) ends: Mutex<Option<(SocketAddr, SocketAddr)>>,
     /// The queue pair of this device at the other end of the stream; 0 = none.
     pub(crate) sibling: AtomicU32,
+    /// Where the ends of a stream in memory poll.
+    pub(crate) processors: ArcSwapOption<Processors>,
 }
 
 /// What one thread at a time is at.
@@ -119,6 +123,7 @@ impl Qp {
             blocked: AtomicBool::new(false),
             ends: Mutex::default(),
             sibling: AtomicU32::new(0),
+            processors: ArcSwapOption::empty(),
             turns: Turns::new(Inner {
                 engine,
                 stream: None,
@@ -130,6 +135,15 @@ impl Qp {
                 timer: None,
             }),
         }
+    }
+
+    /// Whether the peer of a stream in memory polls on the processor of this thread, which polls
+    /// without result.
+    pub(crate) fn shares_processor(&self) -> bool {
+        self.processors
+            .load()
+            .as_ref()
+            .is_some_and(|processors| processors.are_one())
     }
 
     pub(crate) fn uses_srq(&self, srqid: u32) -> bool {

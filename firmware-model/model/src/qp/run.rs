@@ -128,6 +128,7 @@ impl Qp {
                     (inner.hung_up, inner.blocked) = (false, false);
                     self.blocked.store(false, Ordering::Relaxed);
                     inner.stream = None;
+                    self.processors.store(None);
                     self.leave_sibling(core);
                     self.readable.store(false, Ordering::Relaxed);
                     return;

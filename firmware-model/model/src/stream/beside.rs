@@ -1,7 +1,7 @@
 //! What a TCP connection has beside it: a way through memory, or the prospect of one.
 
 use super::descriptor::Descriptor;
-use super::same_host::{Connection, Lending, Neighbour, Offer, Offers, SameHost};
+use super::same_host::{Connection, Lending, Neighbour, Offer, Offers, Processors, SameHost};
 use super::socket;
 use super::{Stable, StreamError};
 use crate::host::{Piece, PieceMut};
@@ -190,6 +190,11 @@ impl InMemory {
     /// As [`Stream::neighbour`](super::Stream::neighbour).
     pub(super) fn neighbour(&self, qid: u32) -> Neighbour {
         self.connection.neighbour(qid)
+    }
+
+    /// As [`Stream::processors`](super::Stream::processors).
+    pub(super) fn processors(&self) -> Processors {
+        self.connection.processors()
     }
 
     /// As [`Stream::finish`](super::Stream::finish).

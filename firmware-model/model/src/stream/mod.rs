@@ -18,7 +18,7 @@ use crate::host::{Piece, PieceMut};
 use datagram::{DatagramOptions, DatagramSocket};
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
-use same_host::{Lending, Neighbour};
+use same_host::{Lending, Neighbour, Processors};
 use std::fmt::Debug;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -127,6 +127,11 @@ pub trait Stream: Send + Debug {
     /// to be taken once, at the beginning of full operation.
     fn neighbour(&self, qid: u32) -> Option<Neighbour> {
         let _ = qid;
+        None
+    }
+
+    /// On which processors the ends of a stream [in memory](Self::is_in_memory) poll.
+    fn processors(&self) -> Option<Processors> {
         None
     }
 

@@ -1,11 +1,11 @@
 //! Kernel TCP.
 
 use super::address::{ANYWHERE, family, plain};
-use super::beside::Beside;
+use super::beside::{Beside, InMemory};
 use super::datagram::{DatagramOptions, DatagramSocket};
 use super::descriptor::{Descriptor, Descriptors};
-use super::same_host::{Lending, Neighbour, Offers, SameHost};
-use super::socket::{peek, uninterrupted};
+use super::same_host::{Lending, Neighbour, Offers, Processors, SameHost};
+use super::socket::{mark, peek, uninterrupted};
 use super::{Listener, Network, Stable, Stream, StreamError, udp};
 use crate::host::{Piece, PieceMut};
 use crate::sys;
@@ -59,18 +59,6 @@ struct TcpListener {
 fn socket(family: AddressFamily) -> Result<OwnedFd, Errno> {
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     net::socket_with(family, SocketType::STREAM, flags, Some(net::ipproto::TCP))
-}
-
-/// Sets the traffic class of a socket's packets.
-fn mark(socket: BorrowedFd<'_>, family: AddressFamily, traffic_class: u8) -> Result<(), Errno> {
-    if traffic_class == 0 {
-        return Ok(());
-    }
-    if family == AddressFamily::INET6 {
-        sockopt::set_ipv6_tclass(socket, traffic_class.into())?;
-    }
-    // Also for an IPv6 socket: it may carry IPv4.
-    sockopt::set_ip_tos(socket, traffic_class)
 }
 
 impl Tcp {
@@ -253,6 +241,15 @@ impl TcpStream {
         self.refresh_mss();
     }
 
+    /// The memory that takes the place of the socket, if it does.
+    #[inline]
+    fn memory(&self) -> Option<&InMemory> {
+        match &self.beside {
+            Beside::Instead(memory) => Some(memory),
+            _ => None,
+        }
+    }
+
     #[inline]
     fn note_send(&mut self) {
         self.sends = self.sends.wrapping_add(1);
@@ -287,15 +284,12 @@ impl Stream for TcpStream {
     }
 
     fn lending(&self) -> Option<Arc<Lending>> {
-        match &self.beside {
-            Beside::Instead(memory) => memory.lending(),
-            _ => None,
-        }
+        self.memory()?.lending()
     }
 
     #[inline]
     fn is_cut(&self) -> bool {
-        matches!(&self.beside, Beside::Instead(memory) if memory.is_cut())
+        self.memory().is_some_and(InMemory::is_cut)
     }
 
     fn send_bytes(&mut self, bytes: &[u8]) -> Result<usize, StreamError> {
@@ -349,14 +343,15 @@ impl Stream for TcpStream {
     }
 
     fn is_in_memory(&self) -> bool {
-        matches!(self.beside, Beside::Instead(_))
+        self.memory().is_some()
     }
 
     fn neighbour(&self, qid: u32) -> Option<Neighbour> {
-        match &self.beside {
-            Beside::Instead(memory) => Some(memory.neighbour(qid)),
-            _ => None,
-        }
+        Some(self.memory()?.neighbour(qid))
+    }
+
+    fn processors(&self) -> Option<Processors> {
+        Some(self.memory()?.processors())
     }
 
     fn note_hang_up(&mut self) {

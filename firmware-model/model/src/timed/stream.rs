@@ -3,7 +3,7 @@
 use super::observer::{Observer, Passed};
 use crate::frames::{Follower, Message};
 use crate::host::{Piece, PieceMut};
-use crate::stream::same_host::{Lending, Neighbour};
+use crate::stream::same_host::{Lending, Neighbour, Processors};
 use crate::stream::{Stable, Stream, StreamError};
 use crate::time::Nanos;
 use rustix::fd::BorrowedFd;
@@ -127,6 +127,10 @@ impl Stream for TimedStream {
 
     fn neighbour(&self, qid: u32) -> Option<Neighbour> {
         self.stream.neighbour(qid)
+    }
+
+    fn processors(&self) -> Option<Processors> {
+        self.stream.processors()
     }
 
     fn note_hang_up(&mut self) {

@@ -44,7 +44,7 @@ pub(crate) fn progress(core: &Core) {
         if arrived {
             schedule.note_found();
         }
-        hot.note(arrived);
+        hot.note(arrived, || qp.shares_processor());
         return;
     }
     let arrived = poll_ready(core, Some(Duration::ZERO)).arrived;
@@ -52,7 +52,7 @@ pub(crate) fn progress(core: &Core) {
         hot.qid.store(qid, Ordering::Relaxed);
         schedule.note_found();
     }
-    hot.note(arrived.is_some());
+    hot.note(arrived.is_some(), || false);
 }
 
 /// The calling thread waits until `done` for events of the device, for `timeout` at the longest,

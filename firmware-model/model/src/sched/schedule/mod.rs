@@ -37,6 +37,9 @@ const POLLER: u32 = 16;
 /// costs next to nothing for a poller with a processor of its own.
 const IDLE_POLLS: u32 = 256;
 const YIELD_EVERY: u32 = 16;
+/// The same for a poller that shares its processor with the peer that it waits for: nothing comes
+/// while it polls.
+const SHARED_IDLE_POLLS: u32 = 4;
 /// Queue pairs served between two reads of the list.
 const BATCH: usize = 8;
 
@@ -61,15 +64,17 @@ impl Hot {
         polls
     }
 
-    /// Notes whether a poll brought something.
-    pub(crate) fn note(&self, arrived: bool) {
+    /// Notes whether a poll brought something; `is_shared` tells whether the sender may be waiting
+    /// for this processor.
+    pub(crate) fn note(&self, arrived: bool, is_shared: impl FnOnce() -> bool) {
         if arrived {
             self.idle.store(0, Ordering::Relaxed);
             return;
         }
         let idle = self.idle.load(Ordering::Relaxed).wrapping_add(1);
         self.idle.store(idle, Ordering::Relaxed);
-        if idle >= IDLE_POLLS && idle.is_multiple_of(YIELD_EVERY) {
+        let is_long = idle >= IDLE_POLLS && idle.is_multiple_of(YIELD_EVERY);
+        if is_long || idle.is_multiple_of(SHARED_IDLE_POLLS) && is_shared() {
             rustix::thread::sched_yield();
         }
     }

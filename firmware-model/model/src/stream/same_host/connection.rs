@@ -4,6 +4,7 @@ use super::bell::{PeerBell, Slot};
 use super::direction::Direction;
 use super::lent::{Fetcher, Lender, Lending};
 use super::neighbour::{Neighbour, Reach};
+use super::processors::Processors;
 use super::ring::{Receiver, Sender};
 use crate::host::{Piece, PieceMut, SharedMemory};
 use crate::stream::{Stable, StreamError};
@@ -65,6 +66,11 @@ impl Connection {
     pub(in crate::stream) fn neighbour(&self, qid: u32) -> Neighbour {
         let bell = (self.peer.clone(), self.peer_slot);
         Neighbour::new(&self.memory, self.outgoing, bell, &self.reach, qid)
+    }
+
+    /// Where the two ends poll.
+    pub(in crate::stream) fn processors(&self) -> Processors {
+        Processors::new(&self.memory, self.outgoing)
     }
 
     /// As [`Stream::send`](crate::stream::Stream::send).

@@ -21,6 +21,7 @@ mod messages;
 mod names;
 mod neighbour;
 mod owner;
+mod processors;
 mod ring;
 
 pub(crate) use bells::{Asleep, Bells};
@@ -29,6 +30,7 @@ pub(crate) use lent::Lending;
 pub(crate) use lent::WORTH_LENDING;
 pub(super) use mail::{Mail, Office};
 pub(crate) use neighbour::Neighbour;
+pub(crate) use processors::Processors;
 
 use super::descriptor::{Descriptor, Descriptors};
 use crate::host::{SharedMemory, revocable};

@@ -1,0 +1,62 @@
+//! On which processors the two ends of a connection poll. If it is one, whoever waits for the other
+//! gives it up: the scheduler moves a thread to another processor only after a while, and a program
+//! may be confined to one.
+
+use super::direction::Direction;
+use super::layout::END_WORDS;
+use crate::host::SharedMemory;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// The number of the processor on which the end has last polled for long, from one on; among the
+/// words of an end.
+const PROCESSOR: usize = 208;
+
+/// The processors of a connection in memory.
+#[derive(Debug)]
+pub struct Processors {
+    memory: Arc<SharedMemory>,
+    outgoing: Direction,
+}
+
+impl Processors {
+    pub(super) fn new(memory: &Arc<SharedMemory>, outgoing: Direction) -> Processors {
+        Processors {
+            memory: memory.clone(),
+            outgoing,
+        }
+    }
+
+    /// Notes the processor of this thread, which polls without result; whether the other end has
+    /// last done so on the same.
+    pub(crate) fn are_one(&self) -> bool {
+        let here = rustix::thread::sched_getcpu() as u32 + 1;
+        let word = |end| self.memory.word(END_WORDS.of(end) + PROCESSOR);
+        let own = word(self.outgoing);
+        if own.load(Ordering::Relaxed) != here {
+            own.store(here, Ordering::Relaxed);
+        }
+        word(self.outgoing.other()).load(Ordering::Relaxed) == here
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::layout::MEMORY;
+    use super::*;
+
+    #[test]
+    fn ends_that_poll_on_one_processor_know_it() {
+        let (memory, _file) = SharedMemory::create("processors", MEMORY).unwrap();
+        let memory = Arc::new(memory);
+        let [one, other] = [Direction::FromInitiator, Direction::FromResponder]
+            .map(|outgoing| Processors::new(&memory, outgoing));
+        assert!(!one.are_one(), "the other end has not polled yet");
+        // The scheduler may move this thread between the two.
+        assert!((0..1000).any(|_| other.are_one() && one.are_one()));
+        memory
+            .word(END_WORDS.of(Direction::FromResponder) + PROCESSOR)
+            .store(u32::MAX, Ordering::Relaxed);
+        assert!(!one.are_one());
+    }
+}
