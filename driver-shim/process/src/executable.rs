@@ -3,7 +3,7 @@
 //! All of it may run between fork(2) and execve(2): system calls, and memory on the stack.
 
 use rustix::fd::OwnedFd;
-use rustix::fs::{Mode, OFlags, open, stat};
+use rustix::fs::{FileType, Mode, OFlags, open, stat};
 use rustix::io::pread;
 use std::ffi::CStr;
 use std::fmt;
@@ -33,6 +33,9 @@ impl fmt::Display for Unsupported {
 /// The reason why the program in this file cannot load the plug-in, as far as the file shows.
 pub fn unsupported(path: &CStr) -> Option<Unsupported> {
     let metadata = stat(path).ok()?;
+    if FileType::from_raw_mode(metadata.st_mode) != FileType::RegularFile {
+        return None;
+    }
     let me = rustix::process::geteuid().as_raw();
     if metadata.st_mode & 0o4000 != 0 && metadata.st_uid != me {
         return Some(Unsupported::Privileged("the set-user-id bit"));

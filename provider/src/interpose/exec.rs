@@ -138,7 +138,8 @@ fn judge(path: &CStr) {
 }
 
 unsafe extern "C" {
-    static environ: Strings;
+    /// The variables of the process, which it may change.
+    static mut environ: Strings;
 }
 
 /// One line per function: its name, its arguments behind the path, whether it looks the name up,
@@ -158,8 +159,8 @@ macro_rules! programs {
 
 programs! {
     execve(; arguments: Strings, variables: Strings) false, variables, -1;
-    execv(; arguments: Strings) false, environ, -1;
-    execvp(; arguments: Strings) true, environ, -1;
+    execv(; arguments: Strings) false, (&raw const environ).read(), -1;
+    execvp(; arguments: Strings) true, (&raw const environ).read(), -1;
     execvpe(; arguments: Strings, variables: Strings) true, variables, -1;
     posix_spawn(pid: Opaque; actions: Opaque, attributes: Opaque, arguments: Strings, variables: Strings) false, variables, libc::ENOSYS;
     posix_spawnp(pid: Opaque; actions: Opaque, attributes: Opaque, arguments: Strings, variables: Strings) true, variables, libc::ENOSYS;
