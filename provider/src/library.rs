@@ -76,13 +76,22 @@ fn symbol(handle: *mut c_void, name: &CStr) -> *mut c_void {
 }
 
 /// Finds a private symbol: by its version, or without a version in a copy that was linked into
-/// another file.
+/// another file, and where the loader knows no versions (musl).
 fn find(handle: *mut c_void, name: &CStr, version: &CStr) -> Option<*mut c_void> {
-    // SAFETY: a live handle and C strings.
-    let versioned = unsafe { libc::dlvsym(handle, name.as_ptr(), version.as_ptr()) };
-    [versioned, symbol(handle, name)]
+    [versioned(handle, name, version), symbol(handle, name)]
         .into_iter()
         .find(|address| !address.is_null())
+}
+
+#[cfg(target_env = "gnu")]
+fn versioned(handle: *mut c_void, name: &CStr, version: &CStr) -> *mut c_void {
+    // SAFETY: a live handle and C strings.
+    unsafe { libc::dlvsym(handle, name.as_ptr(), version.as_ptr()) }
+}
+
+#[cfg(not(target_env = "gnu"))]
+fn versioned(_: *mut c_void, _: &CStr, _: &CStr) -> *mut c_void {
+    std::ptr::null_mut()
 }
 
 /// The release in the name of the file that contains `address`: 44 for `libibverbs.so.1.14.44.0`.

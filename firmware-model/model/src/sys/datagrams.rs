@@ -97,7 +97,7 @@ pub(crate) fn refused(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> Result<(Errn
         )
     };
     let len = usize::try_from(done).map_err(|_| last_errno())?;
-    let used = control.0.get(..header.msg_controllen).unwrap_or_default();
+    let used = control.0.get(..header.msg_controllen as _).unwrap_or_default();
     let errno = control_messages(used).find_map(|(level, kind, value)| {
         let is_error = matches!(
             (level, kind),
@@ -373,7 +373,7 @@ pub(crate) fn receive(
         // SAFETY: the first `count` places and headers are written.
         let (place, header) = unsafe { (place.assume_init_ref(), header.assume_init_ref()) };
         let truncated = header.msg_hdr.msg_flags & libc::MSG_TRUNC != 0;
-        let used = place.control.0.get(..header.msg_hdr.msg_controllen);
+        let used = place.control.0.get(..header.msg_hdr.msg_controllen as _);
         packets.push(Incoming {
             // No datagram is as long as this.
             len: if truncated {
@@ -397,8 +397,10 @@ fn control_messages(mut control: &[u8]) -> impl Iterator<Item = (libc::c_int, li
         }
         // SAFETY: there are as many bytes, and any bytes are a header.
         let header = unsafe { control.as_ptr().cast::<libc::cmsghdr>().read_unaligned() };
-        let value = control.get(HEADER_LEN..header.cmsg_len)?;
-        let step = header.cmsg_len.next_multiple_of(align_of::<libc::cmsghdr>());
+        // Of different types in glibc and musl.
+        let len: usize = header.cmsg_len as _;
+        let value = control.get(HEADER_LEN..len)?;
+        let step = len.next_multiple_of(align_of::<libc::cmsghdr>());
         control = control.get(step..).unwrap_or_default();
         Some((header.cmsg_level, header.cmsg_type, value))
     })
