@@ -81,10 +81,11 @@ loom: ## try every interleaving of the threads that share a ring, a record or a 
 	@scripts/setup build
 	@scripts/loom
 
-cross: ## build for arm64, and run programs and unit tests in an emulator (adds the target by rustup)
+cross: ## build for arm64 and musl; run programs over both, and unit tests (adds targets by rustup)
 	@scripts/setup build cross
 	rustup target add aarch64-unknown-linux-gnu
 	@scripts/arm64
+	@scripts/musl
 
 bench: ## compare speed and cost with raw TCP, UCX and NFS over TCP, as ratios from one run
 	@scripts/setup build bench nfs

@@ -57,8 +57,8 @@ pub fn unsupported(path: &CStr) -> Option<Unsupported> {
 /// in, does, because that library's messages have it.
 pub fn mentions_verbs(path: &CStr) -> bool {
     const NAME: &[u8] = b"libibverbs";
-    // Longer files are not looked at to the end.
-    const MOST: u64 = 256 << 20;
+    // Each run of a larger program would take longer than anybody wants to wait.
+    const MOST: u64 = 32 << 20;
     let Some(file) = opened(path) else { return false };
     let mut buffer = [0; 32 << 10];
     let mut at = 0;
