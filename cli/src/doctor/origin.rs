@@ -1,16 +1,24 @@
 //! Where an installed file comes from.
 
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
-/// Who installed this file, as far as its place tells, or the package manager's list of files.
+/// Who installed this file, as far as its place tells, or the package manager.
 pub(super) fn of(file: &Path) -> &'static str {
-    of_with(file, Path::new("/var/lib/dpkg/info/urnic.list"))
+    of_with(file, is_of_debian)
 }
 
-fn of_with(file: &Path, debian_list: &Path) -> &'static str {
+/// Whether a Debian package has this file.
+fn is_of_debian(file: &Path) -> bool {
+    let mut query = Command::new("dpkg-query");
+    query.arg("--search").arg(file);
+    let status = query.stdout(Stdio::null()).stderr(Stdio::null()).status();
+    status.is_ok_and(|status| status.success())
+}
+
+fn of_with(file: &Path, is_of_debian: impl Fn(&Path) -> bool) -> &'static str {
     let real = file.canonicalize().unwrap_or_else(|_| PathBuf::from(file));
-    let listed = std::fs::read_to_string(debian_list).unwrap_or_default();
-    if listed.lines().any(|line| Path::new(line) == real) {
+    if is_of_debian(&real) {
         return "the Debian package";
     }
     let folders: Vec<_> = real.iter().filter_map(|part| part.to_str()).collect();
@@ -35,13 +43,10 @@ fn of_with(file: &Path, debian_list: &Path) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use urnic_testkit::Folder;
 
     #[test]
     fn a_place_tells_who_installed_it() {
-        let folder = Folder::new("origin");
-        let list = folder.file("urnic.list");
-        std::fs::write(&list, "/.\n/usr/lib/urnic/liburnic.so\n").unwrap();
+        let is_of_debian = |file: &Path| file == Path::new("/usr/lib/urnic/liburnic.so");
         for (file, origin) in [
             ("/usr/lib/urnic/liburnic.so", "the Debian package"),
             ("/usr/lib64/urnic/liburnic.so", "a package of the system"),
@@ -53,7 +58,7 @@ mod tests {
             ("/usr/local/lib/urnic/liburnic.so", "the tarball, or make install"),
             ("/opt/urnic/lib/urnic/liburnic.so", "the tarball, or make install"),
         ] {
-            assert_eq!(of_with(Path::new(file), &list), origin, "{file}");
+            assert_eq!(of_with(Path::new(file), is_of_debian), origin, "{file}");
         }
     }
 }
