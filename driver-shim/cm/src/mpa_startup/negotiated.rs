@@ -1,9 +1,9 @@
 //! The result of a start-up that succeeded.
 
-use urnic_wire::ddp::{UNTAGGED_LEN, UntaggedHeader};
+use urnic_wire::ddp::UNTAGGED_LEN;
 use urnic_wire::mpa::fpdu::{self, CrcMode, fpdu_len};
 use urnic_wire::mpa::marker::{self, marked_len};
-use urnic_wire::rdmap::{Control, Opcode, QN_TERMINATE};
+use urnic_wire::rdmap::Terminate;
 
 use super::negotiate::{Depths, Rtr};
 
@@ -35,16 +35,8 @@ impl Negotiated {
     /// The FPDU of a Terminate with this control word, for an initiator whose queue pair cannot be
     /// attached. No other FPDU is sent.
     pub fn terminate_frame(&self, control: u32) -> Vec<u8> {
-        let header = UntaggedHeader {
-            last: true,
-            rsvd_ulp: Control::from(Opcode::Terminate).byte(),
-            rsvd_ulp_word: 0,
-            qn: QN_TERMINATE,
-            msn: 1,
-            mo: 0,
-        };
         let mut ulpdu = [0; UNTAGGED_LEN + 4];
-        header.emit(&mut ulpdu);
+        Terminate::header().emit(&mut ulpdu);
         if let Some(payload) = ulpdu.last_chunk_mut() {
             *payload = control.to_be_bytes();
         }

@@ -8,8 +8,8 @@ use crate::host::SharedMemory;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// The number of the processor on which the end has last polled for long, from one on; among the
-/// words of an end.
+/// The number of the processor on which the end has last polled without result, from one on; among
+/// the words of an end.
 const PROCESSOR: usize = 208;
 
 /// The processors of a connection in memory.
@@ -30,7 +30,7 @@ impl Processors {
     /// Notes the processor of this thread, which polls without result; whether the other end has
     /// last done so on the same.
     pub(crate) fn are_one(&self) -> bool {
-        let here = rustix::thread::sched_getcpu() as u32 + 1;
+        let here = (rustix::thread::sched_getcpu() as u32).wrapping_add(1);
         let word = |end| self.memory.word(END_WORDS.of(end) + PROCESSOR);
         let own = word(self.outgoing);
         if own.load(Ordering::Relaxed) != here {
