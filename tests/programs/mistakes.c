@@ -200,12 +200,19 @@ static void wrong_order(void)
 		die("a domain with a queue pair is gone");
 }
 
-static void missed_rearm(void)
+enum poll { NEVER, PLAINLY, LAZILY };
+
+/* Requests an event while completions wait; polls, or not, before it takes the event. */
+static void rearm(enum poll poll)
 {
 	struct ibv_comp_channel *channel = SOME(ibv_create_comp_channel(context));
-	struct ibv_cq *slept_on = SOME(ibv_create_cq(context, 2 * DEPTH, NULL, channel, 0)), *woken;
+	struct ibv_cq_init_attr_ex attr = { .cqe = 2 * DEPTH, .channel = channel };
+	struct ibv_cq_ex *lazy = SOME(ibv_create_cq_ex(context, &attr));
+	struct ibv_cq *slept_on = ibv_cq_ex_to_cq(lazy), *woken;
 	struct ibv_qp *own = create_qp(pd, slept_on, DEPTH), *other = qp;
 	struct end own_end = end_of(own, 0, mr);
+	struct ibv_poll_cq_attr no_attr = { 0 };
+	int left = 4;
 	void *unused;
 	connect_qp(own, &own_end, 0, &own_end);
 	qp = own;
@@ -214,14 +221,34 @@ static void missed_rearm(void)
 	usleep(50000);
 	ZERO(ibv_req_notify_cq(slept_on, 0));
 	exchange(2);
+	/* The event is there before a poll. */
+	usleep(50000);
+	if (poll == PLAINLY)
+		next_wc(slept_on);
+	else if (poll == LAZILY) {
+		ZERO(ibv_start_poll(lazy, &no_attr));
+		ibv_end_poll(lazy);
+	}
+	left -= poll != NEVER;
 	ZERO(ibv_get_cq_event(channel, &woken, &unused));
 	ibv_ack_cq_events(woken, 1);
-	for (int i = 0; i < 4; i++)
+	while (left--)
 		next_wc(slept_on);
 	qp = other;
 	ZERO(ibv_destroy_qp(own));
 	ZERO(ibv_destroy_cq(slept_on));
 	ZERO(ibv_destroy_comp_channel(channel));
+}
+
+static void missed_rearm(void)
+{
+	rearm(NEVER);
+}
+
+static void rearm_and_poll(void)
+{
+	rearm(PLAINLY);
+	rearm(LAZILY);
 }
 
 static void leave(int signal)
@@ -285,6 +312,7 @@ static const struct mistake {
 	{ "wrong-state", wrong_state, 2 * DEPTH, false },
 	{ "unmapped", unmapped, 2 * DEPTH, false },
 	{ "wrong-order", wrong_order, 2 * DEPTH, false },
+	{ "rearm-and-poll", rearm_and_poll, 2 * DEPTH, false },
 	{ "missed-rearm", missed_rearm, 2 * DEPTH, false },
 	{ "no-acknowledgement", no_acknowledgement, 2 * DEPTH, true },
 	{ "forked", forked, 2 * DEPTH, false },

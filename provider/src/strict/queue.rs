@@ -3,6 +3,7 @@
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread::{self, ThreadId};
 
 use urnic_process::lock::lock;
 
@@ -17,9 +18,16 @@ pub(crate) struct QueueCheck {
     entries: AtomicU32,
     /// Requests that are posted and will complete here: signalled sends, and receives.
     outstanding: AtomicU32,
-    /// Where the program requested an event while completions waited, with their number and the
-    /// number of events so far; it has not polled since.
-    armed: Mutex<Option<(CallSite, u32, u32)>>,
+    /// The program has not polled since.
+    armed: Mutex<Option<Armed>>,
+}
+
+/// A request for an event while completions waited.
+#[derive(Debug)]
+struct Armed {
+    site: CallSite,
+    waiting: u32,
+    thread: ThreadId,
 }
 
 impl QueueCheck {
@@ -56,21 +64,30 @@ impl QueueCheck {
         self.outstanding.fetch_sub(count, Ordering::Relaxed);
     }
 
-    /// The program requested an event while `waiting` completions were in the queue; `events` is
-    /// the number of events so far.
-    pub(crate) fn armed(&self, waiting: u32, events: u32) {
-        *lock(&self.armed) = (waiting > 0).then(|| (CallSite::here(), waiting, events));
+    /// The program requested an event while `waiting` completions were in the queue.
+    pub(crate) fn armed(&self, waiting: u32) {
+        *lock(&self.armed) = (waiting > 0).then(|| Armed {
+            site: CallSite::here(),
+            waiting,
+            thread: thread::current().id(),
+        });
     }
 
     /// The program polls.
-    pub(crate) fn polled(&self, events: u32) {
-        let Some((site, waiting, before)) = lock(&self.armed).take() else {
+    pub(crate) fn polled(&self) {
+        *lock(&self.armed) = None;
+    }
+
+    /// The program waited for an event, and has one.
+    pub(crate) fn waited(&self) {
+        let mut armed = lock(&self.armed);
+        // Another thread may wait while the one that requested the event is about to poll.
+        let Some(Armed { site, waiting, .. }) = armed.take_if(|armed| armed.thread == thread::current().id())
+        else {
             return;
         };
-        // An event came in between: the program waited for it, and had no reason to expect it.
-        if events != before
-            && let Some(strict) = current()
-        {
+        drop(armed);
+        if let Some(strict) = current() {
             strict.findings.report(Rule::MissedRearm, &site, || {
                 format!(
                     "an event was requested while {waiting} completions waited, which cause none, and the \

@@ -37,6 +37,7 @@ pub(super) fn in_place_of(operations: ContextOps) -> ContextOps {
         .create_cq_ex(create_cq_ex)
         .destroy_cq(destroy_cq)
         .poll_cq(poll_cq)
+        .cq_event(cq_event)
         .req_notify_cq(req_notify_cq)
         .create_qp(create_qp)
         .create_qp_ex(create_qp_ex)
@@ -309,10 +310,20 @@ unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, num_entries: c_int, wc: *mut ibv_w
     // SAFETY: a live queue.
     let queue = unsafe { Cq::of(cq) };
     if let Some(check) = &queue.check {
-        contained(|| check.polled(queue.reported.count()));
+        contained(|| check.polled());
     }
     // SAFETY: the caller's arguments.
     unsafe { observed::poll_cq(cq, num_entries, wc) }
+}
+
+/// `ibv_start_poll(3)` of a queue with a check.
+pub(super) unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
+    // SAFETY: a live queue.
+    if let Some(check) = unsafe { &Cq::of(cq.cast()).check } {
+        contained(|| check.polled());
+    }
+    // SAFETY: the caller's arguments.
+    unsafe { cq_ex::observed_start_poll(cq, attr) }
 }
 
 unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
@@ -321,9 +332,18 @@ unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_
     if let Some(check) = &queue.check {
         contained(|| {
             let waiting = queue.waiting();
-            check.armed(waiting, queue.reported.count());
+            check.armed(waiting);
         });
     }
     // SAFETY: the caller's arguments.
     unsafe { cq::req_notify_cq(cq, solicited_only) }
+}
+
+/// `ibv_get_cq_event(3)` returns an event of this queue.
+unsafe extern "C" fn cq_event(cq: *mut ibv_cq) {
+    // SAFETY: a live queue.
+    let queue = unsafe { Cq::of(cq) };
+    if let Some(check) = &queue.check {
+        contained(|| check.waited());
+    }
 }

@@ -9,6 +9,7 @@ use std::ptr;
 use rustix::io::Errno;
 use urnic_rdma_core::*;
 
+use super::checked;
 use super::completion_ring::{extra, flags, service_level};
 use super::cq::{Completions, Cq};
 use super::lock::Held;
@@ -71,6 +72,9 @@ pub(super) unsafe extern "C" fn create_cq_ex(
         if race_detector::present() {
             ex.start_poll = Some(observed_start_poll);
             ex.next_poll = Some(observed_next_poll);
+        }
+        if cq.check.is_some() {
+            ex.start_poll = Some(checked::start_poll);
         }
         Ok(cq)
     })
@@ -197,7 +201,10 @@ unsafe extern "C" fn read_no_byte(_: *mut ibv_cq_ex) -> u8 {
 }
 
 /// [`start_poll`] in a process with a race detector.
-unsafe extern "C" fn observed_start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
+pub(super) unsafe extern "C" fn observed_start_poll(
+    cq: *mut ibv_cq_ex,
+    attr: *mut ibv_poll_cq_attr,
+) -> c_int {
     // SAFETY: the caller's arguments.
     let status = unsafe { start_poll(cq, attr) };
     if status == 0 {
