@@ -128,13 +128,15 @@ mod tests {
                 terminate_received: 0x1100_c000,
                 send_blocks: 17,
                 receives: 29,
+                transfer_len: 1 << 30,
+                transfer_done: 3 << 28,
                 counters,
             }],
         }
     }
 
     fn text(state: &State) -> String {
-        let mut terminal = Terminal::new(TestBackend::new(110, 16)).unwrap();
+        let mut terminal = Terminal::new(TestBackend::new(124, 16)).unwrap();
         terminal.draw(|frame| view::draw(frame, state)).unwrap();
         let buffer = terminal.backend().buffer();
         let rows = buffer.content().chunks(buffer.area.width.into());
@@ -178,6 +180,7 @@ mod tests {
             "0x000abc",
             "17",
             "29",
+            "75% of 1.1G",
             "192.0.2.7:7471",
             "got 0x1100c000",
             "1 SEND REM_OP_ERR",

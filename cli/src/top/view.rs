@@ -21,6 +21,7 @@ TX-M/S, RX-M/S     messages per second
 ERRORS             CRC and marker errors, lost streams, Terminates, overflows of completion queues
 SQ                 blocks of 64 B of the send queue that are not complete: one or more for each request
 RQ                 receives that are posted and free
+TRANSFER           how far the oldest Read is, or else the message that is being sent
 VIA                who connected, and the way of the bytes: TCP, or memory that both ends share
 
 s changes the order of the list: rate, errors, process. p or Space stops and continues.";
@@ -148,10 +149,11 @@ fn pairs(frame: &mut Frame<'_>, area: Rect, state: &State, device: &Device, one:
         "RX-B/S",
         "TX-M/S",
         "RX-M/S",
+        "TRANSFER",
         "PEER",
         "TERMINATE",
     ];
-    let widths = [8, 5, 14, 5, 5, 6, 6, 6, 6, 21, 15].map(Constraint::Length);
+    let widths = [8, 5, 14, 5, 5, 6, 6, 6, 6, 12, 21, 15].map(Constraint::Length);
     table(frame, above, rows.collect(), &titles, &widths, selected);
     let failures: Vec<Line<'_>> = one
         .failures
@@ -173,9 +175,19 @@ fn pair_row(state: &State, device: &Device, pair: &QueuePair) -> Row<'static> {
         pair.receives.to_string(),
     ];
     row.extend(RATES.map(|counter| cell(state.now.pair_rate(&state.before, device, pair, counter))));
+    row.push(transfer(pair));
     row.push(pair.remote.clone().unwrap_or_else(|| "-".to_owned()));
     row.push(terminate(pair));
     Row::new(row)
+}
+
+/// How far the transfer under way is, and its length.
+fn transfer(pair: &QueuePair) -> String {
+    let (done, len) = (u64::from(pair.transfer_done), pair.transfer_len);
+    match (done * 100).checked_div(len.into()) {
+        Some(percent) => format!("{percent}% of {}", amount(len.into())),
+        None => "-".to_owned(),
+    }
 }
 
 fn table(

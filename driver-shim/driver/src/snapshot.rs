@@ -85,6 +85,8 @@ impl Driver {
             terminate_received: status.terminate_received.get(),
             send_blocks: between(&record.sq_consumer, &record.sq_producer),
             receives: between(&record.rq_consumer, &record.rq_producer),
+            transfer_len: status.transfer_len.get(),
+            transfer_done: status.transfer_done.get(),
             counters: self.counters(qp.qid)?,
         })
     }

@@ -316,16 +316,6 @@ unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, num_entries: c_int, wc: *mut ibv_w
     unsafe { observed::poll_cq(cq, num_entries, wc) }
 }
 
-/// `ibv_start_poll(3)` of a queue with a check.
-pub(super) unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
-    // SAFETY: a live queue.
-    if let Some(check) = unsafe { &Cq::of(cq.cast()).check } {
-        contained(|| check.polled());
-    }
-    // SAFETY: the caller's arguments.
-    unsafe { cq_ex::observed_start_poll(cq, attr) }
-}
-
 unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
     // SAFETY: a live queue.
     let queue = unsafe { Cq::of(cq) };

@@ -9,7 +9,6 @@ use std::ptr;
 use rustix::io::Errno;
 use urnic_rdma_core::*;
 
-use super::checked;
 use super::completion_ring::{extra, flags, service_level};
 use super::cq::{Completions, Cq};
 use super::lock::Held;
@@ -74,7 +73,7 @@ pub(super) unsafe extern "C" fn create_cq_ex(
             ex.next_poll = Some(observed_next_poll);
         }
         if cq.check.is_some() {
-            ex.start_poll = Some(checked::start_poll);
+            ex.start_poll = Some(checked_start_poll);
         }
         Ok(cq)
     })
@@ -201,10 +200,7 @@ unsafe extern "C" fn read_no_byte(_: *mut ibv_cq_ex) -> u8 {
 }
 
 /// [`start_poll`] in a process with a race detector.
-pub(super) unsafe extern "C" fn observed_start_poll(
-    cq: *mut ibv_cq_ex,
-    attr: *mut ibv_poll_cq_attr,
-) -> c_int {
+unsafe extern "C" fn observed_start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
     // SAFETY: the caller's arguments.
     let status = unsafe { start_poll(cq, attr) };
     if status == 0 {
@@ -221,4 +217,14 @@ unsafe extern "C" fn observed_next_poll(cq: *mut ibv_cq_ex) -> c_int {
         race_detector::taken();
     }
     status
+}
+
+/// [`start_poll`] of a queue with a check.
+unsafe extern "C" fn checked_start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
+    // SAFETY: a live queue.
+    if let Some(check) = unsafe { &of(cq).check } {
+        contained(|| check.polled());
+    }
+    // SAFETY: the caller's arguments.
+    unsafe { observed_start_poll(cq, attr) }
 }

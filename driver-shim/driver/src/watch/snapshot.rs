@@ -100,6 +100,13 @@ pub struct QueuePair {
     /// Receives that are posted and that no message has taken; 0 with a shared receive queue.
     #[serde(default)]
     pub receives: u32,
+    /// Bytes of the transfer under way: of the oldest Read, or of the message that is being sent;
+    /// 0: none.
+    #[serde(default)]
+    pub transfer_len: u32,
+    /// Bytes of it that have arrived, or are sent.
+    #[serde(default)]
+    pub transfer_done: u32,
     /// The queue pair's counters, by name.
     pub counters: BTreeMap<String, u64>,
 }

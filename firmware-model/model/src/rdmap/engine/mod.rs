@@ -179,6 +179,7 @@ impl Engine {
 
     /// What `QueryQp` answers.
     pub fn status(&self) -> QpStatus {
+        let (transfer_len, transfer_done) = self.halves.requester.transfer();
         QpStatus {
             state: (self.state as u32).into(),
             attached: match self.is_attached() {
@@ -190,6 +191,8 @@ impl Engine {
             terminate_received: self.terminate_received.into(),
             ird: self.halves.responder.answers.ird.into(),
             ord: self.halves.requester.ord.into(),
+            transfer_len: transfer_len.into(),
+            transfer_done: transfer_done.into(),
         }
     }
 

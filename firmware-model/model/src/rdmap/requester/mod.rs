@@ -149,6 +149,15 @@ impl Requester {
         (count + usize::from(sending.is_some()), oldest.or(sending))
     }
 
+    /// The length of the transfer under way, and how much of it is done, in bytes.
+    pub(super) fn transfer(&self) -> (u32, u32) {
+        let read = self.reads.front().filter(|read| read.request.is_some());
+        let read = read.map(|read| (read.len, read.placed));
+        let sending = self.sending.as_ref();
+        read.or_else(|| sending.map(|sending| (sending.len, sending.sent)))
+            .unwrap_or_default()
+    }
+
     /// Whether any request would not be complete if all that the stream took, up to `taken`,
     /// arrived.
     pub(super) fn is_outstanding(&self, taken: u64) -> bool {

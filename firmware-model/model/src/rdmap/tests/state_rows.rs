@@ -240,3 +240,27 @@ fn an_attachment_is_what_the_command_says() {
         }
     }
 }
+
+#[test]
+fn a_query_tells_how_far_a_transfer_is() {
+    const LEN: usize = 4 << 20;
+    let transfer = |peer: &Scripted| {
+        let status = peer.node.engine.status();
+        (status.transfer_len.get(), status.transfer_done.get())
+    };
+    let mut peer = Scripted::new();
+    assert_eq!(transfer(&peer), (0, 0));
+    peer.wire.set_capacity(0, 10_000);
+    let memory = peer.node.region(LEN, everything());
+    peer.node.post(&Work::send(1).sge(memory.sge(0, LEN)));
+    while peer.node.pump() {}
+    let (len, done) = transfer(&peer);
+    assert_eq!(len as usize, LEN);
+    assert!((1..LEN).contains(&(done as usize)), "{done} of {LEN} bytes");
+    peer.wire.set_capacity(0, 2 * LEN);
+    while peer.node.pump() {}
+    assert_eq!(transfer(&peer), (0, 0), "all of it is sent");
+    peer.node.post(&Work::read(2, 9, 0).sge(memory.sge(0, 8)));
+    while peer.node.pump() {}
+    assert_eq!(transfer(&peer), (8, 0), "no answer has come");
+}
