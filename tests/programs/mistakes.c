@@ -1,6 +1,6 @@
-/* mistakes NAME: makes the mistake of this name, or none ("nothing"), with a queue pair that is its
- * own peer; for the option `strict`. Each mistake is one that programs make. The exit status is 0:
- * none of them makes the program notice. */
+/* mistakes NAME: makes the mistake of this name, or none ("nothing", "rearm-and-poll"), with
+ * a queue pair that is its own peer; for the option `strict`. Each mistake is one that programs
+ * make. The exit status is 0: none of them makes the program notice. */
 #include "rc.h"
 
 #include <sys/mman.h>

@@ -220,7 +220,8 @@ fn distributed_programs_without_mistakes_have_no_findings() {
     for line in [
         "ibv_rc_pingpong -g 0",
         "ibv_rc_pingpong -g 0 -e -s 1000000 -n 20",
-        "ibv_srq_pingpong -g 0",
+        // With more queue pairs, the end that has counted its messages leaves others under way.
+        "ibv_srq_pingpong -g 0 -q 1",
         "ib_send_lat -d urnic0 -n 200",
         "ib_write_lat -d urnic0 -n 200",
         "ib_write_bw -d urnic0 -n 500",

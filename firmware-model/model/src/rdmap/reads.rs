@@ -60,6 +60,12 @@ impl Reads {
         self.0.front()
     }
 
+    /// The bytes of the oldest, and how many of them came, if it is a Read of the program.
+    pub(super) fn transfer(&self) -> Option<(u32, u32)> {
+        let is_read = |pending: &&Pending| pending.answer == Answer::Read && pending.request.is_some();
+        self.0.front().filter(is_read).map(|read| (read.len, read.placed))
+    }
+
     /// Takes the oldest, which is answered.
     pub(super) fn pop(&mut self) -> Option<Pending> {
         self.0.pop_front()

@@ -151,9 +151,8 @@ impl Requester {
 
     /// The length of the transfer under way, and how much of it is done, in bytes.
     pub(super) fn transfer(&self) -> (u32, u32) {
-        let read = self.reads.front().filter(|read| read.request.is_some());
-        let read = read.map(|read| (read.len, read.placed));
         let sending = self.sending.as_ref();
+        let read = self.reads.transfer();
         read.or_else(|| sending.map(|sending| (sending.len, sending.sent)))
             .unwrap_or_default()
     }

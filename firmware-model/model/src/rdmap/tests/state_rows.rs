@@ -263,4 +263,11 @@ fn a_query_tells_how_far_a_transfer_is() {
     peer.node.post(&Work::read(2, 9, 0).sge(memory.sge(0, 8)));
     while peer.node.pump() {}
     assert_eq!(transfer(&peer), (8, 0), "no answer has come");
+
+    let mut peer = Scripted::new();
+    let memory = peer.node.region(8, everything());
+    let add = Work::new(Opcode::FetchAdd, 1).to(9, 0).atomic(1, 0);
+    peer.node.post(&add.sge(memory.sge(0, 8)));
+    while peer.node.pump() {}
+    assert_eq!(transfer(&peer), (0, 0), "an atomic is no transfer");
 }
