@@ -1,9 +1,11 @@
-/* kills [-n OPERATIONS] [-s SEED]: a process with connections to children, which are killed at
+/* kills [-n OPERATIONS] [-s SEED] [-m]: a process with connections to children, which are killed at
  * random moments (some are stopped first) and replaced. Both ends of each connection write, read
  * back, send and count at random; every byte is checked. When a child is dead, all requests to it
  * complete, and its memory regions are deregistered: after that, nothing changes in them any more.
- * The other connections go on. */
+ * The other connections go on. With -m the memory is one that processes share. */
+#define _GNU_SOURCE
 #include "rc.h"
+#include "shared.h"
 #include <poll.h>
 #include <sched.h>
 #include <sys/prctl.h>
@@ -51,6 +53,7 @@ struct side {
 };
 
 static uint64_t state;
+static bool shared;
 
 static uint64_t any(void)
 {
@@ -78,7 +81,8 @@ static void receive(struct side *side, uint64_t slot)
 static void create(struct side *side, struct ibv_pd *pd)
 {
 	memset(side, 0, sizeof *side);
-	side->memory = SOME(aligned_alloc(4096, AREA + 2 * GUARD));
+	size_t len = AREA + 2 * GUARD;
+	side->memory = shared ? shared_segment(len) : SOME(aligned_alloc(4096, len));
 	memset(side->memory, GUARDED, AREA + 2 * GUARD);
 	memset(side->memory + GUARD, 0, WRITTEN);
 	/* Registered from the guard on: what the peer may name is checked by the key and by `far`. */
@@ -230,7 +234,7 @@ static void start(struct slot *slot, struct ibv_pd *pd)
 	slot->pid = fork();
 	if (!slot->pid) {
 		snprintf(sock, sizeof sock, "%d", dup(socks[1]));
-		execl("/proc/self/exe", "kills", "-c", sock, "-s", seed, NULL);
+		execl("/proc/self/exe", "kills", "-c", sock, "-s", seed, shared ? "-m" : NULL, NULL);
 		_exit(127);
 	}
 	close(socks[1]);
@@ -250,7 +254,10 @@ static void check_revoked(struct slot *slot)
 {
 	if (slot->revoked)
 		check(slot->revoked, AREA + 2 * GUARD, REVOKED, "memory that was deregistered");
-	free(slot->revoked);
+	if (shared && slot->revoked)
+		shmdt(slot->revoked);
+	else
+		free(slot->revoked);
 	slot->revoked = NULL;
 }
 
@@ -302,12 +309,13 @@ int main(int argc, char **argv)
 	uint64_t wanted = 100000, done = 0, kills = 0;
 	int option, sock = -1;
 	state = getpid();
-	while ((option = getopt(argc, argv, "n:s:c:")) != -1)
+	while ((option = getopt(argc, argv, "n:s:c:m")) != -1)
 		switch (option) {
 		case 'n': wanted = strtoull(optarg, NULL, 0); break;
 		case 's': state = strtoull(optarg, NULL, 0); break;
 		case 'c': sock = atoi(optarg); break;
-		default: die("usage: kills [-n OPERATIONS] [-s SEED]");
+		case 'm': shared = true; break;
+		default: die("usage: kills [-n OPERATIONS] [-s SEED] [-m]");
 		}
 	if (sock >= 0)
 		return child(sock, state);

@@ -48,3 +48,4 @@ pub mod wait;
 pub use build::{compiled, plugin};
 pub use pair::Pair;
 pub use program::{Ended, Program, Running};
+pub use urnic_testkit::Folder;

@@ -1,8 +1,10 @@
 //! Peers on one host pass the bytes of a connection through memory, and only they.
 
 use rustix::process::Signal;
+use std::path::Path;
 use urnic_testkit::Folder;
 use urnic_tests::netns::Netns;
+use urnic_tests::pci_guest::{PORT, PciGuest};
 use urnic_tests::program::Program;
 use urnic_tests::served::in_process;
 use urnic_tests::skip::{installed, root};
@@ -184,7 +186,7 @@ fn shm_13_pid_namespaces_pass_bytes_through_the_ring() {
 fn shm_11_memory_does_not_change_when_it_is_deregistered() {
     or_skip!(in_process("the requester is the other process"));
     let program = or_skip!(compiled("revoke"));
-    for options in ["-n 100", "-n 100 -k"] {
+    for options in ["-n 100", "-n 100 -k", "-n 100 -m", "-n 100 -m -k"] {
         let pair = Pair::new(&Program::new(&program).line(options));
         let both = pair.succeeds();
         assert!(
@@ -192,6 +194,50 @@ fn shm_11_memory_does_not_change_when_it_is_deregistered() {
             "{}",
             both.server
         );
+    }
+}
+
+/// What the log says of memory that both processes have mapped then.
+const MAPPED: &str = "are mapped here";
+
+/// perftest with a file as its memory, on a file system that is memory and by each user.
+#[test]
+fn shm_19_memory_that_programs_share_is_accessed_in_place() {
+    or_skip!(in_process("the log is the other process's"));
+    or_skip!(root());
+    let staged = Staged::new();
+    let shared = Folder::inside(Path::new("/dev/shm"), "urnic-shared");
+    for (tool, user) in [
+        ("ib_write_lat", 0),
+        ("ib_write_lat", OTHER_USER),
+        ("ib_read_lat", OTHER_USER),
+        ("ib_atomic_lat", 0),
+        ("ib_write_bw", 0),
+        ("ib_read_bw", 0),
+    ] {
+        or_skip!(installed(tool));
+        let mut pair = logged(Program::new(tool).line("-d urnic0 -F -n 1000"));
+        let files = ["server", "client"].map(|end| shared.file(&format!("{tool}-{user}-{end}")));
+        for file in &files {
+            std::fs::write(file, vec![0; 1 << 20]).expect("a file in memory");
+            std::os::unix::fs::chown(file, Some(user), Some(user)).expect("root may");
+        }
+        let [server, client] = files.map(|file| format!("--mmap={}", file.display()));
+        pair.server = staged.program(user, pair.server.arg(&server));
+        pair.client = staged.program(user, pair.client.arg(&client));
+        let both = pair.succeeds();
+        assert!(both.client.output.contains(MAPPED), "{tool}: {}", both.client);
+    }
+}
+
+#[test]
+fn shm_19_device_memory_is_accessed_in_place() {
+    or_skip!(in_process("the log is the other process's"));
+    let program = Program::new(or_skip!(compiled("device_memory")));
+    let both = logged(program).succeeds();
+    for end in [both.server, both.client] {
+        assert!(end.output.contains(MAPPED), "{end}");
+        assert!(end.output.contains("every byte as written"), "{end}");
     }
 }
 
@@ -264,5 +310,32 @@ fn shm_05_a_killed_peer_is_noticed_in_memory() {
         client.signal(Signal::KILL);
         client.wait();
         server.wait().failure();
+    }
+}
+
+/// Debian's kernel has Yama, and this one may not: an ordinary user's programs in a guest. With
+/// scope 1 only ancestors of a process may attach to it, unless it lets others; with 2, nobody.
+#[test]
+fn shm_13_yama_decides_whether_processes_reach_each_other() {
+    let [host, _other] = or_skip!(Netns::pair());
+    let as_user = or_skip!(compiled("as_user"));
+    let guest = or_skip!(PciGuest::boot(&host, &[]));
+    guest.bring(&as_user);
+    let user = "/urnic/as_user 1000";
+    let attach = format!("{user} sleep 1000 & {user} timeout 2 strace -o /dev/null -p $!; kill $!");
+    let ping = format!(
+        "{user} env LD_PRELOAD=/urnic/liburnic.so URNIC_LOG=urnic_model=debug \
+         ib_write_lat -d urnic0 -F -n 200 -p {PORT}"
+    );
+    for (scope, in_reach) in [(0, true), (1, true), (2, false)] {
+        guest.run(&format!("echo {scope} >/proc/sys/kernel/yama/ptrace_scope"));
+        let refused = guest.start(&attach).ends().1.contains("Operation not permitted");
+        assert_eq!(refused, scope > 0, "Yama does not decide in scope {scope}");
+        let server = guest.listener(&ping, PORT);
+        let client = guest.start(&format!("{ping} 127.0.0.1"));
+        for (ok, printed) in [client.ends(), server.ends()] {
+            assert!(ok && printed.contains(IN_MEMORY), "scope {scope}:\n{printed}");
+            assert_eq!(printed.contains(IN_REACH), in_reach, "scope {scope}:\n{printed}");
+        }
     }
 }

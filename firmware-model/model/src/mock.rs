@@ -92,6 +92,13 @@ impl Driver {
         Self::drive(device, arena, line)
     }
 
+    /// A device whose host's memory others can map as well, by a file of this name.
+    pub(crate) fn start_shared(config: ModelConfig, name: &str) -> Driver {
+        let (arena, line) = (Arena::shared(name, 128 << 20), Arc::new(Line::default()));
+        let device = Device::start(config, arena.clone(), line.clone()).unwrap();
+        Self::drive(device, arena, line)
+    }
+
     /// A device on a simulated network.
     pub(crate) fn start_manual(network: Arc<dyn Network>) -> Driver {
         Self::start_manual_with(config(), network)
@@ -291,7 +298,9 @@ impl Driver {
             qp: qid.into(),
             mask: (modify::STATE | modify::ACCESS).into(),
             state: (state as u32).into(),
-            access: (Access::REMOTE_READ | Access::REMOTE_WRITE).bits().into(),
+            access: (Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC)
+                .bits()
+                .into(),
             ..ModifyQp::default()
         };
         self.command(Opcode::ModifyQp, &arguments).map(drop)
@@ -522,6 +531,19 @@ impl Qp {
         self.post_raw(driver, &entry, blocks);
     }
 
+    /// Posts an atomic operation with these operands.
+    pub(crate) fn post_atomic(
+        &mut self,
+        driver: &Driver,
+        header: SendHeader,
+        operands: wqe::AtomicOperands,
+        sge: Sge,
+    ) {
+        let bytes = [operands.as_bytes(), sge.as_bytes()].concat();
+        let (entry, blocks) = SendQueue::<Extent>::entry(header, &bytes, 1);
+        self.post_raw(driver, &entry, blocks);
+    }
+
     /// Posts a request without a doorbell: [`ring`](Self::ring) publishes all of them.
     pub(crate) fn post_unrung(&mut self, header: SendHeader, sges: &[Sge]) {
         let (entry, blocks) = SendQueue::<Extent>::entry(header, sges.as_bytes(), sges.len());
@@ -599,7 +621,7 @@ impl End {
         let pd = driver.pd();
         let (send_cq, recv_cq) = (driver.cq(8), driver.cq(8));
         let qp = driver.qp(pd, &send_cq, &recv_cq);
-        let all = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
+        let all = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
         let region = driver.register(pd, 1 << 20, all).unwrap();
         driver.ready(&qp);
         End {

@@ -1,12 +1,16 @@
 //! Device memory, shared by all contexts that import it. The memory of a model is memory of its
 //! process, so regions of it are registered like other regions. Behind a bus, the device also reads
-//! and writes it like other memory of the program.
+//! and writes it like other memory of the program. It is a file without a name, so that peers on
+//! this host can map it (docs/design/same-host.md, "Memory that is shared").
 
-use std::alloc::{Layout, alloc_zeroed, dealloc};
-use std::ptr::NonNull;
+use std::ffi::c_void;
+use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
 
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::io::Errno;
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use urnic_process::fds::InternalFd;
 
 /// The largest piece of device memory, in bytes.
 pub(crate) const MAX: usize = 1 << 20;
@@ -21,8 +25,10 @@ pub(crate) struct DeviceMemory(pub(crate) Arc<Memory>);
 
 /// The memory itself, in whole pages. It lives until the regions in it are gone.
 pub(crate) struct Memory {
-    base: NonNull<u8>,
+    base: NonNull<c_void>,
     len: usize,
+    /// By which peers find the file; without it they reach the memory in other ways.
+    _file: Option<InternalFd>,
 }
 
 // SAFETY: the memory is used by its address only; programs order their accesses, as for all memory
@@ -33,21 +39,29 @@ unsafe impl Send for Memory {}
 unsafe impl Sync for Memory {}
 
 impl Memory {
-    /// The layout of the memory's pages and one more page, so that an empty region also has an
-    /// address in this allocation.
-    fn layout(len: usize) -> Result<Layout, Errno> {
-        let pages = len.next_multiple_of(PAGE) + PAGE;
-        Layout::from_size_align(pages, PAGE).map_err(|_| Errno::NOMEM)
+    /// Bytes of the memory's pages and of one more page, so that an empty region also has an
+    /// address in this mapping.
+    fn mapped(len: usize) -> usize {
+        len.next_multiple_of(PAGE) + PAGE
     }
 
-    /// Allocates zeroed memory.
+    /// Makes zeroed memory.
     ///
     /// Errors: NOMEM.
     pub(crate) fn new(len: usize) -> Result<Memory, Errno> {
-        let layout = Memory::layout(len)?;
-        // SAFETY: the layout is at least a page.
-        let base = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or(Errno::NOMEM)?;
-        Ok(Memory { base, len })
+        let file = memfd_create("urnic-device-memory", MemfdFlags::CLOEXEC).map_err(|_| Errno::NOMEM)?;
+        let mapped = Memory::mapped(len);
+        ftruncate(&file, mapped as u64).map_err(|_| Errno::NOMEM)?;
+        let rights = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping at an address of the kernel's choice replaces no other mapping.
+        let base = unsafe { mmap(null_mut(), mapped, rights, MapFlags::SHARED, &file, 0) };
+        let base = base.ok().and_then(NonNull::new).ok_or(Errno::NOMEM)?;
+        let file = InternalFd::of_device(file).ok();
+        Ok(Memory {
+            base,
+            len,
+            _file: file,
+        })
     }
 
     /// `len` bytes from `offset`, if they are within it.
@@ -59,7 +73,7 @@ impl Memory {
             return Err(Errno::INVAL);
         }
         // SAFETY: within the memory, or just behind it.
-        Ok(unsafe { self.base.as_ptr().add(offset) })
+        Ok(unsafe { self.base.as_ptr().byte_add(offset).cast() })
     }
 
     /// The range that a copy accesses, checked for alignment.
@@ -73,10 +87,8 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        if let Ok(layout) = Memory::layout(self.len) {
-            // SAFETY: allocated with this layout, and no code uses it any more.
-            unsafe { dealloc(self.base.as_ptr(), layout) };
-        }
+        // SAFETY: the whole mapping that was made for this memory, and no code uses it any more.
+        let _ = unsafe { munmap(self.base.as_ptr(), Memory::mapped(self.len)) };
     }
 }
 

@@ -57,6 +57,12 @@ impl Mapping {
         self.ptr.as_ptr().addr()
     }
 
+    /// Its first byte.
+    #[inline]
+    pub(crate) fn as_ptr(&self) -> *mut u8 {
+        self.ptr.as_ptr()
+    }
+
     /// The part of `len` bytes at `offset`; both must lie inside.
     #[inline]
     pub(crate) fn part(&self, offset: usize, len: usize) -> Mapping {

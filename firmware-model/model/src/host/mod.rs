@@ -6,6 +6,7 @@
 //! fails ([`fault`](crate::host::fault)). Rings and records stay until they are destroyed.
 
 pub mod fault;
+mod foreign_mapping;
 mod host_memory;
 mod mapping;
 mod own_process;
@@ -16,6 +17,7 @@ mod shared_memory;
 mod word;
 
 pub use fault::Unreachable;
+pub(crate) use foreign_mapping::{ForeignMapping, Origin};
 pub use host_memory::{HostMemory, RemoteMemory, RemoteWord};
 pub use mapping::{Mapping, Record, SharedRecord};
 pub use own_process::OwnProcess;

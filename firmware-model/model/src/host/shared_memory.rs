@@ -61,13 +61,23 @@ impl SharedMemory {
     }
 
     fn map(file: BorrowedFd<'_>, len: usize, rights: ProtFlags) -> Result<SharedMemory, Errno> {
-        // SAFETY: a new mapping at an address of the kernel's choice replaces no other mapping.
-        let start = unsafe { mmap(std::ptr::null_mut(), len, rights, MapFlags::SHARED, file, 0) }?;
-        let start = NonNull::new(start.cast()).ok_or(Errno::NOMEM)?;
-        // SAFETY: it is mapped until this value is dropped, and given out as a borrow only.
-        let mapping = unsafe { Mapping::of_raw(start, len) };
+        let mapping = map(file, 0, len, rights)?;
         Ok(SharedMemory { mapping })
     }
+}
+
+/// A new mapping of a part of a file, which the caller unmaps.
+pub(super) fn map(
+    file: BorrowedFd<'_>,
+    offset: u64,
+    len: usize,
+    rights: ProtFlags,
+) -> Result<Mapping, Errno> {
+    // SAFETY: a new mapping at an address of the kernel's choice replaces no other mapping.
+    let start = unsafe { mmap(std::ptr::null_mut(), len, rights, MapFlags::SHARED, file, offset) }?;
+    let start = NonNull::new(start.cast()).ok_or(Errno::NOMEM)?;
+    // SAFETY: the caller unmaps it when nothing refers to it any more.
+    Ok(unsafe { Mapping::of_raw(start, len) })
 }
 
 impl Deref for SharedMemory {

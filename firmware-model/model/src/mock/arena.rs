@@ -1,6 +1,7 @@
 //! Host memory of tests, and extents of it.
 
-use crate::host::{HostMemory, Mapping, RemoteMemory, RemoteWord, Unreachable};
+use crate::host::{HostMemory, Mapping, RemoteMemory, RemoteWord, SharedMemory, Unreachable};
+use rustix::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -8,11 +9,19 @@ use urnic_testkit::Memory;
 
 /// Host memory: one piece, at an IOVA that is no pointer.
 pub(crate) struct Arena {
-    words: Box<[AtomicU64]>,
+    pages: Pages,
+    len: usize,
     next: AtomicUsize,
     /// The owner of remote memory has unmapped it: it cannot be copied any more.
     pub(crate) unmapped: AtomicBool,
     atomics: Mutex<()>,
+}
+
+/// Where an arena's bytes are.
+enum Pages {
+    Own(Box<[AtomicU64]>),
+    /// Which others can map as well. The descriptor is how they find it.
+    Shared(SharedMemory, #[expect(dead_code, reason = "kept open")] OwnedFd),
 }
 
 /// A second view of the memory, without an address in the device's process.
@@ -24,25 +33,41 @@ impl Arena {
     pub(crate) fn new(bytes: usize) -> Arc<Arena> {
         // Zeroed pages, which the kernel allocates at the first access.
         let zeroes = Box::into_raw(vec![0u64; bytes / 8].into_boxed_slice());
+        // SAFETY: an `AtomicU64` has the size of a `u64`, and on this machine its alignment.
+        let words = unsafe { Box::from_raw(zeroes as *mut [AtomicU64]) };
+        Self::of(Pages::Own(words), bytes)
+    }
+
+    /// An arena in a memfd of this name, as programs have that share memory.
+    pub(crate) fn shared(name: &str, bytes: usize) -> Arc<Arena> {
+        let (memory, file) = SharedMemory::create(name, bytes).unwrap();
+        Self::of(Pages::Shared(memory, file), bytes)
+    }
+
+    fn of(pages: Pages, len: usize) -> Arc<Arena> {
         Arc::new(Arena {
-            // SAFETY: an `AtomicU64` has the size of a `u64`, and on this machine its alignment.
-            words: unsafe { Box::from_raw(zeroes as *mut [AtomicU64]) },
+            pages,
+            len,
             next: AtomicUsize::new(RING_ALIGN),
             unmapped: AtomicBool::new(false),
             atomics: Mutex::default(),
         })
     }
 
+    fn start(&self) -> *mut u8 {
+        match &self.pages {
+            Pages::Own(words) => words.as_ptr().cast_mut().cast(),
+            Pages::Shared(memory, _) => memory.as_ptr(),
+        }
+    }
+
     /// Zeroed memory, aligned as rings are; never freed.
     pub(crate) fn alloc(&self, len: usize) -> u64 {
         // The memory is also in the device's address space.
-        let skew = self.words.as_ptr().addr() % RING_ALIGN;
+        let skew = self.start().addr() % RING_ALIGN;
         let len = len.next_multiple_of(RING_ALIGN);
         let at = self.next.fetch_add(len, Ordering::Relaxed);
-        assert!(
-            at + len + RING_ALIGN <= self.words.len() * 8,
-            "the arena is too small"
-        );
+        assert!(at + len + RING_ALIGN <= self.len, "the arena is too small");
         ARENA_IOVA + (at + (RING_ALIGN - skew) % RING_ALIGN) as u64
     }
 
@@ -111,10 +136,10 @@ impl Memory for Extent {
 unsafe impl HostMemory for Arena {
     fn reach(&self, iova: u64, len: usize) -> Option<NonNull<u8>> {
         let at = usize::try_from(iova.checked_sub(ARENA_IOVA)?).ok()?;
-        if at.checked_add(len)? > self.words.len() * 8 {
+        if at.checked_add(len)? > self.len {
             return None;
         }
-        NonNull::new(self.words.as_ptr().cast_mut().cast::<u8>().wrapping_add(at))
+        NonNull::new(self.start().wrapping_add(at))
     }
 
     fn remote(&self) -> Option<&dyn RemoteMemory> {

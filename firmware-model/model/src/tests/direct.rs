@@ -1,10 +1,10 @@
 //! Writes and Reads that the requester carries out in the memory of a peer on this host.
 
 use super::one_sided;
-use super::same_host::{completes, in_memory, in_memory_with, post};
+use super::same_host::{completes, in_memory, in_memory_with, in_shared_memory, post};
 use crate::Counter;
 use crate::mock::{Driver, Pair, assert_cqe, wait_for};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use urnic_device::command::{ModifyQp, Opcode, Status, modify};
 use urnic_device::event::EventKind;
 use urnic_device::stream::attach;
@@ -24,6 +24,25 @@ fn ready() -> (Driver, Driver, Pair) {
     (near, far, pair)
 }
 
+/// As [`ready`], but the responder's memory is shared, and mapped here.
+fn mapped(name: &str) -> (Driver, Driver, Pair) {
+    let (near, far, mut pair) = in_shared_memory(name);
+    post(&near, &far, &mut pair, 0, 8);
+    completes(&mut pair, 0);
+    for cookie in 1..=20 {
+        assert_eq!(write(&near, &mut pair, cookie, 8), WcStatus::Success);
+    }
+    assert_eq!(mappings(name), 2, "the host's own, and the peer's");
+    (near, far, pair)
+}
+
+/// How often this process has mapped a memfd of this name.
+fn mappings(name: &str) -> usize {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let name = format!("/memfd:{name} ");
+    maps.lines().filter(|line| line.contains(&name)).count()
+}
+
 fn write(near: &Driver, pair: &mut Pair, cookie: u64, len: u32) -> WcStatus {
     let write = one_sided(wqe::Opcode::Write, cookie, &pair.responder);
     pair.initiator
@@ -36,8 +55,19 @@ fn write(near: &Driver, pair: &mut Pair, cookie: u64, len: u32) -> WcStatus {
 
 #[test]
 fn shm_09_writes_and_reads_are_the_requesters_work() {
-    let (near, far, mut pair) = ready();
+    writes_and_reads(ready());
+}
+
+#[test]
+fn shm_19_shared_memory_is_written_and_read_in_place() {
+    writes_and_reads(mapped("shm_19_in_place"));
+    // The devices are gone, and their mappings with them.
+    assert_eq!(mappings("shm_19_in_place"), 0);
+}
+
+fn writes_and_reads((near, far, mut pair): (Driver, Driver, Pair)) {
     let before = |counter| far.counter(counter);
+    let done = [Counter::DirectWrites, Counter::DirectReads].map(|c| near.counter(c));
     let [messages, received, sent] = [Counter::RxMessages, Counter::RxBytes, Counter::TxBytes].map(before);
     for (i, size) in [1u32, 8, 4096, 70_000, 1 << 20].into_iter().enumerate() {
         let bytes: Vec<u8> = (0..size).map(|b| (b as usize * 3 + i) as u8).collect();
@@ -59,7 +89,7 @@ fn shm_09_writes_and_reads_are_the_requesters_work() {
         assert!(near.arena.read(pair.initiator.region.iova, size as usize) == bytes);
     }
     let direct = [Counter::DirectWrites, Counter::DirectReads].map(|c| near.counter(c));
-    assert_eq!(direct, [5, 5]);
+    assert_eq!(direct, done.map(|before| before + 5));
     assert_eq!(far.counter(Counter::RxMessages), messages, "the target took part");
     // But it counts bytes.
     let total = 1 + 8 + 4096 + 70_000 + (1 << 20);
@@ -152,6 +182,72 @@ fn shm_09_a_write_does_not_overtake_a_send() {
     }
 }
 
+/// Posts an atomic operation on the word at `at` of the responder's region; returns its completion
+/// and the word that it fetched.
+fn operate(
+    near: &Driver,
+    pair: &mut Pair,
+    opcode: wqe::Opcode,
+    at: u64,
+    [compare_add, swap]: [u64; 2],
+) -> (WcStatus, u64) {
+    let mut header = one_sided(opcode, 7, &pair.responder);
+    header.remote_offset = (header.remote_offset.get() + at).into();
+    let operands = wqe::AtomicOperands {
+        compare_add: compare_add.into(),
+        swap: swap.into(),
+    };
+    let region = pair.initiator.region;
+    pair.initiator
+        .qp
+        .post_atomic(near, header, operands, region.sge(16, 8));
+    let done = pair.initiator.send_cq.await_completion(near);
+    let fetched = near.arena.read(region.iova + 16, 8).try_into().unwrap();
+    (
+        WcStatus::from_raw(done.status).unwrap(),
+        u64::from_ne_bytes(fetched),
+    )
+}
+
+/// Those of the target's device and the requester's own are on one word.
+#[test]
+fn shm_19_atomics_in_shared_memory_are_the_requesters_work() {
+    let (near, far, mut pair) = mapped("shm_19_atomics");
+    let messages = far.counter(Counter::RxMessages);
+    let word = pair.responder.region.iova + 64;
+    far.arena.write(word, &u64::MAX.to_ne_bytes());
+    let cases = [
+        (wqe::Opcode::FetchAdd, [6, 0], u64::MAX),
+        (wqe::Opcode::CompareSwap, [4, 9], 5),
+        (wqe::Opcode::CompareSwap, [5, 9], 5),
+        (wqe::Opcode::FetchAdd, [1, 0], 9),
+    ];
+    for (opcode, operands, before) in cases {
+        let done = operate(&near, &mut pair, opcode, 64, operands);
+        assert_eq!(done, (WcStatus::Success, before));
+    }
+    assert_eq!(far.arena.read(word, 8), 10u64.to_ne_bytes());
+    assert_eq!(near.counter(Counter::DirectAtomics), 4);
+    assert_eq!(far.counter(Counter::RxMessages), messages, "the target took part");
+    // What is not aligned is refused by the target, as ever.
+    let (status, _) = operate(&near, &mut pair, wqe::Opcode::FetchAdd, 65, [1, 0]);
+    assert_ne!(status, WcStatus::Success);
+    assert_eq!(near.counter(Counter::DirectAtomics), 4);
+}
+
+#[test]
+fn shm_19_atomics_need_their_right() {
+    let (near, far, mut pair) = mapped("shm_19_atomics_refused");
+    let mut change = ModifyQp::new_zeroed();
+    change.qp = pair.responder.qp.id.into();
+    change.mask = modify::ACCESS.into();
+    change.access = (Access::REMOTE_READ | Access::REMOTE_WRITE).bits().into();
+    far.command(Opcode::ModifyQp, &change).map(drop).unwrap();
+    let (status, _) = operate(&near, &mut pair, wqe::Opcode::FetchAdd, 64, [1, 0]);
+    assert_eq!(status, WcStatus::RemAccessErr);
+    assert_eq!(near.counter(Counter::DirectAtomics), 0);
+}
+
 /// What the target's table does not permit is refused as on any other way: by the target, with a
 /// Terminate.
 #[test]
@@ -220,6 +316,16 @@ fn shm_10_the_rights_of_the_queue_pair_count() {
 /// One thread writes without a pause while another takes the memory away.
 #[test]
 fn shm_11_a_revocation_waits_for_accesses_under_way() {
+    revocations(0, ready);
+}
+
+#[test]
+fn shm_19_a_revocation_waits_for_accesses_in_place() {
+    // An entry of the table is looked into when it was used some times.
+    revocations(20, || mapped("shm_19_revoked"));
+}
+
+fn revocations(writes: u64, ready: impl Fn() -> (Driver, Driver, Pair)) {
     const LEN: usize = 200_000;
     for round in 0..20u64 {
         let (near, far, mut pair) = ready();
@@ -228,9 +334,9 @@ fn shm_11_a_revocation_waits_for_accesses_under_way() {
         let mut header = one_sided(wqe::Opcode::Write, 1, &pair.responder);
         (header.stag, header.remote_offset) = (region.stag.into(), region.iova.into());
         let from = pair.initiator.region;
-        let revoked = AtomicBool::new(false);
+        let (revoked, written) = (AtomicBool::new(false), AtomicU64::new(0));
         std::thread::scope(|scope| {
-            let (near, revoked) = (&near, &revoked);
+            let (near, revoked, written) = (&near, &revoked, &written);
             let (qp, cq) = (&mut pair.initiator.qp, &mut pair.initiator.send_cq);
             let writer = scope.spawn(move || {
                 for n in 1.. {
@@ -242,11 +348,13 @@ fn shm_11_a_revocation_waits_for_accesses_under_way() {
                     if last || WcStatus::from_raw(done.status) != Some(WcStatus::Success) {
                         return;
                     }
+                    written.store(n, Ordering::SeqCst);
                 }
             });
             let last = region.iova + round * LEN as u64 / 20;
             wait_for("the first write", || {
-                (far.arena.read(last, 1) != [0]).then_some(())
+                let enough = written.load(Ordering::SeqCst) >= writes;
+                (enough && far.arena.read(last, 1) != [0]).then_some(())
             });
             if round % 2 == 0 {
                 far.on(Opcode::DestroyMr, region.stag).unwrap();

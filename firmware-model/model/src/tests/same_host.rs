@@ -51,6 +51,18 @@ pub(super) fn in_memory() -> (Driver, Driver, Pair) {
     in_memory_with(0)
 }
 
+/// As [`in_memory`]; the memory of the responder's host is a file of this name.
+pub(super) fn in_shared_memory(name: &str) -> (Driver, Driver, Pair) {
+    let same_host = true;
+    let config = ModelConfig {
+        same_host,
+        ..config()
+    };
+    let (near, far) = (driver(true), Driver::start_shared(config, name));
+    let pair = connect(&near, &far);
+    (near, far, pair)
+}
+
 /// As [`in_memory`], with flags of `Attach`.
 pub(super) fn in_memory_with(flags: u32) -> (Driver, Driver, Pair) {
     let (near, far) = (driver(true), driver(true));

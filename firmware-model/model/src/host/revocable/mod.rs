@@ -8,6 +8,7 @@
 //! valid then, or copies nothing.
 
 pub(crate) mod batch;
+pub(crate) mod in_place;
 
 use super::piece::{Piece, PieceMut};
 use super::process_memory::extents;

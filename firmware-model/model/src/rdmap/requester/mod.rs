@@ -3,6 +3,7 @@
 mod direct;
 mod framing;
 mod runs;
+mod words;
 
 use super::completions::Completions;
 use super::delivery::Delivery;
@@ -247,7 +248,7 @@ impl Requester {
                 }
                 return match wqe.opcode {
                     Opcode::Read | Opcode::ReadInv => self.read(wqe, qp, env, llp),
-                    _ => self.request(wqe, qp, env, llp),
+                    _ => self.operate(wqe, qp, env, llp),
                 };
             }
             Opcode::Send | Opcode::SendInv | Opcode::SendImm | Opcode::Write | Opcode::WriteImm => {}

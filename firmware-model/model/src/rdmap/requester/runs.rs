@@ -45,7 +45,11 @@ impl Requester {
         llp: &mut Llp,
     ) -> Option<Step> {
         let second = self.sq.behind(first)?;
-        let is_run = second.opcode == first.opcode && second.stag == first.stag && self.is_direct(qp, llp);
+        let is_mapped = self.neighbour.as_ref().is_some_and(|n| n.is_mapped(first.stag));
+        let is_run = second.opcode == first.opcode
+            && second.stag == first.stag
+            && !is_mapped
+            && self.is_direct(qp, llp);
         if !is_run {
             return None;
         }

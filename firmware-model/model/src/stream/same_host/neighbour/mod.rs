@@ -2,15 +2,16 @@
 //! how far the peer has processed what was sent, and reaches into the peer's registered memory.
 
 pub(super) mod process;
+mod views;
 
 use super::bell::PeerBell;
 use super::direction::Direction;
 use super::layout::END_WORDS;
 use crate::handshakes;
 use crate::host::revocable::batch::Batch;
-use crate::host::revocable::{self, Condition, NotCopied};
+use crate::host::revocable::{self, Condition, NotCopied, in_place, in_place::Operation};
 use crate::host::{Piece, PieceMut, SharedMemory};
-use crate::memory::{Admission, Exports, Need, OwnGuard};
+use crate::memory::{Admission, Exports, Need, OwnGuard, Permitted};
 use crate::time::Nanos;
 use process::PeerProcess;
 use rustix::process::{Pid, getpid};
@@ -20,6 +21,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use urnic_device::vocabulary::Access;
+use views::{LastView, View};
 
 /// The words of an end, in cache lines of their own. Up to which position the end has processed
 /// what the other sent.
@@ -92,6 +94,8 @@ pub struct Neighbour {
     owner: Pid,
     /// What we know of the peer's accesses to our memory.
     accessed: Accessed,
+    /// What we accessed last of the peer's memory.
+    last: LastView,
 }
 
 /// Bytes of our memory that the peer says it has written and read.
@@ -125,6 +129,7 @@ impl Neighbour {
             turn: 0,
             owner: getpid(),
             accessed: Accessed::default(),
+            last: LastView::default(),
         }
     }
 
@@ -188,6 +193,14 @@ impl Neighbour {
         self.process.is_some()
     }
 
+    /// Whether the memory of an STag that was accessed last is mapped here: nothing is saved by
+    /// several accesses to it at once.
+    #[inline]
+    pub(crate) fn is_mapped(&self, stag: u32) -> bool {
+        let process = self.process.as_ref();
+        process.is_some_and(|process| self.last.is_mapped(process.table.slot(stag)))
+    }
+
     /// Places bytes in the peer's memory, all of them.
     ///
     /// # Errors
@@ -201,9 +214,16 @@ impl Neighbour {
         now: Nanos,
     ) -> Result<(), NotReached> {
         let len = from.len();
-        self.access(stag, len, Need::RemoteWrite, now, |attempt| {
-            let (conditions, there) = attempt.check(offset, len)?;
-            revocable::write_if(conditions, attempt.process.number, there, from)
+        self.access(stag, len, Need::RemoteWrite, now, |attempt, last| {
+            let permitted = attempt.check(offset, len)?;
+            let (conditions, there) = (attempt.conditions(&permitted), permitted.address);
+            match attempt
+                .view(last, &permitted)
+                .and_then(|view| view.part(there, len))
+            {
+                Some(here) => in_place::write_if(conditions, &here, from),
+                None => revocable::write_if(conditions, attempt.process.number, there, from),
+            }
         })
     }
 
@@ -218,8 +238,8 @@ impl Neighbour {
         batch: &mut Batch<Piece<'_>>,
         now: Nanos,
     ) -> Result<(), NotReached> {
-        self.access(stag, batch.len(), Need::RemoteWrite, now, |attempt| {
-            let conditions = attempt.check_batch(offsets, batch)?;
+        self.access(stag, batch.len(), Need::RemoteWrite, now, |attempt, last| {
+            let conditions = attempt.check_batch(last, offsets, batch)?;
             batch.write_if(conditions, attempt.process.number)
         })
     }
@@ -235,8 +255,8 @@ impl Neighbour {
         batch: &mut Batch<PieceMut<'_>>,
         now: Nanos,
     ) -> Result<(), NotReached> {
-        self.access(stag, batch.len(), Need::RemoteRead, now, |attempt| {
-            let conditions = attempt.check_batch(offsets, batch)?;
+        self.access(stag, batch.len(), Need::RemoteRead, now, |attempt, last| {
+            let conditions = attempt.check_batch(last, offsets, batch)?;
             batch.read_if(conditions, attempt.process.number)
         })
     }
@@ -254,10 +274,43 @@ impl Neighbour {
         now: Nanos,
     ) -> Result<(), NotReached> {
         let len = into.len();
-        self.access(stag, len, Need::RemoteRead, now, |attempt| {
-            let (conditions, there) = attempt.check(offset, len)?;
-            revocable::read_if(conditions, attempt.process.number, there, into.rest(0))
+        self.access(stag, len, Need::RemoteRead, now, |attempt, last| {
+            let permitted = attempt.check(offset, len)?;
+            let (conditions, there) = (attempt.conditions(&permitted), permitted.address);
+            let into = into.rest(0);
+            match attempt
+                .view(last, &permitted)
+                .and_then(|view| view.part(there, len))
+            {
+                Some(here) => in_place::read_if(conditions, &here, into),
+                None => revocable::read_if(conditions, attempt.process.number, there, into),
+            }
         })
+    }
+
+    /// Carries out an atomic operation on a word of the peer's memory, if that is mapped here;
+    /// returns the word that was there.
+    ///
+    /// # Errors
+    /// The word is as it was.
+    pub(crate) fn operate(
+        &mut self,
+        stag: u32,
+        offset: u64,
+        operation: Operation,
+        now: Nanos,
+    ) -> Result<u64, NotReached> {
+        let mut found = 0;
+        self.access(stag, 8, Need::RemoteAtomic, now, |attempt, last| {
+            let permitted = attempt.check(offset, 8)?;
+            let view = attempt.view(last, &permitted);
+            let word = view.and_then(|view| view.part(permitted.address, 8));
+            let conditions = attempt.conditions(&permitted);
+            let done = word.and_then(|word| in_place::operate_if(conditions, &word, operation));
+            found = done.unwrap_or(Err(NotCopied::Refused))?;
+            Ok(8)
+        })?;
+        Ok(found)
     }
 
     /// Tries to access `len` bytes of one STag, until that is refused or was not interrupted.
@@ -267,7 +320,7 @@ impl Neighbour {
         len: usize,
         need: Need,
         now: Nanos,
-        mut copy: impl FnMut(&Attempt<'_>) -> Result<usize, NotCopied>,
+        mut copy: impl FnMut(&Attempt<'_>, &mut LastView) -> Result<usize, NotCopied>,
     ) -> Result<(), NotReached> {
         let process = self.process.as_ref().ok_or(NotReached)?;
         if self.seen.is_none_or(|seen| now.since(seen) > LEASE) {
@@ -290,11 +343,14 @@ impl Neighbour {
                 stag,
                 need,
             };
-            match copy(&attempt) {
+            match copy(&attempt, &mut self.last) {
                 Ok(copied) if copied == len => {
-                    let total = self
-                        .ours
-                        .word(if need == Need::RemoteWrite { WRITTEN } else { READ });
+                    let total = match need {
+                        Need::RemoteWrite => self.ours.word(WRITTEN),
+                        Need::RemoteRead => self.ours.word(READ),
+                        // The operands are no payload.
+                        _ => return Ok(()),
+                    };
                     let bytes = total.load(Ordering::Relaxed).wrapping_add(len as u64);
                     total.store(bytes, Ordering::Relaxed);
                     return Ok(());
@@ -319,27 +375,47 @@ struct Attempt<'a> {
 }
 
 impl<'a> Attempt<'a> {
-    /// Where bytes are in the process, and the conditions for the access.
+    /// What the peer's table says of an access.
     #[inline]
-    fn check(&self, offset: u64, len: usize) -> Result<([Condition<'a>; 2], u64), NotCopied> {
+    fn check(&self, offset: u64, len: usize) -> Result<Permitted<'a>, NotCopied> {
         let by = (self.permit.value, self.qid);
         let table = &self.process.table;
         let permitted = table.check(self.stag, by, offset, len as u64, self.need);
-        let permitted = permitted.ok_or(NotCopied::Refused)?;
-        Ok(([permitted.condition, self.permit], permitted.address))
+        permitted.ok_or(NotCopied::Refused)
+    }
+
+    #[inline]
+    fn conditions(&self, permitted: &Permitted<'a>) -> [Condition<'a>; 2] {
+        [permitted.condition, self.permit]
+    }
+
+    /// The memory of an entry, if it is mapped here.
+    #[inline]
+    fn view<'l>(&self, last: &'l mut LastView, permitted: &Permitted<'a>) -> Option<&'l View> {
+        let PeerProcess { views, table, .. } = self.process;
+        last.of(views, self.process.number, table, permitted)
     }
 
     /// As [`check`](Self::check), for the pieces of a batch, which then has their addresses.
-    fn check_batch<P>(&self, offsets: &[u64], batch: &mut Batch<P>) -> Result<[Condition<'a>; 2], NotCopied> {
+    /// Refused, too, where the pieces are better copied one by one.
+    fn check_batch<P>(
+        &self,
+        last: &mut LastView,
+        offsets: &[u64],
+        batch: &mut Batch<P>,
+    ) -> Result<[Condition<'a>; 2], NotCopied> {
         let mut conditions: Option<[Condition<'a>; 2]> = None;
         for (offset, (len, mut set)) in offsets.iter().zip(batch.places()) {
-            let (these, address) = self.check(*offset, len)?;
+            let permitted = self.check(*offset, len)?;
             // One STag has one condition, unless it changes just now.
-            if conditions.is_some_and(|[first, _]| first.value != these[0].value) {
+            if conditions.is_some_and(|[first, _]| first.value != permitted.condition.value) {
                 return Err(NotCopied::Refused);
             }
-            conditions = Some(these);
-            set(address);
+            if self.view(last, &permitted).is_some() {
+                return Err(NotCopied::Refused);
+            }
+            conditions = Some(self.conditions(&permitted));
+            set(permitted.address);
         }
         conditions.ok_or(NotCopied::Refused)
     }

@@ -1,5 +1,6 @@
 //! The processes whose memory this one reaches.
 
+use super::views::Views;
 use crate::host::process_memory;
 use crate::memory::ForeignTable;
 use crate::stream::descriptor::{Descriptor, Descriptors};
@@ -18,6 +19,8 @@ pub(in crate::stream) struct PeerProcess {
     pub(super) table: ForeignTable,
     /// Where the table is in the process.
     address: u64,
+    /// Memory of the process that is mapped here.
+    pub(super) views: Views,
 }
 
 /// What a peer says about its table.
@@ -46,6 +49,7 @@ impl PeerProcess {
             life: descriptors.adopt(pidfd_open(number, PidfdFlags::empty())?)?,
             table: ForeignTable::open(file.as_fd(), message.slots)?,
             address: message.address,
+            views: Views::default(),
         };
         process.prove()?;
         Ok(process)

@@ -15,44 +15,26 @@
 //! who could trace this one as well: one that never clears its guard, and runs, holds a revocation
 //! up.
 
+mod foreign;
+mod layout;
+
 use super::entry::Entry;
 use super::permutation::{DOMAIN, Permutation};
-use super::violation::Need;
 use crate::handshakes;
-use crate::host::revocable::Condition;
 use crate::host::{SharedMemory, process_memory};
 use crate::sys;
-use rustix::fd::{BorrowedFd, OwnedFd};
+pub(crate) use foreign::{ForeignTable, OwnGuard, Permitted};
+use layout::{ADDRESS, BASE, ENTRY, HEADER, KEYS, LEN, PROOF, QID_ACCESS, STAG_PD, STATE, pair, table_len};
+use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use rustix::process::{Pid, getpid};
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use urnic_device::vocabulary::Access;
 
-/// Offsets in the header, and the header's length.
-const PROOF: usize = 0;
-const KEYS: usize = 8;
-const HEADER: usize = 64;
-/// Offsets in an entry, and an entry's length.
-const STATE: usize = 0;
-const STAG_PD: usize = 8;
-const QID_ACCESS: usize = 16;
-const BASE: usize = 24;
-const LEN: usize = 32;
-const ADDRESS: usize = 40;
-const ENTRY: usize = 64;
 /// Looks at a guard between two looks at the state of the thread that set it.
 const LOOKS: u32 = 64;
-
-fn pair(high: u32, low: u32) -> u64 {
-    u64::from(high) << 32 | u64::from(low)
-}
-
-/// Bytes of a table with this number of entries.
-fn table_len(slots: u32) -> usize {
-    HEADER + slots as usize * ENTRY
-}
 
 /// The owner's side of the table.
 #[derive(Debug)]
@@ -242,7 +224,7 @@ pub(crate) struct Admission {
 impl Admission {
     /// Sets what the peer may do: accesses of these rights, to memory of domain `pd`.
     pub(crate) fn permit(&self, pd: u32, rights: Access) {
-        let rights = rights & (Access::REMOTE_READ | Access::REMOTE_WRITE);
+        let rights = rights & (Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
         let permit = self.memory.word64(self.permit);
         let value = match rights.is_empty() {
             true => 0,
@@ -269,112 +251,6 @@ impl Drop for Admission {
         self.memory.word64(self.permit).store(0, Ordering::SeqCst);
         self.wait();
         self.exports.guards().set.remove(&self.number);
-    }
-}
-
-/// Another process's table, as a peer reads it.
-#[derive(Debug)]
-pub(crate) struct ForeignTable {
-    memory: SharedMemory,
-    slots: u32,
-    permutation: Permutation,
-}
-
-/// An access that the other process's table permits.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Permitted<'a> {
-    /// The entry has not changed since.
-    pub(crate) condition: Condition<'a>,
-    /// Where the bytes are in the other process.
-    pub(crate) address: u64,
-}
-
-impl ForeignTable {
-    /// # Errors
-    /// It is not a table with this number of entries.
-    pub(crate) fn open(file: BorrowedFd<'_>, slots: u32) -> Result<ForeignTable, Errno> {
-        if slots > DOMAIN {
-            return Err(Errno::INVAL);
-        }
-        let memory = SharedMemory::open_to_read(file, table_len(slots))?;
-        let keys = [0, 1, 2, 3].map(|n| memory.word64(KEYS + 8 * n).load(Ordering::Relaxed));
-        Ok(ForeignTable {
-            memory,
-            slots,
-            permutation: Permutation::of_keys(keys),
-        })
-    }
-
-    /// The number that only readers of the table know, and its place in the table.
-    pub(crate) fn proof(&self) -> (u64, usize) {
-        (self.memory.word64(PROOF).load(Ordering::Relaxed), PROOF)
-    }
-
-    /// Checks an access of `len` bytes at tagged offset `offset` by a connection with this permit,
-    /// as [`MemoryTable::check`](super::MemoryTable::check) does. What is not permitted here is
-    /// left to the owner of the table, who knows the reason.
-    #[inline]
-    pub(crate) fn check(
-        &self,
-        stag: u32,
-        (permit, qid): (u64, u32),
-        offset: u64,
-        len: u64,
-        need: Need,
-    ) -> Option<Permitted<'_>> {
-        let right = match need {
-            Need::RemoteRead => Access::REMOTE_READ,
-            Need::RemoteWrite => Access::REMOTE_WRITE,
-            Need::LocalRead | Need::LocalWrite | Need::RemoteAtomic => return None,
-        };
-        let slot = self.permutation.backward(stag >> 8);
-        if slot >= self.slots {
-            return None;
-        }
-        let at = HEADER + slot as usize * ENTRY;
-        let word = |offset| self.memory.word64(at + offset);
-        let state = word(STATE).load(Ordering::Acquire);
-        let read = |offset| word(offset).load(Ordering::Relaxed);
-        let (stag_pd, qid_access) = (read(STAG_PD), read(QID_ACCESS));
-        let (only, access) = ((qid_access >> 32) as u32, qid_access as u32);
-        let rights = Access::from_bits_truncate(access & permit as u32);
-        let (base, entry_len) = (read(BASE), read(LEN));
-        let from_base = offset.wrapping_sub(base);
-        let permitted = state & 1 == 1
-            && stag_pd == pair(stag, (permit >> 32) as u32)
-            && (only == 0 || only == qid)
-            && rights.contains(right)
-            && offset >= base
-            && from_base <= entry_len
-            && len <= entry_len - from_base;
-        permitted.then(|| Permitted {
-            // What was read belongs together if the state is still the same at the access.
-            condition: Condition {
-                word: word(STATE),
-                value: state,
-            },
-            address: read(ADDRESS).wrapping_add(from_base),
-        })
-    }
-}
-
-/// The word in which this process says that a thread of its accesses memory of a peer.
-#[derive(Debug)]
-pub(crate) struct OwnGuard<'a>(&'a AtomicU64);
-
-impl<'a> OwnGuard<'a> {
-    /// `turn` differs from the one before.
-    #[inline]
-    pub(crate) fn set(word: &'a AtomicU64, turn: u32, thread: u32) -> OwnGuard<'a> {
-        handshakes::set_guard(word, pair(turn, thread));
-        OwnGuard(word)
-    }
-}
-
-impl Drop for OwnGuard<'_> {
-    #[inline]
-    fn drop(&mut self) {
-        handshakes::clear_guard(self.0);
     }
 }
 
