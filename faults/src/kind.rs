@@ -89,6 +89,17 @@ pub enum Action {
     Do(Kind),
     /// Wait first.
     Wait(Duration),
+    /// Let it arrive late.
+    Late(Lateness),
+}
+
+/// How late something arrives that was sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Lateness {
+    /// How long the slow part of the way has to do with it. What is sent behind it waits as long.
+    pub transfer: Duration,
+    /// How long it then takes.
+    pub time: Duration,
 }
 
 impl Kind {

@@ -19,7 +19,7 @@ mod plan;
 mod random;
 mod wait;
 
-pub use kind::{Action, Kind, Position};
+pub use kind::{Action, Kind, Lateness, Position};
 pub use network::Network;
 pub use occasion::Occasion;
 pub use plan::{Plan, fails, is_on, plan};

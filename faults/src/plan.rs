@@ -4,7 +4,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::kind::{Action, Delay, Kind, Position};
+use crate::kind::{Action, Delay, Kind, Lateness, Position};
 use crate::occasion::Occasion;
 use crate::parse::{Specified, When, parse};
 use crate::random::{fraction, number};
@@ -240,9 +240,12 @@ impl Fault {
         let kind = &self.specified.kind;
         match (kind, occasion) {
             (Kind::Delay(delay), Occasion::Send(_, len)) => {
-                return Some(Action::Wait(delay.of(*len, random)));
+                return Some(Action::Late(Lateness {
+                    transfer: delay.transfer(*len),
+                    time: delay.time(random),
+                }));
             }
-            (Kind::LateCompletion(delay), _) => return Some(Action::Wait(delay.of(0, random))),
+            (Kind::LateCompletion(delay), _) => return Some(Action::Wait(delay.time(random))),
             _ => {}
         }
         tracing::warn!(
@@ -254,18 +257,24 @@ impl Fault {
 }
 
 impl Delay {
-    /// The delay of this many bytes.
-    fn of(&self, len: usize, random: u64) -> Duration {
-        let jitter = self.jitter.as_nanos() as f64 * (2.0 * fraction(random) - 1.0);
-        let bits = len as f64 * 8.0 * 1e9;
-        let transfer = if self.rate == 0 {
-            0.0
-        } else {
-            bits / self.rate as f64
-        };
-        let nanos = (self.time.as_nanos() as f64 + jitter + transfer).max(0.0) as u64;
-        Duration::from_nanos(nanos).min(LONGEST)
+    /// The time that this many bytes take at the rate.
+    fn transfer(&self, len: usize) -> Duration {
+        if self.rate == 0 {
+            return Duration::ZERO;
+        }
+        limited(len as f64 * 8.0 * 1e9 / self.rate as f64)
     }
+
+    /// The time apart from the rate.
+    fn time(&self, random: u64) -> Duration {
+        let jitter = self.jitter.as_nanos() as f64 * (2.0 * fraction(random) - 1.0);
+        limited(self.time.as_nanos() as f64 + jitter)
+    }
+}
+
+/// So many nanoseconds, but no delay that would be an end.
+fn limited(nanos: f64) -> Duration {
+    Duration::from_nanos(nanos.max(0.0) as u64).min(LONGEST)
 }
 
 #[cfg(test)]
@@ -362,10 +371,11 @@ mod tests {
         let plan = of("delay time=10us jitter=2us rate=8gbit");
         for _ in 0..100 {
             let strikes = plan.strikes(&Occasion::Send(PEER, 1000));
-            let [Action::Wait(time)] = strikes[..] else {
+            let [Action::Late(Lateness { transfer, time })] = strikes[..] else {
                 panic!("{strikes:?}")
             };
-            assert!((9..=13).contains(&time.as_micros()), "{time:?}");
+            assert_eq!(transfer, Duration::from_micros(1));
+            assert!((8..=12).contains(&time.as_micros()), "{time:?}");
         }
     }
 

@@ -268,6 +268,45 @@ fn a_slow_connection_is_slow_and_well() {
     assert!(microseconds(&slow) >= 900.0, "{slow}");
 }
 
+/// What is late is in no thread's way.
+#[test]
+fn a_process_whose_sends_are_late_answers_stat() {
+    or_skip!(in_process(
+        "the connections are those of the device in the process"
+    ));
+    or_skip!(installed("ibv_rc_pingpong"));
+    let place = Folder::inside(&scratch(), "faults-late");
+    let port = free_port();
+    let program = Program::new("ibv_rc_pingpong")
+        .line(&format!("-g 0 -n 100000000 -p {port}"))
+        .env("URNIC_PRESENT_DIR", place.path());
+    let mut there = program.clone().spawn();
+    there.wait_until_listening(port);
+    let here = program
+        .arg("127.0.0.1")
+        .env("URNIC_FAULTS", "delay time=1000s nth=500");
+    let here = here.spawn();
+    let sent = || {
+        let stat = Program::plain(urnic())
+            .line("stat --json")
+            .arg(here.pid().to_string());
+        let stat = stat.env("URNIC_PRESENT_DIR", place.path()).run_for(LIMIT);
+        let (_, count) = stat.output.split_once("\"tx_messages\":")?;
+        count.split(',').next()?.parse::<u64>().ok()
+    };
+    let mut before = 0;
+    let stuck = || -> Option<u64> {
+        let now = sent()?;
+        (now >= 100 && std::mem::replace(&mut before, now) == now).then_some(now)
+    };
+    let stuck = until(TIME_LIMIT, stuck).expect("it answers, and has sent something");
+    assert_eq!(sent(), Some(stuck), "nothing is sent, and it answers");
+    for end in [here, there] {
+        end.signal(Signal::KILL);
+        end.wait_for(LIMIT);
+    }
+}
+
 #[test]
 fn one_seed_has_one_log() {
     let program = or_skip!(compiled("mistakes"));

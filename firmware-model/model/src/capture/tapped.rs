@@ -6,6 +6,7 @@ use super::{Capture, Side, Tap};
 use crate::host::{Piece, PieceMut};
 use crate::stream::datagram::{DatagramOptions, DatagramSocket};
 use crate::stream::{Listener, Network, Stream, StreamError};
+use crate::time::Nanos;
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 use std::net::SocketAddr;
@@ -217,6 +218,14 @@ impl Stream for TappedStream {
 
     fn is_in_memory(&self) -> bool {
         self.stream.is_in_memory()
+    }
+
+    fn delays(&self) -> bool {
+        self.stream.delays()
+    }
+
+    fn advance(&mut self, now: Nanos) -> Option<Nanos> {
+        self.stream.advance(now)
     }
 
     fn note_hang_up(&mut self) {

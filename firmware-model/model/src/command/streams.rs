@@ -90,7 +90,9 @@ impl Job<'_> {
         let mut bytes = vec![0; input.len()];
         input.copy_out(0, &mut bytes);
         let core = self.core;
-        core.streams.send(&core.schedule, sid, &bytes, self.effects)?;
+        let now = core.clock.now();
+        core.streams
+            .send(&core.schedule, sid, &bytes, now, self.effects)?;
         done()
     }
 

@@ -3,6 +3,7 @@
 
 mod datagrams;
 mod last_words;
+mod line;
 mod stream;
 #[cfg(test)]
 mod tests;

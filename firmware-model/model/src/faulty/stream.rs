@@ -1,6 +1,7 @@
 //! A connection where things go wrong.
 
 use super::last_words::LastWords;
+use super::line::{Line, PORTION};
 use crate::frames::Follower;
 use crate::host::{Piece, PieceMut};
 use crate::stream::{Stream, StreamError};
@@ -8,7 +9,7 @@ use crate::time::Nanos;
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 use std::net::SocketAddr;
-use urnic_faults::{Action, Kind, Occasion, Plan};
+use urnic_faults::{Action, Kind, Lateness, Occasion, Plan};
 
 /// Most reads of a silent connection in one call.
 const MOST_LOST: usize = 64;
@@ -18,6 +19,8 @@ const MOST_LOST: usize = 64;
 pub(super) struct FaultyStream {
     stream: Box<dyn Stream>,
     plan: &'static Plan,
+    /// What was sent and arrives late.
+    line: Line,
     /// Bytes sent, and bytes that passed in either direction.
     sent: u64,
     passed: u64,
@@ -61,6 +64,7 @@ impl FaultyStream {
         FaultyStream {
             stream,
             plan,
+            line: Line::default(),
             sent: 0,
             passed: 0,
             decided: 0,
@@ -111,14 +115,23 @@ impl FaultyStream {
         }
     }
 
-    /// Waits as long as a shaped connection takes.
-    fn wait(&self, len: usize) {
+    /// How late the next `len` bytes arrive, if they do.
+    fn lateness(&self, len: usize) -> Option<Lateness> {
         let occasion = Occasion::Send(self.stream.remote().ip(), len);
-        for action in self.plan.strikes(&occasion) {
-            if let Action::Wait(time) = action {
-                urnic_faults::wait(time);
-            }
-        }
+        let strikes = self.plan.strikes(&occasion);
+        let late = strikes.iter().filter_map(|action| match action {
+            Action::Late(late) => Some(*late),
+            _ => None,
+        });
+        late.reduce(|a, b| Lateness {
+            transfer: a.transfer + b.transfer,
+            time: a.time + b.time,
+        })
+    }
+
+    /// Ends our direction behind what was sent.
+    fn finish_behind(&mut self) {
+        self.line.finish(&mut *self.stream);
     }
 
     /// The position of the damaged byte among the next `len` bytes to be sent, if one is there.
@@ -157,7 +170,7 @@ impl FaultyStream {
 
     /// The peer seems to say this, and to close. The real one sees an orderly end.
     fn end(&mut self, words: Result<LastWords, Errno>) {
-        self.stream.finish();
+        self.finish_behind();
         self.condition = Condition::Ended;
         self.last_words = words.ok();
     }
@@ -202,11 +215,12 @@ impl FaultyStream {
         for action in self.plan.strikes(&occasion) {
             match action {
                 Action::Do(Kind::Reset(_)) => {
+                    self.line.clear();
                     self.stream.reset();
                     self.condition = Condition::Reset;
                 }
                 Action::Do(Kind::Close(_)) => {
-                    self.stream.finish();
+                    self.finish_behind();
                     self.condition = Condition::Closed;
                 }
                 Action::Do(Kind::Silence(_)) => self.condition = Condition::Silent,
@@ -236,20 +250,38 @@ impl Stream for FaultyStream {
         if let Some(refusal) = self.refuses_to_send(pieces, len) {
             return refusal;
         }
-        self.wait(len);
-        let Some(at) = self.damage(len) else {
+        self.line.check()?;
+        let late = self.lateness(len.min(PORTION));
+        let is_late = late.is_some() || !self.line.is_empty();
+        let len = if is_late { len.min(PORTION) } else { len };
+        let damage = self.damage(len);
+        if !is_late && damage.is_none() {
             let taken = self.stream.send(pieces)?;
             return Ok(self.note_sent(pieces, taken));
-        };
+        }
         let mut bytes = Vec::with_capacity(len);
         for piece in pieces {
-            piece.append_to(&mut bytes).map_err(|_| StreamError::Fault)?;
+            let left = len - bytes.len();
+            (piece.first(left).append_to(&mut bytes)).map_err(|_| StreamError::Fault)?;
         }
-        if let Some(byte) = bytes.get_mut(at) {
+        if let Some(byte) = damage.and_then(|at| bytes.get_mut(at)) {
             *byte ^= 1;
         }
-        let taken = self.stream.send_bytes(&bytes)?;
+        let taken = if is_late {
+            self.line.push(bytes.clone(), late.unwrap_or_default());
+            len
+        } else {
+            self.stream.send_bytes(&bytes)?
+        };
         Ok(self.note_sent(&[Piece::of(&bytes)], taken))
+    }
+
+    fn delays(&self) -> bool {
+        true
+    }
+
+    fn advance(&mut self, now: Nanos) -> Option<Nanos> {
+        self.line.advance(now, &mut *self.stream)
     }
 
     fn receive(&mut self, into: &mut [PieceMut<'_>]) -> Result<usize, StreamError> {
@@ -293,10 +325,11 @@ impl Stream for FaultyStream {
     }
 
     fn finish(&mut self) {
-        self.stream.finish();
+        self.finish_behind();
     }
 
     fn reset(&mut self) {
+        self.line.clear();
         self.stream.reset();
     }
 
@@ -316,7 +349,10 @@ impl Stream for FaultyStream {
             // What was taken since is never acknowledged.
             Condition::Silent | Condition::Unanswered => 1,
             Condition::Ended | Condition::Rejecting => 0,
-            _ => self.stream.unacknowledged(),
+            _ => self
+                .stream
+                .unacknowledged()
+                .saturating_add(self.line.len() as u32),
         }
     }
 

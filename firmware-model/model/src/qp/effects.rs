@@ -12,6 +12,7 @@ use urnic_device::event::{Event, EventKind, QpFault};
 pub struct Effects {
     pub(crate) notifications: Vec<(Arc<EventQueue>, u32)>,
     pub(crate) due: Vec<(Nanos, u32)>,
+    pub(crate) late: Vec<(Nanos, u32)>,
     pub(crate) events: Vec<Event>,
     pub(crate) next: Next,
 }
@@ -52,7 +53,11 @@ impl Effects {
 
     /// Whether there is nothing to do.
     pub fn is_empty(&self) -> bool {
-        self.notifications.is_empty() && self.due.is_empty() && self.events.is_empty() && self.next.is_empty()
+        self.notifications.is_empty()
+            && self.due.is_empty()
+            && self.late.is_empty()
+            && self.events.is_empty()
+            && self.next.is_empty()
     }
 
     /// Makes requests to a queue pair after a command is complete.
@@ -63,6 +68,11 @@ impl Effects {
     /// Continues a stream in streaming mode after a command is complete.
     pub(crate) fn check_stream(&mut self, sid: u32) {
         self.next.push_back(Object::Stream(sid));
+    }
+
+    /// Continues a stream in streaming mode at `due`.
+    pub(crate) fn check_stream_at(&mut self, due: Nanos, sid: u32) {
+        self.late.push((due, sid));
     }
 
     /// Takes connections once a command is complete.

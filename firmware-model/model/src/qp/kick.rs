@@ -83,6 +83,9 @@ impl Core {
         for (due, cqid) in effects.due {
             self.schedule.set_timer(due, Timer::Cq(cqid));
         }
+        for (due, sid) in effects.late {
+            self.schedule.set_timer(due, Timer::Stream(sid));
+        }
         if !effects.events.is_empty()
             && let Some(queue) = self.async_events.load().as_ref()
         {
@@ -109,7 +112,7 @@ impl Core {
                         qp.kick_before(self, requests, &mut next);
                     }
                 }
-                Object::Stream(sid) => self.streams.resume(sid, &mut effects),
+                Object::Stream(sid) => self.streams.resume(sid, self.clock.now(), &mut effects),
                 Object::Listener(lid) => self.streams.open_listener(&self.schedule, lid, &mut effects),
             }
             self.apply(effects, &mut next);

@@ -83,6 +83,7 @@ impl Qp {
                 .attach(attachment, &mut env, &mut **live)
                 .map_err(|WrongState| Status::WrongState)?;
             self.find_sibling(core, &**live, engine, awaited);
+            inner.delays = live.delays();
             inner.stream = stream.take();
             inner.held = true;
             Ok(((), Requests::ATTACHED | Requests::RESUME | Requests::RECEIVE))

@@ -77,6 +77,8 @@ pub(crate) struct Inner {
     pub(crate) gathering: Gathering,
     /// The timer that is set.
     pub(crate) timer: Option<Nanos>,
+    /// The stream may be late.
+    pub(crate) delays: bool,
 }
 
 /// Our end of a stream, and the peer's.
@@ -133,6 +135,7 @@ impl Qp {
                 held: false,
                 gathering: Gathering::default(),
                 timer: None,
+                delays: false,
             }),
         }
     }
@@ -224,6 +227,13 @@ impl Inner {
     #[inline]
     pub(crate) fn has_input(&self) -> bool {
         self.stream.is_some() || self.engine.is_datagrams()
+    }
+
+    /// Lets what is late in the stream go on; returns when to do so again.
+    #[inline]
+    pub(crate) fn advance(&mut self, now: Nanos) -> Option<Nanos> {
+        let stream = self.stream.as_mut().filter(|_| self.delays)?;
+        stream.advance(now)
     }
 
     pub(crate) fn with_engine<R>(&mut self, run: impl FnOnce(&mut Service, &mut dyn Stream) -> R) -> R {

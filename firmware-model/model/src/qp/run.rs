@@ -37,6 +37,7 @@ impl Qp {
             return false;
         }
         let mut env = core.env(&self.counters, effects);
+        inner.advance(env.now);
         let moved = || {
             let waited = if requests.intersects(Requests::WRITABLE) {
                 self.counters.value(Counter::TxBytes)
@@ -216,7 +217,8 @@ impl Qp {
                 left = now_left;
             }
         }
-        let due = inner.engine.deadline();
+        let late = inner.advance(env.now);
+        let due = [inner.engine.deadline(), late].into_iter().flatten().min();
         if let Some(due) = due
             && inner.timer.is_none_or(|set| due < set)
         {

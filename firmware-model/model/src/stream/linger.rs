@@ -48,6 +48,10 @@ impl Lingering {
         }
         self.next_poll = now + self.pause;
         self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+        if let Some(due) = self.stream.advance(now) {
+            self.next_poll = self.next_poll.min(due);
+            return now >= self.until;
+        }
         now >= self.until || !self.flush() || self.drained() || self.is_acknowledged()
     }
 

@@ -15,6 +15,7 @@ pub(crate) mod tcp;
 mod udp;
 
 use crate::host::{Piece, PieceMut};
+use crate::time::Nanos;
 use datagram::{DatagramOptions, DatagramSocket};
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
@@ -132,6 +133,19 @@ pub trait Stream: Send + Debug {
 
     /// On which processors the ends of a stream [in memory](Self::is_in_memory) poll.
     fn processors(&self) -> Option<Processors> {
+        None
+    }
+
+    /// Whether the stream may be late with what it takes: then [`advance`](Self::advance) has to be
+    /// called.
+    fn delays(&self) -> bool {
+        false
+    }
+
+    /// Lets what is late go on by `now`. Returns when it is to be called again, if nothing happens
+    /// until then.
+    fn advance(&mut self, now: Nanos) -> Option<Nanos> {
+        let _ = now;
         None
     }
 

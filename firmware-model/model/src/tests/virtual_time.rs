@@ -1,15 +1,21 @@
 //! Whole devices on a simulated network, with a clock that the test advances.
 
+use crate::faulty::Faulty;
 use crate::mock::{Driver, Pair, assert_cqe};
+use crate::stream::Network;
 use crate::stream::sim::{Conditions, SimNetwork};
 use crate::time::Nanos;
 use std::os::fd::AsFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use urnic_device::command::Opcode;
 use urnic_device::event::EventKind;
 use urnic_device::vocabulary::WcStatus;
+use urnic_faults::Plan;
+
+/// The plans of all tests: a network has its plan for ever, as a process has.
+static PLANS: Mutex<Vec<&'static Plan>> = Mutex::new(Vec::new());
 
 pub(super) struct TestBed {
     clock: Arc<AtomicU64>,
@@ -20,15 +26,40 @@ pub(super) struct TestBed {
 
 impl TestBed {
     pub(super) fn new(conditions: Conditions) -> TestBed {
+        Self::with(conditions, |network| Arc::new(network))
+    }
+
+    /// As [`new`](Self::new); the near device uses what `near` makes of the network.
+    fn with(conditions: Conditions, near: impl FnOnce(SimNetwork) -> Arc<dyn Network>) -> TestBed {
         let clock = Arc::new(AtomicU64::new(1));
         let network = SimNetwork::new(conditions, clock.clone());
-        let device = || Driver::start_manual(Arc::new(network.clone()));
         TestBed {
-            near: device(),
-            far: device(),
+            near: Driver::start_manual(near(network.clone())),
+            far: Driver::start_manual(Arc::new(network.clone())),
             network,
             clock,
         }
+    }
+
+    /// A network without a delay of its own, where the near device has these faults.
+    fn with_faults(faults: &str) -> TestBed {
+        let plan: &'static Plan = Box::leak(Box::default());
+        PLANS.lock().unwrap().push(plan);
+        plan.add(faults).unwrap_or_else(|error| panic!("{error}"));
+        let conditions = Conditions {
+            latency: Duration::ZERO,
+            ..Conditions::default()
+        };
+        Self::with(conditions, |network| {
+            Arc::new(Faulty::new(Arc::new(network), plan))
+        })
+    }
+
+    /// The virtual time until `probe` returns a value.
+    fn time_until<T>(&self, probe: impl FnMut() -> Option<T>) -> Duration {
+        let begin = self.clock.load(Ordering::Relaxed);
+        self.pass_until(probe);
+        Duration::from_nanos(self.clock.load(Ordering::Relaxed) - begin)
     }
 
     /// Advances the clock by `by`, and runs both devices once.
@@ -188,4 +219,106 @@ fn a_manual_device_uses_no_lent_thread() {
     let quiet = rustix::event::eventfd(0, rustix::event::EventfdFlags::empty()).unwrap();
     assert!(!device.lend(Duration::from_secs(60), quiet.as_fd(), &mut || false));
     assert!(device.lend(Duration::from_secs(60), quiet.as_fd(), &mut || true));
+}
+
+/// Steps of the simulation that a message takes beside what is tested.
+const STEPS: Duration = Duration::from_micros(100);
+
+fn is_about(time: Duration, expected: Duration) {
+    assert!(
+        time >= expected && time < expected + STEPS,
+        "{time:?} instead of {expected:?}"
+    );
+}
+
+/// What a connection sends is late, in the device's time; nothing waits for it.
+#[test]
+fn a_delay_is_of_the_devices_time() {
+    let world = TestBed::with_faults("delay time=20ms");
+    // Start-up is a request of the near end, and an answer.
+    let Pair {
+        mut initiator,
+        mut responder,
+    } = world.connect();
+    let into = responder.region.sge(0, 1 << 20);
+    for cookie in 0..5 {
+        responder.qp.post_recv(&world.far, cookie, &[into]);
+    }
+    // They are all on the way at once.
+    for cookie in 0..5 {
+        initiator
+            .qp
+            .post_send(&world.near, cookie, &[initiator.region.sge(0, 64)]);
+    }
+    is_about(
+        world.time_until(|| responder.recv_cq.poll()),
+        Duration::from_millis(20),
+    );
+    for cookie in 1..5 {
+        let received = world.pass_until(|| responder.recv_cq.poll());
+        assert_cqe(&received, cookie, WcStatus::Success);
+    }
+    assert!(world.time_until(|| initiator.send_cq.poll()) < STEPS);
+    // The other direction is not late.
+    initiator
+        .qp
+        .post_recv(&world.near, 9, &[initiator.region.sge(0, 64)]);
+    responder
+        .qp
+        .post_send(&world.far, 9, &[responder.region.sge(0, 64)]);
+    assert!(world.time_until(|| initiator.recv_cq.poll()) < STEPS);
+}
+
+#[test]
+fn a_rate_holds_for_all_that_is_sent() {
+    // A byte a microsecond.
+    let world = TestBed::with_faults("delay rate=8Mbit");
+    let Pair {
+        mut initiator,
+        mut responder,
+    } = world.connect();
+    let into = responder.region.sge(0, 1 << 20);
+    for cookie in 0..3 {
+        responder.qp.post_recv(&world.far, cookie, &[into]);
+    }
+    for cookie in 0..3 {
+        initiator
+            .qp
+            .post_send(&world.near, cookie, &[initiator.region.sge(0, 300_000)]);
+    }
+    let mut total = Duration::ZERO;
+    for _ in 0..3 {
+        let time = world.time_until(|| responder.recv_cq.poll());
+        // With headers and CRCs, and whole portions.
+        assert!((230..380).contains(&time.as_millis()), "{time:?}");
+        total += time;
+    }
+    assert!((900..930).contains(&total.as_millis()), "{total:?}");
+}
+
+#[test]
+fn what_is_late_arrives_before_the_end_of_its_connection() {
+    let world = TestBed::with_faults("delay time=20ms jitter=10ms");
+    let Pair {
+        mut initiator,
+        mut responder,
+    } = world.connect();
+    let into = responder.region.sge(0, 1 << 20);
+    for cookie in 0..6 {
+        responder.qp.post_recv(&world.far, cookie, &[into]);
+    }
+    for cookie in 0..6 {
+        initiator
+            .qp
+            .post_send(&world.near, cookie, &[initiator.region.sge(0, 64)]);
+    }
+    world.near.on(Opcode::DestroyQp, initiator.qp.id).unwrap();
+    for cookie in 0..6 {
+        let received = world.pass_until(|| responder.recv_cq.poll());
+        assert_cqe(&received, cookie, WcStatus::Success);
+    }
+    world.pass_until(|| {
+        let event = world.far.event();
+        event.filter(|e| e.object.get() == responder.qp.id)
+    });
 }

@@ -133,6 +133,14 @@ impl Stream for TimedStream {
         self.stream.processors()
     }
 
+    fn delays(&self) -> bool {
+        self.stream.delays()
+    }
+
+    fn advance(&mut self, now: Nanos) -> Option<Nanos> {
+        self.stream.advance(now)
+    }
+
     fn note_hang_up(&mut self) {
         self.stream.note_hang_up();
     }

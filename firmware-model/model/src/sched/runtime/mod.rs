@@ -98,7 +98,7 @@ pub(crate) fn step(core: &Core, now: Nanos) -> Option<Nanos> {
     }
     let schedule = &core.schedule;
     let mut effects = Effects::default();
-    core.streams.poll_all(schedule, &mut effects);
+    core.streams.poll_all(schedule, now, &mut effects);
     core.raise(effects);
     run_timers(core, now);
     attend(core);

@@ -50,6 +50,11 @@ pub(super) fn run_timers(core: &Core, now: Nanos) {
                     qp.kick(core, Requests::TIMER);
                 }
             }
+            Timer::Stream(sid) => {
+                let mut effects = Effects::default();
+                core.streams.poll(sid, now, &mut effects);
+                core.raise(effects);
+            }
             Timer::Cq(cqid) => {
                 if let Some(cq) = core.cqs.find(cqid) {
                     let mut effects = Effects::default();
@@ -97,7 +102,7 @@ pub(super) fn poll_ready(core: &Core, timeout: Option<Duration>) -> Polled {
         }
         Token::Stream(sid) => {
             let mut effects = Effects::default();
-            core.streams.poll(sid, &mut effects);
+            core.streams.poll(sid, core.clock.now(), &mut effects);
             core.raise(effects);
         }
         Token::Listener(lid) => {

@@ -10,6 +10,8 @@ pub(crate) enum Timer {
     Qp(u32),
     /// The timer of a completion queue's notification.
     Cq(u32),
+    /// That of a stream in streaming mode.
+    Stream(u32),
 }
 
 /// One time for each object, the earliest that was set: an object that is woken early sets its

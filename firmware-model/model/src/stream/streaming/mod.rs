@@ -11,6 +11,7 @@ use crate::qp::Ends;
 use crate::qp::effects::Effects;
 use crate::sched::schedule::{Schedule, Token};
 use crate::stream::{Listener, Stream, StreamError};
+use crate::time::Nanos;
 use rustix::io::Errno;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -177,6 +178,7 @@ impl Streams {
         schedule: &Schedule,
         sid: u32,
         bytes: &[u8],
+        now: Nanos,
         effects: &mut Effects,
     ) -> Result<(), Status> {
         let entry = self.touch(schedule, sid, effects)?;
@@ -189,7 +191,7 @@ impl Streams {
         }
         state.unsent.extend_from_slice(bytes);
         // An error shows when the driver receives.
-        let _ = state.flush();
+        let _ = state.flush(sid, now, effects);
         Ok(())
     }
 
@@ -297,16 +299,16 @@ impl Streams {
     }
 
     /// Continues a stream after a command on it is complete.
-    pub(crate) fn resume(&self, sid: u32, effects: &mut Effects) {
+    pub(crate) fn resume(&self, sid: u32, now: Nanos, effects: &mut Effects) {
         if let Some(entry) = self.streams.find(sid) {
             lock(&entry.state).held = false;
-            self.poll(sid, effects);
+            self.poll(sid, now, effects);
         }
     }
 
     /// Something happened to a stream, or may have happened: continues the stream's current
     /// operation.
-    pub(crate) fn poll(&self, sid: u32, effects: &mut Effects) {
+    pub(crate) fn poll(&self, sid: u32, now: Nanos, effects: &mut Effects) {
         let Some(entry) = self.streams.find(sid) else {
             return;
         };
@@ -333,7 +335,7 @@ impl Streams {
                 }
             }
         }
-        let sent = state.flush();
+        let sent = state.flush(sid, now, effects);
         state.fill(sid, effects);
         // Nothing receives on this stream, so nothing else would detect the failure.
         if let Err(errno) = sent
@@ -346,12 +348,12 @@ impl Streams {
     }
 
     /// Polls all listeners and streams once, for networks that do not report readiness.
-    pub(crate) fn poll_all(&self, schedule: &Schedule, effects: &mut Effects) {
+    pub(crate) fn poll_all(&self, schedule: &Schedule, now: Nanos, effects: &mut Effects) {
         for entry in self.listeners.all() {
             self.accept(schedule, entry.lid, effects);
         }
         for entry in self.streams.all() {
-            self.poll(entry.sid, effects);
+            self.poll(entry.sid, now, effects);
         }
     }
 
@@ -394,8 +396,22 @@ impl State {
             .map(|stream| (stream.local(), stream.remote()))
     }
 
-    /// Sends the remaining bytes.
-    fn flush(&mut self) -> Result<(), Errno> {
+    /// Sends the remaining bytes, and what is late in the stream.
+    fn flush(&mut self, sid: u32, now: Nanos, effects: &mut Effects) -> Result<(), Errno> {
+        self.advance(sid, now, effects);
+        self.flush_unsent()?;
+        self.advance(sid, now, effects);
+        Ok(())
+    }
+
+    fn advance(&mut self, sid: u32, now: Nanos, effects: &mut Effects) {
+        let due = self.stream.as_mut().and_then(|stream| stream.advance(now));
+        if let Some(due) = due {
+            effects.check_stream_at(due, sid);
+        }
+    }
+
+    fn flush_unsent(&mut self) -> Result<(), Errno> {
         while !self.unsent.is_empty()
             && let Some(stream) = &mut self.stream
         {
