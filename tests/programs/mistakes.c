@@ -72,11 +72,25 @@ static void reused_buffer(void)
 	complete(2);
 }
 
+/* Two pages of their own, which only this process may use. */
+static struct ibv_mr *own_pages(void)
+{
+	uint8_t *place = mmap(NULL, 2 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	return SOME(ibv_reg_mr(pd, place, 2 * PAGE, IBV_ACCESS_LOCAL_WRITE));
+}
+
+static void free_pages(struct ibv_mr *own)
+{
+	void *place = own->addr;
+	ZERO(ibv_dereg_mr(own));
+	munmap(place, 2 * PAGE);
+}
+
 /* Looks at the place of a message, which has whole pages of its own, before the completion. */
 static void premature_look(void)
 {
-	uint8_t *place = mmap(NULL, 2 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	struct ibv_mr *own = SOME(ibv_reg_mr(pd, place, 2 * PAGE, IBV_ACCESS_LOCAL_WRITE));
+	struct ibv_mr *own = own_pages();
+	uint8_t *place = own->addr;
 	memset(bytes, 'x', LEN);
 	post_recv(qp, own, 0, 2 * PAGE, 9);
 	ZERO(send_of(bytes, LEN, mr->lkey, 9));
@@ -87,8 +101,79 @@ static void premature_look(void)
 	complete(2);
 	if (*(volatile uint8_t *)place != 'x')
 		die("the message is not there");
-	ZERO(ibv_dereg_mr(own));
-	munmap(place, 2 * PAGE);
+	free_pages(own);
+}
+
+__attribute__((noinline)) static void change(volatile uint8_t *byte)
+{
+	*byte = 1;
+}
+
+/* Writes to a page that is sent. */
+static void reused_page(void)
+{
+	struct ibv_mr *own = own_pages();
+	uint8_t *place = own->addr;
+	post_recv(qp, mr, 0, 2 * PAGE, 3);
+	ZERO(send_of(place, 2 * PAGE, own->lkey, 3));
+	if (place[PAGE] == 1)
+		die("a page that is sent may be read");
+	change(place + PAGE + 1);
+	complete(2);
+	change(place + PAGE + 2);
+	free_pages(own);
+}
+
+/* Looks at what an RDMA Read fetches, before the completion. */
+static void premature_read(void)
+{
+	struct ibv_mr *own = own_pages();
+	memset(bytes, 'x', 2 * PAGE);
+	post_send(qp, IBV_WR_RDMA_READ, own, 0, 2 * PAGE, &end, 0, 5);
+	usleep(50000);
+	if (*(volatile uint8_t *)own->addr == 'x')
+		puts("it is there before its completion");
+	complete(1);
+	for (int at = 0; at < 2 * PAGE; at++)
+		if (((uint8_t *)own->addr)[at] != 'x')
+			die("what was read is not there");
+	free_pages(own);
+}
+
+/* Looks at a receive of a shared queue, before the completion. Both have one wr_id. */
+static void shared_look(void)
+{
+	struct ibv_srq_init_attr shared = { .attr = { .max_wr = DEPTH, .max_sge = 1 } };
+	struct ibv_srq *srq = SOME(ibv_create_srq(pd, &shared));
+	struct ibv_qp *old = qp;
+	qp = create_qp_with(pd, cq, DEPTH, srq);
+	struct end own_end = end_of(qp, 0, mr);
+	connect_qp(qp, &own_end, 0, &own_end);
+	struct ibv_mr *own[2] = { own_pages(), own_pages() };
+	for (int i = 0; i < 2; i++) {
+		struct ibv_sge sge = { .addr = (uintptr_t)own[i]->addr, .length = 2 * PAGE, .lkey = own[i]->lkey };
+		struct ibv_recv_wr wr = { .wr_id = 6, .sg_list = &sge, .num_sge = 1 }, *bad;
+		ZERO(ibv_post_srq_recv(srq, &wr, &bad));
+	}
+	memset(bytes, 'x', LEN);
+	for (int i = 0; i < 2; i++)
+		ZERO(send_of(bytes, LEN, mr->lkey, 8));
+	usleep(50000);
+	if (*(volatile uint8_t *)own[1]->addr == 'x')
+		puts("it is there before its completion");
+	for (int i = 0; i < 4; i++) {
+		struct ibv_wc wc = good_wc(cq);
+		if (wc.wr_id != (wc.opcode == IBV_WC_RECV ? 6 : 8))
+			die("wr_id %d", (int)wc.wr_id);
+	}
+	for (int i = 0; i < 2; i++)
+		if (*(volatile uint8_t *)own[i]->addr != 'x')
+			die("the message is not there");
+	ZERO(ibv_destroy_qp(qp));
+	ZERO(ibv_destroy_srq(srq));
+	free_pages(own[0]);
+	free_pages(own[1]);
+	qp = old;
 }
 
 static void written_receive(void)
@@ -301,6 +386,9 @@ static const struct mistake {
 	{ "unposted-receive", unposted_receive, 2 * DEPTH, false },
 	{ "reused-buffer", reused_buffer, 2 * DEPTH, false },
 	{ "premature-look", premature_look, 2 * DEPTH, false },
+	{ "reused-page", reused_page, 2 * DEPTH, false },
+	{ "premature-read", premature_read, 2 * DEPTH, false },
+	{ "shared-look", shared_look, 2 * DEPTH, false },
 	{ "written-receive", written_receive, 2 * DEPTH, false },
 	{ "small-queue", small_queue, DEPTH, false },
 	{ "leak", leak, 2 * DEPTH, true },

@@ -61,11 +61,12 @@ __attribute__((unused)) static struct ibv_context *open_device(void)
 	return context;
 }
 
-__attribute__((unused)) static struct ibv_qp *create_qp(struct ibv_pd *pd, struct ibv_cq *cq, int depth)
+__attribute__((unused)) static struct ibv_qp *create_qp_with(struct ibv_pd *pd, struct ibv_cq *cq, int depth, struct ibv_srq *srq)
 {
 	struct ibv_qp_init_attr init = {
 		.send_cq = cq,
 		.recv_cq = cq,
+		.srq = srq,
 		.qp_type = IBV_QPT_RC,
 		.cap = { .max_send_wr = depth, .max_recv_wr = depth, .max_send_sge = 2, .max_recv_sge = 2 },
 	};
@@ -73,6 +74,11 @@ __attribute__((unused)) static struct ibv_qp *create_qp(struct ibv_pd *pd, struc
 	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = EVERY_ACCESS };
 	ZERO(ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS));
 	return qp;
+}
+
+__attribute__((unused)) static struct ibv_qp *create_qp(struct ibv_pd *pd, struct ibv_cq *cq, int depth)
+{
+	return create_qp_with(pd, cq, depth, NULL);
 }
 
 /* The parameters of a queue pair and a buffer that one end sends to the other. */

@@ -57,6 +57,13 @@ fn each_mistake_is_found_by_its_rule_and_place() {
             &["receive-touched"],
             "premature_look (mistakes.c:",
         ),
+        ("reused-page", &["buffer-changed"], "reused_page (mistakes.c:"),
+        (
+            "premature-read",
+            &["receive-touched"],
+            "premature_read (mistakes.c:",
+        ),
+        ("shared-look", &["receive-touched"], "shared_look (mistakes.c:"),
         (
             "written-receive",
             &["buffer-changed"],
@@ -100,6 +107,20 @@ fn each_mistake_is_found_by_its_rule_and_place() {
             "{mistake}: no {place:?} in {ended}"
         );
     }
+}
+
+/// The line of the finding names the instruction, not only the post of the request.
+#[test]
+fn the_writer_of_a_page_that_is_sent_is_found() {
+    or_skip!(in_process("receives are held back by the device in the process"));
+    let program = or_skip!(compiled("mistakes"));
+    let ended = with_mistake(&program, "reused-page").run_for(LIMIT);
+    let expected = [
+        "the memory of the SEND with wr_id 0x3 was written at ",
+        "; at change (mistakes.c:",
+    ];
+    let names = |line: &str| expected.iter().all(|part| line.contains(part));
+    assert!(ended.output.lines().any(names), "{expected:?} in {ended}");
 }
 
 #[test]
@@ -223,9 +244,12 @@ fn distributed_programs_without_mistakes_have_no_findings() {
         // With more queue pairs, the end that has counted its messages leaves others under way.
         "ibv_srq_pingpong -g 0 -q 1",
         "ib_send_lat -d urnic0 -n 200",
+        "ib_send_lat -d urnic0 -n 200 -s 100000",
         "ib_write_lat -d urnic0 -n 200",
         "ib_write_bw -d urnic0 -n 500",
         "ib_read_bw -d urnic0 -n 500",
+        "ib_read_lat -d urnic0 -n 200 -s 100000",
+        "ib_send_lat -d urnic0 -n 500 --use-srq",
         "ib_atomic_bw -d urnic0 -n 200",
     ] {
         let (name, options) = line.split_once(' ').expect("options");

@@ -106,10 +106,10 @@ fn is_start(frame: &str) -> bool {
 /// The function with its file and line, and those into which it is inlined; without debug
 /// information, the function and its library.
 fn described(address: usize) -> Vec<String> {
-    // The call is before the address to which it returns.
+    // The call is before the address to which it returns. `resolve` looks there by itself.
     let call = address.wrapping_sub(1);
     let mut frames = Vec::new();
-    backtrace::resolve(call as *mut c_void, |symbol| {
+    backtrace::resolve(address as *mut c_void, |symbol| {
         let Some(name) = symbol.name() else { return };
         let name = format!("{name:#}");
         frames.push(match (symbol.filename(), symbol.lineno(), object_of(call)) {

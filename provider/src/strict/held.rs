@@ -1,18 +1,19 @@
-//! Receives whose bytes are held back: the device places them in memory of this module, and they
-//! come to the program's memory when it polls the completion, which is as late as the rules permit.
+//! Receives, and Reads and atomics, whose bytes are held back: the device places them in memory of
+//! this module, and they come to the program's memory when it polls the completion, which is as
+//! late as the rules permit.
 //! So a program that looks before finds old bytes, and what it writes there is noticed.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Mutex;
 
 use urnic_process::lock::lock;
 
 use super::memory;
-use super::watched_pages;
+use super::watched_pages::{self, Watched};
 
-/// Address space for the receives of a queue pair. It takes memory only where something arrived.
+/// Address space for what a queue holds back. It takes memory only where something arrived.
 pub(crate) const ARENA: usize = 64 << 20;
-/// Receives begin at multiples of this.
+/// The memory of each request begins at a multiple of this.
 const ALIGNMENT: usize = 64;
 
 /// Most deliveries that are remembered.
@@ -56,16 +57,18 @@ impl Deliveries {
     }
 }
 
-/// The memory of a queue pair, in the order of its receives.
+/// The memory of a queue.
 #[derive(Debug)]
 pub(super) struct Arena {
     base: usize,
     key: u32,
-    /// Offset and length of the receives that are held back, oldest first.
-    taken: VecDeque<(usize, usize)>,
+    /// Lengths of what is held back, by offset.
+    taken: BTreeMap<usize, usize>,
+    /// There is little room before this offset.
+    full_until: usize,
 }
 
-/// A receive that is held back.
+/// A request that is held back.
 #[derive(Debug)]
 pub(super) struct Held {
     /// Where the device places it.
@@ -93,41 +96,48 @@ impl Arena {
         Arena {
             base,
             key,
-            taken: VecDeque::new(),
+            taken: BTreeMap::new(),
+            full_until: 0,
         }
     }
 
-    /// Where `len` bytes are free: as far in front as possible, so that little memory is touched.
+    /// Where `len` bytes are free from an offset on.
+    fn room_from(&self, offset: usize, len: usize) -> Option<usize> {
+        let before = self.taken.range(..=offset).next_back();
+        let mut at = before.map_or(offset, |(start, taken)| offset.max(start + taken));
+        for (start, taken) in self.taken.range(at..) {
+            if start - at >= len {
+                return Some(at);
+            }
+            at = start + taken;
+        }
+        (len <= ARENA - at).then_some(at)
+    }
+
+    /// Where `len` bytes are free: in front, so that little memory is touched.
     fn room(&self, len: usize) -> Option<usize> {
-        let (Some(&(oldest, _)), Some(&(newest, newest_len))) = (self.taken.front(), self.taken.back())
-        else {
-            return (len <= ARENA).then_some(0);
-        };
-        let end = newest + newest_len;
-        if newest < oldest {
-            return (end + len <= oldest).then_some(end);
-        }
-        match len <= oldest {
-            true => Some(0),
-            false => (end + len <= ARENA).then_some(end),
-        }
+        let behind = self.room_from(self.full_until, len);
+        behind.or_else(|| self.room_from(0, len))
     }
 
-    /// Holds a receive back into these pieces of the program's memory; `watched` tells for each
+    /// Holds a request back into these pieces of the program's memory; `watched` tells for each
     /// whether its pages may be closed meanwhile. `None`: the arena has no room.
-    pub(super) fn hold(&mut self, wr_id: u64, pieces: &[(usize, usize, bool)]) -> Option<Held> {
+    pub(super) fn hold(&mut self, request: Watched, pieces: &[(usize, usize, bool)]) -> Option<Held> {
         let len: usize = pieces.iter().map(|(_, len, _)| len).sum();
         if len == 0 {
             return None;
         }
         let taken = len.checked_next_multiple_of(ALIGNMENT)?;
         let at = self.room(taken)?;
-        self.taken.push_back((at, taken));
+        self.taken.insert(at, taken);
+        self.full_until = at + taken;
         let piece = |&(addr, len, watched): &(usize, usize, bool)| Piece {
             addr,
             len,
             hash: memory::hash(addr, len),
-            watch: watched.then(|| watched_pages::close(addr, len, wr_id)).flatten(),
+            watch: watched
+                .then(|| watched_pages::close(addr, len, request))
+                .flatten(),
         };
         Some(Held {
             addr: self.base + at,
@@ -138,14 +148,11 @@ impl Arena {
         })
     }
 
-    /// The oldest receive that was held back is complete.
-    pub(super) fn release(&mut self) {
-        self.taken.pop_front();
-    }
-
-    /// Nothing is held back any more.
-    pub(super) fn clear(&mut self) {
-        self.taken.clear();
+    /// A request that was held back is complete.
+    pub(super) fn release(&mut self, held: &Held) {
+        let at = held.addr - self.base;
+        self.taken.remove(&at);
+        self.full_until = self.full_until.min(at);
     }
 }
 
@@ -167,6 +174,8 @@ impl Held {
         let mut done = 0;
         for piece in &self.pieces {
             let part = len.saturating_sub(done).min(piece.len);
+            // The same memory may be under way to a peer.
+            watched_pages::open_within(piece.addr, part, true);
             memory::copy(self.addr + done, piece.addr, part);
             lock(&DELIVERIES).add(piece.addr, part);
             done += part;
@@ -185,6 +194,12 @@ impl Held {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use urnic_device::vocabulary::WcOpcode;
+
+    const RECEIVE: Watched = Watched {
+        wr_id: 1,
+        opcode: WcOpcode::Recv,
+    };
 
     #[test]
     fn bytes_arrive_in_the_pieces_when_they_are_delivered() {
@@ -192,7 +207,7 @@ mod tests {
         let mut arena = Arena::new(place.as_ptr().addr(), 9);
         let (one, other) = ([0u8; 3], [0u8; 4]);
         let pieces = [(one.as_ptr().addr(), 3, false), (other.as_ptr().addr(), 4, false)];
-        let held = arena.hold(1, &pieces).unwrap();
+        let held = arena.hold(RECEIVE, &pieces).unwrap();
         assert_eq!((held.key, held.len, held.addr), (9, 7, place.as_ptr().addr()));
         assert_eq!(held.deliver(5), None);
         // SAFETY: our own arrays, which another part of this process has written.
@@ -211,7 +226,7 @@ mod tests {
         let mut arena = Arena::new(place.as_ptr().addr(), 9);
         let mut bytes = [0u8; 16];
         let addr = bytes.as_ptr().addr();
-        let held = arena.hold(1, &[(addr, 16, false)]).unwrap();
+        let held = arena.hold(RECEIVE, &[(addr, 16, false)]).unwrap();
         std::hint::black_box(&mut bytes)[3] = 1;
         assert_eq!(held.deliver(16), Some((addr, 16)));
     }
@@ -222,33 +237,49 @@ mod tests {
         let mut arena = Arena::new(place.as_ptr().addr(), 9);
         let shared = [0u8; 64];
         let pieces = [(shared.as_ptr().addr(), 64, false)];
-        let held: Vec<Held> = (0..2).map(|_| arena.hold(1, &pieces).unwrap()).collect();
+        let held: Vec<Held> = (0..2).map(|_| arena.hold(RECEIVE, &pieces).unwrap()).collect();
         assert_eq!(held[0].deliver(64), None);
         assert_eq!(held[1].deliver(64), None);
     }
 
     #[test]
-    fn room_is_used_again_in_order_and_in_front() {
+    fn room_is_used_again_in_any_order_and_in_front() {
         let mut arena = Arena::new(0, 9);
         // Nothing is at these addresses: only the room counts.
-        let hold = |arena: &mut Arena, len| arena.hold(1, &[(64, len, false)]).map(|held| held.addr);
-        assert_eq!(hold(&mut arena, ARENA / 2), Some(0));
-        assert_eq!(hold(&mut arena, ARENA / 2), Some(ARENA / 2));
-        assert_eq!(hold(&mut arena, 1), None, "full");
-        arena.release();
-        assert_eq!(hold(&mut arena, ARENA / 4), Some(0));
-        assert_eq!(hold(&mut arena, ARENA / 2), None);
-        assert_eq!(hold(&mut arena, ARENA / 4), Some(ARENA / 4));
-        arena.clear();
+        let hold = |arena: &mut Arena, len| arena.hold(RECEIVE, &[(64, len, false)]);
+        let at = |held: &Option<Held>| held.as_ref().map(|held| held.addr);
+        let first = hold(&mut arena, ARENA / 2);
+        let second = hold(&mut arena, ARENA / 2);
+        assert_eq!((at(&first), at(&second)), (Some(0), Some(ARENA / 2)));
+        assert_eq!(at(&hold(&mut arena, 1)), None, "full");
+        arena.release(&first.unwrap());
+        let quarter = hold(&mut arena, ARENA / 4);
+        assert_eq!(at(&quarter), Some(0));
+        assert_eq!(at(&hold(&mut arena, ARENA / 2)), None);
+        let next = hold(&mut arena, ARENA / 4);
+        assert_eq!(at(&next), Some(ARENA / 4));
+        arena.release(&second.unwrap());
+        arena.release(&quarter.unwrap());
+        let half = hold(&mut arena, ARENA / 2);
+        assert_eq!(at(&half), Some(ARENA / 2));
+        let one = hold(&mut arena, 1);
+        assert_eq!(at(&one), Some(0));
+        for held in [next, half, one].into_iter().flatten() {
+            arena.release(&held);
+        }
+        let mut before = None;
         for _ in 0..100 {
-            let at = hold(&mut arena, 100).unwrap();
-            assert!(at <= 2 * 128, "{at}");
-            if arena.taken.len() > 1 {
-                arena.release();
+            let held = hold(&mut arena, 100);
+            assert!(at(&held).unwrap() <= 2 * 128, "{held:?}");
+            if let Some(before) = std::mem::replace(&mut before, held) {
+                arena.release(&before);
             }
         }
-        arena.clear();
-        assert_eq!((hold(&mut arena, ARENA), hold(&mut arena, 0)), (Some(0), None));
-        assert_eq!(hold(&mut arena, usize::MAX), None);
+        arena.release(&before.unwrap());
+        assert_eq!(at(&hold(&mut arena, ARENA)), Some(0));
+        assert_eq!(
+            (at(&hold(&mut arena, 0)), at(&hold(&mut arena, usize::MAX))),
+            (None, None)
+        );
     }
 }

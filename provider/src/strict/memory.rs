@@ -2,6 +2,9 @@
 
 use std::hash::Hasher;
 
+use rustix::mm::{Advice, madvise};
+
+const PAGE: usize = 4096;
 /// Memory is read in pieces of this length.
 const PIECE: usize = 64 << 10;
 
@@ -33,6 +36,13 @@ pub(super) fn hash(addr: usize, len: usize) -> Option<u64> {
     Some(hasher.finish())
 }
 
+/// Whether the page with the byte at `addr` can be written at present.
+pub(super) fn is_writable(addr: usize) -> bool {
+    let page = std::ptr::without_provenance_mut(addr & !(PAGE - 1));
+    // SAFETY: populating changes no byte: it does early what a write would do later.
+    unsafe { madvise(page, PAGE, Advice::LinuxPopulateWrite) }.is_ok()
+}
+
 /// Copies `len` bytes of this process; those that cannot be read or written are left out.
 pub(super) fn copy(from: usize, to: usize, len: usize) {
     let local = libc::iovec {
@@ -51,7 +61,6 @@ pub(super) fn copy(from: usize, to: usize, len: usize) {
 
 /// Whether a page between `addr` and `addr + len` is not mapped.
 pub(super) fn has_hole(addr: usize, len: usize) -> bool {
-    const PAGE: usize = 4096;
     /// Pages that one call looks at.
     const PAGES: usize = 1 << 16;
     let Some(end) = addr.checked_add(len) else {

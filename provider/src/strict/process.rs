@@ -60,14 +60,18 @@ pub(crate) fn after_fork_in_child() {
 }
 
 impl Strict {
-    /// Reports where the program looked at receives before their completion.
+    /// Reports where the program used memory of requests before their completion.
     pub(super) fn report_looks(&self) {
-        for Look { pc, addr, wr_id } in watched_pages::looks() {
-            let site = CallSite::of_instruction(pc);
-            self.findings.report(Rule::ReceiveTouched, &site, || {
+        for Look { pc, addr, request } in watched_pages::looks() {
+            let (rule, what) = match request.is_sent() {
+                true => (Rule::BufferChanged, "written"),
+                false => (Rule::ReceiveTouched, "read or written"),
+            };
+            let (name, wr_id) = (request.opcode.verbs_name(), request.wr_id);
+            self.findings.report(rule, &CallSite::of_instruction(pc), || {
                 format!(
-                    "the memory of the RECV with wr_id {wr_id:#x} was read or written at {addr:#x}, before the \
-                     poll of its completion"
+                    "the memory of the {name} with wr_id {wr_id:#x} was {what} at {addr:#x}, before the poll of \
+                     its completion"
                 )
             });
         }

@@ -28,6 +28,8 @@ pub(crate) struct Region {
     pub(crate) writable: bool,
     /// Whether peers may read or write it.
     pub(crate) remote: bool,
+    /// Whether peers may write it.
+    pub(crate) remote_write: bool,
 }
 
 /// Where an element of a request is.
@@ -57,6 +59,26 @@ struct Entry {
 }
 
 impl Regions {
+    /// Whether peers may write to a page with bytes between `addr` and `addr + len`, by any region.
+    pub(super) fn peers_write(&self, addr: usize, len: usize) -> bool {
+        const PAGE: usize = 4096;
+        let (start, end) = (
+            addr & !(PAGE - 1),
+            addr.saturating_add(len).next_multiple_of(PAGE),
+        );
+        let reaches = |entry: &Entry| {
+            let Region {
+                addr,
+                len,
+                remote_write,
+                ..
+            } = entry.region;
+            let overlaps = |at: usize| at < end && start < at.saturating_add(len as usize);
+            entry.gone.is_none() && remote_write && addr.is_none_or(overlaps)
+        };
+        lock(&self.0).by_key.values().any(reaches)
+    }
+
     /// A region was registered, or changed.
     pub(crate) fn registered(&self, key: u32, region: Region) {
         lock(&self.0).by_key.insert(key, Entry { region, gone: None });
@@ -161,6 +183,7 @@ mod tests {
             addr: Some(0x7000),
             writable: false,
             remote: false,
+            remote_write: false,
         };
         regions.registered(5, region);
         let wrong = |pd, key, offset, len, writes| regions.place(pd, key, offset, len, writes).unwrap_err();
@@ -189,6 +212,7 @@ mod tests {
                 addr: None,
                 writable: true,
                 remote: true,
+                remote_write: true,
             };
             regions.registered(key, region);
             regions.deregistered(key);

@@ -1,16 +1,18 @@
-//! Pages of posted receives: closed to the program until the completion is polled. A program that
-//! looks gets a fault; the handler opens the pages, notes where that was, and lets it continue.
+//! Pages of requests: until the completion is polled, those of receives and of Reads are closed to
+//! the program, and those that are sent can only be read. A program that does otherwise gets a
+//! fault; the handler opens the page, notes where that was, and lets it continue.
 //!
 //! The handler uses nothing but atomics and mprotect(2).
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
 
 use rustix::mm::{MprotectFlags, mprotect};
+use urnic_device::vocabulary::WcOpcode;
 use urnic_model::host::fault;
 
 use super::memory;
 
-/// Most ranges at a time; more receives are not watched.
+/// Most ranges at a time; more requests are not watched.
 const RANGES: usize = 4096;
 /// Most looks that are noted until somebody asks.
 const LOOKS: usize = 64;
@@ -21,6 +23,7 @@ struct Range {
     start: AtomicUsize,
     len: AtomicUsize,
     wr_id: AtomicU64,
+    opcode: AtomicU8,
 }
 
 const CLAIMED: usize = usize::MAX;
@@ -30,14 +33,19 @@ static WATCHED: [Range; RANGES] = [const {
         start: AtomicUsize::new(0),
         len: AtomicUsize::new(0),
         wr_id: AtomicU64::new(0),
+        opcode: AtomicU8::new(0),
     }
 }; RANGES];
 
-/// A look: the instruction, the address, and the receive. The instruction is written last.
+/// Receives and Reads under way whose bytes the device places in the program's memory itself.
+static PLACED: AtomicUsize = AtomicUsize::new(0);
+
+/// A look: the instruction, the address, and the request. The instruction is written last.
 struct Noted {
     pc: AtomicUsize,
     addr: AtomicUsize,
     wr_id: AtomicU64,
+    opcode: AtomicU8,
 }
 
 static NOTED: [Noted; LOOKS] = [const {
@@ -45,23 +53,56 @@ static NOTED: [Noted; LOOKS] = [const {
         pc: AtomicUsize::new(0),
         addr: AtomicUsize::new(0),
         wr_id: AtomicU64::new(0),
+        opcode: AtomicU8::new(0),
     }
 }; LOOKS];
 
-/// A place where the program looked at a receive before its completion.
+/// A request whose memory is watched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Watched {
+    pub(super) wr_id: u64,
+    pub(super) opcode: WcOpcode,
+}
+
+impl Watched {
+    /// Whether the program may read the memory meanwhile.
+    pub(super) fn is_sent(self) -> bool {
+        matches!(self.opcode, WcOpcode::Send | WcOpcode::RdmaWrite)
+    }
+}
+
+/// A place where the program used the memory of a request before its completion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Look {
     pub(super) pc: usize,
     pub(super) addr: usize,
-    pub(super) wr_id: u64,
+    pub(super) request: Watched,
 }
 
-/// Closes the whole pages between `addr` and `addr + len`. Returns the number to open them with;
-/// `None` if there are none, or too many are closed.
-pub(super) fn close(addr: usize, len: usize, wr_id: u64) -> Option<usize> {
+/// The device places the bytes of a receive or a Read in the program's memory itself, as long as
+/// this lives: then nothing that is sent is watched, because the device might write there.
+#[derive(Debug)]
+pub(super) struct PlacedByDevice(());
+
+impl PlacedByDevice {
+    pub(super) fn new() -> PlacedByDevice {
+        PLACED.fetch_add(1, Ordering::SeqCst);
+        PlacedByDevice(())
+    }
+}
+
+impl Drop for PlacedByDevice {
+    fn drop(&mut self) {
+        PLACED.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// Closes the whole pages between `addr` and `addr + len`, or makes them readable only. Returns the
+/// number to open them with; `None` if there are none, or too many are closed.
+pub(super) fn close(addr: usize, len: usize, request: Watched) -> Option<usize> {
     let start = addr.checked_next_multiple_of(PAGE)?;
     let end = addr.checked_add(len)? & !(PAGE - 1);
-    if start >= end {
+    if start >= end || (request.is_sent() && PLACED.load(Ordering::SeqCst) > 0) {
         return None;
     }
     // Without our handler a look would end the program.
@@ -78,9 +119,14 @@ pub(super) fn close(addr: usize, len: usize, wr_id: u64) -> Option<usize> {
     let number = WATCHED.iter().position(free)?;
     let range = &WATCHED[number];
     range.start.store(start, Ordering::Relaxed);
-    range.wr_id.store(wr_id, Ordering::Relaxed);
+    range.wr_id.store(request.wr_id, Ordering::Relaxed);
+    range.opcode.store(request.opcode as u8, Ordering::Relaxed);
     range.len.store(end - start, Ordering::Release);
-    if !protect(start, end - start, MprotectFlags::empty()) {
+    let rights = match request.is_sent() {
+        true => MprotectFlags::READ,
+        false => MprotectFlags::empty(),
+    };
+    if !protect(start, end - start, rights) {
         range.len.store(0, Ordering::Release);
         return None;
     }
@@ -96,12 +142,14 @@ pub(super) fn open(number: usize) {
     range.len.store(0, Ordering::Release);
 }
 
-/// Opens the pages with bytes between `addr` and `addr + len`, which a request needs, if a receive
-/// has closed any of them.
-pub(super) fn open_within(addr: usize, len: usize) {
+/// Opens the pages with bytes between `addr` and `addr + len`, which a request needs, to be read or
+/// also to be written, if another one has closed any of them.
+pub(super) fn open_within(addr: usize, len: usize, writes: bool) {
     let end = addr.saturating_add(len);
     let overlaps = |range: &Range| {
-        of(range).is_some_and(|(start, size)| start < end && addr < start.saturating_add(size))
+        let hinders = writes || of_request(range).is_none_or(|request| !request.is_sent());
+        let overlaps = |(start, size): (usize, usize)| start < end && addr < start.saturating_add(size);
+        hinders && of(range).is_some_and(overlaps)
     };
     if WATCHED.iter().any(overlaps) {
         let first = addr & !(PAGE - 1);
@@ -112,7 +160,7 @@ pub(super) fn open_within(addr: usize, len: usize) {
 /// Opens those of these pages that are closed. The program may have unmapped them meanwhile, and
 /// have something else there, whose protection is not to be changed.
 fn reopen(start: usize, len: usize) {
-    let is_closed = |page: &usize| memory::hash(*page, 1).is_none();
+    let is_closed = |page: &usize| !memory::is_writable(*page);
     let both = MprotectFlags::READ | MprotectFlags::WRITE;
     if is_closed(&start) && is_closed(&(start + len - PAGE)) {
         protect(start, len, both);
@@ -131,13 +179,22 @@ pub(super) fn looks() -> Vec<Look> {
             let look = Look {
                 pc,
                 addr: noted.addr.load(Ordering::Relaxed),
-                wr_id: noted.wr_id.load(Ordering::Relaxed),
+                request: Watched {
+                    wr_id: noted.wr_id.load(Ordering::Relaxed),
+                    opcode: WcOpcode::from_raw(noted.opcode.load(Ordering::Relaxed))?,
+                },
             };
             noted.pc.store(0, Ordering::Release);
             Some(look)
         }
     };
     NOTED.iter().filter_map(taken).collect()
+}
+
+fn of_request(range: &Range) -> Option<Watched> {
+    let wr_id = range.wr_id.load(Ordering::Relaxed);
+    let opcode = WcOpcode::from_raw(range.opcode.load(Ordering::Relaxed))?;
+    Some(Watched { wr_id, opcode })
 }
 
 fn of(range: &Range) -> Option<(usize, usize)> {
@@ -151,19 +208,19 @@ fn protect(start: usize, len: usize, flags: MprotectFlags) -> bool {
     if len == 0 || len == CLAIMED {
         return false;
     }
-    // SAFETY: pages of a receive that the program has posted: until the completion they belong to
+    // SAFETY: pages of a request that the program has posted: until the completion they belong to
     // the device, which places nothing there, and the handler opens them for anybody else.
     unsafe { mprotect(std::ptr::without_provenance_mut(start), len, flags) }.is_ok()
 }
 
 /// A fault at `addr`, by the instruction at `pc`; `ours`: of this library. Whether it was for a
-/// closed page, which is open now; other pages of the receive stay closed.
+/// closed page, which is open now; other pages of the request stay closed.
 fn on_fault(addr: usize, pc: usize, ours: bool) -> bool {
     let covers = |range: &&Range| of(range).is_some_and(|(start, len)| (start..start + len).contains(&addr));
     let Some(range) = WATCHED.iter().find(covers) else {
         return false;
     };
-    let wr_id = range.wr_id.load(Ordering::Relaxed);
+    let (wr_id, opcode) = (&range.wr_id, &range.opcode);
     protect(
         addr & !(PAGE - 1),
         PAGE,
@@ -177,7 +234,12 @@ fn on_fault(addr: usize, pc: usize, ours: bool) -> bool {
     };
     if !ours && let Some(noted) = NOTED.iter().find(free) {
         noted.addr.store(addr, Ordering::Relaxed);
-        noted.wr_id.store(wr_id, Ordering::Relaxed);
+        noted
+            .wr_id
+            .store(wr_id.load(Ordering::Relaxed), Ordering::Relaxed);
+        noted
+            .opcode
+            .store(opcode.load(Ordering::Relaxed), Ordering::Relaxed);
         noted.pc.store(pc, Ordering::Release);
     }
     true
@@ -188,22 +250,69 @@ mod tests {
     use super::*;
     use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 
+    fn two_pages() -> *mut std::ffi::c_void {
+        fault::install();
+        let both = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping, which one test alone uses.
+        unsafe { mmap_anonymous(std::ptr::null_mut(), 2 * PAGE, both, MapFlags::PRIVATE).unwrap() }
+    }
+
+    fn looks_within(page: *mut std::ffi::c_void) -> Vec<Look> {
+        // Others may take the looks of this test's pages, and this test theirs.
+        let ours = |look: &Look| (page.addr()..page.addr() + 2 * PAGE).contains(&look.addr);
+        looks().into_iter().filter(ours).collect()
+    }
+
+    /// The places of looks are the process's: one test has them at a time.
+    static LOOKS_OF_ONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
+
     #[test]
     fn a_look_at_a_closed_page_is_noted_and_succeeds() {
-        fault::install();
-        // SAFETY: a new mapping, which this test alone uses.
-        let page = unsafe {
-            let both = ProtFlags::READ | ProtFlags::WRITE;
-            mmap_anonymous(std::ptr::null_mut(), 2 * PAGE, both, MapFlags::PRIVATE).unwrap()
+        let _one = urnic_process::lock::lock(&LOOKS_OF_ONE);
+        let page = two_pages();
+        let request = Watched {
+            wr_id: 7,
+            opcode: WcOpcode::Recv,
         };
-        let number = close(page.addr() + 1, 2 * PAGE - 1, 7).unwrap();
+        let number = close(page.addr() + 1, 2 * PAGE - 1, request).unwrap();
         // SAFETY: the mapping above, whose second page the handler opens.
         unsafe { page.byte_add(PAGE + 5).cast::<u8>().write_volatile(3) };
-        let ours = |look: &Look| (page.addr()..page.addr() + 2 * PAGE).contains(&look.addr);
-        let seen: Vec<Look> = looks().into_iter().filter(ours).collect();
+        let seen = looks_within(page);
         assert_eq!(seen.len(), 1);
-        assert_eq!((seen[0].addr, seen[0].wr_id), (page.addr() + PAGE + 5, 7));
+        assert_eq!((seen[0].addr, seen[0].request), (page.addr() + PAGE + 5, request));
         open(number);
-        assert_eq!(close(page.addr() + 1, 10, 7), None, "no whole page");
+        assert_eq!(close(page.addr() + 1, 10, request), None, "no whole page");
+    }
+
+    #[test]
+    fn memory_that_is_sent_may_be_read_and_its_writer_is_noted() {
+        let _one = urnic_process::lock::lock(&LOOKS_OF_ONE);
+        let page = two_pages();
+        let request = Watched {
+            wr_id: 8,
+            opcode: WcOpcode::Send,
+        };
+        let number = close(page.addr(), 2 * PAGE, request).unwrap();
+        let byte = page.cast::<u8>();
+        // SAFETY: the mapping above.
+        assert_eq!(unsafe { byte.read_volatile() }, 0);
+        assert_eq!(looks_within(page), []);
+        // Another request that reads it does not open it, one that writes it does.
+        open_within(page.addr(), PAGE, false);
+        assert!(!memory::is_writable(page.addr()));
+        open_within(page.addr(), 1, true);
+        assert!(memory::is_writable(page.addr()));
+        // SAFETY: the mapping above, whose second page the handler opens.
+        unsafe { byte.add(PAGE).write_volatile(3) };
+        let seen = looks_within(page);
+        assert_eq!(
+            (seen.len(), seen[0].addr, seen[0].request),
+            (1, page.addr() + PAGE, request)
+        );
+        open(number);
+        // The device itself places something: then nothing is watched.
+        let placed = PlacedByDevice::new();
+        assert_eq!(close(page.addr(), 2 * PAGE, request), None);
+        drop(placed);
     }
 }

@@ -125,9 +125,10 @@ destroyers! {
     QueuePair: destroy_qp = qp(*mut ibv_qp);
 }
 
+/// Rights by which peers write there; a window on the region may give them.
+const REMOTE_WRITE: u32 = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC | IBV_ACCESS_MW_BIND;
 /// The rights of peers.
-const REMOTE: u32 =
-    IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC | IBV_ACCESS_MW_BIND;
+const REMOTE: u32 = IBV_ACCESS_REMOTE_READ | REMOTE_WRITE;
 
 /// Notes a region that the program registered. `base`: the name of its first byte; `addr`: where it
 /// is, if that is the program's own memory.
@@ -155,6 +156,7 @@ unsafe fn registered(
                 addr: addr.map(|addr| addr.addr()),
                 writable: access & IBV_ACCESS_LOCAL_WRITE != 0,
                 remote: access & REMOTE != 0,
+                remote_write: access & REMOTE_WRITE != 0,
             };
             strict.regions.registered(mr.lkey, region);
         });
@@ -221,6 +223,7 @@ unsafe extern "C" fn rereg_mr(
             if has(IBV_REREG_MR_CHANGE_ACCESS) {
                 known.writable = access as u32 & IBV_ACCESS_LOCAL_WRITE != 0;
                 known.remote = access as u32 & REMOTE != 0;
+                known.remote_write = access as u32 & REMOTE_WRITE != 0;
             }
             if has(IBV_REREG_MR_CHANGE_TRANSLATION) {
                 known.base = base_of(addr.addr() as u64, access);
@@ -298,6 +301,7 @@ unsafe extern "C" fn import_mr(pd: *mut ibv_pd, handle: u32) -> *mut ibv_mr {
                     addr: None,
                     writable: true,
                     remote: true,
+                    remote_write: true,
                 };
                 strict.regions.registered(mr.lkey, whole);
             }

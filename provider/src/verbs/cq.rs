@@ -135,7 +135,11 @@ impl Completions {
             }
             let wr_id = if is_receive(&cqe) {
                 ledger.settle_receive();
-                cqe.cookie.get()
+                let mut wr_id = cqe.cookie.get();
+                if ledger.is_observed() {
+                    contained(|| wr_id = polled::wr_id(ledger, &cqe));
+                }
+                wr_id
             } else {
                 ledger.settle_send(cqe.cookie.get() as u32)
             };

@@ -26,7 +26,7 @@ mod dm;
 mod events;
 mod faulted;
 mod gated_sends;
-mod held_receives;
+mod held_memory;
 mod ledger;
 mod lock;
 mod mr;

@@ -14,6 +14,7 @@ use urnic_wire::rdmap::TerminateError;
 use super::completion_ring::is_receive;
 use super::ledger::Ledger;
 use crate::guard::contained;
+use crate::strict::PairCheck;
 use crate::trace::Outcome;
 
 static LIMIT: LogLimit = LogLimit::new("failed queue pairs");
@@ -49,9 +50,20 @@ pub(super) fn show(ledger: &Ledger, cqe: &Cqe, wr_id: u64) {
     let is_error = ![WcStatus::Success as u8, WcStatus::WrFlushErr as u8].contains(&cqe.status);
     let failed = is_error.then(|| described(cqe, wr_id));
     match is_receive(cqe) {
-        true => check.receive_completed(placed(cqe), failed),
-        false => check.send_completed(slot, failed),
+        true => match check.shared() {
+            Some(shared) => shared.receive_completed(cqe.cookie.get(), placed(cqe), failed),
+            None => check.receive_completed(placed(cqe), failed),
+        },
+        false => check.send_completed(slot, cqe.status == WcStatus::Success as u8, failed),
     }
+}
+
+/// The program's name of a receive, if the device has another one.
+#[cold]
+pub(super) fn wr_id(ledger: &Ledger, cqe: &Cqe) -> u64 {
+    let named = cqe.cookie.get();
+    let shared = ledger.check().and_then(PairCheck::shared);
+    shared.map_or(named, |shared| shared.wr_id(named))
 }
 
 /// The bytes that the device placed in the receive of a completion.

@@ -18,7 +18,7 @@ use urnic_rdma_core::*;
 use super::cq::Cq;
 use super::faulted;
 use super::gated_sends::Sends;
-use super::held_receives::HeldReceives;
+use super::held_memory::HeldMemory;
 use super::ledger::Ledger;
 use super::lock::Lock;
 use super::parent_domain::{Resource, Rings};
@@ -48,8 +48,8 @@ pub(crate) struct Qp {
     async_channel: Arc<ChannelSender>,
     pub(super) asynchronous: Reported,
     signal_all: bool,
-    /// Memory for receives that the option `strict` holds back. Dropped before the membership.
-    _held: Option<HeldReceives>,
+    /// Memory for what the option `strict` holds back. Dropped before the membership.
+    _held: Option<HeldMemory>,
     _rings: Rings,
     _membership: DomainMembership,
 }
@@ -99,13 +99,18 @@ impl Qp {
         let granted = own_caps(device.caps(), srq.is_some());
         let check = strict::current().zip(send_cq.check.clone().zip(recv_cq.check.clone()));
         let domain = membership.domain();
-        let held = match &check {
-            Some(_) if srq.is_none() => HeldReceives::new(domain),
-            _ => None,
-        };
+        let held = check.as_ref().and_then(|_| HeldMemory::new(domain));
         let check = check.map(|(strict, (send, receive))| {
-            let arena = held.as_ref().map(HeldReceives::arena);
-            PairCheck::new(strict, device.qpn, domain.device.id, [send, receive], arena)
+            let arena = held.as_ref().map(HeldMemory::arena);
+            let shared = srq.and_then(Srq::check);
+            PairCheck::new(
+                strict,
+                device.qpn,
+                domain.device.id,
+                [send, receive],
+                shared,
+                arena,
+            )
         });
         let traced = trace::trace().map(|trace| PairTrace::new(trace, device.qpn));
         let ledger = Arc::new(Ledger::new(device.qpn, granted.max_send_wr).observed(check, traced));

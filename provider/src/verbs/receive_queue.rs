@@ -20,7 +20,7 @@ use super::ledger::Ledger;
 use super::unaligned::{elements, structure};
 use crate::guard::contained;
 use crate::probes;
-use crate::strict::{Element, Request};
+use crate::strict::{Element, Request, SharedCheck};
 
 const HEADER_LEN: usize = size_of::<RecvHeader>();
 
@@ -43,6 +43,8 @@ pub(crate) struct ReceiveQueue {
     record: NonNull<QueueRecord>,
     /// `None`: a shared queue.
     ledger: Option<Arc<Ledger>>,
+    /// The check of a shared queue.
+    check: Option<Arc<SharedCheck>>,
     shape: ReceiveShape,
     /// The number of entries written, which is also the number of the next slot.
     written: u32,
@@ -72,11 +74,17 @@ impl ReceiveQueue {
             ring,
             record,
             ledger,
+            check: None,
             shape,
             written: 0,
             published: 0,
             settled: 0,
         }
+    }
+
+    /// The queue, which is shared, with the check of the option `strict`.
+    pub(crate) fn checked(self, check: Option<Arc<SharedCheck>>) -> ReceiveQueue {
+        ReceiveQueue { check, ..self }
     }
 
     /// Writes a work request behind the others. The device does not see it before
@@ -99,10 +107,11 @@ impl ReceiveQueue {
         if count > self.shape.max_sge {
             return Err(Errno::INVAL);
         }
-        let held = match &self.ledger {
+        let is_observed = self.ledger.as_ref().is_some_and(|ledger| ledger.is_observed());
+        let (name, held) = match is_observed || self.check.is_some() {
             // SAFETY: the caller promises a list that can be read.
-            Some(ledger) if ledger.is_observed() => unsafe { self.show(ledger, wr) },
-            _ => None,
+            true => unsafe { self.show(wr) },
+            false => (wr.wr_id, None),
         };
         let slot = (self.written & (self.shape.entries - 1)) as usize;
         // SAFETY: a slot's entry is within the ring, has space for the header and `max_sge`
@@ -111,7 +120,7 @@ impl ReceiveQueue {
             let entry = self.ring.as_ptr().add(slot << self.shape.log_stride);
             entry
                 .cast::<RecvHeader>()
-                .write_unaligned(RecvHeader::new(wr.wr_id, held.map_or(count, |_| 1) as u16));
+                .write_unaligned(RecvHeader::new(name, held.map_or(count, |_| 1) as u16));
             let list = entry.add(HEADER_LEN).cast::<Sge>();
             let theirs = elements(wr.sg_list, count as usize).iter().map(Unalign::get);
             let held_count = if held.is_some() { 0 } else { count as usize };
@@ -128,13 +137,13 @@ impl ReceiveQueue {
         Ok(())
     }
 
-    /// Shows a request to what looks at the requests. Returns the element to post in the place of
-    /// the program's, if there is one.
+    /// Shows a request to what looks at the requests. Returns what the device is to call it, and
+    /// the element to post in the place of the program's, if there is one.
     ///
     /// # Safety
     /// The request's element list can be read.
     #[cold]
-    unsafe fn show(&self, ledger: &Ledger, wr: &ibv_recv_wr) -> Option<ibv_sge> {
+    unsafe fn show(&self, wr: &ibv_recv_wr) -> (u64, Option<ibv_sge>) {
         // SAFETY: the caller promises a list of this length.
         let list = unsafe { elements(wr.sg_list, wr.num_sge as usize) };
         let elements: Vec<Element> = list
@@ -146,27 +155,33 @@ impl ReceiveQueue {
                 len: sge.length,
             })
             .collect();
-        let mut held = None;
+        let (mut name, mut held) = (wr.wr_id, None);
+        let request = Request {
+            slot: self.written,
+            wr_id: wr.wr_id,
+            opcode: WcOpcode::Recv,
+            signalled: true,
+            elements: &elements,
+        };
         contained(|| {
+            if let Some(check) = &self.check {
+                (name, held) = check.receive_posted(&request);
+            }
+            let Some(ledger) = &self.ledger else { return };
             if let Some(check) = ledger.check() {
-                held = check.receive_posted(&Request {
-                    slot: self.written,
-                    wr_id: wr.wr_id,
-                    opcode: WcOpcode::Recv,
-                    signalled: true,
-                    elements: &elements,
-                });
+                held = check.receive_posted(&request);
             }
             if let Some(trace) = ledger.trace() {
                 let bytes = elements.iter().map(|element| u64::from(element.len)).sum();
                 trace.receive_posted(wr.wr_id, bytes);
             }
         });
-        held.map(|held| ibv_sge {
+        let held = held.map(|held| ibv_sge {
             addr: held.offset,
             length: held.len,
             lkey: held.key,
-        })
+        });
+        (name, held)
     }
 
     /// Writes a list of work requests, and publishes those before the first that cannot be taken,

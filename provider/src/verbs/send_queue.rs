@@ -386,6 +386,9 @@ impl SendQueue {
     /// Ends an entry: writes the header before the operands and takes a slot.
     #[inline]
     pub(crate) fn commit(&mut self, entry: &mut Entry) {
+        if self.ledger.is_observed() {
+            self.show(entry);
+        }
         let blocks = blocks(entry.operand_len);
         entry.header.blocks = blocks as u8;
         entry.header.cookie = u64::from(self.posted).into();
@@ -401,9 +404,6 @@ impl SendQueue {
         };
         self.ledger.enter_send(self.posted, entry.wr_id);
         probes::post_send(self.ledger.qpn(), entry.wr_id, entry.header.opcode);
-        if self.ledger.is_observed() {
-            self.show(entry);
-        }
         self.posted = self.posted.wrapping_add(1);
         self.written = self.written.wrapping_add(blocks as u32);
     }

@@ -11,6 +11,7 @@ use urnic_presence::fork::CreationProcess;
 use urnic_rdma_core::*;
 
 use super::faulted;
+use super::held_memory::HeldMemory;
 use super::lock::Lock;
 use super::parent_domain::{Resource, Rings};
 use super::pd::{DomainMembership, Pd};
@@ -19,6 +20,7 @@ use super::refusal::refuse;
 use super::reported::{Acknowledgements, Reported};
 use super::shared_with_c::SharedWithC;
 use crate::guard::{contained, pointer, status};
+use crate::strict::{self, SharedCheck};
 
 /// A shared receive queue: the part of libibverbs, then the part of the provider.
 #[repr(C)]
@@ -31,6 +33,10 @@ pub(crate) struct Srq {
     receives: Lock<ReceiveQueue>,
     async_channel: Arc<ChannelSender>,
     pub(super) asynchronous: Reported,
+    /// The check of the option `strict`, and memory for what it holds back, which is dropped before
+    /// the membership.
+    check: Option<Arc<SharedCheck>>,
+    _held: Option<HeldMemory>,
     _rings: Rings,
     _membership: DomainMembership,
 }
@@ -78,6 +84,12 @@ impl Srq {
         // SAFETY: ring and record exist as long as `device`, which the new queue keeps as long as
         // the value.
         let receives = unsafe { ReceiveQueue::new(ring, NonNull::from(device.record()), shape, None) };
+        let domain = membership.domain();
+        let held = strict::current().and_then(|_| HeldMemory::new(domain));
+        let arena = held.as_ref().map(HeldMemory::arena);
+        let check =
+            strict::current().map(|strict| SharedCheck::new(strict, device.id, domain.device.id, arena));
+        let check = check.map(Arc::new);
         // SAFETY: all zeroes are null pointers, and an unlocked mutex.
         let mut abi: verbs_srq = unsafe { mem::zeroed() };
         abi.srq.context = pd_.ibv_context();
@@ -91,18 +103,28 @@ impl Srq {
                 abi: SharedWithC::new(abi),
                 created_in: CreationProcess::current(),
                 device,
-                receives: Lock::new(receives),
+                receives: Lock::new(receives.checked(check.clone())),
                 async_channel: context.async_channel.clone(),
                 asynchronous: Reported::default(),
+                check,
+                _held: held,
                 _rings: rings,
                 _membership: membership,
             },
         ))
     }
 
+    /// The check of the option `strict`.
+    pub(super) fn check(&self) -> Option<Arc<SharedCheck>> {
+        self.check.clone()
+    }
+
     /// Destroys the queue. Waits until the program acknowledged its events.
     fn destroy(&self) -> Result<(), Errno> {
         self.device.destroy()?;
+        if let Some(check) = &self.check {
+            check.emptied();
+        }
         let public = self.abi.get().cast::<ibv_srq>();
         self.asynchronous.purge(&self.async_channel, public.addr() as u64);
         // SAFETY: the fields belong to this queue: zeroes are an initialised mutex and condition

@@ -10,9 +10,9 @@ use crate::strict::{Element, Request};
 use crate::verbs::send_entry::Entry;
 
 impl SendQueue {
-    /// Shows an entry to what looks at the requests.
+    /// Shows an entry to what looks at the requests. What it fetches may have to go elsewhere.
     #[cold]
-    pub(super) fn show(&self, entry: &Entry) {
+    pub(super) fn show(&mut self, entry: &mut Entry) {
         let Some(opcode) = entry.opcode() else { return };
         let lists = match opcode {
             Opcode::LocalInv | Opcode::BindMw => 0,
@@ -33,10 +33,11 @@ impl SendQueue {
                 }
             })
             .collect();
+        let mut held = None;
         contained(|| {
             let (slot, wr_id, opcode) = (self.posted, entry.wr_id, opcode.completion());
             if let Some(check) = self.ledger.check() {
-                check.send_posted(&Request {
+                held = check.send_posted(&Request {
                     slot,
                     wr_id,
                     opcode,
@@ -50,6 +51,18 @@ impl SendQueue {
                 trace.send_posted(slot, wr_id, opcode, bytes + inline);
             }
         });
+        if let Some(Element { key, offset, len }) = held {
+            entry.clear_data();
+            entry.header.num_sge = 1;
+            self.put(
+                entry,
+                Sge {
+                    offset: offset.into(),
+                    len: len.into(),
+                    stag: key.into(),
+                },
+            );
+        }
     }
 
     /// Why [`post`](Self::post) refuses a request with this error.

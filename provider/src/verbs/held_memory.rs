@@ -1,4 +1,4 @@
-//! Memory for the receives of a queue pair that the option `strict` holds back.
+//! Memory for what the option `strict` holds back: receives, and what Reads and atomics fetch.
 
 use std::ptr;
 use std::sync::Arc;
@@ -11,16 +11,16 @@ use crate::file::domain::Domain;
 use crate::strict::ARENA;
 
 /// The memory, mapped and registered.
-pub(super) struct HeldReceives {
+pub(super) struct HeldMemory {
     addr: usize,
     device: urnic_driver::Mr,
     domain: Arc<Domain>,
 }
 
-impl HeldReceives {
+impl HeldMemory {
     /// Memory in this domain. `None` if there is none, or the device is in another process: that
     /// would reserve all of it.
-    pub(super) fn new(domain: &Arc<Domain>) -> Option<HeldReceives> {
+    pub(super) fn new(domain: &Arc<Domain>) -> Option<HeldMemory> {
         if domain.driver.attributes().features & features::ON_DEMAND == 0 {
             return None;
         }
@@ -35,7 +35,7 @@ impl HeldReceives {
             .driver
             .register(&domain.device, addr, ARENA, addr.addr() as u64, access);
         match registered {
-            Ok(device) => Some(HeldReceives {
+            Ok(device) => Some(HeldMemory {
                 addr: addr.addr(),
                 device,
                 domain: domain.clone(),
@@ -58,7 +58,7 @@ fn unmap(addr: usize) {
     let _ = unsafe { munmap(ptr::without_provenance_mut(addr), ARENA) };
 }
 
-impl Drop for HeldReceives {
+impl Drop for HeldMemory {
     fn drop(&mut self) {
         // Memory that the device may still use stays.
         if self.domain.driver.deregister(&self.device).is_ok() {
