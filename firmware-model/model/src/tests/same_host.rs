@@ -53,6 +53,8 @@ pub(super) fn in_memory() -> (Driver, Driver, Pair) {
 
 /// As [`in_memory`]; the memory of the responder's host is a file of this name.
 pub(super) fn in_shared_memory(name: &str) -> (Driver, Driver, Pair) {
+    // Without a handler of faults, such memory is not mapped.
+    crate::host::fault::install();
     let same_host = true;
     let config = ModelConfig {
         same_host,

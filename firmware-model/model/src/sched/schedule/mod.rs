@@ -40,6 +40,10 @@ const YIELD_EVERY: u32 = 16;
 /// The same for a poller that shares its processor with the peer that it waits for: nothing comes
 /// while it polls.
 const SHARED_IDLE_POLLS: u32 = 4;
+/// Polls in a row without a result after which a poller makes short pauses, of this number of spin
+/// hints: its processor may share a core with the one that works for it.
+const RELAXED_POLLS: u32 = 32;
+const RELAX: u32 = 8;
 /// Queue pairs served between two reads of the list.
 const BATCH: usize = 8;
 
@@ -73,6 +77,9 @@ impl Hot {
         }
         let idle = self.idle.load(Ordering::Relaxed).wrapping_add(1);
         self.idle.store(idle, Ordering::Relaxed);
+        if idle >= RELAXED_POLLS {
+            (0..RELAX).for_each(|_| std::hint::spin_loop());
+        }
         let is_long = idle >= IDLE_POLLS && idle.is_multiple_of(YIELD_EVERY);
         if is_long || idle.is_multiple_of(SHARED_IDLE_POLLS) && is_shared() {
             rustix::thread::sched_yield();

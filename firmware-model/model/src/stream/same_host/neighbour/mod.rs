@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use urnic_device::vocabulary::Access;
-use views::{LastView, View};
+use views::{LastView, Peer, View};
 
 /// The words of an end, in cache lines of their own. Up to which position the end has processed
 /// what the other sent.
@@ -392,8 +392,13 @@ impl<'a> Attempt<'a> {
     /// The memory of an entry, if it is mapped here.
     #[inline]
     fn view<'l>(&self, last: &'l mut LastView, permitted: &Permitted<'a>) -> Option<&'l View> {
-        let PeerProcess { views, table, .. } = self.process;
-        last.of(views, self.process.number, table, permitted)
+        let process = self.process;
+        let peer = Peer {
+            number: process.number,
+            table: &process.table,
+            is_there: &|| process.is_there(),
+        };
+        last.of(&process.views, &peer, permitted)
     }
 
     /// As [`check`](Self::check), for the pieces of a batch, which then has their addresses.

@@ -4,7 +4,7 @@
 //! To find out takes longer than many calls of the kernel, so only entries of the peer's table that
 //! are used again and again are looked into.
 
-use crate::host::{ForeignMapping, Mapping, Origin};
+use crate::host::{ForeignMapping, Mapping, Origin, fault};
 use crate::memory::{ForeignTable, Permitted};
 use rustix::process::Pid;
 use std::collections::HashMap;
@@ -35,6 +35,14 @@ impl View {
     }
 }
 
+/// The peer's process.
+pub(super) struct Peer<'a> {
+    pub(super) number: Pid,
+    pub(super) table: &'a ForeignTable,
+    /// Whether it has not ended, nor run another program since.
+    pub(super) is_there: &'a dyn Fn() -> bool,
+}
+
 /// What is known of an entry.
 #[derive(Debug, Clone)]
 enum Known {
@@ -52,7 +60,12 @@ impl Views {
     /// Notes an access to an entry; `None`: it is not known yet whether its memory can be mapped
     /// here.
     #[cold]
-    fn note(&self, process: Pid, table: &ForeignTable, permitted: &Permitted<'_>) -> Option<Option<View>> {
+    fn note(&self, peer: &Peer<'_>, permitted: &Permitted<'_>) -> Option<Option<View>> {
+        let Peer {
+            number,
+            table,
+            is_there,
+        } = peer;
         let (slot, state) = (permitted.slot, permitted.condition.value);
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let used = match known.get_mut(&slot) {
@@ -71,7 +84,9 @@ impl Views {
         } else {
             // What was deregistered is not to stay mapped here.
             known.retain(|slot, (state, _)| table.state(*slot) == *state);
-            Known::Looked(find(process, table.extent(slot), &known))
+            let view = find(*number, table.extent(slot), &known);
+            // A number may be used again, and a process may run another program.
+            Known::Looked(view.filter(|_| is_there()))
         };
         let looked = match &new {
             // What was found is of this entry only if it has not changed meanwhile.
@@ -85,6 +100,10 @@ impl Views {
 
 /// Maps the `len` bytes at `there` of a process, unless that was done for another entry.
 fn find(process: Pid, (there, len): (u64, u64), known: &HashMap<u32, (u64, Known)>) -> Option<View> {
+    // The peer may truncate a file.
+    if !fault::is_in_place(libc::SIGBUS) {
+        return None;
+    }
     let origin = Origin::find(process, there, len)?;
     let skip = there - origin.start();
     let has_it = |(_, known): &(u64, Known)| match known {
@@ -121,17 +140,11 @@ impl LastView {
 
     /// The memory of an entry, if it is mapped here.
     #[inline]
-    pub(super) fn of(
-        &mut self,
-        views: &Views,
-        process: Pid,
-        table: &ForeignTable,
-        permitted: &Permitted<'_>,
-    ) -> Option<&View> {
+    pub(super) fn of(&mut self, views: &Views, peer: &Peer<'_>, permitted: &Permitted<'_>) -> Option<&View> {
         // State 0 is of no entry.
         let key = (permitted.slot, permitted.condition.value);
         if self.key != key {
-            let view = views.note(process, table, permitted)?;
+            let view = views.note(peer, permitted)?;
             *self = LastView { key, view };
         }
         self.view.as_ref()
