@@ -123,6 +123,24 @@ fn the_writer_of_a_page_that_is_sent_is_found() {
     assert!(ended.output.lines().any(names), "{expected:?} in {ended}");
 }
 
+/// What a program that polls the last byte of a Write finds with the option `placement`.
+#[test]
+fn a_program_that_takes_the_last_byte_for_all_of_them_is_found() {
+    or_skip!(in_process("the device in the process has the option"));
+    let program = or_skip!(compiled("last_byte"));
+    let times = |placement: &str| {
+        let pair = Pair::new(&Program::new(&program).env("URNIC_PLACEMENT", placement));
+        let said = pair.succeeds().server.output;
+        let (_, rest) = said.split_once("the first byte was there ").expect("a result");
+        let (times, _) = rest.split_once(" times of 200").expect("a result");
+        times.parse::<u32>().expect("a number")
+    };
+    assert_eq!(times("in-order"), 200);
+    // A server that has no processor just then sees all of them.
+    let last_first = times("last-first");
+    assert!(last_first < 200, "{last_first} times");
+}
+
 #[test]
 fn a_fork_with_registered_memory_is_found_where_it_needs_preparation() {
     let program = or_skip!(compiled("mistakes"));

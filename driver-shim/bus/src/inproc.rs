@@ -82,18 +82,25 @@ pub(super) fn capture_file(path: PathBuf) -> CaptureFile {
     CaptureFile::new(path, Some(DESCRIPTORS))
 }
 
+/// What a device does beside its work.
+#[derive(Debug, Default)]
+pub struct Options {
+    /// It captures its streams.
+    pub capture: Option<Capture>,
+    /// If not, it may pass those to peers on this host through memory.
+    pub same_host: bool,
+    /// Its connections follow the plan of faults.
+    pub faulty: bool,
+    /// It places the last byte of a segment of a Write first.
+    pub last_first: bool,
+}
+
 impl InprocBus {
-    /// Starts a device with these addresses, which captures its streams to `capture`, or else may
-    /// pass those to peers on this host through memory. `faulty`: they follow the plan of faults.
+    /// Starts a device with these addresses.
     ///
     /// # Errors
     /// The errors of starting the device's thread and of making descriptors.
-    pub fn start(
-        gids: &GidTable,
-        capture: Option<Capture>,
-        same_host: bool,
-        faulty: bool,
-    ) -> Result<Arc<InprocBus>, Errno> {
+    pub fn start(gids: &GidTable, options: Options) -> Result<Arc<InprocBus>, Errno> {
         let addresses = gids
             .entries()
             .iter()
@@ -105,9 +112,10 @@ impl InprocBus {
             .collect();
         let config = ModelConfig {
             addresses,
-            same_host: same_host && capture.is_none(),
-            capture,
-            faulty,
+            same_host: options.same_host && options.capture.is_none(),
+            capture: options.capture,
+            faulty: options.faulty,
+            last_first: options.last_first,
             descriptors: Some(DESCRIPTORS),
             thread_start: ThreadStart(threads::start),
             ..ModelConfig::default()

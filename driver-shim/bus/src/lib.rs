@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use urnic_device::bus::Bus;
 use urnic_model::capture::CaptureFile;
 
-use urnic_config::{Config, Device, SameHost};
+use urnic_config::{Config, Device, Placement, SameHost};
 use urnic_process::gids::GidTable;
 use urnic_process::program;
 
@@ -40,8 +40,14 @@ pub fn open(config: &Config, gids: &GidTable, shared: &Shared) -> Result<Arc<dyn
                 file(path).interface(&config.name, &process)
             });
             let faulty = config.faults.is_some();
-            let same_host = config.same_host == SameHost::Auto && !faulty;
-            Ok(inproc::InprocBus::start(gids, capture, same_host, faulty)?)
+            let last_first = config.placement == Placement::LastFirst;
+            let options = inproc::Options {
+                same_host: config.same_host == SameHost::Auto && !faulty && !last_first,
+                capture,
+                faulty,
+                last_first,
+            };
+            Ok(inproc::InprocBus::start(gids, options)?)
         }
         Device::VfioUser(path) => Ok(vfio_user::VfioUserBus::open(path)?),
         Device::Vfio(address) => Ok(vfio::VfioBus::open(address, config.vfio.api)?),

@@ -29,7 +29,7 @@ pub use names::MAX_DEVICES;
 pub use options::{OPTIONS, Opt};
 pub use read::read_file;
 pub use settings::{
-    Cm, CmPorts, Completion, Config, Device, DeviceConfig, Identity, Mpa, Native, Peer, Present, RtrTypes,
-    SameHost, Section, Strict, Vfio, VfioApi,
+    Cm, CmPorts, Completion, Config, Device, DeviceConfig, Identity, Mpa, Native, Peer, Placement, Present,
+    RtrTypes, SameHost, Section, Strict, Vfio, VfioApi,
 };
 pub use urnic_faults::Network;

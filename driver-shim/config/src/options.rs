@@ -10,7 +10,7 @@ use urnic_wire::mpa::startup::RtrKey;
 use crate::error::{Error, Source};
 use crate::log_filter::is_log_filter;
 use crate::names::{MAX_DEVICES, is_name};
-use crate::settings::{CmPorts, Completion, Config, Identity, SameHost, Strict, VfioApi};
+use crate::settings::{CmPorts, Completion, Config, Identity, Placement, SameHost, Strict, VfioApi};
 use crate::values::{
     device, either, milliseconds, number, path, ports, rtr_frame, rtr_types, seconds, show_path,
     show_rtr_types, truth,
@@ -217,6 +217,19 @@ pub const OPTIONS: &[Opt] = &[
             Some(())
         },
         show: |c| c.same_host.name().to_owned(),
+    },
+    Opt {
+        key: "placement",
+        takes: "in-order or last-first",
+        help: "The order in which the device in the process places the bytes of peers' RDMA Writes. last-first places the last byte \
+               of each segment (64 KiB of a Write, or less), and the others some 20 to 100 us later: a program that polls the last byte, and \
+               takes the others for there, finds old ones. RDMA does not promise the order. Connections are on TCP then, as with \
+               same_host=off.",
+        set: |c, text| {
+            c.placement = Placement::ALL.into_iter().find(|v| v.name() == text)?;
+            Some(())
+        },
+        show: |c| c.placement.name().to_owned(),
     },
     Opt {
         key: "mpa.crc",

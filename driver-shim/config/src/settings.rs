@@ -226,6 +226,28 @@ impl SameHost {
     }
 }
 
+/// In which order the device in the process places the bytes of peers' RDMA Writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Placement {
+    /// As they come.
+    #[default]
+    InOrder,
+    /// The last byte of each segment before the others.
+    LastFirst,
+}
+
+impl Placement {
+    pub(crate) const ALL: [Placement; 2] = [Placement::InOrder, Placement::LastFirst];
+
+    /// The name in the configuration.
+    pub fn name(self) -> &'static str {
+        match self {
+            Placement::InOrder => "in-order",
+            Placement::LastFirst => "last-first",
+        }
+    }
+}
+
 /// Whether the program's use of verbs is checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Strict {
@@ -365,6 +387,8 @@ pub struct Config {
     pub completion: Completion,
     /// How peers on the same host are reached.
     pub same_host: SameHost,
+    /// In which order Writes of peers are placed.
+    pub placement: Placement,
     /// MPA start-up.
     pub mpa: Mpa,
     /// Native connections.
@@ -396,6 +420,7 @@ impl Default for Config {
             identity: Identity::Iwarp,
             completion: Completion::Auto,
             same_host: SameHost::Auto,
+            placement: Placement::InOrder,
             mpa: Mpa {
                 crc: true,
                 markers: false,

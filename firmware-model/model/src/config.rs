@@ -181,6 +181,9 @@ pub struct ModelConfig {
     pub capture: Option<Capture>,
     /// Its connections and UDP ports follow the plan of faults of the process.
     pub faulty: bool,
+    /// The last byte of each segment of an RDMA Write is placed before the others, and some time
+    /// passes: so programs that rely on the order are found.
+    pub last_first: bool,
 }
 
 impl Default for ModelConfig {
@@ -199,6 +202,7 @@ impl Default for ModelConfig {
             doorbell_memory: false,
             capture: None,
             faulty: false,
+            last_first: false,
         }
     }
 }

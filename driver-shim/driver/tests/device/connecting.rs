@@ -7,7 +7,7 @@ use urnic_device::vocabulary::{QpState, WcOpcode, WcStatus};
 use urnic_device::wqe::{Opcode, SendHeader};
 
 use super::program::{DRIVER, Program, TestQp, start, status, until};
-use urnic_bus::inproc::InprocBus;
+use urnic_bus::inproc::{InprocBus, Options};
 use urnic_config::Config;
 use urnic_device::bus::Bus;
 use urnic_driver::{AddressVector, Driver, QpAttr};
@@ -358,7 +358,7 @@ fn two_drivers_exchange_messages() {
 
 #[test]
 fn dropping_a_driver_resets_its_device() {
-    let bus = InprocBus::start(&GidTable::of_host(), None, false, false).unwrap();
+    let bus = InprocBus::start(&GidTable::of_host(), Options::default()).unwrap();
     let is_ready = |bus: &dyn Bus| bus.read32(registers::STATUS) & registers::Status::READY.bits() != 0;
     let driver = Driver::start(bus.clone(), Config::default()).unwrap();
     assert!(is_ready(&*bus));

@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use urnic_bus::inproc::InprocBus;
+use urnic_bus::inproc::{InprocBus, Options};
 use urnic_config::Config;
 use urnic_device::bus::{Bus, Mapping, QueueMemory, Signal, SignalHandler};
 use urnic_device::registers;
@@ -28,7 +28,7 @@ struct Cable {
 impl Cable {
     fn new() -> Arc<Cable> {
         Arc::new(Cable {
-            device: InprocBus::start(&GidTable::of_host(), None, false, false).unwrap(),
+            device: InprocBus::start(&GidTable::of_host(), Options::default()).unwrap(),
             handler: OnceLock::new(),
             doorbells_blocked: AtomicBool::new(false),
             cut: AtomicBool::new(false),

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, LazyLock, Mutex};
 use std::time::{Duration, Instant};
 
-use urnic_bus::inproc::InprocBus;
+use urnic_bus::inproc::{InprocBus, Options};
 use urnic_config::Config;
 use urnic_device::cqe::{CQE_LEN, Cqe};
 use urnic_device::vocabulary::{Access, QpState, WcStatus};
@@ -34,7 +34,7 @@ pub(crate) fn start(config: Config) -> Arc<Driver> {
             .try_init();
     }
     Driver::start(
-        InprocBus::start(&GidTable::of_host(), None, false, false).unwrap(),
+        InprocBus::start(&GidTable::of_host(), Options::default()).unwrap(),
         config,
     )
     .unwrap()

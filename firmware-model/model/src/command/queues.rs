@@ -315,6 +315,7 @@ impl Job<'_> {
                         recv_cq,
                         extensions: core.config.rfc7306,
                         unreliable: kind == QpKind::UnreliableConnected,
+                        last_first: core.config.last_first,
                     };
                     Ok(Qp::new(params, page.id, srq))
                 }

@@ -4,6 +4,7 @@
 //! Terminate reports (rows DDP-V-15, RDM-T-07).
 
 use super::answers::PeerRequest;
+use super::placement;
 use super::reads::Answer;
 use super::requester::Requester;
 use super::responder::{Refusal, Responder};
@@ -167,6 +168,8 @@ impl Halves {
         let len = ulpdu_len - (head.len() - payload.len());
         let segment = Segment { opcode, header, len };
         match (opcode, &header) {
+            // All of it must be there.
+            (Opcode::Write, _) if self.qp.last_first => return Ok(None),
             // The whole range must be permitted before a byte is placed (row DDP-V-02).
             (Opcode::Write, Header::Tagged(h)) => {
                 if !self.qp.unreliable {
@@ -225,7 +228,13 @@ impl Halves {
                     .responder
                     .write_window(&self.qp, env, h.stag, to, bytes.len());
                 let gone = |_| terminate::tagged(Violation::InvalidStag).into();
-                let placed = window.and_then(|window| window.copy_in(0, bytes).map_err(gone));
+                let placed = window.and_then(|window| {
+                    let placed = match self.qp.last_first {
+                        true => placement::last_first(&window, bytes),
+                        false => window.copy_in(0, bytes),
+                    };
+                    placed.map_err(gone)
+                });
                 placed.or_else(|refusal| self.responder.drops.refuse_write(refusal))
             }
         }

@@ -29,6 +29,8 @@ pub struct QpParams {
     pub extensions: bool,
     /// Kind UC: messages may be dropped, and the queue pair outlives its stream.
     pub unreliable: bool,
+    /// [`ModelConfig::last_first`](crate::ModelConfig::last_first).
+    pub last_first: bool,
 }
 
 /// A ready-to-receive indication (RFC 6581 §9.2).
@@ -253,6 +255,8 @@ pub(crate) struct Identity {
     pub(super) extensions: bool,
     /// Kind UC.
     pub(super) unreliable: bool,
+    /// The last byte of a Write's segment is placed first.
+    pub(super) last_first: bool,
 }
 
 impl Identity {
@@ -265,6 +269,7 @@ impl Identity {
             access: Access::empty(),
             extensions: false,
             unreliable: false,
+            last_first: false,
         }
     }
 

@@ -1,8 +1,10 @@
 //! Scatter lists: where the bytes of a receive or a Read Response go.
 
+use crate::host::Unreachable;
 use crate::memory::{Need, Violation, Window};
 use crate::rdmap::env::Env;
 use crate::rdmap::params::Identity;
+use rustix::thread::Timespec;
 use urnic_device::wqe::Sge;
 
 /// A place in a scatter or gather list.
@@ -78,4 +80,20 @@ pub(super) fn window<'t>(
         .memory
         .check(sge.stag.get(), pd, qp.qid, at, n as u64, Need::LocalWrite)?;
     Ok((window, n))
+}
+
+/// The least time for which a program can see the last byte of a segment without the others.
+const LOOK: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 20_000,
+};
+
+/// Copies `bytes`, which are not empty, to the window's beginning: the last one first.
+#[cold]
+pub(super) fn last_first(window: &Window<'_>, bytes: &[u8]) -> Result<(), Unreachable> {
+    let others = bytes.len() - 1;
+    window.copy_in(others as u64, &bytes[others..])?;
+    // A sleep: the program may be waiting for this processor.
+    let _ = rustix::thread::nanosleep(&LOOK);
+    window.copy_in(0, &bytes[..others])
 }

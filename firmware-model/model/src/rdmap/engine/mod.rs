@@ -117,6 +117,7 @@ impl Engine {
             access: Access::empty(),
             extensions: params.extensions,
             unreliable: params.unreliable,
+            last_first: params.last_first,
         };
         let requester = Requester::new(params.sq, params.send_cq);
         let responder = Responder::new(params.rq, params.recv_cq, Drops::new(params.unreliable));
@@ -169,6 +170,7 @@ impl Engine {
             recv_cq: responder.cq.queue.clone(),
             extensions: qp.extensions,
             unreliable: qp.unreliable,
+            last_first: qp.last_first,
         })
     }
 

@@ -79,6 +79,7 @@ impl Node {
             recv_cq: recv_cq.queue.clone(),
             extensions: shape.extensions,
             unreliable: shape.unreliable,
+            last_first: false,
         });
         let buffers = BufferPool::default();
         let counters = Counters::default();
