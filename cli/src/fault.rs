@@ -37,7 +37,7 @@ const CATALOGUE: [(&str, &str, &str); 21] = [
     ),
     (
         "delay time=T jitter=T rate=N",
-        "what a connection sends is late; the thread that sends waits",
+        "what a connection sends is late, and passes at this rate",
         "distance, a busy switch, a slow link",
     ),
     (
