@@ -115,7 +115,7 @@ pub(crate) fn list() -> String {
     for (kind, does, stands_for) in CATALOGUE {
         let _ = writeln!(text, "{kind}\n      {does}\n      stands for: {stands_for}");
     }
-    text += "\nWith each: nth=N (the Nth occasion; the first without), every=N, p=PROBABILITY, count=N at most; peer=ADDRESS[/LEN]\n\
+    text += "\nWith each: nth=N (the Nth occasion; the first without), every=N, p=PROBABILITY, count=N at most; device=NAME; peer=ADDRESS[/LEN]\n\
              for connections and datagrams. seed=N is for all. after: 64k, 1M (bytes), 100msg (messages); T: 10us, 1ms;\n\
              rate: 25Gbit.\n";
     text

@@ -22,5 +22,5 @@ mod wait;
 pub use kind::{Action, Kind, Lateness, Position};
 pub use network::Network;
 pub use occasion::Occasion;
-pub use plan::{Plan, fails, is_on, plan};
+pub use plan::{DevicePlan, Plan, fails, is_on, plan};
 pub use wait::wait;

@@ -20,6 +20,7 @@ pub(crate) struct Specified {
 /// To which occasions a fault applies.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub(crate) struct Filter {
+    pub(crate) device: Option<String>,
     pub(crate) peer: Option<Network>,
     pub(crate) opcode: Option<String>,
     pub(crate) qp: Option<u32>,
@@ -69,6 +70,7 @@ fn fault(part: &str) -> Result<Specified, String> {
     }
     let kind = read_kind(part, kind, &mut keys)?;
     let filter = Filter {
+        device: keys.take("device", |text| (!text.is_empty()).then(|| text.to_owned()))?,
         peer: keys.take("peer", Network::parse)?,
         opcode: keys.take("opcode", opcode)?,
         qp: keys.take("qp", number)?,

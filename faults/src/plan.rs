@@ -1,7 +1,7 @@
 //! The plan of the process, and its decisions.
 
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use crate::kind::{Action, Delay, Kind, Lateness, Position};
@@ -46,19 +46,42 @@ pub fn plan() -> &'static Plan {
     &PLAN
 }
 
-/// The error number of Linux with which a call of this name, without `ibv_`, is to fail.
+/// The error number of Linux with which a call of this name, without `ibv_`, is to fail on a
+/// device.
 #[inline]
-pub fn fails(call: &str) -> Option<i32> {
+pub fn fails(device: &str, call: &str) -> Option<i32> {
     match is_on() {
         false => None,
-        true => PLAN.fails(call),
+        true => PLAN.fails(device, call),
+    }
+}
+
+/// A plan, as it is for one device.
+#[derive(Debug, Clone)]
+pub struct DevicePlan {
+    plan: &'static Plan,
+    device: Arc<str>,
+}
+
+impl DevicePlan {
+    /// The plan for the device of this name.
+    pub fn new(plan: &'static Plan, device: &str) -> DevicePlan {
+        DevicePlan {
+            plan,
+            device: device.into(),
+        }
+    }
+
+    /// As [`Plan::strikes`].
+    pub fn strikes(&self, occasion: &Occasion<'_>) -> Vec<Action> {
+        self.plan.strikes(&self.device, occasion)
     }
 }
 
 impl Plan {
     #[cold]
-    fn fails(&self, call: &str) -> Option<i32> {
-        let strikes = self.strikes(&Occasion::Call(call));
+    fn fails(&self, device: &str, call: &str) -> Option<i32> {
+        let strikes = self.strikes(device, &Occasion::Call(call));
         strikes.into_iter().find_map(|action| match action {
             Action::Do(Kind::Fail { errno, .. }) => Some(errno),
             _ => None,
@@ -153,12 +176,12 @@ impl Plan {
             .collect()
     }
 
-    /// What is to go wrong at this occasion: each fault that strikes, in the order of the
-    /// specification.
-    pub fn strikes(&self, occasion: &Occasion<'_>) -> Vec<Action> {
+    /// What is to go wrong at this occasion on a device: each fault that strikes, in the order of
+    /// the specification.
+    pub fn strikes(&self, device: &str, occasion: &Occasion<'_>) -> Vec<Action> {
         let seed = self.seed.load(Ordering::Relaxed);
         self.all()
-            .filter_map(|(index, fault)| fault.strike(seed, index, occasion))
+            .filter_map(|(index, fault)| fault.strike(seed, index, device, occasion))
             .collect()
     }
 }
@@ -171,7 +194,7 @@ impl Default for Plan {
 
 impl Fault {
     /// Whether this is an occasion for it.
-    fn fits(&self, occasion: &Occasion<'_>) -> bool {
+    fn fits(&self, device: &str, occasion: &Occasion<'_>) -> bool {
         let Specified { kind, filter, .. } = &self.specified;
         let fits_kind = match (kind, occasion) {
             (Kind::Refuse | Kind::Unreachable | Kind::Unanswered | Kind::Reject, Occasion::Connect(_))
@@ -215,11 +238,12 @@ impl Fault {
             (Some(_), None) => false,
             (None, _) => true,
         };
-        fits_kind && fits_completion && fits_peer
+        let fits_device = filter.device.as_deref().is_none_or(|wanted| wanted == device);
+        fits_kind && fits_completion && fits_peer && fits_device
     }
 
-    fn strike(&self, seed: u64, index: u64, occasion: &Occasion<'_>) -> Option<Action> {
-        if !self.fits(occasion) {
+    fn strike(&self, seed: u64, index: u64, device: &str, occasion: &Occasion<'_>) -> Option<Action> {
+        if !self.fits(device, occasion) {
             return None;
         }
         let number_of = self.occasions.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
@@ -293,7 +317,9 @@ mod tests {
 
     /// The numbers of the occasions, of a hundred, at which something strikes.
     fn struck(plan: &Plan, occasion: &Occasion<'_>) -> Vec<u32> {
-        (1..=100).filter(|_| !plan.strikes(occasion).is_empty()).collect()
+        (1..=100)
+            .filter(|_| !plan.strikes("urnic0", occasion).is_empty())
+            .collect()
     }
 
     #[test]
@@ -325,9 +351,15 @@ mod tests {
     #[test]
     fn only_occasions_that_fit_count() {
         let plan = of("complete status=REM_OP_ERR opcode=RDMA_READ nth=2");
-        assert!(plan.strikes(&Occasion::Completion("RDMA_READ", 1)).is_empty());
-        assert!(plan.strikes(&Occasion::Completion("SEND", 1)).is_empty());
-        let strikes = plan.strikes(&Occasion::Completion("RDMA_READ", 1));
+        assert!(
+            plan.strikes("urnic0", &Occasion::Completion("RDMA_READ", 1))
+                .is_empty()
+        );
+        assert!(
+            plan.strikes("urnic0", &Occasion::Completion("SEND", 1))
+                .is_empty()
+        );
+        let strikes = plan.strikes("urnic0", &Occasion::Completion("RDMA_READ", 1));
         assert_eq!(strikes, [Action::Do(Kind::Complete(WcStatus::RemOpErr))]);
         assert_eq!(
             plan.list(),
@@ -343,10 +375,10 @@ mod tests {
             bytes,
             messages: 0..0,
         };
-        assert!(plan.strikes(&passed(0..100)).is_empty());
+        assert!(plan.strikes("urnic0", &passed(0..100)).is_empty());
         let reset = Action::Do(Kind::Reset(Position::Bytes(100)));
-        assert_eq!(plan.strikes(&passed(100..130)), [reset]);
-        assert!(plan.strikes(&passed(130..200)).is_empty());
+        assert_eq!(plan.strikes("urnic0", &passed(100..130)), [reset]);
+        assert!(plan.strikes("urnic0", &passed(130..200)).is_empty());
     }
 
     #[test]
@@ -357,12 +389,12 @@ mod tests {
             bytes,
             messages,
         };
-        assert!(plan.strikes(&passed(0..100, 0..0)).is_empty());
-        assert!(plan.strikes(&passed(100..200, 0..2)).is_empty());
+        assert!(plan.strikes("urnic0", &passed(0..100, 0..0)).is_empty());
+        assert!(plan.strikes("urnic0", &passed(100..200, 0..2)).is_empty());
         let silence = Action::Do(Kind::Silence(Position::Messages(3)));
-        assert_eq!(plan.strikes(&passed(200..300, 2..5)), [silence]);
-        assert!(plan.strikes(&passed(300..400, 5..6)).is_empty());
-        let at_once = of("close after=0msg").strikes(&passed(0..20, 0..0));
+        assert_eq!(plan.strikes("urnic0", &passed(200..300, 2..5)), [silence]);
+        assert!(plan.strikes("urnic0", &passed(300..400, 5..6)).is_empty());
+        let at_once = of("close after=0msg").strikes("urnic0", &passed(0..20, 0..0));
         assert_eq!(at_once, [Action::Do(Kind::Close(Position::Messages(0)))]);
     }
 
@@ -370,7 +402,7 @@ mod tests {
     fn a_delay_has_a_time_a_jitter_and_a_rate() {
         let plan = of("delay time=10us jitter=2us rate=8gbit");
         for _ in 0..100 {
-            let strikes = plan.strikes(&Occasion::Send(PEER, 1000));
+            let strikes = plan.strikes("urnic0", &Occasion::Send(PEER, 1000));
             let [Action::Late(Lateness { transfer, time })] = strikes[..] else {
                 panic!("{strikes:?}")
             };
@@ -387,6 +419,14 @@ mod tests {
         plan.note_network();
         plan.add_later("reset").unwrap();
         assert_eq!(plan.list().len(), 2);
+    }
+
+    #[test]
+    fn a_fault_may_be_of_one_device() {
+        let plan = of("drop device=urnic1 nth=1");
+        let occasion = Occasion::Datagram(PEER);
+        assert!(plan.strikes("urnic0", &occasion).is_empty());
+        assert_eq!(plan.strikes("urnic1", &occasion), [Action::Do(Kind::Drop)]);
     }
 
     #[test]

@@ -308,6 +308,37 @@ fn a_process_whose_sends_are_late_answers_stat() {
 }
 
 #[test]
+fn a_fault_may_be_of_one_device_of_a_process() {
+    or_skip!(in_process("a server has one device"));
+    or_skip!(installed("ibv_rc_pingpong"));
+    let with = |device: &str, faults: &str| {
+        let port = free_port();
+        let program = Program::new("ibv_rc_pingpong")
+            .line(&format!("-g 0 -n 50 -p {port} -d"))
+            .arg(device)
+            .env("URNIC_DEVICES", "2");
+        let mut there = program.clone().spawn();
+        there.wait_until_listening(port);
+        let here = program.arg("127.0.0.1").env("URNIC_FAULTS", faults);
+        let ended = here.run_for(LIMIT);
+        there.signal(Signal::KILL);
+        there.wait_for(LIMIT);
+        ended
+    };
+    for fault in [
+        "fail call=create_qp errno=ENOMEM",
+        "reset after=64k",
+        "complete status=GENERAL_ERR",
+    ] {
+        let faults = format!("{fault} device=urnic1");
+        let well = with("urnic0", &faults);
+        assert!(well.ok() && struck(&well.output).is_empty(), "{faults}: {well}");
+        let struck_there = with("urnic1", &faults);
+        assert_eq!(struck(&struck_there.output).len(), 1, "{faults}: {struck_there}");
+    }
+}
+
+#[test]
 fn one_seed_has_one_log() {
     let program = or_skip!(compiled("mistakes"));
     let run = |seed: u32| {

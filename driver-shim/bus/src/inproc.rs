@@ -89,8 +89,8 @@ pub struct Options {
     pub capture: Option<Capture>,
     /// If not, it may pass those to peers on this host through memory.
     pub same_host: bool,
-    /// Its connections follow the plan of faults.
-    pub faulty: bool,
+    /// Its connections follow the plan of faults, which knows the device by this name.
+    pub faulty: Option<String>,
     /// It places the last byte of a segment of a Write first.
     pub last_first: bool,
 }

@@ -39,10 +39,10 @@ pub fn open(config: &Config, gids: &GidTable, shared: &Shared) -> Result<Arc<dyn
                 let process = format!("process {}, {}", std::process::id(), program::name());
                 file(path).interface(&config.name, &process)
             });
-            let faulty = config.faults.is_some();
+            let faulty = config.faults.as_ref().map(|_| config.name.clone());
             let last_first = config.placement == Placement::LastFirst;
             let options = inproc::Options {
-                same_host: config.same_host == SameHost::Auto && !faulty && !last_first,
+                same_host: config.same_host == SameHost::Auto && faulty.is_none() && !last_first,
                 capture,
                 faulty,
                 last_first,

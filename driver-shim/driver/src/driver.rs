@@ -250,6 +250,11 @@ impl Driver {
         &self.local_host.table
     }
 
+    /// The device's name.
+    pub fn name(&self) -> &str {
+        &self.config.name
+    }
+
     /// The kind of device that programs see.
     pub fn identity(&self) -> Identity {
         self.config.identity

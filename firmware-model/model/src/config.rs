@@ -179,8 +179,9 @@ pub struct ModelConfig {
     pub doorbell_memory: bool,
     /// The capture of its streams.
     pub capture: Option<Capture>,
-    /// Its connections and UDP ports follow the plan of faults of the process.
-    pub faulty: bool,
+    /// Its connections and UDP ports follow the plan of faults of the process, which knows the
+    /// device by this name.
+    pub faulty: Option<String>,
     /// The last byte of each segment of an RDMA Write is placed before the others, and some time
     /// passes: so programs that rely on the order are found.
     pub last_first: bool,
@@ -201,7 +202,7 @@ impl Default for ModelConfig {
             thread_start: ThreadStart::default(),
             doorbell_memory: false,
             capture: None,
-            faulty: false,
+            faulty: None,
             last_first: false,
         }
     }

@@ -42,6 +42,7 @@ pub(crate) struct Cq {
     /// Whether a request for an event covers completions that no event announced and that the
     /// program has not taken.
     reports_missed: bool,
+    driver: Arc<Driver>,
     pub(super) device: Arc<urnic_driver::Cq>,
     pub(super) completions: Lock<Completions>,
     /// The destination of completion events; `None`: no destination.
@@ -185,7 +186,7 @@ impl Cq {
         vector: u32,
         pd: *mut ibv_pd,
     ) -> Result<Box<Cq>, Errno> {
-        faulted::call("create_cq")?;
+        faulted::call(&context.driver, "create_cq")?;
         // SAFETY: the caller promises a live channel, or null.
         let channel = match unsafe { channel.as_ref() } {
             Some(channel) => Some(registry::channel(channel.fd).ok_or(Errno::INVAL)?),
@@ -223,6 +224,7 @@ impl Cq {
                 abi: SharedWithC::new(abi),
                 created_in: CreationProcess::current(),
                 reports_missed: context.driver.identity().is_roce(),
+                driver: context.driver.clone(),
                 completions: Lock::new(Completions {
                     ring,
                     driver: context.driver.clone(),
@@ -257,7 +259,7 @@ impl Cq {
             if let Some(mut completions) = self.completions.try_hold() {
                 completions.announced = completions.ring.newest();
             }
-            if urnic_faults::is_on() && faulted::event_is_lost() {
+            if urnic_faults::is_on() && faulted::event_is_lost(&self.driver) {
                 return;
             }
             send_completion(&self.reported, channel, self.address());
@@ -340,7 +342,7 @@ impl Cq {
     }
 
     fn move_ring(&self, cqe: u32) -> Result<(), Errno> {
-        faulted::call("resize_cq")?;
+        faulted::call(&self.driver, "resize_cq")?;
         // The program's allocator may poll, or wait for a thread that polls.
         let new = self.device.new_ring(cqe, &self.rings)?;
         let mut completions = self.completions.hold();

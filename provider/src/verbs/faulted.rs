@@ -10,13 +10,13 @@ use urnic_faults::{Action, Kind, Occasion, plan};
 use super::completion_ring::is_receive;
 use super::ledger::Ledger;
 
-/// Fails a call if the plan says so.
+/// Fails a call on a device if the plan says so.
 ///
 /// # Errors
 /// The error number of the plan.
 #[inline]
-pub(super) fn call(name: &str) -> Result<(), Errno> {
-    match urnic_faults::fails(name) {
+pub(super) fn call(driver: &Driver, name: &str) -> Result<(), Errno> {
+    match urnic_faults::fails(driver.name(), name) {
         None => Ok(()),
         Some(errno) => Err(Errno::from_raw_os_error(errno)),
     }
@@ -44,7 +44,7 @@ pub(super) fn completion(driver: &Driver, cqe: &mut Cqe, ledger: &Ledger) -> Que
         return queue;
     }
     let opcode = WcOpcode::from_raw(cqe.opcode).map_or("", WcOpcode::verbs_name);
-    for action in plan().strikes(&Occasion::Completion(opcode, cqe.label.get())) {
+    for action in plan().strikes(driver.name(), &Occasion::Completion(opcode, cqe.label.get())) {
         match action {
             Action::Do(Kind::Complete(status)) => {
                 cqe.status = status as u8;
@@ -64,8 +64,8 @@ pub(super) fn completion(driver: &Driver, cqe: &mut Cqe, ledger: &Ledger) -> Que
 
 /// Whether an event is lost.
 #[cold]
-pub(super) fn event_is_lost() -> bool {
+pub(super) fn event_is_lost(driver: &Driver) -> bool {
     plan()
-        .strikes(&Occasion::Event)
+        .strikes(driver.name(), &Occasion::Event)
         .contains(&Action::Do(Kind::LoseEvent))
 }

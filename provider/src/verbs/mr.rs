@@ -62,7 +62,8 @@ pub(super) unsafe extern "C" fn reg_mr(
     flags: c_int,
 ) -> *mut ibv_mr {
     pointer(|| {
-        faulted::call("reg_mr")?;
+        // SAFETY: a live domain.
+        faulted::call(&unsafe { Pd::of(pd) }.context().driver, "reg_mr")?;
         let access = access(flags)?;
         if length == 0 {
             return Err(Errno::INVAL);

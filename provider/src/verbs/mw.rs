@@ -27,9 +27,9 @@ struct Mw {
 /// `ibv_alloc_mw(3)`.
 pub(super) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: ibv_mw_type) -> *mut ibv_mw {
     pointer(|| {
-        faulted::call("alloc_mw")?;
         // SAFETY: a live domain.
         let pd_ = unsafe { Pd::of(pd) };
+        faulted::call(&pd_.context().driver, "alloc_mw")?;
         let domain = pd_.domain()?.clone();
         let stag = domain.driver.alloc_mw(&domain.device, kind)?;
         Ok(Box::new(Mw {

@@ -128,9 +128,9 @@ impl Pd {
 /// `ibv_alloc_pd(3)`.
 pub(super) unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
     pointer(|| {
-        faulted::call("alloc_pd")?;
         // SAFETY: libibverbs gives an open context.
         let ours = unsafe { Context::of(context) };
+        faulted::call(&ours.driver, "alloc_pd")?;
         let domain = Arc::new(Domain::alloc(&ours.driver)?);
         let file = ours.file();
         if let Some(file) = file {

@@ -51,7 +51,7 @@ pub(crate) struct Qp {
     /// Memory for what the option `strict` holds back. Dropped before the membership.
     _held: Option<HeldMemory>,
     _rings: Rings,
-    _membership: DomainMembership,
+    membership: DomainMembership,
 }
 
 impl Qp {
@@ -71,7 +71,8 @@ impl Qp {
     /// # Safety
     /// `pd` is a live domain, and the queues in `attr` are null or live.
     pub(super) unsafe fn make(pd: *mut ibv_pd, attr: &mut ibv_qp_init_attr) -> Result<Box<Qp>, Errno> {
-        faulted::call("create_qp")?;
+        // SAFETY: the caller promises a live domain.
+        faulted::call(&unsafe { Pd::of(pd) }.context().driver, "create_qp")?;
         if attr.send_cq.is_null() || attr.recv_cq.is_null() {
             return Err(Errno::INVAL);
         }
@@ -138,7 +139,7 @@ impl Qp {
                 signal_all,
                 _held: held,
                 _rings: rings,
-                _membership: membership,
+                membership,
             },
         ))
     }
@@ -169,7 +170,7 @@ impl Qp {
     }
 
     fn modify(&self, attr: &ibv_qp_attr, mask: c_int) -> Result<(), Errno> {
-        faulted::call("modify_qp")?;
+        faulted::call(&self.membership.domain().driver, "modify_qp")?;
         let mask = QpMask::from_bits(mask as u32).ok_or(Errno::INVAL)?;
         let attr = device_attr(attr);
         self.device.modify(&attr, mask)?;

@@ -57,10 +57,10 @@ impl Srq {
     /// # Safety
     /// `pd` is a live domain.
     unsafe fn make(pd: *mut ibv_pd, attr: &mut ibv_srq_attr) -> Result<Box<Srq>, Errno> {
-        faulted::call("create_srq")?;
         // SAFETY: the caller promises a live domain.
         let pd_ = unsafe { Pd::of(pd) };
         let context = pd_.context();
+        faulted::call(&context.driver, "create_srq")?;
         let place = Box::<Srq>::new_uninit();
         let membership = pd_.admit()?;
         let rings = pd_.rings(Resource::SharedReceives);

@@ -288,7 +288,7 @@ impl Device for CmDevice<'_> {
     }
 
     fn source(&mut self, remote: SocketAddr) -> Result<SocketAddr, Errno> {
-        if let Some(errno) = urnic_faults::fails("resolve_addr") {
+        if let Some(errno) = urnic_faults::fails("", "resolve_addr") {
             return Err(Errno::from_raw_os_error(errno));
         }
         if let Some(inventory) = self.inventory.filter(|it| it.is_plural()) {

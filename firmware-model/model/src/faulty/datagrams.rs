@@ -4,19 +4,19 @@ use crate::stream::datagram::{DatagramSocket, Incoming, Outgoing};
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 use std::net::{IpAddr, SocketAddr};
-use urnic_faults::{Action, Kind, Occasion, Plan};
+use urnic_faults::{Action, DevicePlan, Kind, Occasion};
 
 /// A UDP port, and what goes wrong there.
 #[derive(Debug)]
 pub(super) struct FaultySocket {
     socket: Box<dyn DatagramSocket>,
-    plan: &'static Plan,
+    plan: DevicePlan,
     /// A packet that goes behind the next one.
     late: Option<(Outgoing, Vec<u8>)>,
 }
 
 impl FaultySocket {
-    pub(super) fn new(socket: Box<dyn DatagramSocket>, plan: &'static Plan) -> FaultySocket {
+    pub(super) fn new(socket: Box<dyn DatagramSocket>, plan: DevicePlan) -> FaultySocket {
         FaultySocket {
             socket,
             plan,

@@ -16,25 +16,29 @@ use rustix::io::Errno;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use stream::{Condition, FaultyStream};
-use urnic_faults::{Action, Kind, Occasion, Plan};
+use urnic_faults::{Action, DevicePlan, Kind, Occasion, Plan};
 
 /// A network, and what goes wrong there.
 #[derive(Debug)]
 pub(crate) struct Faulty {
     network: Arc<dyn Network>,
-    plan: &'static Plan,
+    plan: DevicePlan,
 }
 
 #[derive(Debug)]
 struct FaultyListener {
     listener: Box<dyn Listener>,
-    plan: &'static Plan,
+    plan: DevicePlan,
 }
 
 impl Faulty {
-    pub(crate) fn new(network: Arc<dyn Network>, plan: &'static Plan) -> Faulty {
+    /// `device` is its name in the plan.
+    pub(crate) fn new(network: Arc<dyn Network>, plan: &'static Plan, device: &str) -> Faulty {
         plan.note_network();
-        Faulty { network, plan }
+        Faulty {
+            network,
+            plan: DevicePlan::new(plan, device),
+        }
     }
 }
 
@@ -61,7 +65,7 @@ impl Network for Faulty {
         } else {
             Condition::Well
         };
-        Ok(Box::new(FaultyStream::new(stream, self.plan, condition)))
+        Ok(Box::new(FaultyStream::new(stream, self.plan.clone(), condition)))
     }
 
     fn listen(
@@ -73,7 +77,7 @@ impl Network for Faulty {
     ) -> Result<Box<dyn Listener>, Errno> {
         Ok(Box::new(FaultyListener {
             listener: self.network.listen(local, backlog, traffic_class, ipv6_only)?,
-            plan: self.plan,
+            plan: self.plan.clone(),
         }))
     }
 
@@ -83,7 +87,7 @@ impl Network for Faulty {
         options: DatagramOptions,
     ) -> Result<Box<dyn DatagramSocket>, Errno> {
         let socket = self.network.bind_datagrams(local, options)?;
-        Ok(Box::new(FaultySocket::new(socket, self.plan)))
+        Ok(Box::new(FaultySocket::new(socket, self.plan.clone())))
     }
 }
 
@@ -91,7 +95,7 @@ impl Listener for FaultyListener {
     fn accept(&mut self) -> Result<Option<Box<dyn Stream>>, Errno> {
         let accepted = self.listener.accept()?;
         Ok(accepted
-            .map(|stream| FaultyStream::new(stream, self.plan, Condition::Well))
+            .map(|stream| FaultyStream::new(stream, self.plan.clone(), Condition::Well))
             .map(|stream| -> Box<dyn Stream> { Box::new(stream) }))
     }
 

@@ -9,7 +9,7 @@ use crate::time::Nanos;
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 use std::net::SocketAddr;
-use urnic_faults::{Action, Kind, Lateness, Occasion, Plan};
+use urnic_faults::{Action, DevicePlan, Kind, Lateness, Occasion};
 
 /// Most reads of a silent connection in one call.
 const MOST_LOST: usize = 64;
@@ -18,7 +18,7 @@ const MOST_LOST: usize = 64;
 #[derive(Debug)]
 pub(super) struct FaultyStream {
     stream: Box<dyn Stream>,
-    plan: &'static Plan,
+    plan: DevicePlan,
     /// What was sent and arrives late.
     line: Line,
     /// Bytes sent, and bytes that passed in either direction.
@@ -60,7 +60,7 @@ pub(super) enum Condition {
 }
 
 impl FaultyStream {
-    pub(super) fn new(stream: Box<dyn Stream>, plan: &'static Plan, condition: Condition) -> FaultyStream {
+    pub(super) fn new(stream: Box<dyn Stream>, plan: DevicePlan, condition: Condition) -> FaultyStream {
         FaultyStream {
             stream,
             plan,

@@ -25,7 +25,7 @@ fn connection(faults: &str) -> Result<[Box<dyn Stream>; 2], Errno> {
         ..Conditions::default()
     };
     let plain = SimNetwork::new(conditions, Arc::default());
-    let faulty = Faulty::new(Arc::new(plain.clone()), plan);
+    let faulty = Faulty::new(Arc::new(plain.clone()), plan, "urnic0");
     let address: SocketAddr = "192.0.2.1:7471".parse().unwrap();
     // The other end is not part of it.
     let mut listener = plain.listen(address, 1, 0, false)?;

@@ -51,7 +51,7 @@ impl TestBed {
             ..Conditions::default()
         };
         Self::with(conditions, |network| {
-            Arc::new(Faulty::new(Arc::new(network), plan))
+            Arc::new(Faulty::new(Arc::new(network), plan, "urnic0"))
         })
     }
 

@@ -187,9 +187,9 @@ impl Core {
         descriptors: Arc<Descriptors>,
     ) -> io::Result<Arc<Core>> {
         let limits = &config.limits;
-        let network: Arc<dyn Network> = match config.faulty {
-            true => Arc::new(Faulty::new(network, urnic_faults::plan())),
-            false => network,
+        let network: Arc<dyn Network> = match &config.faulty {
+            Some(name) => Arc::new(Faulty::new(network, urnic_faults::plan(), name)),
+            None => network,
         };
         let network: Arc<dyn Network> = match &config.capture {
             Some(capture) => Arc::new(Tapped::new(network, capture.clone())),
