@@ -7,7 +7,7 @@ use std::time::Duration;
 use rustix::process::Signal;
 use urnic_testkit::Folder;
 use urnic_tests::build::{scratch, urnic};
-use urnic_tests::program::{Ended, Program};
+use urnic_tests::program::{Ended, Program, Running};
 use urnic_tests::served::in_process;
 use urnic_tests::skip::installed;
 use urnic_tests::wait::{TIME_LIMIT, free_port, until};
@@ -268,6 +268,27 @@ fn a_slow_connection_is_slow_and_well() {
     assert!(microseconds(&slow) >= 900.0, "{slow}");
 }
 
+/// A ping-pong that does not end: its server, and its client with these faults, seen in `place`.
+fn endless(place: &Folder, faults: &str) -> [Running; 2] {
+    let port = free_port();
+    let program = Program::new("ibv_rc_pingpong")
+        .line(&format!("-g 0 -n 100000000 -p {port}"))
+        .env("URNIC_PRESENT_DIR", place.path());
+    let mut there = program.clone().spawn();
+    there.wait_until_listening(port);
+    let here = program.arg("127.0.0.1").env("URNIC_FAULTS", faults);
+    [there, here.spawn()]
+}
+
+/// What `urnic stat --json` says of a process.
+fn stat(place: &Folder, process: &Running) -> String {
+    let stat = Program::plain(urnic())
+        .line("stat --json")
+        .arg(process.pid().to_string());
+    let stat = stat.env("URNIC_PRESENT_DIR", place.path());
+    stat.run_for(LIMIT).output
+}
+
 /// What is late is in no thread's way.
 #[test]
 fn a_process_whose_sends_are_late_answers_stat() {
@@ -276,22 +297,10 @@ fn a_process_whose_sends_are_late_answers_stat() {
     ));
     or_skip!(installed("ibv_rc_pingpong"));
     let place = Folder::inside(&scratch(), "faults-late");
-    let port = free_port();
-    let program = Program::new("ibv_rc_pingpong")
-        .line(&format!("-g 0 -n 100000000 -p {port}"))
-        .env("URNIC_PRESENT_DIR", place.path());
-    let mut there = program.clone().spawn();
-    there.wait_until_listening(port);
-    let here = program
-        .arg("127.0.0.1")
-        .env("URNIC_FAULTS", "delay time=1000s nth=500");
-    let here = here.spawn();
+    let [there, here] = endless(&place, "delay time=1000s nth=500");
     let sent = || {
-        let stat = Program::plain(urnic())
-            .line("stat --json")
-            .arg(here.pid().to_string());
-        let stat = stat.env("URNIC_PRESENT_DIR", place.path()).run_for(LIMIT);
-        let (_, count) = stat.output.split_once("\"tx_messages\":")?;
+        let said = stat(&place, &here);
+        let (_, count) = said.split_once("\"tx_messages\":")?;
         count.split(',').next()?.parse::<u64>().ok()
     };
     let mut before = 0;
@@ -374,20 +383,8 @@ fn faults_can_be_added_to_a_process_that_runs() {
             .env("URNIC_PRESENT_DIR", place.path())
             .run_for(LIMIT)
     };
-    let port = free_port();
-    let program = Program::new("ibv_rc_pingpong")
-        .line(&format!("-g 0 -n 100000000 -p {port}"))
-        .env("URNIC_PRESENT_DIR", place.path());
-    let mut there = program.clone().spawn();
-    there.wait_until_listening(port);
-    let here = program.arg("127.0.0.1").env("URNIC_FAULTS", "none").spawn();
-    let connected = || {
-        let stat = Program::plain(urnic())
-            .line("stat --json")
-            .arg(here.pid().to_string());
-        let stat = stat.env("URNIC_PRESENT_DIR", place.path()).run_for(LIMIT);
-        stat.output.contains("\"state\":\"RTS\"").then_some(())
-    };
+    let [there, here] = endless(&place, "none");
+    let connected = || stat(&place, &here).contains("\"state\":\"RTS\"").then_some(());
     until(TIME_LIMIT, connected).expect("a connection");
 
     let listed = fault(here.pid(), "").success();

@@ -25,6 +25,7 @@ use urnic_device::registers::*;
 use urnic_device::stream::{Attach, Connect, Endpoint, Listen, Listening, attach};
 use urnic_device::vocabulary::{Access, QpState, WcStatus};
 use urnic_device::wqe::{self, BLOCK_LEN, SendHeader, Sge};
+use urnic_faults::Plan;
 use urnic_testkit::{CommandQueue, CompletionQueue, EventQueue, Memory, ReceiveQueue, SendQueue, request};
 use zerocopy::{FromZeros, Immutable, IntoBytes};
 
@@ -532,6 +533,7 @@ impl Qp {
     }
 
     /// Posts an atomic operation with these operands.
+    #[cfg(target_arch = "x86_64")]
     pub(crate) fn post_atomic(
         &mut self,
         driver: &Driver,
@@ -581,6 +583,16 @@ impl Qp {
     pub(crate) fn sq_producer(&self) -> u32 {
         self.sends.producer()
     }
+}
+
+/// A plan of these faults.
+pub(crate) fn plan_of(faults: &str) -> &'static Plan {
+    /// All plans: a network has its plan for ever, as a process has.
+    static PLANS: Mutex<Vec<&'static Plan>> = Mutex::new(Vec::new());
+    let plan: &'static Plan = Box::leak(Box::default());
+    PLANS.lock().unwrap().push(plan);
+    plan.add(faults).unwrap_or_else(|error| panic!("{error}"));
+    plan
 }
 
 /// Calls `probe` until it returns a value.

@@ -7,7 +7,7 @@ use std::ffi::c_void;
 use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
 
-use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use urnic_process::fds::InternalFd;
@@ -49,9 +49,13 @@ impl Memory {
     ///
     /// Errors: NOMEM.
     pub(crate) fn new(len: usize) -> Result<Memory, Errno> {
-        let file = memfd_create("urnic-device-memory", MemfdFlags::CLOEXEC).map_err(|_| Errno::NOMEM)?;
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file = memfd_create("urnic-device-memory", flags).map_err(|_| Errno::NOMEM)?;
         let mapped = Memory::mapped(len);
         ftruncate(&file, mapped as u64).map_err(|_| Errno::NOMEM)?;
+        // Nobody who finds the file takes the pages away.
+        fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
+            .map_err(|_| Errno::NOMEM)?;
         let rights = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping at an address of the kernel's choice replaces no other mapping.
         let base = unsafe { mmap(null_mut(), mapped, rights, MapFlags::SHARED, &file, 0) };

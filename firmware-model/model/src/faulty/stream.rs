@@ -21,6 +21,8 @@ pub(super) struct FaultyStream {
     plan: DevicePlan,
     /// What was sent and arrives late.
     line: Line,
+    /// The connection has ended, and nothing has told of that yet: the real one may have no event.
+    ended: bool,
     /// Bytes sent, and bytes that passed in either direction.
     sent: u64,
     passed: u64,
@@ -65,6 +67,7 @@ impl FaultyStream {
             stream,
             plan,
             line: Line::default(),
+            ended: false,
             sent: 0,
             passed: 0,
             decided: 0,
@@ -171,6 +174,7 @@ impl FaultyStream {
     /// The peer seems to say this, and to close. The real one sees an orderly end.
     fn end(&mut self, words: Result<LastWords, Errno>) {
         self.finish_behind();
+        self.ended = true;
         self.condition = Condition::Ended;
         self.last_words = words.ok();
     }
@@ -217,10 +221,12 @@ impl FaultyStream {
                 Action::Do(Kind::Reset(_)) => {
                     self.line.clear();
                     self.stream.reset();
+                    self.ended = true;
                     self.condition = Condition::Reset;
                 }
                 Action::Do(Kind::Close(_)) => {
                     self.finish_behind();
+                    self.ended = true;
                     self.condition = Condition::Closed;
                 }
                 Action::Do(Kind::Silence(_)) => self.condition = Condition::Silent,
@@ -281,7 +287,11 @@ impl Stream for FaultyStream {
     }
 
     fn advance(&mut self, now: Nanos) -> Option<Nanos> {
-        self.line.advance(now, &mut *self.stream)
+        let due = self.line.advance(now, &mut *self.stream);
+        match std::mem::take(&mut self.ended) {
+            true => Some(now),
+            false => due,
+        }
     }
 
     fn receive(&mut self, into: &mut [PieceMut<'_>]) -> Result<usize, StreamError> {

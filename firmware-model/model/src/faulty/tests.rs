@@ -1,25 +1,21 @@
 //! Faults on simulated connections.
 
 use super::Faulty;
+use crate::mock::plan_of;
 use crate::stream::sim::{Conditions, SimNetwork};
 use crate::stream::{Network, Stream, StreamError};
+use crate::time::Nanos;
 use rustix::io::Errno;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
-use urnic_faults::Plan;
 use urnic_wire::mpa::fpdu::{self, CrcMode};
 use urnic_wire::mpa::startup::{FrameKind, StartupFrame};
 use urnic_wire::rdmap::{Body, Segment};
 
-/// The plans of all tests: a network has its plan for ever, as a process has.
-static PLANS: Mutex<Vec<&'static Plan>> = Mutex::new(Vec::new());
-
 /// A connection of a network with this plan: the initiator's end, and the other.
 fn connection(faults: &str) -> Result<[Box<dyn Stream>; 2], Errno> {
-    let plan: &'static Plan = Box::leak(Box::default());
-    PLANS.lock().unwrap().push(plan);
-    plan.add(faults).unwrap_or_else(|error| panic!("{error}"));
+    let plan = plan_of(faults);
     let conditions = Conditions {
         latency: Duration::ZERO,
         ..Conditions::default()
@@ -56,6 +52,23 @@ fn a_connection_is_reset_at_its_position() {
         Err(StreamError::Closed(Errno::CONNRESET))
     );
     assert!(receive(&mut *there).is_err());
+}
+
+/// Nothing else tells of an end that the real connection knows nothing of.
+#[test]
+fn an_end_asks_for_a_look_once() {
+    let now = Nanos(7);
+    for faults in ["reset after=8", "close after=8"] {
+        let [mut here, _there] = connection(faults).unwrap();
+        send(&mut *here, b"1234").unwrap();
+        assert_eq!(here.advance(now), None);
+        send(&mut *here, b"56789").unwrap();
+        assert_eq!(
+            (here.advance(now), here.advance(now)),
+            (Some(now), None),
+            "{faults}"
+        );
+    }
 }
 
 #[test]

@@ -9,6 +9,7 @@ use crate::rdmap::env::Env;
 use crate::rdmap::{RxOutcome, TxOutcome};
 use crate::sched::gathering::Burst;
 use crate::sched::schedule::{Timer, Token};
+use crate::time::Nanos;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use urnic_device::event::QpFault;
@@ -37,7 +38,7 @@ impl Qp {
             return false;
         }
         let mut env = core.env(&self.counters, effects);
-        inner.advance(env.now);
+        let due = inner.advance(env.now);
         let moved = || {
             let waited = if requests.intersects(Requests::WRITABLE) {
                 self.counters.value(Counter::TxBytes)
@@ -85,7 +86,7 @@ impl Qp {
             self.receive(core, inner, &mut env);
             self.transmit(core, inner, &mut env, requests);
         }
-        self.settle(core, inner, &mut env);
+        self.settle(core, inner, &mut env, due);
         (moved(), inner.engine.confirmed()) != before
     }
 
@@ -199,8 +200,8 @@ impl Qp {
     }
 
     /// After every run: makes sure that no ring is missed in the error state, and that no timer is
-    /// lost.
-    fn settle(self: &Arc<Qp>, core: &Core, inner: &mut Inner, env: &mut Env<'_>) {
+    /// lost; `late` is when the stream was to go on.
+    fn settle(self: &Arc<Qp>, core: &Core, inner: &mut Inner, env: &mut Env<'_>, late: Option<Nanos>) {
         if inner.engine.state() == QpState::Err {
             core.schedule.end_burst(&mut inner.gathering);
             let mut left = u32::MAX;
@@ -217,8 +218,8 @@ impl Qp {
                 left = now_left;
             }
         }
-        let late = inner.advance(env.now);
-        let due = [inner.engine.deadline(), late].into_iter().flatten().min();
+        let times = [inner.engine.deadline(), late, inner.advance(env.now)];
+        let due = times.into_iter().flatten().min();
         if let Some(due) = due
             && inner.timer.is_none_or(|set| due < set)
         {

@@ -1,21 +1,17 @@
 //! Whole devices on a simulated network, with a clock that the test advances.
 
 use crate::faulty::Faulty;
-use crate::mock::{Driver, Pair, assert_cqe};
+use crate::mock::{Driver, Pair, assert_cqe, plan_of};
 use crate::stream::Network;
 use crate::stream::sim::{Conditions, SimNetwork};
 use crate::time::Nanos;
 use std::os::fd::AsFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use urnic_device::command::Opcode;
 use urnic_device::event::EventKind;
 use urnic_device::vocabulary::WcStatus;
-use urnic_faults::Plan;
-
-/// The plans of all tests: a network has its plan for ever, as a process has.
-static PLANS: Mutex<Vec<&'static Plan>> = Mutex::new(Vec::new());
 
 pub(super) struct TestBed {
     clock: Arc<AtomicU64>,
@@ -43,9 +39,7 @@ impl TestBed {
 
     /// A network without a delay of its own, where the near device has these faults.
     fn with_faults(faults: &str) -> TestBed {
-        let plan: &'static Plan = Box::leak(Box::default());
-        PLANS.lock().unwrap().push(plan);
-        plan.add(faults).unwrap_or_else(|error| panic!("{error}"));
+        let plan = plan_of(faults);
         let conditions = Conditions {
             latency: Duration::ZERO,
             ..Conditions::default()

@@ -164,11 +164,11 @@ urnic_guarded_compare_exchange:
     mov rax, [r8]
     mov rax, [rax]
     cmp rax, [r8 + 8]
-    jne 8f
+    jne urnic_guarded_refused
     mov rax, [r8 + 16]
     mov rax, [rax]
     cmp rax, [r8 + 24]
-    jne 8f
+    jne urnic_guarded_refused
     .endm
 
     .type urnic_guarded_copy_if, @function
@@ -200,9 +200,6 @@ urnic_guarded_bytes_begin:
 urnic_guarded_bytes_end:
     mov qword ptr [r9], 0
     xor eax, eax
-    ret
-8:  mov qword ptr [r9], 0
-    mov eax, 2
     ret
     .cfi_endproc
     .size urnic_guarded_copy_if, . - urnic_guarded_copy_if
@@ -242,7 +239,8 @@ urnic_guarded_swap_end:
     mov qword ptr [r9], 0
     xor eax, eax
     ret
-8:  mov qword ptr [r9], 0
+urnic_guarded_refused:
+    mov qword ptr [r9], 0
     mov eax, 2
     ret
 

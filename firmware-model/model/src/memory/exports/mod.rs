@@ -11,7 +11,8 @@
 //! A revocation changes the entry (or the permit) and then waits for the guards that are set. A
 //! peer that sets its guard later finds the change. A peer that does not continue (it was stopped,
 //! or killed) is not waited for: if it had not entered the system call, it will not do so with the
-//! old permission, and inside the call it cannot be stopped. Peers are processes of the same user,
+//! old permission, and inside the call it cannot be stopped; nor does a plain copy, of memory that
+//! both have mapped, go on with the old permission. Peers are processes of the same user,
 //! who could trace this one as well: one that never clears its guard, and runs, holds a revocation
 //! up.
 

@@ -10,6 +10,7 @@ mod mpa_rows;
 mod native;
 mod properties;
 mod rdmap_rows;
+mod read_rows;
 mod revocation_rows;
 mod sequence_rows;
 mod speed;
