@@ -23,6 +23,7 @@ use crate::pages::{PageSlot, Pages};
 use crate::poster::Poster;
 use crate::rdma_cm::manager::Manager;
 use crate::rdma_cm::number::Slot;
+use crate::resident::Resident;
 use crate::watch::StatSocket;
 use urnic_cm::native::LocalHost;
 use urnic_cm::qp_attr::{QpAttr, QpCaps};
@@ -61,6 +62,7 @@ pub struct Driver {
     pub(crate) event_loop: EventLoop,
     /// Completions in error that the program has polled.
     pub(crate) failures: Failures,
+    pub(crate) resident: Resident,
     /// What a plan of faults lets happen, and the driver's thread does.
     pub(crate) planned: Mutex<Vec<Planned>>,
     /// When a port that is down by a plan of faults is up again.

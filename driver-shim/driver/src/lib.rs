@@ -40,6 +40,7 @@ mod process;
 mod qp;
 mod qp_state;
 mod rdma_cm;
+mod resident;
 mod snapshot;
 mod srq;
 mod start;

@@ -18,6 +18,7 @@ use crate::event_loop::EventLoop;
 use crate::failures::Failures;
 use crate::objects::{Contexts, Table};
 use crate::rdma_cm::manager::Manager;
+use crate::resident::Resident;
 use crate::thread;
 use crate::watch::{self, StatSocket};
 use urnic_cm::native::LocalHost;
@@ -102,6 +103,7 @@ impl Driver {
             armed: Mutex::default(),
             event_loop,
             failures: Failures::default(),
+            resident: Resident::default(),
             planned: Mutex::default(),
             port_up_at: Mutex::default(),
             returns_at: Mutex::default(),
