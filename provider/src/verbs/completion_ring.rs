@@ -4,7 +4,7 @@
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use urnic_device::cqe::{Cqe, CqeFlags, PHASE};
+use urnic_device::cqe::{CONTENT, Cqe, CqeFlags, PHASE};
 use urnic_device::record::CqRecord;
 use urnic_rdma_core::{IBV_WC_GRH, IBV_WC_WITH_IMM, IBV_WC_WITH_INV, ibv_wc};
 
@@ -74,7 +74,7 @@ impl CompletionRing {
         while self.is_filled(self.consumer) {
             // SAFETY: the entry belongs to the driver until it publishes a consumer index behind
             // the entry.
-            let cqe = unsafe { ptr::read(self.entry(self.consumer)) };
+            let cqe = unsafe { content(self.entry(self.consumer)) };
             if cqe.qid.get() != DESTROYED {
                 return Some(cqe);
             }
@@ -137,6 +137,19 @@ impl CompletionRing {
             }
         }
     }
+}
+
+/// Copies an entry, without its phase: that was the last that the device wrote, and a load of it
+/// together with what is before waits until both are in the cache.
+///
+/// # Safety
+/// `entry` is an entry of a ring that belongs to the driver.
+#[inline]
+unsafe fn content(entry: *const Cqe) -> Cqe {
+    let mut cqe = Cqe::default();
+    // SAFETY: the content is in the entry, and any bytes are valid for it.
+    unsafe { ptr::copy_nonoverlapping(entry.cast::<u8>(), (&raw mut cqe).cast(), CONTENT) };
+    cqe
 }
 
 /// The completion as `ibv_poll_cq` returns it; `wr_id` is the id of its work request.

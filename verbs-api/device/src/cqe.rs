@@ -11,6 +11,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Bytes of an entry.
 pub const CQE_LEN: usize = 64;
+/// Bytes at the beginning of an entry that are not reserved, without the phase: what the device has
+/// to write, since the ring starts zeroed.
+pub const CONTENT: usize = 48;
 /// Offset of the phase word in an entry.
 pub const PHASE: usize = 60;
 
@@ -85,6 +88,7 @@ impl Cqe {
 const _: () = {
     use std::mem::{offset_of, size_of};
     assert!(size_of::<Cqe>() == CQE_LEN);
+    assert!(offset_of!(Cqe, reserved2) == CONTENT);
     assert!(offset_of!(Cqe, label) == 8);
     assert!(offset_of!(Cqe, qid) == 12);
     assert!(offset_of!(Cqe, byte_len) == 16);

@@ -160,8 +160,9 @@ impl Qp {
             if ahead == 0 {
                 self.gather(core, inner, before, requests);
             }
-            let queue = inner.engine.send_queue();
-            let posted = queue.ring_after(inner.gathering.ahead(ahead));
+            let in_memory = || inner.stream.as_ref().is_some_and(|stream| stream.is_in_memory());
+            let ahead = inner.gathering.ahead(ahead, in_memory);
+            let posted = inner.engine.send_queue().ring_after(ahead);
             if !posted {
                 return;
             }
@@ -169,7 +170,7 @@ impl Qp {
                 // What was posted before the last run and still not taken waits for something other
                 // than a ring. If more was posted, it may be by a program that polls: this thread
                 // may have better things to do than to send for it.
-                if queue.taken() != taken {
+                if inner.engine.send_queue().taken() != taken {
                     core.schedule.attend_later(self, Requests::RESUME);
                 }
                 return;

@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use urnic_device::cqe::{CQE_LEN, Cqe, CqeFlags, PHASE};
+use urnic_device::cqe::{CONTENT, CQE_LEN, Cqe, CqeFlags, PHASE};
 use urnic_device::record::CqRecord;
 use urnic_device::vocabulary::WcStatus;
 use zerocopy::IntoBytes;
@@ -86,8 +86,8 @@ impl State {
     #[inline]
     fn write(&self, index: u32, cqe: &Cqe) {
         let (at, phase) = self.place(index);
-        if let Some(before_phase) = cqe.as_bytes().first_chunk::<PHASE>() {
-            self.ring.write(at, before_phase);
+        if let Some(content) = cqe.as_bytes().first_chunk::<CONTENT>() {
+            self.ring.write(at, content);
         }
         self.ring.word(at + PHASE).store(phase.to_le(), Ordering::Release);
     }
@@ -145,12 +145,11 @@ impl CompletionQueue {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes entries of `cqes`, in order (timestamps and phases are filled in here). An armed queue
+    /// Makes entries of `cqes`, in order (phases are filled in here). An armed queue
     /// notifies of any, or of those that are solicited; failures count as solicited (VRB-C-05).
-    pub fn push(&self, cqes: &mut [Cqe], now: Nanos, effects: &mut Effects) -> Result<(), Overflow> {
+    pub fn push(&self, cqes: &[Cqe], now: Nanos, effects: &mut Effects) -> Result<(), Overflow> {
         let mut state = self.lock();
         for cqe in cqes {
-            cqe.timestamp = now.0.into();
             if state.overflowed {
                 return Err(Overflow);
             }

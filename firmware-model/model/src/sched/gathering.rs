@@ -1,8 +1,8 @@
 //! Whether a queue pair's sends are gathered.
 //!
 //! A ring is served at once. From the [`BURST`]th ring with no poll between, sends are gathered:
-//! the event index moves [`GATHERED`] blocks ahead, and what is posted until then leaves with the
-//! next poll, arm, or tick of the background thread. [`IDLE_FLUSHES`] flushes in a row that find no
+//! the event index moves [`GATHERED`] blocks ahead ([`GATHERED_IN_MEMORY`] for a peer on this host),
+//! and what is posted until then leaves with the next poll, arm, or tick of the background thread. [`IDLE_FLUSHES`] flushes in a row that find no
 //! more than one entry end that. If none of the burst had found more, gathering only delayed a
 //! program that waits for answers by polling memory: the next burst takes [`BACKOFF`] times as many
 //! rings to begin, up to [`MAX_BURST`]. Evidence that gathering is useful ends that at once, and
@@ -19,6 +19,9 @@ const BACKOFF: u32 = 8;
 const MAX_BURST: u32 = 1 << 12;
 /// Blocks that may be posted in a burst without a ring.
 const GATHERED: u32 = 64;
+/// The same where sending is no system call: with fewer, the peer works on the first while the next
+/// are posted.
+const GATHERED_IN_MEMORY: u32 = 16;
 
 /// A change of the present burst.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,9 +68,13 @@ impl Gathering {
     }
 
     /// The number of blocks by which the event index must be ahead; without gathering it is
-    /// `ahead`.
-    pub(crate) fn ahead(&self, ahead: u32) -> u32 {
-        if self.burst { ahead.max(GATHERED) } else { ahead }
+    /// `ahead`. `in_memory`: the stream passes through memory.
+    pub(crate) fn ahead(&self, ahead: u32, in_memory: impl FnOnce() -> bool) -> u32 {
+        match self.burst {
+            false => ahead,
+            true if in_memory() => ahead.max(GATHERED_IN_MEMORY),
+            true => ahead.max(GATHERED),
+        }
     }
 
     /// Notes a ring of the driver; `polls` changes whenever the program polls for completions.

@@ -28,7 +28,7 @@ fn push(driver: &Driver, cq: &Cq, cookie: u64, status: WcStatus, solicited: bool
         cqe.flags = CqeFlags::SOLICITED.bits();
     }
     let queue = core.cqs.find(cq.id).unwrap();
-    let pushed = queue.push(&mut [cqe], Nanos(cookie + 1), &mut effects);
+    let pushed = queue.push(&[cqe], Nanos(cookie + 1), &mut effects);
     core.raise(effects);
     pushed
 }
@@ -50,7 +50,6 @@ fn entries_come_in_order_over_many_rounds() {
         for _ in 0..burst {
             let cqe = cq.poll().unwrap();
             assert_eq!(cqe.cookie.get(), next);
-            assert_eq!(cqe.timestamp.get(), next + 1);
             next += 1;
         }
         assert!(cq.poll().is_none());
@@ -237,7 +236,7 @@ fn moderation_has_bounds_and_takes_one_timer() {
     for n in 0..100 {
         cq.arm(&driver, false);
         let well = || cqe(n, WcStatus::Success);
-        queue.push(&mut [well(), well()], Nanos(n), &mut effects).unwrap();
+        queue.push(&[well(), well()], Nanos(n), &mut effects).unwrap();
         while cq.poll().is_some() {}
     }
     assert_eq!(effects.due.len(), 1, "every notification came early");

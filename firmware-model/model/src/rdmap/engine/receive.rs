@@ -23,6 +23,9 @@ use urnic_wire::mpa::MAX_MULPDU;
 
 /// Bytes read in one run.
 const RX_BUDGET: usize = 256 << 10;
+/// FPDUs that are confirmed together to a peer on this host: it has time to send more while the next
+/// ones are taken in, and fewer would be a message between the processors for each.
+const CONFIRMED_TOGETHER: u64 = 16;
 
 impl Engine {
     /// Receives what has arrived.
@@ -104,18 +107,28 @@ impl Engine {
         if !self.held.is_empty() {
             self.deliver_held(env)?;
         }
+        while self.deliver_some(env)? {}
+        self.begin_direct(env)?;
+        self.note_waiting(env);
+        Ok(())
+    }
+
+    /// Hands up FPDUs that are complete in the receive buffer, at most [`CONFIRMED_TOGETHER`];
+    /// returns whether there may be more.
+    fn deliver_some(&mut self, env: &mut Env<'_>) -> Result<bool, Stop> {
         let Some(Llp::Mpa(mpa)) = &mut self.llp else {
-            return Ok(());
+            return Ok(false);
         };
         let rx = &mut mpa.rx;
         let mut fpdus = 0;
         let delivered = loop {
             if env.is_stopped() {
-                break Ok(());
+                break Ok(false);
             }
             match rx.next() {
+                Ok(true) if fpdus == CONFIRMED_TOGETHER => break Ok(true),
                 Ok(true) => {}
-                Ok(false) => break Ok(()),
+                Ok(false) => break Ok(false),
                 Err(error) => break Err(Stop::Llp(error)),
             }
             if !self.fpdu_received {
@@ -137,11 +150,9 @@ impl Engine {
         }
         let pushed = self.halves.responder.cq.flush(env);
         self.note_progress();
-        delivered?;
+        let more = delivered?;
         pushed?;
-        self.begin_direct(env)?;
-        self.note_waiting(env);
-        Ok(())
+        Ok(more)
     }
 
     /// Counts what is processed of what the peer sent, if the peer is on this device or this host.
