@@ -1,8 +1,8 @@
 //! Making the pages of registered memory present, and what is known to be present already.
 //!
-//! Programs register parts of memory that they have registered as a whole, for one transfer at a time.
-//! The kernel takes some 40 us to walk through the pages of 1 MiB again, about half as long as a
-//! copy of them. So the pages of a live registration are not walked through again.
+//! Programs register parts of memory that they have registered as a whole, for one transfer at a
+//! time. The kernel takes some 40 us to walk through the pages of 1 MiB again, about half as long
+//! as a copy of them. So the pages of a live registration are not walked through again.
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
@@ -100,7 +100,8 @@ fn pages_of(addr: *mut c_void, len: usize) -> Result<(usize, usize), Errno> {
     }
 }
 
-/// Whether there is no hole in the range: a program may have unmapped memory that it had registered.
+/// Whether there is no hole in the range: a program may have unmapped memory that it had
+/// registered.
 fn is_mapped(start: *mut c_void, len: usize) -> bool {
     // SAFETY: with this flag the call has no effect but its result.
     unsafe { msync(start, len, MsyncFlags::ASYNC) }.is_ok()

@@ -9,7 +9,7 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 /// A checked range of registered memory. Revocation of its STag waits until it is dropped: hold it
-/// for one FPDU, not longer, and never while invalidating a STag.
+/// for one FPDU, or one copy, not longer, and never while invalidating a STag.
 pub struct Window<'t> {
     /// Never `None`; the option is that of the slot.
     entry: Guard<Option<Arc<Entry>>>,

@@ -267,6 +267,25 @@ impl Halves {
         }
     }
 
+    /// Where the next `max` bytes of the segment's message go, or fewer: those of segments behind
+    /// it, too. None: each segment is to be asked for.
+    pub(super) fn window_ahead<'t>(
+        &mut self,
+        env: &Env<'t>,
+        segment: &Segment,
+        max: usize,
+    ) -> Result<Option<(Window<'t>, usize)>, Refusal> {
+        match (&segment.header, segment.opcode) {
+            (Header::Untagged(_), _) => self.responder.send_window(&self.qp, env, max),
+            (Header::Tagged(_), Opcode::ReadResponse) => {
+                let requester = &mut self.requester;
+                let window = requester.reads.window(&self.qp, env, &requester.sq, max);
+                window.map(Some).map_err(|violation| self.sink_failed(violation))
+            }
+            (Header::Tagged(_), _) => Ok(None),
+        }
+    }
+
     /// Notes that `n` bytes of the segment were placed.
     pub(super) fn placed(&mut self, segment: &Segment, n: usize) {
         match (&segment.header, segment.opcode) {

@@ -1,8 +1,9 @@
 //! Whether a queue pair's sends are gathered.
 //!
 //! A ring is served at once. From the [`BURST`]th ring with no poll between, sends are gathered:
-//! the event index moves [`GATHERED`] blocks ahead ([`GATHERED_IN_MEMORY`] for a peer on this host),
-//! and what is posted until then leaves with the next poll, arm, or tick of the background thread. [`IDLE_FLUSHES`] flushes in a row that find no
+//! the event index moves [`GATHERED`] blocks ahead ([`GATHERED_IN_MEMORY`] for a peer on this
+//! host), and what is posted until then leaves with the next poll, arm, or tick of the background
+//! thread. [`IDLE_FLUSHES`] flushes in a row that find no
 //! more than one entry end that. If none of the burst had found more, gathering only delayed a
 //! program that waits for answers by polling memory: the next burst takes [`BACKOFF`] times as many
 //! rings to begin, up to [`MAX_BURST`]. Evidence that gathering is useful ends that at once, and

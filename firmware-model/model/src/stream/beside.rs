@@ -3,7 +3,7 @@
 use super::descriptor::Descriptor;
 use super::same_host::{Connection, Lending, Neighbour, Offer, Offers, Processors, SameHost};
 use super::socket;
-use super::{Stable, StreamError};
+use super::{LentPiece, Stable, StreamError};
 use crate::host::{Piece, PieceMut};
 use rustix::io::Errno;
 use std::mem;
@@ -117,6 +117,16 @@ impl InMemory {
     #[inline]
     pub(super) fn is_cut(&self) -> bool {
         self.connection.is_cut()
+    }
+
+    /// As [`Stream::lent`](super::Stream::lent).
+    pub(super) fn lent(&mut self, n: usize) -> Option<LentPiece> {
+        self.connection.lent(n)
+    }
+
+    /// As [`Stream::receive_lent`](super::Stream::receive_lent).
+    pub(super) fn receive_lent(&mut self, pieces: usize, into: PieceMut<'_>) -> bool {
+        self.connection.receive_lent(pieces, into)
     }
 
     /// As [`Stream::receive`](super::Stream::receive).

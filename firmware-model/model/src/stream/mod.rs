@@ -5,6 +5,7 @@ mod address;
 mod beside;
 pub mod datagram;
 pub(crate) mod descriptor;
+mod lent;
 pub(crate) mod linger;
 pub(crate) mod same_host;
 #[cfg(any(test, fuzzing, feature = "simulation"))]
@@ -17,6 +18,7 @@ mod udp;
 use crate::host::{Piece, PieceMut};
 use crate::time::Nanos;
 use datagram::{DatagramOptions, DatagramSocket};
+pub use lent::{Between, LentPiece};
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 use same_host::{Lending, Neighbour, Processors};
@@ -83,6 +85,22 @@ pub trait Stream: Send + Debug {
 
     /// Whether the last call received less than was there, for a reason of the stream's.
     fn is_cut(&self) -> bool {
+        false
+    }
+
+    /// The large piece that comes next, if nothing of it was received (0), or the one `n` places
+    /// behind it. To be asked for 0, 1 and so on; each answer counts until the next receive.
+    fn lent(&mut self, n: usize) -> Option<LentPiece> {
+        let _ = n;
+        None
+    }
+
+    /// Receives this number of large pieces that [`lent`](Self::lent) returned into `into`, which
+    /// is as long as all together, in one step. What is between them counts as received, too.
+    /// Returns whether that was possible; otherwise nothing was received, and the pieces come one
+    /// by one.
+    fn receive_lent(&mut self, pieces: usize, into: PieceMut<'_>) -> bool {
+        let _ = (pieces, into);
         false
     }
 

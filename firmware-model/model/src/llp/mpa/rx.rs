@@ -54,6 +54,18 @@ struct Direct {
     began_at: u64,
 }
 
+impl Direct {
+    /// What is left to be read directly when `end` bytes are in the buffer, and where the next FPDU
+    /// begins there.
+    #[inline]
+    fn after(self, end: usize, start: usize) -> (Option<Direct>, usize) {
+        match self.missing == 0 && end >= self.trailer {
+            true => (None, self.trailer),
+            false => (Some(self), start),
+        }
+    }
+}
+
 /// The receiving side of a stream.
 #[derive(Debug)]
 pub(crate) struct Receiver {
@@ -256,12 +268,27 @@ impl Receiver {
         let placed = read.min(payload);
         direct.missing -= placed;
         self.end += read - placed;
-        self.direct = Some(direct);
-        if direct.missing == 0 && self.end >= direct.trailer {
-            self.start = direct.trailer;
-            self.direct = None;
-        }
+        (self.direct, self.start) = direct.after(self.end, self.start);
         Ok((placed, read, filled))
+    }
+
+    /// Payload of the FPDU that is being read directly that is still to come, and the pad and the
+    /// CRC behind it.
+    pub(crate) fn direct_missing(&self) -> Option<(usize, usize)> {
+        self.direct.map(|direct| (direct.missing, direct.trailer))
+    }
+
+    /// All payload that is missing was placed in another way than by
+    /// [`fill_direct`](Self::fill_direct); `behind` came behind it.
+    pub(crate) fn fill_ahead(&mut self, buffers: &BufferPool, behind: &[u8]) {
+        let Some(mut direct) = self.direct else { return };
+        direct.missing = 0;
+        let buffer = self.buffer.get_or_insert_with(|| buffers.take());
+        if let Some(tail) = buffer.get_mut(self.end..self.end + behind.len()) {
+            tail.copy_from_slice(behind);
+            self.end += behind.len();
+        }
+        (self.direct, self.start) = direct.after(self.end, self.start);
     }
 
     /// Drops all bytes that arrived: nothing behind an error may be used (RFC 5044 §8).

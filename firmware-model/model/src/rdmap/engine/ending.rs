@@ -195,7 +195,7 @@ impl Engine {
         match &mut self.llp {
             Some(Llp::Mpa(mpa)) if may_send => {
                 mpa.rx.discard();
-                self.direct = None;
+                self.direct.clear();
                 self.terminate_sent = control;
                 if !self.parting {
                     self.state = QpState::Sqe;
@@ -374,7 +374,7 @@ impl Engine {
     /// taken in.
     pub(super) fn close(&mut self, env: &mut Env<'_>) {
         self.stop_waiting();
-        self.direct = None;
+        self.direct.clear();
         self.settle(env);
         // No confirmation can come any more: requests that the stream took are complete.
         self.peer_progress = None;

@@ -10,21 +10,22 @@
 //! Work is flushed when `Lingering` or `Ended` begins. A queue pair of kind UC returns to
 //! `Detached` instead of `Ended`, unless this side caused the end ([`unreliable`]).
 
+mod direct;
 mod ending;
 mod neighbour;
 mod receive;
 mod send;
 mod unreliable;
 
+use super::ahead::Direct;
 use super::drops::Drops;
 use super::held::Held;
-use super::inbound::{Halves, Segment};
+use super::inbound::Halves;
 use super::requester::Requester;
 use super::responder::Responder;
 use super::terminate::Outgoing;
 use super::turns::Turns;
 use crate::capture::own_peer::OwnPeerTap;
-use crate::host::PieceRoom;
 use crate::llp::Llp;
 use crate::llp::loopback::Loopback;
 use crate::llp::mpa::{Agreed, Mpa};
@@ -93,9 +94,7 @@ pub struct Engine {
     rnr_deadline: Option<Nanos>,
     /// When posted receives are flushed after the peer's FIN.
     grace_deadline: Option<Nanos>,
-    /// The segment whose payload is being read to its place, and how much of it is there.
-    direct: Option<(Segment, usize)>,
-    pieces: PieceRoom,
+    direct: Direct,
     terminate_sent: u32,
     terminate_received: u32,
     /// How far each end has processed the other's messages: present if the peer is a queue pair of
@@ -141,8 +140,7 @@ impl Engine {
             rnr_timeout: Duration::MAX,
             rnr_deadline: None,
             grace_deadline: None,
-            direct: None,
-            pieces: PieceRoom::default(),
+            direct: Direct::default(),
             terminate_sent: 0,
             terminate_received: 0,
             peer_progress: None,

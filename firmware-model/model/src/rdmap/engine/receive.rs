@@ -23,8 +23,8 @@ use urnic_wire::mpa::MAX_MULPDU;
 
 /// Bytes read in one run.
 const RX_BUDGET: usize = 256 << 10;
-/// FPDUs that are confirmed together to a peer on this host: it has time to send more while the next
-/// ones are taken in, and fewer would be a message between the processors for each.
+/// FPDUs that are confirmed together to a peer on this host: it has time to send more while the
+/// next ones are taken in, and fewer would be a message between the processors for each.
 const CONFIRMED_TOGETHER: u64 = 16;
 
 impl Engine {
@@ -157,7 +157,7 @@ impl Engine {
 
     /// Counts what is processed of what the peer sent, if the peer is on this device or this host.
     #[inline]
-    fn note_progress(&mut self) {
+    pub(super) fn note_progress(&mut self) {
         let held = self.held.position();
         match &mut self.llp {
             Some(Llp::Mpa(mpa)) => {
@@ -191,31 +191,6 @@ impl Engine {
         Ok(())
     }
 
-    /// Has the payload of a large segment read directly to its place, if no other bytes come before
-    /// it.
-    fn begin_direct(&mut self, env: &mut Env<'_>) -> Result<(), Stop> {
-        let Some(Llp::Mpa(mpa)) = &mut self.llp else {
-            return Ok(());
-        };
-        let Some((head, ulpdu_len)) = mpa
-            .rx
-            .direct_candidate()
-            .filter(|(head, _)| !self.held.stops(head))
-        else {
-            return Ok(());
-        };
-        match self.halves.begin_direct(env, head, ulpdu_len) {
-            // Without a receive the segment is assembled first, and then held.
-            Ok(None) | Err(Refusal::Stall) => {}
-            Ok(Some(segment)) => {
-                let at = segment.len - mpa.rx.begin_direct();
-                self.direct = Some((segment, at));
-            }
-            Err(refusal) => return Err(Stop::new(refusal, head, ulpdu_len)),
-        }
-        Ok(())
-    }
-
     /// Sets the time for a message that has begun to wait for a receive.
     fn note_waiting(&mut self, env: &Env<'_>) {
         if self.held.is_empty() {
@@ -226,78 +201,6 @@ impl Engine {
             self.rnr_deadline = ends.then(|| env.now + self.rnr_timeout);
             env.counters.add(Counter::RxStalls, 1);
         }
-    }
-
-    /// Reads from the stream: into the buffer, or payload to its place.
-    fn fill(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) -> Result<(usize, Filled), Stop> {
-        let Some(Llp::Mpa(mpa)) = &mut self.llp else {
-            return Ok((0, Filled::Nothing));
-        };
-        let Some((segment, at)) = &mut self.direct else {
-            return Ok(mpa.rx.fill(env.buffers, stream)?);
-        };
-        let window = match *at < segment.len {
-            false => None,
-            true => match self.halves.window(env, segment, *at) {
-                Ok(window) => window,
-                Err(refusal) => return Err(Stop::in_segment(refusal, segment)),
-            },
-        };
-        // Where memory is reached by copies, which may begin in the middle of a segment
-        // (`ibv_rereg_mr`), one more buffer lies between.
-        let elsewhere = window.as_ref().filter(|(window, _)| window.is_elsewhere());
-        // What is dropped goes into such a buffer, too.
-        let dropped = if window.is_none() { segment.len - *at } else { 0 };
-        let mut between = (elsewhere.is_some() || dropped > 0).then(|| env.buffers.take());
-        let mut pieces = self.pieces.take();
-        match (&window, &mut between) {
-            (Some((_, n)), Some(buffer)) => {
-                let n = buffer.len().min(*n);
-                pieces.push(PieceMut::of(&mut buffer[..n]));
-            }
-            (Some((window, n)), None) => pieces.extend(window.pieces_mut(0, *n as u64)),
-            (None, Some(buffer)) => {
-                let n = buffer.len().min(dropped);
-                pieces.push(PieceMut::of(&mut buffer[..n]));
-            }
-            (None, None) => {}
-        }
-        let mut read = mpa.rx.fill_direct(env.buffers, stream, &mut pieces);
-        self.pieces.give(pieces);
-        if let Some(buffer) = between {
-            if let (Ok((placed, ..)), Some((window, _))) = (&read, &window)
-                && window.copy_in(0, &buffer[..*placed]).is_err()
-            {
-                read = Err(LlpError::Fault);
-            }
-            env.buffers.give(buffer);
-        }
-        if let (Err(LlpError::Fault), Some((window, n))) = (&read, &window) {
-            window.report(0, *n as u64);
-        }
-        drop(window);
-        let (placed, bytes, filled) = match read {
-            Ok(read) => read,
-            Err(LlpError::Fault) => return Err(Stop::in_segment(self.halves.place_failed(segment), segment)),
-            Err(error) => return Err(Stop::Llp(error)),
-        };
-        *at += placed;
-        self.halves.placed(segment, placed);
-        if mpa.rx.direct_ended() {
-            let segment = *segment;
-            self.direct = None;
-            if !self.fpdu_received {
-                self.fpdu_received = true;
-                note_first_fpdu(&self.halves, env, self.initiator, self.may_begin);
-            }
-            env.counters.add(Counter::RxFpdus, 1);
-            if let Err(refusal) = self.halves.end(env, &segment) {
-                return Err(Stop::in_segment(refusal, &segment));
-            }
-            self.halves.responder.cq.flush(env)?;
-            self.note_progress();
-        }
-        Ok((bytes, filled))
     }
 
     /// Hands ULPDUs of ours back to us; returns how many.
@@ -388,7 +291,7 @@ impl Engine {
 
 /// The first FPDU is complete.
 #[cold]
-fn note_first_fpdu(halves: &Halves, env: &mut Env<'_>, initiator: bool, may_begin: bool) {
+pub(super) fn note_first_fpdu(halves: &Halves, env: &mut Env<'_>, initiator: bool, may_begin: bool) {
     // A responder sends nothing before it has an FPDU (RFC 5044 §7.1.2): this one came with its
     // Reply.
     if initiator && halves.silent {
@@ -424,7 +327,7 @@ fn admit(
 }
 
 /// Why receiving stopped.
-enum Stop {
+pub(super) enum Stop {
     /// Too much waits for a receive.
     Stall,
     /// The peer is at fault, and a Terminate reports it.
@@ -453,7 +356,7 @@ impl From<LlpError> for Stop {
 
 impl Stop {
     /// A refusal of the ULPDU that begins with `head` and has `ulpdu_len` bytes.
-    fn new(refusal: Refusal, head: &[u8], ulpdu_len: usize) -> Stop {
+    pub(super) fn new(refusal: Refusal, head: &[u8], ulpdu_len: usize) -> Stop {
         let (error, read_request) = match refusal {
             Refusal::Terminate(error) => (error, None),
             Refusal::ReadRequest(error, request) => (error, Some(request)),
@@ -466,7 +369,7 @@ impl Stop {
     }
 
     /// A refusal in the middle of a segment whose header is not available any more.
-    fn in_segment(refusal: Refusal, segment: &Segment) -> Stop {
+    pub(super) fn in_segment(refusal: Refusal, segment: &Segment) -> Stop {
         let mut head = [0; ddp::UNTAGGED_LEN];
         let header_len = segment.header.emit(&mut head);
         Stop::new(refusal, &head[..header_len], header_len + segment.len)

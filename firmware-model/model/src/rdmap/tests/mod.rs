@@ -15,6 +15,7 @@ mod revocation_rows;
 mod sequence_rows;
 mod speed;
 mod state_rows;
+mod together;
 mod unreliable_rows;
 mod verbs_rows;
 

@@ -7,7 +7,7 @@ use super::neighbour::{Neighbour, Reach};
 use super::processors::Processors;
 use super::ring::{Receiver, Sender};
 use crate::host::{Piece, PieceMut, SharedMemory};
-use crate::stream::{Stable, StreamError};
+use crate::stream::{LentPiece, Stable, StreamError};
 use rustix::io::Errno;
 use std::sync::Arc;
 
@@ -112,6 +112,20 @@ impl Connection {
     #[inline]
     pub(in crate::stream) fn is_cut(&self) -> bool {
         self.receiver.is_cut()
+    }
+
+    /// As [`Stream::lent`](crate::stream::Stream::lent).
+    pub(in crate::stream) fn lent(&mut self, n: usize) -> Option<LentPiece> {
+        self.receiver.lent(n)
+    }
+
+    /// As [`Stream::receive_lent`](crate::stream::Stream::receive_lent).
+    pub(in crate::stream) fn receive_lent(&mut self, pieces: usize, into: PieceMut<'_>) -> bool {
+        let received = self.receiver.receive_lent(pieces, into);
+        if received == Some(true) {
+            self.peer.ring(self.peer_slot);
+        }
+        received.is_some()
     }
 
     /// As [`Stream::receive`](crate::stream::Stream::receive). That nothing has arrived says

@@ -14,7 +14,7 @@ use super::layout::{FIRST_RINGS, RING_WORDS, RINGS};
 use super::lent::Fetcher;
 use crate::handshakes;
 use crate::host::{Mapping, Piece, PieceMut, SharedMemory, Unreachable};
-use crate::stream::StreamError;
+use crate::stream::{Between, LentPiece, StreamError};
 use rustix::io::Errno;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -285,16 +285,59 @@ impl Receiver {
             if tail == self.head {
                 return Err(StreamError::WouldBlock);
             }
-            let length = self.place.length().load(Ordering::Relaxed) as usize;
-            let fits = length.is_power_of_two() && (FIRST..=MOST).contains(&length);
-            if !fits || tail.wrapping_sub(self.head) > length as u64 {
-                return Err(broken());
-            }
+            let length = self.length_up_to(tail)?;
             let until = lent.map_or(u64::MAX, |lent| lent.wrapping_sub(self.head));
             let available = tail.wrapping_sub(self.head).min(until);
             (self.tail, self.length) = (self.head.wrapping_add(available), length);
         }
         Ok(self.tail.wrapping_sub(self.head) as usize)
+    }
+
+    /// The ring's length, with bytes up to `tail` in it.
+    #[inline]
+    fn length_up_to(&self, tail: u64) -> Result<usize, StreamError> {
+        let length = self.place.length().load(Ordering::Relaxed) as usize;
+        let fits = length.is_power_of_two() && (FIRST..=MOST).contains(&length);
+        match fits && tail.wrapping_sub(self.head) <= length as u64 {
+            true => Ok(length),
+            false => Err(broken()),
+        }
+    }
+
+    /// As [`Stream::lent`](crate::stream::Stream::lent).
+    pub(super) fn lent(&mut self, n: usize) -> Option<LentPiece> {
+        self.available().ok()?;
+        if self.tail != self.head {
+            return None;
+        }
+        let (len, from, to) = self.fetcher.as_mut()?.ahead(n)?;
+        // The sender lends a piece behind the bytes before it.
+        let tail = self.place.tail().load(Ordering::Acquire);
+        let length = self.length_up_to(tail).ok()?;
+        let (from_head, to_tail) = (from.wrapping_sub(self.head), tail.wrapping_sub(to));
+        let most = length as u64;
+        if from_head > most || to_tail > most || to.wrapping_sub(from) > Between::MOST as u64 {
+            return None;
+        }
+        let mut between = Between::of_len(to.wrapping_sub(from) as usize);
+        let mut rest = between.bytes_mut();
+        let mut at = from;
+        while !rest.is_empty() {
+            let extent = self.place.extent(at, length, rest.len());
+            let (part, behind) = rest.split_at_mut(extent.len());
+            extent.copy_out(0, part);
+            at = at.wrapping_add(part.len() as u64);
+            rest = behind;
+        }
+        Some(LentPiece { len, between })
+    }
+
+    /// As [`Stream::receive_lent`](crate::stream::Stream::receive_lent); also returns whether the
+    /// sender waits for that.
+    pub(super) fn receive_lent(&mut self, pieces: usize, into: PieceMut<'_>) -> Option<bool> {
+        let (position, told) = self.fetcher.as_mut()?.receive_ahead(pieces, into)?;
+        (self.head, self.tail) = (position, position);
+        Some(self.publish() | told)
     }
 
     /// Whether the sender sends no more.

@@ -37,6 +37,8 @@ pub(in super::super) struct Fetcher {
     number: u64,
     fetched: u32,
     next: Option<Next>,
+    /// The next piece and those behind it, as far as [`ahead`](Self::ahead) showed them.
+    ahead: Vec<Next>,
     declined: bool,
     /// The sender was told that it has to pass the piece through the buffer.
     asked: bool,
@@ -60,6 +62,7 @@ impl Fetcher {
             number: 0,
             fetched: 0,
             next: None,
+            ahead: Vec::new(),
             declined: false,
             asked: false,
             turn: 0,
@@ -72,15 +75,68 @@ impl Fetcher {
     #[inline]
     pub(in super::super) fn position(&mut self) -> Option<u64> {
         if self.next.is_none() && self.words.word(COUNT).load(Ordering::Acquire) != self.number {
-            let word = |offset| self.words.of_piece(self.number, offset).load(Ordering::Relaxed);
-            self.next = Some(Next {
-                position: word(0),
-                address: word(ADDRESS),
-                // A piece of no bytes would never end.
-                len: (word(LENGTH) as u32).max(1),
-            });
+            self.next = Some(self.piece(self.number));
         }
         self.next.map(|next| next.position)
+    }
+
+    /// A piece that the sender has lent.
+    #[inline]
+    fn piece(&self, number: u64) -> Next {
+        let word = |offset| self.words.of_piece(number, offset).load(Ordering::Relaxed);
+        Next {
+            position: word(0),
+            address: word(ADDRESS),
+            // A piece of no bytes would never end.
+            len: (word(LENGTH) as u32).max(1),
+        }
+    }
+
+    /// The piece `n` places behind the next one: its length, and where in the ring the piece before
+    /// it and it itself belong. All pieces from the next one on must lie side by side in the
+    /// sender's memory, and none be received in part. To be asked for 0, 1 and so on.
+    pub(in super::super) fn ahead(&mut self, n: usize) -> Option<(usize, u64, u64)> {
+        let (piece, before) = match n {
+            0 => {
+                let is_whole = self.fetched == 0 && !self.needs_buffer();
+                let next = self.next.filter(|_| is_whole)?;
+                self.ahead.clear();
+                (next, next)
+            }
+            _ => {
+                let number = self.number + n as u64;
+                let before = *self.ahead.get(n - 1).filter(|_| n == self.ahead.len())?;
+                if self.words.word(COUNT).load(Ordering::Acquire) <= number {
+                    return None;
+                }
+                (self.piece(number), before)
+            }
+        };
+        if n > 0 && before.address.checked_add(before.len.into()) != Some(piece.address) {
+            return None;
+        }
+        self.ahead.push(piece);
+        Some((piece.len as usize, before.position, piece.position))
+    }
+
+    /// Receives this number of pieces that [`ahead`](Self::ahead) showed, by one copy that fills
+    /// `into`; returns where in the ring the last one belonged, and whether the sender is to be
+    /// told. None if that is not possible: nothing was received.
+    pub(in super::super) fn receive_ahead(
+        &mut self,
+        pieces: usize,
+        into: PieceMut<'_>,
+    ) -> Option<(u64, bool)> {
+        let shown = self.ahead.get(..pieces)?;
+        let (first, last) = (*shown.first()?, *shown.last()?);
+        let len: u64 = shown.iter().map(|piece| u64::from(piece.len)).sum();
+        if len != into.len() as u64 || self.next.is_none() || self.fetched > 0 || self.needs_buffer() {
+            return None;
+        }
+        self.fetch(first, into).ok()?;
+        self.number += pieces as u64;
+        self.next = None;
+        Some((last.position, self.tell(true)))
     }
 
     /// Whether nothing of the next piece was received yet.

@@ -9,7 +9,7 @@ use super::*;
 use crate::host::{Piece, PieceMut, SharedMemory, revocable};
 use crate::memory::{Exports, MemoryTable};
 use crate::stream::descriptor::Descriptors;
-use crate::stream::{Stable, StreamError};
+use crate::stream::{Between, Stable, StreamError};
 use proptest::prelude::*;
 use rustix::process::getpid;
 use std::sync::Arc;
@@ -70,6 +70,26 @@ impl Ends {
         }
     }
 
+    /// Receives at most `most` lent pieces by one copy, with what is between them; whether the
+    /// sender is told.
+    fn receive_together(&mut self, most: usize) -> (Vec<u8>, bool) {
+        let pieces: Vec<_> = (0..most).map_while(|n| self.receiver.lent(n)).collect();
+        let mut copied = vec![0; pieces.iter().map(|piece| piece.len).sum()];
+        let into = PieceMut::of(&mut copied);
+        let Some(told) = self.receiver.receive_lent(pieces.len(), into) else {
+            return (Vec::new(), false);
+        };
+        let mut bytes = Vec::new();
+        let mut rest = &copied[..];
+        for piece in pieces {
+            let (payload, behind) = rest.split_at(piece.len);
+            bytes.extend_from_slice(piece.between.bytes());
+            bytes.extend_from_slice(payload);
+            rest = behind;
+        }
+        (bytes, told)
+    }
+
     fn word(&self, offset: usize) -> &AtomicU64 {
         self.memory
             .word64(LENT_WORDS.of(Direction::FromInitiator) + offset)
@@ -96,6 +116,7 @@ fn all_stable() -> Stable {
 enum Step {
     Send,
     Receive(usize),
+    ReceiveTogether(usize),
     Withdraw,
 }
 
@@ -103,6 +124,7 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         4 => Just(Step::Send),
         4 => prop_oneof![1..100usize, 1..40_000usize, 1..400_000usize].prop_map(Step::Receive),
+        3 => (1..6usize).prop_map(Step::ReceiveTogether),
         1 => Just(Step::Withdraw),
     ]
 }
@@ -114,11 +136,22 @@ proptest! {
     /// sender that has not all taken is told when it can go on.
     #[test]
     fn shm_17_lent_pieces_arrive_in_order(
-        sizes in prop::collection::vec(prop_oneof![1..200usize, 10_000..70_000usize, 1..300_000usize], 1..12),
+        sizes in prop::collection::vec(
+            (prop_oneof![1..Between::MOST, 0..200usize], prop_oneof![1..200usize, 10_000..70_000usize, 1..300_000usize]),
+            1..12,
+        ),
         steps in prop::collection::vec(step(), 0..60),
     ) {
         let mut ends = Ends::new();
-        let content: Vec<Vec<u8>> = sizes.iter().enumerate().map(|(n, len)| bytes(*len, n)).collect();
+        // Some bytes, and then some of a buffer from which all are taken in turn.
+        let heads = bytes(sizes.iter().map(|(head, _)| head).sum(), 1);
+        let bodies = bytes(sizes.iter().map(|(_, body)| body).sum(), 2);
+        let (mut heads_left, mut bodies_left) = (&heads[..], &bodies[..]);
+        let mut content = Vec::new();
+        for (head, body) in sizes {
+            content.push(heads_left.split_off(..head).unwrap());
+            content.push(bodies_left.split_off(..body).unwrap());
+        }
         let whole = content.concat();
         let mut taken = 0;
         let mut received = Vec::new();
@@ -139,6 +172,7 @@ proptest! {
             match step {
                 Step::Send => { send(&mut ends); }
                 Step::Receive(room) => received.extend(ends.receive(room).0),
+                Step::ReceiveTogether(most) => received.extend(ends.receive_together(most).0),
                 Step::Withdraw => ends.lender.lending().withdraw(),
             }
         }
@@ -148,11 +182,14 @@ proptest! {
             if std::mem::take(&mut told) {
                 send(&mut ends);
             }
-            let (bytes, is_told) = ends.receive(50_000);
+            let (together, is_told) = ends.receive_together(3);
+            let (bytes, is_told_then) = ends.receive(50_000);
+            let is_told = is_told || is_told_then;
             told |= is_told;
-            if bytes.is_empty() && !is_told {
+            if together.is_empty() && bytes.is_empty() && !is_told {
                 break;
             }
+            received.extend(together);
             received.extend(bytes);
         }
         prop_assert_eq!(received.len(), whole.len());
@@ -202,8 +239,61 @@ proptest! {
             let mut into = vec![0; 3000];
             let _ = ends.receiver.available();
             let _ = ends.receiver.receive(&mut [PieceMut::of(&mut into)]);
+            let shown: Vec<_> = (0..3).map_while(|n| ends.receiver.lent(n)).collect();
+            let len: usize = shown.iter().map(|piece| piece.len).sum();
+            let _ = ends.receiver.receive_lent(shown.len(), PieceMut::of(&mut into));
+            if len <= 1 << 20 {
+                let mut into = vec![0; len];
+                let _ = ends.receiver.receive_lent(shown.len(), PieceMut::of(&mut into));
+            }
         }
     }
+}
+
+#[test]
+fn shm_17_pieces_side_by_side_are_fetched_by_one_copy() {
+    if !revocable::is_available() {
+        eprintln!("SKIPPED: this C library registers no restartable sequences");
+        return;
+    }
+    // Three large pieces side by side, and a few bytes before each.
+    let (heads, bodies) = (bytes(24, 1), bytes(90_000, 2));
+    let parts = heads.chunks(8).zip(bodies.chunks(30_000));
+    let parts: Vec<_> = parts.flat_map(|(head, body)| [head, body]).collect();
+    let whole = parts.concat();
+    let pieces: Vec<_> = parts.iter().map(|part| Piece::of(part)).collect();
+    let lent = || {
+        let mut ends = Ends::new();
+        assert_eq!(ends.send(&pieces, all_stable()), 8);
+        assert!(ends.receiver.lent(0).is_none(), "bytes come before the piece");
+        assert_eq!(ends.receive(100_000).0, &whole[..8]);
+        ends
+    };
+    // All of them, by one copy.
+    let mut ends = lent();
+    let (received, told) = ends.receive_together(5);
+    assert!(received == whole[8..], "three pieces, and what is between");
+    assert!(told && ends.fetched() == 3);
+    assert_eq!(ends.receiver.available(), Err(StreamError::WouldBlock));
+    // One by one behind the first two.
+    let mut ends = lent();
+    assert!(ends.receive_together(2).0 == whole[8..60_016]);
+    assert!(ends.receive(8).0 == whole[60_016..60_024]);
+    // Not in the middle of one.
+    assert!(ends.receive(1).0 == whole[60_024..60_025]);
+    assert!(ends.receiver.lent(0).is_none());
+    // None that was withdrawn since it was shown.
+    let mut ends = lent();
+    assert!((0..3).all(|n| ends.receiver.lent(n).is_some()));
+    ends.lender.lending().withdraw();
+    let mut into = vec![0; 90_000];
+    assert_eq!(ends.receiver.receive_lent(3, PieceMut::of(&mut into)), None);
+    assert!(into.iter().all(|byte| *byte == 0));
+    // And not more than there is room for.
+    let mut ends = lent();
+    assert!((0..3).all(|n| ends.receiver.lent(n).is_some()));
+    assert_eq!(ends.receiver.receive_lent(3, PieceMut::of(&mut into[1..])), None);
+    assert_eq!(ends.receiver.receive_lent(4, PieceMut::of(&mut into)), None);
 }
 
 #[test]
