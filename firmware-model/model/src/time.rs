@@ -1,7 +1,9 @@
 //! Time as the device sees it: passed in from the rim, so that a whole device runs under a virtual
 //! clock.
 
+use std::cell::Cell;
 use std::ops::Add;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// Nanoseconds of the device's free-running clock; its zero has no meaning.
@@ -32,5 +34,62 @@ impl Add<Duration> for Nanos {
             self.0
                 .saturating_add(u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)),
         )
+    }
+}
+
+/// The source of the time.
+#[derive(Debug)]
+pub(crate) enum Clock {
+    /// The system's monotonic clock.
+    Monotonic,
+    /// The last [`Device::step`](crate::Device::step).
+    Manual(AtomicU64),
+}
+
+impl Clock {
+    #[inline]
+    pub(crate) fn now(&self) -> Nanos {
+        match self {
+            Clock::Monotonic => Nanos::monotonic(),
+            Clock::Manual(now) => Nanos(now.load(Ordering::Relaxed)),
+        }
+    }
+}
+
+/// The time of one run of a queue pair: the clock is read when the time is asked for, once. A poll
+/// that finds nothing needs no time, and reading the clock would take a part of its time.
+#[derive(Debug)]
+pub struct Now<'a> {
+    clock: &'a Clock,
+    read: Cell<Option<Nanos>>,
+}
+
+impl<'a> Now<'a> {
+    /// By a clock that was not read yet.
+    #[inline]
+    pub(crate) fn of(clock: &'a Clock) -> Now<'a> {
+        Now {
+            clock,
+            read: Cell::new(None),
+        }
+    }
+
+    /// This time.
+    #[cfg(any(test, fuzzing))]
+    pub(crate) fn at(now: Nanos) -> Now<'static> {
+        Now {
+            clock: &Clock::Monotonic,
+            read: Cell::new(Some(now)),
+        }
+    }
+
+    /// The time.
+    #[inline]
+    pub fn get(&self) -> Nanos {
+        self.read.get().unwrap_or_else(|| {
+            let now = self.clock.now();
+            self.read.set(Some(now));
+            now
+        })
     }
 }

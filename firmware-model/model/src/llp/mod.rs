@@ -24,7 +24,7 @@ use crate::llp::buffers::BufferPool;
 use crate::memory::{MemoryTable, Window};
 use crate::stream::Stream;
 use crate::stream::same_host::Lending;
-use crate::time::Nanos;
+use crate::time::Now;
 use loopback::Loopback;
 use mpa::Mpa;
 use std::sync::Arc;
@@ -163,7 +163,8 @@ impl Llp {
     }
 
     /// Reads the stream's segment size if that is due.
-    pub(crate) fn refresh(&mut self, now: Nanos, stream: &dyn Stream) {
+    #[inline]
+    pub(crate) fn refresh(&mut self, now: &Now<'_>, stream: &dyn Stream) {
         if let Llp::Mpa(mpa) = self {
             mpa.tx.refresh(now, stream);
         }

@@ -26,7 +26,7 @@ use crate::rdmap::{Engine, NoStream, QpParams};
 use crate::sched::gathering::Gathering;
 use crate::stream::Stream;
 use crate::stream::same_host::Processors;
-use crate::time::Nanos;
+use crate::time::{Nanos, Now};
 use arc_swap::ArcSwapOption;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -231,9 +231,9 @@ impl Inner {
 
     /// Lets what is late in the stream go on; returns when to do so again.
     #[inline]
-    pub(crate) fn advance(&mut self, now: Nanos) -> Option<Nanos> {
+    pub(crate) fn advance(&mut self, now: &Now<'_>) -> Option<Nanos> {
         let stream = self.stream.as_mut().filter(|_| self.delays)?;
-        stream.advance(now)
+        stream.advance(now.get())
     }
 
     pub(crate) fn with_engine<R>(&mut self, run: impl FnOnce(&mut Service, &mut dyn Stream) -> R) -> R {

@@ -38,7 +38,7 @@ impl Qp {
             return false;
         }
         let mut env = core.env(&self.counters, effects);
-        let due = inner.advance(env.now);
+        let due = inner.advance(&env.now);
         let moved = || {
             let waited = if requests.intersects(Requests::WRITABLE) {
                 self.counters.value(Counter::TxBytes)
@@ -219,7 +219,7 @@ impl Qp {
                 left = now_left;
             }
         }
-        let times = [inner.engine.deadline(), late, inner.advance(env.now)];
+        let times = [inner.engine.deadline(), late, inner.advance(&env.now)];
         let due = times.into_iter().flatten().min();
         if let Some(due) = due
             && inner.timer.is_none_or(|set| due < set)

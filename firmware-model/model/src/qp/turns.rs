@@ -1,9 +1,10 @@
 //! Work that one thread at a time does, and for which no thread waits.
 //!
-//! A thread that needs something done records a request and tries the lock. If another thread holds
-//! the lock, the request is enough: the holder checks for requests again after it released the
-//! lock. Hence no post and no arrival is lost, and no thread ever sleeps because of another's work.
-//! The work for others is bounded: after [`ROUNDS`] the caller must handle what is left.
+//! A thread that needs something done tries the lock. If another thread holds the lock, it records
+//! a request, and tries again; if the lock is still held, the request is enough: the holder checks
+//! for requests after it released the lock. Hence no post and no arrival is lost, and no thread
+//! ever sleeps because of another's work. The work for others is bounded: after [`ROUNDS`] the
+//! caller must handle what is left.
 
 #[cfg(loom)]
 use loom::sync::atomic::{AtomicU32, Ordering, fence};
@@ -45,33 +46,82 @@ impl<T> Turns<T> {
         mut work: impl FnMut(&mut T, u32) -> R,
         mut after: impl FnMut(R),
     ) -> bool {
-        self.requests.fetch_or(requests, Ordering::AcqRel);
-        for _ in 0..ROUNDS {
-            // The request is set before the attempt, and the lock is released before the last
-            // check: with a full fence between the two steps on either side, one side detects the
-            // other.
-            fence(Ordering::SeqCst);
+        // A thread that gets the lock at once does not have to record what it does itself.
+        let mut own = requests;
+        let mut recorded = requests == 0;
+        let mut rounds = 0;
+        loop {
             let mut state = match self.state.try_lock() {
                 Ok(state) => state,
                 Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-                Err(TryLockError::WouldBlock) => return false,
+                Err(TryLockError::WouldBlock) if recorded => return false,
+                Err(TryLockError::WouldBlock) => {
+                    self.requests.fetch_or(own, Ordering::AcqRel);
+                    (own, recorded) = (0, true);
+                    // The request is set before the attempt, and the lock is released before the
+                    // last check: with a full fence between the two steps on either side, one side
+                    // detects the other.
+                    fence(Ordering::SeqCst);
+                    continue;
+                }
             };
-            let requests = self.requests.swap(0, Ordering::AcqRel);
+            let mut requests = std::mem::take(&mut own);
+            recorded = true;
+            if self.requests.load(Ordering::Relaxed) != 0 {
+                requests |= self.requests.swap(0, Ordering::AcqRel);
+            }
             let done = work(&mut state, requests);
             drop(state);
             after(done);
             fence(Ordering::SeqCst);
+            rounds += 1;
             if self.requests.load(Ordering::Acquire) == 0 {
                 return false;
             }
+            if rounds == ROUNDS {
+                return true;
+            }
         }
-        true
     }
 
     /// Takes the lock, and waits for the present holder. Requests of other threads remain
     /// meanwhile: call [`ask`](Turns::ask) with no request afterwards.
     pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_during_the_work_are_done_by_the_same_thread_once() {
+        let turns = Turns::new(Vec::new());
+        let ask_in_vain = |requests| assert!(!turns.ask(requests, |_, _| unreachable!("held"), |()| ()));
+        let left = turns.ask(
+            1,
+            |done, requests| {
+                done.push(requests);
+                ask_in_vain(2);
+                ask_in_vain(4);
+            },
+            |()| (),
+        );
+        assert!(left, "the second piece of work left requests as well");
+        assert_eq!(*turns.lock(), [1, 6]);
+        assert!(!turns.ask(0, |done, requests| done.push(requests), |()| ()));
+        assert_eq!(*turns.lock(), [1, 6, 6]);
+    }
+
+    #[test]
+    fn requests_outlast_a_command() {
+        let turns = Turns::new(Vec::new());
+        let command = turns.lock();
+        assert!(!turns.ask(8, |_, _| unreachable!("held"), |()| ()));
+        drop(command);
+        assert!(!turns.ask(1, |done, requests| done.push(requests), |()| ()));
+        assert_eq!(*turns.lock(), [9]);
     }
 }
 

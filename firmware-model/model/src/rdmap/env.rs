@@ -4,7 +4,7 @@ use crate::counters::Counters;
 use crate::llp::buffers::BufferPool;
 use crate::memory::MemoryTable;
 use crate::qp::effects::Effects;
-use crate::time::Nanos;
+use crate::time::Now;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The surroundings of one run of a queue pair's engine.
@@ -13,7 +13,7 @@ pub struct Env<'a> {
     /// Registered memory.
     pub memory: &'a MemoryTable,
     /// The time of this run.
-    pub now: Nanos,
+    pub now: Now<'a>,
     /// Receive buffers.
     pub buffers: &'a BufferPool,
     /// The queue pair's own counters.

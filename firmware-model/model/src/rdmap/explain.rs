@@ -27,7 +27,7 @@ fn subject(qp: &Identity, stream: &dyn Stream) -> String {
 /// We refuse a message of the peer by this Terminate, or end the connection for another reason.
 #[cold]
 pub(super) fn refused_here(terminate: &Terminate<'_>, qp: &Identity, env: &Env<'_>, stream: &dyn Stream) {
-    if !LIMIT.may_say(env.now) {
+    if !LIMIT.may_say(env.now.get()) {
         return;
     }
     let memory = env.memory;
@@ -146,7 +146,7 @@ pub(super) enum Lost {
 #[cold]
 pub(super) fn lost(how: Lost, qp: &Identity, requester: &Requester, env: &Env<'_>, stream: &dyn Stream) {
     let (count, oldest) = requester.under_way();
-    if count == 0 && !requester.sq.has_posted() || !LIMIT.may_say(env.now) {
+    if count == 0 && !requester.sq.has_posted() || !LIMIT.may_say(env.now.get()) {
         return;
     }
     let subject = subject(qp, stream);
@@ -175,7 +175,7 @@ pub(super) fn refused_there(
     env: &Env<'_>,
     stream: &dyn Stream,
 ) {
-    if !LIMIT.may_say(env.now) {
+    if !LIMIT.may_say(env.now.get()) {
         return;
     }
     let error = match TerminateError::of_control(received.control) {
@@ -205,7 +205,7 @@ pub(super) fn refused_there(
 /// A request of this end fails here.
 #[cold]
 pub(super) fn failed_here(qp: &Identity, requester: &Requester, env: &Env<'_>, stream: &dyn Stream) {
-    if !LIMIT.may_say(env.now) {
+    if !LIMIT.may_say(env.now.get()) {
         return;
     }
     let memory = env.memory;

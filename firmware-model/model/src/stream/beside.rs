@@ -147,6 +147,12 @@ impl InMemory {
         }
     }
 
+    /// As [`Stream::is_quiet`](super::Stream::is_quiet).
+    #[inline]
+    pub(super) fn is_quiet(&mut self) -> bool {
+        !self.hung_up && self.connection.peek() == Err(StreamError::WouldBlock)
+    }
+
     /// As [`Stream::peek`](super::Stream::peek).
     #[inline]
     pub(super) fn peek(&mut self, socket: Option<&Descriptor>) -> Result<bool, StreamError> {

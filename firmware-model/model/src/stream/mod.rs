@@ -121,6 +121,12 @@ pub trait Stream: Send + Debug {
     /// takes nothing.
     fn peek(&mut self) -> Result<bool, StreamError>;
 
+    /// Whether nothing has arrived, nor the stream ended, as far as that costs no system call:
+    /// `true` saves the call of [`receive`](Self::receive).
+    fn is_quiet(&mut self) -> bool {
+        false
+    }
+
     /// MPA start-up is over: the bytes from here on are FPDUs, and what arrives is the queue pair's
     /// of this number. They may take another way than those before.
     ///

@@ -350,6 +350,14 @@ impl Stream for TcpStream {
         peek(self.socket()?)
     }
 
+    #[inline]
+    fn is_quiet(&mut self) -> bool {
+        match &mut self.beside {
+            Beside::Instead(memory) => memory.is_quiet(),
+            _ => false,
+        }
+    }
+
     fn enter_full_operation(&mut self, qid: u32) -> Result<(), Errno> {
         self.beside.enter_full_operation(qid, self.local, self.remote)
     }

@@ -32,7 +32,7 @@ use crate::stream::same_host::{Bells, SameHost};
 use crate::stream::streaming::Streams;
 use crate::stream::tcp::Tcp;
 use crate::stream::{Network, Stream};
-use crate::time::Nanos;
+use crate::time::{Clock, Now};
 use crate::timed::{self, Timed};
 use arc_swap::ArcSwapOption;
 use rustix::rand::{GetRandomFlags, getrandom};
@@ -41,25 +41,6 @@ use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use urnic_device::event::Event;
-
-/// The source of the time.
-#[derive(Debug)]
-pub(crate) enum Clock {
-    /// The system's monotonic clock.
-    Monotonic,
-    /// The last [`Device::step`](crate::Device::step).
-    Manual(AtomicU64),
-}
-
-impl Clock {
-    #[inline]
-    pub(crate) fn now(&self) -> Nanos {
-        match self {
-            Clock::Monotonic => Nanos::monotonic(),
-            Clock::Manual(now) => Nanos(now.load(Ordering::Relaxed)),
-        }
-    }
-}
 
 /// Event queues by number, from 0.
 pub(crate) type EventQueues = BTreeMap<u32, Arc<EventQueue>>;
@@ -247,7 +228,7 @@ impl Core {
     pub(crate) fn env<'a>(&'a self, counters: &'a Counters, effects: &'a mut Effects) -> Env<'a> {
         Env {
             memory: &self.memory,
-            now: self.clock.now(),
+            now: Now::of(&self.clock),
             buffers: &self.buffers,
             counters,
             effects,

@@ -183,6 +183,9 @@ impl Receiver {
         buffers: &BufferPool,
         stream: &mut dyn Stream,
     ) -> Result<(usize, Filled), LlpError> {
+        if self.buffer.is_none() && stream.is_quiet() {
+            return Ok((0, Filled::Nothing));
+        }
         if self.start == self.end {
             (self.start, self.end) = (0, 0);
         }

@@ -16,7 +16,7 @@ use crate::llp::ulpdu::{Head, LlpError};
 use crate::memory::{Borrow, MemoryTable, Pin, Window};
 use crate::stream::Stream;
 use crate::stream::same_host::Lending;
-use crate::time::Nanos;
+use crate::time::{Nanos, Now};
 use std::sync::Arc;
 use std::time::Duration;
 use urnic_wire::mpa::fpdu::{self, CRC_LEN, CrcMode, LENGTH_LEN, emit_length, fpdu_len, padding};
@@ -57,6 +57,8 @@ pub(crate) struct Sender {
     markers: bool,
     mulpdu: usize,
     mss_checked_at: Option<Nanos>,
+    /// The stream has no segments.
+    mss_is_final: bool,
     staging: Option<Buffer>,
     /// Bytes of the staging buffer in use.
     filled: usize,
@@ -83,6 +85,7 @@ impl Sender {
             markers,
             mulpdu: MIN_MULPDU.into(),
             mss_checked_at: None,
+            mss_is_final: false,
             staging: None,
             filled: 0,
             loose: 0,
@@ -140,12 +143,18 @@ impl Sender {
 
     /// Reads the stream's segment size at intervals, and makes it the MULPDU (RFC 5044 §4.5).
     /// FPDUs that are written already keep their length (RFC 5041 §3.2).
-    pub(crate) fn refresh(&mut self, now: Nanos, stream: &dyn Stream) {
+    #[inline]
+    pub(crate) fn refresh(&mut self, now: &Now<'_>, stream: &dyn Stream) {
+        if self.mss_is_final {
+            return;
+        }
+        let now = now.get();
         if self
             .mss_checked_at
             .is_none_or(|then| now.since(then) >= MSS_INTERVAL)
         {
             self.mss_checked_at = Some(now);
+            self.mss_is_final = stream.is_in_memory();
             self.mulpdu = mulpdu(stream.mss(), self.markers).into();
         }
     }

@@ -61,7 +61,7 @@ impl Engine {
 
     /// Does what is due.
     pub fn tick(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
-        let now = env.now;
+        let now = env.now.get();
         let due = |deadline: Option<Nanos>| deadline.is_some_and(|at| at <= now);
         if due(self.grace_deadline) {
             // The peer will not return. The next send fails because of that (design: native
@@ -77,11 +77,11 @@ impl Engine {
             self.terminate(message, QpFault::TerminateSent, env, stream);
         }
         match self.progress {
-            Progress::Terminating { until, .. } if until <= env.now => {
+            Progress::Terminating { until, .. } if until <= env.now.get() => {
                 stream.reset();
                 self.end(env);
             }
-            Progress::Lingering { until } if until <= env.now => {
+            Progress::Lingering { until } if until <= env.now.get() => {
                 stream.reset();
                 self.end(env);
             }
@@ -164,7 +164,7 @@ impl Engine {
             self.peer_closed = true;
             self.peer_progress = None;
             self.peer_progressed(env, stream);
-            self.grace_deadline = Some(env.now + self.fin_grace);
+            self.grace_deadline = Some(env.now.get() + self.fin_grace);
             return RxOutcome::Finished;
         }
         // Nothing is outstanding: an orderly end, and no error (row VRB-Q-07).
@@ -201,7 +201,7 @@ impl Engine {
                     self.state = QpState::Sqe;
                 }
                 self.stop_waiting();
-                let until = env.now + TERMINATE_TIMEOUT;
+                let until = env.now.get() + TERMINATE_TIMEOUT;
                 self.progress = Progress::Terminating {
                     message,
                     framed: false,
@@ -347,7 +347,7 @@ impl Engine {
         stream.finish();
         self.close(env);
         self.progress = Progress::Lingering {
-            until: env.now + LINGER_TIMEOUT,
+            until: env.now.get() + LINGER_TIMEOUT,
         };
     }
 

@@ -250,7 +250,7 @@ impl Engine {
             if let Some(lending) = stream.lending() {
                 llp.lend_by(lending);
             }
-            llp.refresh(env.now, stream);
+            llp.refresh(&env.now, stream);
         }
         if attachment.terminate != 0 {
             // Start-up failed behind the Reply: RFC 6581 §9 requires the initiator to report it in

@@ -198,7 +198,7 @@ impl Engine {
         } else if !self.waiting {
             self.waiting = true;
             let ends = self.rnr_timeout < Duration::MAX;
-            self.rnr_deadline = ends.then(|| env.now + self.rnr_timeout);
+            self.rnr_deadline = ends.then(|| env.now.get() + self.rnr_timeout);
             env.counters.add(Counter::RxStalls, 1);
         }
     }

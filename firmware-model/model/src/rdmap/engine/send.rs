@@ -64,7 +64,7 @@ impl Engine {
             let Some(llp) = &mut self.llp else {
                 return TxOutcome::Idle;
             };
-            llp.refresh(env.now, stream);
+            llp.refresh(&env.now, stream);
             // A connected stream is ready both ways: RTR is no state of RDMAC verbs, and programs
             // that receive only, and send but credits, stay in it (perftest over iWARP).
             let sends = matches!(self.state, QpState::Rtr | QpState::Rts | QpState::Sqd);

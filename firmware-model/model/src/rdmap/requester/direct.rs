@@ -143,7 +143,7 @@ impl Requester {
 
     fn write(&mut self, stag: u32, offset: u64, from: Piece<'_>, env: &Env<'_>) -> bool {
         let neighbour = self.neighbour.as_mut();
-        neighbour.is_some_and(|neighbour| neighbour.write(stag, offset, from, env.now).is_ok())
+        neighbour.is_some_and(|neighbour| neighbour.write(stag, offset, from, env.now.get()).is_ok())
     }
 
     fn note_direct(&mut self, sending: &mut Sending, n: usize, env: &Env<'_>) {
@@ -209,7 +209,10 @@ impl Requester {
         let fetched = match (&mut self.neighbour, direct) {
             (Some(neighbour), true) => window.pieces_mut(0, n as u64).next().and_then(|piece| {
                 let n = piece.len();
-                neighbour.read(wqe.stag, offset, piece, env.now).ok().map(|()| n)
+                neighbour
+                    .read(wqe.stag, offset, piece, env.now.get())
+                    .ok()
+                    .map(|()| n)
             }),
             _ => None,
         };

@@ -159,7 +159,9 @@ impl Requester {
         }
         let (stag, offsets) = (run.wqes[0]?.stag, &run.offsets[..run.number]);
         let neighbour = self.neighbour.as_mut()?;
-        neighbour.write_batch(stag, offsets, &mut batch, env.now).ok()
+        neighbour
+            .write_batch(stag, offsets, &mut batch, env.now.get())
+            .ok()
     }
 
     fn read_run(&mut self, run: &Run<'_>, env: &Env<'_>) -> Option<()> {
@@ -169,6 +171,8 @@ impl Requester {
         }
         let (stag, offsets) = (run.wqes[0]?.stag, &run.offsets[..run.number]);
         let neighbour = self.neighbour.as_mut()?;
-        neighbour.read_batch(stag, offsets, &mut batch, env.now).ok()
+        neighbour
+            .read_batch(stag, offsets, &mut batch, env.now.get())
+            .ok()
     }
 }

@@ -11,7 +11,7 @@ use crate::queues::{ReceiveSource, SendQueue};
 use crate::rdmap::env::Env;
 use crate::rdmap::{Attachment, Engine, NoStream, QpChange, QpParams, RxOutcome, TxOutcome};
 use crate::stream::Stream;
-use crate::time::Nanos;
+use crate::time::{Nanos, Now};
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -86,7 +86,7 @@ impl Node {
         let mut effects = Effects::default();
         let mut env = Env {
             memory: &memory,
-            now: Nanos(0),
+            now: Now::at(Nanos(0)),
             buffers: &buffers,
             counters: &counters,
             effects: &mut effects,
@@ -188,7 +188,7 @@ impl Node {
         let mut effects = Effects::default();
         let mut env = Env {
             memory: &self.memory,
-            now: Nanos(self.clock.load(Ordering::Relaxed)),
+            now: Now::at(Nanos(self.clock.load(Ordering::Relaxed))),
             buffers: &self.buffers,
             counters: &self.counters,
             effects: &mut effects,

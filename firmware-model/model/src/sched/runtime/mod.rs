@@ -3,7 +3,7 @@
 //! | thread | drives |
 //! |---|---|
 //! | a ringing thread | the queue pair it rang for |
-//! | a poller ([`progress`]) | gathered sends; the stream that last delivered to this thread; every [`STREAM_POLL_INTERVAL`]th time all ready objects |
+//! | a poller ([`progress`]) | gathered sends; the stream that last delivered to this thread; [at times](crate::sched::schedule::Hot::is_to_poll_all) all ready objects |
 //! | a thread that waits for an event ([`lend`]) | all ready objects, for a short time |
 //! | the [background](background) thread | all ready objects, while no program polls; timers; closing streams |
 //!
@@ -15,17 +15,15 @@ mod rounds;
 
 pub(crate) use background::Background;
 
-use crate::device::state::{Clock, Core};
+use crate::device::state::Core;
 use crate::qp::effects::Effects;
 use crate::qp::requests::Requests;
-use crate::time::Nanos;
+use crate::time::{Clock, Nanos};
 use rounds::{attend, flush_gathered, poll_ready, retry, run_timers};
 use rustix::fd::BorrowedFd;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Polls of the hottest stream between two polls of all streams.
-const STREAM_POLL_INTERVAL: u32 = 16;
 /// The time within which a thread that got an event usually waits for the next one.
 const RETURN: Duration = Duration::from_micros(500);
 
@@ -36,7 +34,7 @@ pub(crate) fn progress(core: &Core) {
     schedule.count_poll();
     flush_gathered(core);
     let hot = schedule.hot();
-    if !hot.count_poll().is_multiple_of(STREAM_POLL_INTERVAL)
+    if !hot.is_to_poll_all()
         && let Some(qp) = core.qps.find(hot.qid.load(Ordering::Relaxed))
         && qp.only_receives()
     {

@@ -47,6 +47,11 @@ const RELAX: u32 = 8;
 /// Queue pairs served between two reads of the list.
 const BATCH: usize = 8;
 
+/// Polls of the stream that last delivered between two polls of all streams: in a row that find
+/// nothing, and altogether.
+const ALL_STREAMS_AFTER: u32 = 16;
+const ALL_STREAMS_EVERY: u32 = 64;
+
 /// The results of the polls of a shard's threads.
 #[repr(align(64))]
 #[derive(Debug, Default)]
@@ -59,13 +64,16 @@ pub(crate) struct Hot {
 }
 
 impl Hot {
-    /// Counts a poll; returns how many there were.
+    /// Counts a poll; returns whether it is to be one of all streams. While the last stream
+    /// delivers, that is seldom: a look at the others takes words away from their senders'
+    /// processors.
     #[inline]
-    pub(crate) fn count_poll(&self) -> u32 {
+    pub(crate) fn is_to_poll_all(&self) -> bool {
         // Approximate: threads of one shard may lose counts to one another.
         let polls = self.polls.load(Ordering::Relaxed).wrapping_add(1);
         self.polls.store(polls, Ordering::Relaxed);
-        polls
+        let idle = self.idle.load(Ordering::Relaxed);
+        polls.is_multiple_of(ALL_STREAMS_EVERY) || (idle + 1).is_multiple_of(ALL_STREAMS_AFTER)
     }
 
     /// Notes whether a poll brought something; `is_shared` tells whether the sender may be waiting
