@@ -190,7 +190,7 @@ impl Job<'_> {
         done()
     }
 
-    pub(super) fn resize_cq(&self) -> Answer {
+    pub(super) fn resize_cq(&mut self) -> Answer {
         let arguments: ResizeCq = self.arguments();
         let log_size = arguments.log_size.get();
         check_size(log_size, self.core.config.limits.cqes)?;
@@ -200,6 +200,10 @@ impl Job<'_> {
             .find(arguments.cq.get())
             .ok_or(Status::InvalidHandle)?;
         let ring = self.map(arguments.ring.get(), CQE_LEN << log_size, RING_ALIGN)?;
+        // Completions of what was posted before count: they might not find room in a smaller ring.
+        for qp in cq.pairs().into_iter().filter_map(|qid| self.core.qps.find(qid)) {
+            qp.catch_up(self.core, self.effects);
+        }
         let carried = cq.resize(ring, log_size).ok_or(Status::InvalidArgument)?;
         count(carried as usize)
     }

@@ -53,6 +53,14 @@ impl Qp {
         arrived
     }
 
+    /// Sends what was posted, on this thread, which waits for the one that holds the lock.
+    pub(crate) fn catch_up(self: &Arc<Qp>, core: &Core, effects: &mut Effects) {
+        let requests = Requests::RESUME | Requests::FLUSH;
+        self.run(core, &mut self.turns.lock(), requests, effects);
+        // What others requested meanwhile.
+        effects.kick(self.id, Requests::empty());
+    }
+
     /// As [`kick`](Qp::kick). If the peer is a queue pair of this device, it receives at once, too,
     /// as far as the stream carried what was sent: our requests complete when it has.
     pub(crate) fn kick_through(self: &Arc<Qp>, core: &Core, requests: Requests) {

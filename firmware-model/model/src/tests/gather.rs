@@ -3,6 +3,7 @@
 use crate::Counter;
 use crate::mock::{Driver, Pair, assert_cqe, wait_for};
 use std::time::Duration;
+use urnic_device::command::Status;
 use urnic_device::vocabulary::WcStatus;
 
 const BURST: u64 = 200;
@@ -97,6 +98,20 @@ fn memory_polling_is_soon_served_at_once() {
 }
 
 /// The program posts, and then makes no other call: no poll, no arming, no post.
+/// Also what waits for a poll: there must be room for the completions.
+#[test]
+fn a_resized_queue_has_the_completions_of_all_that_was_posted() {
+    let (near, far) = (Driver::start(), Driver::start());
+    let mut pair = Pair::connect(&near, &far);
+    post_burst(&near, &far, &mut pair, 20);
+    let queue = &mut pair.initiator.send_cq;
+    assert_eq!(queue.resize(&near, 4), Err(Status::InvalidArgument));
+    assert_eq!(queue.resize(&near, 8), Ok(20));
+    for cookie in 0..20 {
+        assert_cqe(&queue.poll().unwrap(), cookie, WcStatus::Success);
+    }
+}
+
 #[test]
 fn gathered_sends_leave_without_the_program() {
     let (near, far) = (Driver::start(), Driver::start());
