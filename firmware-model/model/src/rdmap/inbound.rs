@@ -250,12 +250,7 @@ impl Halves {
     ) -> Result<Option<(Window<'t>, usize)>, Refusal> {
         let left = segment.len - at;
         match (&segment.header, segment.opcode) {
-            (Header::Untagged(_), _) => self.responder.send_window(&self.qp, env, left),
-            (Header::Tagged(_), Opcode::ReadResponse) => {
-                let requester = &mut self.requester;
-                let window = requester.reads.window(&self.qp, env, &requester.sq, left);
-                window.map(Some).map_err(|violation| self.sink_failed(violation))
-            }
+            (Header::Untagged(_), _) | (_, Opcode::ReadResponse) => self.window_ahead(env, segment, left),
             (Header::Tagged(_), _) if self.responder.drops.drops_write() => Ok(None),
             (Header::Tagged(h), _) => {
                 let to = h.to.wrapping_add(at as u64);

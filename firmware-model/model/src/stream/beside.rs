@@ -3,7 +3,7 @@
 use super::descriptor::Descriptor;
 use super::same_host::{Connection, Lending, Neighbour, Offer, Offers, Processors, SameHost};
 use super::socket;
-use super::{LentPiece, Stable, StreamError};
+use super::{LargePiece, Stable, StreamError};
 use crate::host::{Piece, PieceMut};
 use rustix::io::Errno;
 use std::mem;
@@ -120,7 +120,7 @@ impl InMemory {
     }
 
     /// As [`Stream::lent`](super::Stream::lent).
-    pub(super) fn lent(&mut self, n: usize) -> Option<LentPiece> {
+    pub(super) fn lent(&mut self, n: usize) -> Option<LargePiece> {
         self.connection.lent(n)
     }
 

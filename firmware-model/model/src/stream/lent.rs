@@ -32,7 +32,7 @@ impl Between {
 
 /// A large piece of a stream.
 #[derive(Debug, Clone, Copy)]
-pub struct LentPiece {
+pub struct LargePiece {
     /// Its bytes.
     pub len: usize,
     /// What is between the piece before it and this one; nothing before the first.

@@ -18,7 +18,7 @@ mod udp;
 use crate::host::{Piece, PieceMut};
 use crate::time::Nanos;
 use datagram::{DatagramOptions, DatagramSocket};
-pub use lent::{Between, LentPiece};
+pub use lent::{Between, LargePiece};
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 use same_host::{Lending, Neighbour, Processors};
@@ -90,7 +90,7 @@ pub trait Stream: Send + Debug {
 
     /// The large piece that comes next, if nothing of it was received (0), or the one `n` places
     /// behind it. To be asked for 0, 1 and so on; each answer counts until the next receive.
-    fn lent(&mut self, n: usize) -> Option<LentPiece> {
+    fn lent(&mut self, n: usize) -> Option<LargePiece> {
         let _ = n;
         None
     }

@@ -6,7 +6,7 @@ use super::datagram::{DatagramOptions, DatagramSocket};
 use super::descriptor::{Descriptor, Descriptors};
 use super::same_host::{Lending, Neighbour, Offers, Processors, SameHost};
 use super::socket::{mark, peek, uninterrupted};
-use super::{LentPiece, Listener, Network, Stable, Stream, StreamError, udp};
+use super::{LargePiece, Listener, Network, Stable, Stream, StreamError, udp};
 use crate::host::{Piece, PieceMut};
 use crate::sys;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -290,7 +290,7 @@ impl Stream for TcpStream {
         self.memory().is_some_and(InMemory::is_cut)
     }
 
-    fn lent(&mut self, n: usize) -> Option<LentPiece> {
+    fn lent(&mut self, n: usize) -> Option<LargePiece> {
         match &mut self.beside {
             Beside::Instead(memory) => memory.lent(n),
             _ => None,

@@ -57,8 +57,6 @@ pub(crate) struct Sender {
     markers: bool,
     mulpdu: usize,
     mss_checked_at: Option<Nanos>,
-    /// The stream has no segments.
-    mss_is_final: bool,
     staging: Option<Buffer>,
     /// Bytes of the staging buffer in use.
     filled: usize,
@@ -85,7 +83,6 @@ impl Sender {
             markers,
             mulpdu: MIN_MULPDU.into(),
             mss_checked_at: None,
-            mss_is_final: false,
             staging: None,
             filled: 0,
             loose: 0,
@@ -145,7 +142,8 @@ impl Sender {
     /// FPDUs that are written already keep their length (RFC 5041 §3.2).
     #[inline]
     pub(crate) fn refresh(&mut self, now: &Now<'_>, stream: &dyn Stream) {
-        if self.mss_is_final {
+        // Memory has no segments, so the first answer stays right.
+        if self.mss_checked_at.is_some() && stream.is_in_memory() {
             return;
         }
         let now = now.get();
@@ -154,7 +152,6 @@ impl Sender {
             .is_none_or(|then| now.since(then) >= MSS_INTERVAL)
         {
             self.mss_checked_at = Some(now);
-            self.mss_is_final = stream.is_in_memory();
             self.mulpdu = mulpdu(stream.mss(), self.markers).into();
         }
     }

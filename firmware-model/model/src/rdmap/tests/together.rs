@@ -3,7 +3,7 @@
 use super::rig::*;
 use crate::host::{Piece, PieceMut, Unreachable};
 use crate::rdmap::{Attachment, RxOutcome};
-use crate::stream::{Between, LentPiece, Stream, StreamError};
+use crate::stream::{Between, LargePiece, Stream, StreamError};
 use proptest::prelude::*;
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
@@ -92,7 +92,7 @@ impl Stream for Script {
         self.is_cut
     }
 
-    fn lent(&mut self, n: usize) -> Option<LentPiece> {
+    fn lent(&mut self, n: usize) -> Option<LargePiece> {
         let mut parts = self.parts.iter().take(2 * n + 1).skip((2 * n).saturating_sub(1));
         let mut between = Between::of_len(0);
         if n > 0 {
@@ -103,7 +103,7 @@ impl Stream for Script {
             (bytes.len() == between.bytes().len()).then(|| between.bytes_mut().copy_from_slice(bytes))?;
         }
         match parts.next() {
-            Some(Part::Lent(bytes)) if self.lends => Some(LentPiece {
+            Some(Part::Lent(bytes)) if self.lends => Some(LargePiece {
                 len: bytes.len(),
                 between,
             }),

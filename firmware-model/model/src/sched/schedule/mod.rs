@@ -442,3 +442,28 @@ impl Schedule {
         self.attention_len.store(0, Ordering::SeqCst);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of `polls` polls of the stream that last delivered, those that become polls of all streams.
+    fn of_all(polls: usize, arrived: bool) -> usize {
+        let hot = Hot::default();
+        let is_of_all = || {
+            let is_of_all = hot.is_to_poll_all();
+            hot.note(arrived, || false);
+            is_of_all
+        };
+        std::iter::repeat_with(is_of_all)
+            .take(polls)
+            .filter(|all| *all)
+            .count()
+    }
+
+    #[test]
+    fn a_stream_that_delivers_does_not_starve_the_others() {
+        assert_eq!(of_all(640, true), 10);
+        assert_eq!(of_all(640, false), 40);
+    }
+}

@@ -7,7 +7,7 @@ use super::neighbour::{Neighbour, Reach};
 use super::processors::Processors;
 use super::ring::{Receiver, Sender};
 use crate::host::{Piece, PieceMut, SharedMemory};
-use crate::stream::{LentPiece, Stable, StreamError};
+use crate::stream::{LargePiece, Stable, StreamError};
 use rustix::io::Errno;
 use std::sync::Arc;
 
@@ -115,7 +115,7 @@ impl Connection {
     }
 
     /// As [`Stream::lent`](crate::stream::Stream::lent).
-    pub(in crate::stream) fn lent(&mut self, n: usize) -> Option<LentPiece> {
+    pub(in crate::stream) fn lent(&mut self, n: usize) -> Option<LargePiece> {
         self.receiver.lent(n)
     }
 

@@ -14,7 +14,7 @@ use super::layout::{FIRST_RINGS, RING_WORDS, RINGS};
 use super::lent::Fetcher;
 use crate::handshakes;
 use crate::host::{Mapping, Piece, PieceMut, SharedMemory, Unreachable};
-use crate::stream::{Between, LentPiece, StreamError};
+use crate::stream::{Between, LargePiece, StreamError};
 use rustix::io::Errno;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -305,7 +305,7 @@ impl Receiver {
     }
 
     /// As [`Stream::lent`](crate::stream::Stream::lent).
-    pub(super) fn lent(&mut self, n: usize) -> Option<LentPiece> {
+    pub(super) fn lent(&mut self, n: usize) -> Option<LargePiece> {
         self.available().ok()?;
         if self.tail != self.head {
             return None;
@@ -329,7 +329,7 @@ impl Receiver {
             at = at.wrapping_add(part.len() as u64);
             rest = behind;
         }
-        Some(LentPiece { len, between })
+        Some(LargePiece { len, between })
     }
 
     /// As [`Stream::receive_lent`](crate::stream::Stream::receive_lent); also returns whether the
