@@ -93,12 +93,6 @@ impl<'a> Piece<'a> {
         self.ptr
     }
 
-    /// The address of the first byte in this process.
-    #[inline]
-    pub(crate) fn address(&self) -> u64 {
-        self.ptr.expose_provenance() as u64
-    }
-
     /// The address of the first byte that cannot be read at present, at the granularity of pages.
     #[cold]
     pub(crate) fn first_missing(&self) -> Option<usize> {

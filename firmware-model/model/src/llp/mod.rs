@@ -23,11 +23,9 @@ use crate::host::Unreachable;
 use crate::llp::buffers::BufferPool;
 use crate::memory::{MemoryTable, Window};
 use crate::stream::Stream;
-use crate::stream::same_host::Lending;
 use crate::time::Now;
 use loopback::Loopback;
 use mpa::Mpa;
-use std::sync::Arc;
 use ulpdu::Head;
 
 /// A lower layer.
@@ -152,13 +150,6 @@ impl Llp {
     pub(crate) fn rest(&mut self, memory: &MemoryTable) {
         if let Llp::Mpa(mpa) = self {
             mpa.tx.rest(memory);
-        }
-    }
-
-    /// The stream lends gathered payload, which must be withdrawn before it changes.
-    pub(crate) fn lend_by(&mut self, lending: Arc<Lending>) {
-        if let Llp::Mpa(mpa) = self {
-            mpa.tx.lend_by(lending);
         }
     }
 

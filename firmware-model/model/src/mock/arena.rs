@@ -2,6 +2,7 @@
 
 use crate::host::{HostMemory, Mapping, RemoteMemory, RemoteWord, SharedMemory, Unreachable};
 use rustix::fd::OwnedFd;
+use rustix::mm::{MprotectFlags, mprotect};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -88,6 +89,16 @@ impl Arena {
 
     pub(crate) fn write(&self, iova: u64, bytes: &[u8]) {
         self.map(iova, bytes.len()).copy_in(0, bytes);
+    }
+}
+
+impl Arena {
+    /// Takes away the rights to the page at `iova`, as a program does that unmaps it.
+    pub(crate) fn take_page_away(&self, iova: u64) {
+        let page = self.map(iova, RING_ALIGN).address();
+        let page = std::ptr::with_exposed_provenance_mut(page);
+        // SAFETY: the page is whole, and tests access it by guarded copies only from now on.
+        unsafe { mprotect(page, RING_ALIGN, MprotectFlags::empty()) }.unwrap();
     }
 }
 

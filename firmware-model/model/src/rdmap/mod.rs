@@ -26,7 +26,6 @@
 
 #![cfg_attr(not(any(test, fuzzing)), forbid(unsafe_code))]
 
-mod ahead;
 mod answers;
 pub(crate) mod completions;
 mod delivery;

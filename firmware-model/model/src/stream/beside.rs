@@ -1,9 +1,9 @@
 //! What a TCP connection has beside it: a way through memory, or the prospect of one.
 
+use super::StreamError;
 use super::descriptor::Descriptor;
-use super::same_host::{Connection, Lending, Neighbour, Offer, Offers, Processors, SameHost};
+use super::same_host::{Connection, Neighbour, Offer, Offers, Processors, SameHost};
 use super::socket;
-use super::{LargePiece, Stable, StreamError};
 use crate::host::{Piece, PieceMut};
 use rustix::io::Errno;
 use std::mem;
@@ -95,38 +95,9 @@ impl InMemory {
         self.connection.send(pieces)
     }
 
-    /// As [`Stream::send_stable`](super::Stream::send_stable).
-    pub(super) fn send_stable(
-        &mut self,
-        pieces: &[Piece<'_>],
-        stable: Stable,
-        socket: Option<&Descriptor>,
-    ) -> Result<usize, StreamError> {
-        if self.hung_up {
-            self.check_peer(socket)?;
-        }
-        self.connection.send_stable(pieces, stable)
-    }
-
-    /// As [`Stream::lending`](super::Stream::lending).
-    pub(super) fn lending(&self) -> Option<Arc<Lending>> {
-        self.connection.lending()
-    }
-
     /// As [`Stream::is_cut`](super::Stream::is_cut).
-    #[inline]
     pub(super) fn is_cut(&self) -> bool {
         self.connection.is_cut()
-    }
-
-    /// As [`Stream::lent`](super::Stream::lent).
-    pub(super) fn lent(&mut self, n: usize) -> Option<LargePiece> {
-        self.connection.lent(n)
-    }
-
-    /// As [`Stream::receive_lent`](super::Stream::receive_lent).
-    pub(super) fn receive_lent(&mut self, pieces: usize, into: PieceMut<'_>) -> bool {
-        self.connection.receive_lent(pieces, into)
     }
 
     /// As [`Stream::receive`](super::Stream::receive).

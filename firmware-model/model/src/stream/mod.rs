@@ -5,7 +5,6 @@ mod address;
 mod beside;
 pub mod datagram;
 pub(crate) mod descriptor;
-mod lent;
 pub(crate) mod linger;
 pub(crate) mod same_host;
 #[cfg(any(test, fuzzing, feature = "simulation"))]
@@ -18,13 +17,11 @@ mod udp;
 use crate::host::{Piece, PieceMut};
 use crate::time::Nanos;
 use datagram::{DatagramOptions, DatagramSocket};
-pub use lent::{Between, LargePiece};
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
-use same_host::{Lending, Neighbour, Processors};
+use same_host::{Neighbour, Processors};
 use std::fmt::Debug;
 use std::net::SocketAddr;
-use std::sync::Arc;
 
 /// Why a stream did not take or return bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -40,67 +37,13 @@ pub enum StreamError {
     Fault,
 }
 
-/// Which pieces of a call, of the first 64, stay in place and as they are until the stream has
-/// taken them, or [`Lending::withdraw`] has returned.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-pub struct Stable(u64);
-
-impl Stable {
-    /// Marks a piece.
-    #[inline]
-    pub fn mark(&mut self, piece: usize) {
-        self.0 |= 1u64.checked_shl(piece as u32).unwrap_or(0);
-    }
-
-    /// Whether no piece is marked.
-    #[inline]
-    pub fn is_empty(self) -> bool {
-        self.0 == 0
-    }
-
-    /// Whether a piece is marked.
-    #[inline]
-    pub fn contains(self, piece: usize) -> bool {
-        self.0.checked_shr(piece as u32).unwrap_or(0) & 1 == 1
-    }
-}
-
 /// A reliable stream of bytes in both directions.
 pub trait Stream: Send + Debug {
     /// Takes bytes from `pieces` in order; returns how many, at least one unless there are none.
     fn send(&mut self, pieces: &[Piece<'_>]) -> Result<usize, StreamError>;
 
-    /// As [`send`](Self::send). The peer may fetch the stable pieces from where they are. What was
-    /// offered and not taken must be offered again, unless the stream is [reset](Self::reset).
-    fn send_stable(&mut self, pieces: &[Piece<'_>], stable: Stable) -> Result<usize, StreamError> {
-        let _ = stable;
-        self.send(pieces)
-    }
-
-    /// By which pieces that were offered as [stable](Self::send_stable) are taken back, if the
-    /// stream makes use of that: to be asked once, at the beginning of full operation.
-    fn lending(&self) -> Option<Arc<Lending>> {
-        None
-    }
-
     /// Whether the last call received less than was there, for a reason of the stream's.
     fn is_cut(&self) -> bool {
-        false
-    }
-
-    /// The large piece that comes next, if nothing of it was received (0), or the one `n` places
-    /// behind it. To be asked for 0, 1 and so on; each answer counts until the next receive.
-    fn lent(&mut self, n: usize) -> Option<LargePiece> {
-        let _ = n;
-        None
-    }
-
-    /// Receives this number of large pieces that [`lent`](Self::lent) returned into `into`, which
-    /// is as long as all together, in one step. What is between them counts as received, too.
-    /// Returns whether that was possible; otherwise nothing was received, and the pieces come one
-    /// by one.
-    fn receive_lent(&mut self, pieces: usize, into: PieceMut<'_>) -> bool {
-        let _ = (pieces, into);
         false
     }
 

@@ -4,9 +4,9 @@ use super::address::{ANYWHERE, family, plain};
 use super::beside::{Beside, InMemory};
 use super::datagram::{DatagramOptions, DatagramSocket};
 use super::descriptor::{Descriptor, Descriptors};
-use super::same_host::{Lending, Neighbour, Offers, Processors, SameHost};
+use super::same_host::{Neighbour, Offers, Processors, SameHost};
 use super::socket::{mark, peek, uninterrupted};
-use super::{LargePiece, Listener, Network, Stable, Stream, StreamError, udp};
+use super::{Listener, Network, Stream, StreamError, udp};
 use crate::host::{Piece, PieceMut};
 use crate::sys;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -274,34 +274,8 @@ impl Stream for TcpStream {
         uninterrupted(|| net::sendmsg(socket, io, &mut SendAncillaryBuffer::default(), SEND))
     }
 
-    fn send_stable(&mut self, pieces: &[Piece<'_>], stable: Stable) -> Result<usize, StreamError> {
-        match &mut self.beside {
-            Beside::Instead(memory) => memory.send_stable(pieces, stable, self.socket.as_ref()),
-            _ => self.send(pieces),
-        }
-    }
-
-    fn lending(&self) -> Option<Arc<Lending>> {
-        self.memory()?.lending()
-    }
-
-    #[inline]
     fn is_cut(&self) -> bool {
         self.memory().is_some_and(InMemory::is_cut)
-    }
-
-    fn lent(&mut self, n: usize) -> Option<LargePiece> {
-        match &mut self.beside {
-            Beside::Instead(memory) => memory.lent(n),
-            _ => None,
-        }
-    }
-
-    fn receive_lent(&mut self, pieces: usize, into: PieceMut<'_>) -> bool {
-        match &mut self.beside {
-            Beside::Instead(memory) => memory.receive_lent(pieces, into),
-            _ => false,
-        }
     }
 
     fn send_bytes(&mut self, bytes: &[u8]) -> Result<usize, StreamError> {

@@ -8,7 +8,7 @@ mod datagrams;
 mod direct;
 mod elsewhere;
 mod gather;
-mod lent;
+mod large;
 mod nonsense;
 mod overflow;
 mod own_peer;

@@ -3,13 +3,12 @@
 use super::observer::{Observer, Passed};
 use crate::frames::{Follower, Message};
 use crate::host::{Piece, PieceMut};
-use crate::stream::same_host::{Lending, Neighbour, Processors};
-use crate::stream::{Stable, Stream, StreamError};
+use crate::stream::same_host::{Neighbour, Processors};
+use crate::stream::{Stream, StreamError};
 use crate::time::Nanos;
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 use std::net::SocketAddr;
-use std::sync::Arc;
 
 /// A connection, and who is told what passes.
 #[derive(Debug)]
@@ -75,22 +74,11 @@ impl Stream for TimedStream {
         Ok(taken)
     }
 
-    fn send_stable(&mut self, pieces: &[Piece<'_>], stable: Stable) -> Result<usize, StreamError> {
-        let began = Nanos::monotonic();
-        let taken = self.stream.send_stable(pieces, stable)?;
-        self.sent(pieces, taken, began);
-        Ok(taken)
-    }
-
     fn send_bytes(&mut self, bytes: &[u8]) -> Result<usize, StreamError> {
         let began = Nanos::monotonic();
         let taken = self.stream.send_bytes(bytes)?;
         self.sent(&[Piece::of(bytes)], taken, began);
         Ok(taken)
-    }
-
-    fn lending(&self) -> Option<Arc<Lending>> {
-        self.stream.lending()
     }
 
     fn is_cut(&self) -> bool {

@@ -150,30 +150,6 @@ pub(crate) fn read_if(
     copy_if(conditions, call, process, address, into.as_mut_ptr(), len)
 }
 
-/// Fills a piece from `address` of a process if the condition is met, and returns the number that
-/// is at `proof` in the process. Both are of one program: the kernel looks the process up once.
-///
-/// # Errors
-/// See [`NotCopied`]. Part of the piece may have been filled.
-pub(crate) fn read_proven_if(
-    condition: Condition<'_>,
-    process: Pid,
-    address: u64,
-    mut into: PieceMut<'_>,
-    proof: u64,
-) -> Result<u64, NotCopied> {
-    let call = libc::SYS_process_vm_readv;
-    let mut found = [0u8; 8];
-    let [local, remote] = extents(address, into.as_mut_ptr(), into.len());
-    let [found_here, found_there] = extents(proof, found.as_mut_ptr(), found.len());
-    let (local, remote) = ([local, found_here], [remote, found_there]);
-    let copied = copy_extents_if([condition; 2], call, process, [&local, &remote])?;
-    match copied == into.len() + found.len() {
-        true => Ok(u64::from_ne_bytes(found)),
-        false => Err(NotCopied::Failed(Errno::FAULT)),
-    }
-}
-
 fn copy_if(
     conditions: [Condition<'_>; 2],
     number: libc::c_long,

@@ -26,7 +26,7 @@ const _: () = assert!(2 * MAX_FPDU < BUFFER_LEN);
 /// The result of a read from the stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Filled {
-    /// As many bytes as were requested, or as came before a large piece: there may be more.
+    /// As many bytes as were requested: there may be more.
     All,
     /// Fewer: the stream is empty for now.
     Short,
@@ -273,25 +273,6 @@ impl Receiver {
         self.end += read - placed;
         (self.direct, self.start) = direct.after(self.end, self.start);
         Ok((placed, read, filled))
-    }
-
-    /// Payload of the FPDU that is being read directly that is still to come, and the pad and the
-    /// CRC behind it.
-    pub(crate) fn direct_missing(&self) -> Option<(usize, usize)> {
-        self.direct.map(|direct| (direct.missing, direct.trailer))
-    }
-
-    /// All payload that is missing was placed in another way than by
-    /// [`fill_direct`](Self::fill_direct); `behind` came behind it.
-    pub(crate) fn fill_ahead(&mut self, buffers: &BufferPool, behind: &[u8]) {
-        let Some(mut direct) = self.direct else { return };
-        direct.missing = 0;
-        let buffer = self.buffer.get_or_insert_with(|| buffers.take());
-        if let Some(tail) = buffer.get_mut(self.end..self.end + behind.len()) {
-            tail.copy_from_slice(behind);
-            self.end += behind.len();
-        }
-        (self.direct, self.start) = direct.after(self.end, self.start);
     }
 
     /// Drops all bytes that arrived: nothing behind an error may be used (RFC 5044 §8).

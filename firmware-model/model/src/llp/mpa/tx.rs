@@ -15,7 +15,6 @@ use crate::llp::buffers::{BUFFER_LEN, Buffer, BufferPool};
 use crate::llp::ulpdu::{Head, LlpError};
 use crate::memory::{Borrow, MemoryTable, Pin, Window};
 use crate::stream::Stream;
-use crate::stream::same_host::Lending;
 use crate::time::{Nanos, Now};
 use std::sync::Arc;
 use std::time::Duration;
@@ -94,11 +93,6 @@ impl Sender {
             taken: 0,
             open: Open::default(),
         }
-    }
-
-    /// The stream lends what is unsent, until it is withdrawn.
-    pub(crate) fn lend_by(&mut self, lending: Arc<Lending>) {
-        self.shared_unsent.lend_by(lending);
     }
 
     #[inline]
@@ -312,16 +306,6 @@ impl Sender {
         Ok(sent?)
     }
 
-    /// Counts as taken what the peer has fetched since the last call of the stream.
-    pub(crate) fn settle(&mut self) {
-        let fetched = self.shared_unsent.fetched().min(self.sealed);
-        let more = fetched.saturating_sub(self.taken);
-        if more > 0 && self.borrow.is_some() {
-            self.shared_unsent.lock().advance(more as usize);
-            self.taken = fetched;
-        }
-    }
-
     /// The address of the first byte to be sent that cannot be read at present, as far as one
     /// system call would send.
     #[cold]
@@ -350,7 +334,6 @@ impl Sender {
     }
 
     pub(crate) fn drop_unsent(&mut self) {
-        self.shared_unsent.withdraw();
         if self.borrow.take().is_some() {
             self.shared_unsent.lock().clear();
         }

@@ -3,9 +3,8 @@
 
 use crate::host::{Mapping, Piece};
 use crate::memory::{BorrowHolder, EntryId};
-use crate::stream::same_host::{Lending, WORTH_LENDING};
-use crate::stream::{Stable, Stream, StreamError};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use crate::stream::{Stream, StreamError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Pieces of one system call: gathered payload and the bytes between, as far as the backlog goes.
 const PIECES: usize = 64;
@@ -100,7 +99,9 @@ impl Unsent {
                 Ok((n, offered)) => {
                     *taken += n as u64;
                     self.advance(n);
-                    if n < offered {
+                    // In memory there may be room: what comes next cannot be read. A socket
+                    // would tell of the room.
+                    if n < offered && !stream.is_in_memory() {
                         return Ok(false);
                     }
                 }
@@ -122,16 +123,11 @@ impl Unsent {
             return Ok((stream.send_bytes(staged(at, len))?, len));
         }
         let mut pieces = [Piece::of(&[]); PIECES];
-        let (mut count, mut offered, mut stable) = (0, 0, Stable::default());
+        let (mut count, mut offered) = (0, 0);
         for (piece, part) in pieces.iter_mut().zip(parts) {
             *piece = match part {
                 Part::Staged { at, len } => Piece::of(staged(*at, *len)),
-                Part::Memory { memory, .. } => {
-                    if memory.len() >= WORTH_LENDING {
-                        stable.mark(count);
-                    }
-                    memory.piece()
-                }
+                Part::Memory { memory, .. } => memory.piece(),
                 Part::Copied { at, len } => Piece::of(self.copies.get(*at..at + len).unwrap_or_default()),
                 Part::Unreachable { .. } => break,
             };
@@ -141,7 +137,7 @@ impl Unsent {
         if count == 0 {
             return Err(StreamError::Fault);
         }
-        Ok((stream.send_stable(&pieces[..count], stable)?, offered))
+        Ok((stream.send(&pieces[..count])?, offered))
     }
 
     /// The address of the first byte that cannot be read at present, as far as one system call
@@ -171,31 +167,11 @@ impl Unsent {
 
 /// The rest when the stream takes no more; a leaf among locks.
 #[derive(Debug, Default)]
-pub(super) struct SharedUnsent {
-    unsent: Mutex<Unsent>,
-    /// The peer may be about to fetch what is unsent.
-    lending: OnceLock<Arc<Lending>>,
-}
+pub(super) struct SharedUnsent(Mutex<Unsent>);
 
 impl SharedUnsent {
     pub(super) fn lock(&self) -> MutexGuard<'_, Unsent> {
-        self.unsent.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(super) fn lend_by(&self, lending: Arc<Lending>) {
-        let _ = self.lending.set(lending);
-    }
-
-    /// The position up to which the peer has taken what the stream lent.
-    pub(super) fn fetched(&self) -> u64 {
-        self.lending.get().map_or(0, |lending| lending.taken())
-    }
-
-    /// On return, the peer does not read any more what is unsent.
-    pub(super) fn withdraw(&self) {
-        if let Some(lending) = self.lending.get() {
-            lending.withdraw();
-        }
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -203,12 +179,6 @@ impl BorrowHolder for SharedUnsent {
     fn release(&self, revoked: EntryId) {
         let mut unsent = self.lock();
         let Unsent { parts, head, copies } = &mut *unsent;
-        let of_entry = |part: &Part| matches!(part, Part::Memory { entry, .. } if *entry == revoked);
-        if !parts.iter().skip(*head).any(of_entry) {
-            return;
-        }
-        // Also because the copies may move.
-        self.withdraw();
         for part in parts.iter_mut().skip(*head) {
             if let Part::Memory { memory, entry } = *part
                 && entry == revoked

@@ -53,7 +53,7 @@ struct Guards {
 
 /// Where a peer says that it accesses memory.
 #[derive(Debug, Clone)]
-pub(crate) struct Guard {
+struct Guard {
     memory: Arc<SharedMemory>,
     at: usize,
     process: Pid,
@@ -61,7 +61,7 @@ pub(crate) struct Guard {
 
 impl Guard {
     /// The word at `at` of `memory`, which a process sets.
-    pub(crate) fn new(memory: &Arc<SharedMemory>, at: usize, process: Pid) -> Guard {
+    fn new(memory: &Arc<SharedMemory>, at: usize, process: Pid) -> Guard {
         let memory = memory.clone();
         Guard { memory, at, process }
     }
@@ -71,7 +71,7 @@ impl Guard {
     }
 
     /// Waits until the peer is not in an access that it had begun.
-    pub(crate) fn wait(&self) {
+    fn wait(&self) {
         let value = handshakes::guard_after_revocation(self.memory.word64(self.at));
         if value == 0 {
             return;

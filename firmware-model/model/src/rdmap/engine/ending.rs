@@ -130,22 +130,12 @@ impl Engine {
         }
     }
 
-    /// The stream ends. What the peer has taken until then counts.
-    fn settle(&mut self, env: &Env<'_>) {
-        if let Some(Llp::Mpa(mpa)) = &mut self.llp {
-            let before = mpa.tx.taken();
-            mpa.tx.settle();
-            env.counters.add(Counter::TxBytes, mpa.tx.taken() - before);
-        }
-    }
-
     /// The peer's FIN.
     pub(super) fn peer_finished(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) -> RxOutcome {
         let between = match &self.llp {
             Some(Llp::Mpa(mpa)) => mpa.rx.at_boundary() && !self.halves.responder.is_within_message(),
             _ => true,
         };
-        self.settle(env);
         if self.begin_parting() {
             stream.finish();
             self.end(env);
@@ -195,7 +185,7 @@ impl Engine {
         match &mut self.llp {
             Some(Llp::Mpa(mpa)) if may_send => {
                 mpa.rx.discard();
-                self.direct.clear();
+                self.direct = None;
                 self.terminate_sent = control;
                 if !self.parting {
                     self.state = QpState::Sqe;
@@ -374,8 +364,7 @@ impl Engine {
     /// taken in.
     pub(super) fn close(&mut self, env: &mut Env<'_>) {
         self.stop_waiting();
-        self.direct.clear();
-        self.settle(env);
+        self.direct = None;
         // No confirmation can come any more: requests that the stream took are complete.
         self.peer_progress = None;
         self.count_accesses(env.counters);

@@ -17,15 +17,15 @@ mod receive;
 mod send;
 mod unreliable;
 
-use super::ahead::Direct;
 use super::drops::Drops;
 use super::held::Held;
-use super::inbound::Halves;
+use super::inbound::{Halves, Segment};
 use super::requester::Requester;
 use super::responder::Responder;
 use super::terminate::Outgoing;
 use super::turns::Turns;
 use crate::capture::own_peer::OwnPeerTap;
+use crate::host::PieceRoom;
 use crate::llp::Llp;
 use crate::llp::loopback::Loopback;
 use crate::llp::mpa::{Agreed, Mpa};
@@ -94,7 +94,10 @@ pub struct Engine {
     rnr_deadline: Option<Nanos>,
     /// When posted receives are flushed after the peer's FIN.
     grace_deadline: Option<Nanos>,
-    direct: Direct,
+    /// The segment whose payload is being read to its place, and how much of it is there.
+    direct: Option<(Segment, usize)>,
+    /// Room for the places of payload.
+    pieces: PieceRoom,
     terminate_sent: u32,
     terminate_received: u32,
     /// How far each end has processed the other's messages: present if the peer is a queue pair of
@@ -140,7 +143,8 @@ impl Engine {
             rnr_timeout: Duration::MAX,
             rnr_deadline: None,
             grace_deadline: None,
-            direct: Direct::default(),
+            direct: None,
+            pieces: PieceRoom::default(),
             terminate_sent: 0,
             terminate_received: 0,
             peer_progress: None,
@@ -247,9 +251,6 @@ impl Engine {
         self.open(attachment, Llp::Mpa(Box::new(Mpa::new(agreed))))?;
         self.meet_neighbour(stream.neighbour(self.halves.qp.qid));
         if let Some(llp) = &mut self.llp {
-            if let Some(lending) = stream.lending() {
-                llp.lend_by(lending);
-            }
             llp.refresh(&env.now, stream);
         }
         if attachment.terminate != 0 {

@@ -129,11 +129,6 @@ impl Node {
         self.region_behind(skip, pd, len, access)
     }
 
-    /// A region of any length that is no page list.
-    pub(crate) fn contiguous(&self, len: usize, access: Access) -> Region {
-        self.region_behind(0, self.pd, len, access)
-    }
-
     /// A page list that begins `skip` bytes behind the front of its first page, unless that is 0.
     fn region_behind(&self, skip: usize, pd: u32, len: usize, access: Access) -> Region {
         let block = Rc::new(Block::new(skip + len));

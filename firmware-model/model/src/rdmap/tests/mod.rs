@@ -15,7 +15,6 @@ mod revocation_rows;
 mod sequence_rows;
 mod speed;
 mod state_rows;
-mod together;
 mod unreliable_rows;
 mod verbs_rows;
 

@@ -2,12 +2,11 @@
 
 use super::bell::{PeerBell, Slot};
 use super::direction::Direction;
-use super::lent::{Fetcher, Lender, Lending};
 use super::neighbour::{Neighbour, Reach};
 use super::processors::Processors;
 use super::ring::{Receiver, Sender};
 use crate::host::{Piece, PieceMut, SharedMemory};
-use crate::stream::{LargePiece, Stable, StreamError};
+use crate::stream::StreamError;
 use rustix::io::Errno;
 use std::sync::Arc;
 
@@ -17,8 +16,6 @@ pub(in crate::stream) struct Connection {
     memory: Arc<SharedMemory>,
     outgoing: Direction,
     sender: Sender,
-    /// Lends large pieces, if the peer may reach our memory.
-    lender: Option<Lender>,
     receiver: Receiver,
     slot: Slot,
     peer: Arc<PeerBell>,
@@ -38,15 +35,9 @@ impl Connection {
         reach: Reach,
     ) -> Connection {
         let memory = Arc::new(memory);
-        let mut receiver = Receiver::new(memory.clone(), outgoing.other());
-        if let Some(there) = &reach.there {
-            receiver.fetch_by(Fetcher::new(&memory, outgoing.other(), there));
-        }
-        let lender = (reach.here.as_ref()).map(|(_, peer)| Lender::new(&memory, outgoing, *peer));
         Connection {
             sender: Sender::new(memory.clone(), outgoing),
-            lender,
-            receiver,
+            receiver: Receiver::new(memory.clone(), outgoing.other()),
             memory,
             outgoing,
             slot,
@@ -76,56 +67,14 @@ impl Connection {
     /// As [`Stream::send`](crate::stream::Stream::send).
     #[inline]
     pub(in crate::stream) fn send(&mut self, pieces: &[Piece<'_>]) -> Result<usize, StreamError> {
-        self.send_stable(pieces, Stable::default())
-    }
-
-    /// As [`Stream::send_stable`](crate::stream::Stream::send_stable).
-    pub(in crate::stream) fn send_stable(
-        &mut self,
-        pieces: &[Piece<'_>],
-        stable: Stable,
-    ) -> Result<usize, StreamError> {
-        let sent = match &mut self.lender {
-            Some(lender) if !(lender.is_idle() && stable.is_empty()) => {
-                let sent = lender.send(&mut self.sender, pieces, stable);
-                // Also if nothing is taken, something may be lent.
-                self.peer.ring(self.peer_slot);
-                return sent;
-            }
-            Some(lender) => {
-                let sent = self.sender.send(pieces)?;
-                lender.note_sent(sent);
-                sent
-            }
-            None => self.sender.send(pieces)?,
-        };
+        let sent = self.sender.send(pieces)?;
         self.peer.ring(self.peer_slot);
         Ok(sent)
     }
 
-    /// As [`Stream::lending`](crate::stream::Stream::lending).
-    pub(in crate::stream) fn lending(&self) -> Option<Arc<Lending>> {
-        self.lender.as_ref().map(|lender| lender.lending().clone())
-    }
-
     /// As [`Stream::is_cut`](crate::stream::Stream::is_cut).
-    #[inline]
     pub(in crate::stream) fn is_cut(&self) -> bool {
         self.receiver.is_cut()
-    }
-
-    /// As [`Stream::lent`](crate::stream::Stream::lent).
-    pub(in crate::stream) fn lent(&mut self, n: usize) -> Option<LargePiece> {
-        self.receiver.lent(n)
-    }
-
-    /// As [`Stream::receive_lent`](crate::stream::Stream::receive_lent).
-    pub(in crate::stream) fn receive_lent(&mut self, pieces: usize, into: PieceMut<'_>) -> bool {
-        let received = self.receiver.receive_lent(pieces, into);
-        if received == Some(true) {
-            self.peer.ring(self.peer_slot);
-        }
-        received.is_some()
     }
 
     /// As [`Stream::receive`](crate::stream::Stream::receive). That nothing has arrived says
@@ -182,9 +131,6 @@ impl Drop for Connection {
     fn drop(&mut self) {
         if !self.slot.is_own() {
             return;
-        }
-        if let Some(lender) = &self.lender {
-            lender.lending().withdraw();
         }
         if !self.is_reset {
             self.sender.end();

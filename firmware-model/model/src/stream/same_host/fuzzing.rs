@@ -4,15 +4,12 @@
 use super::bell::{Bell, MEMORY as BELL, PeerBell, SLOTS};
 use super::direction::Direction;
 use super::layout::MEMORY;
-use super::lent::Lender;
 use super::messages::Message;
 use super::ring::{Receiver, Sender};
 use crate::host::{Piece, PieceMut, SharedMemory};
 use crate::memory::{ForeignTable, Need};
-use crate::stream::Stable;
 use crate::stream::descriptor::Descriptors;
 use rustix::fd::AsFd;
-use rustix::process::getpid;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use zerocopy::FromBytes;
@@ -76,7 +73,6 @@ pub(crate) fn same_host(data: &[u8]) {
     let slots: Vec<_> = (0..70).filter_map(|_| bell.slot()).collect();
     slots.iter().for_each(|slot| slot.bind(slot.number + 1));
     let mut sender = Sender::new(connection.clone(), Direction::FromInitiator);
-    let mut lender = Lender::new(&connection, Direction::FromInitiator, getpid());
     let mut receiver = Receiver::new(connection.clone(), Direction::FromResponder);
     let mut bytes = vec![0u8; 1 << 20];
     while !source.0.is_empty() {
@@ -97,11 +93,7 @@ pub(crate) fn same_host(data: &[u8]) {
             }
             2 => {
                 let n = source.number() as usize % bytes.len();
-                let mut stable = Stable::default();
-                if source.byte() % 2 == 0 {
-                    stable.mark(0);
-                }
-                if let Ok(sent) = lender.send(&mut sender, &[Piece::of(&bytes[..n])], stable) {
+                if let Ok(sent) = sender.send(&[Piece::of(&bytes[..n])]) {
                     assert!(sent <= n);
                 }
             }

@@ -30,16 +30,15 @@ impl Area {
 /// The words of a ring.
 pub(super) const RING_WORDS: Area = Area { start: 0, len: 256 };
 /// The bytes of a ring that has not grown.
-pub(super) const FIRST_RINGS: Area = RING_WORDS.behind(512);
+pub(super) const FIRST_RINGS: Area = RING_WORDS.behind(1024);
 /// The words that an end writes beside the ring, for the direction from it.
 pub(super) const END_WORDS: Area = FIRST_RINGS.behind(256);
-/// The words for pieces that are lent.
-pub(super) const LENT_WORDS: Area = END_WORDS.behind(1024);
 /// The bytes of a ring that has grown. All before, which every connection uses, is one page.
-pub(super) const RINGS: Area = LENT_WORDS.behind(256 << 10);
-/// The buffers for pieces that were lent and cannot be fetched.
-pub(super) const BUFFERS: Area = RINGS.behind(64 << 10);
+pub(super) const RINGS: Area = Area {
+    start: 4096,
+    len: 512 << 10,
+};
 /// Bytes of shared memory for a connection.
-pub(super) const MEMORY: usize = BUFFERS.behind(0).start;
+pub(super) const MEMORY: usize = RINGS.behind(0).start;
 
-const _: () = assert!(RINGS.start == 4096);
+const _: () = assert!(END_WORDS.behind(0).start <= RINGS.start);

@@ -15,7 +15,6 @@ mod direction;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
 mod layout;
-mod lent;
 mod mail;
 mod messages;
 mod names;
@@ -26,8 +25,6 @@ mod ring;
 
 pub(crate) use bells::{Asleep, Bells};
 pub(super) use connection::Connection;
-pub(crate) use lent::Lending;
-pub(crate) use lent::WORTH_LENDING;
 pub(super) use mail::{Mail, Office};
 pub(crate) use neighbour::Neighbour;
 pub(crate) use processors::Processors;

@@ -11,10 +11,9 @@
 
 use super::direction::Direction;
 use super::layout::{FIRST_RINGS, RING_WORDS, RINGS};
-use super::lent::Fetcher;
 use crate::handshakes;
-use crate::host::{Mapping, Piece, PieceMut, SharedMemory, Unreachable};
-use crate::stream::{Between, LargePiece, StreamError};
+use crate::host::{Mapping, Piece, PieceMut, SharedMemory};
+use crate::stream::StreamError;
 use rustix::io::Errno;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -23,6 +22,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 const FIRST: usize = FIRST_RINGS.len;
 const GROWN: usize = 4 << 10;
 const MOST: usize = RINGS.len;
+/// Bytes after which an end of a ring shows how far it is: the other end copies at the same time.
+const PART: usize = 16 << 10;
 /// The words of a direction: those of the sender and of the receiver in cache lines of their own.
 const TAIL: usize = 0;
 const LENGTH: usize = 8;
@@ -169,27 +170,41 @@ impl Sender {
                 return Err(StreamError::WouldBlock);
             }
         }
-        let mut tail = self.tail;
+        self.place.length().store(self.length as u32, Ordering::Relaxed);
+        let start = self.tail;
+        let mut tail = start;
         let mut left = room;
         for piece in pieces {
             let mut piece = piece.first(left);
             left -= piece.len();
             while !piece.is_empty() {
-                let into = self.place.extent(tail, self.length, piece.len());
-                // Nothing is published yet: what was copied before is as if it had not been.
-                into.try_fill_from(&piece)
-                    .map_err(|Unreachable| StreamError::Fault)?;
+                let into = self.place.extent(tail, self.length, piece.len().min(PART));
+                if into.try_fill_from(&piece).is_err() {
+                    // As a system call: what was taken before is taken.
+                    return match self.tail.wrapping_sub(start) as usize {
+                        0 => Err(StreamError::Fault),
+                        taken => Ok(taken),
+                    };
+                }
                 tail += into.len() as u64;
                 piece = piece.skip(into.len());
+                if tail.wrapping_sub(self.tail) >= PART as u64 {
+                    self.show(tail);
+                }
             }
             if left == 0 {
                 break;
             }
         }
-        self.tail = tail;
-        self.place.length().store(self.length as u32, Ordering::Relaxed);
-        self.place.tail().store(tail, Ordering::Release);
+        self.show(tail);
         Ok(room)
+    }
+
+    /// What is before this position is the receiver's.
+    #[inline]
+    fn show(&mut self, tail: u64) {
+        self.tail = tail;
+        self.place.tail().store(tail, Ordering::Release);
     }
 
     /// Takes all bytes of `pieces`, or none if there is no room for all.
@@ -214,11 +229,6 @@ impl Sender {
         Ok(self.tail == self.head)
     }
 
-    /// The position behind what was sent.
-    pub(super) fn position(&self) -> u64 {
-        self.tail
-    }
-
     /// Nothing follows what was sent.
     pub(super) fn end(&self) {
         self.place.ended().store(1, Ordering::Release);
@@ -235,11 +245,10 @@ impl Sender {
 pub(super) struct Receiver {
     place: Place,
     head: u64,
-    /// The tail as of the last look, or where a lent piece belongs before it.
+    /// The tail as of the last look.
     tail: u64,
     length: usize,
-    fetcher: Option<Fetcher>,
-    /// The last call ended before a lent piece.
+    /// The last call ended before inaccessible memory.
     is_cut: bool,
 }
 
@@ -250,19 +259,11 @@ impl Receiver {
             head: 0,
             tail: 0,
             length: FIRST,
-            fetcher: None,
             is_cut: false,
         }
     }
 
-    /// Pieces that the sender lends are fetched.
-    pub(super) fn fetch_by(&mut self, fetcher: Fetcher) {
-        self.fetcher = Some(fetcher);
-    }
-
-    /// Whether the last call received less than there was, so that the next piece, which is large,
-    /// gets to its place by one copy.
-    #[inline]
+    /// Whether the last call received less than there was and room for.
     pub(super) fn is_cut(&self) -> bool {
         self.is_cut
     }
@@ -275,20 +276,11 @@ impl Receiver {
     pub(super) fn available(&mut self) -> Result<usize, StreamError> {
         if self.tail == self.head {
             let tail = self.place.tail().load(Ordering::Acquire);
-            let lent = self.fetcher.as_mut().and_then(Fetcher::position);
-            if lent == Some(self.head) {
-                return match self.fetcher.as_ref().map_or(0, Fetcher::available) {
-                    0 => Err(StreamError::WouldBlock),
-                    available => Ok(available),
-                };
-            }
             if tail == self.head {
                 return Err(StreamError::WouldBlock);
             }
             let length = self.length_up_to(tail)?;
-            let until = lent.map_or(u64::MAX, |lent| lent.wrapping_sub(self.head));
-            let available = tail.wrapping_sub(self.head).min(until);
-            (self.tail, self.length) = (self.head.wrapping_add(available), length);
+            (self.tail, self.length) = (tail, length);
         }
         Ok(self.tail.wrapping_sub(self.head) as usize)
     }
@@ -302,42 +294,6 @@ impl Receiver {
             true => Ok(length),
             false => Err(broken()),
         }
-    }
-
-    /// As [`Stream::lent`](crate::stream::Stream::lent).
-    pub(super) fn lent(&mut self, n: usize) -> Option<LargePiece> {
-        self.available().ok()?;
-        if self.tail != self.head {
-            return None;
-        }
-        let (len, from, to) = self.fetcher.as_mut()?.ahead(n)?;
-        // The sender lends a piece behind the bytes before it.
-        let tail = self.place.tail().load(Ordering::Acquire);
-        let length = self.length_up_to(tail).ok()?;
-        let (from_head, to_tail) = (from.wrapping_sub(self.head), tail.wrapping_sub(to));
-        let most = length as u64;
-        if from_head > most || to_tail > most || to.wrapping_sub(from) > Between::MOST as u64 {
-            return None;
-        }
-        let mut between = Between::of_len(to.wrapping_sub(from) as usize);
-        let mut rest = between.bytes_mut();
-        let mut at = from;
-        while !rest.is_empty() {
-            let extent = self.place.extent(at, length, rest.len());
-            let (part, behind) = rest.split_at_mut(extent.len());
-            extent.copy_out(0, part);
-            at = at.wrapping_add(part.len() as u64);
-            rest = behind;
-        }
-        Some(LargePiece { len, between })
-    }
-
-    /// As [`Stream::receive_lent`](crate::stream::Stream::receive_lent); also returns whether the
-    /// sender waits for that.
-    pub(super) fn receive_lent(&mut self, pieces: usize, into: PieceMut<'_>) -> Option<bool> {
-        let (position, told) = self.fetcher.as_mut()?.receive_ahead(pieces, into)?;
-        (self.head, self.tail) = (position, position);
-        Some(self.publish() | told)
     }
 
     /// Whether the sender sends no more.
@@ -370,55 +326,39 @@ impl Receiver {
     }
 
     /// Fills `into` in order with what has arrived; returns how many bytes, and whether the sender
-    /// waits for that. No byte: a lent piece is next, for which the sender has to do something.
+    /// waits for that.
     ///
     /// # Errors
     /// `WouldBlock`: nothing has arrived.
     pub(super) fn receive(&mut self, into: &mut [PieceMut<'_>]) -> Result<(usize, bool), StreamError> {
         self.available()?;
         self.is_cut = false;
-        let (mut received, mut told) = (0, false);
+        let mut received = 0;
         for piece in into {
             let mut at = 0;
             while at < piece.len() {
                 // More may have come while the last bytes were copied.
                 let Ok(available) = self.available() else {
-                    return Ok((received, self.publish() | told));
+                    return Ok((received, self.publish()));
                 };
-                if self.tail == self.head
-                    && let Some(fetcher) = &mut self.fetcher
-                {
-                    self.is_cut = received > 0 && fetcher.is_at_front();
-                    if self.is_cut {
-                        return Ok((received, self.publish() | told));
-                    }
-                    match fetcher.receive(&mut piece.rest(at)) {
-                        Ok((n, is_told)) => {
-                            (at, received, told) = (at + n, received + n, told | is_told);
-                            if n == 0 {
-                                return Ok((received, self.publish() | told));
-                            }
-                        }
-                        Err(error) if received == 0 => return Err(error),
-                        Err(_) => return Ok((received, self.publish() | told)),
-                    }
-                    continue;
-                }
-                let from = self
-                    .place
-                    .extent(self.head, self.length, available.min(piece.len() - at));
+                let most = available.min(piece.len() - at).min(PART);
+                let from = self.place.extent(self.head, self.length, most);
                 if from.try_copy_to(&mut piece.rest(at)).is_err() {
                     // As a system call: what was received before is received.
-                    return match received {
-                        0 => Err(StreamError::Fault),
-                        _ => Ok((received, self.publish() | told)),
+                    self.is_cut = received > 0;
+                    return match self.is_cut {
+                        false => Err(StreamError::Fault),
+                        true => Ok((received, self.publish())),
                     };
                 }
                 self.head += from.len() as u64;
                 (at, received) = (at + from.len(), received + from.len());
+                if from.len() == PART {
+                    self.place.head().store(self.head, Ordering::Release);
+                }
             }
         }
-        Ok((received, self.publish() | told))
+        Ok((received, self.publish()))
     }
 
     /// Gives room back; returns whether the sender waits for it.

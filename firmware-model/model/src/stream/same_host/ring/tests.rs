@@ -201,6 +201,23 @@ fn inaccessible_memory_is_a_fault_and_sends_nothing() {
     assert_eq!(&into, b"behind");
 }
 
+/// What was shown to the receiver before a fault is sent, as by a system call.
+#[test]
+fn a_fault_behind_many_bytes_counts_what_is_before() {
+    crate::host::fault::install();
+    let (_, mut sender, mut receiver) = ends();
+    let gone = SharedMemory::create("gone", 4096).unwrap().0;
+    let before: Vec<u8> = (0..3 * PART + 5).map(|n| n as u8).collect();
+    let pieces = [Piece::of(&before), unsafe_gone(gone.piece())];
+    drop(gone);
+    let sent = sender.send(&pieces).unwrap();
+    assert_eq!(sent, 3 * PART);
+    assert_eq!(sender.send(&[pieces[1]]), Err(StreamError::Fault));
+    let mut into = vec![0; before.len()];
+    let (received, _) = receiver.receive(&mut [PieceMut::of(&mut into)]).unwrap();
+    assert_eq!((received, &into[..sent]), (sent, &before[..sent]));
+}
+
 /// The piece for a life of its own, as a registration gives it out.
 fn unsafe_gone(piece: Piece<'_>) -> Piece<'static> {
     // SAFETY: a piece is an address and a length; the memory is only read by guarded copies.

@@ -1,4 +1,4 @@
-//! Large Sends that the receiver fetches from the sender's memory.
+//! Sends that are longer than the ring of a connection in memory.
 
 use super::same_host::{in_memory, in_memory_with};
 use crate::mock::{Driver, Pair, Region, assert_cqe};
@@ -7,7 +7,7 @@ use urnic_device::event::EventKind;
 use urnic_device::stream::attach;
 use urnic_device::vocabulary::{Access, QpState, WcStatus};
 
-const LEN: usize = 400_000;
+const LEN: usize = 900_000;
 /// The bytes that the program writes when the memory is its own again.
 const SECRET: u8 = 0xee;
 
@@ -91,7 +91,7 @@ fn shm_17_a_send_that_was_flushed_is_not_received() {
 
 /// A peer that has received everything may leave at once.
 #[test]
-fn shm_17_what_a_peer_has_fetched_before_it_left_counts() {
+fn shm_17_what_a_peer_has_received_before_it_left_counts() {
     for round in 0..10 {
         let (near, far, mut pair) = in_memory_with(attach::STALL_ON_EMPTY_RQ);
         under_way(&near, &mut pair, round);
@@ -102,28 +102,57 @@ fn shm_17_what_a_peer_has_fetched_before_it_left_counts() {
     }
 }
 
-/// Two ends that each send more than the other has room for.
+/// Two ends that each send more than there is room for, at the same time.
 #[test]
 fn shm_17_large_sends_of_both_ends_pass_each_other() {
     let (near, far, mut pair) = in_memory_with(attach::STALL_ON_EMPTY_RQ);
     let Pair { initiator, responder } = &mut pair;
-    for round in 0..10u32 {
-        let ends = [(&near, &mut *initiator), (&far, &mut *responder)];
-        for (driver, end) in ends {
-            driver.arena.write(end.region.iova, &content(round as usize));
-            end.qp
-                .post_recv(driver, 2, &[end.region.sge(1 << 19, LEN as u32)]);
+    for round in 0..10 {
+        let mut sources = Vec::new();
+        for (driver, end) in [(&near, &mut *initiator), (&far, &mut *responder)] {
+            let source = driver.register(end.pd, LEN, Access::empty()).unwrap();
+            driver.arena.write(source.iova, &content(round));
+            let into = end.region.sge(0, LEN as u32);
+            end.qp.post_recv(driver, 2, &[into]);
+            end.qp.post_send(driver, 1, &[source.sge(0, LEN as u32)]);
+            sources.push(source);
         }
-        initiator
-            .qp
-            .post_send(&near, 1, &[initiator.region.sge(0, LEN as u32)]);
-        responder
-            .qp
-            .post_send(&far, 1, &[responder.region.sge(0, LEN as u32)]);
         for (driver, end) in [(&near, &mut *initiator), (&far, &mut *responder)] {
             assert_cqe(&end.recv_cq.await_completion(driver), 2, WcStatus::Success);
-            assert!(driver.arena.read(end.region.iova + (1 << 19), LEN) == content(round as usize));
+            assert!(driver.arena.read(end.region.iova, LEN) == content(round));
             assert_cqe(&end.send_cq.await_completion(driver), 1, WcStatus::Success);
         }
+        near.on(Opcode::DestroyMr, sources[0].stag).unwrap();
+        far.on(Opcode::DestroyMr, sources[1].stag).unwrap();
+    }
+}
+
+/// Memory that goes away while its bytes wait for room, behind some that find room first.
+#[test]
+fn a_source_that_is_gone_ends_the_connection() {
+    crate::host::fault::install();
+    for page in (150..LEN as u64 / 4096).step_by(7) {
+        let (near, far, mut pair) = in_memory_with(attach::STALL_ON_EMPTY_RQ);
+        let region = under_way(&near, &mut pair, 1);
+        near.arena.take_page_away(region.iova + page * 4096);
+        let into = pair.responder.region;
+        pair.responder.qp.post_recv(&far, 2, &[into.sge(0, 1 << 20)]);
+        near.await_event(EventKind::QpError, pair.initiator.qp.id);
+        far.await_event(EventKind::QpError, pair.responder.qp.id);
+    }
+}
+
+/// A receive of which only the first pages are there.
+#[test]
+fn a_sink_that_is_gone_ends_the_connection() {
+    crate::host::fault::install();
+    for there in [0, 8 << 10, 40 << 10, 200 << 10] {
+        let (near, far, mut pair) = in_memory();
+        let into = far.register(pair.responder.pd, LEN, Access::LOCAL_WRITE).unwrap();
+        far.arena.take_page_away(into.iova + there);
+        pair.responder.qp.post_recv(&far, 2, &[into.sge(0, LEN as u32)]);
+        under_way(&near, &mut pair, 1);
+        far.await_event(EventKind::QpError, pair.responder.qp.id);
+        near.await_event(EventKind::QpError, pair.initiator.qp.id);
     }
 }
