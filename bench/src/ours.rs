@@ -112,7 +112,7 @@ pub(crate) fn delivered_bandwidth(name: &str, size: usize, count: u64) -> Measur
 
 /// Millions of Sends of 64 bytes per second.
 pub(crate) fn delivered_messages() -> Measured<f64> {
-    column(&delivered("ib_send_bw", "-s 64 -n 2000000")?, 4)
+    column(&delivered("ib_send_bw", "-s 64 -n 8000000")?, 4)
 }
 
 /// Median microseconds of the kernel's copies of 8 bytes between processes: by `"write"`, of half a
