@@ -139,7 +139,7 @@ fn a_source_that_is_gone_ends_the_connection() {
         let (near, far, mut pair) = in_memory_with(attach::STALL_ON_EMPTY_RQ);
         let region = under_way(&near, &mut pair, 1);
         near.arena.take_page_away(region.iova + page * 4096);
-        let into = post_recv(&far, &mut pair);
+        post_recv(&far, &mut pair);
         near.await_event(EventKind::QpError, pair.initiator.qp.id);
         far.await_event(EventKind::QpError, pair.responder.qp.id);
     }
