@@ -5,10 +5,11 @@ use urnic_testkit::Folder;
 use urnic_tests::build::{scratch, urnic};
 use urnic_tests::or_skip;
 use urnic_tests::program::Program;
+use urnic_tests::served::Served;
 use urnic_tests::skip::installed;
 use urnic_tests::target_process::{Role, TargetProcess};
 use urnic_tests::ulpdu::send;
-use urnic_tests::wait::{TIME_LIMIT, until};
+use urnic_tests::wait::{TIME_LIMIT, free_port, until};
 
 /// A place for presences that no other test uses.
 fn place(name: &str) -> Folder {
@@ -61,6 +62,37 @@ fn processes_and_queue_pairs_are_shown_with_their_counters() {
     target.quits();
     let after = stat(&place, "").run().success();
     assert_eq!(after, "no process of yours has a urnic device open\n");
+}
+
+/// The device is in another process than the memory of both programs.
+#[test]
+fn shm_20_a_served_device_reaches_the_memory_of_another_ones_program() {
+    or_skip!(installed("ib_write_bw"));
+    let served = Served::start();
+    let place = place("served");
+    for (name, counter) in [
+        ("ib_write_bw", "\"direct_writes\":"),
+        ("ib_read_bw", "\"direct_reads\":"),
+    ] {
+        let port = free_port();
+        let end = |more: &str| {
+            let line = format!("-d urnic0 -F -s 65536 -n 100000 -p {port} {more}");
+            let program = served.program(name).line(&line);
+            program.env("URNIC_PRESENT_DIR", place.path())
+        };
+        let mut server = end("").spawn();
+        server.wait_until_listening(port);
+        let client = end("127.0.0.1").spawn();
+        let seen = until(TIME_LIMIT, || {
+            let shown = stat(&place, "--json").run().success();
+            let values = shown.split(counter).skip(1);
+            let mut first = values.filter_map(|rest| rest.split([',', '}']).next()?.parse::<u64>().ok());
+            first.any(|value| value > 0).then_some(())
+        });
+        assert!(seen.is_some(), "{name}: no request was direct");
+        client.wait().success();
+        server.wait().success();
+    }
 }
 
 #[test]

@@ -100,6 +100,15 @@ impl Driver {
         Self::drive(device, arena, line)
     }
 
+    /// A device whose host's memory is reached by copies, in a process that peers reach as well.
+    pub(crate) fn start_in_process(config: ModelConfig) -> Driver {
+        let (arena, line) = (Arena::in_process(128 << 20), Arc::new(Line::default()));
+        let device = Device::start(config, arena.clone(), line.clone()).unwrap();
+        let mut driver = Self::drive(device, arena, line);
+        driver.remote = true;
+        driver
+    }
+
     /// A device on a simulated network.
     pub(crate) fn start_manual(network: Arc<dyn Network>) -> Driver {
         Self::start_manual_with(config(), network)
@@ -219,13 +228,18 @@ impl Driver {
         let arguments = CreateMr {
             base: iova.into(),
             len: (len as u64).into(),
-            dma: (if self.remote { REMOTE + iova } else { iova }).into(),
+            dma: self.dma(iova).into(),
             pd: pd.into(),
             access: access.bits().into(),
             ..CreateMr::default()
         };
         let stag = self.create(Opcode::CreateMr, &arguments)?;
         Ok(Region { stag, iova })
+    }
+
+    /// The IOVA of a region's memory at `iova` of the arena.
+    pub(crate) fn dma(&self, iova: u64) -> u64 {
+        if self.remote { REMOTE + iova } else { iova }
     }
 
     pub(crate) fn cq_arguments(&self, log_size: u32) -> CreateCq {

@@ -22,7 +22,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use urnic_model::Device;
-use urnic_model::host::{HostMemory, RemoteMemory, RemoteWord, Unreachable};
+use urnic_model::host::{HostMemory, HostProcess, RemoteMemory, RemoteWord, Unreachable};
 use urnic_vfio_user::{DmaMap, DmaMapFlags};
 
 const PAGE: u64 = 4096;
@@ -449,6 +449,18 @@ impl RemoteMemory for ClientMemory {
     /// Whether all of the range is lent: mapped here or not, in one extent or in several.
     fn covers(&self, iova: u64, len: u64) -> bool {
         self.lent().ledger.covers(iova, len, |_| true)
+    }
+
+    fn process(&self) -> Option<&Arc<HostProcess>> {
+        self.remote.get().and_then(Remote::process)
+    }
+
+    /// All that is lent, in the client's process: what is mapped here has the same address there.
+    fn in_process(&self, iova: u64, len: u64) -> Option<u64> {
+        self.process()?;
+        let is_whole = |place: &Place| !matches!(place, Place::Remote { read, write } if !(*read && *write));
+        let covers = self.lent().ledger.covers(iova, len, |place| is_whole(&place));
+        covers.then_some(iova)
     }
 
     fn word(&self, _iova: u64) -> Result<RemoteWord<'_>, Unreachable> {

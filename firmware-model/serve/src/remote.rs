@@ -3,14 +3,10 @@
 
 use super::function::MAX_TRANSFER;
 use super::link::Link;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
 use rustix::net::sockopt::socket_peercred;
-use rustix::process::{Pid, PidfdFlags, geteuid, pidfd_open};
-use std::os::fd::OwnedFd;
+use rustix::process::geteuid;
 use std::sync::Arc;
-use urnic_model::host::Unreachable;
-use urnic_model::host::process_memory;
+use urnic_model::host::{HostProcess, Unreachable, process_memory};
 use urnic_vfio_user::{Capabilities, DmaAccess, Memory, Reply, Request};
 
 /// A method of access to the client's memory.
@@ -21,40 +17,16 @@ pub(crate) struct Remote {
     room: usize,
     /// The client's process, if its DMA addresses are its virtual addresses and the kernel permits
     /// access.
-    process: Option<Process>,
+    process: Option<Arc<HostProcess>>,
 }
 
-/// The client's process.
-#[derive(Debug)]
-struct Process {
-    pid: Pid,
-    /// While this pidfd reports that the process lives, no other process has its number.
-    fd: OwnedFd,
-}
-
-impl Process {
-    /// The process that connected, if its memory may be accessed. It must run as the server's own
-    /// user: otherwise, after the client has died, the server could write into an unrelated process
-    /// that got the client's number.
-    fn behind(link: &Link) -> Option<Process> {
-        let peer = socket_peercred(link.socket()).ok()?;
-        if peer.uid != geteuid() {
-            return None;
-        }
-        let process = Process {
-            pid: peer.pid,
-            fd: pidfd_open(peer.pid, PidfdFlags::empty()).ok()?,
-        };
-        // Nothing is mapped at 0. The kernel returns EFAULT if access is permitted at all (Yama may
-        // forbid it), and another error if not.
-        let probe = process_memory::read(process.pid, 0, &mut [0]);
-        (probe == Err(Errno::FAULT) && process.lives()).then_some(process)
-    }
-
-    fn lives(&self) -> bool {
-        let now = Timespec::default();
-        poll(&mut [PollFd::new(&self.fd, PollFlags::IN)], Some(&now)) == Ok(0)
-    }
+/// The process that connected, if its memory may be accessed. It must run as the server's own user:
+/// otherwise, after the client has died, the server could write into an unrelated process that got
+/// the client's number.
+fn process_behind(link: &Link) -> Option<Arc<HostProcess>> {
+    let peer = socket_peercred(link.socket()).ok()?;
+    let is_own = peer.uid == geteuid();
+    is_own.then(|| HostProcess::open(peer.pid).ok())?.map(Arc::new)
 }
 
 impl Remote {
@@ -63,7 +35,7 @@ impl Remote {
     pub(crate) fn new(link: Arc<Link>, client: &Capabilities, process_vm: bool) -> Remote {
         let identity = client.urnic.is_some_and(|urnic| urnic.identity);
         Remote {
-            process: (process_vm && identity).then(|| Process::behind(&link)).flatten(),
+            process: (process_vm && identity).then(|| process_behind(&link)).flatten(),
             room: client.data_xfer_size().min(MAX_TRANSFER),
             link,
         }
@@ -77,9 +49,14 @@ impl Remote {
         }
     }
 
-    fn process(&self) -> Result<Option<&Process>, Unreachable> {
+    /// The client's process, if its addresses are the DMA addresses.
+    pub(crate) fn process(&self) -> Option<&Arc<HostProcess>> {
+        self.process.as_ref()
+    }
+
+    fn living_process(&self) -> Result<Option<&HostProcess>, Unreachable> {
         match &self.process {
-            Some(process) if process.lives() => Ok(Some(process)),
+            Some(process) if process.lives() => Ok(Some(process.as_ref())),
             Some(_) => Err(Unreachable),
             None => Ok(None),
         }
@@ -87,8 +64,8 @@ impl Remote {
 
     /// Copies bytes from the client.
     pub(crate) fn read(&self, address: u64, into: &mut [u8]) -> Result<(), Unreachable> {
-        if let Some(process) = self.process()? {
-            let read = process_memory::read(process.pid, address, into);
+        if let Some(process) = self.living_process()? {
+            let read = process_memory::read(process.number(), address, into);
             return if read == Ok(into.len()) {
                 Ok(())
             } else {
@@ -119,8 +96,8 @@ impl Remote {
     /// Copies bytes to the client. They have arrived when this returns: a completion that follows
     /// must not overtake them.
     pub(crate) fn write(&self, address: u64, from: &[u8]) -> Result<(), Unreachable> {
-        if let Some(process) = self.process()? {
-            let written = process_memory::write(process.pid, address, from);
+        if let Some(process) = self.living_process()? {
+            let written = process_memory::write(process.number(), address, from);
             return if written == Ok(from.len()) {
                 Ok(())
             } else {

@@ -1,10 +1,11 @@
 //! The guarantees of a device's host about its memory.
 
 use super::fault::access::Unreachable;
+use super::host_process::HostProcess;
 use super::word::Word64;
 use std::ptr::NonNull;
-use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex};
 
 /// Bytes of a page, or of the smallest one where there are several sizes.
 pub(super) const PAGE: usize = 4096;
@@ -60,6 +61,17 @@ pub trait RemoteMemory: Send + Sync {
     /// # Errors
     /// The bytes are inaccessible, or their owner has ended; some may have been written.
     fn write(&self, iova: u64, from: &[u8]) -> Result<(), Unreachable>;
+
+    /// The process that has this memory, if peers on this host may reach it there.
+    fn process(&self) -> Option<&Arc<HostProcess>> {
+        None
+    }
+
+    /// Where in that process the `len` bytes at `iova` are, if the device may read and write them.
+    fn in_process(&self, iova: u64, len: u64) -> Option<u64> {
+        let _ = (iova, len);
+        None
+    }
 
     /// The access of atomic operations to the 64-bit word at `iova`, a multiple of 8.
     ///

@@ -8,6 +8,7 @@
 pub mod fault;
 mod foreign_mapping;
 mod host_memory;
+mod host_process;
 mod mapping;
 mod own_process;
 mod piece;
@@ -19,6 +20,8 @@ mod word;
 pub use fault::Unreachable;
 pub(crate) use foreign_mapping::{ForeignMapping, Origin};
 pub use host_memory::{HostMemory, RemoteMemory, RemoteWord};
+pub use host_process::HostProcess;
+pub(crate) use host_process::{lives, may_be_accessed, number_of};
 pub use mapping::{Mapping, Record, SharedRecord};
 pub use own_process::OwnProcess;
 pub(crate) use piece::PieceRoom;

@@ -51,6 +51,15 @@ pub enum Backing {
     Null,
 }
 
+/// The address of memory that peers on this host may reach.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Place {
+    /// In this process.
+    Here(u64),
+    /// In the [host's process](crate::host::RemoteMemory::process).
+    AtHost(u64),
+}
+
 /// A region that is reached by copies only: in another process, or on demand.
 pub struct Remote {
     host: Arc<dyn HostMemory>,
@@ -103,11 +112,19 @@ impl Remote {
 }
 
 impl Backing {
-    /// The address of the byte at `at` in this process, if the region lies in one extent here.
-    pub(super) fn address(&self, at: u64) -> Option<u64> {
+    /// Where the `len` bytes from `at` on are, as peers on this host may reach them: in one extent
+    /// of this process, or of the host's.
+    pub(super) fn place(&self, at: u64, len: u64) -> Option<Place> {
         match self {
-            Backing::Contiguous { mapping, .. } => Some((mapping.address() as u64).wrapping_add(at)),
-            Backing::Pages { .. } | Backing::Remote(_) | Backing::Null => None,
+            Backing::Contiguous { mapping, .. } => {
+                Some(Place::Here((mapping.address() as u64).wrapping_add(at)))
+            }
+            Backing::Remote(remote) => {
+                let memory = remote.host.remote()?;
+                let address = memory.in_process(remote.iova.wrapping_add(at), len)?;
+                Some(Place::AtHost(address))
+            }
+            Backing::Pages { .. } | Backing::Null => None,
         }
     }
 

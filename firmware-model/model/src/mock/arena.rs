@@ -1,8 +1,9 @@
 //! Host memory of tests, and extents of it.
 
-use crate::host::{HostMemory, Mapping, RemoteMemory, RemoteWord, SharedMemory, Unreachable};
+use crate::host::{HostMemory, HostProcess, Mapping, RemoteMemory, RemoteWord, SharedMemory, Unreachable};
 use rustix::fd::OwnedFd;
 use rustix::mm::{MprotectFlags, mprotect};
+use rustix::process::getpid;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -15,6 +16,8 @@ pub(crate) struct Arena {
     next: AtomicUsize,
     /// The owner of remote memory has unmapped it: it cannot be copied any more.
     pub(crate) unmapped: AtomicBool,
+    /// The process in which peers reach the remote memory.
+    process: Option<Arc<HostProcess>>,
     atomics: Mutex<()>,
 }
 
@@ -36,23 +39,34 @@ impl Arena {
         let zeroes = Box::into_raw(vec![0u64; bytes / 8].into_boxed_slice());
         // SAFETY: an `AtomicU64` has the size of a `u64`, and on this machine its alignment.
         let words = unsafe { Box::from_raw(zeroes as *mut [AtomicU64]) };
-        Self::of(Pages::Own(words), bytes)
+        Arc::new(Self::of(Pages::Own(words), bytes))
+    }
+
+    /// An arena whose remote memory peers reach: in this process, which is the host's, too.
+    pub(crate) fn in_process(bytes: usize) -> Arc<Arena> {
+        let arena = Arc::into_inner(Self::new(bytes)).expect("the only handle");
+        let process = HostProcess::open(getpid()).expect("this process may access itself");
+        Arc::new(Arena {
+            process: Some(Arc::new(process)),
+            ..arena
+        })
     }
 
     /// An arena in a memfd of this name, as programs have that share memory.
     pub(crate) fn shared(name: &str, bytes: usize) -> Arc<Arena> {
         let (memory, file) = SharedMemory::create(name, bytes).unwrap();
-        Self::of(Pages::Shared(memory, file), bytes)
+        Arc::new(Self::of(Pages::Shared(memory, file), bytes))
     }
 
-    fn of(pages: Pages, len: usize) -> Arc<Arena> {
-        Arc::new(Arena {
+    fn of(pages: Pages, len: usize) -> Arena {
+        Arena {
             pages,
             len,
             next: AtomicUsize::new(RING_ALIGN),
             unmapped: AtomicBool::new(false),
+            process: None,
             atomics: Mutex::default(),
-        })
+        }
     }
 
     fn start(&self) -> *mut u8 {
@@ -162,6 +176,16 @@ impl RemoteMemory for Arena {
     fn covers(&self, iova: u64, len: u64) -> bool {
         iova.checked_sub(REMOTE)
             .is_some_and(|at| self.holds(at, len as usize))
+    }
+
+    fn process(&self) -> Option<&Arc<HostProcess>> {
+        self.process.as_ref()
+    }
+
+    fn in_process(&self, iova: u64, len: u64) -> Option<u64> {
+        self.process()?;
+        let here = self.reach(iova.checked_sub(REMOTE)?, len as usize)?;
+        Some(here.expose_provenance().get() as u64)
     }
 
     fn word(&self, _iova: u64) -> Result<RemoteWord<'_>, Unreachable> {

@@ -1,7 +1,7 @@
 //! Writes and Reads that the requester carries out in the memory of a peer on this host.
 
 use super::one_sided;
-use super::same_host::{completes, in_memory, in_memory_with, in_shared_memory, post};
+use super::same_host::{completes, in_host_processes, in_memory, in_memory_with, in_shared_memory, post};
 use crate::Counter;
 use crate::mock::{Driver, Pair, assert_cqe, wait_for};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -19,6 +19,14 @@ fn ready() -> (Driver, Driver, Pair) {
         "needs restartable sequences"
     );
     let (near, far, mut pair) = in_memory();
+    post(&near, &far, &mut pair, 0, 8);
+    completes(&mut pair, 0);
+    (near, far, pair)
+}
+
+/// As [`ready`], with memory of the hosts' processes.
+fn ready_at_hosts(initiator_too: bool) -> (Driver, Driver, Pair) {
+    let (near, far, mut pair) = in_host_processes(initiator_too);
     post(&near, &far, &mut pair, 0, 8);
     completes(&mut pair, 0);
     (near, far, pair)
@@ -63,6 +71,12 @@ fn shm_19_shared_memory_is_written_and_read_in_place() {
     writes_and_reads(mapped("shm_19_in_place"));
     // The devices are gone, and their mappings with them.
     assert_eq!(mappings("shm_19_in_place"), 0);
+}
+
+#[test]
+fn shm_20_memory_of_the_hosts_processes_is_written_and_read() {
+    writes_and_reads(ready_at_hosts(false));
+    writes_and_reads(ready_at_hosts(true));
 }
 
 fn writes_and_reads((near, far, mut pair): (Driver, Driver, Pair)) {
@@ -325,6 +339,12 @@ fn shm_19_a_revocation_waits_for_accesses_in_place() {
     revocations(20, || mapped("shm_19_revoked"));
 }
 
+#[test]
+fn shm_20_a_revocation_waits_for_accesses_to_the_hosts_process() {
+    revocations(0, || ready_at_hosts(false));
+    revocations(0, || ready_at_hosts(true));
+}
+
 fn revocations(writes: u64, ready: impl Fn() -> (Driver, Driver, Pair)) {
     const LEN: usize = 200_000;
     for round in 0..20u64 {
@@ -359,7 +379,7 @@ fn revocations(writes: u64, ready: impl Fn() -> (Driver, Driver, Pair)) {
             if round % 2 == 0 {
                 far.on(Opcode::DestroyMr, region.stag).unwrap();
             } else {
-                far.device.unmapped(region.iova, 1);
+                far.device.unmapped(far.dma(region.iova), 1);
             }
             let before = far.arena.read(region.iova, LEN);
             revoked.store(true, Ordering::SeqCst);

@@ -65,6 +65,21 @@ pub(super) fn in_shared_memory(name: &str) -> (Driver, Driver, Pair) {
     (near, far, pair)
 }
 
+/// As [`in_memory`]; the hosts' memory is reached by copies, the responder's and if so the
+/// initiator's.
+pub(super) fn in_host_processes(initiator_too: bool) -> (Driver, Driver, Pair) {
+    let at_host = || {
+        Driver::start_in_process(ModelConfig {
+            same_host: true,
+            ..config()
+        })
+    };
+    let near = if initiator_too { at_host() } else { driver(true) };
+    let far = at_host();
+    let pair = connect(&near, &far);
+    (near, far, pair)
+}
+
 /// As [`in_memory`], with flags of `Attach`.
 pub(super) fn in_memory_with(flags: u32) -> (Driver, Driver, Pair) {
     let (near, far) = (driver(true), driver(true));

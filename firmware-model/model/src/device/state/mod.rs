@@ -17,7 +17,7 @@ use crate::counters::Counters;
 use crate::device::ports::Ports;
 use crate::device::table::Table;
 use crate::faulty::Faulty;
-use crate::host::HostMemory;
+use crate::host::{HostMemory, RemoteMemory};
 use crate::llp::buffers::BufferPool;
 use crate::memory::{MemoryTable, PageRoom};
 use crate::qp::effects::Effects;
@@ -132,8 +132,9 @@ impl Core {
         )?;
         if let Some(same_host) = same_host {
             let [proof, ..] = secret()?;
+            let host = core.host.remote().and_then(RemoteMemory::process).cloned();
             let exported =
-                (core.memory.export(proof)).and_then(|(exports, file)| same_host.export(exports, file));
+                (core.memory.export(proof, host)).and_then(|(exports, file)| same_host.export(exports, file));
             if let Err(errno) = exported {
                 tracing::info!(%errno, "peers on this host cannot reach the device's memory");
             }

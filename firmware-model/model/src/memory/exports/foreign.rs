@@ -1,7 +1,8 @@
 //! The table of another process on this host.
 
 use super::layout::{
-    ADDRESS, BASE, ENTRY, HEADER, KEYS, LEN, PROOF, QID_ACCESS, STAG_PD, STATE, pair, table_len,
+    ADDRESS, BASE, ENTRY, HEADER, KEYS, LEN, OF_DEVICE, PROCESS, PROOF, QID_ACCESS, STAG_PD, STATE, pair,
+    table_len,
 };
 use crate::handshakes;
 use crate::host::SharedMemory;
@@ -28,6 +29,8 @@ pub(crate) struct Permitted<'a> {
     pub(crate) condition: Condition<'a>,
     /// Where the bytes are in the other process.
     pub(crate) address: u64,
+    /// That is the process of the device's host, not the device's.
+    pub(crate) is_at_host: bool,
     /// The entry's number.
     pub(crate) slot: u32,
 }
@@ -97,6 +100,7 @@ impl ForeignTable {
                 value: state,
             },
             address: read(ADDRESS).wrapping_add(from_base),
+            is_at_host: read(PROCESS) != OF_DEVICE,
             slot,
         })
     }

@@ -11,7 +11,12 @@ pub(super) const QID_ACCESS: usize = 16;
 pub(super) const BASE: usize = 24;
 pub(super) const LEN: usize = 32;
 pub(super) const ADDRESS: usize = 40;
+pub(super) const PROCESS: usize = 48;
 pub(super) const ENTRY: usize = 64;
+
+/// The process that an entry's address is of: the device's, or that of its host.
+pub(super) const OF_DEVICE: u64 = 0;
+pub(super) const OF_HOST: u64 = 1;
 
 /// A word of two numbers.
 pub(super) fn pair(high: u32, low: u32) -> u64 {

@@ -19,13 +19,17 @@
 mod foreign;
 mod layout;
 
+use super::backing::Place;
 use super::entry::Entry;
 use super::permutation::{DOMAIN, Permutation};
 use crate::handshakes;
-use crate::host::{SharedMemory, process_memory};
+use crate::host::{HostProcess, SharedMemory, process_memory};
 use crate::sys;
 pub(crate) use foreign::{ForeignTable, OwnGuard, Permitted};
-use layout::{ADDRESS, BASE, ENTRY, HEADER, KEYS, LEN, PROOF, QID_ACCESS, STAG_PD, STATE, pair, table_len};
+use layout::{
+    ADDRESS, BASE, ENTRY, HEADER, KEYS, LEN, OF_DEVICE, OF_HOST, PROCESS, PROOF, QID_ACCESS, STAG_PD, STATE,
+    pair, table_len,
+};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use rustix::process::{Pid, getpid};
@@ -42,6 +46,8 @@ const LOOKS: u32 = 64;
 pub(crate) struct Exports {
     memory: SharedMemory,
     slots: u32,
+    /// The host's process, if regions there are in the table.
+    host: Option<Arc<HostProcess>>,
     guards: Mutex<Guards>,
 }
 
@@ -119,6 +125,7 @@ impl Exports {
         slots: u32,
         permutation: &Permutation,
         proof: u64,
+        host: Option<Arc<HostProcess>>,
     ) -> Result<(Exports, OwnedFd), Errno> {
         let slots = slots.min(DOMAIN);
         let (memory, file) = SharedMemory::create_for_readers("urnic-stags", table_len(slots))?;
@@ -131,6 +138,7 @@ impl Exports {
             Exports {
                 memory,
                 slots,
+                host,
                 guards,
             },
             file,
@@ -139,6 +147,11 @@ impl Exports {
 
     pub(crate) fn slots(&self) -> u32 {
         self.slots
+    }
+
+    /// The host's process, in which some regions may be.
+    pub(crate) fn host(&self) -> Option<&HostProcess> {
+        self.host.as_deref()
     }
 
     /// Where the table is in this process.
@@ -161,8 +174,12 @@ impl Exports {
         }
         // Who reads any of what follows finds the entry changed.
         fence(Ordering::Release);
-        let Some((entry, address)) = entry.and_then(|e| Some((e, e.backing.address(e.start)?))) else {
+        let Some((entry, place)) = entry.and_then(|e| Some((e, e.backing.place(e.start, e.len)?))) else {
             return;
+        };
+        let (process, address) = match place {
+            Place::Here(address) => (OF_DEVICE, address),
+            Place::AtHost(address) => (OF_HOST, address),
         };
         let access = entry.access.bits();
         let qid = entry.qid.unwrap_or(0);
@@ -171,6 +188,7 @@ impl Exports {
         word(BASE).store(entry.base, Ordering::Relaxed);
         word(LEN).store(entry.len, Ordering::Relaxed);
         word(ADDRESS).store(address, Ordering::Relaxed);
+        word(PROCESS).store(process, Ordering::Relaxed);
         word(STATE).store(invalid + 1, Ordering::Release);
     }
 

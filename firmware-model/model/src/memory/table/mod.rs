@@ -13,6 +13,7 @@ use super::permutation::{DOMAIN, Permutation};
 use super::registration::{InvalidateBy, InvalidateError, Registration, TableError};
 use super::violation::{Need, Violation};
 use super::window::Window;
+use crate::host::HostProcess;
 use arc_swap::ArcSwapOption;
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
@@ -125,10 +126,15 @@ impl MemoryTable {
     }
 
     /// Lets peers on this host read the table, which is empty as yet; returns the descriptor by
-    /// which they do. `proof` is any secret number.
-    pub(crate) fn export(&self, proof: u64) -> Result<(Arc<Exports>, OwnedFd), Errno> {
+    /// which they do. `proof` is any secret number; `host` is the process of the host, if regions
+    /// there are to be in the table.
+    pub(crate) fn export(
+        &self,
+        proof: u64,
+        host: Option<Arc<HostProcess>>,
+    ) -> Result<(Arc<Exports>, OwnedFd), Errno> {
         let slots = (self.chunks.len() * CHUNK) as u32;
-        let (exports, file) = Exports::new(slots, &self.permutation, proof)?;
+        let (exports, file) = Exports::new(slots, &self.permutation, proof, host)?;
         let exports = self.exports.get_or_init(|| Arc::new(exports));
         Ok((exports.clone(), file))
     }

@@ -8,9 +8,9 @@
 
 use super::{MAX_MESSAGE, Requester, Sending, Step};
 use crate::counters::Counter;
-use crate::host::Piece;
+use crate::host::{Piece, PieceMut};
 use crate::llp::Llp;
-use crate::memory::{InvalidateBy, Need};
+use crate::memory::{InvalidateBy, Need, Window};
 use crate::queues::SendWqe;
 use crate::rdmap::env::Env;
 use crate::rdmap::flights::Wait;
@@ -122,14 +122,14 @@ impl Requester {
                 .memory
                 .check(sge.stag.get(), qp.pd, qp.qid, at, n as u64, Need::LocalRead)
                 .map_err(|_| WcStatus::LocProtErr)?;
-            let first = (!window.is_elsewhere())
-                .then(|| window.extents(0, n as u64).next())
-                .flatten();
-            let Some(first) = first else { return Ok(false) };
-            let written = self.write(wqe.stag, offset, first.piece(), env);
-            written
-                .then(|| first.len())
-                .inspect(|n| sending.cursor.advance(*n))
+            let written = match window.is_elsewhere() {
+                false => window.extents(0, n as u64).next().and_then(|first| {
+                    let written = self.write(wqe.stag, offset, first.piece(), env);
+                    written.then(|| first.len())
+                }),
+                true => self.write_elsewhere(wqe.stag, offset, &window, env),
+            };
+            written.inspect(|n| sending.cursor.advance(*n))
         };
         self.worth_draining = placed.is_some();
         let Some(n) = placed else { return Ok(false) };
@@ -144,6 +144,45 @@ impl Requester {
     fn write(&mut self, stag: u32, offset: u64, from: Piece<'_>, env: &Env<'_>) -> bool {
         let neighbour = self.neighbour.as_mut();
         neighbour.is_some_and(|neighbour| neighbour.write(stag, offset, from, env.now.get()).is_ok())
+    }
+
+    /// Writes the beginning of memory that is reached by copies: through a buffer that stays in the
+    /// cache.
+    fn write_elsewhere(
+        &mut self,
+        stag: u32,
+        offset: u64,
+        window: &Window<'_>,
+        env: &Env<'_>,
+    ) -> Option<usize> {
+        let mut buffer = env.buffers.take();
+        let n = buffer.len().min(window.len() as usize);
+        let bytes = &mut buffer[..n];
+        // What cannot be read takes the stream, which reports it.
+        let written = window.copy_out(0, bytes).is_ok() && self.write(stag, offset, Piece::of(bytes), env);
+        env.buffers.give(buffer);
+        written.then_some(n)
+    }
+
+    /// As [`write_elsewhere`](Self::write_elsewhere), for a Read.
+    fn read_elsewhere(
+        &mut self,
+        stag: u32,
+        offset: u64,
+        window: &Window<'_>,
+        env: &Env<'_>,
+    ) -> Option<usize> {
+        let mut buffer = env.buffers.take();
+        let n = buffer.len().min(window.len() as usize);
+        let bytes = &mut buffer[..n];
+        let neighbour = self.neighbour.as_mut();
+        let read = neighbour.is_some_and(|neighbour| {
+            let into = PieceMut::of(bytes);
+            neighbour.read(stag, offset, into, env.now.get()).is_ok()
+        });
+        let placed = read && window.copy_in(0, bytes).is_ok();
+        env.buffers.give(buffer);
+        placed.then_some(n)
     }
 
     fn note_direct(&mut self, sending: &mut Sending, n: usize, env: &Env<'_>) {
@@ -205,16 +244,17 @@ impl Requester {
             return self.refuse(wqe, WcStatus::LocProtErr);
         };
         let offset = wqe.remote_offset.wrapping_add(sending.sent.into());
-        let direct = self.is_direct(qp, llp) && !window.is_elsewhere();
-        let fetched = match (&mut self.neighbour, direct) {
-            (Some(neighbour), true) => window.pieces_mut(0, n as u64).next().and_then(|piece| {
+        let fetched = match (self.is_direct(qp, llp), window.is_elsewhere()) {
+            (true, true) => self.read_elsewhere(wqe.stag, offset, &window, env),
+            (true, false) => window.pieces_mut(0, n as u64).next().and_then(|piece| {
+                let neighbour = self.neighbour.as_mut()?;
                 let n = piece.len();
                 neighbour
                     .read(wqe.stag, offset, piece, env.now.get())
                     .ok()
                     .map(|()| n)
             }),
-            _ => None,
+            (false, _) => None,
         };
         drop(window);
         self.worth_draining = fetched.is_some();

@@ -19,13 +19,14 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// The first word of a message: "urnic", and the version of all that is shared. Ends with different
 /// versions use TCP.
-const MAGIC: u64 = u64::from_be_bytes(*b"urnic\0\0\x03");
+const MAGIC: u64 = u64::from_be_bytes(*b"urnic\0\0\x04");
 /// Most descriptors of a message.
-const DESCRIPTORS: usize = 4;
+const DESCRIPTORS: usize = 5;
 
 /// A message. An offer has the descriptors of the connection's memory and of the bell of its
 /// sender; an answer has those of the bell alone. Behind them comes that of the sender's table of
-/// STags, if it lets the other reach its memory.
+/// STags, if it lets the other reach its memory, and the pidfd of the process of its host, if that
+/// is another one that the other may reach, too.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub(super) struct Message {
@@ -35,10 +36,13 @@ pub(super) struct Message {
     port: u32,
     /// The connection's place in the sender's bell.
     slot: u32,
-    /// The table of STags: its process (0: there is none), entries and address.
+    /// The table of STags: its process (0: there is none), entries and address, and whether regions
+    /// may be in the process of the host (0 or 1).
     process: u32,
     entries: u32,
     table: u64,
+    has_host: u32,
+    unused: u32,
 }
 
 impl Message {
@@ -52,6 +56,8 @@ impl Message {
             process: table.process,
             entries: table.slots,
             table: table.address,
+            has_host: table.has_host.into(),
+            unused: 0,
         }
     }
 
@@ -61,6 +67,7 @@ impl Message {
             process: self.process,
             slots: self.entries,
             address: self.table,
+            has_host: self.has_host != 0,
         })
     }
 
@@ -90,7 +97,8 @@ pub(super) fn send(socket: BorrowedFd<'_>, message: &Message, fds: &[BorrowedFd<
     sendmsg(socket, &[IoSlice::new(message.as_bytes())], &mut control, flags).map(drop)
 }
 
-/// Receives a message, which has `count` descriptors, and that of a table if it has one.
+/// Receives a message, which has `count` descriptors, and those of a table and of a host if it has
+/// them.
 ///
 /// # Errors
 /// `EAGAIN`: there is none yet. `ECONNRESET`: there will be none. `EPROTO`: it is none of this
@@ -117,7 +125,8 @@ pub(super) fn receive(
         }
     }
     let message = Message::read_from_bytes(&bytes).map_err(|_| Errno::PROTO)?;
-    let count = count + usize::from(message.table().is_some());
+    let table = message.table();
+    let count = count + usize::from(table.is_some()) + usize::from(table.is_some_and(|t| t.has_host));
     let whole = got.bytes == bytes.len() && fds.len() == count && message.is_valid();
     whole.then_some((message, fds)).ok_or(Errno::PROTO)
 }

@@ -30,7 +30,7 @@ pub(crate) use neighbour::Neighbour;
 pub(crate) use processors::Processors;
 
 use super::descriptor::{Descriptor, Descriptors};
-use crate::host::{SharedMemory, revocable};
+use crate::host::{HostProcess, SharedMemory, revocable};
 use crate::memory::Exports;
 use bell::{PeerBell, Slot};
 use by_file::ByFile;
@@ -47,7 +47,7 @@ use rustix::process::{PTracer, getpid, set_ptracer};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, Once, OnceLock, PoisonError};
 
-/// Offers that a listener keeps for connections that it does not know yet: each has four
+/// Offers that a listener keeps for connections that it does not know yet: each has five
 /// descriptors, and any process may send one. The initiator of one that gave way uses TCP.
 const KEPT: usize = 64;
 /// Offers that are looked at for one connection, whatever others send meanwhile.
@@ -78,6 +78,14 @@ fn admit_peers() {
     {
         tracing::debug!(%errno, "peers cannot reach the memory of this process");
     }
+}
+
+/// The descriptors of a table: its own, and that of the host's process.
+fn passed<'a>(
+    &(exports, file, _): &(&'a Arc<Exports>, &'a Descriptor, TableMessage),
+) -> impl Iterator<Item = BorrowedFd<'a>> {
+    let host = exports.host().map(HostProcess::descriptor);
+    [Some(file.as_fd()), host].into_iter().flatten()
 }
 
 /// An offer that the initiator has made.
@@ -144,6 +152,7 @@ impl SameHost {
             process,
             slots: exports.slots(),
             address: exports.address(),
+            has_host: exports.host().is_some(),
         };
         if !user.is_own() || !revocable::is_available() {
             return None;
@@ -158,7 +167,7 @@ impl SameHost {
         socket: BorrowedFd<'_>,
         user: User,
         message: &Message,
-        file: Option<Descriptor>,
+        [file, host]: [Option<Descriptor>; 2],
     ) -> Reach {
         let process = owner::process_of_peer(socket);
         // Its own number of itself is another one in another pid namespace.
@@ -173,7 +182,7 @@ impl SameHost {
             return Reach::default();
         };
         let there = self.processes.get(&file, || {
-            PeerProcess::open(process, &file, table, &self.descriptors)
+            PeerProcess::open(process, &file, table, host, &self.descriptors)
         });
         match &there {
             Ok(_) => tracing::debug!(?process, "the memory of this peer is in reach"),
@@ -208,7 +217,7 @@ impl SameHost {
         let table = self.table_for(user);
         let message = Message::new(local, slot.number, table.map(|(.., message)| message));
         let mut fds = vec![file.as_fd(), bell, waker];
-        fds.extend(table.map(|(_, file, _)| file.as_fd()));
+        fds.extend(table.iter().flat_map(passed));
         messages::send(socket.as_fd(), &message, &fds).ok()?;
         Some(Offer {
             socket,
@@ -246,7 +255,12 @@ impl SameHost {
             self.peers.get(&bell, || PeerBell::open(&bell, waker))?,
             message.slot(),
         );
-        let reach = self.reach(offer.socket.as_fd(), offer.user, &message, fds.next());
+        let reach = self.reach(
+            offer.socket.as_fd(),
+            offer.user,
+            &message,
+            [fds.next(), fds.next()],
+        );
         let Offer { memory, slot, .. } = offer;
         let outgoing = Direction::FromInitiator;
         Ok(Some(Connection::new(memory, outgoing, slot, peer, reach)))
@@ -273,12 +287,12 @@ impl SameHost {
             self.peers.get(&bell, || PeerBell::open(&bell, waker)).ok()?,
             message.slot(),
         );
-        let reach = self.reach(socket.as_fd(), user, &message, fds.next());
+        let reach = self.reach(socket.as_fd(), user, &message, [fds.next(), fds.next()]);
         let slot = self.bells.slot(user)?;
         let table = self.table_for(user).filter(|_| message.table().is_some());
         let answer = Message::new(remote, slot.number, table.map(|(.., message)| message));
         let mut fds = slot.bell.passed().to_vec();
-        fds.extend(table.map(|(_, file, _)| file.as_fd()));
+        fds.extend(table.iter().flat_map(passed));
         messages::send(socket.as_fd(), &answer, &fds).ok()?;
         let outgoing = Direction::FromResponder;
         Some(Connection::new(memory, outgoing, slot, peer, reach))

@@ -222,7 +222,7 @@ impl Neighbour {
                 .and_then(|view| view.part(there, len))
             {
                 Some(here) => in_place::write_if(conditions, &here, from),
-                None => revocable::write_if(conditions, attempt.process.number, there, from),
+                None => revocable::write_if(conditions, attempt.process_of(&permitted)?, there, from),
             }
         })
     }
@@ -239,8 +239,8 @@ impl Neighbour {
         now: Nanos,
     ) -> Result<(), NotReached> {
         self.access(stag, batch.len(), Need::RemoteWrite, now, |attempt, last| {
-            let conditions = attempt.check_batch(last, offsets, batch)?;
-            batch.write_if(conditions, attempt.process.number)
+            let (conditions, process) = attempt.check_batch(last, offsets, batch)?;
+            batch.write_if(conditions, process)
         })
     }
 
@@ -256,8 +256,8 @@ impl Neighbour {
         now: Nanos,
     ) -> Result<(), NotReached> {
         self.access(stag, batch.len(), Need::RemoteRead, now, |attempt, last| {
-            let conditions = attempt.check_batch(last, offsets, batch)?;
-            batch.read_if(conditions, attempt.process.number)
+            let (conditions, process) = attempt.check_batch(last, offsets, batch)?;
+            batch.read_if(conditions, process)
         })
     }
 
@@ -283,7 +283,7 @@ impl Neighbour {
                 .and_then(|view| view.part(there, len))
             {
                 Some(here) => in_place::read_if(conditions, &here, into),
-                None => revocable::read_if(conditions, attempt.process.number, there, into),
+                None => revocable::read_if(conditions, attempt.process_of(&permitted)?, there, into),
             }
         })
     }
@@ -384,6 +384,12 @@ impl<'a> Attempt<'a> {
         permitted.ok_or(NotCopied::Refused)
     }
 
+    /// The process that has the bytes of an access.
+    #[inline]
+    fn process_of(&self, permitted: &Permitted<'_>) -> Result<Pid, NotCopied> {
+        self.process.of(permitted).ok_or(NotCopied::Refused)
+    }
+
     #[inline]
     fn conditions(&self, permitted: &Permitted<'a>) -> [Condition<'a>; 2] {
         [permitted.condition, self.permit]
@@ -392,6 +398,10 @@ impl<'a> Attempt<'a> {
     /// The memory of an entry, if it is mapped here.
     #[inline]
     fn view<'l>(&self, last: &'l mut LastView, permitted: &Permitted<'a>) -> Option<&'l View> {
+        // What a device's host shares is looked for by nobody.
+        if permitted.is_at_host {
+            return None;
+        }
         let process = self.process;
         let peer = Peer {
             number: process.number,
@@ -408,21 +418,21 @@ impl<'a> Attempt<'a> {
         last: &mut LastView,
         offsets: &[u64],
         batch: &mut Batch<P>,
-    ) -> Result<[Condition<'a>; 2], NotCopied> {
-        let mut conditions: Option<[Condition<'a>; 2]> = None;
+    ) -> Result<([Condition<'a>; 2], Pid), NotCopied> {
+        let mut found: Option<([Condition<'a>; 2], Pid)> = None;
         for (offset, (len, mut set)) in offsets.iter().zip(batch.places()) {
             let permitted = self.check(*offset, len)?;
             // One STag has one condition, unless it changes just now.
-            if conditions.is_some_and(|[first, _]| first.value != permitted.condition.value) {
+            if found.is_some_and(|([first, _], _)| first.value != permitted.condition.value) {
                 return Err(NotCopied::Refused);
             }
             if self.view(last, &permitted).is_some() {
                 return Err(NotCopied::Refused);
             }
-            conditions = Some(self.conditions(&permitted));
+            found = Some((self.conditions(&permitted), self.process_of(&permitted)?));
             set(permitted.address);
         }
-        conditions.ok_or(NotCopied::Refused)
+        found.ok_or(NotCopied::Refused)
     }
 }
 

@@ -1,10 +1,9 @@
 //! The processes whose memory this one reaches.
 
 use super::views::Views;
-use crate::host::process_memory;
-use crate::memory::ForeignTable;
+use crate::host::{lives, may_be_accessed, number_of, process_memory};
+use crate::memory::{ForeignTable, Permitted};
 use crate::stream::descriptor::{Descriptor, Descriptors};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::AsFd;
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -21,6 +20,24 @@ pub(in crate::stream) struct PeerProcess {
     address: u64,
     /// Memory of the process that is mapped here.
     pub(super) views: Views,
+    /// The process of the device's host, if its memory is in reach, too.
+    host: Option<Host>,
+}
+
+/// A process that has memory of another device.
+#[derive(Debug)]
+struct Host {
+    number: Pid,
+    life: Descriptor,
+}
+
+impl Host {
+    /// `life`: its pidfd, which the device passed.
+    fn open(life: Descriptor) -> Result<Host, Errno> {
+        let number = number_of(life.as_fd()).ok_or(Errno::SRCH)?;
+        may_be_accessed(number)?;
+        Ok(Host { number, life })
+    }
 }
 
 /// What a peer says about its table.
@@ -32,6 +49,8 @@ pub(in crate::stream) struct TableMessage {
     pub(in crate::stream) slots: u32,
     /// Where the table is in its process.
     pub(in crate::stream) address: u64,
+    /// Whether regions may be in the process of its host, whose pidfd is passed.
+    pub(in crate::stream) has_host: bool,
 }
 
 impl PeerProcess {
@@ -42,14 +61,21 @@ impl PeerProcess {
         number: Pid,
         file: &Descriptor,
         message: TableMessage,
+        host: Option<Descriptor>,
         descriptors: &Arc<Descriptors>,
     ) -> Result<PeerProcess, Errno> {
+        let host = host.and_then(|life| {
+            Host::open(life)
+                .inspect_err(|errno| tracing::debug!(%errno, "the memory of the peer's host is out of reach"))
+                .ok()
+        });
         let process = PeerProcess {
             number,
             life: descriptors.adopt(pidfd_open(number, PidfdFlags::empty())?)?,
             table: ForeignTable::open(file.as_fd(), message.slots)?,
             address: message.address,
             views: Views::default(),
+            host,
         };
         process.prove()?;
         Ok(process)
@@ -72,13 +98,19 @@ impl PeerProcess {
         (number, self.address.wrapping_add(at as u64))
     }
 
-    /// Whether the process has not ended, nor run another program since.
+    /// Whether the process has not ended, nor run another program since; and that of its host has
+    /// not ended.
     pub(super) fn is_there(&self) -> bool {
-        let at_once = Timespec {
-            tv_sec: 0,
-            tv_nsec: 0,
-        };
-        let mut fds = [PollFd::new(&self.life, PollFlags::IN)];
-        poll(&mut fds, Some(&at_once)) == Ok(0) && self.prove().is_ok()
+        let host_lives = self.host.as_ref().is_none_or(|host| lives(host.life.as_fd()));
+        lives(self.life.as_fd()) && host_lives && self.prove().is_ok()
+    }
+
+    /// The process that has the bytes of an access, if it is in reach.
+    #[inline]
+    pub(super) fn of(&self, permitted: &Permitted<'_>) -> Option<Pid> {
+        match permitted.is_at_host {
+            false => Some(self.number),
+            true => self.host.as_ref().map(|host| host.number),
+        }
     }
 }
