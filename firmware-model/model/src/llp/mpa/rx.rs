@@ -26,7 +26,7 @@ const _: () = assert!(2 * MAX_FPDU < BUFFER_LEN);
 /// The result of a read from the stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Filled {
-    /// As many bytes as were requested: there may be more.
+    /// As many bytes as were requested, or the stream was cut: there may be more.
     All,
     /// Fewer: the stream is empty for now.
     Short,

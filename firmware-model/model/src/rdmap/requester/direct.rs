@@ -127,7 +127,10 @@ impl Requester {
                     let written = self.write(wqe.stag, offset, first.piece(), env);
                     written.then(|| first.len())
                 }),
-                true => self.write_elsewhere(wqe.stag, offset, &window, env),
+                // What cannot be read takes the stream, which reports it.
+                true => by_buffer(&window, env, |bytes| {
+                    window.copy_out(0, bytes).is_ok() && self.write(wqe.stag, offset, Piece::of(bytes), env)
+                }),
             };
             written.inspect(|n| sending.cursor.advance(*n))
         };
@@ -146,43 +149,9 @@ impl Requester {
         neighbour.is_some_and(|neighbour| neighbour.write(stag, offset, from, env.now.get()).is_ok())
     }
 
-    /// Writes the beginning of memory that is reached by copies: through a buffer that stays in the
-    /// cache.
-    fn write_elsewhere(
-        &mut self,
-        stag: u32,
-        offset: u64,
-        window: &Window<'_>,
-        env: &Env<'_>,
-    ) -> Option<usize> {
-        let mut buffer = env.buffers.take();
-        let n = buffer.len().min(window.len() as usize);
-        let bytes = &mut buffer[..n];
-        // What cannot be read takes the stream, which reports it.
-        let written = window.copy_out(0, bytes).is_ok() && self.write(stag, offset, Piece::of(bytes), env);
-        env.buffers.give(buffer);
-        written.then_some(n)
-    }
-
-    /// As [`write_elsewhere`](Self::write_elsewhere), for a Read.
-    fn read_elsewhere(
-        &mut self,
-        stag: u32,
-        offset: u64,
-        window: &Window<'_>,
-        env: &Env<'_>,
-    ) -> Option<usize> {
-        let mut buffer = env.buffers.take();
-        let n = buffer.len().min(window.len() as usize);
-        let bytes = &mut buffer[..n];
+    fn read_into(&mut self, stag: u32, offset: u64, into: PieceMut<'_>, env: &Env<'_>) -> bool {
         let neighbour = self.neighbour.as_mut();
-        let read = neighbour.is_some_and(|neighbour| {
-            let into = PieceMut::of(bytes);
-            neighbour.read(stag, offset, into, env.now.get()).is_ok()
-        });
-        let placed = read && window.copy_in(0, bytes).is_ok();
-        env.buffers.give(buffer);
-        placed.then_some(n)
+        neighbour.is_some_and(|neighbour| neighbour.read(stag, offset, into, env.now.get()).is_ok())
     }
 
     fn note_direct(&mut self, sending: &mut Sending, n: usize, env: &Env<'_>) {
@@ -245,14 +214,12 @@ impl Requester {
         };
         let offset = wqe.remote_offset.wrapping_add(sending.sent.into());
         let fetched = match (self.is_direct(qp, llp), window.is_elsewhere()) {
-            (true, true) => self.read_elsewhere(wqe.stag, offset, &window, env),
+            (true, true) => by_buffer(&window, env, |bytes| {
+                self.read_into(wqe.stag, offset, PieceMut::of(bytes), env) && window.copy_in(0, bytes).is_ok()
+            }),
             (true, false) => window.pieces_mut(0, n as u64).next().and_then(|piece| {
-                let neighbour = self.neighbour.as_mut()?;
                 let n = piece.len();
-                neighbour
-                    .read(wqe.stag, offset, piece, env.now.get())
-                    .ok()
-                    .map(|()| n)
+                self.read_into(wqe.stag, offset, piece, env).then_some(n)
             }),
             (false, _) => None,
         };
@@ -291,4 +258,14 @@ impl Requester {
             Err(_) => Wait::Failed(WcStatus::LocProtErr),
         }
     }
+}
+
+/// Copies the beginning of memory that is reached by copies, through a buffer that stays in the
+/// cache; returns how many bytes.
+fn by_buffer(window: &Window<'_>, env: &Env<'_>, copy: impl FnOnce(&mut [u8]) -> bool) -> Option<usize> {
+    let mut buffer = env.buffers.take();
+    let n = buffer.len().min(window.len() as usize);
+    let copied = copy(&mut buffer[..n]);
+    env.buffers.give(buffer);
+    copied.then_some(n)
 }

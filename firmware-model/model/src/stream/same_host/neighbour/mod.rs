@@ -398,7 +398,7 @@ impl<'a> Attempt<'a> {
     /// The memory of an entry, if it is mapped here.
     #[inline]
     fn view<'l>(&self, last: &'l mut LastView, permitted: &Permitted<'a>) -> Option<&'l View> {
-        // What a device's host shares is looked for by nobody.
+        // What is mapped in the process of a device's host is not looked for.
         if permitted.is_at_host {
             return None;
         }
