@@ -26,8 +26,10 @@ pub struct Pair {
 /// How often a pair may be restarted because its client connected too early.
 pub const CONNECT_ATTEMPTS: usize = 10;
 
-/// The log filter that reports when an id listens and when an id connects, and no more.
-const LISTEN_AND_CONNECT_LOG: &str = "warn,urnic_cm::rdma_cm::ids=debug,urnic_cm::rdma_cm::active=debug";
+/// The log filter that reports when an id listens, when an id asks where a listener is, and when it
+/// connects, and little more.
+const LISTEN_AND_CONNECT_LOG: &str =
+    "warn,urnic_cm::rdma_cm::ids=debug,urnic_cm::rdma_cm::location=debug,urnic_cm::rdma_cm::active=debug";
 
 /// Whether the output of a perftest client with `-R` shows that its connection was rejected. The
 /// client makes a second connection for the queue pair under test, after a message between both
@@ -45,12 +47,18 @@ pub fn was_rejected(printed: &str) -> bool {
 }
 
 /// Whether perftest is at fault that its client was rejected. It is if the client's second connect
-/// left before the server listened for the second time, by the times in the logs of both, on one
-/// host. If the server did listen, our listener is at fault.
+/// left, or if the client asked where to connect to, before the server listened for the second
+/// time, by the times in the logs of both, on one host. If the server did listen, our listener is
+/// at fault.
 pub fn connected_too_early(server: &str, client: &str) -> bool {
     let listened = times(server, "listens at ");
-    match times(client, "connects to ").get(1) {
-        Some(called) if was_rejected(client) => listened.get(1).is_none_or(|listened| called < listened),
+    let asked = times(client, "asks for ");
+    match times(client, "connects to ")[..] {
+        [first, second, ..] if was_rejected(client) => {
+            let asked = asked.into_iter().find(|asked| (first..second).contains(asked));
+            let called = asked.unwrap_or(second);
+            listened.get(1).is_none_or(|listened| called < *listened)
+        }
         _ => false,
     }
 }
@@ -291,6 +299,20 @@ mod tests {
             server(late).split_once("...").expect("two").0,
             &client(early)
         ));
+    }
+
+    /// The answer that there is no such listener came from before the second listen, too.
+    #[test]
+    fn a_question_before_the_second_listen_is_too_early() {
+        let server = server("2026-11-23T13:13:41.684070Z");
+        let asks = |time: &str| {
+            let line = "pid 4711 DEBUG urnic_cm::rdma_cm::location: id 1: asks for the TCP port";
+            client("2026-11-23T13:13:41.684099Z").replace(" 0.05", &format!("{time} {line}\n 0.05"))
+        };
+        assert!(connected_too_early(&server, &asks("2026-11-23T13:13:41.684060Z")));
+        assert!(!connected_too_early(&server, &asks("2026-11-23T13:13:41.684080Z")));
+        // That was for the first connection.
+        assert!(!connected_too_early(&server, &asks("2026-11-23T13:13:39.000000Z")));
     }
 
     #[test]

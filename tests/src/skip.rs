@@ -4,6 +4,9 @@
 use std::io::Write;
 use std::path::PathBuf;
 
+use rustix::io::Errno;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
 /// Prints `SKIPPED test: reason` past the test runner's capture.
 pub fn report(reason: &str) {
     let thread = std::thread::current();
@@ -32,6 +35,27 @@ pub fn root() -> Result<(), String> {
         true => Ok(()),
         false => Err("needs root".to_owned()),
     }
+}
+
+/// Lets this process, and those that it starts from now on, have `count` file descriptors.
+///
+/// # Errors
+/// The reason for a skip.
+pub fn descriptors(count: u64) -> Result<(), String> {
+    let limit = getrlimit(Resource::Nofile);
+    let has = |limit: Option<u64>| limit.is_none_or(|limit| limit >= count);
+    let raised = match (has(limit.current), has(limit.maximum)) {
+        (true, _) => Ok(()),
+        (false, true) => setrlimit(
+            Resource::Nofile,
+            Rlimit {
+                current: Some(count),
+                ..limit
+            },
+        ),
+        (false, false) => Err(Errno::MFILE),
+    };
+    raised.map_err(|_| format!("needs {count} file descriptors (ulimit -n)"))
 }
 
 /// The path of the program.

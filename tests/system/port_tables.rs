@@ -54,9 +54,9 @@ fn scripts_find_each_gid_with_type_and_netdev() {
 
 #[test]
 fn ibstatus_shows_an_active_port() {
-    or_skip!(installed("ibstatus"));
+    let ibstatus = or_skip!(installed("ibstatus"));
     for identity in IDENTITIES {
-        let text = with(identity, "ibstatus").run().success();
+        let text = with(identity, &ibstatus).run().success();
         for line in [
             "'urnic0' port 1 status",
             "4: ACTIVE",
@@ -71,8 +71,8 @@ fn ibstatus_shows_an_active_port() {
 
 #[test]
 fn ibstat_shows_an_adapter_and_no_rnic() {
-    or_skip!(installed("ibstat"));
-    let text = with("roce", "ibstat").run().success();
+    let ibstat = or_skip!(installed("ibstat"));
+    let text = with("roce", &ibstat).run().success();
     for line in [
         "CA 'urnic0'",
         "State: Active",
@@ -83,6 +83,6 @@ fn ibstat_shows_an_adapter_and_no_rnic() {
         assert!(text.contains(line), "{line} is not in {text}");
     }
     // libibumad passes over RNICs.
-    let text = with("iwarp", "ibstat").run().output;
+    let text = with("iwarp", &ibstat).run().output;
     assert!(!text.contains("urnic0"), "{text}");
 }

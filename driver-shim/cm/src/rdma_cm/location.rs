@@ -20,6 +20,7 @@ impl Engine {
     ) -> Result<(), Box<Connecting>> {
         match self.new_lookup(world, handle, &[], connecting.deadline) {
             Ok(mut lookup) => {
+                tracing::debug!("id {handle}: asks for the TCP port of its service");
                 lookup.connecting = Some(connecting);
                 self.begin_lookup(world, handle, lookup);
                 Ok(())
