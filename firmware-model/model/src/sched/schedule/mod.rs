@@ -396,8 +396,10 @@ impl Schedule {
 
     /// Sets a timer.
     pub(crate) fn set_timer(&self, due: Nanos, timer: Timer) {
-        lock(&self.timers).set(due, timer);
-        self.wake();
+        // A thread that sleeps does so until the first at the latest, and then looks for the next.
+        if lock(&self.timers).set(due, timer) {
+            self.wake();
+        }
     }
 
     /// When the next timer runs out.

@@ -24,17 +24,20 @@ pub(super) struct Timers {
 }
 
 impl Timers {
-    pub(super) fn set(&mut self, due: Nanos, timer: Timer) {
+    /// Sets a timer; returns whether it is the first that is due from now on.
+    pub(super) fn set(&mut self, due: Nanos, timer: Timer) -> bool {
         if let Some(set) = self.of.get_mut(&timer) {
             if *set <= due {
-                return;
+                return false;
             }
             self.order.remove(&(*set, timer));
             *set = due;
         } else {
             self.of.insert(timer, due);
         }
+        let is_first = self.next().is_none_or(|first| due < first);
         self.order.insert((due, timer));
+        is_first
     }
 
     /// When the first is due.
@@ -64,9 +67,9 @@ mod tests {
     fn an_object_has_one_timer_the_earliest() {
         let mut timers = Timers::default();
         for n in 0..1000 {
-            timers.set(Nanos(5000 - n), Timer::Qp(1));
-            timers.set(Nanos(6000 + n), Timer::Cq(1));
-            timers.set(Nanos(5500 + n), Timer::Qp(2));
+            assert!(timers.set(Nanos(5000 - n), Timer::Qp(1)));
+            assert!(!timers.set(Nanos(6000 + n), Timer::Cq(1)));
+            assert!(!timers.set(Nanos(5500 + n), Timer::Qp(2)));
         }
         assert_eq!((timers.order.len(), timers.of.len()), (3, 3));
         assert_eq!(timers.take(Nanos(4000)), None);
@@ -75,7 +78,7 @@ mod tests {
         assert_eq!(taken, [Timer::Qp(1), Timer::Qp(2), Timer::Cq(1)]);
         assert_eq!((timers.next(), timers.of.len()), (None, 0));
         // One that ran out may be set later than it was.
-        timers.set(Nanos(7000), Timer::Qp(1));
+        assert!(timers.set(Nanos(7000), Timer::Qp(1)));
         assert_eq!(timers.take(Nanos(7000)), Some(Timer::Qp(1)));
     }
 }
