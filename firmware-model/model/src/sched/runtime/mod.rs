@@ -31,9 +31,9 @@ const RETURN: Duration = Duration::from_micros(500);
 #[inline]
 pub(crate) fn progress(core: &Core) {
     let schedule = &core.schedule;
-    schedule.count_poll();
-    flush_gathered(core);
     let hot = schedule.hot();
+    hot.count_poll();
+    flush_gathered(core);
     if !hot.is_to_poll_all()
         && let Some(qp) = core.qps.find(hot.qid.load(Ordering::Relaxed))
         && qp.only_receives()

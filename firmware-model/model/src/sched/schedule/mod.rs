@@ -64,14 +64,19 @@ pub(crate) struct Hot {
 }
 
 impl Hot {
-    /// Counts a poll; returns whether it is to be one of all streams. While the last stream
-    /// delivers, that is seldom: a look at the others takes words away from their senders'
-    /// processors.
+    /// Counts a poll.
     #[inline]
-    pub(crate) fn is_to_poll_all(&self) -> bool {
+    pub(crate) fn count_poll(&self) {
         // Approximate: threads of one shard may lose counts to one another.
         let polls = self.polls.load(Ordering::Relaxed).wrapping_add(1);
         self.polls.store(polls, Ordering::Relaxed);
+    }
+
+    /// Whether the poll is to be one of all streams. While the last stream delivers, that is
+    /// seldom: a look at the others takes words away from their senders' processors.
+    #[inline]
+    pub(crate) fn is_to_poll_all(&self) -> bool {
+        let polls = self.polls.load(Ordering::Relaxed);
         let idle = self.idle.load(Ordering::Relaxed);
         polls.is_multiple_of(ALL_STREAMS_EVERY) || (idle + 1).is_multiple_of(ALL_STREAMS_AFTER)
     }
@@ -107,7 +112,6 @@ pub(crate) struct Schedule {
     pub(crate) bells: Option<Arc<Bells>>,
     pub(crate) sleeper: Sleeper,
     hot: [Hot; SHARDS],
-    polls: AtomicU32,
     /// Something was left for the background thread since it last looked.
     pub(crate) pending: AtomicBool,
     /// Arrivals in a row that pollers found, up to [`POLLER`].
@@ -167,7 +171,6 @@ impl Schedule {
             bells: None,
             sleeper: Sleeper::default(),
             hot: Default::default(),
-            polls: AtomicU32::new(0),
             pending: AtomicBool::new(false),
             found: AtomicU32::new(0),
             lent_until: AtomicU64::new(0),
@@ -204,16 +207,11 @@ impl Schedule {
         }
     }
 
-    /// Counts a poll.
-    #[inline]
-    pub(crate) fn count_poll(&self) {
-        self.polls.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// The number of polls so far. Polls drive the receive side.
+    /// The number of polls so far, nearly. Polls drive the receive side.
     #[inline]
     pub(crate) fn polls(&self) -> u32 {
-        self.polls.load(Ordering::Relaxed)
+        let polls = |hot: &Hot| hot.polls.load(Ordering::Relaxed);
+        self.hot.iter().map(polls).fold(0, u32::wrapping_add)
     }
 
     /// The results of the polls of this thread's shard.
@@ -453,6 +451,7 @@ mod tests {
     fn of_all(polls: usize, arrived: bool) -> usize {
         let hot = Hot::default();
         let is_of_all = || {
+            hot.count_poll();
             let is_of_all = hot.is_to_poll_all();
             hot.note(arrived, || false);
             is_of_all
