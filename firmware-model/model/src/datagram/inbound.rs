@@ -28,7 +28,7 @@ impl Engine {
         let mut buffer = env.buffers.take();
         let mut more = false;
         for source in 0..self.sockets.len() + self.groups.len() {
-            more |= self.receive_from(source, &mut buffer, env);
+            more |= self.receive_from(source, &mut *buffer, env);
         }
         env.buffers.give(buffer);
         if let Err(Overflow) = self.recv_cq.flush(env) {

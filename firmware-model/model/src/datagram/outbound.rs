@@ -233,7 +233,7 @@ impl Engine {
             let taken = match (socket.and_then(|n| self.sockets.get_mut(n)), &self.staged.buffer) {
                 (Some(socket), Some(buffer)) => {
                     env.counters.add(Counter::TxCalls, 1);
-                    let sent = socket.send(buffer, run);
+                    let sent = socket.send(&**buffer, run);
                     env.counters.add(Counter::DirectDatagrams, socket.direct());
                     sent
                 }

@@ -2,6 +2,8 @@
 //! none.
 
 use crate::sched::shard::{SHARDS, home_shard};
+use crossbeam_utils::atomic::AtomicCell;
+use std::fmt;
 use std::sync::Mutex;
 
 /// Bytes of a receive buffer: an FPDU of 64 KiB that starts anywhere in the first half need not be
@@ -9,19 +11,39 @@ use std::sync::Mutex;
 pub const BUFFER_LEN: usize = 256 << 10;
 
 /// A receive buffer.
-pub type Buffer = Box<[u8]>;
+pub type Buffer = Box<[u8; BUFFER_LEN]>;
 
-const KEPT_PER_SHARD: usize = 4;
+/// Buffers that a shard keeps, beside the one that was given back last.
+const KEPT_PER_SHARD: usize = 3;
 
 #[repr(align(64))]
-#[derive(Debug, Default)]
-struct Shard(Mutex<Vec<Buffer>>);
+#[derive(Default)]
+struct Shard {
+    /// The one that was given back last: taking it, and giving it back, is an atomic instruction.
+    last: AtomicCell<Option<Buffer>>,
+    others: Mutex<Vec<Buffer>>,
+}
+
+const _: () = assert!(AtomicCell::<Option<Buffer>>::is_lock_free());
+
+impl Shard {
+    fn take(&self) -> Option<Buffer> {
+        let other = || self.others.try_lock().ok()?.pop();
+        self.last.take().or_else(other)
+    }
+}
 
 /// The pool of receive buffers. Threads find their own shard first and never
 /// wait for one another.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct BufferPool {
     shards: [Shard; SHARDS],
+}
+
+impl fmt::Debug for BufferPool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BufferPool").finish_non_exhaustive()
+    }
 }
 
 impl BufferPool {
@@ -29,19 +51,29 @@ impl BufferPool {
     pub fn take(&self) -> Buffer {
         let home = home_shard();
         (0..SHARDS)
-            .find_map(|i| self.shards[(home + i) % SHARDS].0.try_lock().ok()?.pop())
-            .unwrap_or_else(|| vec![0; BUFFER_LEN].into_boxed_slice())
+            .find_map(|i| self.shards[(home + i) % SHARDS].take())
+            .unwrap_or_else(new)
     }
 
     /// Gives a buffer back.
     pub fn give(&self, buffer: Buffer) {
-        debug_assert_eq!(buffer.len(), BUFFER_LEN);
-        if let Ok(mut kept) = self.shards[home_shard()].0.try_lock()
-            && kept.len() < KEPT_PER_SHARD
+        let shard = &self.shards[home_shard()];
+        if let Some(other) = shard.last.swap(Some(buffer))
+            && let Ok(mut others) = shard.others.try_lock()
+            && others.len() < KEPT_PER_SHARD
         {
-            kept.push(buffer);
+            others.push(other);
         }
     }
+}
+
+/// Zeroed by the system, which makes pages of it when they are used.
+#[cold]
+fn new() -> Buffer {
+    let Ok(buffer) = vec![0; BUFFER_LEN].try_into() else {
+        unreachable!("it has this length")
+    };
+    buffer
 }
 
 #[cfg(test)]

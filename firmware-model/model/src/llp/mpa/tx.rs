@@ -283,7 +283,7 @@ impl Sender {
         calls: &mut u64,
     ) -> Result<bool, LlpError> {
         self.close_loose();
-        let staging = self.staging.as_deref().unwrap_or_default();
+        let staging = self.staging.as_deref().map_or(&[][..], |staging| staging);
         let sent = match &self.borrow {
             None => self.unsent.send(staging, stream, calls, &mut self.taken),
             Some(_) => {

@@ -261,7 +261,7 @@ impl Engine {
         let mut budget = RX_BUDGET;
         let outcome = loop {
             let requested = scratch.len();
-            match stream.receive(&mut [PieceMut::of(&mut scratch)]) {
+            match stream.receive(&mut [PieceMut::of(&mut *scratch)]) {
                 Ok(0) if matches!(self.progress, Progress::Terminating { .. }) => break RxOutcome::Finished,
                 Ok(0) => {
                     self.end(env);
