@@ -310,9 +310,15 @@ mod tests {
             client("2026-11-23T13:13:41.684099Z").replace(" 0.05", &format!("{time} {line}\n 0.05"))
         };
         assert!(connected_too_early(&server, &asks("2026-11-23T13:13:41.684060Z")));
-        assert!(!connected_too_early(&server, &asks("2026-11-23T13:13:41.684080Z")));
+        assert!(!connected_too_early(
+            &server,
+            &asks("2026-11-23T13:13:41.684080Z")
+        ));
         // That was for the first connection.
-        assert!(!connected_too_early(&server, &asks("2026-11-23T13:13:39.000000Z")));
+        assert!(!connected_too_early(
+            &server,
+            &asks("2026-11-23T13:13:39.000000Z")
+        ));
     }
 
     #[test]

@@ -40,12 +40,26 @@ word! {
     loom::sync::atomic::AtomicU64, u64;
 }
 
+#[cfg(loom)]
+use loom::sync::atomic::fence;
+#[cfg(not(loom))]
+use std::sync::atomic::fence;
+
 #[inline]
 fn full_fence() {
-    #[cfg(not(loom))]
-    std::sync::atomic::fence(Ordering::SeqCst);
-    #[cfg(loom)]
-    loom::sync::atomic::fence(Ordering::SeqCst);
+    fence(Ordering::SeqCst);
+}
+
+/// What is written behind it is seen by none who does not see what was written before.
+#[inline]
+fn write_fence() {
+    fence(Ordering::Release);
+}
+
+/// Who sees what is written behind a [`write_fence`] sees behind this what was written before it.
+#[inline]
+fn read_fence() {
+    fence(Ordering::Acquire);
 }
 
 /// The sender of a ring found no room: it says that it waits, and then must look for room again.
@@ -66,6 +80,30 @@ pub(crate) fn give_room(
     head.store(position, Ordering::Release);
     full_fence();
     wanted.load(Ordering::Relaxed) != 0 && enough() && wanted.swap(0, Ordering::Relaxed) != 0
+}
+
+/// The sender of a ring is about to write bytes beside the tail as well, for which `value` stands:
+/// no other bytes that may be there meanwhile have it. It publishes the tail afterwards.
+#[inline]
+pub(crate) fn begin_to_repeat(repeated: &impl Word<u32>, value: u32) {
+    repeated.store(value, Ordering::Relaxed);
+    write_fence();
+}
+
+/// Copies the bytes beside the tail of a ring, if they are those for which `value` stands, and
+/// still were when the copy was made. Returns the copy.
+#[inline]
+pub(crate) fn copy_repeated<T>(
+    repeated: &impl Word<u32>,
+    value: u32,
+    copy: impl FnOnce() -> Option<T>,
+) -> Option<T> {
+    if repeated.load(Ordering::Acquire) != value {
+        return None;
+    }
+    let copied = copy();
+    read_fence();
+    copied.filter(|_| repeated.load(Ordering::Relaxed) == value)
 }
 
 /// Something was published for the owner of a bell: sets its bit. Returns whether a thread of the
@@ -207,6 +245,38 @@ mod loom_tests {
             }
             let (taken, told) = receiver.join().unwrap();
             assert!(room || told || taken == 0, "the sender waits for ever");
+        });
+    }
+
+    /// Two messages follow one another beside the tail: a receiver takes the first as it was, or
+    /// from the ring.
+    #[test]
+    fn what_is_repeated_beside_the_tail_is_never_mixed() {
+        loom::model(|| {
+            // The tail, and two words beside it.
+            let words = words::<3>();
+            let repeated = Arc::new(AtomicU32::new(0));
+            let (theirs, their_repeated) = (words.clone(), repeated.clone());
+            let sender = thread::spawn(move || {
+                let [tail, first, second] = &*theirs;
+                for message in 1..3 {
+                    begin_to_repeat(&*their_repeated, message as u32);
+                    first.store(message, Ordering::Relaxed);
+                    second.store(message, Ordering::Relaxed);
+                    tail.store(message, Ordering::Release);
+                }
+            });
+            let [tail, first, second] = &*words;
+            let seen = tail.load(Ordering::Acquire);
+            if seen != 0 {
+                let both = || Some([first.load(Ordering::Relaxed), second.load(Ordering::Relaxed)]);
+                let copied = copy_repeated(&*repeated, seen as u32, both);
+                assert!(
+                    copied.is_none_or(|copied| copied == [seen; 2]),
+                    "{seen}: {copied:?}"
+                );
+            }
+            sender.join().unwrap();
         });
     }
 

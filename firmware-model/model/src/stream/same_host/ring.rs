@@ -6,6 +6,9 @@
 //! sender then stores the new length before it publishes a tail, so the receiver reads the length
 //! that belongs to the bytes.
 //!
+//! A short message is in the ring, and beside its tail as well, in the same cache line: a receiver
+//! that waits for the tail has both by one message between the processors.
+//!
 //! The other process may be hostile: whatever it writes, positions and length are checked before
 //! use, and bytes are copied once and then checked.
 
@@ -29,8 +32,15 @@ const TAIL: usize = 0;
 const LENGTH: usize = 8;
 const ENDED: usize = 12;
 const GONE: usize = 16;
+const REPEATED: usize = 20;
+const BESIDE: usize = 24;
 const HEAD: usize = 64;
 const WANTED: usize = 128;
+/// Most bytes that are beside the tail as well: an FPDU of a Send of 16 bytes.
+const MOST_BESIDE: usize = HEAD - BESIDE;
+/// Bits of [`REPEATED`] for the number of bytes. The others have the low bits of the position.
+const COUNT_BITS: u32 = 6;
+const _: () = assert!(MOST_BESIDE < 1 << COUNT_BITS && MOST < 1 << (32 - COUNT_BITS));
 
 /// The place of a ring in the memory of its connection.
 #[derive(Debug)]
@@ -76,6 +86,22 @@ impl Place {
     /// Set while the sender waits for room.
     fn wanted(&self) -> &AtomicU32 {
         self.memory.word(self.words + WANTED)
+    }
+
+    /// Says which bytes are beside the tail.
+    fn repeated(&self) -> &AtomicU32 {
+        self.memory.word(self.words + REPEATED)
+    }
+
+    /// The first `count` bytes beside the tail.
+    fn beside(&self, count: usize) -> Mapping {
+        self.memory.part(self.words + BESIDE, count)
+    }
+
+    /// What [`repeated`](Self::repeated) has for `count` bytes from `position` on. No other bytes
+    /// that are between the two ends at a time have it.
+    fn repetition(position: u64, count: usize) -> u32 {
+        (position as u32) << COUNT_BITS | count as u32
     }
 
     /// The bytes from `position` on, at most `most`, up to the end of the ring.
@@ -196,8 +222,24 @@ impl Sender {
                 break;
             }
         }
+        self.repeat(start, room);
         self.show(tail);
         Ok(room)
+    }
+
+    /// Puts a short message beside the tail, too.
+    #[inline]
+    fn repeat(&self, start: u64, count: usize) {
+        if count > MOST_BESIDE {
+            return;
+        }
+        let from = self.place.extent(start, self.length, count);
+        if from.len() == count {
+            let mut bytes = [0; MOST_BESIDE];
+            from.copy_out(0, &mut bytes[..count]);
+            handshakes::begin_to_repeat(self.place.repeated(), Place::repetition(start, count));
+            self.place.beside(count).copy_in(0, &bytes[..count]);
+        }
     }
 
     /// What is before this position is the receiver's.
@@ -342,6 +384,10 @@ impl Receiver {
                     return Ok((received, self.publish()));
                 };
                 let most = available.min(piece.len() - at).min(PART);
+                if self.take_beside(available, most, &mut piece.rest(at)) {
+                    (at, received) = (at + most, received + most);
+                    continue;
+                }
                 let from = self.place.extent(self.head, self.length, most);
                 if from.try_copy_to(&mut piece.rest(at)).is_err() {
                     // As a system call: what was received before is received.
@@ -359,6 +405,22 @@ impl Receiver {
             }
         }
         Ok((received, self.publish()))
+    }
+
+    /// Takes all `available` bytes from beside the tail, if they are there and `most` are asked for.
+    #[inline]
+    fn take_beside(&mut self, available: usize, most: usize, into: &mut PieceMut<'_>) -> bool {
+        if available > most.min(MOST_BESIDE) {
+            return false;
+        }
+        let value = Place::repetition(self.head, available);
+        let from = self.place.beside(available);
+        let copy = || from.try_copy_to(into).ok();
+        let taken = handshakes::copy_repeated(self.place.repeated(), value, copy).is_some();
+        if taken {
+            self.head = self.tail;
+        }
+        taken
     }
 
     /// Gives room back; returns whether the sender waits for it.

@@ -3,7 +3,9 @@
 use super::super::layout::MEMORY;
 use super::*;
 use proptest::prelude::*;
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 use std::collections::VecDeque;
+use std::ptr::NonNull;
 
 fn ends() -> (Arc<SharedMemory>, Sender, Receiver) {
     let memory = Arc::new(SharedMemory::create("ring", MEMORY).unwrap().0);
@@ -22,7 +24,12 @@ enum Step {
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    let sizes = || prop::collection::vec(prop_oneof![0..200usize, 0..9000usize, 0..600_000usize], 1..4);
+    let sizes = || {
+        prop::collection::vec(
+            prop_oneof![0..24usize, 0..200usize, 0..9000usize, 0..600_000usize],
+            1..4,
+        )
+    };
     prop_oneof![sizes().prop_map(Step::Send), sizes().prop_map(Step::Receive)]
 }
 
@@ -84,12 +91,22 @@ proptest! {
 
 #[test]
 fn two_threads_pass_many_bytes() {
+    passes(50 << 20, 70_001);
+}
+
+/// Beside the tail, which the next message may overwrite at any time.
+#[test]
+fn two_threads_pass_many_short_messages() {
+    passes(4 << 20, MOST_BESIDE + 3);
+}
+
+/// Passes so many bytes from one thread to another, in messages of all lengths up to a longest one.
+fn passes(total: usize, longest: usize) {
     let (_, mut sender, mut receiver) = ends();
-    const TOTAL: usize = 50 << 20;
     let sending = std::thread::spawn(move || {
         let mut sent = 0;
-        while sent < TOTAL {
-            let len = (sent % 70_001 + 1).min(TOTAL - sent);
+        while sent < total {
+            let len = (sent % longest + 1).min(total - sent);
             let bytes: Vec<u8> = (sent..sent + len).map(|n| (n % 251) as u8).collect();
             let mut at = 0;
             while at < len {
@@ -116,8 +133,34 @@ fn two_threads_pass_many_bytes() {
             Err(error) => panic!("{error}"),
         }
     }
-    assert_eq!(received, TOTAL);
+    assert_eq!(received, total);
     sending.join().unwrap();
+}
+
+#[test]
+fn a_short_message_is_taken_from_beside_the_tail_if_it_is_the_only_one() {
+    let (memory, mut sender, mut receiver) = ends();
+    let ring = FIRST_RINGS.of(Direction::FromResponder);
+    let mut into = [0; 2 * MOST_BESIDE];
+    let mut receive = |receiver: &mut Receiver, room: usize| {
+        let (received, _) = receiver.receive(&mut [PieceMut::of(&mut into[..room])]).unwrap();
+        into[..received].to_vec()
+    };
+    for len in [1, 32, MOST_BESIDE] {
+        sender.send(&[Piece::of(&vec![7; len])]).unwrap();
+        memory.copy_in(ring, &[0; 2 * MOST_BESIDE]);
+        assert_eq!(receive(&mut receiver, 2 * MOST_BESIDE), vec![7; len]);
+    }
+    // Two; one that is longer; and one of which less is asked for.
+    let cases: [(&[usize], usize); 3] = [(&[8, 8], 16), (&[MOST_BESIDE + 1], MOST_BESIDE + 1), (&[32], 31)];
+    for (sent, room) in cases {
+        let (memory, mut sender, mut receiver) = ends();
+        for len in sent {
+            sender.send(&[Piece::of(&vec![7; *len])]).unwrap();
+        }
+        memory.copy_in(ring, &[9; 2 * MOST_BESIDE]);
+        assert_eq!(receive(&mut receiver, room), vec![9; room]);
+    }
 }
 
 #[test]
@@ -188,11 +231,7 @@ fn shm_07_words_that_cannot_be_end_the_connection() {
 fn inaccessible_memory_is_a_fault_and_sends_nothing() {
     crate::host::fault::install();
     let (_, mut sender, mut receiver) = ends();
-    let gone = SharedMemory::create("gone", 4096).unwrap().0;
-    // A piece that refers to memory which is unmapped before it is used.
-    let piece = gone.piece();
-    let pieces = [Piece::of(b"before"), unsafe_gone(piece)];
-    drop(gone);
+    let pieces = [Piece::of(b"before"), inaccessible()];
     assert_eq!(sender.send(&pieces), Err(StreamError::Fault));
     assert!(receiver.is_empty());
     sender.send(&[Piece::of(b"behind")]).unwrap();
@@ -206,10 +245,8 @@ fn inaccessible_memory_is_a_fault_and_sends_nothing() {
 fn a_fault_behind_many_bytes_counts_what_is_before() {
     crate::host::fault::install();
     let (_, mut sender, mut receiver) = ends();
-    let gone = SharedMemory::create("gone", 4096).unwrap().0;
     let before: Vec<u8> = (0..3 * PART + 5).map(|n| n as u8).collect();
-    let pieces = [Piece::of(&before), unsafe_gone(gone.piece())];
-    drop(gone);
+    let pieces = [Piece::of(&before), inaccessible()];
     let sent = sender.send(&pieces).unwrap();
     assert_eq!(sent, 3 * PART);
     assert_eq!(sender.send(&[pieces[1]]), Err(StreamError::Fault));
@@ -218,8 +255,13 @@ fn a_fault_behind_many_bytes_counts_what_is_before() {
     assert_eq!((received, &into[..sent]), (sent, &before[..sent]));
 }
 
-/// The piece for a life of its own, as a registration gives it out.
-fn unsafe_gone(piece: Piece<'_>) -> Piece<'static> {
-    // SAFETY: a piece is an address and a length; the memory is only read by guarded copies.
-    unsafe { std::mem::transmute::<Piece<'_>, Piece<'static>>(piece) }
+/// A page without rights, which stays for ever: no other thread gets its address.
+fn inaccessible() -> Piece<'static> {
+    let (none, private) = (ProtFlags::empty(), MapFlags::PRIVATE);
+    // SAFETY: a new mapping at an address of the kernel's choice replaces no other mapping.
+    let start = unsafe { mmap_anonymous(std::ptr::null_mut(), 4096, none, private) }.unwrap();
+    let start = NonNull::new(start.cast()).unwrap();
+    // SAFETY: it is never unmapped, and only read by guarded copies.
+    let page = Box::leak(Box::new(unsafe { Mapping::of_raw(start, 4096) }));
+    page.piece()
 }
