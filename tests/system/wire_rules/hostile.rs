@@ -16,7 +16,7 @@ use super::{ALL_FLUSHED, Scene};
 #[test]
 fn thousands_of_foreign_peers_cost_little_and_stall_none() {
     const KEY: &str = "4d504120 49442052 65712046 72616d65";
-    or_skip!(urnic_tests::skip::descriptors(2048));
+    or_skip!(urnic_tests::skip::descriptors(4096));
     let mut scene = or_skip!(Scene::start(&[]));
     let pid = scene.target.pid();
     let (qp, request) = scene.target.awaits_request(&QpParams::default());

@@ -407,7 +407,8 @@ impl Receiver {
         Ok((received, self.publish()))
     }
 
-    /// Takes all `available` bytes from beside the tail, if they are there and `most` are asked for.
+    /// Takes all `available` bytes from beside the tail, if they are there, and all fit into the
+    /// `most` that are requested.
     #[inline]
     fn take_beside(&mut self, available: usize, most: usize, into: &mut PieceMut<'_>) -> bool {
         if available > most.min(MOST_BESIDE) {
