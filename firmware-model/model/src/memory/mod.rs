@@ -25,4 +25,4 @@ pub use room::{PageReservation, PageRoom};
 pub use table::MemoryTable;
 pub(crate) use table::explain::Asked;
 pub use violation::{Need, Violation};
-pub use window::Window;
+pub use window::{Recent, Window};

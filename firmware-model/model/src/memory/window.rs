@@ -5,14 +5,47 @@ use super::borrows::Pin;
 use super::entry::{Entry, EntryId};
 use crate::host::{Mapping, PieceMut, Unreachable};
 use arc_swap::Guard;
+use std::cell::Cell;
+use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
+
+/// What a slot of the table had when it was looked up. A revocation of the STag waits for it.
+pub(super) type Found = Guard<Option<Arc<Entry>>>;
+
+/// What was found for the last access, so that the next one to the same STag need not look it up:
+/// that takes longer than to copy a short message. A revocation waits for this, too; so it is
+/// [forgotten](Recent::forget) after some accesses, before one that takes long, and before this
+/// thread revokes a STag.
+#[derive(Default)]
+pub struct Recent(Cell<Option<Found>>);
+
+impl Recent {
+    /// A revocation does not wait any more.
+    #[inline]
+    pub(crate) fn forget(&self) {
+        drop(self.0.take());
+    }
+
+    /// What was found for that very STag.
+    #[inline]
+    pub(super) fn take(&self, stag: u32) -> Option<Found> {
+        let is_of = |found: &Found| found.as_ref().is_some_and(|entry| entry.stag == stag);
+        self.0.take().filter(is_of)
+    }
+}
+
+impl fmt::Debug for Recent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Recent").finish_non_exhaustive()
+    }
+}
 
 /// A checked range of registered memory. Revocation of its STag waits until it is dropped: hold it
 /// for one FPDU, or one copy, not longer, and never while invalidating a STag.
 pub struct Window<'t> {
     /// Never `None`; the option is that of the slot.
-    entry: Guard<Option<Arc<Entry>>>,
+    entry: Found,
     start: u64,
     len: u64,
     table: PhantomData<&'t ()>,
@@ -20,7 +53,7 @@ pub struct Window<'t> {
 
 impl<'t> Window<'t> {
     /// `start` and `len` were checked against the entry.
-    pub(super) fn new(entry: Guard<Option<Arc<Entry>>>, start: u64, len: u64) -> Window<'t> {
+    pub(super) fn new(entry: Found, start: u64, len: u64) -> Window<'t> {
         Window {
             entry,
             start,
@@ -33,6 +66,12 @@ impl<'t> Window<'t> {
     #[inline]
     pub(crate) fn entry(&self) -> Option<EntryId> {
         self.entry.as_ref().map(|entry| entry.id)
+    }
+
+    /// The access is over, and the next one may be to the same STag.
+    #[inline]
+    pub(crate) fn keep(self, recent: &Recent) {
+        recent.0.set(Some(self.entry));
     }
 
     /// Makes a pin, which keeps a revocation waiting after the window was dropped.

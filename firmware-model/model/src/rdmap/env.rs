@@ -2,7 +2,7 @@
 
 use crate::counters::Counters;
 use crate::llp::buffers::BufferPool;
-use crate::memory::MemoryTable;
+use crate::memory::{MemoryTable, Recent};
 use crate::qp::effects::Effects;
 use crate::time::Now;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,6 +12,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 pub struct Env<'a> {
     /// Registered memory.
     pub memory: &'a MemoryTable,
+    /// What the last short messages accessed there.
+    pub recent: Recent,
     /// The time of this run.
     pub now: Now<'a>,
     /// Receive buffers.
@@ -25,7 +27,14 @@ pub struct Env<'a> {
     pub stopped: &'a AtomicBool,
 }
 
-impl Env<'_> {
+impl<'a> Env<'a> {
+    /// Registered memory, of which this thread is about to revoke some: it must not wait for itself.
+    #[inline]
+    pub(crate) fn memory_to_revoke(&self) -> &'a MemoryTable {
+        self.recent.forget();
+        self.memory
+    }
+
     /// Whether all work must stop: checked before each segment.
     #[inline]
     pub(crate) fn is_stopped(&self) -> bool {

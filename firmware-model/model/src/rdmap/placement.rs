@@ -59,6 +59,7 @@ pub(crate) fn scatter(
         let (window, n) = window(qp, pd, env, &list, cursor, rest.len())?;
         let (head, tail) = rest.split_at(n);
         window.copy_in(0, head).map_err(|_| Violation::InvalidStag)?;
+        window.keep(&env.recent);
         cursor.advance(n);
         rest = tail;
     }
@@ -76,9 +77,10 @@ pub(super) fn window<'t>(
     max: usize,
 ) -> Result<(Window<'t>, usize), Violation> {
     let (sge, at, n) = cursor.extent(list, max).ok_or(Violation::Bounds)?;
+    let (stag, by) = (sge.stag.get(), (pd, qp.qid));
     let window = env
         .memory
-        .check(sge.stag.get(), pd, qp.qid, at, n as u64, Need::LocalWrite)?;
+        .check_again(&env.recent, stag, by, at, n as u64, Need::LocalWrite)?;
     Ok((window, n))
 }
 

@@ -287,7 +287,7 @@ impl Responder {
             // All segments of a message name the same STag (RFC 5041 §4.3). The STag of the last
             // segment counts.
             let stag = header.rsvd_ulp_word;
-            env.memory
+            env.memory_to_revoke()
                 .invalidate(stag, qp.pd, qp.qid, InvalidateBy::Peer)
                 .map_err(terminate::invalidation)?;
             cqe.extra = stag.to_ne_bytes();

@@ -49,6 +49,7 @@ impl Turns {
             fpdus = 1;
         }
         let framed = self.frame_messages(halves, llp, sends, env, budget, &mut fpdus);
+        env.recent.forget();
         if fpdus > 0 {
             halves.silent = false;
             env.counters.add(Counter::TxFpdus, fpdus.into());

@@ -19,7 +19,7 @@ use crate::device::table::Table;
 use crate::faulty::Faulty;
 use crate::host::{HostMemory, RemoteMemory};
 use crate::llp::buffers::BufferPool;
-use crate::memory::{MemoryTable, PageRoom};
+use crate::memory::{MemoryTable, PageRoom, Recent};
 use crate::qp::effects::Effects;
 use crate::qp::{Ends, Qp};
 use crate::queues::{CompletionQueue, EventQueue, SharedReceiveQueue};
@@ -229,6 +229,7 @@ impl Core {
     pub(crate) fn env<'a>(&'a self, counters: &'a Counters, effects: &'a mut Effects) -> Env<'a> {
         Env {
             memory: &self.memory,
+            recent: Recent::default(),
             now: Now::of(&self.clock),
             buffers: &self.buffers,
             counters,

@@ -12,7 +12,7 @@ use super::exports::Exports;
 use super::permutation::{DOMAIN, Permutation};
 use super::registration::{InvalidateBy, InvalidateError, Registration, TableError};
 use super::violation::{Need, Violation};
-use super::window::Window;
+use super::window::{Found, Recent, Window};
 use crate::host::HostProcess;
 use arc_swap::ArcSwapOption;
 use rustix::fd::OwnedFd;
@@ -177,7 +177,36 @@ impl MemoryTable {
         need: Need,
     ) -> Result<Window<'_>, Violation> {
         let cell = self.cell(self.slot(stag)).ok_or(Violation::InvalidStag)?;
-        let guard = cell.load();
+        Self::check_found(cell.load(), stag, pd, qid, offset, len, need)
+    }
+
+    /// As [`check`](Self::check), for one of several accesses that are mostly to one STag.
+    #[inline(always)]
+    pub(crate) fn check_again(
+        &self,
+        recent: &Recent,
+        stag: u32,
+        (pd, qid): (u32, u32),
+        offset: u64,
+        len: u64,
+        need: Need,
+    ) -> Result<Window<'_>, Violation> {
+        match recent.take(stag) {
+            Some(found) => Self::check_found(found, stag, pd, qid, offset, len, need),
+            None => self.check(stag, pd, qid, offset, len, need),
+        }
+    }
+
+    #[inline(always)]
+    fn check_found<'t>(
+        guard: Found,
+        stag: u32,
+        pd: u32,
+        qid: u32,
+        offset: u64,
+        len: u64,
+        need: Need,
+    ) -> Result<Window<'t>, Violation> {
         let entry = guard
             .as_ref()
             .filter(|e| e.stag == stag)

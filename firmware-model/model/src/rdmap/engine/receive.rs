@@ -145,6 +145,7 @@ impl Engine {
             rx.consume();
             fpdus += 1;
         };
+        env.recent.forget();
         if fpdus > 0 {
             env.counters.add(Counter::RxFpdus, fpdus);
         }

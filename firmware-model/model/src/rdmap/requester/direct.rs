@@ -145,11 +145,13 @@ impl Requester {
     }
 
     fn write(&mut self, stag: u32, offset: u64, from: Piece<'_>, env: &Env<'_>) -> bool {
+        env.recent.forget();
         let neighbour = self.neighbour.as_mut();
         neighbour.is_some_and(|neighbour| neighbour.write(stag, offset, from, env.now.get()).is_ok())
     }
 
     fn read_into(&mut self, stag: u32, offset: u64, into: PieceMut<'_>, env: &Env<'_>) -> bool {
+        env.recent.forget();
         let neighbour = self.neighbour.as_mut();
         neighbour.is_some_and(|neighbour| neighbour.read(stag, offset, into, env.now.get()).is_ok())
     }
@@ -253,7 +255,7 @@ impl Requester {
             return Wait::Done;
         }
         let stag = self.sq.sge(wqe, 0).stag.get();
-        match env.memory.invalidate(stag, qp.pd, qp.qid, InvalidateBy::Local) {
+        match env.memory_to_revoke().invalidate(stag, qp.pd, qp.qid, InvalidateBy::Local) {
             Ok(()) => Wait::Done,
             Err(_) => Wait::Failed(WcStatus::LocProtErr),
         }

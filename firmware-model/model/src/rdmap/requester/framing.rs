@@ -64,11 +64,13 @@ impl Requester {
             let mut left = n;
             while left > 0 {
                 let (sge, at, n) = sending.cursor.extent(&list, left).ok_or(WcStatus::LocProtErr)?;
+                let (by, len) = ((qp.pd, qp.qid), n as u64);
                 let window = env
                     .memory
-                    .check(sge.stag.get(), qp.pd, qp.qid, at, n as u64, Need::LocalRead)
+                    .check_again(&env.recent, sge.stag.get(), by, at, len, Need::LocalRead)
                     .map_err(|_| WcStatus::LocProtErr)?;
                 llp.gather(&window, 0, n).map_err(|_| WcStatus::LocProtErr)?;
+                window.keep(&env.recent);
                 sending.cursor.advance(n);
                 left -= n;
             }

@@ -230,13 +230,13 @@ impl Requester {
             Opcode::LocalInv => {
                 llp.rest(env.memory);
                 let done = env
-                    .memory
+                    .memory_to_revoke()
                     .invalidate(wqe.stag, qp.pd, qp.qid, InvalidateBy::Local);
                 return self.local(wqe, done.map_err(|_| WcStatus::LocProtErr));
             }
             Opcode::BindMw => {
                 llp.rest(env.memory);
-                let done = env.memory.bind(&self.sq.bind(&wqe), qp.pd, qp.qid);
+                let done = env.memory_to_revoke().bind(&self.sq.bind(&wqe), qp.pd, qp.qid);
                 return self.local(wqe, done.map_err(|_| WcStatus::MwBindErr));
             }
             Opcode::Read | Opcode::ReadInv | Opcode::CompareSwap | Opcode::FetchAdd => {

@@ -5,7 +5,7 @@ use super::queues::{Cq, Receives, Shape, Work};
 use crate::counters::{Counter, Counters};
 use crate::host::Record;
 use crate::llp::buffers::BufferPool;
-use crate::memory::{Backing, DomainUse, MemoryTable, PageRoom, Registration};
+use crate::memory::{Backing, DomainUse, MemoryTable, PageRoom, Recent, Registration};
 use crate::qp::effects::Effects;
 use crate::queues::{ReceiveSource, SendQueue};
 use crate::rdmap::env::Env;
@@ -86,6 +86,7 @@ impl Node {
         let mut effects = Effects::default();
         let mut env = Env {
             memory: &memory,
+            recent: Recent::default(),
             now: Now::at(Nanos(0)),
             buffers: &buffers,
             counters: &counters,
@@ -183,6 +184,7 @@ impl Node {
         let mut effects = Effects::default();
         let mut env = Env {
             memory: &self.memory,
+            recent: Recent::default(),
             now: Now::at(Nanos(self.clock.load(Ordering::Relaxed))),
             buffers: &self.buffers,
             counters: &self.counters,
