@@ -59,22 +59,6 @@ impl Engine {
         }
     }
 
-    /// Has the neighbour ring when it has processed what was sent. `false`: it has already, and a
-    /// request may have waited for that.
-    #[inline]
-    pub(super) fn await_confirmation(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) -> bool {
-        let taken = self.llp.as_ref().map_or(0, Llp::taken);
-        let Some(neighbour) = self.halves.requester.awaited() else {
-            return true;
-        };
-        if neighbour.confirmed() < taken && neighbour.await_confirmation(taken) {
-            return true;
-        }
-        let before = self.confirmed;
-        self.note_confirmed(env, stream);
-        self.confirmed == before
-    }
-
     /// The bytes that we sent of which the outcome is known, as far as it can be.
     #[inline]
     pub(super) fn known(&self) -> u64 {

@@ -47,10 +47,7 @@ impl Engine {
             self.lose(Lost::ClosedBefore, env, stream);
             return TxOutcome::Idle;
         }
-        let mut outcome = self.pump(env, stream);
-        while !self.await_confirmation(env, stream) && outcome == TxOutcome::Idle {
-            outcome = self.pump(env, stream);
-        }
+        let outcome = self.pump(env, stream);
         if let Some(llp) = &mut self.llp {
             llp.release(env.buffers);
         }
@@ -78,6 +75,11 @@ impl Engine {
                 .turns
                 .frame(&mut self.halves, llp, rtr, sends, env, &mut budget);
             let before = llp.taken();
+            if let Some(neighbour) = &self.halves.requester.neighbour
+                && !llp.is_flushed()
+            {
+                neighbour.await_confirmation(llp.sealed());
+            }
             let mut calls = 0;
             let flushed = llp.flush(env.memory, stream, &mut calls);
             let taken = llp.taken();

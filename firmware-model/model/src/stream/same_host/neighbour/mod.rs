@@ -139,12 +139,11 @@ impl Neighbour {
         self.theirs.word(PROCESSED).load(Ordering::Acquire)
     }
 
-    /// Has the peer ring when it has processed our bytes up to `position`; `false`: it has already,
-    /// and may not ring.
+    /// Has the peer ring when it has processed our bytes up to `position`, which are about to be
+    /// sent.
     #[inline]
-    pub(crate) fn await_confirmation(&self, position: u64) -> bool {
-        let processed = self.theirs.word(PROCESSED);
-        handshakes::await_confirmation(self.ours.word(AWAITED), position, processed)
+    pub(crate) fn await_confirmation(&self, position: u64) {
+        handshakes::await_confirmation(self.ours.word(AWAITED), position);
     }
 
     /// We have processed the peer's bytes up to `position`.
