@@ -408,7 +408,10 @@ mod loom_tests {
                 seen = processed.load(Ordering::Acquire);
             }
             let all = peer.join().unwrap();
-            assert!(all < 2 || seen == 2 || bits.load(Ordering::Relaxed) != 0, "{seen}");
+            assert!(
+                all < 2 || seen == 2 || bits.load(Ordering::Relaxed) != 0,
+                "{seen}"
+            );
         });
     }
 

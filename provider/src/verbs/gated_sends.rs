@@ -93,7 +93,11 @@ impl Sends {
         mut side: Held<'_, SendSide>,
     ) -> Option<u32> {
         if device.gate_is_open() {
-            return side.queue.publish();
+            let shown = side.queue.show_to_device();
+            // The fence behind what was shown.
+            drop(side);
+            // SAFETY: the record is the queue pair's, which the caller has.
+            return shown.and_then(|shown| unsafe { shown.index_to_ring() });
         }
         self.release_behind_gate(device, side)
     }

@@ -1,5 +1,6 @@
-//! The lock of a work or completion queue: one word, one atomic instruction to lock and one to
-//! unlock while no thread waits.
+//! The lock of a work or completion queue: one atomic instruction to lock, and a store and a full
+//! fence to unlock, while no thread waits. Whoever publishes work under the lock needs that fence as
+//! well.
 //!
 //! Two interfaces of libibverbs hold the lock across calls (`ibv_wr_start` … `ibv_wr_complete`,
 //! `ibv_start_poll` … `ibv_end_poll`), which guards of std do not support: see [`Held::keep`]. The
@@ -10,12 +11,10 @@ use std::cell::UnsafeCell;
 use std::hint;
 use std::mem;
 use std::ops::{Deref, DerefMut};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering, fence};
 
 const FREE: u32 = 0;
 const HELD: u32 = 1;
-/// The lock is held, and a thread may sleep.
-const AWAITED: u32 = 2;
 
 /// The number of checks before a waiter sleeps. A holder needs some hundred nanoseconds.
 const SPINS: u32 = 100;
@@ -23,6 +22,8 @@ const SPINS: u32 = 100;
 /// A value behind a lock.
 pub(crate) struct Lock<T> {
     word: AtomicU32,
+    /// Threads that sleep, or are about to.
+    waiters: AtomicU32,
     value: UnsafeCell<T>,
 }
 
@@ -33,6 +34,7 @@ impl<T> Lock<T> {
     pub(crate) const fn new(value: T) -> Lock<T> {
         Lock {
             word: AtomicU32::new(FREE),
+            waiters: AtomicU32::new(0),
             value: UnsafeCell::new(value),
         }
     }
@@ -40,11 +42,7 @@ impl<T> Lock<T> {
     /// Waits until no other thread holds the lock.
     #[inline]
     pub(crate) fn hold(&self) -> Held<'_, T> {
-        if self
-            .word
-            .compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed)
-            .is_err()
-        {
+        if !self.take() {
             self.wait();
         }
         Held { lock: self }
@@ -52,10 +50,14 @@ impl<T> Lock<T> {
 
     /// Takes the lock if no other thread holds it.
     pub(crate) fn try_hold(&self) -> Option<Held<'_, T>> {
+        self.take().then(|| Held { lock: self })
+    }
+
+    #[inline]
+    fn take(&self) -> bool {
         self.word
             .compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed)
             .is_ok()
-            .then(|| Held { lock: self })
     }
 
     /// Resumes the possession that [`Held::keep`] left.
@@ -70,25 +72,24 @@ impl<T> Lock<T> {
     #[cold]
     fn wait(&self) {
         for _ in 0..SPINS {
-            if self.word.load(Ordering::Relaxed) == FREE
-                && self
-                    .word
-                    .compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed)
-                    .is_ok()
-            {
+            if self.word.load(Ordering::Relaxed) == FREE && self.take() {
                 return;
             }
             hint::spin_loop();
         }
-        while self.word.swap(AWAITED, Ordering::Acquire) != FREE {
+        self.waiters.fetch_add(1, Ordering::Relaxed);
+        // A holder that releases the lock from here on sees the number, or is seen to have done so.
+        fence(Ordering::SeqCst);
+        while !self.take() {
             // An error means that the word changed or a signal arrived: the loop checks the word
             // again.
-            let _ = futex::wait(&self.word, futex::Flags::PRIVATE, AWAITED, None);
+            let _ = futex::wait(&self.word, futex::Flags::PRIVATE, HELD, None);
         }
+        self.waiters.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-/// Possession of a [`Lock`]; dropping it releases the lock.
+/// Possession of a [`Lock`]; dropping it releases the lock, and is a full fence.
 pub(crate) struct Held<'a, T> {
     lock: &'a Lock<T>,
 }
@@ -121,7 +122,9 @@ impl<T> DerefMut for Held<'_, T> {
 impl<T> Drop for Held<'_, T> {
     #[inline]
     fn drop(&mut self) {
-        if self.lock.word.swap(FREE, Ordering::Release) == AWAITED {
+        self.lock.word.store(FREE, Ordering::Release);
+        fence(Ordering::SeqCst);
+        if self.lock.waiters.load(Ordering::Relaxed) != 0 {
             let _ = futex::wake(&self.lock.word, futex::Flags::PRIVATE, 1);
         }
     }
@@ -148,6 +151,27 @@ mod tests {
         assert_eq!(*lock.hold(), 200_000);
     }
 
+    /// Holders that hold it long, so that others sleep.
+    #[test]
+    fn threads_that_sleep_are_woken() {
+        let lock = Arc::new(Lock::new(0));
+        let threads: Vec<_> = (0..4)
+            .map(|_| {
+                let lock = lock.clone();
+                thread::spawn(move || {
+                    for _ in 0..200 {
+                        let mut held = lock.hold();
+                        thread::yield_now();
+                        *held += 1;
+                    }
+                })
+            })
+            .collect();
+        threads.into_iter().for_each(|t| t.join().unwrap());
+        assert_eq!(*lock.hold(), 800);
+        assert_eq!(lock.waiters.load(Ordering::Relaxed), 0);
+    }
+
     #[test]
     fn try_hold_takes_a_free_lock_only() {
         let lock = Lock::new(1);
@@ -167,8 +191,8 @@ mod tests {
             let lock = lock.clone();
             thread::spawn(move || *lock.hold())
         };
-        // Wait until the other thread sleeps on the word, then release the lock.
-        while lock.word.load(Ordering::Relaxed) != AWAITED {
+        // Wait until the other thread sleeps, or is about to, then release the lock.
+        while lock.waiters.load(Ordering::Relaxed) == 0 {
             thread::yield_now();
         }
         // SAFETY: this thread kept the lock above.

@@ -48,6 +48,7 @@ mod ring_tests;
 mod send_entry;
 mod send_queue;
 mod shared_with_c;
+mod shown;
 mod srq;
 mod unaligned;
 

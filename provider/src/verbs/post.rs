@@ -99,8 +99,10 @@ pub(super) unsafe extern "C" fn post_recv(
         // SAFETY: the program's variable.
         return unsafe { refuse(wr, bad_wr, Errno::INVAL) };
     }
-    // SAFETY: the program's list.
-    let (ring, result) = unsafe { qp.receives.hold().post_list(wr, bad_wr) };
+    // SAFETY: the program's list. The lock is released, which is the fence behind what was shown.
+    let (shown, result) = unsafe { qp.receives.hold().post_list(wr, bad_wr) };
+    // SAFETY: the record is the queue pair's.
+    let ring = shown.and_then(|shown| unsafe { shown.index_to_ring() });
     if result != 0
         && let Some(check) = qp.ledger.check()
     {

@@ -240,8 +240,10 @@ pub(super) unsafe extern "C" fn post_srq_recv(
         // SAFETY: the program's variable.
         return unsafe { refuse(wr, bad_wr, Errno::IO) };
     }
-    // SAFETY: the program's list.
-    let (ring, result) = unsafe { srq.receives.hold().post_list(wr, bad_wr) };
+    // SAFETY: the program's list. The lock is released, which is the fence behind what was shown.
+    let (shown, result) = unsafe { srq.receives.hold().post_list(wr, bad_wr) };
+    // SAFETY: the record is the queue's.
+    let ring = shown.and_then(|shown| unsafe { shown.index_to_ring() });
     if let Some(index) = ring {
         contained(|| srq.device.ring_receives(index));
     }

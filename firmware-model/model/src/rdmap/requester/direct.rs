@@ -255,7 +255,10 @@ impl Requester {
             return Wait::Done;
         }
         let stag = self.sq.sge(wqe, 0).stag.get();
-        match env.memory_to_revoke().invalidate(stag, qp.pd, qp.qid, InvalidateBy::Local) {
+        match env
+            .memory_to_revoke()
+            .invalidate(stag, qp.pd, qp.qid, InvalidateBy::Local)
+        {
             Ok(()) => Wait::Done,
             Err(_) => Wait::Failed(WcStatus::LocProtErr),
         }
