@@ -1,6 +1,6 @@
 //! The lock of a work or completion queue: one atomic instruction to lock, and a store and a full
-//! fence to unlock, while no thread waits. Whoever publishes work under the lock needs that fence as
-//! well.
+//! fence to unlock, while no thread waits. Whoever publishes work under the lock needs that fence
+//! as well.
 //!
 //! Two interfaces of libibverbs hold the lock across calls (`ibv_wr_start` … `ibv_wr_complete`,
 //! `ibv_start_poll` … `ibv_end_poll`), which guards of std do not support: see [`Held::keep`]. The

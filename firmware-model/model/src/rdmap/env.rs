@@ -28,7 +28,8 @@ pub struct Env<'a> {
 }
 
 impl<'a> Env<'a> {
-    /// Registered memory, of which this thread is about to revoke some: it must not wait for itself.
+    /// Registered memory, of which this thread is about to revoke some: it must not wait for
+    /// itself.
     #[inline]
     pub(crate) fn memory_to_revoke(&self) -> &'a MemoryTable {
         self.recent.forget();
