@@ -215,6 +215,39 @@ fn vrb_f_02_an_invalidation_right_behind_large_payload() {
     }
 }
 
+/// What was found for the last short message is not waited for by the thread that has it.
+#[test]
+fn vrb_f_02_an_invalidation_right_behind_short_messages_of_the_same_memory() {
+    let mut peer = slow_peer(false);
+    let source = peer.node.filled(b"short and long");
+    peer.node.post(&Work::send(1).sge(source.sge(0, 5)));
+    peer.node.post(&Work::send(2).sge(source.sge(6, 3)));
+    peer.node.post(&Work::new(Opcode::LocalInv, 3).to(source.stag, 0));
+    peer.node.post(&Work::send(4).sge(source.sge(10, 4)));
+    while peer.node.pump() {}
+    let ulpdus = peer.output_ulpdus();
+    assert_eq!((&ulpdus[0][18..], &ulpdus[1][18..]), (&b"short"[..], &b"and"[..]));
+    let refused = (4, WcStatus::LocProtErr);
+    assert_eq!(
+        peer.node.sent(),
+        [(1, SUCCESS), (2, SUCCESS), (3, SUCCESS), refused]
+    );
+}
+
+/// The same at a receiver, whose peer invalidates the memory of the receive before.
+#[test]
+fn ddp_t_08_a_send_with_invalidation_right_behind_one_to_the_same_memory() {
+    let mut peer = slow_peer(false);
+    let sink = peer.node.region(64, everything());
+    peer.node.post_recv(1, &[sink.sge(0, 64)]);
+    peer.node.post_recv(2, &[]);
+    let send = fpdu_of(&untagged(0x41, 0x43, 0, 0, 1, 0, b"short"));
+    let invalidating = fpdu_of(&untagged(0x41, 0x44, sink.stag, 0, 2, 0, b""));
+    peer.send_unread(&[send, invalidating].concat());
+    assert_eq!(peer.node.received(), [(1, SUCCESS, 5), (2, SUCCESS, 0)]);
+    assert!(peer.node.memory.is_revoked(sink.stag));
+}
+
 /// Many revocations between calls of the stream, which takes any number of bytes at a time.
 #[test]
 fn ddp_t_08_all_that_arrives_was_there_before_the_revocation() {
