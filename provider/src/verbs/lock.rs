@@ -124,6 +124,7 @@ impl<T> Drop for Held<'_, T> {
     fn drop(&mut self) {
         self.lock.word.store(FREE, Ordering::Release);
         fence(Ordering::SeqCst);
+        // The lock is still there: nobody destroys its queue before this call has returned.
         if self.lock.waiters.load(Ordering::Relaxed) != 0 {
             let _ = futex::wake(&self.lock.word, futex::Flags::PRIVATE, 1);
         }
