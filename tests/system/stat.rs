@@ -152,9 +152,9 @@ fn the_next_open_removes_files_of_killed_processes() {
 fn a_stopped_process_delays_no_other() {
     let place = place("stopped");
     let target = or_skip!(target_in(&place));
-    target.process().signal(Signal::STOP);
+    target.process().stop();
     let text = stat(&place, "").run().success();
-    target.process().signal(Signal::CONT);
+    target.process().resume();
     assert_eq!(text, "no process of yours has a urnic device open\n");
     // The late answer goes to no client; later answers are normal.
     let back = until(TIME_LIMIT, || {
