@@ -50,6 +50,14 @@ impl Engine {
         }
     }
 
+    /// Whether the neighbour has processed more since the last look.
+    #[inline]
+    pub(super) fn is_confirmed_further(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) -> bool {
+        let before = self.confirmed;
+        self.note_confirmed(env, stream);
+        self.confirmed != before
+    }
+
     /// Counts what the neighbour has done in our memory.
     pub fn count_accesses(&mut self, counters: &Counters) {
         if let Some(neighbour) = &mut self.halves.requester.neighbour {

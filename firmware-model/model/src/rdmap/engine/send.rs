@@ -47,7 +47,11 @@ impl Engine {
             self.lose(Lost::ClosedBefore, env, stream);
             return TxOutcome::Idle;
         }
-        let outcome = self.pump(env, stream);
+        let mut outcome = self.pump(env, stream);
+        // A request may have waited for that.
+        while outcome == TxOutcome::Idle && self.is_confirmed_further(env, stream) {
+            outcome = self.pump(env, stream);
+        }
         if let Some(llp) = &mut self.llp {
             llp.release(env.buffers);
         }
