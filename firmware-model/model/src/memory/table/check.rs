@@ -2,7 +2,7 @@
 
 use super::MemoryTable;
 use crate::memory::violation::{Need, Violation};
-use crate::memory::window::{Found, Recent, Window};
+use crate::memory::window::{Recent, Window};
 use urnic_device::vocabulary::Access;
 
 impl MemoryTable {
@@ -20,8 +20,7 @@ impl MemoryTable {
         len: u64,
         need: Need,
     ) -> Result<Window<'_>, Violation> {
-        let cell = self.cell(self.slot(stag)).ok_or(Violation::InvalidStag)?;
-        Self::check_found(cell.load(), stag, pd, qid, offset, len, need)
+        self.check_again(&Recent::default(), stag, (pd, qid), offset, len, need)
     }
 
     /// As [`check`](Self::check), for one of several accesses that are mostly to one STag.
@@ -35,22 +34,8 @@ impl MemoryTable {
         len: u64,
         need: Need,
     ) -> Result<Window<'_>, Violation> {
-        match recent.take(stag) {
-            Some(found) => Self::check_found(found, stag, pd, qid, offset, len, need),
-            None => self.check(stag, pd, qid, offset, len, need),
-        }
-    }
-
-    #[inline(always)]
-    fn check_found<'t>(
-        guard: Found,
-        stag: u32,
-        pd: u32,
-        qid: u32,
-        offset: u64,
-        len: u64,
-        need: Need,
-    ) -> Result<Window<'t>, Violation> {
+        let find = || Some(self.cell(self.slot(stag))?.load());
+        let guard = recent.take(stag).or_else(find).ok_or(Violation::InvalidStag)?;
         let entry = guard
             .as_ref()
             .filter(|e| e.stag == stag)

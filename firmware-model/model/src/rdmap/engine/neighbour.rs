@@ -50,9 +50,15 @@ impl Engine {
         }
     }
 
-    /// Whether the neighbour has processed more since the last look.
+    /// Whether the neighbour has processed all that was sent, some of it since the last look. That
+    /// happens once for what was sent: it cannot say so again and again, byte by byte.
     #[inline]
-    pub(super) fn is_confirmed_further(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) -> bool {
+    pub(super) fn is_newly_confirmed(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) -> bool {
+        let taken = self.llp.as_ref().map_or(0, Llp::taken);
+        let awaited = self.halves.requester.awaited();
+        if awaited.is_none_or(|neighbour| neighbour.confirmed() < taken) {
+            return false;
+        }
         let before = self.confirmed;
         self.note_confirmed(env, stream);
         self.confirmed != before

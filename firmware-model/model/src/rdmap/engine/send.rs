@@ -49,7 +49,7 @@ impl Engine {
         }
         let mut outcome = self.pump(env, stream);
         // A request may have waited for that.
-        while outcome == TxOutcome::Idle && self.is_confirmed_further(env, stream) {
+        while outcome == TxOutcome::Idle && self.is_newly_confirmed(env, stream) {
             outcome = self.pump(env, stream);
         }
         if let Some(llp) = &mut self.llp {

@@ -54,6 +54,7 @@ impl Requester {
             return None;
         }
         let run = self.collect(first, qp, env)?;
+        env.recent.forget();
         let (direct, bytes) = match first.opcode {
             Opcode::Write => {
                 self.write_run(&run, env)?;
