@@ -105,7 +105,8 @@ impl Sends {
     #[cold]
     fn release_behind_gate(&self, device: &urnic_driver::Qp, side: Held<'_, SendSide>) -> Option<u32> {
         self.waiting.store(side.queue.is_waiting(), Ordering::Relaxed);
-        // A full fence. A thread that opened the gate since the check may have found the queue held.
+        // A full fence: a thread that opened the gate since the check may have found the queue
+        // held.
         drop(side);
         if device.gate_is_open() {
             self.publish_unless_held()
