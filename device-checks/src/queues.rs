@@ -75,8 +75,13 @@ impl Cq {
 
     /// Creates a completion queue that notifies through the event queue `eq`; 0 = none.
     pub(crate) fn with_event_queue(rig: &Rig, log_size: u32, eq: u32) -> Outcome<Cq> {
+        Cq::with(rig, log_size, |arguments| arguments.eq = eq.into())
+    }
+
+    /// Creates a completion queue of which `change` changes the arguments.
+    pub(crate) fn with(rig: &Rig, log_size: u32, change: impl FnOnce(&mut CreateCq)) -> Outcome<Cq> {
         let (mut arguments, ring, record) = Cq::arguments(rig, log_size)?;
-        arguments.eq = eq.into();
+        change(&mut arguments);
         let handle: QueueHandle = rig.command(Opcode::CreateCq, &arguments)?.result();
         Ok(Cq {
             id: handle.id.get(),

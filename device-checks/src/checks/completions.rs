@@ -3,7 +3,8 @@
 use std::rc::Rc;
 
 use urnic_device::command::{
-    Command, Count, CreateQp, CreateSrq, ModifySrq, Nothing, Opcode, QueueHandle, ResizeCq, Status, features,
+    Command, Count, CreateQp, CreateSrq, ModifySrq, Nothing, Opcode, QueueHandle, ResizeCq, Status, cq,
+    features,
 };
 use urnic_device::cqe::CQE_LEN;
 use urnic_device::doorbell::Kind;
@@ -24,6 +25,7 @@ checks! {
     a_cq_overflow_is_reported_and_ends_only_its_queue_pairs,
     a_queue_moves_to_another_ring,
     a_shared_receive_queue_serves_several,
+    timestamps_never_go_back_and_may_be_left_out,
 }
 
 fn phases_turn_with_every_lap(rig: &Rig) -> Outcome {
@@ -165,4 +167,29 @@ fn a_shared_receive_queue_serves_several(rig: &Rig) -> Outcome {
     nears[0].qp.send(rig, 99, &[]);
     fars[0].recv_cq.expect(rig, 8, Success)?;
     rig.lives()
+}
+
+fn timestamps_never_go_back_and_may_be_left_out(rig: &Rig) -> Outcome {
+    let timed = Rc::new(Cq::new(rig, 4)?);
+    let untimed = Rc::new(Cq::with(rig, 4, |arguments| {
+        arguments.flags = cq::UNTIMED.into();
+    })?);
+    let (near, far) = (
+        End::with(rig, &timed, &timed)?,
+        End::with(rig, &untimed, &untimed)?,
+    );
+    join(rig, &near.qp, &far.qp, 0)?;
+    let mut last = 0;
+    for n in 0..8 {
+        far.qp.receive(rig, n, &[far.region.sge(0, 64)]);
+        near.qp.send(rig, n, &[]);
+        let made = timed.expect(rig, n, Success)?.timestamp.get();
+        ensure!(
+            made > 0 && made >= last,
+            "a completion was made at {made} ns, behind one at {last} ns"
+        );
+        last = made;
+        untimed.expect(rig, n, Success)?;
+    }
+    Ok(())
 }

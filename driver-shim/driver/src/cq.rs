@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use rustix::io::Errno;
-use urnic_device::command::{Count, CreateCq, ModerateCq, Opcode, QueueHandle, ResizeCq, features};
+use urnic_device::command::{Count, CreateCq, ModerateCq, Opcode, QueueHandle, ResizeCq, cq, features};
 use urnic_device::cqe::CQE_LEN;
 use urnic_device::doorbell::{Doorbell, Kind};
 use urnic_device::record::CqRecord;
@@ -34,6 +34,7 @@ impl Driver {
         entries: u32,
         vector: u32,
         cookie: u64,
+        timed: bool,
         rings: &dyn RingPlacement,
     ) -> Result<Arc<Cq>, Errno> {
         self.check_usable()?;
@@ -52,7 +53,7 @@ impl Driver {
             log_size: log_size.into(),
             eq: eq.id.into(),
             uar: slot.uar().into(),
-            reserved: 0.into(),
+            flags: if timed { 0 } else { cq::UNTIMED }.into(),
         };
         let handle: QueueHandle = self.commands.call(Opcode::CreateCq, &arguments)?;
         let cq = Arc::new(Cq {

@@ -11,7 +11,8 @@ use std::sync::atomic::Ordering;
 
 use rustix::io::Errno;
 use urnic_device::command::{
-    CreateCq, CreateMr, CreateQp, CreateSrq, Handle, ModifyQp, Nothing, Opcode, QueueHandle, features, modify,
+    CreateCq, CreateMr, CreateQp, CreateSrq, Handle, ModifyQp, Nothing, Opcode, QueueHandle, cq, features,
+    modify,
 };
 use urnic_device::cqe::{self, CQE_LEN, Cqe, CqeFlags};
 use urnic_device::doorbell::{Doorbell, Kind};
@@ -373,7 +374,7 @@ impl CompletionQueue {
             log_size: COMPLETIONS.ilog2().into(),
             eq: eq.into(),
             uar: uar.into(),
-            reserved: 0.into(),
+            flags: cq::UNTIMED.into(),
         };
         let handle: QueueHandle = reach.commands.call(Opcode::CreateCq, &arguments)?;
         Ok(CompletionQueue {

@@ -31,6 +31,7 @@ use crate::context::Context;
 use crate::guard::{contained, pointer, status};
 use crate::probes;
 use crate::strict::{self, QueueCheck};
+use crate::trace::trace;
 
 /// A completion queue: the part of libibverbs, then the part of the provider.
 #[repr(C)]
@@ -185,6 +186,7 @@ impl Cq {
         channel: *mut ibv_comp_channel,
         vector: u32,
         pd: *mut ibv_pd,
+        timed: bool,
     ) -> Result<Box<Cq>, Errno> {
         faulted::call(&context.driver, "create_cq")?;
         // SAFETY: the caller promises a live channel, or null.
@@ -199,9 +201,14 @@ impl Cq {
         let membership = pd.map(Pd::admit).transpose()?;
         let resource = Resource::Completions;
         let rings = pd.map_or_else(|| Rings::anywhere(resource), |pd| pd.rings(resource));
-        let device = context
-            .driver
-            .create_cq(&context.device, cqe, vector, cookie, &rings)?;
+        let device = context.driver.create_cq(
+            &context.device,
+            cqe,
+            vector,
+            cookie,
+            timed || trace().is_some(),
+            &rings,
+        )?;
         // SAFETY: ring and record exist as long as `device`, which the new queue keeps as long as
         // the value (for the ring, `RingPlacement` promises this).
         let ring = unsafe {
@@ -398,7 +405,7 @@ pub(super) unsafe extern "C" fn create_cq(
         let cqe = u32::try_from(cqe).map_err(|_| Errno::INVAL)?;
         let vector = u32::try_from(comp_vector).map_err(|_| Errno::INVAL)?;
         // SAFETY: libibverbs gives an open context, and a channel of the program.
-        unsafe { Cq::make(Context::of(context), cqe, channel, vector, ptr::null_mut()) }
+        unsafe { Cq::make(Context::of(context), cqe, channel, vector, ptr::null_mut(), false) }
     })
     .cast()
 }

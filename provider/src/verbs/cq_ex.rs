@@ -50,8 +50,11 @@ pub(super) unsafe extern "C" fn create_cq_ex(
         } else {
             ptr::null_mut()
         };
-        // SAFETY: libibverbs gives an open context, and the program its channel and domain.
-        let cq = unsafe { Cq::make(Context::of(context), attr.cqe, attr.channel, attr.comp_vector, pd)? };
+        let timed = attr.wc_flags & IBV_WC_EX_WITH_COMPLETION_TIMESTAMP != 0;
+        // SAFETY: libibverbs gives an open context.
+        let context = unsafe { Context::of(context) };
+        // SAFETY: the program gives its channel and domain.
+        let cq = unsafe { Cq::make(context, attr.cqe, attr.channel, attr.comp_vector, pd, timed)? };
         // SAFETY: no other code has the queue yet; the union is the extended one from here on.
         let ex = unsafe { &mut *(*cq.abi()).cq_ex };
         ex.start_poll = Some(start_poll);

@@ -59,7 +59,8 @@ pub struct Cqe {
     /// With a failure that a Terminate reported: its control word (RFC 5040 §4.8), host order; else
     /// 0.
     pub vendor_error: U32,
-    /// When the device made the entry: nanoseconds of its free-running clock.
+    /// When the device made the entry: nanoseconds of its free-running clock. May be 0 in a queue
+    /// that is [`UNTIMED`](crate::command::cq::UNTIMED).
     pub timestamp: U64,
     /// The queue pair that sent a datagram, 24 bits.
     pub source_qpn: U32,

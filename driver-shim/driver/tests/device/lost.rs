@@ -201,7 +201,11 @@ fn uncompleted_requests_are_flushed_once_and_in_order() {
 
     // Afterwards objects cannot be made, and all objects can be destroyed.
     assert_eq!(here.driver.alloc_pd().unwrap_err(), Errno::IO);
-    assert!(here.driver.create_cq(&here.context, 1, 0, 0, &Anywhere).is_err());
+    assert!(
+        here.driver
+            .create_cq(&here.context, 1, 0, 0, true, &Anywhere)
+            .is_err()
+    );
     assert_eq!(a.qp.query().unwrap_err(), Errno::IO);
     a.qp.destroy().unwrap();
     here.driver.deregister(&mine).unwrap();

@@ -37,7 +37,7 @@ fn completion_queue_limits_are_checked() {
     let attributes = DRIVER.attributes();
     let make = |entries, vector| {
         DRIVER
-            .create_cq(&context, entries, vector, 0, &Anywhere)
+            .create_cq(&context, entries, vector, 0, true, &Anywhere)
             .map(|cq| cq.destroy().unwrap())
     };
     assert_eq!(make(0, 0), Err(Errno::INVAL));

@@ -146,7 +146,9 @@ impl Program {
         let received = Arc::new(ReceivedEvents::default());
         let context = driver.open_context(received.clone()).unwrap();
         let pd = driver.alloc_pd().unwrap();
-        let cq = driver.create_cq(&context, entries, 0, 77, &Anywhere).unwrap();
+        let cq = driver
+            .create_cq(&context, entries, 0, 77, true, &Anywhere)
+            .unwrap();
         let ring = Shared::new(cq.ring(), CQE_LEN << cq.log_size());
         let completions = testkit::CompletionQueue::new(ring, Shared::record(cq.record()), cq.log_size());
         Program {

@@ -119,7 +119,10 @@ fn a_child_has_no_device_and_can_open_one() {
         let dead = Some(Errno::IO);
         let old = &parent.driver;
         assert_eq!(old.alloc_pd().err(), dead);
-        assert_eq!(old.create_cq(&parent.context, 16, 0, 0, &Anywhere).err(), dead);
+        assert_eq!(
+            old.create_cq(&parent.context, 16, 0, 0, true, &Anywhere).err(),
+            dead
+        );
         assert_eq!(a.qp.query().err(), dead);
         assert_eq!(a.qp.modify(&QpAttr::default(), QpMask::STATE).err(), dead);
         assert_eq!(a.qp.destroy().err(), dead);

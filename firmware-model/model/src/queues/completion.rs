@@ -4,7 +4,7 @@ use super::event::EventQueue;
 use crate::host::{Mapping, Record};
 use crate::probes;
 use crate::qp::effects::Effects;
-use crate::time::Nanos;
+use crate::time::{Nanos, Now};
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -33,6 +33,8 @@ pub struct CompletionQueue {
     /// Queue pairs that use it.
     pairs: Mutex<BTreeSet<u32>>,
     events: Option<Arc<EventQueue>>,
+    /// The driver reads the timestamps.
+    pub(crate) timed: bool,
     record: Record<CqRecord>,
     state: Mutex<State>,
 }
@@ -117,6 +119,7 @@ impl CompletionQueue {
         record: Record<CqRecord>,
         log_size: u32,
         events: Option<Arc<EventQueue>>,
+        timed: bool,
     ) -> CompletionQueue {
         let state = State {
             ring,
@@ -136,6 +139,7 @@ impl CompletionQueue {
             uar,
             pairs: Mutex::default(),
             events,
+            timed,
             record,
             state: Mutex::new(state),
         }
@@ -147,7 +151,7 @@ impl CompletionQueue {
 
     /// Makes entries of `cqes`, in order (phases are filled in here). An armed queue
     /// notifies of any, or of those that are solicited; failures count as solicited (VRB-C-05).
-    pub fn push(&self, cqes: &[Cqe], now: Nanos, effects: &mut Effects) -> Result<(), Overflow> {
+    pub fn push(&self, cqes: &[Cqe], now: &Now<'_>, effects: &mut Effects) -> Result<(), Overflow> {
         let mut state = self.lock();
         for cqe in cqes {
             if state.overflowed {
@@ -198,11 +202,11 @@ impl CompletionQueue {
     }
 
     /// Whether the notification of one more completion waits for others.
-    fn withholds(&self, state: &mut State, now: Nanos, effects: &mut Effects) -> bool {
+    fn withholds(&self, state: &mut State, now: &Now<'_>, effects: &mut Effects) -> bool {
         let Some((count, period)) = state.moderation else {
             return false;
         };
-        let (before, due) = state.withheld.unwrap_or((0, now + period));
+        let (before, due) = state.withheld.unwrap_or_else(|| (0, now.get() + period));
         self.set_timer(due, state, effects);
         state.withheld = Some((before + 1, due));
         before + 1 < count

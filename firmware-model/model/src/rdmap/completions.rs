@@ -26,7 +26,9 @@ impl Completions {
 
     #[inline]
     pub(crate) fn push(&mut self, mut cqe: Cqe, env: &mut Env<'_>) -> Result<(), Overflow> {
-        cqe.timestamp = env.now.get().0.into();
+        if self.queue.timed {
+            cqe.timestamp = env.now.get().0.into();
+        }
         self.waiting.push(cqe);
         match self.waiting.len() {
             BATCH => self.flush(env),
@@ -39,7 +41,7 @@ impl Completions {
         if self.waiting.is_empty() {
             return Ok(());
         }
-        let pushed = self.queue.push(&self.waiting, env.now.get(), env.effects);
+        let pushed = self.queue.push(&self.waiting, &env.now, env.effects);
         self.waiting.clear();
         pushed
     }

@@ -4,7 +4,7 @@ use crate::mock::{Cq, Driver};
 use crate::qp::effects::Effects;
 use crate::queues::Overflow;
 use crate::stream::sim::{Conditions, SimNetwork};
-use crate::time::Nanos;
+use crate::time::{Nanos, Now};
 use std::sync::Arc;
 use urnic_device::command::{Opcode, Status};
 use urnic_device::cqe::{Cqe, CqeFlags};
@@ -28,7 +28,7 @@ fn push(driver: &Driver, cq: &Cq, cookie: u64, status: WcStatus, solicited: bool
         cqe.flags = CqeFlags::SOLICITED.bits();
     }
     let queue = core.cqs.find(cq.id).unwrap();
-    let pushed = queue.push(&[cqe], Nanos(cookie + 1), &mut effects);
+    let pushed = queue.push(&[cqe], &Now::at(Nanos(cookie + 1)), &mut effects);
     core.raise(effects);
     pushed
 }
@@ -236,7 +236,9 @@ fn moderation_has_bounds_and_takes_one_timer() {
     for n in 0..100 {
         cq.arm(&driver, false);
         let well = || cqe(n, WcStatus::Success);
-        queue.push(&[well(), well()], Nanos(n), &mut effects).unwrap();
+        queue
+            .push(&[well(), well()], &Now::at(Nanos(n)), &mut effects)
+            .unwrap();
         while cq.poll().is_some() {}
     }
     assert_eq!(effects.due.len(), 1, "every notification came early");

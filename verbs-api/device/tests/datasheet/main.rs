@@ -13,11 +13,12 @@ use source::Item;
 use urnic_device::{command, cqe, event, record, stream, wqe};
 
 /// The files that the datasheet describes, in the order of its chapters.
-const FILES: [&str; 10] = [
+const FILES: [&str; 11] = [
     "lib",
     "registers",
     "doorbell",
     "command",
+    "command/bits",
     "event",
     "record",
     "wqe",

@@ -26,7 +26,15 @@ impl Cq {
         let ring = Block::new(CQE_LEN << log_size);
         let record = Block::new(size_of::<CqRecord>());
         let device = Record::new(&Anywhere, record.iova()).unwrap();
-        let queue = CompletionQueue::new(id, 0, ring.mapping(CQE_LEN << log_size), device, log_size, None);
+        let queue = CompletionQueue::new(
+            id,
+            0,
+            ring.mapping(CQE_LEN << log_size),
+            device,
+            log_size,
+            None,
+            true,
+        );
         Cq {
             queue: Arc::new(queue),
             driver: testkit::CompletionQueue::new(ring, record, log_size),
