@@ -78,7 +78,12 @@ impl Qp {
         let sends = !inner.blocked
             || requests
                 .intersects(Requests::WRITABLE | Requests::HANG_UP | Requests::TIMER | Requests::CQ_LOST);
-        if sends && (arrived || !only_polls) {
+        let is_to_send = match only_polls {
+            // What arrived may only have been for the program.
+            true => arrived && !inner.engine.is_at_rest(),
+            false => true,
+        };
+        if sends && is_to_send {
             self.transmit(core, inner, &mut env, requests);
         }
         // A queue pair that is its own peer waits for a receive: its post is to ring.

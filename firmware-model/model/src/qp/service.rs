@@ -94,6 +94,14 @@ impl Service {
     }
 
     #[inline]
+    pub(crate) fn is_at_rest(&self) -> bool {
+        match self {
+            Service::Connected(engine) => engine.is_at_rest(),
+            Service::Datagrams(_) => false,
+        }
+    }
+
+    #[inline]
     pub(crate) fn transmit(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) -> TxOutcome {
         match self {
             Service::Connected(engine) => engine.transmit(env, stream),

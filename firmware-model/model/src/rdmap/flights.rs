@@ -71,6 +71,11 @@ pub(super) struct Flights {
 }
 
 impl Flights {
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.queue.is_empty()
+    }
+
     /// Whether all flights are successfully complete, for the position `taken` of the stream.
     pub(super) fn are_complete(&self, taken: u64) -> bool {
         self.queue.iter().all(|flight| flight.wait.is_over(taken))

@@ -21,6 +21,18 @@ use urnic_wire::rdmap::{Terminate, TerminateError};
 const TX_BUDGET: u32 = 4096;
 
 impl Engine {
+    /// Whether [`transmit`](Self::transmit) would find nothing to send, nor to complete.
+    #[inline]
+    pub fn is_at_rest(&self) -> bool {
+        matches!(self.progress, Progress::Open)
+            && matches!(self.state, QpState::Rtr | QpState::Rts)
+            && self.rtr.is_none()
+            && self.peer_progress.is_none()
+            && self.halves.requester.is_at_rest()
+            && self.halves.responder.answers.is_empty()
+            && self.llp.as_ref().is_some_and(Llp::is_flushed)
+    }
+
     /// Sends what can be sent.
     pub fn transmit(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) -> TxOutcome {
         if self.unreachable && self.halves.requester.sq.has_posted() {

@@ -61,6 +61,12 @@ impl Requester {
         !self.delivery.is_pending() && awaited.is_none_or(|neighbour| neighbour.confirmed() >= taken)
     }
 
+    /// Whether no request is posted or under way, and none waits for a Read that confirms it.
+    #[inline]
+    pub(in crate::rdmap) fn is_at_rest(&self) -> bool {
+        self.flights.is_empty() && self.sending.is_none() && !self.sq.has_posted() && !self.delivery.is_on()
+    }
+
     /// The peer, if the requester can reach into its memory at some time.
     #[inline]
     fn reachable(&self, qp: &Identity, llp: &Llp) -> Option<&Neighbour> {
