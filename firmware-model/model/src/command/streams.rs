@@ -77,7 +77,7 @@ impl Job<'_> {
     }
 
     pub(super) fn stream_unlisten(&self) -> Answer {
-        self.core.streams.unlisten(self.handle())?;
+        self.core.streams.unlisten(&self.core.schedule, self.handle())?;
         done()
     }
 

@@ -189,6 +189,13 @@ impl Schedule {
         self.readiness.as_ref().map_or(Ok(()), |r| r.add(fd, token))
     }
 
+    /// Takes a descriptor off the list again. On return, no thread looks at it.
+    pub(crate) fn unwatch(&self, fd: BorrowedFd<'_>) {
+        if let Some(readiness) = &self.readiness {
+            readiness.remove(fd);
+        }
+    }
+
     /// Gives a registered descriptor a new token. If the descriptor is ready, its readiness is
     /// reported again.
     pub(crate) fn rewatch(&self, fd: BorrowedFd<'_>, token: Token) {

@@ -96,6 +96,11 @@ impl Readiness {
         epoll::add(&self.epoll, fd, token.encode(), Self::interest())
     }
 
+    /// Removes a descriptor, if it is there.
+    pub(crate) fn remove(&self, fd: BorrowedFd<'_>) {
+        let _ = epoll::delete(&self.epoll, fd);
+    }
+
     pub(crate) fn change(&self, fd: BorrowedFd<'_>, token: Token) {
         if let Err(errno) = epoll::modify(&self.epoll, fd, token.encode(), Self::interest()) {
             tracing::error!(%errno, ?token, "a stream cannot be watched");

@@ -47,10 +47,16 @@ impl Streams {
         self.accept(schedule, lid, effects);
     }
 
-    /// Stops listening. Streams that were accepted stay.
-    pub(crate) fn unlisten(&self, lid: u32) -> Result<(), Status> {
+    /// Stops listening: on return, the port is free. Streams that were accepted stay.
+    pub(crate) fn unlisten(&self, schedule: &Schedule, lid: u32) -> Result<(), Status> {
         let entry = self.listeners.remove(lid).ok_or(Status::InvalidHandle)?;
-        lock(&entry.listeners).clear();
+        for listener in lock(&entry.listeners).drain(..) {
+            // A thread in epoll_wait may have the file in use; the last user closes the socket, and
+            // here that has to be this thread.
+            if let Some(fd) = listener.descriptor() {
+                schedule.unwatch(fd);
+            }
+        }
         Ok(())
     }
 
