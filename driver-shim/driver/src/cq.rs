@@ -23,7 +23,8 @@ impl fmt::Debug for Cq {
 
 impl Driver {
     /// Creates a completion queue of at least `entries` entries. Its notifications are delivered
-    /// on completion vector `vector` with `cookie`.
+    /// on completion vector `vector` with `cookie`. Without `timed`, its entries may have no
+    /// timestamps.
     ///
     /// # Errors
     /// `EINVAL` for zero entries, more than the device supports, or a vector that does not exist;

@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 use urnic_device::command::{
     CreateCq, CreateEq, CreateQp, CreateSrq, ModerateCq, ModifyQp, ModifySrq, QueueHandle, ResizeCq, Status,
-    cq as create_flags,
+    cq,
 };
 use urnic_device::cqe::CQE_LEN;
 use urnic_device::event::EVENT_LEN;
@@ -169,7 +169,7 @@ impl Job<'_> {
                 record,
                 log_size,
                 events.clone(),
-                arguments.flags.get() & create_flags::UNTIMED == 0,
+                arguments.flags.get() & cq::UNTIMED == 0,
             ))
         })?;
         if let Some(events) = events {

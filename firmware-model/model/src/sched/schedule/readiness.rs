@@ -96,8 +96,9 @@ impl Readiness {
         epoll::add(&self.epoll, fd, token.encode(), Self::interest())
     }
 
-    /// Removes a descriptor, if it is there.
+    /// Removes a descriptor, and waits for the threads that look at it.
     pub(crate) fn remove(&self, fd: BorrowedFd<'_>) {
+        // It is not there if it could not be added, which was reported then.
         let _ = epoll::delete(&self.epoll, fd);
     }
 
