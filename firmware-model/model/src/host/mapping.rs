@@ -63,6 +63,12 @@ impl Mapping {
         self.ptr.as_ptr()
     }
 
+    /// As [`as_ptr`](Self::as_ptr).
+    #[inline]
+    pub(super) fn start(&self) -> NonNull<u8> {
+        self.ptr
+    }
+
     /// The part of `len` bytes at `offset`; both must lie inside.
     #[inline]
     pub(crate) fn part(&self, offset: usize, len: usize) -> Mapping {

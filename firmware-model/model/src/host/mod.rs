@@ -26,5 +26,5 @@ pub use mapping::{Mapping, Record, SharedRecord};
 pub use own_process::OwnProcess;
 pub(crate) use piece::PieceRoom;
 pub use piece::{Piece, PieceMut};
-pub(crate) use shared_memory::SharedMemory;
+pub(crate) use shared_memory::{SharedMemory, SharedWords};
 pub use word::Word64;

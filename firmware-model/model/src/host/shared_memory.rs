@@ -1,12 +1,13 @@
 //! Memory that this process shares with another one: a sealed memfd, which neither can truncate.
 
-use super::mapping::Mapping;
+use super::mapping::{Mapping, SharedRecord};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use std::ops::Deref;
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 /// Seals without which an access might end with SIGBUS, because the other process may truncate.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
@@ -63,6 +64,47 @@ impl SharedMemory {
     fn map(file: BorrowedFd<'_>, len: usize, rights: ProtFlags) -> Result<SharedMemory, Errno> {
         let mapping = map(file, 0, len, rights)?;
         Ok(SharedMemory { mapping })
+    }
+
+    /// The structure at `offset`, all of which must lie inside.
+    pub(crate) fn words<T: SharedRecord>(self: &Arc<Self>, offset: usize) -> SharedWords<T> {
+        let words = self.part(offset, size_of::<T>()).start().cast::<T>();
+        assert!(words.is_aligned());
+        SharedWords {
+            words,
+            memory: self.clone(),
+        }
+    }
+}
+
+/// Words in shared memory, which stays mapped for them: their place is checked once.
+#[derive(Debug)]
+pub(crate) struct SharedWords<T> {
+    words: NonNull<T>,
+    memory: Arc<SharedMemory>,
+}
+
+// SAFETY: the memory stays mapped as long as this value has a part in it, and all that is reached
+// there are atomics.
+unsafe impl<T: SharedRecord> Send for SharedWords<T> {}
+// SAFETY: as above; a shared value gives `&T` alone, and `T` may be shared.
+unsafe impl<T: SharedRecord> Sync for SharedWords<T> {}
+
+impl<T: SharedRecord> SharedWords<T> {
+    /// The memory.
+    #[inline]
+    pub(crate) fn memory(&self) -> &Arc<SharedMemory> {
+        &self.memory
+    }
+}
+
+impl<T: SharedRecord> Deref for SharedWords<T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        // SAFETY: aligned and in range by `words`, mapped as long as `memory`, and all atomics.
+        unsafe { self.words.as_ref() }
     }
 }
 

@@ -19,7 +19,7 @@ pub use backing::{Backing, Remote, WordError};
 pub(crate) use borrows::{Borrow, BorrowHolder, Pin};
 pub use domains::{DomainUse, Domains};
 pub(crate) use entry::EntryId;
-pub(crate) use exports::{Admission, Exports, ForeignTable, OwnGuard, Permitted};
+pub(crate) use exports::{Admission, Exports, ForeignTable, LastEntry, OwnGuard, Permitted};
 pub use registration::{BindError, InvalidateBy, InvalidateError, Registration, TableError};
 pub use room::{PageReservation, PageRoom};
 pub use table::MemoryTable;

@@ -35,6 +35,30 @@ pub(crate) struct Permitted<'a> {
     pub(crate) slot: u32,
 }
 
+/// The entry that was accessed last, as it was: what is read of it in a certain state stays true
+/// as long as it has that state.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct LastEntry {
+    /// Whose access to what it permits.
+    key: (u32, (u64, u32), Need),
+    state: u64,
+    base: u64,
+    len: u64,
+    address: u64,
+    is_at_host: bool,
+    slot: u32,
+}
+
+impl LastEntry {
+    /// The place of an access in the process that has the memory.
+    #[inline]
+    fn place(&self, offset: u64, len: u64) -> Option<u64> {
+        let from_base = offset.wrapping_sub(self.base);
+        let is_inside = offset >= self.base && from_base <= self.len && len <= self.len - from_base;
+        is_inside.then(|| self.address.wrapping_add(from_base))
+    }
+}
+
 impl ForeignTable {
     /// # Errors
     /// It is not a table with this number of entries.
@@ -58,16 +82,38 @@ impl ForeignTable {
 
     /// Checks an access of `len` bytes at tagged offset `offset` by a connection with this permit,
     /// as [`MemoryTable::check`](super::MemoryTable::check) does. What is not permitted here is
-    /// left to the owner of the table, who knows the reason.
+    /// left to the owner of the table, who knows the reason. `last` is the connection's own.
     #[inline]
     pub(crate) fn check(
         &self,
+        last: &mut Option<LastEntry>,
         stag: u32,
-        (permit, qid): (u64, u32),
+        by: (u64, u32),
         offset: u64,
         len: u64,
         need: Need,
     ) -> Option<Permitted<'_>> {
+        let key = (stag, by, need);
+        let is_last = |last: &&LastEntry| last.key == key && self.state(last.slot) == last.state;
+        let entry = match last.as_ref().filter(is_last) {
+            Some(entry) => *entry,
+            None => *last.insert(self.find(stag, by, need)?),
+        };
+        let address = entry.place(offset, len)?;
+        Some(Permitted {
+            // What was read belongs together if the state is still the same at the access.
+            condition: Condition {
+                word: self.word(entry.slot, STATE),
+                value: entry.state,
+            },
+            address,
+            is_at_host: entry.is_at_host,
+            slot: entry.slot,
+        })
+    }
+
+    /// The entry of an STag, if a connection with this permit may access it.
+    fn find(&self, stag: u32, (permit, qid): (u64, u32), need: Need) -> Option<LastEntry> {
         let right = match need {
             Need::RemoteRead => Access::REMOTE_READ,
             Need::RemoteWrite => Access::REMOTE_WRITE,
@@ -78,28 +124,21 @@ impl ForeignTable {
         if slot >= self.slots {
             return None;
         }
-        let word = |offset| self.word(slot, offset);
-        let state = word(STATE).load(Ordering::Acquire);
-        let read = |offset| word(offset).load(Ordering::Relaxed);
+        let state = self.state(slot);
+        let read = |offset| self.word(slot, offset).load(Ordering::Relaxed);
         let (stag_pd, qid_access) = (read(STAG_PD), read(QID_ACCESS));
         let (only, access) = ((qid_access >> 32) as u32, qid_access as u32);
         let rights = Access::from_bits_truncate(access & permit as u32);
-        let (base, entry_len) = (read(BASE), read(LEN));
-        let from_base = offset.wrapping_sub(base);
         let permitted = state & 1 == 1
             && stag_pd == pair(stag, (permit >> 32) as u32)
             && (only == 0 || only == qid)
-            && rights.contains(right)
-            && offset >= base
-            && from_base <= entry_len
-            && len <= entry_len - from_base;
-        permitted.then(|| Permitted {
-            // What was read belongs together if the state is still the same at the access.
-            condition: Condition {
-                word: word(STATE),
-                value: state,
-            },
-            address: read(ADDRESS).wrapping_add(from_base),
+            && rights.contains(right);
+        permitted.then(|| LastEntry {
+            key: (stag, (permit, qid), need),
+            state,
+            base: read(BASE),
+            len: read(LEN),
+            address: read(ADDRESS),
             is_at_host: read(PROCESS) != OF_DEVICE,
             slot,
         })
@@ -116,7 +155,7 @@ impl ForeignTable {
         self.memory.word64(HEADER + slot as usize * ENTRY + offset)
     }
 
-    /// The state of an entry that was permitted once.
+    /// The state of an entry.
     #[inline]
     pub(crate) fn state(&self, slot: u32) -> u64 {
         self.word(slot, STATE).load(Ordering::Acquire)

@@ -25,7 +25,7 @@ use super::permutation::{DOMAIN, Permutation};
 use crate::handshakes;
 use crate::host::{HostProcess, SharedMemory, process_memory};
 use crate::sys;
-pub(crate) use foreign::{ForeignTable, OwnGuard, Permitted};
+pub(crate) use foreign::{ForeignTable, LastEntry, OwnGuard, Permitted};
 use layout::{
     ADDRESS, BASE, ENTRY, HEADER, KEYS, LEN, OF_DEVICE, OF_HOST, PROCESS, PROOF, QID_ACCESS, STAG_PD, STATE,
     pair, table_len,

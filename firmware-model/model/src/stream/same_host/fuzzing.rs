@@ -126,8 +126,11 @@ pub(crate) fn same_host(data: &[u8]) {
                 };
                 let (stag, permit) = (source.number() as u32, source.number());
                 let (offset, len) = (source.number(), source.number());
+                let mut last = None;
                 for need in [Need::RemoteRead, Need::RemoteWrite, Need::RemoteAtomic] {
-                    let _ = foreign.check(stag, (permit, 1), offset, len, need);
+                    for offset in [offset, offset.wrapping_add(len)] {
+                        let _ = foreign.check(&mut last, stag, (permit, 1), offset, len, need);
+                    }
                 }
                 foreign.proof();
             }

@@ -1,6 +1,8 @@
 //! What is where in the memory of a connection.
 
 use super::direction::Direction;
+use crate::host::SharedRecord;
+use std::sync::atomic::{AtomicU32, AtomicU64};
 
 /// A part of the memory for each of the two directions, side by side.
 #[derive(Debug, Clone, Copy)]
@@ -27,12 +29,69 @@ impl Area {
     }
 }
 
-/// The words of a ring.
-pub(super) const RING_WORDS: Area = Area { start: 0, len: 256 };
+/// Most bytes that are beside the tail of a ring as well: an FPDU of a Send of 16 bytes.
+pub(super) const MOST_BESIDE: usize = 40;
+
+/// The words of a ring: those of the sender and those of the receiver in cache lines of their own.
+#[repr(C, align(64))]
+#[derive(Debug)]
+pub(super) struct RingWords {
+    /// Sender: what is before this position is the receiver's.
+    pub(super) tail: AtomicU64,
+    /// Sender: the length of the ring.
+    pub(super) length: AtomicU32,
+    /// Sender: set when nothing follows the tail.
+    pub(super) ended: AtomicU32,
+    /// Sender: set when it does not have the connection any more.
+    pub(super) gone: AtomicU32,
+    /// Sender: which bytes are beside the tail.
+    pub(super) repeated: AtomicU32,
+    /// Sender: these bytes.
+    pub(super) beside: [AtomicU64; MOST_BESIDE / 8],
+    /// Receiver: what is before this position may be overwritten.
+    pub(super) head: AtomicU64,
+    receiver_reserved: [u64; 7],
+    /// Set while the sender waits for room.
+    pub(super) wanted: AtomicU32,
+    reserved: [u32; 31],
+}
+
+impl SharedRecord for RingWords {}
+
+/// The words that an end writes, for the other end to read.
+#[repr(C, align(64))]
+#[derive(Debug)]
+pub(super) struct EndWords {
+    /// Up to which position the end has processed what the other sent.
+    pub(super) processed: AtomicU64,
+    processed_reserved: [u64; 15],
+    /// Set while the end accesses the other's memory.
+    pub(super) guard: AtomicU64,
+    /// Bytes that the end has written to the other's memory.
+    pub(super) written: AtomicU64,
+    /// Bytes that it has read from there.
+    pub(super) read: AtomicU64,
+    guard_reserved: [u64; 5],
+    /// What the other may do to the end's memory.
+    pub(super) permit: AtomicU64,
+    /// The number of the end's queue pair.
+    pub(super) qid: AtomicU64,
+    /// The number of the processor on which the end has last polled without result, from one on.
+    pub(super) processor: AtomicU32,
+    reserved: [u32; 11],
+}
+
+impl SharedRecord for EndWords {}
+
+/// The words of a ring ([`RingWords`]).
+pub(super) const RING_WORDS: Area = Area {
+    start: 0,
+    len: size_of::<RingWords>(),
+};
 /// The bytes of a ring that has not grown.
 pub(super) const FIRST_RINGS: Area = RING_WORDS.behind(1024);
-/// The words that an end writes beside the ring, for the direction from it.
-pub(super) const END_WORDS: Area = FIRST_RINGS.behind(256);
+/// The words that an end writes beside the ring ([`EndWords`]), for the direction from it.
+pub(super) const END_WORDS: Area = FIRST_RINGS.behind(size_of::<EndWords>());
 /// The bytes of a ring that has grown. All before, which every connection uses, is one page.
 pub(super) const RINGS: Area = Area {
     start: 4096,
@@ -42,3 +101,5 @@ pub(super) const RINGS: Area = Area {
 pub(super) const MEMORY: usize = RINGS.behind(0).start;
 
 const _: () = assert!(END_WORDS.behind(0).start <= RINGS.start);
+// Two processes with different builds of this must agree.
+const _: () = assert!(RING_WORDS.len == 256 && END_WORDS.len == 256);

@@ -3,27 +3,23 @@
 //! may be confined to one.
 
 use super::direction::Direction;
-use super::layout::END_WORDS;
-use crate::host::SharedMemory;
+use super::layout::{END_WORDS, EndWords};
+use crate::host::{SharedMemory, SharedWords};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-
-/// The number of the processor on which the end has last polled without result, from one on; among
-/// the words of an end.
-const PROCESSOR: usize = 208;
 
 /// The processors of a connection in memory.
 #[derive(Debug)]
 pub struct Processors {
-    memory: Arc<SharedMemory>,
-    outgoing: Direction,
+    ours: SharedWords<EndWords>,
+    theirs: SharedWords<EndWords>,
 }
 
 impl Processors {
     pub(super) fn new(memory: &Arc<SharedMemory>, outgoing: Direction) -> Processors {
         Processors {
-            memory: memory.clone(),
-            outgoing,
+            ours: memory.words(END_WORDS.of(outgoing)),
+            theirs: memory.words(END_WORDS.of(outgoing.other())),
         }
     }
 
@@ -31,12 +27,10 @@ impl Processors {
     /// last done so on the same.
     pub(crate) fn are_one(&self) -> bool {
         let here = (rustix::thread::sched_getcpu() as u32).wrapping_add(1);
-        let word = |end| self.memory.word(END_WORDS.of(end) + PROCESSOR);
-        let own = word(self.outgoing);
-        if own.load(Ordering::Relaxed) != here {
-            own.store(here, Ordering::Relaxed);
+        if self.ours.processor.load(Ordering::Relaxed) != here {
+            self.ours.processor.store(here, Ordering::Relaxed);
         }
-        word(self.outgoing.other()).load(Ordering::Relaxed) == here
+        self.theirs.processor.load(Ordering::Relaxed) == here
     }
 }
 
@@ -54,9 +48,7 @@ mod tests {
         assert!(!one.are_one(), "the other end has not polled yet");
         // The scheduler may move this thread between the two.
         assert!((0..1000).any(|_| other.are_one() && one.are_one()));
-        memory
-            .word(END_WORDS.of(Direction::FromResponder) + PROCESSOR)
-            .store(u32::MAX, Ordering::Relaxed);
+        one.theirs.processor.store(u32::MAX, Ordering::Relaxed);
         assert!(!one.are_one());
     }
 }

@@ -13,13 +13,14 @@
 //! use, and bytes are copied once and then checked.
 
 use super::direction::Direction;
-use super::layout::{FIRST_RINGS, RING_WORDS, RINGS};
+use super::layout::{FIRST_RINGS, MOST_BESIDE, RING_WORDS, RINGS, RingWords};
 use crate::handshakes;
-use crate::host::{Mapping, Piece, PieceMut, SharedMemory};
+use crate::host::{Mapping, Piece, PieceMut, SharedMemory, SharedWords};
 use crate::stream::StreamError;
 use rustix::io::Errno;
+use std::mem::offset_of;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 /// Length of a ring at first, when it has grown, and at most, in bytes.
 const FIRST: usize = FIRST_RINGS.len;
@@ -27,78 +28,37 @@ const GROWN: usize = 4 << 10;
 const MOST: usize = RINGS.len;
 /// Bytes after which an end of a ring shows how far it is: the other end copies at the same time.
 const PART: usize = 16 << 10;
-/// The words of a direction: those of the sender and of the receiver in cache lines of their own.
-const TAIL: usize = 0;
-const LENGTH: usize = 8;
-const ENDED: usize = 12;
-const GONE: usize = 16;
-const REPEATED: usize = 20;
-const BESIDE: usize = 24;
-const HEAD: usize = 64;
-const WANTED: usize = 128;
-/// Most bytes that are beside the tail as well: an FPDU of a Send of 16 bytes.
-const MOST_BESIDE: usize = HEAD - BESIDE;
-/// Bits of [`REPEATED`] for the number of bytes. The others have the low bits of the position.
+/// Bits of [`RingWords::repeated`] for the number of bytes. The others have the low bits of the position.
 const COUNT_BITS: u32 = 6;
 const _: () = assert!(MOST_BESIDE < 1 << COUNT_BITS && MOST < 1 << (32 - COUNT_BITS));
 
 /// The place of a ring in the memory of its connection.
 #[derive(Debug)]
 struct Place {
-    memory: Arc<SharedMemory>,
-    words: usize,
+    words: SharedWords<RingWords>,
+    /// Where the bytes beside the tail are.
+    beside: usize,
     first_bytes: usize,
     bytes: usize,
 }
 
 impl Place {
-    fn new(memory: Arc<SharedMemory>, direction: Direction) -> Place {
+    fn new(memory: &Arc<SharedMemory>, direction: Direction) -> Place {
+        let at = RING_WORDS.of(direction);
         Place {
-            memory,
-            words: RING_WORDS.of(direction),
+            words: memory.words(at),
+            beside: at + offset_of!(RingWords, beside),
             first_bytes: FIRST_RINGS.of(direction),
             bytes: RINGS.of(direction),
         }
     }
 
-    fn tail(&self) -> &AtomicU64 {
-        self.memory.word64(self.words + TAIL)
-    }
-
-    fn head(&self) -> &AtomicU64 {
-        self.memory.word64(self.words + HEAD)
-    }
-
-    fn length(&self) -> &AtomicU32 {
-        self.memory.word(self.words + LENGTH)
-    }
-
-    /// Set when nothing follows the tail.
-    fn ended(&self) -> &AtomicU32 {
-        self.memory.word(self.words + ENDED)
-    }
-
-    /// Set when the sender does not have the connection any more.
-    fn gone(&self) -> &AtomicU32 {
-        self.memory.word(self.words + GONE)
-    }
-
-    /// Set while the sender waits for room.
-    fn wanted(&self) -> &AtomicU32 {
-        self.memory.word(self.words + WANTED)
-    }
-
-    /// Says which bytes are beside the tail.
-    fn repeated(&self) -> &AtomicU32 {
-        self.memory.word(self.words + REPEATED)
-    }
-
     /// The first `count` bytes beside the tail.
     fn beside(&self, count: usize) -> Mapping {
-        self.memory.part(self.words + BESIDE, count)
+        self.words.memory().part(self.beside, count)
     }
 
-    /// What [`repeated`](Self::repeated) has for `count` bytes from `position` on. No other bytes
+    /// What [`RingWords::repeated`] has for `count` bytes from `position` on. No other bytes
     /// that are between the two ends at a time have it.
     fn repetition(position: u64, count: usize) -> u32 {
         (position as u32) << COUNT_BITS | count as u32
@@ -113,7 +73,7 @@ impl Place {
         } else {
             self.bytes
         };
-        self.memory.part(bytes + at, most.min(length - at))
+        self.words.memory().part(bytes + at, most.min(length - at))
     }
 }
 
@@ -137,7 +97,7 @@ pub(super) struct Sender {
 impl Sender {
     pub(super) fn new(memory: Arc<SharedMemory>, direction: Direction) -> Sender {
         Sender {
-            place: Place::new(memory, direction),
+            place: Place::new(&memory, direction),
             tail: 0,
             head: 0,
             length: FIRST,
@@ -160,7 +120,7 @@ impl Sender {
         if self.length - used >= wanted {
             return Ok(wanted);
         }
-        let head = self.place.head().load(Ordering::Acquire);
+        let head = self.place.words.head.load(Ordering::Acquire);
         let used = self.tail.wrapping_sub(head);
         if used > self.length as u64 {
             return Err(broken());
@@ -188,15 +148,18 @@ impl Sender {
             // Also if some bytes find room: the caller then waits until it is told that there is
             // more.
             self.next_length = (2 * self.length).clamp(GROWN, MOST);
-            handshakes::want_room(self.place.wanted());
+            handshakes::want_room(&self.place.words.wanted);
             room = self.room(wanted)?;
             if room == wanted {
-                self.place.wanted().store(0, Ordering::Relaxed);
+                self.place.words.wanted.store(0, Ordering::Relaxed);
             } else if room == 0 {
                 return Err(StreamError::WouldBlock);
             }
         }
-        self.place.length().store(self.length as u32, Ordering::Relaxed);
+        self.place
+            .words
+            .length
+            .store(self.length as u32, Ordering::Relaxed);
         let start = self.tail;
         let mut tail = start;
         let mut left = room;
@@ -237,7 +200,7 @@ impl Sender {
         if from.len() == count {
             let mut bytes = [0; MOST_BESIDE];
             from.copy_out(0, &mut bytes[..count]);
-            handshakes::begin_to_repeat(self.place.repeated(), Place::repetition(start, count));
+            handshakes::begin_to_repeat(&self.place.words.repeated, Place::repetition(start, count));
             self.place.beside(count).copy_in(0, &bytes[..count]);
         }
     }
@@ -246,7 +209,7 @@ impl Sender {
     #[inline]
     fn show(&mut self, tail: u64) {
         self.tail = tail;
-        self.place.tail().store(tail, Ordering::Release);
+        self.place.words.tail.store(tail, Ordering::Release);
     }
 
     /// Takes all bytes of `pieces`, or none if there is no room for all.
@@ -273,12 +236,12 @@ impl Sender {
 
     /// Nothing follows what was sent.
     pub(super) fn end(&self) {
-        self.place.ended().store(1, Ordering::Release);
+        self.place.words.ended.store(1, Ordering::Release);
     }
 
     /// This end does not have the connection any more.
     pub(super) fn leave(&self) {
-        self.place.gone().store(1, Ordering::Release);
+        self.place.words.gone.store(1, Ordering::Release);
     }
 }
 
@@ -297,7 +260,7 @@ pub(super) struct Receiver {
 impl Receiver {
     pub(super) fn new(memory: Arc<SharedMemory>, direction: Direction) -> Receiver {
         Receiver {
-            place: Place::new(memory, direction),
+            place: Place::new(&memory, direction),
             head: 0,
             tail: 0,
             length: FIRST,
@@ -317,7 +280,7 @@ impl Receiver {
     #[inline]
     pub(super) fn available(&mut self) -> Result<usize, StreamError> {
         if self.tail == self.head {
-            let tail = self.place.tail().load(Ordering::Acquire);
+            let tail = self.place.words.tail.load(Ordering::Acquire);
             if tail == self.head {
                 return Err(StreamError::WouldBlock);
             }
@@ -330,7 +293,7 @@ impl Receiver {
     /// The ring's length, with bytes up to `tail` in it.
     #[inline]
     fn length_up_to(&self, tail: u64) -> Result<usize, StreamError> {
-        let length = self.place.length().load(Ordering::Relaxed) as usize;
+        let length = self.place.words.length.load(Ordering::Relaxed) as usize;
         let fits = length.is_power_of_two() && (FIRST..=MOST).contains(&length);
         match fits && tail.wrapping_sub(self.head) <= length as u64 {
             true => Ok(length),
@@ -340,7 +303,7 @@ impl Receiver {
 
     /// Whether the sender sends no more.
     pub(super) fn is_finished(&self) -> bool {
-        self.place.ended().load(Ordering::Acquire) != 0
+        self.place.words.ended.load(Ordering::Acquire) != 0
     }
 
     /// Whether nothing follows what has been received.
@@ -357,14 +320,14 @@ impl Receiver {
     /// Whether the sender of a direction does not have the memory any more.
     pub(super) fn is_marked_left(memory: &SharedMemory, direction: Direction) -> bool {
         memory
-            .word(RING_WORDS.of(direction) + GONE)
+            .word(RING_WORDS.of(direction) + offset_of!(RingWords, gone))
             .load(Ordering::Acquire)
             != 0
     }
 
     /// Whether the other end does not have the connection any more.
     pub(super) fn is_left(&self) -> bool {
-        self.place.gone().load(Ordering::Acquire) != 0
+        self.place.words.gone.load(Ordering::Acquire) != 0
     }
 
     /// Fills `into` in order with what has arrived; returns how many bytes, and whether the sender
@@ -400,11 +363,29 @@ impl Receiver {
                 self.head += from.len() as u64;
                 (at, received) = (at + from.len(), received + from.len());
                 if from.len() == PART {
-                    self.place.head().store(self.head, Ordering::Release);
+                    self.place.words.head.store(self.head, Ordering::Release);
                 }
             }
         }
         Ok((received, self.publish()))
+    }
+
+    /// Takes all that has arrived, if `into` has room for it, and it is in one piece; returns how
+    /// many bytes, and whether the sender waits for that.
+    #[inline]
+    pub(super) fn receive_short(&mut self, into: &mut [u8]) -> Option<(usize, bool)> {
+        let available = self.available().ok()?;
+        let into = into.get_mut(..available)?;
+        if !self.take_beside(available, available, &mut PieceMut::of(into)) {
+            let from = self.place.extent(self.head, self.length, available);
+            if from.len() < available {
+                return None;
+            }
+            from.copy_out(0, into);
+            self.head = self.tail;
+        }
+        self.is_cut = false;
+        Some((available, self.publish()))
     }
 
     /// Takes all `available` bytes from beside the tail, if they are there, and all fit into the
@@ -417,7 +398,7 @@ impl Receiver {
         let value = Place::repetition(self.head, available);
         let from = self.place.beside(available);
         let copy = || from.try_copy_to(into).ok();
-        let taken = handshakes::copy_repeated(self.place.repeated(), value, copy).is_some();
+        let taken = handshakes::copy_repeated(&self.place.words.repeated, value, copy).is_some();
         if taken {
             self.head = self.tail;
         }
@@ -427,7 +408,7 @@ impl Receiver {
     /// Gives room back; returns whether the sender waits for it.
     #[inline]
     fn publish(&mut self) -> bool {
-        let (head, wanted) = (self.place.head(), self.place.wanted());
+        let RingWords { head, wanted, .. } = &*self.place.words;
         handshakes::give_room(head, self.head, wanted, || {
             // A sender that waits is woken when half of the ring is free, not for every byte.
             self.tail.wrapping_sub(self.head) as usize <= self.length / 2

@@ -6,36 +6,24 @@ mod views;
 
 use super::bell::PeerBell;
 use super::direction::Direction;
-use super::layout::END_WORDS;
+use super::layout::{END_WORDS, EndWords, RING_WORDS, RingWords};
 use crate::handshakes;
 use crate::host::revocable::batch::Batch;
 use crate::host::revocable::{self, Condition, NotCopied, in_place, in_place::Operation};
-use crate::host::{Piece, PieceMut, SharedMemory};
-use crate::memory::{Admission, Exports, Need, OwnGuard, Permitted};
+use crate::host::{Piece, PieceMut, SharedMemory, SharedWords};
+use crate::memory::{Admission, Exports, LastEntry, Need, OwnGuard, Permitted};
 use crate::time::Nanos;
 use process::PeerProcess;
 use rustix::process::{Pid, getpid};
 use rustix::thread::gettid;
 use std::cell::Cell;
+use std::mem::offset_of;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 use urnic_device::vocabulary::Access;
 use views::{LastView, Peer, View};
 
-/// The words of an end, in cache lines of their own. Up to which position the end has processed
-/// what the other sent.
-const PROCESSED: usize = 0;
-/// The position up to which the end waits for the other to process.
-const AWAITED: usize = 64;
-/// Set while the end accesses the other's memory.
-const GUARD: usize = 128;
-/// Bytes that the end has written to the other's memory, and read from there.
-const WRITTEN: usize = 136;
-const READ: usize = 144;
-/// What the other may do to the end's memory; by a queue pair of which number.
-const PERMIT: usize = 192;
-const QID: usize = 200;
 /// The process behind a number is known to be the peer's, and to run the same program, for so long.
 /// Far shorter than it takes for a number to be used again.
 const LEASE: Duration = Duration::from_millis(10);
@@ -43,27 +31,6 @@ const LEASE: Duration = Duration::from_millis(10);
 /// The peer does not let us; the stream carries the request instead.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct NotReached;
-
-/// The words of one end.
-#[derive(Debug)]
-struct Side {
-    memory: Arc<SharedMemory>,
-    at: usize,
-}
-
-impl Side {
-    fn new(memory: &Arc<SharedMemory>, outgoing: Direction) -> Side {
-        Side {
-            memory: memory.clone(),
-            at: END_WORDS.of(outgoing),
-        }
-    }
-
-    #[inline]
-    fn word(&self, offset: usize) -> &AtomicU64 {
-        self.memory.word64(self.at + offset)
-    }
-}
 
 /// What makes one end reach the other's memory, in each direction.
 #[derive(Debug, Default)]
@@ -77,8 +44,10 @@ pub(in crate::stream) struct Reach {
 /// The peer of a connection in memory.
 #[derive(Debug)]
 pub struct Neighbour {
-    ours: Side,
-    theirs: Side,
+    ours: SharedWords<EndWords>,
+    theirs: SharedWords<EndWords>,
+    /// The ring of what the peer sends.
+    incoming: SharedWords<RingWords>,
     bell: Arc<PeerBell>,
     /// The connection's place in the bell.
     slot: u32,
@@ -95,7 +64,14 @@ pub struct Neighbour {
     /// What we know of the peer's accesses to our memory.
     accessed: Accessed,
     /// What we accessed last of the peer's memory.
-    last: LastView,
+    last: Last,
+}
+
+/// The entry of the peer's table that was accessed last, and its memory, if that is mapped here.
+#[derive(Debug, Default)]
+struct Last {
+    entry: Option<LastEntry>,
+    view: LastView,
 }
 
 /// Bytes of our memory that the peer says it has written and read.
@@ -113,13 +89,17 @@ impl Neighbour {
         reach: &Reach,
         qid: u32,
     ) -> Neighbour {
-        let (ours, theirs) = (Side::new(memory, outgoing), Side::new(memory, outgoing.other()));
-        ours.word(QID).store(qid.into(), Ordering::Relaxed);
-        let admission = (reach.here.as_ref())
-            .map(|(exports, process)| exports.admit(*process, memory, theirs.at + GUARD, ours.at + PERMIT));
+        let [at, other_at] = [outgoing, outgoing.other()].map(|end| END_WORDS.of(end));
+        let ours: SharedWords<EndWords> = memory.words(at);
+        ours.qid.store(qid.into(), Ordering::Relaxed);
+        let guard = other_at + offset_of!(EndWords, guard);
+        let permit = at + offset_of!(EndWords, permit);
+        let admission =
+            (reach.here.as_ref()).map(|(exports, process)| exports.admit(*process, memory, guard, permit));
         Neighbour {
             ours,
-            theirs,
+            theirs: memory.words(other_at),
+            incoming: memory.words(RING_WORDS.of(outgoing.other())),
             bell,
             slot,
             process: reach.there.clone(),
@@ -129,33 +109,24 @@ impl Neighbour {
             turn: 0,
             owner: getpid(),
             accessed: Accessed::default(),
-            last: LastView::default(),
+            last: Last::default(),
         }
     }
 
     /// How many bytes of ours the peer has processed: placed, delivered, or taken as requests.
     #[inline]
     pub(crate) fn confirmed(&self) -> u64 {
-        self.theirs.word(PROCESSED).load(Ordering::Acquire)
-    }
-
-    /// Has the peer ring when it has processed our bytes up to `position`, which are about to be
-    /// sent.
-    #[inline]
-    pub(crate) fn await_confirmation(&self, position: u64) {
-        handshakes::await_confirmation(self.ours.word(AWAITED), position);
+        self.theirs.processed.load(Ordering::Acquire)
     }
 
     /// We have processed the peer's bytes up to `position`.
     #[inline]
     pub(crate) fn confirm(&mut self, position: u64) {
-        let before = self.processed;
-        if before == position {
+        if self.processed == position {
             return;
         }
         self.processed = position;
-        let (processed, awaited) = (self.ours.word(PROCESSED), self.theirs.word(AWAITED));
-        if handshakes::confirm(processed, before, position, awaited) {
+        if handshakes::confirm(&self.ours.processed, position, &self.incoming.tail) {
             self.bell.ring(self.slot);
         }
     }
@@ -174,10 +145,9 @@ impl Neighbour {
         if self.admission.is_none() {
             return Accessed::default();
         }
-        let total = |offset| self.theirs.word(offset).load(Ordering::Relaxed);
         let now = Accessed {
-            written: total(WRITTEN),
-            read: total(READ),
+            written: self.theirs.written.load(Ordering::Relaxed),
+            read: self.theirs.read.load(Ordering::Relaxed),
         };
         let before = std::mem::replace(&mut self.accessed, now);
         Accessed {
@@ -197,7 +167,7 @@ impl Neighbour {
     #[inline]
     pub(crate) fn is_mapped(&self, stag: u32) -> bool {
         let process = self.process.as_ref();
-        process.is_some_and(|process| self.last.is_mapped(process.table.slot(stag)))
+        process.is_some_and(|process| self.last.view.is_mapped(process.table.slot(stag)))
     }
 
     /// Places bytes in the peer's memory, all of them.
@@ -214,10 +184,10 @@ impl Neighbour {
     ) -> Result<(), NotReached> {
         let len = from.len();
         self.access(stag, len, Need::RemoteWrite, now, |attempt, last| {
-            let permitted = attempt.check(offset, len)?;
+            let permitted = attempt.check(&mut last.entry, offset, len)?;
             let (conditions, there) = (attempt.conditions(&permitted), permitted.address);
             match attempt
-                .view(last, &permitted)
+                .view(&mut last.view, &permitted)
                 .and_then(|view| view.part(there, len))
             {
                 Some(here) => in_place::write_if(conditions, &here, from),
@@ -274,11 +244,11 @@ impl Neighbour {
     ) -> Result<(), NotReached> {
         let len = into.len();
         self.access(stag, len, Need::RemoteRead, now, |attempt, last| {
-            let permitted = attempt.check(offset, len)?;
+            let permitted = attempt.check(&mut last.entry, offset, len)?;
             let (conditions, there) = (attempt.conditions(&permitted), permitted.address);
             let into = into.rest(0);
             match attempt
-                .view(last, &permitted)
+                .view(&mut last.view, &permitted)
                 .and_then(|view| view.part(there, len))
             {
                 Some(here) => in_place::read_if(conditions, &here, into),
@@ -301,8 +271,8 @@ impl Neighbour {
     ) -> Result<u64, NotReached> {
         let mut found = 0;
         self.access(stag, 8, Need::RemoteAtomic, now, |attempt, last| {
-            let permitted = attempt.check(offset, 8)?;
-            let view = attempt.view(last, &permitted);
+            let permitted = attempt.check(&mut last.entry, offset, 8)?;
+            let view = attempt.view(&mut last.view, &permitted);
             let word = view.and_then(|view| view.part(permitted.address, 8));
             let conditions = attempt.conditions(&permitted);
             let done = word.and_then(|word| in_place::operate_if(conditions, &word, operation));
@@ -319,7 +289,7 @@ impl Neighbour {
         len: usize,
         need: Need,
         now: Nanos,
-        mut copy: impl FnMut(&Attempt<'_>, &mut LastView) -> Result<usize, NotCopied>,
+        mut copy: impl FnMut(&Attempt<'_>, &mut Last) -> Result<usize, NotCopied>,
     ) -> Result<(), NotReached> {
         let process = self.process.as_ref().ok_or(NotReached)?;
         if self.seen.is_none_or(|seen| now.since(seen) > LEASE) {
@@ -328,8 +298,8 @@ impl Neighbour {
         }
         self.turn = self.turn.wrapping_add(1);
         let thread = thread_number(self.owner);
-        let _guard = OwnGuard::set(self.ours.word(GUARD), self.turn, thread);
-        let permit_word = self.theirs.word(PERMIT);
+        let _guard = OwnGuard::set(&self.ours.guard, self.turn, thread);
+        let permit_word = &self.theirs.permit;
         loop {
             let permit = Condition {
                 word: permit_word,
@@ -338,15 +308,15 @@ impl Neighbour {
             let attempt = Attempt {
                 process,
                 permit,
-                qid: self.theirs.word(QID).load(Ordering::Relaxed) as u32,
+                qid: self.theirs.qid.load(Ordering::Relaxed) as u32,
                 stag,
                 need,
             };
             match copy(&attempt, &mut self.last) {
                 Ok(copied) if copied == len => {
                     let total = match need {
-                        Need::RemoteWrite => self.ours.word(WRITTEN),
-                        Need::RemoteRead => self.ours.word(READ),
+                        Need::RemoteWrite => &self.ours.written,
+                        Need::RemoteRead => &self.ours.read,
                         // The operands are no payload.
                         _ => return Ok(()),
                     };
@@ -376,10 +346,15 @@ struct Attempt<'a> {
 impl<'a> Attempt<'a> {
     /// What the peer's table says of an access.
     #[inline]
-    fn check(&self, offset: u64, len: usize) -> Result<Permitted<'a>, NotCopied> {
+    fn check(
+        &self,
+        last: &mut Option<LastEntry>,
+        offset: u64,
+        len: usize,
+    ) -> Result<Permitted<'a>, NotCopied> {
         let by = (self.permit.value, self.qid);
         let table = &self.process.table;
-        let permitted = table.check(self.stag, by, offset, len as u64, self.need);
+        let permitted = table.check(last, self.stag, by, offset, len as u64, self.need);
         permitted.ok_or(NotCopied::Refused)
     }
 
@@ -414,18 +389,18 @@ impl<'a> Attempt<'a> {
     /// Refused, too, where the pieces are better copied one by one.
     fn check_batch<P>(
         &self,
-        last: &mut LastView,
+        last: &mut Last,
         offsets: &[u64],
         batch: &mut Batch<P>,
     ) -> Result<([Condition<'a>; 2], Pid), NotCopied> {
         let mut found: Option<([Condition<'a>; 2], Pid)> = None;
         for (offset, (len, mut set)) in offsets.iter().zip(batch.places()) {
-            let permitted = self.check(*offset, len)?;
+            let permitted = self.check(&mut last.entry, *offset, len)?;
             // One STag has one condition, unless it changes just now.
             if found.is_some_and(|([first, _], _)| first.value != permitted.condition.value) {
                 return Err(NotCopied::Refused);
             }
-            if self.view(last, &permitted).is_some() {
+            if self.view(&mut last.view, &permitted).is_some() {
                 return Err(NotCopied::Refused);
             }
             found = Some((self.conditions(&permitted), self.process_of(&permitted)?));

@@ -166,31 +166,25 @@ fn a_short_message_is_taken_from_beside_the_tail_if_it_is_the_only_one() {
 #[test]
 fn a_ring_grows_when_it_was_too_small_and_no_further() {
     let (memory, mut sender, mut receiver) = ends();
-    let length = || {
-        memory
-            .word(RING_WORDS.of(Direction::FromResponder) + LENGTH)
-            .load(Ordering::Relaxed) as usize
+    let length_in = |memory: &Arc<SharedMemory>| {
+        let words = memory.words::<RingWords>(RING_WORDS.of(Direction::FromResponder));
+        words.length.load(Ordering::Relaxed) as usize
     };
     let bytes = vec![1; 2 * MOST];
     sender.send(&[Piece::of(&bytes[..100])]).unwrap();
-    assert_eq!(length(), FIRST, "small messages need no more");
+    assert_eq!(length_in(&memory), FIRST, "small messages need no more");
     for _ in 0..20 {
         while receiver.receive(&mut [PieceMut::of(&mut vec![0; MOST])]).is_ok() {}
         sender.send(&[Piece::of(&bytes)]).unwrap();
     }
-    assert_eq!(length(), MOST);
+    assert_eq!(length_in(&memory), MOST);
     // Many small messages that find no room make it grow, too.
     let (memory, mut sender, mut receiver) = ends();
     for _ in 0..20 {
         while receiver.receive(&mut [PieceMut::of(&mut vec![0; MOST])]).is_ok() {}
         while sender.send(&[Piece::of(&bytes[..64])]) == Ok(64) {}
     }
-    assert_eq!(
-        memory
-            .word(RING_WORDS.of(Direction::FromResponder) + LENGTH)
-            .load(Ordering::Relaxed) as usize,
-        MOST
-    );
+    assert_eq!(length_in(&memory), MOST);
 }
 
 /// Whatever a hostile peer writes into the words, an end reports a broken connection or carries
@@ -201,27 +195,24 @@ fn shm_07_words_that_cannot_be_end_the_connection() {
     for length in bad_lengths {
         let (memory, mut sender, mut receiver) = ends();
         sender.send(&[Piece::of(b"good")]).unwrap();
-        memory
-            .word(RING_WORDS.of(Direction::FromResponder) + LENGTH)
-            .store(length, Ordering::Relaxed);
+        let words = memory.words::<RingWords>(RING_WORDS.of(Direction::FromResponder));
+        words.length.store(length, Ordering::Relaxed);
         let received = receiver.receive(&mut [PieceMut::of(&mut [0; 8])]);
         assert_eq!(received.err(), Some(broken()), "length {length}");
     }
     for tail in [FIRST as u64 + 1, u64::MAX, 1 << 63] {
         let (memory, mut sender, mut receiver) = ends();
         sender.send(&[Piece::of(b"good")]).unwrap();
-        memory
-            .word64(RING_WORDS.of(Direction::FromResponder) + TAIL)
-            .store(tail, Ordering::Relaxed);
+        let words = memory.words::<RingWords>(RING_WORDS.of(Direction::FromResponder));
+        words.tail.store(tail, Ordering::Relaxed);
         let received = receiver.receive(&mut [PieceMut::of(&mut [0; 8])]);
         assert_eq!(received.err(), Some(broken()), "tail {tail}");
     }
     for head in [5, u64::MAX - FIRST as u64, 1 << 63] {
         let (memory, mut sender, _) = ends();
         sender.send(&[Piece::of(b"good")]).unwrap();
-        memory
-            .word64(RING_WORDS.of(Direction::FromResponder) + HEAD)
-            .store(head, Ordering::Relaxed);
+        let words = memory.words::<RingWords>(RING_WORDS.of(Direction::FromResponder));
+        words.head.store(head, Ordering::Relaxed);
         let sent = sender.send(&[Piece::of(&[0; FIRST])]);
         assert_eq!(sent.err(), Some(broken()), "head {head}");
     }
