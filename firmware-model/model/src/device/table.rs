@@ -1,16 +1,52 @@
 //! Tables of objects by number: lock-free to look up, changed under a lock.
 
 use arc_swap::{ArcSwapOption, Guard};
+use std::cell::Cell as LocalCell;
 use std::collections::VecDeque;
 use std::ops::Deref;
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::thread::LocalKey;
 
 const CHUNK: usize = 256;
 /// A freed number waits until this many others were freed before it is used again, so that a late
 /// message about a destroyed object does not reach a new one.
 const QUARANTINE: usize = 1024;
 
-type Cell<T> = ArcSwapOption<T>;
+#[derive(Debug)]
+struct Cell<T> {
+    object: ArcSwapOption<T>,
+    /// Where the object is, to compare.
+    address: AtomicPtr<T>,
+}
+
+impl<T> Cell<T> {
+    fn empty() -> Cell<T> {
+        Cell {
+            object: ArcSwapOption::empty(),
+            address: AtomicPtr::new(ptr::null_mut()),
+        }
+    }
+
+    fn set(&self, object: Arc<T>) {
+        let address = Arc::as_ptr(&object).cast_mut();
+        self.object.store(Some(object));
+        self.address.store(address, Ordering::Release);
+    }
+
+    fn clear(&self) -> Option<Arc<T>> {
+        self.address.store(ptr::null_mut(), Ordering::Release);
+        self.object.swap(None)
+    }
+
+    /// Whether it has this object.
+    #[inline]
+    fn has(&self, object: &Arc<T>) -> bool {
+        ptr::eq(self.address.load(Ordering::Acquire), Arc::as_ptr(object))
+    }
+}
+
 /// Cells, made when the first of them is needed.
 type Chunk<T> = OnceLock<Box<[Cell<T>]>>;
 
@@ -45,6 +81,18 @@ impl<T> Deref for Found<T> {
     }
 }
 
+/// The object that a thread found last. A thread mostly needs the same one again, and to find it in
+/// a table takes two locked instructions. Another object is never taken for it, because as long as
+/// it is kept, no other one is at its address.
+pub(crate) struct Last<T>(LocalCell<Option<Arc<T>>>);
+
+impl<T> Last<T> {
+    /// None.
+    pub(crate) const fn none() -> Last<T> {
+        Last(LocalCell::new(None))
+    }
+}
+
 impl<T> Table<T> {
     pub(crate) fn new(limit: u32) -> Table<T> {
         Self::with_quarantine(limit, QUARANTINE)
@@ -67,6 +115,7 @@ impl<T> Table<T> {
         }
     }
 
+    #[inline]
     fn cell(&self, id: u32) -> Option<&Cell<T>> {
         let chunk = self.chunks.get(id as usize / CHUNK)?.get()?;
         chunk.get(id as usize % CHUNK)
@@ -75,8 +124,29 @@ impl<T> Table<T> {
     /// The object of that number.
     #[inline]
     pub(crate) fn find(&self, id: u32) -> Option<Found<T>> {
-        let guard = self.cell(id)?.load();
+        let guard = self.cell(id)?.object.load();
         guard.is_some().then_some(Found(guard))
+    }
+
+    /// Passes the object of that number to `act`. It may be removed from the table meanwhile, and
+    /// is dropped after that when the thread finds another one.
+    #[inline]
+    pub(crate) fn find_again<R>(
+        &self,
+        id: u32,
+        last: &'static LocalKey<Last<T>>,
+        act: impl FnOnce(&Arc<T>) -> R,
+    ) -> Option<R> {
+        let cell = self.cell(id)?;
+        // A thread that is ending keeps none.
+        let kept = last.try_with(|last| last.0.take()).ok().flatten();
+        let object = match kept.filter(|kept| cell.has(kept)) {
+            Some(object) => object,
+            None => cell.object.load_full()?,
+        };
+        let result = act(&object);
+        let _ = last.try_with(|last| last.0.set(Some(object)));
+        Some(result)
     }
 
     /// Adds an object under the number that is passed to `make`; `None` if there are too many
@@ -105,13 +175,13 @@ impl<T> Table<T> {
         numbers.live += 1;
         let chunk =
             self.chunks[id as usize / CHUNK].get_or_init(|| (0..CHUNK).map(|_| Cell::empty()).collect());
-        chunk[id as usize % CHUNK].store(Some(object.clone()));
+        chunk[id as usize % CHUNK].set(object.clone());
         Ok(object)
     }
 
     /// Takes an object out. A thread that found the object before may still use it.
     pub(crate) fn remove(&self, id: u32) -> Option<Arc<T>> {
-        let object = self.cell(id)?.swap(None)?;
+        let object = self.cell(id)?.clear()?;
         let mut numbers = self.numbers.lock().unwrap_or_else(PoisonError::into_inner);
         numbers.live -= 1;
         numbers.freed.push_back(id);
@@ -121,7 +191,7 @@ impl<T> Table<T> {
     /// All objects at present.
     pub(crate) fn all(&self) -> Vec<Arc<T>> {
         let cells = self.chunks.iter().filter_map(|c| c.get()).flatten();
-        cells.filter_map(|cell| cell.load_full()).collect()
+        cells.filter_map(|cell| cell.object.load_full()).collect()
     }
 
     /// The present number of objects.
@@ -154,6 +224,24 @@ mod tests {
             table.remove(id);
         }
         assert_eq!(*table.insert_with((), Ok).unwrap(), 1);
+    }
+
+    #[test]
+    fn what_a_thread_found_last_is_not_taken_for_another_object() {
+        thread_local!(static LAST: Last<u32> = const { Last::none() });
+        let tables = [Table::<u32>::dense(2), Table::dense(2)];
+        let find = |table: usize, id| tables[table].find_again(id, &LAST, |object| **object);
+        for (n, table) in tables.iter().enumerate() {
+            table.insert_with((), |_| Ok::<_, ()>(n as u32)).unwrap();
+        }
+        for n in [0, 0, 1, 0, 1, 1] {
+            assert_eq!(find(n as usize, 1), Some(n));
+        }
+        assert_eq!(find(0, 2), None);
+        tables[0].remove(1).unwrap();
+        assert_eq!(find(0, 1), None);
+        tables[0].insert_with((), |_| Ok::<_, ()>(7)).unwrap();
+        assert_eq!((find(0, 1), find(1, 1)), (Some(7), Some(1)));
     }
 
     #[test]

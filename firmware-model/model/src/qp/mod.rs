@@ -17,6 +17,7 @@ pub(crate) mod turns;
 
 use crate::counters::{Counter, Counters};
 use crate::datagram::{self, DatagramParams};
+use crate::device::table::Last;
 use crate::qp::effects::Effects;
 use crate::qp::requests::Requests;
 use crate::qp::service::Service;
@@ -79,6 +80,11 @@ pub(crate) struct Inner {
     pub(crate) timer: Option<Nanos>,
     /// The stream may be late.
     pub(crate) delays: bool,
+}
+
+thread_local! {
+    /// The queue pair that this thread rang for or polled last.
+    pub(crate) static LAST: Last<Qp> = const { Last::none() };
 }
 
 /// Our end of a stream, and the peer's.
@@ -227,6 +233,13 @@ impl Inner {
     #[inline]
     pub(crate) fn has_input(&self) -> bool {
         self.stream.is_some() || self.engine.is_datagrams()
+    }
+
+    /// The number of blocks by which the event index must be ahead; without gathering it is `ahead`.
+    #[inline]
+    fn ring_ahead(&self, ahead: u32) -> u32 {
+        let in_memory = || self.stream.as_ref().is_some_and(|stream| stream.is_in_memory());
+        self.gathering.ahead(ahead, in_memory)
     }
 
     /// Lets what is late in the stream go on; returns when to do so again.

@@ -3,10 +3,10 @@
 
 use super::rounds::flush_gathered;
 use crate::device::state::{Core, PageUser};
-use crate::device::table::Found;
-use crate::qp::Qp;
 use crate::qp::effects::Effects;
 use crate::qp::requests::Requests;
+use crate::qp::{LAST, Qp};
+use std::sync::Arc;
 use urnic_device::doorbell::{Doorbell, Kind};
 
 /// A doorbell through page `uar`, which reaches only the queues that were created with it.
@@ -16,25 +16,26 @@ pub(crate) fn ring(core: &Core, uar: u32, value: u64) {
         return;
     };
     match doorbell.kind {
-        Kind::Send => {
-            if let Some(qp) = qp_of(core, uar, doorbell.queue) {
-                qp.kick_through(core, Requests::SEND);
-            }
-        }
-        Kind::Receive => {
-            if let Some(qp) = qp_of(core, uar, doorbell.queue) {
-                qp.kick(core, Requests::RECEIVE);
-            }
-        }
+        Kind::Send => with_qp(core, uar, doorbell.queue, |qp| {
+            qp.kick_through(core, Requests::SEND)
+        }),
+        Kind::Receive => with_qp(core, uar, doorbell.queue, |qp| {
+            qp.kick(core, Requests::RECEIVE);
+        }),
         Kind::SharedReceive => ring_shared(core, uar, doorbell.queue),
         Kind::Arm => arm(core, uar, doorbell, false),
         Kind::ArmSolicited => arm(core, uar, doorbell, true),
     }
 }
 
+/// Has the queue pair that was rung for do something, if it uses this page.
 #[inline]
-fn qp_of(core: &Core, uar: u32, qid: u32) -> Option<Found<Qp>> {
-    core.qps.find(qid).filter(|qp| qp.uar == uar)
+fn with_qp(core: &Core, uar: u32, qid: u32, act: impl FnOnce(&Arc<Qp>)) {
+    core.qps.find_again(qid, &LAST, |qp| {
+        if qp.uar == uar {
+            act(qp);
+        }
+    });
 }
 
 /// Resumes the streams that wait for the posted buffers.
@@ -90,12 +91,12 @@ fn ring_other_half(core: &Core, uar: u32, value: u64) {
         Kind::Receive => Requests::SEND,
         Kind::SharedReceive | Kind::Arm | Kind::ArmSolicited => return,
     };
-    if let Some(qp) = qp_of(core, uar, doorbell.queue)
+    with_qp(core, uar, doorbell.queue, |qp| {
         // While the stream is read as bytes arrive, no ring is needed for receives.
-        && (requests == Requests::SEND || !qp.is_readable())
-    {
-        qp.kick(core, requests);
-    }
+        if requests == Requests::SEND || !qp.is_readable() {
+            qp.kick(core, requests);
+        }
+    });
 }
 
 /// Polls all queues whose doorbells share a slot.

@@ -18,9 +18,11 @@ pub(crate) use background::Background;
 use crate::device::state::Core;
 use crate::qp::effects::Effects;
 use crate::qp::requests::Requests;
+use crate::qp::{LAST, Qp};
 use crate::time::{Clock, Nanos};
 use rounds::{attend, flush_gathered, poll_ready, retry, run_timers};
 use rustix::fd::BorrowedFd;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -34,15 +36,19 @@ pub(crate) fn progress(core: &Core) {
     let hot = schedule.hot();
     hot.count_poll();
     flush_gathered(core);
-    if !hot.is_to_poll_all()
-        && let Some(qp) = core.qps.find(hot.qid.load(Ordering::Relaxed))
-        && qp.only_receives()
-    {
+    let poll_hot = |qp: &Arc<Qp>| {
+        if !qp.only_receives() {
+            return false;
+        }
         let arrived = qp.kick(core, Requests::RECEIVE);
         if arrived {
             schedule.note_found();
         }
         hot.note(arrived, || qp.shares_processor());
+        true
+    };
+    let qid = hot.qid.load(Ordering::Relaxed);
+    if !hot.is_to_poll_all() && core.qps.find_again(qid, &LAST, poll_hot) == Some(true) {
         return;
     }
     let arrived = poll_ready(core, Some(Duration::ZERO)).arrived;
