@@ -315,7 +315,9 @@ impl SendQueue {
         // published.
         unsafe {
             ptr::copy_nonoverlapping(data, self.ring.as_ptr().add(at), first);
-            ptr::copy_nonoverlapping(data.add(first), self.ring.as_ptr(), len - first);
+            if first < len {
+                ptr::copy_nonoverlapping(data.add(first), self.ring.as_ptr(), len - first);
+            }
         }
         entry.operand_len = end;
         entry.header.inline_len = ((end - entry.prefix) as u32).into();

@@ -17,7 +17,7 @@ pub(crate) mod loopback;
 pub(crate) mod mpa;
 mod ulpdu;
 
-pub(crate) use ulpdu::LlpError;
+pub(crate) use ulpdu::{Head, LlpError};
 
 use crate::host::Unreachable;
 use crate::llp::buffers::BufferPool;
@@ -26,7 +26,6 @@ use crate::stream::Stream;
 use crate::time::Now;
 use loopback::Loopback;
 use mpa::Mpa;
-use ulpdu::Head;
 
 /// A lower layer.
 #[derive(Debug)]

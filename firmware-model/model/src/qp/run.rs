@@ -38,6 +38,13 @@ impl Qp {
             return false;
         }
         let mut env = core.env(&self.counters, effects);
+        if requests.intersects(Requests::SEND) {
+            self.counters.add(Counter::Doorbells, 1);
+            inner.gathering.note_ring(self.poll_count(core));
+            if requests == Requests::SEND && !inner.blocked && self.send_alone(core, inner, &mut env) {
+                return false;
+            }
+        }
         let due = inner.advance(&env.now);
         let moved = || {
             let waited = if requests.intersects(Requests::WRITABLE) {
@@ -57,10 +64,6 @@ impl Qp {
         if requests.intersects(Requests::TIMER) {
             inner.timer = None;
             inner.with_engine(|engine, stream| engine.tick(&mut env, stream));
-        }
-        if requests.intersects(Requests::SEND) {
-            self.counters.add(Counter::Doorbells, 1);
-            inner.gathering.note_ring(self.poll_count(core));
         }
         if requests.intersects(Requests::HANG_UP) {
             inner.hung_up = true;
@@ -144,6 +147,19 @@ impl Qp {
         }
     }
 
+    /// Carries out a request to which only the peer's memory has a part: for the stream, and for
+    /// when the queue pair must run next, nothing changes. Returns whether that was all.
+    #[inline]
+    fn send_alone(self: &Arc<Qp>, core: &Core, inner: &mut Inner, env: &mut Env<'_>) -> bool {
+        let before = inner.engine.send_queue().taken();
+        if !inner.with_engine(|engine, stream| engine.transmit_alone(env, stream)) {
+            return false;
+        }
+        self.gather(core, inner, before, Requests::SEND);
+        let ahead = inner.ring_ahead(0);
+        !inner.engine.send_queue().ring_after(ahead)
+    }
+
     /// Sends until there is nothing to send, or up to the limit of one run; then sets when the
     /// driver must ring next.
     fn transmit(self: &Arc<Qp>, core: &Core, inner: &mut Inner, env: &mut Env<'_>, requests: Requests) {
@@ -165,8 +181,7 @@ impl Qp {
             if ahead == 0 {
                 self.gather(core, inner, before, requests);
             }
-            let in_memory = || inner.stream.as_ref().is_some_and(|stream| stream.is_in_memory());
-            let ahead = inner.gathering.ahead(ahead, in_memory);
+            let ahead = inner.ring_ahead(ahead);
             let posted = inner.engine.send_queue().ring_after(ahead);
             if !posted {
                 return;

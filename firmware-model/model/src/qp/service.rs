@@ -102,6 +102,14 @@ impl Service {
     }
 
     #[inline]
+    pub(crate) fn transmit_alone(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) -> bool {
+        match self {
+            Service::Connected(engine) => engine.transmit_alone(env, stream),
+            Service::Datagrams(_) => false,
+        }
+    }
+
+    #[inline]
     pub(crate) fn transmit(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) -> TxOutcome {
         match self {
             Service::Connected(engine) => engine.transmit(env, stream),

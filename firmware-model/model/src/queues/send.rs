@@ -260,7 +260,9 @@ impl SendQueue {
         let start = self.operand_offset(wqe, at);
         let (head, tail) = into.split_at_mut(into.len().min(self.ring.len() - start));
         self.ring.copy_out(start, head);
-        self.ring.copy_out(0, tail);
+        if !tail.is_empty() {
+            self.ring.copy_out(0, tail);
+        }
     }
 
     #[inline]

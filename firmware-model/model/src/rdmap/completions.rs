@@ -2,6 +2,7 @@
 
 use crate::queues::{CompletionQueue, Overflow};
 use crate::rdmap::env::Env;
+use std::slice;
 use std::sync::Arc;
 use urnic_device::cqe::Cqe;
 
@@ -34,6 +35,19 @@ impl Completions {
             BATCH => self.flush(env),
             _ => Ok(()),
         }
+    }
+
+    /// As [`push`](Self::push) and [`flush`](Self::flush).
+    #[inline]
+    pub(crate) fn push_alone(&mut self, mut cqe: Cqe, env: &mut Env<'_>) -> Result<(), Overflow> {
+        if !self.waiting.is_empty() {
+            self.push(cqe, env)?;
+            return self.flush(env);
+        }
+        if self.queue.timed {
+            cqe.timestamp = env.now.get().0.into();
+        }
+        self.queue.push(slice::from_ref(&cqe), &env.now, env.effects)
     }
 
     #[inline]

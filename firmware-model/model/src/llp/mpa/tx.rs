@@ -18,6 +18,7 @@ use crate::stream::Stream;
 use crate::time::{Nanos, Now};
 use std::sync::Arc;
 use std::time::Duration;
+use urnic_wire::ddp;
 use urnic_wire::mpa::fpdu::{self, CRC_LEN, CrcMode, LENGTH_LEN, emit_length, fpdu_len, padding};
 use urnic_wire::mpa::{MAX_MULPDU, MIN_MULPDU, marker, mulpdu};
 
@@ -30,6 +31,10 @@ const GATHER_MIN: usize = 2048;
 const BACKLOG: u64 = 1 << 20;
 /// The interval of queries of the segment size: each is a system call.
 const MSS_INTERVAL: Duration = Duration::from_secs(1);
+
+/// A short FPDU, and the payload that it has at most.
+const SHORT_FPDU: usize = 128;
+pub(crate) const MAX_SHORT: usize = SHORT_FPDU - fpdu_len(ddp::UNTAGGED_LEN);
 
 /// The longest FPDU on the wire, with as many markers as it can have.
 const MAX_FPDU: usize = marker::marked_len(0, fpdu_len(MAX_MULPDU as usize));
@@ -250,6 +255,45 @@ impl Sender {
         }
         self.sealed += (self.filled - start + gathered) as u64;
         self.sealed
+    }
+
+    /// Whether FPDUs have neither markers nor CRCs, and none waits for the stream.
+    #[inline]
+    pub(crate) fn is_plain_and_flushed(&self) -> bool {
+        !self.markers && !self.has_crc() && self.is_flushed()
+    }
+
+    /// Frames and sends one FPDU at once, past the staging buffer: `head`, and behind it `len`
+    /// bytes, at most [`MAX_SHORT`], that `fill` writes. [`is_plain_and_flushed`] must hold. What
+    /// the stream does not take, or why, is left for [`flush`](Self::flush). Returns the position
+    /// behind the FPDU; `None`: `fill` failed, and there is no FPDU.
+    ///
+    /// [`is_plain_and_flushed`]: Self::is_plain_and_flushed
+    #[inline]
+    pub(crate) fn send_short(
+        &mut self,
+        buffers: &BufferPool,
+        head: &Head,
+        len: usize,
+        fill: impl FnOnce(&mut [u8]) -> Option<()>,
+        stream: &mut dyn Stream,
+    ) -> Option<u64> {
+        let mut bytes = [0; SHORT_FPDU];
+        let ulpdu_len = head.len() + len;
+        let body = LENGTH_LEN + head.len();
+        bytes[..LENGTH_LEN].copy_from_slice(&emit_length(ulpdu_len));
+        head.write(&mut bytes[LENGTH_LEN..]);
+        fill(bytes.get_mut(body..body + len)?)?;
+        let fpdu = bytes.get(..fpdu_len(ulpdu_len))?;
+        let taken = stream.send_bytes(fpdu).unwrap_or(0);
+        self.sealed += fpdu.len() as u64;
+        self.taken += taken as u64;
+        if let Some(rest) = fpdu.get(taken..).filter(|rest| !rest.is_empty()) {
+            let staging = self.staging.get_or_insert_with(|| buffers.take());
+            staging[..rest.len()].copy_from_slice(rest);
+            (self.filled, self.loose) = (rest.len(), 0);
+        }
+        Some(self.sealed)
     }
 
     /// Puts the CRC into the last four bytes of the FPDU (RFC 5044 §4.4).

@@ -10,6 +10,7 @@
 //! Work is flushed when `Lingering` or `Ended` begins. A queue pair of kind UC returns to
 //! `Detached` instead of `Ended`, unless this side caused the end ([`unreliable`]).
 
+mod alone;
 mod direct;
 mod ending;
 mod neighbour;

@@ -70,6 +70,11 @@ impl Engine {
     }
 
     fn receive_fpdus(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) -> RxOutcome {
+        match self.receive_alone(env, stream) {
+            Ok(true) => return self.outcome(),
+            Ok(false) => {}
+            Err(stop) => return self.stop(stop, env, stream),
+        }
         let mut budget = RX_BUDGET;
         let mut filled = Filled::All;
         loop {
@@ -193,7 +198,7 @@ impl Engine {
     }
 
     /// Sets the time for a message that has begun to wait for a receive.
-    fn note_waiting(&mut self, env: &Env<'_>) {
+    pub(super) fn note_waiting(&mut self, env: &Env<'_>) {
         if self.held.is_empty() {
             (self.waiting, self.rnr_deadline) = (false, None);
         } else if !self.waiting {
@@ -306,7 +311,7 @@ pub(super) fn note_first_fpdu(halves: &Halves, env: &mut Env<'_>, initiator: boo
 
 /// Takes a ULPDU that begins at `position` of the stream, or holds it until there is a receive.
 #[inline]
-fn admit(
+pub(super) fn admit(
     halves: &mut Halves,
     held: &mut Held,
     env: &mut Env<'_>,

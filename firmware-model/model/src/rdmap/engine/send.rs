@@ -27,10 +27,17 @@ impl Engine {
         matches!(self.progress, Progress::Open)
             && matches!(self.state, QpState::Rtr | QpState::Rts)
             && self.rtr.is_none()
-            && self.peer_progress.is_none()
+            && !self.is_peer_tracked()
             && self.halves.requester.is_at_rest()
             && self.halves.responder.answers.is_empty()
             && self.llp.as_ref().is_some_and(Llp::is_flushed)
+    }
+
+    /// Whether the peer is a queue pair of this device: a stream between two addresses that are one
+    /// may turn out to be another process's.
+    #[inline]
+    fn is_peer_tracked(&self) -> bool {
+        self.peer_progress.as_ref().is_some_and(PeerProgress::is_tracked)
     }
 
     /// Sends what can be sent.
@@ -91,11 +98,6 @@ impl Engine {
                 .turns
                 .frame(&mut self.halves, llp, rtr, sends, env, &mut budget);
             let before = llp.taken();
-            if let Some(neighbour) = &self.halves.requester.neighbour
-                && !llp.is_flushed()
-            {
-                neighbour.await_confirmation(llp.sealed());
-            }
             let mut calls = 0;
             let flushed = llp.flush(env.memory, stream, &mut calls);
             let taken = llp.taken();

@@ -20,10 +20,13 @@ use urnic_device::vocabulary::WcStatus;
 use urnic_device::wqe::{MAX_INLINE, Opcode, SendFlags};
 
 /// Most bytes of one access: a revocation waits for it.
-const CHUNK: usize = 1 << 20;
+pub(super) const CHUNK: usize = 1 << 20;
 /// A request of at least this length waits until all that was sent is processed, so that it is
 /// direct: that takes less time than the copies of the stream.
 const WORTH_WAITING: u64 = 16 << 10;
+/// Inline data of at most this length is short: clearing a buffer for the longest takes longer than
+/// the copy.
+const SHORT: usize = 64;
 /// Bytes that cost a run of the queue pair as much as one ULPDU more.
 const PER_ULPDU: usize = 4096;
 
@@ -111,13 +114,12 @@ impl Requester {
         let left = (sending.len - sending.sent) as usize;
         let offset = wqe.remote_offset.wrapping_add(sending.sent.into());
         let placed = if wqe.flags.contains(SendFlags::INLINE) {
-            let mut bytes = [0; MAX_INLINE];
-            let Some(bytes) = bytes.get_mut(..left) else {
-                return Ok(false);
-            };
-            self.sq.inline(&wqe, sending.sent as usize, bytes);
-            self.write(wqe.stag, offset, Piece::of(bytes), env)
-                .then_some(left)
+            let at = sending.sent as usize;
+            match left {
+                0..=SHORT => self.write_inline::<SHORT>(&wqe, at, left, offset, env),
+                _ => self.write_inline::<MAX_INLINE>(&wqe, at, left, offset, env),
+            }
+            .then_some(left)
         } else {
             let list = |index| self.sq.element(&wqe, index);
             let (sge, at, n) = sending
@@ -150,16 +152,34 @@ impl Requester {
         Ok(true)
     }
 
+    /// Writes `left` bytes of inline data, at most `MOST`, from `at` on.
+    #[inline]
+    fn write_inline<const MOST: usize>(
+        &mut self,
+        wqe: &SendWqe,
+        at: usize,
+        left: usize,
+        offset: u64,
+        env: &Env<'_>,
+    ) -> bool {
+        let mut bytes = [0; MOST];
+        let Some(bytes) = bytes.get_mut(..left) else {
+            return false;
+        };
+        self.sq.inline(wqe, at, bytes);
+        self.write(wqe.stag, offset, Piece::of(bytes), env)
+    }
+
     fn write(&mut self, stag: u32, offset: u64, from: Piece<'_>, env: &Env<'_>) -> bool {
         env.recent.forget();
         let neighbour = self.neighbour.as_mut();
-        neighbour.is_some_and(|neighbour| neighbour.write(stag, offset, from, env.now.get()).is_ok())
+        neighbour.is_some_and(|neighbour| neighbour.write(stag, offset, from, env.now.roughly()).is_ok())
     }
 
     fn read_into(&mut self, stag: u32, offset: u64, into: PieceMut<'_>, env: &Env<'_>) -> bool {
         env.recent.forget();
         let neighbour = self.neighbour.as_mut();
-        neighbour.is_some_and(|neighbour| neighbour.read(stag, offset, into, env.now.get()).is_ok())
+        neighbour.is_some_and(|neighbour| neighbour.read(stag, offset, into, env.now.roughly()).is_ok())
     }
 
     fn note_direct(&mut self, sending: &mut Sending, n: usize, env: &Env<'_>) {
@@ -208,18 +228,47 @@ impl Requester {
         llp: &mut Llp,
     ) -> Step {
         let wqe = sending.wqe;
+        match self.fetch_some(&mut sending, qp, env, llp) {
+            Ok(true) => {}
+            Ok(false) => return self.request(wqe, qp, env, llp),
+            Err(status) => return self.refuse(wqe, status),
+        }
+        if sending.sent < sending.len {
+            self.sending = Some(sending);
+            return Step::Done { ended: false };
+        }
+        env.counters.add(Counter::TxMessages, 1);
+        llp.rest(env.memory);
+        match self.fetched(&wqe, qp, env) {
+            Wait::Failed(status) => self.refuse(wqe, status),
+            wait => {
+                self.board(wqe, 0, sending.len, wait);
+                Step::Done { ended: true }
+            }
+        }
+    }
+
+    /// Fetches the next bytes of a Read from the peer's memory; whether that was possible.
+    #[inline]
+    pub(super) fn fetch_some(
+        &mut self,
+        sending: &mut Sending,
+        qp: &Identity,
+        env: &mut Env<'_>,
+        llp: &Llp,
+    ) -> Result<bool, WcStatus> {
+        let wqe = sending.wqe;
         let list = |index| self.sq.element(&wqe, index);
         let left = (sending.len - sending.sent) as usize;
-        let Some((sge, at, n)) = sending.cursor.extent(&list, left.min(CHUNK)) else {
-            return self.refuse(wqe, WcStatus::LocProtErr);
-        };
+        let (sge, at, n) = sending
+            .cursor
+            .extent(&list, left.min(CHUNK))
+            .ok_or(WcStatus::LocProtErr)?;
         let stag = sge.stag.get();
         let window = env
             .memory
-            .check(stag, qp.pd, qp.qid, at, n as u64, Need::LocalWrite);
-        let Ok(window) = window else {
-            return self.refuse(wqe, WcStatus::LocProtErr);
-        };
+            .check(stag, qp.pd, qp.qid, at, n as u64, Need::LocalWrite)
+            .map_err(|_| WcStatus::LocProtErr)?;
         let offset = wqe.remote_offset.wrapping_add(sending.sent.into());
         let fetched = match (self.is_direct(qp, llp), window.is_elsewhere()) {
             (true, true) => by_buffer(&window, env, |bytes| {
@@ -234,24 +283,14 @@ impl Requester {
         drop(window);
         self.worth_draining = fetched.is_some();
         let Some(n) = fetched else {
-            return self.request(wqe, qp, env, llp);
+            return Ok(false);
         };
         sending.cursor.advance(n);
-        self.note_direct(&mut sending, n, env);
-        if sending.sent < sending.len {
-            self.sending = Some(sending);
-            return Step::Done { ended: false };
+        self.note_direct(sending, n, env);
+        if sending.sent == sending.len {
+            env.counters.add(Counter::DirectReads, 1);
         }
-        env.counters.add(Counter::DirectReads, 1);
-        env.counters.add(Counter::TxMessages, 1);
-        llp.rest(env.memory);
-        match self.fetched(&wqe, qp, env) {
-            Wait::Failed(status) => self.refuse(wqe, status),
-            wait => {
-                self.board(wqe, 0, sending.len, wait);
-                Step::Done { ended: true }
-            }
-        }
+        Ok(true)
     }
 
     /// What a Read whose bytes are all there still has to do: a Read with invalidation invalidates

@@ -284,7 +284,7 @@ impl Requester {
 
 /// The message of a Send, and the STag it invalidates.
 #[inline]
-fn send_message(wqe: &SendWqe) -> (Message, u32) {
+pub(super) fn send_message(wqe: &SendWqe) -> (Message, u32) {
     let solicited = wqe.flags.contains(SendFlags::SOLICITED);
     match (wqe.opcode, solicited) {
         (Opcode::SendInv, false) => (Message::SendInvalidate, wqe.stag),

@@ -1,5 +1,6 @@
 //! Work requests become messages.
 
+mod alone;
 mod direct;
 mod framing;
 mod runs;

@@ -161,7 +161,7 @@ impl Requester {
         let (stag, offsets) = (run.wqes[0]?.stag, &run.offsets[..run.number]);
         let neighbour = self.neighbour.as_mut()?;
         neighbour
-            .write_batch(stag, offsets, &mut batch, env.now.get())
+            .write_batch(stag, offsets, &mut batch, env.now.roughly())
             .ok()
     }
 
@@ -173,7 +173,7 @@ impl Requester {
         let (stag, offsets) = (run.wqes[0]?.stag, &run.offsets[..run.number]);
         let neighbour = self.neighbour.as_mut()?;
         neighbour
-            .read_batch(stag, offsets, &mut batch, env.now.get())
+            .read_batch(stag, offsets, &mut batch, env.now.roughly())
             .ok()
     }
 }

@@ -42,7 +42,7 @@ impl Requester {
                 },
             };
             neighbour
-                .operate(wqe.stag, wqe.remote_offset, operation, env.now.get())
+                .operate(wqe.stag, wqe.remote_offset, operation, env.now.roughly())
                 .ok()
         });
         let (Some(sink), Some(old)) = (sink, old) else {
