@@ -7,14 +7,24 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use urnic_device::event::{Event, EventKind, QpFault};
 
-/// Events, notifications and further work gathered under a lock, raised after it is dropped.
+/// Events, notifications and further work gathered under a lock, raised after it is dropped. Most
+/// runs have none: so this is one list, which then costs next to nothing.
 #[derive(Debug, Default)]
-pub struct Effects {
-    pub(crate) notifications: Vec<(Arc<EventQueue>, u32)>,
-    pub(crate) due: Vec<(Nanos, u32)>,
-    pub(crate) late: Vec<(Nanos, u32)>,
-    pub(crate) events: Vec<Event>,
-    pub(crate) next: Next,
+pub struct Effects(Vec<Effect>);
+
+/// One of them.
+#[derive(Debug)]
+pub(crate) enum Effect {
+    /// The driver is notified of a completion queue's completion, by this queue.
+    Notification(Arc<EventQueue>, u32),
+    /// A completion queue is checked then.
+    Cq(Nanos, u32),
+    /// A stream in streaming mode goes on then.
+    Stream(Nanos, u32),
+    /// An asynchronous event.
+    Event(Event),
+    /// An object is run next.
+    Next(Object),
 }
 
 /// Objects that the device runs next, in this order. A run may add others: the thread that runs
@@ -38,7 +48,7 @@ pub(crate) enum Object {
 impl Effects {
     /// Raises an asynchronous event.
     pub fn event(&mut self, event: Event) {
-        self.events.push(event);
+        self.0.push(Effect::Event(event));
     }
 
     /// Raises [`EventKind::QpError`]; `terminate` is the control word of a Terminate sent or
@@ -52,46 +62,48 @@ impl Effects {
     }
 
     /// Whether there is nothing to do.
+    #[inline]
     pub fn is_empty(&self) -> bool {
-        self.notifications.is_empty()
-            && self.due.is_empty()
-            && self.late.is_empty()
-            && self.events.is_empty()
-            && self.next.is_empty()
+        self.0.is_empty()
     }
 
     /// Makes requests to a queue pair after a command is complete.
     pub(crate) fn kick(&mut self, qid: u32, requests: Requests) {
-        self.next.push_back(Object::Qp(qid, requests));
+        self.0.push(Effect::Next(Object::Qp(qid, requests)));
     }
 
     /// Continues a stream in streaming mode after a command is complete.
     pub(crate) fn check_stream(&mut self, sid: u32) {
-        self.next.push_back(Object::Stream(sid));
+        self.0.push(Effect::Next(Object::Stream(sid)));
     }
 
     /// Continues a stream in streaming mode at `due`.
     pub(crate) fn check_stream_at(&mut self, due: Nanos, sid: u32) {
-        self.late.push((due, sid));
+        self.0.push(Effect::Stream(due, sid));
     }
 
     /// Takes connections once a command is complete.
     pub(crate) fn open_listener(&mut self, lid: u32) {
-        self.next.push_back(Object::Listener(lid));
+        self.0.push(Effect::Next(Object::Listener(lid)));
     }
 
     /// Notifies the driver of an armed completion queue's completion.
     pub(crate) fn notify(&mut self, queue: &Arc<EventQueue>, cqid: u32) {
-        self.notifications.push((queue.clone(), cqid));
+        self.0.push(Effect::Notification(queue.clone(), cqid));
     }
 
     /// Checks a completion queue's waiting notification at `due`.
     pub(crate) fn check_cq(&mut self, due: Nanos, cqid: u32) {
-        self.due.push((due, cqid));
+        self.0.push(Effect::Cq(due, cqid));
     }
 
     /// A completion queue overflowed: its event, and the error state for all its queue pairs.
     pub(crate) fn overflow(&mut self, cqid: u32) {
-        self.next.push_back(Object::Overflowed(cqid));
+        self.0.push(Effect::Next(Object::Overflowed(cqid)));
+    }
+
+    /// All of them, in the order in which they were gathered.
+    pub(crate) fn into_list(self) -> Vec<Effect> {
+        self.0
     }
 }

@@ -9,7 +9,7 @@
 use crate::counters::Counter;
 use crate::device::state::Core;
 use crate::qp::Qp;
-use crate::qp::effects::{Effects, Next, Object};
+use crate::qp::effects::{Effect, Effects, Next, Object};
 use crate::qp::requests::Requests;
 use crate::sched::schedule::Timer;
 use std::sync::Arc;
@@ -81,25 +81,34 @@ impl Core {
 
     /// Publishes to the driver what was gathered, and sets timers; what is to be run is added to
     /// `next`.
+    #[inline]
     fn apply(&self, effects: Effects, next: &mut Next) {
-        if effects.is_empty() {
-            return;
+        if !effects.is_empty() {
+            self.apply_all(effects, next);
         }
-        for (queue, cqid) in effects.notifications {
-            self.post(&queue, [Event::new(EventKind::Completion, cqid)]);
+    }
+
+    /// As [`apply`](Core::apply). A completion that the driver is notified of is there before an
+    /// event of the same run is.
+    #[inline(never)]
+    fn apply_all(&self, effects: Effects, next: &mut Next) {
+        let mut events = Vec::new();
+        for effect in effects.into_list() {
+            match effect {
+                Effect::Notification(queue, cqid) => {
+                    self.post(&queue, [Event::new(EventKind::Completion, cqid)]);
+                }
+                Effect::Cq(due, cqid) => self.schedule.set_timer(due, Timer::Cq(cqid)),
+                Effect::Stream(due, sid) => self.schedule.set_timer(due, Timer::Stream(sid)),
+                Effect::Event(event) => events.push(event),
+                Effect::Next(object) => next.push_back(object),
+            }
         }
-        for (due, cqid) in effects.due {
-            self.schedule.set_timer(due, Timer::Cq(cqid));
-        }
-        for (due, sid) in effects.late {
-            self.schedule.set_timer(due, Timer::Stream(sid));
-        }
-        if !effects.events.is_empty()
+        if !events.is_empty()
             && let Some(queue) = self.async_events.load().as_ref()
         {
-            self.post(queue, effects.events);
+            self.post(queue, events);
         }
-        next.extend(effects.next);
     }
 
     /// Runs objects until none is left that another one's run requested.

@@ -6,7 +6,7 @@ use crate::counters::{Counter, Counters};
 use crate::host::Record;
 use crate::llp::buffers::BufferPool;
 use crate::memory::{Backing, DomainUse, MemoryTable, PageRoom, Recent, Registration};
-use crate::qp::effects::Effects;
+use crate::qp::effects::{Effect, Effects};
 use crate::queues::{ReceiveSource, SendQueue};
 use crate::rdmap::env::Env;
 use crate::rdmap::{Attachment, Engine, NoStream, QpChange, QpParams, RxOutcome, TxOutcome};
@@ -192,7 +192,11 @@ impl Node {
             stopped: &RUNNING,
         };
         let result = f(&mut self.engine, &mut env, &mut *self.stream);
-        self.events.append(&mut effects.events);
+        let events = effects.into_list().into_iter().filter_map(|effect| match effect {
+            Effect::Event(event) => Some(event),
+            _ => None,
+        });
+        self.events.extend(events);
         result
     }
 

@@ -484,10 +484,10 @@ fn vrb_s_01_the_limit_is_reported_once_for_each_arming() {
     for (msn, expected) in [(5, 1), (6, 2), (7, 2)] {
         take(msn, expected);
     }
-    assert!(at_once.events.is_empty());
+    assert!(at_once.is_empty());
     // The queue is below the limit already.
     shared.arm_limit(3, &mut at_once);
-    assert_eq!(at_once.events.len(), 1);
+    assert_eq!(at_once.into_list().len(), 1);
     take(8, 2);
 }
 
