@@ -167,7 +167,8 @@ pub(crate) fn confirm(processed: &impl Word<u64>, position: u64, tail: &impl Wor
 /// check its permission.
 #[inline]
 pub(crate) fn set_guard(guard: &impl Word<u64>, value: u64) {
-    guard.store(value, Ordering::SeqCst);
+    // Who waits for the access before, and finds this one, finds that one's copies made.
+    guard.store(value, Ordering::Release);
     full_fence();
 }
 

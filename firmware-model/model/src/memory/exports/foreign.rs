@@ -83,7 +83,7 @@ impl ForeignTable {
     /// Checks an access of `len` bytes at tagged offset `offset` by a connection with this permit,
     /// as [`MemoryTable::check`](super::MemoryTable::check) does. What is not permitted here is
     /// left to the owner of the table, who knows the reason. `last` is the connection's own.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn check(
         &self,
         last: &mut Option<LastEntry>,
@@ -113,6 +113,7 @@ impl ForeignTable {
     }
 
     /// The entry of an STag, if a connection with this permit may access it.
+    #[inline(never)]
     fn find(&self, stag: u32, (permit, qid): (u64, u32), need: Need) -> Option<LastEntry> {
         let right = match need {
             Need::RemoteRead => Access::REMOTE_READ,
