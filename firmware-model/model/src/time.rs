@@ -17,8 +17,8 @@ impl Nanos {
         Nanos::read(rustix::time::ClockId::Monotonic)
     }
 
-    /// `CLOCK_MONOTONIC` at the last tick of the kernel, 10 ms ago or less: read in a quarter of the
-    /// time.
+    /// `CLOCK_MONOTONIC` at the last tick of the kernel, 10 ms ago or less. To read that takes a
+    /// quarter of the time.
     #[inline]
     fn at_last_tick() -> Nanos {
         Nanos::read(rustix::time::ClockId::MonotonicCoarse)

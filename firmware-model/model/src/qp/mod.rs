@@ -235,7 +235,7 @@ impl Inner {
         self.stream.is_some() || self.engine.is_datagrams()
     }
 
-    /// The number of blocks by which the event index must be ahead; without gathering it is `ahead`.
+    /// The number of blocks by which the event index must be ahead: without gathering, `ahead`.
     #[inline]
     fn ring_ahead(&self, ahead: u32) -> u32 {
         let in_memory = || self.stream.as_ref().is_some_and(|stream| stream.is_in_memory());

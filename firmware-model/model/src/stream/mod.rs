@@ -60,8 +60,8 @@ pub trait Stream: Send + Debug {
         self.receive(&mut [PieceMut::of(into)])
     }
 
-    /// All bytes that have arrived, if they are a few, fit into `into`, and no system call is needed;
-    /// otherwise `None`, and nothing is taken.
+    /// All bytes that have arrived, if they fit into `into`, and no system call is needed. `None`:
+    /// nothing is taken.
     fn receive_short(&mut self, into: &mut [u8]) -> Option<usize> {
         let _ = into;
         None

@@ -1,5 +1,7 @@
 //! The device as its driver sees it.
 
+#[cfg(target_arch = "x86_64")]
+mod alone;
 mod backlog;
 mod commands;
 mod completions;

@@ -10,7 +10,7 @@ use urnic_device::stream::{attach, attached};
 use urnic_device::vocabulary::{QpState, WcStatus};
 use urnic_device::wqe;
 
-fn driver(same_host: bool) -> Driver {
+pub(super) fn driver(same_host: bool) -> Driver {
     Driver::start_with(ModelConfig {
         same_host,
         ..config()
@@ -23,7 +23,7 @@ fn connect(near: &Driver, far: &Driver) -> Pair {
 }
 
 /// As [`connect`], with flags of `Attach`.
-fn connect_with(near: &Driver, far: &Driver, flags: u32) -> Pair {
+pub(super) fn connect_with(near: &Driver, far: &Driver, flags: u32) -> Pair {
     let (pair, connecting, accepted) = Pair::prepare_while(near, far, |connecting, accepted| {
         send(near, connecting, b"?").unwrap();
         receive(far, accepted, 1).unwrap();

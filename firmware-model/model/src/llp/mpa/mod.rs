@@ -37,3 +37,6 @@ impl Mpa {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

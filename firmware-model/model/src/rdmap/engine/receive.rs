@@ -169,7 +169,7 @@ impl Engine {
             Some(Llp::Mpa(mpa)) => {
                 let position = held.unwrap_or_else(|| mpa.rx.position());
                 if let Some(neighbour) = &mut self.halves.requester.neighbour {
-                    neighbour.confirm(position);
+                    neighbour.confirm(position, held.is_some());
                 }
                 if let Some(peer_progress) = &mut self.peer_progress {
                     peer_progress.advance(position);

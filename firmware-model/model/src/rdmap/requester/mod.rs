@@ -4,12 +4,12 @@ mod alone;
 mod direct;
 mod framing;
 mod runs;
+mod sending;
 mod words;
 
 use super::completions::Completions;
 use super::delivery::Delivery;
 use super::flights::{Flight, Flights, Wait};
-use super::placement::Cursor;
 use super::reads::{Pending, Reads};
 use super::terminate::OffendingRequest;
 use crate::counters::Counter;
@@ -19,6 +19,7 @@ use crate::queues::{BadWqe, CompletionQueue, Overflow, SendQueue, SendWqe};
 use crate::rdmap::env::Env;
 use crate::rdmap::params::Identity;
 use crate::stream::same_host::Neighbour;
+use sending::Sending;
 use std::sync::{Arc, Once};
 use urnic_device::vocabulary::{WcOpcode, WcStatus};
 use urnic_device::wqe::{Opcode, SendFlags};
@@ -44,38 +45,6 @@ pub(super) enum Step {
     Idle,
     /// A request failed locally: it is marked, and the queue pair must end.
     Failed,
-}
-
-/// A work request whose messages are partly framed.
-#[derive(Debug, Clone)]
-struct Sending {
-    wqe: SendWqe,
-    /// Bytes of its payload.
-    len: u32,
-    /// Bytes of the work request that are framed.
-    sent: u32,
-    cursor: Cursor,
-    /// Whether the immediate before the payload is framed.
-    immediate_sent: bool,
-    /// Whether the payload is framed, or placed, to its end.
-    payload_done: bool,
-    /// Whether a segment of the payload is framed.
-    framed: bool,
-}
-
-impl Sending {
-    #[inline]
-    fn new(wqe: SendWqe, len: u32) -> Sending {
-        Sending {
-            len,
-            sent: 0,
-            cursor: Cursor::default(),
-            immediate_sent: wqe.opcode != Opcode::SendImm,
-            payload_done: false,
-            framed: false,
-            wqe,
-        }
-    }
 }
 
 /// The requesting half of a queue pair.

@@ -28,7 +28,8 @@ const GROWN: usize = 4 << 10;
 const MOST: usize = RINGS.len;
 /// Bytes after which an end of a ring shows how far it is: the other end copies at the same time.
 const PART: usize = 16 << 10;
-/// Bits of [`RingWords::repeated`] for the number of bytes. The others have the low bits of the position.
+/// Bits of [`RingWords::repeated`] for the number of bytes. The others have the low bits of the
+/// position.
 const COUNT_BITS: u32 = 6;
 const _: () = assert!(MOST_BESIDE < 1 << COUNT_BITS && MOST < 1 << (32 - COUNT_BITS));
 

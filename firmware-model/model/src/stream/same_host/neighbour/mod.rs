@@ -119,14 +119,15 @@ impl Neighbour {
         self.theirs.processed.load(Ordering::Acquire)
     }
 
-    /// We have processed the peer's bytes up to `position`.
+    /// We have processed the peer's bytes up to `position`. The peer is told if that is all, or if
+    /// what follows `waits` for something else: it may wait for a request before.
     #[inline]
-    pub(crate) fn confirm(&mut self, position: u64) {
+    pub(crate) fn confirm(&mut self, position: u64, waits: bool) {
         if self.processed == position {
             return;
         }
         self.processed = position;
-        if handshakes::confirm(&self.ours.processed, position, &self.incoming.tail) {
+        if handshakes::confirm(&self.ours.processed, position, &self.incoming.tail) || waits {
             self.bell.ring(self.slot);
         }
     }
@@ -283,6 +284,7 @@ impl Neighbour {
     }
 
     /// Tries to access `len` bytes of one STag, until that is refused or was not interrupted.
+    #[inline(always)]
     fn access(
         &mut self,
         stag: u32,
@@ -345,7 +347,7 @@ struct Attempt<'a> {
 
 impl<'a> Attempt<'a> {
     /// What the peer's table says of an access.
-    #[inline]
+    #[inline(always)]
     fn check(
         &self,
         last: &mut Option<LastEntry>,

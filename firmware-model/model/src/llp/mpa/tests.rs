@@ -1,0 +1,170 @@
+//! FPDUs of the short way are those of the usual one.
+
+use super::{Agreed, MAX_SHORT, Mpa, Receiver};
+use crate::host::{Piece, PieceMut};
+use crate::llp::Head;
+use crate::llp::buffers::BufferPool;
+use crate::llp::loopback::NoStream;
+use crate::memory::MemoryTable;
+use crate::stream::{Stream, StreamError};
+use rustix::fd::BorrowedFd;
+use rustix::io::Errno;
+use std::net::SocketAddr;
+use urnic_wire::ddp::UntaggedHeader;
+use urnic_wire::mpa::fpdu::CrcMode;
+
+/// Takes so many bytes at its first call, and all afterwards.
+#[derive(Debug)]
+struct Narrow {
+    first: usize,
+    bytes: Vec<u8>,
+}
+
+impl Stream for Narrow {
+    fn send(&mut self, _: &[Piece<'_>]) -> Result<usize, StreamError> {
+        Err(StreamError::Fault)
+    }
+
+    fn send_bytes(&mut self, bytes: &[u8]) -> Result<usize, StreamError> {
+        let room = std::mem::replace(&mut self.first, usize::MAX);
+        let taken = &bytes[..bytes.len().min(room)];
+        self.bytes.extend_from_slice(taken);
+        match taken.len() {
+            0 => Err(StreamError::WouldBlock),
+            taken => Ok(taken),
+        }
+    }
+
+    fn receive(&mut self, _: &mut [PieceMut<'_>]) -> Result<usize, StreamError> {
+        Err(StreamError::WouldBlock)
+    }
+
+    fn peek(&mut self) -> Result<bool, StreamError> {
+        Err(StreamError::WouldBlock)
+    }
+
+    fn finish(&mut self) {}
+
+    fn reset(&mut self) {}
+
+    fn mss(&self) -> u32 {
+        65_483
+    }
+
+    fn established(&mut self) -> Result<bool, Errno> {
+        Ok(true)
+    }
+
+    fn unacknowledged(&self) -> u32 {
+        0
+    }
+
+    fn local(&self) -> SocketAddr {
+        NoStream.local()
+    }
+
+    fn remote(&self) -> SocketAddr {
+        NoStream.remote()
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+}
+
+fn mpa() -> Mpa {
+    Mpa::new(Agreed {
+        crc: CrcMode::Off,
+        markers_tx: false,
+        markers_rx: false,
+    })
+}
+
+/// For each length, and whatever part of an FPDU the stream takes at once.
+#[test]
+fn a_short_fpdu_is_that_of_the_usual_way() {
+    let (buffers, memory) = (BufferPool::default(), MemoryTable::new(1, 1, 1, [1; 5]));
+    let head = Head::from(UntaggedHeader {
+        last: true,
+        rsvd_ulp: 0x43,
+        rsvd_ulp_word: 0x0102_0304,
+        qn: 0,
+        msn: 7,
+        mo: 0,
+    });
+    for len in 0..=MAX_SHORT {
+        let payload: Vec<u8> = (0..len).map(|n| n as u8 ^ 0x5a).collect();
+        let (mut usual, mut stream) = (
+            mpa(),
+            Narrow {
+                first: usize::MAX,
+                bytes: Vec::new(),
+            },
+        );
+        usual.tx.open(&buffers, &head, len);
+        usual.tx.put(len).copy_from_slice(&payload);
+        let position = usual.tx.seal();
+        assert_eq!(usual.tx.flush(&memory, &mut stream, &mut 0), Ok(true));
+        let expected = stream.bytes;
+        assert!(Receiver::ulpdu_of(&expected).unwrap().ends_with(&payload));
+        for first in 0..=expected.len() {
+            let (mut short, mut stream) = (
+                mpa(),
+                Narrow {
+                    first,
+                    bytes: Vec::new(),
+                },
+            );
+            let fill = |place: &mut [u8]| {
+                place.copy_from_slice(&payload);
+                Some(())
+            };
+            assert_eq!(
+                short.tx.send_short(&buffers, &head, len, fill, &mut stream),
+                Some(position)
+            );
+            assert_eq!(short.tx.taken(), first as u64);
+            assert_eq!(short.tx.is_flushed(), first == expected.len());
+            assert_eq!(short.tx.flush(&memory, &mut stream, &mut 0), Ok(true));
+            assert_eq!(
+                (short.tx.taken(), &stream.bytes),
+                (position, &expected),
+                "{len}, {first}"
+            );
+        }
+        // A source that cannot be read leaves nothing behind.
+        let (mut short, mut stream) = (
+            mpa(),
+            Narrow {
+                first: usize::MAX,
+                bytes: Vec::new(),
+            },
+        );
+        assert_eq!(
+            short.tx.send_short(&buffers, &head, len, |_| None, &mut stream),
+            None
+        );
+        assert!(short.tx.is_flushed() && stream.bytes.is_empty());
+    }
+}
+
+/// What comes past the buffer counts as what passed through it.
+#[test]
+fn only_one_whole_fpdu_is_taken_past_the_buffer() {
+    let buffers = BufferPool::default();
+    let mut fpdu = vec![0, 2, 0xaa, 0xbb];
+    fpdu.extend([0; 4]);
+    assert_eq!(Receiver::ulpdu_of(&fpdu), Some(&[0xaa, 0xbb][..]));
+    let two = [&fpdu[..], &fpdu].concat();
+    for other in [&[][..], &[0], &fpdu[..7], &two, &two[..9]] {
+        assert_eq!(Receiver::ulpdu_of(other), None, "{} bytes", other.len());
+    }
+    let mut rx = mpa().rx;
+    rx.pass(fpdu.len());
+    rx.accept(&buffers, &two[..9]);
+    assert!(!rx.is_plain_and_empty());
+    assert_eq!(rx.next(), Ok(true));
+    assert_eq!(rx.ulpdu(), [0xaa, 0xbb]);
+    rx.consume();
+    assert_eq!((rx.next(), rx.position(), rx.buffered()), (Ok(false), 16, 1));
+}

@@ -1,0 +1,37 @@
+//! A request on its way.
+
+use crate::queues::SendWqe;
+use crate::rdmap::placement::Cursor;
+use urnic_device::wqe::Opcode;
+
+/// A work request whose messages are partly framed.
+#[derive(Debug, Clone)]
+pub(super) struct Sending {
+    pub(super) wqe: SendWqe,
+    /// Bytes of its payload.
+    pub(super) len: u32,
+    /// Bytes of the work request that are framed.
+    pub(super) sent: u32,
+    pub(super) cursor: Cursor,
+    /// Whether the immediate before the payload is framed.
+    pub(super) immediate_sent: bool,
+    /// Whether the payload is framed, or placed, to its end.
+    pub(super) payload_done: bool,
+    /// Whether a segment of the payload is framed.
+    pub(super) framed: bool,
+}
+
+impl Sending {
+    #[inline]
+    pub(super) fn new(wqe: SendWqe, len: u32) -> Sending {
+        Sending {
+            len,
+            sent: 0,
+            cursor: Cursor::default(),
+            immediate_sent: wqe.opcode != Opcode::SendImm,
+            payload_done: false,
+            framed: false,
+            wqe,
+        }
+    }
+}
