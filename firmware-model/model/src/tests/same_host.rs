@@ -289,3 +289,26 @@ fn shm_12_requests_complete_when_the_peer_has_processed_them() {
     assert_eq!(near.counter(crate::Counter::TxMessages), 40);
     assert_eq!(near.counter(crate::Counter::TxFpdus), 40);
 }
+
+/// A stream between two addresses that are one might turn out to be between two queue pairs of one
+/// device. As long as it has not, a queue pair with nothing to send knows that: a poll that
+/// brings something only for the program then does not try to send.
+#[test]
+fn a_queue_pair_with_nothing_to_send_is_at_rest() {
+    let (near, far, mut pair) = in_memory_with(attach::DELIVERED);
+    let at_rest = |driver: &Driver, qid| {
+        let qp = driver.device.core().qps.find(qid).unwrap();
+        let inner = qp.turns.lock();
+        inner.engine.is_at_rest()
+    };
+    for cookie in 0..3 {
+        post(&near, &far, &mut pair, cookie, 64);
+        completes(&mut pair, cookie);
+        assert!(at_rest(&near, pair.initiator.qp.id) && at_rest(&far, pair.responder.qp.id));
+    }
+    // A Send that waits for a receive is under way.
+    pair.initiator
+        .qp
+        .post_send(&near, 3, &[pair.initiator.region.sge(0, 64)]);
+    assert!(!at_rest(&near, pair.initiator.qp.id));
+}
