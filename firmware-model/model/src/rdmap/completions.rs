@@ -27,9 +27,7 @@ impl Completions {
 
     #[inline]
     pub(crate) fn push(&mut self, mut cqe: Cqe, env: &mut Env<'_>) -> Result<(), Overflow> {
-        if self.queue.timed {
-            cqe.timestamp = env.now.get().0.into();
-        }
+        self.stamp(&mut cqe, env);
         self.waiting.push(cqe);
         match self.waiting.len() {
             BATCH => self.flush(env),
@@ -37,17 +35,19 @@ impl Completions {
         }
     }
 
-    /// As [`push`](Self::push) and [`flush`](Self::flush).
+    /// As [`push`](Self::push) and [`flush`](Self::flush), without a copy of the completion.
     #[inline]
     pub(crate) fn push_alone(&mut self, mut cqe: Cqe, env: &mut Env<'_>) -> Result<(), Overflow> {
-        if !self.waiting.is_empty() {
-            self.push(cqe, env)?;
-            return self.flush(env);
-        }
+        self.flush(env)?;
+        self.stamp(&mut cqe, env);
+        self.queue.push(slice::from_ref(&cqe), &env.now, env.effects)
+    }
+
+    #[inline]
+    fn stamp(&self, cqe: &mut Cqe, env: &Env<'_>) {
         if self.queue.timed {
             cqe.timestamp = env.now.get().0.into();
         }
-        self.queue.push(slice::from_ref(&cqe), &env.now, env.effects)
     }
 
     #[inline]

@@ -32,8 +32,8 @@ const BACKLOG: u64 = 1 << 20;
 /// The interval of queries of the segment size: each is a system call.
 const MSS_INTERVAL: Duration = Duration::from_secs(1);
 
-/// A short FPDU, and the payload that it has at most.
-const SHORT_FPDU: usize = 128;
+/// Most bytes of a short FPDU, and of its payload.
+pub(crate) const SHORT_FPDU: usize = 128;
 pub(crate) const MAX_SHORT: usize = SHORT_FPDU - fpdu_len(ddp::UNTAGGED_LEN);
 
 /// The longest FPDU on the wire, with as many markers as it can have.

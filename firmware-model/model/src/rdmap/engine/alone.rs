@@ -6,7 +6,7 @@ use super::receive::{Stop, admit, note_first_fpdu};
 use super::{Engine, Progress};
 use crate::counters::Counter;
 use crate::llp::Llp;
-use crate::llp::mpa::Receiver;
+use crate::llp::mpa::{Receiver, SHORT_FPDU};
 use crate::probes;
 use crate::queues::Overflow;
 use crate::rdmap::env::Env;
@@ -15,9 +15,6 @@ use crate::stream::Stream;
 use urnic_device::event::QpFault;
 use urnic_device::vocabulary::QpState;
 use urnic_device::wqe::Opcode;
-
-/// Bytes that are taken from a stream at once in the short way.
-const SHORT: usize = 128;
 
 impl Engine {
     /// Carries out the next request, if it is the only one and simple. Returns whether it did, and
@@ -77,7 +74,7 @@ impl Engine {
         if !mpa.rx.is_plain_and_empty() || !self.held.is_empty() || self.input_ended || env.is_stopped() {
             return Ok(false);
         }
-        let mut bytes = [0; SHORT];
+        let mut bytes = [0; SHORT_FPDU];
         let Some(bytes) = stream.receive_short(&mut bytes).and_then(|n| bytes.get(..n)) else {
             return Ok(false);
         };
