@@ -220,6 +220,14 @@ impl Stream for TappedStream {
         self.stream.is_in_memory()
     }
 
+    fn has_room(&mut self) -> bool {
+        self.stream.has_room()
+    }
+
+    fn is_cut(&self) -> bool {
+        self.stream.is_cut()
+    }
+
     fn delays(&self) -> bool {
         self.stream.delays()
     }

@@ -63,11 +63,13 @@ impl Qp {
 
     /// As [`kick`](Qp::kick). If the peer is a queue pair of this device, it receives at once, too,
     /// as far as the stream carried what was sent: our requests complete when it has.
-    pub(crate) fn kick_through(self: &Arc<Qp>, core: &Core, requests: Requests) {
-        self.kick(core, requests);
+    /// Returns the same.
+    pub(crate) fn kick_through(self: &Arc<Qp>, core: &Core, requests: Requests) -> bool {
+        let arrived = self.kick(core, requests);
         if let Some(sibling) = self.sibling(core) {
             sibling.kick(core, Requests::RECEIVE);
         }
+        arrived
     }
 }
 

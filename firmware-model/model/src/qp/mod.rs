@@ -219,8 +219,7 @@ impl Qp {
                 .as_ref()
                 .map(|stream| (stream.local(), stream.remote()));
             let mut status = inner.engine.status();
-            let in_memory = inner.stream.as_ref().is_some_and(|stream| stream.is_in_memory());
-            if in_memory && status.attached.get() == attached::STREAM {
+            if inner.is_in_memory() && status.attached.get() == attached::STREAM {
                 status.attached = attached::MEMORY.into();
             }
             Ok(((status, ends), Requests::empty()))
@@ -235,11 +234,21 @@ impl Inner {
         self.stream.is_some() || self.engine.is_datagrams()
     }
 
+    #[inline]
+    fn is_in_memory(&self) -> bool {
+        self.stream.as_ref().is_some_and(|stream| stream.is_in_memory())
+    }
+
+    /// Whether a stream that took no more may now, as far as it tells that without an event.
+    #[inline]
+    fn has_room(&mut self) -> bool {
+        self.blocked && self.stream.as_mut().is_some_and(|stream| stream.has_room())
+    }
+
     /// The number of blocks by which the event index must be ahead: without gathering, `ahead`.
     #[inline]
     fn ring_ahead(&self, ahead: u32) -> u32 {
-        let in_memory = || self.stream.as_ref().is_some_and(|stream| stream.is_in_memory());
-        self.gathering.ahead(ahead, in_memory)
+        self.gathering.ahead(ahead, || self.is_in_memory())
     }
 
     /// Lets what is late in the stream go on; returns when to do so again.

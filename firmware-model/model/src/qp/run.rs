@@ -7,7 +7,7 @@ use crate::qp::requests::Requests;
 use crate::qp::{Inner, Qp};
 use crate::rdmap::env::Env;
 use crate::rdmap::{RxOutcome, TxOutcome};
-use crate::sched::gathering::Burst;
+use crate::sched::gathering::{Burst, GATHERED_IN_MEMORY};
 use crate::sched::schedule::{Timer, Token};
 use crate::time::Nanos;
 use std::sync::Arc;
@@ -46,8 +46,9 @@ impl Qp {
             }
         }
         let due = inner.advance(&env.now);
+        let has_room = inner.has_room();
         let moved = || {
-            let waited = if requests.intersects(Requests::WRITABLE) {
+            let waited = if has_room || requests.intersects(Requests::WRITABLE) {
                 self.counters.value(Counter::TxBytes)
             } else {
                 0
@@ -79,11 +80,12 @@ impl Qp {
         }
         let arrived = (moved(), inner.engine.confirmed()) != before;
         let sends = !inner.blocked
+            || has_room
             || requests
                 .intersects(Requests::WRITABLE | Requests::HANG_UP | Requests::TIMER | Requests::CQ_LOST);
         let is_to_send = match only_polls {
             // What arrived may only have been for the program.
-            true => arrived && !inner.engine.is_at_rest(),
+            true => has_room || arrived && !inner.engine.is_at_rest(),
             false => true,
         };
         if sends && is_to_send {
@@ -169,19 +171,22 @@ impl Qp {
             let taken = inner.engine.send_queue().taken();
             let outcome = inner.with_engine(|engine, stream| engine.transmit(env, stream));
             inner.blocked = outcome == TxOutcome::Blocked;
-            self.blocked.store(inner.blocked, Ordering::Relaxed);
-            let ahead = match outcome {
-                TxOutcome::Idle => 0,
-                TxOutcome::Blocked => NO_RING,
-                TxOutcome::More => {
-                    core.schedule.attend_later(self, Requests::RESUME);
-                    NO_RING
-                }
-            };
-            if ahead == 0 {
-                self.gather(core, inner, before, requests);
+            // What passes through memory a poll tries again.
+            let waits = inner.blocked && !inner.is_in_memory();
+            self.blocked.store(waits, Ordering::Relaxed);
+            if outcome == TxOutcome::More {
+                core.schedule.attend_later(self, Requests::RESUME);
             }
-            let ahead = inner.ring_ahead(ahead);
+            if outcome != TxOutcome::Idle {
+                let ahead = match inner.is_in_memory() {
+                    // A program that goes on posting shall send meanwhile, too.
+                    true => GATHERED_IN_MEMORY,
+                    false => NO_RING,
+                };
+                return inner.engine.send_queue().ring_after_more(ahead);
+            }
+            self.gather(core, inner, before, requests);
+            let ahead = inner.ring_ahead(0);
             let posted = inner.engine.send_queue().ring_after(ahead);
             if !posted {
                 return;

@@ -202,6 +202,13 @@ impl SendQueue {
         blocks == 0 && posted != self.next
     }
 
+    /// Requests a ring when `blocks` more are posted than are by now.
+    pub(crate) fn ring_after_more(&mut self, blocks: u32) {
+        let record = &self.record;
+        let posted = record.sq_producer.load(Ordering::Relaxed);
+        record::sleep_at(&record.sq_producer, &record.sq_event, posted.wrapping_add(blocks));
+    }
+
     /// Element `n` of an entry's list; the empty one if there is none.
     #[inline]
     pub fn sge(&self, wqe: &SendWqe, n: usize) -> Sge {

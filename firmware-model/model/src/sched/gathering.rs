@@ -22,7 +22,7 @@ const MAX_BURST: u32 = 1 << 12;
 const GATHERED: u32 = 64;
 /// The same where sending is no system call: with fewer, the peer works on the first while the next
 /// are posted.
-const GATHERED_IN_MEMORY: u32 = 16;
+pub(crate) const GATHERED_IN_MEMORY: u32 = 16;
 
 /// A change of the present burst.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -95,6 +95,11 @@ impl InMemory {
         self.connection.send(pieces)
     }
 
+    /// As [`Stream::has_room`](super::Stream::has_room).
+    pub(super) fn has_room(&mut self) -> bool {
+        self.connection.has_room()
+    }
+
     /// As [`Stream::is_cut`](super::Stream::is_cut).
     pub(super) fn is_cut(&self) -> bool {
         self.connection.is_cut()

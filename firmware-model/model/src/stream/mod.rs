@@ -47,6 +47,12 @@ pub trait Stream: Send + Debug {
         false
     }
 
+    /// Whether it is worth offering bytes again to a stream that took no more, as far as that costs
+    /// no system call to know.
+    fn has_room(&mut self) -> bool {
+        false
+    }
+
     /// Fills `into` in order with what has arrived; returns how many bytes, 0 = the peer sent FIN.
     fn receive(&mut self, into: &mut [PieceMut<'_>]) -> Result<usize, StreamError>;
 

@@ -278,6 +278,14 @@ impl Stream for TcpStream {
         self.memory().is_some_and(InMemory::is_cut)
     }
 
+    #[inline]
+    fn has_room(&mut self) -> bool {
+        match &mut self.beside {
+            Beside::Instead(memory) => memory.has_room(),
+            _ => false,
+        }
+    }
+
     fn send_bytes(&mut self, bytes: &[u8]) -> Result<usize, StreamError> {
         if let Beside::Instead(memory) = &mut self.beside {
             return memory.send(&[Piece::of(bytes)], self.socket.as_ref());

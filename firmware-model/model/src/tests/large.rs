@@ -1,7 +1,9 @@
 //! Sends that are longer than the ring of a connection in memory.
 
-use super::same_host::{in_memory, in_memory_with};
-use crate::mock::{Driver, Pair, Region, assert_cqe};
+use super::same_host::{connect_with, driver, in_memory, in_memory_with};
+use crate::ModelConfig;
+use crate::capture::CaptureFile;
+use crate::mock::{Driver, Pair, Region, assert_cqe, config};
 use urnic_device::command::Opcode;
 use urnic_device::event::EventKind;
 use urnic_device::stream::attach;
@@ -145,12 +147,24 @@ fn a_source_that_is_gone_ends_the_connection() {
     }
 }
 
-/// A receive of which only the first pages are there.
+/// A receive of which only the first pages are there, also where the receiver's streams are
+/// captured.
 #[test]
 fn a_sink_that_is_gone_ends_the_connection() {
     crate::host::fault::install();
-    for there in [0, 8 << 10, 40 << 10, 200 << 10] {
-        let (near, far, mut pair) = in_memory();
+    let folder = urnic_testkit::Folder::new("large");
+    let ways = [0, 8 << 10, 40 << 10, 200 << 10].map(|there| [(there, false), (there, true)]);
+    for (there, is_captured) in ways.into_iter().flatten() {
+        let capture = CaptureFile::new(folder.file("trace.pcapng"), None).interface("urnic0", "");
+        let (near, far) = (
+            driver(true),
+            Driver::start_with(ModelConfig {
+                capture: is_captured.then_some(capture),
+                same_host: true,
+                ..config()
+            }),
+        );
+        let mut pair = connect_with(&near, &far, 0);
         let into = far.register(pair.responder.pd, LEN, Access::LOCAL_WRITE).unwrap();
         far.arena.take_page_away(into.iova + there);
         pair.responder.qp.post_recv(&far, 2, &[into.sge(0, LEN as u32)]);

@@ -81,6 +81,10 @@ impl Stream for TimedStream {
         Ok(taken)
     }
 
+    fn has_room(&mut self) -> bool {
+        self.stream.has_room()
+    }
+
     fn is_cut(&self) -> bool {
         self.stream.is_cut()
     }

@@ -13,12 +13,17 @@ use urnic_wire::mpa::marker;
 /// An FPDU with at least this number of missing bytes is read exactly to its end, so that the next
 /// one starts at the front of the buffer.
 const EXACT_MIN: usize = 16 << 10;
+/// Bytes read from memory at a time, unless an FPDU is longer: a read costs little there, and
+/// payload that comes behind may be received directly to its place.
+const MEMORY_READ: usize = 4096;
 /// With CRCs off, payload with at least this number of missing bytes is received directly to its
 /// place.
 const DIRECT_MIN: usize = 4096;
 /// Bytes read behind the end of directly placed payload: pad, CRC, and the next FPDU's length and
 /// header.
 const TAIL: usize = 7 + LENGTH_LEN + ddp::UNTAGGED_LEN;
+/// The same of bytes read from memory.
+const MEMORY_TAIL: usize = 1024;
 /// The longest FPDU that a ULPDU_Length can express.
 const MAX_FPDU: usize = marker::marked_len(0, fpdu_len(u16::MAX as usize));
 const _: () = assert!(2 * MAX_FPDU < BUFFER_LEN);
@@ -226,6 +231,9 @@ impl Receiver {
         }
         let limit = match expected_len {
             Some(len) if len.saturating_sub(have) >= EXACT_MIN => self.start + len,
+            len if stream.is_in_memory() => {
+                (self.start + len.unwrap_or(0).max(have + MEMORY_READ)).min(BUFFER_LEN)
+            }
             _ => BUFFER_LEN,
         };
         let buffer = self.buffer.get_or_insert_with(|| buffers.take());
@@ -288,7 +296,8 @@ impl Receiver {
         let mut requested = payload;
         if payload == direct.missing {
             let buffer = self.buffer.get_or_insert_with(|| buffers.take());
-            let tail = buffer.get_mut(self.end..TAIL).unwrap_or_default();
+            let tail = if stream.is_in_memory() { MEMORY_TAIL } else { TAIL };
+            let tail = buffer.get_mut(self.end..tail).unwrap_or_default();
             requested += tail.len();
             pieces.push(PieceMut::of(tail));
         }

@@ -1,6 +1,6 @@
-//! FPDUs of the short way are those of the usual one.
+//! FPDUs of the short way are those of the usual one, and what is read from memory at a time.
 
-use super::{Agreed, MAX_SHORT, Mpa, Receiver};
+use super::{Agreed, Filled, MAX_SHORT, Mpa, Receiver};
 use crate::host::{Piece, PieceMut};
 use crate::llp::Head;
 use crate::llp::buffers::BufferPool;
@@ -9,15 +9,29 @@ use crate::memory::MemoryTable;
 use crate::stream::{Stream, StreamError};
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
+use std::collections::VecDeque;
+use std::io::Read;
 use std::net::SocketAddr;
 use urnic_wire::ddp::UntaggedHeader;
-use urnic_wire::mpa::fpdu::CrcMode;
+use urnic_wire::mpa::fpdu::{CRC_LEN, CrcMode, emit_length, padding};
 
-/// Takes so many bytes at its first call, and all afterwards.
+/// Passes through memory. Takes so many bytes at its first call, and all afterwards.
 #[derive(Debug)]
 struct Narrow {
     first: usize,
     bytes: Vec<u8>,
+    /// What arrives.
+    arriving: VecDeque<u8>,
+}
+
+impl Narrow {
+    fn taking(first: usize) -> Narrow {
+        Narrow {
+            first,
+            bytes: Vec::new(),
+            arriving: VecDeque::new(),
+        }
+    }
 }
 
 impl Stream for Narrow {
@@ -35,8 +49,16 @@ impl Stream for Narrow {
         }
     }
 
-    fn receive(&mut self, _: &mut [PieceMut<'_>]) -> Result<usize, StreamError> {
-        Err(StreamError::WouldBlock)
+    fn receive(&mut self, into: &mut [PieceMut<'_>]) -> Result<usize, StreamError> {
+        let mut received = 0;
+        for piece in PieceMut::as_io_slices(into) {
+            received += self.arriving.read(piece).unwrap();
+        }
+        Ok(received)
+    }
+
+    fn is_in_memory(&self) -> bool {
+        true
     }
 
     fn peek(&mut self) -> Result<bool, StreamError> {
@@ -94,13 +116,7 @@ fn a_short_fpdu_is_that_of_the_usual_way() {
     });
     for len in 0..=MAX_SHORT {
         let payload: Vec<u8> = (0..len).map(|n| n as u8 ^ 0x5a).collect();
-        let (mut usual, mut stream) = (
-            mpa(),
-            Narrow {
-                first: usize::MAX,
-                bytes: Vec::new(),
-            },
-        );
+        let (mut usual, mut stream) = (mpa(), Narrow::taking(usize::MAX));
         usual.tx.open(&buffers, &head, len);
         usual.tx.put(len).copy_from_slice(&payload);
         let position = usual.tx.seal();
@@ -108,13 +124,7 @@ fn a_short_fpdu_is_that_of_the_usual_way() {
         let expected = stream.bytes;
         assert!(Receiver::ulpdu_of(&expected).unwrap().ends_with(&payload));
         for first in 0..=expected.len() {
-            let (mut short, mut stream) = (
-                mpa(),
-                Narrow {
-                    first,
-                    bytes: Vec::new(),
-                },
-            );
+            let (mut short, mut stream) = (mpa(), Narrow::taking(first));
             let fill = |place: &mut [u8]| {
                 place.copy_from_slice(&payload);
                 Some(())
@@ -133,13 +143,7 @@ fn a_short_fpdu_is_that_of_the_usual_way() {
             );
         }
         // A source that cannot be read leaves nothing behind.
-        let (mut short, mut stream) = (
-            mpa(),
-            Narrow {
-                first: usize::MAX,
-                bytes: Vec::new(),
-            },
-        );
+        let (mut short, mut stream) = (mpa(), Narrow::taking(usize::MAX));
         assert_eq!(
             short.tx.send_short(&buffers, &head, len, |_| None, &mut stream),
             None
@@ -167,4 +171,42 @@ fn only_one_whole_fpdu_is_taken_past_the_buffer() {
     assert_eq!(rx.ulpdu(), [0xaa, 0xbb]);
     rx.consume();
     assert_eq!((rx.next(), rx.position(), rx.buffered()), (Ok(false), 16, 1));
+}
+
+/// Sends of 64 KiB have two segments each, a long and a short one. The payload of the long ones is
+/// left where it is until its place is known.
+#[test]
+fn payload_in_memory_is_read_to_its_place_behind_short_segments_too() {
+    const LONG: usize = 64_000;
+    const SHORT: usize = 800;
+    let buffers = BufferPool::default();
+    let head = [0x41, 0x43, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0];
+    let mut stream = Narrow::taking(0);
+    for (payload, byte) in [(SHORT, 1u8), (LONG, 2), (SHORT, 3), (LONG, 4)] {
+        let ulpdu_len = head.len() + payload;
+        stream.arriving.extend(emit_length(ulpdu_len));
+        stream.arriving.extend(head);
+        stream.arriving.extend(vec![byte; payload]);
+        stream.arriving.extend(vec![0; padding(ulpdu_len) + CRC_LEN]);
+    }
+    let mut rx = mpa().rx;
+    let mut long = vec![0; LONG];
+    for (round, [short_byte, long_byte]) in [[1, 2], [3, 4]].into_iter().enumerate() {
+        if round == 0 {
+            assert_eq!(rx.fill(&buffers, &mut stream), Ok((4096, Filled::All)));
+        }
+        assert_eq!(rx.next(), Ok(true), "the short one is there");
+        assert!(rx.ulpdu()[head.len()..].iter().all(|byte| *byte == short_byte));
+        rx.consume();
+        assert_eq!(rx.next(), Ok(false));
+        assert!(rx.direct_candidate().is_some(), "of the long one the head is");
+        let missing = rx.begin_direct();
+        assert!(missing >= LONG - 4096, "{missing}");
+        let mut pieces = vec![PieceMut::of(&mut long[..missing])];
+        let (placed, ..) = rx.fill_direct(&buffers, &mut stream, &mut pieces).unwrap();
+        drop(pieces);
+        assert_eq!(placed, missing);
+        assert!(rx.direct_ended() && long[..missing].iter().all(|byte| *byte == long_byte));
+    }
+    assert!(stream.arriving.is_empty() && rx.at_boundary());
 }

@@ -3,10 +3,11 @@
 //!
 //! Idle, it sleeps in `epoll_wait` and costs nothing. While a poller drives the device, this thread
 //! leaves the streams alone, so that no packet wakes it; it only checks every [`POLLED_TICK`]
-//! whether the polls have stopped. While sends are gathered, it checks every [`BURST_TICK`] whether
-//! another thread has sent them. While a thread lends itself, this thread leaves the streams alone
-//! for the agreed time, and no longer.
+//! whether the polls have stopped. While sends are gathered, it checks at a [shorter
+//! interval](Pollers::burst_tick) whether another thread has sent them. While a thread lends
+//! itself, this thread leaves the streams alone for the agreed time, and no longer.
 
+use super::pollers::{Finder, POLLED_TICK, Pollers};
 use super::rounds::{flush_gathered, poll_ready, retry, run_timers};
 use crate::counters::Counter;
 use crate::device::state::Core;
@@ -23,12 +24,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Longest time that a gathered send waits for a poller that has stopped.
-const BURST_TICK: Duration = Duration::from_micros(100);
-/// The interval at which the thread checks that a poller still polls.
-const POLLED_TICK: Duration = Duration::from_millis(1);
-/// So many polls during a sleep are those of a program that polls all the time.
-const POLLS: u32 = 16;
 /// How often listeners that could not accept a connection, and events that found no room, are tried
 /// again.
 const RETRY_TICK: Duration = Duration::from_millis(20);
@@ -97,10 +92,7 @@ impl Drop for Background {
 struct Loop<'a> {
     core: &'a Core,
     schedule: &'a Schedule,
-    /// Polls at the last look, and whether there were polls between the last look and the one
-    /// before.
-    polls: u32,
-    polled: bool,
+    pollers: Pollers,
     /// Whether another thread ended the last sleep early.
     woken: bool,
     /// Pollers drive the device, as of the last look.
@@ -118,8 +110,7 @@ impl<'a> Loop<'a> {
         Loop {
             core,
             schedule: &core.schedule,
-            polls: core.schedule.polls(),
-            polled: false,
+            pollers: Pollers::new(core.schedule.polls()),
             woken: false,
             driven: false,
             left_to_pollers: false,
@@ -143,11 +134,9 @@ impl<'a> Loop<'a> {
         let now = core.clock.now();
         run_timers(core, now);
         let lingering = schedule.run_lingering(now, mem::take(&mut self.linger_ready));
-        let polls = schedule.polls();
-        // Too little time for a poll may have passed before a wake-up.
-        self.polled = mem::replace(&mut self.polls, polls) != polls || (self.woken && self.polled);
-        self.driven = self.polled && schedule.is_driven();
-        if !self.polled && schedule.is_driven() {
+        self.pollers.look(now, schedule.polls(), self.woken);
+        self.driven = self.pollers.go_on() && schedule.is_driven();
+        if !self.pollers.go_on() && schedule.is_driven() {
             // The polls have stopped: polls count again only after a poller has found something for
             // a while.
             schedule.forget_pollers();
@@ -157,8 +146,8 @@ impl<'a> Loop<'a> {
             self.warm_until = now + WARM;
         }
         // Pollers serve the list themselves; the next tick checks whether they did.
-        self.left_to_pollers = self.polled && schedule.attention() > 0;
-        let left = !self.left_to_pollers && flush_gathered(core);
+        self.left_to_pollers = self.pollers.have_polled() && schedule.attention() > 0;
+        let left = !self.left_to_pollers && flush_gathered(core).left;
         let retry = retry(core).then(|| now + RETRY_TICK);
         [schedule.next_timer(), lingering, retry, left.then_some(now)]
             .into_iter()
@@ -175,7 +164,7 @@ impl<'a> Loop<'a> {
         let until_due = due.map(|due| due.since(now));
         let lent = schedule.lent(now);
         let tick = if self.left_to_pollers || now < self.warm_until {
-            Some(BURST_TICK)
+            Some(self.pollers.burst_tick())
         } else if self.driven {
             Some(POLLED_TICK)
         } else {
@@ -202,10 +191,10 @@ impl<'a> Loop<'a> {
             let timeout = if missed { Some(Duration::ZERO) } else { timeout };
             let polled = poll_ready(self.core, timeout);
             if polled.arrived.is_some() {
-                match schedule.polls().wrapping_sub(self.polls) {
-                    0..POLLS => schedule.forget_pollers(),
-                    // A poller was at it, and would have found it as well.
-                    _ => schedule.note_found(),
+                match self.pollers.finder(self.core.clock.now(), schedule.polls()) {
+                    Finder::Poller => schedule.note_found(),
+                    Finder::Nobody => schedule.forget_pollers(),
+                    Finder::Unknown => {}
                 }
             }
             self.linger_ready = polled.linger;

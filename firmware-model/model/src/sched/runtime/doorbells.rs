@@ -17,7 +17,7 @@ pub(crate) fn ring(core: &Core, uar: u32, value: u64) {
     };
     match doorbell.kind {
         Kind::Send => with_qp(core, uar, doorbell.queue, |qp| {
-            qp.kick_through(core, Requests::SEND)
+            qp.kick_through(core, Requests::SEND);
         }),
         Kind::Receive => with_qp(core, uar, doorbell.queue, |qp| {
             qp.kick(core, Requests::RECEIVE);

@@ -11,6 +11,7 @@
 
 mod background;
 pub(crate) mod doorbells;
+mod pollers;
 mod rounds;
 
 pub(crate) use background::Background;
@@ -35,7 +36,9 @@ pub(crate) fn progress(core: &Core) {
     let schedule = &core.schedule;
     let hot = schedule.hot();
     hot.count_poll();
-    flush_gathered(core);
+    if flush_gathered(core).arrived {
+        schedule.note_found();
+    }
     let poll_hot = |qp: &Arc<Qp>| {
         if !qp.only_receives() {
             return false;

@@ -19,26 +19,38 @@ pub(super) struct Polled {
     pub(super) wake: bool,
 }
 
-/// Makes all queue pairs on the list do the work that they left; returns whether some left more
-/// than sends to gather.
-pub(super) fn attend(core: &Core) -> bool {
+/// The result of [`attend`].
+#[derive(Debug, Default, Clone, Copy)]
+pub(super) struct Attended {
+    /// Something came for one of the queue pairs.
+    pub(super) arrived: bool,
+    /// Some left more than sends to gather.
+    pub(super) left: bool,
+}
+
+/// Makes all queue pairs on the list do the work that they left.
+pub(super) fn attend(core: &Core) -> Attended {
     let schedule = &core.schedule;
+    let mut arrived = false;
     let mut at = schedule.attention();
     while at > 0 {
         let (batch, before) = schedule.attention_before(at);
         at = before;
         for qp in batch.iter().flatten() {
-            qp.kick_through(core, qp.take_later());
+            arrived |= qp.kick_through(core, qp.take_later());
         }
     }
-    schedule.forget_attended()
+    let left = schedule.forget_attended();
+    Attended { arrived, left }
 }
 
-/// Sends gathered requests, and continues with those that were left; returns whether some are left
-/// again.
+/// Sends gathered requests, and continues with those that were left.
 #[inline]
-pub(super) fn flush_gathered(core: &Core) -> bool {
-    core.schedule.seems_wanted() && attend(core)
+pub(super) fn flush_gathered(core: &Core) -> Attended {
+    match core.schedule.seems_wanted() {
+        true => attend(core),
+        false => Attended::default(),
+    }
 }
 
 /// Lets timers run out.

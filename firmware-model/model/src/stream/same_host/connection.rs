@@ -72,6 +72,11 @@ impl Connection {
         Ok(sent)
     }
 
+    /// As [`Stream::has_room`](crate::stream::Stream::has_room).
+    pub(in crate::stream) fn has_room(&mut self) -> bool {
+        self.sender.has_room()
+    }
+
     /// As [`Stream::is_cut`](crate::stream::Stream::is_cut).
     pub(in crate::stream) fn is_cut(&self) -> bool {
         self.receiver.is_cut()

@@ -213,6 +213,13 @@ impl Sender {
         self.place.words.tail.store(tail, Ordering::Release);
     }
 
+    /// Whether there is room that is worth it for a sender that found none.
+    pub(super) fn has_room(&mut self) -> bool {
+        let worth = PART.min(self.length / 2);
+        // What cannot be is reported when bytes are offered.
+        self.room(worth).map_or(true, |room| room == worth)
+    }
+
     /// Takes all bytes of `pieces`, or none if there is no room for all.
     ///
     /// # Errors

@@ -187,6 +187,26 @@ fn a_ring_grows_when_it_was_too_small_and_no_further() {
     assert_eq!(length_in(&memory), MOST);
 }
 
+/// A sender that found no room sees by itself when there is some that is worth it.
+#[test]
+fn shm_02_a_sender_without_room_sees_when_there_is_some() {
+    let (memory, mut sender, mut receiver) = ends();
+    let bytes = vec![7; MOST];
+    assert_eq!(sender.send(&[Piece::of(&bytes)]), Ok(MOST));
+    let mut take = |n: usize| receiver.receive(&mut [PieceMut::of(&mut vec![0; n])]).unwrap();
+    assert!(!sender.has_room());
+    take(PART - 1);
+    assert!(!sender.has_room());
+    take(1);
+    assert!(sender.has_room());
+    assert_eq!(sender.send(&[Piece::of(&bytes)]), Ok(PART));
+    // What cannot be is no reason to wait.
+    let words = memory.words::<RingWords>(RING_WORDS.of(Direction::FromResponder));
+    words.head.store(u64::MAX, Ordering::Relaxed);
+    assert!(sender.has_room());
+    assert_eq!(sender.send(&[Piece::of(&bytes)]), Err(broken()));
+}
+
 /// Whatever a hostile peer writes into the words, an end reports a broken connection or carries
 /// on, and reads and writes nothing outside the ring.
 #[test]
