@@ -199,7 +199,7 @@ pub(crate) struct Among {
 
 /// Sends of 8 bytes on one of so many connections after the other, chosen at random.
 pub(crate) fn among(connections: u32) -> Measured<Among> {
-    let program = Program::new(compiled("among")?).line(&format!("-n 50000 -q {connections}"));
+    let program = Program::new(compiled("among")?).line(&format!("-n 500000 -q {connections}"));
     match figures(&Pair::new(&program).within(LIMIT).succeeds().client.output).as_deref() {
         Some([median, p99, kibibytes]) => Ok(Among {
             median: *median,

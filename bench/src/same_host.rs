@@ -4,9 +4,9 @@
 use crate::table::{Aim, Measured, Row, tried};
 use crate::{ours, ucx};
 
-/// Sizes of bandwidths, how the table calls them, and messages of a run: so many that the 20 or
-/// 40 ms count little by which perftest's Sends begin late, because its server never changes to
-/// RTS.
+/// Sizes of bandwidths, how the table calls them, and messages of a run: so many that the few
+/// milliseconds count little by which perftest's requests begin late, because its server never
+/// changes to RTS.
 const SIZES: [(usize, &str, u64); 2] = [(65_536, "64 KiB", 100_000), (1_048_576, "1 MiB", 10_000)];
 const BANDWIDTHS: [&str; 3] = ["ib_write_bw", "ib_read_bw", "ib_send_bw"];
 

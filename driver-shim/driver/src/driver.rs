@@ -29,6 +29,7 @@ use urnic_cm::native::LocalHost;
 use urnic_cm::qp_attr::{QpAttr, QpCaps};
 use urnic_config::{Config, Identity};
 use urnic_device::bus::Bus;
+use urnic_process::activity::Activity;
 use urnic_process::addressing::Gid;
 use urnic_process::lock::lock;
 use urnic_process::port_gids::PortGid;
@@ -116,6 +117,8 @@ pub struct Qp {
     /// Attributes as they were set. Locked during a change; this lock is taken before the lock of
     /// native connections.
     pub(crate) attr: Mutex<QpAttr>,
+    /// The thread that brought it to RTR, at that time.
+    pub(crate) at_rtr: Mutex<Option<Activity>>,
     /// Locked during calls to the poster, so that no call is in progress after the poster is
     /// removed.
     pub(crate) poster: Mutex<Option<Arc<dyn Poster>>>,

@@ -18,6 +18,7 @@ use urnic_cm::native::{
     self, Attachment, Endpoints, Engine, HostAddress, Notice, PSN_MASK, Peer, PeerParams, RtsParams, World,
 };
 use urnic_cm::qp_attr::{QpAttr, QpMask};
+use urnic_process::activity::Activity;
 use urnic_process::lock::lock;
 
 impl Driver {
@@ -92,6 +93,7 @@ impl Driver {
             min_rnr_timer: attr.min_rnr_timer,
             unreliable: qp.kind == QpKind::UnreliableConnected,
         };
+        *lock(&qp.at_rtr) = Some(Activity::here());
         self.with_native(|engine, world| engine.reached_rtr(world, qp.qpn, params));
     }
 
@@ -185,5 +187,9 @@ impl native::Streams for Streams<'_> {
 
     fn is_waiting(&mut self, qid: u32) -> bool {
         self.driver.qp(qid).is_some_and(|qp| qp.is_waiting())
+    }
+
+    fn has_gone_on(&mut self, qid: u32) -> bool {
+        self.driver.qp(qid).is_some_and(|qp| qp.has_gone_on())
     }
 }

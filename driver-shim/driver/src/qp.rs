@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use rustix::io::Errno;
 use urnic_device::command::{CreateQp, Opcode, QueueHandle};
@@ -17,6 +18,10 @@ use crate::objects::{Context, Pd};
 use crate::poster::{Completed, Poster};
 use urnic_cm::qp_attr::QpCaps;
 use urnic_process::lock::lock;
+
+/// The processor time in which a thread that changes a queue pair to RTR would change it to RTS, if
+/// that is what it does next.
+const GOES_ON: Duration = Duration::from_millis(1);
 
 /// The parameters of a new queue pair.
 #[derive(Clone, Copy)]
@@ -153,6 +158,7 @@ impl Driver {
             managed: AtomicBool::new(false),
             ack_timeout: AtomicU8::new(0),
             awaits_stream: AtomicBool::new(false),
+            at_rtr: Mutex::default(),
             last_state: AtomicU8::new(QpState::Reset as u8),
             attr: Mutex::default(),
             poster: Mutex::default(),
@@ -338,6 +344,14 @@ impl Qp {
             && lock(&self.poster)
                 .as_ref()
                 .is_some_and(|poster| poster.is_waiting())
+    }
+
+    /// Whether the thread that brought the queue pair to RTR has gone on to something else, as far
+    /// as can be seen.
+    pub(crate) fn has_gone_on(&self) -> bool {
+        // The lock is held during a change.
+        self.attr.try_lock().is_ok()
+            && lock(&self.at_rtr).is_some_and(|activity| activity.has_gone_on(GOES_ON))
     }
 
     /// Removes the poster, and waits for a call to it that is in progress.

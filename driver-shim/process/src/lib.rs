@@ -1,9 +1,10 @@
 //! The program that urnic runs in, below everything else of the host side: descriptors that are
-//! urnic's own ([`fds`]), urnic's threads ([`threads`]) and signals kept out of them ([`signals`]),
-//! programs that cannot have urnic ([`executable`]), the host's addresses ([`gids`], [`netlink`])
-//! and the GIDs made from them ([`port_gids`]), and error lines that the log has once
-//! ([`error_log`], [`failure`]).
+//! urnic's own ([`fds`]), what its threads do ([`activity`]), urnic's threads ([`threads`]) and
+//! signals kept out of them ([`signals`]), programs that cannot have urnic ([`executable`]), the
+//! host's addresses ([`gids`], [`netlink`]) and the GIDs made from them ([`port_gids`]), and error
+//! lines that the log has once ([`error_log`], [`failure`]).
 
+pub mod activity;
 #[forbid(unsafe_code)]
 pub mod addressing;
 #[forbid(unsafe_code)]

@@ -96,6 +96,7 @@ impl Engine {
             && connecting.next_attempt > world.now
         {
             connecting.next_attempt = world.now;
+            connecting.rts_until = None;
             self.attempt_if_due(world, qpn);
         }
     }

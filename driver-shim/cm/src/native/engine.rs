@@ -12,7 +12,7 @@ use super::numbers::Numbers;
 use super::psn_mismatches::PsnMismatches;
 use super::rnr::rnr_timeout;
 use super::state::{
-    ConnectState, Engine, Key, Notice, Pair, PeerParams, Phase, RTS_GRACE, RtsParams, Startup,
+    ConnectState, Engine, Key, Notice, Pair, PeerParams, Phase, RTS_GRACE, RTS_LOOK, RtsParams, Startup,
 };
 use super::streams::{Attachment, World};
 use crate::mpa_startup::{Close, Negotiated, Settings, Time};
@@ -84,11 +84,12 @@ impl Engine {
             peer.address
         );
         let wait = if peer.we_initiate {
-            RTS_GRACE
+            RTS_LOOK
         } else {
             self.connect_grace
         };
-        let connecting = ConnectState::new(params, world.now, world.now + wait);
+        let mut connecting = ConnectState::new(params, world.now, world.now + wait);
+        connecting.rts_until = peer.we_initiate.then_some(world.now + RTS_GRACE);
         pair.phase = Phase::Connecting(Box::new(connecting));
         if peer.is_self {
             self.loop_back(world, qpn, qid);
@@ -269,11 +270,12 @@ impl Engine {
             }
             Some(Startup::Unanswered { qpn, .. }) => {
                 let qpn = *qpn;
-                // The program stays at RTR, if the Request can be accepted.
-                if self.acceptable(qpn) == Some(sid) {
-                    self.accept(world, sid, qpn);
-                } else {
+                if self.acceptable(qpn) != Some(sid) {
                     self.reject(world, sid, Reason::Busy);
+                } else if let Some(next) = self.awaits_rts(world, qpn) {
+                    self.timers.set(Key::Stream(sid), Some(next));
+                } else {
+                    self.accept(world, sid, qpn);
                 }
             }
             None => {}

@@ -81,9 +81,13 @@ impl Engine {
             return;
         }
         if connecting.stream.is_none() && world.now >= connecting.next_attempt {
-            match connecting.held {
-                // The peer's Request connects, at RTS.
-                Some(_) => connecting.next_attempt = world.now + RTS_GRACE,
+            // The peer's Request connects, at RTS.
+            let later = match connecting.held {
+                Some(_) => Some(world.now + RTS_GRACE),
+                None => self.awaits_rts(world, qpn),
+            };
+            match later {
+                Some(later) => self.postpone(qpn, later),
                 None => self.connect(world, qpn),
             }
         }
@@ -99,6 +103,17 @@ impl Engine {
         let next_attempt = connecting.stream.is_none().then_some(connecting.next_attempt);
         self.timers
             .set(Key::Pair(qpn), next_attempt.into_iter().chain(end).min());
+    }
+
+    /// The next attempt is at this time.
+    fn postpone(&mut self, qpn: u32, next_attempt: Time) {
+        if let Some(Pair {
+            phase: Phase::Connecting(connecting),
+            ..
+        }) = self.pairs.get_mut(&qpn)
+        {
+            connecting.next_attempt = next_attempt;
+        }
     }
 
     fn connect(&mut self, world: &mut World<'_>, qpn: u32) {

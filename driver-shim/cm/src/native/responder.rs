@@ -5,10 +5,10 @@ use std::time::Duration;
 use rustix::io::Errno;
 
 use super::identity::{Identity, Reason};
-use super::state::{Engine, Key, MAX_WITHOUT_REQUEST, Pair, Phase, RTS_GRACE, Startup};
+use super::state::{Engine, Key, MAX_WITHOUT_REQUEST, Pair, Phase, RTS_GRACE, RTS_LOOK, Startup};
 use super::streams::World;
 use crate::carrier::{Inbox, RequestProgress, receive_request};
-use crate::mpa_startup::{Close, Reply, Responder};
+use crate::mpa_startup::{Close, Reply, Responder, Time};
 
 impl Engine {
     /// A listener has a new stream.
@@ -179,15 +179,35 @@ impl Engine {
 
     /// Accepts the peer's Request once this end is at RTS, because the Reply has attributes that
     /// the program sets there (`rnr_retry`, `max_rd_atomic`). A program that stays at RTR only
-    /// receives; it is not waited for longer than [`RTS_GRACE`].
+    /// receives: it is waited for until it does something else, and not for longer than
+    /// [`RTS_GRACE`].
     pub(super) fn accept_with_rts(&mut self, world: &mut World<'_>, sid: u32, qpn: u32) {
-        match self.pairs.get(&qpn).map(|pair| &pair.phase) {
-            Some(Phase::Connecting(connecting)) if connecting.rts.is_none() => {
+        match self.pairs.get_mut(&qpn).map(|pair| &mut pair.phase) {
+            Some(Phase::Connecting(connecting)) if connecting.rts.is_none() && !connecting.stays => {
                 tracing::debug!("stream {sid}: held until qpn {qpn:#08x} reaches RTS");
-                self.hold(world, sid, qpn, RTS_GRACE);
+                connecting.rts_until = Some(world.now + RTS_GRACE);
+                self.hold(world, sid, qpn, RTS_LOOK);
             }
             _ => self.accept(world, sid, qpn),
         }
+    }
+
+    /// Whether this end waits at RTR for its program: until when, or when to look again.
+    pub(super) fn awaits_rts(&mut self, world: &mut World<'_>, qpn: u32) -> Option<Time> {
+        let Some(Pair {
+            phase: Phase::Connecting(connecting),
+            ..
+        }) = self.pairs.get_mut(&qpn)
+        else {
+            return None;
+        };
+        let until = connecting.rts_until.filter(|_| connecting.rts.is_none())?;
+        if world.now >= until || world.streams.has_gone_on(connecting.params.qid) {
+            tracing::debug!("qpn {qpn:#08x}: its program seems to stay at RTR");
+            (connecting.rts_until, connecting.stays) = (None, true);
+            return None;
+        }
+        Some(until.min(world.now + RTS_LOOK))
     }
 
     /// Keeps the peer's Request for a time, as the only one.

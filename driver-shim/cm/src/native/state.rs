@@ -15,10 +15,13 @@ use crate::timers::Timers;
 pub(super) const MAX_WITHOUT_REQUEST: usize = 256;
 /// Maximum number of Requests parked for one queue pair.
 pub(super) const MAX_PARKED_EACH: usize = 8;
-/// The time that either end waits at RTR for its own transition to RTS, which sets what its Request
-/// or Reply has: its PSN, `rnr_retry` and number of Reads. Most programs change to RTS
+/// The longest time that either end waits at RTR for its own transition to RTS, which sets what its
+/// Request or Reply has: its PSN, `rnr_retry` and number of Reads. Most programs change to RTS
 /// immediately.
 pub(super) const RTS_GRACE: Duration = Duration::from_millis(20);
+/// The interval at which an end that waits so looks whether its program has gone on to something
+/// else.
+pub(super) const RTS_LOOK: Duration = Duration::from_millis(1);
 /// The time that TCP may use to connect: long enough for the loss of some SYNs.
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// First and longest pause between attempts.
@@ -127,6 +130,10 @@ pub(super) struct ConnectState {
     pub(super) attempts: u32,
     /// The peer's stream, kept while `stream`, which has precedence, is not answered, or until RTS.
     pub(super) held: Option<u32>,
+    /// Until when this end waits at RTR for RTS.
+    pub(super) rts_until: Option<Time>,
+    /// It has waited for RTS, in vain: the program only receives.
+    pub(super) stays: bool,
     /// Attempts come from [`Peer::source`]; else the host chooses the source. Alternates after each
     /// failure to connect.
     pub(super) from_source: bool,
@@ -149,6 +156,8 @@ impl ConnectState {
             next_attempt,
             attempts: 0,
             held: None,
+            rts_until: None,
+            stays: false,
             from_source: true,
             nudge: None,
             ticket: None,

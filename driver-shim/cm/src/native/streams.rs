@@ -26,6 +26,9 @@ pub trait Streams: Carrier {
     fn attach(&mut self, sid: Option<u32>, attachment: &Attachment) -> Result<(), Errno>;
     /// Whether posted sends of the queue pair wait for its connection.
     fn is_waiting(&mut self, qid: u32) -> bool;
+    /// Whether the program has gone on to something else since it brought the queue pair to RTR, as
+    /// far as can be seen.
+    fn has_gone_on(&mut self, qid: u32) -> bool;
 }
 
 /// The parameters with which a queue pair is attached.

@@ -47,6 +47,8 @@ struct Wire {
     /// Hosts whose process has ended: connections are refused.
     stopped: BTreeSet<usize>,
     waiting: BTreeSet<(usize, u32)>,
+    /// Queue pairs whose program does something else.
+    gone_on: BTreeSet<(usize, u32)>,
     /// The source address of a host's connections, if the program names none.
     routes: HashMap<usize, IpAddr>,
     /// The source address of all connections of a host, as other hosts see it.
@@ -250,6 +252,10 @@ impl Streams for Port {
 
     fn is_waiting(&mut self, qid: u32) -> bool {
         self.wire.borrow().waiting.contains(&(self.host, qid))
+    }
+
+    fn has_gone_on(&mut self, qid: u32) -> bool {
+        self.wire.borrow().gone_on.contains(&(self.host, qid))
     }
 }
 
@@ -496,6 +502,11 @@ impl Net {
 
     pub(super) fn send_waits(&self, host: usize, qid: u32) {
         self.wire.borrow_mut().waiting.insert((host, qid));
+    }
+
+    /// The program of a queue pair does something else since it brought it to RTR.
+    pub(super) fn goes_on(&self, host: usize, qid: u32) {
+        self.wire.borrow_mut().gone_on.insert((host, qid));
     }
 
     /// Opens a stream from host `from` to the listener of `qpn` without an engine, and sends

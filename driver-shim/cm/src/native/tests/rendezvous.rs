@@ -139,6 +139,28 @@ fn a_receiver_that_stays_at_rtr_is_connected() {
     }
 }
 
+/// As soon as its program is seen to do something else, whichever end is to initiate.
+#[test]
+fn a_receiver_whose_program_has_gone_on_is_connected_at_once() {
+    for (lower, higher) in [(0, 1), (1, 0)] {
+        for goes_on_after in [0, 7] {
+            let mut net = Net::new(2);
+            net.latency(Duration::from_micros(10));
+            let qps = [make(&mut net, 0, 1), make(&mut net, 1, 1)];
+            let (sender, receiver) = (qps[lower], qps[higher]);
+            to_rtr(&mut net, receiver, sender);
+            up(&mut net, sender, receiver);
+            net.run(goes_on_after * MS);
+            assert!(!net.is_open(sender.host, sender.qid));
+            net.goes_on(receiver.host, receiver.qid);
+            let took = net.until(100 * MS, both_open(sender, receiver));
+            assert!(took < 2 * MS, "{took:?}");
+            net.run(SECOND);
+            assert_joined(&net, sender, receiver);
+        }
+    }
+}
+
 /// The Reply has the value, so it waits for RTS.
 #[test]
 fn a_responder_that_reaches_rts_later_has_its_rnr_retry_respected() {
@@ -281,10 +303,16 @@ proptest! {
         we_initiate in proptest::array::uniform2(any::<bool>()),
         one_way in 0u8..3,
         same_process in any::<bool>(),
+        gone_on in proptest::array::uniform2(any::<bool>()),
     ) {
         let mut net = Net::new(2);
         net.latency(Duration::from_micros(latency_us));
         let (a, b) = (make(&mut net, 0, 1), make(&mut net, usize::from(!same_process), 2));
+        for (qp, gone_on) in [a, b].into_iter().zip(gone_on) {
+            if gone_on {
+                net.goes_on(qp.host, qp.qid);
+            }
+        }
         match one_way {
             1 if !same_process => net.black_hole(0, 1),
             2 if !same_process => net.black_hole(1, 0),
