@@ -405,6 +405,13 @@ fn known_fault(guest: &Guest) -> Option<&'static str> {
         .then_some("a CRC that siw misread")
 }
 
+/// What siw has said in the log of its kernel.
+fn kernel_words(guest: &Guest) -> String {
+    let (_, printed) = guest.start("dmesg").ends();
+    let words: Vec<&str> = printed.lines().filter(|line| line.contains("siw")).collect();
+    words.join(" / ")
+}
+
 /// Whether this line is `siw: crc error. in: …, own …, op …` for a correct CRC of which siw stored
 /// the second part in place of the first: the value is made of the bytes of the right CRC.
 fn is_misread(line: &str) -> bool {
@@ -494,6 +501,7 @@ fn in_mode(mode: &Mode) {
                 }
                 Ok(printed) => table.row(&[mode.name, initiator_name, name, "ok", &printed]),
                 Err(why) => {
+                    let why = format!("{why}; its kernel: {}", kernel_words(guest));
                     table.row(&[mode.name, initiator_name, name, "FAILED", &why]);
                     failures.push(format!("{initiator_name} connects, {name}: {why}"));
                     // Leftovers of the failed program would disturb the next.
