@@ -81,8 +81,8 @@ impl Engine {
             return;
         }
         if connecting.stream.is_none() && world.now >= connecting.next_attempt {
-            // The peer's Request connects, at RTS.
             let later = match connecting.held {
+                // The peer's Request connects, at RTS.
                 Some(_) => Some(world.now + RTS_GRACE),
                 None => self.awaits_rts(world, qpn),
             };

@@ -192,7 +192,7 @@ impl Engine {
         }
     }
 
-    /// Whether this end waits at RTR for its program: until when, or when to look again.
+    /// When to look again whether this end still waits at RTR for RTS; `None`: it does not wait.
     pub(super) fn awaits_rts(&mut self, world: &mut World<'_>, qpn: u32) -> Option<Time> {
         let Some(Pair {
             phase: Phase::Connecting(connecting),

@@ -52,7 +52,7 @@ pub(crate) struct Qp {
     pub(crate) listed: AtomicBool,
     /// Whether a read of the stream may find something.
     pub(crate) readable: AtomicBool,
-    /// Whether sends wait for the stream.
+    /// Whether sends wait for an event of the stream: a poll cannot see that it takes more.
     pub(crate) blocked: AtomicBool,
     /// Both ends of the stream, while the peer may be a queue pair of this device.
     pub(crate) ends: Mutex<Option<(SocketAddr, SocketAddr)>>,
@@ -165,7 +165,7 @@ impl Qp {
         self.readable.load(Ordering::Relaxed)
     }
 
-    /// Whether only a read may find something to do.
+    /// Whether a poll of the stream, without a look at events, finds all that there is to do.
     #[inline]
     pub(crate) fn only_receives(&self) -> bool {
         self.is_readable() && !self.blocked.load(Ordering::Relaxed)

@@ -202,7 +202,8 @@ impl SendQueue {
         blocks == 0 && posted != self.next
     }
 
-    /// Requests a ring when `blocks` more are posted than are by now.
+    /// Requests a ring when `blocks` more are posted than are by now. None may come if they are
+    /// posted at this moment, so the caller must go on without one, too.
     pub(crate) fn ring_after_more(&mut self, blocks: u32) {
         let record = &self.record;
         let posted = record.sq_producer.load(Ordering::Relaxed);
