@@ -11,10 +11,14 @@ pub const MIN_MULPDU: u16 = 128;
 /// limit no FPDUPTR exceeds 16 bits.
 pub const MAX_MULPDU: u16 = 64768;
 
+/// The longest MULPDU that [`mulpdu`] returns: like those of smaller segments, a multiple of four
+/// less the length of `ULPDU_Length`, so a full FPDU has no padding.
+const MAX_UNPADDED: u16 = MAX_MULPDU - fpdu::LENGTH_LEN as u16;
+
 /// The MULPDU for an effective maximum segment size of `emss` bytes (RFC 5044 §4.5).
 ///
 /// `markers` is whether the peer requires markers in the sent stream; if so, room for the worst
-/// case is reserved. The result is clamped to [`MIN_MULPDU`]`..=`[`MAX_MULPDU`].
+/// case is reserved. The result is at least [`MIN_MULPDU`]; an FPDU of any other result has no padding.
 pub const fn mulpdu(emss: u32, markers: bool) -> u16 {
     let marked = if markers {
         marker::LEN as u32 * emss.div_ceil(marker::INTERVAL as u32)
@@ -25,8 +29,8 @@ pub const fn mulpdu(emss: u32, markers: bool) -> u16 {
     let room = emss.saturating_sub(overhead);
     if room < MIN_MULPDU as u32 {
         MIN_MULPDU
-    } else if room > MAX_MULPDU as u32 {
-        MAX_MULPDU
+    } else if room > MAX_UNPADDED as u32 {
+        MAX_UNPADDED
     } else {
         room as u16
     }

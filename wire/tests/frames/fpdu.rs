@@ -79,7 +79,7 @@ fn mpa_f_08_f_09_mulpdu() {
         (1463, 1454, 1442),
         (8948, 8942, 8870),
         (8960, 8954, 8882),
-        (65483, 64768, 64768),
+        (65483, 64766, 64766),
     ];
     for (emss, plain, marked) in table {
         assert_eq!(
@@ -97,6 +97,11 @@ fn mpa_f_05_f_10_mulpdu_stays_within_128_and_64768() {
         for emss in (0..70_000).chain([u32::MAX - 3, u32::MAX]) {
             let mulpdu = mulpdu(emss, markers);
             assert!((MIN_MULPDU..=MAX_MULPDU).contains(&mulpdu), "EMSS {emss}");
+            let unpadded = usize::from(mulpdu) + LENGTH_LEN + CRC_LEN;
+            assert!(
+                mulpdu == MIN_MULPDU || fpdu_len(mulpdu.into()) == unpadded,
+                "EMSS {emss}"
+            );
         }
     }
 }
