@@ -18,7 +18,8 @@ const MAX_UNPADDED: u16 = MAX_MULPDU - fpdu::LENGTH_LEN as u16;
 /// The MULPDU for an effective maximum segment size of `emss` bytes (RFC 5044 §4.5).
 ///
 /// `markers` is whether the peer requires markers in the sent stream; if so, room for the worst
-/// case is reserved. The result is at least [`MIN_MULPDU`]; an FPDU of any other result has no padding.
+/// case is reserved. The result is at least [`MIN_MULPDU`]; an FPDU of any other result has no
+/// padding.
 pub const fn mulpdu(emss: u32, markers: bool) -> u16 {
     let marked = if markers {
         marker::LEN as u32 * emss.div_ceil(marker::INTERVAL as u32)
