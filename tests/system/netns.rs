@@ -3,7 +3,8 @@
 use urnic_tests::netns::Netns;
 use urnic_tests::program::Program;
 use urnic_tests::skip::installed;
-use urnic_tests::{Pair, or_skip};
+use urnic_tests::wait::{TIME_LIMIT, until};
+use urnic_tests::{Pair, compiled, or_skip};
 
 use crate::devices::gids;
 
@@ -60,4 +61,32 @@ fn a_host_with_loopback_only() {
     let netns = or_skip!(Netns::new());
     Pair::new(&netns.program(Program::new("ibv_rc_pingpong"))).succeeds();
     Pair::new(&netns.program(Program::new("ibv_rc_pingpong").line("-g 0"))).succeeds();
+}
+
+/// A queue pair's connection takes a port only from others to the same listener. Otherwise the
+/// search for a free one takes ever longer, and at last there is none.
+#[test]
+fn more_connections_than_ports() {
+    or_skip!(installed("ss"));
+    let among = Program::new(or_skip!(compiled("among"))).line("-q 70 -n 200000");
+    let netns = or_skip!(Netns::new());
+    let range = "echo 40000 40099 >/proc/sys/net/ipv4/ip_local_port_range";
+    netns
+        .program(Program::plain("sh").arg("-c").arg(range))
+        .run()
+        .success();
+    let pairs = [(); 2].map(|()| Pair::new(&netns.program(among.clone())).start());
+    // Both ends of each, and those by which the programs exchange numbers.
+    let sockets = || {
+        let list = netns
+            .program(Program::plain("ss").line("-Htn state established"))
+            .run();
+        list.success().lines().count()
+    };
+    let most = until(TIME_LIMIT, || (sockets() >= 2 * 2 * 71).then_some(()));
+    for (server, client) in pairs {
+        client.wait().success();
+        server.wait().success();
+    }
+    assert!(most.is_some(), "all at the same time");
 }

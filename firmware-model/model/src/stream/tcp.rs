@@ -106,7 +106,12 @@ impl Network for Tcp {
         self.set_options(socket.as_fd())?;
         mark(socket.as_fd(), family(&remote), traffic_class)?;
         if let Some(local) = local {
-            sockopt::set_socket_reuseaddr(&socket, true)?;
+            if local.port() == 0 {
+                // To find a port that nothing uses takes longer, the more connections there are.
+                sys::choose_port_late(socket.as_fd())?;
+            } else {
+                sockopt::set_socket_reuseaddr(&socket, true)?;
+            }
             net::bind(&socket, &local)?;
         }
         match net::connect(&socket, &remote) {

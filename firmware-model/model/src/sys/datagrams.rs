@@ -1,6 +1,6 @@
 //! Datagrams in batches, with their addresses in control messages (ip(7), ipv6(7)).
 
-use super::last_errno;
+use super::{last_errno, set};
 use crate::stream::datagram::{BATCH, Incoming, Outgoing, PACKET_ROOM};
 use rustix::fd::{AsRawFd, BorrowedFd};
 use rustix::io::Errno;
@@ -15,27 +15,6 @@ const CONTROL_ROOM: usize = 128;
 #[repr(C, align(8))]
 #[derive(Clone, Copy)]
 struct Control([u8; CONTROL_ROOM]);
-
-/// Sets an integer option.
-fn set(
-    socket: BorrowedFd<'_>,
-    level: libc::c_int,
-    name: libc::c_int,
-    value: libc::c_int,
-) -> Result<(), Errno> {
-    // SAFETY: `value` is live and as large as the call says.
-    let done = unsafe {
-        libc::syscall(
-            libc::SYS_setsockopt,
-            socket.as_raw_fd(),
-            level,
-            name,
-            &raw const value,
-            size_of::<libc::c_int>(),
-        )
-    };
-    if done == 0 { Ok(()) } else { Err(last_errno()) }
-}
 
 /// Makes a socket report the destination of packets, and send without fragments.
 pub(crate) fn prepare(socket: BorrowedFd<'_>, ipv6: bool) -> Result<(), Errno> {

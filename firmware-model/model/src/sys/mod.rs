@@ -18,6 +18,34 @@ pub(crate) fn errno_of(result: i64) -> Errno {
     Errno::from_raw_os_error(i32::try_from(result.wrapping_neg()).unwrap_or(libc::EINVAL))
 }
 
+/// Sets an integer option of a socket.
+fn set(
+    socket: BorrowedFd<'_>,
+    level: libc::c_int,
+    name: libc::c_int,
+    value: libc::c_int,
+) -> Result<(), Errno> {
+    // SAFETY: `value` is live and as large as the call says.
+    let done = unsafe {
+        libc::syscall(
+            libc::SYS_setsockopt,
+            socket.as_raw_fd(),
+            level,
+            name,
+            &raw const value,
+            size_of::<libc::c_int>(),
+        )
+    };
+    if done == 0 { Ok(()) } else { Err(last_errno()) }
+}
+
+/// The port of a socket that is bound to an address alone is to be chosen when it connects: it only
+/// has to differ from those of connections to the same remote address.
+pub(crate) fn choose_port_late(socket: BorrowedFd<'_>) -> Result<(), Errno> {
+    // Also for an IPv6 socket.
+    set(socket, libc::IPPROTO_IP, libc::IP_BIND_ADDRESS_NO_PORT, 1)
+}
+
 /// Whether a process has a thread of this number.
 pub(crate) fn has_thread(process: Pid, thread: u32) -> bool {
     // SAFETY: signal 0 is none; the call only looks the thread up.
