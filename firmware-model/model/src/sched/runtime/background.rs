@@ -2,12 +2,12 @@
 //! do.
 //!
 //! Idle, it sleeps in `epoll_wait` and costs nothing. While a poller drives the device, this thread
-//! leaves the streams alone, so that no packet wakes it; it only checks every [`POLLED_TICK`]
-//! whether the polls have stopped. While sends are gathered, it checks at a [shorter
-//! interval](Pollers::burst_tick) whether another thread has sent them. While a thread lends
-//! itself, this thread leaves the streams alone for the agreed time, and no longer.
+//! leaves the streams alone, so that no packet wakes it. It only checks whether the polls have
+//! stopped, [every millisecond or two](Pollers::polled_tick). While sends are gathered, it checks
+//! at a [shorter interval](Pollers::burst_tick) whether another thread has sent them. While a
+//! thread lends itself, this thread leaves the streams alone for the agreed time, and no longer.
 
-use super::pollers::{Finder, POLLED_TICK, Pollers};
+use super::pollers::{Finder, Pollers};
 use super::rounds::{flush_gathered, poll_ready, retry, run_timers};
 use crate::counters::Counter;
 use crate::device::state::Core;
@@ -166,7 +166,7 @@ impl<'a> Loop<'a> {
         let tick = if self.left_to_pollers || now < self.warm_until {
             Some(self.pollers.burst_tick())
         } else if self.driven {
-            Some(POLLED_TICK)
+            Some(self.pollers.polled_tick())
         } else {
             None
         };
@@ -175,7 +175,7 @@ impl<'a> Loop<'a> {
             schedule.sleeper.set(TICKING);
             // A thread that began to wait for an interrupt before this state was visible did not
             // wake this thread.
-            schedule.is_driven() && readiness.wait_for_wake(timeout.unwrap_or(POLLED_TICK))
+            schedule.is_driven() && readiness.wait_for_wake(timeout.unwrap_or(self.pollers.polled_tick()))
         } else if let Some(lent) = lent {
             schedule.sleeper.set(LENT);
             // A thread that borrowed the streams, or left work, before this state was visible did

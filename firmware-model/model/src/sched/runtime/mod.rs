@@ -3,7 +3,7 @@
 //! | thread | drives |
 //! |---|---|
 //! | a ringing thread | the queue pair it rang for |
-//! | a poller ([`progress`]) | gathered sends; the stream that last delivered to this thread; [at times](crate::sched::schedule::Hot::is_to_poll_all) all ready objects |
+//! | a poller ([`progress`]) | gathered sends; the stream that last delivered to this thread; [at times](crate::sched::schedule::Hot::is_to_poll_all) all ready objects; [more often](crate::sched::schedule::Hot::is_to_hear_bells) those for which peers on this host ring |
 //! | a thread that waits for an event ([`lend`]) | all ready objects, for a short time |
 //! | the [background](background) thread | all ready objects, while no program polls; timers; closing streams |
 //!
@@ -21,7 +21,7 @@ use crate::qp::effects::Effects;
 use crate::qp::requests::Requests;
 use crate::qp::{LAST, Qp};
 use crate::time::{Clock, Nanos};
-use rounds::{attend, flush_gathered, poll_ready, retry, run_timers};
+use rounds::{answer_bells, attend, flush_gathered, poll_ready, retry, run_timers};
 use rustix::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -41,25 +41,35 @@ pub(crate) fn progress(core: &Core) {
     }
     let poll_hot = |qp: &Arc<Qp>| {
         if !qp.only_receives() {
-            return false;
+            return None;
         }
         let arrived = qp.kick(core, Requests::RECEIVE);
-        if arrived {
-            schedule.note_found();
-        }
         hot.note(arrived, || qp.shares_processor());
-        true
+        Some(arrived)
     };
     let qid = hot.qid.load(Ordering::Relaxed);
-    if !hot.is_to_poll_all() && core.qps.find_again(qid, &LAST, poll_hot) == Some(true) {
-        return;
-    }
-    let arrived = poll_ready(core, Some(Duration::ZERO)).arrived;
-    if let Some(qid) = arrived {
-        hot.qid.store(qid, Ordering::Relaxed);
+    let found = if hot.is_to_poll_all() {
+        None
+    } else {
+        core.qps.find_again(qid, &LAST, poll_hot).flatten()
+    };
+    let polled = match found {
+        Some(true) => {
+            hot.note_found(qid, false);
+            schedule.note_found();
+            return;
+        }
+        Some(false) if !hot.is_to_hear_bells() => return,
+        Some(false) => answer_bells(core),
+        None => poll_ready(core, Some(Duration::ZERO)),
+    };
+    if let Some(qid) = polled.arrived {
+        hot.note_found(qid, polled.by_bell);
         schedule.note_found();
     }
-    hot.note(arrived.is_some(), || false);
+    if polled.arrived.is_some() || found.is_none() {
+        hot.note(polled.arrived.is_some(), || false);
+    }
 }
 
 /// The calling thread waits until `done` for events of the device, for `timeout` at the longest,

@@ -6,8 +6,11 @@ use std::time::Duration;
 
 /// Longest time that a gathered send waits for a poller that has stopped, at first.
 const BURST_TICK: Duration = Duration::from_micros(100);
-/// The interval at which a look checks that a poller still polls.
-pub(super) const POLLED_TICK: Duration = Duration::from_millis(1);
+/// The interval at which a look checks that a poller still polls: at first, and after so many looks
+/// in a row that found polls. Each takes a poller's processor away for 10 to 20 us.
+const POLLED_TICK: Duration = Duration::from_millis(1);
+const LONG_TICK: Duration = Duration::from_millis(2);
+const LONG_AFTER: u32 = 32;
 /// A program that polls so often at least polls all the time.
 const POLLS_EVERY: Duration = Duration::from_micros(20);
 /// A program that has not polled for so long does something else.
@@ -34,6 +37,8 @@ pub(super) struct Pollers {
     /// That was the last look, or there has been too little time for a poll since.
     polled: bool,
     burst_tick: Duration,
+    /// Looks in a row that found polls since the one before.
+    in_a_row: u32,
 }
 
 impl Pollers {
@@ -45,6 +50,7 @@ impl Pollers {
             polled_at: Nanos::default(),
             polled: false,
             burst_tick: BURST_TICK,
+            in_a_row: 0,
         }
     }
 
@@ -56,6 +62,10 @@ impl Pollers {
             (self.polls, self.polled_at) = (polls, now);
         }
         self.looked_at = now;
+        self.in_a_row = match self.polled {
+            true => self.in_a_row.saturating_add(1),
+            false => 0,
+        };
         self.burst_tick = match self.polled {
             true => (2 * self.burst_tick).min(POLLED_TICK),
             false => BURST_TICK,
@@ -71,6 +81,14 @@ impl Pollers {
     /// them.
     pub(super) fn go_on(&self) -> bool {
         self.looked_at.since(self.polled_at) < POLLED_TICK
+    }
+
+    /// When to look whether they still go on.
+    pub(super) fn polled_tick(&self) -> Duration {
+        match self.in_a_row {
+            0..LONG_AFTER => POLLED_TICK,
+            _ => LONG_TICK,
+        }
     }
 
     /// When to look whether pollers have sent what is gathered. As long as they do, looks become
@@ -111,6 +129,21 @@ mod tests {
         assert_eq!(ticks, [200, 400, 800, 1000, 1000, 1000]);
         pollers.look(at(now + 1000), 13, false);
         assert_eq!(pollers.burst_tick(), BURST_TICK);
+    }
+
+    #[test]
+    fn a_program_that_polls_for_long_is_looked_at_less_often() {
+        let mut pollers = Pollers::new(0);
+        let mut now = 0;
+        for polls in 1..=LONG_AFTER {
+            assert_eq!(pollers.polled_tick(), POLLED_TICK, "{polls}");
+            now += 1000;
+            pollers.look(at(now), polls, false);
+        }
+        assert_eq!(pollers.polled_tick(), LONG_TICK);
+        pollers.look(at(now + 2000), LONG_AFTER, false);
+        assert!(!pollers.go_on());
+        assert_eq!(pollers.polled_tick(), POLLED_TICK);
     }
 
     /// A thread that sends for a while does not poll meanwhile.

@@ -13,6 +13,8 @@ use std::time::Duration;
 pub(super) struct Polled {
     /// The last queue pair for which something came.
     pub(super) arrived: Option<u32>,
+    /// A peer on this host rang for it.
+    pub(super) by_bell: bool,
     /// A closing stream is ready.
     pub(super) linger: bool,
     /// A thread requested this one to look around.
@@ -134,12 +136,25 @@ pub(super) fn poll_ready(core: &Core, timeout: Option<Duration>) -> Polled {
         Token::Wake => polled.wake = true,
     });
     drop(asleep);
+    let rung = answer_bells(core);
+    Polled {
+        arrived: rung.arrived.or(polled.arrived),
+        by_bell: rung.by_bell,
+        ..polled
+    }
+}
+
+/// Serves the queue pairs for which peers on this host rang.
+#[inline]
+pub(super) fn answer_bells(core: &Core) -> Polled {
+    let mut polled = Polled::default();
     if let Some(bells) = &core.schedule.bells {
         bells.answer(|qid| {
             if let Some(qp) = core.qps.find(qid)
                 && qp.kick(core, Requests::RECEIVE | Requests::WRITABLE)
             {
                 polled.arrived = Some(qid);
+                polled.by_bell = true;
             }
         });
     }

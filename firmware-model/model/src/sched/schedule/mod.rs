@@ -5,10 +5,12 @@
 //! path changes a registration. A thread that takes an edge must act on it, or put it on the list
 //! of [`Schedule::attend_later`].
 
+mod hot;
 mod readiness;
 pub(crate) mod sleeper;
 mod timers;
 
+pub(crate) use hot::Hot;
 pub(crate) use readiness::{Readiness, Token};
 pub(crate) use timers::Timer;
 
@@ -32,73 +34,8 @@ use timers::Timers;
 /// Arrivals, and streams that take bytes again, that pollers found in a row, after which they drive
 /// the device.
 const POLLER: u32 = 16;
-/// Polls in a row without a result after which a poller yields its processor, and the number of
-/// such polls between two further yields. The sender may be waiting for that processor; a yield
-/// costs next to nothing for a poller with a processor of its own.
-const IDLE_POLLS: u32 = 256;
-const YIELD_EVERY: u32 = 16;
-/// The same for a poller that shares its processor with the peer that it waits for: nothing comes
-/// while it polls.
-const SHARED_IDLE_POLLS: u32 = 4;
-/// Polls in a row without a result after which a poller makes short pauses, of this number of spin
-/// hints: its processor may share a core with the one that works for it.
-const RELAXED_POLLS: u32 = 32;
-const RELAX: u32 = 8;
 /// Queue pairs served between two reads of the list.
 const BATCH: usize = 8;
-
-/// Polls of the stream that last delivered between two polls of all streams: in a row that find
-/// nothing, and altogether.
-const ALL_STREAMS_AFTER: u32 = 16;
-const ALL_STREAMS_EVERY: u32 = 64;
-
-/// The results of the polls of a shard's threads.
-#[repr(align(64))]
-#[derive(Debug, Default)]
-pub(crate) struct Hot {
-    /// The queue pair that last delivered to a thread of this shard; 0 = none.
-    pub(crate) qid: AtomicU32,
-    polls: AtomicU32,
-    /// Polls since something came.
-    idle: AtomicU32,
-}
-
-impl Hot {
-    /// Counts a poll.
-    #[inline]
-    pub(crate) fn count_poll(&self) {
-        // Approximate: threads of one shard may lose counts to one another.
-        let polls = self.polls.load(Ordering::Relaxed).wrapping_add(1);
-        self.polls.store(polls, Ordering::Relaxed);
-    }
-
-    /// Whether the poll is to be one of all streams. While the last stream delivers, that is
-    /// seldom: a look at the others takes words away from their senders' processors.
-    #[inline]
-    pub(crate) fn is_to_poll_all(&self) -> bool {
-        let polls = self.polls.load(Ordering::Relaxed);
-        let idle = self.idle.load(Ordering::Relaxed);
-        polls.is_multiple_of(ALL_STREAMS_EVERY) || (idle + 1).is_multiple_of(ALL_STREAMS_AFTER)
-    }
-
-    /// Notes whether a poll brought something; `is_shared` tells whether the sender may be waiting
-    /// for this processor.
-    pub(crate) fn note(&self, arrived: bool, is_shared: impl FnOnce() -> bool) {
-        if arrived {
-            self.idle.store(0, Ordering::Relaxed);
-            return;
-        }
-        let idle = self.idle.load(Ordering::Relaxed).wrapping_add(1);
-        self.idle.store(idle, Ordering::Relaxed);
-        if idle >= RELAXED_POLLS {
-            (0..RELAX).for_each(|_| std::hint::spin_loop());
-        }
-        let is_long = idle >= IDLE_POLLS && idle.is_multiple_of(YIELD_EVERY);
-        if is_long || idle.is_multiple_of(SHARED_IDLE_POLLS) && is_shared() {
-            rustix::thread::sched_yield();
-        }
-    }
-}
 
 /// A peer on this host rang.
 #[derive(Debug, Clone, Copy)]
@@ -217,8 +154,7 @@ impl Schedule {
     /// The number of polls so far, nearly. Polls drive the receive side.
     #[inline]
     pub(crate) fn polls(&self) -> u32 {
-        let polls = |hot: &Hot| hot.polls.load(Ordering::Relaxed);
-        self.hot.iter().map(polls).fold(0, u32::wrapping_add)
+        self.hot.iter().map(Hot::polls).fold(0, u32::wrapping_add)
     }
 
     /// The results of the polls of this thread's shard.
@@ -447,31 +383,5 @@ impl Schedule {
         lock(&self.timers).clear();
         lock(&self.attention).clear();
         self.attention_len.store(0, Ordering::SeqCst);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Of `polls` polls of the stream that last delivered, those that become polls of all streams.
-    fn of_all(polls: usize, arrived: bool) -> usize {
-        let hot = Hot::default();
-        let is_of_all = || {
-            hot.count_poll();
-            let is_of_all = hot.is_to_poll_all();
-            hot.note(arrived, || false);
-            is_of_all
-        };
-        std::iter::repeat_with(is_of_all)
-            .take(polls)
-            .filter(|all| *all)
-            .count()
-    }
-
-    #[test]
-    fn a_stream_that_delivers_does_not_starve_the_others() {
-        assert_eq!(of_all(640, true), 10);
-        assert_eq!(of_all(640, false), 40);
     }
 }
