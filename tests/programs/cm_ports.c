@@ -123,6 +123,11 @@ static void connects(const char *address, bool late)
 	next_event(served, RDMA_CM_EVENT_DISCONNECTED, NULL);
 	rdma_destroy_qp(id);
 	rdma_destroy_qp(child);
+	ZERO(rdma_destroy_id(listener));
+	/* The port is free at once, although the connections that it took have only just ended. */
+	ZERO(rdma_create_id(served, &listener, NULL, RDMA_PS_TCP));
+	ZERO(bind_to(listener, to));
+	ZERO(rdma_listen(listener, 1));
 	ZERO(rdma_destroy_id(id));
 	ZERO(rdma_destroy_id(child));
 	ZERO(rdma_destroy_id(listener));
