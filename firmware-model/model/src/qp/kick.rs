@@ -61,13 +61,15 @@ impl Qp {
         effects.kick(self.id, Requests::empty());
     }
 
-    /// As [`kick`](Qp::kick). If the peer is a queue pair of this device, it receives at once, too,
-    /// as far as the stream carried what was sent: our requests complete when it has.
-    /// Returns the same.
+    /// As [`kick`](Qp::kick). If the peer is a queue pair of this device, and no other thread polls
+    /// it, it receives at once, too, as far as the stream carried what was sent: our requests
+    /// complete when it has. Returns the same.
     pub(crate) fn kick_through(self: &Arc<Qp>, core: &Core, requests: Requests) -> bool {
         let arrived = self.kick(core, requests);
-        if let Some(sibling) = self.sibling(core) {
-            sibling.kick(core, Requests::RECEIVE);
+        if let Some(sibling) = self.sibling_to_receive(core)
+            && sibling.kick(core, Requests::RECEIVE)
+        {
+            self.kick(core, Requests::PEER_PROGRESS);
         }
         arrived
     }

@@ -30,7 +30,7 @@ use crate::stream::same_host::Processors;
 use crate::time::{Nanos, Now};
 use arc_swap::ArcSwapOption;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use urnic_device::command::{QpStatus, Status};
 use urnic_device::stream::attached;
@@ -58,6 +58,10 @@ pub(crate) struct Qp {
     pub(crate) ends: Mutex<Option<(SocketAddr, SocketAddr)>>,
     /// The queue pair of this device at the other end of the stream; 0 = none.
     pub(crate) sibling: AtomicU32,
+    /// The shard of the thread that polled it last, if it has a sibling; initially none.
+    poller: AtomicUsize,
+    /// The polls of the sibling's poller when we last looked.
+    seen_polls: AtomicU32,
     /// Where the ends of a stream in memory poll.
     pub(crate) processors: ArcSwapOption<Processors>,
 }
@@ -131,6 +135,8 @@ impl Qp {
             blocked: AtomicBool::new(false),
             ends: Mutex::default(),
             sibling: AtomicU32::new(0),
+            poller: AtomicUsize::new(usize::MAX),
+            seen_polls: AtomicU32::new(0),
             processors: ArcSwapOption::empty(),
             turns: Turns::new(Inner {
                 engine,

@@ -3,6 +3,7 @@
 use crate::device::state::Core;
 use crate::device::table::Found;
 use crate::qp::Qp;
+use crate::qp::requests::Requests;
 use crate::rdmap::{Engine, PeerProgress};
 use crate::stream::Stream;
 use std::collections::hash_map::Entry;
@@ -46,6 +47,30 @@ impl Qp {
         {
             entry.remove();
         }
+    }
+
+    /// As [`sibling`](Qp::sibling), if this thread is to let it receive. Another thread that polls
+    /// it finds what has come by itself, and two threads at one queue pair wait for each other's
+    /// cache lines all the time.
+    #[inline]
+    pub(super) fn sibling_to_receive(&self, core: &Core) -> Option<Found<Qp>> {
+        let sibling = self.sibling(core)?;
+        let poller = sibling.poller.load(Ordering::Relaxed);
+        let is_polled = core.schedule.has_polled_elsewhere(poller, &self.seen_polls);
+        (!is_polled).then_some(sibling)
+    }
+
+    /// What a thread of shard `home` requests that polls it: what has come, and how far the sibling
+    /// is, if there is one.
+    #[inline]
+    pub(crate) fn polled_by(&self, home: usize) -> Requests {
+        if self.sibling.load(Ordering::Relaxed) == 0 {
+            return Requests::RECEIVE;
+        }
+        if self.poller.load(Ordering::Relaxed) != home {
+            self.poller.store(home, Ordering::Relaxed);
+        }
+        Requests::RECEIVE | Requests::PEER_PROGRESS
     }
 
     /// The queue pair of this device at the other end of the stream.

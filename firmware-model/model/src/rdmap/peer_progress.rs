@@ -72,14 +72,15 @@ impl PeerProgress {
         of_ours.0.load(Ordering::Acquire)
     }
 
-    /// All up to `position` of what the peer sent is placed, delivered or answered.
+    /// All up to `position` of what the peer sent is placed, delivered or answered. `tell`: the
+    /// peer learns of it by [`moved`](Self::moved) only.
     #[inline]
-    pub(super) fn advance(&mut self, position: u64) {
+    pub(super) fn advance(&mut self, position: u64, tell: bool) {
         let [first, second] = &self.counts.0;
         let of_theirs = if self.end == 0 { second } else { first };
         if of_theirs.0.load(Ordering::Relaxed) != position {
             of_theirs.0.store(position, Ordering::Release);
-            self.moved = true;
+            self.moved |= tell;
         }
     }
 

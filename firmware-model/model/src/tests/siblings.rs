@@ -1,5 +1,6 @@
 //! Both ends of a stream on one device: the sender's completion has the receiver's result.
 
+use super::same_host;
 use crate::mock::{Driver, End, Pair, assert_cqe, wait_for};
 use crate::stream::sim::{Conditions, SimNetwork};
 use crate::time::Nanos;
@@ -231,5 +232,38 @@ fn numbers_are_visited_once_each() {
         );
         driver.on(Opcode::DestroyQp, pair.initiator.qp.id).unwrap();
         driver.on(Opcode::DestroyQp, pair.responder.qp.id).unwrap();
+    }
+}
+
+/// A thread at each end, for several pairs at once: neither lets the queue pairs of the other
+/// receive, and neither waits for ever for what the other one's have done. Messages go one way for
+/// a while, so that no answer brings what is waited for along.
+#[test]
+fn a_thread_at_each_end_finds_what_is_for_it() {
+    for same_host in [false, true] {
+        let driver = same_host::driver(same_host);
+        let driver = &driver;
+        let pairs = (0..3).map(|_| same_host::connect_with(driver, driver, attach::STALL_ON_EMPTY_RQ));
+        let (near, far): (Vec<End>, Vec<End>) = pairs.map(|p| (p.initiator, p.responder)).unzip();
+        std::thread::scope(|scope| {
+            for (mut ends, begins) in [(near, true), (far, false)] {
+                scope.spawn(move || {
+                    for cookie in 0..1000 {
+                        let sends = begins == (cookie / 8 % 2 == 0);
+                        for end in &mut ends {
+                            let place = [end.region.sge(0, 8)];
+                            let done = if sends {
+                                end.qp.post_send(driver, cookie, &place);
+                                end.send_cq.await_completion(driver)
+                            } else {
+                                end.qp.post_recv(driver, cookie, &place);
+                                end.recv_cq.await_completion(driver)
+                            };
+                            assert_cqe(&done, cookie, WcStatus::Success);
+                        }
+                    }
+                });
+            }
+        });
     }
 }

@@ -168,11 +168,13 @@ impl Engine {
         match &mut self.llp {
             Some(Llp::Mpa(mpa)) => {
                 let position = held.unwrap_or_else(|| mpa.rx.position());
-                if let Some(neighbour) = &mut self.halves.requester.neighbour {
-                    neighbour.confirm(position, held.is_some());
-                }
+                let neighbour = &mut self.halves.requester.neighbour;
                 if let Some(peer_progress) = &mut self.peer_progress {
-                    peer_progress.advance(position);
+                    peer_progress.advance(position, neighbour.is_none());
+                }
+                // A peer that hears the bell looks at both.
+                if let Some(neighbour) = neighbour {
+                    neighbour.confirm(position, held.is_some());
                 }
             }
             Some(Llp::Loopback(own)) => own.advance(held.unwrap_or_else(|| own.position())),

@@ -20,6 +20,7 @@ use crate::device::state::Core;
 use crate::qp::effects::Effects;
 use crate::qp::requests::Requests;
 use crate::qp::{LAST, Qp};
+use crate::sched::shard::home_shard;
 use crate::time::{Clock, Nanos};
 use rounds::{answer_bells, attend, flush_gathered, poll_ready, retry, run_timers};
 use rustix::fd::BorrowedFd;
@@ -43,7 +44,7 @@ pub(crate) fn progress(core: &Core) {
         if !qp.only_receives() {
             return None;
         }
-        let arrived = qp.kick(core, Requests::RECEIVE);
+        let arrived = qp.kick(core, qp.polled_by(home_shard()));
         hot.note(arrived, || qp.shares_processor());
         Some(arrived)
     };

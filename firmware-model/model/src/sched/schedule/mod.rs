@@ -163,6 +163,19 @@ impl Schedule {
         &self.hot[home_shard()]
     }
 
+    /// Whether a thread of shard `shard`, which is not this thread's, has polled since the last
+    /// call with this `seen`.
+    #[inline]
+    pub(crate) fn has_polled_elsewhere(&self, shard: usize, seen: &AtomicU32) -> bool {
+        let Some(hot) = self.hot.get(shard).filter(|_| shard != home_shard()) else {
+            return false;
+        };
+        let polls = hot.polls();
+        let before = seen.load(Ordering::Relaxed);
+        seen.store(polls, Ordering::Relaxed);
+        polls != before
+    }
+
     /// Whether sends wait for a poll.
     #[inline]
     pub(crate) fn has_gathered(&self) -> bool {
