@@ -54,13 +54,16 @@ struct Measured {
 /// that the pair used.
 fn run(guest: &Guest, environment: &str, line: &str) -> (bool, String) {
     let port = guest.port;
-    // Hundredths of seconds: user, nice, system, idle, iowait, irq, softirq.
+    // The kernel may close the last server's listener only after that has ended. Busy is in
+    // hundredths of seconds: user, nice, system, idle, iowait, irq, softirq.
     let script = format!(
         "busy() {{ awk '/^cpu / {{ print \"busy\", $2+$3+$4+$7+$8 }}' /proc/stat; }}
          both() {{ env {environment} time -f 'took %U %S' {line} -p {port} $1; }}
+         listens() {{ netstat -ltn | grep -q ':{port} '; }}
+         n=0; while listens; do n=$((n+1)); [ $n -lt 300 ] || break; sleep 0.1; done
          busy
          both >/tmp/server 2>&1 & server=$!
-         n=0; until netstat -ltn | grep -q ':{port} '; do n=$((n+1)); [ $n -lt 300 ] || break; sleep 0.1; done
+         n=0; until listens; do n=$((n+1)); [ $n -lt 300 ] || break; sleep 0.1; done
          both {ADDRESS}; client=$?
          [ $client = 0 ] || kill $server
          wait $server && [ $client = 0 ]; ok=$?
