@@ -239,7 +239,7 @@ impl Rig {
                 "the device is lost, waiting for {what}"
             );
             ensure!(start.elapsed() < TIMEOUT, "{what}: nothing within {TIMEOUT:?}");
-            self.bus.progress();
+            self.bus.progress(0);
             if polls > BUSY_POLLS {
                 std::thread::sleep(Duration::from_micros(200));
             }

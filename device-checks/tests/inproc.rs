@@ -58,8 +58,8 @@ impl Bus for Wrong {
         self.inner.doorbell(uar, offset, value);
     }
 
-    fn progress(&self) {
-        self.inner.progress();
+    fn progress(&self, queue_pair: u32) {
+        self.inner.progress(queue_pair);
     }
 
     fn has_gathered(&self) -> bool {

@@ -152,8 +152,8 @@ impl Bus for InprocBus {
     }
 
     #[inline]
-    fn progress(&self) {
-        self.device.progress();
+    fn progress(&self, queue_pair: u32) {
+        self.device.progress(queue_pair);
     }
 
     fn lend(&self, timeout: Duration, readable: BorrowedFd<'_>, done: &mut dyn FnMut() -> bool) -> bool {

@@ -192,10 +192,11 @@ impl Cq {
     }
 
     /// Runs the device on the calling thread. Called, with no lock of the queue held, by a poll
-    /// that found the queue empty.
+    /// that found the queue empty; `queue_pair` is the one that completed something in it last, by
+    /// its number in the device, or 0.
     #[inline]
-    pub fn progress(&self) {
-        self.driver.bus.progress();
+    pub fn progress(&self, queue_pair: u32) {
+        self.driver.bus.progress(queue_pair);
     }
 
     /// Whether posted work waits for [`Cq::progress`]: then a poll calls it even if the poll found

@@ -25,7 +25,7 @@ impl Bus for FakeBus {
 
     fn doorbell(&self, _uar: u32, _offset: u32, _value: u64) {}
 
-    fn progress(&self) {}
+    fn progress(&self, _queue_pair: u32) {}
 
     fn has_gathered(&self) -> bool {
         false

@@ -477,7 +477,7 @@ impl Cq {
     pub(crate) fn await_completion(&mut self, driver: &Driver) -> Cqe {
         wait_for("a completion", || {
             self.poll().or_else(|| {
-                driver.device.progress();
+                driver.device.progress(0);
                 None
             })
         })

@@ -222,7 +222,7 @@ impl Wiring<'_> {
             return false;
         };
         let rung = device.scan_doorbells();
-        device.progress();
+        device.progress(0);
         rung
     }
 }

@@ -68,6 +68,8 @@ pub(super) struct Completions {
     pub(super) current: Cqe,
     /// Index behind the newest completion at the time of the newest event.
     announced: u32,
+    /// The queue pair whose completion was taken last, by its number in the device; 0 = none was.
+    pub(super) last: u32,
     /// The number of the queue in the device.
     id: u32,
     /// A plan of faults lets it show nothing any more.
@@ -127,6 +129,7 @@ impl Completions {
             let Some(ledger) = self.members.get(&cqe.qid.get()) else {
                 continue;
             };
+            self.last = cqe.qid.get();
             if urnic_faults::is_on() {
                 let mut queue = faulted::Queue::Well;
                 contained(|| queue = faulted::completion(&self.driver, &mut cqe, ledger));
@@ -239,6 +242,7 @@ impl Cq {
                     current: Cqe::default(),
                     announced: 0,
                     id: device.id,
+                    last: 0,
                     overflowed_by_plan: false,
                 }),
                 device,
@@ -317,12 +321,13 @@ impl Cq {
         Some(ledger.receives_settled().wrapping_add(waiting as u32))
     }
 
-    /// Takes up to `room` completions.
+    /// Takes up to `room` completions; returns how many, and the queue pair of the last one that
+    /// was ever taken.
     ///
     /// # Safety
     /// `wc` has space for `room` completions.
     #[inline]
-    unsafe fn poll(&self, room: usize, wc: *mut ibv_wc) -> usize {
+    unsafe fn poll(&self, room: usize, wc: *mut ibv_wc) -> (usize, u32) {
         let mut completions = self.completions.hold();
         let before = completions.ring.consumer();
         let mut taken = 0;
@@ -336,7 +341,7 @@ impl Cq {
         if completions.ring.consumer() != before {
             completions.ring.publish();
         }
-        taken
+        (taken, completions.last)
     }
 
     /// Moves the queue to a ring of at least `cqe` entries.
@@ -459,13 +464,13 @@ pub(super) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, num_entries: c_int, wc:
     }
     let room = usize::try_from(num_entries).unwrap_or(0);
     // SAFETY: the program's array has `room` entries.
-    let mut taken = unsafe { cq.poll(room, wc) };
+    let (mut taken, last) = unsafe { cq.poll(room, wc) };
     if taken == 0 {
-        contained(|| cq.device.progress());
+        contained(|| cq.device.progress(last));
         // SAFETY: the program's array has enough entries.
-        taken = unsafe { cq.poll(room, wc) };
+        (taken, _) = unsafe { cq.poll(room, wc) };
     } else if cq.device.has_gathered() {
-        contained(|| cq.device.progress());
+        contained(|| cq.device.progress(last));
     }
     taken as c_int
 }

@@ -127,9 +127,10 @@ pub(super) unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_po
         }
         // Entries of destroyed queue pairs were skipped.
         completions.ring.publish();
+        let last = completions.last;
         drop(completions);
         if again {
-            contained(|| queue.device.progress());
+            contained(|| queue.device.progress(last));
         }
     }
     Errno::NOENT.raw_os_error()
@@ -163,9 +164,10 @@ unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
     // SAFETY: `start_poll` kept the queue locked.
     let completions = unsafe { queue.completions.resume() };
     completions.ring.publish();
+    let last = completions.last;
     drop(completions);
     if queue.device.has_gathered() {
-        contained(|| queue.device.progress());
+        contained(|| queue.device.progress(last));
     }
 }
 

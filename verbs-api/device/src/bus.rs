@@ -76,8 +76,9 @@ pub trait Bus: Send + Sync {
     fn features(&self, _features: u32) {}
 
     /// Lends the device the thread of a poller that found its queue empty: the device receives, and
-    /// sends the data that it had gathered.
-    fn progress(&self);
+    /// sends the data that it had gathered. `queue_pair` is the one that completed something in
+    /// that queue last, or 0: most likely the poller waits for that one.
+    fn progress(&self, queue_pair: u32);
 
     /// Waits until `done` returns true, for at most `timeout`. A device that can use the calling
     /// thread serves all its streams meanwhile. `readiness` becomes readable when another thread

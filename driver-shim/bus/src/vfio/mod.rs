@@ -141,7 +141,7 @@ impl Bus for VfioBus {
     }
 
     #[inline]
-    fn progress(&self) {
+    fn progress(&self, _queue_pair: u32) {
         self.inner.doorbells.yield_when_idle();
     }
 

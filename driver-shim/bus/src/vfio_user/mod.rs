@@ -332,7 +332,7 @@ impl Bus for VfioUserBus {
     }
 
     #[inline]
-    fn progress(&self) {
+    fn progress(&self, _queue_pair: u32) {
         self.doorbells.yield_when_idle();
     }
 

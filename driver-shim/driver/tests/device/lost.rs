@@ -68,9 +68,9 @@ impl Bus for Cable {
         }
     }
 
-    fn progress(&self) {
+    fn progress(&self, queue_pair: u32) {
         if !self.is_cut() {
-            self.device.progress();
+            self.device.progress(queue_pair);
         }
     }
 

@@ -65,7 +65,7 @@ pub(crate) fn until(program: &Program, what: &str, mut done: impl FnMut() -> boo
             start.elapsed() < Duration::from_secs(60),
             "timeout while waiting until {what}"
         );
-        program.cq.progress();
+        program.cq.progress(0);
     }
 }
 

@@ -130,7 +130,7 @@ fn a_child_has_no_device_and_can_open_one() {
         a.qp.publish_sends(0, 1);
         a.qp.publish_receives(0, 1);
         parent.cq.arm(0, false);
-        parent.cq.progress();
+        parent.cq.progress(0);
         old.shutdown();
 
         let program = Program::new(&open());

@@ -140,11 +140,12 @@ impl Device {
     }
 
     /// Called by a poller with an empty completion queue: sends gathered requests and drives the
-    /// receive side, for one system call or a few.
+    /// receive side, for one system call or a few. `queue_pair` is the one that completed something
+    /// there last, or 0.
     #[inline]
-    pub fn progress(&self) {
+    pub fn progress(&self, queue_pair: u32) {
         if !self.core.is_abandoned() {
-            runtime::progress(&self.core);
+            runtime::progress(&self.core, queue_pair);
         }
     }
 

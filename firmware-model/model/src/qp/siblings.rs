@@ -5,6 +5,7 @@ use crate::device::table::Found;
 use crate::qp::Qp;
 use crate::qp::requests::Requests;
 use crate::rdmap::{Engine, PeerProgress};
+use crate::sched::shard::home_shard;
 use crate::stream::Stream;
 use std::collections::hash_map::Entry;
 use std::net::SocketAddr;
@@ -60,13 +61,19 @@ impl Qp {
         (!is_polled).then_some(sibling)
     }
 
-    /// What a thread of shard `home` requests that polls it: what has come, and how far the sibling
-    /// is, if there is one.
+    /// What this thread, which polls it, is to request: what has come, and how far the sibling is,
+    /// if there is one.
     #[inline]
-    pub(crate) fn polled_by(&self, home: usize) -> Requests {
-        if self.sibling.load(Ordering::Relaxed) == 0 {
-            return Requests::RECEIVE;
+    pub(crate) fn polled(&self) -> Requests {
+        match self.sibling.load(Ordering::Relaxed) {
+            0 => Requests::RECEIVE,
+            _ => self.polled_beside_sibling(),
         }
+    }
+
+    #[inline(never)]
+    fn polled_beside_sibling(&self) -> Requests {
+        let home = home_shard();
         if self.poller.load(Ordering::Relaxed) != home {
             self.poller.store(home, Ordering::Relaxed);
         }

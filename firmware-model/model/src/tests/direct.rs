@@ -171,7 +171,7 @@ fn shm_09_a_write_does_not_overtake_a_send() {
         let write = one_sided(wqe::Opcode::Write, 2, &pair.responder);
         pair.initiator.qp.post(&near, write, &[from.sge(0, len)]);
         for _ in 0..3 {
-            near.device.progress();
+            near.device.progress(0);
             assert_eq!(far.arena.read(into.iova, 8), [0; 8], "{len} bytes");
             pair.responder.qp.post_recv(&far, 3, &[into.sge(500_000, 8)]);
             assert_cqe(

@@ -33,7 +33,7 @@ fn sends_with_polls_between_leave_at_once() {
         // Sent before the post returned.
         assert!(!near.device.has_gathered());
         assert_cqe(&pair.initiator.send_cq.poll().unwrap(), cookie, WcStatus::Success);
-        near.device.progress();
+        near.device.progress(0);
         let received = pair.responder.recv_cq.await_completion(&far);
         assert_cqe(&received, cookie, WcStatus::Success);
     }
@@ -69,7 +69,7 @@ fn a_burst_leaves_in_few_system_calls() -> bool {
     assert!(cookies.eq(0..BURST));
     // The first poll without more sends ends the burst.
     wait_for("the end of the burst", || {
-        near.device.progress();
+        near.device.progress(0);
         (!near.device.has_gathered()).then_some(())
     });
     few

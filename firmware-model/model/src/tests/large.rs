@@ -24,7 +24,7 @@ fn under_way(near: &Driver, pair: &mut Pair, seed: usize) -> Region {
     near.arena.write(region.iova, &content(seed));
     let qp = &mut pair.initiator.qp;
     qp.post_send(near, 1, &[region.sge(0, LEN as u32)]);
-    near.device.progress();
+    near.device.progress(0);
     region
 }
 

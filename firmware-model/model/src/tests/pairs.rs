@@ -240,7 +240,7 @@ fn sec_05_an_overflow_ends_only_the_queue_pairs_of_that_queue() {
         if initiator.qp.sq_producer() - initiator.qp.sq_consumer() < 256 {
             initiator.qp.post(&near, write, &[initiator.region.sge(0, 8)]);
         }
-        near.device.progress();
+        near.device.progress(0);
     }
     near.await_event(EventKind::CqError, initiator.send_cq.id);
     near.await_event(EventKind::QpError, initiator.qp.id);

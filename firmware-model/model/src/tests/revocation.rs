@@ -49,7 +49,7 @@ fn reads_race_with_revocation(flags: u32, unmapped: bool) {
         let until = (round % READS) * u64::from(LEN) + round * 4099 % u64::from(LEN);
         if round > 0 {
             wait_for("part of an answer", || {
-                near.device.progress();
+                near.device.progress(0);
                 arrived(until).then_some(())
             });
         }

@@ -121,7 +121,7 @@ fn a_peer_attached_later_checks_from_the_first_message() {
             pair.initiator.send_cq.poll().is_none(),
             "the peer has processed nothing yet"
         );
-        driver.device.progress();
+        driver.device.progress(0);
     }
     driver.attach(accepted, &pair.responder.qp, false).unwrap();
     for (cookie, status) in OUTCOMES {
@@ -149,7 +149,7 @@ fn a_send_completes_when_it_is_delivered() {
     for cookie in 1..=3 {
         for _ in 0..POLLS {
             assert!(initiator.send_cq.poll().is_none(), "{cookie} is not delivered");
-            driver.device.progress();
+            driver.device.progress(0);
         }
         responder
             .qp

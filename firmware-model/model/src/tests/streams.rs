@@ -469,7 +469,7 @@ fn an_abandoned_device_has_no_descriptors_and_does_nothing() {
     let child = unsafe { libc::fork() };
     if child == 0 {
         driver.device.abandon_in_child();
-        driver.device.progress();
+        driver.device.progress(0);
         driver.device.bar0_write(0x30, 1);
         driver.device.doorbell(1, 0, 1 << 56);
         driver.device.shutdown();

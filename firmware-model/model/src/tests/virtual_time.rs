@@ -316,3 +316,28 @@ fn what_is_late_arrives_before_the_end_of_its_connection() {
         event.filter(|e| e.object.get() == responder.qp.id)
     });
 }
+
+/// A poller looks at the queue pair that its own queue served last, whatever this thread found
+/// last.
+#[test]
+fn a_poller_finds_what_its_queue_waits_for_at_the_first_look() {
+    let world = TestBed::new(Conditions {
+        latency: Duration::ZERO,
+        ..Conditions::default()
+    });
+    let mut pairs = [world.connect(), world.connect()];
+    for cookie in 0..10 {
+        for Pair { initiator, responder } in &mut pairs {
+            let (from, into) = (initiator.region.sge(0, 8), responder.region.sge(0, 8));
+            responder.qp.post_recv(&world.far, cookie, &[into]);
+            initiator.qp.post_send(&world.near, cookie, &[from]);
+        }
+        // A program that never polls has its sends gathered.
+        world.near.device.progress(0);
+        for Pair { responder, .. } in &mut pairs {
+            world.far.device.progress(responder.qp.id);
+            let received = responder.recv_cq.poll().expect("found at the first look");
+            assert_cqe(&received, cookie, WcStatus::Success);
+        }
+    }
+}

@@ -3,7 +3,7 @@
 //! | thread | drives |
 //! |---|---|
 //! | a ringing thread | the queue pair it rang for |
-//! | a poller ([`progress`]) | gathered sends; the stream that last delivered to this thread; [at times](crate::sched::schedule::Hot::is_to_poll_all) all ready objects; [more often](crate::sched::schedule::Hot::is_to_hear_bells) those for which peers on this host ring |
+//! | a poller ([`progress`]) | gathered sends; the stream that last delivered to the poller's queue; [at times](crate::sched::schedule::Hot::is_to_poll_all) all ready objects; [more often](crate::sched::schedule::Hot::is_to_hear_bells) those for which peers on this host ring |
 //! | a thread that waits for an event ([`lend`]) | all ready objects, for a short time |
 //! | the [background](background) thread | all ready objects, while no program polls; timers; closing streams |
 //!
@@ -20,7 +20,6 @@ use crate::device::state::Core;
 use crate::qp::effects::Effects;
 use crate::qp::requests::Requests;
 use crate::qp::{LAST, Qp};
-use crate::sched::shard::home_shard;
 use crate::time::{Clock, Nanos};
 use rounds::{answer_bells, attend, flush_gathered, poll_ready, retry, run_timers};
 use rustix::fd::BorrowedFd;
@@ -31,9 +30,11 @@ use std::time::Duration;
 /// The time within which a thread that got an event usually waits for the next one.
 const RETURN: Duration = Duration::from_micros(500);
 
-/// Drives the device for a poller whose completion queue is empty.
+/// Drives the device for a poller whose completion queue is empty. `last` is the queue pair that
+/// completed something there last, or 0: it is polled, and not the one for which this thread found
+/// something last, which another thread's queue may serve.
 #[inline]
-pub(crate) fn progress(core: &Core) {
+pub(crate) fn progress(core: &Core, last: u32) {
     let schedule = &core.schedule;
     let hot = schedule.hot();
     hot.count_poll();
@@ -44,11 +45,14 @@ pub(crate) fn progress(core: &Core) {
         if !qp.only_receives() {
             return None;
         }
-        let arrived = qp.kick(core, qp.polled_by(home_shard()));
+        let arrived = qp.kick(core, qp.polled());
         hot.note(arrived, || qp.shares_processor());
         Some(arrived)
     };
-    let qid = hot.qid.load(Ordering::Relaxed);
+    let qid = match last {
+        0 => hot.qid.load(Ordering::Relaxed),
+        last => last,
+    };
     let found = if hot.is_to_poll_all() {
         None
     } else {
