@@ -26,7 +26,8 @@ const BELLS_EVERY: u32 = 2;
 #[repr(align(64))]
 #[derive(Debug, Default)]
 pub(crate) struct Hot {
-    /// The queue pair that last delivered to a thread of this shard; 0 = none.
+    /// The queue pair for which a thread of this shard last found something; 0 = none. It is
+    /// polled for completion queues that have had no completion yet.
     pub(crate) qid: AtomicU32,
     polls: AtomicU32,
     /// Polls since something came.
