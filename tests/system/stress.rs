@@ -104,6 +104,24 @@ fn children_that_are_killed_harm_no_function_of_their_server() {
     ends_well(kills.args(["-s", &seed(any())]).line("-n 20000"), LIMIT);
 }
 
+/// A peer that is killed while a message of its own waits for a receive.
+fn held() -> Result<Program, String> {
+    let program = Program::new(compiled("held")?);
+    Ok(program.env("URNIC_SET", "native.fin_grace_ms=50"))
+}
+
+#[test]
+fn no_request_waits_for_a_dead_peer_behind_a_message_that_waits_for_a_receive() {
+    let held = or_skip!(held());
+    ends_well(held.env("URNIC_SAME_HOST", "auto"), LIMIT);
+}
+
+#[test]
+fn no_request_waits_for_a_dead_peer_behind_a_message_that_waits_for_a_receive_over_tcp() {
+    let held = or_skip!(held()).env("URNIC_SAME_HOST", "off");
+    ends_well(held.arg("-r"), LIMIT);
+}
+
 #[test]
 #[ignore = "long: make soak"]
 fn shm_18_ten_million_operations_with_children_that_are_killed() {

@@ -429,7 +429,7 @@ fn attach_stream(streams: &Streams<'_>, sid: u32, qid: u32, attachment: &Attachm
         ird: attachment.ird.into(),
         ord: attachment.ord.into(),
         ord_limit: 0,
-        fin_grace_ms: 0,
+        fin_grace_ms: milliseconds(Some(driver.config.native.fin_grace)),
     })?;
     qp.set_managed(attachment.ack_timeout);
     Ok(())

@@ -41,7 +41,8 @@ impl Qp {
         if requests.intersects(Requests::SEND) {
             self.counters.add(Counter::Doorbells, 1);
             inner.gathering.note_ring(self.poll_count(core));
-            if requests == Requests::SEND && !inner.blocked && self.send_alone(core, inner, &mut env) {
+            let is_plain = requests == Requests::SEND && !inner.blocked && !inner.hung_up;
+            if is_plain && self.send_alone(core, inner, &mut env) {
                 return false;
             }
         }
@@ -228,6 +229,9 @@ impl Qp {
     /// After every run: makes sure that no ring is missed in the error state, and that no timer is
     /// lost; `late` is when the stream was to go on.
     fn settle(self: &Arc<Qp>, core: &Core, inner: &mut Inner, env: &mut Env<'_>, late: Option<Nanos>) {
+        if inner.hung_up {
+            inner.with_engine(|engine, stream| engine.note_end_behind(env, stream));
+        }
         if inner.engine.state() == QpState::Err {
             core.schedule.end_burst(&mut inner.gathering);
             let mut left = u32::MAX;

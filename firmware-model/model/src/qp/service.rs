@@ -165,6 +165,12 @@ impl Service {
         }
     }
 
+    pub(crate) fn note_end_behind(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
+        if let Service::Connected(engine) = self {
+            engine.note_end_behind(env, stream);
+        }
+    }
+
     #[inline]
     pub(crate) fn has_progressed(&mut self) -> bool {
         match self {

@@ -63,7 +63,13 @@ impl Engine {
     pub fn tick(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
         let now = env.now.get();
         let due = |deadline: Option<Nanos>| deadline.is_some_and(|at| at <= now);
-        if due(self.grace_deadline) {
+        if due(self.grace_deadline) && !self.held.is_empty() {
+            self.grace_deadline = None;
+            if self.is_awaiting_peer() {
+                stream.finish();
+                self.lose(Lost::Closed, env, stream);
+            }
+        } else if due(self.grace_deadline) {
             // The peer will not return. The next send fails because of that (design: native
             // connections).
             self.grace_deadline = None;
@@ -161,6 +167,30 @@ impl Engine {
         stream.finish();
         self.end(env);
         RxOutcome::Ended
+    }
+
+    /// The peer has ended, and its end lies behind a message that waits for a receive. A program
+    /// that waits for its requests may never post that receive: a request that only the peer could
+    /// complete fails after the grace period. The message is delivered if there is a receive in
+    /// time.
+    pub fn note_end_behind(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
+        if self.held.is_empty() || !matches!(self.progress, Progress::Open) {
+            return;
+        }
+        if self.input_ended {
+            // All is read: no confirmation comes any more, as behind an end that is reached.
+            self.halves.requester.await_no_more();
+            self.peer_progress = None;
+            self.peer_progressed(env, stream);
+        }
+        if self.grace_deadline.is_none() && self.is_awaiting_peer() {
+            self.grace_deadline = Some(env.now.get() + self.fin_grace);
+        }
+    }
+
+    /// Whether a request waits for something of the peer.
+    fn is_awaiting_peer(&self) -> bool {
+        self.halves.requester.is_outstanding(self.known())
     }
 
     /// Handles an error of this side, or one that it found in what arrived: the peer gets one

@@ -195,6 +195,7 @@ impl Engine {
             self.held.release();
             // The next message has its own waiting time.
             (self.waiting, self.rnr_deadline) = (false, None);
+            self.grace_deadline = None;
         }
         Ok(())
     }

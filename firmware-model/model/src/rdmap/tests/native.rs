@@ -327,6 +327,48 @@ fn fin_with_work_outstanding_is_retry_exc() {
     assert_eq!(pair.a.sent()[0].1, WcStatus::RetryExcErr);
 }
 
+/// A queue pair whose Read the peer does not answer before its FIN, while a message of the peer
+/// waits for a receive.
+fn ended_behind_a_message() -> Pair {
+    let mut pair = native_pair();
+    let sink = pair.b.region(8, everything());
+    pair.a.post(&Work::send(1).inline(b"early"));
+    pair.run_now();
+    pair.b.post(&Work::read(2, 5, 0).sge(sink.sge(0, 8)));
+    pair.a.stream.finish();
+    run_without_peer(&mut pair, Duration::from_secs(1));
+    assert_eq!(pair.b.rx, RxOutcome::Stalled);
+    pair.b
+        .with(|engine, env, stream| engine.note_end_behind(env, stream));
+    assert!(pair.b.sent().is_empty());
+    pair
+}
+
+/// The peer does nothing any more.
+fn run_without_peer(pair: &mut Pair, duration: Duration) {
+    pair.advance(duration);
+    while pair.b.pump() {}
+}
+
+#[test]
+fn a_request_fails_though_the_end_lies_behind_a_message_that_waits() {
+    let mut pair = ended_behind_a_message();
+    run_without_peer(&mut pair, Duration::from_secs(2));
+    assert_eq!(pair.b.sent(), [(2, WcStatus::RetryExcErr)]);
+    assert_eq!(pair.b.faults(), [(QpFault::StreamLost, 0x2001_0000)]);
+}
+
+#[test]
+fn a_receive_in_time_has_the_message_before_the_end() {
+    let mut pair = ended_behind_a_message();
+    let region = pair.b.region(64, everything());
+    pair.b.post_recv(3, &[region.sge(0, 64)]);
+    pair.b.post_recv(4, &[]);
+    run_without_peer(&mut pair, Duration::ZERO);
+    assert_eq!(pair.b.received(), [(3, SUCCESS, 5), (4, FLUSHED, 0)]);
+    assert_eq!(pair.b.sent(), [(2, WcStatus::RetryExcErr)]);
+}
+
 fn alone() -> Node {
     let clock = Arc::new(AtomicU64::new(0));
     let (memory, pd) = table();
