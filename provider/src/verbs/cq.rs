@@ -297,6 +297,10 @@ impl Cq {
         let mut completions = self.completions.hold();
         completions.members.remove(&qid);
         completions.ring.purge(qid);
+        // A poller that names a queue pair which is gone has all others looked at each time.
+        if completions.last == qid {
+            completions.last = 0;
+        }
     }
 
     /// The queue pair was reset: its remaining completions are not polled any more.
