@@ -5,7 +5,7 @@
 use std::time::{Duration, SystemTime};
 
 use urnic_tests::program::Program;
-use urnic_tests::served::Served;
+use urnic_tests::served::{Served, in_process};
 use urnic_tests::skip::installed;
 use urnic_tests::{compiled, or_skip};
 
@@ -106,6 +106,7 @@ fn children_that_are_killed_harm_no_function_of_their_server() {
 
 /// A peer that is killed while a message of its own waits for a receive.
 fn held() -> Result<Program, String> {
+    in_process("the peer's device is to stop with its program")?;
     let program = Program::new(compiled("held")?);
     Ok(program.env("URNIC_SET", "native.fin_grace_ms=50"))
 }
