@@ -48,6 +48,8 @@ static void join(struct side *side, int sock)
 	barrier(sock);
 }
 
+/* As `next_wc`, but gives up, and says what it waited for: a completion that never comes is
+ * what this program looks for. */
 static struct ibv_wc next(struct side *side, const char *what)
 {
 	struct ibv_wc wc;
@@ -99,8 +101,7 @@ static void dies_in(int number)
 		_exit(127);
 	}
 	join(&side, socks[0]);
-	if (next(&side, "the message").wr_id)
-		die("something came before the message");
+	next(&side, "the message");
 	barrier(socks[0]);
 	/* It has nothing for this request: no receive, and no time. */
 	kill(pid, SIGSTOP);

@@ -63,18 +63,17 @@ impl Engine {
     pub fn tick(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
         let now = env.now.get();
         let due = |deadline: Option<Nanos>| deadline.is_some_and(|at| at <= now);
-        if due(self.grace_deadline) && !self.held.is_empty() {
+        if due(self.grace_deadline) {
             self.grace_deadline = None;
-            if self.is_awaiting_peer() {
+            if self.held.is_empty() {
+                // The peer will not return. The next send fails because of that (design: native
+                // connections).
+                self.halves.requester.flush_status = Some(WcStatus::RetryExcErr);
+                self.end(env);
+            } else if self.is_awaiting_peer() {
                 stream.finish();
                 self.lose(Lost::Closed, env, stream);
             }
-        } else if due(self.grace_deadline) {
-            // The peer will not return. The next send fails because of that (design: native
-            // connections).
-            self.grace_deadline = None;
-            self.halves.requester.flush_status = Some(WcStatus::RetryExcErr);
-            self.end(env);
         }
         if due(self.rnr_deadline) {
             self.rnr_deadline = None;
