@@ -10,12 +10,26 @@ use rustix::process::Pid;
 /// # Errors
 /// Those of process_vm_readv(2).
 pub fn read(process: Pid, address: u64, into: &mut [u8]) -> Result<usize, Errno> {
+    let [local, remote] = extents(address, into.as_mut_ptr(), into.len());
+    process_vm(libc::SYS_process_vm_readv, process, [&[local], &[remote]])
+}
+
+/// Copies two parts out of a process, the first one first, as many bytes as are there.
+///
+/// # Errors
+/// Those of process_vm_readv(2).
+pub(crate) fn read_both(
+    process: Pid,
+    [(first, head), (second, body)]: [(u64, &mut [u8]); 2],
+) -> Result<usize, Errno> {
+    let [[local, remote], [next_local, next_remote]] = [
+        extents(first, head.as_mut_ptr(), head.len()),
+        extents(second, body.as_mut_ptr(), body.len()),
+    ];
     process_vm(
         libc::SYS_process_vm_readv,
         process,
-        address,
-        into.as_mut_ptr(),
-        into.len(),
+        [&[local, next_local], &[remote, next_remote]],
     )
 }
 
@@ -24,13 +38,9 @@ pub fn read(process: Pid, address: u64, into: &mut [u8]) -> Result<usize, Errno>
 /// # Errors
 /// Those of process_vm_writev(2).
 pub fn write(process: Pid, address: u64, from: &[u8]) -> Result<usize, Errno> {
-    process_vm(
-        libc::SYS_process_vm_writev,
-        process,
-        address,
-        from.as_ptr().cast_mut(),
-        from.len(),
-    )
+    // The kernel only reads here.
+    let [local, remote] = extents(address, from.as_ptr().cast_mut(), from.len());
+    process_vm(libc::SYS_process_vm_writev, process, [&[local], &[remote]])
 }
 
 /// Whether a system call is one of the two.
@@ -51,25 +61,22 @@ pub(super) fn extents(there: u64, here: *mut u8, len: usize) -> [libc::iovec; 2]
     [local, remote]
 }
 
-/// `here` is only read by a call that writes there.
+/// Copies between extents of two lists of one length: here, and there.
 fn process_vm(
     call: libc::c_long,
     process: Pid,
-    there: u64,
-    here: *mut u8,
-    len: usize,
+    [local, remote]: [&[libc::iovec]; 2],
 ) -> Result<usize, Errno> {
-    let [local, remote] = extents(there, here, len);
-    // SAFETY: `here` is a live slice of `len` bytes, writable if this call writes to it; what is
-    // `there` is checked by the kernel.
+    // SAFETY: the callers made the extents here of live slices, which are writable if this call
+    // writes to them; what is there is checked by the kernel.
     let done = unsafe {
         libc::syscall(
             call,
             process.as_raw_nonzero().get(),
-            &raw const local,
-            1usize,
-            &raw const remote,
-            1usize,
+            local.as_ptr(),
+            local.len(),
+            remote.as_ptr(),
+            remote.len(),
             0usize,
         )
     };

@@ -34,10 +34,28 @@ impl RecvWqe {
         &self.sges[..self.len]
     }
 
+    /// Bytes that its first element has room for.
+    pub fn first_room(&self) -> u32 {
+        self.sges().first().map_or(0, |sge| sge.len.get())
+    }
+
     /// Bytes it has room for.
     pub fn room(&self) -> u64 {
         self.sges().iter().map(|s| u64::from(s.len.get())).sum()
     }
+}
+
+/// Where a receive queue is in the device's process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ReceivePlace {
+    /// The address of its entries, `1 << log_size` of `1 << log_stride` bytes.
+    pub(crate) entries: u64,
+    /// The address of the producer index.
+    pub(crate) producer: u64,
+    pub(crate) log_size: u32,
+    pub(crate) log_stride: u32,
+    /// The number of the next receive to be taken.
+    pub(crate) next: u32,
 }
 
 /// A receive queue as the device sees it.
@@ -115,6 +133,17 @@ impl ReceiveQueue {
         } else {
             Err(BadWqe { cookie: into.cookie })
         })
+    }
+
+    /// Where the queue is, for a peer that fills receives by itself.
+    pub(crate) fn place(&self) -> ReceivePlace {
+        ReceivePlace {
+            entries: self.ring.address() as u64,
+            producer: std::ptr::from_ref(&self.record.rq_producer).addr() as u64,
+            log_size: self.mask.count_ones(),
+            log_stride: self.log_stride,
+            next: self.next,
+        }
     }
 
     /// Receives posted and not taken.
@@ -232,6 +261,14 @@ impl ReceiveSource {
         match self {
             ReceiveSource::Own(queue) => queue.take(into),
             ReceiveSource::Shared(queue) => queue.take(into, effects),
+        }
+    }
+
+    /// Where the queue is, if it is the queue pair's own.
+    pub(crate) fn place(&self) -> Option<ReceivePlace> {
+        match self {
+            ReceiveSource::Own(queue) => Some(queue.place()),
+            ReceiveSource::Shared(_) => None,
         }
     }
 

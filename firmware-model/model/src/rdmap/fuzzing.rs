@@ -17,6 +17,7 @@ pub fn engine_rx(data: &[u8]) {
         initiator: option(3),
         extensions: option(4),
         delivered: option(7),
+        fills: framed && cut % 2 == 1,
         knows_stag: option(5),
         cut: usize::from(*cut).pow(2) + 1,
     };

@@ -77,6 +77,8 @@ pub(super) struct Responder {
     pub(super) stalls: bool,
     /// The stream waits in this way only before the first receive.
     pub(super) stalls_at_first: bool,
+    /// The peer may place payload of Sends in receives before the messages come.
+    pub(super) peer_fills: bool,
     /// What is dropped, with kind UC.
     pub(super) drops: Drops,
     /// Immediate data of the Send that comes next.
@@ -98,6 +100,7 @@ impl Responder {
             msn: 1,
             stalls: false,
             stalls_at_first: false,
+            peer_fills: false,
             drops,
             next_immediate: None,
             written: 0,
@@ -179,7 +182,8 @@ impl Responder {
         if header.msn != self.msn {
             return Err(TerminateError::DdpInvalidMsn.into());
         }
-        if self.receiving.is_none() {
+        let is_first = self.receiving.is_none();
+        if is_first {
             self.drops.begin_send();
             self.take(env, opcode)?;
         }
@@ -192,7 +196,16 @@ impl Responder {
         // The lower layer delivers in order, so there are no gaps (row DDP-S-08).
         let mo = u64::from(header.mo);
         if mo != receiving.placed {
-            return Err(TerminateError::DdpInvalidMo.into());
+            let first_room = self.wqe.first_room();
+            let is_filled = self.peer_fills
+                && is_first
+                && header.mo <= first_room
+                && header.rsvd_ulp_word == self.rq.taken().wrapping_sub(1);
+            if !is_filled {
+                return Err(TerminateError::DdpInvalidMo.into());
+            }
+            receiving.placed = mo;
+            receiving.cursor.advance(header.mo as usize);
         }
         if mo + len as u64 > receiving.room.min(MAX_MESSAGE) {
             if self.drops.are_on() && mo + len as u64 <= MAX_MESSAGE {

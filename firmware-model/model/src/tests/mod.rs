@@ -9,6 +9,7 @@ mod datagrams;
 #[cfg(target_arch = "x86_64")]
 mod direct;
 mod elsewhere;
+mod fill;
 mod gather;
 mod large;
 mod nonsense;

@@ -24,7 +24,17 @@ fn connect(near: &Driver, far: &Driver) -> Pair {
 
 /// As [`connect`], with flags of `Attach`.
 pub(super) fn connect_with(near: &Driver, far: &Driver, flags: u32) -> Pair {
-    let (pair, connecting, accepted) = Pair::prepare_while(near, far, |connecting, accepted| {
+    connect_prepared(near, far, flags, |_| {})
+}
+
+/// As [`connect_with`]; `prepare` changes the queue pairs before they have the connection.
+pub(super) fn connect_prepared(
+    near: &Driver,
+    far: &Driver,
+    flags: u32,
+    prepare: impl FnOnce(&mut Pair),
+) -> Pair {
+    let (mut pair, connecting, accepted) = Pair::prepare_while(near, far, |connecting, accepted| {
         send(near, connecting, b"?").unwrap();
         receive(far, accepted, 1).unwrap();
         far.await_event(EventKind::StreamReceived, accepted);
@@ -32,6 +42,7 @@ pub(super) fn connect_with(near: &Driver, far: &Driver, flags: u32) -> Pair {
         receive(near, connecting, 1).unwrap();
         near.await_event(EventKind::StreamReceived, connecting);
     });
+    prepare(&mut pair);
     let flags = flags | attach::CRC;
     far.attach_with(accepted, &pair.responder.qp, flags).unwrap();
     near.attach_with(connecting, &pair.initiator.qp, flags | attach::INITIATOR)

@@ -119,7 +119,8 @@ impl ForeignTable {
             Need::RemoteRead => Access::REMOTE_READ,
             Need::RemoteWrite => Access::REMOTE_WRITE,
             Need::RemoteAtomic => Access::REMOTE_ATOMIC,
-            Need::LocalRead | Need::LocalWrite => return None,
+            Need::LocalWrite => Access::LOCAL_WRITE,
+            Need::LocalRead => return None,
         };
         let slot = self.slot(stag);
         if slot >= self.slots {

@@ -181,7 +181,12 @@ impl Exports {
             Place::Here(address) => (OF_DEVICE, address),
             Place::AtHost(address) => (OF_HOST, address),
         };
-        let access = entry.access.bits();
+        // Receives are not placed through windows.
+        let local = match entry.is_window {
+            true => Access::LOCAL_WRITE,
+            false => Access::empty(),
+        };
+        let access = (entry.access - local).bits();
         let qid = entry.qid.unwrap_or(0);
         word(STAG_PD).store(pair(entry.stag, entry.pd), Ordering::Relaxed);
         word(QID_ACCESS).store(pair(qid, access), Ordering::Relaxed);
@@ -241,9 +246,11 @@ pub(crate) struct Admission {
 }
 
 impl Admission {
-    /// Sets what the peer may do: accesses of these rights, to memory of domain `pd`.
+    /// Sets what the peer may do: accesses of these rights, to memory of domain `pd`. The local
+    /// right is that of filling receives.
     pub(crate) fn permit(&self, pd: u32, rights: Access) {
-        let rights = rights & (Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
+        let remote = Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
+        let rights = rights & (remote | Access::LOCAL_WRITE);
         let permit = self.memory.word64(self.permit);
         let value = match rights.is_empty() {
             true => 0,

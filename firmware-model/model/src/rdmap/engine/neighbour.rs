@@ -17,10 +17,17 @@ impl Engine {
     /// The peer shares memory with us: it says there what it has processed, and we may reach into
     /// its memory.
     pub(super) fn meet_neighbour(&mut self, neighbour: Option<Neighbour>) {
-        let Halves { qp, requester, .. } = &mut self.halves;
+        let Halves {
+            qp,
+            requester,
+            responder,
+            ..
+        } = &mut self.halves;
         let Some(neighbour) = neighbour.filter(|_| !qp.unreliable) else {
             return;
         };
+        let receives = responder.rq.place();
+        responder.peer_fills = receives.is_some_and(|place| neighbour.offer_receives(&place));
         neighbour.permit(qp.pd, qp.access);
         requester.confirms = requester.delivery.is_on();
         // The word in memory takes the place of Reads.

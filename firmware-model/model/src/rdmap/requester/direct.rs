@@ -1,4 +1,5 @@
 //! Writes and Reads that the requester carries out by itself in the memory of a peer on this host.
+//! (Sends that it places there are [next door](super::fill).)
 //!
 //! Payload passes by the stream, so it must not overtake what is there: the requester reaches into
 //! the peer's memory only when the peer has processed all that was sent, a first message included
@@ -72,7 +73,7 @@ impl Requester {
 
     /// The peer, if the requester can reach into its memory at some time.
     #[inline]
-    fn reachable(&self, qp: &Identity, llp: &Llp) -> Option<&Neighbour> {
+    pub(super) fn reachable(&self, qp: &Identity, llp: &Llp) -> Option<&Neighbour> {
         let neighbour = self.neighbour.as_ref().filter(|n| n.is_reachable())?;
         (!qp.unreliable && llp.sealed() > 0).then_some(neighbour)
     }
@@ -95,7 +96,7 @@ impl Requester {
         self.drains
     }
 
-    /// Places the next payload of a Write in the peer's memory; whether that was possible.
+    /// Places the next payload of a Write or Send in the peer's memory; whether that was possible.
     #[inline]
     pub(super) fn place(
         &mut self,
@@ -105,14 +106,21 @@ impl Requester {
         llp: &Llp,
     ) -> Result<bool, WcStatus> {
         let wqe = sending.wqe;
-        // The segments of a Write that are framed end with a last one. The peer's completion of a
-        // Write with immediate data reports the length, which only the peer's device can know.
-        let writes = wqe.opcode == Opcode::Write && sending.len > 0;
-        if !writes || sending.framed || !self.is_direct(qp, llp) {
+        // The segments of a message that are framed end with a last one.
+        if sending.framed || sending.len == 0 {
             return Ok(false);
+        }
+        match wqe.opcode {
+            Opcode::Write if self.is_direct(qp, llp) => {}
+            Opcode::Send | Opcode::SendImm => return self.fill_receive(sending, qp, env, llp),
+            // The peer's completion of a Write with immediate data reports the length, which only
+            // the peer's device can know. A Send that invalidates has another word in the place of
+            // the receive's number.
+            _ => return Ok(false),
         }
         let left = (sending.len - sending.sent) as usize;
         let offset = wqe.remote_offset.wrapping_add(sending.sent.into());
+        let target = (wqe.stag, Need::RemoteWrite);
         let placed = if wqe.flags.contains(SendFlags::INLINE) {
             let at = sending.sent as usize;
             match left {
@@ -132,12 +140,12 @@ impl Requester {
                 .map_err(|_| WcStatus::LocProtErr)?;
             let written = match window.is_elsewhere() {
                 false => window.extents(0, n as u64).next().and_then(|first| {
-                    let written = self.write(wqe.stag, offset, first.piece(), env);
+                    let written = self.write(target, offset, first.piece(), env);
                     written.then(|| first.len())
                 }),
                 // What cannot be read takes the stream, which reports it.
                 true => by_buffer(&window, env, |bytes| {
-                    window.copy_out(0, bytes).is_ok() && self.write(wqe.stag, offset, Piece::of(bytes), env)
+                    window.copy_out(0, bytes).is_ok() && self.write(target, offset, Piece::of(bytes), env)
                 }),
             };
             written.inspect(|n| sending.cursor.advance(*n))
@@ -167,13 +175,13 @@ impl Requester {
             return false;
         };
         self.sq.inline(wqe, at, bytes);
-        self.write(wqe.stag, offset, Piece::of(bytes), env)
+        self.write((wqe.stag, Need::RemoteWrite), offset, Piece::of(bytes), env)
     }
 
-    fn write(&mut self, stag: u32, offset: u64, from: Piece<'_>, env: &Env<'_>) -> bool {
+    pub(super) fn write(&mut self, target: (u32, Need), offset: u64, from: Piece<'_>, env: &Env<'_>) -> bool {
         env.recent.forget();
         let neighbour = self.neighbour.as_mut();
-        neighbour.is_some_and(|neighbour| neighbour.write(stag, offset, from, env.now.roughly()).is_ok())
+        neighbour.is_some_and(|neighbour| neighbour.write(target, offset, from, env.now.roughly()).is_ok())
     }
 
     fn read_into(&mut self, stag: u32, offset: u64, into: PieceMut<'_>, env: &Env<'_>) -> bool {
@@ -182,10 +190,10 @@ impl Requester {
         neighbour.is_some_and(|neighbour| neighbour.read(stag, offset, into, env.now.roughly()).is_ok())
     }
 
-    fn note_direct(&mut self, sending: &mut Sending, n: usize, env: &Env<'_>) {
+    pub(super) fn note_direct(&mut self, sending: &mut Sending, n: usize, env: &Env<'_>) {
         let counter = match sending.wqe.opcode {
-            Opcode::Write => Counter::TxBytes,
-            _ => Counter::RxBytes,
+            Opcode::Read | Opcode::ReadInv => Counter::RxBytes,
+            _ => Counter::TxBytes,
         };
         env.counters.add(counter, n as u64);
         sending.sent += n as u32;

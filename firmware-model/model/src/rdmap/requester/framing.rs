@@ -50,7 +50,8 @@ impl Requester {
             let header = UntaggedHeader {
                 last,
                 rsvd_ulp: Control::from(message).byte(),
-                rsvd_ulp_word: invalidate,
+                // A Send that invalidates has no receive filled.
+                rsvd_ulp_word: invalidate | sending.receive,
                 qn: QN_SEND,
                 msn: self.msn,
                 mo: sending.sent,
@@ -229,6 +230,7 @@ impl Requester {
             Rtr::Send => {
                 self.open_untagged(Message::Send, QN_SEND, self.msn, 0, env, llp);
                 self.msn = self.msn.wrapping_add(1);
+                self.first_receive = self.first_receive.wrapping_add(1);
             }
             Rtr::Write => {
                 let header = TaggedHeader {

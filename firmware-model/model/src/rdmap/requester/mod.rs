@@ -2,6 +2,7 @@
 
 mod alone;
 mod direct;
+mod fill;
 mod framing;
 mod runs;
 mod sending;
@@ -72,6 +73,9 @@ pub(super) struct Requester {
     sending: Option<Sending>,
     /// Next MSN on queue 0.
     pub(super) msn: u32,
+    /// MSN of a message that takes the connection's first receive at the peer, if all messages
+    /// before the next one took a receive. It grows with each message that takes none.
+    pub(super) first_receive: u32,
     /// Next MSN on queue 1.
     pub(super) request_msn: u32,
     /// How the next flushed request completes instead, once.
@@ -99,6 +103,7 @@ impl Requester {
             ord_limit: 0,
             sending: None,
             msn: 1,
+            first_receive: 1,
             request_msn: 1,
             flush_status: None,
             vendor_error: 0,
@@ -306,11 +311,13 @@ impl Requester {
         let position;
         if !sending.immediate_sent {
             position = self.frame_immediate(&sending.wqe, WITH_NEXT_SEND, false, env, llp);
+            self.first_receive = self.first_receive.wrapping_add(1);
             sending.immediate_sent = true;
         } else if !sending.payload_done {
             match self.place(&mut sending, qp, env, llp) {
-                Ok(true) => position = llp.sealed(),
-                Ok(false) => match self.frame_payload(&mut sending, qp, env, llp) {
+                // The message of a Send whose payload is in its place has none, but it is sent.
+                Ok(true) if sending.payload_done || sending.sent < sending.len => position = llp.sealed(),
+                Ok(_) => match self.frame_payload(&mut sending, qp, env, llp) {
                     Ok(sealed) => position = sealed,
                     Err(status) => {
                         llp.cancel();

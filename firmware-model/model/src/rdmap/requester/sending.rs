@@ -17,6 +17,8 @@ pub(super) struct Sending {
     pub(super) immediate_sent: bool,
     /// Whether the payload is framed, or placed, to its end.
     pub(super) payload_done: bool,
+    /// The number of the peer's receive that was filled, at least in part; or 0.
+    pub(super) receive: u32,
     /// Whether a segment of the payload is framed.
     pub(super) framed: bool,
 }
@@ -30,6 +32,7 @@ impl Sending {
             cursor: Cursor::default(),
             immediate_sent: wqe.opcode != Opcode::SendImm,
             payload_done: false,
+            receive: 0,
             framed: false,
             wqe,
         }

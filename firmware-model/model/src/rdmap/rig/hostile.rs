@@ -20,6 +20,8 @@ pub(crate) struct Hostile {
     pub(crate) initiator: bool,
     pub(crate) extensions: bool,
     pub(crate) delivered: bool,
+    /// The peer may place payload in receives by itself.
+    pub(crate) fills: bool,
     /// Replace the STag by one that exists.
     pub(crate) knows_stag: bool,
     /// Bytes that arrive at a time.
@@ -49,6 +51,9 @@ impl Hostile {
             ..Shape::default()
         };
         let mut peer = Scripted::with(&shape, attachment);
+        if self.fills {
+            peer.node.engine.let_peer_fill();
+        }
         let (open, private) = (
             peer.node.region(4096, everything()),
             peer.node.region(4096, everything()),

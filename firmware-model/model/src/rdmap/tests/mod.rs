@@ -4,6 +4,7 @@
 mod ddp_rows;
 mod delivery_rows;
 mod extension_rows;
+mod filled_rows;
 mod message_rows;
 mod mpa_error_rows;
 mod mpa_rows;

@@ -446,11 +446,11 @@ proptest! {
     fn no_peer_makes_an_engine_panic_or_lose_a_completion(
         ulpdus in prop::collection::vec(ulpdu(), 0..12),
         noise in prop::collection::vec(any::<u8>(), 0..100),
-        options in (any::<[bool; 6]>(), 1usize..5000),
+        options in (any::<[bool; 7]>(), 1usize..5000),
         knows_stag in any::<bool>(),
     ) {
-        let ([crc, markers, native, initiator, extensions, delivered], cut) = options;
-        let peer = Hostile { crc, markers, native, initiator, extensions, delivered, knows_stag, cut };
+        let ([crc, markers, native, initiator, extensions, delivered, fills], cut) = options;
+        let peer = Hostile { crc, markers, native, initiator, extensions, delivered, fills, knows_stag, cut };
         peer.send(ulpdus, &noise);
     }
 

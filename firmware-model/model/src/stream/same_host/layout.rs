@@ -78,7 +78,17 @@ pub(super) struct EndWords {
     pub(super) qid: AtomicU64,
     /// The number of the processor on which the end has last polled without result, from one on.
     pub(super) processor: AtomicU32,
-    reserved: [u32; 11],
+    /// The end's receive queue, if the other may fill the receives that are posted there: the
+    /// number of the first receive that a message takes,
+    pub(super) first_receive: AtomicU32,
+    /// where the entries are in the process of the end's device,
+    pub(super) receives: AtomicU64,
+    /// where the number of the next entry is that is posted,
+    pub(super) receive_producer: AtomicU64,
+    /// and the logarithms of the entries' number and size.
+    pub(super) log_receives: AtomicU32,
+    pub(super) log_receive_size: AtomicU32,
+    reserved: [u32; 4],
 }
 
 impl SharedRecord for EndWords {}

@@ -2,6 +2,7 @@
 //! how far the peer has processed what was sent, and reaches into the peer's registered memory.
 
 pub(super) mod process;
+mod receives;
 mod views;
 
 use super::bell::PeerBell;
@@ -12,8 +13,10 @@ use crate::host::revocable::batch::Batch;
 use crate::host::revocable::{self, Condition, NotCopied, in_place, in_place::Operation};
 use crate::host::{Piece, PieceMut, SharedMemory, SharedWords};
 use crate::memory::{Admission, Exports, LastEntry, Need, OwnGuard, Permitted};
+use crate::queues::ReceivePlace;
 use crate::time::Nanos;
 use process::PeerProcess;
+use receives::PeerReceives;
 use rustix::process::{Pid, getpid};
 use rustix::thread::gettid;
 use std::cell::Cell;
@@ -22,6 +25,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use urnic_device::vocabulary::Access;
+use urnic_device::wqe::Sge;
 use views::{LastView, Peer, View};
 
 /// The process behind a number is known to be the peer's, and to run the same program, for so long.
@@ -65,6 +69,8 @@ pub struct Neighbour {
     accessed: Accessed,
     /// What we accessed last of the peer's memory.
     last: Last,
+    /// The receives that the peer has posted.
+    receives: PeerReceives,
 }
 
 /// The entry of the peer's table that was accessed last, and its memory, if that is mapped here.
@@ -110,6 +116,7 @@ impl Neighbour {
             owner: getpid(),
             accessed: Accessed::default(),
             last: Last::default(),
+            receives: PeerReceives::default(),
         }
     }
 
@@ -132,12 +139,51 @@ impl Neighbour {
         }
     }
 
-    /// Sets what the peer may do: accesses of these rights, to memory of domain `pd`. On return, it
-    /// does nothing else.
+    /// Sets what the peer may do: accesses of these rights, to memory of domain `pd`, and filling
+    /// the receives of [`offer_receives`](Self::offer_receives). On return, it does nothing else.
     pub(crate) fn permit(&self, pd: u32, rights: Access) {
         if let Some(admission) = &self.admission {
+            let mut rights = rights;
+            rights.set(Access::LOCAL_WRITE, receives::are_offered(&self.ours));
             admission.permit(pd, rights);
         }
+    }
+
+    /// Lets the peer fill receives that are posted there, from the next call of
+    /// [`permit`](Self::permit) on; whether it can.
+    pub(crate) fn offer_receives(&self, place: &ReceivePlace) -> bool {
+        self.admission.is_some() && receives::offer(&self.ours, place)
+    }
+
+    /// Where the payload of a message of `len` bytes goes that takes the peer's receive number
+    /// `index`, counted from the first one of the connection; and the receive's number in its
+    /// queue. `None`: it is not posted yet, or not one to fill from here.
+    #[inline]
+    pub(crate) fn receive(&mut self, index: u32, len: u32, now: Nanos) -> Option<(Sge, u32)> {
+        let permit = self.theirs.permit.load(Ordering::Acquire) as u32;
+        if !Access::from_bits_truncate(permit).contains(Access::LOCAL_WRITE) || !self.check_lease(now) {
+            return None;
+        }
+        let process = self.process.as_ref()?.number;
+        let number = self
+            .theirs
+            .first_receive
+            .load(Ordering::Relaxed)
+            .wrapping_add(index);
+        let sge = self.receives.at(&self.theirs, number, process)?;
+        (len <= sge.len.get()).then_some((sge, number))
+    }
+
+    /// Whether the peer's process is known to be there.
+    #[inline]
+    fn check_lease(&mut self, now: Nanos) -> bool {
+        let Some(process) = &self.process else {
+            return false;
+        };
+        if self.seen.is_none_or(|seen| now.since(seen) > LEASE) {
+            self.seen = process.is_there().then_some(now);
+        }
+        self.seen.is_some()
     }
 
     /// What the peer has accessed of our memory since the last call, for the counters.
@@ -171,20 +217,20 @@ impl Neighbour {
         process.is_some_and(|process| self.last.view.is_mapped(process.table.slot(stag)))
     }
 
-    /// Places bytes in the peer's memory, all of them.
+    /// Places bytes in the peer's memory, all of them: those of a Write, or (local) of a receive.
     ///
     /// # Errors
     /// Some may have been placed.
     #[inline]
     pub(crate) fn write(
         &mut self,
-        stag: u32,
+        (stag, need): (u32, Need),
         offset: u64,
         from: Piece<'_>,
         now: Nanos,
     ) -> Result<(), NotReached> {
         let len = from.len();
-        self.access(stag, len, Need::RemoteWrite, now, |attempt, last| {
+        self.access(stag, len, need, now, |attempt, last| {
             let permitted = attempt.check(&mut last.entry, offset, len)?;
             let (conditions, there) = (attempt.conditions(&permitted), permitted.address);
             match attempt
@@ -293,11 +339,10 @@ impl Neighbour {
         now: Nanos,
         mut copy: impl FnMut(&Attempt<'_>, &mut Last) -> Result<usize, NotCopied>,
     ) -> Result<(), NotReached> {
-        let process = self.process.as_ref().ok_or(NotReached)?;
-        if self.seen.is_none_or(|seen| now.since(seen) > LEASE) {
-            self.seen = process.is_there().then_some(now);
-            self.seen.ok_or(NotReached)?;
+        if !self.check_lease(now) {
+            return Err(NotReached);
         }
+        let process = self.process.as_ref().ok_or(NotReached)?;
         self.turn = self.turn.wrapping_add(1);
         let thread = thread_number(self.owner);
         let _guard = OwnGuard::set(&self.ours.guard, self.turn, thread);
@@ -317,7 +362,7 @@ impl Neighbour {
             match copy(&attempt, &mut self.last) {
                 Ok(copied) if copied == len => {
                     let total = match need {
-                        Need::RemoteWrite => &self.ours.written,
+                        Need::RemoteWrite | Need::LocalWrite => &self.ours.written,
                         Need::RemoteRead => &self.ours.read,
                         // The operands are no payload.
                         _ => return Ok(()),
