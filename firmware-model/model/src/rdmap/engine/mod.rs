@@ -331,8 +331,7 @@ impl Engine {
             strict_rtr,
             ..
         } = &mut self.halves;
-        requester.msn = attachment.first_msn;
-        requester.first_receive = attachment.first_msn;
+        (requester.msn, requester.first_receive) = (attachment.first_msn, attachment.first_msn);
         responder.answers.ird = needs_slot(attachment.rtr_expect);
         if !unreliable {
             requester.ord = attachment.ord;
@@ -480,12 +479,6 @@ impl Engine {
     #[cfg(test)]
     pub(in crate::rdmap) fn have_received(&mut self, bytes: u64) {
         self.halves.responder.have_received(bytes);
-    }
-
-    /// Lets the peer place payload in receives by itself.
-    #[cfg(test)]
-    pub(in crate::rdmap) fn let_peer_fill(&mut self) {
-        self.halves.responder.peer_fills = true;
     }
 
     /// Sets a MULPDU that no segment size results in.

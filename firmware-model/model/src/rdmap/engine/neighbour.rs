@@ -35,6 +35,12 @@ impl Engine {
         requester.neighbour = Some(neighbour);
     }
 
+    /// Lets the peer place payload in receives by itself.
+    #[cfg(any(test, fuzzing))]
+    pub(in crate::rdmap) fn let_peer_fill(&mut self) {
+        self.halves.responder.peer_fills = true;
+    }
+
     /// A number that grows with what the neighbour says it has processed.
     #[inline]
     pub fn confirmed(&self) -> u64 {

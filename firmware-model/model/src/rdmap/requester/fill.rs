@@ -19,7 +19,8 @@ use urnic_device::vocabulary::WcStatus;
 use urnic_device::wqe::MAX_INLINE;
 
 /// A Send of at least this length, and at most [`CHUNK`], is placed in the peer's receive. Above,
-/// payload may be in no cache, and then copies by both processors, through the ring, take less time.
+/// payload may be in no cache, and then copies by both processors, through the ring, take less
+/// time.
 const WORTH_FILLING: usize = 24 << 10;
 /// So is a Send of at least this length while no other request is posted or under way: who waits
 /// for it waits for one copy instead of two.
