@@ -1,8 +1,10 @@
-/* revoke [-p PORT] [-n ROUNDS] [-k] [-m] [HOST]: in each round the client writes into the server's
- * memory without a pause. At some moment the server stops the client (SIGSTOP; with -k it kills a
- * process that the client forked for the round), deregisters the memory, and reads it. Then it
- * lets the client continue, and checks that no byte has changed when the client's connection has
- * ended. With -m the server's memory is one that processes share. */
+/* revoke [-p PORT] [-n ROUNDS] [-k] [-m] [-s] [HOST]: in each round the client writes into the
+ * server's memory without a pause. At some moment the server stops the client (SIGSTOP; with -k it
+ * kills a process that the client forked for the round), deregisters the memory, and reads it. Then
+ * it lets the client continue, and checks that no byte has changed when the client's connection has
+ * ended. With -m the server's memory is one that processes share. With -s the client sends, and
+ * the memory is that of the server's receives; in every other round the server does not deregister
+ * it, but ends the queue pair. */
 #define _GNU_SOURCE
 #include "rc.h"
 #include "shared.h"
@@ -11,16 +13,19 @@
 
 enum { SIZE = 256 << 10, DEPTH = 8 };
 
-/* Writes until a write fails. The lengths are those of short, medium and long accesses. */
+static bool sends;
+
+/* Writes, or sends, until that fails. The lengths are those of short, medium and long accesses. */
 static void write_on(struct ibv_qp *qp, struct ibv_cq *cq, struct ibv_mr *mr, const struct end *theirs)
 {
 	static const uint32_t lengths[] = { 8, 4096, 65536, SIZE };
+	enum ibv_wr_opcode opcode = sends ? IBV_WR_SEND : IBV_WR_RDMA_WRITE;
 	uint8_t *bytes = mr->addr;
 	for (uint64_t n = 1;; n++) {
 		struct ibv_wc wc;
 		uint32_t length = lengths[n % 4];
 		memset(bytes, (uint8_t)n, length);
-		post_send(qp, IBV_WR_RDMA_WRITE, mr, 0, length, theirs, 0, n);
+		post_send(qp, opcode, mr, 0, length, sends ? NULL : theirs, 0, n);
 		while (!ibv_poll_cq(cq, 1, &wc))
 			;
 		if (wc.status)
@@ -45,17 +50,29 @@ static void client_round(int sock)
 	exit(0);
 }
 
+/* Posts the receives again that messages have taken. */
+static void post_again(struct ibv_qp *qp, struct ibv_cq *cq, struct ibv_mr *mr)
+{
+	struct ibv_wc wc;
+	while (ibv_poll_cq(cq, 1, &wc)) {
+		if (wc.status)
+			die("a receive failed: %s", ibv_wc_status_str(wc.status));
+		post_recv(qp, mr, 0, SIZE, 0);
+	}
+}
+
 int main(int argc, char **argv)
 {
 	int port = 18515, option, rounds = 30;
 	bool kills = false, shared = false;
-	while ((option = getopt(argc, argv, "p:n:km")) != -1)
+	while ((option = getopt(argc, argv, "p:n:kms")) != -1)
 		switch (option) {
 		case 'p': port = atoi(optarg); break;
 		case 'n': rounds = atoi(optarg); break;
 		case 'k': kills = true; break;
 		case 'm': shared = true; break;
-		default: die("usage: revoke [-p PORT] [-n ROUNDS] [-k] [-m] [HOST]");
+		case 's': sends = true; break;
+		default: die("usage: revoke [-p PORT] [-n ROUNDS] [-k] [-m] [-s] [HOST]");
 		}
 	const char *host = argv[optind];
 	int sock = meet(host, port);
@@ -86,27 +103,43 @@ int main(int argc, char **argv)
 		struct ibv_qp *qp = create_qp(pd, cq, DEPTH);
 		struct end mine = end_of(qp, 0, mr), theirs;
 		swap(sock, &mine, &theirs, sizeof mine);
+		for (int n = 0; sends && n < DEPTH; n++)
+			post_recv(qp, mr, 0, SIZE, 0);
 		connect_qp(qp, &mine, 0, &theirs);
+		buffer[0] = 0;
 		barrier(sock);
-		/* The writes have begun. */
-		for (buffer[0] = 0; !buffer[0];)
+		/* They have begun. */
+		while (!buffer[0])
 			;
-		for (long n = random() % 2000000; n > 0; n--)
-			(void)buffer[0];
+		for (long n = random() % (sends ? 20000 : 2000000); n > 0; n--)
+			if (sends)
+				post_again(qp, cq, mr);
+			else
+				(void)buffer[0];
 		if (kill(theirs.unused, kills ? SIGKILL : SIGSTOP))
 			die("round %d: the client is gone", round);
-		ZERO(ibv_dereg_mr(mr));
+		struct ibv_qp_attr error = { .qp_state = IBV_QPS_ERR };
+		bool ends = sends && round % 2;
+		if (ends)
+			ZERO(ibv_modify_qp(qp, &error, IBV_QP_STATE));
+		else
+			ZERO(ibv_dereg_mr(mr));
 		memcpy(seen, (const void *)buffer, SIZE);
 		if (!kills) {
 			kill(theirs.unused, SIGCONT);
-			/* Its writes fail. */
+			/* Its requests fail. */
 			barrier(sock);
 		}
 		/* The client's process has ended. */
 		barrier(sock);
 		if (memcmp(seen, (const void *)buffer, SIZE))
-			die("round %d: memory changed after its deregistration", round);
+			die("round %d: memory changed after its %s", round, ends ? "flush" : "deregistration");
 		ZERO(ibv_destroy_qp(qp));
+		if (ends)
+			ZERO(ibv_dereg_mr(mr));
+		struct ibv_wc wc;
+		while (ibv_poll_cq(cq, 1, &wc))
+			;
 	}
 	printf("%d rounds, no byte changed\n", rounds);
 	ZERO(ibv_destroy_cq(cq));

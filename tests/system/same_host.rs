@@ -186,7 +186,14 @@ fn shm_13_pid_namespaces_pass_bytes_through_the_ring() {
 fn shm_11_memory_does_not_change_when_it_is_deregistered() {
     or_skip!(in_process("the requester is the other process"));
     let program = or_skip!(compiled("revoke"));
-    for options in ["-n 100", "-n 100 -k", "-n 100 -m", "-n 100 -m -k"] {
+    for options in [
+        "-n 100",
+        "-n 100 -k",
+        "-n 100 -m",
+        "-n 100 -m -k",
+        "-n 100 -s",
+        "-n 100 -s -k",
+    ] {
         let pair = Pair::new(&Program::new(&program).line(options));
         let both = pair.succeeds();
         assert!(
