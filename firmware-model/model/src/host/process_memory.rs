@@ -14,23 +14,14 @@ pub fn read(process: Pid, address: u64, into: &mut [u8]) -> Result<usize, Errno>
     process_vm(libc::SYS_process_vm_readv, process, [&[local], &[remote]])
 }
 
-/// Copies two parts out of a process, the first one first, as many bytes as are there.
+/// Copies parts out of a process, one after the other, as many bytes as are there.
 ///
 /// # Errors
 /// Those of process_vm_readv(2).
-pub(crate) fn read_both(
-    process: Pid,
-    [(first, head), (second, body)]: [(u64, &mut [u8]); 2],
-) -> Result<usize, Errno> {
-    let [[local, remote], [next_local, next_remote]] = [
-        extents(first, head.as_mut_ptr(), head.len()),
-        extents(second, body.as_mut_ptr(), body.len()),
-    ];
-    process_vm(
-        libc::SYS_process_vm_readv,
-        process,
-        [&[local, next_local], &[remote, next_remote]],
-    )
+pub(crate) fn read_parts<const N: usize>(process: Pid, parts: [(u64, &mut [u8]); N]) -> Result<usize, Errno> {
+    let lists = parts.map(|(there, here)| extents(there, here.as_mut_ptr(), here.len()));
+    let (local, remote) = (lists.map(|[local, _]| local), lists.map(|[_, remote]| remote));
+    process_vm(libc::SYS_process_vm_readv, process, [&local, &remote])
 }
 
 /// Copies bytes into a process, as many as have room from `address` on.

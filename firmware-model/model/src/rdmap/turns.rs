@@ -75,6 +75,7 @@ impl Turns {
         } = halves;
         let answers = &mut responder.answers;
         while llp.has_room() && *budget > 0 && !env.is_stopped() {
+            let before = llp.sealed();
             let within_send = requester.is_within_message();
             let due = answers.is_within_message() || !(within_send || self.answered);
             if due && !answers.is_empty() {
@@ -100,13 +101,9 @@ impl Turns {
                 continue;
             }
             // What the requester did in the memory of its peer is no FPDU.
-            match requester.take_direct_cost() {
-                0 => {
-                    *budget -= 1;
-                    *fpdus += 1;
-                }
-                cost => *budget = budget.saturating_sub(cost),
-            }
+            let cost = requester.take_direct_cost().max(1);
+            *budget = budget.saturating_sub(cost);
+            *fpdus += u32::from(llp.sealed() != before);
         }
         if env.is_stopped() {
             return Framed::Nothing;

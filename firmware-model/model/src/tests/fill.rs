@@ -55,15 +55,18 @@ fn send(near: &Driver, far: &Driver, pair: &mut Pair, len: usize, seed: usize) {
 fn shm_21_long_sends_are_placed_in_their_receives() {
     let shared = in_shared_memory("shm_21_shared");
     for (near, far, mut pair) in [ready(), started(shared), started(in_host_processes(false))] {
-        let [received, messages] = [Counter::RxBytes, Counter::RxMessages].map(|c| far.counter(c));
+        let before = [Counter::RxBytes, Counter::RxMessages, Counter::RxFpdus].map(|c| far.counter(c));
+        let framed = near.counter(Counter::TxFpdus);
         let lens = [3 << 10, 4100, LONG, 70_000, 1 << 20];
         for (n, len) in lens.into_iter().enumerate() {
             send(&near, &far, &mut pair, len, n);
             assert_eq!(near.counter(Counter::DirectSends), n as u64 + 1, "{len}");
         }
-        assert_eq!(far.counter(Counter::RxMessages) - messages, 5);
+        let after = [Counter::RxBytes, Counter::RxMessages, Counter::RxFpdus].map(|c| far.counter(c));
+        let [received, messages, fpdus] = std::array::from_fn(|n| after[n] - before[n]);
+        assert_eq!((messages, fpdus), (5, 5));
+        assert_eq!(near.counter(Counter::TxFpdus) - framed, 5);
         let total: usize = lens.into_iter().sum();
-        let received = far.counter(Counter::RxBytes) - received;
         assert!(
             (total as u64..total as u64 + 500).contains(&received),
             "{received}"

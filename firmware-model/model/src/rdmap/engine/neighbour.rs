@@ -23,7 +23,7 @@ impl Engine {
             responder,
             ..
         } = &mut self.halves;
-        let Some(neighbour) = neighbour.filter(|_| !qp.unreliable) else {
+        let Some(mut neighbour) = neighbour.filter(|_| !qp.unreliable) else {
             return;
         };
         let receives = responder.rq.place();

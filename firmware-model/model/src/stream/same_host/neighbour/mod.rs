@@ -71,6 +71,8 @@ pub struct Neighbour {
     last: Last,
     /// The receives that the peer has posted.
     receives: PeerReceives,
+    /// The peer may fill ours.
+    offers_receives: bool,
 }
 
 /// The entry of the peer's table that was accessed last, and its memory, if that is mapped here.
@@ -117,6 +119,7 @@ impl Neighbour {
             accessed: Accessed::default(),
             last: Last::default(),
             receives: PeerReceives::default(),
+            offers_receives: false,
         }
     }
 
@@ -144,15 +147,16 @@ impl Neighbour {
     pub(crate) fn permit(&self, pd: u32, rights: Access) {
         if let Some(admission) = &self.admission {
             let mut rights = rights;
-            rights.set(Access::LOCAL_WRITE, receives::are_offered(&self.ours));
+            rights.set(Access::LOCAL_WRITE, self.offers_receives);
             admission.permit(pd, rights);
         }
     }
 
     /// Lets the peer fill receives that are posted there, from the next call of
     /// [`permit`](Self::permit) on; whether it can.
-    pub(crate) fn offer_receives(&self, place: &ReceivePlace) -> bool {
-        self.admission.is_some() && receives::offer(&self.ours, place)
+    pub(crate) fn offer_receives(&mut self, place: &ReceivePlace) -> bool {
+        self.offers_receives = self.admission.is_some() && receives::offer(&self.ours, place);
+        self.offers_receives
     }
 
     /// Where the payload of a message of `len` bytes goes that takes the peer's receive number
