@@ -13,6 +13,9 @@ use urnic_wire::rdmap::{Control, Opcode};
 const FPDU_FRONT: usize = marker::LEN + LENGTH_LEN + 2;
 /// Bytes that say how long any frame is.
 const FRONT: usize = startup::HEADER_LEN;
+/// Bytes up to the end of the message offset of a Send, without a marker; and where that begins.
+const SEND_FRONT: usize = LENGTH_LEN + ddp::UNTAGGED_LEN;
+const MO: usize = SEND_FRONT - 4;
 
 /// An RDMAP message that has passed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,8 +32,10 @@ pub(crate) struct Message {
 #[derive(Debug)]
 pub(crate) struct Follower {
     cutter: Cutter,
-    /// The front of a frame, until its length is known.
+    /// The front of a frame, until its length is known, and what else is needed of it.
     front: Vec<u8>,
+    /// Bytes of the front that are needed.
+    needed: usize,
     /// Bytes of a frame behind its front, that have not passed.
     rest: usize,
     /// What is under way: of several opcodes, segments may alternate.
@@ -45,6 +50,7 @@ impl Follower {
         Follower {
             cutter: Cutter::new(),
             front: Vec::with_capacity(FRONT),
+            needed: FPDU_FRONT,
             rest: 0,
             open: Vec::new(),
             ending: None,
@@ -71,16 +77,8 @@ impl Follower {
     /// Bytes that do not reach behind the end of the frame here.
     pub(crate) fn in_frame(&self) -> usize {
         match self.rest {
-            0 => self.wanted(),
+            0 => self.needed - self.front.len(),
             rest => rest,
-        }
-    }
-
-    /// Bytes of a front that are missing.
-    fn wanted(&self) -> usize {
-        match self.front.len() {
-            have @ 0..FPDU_FRONT => FPDU_FRONT - have,
-            have => FRONT.saturating_sub(have),
         }
     }
 
@@ -114,28 +112,42 @@ impl Follower {
     }
 
     fn note_front(&mut self, marked: bool, at: Nanos, ended: &mut dyn FnMut(Message)) {
-        if self.front.len() < FPDU_FRONT {
+        if self.front.len() < self.needed {
             return;
         }
         let Some(len) = self.cutter.frame_len(&self.front, marked) else {
+            // `in_frame` is 0 if there is nothing more to look at.
+            self.needed = FRONT.max(self.front.len());
             return;
         };
         let fpdu = self.cutter.fpdu(&self.front, marked);
-        if let Some([high, low, control, rdmap, ..]) = fpdu
+        if let Some(fpdu) = fpdu
+            && let [high, low, control, rdmap, ..] = fpdu
             && let Ok(Control { opcode }) = Control::parse(*rdmap)
         {
             let header = ddp::header_len(*control);
             let payload = usize::from(u16::from_be_bytes([*high, *low])).saturating_sub(header);
-            self.segment(opcode, payload, ddp::is_last(*control), at);
+            let mut before = None;
+            if is_send(opcode) && header == ddp::UNTAGGED_LEN && !marked && len >= SEND_FRONT {
+                before = fpdu.get(MO..).and_then(|mo| mo.first_chunk());
+                if before.is_none() {
+                    self.needed = SEND_FRONT;
+                    return;
+                }
+            }
+            let before = before.map(|mo| u32::from_be_bytes(*mo).into());
+            self.segment(opcode, (before, payload as u64), ddp::is_last(*control), at);
         }
         self.cutter.pass(&self.front, len);
         self.rest = len.saturating_sub(self.front.len());
         self.front.clear();
+        self.needed = FPDU_FRONT;
         self.pass_rest(0, ended);
     }
 
-    /// A segment begins.
-    fn segment(&mut self, opcode: Opcode, payload: usize, last: bool, at: Nanos) {
+    /// A segment begins: so many bytes, behind those before it. A message whose payload went
+    /// another way says how many these are.
+    fn segment(&mut self, opcode: Opcode, (before, payload): (Option<u64>, u64), last: bool, at: Nanos) {
         let known = self.open.iter().position(|message| message.opcode == opcode);
         let mut message = known.map_or(
             Message {
@@ -145,7 +157,7 @@ impl Follower {
             },
             |known| self.open.swap_remove(known),
         );
-        message.bytes += payload as u64;
+        message.bytes = before.unwrap_or(message.bytes) + payload;
         match last {
             true => self.ending = Some(message),
             false => self.open.push(message),
@@ -161,6 +173,14 @@ impl Follower {
             ended(message);
         }
     }
+}
+
+/// Whether a message is a Send.
+fn is_send(opcode: Opcode) -> bool {
+    matches!(
+        opcode,
+        Opcode::Send | Opcode::SendInvalidate | Opcode::SendSolicited | Opcode::SendSolicitedInvalidate
+    )
 }
 
 #[cfg(test)]
@@ -258,6 +278,41 @@ mod tests {
             began: Nanos(began),
         };
         assert_eq!(found, [(4, message(write, 2)), (5, message(response, 3))]);
+    }
+
+    /// However they arrive.
+    #[test]
+    fn a_send_whose_payload_went_another_way_has_its_bytes() {
+        let segment = |last: bool, mo: u32, payload: usize| {
+            let mut buffer = [0; 200];
+            let control = [if last { 0x41 } else { 0x01 }, Control::from(Opcode::Send).byte()];
+            let ulpdu = [&control[..], &[0; 12], &mo.to_be_bytes(), &vec![9; payload]].concat();
+            let len = fpdu::emit(&ulpdu, CrcMode::On, &mut buffer);
+            buffer[..len].to_vec()
+        };
+        let stream = [
+            REQUEST.to_vec(),
+            segment(true, 1000, 0),
+            segment(false, 500, 100),
+            segment(true, 600, 50),
+            segment(true, 0, 7),
+        ]
+        .concat();
+        for size in 1..50 {
+            let mut follower = Follower::new();
+            let mut found = Vec::new();
+            for bytes in stream.chunks(size) {
+                let mut ended = |message: Message| found.push(message.bytes);
+                follower.pass(
+                    [Piece::of(bytes)].into_iter(),
+                    bytes.len(),
+                    false,
+                    Nanos(0),
+                    &mut ended,
+                );
+            }
+            assert_eq!(found, [1000, 650, 7], "{size} at a time");
+        }
     }
 
     /// One who receives no more than is in the frame comes to its end, and not behind it.
