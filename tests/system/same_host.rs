@@ -204,6 +204,17 @@ fn shm_11_memory_does_not_change_when_it_is_deregistered() {
     }
 }
 
+/// Of a connection whose requests complete when the stream has taken them, the peer wakes the
+/// device only for requests that wait for those before them.
+#[test]
+fn shm_03_a_write_that_waits_wakes_its_sleeping_device() {
+    let program = or_skip!(compiled("sleeps"));
+    for completion in ["taken", "delivered"] {
+        let both = Pair::new(&Program::new(&program).env("URNIC_COMPLETION", completion)).succeeds();
+        assert!(both.client.output.contains("1000 rounds"), "{}", both.client);
+    }
+}
+
 /// What the log says of memory that both processes have mapped then.
 const MAPPED: &str = "are mapped here";
 

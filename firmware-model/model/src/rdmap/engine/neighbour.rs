@@ -30,6 +30,7 @@ impl Engine {
         responder.peer_fills = receives.is_some_and(|place| neighbour.offer_receives(&place));
         neighbour.permit(qp.pd, qp.access);
         requester.confirms = requester.delivery.is_on();
+        neighbour.begin_awaiting(requester.confirms);
         // The word in memory takes the place of Reads.
         requester.delivery.stop();
         requester.neighbour = Some(neighbour);

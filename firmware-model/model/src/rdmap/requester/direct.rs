@@ -89,10 +89,12 @@ impl Requester {
     /// peer's memory.
     #[inline]
     pub(super) fn is_to_wait(&mut self, len: u64, qp: &Identity, llp: &Llp) -> bool {
-        self.drains = len >= WORTH_WAITING
+        let is_to_wait = len >= WORTH_WAITING
             && self.worth_draining
             && self.reachable(qp, llp).is_some()
             && !self.is_direct(qp, llp);
+        let neighbour = self.neighbour.as_mut().filter(|_| is_to_wait);
+        self.drains = neighbour.is_some_and(|neighbour| neighbour.awaits(llp.sealed()));
         self.drains
     }
 

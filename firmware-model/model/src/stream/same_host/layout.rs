@@ -88,7 +88,9 @@ pub(super) struct EndWords {
     /// and the logarithms of the entries' number and size.
     pub(super) log_receives: AtomicU32,
     pub(super) log_receive_size: AtomicU32,
-    reserved: [u32; 4],
+    /// Set while nothing at this end waits for `processed` of the other.
+    pub(super) unawaited: AtomicU32,
+    reserved: [u32; 3],
 }
 
 impl SharedRecord for EndWords {}

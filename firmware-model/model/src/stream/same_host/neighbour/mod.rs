@@ -59,6 +59,8 @@ pub struct Neighbour {
     admission: Option<Admission>,
     /// What we have processed of the peer's bytes.
     processed: u64,
+    /// The peer wakes us for what it has processed behind this position.
+    awaited_from: Option<u64>,
     /// When the process was known to be there.
     seen: Option<Nanos>,
     /// Counts accesses.
@@ -113,6 +115,7 @@ impl Neighbour {
             process: reach.there.clone(),
             admission,
             processed: 0,
+            awaited_from: Some(0),
             seen: None,
             turn: 0,
             owner: getpid(),
@@ -129,6 +132,26 @@ impl Neighbour {
         self.theirs.processed.load(Ordering::Acquire)
     }
 
+    /// Says at the beginning whether requests here complete by [`confirmed`](Self::confirmed). If
+    /// not, the peer does not wake us for it. (Queue pairs of one process tell each other in
+    /// another way how far they are, and then wake each other by this.)
+    pub(crate) fn begin_awaiting(&mut self, confirms: bool) {
+        let is_other = |process: &Arc<PeerProcess>| process.number != self.owner;
+        let awaits = confirms || !self.process.as_ref().is_some_and(is_other);
+        self.awaited_from = awaits.then_some(0);
+        self.ours.unawaited.store(u32::from(!awaits), Ordering::Relaxed);
+    }
+
+    /// Whether the peer wakes us when it has processed what was sent up to `sealed`. If not, it
+    /// will do so for what is sent from now on: whoever receives that finds the word changed.
+    pub(crate) fn awaits(&mut self, sealed: u64) -> bool {
+        let from = *self.awaited_from.get_or_insert_with(|| {
+            self.ours.unawaited.store(0, Ordering::Relaxed);
+            sealed
+        });
+        sealed > from
+    }
+
     /// We have processed the peer's bytes up to `position`. The peer is told if that is all, or if
     /// what follows `waits` for something else: it may wait for a request before.
     #[inline]
@@ -137,7 +160,8 @@ impl Neighbour {
             return;
         }
         self.processed = position;
-        if handshakes::confirm(&self.ours.processed, position, &self.incoming.tail) || waits {
+        let told = handshakes::confirm(&self.ours.processed, position, &self.incoming.tail) || waits;
+        if told && self.theirs.unawaited.load(Ordering::Relaxed) == 0 {
             self.bell.ring(self.slot);
         }
     }
