@@ -1,6 +1,7 @@
 //! The peer of a connection in memory, as a queue pair deals with it beside the stream: it reads
 //! how far the peer has processed what was sent, and reaches into the peer's registered memory.
 
+mod confirmation;
 pub(super) mod process;
 mod receives;
 mod views;
@@ -8,7 +9,6 @@ mod views;
 use super::bell::PeerBell;
 use super::direction::Direction;
 use super::layout::{END_WORDS, EndWords, RING_WORDS, RingWords};
-use crate::handshakes;
 use crate::host::revocable::batch::Batch;
 use crate::host::revocable::{self, Condition, NotCopied, in_place, in_place::Operation};
 use crate::host::{Piece, PieceMut, SharedMemory, SharedWords};
@@ -123,46 +123,6 @@ impl Neighbour {
             last: Last::default(),
             receives: PeerReceives::default(),
             offers_receives: false,
-        }
-    }
-
-    /// How many bytes of ours the peer has processed: placed, delivered, or taken as requests.
-    #[inline]
-    pub(crate) fn confirmed(&self) -> u64 {
-        self.theirs.processed.load(Ordering::Acquire)
-    }
-
-    /// Says at the beginning whether requests here complete by [`confirmed`](Self::confirmed). If
-    /// not, the peer does not wake us for it. (Queue pairs of one process tell each other in
-    /// another way how far they are, and then wake each other by this.)
-    pub(crate) fn begin_awaiting(&mut self, confirms: bool) {
-        let is_other = |process: &Arc<PeerProcess>| process.number != self.owner;
-        let awaits = confirms || !self.process.as_ref().is_some_and(is_other);
-        self.awaited_from = awaits.then_some(0);
-        self.ours.unawaited.store(u32::from(!awaits), Ordering::Relaxed);
-    }
-
-    /// Whether the peer wakes us when it has processed what was sent up to `sealed`. If not, it
-    /// will do so for what is sent from now on: whoever receives that finds the word changed.
-    pub(crate) fn awaits(&mut self, sealed: u64) -> bool {
-        let from = *self.awaited_from.get_or_insert_with(|| {
-            self.ours.unawaited.store(0, Ordering::Relaxed);
-            sealed
-        });
-        sealed > from
-    }
-
-    /// We have processed the peer's bytes up to `position`. The peer is told if that is all, or if
-    /// what follows `waits` for something else: it may wait for a request before.
-    #[inline]
-    pub(crate) fn confirm(&mut self, position: u64, waits: bool) {
-        if self.processed == position {
-            return;
-        }
-        self.processed = position;
-        let told = handshakes::confirm(&self.ours.processed, position, &self.incoming.tail) || waits;
-        if told && self.theirs.unawaited.load(Ordering::Relaxed) == 0 {
-            self.bell.ring(self.slot);
         }
     }
 
