@@ -2,6 +2,16 @@
 
 use serde_json::{Map, Value};
 
+/// The events of an array that has one in each line, without those that are not whole: a process
+/// may be killed while it writes, and another may continue the file.
+fn whole_lines(body: &str) -> Vec<Value> {
+    let Some(lines) = body.strip_prefix('[') else {
+        return Vec::new();
+    };
+    let event = |line: &str| serde_json::from_str(line.trim_end_matches([',', ']'])).ok();
+    lines.lines().filter_map(event).filter(Value::is_object).collect()
+}
+
 /// When an event was, in microseconds; the names of processes have no time.
 pub(super) fn time(event: &Value) -> f64 {
     event["ts"].as_f64().unwrap_or(0.0)
@@ -14,7 +24,13 @@ pub(super) fn events(text: &str) -> Result<Vec<Value>, String> {
         Some(_) => body.to_owned(),
         None => format!("{}]", body.strip_suffix(',').unwrap_or(body)),
     };
-    serde_json::from_str(&whole).map_err(|error| format!("not a trace: {error}"))
+    serde_json::from_str(&whole).or_else(|error| {
+        let events = whole_lines(body);
+        match events.is_empty() {
+            true => Err(format!("not a trace: {error}")),
+            false => Ok(events),
+        }
+    })
 }
 
 /// A request, in nanoseconds.
@@ -70,5 +86,17 @@ mod tests {
         assert_eq!(events(&ended).unwrap().len(), 5);
         assert!(events("[\n").unwrap().is_empty());
         assert!(events("{").is_err());
+    }
+
+    #[test]
+    fn an_event_of_which_a_half_was_written_is_left_out() {
+        for len in TRACE.find("}},").unwrap() + 3..TRACE.len() {
+            let cut = &TRACE[..len];
+            let whole = cut.matches("},\n").count();
+            assert!(events(cut).unwrap().len() >= whole, "{cut}");
+            // Another process has gone on.
+            let continued = format!("{cut}\n{}", TRACE.strip_prefix("[\n").unwrap());
+            assert!(events(&continued).unwrap().len() >= whole + 5, "{continued}");
+        }
     }
 }
