@@ -99,7 +99,7 @@ fn shm_21_other_sends_pass_through_the_ring() {
     assert_eq!(near.counter(Counter::DirectSends), 0);
 }
 
-/// Receives that were dropped, and taken by an earlier connection's messages, count.
+/// Receives that a reset dropped count, and the ring begins anew.
 #[test]
 fn shm_21_receives_are_counted_through_a_reset() {
     let (near, far) = (driver(true), driver(true));
