@@ -9,7 +9,10 @@ use urnic_tests::program::Program;
 use urnic_tests::served::in_process;
 use urnic_tests::skip::{installed, root};
 use urnic_tests::user::{OTHER_USER, Staged};
+use urnic_tests::wait::free_port;
 use urnic_tests::{Pair, compiled, or_skip};
+
+use crate::rdma_cm::but_for_lost_races;
 
 /// What the log says of a connection in memory.
 const IN_MEMORY: &str = "passes its bytes through memory";
@@ -289,29 +292,32 @@ fn shm_06_an_answer_of_another_user_is_not_believed() {
     // Not the first one in PATH, which may be in root's own folder.
     let python = "/usr/bin/python3";
     or_skip!(installed(python));
-    let port = urnic_tests::wait::free_port().to_string();
-    let mut impostor = Program::plain("setpriv")
-        .line(&format!("--reuid {OTHER_USER} --clear-groups {python} -c"))
-        .arg(IMPOSTOR)
-        .arg(&port)
-        .spawn();
-    impostor.wait_for_output("its socket", |text| text.contains("listening").then_some(()));
-    let server = Program::new("rping").line(&format!("-s -a 127.0.0.1 -C 3 -v -p {port}"));
-    let mut server = server.env("URNIC_SAME_HOST", "off").spawn();
-    server.wait_until_listening(port.parse().expect("a port"));
-    // The Reply comes behind the impostor's answer.
-    server.stop();
-    let client = Program::new("rping").line(&format!("-c -a 127.0.0.1 -C 3 -v -p {port}"));
-    let client = client.spawn();
-    impostor.wait_for_output("its answer", |text| text.contains("answered").then_some(()));
-    server.resume();
-    let text = client.wait().success();
+    let (server, client) = but_for_lost_races(|| {
+        let port = free_port();
+        let mut impostor = Program::plain("setpriv")
+            .line(&format!("--reuid {OTHER_USER} --clear-groups {python} -c"))
+            .arg(IMPOSTOR)
+            .arg(port.to_string())
+            .spawn();
+        impostor.wait_for_output("its socket", |text| text.contains("listening").then_some(()));
+        let rping = Program::new("rping").line(&format!("-a 127.0.0.1 -C 3 -v -p {port}"));
+        let mut server = rping.clone().arg("-s").env("URNIC_SAME_HOST", "off").spawn();
+        server.wait_until_listening(port);
+        // The Reply comes behind the impostor's answer.
+        server.stop();
+        let client = rping.arg("-c").spawn();
+        impostor.wait_for_output("its answer", |text| text.contains("answered").then_some(()));
+        server.resume();
+        let client = client.wait();
+        impostor.signal(Signal::KILL);
+        (server.wait(), client)
+    });
+    let text = client.success();
     assert!(
         text.contains("another user answered in the name of a listener"),
         "{text}"
     );
-    server.wait().success();
-    impostor.signal(Signal::KILL);
+    server.success();
 }
 
 /// Killed at the beginning and in the middle of a transfer: the completions of the other end say
