@@ -74,6 +74,53 @@ fn shm_21_long_sends_are_placed_in_their_receives() {
     }
 }
 
+/// Their receives are of several STags, and short Sends and lists are among them.
+#[test]
+fn shm_21_sends_that_are_posted_together_are_each_in_its_receive() {
+    const SLOT: usize = 60_000;
+    const NUMBER: usize = 32;
+    let (near, far, mut pair) = ready();
+    let region = |driver: &Driver, pd| driver.register(pd, NUMBER * SLOT, Access::LOCAL_WRITE).unwrap();
+    let from = region(&near, pair.initiator.pd);
+    let into = [0, 1].map(|_| region(&far, pair.responder.pd));
+    let messages: Vec<(usize, &Region)> = (0..NUMBER)
+        .map(|n| {
+            let len = if n % 7 == 5 { n } else { LONG + n * 1000 };
+            (len, &into[usize::from(n % 8 > 5)])
+        })
+        .collect();
+    for (n, (len, into)) in messages.iter().enumerate() {
+        let at = n * SLOT;
+        near.arena.write(from.iova + at as u64, &content(*len, n));
+        far.arena.write(into.iova + at as u64, &[0; SLOT]);
+        pair.responder
+            .qp
+            .post_recv(&far, n as u64, &[into.sge(at as u64, SLOT as u32)]);
+        let header = request(wqe::Opcode::Send, n as u64);
+        let (at, len) = (at as u64, *len as u32);
+        match n % 9 {
+            4 => {
+                let list = [from.sge(at, 2), from.sge(at + 2, len - 2)];
+                pair.initiator.qp.post_unrung(header, &list);
+            }
+            _ => pair.initiator.qp.post_unrung(header, &[from.sge(at, len)]),
+        }
+    }
+    pair.initiator.qp.ring(&near);
+    for (n, (len, into)) in messages.iter().enumerate() {
+        let done = pair.responder.recv_cq.await_completion(&far);
+        assert_cqe(&done, n as u64, WcStatus::Success);
+        assert_eq!(done.byte_len.get() as usize, *len, "{n}");
+        let bytes = far.arena.read(into.iova + (n * SLOT) as u64, SLOT);
+        assert!(bytes[..*len] == content(*len, n), "{n}");
+        assert!(bytes[*len..].iter().all(|byte| *byte == 0), "{n}");
+        let done = pair.initiator.send_cq.await_completion(&near);
+        assert_cqe(&done, n as u64, WcStatus::Success);
+    }
+    let long = messages.iter().filter(|(len, _)| *len >= LONG).count();
+    assert_eq!(near.counter(Counter::DirectSends), long as u64);
+}
+
 #[test]
 fn shm_21_other_sends_pass_through_the_ring() {
     let (near, far, mut pair) = ready();

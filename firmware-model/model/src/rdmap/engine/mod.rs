@@ -331,7 +331,7 @@ impl Engine {
             strict_rtr,
             ..
         } = &mut self.halves;
-        (requester.msn, requester.first_receive) = (attachment.first_msn, attachment.first_msn);
+        requester.begin(attachment.first_msn);
         responder.answers.ird = needs_slot(attachment.rtr_expect);
         if !unreliable {
             requester.ord = attachment.ord;

@@ -6,17 +6,20 @@
 //! the header has the STag to invalidate it has the number of the receive, so that the peer refuses
 //! a message whose payload is in another receive than the one that it takes. Each message has a
 //! receive of its own, so no placement has to wait for messages before it (RFC 5041 §5.3: segments
-//! may be placed in any order).
+//! may be placed in any order), and those of several messages may be one call.
 
 use super::direct::CHUNK;
+use super::runs::Run;
+use super::sending::Filled;
 use super::{Requester, Sending};
 use crate::counters::Counter;
 use crate::llp::Llp;
 use crate::memory::Need;
+use crate::queues::SendWqe;
 use crate::rdmap::env::Env;
 use crate::rdmap::params::Identity;
 use urnic_device::vocabulary::WcStatus;
-use urnic_device::wqe::MAX_INLINE;
+use urnic_device::wqe::{MAX_INLINE, Opcode};
 
 /// A Send of at least this length, and at most [`CHUNK`], is placed in the peer's receive. Above,
 /// payload may be in no cache, and then copies by both processors, through the ring, take less
@@ -25,10 +28,61 @@ const WORTH_FILLING: usize = 24 << 10;
 /// So is a Send of at least this length while no other request is posted or under way: who waits
 /// for it waits for one copy instead of two.
 const WORTH_FILLING_ALONE: usize = 3 << 10;
+/// Most bytes of Sends that are placed by one call: above, the call takes far less time than the
+/// copies.
+const TOGETHER: u64 = 256 << 10;
 
 const _: () = assert!(MAX_INLINE < WORTH_FILLING_ALONE);
 
 impl Requester {
+    /// Places the payloads of the next request, a Send, and of those behind it in the receives that
+    /// the peer has posted for them, by one call, if they are several and that is possible.
+    #[inline]
+    pub(super) fn fill_receives(&mut self, first: &SendWqe, qp: &Identity, env: &Env<'_>, llp: &Llp) {
+        let second = self.sq.behind(first);
+        // What is fenced waits for Reads.
+        let is_run = self.filled.is_empty()
+            && second.is_some_and(|second| second.opcode == Opcode::Send)
+            && self.reads.len() == 0
+            && self.reachable(qp, llp).is_some();
+        if !is_run {
+            return;
+        }
+        let Some(mut run) = self.collect(first, WORTH_FILLING as u64..=TOGETHER, qp, env) else {
+            return;
+        };
+        let Some((stag, receive)) = self.find_receives(&mut run, env) else {
+            return;
+        };
+        env.recent.forget();
+        if self.write_run(&run, (stag, Need::LocalWrite), env).is_some() {
+            self.filled = Filled::new(run.number as u32, receive);
+        }
+    }
+
+    /// Finds the receives of a run, and leaves those requests in it whose receives are of one STag,
+    /// if they are several; returns that, and the number of the first receive.
+    fn find_receives(&mut self, run: &mut Run<'_>, env: &Env<'_>) -> Option<(u32, u32)> {
+        let index = self.msn.wrapping_sub(self.first_receive);
+        let neighbour = self.neighbour.as_mut()?;
+        let mut first = None;
+        let mut found = 0;
+        for (n, offset) in (0..run.number).zip(&mut run.offsets) {
+            let index = index.wrapping_add(n as u32);
+            let Some((element, number)) = neighbour.receive(index, run.lens[n], env.now.roughly()) else {
+                break;
+            };
+            let stag = element.stag.get();
+            if first.get_or_insert((stag, number)).0 != stag {
+                break;
+            }
+            *offset = element.offset.get();
+            found = n + 1;
+        }
+        run.number = found;
+        first.filter(|(stag, _)| found > 1 && !neighbour.is_mapped(*stag))
+    }
+
     /// Whether the payload of a Send, of which nothing is framed, is better placed in the peer's
     /// receive than sent.
     #[inline]
@@ -54,6 +108,12 @@ impl Requester {
         env: &Env<'_>,
         llp: &Llp,
     ) -> Result<bool, WcStatus> {
+        if let Some(number) = self.filled.next() {
+            env.counters.add(Counter::DirectSends, 1);
+            sending.receive = number;
+            self.note_direct(sending, sending.len as usize, env);
+            return Ok(true);
+        }
         if !self.is_to_fill(sending, qp, llp) {
             return Ok(false);
         }

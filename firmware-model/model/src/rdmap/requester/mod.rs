@@ -20,7 +20,7 @@ use crate::queues::{BadWqe, CompletionQueue, Overflow, SendQueue, SendWqe};
 use crate::rdmap::env::Env;
 use crate::rdmap::params::Identity;
 use crate::stream::same_host::Neighbour;
-use sending::Sending;
+use sending::{Filled, Sending};
 use std::sync::{Arc, Once};
 use urnic_device::vocabulary::{WcOpcode, WcStatus};
 use urnic_device::wqe::{Opcode, SendFlags};
@@ -71,6 +71,7 @@ pub(super) struct Requester {
     /// Most outstanding Reads and atomics that the peer accepts; 0 = `ord`.
     pub(super) ord_limit: u32,
     sending: Option<Sending>,
+    filled: Filled,
     /// Next MSN on queue 0.
     pub(super) msn: u32,
     /// MSN of a message that takes the connection's first receive at the peer, if all messages
@@ -102,6 +103,7 @@ impl Requester {
             ord: 0,
             ord_limit: 0,
             sending: None,
+            filled: Filled::default(),
             msn: 1,
             first_receive: 1,
             request_msn: 1,
@@ -109,6 +111,12 @@ impl Requester {
             vendor_error: 0,
             torn: false,
         }
+    }
+
+    /// A connection begins: the first message on queue 0 has this MSN.
+    pub(super) fn begin(&mut self, first_msn: u32) {
+        (self.msn, self.first_receive) = (first_msn, first_msn);
+        self.filled = Filled::default();
     }
 
     /// Whether a message is partly framed: nothing else may come between its segments (row
@@ -239,6 +247,9 @@ impl Requester {
             if let Some(step) = self.run(&wqe, qp, env, llp) {
                 return step;
             }
+        }
+        if wqe.opcode == Opcode::Send {
+            self.fill_receives(&wqe, qp, env, llp);
         }
         self.proceed(Sending::new(wqe, len as u32), qp, env, llp)
     }

@@ -1,5 +1,6 @@
-//! Runs of short Writes, or of short Reads, that the requester carries out in the memory of a peer
-//! on this host by one call: for a short copy, the call takes longer than the copy.
+//! Runs of short Writes, of short Reads, or of Sends that fill receives, that the requester carries
+//! out in the memory of a peer on this host by one call: for a short copy, the call takes longer
+//! than the copy.
 
 use super::{Requester, Sending, Step};
 use crate::counters::Counter;
@@ -11,20 +12,22 @@ use crate::queues::SendWqe;
 use crate::rdmap::env::Env;
 use crate::rdmap::flights::Wait;
 use crate::rdmap::params::Identity;
+use std::ops::RangeInclusive;
 use urnic_device::wqe::{Opcode, SendFlags};
 
-/// Most bytes of a run, and those of them that are inline: a revocation waits for all.
+/// Most bytes of a run of Writes or Reads: a revocation waits for all.
 const BYTES: u64 = 128 << 10;
+/// Most bytes of a run that are inline.
 const INLINE: usize = 2 << 10;
 
 /// The requests of a run.
-struct Run<'t> {
+pub(super) struct Run<'t> {
     wqes: [Option<SendWqe>; BATCH],
     /// Where their bytes are here, unless they are inline.
     windows: [Option<Window<'t>>; BATCH],
-    offsets: [u64; BATCH],
-    lens: [u32; BATCH],
-    number: usize,
+    pub(super) offsets: [u64; BATCH],
+    pub(super) lens: [u32; BATCH],
+    pub(super) number: usize,
 }
 
 impl Run<'_> {
@@ -53,11 +56,11 @@ impl Requester {
         if !is_run {
             return None;
         }
-        let run = self.collect(first, qp, env)?;
+        let run = self.collect(first, 1..=BYTES, qp, env)?;
         env.recent.forget();
         let (direct, bytes) = match first.opcode {
             Opcode::Write => {
-                self.write_run(&run, env)?;
+                self.write_run(&run, (first.stag, Need::RemoteWrite), env)?;
                 (Counter::DirectWrites, Counter::TxBytes)
             }
             _ => {
@@ -84,8 +87,15 @@ impl Requester {
         Some(Step::Done { ended: true })
     }
 
-    /// The requests from `first` on that can be carried out together, if they are several.
-    fn collect<'t>(&mut self, first: &SendWqe, qp: &Identity, env: &Env<'t>) -> Option<Run<'t>> {
+    /// The requests from `first` on that can be carried out together, if they are several: each
+    /// has at least, and all together at most, so many bytes.
+    pub(super) fn collect<'t>(
+        &mut self,
+        first: &SendWqe,
+        lens: RangeInclusive<u64>,
+        qp: &Identity,
+        env: &Env<'t>,
+    ) -> Option<Run<'t>> {
         let mut run = Run {
             wqes: [None; BATCH],
             windows: [const { None }; BATCH],
@@ -105,16 +115,16 @@ impl Requester {
             let joins = wqe.opcode == first.opcode
                 && wqe.stag == first.stag
                 && wqe.num_sge <= 1
-                && len > 0
-                && bytes <= BYTES
+                && len >= *lens.start()
+                && bytes <= *lens.end()
                 && inline <= INLINE;
             if !joins {
                 break;
             }
             if !is_inline {
                 let need = match wqe.opcode {
-                    Opcode::Write => Need::LocalRead,
-                    _ => Need::LocalWrite,
+                    Opcode::Read => Need::LocalWrite,
+                    _ => Need::LocalRead,
                 };
                 let sge = self.sq.sge(&wqe, 0);
                 let (stag, at) = (sge.stag.get(), sge.offset.get());
@@ -139,7 +149,8 @@ impl Requester {
         (run.number > 1).then_some(run)
     }
 
-    fn write_run(&mut self, run: &Run<'_>, env: &Env<'_>) -> Option<()> {
+    /// Writes the bytes of a run to its offsets of the target's STag.
+    pub(super) fn write_run(&mut self, run: &Run<'_>, target: (u32, Need), env: &Env<'_>) -> Option<()> {
         let mut bytes = [0; INLINE];
         let mut room = bytes.as_mut_slice();
         let mut batch: Batch<Piece<'_>> = Batch::new();
@@ -158,10 +169,10 @@ impl Requester {
                 }
             });
         }
-        let (stag, offsets) = (run.wqes[0]?.stag, &run.offsets[..run.number]);
+        let offsets = &run.offsets[..run.number];
         let neighbour = self.neighbour.as_mut()?;
         neighbour
-            .write_batch(stag, offsets, &mut batch, env.now.roughly())
+            .write_batch(target, offsets, &mut batch, env.now.roughly())
             .ok()
     }
 

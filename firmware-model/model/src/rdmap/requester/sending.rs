@@ -1,4 +1,4 @@
-//! A request on its way.
+//! A request on its way, and what is there before it.
 
 use crate::queues::SendWqe;
 use crate::rdmap::placement::Cursor;
@@ -36,5 +36,34 @@ impl Sending {
             framed: false,
             wqe,
         }
+    }
+}
+
+/// Requests that are next, and whose payload is in the peer's receives already.
+#[derive(Debug, Default)]
+pub(super) struct Filled {
+    requests: u32,
+    /// The number of the receive that has the first one's payload.
+    receive: u32,
+}
+
+impl Filled {
+    /// So many requests, and the first one's receive.
+    pub(super) fn new(requests: u32, receive: u32) -> Filled {
+        Filled { requests, receive }
+    }
+
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.requests == 0
+    }
+
+    /// The receive that has the payload of the next request, which is then no longer one of them.
+    #[inline]
+    pub(super) fn next(&mut self) -> Option<u32> {
+        self.requests = self.requests.checked_sub(1)?;
+        let receive = self.receive;
+        self.receive = receive.wrapping_add(1);
+        Some(receive)
     }
 }

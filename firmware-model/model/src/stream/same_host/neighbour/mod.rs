@@ -231,18 +231,18 @@ impl Neighbour {
         })
     }
 
-    /// Places pieces at offsets of one STag, all of them.
+    /// Places pieces at offsets of one STag, all of them: those of Writes, or (local) of receives.
     ///
     /// # Errors
     /// Some may have been placed.
     pub(crate) fn write_batch(
         &mut self,
-        stag: u32,
+        (stag, need): (u32, Need),
         offsets: &[u64],
         batch: &mut Batch<Piece<'_>>,
         now: Nanos,
     ) -> Result<(), NotReached> {
-        self.access(stag, batch.len(), Need::RemoteWrite, now, |attempt, last| {
+        self.access(stag, batch.len(), need, now, |attempt, last| {
             let (conditions, process) = attempt.check_batch(last, offsets, batch)?;
             batch.write_if(conditions, process)
         })
