@@ -35,14 +35,23 @@ const TOGETHER: u64 = 256 << 10;
 const _: () = assert!(MAX_INLINE < WORTH_FILLING_ALONE);
 
 impl Requester {
-    /// Places the payloads of the next request, a Send, and of those behind it in the receives that
-    /// the peer has posted for them, by one call, if they are several and that is possible.
+    /// Places the payloads of the next request, a Send of `len` bytes, and of those behind it in
+    /// the receives that the peer has posted for them, by one call, if they are several and that is
+    /// possible.
     #[inline]
-    pub(super) fn fill_receives(&mut self, first: &SendWqe, qp: &Identity, env: &Env<'_>, llp: &Llp) {
-        let second = self.sq.behind(first);
+    pub(super) fn fill_receives(
+        &mut self,
+        first: &SendWqe,
+        len: u64,
+        qp: &Identity,
+        env: &Env<'_>,
+        llp: &Llp,
+    ) {
+        let is_second = |wqe: SendWqe| wqe.opcode == Opcode::Send;
         // What is fenced waits for Reads.
-        let is_run = self.filled.is_empty()
-            && second.is_some_and(|second| second.opcode == Opcode::Send)
+        let is_run = (WORTH_FILLING as u64..TOGETHER).contains(&len)
+            && self.filled.is_empty()
+            && self.sq.behind(first).is_some_and(is_second)
             && self.reads.len() == 0
             && self.reachable(qp, llp).is_some();
         if !is_run {

@@ -249,7 +249,7 @@ impl Requester {
             }
         }
         if wqe.opcode == Opcode::Send {
-            self.fill_receives(&wqe, qp, env, llp);
+            self.fill_receives(&wqe, len, qp, env, llp);
         }
         self.proceed(Sending::new(wqe, len as u32), qp, env, llp)
     }
