@@ -13,7 +13,7 @@ use urnic_tests::skip::installed;
 use urnic_tests::wait::{TIME_LIMIT, free_port, until};
 use urnic_tests::{compiled, or_skip};
 
-use crate::rdma_cm::LOST_RACE;
+use crate::rdma_cm::is_done;
 
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -91,10 +91,7 @@ fn takes(line: &str, faults: &str, end: End) {
         "{faults}: {client}"
     );
     match end {
-        End::Well => assert!(
-            client.ok() || client.output.contains(LOST_RACE),
-            "{faults}: {client}"
-        ),
+        End::Well => assert!(is_done(&client), "{faults}: {client}"),
         End::Failed => assert!(!client.ok(), "{faults}: {client}"),
         End::Any | End::Waits => {}
     }

@@ -6,7 +6,7 @@ use urnic_tests::skip::installed;
 use urnic_tests::wait::{free_port, tcp_listening};
 use urnic_tests::{Pair, compiled, or_skip};
 
-use crate::rdma_cm::but_for_lost_races;
+use crate::rdma_cm::{at_port, but_for_lost_races};
 use crate::roce::{LIMIT, roce};
 
 #[test]
@@ -69,13 +69,7 @@ fn rping_succeeds(ports: [&str; 2], ends: [&dyn Fn() -> Program; 2]) {
                 .env("URNIC_CM_PORTS", ports[side])
                 .line(&format!("{line} -C 20 -p {port}"))
         };
-        let mut server = end(0, "-s").spawn();
-        server.wait_until_listening(port);
-        let client = end(1, "-c -a 127.0.0.1").run_for(LIMIT);
-        match client.ok() {
-            true => (server.wait_for(LIMIT), client),
-            false => (server.stopped(), client),
-        }
+        at_port(port, &end(0, "-s"), &end(1, "-c -a 127.0.0.1"), LIMIT)
     });
     client.success();
     server.success();

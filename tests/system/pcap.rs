@@ -15,7 +15,7 @@ use urnic_tests::skip::installed;
 use urnic_tests::target_process::{Role, TargetProcess};
 use urnic_tests::{Pair, compiled, or_skip};
 
-use crate::rdma_cm::LOST_RACE;
+use crate::rdma_cm::is_done;
 use crate::roce::roce;
 
 /// A folder of captures, removed with the test unless that failed.
@@ -232,7 +232,7 @@ fn rping_and_rstream_over_ipv6_are_captured() {
         let mut server = end(server).spawn();
         server.wait_until_listening(port);
         let client = end(client).run();
-        assert!(client.ok() || client.output.contains(LOST_RACE), "{client}");
+        assert!(is_done(&client), "{client}");
         server.wait();
         let files = captures.all();
         assert_eq!(files.len(), 2, "{files:?}");

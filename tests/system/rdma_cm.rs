@@ -15,6 +15,23 @@ const LIMIT: Duration = Duration::from_secs(120);
 /// kernel device: in the source neither thread waits for the other.
 pub(crate) const LOST_RACE: &str = "rdma_get_cm_event: Bad file descriptor\n";
 
+/// Whether the program ended as it does after all its work.
+pub(crate) fn is_done(ended: &Ended) -> bool {
+    ended.ok() || ended.output.contains(LOST_RACE)
+}
+
+/// Runs a server, and a client once that listens at the port.
+pub(crate) fn at_port(port: u16, server: &Program, client: &Program, limit: Duration) -> (Ended, Ended) {
+    let mut server = server.spawn();
+    server.wait_until_listening(port);
+    let client = client.run_for(limit);
+    if !client.ok() {
+        // The server may wait for ever for another client.
+        return (server.stopped(), client);
+    }
+    (server.wait_for(limit), client)
+}
+
 /// Runs a server and a client; up to three times, while one of them loses the race of
 /// [`LOST_RACE`].
 pub(crate) fn but_for_lost_races(mut run: impl FnMut() -> (Ended, Ended)) -> (Ended, Ended) {
@@ -40,15 +57,8 @@ fn program(line: &str, port: &str) -> Program {
 /// Runs a server, and a client once it listens.
 fn both(server: &str, client: &str, with: impl Fn(Program) -> Program) -> (Ended, Ended) {
     let port = free_port();
-    let number = port.to_string();
-    let mut server = with(program(server, &number)).spawn();
-    server.wait_until_listening(port);
-    let client = with(program(client, &number)).run_for(LIMIT);
-    if !client.ok() {
-        // The server may wait for ever for another client.
-        return (server.stopped(), client);
-    }
-    (server.wait_for(LIMIT), client)
+    let [server, client] = [server, client].map(|line| with(program(line, &port.to_string())));
+    at_port(port, &server, &client, LIMIT)
 }
 
 #[track_caller]

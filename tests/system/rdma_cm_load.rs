@@ -16,7 +16,7 @@ use urnic_tests::user::{NOBODY, OTHER_USER, Staged};
 use urnic_tests::wait::free_port;
 use urnic_tests::{Pair, or_skip};
 
-use crate::rdma_cm::{LOST_RACE, but_for_lost_races};
+use crate::rdma_cm::{at_port, but_for_lost_races, is_done};
 
 const LIMIT: Duration = Duration::from_secs(120);
 const DEPTHS: (u8, u8) = (8, 8);
@@ -26,15 +26,8 @@ const DEPTHS: (u8, u8) = (8, 8);
 #[track_caller]
 fn both(server: &Program, client: &Program) -> (Ended, Ended) {
     let port = free_port();
-    let at_port = |program: &Program| program.clone().line(&format!("-p {port}"));
-    let mut server = at_port(server).spawn();
-    server.wait_until_listening(port);
-    let client = at_port(client).run_for(LIMIT);
-    if !client.ok() {
-        // The server may wait for ever for another client.
-        return (server.stopped(), client);
-    }
-    (server.wait_for(LIMIT), client)
+    let with = |program: &Program| program.clone().line(&format!("-p {port}"));
+    at_port(port, &with(server), &with(client), LIMIT)
 }
 
 #[track_caller]
@@ -191,7 +184,7 @@ fn a_persistent_rping_serves_sixteen_at_a_time() {
         .collect();
     for client in clients {
         let ended = client.wait_for(LIMIT);
-        assert!(ended.ok() || ended.output.contains(LOST_RACE), "{ended}");
+        assert!(is_done(&ended), "{ended}");
         let pings = ended.output.matches("rdma-ping-").count();
         assert_eq!(pings, PINGS, "{ended}");
     }

@@ -8,7 +8,7 @@ use urnic_tests::wait::free_port;
 use urnic_tests::{Pair, compiled, or_skip};
 
 use crate::devices::gids;
-use crate::rdma_cm::but_for_lost_races;
+use crate::rdma_cm::{at_port, but_for_lost_races};
 
 pub(crate) const LIMIT: Duration = Duration::from_secs(120);
 
@@ -56,13 +56,8 @@ pub(crate) fn both(program: &str, identities: [&str; 2], server: &str, client: &
             .env("URNIC_IDENTITY", identity)
             .line(&format!("{options} -p {port}"))
     };
-    let mut server = with(identities[0], server).spawn();
-    server.wait_until_listening(port);
-    let client = with(identities[1], client).run_for(LIMIT);
-    if !client.ok() {
-        return (server.stopped(), client);
-    }
-    (server.wait_for(LIMIT), client)
+    let (server, client) = (with(identities[0], server), with(identities[1], client));
+    at_port(port, &server, &client, LIMIT)
 }
 
 const ROCE: [&str; 2] = ["roce", "roce"];

@@ -11,7 +11,7 @@ use urnic_tests::skip::installed;
 use urnic_tests::wait::free_port;
 use urnic_tests::{Pair, or_skip};
 
-use crate::rdma_cm::but_for_lost_races;
+use crate::rdma_cm::{at_port, but_for_lost_races};
 
 /// The instrumented programs are slow, and machines crowded.
 const LIMIT: Duration = Duration::from_secs(240);
@@ -249,13 +249,7 @@ fn valgrind_has_no_complaint_about_rping() {
     let (server, client) = but_for_lost_races(|| {
         let port = free_port();
         let rping = valgrind(&checks).line(&format!("rping -a 127.0.0.1 -p {port} -C 5"));
-        let mut server = rping.clone().arg("-s").spawn();
-        server.wait_until_listening(port);
-        let client = rping.arg("-c").run_for(LIMIT);
-        match client.ok() {
-            true => (server.wait_for(LIMIT), client),
-            false => (server.stopped(), client),
-        }
+        at_port(port, &rping.clone().arg("-s"), &rping.arg("-c"), LIMIT)
     });
     client.success();
     server.success();

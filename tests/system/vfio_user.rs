@@ -13,7 +13,7 @@ use urnic_tests::wait::{TIME_LIMIT, descriptors, free_port, until};
 use urnic_tests::{Pair, compiled, or_skip};
 
 use crate::devices::gids;
-use crate::rdma_cm::but_for_lost_races;
+use crate::rdma_cm::{at_port, but_for_lost_races};
 
 const LIMIT: Duration = Duration::from_secs(120);
 /// The end of a killed server is detected within this time: no timeout of a protocol has to pass.
@@ -138,14 +138,7 @@ fn run_pair(served: &Served, server: &str, client: &str) {
             let (name, options) = line.split_once(' ').expect("options");
             served.program(name).line(options)
         };
-        let mut server = program(server).spawn();
-        server.wait_until_listening(port);
-        let client = program(client).run_for(LIMIT);
-        if client.ok() {
-            (server.wait_for(LIMIT), client)
-        } else {
-            (server.stopped(), client)
-        }
+        at_port(port, &program(server), &program(client), LIMIT)
     });
     client.success();
     server.success();
