@@ -225,8 +225,20 @@ impl Driver {
         len: usize,
         access: Access,
     ) -> Result<Region, Status> {
+        self.register_as(pd, iova, iova, len, access)
+    }
+
+    /// As [`register_at`](Self::register_at), of memory that the region counts from `base` on.
+    pub(crate) fn register_as(
+        &self,
+        pd: u32,
+        base: u64,
+        iova: u64,
+        len: usize,
+        access: Access,
+    ) -> Result<Region, Status> {
         let arguments = CreateMr {
-            base: iova.into(),
+            base: base.into(),
             len: (len as u64).into(),
             dma: self.dma(iova).into(),
             pd: pd.into(),
@@ -234,7 +246,7 @@ impl Driver {
             ..CreateMr::default()
         };
         let stag = self.create(Opcode::CreateMr, &arguments)?;
-        Ok(Region { stag, iova })
+        Ok(Region { stag, iova: base })
     }
 
     /// The IOVA of a region's memory at `iova` of the arena.

@@ -74,30 +74,29 @@ fn shm_21_long_sends_are_placed_in_their_receives() {
     }
 }
 
-/// Their receives are of several STags, and short Sends and lists are among them.
+/// Their receives are of two STags, which have the same offsets; short Sends and lists are among
+/// them.
 #[test]
 fn shm_21_sends_that_are_posted_together_are_each_in_its_receive() {
     const SLOT: usize = 60_000;
     const NUMBER: usize = 32;
     let (near, far, mut pair) = ready();
-    let region = |driver: &Driver, pd| driver.register(pd, NUMBER * SLOT, Access::LOCAL_WRITE).unwrap();
-    let from = region(&near, pair.initiator.pd);
-    let into = [0, 1].map(|_| region(&far, pair.responder.pd));
-    let messages: Vec<(usize, &Region)> = (0..NUMBER)
-        .map(|n| {
-            let len = if n % 7 == 5 { n } else { LONG + n * 1000 };
-            (len, &into[usize::from(n % 8 > 5)])
-        })
-        .collect();
-    for (n, (len, into)) in messages.iter().enumerate() {
+    let (size, access) = (NUMBER * SLOT, Access::LOCAL_WRITE);
+    let from = near.register(pair.initiator.pd, size, access).unwrap();
+    let memory = [0, 1].map(|_| far.arena.alloc(size));
+    let into = memory.map(|at| far.register_as(pair.responder.pd, 0, at, size, access).unwrap());
+    let messages: [(usize, usize); NUMBER] = std::array::from_fn(|n| {
+        let len = if n % 7 == 5 { n } else { LONG + n * 1000 };
+        (len, usize::from(n % 8 > 5))
+    });
+    for (n, (len, region)) in messages.into_iter().enumerate() {
         let at = n * SLOT;
-        near.arena.write(from.iova + at as u64, &content(*len, n));
-        far.arena.write(into.iova + at as u64, &[0; SLOT]);
-        pair.responder
-            .qp
-            .post_recv(&far, n as u64, &[into.sge(at as u64, SLOT as u32)]);
+        near.arena.write(from.iova + at as u64, &content(len, n));
+        far.arena.write(memory[region] + at as u64, &[0; SLOT]);
+        let receive = into[region].sge(at as u64, SLOT as u32);
+        pair.responder.qp.post_recv(&far, n as u64, &[receive]);
         let header = request(wqe::Opcode::Send, n as u64);
-        let (at, len) = (at as u64, *len as u32);
+        let (at, len) = (at as u64, len as u32);
         match n % 9 {
             4 => {
                 let list = [from.sge(at, 2), from.sge(at + 2, len - 2)];
@@ -107,13 +106,13 @@ fn shm_21_sends_that_are_posted_together_are_each_in_its_receive() {
         }
     }
     pair.initiator.qp.ring(&near);
-    for (n, (len, into)) in messages.iter().enumerate() {
+    for (n, (len, region)) in messages.into_iter().enumerate() {
         let done = pair.responder.recv_cq.await_completion(&far);
         assert_cqe(&done, n as u64, WcStatus::Success);
-        assert_eq!(done.byte_len.get() as usize, *len, "{n}");
-        let bytes = far.arena.read(into.iova + (n * SLOT) as u64, SLOT);
-        assert!(bytes[..*len] == content(*len, n), "{n}");
-        assert!(bytes[*len..].iter().all(|byte| *byte == 0), "{n}");
+        assert_eq!(done.byte_len.get() as usize, len, "{n}");
+        let bytes = far.arena.read(memory[region] + (n * SLOT) as u64, SLOT);
+        assert!(bytes[..len] == content(len, n), "{n}");
+        assert!(bytes[len..].iter().all(|byte| *byte == 0), "{n}");
         let done = pair.initiator.send_cq.await_completion(&near);
         assert_cqe(&done, n as u64, WcStatus::Success);
     }
