@@ -1,6 +1,6 @@
-/* cm_own_ports ADDRESS PORT: one number as the port of a TCP socket, of a listener of rdma_cm for
- * connections, and of one for datagrams, at an address of this host. All ends are in this process.
- * Prints "each port has its own". */
+/* cm_own_ports ADDRESS PORT SOURCE: one number as the port of a TCP socket, of a listener of
+ * rdma_cm for connections, and of one for datagrams, at an address of this host. All ends are in
+ * this process. The connection comes from port SOURCE. Prints "each port has its own". */
 #include "cm.h"
 #include <sys/socket.h>
 
@@ -39,10 +39,14 @@ static void is_taken(struct rdma_event_channel *channel, enum rdma_port_space sp
 	ZERO(rdma_destroy_id(id));
 }
 
-static struct rdma_cm_id *asks(struct rdma_event_channel *channel, enum rdma_port_space space, in_port_t port, enum ibv_qp_type type)
+/* An id that asks for a port, from port `source` unless that is 0. */
+static struct rdma_cm_id *asks(struct rdma_event_channel *channel, enum rdma_port_space space, in_port_t port, in_port_t source,
+			       enum ibv_qp_type type)
 {
 	struct rdma_cm_id *id;
 	ZERO(rdma_create_id(channel, &id, NULL, space));
+	if (source)
+		ZERO(rdma_bind_addr(id, at(source)));
 	ZERO(rdma_resolve_addr(id, NULL, at(port), 2000));
 	next_event(channel, RDMA_CM_EVENT_ADDR_RESOLVED, NULL);
 	ZERO(rdma_resolve_route(id, 2000));
@@ -57,8 +61,8 @@ static struct rdma_cm_id *asks(struct rdma_event_channel *channel, enum rdma_por
 
 int main(int argc, char **argv)
 {
-	if (argc != 3)
-		die("usage: cm_own_ports ADDRESS PORT");
+	if (argc != 4)
+		die("usage: cm_own_ports ADDRESS PORT SOURCE");
 	struct addrinfo hints = { .ai_flags = AI_NUMERICHOST, .ai_socktype = SOCK_STREAM }, *found;
 	ZERO(getaddrinfo(argv[1], "0", &hints, &found));
 	memcpy(&address, found->ai_addr, address_len = found->ai_addrlen);
@@ -66,7 +70,7 @@ int main(int argc, char **argv)
 
 	struct rdma_event_channel *channel = SOME(rdma_create_event_channel()), *served = SOME(rdma_create_event_channel()),
 				  *datagrams = SOME(rdma_create_event_channel());
-	in_port_t port = htons(atoi(argv[2]));
+	in_port_t port = htons(atoi(argv[2])), source = htons(atoi(argv[3]));
 	struct rdma_cm_id *listener = listens(served, RDMA_PS_TCP, port);
 	int tcp = socket(address.ss_family, SOCK_STREAM, 0), one = 1;
 	ZERO(setsockopt(tcp, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one));
@@ -78,13 +82,16 @@ int main(int argc, char **argv)
 
 	struct rdma_conn_param param = { .responder_resources = 1, .initiator_depth = 1, .private_data = "to rdma_cm", .private_data_len = 11 };
 	struct private_data got;
-	struct rdma_cm_id *id = asks(channel, RDMA_PS_TCP, port, IBV_QPT_RC);
+	/* With a number whose TCP port another process has, it would have another TCP port. */
+	struct rdma_cm_id *id = asks(channel, RDMA_PS_TCP, port, source, IBV_QPT_RC);
 	ZERO(rdma_connect(id, &param));
 	struct rdma_cm_id *child = next_event(served, RDMA_CM_EVENT_CONNECT_REQUEST, &got);
 	if (memcmp(got.data, "to rdma_cm", 11))
 		die("private data: %.11s", (char *)got.data);
-	if (rdma_get_src_port(child) != port || rdma_get_dst_port(id) != port || rdma_get_dst_port(child) != rdma_get_src_port(id))
+	if (rdma_get_src_port(child) != port || rdma_get_dst_port(id) != port)
 		die("ports of a connection: %d and %d, not %d", ntohs(rdma_get_src_port(child)), ntohs(rdma_get_dst_port(id)), ntohs(port));
+	if (rdma_get_dst_port(child) != source || rdma_get_src_port(id) != source)
+		die("a connection comes from %d and %d, not %d", ntohs(rdma_get_dst_port(child)), ntohs(rdma_get_src_port(id)), ntohs(source));
 	struct ibv_qp_init_attr init = { .qp_type = IBV_QPT_RC,
 					 .cap = { .max_send_wr = 4, .max_recv_wr = 4, .max_send_sge = 1, .max_recv_sge = 1 } };
 	ZERO(rdma_create_qp(child, NULL, &init));
@@ -100,7 +107,7 @@ int main(int argc, char **argv)
 	good_wc(child->recv_cq);
 	verify(bytes[1], sizeof bytes[1], 7);
 
-	struct rdma_cm_id *asker = asks(channel, RDMA_PS_UDP, port, IBV_QPT_UD);
+	struct rdma_cm_id *asker = asks(channel, RDMA_PS_UDP, port, 0, IBV_QPT_UD);
 	ZERO(rdma_connect(asker, &param));
 	struct rdma_cm_id *asked = next_event(datagrams, RDMA_CM_EVENT_CONNECT_REQUEST, NULL);
 	if (rdma_get_src_port(asked) != port)
@@ -123,7 +130,7 @@ int main(int argc, char **argv)
 	ZERO(rdma_destroy_id(service));
 	ZERO(rdma_destroy_id(listener));
 	close(tcp);
-	struct rdma_cm_id *late = asks(channel, RDMA_PS_TCP, port, IBV_QPT_RC);
+	struct rdma_cm_id *late = asks(channel, RDMA_PS_TCP, port, 0, IBV_QPT_RC);
 	ZERO(rdma_connect(late, &param));
 	next_event(channel, RDMA_CM_EVENT_REJECTED, NULL);
 	puts("each port has its own");

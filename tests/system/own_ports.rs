@@ -16,10 +16,10 @@ fn one_number_is_a_port_of_tcp_of_connections_and_of_datagrams() {
     let served = Served::start();
     for address in ["127.0.0.1", "0.0.0.0", "::1", "::"] {
         for program in [Program::new(name), served.program(name)] {
-            let port = free_port();
+            let (port, source) = (free_port(), free_port());
             let said = program
                 .env("URNIC_IDENTITY", "roce")
-                .line(&format!("{address} {port}"))
+                .line(&format!("{address} {port} {source}"))
                 .run_for(LIMIT);
             assert!(said.success().contains("each port has its own"), "{address}");
         }
@@ -31,7 +31,7 @@ fn with_ports_of_tcp_a_number_is_taken_once() {
     let program = roce(or_skip!(compiled("cm_own_ports")).to_str().expect("a path"));
     let said = program
         .env("URNIC_CM_PORTS", "tcp")
-        .line(&format!("127.0.0.1 {}", free_port()))
+        .line(&format!("127.0.0.1 {} {}", free_port(), free_port()))
         .run();
     let said = said.failure();
     assert!(said.contains("Address already in use"), "{said}");
