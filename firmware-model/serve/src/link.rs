@@ -178,7 +178,7 @@ impl Link {
     pub(crate) fn close(&self) {
         drop(std::mem::take(&mut *lock(&self.state)));
         lock(&self.receiving).decoder = Decoder::of_sorted(LIMITS);
-        // Other threads may still call `is_hung_up`, so the descriptor number stays open: `dup3`
+        // Other threads may still call `is_leaving`, so the descriptor number stays open: `dup3`
         // puts the eventfd in its place.
         // SAFETY: the number is that of `self.socket`, which stays its owner; `ManuallyDrop` does
         // not close it.
@@ -191,9 +191,12 @@ impl Link {
         self.broken.load(Ordering::SeqCst)
     }
 
-    /// Whether the client has closed its end, even if this has not been read yet.
-    pub(crate) fn is_hung_up(&self) -> bool {
-        is_hung_up(self.socket())
+    /// Whether the connection has ended, or the client has closed its end, even if this has not
+    /// been read yet. Once true, it stays true.
+    pub(crate) fn is_leaving(&self) -> bool {
+        // In this order: a link is broken before `close` replaces its socket by an eventfd, which
+        // never hangs up.
+        is_hung_up(self.socket()) || self.is_broken()
     }
 
     /// The next command for the connection's thread.

@@ -73,7 +73,7 @@ impl Session {
     /// Whether the client has gone or been disconnected, so that the session only has to detect it
     /// or to clean up.
     pub(super) fn is_leaving(&self) -> bool {
-        self.link.is_broken() || self.link.is_hung_up()
+        self.link.is_leaving()
     }
 
     /// Ends the client's connection, and with it all waits for the client's replies.

@@ -441,6 +441,26 @@ fn a_refused_or_unanswered_access_is_unreachable() {
     refusing.join().unwrap();
 }
 
+#[test]
+fn a_client_that_has_gone_stays_gone_while_its_link_is_closed() {
+    for _ in 0..5000 {
+        let (theirs, ours) = std::os::unix::net::UnixStream::pair().unwrap();
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
+        let link = Link::new(ours.into(), wake);
+        drop(theirs);
+        std::thread::scope(|scope| {
+            let closing = scope.spawn(|| {
+                link.disconnect();
+                link.close();
+            });
+            while !closing.is_finished() {
+                assert!(link.is_leaving());
+                std::thread::yield_now();
+            }
+        });
+    }
+}
+
 /// The capabilities of a urnic client.
 fn ours() -> Capabilities {
     let urnic = Urnic {
