@@ -1,4 +1,4 @@
-//! Closes sockets of clients that were rejected.
+//! Closes sockets of clients that were rejected, or could not be served.
 //!
 //! Data that a client has sent and the server has not read may carry descriptors whose close
 //! blocks; they are closed together with the socket. The server's own thread must not wait for
@@ -14,10 +14,13 @@ use std::thread::JoinHandle;
 /// Sockets that may wait to be closed. At this number no further client is accepted.
 const MAX_WAITING: usize = 64;
 
+/// A socket, or what owns one.
+type Owner = Box<dyn Send>;
+
 /// A thread that closes sockets.
 #[derive(Debug)]
 pub(crate) struct Closer {
-    sender: SyncSender<OwnedFd>,
+    sender: SyncSender<Owner>,
     waiting: Arc<AtomicUsize>,
     threads: Arc<Interruptible>,
     thread: JoinHandle<()>,
@@ -26,7 +29,7 @@ pub(crate) struct Closer {
 impl Closer {
     /// Starts the thread.
     pub(crate) fn start() -> std::io::Result<Closer> {
-        let (sender, receiver) = sync_channel::<OwnedFd>(2 * MAX_WAITING);
+        let (sender, receiver) = sync_channel::<Owner>(2 * MAX_WAITING);
         let waiting = Arc::new(AtomicUsize::new(0));
         let threads = Arc::new(Interruptible::default());
         let (of_thread, left) = (threads.clone(), waiting.clone());
@@ -60,10 +63,15 @@ impl Closer {
     /// Closes a socket. The peer sees it at once.
     pub(crate) fn close(&self, socket: OwnedFd) {
         let _ = rustix::net::shutdown(&socket, rustix::net::Shutdown::Both);
+        self.drop_owner(Box::new(socket));
+    }
+
+    /// Drops a value that owns the last descriptor of a socket.
+    pub(crate) fn drop_owner(&self, owner: Owner) {
         self.waiting.fetch_add(1, Ordering::Relaxed);
         // There is room, because the server accepts no client while the closer is full. If there is
         // none, the caller's thread closes the socket.
-        if self.sender.try_send(socket).is_err() {
+        if self.sender.try_send(owner).is_err() {
             self.waiting.fetch_sub(1, Ordering::Relaxed);
         }
     }

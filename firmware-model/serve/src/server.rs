@@ -255,7 +255,7 @@ impl Listener {
     }
 
     /// Removes sessions that have ended, and serves clients that waited for their places.
-    fn admit(&mut self, budget: &Arc<Budget>, ended: &Arc<OwnedFd>, overdue: usize) {
+    fn admit(&mut self, budget: &Arc<Budget>, ended: &Arc<OwnedFd>, closer: &Closer, overdue: usize) {
         // A thread drops its session after all steps that may wait, so the thread itself ends at
         // once.
         self.sessions.retain(|running| running.session.strong_count() > 0);
@@ -266,29 +266,47 @@ impl Listener {
         while self.sessions.len() < places
             && let Some(socket) = self.waiting.pop_front()
         {
-            match self.serve(socket, budget.clone(), ended.clone()) {
+            match self.serve(socket, budget.clone(), ended.clone(), closer) {
                 Ok(started) => self.sessions.push(started),
                 Err(error) => tracing::warn!("cannot serve a client: {error}"),
             }
         }
     }
 
-    fn serve(&self, socket: OwnedFd, budget: Arc<Budget>, ended: Arc<OwnedFd>) -> io::Result<Running> {
+    /// Starts a client's session. If that is not possible, the closer gets the socket.
+    fn serve(
+        &self,
+        socket: OwnedFd,
+        budget: Arc<Budget>,
+        ended: Arc<OwnedFd>,
+        closer: &Closer,
+    ) -> io::Result<Running> {
         let user = user_of(&socket);
-        let session = Session::new(socket, &self.endpoint, budget)?;
-        let (handle, threads) = (Arc::downgrade(&session), session.threads());
+        let session = Session::new(socket, &self.endpoint, budget).map_err(|(errno, socket)| {
+            closer.close(socket);
+            errno
+        })?;
+        let of_thread = session.clone();
         let thread = std::thread::Builder::new()
             .name("urnic-function".to_owned())
             .spawn(move || {
                 let _notify = NotifyOnDrop(ended);
                 // Dropped first, after a panic too.
-                let session = session;
+                let session = of_thread;
                 session.run();
-            })?;
+            });
+        let thread = match thread {
+            Ok(thread) => thread,
+            Err(error) => {
+                session.cut_off();
+                closer.drop_owner(Box::new(session));
+                return Err(error);
+            }
+        };
         Ok(Running {
-            session: handle,
+            session: Arc::downgrade(&session),
             thread,
-            threads,
+            threads: session.threads(),
             user,
             leaving: None,
         })
@@ -358,7 +376,7 @@ impl Server {
                         session.is_leaving();
                     }
                 }
-                listener.admit(&self.budget, &self.ended, overdue.len());
+                listener.admit(&self.budget, &self.ended, &self.closer, overdue.len());
             }
         }
         self.stop();

@@ -42,16 +42,26 @@ pub(super) struct Session {
 
 impl Session {
     /// A session for an accepted connection.
+    ///
+    /// # Errors
+    ///
+    /// The process has no free descriptor; the socket is returned.
     pub(super) fn new(
         socket: OwnedFd,
         endpoint: &Endpoint,
         budget: Arc<Budget>,
-    ) -> Result<Arc<Session>, Errno> {
-        let memory = Arc::new(ClientMemory::new(budget)?);
-        let wake = fcntl_dupfd_cloexec(memory.faults().wake(), 0)?;
+    ) -> Result<Arc<Session>, (Errno, OwnedFd)> {
+        let memory = ClientMemory::new(budget).and_then(|memory| {
+            let wake = fcntl_dupfd_cloexec(memory.faults().wake(), 0)?;
+            Ok((memory, wake))
+        });
+        let (memory, wake) = match memory {
+            Ok(made) => made,
+            Err(errno) => return Err((errno, socket)),
+        };
         Ok(Arc::new(Session {
             link: Arc::new(Link::new(socket, wake)),
-            memory,
+            memory: Arc::new(memory),
             config: endpoint.config.clone(),
             process_vm: endpoint.process_vm,
             stop: AtomicBool::new(false),

@@ -13,7 +13,7 @@ use std::time::Duration;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, OFlags, fcntl_setfl, ftruncate};
 use rustix::net::sockopt::set_socket_linger;
-use rustix::process::Signal;
+use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, prlimit};
 use urnic_device::registers::{STATUS, fatal};
 use urnic_device::wqe::{Opcode as Work, SendHeader, Sge};
 use urnic_tests::Running;
@@ -346,6 +346,57 @@ fn lingering_descriptors_stop_no_other_client() {
     let staying: Vec<HostileClient> = (0..4).map(|way| sockets.pass(&server, way)).collect();
     server.ends();
     drop(staying);
+    sockets.end();
+}
+
+/// Leaves a process this many descriptors.
+fn leave_descriptors(pid: u32, count: usize) {
+    let number = |entry: std::io::Result<std::fs::DirEntry>| -> u64 {
+        let name = entry.expect("a folder").file_name();
+        name.to_str()
+            .and_then(|text| text.parse().ok())
+            .expect("a number")
+    };
+    let folder = std::fs::read_dir(format!("/proc/{pid}/fd")).expect("it runs");
+    let used: Vec<u64> = folder.map(number).collect();
+    let mut free = (0..).filter(|number| !used.contains(number));
+    limit_descriptors(
+        pid,
+        Rlimit {
+            current: free.nth(count),
+            ..getrlimit(Resource::Nofile)
+        },
+    );
+}
+
+fn limit_descriptors(pid: u32, limit: Rlimit) {
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    prlimit(pid, Resource::Nofile, limit).expect("our own child");
+}
+
+#[test]
+fn a_client_that_cannot_be_served_stops_no_other_one() {
+    let mut server = Server::start("no-descriptors", 4);
+    let pid = server.running.pid();
+    let mut other = begin(&server.socket);
+    other.enable().expect("memory may be lent");
+    let mut sockets = Lingering::default();
+    // Enough to accept a client, and too few for its session.
+    for left in [1, 2] {
+        // Its descriptor is there before the server accepts it.
+        server.running.signal(Signal::STOP);
+        leave_descriptors(pid, left);
+        let client = sockets.pass(&server, 6);
+        server.running.signal(Signal::CONT);
+        server.running.wait_for_output("why it is not served", |printed| {
+            (printed.matches("cannot serve a client").count() == left).then_some(())
+        });
+        limit_descriptors(pid, getrlimit(Resource::Nofile));
+        drop(client);
+        server.serves();
+        other.works().expect("a command");
+    }
+    server.ends();
     sockets.end();
 }
 
