@@ -20,7 +20,7 @@ use urnic_tests::Running;
 use urnic_tests::build::{scratch, urnic};
 use urnic_tests::hostile_client::{BASE, HostileClient, OwnPeer, Refused, memory};
 use urnic_tests::program::Program;
-use urnic_tests::wait::{TIME_LIMIT, until};
+use urnic_tests::wait::{TIME_LIMIT, descriptors, until};
 use urnic_vfio_user::{IrqAction, IrqData, Request, SetIrqs, irq_index};
 
 /// A server for this many clients. Its functions reach only each other.
@@ -380,10 +380,19 @@ fn a_client_that_cannot_be_served_stops_no_other_one() {
     let pid = server.running.pid();
     let mut other = begin(&server.socket);
     other.enable().expect("memory may be lent");
+    other.works().expect("a command");
+    let before = descriptors(pid);
     let mut sockets = Lingering::default();
     // Enough to accept a client, and too few for its session.
     for left in [1, 2] {
-        // Its descriptor is there before the server accepts it.
+        // The last client's session returns its own first.
+        let ended = until(TIME_LIMIT, || (descriptors(pid) <= before).then_some(()));
+        assert!(
+            ended.is_some(),
+            "{} descriptors, {before} before",
+            descriptors(pid)
+        );
+        // The client's descriptor is there before the server accepts it.
         server.running.signal(Signal::STOP);
         leave_descriptors(pid, left);
         let client = sockets.pass(&server, 6);
