@@ -8,10 +8,11 @@ use super::interruption::Interruptible;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
 
-/// Sockets that may wait to be closed. At this number no further client is accepted.
+/// Sockets that may wait to be closed. At this number no further client is accepted, so there are
+/// at most this many, and those of clients that were accepted before.
 const MAX_WAITING: usize = 64;
 
 /// A socket, or what owns one.
@@ -20,7 +21,7 @@ type Owner = Box<dyn Send>;
 /// A thread that closes sockets.
 #[derive(Debug)]
 pub(crate) struct Closer {
-    sender: SyncSender<Owner>,
+    sender: Sender<Owner>,
     waiting: Arc<AtomicUsize>,
     threads: Arc<Interruptible>,
     thread: JoinHandle<()>,
@@ -29,7 +30,7 @@ pub(crate) struct Closer {
 impl Closer {
     /// Starts the thread.
     pub(crate) fn start() -> std::io::Result<Closer> {
-        let (sender, receiver) = sync_channel::<Owner>(2 * MAX_WAITING);
+        let (sender, receiver) = channel::<Owner>();
         let waiting = Arc::new(AtomicUsize::new(0));
         let threads = Arc::new(Interruptible::default());
         let (of_thread, left) = (threads.clone(), waiting.clone());
@@ -37,8 +38,8 @@ impl Closer {
             .name("urnic-closer".to_owned())
             .spawn(move || {
                 of_thread.enter();
-                for socket in receiver {
-                    drop(socket);
+                for owner in receiver {
+                    drop(owner);
                     left.fetch_sub(1, Ordering::Release);
                 }
             })?;
@@ -50,7 +51,7 @@ impl Closer {
         })
     }
 
-    /// Whether there may be no room for the next socket.
+    /// Whether as many sockets wait as may.
     pub(crate) fn is_full(&self) -> bool {
         self.waiting.load(Ordering::Acquire) >= MAX_WAITING
     }
@@ -69,11 +70,8 @@ impl Closer {
     /// Drops a value that owns the last descriptor of a socket.
     pub(crate) fn drop_owner(&self, owner: Owner) {
         self.waiting.fetch_add(1, Ordering::Relaxed);
-        // There is room, because the server accepts no client while the closer is full. If there is
-        // none, the caller's thread closes the socket.
-        if self.sender.try_send(owner).is_err() {
-            self.waiting.fetch_sub(1, Ordering::Relaxed);
-        }
+        // The thread runs as long as this sender exists.
+        let _ = self.sender.send(owner);
     }
 
     /// Interrupts a blocking close in the thread.
