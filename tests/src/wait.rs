@@ -5,6 +5,8 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
+
 /// The time limit for an action that is normally immediate, on a loaded machine.
 pub const TIME_LIMIT: Duration = Duration::from_secs(60);
 
@@ -124,9 +126,34 @@ pub fn free_port() -> u16 {
 
 /// The number of descriptors of a process.
 pub fn descriptors(pid: u32) -> usize {
-    std::fs::read_dir(format!("/proc/{pid}/fd"))
-        .expect("it runs")
-        .count()
+    descriptor_numbers(pid).len()
+}
+
+fn descriptor_numbers(pid: u32) -> Vec<u64> {
+    let folder = std::fs::read_dir(format!("/proc/{pid}/fd")).expect("it runs");
+    let names = folder.map(|entry| entry.expect("a folder").file_name());
+    names
+        .map(|name| name.to_str().and_then(|text| text.parse().ok()))
+        .map(|number| number.expect("a number"))
+        .collect()
+}
+
+/// Limits the numbers of a child's new descriptors to those below `limit`; `None`: as this
+/// process's are, from which it has its limit.
+pub fn limit_descriptors(pid: u32, limit: Option<u64>) {
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    let ours = getrlimit(Resource::Nofile);
+    let limit = Rlimit {
+        current: limit.or(ours.current),
+        ..ours
+    };
+    prlimit(pid, Resource::Nofile, limit).expect("our own child");
+}
+
+/// Lets a child have this many more descriptors than it has now.
+pub fn leave_descriptors(pid: u32, count: usize) {
+    let used = descriptor_numbers(pid);
+    limit_descriptors(pid, (0..).filter(|number| !used.contains(number)).nth(count));
 }
 
 /// Memory of a process, in KiB.

@@ -13,14 +13,14 @@ use std::time::Duration;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, OFlags, fcntl_setfl, ftruncate};
 use rustix::net::sockopt::set_socket_linger;
-use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, prlimit};
+use rustix::process::Signal;
 use urnic_device::registers::{STATUS, fatal};
 use urnic_device::wqe::{Opcode as Work, SendHeader, Sge};
 use urnic_tests::Running;
 use urnic_tests::build::{scratch, urnic};
 use urnic_tests::hostile_client::{BASE, HostileClient, OwnPeer, Refused, memory};
 use urnic_tests::program::Program;
-use urnic_tests::wait::{TIME_LIMIT, descriptors, until};
+use urnic_tests::wait::{TIME_LIMIT, descriptors, leave_descriptors, limit_descriptors, until};
 use urnic_vfio_user::{IrqAction, IrqData, Request, SetIrqs, irq_index};
 
 /// A server for this many clients. Its functions reach only each other.
@@ -349,31 +349,6 @@ fn lingering_descriptors_stop_no_other_client() {
     sockets.end();
 }
 
-/// Leaves a process this many descriptors.
-fn leave_descriptors(pid: u32, count: usize) {
-    let number = |entry: std::io::Result<std::fs::DirEntry>| -> u64 {
-        let name = entry.expect("a folder").file_name();
-        name.to_str()
-            .and_then(|text| text.parse().ok())
-            .expect("a number")
-    };
-    let folder = std::fs::read_dir(format!("/proc/{pid}/fd")).expect("it runs");
-    let used: Vec<u64> = folder.map(number).collect();
-    let mut free = (0..).filter(|number| !used.contains(number));
-    limit_descriptors(
-        pid,
-        Rlimit {
-            current: free.nth(count),
-            ..getrlimit(Resource::Nofile)
-        },
-    );
-}
-
-fn limit_descriptors(pid: u32, limit: Rlimit) {
-    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
-    prlimit(pid, Resource::Nofile, limit).expect("our own child");
-}
-
 #[test]
 fn a_client_that_cannot_be_served_stops_no_other_one() {
     let mut server = Server::start("no-descriptors", 4);
@@ -400,7 +375,7 @@ fn a_client_that_cannot_be_served_stops_no_other_one() {
         server.running.wait_for_output("why it is not served", |printed| {
             (printed.matches("cannot serve a client").count() == left).then_some(())
         });
-        limit_descriptors(pid, getrlimit(Resource::Nofile));
+        limit_descriptors(pid, None);
         drop(client);
         server.serves();
         other.works().expect("a command");

@@ -1,6 +1,6 @@
 //! Hostile input: at the listener, in full operation, and when the target's own process ends.
 
-use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, prlimit};
+use rustix::process::{Pid, Signal};
 use urnic_tests::or_skip;
 use urnic_tests::peer::{End, Peer, hex};
 use urnic_tests::random::Random;
@@ -8,7 +8,7 @@ use urnic_tests::served::in_process;
 use urnic_tests::startup::CRC;
 use urnic_tests::target_process::{LARGE, LARGE_SEED, Link, QpParams, ROLES, TargetProcess, filled, opcode};
 use urnic_tests::ulpdu::{complaint, read_request, send, write};
-use urnic_tests::wait::{TIME_LIMIT, descriptors, resident, until};
+use urnic_tests::wait::{TIME_LIMIT, descriptors, limit_descriptors, resident, until};
 
 use super::rdmap::response_until_something_else;
 use super::{ALL_FLUSHED, Scene};
@@ -69,14 +69,7 @@ fn a_process_accepts_once_it_has_descriptors_again() {
     let mut scene = or_skip!(Scene::start(&[]));
     let pid = scene.target.pid();
     let (qp, request) = scene.target.awaits_request(&QpParams::default());
-    // What we have ourselves, it has from us.
-    let ours = getrlimit(Resource::Nofile);
-    let set = |current| {
-        let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
-        let limit = Rlimit { current, ..ours };
-        prlimit(pid, Resource::Nofile, limit).expect("our own child")
-    };
-    set(Some(3));
+    limit_descriptors(pid, Some(3));
     let mut peer = Peer::connect(scene.target.listener(qp));
     peer.send(&request.to_bytes());
     let complaints =
@@ -84,7 +77,7 @@ fn a_process_accepts_once_it_has_descriptors_again() {
     let noticed = until(TIME_LIMIT, || (complaints(&scene.target) > 0).then_some(()));
     assert!(noticed.is_some(), "{}", scene.target.output());
     scene.continues();
-    set(ours.current);
+    limit_descriptors(pid, None);
     urnic_tests::startup::Frame::read(&mut peer);
     peer.send_ulpdus(&[write(1, 0, b""), send(1, b"hello")]);
     assert_eq!(scene.target.received(qp), (0, 5));
