@@ -92,3 +92,49 @@ impl Closer {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::{Condvar, Mutex};
+
+    /// Whether closing goes on, and how many were closed by another thread than the closer's.
+    #[derive(Default)]
+    struct Gate {
+        open: Mutex<bool>,
+        opened: Condvar,
+        elsewhere: AtomicUsize,
+    }
+
+    /// Its close waits at the gate.
+    struct Held(Arc<Gate>);
+
+    impl Drop for Held {
+        fn drop(&mut self) {
+            if std::thread::current().name() != Some("urnic-closer") {
+                self.0.elsewhere.fetch_add(1, Ordering::Relaxed);
+                return;
+            }
+            let open = self.0.open.lock().unwrap();
+            drop(self.0.opened.wait_while(open, |open| !*open).unwrap());
+        }
+    }
+
+    #[test]
+    fn however_many_sockets_come_at_once_the_caller_closes_none() {
+        let mut closer = Closer::start().unwrap();
+        let gate = Arc::new(Gate::default());
+        for _ in 0..4 * MAX_WAITING {
+            closer.drop_owner(Box::new(Held(gate.clone())));
+        }
+        assert!(closer.is_full());
+        *gate.open.lock().unwrap() = true;
+        gate.opened.notify_all();
+        while let Err(busy) = closer.finish() {
+            closer = busy;
+            std::thread::yield_now();
+        }
+        assert_eq!(gate.elsewhere.load(Ordering::Relaxed), 0);
+        assert_eq!(Arc::strong_count(&gate), 1, "all are closed");
+    }
+}
