@@ -3,6 +3,7 @@
 
 use super::function::MAX_TRANSFER;
 use super::link::Link;
+use rustix::fd::AsFd;
 use rustix::net::sockopt::socket_peercred;
 use rustix::process::geteuid;
 use std::sync::Arc;
@@ -20,13 +21,11 @@ pub(crate) struct Remote {
     process: Option<Arc<HostProcess>>,
 }
 
-/// The process that connected, if its memory may be accessed. It must run as the server's own user:
-/// otherwise, after the client has died, the server could write into an unrelated process that got
-/// the client's number.
-fn process_behind(link: &Link) -> Option<Arc<HostProcess>> {
+/// The process that connected, if its memory may be accessed. It must run as the server's own user.
+fn client_process(link: &Link) -> Option<Arc<HostProcess>> {
     let peer = socket_peercred(link.socket()).ok()?;
     let is_own = peer.uid == geteuid();
-    is_own.then(|| HostProcess::open(peer.pid).ok())?.map(Arc::new)
+    is_own.then(|| HostProcess::of_peer(link.socket().as_fd()).ok())?.map(Arc::new)
 }
 
 impl Remote {
@@ -35,7 +34,7 @@ impl Remote {
     pub(crate) fn new(link: Arc<Link>, client: &Capabilities, process_vm: bool) -> Remote {
         let identity = client.urnic.is_some_and(|urnic| urnic.identity);
         Remote {
-            process: (process_vm && identity).then(|| process_behind(&link)).flatten(),
+            process: (process_vm && identity).then(|| client_process(&link)).flatten(),
             room: client.data_xfer_size().min(MAX_TRANSFER),
             link,
         }

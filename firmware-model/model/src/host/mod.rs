@@ -21,7 +21,7 @@ pub use fault::Unreachable;
 pub(crate) use foreign_mapping::{ForeignMapping, Origin};
 pub use host_memory::{HostMemory, RemoteMemory, RemoteWord};
 pub use host_process::HostProcess;
-pub(crate) use host_process::{lives, may_be_accessed, number_of};
+pub(crate) use host_process::{lives, may_be_accessed, number_of, proof_of_access};
 pub use mapping::{Mapping, Record, SharedRecord};
 pub use own_process::OwnProcess;
 pub(crate) use piece::PieceRoom;

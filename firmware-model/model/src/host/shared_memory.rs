@@ -34,9 +34,19 @@ impl SharedMemory {
         Self::map(file, len, ProtFlags::READ | ProtFlags::WRITE)
     }
 
-    fn check(file: BorrowedFd<'_>, len: usize) -> Result<(), Errno> {
+    /// Checks that a descriptor is one of sealed memory: nothing that is done with it waits for
+    /// another process, as asking for the attributes of a file may.
+    ///
+    /// # Errors
+    /// `EINVAL`: it is not.
+    pub(crate) fn check_sealed(file: BorrowedFd<'_>) -> Result<(), Errno> {
         let sealed = fcntl_get_seals(file).is_ok_and(|seals| seals.contains(SEALS));
-        let fits = sealed && fstat(file)?.st_size == len as i64;
+        sealed.then_some(()).ok_or(Errno::INVAL)
+    }
+
+    fn check(file: BorrowedFd<'_>, len: usize) -> Result<(), Errno> {
+        Self::check_sealed(file)?;
+        let fits = fstat(file)?.st_size == len as i64;
         fits.then_some(()).ok_or(Errno::INVAL)
     }
 

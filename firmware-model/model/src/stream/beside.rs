@@ -186,7 +186,7 @@ impl InMemory {
     }
 
     /// As [`Stream::neighbour`](super::Stream::neighbour).
-    pub(super) fn neighbour(&self, qid: u32) -> Neighbour {
+    pub(super) fn neighbour(&mut self, qid: u32) -> Neighbour {
         self.connection.neighbour(qid)
     }
 

@@ -106,7 +106,7 @@ pub trait Stream: Send + Debug {
 
     /// The peer at the other end of a stream [in memory](Self::is_in_memory), for queue pair `qid`:
     /// to be taken once, at the beginning of full operation.
-    fn neighbour(&self, qid: u32) -> Option<Neighbour> {
+    fn neighbour(&mut self, qid: u32) -> Option<Neighbour> {
         let _ = qid;
         None
     }

@@ -361,8 +361,11 @@ impl Stream for TcpStream {
         self.memory().is_some()
     }
 
-    fn neighbour(&self, qid: u32) -> Option<Neighbour> {
-        Some(self.memory()?.neighbour(qid))
+    fn neighbour(&mut self, qid: u32) -> Option<Neighbour> {
+        match &mut self.beside {
+            Beside::Instead(memory) => Some(memory.neighbour(qid)),
+            _ => None,
+        }
     }
 
     fn processors(&self) -> Option<Processors> {

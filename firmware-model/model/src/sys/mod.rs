@@ -4,7 +4,7 @@
 pub(crate) mod datagrams;
 pub(crate) mod failed;
 
-use rustix::fd::{AsRawFd, BorrowedFd};
+use rustix::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::process::Pid;
 
@@ -46,11 +46,12 @@ pub(crate) fn choose_port_late(socket: BorrowedFd<'_>) -> Result<(), Errno> {
     set(socket, libc::IPPROTO_IP, libc::IP_BIND_ADDRESS_NO_PORT, 1)
 }
 
-/// Whether a process has a thread of this number.
+/// Whether a process has a thread of this number. (Numbers that no thread can have, such as 0, make
+/// the kernel report `EINVAL`.)
 pub(crate) fn has_thread(process: Pid, thread: u32) -> bool {
     // SAFETY: signal 0 is none; the call only looks the thread up.
     let done = unsafe { libc::syscall(libc::SYS_tgkill, process.as_raw_nonzero().get(), thread, 0) };
-    done == 0 || last_errno() != Errno::SRCH
+    done == 0 || last_errno() == Errno::PERM
 }
 
 /// `TCP_MAXSEG`: largest segment that is sent at present, in bytes.
@@ -119,6 +120,54 @@ pub(crate) fn peer_credentials(socket: BorrowedFd<'_>) -> Result<(u32, i32), Err
     } else {
         Err(last_errno())
     }
+}
+
+/// The real, effective and saved user of the calling thread: getresuid(2).
+pub(crate) fn users() -> [u32; 3] {
+    let [mut real, mut effective, mut saved] = [u32::MAX; 3];
+    // SAFETY: the call writes to the three numbers, which are live, and cannot fail.
+    unsafe {
+        libc::syscall(
+            libc::SYS_getresuid,
+            &raw mut real,
+            &raw mut effective,
+            &raw mut saved,
+        )
+    };
+    [real, effective, saved]
+}
+
+/// `SO_PEERPIDFD` (Linux 6.5): a pidfd of the process at the other end of a unix socket, as of
+/// connect(2) or listen(2). Unlike the process's number it cannot come to mean another process.
+pub(crate) fn peer_pidfd(socket: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
+    const SO_PEERPIDFD: libc::c_int = 77;
+    let mut pidfd: libc::c_int = -1;
+    let mut len = size_of_val(&pidfd) as libc::socklen_t;
+    // SAFETY: `pidfd` and `len` are live and as large as they say.
+    let done = unsafe {
+        libc::syscall(
+            libc::SYS_getsockopt,
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            SO_PEERPIDFD,
+            &raw mut pidfd,
+            &raw mut len,
+        )
+    };
+    if done != 0 {
+        return Err(last_errno());
+    }
+    // SAFETY: the kernel has just opened this number for the caller.
+    Ok(unsafe { OwnedFd::from_raw_fd(pidfd) })
+}
+
+/// Calls `act` with all signals of the calling thread blocked but those of faults. A thread that
+/// `act` starts inherits that: signals are the program's.
+pub(crate) fn with_signals_blocked<T>(act: impl FnOnce() -> T) -> T {
+    let mask = SignalMask::ALL.exchange();
+    let done = act();
+    mask.exchange();
+    done
 }
 
 /// A signal mask in the kernel's format: bit n − 1 stands for signal n.

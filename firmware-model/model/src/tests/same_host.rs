@@ -258,6 +258,12 @@ fn shm_05_a_reset_of_one_end_ends_the_other() {
 fn many_connections_share_their_bells() {
     let (near, far) = (driver(true), driver(true));
     let mut pairs: Vec<Pair> = (0..100).map(|_| connect(&near, &far)).collect();
+    for pair in &mut pairs {
+        post(&near, &far, pair, 100, 64);
+    }
+    for pair in &mut pairs {
+        completes(pair, 100);
+    }
     // The list of descriptors shows that no connection keeps any but its TCP socket.
     wait_for("what start-up used is closed", || {
         (near.device.core().descriptor_numbers().len() < 100 + 16).then_some(())

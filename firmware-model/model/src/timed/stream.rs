@@ -117,7 +117,7 @@ impl Stream for TimedStream {
         self.stream.is_in_memory()
     }
 
-    fn neighbour(&self, qid: u32) -> Option<Neighbour> {
+    fn neighbour(&mut self, qid: u32) -> Option<Neighbour> {
         self.stream.neighbour(qid)
     }
 

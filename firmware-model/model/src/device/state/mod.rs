@@ -28,7 +28,7 @@ use crate::rdmap::env::Env;
 use crate::sched::schedule::{Schedule, Token};
 use crate::stream::descriptor::Descriptors;
 use crate::stream::linger::Lingering;
-use crate::stream::same_host::{Bells, SameHost};
+use crate::stream::same_host::SameHost;
 use crate::stream::streaming::Streams;
 use crate::stream::tcp::Tcp;
 use crate::stream::{Network, Stream};
@@ -106,21 +106,23 @@ impl Core {
         let limit = 2 * (config.limits.qps + config.limits.streams) as usize + 64;
         let limit = limit.min(config.limits.descriptors as usize);
         let descriptors = Descriptors::new(limit, config.descriptors);
-        let bells = (config.same_host)
-            .then(|| Bells::new(&descriptors).map(Arc::new))
-            .transpose()?;
-        let same_host = bells.as_ref().and_then(|bells| {
-            let same_host = SameHost::new(&descriptors, bells).inspect_err(|errno| {
-                tracing::info!(%errno, "connections on this host use TCP: their owners are unknown");
-            });
-            same_host.ok().map(Arc::new)
-        });
+        let same_host = (config
+            .same_host
+            .then(|| SameHost::new(&descriptors, config.thread_start)))
+        .and_then(|same_host| {
+            same_host
+                .inspect_err(|errno| {
+                    tracing::info!(%errno, "connections on this host use TCP: users cannot be told apart");
+                })
+                .ok()
+        })
+        .map(Arc::new);
         let network = Arc::new(Tcp {
             descriptors: descriptors.clone(),
             liveness: config.liveness,
             same_host: same_host.clone(),
         });
-        let schedule = Schedule::with_epoll(&descriptors, bells)?;
+        let schedule = Schedule::with_epoll(&descriptors, same_host.clone())?;
         let core = Self::new(
             config,
             host,

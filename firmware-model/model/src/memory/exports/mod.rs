@@ -12,9 +12,9 @@
 //! peer that sets its guard later finds the change. A peer that does not continue (it was stopped,
 //! or killed) is not waited for: if it had not entered the system call, it will not do so with the
 //! old permission, and inside the call it cannot be stopped; nor does a plain copy, of memory that
-//! both have mapped, go on with the old permission. Peers are processes of the same user,
-//! who could trace this one as well: one that never clears its guard, and runs, holds a revocation
-//! up.
+//! both have mapped, go on with the old permission. Peers are processes of the same user that may
+//! trace this one: one that says for ever that it is in an access holds a revocation up for
+//! [`PATIENCE`], once.
 
 mod foreign;
 mod layout;
@@ -34,10 +34,14 @@ use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use rustix::process::{Pid, getpid};
 use std::collections::HashMap;
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 use urnic_device::vocabulary::Access;
 
+/// The longest wait for an access that a running thread seems to be in. An access copies 1 MiB at
+/// most, so a guard that is set for so long is none of an access.
+const PATIENCE: Duration = Duration::from_secs(5);
 /// Looks at a guard between two looks at the state of the thread that set it.
 const LOOKS: u32 = 64;
 
@@ -63,13 +67,20 @@ struct Guard {
     memory: Arc<SharedMemory>,
     at: usize,
     process: Pid,
+    /// It was set for too long: what it says means nothing any more.
+    is_void: Arc<AtomicBool>,
 }
 
 impl Guard {
     /// The word at `at` of `memory`, which a process sets.
     fn new(memory: &Arc<SharedMemory>, at: usize, process: Pid) -> Guard {
         let memory = memory.clone();
-        Guard { memory, at, process }
+        Guard {
+            memory,
+            at,
+            process,
+            is_void: Arc::default(),
+        }
     }
 
     fn value(&self) -> u64 {
@@ -78,15 +89,28 @@ impl Guard {
 
     /// Waits until the peer is not in an access that it had begun.
     fn wait(&self) {
+        self.wait_at_most(PATIENCE);
+    }
+
+    fn wait_at_most(&self, patience: Duration) {
         let value = handshakes::guard_after_revocation(self.memory.word64(self.at));
-        if value == 0 {
+        if value == 0 || self.is_void.load(Ordering::Relaxed) {
             return;
         }
-        let mut looks = 0;
+        let mut looks = 0u32;
+        let begun = Instant::now();
         while self.value() == value {
-            looks += 1;
-            if looks % LOOKS == 0 && is_halted(self.process, value as u32) {
-                return;
+            looks = looks.wrapping_add(1);
+            if looks.is_multiple_of(LOOKS) {
+                if is_halted(self.process, value as u32) {
+                    return;
+                }
+                if begun.elapsed() > patience {
+                    let process = self.process;
+                    tracing::warn!(?process, "a peer says without end that it accesses memory");
+                    self.is_void.store(true, Ordering::Relaxed);
+                    return;
+                }
             }
             rustix::thread::sched_yield();
         }
@@ -286,17 +310,12 @@ mod tests {
     use rustix::process::{Signal, kill_process};
     use rustix::thread::gettid;
     use std::process::{Child, Command};
-    use std::sync::atomic::AtomicBool;
 
     /// Memory with a guard that says: this thread of this process is in an access.
     fn guard(process: Pid, thread: u32) -> Guard {
         let memory = Arc::new(SharedMemory::create("guard", 4096).unwrap().0);
         memory.word64(0).store(pair(1, thread), Ordering::Relaxed);
-        Guard {
-            memory,
-            at: 0,
-            process,
-        }
+        Guard::new(&memory, 0, process)
     }
 
     fn guard_of(child: &Child) -> Guard {
@@ -358,6 +377,28 @@ mod tests {
         assert_ne!(guard.value(), 0);
         child.kill().unwrap();
         child.wait().unwrap();
+    }
+
+    #[test]
+    fn shm_11_a_thread_that_never_was_is_not_waited_for() {
+        let own = gettid().as_raw_nonzero().get().cast_unsigned();
+        for thread in [0, u32::MAX, i32::MAX.cast_unsigned(), 1 << 31, own | 1 << 31] {
+            let guard = guard(getpid(), thread);
+            guard.wait();
+            assert_ne!(guard.value(), 0, "{thread}");
+            assert!(!guard.is_void.load(Ordering::Relaxed), "{thread}");
+        }
+    }
+
+    /// It is waited for once only.
+    #[test]
+    fn shm_11_a_wait_for_an_access_without_end_ends() {
+        let own = gettid().as_raw_nonzero().get().cast_unsigned();
+        let guard = guard(getpid(), own);
+        // The thread that the guard names is this one: it runs.
+        guard.wait_at_most(Duration::from_millis(1));
+        assert!(guard.is_void.load(Ordering::Relaxed));
+        guard.clone().wait_at_most(Duration::MAX);
     }
 
     #[test]

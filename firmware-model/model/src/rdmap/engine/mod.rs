@@ -373,7 +373,7 @@ impl Engine {
         } = &mut self.halves;
         if let Some(access) = change.access {
             qp.access = access;
-            if let Some(neighbour) = &requester.neighbour {
+            if let Some(neighbour) = &mut requester.neighbour {
                 neighbour.permit(qp.pd, access);
             }
         }

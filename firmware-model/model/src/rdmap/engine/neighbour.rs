@@ -51,6 +51,9 @@ impl Engine {
     /// Completes what the neighbour has processed since the last look.
     #[inline]
     pub(super) fn note_confirmed(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
+        if let Some(neighbour) = &mut self.halves.requester.neighbour {
+            neighbour.look_for_introduction();
+        }
         let Some(neighbour) = self.halves.requester.awaited() else {
             return;
         };

@@ -74,7 +74,7 @@ impl Requester {
     /// The peer, if the requester can reach into its memory at some time.
     #[inline]
     pub(super) fn reachable(&self, qp: &Identity, llp: &Llp) -> Option<&Neighbour> {
-        let neighbour = self.neighbour.as_ref().filter(|n| n.is_reachable())?;
+        let neighbour = self.neighbour.as_ref().filter(|n| n.may_be_reachable())?;
         (!qp.unreliable && llp.sealed() > 0).then_some(neighbour)
     }
 
@@ -82,7 +82,7 @@ impl Requester {
     #[inline]
     pub(super) fn is_direct(&self, qp: &Identity, llp: &Llp) -> bool {
         let neighbour = self.reachable(qp, llp);
-        self.reads.len() == 0 && neighbour.is_some_and(|n| n.confirmed() == llp.sealed())
+        self.reads.len() == 0 && neighbour.is_some_and(|n| n.confirmed() == llp.sealed() && n.is_reachable())
     }
 
     /// Whether the next request, of `len` bytes, is to wait until the requester may reach into the

@@ -13,8 +13,8 @@ use crate::counters::Counter;
 use crate::device::state::Core;
 use crate::sched::schedule::Schedule;
 use crate::sched::schedule::sleeper::{ASLEEP, AWAKE, LENT, TICKING};
+use crate::sys;
 use crate::sys::failed::FailedCall;
-use crate::sys::{self, SignalMask};
 use crate::time::Nanos;
 use rustix::io::Errno;
 use std::io;
@@ -46,15 +46,13 @@ impl Background {
     pub(crate) fn spawn(core: &Arc<Core>) -> io::Result<Background> {
         let stop = Arc::new(AtomicBool::new(false));
         let (of_thread, stopped) = (core.clone(), stop.clone());
-        let mask = SignalMask::ALL.exchange();
         let builder = std::thread::Builder::new().name("urnic-device".to_owned());
         let run = Box::new(move || {
             sys::ask_for_prompt_running(SLICE_NS, NICE);
             of_thread.on_own_thread();
             Loop::new(&of_thread).run(&stopped);
         });
-        let thread = (core.config.thread_start.0)(builder, run);
-        mask.exchange();
+        let thread = sys::with_signals_blocked(|| (core.config.thread_start.0)(builder, run));
         Ok(Background {
             core: core.clone(),
             stop,
@@ -149,10 +147,21 @@ impl<'a> Loop<'a> {
         self.left_to_pollers = self.pollers.have_polled() && schedule.attention() > 0;
         let left = !self.left_to_pollers && flush_gathered(core).left;
         let retry = retry(core).then(|| now + RETRY_TICK);
-        [schedule.next_timer(), lingering, retry, left.then_some(now)]
-            .into_iter()
-            .flatten()
-            .min()
+        let offers = schedule
+            .same_host
+            .as_ref()
+            .and_then(|same_host| same_host.expire());
+        let offers = offers.map(|later| now + later);
+        [
+            schedule.next_timer(),
+            lingering,
+            retry,
+            offers,
+            left.then_some(now),
+        ]
+        .into_iter()
+        .flatten()
+        .min()
     }
 
     fn sleep(&mut self, due: Option<Nanos>, stop: &AtomicBool) {

@@ -21,7 +21,7 @@ use crate::qp::effects::Effects;
 use crate::qp::requests::Requests;
 use crate::qp::{LAST, Qp};
 use crate::time::{Clock, Nanos};
-use rounds::{answer_bells, attend, flush_gathered, poll_ready, retry, run_timers};
+use rounds::{answer_bell, attend, flush_gathered, poll_ready, retry, run_timers};
 use rustix::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -65,7 +65,7 @@ pub(crate) fn progress(core: &Core, last: u32) {
             return;
         }
         Some(false) if !hot.is_to_hear_bells() => return,
-        Some(false) => answer_bells(core),
+        Some(false) => answer_bell(core),
         None => poll_ready(core, Some(Duration::ZERO)),
     };
     if let Some(qid) = polled.arrived {

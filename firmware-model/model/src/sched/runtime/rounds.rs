@@ -129,14 +129,14 @@ pub(super) fn poll_ready(core: &Core, timeout: Option<Duration>) -> Polled {
             polled.linger = true;
         }
         Token::Bell => {
-            if let Some(bells) = &core.schedule.bells {
-                bells.take_wakes();
+            if let Some(same_host) = &core.schedule.same_host {
+                same_host.bell().take_wakes();
             }
         }
         Token::Wake => polled.wake = true,
     });
     drop(asleep);
-    let rung = answer_bells(core);
+    let rung = answer_bell(core);
     Polled {
         arrived: rung.arrived.or(polled.arrived),
         by_bell: rung.by_bell,
@@ -146,10 +146,11 @@ pub(super) fn poll_ready(core: &Core, timeout: Option<Duration>) -> Polled {
 
 /// Serves the queue pairs for which peers on this host rang.
 #[inline]
-pub(super) fn answer_bells(core: &Core) -> Polled {
+pub(super) fn answer_bell(core: &Core) -> Polled {
     let mut polled = Polled::default();
-    if let Some(bells) = &core.schedule.bells {
-        bells.answer(|qid| {
+    let bell = core.schedule.same_host.as_ref().map(|same_host| same_host.bell());
+    if let Some(bell) = bell.filter(|bell| bell.is_rung()) {
+        bell.answer(|qid| {
             if let Some(qp) = core.qps.find(qid)
                 && qp.kick(core, Requests::RECEIVE | Requests::WRITABLE)
             {

@@ -20,7 +20,7 @@ use crate::sched::gathering::Gathering;
 use crate::sched::shard::{SHARDS, home_shard};
 use crate::stream::descriptor::Descriptors;
 use crate::stream::linger::Lingering;
-use crate::stream::same_host::{Asleep, Bells};
+use crate::stream::same_host::{Asleep, SameHost};
 use crate::time::Nanos;
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
@@ -45,8 +45,8 @@ pub(crate) struct Rung;
 #[derive(Debug)]
 pub(crate) struct Schedule {
     pub(crate) readiness: Option<Readiness>,
-    /// Where peers on this host say that something has come.
-    pub(crate) bells: Option<Arc<Bells>>,
+    /// What the device has for peers on this host.
+    pub(crate) same_host: Option<Arc<SameHost>>,
     pub(crate) sleeper: Sleeper,
     hot: [Hot; SHARDS],
     /// Something was left for the background thread since it last looked.
@@ -77,15 +77,15 @@ impl Schedule {
     /// A schedule that waits for descriptors.
     pub(crate) fn with_epoll(
         descriptors: &Arc<Descriptors>,
-        bells: Option<Arc<Bells>>,
+        same_host: Option<Arc<SameHost>>,
     ) -> io::Result<Schedule> {
         let schedule = Schedule {
             readiness: Some(Readiness::new(descriptors)?),
-            bells,
+            same_host,
             ..Schedule::manual()
         };
-        if let Some(bells) = &schedule.bells {
-            schedule.watch(bells.descriptor(), Token::Bell)?;
+        if let Some(same_host) = &schedule.same_host {
+            schedule.watch(same_host.bell().descriptor(), Token::Bell)?;
         }
         Ok(schedule)
     }
@@ -95,9 +95,9 @@ impl Schedule {
     /// # Errors
     /// Something has come from one: the thread must not sleep.
     pub(crate) fn fall_asleep(&self) -> Result<Option<Asleep<'_>>, Rung> {
-        match &self.bells {
+        match &self.same_host {
             None => Ok(None),
-            Some(bells) => bells.fall_asleep().map(Some).ok_or(Rung),
+            Some(same_host) => same_host.bell().fall_asleep().map(Some).ok_or(Rung),
         }
     }
 
@@ -105,7 +105,7 @@ impl Schedule {
     pub(crate) fn manual() -> Schedule {
         Schedule {
             readiness: None,
-            bells: None,
+            same_host: None,
             sleeper: Sleeper::default(),
             hot: Default::default(),
             pending: AtomicBool::new(false),

@@ -1,18 +1,19 @@
 //! How a process learns which of its many connections in shared memory have something, by reading
 //! one cache line; and how it is woken if it sleeps.
 //!
-//! A bell is memory that a device shares with the peers of one user: a bit for each connection, a
-//! word that says whether any bit was set, and the number of the device's threads that sleep. A
-//! peer sets the bit, then the first word, and sends a datagram to the bell's socket if a thread
-//! sleeps. Peers of another user have another bell, so a hostile one can ring too often or take its
-//! own user's rings away, and no others.
+//! A bell (in the field's terms, a notification page) is memory that a device shares with its local
+//! peers, processes of one user: a bit for each connection, a word that says whether any bit was
+//! set, and the number of the device's threads that sleep. A peer sets the bit, then the first word,
+//! and writes a byte into the bell's pipe if a thread sleeps. The wake-up is a pipe because it can
+//! carry nothing but bytes: a unix socket could bring descriptors, whose close may block.
 
 use crate::handshakes;
 use crate::host::SharedMemory;
 use crate::stream::descriptor::{Descriptor, Descriptors};
-use rustix::fd::{AsFd, BorrowedFd};
-use rustix::io::Errno;
-use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd};
+use rustix::fs::{CWD, Mode, OFlags, openat, readlinkat};
+use rustix::io::{Errno, read, write};
+use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, getpid};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -24,8 +25,9 @@ const RUNG: usize = 0;
 const ASLEEP: usize = 4;
 const BITS: usize = 64;
 const WORDS: usize = (MEMORY - BITS) / 8;
-/// Wake-ups taken at once. More than a queue of datagrams usually holds, and one is enough to wake.
-const WAKES: usize = 1024;
+/// Bytes that are read from the pipe at once, and how often: twice as many as a pipe usually holds.
+const WAKES: usize = 4096;
+const READS: usize = 32;
 /// Connections that share a bell at most.
 pub(super) const SLOTS: u32 = (WORDS * 64) as u32;
 
@@ -45,10 +47,13 @@ fn bits(memory: &SharedMemory, word: usize) -> &AtomicU64 {
 #[derive(Debug)]
 pub(crate) struct Bell {
     memory: SharedMemory,
-    /// What peers get: the memory and a socket that reaches `wakes`.
+    /// What peers get: the memory, and the end of the pipe that they write to.
     file: Descriptor,
     waker: Descriptor,
+    /// The end that is read here.
     wakes: Descriptor,
+    /// Threads that sleep, or are about to.
+    asleep: Mutex<u32>,
     /// The queue pair of each connection; 0: none yet.
     connections: Mutex<Connections>,
     /// The process that has the bell. A forked child has a copy that it must not use.
@@ -71,13 +76,13 @@ pub(super) struct Slot {
 impl Bell {
     pub(super) fn new(descriptors: &Arc<Descriptors>) -> Result<Bell, Errno> {
         let (memory, file) = SharedMemory::create("urnic-bell", MEMORY)?;
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let (waker, wakes) = socketpair(AddressFamily::UNIX, SocketType::DGRAM, flags, None)?;
+        let (wakes, waker) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
         Ok(Bell {
             memory,
             file: descriptors.adopt(file)?,
             waker: descriptors.adopt(waker)?,
             wakes: descriptors.adopt(wakes)?,
+            asleep: Mutex::default(),
             connections: Mutex::default(),
             process: getpid(),
         })
@@ -140,21 +145,44 @@ impl Bell {
         }
     }
 
-    /// Says to peers how many of the device's threads sleep. Who wakes one does not change the
-    /// number: another thread may take the datagram, and the sleeper sleep on.
-    pub(super) fn set_asleep(&self, threads: u32) {
-        handshakes::say_asleep(asleep(&self.memory), threads);
+    /// Counts the threads that sleep, and says to peers how many they are. A peer that wakes one
+    /// does not change the number: another thread may take the byte, and the sleeper sleep on.
+    fn count_asleep(&self, change: impl FnOnce(u32) -> u32) {
+        let mut threads = self.asleep.lock().unwrap_or_else(PoisonError::into_inner);
+        *threads = change(*threads);
+        handshakes::say_asleep(asleep(&self.memory), *threads);
     }
 
-    /// Whether something has come, for a thread that said before that it falls asleep.
-    pub(super) fn is_rung_now(&self) -> bool {
-        handshakes::is_rung_now(rung(&self.memory))
+    /// Says to peers that this thread is about to sleep, until the value is dropped. `None`: it may
+    /// not, because something has come.
+    pub(crate) fn fall_asleep(&self) -> Option<Asleep<'_>> {
+        self.count_asleep(|threads| threads + 1);
+        let asleep = Asleep(self);
+        // A peer that rang before it could see the number wakes nobody.
+        (!handshakes::is_rung_now(rung(&self.memory))).then_some(asleep)
+    }
+
+    /// Wakes a thread of this device.
+    pub(super) fn wake(&self) {
+        // A full pipe wakes as well.
+        let _ = write(&self.waker, &[1]);
     }
 
     /// Takes the wake-ups so far, as far as peers do not send them faster than that.
     pub(crate) fn take_wakes(&self) {
-        let take = || recv(&self.wakes, &mut [0u8; 1], RecvFlags::DONTWAIT);
-        let _ = (0..WAKES).try_for_each(|_| take().map(drop));
+        let mut bytes = [0u8; WAKES];
+        let mut take = || read(&self.wakes, &mut bytes).is_ok_and(|n| n > 0);
+        let _ = (0..READS).try_for_each(|_| take().then_some(()));
+    }
+}
+
+/// A thread that sleeps, or is about to.
+#[derive(Debug)]
+pub(crate) struct Asleep<'a>(&'a Bell);
+
+impl Drop for Asleep<'_> {
+    fn drop(&mut self) {
+        self.0.count_asleep(|threads| threads - 1);
     }
 }
 
@@ -193,15 +221,37 @@ pub(super) struct PeerBell {
     waker: Descriptor,
 }
 
+/// The path of a descriptor of this process.
+fn path_of(fd: BorrowedFd<'_>) -> String {
+    format!("/proc/self/fd/{}", fd.as_raw_fd())
+}
+
+/// Checks that a descriptor is an end of a pipe (pipe(7)) of no file system, which no operation can
+/// make wait but reading and writing.
+pub(super) fn check_pipe(fd: BorrowedFd<'_>) -> Result<(), Errno> {
+    let target = readlinkat(CWD, path_of(fd), Vec::new())?;
+    let is_pipe = target.as_bytes().starts_with(b"pipe:[");
+    is_pipe.then_some(()).ok_or(Errno::INVAL)
+}
+
 impl PeerBell {
-    /// The bell behind the descriptors that a peer passed.
+    /// The bell behind the descriptors that a peer passed: memory of [`MEMORY`] bytes, and a pipe.
     ///
     /// # Errors
     /// They are not those of a bell.
-    pub(super) fn open(memory: &Descriptor, waker: Descriptor) -> Result<PeerBell, Errno> {
+    pub(super) fn open(
+        memory: &Descriptor,
+        waker: &Descriptor,
+        descriptors: &Arc<Descriptors>,
+    ) -> Result<PeerBell, Errno> {
+        check_pipe(waker.as_fd())?;
+        // The peer may let what it passed block. As a reader, too, because writing to a pipe that
+        // nobody reads raises SIGPIPE.
+        let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
+        let own = openat(CWD, path_of(waker.as_fd()), flags, Mode::empty())?;
         Ok(PeerBell {
             memory: SharedMemory::open(memory.as_fd(), MEMORY)?,
-            waker,
+            waker: descriptors.adopt(own)?,
         })
     }
 
@@ -211,9 +261,88 @@ impl PeerBell {
         let slot = slot % SLOTS;
         let (bits, bit) = (bits(&self.memory, slot as usize / 64), 1 << (slot % 64));
         if handshakes::ring(bits, bit, rung(&self.memory), asleep(&self.memory)) {
-            // A full socket wakes as well, and one whose reader is gone has none to wake.
-            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-            let _ = send(&self.waker, &[1u8], flags);
+            // A full pipe wakes as well.
+            let _ = write(&self.waker, &[1]);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::fd::OwnedFd;
+    use rustix::fs::{fcntl_getfl, fcntl_setfl};
+
+    fn peer_of(bell: &Bell, descriptors: &Arc<Descriptors>) -> PeerBell {
+        let adopt = |fd: BorrowedFd<'_>| descriptors.adopt(fd.try_clone_to_owned().unwrap()).unwrap();
+        let [memory, waker] = bell.passed().map(adopt);
+        PeerBell::open(&memory, &waker, descriptors).unwrap()
+    }
+
+    fn is_woken(bell: &Bell) -> bool {
+        read(bell.descriptor(), &mut [0u8; 1]) == Ok(1)
+    }
+
+    #[test]
+    fn shm_03_a_sleeping_thread_is_woken_whoever_takes_the_byte() {
+        let descriptors = Descriptors::new(64, None);
+        let bell = Arc::new(Bell::new(&descriptors).unwrap());
+        let asleep = bell.fall_asleep().unwrap();
+        let slot = bell.slot().unwrap();
+        let peer = peer_of(&bell, &descriptors);
+        for _ in 0..2 {
+            peer.ring(slot.number);
+            assert!(is_woken(&bell));
+            // Another thread answers; the first sleeps on.
+            bell.answer(|_| {});
+        }
+        drop(asleep);
+        peer.ring(slot.number);
+        assert!(!is_woken(&bell), "nobody sleeps");
+        assert!(bell.fall_asleep().is_none(), "it was rung");
+    }
+
+    /// The process that made the pipe lets its own ends block, and nobody reads.
+    #[test]
+    fn shm_20_a_peer_cannot_make_a_ring_wait() {
+        let descriptors = Descriptors::new(64, None);
+        let bell = Arc::new(Bell::new(&descriptors).unwrap());
+        let _asleep = bell.fall_asleep().unwrap();
+        let slot = bell.slot().unwrap();
+        let peer = peer_of(&bell, &descriptors);
+        for end in [&bell.waker, &bell.wakes] {
+            let flags = fcntl_getfl(end).unwrap();
+            fcntl_setfl(end, flags - OFlags::NONBLOCK).unwrap();
+        }
+        let written = || write(&peer.waker, &[0; WAKES]);
+        while written().is_ok() {}
+        for _ in 0..2 {
+            peer.ring(slot.number);
+            bell.answer(|_| {});
+        }
+        // Nobody has the pipe any more: no signal comes.
+        drop((slot, _asleep));
+        drop(bell);
+        peer.ring(0);
+    }
+
+    #[test]
+    fn shm_20_only_a_pipe_is_a_waker() {
+        let descriptors = Descriptors::new(64, None);
+        let bell = Bell::new(&descriptors).unwrap();
+        let memory = bell.file.as_fd();
+        let file = tempfile();
+        let (socket, _other) = std::os::unix::net::UnixStream::pair().unwrap();
+        for fd in [memory, file.as_fd(), socket.as_fd()] {
+            assert_eq!(check_pipe(fd), Err(Errno::INVAL));
+        }
+        for fd in [&bell.waker, &bell.wakes] {
+            assert_eq!(check_pipe(fd.as_fd()), Ok(()));
+        }
+    }
+
+    /// A file, whose name is like what the kernel shows of a pipe.
+    fn tempfile() -> OwnedFd {
+        rustix::fs::memfd_create("pipe:[1]", rustix::fs::MemfdFlags::CLOEXEC).unwrap()
     }
 }

@@ -17,7 +17,8 @@ impl<T> Default for ByFile<T> {
 }
 
 impl<T> ByFile<T> {
-    /// The value of a file, which `open` makes if it is not there.
+    /// The value of a file, which `open` makes if it is not there. The file is known to be sealed
+    /// memory: asking for the attributes of another one may wait for the process that made it.
     pub(super) fn get(
         &self,
         file: &Descriptor,

@@ -2,7 +2,8 @@
 
 use super::bell::{PeerBell, Slot};
 use super::direction::Direction;
-use super::neighbour::{Neighbour, Reach};
+use super::introduction::Introduction;
+use super::neighbour::Neighbour;
 use super::processors::Processors;
 use super::ring::{Receiver, Sender};
 use crate::host::{Piece, PieceMut, SharedMemory};
@@ -21,7 +22,8 @@ pub(in crate::stream) struct Connection {
     peer: Arc<PeerBell>,
     /// The connection's place in the peer's bell.
     peer_slot: u32,
-    reach: Reach,
+    /// Until the queue pair has it.
+    introduction: Option<Introduction>,
     /// It ends without order.
     is_reset: bool,
 }
@@ -32,7 +34,7 @@ impl Connection {
         outgoing: Direction,
         slot: Slot,
         (peer, peer_slot): (Arc<PeerBell>, u32),
-        reach: Reach,
+        introduction: Option<Introduction>,
     ) -> Connection {
         let memory = Arc::new(memory);
         Connection {
@@ -43,7 +45,7 @@ impl Connection {
             slot,
             peer,
             peer_slot,
-            reach,
+            introduction,
             is_reset: false,
         }
     }
@@ -54,9 +56,10 @@ impl Connection {
     }
 
     /// The peer, for queue pair `qid`.
-    pub(in crate::stream) fn neighbour(&self, qid: u32) -> Neighbour {
+    pub(in crate::stream) fn neighbour(&mut self, qid: u32) -> Neighbour {
         let bell = (self.peer.clone(), self.peer_slot);
-        Neighbour::new(&self.memory, self.outgoing, bell, &self.reach, qid)
+        let introduction = self.introduction.take();
+        Neighbour::new(&self.memory, self.outgoing, bell, introduction, qid)
     }
 
     /// Where the two ends poll.

@@ -4,7 +4,7 @@
 use super::bell::{Bell, MEMORY as BELL, PeerBell, SLOTS};
 use super::direction::Direction;
 use super::layout::MEMORY;
-use super::messages::Message;
+use super::messages::{Disclosure, Greeting, Message};
 use super::ring::{Receiver, Sender};
 use crate::host::{Piece, PieceMut, SharedMemory};
 use crate::memory::{ForeignTable, Need};
@@ -65,7 +65,7 @@ pub(crate) fn same_host(data: &[u8]) {
         return;
     };
     let (Ok(peer), Ok(bell_words)) = (
-        PeerBell::open(&memory, waker),
+        PeerBell::open(&memory, &waker, &descriptors),
         SharedMemory::open(memory.as_fd(), BELL),
     ) else {
         return;
@@ -78,13 +78,22 @@ pub(crate) fn same_host(data: &[u8]) {
     while !source.0.is_empty() {
         match source.byte() % 8 {
             0 => {
-                let bytes: [u8; size_of::<Message>()] = source.take();
-                let message = Message::read_from_bytes(&bytes);
-                if let Ok(message) = message
-                    && message.is_valid()
+                let bytes: [u8; size_of::<Greeting>()] = source.take();
+                let greeting = Greeting::read_from_bytes(&bytes);
+                if let Ok(greeting) = greeting
+                    && greeting.is_valid()
                 {
-                    assert!(message.slot() < SLOTS);
-                    let _ = (message.initiator(), message.table());
+                    assert!(greeting.slot() < SLOTS);
+                    assert!(greeting.descriptors(source.byte() % 2 == 0) <= 3);
+                    let _ = (greeting.initiator(), greeting.nonce());
+                }
+                let bytes: [u8; size_of::<Disclosure>()] = source.take();
+                let disclosure = Disclosure::read_from_bytes(&bytes);
+                if let Ok(disclosure) = disclosure
+                    && disclosure.is_valid()
+                {
+                    let host = disclosure.table().is_some_and(|table| table.host_proof.is_some());
+                    assert!(!host || disclosure.descriptors(false) == 2);
                 }
             }
             1 => {

@@ -1,15 +1,23 @@
-//! What the two ends of a TCP connection tell each other beside it, over a unix socket: one message
-//! of either end, with descriptors.
+//! What the two ends of a connection, or of a ring of datagrams, tell each other by a unix socket.
+//!
+//! Each end sends a [`Greeting`]: the initiator's is the offer, and the responder's the answer. If
+//! both have memory that the other may reach, a [`Disclosure`] of each follows
+//! ([`introduction`](super::introduction)).
 
-use super::bell::SLOTS;
-use super::neighbour::process::TableMessage;
+use super::bell::{PeerBell, SLOTS, check_pipe};
+use super::by_file::ByFile;
+use super::closer::Closer;
+use super::local_socket::LocalSocket;
+use super::nonce::NonceValue;
+use crate::host::SharedMemory;
 use crate::stream::descriptor::{Descriptor, Descriptors};
-use rustix::fd::BorrowedFd;
+use rustix::fd::{AsFd, BorrowedFd};
 use rustix::io::Errno;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags, recvmsg, sendmsg,
+    SendFlags, recv, recvmsg, sendmsg,
 };
+use std::collections::VecDeque;
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::net::SocketAddr;
@@ -19,56 +27,76 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// The first word of a message: "urnic", and the version of all that is shared. Ends with different
 /// versions use TCP.
-const MAGIC: u64 = u64::from_be_bytes(*b"urnic\0\0\x06");
-/// Most descriptors of a message.
-const DESCRIPTORS: usize = 5;
+const MAGIC: u64 = u64::from_be_bytes(*b"urnic\0\0\x07");
+/// Most descriptors of a message that we send.
+const SENT: usize = 3;
+/// Most descriptors of a message (`SCM_MAX_FD`). The kernel closes those for which there is no
+/// room, at once, and that may block.
+const RECEIVED: usize = 253;
 
-/// A message. An offer has the descriptors of the connection's memory and of the bell of its
-/// sender; an answer has those of the bell alone. Behind them comes that of the sender's table of
-/// STags, if it lets the other reach its memory, and the pidfd of the process of its host, if that
-/// is another one that the other may reach, too.
+/// A message with descriptors.
+pub(super) trait Message: FromBytes + IntoBytes + Immutable + KnownLayout {
+    fn is_valid(&self) -> bool;
+    /// The number of descriptors that a message has: these, or these.
+    fn descriptors(&self, is_answer: bool) -> usize;
+}
+
+/// The offer of a connection's initiator, with the descriptors of the connection's memory and those
+/// of its notification page; or the responder's answer, with the latter alone. The sender of
+/// datagrams offers the memory of its ring alone.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
-pub(super) struct Message {
+pub(super) struct Greeting {
     magic: u64,
     /// The address of the TCP connection's end that connected, IPv4 as a mapped address.
     ip: [u8; 16],
     port: u32,
-    /// The connection's place in the sender's bell.
+    /// The connection's place in the sender's notification page.
     slot: u32,
-    /// The table of STags: its process (0: there is none), entries and address, and whether regions
-    /// may be in the process of the host (0 or 1).
-    process: u32,
-    entries: u32,
-    table: u64,
-    has_host: u32,
+    /// The address of the sender's nonce in its process; 0: its memory cannot be reached.
+    nonce: u64,
+    /// Of an answer: the nonce that was read in the initiator's process, or 0.
+    proof: NonceValue,
+    /// 1 if it is the offer of a ring of datagrams.
+    datagrams: u32,
     unused: u32,
 }
 
-impl Message {
-    pub(super) fn new(initiator: SocketAddr, slot: u32, table: Option<TableMessage>) -> Message {
-        let table = table.unwrap_or_default();
-        Message {
+impl Greeting {
+    pub(super) fn new(initiator: SocketAddr, slot: u32) -> Greeting {
+        Greeting {
             magic: MAGIC,
             ip: octets_of(initiator.ip()),
             port: initiator.port().into(),
             slot,
-            process: table.process,
-            entries: table.slots,
-            table: table.address,
-            has_host: table.has_host.into(),
+            nonce: 0,
+            proof: NonceValue::default(),
+            datagrams: 0,
             unused: 0,
         }
     }
 
-    /// What the sender says about its table, whose descriptor is the message's last.
-    pub(super) fn table(&self) -> Option<TableMessage> {
-        (self.process != 0).then_some(TableMessage {
-            process: self.process,
-            slots: self.entries,
-            address: self.table,
-            has_host: self.has_host != 0,
-        })
+    /// The offer of a ring of datagrams from `source`.
+    pub(super) fn of_datagrams(source: SocketAddr) -> Greeting {
+        Greeting {
+            datagrams: 1,
+            ..Greeting::new(source, 0)
+        }
+    }
+
+    /// With the address of the sender's nonce, and what it read as the receiver's.
+    pub(super) fn with_nonce(self, nonce: Option<u64>, proof: NonceValue) -> Greeting {
+        let nonce = nonce.unwrap_or(0);
+        Greeting { nonce, proof, ..self }
+    }
+
+    /// The address of the sender's nonce.
+    pub(super) fn nonce(&self) -> Option<u64> {
+        Some(self.nonce).filter(|nonce| *nonce != 0)
+    }
+
+    pub(super) fn proof(&self) -> NonceValue {
+        self.proof
     }
 
     /// The end that connected.
@@ -76,116 +104,339 @@ impl Message {
         SocketAddr::new(ip_of(&self.ip), self.port as u16)
     }
 
-    /// The connection's place in the sender's bell.
+    /// The connection's place in the sender's notification page.
     pub(super) fn slot(&self) -> u32 {
         self.slot
     }
+}
 
-    pub(super) fn is_valid(&self) -> bool {
-        self.magic == MAGIC && self.port <= u16::MAX.into() && self.slot < SLOTS
+impl Message for Greeting {
+    fn is_valid(&self) -> bool {
+        self.magic == MAGIC && self.port <= u16::MAX.into() && self.slot < SLOTS && self.datagrams < 2
+    }
+
+    fn descriptors(&self, is_answer: bool) -> usize {
+        match (is_answer, self.datagrams) {
+            (true, _) => 2,
+            (false, 0) => 3,
+            (false, _) => 1,
+        }
+    }
+}
+
+/// What one end says about its memory, if the other has proved that it may reach it: the table of
+/// STags, whose descriptor comes with it, and the pidfd of the process of its host if that has
+/// memory, too.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub(super) struct Disclosure {
+    magic: u64,
+    /// Of the initiator: the nonce that was read in the responder's process, or 0.
+    proof: NonceValue,
+    /// The table: its entries (0: there is none) and its address in the process.
+    entries: u32,
+    has_host: u32,
+    table: u64,
+    /// Shows that the sender may reach the process of its host.
+    host_proof: u64,
+}
+
+impl Disclosure {
+    pub(super) fn new(proof: NonceValue, table: Option<TableMessage>) -> Disclosure {
+        let table = table.unwrap_or_default();
+        Disclosure {
+            magic: MAGIC,
+            proof,
+            entries: table.slots,
+            has_host: table.host_proof.is_some().into(),
+            table: table.address,
+            host_proof: table.host_proof.unwrap_or(0),
+        }
+    }
+
+    pub(super) fn proof(&self) -> NonceValue {
+        self.proof
+    }
+
+    /// What the sender says about its table.
+    pub(super) fn table(&self) -> Option<TableMessage> {
+        (self.entries != 0).then_some(TableMessage {
+            slots: self.entries,
+            address: self.table,
+            host_proof: (self.has_host != 0).then_some(self.host_proof),
+        })
+    }
+}
+
+impl Message for Disclosure {
+    fn is_valid(&self) -> bool {
+        self.magic == MAGIC && self.has_host < 2 && self.has_host <= self.entries
+    }
+
+    fn descriptors(&self, _: bool) -> usize {
+        usize::from(self.entries != 0) + usize::from(self.has_host != 0)
+    }
+}
+
+/// What an end says about its table of STags.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct TableMessage {
+    /// Entries of its table.
+    pub(super) slots: u32,
+    /// Where the table is in its process.
+    pub(super) address: u64,
+    /// Regions may be in the process of its host, which it may reach, as this shows.
+    pub(super) host_proof: Option<u64>,
+}
+
+/// The descriptors of a message. Those that are not taken are refused.
+#[derive(Debug)]
+pub(super) struct Passed {
+    left: VecDeque<Descriptor>,
+    closer: Arc<Closer>,
+}
+
+impl Passed {
+    /// Takes the next descriptor, if `check` accepts it: the check makes sure that closing it does
+    /// not block.
+    ///
+    /// # Errors
+    /// Those of `check`; `EPROTO`: there is none.
+    pub(super) fn take<T>(
+        &mut self,
+        check: impl FnOnce(&Descriptor) -> Result<T, Errno>,
+    ) -> Result<(T, Descriptor), Errno> {
+        let checked = check(self.left.front().ok_or(Errno::PROTO)?)?;
+        self.left.pop_front().map(|fd| (checked, fd)).ok_or(Errno::PROTO)
+    }
+
+    /// Takes the two descriptors of the sender's bell.
+    ///
+    /// # Errors
+    /// They are not those of a bell.
+    pub(super) fn bell(
+        &mut self,
+        peers: &ByFile<PeerBell>,
+        descriptors: &Arc<Descriptors>,
+    ) -> Result<Arc<PeerBell>, Errno> {
+        let ((), memory) = self.take(|fd| SharedMemory::check_sealed(fd.as_fd()))?;
+        let ((), waker) = self.take(|fd| check_pipe(fd.as_fd()))?;
+        peers.get(&memory, || PeerBell::open(&memory, &waker, descriptors))
+    }
+}
+
+impl Drop for Passed {
+    fn drop(&mut self) {
+        if !self.left.is_empty() {
+            self.closer.close(Box::new(std::mem::take(&mut self.left)));
+        }
     }
 }
 
 /// Sends a message without waiting.
-pub(super) fn send(socket: BorrowedFd<'_>, message: &Message, fds: &[BorrowedFd<'_>]) -> Result<(), Errno> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
+pub(super) fn send<M: Message>(
+    socket: &LocalSocket,
+    message: &M,
+    fds: &[BorrowedFd<'_>],
+) -> Result<(), Errno> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(SENT))];
     let mut control = SendAncillaryBuffer::new(&mut space);
-    if !control.push(SendAncillaryMessage::ScmRights(fds)) {
+    if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
         return Err(Errno::NOBUFS);
     }
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-    sendmsg(socket, &[IoSlice::new(message.as_bytes())], &mut control, flags).map(drop)
+    let bytes = [IoSlice::new(message.as_bytes())];
+    sendmsg(socket.descriptor()?, &bytes, &mut control, flags).map(drop)
 }
 
-/// Receives a message, which has `count` descriptors, and those of a table and of a host if it has
-/// them.
+/// The offer that waits in a socket, without its descriptors; it stays there.
+///
+/// # Errors
+/// As those of [`receive`].
+pub(super) fn look_at_offer(socket: &LocalSocket) -> Result<Greeting, Errno> {
+    let mut bytes = [0u8; size_of::<Greeting>()];
+    let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK | RecvFlags::TRUNC;
+    let (_, len) = recv(socket.descriptor()?, &mut bytes, flags)?;
+    let greeting = Greeting::read_from_bytes(&bytes).map_err(|_| Errno::PROTO)?;
+    match len {
+        0 => Err(Errno::CONNRESET),
+        _ if len == bytes.len() && greeting.is_valid() => Ok(greeting),
+        _ => Err(Errno::PROTO),
+    }
+}
+
+/// Receives a message with its descriptors: an offer, or an answer.
 ///
 /// # Errors
 /// `EAGAIN`: there is none yet. `ECONNRESET`: there will be none. `EPROTO`: it is none of this
-/// version, or its descriptors are missing.
-pub(super) fn receive(
-    socket: BorrowedFd<'_>,
-    count: usize,
+/// version, or has other descriptors than it is to have.
+pub(super) fn receive<M: Message>(
+    socket: &LocalSocket,
+    is_answer: bool,
     descriptors: &Arc<Descriptors>,
-) -> Result<(Message, Vec<Descriptor>), Errno> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
+) -> Result<(M, Passed), Errno> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(RECEIVED))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
-    let mut bytes = [0u8; size_of::<Message>()];
+    // One byte more than a message has.
+    let mut bytes = vec![0u8; size_of::<M>() + 1];
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-    let got = recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags)?;
-    if got.bytes == 0 {
-        return Err(Errno::CONNRESET);
-    }
-    let mut fds = Vec::new();
+    let mut io = [IoSliceMut::new(&mut bytes)];
+    let got = recvmsg(socket.descriptor()?, &mut io, &mut control, flags)?;
+    let mut passed = Passed {
+        left: Default::default(),
+        closer: socket.closer().clone(),
+    };
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(rights) = message {
             for fd in rights {
-                fds.push(descriptors.adopt(fd)?);
+                match descriptors.room() {
+                    Ok(room) => passed.left.push_back(room.adopt(fd)),
+                    Err(_) => passed.closer.close(Box::new(fd)),
+                }
             }
         }
     }
-    let message = Message::read_from_bytes(&bytes).map_err(|_| Errno::PROTO)?;
-    let table = message.table();
-    let count = count + usize::from(table.is_some()) + usize::from(table.is_some_and(|t| t.has_host));
-    let whole = got.bytes == bytes.len() && fds.len() == count && message.is_valid();
-    whole.then_some((message, fds)).ok_or(Errno::PROTO)
+    let bytes = bytes.get(..got.bytes).unwrap_or_default();
+    match M::read_from_bytes(bytes) {
+        _ if bytes.is_empty() && passed.left.is_empty() => Err(Errno::CONNRESET),
+        Ok(message) if message.is_valid() && passed.left.len() == message.descriptors(is_answer) => {
+            Ok((message, passed))
+        }
+        _ => Err(Errno::PROTO),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rustix::fd::{AsFd, OwnedFd};
+    use crate::config::ThreadStart;
+    use rustix::fd::OwnedFd;
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
-    fn pair() -> (OwnedFd, OwnedFd) {
+    fn pair() -> (LocalSocket, LocalSocket) {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap()
+        let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+        let closer = Arc::new(Closer::new(ThreadStart::default()));
+        let descriptors = Descriptors::new(8, None);
+        let socket = |fd: OwnedFd| LocalSocket::new(descriptors.adopt(fd).unwrap(), &closer);
+        (socket(ours), socket(theirs))
     }
 
-    fn received(socket: &OwnedFd, count: usize) -> Result<(Message, usize), Errno> {
+    fn received<M: Message>(socket: &LocalSocket, is_answer: bool) -> Result<(M, usize), Errno> {
         let descriptors = Descriptors::new(8, None);
-        receive(socket.as_fd(), count, &descriptors).map(|(message, fds)| (message, fds.len()))
+        receive(socket, is_answer, &descriptors).map(|(message, passed)| (message, passed.left.len()))
+    }
+
+    fn send_with<M: Message>(message: &M, count: usize) -> LocalSocket {
+        let (ours, theirs) = pair();
+        let fd = ours.descriptor().unwrap().as_fd();
+        send(&ours, message, &vec![fd; count]).unwrap();
+        theirs
     }
 
     #[test]
     fn a_message_arrives_with_its_descriptors() {
         let (ours, theirs) = pair();
-        let message = Message::new("10.1.2.3:4567".parse().unwrap(), 99, None);
-        send(ours.as_fd(), &message, &[ours.as_fd(), theirs.as_fd()]).unwrap();
-        let (message, fds) = received(&theirs, 2).unwrap();
-        assert_eq!(message.initiator(), "10.1.2.3:4567".parse().unwrap());
-        assert_eq!((message.slot(), fds), (99, 2));
-        assert_eq!(received(&theirs, 2).err(), Some(Errno::AGAIN));
+        let fd = ours.descriptor().unwrap().as_fd();
+        let greeting = Greeting::new("10.1.2.3:4567".parse().unwrap(), 99);
+        send(&ours, &greeting, &[fd; 3]).unwrap();
+        for _ in 0..2 {
+            let greeting = look_at_offer(&theirs).unwrap();
+            assert_eq!(greeting.initiator(), "10.1.2.3:4567".parse().unwrap());
+        }
+        let (greeting, fds) = received::<Greeting>(&theirs, false).unwrap();
+        assert_eq!(greeting.initiator(), "10.1.2.3:4567".parse().unwrap());
+        assert_eq!((greeting.slot(), fds), (99, 3));
+        assert_eq!(received::<Greeting>(&theirs, true).err(), Some(Errno::AGAIN));
+        assert_eq!(look_at_offer(&theirs).err(), Some(Errno::AGAIN));
         drop(ours);
-        assert_eq!(received(&theirs, 2).err(), Some(Errno::CONNRESET));
+        assert_eq!(received::<Greeting>(&theirs, true).err(), Some(Errno::CONNRESET));
+        assert_eq!(look_at_offer(&theirs).err(), Some(Errno::CONNRESET));
     }
 
     #[test]
-    fn shm_07_a_message_of_another_kind_is_refused() {
-        let good = Message::new("[::1]:1".parse().unwrap(), 0, None);
+    fn shm_07_a_greeting_of_another_kind_is_refused() {
+        let good = Greeting::new("[::1]:1".parse().unwrap(), 0);
         for bad in [
-            Message {
+            Greeting {
                 magic: MAGIC + 1,
                 ..good
             },
-            Message {
+            Greeting {
                 port: 1 << 16,
                 ..good
             },
-            Message { slot: SLOTS, ..good },
-            Message { process: 1, ..good },
+            Greeting { slot: SLOTS, ..good },
+            Greeting { datagrams: 2, ..good },
         ] {
-            let (ours, theirs) = pair();
-            send(ours.as_fd(), &bad, &[ours.as_fd()]).unwrap();
-            assert_eq!(received(&theirs, 1).err(), Some(Errno::PROTO), "{bad:?}");
+            let theirs = send_with(&bad, 2);
+            assert_eq!(look_at_offer(&theirs).err(), Some(Errno::PROTO), "{bad:?}");
+            assert_eq!(
+                received::<Greeting>(&theirs, true).err(),
+                Some(Errno::PROTO),
+                "{bad:?}"
+            );
         }
-        for count in [0, 2] {
-            let (ours, theirs) = pair();
-            send(ours.as_fd(), &good, &[ours.as_fd()]).unwrap();
-            assert_eq!(received(&theirs, count).err(), Some(Errno::PROTO));
+        for count in [0, 1, 3] {
+            let theirs = send_with(&good, count);
+            assert_eq!(received::<Greeting>(&theirs, true).err(), Some(Errno::PROTO));
         }
         let (ours, theirs) = pair();
-        rustix::net::send(&ours, b"short", SendFlags::empty()).unwrap();
-        assert_eq!(received(&theirs, 0).err(), Some(Errno::PROTO));
+        let socket = ours.descriptor().unwrap();
+        for len in [0, 5, size_of::<Greeting>() + 1] {
+            rustix::net::send(socket, &vec![1; len], SendFlags::empty()).unwrap();
+            assert!(look_at_offer(&theirs).is_err(), "{len}");
+            assert!(received::<Greeting>(&theirs, true).is_err(), "{len}");
+        }
+    }
+
+    #[test]
+    fn shm_07_a_disclosure_of_another_kind_is_refused() {
+        let table = TableMessage {
+            slots: 8,
+            address: 4096,
+            host_proof: Some(9),
+        };
+        for table in [
+            None,
+            Some(table),
+            Some(TableMessage {
+                host_proof: None,
+                ..table
+            }),
+        ] {
+            let message = Disclosure::new(NonceValue::default(), table);
+            let count = message.descriptors(false);
+            let (got, fds) = received::<Disclosure>(&send_with(&message, count), false).unwrap();
+            assert_eq!((got.table(), fds), (table, count));
+            let theirs = send_with(&message, count + 1);
+            assert_eq!(received::<Disclosure>(&theirs, false).err(), Some(Errno::PROTO));
+        }
+        let bad = Disclosure {
+            entries: 0,
+            ..Disclosure::new(NonceValue::default(), Some(table))
+        };
+        assert_eq!(
+            received::<Disclosure>(&send_with(&bad, 1), false).err(),
+            Some(Errno::PROTO)
+        );
+    }
+
+    /// More descriptors than any message has, of which the device's list has room for a few.
+    #[test]
+    fn shm_20_descriptors_that_do_not_belong_are_closed() {
+        let greeting = Greeting::new("[::1]:1".parse().unwrap(), 0);
+        let (watched, passed) = rustix::pipe::pipe().unwrap();
+        let (ours, theirs) = pair();
+        let fd = passed.as_fd();
+        send(&ours, &greeting, &[fd; 3]).unwrap();
+        drop(passed);
+        let few = Descriptors::new(1, None);
+        assert_eq!(
+            receive::<Greeting>(&theirs, false, &few).err(),
+            Some(Errno::PROTO)
+        );
+        // The end of the pipe.
+        assert_eq!(rustix::io::read(&watched, &mut [0u8; 1]), Ok(0));
     }
 }

@@ -3,47 +3,13 @@
 //! Any user may bind any name of an abstract unix socket. So an end believes what it is told there
 //! only if the teller's user is the one who owns the other end of the TCP connection.
 
-use crate::stream::descriptor::{Descriptor, Descriptors};
-use crate::sys;
-use rustix::fd::{AsFd, BorrowedFd};
+use super::netlink::{Header, NLM_F_REQUEST, Socket};
+use crate::stream::descriptor::Descriptors;
 use rustix::io::Errno;
-use rustix::net::netlink::{SOCK_DIAG, SocketAddrNetlink};
-use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, sendto, socket_with};
-use rustix::process::{Pid, geteuid};
+use rustix::net::netlink::SOCK_DIAG;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
-
-/// A user as this process sees it; that of another user namespace is no user.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct User(u32);
-
-/// The kernel's number for a user that this user namespace does not have (the default of
-/// /proc/sys/kernel/overflowuid).
-const OVERFLOW: u32 = 65534;
-
-impl User {
-    /// A user by number.
-    pub(super) fn of_number(uid: u32) -> Option<User> {
-        (uid != OVERFLOW && uid != u32::MAX).then_some(User(uid))
-    }
-
-    /// Whether this process has the user, too.
-    pub(super) fn is_own(self) -> bool {
-        self.0 == geteuid().as_raw()
-    }
-
-    /// The user at the other end of a unix socket, as of connect(2) or listen(2).
-    pub(super) fn of_peer(socket: BorrowedFd<'_>) -> Option<User> {
-        User::of_number(sys::peer_credentials(socket).ok()?.0)
-    }
-}
-
-/// The process at the other end of a unix socket, as of connect(2) or listen(2), if it has a number
-/// here.
-pub(super) fn process_of_peer(socket: BorrowedFd<'_>) -> Option<Pid> {
-    Pid::from_raw(sys::peer_credentials(socket).ok()?.1)
-}
 
 /// `inet_diag_sockid` of linux/inet_diag.h, in network byte order.
 #[repr(C)]
@@ -55,17 +21,6 @@ struct SocketId {
     destination: [u8; 16],
     interface: u32,
     cookie: [u32; 2],
-}
-
-/// `nlmsghdr`.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
-struct Header {
-    length: u32,
-    kind: u16,
-    flags: u16,
-    sequence: u32,
-    port: u32,
 }
 
 /// `nlmsghdr` and `inet_diag_req_v2`.
@@ -99,36 +54,29 @@ struct Answer {
 }
 
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
-const NLM_F_REQUEST: u16 = 1;
 const NO_COOKIE: [u32; 2] = [u32::MAX; 2];
 const ANY_STATE: u32 = u32::MAX;
 const ESTABLISHED: u8 = 1;
 
 /// A place to ask the kernel about connections.
 #[derive(Debug)]
-pub(super) struct Owners(Descriptor);
+pub(super) struct Owners(Mutex<Socket>);
 
 impl Owners {
     /// # Errors
     /// The system does not let this process ask.
     pub(super) fn new(descriptors: &Arc<Descriptors>) -> Result<Owners, Errno> {
-        let flags = SocketFlags::CLOEXEC;
-        let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, Some(SOCK_DIAG))?;
-        descriptors.adopt(socket).map(Owners)
+        Socket::open(Some(SOCK_DIAG), descriptors)
+            .map(Mutex::new)
+            .map(Owners)
     }
 
-    /// Who owns the end at `remote` of the established connection between two addresses of this
-    /// host.
-    pub(super) fn of(&self, local: SocketAddr, remote: SocketAddr) -> Result<User, Errno> {
+    /// The number of the user who owns the end at `remote` of the established connection between
+    /// two addresses of this host.
+    pub(super) fn of(&self, local: SocketAddr, remote: SocketAddr) -> Result<u32, Errno> {
         let (local, remote) = (plain(local), plain(remote));
         let request = Request {
-            header: Header {
-                length: size_of::<Request>() as u32,
-                kind: SOCK_DIAG_BY_FAMILY,
-                flags: NLM_F_REQUEST,
-                sequence: 0,
-                port: 0,
-            },
+            header: Header::new(SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST, size_of::<Request>()),
             family: match remote {
                 SocketAddr::V4(_) => libc::AF_INET as u8,
                 SocketAddr::V6(_) => libc::AF_INET6 as u8,
@@ -146,18 +94,13 @@ impl Owners {
                 cookie: NO_COOKIE,
             },
         };
-        let kernel = SocketAddrNetlink::new(0, 0);
-        sendto(self.0.as_fd(), request.as_bytes(), SendFlags::empty(), &kernel)?;
-        let mut bytes = [0u8; 1024];
-        // The kernel has answered when the request is sent.
-        let (_, received) = recv(&self.0, &mut bytes, RecvFlags::DONTWAIT)?;
-        let bytes = bytes.get(..received).unwrap_or_default();
-        let (answer, _) = Answer::read_from_prefix(bytes).map_err(|_| Errno::SRCH)?;
-        // An error is shorter; without a connection the kernel names a listener.
+        let socket = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let answer: Answer = socket.ask(request.as_bytes())?;
+        // Without a connection the kernel names a listener.
         if answer.header.kind != SOCK_DIAG_BY_FAMILY || answer.state != ESTABLISHED {
             return Err(Errno::SRCH);
         }
-        User::of_number(answer.uid).ok_or(Errno::SRCH)
+        Ok(answer.uid)
     }
 }
 
@@ -194,7 +137,7 @@ mod tests {
             };
             let stream = TcpStream::connect(there).unwrap();
             let (accepted, _) = listener.accept().unwrap();
-            let own = User::of_number(rustix::process::getuid().as_raw());
+            let own = Some(rustix::process::getuid().as_raw());
             let (local, remote) = (stream.local_addr().unwrap(), stream.peer_addr().unwrap());
             assert_eq!(owners.of(local, remote).ok(), own, "{at}: the listening end");
             let (local, remote) = (accepted.local_addr().unwrap(), accepted.peer_addr().unwrap());

@@ -1,12 +1,12 @@
 //! The receiver's end of a ring of datagrams.
 
 use super::super::bell::Slot;
+use super::super::local_socket::LocalSocket;
 use super::super::ring::{Receiver, Sender};
 use super::packet::{Gone, HEADER, Header};
 use super::share::Share;
 use crate::host::PieceMut;
 use crate::stream::datagram::Incoming;
-use crate::stream::descriptor::Descriptor;
 use std::net::SocketAddr;
 use urnic_device::stream::ip_of;
 use zerocopy::FromBytes;
@@ -17,7 +17,7 @@ pub(super) struct Inbound {
     pub(super) receiver: Receiver,
     /// Of the other direction, which has no bytes: it shows that we are gone.
     pub(super) back: Sender,
-    pub(super) socket: Descriptor,
+    pub(super) socket: LocalSocket,
     pub(super) slot: Slot,
     pub(super) sender: SocketAddr,
     /// Datagrams that came from the sender by UDP since its offer.

@@ -16,24 +16,21 @@ mod share;
 #[cfg(test)]
 mod tests;
 
-use super::bell::PeerBell;
-use super::bells::Bells;
+use super::bell::{Bell, PeerBell};
 use super::by_file::ByFile;
 use super::direction::Direction;
 use super::layout;
-use super::messages::{self, Message};
-use super::names::{self, Protocol};
-use super::owner::User;
+use super::local_peers::{LocalListener, LocalPeers, Protocol};
+use super::local_socket::LocalSocket;
+use super::messages::{self, Greeting};
 use super::ring::{Receiver, Sender};
 use crate::host::SharedMemory;
 use crate::stream::datagram::{Incoming, Outgoing, PACKET_ROOM};
-use crate::stream::descriptor::{Descriptor, Descriptors};
 use inbound::Inbound;
 use outbound::Outbound;
-use packet::{Gone, is_over};
+use packet::Gone;
 use rustix::fd::AsFd;
 use rustix::io::Errno;
-use rustix::net::{SocketFlags, accept_with};
 use rustix::process::getpid;
 use share::{PORTS, RINGS, Share};
 use std::collections::HashMap;
@@ -51,27 +48,22 @@ const RETRY: u32 = 4096;
 const LATER: u32 = 32;
 /// Offers that are looked at for one datagram.
 const LOOKED_AT: usize = 16;
-const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
 
 /// What a device has for the rings of all its ports.
 #[derive(Debug)]
 pub(in crate::stream) struct Office {
-    descriptors: Arc<Descriptors>,
-    bells: Arc<Bells>,
+    local: Arc<LocalPeers>,
+    bell: Arc<Bell>,
     peers: Arc<ByFile<PeerBell>>,
     rings: Arc<AtomicUsize>,
     ports: Arc<AtomicUsize>,
 }
 
 impl Office {
-    pub(super) fn new(
-        descriptors: &Arc<Descriptors>,
-        bells: &Arc<Bells>,
-        peers: &Arc<ByFile<PeerBell>>,
-    ) -> Office {
+    pub(super) fn new(local: &Arc<LocalPeers>, bell: &Arc<Bell>, peers: &Arc<ByFile<PeerBell>>) -> Office {
         Office {
-            descriptors: descriptors.clone(),
-            bells: bells.clone(),
+            local: local.clone(),
+            bell: bell.clone(),
             peers: peers.clone(),
             rings: Arc::default(),
             ports: Arc::default(),
@@ -88,7 +80,7 @@ enum Way {
     },
     /// By UDP until the offer is answered.
     Offered {
-        socket: Descriptor,
+        socket: LocalSocket,
         memory: Arc<SharedMemory>,
         share: Share,
         by_udp: u32,
@@ -101,7 +93,7 @@ enum Way {
 pub(in crate::stream) struct Mail {
     office: Arc<Office>,
     /// Where others leave their offers.
-    listener: Descriptor,
+    listener: LocalListener,
     local: SocketAddr,
     ways: HashMap<SocketAddr, Way>,
     inbound: Vec<Inbound>,
@@ -115,7 +107,7 @@ impl Mail {
     /// The rings of a port that was bound; `None`: others cannot find it.
     pub(in crate::stream) fn open(office: &Arc<Office>, local: SocketAddr) -> Option<Mail> {
         let share = Share::take(&office.ports, PORTS)?;
-        let listener = names::listen(Protocol::Udp, local, &office.descriptors).ok()?;
+        let listener = office.local.listen(Protocol::Udp, local).ok()?;
         Some(Mail {
             office: office.clone(),
             listener,
@@ -183,15 +175,11 @@ impl Mail {
         if packet.destination.ip().is_multicast() {
             return None;
         }
-        let socket = names::call(Protocol::Udp, packet.destination, &self.office.descriptors)?;
-        if !User::of_peer(socket.as_fd())?.is_own() {
-            return None;
-        }
+        let socket = self.office.local.connect(Protocol::Udp, packet.destination)?;
         let share = Share::take(&self.office.rings, RINGS)?;
         let (memory, file) = SharedMemory::create("urnic-datagrams", layout::MEMORY).ok()?;
         let source = SocketAddr::new(packet.source, self.local.port());
-        let message = Message::new(source, 0, None);
-        messages::send(socket.as_fd(), &message, &[file.as_fd()]).ok()?;
+        messages::send(&socket, &Greeting::of_datagrams(source), &[file.as_fd()]).ok()?;
         Some(Way::Offered {
             socket,
             memory: Arc::new(memory),
@@ -202,11 +190,11 @@ impl Mail {
 
     /// Begins to use a ring whose offer was answered.
     fn conclude(&mut self, destination: SocketAddr) {
-        let descriptors = &self.office.descriptors;
+        let descriptors = self.office.local.descriptors();
         let Some(Way::Offered { socket, .. }) = self.ways.get(&destination) else {
             return;
         };
-        let answer = messages::receive(socket.as_fd(), 2, descriptors);
+        let answer = messages::receive::<Greeting>(socket, true, descriptors);
         if answer.as_ref().is_err_and(|errno| *errno == Errno::AGAIN) {
             return;
         }
@@ -220,12 +208,10 @@ impl Mail {
         else {
             return;
         };
-        let Ok((message, fds)) = answer else { return };
-        let mut fds = fds.into_iter();
-        let (Some(bell), Some(waker)) = (fds.next(), fds.next()) else {
+        let Ok((message, mut passed)) = answer else {
             return;
         };
-        let Ok(bell) = self.office.peers.get(&bell, || PeerBell::open(&bell, waker)) else {
+        let Ok(bell) = passed.bell(&self.office.peers, descriptors) else {
             return;
         };
         tracing::debug!(%destination, "datagrams to this port pass through memory");
@@ -294,31 +280,28 @@ impl Mail {
                 inbound.by_udp = inbound.by_udp.wrapping_add(1);
             }
         }
-        for _ in 0..LOOKED_AT {
-            let Ok(socket) = accept_with(&self.listener, FLAGS) else {
-                return;
-            };
-            let Ok(socket) = self.office.descriptors.adopt(socket) else {
-                return;
-            };
+        let mut looks = LOOKED_AT;
+        while let Some(socket) = self.listener.accept(&mut looks) {
             let _ = self.take_up(socket, packets);
         }
     }
 
-    fn take_up(&mut self, socket: Descriptor, packets: &[Incoming]) -> Option<()> {
-        let user = User::of_peer(socket.as_fd()).filter(|user| user.is_own())?;
+    fn take_up(&mut self, socket: LocalSocket, packets: &[Incoming]) -> Option<()> {
         // A sender makes its offer as soon as it has connected.
-        let (message, fds) = messages::receive(socket.as_fd(), 1, &self.office.descriptors).ok()?;
+        let descriptors = self.office.local.descriptors();
+        let (message, mut passed) = messages::receive::<Greeting>(&socket, false, descriptors).ok()?;
         // What is left in the ring of a sender that is gone is a drop, as UD allows.
-        self.inbound.retain(|inbound| !is_over(&inbound.socket));
+        self.inbound.retain(|inbound| !inbound.socket.is_hung_up());
         (self.inbound.len() < INBOUND).then_some(())?;
         let share = Share::take(&self.office.rings, RINGS)?;
-        let memory = SharedMemory::open(fds.first()?.as_fd(), layout::MEMORY).ok()?;
+        let (memory, _) = passed
+            .take(|fd| SharedMemory::open(fd.as_fd(), layout::MEMORY))
+            .ok()?;
         let memory = Arc::new(memory);
-        let slot = self.office.bells.slot(user)?;
+        let slot = self.office.bell.slot()?;
         slot.bind(self.qid);
-        let answer = Message::new(message.initiator(), slot.number, None);
-        messages::send(socket.as_fd(), &answer, &slot.bell.passed()).ok()?;
+        let answer = Greeting::new(message.initiator(), slot.number);
+        messages::send(&socket, &answer, &slot.bell.passed()).ok()?;
         let sender = message.initiator();
         // The offer came right before the sender's first datagram.
         let counted = packets.iter().filter(|packet| packet.source == sender).count();

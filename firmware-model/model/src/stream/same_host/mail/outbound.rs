@@ -2,12 +2,12 @@
 
 use super::super::bell::PeerBell;
 use super::super::direction::Direction;
+use super::super::local_socket::LocalSocket;
 use super::super::ring::{Receiver, Sender};
-use super::packet::{Gone, Header, is_over};
+use super::packet::{Gone, Header};
 use super::share::Share;
 use crate::host::{Piece, SharedMemory};
 use crate::stream::datagram::Outgoing;
-use crate::stream::descriptor::Descriptor;
 use rustix::process::{Pid, getpid};
 use std::sync::Arc;
 use urnic_device::stream::octets_of;
@@ -24,7 +24,7 @@ pub(super) struct Outbound {
     /// Datagrams that went by UDP since the offer.
     pub(super) by_udp: u32,
     /// Has no data; it shows the end of the receiver.
-    pub(super) socket: Descriptor,
+    pub(super) socket: LocalSocket,
     pub(super) bell: Arc<PeerBell>,
     pub(super) slot: u32,
     /// Datagrams go by UDP, because the ring was full.
@@ -49,7 +49,7 @@ impl Outbound {
     pub(super) fn send(&mut self, packet: &Outgoing, bytes: &[u8]) -> Result<bool, Gone> {
         self.count = self.count.wrapping_add(1);
         let looks = self.count.is_multiple_of(CHECK) || self.overflowed;
-        if self.is_left() || (looks && is_over(&self.socket)) {
+        if self.is_left() || (looks && self.socket.is_hung_up()) {
             return Err(Gone);
         }
         if self.overflowed && !self.sender.is_drained().map_err(|_| Gone)? {

@@ -1,7 +1,5 @@
 //! What is common to both ends of a ring of datagrams.
 
-use crate::stream::descriptor::Descriptor;
-use crate::stream::{StreamError, socket};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// What precedes a packet in the ring.
@@ -20,8 +18,3 @@ pub(super) const HEADER: usize = size_of::<Header>();
 /// The other end of a ring is gone, or what it wrote cannot be.
 #[derive(Debug)]
 pub(super) struct Gone;
-
-/// Whether the other end of a unix socket without data is closed.
-pub(super) fn is_over(socket: &Descriptor) -> bool {
-    !matches!(socket::peek(socket), Err(StreamError::WouldBlock))
-}

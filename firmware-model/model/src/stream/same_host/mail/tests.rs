@@ -1,14 +1,17 @@
 //! Rings of datagrams, with a test for the kernel's socket.
 
 use super::*;
+use crate::config::ThreadStart;
+use crate::stream::descriptor::Descriptors;
 use proptest::prelude::*;
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 
 fn port() -> (Mail, std::net::UdpSocket) {
     let descriptors = Descriptors::new(4096, None);
-    let bells = Arc::new(Bells::new(&descriptors).unwrap());
-    let office = Arc::new(Office::new(&descriptors, &bells, &Arc::default()));
+    let bell = Arc::new(Bell::new(&descriptors).unwrap());
+    let local = Arc::new(LocalPeers::new(&descriptors, ThreadStart::default()).unwrap());
+    let office = Arc::new(Office::new(&local, &bell, &Arc::default()));
     // Keeps the number for this test.
     let reserved = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
     let mut mail = Mail::open(&office, reserved.local_addr().unwrap()).unwrap();
@@ -170,11 +173,11 @@ proptest! {
 fn shm_15_a_port_that_is_closed_is_asked_anew() {
     let mut link = Link::in_use();
     let local = link.far.local;
-    let descriptors = link.far.office.descriptors.clone();
+    let peers = link.far.office.local.clone();
     // Another process takes the port.
     link.far = port().0;
     link.far.local = local;
-    link.far.listener = names::listen(Protocol::Udp, local, &descriptors).unwrap();
+    link.far.listener = peers.listen(Protocol::Udp, local).unwrap();
     for n in 10..13 {
         link.send(vec![n]);
         assert_eq!(link.drain(), [vec![n]]);

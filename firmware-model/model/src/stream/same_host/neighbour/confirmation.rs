@@ -1,9 +1,7 @@
 //! What each end has processed of the other's bytes, and whether anybody waits for it.
 
 use super::Neighbour;
-use super::process::PeerProcess;
 use crate::handshakes;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 impl Neighbour {
@@ -17,8 +15,7 @@ impl Neighbour {
     /// not, the peer does not wake us for it. (Queue pairs of one process tell each other in
     /// another way how far they are, and then wake each other by this.)
     pub(crate) fn begin_awaiting(&mut self, confirms: bool) {
-        let is_other = |process: &Arc<PeerProcess>| process.number != self.owner;
-        let awaits = confirms || !self.process.as_ref().is_some_and(is_other);
+        let awaits = confirms || self.peer.is_none_or(|peer| peer == self.owner);
         self.awaited_from = awaits.then_some(0);
         self.ours.unawaited.store(u32::from(!awaits), Ordering::Relaxed);
     }
@@ -40,9 +37,14 @@ impl Neighbour {
         if self.processed == position {
             return;
         }
+        let is_first = self.processed == 0;
+        if is_first {
+            self.end_introduction();
+        }
         self.processed = position;
         let told = handshakes::confirm(&self.ours.processed, position, &self.incoming.tail) || waits;
-        if told && self.theirs.unawaited.load(Ordering::Relaxed) == 0 {
+        // The first confirmation is awaited in any case: the initiator then takes our disclosure.
+        if is_first || (told && self.theirs.unawaited.load(Ordering::Relaxed) == 0) {
             self.bell.ring(self.slot);
         }
     }

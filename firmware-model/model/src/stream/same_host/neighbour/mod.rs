@@ -8,7 +8,9 @@ mod views;
 
 use super::bell::PeerBell;
 use super::direction::Direction;
+use super::introduction::Introduction;
 use super::layout::{END_WORDS, EndWords, RING_WORDS, RingWords};
+use super::traceable::Traceable;
 use crate::host::revocable::batch::Batch;
 use crate::host::revocable::{self, Condition, NotCopied, in_place, in_place::Operation};
 use crate::host::{Piece, PieceMut, SharedMemory, SharedWords};
@@ -21,8 +23,8 @@ use rustix::process::{Pid, getpid};
 use rustix::thread::gettid;
 use std::cell::Cell;
 use std::mem::offset_of;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 use urnic_device::vocabulary::Access;
 use urnic_device::wqe::Sge;
@@ -36,27 +38,28 @@ const LEASE: Duration = Duration::from_millis(10);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct NotReached;
 
-/// What makes one end reach the other's memory, in each direction.
-#[derive(Debug, Default)]
-pub(in crate::stream) struct Reach {
-    /// The peer's process, whose memory we reach.
-    pub(super) there: Option<Arc<PeerProcess>>,
-    /// Our memory, and its table, which the peer has. The process is the peer's.
-    pub(super) here: Option<(Arc<Exports>, Pid)>,
-}
-
 /// The peer of a connection in memory.
 #[derive(Debug)]
 pub struct Neighbour {
     ours: SharedWords<EndWords>,
+    outgoing: Direction,
     theirs: SharedWords<EndWords>,
     /// The ring of what the peer sends.
     incoming: SharedWords<RingWords>,
     bell: Arc<PeerBell>,
     /// The connection's place in the bell.
     slot: u32,
-    process: Option<Arc<PeerProcess>>,
+    /// The peer's process, once it is known whether we reach its memory.
+    process: OnceLock<Option<Arc<PeerProcess>>>,
+    /// Until then.
+    introduction: Mutex<Option<Introduction>>,
+    /// The process at the other end, if one or both may reach the other's memory.
+    peer: Option<Pid>,
     admission: Option<Admission>,
+    /// What the peer may do, once it is admitted.
+    permitted: (u32, Access),
+    /// While the peer is to reach our memory.
+    traceable: OnceLock<Traceable>,
     /// What we have processed of the peer's bytes.
     processed: u64,
     /// The peer wakes us for what it has processed behind this position.
@@ -96,24 +99,29 @@ impl Neighbour {
         memory: &Arc<SharedMemory>,
         outgoing: Direction,
         (bell, slot): (Arc<PeerBell>, u32),
-        reach: &Reach,
+        introduction: Option<Introduction>,
         qid: u32,
     ) -> Neighbour {
-        let [at, other_at] = [outgoing, outgoing.other()].map(|end| END_WORDS.of(end));
-        let ours: SharedWords<EndWords> = memory.words(at);
+        let [ours, theirs] = [outgoing, outgoing.other()].map(|end| END_WORDS.of(end));
+        let ours: SharedWords<EndWords> = memory.words(ours);
         ours.qid.store(qid.into(), Ordering::Relaxed);
-        let guard = other_at + offset_of!(EndWords, guard);
-        let permit = at + offset_of!(EndWords, permit);
-        let admission =
-            (reach.here.as_ref()).map(|(exports, process)| exports.admit(*process, memory, guard, permit));
-        Neighbour {
+        let here = introduction.as_ref().and_then(Introduction::here);
+        let mut neighbour = Neighbour {
             ours,
-            theirs: memory.words(other_at),
+            outgoing,
+            theirs: memory.words(theirs),
             incoming: memory.words(RING_WORDS.of(outgoing.other())),
             bell,
             slot,
-            process: reach.there.clone(),
-            admission,
+            process: match introduction {
+                Some(_) => OnceLock::new(),
+                None => OnceLock::from(None),
+            },
+            peer: introduction.as_ref().map(Introduction::peer),
+            introduction: Mutex::new(introduction),
+            admission: None,
+            permitted: (0, Access::empty()),
+            traceable: OnceLock::new(),
             processed: 0,
             awaited_from: Some(0),
             seen: None,
@@ -123,12 +131,94 @@ impl Neighbour {
             last: Last::default(),
             receives: PeerReceives::default(),
             offers_receives: false,
+        };
+        neighbour.admit(here);
+        neighbour
+    }
+
+    /// Lets the peer reach our memory, as far as it is permitted.
+    fn admit(&mut self, here: Option<(Arc<Exports>, Pid)>) {
+        let Some((exports, process)) = here.filter(|_| self.admission.is_none()) else {
+            return;
+        };
+        let [ours, theirs] = [self.outgoing, self.outgoing.other()].map(|end| END_WORDS.of(end));
+        let guard = theirs + offset_of!(EndWords, guard);
+        let permit = ours + offset_of!(EndWords, permit);
+        self.admission = Some(exports.admit(process, self.ours.memory(), guard, permit));
+        let (pd, rights) = self.permitted;
+        self.permit(pd, rights);
+    }
+
+    /// Ends the introduction.
+    #[cold]
+    fn be_introduced(&self) -> Option<(Arc<Exports>, Pid)> {
+        let introduction = self
+            .introduction
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        let (reach, traceable) = introduction?.conclude();
+        let _ = (self.process.set(reach.there), self.traceable.set(traceable));
+        reach.here
+    }
+
+    /// Whether it is known by now if we reach the peer's memory. An initiator knows when the
+    /// responder has confirmed something.
+    #[inline]
+    fn is_introduced(&self) -> bool {
+        self.process.get().is_some() || (self.confirmed() > 0 && self.initiator_is_introduced())
+    }
+
+    /// Ends the introduction if the peer's part in it has come.
+    #[inline]
+    pub(crate) fn look_for_introduction(&mut self) {
+        if self.process.get().is_none() {
+            self.introduce_if_due();
         }
+    }
+
+    #[cold]
+    fn introduce_if_due(&mut self) {
+        if self.is_initiator() {
+            self.is_introduced();
+        } else if self.incoming.tail.load(Ordering::Acquire) > 0 {
+            self.end_introduction();
+        }
+    }
+
+    /// As a responder, which has bytes of the initiator, and thus its disclosure: takes that and
+    /// makes its own. The initiator is to have it before it finds its bytes confirmed.
+    fn end_introduction(&mut self) {
+        if self.process.get().is_none() && !self.is_initiator() {
+            let here = self.be_introduced();
+            self.admit(here);
+        }
+    }
+
+    #[cold]
+    fn initiator_is_introduced(&self) -> bool {
+        if self.is_initiator() {
+            // The responder is admitted already.
+            self.be_introduced();
+        }
+        self.process.get().is_some()
+    }
+
+    /// Whether this is the end that connected.
+    fn is_initiator(&self) -> bool {
+        matches!(self.outgoing, Direction::FromInitiator)
+    }
+
+    /// The peer's process, if we reach its memory.
+    #[inline]
+    fn process(&self) -> Option<&Arc<PeerProcess>> {
+        self.process.get()?.as_ref()
     }
 
     /// Sets what the peer may do: accesses of these rights, to memory of domain `pd`, and filling
     /// the receives of [`offer_receives`](Self::offer_receives). On return, it does nothing else.
-    pub(crate) fn permit(&self, pd: u32, rights: Access) {
+    pub(crate) fn permit(&mut self, pd: u32, rights: Access) {
+        self.permitted = (pd, rights);
         if let Some(admission) = &self.admission {
             let mut rights = rights;
             rights.set(Access::LOCAL_WRITE, self.offers_receives);
@@ -139,7 +229,7 @@ impl Neighbour {
     /// Lets the peer fill receives that are posted there, from the next call of
     /// [`permit`](Self::permit) on; whether it can.
     pub(crate) fn offer_receives(&mut self, place: &ReceivePlace) -> bool {
-        self.offers_receives = self.admission.is_some() && receives::offer(&self.ours, place);
+        self.offers_receives = self.peer.is_some() && receives::offer(&self.ours, place);
         self.offers_receives
     }
 
@@ -148,11 +238,14 @@ impl Neighbour {
     /// queue. `None`: it is not posted yet, or not one to fill from here.
     #[inline]
     pub(crate) fn receive(&mut self, index: u32, len: u32, now: Nanos) -> Option<(Sge, u32)> {
+        if !self.is_introduced() {
+            return None;
+        }
         let permit = self.theirs.permit.load(Ordering::Acquire) as u32;
         if !Access::from_bits_truncate(permit).contains(Access::LOCAL_WRITE) || !self.check_lease(now) {
             return None;
         }
-        let process = self.process.as_ref()?.number;
+        let process = self.process()?.number;
         let number = self
             .theirs
             .first_receive
@@ -165,7 +258,7 @@ impl Neighbour {
     /// Whether the peer's process is known to be there.
     #[inline]
     fn check_lease(&mut self, now: Nanos) -> bool {
-        let Some(process) = &self.process else {
+        let Some(Some(process)) = self.process.get() else {
             return false;
         };
         if self.seen.is_none_or(|seen| now.since(seen) > LEASE) {
@@ -191,18 +284,24 @@ impl Neighbour {
         }
     }
 
-    /// Whether we reach the peer's memory at all.
+    /// Whether we reach the peer's memory, or may do so when it has processed something.
+    #[inline]
+    pub(crate) fn may_be_reachable(&self) -> bool {
+        self.process.get().is_none_or(Option::is_some)
+    }
+
+    /// Whether we reach the peer's memory.
     #[inline]
     pub(crate) fn is_reachable(&self) -> bool {
-        self.process.is_some()
+        self.is_introduced() && self.process().is_some()
     }
 
     /// Whether the memory of an STag that was accessed last is mapped here: nothing is saved by
     /// several accesses to it at once.
     #[inline]
     pub(crate) fn is_mapped(&self, stag: u32) -> bool {
-        let process = self.process.as_ref();
-        process.is_some_and(|process| self.last.view.is_mapped(process.table.slot(stag)))
+        self.process()
+            .is_some_and(|process| self.last.view.is_mapped(process.table.slot(stag)))
     }
 
     /// Places bytes in the peer's memory, all of them: those of a Write, or (local) of a receive.
@@ -330,7 +429,7 @@ impl Neighbour {
         if !self.check_lease(now) {
             return Err(NotReached);
         }
-        let process = self.process.as_ref().ok_or(NotReached)?;
+        let process = self.process.get().and_then(Option::as_ref).ok_or(NotReached)?;
         self.turn = self.turn.wrapping_add(1);
         let thread = thread_number(self.owner);
         let _guard = OwnGuard::set(&self.ours.guard, self.turn, thread);

@@ -1,7 +1,8 @@
 //! The processes whose memory this one reaches.
 
+use super::super::messages::TableMessage;
 use super::views::Views;
-use crate::host::{lives, may_be_accessed, number_of, process_memory};
+use crate::host::{lives, may_be_accessed, number_of, process_memory, proof_of_access};
 use crate::memory::{ForeignTable, Permitted};
 use crate::stream::descriptor::{Descriptor, Descriptors};
 use rustix::fd::AsFd;
@@ -32,40 +33,45 @@ struct Host {
 }
 
 impl Host {
-    /// `life`: its pidfd, which the device passed.
-    fn open(life: Descriptor) -> Result<Host, Errno> {
+    /// The process whose pidfd the peer passed, if the peer has shown that it may reach it, too:
+    /// otherwise it could have this process access memory for it.
+    fn open(life: Descriptor, proof: u64, challenge: &[u8]) -> Result<Host, Errno> {
         let number = number_of(life.as_fd()).ok_or(Errno::SRCH)?;
         may_be_accessed(number)?;
-        Ok(Host { number, life })
+        let proven = proof_of_access(number, challenge) == Some(proof);
+        proven.then_some(Host { number, life }).ok_or(Errno::PERM)
     }
 }
 
-/// What a peer says about its table.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(in crate::stream) struct TableMessage {
-    /// Its process.
-    pub(in crate::stream) process: u32,
-    /// Entries of its table.
-    pub(in crate::stream) slots: u32,
-    /// Where the table is in its process.
-    pub(in crate::stream) address: u64,
-    /// Whether regions may be in the process of its host, whose pidfd is passed.
-    pub(in crate::stream) has_host: bool,
+/// What a peer passed to let us reach its memory.
+#[derive(Debug)]
+pub(in crate::stream::same_host) struct PassedTable<'a> {
+    pub(in crate::stream::same_host) message: TableMessage,
+    /// The table, which is known to be sealed memory.
+    pub(in crate::stream::same_host) file: &'a Descriptor,
+    /// The pidfd of the process of its host.
+    pub(in crate::stream::same_host) host: Option<Descriptor>,
+    /// What the peer had to use to show that it may reach that process.
+    pub(in crate::stream::same_host) challenge: &'a [u8],
 }
 
 impl PeerProcess {
     /// # Errors
     /// The process's memory is out of reach: it is in another pid namespace, or the system does not
     /// let us (ptrace(2), "Ptrace access mode checking"; seccomp(2)).
-    pub(in crate::stream) fn open(
+    pub(in crate::stream::same_host) fn open(
         number: Pid,
-        file: &Descriptor,
-        message: TableMessage,
-        host: Option<Descriptor>,
+        passed: PassedTable<'_>,
         descriptors: &Arc<Descriptors>,
     ) -> Result<PeerProcess, Errno> {
-        let host = host.and_then(|life| {
-            Host::open(life)
+        let PassedTable {
+            message,
+            file,
+            host,
+            challenge,
+        } = passed;
+        let host = host.zip(message.host_proof).and_then(|(life, proof)| {
+            Host::open(life, proof, challenge)
                 .inspect_err(|errno| tracing::debug!(%errno, "the memory of the peer's host is out of reach"))
                 .ok()
         });

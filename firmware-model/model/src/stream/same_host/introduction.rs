@@ -1,0 +1,254 @@
+//! How the two ends of a connection in memory come to reach each other's process.
+//!
+//! Having one user is enough to share a ring, but not to be reached by process_vm_writev(2), nor to
+//! have the other end act on one's word about memory: a process may have less permission than
+//! others of its user have (prctl(2), PR_SET_DUMPABLE; Yama). So each end first shows that the
+//! kernel lets it trace the other, by that one's [nonce](super::nonce):
+//!
+//! | message | nonce of its sender | shows |
+//! |---|---|---|
+//! | offer | where it is | |
+//! | answer | where it is | the initiator's nonce |
+//! | initiator's disclosure | | the responder's nonce |
+//! | responder's disclosure | | |
+//!
+//! A disclosure has the sender's table of STags, if the other end has shown its permission before.
+//! What such an end says about processes gives it nothing: it can make this process do anything.
+//! The initiator sends its disclosure before its first bytes in memory, and the responder its own
+//! before it confirms the first of them; so neither waits for the other.
+
+use super::by_file::ByFile;
+use super::local_socket::LocalSocket;
+use super::messages::{self, Disclosure, Greeting, Passed, TableMessage};
+use super::neighbour::process::{PassedTable, PeerProcess};
+use super::nonce::{Nonce, NonceValue};
+use super::traceable::Traceable;
+use crate::host::{SharedMemory, number_of, proof_of_access, revocable};
+use crate::memory::Exports;
+use crate::stream::descriptor::{Descriptor, Descriptors};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::io::Errno;
+use rustix::process::Pid;
+use std::sync::{Arc, OnceLock};
+
+/// The device's own table of STags, and those of its peers.
+#[derive(Debug)]
+pub(super) struct Tables {
+    descriptors: Arc<Descriptors>,
+    /// The own table and the descriptor by which peers read it, if they are to reach the memory.
+    own: OnceLock<(Arc<Exports>, Descriptor)>,
+    peers: ByFile<PeerProcess>,
+}
+
+/// What makes one end reach the other's memory, in each direction.
+#[derive(Debug, Default)]
+pub(in crate::stream) struct Reach {
+    /// The peer's process, whose memory we reach.
+    pub(super) there: Option<Arc<PeerProcess>>,
+    /// Our table, which the peer has. The process is the peer's.
+    pub(super) here: Option<(Arc<Exports>, Pid)>,
+}
+
+/// What an end has to let the other show its permission.
+#[derive(Debug)]
+pub(super) struct Challenge {
+    nonce: Nonce,
+    traceable: Traceable,
+}
+
+impl Challenge {
+    /// The address of the nonce.
+    pub(super) fn address(&self) -> u64 {
+        self.nonce.address()
+    }
+}
+
+/// The conversation of two ends, after the answer.
+#[derive(Debug)]
+pub(super) struct Introduction {
+    tables: Arc<Tables>,
+    socket: LocalSocket,
+    challenge: Challenge,
+    peer: Pid,
+    /// The peer's nonce, as far as it could be fetched.
+    proof: NonceValue,
+    /// Of an initiator: whether the responder has shown its permission.
+    admits: Option<bool>,
+}
+
+impl Tables {
+    pub(super) fn new(descriptors: &Arc<Descriptors>) -> Tables {
+        Tables {
+            descriptors: descriptors.clone(),
+            own: OnceLock::new(),
+            peers: ByFile::default(),
+        }
+    }
+
+    /// Lets peers reach the memory that the table describes.
+    pub(super) fn export(&self, exports: Arc<Exports>, file: OwnedFd) -> Result<(), Errno> {
+        let file = self.descriptors.adopt(file)?;
+        let _ = self.own.set((exports, file));
+        Ok(())
+    }
+
+    /// Begins to let a peer show its permission; `None`: the memory of this device is not to be
+    /// reached, or cannot be.
+    pub(super) fn challenge(&self) -> Option<Challenge> {
+        self.own.get().filter(|_| revocable::is_available())?;
+        Some(Challenge {
+            traceable: Traceable::new(),
+            nonce: Nonce::new()?,
+        })
+    }
+
+    /// Our table for a peer that has shown its permission, and the descriptors that go with it.
+    fn own(&self, peers_nonce: NonceValue) -> Option<(TableMessage, Vec<BorrowedFd<'_>>)> {
+        let (exports, file) = self.own.get()?;
+        let host = exports.host().and_then(|host| {
+            let proof = proof_of_access(host.number(), peers_nonce.bytes())?;
+            Some((host.descriptor(), proof))
+        });
+        let message = TableMessage {
+            slots: exports.slots(),
+            address: exports.address(),
+            host_proof: host.map(|(_, proof)| proof),
+        };
+        let fds = [Some(file.as_fd()), host.map(|(pidfd, _)| pidfd)];
+        Some((message, fds.into_iter().flatten().collect()))
+    }
+
+    /// Opens the table that a peer passed, which has shown its permission.
+    fn open(
+        &self,
+        process: Pid,
+        message: TableMessage,
+        mut passed: Passed,
+        challenge: NonceValue,
+    ) -> Result<Arc<PeerProcess>, Errno> {
+        // A number of entries that no table has would be the length of no memory either.
+        let ((), file) = passed.take(|fd| SharedMemory::check_sealed(fd.as_fd()))?;
+        let host = match message.host_proof {
+            None => None,
+            Some(_) => Some(passed.take(|fd| number_of(fd.as_fd()).ok_or(Errno::SRCH))?.1),
+        };
+        let table = PassedTable {
+            message,
+            file: &file,
+            host,
+            challenge: challenge.bytes(),
+        };
+        let there = self
+            .peers
+            .get(&file, || PeerProcess::open(process, table, &self.descriptors))?;
+        // Another process may have had the table, too.
+        (there.number == process).then_some(there).ok_or(Errno::PERM)
+    }
+}
+
+impl Introduction {
+    /// Of an initiator, which has the answer; `None`: neither reaches the other's memory.
+    pub(super) fn initiate(
+        tables: &Arc<Tables>,
+        socket: LocalSocket,
+        challenge: Option<Challenge>,
+        answer: &Greeting,
+    ) -> Option<Introduction> {
+        let challenge = challenge?;
+        let peer = socket.peer_process()?;
+        let proof = NonceValue::fetch(peer, answer.nonce()?);
+        let admits = challenge.nonce.is_proved_by(answer.proof());
+        let own = tables.own(proof).filter(|_| admits);
+        let (message, fds) = own.map_or_else(Default::default, |(message, fds)| (Some(message), fds));
+        messages::send(&socket, &Disclosure::new(proof, message), &fds).ok()?;
+        Some(Introduction {
+            tables: tables.clone(),
+            socket,
+            challenge,
+            peer,
+            proof,
+            admits: Some(admits),
+        })
+    }
+
+    /// Of a responder, which is to answer an offer.
+    pub(super) fn respond(
+        tables: &Arc<Tables>,
+        socket: LocalSocket,
+        challenge: Option<Challenge>,
+        offer: &Greeting,
+    ) -> Result<Introduction, LocalSocket> {
+        let (Some(challenge), Some(peer), Some(nonce)) = (challenge, socket.peer_process(), offer.nonce())
+        else {
+            return Err(socket);
+        };
+        Ok(Introduction {
+            tables: tables.clone(),
+            socket,
+            challenge,
+            peer,
+            proof: NonceValue::fetch(peer, nonce),
+            admits: None,
+        })
+    }
+
+    /// Where an answer goes.
+    pub(super) fn socket(&self) -> &LocalSocket {
+        &self.socket
+    }
+
+    /// The address of our nonce, and what was fetched as the peer's: the parts of an answer.
+    pub(super) fn answer(&self) -> (Option<u64>, NonceValue) {
+        (Some(self.challenge.address()), self.proof)
+    }
+
+    /// The number of the peer's process.
+    pub(super) fn peer(&self) -> Pid {
+        self.peer
+    }
+
+    /// What the peer has by now, before the introduction is over.
+    pub(super) fn here(&self) -> Option<(Arc<Exports>, Pid)> {
+        let admits = self.admits == Some(true);
+        let (exports, _) = self.tables.own.get().filter(|_| admits)?;
+        Some((exports.clone(), self.peer))
+    }
+
+    /// Takes the peer's disclosure, which has come by now, and as a responder makes one. Returns
+    /// what came of it, and what must live as long as the peer is to reach our memory.
+    pub(super) fn conclude(mut self) -> (Reach, Traceable) {
+        let reach = self.take_disclosure().unwrap_or_else(|errno| {
+            let process = self.peer;
+            tracing::debug!(%errno, ?process, "this peer has not introduced itself");
+            Reach::default()
+        });
+        (reach, self.challenge.traceable)
+    }
+
+    fn take_disclosure(&mut self) -> Result<Reach, Errno> {
+        let (message, passed) =
+            messages::receive::<Disclosure>(&self.socket, true, &self.tables.descriptors)?;
+        if self.admits.is_none() {
+            let admits = self.challenge.nonce.is_proved_by(message.proof());
+            let own = self.tables.own(self.proof).filter(|_| admits);
+            let (table, fds) = own.map_or_else(Default::default, |(table, fds)| (Some(table), fds));
+            let disclosure = Disclosure::new(NonceValue::default(), table);
+            messages::send(&self.socket, &disclosure, &fds)?;
+            self.admits = Some(admits);
+        }
+        let process = self.peer;
+        let here = self.here();
+        let table = message.table().filter(|_| here.is_some());
+        let own_nonce = NonceValue::of(&self.challenge.nonce);
+        let there = table.map(|table| self.tables.open(process, table, passed, own_nonce));
+        match &there {
+            Some(Ok(_)) => tracing::debug!(?process, "the memory of this peer is in reach"),
+            Some(Err(errno)) => {
+                tracing::debug!(%errno, ?process, "the memory of this peer is out of reach");
+            }
+            None => tracing::debug!(?process, "this peer may not trace us, or we may not trace it"),
+        }
+        let there = there.and_then(Result::ok);
+        Ok(Reach { there, here })
+    }
+}

@@ -1,0 +1,218 @@
+//! How processes of one user find each other: abstract unix sockets with the names of ports.
+//!
+//! Any process of the network namespace may bind such a name, or connect to it. So each end asks
+//! the kernel for the user at the other end before it reads or sends anything, and has nothing to
+//! do with others.
+
+use super::closer::Closer;
+use super::local_socket::LocalSocket;
+use super::routes::Routes;
+use super::user::User;
+use crate::config::ThreadStart;
+use crate::stream::address::ANYWHERE;
+use crate::stream::descriptor::{Descriptor, Descriptors};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect,
+    listen as begin_to_listen, shutdown, socket_with,
+};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
+
+/// Connections of a listener's unix socket that may wait.
+const BACKLOG: i32 = 1024;
+const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
+
+/// The name of the unix socket of a listener, or of a UDP port.
+fn name(of: Protocol, ip: Option<IpAddr>, port: u16) -> Result<SocketAddrUnix, Errno> {
+    let of = match of {
+        Protocol::Tcp => "urnic",
+        Protocol::Udp => "urnic/udp",
+    };
+    let name = match ip {
+        Some(ip) => format!("{of}/{}/{port}", ip.to_canonical()),
+        None => format!("{of}/*/{port}"),
+    };
+    SocketAddrUnix::new_abstract_name(name.as_bytes())
+}
+
+/// What a port belongs to.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Protocol {
+    Tcp,
+    Udp,
+}
+
+/// The processes of this host that have the device's user.
+#[derive(Debug)]
+pub(super) struct LocalPeers {
+    descriptors: Arc<Descriptors>,
+    closer: Arc<Closer>,
+    routes: Routes,
+    user: User,
+}
+
+impl LocalPeers {
+    /// # Errors
+    /// `EPERM`: this process has no user of its own. Those of opening a netlink socket.
+    pub(super) fn new(descriptors: &Arc<Descriptors>, start: ThreadStart) -> Result<LocalPeers, Errno> {
+        Ok(LocalPeers {
+            descriptors: descriptors.clone(),
+            closer: Arc::new(Closer::new(start)),
+            routes: Routes::new(descriptors)?,
+            user: User::of_this_process().ok_or(Errno::PERM)?,
+        })
+    }
+
+    pub(super) fn descriptors(&self) -> &Arc<Descriptors> {
+        &self.descriptors
+    }
+
+    /// Whether this is the number of the device's user, and the process still has that user.
+    pub(super) fn is_own(&self, uid: u32) -> bool {
+        User::of_number(uid) == Some(self.user) && User::of_this_process() == Some(self.user)
+    }
+
+    /// Opens the place where others find the port at `local`.
+    pub(super) fn listen(self: &Arc<Self>, of: Protocol, local: SocketAddr) -> Result<LocalListener, Errno> {
+        let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, FLAGS, None)?;
+        let socket = self.descriptors.adopt(socket)?;
+        let ip = Some(local.ip()).filter(|ip| *ip != ANYWHERE.ip());
+        bind(&socket, &name(of, ip, local.port())?)?;
+        begin_to_listen(&socket, BACKLOG)?;
+        Ok(LocalListener {
+            socket: Some(socket),
+            peers: self.clone(),
+        })
+    }
+
+    /// Connects to the process of the device's user that has the port at `remote`, an address of
+    /// this host.
+    pub(super) fn connect(&self, of: Protocol, remote: SocketAddr) -> Option<LocalSocket> {
+        if self.closer.is_full() || !self.routes.is_local(remote.ip()) {
+            return None;
+        }
+        let any: IpAddr = match remote.ip().to_canonical() {
+            IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+            IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+        };
+        let names = [Some(remote.ip()), Some(any), None];
+        names
+            .into_iter()
+            .find_map(|ip| self.connect_to(&name(of, ip, remote.port()).ok()?))
+    }
+
+    fn connect_to(&self, name: &SocketAddrUnix) -> Option<LocalSocket> {
+        let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, FLAGS, None).ok()?;
+        let socket = self.descriptors.adopt(socket).ok()?;
+        connect(&socket, name).ok()?;
+        let socket = LocalSocket::new(socket, &self.closer);
+        let is_own = socket.uid().is_ok_and(|uid| self.is_own(uid));
+        if !is_own {
+            tracing::debug!("another user has the name of a port on this host");
+        }
+        is_own.then_some(socket)
+    }
+}
+
+/// Where other processes connect to find a port.
+#[derive(Debug)]
+pub(super) struct LocalListener {
+    /// Always present, until the value is dropped.
+    socket: Option<Descriptor>,
+    peers: Arc<LocalPeers>,
+}
+
+impl LocalListener {
+    /// The next connection of a process of the device's user. Those of others are closed, and count
+    /// towards `looks`, the connections that are looked at before the next call.
+    pub(super) fn accept(&self, looks: &mut usize) -> Option<LocalSocket> {
+        let LocalPeers {
+            descriptors, closer, ..
+        } = &*self.peers;
+        while *looks > 0 && !closer.is_full() {
+            *looks -= 1;
+            let room = descriptors.room().ok()?;
+            let accepted = accept_with(self.socket.as_ref()?, FLAGS).ok()?;
+            let socket = LocalSocket::new(room.adopt(accepted), closer);
+            if socket.uid().is_ok_and(|uid| self.peers.is_own(uid)) {
+                return Some(socket);
+            }
+        }
+        None
+    }
+}
+
+impl Drop for LocalListener {
+    /// Connections that wait may have brought descriptors.
+    fn drop(&mut self) {
+        let Some(socket) = self.socket.take() else {
+            return;
+        };
+        // No further connection is taken.
+        let _ = shutdown(&socket, Shutdown::Both);
+        let closer = &self.peers.closer;
+        if let Ok(waits) = accept_with(&socket, FLAGS) {
+            closer.close(Box::new((waits, socket)));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+
+    fn peers(descriptors: &Arc<Descriptors>) -> Arc<LocalPeers> {
+        Arc::new(LocalPeers::new(descriptors, ThreadStart::default()).unwrap())
+    }
+
+    /// A port that nothing else has while the value lives.
+    fn port() -> (TcpListener, SocketAddr) {
+        let port = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = port.local_addr().unwrap();
+        (port, address)
+    }
+
+    #[test]
+    fn shm_21_processes_of_one_user_find_each_other() {
+        let descriptors = Descriptors::new(64, None);
+        let peers = peers(&descriptors);
+        let (_port, at) = port();
+        assert!(peers.connect(Protocol::Tcp, at).is_none());
+        let listener = peers.listen(Protocol::Tcp, at).unwrap();
+        assert!(listener.accept(&mut 1).is_none());
+        let near = peers.connect(Protocol::Tcp, at).unwrap();
+        assert!(peers.connect(Protocol::Udp, at).is_none());
+        let far = listener.accept(&mut 1).unwrap();
+        assert!(!near.is_hung_up());
+        drop(far);
+        assert!(near.is_hung_up());
+    }
+
+    /// A port of the same number at another host is no port of this one.
+    #[test]
+    fn shm_21_ports_of_other_hosts_are_not_looked_for() {
+        let descriptors = Descriptors::new(64, None);
+        let peers = peers(&descriptors);
+        let (_port, at) = port();
+        let anywhere = SocketAddr::new(ANYWHERE.ip(), at.port());
+        let _listener = peers.listen(Protocol::Tcp, anywhere).unwrap();
+        assert!(peers.connect(Protocol::Tcp, at).is_some());
+        // TEST-NET-1 (RFC 5737).
+        let elsewhere = SocketAddr::new([192, 0, 2, 1].into(), at.port());
+        assert!(peers.connect(Protocol::Tcp, elsewhere).is_none());
+    }
+
+    #[test]
+    fn shm_21_a_listener_with_waiting_connections_is_closed() {
+        let descriptors = Descriptors::new(64, None);
+        let peers = peers(&descriptors);
+        let (_port, at) = port();
+        let listener = peers.listen(Protocol::Tcp, at).unwrap();
+        let waits = peers.connect(Protocol::Tcp, at).unwrap();
+        drop(listener);
+        crate::mock::wait_for("its end", || waits.is_hung_up().then_some(()));
+        assert!(peers.connect(Protocol::Tcp, at).is_none());
+    }
+}
