@@ -129,7 +129,7 @@ mod tests {
     use rustix::process::getpid;
 
     #[test]
-    fn shm_22_access_is_proved_by_what_only_the_process_has() {
+    fn shm_24_access_is_proved_by_what_only_the_process_has() {
         let own = proof_of_access(getpid(), b"one");
         assert!(own.is_some());
         assert_eq!(own, proof_of_access(getpid(), b"one"));

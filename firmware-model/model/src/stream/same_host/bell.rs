@@ -304,7 +304,7 @@ mod tests {
 
     /// The process that made the pipe lets its own ends block, and nobody reads.
     #[test]
-    fn shm_20_a_peer_cannot_make_a_ring_wait() {
+    fn shm_22_a_peer_cannot_make_a_ring_wait() {
         let descriptors = Descriptors::new(64, None);
         let bell = Arc::new(Bell::new(&descriptors).unwrap());
         let _asleep = bell.fall_asleep().unwrap();
@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn shm_20_only_a_pipe_is_a_waker() {
+    fn shm_22_only_a_pipe_is_a_waker() {
         let descriptors = Descriptors::new(64, None);
         let bell = Bell::new(&descriptors).unwrap();
         let memory = bell.file.as_fd();

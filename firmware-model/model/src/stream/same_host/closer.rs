@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn shm_20_whoever_gives_something_to_close_does_not_wait() {
+    fn shm_22_whoever_gives_something_to_close_does_not_wait() {
         let closer = Closer::new(ThreadStart::default());
         let gate = Arc::new(Gate::default());
         for _ in 0..=MOST {

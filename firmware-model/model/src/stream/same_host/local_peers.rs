@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn shm_21_processes_of_one_user_find_each_other() {
+    fn shm_23_processes_of_one_user_find_each_other() {
         let descriptors = Descriptors::new(64, None);
         let peers = peers(&descriptors);
         let (_port, at) = port();
@@ -192,7 +192,7 @@ mod tests {
 
     /// A port of the same number at another host is no port of this one.
     #[test]
-    fn shm_21_ports_of_other_hosts_are_not_looked_for() {
+    fn shm_23_ports_of_other_hosts_are_not_looked_for() {
         let descriptors = Descriptors::new(64, None);
         let peers = peers(&descriptors);
         let (_port, at) = port();
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn shm_21_a_listener_with_waiting_connections_is_closed() {
+    fn shm_23_a_listener_with_waiting_connections_is_closed() {
         let descriptors = Descriptors::new(64, None);
         let peers = peers(&descriptors);
         let (_port, at) = port();

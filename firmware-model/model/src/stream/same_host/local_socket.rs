@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn shm_20_a_socket_without_messages_is_known_to_be_empty() {
+    fn shm_22_a_socket_without_messages_is_known_to_be_empty() {
         let (ours, _theirs) = pair();
         assert!(is_empty_for_good(&ours));
         let (ours, theirs) = pair();
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn shm_20_a_message_of_any_kind_is_noticed() {
+    fn shm_22_a_message_of_any_kind_is_noticed() {
         for bytes in [&b"x"[..], b""] {
             for passes in [true, false] {
                 for closes in [true, false] {
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn shm_20_nothing_follows_once_a_socket_was_looked_at() {
+    fn shm_22_nothing_follows_once_a_socket_was_looked_at() {
         let (ours, theirs) = pair();
         assert!(is_empty_for_good(&ours));
         let sent = rustix::net::send(&theirs, b"x", SendFlags::NOSIGNAL);
@@ -168,7 +168,7 @@ mod tests {
 
     /// The descriptor that a stranger passed is closed by the closer's thread.
     #[test]
-    fn shm_20_what_was_passed_is_closed_by_the_closer() {
+    fn shm_22_what_was_passed_is_closed_by_the_closer() {
         let closer = Arc::new(Closer::new(ThreadStart::default()));
         let (ours, theirs) = pair();
         let (watched, passed) = rustix::pipe::pipe().unwrap();

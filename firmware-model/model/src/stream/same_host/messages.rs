@@ -424,7 +424,7 @@ mod tests {
 
     /// More descriptors than any message has, of which the device's list has room for a few.
     #[test]
-    fn shm_20_descriptors_that_do_not_belong_are_closed() {
+    fn shm_22_descriptors_that_do_not_belong_are_closed() {
         let greeting = Greeting::new("[::1]:1".parse().unwrap(), 0);
         let (watched, passed) = rustix::pipe::pipe().unwrap();
         let (ours, theirs) = pair();

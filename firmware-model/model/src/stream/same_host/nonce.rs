@@ -65,7 +65,7 @@ mod tests {
     use rustix::process::getpid;
 
     #[test]
-    fn shm_22_only_the_number_itself_is_a_proof() {
+    fn shm_24_only_the_number_itself_is_a_proof() {
         let (nonce, other) = (Nonce::new().unwrap(), Nonce::new().unwrap());
         let fetch = |nonce: &Nonce| NonceValue::fetch(getpid(), nonce.address());
         assert!(nonce.is_proved_by(fetch(&nonce)));
@@ -76,7 +76,7 @@ mod tests {
 
     /// What may not be traced has no number that could be fetched.
     #[test]
-    fn shm_22_no_number_of_a_process_out_of_reach_is_fetched() {
+    fn shm_24_no_number_of_a_process_out_of_reach_is_fetched() {
         let init = Pid::from_raw(i32::MAX).unwrap();
         let nonce = Nonce::new().unwrap();
         assert_eq!(NonceValue::fetch(init, nonce.address()), NonceValue::default());

@@ -206,7 +206,7 @@ mod tests {
     /// They cost a listener a bounded number of descriptors, and an initiator whose offer comes
     /// after them has it found.
     #[test]
-    fn shm_20_many_offers_cost_little() {
+    fn shm_22_many_offers_cost_little() {
         let device = device();
         let before = device.descriptors.numbers().len();
         let sockets: Vec<_> = (1..=200).map(|port| device.offer(port)).collect();
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn shm_20_offers_without_a_connection_go_away() {
+    fn shm_22_offers_without_a_connection_go_away() {
         let device = device();
         let before = device.descriptors.numbers().len();
         // One hangs up, one only waits, one never says anything.

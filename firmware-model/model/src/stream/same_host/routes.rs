@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shm_21_addresses_of_this_host_are_known() {
+    fn shm_23_addresses_of_this_host_are_known() {
         let routes = Routes::new(&Descriptors::new(1, None)).unwrap();
         for own in ["127.0.0.1", "127.1.2.3", "::1", "::ffff:127.0.0.1"] {
             assert!(routes.is_local(own.parse().unwrap()), "{own}");
