@@ -25,7 +25,9 @@ pub(crate) struct Remote {
 fn client_process(link: &Link) -> Option<Arc<HostProcess>> {
     let peer = socket_peercred(link.socket()).ok()?;
     let is_own = peer.uid == geteuid();
-    is_own.then(|| HostProcess::of_peer(link.socket().as_fd()).ok())?.map(Arc::new)
+    is_own
+        .then(|| HostProcess::of_peer(link.socket().as_fd()).ok())?
+        .map(Arc::new)
 }
 
 impl Remote {

@@ -94,6 +94,11 @@ impl Engine {
         .bound()
     }
 
+    /// Lets go of what ports have for peers that are gone.
+    pub(crate) fn tick(&mut self) {
+        self.sockets.iter_mut().for_each(|socket| socket.forget_peers());
+    }
+
     /// With ports that know the queue pair.
     fn bound(mut self) -> Engine {
         let qid = self.qp.qid;

@@ -81,6 +81,10 @@ impl DatagramSocket for FaultySocket {
         self.socket.bind(qid);
     }
 
+    fn forget_peers(&mut self) {
+        self.socket.forget_peers();
+    }
+
     fn refused(&mut self, buffer: &mut [u8]) -> Option<(Errno, usize)> {
         self.socket.refused(buffer)
     }

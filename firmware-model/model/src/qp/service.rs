@@ -160,8 +160,9 @@ impl Service {
     }
 
     pub(crate) fn tick(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
-        if let Service::Connected(engine) = self {
-            engine.tick(env, stream);
+        match self {
+            Service::Connected(engine) => engine.tick(env, stream),
+            Service::Datagrams(engine) => engine.tick(),
         }
     }
 

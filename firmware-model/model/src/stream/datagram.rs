@@ -80,6 +80,9 @@ pub trait DatagramSocket: Send + Debug {
         let _ = qid;
     }
 
+    /// Lets go of what the port has for peers on this host that are gone.
+    fn forget_peers(&mut self) {}
+
     /// Takes a packet that was sent and did not arrive, as far as the network returned it: the
     /// error, and the number of its first bytes that are in `buffer`.
     fn refused(&mut self, buffer: &mut [u8]) -> Option<(Errno, usize)>;

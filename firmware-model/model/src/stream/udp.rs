@@ -171,6 +171,12 @@ impl DatagramSocket for UdpSocket {
         }
     }
 
+    fn forget_peers(&mut self) {
+        if let Some(mail) = &mut self.mail {
+            mail.forget_peers();
+        }
+    }
+
     fn refused(&mut self, buffer: &mut [u8]) -> Option<(Errno, usize)> {
         if !self.reports_refused {
             return None;

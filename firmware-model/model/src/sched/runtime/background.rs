@@ -11,6 +11,7 @@ use super::pollers::{Finder, Pollers};
 use super::rounds::{flush_gathered, poll_ready, retry, run_timers};
 use crate::counters::Counter;
 use crate::device::state::Core;
+use crate::qp::requests::Requests;
 use crate::sched::schedule::Schedule;
 use crate::sched::schedule::sleeper::{ASLEEP, AWAKE, LENT, TICKING};
 use crate::sys;
@@ -27,6 +28,8 @@ use std::time::Duration;
 /// How often listeners that could not accept a connection, and events that found no room, are tried
 /// again.
 const RETRY_TICK: Duration = Duration::from_millis(20);
+/// The interval at which connections with local peers are served, whether or not a peer rang.
+const LOCAL_PEERS: Duration = Duration::from_secs(1);
 /// For so long after the last burst the thread keeps ticking, so that the next needs no waking.
 const WARM: Duration = Duration::from_millis(10);
 /// Scheduling slice and priority to request: a thread that waits for this thread often spins, and
@@ -101,6 +104,8 @@ struct Loop<'a> {
     warm_until: Nanos,
     /// A closing stream is ready.
     linger_ready: bool,
+    /// When connections with local peers are served next, though no peer rang.
+    local_peers_due: Nanos,
 }
 
 impl<'a> Loop<'a> {
@@ -114,6 +119,7 @@ impl<'a> Loop<'a> {
             left_to_pollers: false,
             warm_until: Nanos::default(),
             linger_ready: false,
+            local_peers_due: Nanos::default(),
         }
     }
 
@@ -147,21 +153,40 @@ impl<'a> Loop<'a> {
         self.left_to_pollers = self.pollers.have_polled() && schedule.attention() > 0;
         let left = !self.left_to_pollers && flush_gathered(core).left;
         let retry = retry(core).then(|| now + RETRY_TICK);
-        let offers = schedule
-            .same_host
-            .as_ref()
-            .and_then(|same_host| same_host.expire());
-        let offers = offers.map(|later| now + later);
+        let local = self.serve_local_peers(now);
         [
             schedule.next_timer(),
             lingering,
             retry,
-            offers,
+            local,
             left.then_some(now),
         ]
         .into_iter()
         .flatten()
         .min()
+    }
+
+    /// Serves connections with local peers at intervals, though no peer rang: all peers share the
+    /// page by which they ring, and one may write there what it likes. Returns the next time.
+    fn serve_local_peers(&mut self, now: Nanos) -> Option<Nanos> {
+        let same_host = self.schedule.same_host.as_ref()?;
+        let offers = same_host.expire().map(|later| now + later);
+        if now >= self.local_peers_due {
+            self.local_peers_due = now + LOCAL_PEERS;
+            for qid in same_host.bell().connected() {
+                if let Some(qp) = self.core.qps.find(qid) {
+                    qp.kick(
+                        self.core,
+                        Requests::RECEIVE | Requests::WRITABLE | Requests::TIMER,
+                    );
+                }
+            }
+        }
+        let is_due = same_host.bell().has_connections();
+        [offers, is_due.then_some(self.local_peers_due)]
+            .into_iter()
+            .flatten()
+            .min()
     }
 
     fn sleep(&mut self, due: Option<Nanos>, stop: &AtomicBool) {

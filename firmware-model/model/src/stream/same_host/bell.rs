@@ -145,6 +145,22 @@ impl Bell {
         }
     }
 
+    /// Whether a queue pair has a connection here.
+    pub(crate) fn has_connections(&self) -> bool {
+        let connections = self.connections();
+        connections.qids.len() > connections.free.len()
+    }
+
+    /// The queue pairs that have connections here. A peer that rings wrongly, or takes the rings of
+    /// others away, is to delay them only: they are served at intervals in any case.
+    pub(crate) fn connected(&self) -> Vec<u32> {
+        let mut qids = self.connections().qids.clone();
+        qids.retain(|qid| *qid != 0);
+        qids.sort_unstable();
+        qids.dedup();
+        qids
+    }
+
     /// Counts the threads that sleep, and says to peers how many they are. A peer that wakes one
     /// does not change the number: another thread may take the byte, and the sleeper sleep on.
     fn count_asleep(&self, change: impl FnOnce(u32) -> u32) {
@@ -194,8 +210,15 @@ impl Slot {
 
     /// What rings for the slot belongs to this queue pair from now on.
     pub(super) fn bind(&self, qid: u32) {
-        if let Some(place) = self.bell.connections().qids.get_mut(self.number as usize) {
+        let mut connections = self.bell.connections();
+        if let Some(place) = connections.qids.get_mut(self.number as usize) {
             *place = qid;
+        }
+        let is_only = connections.qids.len() <= connections.free.len() + 1;
+        drop(connections);
+        if is_only {
+            // The thread that sleeps does not know of any connection.
+            self.bell.wake();
         }
     }
 }

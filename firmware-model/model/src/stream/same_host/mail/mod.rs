@@ -16,7 +16,7 @@ mod share;
 #[cfg(test)]
 mod tests;
 
-use super::bell::{Bell, PeerBell};
+use super::bell::{Bell, PeerBell, Slot};
 use super::by_file::ByFile;
 use super::direction::Direction;
 use super::layout;
@@ -84,6 +84,7 @@ enum Way {
         memory: Arc<SharedMemory>,
         share: Share,
         by_udp: u32,
+        watch: Slot,
     },
     Ring(Box<Outbound>),
 }
@@ -177,6 +178,8 @@ impl Mail {
         }
         let socket = self.office.local.connect(Protocol::Udp, packet.destination)?;
         let share = Share::take(&self.office.rings, RINGS)?;
+        let watch = self.office.bell.slot()?;
+        watch.bind(self.qid);
         let (memory, file) = SharedMemory::create("urnic-datagrams", layout::MEMORY).ok()?;
         let source = SocketAddr::new(packet.source, self.local.port());
         messages::send(&socket, &Greeting::of_datagrams(source), &[file.as_fd()]).ok()?;
@@ -185,6 +188,7 @@ impl Mail {
             memory: Arc::new(memory),
             share,
             by_udp: 1,
+            watch,
         })
     }
 
@@ -203,7 +207,7 @@ impl Mail {
             memory,
             share,
             by_udp,
-            ..
+            watch,
         }) = self.ways.insert(destination, Way::Udp { left: RETRY })
         else {
             return;
@@ -225,9 +229,21 @@ impl Mail {
             overflowed: false,
             count: 0,
             owner: getpid(),
+            _watch: watch,
             _share: share,
         };
         self.ways.insert(destination, Way::Ring(Box::new(outbound)));
+    }
+
+    /// Lets rings go whose other end is gone.
+    pub(in crate::stream) fn forget_peers(&mut self) {
+        // What is left in the ring of a sender that is gone is a drop, as UD allows.
+        self.inbound.retain(|inbound| !inbound.socket.is_hung_up());
+        self.ways.retain(|_, way| match way {
+            Way::Udp { .. } => true,
+            Way::Offered { socket, .. } => !socket.is_hung_up(),
+            Way::Ring(outbound) => !outbound.socket.is_hung_up(),
+        });
     }
 
     /// Takes packets out of the rings, as many as have room in `buffer`; whether there were any.
@@ -290,8 +306,7 @@ impl Mail {
         // A sender makes its offer as soon as it has connected.
         let descriptors = self.office.local.descriptors();
         let (message, mut passed) = messages::receive::<Greeting>(&socket, false, descriptors).ok()?;
-        // What is left in the ring of a sender that is gone is a drop, as UD allows.
-        self.inbound.retain(|inbound| !inbound.socket.is_hung_up());
+        self.forget_peers();
         (self.inbound.len() < INBOUND).then_some(())?;
         let share = Share::take(&self.office.rings, RINGS)?;
         let (memory, _) = passed

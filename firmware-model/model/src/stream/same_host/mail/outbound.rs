@@ -1,6 +1,6 @@
 //! The sender's end of a ring of datagrams.
 
-use super::super::bell::PeerBell;
+use super::super::bell::{PeerBell, Slot};
 use super::super::direction::Direction;
 use super::super::local_socket::LocalSocket;
 use super::super::ring::{Receiver, Sender};
@@ -32,6 +32,8 @@ pub(super) struct Outbound {
     pub(super) count: u32,
     /// The process that has the port. A forked child has a copy, which is not its own.
     pub(super) owner: Pid,
+    /// By it the device looks at intervals whether the receiver is still there.
+    pub(super) _watch: Slot,
     /// Given back with it.
     pub(super) _share: Share,
 }

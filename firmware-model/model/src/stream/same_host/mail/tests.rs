@@ -217,3 +217,22 @@ fn rings_are_bounded() {
     assert_eq!(ports.len(), PORTS - 1);
     assert!(Mail::open(&link.near.office, "127.0.0.1:1".parse().unwrap()).is_none());
 }
+
+/// A port that answers many short-lived senders keeps nothing of those that are gone.
+#[test]
+fn shm_15_rings_to_ports_that_are_gone_are_let_go() {
+    let mut link = Link::in_use();
+    let before = (
+        link.near.ways.len(),
+        link.near.office.rings.load(Ordering::Relaxed),
+    );
+    assert_eq!(before, (1, 1));
+    link.near.forget_peers();
+    assert_eq!(link.near.ways.len(), 1, "it is in use");
+    let (far, reserved) = port();
+    drop(std::mem::replace(&mut link.far, far));
+    link.near.forget_peers();
+    assert_eq!(link.near.ways.len(), 0);
+    assert_eq!(link.near.office.rings.load(Ordering::Relaxed), 0);
+    drop(reserved);
+}
