@@ -7,6 +7,7 @@ mod cleanliness;
 mod cli;
 mod console;
 mod datagrams;
+mod destroying;
 mod devices;
 mod fault;
 mod faults;

@@ -63,7 +63,7 @@ pub(super) unsafe extern "C" fn reg_mr(
 ) -> *mut ibv_mr {
     pointer(|| {
         // SAFETY: a live domain.
-        faulted::call(&unsafe { Pd::of(pd) }.context().driver, "reg_mr")?;
+        faulted::call(unsafe { Pd::of(pd) }.context().driver, "reg_mr")?;
         let access = access(flags)?;
         if length == 0 {
             return Err(Errno::INVAL);
