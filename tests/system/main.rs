@@ -11,6 +11,7 @@ mod destroying;
 mod devices;
 mod fault;
 mod faults;
+mod forks;
 mod hostile_clients;
 mod hosts;
 mod install;
