@@ -10,7 +10,9 @@ mod cli;
 use clap::{CommandFactory, Parser, Subcommand};
 use cli::{acl, bench, list, serve, transfer};
 use rustix::fs::Mode;
+use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit, setrlimit, umask};
+use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 use std::process::ExitCode;
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt;
@@ -60,7 +62,7 @@ fn main() -> ExitCode {
         Err(status) => return status,
     };
     let done = match cli.command {
-        Command::Serve(serve) => serve.run(prepare_process()),
+        Command::Serve(serve) => prepare_process().and_then(|descriptors| serve.run(descriptors)),
         Command::Get(get) => get.run(),
         Command::Put(put) => put.run(),
         Command::Ls(list) => list.run(),
@@ -77,13 +79,25 @@ fn main() -> ExitCode {
 }
 
 /// Sets the process up for a server: a umask of 0, because clients choose the modes of new files,
-/// and as many descriptors as possible, up to the number that a directory uses. Returns the limit
-/// of descriptors.
-fn prepare_process() -> u64 {
+/// as many descriptors as possible, up to the number that a directory uses, and no capability that
+/// callers must not have. Returns the limit of descriptors.
+fn prepare_process() -> Result<u64, String> {
     const MOST: u64 = 1 << 16;
     umask(Mode::empty());
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum.map_or(Some(MOST), |most| Some(most.min(MOST)));
     let _ = setrlimit(Resource::Nofile, limit);
-    getrlimit(Resource::Nofile).current.unwrap_or(MOST)
+    drop_sys_resource().map_err(|errno| format!("capset: {errno}"))?;
+    Ok(getrlimit(Resource::Nofile).current.unwrap_or(MOST))
+}
+
+/// Drops CAP_SYS_RESOURCE, with which root exceeds quotas and takes blocks that a file system
+/// reserves. The kernel removes the capabilities for file systems from a thread that takes the ids
+/// of a caller, but not this one. Threads that start later inherit the sets of this thread.
+fn drop_sys_resource() -> Result<(), Errno> {
+    let mut sets = capabilities(None)?;
+    for set in [&mut sets.effective, &mut sets.permitted, &mut sets.inheritable] {
+        set.remove(CapabilitySet::SYS_RESOURCE);
+    }
+    set_capabilities(None, sets)
 }

@@ -15,7 +15,7 @@ use crate::library::Library;
 pub(crate) struct Context {
     /// The libibverbs through which the device was opened.
     pub(crate) library: &'static Library,
-    pub(crate) driver: Arc<Driver>,
+    pub(crate) driver: &'static Arc<Driver>,
     /// The driver's context.
     pub(crate) device: urnic_driver::Context,
     /// The channel of asynchronous events: `async_fd` is the program's end.
@@ -68,7 +68,7 @@ impl Context {
         file: Arc<File>,
         events: impl FnOnce(Arc<ChannelSender>) -> E,
     ) -> Result<(Context, RawFd), Errno> {
-        let driver = file.driver.clone();
+        let driver = file.driver;
         let (async_fd, async_channel) = urnic_presence::events::open()?;
         let device = driver
             .open_context(Arc::new(events(async_channel.clone())))

@@ -6,6 +6,7 @@
 //! file under a `liburnic-rdmavNN.so` name is an ordinary provider that libibverbs loads by itself.
 
 mod context;
+mod copy_on_fork;
 mod device;
 mod exit;
 mod file;

@@ -1,6 +1,6 @@
 //! A libibverbs in this process: its release, and its private functions.
 
-use std::ffi::{CStr, c_void};
+use std::ffi::{CStr, c_int, c_void};
 
 use urnic_rdma_core::private::{
     INIT_AND_ALLOC_CONTEXT, InitAndAllocContext, RegisterDriver, SET_OPS, SetOps, UNINIT_CONTEXT,
@@ -18,7 +18,13 @@ pub(crate) struct Library {
     pub(crate) init_and_alloc_context: InitAndAllocContext,
     pub(crate) set_ops: SetOps,
     pub(crate) uninit_context: UninitContext,
+    /// `ibv_dontfork_range` and `ibv_dofork_range`.
+    fork_ranges: Option<[ForkRange; 2]>,
 }
+
+/// Counts one more, or one less, registration of a range that a forked child must not have. Returns
+/// 0, or -1 and an errno.
+type ForkRange = unsafe extern "C" fn(*mut c_void, usize) -> c_int;
 
 /// The registration of this plug-in with one copy of libibverbs.
 #[repr(C)]
@@ -50,6 +56,7 @@ impl Library {
         Pabi::ALL.iter().rev().find_map(|&pabi| {
             let private = |name: &CStr| find(handle, name, pabi.symbol_version());
             let register = private(pabi.register_symbol())?;
+            let public = [c"ibv_dontfork_range", c"ibv_dofork_range"].map(|name| symbol(handle, name));
             // SAFETY: the symbols' types, as all releases with this private ABI have them.
             unsafe {
                 Some(Library {
@@ -64,9 +71,32 @@ impl Library {
                     uninit_context: std::mem::transmute::<*mut c_void, UninitContext>(private(
                         UNINIT_CONTEXT,
                     )?),
+                    fork_ranges: (!public.contains(&std::ptr::null_mut())).then(|| {
+                        public.map(|address| std::mem::transmute::<*mut c_void, ForkRange>(address))
+                    }),
                 })
             }
         })
+    }
+}
+
+impl Library {
+    /// Takes back one count of a range that libibverbs withholds from children: the last one lets
+    /// children have it.
+    pub(crate) fn give_to_children(&self, addr: *mut c_void, length: usize) {
+        if let Some([_, dofork]) = self.fork_ranges {
+            // SAFETY: libibverbs changes only whether a child inherits the range, for which it has
+            // a count.
+            unsafe { dofork(addr, length) };
+        }
+    }
+
+    /// Adds a count of a range that libibverbs withholds from children, which it takes back next.
+    pub(crate) fn withhold_from_children(&self, addr: *mut c_void, length: usize) {
+        if let Some([dontfork, _]) = self.fork_ranges {
+            // SAFETY: libibverbs changes only whether a child inherits the range.
+            unsafe { dontfork(addr, length) };
+        }
     }
 }
 

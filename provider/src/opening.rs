@@ -38,7 +38,7 @@ fn devices() -> Result<(&'static Presence, Config), Errno> {
 
 /// The device of this name as it is presented, and its driver. The first use in the process opens
 /// the device.
-fn open_device(name: &CStr) -> Result<(&'static Shown, Arc<Driver>), Errno> {
+fn open_device(name: &CStr) -> Result<(&'static Shown, &'static Arc<Driver>), Errno> {
     let (presence, config) = devices()?;
     let shown = presence.device(name.to_bytes()).ok_or(Errno::NODEV)?;
     let driver = Driver::open_shown(shown.index(), &config, presence)?;

@@ -38,6 +38,29 @@ pub(crate) fn with_every_libibverbs() -> Result<(), Errno> {
     Ok(())
 }
 
+/// A public symbol of the first libibverbs in the process; null if there is none.
+pub(crate) fn symbol_of_libibverbs(name: &CStr) -> *mut c_void {
+    for file in loaded_files() {
+        let bytes = file.to_bytes();
+        let base = bytes.rsplit(|byte| *byte == b'/').next().unwrap_or(bytes);
+        if !base.starts_with(b"libibverbs") {
+            continue;
+        }
+        // SAFETY: the name is a C string; NOLOAD runs no constructor.
+        let handle = unsafe { libc::dlopen(file.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
+        if handle.is_null() {
+            continue;
+        }
+        // SAFETY: an open handle and a C string; the caller of the interposed function, which has
+        // loaded this libibverbs, keeps it loaded.
+        let (symbol, _) = unsafe { (libc::dlsym(handle, name.as_ptr()), libc::dlclose(handle)) };
+        if !symbol.is_null() {
+            return symbol;
+        }
+    }
+    std::ptr::null_mut()
+}
+
 fn register(file: &CStr, known: &mut Vec<&'static Registration>) {
     // SAFETY: the name is a C string; NOLOAD runs no constructor.
     let handle = unsafe { libc::dlopen(file.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };

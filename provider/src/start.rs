@@ -119,7 +119,8 @@ unsafe extern "C" fn before_fork() {
     fork::before();
 }
 
-/// Reports a fork with registered memory and without `ibv_fork_init`, if `strict` is on.
+/// Reports a fork with registered memory and without `ibv_fork_init`, if `strict` is on and
+/// libibverbs answers that it is necessary.
 fn check_fork() {
     let Some(strict) = strict::current() else { return };
     let regions = strict.objects.count(Kind::MemoryRegion);
@@ -131,13 +132,15 @@ fn check_fork() {
     let state = unsafe { std::mem::transmute::<*mut c_void, extern "C" fn() -> c_int>(state) };
     const IBV_FORK_DISABLED: c_int = 0;
     if state() == IBV_FORK_DISABLED {
-        strict.findings.report(Rule::ForkWithoutInit, &CallSite::here(), || {
-            format!(
-                "the process forks with {}, and ibv_fork_init was not called: with other \
-                 devices, and kernels before 5.12, parent or child may write to pages that the device does not see",
-                Kind::MemoryRegion.counted(regions)
-            )
-        });
+        strict
+            .findings
+            .report(Rule::ForkWithoutInit, &CallSite::here(), || {
+                format!(
+                    "the process forks with {}, and ibv_fork_init was not called: on this kernel, parent or \
+                 child may write to pages that an adapter does not see",
+                    Kind::MemoryRegion.counted(regions)
+                )
+            });
     }
 }
 

@@ -7,10 +7,11 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use rustix::io::Errno;
 use urnic_device::command::{Count, CreateCq, ModerateCq, Opcode, QueueHandle, ResizeCq, cq, features};
 use urnic_device::cqe::CQE_LEN;
-use urnic_device::doorbell::{Doorbell, Kind};
+use urnic_device::doorbell::Kind;
 use urnic_device::record::CqRecord;
 
 use crate::dma::{DmaMemory, RingPlacement};
+use crate::doorbell_write::DoorbellWrite;
 use crate::driver::{Cq, Driver, Ring};
 use crate::objects::Context;
 use urnic_process::lock::lock;
@@ -170,25 +171,21 @@ impl Cq {
         self.record.record()
     }
 
-    /// Requests one notification: of the next completion after `consumer`, or of the next solicited
-    /// or failed one.
+    /// The doorbell that requests one notification: of the next completion after `consumer`, or of
+    /// the next solicited or failed one. On a lost device this requests it, and returns `None`.
     #[inline]
-    pub fn arm(&self, consumer: u32, solicited_only: bool) {
+    pub fn arm_doorbell(&self, consumer: u32, solicited_only: bool) -> Option<DoorbellWrite> {
         if self.driver.commands.is_lost() {
-            return self.driver.arm_without_device(self.id, consumer);
+            self.driver.arm_without_device(self.id, consumer);
+            return None;
         }
         let kind = if solicited_only {
             Kind::ArmSolicited
         } else {
             Kind::Arm
         };
-        let value = Doorbell {
-            kind,
-            queue: self.id,
-            index: consumer,
-        }
-        .encode();
-        self.driver.bus.doorbell(self.slot.uar(), self.doorbell, value);
+        let at = (self.slot.uar(), self.doorbell);
+        Some(DoorbellWrite::new(at, kind, self.id, consumer))
     }
 
     /// Runs the device on the calling thread. Called, with no lock of the queue held, by a poll

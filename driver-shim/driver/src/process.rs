@@ -1,6 +1,7 @@
 //! The drivers of the process, one for each device: started at the first use and after the loss of
 //! a device, abandoned in a forked child, shut down at exit.
 
+use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
@@ -40,7 +41,7 @@ impl Default for Process {
     fn default() -> Self {
         Process {
             opening: Mutex::default(),
-            devices: [const { AtomicPtr::new(std::ptr::null_mut()) }; MAX_DEVICES as usize],
+            devices: [const { AtomicPtr::new(ptr::null_mut()) }; MAX_DEVICES as usize],
             manager: OnceLock::new(),
             shared: urnic_bus::Shared::default(),
         }
@@ -61,7 +62,7 @@ impl Process {
     }
 }
 
-static CURRENT: AtomicPtr<Process> = AtomicPtr::new(std::ptr::null_mut());
+static CURRENT: AtomicPtr<Process> = AtomicPtr::new(ptr::null_mut());
 
 fn current() -> &'static Process {
     let mut process = CURRENT.load(Ordering::Acquire);
@@ -89,7 +90,7 @@ impl Driver {
     /// # Errors
     /// `ENODEV` if there is no usable device, `ENOMEM` if no memory is left, `EMFILE` if no fd is
     /// left, and the errors of the device.
-    pub fn open(index: usize, config: &Config, gids: &GidTable) -> Result<Arc<Driver>, Errno> {
+    pub fn open(index: usize, config: &Config, gids: &GidTable) -> Result<&'static Arc<Driver>, Errno> {
         open(index, config, gids)
     }
 
@@ -98,7 +99,11 @@ impl Driver {
     ///
     /// # Errors
     /// Those of [`Driver::open`].
-    pub fn open_shown(index: usize, config: &Config, presence: &Presence) -> Result<Arc<Driver>, Errno> {
+    pub fn open_shown(
+        index: usize,
+        config: &Config,
+        presence: &Presence,
+    ) -> Result<&'static Arc<Driver>, Errno> {
         let devices = config.each_device();
         let device = devices.get(index).ok_or(Errno::NODEV)?;
         let shown = presence.devices().get(index).ok_or(Errno::NODEV)?;
@@ -108,7 +113,7 @@ impl Driver {
     }
 }
 
-fn open(index: usize, config: &Config, gids: &GidTable) -> Result<Arc<Driver>, Errno> {
+fn open(index: usize, config: &Config, gids: &GidTable) -> Result<&'static Arc<Driver>, Errno> {
     let process = current();
     let _opening = lock(&process.opening);
     let place = process.devices.get(index).ok_or(Errno::NODEV)?;
@@ -118,7 +123,7 @@ fn open(index: usize, config: &Config, gids: &GidTable) -> Result<Arc<Driver>, E
     };
     let previous = process.opened(index);
     let driver = match previous {
-        Some(opened) if !opened.driver.is_lost() => return Ok(opened.driver.clone()),
+        Some(opened) if !opened.driver.is_lost() => return Ok(&opened.driver),
         Some(opened) if opened.driver.is_away() => return Err(Errno::NODEV),
         // After a loss, a program that opens the device gets the new device, if there is one.
         Some(opened) => {
@@ -135,12 +140,9 @@ fn open(index: usize, config: &Config, gids: &GidTable) -> Result<Arc<Driver>, E
             start()?
         }
     };
-    let opened = Box::new(Opened {
-        driver: driver.clone(),
-        previous,
-    });
-    place.store(Box::into_raw(opened), Ordering::Release);
-    Ok(driver)
+    let opened: &'static Opened = Box::leak(Box::new(Opened { driver, previous }));
+    place.store(ptr::from_ref(opened).cast_mut(), Ordering::Release);
+    Ok(&opened.driver)
 }
 
 /// The address table of a device that is not in this process: from this process's driver of the
@@ -167,7 +169,7 @@ pub fn addresses(config: &Config) -> Result<Vec<Gid>, Errno> {
 /// device. Async-signal-safe.
 pub fn abandon_in_child() {
     // SAFETY: the pointer is only ever set to a box that is not freed.
-    let inherited = unsafe { CURRENT.swap(std::ptr::null_mut(), Ordering::AcqRel).as_ref() };
+    let inherited = unsafe { CURRENT.swap(ptr::null_mut(), Ordering::AcqRel).as_ref() };
     for device in inherited.into_iter().flat_map(Process::all) {
         for opened in std::iter::successors(Some(device), |opened| opened.previous) {
             opened.driver.abandoned.store(true, Ordering::Release);

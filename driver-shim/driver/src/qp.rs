@@ -7,12 +7,13 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 use urnic_device::command::{CreateQp, Opcode, QueueHandle};
-use urnic_device::doorbell::{Doorbell, Kind};
+use urnic_device::doorbell::Kind;
 use urnic_device::record::{QueueRecord, publish};
 use urnic_device::vocabulary::{QpKind, QpState};
 use urnic_device::wqe::{self, BLOCK_LEN, DatagramAddress, MAX_INLINE, MAX_SGE, RecvHeader, Sge};
 
 use crate::dma::{DmaMemory, RingPlacement};
+use crate::doorbell_write::DoorbellWrite;
 use crate::driver::{Cq, Driver, GateState, Qp, Srq};
 use crate::objects::{Context, Pd};
 use crate::poster::{Completed, Poster};
@@ -246,7 +247,7 @@ impl Qp {
     pub fn publish_sends(&self, old: u32, new: u32) {
         let record = self.record();
         if publish(&record.sq_producer, &record.sq_event, old, new) {
-            self.ring(Kind::Send, new);
+            self.driver.ring(self.send_doorbell(new));
         }
     }
 
@@ -255,34 +256,20 @@ impl Qp {
     pub fn publish_receives(&self, old: u32, new: u32) {
         let record = self.record();
         if publish(&record.rq_producer, &record.rq_event, old, new) {
-            self.ring(Kind::Receive, new);
+            self.driver.ring(self.receive_doorbell(new));
         }
     }
 
-    /// Rings for sends whose index the provider published.
+    /// The doorbell for sends whose index was published.
     #[inline]
-    pub fn ring_sends(&self, producer: u32) {
-        self.ring(Kind::Send, producer);
+    pub fn send_doorbell(&self, producer: u32) -> DoorbellWrite {
+        DoorbellWrite::new((self.uar, self.doorbell), Kind::Send, self.qid, producer)
     }
 
-    /// Rings for receives whose index the provider published.
+    /// The doorbell for receives whose index was published.
     #[inline]
-    pub fn ring_receives(&self, producer: u32) {
-        self.ring(Kind::Receive, producer);
-    }
-
-    #[inline]
-    fn ring(&self, kind: Kind, index: u32) {
-        let value = Doorbell {
-            kind,
-            queue: self.qid,
-            index,
-        }
-        .encode();
-        self.driver.bus.doorbell(self.uar, self.doorbell, value);
-        if self.driver.commands.is_lost() {
-            self.driver.event_loop.wake();
-        }
+    pub fn receive_doorbell(&self, producer: u32) -> DoorbellWrite {
+        DoorbellWrite::new((self.uar, self.doorbell), Kind::Receive, self.qid, producer)
     }
 
     /// Device numbers of the completion queues of sends and receives.
@@ -397,7 +384,8 @@ impl Qp {
         self.ack_timeout.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn driver(&self) -> &Arc<Driver> {
+    /// The driver of the device.
+    pub fn driver(&self) -> &Arc<Driver> {
         &self.driver
     }
 }

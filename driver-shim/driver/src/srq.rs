@@ -6,11 +6,12 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::io::Errno;
 use urnic_device::command::{CreateSrq, ModifySrq, Opcode, QueueHandle};
-use urnic_device::doorbell::{Doorbell, Kind};
+use urnic_device::doorbell::Kind;
 use urnic_device::record::QueueRecord;
 use urnic_device::wqe::{MAX_SGE, RecvHeader, Sge};
 
 use crate::dma::{DmaMemory, RingPlacement};
+use crate::doorbell_write::DoorbellWrite;
 use crate::driver::{Driver, Srq};
 use crate::objects::{Context, Pd};
 
@@ -110,16 +111,10 @@ impl Srq {
         self.record.record()
     }
 
-    /// Rings for receives whose index the provider published.
+    /// The doorbell for receives whose index was published.
     #[inline]
-    pub fn ring_receives(&self, producer: u32) {
-        let value = Doorbell {
-            kind: Kind::SharedReceive,
-            queue: self.id,
-            index: producer,
-        }
-        .encode();
-        self.driver.bus.doorbell(self.uar, self.doorbell, value);
+    pub fn receive_doorbell(&self, producer: u32) -> DoorbellWrite {
+        DoorbellWrite::new((self.uar, self.doorbell), Kind::SharedReceive, self.id, producer)
     }
 
     /// The armed limit; 0 if none is armed, or if its event came.

@@ -2,7 +2,8 @@
 //! urnic's own ([`fds`]), what its threads do ([`activity`]), urnic's threads ([`threads`]) and
 //! signals kept out of them ([`signals`]), programs that cannot have urnic ([`executable`]), the
 //! host's addresses ([`gids`], [`netlink`]) and the GIDs made from them ([`port_gids`]), and error
-//! lines that the log has once ([`error_log`], [`failure`]).
+//! lines that the log has once ([`error_log`], [`failure`]). The provider's queues have their lock
+//! from here, too ([`queue_lock`]).
 
 pub mod activity;
 #[forbid(unsafe_code)]
@@ -26,6 +27,7 @@ pub mod netlink;
 pub mod port_gids;
 #[forbid(unsafe_code)]
 pub mod program;
+pub mod queue_lock;
 pub mod signals;
 #[forbid(unsafe_code)]
 pub mod threads;

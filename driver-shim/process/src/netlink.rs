@@ -7,8 +7,10 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
-use rustix::net::netlink::SocketAddrNetlink;
-use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, sendto, socket_with};
+use rustix::net::netlink::{self, SocketAddrNetlink};
+use rustix::net::{
+    AddressFamily, Protocol, RecvFlags, SendFlags, SocketFlags, SocketType, recv, sendto, socket_with,
+};
 
 /// A network interface.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -65,6 +67,11 @@ mod uapi {
     pub(super) const AF_INET: u8 = 2;
     pub(super) const AF_INET6: u8 = 10;
 
+    /// `RDMA_NLDEV_CMD_SYS_GET` of the client `RDMA_NL_NLDEV`, and an attribute of its answer, of
+    /// `<rdma/rdma_netlink.h>`.
+    pub(super) const RDMA_SYS_GET: u16 = 5 << 10 | 6;
+    pub(super) const RDMA_SYS_ATTR_COPY_ON_FORK: u16 = 93;
+
     pub(super) const NLMSGHDR: usize = 16;
     pub(super) const IFINFOMSG: usize = 16;
     pub(super) const IFADDRMSG: usize = 8;
@@ -114,15 +121,52 @@ pub(super) fn source_towards(destination: Ipv4Addr) -> Option<IpAddr> {
     source
 }
 
-/// Sends one request and passes each message of the answer to `each`: the message type and the
-/// bytes after the message header.
-fn ask(kind: u16, flags: u16, body: &[u8], mut each: impl FnMut(u16, &[u8])) -> Result<(), Errno> {
-    let socket: OwnedFd = socket_with(
+/// Whether the kernel copies the pages of an adapter at a fork, as since Linux 5.12, so that a
+/// child does not get them. True without support for adapters in the kernel, because no page is
+/// pinned.
+///
+/// # Errors
+/// Those of the socket.
+pub fn copies_pinned_pages_on_fork() -> Result<bool, Errno> {
+    let socket = match open(Some(netlink::RDMA)) {
+        Err(Errno::PROTONOSUPPORT | Errno::AFNOSUPPORT) => return Ok(true),
+        opened => opened?,
+    };
+    let mut copies = false;
+    // An older kernel does not have the request, or leaves out the attribute.
+    let asked = ask_through(&socket, RDMA_SYS_GET, 0, &[], |kind, attributes| {
+        let value = find(attributes, RDMA_SYS_ATTR_COPY_ON_FORK);
+        copies |= kind == RDMA_SYS_GET && value.is_some_and(|value| value.first() == Some(&1));
+    });
+    match asked {
+        Ok(()) | Err(Errno::INVAL | Errno::OPNOTSUPP) => Ok(copies),
+        Err(errno) => Err(errno),
+    }
+}
+
+fn open(protocol: Option<Protocol>) -> Result<OwnedFd, Errno> {
+    socket_with(
         AddressFamily::NETLINK,
         SocketType::RAW,
         SocketFlags::CLOEXEC,
-        None,
-    )?;
+        protocol,
+    )
+}
+
+/// Sends one request to rtnetlink, as [`ask_through`].
+fn ask(kind: u16, flags: u16, body: &[u8], each: impl FnMut(u16, &[u8])) -> Result<(), Errno> {
+    ask_through(&open(None)?, kind, flags, body, each)
+}
+
+/// Sends one request and passes each message of the answer to `each`: the message type and the
+/// bytes after the message header.
+fn ask_through(
+    socket: &OwnedFd,
+    kind: u16,
+    flags: u16,
+    body: &[u8],
+    mut each: impl FnMut(u16, &[u8]),
+) -> Result<(), Errno> {
     let mut request = Vec::with_capacity(NLMSGHDR + body.len());
     request.extend(((NLMSGHDR + body.len()) as u32).to_ne_bytes());
     request.extend(kind.to_ne_bytes());
@@ -130,7 +174,7 @@ fn ask(kind: u16, flags: u16, body: &[u8], mut each: impl FnMut(u16, &[u8])) -> 
     request.extend([0; 8]); // sequence, port: one request per socket
     request.extend(body);
     sendto(
-        &socket,
+        socket,
         &request,
         SendFlags::empty(),
         &SocketAddrNetlink::new(0, 0),
@@ -138,7 +182,7 @@ fn ask(kind: u16, flags: u16, body: &[u8], mut each: impl FnMut(u16, &[u8])) -> 
 
     let mut buffer = vec![0; 64 * 1024];
     loop {
-        let received = match recv(&socket, buffer.as_mut_slice(), RecvFlags::empty()) {
+        let received = match recv(socket, buffer.as_mut_slice(), RecvFlags::empty()) {
             Ok((_, n)) => n,
             Err(Errno::INTR) => continue,
             Err(errno) => return Err(errno),

@@ -24,7 +24,7 @@ use region::Region;
 pub(crate) struct File {
     /// The device as it was presented when the file was opened.
     pub(crate) shown: &'static Shown,
-    pub(crate) driver: Arc<Driver>,
+    pub(crate) driver: &'static Arc<Driver>,
     pub(crate) domains: Handles<Domain>,
     pub(crate) regions: Handles<Region>,
     pub(crate) device_memory: Handles<DeviceMemory>,
@@ -35,7 +35,11 @@ impl File {
     ///
     /// # Errors
     /// `EINVAL` if a context was already opened on `fd`, as in a kernel.
-    pub(crate) fn open(fd: RawFd, shown: &'static Shown, driver: Arc<Driver>) -> Result<Arc<File>, Errno> {
+    pub(crate) fn open(
+        fd: RawFd,
+        shown: &'static Shown,
+        driver: &'static Arc<Driver>,
+    ) -> Result<Arc<File>, Errno> {
         let file = Arc::new(File {
             shown,
             driver,

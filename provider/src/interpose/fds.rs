@@ -321,7 +321,7 @@ unsafe extern "C-unwind" fn socket(domain: c_int, kind: c_int, protocol: c_int) 
 /// The kernel's RDMA netlink does not contain our devices. Without a presence of this plug-in, the
 /// kernel's answer is better.
 #[cold]
-fn we_answer() -> bool {
+pub(super) fn we_answer() -> bool {
     ACTIVE.load(Ordering::Relaxed)
         && guarded(|| {
             crate::first_search::first_search();

@@ -1,4 +1,5 @@
-//! The libc functions that this plug-in defines in place of the originals.
+//! The functions of libc, and two of libibverbs, that this plug-in defines in place of the
+//! originals.
 //!
 //! They exist only here, so that none of urnic's own programs interposes itself. Each function
 //! first checks, in a few nanoseconds and with no lock, allocation or system call, whether the path
@@ -10,6 +11,7 @@
 
 mod exec;
 mod fds;
+mod fork;
 mod paths;
 pub(crate) mod signals;
 

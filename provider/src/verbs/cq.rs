@@ -13,6 +13,7 @@ use urnic_device::vocabulary::WcStatus;
 use urnic_driver::Driver;
 use urnic_presence::fork::CreationProcess;
 use urnic_presence::{ChannelSender, registry};
+use urnic_process::queue_lock::Lock;
 use urnic_rdma_core::{
     IBV_CQ_ATTR_MODERATE, ibv_comp_channel, ibv_context, ibv_cq, ibv_moderate_cq, ibv_modify_cq_attr, ibv_pd,
     ibv_wc, verbs_cq,
@@ -21,7 +22,6 @@ use urnic_rdma_core::{
 use super::completion_ring::{CompletionRing, is_receive, work_completion};
 use super::faulted;
 use super::ledger::Ledger;
-use super::lock::Lock;
 use super::parent_domain::{Resource, Rings};
 use super::pd::{DomainMembership, Pd};
 use super::polled;
@@ -43,7 +43,7 @@ pub(crate) struct Cq {
     /// Whether a request for an event covers completions that no event announced and that the
     /// program has not taken.
     reports_missed: bool,
-    driver: Arc<Driver>,
+    driver: &'static Arc<Driver>,
     pub(super) device: Arc<urnic_driver::Cq>,
     pub(super) completions: Lock<Completions>,
     /// The destination of completion events; `None`: no destination.
@@ -61,7 +61,7 @@ pub(crate) struct Cq {
 /// The state that polling changes, under the queue's lock.
 pub(super) struct Completions {
     pub(super) ring: CompletionRing,
-    driver: Arc<Driver>,
+    driver: &'static Arc<Driver>,
     /// The ledgers of the queue pairs that complete here, by qid.
     members: HashMap<u32, Arc<Ledger>, BuildHasherDefault<QidHasher>>,
     /// The completion between `ibv_start_poll` and `ibv_end_poll`.
@@ -132,7 +132,7 @@ impl Completions {
             self.last = cqe.qid.get();
             if urnic_faults::is_on() {
                 let mut queue = faulted::Queue::Well;
-                contained(|| queue = faulted::completion(&self.driver, &mut cqe, ledger));
+                contained(|| queue = faulted::completion(self.driver, &mut cqe, ledger));
                 if queue == faulted::Queue::Overflowed {
                     self.overflow_by_plan();
                     return None;
@@ -150,7 +150,7 @@ impl Completions {
             };
             probes::poll(ledger.qpn(), wr_id, cqe.status, cqe.byte_len.get());
             if cqe.status != WcStatus::Success as u8 {
-                polled::note(&self.driver, &cqe, wr_id, ledger);
+                polled::note(self.driver, &cqe, wr_id, ledger);
             }
             if ledger.is_observed() {
                 contained(|| polled::show(ledger, &cqe, wr_id));
@@ -191,7 +191,7 @@ impl Cq {
         pd: *mut ibv_pd,
         timed: bool,
     ) -> Result<Box<Cq>, Errno> {
-        faulted::call(&context.driver, "create_cq")?;
+        faulted::call(context.driver, "create_cq")?;
         // SAFETY: the caller promises a live channel, or null.
         let channel = match unsafe { channel.as_ref() } {
             Some(channel) => Some(registry::channel(channel.fd).ok_or(Errno::INVAL)?),
@@ -234,10 +234,10 @@ impl Cq {
                 abi: SharedWithC::new(abi),
                 created_in: CreationProcess::current(),
                 reports_missed: context.driver.identity().is_roce(),
-                driver: context.driver.clone(),
+                driver: context.driver,
                 completions: Lock::new(Completions {
                     ring,
-                    driver: context.driver.clone(),
+                    driver: context.driver,
                     members: HashMap::default(),
                     current: Cqe::default(),
                     announced: 0,
@@ -270,7 +270,7 @@ impl Cq {
             if let Some(mut completions) = self.completions.try_hold() {
                 completions.announced = completions.ring.newest();
             }
-            if urnic_faults::is_on() && faulted::event_is_lost(&self.driver) {
+            if urnic_faults::is_on() && faulted::event_is_lost(self.driver) {
                 return;
             }
             send_completion(&self.reported, channel, self.address());
@@ -358,7 +358,7 @@ impl Cq {
     }
 
     fn move_ring(&self, cqe: u32) -> Result<(), Errno> {
-        faulted::call(&self.driver, "resize_cq")?;
+        faulted::call(self.driver, "resize_cq")?;
         // The program's allocator may poll, or wait for a thread that polls.
         let new = self.device.new_ring(cqe, &self.rings)?;
         let mut completions = self.completions.hold();
@@ -486,7 +486,12 @@ pub(super) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c
     if !cq.created_in.is_current() {
         return Errno::IO.raw_os_error();
     }
+    let driver = cq.driver;
     let from = cq.completions.hold().next_to_announce(cq.reports_missed);
-    contained(|| cq.device.arm(from, solicited_only != 0));
+    let doorbell = cq.device.arm_doorbell(from, solicited_only != 0);
+    // The event that this causes may let another thread destroy the queue.
+    if let Some(doorbell) = doorbell {
+        contained(|| driver.ring(doorbell));
+    }
     0
 }

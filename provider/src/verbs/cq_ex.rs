@@ -7,11 +7,11 @@ use std::ffi::{c_int, c_uint};
 use std::ptr;
 
 use rustix::io::Errno;
+use urnic_process::queue_lock::Held;
 use urnic_rdma_core::*;
 
 use super::completion_ring::{extra, flags, service_level};
 use super::cq::{Completions, Cq};
-use super::lock::Held;
 use crate::context::Context;
 use crate::guard::{contained, pointer};
 use crate::race_detector;

@@ -4,12 +4,12 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, Weak};
 
-use urnic_driver::{Completed, Poster};
+use urnic_driver::{Completed, DoorbellWrite, Poster};
+use urnic_process::queue_lock::{Held, Lock};
 
 use super::building::Building;
 use super::cq::Cq;
 use super::ledger::Ledger;
-use super::lock::{Held, Lock};
 use super::send_queue::SendQueue;
 use crate::probes;
 
@@ -19,6 +19,9 @@ pub(super) struct Sends {
     pub(super) side: Lock<SendSide>,
     /// Whether requests were left behind the closed gate. Without meaning once the gate is open.
     pub(super) waiting: AtomicBool,
+    /// Held by a thread that released the queue while the gate was closed, as long as it checks the
+    /// gate again. Taken before the other lock is released.
+    checking_again: Lock<()>,
     device: Weak<urnic_driver::Qp>,
     ledger: Arc<Ledger>,
     cqs: Destinations,
@@ -41,10 +44,9 @@ pub(super) struct SendSide {
 impl Poster for Sends {
     fn gate_opened(&self) {
         if let Some(device) = self.device.upgrade()
-            && let Some(index) = self.publish_unless_held()
+            && let Some(doorbell) = self.publish_unless_held(&device)
         {
-            probes::doorbell(device.qpn, index);
-            device.ring_sends(index);
+            device.driver().ring(doorbell);
         }
     }
 
@@ -78,38 +80,41 @@ impl Sends {
                 building: Building::default(),
             }),
             waiting: AtomicBool::new(false),
+            checking_again: Lock::new(()),
             device: Arc::downgrade(device),
             ledger,
             cqs: Destinations(cqs.map(NonNull::from)),
         })
     }
 
-    /// Releases the send queue, and publishes the written entries if the gate is open. Returns the
-    /// index to ring with.
+    /// Publishes the written entries if the gate is open, and releases the send queue. Returns the
+    /// doorbell that the device requests. The queue pair may be gone by then: another thread may
+    /// have polled the completions of these entries, and destroyed it.
     #[inline]
     pub(super) fn release_queue(
         &self,
         device: &urnic_driver::Qp,
         mut side: Held<'_, SendSide>,
-    ) -> Option<u32> {
+    ) -> Option<DoorbellWrite> {
         if device.gate_is_open() {
-            let shown = side.queue.show_to_device();
-            // The fence behind what was shown.
-            drop(side);
-            // SAFETY: the record is the queue pair's, which the caller has.
-            return shown.and_then(|shown| unsafe { shown.index_to_ring() });
+            return publish(device, &mut side.queue);
         }
         self.release_behind_gate(device, side)
     }
 
     #[cold]
-    fn release_behind_gate(&self, device: &urnic_driver::Qp, side: Held<'_, SendSide>) -> Option<u32> {
+    fn release_behind_gate(
+        &self,
+        device: &urnic_driver::Qp,
+        side: Held<'_, SendSide>,
+    ) -> Option<DoorbellWrite> {
         self.waiting.store(side.queue.is_waiting(), Ordering::Relaxed);
-        // A full fence: a thread that opened the gate since the check may have found the queue
-        // held.
+        let _checking_again = self.checking_again.hold();
         drop(side);
+        // A thread that opened the gate since the check may have found the queue held.
+        fence(Ordering::SeqCst);
         if device.gate_is_open() {
-            self.publish_unless_held()
+            self.publish_unless_held(device)
         } else {
             None
         }
@@ -118,8 +123,22 @@ impl Sends {
     /// Publishes behind an open gate, unless the queue is held. The holder of the queue checks the
     /// gate in [`release_queue`](Self::release_queue): fences separate store and check on both
     /// sides, so at least one side sees the other's store.
-    fn publish_unless_held(&self) -> Option<u32> {
+    fn publish_unless_held(&self, device: &urnic_driver::Qp) -> Option<DoorbellWrite> {
         fence(Ordering::SeqCst);
-        self.side.try_hold()?.queue.publish()
+        publish(device, &mut self.side.try_hold()?.queue)
     }
+
+    /// Waits until no call posts any more: before the queue pair is freed.
+    pub(super) fn outlast_posts(&self) {
+        self.side.outlast_holders();
+        self.checking_again.outlast_holders();
+    }
+}
+
+/// Publishes the written entries. Returns the doorbell that the device requests.
+#[inline]
+fn publish(device: &urnic_driver::Qp, queue: &mut SendQueue) -> Option<DoorbellWrite> {
+    let index = queue.publish()?;
+    probes::doorbell(device.qpn, index);
+    Some(device.send_doorbell(index))
 }

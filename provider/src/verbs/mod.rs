@@ -28,7 +28,6 @@ mod faulted;
 mod gated_sends;
 mod held_memory;
 mod ledger;
-mod lock;
 mod mr;
 mod multicast;
 mod mw;
@@ -48,7 +47,6 @@ mod ring_tests;
 mod send_entry;
 mod send_queue;
 mod shared_with_c;
-mod shown;
 mod srq;
 mod unaligned;
 

@@ -20,12 +20,14 @@ use super::faulted;
 use super::pd::Pd;
 use super::shared_with_c::SharedWithC;
 use super::unaligned;
+use crate::copy_on_fork::children_may_have_registered_memory;
 use crate::file::File;
 use crate::file::device_memory::Memory;
 use crate::file::dmabuf::Mapped;
 use crate::file::on_demand::Place;
 use crate::file::region::{Region, State};
 use crate::guard::{pointer, status};
+use crate::library::Library;
 
 /// A memory region: the part of libibverbs, then the part of the provider.
 #[repr(C)]
@@ -34,6 +36,19 @@ pub(super) struct Mr {
     abi: SharedWithC<verbs_mr>,
     region: Arc<Region>,
     file: Weak<File>,
+    /// The libibverbs that withholds the memory from forked children, where that was taken back.
+    inherited: Option<&'static Library>,
+}
+
+/// Lets forked children have the memory of a new region. After `ibv_fork_init`, libibverbs
+/// withholds it (releases before 51 even where its answer is that this is unnecessary). It counts
+/// the registrations of each range, and this takes back its count of this one, so what another
+/// device needs stays. A child that another thread forks in the midst of a registration may miss
+/// the memory.
+fn inherit(library: &'static Library, addr: *mut c_void, length: usize) -> Option<&'static Library> {
+    let inherited = children_may_have_registered_memory().then_some(library)?;
+    inherited.give_to_children(addr, length);
+    Some(inherited)
 }
 
 /// The access rights for the device: hints are removed.
@@ -63,7 +78,7 @@ pub(super) unsafe extern "C" fn reg_mr(
 ) -> *mut ibv_mr {
     pointer(|| {
         // SAFETY: a live domain.
-        faulted::call(&unsafe { Pd::of(pd) }.context().driver, "reg_mr")?;
+        faulted::call(unsafe { Pd::of(pd) }.context().driver, "reg_mr")?;
         let access = access(flags)?;
         if length == 0 {
             return Err(Errno::INVAL);
@@ -87,7 +102,11 @@ pub(super) unsafe extern "C" fn reg_mr(
         };
         domain.on_demand.put(device.stag, place);
         let state = State::new(device, domain, length, flags as u32);
-        Ok(Mr::entered(pd_, addr, IBV_MR_TYPE_MR, state))
+        let mut mr = Mr::entered(pd_, addr, IBV_MR_TYPE_MR, state);
+        if !access.contains(Access::ON_DEMAND) {
+            mr.inherited = inherit(pd_.context().library, addr, length);
+        }
+        Ok(mr)
     })
     .cast()
 }
@@ -107,7 +126,18 @@ impl Mr {
             abi: SharedWithC::new(abi),
             region,
             file: file.as_ref().map(Arc::downgrade).unwrap_or_default(),
+            inherited: None,
         })
+    }
+
+    /// Restores the count of the present memory, which libibverbs takes back when the region has
+    /// left it.
+    fn withhold_again(&self) {
+        if let Some(library) = self.inherited {
+            // SAFETY: the program's structure, which the program does not use meanwhile.
+            let public = unsafe { &(*self.abi.get()).ibv_mr };
+            library.withhold_from_children(public.addr, public.length);
+        }
     }
 }
 
@@ -144,6 +174,7 @@ pub(super) unsafe extern "C" fn import_mr(pd: *mut ibv_pd, handle: u32) -> *mut 
             abi: SharedWithC::new(abi),
             region,
             file: Arc::downgrade(&file),
+            inherited: None,
         }))
     })
     .cast()
@@ -204,14 +235,11 @@ pub(super) unsafe extern "C" fn rereg_mr(
         if memory.is_none() && (raw ^ old as c_int) as u32 & IBV_ACCESS_ON_DEMAND != 0 {
             return Err(Errno::INVAL);
         }
-        let domain = if has(IBV_REREG_MR_CHANGE_PD) {
-            if pd.is_null() {
-                return Err(Errno::INVAL);
-            }
+        let domain = match has(IBV_REREG_MR_CHANGE_PD) {
+            true if pd.is_null() => return Err(Errno::INVAL),
             // SAFETY: a live domain.
-            Some(unsafe { Pd::of(pd) }.domain()?.clone())
-        } else {
-            None
+            true => Some(unsafe { Pd::of(pd) }.domain()?.clone()),
+            false => None,
         };
         this.region.driver.reregister(
             &mut state.device,
@@ -243,9 +271,12 @@ pub(super) unsafe extern "C" fn rereg_mr(
             state.domain.on_demand.put(stag, place);
         }
         state.flags = raw as u32;
-        if let Some((_, length, _)) = memory {
+        if let Some((addr, length, _)) = memory {
             state.length = length;
             state.unmap();
+            this.inherited
+                .inspect(|library| library.give_to_children(addr, length));
+            this.withhold_again();
         }
         // SAFETY: the program's structure, which the program does not use during the change.
         unsafe { (*this.abi.get()).access = state.flags };
@@ -357,7 +388,7 @@ pub(super) unsafe extern "C" fn dereg_mr(mr: *mut verbs_mr) -> c_int {
         }
         drop(state);
         // SAFETY: from `Box::into_raw`, and no other reference is left.
-        drop(unsafe { Box::from_raw(mr.cast::<Mr>()) });
+        unsafe { Box::from_raw(mr.cast::<Mr>()) }.withhold_again();
         Ok(())
     })
 }

@@ -29,7 +29,7 @@ pub(super) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: ibv_mw_type) -> 
     pointer(|| {
         // SAFETY: a live domain.
         let pd_ = unsafe { Pd::of(pd) };
-        faulted::call(&pd_.context().driver, "alloc_mw")?;
+        faulted::call(pd_.context().driver, "alloc_mw")?;
         let domain = pd_.domain()?.clone();
         let stag = domain.driver.alloc_mw(&domain.device, kind)?;
         Ok(Box::new(Mw {

@@ -130,8 +130,8 @@ pub(super) unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_
     pointer(|| {
         // SAFETY: libibverbs gives an open context.
         let ours = unsafe { Context::of(context) };
-        faulted::call(&ours.driver, "alloc_pd")?;
-        let domain = Arc::new(Domain::alloc(&ours.driver)?);
+        faulted::call(ours.driver, "alloc_pd")?;
+        let domain = Arc::new(Domain::alloc(ours.driver)?);
         let file = ours.file();
         if let Some(file) = file {
             file.domains.enter(domain.device.id, domain.clone());

@@ -1,4 +1,9 @@
 //! Posting work requests.
+//!
+//! Another thread may poll the completion of a request as soon as the request is published, and
+//! destroy the queue pair while the posting thread still has to ring, or does the work of the
+//! device. So the queue is published under its lock, which destroying waits for; nothing of the
+//! queue pair is used after the lock is released.
 
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
@@ -11,7 +16,6 @@ use super::qp::Qp;
 use super::refusal::refuse;
 use super::unaligned::structure;
 use crate::guard::contained;
-use crate::probes;
 
 /// Whether the send queue takes work requests: when it is connected, or nearly connected, and in
 /// the error state, where each request completes flushed. In other states no request would ever
@@ -41,8 +45,8 @@ pub(super) unsafe extern "C" fn post_send(
     let mut next = wr;
     let mut copy = MaybeUninit::uninit();
     let mut result = 0;
-    let mut refusal = None;
-    let ring = {
+    let driver = qp.driver;
+    let doorbell = {
         let mut side = qp.sends.side.hold();
         let queue = &mut side.queue;
         if takes_sends(qp.device.last_state()) {
@@ -51,28 +55,23 @@ pub(super) unsafe extern "C" fn post_send(
                 // SAFETY: as the program filled it.
                 if let Err(errno) = unsafe { queue.post(wr) } {
                     result = errno.raw_os_error();
-                    refusal = qp.ledger.check().map(|_| queue.why_refused(wr, errno));
+                    report_refusal(qp, errno, || queue.why_refused(wr, errno));
                     break;
                 }
                 next = wr.next;
             }
         } else {
             result = Errno::INVAL.raw_os_error();
-            let state = qp.device.last_state();
-            refusal = qp
-                .ledger
-                .check()
-                .map(|_| format!("nothing can be sent in state {}", state.verbs_name()));
+            let state = qp.device.last_state().verbs_name();
+            report_refusal(qp, Errno::INVAL, || {
+                format!("nothing can be sent in state {state}")
+            });
         }
         qp.sends.release_queue(&qp.device, side)
     };
     // The device may work on this thread for a while: other threads can post during that time.
-    if let Some(index) = ring {
-        probes::doorbell(qp.device.qpn, index);
-        contained(|| qp.device.ring_sends(index));
-    }
-    if let Some((check, reason)) = qp.ledger.check().zip(refusal) {
-        contained(|| check.refused(&reason, result == Errno::NOMEM.raw_os_error()));
+    if let Some(doorbell) = doorbell {
+        contained(|| driver.ring(doorbell));
     }
     if result != 0 && !bad_wr.is_null() {
         // SAFETY: the program's variable.
@@ -99,18 +98,30 @@ pub(super) unsafe extern "C" fn post_recv(
         // SAFETY: the program's variable.
         return unsafe { refuse(wr, bad_wr, Errno::INVAL) };
     }
-    // SAFETY: the program's list. The lock is released, which is the fence behind what was shown.
-    let (shown, result) = unsafe { qp.receives.hold().post_list(wr, bad_wr) };
-    // SAFETY: the record is the queue pair's.
-    let ring = shown.and_then(|shown| unsafe { shown.index_to_ring() });
-    if result != 0
-        && let Some(check) = qp.ledger.check()
-    {
-        let errno = Errno::from_raw_os_error(result);
-        contained(|| check.refused(&format!("a receive was refused: {errno}"), false));
-    }
-    if let Some(index) = ring {
-        contained(|| qp.device.ring_receives(index));
+    let driver = qp.driver;
+    let (doorbell, result) = {
+        let mut receives = qp.receives.hold();
+        // SAFETY: the program's list.
+        let (index, result) = unsafe { receives.post_list(wr, bad_wr) };
+        if result != 0
+            && let Some(check) = qp.ledger.check()
+        {
+            let errno = Errno::from_raw_os_error(result);
+            contained(|| check.refused(&format!("a receive was refused: {errno}"), false));
+        }
+        (index.map(|index| qp.device.receive_doorbell(index)), result)
+    };
+    if let Some(doorbell) = doorbell {
+        contained(|| driver.ring(doorbell));
     }
     result
+}
+
+/// Shows the option `strict` why a request is refused. To be called before the requests that
+/// precede it are published.
+#[inline]
+pub(super) fn report_refusal(qp: &Qp, errno: Errno, reason: impl FnOnce() -> String) {
+    if let Some(check) = qp.ledger.check() {
+        contained(|| check.refused(&reason(), errno == Errno::NOMEM));
+    }
 }

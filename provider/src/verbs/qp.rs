@@ -10,9 +10,10 @@ use rustix::io::Errno;
 use urnic_config::Identity;
 use urnic_device::command::features;
 use urnic_device::vocabulary::{QpKind, QpState};
-use urnic_driver::{Attributes, QpCaps, QpInit, QpMask};
+use urnic_driver::{Attributes, Driver, QpCaps, QpInit, QpMask};
 use urnic_presence::ChannelSender;
 use urnic_presence::fork::CreationProcess;
+use urnic_process::queue_lock::Lock;
 use urnic_rdma_core::*;
 
 use super::cq::Cq;
@@ -20,7 +21,6 @@ use super::faulted;
 use super::gated_sends::Sends;
 use super::held_memory::HeldMemory;
 use super::ledger::Ledger;
-use super::lock::Lock;
 use super::parent_domain::{Resource, Rings};
 use super::pd::{DomainMembership, Pd};
 use super::qp_attr::{caps, device_attr, ibv_attr, ibv_caps, own_caps};
@@ -41,6 +41,7 @@ pub(crate) struct Qp {
     abi: SharedWithC<verbs_qp>,
     /// Checked before any lock is taken.
     pub(super) created_in: CreationProcess,
+    pub(super) driver: &'static Driver,
     pub(super) device: Arc<urnic_driver::Qp>,
     pub(super) sends: Arc<Sends>,
     pub(super) receives: Lock<ReceiveQueue>,
@@ -72,7 +73,7 @@ impl Qp {
     /// `pd` is a live domain, and the queues in `attr` are null or live.
     pub(super) unsafe fn make(pd: *mut ibv_pd, attr: &mut ibv_qp_init_attr) -> Result<Box<Qp>, Errno> {
         // SAFETY: the caller promises a live domain.
-        faulted::call(&unsafe { Pd::of(pd) }.context().driver, "create_qp")?;
+        faulted::call(unsafe { Pd::of(pd) }.context().driver, "create_qp")?;
         if attr.send_cq.is_null() || attr.recv_cq.is_null() {
             return Err(Errno::INVAL);
         }
@@ -130,6 +131,7 @@ impl Qp {
             Qp {
                 abi: SharedWithC::new(abi),
                 created_in: CreationProcess::current(),
+                driver: context.driver,
                 device,
                 sends,
                 receives: Lock::new(receives),
@@ -195,9 +197,13 @@ impl Qp {
         Ok(())
     }
 
-    /// Destroys the queue pair. Waits until the program acknowledged its events.
+    /// Destroys the queue pair. Waits for calls that still post, one of which may have posted the
+    /// request whose completion the program took as the signal to destroy, and until the program
+    /// acknowledged the events.
     fn destroy(&self) -> Result<(), Errno> {
         self.device.destroy()?;
+        self.sends.outlast_posts();
+        self.receives.outlast_holders();
         self.cqs().iter().for_each(|cq| cq.detach(self.device.qid));
         self.ledger.emptied();
         self.asynchronous

@@ -9,20 +9,19 @@ use std::ffi::{c_int, c_void};
 
 use rustix::io::Errno;
 use urnic_device::wqe::Opcode;
+use urnic_process::queue_lock::Held;
 use urnic_rdma_core::*;
 use zerocopy::Unalign;
 
 use super::ah::Ah;
 use super::building::Building;
 use super::gated_sends::SendSide;
-use super::lock::Held;
-use super::post::takes_sends;
+use super::post::{report_refusal, takes_sends};
 use super::qp::Qp;
 use super::send_queue::{Entry, SendQueue};
 use super::unaligned::elements;
 use crate::context::Context;
 use crate::guard::{contained, pointer};
-use crate::probes;
 use crate::race_detector;
 
 /// Operations that the builder supports.
@@ -215,18 +214,14 @@ pub(super) unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
         side_.building.fail(Errno::INVAL);
     }
     let error = side_.building.error;
-    if error.is_some() {
+    if let Some(errno) = error {
         side_.queue.rewind(side_.building.mark);
+        report_refusal(this, errno, || {
+            let state = this.device.last_state().verbs_name();
+            format!("ibv_wr_complete refused the requests since ibv_wr_start, in state {state}: {errno}")
+        });
     }
     finish(this, side);
-    if let Some((errno, check)) = error.zip(this.ledger.check()) {
-        let state = this.device.last_state();
-        let reason = format!(
-            "ibv_wr_complete refused the requests since ibv_wr_start, in state {}: {errno}",
-            state.verbs_name()
-        );
-        contained(|| check.refused(&reason, errno == Errno::NOMEM));
-    }
     error.map_or(0, Errno::raw_os_error)
 }
 
@@ -244,10 +239,12 @@ unsafe extern "C" fn wr_abort(qp: *mut ibv_qp_ex) {
 }
 
 /// Ends the sequence that `wr_start` began: sends posted before it may have waited for the end.
+/// The queue pair may be destroyed before this returns.
+#[inline]
 fn finish(qp: &Qp, side: Held<'_, SendSide>) {
-    if let Some(index) = qp.sends.release_queue(&qp.device, side) {
-        probes::doorbell(qp.device.qpn, index);
-        contained(|| qp.device.ring_sends(index));
+    let driver = qp.driver;
+    if let Some(doorbell) = qp.sends.release_queue(&qp.device, side) {
+        contained(|| driver.ring(doorbell));
     }
 }
 

@@ -10,14 +10,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use rustix::io::Errno;
-use urnic_device::record::QueueRecord;
+use urnic_device::record::{self, QueueRecord};
 use urnic_device::vocabulary::WcOpcode;
 use urnic_device::wqe::{RecvHeader, Sge};
 use urnic_rdma_core::{ibv_recv_wr, ibv_sge};
 use zerocopy::Unalign;
 
 use super::ledger::Ledger;
-use super::shown::Shown;
 use super::unaligned::{elements, structure};
 use crate::guard::contained;
 use crate::probes;
@@ -89,7 +88,7 @@ impl ReceiveQueue {
     }
 
     /// Writes a work request behind the others. The device does not see it before
-    /// [`show_to_device`](Self::show_to_device).
+    /// [`publish`](Self::publish).
     ///
     /// Errors: NOMEM when all slots are taken, INVAL for too many elements.
     ///
@@ -186,8 +185,8 @@ impl ReceiveQueue {
     }
 
     /// Writes a list of work requests, and publishes those before the first that cannot be taken,
-    /// to which `bad_wr` then points. Returns what was shown to the device, for a full fence to
-    /// follow, and 0 or an errno.
+    /// to which `bad_wr` then points. Returns the producer index to ring with, if the device
+    /// requests a ring, and 0 or an errno.
     ///
     /// # Safety
     /// `wr` is a list as `ibv_post_recv(3)` takes it; `bad_wr` is null or can be written.
@@ -195,7 +194,7 @@ impl ReceiveQueue {
         &mut self,
         wr: *mut ibv_recv_wr,
         bad_wr: *mut *mut ibv_recv_wr,
-    ) -> (Option<Shown>, c_int) {
+    ) -> (Option<u32>, c_int) {
         let mut next = wr;
         let mut copy = MaybeUninit::uninit();
         let mut result = 0;
@@ -212,7 +211,7 @@ impl ReceiveQueue {
             }
             next = wr.next;
         }
-        (self.show_to_device(), result)
+        (self.publish(), result)
     }
 
     /// The number of slots that were freed.
@@ -226,9 +225,10 @@ impl ReceiveQueue {
         }
     }
 
-    /// Shows the written entries to the device, if there are any.
+    /// Publishes the written entries to the device. Returns the producer index to ring with, if the
+    /// device requests a ring.
     #[inline]
-    pub(crate) fn show_to_device(&mut self) -> Option<Shown> {
+    pub(crate) fn publish(&mut self) -> Option<u32> {
         let old = self.published;
         if old == self.written {
             return None;
@@ -236,12 +236,7 @@ impl ReceiveQueue {
         self.published = self.written;
         // SAFETY: the record outlives the queue, and is only accessed atomically.
         let record = unsafe { self.record.as_ref() };
-        Some(Shown::new(
-            &record.rq_producer,
-            &record.rq_event,
-            old,
-            self.written,
-        ))
+        record::publish(&record.rq_producer, &record.rq_event, old, self.written).then_some(self.written)
     }
 
     /// The queue was emptied (RESET): posted requests do not complete any more. Indices continue.

@@ -471,7 +471,7 @@ fn receives_fill_their_ring_and_completions_free_slots() {
         };
         // SAFETY: the list exists.
         let outcome = unsafe { queue.post(&wr) };
-        let _ = queue.show_to_device();
+        let _ = queue.publish();
         outcome
     };
     for id in 0..23u64 {

@@ -8,10 +8,9 @@
 
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
-use std::sync::atomic::{Ordering, fence};
 
 use rustix::io::Errno;
-use urnic_device::record::QueueRecord;
+use urnic_device::record::{self, QueueRecord};
 use urnic_device::wqe::{
     AtomicOperands, BLOCK_LEN, BindOperands, DatagramAddress, OPERANDS, Opcode, SendFlags, SendHeader, Sge,
     blocks,
@@ -27,7 +26,6 @@ use zerocopy::Unalign;
 use super::ah::Ah;
 use super::ledger::Ledger;
 pub(crate) use super::send_entry::{Entry, SendRules, SendShape};
-use super::shown::Shown;
 use super::unaligned::elements;
 use crate::guard::contained;
 use crate::probes;
@@ -414,16 +412,8 @@ impl SendQueue {
 
     /// Publishes the written entries to the device. Returns the producer index to ring with, if the
     /// device requests a ring.
-    pub(crate) fn publish(&mut self) -> Option<u32> {
-        let shown = self.show_to_device()?;
-        fence(Ordering::SeqCst);
-        // SAFETY: the record outlives the queue.
-        unsafe { shown.index_to_ring() }
-    }
-
-    /// Shows the written entries to the device, if there are any.
     #[inline]
-    pub(crate) fn show_to_device(&mut self) -> Option<Shown> {
+    pub(crate) fn publish(&mut self) -> Option<u32> {
         let old = self.published;
         if old == self.written {
             return None;
@@ -434,12 +424,7 @@ impl SendQueue {
         }
         // SAFETY: the record outlives the queue, and is only accessed atomically.
         let record = unsafe { self.record.as_ref() };
-        Some(Shown::new(
-            &record.sq_producer,
-            &record.sq_event,
-            old,
-            self.written,
-        ))
+        record::publish(&record.sq_producer, &record.sq_event, old, self.written).then_some(self.written)
     }
 
     /// Whether written entries are not published.

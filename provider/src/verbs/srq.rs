@@ -6,13 +6,14 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use rustix::io::Errno;
+use urnic_driver::Driver;
 use urnic_presence::ChannelSender;
 use urnic_presence::fork::CreationProcess;
+use urnic_process::queue_lock::Lock;
 use urnic_rdma_core::*;
 
 use super::faulted;
 use super::held_memory::HeldMemory;
-use super::lock::Lock;
 use super::parent_domain::{Resource, Rings};
 use super::pd::{DomainMembership, Pd};
 use super::receive_queue::{ReceiveQueue, ReceiveShape};
@@ -29,6 +30,7 @@ pub(crate) struct Srq {
     abi: SharedWithC<verbs_srq>,
     /// Checked before any lock is taken.
     created_in: CreationProcess,
+    driver: &'static Driver,
     pub(super) device: Arc<urnic_driver::Srq>,
     receives: Lock<ReceiveQueue>,
     async_channel: Arc<ChannelSender>,
@@ -60,7 +62,7 @@ impl Srq {
         // SAFETY: the caller promises a live domain.
         let pd_ = unsafe { Pd::of(pd) };
         let context = pd_.context();
-        faulted::call(&context.driver, "create_srq")?;
+        faulted::call(context.driver, "create_srq")?;
         let place = Box::<Srq>::new_uninit();
         let membership = pd_.admit()?;
         let rings = pd_.rings(Resource::SharedReceives);
@@ -102,6 +104,7 @@ impl Srq {
             Srq {
                 abi: SharedWithC::new(abi),
                 created_in: CreationProcess::current(),
+                driver: context.driver,
                 device,
                 receives: Lock::new(receives.checked(check.clone())),
                 async_channel: context.async_channel.clone(),
@@ -125,6 +128,7 @@ impl Srq {
         if let Some(check) = &self.check {
             check.emptied();
         }
+        self.receives.outlast_holders();
         let public = self.abi.get().cast::<ibv_srq>();
         self.asynchronous.purge(&self.async_channel, public.addr() as u64);
         // SAFETY: the fields belong to this queue: zeroes are an initialised mutex and condition
@@ -240,12 +244,16 @@ pub(super) unsafe extern "C" fn post_srq_recv(
         // SAFETY: the program's variable.
         return unsafe { refuse(wr, bad_wr, Errno::IO) };
     }
-    // SAFETY: the program's list. The lock is released, which is the fence behind what was shown.
-    let (shown, result) = unsafe { srq.receives.hold().post_list(wr, bad_wr) };
-    // SAFETY: the record is the queue's.
-    let ring = shown.and_then(|shown| unsafe { shown.index_to_ring() });
-    if let Some(index) = ring {
-        contained(|| srq.device.ring_receives(index));
+    let driver = srq.driver;
+    // As in `post`: after the lock is released, nothing of the queue is used.
+    let (doorbell, result) = {
+        let mut receives = srq.receives.hold();
+        // SAFETY: the program's list.
+        let (index, result) = unsafe { receives.post_list(wr, bad_wr) };
+        (index.map(|index| srq.device.receive_doorbell(index)), result)
+    };
+    if let Some(doorbell) = doorbell {
+        contained(|| driver.ring(doorbell));
     }
     result
 }

@@ -2,6 +2,7 @@
 
 use std::os::unix::fs::PermissionsExt;
 
+use urnic_tests::or_skip;
 use urnic_tests::program::Program;
 use urnic_tests::skip::root;
 use urnic_tests::user::{NOBODY, Staged};
@@ -83,4 +84,51 @@ fn clients_of_both_families_are_served_at_one_address() {
             std::fs::remove_file(&got).expect("our own file");
         }
     }
+}
+
+/// The sets of capabilities of a thread, from its `status` file.
+fn capability_sets(status: &str) -> Vec<u64> {
+    let sets = ["CapInh:", "CapPrm:", "CapEff:"].into_iter().map(|set| {
+        let line = status.lines().find_map(|line| line.strip_prefix(set));
+        u64::from_str_radix(line.expect("a set").trim(), 16).expect("a number")
+    });
+    sets.collect()
+}
+
+/// A caller must not exceed quotas, or use the blocks that a file system reserves.
+#[test]
+fn a_server_of_root_does_not_keep_cap_sys_resource() {
+    const CAP_CHOWN: u64 = 1;
+    const CAP_SYS_RESOURCE: u64 = 1 << 24;
+    // Root of a user namespace has all capabilities, also where this process lacks some.
+    let in_namespace = |program: Program| program.through(["unshare", "--user", "--map-root-user"]);
+    let without_server = in_namespace(Program::plain("cat").arg("/proc/self/status")).run();
+    or_skip!(match without_server.ok() {
+        true => Ok(()),
+        false => Err("no user namespace can be made".to_owned()),
+    });
+    let sets = capability_sets(&without_server.output);
+    assert_eq!(sets[1..], [sets[1]; 2]);
+    assert_ne!(sets[1] & CAP_SYS_RESOURCE, 0, "{without_server}");
+
+    let server = urnic_nfs("serve --no-root-squash --memory 16M --tcp-port 0 --rdma-port 0");
+    let mut server = in_namespace(server).spawn();
+    let (tcp, rdma) = listening(&mut server);
+    let folder = folder("capabilities");
+    let sent = folder.file("sent");
+    write(&sent, &pattern(70_001));
+    for way in [format!("--port {tcp}"), format!("--rdma --port {rdma}")] {
+        let put = urnic_nfs(&format!("put {way} --mount-port {tcp}"));
+        put.arg(&sent).arg("127.0.0.1:/file").run().success();
+    }
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", server.pid())).expect("the server's threads");
+    let mut threads = 0;
+    // A thread may end meanwhile.
+    for status in tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("status")).ok()) {
+        let sets = capability_sets(&status);
+        assert!(sets.iter().all(|set| set & CAP_SYS_RESOURCE == 0), "{status}");
+        assert_eq!(sets[2] & CAP_CHOWN, CAP_CHOWN, "{status}");
+        threads += 1;
+    }
+    assert!(threads > 1, "{threads} threads");
 }

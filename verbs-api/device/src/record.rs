@@ -8,8 +8,7 @@
 //! index and rings only if the publication passed it ([`must_ring`]). The device sets the event
 //! index to the index at which it requires the next ring: its consumer index when it sleeps, an
 //! index further ahead while it polls. Both sides need a full fence between their store and their
-//! load, or each may miss the other; [`publish`] and [`sleep_at`] contain the fences. A driver that
-//! has a full fence there anyhow publishes in two steps, [`show`] and [`wants_ring`].
+//! load, or each may miss the other; [`publish`] and [`sleep_at`] contain the fences.
 
 #[cfg(loom)]
 use loom::sync::atomic::{AtomicU32, Ordering, fence};
@@ -59,20 +58,8 @@ pub fn must_ring(event: u32, new: u32, old: u32) -> bool {
 /// written. Returns whether to ring.
 #[inline]
 pub fn publish(producer: &AtomicU32, event: &AtomicU32, old: u32, new: u32) -> bool {
-    show(producer, new);
-    fence(Ordering::SeqCst);
-    wants_ring(event, old, new)
-}
-
-/// The first step of [`publish`]. A full fence must follow, and then [`wants_ring`].
-#[inline]
-pub fn show(producer: &AtomicU32, new: u32) {
     producer.store(new, Ordering::Release);
-}
-
-/// The last step of [`publish`].
-#[inline]
-pub fn wants_ring(event: &AtomicU32, old: u32, new: u32) -> bool {
+    fence(Ordering::SeqCst);
     must_ring(event.load(Ordering::Relaxed), new, old)
 }
 

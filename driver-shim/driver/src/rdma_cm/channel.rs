@@ -74,7 +74,7 @@ impl CmChannel {
             key
         };
         let channel = CmChannel {
-            driver,
+            driver: driver.clone(),
             key,
             config,
             presence,

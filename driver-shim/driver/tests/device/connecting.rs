@@ -196,7 +196,7 @@ fn an_armed_queue_is_notified_without_a_poll() {
     let mut memory = vec![0u8; 64];
     let mr = program.register(&mut memory);
     b.receive(1, memory.as_ptr(), 64, &mr);
-    program.cq.arm(0, false);
+    program.arm(0);
     a.send(2, memory.as_ptr(), 1, &mr);
     let start = std::time::Instant::now();
     while program

@@ -189,7 +189,7 @@ fn uncompleted_requests_are_flushed_once_and_in_order() {
 
     // A request posted now is flushed too, and notifies the armed queue.
     let notified = here.received.completions.load(Ordering::SeqCst);
-    here.cq.arm(4 + 7, false);
+    here.arm(4 + 7);
     a.send(9, from, 64, &mine);
     flushed(9, WcOpcode::Send);
     a.receive(103, from, 64, &mine);

@@ -142,6 +142,13 @@ impl Program {
         Program::with_cq(driver, 256)
     }
 
+    /// Requests a notification of the next completion after `consumer`.
+    pub(crate) fn arm(&self, consumer: u32) {
+        if let Some(doorbell) = self.cq.arm_doorbell(consumer, false) {
+            self.driver.ring(doorbell);
+        }
+    }
+
     pub(crate) fn with_cq(driver: &Arc<Driver>, entries: u32) -> Program {
         let received = Arc::new(ReceivedEvents::default());
         let context = driver.open_context(received.clone()).unwrap();

@@ -20,7 +20,7 @@ use urnic_process::gids::GidTable;
 
 use program::{Program, TestQp, status};
 
-fn open() -> Arc<Driver> {
+fn open() -> &'static Arc<Driver> {
     Driver::open(0, &Config::default(), &GidTable::of_host()).unwrap()
 }
 
@@ -112,7 +112,7 @@ fn pair(program: &Program) -> (TestQp, TestQp) {
 
 /// In the child, the parent's objects fail without blocking, and the child can open a new device.
 fn a_child_has_no_device_and_can_open_one() {
-    let parent = Program::new(&open());
+    let parent = Program::new(open());
     let (a, b) = pair(&parent);
     send_message(&parent, &a, &b);
     let (_, pid) = fork(|_| {
@@ -129,11 +129,11 @@ fn a_child_has_no_device_and_can_open_one() {
         assert_eq!(parent.cq.destroy().err(), dead);
         a.qp.publish_sends(0, 1);
         a.qp.publish_receives(0, 1);
-        parent.cq.arm(0, false);
+        parent.arm(0);
         parent.cq.progress(0);
         old.shutdown();
 
-        let program = Program::new(&open());
+        let program = Program::new(open());
         assert!(!Arc::ptr_eq(&program.driver, old));
         let (c, d) = pair(&program);
         send_message(&program, &c, &d);
@@ -152,7 +152,7 @@ fn completed_messages_arrive_after_exit() {
     const MESSAGES: u64 = 50;
     const LEN: usize = 100_000;
     let (mut pipe, pid) = fork(|pipe| {
-        let program = Program::new(&open());
+        let program = Program::new(open());
         let qp = program.qp();
         pipe.connect(&program.driver, &qp);
         let mut memory = vec![8u8; LEN];
@@ -163,7 +163,7 @@ fn completed_messages_arrive_after_exit() {
         }
         urnic_driver::exit();
     });
-    let program = Program::new(&open());
+    let program = Program::new(open());
     let qp = program.qp();
     let mut memory = vec![0u8; LEN];
     let mr = program.register(&mut memory);
@@ -190,7 +190,7 @@ fn completed_messages_arrive_after_exit() {
 /// has children.
 fn the_peer_of_a_killed_process_fails() {
     let (mut pipe, pid) = fork(|pipe| {
-        let program = Program::new(&open());
+        let program = Program::new(open());
         let qp = program.qp();
         pipe.connect(&program.driver, &qp);
         let mut memory = vec![8u8; 64];
@@ -206,7 +206,7 @@ fn the_peer_of_a_killed_process_fails() {
             std::thread::park();
         }
     });
-    let program = Program::new(&open());
+    let program = Program::new(open());
     let qp = program.qp();
     let mut memory = vec![0u8; 64];
     let mr = program.register(&mut memory);
