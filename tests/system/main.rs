@@ -11,6 +11,7 @@ mod devices;
 mod fault;
 mod faults;
 mod hostile_clients;
+mod hostile_peers;
 mod hosts;
 mod install;
 mod interop;
