@@ -105,8 +105,9 @@ __attribute__((unused)) static uint8_t ack_timeout = 14;
 /* Retries of a Send that finds no receive; 7 = no limit. */
 __attribute__((unused)) static uint8_t rnr_retry = 7;
 
-/* Moves the queue pair from INIT to RTR and RTS. */
-__attribute__((unused)) static void connect_qp(struct ibv_qp *qp, const struct end *mine, int gid_index, const struct end *theirs)
+/* Moves the queue pair from INIT to RTR and RTS; returns 0, or the errno of the step that
+ * failed. */
+__attribute__((unused)) static int try_connect_qp(struct ibv_qp *qp, const struct end *mine, int gid_index, const struct end *theirs)
 {
 	struct ibv_qp_attr rtr = {
 		.qp_state = IBV_QPS_RTR,
@@ -119,9 +120,11 @@ __attribute__((unused)) static void connect_qp(struct ibv_qp *qp, const struct e
 			     .port_num = 1,
 			     .grh = { .dgid = theirs->gid, .sgid_index = gid_index, .hop_limit = 1 } },
 	};
-	ZERO(ibv_modify_qp(qp, &rtr,
-			   IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
-				   IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER));
+	int failed = ibv_modify_qp(qp, &rtr,
+				   IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+					   IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
+	if (failed)
+		return failed;
 	struct ibv_qp_attr rts = {
 		.qp_state = IBV_QPS_RTS,
 		.sq_psn = mine->psn,
@@ -130,9 +133,14 @@ __attribute__((unused)) static void connect_qp(struct ibv_qp *qp, const struct e
 		.rnr_retry = rnr_retry,
 		.max_rd_atomic = 8,
 	};
-	ZERO(ibv_modify_qp(qp, &rts,
-			   IBV_QP_STATE | IBV_QP_SQ_PSN | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
-				   IBV_QP_MAX_QP_RD_ATOMIC));
+	return ibv_modify_qp(qp, &rts,
+			     IBV_QP_STATE | IBV_QP_SQ_PSN | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
+				     IBV_QP_MAX_QP_RD_ATOMIC);
+}
+
+__attribute__((unused)) static void connect_qp(struct ibv_qp *qp, const struct end *mine, int gid_index, const struct end *theirs)
+{
+	ZERO(try_connect_qp(qp, mine, gid_index, theirs));
 }
 
 __attribute__((unused)) static void sock_write(int sock, const void *data, size_t len)
@@ -250,6 +258,17 @@ __attribute__((unused)) static void fill(uint8_t *buffer, size_t len, uint64_t s
 		uint64_t x = (at + seed * 0x10001) * 0x9e3779b97f4a7c15u;
 		buffer[at] = (x >> 56) ^ (x >> 24);
 	}
+}
+
+/* Whether these bytes are as `fill` writes them. */
+__attribute__((unused)) static bool is_filled(const uint8_t *buffer, size_t len, uint64_t seed)
+{
+	for (size_t at = 0; at < len; at++) {
+		uint64_t x = (at + seed * 0x10001) * 0x9e3779b97f4a7c15u;
+		if (buffer[at] != (uint8_t)((x >> 56) ^ (x >> 24)))
+			return false;
+	}
+	return true;
 }
 
 __attribute__((unused)) static void verify(const uint8_t *buffer, size_t len, uint64_t seed)

@@ -13,6 +13,7 @@ mod fault;
 mod faults;
 mod forks;
 mod hostile_clients;
+mod hostile_peers;
 mod hosts;
 mod install;
 mod interop;
