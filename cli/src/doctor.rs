@@ -21,7 +21,7 @@ use urnic_config::{Config, Device, DeviceConfig, Identity};
 use urnic_device::bus::Bus as _;
 use urnic_rdma_core::Pabi;
 
-use crate::answer::{Failure, print};
+use crate::answer::{Failure, print, print_json};
 use crate::environment::{Environment, find_plugin};
 use crate::options::Options;
 use crate::verbs::Verbs;
@@ -48,10 +48,7 @@ pub(crate) fn examine(options: &Options, json: bool) -> Result<ExitCode, Failure
     };
     check_all(options, &mut report)?;
     if json {
-        print(&format!(
-            "{}\n",
-            serde_json::json!({ "well": wrong == 0, "checks": all })
-        ))?;
+        print_json(&serde_json::json!({ "well": wrong == 0, "checks": all }).to_string())?;
     } else if wrong == 0 {
         print("all well: urnic run -- COMMAND\n")?;
     } else {
