@@ -70,7 +70,7 @@ fn write_all(out: &mut String, verbs: &Verbs, config: &Config, name: &str) -> Re
 fn object(verbs: &Verbs, config: &Config, name: &str) -> Result<Value, Failure> {
     let device = verbs.open(name).map_err(Failure::runtime)?;
     let attr = device.attributes().map_err(Failure::runtime)?;
-    let homes = watch::folders(config.present.dir.clone());
+    let homes = watch::homes(config.present.dir.clone());
     let own = watch::snapshots(&homes, Some(std::process::id()));
     let own = own.iter().find(|own| own.name == name);
     let mut ports = Vec::new();
@@ -169,7 +169,7 @@ fn write_device(out: &mut String, name: &str, attr: &ibv_device_attr) {
 
 /// Writes how this process reaches the device, and how the device reaches the program's memory.
 fn write_way(out: &mut String, config: &Config, name: &str) {
-    let homes = watch::folders(config.present.dir.clone());
+    let homes = watch::homes(config.present.dir.clone());
     let _ = writeln!(
         out,
         "  {:<24} {}",

@@ -59,7 +59,7 @@ pub(crate) fn seconds(text: &str) -> Result<Duration, String> {
 /// Prints reports until the requested number is reached.
 pub(crate) fn show(args: &ReportArgs) -> Result<ExitCode, Failure> {
     let config = Config::from_env().map_err(Failure::usage)?;
-    let homes = watch::folders(config.present.dir);
+    let homes = watch::homes(config.present.dir);
     let on_terminal = std::io::stdout().is_terminal() && !args.json;
     let interval = args.interval.or(on_terminal.then_some(INTERVAL));
     let reports = args

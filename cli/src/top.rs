@@ -40,7 +40,7 @@ pub(crate) fn show(args: &ViewArgs) -> Result<ExitCode, Failure> {
         ));
     }
     let config = Config::from_env().map_err(Failure::usage)?;
-    let homes = watch::folders(config.present.dir);
+    let homes = watch::homes(config.present.dir);
     let stop = signals::as_descriptor().map_err(Failure::runtime)?;
     let mut terminal =
         ratatui::try_init().map_err(|error| Failure::runtime(format!("the terminal: {error}")))?;
