@@ -10,6 +10,7 @@ mod datagrams;
 mod devices;
 mod fault;
 mod faults;
+mod folders;
 mod hostile_clients;
 mod hosts;
 mod install;
