@@ -60,3 +60,8 @@ pub(crate) fn print(text: &str) -> Result<ExitCode, Failure> {
     urnic_console::print(text)?;
     Ok(ExitCode::SUCCESS)
 }
+
+/// Writes the whole answer of a command, which is JSON, as one line.
+pub(crate) fn print_json(json: &str) -> Result<ExitCode, Failure> {
+    print(&(urnic_console::escaped_json(json) + "\n"))
+}

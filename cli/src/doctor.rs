@@ -5,6 +5,7 @@ mod finding;
 mod fixes;
 mod function;
 mod origin;
+mod presence_folder;
 mod selftest;
 mod writable;
 
@@ -12,7 +13,7 @@ use std::env;
 use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 
 use rustix::process::{Resource, getrlimit};
@@ -21,13 +22,12 @@ use urnic_config::{Config, Device, DeviceConfig, Identity};
 use urnic_device::bus::Bus as _;
 use urnic_rdma_core::Pabi;
 
-use crate::answer::{Failure, print};
+use crate::answer::{Failure, print, print_json};
 use crate::environment::{Environment, find_plugin};
 use crate::options::Options;
 use crate::verbs::Verbs;
 
 use finding::{Finding, Verdict};
-use writable::can_have_folder;
 
 /// The number of sockets and channels that a modest program opens; a lower descriptor limit will
 /// stop the program.
@@ -48,10 +48,7 @@ pub(crate) fn examine(options: &Options, json: bool) -> Result<ExitCode, Failure
     };
     check_all(options, &mut report)?;
     if json {
-        print(&format!(
-            "{}\n",
-            serde_json::json!({ "well": wrong == 0, "checks": all })
-        ))?;
+        print_json(&serde_json::json!({ "well": wrong == 0, "checks": all }).to_string())?;
     } else if wrong == 0 {
         print("all well: urnic run -- COMMAND\n")?;
     } else {
@@ -94,7 +91,9 @@ fn check_all(
         dir: config.present.dir.clone(),
         ..Default::default()
     };
-    report(folder(&urnic_presence::homes(&settings)))?;
+    presence_folder::findings(&urnic_presence::homes(&settings))
+        .into_iter()
+        .try_for_each(&mut report)?;
     let mut ways: Vec<&Device> = Vec::new();
     for device in &devices {
         if !ways.contains(&&device.device) {
@@ -263,19 +262,6 @@ fn null_device(path: &Path) -> Finding {
     }
 }
 
-/// Checks whether this user can make a folder in one of `places`.
-fn folder(places: &[PathBuf]) -> Finding {
-    let mut complaints = Vec::new();
-    for place in places {
-        match can_have_folder(place) {
-            Ok(()) => return Finding::good("presence folder", place.display()),
-            Err(error) => complaints.push(format!("{}: {error}", place.display())),
-        }
-    }
-    let text = format!("nowhere to make a folder: {}", complaints.join("; "));
-    Finding::wrong("presence folder", text, fixes::presence_folder())
-}
-
 fn sockets(config: &Config) -> Finding {
     let address = config.native.listen.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
     let ports = config.native.port_range.clone().unwrap_or(0..=0);
@@ -363,11 +349,7 @@ mod tests {
     #[test]
     fn each_fault_names_the_command_that_fixes_it() {
         let nowhere = Path::new("/no/such/place");
-        for finding in [
-            folder(&[nowhere.to_owned()]),
-            null_device(nowhere),
-            null_device(Path::new("/dev/zero")),
-        ] {
+        for finding in [null_device(nowhere), null_device(Path::new("/dev/zero"))] {
             assert_eq!(finding.verdict, Verdict::Wrong);
             assert!(
                 finding.to_string().contains("\n                       fix: "),

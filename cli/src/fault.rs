@@ -125,9 +125,12 @@ pub(crate) fn list() -> String {
 pub(crate) fn add(pid: u32, faults: &str) -> Result<String, Failure> {
     urnic_faults::Plan::check(faults).map_err(Failure::usage)?;
     let config = Config::from_env().map_err(Failure::usage)?;
-    match watch::add_faults(&watch::folders(config.present.dir), pid, faults) {
+    match watch::add_faults(&watch::homes(config.present.dir), pid, faults) {
         Some(Ok(all)) if all.is_empty() => Ok("no faults\n".to_owned()),
-        Some(Ok(all)) => Ok(all.join("\n") + "\n"),
+        Some(Ok(all)) => Ok(all
+            .iter()
+            .map(|fault| urnic_console::escaped(fault) + "\n")
+            .collect()),
         Some(Err(error)) => Err(Failure::runtime(error)),
         None => Err(Failure::runtime(format!(
             "process {pid} has no urnic device open, is another user's, or does not answer: `urnic stat` lists those that do"

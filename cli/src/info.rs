@@ -7,6 +7,7 @@ use std::process::{Command, ExitCode};
 
 use serde_json::{Value, json};
 use urnic_config::Config;
+use urnic_console::{escaped, escaped_json};
 use urnic_driver::watch;
 use urnic_rdma_core::{ibv_device_attr, ibv_gid, ibv_port_attr};
 
@@ -40,7 +41,7 @@ pub(crate) fn describe(json: bool) -> Result<String, Failure> {
             .iter()
             .map(|device| object(&verbs, &config, &device.name))
             .collect();
-        return Ok(format!("{}\n", Value::from(all?)));
+        return Ok(escaped_json(&Value::from(all?).to_string()) + "\n");
     }
     let mut out = String::new();
     for device in config.each_device() {
@@ -69,8 +70,8 @@ fn write_all(out: &mut String, verbs: &Verbs, config: &Config, name: &str) -> Re
 fn object(verbs: &Verbs, config: &Config, name: &str) -> Result<Value, Failure> {
     let device = verbs.open(name).map_err(Failure::runtime)?;
     let attr = device.attributes().map_err(Failure::runtime)?;
-    let folders = watch::folders(config.present.dir.clone());
-    let own = watch::snapshots(&folders, Some(std::process::id()));
+    let homes = watch::homes(config.present.dir.clone());
+    let own = watch::snapshots(&homes, Some(std::process::id()));
     let own = own.iter().find(|own| own.name == name);
     let mut ports = Vec::new();
     for number in 1..=attr.phys_port_cnt {
@@ -122,7 +123,7 @@ fn write_device(out: &mut String, name: &str, attr: &ibv_device_attr) {
     let mut line = |name: &str, value: String| {
         let _ = writeln!(out, "  {name:<24} {value}");
     };
-    line("firmware", text(&attr.fw_ver));
+    line("firmware", escaped(&text(&attr.fw_ver)));
     line("node guid", guid(attr.node_guid));
     line(
         "vendor, part, hardware",
@@ -168,17 +169,17 @@ fn write_device(out: &mut String, name: &str, attr: &ibv_device_attr) {
 
 /// Writes how this process reaches the device, and how the device reaches the program's memory.
 fn write_way(out: &mut String, config: &Config, name: &str) {
-    let folders = watch::folders(config.present.dir.clone());
+    let homes = watch::homes(config.present.dir.clone());
     let _ = writeln!(
         out,
         "  {:<24} {}",
         "programs see",
         doctor::identity(config.identity)
     );
-    let own = watch::snapshots(&folders, Some(std::process::id()));
+    let own = watch::snapshots(&homes, Some(std::process::id()));
     for own in own.iter().filter(|own| own.name == name) {
-        let _ = writeln!(out, "  {:<24} {}", "device", own.device);
-        let _ = writeln!(out, "  {:<24} {}", "program memory", own.memory);
+        let _ = writeln!(out, "  {:<24} {}", "device", escaped(&own.device));
+        let _ = writeln!(out, "  {:<24} {}", "program memory", escaped(&own.memory));
     }
 }
 

@@ -131,7 +131,8 @@ enum Command {
     ///
     /// ERRORS is the sum of CRC and marker errors, lost streams, Terminates sent and received, and
     /// completion queue overflows. A process is found by its files in $XDG_RUNTIME_DIR, /tmp,
-    /// /dev/shm, or URNIC_PRESENT_DIR.
+    /// /dev/shm, or URNIC_PRESENT_DIR, in folders that no other user may enter. Processes of other
+    /// users are not shown, also to root.
     Stat {
         #[command(flatten)]
         report: stat::ReportArgs,

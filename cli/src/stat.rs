@@ -10,9 +10,10 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use urnic_config::Config;
+use urnic_console::escaped;
 use urnic_driver::watch::{self, QueuePair, Snapshot};
 
-use crate::answer::{Failure, print};
+use crate::answer::{Failure, print, print_json};
 
 /// The default interval between two reports.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -58,7 +59,7 @@ pub(crate) fn seconds(text: &str) -> Result<Duration, String> {
 /// Prints reports until the requested number is reached.
 pub(crate) fn show(args: &ReportArgs) -> Result<ExitCode, Failure> {
     let config = Config::from_env().map_err(Failure::usage)?;
-    let folders = watch::folders(config.present.dir);
+    let homes = watch::homes(config.present.dir);
     let on_terminal = std::io::stdout().is_terminal() && !args.json;
     let interval = args.interval.or(on_terminal.then_some(INTERVAL));
     let reports = args
@@ -69,9 +70,9 @@ pub(crate) fn show(args: &ReportArgs) -> Result<ExitCode, Failure> {
         if number > 0 {
             pause(interval.unwrap_or(INTERVAL))?;
         }
-        let now = found(&folders, args.pid)?;
-        let text = if args.json {
-            serde_json::to_string(&now).map_err(Failure::runtime)? + "\n"
+        let now = found(&homes, args.pid)?;
+        if args.json {
+            print_json(&serde_json::to_string(&now).map_err(Failure::runtime)?)?;
         } else {
             let clear = if on_terminal { "\x1b[H\x1b[J" } else { "" };
             let span = (number > 0).then(|| interval.unwrap_or(INTERVAL));
@@ -86,9 +87,8 @@ pub(crate) fn show(args: &ReportArgs) -> Result<ExitCode, Failure> {
                 }
                 all => processes(all, &rates),
             };
-            clear.to_owned() + &text
-        };
-        print(&text)?;
+            print(&(clear.to_owned() + &text))?;
+        }
         before = now;
     }
     Ok(ExitCode::SUCCESS)
@@ -116,8 +116,8 @@ fn pause(interval: Duration) -> Result<(), Failure> {
     }
 }
 
-fn found(folders: &[PathBuf], pid: Option<u32>) -> Result<Vec<Snapshot>, Failure> {
-    let found = watch::snapshots(folders, pid);
+fn found(homes: &[PathBuf], pid: Option<u32>) -> Result<Vec<Snapshot>, Failure> {
+    let found = watch::snapshots(homes, pid);
     match pid {
         Some(pid) if found.is_empty() && !Path::new(&format!("/proc/{pid}")).exists() => {
             Err(Failure::runtime(format!(
@@ -162,8 +162,7 @@ pub(crate) fn errors(counters: &BTreeMap<String, u64>) -> u64 {
         "cq_overflows",
     ]
     .iter()
-    .map(|name| value(counters, name))
-    .sum()
+    .fold(0, |sum, name| sum.saturating_add(value(counters, name)))
 }
 
 /// The columns that processes and queue pairs share.
@@ -206,8 +205,8 @@ fn process(one: &Snapshot, rates: &Rates<'_>) -> String {
     let mut text = format!(
         "process {}, {}, {}: {} queue pairs, {} completion queues, {} contexts\n\n",
         one.pid,
-        one.command,
-        one.name,
+        escaped(&one.command),
+        escaped(&one.name),
         one.queue_pairs.len(),
         one.completion_queues,
         one.contexts
@@ -223,7 +222,7 @@ fn process(one: &Snapshot, rates: &Rates<'_>) -> String {
     text += &table(&rows, 6);
     text.push('\n');
     for failure in &one.failures {
-        let _ = writeln!(text, "{failure}");
+        let _ = writeln!(text, "{}", escaped(&failure.to_string()));
     }
     if !one.failures.is_empty() {
         text.push('\n');
@@ -233,7 +232,7 @@ fn process(one: &Snapshot, rates: &Rates<'_>) -> String {
             .of(one, name)
             .filter(|rate| *rate > 0.0)
             .map_or_else(String::new, |rate| format!("{:>10}/s", amount(rate)));
-        let _ = writeln!(text, "{name:<20} {value:>20} {rate}");
+        let _ = writeln!(text, "{:<20} {value:>20} {rate}", escaped(name));
     }
     text
 }
@@ -289,16 +288,20 @@ pub(crate) fn amount(n: f64) -> String {
 
 /// A table of rows: the first `left` columns are text, and the others are numbers.
 fn table(rows: &[Vec<String>], left: usize) -> String {
+    let rows: Vec<Vec<String>> = rows
+        .iter()
+        .map(|row| row.iter().map(|cell| escaped(cell)).collect())
+        .collect();
     let columns = rows.first().map_or(0, Vec::len);
     let width = |column: usize| {
         rows.iter()
             .filter_map(|row| row.get(column))
-            .map(String::len)
+            .map(|cell| cell.chars().count())
             .max()
     };
     let widths: Vec<usize> = (0..columns).map(|column| width(column).unwrap_or(0)).collect();
     let mut text = String::new();
-    for row in rows {
+    for row in &rows {
         let mut line = String::new();
         for (column, (cell, width)) in row.iter().zip(&widths).enumerate() {
             let _ = if column > 0 && column <= left {
@@ -336,5 +339,18 @@ mod tests {
         let rows =
             [["PID", "COMMAND", "QPS"], ["7", "a", "12345"]].map(|row| row.map(str::to_owned).to_vec());
         assert_eq!(table(&rows, 1), "PID  COMMAND    QPS\n  7  a        12345\n");
+    }
+
+    #[test]
+    fn a_name_is_one_cell_whatever_is_in_it() {
+        let rows =
+            [["PID", "COMMAND"], ["7", "a\n\u{1b}[2J\u{9b}é"]].map(|row| row.map(str::to_owned).to_vec());
+        assert_eq!(table(&rows, 1), "PID  COMMAND\n  7  a\\n\\u{1b}[2J\\u{9b}é\n");
+    }
+
+    #[test]
+    fn counters_of_another_process_overflow_no_sum() {
+        let counters = ["rx_crc_errors", "streams_lost"].map(|name| (name.to_owned(), u64::MAX));
+        assert_eq!(errors(&counters.into_iter().collect()), u64::MAX);
     }
 }

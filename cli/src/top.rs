@@ -40,11 +40,11 @@ pub(crate) fn show(args: &ViewArgs) -> Result<ExitCode, Failure> {
         ));
     }
     let config = Config::from_env().map_err(Failure::usage)?;
-    let folders = watch::folders(config.present.dir);
+    let homes = watch::homes(config.present.dir);
     let stop = signals::as_descriptor().map_err(Failure::runtime)?;
     let mut terminal =
         ratatui::try_init().map_err(|error| Failure::runtime(format!("the terminal: {error}")))?;
-    let outcome = run(&mut terminal, &folders, args.interval, &stop);
+    let outcome = run(&mut terminal, &homes, args.interval, &stop);
     ratatui::restore();
     outcome.map_err(|error| Failure::runtime(format!("the terminal: {error}")))?;
     Ok(ExitCode::SUCCESS)
@@ -52,7 +52,7 @@ pub(crate) fn show(args: &ViewArgs) -> Result<ExitCode, Failure> {
 
 fn run(
     terminal: &mut DefaultTerminal,
-    folders: &[PathBuf],
+    homes: &[PathBuf],
     interval: Duration,
     stop: &OwnedFd,
 ) -> std::io::Result<()> {
@@ -61,7 +61,7 @@ fn run(
     let mut due = Some(Instant::now());
     loop {
         if due.is_some_and(|due| Instant::now() >= due) {
-            let snapshots = watch::snapshots(folders, None);
+            let snapshots = watch::snapshots(homes, None);
             let now = Instant::now();
             state.take(snapshots, now);
             due = now.checked_add(interval);
@@ -225,5 +225,20 @@ mod tests {
                 terminal.draw(|frame| view::draw(frame, &state)).unwrap();
             }
         }
+    }
+
+    #[test]
+    fn names_of_other_processes_are_escaped() {
+        let mut state = State::default();
+        let mut one = snapshot(1, 1_000);
+        one.command = "\u{1b}[2J".to_owned();
+        one.name = "\u{202e}0".to_owned();
+        one.queue_pairs[0].state = "a\nb".to_owned();
+        state.take(vec![one], Instant::now());
+        let list = text(&state);
+        assert!(list.contains("\\u{1b}[2J") && list.contains("\\u{202e"), "{list}");
+        press(&mut state, KeyCode::Enter);
+        let pairs = text(&state);
+        assert!(pairs.contains("a\\nb") && !pairs.contains('\u{202e}'), "{pairs}");
     }
 }

@@ -9,6 +9,7 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
+use urnic_console::escaped;
 
 use crate::answer::Failure;
 use events::{Request, events, requests, time};
@@ -147,7 +148,8 @@ fn summary(events: &[Value]) -> String {
         let bytes: u64 = requests.iter().map(|(request, _)| request.number("bytes")).sum();
         let _ = write!(
             text,
-            "{opcode:<20} {:>10} {failed:>9} {bytes:>10}",
+            "{:<20} {:>10} {failed:>9} {bytes:>10}",
+            escaped(opcode),
             requests.len()
         );
         for stage in 0..STAGES.len() {
@@ -166,7 +168,8 @@ fn summary(events: &[Value]) -> String {
         let depth = Depth::of(spans);
         let _ = writeln!(
             text,
-            "process {pid:<8} qp {qp:<16} {:>10} {:>13} {:>5.1} {:>4.0}%",
+            "process {pid:<8} qp {:<16} {:>10} {:>13} {:>5.1} {:>4.0}%",
+            escaped(qp),
             spans.len(),
             depth.most,
             depth.mean,
@@ -237,11 +240,11 @@ fn text(events: &[Value]) -> String {
             let _ = writeln!(
                 text,
                 "{since:>14.3} {pid} qp {} {} wr_id {} {} B {}: {}",
-                request.text("qp"),
-                request.text("opcode"),
-                request.text("wr_id"),
+                escaped(request.text("qp")),
+                escaped(request.text("opcode")),
+                escaped(request.text("wr_id")),
                 request.number("bytes"),
-                request.text("status"),
+                escaped(request.text("status")),
                 stages.join(", "),
             );
         } else if event["ph"] == "i" {
@@ -249,8 +252,8 @@ fn text(events: &[Value]) -> String {
             let _ = writeln!(
                 text,
                 "{since:>14.3} {pid} {}: {}",
-                track.unwrap_or(""),
-                name.unwrap_or("")
+                escaped(track.unwrap_or("")),
+                escaped(name.unwrap_or(""))
             );
         }
     }
@@ -290,6 +293,23 @@ mod tests {
                 "1.000 7 qp 0x1 SEND wr_id 0x5 64 B SUCCESS: posted 1.000, device 2.000, completed 4.000",
                 "10.000 7 qp 0x1 SEND wr_id 0x6 64 B RETRY_EXC_ERR: posted 1.000, device 1.000, completed 1.000",
             ]
+        );
+    }
+
+    #[test]
+    fn names_in_a_trace_are_escaped() {
+        let forged = TRACE
+            .replace("Rts", "\\n\\u001b[2J")
+            .replace("SEND", "\\u009bSEND");
+        let events = events(&forged).unwrap();
+        for printed in [text(&events), summary(&events)] {
+            let raw = printed.chars().find(|c| c.is_control() && *c != '\n');
+            assert_eq!(raw, None, "{printed}");
+        }
+        assert!(
+            text(&events).contains("qp 0x1: \\n\\u{1b}[2J"),
+            "{}",
+            text(&events)
         );
     }
 }

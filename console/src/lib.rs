@@ -14,4 +14,4 @@ mod arguments;
 mod output;
 
 pub use arguments::{Parsed, USAGE, parsed};
-pub use output::{READER_GONE, Unwritten, complain, print};
+pub use output::{READER_GONE, Unwritten, complain, escaped, escaped_json, print};

@@ -49,20 +49,39 @@ pub fn print(text: &str) -> Result<(), Unwritten> {
 /// Writes `program: message` to standard error, as one line: control characters in the message are
 /// escaped. A failed write to standard error is ignored.
 pub fn complain(program: &str, message: &str) {
-    let line = format!("{program}: {}\n", one_line(message));
+    let line = format!("{program}: {}\n", escaped(message));
     // One write, so that lines of several processes stay whole.
     let _ = io::stderr().write_all(line.as_bytes());
 }
 
-/// Escapes the control characters of `message`, line ends too.
-fn one_line(message: &str) -> String {
-    message
-        .chars()
-        .map(|c| match c.is_control() {
-            true => c.escape_default().to_string(),
-            false => c.to_string(),
-        })
-        .collect()
+/// Escapes what changes the terminal, or the order or the lines of a text: control characters, line
+/// ends too, and those of Unicode that change the direction of writing. For every text that another
+/// process, a peer or a file has chosen, such as a program's name.
+pub fn escaped(text: &str) -> String {
+    let escape = |c: char| match changes_text(c) {
+        true => c.escape_default().to_string(),
+        false => c.to_string(),
+    };
+    text.chars().map(escape).collect()
+}
+
+/// Escapes the same characters in JSON, so that its strings keep their values. Outside of strings
+/// JSON has none of them.
+pub fn escaped_json(json: &str) -> String {
+    let escape = |c: char| match changes_text(c) {
+        true => format!("\\u{:04x}", u32::from(c)),
+        false => c.to_string(),
+    };
+    json.chars().map(escape).collect()
+}
+
+/// Whether a terminal does something else with the character than to show it in its place.
+fn changes_text(c: char) -> bool {
+    let changes_order = matches!(
+        c,
+        '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}'
+    );
+    c.is_control() || changes_order
 }
 
 #[cfg(test)]
@@ -71,7 +90,19 @@ mod tests {
 
     #[test]
     fn a_message_is_one_line_without_control_characters() {
-        assert_eq!(one_line("a\nb\t\x1b[1m é"), "a\\nb\\t\\u{1b}[1m é");
+        assert_eq!(escaped("a\nb\t\x1b[1m é"), "a\\nb\\t\\u{1b}[1m é");
+        assert_eq!(
+            escaped("\u{9b}2J \u{7f} \u{202e}x\u{2028}"),
+            "\\u{9b}2J \\u{7f} \\u{202e}x\\u{2028}"
+        );
+    }
+
+    #[test]
+    fn json_keeps_its_values_without_control_characters() {
+        assert_eq!(
+            escaped_json("{\"a\u{9b}\":\"\\u001b\u{7f}é\"}"),
+            "{\"a\\u009b\":\"\\u001b\\u007fé\"}"
+        );
     }
 
     #[test]

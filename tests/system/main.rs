@@ -12,6 +12,7 @@ mod devices;
 mod fault;
 mod faults;
 mod forks;
+mod folders;
 mod hostile_clients;
 mod hostile_peers;
 mod hosts;

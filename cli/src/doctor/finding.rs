@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use urnic_console::escaped;
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Verdict {
     Good,
@@ -73,9 +75,9 @@ impl fmt::Display for Finding {
             Verdict::Note => "note",
             Verdict::Wrong => "WRONG",
         };
-        write!(f, "{verdict:<6}{:<17}{}", self.subject, self.text)?;
+        write!(f, "{verdict:<6}{:<17}{}", self.subject, escaped(&self.text))?;
         self.fix
             .as_ref()
-            .map_or(Ok(()), |fix| write!(f, "\n{:23}fix: {fix}", ""))
+            .map_or(Ok(()), |fix| write!(f, "\n{:23}fix: {}", "", escaped(fix)))
     }
 }

@@ -3,6 +3,8 @@
 use std::env;
 use std::path::{Path, PathBuf};
 
+use urnic_presence::safe_home;
+
 use super::writable::can_have_folder;
 
 /// The first rdma-core with a provider ABI that the plug-in supports.
@@ -21,7 +23,7 @@ pub(super) fn presence_folder() -> String {
 fn presence_folder_in(places: impl IntoIterator<Item = PathBuf>) -> String {
     places
         .into_iter()
-        .find(|place| can_have_folder(place).is_ok())
+        .find(|place| safe_home(place).is_ok() && can_have_folder(place).is_ok())
         .map_or_else(
             || "mount -t tmpfs tmpfs /tmp    # as root; for a container: docker run --tmpfs /tmp".to_owned(),
             |place| format!("export URNIC_PRESENT_DIR='{}'", place.display()),

@@ -5,6 +5,7 @@ use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Modifier, Style, Stylize as _};
 use ratatui::text::Line;
 use ratatui::widgets::{Paragraph, Row, Sparkline, Table, TableState};
+use urnic_console::escaped;
 use urnic_driver::watch::{QueuePair, Snapshot};
 
 use super::sample::Device;
@@ -77,8 +78,8 @@ fn list(frame: &mut Frame<'_>, area: Rect, state: &State) {
         let one = state.now.of(device)?;
         let mut row = vec![
             one.pid.to_string(),
-            one.name.clone(),
-            one.command.clone(),
+            escaped(&one.name),
+            escaped(&one.command),
             one.queue_pairs.len().to_string(),
         ];
         row.extend(RATES.map(|counter| cell(state.now.rate(&state.before, device, counter))));
@@ -110,7 +111,7 @@ fn curve_of(frame: &mut Frame<'_>, area: Rect, state: &State, device: &Device) {
     let [name, curve] = Layout::vertical([Constraint::Length(1), Constraint::Min(0)]).areas(area);
     let title = format!(
         "{} of process {}: up to {} B/s",
-        device.name,
+        escaped(&device.name),
         device.pid,
         amount(most as f64)
     );
@@ -132,8 +133,8 @@ fn pairs(frame: &mut Frame<'_>, area: Rect, state: &State, device: &Device, one:
     let about_it = format!(
         "process {}, {}, {}: {} queue pairs, {} completion queues",
         one.pid,
-        one.command,
-        one.name,
+        escaped(&one.command),
+        escaped(&one.name),
         one.queue_pairs.len(),
         one.completion_queues
     );
@@ -158,7 +159,7 @@ fn pairs(frame: &mut Frame<'_>, area: Rect, state: &State, device: &Device, one:
     let failures: Vec<Line<'_>> = one
         .failures
         .iter()
-        .map(|failure| Line::from(failure.to_string()).red())
+        .map(|failure| Line::from(escaped(&failure.to_string())).red())
         .collect();
     frame.render_widget(Paragraph::new(failures), failed);
     curve_of(frame, curve, state, device);
@@ -169,14 +170,14 @@ fn pair_row(state: &State, device: &Device, pair: &QueuePair) -> Row<'static> {
     let who = if pair.rdma_cm { "rdma_cm" } else { "native" };
     let mut row = vec![
         format!("{:#08x}", pair.qpn),
-        pair.state.clone(),
-        format!("{who} {way}"),
+        escaped(&pair.state),
+        escaped(&format!("{who} {way}")),
         pair.send_blocks.to_string(),
         pair.receives.to_string(),
     ];
     row.extend(RATES.map(|counter| cell(state.now.pair_rate(&state.before, device, pair, counter))));
     row.push(transfer(pair));
-    row.push(pair.remote.clone().unwrap_or_else(|| "-".to_owned()));
+    row.push(pair.remote.as_deref().map_or_else(|| "-".to_owned(), escaped));
     row.push(terminate(pair));
     Row::new(row)
 }

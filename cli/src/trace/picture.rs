@@ -148,7 +148,8 @@ fn bars(events: &[Value], begin: f64, span: f64) -> Vec<Bar> {
 }
 
 fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;")
+    urnic_console::escaped(text)
+        .replace('&', "&amp;")
         .replace('<', "&lt;")
         .replace('"', "&quot;")
 }

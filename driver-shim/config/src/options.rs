@@ -413,7 +413,7 @@ pub const OPTIONS: &[Opt] = &[
         key: "present.dir",
         takes: "an absolute folder name, or nothing",
         help: "Where to keep the files that stand for /sys/class/infiniband; else in $XDG_RUNTIME_DIR, /tmp or \
-               /dev/shm, the first that will have them.",
+               /dev/shm, the first that will have them and in which other users cannot rename files.",
         set: |c, text| {
             let dir = path(text);
             dir.iter()

@@ -20,7 +20,7 @@ use crate::objects::{Contexts, Table};
 use crate::rdma_cm::manager::Manager;
 use crate::resident::Resident;
 use crate::thread;
-use crate::watch::{self, StatSocket};
+use crate::watch::StatSocket;
 use urnic_cm::native::LocalHost;
 use urnic_config::Config;
 use urnic_device::bus::{Bus, Signal, SignalHandler};
@@ -122,18 +122,16 @@ impl Driver {
 
     /// Opens the socket that answers `urnic stat` of the user's other processes.
     pub fn open_stat_socket(&self, presence: &Presence) {
-        let Some(folder) = watch::folder(presence) else {
-            return;
-        };
         if self.stat_socket.get().is_some() {
             return;
         }
-        match StatSocket::open(folder) {
+        let opened = presence.folder().map_err(|refusal| refusal.to_string());
+        match opened.and_then(|folder| StatSocket::open(folder).map_err(|errno| errno.to_string())) {
             // If two threads open a socket, the second one is closed again.
             Ok(stat_socket) => drop(self.stat_socket.set(stat_socket)),
-            Err(errno) => tracing::warn!(
-                "`urnic stat` cannot query this process: no socket in {}: {errno}",
-                folder.display()
+            Err(reason) => tracing::warn!(
+                "`urnic stat` cannot query this process: no socket in the folder of {}: {reason}",
+                presence.root().display()
             ),
         }
         self.event_loop.wake();

@@ -1,6 +1,7 @@
 //! Presence: makes `urnic0`, or several devices, visible to unmodified programs on a machine
 //! without an RDMA driver.
 //!
+//! * [`OwnFolder`] is the folder of this user, which other users cannot enter;
 //! * [`Presence`] is a private tree of real files ([`tree`](self)) for `/sys/class/infiniband*` and
 //!   `/dev/infiniband`, built at the first use, with the [`Shown`] devices;
 //! * [`redirect`] decides which paths lead to the tree;
@@ -27,6 +28,8 @@ use urnic_process::addressing::Gid as DeviceAddress;
 use urnic_process::error_log;
 use urnic_process::failure;
 
+use tree::NoTree;
+
 pub mod channel;
 pub mod command;
 pub mod events;
@@ -34,6 +37,8 @@ pub mod fork;
 #[forbid(unsafe_code)]
 mod hw_counter;
 mod identity;
+#[forbid(unsafe_code)]
+mod own_folder;
 #[forbid(unsafe_code)]
 mod plan;
 pub mod redirect;
@@ -52,6 +57,7 @@ mod tests;
 
 pub use channel::{ChannelSender, Sent};
 pub use hw_counter::HwCounter;
+pub use own_folder::{OwnFolder, Refusal, safe_home, usual_name};
 pub use plan::UVERBS_DEVICE_ABI;
 pub use settings::{Settings, homes};
 pub use shown::Shown;
@@ -178,16 +184,15 @@ impl Presence {
         let homes = homes(settings);
         let names: Vec<_> = devices.iter().map(Shown::name).collect();
         let names = names.join(", ");
-        let tree = tree::provide(&inputs.plan(), &homes).inspect_err(|errno| {
-            let homes: Vec<_> = homes.iter().map(|home| home.display().to_string()).collect();
-            let places = homes.join(" or ");
-            let fix = match *errno {
-                Errno::MFILE | Errno::NFILE | Errno::NOMEM => failure::explained(*errno),
-                errno => format!("{errno}: set URNIC_PRESENT_DIR to a folder that can be written"),
+        let tree = tree::provide(&inputs.plan(), &homes).map_err(|NoTree { errno, reasons }| {
+            let fix = match errno {
+                Errno::MFILE | Errno::NFILE | Errno::NOMEM => failure::explained(errno),
+                _ => "set URNIC_PRESENT_DIR to a folder of yours that can be written".to_owned(),
             };
             error_log::log_once(format!(
-                "cannot keep the files that stand for {names} in {places}: {fix}"
+                "cannot keep the files that stand for {names} in {reasons}: {fix}"
             ));
+            errno
         })?;
         tracing::debug!("{names}: in {}", tree.root.display());
         Ok(Presence { scope, tree, devices })
@@ -196,6 +201,14 @@ impl Presence {
     /// The folder that stands for `/`: `/sys/class/infiniband` is `<root>/sys/class/infiniband`.
     pub fn root(&self) -> &Path {
         &self.tree.root
+    }
+
+    /// The folder that has the tree, and the stat sockets of this user's processes.
+    ///
+    /// # Errors
+    /// It is not this user's alone any more.
+    pub fn folder(&self) -> Result<OwnFolder, Refusal> {
+        OwnFolder::open(self.root().parent().unwrap_or(Path::new("/")))
     }
 
     /// The devices, at least one, by their indices.

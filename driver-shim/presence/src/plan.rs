@@ -7,9 +7,10 @@ use rustix::fs::{CWD, FileType, major, minor};
 
 use super::hw_counter::HwCounter;
 use super::identity::{self, Digest, Scope, guid_text, words};
+use super::own_folder::names;
 use super::settings::Settings;
 use super::shown::Shown;
-use super::tree::{Item, Plan, folder, names};
+use super::tree::{Item, Plan, folder};
 use urnic_config::Identity;
 use urnic_process::gids::GidTable;
 use urnic_process::port_gids;

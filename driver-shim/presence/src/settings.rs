@@ -17,7 +17,8 @@ pub struct Settings {
     pub digest: u64,
 }
 
-/// The folders in which a tree may be made, best first; the first one that permits it is used.
+/// The folders in which a tree may be made, best first; the first one that permits it, and that is
+/// safe from other users ([`OwnFolder`](super::OwnFolder)), is used.
 pub fn homes(settings: &Settings) -> Vec<PathBuf> {
     if let Some(dir) = &settings.dir {
         return vec![dir.clone()];

@@ -7,6 +7,7 @@ use std::path::Path;
 
 use super::redirect::{PathBuffer, Target};
 use super::*;
+use rustix::fd::AsFd as _;
 use urnic_config::Identity;
 use urnic_process::fds::InternalFd;
 use urnic_process::netlink;
@@ -215,10 +216,8 @@ fn many_builders_make_one_tree() {
     assert_eq!(scratch.trees().len(), 1);
 }
 
-#[test]
-fn unused_old_trees_are_removed() {
-    let scratch = Scratch::new();
-    let plan = |name: &str| tree::Plan {
+fn small_plan(name: &str) -> tree::Plan {
+    tree::Plan {
         name: name.to_owned(),
         items: vec![
             tree::Item::File("a/b".into(), b"c".to_vec()),
@@ -226,44 +225,152 @@ fn unused_old_trees_are_removed() {
         ],
         dated: vec!["a".into()],
         time: 1_000_000_000,
-    };
+    }
+}
+
+#[test]
+fn unused_old_trees_are_removed() {
+    let scratch = Scratch::new();
     fds::adopt_process();
     let homes = [scratch.0.path().to_owned()];
-    let used = tree::provide(&plan("used"), &homes).unwrap();
-    drop(tree::provide(&plan("unused"), &homes).unwrap());
-    let provided = tree::provide(&plan("new"), &homes).unwrap();
+    let used = tree::provide(&small_plan("used"), &homes).unwrap();
+    drop(tree::provide(&small_plan("unused"), &homes).unwrap());
+    let _new = tree::provide(&small_plan("new"), &homes).unwrap();
     assert_eq!(scratch.trees(), ["new", "unused", "used"], "young trees stay");
-    tree::reap_older_than(provided.root.parent().unwrap(), "new", std::time::Duration::ZERO);
+    let ours = OwnFolder::provide(scratch.0.path()).unwrap();
+    tree::reap_older_than(ours.as_fd(), "new", std::time::Duration::ZERO);
     assert_eq!(scratch.trees(), ["new", "used"]);
     drop(used);
-    tree::reap_older_than(provided.root.parent().unwrap(), "new", std::time::Duration::ZERO);
+    tree::reap_older_than(ours.as_fd(), "new", std::time::Duration::ZERO);
     assert_eq!(scratch.trees(), ["new"]);
     assert!(Path::new("/").exists());
 }
 
 #[test]
-fn a_folder_that_others_can_enter_is_refused() {
+fn a_tree_that_another_locks_to_remove_it_is_replaced() {
     let scratch = Scratch::new();
-    let uid = rustix::process::geteuid().as_raw();
-    let ours = scratch.0.file(&format!("urnic-{uid}"));
-    fs::create_dir(&ours).unwrap();
-    fs::set_permissions(&ours, fs::Permissions::from_mode(0o755)).unwrap();
-    let refused = Presence::build(identity::Scope::current(), vec![gids()], &scratch.settings(0));
-    assert_eq!(refused.unwrap_err(), Errno::PERM);
-    fs::set_permissions(&ours, fs::Permissions::from_mode(0o700)).unwrap();
-    presence(&scratch.settings(0));
+    fds::adopt_process();
+    let homes = [scratch.0.path().to_owned()];
+    let first = tree::provide(&small_plan("tree"), &homes).unwrap().root;
+    let reaper = fs::File::open(&first).unwrap();
+    rustix::fs::flock(&reaper, rustix::fs::FlockOperation::NonBlockingLockExclusive).unwrap();
+    let other = tree::provide(&small_plan("tree"), &homes).unwrap();
+    assert_ne!(other.root, first);
+    assert_eq!(fs::read(other.root.join("a/b")).unwrap(), b"c");
+    drop(reaper);
+    assert_eq!(tree::provide(&small_plan("tree"), &homes).unwrap().root, first);
+}
+
+/// The folders of this user in a home where the usual name is taken.
+fn others(home: &Path) -> Vec<String> {
+    let prefix = usual_name() + "-";
+    let mut names: Vec<String> = fs::read_dir(home)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .filter(|name| name.starts_with(&prefix))
+        .collect();
+    names.sort_unstable();
+    names
 }
 
 #[test]
-fn a_link_in_the_place_of_our_folder_is_refused() {
+fn where_the_usual_name_is_taken_another_folder_is_used() {
     let scratch = Scratch::new();
-    let uid = rustix::process::geteuid().as_raw();
+    let home = scratch.0.path();
+    let usual = scratch.0.file(&usual_name());
+    fs::create_dir(&usual).unwrap();
+    fs::set_permissions(&usual, fs::Permissions::from_mode(0o755)).unwrap();
+    let one = presence(&scratch.settings(0));
+    assert_eq!(fs::read_dir(&usual).unwrap().count(), 0, "others may enter it");
+    let [other] = &others(home)[..] else {
+        panic!("{:?}", others(home))
+    };
+    assert!(one.root().starts_with(home.join(other)));
+    assert_eq!(
+        fs::metadata(home.join(other)).unwrap().permissions().mode() & 0o7777,
+        0o700
+    );
+    assert_eq!(
+        presence(&scratch.settings(0)).root(),
+        one.root(),
+        "found by the next"
+    );
+    assert_eq!(
+        OwnFolder::provide(home).unwrap().taken(),
+        Some(Refusal::Open(0o755))
+    );
+    let found: Vec<_> = OwnFolder::all(home)
+        .iter()
+        .map(|one| one.path().to_owned())
+        .collect();
+    assert_eq!(found, [home.join(other)]);
+    fs::set_permissions(&usual, fs::Permissions::from_mode(0o700)).unwrap();
+    assert!(presence(&scratch.settings(0)).root().starts_with(&usual));
+    assert_eq!(OwnFolder::all(home).len(), 2);
+}
+
+#[test]
+fn a_file_or_link_in_the_place_of_our_folder_is_not_used() {
+    let scratch = Scratch::new();
+    let usual = scratch.0.file(&usual_name());
     let elsewhere = scratch.0.file("elsewhere");
     fs::create_dir(&elsewhere).unwrap();
     fs::set_permissions(&elsewhere, fs::Permissions::from_mode(0o700)).unwrap();
-    std::os::unix::fs::symlink(&elsewhere, scratch.0.file(&format!("urnic-{uid}"))).unwrap();
-    Presence::build(identity::Scope::current(), vec![gids()], &scratch.settings(0)).unwrap_err();
+    std::os::unix::fs::symlink(&elsewhere, &usual).unwrap();
+    presence(&scratch.settings(0));
     assert_eq!(fs::read_dir(&elsewhere).unwrap().count(), 0);
+    fs::remove_file(&usual).unwrap();
+    fs::write(&usual, "").unwrap();
+    presence(&scratch.settings(0));
+    assert_eq!(
+        OwnFolder::provide(scratch.0.path()).unwrap().taken(),
+        Some(Refusal::NoFolder)
+    );
+    assert_eq!(others(scratch.0.path()).len(), 1);
+}
+
+#[test]
+fn a_home_in_which_others_may_rename_is_not_used() {
+    let scratch = Scratch::new();
+    let home = scratch.0.path();
+    fs::set_permissions(home, fs::Permissions::from_mode(0o777)).unwrap();
+    let refused = Presence::build(identity::Scope::current(), vec![gids()], &scratch.settings(0));
+    assert_eq!(refused.unwrap_err(), Errno::PERM);
+    assert_eq!(OwnFolder::provide(home).unwrap_err(), Refusal::Shared(0o777));
+    for mode in [0o1777, 0o775] {
+        fs::set_permissions(home, fs::Permissions::from_mode(mode)).unwrap();
+        presence(&scratch.settings(0));
+    }
+}
+
+/// Root can give folders to another user.
+#[test]
+fn a_folder_or_home_of_another_user_is_not_used() {
+    const STRANGER: u32 = 61234;
+    let scratch = Scratch::new();
+    let home = scratch.0.path();
+    let usual = scratch.0.file(&usual_name());
+    fs::create_dir(&usual).unwrap();
+    fs::set_permissions(&usual, fs::Permissions::from_mode(0o700)).unwrap();
+    if std::os::unix::fs::chown(&usual, Some(STRANGER), None).is_err() {
+        // Nobody else can give a folder away; the system tests have the case as well.
+        return;
+    }
+    let theirs = scratch.0.file(&(usual_name() + "-0123456789abcdef"));
+    fs::create_dir(&theirs).unwrap();
+    std::os::unix::fs::chown(&theirs, Some(STRANGER), None).unwrap();
+    let presence = presence(&scratch.settings(0));
+    assert!(!presence.root().starts_with(&usual) && !presence.root().starts_with(&theirs));
+    assert_eq!(
+        OwnFolder::provide(home).unwrap().taken(),
+        Some(Refusal::OfUser(STRANGER))
+    );
+    assert_eq!(OwnFolder::all(home).len(), 1);
+    assert_eq!(OwnFolder::open(&usual).unwrap_err(), Refusal::OfUser(STRANGER));
+    std::os::unix::fs::chown(home, Some(STRANGER), None).unwrap();
+    assert_eq!(OwnFolder::provide(home).unwrap_err(), Refusal::OfUser(STRANGER));
+    assert!(OwnFolder::all(home).is_empty());
+    presence.folder().unwrap_err();
 }
 
 #[test]

@@ -6,19 +6,22 @@
 //! time is derived from the content, so that a tree that was built again is the same device.
 //!
 //! Each process that uses a tree holds a shared lock on its folder. Trees that no process has
-//! locked are removed if they were not built recently.
+//! locked are removed if they were not built recently: renamed, then emptied. Nobody waits for a
+//! lock. Other users cannot take one, because they cannot enter the folder (`own_folder.rs`).
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use rustix::fd::{AsFd, OwnedFd};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{
-    AtFlags, CWD, Dir, FileType, FlockOperation, Mode, OFlags, Timespec, Timestamps, flock, fstat, mkdir,
-    open, openat, rename, stat, statat, symlink, unlinkat, utimensat,
+    AtFlags, CWD, FileType, FlockOperation, Mode, OFlags, Timespec, Timestamps, flock, fstat, mkdir, open,
+    openat, rename, renameat, stat, statat, symlink, unlinkat, utimensat,
 };
 use rustix::io::Errno;
 
 use urnic_process::fds::InternalFd;
+
+use super::own_folder::{self, OwnFolder, Refusal, names};
 
 /// An unused tree younger than this is not removed: its user may run another short program soon.
 const YOUNG: Duration = Duration::from_secs(60);
@@ -62,56 +65,71 @@ pub(super) struct Tree {
     _lock: InternalFd,
 }
 
+/// Why no home has a tree.
+#[derive(Debug)]
+pub(super) struct NoTree {
+    /// The error of the last home: `EACCES`, `EROFS`, `ENOSPC`, …; `EPERM` if another user could
+    /// change the tree.
+    pub(super) errno: Errno,
+    /// The homes, each with the reason.
+    pub(super) reasons: String,
+}
+
 /// Finds or builds the planned tree in the first of `homes` in which that succeeds.
 ///
 /// # Errors
-/// The error of the last home: `EACCES`, `EROFS`, `ENOSPC`, …; `EPERM` for a folder with our name
-/// that another user made.
-pub(super) fn provide(plan: &Plan, homes: &[PathBuf]) -> Result<Tree, Errno> {
-    let uid = rustix::process::geteuid().as_raw();
-    let mut last = Errno::NOENT;
+/// The reasons, if there is no such home.
+pub(super) fn provide(plan: &Plan, homes: &[PathBuf]) -> Result<Tree, NoTree> {
+    let mut errno = Errno::NOENT;
+    let mut reasons = Vec::new();
     for home in homes {
-        let ours = home.join(format!("urnic-{uid}"));
-        match own_folder(&ours, uid).and_then(|()| provide_in(plan, &ours)) {
-            Ok(tree) => {
-                reap(&ours, &plan.name);
-                return Ok(tree);
+        let provided = OwnFolder::provide(home).and_then(|ours| {
+            if let Some(taken) = ours.taken() {
+                let usual = home.join(own_folder::usual_name());
+                tracing::debug!("{}: {taken}: using {}", usual.display(), ours.path().display());
             }
-            Err(errno) => {
-                tracing::debug!("no presence tree in {}: {errno}", ours.display());
-                last = errno;
+            let tree = provide_in(plan, ours.path()).map_err(Refusal::Failed)?;
+            reap(ours.as_fd(), &plan.name);
+            Ok(tree)
+        });
+        match provided {
+            Ok(tree) => return Ok(tree),
+            Err(refusal) => {
+                errno = refusal.errno();
+                reasons.push(format!("{}: {refusal}", home.display()));
             }
         }
     }
-    Err(last)
+    Err(NoTree {
+        errno,
+        reasons: reasons.join("; "),
+    })
 }
 
-/// Makes our folder, or verifies that this user owns it: others can write to `/tmp`.
-fn own_folder(path: &Path, uid: u32) -> Result<(), Errno> {
-    match mkdir(path, Mode::RWXU) {
-        Ok(()) | Err(Errno::EXIST) => {}
-        Err(errno) => return Err(errno),
-    }
-    let stat = fstat(folder(CWD, path)?)?;
-    let private = Mode::from_raw_mode(stat.st_mode) & (Mode::RWXG | Mode::RWXO) == Mode::empty();
-    if stat.st_uid == uid && private {
-        Ok(())
-    } else {
-        Err(Errno::PERM)
-    }
-}
-
+/// Takes the planned tree, or builds it. Never waits: if another process has the tree locked, to
+/// remove it, this process uses the tree that it has built under another name.
 fn provide_in(plan: &Plan, ours: &Path) -> Result<Tree, Errno> {
     let root = ours.join(&plan.name);
-    // Each round takes a tree or builds one; another round is needed only while a reaper is active.
-    for _ in 0..16 {
-        match take(&root) {
-            Err(Errno::NOENT) => build(plan, ours, &root)?,
-            Err(Errno::AGAIN) => std::thread::yield_now(),
-            taken => return taken,
+    match take(&root) {
+        Err(Errno::NOENT | Errno::AGAIN) => {}
+        taken => return taken,
+    }
+    let built = build(plan, ours)?;
+    match rename(&built.root, &root) {
+        Ok(()) => Ok(Tree { root, ..built }),
+        Err(Errno::EXIST | Errno::NOTEMPTY) => match take(&root) {
+            // Another process finished the same tree first.
+            Ok(tree) => {
+                discard(&built);
+                Ok(tree)
+            }
+            Err(_) => Ok(built),
+        },
+        Err(errno) => {
+            discard(&built);
+            Err(errno)
         }
     }
-    Err(Errno::BUSY)
 }
 
 /// Takes a tree into use. `ENOENT`: the tree does not exist; `EAGAIN`: a reaper is removing it.
@@ -128,32 +146,34 @@ fn take(root: &Path) -> Result<Tree, Errno> {
     })
 }
 
-fn build(plan: &Plan, ours: &Path, root: &Path) -> Result<(), Errno> {
-    let site = ours.join(format!(
-        ".{}-{}-{:x}",
-        plan.name,
-        rustix::process::getpid().as_raw_pid(),
-        nonce()
-    ));
+/// Builds a tree under a name of this process.
+fn build(plan: &Plan, ours: &Path) -> Result<Tree, Errno> {
+    let site = ours.join(private_name(&plan.name));
     mkdir(&site, Mode::RWXU)?;
-    let fd = folder(CWD, &site)?;
     // The lock keeps reapers from the unfinished tree.
-    let built = flock(&fd, FlockOperation::NonBlockingLockShared)
-        .and_then(|()| fill(plan, &site))
-        .and_then(|()| rename(&site, root));
-    match built {
-        Ok(()) => Ok(()),
+    let locked = folder(CWD, &site).and_then(|fd| {
+        flock(&fd, FlockOperation::NonBlockingLockShared)?;
+        InternalFd::kept(fd)
+    });
+    let lock = locked.inspect_err(|_| {
+        let _ = unlinkat(CWD, &site, AtFlags::REMOVEDIR);
+    })?;
+    let tree = Tree {
+        root: site,
+        _lock: lock,
+    };
+    match fill(plan, &tree.root) {
+        Ok(()) => Ok(tree),
         Err(errno) => {
-            remove(&fd, 0);
-            let _ = unlinkat(CWD, &site, AtFlags::REMOVEDIR);
-            // Another process finished the same tree first.
-            if matches!(errno, Errno::EXIST | Errno::NOTEMPTY) {
-                Ok(())
-            } else {
-                Err(errno)
-            }
+            discard(&tree);
+            Err(errno)
         }
     }
+}
+
+/// A name that no other tree has, finished or not.
+fn private_name(name: &str) -> String {
+    format!(".{name}-{}-{:x}", rustix::process::getpid().as_raw_pid(), nonce())
 }
 
 fn fill(plan: &Plan, site: &Path) -> Result<(), Errno> {
@@ -209,30 +229,48 @@ fn folders(site: &Path, item: &Item) -> Result<(), Errno> {
 }
 
 /// Removes unused and unfinished trees. Best effort.
-fn reap(ours: &Path, except: &str) {
+fn reap(ours: BorrowedFd<'_>, except: &str) {
     reap_older_than(ours, except, YOUNG);
 }
 
-pub(super) fn reap_older_than(ours: &Path, except: &str, age: Duration) {
-    let Ok(home) = folder(CWD, ours) else { return };
-    for name in names(&home) {
+pub(super) fn reap_older_than(ours: BorrowedFd<'_>, except: &str, age: Duration) {
+    for name in names(ours) {
         if name == except {
             continue;
         }
-        let Ok(tree) = folder(&home, Path::new(&name)) else {
+        let Ok(tree) = folder(ours, Path::new(&name)) else {
             continue;
         };
         let young = fstat(&tree).is_ok_and(|stat| {
             let built = SystemTime::UNIX_EPOCH + Duration::from_secs(stat.st_ctime.unsigned_abs());
-            built.elapsed().is_ok_and(|elapsed| elapsed < age)
+            // A time in the future: the clock was set back.
+            built.elapsed().map_or(true, |elapsed| elapsed < age)
         });
         if young || flock(&tree, FlockOperation::NonBlockingLockExclusive).is_err() {
             continue;
         }
-        // From here on no process can take the tree: take() fails with EAGAIN or ENOENT.
-        remove(&tree, 0);
-        let _ = unlinkat(&home, &name, AtFlags::REMOVEDIR);
+        // The removal takes longer than the renaming, after which a process builds a new tree.
+        let doomed = private_name(&name);
+        if is_named(&tree, ours, &name) && renameat(ours, &name, ours, &doomed).is_ok() {
+            remove(&tree, 0);
+            let _ = unlinkat(ours, &doomed, AtFlags::REMOVEDIR);
+        }
     }
+}
+
+/// Whether the tree still has this name. While its lock is held, no other process renames it.
+fn is_named(tree: &OwnedFd, ours: BorrowedFd<'_>, name: &str) -> bool {
+    let named = statat(ours, name, AtFlags::SYMLINK_NOFOLLOW);
+    let held = fstat(tree);
+    matches!((held, named), (Ok(held), Ok(named)) if (held.st_dev, held.st_ino) == (named.st_dev, named.st_ino))
+}
+
+/// Removes a tree that only this process uses.
+fn discard(tree: &Tree) {
+    if let Ok(fd) = folder(CWD, &tree.root) {
+        remove(&fd, 0);
+    }
+    let _ = unlinkat(CWD, &tree.root, AtFlags::REMOVEDIR);
 }
 
 /// Removes the content of a folder; does not follow links.
@@ -252,17 +290,6 @@ fn remove(folder_fd: &OwnedFd, depth: u32) {
             let _ = unlinkat(folder_fd, &name, AtFlags::empty());
         }
     }
-}
-
-/// The names in a folder, unsorted; empty if the folder cannot be read.
-pub(super) fn names(folder: impl AsFd) -> Vec<String> {
-    let Ok(entries) = Dir::read_from(folder) else {
-        return Vec::new();
-    };
-    entries
-        .filter_map(|entry| String::from_utf8(entry.ok()?.file_name().to_bytes().to_vec()).ok())
-        .filter(|name| name != "." && name != "..")
-        .collect()
 }
 
 /// Opens a folder; fails for any other file, also for a link to a folder.

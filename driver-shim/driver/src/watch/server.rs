@@ -1,21 +1,19 @@
 //! The server of a stat socket.
 
-use std::io::IoSlice;
 use std::mem::MaybeUninit;
-use std::path::Path;
 
-use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
-use rustix::fs::{AtFlags, MemfdFlags, Mode, OFlags, memfd_create, open, unlinkat};
+use rustix::fd::{BorrowedFd, OwnedFd};
+use rustix::fs::{AtFlags, Mode, fchmod, unlinkat};
 use rustix::io::{Errno, IoSliceMut};
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, recvmsg, sendmsg, socket_with,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType, recvmsg,
+    socket_with,
 };
 
-use serde::Serialize;
-
+use super::answer;
 use super::names;
 use super::snapshot::Snapshot;
+use urnic_presence::OwnFolder;
 use urnic_process::fds::InternalFd;
 
 /// The text of a request for a snapshot.
@@ -42,11 +40,13 @@ impl StatSocket {
     ///
     /// # Errors
     /// The errors of the folder; `EMFILE` if no fd is left.
-    pub(crate) fn open(folder: &Path) -> Result<StatSocket, Errno> {
-        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let folder = InternalFd::of_device(open(folder, flags, Mode::empty())?)?;
+    pub(crate) fn open(folder: OwnFolder) -> Result<StatSocket, Errno> {
+        let folder = InternalFd::of_device(folder.into_fd())?;
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None)?;
+        // Only this user can reach the socket, whatever the umask, and whatever becomes of the
+        // folder.
+        fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
         let socket = InternalFd::of_device(socket)?;
         let name = {
             let folder = folder.get().ok_or(Errno::BADF)?;
@@ -77,8 +77,8 @@ impl StatSocket {
             match receive_request(socket) {
                 Ok(Some((client, request))) => {
                     let answered = match request.strip_prefix(FAULTS) {
-                        Some(faults) => send_answer(&client, &add_faults(faults)),
-                        None => send_answer(&client, &snapshot()),
+                        Some(faults) => answer::send(&client, &add_faults(faults)),
+                        None => answer::send(&client, &snapshot()),
                     };
                     // A client that closed its end gets no answer; this is no error of this
                     // process.
@@ -129,7 +129,7 @@ fn receive_request(socket: BorrowedFd<'_>) -> Result<Option<(OwnedFd, String)>, 
 }
 
 /// The first fd of the control message; others are closed.
-pub(super) fn take_fd(ancillary: &mut RecvAncillaryBuffer<'_>) -> Option<OwnedFd> {
+fn take_fd(ancillary: &mut RecvAncillaryBuffer<'_>) -> Option<OwnedFd> {
     ancillary
         .drain()
         .filter_map(|message| match message {
@@ -137,35 +137,4 @@ pub(super) fn take_fd(ancillary: &mut RecvAncillaryBuffer<'_>) -> Option<OwnedFd
             _ => None,
         })
         .next()
-}
-
-/// Sends a text, of at least one byte, and an fd.
-pub(super) fn send_fd(
-    to: impl AsFd,
-    text: &str,
-    fd: BorrowedFd<'_>,
-    address: Option<&SocketAddrUnix>,
-) -> Result<(), Errno> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut ancillary = SendAncillaryBuffer::new(&mut space);
-    let fds = [fd];
-    ancillary.push(SendAncillaryMessage::ScmRights(&fds));
-    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-    let byte = [IoSlice::new(text.as_bytes())];
-    match address {
-        Some(address) => rustix::net::sendmsg_addr(to, address, &byte, &mut ancillary, flags)?,
-        None => sendmsg(to, &byte, &mut ancillary, flags)?,
-    };
-    Ok(())
-}
-
-fn send_answer(client: &OwnedFd, answer: &impl Serialize) -> Result<(), Errno> {
-    let text = serde_json::to_vec(answer).map_err(|_| Errno::INVAL)?;
-    let file = memfd_create("urnic stat", MemfdFlags::CLOEXEC)?;
-    let mut rest = text.as_slice();
-    while !rest.is_empty() {
-        let n = rustix::io::write(&file, rest)?;
-        rest = rest.get(n..).unwrap_or_default();
-    }
-    send_fd(client, "!", file.as_fd(), None)
 }

@@ -44,7 +44,7 @@ impl Snapshot {
                     .failures
                     .iter()
                     .filter(|failure| failure.status == status.verbs_name());
-                of_status.map(|failure| failure.count).sum()
+                of_status.fold(0, |sum, failure| sum.wrapping_add(failure.count))
             }
         }
     }

@@ -140,19 +140,29 @@ fn beside(path: &Path) -> PathBuf {
     path.with_file_name(name)
 }
 
-fn open(path: &Path) -> Result<OwnedFd, Errno> {
+fn open(path: &Path, more: OFlags) -> Result<OwnedFd, Errno> {
     // A pipe without a reader would block the device, and a slow reader would block the traffic.
-    let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
-    let file = rustix::fs::open(path, flags, Mode::from_raw_mode(0o644))?;
+    let flags = OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    let file = rustix::fs::open(path, flags | more, Mode::from_raw_mode(0o644))?;
     match FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode) {
         FileType::RegularFile => Ok(file),
         _ => Err(Errno::NOTSUP),
     }
 }
 
-/// Opens a file for this process alone, and empties it.
+/// Opens a file for this process alone, and empties it. Other users can foresee the name: a link,
+/// or a file of theirs, is refused.
 fn open_own(path: &Path) -> Result<OwnedFd, Errno> {
-    let file = open(path)?;
+    let file = match open(path, OFlags::CREATE | OFlags::EXCL) {
+        Err(Errno::EXIST) => {
+            let file = open(path, OFlags::NOFOLLOW)?;
+            if rustix::fs::fstat(&file)?.st_uid != rustix::process::geteuid().as_raw() {
+                return Err(Errno::PERM);
+            }
+            file
+        }
+        made => made?,
+    };
     // Processes in containers that share a folder may have one number.
     if !lock(&file) {
         return Err(Errno::BUSY);
@@ -173,7 +183,7 @@ fn claim(path: &Path) -> Result<(OwnedFd, PathBuf), Errno> {
     if let Some(path) = numbered(path) {
         return Ok((open_own(&path)?, path));
     }
-    let file = open(path)?;
+    let file = open(path, OFlags::CREATE)?;
     if lock(&file) && rustix::fs::fstat(&file)?.st_size == 0 {
         return Ok((file, path.to_owned()));
     }
@@ -225,7 +235,7 @@ impl CaptureFile {
         if numbered(path).is_some() {
             return Ok(());
         }
-        let file = open(path)?;
+        let file = open(path, OFlags::CREATE)?;
         if lock(&file) {
             rustix::fs::ftruncate(&file, 0)?;
         }

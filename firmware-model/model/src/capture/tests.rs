@@ -233,3 +233,21 @@ fn a_file_that_cannot_grow_ends_with_a_whole_packet() {
     pass(&mut connected.initiator, &mut connected.responder, FPDU);
     assert_eq!(packets(&path).len(), 3);
 }
+
+#[test]
+fn a_link_under_the_name_of_a_process_is_not_followed() {
+    let folder = Folder::new("capture-link");
+    let precious = folder.file("precious");
+    std::fs::write(&precious, "content").unwrap();
+    let own = folder.file(&format!("a-{}.pcapng", std::process::id()));
+    std::os::unix::fs::symlink(&precious, &own).unwrap();
+    std::fs::write(folder.file("a.pcapng"), "of another process").unwrap();
+    for name in ["a.pcapng", "a-%p.pcapng"] {
+        assert_eq!(claim(&folder.file(name)).unwrap_err(), Errno::LOOP, "{name}");
+    }
+    assert_eq!(std::fs::read(&precious).unwrap(), b"content");
+    std::fs::remove_file(&own).unwrap();
+    std::fs::write(&own, "of an earlier process").unwrap();
+    let (file, path) = claim(&folder.file("a.pcapng")).unwrap();
+    assert_eq!((path, rustix::fs::fstat(&file).unwrap().st_size), (own, 0));
+}
