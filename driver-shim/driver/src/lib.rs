@@ -52,6 +52,7 @@ pub mod watch;
 mod window;
 
 pub use attributes::Attributes;
+pub use clock::now;
 pub use datagrams::Destination;
 pub use dma::{Anywhere, DmaMemory, RingPlacement};
 pub use driver::{Cq, Driver, Qp, Srq};

@@ -117,7 +117,6 @@ impl Core {
         });
         let network = Arc::new(Tcp {
             descriptors: descriptors.clone(),
-            liveness: config.liveness,
             same_host: same_host.clone(),
         });
         let schedule = Schedule::with_epoll(&descriptors, bells)?;

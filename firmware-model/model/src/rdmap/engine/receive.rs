@@ -299,8 +299,8 @@ impl Engine {
 }
 
 /// The first FPDU is complete, and its message or segment was accepted. The driver reports the
-/// connection as established at this event: the peer's Terminate, an error or a refused RTR must not
-/// cause it (row EMPA-40).
+/// connection as established at this event: the peer's Terminate, an error or a refused RTR must
+/// not cause it (row EMPA-40).
 #[cold]
 pub(super) fn note_first_fpdu(halves: &Halves, env: &mut Env<'_>, initiator: bool, may_begin: bool) {
     // A responder sends nothing before it has an FPDU (RFC 5044 §7.1.2): this one came with its
