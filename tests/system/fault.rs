@@ -106,7 +106,7 @@ fn pingpong_takes_each_fault_as_the_real_trouble() {
     for (faults, end) in [
         ("reset after=64k", End::Failed),
         ("close after=64k", End::Failed),
-        ("silence after=64k", End::Waits),
+        ("silence after=64k", End::Failed),
         ("corrupt after=64k", End::Failed),
         ("reset after=20msg", End::Failed),
         ("terminate code=0x1202 after=20msg", End::Failed),

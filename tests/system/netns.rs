@@ -1,5 +1,6 @@
 //! Two hosts: network namespaces with a veth between them.
 
+use rustix::process::Signal;
 use urnic_tests::netns::Netns;
 use urnic_tests::program::Program;
 use urnic_tests::skip::installed;
@@ -61,6 +62,93 @@ fn a_host_with_loopback_only() {
     let netns = or_skip!(Netns::new());
     Pair::new(&netns.program(Program::new("ibv_rc_pingpong"))).succeeds();
     Pair::new(&netns.program(Program::new("ibv_rc_pingpong").line("-g 0"))).succeeds();
+}
+
+/// The connections of a namespace, with their timers.
+fn connections(netns: &Netns) -> String {
+    let list = Program::plain("ss").line("-Htno state established");
+    netns.program(list).run().success()
+}
+
+/// Waits until messages pass between the queue pairs: more than the numbers that programs exchange.
+fn passes_messages(netns: &Netns) {
+    let list = || netns.program(Program::plain("ss").line("-Htni")).run().success();
+    let bytes = |word: &str| word.strip_prefix("bytes_received:")?.parse::<u64>().ok();
+    let passes = || {
+        let list = list();
+        let most = list.split_whitespace().filter_map(bytes).max();
+        most.is_some_and(|most| most > 10_000).then_some(())
+    };
+    assert!(until(TIME_LIMIT, passes).is_some(), "{}", list());
+}
+
+/// TCP alone would retransmit for a quarter of an hour.
+#[test]
+fn a_request_fails_when_the_network_is_cut() {
+    or_skip!(installed("ib_write_bw"));
+    or_skip!(installed("ss"));
+    for cut in 0..2 {
+        let netns = or_skip!(Netns::pair());
+        let writes = Program::new("ib_write_bw").line("-F -D 60");
+        let (server, client) = between(&netns, &writes, "10.77.0.1").start();
+        passes_messages(&netns[0]);
+        netns[cut].ip("link set veth0 down");
+        client.wait().failure();
+        // Nothing of the target waits, so it does not notice.
+        server.signal(Signal::KILL);
+        server.wait();
+    }
+}
+
+#[test]
+fn a_waiting_read_notices_that_the_network_is_cut() {
+    or_skip!(installed("ib_read_bw"));
+    or_skip!(installed("ss"));
+    let netns = or_skip!(Netns::pair());
+    let reads = Program::new("ib_read_bw").line("-F -D 60 -s 64");
+    let (server, client) = between(&netns, &reads, "10.77.0.1").start();
+    passes_messages(&netns[1]);
+    // The host acknowledges the Reads, and its program does not answer them.
+    server.stop();
+    let acknowledged = || {
+        let idle = |line: &str| line.split_whitespace().nth(1) == Some("0");
+        connections(&netns[1]).lines().all(idle).then_some(())
+    };
+    assert!(
+        until(TIME_LIMIT, acknowledged).is_some(),
+        "{}",
+        connections(&netns[1])
+    );
+    netns[0].ip("link set veth0 down");
+    client.wait().failure();
+    server.resume();
+    server.signal(Signal::KILL);
+    server.wait();
+}
+
+/// Its host answers for it, as an adapter does.
+#[test]
+fn a_stopped_program_fails_no_request_of_its_peer() {
+    or_skip!(installed("ib_send_bw"));
+    or_skip!(installed("ss"));
+    let netns = or_skip!(Netns::pair());
+    // More is posted than a socket buffers.
+    let sends = Program::new("ib_send_bw").line("-F -s 1048576 -t 64 -n 2000");
+    let (server, client) = between(&netns, &sends, "10.77.0.1").start();
+    passes_messages(&netns[0]);
+    server.stop();
+    // The window closes. TCP asks for room there at intervals that grow from 200 ms: the limit of
+    // two seconds is over when they have grown to seconds.
+    let probes = || {
+        let list = connections(&netns[1]);
+        let long = |line: &str| line.contains("timer:(persist,") && line.contains("sec,");
+        list.lines().any(long).then_some(())
+    };
+    let closed = until(TIME_LIMIT, probes);
+    server.resume();
+    assert!(closed.is_some(), "{}", connections(&netns[1]));
+    client.wait().success();
+    server.wait().success();
 }
 
 /// A queue pair's connection takes a port only from others to the same listener. Otherwise the

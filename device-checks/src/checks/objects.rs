@@ -23,6 +23,7 @@ checks! {
     rings_and_records_out_of_reach_fail_their_command,
     queue_pairs_change_state_as_they_should,
     attributes_out_of_range_are_refused,
+    any_limit_on_the_peers_silence_is_taken,
     doorbells_of_nonsense_are_ignored,
 }
 
@@ -260,6 +261,21 @@ fn attributes_out_of_range_are_refused(rig: &Rig) -> Outcome {
         )?;
     }
     end.qp.is_in(rig, QpState::Rts)
+}
+
+fn any_limit_on_the_peers_silence_is_taken(rig: &Rig) -> Outcome {
+    let (near, _far) = pair(rig)?;
+    for limit in [2_000, 0, 1, u32::MAX] {
+        let change = ModifyQp {
+            qp: near.qp.id.into(),
+            mask: modify::ACK_TIMEOUT.into(),
+            ack_timeout_ms: limit.into(),
+            ..ModifyQp::default()
+        };
+        rig.run(Command::new(Opcode::ModifyQp, &change))?;
+    }
+    // The peer is there.
+    near.qp.is_in(rig, QpState::Rts)
 }
 
 fn doorbells_of_nonsense_are_ignored(rig: &Rig) -> Outcome {

@@ -8,6 +8,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod ack_timeout;
 pub mod carrier;
 pub mod mpa_startup;
 pub mod native;

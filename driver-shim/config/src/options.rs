@@ -386,6 +386,18 @@ pub const OPTIONS: &[Opt] = &[
         show: |c| c.cm.rnr_grace.as_millis().to_string(),
     },
     Opt {
+        key: "cm.ack_timeout",
+        takes: "0 to 31",
+        help: "On rdma_cm connections, the Local ACK Timeout where the program sets none (RDMA_OPTION_ID_ACK_TIMEOUT): requests fail \
+               whose peer's host is silent for 4.096 us * 2^N * (retry count + 1), 8.6 s with 18 and 7 retries. 0: as long as TCP tries.",
+        set: |c, text| {
+            let code = text.parse().ok().filter(|code| *code < 32)?;
+            c.cm.ack_timeout = code;
+            Some(())
+        },
+        show: |c| c.cm.ack_timeout.to_string(),
+    },
+    Opt {
         key: "cm.ports",
         takes: "auto, tcp or own",
         help: "Whether a listener of rdma_cm has the TCP port of its number (tcp), or leaves it to other programs (own): then it has the UDP \

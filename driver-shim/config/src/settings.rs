@@ -109,6 +109,9 @@ pub struct Cm {
     /// Meanwhile the stream is not read, so TCP holds the sender back and the device buffers
     /// nothing.
     pub rnr_grace: Duration,
+    /// The Local ACK Timeout of connections for which the program sets none: 4.096 µs · 2^n, the
+    /// time of one attempt to reach the peer; 0 = as long as TCP tries.
+    pub ack_timeout: u8,
     /// Where the ports of connections are.
     pub ports: CmPorts,
 }
@@ -449,6 +452,8 @@ impl Default for Config {
             },
             cm: Cm {
                 rnr_grace: Duration::from_secs(10),
+                // That of the Linux kernel's rdma_cm over RoCE.
+                ack_timeout: 18,
                 ports: CmPorts::Auto,
             },
             vfio: Vfio::default(),

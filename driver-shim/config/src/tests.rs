@@ -305,6 +305,8 @@ fn bad_values_are_reported_with_valid_ones() {
         ("native.port_range", "0-5"),
         ("native.port_range", "9-5"),
         ("native.port_range", "1-65536"),
+        ("cm.ack_timeout", "32"),
+        ("cm.ack_timeout", "-1"),
         ("native.max_parked", "1e3"),
         ("native.max_parked", "99999999999"),
         ("present.dir", "relative"),

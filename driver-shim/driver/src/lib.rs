@@ -53,6 +53,7 @@ pub mod watch;
 mod window;
 
 pub use attributes::Attributes;
+pub use clock::now;
 pub use datagrams::Destination;
 pub use dma::{Anywhere, DmaMemory, RingPlacement};
 pub use doorbell_write::DoorbellWrite;

@@ -12,7 +12,8 @@ use zerocopy::FromZeros;
 use crate::clock::now;
 use crate::connections::Native;
 use crate::driver::{Driver, Qp};
-use crate::streams::{AttachParams, Streams, milliseconds};
+use crate::streams::{AttachParams, Streams, ack_timeout_ms, milliseconds};
+use urnic_cm::ack_timeout::{MIN_RETRY_TIME, retry_time};
 use urnic_cm::mpa_startup::Time;
 use urnic_cm::native::{
     self, Attachment, Endpoints, Engine, HostAddress, Notice, PSN_MASK, Peer, PeerParams, RtsParams, World,
@@ -67,6 +68,16 @@ impl Driver {
         self.commands.run(Opcode::ModifyQp, &arguments)
     }
 
+    /// Sets how long the peer of a queue pair may be silent while a request waits for it; `None`
+    /// leaves that to TCP.
+    pub(super) fn limit_silence(&self, qp: &Qp, limit: Option<Duration>) -> Result<(), Errno> {
+        let mut arguments = ModifyQp::new_zeroed();
+        arguments.qp = qp.qid.into();
+        arguments.mask = modify::ACK_TIMEOUT.into();
+        arguments.ack_timeout_ms = ack_timeout_ms(limit).into();
+        self.commands.run(Opcode::ModifyQp, &arguments)
+    }
+
     pub(super) fn native_add(&self) -> Result<u32, Errno> {
         self.with_native(|engine, world| engine.add_queue_pair(world))
     }
@@ -102,9 +113,7 @@ impl Driver {
             sq_psn: attr.sq_psn & PSN_MASK,
             ord: attr.max_rd_atomic,
             rnr_retry: attr.rnr_retry,
-            // InfiniBand's Local ACK Timeout: 4.096 µs · 2^timeout.
-            timeout: (attr.timeout != 0).then(|| Duration::from_nanos(4096 << attr.timeout)),
-            retry_cnt: attr.retry_cnt,
+            retry_time: retry_time(attr.timeout, attr.retry_cnt),
         };
         self.with_native(|engine, world| engine.reached_rts(world, qp.qpn, rts));
     }
@@ -170,6 +179,10 @@ impl native::Streams for Streams<'_> {
         let qp = self.driver.qp(attachment.qid).ok_or(Errno::INVAL)?;
         self.driver
             .modify(&qp, modify::RNR, milliseconds(attachment.rnr_timeout))?;
+        if attachment.unreliable {
+            // Kind UC has no such attribute. A stream whose peer is silent would block the sends.
+            self.driver.limit_silence(&qp, Some(MIN_RETRY_TIME))?;
+        }
         Streams::attach(
             self,
             &AttachParams {
@@ -185,8 +198,8 @@ impl native::Streams for Streams<'_> {
         )
     }
 
-    fn is_waiting(&mut self, qid: u32) -> bool {
-        self.driver.qp(qid).is_some_and(|qp| qp.is_waiting())
+    fn waiting_since(&mut self, qid: u32) -> Option<Time> {
+        self.driver.qp(qid)?.waiting_since()
     }
 
     fn has_gone_on(&mut self, qid: u32) -> bool {

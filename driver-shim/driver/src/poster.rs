@@ -1,5 +1,7 @@
 //! The interface of the driver to the code that writes send queues.
 
+use std::time::Duration;
+
 /// The code that writes work requests into a queue pair's send queue.
 pub trait Poster: Send + Sync {
     /// The gate opened: publish the entries that were written meanwhile, and ring. Called with no
@@ -7,9 +9,9 @@ pub trait Poster: Send + Sync {
     /// on the thread that makes all connections: the implementation must not wait for the program.
     fn gate_opened(&self);
 
-    /// Whether work requests wait behind the gate. The implementation must not wait for the
-    /// program.
-    fn is_waiting(&self) -> bool;
+    /// The time, by [`now`](crate::now), since which work requests wait behind the gate; `None`:
+    /// none does. The implementation must not wait for the program.
+    fn waiting_since(&self) -> Option<Duration>;
 
     /// The requests that have a completion, whether the program took it or not; `None` while the
     /// program holds a lock that protects this state. Called after the loss of the device. The

@@ -325,12 +325,12 @@ impl Qp {
         lock(&self.gate_state).draining
     }
 
-    /// Whether work requests wait behind the gate.
-    pub(crate) fn is_waiting(&self) -> bool {
-        !self.gate_is_open()
-            && lock(&self.poster)
-                .as_ref()
-                .is_some_and(|poster| poster.is_waiting())
+    /// Since when work requests wait behind the gate; `None`: none does.
+    pub(crate) fn waiting_since(&self) -> Option<Duration> {
+        if self.gate_is_open() {
+            return None;
+        }
+        lock(&self.poster).as_ref()?.waiting_since()
     }
 
     /// Whether the thread that brought the queue pair to RTR has gone on to something else, as far
@@ -355,9 +355,8 @@ impl Qp {
     }
 
     /// Records that the connection manager attached the queue pair to a stream.
-    pub(crate) fn set_managed(&self, ack_timeout: Option<u8>) {
-        self.ack_timeout
-            .store(ack_timeout.unwrap_or(0), Ordering::Relaxed);
+    pub(crate) fn set_managed(&self, ack_timeout: u8) {
+        self.ack_timeout.store(ack_timeout, Ordering::Relaxed);
         self.managed.store(true, Ordering::Release);
         self.set_last_state(QpState::Rts);
     }
@@ -379,7 +378,7 @@ impl Qp {
         self.awaits_stream.store(awaits, Ordering::Release);
     }
 
-    /// The local ACK timeout that the program set with `RDMA_OPTION_ID_ACK_TIMEOUT`.
+    /// The Local ACK Timeout that the connection manager of an RNIC gave the queue pair.
     pub(crate) fn ack_timeout(&self) -> u8 {
         self.ack_timeout.load(Ordering::Relaxed)
     }

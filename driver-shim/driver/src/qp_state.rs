@@ -5,7 +5,9 @@ use urnic_device::command::{Handle, ModifyQp, Opcode, QpStatus, modify};
 use urnic_device::vocabulary::{QpKind, QpState};
 
 use crate::driver::Qp;
+use crate::streams::ack_timeout_ms;
 use crate::transition::{self, Rules};
+use urnic_cm::ack_timeout::{RETRIES, retry_time};
 use urnic_cm::native::Peer;
 use urnic_cm::qp_attr::{MANAGER_QPN, QpAttr, QpMask};
 use urnic_process::lock::lock;
@@ -149,7 +151,9 @@ impl Qp {
             let depth = |n: u32| u8::try_from(n).unwrap_or(u8::MAX);
             attr.max_rd_atomic = depth(status.ord.get());
             attr.max_dest_rd_atomic = depth(status.ird.get());
-            attr.timeout = self.ack_timeout();
+            if !self.driver().identity().is_roce() {
+                (attr.timeout, attr.retry_cnt) = (self.ack_timeout(), RETRIES);
+            }
         }
         Ok(attr)
     }
@@ -206,6 +210,8 @@ impl Qp {
             (QpMask::MAX_DEST_RD_ATOMIC, modify::IRD),
             (QpMask::MAX_QP_RD_ATOMIC, modify::ORD),
             (QpMask::QKEY, modify::QKEY),
+            (QpMask::TIMEOUT, modify::ACK_TIMEOUT),
+            (QpMask::RETRY_CNT, modify::ACK_TIMEOUT),
         ];
         let bits = flags
             .iter()
@@ -223,6 +229,8 @@ impl Qp {
             ord: u32::from(new.max_rd_atomic).into(),
             rnr_timeout_ms: 0.into(),
             qkey: new.qkey.into(),
+            ack_timeout_ms: ack_timeout_ms(retry_time(new.timeout, new.retry_cnt)).into(),
+            reserved: 0.into(),
         };
         self.driver().commands.run(Opcode::ModifyQp, &arguments)
     }

@@ -44,6 +44,11 @@ pub(super) fn milliseconds(timeout: Option<Duration>) -> u32 {
     timeout.map_or(u32::MAX, |t| u32::try_from(t.as_millis()).unwrap_or(u32::MAX - 1))
 }
 
+/// The limit on a peer's silence in the form of the device; `None` leaves it to TCP.
+pub(super) fn ack_timeout_ms(limit: Option<Duration>) -> u32 {
+    limit.map_or(0, |limit| u32::try_from(limit.as_millis()).unwrap_or(u32::MAX))
+}
+
 impl Streams<'_> {
     pub(super) fn listen(
         &self,

@@ -162,10 +162,6 @@ pub struct ModelConfig {
     pub vectors: u32,
     /// RFC 7306 atomics and immediate data are offered.
     pub rfc7306: bool,
-    /// The time after which an idle peer whose host does not answer is considered unreachable; zero
-    /// leaves that to the kernel. (While bytes are unacknowledged, the kernel's own limit on
-    /// retransmissions holds.)
-    pub liveness: Duration,
     /// Connections between processes of this host pass their bytes through shared memory.
     pub same_host: bool,
     /// Longest that a stream without a queue pair is kept until the peer has acknowledged all.
@@ -195,7 +191,6 @@ impl Default for ModelConfig {
             limits: Limits::default(),
             vectors: 9,
             rfc7306: true,
-            liveness: Duration::from_secs(60),
             same_host: false,
             linger: Duration::from_secs(3),
             descriptors: None,

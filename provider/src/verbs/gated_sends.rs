@@ -1,8 +1,9 @@
 //! The send queue behind its gate, as the program and the driver share it.
 
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use urnic_driver::{Completed, DoorbellWrite, Poster};
 use urnic_process::queue_lock::{Held, Lock};
@@ -17,8 +18,9 @@ use crate::probes;
 /// the lock: a program may hold it without limit, between `ibv_wr_start` and `ibv_wr_complete`.
 pub(super) struct Sends {
     pub(super) side: Lock<SendSide>,
-    /// Whether requests were left behind the closed gate. Without meaning once the gate is open.
-    pub(super) waiting: AtomicBool,
+    /// Since when requests wait behind the closed gate, in nanoseconds of the driver's clock; 0:
+    /// none does. Written while the send queue is held.
+    waiting_since: AtomicU64,
     /// Held by a thread that released the queue while the gate was closed, as long as it checks the
     /// gate again. Taken before the other lock is released.
     checking_again: Lock<()>,
@@ -50,8 +52,11 @@ impl Poster for Sends {
         }
     }
 
-    fn is_waiting(&self) -> bool {
-        self.waiting.load(Ordering::Relaxed)
+    fn waiting_since(&self) -> Option<Duration> {
+        match self.waiting_since.load(Ordering::Relaxed) {
+            0 => None,
+            nanos => Some(Duration::from_nanos(nanos)),
+        }
     }
 
     fn completed(&self) -> Option<Completed> {
@@ -79,7 +84,7 @@ impl Sends {
                 queue,
                 building: Building::default(),
             }),
-            waiting: AtomicBool::new(false),
+            waiting_since: AtomicU64::new(0),
             checking_again: Lock::new(()),
             device: Arc::downgrade(device),
             ledger,
@@ -108,7 +113,7 @@ impl Sends {
         device: &urnic_driver::Qp,
         side: Held<'_, SendSide>,
     ) -> Option<DoorbellWrite> {
-        self.waiting.store(side.queue.is_waiting(), Ordering::Relaxed);
+        self.note_waiting(&side);
         let _checking_again = self.checking_again.hold();
         drop(side);
         // A thread that opened the gate since the check may have found the queue held.
@@ -120,12 +125,34 @@ impl Sends {
         }
     }
 
+    /// Notes since when requests wait, if they do.
+    fn note_waiting(&self, side: &SendSide) {
+        let waits = side.queue.is_waiting();
+        if !waits {
+            self.waiting_since.store(0, Ordering::Relaxed);
+        } else if self.waiting_since.load(Ordering::Relaxed) == 0 {
+            let now = urnic_driver::now().as_nanos() as u64;
+            self.waiting_since.store(now, Ordering::Relaxed);
+        }
+    }
+
+    /// Empties the queue: the queue pair is reset. Returns the number of slots taken so far.
+    pub(super) fn discard(&self) -> u32 {
+        let mut side = self.side.hold();
+        let discarded = side.queue.discard();
+        self.note_waiting(&side);
+        discarded
+    }
+
     /// Publishes behind an open gate, unless the queue is held. The holder of the queue checks the
     /// gate in [`release_queue`](Self::release_queue): fences separate store and check on both
     /// sides, so at least one side sees the other's store.
     fn publish_unless_held(&self, device: &urnic_driver::Qp) -> Option<DoorbellWrite> {
         fence(Ordering::SeqCst);
-        publish(device, &mut self.side.try_hold()?.queue)
+        let mut side = self.side.try_hold()?;
+        let doorbell = publish(device, &mut side.queue);
+        self.note_waiting(&side);
+        doorbell
     }
 
     /// Waits until no call posts any more: before the queue pair is freed.

@@ -4,7 +4,6 @@ use std::ffi::c_int;
 use std::mem;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use rustix::io::Errno;
 use urnic_config::Identity;
@@ -189,8 +188,7 @@ impl Qp {
         if mask.contains(QpMask::STATE) && attr.state == QpState::Reset as u32 {
             // Earlier completions must not be polled, and settled, after this.
             self.cqs().iter().for_each(|cq| cq.purge(self.device.qid));
-            let sends = self.sends.side.hold().queue.discard();
-            self.sends.waiting.store(false, Ordering::Relaxed);
+            let sends = self.sends.discard();
             let receives = self.receives.hold().discard();
             self.ledger.settle_all(sends, receives);
         }

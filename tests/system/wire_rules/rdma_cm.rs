@@ -10,7 +10,7 @@ use urnic_tests::peer::{End, Peer, hex};
 use urnic_tests::startup::{CRC, ENHANCED, Frame, MARKERS, REJECT};
 use urnic_tests::target_process::cm::{CmTargetProcess, Event, cm_event};
 use urnic_tests::target_process::{state, status};
-use urnic_tests::ulpdu::{complaint, read_request, send, write};
+use urnic_tests::ulpdu::{complaint, read_request, send, terminate, write};
 
 pub(super) const REQUEST_KEY: &str = "4d504120 49442052 65712046 72616d65";
 pub(super) const REPLY_KEY: &str = "4d504120 49442052 65702046 72616d65";
@@ -657,6 +657,36 @@ fn empa_23_an_error_before_the_fence_opens_makes_no_terminate() {
         scene.target.destroys(event.about);
     }
     scene.ends();
+}
+
+#[test]
+fn empa_40_a_refused_first_fpdu_does_not_establish() {
+    let word = Some(0x8010_c008);
+    for (what, set, first) in [
+        ("a Terminate", "", terminate(&hex("20070000"))),
+        ("a Send with a wrong MSN", "", send(2, b"x")),
+        ("another RTR than agreed on", "mpa.strict_rtr=true", send(1, b"")),
+    ] {
+        let mut scene = or_skip!(Scene::start(&[("URNIC_SET", set)]));
+        let (event, mut peer, _) = scene.accepted(&request(CRC, 2, word), DEPTHS, &[]);
+        let id = event.about;
+        scene.target.sends(id, 100, 5);
+        peer.send_ulpdus(&[first]);
+        let learned = scene.target.event();
+        assert_eq!(
+            (learned.id, learned.kind),
+            (id, cm_event::CONNECT_ERROR),
+            "{what}: {learned:?}"
+        );
+        assert!(learned.status < 0, "{what}: {learned:?}");
+        for _ in 0..5 {
+            let wc = scene.target.completion(id).1;
+            assert_ne!(wc.status, status::SUCCESS, "{what}: {wc:?}");
+        }
+        assert!(scene.target.has_no_completion(id), "{what}");
+        scene.target.destroys(id);
+        scene.ends();
+    }
 }
 
 #[test]

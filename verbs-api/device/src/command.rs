@@ -374,6 +374,11 @@ layouts! {
         rnr_timeout_ms: U32,
         /// Q_Key of a queue pair of kind UD: it receives only datagrams with this key.
         qkey: U32,
+        /// How long the peer's host may be silent while a request waits for it, milliseconds; 0 =
+        /// as long as TCP retransmits.
+        ack_timeout_ms: U32,
+        /// Reserved, 0.
+        reserved: U32,
     }
     /// Result of `QueryQp`.
     QpStatus {

@@ -31,8 +31,8 @@ numbered! {
         /// control word of the Terminate that was sent, received, or could not be sent; 0x20010000
         /// for a lost stream (RFC 5044 §8, code 1); else 0.
         QpError = 3,
-        /// A queue pair (qid) with a fence received its first valid FPDU: the fence opens (RFC 5044
-        /// §7.1.2(4)).
+        /// A queue pair (qid) with a fence received its first valid FPDU, and accepted its message:
+        /// the fence opens (RFC 5044 §7.1.2(4)).
         FirstFpdu = 4,
         /// The peer of a queue pair (qid) closed its stream in an orderly way.
         PeerClosed = 5,

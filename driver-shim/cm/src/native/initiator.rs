@@ -40,14 +40,15 @@ impl ConnectState {
         }
     }
 
-    /// The end of the retry budget, at which waiting sends fail; `None` = no end.
-    fn budget_end(&self, connect_grace: Duration) -> Option<Time> {
+    /// The end of the retry budget of a send that has waited since `waiting`, at which it fails;
+    /// `None` = no end.
+    fn budget_end(&self, waiting: Time, connect_grace: Duration) -> Option<Time> {
         let rts = self.rts?;
         if self.params.unreliable {
             return self.release_at(connect_grace);
         }
-        let budget = rts.timeout? * (u32::from(rts.retry_cnt) + 1);
-        Some(self.since + budget.max(connect_grace * MIN_BUDGET))
+        let budget = rts.retry_time?.max(connect_grace * MIN_BUDGET);
+        Some(self.since.max(waiting) + budget)
     }
 }
 
@@ -61,12 +62,11 @@ impl Engine {
         else {
             return;
         };
-        let (qid, end) = (connecting.params.qid, connecting.budget_end(self.connect_grace));
-        let requested = connecting
-            .stream
-            .is_some_and(|sid| matches!(self.streams.get(&sid), Some(Startup::Requested { .. })));
-        // While the Reply is due the peer is connected, and the start-up has its own deadline.
-        let over = !requested && end.is_some_and(|end| world.now >= end) && world.streams.is_waiting(qid);
+        let qid = connecting.params.qid;
+        // A send may be posted at any time: without one this end looks again periodically.
+        let waiting = world.streams.waiting_since(qid);
+        let end = connecting.budget_end(waiting.unwrap_or(world.now), self.connect_grace);
+        let over = waiting.is_some() && end.is_some_and(|end| world.now >= end);
         if over && connecting.params.unreliable {
             connecting.released = true;
             self.notices.push(Notice::Open(qid));
@@ -98,8 +98,10 @@ impl Engine {
         else {
             return;
         };
-        // Past the end of the budget a send may be posted at any time: check again periodically.
-        let end = end.map(|end| end.max(world.now + BACK_OFF.1));
+        let end = match waiting {
+            Some(_) => end,
+            None => end.map(|_| world.now + BACK_OFF.1),
+        };
         let next_attempt = connecting.stream.is_none().then_some(connecting.next_attempt);
         self.timers
             .set(Key::Pair(qpn), next_attempt.into_iter().chain(end).min());

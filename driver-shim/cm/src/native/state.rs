@@ -26,9 +26,9 @@ pub(super) const RTS_LOOK: Duration = Duration::from_millis(1);
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// First and longest pause between attempts.
 pub(super) const BACK_OFF: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(1000));
-/// Minimum retry budget, in units of `native.call_grace_ms`: InfiniBand's budgets are in
-/// microseconds, and assume that the peer is ready.
-pub(super) const MIN_BUDGET: u32 = 4;
+/// Minimum retry budget, in units of `native.call_grace_ms`: one of them passes before the peer
+/// initiates a connection that this end should initiate.
+pub(super) const MIN_BUDGET: u32 = 2;
 
 /// A request to the driver concerning a queue pair, named by its device number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,10 +65,9 @@ pub struct RtsParams {
     pub ord: u8,
     /// Retries of a Send while the peer has no receive posted; 7 = no limit.
     pub rnr_retry: u8,
-    /// The maximum time of one attempt; `None` = no limit.
-    pub timeout: Option<Duration>,
-    /// The number of times that a connection attempt is repeated.
-    pub retry_cnt: u8,
+    /// The time for which a send is retried
+    /// ([`retry_time`](crate::ack_timeout::retry_time)); `None` = no limit.
+    pub retry_time: Option<Duration>,
 }
 
 /// The connection state of a queue pair.

@@ -7,6 +7,7 @@ use super::abi::{self, CmAddress, ConnParam, Header, address_len};
 use super::opcode;
 pub use super::payload::Destination;
 use super::payload::{Payload, extended, parse_address};
+use crate::ack_timeout::RETRIES;
 
 /// Bytes of an id or a count: the response to several commands.
 const NUMBER_LEN: usize = size_of::<u32>();
@@ -35,6 +36,8 @@ pub struct Parameters {
     pub responder_resources: u8,
     /// Maximum number of outbound Reads.
     pub initiator_depth: u8,
+    /// Retries of requests that the peer does not acknowledge.
+    pub retry_count: u8,
     /// Private data for the peer.
     pub private_data: Vec<u8>,
 }
@@ -46,6 +49,7 @@ impl From<&ConnParam> for Parameters {
             qpn: param.qp_num,
             responder_resources: param.responder_resources,
             initiator_depth: param.initiator_depth,
+            retry_count: param.retry_count.min(RETRIES),
             private_data: param.private_data.get(..len).unwrap_or_default().to_vec(),
         }
     }

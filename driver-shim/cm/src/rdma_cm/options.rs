@@ -11,13 +11,12 @@ use super::command::Parameters;
 use super::datagram_state::UDP_QKEY;
 use super::opcode::option;
 use super::state::{Engine, Id, PS_IPOIB, State, World};
+use crate::ack_timeout::RETRIES;
 use crate::qp_attr::{MANAGER_QPN, QpMask};
 use urnic_process::port_gids::gid_of;
 
-/// Local ACK timeout without `RDMA_OPTION_ID_ACK_TIMEOUT`: 4.096 µs · 2^18, about a second.
-const ACK_TIMEOUT: u8 = 18;
-/// Retries: no limit of the peer's receives, and the most of others.
-const RETRIES: u8 = 7;
+/// Retries while the peer has no receive posted: no limit.
+const RNR_RETRIES: u8 = 7;
 
 impl Engine {
     /// The attributes with which the queue pair of an id reaches `state`. With an RNIC, the
@@ -42,7 +41,11 @@ impl Engine {
             return datagram_attributes(id, state);
         }
         if identity.is_roce() {
-            return roce_attributes(world, id, state);
+            let remote = id.remote.map(|remote| remote.ip());
+            let default = remote.map(|remote| self.policy(remote).ack_timeout);
+            let id = self.own(channel, handle)?;
+            let ack_timeout = id.ack_timeout.or(default).unwrap_or_default();
+            return roce_attributes(world, id, state, ack_timeout);
         }
         let access = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
         let mut response = QpAttrResponse::new_zeroed();
@@ -122,7 +125,12 @@ impl Engine {
 
 /// The attributes for the queue pair of a RoCE NIC's program, as `ib_cm` in a kernel gives them.
 /// The destination of RTR is [`MANAGER_QPN`].
-fn roce_attributes(world: &mut World<'_>, id: &Id, state: u32) -> Result<QpAttrResponse, Errno> {
+fn roce_attributes(
+    world: &mut World<'_>,
+    id: &Id,
+    state: u32,
+    ack_timeout: u8,
+) -> Result<QpAttrResponse, Errno> {
     let mut response = QpAttrResponse::new_zeroed();
     let depths = match &id.state {
         State::Connecting(connecting) => depths_of(&connecting.parameters),
@@ -151,8 +159,8 @@ fn roce_attributes(world: &mut World<'_>, id: &Id, state: u32) -> Result<QpAttrR
             QpMask::RTR_OF_CHANNEL_ADAPTER
         }
         Some(QpState::Rts) => {
-            response.timeout = id.ack_timeout.unwrap_or(ACK_TIMEOUT);
-            (response.retry_cnt, response.rnr_retry) = (RETRIES, RETRIES);
+            (response.timeout, response.retry_cnt) = (ack_timeout, retries(&id.state));
+            response.rnr_retry = RNR_RETRIES;
             response.max_rd_atomic = depths.1;
             QpMask::RTS_OF_CHANNEL_ADAPTER
         }
@@ -161,6 +169,20 @@ fn roce_attributes(world: &mut World<'_>, id: &Id, state: u32) -> Result<QpAttrR
     (response.mask, response.state, response.cur_state) = (mask.bits(), state, state);
     response.port = PORT;
     Ok(response)
+}
+
+/// The retries of requests that the peer does not acknowledge. A responder would have those of its
+/// peer, whose Request has none.
+fn retries(state: &State) -> u8 {
+    match state {
+        State::Connecting(connecting) => connecting.parameters.retry_count,
+        State::LookingUp(lookup) => {
+            let connecting = lookup.connecting.as_ref();
+            connecting.map_or(RETRIES, |connecting| connecting.parameters.retry_count)
+        }
+        State::Answered(answered) => answered.parameters.retry_count,
+        _ => RETRIES,
+    }
 }
 
 /// The attributes of a queue pair for datagrams, which the connection manager of a kernel gives in

@@ -278,7 +278,7 @@ impl Engine {
                 .ird
                 .unwrap_or(parameters.responder_resources.into()),
             ord: negotiated.depths.ord.unwrap_or(parameters.initiator_depth.into()),
-            ack_timeout: id.ack_timeout,
+            ack_timeout: id.ack_timeout.unwrap_or(policy.ack_timeout),
             strict_rtr: policy.strict_rtr,
             rnr_grace: policy.rnr_grace,
             delivered: policy.delivered,

@@ -14,6 +14,8 @@ pub(super) struct ConnPolicy {
     pub(super) strict_rtr: bool,
     pub(super) strict_depths: bool,
     pub(super) rnr_grace: Duration,
+    /// Local ACK Timeout without `RDMA_OPTION_ID_ACK_TIMEOUT`.
+    pub(super) ack_timeout: u8,
     /// Requests complete when the peer has placed or delivered them.
     pub(super) delivered: bool,
     /// Ports of connections are not those of TCP.
@@ -43,6 +45,7 @@ impl From<&Config> for ConnPolicy {
             strict_rtr: config.mpa.strict_rtr,
             strict_depths: config.mpa.strict_depths,
             rnr_grace: config.cm.rnr_grace,
+            ack_timeout: config.cm.ack_timeout,
             delivered: config.completion.is_delivered_on_rdma_cm(config.identity),
             own_ports: config.cm.ports.are_own(config.identity),
         }

@@ -102,8 +102,8 @@ pub struct Attachment {
     pub ird: u16,
     /// Maximum number of outbound Reads.
     pub ord: u16,
-    /// `RDMA_OPTION_ID_ACK_TIMEOUT`, for queries.
-    pub ack_timeout: Option<u8>,
+    /// The Local ACK Timeout: `RDMA_OPTION_ID_ACK_TIMEOUT`, or the default.
+    pub ack_timeout: u8,
     /// Only the negotiated RTR message opens the fence.
     pub strict_rtr: bool,
     /// The maximum time that a Send waits for a posted receive.

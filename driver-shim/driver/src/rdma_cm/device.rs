@@ -8,7 +8,7 @@ use std::time::Duration;
 use rustix::io::Errno;
 use urnic_device::command::{ModifyQp, Opcode, modify};
 use urnic_device::stream::attach;
-use urnic_device::vocabulary::QpState;
+use urnic_device::vocabulary::{QpKind, QpState};
 use urnic_wire::mad::MAD_LEN;
 use zerocopy::FromZeros;
 
@@ -19,9 +19,11 @@ use super::source::{source_of_device, source_of_host};
 use crate::clock::now;
 use crate::driver::Driver;
 use crate::streams::{AttachParams, Streams, milliseconds};
+use urnic_cm::ack_timeout::{MIN_RETRY_TIME, RETRIES, retry_time};
 use urnic_cm::carrier::{Carrier, Inbox};
 use urnic_cm::mpa_startup::{Close, Time};
 use urnic_cm::rdma_cm::{Attachment, Device, Engine, Notice, World};
+use urnic_config::Identity;
 use urnic_presence::token::Token;
 use urnic_process::lock::lock;
 
@@ -418,6 +420,12 @@ fn attach_stream(streams: &Streams<'_>, sid: u32, qid: u32, attachment: &Attachm
         grace => (attach::STALL_ON_EMPTY_RQ, grace),
     };
     driver.modify(&qp, modify::RNR, milliseconds(Some(grace)))?;
+    match (qp.kind, driver.identity()) {
+        (QpKind::UnreliableConnected, _) => driver.limit_silence(&qp, Some(MIN_RETRY_TIME))?,
+        (_, Identity::Iwarp) => driver.limit_silence(&qp, retry_time(attachment.ack_timeout, RETRIES))?,
+        // The program of a RoCE NIC has set the attributes.
+        (_, Identity::Roce) => {}
+    }
     let flag = |on, flag| if on { flag } else { 0 };
     let strict = flag(attachment.strict_rtr, attach::STRICT_RTR);
     let delivered = flag(attachment.delivered, attach::DELIVERED);

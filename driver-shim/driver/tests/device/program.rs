@@ -276,9 +276,9 @@ impl Poster for Posts {
         }
     }
 
-    fn is_waiting(&self) -> bool {
+    fn waiting_since(&self) -> Option<Duration> {
         let queues = self.queues.lock().unwrap();
-        queues.published != queues.sends.producer()
+        (queues.published != queues.sends.producer()).then_some(Duration::ZERO)
     }
 
     fn completed(&self) -> Option<Completed> {

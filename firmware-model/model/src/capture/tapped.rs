@@ -5,12 +5,13 @@ use super::staging::MAX;
 use super::{Capture, Side, Tap};
 use crate::host::{Piece, PieceMut};
 use crate::stream::datagram::{DatagramOptions, DatagramSocket};
-use crate::stream::{Listener, Network, Stream, StreamError};
+use crate::stream::{Answers, Listener, Network, Stream, StreamError};
 use crate::time::Nanos;
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 use std::net::SocketAddr;
 use std::sync::{Arc, PoisonError};
+use std::time::Duration;
 
 /// A network, and where it is captured.
 #[derive(Debug)]
@@ -273,6 +274,18 @@ impl Stream for TappedStream {
 
     fn unacknowledged(&self) -> u32 {
         self.stream.unacknowledged()
+    }
+
+    fn answers(&self) -> Option<Answers> {
+        self.stream.answers()
+    }
+
+    fn expect_answers(&mut self, within: Duration) {
+        self.stream.expect_answers(within);
+    }
+
+    fn ask_peer(&mut self, interval: Option<Duration>) {
+        self.stream.ask_peer(interval);
     }
 
     fn local(&self) -> SocketAddr {

@@ -4,11 +4,12 @@ use super::last_words::LastWords;
 use super::line::{Line, PORTION};
 use crate::frames::Follower;
 use crate::host::{Piece, PieceMut};
-use crate::stream::{Stream, StreamError};
+use crate::stream::{Answers, Stream, StreamError};
 use crate::time::Nanos;
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 use std::net::SocketAddr;
+use std::time::Duration;
 use urnic_faults::{Action, DevicePlan, Kind, Lateness, Occasion};
 
 /// Most reads of a silent connection in one call.
@@ -41,6 +42,18 @@ pub(super) struct FaultyStream {
     /// The last call received less than was there.
     cut: bool,
     condition: Condition,
+    /// The time of the last call that told it.
+    now: Nanos,
+    silence: Silence,
+}
+
+/// When a connection fell silent, and since when its peer has not acknowledged what was sent, nor
+/// answered what was asked.
+#[derive(Debug, Default)]
+struct Silence {
+    since: Nanos,
+    sent: Option<Nanos>,
+    asked: Option<Nanos>,
 }
 
 /// How a connection is.
@@ -79,6 +92,8 @@ impl FaultyStream {
             last_words: None,
             cut: false,
             condition,
+            now: Nanos(0),
+            silence: Silence::default(),
         }
     }
 
@@ -87,7 +102,10 @@ impl FaultyStream {
         match self.condition {
             Condition::Well => None,
             // As a kernel does while nobody acknowledges.
-            Condition::Silent | Condition::Unanswered | Condition::Ended => Some(Ok(len)),
+            Condition::Silent | Condition::Unanswered | Condition::Ended => {
+                self.silence.sent.get_or_insert(self.now);
+                Some(Ok(len))
+            }
             Condition::Rejecting => Some(self.reject(pieces).map(|()| len)),
             Condition::Reset => Some(Err(StreamError::Closed(Errno::CONNRESET))),
             Condition::Closed => Some(Err(StreamError::Closed(Errno::PIPE))),
@@ -229,7 +247,10 @@ impl FaultyStream {
                     self.ended = true;
                     self.condition = Condition::Closed;
                 }
-                Action::Do(Kind::Silence(_)) => self.condition = Condition::Silent,
+                Action::Do(Kind::Silence(_)) => {
+                    self.condition = Condition::Silent;
+                    self.silence.since = self.now;
+                }
                 Action::Do(Kind::Terminate { code, .. }) => self.terminates = Some(code),
                 _ => {}
             }
@@ -287,6 +308,7 @@ impl Stream for FaultyStream {
     }
 
     fn advance(&mut self, now: Nanos) -> Option<Nanos> {
+        self.now = now;
         let due = self.line.advance(now, &mut *self.stream);
         match std::mem::take(&mut self.ended) {
             true => Some(now),
@@ -364,6 +386,29 @@ impl Stream for FaultyStream {
                 .unacknowledged()
                 .saturating_add(self.line.len() as u32),
         }
+    }
+
+    fn answers(&self) -> Option<Answers> {
+        if self.condition != Condition::Silent {
+            return self.stream.answers();
+        }
+        let time = |since: Option<Nanos>| since.map_or(Duration::ZERO, |since| self.now.since(since));
+        let Silence { since, sent, asked } = self.silence;
+        Some(Answers::of_silence(
+            time(Some(since)),
+            u32::from(sent.is_some()),
+            time(sent),
+            time(asked.map(|asked| asked.max(since))),
+        ))
+    }
+
+    fn expect_answers(&mut self, within: Duration) {
+        self.stream.expect_answers(within);
+    }
+
+    fn ask_peer(&mut self, interval: Option<Duration>) {
+        self.silence.asked = interval.map(|_| self.now);
+        self.stream.ask_peer(interval);
     }
 
     fn local(&self) -> SocketAddr {

@@ -248,6 +248,7 @@ impl Qp {
                 left = now_left;
             }
         }
+        inner.with_engine(|engine, stream| engine.watch_peer(env, stream));
         let times = [inner.engine.deadline(), late, inner.advance(&env.now)];
         let due = times.into_iter().flatten().min();
         if let Some(due) = due

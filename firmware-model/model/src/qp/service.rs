@@ -166,6 +166,14 @@ impl Service {
         }
     }
 
+    /// Watches the peer while a request waits for it.
+    #[inline]
+    pub(crate) fn watch_peer(&mut self, env: &Env<'_>, stream: &mut dyn Stream) {
+        if let Service::Connected(engine) = self {
+            engine.watch_peer(env, stream);
+        }
+    }
+
     pub(crate) fn note_end_behind(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
         if let Service::Connected(engine) = self {
             engine.note_end_behind(env, stream);

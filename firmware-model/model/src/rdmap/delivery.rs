@@ -106,6 +106,12 @@ impl Delivery {
             && (half_used || self.sent - self.covered >= FAR_BEHIND)
     }
 
+    /// The position in the stream at which the last message ends.
+    #[inline]
+    pub(super) fn last_sent(&self) -> u64 {
+        self.sent
+    }
+
     /// Whether messages are unconfirmed.
     pub(super) fn is_pending(&self) -> bool {
         self.on && self.confirmed < self.sent

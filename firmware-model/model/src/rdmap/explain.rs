@@ -9,6 +9,7 @@ use crate::log_limit::LogLimit;
 use crate::memory::{Asked, Need};
 use crate::stream::Stream;
 use rustix::io::Errno;
+use std::time::Duration;
 use urnic_device::vocabulary::WcStatus;
 use urnic_device::wqe::Opcode;
 use urnic_wire::ddp::{Header, TAGGED_LEN, UNTAGGED_LEN};
@@ -138,6 +139,8 @@ pub(super) enum Lost {
     ClosedBefore,
     /// The peer could not be reached.
     Unreachable,
+    /// The peer's system has not answered for this time.
+    Silent(Duration),
     /// The peer sent a malformed Terminate, which no Terminate answers.
     MalformedTerminate,
 }
@@ -155,6 +158,7 @@ pub(super) fn lost(how: Lost, qp: &Identity, requester: &Requester, env: &Env<'_
         Lost::Closed => "the peer closed the connection".to_owned(),
         Lost::ClosedBefore => "a request was posted after the peer had closed the connection".to_owned(),
         Lost::Unreachable => "the peer cannot be reached".to_owned(),
+        Lost::Silent(time) => format!("the peer has not answered for {:.1} s", time.as_secs_f64()),
         Lost::MalformedTerminate => "the peer sent a malformed Terminate".to_owned(),
     };
     match oldest {

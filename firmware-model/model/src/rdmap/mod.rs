@@ -20,6 +20,7 @@
 //! | `turns` | requests and answers alternate |
 //! | `peer_progress` | how far a peer on the same device has processed our messages |
 //! | `delivery` | how far a peer on another device has confirmed our messages |
+//! | `watch` | how long the peer's system has been silent |
 //! | `terminate` | how an error is reported on the wire, and what a received Terminate means |
 //!
 //! [`Env`]: crate::rdmap::env::Env
@@ -50,6 +51,7 @@ mod terminate;
 #[cfg(test)]
 mod tests;
 mod turns;
+mod watch;
 
 pub use crate::llp::loopback::NoStream;
 pub use engine::Engine;

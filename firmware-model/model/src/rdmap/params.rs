@@ -181,6 +181,8 @@ pub struct QpChange {
     pub ord: Option<u32>,
     /// How long a Send may find the receive queue empty; `Duration::MAX` = for ever.
     pub rnr_timeout: Option<Duration>,
+    /// How long the peer's system may leave unanswered what is asked of it; zero = TCP decides.
+    pub ack_timeout: Option<Duration>,
     /// The peer cannot be reached.
     pub unreachable: bool,
     /// Q_Key of a queue pair of kind UD.
@@ -206,6 +208,8 @@ impl QpChange {
             ird: has(modify::IRD).then(|| arguments.ird.get()),
             ord: has(modify::ORD).then(|| arguments.ord.get()),
             rnr_timeout: has(modify::RNR).then_some(rnr_timeout),
+            ack_timeout: has(modify::ACK_TIMEOUT)
+                .then(|| Duration::from_millis(arguments.ack_timeout_ms.get().into())),
             unreachable: has(modify::UNREACHABLE),
             qkey: has(modify::QKEY).then(|| arguments.qkey.get()),
         })

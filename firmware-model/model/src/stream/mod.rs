@@ -5,6 +5,7 @@ mod address;
 mod beside;
 pub mod datagram;
 pub(crate) mod descriptor;
+mod keep_alive;
 pub(crate) mod linger;
 pub(crate) mod same_host;
 #[cfg(any(test, fuzzing, feature = "simulation"))]
@@ -22,6 +23,7 @@ use rustix::io::Errno;
 use same_host::{Neighbour, Processors};
 use std::fmt::Debug;
 use std::net::SocketAddr;
+use std::time::Duration;
 
 /// Why a stream did not take or return bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -35,6 +37,42 @@ pub enum StreamError {
     /// A piece named memory that is not there; the stream itself is well.
     #[error("a piece of memory is unmapped")]
     Fault,
+}
+
+/// The time after which TCP retransmits at the earliest (Linux: `TCP_RTO_MIN`).
+const FIRST_RETRANSMISSION: Duration = Duration::from_millis(200);
+
+/// What the peer's system has shown of itself lately: the kernel of its host, not its program.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Answers {
+    /// The time since anything arrived.
+    pub last: Duration,
+    /// Bytes that the stream has taken and the peer's system has not acknowledged.
+    pub unacknowledged: u32,
+    /// Retransmissions of the oldest of these bytes.
+    pub retransmissions: u32,
+    /// Probes of the peer's window, or of its presence, since anything arrived.
+    pub probes: u32,
+}
+
+impl Answers {
+    /// Those of a system that has been silent for `last`. TCP has retransmitted for
+    /// `retransmitting` and has asked it for `asking`.
+    pub(crate) fn of_silence(
+        last: Duration,
+        unacknowledged: u32,
+        retransmitting: Duration,
+        asking: Duration,
+    ) -> Answers {
+        // TCP doubles the time from one retransmission to the next.
+        let doublings = (retransmitting.as_millis() / FIRST_RETRANSMISSION.as_millis() + 1).ilog2();
+        Answers {
+            last,
+            unacknowledged,
+            retransmissions: doublings,
+            probes: u32::try_from(asking.as_secs()).unwrap_or(u32::MAX),
+        }
+    }
 }
 
 /// A reliable stream of bytes in both directions.
@@ -147,6 +185,24 @@ pub trait Stream: Send + Debug {
 
     /// Bytes taken that the peer has not acknowledged.
     fn unacknowledged(&self) -> u32;
+
+    /// How the peer's system answers. `None`: the question has no meaning, since nothing of the
+    /// stream can get lost.
+    fn answers(&self) -> Option<Answers> {
+        None
+    }
+
+    /// The peer's system is expected to answer within this time: a retransmission or a probe of its
+    /// window should not be much longer in coming, if the network knows a limit.
+    fn expect_answers(&mut self, within: Duration) {
+        let _ = within;
+    }
+
+    /// From now on, while nothing else is in flight, asks the peer's system for an answer at this
+    /// interval; `None`: as before.
+    fn ask_peer(&mut self, interval: Option<Duration>) {
+        let _ = interval;
+    }
 
     /// Our address.
     fn local(&self) -> SocketAddr;

@@ -4,7 +4,7 @@
 //! Time is a shared count of nanoseconds; the code that runs the simulation advances it. Every
 //! choice comes from a seed.
 
-use super::{Listener, Network, Stream, StreamError};
+use super::{Answers, Listener, Network, Stream, StreamError};
 use crate::host::{Piece, PieceMut};
 use crate::time::Nanos;
 use rustix::fd::BorrowedFd;
@@ -56,6 +56,8 @@ struct Pipe {
     fin: Option<u64>,
     finished: bool,
     taken: u64,
+    /// Since when the end that sends asks the other one's system.
+    asked: Option<u64>,
     /// Bytes to damage: position and mask.
     damage: Vec<(u64, u8)>,
     /// The connection is reset after this number of bytes.
@@ -72,8 +74,8 @@ struct Link {
     pipes: [Pipe; 2],
     /// The error with which both ends see the connection closed.
     closed_with: Option<Errno>,
-    /// Nothing arrives any more.
-    silent: bool,
+    /// Since when nothing arrives any more.
+    silent: Option<u64>,
     established_at: u64,
 }
 
@@ -126,7 +128,8 @@ impl Wire {
 
     /// From now on nothing arrives, in either direction.
     pub fn silence(&self) {
-        self.lock().silent = true;
+        let mut link = self.lock();
+        link.silent = Some(link.now());
     }
 
     /// Changes the segment size.
@@ -157,7 +160,7 @@ impl Wire {
     /// When something arrives next, if anything is under way.
     pub fn next_arrival(&self) -> Option<Nanos> {
         let link = self.lock();
-        if link.silent || link.closed_with.is_some() {
+        if link.silent.is_some() || link.closed_with.is_some() {
             return None;
         }
         let times = link.pipes.iter().flat_map(|p| {
@@ -199,7 +202,7 @@ fn connection(
         clock: clock.clone(),
         pipes: Default::default(),
         closed_with: None,
-        silent: false,
+        silent: None,
         established_at,
     })));
     let end = |end, local, remote| SimStream {
@@ -262,7 +265,7 @@ impl Stream for SimStream {
         if let Some(errno) = link.closed_with {
             return Err(StreamError::Closed(errno));
         }
-        if link.silent {
+        if link.silent.is_some() {
             return Err(StreamError::WouldBlock);
         }
         let now = link.now();
@@ -311,7 +314,7 @@ impl Stream for SimStream {
         let now = link.now();
         let arrived = pipe.flying.front().is_some_and(|(at, _)| *at <= now);
         let ended = pipe.flying.is_empty() && pipe.fin.is_some_and(|at| at <= now);
-        if link.silent || !(arrived || ended) {
+        if link.silent.is_some() || !(arrived || ended) {
             return Err(StreamError::WouldBlock);
         }
         Ok(arrived)
@@ -337,13 +340,41 @@ impl Stream for SimStream {
         let link = self.wire.lock();
         match link.closed_with {
             Some(errno) => Err(errno),
-            None => Ok(!link.silent && link.established_at <= link.now()),
+            None => Ok(link.silent.is_none() && link.established_at <= link.now()),
         }
     }
 
     fn unacknowledged(&self) -> u32 {
         let link = self.wire.lock();
         u32::try_from(link.pipes[self.end].unread).unwrap_or(u32::MAX)
+    }
+
+    fn answers(&self) -> Option<Answers> {
+        let link = self.wire.lock();
+        let (now, pipe) = (link.now(), &link.pipes[self.end]);
+        let sent = |arrival: &u64| arrival.saturating_sub(link.latency());
+        let lost = |arrival: &u64| *arrival > link.silent.unwrap_or(now);
+        let flying = || pipe.flying.iter().filter(|(at, _)| lost(at));
+        let unacknowledged = flying().map(|(_, bytes)| bytes.len()).sum::<usize>() as u32;
+        let Some(silent) = link.silent else {
+            let zero = Duration::ZERO;
+            return Some(Answers::of_silence(zero, unacknowledged, zero, zero));
+        };
+        let time = |since: Option<u64>| Nanos(now).since(Nanos(since.unwrap_or(now).max(silent)));
+        let oldest = flying().next().map(|(at, _)| sent(at));
+        let (sent, asked) = (time(oldest), time(pipe.asked));
+        Some(Answers::of_silence(
+            time(Some(silent)),
+            unacknowledged,
+            sent,
+            asked,
+        ))
+    }
+
+    fn ask_peer(&mut self, interval: Option<Duration>) {
+        let mut link = self.wire.lock();
+        let now = link.now();
+        link.pipes[self.end].asked = interval.map(|_| now);
     }
 
     fn local(&self) -> SocketAddr {

@@ -4,9 +4,10 @@ use super::address::{ANYWHERE, family, plain};
 use super::beside::{Beside, InMemory};
 use super::datagram::{DatagramOptions, DatagramSocket};
 use super::descriptor::{Descriptor, Descriptors};
+use super::keep_alive::KeepAlive;
 use super::same_host::{Neighbour, Offers, Processors, SameHost};
 use super::socket::{mark, peek, uninterrupted};
-use super::{Listener, Network, Stream, StreamError, udp};
+use super::{Answers, Listener, Network, Stream, StreamError, udp};
 use crate::host::{Piece, PieceMut};
 use crate::sys;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -22,6 +23,8 @@ const MAX_PIECES: usize = 1024;
 const SEND: SendFlags = SendFlags::NOSIGNAL.union(SendFlags::DONTWAIT);
 /// Sends between two reads of the segment size.
 const MSS_REFRESH: u32 = 256;
+/// The limits of TCP_RTO_MAX_MS that are set: short ones would disturb paths with long round trips.
+const LONGEST_PAUSE: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(120));
 /// The assumed size when the kernel reports none: the smallest that IPv6 must carry.
 const FALLBACK_MSS: u32 = 1220;
 
@@ -29,9 +32,6 @@ const FALLBACK_MSS: u32 = 1220;
 #[derive(Debug)]
 pub(crate) struct Tcp {
     pub(crate) descriptors: Arc<Descriptors>,
-    /// The time after which an idle peer that does not answer is considered unreachable; zero
-    /// leaves that to the kernel.
-    pub(crate) liveness: Duration,
     /// Connections on this host may pass their bytes through memory.
     pub(crate) same_host: Option<Arc<SameHost>>,
 }
@@ -46,6 +46,8 @@ struct TcpStream {
     local: SocketAddr,
     remote: SocketAddr,
     beside: Beside,
+    /// The system's keep-alive, while the device asks more often.
+    keep_alive: Option<KeepAlive>,
 }
 
 #[derive(Debug)]
@@ -61,22 +63,15 @@ fn socket(family: AddressFamily) -> Result<OwnedFd, Errno> {
     net::socket_with(family, SocketType::STREAM, flags, Some(net::ipproto::TCP))
 }
 
-impl Tcp {
-    fn set_options(&self, socket: BorrowedFd<'_>) -> Result<(), Errno> {
-        // FPDUs leave when they are made (MPA-F-11).
-        sockopt::set_tcp_nodelay(socket, true)?;
-        if !self.liveness.is_zero() {
-            let second = Duration::from_secs(1);
-            sockopt::set_socket_keepalive(socket, true)?;
-            sockopt::set_tcp_keepidle(socket, (self.liveness / 2).max(second))?;
-            sockopt::set_tcp_keepintvl(socket, (self.liveness / 8).max(second))?;
-            sockopt::set_tcp_keepcnt(socket, 4)?;
-            // TCP_USER_TIMEOUT is not set: it would also end a connection whose peer is alive but
-            // has no receive posted.
-        }
-        Ok(())
-    }
+fn set_options(socket: BorrowedFd<'_>) -> Result<(), Errno> {
+    // FPDUs leave when they are made (MPA-F-11).
+    sockopt::set_tcp_nodelay(socket, true)?;
+    // At the system's intervals, of hours: an idle connection is an adapter's queue pair that has
+    // nothing to send, which does not notice that its peer is gone.
+    sockopt::set_socket_keepalive(socket, true)
+}
 
+impl Tcp {
     fn bind_listener(
         &self,
         family: AddressFamily,
@@ -103,7 +98,7 @@ impl Network for Tcp {
         traffic_class: u8,
     ) -> Result<Box<dyn Stream>, Errno> {
         let socket = self.descriptors.adopt(socket(family(&remote))?)?;
-        self.set_options(socket.as_fd())?;
+        set_options(socket.as_fd())?;
         mark(socket.as_fd(), family(&remote), traffic_class)?;
         if let Some(local) = local {
             if local.port() == 0 {
@@ -144,7 +139,7 @@ impl Network for Tcp {
         };
         let socket = self.descriptors.adopt(socket)?;
         // Accepted sockets inherit all options (tcp(7) does not document it; every Linux does it).
-        self.set_options(socket.as_fd())?;
+        set_options(socket.as_fd())?;
         mark(socket.as_fd(), sockopt::socket_domain(&socket)?, traffic_class)?;
         net::listen(&socket, i32::try_from(backlog).unwrap_or(i32::MAX))?;
         let local = plain(net::getsockname(&socket).ok());
@@ -228,6 +223,7 @@ impl TcpStream {
             local: ANYWHERE,
             remote,
             beside,
+            keep_alive: None,
         }
     }
 
@@ -434,6 +430,43 @@ impl Stream for TcpStream {
             .as_ref()
             .and_then(|s| sys::unacknowledged(s.as_fd()).ok())
             .unwrap_or(0)
+    }
+
+    fn answers(&self) -> Option<Answers> {
+        if self.is_in_memory() {
+            return None;
+        }
+        let info = sys::tcp_info(self.socket.as_ref()?.as_fd()).ok()?;
+        let last = info.tcpi_last_ack_recv.min(info.tcpi_last_data_recv);
+        Some(Answers {
+            last: Duration::from_millis(last.into()),
+            unacknowledged: self.unacknowledged(),
+            // The kernel counts attempts for which it has no route, too.
+            retransmissions: info.tcpi_retransmits.into(),
+            probes: info.tcpi_probes.into(),
+        })
+    }
+
+    fn expect_answers(&mut self, within: Duration) {
+        if let Some(socket) = self.socket.as_ref().filter(|_| !self.is_in_memory()) {
+            let pause = within.clamp(LONGEST_PAUSE.0, LONGEST_PAUSE.1);
+            // Older kernels do not have the option, and the pauses grow to two minutes.
+            let _ = sys::limit_retransmission(socket.as_fd(), pause.as_millis() as u32);
+        }
+    }
+
+    fn ask_peer(&mut self, interval: Option<Duration>) {
+        let Some(socket) = &self.socket else { return };
+        let outcome = match interval {
+            None => self.keep_alive.take().map_or(Ok(()), |usual| usual.set(socket)),
+            Some(interval) => KeepAlive::of(socket).and_then(|usual| {
+                self.keep_alive.get_or_insert(usual);
+                KeepAlive::at(interval).set(socket)
+            }),
+        };
+        if let Err(errno) = outcome {
+            tracing::debug!(%errno, "the interval of TCP's keep-alive is not changed");
+        }
     }
 
     fn local(&self) -> SocketAddr {

@@ -54,6 +54,40 @@ pub(crate) fn has_thread(process: Pid, thread: u32) -> bool {
     done == 0 || last_errno() == Errno::PERM
 }
 
+/// `TCP_RTO_MAX_MS` (Linux 6.15): the longest time from one retransmission, or probe of the peer's
+/// window, to the next; not in libc yet.
+const TCP_RTO_MAX_MS: libc::c_int = 44;
+
+/// Limits the time from one retransmission, or probe of the peer's window, to the next, in
+/// milliseconds from 1,000 to 120,000.
+///
+/// # Errors
+/// `ENOPROTOOPT` with older kernels, which take up to two minutes.
+pub(crate) fn limit_retransmission(socket: BorrowedFd<'_>, milliseconds: u32) -> Result<(), Errno> {
+    let milliseconds = i32::try_from(milliseconds).unwrap_or(i32::MAX);
+    set(socket, libc::IPPROTO_TCP, TCP_RTO_MAX_MS, milliseconds)
+}
+
+/// `TCP_INFO`: how a connection has gone so far.
+pub(crate) fn tcp_info(socket: BorrowedFd<'_>) -> Result<libc::tcp_info, Errno> {
+    // SAFETY: all fields are integers.
+    let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
+    let mut len = size_of_val(&info) as libc::socklen_t;
+    // SAFETY: `info` and `len` are live and as large as they say; the kernel writes no more than
+    // `len` bytes.
+    let done = unsafe {
+        libc::syscall(
+            libc::SYS_getsockopt,
+            socket.as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_INFO,
+            &raw mut info,
+            &raw mut len,
+        )
+    };
+    if done == 0 { Ok(info) } else { Err(last_errno()) }
+}
+
 /// `TCP_MAXSEG`: largest segment that is sent at present, in bytes.
 pub(crate) fn tcp_maxseg(socket: BorrowedFd<'_>) -> Result<u32, Errno> {
     let mut value: libc::c_int = 0;

@@ -4,11 +4,12 @@ use super::observer::{Observer, Passed};
 use crate::frames::{Follower, Message};
 use crate::host::{Piece, PieceMut};
 use crate::stream::same_host::{Neighbour, Processors};
-use crate::stream::{Stream, StreamError};
+use crate::stream::{Answers, Stream, StreamError};
 use crate::time::Nanos;
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 use std::net::SocketAddr;
+use std::time::Duration;
 
 /// A connection, and who is told what passes.
 #[derive(Debug)]
@@ -155,6 +156,18 @@ impl Stream for TimedStream {
 
     fn unacknowledged(&self) -> u32 {
         self.stream.unacknowledged()
+    }
+
+    fn answers(&self) -> Option<Answers> {
+        self.stream.answers()
+    }
+
+    fn expect_answers(&mut self, within: Duration) {
+        self.stream.expect_answers(within);
+    }
+
+    fn ask_peer(&mut self, interval: Option<Duration>) {
+        self.stream.ask_peer(interval);
     }
 
     fn local(&self) -> SocketAddr {

@@ -36,6 +36,8 @@ pub mod modify {
     pub const UNREACHABLE: u32 = 32;
     /// `qkey`.
     pub const QKEY: u32 = 64;
+    /// `ack_timeout_ms`.
+    pub const ACK_TIMEOUT: u32 = 128;
 }
 
 /// Bits of `DeviceAttributes::features`.

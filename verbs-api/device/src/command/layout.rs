@@ -19,7 +19,7 @@ const _: () = {
     assert!(size_of::<CreateQp>() == 72);
     assert!(offset_of!(CreateQp, pd) == 24);
     assert!(offset_of!(CreateQp, sq_log_size) == 48);
-    assert!(size_of::<ModifyQp>() == 32);
+    assert!(size_of::<ModifyQp>() == 40);
     assert!(size_of::<QpStatus>() == 32);
     assert!(size_of::<DeviceAttributes>() == 80);
 };

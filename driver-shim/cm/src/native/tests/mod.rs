@@ -11,6 +11,7 @@ use super::identity::Identity;
 use super::rnr::{MIN_RNR, rnr_timeout};
 use super::state::*;
 use super::*;
+use crate::ack_timeout::retry_time;
 use crate::carrier::Carrier;
 use crate::mpa_startup::{Close, Initiator, Settings, Time};
 use net::{Net, address};
@@ -63,13 +64,11 @@ fn params(us: Qp, peer: Qp) -> PeerParams {
 
 /// The attributes that `ibv_rc_pingpong` sets.
 fn rts(us: Qp) -> RtsParams {
-    let timeout = Some(Duration::from_nanos(4096 << 14));
     RtsParams {
         sq_psn: psn(us),
         ord: 8,
         rnr_retry: 7,
-        timeout,
-        retry_cnt: 7,
+        retry_time: retry_time(14, 7),
     }
 }
 

@@ -46,7 +46,8 @@ struct Wire {
     black_holes: BTreeSet<(usize, usize)>,
     /// Hosts whose process has ended: connections are refused.
     stopped: BTreeSet<usize>,
-    waiting: BTreeSet<(usize, u32)>,
+    /// Since when sends of queue pairs wait.
+    waiting: BTreeMap<(usize, u32), Time>,
     /// Queue pairs whose program does something else.
     gone_on: BTreeSet<(usize, u32)>,
     /// The source address of a host's connections, if the program names none.
@@ -250,8 +251,8 @@ impl Streams for Port {
         Ok(())
     }
 
-    fn is_waiting(&mut self, qid: u32) -> bool {
-        self.wire.borrow().waiting.contains(&(self.host, qid))
+    fn waiting_since(&mut self, qid: u32) -> Option<Time> {
+        self.wire.borrow().waiting.get(&(self.host, qid)).copied()
     }
 
     fn has_gone_on(&mut self, qid: u32) -> bool {
@@ -501,7 +502,8 @@ impl Net {
     }
 
     pub(super) fn send_waits(&self, host: usize, qid: u32) {
-        self.wire.borrow_mut().waiting.insert((host, qid));
+        let now = self.now();
+        self.wire.borrow_mut().waiting.insert((host, qid), now);
     }
 
     /// The program of a queue pair does something else since it brought it to RTR.

@@ -20,8 +20,7 @@ fn unreliable_to_rts(net: &mut Net, us: Qp) {
         sq_psn: psn(us),
         ord: 0,
         rnr_retry: 0,
-        timeout: None,
-        retry_cnt: 0,
+        retry_time: None,
     };
     net.on(us.host, |engine, world| engine.reached_rts(world, us.qpn, rts));
 }

@@ -72,6 +72,7 @@ fn parameters(payload: &[u8], at: usize) -> Parameters {
         qpn: word(param, 0),
         responder_resources: param[266],
         initiator_depth: param[267],
+        retry_count: param[269].min(7),
         private_data: param[8..8 + usize::from(param[264])].to_vec(),
     }
 }

@@ -534,6 +534,7 @@ pub(super) fn parameters(
         qpn,
         responder_resources,
         initiator_depth,
+        retry_count: 7,
         private_data: private_data.to_vec(),
     }
 }

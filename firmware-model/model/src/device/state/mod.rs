@@ -119,7 +119,6 @@ impl Core {
         .map(Arc::new);
         let network = Arc::new(Tcp {
             descriptors: descriptors.clone(),
-            liveness: config.liveness,
             same_host: same_host.clone(),
         });
         let schedule = Schedule::with_epoll(&descriptors, same_host.clone())?;

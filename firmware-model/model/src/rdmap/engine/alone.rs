@@ -85,13 +85,13 @@ impl Engine {
             mpa.rx.accept(env.buffers, bytes);
             return Ok(false);
         };
-        if !self.fpdu_received {
-            self.fpdu_received = true;
-            note_first_fpdu(&self.halves, env, self.initiator, self.may_begin);
-        }
+        let is_first = !std::mem::replace(&mut self.fpdu_received, true);
         let admitted = admit(&mut self.halves, &mut self.held, env, mpa.rx.position(), ulpdu);
         match &admitted {
             Ok(()) => {
+                if is_first {
+                    note_first_fpdu(&self.halves, env, self.initiator, self.may_begin);
+                }
                 mpa.rx.pass(bytes.len());
                 env.counters.add(Counter::RxFpdus, 1);
             }

@@ -119,13 +119,13 @@ impl Engine {
         }
         let segment = *segment;
         self.direct = None;
-        if !self.fpdu_received {
-            self.fpdu_received = true;
-            note_first_fpdu(&self.halves, env, self.initiator, self.may_begin);
-        }
+        let is_first = !std::mem::replace(&mut self.fpdu_received, true);
         env.counters.add(Counter::RxFpdus, 1);
         if let Err(refusal) = self.halves.end(env, &segment) {
             return Err(Stop::in_segment(refusal, &segment));
+        }
+        if is_first {
+            note_first_fpdu(&self.halves, env, self.initiator, self.may_begin);
         }
         self.halves.responder.cq.flush(env)?;
         self.note_progress();

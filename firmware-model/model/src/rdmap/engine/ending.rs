@@ -59,6 +59,17 @@ impl Engine {
         let (Ok(()) | Err(Overflow), Ok(()) | Err(Overflow)) = (sends, receives);
     }
 
+    /// When [`tick`](Self::tick) is due.
+    pub fn deadline(&self) -> Option<Nanos> {
+        let ending = match self.progress {
+            Progress::Terminating { until, .. } | Progress::Lingering { until } => Some(until),
+            _ => None,
+        };
+        let watch = self.watch.deadline();
+        let deadlines = [ending, self.rnr_deadline, self.grace_deadline, watch];
+        deadlines.into_iter().flatten().min()
+    }
+
     /// Does what is due.
     pub fn tick(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
         let now = env.now.get();
@@ -74,6 +85,9 @@ impl Engine {
                 stream.finish();
                 self.lose(Lost::Closed, env, stream);
             }
+        }
+        if due(self.watch.deadline()) {
+            self.look_for_peer(env, stream);
         }
         if due(self.rnr_deadline) {
             self.rnr_deadline = None;
@@ -188,7 +202,7 @@ impl Engine {
     }
 
     /// Whether a request waits for something of the peer.
-    fn is_awaiting_peer(&self) -> bool {
+    pub(super) fn is_awaiting_peer(&self) -> bool {
         self.halves.requester.is_outstanding(self.known())
     }
 
@@ -387,6 +401,7 @@ impl Engine {
         self.held.clear();
         self.waiting = false;
         (self.rnr_deadline, self.grace_deadline) = (None, None);
+        self.watch.end();
     }
 
     /// Enters the error state, unless the queue pair outlives its stream: nothing more is sent or

@@ -16,6 +16,7 @@ mod ending;
 mod neighbour;
 mod receive;
 mod send;
+mod silence;
 mod unreliable;
 
 use super::drops::Drops;
@@ -25,6 +26,7 @@ use super::requester::Requester;
 use super::responder::Responder;
 use super::terminate::Outgoing;
 use super::turns::Turns;
+use super::watch::Watch;
 use crate::capture::own_peer::OwnPeerTap;
 use crate::host::PieceRoom;
 use crate::llp::Llp;
@@ -108,6 +110,7 @@ pub struct Engine {
     parting: bool,
     /// What the neighbour had processed at the last look.
     confirmed: u64,
+    watch: Watch,
 }
 
 impl Engine {
@@ -151,6 +154,7 @@ impl Engine {
             peer_progress: None,
             parting: false,
             confirmed: 0,
+            watch: Watch::default(),
         }
     }
 
@@ -250,6 +254,7 @@ impl Engine {
             markers_rx: attachment.markers_rx,
         };
         self.open(attachment, Llp::Mpa(Box::new(Mpa::new(agreed))))?;
+        self.watch.begin(stream.answers().is_some());
         self.meet_neighbour(stream.neighbour(self.halves.qp.qid));
         if let Some(llp) = &mut self.llp {
             llp.refresh(&env.now, stream);
@@ -384,6 +389,9 @@ impl Engine {
         if let Some(timeout) = change.rnr_timeout {
             self.rnr_timeout = timeout;
         }
+        if let Some(limit) = change.ack_timeout {
+            self.limit_silence(limit, stream);
+        }
         if change.unreachable {
             self.give_up_peer(env, stream);
         }
@@ -444,18 +452,6 @@ impl Engine {
     /// FPDU arrived.
     fn may_send(&self) -> bool {
         self.may_begin || self.fpdu_received
-    }
-
-    /// When [`tick`](Self::tick) is due.
-    pub fn deadline(&self) -> Option<Nanos> {
-        let ending = match self.progress {
-            Progress::Terminating { until, .. } | Progress::Lingering { until } => Some(until),
-            _ => None,
-        };
-        [ending, self.rnr_deadline, self.grace_deadline]
-            .into_iter()
-            .flatten()
-            .min()
     }
 
     /// MSNs of the next messages of ours on queues 0 (Sends), 1 (requests) and 3 (Atomic

@@ -136,13 +136,13 @@ impl Engine {
                 Ok(false) => break Ok(false),
                 Err(error) => break Err(Stop::Llp(error)),
             }
-            if !self.fpdu_received {
-                self.fpdu_received = true;
-                note_first_fpdu(&self.halves, env, self.initiator, self.may_begin);
-            }
+            let is_first = !std::mem::replace(&mut self.fpdu_received, true);
             let ulpdu = rx.ulpdu();
             if let Err(stop) = admit(&mut self.halves, &mut self.held, env, rx.position(), ulpdu) {
                 break Err(stop);
+            }
+            if is_first {
+                note_first_fpdu(&self.halves, env, self.initiator, self.may_begin);
             }
             if ulpdu.len() > MAX_MULPDU.into() {
                 env.counters.add(Counter::OversizeUlpdus, 1);
@@ -298,7 +298,9 @@ impl Engine {
     }
 }
 
-/// The first FPDU is complete.
+/// The first FPDU is complete, and its message or segment was accepted. The driver reports the
+/// connection as established at this event: the peer's Terminate, an error or a refused RTR must
+/// not cause it (row EMPA-40).
 #[cold]
 pub(super) fn note_first_fpdu(halves: &Halves, env: &mut Env<'_>, initiator: bool, may_begin: bool) {
     // A responder sends nothing before it has an FPDU (RFC 5044 §7.1.2): this one came with its

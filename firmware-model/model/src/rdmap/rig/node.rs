@@ -252,6 +252,7 @@ impl Node {
         }
         self.rx = self.with(|engine, env, stream| engine.receive(env, stream));
         self.tx = self.with(|engine, env, stream| engine.transmit(env, stream));
+        self.with(|engine, env, stream| engine.watch_peer(env, stream));
         before != self.activity()
     }
 

@@ -14,6 +14,7 @@ mod rdmap_rows;
 mod read_rows;
 mod revocation_rows;
 mod sequence_rows;
+mod silence;
 mod speed;
 mod state_rows;
 mod unreliable_rows;

@@ -701,6 +701,50 @@ fn empa_23_an_error_before_the_fence_opens_is_not_reported() {
 }
 
 #[test]
+fn empa_40_a_refused_first_fpdu_reports_no_start() {
+    let expecting = |strict_rtr| Attachment {
+        rtr_expect: Some(Rtr::Write),
+        strict_rtr,
+        ..agreed(false)
+    };
+    let terminate = untagged(0x41, 0x47, 0, 2, 1, 0, &hex("20070000"));
+    for (what, ulpdu, strict) in [
+        ("a Terminate", terminate, false),
+        ("a Send with a wrong MSN", send_segment(true, 2, 0, b"x"), false),
+        ("a Write to an unknown STag", write_segment(0x99, 0, b"x"), false),
+        (
+            "a long Write to an unknown STag",
+            write_segment(0x99, 0, &[0; 60_000]),
+            false,
+        ),
+        ("another RTR than agreed on", send_segment(true, 1, 0, b""), true),
+    ] {
+        let mut peer = Scripted::with(&Shape::default(), expecting(strict));
+        peer.node.post(&Work::send(1).inline(b"hello"));
+        peer.send_ulpdu(&ulpdu);
+        assert!(!peer.node.has_event(EventKind::FirstFpdu), "{what}");
+        let sent = peer.output_ulpdus();
+        let only_terminates = sent.iter().all(|ulpdu| ulpdu[1] & 0xf == 7);
+        assert!(sent.len() <= 1 && only_terminates, "{what}: {sent:x?}");
+        assert_eq!(peer.node.sent(), [(1, WcStatus::WrFlushErr)], "{what}");
+    }
+}
+
+#[test]
+fn empa_40_a_first_message_without_a_receive_starts() {
+    let attachment = Attachment {
+        stall_on_empty_rq: true,
+        ..agreed(false)
+    };
+    let mut peer = Scripted::with(&Shape::default(), attachment);
+    peer.send(&vector("F-SEND-hello"));
+    assert!(
+        peer.node.has_event(EventKind::FirstFpdu),
+        "the message waits, and is valid"
+    );
+}
+
+#[test]
 fn mpa_s_16_an_fpdu_with_the_reply_is_delivered_and_counted() {
     for (initiator, early) in [(true, 1), (false, 0)] {
         let scripted = Scripted::with(&Shape::default(), agreed(initiator));

@@ -11,7 +11,6 @@ fn taken(listener: &mut dyn Listener) -> Box<dyn Stream> {
 fn a_connection_waits_for_a_free_descriptor() {
     let tcp = Tcp {
         descriptors: Descriptors::new(2, None),
-        liveness: Duration::ZERO,
         same_host: None,
     };
     let mut listener = tcp.listen("127.0.0.1:0".parse().unwrap(), 8, 0, false).unwrap();
@@ -30,7 +29,6 @@ fn a_connection_waits_for_a_free_descriptor() {
 fn streams_of_a_listener_have_its_traffic_class_and_options() {
     let tcp = Tcp {
         descriptors: Descriptors::new(16, None),
-        liveness: Duration::from_secs(80),
         same_host: None,
     };
     for (local, client) in [
@@ -50,8 +48,37 @@ fn streams_of_a_listener_have_its_traffic_class_and_options() {
         assert_eq!(class, 72, "{local} connected from {client}");
         assert!(sockopt::tcp_nodelay(socket).unwrap());
         assert!(sockopt::socket_keepalive(socket).unwrap());
-        let times = (sockopt::tcp_keepidle(socket), sockopt::tcp_keepintvl(socket));
-        assert_eq!(times, (Ok(Duration::from_secs(40)), Ok(Duration::from_secs(10))));
-        assert_eq!(sockopt::tcp_keepcnt(socket), Ok(4));
     }
+}
+
+#[test]
+fn a_stream_asks_its_peer_until_it_is_told_to_stop() {
+    let tcp = Tcp {
+        descriptors: Descriptors::new(16, None),
+        same_host: None,
+    };
+    let mut listener = tcp.listen("127.0.0.1:0".parse().unwrap(), 1, 0, false).unwrap();
+    let caller = std::net::TcpStream::connect(listener.local()).unwrap();
+    let mut accepted = taken(&mut *listener);
+    let times = |stream: &dyn Stream| {
+        let socket = stream.descriptor().unwrap();
+        let idle = sockopt::tcp_keepidle(socket).unwrap();
+        let interval = sockopt::tcp_keepintvl(socket).unwrap();
+        (idle, interval, sockopt::tcp_keepcnt(socket).unwrap())
+    };
+    let usual = times(&*accepted);
+    let second = Duration::from_secs(1);
+    for interval in [second, second * 7] {
+        accepted.ask_peer(Some(interval));
+        assert_eq!(times(&*accepted), (interval, interval, 127));
+    }
+    accepted.ask_peer(None);
+    assert_eq!(times(&*accepted), usual);
+    accepted.send_bytes(b"x").unwrap();
+    // The peer's system acknowledges, whatever its program does.
+    crate::mock::wait_for("an acknowledgement", || {
+        let answers = accepted.answers().unwrap();
+        (answers.unacknowledged == 0).then_some(answers)
+    });
+    drop(caller);
 }
