@@ -112,8 +112,68 @@ static void cancel(void *(*body)(void *))
 	CHECK(result == PTHREAD_CANCELED);
 }
 
+/* Calls with a cancellation pending: each either ends the thread or has done all of its work. */
+static volatile int is_cancelled;
+
+static void *open_a_counter(void *unused)
+{
+	open("/sys/class/infiniband/urnic0/ports/1/hw_counters/cq_overflows", O_RDONLY | O_CLOEXEC);
+	return unused;
+}
+
+static void *fopen_a_counter(void *unused)
+{
+	SOME(fopen("/sys/class/infiniband/urnic0/ports/1/hw_counters/cq_overflows", "r"));
+	return unused;
+}
+
+static void *open_a_manager(void *unused)
+{
+	open("/dev/infiniband/rdma_cm", O_RDWR | O_CLOEXEC);
+	return unused;
+}
+
+static void *open_a_node(void *unused)
+{
+	open("/dev/infiniband/uverbs0", O_RDWR | O_CLOEXEC);
+	return unused;
+}
+
+static void *cancelled_before(void *body)
+{
+	int state;
+	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state);
+	blocked_in = gettid();
+	while (!is_cancelled)
+		sched_yield();
+	pthread_setcancelstate(PTHREAD_CANCEL_ENABLE, &state);
+	(*(void *(**)(void *))body)(NULL);
+	pthread_testcancel();
+	return NULL;
+}
+
+static void cancel_before(void *(*body)(void *))
+{
+	pthread_t thread;
+	void *result;
+	blocked_in = is_cancelled = 0;
+	CHECK(pthread_create(&thread, NULL, cancelled_before, &body) == 0);
+	while (!blocked_in)
+		sched_yield();
+	CHECK(pthread_cancel(thread) == 0);
+	is_cancelled = 1;
+	CHECK(pthread_join(thread, &result) == 0);
+	CHECK(result == PTHREAD_CANCELED);
+}
+
 static void cancelled_threads_end(void)
 {
+	struct use d = use_device();
+	cancel_before(open_a_counter);
+	cancel_before(fopen_a_counter);
+	cancel_before(open_a_manager);
+	cancel_before(open_a_node);
+	leave(d);
 	snprintf(fifo, sizeof fifo, "/tmp/plug-in-fifo-%d", getpid());
 	CHECK(mkfifo(fifo, 0600) == 0);
 	cancel(open_for_ever);
