@@ -23,6 +23,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use urnic_model::Device;
 use urnic_model::host::{HostMemory, HostProcess, RemoteMemory, RemoteWord, Unreachable};
+use urnic_model::memory::reserve;
 use urnic_vfio_user::{DmaMap, DmaMapFlags};
 
 const PAGE: u64 = 4096;
@@ -37,7 +38,9 @@ const MIN_WINDOWS: usize = 4;
 #[derive(Debug)]
 pub(crate) struct Budget {
     share: usize,
-    left: AtomicUsize,
+    /// The number of mappings of the common rest that are in use, and the maximum.
+    used: AtomicUsize,
+    limit: usize,
     /// Windows of each function.
     windows: usize,
 }
@@ -53,7 +56,8 @@ impl Budget {
         let share = total / 2 / functions;
         Arc::new(Budget {
             share,
-            left: AtomicUsize::new(total - share * functions),
+            used: AtomicUsize::new(0),
+            limit: total - share * functions,
             windows: (ALL_WINDOWS / functions).clamp(MIN_WINDOWS, MAX_WINDOWS),
         })
     }
@@ -61,15 +65,16 @@ impl Budget {
     /// Takes `more` mappings for a function that holds `held`.
     fn take(&self, held: usize, more: usize) -> Result<(), Errno> {
         let beyond = self.beyond(held + more) - self.beyond(held);
-        let take = |left: usize| left.checked_sub(beyond);
-        let left = self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take);
-        left.map(drop).map_err(|_| Errno::NOSPC)
+        match reserve(&self.used, beyond, self.limit) {
+            true => Ok(()),
+            false => Err(Errno::NOSPC),
+        }
     }
 
     /// Returns `fewer` of the `held` mappings of a function.
     fn release(&self, held: usize, fewer: usize) {
         let beyond = self.beyond(held) - self.beyond(held.saturating_sub(fewer));
-        self.left.fetch_add(beyond, Ordering::Relaxed);
+        self.used.fetch_sub(beyond, Ordering::Relaxed);
     }
 
     /// How many of `held` mappings exceed the function's own share.
