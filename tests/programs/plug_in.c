@@ -174,10 +174,13 @@ static void cancelled_threads_end(void)
 	cancel_before(open_a_manager);
 	cancel_before(open_a_node);
 	leave(d);
-	snprintf(fifo, sizeof fifo, "/tmp/plug-in-fifo-%d", getpid());
+	char folder[] = "/tmp/plug-in-XXXXXX";
+	SOME(mkdtemp(folder));
+	snprintf(fifo, sizeof fifo, "%s/fifo", folder);
 	CHECK(mkfifo(fifo, 0600) == 0);
 	cancel(open_for_ever);
 	unlink(fifo);
+	rmdir(folder);
 	CHECK(pipe(full) == 0);
 	cancel(write_for_ever);
 	close(full[0]);
@@ -389,9 +392,14 @@ static void files_by_every_road(void)
 	SOME(f = fopen(path, "r"));
 	CHECK(fgets(line, sizeof line, f) != NULL && line[0] >= '0' && line[0] <= '9');
 	fclose(f);
-	CHECK(open("/tmp/plug-in-mode", O_CREAT | O_EXCL | O_WRONLY, 0640) >= 0);
-	CHECK(stat("/tmp/plug-in-mode", &st) == 0 && (st.st_mode & 0777) == 0640);
-	unlink("/tmp/plug-in-mode");
+	char folder[] = "/tmp/plug-in-XXXXXX", file[sizeof folder + 8];
+	SOME(mkdtemp(folder));
+	snprintf(file, sizeof file, "%s/mode", folder);
+	umask(022);
+	CHECK(open(file, O_CREAT | O_EXCL | O_WRONLY, 0640) >= 0);
+	CHECK(stat(file, &st) == 0 && (st.st_mode & 0777) == 0640);
+	unlink(file);
+	rmdir(folder);
 }
 
 /* The device file accepts the one command that libibverbs writes, and refuses others like a

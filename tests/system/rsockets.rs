@@ -153,7 +153,8 @@ fn rcopy_of_a_gibibyte_is_bit_exact() {
 #[test]
 fn rcopy_of_a_gibibyte_is_exact_with_the_other_debians() {
     let debian = or_skip!(Debian::other());
-    let there = format!("/var/tmp/urnic-rcopy-{}", std::process::id());
-    let folder = Folder::at(debian.outside(&there));
+    let folder = Folder::inside(&debian.outside("/var/tmp"), "urnic-rcopy");
+    let name = folder.path().file_name().expect("a name").display();
+    let there = format!("/var/tmp/{name}");
     rcopy_moves_a_gibibyte(&folder, &there, |program| debian.program(program));
 }

@@ -33,13 +33,14 @@ compile_error!("urnic-provider has no jump instruction for this processor: add o
 /// Rust 1.99, has no check of these symbols either (`build.rs` sets `c_variadic`).
 macro_rules! exported {
     ($name:ident($($arg:ident: $ty:ty),* $(; $more:ident: $mt:ty)?) $(-> $ret:ty)?) => {
-        // The test binary must not interpose itself.
-        #[cfg(not(test))]
         const _: () = {
             const _: unsafe extern "C-unwind" fn($($ty,)* $($mt)?) $(-> $ret)? = self::$name;
 
+            // SAFETY: the Rust function has the same arguments, which the C ABIs of Linux pass in the
+            // same registers, named or not, and it returns to the caller of this one.
             #[unsafe(naked)]
-            #[unsafe(no_mangle)]
+            // The test binary must not interpose itself.
+            #[cfg_attr(not(test), unsafe(no_mangle))]
             unsafe extern "C" fn $name(
                 $($arg: $ty,)*
                 $(#[cfg(c_variadic)] $more: ..., #[cfg(not(c_variadic))] $more: $mt)?

@@ -133,11 +133,16 @@ fn a_device_with_nothing_to_do_does_not_wake() {
         pair.responder.recv_cq.await_completion(&far);
     }
     let wakeups = || (near.counter(Counter::Wakeups), far.counter(Counter::Wakeups));
-    // The device sleeps some time after the last burst and the last poll, and does not wake again.
-    wait_for("two equal samples", || {
-        let before = wakeups();
+    let asleep = |driver: &Driver| {
+        let schedule = &driver.device.core().schedule;
+        schedule.sleeper.is_asleep() && schedule.next_timer().is_none()
+    };
+    // Some time after the last burst and the last poll each device sleeps, without a time limit, and
+    // does not wake again.
+    wait_for("sleep", || {
+        let before = (asleep(&near) && asleep(&far)).then(wakeups)?;
         std::thread::sleep(Duration::from_millis(50));
-        (wakeups() == before).then_some(())
+        (asleep(&near) && asleep(&far) && wakeups() == before).then_some(())
     });
     let before = wakeups();
     std::thread::sleep(Duration::from_millis(200));
