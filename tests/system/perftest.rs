@@ -4,14 +4,14 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
+use urnic_testkit::Folder;
 use urnic_tests::build::tree;
 use urnic_tests::debian::Debian;
 use urnic_tests::leftovers::XrcDomains;
 use urnic_tests::program::Program;
 use urnic_tests::skip::{installed, root};
 use urnic_tests::user::{NOBODY, Staged, as_user};
-use urnic_testkit::Folder;
-use urnic_tests::{Pair, or_skip, skip, wait};
+use urnic_tests::{Pair, or_skip, skip};
 
 const ALL: [&str; 6] = [
     "ib_send_bw",

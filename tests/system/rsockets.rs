@@ -111,7 +111,7 @@ fn gibibyte(path: &Path) {
     let mut file = std::fs::File::create(path).expect("a file in our folder");
     let mut block = vec![0u8; 1 << 20];
     for _ in 0..1 << 10 {
-        for word in block.chunks_exact_mut(8) {
+        for word in block.as_chunks_mut::<8>().0 {
             // Weyl's sequence, mixed.
             state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
             word.copy_from_slice(&(state ^ state >> 29).to_le_bytes());

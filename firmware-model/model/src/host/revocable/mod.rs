@@ -212,10 +212,9 @@ mod tests {
 
     /// The end of a call that is repeated when it was interrupted: a thread may be interrupted at
     /// any instruction, and then has done nothing.
-    pub(super) fn uninterrupted<T>(mut call: impl FnMut() -> Result<T, NotCopied>) -> Result<T, NotCopied> {
-        let ends = std::iter::repeat_with(|| call()).take(1_000_000);
-        ends.into_iter()
-            .find(|end| !matches!(end, Err(NotCopied::Interrupted)))
+    pub(super) fn uninterrupted<T>(call: impl FnMut() -> Result<T, NotCopied>) -> Result<T, NotCopied> {
+        let mut ends = std::iter::repeat_with(call).take(1_000_000);
+        ends.find(|end| !matches!(end, Err(NotCopied::Interrupted)))
             .expect("a call that is not interrupted")
     }
 
