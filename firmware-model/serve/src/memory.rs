@@ -23,7 +23,6 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use urnic_model::Device;
 use urnic_model::host::{HostMemory, HostProcess, RemoteMemory, RemoteWord, Unreachable};
-use urnic_model::memory::reserve;
 use urnic_vfio_user::{DmaMap, DmaMapFlags};
 
 const PAGE: u64 = 4096;
@@ -49,8 +48,7 @@ impl Budget {
     /// The budget of a process that serves at most `functions` functions.
     pub(crate) fn new(functions: usize) -> Arc<Budget> {
         let text = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap_or_default();
-        let granted: usize = text.trim().parse().unwrap_or(65_530);
-        let functions = functions.max(1);
+        let (granted, functions): (usize, _) = (text.trim().parse().unwrap_or(65_530), functions.max(1));
         // A mapping in the middle of a hole splits the hole in two.
         let total = granted / 8 * 3;
         let share = total / 2 / functions;
@@ -65,10 +63,8 @@ impl Budget {
     /// Takes `more` mappings for a function that holds `held`.
     fn take(&self, held: usize, more: usize) -> Result<(), Errno> {
         let beyond = self.beyond(held + more) - self.beyond(held);
-        match reserve(&self.used, beyond, self.limit) {
-            true => Ok(()),
-            false => Err(Errno::NOSPC),
-        }
+        let taken = urnic_model::memory::reserve(&self.used, beyond, self.limit);
+        taken.then_some(()).ok_or(Errno::NOSPC)
     }
 
     /// Returns `fewer` of the `held` mappings of a function.

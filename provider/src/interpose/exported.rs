@@ -36,8 +36,8 @@ macro_rules! exported {
         const _: () = {
             const _: unsafe extern "C-unwind" fn($($ty,)* $($mt)?) $(-> $ret)? = self::$name;
 
-            // SAFETY: the Rust function has the same arguments, which the C ABIs of Linux pass in the
-            // same registers, named or not, and it returns to the caller of this one.
+            // SAFETY: the Rust function has the same arguments, which the C ABIs of Linux pass in
+            // the same registers, named or not, and it returns to the caller of this one.
             #[unsafe(naked)]
             // The test binary must not interpose itself.
             #[cfg_attr(not(test), unsafe(no_mangle))]

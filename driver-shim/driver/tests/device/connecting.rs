@@ -1,7 +1,5 @@
 //! Native connections over real TCP.
 
-use std::time::Duration;
-
 use urnic_device::registers;
 use urnic_device::vocabulary::{QpState, WcOpcode, WcStatus};
 use urnic_device::wqe::{Opcode, SendHeader};

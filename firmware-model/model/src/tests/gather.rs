@@ -137,8 +137,8 @@ fn a_device_with_nothing_to_do_does_not_wake() {
         let schedule = &driver.device.core().schedule;
         schedule.sleeper.is_asleep() && schedule.next_timer().is_none()
     };
-    // Some time after the last burst and the last poll each device sleeps, without a time limit, and
-    // does not wake again.
+    // Some time after the last burst and the last poll each device sleeps, without a time limit,
+    // and does not wake again.
     wait_for("sleep", || {
         let before = (asleep(&near) && asleep(&far)).then(wakeups)?;
         std::thread::sleep(Duration::from_millis(50));
