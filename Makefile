@@ -30,7 +30,7 @@ QUIET := $(shell test -t 2 || echo --quiet)
 SAY   := printf 'urnic: %s\n'
 
 .DEFAULT_GOAL := help
-.PHONY: help dev build demo docs nfs test interop cross bench lint loom soak asan fuzz-smoke package release install uninstall
+.PHONY: help dev build demo docs nfs test interop cross toolchains bench lint loom soak asan fuzz-smoke package release install uninstall
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -86,6 +86,9 @@ cross: ## build for arm64 and musl; run programs over both, and unit tests (adds
 	rustup target add aarch64-unknown-linux-gnu
 	@scripts/arm64
 	@scripts/musl
+
+toolchains: ## run `make demo` with the oldest Rust supported, the default one and the newest stable one (installs them by rustup)
+	@scripts/toolchains
 
 bench: ## compare speed and cost with raw TCP, UCX and NFS over TCP, as ratios from one run
 	@scripts/setup build bench nfs

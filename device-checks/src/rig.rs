@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use urnic_device::bus::{Bus, Signal};
 use urnic_device::command::{
@@ -15,7 +15,7 @@ use urnic_device::command::{
 use urnic_device::doorbell::{Doorbell, Kind};
 use urnic_device::event::{EVENT_LEN, Event, EventKind};
 use urnic_device::{INTERFACE_VERSION, registers};
-use urnic_testkit::CommandQueue;
+use urnic_testkit::{CommandQueue, Wait};
 use zerocopy::{Immutable, IntoBytes};
 
 use crate::memory::Memory;
@@ -229,7 +229,7 @@ impl Rig {
     /// Calls `poll` until it returns a value, and lets a device in this process work meanwhile.
     pub(crate) fn wait<T>(&self, what: &str, mut poll: impl FnMut() -> Option<T>) -> Outcome<T> {
         const BUSY_POLLS: u32 = 1000;
-        let start = Instant::now();
+        let mut wait = Wait::new(TIMEOUT);
         for polls in 0.. {
             if let Some(seen) = poll() {
                 return Ok(seen);
@@ -238,7 +238,7 @@ impl Rig {
                 !self.line.lost.load(Ordering::Relaxed),
                 "the device is lost, waiting for {what}"
             );
-            ensure!(start.elapsed() < TIMEOUT, "{what}: nothing within {TIMEOUT:?}");
+            ensure!(!wait.is_over(), "{what}: nothing within {TIMEOUT:?}");
             self.bus.progress(0);
             if polls > BUSY_POLLS {
                 std::thread::sleep(Duration::from_micros(200));
@@ -380,10 +380,10 @@ fn arguments(queue: &EventQueue, vector: u32) -> CreateEq {
 /// Resets the function: the device releases all memory.
 pub(crate) fn reset(bus: &dyn Bus) -> Outcome {
     bus.write32(registers::CONTROL, registers::Control::RESET.bits());
-    let start = Instant::now();
+    let mut wait = Wait::new(TIMEOUT);
     while bus.read32(registers::CONTROL) & registers::Control::RESET.bits() != 0 {
         ensure!(
-            start.elapsed() < TIMEOUT,
+            !wait.is_over(),
             "the device does not finish its reset within {TIMEOUT:?}"
         );
         std::thread::sleep(Duration::from_micros(200));

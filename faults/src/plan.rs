@@ -28,8 +28,8 @@ struct Fault {
     specified: Specified,
     /// The number of its occasions so far.
     occasions: AtomicU64,
-    /// How many times it struck.
-    strikes: AtomicU64,
+    /// The number of occasions at which it was to strike; it does so up to its limit.
+    attempts: AtomicU64,
 }
 
 static PLAN: Plan = Plan::new();
@@ -140,7 +140,7 @@ impl Plan {
             let mut fault = Some(Fault {
                 specified,
                 occasions: AtomicU64::new(0),
-                strikes: AtomicU64::new(0),
+                attempts: AtomicU64::new(0),
             });
             for place in &self.faults {
                 fault = fault.and_then(|fault| place.set(fault).err());
@@ -167,10 +167,8 @@ impl Plan {
                     When::Every(n) => format!("every={n}"),
                     When::Probability(p) => format!("p={p}"),
                 };
-                let (strikes, occasions) = (
-                    fault.strikes.load(Ordering::Relaxed),
-                    fault.occasions.load(Ordering::Relaxed),
-                );
+                let strikes = fault.attempts.load(Ordering::Relaxed).min(fault.limit());
+                let occasions = fault.occasions.load(Ordering::Relaxed);
                 format!("{kind} {when}: struck {strikes} times at {occasions} occasions")
             })
             .collect()
@@ -193,6 +191,11 @@ impl Default for Plan {
 }
 
 impl Fault {
+    /// Most strikes.
+    fn limit(&self) -> u64 {
+        self.specified.count.unwrap_or(u64::MAX)
+    }
+
     /// Whether this is an occasion for it.
     fn fits(&self, device: &str, occasion: &Occasion<'_>) -> bool {
         let Specified { kind, filter, .. } = &self.specified;
@@ -256,11 +259,9 @@ impl Fault {
         if !strikes {
             return None;
         }
-        let limit = self.specified.count.unwrap_or(u64::MAX);
-        let one_more = |so_far: u64| (so_far < limit).then_some(so_far + 1);
-        self.strikes
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more)
-            .ok()?;
+        if self.attempts.fetch_add(1, Ordering::Relaxed) >= self.limit() {
+            return None;
+        }
         let kind = &self.specified.kind;
         match (kind, occasion) {
             (Kind::Delay(delay), Occasion::Send(_, len)) => {

@@ -20,14 +20,21 @@ unsafe extern "C" {
 /// # Errors
 /// The errors of `body`; `EIO` for a panic.
 pub(crate) fn guarded<T>(body: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
+    uncancelled(|| {
+        catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|_| {
+            complain();
+            Err(Errno::IO)
+        })
+    })
+}
+
+/// Runs `body`, which does not panic, with thread cancellation disabled: for calls of libc while
+/// there is something to drop.
+pub(crate) fn uncancelled<T>(body: impl FnOnce() -> T) -> T {
     let mut before = 0;
     // SAFETY: a local; the state is the calling thread's own.
     unsafe { pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &mut before) };
-    let outcome = catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|_| {
-        let _ =
-            catch_unwind(|| tracing::error!("urnic failed inside: please report this, with the lines above"));
-        Err(Errno::IO)
-    });
+    let outcome = body();
     // SAFETY: a local, and the state that the thread had before.
     unsafe { pthread_setcancelstate(before, &mut before) };
     outcome

@@ -112,12 +112,75 @@ static void cancel(void *(*body)(void *))
 	CHECK(result == PTHREAD_CANCELED);
 }
 
+/* Calls with a cancellation pending: each either ends the thread or has done all of its work. */
+static volatile int is_cancelled;
+
+static void *open_a_counter(void *unused)
+{
+	open("/sys/class/infiniband/urnic0/ports/1/hw_counters/cq_overflows", O_RDONLY | O_CLOEXEC);
+	return unused;
+}
+
+static void *fopen_a_counter(void *unused)
+{
+	SOME(fopen("/sys/class/infiniband/urnic0/ports/1/hw_counters/cq_overflows", "r"));
+	return unused;
+}
+
+static void *open_a_manager(void *unused)
+{
+	open("/dev/infiniband/rdma_cm", O_RDWR | O_CLOEXEC);
+	return unused;
+}
+
+static void *open_a_node(void *unused)
+{
+	open("/dev/infiniband/uverbs0", O_RDWR | O_CLOEXEC);
+	return unused;
+}
+
+static void *cancelled_before(void *body)
+{
+	int state;
+	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state);
+	blocked_in = gettid();
+	while (!is_cancelled)
+		sched_yield();
+	pthread_setcancelstate(PTHREAD_CANCEL_ENABLE, &state);
+	(*(void *(**)(void *))body)(NULL);
+	pthread_testcancel();
+	return NULL;
+}
+
+static void cancel_before(void *(*body)(void *))
+{
+	pthread_t thread;
+	void *result;
+	blocked_in = is_cancelled = 0;
+	CHECK(pthread_create(&thread, NULL, cancelled_before, &body) == 0);
+	while (!blocked_in)
+		sched_yield();
+	CHECK(pthread_cancel(thread) == 0);
+	is_cancelled = 1;
+	CHECK(pthread_join(thread, &result) == 0);
+	CHECK(result == PTHREAD_CANCELED);
+}
+
 static void cancelled_threads_end(void)
 {
-	snprintf(fifo, sizeof fifo, "/tmp/plug-in-fifo-%d", getpid());
+	struct use d = use_device();
+	cancel_before(open_a_counter);
+	cancel_before(fopen_a_counter);
+	cancel_before(open_a_manager);
+	cancel_before(open_a_node);
+	leave(d);
+	char folder[] = "/tmp/plug-in-XXXXXX";
+	SOME(mkdtemp(folder));
+	snprintf(fifo, sizeof fifo, "%s/fifo", folder);
 	CHECK(mkfifo(fifo, 0600) == 0);
 	cancel(open_for_ever);
 	unlink(fifo);
+	rmdir(folder);
 	CHECK(pipe(full) == 0);
 	cancel(write_for_ever);
 	close(full[0]);
@@ -329,9 +392,14 @@ static void files_by_every_road(void)
 	SOME(f = fopen(path, "r"));
 	CHECK(fgets(line, sizeof line, f) != NULL && line[0] >= '0' && line[0] <= '9');
 	fclose(f);
-	CHECK(open("/tmp/plug-in-mode", O_CREAT | O_EXCL | O_WRONLY, 0640) >= 0);
-	CHECK(stat("/tmp/plug-in-mode", &st) == 0 && (st.st_mode & 0777) == 0640);
-	unlink("/tmp/plug-in-mode");
+	char folder[] = "/tmp/plug-in-XXXXXX", file[sizeof folder + 8];
+	SOME(mkdtemp(folder));
+	snprintf(file, sizeof file, "%s/mode", folder);
+	umask(022);
+	CHECK(open(file, O_CREAT | O_EXCL | O_WRONLY, 0640) >= 0);
+	CHECK(stat(file, &st) == 0 && (st.st_mode & 0777) == 0640);
+	unlink(file);
+	rmdir(folder);
 }
 
 /* The device file accepts the one command that libibverbs writes, and refuses others like a

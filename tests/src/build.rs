@@ -1,6 +1,8 @@
 //! Builds of the programs under test; and our own small verbs programs, compiled like those of any
 //! user of libibverbs.
 
+use std::fs::DirBuilder;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, OnceLock};
@@ -28,6 +30,18 @@ pub fn scratch() -> PathBuf {
     let folder = target().join("system-tests");
     std::fs::create_dir_all(&folder).expect("a folder in the target folder");
     folder
+}
+
+/// The `XDG_RUNTIME_DIR` of programs: the folders that they would use otherwise, in /tmp and
+/// /dev/shm, have names that another user can take.
+pub fn runtime_folder() -> &'static Path {
+    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
+    FOLDER.get_or_init(|| {
+        let folder = scratch().join("runtime");
+        let made = DirBuilder::new().recursive(true).mode(0o700).create(&folder);
+        made.expect("a folder in the target folder");
+        folder
+    })
 }
 
 /// `liburnic.so`, up to date; `URNIC_LIB` names another one.

@@ -16,6 +16,14 @@ use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use crate::build;
 use crate::wait::{TIME_LIMIT, Wait, until};
 
+/// Whether a variable of the environment changes what a program under test does: whoever runs the
+/// tests may have set it for other programs.
+fn is_of_the_user(name: &OsStr) -> bool {
+    let name = name.as_encoded_bytes();
+    let prefixes = ["URNIC_", "IBV_", "RDMAV_", "LD_PRELOAD"];
+    prefixes.iter().any(|prefix| name.starts_with(prefix.as_bytes()))
+}
+
 /// What a running program needs beside it, such as a device in another process.
 pub(crate) type Companion = Box<dyn fmt::Debug + Send + Sync>;
 
@@ -135,6 +143,11 @@ impl Program {
         words.extend(self.argv.iter().cloned());
         let mut command = Command::new(&words[0]);
         command.args(&words[1..]);
+        for (name, _) in std::env::vars_os().filter(|(name, _)| is_of_the_user(name)) {
+            command.env_remove(name);
+        }
+        command.env("LC_ALL", "C.UTF-8");
+        command.env("XDG_RUNTIME_DIR", build::runtime_folder());
         command
     }
 

@@ -38,8 +38,14 @@ impl Staged {
         copy
     }
 
-    /// The program, run by that user. Needs root.
+    /// The program, run by that user with a folder of its own for files. Needs root.
     pub fn program(&self, user: u32, program: Program) -> Program {
+        let runtime = self.folder.file(&format!("runtime-{user}"));
+        if std::fs::create_dir(&runtime).is_ok() {
+            std::os::unix::fs::chown(&runtime, Some(user), Some(user)).expect("we are root");
+            std::fs::set_permissions(&runtime, PermissionsExt::from_mode(0o700)).expect("our own folder");
+        }
+        let program = program.env("XDG_RUNTIME_DIR", runtime);
         as_user(user, program.plugin_at(self.folder.file("liburnic.so")))
     }
 }

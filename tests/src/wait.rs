@@ -3,42 +3,14 @@
 use std::net::{Ipv4Addr, Ipv6Addr, TcpListener, UdpSocket};
 use std::path::Path;
 use std::sync::atomic::{AtomicU16, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+pub use urnic_testkit::Wait;
 
 use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
 
 /// The time limit for an action that is normally immediate, on a loaded machine.
 pub const TIME_LIMIT: Duration = Duration::from_secs(60);
-
-/// A limit to a wait. Only time in which the waiter could check counts: time in which the machine
-/// was stopped, or busy elsewhere together with its processes, does not.
-#[derive(Debug)]
-pub struct Wait {
-    left: Duration,
-    checked: Instant,
-}
-
-impl Wait {
-    /// A longer time between two checks does not count: the waiter was not running.
-    const STEP: Duration = Duration::from_millis(100);
-
-    /// Begins a wait of at most `limit`.
-    pub fn new(limit: Duration) -> Self {
-        Self {
-            left: limit,
-            checked: Instant::now(),
-        }
-    }
-
-    /// Whether the wait has taken too long. The waiter calls this after each check, and checks at
-    /// least every tenth of a second.
-    pub fn is_over(&mut self) -> bool {
-        let now = Instant::now();
-        self.left = self.left.saturating_sub((now - self.checked).min(Self::STEP));
-        self.checked = now;
-        self.left.is_zero()
-    }
-}
 
 /// Polls until `condition` gives a value; `None` when it took longer than `limit`.
 pub fn until<T>(limit: Duration, mut condition: impl FnMut() -> Option<T>) -> Option<T> {

@@ -123,10 +123,8 @@ impl Side {
         let mut theirs = vec![0; mine.len()];
         self.socket.write_all(&mine).expect("the other side");
         self.socket.read_exact(&mut theirs).expect("the other side");
-        theirs
-            .chunks_exact(8)
-            .map(|word| u64::from_le_bytes(word.try_into().expect("eight")))
-            .collect()
+        let words = theirs.as_chunks().0.iter();
+        words.map(|word| u64::from_le_bytes(*word)).collect()
     }
 
     fn barrier(&mut self) {

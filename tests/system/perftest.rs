@@ -1,15 +1,17 @@
 //! perftest without `-R`: Debian's own binaries, here and in the other Debian.
 
 use std::fs;
+use std::path::Path;
 use std::time::Duration;
 
+use urnic_testkit::Folder;
 use urnic_tests::build::tree;
 use urnic_tests::debian::Debian;
 use urnic_tests::leftovers::XrcDomains;
 use urnic_tests::program::Program;
 use urnic_tests::skip::{installed, root};
 use urnic_tests::user::{NOBODY, Staged, as_user};
-use urnic_tests::{Pair, or_skip, skip, wait};
+use urnic_tests::{Pair, or_skip, skip};
 
 const ALL: [&str; 6] = [
     "ib_send_bw",
@@ -268,31 +270,27 @@ fn table(heading: &str) -> Vec<Row> {
 }
 
 /// A file that the other Debian's programs see, too: words of a payload, as many as fill a buffer.
-struct Scratch(String);
+struct Scratch {
+    folder: Folder,
+}
 
 impl Scratch {
     fn new() -> Scratch {
-        let file = Scratch(format!(
-            "/dev/shm/urnic-perftest-{}-{}",
-            std::process::id(),
-            wait::free_port()
-        ));
-        fs::write(&file.0, "0x01020304,\n".repeat(1 << 15)).expect("shared memory");
-        file
+        let folder = Folder::inside(Path::new("/dev/shm"), "urnic-perftest");
+        fs::write(folder.file("payload"), "0x01020304,\n".repeat(1 << 15)).expect("shared memory");
+        Scratch { folder }
     }
-}
 
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = fs::remove_file(&self.0);
+    fn path(&self) -> String {
+        self.folder.file("payload").display().to_string()
     }
 }
 
 /// The fault of a row, if any.
 fn tried(row: &Row, place: &impl Fn(Program) -> Program) -> Result<(), String> {
     let file = row.options.contains("FILE").then(Scratch::new);
-    let path = file.as_ref().map_or("", |file| &file.0);
-    let options = row.options.replace("FILE", path);
+    let path = file.as_ref().map(Scratch::path).unwrap_or_default();
+    let options = row.options.replace("FILE", &path);
     let pair = Pair::new(&place(program(&row.program, &options))).within(LIMIT);
     let pair = if options.contains("--ipv6-addr") {
         pair.at("::1")

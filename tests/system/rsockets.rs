@@ -111,7 +111,7 @@ fn gibibyte(path: &Path) {
     let mut file = std::fs::File::create(path).expect("a file in our folder");
     let mut block = vec![0u8; 1 << 20];
     for _ in 0..1 << 10 {
-        for word in block.chunks_exact_mut(8) {
+        for word in block.as_chunks_mut::<8>().0 {
             // Weyl's sequence, mixed.
             state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
             word.copy_from_slice(&(state ^ state >> 29).to_le_bytes());
@@ -153,7 +153,8 @@ fn rcopy_of_a_gibibyte_is_bit_exact() {
 #[test]
 fn rcopy_of_a_gibibyte_is_exact_with_the_other_debians() {
     let debian = or_skip!(Debian::other());
-    let there = format!("/var/tmp/urnic-rcopy-{}", std::process::id());
-    let folder = Folder::at(debian.outside(&there));
+    let folder = Folder::inside(&debian.outside("/var/tmp"), "urnic-rcopy");
+    let name = folder.path().file_name().expect("a name").display();
+    let there = format!("/var/tmp/{name}");
     rcopy_moves_a_gibibyte(&folder, &there, |program| debian.program(program));
 }

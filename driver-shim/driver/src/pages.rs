@@ -34,10 +34,12 @@ struct Page {
 pub(super) struct PageSlot(Arc<Page>);
 
 impl Page {
+    /// Takes a free slot. The caller holds the lock of the pages: meanwhile slots are only freed.
     fn reserve(self: &Arc<Page>) -> Option<PageSlot> {
-        let more = |cqs| (cqs < CQ_SLOTS).then_some(cqs + 1);
-        let reserved = self.cqs.fetch_update(Ordering::AcqRel, Ordering::Relaxed, more);
-        reserved.is_ok().then(|| PageSlot(self.clone()))
+        (self.cqs.load(Ordering::Acquire) < CQ_SLOTS).then(|| {
+            self.cqs.fetch_add(1, Ordering::AcqRel);
+            PageSlot(self.clone())
+        })
     }
 }
 

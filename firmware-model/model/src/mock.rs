@@ -15,7 +15,7 @@ use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use urnic_device::command::*;
 use urnic_device::cqe::{CQE_LEN, Cqe};
 use urnic_device::doorbell::{Doorbell, Kind};
@@ -26,7 +26,9 @@ use urnic_device::stream::{Attach, Connect, Endpoint, Listen, Listening, attach}
 use urnic_device::vocabulary::{Access, QpState, WcStatus};
 use urnic_device::wqe::{self, BLOCK_LEN, SendHeader, Sge};
 use urnic_faults::Plan;
-use urnic_testkit::{CommandQueue, CompletionQueue, EventQueue, Memory, ReceiveQueue, SendQueue, request};
+use urnic_testkit::{
+    CommandQueue, CompletionQueue, EventQueue, Memory, ReceiveQueue, SendQueue, Wait, request,
+};
 use zerocopy::{FromZeros, Immutable, IntoBytes};
 
 type Status = urnic_device::command::Status;
@@ -623,12 +625,12 @@ pub(crate) fn plan_of(faults: &str) -> &'static Plan {
 
 /// Calls `probe` until it returns a value.
 pub(crate) fn wait_for<T>(what: &str, mut probe: impl FnMut() -> Option<T>) -> T {
-    let start = Instant::now();
+    let mut wait = Wait::new(TIMEOUT);
     loop {
         if let Some(found) = probe() {
             return found;
         }
-        assert!(start.elapsed() < TIMEOUT, "timeout: {what}");
+        assert!(!wait.is_over(), "timeout: {what}");
         std::thread::yield_now();
     }
 }

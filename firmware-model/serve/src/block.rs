@@ -87,18 +87,13 @@ pub(crate) struct Block {
     spoiled: bool,
 }
 
-/// The address at which the next block is requested.
+/// The address at which the next block is requested. After the last one of the range comes the
+/// first one again.
 fn next_address(len: usize) -> *mut u8 {
-    static NEXT: AtomicUsize = AtomicUsize::new(LOWEST);
+    static REQUESTED: AtomicUsize = AtomicUsize::new(0);
     let step = len + ALIGN;
-    let next_address = NEXT.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |next| {
-        Some(if next + 2 * step > HIGHEST {
-            LOWEST
-        } else {
-            next + step
-        })
-    });
-    std::ptr::without_provenance_mut(next_address.unwrap_or(LOWEST))
+    let requested = REQUESTED.fetch_add(step, Ordering::Relaxed);
+    std::ptr::without_provenance_mut(LOWEST + requested % (HIGHEST - LOWEST - step))
 }
 
 /// Reserves addresses, with a gap of at least a page to other mappings at both ends. The kernel

@@ -434,12 +434,12 @@ impl Present {
     fn write(&mut self, access: RegionAccess, data: &[u8], hardware: &mut dyn Hardware) -> Result<(), Errno> {
         match access.region {
             REGISTERS => {
-                let words = data.chunks_exact(4);
-                if !access.offset.is_multiple_of(4) || !words.remainder().is_empty() {
+                let (words, rest) = data.as_chunks();
+                if !access.offset.is_multiple_of(4) || !rest.is_empty() {
                     return Err(Errno::INVAL);
                 }
-                for (i, word) in words.enumerate() {
-                    let value = word.try_into().map(u32::from_le_bytes).unwrap_or_default();
+                for (i, word) in words.iter().enumerate() {
+                    let value = u32::from_le_bytes(*word);
                     hardware.set_register(access.offset as u32 + 4 * i as u32, value);
                 }
             }

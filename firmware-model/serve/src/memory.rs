@@ -37,7 +37,9 @@ const MIN_WINDOWS: usize = 4;
 #[derive(Debug)]
 pub(crate) struct Budget {
     share: usize,
-    left: AtomicUsize,
+    /// The number of mappings of the common rest that are in use, and the maximum.
+    used: AtomicUsize,
+    limit: usize,
     /// Windows of each function.
     windows: usize,
 }
@@ -46,14 +48,14 @@ impl Budget {
     /// The budget of a process that serves at most `functions` functions.
     pub(crate) fn new(functions: usize) -> Arc<Budget> {
         let text = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap_or_default();
-        let granted: usize = text.trim().parse().unwrap_or(65_530);
-        let functions = functions.max(1);
+        let (granted, functions): (usize, _) = (text.trim().parse().unwrap_or(65_530), functions.max(1));
         // A mapping in the middle of a hole splits the hole in two.
         let total = granted / 8 * 3;
         let share = total / 2 / functions;
         Arc::new(Budget {
             share,
-            left: AtomicUsize::new(total - share * functions),
+            used: AtomicUsize::new(0),
+            limit: total - share * functions,
             windows: (ALL_WINDOWS / functions).clamp(MIN_WINDOWS, MAX_WINDOWS),
         })
     }
@@ -61,15 +63,14 @@ impl Budget {
     /// Takes `more` mappings for a function that holds `held`.
     fn take(&self, held: usize, more: usize) -> Result<(), Errno> {
         let beyond = self.beyond(held + more) - self.beyond(held);
-        let take = |left: usize| left.checked_sub(beyond);
-        let left = self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take);
-        left.map(drop).map_err(|_| Errno::NOSPC)
+        let taken = urnic_model::memory::reserve(&self.used, beyond, self.limit);
+        taken.then_some(()).ok_or(Errno::NOSPC)
     }
 
     /// Returns `fewer` of the `held` mappings of a function.
     fn release(&self, held: usize, fewer: usize) {
         let beyond = self.beyond(held) - self.beyond(held.saturating_sub(fewer));
-        self.left.fetch_add(beyond, Ordering::Relaxed);
+        self.used.fetch_sub(beyond, Ordering::Relaxed);
     }
 
     /// How many of `held` mappings exceed the function's own share.

@@ -176,13 +176,11 @@ impl Connection {
     pub(super) fn start_thread(self: &Arc<Self>) -> bool {
         let first = self.threads.load(Ordering::Acquire) == 0;
         let share = if first { None } else { self.helpers.take(1) };
-        let one_more = |threads| (threads < THREADS).then_some(threads + 1);
-        if !first && share.is_none()
-            || (self
-                .threads
-                .fetch_update(Ordering::AcqRel, Ordering::Acquire, one_more))
-            .is_err()
-        {
+        if !first && share.is_none() {
+            return true;
+        }
+        if self.threads.fetch_add(1, Ordering::AcqRel) >= THREADS {
+            self.threads.fetch_sub(1, Ordering::AcqRel);
             return true;
         }
         self.readers.fetch_add(1, Ordering::AcqRel);

@@ -183,7 +183,7 @@ proptest! {
         for bytes in [&bytes, &words] {
             let reader = &mut Reader(bytes);
             let taken = Lists::take(reader).ok();
-            let expected = &mut bytes.chunks_exact(4).map(|word| u32::from_be_bytes(word.try_into().unwrap()));
+            let expected = &mut bytes.as_chunks().0.iter().map(|word| u32::from_be_bytes(*word));
             prop_assert_eq!(&taken, &lists_of(expected));
             let Some(lists) = taken else { continue };
             prop_assert_eq!(bytes.len() - reader.0.len(), 4 * (bytes.len() / 4 - expected.count()));

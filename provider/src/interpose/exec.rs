@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 
 use urnic_process::executable::{mentions_verbs, unsupported};
 
-use super::{ACTIVE, missing};
+use super::{ACTIVE, exported, missing};
 use crate::real::{self, Opaque};
 
 type Strings = *const *mut c_char;
@@ -146,7 +146,7 @@ unsafe extern "C" {
 /// and its variables.
 macro_rules! programs {
     ($($name:ident($($before:ident: $bt:ty),*; $($after:ident: $at:ty),*) $in_path:literal, $variables:expr, $fails:expr;)*) => {$(
-        #[cfg_attr(not(test), unsafe(no_mangle))]
+        exported! { $name($($before: $bt,)* path: *const c_char $(, $after: $at)*) -> c_int }
         unsafe extern "C-unwind" fn $name($($before: $bt,)* path: *const c_char $(, $after: $at)*) -> c_int {
             let Some(next) = real::$name() else { return missing($fails) };
             // SAFETY: the C caller's path and variables, or those of the process.

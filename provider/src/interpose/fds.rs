@@ -9,7 +9,7 @@ use urnic_presence::{Presence, command, registry};
 use urnic_process::fds::{self, Kind};
 use urnic_process::signals::HeldBack;
 
-use super::{ACTIVE, missing};
+use super::{ACTIVE, discard, exported, missing};
 use crate::guard::{guarded, set_errno};
 use crate::real;
 
@@ -23,7 +23,7 @@ fn refuse(errno: Errno) -> c_int {
     -1
 }
 
-#[cfg_attr(not(test), unsafe(no_mangle))]
+exported! { close(fd: c_int) -> c_int }
 unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
     let Some(next) = real::close() else {
         return missing(-1);
@@ -46,7 +46,7 @@ fn forget(fd: c_int) {
     });
 }
 
-#[cfg_attr(not(test), unsafe(no_mangle))]
+exported! { dup2(old: c_int, new: c_int) -> c_int }
 unsafe extern "C-unwind" fn dup2(old: c_int, new: c_int) -> c_int {
     let Some(next) = real::dup2() else {
         return missing(-1);
@@ -58,7 +58,7 @@ unsafe extern "C-unwind" fn dup2(old: c_int, new: c_int) -> c_int {
     remember(old, unsafe { next(old, new) })
 }
 
-#[cfg_attr(not(test), unsafe(no_mangle))]
+exported! { dup3(old: c_int, new: c_int, flags: c_int) -> c_int }
 unsafe extern "C-unwind" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
     let Some(next) = real::dup3() else {
         return missing(-1);
@@ -73,7 +73,7 @@ unsafe extern "C-unwind" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int 
     remember(old, unsafe { next(old, new, flags) })
 }
 
-#[cfg_attr(not(test), unsafe(no_mangle))]
+exported! { dup(old: c_int) -> c_int }
 unsafe extern "C-unwind" fn dup(old: c_int) -> c_int {
     let Some(next) = real::dup() else {
         return missing(-1);
@@ -86,7 +86,7 @@ unsafe extern "C-unwind" fn dup(old: c_int) -> c_int {
 /// without a third argument no code reads it.
 macro_rules! fcntls {
     ($($name:ident)*) => {$(
-        #[cfg_attr(not(test), unsafe(no_mangle))]
+        exported! { $name(fd: c_int, command: c_int; argument: c_long) -> c_int }
         unsafe extern "C-unwind" fn $name(fd: c_int, command: c_int, argument: c_long) -> c_int {
             let Some(next) = real::$name() else { return missing(-1) };
             // SAFETY: the C caller's arguments.
@@ -110,10 +110,8 @@ fn remember(old: c_int, new: c_int) -> c_int {
     let duplicate = unsafe { BorrowedFd::borrow_raw(new) };
     if let Err(errno) = guarded(|| registry::duplicated(old, duplicate)) {
         // Data written to an fd without a record would be lost.
-        if let Some(close) = real::close() {
-            // SAFETY: the descriptor was opened a moment ago, and the caller does not have it yet.
-            unsafe { close(new) };
-        }
+        // SAFETY: the descriptor was opened a moment ago, and the caller does not have it yet.
+        unsafe { discard(new) };
         return refuse(errno);
     }
     new
@@ -136,7 +134,7 @@ fn release_target(old: c_int, new: c_int) -> Result<(), Errno> {
     Ok(())
 }
 
-#[cfg_attr(not(test), unsafe(no_mangle))]
+exported! { close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int }
 unsafe extern "C-unwind" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     let Some(next) = real::close_range() else {
         return missing(-1);
@@ -169,7 +167,7 @@ unsafe extern "C-unwind" fn close_range(first: c_uint, last: c_uint, flags: c_in
     unsafe { next(from, last, flags) }
 }
 
-#[cfg_attr(not(test), unsafe(no_mangle))]
+exported! { closefrom(low: c_int) }
 unsafe extern "C-unwind" fn closefrom(low: c_int) {
     let first = low.max(0) as c_uint;
     let ours = fds::ours_within(first, c_uint::MAX).next().is_some();
@@ -183,7 +181,7 @@ unsafe extern "C-unwind" fn closefrom(low: c_int) {
     }
 }
 
-#[cfg_attr(not(test), unsafe(no_mangle))]
+exported! { write(fd: c_int, bytes: *const c_void, length: usize) -> isize }
 unsafe extern "C-unwind" fn write(fd: c_int, bytes: *const c_void, length: usize) -> isize {
     let Some(next) = real::write() else {
         return missing(-1);
@@ -212,8 +210,8 @@ fn command(fd: c_int, bytes: *const c_void, length: usize) -> Option<isize> {
     })
 }
 
+exported! { ioctl(fd: c_int, request: c_ulong; argument: *mut c_void) -> c_int }
 /// `ioctl` is variadic, like [`fcntl`].
-#[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C-unwind" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
     let Some(next) = real::ioctl() else {
         return missing(-1);
@@ -283,7 +281,7 @@ unsafe extern "C-unwind" fn manage(fd: c_int, bytes: *const c_void, length: usiz
 /// reported as the character device as which it was opened.
 macro_rules! fstats {
     ($($name:ident($($before:ident: $bt:ty),*);)*) => {$(
-        #[cfg_attr(not(test), unsafe(no_mangle))]
+        exported! { $name($($before: $bt,)* fd: c_int, to: *mut libc::stat) -> c_int }
         unsafe extern "C-unwind" fn $name($($before: $bt,)* fd: c_int, to: *mut libc::stat) -> c_int {
             let Some(next) = real::$name() else { return missing(-1) };
             // SAFETY: the C caller's arguments.
@@ -305,7 +303,7 @@ fn as_device(stat: &mut libc::stat) {
     stat.st_rdev = libc::makedev(major, minor);
 }
 
-#[cfg_attr(not(test), unsafe(no_mangle))]
+exported! { socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int }
 unsafe extern "C-unwind" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
     let Some(next) = real::socket() else {
         return missing(-1);

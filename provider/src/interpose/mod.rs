@@ -10,12 +10,13 @@
 #![cfg_attr(test, allow(dead_code))]
 
 mod exec;
+mod exported;
 mod fds;
 mod fork;
 mod paths;
 pub(crate) mod signals;
 
-use std::ffi::{CStr, c_char};
+use std::ffi::{CStr, c_char, c_int};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -24,9 +25,12 @@ use rustix::io::Errno;
 use urnic_presence::Presence;
 use urnic_presence::redirect::{PathBuffer, Target, is_ours};
 
+use exported::exported;
+
 use crate::first_search::first_search;
-use crate::guard::{guarded, set_errno};
+use crate::guard::{guarded, set_errno, uncancelled};
 use crate::log::complaining;
+use crate::real;
 
 /// The number of descriptors that libibverbs has open at the same time while it reads the files of
 /// a device: the list's, the device's folder, and a file. If one cannot be opened, libibverbs
@@ -61,6 +65,18 @@ pub(crate) fn deactivate() {
 fn missing<T>(answer: T) -> T {
     set_errno(Errno::NOSYS);
     answer
+}
+
+/// Closes an fd that a call of this module opened and will not return. No cancellation point: a
+/// thread that is cancelled here would leave what the call holds.
+///
+/// # Safety
+/// No other code has the fd.
+unsafe fn discard(fd: c_int) {
+    if let Some(close) = real::close() {
+        // SAFETY: the caller promises that the fd is this call's own.
+        uncancelled(|| unsafe { close(fd) });
+    }
 }
 
 /// The real path in place of a path that may belong to the presence, in `buffer`.

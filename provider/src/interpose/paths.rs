@@ -10,8 +10,8 @@ use urnic_presence::redirect::{PathBuffer, Target, may_be_ours};
 use urnic_presence::registry;
 use urnic_presence::{HwCounter, Presence};
 
-use super::{NO_LIST, missing, redirect};
-use crate::guard::guarded;
+use super::{NO_LIST, discard, exported, missing, redirect};
+use crate::guard::{guarded, uncancelled};
 use crate::log::complaining;
 use crate::real::{self, Opaque};
 
@@ -58,10 +58,8 @@ unsafe fn redirected_open(path: *const c_char, next: impl FnOnce(*const c_char) 
                 });
                 if let Err(errno) = entered {
                     // An fd without a record is worse than none.
-                    if let Some(close) = real::close() {
-                        // SAFETY: the fd was opened just now.
-                        unsafe { close(fd) };
-                    }
+                    // SAFETY: the fd was opened just now.
+                    unsafe { discard(fd) };
                     crate::guard::set_errno(errno);
                     return -1;
                 }
@@ -116,11 +114,9 @@ fn out_of_the_way(fd: c_int) -> c_int {
     if rustix::io::fcntl_setfd(&moved, flags).is_err() {
         return fd;
     }
-    if let Some(close) = real::close() {
-        // SAFETY: the fd was opened just now under this number, and the caller does not have it;
-        // the channel has another number now.
-        unsafe { close(fd) };
-    }
+    // SAFETY: the fd was opened just now under this number, and the caller does not have it; the
+    // channel has another number now.
+    unsafe { discard(fd) };
     moved.into_raw_fd()
 }
 
@@ -141,36 +137,40 @@ unsafe fn redirected_fopen(path: *const c_char, next: impl FnOnce(*const c_char)
 }
 
 /// Opens a file with the present value of a counter of the device with this index, or the file in
-/// the tree if no value is available.
+/// the tree if no value is available. Such a file does not block, and the call is no cancellation
+/// point.
 fn live<R>(found: &CStr, device: usize, counter: HwCounter, next: impl FnOnce(*const c_char) -> R) -> R {
-    let file = guarded(|| {
-        let presence = Presence::current()?;
-        let shown = presence.devices().get(device).ok_or(Errno::NODEV)?;
-        let file = watch::hw_counter(presence, shown, counter)?;
-        let path = CString::new(format!("/proc/self/fd/{}", file.as_raw_fd())).map_err(|_| Errno::INVAL)?;
-        Ok((file, path))
-    });
-    match &file {
-        Ok((_, path)) => next(path.as_ptr()),
-        Err(_) => next(found.as_ptr()),
-    }
+    uncancelled(|| {
+        let file = guarded(|| {
+            let presence = Presence::current()?;
+            let shown = presence.devices().get(device).ok_or(Errno::NODEV)?;
+            let file = watch::hw_counter(presence, shown, counter)?;
+            let path =
+                CString::new(format!("/proc/self/fd/{}", file.as_raw_fd())).map_err(|_| Errno::INVAL)?;
+            Ok((file, path))
+        });
+        match &file {
+            Ok((_, path)) => next(path.as_ptr()),
+            Err(_) => next(found.as_ptr()),
+        }
+    })
 }
 
 /// One line per function: its arguments, with a semicolon at the place of the path, its return
 /// type, its result if this libc does not have it, and the function that handles a path of the
 /// presence.
 macro_rules! on_path {
-    ($($name:ident($($before:ident: $bt:ty),*; $($after:ident: $at:ty),*) -> $ret:ty, $fails:expr, $ours:ident;)*) => {$(
-        #[cfg_attr(not(test), unsafe(no_mangle))]
-        unsafe extern "C-unwind" fn $name($($before: $bt,)* path: *const c_char $(, $after: $at)*) -> $ret {
+    ($($name:ident($($before:ident: $bt:ty),*; $($after:ident: $at:ty),* $(; $mode:ident: $mt:ty)?) -> $ret:ty, $fails:expr, $ours:ident;)*) => {$(
+        exported! { $name($($before: $bt,)* path: *const c_char $(, $after: $at)* $(; $mode: $mt)?) -> $ret }
+        unsafe extern "C-unwind" fn $name($($before: $bt,)* path: *const c_char $(, $after: $at)* $(, $mode: $mt)?) -> $ret {
             let Some(next) = real::$name() else { return missing($fails) };
             // SAFETY: the C caller's path, null or a string.
             if unsafe { may_be_ours(path) } {
                 // SAFETY: the C caller's arguments, with another path, which is a C string.
-                return unsafe { $ours(path, |path| next($($before,)* path $(, $after)*)) };
+                return unsafe { $ours(path, |path| next($($before,)* path $(, $after)* $(, $mode)?)) };
             }
             // SAFETY: the C caller's arguments.
-            unsafe { next($($before,)* path $(, $after)*) }
+            unsafe { next($($before,)* path $(, $after)* $(, $mode)?) }
         }
     )*};
 }
@@ -179,10 +179,10 @@ macro_rules! on_path {
 // The C ABIs of Linux pass it like a named third or fourth argument, so it is always taken and
 // always passed on; without those flags no code reads it.
 on_path! {
-    open(; flags: c_int, mode: c_uint) -> c_int, -1, redirected_open;
-    open64(; flags: c_int, mode: c_uint) -> c_int, -1, redirected_open;
-    openat(at: c_int; flags: c_int, mode: c_uint) -> c_int, -1, redirected_open;
-    openat64(at: c_int; flags: c_int, mode: c_uint) -> c_int, -1, redirected_open;
+    open(; flags: c_int; mode: c_uint) -> c_int, -1, redirected_open;
+    open64(; flags: c_int; mode: c_uint) -> c_int, -1, redirected_open;
+    openat(at: c_int; flags: c_int; mode: c_uint) -> c_int, -1, redirected_open;
+    openat64(at: c_int; flags: c_int; mode: c_uint) -> c_int, -1, redirected_open;
     __open_2(; flags: c_int) -> c_int, -1, redirected_open;
     __open64_2(; flags: c_int) -> c_int, -1, redirected_open;
     __openat_2(at: c_int; flags: c_int) -> c_int, -1, redirected_open;

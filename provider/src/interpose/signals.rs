@@ -11,7 +11,7 @@ use std::mem::{MaybeUninit, zeroed};
 use libc::sighandler_t;
 use urnic_model::host::fault;
 
-use super::missing;
+use super::{exported, missing};
 use crate::guard::set_errno;
 use crate::real;
 
@@ -51,7 +51,7 @@ unsafe fn act(
 
 macro_rules! sigactions {
     ($($name:ident)*) => {$(
-        #[cfg_attr(not(test), unsafe(no_mangle))]
+        exported! { $name(signal: c_int, new: *const libc::sigaction, old: *mut libc::sigaction) -> c_int }
         unsafe extern "C-unwind" fn $name(signal: c_int, new: *const libc::sigaction, old: *mut libc::sigaction) -> c_int {
             let Some(next) = real::$name() else { return missing(-1) };
             // SAFETY: the C caller's arguments.
@@ -82,7 +82,7 @@ fn set(signal: c_int, handler: sighandler_t, flags: c_int, masks_itself: bool) -
 /// "Portability").
 macro_rules! signals {
     ($($name:ident: $flags:expr, $masks_itself:expr;)*) => {$(
-        #[cfg_attr(not(test), unsafe(no_mangle))]
+        exported! { $name(signal: c_int, handler: sighandler_t) -> sighandler_t }
         unsafe extern "C-unwind" fn $name(signal: c_int, handler: sighandler_t) -> sighandler_t {
             let Some(next) = real::$name() else { return missing(libc::SIG_ERR) };
             if fault::is_in_place(signal) {
@@ -105,7 +105,7 @@ signals! {
     __sysv_signal: libc::SA_RESETHAND | libc::SA_NODEFER, false;
 }
 
-#[cfg_attr(not(test), unsafe(no_mangle))]
+exported! { sigset(signal: c_int, handler: sighandler_t) -> sighandler_t }
 unsafe extern "C-unwind" fn sigset(signal: c_int, handler: sighandler_t) -> sighandler_t {
     let Some(next) = real::sigset() else {
         return missing(libc::SIG_ERR);
@@ -137,7 +137,7 @@ unsafe extern "C-unwind" fn sigset(signal: c_int, handler: sighandler_t) -> sigh
     if was_blocked { HOLD } else { before }
 }
 
-#[cfg_attr(not(test), unsafe(no_mangle))]
+exported! { sigignore(signal: c_int) -> c_int }
 unsafe extern "C-unwind" fn sigignore(signal: c_int) -> c_int {
     let Some(next) = real::sigignore() else {
         return missing(-1);
@@ -150,7 +150,7 @@ unsafe extern "C-unwind" fn sigignore(signal: c_int) -> c_int {
     unsafe { next(signal) }
 }
 
-#[cfg_attr(not(test), unsafe(no_mangle))]
+exported! { siginterrupt(signal: c_int, interrupts: c_int) -> c_int }
 unsafe extern "C-unwind" fn siginterrupt(signal: c_int, interrupts: c_int) -> c_int {
     let Some(next) = real::siginterrupt() else {
         return missing(-1);

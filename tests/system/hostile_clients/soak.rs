@@ -208,7 +208,7 @@ impl Actions<'_> {
     fn command(&mut self) -> Answer<()> {
         let opcode = Opcode::from_raw(self.random.below(64) as u16).unwrap_or(Opcode::QueryDevice);
         let mut command = Command::new(opcode, &Nothing {});
-        for place in command.payload[..PAYLOAD_LEN].chunks_exact_mut(8) {
+        for place in command.payload[..PAYLOAD_LEN].as_chunks_mut::<8>().0 {
             let value = match self.random.below(4) {
                 0 => address(self.random),
                 1 => u64::from(self.stags.first().copied().unwrap_or(7)),

@@ -1,7 +1,8 @@
 //! Folders of tests.
 
+use std::hash::{BuildHasher, RandomState};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
 
 /// A private folder of a test, removed with its content when dropped.
 #[derive(Debug)]
@@ -16,17 +17,17 @@ impl Folder {
         Self::inside(&std::env::temp_dir(), &format!("urnic-{name}"))
     }
 
-    /// A new folder in the folder `parent`. Its name begins with `name`.
+    /// A new folder in the folder `parent`. Its name begins with `name`, and is otherwise random:
+    /// other users may write to `parent`.
     pub fn inside(parent: &Path, name: &str) -> Self {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        Self::at(parent.join(format!("{name}-{}-{number}", std::process::id())))
-    }
-
-    /// The folder `path`, which must belong to no other test.
-    pub fn at(path: PathBuf) -> Self {
-        std::fs::create_dir_all(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-        Self { path, kept: false }
+        loop {
+            let path = parent.join(format!("{name}-{:08x}", RandomState::new().hash_one(0) as u32));
+            match std::fs::create_dir(&path) {
+                Ok(()) => return Self { path, kept: false },
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+                Err(error) => panic!("{}: {error}", path.display()),
+            }
+        }
     }
 
     /// The path of the folder.

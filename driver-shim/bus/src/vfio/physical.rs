@@ -118,9 +118,7 @@ impl Physical {
                 Err(errno) => return Err(errno),
             }
         }
-        let entries = bytes
-            .chunks_exact(8)
-            .map(|b| b.try_into().map_or(0, u64::from_ne_bytes));
+        let entries = bytes.as_chunks().0.iter().map(|word| u64::from_ne_bytes(*word));
         entries.map(address_in).collect()
     }
 

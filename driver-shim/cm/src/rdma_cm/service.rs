@@ -71,14 +71,14 @@ impl Engine {
         let Some((handle, id)) = found else {
             return unsupported(self, world);
         };
-        let service = match &mut id.state {
-            State::Serving(service) => service,
+        let service = match (&mut id.state, id.stream_port) {
+            (State::Serving(service), _) => service,
             // Connections that come before the program listens wait.
-            State::Listening(_) | State::Bound { .. } if let Some(port) = id.stream_port => {
+            (State::Listening(_) | State::Bound { .. }, Some(port)) => {
                 return self.name_port(world, &inquiry, port);
             }
             // The program will listen, perhaps; the request is repeated.
-            State::Bound { .. } => return,
+            (State::Bound { .. }, None) => return,
             _ => return unsupported(self, world),
         };
         if service.unread >= service.backlog {

@@ -3,7 +3,7 @@
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, LazyLock, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use urnic_bus::inproc::{InprocBus, Options};
 use urnic_config::Config;
@@ -15,7 +15,7 @@ use urnic_driver::{
     QpAttr, QpCaps, QpInit, QpMask,
 };
 use urnic_process::gids::GidTable;
-use urnic_testkit::{self as testkit, Memory, request};
+use urnic_testkit::{self as testkit, Memory, Wait, request};
 use zerocopy::IntoBytes;
 
 /// The one driver of the test process.
@@ -57,14 +57,14 @@ impl ContextEvents for ReceivedEvents {
     }
 }
 
+/// The limit of a wait.
+pub(crate) const LIMIT: Duration = Duration::from_secs(60);
+
 /// Waits until `done`, driving the device as a poller does.
 pub(crate) fn until(program: &Program, what: &str, mut done: impl FnMut() -> bool) {
-    let start = Instant::now();
+    let mut wait = Wait::new(LIMIT);
     while !done() {
-        assert!(
-            start.elapsed() < Duration::from_secs(60),
-            "timeout while waiting until {what}"
-        );
+        assert!(!wait.is_over(), "timeout while waiting until {what}");
         program.cq.progress(0);
     }
 }

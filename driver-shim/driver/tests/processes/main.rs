@@ -10,7 +10,6 @@ mod program;
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use urnic_config::Config;
@@ -216,13 +215,11 @@ fn the_peer_of_a_killed_process_fails() {
     assert_eq!(status(&program.completion()), Some(WcStatus::Success));
     pipe.receive();
     rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
-    let start = Instant::now();
     let flushed = program.completion();
     assert_eq!(
         (flushed.cookie.get(), status(&flushed)),
         (2, Some(WcStatus::WrFlushErr))
     );
-    assert!(start.elapsed() < Duration::from_secs(30), "{:?}", start.elapsed());
     assert_eq!(wait(pid), None, "killed");
     qp.qp.destroy().unwrap();
     program.driver.deregister(&mr).unwrap();

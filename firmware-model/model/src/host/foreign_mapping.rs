@@ -333,7 +333,8 @@ mod tests {
 
     #[test]
     fn shm_19_a_file_is_found_by_its_path() {
-        let path = format!("/dev/shm/urnic-foreign-{}", getpid().as_raw_nonzero());
+        let folder = urnic_testkit::Folder::inside("/dev/shm".as_ref(), "urnic-foreign");
+        let path = folder.file("mapped");
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let file = open(&path, flags, Mode::RUSR | Mode::WUSR).unwrap();
         let theirs = Theirs::of(&file);

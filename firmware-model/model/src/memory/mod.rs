@@ -21,7 +21,7 @@ pub use domains::{DomainUse, Domains};
 pub(crate) use entry::EntryId;
 pub(crate) use exports::{Admission, Exports, ForeignTable, LastEntry, OwnGuard, Permitted};
 pub use registration::{BindError, InvalidateBy, InvalidateError, Registration, TableError};
-pub use room::{PageReservation, PageRoom};
+pub use room::{PageReservation, PageRoom, reserve};
 pub use table::MemoryTable;
 pub(crate) use table::explain::Asked;
 pub use violation::{Need, Violation};

@@ -1,5 +1,6 @@
 //! The device's file descriptors, and the list that a forked child closes them by.
 
+use crate::memory::reserve;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
 use rustix::io::Errno;
 use std::os::fd::RawFd;
@@ -74,12 +75,13 @@ impl Descriptors {
     ///
     /// `EMFILE`: the device has the maximum number of descriptors.
     pub(crate) fn room(self: &Arc<Descriptors>) -> Result<Room, Errno> {
-        let more = |taken| (taken < self.slots.len()).then_some(taken + 1);
-        let taken = self.taken.fetch_update(Ordering::AcqRel, Ordering::Relaxed, more);
-        if taken.is_err() && !self.full.swap(true, Ordering::Relaxed) {
+        if reserve(&self.taken, 1, self.slots.len()) {
+            return Ok(Room(self.clone()));
+        }
+        if !self.full.swap(true, Ordering::Relaxed) {
             tracing::warn!("all {} descriptors of the device are in use", self.slots.len());
         }
-        taken.map(|_| Room(self.clone())).map_err(|_| Errno::MFILE)
+        Err(Errno::MFILE)
     }
 
     /// Takes a descriptor in.

@@ -321,7 +321,7 @@ pub(crate) fn receive(
     for ((place, header), room) in places
         .iter_mut()
         .zip(&mut headers)
-        .zip(buffer.chunks_exact_mut(PACKET_ROOM))
+        .zip(buffer.as_chunks_mut::<PACKET_ROOM>().0)
     {
         let place = place.write(Place {
             // SAFETY: all zeroes are an address.

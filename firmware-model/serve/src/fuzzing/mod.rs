@@ -356,10 +356,10 @@ impl Client {
         command.opcode = u16::from(source.byte() % 64).into();
         let addresses = usize::from(source.byte() % 4) * 8;
         let (pointers, rest) = command.payload.split_at_mut(addresses);
-        for place in pointers.chunks_exact_mut(8) {
+        for place in pointers.as_chunks_mut::<8>().0 {
             place.copy_from_slice(&source.address().to_le_bytes());
         }
-        for place in rest.chunks_exact_mut(4).take(16) {
+        for place in rest.as_chunks_mut::<4>().0.iter_mut().take(16) {
             place.copy_from_slice(&source.number().to_le_bytes());
         }
         command.input = source.address().into();

@@ -575,9 +575,7 @@ fn call_of(xid: u32, job: &Job) -> Call<Memory> {
 
 /// Checks the call byte by byte, and makes its reply: `xid REPLY (len opaque)* tail-bytes`.
 fn reply_to(xid: u32, whole: &[u8]) -> Reply<Memory> {
-    let mut words = whole
-        .chunks_exact(4)
-        .map(|word| u32::from_be_bytes(word.try_into().unwrap()));
+    let mut words = whole.as_chunks().0.iter().map(|word| u32::from_be_bytes(*word));
     let mut word = || words.next().unwrap();
     assert_eq!((word(), word()), (xid, 0));
     let results: Vec<_> = (0..word()).map(|_| word()).collect();

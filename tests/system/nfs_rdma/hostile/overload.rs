@@ -69,10 +69,8 @@ fn reads_that_are_not_answered_hold_a_share_of_memory() {
 
 /// The handle in a reply to MNT or LOOKUP, behind the headers and the status.
 fn handle(reply: &[u8]) -> Vec<u32> {
-    let words: Vec<u32> = reply
-        .chunks_exact(4)
-        .map(|word| u32::from_be_bytes(word.try_into().expect("four bytes")))
-        .collect();
+    let words = reply.as_chunks().0.iter();
+    let words: Vec<u32> = words.map(|word| u32::from_be_bytes(*word)).collect();
     assert_eq!(words[13], 0, "the status: {words:x?}");
     let len = words[14] as usize;
     words[14..][..1 + len.div_ceil(4)].to_vec()

@@ -196,6 +196,7 @@ fn operate(_: [Condition<'_>; 2], _: *mut u8, _: [u64; 3], _: usize) -> Result<u
 #[cfg(test)]
 #[cfg(target_arch = "x86_64")]
 mod tests {
+    use super::super::tests::uninterrupted;
     use super::*;
     use crate::host::SharedMemory;
     use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -220,17 +221,17 @@ mod tests {
         for len in [0, 1, 7, 8, 9, 16, 4096, SECTION, SECTION + 1, LEN] {
             let from: Vec<u8> = (0..len).map(|n| (n + len) as u8 | 1).collect();
             for refused in [[7, 8], [8, 7]] {
-                let refused = write_if(conditions(&both(refused)), &memory, Piece::of(&from));
+                let refused = both(refused);
+                let end = uninterrupted(|| write_if(conditions(&refused), &memory, Piece::of(&from)));
                 // Nothing needs no permission.
-                assert_eq!(refused.ok(), (len == 0).then_some(0));
+                assert_eq!(end, if len == 0 { Ok(0) } else { Err(NotCopied::Refused) });
             }
             let met = both([7, 7]);
-            assert_eq!(write_if(conditions(&met), &memory, Piece::of(&from)), Ok(len));
+            let written = uninterrupted(|| write_if(conditions(&met), &memory, Piece::of(&from)));
+            assert_eq!(written, Ok(len));
             let mut into = vec![0; len];
-            assert_eq!(
-                read_if(conditions(&met), &memory, PieceMut::of(&mut into)),
-                Ok(len)
-            );
+            let read = uninterrupted(|| read_if(conditions(&met), &memory, PieceMut::of(&mut into)));
+            assert_eq!(read, Ok(len));
             assert!(into == from, "{len} bytes");
         }
     }
@@ -241,13 +242,15 @@ mod tests {
         let (met, refused) = (both([7, 7]), both([7, 8]));
         let word = memory.part(8, 8);
         word.word64(0).store(u64::MAX, Ordering::Relaxed);
-        let add = |number| operate_if(conditions(&met), &word, Operation::Add(number));
-        let swap = |expected, new| operate_if(conditions(&met), &word, Operation::Swap { expected, new });
-        assert_eq!(add(3), Some(Ok(u64::MAX)));
-        assert_eq!(swap(1, 9), Some(Ok(2)));
-        assert_eq!(swap(2, 9), Some(Ok(2)));
-        let unmet = operate_if(conditions(&refused), &word, Operation::Add(1));
-        assert_eq!(unmet, Some(Err(NotCopied::Refused)));
+        let operate = |words, operation| {
+            uninterrupted(|| operate_if(conditions(words), &word, operation).expect("an aligned word"))
+        };
+        let add = |number| operate(&met, Operation::Add(number));
+        let swap = |expected, new| operate(&met, Operation::Swap { expected, new });
+        assert_eq!(add(3), Ok(u64::MAX));
+        assert_eq!(swap(1, 9), Ok(2));
+        assert_eq!(swap(2, 9), Ok(2));
+        assert_eq!(operate(&refused, Operation::Add(1)), Err(NotCopied::Refused));
         assert_eq!(word.word64(0).load(Ordering::Relaxed), 9);
         for part in [memory.part(4, 8), memory.part(8, 7)] {
             assert_eq!(operate_if(conditions(&met), &part, Operation::Add(1)), None);
@@ -264,16 +267,16 @@ mod tests {
         let memory =
             super::super::super::shared_memory::map(std::os::fd::AsFd::as_fd(&file), 0, LEN, rights).unwrap();
         let met = both([7, 7]);
-        assert_eq!(write_if(conditions(&met), &memory, Piece::of(&[1; 8])), Ok(8));
+        let written = uninterrupted(|| write_if(conditions(&met), &memory, Piece::of(&[1; 8])));
+        assert_eq!(written, Ok(8));
         rustix::fs::ftruncate(&file, 0).unwrap();
         for len in [8, LEN] {
             let mut bytes = vec![1; len];
             let fault = Err(NotCopied::Failed(Errno::FAULT));
-            assert_eq!(write_if(conditions(&met), &memory, Piece::of(&bytes)), fault);
-            assert_eq!(
-                read_if(conditions(&met), &memory, PieceMut::of(&mut bytes)),
-                fault
-            );
+            let written = uninterrupted(|| write_if(conditions(&met), &memory, Piece::of(&bytes)));
+            assert_eq!(written, fault);
+            let read = uninterrupted(|| read_if(conditions(&met), &memory, PieceMut::of(&mut bytes)));
+            assert_eq!(read, fault);
         }
         // SAFETY: the mapping that this test made, to which nothing refers any more.
         unsafe { rustix::mm::munmap(memory.as_ptr().cast(), LEN) }.unwrap();

@@ -210,6 +210,14 @@ mod tests {
     use super::*;
     use rustix::process::getpid;
 
+    /// The end of a call that is repeated when it was interrupted: a thread may be interrupted at
+    /// any instruction, and then has done nothing.
+    pub(super) fn uninterrupted<T>(call: impl FnMut() -> Result<T, NotCopied>) -> Result<T, NotCopied> {
+        let mut ends = std::iter::repeat_with(call).take(1_000_000);
+        ends.find(|end| !matches!(end, Err(NotCopied::Interrupted)))
+            .expect("a call that is not interrupted")
+    }
+
     fn condition(word: &AtomicU64, value: u64) -> Condition<'_> {
         Condition { word, value }
     }
@@ -221,12 +229,13 @@ mod tests {
         let address = (&raw const target).expose_provenance() as u64;
         let write = |values: [u64; 2], bytes: &[u8]| {
             let conditions = [condition(&words[0], values[0]), condition(&words[1], values[1])];
-            write_if(conditions, getpid(), address, Piece::of(bytes))
+            uninterrupted(|| write_if(conditions, getpid(), address, Piece::of(bytes)))
         };
         let read = || {
             let mut bytes = [0u8; 8];
             let conditions = [condition(&words[0], 7), condition(&words[1], 9)];
-            read_if(conditions, getpid(), address, PieceMut::of(&mut bytes)).map(|n| (n, bytes))
+            let copied = uninterrupted(|| read_if(conditions, getpid(), address, PieceMut::of(&mut bytes)));
+            copied.map(|n| (n, bytes))
         };
         if !is_available() {
             assert_eq!(write([7, 9], b"anything"), Err(NotCopied::Refused));
@@ -237,12 +246,8 @@ mod tests {
         assert_eq!(write([8, 9], b"one more"), Err(NotCopied::Refused));
         assert_eq!(write([7, 8], b"one more"), Err(NotCopied::Refused));
         assert_eq!(read(), Ok((8, *b"the good")));
-        let nowhere = write_if(
-            [condition(&words[0], 7), condition(&words[1], 9)],
-            getpid(),
-            8,
-            Piece::of(b"x"),
-        );
+        let conditions = [condition(&words[0], 7), condition(&words[1], 9)];
+        let nowhere = uninterrupted(|| write_if(conditions, getpid(), 8, Piece::of(b"x")));
         assert_eq!(nowhere, Err(NotCopied::Failed(Errno::FAULT)));
     }
 }

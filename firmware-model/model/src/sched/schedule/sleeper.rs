@@ -36,6 +36,12 @@ impl Sleeper {
                 .is_ok()
     }
 
+    /// Whether the thread sleeps until something is ready.
+    #[cfg(test)]
+    pub(crate) fn is_asleep(&self) -> bool {
+        self.0.load(Ordering::SeqCst) == ASLEEP
+    }
+
     /// The next action of the thread.
     pub(crate) fn set(&self, state: u8) {
         self.0.store(state, Ordering::SeqCst);

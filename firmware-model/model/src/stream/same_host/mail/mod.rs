@@ -256,7 +256,8 @@ impl Mail {
             let Some(inbound) = self.inbound.get_mut(at) else {
                 break;
             };
-            for place in buffer.chunks_exact_mut(PACKET_ROOM).skip(packets.len() - before) {
+            let places = buffer.as_chunks_mut::<PACKET_ROOM>().0;
+            for place in places.iter_mut().skip(packets.len() - before) {
                 match inbound.take(self.local, place) {
                     Ok(Some(packet)) => packets.push(packet),
                     Ok(None) => break,

@@ -1,5 +1,6 @@
 //! The bounds of what a device has for rings of datagrams.
 
+use crate::memory::reserve;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -14,9 +15,7 @@ pub(super) struct Share(Arc<AtomicUsize>);
 
 impl Share {
     pub(super) fn take(taken: &Arc<AtomicUsize>, most: usize) -> Option<Share> {
-        let more = |count| (count < most).then_some(count + 1);
-        let added = taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
-        added.is_ok().then(|| Share(taken.clone()))
+        reserve(taken, 1, most).then(|| Share(taken.clone()))
     }
 }
 
