@@ -20,6 +20,7 @@
 //! | `turns` | requests and answers alternate |
 //! | `peer_progress` | how far a peer on the same device has processed our messages |
 //! | `delivery` | how far a peer on another device has confirmed our messages |
+//! | `last_confirmation` | how far a peer that ends has processed them |
 //! | `terminate` | how an error is reported on the wire, and what a received Terminate means |
 //!
 //! [`Env`]: crate::rdmap::env::Env
@@ -38,6 +39,7 @@ mod flights;
 pub mod fuzzing;
 mod held;
 mod inbound;
+mod last_confirmation;
 pub(crate) mod params;
 mod peer_progress;
 pub(crate) mod placement;
