@@ -50,8 +50,8 @@ pub(super) struct Answers {
     pub(super) ird: u32,
     /// Reads beyond `ird`, for the peer's confirmations.
     pub(super) spare: u32,
-    /// The peer takes a last confirmation.
-    pub(super) takes_last_confirmation: bool,
+    /// The peer takes a confirmation.
+    pub(super) takes_confirmations: bool,
     /// MSN of the next request on queue 1.
     pub(super) msn: u32,
     /// MSN of the next answer on queue 3.
@@ -64,7 +64,7 @@ impl Answers {
             queue: VecDeque::new(),
             ird: 0,
             spare: 0,
-            takes_last_confirmation: false,
+            takes_confirmations: false,
             msn: 1,
             response_msn: 1,
         }

@@ -84,7 +84,7 @@ impl Delivery {
     }
 
     /// The peer ends: it has processed all up to `position`.
-    pub(super) fn confirmed_last(&mut self, position: u64) {
+    pub(super) fn confirmed_to(&mut self, position: u64) {
         self.confirmed = self.confirmed.max(position);
     }
 

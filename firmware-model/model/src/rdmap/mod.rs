@@ -20,7 +20,7 @@
 //! | `turns` | requests and answers alternate |
 //! | `peer_progress` | how far a peer on the same device has processed our messages |
 //! | `delivery` | how far a peer on another device has confirmed our messages |
-//! | `last_confirmation` | how far a peer that ends has processed them |
+//! | `confirmation` | how a peer on another device confirms them that waits for a receive, or ends |
 //! | `terminate` | how an error is reported on the wire, and what a received Terminate means |
 //!
 //! [`Env`]: crate::rdmap::env::Env
@@ -29,6 +29,7 @@
 
 mod answers;
 pub(crate) mod completions;
+mod confirmation;
 mod delivery;
 mod drops;
 mod engine;
@@ -39,7 +40,6 @@ mod flights;
 pub mod fuzzing;
 mod held;
 mod inbound;
-mod last_confirmation;
 pub(crate) mod params;
 mod peer_progress;
 pub(crate) mod placement;

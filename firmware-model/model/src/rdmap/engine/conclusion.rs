@@ -6,10 +6,10 @@ use super::{Engine, Progress};
 use crate::counters::Counter;
 use crate::llp::{Llp, LlpError};
 use crate::queues::Overflow;
+use crate::rdmap::confirmation;
 use crate::rdmap::env::Env;
 use crate::rdmap::explain::Lost;
 use crate::rdmap::inbound::Halves;
-use crate::rdmap::last_confirmation;
 use crate::rdmap::params::RxOutcome;
 use crate::rdmap::peer_progress::PeerProgress;
 use crate::rdmap::terminate::Outgoing;
@@ -66,33 +66,53 @@ impl Engine {
         }
     }
 
-    /// Tells a peer that understands it what we have processed: the last message before our FIN. In
-    /// memory the peer finds a word that says so.
+    /// Confirms what we have processed, as the last message before our FIN.
     pub(super) fn confirm_last(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
-        let is_understood = self.halves.responder.answers.takes_last_confirmation
-            && matches!(self.progress, Progress::Open)
-            && self.may_send()
-            && !stream.is_in_memory();
+        if !matches!(self.progress, Progress::Open) || !self.may_send() || !self.frame_confirmation(env) {
+            return;
+        }
+        if let Some(llp) = &mut self.llp {
+            let (before, mut calls) = (llp.taken(), 0);
+            // A stream that takes no more, or is lost, ends without it.
+            let (Ok(_) | Err(_)) = llp.flush(env.memory, stream, &mut calls);
+            env.counters.add(Counter::TxCalls, calls);
+            env.counters.add(Counter::TxBytes, llp.taken() - before);
+        }
+    }
+
+    /// While a message waits for a receive: confirms what came before it. A Read that would confirm
+    /// that waits as well.
+    #[inline]
+    pub(super) fn confirm_before_waiting(&mut self, env: &mut Env<'_>) {
+        if !self.held.is_empty() && !self.halves.requester.is_within_message() {
+            self.frame_confirmation(env);
+        }
+    }
+
+    /// Frames a confirmation of what we have processed, for a peer that understands it and was not
+    /// told yet. In memory the peer finds a word that says so. Returns whether it did.
+    fn frame_confirmation(&mut self, env: &mut Env<'_>) -> bool {
+        let Halves {
+            requester, responder, ..
+        } = &self.halves;
+        let is_understood = responder.answers.takes_confirmations && requester.neighbour.is_none();
         let held = self.held.position();
         let Some(llp @ Llp::Mpa(_)) = self.llp.as_mut().filter(|_| is_understood) else {
-            return;
+            return false;
         };
         let processed = match (held, &*llp) {
             (Some(position), _) => position,
             (None, Llp::Mpa(mpa)) => mpa.rx.position(),
             (None, Llp::Loopback(_)) => 0,
         };
-        if processed == 0 || !llp.has_room() {
-            return;
+        if processed <= self.told || !llp.has_room() {
+            return false;
         }
-        llp.open(env.buffers, last_confirmation::header(processed), 0);
+        self.told = processed;
+        llp.open(env.buffers, confirmation::header(processed), 0);
         llp.seal();
         env.counters.add(Counter::TxFpdus, 1);
-        let (before, mut calls) = (llp.taken(), 0);
-        // A stream that takes no more, or is lost, ends without it.
-        let (Ok(_) | Err(_)) = llp.flush(env.memory, stream, &mut calls);
-        env.counters.add(Counter::TxCalls, calls);
-        env.counters.add(Counter::TxBytes, llp.taken() - before);
+        true
     }
 
     /// The position up to which requests succeed if the connection ends now.

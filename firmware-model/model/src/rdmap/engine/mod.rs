@@ -111,6 +111,8 @@ pub struct Engine {
     parting: bool,
     /// What the neighbour had processed at the last look.
     confirmed: u64,
+    /// Up to where a confirmation told the peer that its messages are processed.
+    told: u64,
 }
 
 impl Engine {
@@ -155,6 +157,7 @@ impl Engine {
             peer_progress: None,
             parting: false,
             confirmed: 0,
+            told: 0,
         }
     }
 
@@ -320,7 +323,7 @@ impl Engine {
             if attachment.delivered {
                 requester.delivery.begin();
             }
-            responder.answers.takes_last_confirmation = attachment.last_confirmation;
+            responder.answers.takes_confirmations = attachment.confirmation;
             responder.answers.spare = u32::from(attachment.spare_read);
             responder.answers.ird = attachment.ird.max(responder.answers.ird);
             responder.stalls = attachment.stall_on_empty_rq;

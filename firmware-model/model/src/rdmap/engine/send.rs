@@ -82,6 +82,10 @@ impl Engine {
     pub(super) fn pump(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) -> TxOutcome {
         let mut budget = TX_BUDGET;
         loop {
+            if !matches!(self.progress, Progress::Open) {
+                return self.outcome_of_ending();
+            }
+            self.confirm_before_waiting(env);
             let Some(llp) = &mut self.llp else {
                 return TxOutcome::Idle;
             };
@@ -133,12 +137,7 @@ impl Engine {
             }
             match framed {
                 Framed::LocalError if self.halves.qp.unreliable => self.state = QpState::Sqe,
-                Framed::LocalError => {
-                    self.fail_locally(env, stream);
-                    if !matches!(self.progress, Progress::Open) {
-                        return self.outcome_of_ending();
-                    }
-                }
+                Framed::LocalError => self.fail_locally(env, stream),
                 Framed::Refused(message) => {
                     self.terminate(message, QpFault::TerminateSent, env, stream);
                     return self.outcome_of_ending();

@@ -9,9 +9,9 @@ mod sending;
 mod words;
 
 use super::completions::Completions;
+use super::confirmation;
 use super::delivery::Delivery;
 use super::flights::{Flight, Flights, Wait};
-use super::last_confirmation;
 use super::reads::{Pending, Reads};
 use super::terminate::OffendingRequest;
 use crate::counters::Counter;
@@ -199,7 +199,7 @@ impl Requester {
         }
         let possible = self.may_request();
         if possible {
-            let position = self.frame_empty_read(last_confirmation::MARK, env, llp);
+            let position = self.frame_empty_read(confirmation::MARK, env, llp);
             self.delivery.probed(position);
         }
         possible

@@ -27,7 +27,7 @@ pub(crate) fn agreed(initiator: bool) -> Attachment {
         fence_open: false,
         delivered: false,
         spare_read: false,
-        last_confirmation: false,
+        confirmation: false,
         ord: 16,
         ord_limit: 0,
         ird: 16,

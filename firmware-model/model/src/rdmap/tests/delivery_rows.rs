@@ -29,7 +29,7 @@ fn scripted(attachment: Attachment) -> Scripted {
     Scripted::with(&Shape::default(), attachment)
 }
 
-/// The source offset of Reads of length zero that says that a last confirmation is understood.
+/// The source offset of Reads of length zero that says that a confirmation is understood.
 const MARK: u64 = u64::from_be_bytes(*b"urnic\0\0\x01");
 
 /// The Read of length zero with this MSN.

@@ -20,7 +20,7 @@ fn delivered(attachment: Attachment) -> Attachment {
     Attachment {
         delivered: true,
         spare_read: true,
-        last_confirmation: true,
+        confirmation: true,
         ord: 1,
         ord_limit: 2,
         ird: 1,
@@ -46,8 +46,8 @@ fn answer() -> Vec<u8> {
     tagged(0xc1, 0x42, 1, 0, b"")
 }
 
-/// A last confirmation of all up to `position`.
-fn last_confirmation(position: u64) -> Vec<u8> {
+/// A confirmation of all up to `position`.
+fn confirmation(position: u64) -> Vec<u8> {
     tagged(0xc1, 0x42, 1, position, b"")
 }
 
@@ -155,7 +155,7 @@ fn vrb_c_18_what_the_peer_confirmed_before_its_end_succeeds() {
         // It has processed the first two, and the Read before the third. That confirms nothing
         // any more.
         let position = wire[0] + wire[1];
-        peer.send_unread(&fpdu_of(&last_confirmation(position)));
+        peer.send_unread(&fpdu_of(&confirmation(position)));
         end(&mut peer);
         assert_eq!(peer.node.sent(), [(1, SUCCESS), (2, SUCCESS), (3, LOST)]);
     }
@@ -179,11 +179,11 @@ fn vrb_c_18_an_error_of_sending_comes_after_what_has_arrived() {
 }
 
 #[test]
-fn vrb_c_18_a_last_confirmation_is_believed_up_to_what_was_sent() {
+fn vrb_c_18_a_confirmation_is_believed_up_to_what_was_sent() {
     let mut peer = scripted();
     peer.node.post(&Work::send(1).inline(b"message"));
     peer.run();
-    peer.send_ulpdu(&last_confirmation(u64::MAX));
+    peer.send_ulpdu(&confirmation(u64::MAX));
     assert_eq!(peer.node.sent(), [(1, SUCCESS)]);
     peer.node.post(&Work::send(2).inline(b"message"));
     peer.run();
@@ -191,7 +191,7 @@ fn vrb_c_18_a_last_confirmation_is_believed_up_to_what_was_sent() {
     assert_eq!(peer.node.engine.state(), QpState::Err);
     // An end that does not wait for confirmations has no use for it.
     let mut peer = Scripted::new();
-    peer.send_ulpdu(&last_confirmation(100));
+    peer.send_ulpdu(&confirmation(100));
     assert_eq!(peer.node.engine.state(), QpState::Rts);
 }
 
@@ -214,9 +214,9 @@ fn vrb_c_19_reads_never_succeed_without_their_data() {
                 .sge(sink.sge(0, 8)),
         );
         peer.run();
-        // A part of the answer, and a last confirmation of all that was sent.
+        // A part of the answer, and a confirmation of all that was sent.
         peer.send_unread(&fpdu_of(&tagged(0x81, 0x42, sink.stag, sink.base, &[7; 32])));
-        peer.send_unread(&fpdu_of(&last_confirmation(u64::MAX)));
+        peer.send_unread(&fpdu_of(&confirmation(u64::MAX)));
         end(&mut peer);
         assert_eq!(peer.node.sent(), [(1, SUCCESS), (2, status), (3, FLUSHED)]);
     }
@@ -254,9 +254,9 @@ fn vrb_c_20_an_end_takes_in_what_has_arrived_and_confirms_it() {
 }
 
 #[test]
-fn vrb_c_20_other_implementations_get_answers_and_no_last_confirmation() {
+fn vrb_c_20_other_implementations_get_answers_and_no_confirmation() {
     let mut attachment = delivered(agreed(false));
-    attachment.last_confirmation = false;
+    attachment.confirmation = false;
     let mark = u64::from_be_bytes(*b"urnic\0\0\x01");
     for (source, understands) in [(0, false), (mark, true)] {
         let mut peer = Scripted::with(&Shape::default(), attachment.clone());
@@ -271,11 +271,28 @@ fn vrb_c_20_other_implementations_get_answers_and_no_last_confirmation() {
         assert_eq!(peer.node.received(), [(1, SUCCESS, 0)]);
         let expected = match understands {
             false => vec![answer()],
-            true => vec![answer(), last_confirmation(bytes.len() as u64)],
+            true => vec![answer(), confirmation(bytes.len() as u64)],
         };
         assert_eq!(peer.output_ulpdus(), expected);
         assert!(peer.finished);
     }
+}
+
+#[test]
+fn vrb_c_22_what_came_before_a_message_that_waits_is_confirmed() {
+    let mut pair = pair();
+    (1..=2).for_each(|cookie| pair.b.post_recv(cookie, &[]));
+    (1..=4).for_each(|cookie| pair.a.post(&Work::send(cookie)));
+    pair.run_now();
+    assert_eq!(pair.b.rx, RxOutcome::Stalled);
+    assert_eq!(pair.a.sent(), [(1, SUCCESS), (2, SUCCESS)]);
+    pair.b.post_recv(3, &[]);
+    pair.run_now();
+    assert_eq!(pair.a.sent(), [(3, SUCCESS)]);
+    // The process is killed.
+    pair.wire.reset();
+    pair.run_now();
+    assert_eq!(pair.a.sent(), [(4, LOST)]);
 }
 
 #[test]

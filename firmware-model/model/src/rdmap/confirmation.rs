@@ -1,5 +1,5 @@
-//! The last confirmation: what an end tells a peer that understands it before its FIN, a Read
-//! Response of length zero that answers no Read (design: completions).
+//! A confirmation: what an end tells a peer that understands it about messages that no Read may
+//! confirm in time, a Read Response of length zero that answers no Read (design: completions).
 
 use urnic_wire::ddp::TaggedHeader;
 use urnic_wire::rdmap::{Control, Opcode, ReadRequest};
@@ -12,7 +12,7 @@ pub(super) const ANY_STAG: u32 = 1;
 /// confirmation.
 pub(super) const MARK: u64 = u64::from_be_bytes(*b"urnic\0\0\x01");
 
-/// The header of a last confirmation: all up to `position` of what the peer sent is processed.
+/// The header of a confirmation: all up to `position` of what the peer sent is processed.
 pub(super) fn header(position: u64) -> TaggedHeader {
     TaggedHeader {
         last: true,
@@ -22,14 +22,14 @@ pub(super) fn header(position: u64) -> TaggedHeader {
     }
 }
 
-/// Whether a Read Response with this header and `len` bytes is a last confirmation. The Response to
+/// Whether a Read Response with this header and `len` bytes is a confirmation. The Response to
 /// a Read of ours of length zero has the offset 0.
 #[inline]
-pub(super) fn is_last_confirmation(header: &TaggedHeader, len: usize) -> bool {
+pub(super) fn is_confirmation(header: &TaggedHeader, len: usize) -> bool {
     header.last && len == 0 && header.stag == ANY_STAG && header.to != 0
 }
 
-/// Whether the peer that sent this request takes a last confirmation.
+/// Whether the peer that sent this request takes a confirmation.
 pub(super) fn is_taken_by_sender_of(request: &ReadRequest) -> bool {
     request.size == 0 && request.source_stag == ANY_STAG && request.source_to == MARK
 }
