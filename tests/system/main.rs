@@ -8,6 +8,7 @@ mod cli;
 mod console;
 mod datagrams;
 mod devices;
+mod endings;
 mod fault;
 mod faults;
 mod hostile_clients;
