@@ -169,12 +169,11 @@ impl native::Streams for Streams<'_> {
     fn attach(&mut self, sid: Option<u32>, attachment: &Attachment) -> Result<(), Errno> {
         // Programs that connect their queue pairs without a connection manager were written for
         // InfiniBand.
+        let reliable = attach::STALL_ON_EMPTY_RQ | attach::PEER_MAY_CLOSE;
         let policy = match (attachment.unreliable, attachment.delivered) {
             (true, _) => 0,
-            (false, false) => attach::STALL_ON_EMPTY_RQ | attach::PEER_MAY_CLOSE,
-            (false, true) => {
-                attach::STALL_ON_EMPTY_RQ | attach::PEER_MAY_CLOSE | attach::DELIVERED | attach::SPARE_READ
-            }
+            (false, false) => reliable,
+            (false, true) => reliable | attach::DELIVERED | attach::SPARE_READ | attach::CONFIRMATION,
         };
         let qp = self.driver.qp(attachment.qid).ok_or(Errno::INVAL)?;
         self.driver

@@ -49,6 +49,34 @@ fn recover(scene: &mut Scene, initiator: &mut CmTargetProcess) {
 }
 
 #[test]
+fn vrb_c_13_sends_fail_whose_peer_is_lost_before_it_confirms() {
+    let roce = [("URNIC_IDENTITY", "roce"), ("URNIC_CM_PORTS", "tcp")];
+    for variables in [&roce[..], &[("URNIC_COMPLETION", "delivered")]] {
+        let mut scene = or_skip!(Scene::start(variables));
+        for reset in [true, false] {
+            let (event, mut peer, _) = scene.accepted(&request(), DEPTHS, &[]);
+            let id = event.about;
+            peer.send_ulpdus(&[rtr_read()]);
+            scene.target.expects_event(id, cm_event::ESTABLISHED, 0);
+            peer.ulpdu();
+            scene.target.sends(id, 100, 5);
+            scene.target.sends(id, 101, 0);
+            assert_eq!(peer.ulpdu()[1], 0x43);
+            match reset {
+                true => peer.reset(),
+                false => peer.finish(),
+            }
+            let lost = [(100, status::RETRY_EXC_ERR), (101, status::FLUSHED)];
+            scene.target.completes(id, &[&lost[..], &ALL_FLUSHED].concat());
+            scene.target.expects_event(id, cm_event::DISCONNECTED, 0);
+            assert!(scene.target.has_no_completion(id));
+            scene.target.destroys(id);
+        }
+        scene.target.quits();
+    }
+}
+
+#[test]
 fn a_stopped_listener_is_unreachable_until_it_resumes() {
     let mut scene = or_skip!(Scene::start(&[]));
     let mut initiator = or_skip!(CmTargetProcess::start(&QUICK));

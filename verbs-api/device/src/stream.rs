@@ -180,6 +180,11 @@ pub mod attach {
     /// The device accepts one inbound Read more than `ird`, for a peer that attached with
     /// [`DELIVERED`].
     pub const SPARE_READ: u32 = 1024;
+    /// The peer takes confirmations: Read Responses of length zero to STag 1, whose offset is the
+    /// position in the stream up to which everything is processed. It gets one when a message
+    /// waits for a receive, and before the FIN. Without the flag, a peer shows that by a Read of
+    /// length zero with the mark of such a device.
+    pub const CONFIRMATION: u32 = 2048;
 }
 
 /// Values of `Endpoints::input`: the result that a receive would have.

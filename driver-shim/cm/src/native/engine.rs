@@ -77,7 +77,7 @@ impl Engine {
         let Some(pair) = self.pairs.get_mut(&qpn) else {
             return;
         };
-        let PeerParams { qid, peer, .. } = params;
+        let peer = params.peer;
         tracing::debug!(
             "qpn {qpn:#08x}: its peer is {:#08x} at {}",
             peer.qpn,
@@ -92,7 +92,7 @@ impl Engine {
         connecting.rts_until = peer.we_initiate.then_some(world.now + RTS_GRACE);
         pair.phase = Phase::Connecting(Box::new(connecting));
         if peer.is_self {
-            self.loop_back(world, qpn, qid);
+            // Its own attributes, those of RTS, are the peer's.
             return;
         }
         self.timers.set(Key::Pair(qpn), Some(world.now + wait));
@@ -114,6 +114,10 @@ impl Engine {
         };
         connecting.rts = Some(rts);
         connecting.since = world.now;
+        if connecting.params.peer.is_self {
+            let qid = connecting.params.qid;
+            return self.loop_back(world, qpn, qid, rts.rnr_retry);
+        }
         if (connecting.params.peer.we_initiate || *connect_at_rts)
             && connecting.stream.is_none()
             && connecting.attempts == 0
@@ -401,8 +405,8 @@ impl Engine {
         Ok(())
     }
 
-    pub(super) fn loop_back(&mut self, world: &mut World<'_>, qpn: u32, qid: u32) {
-        match self.attach(world, qpn, None, None, 7) {
+    pub(super) fn loop_back(&mut self, world: &mut World<'_>, qpn: u32, qid: u32, rnr_retry: u8) {
+        match self.attach(world, qpn, None, None, rnr_retry) {
             Ok(()) => tracing::debug!("qpn {qpn:#08x}, qid {qid}: connected to itself"),
             Err(_) => self.close_unreachable(qpn, qid),
         }

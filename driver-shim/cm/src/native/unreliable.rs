@@ -55,7 +55,7 @@ impl Engine {
         pair.phase = Phase::Connecting(Box::new(connecting));
         tracing::debug!("qpn {qpn:#08x}: its stream ended; it connects again");
         if params.peer.is_self {
-            return self.loop_back(world, qpn, qid);
+            return self.loop_back(world, qpn, qid, 7);
         }
         self.timers.set(Key::Pair(qpn), Some(world.now + wait));
     }

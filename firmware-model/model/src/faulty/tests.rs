@@ -51,6 +51,7 @@ fn a_connection_is_reset_at_its_position() {
         send(&mut *here, b"10"),
         Err(StreamError::Closed(Errno::CONNRESET))
     );
+    assert_eq!(receive(&mut *there).unwrap(), b"9", "it had arrived before");
     assert!(receive(&mut *there).is_err());
 }
 

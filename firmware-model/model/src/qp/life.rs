@@ -19,7 +19,7 @@ impl Qp {
     pub(crate) fn modify(&self, core: &Core, change: QpChange, effects: &mut Effects) -> Result<(), Status> {
         self.command(effects, |inner, effects| {
             if change.state == Some(QpState::Reset) {
-                self.reset(core, inner);
+                self.reset(core, inner, effects);
                 return Ok(((), Requests::empty()));
             }
             let mut env = core.env(&self.counters, effects);
@@ -31,11 +31,13 @@ impl Qp {
     }
 
     /// Returns the queue pair to its first state, on the same rings: posted entries are dropped,
-    /// and the indices continue.
-    fn reset(&self, core: &Core, inner: &mut Inner) {
+    /// and the indices continue. What has arrived is taken in before.
+    fn reset(&self, core: &Core, inner: &mut Inner, effects: &mut Effects) {
+        let mut env = core.env(&self.counters, effects);
+        inner.with_engine(|engine, stream| engine.conclude(&mut env, stream));
         core.schedule.end_burst(&mut inner.gathering);
-        if let Some(mut stream) = inner.stream.take() {
-            stream.reset();
+        if let Some(stream) = inner.stream.take() {
+            core.linger(stream, Vec::new());
         }
         self.leave_sibling(core);
         core.memory.unbind_all_of(self.id);
@@ -172,8 +174,9 @@ impl Qp {
         Ok(())
     }
 
-    /// Ends the queue pair: on return, no host memory is used any more. What its completed sends
-    /// put on the stream still arrives; for a reset no more is sent.
+    /// Ends the queue pair: on return, no host memory is used any more. What has arrived is taken
+    /// in, and what its completed sends put on the stream still arrives; for a reset of the device
+    /// the stream just ends.
     pub(crate) fn destroy(&self, core: &Core, reset: bool, effects: &mut Effects) {
         let mut inner = self.turns.lock();
         if inner.dead {
@@ -181,7 +184,10 @@ impl Qp {
         }
         if !reset {
             let mut env = core.env(&self.counters, effects);
-            inner.with_engine(|engine, stream| engine.transmit(&mut env, stream));
+            inner.with_engine(|engine, stream| {
+                engine.transmit(&mut env, stream);
+                engine.conclude(&mut env, stream);
+            });
         }
         inner.dead = true;
         inner.engine.count_accesses(&self.counters);

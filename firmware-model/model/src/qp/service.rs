@@ -218,6 +218,14 @@ impl Service {
         }
     }
 
+    /// This side ends: takes in what has arrived, and confirms it.
+    pub(crate) fn conclude(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
+        match self {
+            Service::Connected(engine) => engine.conclude(env, stream),
+            Service::Datagrams(_) => {}
+        }
+    }
+
     pub(crate) fn abandon(&mut self) {
         match self {
             Service::Connected(engine) => engine.abandon(),

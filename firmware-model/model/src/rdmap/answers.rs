@@ -50,6 +50,8 @@ pub(super) struct Answers {
     pub(super) ird: u32,
     /// Reads beyond `ird`, for the peer's confirmations.
     pub(super) spare: u32,
+    /// The peer takes a confirmation.
+    pub(super) takes_confirmations: bool,
     /// MSN of the next request on queue 1.
     pub(super) msn: u32,
     /// MSN of the next answer on queue 3.
@@ -62,6 +64,7 @@ impl Answers {
             queue: VecDeque::new(),
             ird: 0,
             spare: 0,
+            takes_confirmations: false,
             msn: 1,
             response_msn: 1,
         }
@@ -70,6 +73,13 @@ impl Answers {
     #[inline]
     pub(super) fn is_empty(&self) -> bool {
         self.queue.is_empty()
+    }
+
+    /// Whether an answer with data is missing. A Read of length zero may only have been to confirm
+    /// something.
+    pub(super) fn is_data_wanted(&self) -> bool {
+        let is_empty = |request: &Request| matches!(&request.peer_request, PeerRequest::Read { request, .. } if request.size == 0);
+        !self.queue.iter().all(is_empty)
     }
 
     pub(super) fn clear(&mut self) {

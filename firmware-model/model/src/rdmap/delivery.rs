@@ -83,6 +83,11 @@ impl Delivery {
         }
     }
 
+    /// The peer ends: it has processed all up to `position`.
+    pub(super) fn confirmed_to(&mut self, position: u64) {
+        self.confirmed = self.confirmed.max(position);
+    }
+
     /// The number of Reads of the requester's own that are under way.
     #[inline]
     pub(super) fn probes(&self) -> usize {

@@ -18,6 +18,8 @@ pub(super) enum Wait {
     Done,
     /// The flights before it; then the request fails.
     Failed(WcStatus),
+    /// Nothing: the connection ended before the peer confirmed the request.
+    Unconfirmed,
 }
 
 impl Wait {
@@ -27,7 +29,7 @@ impl Wait {
         match self {
             Wait::Taken(position) => position <= taken,
             Wait::Done => true,
-            Wait::Answer | Wait::Failed(_) => false,
+            Wait::Answer | Wait::Failed(_) | Wait::Unconfirmed => false,
         }
     }
 }
@@ -147,6 +149,18 @@ impl Flights {
         match self.queue.front()?.wait.is_over(taken) {
             true => self.pop(),
             false => None,
+        }
+    }
+
+    /// The connection ends: of what was sent, what ends up to `known` has succeeded.
+    pub(super) fn settle(&mut self, known: u64) {
+        for flight in &mut self.queue {
+            if let Wait::Taken(position) = flight.wait {
+                flight.wait = match position <= known {
+                    true => Wait::Done,
+                    false => Wait::Unconfirmed,
+                };
+            }
         }
     }
 

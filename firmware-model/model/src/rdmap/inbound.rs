@@ -4,6 +4,7 @@
 //! Terminate reports (rows DDP-V-15, RDM-T-07).
 
 use super::answers::PeerRequest;
+use super::confirmation::{self, is_confirmation};
 use super::placement;
 use super::reads::Answer;
 use super::requester::Requester;
@@ -83,6 +84,10 @@ impl Halves {
                 responder.end_send(qp, env, opcode, header)
             }
             (Header::Untagged(header), _) => self.control(env, opcode, header, ulpdu, payload),
+            (Header::Tagged(header), Opcode::ReadResponse) if is_confirmation(header, payload.len()) => {
+                self.requester.delivery.confirmed_to(header.to);
+                Ok(())
+            }
             (Header::Tagged(_), _) => {
                 let segment = Segment {
                     opcode,
@@ -344,6 +349,7 @@ impl Halves {
             Opcode::ReadRequest => {
                 self.responder.answers.check(header)?;
                 let request = ReadRequest::parse(payload)?;
+                self.responder.answers.takes_confirmations |= confirmation::is_taken_by_sender_of(&request);
                 let peer_request = PeerRequest::Read { request, sent: 0 };
                 self.accept(env, ulpdu, peer_request)
                     .map_err(|error| Refusal::ReadRequest(error, request))

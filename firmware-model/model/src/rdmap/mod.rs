@@ -21,6 +21,7 @@
 //! | `peer_progress` | how far a peer on the same device has processed our messages |
 //! | `delivery` | how far a peer on another device has confirmed our messages |
 //! | `watch` | how long the peer's system has been silent |
+//! | `confirmation` | how a peer on another device confirms them that waits for a receive, or ends |
 //! | `terminate` | how an error is reported on the wire, and what a received Terminate means |
 //!
 //! [`Env`]: crate::rdmap::env::Env
@@ -29,6 +30,7 @@
 
 mod answers;
 pub(crate) mod completions;
+mod confirmation;
 mod delivery;
 mod drops;
 mod engine;

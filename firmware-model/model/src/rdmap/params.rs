@@ -84,6 +84,8 @@ pub struct Attachment {
     pub delivered: bool,
     /// One inbound Read more than `ird` is accepted.
     pub spare_read: bool,
+    /// The peer takes a confirmation.
+    pub confirmation: bool,
     /// Most outstanding outbound Reads and atomics of the program.
     pub ord: u32,
     /// Most outstanding outbound Reads and atomics that the peer accepts; 0 = `ord`.
@@ -130,7 +132,8 @@ impl TryFrom<&Attach> for Attachment {
             | attach::STALL_AT_FIRST
             | attach::FENCE_OPEN
             | attach::DELIVERED
-            | attach::SPARE_READ;
+            | attach::SPARE_READ
+            | attach::CONFIRMATION;
         let flags = arguments.flags.get();
         let has = |flag| flags & flag != 0;
         let rtr_send = Rtr::from_raw(arguments.rtr_send.get())?;
@@ -155,6 +158,7 @@ impl TryFrom<&Attach> for Attachment {
             fence_open: has(attach::FENCE_OPEN),
             delivered: has(attach::DELIVERED),
             spare_read: has(attach::SPARE_READ),
+            confirmation: has(attach::CONFIRMATION),
             ord: arguments.ord.get(),
             ord_limit: arguments.ord_limit.get(),
             ird: arguments.ird.get(),

@@ -262,10 +262,8 @@ impl Stream for SimStream {
 
     fn receive(&mut self, into: &mut [PieceMut<'_>]) -> Result<usize, StreamError> {
         let mut link = self.wire.lock();
-        if let Some(errno) = link.closed_with {
-            return Err(StreamError::Closed(errno));
-        }
-        if link.silent.is_some() {
+        let closed_with = link.closed_with;
+        if link.silent.is_some() && closed_with.is_none() {
             return Err(StreamError::WouldBlock);
         }
         let now = link.now();
@@ -298,10 +296,12 @@ impl Stream for SimStream {
             piece = Some(target.skip(n));
         }
         let ended = pipe.flying.is_empty() && pipe.fin.is_some_and(|at| at <= now);
-        match got {
-            0 if ended => Ok(0),
-            0 => Err(StreamError::WouldBlock),
-            n => Ok(n),
+        match (got, closed_with) {
+            // As in Linux, what had arrived before the reset can still be read.
+            (0, Some(errno)) => Err(StreamError::Closed(errno)),
+            (0, None) if ended => Ok(0),
+            (0, None) => Err(StreamError::WouldBlock),
+            (n, _) => Ok(n),
         }
     }
 

@@ -270,7 +270,7 @@ fn a_reset_queue_pair_begins_anew() {
     qp.post_recv(&near, 1, &[initiator.region.sge(0, 8)]);
     near.modify(&qp, QpState::Reset).unwrap();
     assert_eq!(near.state(&qp), QpState::Reset);
-    far.await_event(EventKind::QpError, responder.qp.id);
+    far.await_event(EventKind::PeerClosed, responder.qp.id);
     near.ready(&qp);
     let mut peer = End::new(&far);
     let (lid, port) = far.listen("127.0.0.1:0".parse().unwrap(), 1).unwrap();

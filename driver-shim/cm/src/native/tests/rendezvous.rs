@@ -126,6 +126,24 @@ fn a_queue_pair_that_names_itself_needs_no_stream() {
 }
 
 #[test]
+fn a_queue_pair_that_names_itself_retries_as_its_own_attributes_say() {
+    for (rnr_retry, timeout) in [(0, Some(Duration::ZERO)), (1, Some(MIN_RNR)), (7, None)] {
+        let mut net = Net::new(1);
+        let a = make(&mut net, 0, 7);
+        to_rtr(&mut net, a, a);
+        let ready = RtsParams { rnr_retry, ..rts(a) };
+        net.on(0, |engine, world| engine.reached_rts(world, a.qpn, ready));
+        net.on(0, |engine, _| {
+            assert_eq!(
+                engine.rnr_timeout(a.qpn, 12),
+                Some(timeout),
+                "rnr_retry {rnr_retry}"
+            );
+        });
+    }
+}
+
+#[test]
 fn a_receiver_that_stays_at_rtr_is_connected() {
     for (lower, higher) in [(0, 1), (1, 0)] {
         let mut net = Net::new(2);

@@ -27,7 +27,14 @@ impl Engine {
     pub fn fail(&mut self, fault: QpFault, env: &mut Env<'_>, stream: &mut dyn Stream) {
         self.parting = false;
         match (&self.progress, fault) {
-            (Progress::Open, QpFault::Requested) => self.linger(env, stream),
+            (Progress::Open, QpFault::Requested) => {
+                self.conclude(env, stream);
+                match self.progress {
+                    Progress::Open => self.linger(env, stream),
+                    // What had arrived has ended the connection.
+                    _ => self.fail(fault, env, stream),
+                }
+            }
             (Progress::Open, _) => {
                 let message = Terminate::new(TerminateError::RdmapLocalCatastrophic);
                 self.terminate(Outgoing::new(&message), fault, env, stream);
@@ -76,15 +83,7 @@ impl Engine {
         let due = |deadline: Option<Nanos>| deadline.is_some_and(|at| at <= now);
         if due(self.grace_deadline) {
             self.grace_deadline = None;
-            if self.held.is_empty() {
-                // The peer will not return. The next send fails because of that (design: native
-                // connections).
-                self.halves.requester.flush_status = Some(WcStatus::RetryExcErr);
-                self.end(env);
-            } else if self.is_awaiting_peer() {
-                stream.finish();
-                self.lose(Lost::Closed, env, stream);
-            }
+            self.end_grace(env, stream);
         }
         if due(self.watch.deadline()) {
             self.look_for_peer(env, stream);
@@ -160,19 +159,26 @@ impl Engine {
             self.end(env);
             return RxOutcome::Ended;
         }
-        // The peer answers no more Reads of ours.
-        self.halves.requester.await_no_more();
-        if !between || !self.is_quiet() {
+        // The peer confirms no more, and answers no more Reads of ours.
+        let awaits = self.complete_at_end(env, stream);
+        if !matches!(self.progress, Progress::Open) {
+            return RxOutcome::More;
+        }
+        let may_close = self.peer_may_close && self.state != QpState::Sqd;
+        if between && may_close && awaits {
+            self.peer_closed = true;
+            self.begin_losing(env);
+            return RxOutcome::Finished;
+        }
+        if !between || awaits || self.halves.responder.answers.is_data_wanted() {
             stream.finish();
             self.lose(Lost::Closed, env, stream);
             return RxOutcome::Ended;
         }
         env.effects
             .event(Event::new(EventKind::PeerClosed, self.halves.qp.qid));
-        if self.peer_may_close && self.state != QpState::Sqd {
+        if may_close {
             self.peer_closed = true;
-            self.peer_progress = None;
-            self.peer_progressed(env, stream);
             self.grace_deadline = Some(env.now.get() + self.fin_grace);
             return RxOutcome::Finished;
         }
@@ -191,19 +197,12 @@ impl Engine {
             return;
         }
         if self.input_ended {
-            // All is read: no confirmation comes any more, as behind an end that is reached.
-            self.halves.requester.await_no_more();
-            self.peer_progress = None;
-            self.peer_progressed(env, stream);
+            // All is read: no confirmation comes any more.
+            self.complete_at_end(env, stream);
         }
         if self.grace_deadline.is_none() && self.is_awaiting_peer() {
             self.grace_deadline = Some(env.now.get() + self.fin_grace);
         }
-    }
-
-    /// Whether a request waits for something of the peer.
-    pub(super) fn is_awaiting_peer(&self) -> bool {
-        self.halves.requester.is_outstanding(self.known())
     }
 
     /// Handles an error of this side, or one that it found in what arrived: the peer gets one
@@ -358,6 +357,10 @@ impl Engine {
 
     /// The stream is lost (row DDP-T-06).
     pub(super) fn lose(&mut self, how: Lost, env: &mut Env<'_>, stream: &dyn Stream) {
+        if self.concluding {
+            self.input_ended = true;
+            return;
+        }
         env.counters.add(Counter::StreamsLost, 1);
         if self.begin_parting() {
             return self.end(env);
@@ -366,7 +369,7 @@ impl Engine {
         let lost = u32::from(TerminateError::MpaConnectionLost as u16) << 16;
         env.effects
             .qp_error(self.halves.qp.qid, QpFault::StreamLost, lost);
-        if self.peer_may_close {
+        if self.peer_may_close || self.halves.requester.delivered {
             self.halves.requester.flush_status = Some(WcStatus::RetryExcErr);
         }
         self.end(env);
@@ -409,7 +412,11 @@ impl Engine {
     pub(super) fn close(&mut self, env: &mut Env<'_>) {
         self.stop_waiting();
         self.direct = None;
-        // No confirmation can come any more: requests that the stream took are complete.
+        // What is not confirmed by now fails.
+        if !self.parting {
+            let known = self.known_at_end();
+            self.halves.requester.flights.settle(known);
+        }
         self.peer_progress = None;
         self.count_accesses(env.counters);
         self.halves.requester.part();

@@ -11,6 +11,7 @@
 //! `Detached` instead of `Ended`, unless this side caused the end ([`unreliable`]).
 
 mod alone;
+mod conclusion;
 mod direct;
 mod ending;
 mod neighbour;
@@ -32,7 +33,7 @@ use crate::host::PieceRoom;
 use crate::llp::Llp;
 use crate::llp::loopback::Loopback;
 use crate::llp::mpa::{Agreed, Mpa};
-use crate::queues::{Overflow, ReceiveSource, SendQueue};
+use crate::queues::{ReceiveSource, SendQueue};
 use crate::rdmap::env::Env;
 use crate::rdmap::params::{Attachment, Identity, QpChange, QpParams, Rtr, WrongState};
 use crate::rdmap::peer_progress::PeerProgress;
@@ -91,11 +92,13 @@ pub struct Engine {
     held: Held,
     /// The time of the first held message is running.
     waiting: bool,
-    /// The peer's FIN was read.
+    /// The peer's FIN was read, or nothing more can be.
     input_ended: bool,
+    /// What has arrived is taken in because this side ends: the end of the stream does not matter.
+    concluding: bool,
     /// When the message that waits for a receive fails.
     rnr_deadline: Option<Nanos>,
-    /// When posted receives are flushed after the peer's FIN.
+    /// When requests fail, or posted receives are flushed, after the peer's FIN.
     grace_deadline: Option<Nanos>,
     /// The segment whose payload is being read to its place, and how much of it is there.
     direct: Option<(Segment, usize)>,
@@ -111,6 +114,8 @@ pub struct Engine {
     /// What the neighbour had processed at the last look.
     confirmed: u64,
     watch: Watch,
+    /// Up to where a confirmation told the peer that its messages are processed.
+    told: u64,
 }
 
 impl Engine {
@@ -140,6 +145,7 @@ impl Engine {
             held: Held::default(),
             waiting: false,
             input_ended: false,
+            concluding: false,
             peer_may_close: false,
             peer_closed: false,
             unreachable: false,
@@ -155,6 +161,7 @@ impl Engine {
             parting: false,
             confirmed: 0,
             watch: Watch::default(),
+            told: 0,
         }
     }
 
@@ -220,12 +227,10 @@ impl Engine {
         !self.held.is_empty()
     }
 
-    /// Whether nothing is outstanding that the peer or the stream could still complete. A request
-    /// that waits only for the peer's count is not: an end completes it.
+    /// Whether nothing is outstanding that the peer or the stream could still complete.
     pub fn is_quiet(&self) -> bool {
-        let taken = self.llp.as_ref().map_or(0, Llp::taken);
         self.llp.as_ref().is_none_or(Llp::is_flushed)
-            && !self.halves.requester.is_outstanding(taken)
+            && !self.is_awaiting_peer()
             && self.halves.responder.answers.is_empty()
             && !self.is_ending()
     }
@@ -271,28 +276,6 @@ impl Engine {
             );
         }
         Ok(())
-    }
-
-    /// The peer is a queue pair of this device: requests complete when it has processed them.
-    pub fn track_peer(&mut self, peer_progress: PeerProgress) {
-        self.peer_progress = Some(peer_progress);
-    }
-
-    /// Whether this end has processed more of the peer's messages since the last call.
-    #[inline]
-    pub fn has_progressed(&mut self) -> bool {
-        self.peer_progress.as_mut().is_some_and(PeerProgress::moved)
-    }
-
-    /// The peer has processed more of this end's messages: completes what succeeded.
-    pub fn peer_progressed(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
-        let known = self.known();
-        let Halves { qp, requester, .. } = &mut self.halves;
-        if let Err(Overflow) = requester.complete(qp, env, known) {
-            self.fail(QpFault::CqOverflow, env, stream);
-        } else if self.has_failed_send() {
-            self.flush_failed_sends(env, stream);
-        }
     }
 
     /// The queue pair becomes its own peer, with no stream; `capture` makes where that is captured.
@@ -341,9 +324,11 @@ impl Engine {
         if !unreliable {
             requester.ord = attachment.ord;
             requester.ord_limit = attachment.ord_limit;
+            requester.delivered = attachment.delivered;
             if attachment.delivered {
                 requester.delivery.begin();
             }
+            responder.answers.takes_confirmations = attachment.confirmation;
             responder.answers.spare = u32::from(attachment.spare_read);
             responder.answers.ird = attachment.ird.max(responder.answers.ird);
             responder.stalls = attachment.stall_on_empty_rq;

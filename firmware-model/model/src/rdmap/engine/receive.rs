@@ -81,7 +81,7 @@ impl Engine {
             if let Err(stop) = self.deliver_fpdus(env) {
                 return self.stop(stop, env, stream);
             }
-            if self.input_ended && self.held.is_empty() && !self.peer_closed {
+            if self.input_ended && self.held.is_empty() && !(self.peer_closed || self.concluding) {
                 return self.peer_finished(env, stream);
             }
             match filled {

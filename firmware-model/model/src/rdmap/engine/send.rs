@@ -10,12 +10,10 @@ use crate::rdmap::explain::Lost;
 use crate::rdmap::inbound::Halves;
 use crate::rdmap::params::TxOutcome;
 use crate::rdmap::peer_progress::PeerProgress;
-use crate::rdmap::terminate::Outgoing;
 use crate::rdmap::turns::Framed;
 use crate::stream::Stream;
 use urnic_device::event::QpFault;
 use urnic_device::vocabulary::QpState;
-use urnic_wire::rdmap::{Terminate, TerminateError};
 
 /// ULPDUs framed in one run.
 const TX_BUDGET: u32 = 4096;
@@ -62,8 +60,11 @@ impl Engine {
         if !self.may_send() {
             return TxOutcome::Idle;
         }
-        if self.peer_closed && self.halves.requester.sq.has_posted() {
-            self.lose(Lost::ClosedBefore, env, stream);
+        if self.peer_closed {
+            // Requests that are posted now fail, too.
+            if self.is_awaiting_peer() {
+                self.begin_losing(env);
+            }
             return TxOutcome::Idle;
         }
         let mut outcome = self.pump(env, stream);
@@ -78,16 +79,22 @@ impl Engine {
     }
 
     /// Frames and flushes in turn until one of them can do no more.
-    fn pump(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) -> TxOutcome {
+    pub(super) fn pump(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) -> TxOutcome {
         let mut budget = TX_BUDGET;
         loop {
+            if !matches!(self.progress, Progress::Open) {
+                return self.outcome_of_ending();
+            }
+            self.confirm_before_waiting(env);
             let Some(llp) = &mut self.llp else {
                 return TxOutcome::Idle;
             };
             llp.refresh(&env.now, stream);
             // A connected stream is ready both ways: RTR is no state of RDMAC verbs, and programs
             // that receive only, and send but credits, stay in it (perftest over iWARP).
-            let sends = matches!(self.state, QpState::Rtr | QpState::Rts | QpState::Sqd);
+            let sends = (matches!(self.state, QpState::Rtr | QpState::Rts | QpState::Sqd)
+                || self.halves.requester.has_failed)
+                && !self.concluding;
             let rtr = self.rtr.take();
             let delivery = &mut self.halves.requester.delivery;
             if delivery.is_on() && self.peer_progress.as_ref().is_some_and(PeerProgress::is_tracked) {
@@ -115,23 +122,22 @@ impl Engine {
             let all_taken = match flushed {
                 Ok(all_taken) => all_taken,
                 Err(error) => {
-                    self.llp_failed(error, env, stream);
+                    self.send_failed(error, env, stream);
                     return TxOutcome::Idle;
                 }
             };
-            if self.has_failed_send() {
-                self.flush_failed_sends(env, stream);
+            if self.state == QpState::Sqe {
+                match self.has_failed_send() {
+                    true => self.flush_failed_sends(env, stream),
+                    false => self.end_if_failed(env, stream),
+                }
                 if !matches!(self.progress, Progress::Open) {
                     return self.outcome_of_ending();
                 }
             }
             match framed {
                 Framed::LocalError if self.halves.qp.unreliable => self.state = QpState::Sqe,
-                Framed::LocalError => {
-                    let message = Terminate::new(TerminateError::RdmapLocalCatastrophic);
-                    self.terminate(Outgoing::new(&message), QpFault::LocalWork, env, stream);
-                    return self.outcome_of_ending();
-                }
+                Framed::LocalError => self.fail_locally(env, stream),
                 Framed::Refused(message) => {
                     self.terminate(message, QpFault::TerminateSent, env, stream);
                     return self.outcome_of_ending();
@@ -164,12 +170,12 @@ impl Engine {
     /// In the closing state with nothing left to do: sends our FIN (row DDP-T-05).
     pub(super) fn close_if_drained(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
         let taken = self.llp.as_ref().map_or(0, Llp::taken);
-        let confirmed = self.halves.requester.is_confirmed(taken);
         if self.state == QpState::Sqd
             && matches!(self.progress, Progress::Open)
             && self.is_quiet()
-            && confirmed
+            && self.halves.requester.is_confirmed(taken)
         {
+            self.confirm_last(env, stream);
             self.linger(env, stream);
         }
     }

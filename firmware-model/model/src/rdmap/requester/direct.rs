@@ -53,6 +53,11 @@ impl Requester {
         self.neighbour.as_ref().filter(|_| self.confirms || self.drains)
     }
 
+    /// Whether a request is under way.
+    pub(in crate::rdmap) fn is_in_flight(&self) -> bool {
+        !self.flights.is_empty() || self.sending.is_some()
+    }
+
     /// The connection ends. On return, the peer does not reach into our memory any more.
     pub(in crate::rdmap) fn part(&mut self) {
         self.await_no_more();

@@ -5,6 +5,7 @@ use crate::counters::Counter;
 use crate::llp::Llp;
 use crate::memory::Need;
 use crate::queues::SendWqe;
+use crate::rdmap::confirmation::ANY_STAG;
 use crate::rdmap::env::Env;
 use crate::rdmap::flights::Wait;
 use crate::rdmap::params::{Identity, Rtr};
@@ -17,10 +18,6 @@ use urnic_wire::rdmap::{
     AtomicOperation, AtomicRequest, Control, ImmediateData, Opcode as Message, QN_READ_REQUEST, QN_SEND,
     ReadRequest,
 };
-
-/// STag in zero-length messages of our own: some hardware faults on 0, though no peer may check it
-/// (row EMPA-20).
-const ANY_STAG: u32 = 1;
 
 impl Requester {
     /// Frames the next segment of the payload.
@@ -242,15 +239,16 @@ impl Requester {
                 llp.open(env.buffers, header, 0);
             }
             Rtr::Read => {
-                self.frame_empty_read(env, llp);
+                self.frame_empty_read(0, env, llp);
                 return;
             }
         }
         llp.seal();
     }
 
-    /// Frames a Read of length zero that no program posted; returns the position behind it.
-    pub(super) fn frame_empty_read(&mut self, env: &Env<'_>, llp: &mut Llp) -> u64 {
+    /// Frames a Read of length zero that no program posted; returns the position after it. `mark`
+    /// is its source offset, which no peer may check.
+    pub(super) fn frame_empty_read(&mut self, mark: u64, env: &Env<'_>, llp: &mut Llp) -> u64 {
         let msn = self.request_msn;
         self.open_untagged(
             Message::ReadRequest,
@@ -265,7 +263,7 @@ impl Requester {
             sink_to: 0,
             size: 0,
             source_stag: ANY_STAG,
-            source_to: 0,
+            source_to: mark,
         };
         request.emit(llp.put(ReadRequest::LEN));
         self.request_msn = msn.wrapping_add(1);

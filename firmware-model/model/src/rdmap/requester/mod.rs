@@ -9,6 +9,7 @@ mod sending;
 mod words;
 
 use super::completions::Completions;
+use super::confirmation;
 use super::delivery::Delivery;
 use super::flights::{Flight, Flights, Wait};
 use super::reads::{Pending, Reads};
@@ -66,6 +67,10 @@ pub(super) struct Requester {
     worth_draining: bool,
     /// What was done in the neighbour's memory, in ULPDUs.
     direct_cost: u32,
+    /// A completion says that the peer has the message, also at the end of the connection.
+    pub(super) delivered: bool,
+    /// A request failed locally: no other one is started.
+    pub(super) has_failed: bool,
     /// Most outstanding Reads and atomics of the program.
     pub(super) ord: u32,
     /// Most outstanding Reads and atomics that the peer accepts; 0 = `ord`.
@@ -100,6 +105,8 @@ impl Requester {
             drains: false,
             worth_draining: true,
             direct_cost: 0,
+            delivered: false,
+            has_failed: false,
             ord: 0,
             ord_limit: 0,
             sending: None,
@@ -180,6 +187,7 @@ impl Requester {
     fn probe(&mut self, env: &Env<'_>, llp: &mut Llp) -> bool {
         if self.ord_limit() == 0 {
             self.delivery.stop();
+            self.delivered = false;
             env.counters.add(Counter::UnconfirmedConnections, 1);
             UNCONFIRMED.call_once(|| {
                 tracing::warn!(
@@ -191,7 +199,7 @@ impl Requester {
         }
         let possible = self.may_request();
         if possible {
-            let position = self.frame_empty_read(env, llp);
+            let position = self.frame_empty_read(confirmation::MARK, env, llp);
             self.delivery.probed(position);
         }
         possible
@@ -200,6 +208,7 @@ impl Requester {
     #[inline]
     fn start(&mut self, qp: &Identity, env: &mut Env<'_>, llp: &mut Llp) -> Step {
         let wqe = match self.sq.peek() {
+            _ if self.has_failed => return Step::Idle,
             None => return Step::Idle,
             // `flush` finds it again and completes it.
             Some(Err(BadWqe { .. })) => return Step::Failed,

@@ -27,6 +27,7 @@ pub(crate) fn agreed(initiator: bool) -> Attachment {
         fence_open: false,
         delivered: false,
         spare_read: false,
+        confirmation: false,
         ord: 16,
         ord_limit: 0,
         ird: 16,
@@ -203,6 +204,18 @@ impl Scripted {
             rest = &rest[n..];
             while self.node.pump() {}
         }
+    }
+
+    /// The peer sends these bytes; the engine does not run.
+    pub(crate) fn leave_open(&mut self, bytes: &[u8]) {
+        let sent = self.peer.send(&[Piece::of(bytes)]);
+        assert_eq!(sent, Ok(bytes.len()), "the connection is there");
+    }
+
+    /// The peer sends these bytes, and RST; the engine does not run.
+    pub(crate) fn leave(&mut self, bytes: &[u8]) {
+        self.leave_open(bytes);
+        self.peer.reset();
     }
 
     /// The peer sends an FPDU with this ULPDU.

@@ -3,6 +3,7 @@
 
 mod ddp_rows;
 mod delivery_rows;
+mod ending_rows;
 mod extension_rows;
 mod filled_rows;
 mod message_rows;

@@ -1,0 +1,359 @@
+//! The end of a connection: what the peer has confirmed succeeds, the rest fails; and what an end
+//! owes its peer before it ends.
+
+use super::rig::*;
+use crate::rdmap::{Attachment, RxOutcome};
+use crate::stream::sim::Conditions;
+use std::time::Duration;
+use urnic_device::event::{EventKind, QpFault};
+use urnic_device::vocabulary::{QpState, WcStatus};
+use urnic_device::wqe::Opcode;
+
+const SUCCESS: WcStatus = WcStatus::Success;
+const FLUSHED: WcStatus = WcStatus::WrFlushErr;
+const LOST: WcStatus = WcStatus::RetryExcErr;
+/// Requests wait so long after the peer's FIN on a native connection.
+const LOSS_GRACE: Duration = Duration::from_millis(500);
+
+/// Requests complete when the peer has confirmed them.
+fn delivered(attachment: Attachment) -> Attachment {
+    Attachment {
+        delivered: true,
+        spare_read: true,
+        confirmation: true,
+        ord: 1,
+        ord_limit: 2,
+        ird: 1,
+        ..attachment
+    }
+}
+
+/// An end of an rdma_cm connection.
+fn scripted() -> Scripted {
+    Scripted::with(&Shape::default(), delivered(agreed(true)))
+}
+
+/// Two ends of a native connection, with the responder's fence open.
+fn pair() -> Pair {
+    let with = |initiator| delivered(native(initiator));
+    let mut pair = Pair::with(&Shape::default(), Conditions::default(), with(true), with(false));
+    pair.run_now();
+    pair
+}
+
+/// The answer to a Read of length zero.
+fn answer() -> Vec<u8> {
+    tagged(0xc1, 0x42, 1, 0, b"")
+}
+
+/// A confirmation of all up to `position`.
+fn confirmation(position: u64) -> Vec<u8> {
+    tagged(0xc1, 0x42, 1, position, b"")
+}
+
+/// Bytes on the wire of all that the peer got since the last call.
+fn wire_len(peer: &mut Scripted) -> u64 {
+    peer.output().len() as u64
+}
+
+/// Posts three Sends one by one, the second unsignalled, and has the peer confirm the first
+/// `confirmed`, by the answer to a Read each.
+fn send_three(peer: &mut Scripted, confirmed: usize) {
+    for cookie in 1..=3 {
+        let send = Work::send(cookie).inline(b"message");
+        peer.node
+            .post(&if cookie == 2 { send.unsignaled() } else { send });
+        peer.run();
+        if cookie as usize <= confirmed && cookie != 2 {
+            peer.send_ulpdu(&answer());
+        }
+    }
+    let succeeded: &[_] = [
+        &[][..],
+        &[(1, SUCCESS)],
+        &[(1, SUCCESS)],
+        &[(1, SUCCESS), (3, SUCCESS)],
+    ][confirmed];
+    assert_eq!(peer.node.sent(), succeeded);
+}
+
+/// How the end of a connection is brought about.
+type End = fn(&mut Scripted);
+
+fn peer_resets(peer: &mut Scripted) {
+    peer.rst();
+}
+
+fn peer_finishes(peer: &mut Scripted) {
+    peer.fin();
+}
+
+fn we_give_up(peer: &mut Scripted) {
+    peer.node.set_state(QpState::Err);
+}
+
+/// The completions of the requests that are not confirmed: the oldest has the status `first`.
+fn failed(confirmed: usize, first: WcStatus) -> Vec<(u64, WcStatus)> {
+    (confirmed as u64 + 1..=3)
+        .zip([first].into_iter().chain([FLUSHED; 2]))
+        .collect()
+}
+
+#[test]
+fn vrb_c_13_what_is_not_confirmed_fails_at_the_end() {
+    let ends: [(&str, End, WcStatus); 3] = [
+        ("reset", peer_resets, LOST),
+        ("FIN", peer_finishes, LOST),
+        ("our error state", we_give_up, FLUSHED),
+    ];
+    for (how, end, status) in ends {
+        for confirmed in [0, 1, 3] {
+            let mut peer = scripted();
+            send_three(&mut peer, confirmed);
+            peer.node.post_recv(9, &[]);
+            end(&mut peer);
+            peer.run();
+            assert_eq!(
+                peer.node.sent(),
+                failed(confirmed, status),
+                "{how}, {confirmed} confirmed"
+            );
+            assert_eq!(peer.node.received(), [(9, FLUSHED, 0)], "{how}");
+            assert_eq!(peer.node.engine.state(), QpState::Err);
+            let lost = status == LOST && (confirmed < 3 || how == "reset");
+            let faults = peer.node.faults();
+            assert_eq!(
+                !faults.is_empty(),
+                lost,
+                "{how}, {confirmed} confirmed: {faults:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn vrb_c_13_taken_requests_succeed_where_that_is_what_was_promised() {
+    for end in [peer_resets as End, peer_finishes, we_give_up] {
+        let mut peer = Scripted::new();
+        for cookie in 1..=2 {
+            peer.node.post(&Work::send(cookie).inline(b"message"));
+        }
+        peer.run();
+        end(&mut peer);
+        assert_eq!(peer.node.sent(), [(1, SUCCESS), (2, SUCCESS)]);
+    }
+}
+
+#[test]
+fn vrb_c_18_what_the_peer_confirmed_before_its_end_succeeds() {
+    for end in [Scripted::fin as End, Scripted::rst] {
+        let mut peer = scripted();
+        let wire = [1, 2, 3].map(|cookie| {
+            peer.node.post(&Work::send(cookie).inline(b"message"));
+            wire_len(&mut peer)
+        });
+        // It has processed the first two, and the Read before the third. That confirms nothing
+        // any more.
+        let position = wire[0] + wire[1];
+        peer.send_unread(&fpdu_of(&confirmation(position)));
+        end(&mut peer);
+        assert_eq!(peer.node.sent(), [(1, SUCCESS), (2, SUCCESS), (3, LOST)]);
+    }
+}
+
+#[test]
+fn vrb_c_18_an_error_of_sending_comes_after_what_has_arrived() {
+    let mut peer = scripted();
+    let sink = peer.node.region(8, everything());
+    peer.node.post(&Work::send(1).inline(b"message"));
+    peer.run();
+    peer.node.post(&Work::read(2, 0x200, 0).sge(sink.sge(0, 8)));
+    peer.run();
+    // The answers and the reset are there before the engine looks at the stream: it sends next.
+    let answers = [answer(), tagged(0xc1, 0x42, sink.stag, sink.base, &[7; 8])];
+    peer.leave(&answers.map(|ulpdu| fpdu_of(&ulpdu)).concat());
+    peer.node.post(&Work::send(3).inline(b"message"));
+    peer.node.with(|engine, env, stream| engine.transmit(env, stream));
+    assert_eq!(peer.node.sent(), [(1, SUCCESS), (2, SUCCESS), (3, LOST)]);
+    assert_eq!(sink.bytes(), [7; 8]);
+}
+
+#[test]
+fn vrb_c_18_a_confirmation_is_believed_up_to_what_was_sent() {
+    let mut peer = scripted();
+    peer.node.post(&Work::send(1).inline(b"message"));
+    peer.run();
+    peer.send_ulpdu(&confirmation(u64::MAX));
+    assert_eq!(peer.node.sent(), [(1, SUCCESS)]);
+    peer.node.post(&Work::send(2).inline(b"message"));
+    peer.run();
+    peer.rst();
+    assert_eq!(peer.node.engine.state(), QpState::Err);
+    // An end that does not wait for confirmations has no use for it.
+    let mut peer = Scripted::new();
+    peer.send_ulpdu(&confirmation(100));
+    assert_eq!(peer.node.engine.state(), QpState::Rts);
+}
+
+#[test]
+fn vrb_c_19_reads_never_succeed_without_their_data() {
+    let ends = [
+        (peer_resets as End, LOST),
+        (peer_finishes, LOST),
+        (we_give_up, FLUSHED),
+    ];
+    for (end, status) in ends {
+        let mut peer = scripted();
+        let sink = peer.node.region(64, everything());
+        peer.node.post(&Work::send(1).inline(b"message"));
+        peer.node.post(&Work::read(2, 0x200, 0).sge(sink.sge(0, 64)));
+        peer.node.post(
+            &Work::new(Opcode::FetchAdd, 3)
+                .to(0x200, 0)
+                .atomic(1, 0)
+                .sge(sink.sge(0, 8)),
+        );
+        peer.run();
+        // A part of the answer, and a confirmation of all that was sent.
+        peer.send_unread(&fpdu_of(&tagged(0x81, 0x42, sink.stag, sink.base, &[7; 32])));
+        peer.send_unread(&fpdu_of(&confirmation(u64::MAX)));
+        end(&mut peer);
+        assert_eq!(peer.node.sent(), [(1, SUCCESS), (2, status), (3, FLUSHED)]);
+    }
+}
+
+#[test]
+fn vrb_c_20_an_end_takes_in_what_has_arrived_and_confirms_it() {
+    let destroy = |node: &mut Node| {
+        node.with(|engine, env, stream| {
+            engine.conclude(env, stream);
+            engine.abandon();
+            stream.finish();
+        });
+    };
+    let fail = |node: &mut Node| node.set_state(QpState::Err);
+    for end in [&destroy as &dyn Fn(&mut Node), &fail] {
+        let mut pair = pair();
+        let sink = pair.b.region(64, everything());
+        (1..=2).for_each(|cookie| pair.b.post_recv(cookie, &[sink.sge(0, 7)]));
+        for cookie in 1..=3 {
+            pair.a.post(&Work::send(cookie).inline(b"message"));
+            while pair.a.pump() {}
+        }
+        pair.advance(Duration::from_millis(1));
+        // The program of `b` never polls: nothing has been received by now.
+        end(&mut pair.b);
+        assert_eq!(pair.b.received()[..2], [(1, SUCCESS, 7), (2, SUCCESS, 7)]);
+        assert_eq!(sink.bytes()[..7], *b"message");
+        pair.run_now();
+        assert_eq!(pair.a.sent(), [(1, SUCCESS), (2, SUCCESS)]);
+        pair.advance(LOSS_GRACE);
+        pair.run_now();
+        assert_eq!(pair.a.sent(), [(3, LOST)], "it found no receive");
+    }
+}
+
+#[test]
+fn vrb_c_20_other_implementations_get_answers_and_no_confirmation() {
+    let mut attachment = delivered(agreed(false));
+    attachment.confirmation = false;
+    let mark = u64::from_be_bytes(*b"urnic\0\0\x01");
+    for (source, understands) in [(0, false), (mark, true)] {
+        let mut peer = Scripted::with(&Shape::default(), attachment.clone());
+        peer.node.post_recv(1, &[]);
+        let arrived = [
+            send_segment(true, 1, 0, b""),
+            read_request(1, (1, 0), 0, (1, source)),
+        ];
+        let bytes = arrived.map(|ulpdu| fpdu_of(&ulpdu)).concat();
+        peer.leave_open(&bytes);
+        peer.node.set_state(QpState::Err);
+        assert_eq!(peer.node.received(), [(1, SUCCESS, 0)]);
+        let expected = match understands {
+            false => vec![answer()],
+            true => vec![answer(), confirmation(bytes.len() as u64)],
+        };
+        assert_eq!(peer.output_ulpdus(), expected);
+        assert!(peer.finished);
+    }
+}
+
+#[test]
+fn vrb_c_22_what_came_before_a_message_that_waits_is_confirmed() {
+    let mut pair = pair();
+    (1..=2).for_each(|cookie| pair.b.post_recv(cookie, &[]));
+    (1..=4).for_each(|cookie| pair.a.post(&Work::send(cookie)));
+    pair.run_now();
+    assert_eq!(pair.b.rx, RxOutcome::Stalled);
+    assert_eq!(pair.a.sent(), [(1, SUCCESS), (2, SUCCESS)]);
+    pair.b.post_recv(3, &[]);
+    pair.run_now();
+    assert_eq!(pair.a.sent(), [(3, SUCCESS)]);
+    // The process is killed.
+    pair.wire.reset();
+    pair.run_now();
+    assert_eq!(pair.a.sent(), [(4, LOST)]);
+}
+
+#[test]
+fn vrb_c_20_an_end_is_bounded_though_the_peer_goes_on_sending() {
+    let mut pair = pair();
+    let target = pair.b.region(1 << 20, everything());
+    let source = pair.a.filled(&pattern(1 << 20));
+    for cookie in 0..40 {
+        let write = Work::write(cookie, target.stag, target.base);
+        pair.a.post(&write.sge(source.sge(0, 1 << 20)));
+    }
+    while pair.a.pump() {}
+    pair.advance(Duration::from_millis(1));
+    pair.b.set_state(QpState::Err);
+    assert_eq!(pair.b.engine.state(), QpState::Err);
+}
+
+#[test]
+fn vrb_c_21_requests_before_a_local_failure_complete_first() {
+    let mut peer = scripted();
+    let bad = sge(0, 8, 0x7777);
+    peer.node.post(&Work::send(1).inline(b"message").unsignaled());
+    peer.node.post(&Work::send(2).inline(b"message"));
+    peer.node.post(&Work::send(3).sge(bad));
+    peer.node.post(&Work::send(4).inline(b"message"));
+    assert_eq!(peer.output_ulpdus().len(), 3, "two Sends and a Read");
+    assert!(peer.node.sent().is_empty());
+    assert!(!peer.finished);
+    peer.send_ulpdu(&answer());
+    assert_eq!(
+        peer.node.sent(),
+        [(2, SUCCESS), (3, WcStatus::LocProtErr), (4, FLUSHED)]
+    );
+    assert_eq!(peer.node.faults()[0].0, QpFault::LocalWork);
+    // Without the confirmation they fail.
+    let mut peer = scripted();
+    peer.node.post(&Work::send(1).inline(b"message"));
+    peer.node.post(&Work::send(2).sge(bad));
+    peer.run();
+    peer.rst();
+    assert_eq!(peer.node.sent(), [(1, LOST), (2, WcStatus::LocProtErr)]);
+}
+
+#[test]
+fn a_native_peer_that_finishes_leaves_time() {
+    let mut pair = pair();
+    pair.b.post_recv(9, &[]);
+    pair.a.post_recv(8, &[]);
+    pair.b.post(&Work::send(1).inline(b"message"));
+    while pair.b.pump() {}
+    // The peer's program has read nothing, and its process is killed.
+    pair.a.stream.finish();
+    pair.advance(Duration::from_millis(1));
+    while pair.b.pump() {}
+    assert_eq!(pair.b.rx, RxOutcome::Finished);
+    assert!(pair.b.sent().is_empty());
+    assert_eq!(pair.b.engine.state(), QpState::Rts);
+    pair.advance(LOSS_GRACE);
+    while pair.b.pump() {}
+    assert_eq!(pair.b.sent(), [(1, LOST)]);
+    assert_eq!(pair.b.received(), [(9, FLUSHED, 0)]);
+    assert_eq!(pair.b.faults(), [(QpFault::StreamLost, 0x2001_0000)]);
+    assert!(!pair.b.has_event(EventKind::PeerClosed));
+}
