@@ -94,7 +94,8 @@ const STATUSES: [Status; 24] = [
     occurs(
         12,
         "RETRY_EXC_ERR",
-        "the peer is unreachable, has ended, or ended the connection by a reset; an error of the stream (CRC)",
+        "the peer is unreachable, has ended, or ended the connection before it confirmed the request; its host was silent \
+         for the time that `timeout` and `retry_cnt` mean; an error of the stream (CRC)",
     ),
     occurs(
         13,

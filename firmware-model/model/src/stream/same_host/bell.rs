@@ -3,9 +3,9 @@
 //!
 //! A bell (in the field's terms, a notification page) is memory that a device shares with its local
 //! peers, processes of one user: a bit for each connection, a word that says whether any bit was
-//! set, and the number of the device's threads that sleep. A peer sets the bit, then the first word,
-//! and writes a byte into the bell's pipe if a thread sleeps. The wake-up is a pipe because it can
-//! carry nothing but bytes: a unix socket could bring descriptors, whose close may block.
+//! set, and the number of the device's threads that sleep. A peer sets the bit, then the first
+//! word, and writes a byte into the bell's pipe if a thread sleeps. The wake-up is a pipe because
+//! it can carry nothing but bytes: a unix socket could bring descriptors, whose close may block.
 
 use crate::handshakes;
 use crate::host::SharedMemory;

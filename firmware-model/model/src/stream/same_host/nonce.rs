@@ -1,8 +1,8 @@
 //! Numbers by which a process shows that it may reach the memory of another.
 //!
 //! One process has a number in private memory and tells the other where. The other fetches it by
-//! process_vm_readv(2), which the kernel permits to those alone who may trace the process (ptrace(2),
-//! "Ptrace access mode checking"), and says it.
+//! process_vm_readv(2), which the kernel permits only to those who may trace the process
+//! (ptrace(2), "Ptrace access mode checking"), and says it.
 
 use crate::host::process_memory;
 use rustix::process::Pid;

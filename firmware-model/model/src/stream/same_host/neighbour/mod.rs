@@ -2,6 +2,7 @@
 //! how far the peer has processed what was sent, and reaches into the peer's registered memory.
 
 mod confirmation;
+mod introduced;
 pub(super) mod process;
 mod receives;
 mod views;
@@ -14,7 +15,7 @@ use super::traceable::Traceable;
 use crate::host::revocable::batch::Batch;
 use crate::host::revocable::{self, Condition, NotCopied, in_place, in_place::Operation};
 use crate::host::{Piece, PieceMut, SharedMemory, SharedWords};
-use crate::memory::{Admission, Exports, LastEntry, Need, OwnGuard, Permitted};
+use crate::memory::{Admission, LastEntry, Need, OwnGuard, Permitted};
 use crate::queues::ReceivePlace;
 use crate::time::Nanos;
 use process::PeerProcess;
@@ -22,9 +23,8 @@ use receives::PeerReceives;
 use rustix::process::{Pid, getpid};
 use rustix::thread::gettid;
 use std::cell::Cell;
-use std::mem::offset_of;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 use urnic_device::vocabulary::Access;
 use urnic_device::wqe::Sge;
@@ -136,79 +136,6 @@ impl Neighbour {
         neighbour
     }
 
-    /// Lets the peer reach our memory, as far as it is permitted.
-    fn admit(&mut self, here: Option<(Arc<Exports>, Pid)>) {
-        let Some((exports, process)) = here.filter(|_| self.admission.is_none()) else {
-            return;
-        };
-        let [ours, theirs] = [self.outgoing, self.outgoing.other()].map(|end| END_WORDS.of(end));
-        let guard = theirs + offset_of!(EndWords, guard);
-        let permit = ours + offset_of!(EndWords, permit);
-        self.admission = Some(exports.admit(process, self.ours.memory(), guard, permit));
-        let (pd, rights) = self.permitted;
-        self.permit(pd, rights);
-    }
-
-    /// Ends the introduction.
-    #[cold]
-    fn be_introduced(&self) -> Option<(Arc<Exports>, Pid)> {
-        let introduction = self
-            .introduction
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
-        let (reach, traceable) = introduction?.conclude();
-        let _ = (self.process.set(reach.there), self.traceable.set(traceable));
-        reach.here
-    }
-
-    /// Whether it is known by now if we reach the peer's memory. An initiator knows when the
-    /// responder has confirmed something.
-    #[inline]
-    fn is_introduced(&self) -> bool {
-        self.process.get().is_some() || (self.confirmed() > 0 && self.initiator_is_introduced())
-    }
-
-    /// Ends the introduction if the peer's part in it has come.
-    #[inline]
-    pub(crate) fn look_for_introduction(&mut self) {
-        if self.process.get().is_none() {
-            self.introduce_if_due();
-        }
-    }
-
-    #[cold]
-    fn introduce_if_due(&mut self) {
-        if self.is_initiator() {
-            self.is_introduced();
-        } else if self.incoming.tail.load(Ordering::Acquire) > 0 {
-            self.end_introduction();
-        }
-    }
-
-    /// As a responder, which has bytes of the initiator, and thus its disclosure: takes that and
-    /// makes its own. The initiator is to have it before it finds its bytes confirmed.
-    fn end_introduction(&mut self) {
-        if self.process.get().is_none() && !self.is_initiator() {
-            let here = self.be_introduced();
-            self.admit(here);
-        }
-    }
-
-    #[cold]
-    fn initiator_is_introduced(&self) -> bool {
-        if self.is_initiator() {
-            // The responder is admitted already.
-            self.be_introduced();
-        }
-        self.process.get().is_some()
-    }
-
-    /// Whether this is the end that connected.
-    fn is_initiator(&self) -> bool {
-        matches!(self.outgoing, Direction::FromInitiator)
-    }
-
     /// The peer's process, if we reach its memory.
     #[inline]
     fn process(&self) -> Option<&Arc<PeerProcess>> {
@@ -282,18 +209,6 @@ impl Neighbour {
             written: now.written.wrapping_sub(before.written),
             read: now.read.wrapping_sub(before.read),
         }
-    }
-
-    /// Whether we reach the peer's memory, or may do so when it has processed something.
-    #[inline]
-    pub(crate) fn may_be_reachable(&self) -> bool {
-        self.process.get().is_none_or(Option::is_some)
-    }
-
-    /// Whether we reach the peer's memory.
-    #[inline]
-    pub(crate) fn is_reachable(&self) -> bool {
-        self.is_introduced() && self.process().is_some()
     }
 
     /// Whether the memory of an STag that was accessed last is mapped here: nothing is saved by
