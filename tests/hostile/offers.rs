@@ -41,7 +41,12 @@ fn leave(name: &str, zoo: &mut Zoo, random: &mut Random) -> Option<OwnedFd> {
         let _ = send(socket.as_fd(), &garbage(random), &passed);
         fds.into_iter().for_each(release);
     }
-    (random.below(3) > 0).then_some(socket)
+    if random.below(3) > 0 {
+        return Some(socket);
+    }
+    // Another hostile process may have answered.
+    release(socket);
+    None
 }
 
 /// Connects by TCP and begins MPA start-up, whole or in part.

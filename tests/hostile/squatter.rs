@@ -37,7 +37,10 @@ fn answer(listener: &OwnedFd, zoo: &mut Zoo, random: &mut Random) -> bool {
         return false;
     };
     let mut offer = vec![0; 4096];
-    let len = recv(&socket, &mut offer, RecvFlags::DONTWAIT).map_or(0, |(len, _)| len);
+    // The message stays in the socket: to take it would close what was passed with it, which may
+    // block.
+    let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
+    let len = recv(&socket, &mut offer, flags).map_or(0, |(len, _)| len);
     offer.truncate(len);
     // What it was sent is a message that is nearly right.
     if !offer.is_empty() && random.below(2) == 0 {
@@ -54,8 +57,9 @@ fn answer(listener: &OwnedFd, zoo: &mut Zoo, random: &mut Random) -> bool {
         _ => Ok(0),
     };
     fds.into_iter().for_each(release);
-    if random.below(3) > 0 {
-        zoo.keep(vec![socket]);
+    match random.below(3) {
+        0 => release(socket),
+        _ => zoo.keep(vec![socket]),
     }
     true
 }
@@ -70,7 +74,7 @@ pub(crate) fn run(options: Options) -> String {
     while !options.is_over() {
         if listeners.len() >= MOST {
             // Ports of connections that were: the names of those that are come again.
-            listeners.clear();
+            listeners.drain().for_each(|(_, listener)| release(listener));
         }
         for name in names().iter().flat_map(|name| variations(name)) {
             if !listeners.contains_key(&name)

@@ -274,7 +274,13 @@ pub(crate) fn run(mut options: Options) -> String {
             .stderr(Stdio::null());
         let child = match Intercepted::start(&mut command) {
             Ok(child) => child,
-            Err(error) => return format!("cannot run {}: {error}", options.program),
+            Err(error) => {
+                eprintln!(
+                    "hostile: cannot run {} under a filter of system calls: {error}",
+                    options.program
+                );
+                std::process::exit(1);
+            }
         };
         done.children += 1;
         let random = &mut options.random;
