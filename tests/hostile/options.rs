@@ -21,11 +21,18 @@ pub(crate) struct Options {
 /// Whether standard input has ended.
 static ENDED: AtomicBool = AtomicBool::new(false);
 
-/// Notes the end of standard input, by which a test ends this process.
+/// For so long after the end of standard input, this process may go on.
+const RESPITE: Duration = Duration::from_secs(10);
+
+/// Notes the end of standard input, by which a test ends this process. A hostile process may wait
+/// for another one, or for what it made itself; it ends all the same.
 pub(crate) fn watch_input() {
     std::thread::spawn(|| {
         let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
         ENDED.store(true, Ordering::Relaxed);
+        std::thread::sleep(RESPITE);
+        println!("ended while it waited");
+        std::process::exit(0);
     });
 }
 

@@ -168,8 +168,11 @@ impl Scene {
     fn visit(&mut self, victim: usize, port: u16, patience: &str) -> String {
         let from = self.victims[victim].output().len();
         self.victims[victim].write_stdin(&format!("visit {port} {patience}\n"));
+        // The device's own log lines may come in between.
+        let said = format!("visited {port}: ");
         self.victims[victim].wait_for_output_from(from, "how its visit went", |text| {
-            text.contains('\n').then(|| text.to_owned())
+            let (_, how) = text.split_once(&said)?;
+            Some(format!("{said}{}", how.split_once('\n')?.0))
         })
     }
 
