@@ -31,9 +31,10 @@ impl HostProcess {
     pub fn of_peer(socket: BorrowedFd<'_>) -> Result<HostProcess, Errno> {
         match sys::peer_pidfd(socket) {
             Ok(life) => Self::of_pidfd(life),
-            // Before Linux 6.5 the kernel tells a number, which may mean another process once the
-            // peer has ended. It had not if the socket is still connected afterwards.
-            Err(_) => {
+            // Before Linux 6.5 the kernel tells only a number, which may mean another process once the
+            // peer has ended. It has not ended while the socket is connected, unless it gave the
+            // socket to another process.
+            Err(Errno::NOPROTOOPT) => {
                 let (_, number) = sys::peer_credentials(socket)?;
                 let process = Self::open(Pid::from_raw(number).ok_or(Errno::SRCH)?)?;
                 let mut polled = [PollFd::new(&socket, PollFlags::empty())];
@@ -41,6 +42,7 @@ impl HostProcess {
                 let is_connected = !polled[0].revents().contains(PollFlags::HUP);
                 is_connected.then_some(process).ok_or(Errno::SRCH)
             }
+            Err(errno) => Err(errno),
         }
     }
 

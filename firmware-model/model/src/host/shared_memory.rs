@@ -44,7 +44,11 @@ impl SharedMemory {
         sealed.then_some(()).ok_or(Errno::INVAL)
     }
 
-    fn check(file: BorrowedFd<'_>, len: usize) -> Result<(), Errno> {
+    /// Checks that a descriptor is one of `len` bytes of sealed memory.
+    ///
+    /// # Errors
+    /// `EINVAL`: it is not.
+    pub(crate) fn check(file: BorrowedFd<'_>, len: usize) -> Result<(), Errno> {
         Self::check_sealed(file)?;
         let fits = fstat(file)?.st_size == len as i64;
         fits.then_some(()).ok_or(Errno::INVAL)

@@ -2,12 +2,11 @@
 
 use super::StreamError;
 use super::descriptor::Descriptor;
-use super::same_host::{Connection, Neighbour, Offer, Offers, Processors, SameHost};
+use super::same_host::{Connection, Neighbour, Offer, Offers, Processors, SameHost, TcpEnd};
 use super::socket;
 use crate::host::{Piece, PieceMut};
 use rustix::io::Errno;
 use std::mem;
-use std::net::SocketAddr;
 use std::sync::Arc;
 
 /// A way through memory, at each stage of a connection.
@@ -37,9 +36,9 @@ pub(super) struct InMemory {
 
 impl Beside {
     /// The connection is established.
-    pub(super) fn established(&mut self, local: SocketAddr, remote: SocketAddr) {
+    pub(super) fn established(&mut self, end: TcpEnd) {
         if let Beside::Connecting(same_host) = self {
-            *self = match same_host.offer(local, remote) {
+            *self = match same_host.offer(end) {
                 Some(offer) => Beside::Offered(same_host.clone(), Box::new(offer)),
                 None => Beside::Nothing,
             };
@@ -48,9 +47,9 @@ impl Beside {
 
     /// Bytes have arrived by TCP: those of the initiator's Request come behind its offer.
     #[inline]
-    pub(super) fn bytes_arrived(&mut self, local: SocketAddr, remote: SocketAddr) {
+    pub(super) fn bytes_arrived(&mut self, end: TcpEnd) {
         if let Beside::Accepted(same_host, offers) = self {
-            *self = match same_host.take_up(offers, local, remote) {
+            *self = match same_host.take_up(offers, end) {
                 Some(connection) => Beside::Agreed(Box::new(connection)),
                 None => Beside::Nothing,
             };
@@ -58,20 +57,16 @@ impl Beside {
     }
 
     /// As [`Stream::enter_full_operation`](super::Stream::enter_full_operation).
-    pub(super) fn enter_full_operation(
-        &mut self,
-        qid: u32,
-        local: SocketAddr,
-        remote: SocketAddr,
-    ) -> Result<(), Errno> {
+    pub(super) fn enter_full_operation(&mut self, qid: u32, end: TcpEnd) -> Result<(), Errno> {
         let connection = match mem::replace(self, Beside::Nothing) {
             Beside::Agreed(connection) => connection,
-            Beside::Offered(same_host, offer) => match same_host.conclude(*offer, local, remote)? {
+            Beside::Offered(same_host, offer) => match same_host.conclude(*offer, end)? {
                 Some(connection) => Box::new(connection),
                 None => return Ok(()),
             },
             _ => return Ok(()),
         };
+        let TcpEnd { local, remote, .. } = end;
         tracing::debug!(%local, %remote, "this connection passes its bytes through memory");
         connection.bind(qid);
         *self = Beside::Instead(InMemory {

@@ -5,12 +5,12 @@ use super::beside::{Beside, InMemory};
 use super::datagram::{DatagramOptions, DatagramSocket};
 use super::descriptor::{Descriptor, Descriptors};
 use super::keep_alive::KeepAlive;
-use super::same_host::{Neighbour, Offers, Processors, SameHost};
+use super::same_host::{Neighbour, Offers, Processors, SameHost, TcpEnd};
 use super::socket::{mark, peek, uninterrupted};
 use super::{Answers, Listener, Network, Stream, StreamError, udp};
 use crate::host::{Piece, PieceMut};
 use crate::sys;
-use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{self, AddressFamily, RecvFlags, SendFlags, Shutdown, SocketFlags, SocketType};
 use rustix::net::{RecvAncillaryBuffer, SendAncillaryBuffer, sockopt};
@@ -236,8 +236,21 @@ impl TcpStream {
         if let Some(socket) = &self.socket {
             self.local = plain(net::getsockname(socket).ok());
         }
-        self.beside.established(self.local, self.remote);
+        let end = self.end();
+        self.beside.established(end);
         self.refresh_mss();
+    }
+
+    fn end(&self) -> TcpEnd {
+        let number = self
+            .socket
+            .as_ref()
+            .map_or(-1, |socket| socket.as_fd().as_raw_fd());
+        TcpEnd {
+            local: self.local,
+            remote: self.remote,
+            socket: number.cast_unsigned(),
+        }
     }
 
     /// The memory that takes the place of the socket, if it does.
@@ -313,7 +326,8 @@ impl Stream for TcpStream {
             message.map(|message| message.bytes)
         })?;
         if received > 0 {
-            self.beside.bytes_arrived(self.local, self.remote);
+            let end = self.end();
+            self.beside.bytes_arrived(end);
         }
         Ok(received)
     }
@@ -350,7 +364,8 @@ impl Stream for TcpStream {
     }
 
     fn enter_full_operation(&mut self, qid: u32) -> Result<(), Errno> {
-        self.beside.enter_full_operation(qid, self.local, self.remote)
+        let end = self.end();
+        self.beside.enter_full_operation(qid, end)
     }
 
     fn is_in_memory(&self) -> bool {

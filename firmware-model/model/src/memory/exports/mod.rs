@@ -87,25 +87,20 @@ impl Guard {
         self.memory.word64(self.at).load(Ordering::SeqCst)
     }
 
-    /// Waits until the peer is not in an access that it had begun.
-    fn wait(&self) {
-        self.wait_at_most(PATIENCE);
-    }
-
-    fn wait_at_most(&self, patience: Duration) {
+    /// Waits until the peer is not in an access that it had begun, or until a time.
+    fn wait(&self, until: Instant) {
         let value = handshakes::guard_after_revocation(self.memory.word64(self.at));
         if value == 0 || self.is_void.load(Ordering::Relaxed) {
             return;
         }
         let mut looks = 0u32;
-        let begun = Instant::now();
         while self.value() == value {
             looks = looks.wrapping_add(1);
             if looks.is_multiple_of(LOOKS) {
                 if is_halted(self.process, value as u32) {
                     return;
                 }
-                if begun.elapsed() > patience {
+                if Instant::now() > until {
                     let process = self.process;
                     tracing::warn!(?process, "a peer says without end that it accesses memory");
                     self.is_void.store(true, Ordering::Relaxed);
@@ -229,7 +224,8 @@ impl Exports {
     pub(super) fn wait(&self) {
         let is_set = |guard: &&Guard| handshakes::guard_after_revocation(guard.memory.word64(guard.at)) != 0;
         let set: Vec<Guard> = (self.guards().set.values()).filter(is_set).cloned().collect();
-        set.iter().for_each(Guard::wait);
+        let until = Instant::now() + PATIENCE;
+        set.iter().for_each(|guard| guard.wait(until));
     }
 
     /// Lets a peer access memory from now on: `process`, whose guard is the word at `guard` of
@@ -288,7 +284,7 @@ impl Admission {
     fn wait(&self) {
         let guard = self.exports.guards().set.get(&self.number).cloned();
         if let Some(guard) = guard {
-            guard.wait();
+            guard.wait(Instant::now() + PATIENCE);
         }
     }
 }
@@ -310,6 +306,11 @@ mod tests {
     use rustix::process::{Signal, kill_process};
     use rustix::thread::gettid;
     use std::process::{Child, Command};
+
+    /// A time that no test reaches.
+    fn later() -> Instant {
+        Instant::now() + Duration::from_secs(1000)
+    }
 
     /// Memory with a guard that says: this thread of this process is in an access.
     fn guard(process: Pid, thread: u32) -> Guard {
@@ -336,7 +337,7 @@ mod tests {
         let accessed = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let waiter = scope.spawn(|| {
-                guard.wait();
+                guard.wait(later());
                 assert!(accessed.load(Ordering::SeqCst), "the access had not ended");
             });
             // Runs, without a system call, for longer than many looks.
@@ -360,12 +361,12 @@ mod tests {
         crate::mock::wait_for("a loop", || (state(&child) == 'R').then_some(()));
         kill_process(process, Signal::STOP).unwrap();
         crate::mock::wait_for("its stop", || (state(&child) == 'T').then_some(()));
-        guard.wait();
+        guard.wait(later());
         assert_ne!(guard.value(), 0);
         child.kill().unwrap();
-        guard.wait();
+        guard.wait(later());
         child.wait().unwrap();
-        guard.wait();
+        guard.wait(later());
     }
 
     #[test]
@@ -373,7 +374,7 @@ mod tests {
         let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
         let guard = guard_of(&child);
         crate::mock::wait_for("its sleep", || (state(&child) == 'S').then_some(()));
-        guard.wait();
+        guard.wait(later());
         assert_ne!(guard.value(), 0);
         child.kill().unwrap();
         child.wait().unwrap();
@@ -384,7 +385,7 @@ mod tests {
         let own = gettid().as_raw_nonzero().get().cast_unsigned();
         for thread in [0, u32::MAX, i32::MAX.cast_unsigned(), 1 << 31, own | 1 << 31] {
             let guard = guard(getpid(), thread);
-            guard.wait();
+            guard.wait(later());
             assert_ne!(guard.value(), 0, "{thread}");
             assert!(!guard.is_void.load(Ordering::Relaxed), "{thread}");
         }
@@ -396,16 +397,16 @@ mod tests {
         let own = gettid().as_raw_nonzero().get().cast_unsigned();
         let guard = guard(getpid(), own);
         // The thread that the guard names is this one: it runs.
-        guard.wait_at_most(Duration::from_millis(1));
+        guard.wait(Instant::now());
         assert!(guard.is_void.load(Ordering::Relaxed));
-        guard.clone().wait_at_most(Duration::MAX);
+        guard.clone().wait(later());
     }
 
     #[test]
     fn shm_11_a_later_access_is_not_waited_for() {
         let guard = guard(getpid(), gettid().as_raw_nonzero().get().cast_unsigned());
         std::thread::scope(|scope| {
-            let waiter = scope.spawn(|| guard.wait());
+            let waiter = scope.spawn(|| guard.wait(later()));
             let mut turn = 1;
             crate::mock::wait_for("the end of the wait", || {
                 turn += 1;

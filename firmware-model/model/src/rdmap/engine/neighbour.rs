@@ -27,7 +27,10 @@ impl Engine {
             return;
         };
         let receives = responder.rq.place();
-        responder.peer_fills = receives.is_some_and(|place| neighbour.offer_receives(&place));
+        if let Some(place) = receives {
+            neighbour.offer_receives(&place);
+        }
+        responder.peer_fills = neighbour.may_fill();
         neighbour.permit(qp.pd, qp.access);
         requester.confirms = requester.delivery.is_on();
         neighbour.begin_awaiting(requester.confirms);
@@ -51,8 +54,10 @@ impl Engine {
     /// Completes what the neighbour has processed since the last look.
     #[inline]
     pub(super) fn note_confirmed(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
-        if let Some(neighbour) = &mut self.halves.requester.neighbour {
-            neighbour.look_for_introduction();
+        if let Some(neighbour) = &mut self.halves.requester.neighbour
+            && neighbour.look_for_introduction()
+        {
+            self.halves.responder.peer_fills = neighbour.may_fill();
         }
         let Some(neighbour) = self.halves.requester.awaited() else {
             return;

@@ -85,7 +85,9 @@ impl Schedule {
             ..Schedule::manual()
         };
         if let Some(same_host) = &schedule.same_host {
-            schedule.watch(same_host.bell().descriptor(), Token::Bell)?;
+            for fd in same_host.bell().wakes() {
+                schedule.watch(fd, Token::Bell)?;
+            }
         }
         Ok(schedule)
     }

@@ -10,6 +10,7 @@
 use crate::handshakes;
 use crate::host::SharedMemory;
 use crate::stream::descriptor::{Descriptor, Descriptors};
+use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd};
 use rustix::fs::{CWD, Mode, OFlags, openat, readlinkat};
 use rustix::io::{Errno, read, write};
@@ -52,6 +53,8 @@ pub(crate) struct Bell {
     waker: Descriptor,
     /// The end that is read here.
     wakes: Descriptor,
+    /// By which the device wakes its own threads: peers may fill the pipe, or empty it.
+    own: Descriptor,
     /// Threads that sleep, or are about to.
     asleep: Mutex<u32>,
     /// The queue pair of each connection; 0: none yet.
@@ -82,6 +85,7 @@ impl Bell {
             file: descriptors.adopt(file)?,
             waker: descriptors.adopt(waker)?,
             wakes: descriptors.adopt(wakes)?,
+            own: descriptors.adopt(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)?,
             asleep: Mutex::default(),
             connections: Mutex::default(),
             process: getpid(),
@@ -93,9 +97,9 @@ impl Bell {
         [self.file.as_fd(), self.waker.as_fd()]
     }
 
-    /// The descriptor that becomes readable when a peer wakes the device.
-    pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
-        self.wakes.as_fd()
+    /// The descriptors that become readable when a peer, or the device itself, wakes the device.
+    pub(crate) fn wakes(&self) -> [BorrowedFd<'_>; 2] {
+        [self.wakes.as_fd(), self.own.as_fd()]
     }
 
     fn connections(&self) -> MutexGuard<'_, Connections> {
@@ -113,7 +117,12 @@ impl Bell {
                 number
             }
         };
+        let is_only = connections.qids.len() == connections.free.len() + 1;
         drop(connections);
+        if is_only {
+            // The thread that sleeps does not know of any connection.
+            self.wake();
+        }
         Some(Slot {
             bell: self.clone(),
             number,
@@ -180,8 +189,7 @@ impl Bell {
 
     /// Wakes a thread of this device.
     pub(super) fn wake(&self) {
-        // A full pipe wakes as well.
-        let _ = write(&self.waker, &[1]);
+        let _ = write(&self.own, &1u64.to_ne_bytes());
     }
 
     /// Takes the wake-ups so far, as far as peers do not send them faster than that.
@@ -189,6 +197,7 @@ impl Bell {
         let mut bytes = [0u8; WAKES];
         let mut take = || read(&self.wakes, &mut bytes).is_ok_and(|n| n > 0);
         let _ = (0..READS).try_for_each(|_| take().then_some(()));
+        let _ = read(&self.own, &mut [0u8; 8]);
     }
 }
 
@@ -210,15 +219,8 @@ impl Slot {
 
     /// What rings for the slot belongs to this queue pair from now on.
     pub(super) fn bind(&self, qid: u32) {
-        let mut connections = self.bell.connections();
-        if let Some(place) = connections.qids.get_mut(self.number as usize) {
+        if let Some(place) = self.bell.connections().qids.get_mut(self.number as usize) {
             *place = qid;
-        }
-        let is_only = connections.qids.len() <= connections.free.len() + 1;
-        drop(connections);
-        if is_only {
-            // The thread that sleeps does not know of any connection.
-            self.bell.wake();
         }
     }
 }
@@ -303,7 +305,7 @@ mod tests {
     }
 
     fn is_woken(bell: &Bell) -> bool {
-        read(bell.descriptor(), &mut [0u8; 1]) == Ok(1)
+        read(&bell.wakes, &mut [0u8; 1]) == Ok(1)
     }
 
     #[test]
@@ -339,6 +341,7 @@ mod tests {
         }
         let written = || write(&peer.waker, &[0; WAKES]);
         while written().is_ok() {}
+        bell.wake();
         for _ in 0..2 {
             peer.ring(slot.number);
             bell.answer(|_| {});

@@ -14,6 +14,9 @@
 //!
 //! A disclosure has the sender's table of STags, if the other end has shown its permission before.
 //! What such an end says about processes gives it nothing: it can make this process do anything.
+//! Each end also tells under which number its process has its TCP socket: so the other knows that the
+//! process with which it talks, whose number may have been another one's, has the connection.
+//!
 //! The initiator sends its disclosure before its first bytes in memory, and the responder its own
 //! before it confirms the first of them; so neither waits for the other.
 
@@ -22,6 +25,7 @@ use super::local_socket::LocalSocket;
 use super::messages::{self, Disclosure, Greeting, Passed, TableMessage};
 use super::neighbour::process::{PassedTable, PeerProcess};
 use super::nonce::{Nonce, NonceValue};
+use super::owner::Owner;
 use super::traceable::Traceable;
 use crate::host::{SharedMemory, number_of, proof_of_access, revocable};
 use crate::memory::Exports;
@@ -60,6 +64,50 @@ impl Challenge {
     /// The address of the nonce.
     pub(super) fn address(&self) -> u64 {
         self.nonce.address()
+    }
+}
+
+/// What is known of a peer that greeted.
+#[derive(Debug)]
+pub(super) struct PeerEnd<'a> {
+    greeting: &'a Greeting,
+    /// Its process, if that is known to have the other end of the TCP connection.
+    process: Option<Pid>,
+    /// Its nonce, as far as it could be fetched; absent if it has none.
+    proof: Option<NonceValue>,
+}
+
+impl<'a> PeerEnd<'a> {
+    /// Looks at the process at the other end of `socket`, which greeted.
+    ///
+    /// # Errors
+    /// `EPERM`: another process has the other end of the TCP connection, whose owner is `owner`.
+    pub(super) fn of(
+        greeting: &'a Greeting,
+        socket: &LocalSocket,
+        owner: Owner,
+    ) -> Result<PeerEnd<'a>, Errno> {
+        let process = socket.peer_process();
+        let proof = process.zip(greeting.nonce()).map(|(process, address)| {
+            // The peer may let its memory be read never.
+            let fetched = socket.helper().ask(move || NonceValue::fetch(process, address));
+            fetched.unwrap_or_default()
+        });
+        // After that: the number of a process that has ended may be that of another one.
+        let is_it = process.map(|process| owner.is_process(process, greeting.socket()));
+        match is_it {
+            Some(Some(false)) => Err(Errno::PERM),
+            Some(Some(true)) => Ok(PeerEnd {
+                greeting,
+                process,
+                proof,
+            }),
+            _ => Ok(PeerEnd {
+                greeting,
+                process: None,
+                proof: None,
+            }),
+        }
     }
 }
 
@@ -126,11 +174,10 @@ impl Tables {
         mut passed: Passed,
         challenge: NonceValue,
     ) -> Result<Arc<PeerProcess>, Errno> {
-        // A number of entries that no table has would be the length of no memory either.
-        let ((), file) = passed.take(|fd| SharedMemory::check_sealed(fd.as_fd()))?;
+        let ((), file) = passed.take(SharedMemory::check_sealed)?;
         let host = match message.host_proof {
             None => None,
-            Some(_) => Some(passed.take(|fd| number_of(fd.as_fd()).ok_or(Errno::SRCH))?.1),
+            Some(_) => Some(passed.take(|fd| number_of(fd).ok_or(Errno::SRCH))?.1),
         };
         let table = PassedTable {
             message,
@@ -152,11 +199,11 @@ impl Introduction {
         tables: &Arc<Tables>,
         socket: LocalSocket,
         challenge: Option<Challenge>,
-        answer: &Greeting,
+        peer: PeerEnd<'_>,
     ) -> Option<Introduction> {
         let challenge = challenge?;
-        let peer = socket.peer_process()?;
-        let proof = NonceValue::fetch(peer, answer.nonce()?);
+        let (answer, proof) = (peer.greeting, peer.proof?);
+        let peer = peer.process?;
         let admits = challenge.nonce.is_proved_by(answer.proof());
         let own = tables.own(proof).filter(|_| admits);
         let (message, fds) = own.map_or_else(Default::default, |(message, fds)| (Some(message), fds));
@@ -176,18 +223,17 @@ impl Introduction {
         tables: &Arc<Tables>,
         socket: LocalSocket,
         challenge: Option<Challenge>,
-        offer: &Greeting,
+        peer: PeerEnd<'_>,
     ) -> Result<Introduction, LocalSocket> {
-        let (Some(challenge), Some(peer), Some(nonce)) = (challenge, socket.peer_process(), offer.nonce())
-        else {
+        let (Some(challenge), Some(process), Some(proof)) = (challenge, peer.process, peer.proof) else {
             return Err(socket);
         };
         Ok(Introduction {
             tables: tables.clone(),
             socket,
             challenge,
-            peer,
-            proof: NonceValue::fetch(peer, nonce),
+            peer: process,
+            proof,
             admits: None,
         })
     }

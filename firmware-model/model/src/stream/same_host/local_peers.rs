@@ -4,7 +4,7 @@
 //! the kernel for the user at the other end before it reads or sends anything, and has nothing to
 //! do with others.
 
-use super::closer::Closer;
+use super::helper::Helper;
 use super::local_socket::LocalSocket;
 use super::routes::Routes;
 use super::user::User;
@@ -16,6 +16,7 @@ use rustix::net::{
     AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect,
     listen as begin_to_listen, shutdown, socket_with,
 };
+use rustix::process::{Pid, getpid};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 
@@ -47,7 +48,7 @@ pub(super) enum Protocol {
 #[derive(Debug)]
 pub(super) struct LocalPeers {
     descriptors: Arc<Descriptors>,
-    closer: Arc<Closer>,
+    helper: Arc<Helper>,
     routes: Routes,
     user: User,
 }
@@ -58,7 +59,7 @@ impl LocalPeers {
     pub(super) fn new(descriptors: &Arc<Descriptors>, start: ThreadStart) -> Result<LocalPeers, Errno> {
         Ok(LocalPeers {
             descriptors: descriptors.clone(),
-            closer: Arc::new(Closer::new(start)),
+            helper: Arc::new(Helper::new(start)),
             routes: Routes::new(descriptors)?,
             user: User::of_this_process().ok_or(Errno::PERM)?,
         })
@@ -83,13 +84,14 @@ impl LocalPeers {
         Ok(LocalListener {
             socket: Some(socket),
             peers: self.clone(),
+            process: getpid(),
         })
     }
 
     /// Connects to the process of the device's user that has the port at `remote`, an address of
     /// this host.
     pub(super) fn connect(&self, of: Protocol, remote: SocketAddr) -> Option<LocalSocket> {
-        if self.closer.is_full() || !self.routes.is_local(remote.ip()) {
+        if self.helper.is_full() || !self.routes.is_local(remote.ip()) {
             return None;
         }
         let any: IpAddr = match remote.ip().to_canonical() {
@@ -106,7 +108,7 @@ impl LocalPeers {
         let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, FLAGS, None).ok()?;
         let socket = self.descriptors.adopt(socket).ok()?;
         connect(&socket, name).ok()?;
-        let socket = LocalSocket::new(socket, &self.closer);
+        let socket = LocalSocket::new(socket, &self.helper);
         let is_own = socket.uid().is_ok_and(|uid| self.is_own(uid));
         if !is_own {
             tracing::debug!("another user has the name of a port on this host");
@@ -121,6 +123,8 @@ pub(super) struct LocalListener {
     /// Always present, until the value is dropped.
     socket: Option<Descriptor>,
     peers: Arc<LocalPeers>,
+    /// The process that listens. A forked child has a copy.
+    process: Pid,
 }
 
 impl LocalListener {
@@ -128,13 +132,13 @@ impl LocalListener {
     /// towards `looks`, the connections that are looked at before the next call.
     pub(super) fn accept(&self, looks: &mut usize) -> Option<LocalSocket> {
         let LocalPeers {
-            descriptors, closer, ..
+            descriptors, helper, ..
         } = &*self.peers;
-        while *looks > 0 && !closer.is_full() {
+        while *looks > 0 && !helper.is_full() {
             *looks -= 1;
             let room = descriptors.room().ok()?;
             let accepted = accept_with(self.socket.as_ref()?, FLAGS).ok()?;
-            let socket = LocalSocket::new(room.adopt(accepted), closer);
+            let socket = LocalSocket::new(room.adopt(accepted), helper);
             if socket.uid().is_ok_and(|uid| self.peers.is_own(uid)) {
                 return Some(socket);
             }
@@ -143,17 +147,24 @@ impl LocalListener {
     }
 }
 
+impl LocalListener {
+    /// Whether this is the process that listens, and not a forked child.
+    pub(super) fn is_own(&self) -> bool {
+        getpid() == self.process
+    }
+}
+
 impl Drop for LocalListener {
     /// Connections that wait may have brought descriptors.
     fn drop(&mut self) {
-        let Some(socket) = self.socket.take() else {
+        let Some(socket) = self.socket.take().filter(|_| self.is_own()) else {
             return;
         };
         // No further connection is taken.
         let _ = shutdown(&socket, Shutdown::Both);
-        let closer = &self.peers.closer;
+        let helper = &self.peers.helper;
         if let Ok(waits) = accept_with(&socket, FLAGS) {
-            closer.close(Box::new((waits, socket)));
+            helper.close((waits, socket));
         }
     }
 }

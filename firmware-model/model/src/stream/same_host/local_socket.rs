@@ -1,6 +1,6 @@
 //! Unix sockets that another process has the other end of.
 
-use super::closer::Closer;
+use super::helper::Helper;
 use crate::stream::descriptor::Descriptor;
 use crate::sys;
 use rustix::fd::{AsFd, BorrowedFd};
@@ -17,23 +17,23 @@ use std::sync::Arc;
 pub(super) struct LocalSocket {
     /// Always present, until the value is dropped.
     socket: Option<Descriptor>,
-    closer: Arc<Closer>,
+    helper: Arc<Helper>,
     /// The process that has it. A forked child has a copy.
     process: Pid,
 }
 
 impl LocalSocket {
-    pub(super) fn new(socket: Descriptor, closer: &Arc<Closer>) -> LocalSocket {
+    pub(super) fn new(socket: Descriptor, helper: &Arc<Helper>) -> LocalSocket {
         LocalSocket {
             socket: Some(socket),
-            closer: closer.clone(),
+            helper: helper.clone(),
             process: getpid(),
         }
     }
 
     /// Where descriptors go that come by this socket and are refused.
-    pub(super) fn closer(&self) -> &Arc<Closer> {
-        &self.closer
+    pub(super) fn helper(&self) -> &Arc<Helper> {
+        &self.helper
     }
 
     pub(super) fn descriptor(&self) -> Result<&Descriptor, Errno> {
@@ -93,9 +93,9 @@ impl Drop for LocalSocket {
         let Some(socket) = self.socket.take() else {
             return;
         };
-        // In a forked child, the connection and the closer's lock are the parent's.
+        // In a forked child, the connection and the helper's lock are the parent's.
         if getpid() == self.process && !is_empty_for_good(&socket) {
-            self.closer.close(Box::new(socket));
+            self.helper.close(socket);
         }
     }
 }
@@ -166,15 +166,15 @@ mod tests {
         assert_eq!(sent, Err(Errno::PIPE));
     }
 
-    /// The descriptor that a stranger passed is closed by the closer's thread.
+    /// The descriptor that a stranger passed is closed by the helper's thread.
     #[test]
-    fn shm_22_what_was_passed_is_closed_by_the_closer() {
-        let closer = Arc::new(Closer::new(ThreadStart::default()));
+    fn shm_22_what_was_passed_is_closed_by_the_helper() {
+        let helper = Arc::new(Helper::new(ThreadStart::default()));
         let (ours, theirs) = pair();
         let (watched, passed) = rustix::pipe::pipe().unwrap();
         pass(&theirs, b"", Some(passed.as_fd()));
         drop(passed);
-        drop(LocalSocket::new(ours, &closer));
+        drop(LocalSocket::new(ours, &helper));
         // The end of the pipe: its other end is closed.
         assert_eq!(rustix::io::read(&watched, &mut [0u8; 1]), Ok(0));
     }

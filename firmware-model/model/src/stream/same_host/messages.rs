@@ -4,18 +4,18 @@
 //! both have memory that the other may reach, a [`Disclosure`] of each follows
 //! ([`introduction`](super::introduction)).
 
-use super::bell::{PeerBell, SLOTS, check_pipe};
+use super::bell::{MEMORY as BELL, PeerBell, SLOTS, check_pipe};
 use super::by_file::ByFile;
-use super::closer::Closer;
+use super::helper::Helper;
 use super::local_socket::LocalSocket;
 use super::nonce::NonceValue;
 use crate::host::SharedMemory;
 use crate::stream::descriptor::{Descriptor, Descriptors};
-use rustix::fd::{AsFd, BorrowedFd};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags, recv, recvmsg, sendmsg,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recv, recvmsg, sendmsg,
 };
 use std::collections::VecDeque;
 use std::io::{IoSlice, IoSliceMut};
@@ -28,11 +28,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 /// The first word of a message: "urnic", and the version of all that is shared. Ends with different
 /// versions use TCP.
 const MAGIC: u64 = u64::from_be_bytes(*b"urnic\0\0\x07");
-/// Most descriptors of a message that we send.
-const SENT: usize = 3;
-/// Most descriptors of a message (`SCM_MAX_FD`). The kernel closes those for which there is no
-/// room, at once, and that may block.
-const RECEIVED: usize = 253;
+/// Most descriptors of a message.
+const MOST: usize = 3;
 
 /// A message with descriptors.
 pub(super) trait Message: FromBytes + IntoBytes + Immutable + KnownLayout {
@@ -59,7 +56,8 @@ pub(super) struct Greeting {
     proof: NonceValue,
     /// 1 if it is the offer of a ring of datagrams.
     datagrams: u32,
-    unused: u32,
+    /// The number that the sender's end of the TCP connection has in its process.
+    socket: u32,
 }
 
 impl Greeting {
@@ -72,7 +70,7 @@ impl Greeting {
             nonce: 0,
             proof: NonceValue::default(),
             datagrams: 0,
-            unused: 0,
+            socket: 0,
         }
     }
 
@@ -82,6 +80,21 @@ impl Greeting {
             datagrams: 1,
             ..Greeting::new(source, 0)
         }
+    }
+
+    /// With the number of the sender's TCP socket.
+    pub(super) fn with_socket(self, socket: u32) -> Greeting {
+        Greeting { socket, ..self }
+    }
+
+    /// The number that the sender's TCP socket has in its process.
+    pub(super) fn socket(&self) -> u32 {
+        self.socket
+    }
+
+    /// Whether a ring of datagrams is offered.
+    pub(super) fn is_of_datagrams(&self) -> bool {
+        self.datagrams != 0
     }
 
     /// With the address of the sender's nonce, and what it read as the receiver's.
@@ -192,43 +205,42 @@ pub(super) struct TableMessage {
 /// The descriptors of a message. Those that are not taken are refused.
 #[derive(Debug)]
 pub(super) struct Passed {
-    left: VecDeque<Descriptor>,
-    closer: Arc<Closer>,
+    left: VecDeque<OwnedFd>,
+    descriptors: Arc<Descriptors>,
+    helper: Arc<Helper>,
 }
 
 impl Passed {
-    /// Takes the next descriptor, if `check` accepts it: the check makes sure that closing it does
-    /// not block.
+    /// Takes the next descriptor, if `check` accepts it: the check makes sure that closing it, or
+    /// a duplicate of it, does not block.
     ///
     /// # Errors
-    /// Those of `check`; `EPROTO`: there is none.
+    /// Those of `check`. `EPROTO`: there is none. `EMFILE`: the device has no room for it.
     pub(super) fn take<T>(
         &mut self,
-        check: impl FnOnce(&Descriptor) -> Result<T, Errno>,
+        check: impl FnOnce(BorrowedFd<'_>) -> Result<T, Errno>,
     ) -> Result<(T, Descriptor), Errno> {
-        let checked = check(self.left.front().ok_or(Errno::PROTO)?)?;
-        self.left.pop_front().map(|fd| (checked, fd)).ok_or(Errno::PROTO)
+        let checked = check(self.left.front().ok_or(Errno::PROTO)?.as_fd())?;
+        let room = self.descriptors.room()?;
+        let taken = self.left.pop_front().ok_or(Errno::PROTO)?;
+        Ok((checked, room.adopt(taken)))
     }
 
     /// Takes the two descriptors of the sender's bell.
     ///
     /// # Errors
     /// They are not those of a bell.
-    pub(super) fn bell(
-        &mut self,
-        peers: &ByFile<PeerBell>,
-        descriptors: &Arc<Descriptors>,
-    ) -> Result<Arc<PeerBell>, Errno> {
-        let ((), memory) = self.take(|fd| SharedMemory::check_sealed(fd.as_fd()))?;
-        let ((), waker) = self.take(|fd| check_pipe(fd.as_fd()))?;
-        peers.get(&memory, || PeerBell::open(&memory, &waker, descriptors))
+    pub(super) fn bell(&mut self, peers: &ByFile<PeerBell>) -> Result<Arc<PeerBell>, Errno> {
+        let ((), memory) = self.take(|fd| SharedMemory::check(fd, BELL))?;
+        let ((), waker) = self.take(check_pipe)?;
+        peers.get(&memory, || PeerBell::open(&memory, &waker, &self.descriptors))
     }
 }
 
 impl Drop for Passed {
     fn drop(&mut self) {
         if !self.left.is_empty() {
-            self.closer.close(Box::new(std::mem::take(&mut self.left)));
+            self.helper.close(std::mem::take(&mut self.left));
         }
     }
 }
@@ -239,7 +251,7 @@ pub(super) fn send<M: Message>(
     message: &M,
     fds: &[BorrowedFd<'_>],
 ) -> Result<(), Errno> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(SENT))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
         return Err(Errno::NOBUFS);
@@ -267,58 +279,66 @@ pub(super) fn look_at_offer(socket: &LocalSocket) -> Result<Greeting, Errno> {
 
 /// Receives a message with its descriptors: an offer, or an answer.
 ///
+/// The message is looked at first, with room for as many descriptors as any message has: the kernel
+/// closes those for which there is no room, and that may block where they are the last ones. So they
+/// stay in the socket, which a helper closes if the message is refused.
+///
 /// # Errors
 /// `EAGAIN`: there is none yet. `ECONNRESET`: there will be none. `EPROTO`: it is none of this
-/// version, or has other descriptors than it is to have.
+/// version, or has other descriptors than it is to have. `EMFILE`: it has fewer here, because this
+/// process may not have more.
 pub(super) fn receive<M: Message>(
     socket: &LocalSocket,
     is_answer: bool,
     descriptors: &Arc<Descriptors>,
 ) -> Result<(M, Passed), Errno> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(RECEIVED))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     // One byte more than a message has.
     let mut bytes = vec![0u8; size_of::<M>() + 1];
-    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    let look = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC | RecvFlags::PEEK;
     let mut io = [IoSliceMut::new(&mut bytes)];
-    let got = recvmsg(socket.descriptor()?, &mut io, &mut control, flags)?;
+    let got = recvmsg(socket.descriptor()?, &mut io, &mut control, look)?;
     let mut passed = Passed {
-        left: Default::default(),
-        closer: socket.closer().clone(),
+        left: VecDeque::new(),
+        descriptors: descriptors.clone(),
+        helper: socket.helper().clone(),
     };
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(rights) = message {
-            for fd in rights {
-                match descriptors.room() {
-                    Ok(room) => passed.left.push_back(room.adopt(fd)),
-                    Err(_) => passed.closer.close(Box::new(fd)),
-                }
-            }
+            passed.left.extend(rights);
         }
     }
     let bytes = bytes.get(..got.bytes).unwrap_or_default();
-    match M::read_from_bytes(bytes) {
-        _ if bytes.is_empty() && passed.left.is_empty() => Err(Errno::CONNRESET),
-        Ok(message) if message.is_valid() && passed.left.len() == message.descriptors(is_answer) => {
-            Ok((message, passed))
-        }
-        _ => Err(Errno::PROTO),
+    let is_cut = got.flags.contains(ReturnFlags::CTRUNC);
+    if bytes.is_empty() && passed.left.is_empty() && !is_cut {
+        return Err(Errno::CONNRESET);
     }
+    let message = M::read_from_bytes(bytes).map_err(|_| Errno::PROTO)?;
+    let expected = message.descriptors(is_answer);
+    match passed.left.len() {
+        _ if !message.is_valid() => return Err(Errno::PROTO),
+        n if n == expected && !is_cut => {}
+        n if n < expected && is_cut => return Err(Errno::MFILE),
+        _ => return Err(Errno::PROTO),
+    }
+    // Others have the descriptors, too: us.
+    recv(socket.descriptor()?, &mut [0u8; 1], RecvFlags::DONTWAIT)?;
+    Ok((message, passed))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::config::ThreadStart;
-    use rustix::fd::OwnedFd;
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
     fn pair() -> (LocalSocket, LocalSocket) {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
-        let closer = Arc::new(Closer::new(ThreadStart::default()));
+        let helper = Arc::new(Helper::new(ThreadStart::default()));
         let descriptors = Descriptors::new(8, None);
-        let socket = |fd: OwnedFd| LocalSocket::new(descriptors.adopt(fd).unwrap(), &closer);
+        let socket = |fd: OwnedFd| LocalSocket::new(descriptors.adopt(fd).unwrap(), &helper);
         (socket(ours), socket(theirs))
     }
 
@@ -422,21 +442,37 @@ mod tests {
         );
     }
 
-    /// More descriptors than any message has, of which the device's list has room for a few.
+    /// More descriptors than any message has: they stay in the socket, and are closed with it.
     #[test]
     fn shm_22_descriptors_that_do_not_belong_are_closed() {
         let greeting = Greeting::new("[::1]:1".parse().unwrap(), 0);
         let (watched, passed) = rustix::pipe::pipe().unwrap();
         let (ours, theirs) = pair();
-        let fd = passed.as_fd();
-        send(&ours, &greeting, &[fd; 3]).unwrap();
+        let fds = [passed.as_fd(); 20];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(20))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
+        let bytes = [IoSlice::new(greeting.as_bytes())];
+        sendmsg(
+            ours.descriptor().unwrap(),
+            &bytes,
+            &mut control,
+            SendFlags::empty(),
+        )
+        .unwrap();
         drop(passed);
-        let few = Descriptors::new(1, None);
-        assert_eq!(
-            receive::<Greeting>(&theirs, false, &few).err(),
-            Some(Errno::PROTO)
-        );
-        // The end of the pipe.
+        let refused = received::<Greeting>(&theirs, false);
+        assert_eq!(refused.err(), Some(Errno::PROTO));
+        drop(theirs);
+        // The end of the pipe: nobody has its other end.
         assert_eq!(rustix::io::read(&watched, &mut [0u8; 1]), Ok(0));
+    }
+
+    #[test]
+    fn a_device_without_room_takes_no_descriptor() {
+        let theirs = send_with(&Greeting::new("[::1]:1".parse().unwrap(), 0), 2);
+        let full = Descriptors::new(0, None);
+        let (_, mut passed) = receive::<Greeting>(&theirs, true, &full).unwrap();
+        assert_eq!(passed.take(|_| Ok(())).err(), Some(Errno::MFILE));
     }
 }

@@ -9,11 +9,11 @@
 
 mod bell;
 mod by_file;
-mod closer;
 mod connection;
 mod direction;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
+mod helper;
 mod introduction;
 mod layout;
 mod local_peers;
@@ -45,12 +45,12 @@ use crate::memory::Exports;
 use bell::{PeerBell, Slot};
 use by_file::ByFile;
 use direction::Direction;
-use introduction::{Challenge, Introduction, Tables};
+use introduction::{Challenge, Introduction, PeerEnd, Tables};
 use local_peers::{LocalPeers, Protocol};
 use local_socket::LocalSocket;
 use messages::Greeting;
 use offers::OfferQueue;
-use owner::Owners;
+use owner::{Owner, Owners};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
 use std::net::SocketAddr;
@@ -68,6 +68,15 @@ pub(crate) struct SameHost {
     offers: Arc<OfferQueue>,
     tables: Arc<Tables>,
     office: Arc<Office>,
+}
+
+/// This end's TCP connection.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct TcpEnd {
+    pub(super) local: SocketAddr,
+    pub(super) remote: SocketAddr,
+    /// The number of the socket.
+    pub(super) socket: u32,
 }
 
 /// An offer that the initiator has made.
@@ -121,10 +130,10 @@ impl SameHost {
         self.tables.export(exports, file)
     }
 
-    /// Whether the device's user has the other end of a connection.
-    fn is_own(&self, local: SocketAddr, remote: SocketAddr) -> Result<bool, Errno> {
-        let uid = self.owners.of(local, remote)?;
-        Ok(self.local.is_own(uid))
+    /// The owner of the other end of a connection, if it is the device's user.
+    fn owner(&self, end: TcpEnd) -> Result<Option<Owner>, Errno> {
+        let owner = self.owners.of(end.local, end.remote)?;
+        Ok(Some(owner).filter(|owner| self.local.is_own(owner.uid)))
     }
 
     /// Opens the place for offers to a listener.
@@ -132,15 +141,16 @@ impl SameHost {
         self.offers.listen(&self.local, local)
     }
 
-    /// Offers memory for the connection from `local` to `remote`, if a process of this user there
-    /// takes offers.
-    pub(super) fn offer(&self, local: SocketAddr, remote: SocketAddr) -> Option<Offer> {
-        let socket = self.local.connect(Protocol::Tcp, remote)?;
+    /// Offers memory for a connection, if a process of this user takes offers at the other end.
+    pub(super) fn offer(&self, end: TcpEnd) -> Option<Offer> {
+        let socket = self.local.connect(Protocol::Tcp, end.remote)?;
         let slot = self.bell.slot()?;
         let (memory, file) = SharedMemory::create("urnic-stream", layout::MEMORY).ok()?;
         let challenge = self.tables.challenge();
         let nonce = challenge.as_ref().map(Challenge::address);
-        let greeting = Greeting::new(local, slot.number).with_nonce(nonce, Default::default());
+        let greeting = Greeting::new(end.local, slot.number)
+            .with_socket(end.socket)
+            .with_nonce(nonce, Default::default());
         let [bell, waker] = slot.bell.passed();
         messages::send(&socket, &greeting, &[file.as_fd(), bell, waker]).ok()?;
         Some(Offer {
@@ -156,53 +166,52 @@ impl SameHost {
     ///
     /// # Errors
     /// It did, and the connection cannot be used.
-    pub(super) fn conclude(
-        &self,
-        offer: Offer,
-        local: SocketAddr,
-        remote: SocketAddr,
-    ) -> Result<Option<Connection>, Errno> {
+    pub(super) fn conclude(&self, offer: Offer, end: TcpEnd) -> Result<Option<Connection>, Errno> {
         let Offer {
             socket,
             memory,
             slot,
             challenge,
         } = offer;
-        // A listener sends its answer, if any, before the Reply. What is no answer is of none.
-        let Ok((answer, mut passed)) = messages::receive::<Greeting>(&socket, true, &self.descriptors) else {
+        let (answer, mut passed) = match messages::receive::<Greeting>(&socket, true, &self.descriptors) {
+            // It is an answer, by which the listener goes, and this process has no room for it.
+            Err(errno @ Errno::MFILE) => return Err(errno),
+            // A listener sends its answer, if any, before the Reply. What is no answer is of none.
+            Err(_) => return Ok(None),
+            Ok(answer) => answer,
+        };
+        let remote = end.remote;
+        let peer = match self.owner(end)? {
+            Some(owner) => PeerEnd::of(&answer, &socket, owner),
+            None => Err(Errno::PERM),
+        };
+        let Ok(peer) = peer else {
+            tracing::warn!(%remote, "a process answered that does not have the other end of the connection");
             return Ok(None);
         };
-        if !self.is_own(local, remote)? {
-            tracing::warn!(%remote, "another user has the connection that a listener of this user answered for");
-            return Ok(None);
-        }
-        let bell = passed.bell(&self.peers, &self.descriptors)?;
-        let introduction = Introduction::initiate(&self.tables, socket, challenge, &answer);
-        let peer = (bell, answer.slot());
+        let bell = passed.bell(&self.peers)?;
+        let bell = (bell, answer.slot());
+        let introduction = Introduction::initiate(&self.tables, socket, challenge, peer);
         let outgoing = Direction::FromInitiator;
-        Ok(Some(Connection::new(memory, outgoing, slot, peer, introduction)))
+        Ok(Some(Connection::new(memory, outgoing, slot, bell, introduction)))
     }
 
     /// Takes up the offer for the accepted connection, if there is one, and answers it.
-    pub(super) fn take_up(
-        &self,
-        offers: &Offers,
-        local: SocketAddr,
-        remote: SocketAddr,
-    ) -> Option<Connection> {
+    pub(super) fn take_up(&self, offers: &Offers, end: TcpEnd) -> Option<Connection> {
+        let remote = end.remote;
         let socket = offers.find(remote)?;
-        if !self.is_own(local, remote).ok()? {
-            tracing::warn!(%remote, "this user offered memory for a connection of another one");
-            return None;
-        }
+        let owner = self.owner(end).ok()?;
         let (offer, mut passed) = messages::receive::<Greeting>(&socket, false, &self.descriptors).ok()?;
-        let (memory, _) = passed
-            .take(|fd| SharedMemory::open(fd.as_fd(), layout::MEMORY))
-            .ok()?;
-        let bell = passed.bell(&self.peers, &self.descriptors).ok()?;
+        let peer = owner.and_then(|owner| PeerEnd::of(&offer, &socket, owner).ok());
+        let Some(peer) = peer.filter(|_| !offer.is_of_datagrams()) else {
+            tracing::warn!(%remote, "a process offered memory that does not have the other end of the connection");
+            return None;
+        };
+        let (memory, _) = passed.take(|fd| SharedMemory::open(fd, layout::MEMORY)).ok()?;
+        let bell = passed.bell(&self.peers).ok()?;
         let slot = self.bell.slot()?;
-        let greeting = Greeting::new(remote, slot.number);
-        let introduction = Introduction::respond(&self.tables, socket, self.tables.challenge(), &offer);
+        let greeting = Greeting::new(remote, slot.number).with_socket(end.socket);
+        let introduction = Introduction::respond(&self.tables, socket, self.tables.challenge(), peer);
         let (answer, socket) = match &introduction {
             Ok(introduction) => {
                 let (nonce, proof) = introduction.answer();
@@ -211,8 +220,8 @@ impl SameHost {
             Err(socket) => (greeting, socket),
         };
         messages::send(socket, &answer, &slot.bell.passed()).ok()?;
-        let peer = (bell, offer.slot());
+        let bell = (bell, offer.slot());
         let outgoing = Direction::FromResponder;
-        Some(Connection::new(memory, outgoing, slot, peer, introduction.ok()))
+        Some(Connection::new(memory, outgoing, slot, bell, introduction.ok()))
     }
 }

@@ -21,6 +21,8 @@ pub(super) struct Header {
 }
 
 pub(super) const NLM_F_REQUEST: u16 = 1;
+/// Old answers that are thrown away at most.
+const STALE: usize = 8;
 /// Bytes that are read of an answer.
 const ANSWER: usize = 1024;
 
@@ -57,9 +59,12 @@ impl Socket {
     /// # Errors
     /// `ESRCH`: the answer is shorter, as an error is.
     pub(super) fn ask<T: FromBytes + KnownLayout + Immutable>(&self, request: &[u8]) -> Result<T, Errno> {
+        let mut bytes = [0u8; ANSWER];
+        // An answer that could not be received before is none to this request.
+        let stale = || recv(&self.0, &mut [0u8; 1], RecvFlags::DONTWAIT).is_ok();
+        let _ = (0..STALE).all(|_| stale());
         let kernel = SocketAddrNetlink::new(0, 0);
         sendto(&self.0, request, SendFlags::empty(), &kernel)?;
-        let mut bytes = [0u8; ANSWER];
         // The kernel has answered when the request is sent.
         let (_, received) = recv(&self.0, &mut bytes, RecvFlags::DONTWAIT)?;
         let bytes = bytes.get(..received.min(ANSWER)).unwrap_or_default();

@@ -130,7 +130,9 @@ impl Offers {
 
 impl Drop for Offers {
     fn drop(&mut self) {
-        self.queue.kept().retain(|kept| kept.listener != self.listener);
+        if self.socket.is_own() {
+            self.queue.kept().retain(|kept| kept.listener != self.listener);
+        }
     }
 }
 

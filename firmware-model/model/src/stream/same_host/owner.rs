@@ -1,12 +1,15 @@
 //! Who owns the other end of a TCP connection on this host, by sock_diag(7).
 //!
-//! Any user may bind any name of an abstract unix socket. So an end believes what it is told there
-//! only if the teller's user is the one who owns the other end of the TCP connection.
+//! Any process may bind any name of an abstract unix socket. So an end believes what it is told
+//! there only if the process has the other end of the TCP connection, or, where the kernel does not
+//! say which process it is (another PID namespace), if its user has that end.
 
 use super::netlink::{Header, NLM_F_REQUEST, Socket};
 use crate::stream::descriptor::Descriptors;
+use rustix::fs::{CWD, readlinkat};
 use rustix::io::Errno;
 use rustix::net::netlink::SOCK_DIAG;
+use rustix::process::Pid;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -58,6 +61,29 @@ const NO_COOKIE: [u32; 2] = [u32::MAX; 2];
 const ANY_STATE: u32 = u32::MAX;
 const ESTABLISHED: u8 = 1;
 
+/// Who has one end of a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Owner {
+    /// The number of the user.
+    pub(super) uid: u32,
+    /// The number of the socket.
+    inode: u32,
+}
+
+impl Owner {
+    /// Whether a process has the socket under this number; `None`: the system does not say so to
+    /// this one.
+    pub(super) fn is_process(self, process: Pid, number: u32) -> Option<bool> {
+        let path = format!("/proc/{}/fd/{number}", process.as_raw_nonzero());
+        let expected = format!("socket:[{}]", self.inode);
+        match readlinkat(CWD, path, Vec::new()) {
+            Ok(target) => Some(target.as_bytes() == expected.as_bytes()),
+            Err(Errno::NOENT) => Some(false),
+            Err(_) => None,
+        }
+    }
+}
+
 /// A place to ask the kernel about connections.
 #[derive(Debug)]
 pub(super) struct Owners(Mutex<Socket>);
@@ -71,9 +97,9 @@ impl Owners {
             .map(Owners)
     }
 
-    /// The number of the user who owns the end at `remote` of the established connection between
-    /// two addresses of this host.
-    pub(super) fn of(&self, local: SocketAddr, remote: SocketAddr) -> Result<u32, Errno> {
+    /// The owner of the end at `remote` of the established connection between two addresses of this
+    /// host.
+    pub(super) fn of(&self, local: SocketAddr, remote: SocketAddr) -> Result<Owner, Errno> {
         let (local, remote) = (plain(local), plain(remote));
         let request = Request {
             header: Header::new(SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST, size_of::<Request>()),
@@ -100,7 +126,10 @@ impl Owners {
         if answer.header.kind != SOCK_DIAG_BY_FAMILY || answer.state != ESTABLISHED {
             return Err(Errno::SRCH);
         }
-        Ok(answer.uid)
+        Ok(Owner {
+            uid: answer.uid,
+            inode: answer.inode,
+        })
     }
 }
 
@@ -123,7 +152,9 @@ fn octets(ip: IpAddr) -> [u8; 16] {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::process::getpid;
     use std::net::{TcpListener, TcpStream};
+    use std::os::fd::AsRawFd;
 
     #[test]
     fn shm_06_the_owner_of_a_connection_is_found() {
@@ -139,9 +170,25 @@ mod tests {
             let (accepted, _) = listener.accept().unwrap();
             let own = Some(rustix::process::getuid().as_raw());
             let (local, remote) = (stream.local_addr().unwrap(), stream.peer_addr().unwrap());
-            assert_eq!(owners.of(local, remote).ok(), own, "{at}: the listening end");
+            assert_eq!(
+                owners.of(local, remote).ok().map(|owner| owner.uid),
+                own,
+                "{at}: the listening end"
+            );
             let (local, remote) = (accepted.local_addr().unwrap(), accepted.peer_addr().unwrap());
-            assert_eq!(owners.of(local, remote).ok(), own, "{at}: the connecting end");
+            assert_eq!(
+                owners.of(local, remote).ok().map(|owner| owner.uid),
+                own,
+                "{at}: the connecting end"
+            );
+            let number = |socket: &TcpStream| socket.as_raw_fd().cast_unsigned();
+            let owner = owners.of(local, remote).unwrap();
+            let is_process = |socket| owner.is_process(getpid(), number(socket));
+            assert_eq!(
+                (is_process(&stream), is_process(&accepted)),
+                (Some(true), Some(false))
+            );
+            assert_eq!(owner.is_process(getpid(), u32::MAX), Some(false), "{at}");
             let other = SocketAddr::new(there.ip(), accepted.peer_addr().unwrap().port() ^ 1);
             assert_eq!(owners.of(other, there), Err(Errno::SRCH), "{at}: a listener");
         }

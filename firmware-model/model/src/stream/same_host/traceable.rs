@@ -1,10 +1,11 @@
 //! Where Yama's `ptrace_scope` is 1, processes reach each other's memory only if they allow it.
 
 use rustix::process::{PTracer, Pid, getpid, set_ptracer};
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The number of values of [`Traceable`] in this process.
-static COUNT: Mutex<usize> = Mutex::new(0);
+/// A process, and the number of values of [`Traceable`] that it has. (A forked child has a copy of
+/// the parent's, and none of its permission.)
+static COUNT: AtomicU64 = AtomicU64::new(0);
 
 /// While a value lives, Yama lets processes of this user trace this one as if it were off
 /// (`PR_SET_PTRACER`): the kernel has one such permission for a process, of which it tells nothing,
@@ -14,31 +15,45 @@ pub(super) struct Traceable {
     process: Pid,
 }
 
-fn count(change: impl FnOnce(usize) -> usize) {
-    let mut count = COUNT.lock().unwrap_or_else(PoisonError::into_inner);
-    let before = *count;
-    *count = change(before);
-    let tracer = match (before, *count) {
-        (0, 1..) => PTracer::Any,
-        (1.., 0) => PTracer::None,
-        _ => return,
-    };
-    // It fails where the kernel has no Yama.
-    let _ = set_ptracer(tracer);
+/// Counts one more, or one less, for this process; returns how many there are.
+fn count(process: Pid, change: i32) -> u32 {
+    let process = u64::from(process.as_raw_nonzero().get().cast_unsigned()) << 32;
+    let mut before = COUNT.load(Ordering::Relaxed);
+    loop {
+        let own = if before >> 32 << 32 == process {
+            before as u32
+        } else {
+            0
+        };
+        let now = own.saturating_add_signed(change);
+        let changed = process | u64::from(now);
+        match COUNT.compare_exchange_weak(before, changed, Ordering::AcqRel, Ordering::Relaxed) {
+            Ok(_) => return now,
+            Err(other) => before = other,
+        }
+    }
 }
 
 impl Traceable {
     pub(super) fn new() -> Traceable {
-        count(|count| count + 1);
-        Traceable { process: getpid() }
+        let process = getpid();
+        count(process, 1);
+        // Each time: another thread may be about to take it back. It fails where the kernel has no
+        // Yama.
+        let _ = set_ptracer(PTracer::Any);
+        Traceable { process }
     }
 }
 
 impl Drop for Traceable {
     fn drop(&mut self) {
-        // A forked child has neither the permission nor a lock that can be relied on.
-        if getpid() == self.process {
-            count(|count| count.saturating_sub(1));
+        if getpid() != self.process || count(self.process, -1) > 0 {
+            return;
+        }
+        let _ = set_ptracer(PTracer::None);
+        // Another thread may have made one meanwhile.
+        if count(self.process, 0) > 0 {
+            let _ = set_ptracer(PTracer::Any);
         }
     }
 }

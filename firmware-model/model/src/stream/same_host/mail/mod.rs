@@ -46,6 +46,8 @@ const KNOWN: usize = 4096;
 const RETRY: u32 = 4096;
 /// Datagrams between two looks for the answer to an offer, once it was not answered at once.
 const LATER: u32 = 32;
+/// How often an offer is looked at, once a second, before it is taken back.
+const LOOKS: u32 = 2;
 /// Offers that are looked at for one datagram.
 const LOOKED_AT: usize = 16;
 
@@ -85,6 +87,8 @@ enum Way {
         share: Share,
         by_udp: u32,
         watch: Slot,
+        /// How often it was looked at since, at intervals.
+        looks: u32,
     },
     Ring(Box<Outbound>),
 }
@@ -189,6 +193,7 @@ impl Mail {
             share,
             by_udp: 1,
             watch,
+            looks: 0,
         })
     }
 
@@ -208,6 +213,7 @@ impl Mail {
             share,
             by_udp,
             watch,
+            ..
         }) = self.ways.insert(destination, Way::Udp { left: RETRY })
         else {
             return;
@@ -215,7 +221,7 @@ impl Mail {
         let Ok((message, mut passed)) = answer else {
             return;
         };
-        let Ok(bell) = passed.bell(&self.office.peers, descriptors) else {
+        let Ok(bell) = passed.bell(&self.office.peers) else {
             return;
         };
         tracing::debug!(%destination, "datagrams to this port pass through memory");
@@ -241,7 +247,10 @@ impl Mail {
         self.inbound.retain(|inbound| !inbound.socket.is_hung_up());
         self.ways.retain(|_, way| match way {
             Way::Udp { .. } => true,
-            Way::Offered { socket, .. } => !socket.is_hung_up(),
+            Way::Offered { socket, looks, .. } => {
+                *looks += 1;
+                *looks <= LOOKS && !socket.is_hung_up()
+            }
             Way::Ring(outbound) => !outbound.socket.is_hung_up(),
         });
     }
@@ -307,12 +316,11 @@ impl Mail {
         // A sender makes its offer as soon as it has connected.
         let descriptors = self.office.local.descriptors();
         let (message, mut passed) = messages::receive::<Greeting>(&socket, false, descriptors).ok()?;
+        message.is_of_datagrams().then_some(())?;
         self.forget_peers();
         (self.inbound.len() < INBOUND).then_some(())?;
         let share = Share::take(&self.office.rings, RINGS)?;
-        let (memory, _) = passed
-            .take(|fd| SharedMemory::open(fd.as_fd(), layout::MEMORY))
-            .ok()?;
+        let (memory, _) = passed.take(|fd| SharedMemory::open(fd, layout::MEMORY)).ok()?;
         let memory = Arc::new(memory);
         let slot = self.office.bell.slot()?;
         slot.bind(self.qid);

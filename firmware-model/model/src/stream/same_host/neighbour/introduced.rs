@@ -33,7 +33,10 @@ impl Neighbour {
             .unwrap_or_else(PoisonError::into_inner)
             .take();
         let (reach, traceable) = introduction?.conclude();
-        let _ = (self.process.set(reach.there), self.traceable.set(traceable));
+        let _ = self.process.set(reach.there);
+        if reach.here.is_some() {
+            let _ = self.traceable.set(traceable);
+        }
         reach.here
     }
 
@@ -44,21 +47,20 @@ impl Neighbour {
         self.process.get().is_some() || (self.confirmed() > 0 && self.initiator_is_introduced())
     }
 
-    /// Ends the introduction if the peer's part in it has come.
+    /// Ends the introduction if the peer's part in it has come; whether it ended now.
     #[inline]
-    pub(crate) fn look_for_introduction(&mut self) {
-        if self.process.get().is_none() {
-            self.introduce_if_due();
-        }
+    pub(crate) fn look_for_introduction(&mut self) -> bool {
+        self.process.get().is_none() && self.introduce_if_due()
     }
 
     #[cold]
-    fn introduce_if_due(&mut self) {
+    fn introduce_if_due(&mut self) -> bool {
         if self.is_initiator() {
             self.is_introduced();
         } else if self.incoming.tail.load(Ordering::Acquire) > 0 {
             self.end_introduction();
         }
+        self.process.get().is_some()
     }
 
     /// As a responder, which has bytes of the initiator, and thus its disclosure: takes that and

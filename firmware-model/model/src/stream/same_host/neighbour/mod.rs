@@ -154,10 +154,14 @@ impl Neighbour {
     }
 
     /// Lets the peer fill receives that are posted there, from the next call of
-    /// [`permit`](Self::permit) on; whether it can.
-    pub(crate) fn offer_receives(&mut self, place: &ReceivePlace) -> bool {
+    /// [`permit`](Self::permit) on, if it may reach our memory.
+    pub(crate) fn offer_receives(&mut self, place: &ReceivePlace) {
         self.offers_receives = self.peer.is_some() && receives::offer(&self.ours, place);
-        self.offers_receives
+    }
+
+    /// Whether the peer may fill receives: it has shown that it may reach our memory.
+    pub(crate) fn may_fill(&self) -> bool {
+        self.offers_receives && self.admission.is_some()
     }
 
     /// Where the payload of a message of `len` bytes goes that takes the peer's receive number
@@ -196,7 +200,7 @@ impl Neighbour {
 
     /// What the peer has accessed of our memory since the last call, for the counters.
     pub(crate) fn take_accessed(&mut self) -> Accessed {
-        // Another user's process has no access, whatever it says.
+        // A peer that is not admitted has no access, whatever it says.
         if self.admission.is_none() {
             return Accessed::default();
         }

@@ -1,0 +1,193 @@
+//! What may block because of another process is done by threads that nobody waits for.
+//!
+//! close(2) of a descriptor that another process made may block: a TCP socket that lingers, a file
+//! of a file system in user space. The kernel also closes what was passed and never received, when
+//! the unix socket is closed that it was sent to. And reading another process's memory waits for
+//! the file system that has its pages. So the device's own threads do none of these.
+
+use crate::config::ThreadStart;
+use crate::sys;
+use std::collections::VecDeque;
+use std::sync::mpsc::sync_channel;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::Builder;
+use std::time::Duration;
+
+/// As many jobs may wait before the device meets no further process.
+const MOST: usize = 64;
+/// Threads at most: a job that blocks keeps one.
+const THREADS: usize = 4;
+/// A thread without a job ends after so long.
+const IDLE: Duration = Duration::from_secs(1);
+/// The longest wait for an answer, which takes microseconds where nothing blocks.
+const PATIENCE: Duration = Duration::from_secs(1);
+const STACK: usize = 64 << 10;
+
+type Job = Box<dyn FnOnce() + Send>;
+
+/// Starts threads when there is something to do, which end when there is nothing more.
+#[derive(Debug)]
+pub(super) struct Helper {
+    start: ThreadStart,
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    queue: Mutex<Queue>,
+    /// A job has come.
+    called: Condvar,
+}
+
+#[derive(Default)]
+struct Queue {
+    jobs: VecDeque<Job>,
+    threads: usize,
+    /// Threads without a job.
+    idle: usize,
+}
+
+impl std::fmt::Debug for Queue {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Queue({} jobs, {} threads)", self.jobs.len(), self.threads)
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Does what waits, and what comes meanwhile.
+    fn serve(&self) {
+        let mut queue = self.lock();
+        loop {
+            while let Some(job) = queue.jobs.pop_front() {
+                drop(queue);
+                job();
+                queue = self.lock();
+            }
+            queue.idle += 1;
+            let called = self.called.wait_timeout(queue, IDLE);
+            let (woken, timeout) = called.unwrap_or_else(PoisonError::into_inner);
+            queue = woken;
+            queue.idle -= 1;
+            if timeout.timed_out() && queue.jobs.is_empty() {
+                queue.threads -= 1;
+                return;
+            }
+        }
+    }
+}
+
+impl Helper {
+    pub(super) fn new(start: ThreadStart) -> Helper {
+        let shared = Arc::default();
+        Helper { start, shared }
+    }
+
+    /// Whether so much waits that the device is to accept nothing more from others.
+    pub(super) fn is_full(&self) -> bool {
+        self.shared.lock().jobs.len() >= MOST
+    }
+
+    /// Has `owner` dropped by another thread.
+    pub(super) fn close(&self, owner: impl Send + 'static) {
+        self.give(Box::new(move || drop(owner)));
+    }
+
+    /// What another thread finds, if it does so soon.
+    pub(super) fn ask<T: Send + 'static>(&self, find: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+        let queue = self.shared.lock();
+        let all_block = queue.threads == THREADS && queue.idle == 0 && !queue.jobs.is_empty();
+        drop(queue);
+        if all_block {
+            return None;
+        }
+        let (found, answer) = sync_channel(1);
+        self.give(Box::new(move || {
+            let _ = found.send(find());
+        }));
+        answer.recv_timeout(PATIENCE).ok()
+    }
+
+    fn give(&self, job: Job) {
+        let mut queue = self.shared.lock();
+        queue.jobs.push_back(job);
+        if queue.idle >= queue.jobs.len() {
+            self.shared.called.notify_one();
+            return;
+        }
+        if queue.threads == THREADS {
+            return;
+        }
+        queue.threads += 1;
+        drop(queue);
+        let of_thread = self.shared.clone();
+        let builder = Builder::new().name("urnic-helper".to_owned()).stack_size(STACK);
+        let run = Box::new(move || of_thread.serve());
+        if let Err(error) = sys::with_signals_blocked(|| (self.start.0)(builder, run)) {
+            tracing::debug!(%error, "no thread for what other processes may let block");
+            // The next job tries it again.
+            self.shared.lock().threads -= 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mock::wait_for;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    /// Whether jobs may go on, and how many were done by the thread that gave them.
+    #[derive(Default)]
+    struct Gate {
+        open: Mutex<bool>,
+        opened: Condvar,
+        misplaced: AtomicUsize,
+    }
+
+    /// Its close waits at the gate.
+    struct Blocks(Arc<Gate>);
+
+    impl Drop for Blocks {
+        fn drop(&mut self) {
+            if std::thread::current().name() != Some("urnic-helper") {
+                self.0.misplaced.fetch_add(1, Ordering::Relaxed);
+                return;
+            }
+            let open = self.0.open.lock().unwrap();
+            drop(self.0.opened.wait_while(open, |open| !*open).unwrap());
+        }
+    }
+
+    #[test]
+    fn shm_22_whoever_gives_something_to_close_does_not_wait() {
+        let helper = Helper::new(ThreadStart::default());
+        let gate = Arc::new(Gate::default());
+        for _ in 0..MOST + THREADS {
+            helper.close(Blocks(gate.clone()));
+        }
+        assert!(helper.is_full());
+        assert_eq!(helper.ask(|| 1), None, "all threads are busy");
+        *gate.open.lock().unwrap() = true;
+        gate.opened.notify_all();
+        wait_for("the last close", || (Arc::strong_count(&gate) == 1).then_some(()));
+        assert_eq!(gate.misplaced.load(Ordering::Relaxed), 0);
+        wait_for("an answer", || helper.ask(|| 1));
+        assert!(!helper.is_full());
+    }
+
+    #[test]
+    fn shm_22_a_question_that_blocks_stops_no_other() {
+        let helper = Helper::new(ThreadStart::default());
+        let gate = Arc::new(Gate::default());
+        let blocks = Blocks(gate.clone());
+        assert_eq!(helper.ask(move || drop(blocks)), None);
+        assert_eq!(helper.ask(|| 2), Some(2));
+        *gate.open.lock().unwrap() = true;
+        gate.opened.notify_all();
+        wait_for("its end", || (Arc::strong_count(&gate) == 1).then_some(()));
+    }
+}
