@@ -54,9 +54,8 @@ impl Engine {
     /// Completes what the neighbour has processed since the last look.
     #[inline]
     pub(super) fn note_confirmed(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
-        if let Some(neighbour) = &mut self.halves.requester.neighbour
-            && neighbour.look_for_introduction()
-        {
+        if let Some(neighbour) = &mut self.halves.requester.neighbour {
+            neighbour.look_for_introduction();
             self.halves.responder.peer_fills = neighbour.may_fill();
         }
         let Some(neighbour) = self.halves.requester.awaited() else {

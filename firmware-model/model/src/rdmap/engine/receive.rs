@@ -175,6 +175,8 @@ impl Engine {
                 // A peer that hears the bell looks at both.
                 if let Some(neighbour) = neighbour {
                     neighbour.confirm(position, held.is_some());
+                    // It may have been introduced by that.
+                    self.halves.responder.peer_fills = neighbour.may_fill();
                 }
             }
             Some(Llp::Loopback(own)) => own.advance(held.unwrap_or_else(|| own.position())),

@@ -47,20 +47,21 @@ impl Neighbour {
         self.process.get().is_some() || (self.confirmed() > 0 && self.initiator_is_introduced())
     }
 
-    /// Ends the introduction if the peer's part in it has come; whether it ended now.
+    /// Ends the introduction if the peer's part in it has come.
     #[inline]
-    pub(crate) fn look_for_introduction(&mut self) -> bool {
-        self.process.get().is_none() && self.introduce_if_due()
+    pub(crate) fn look_for_introduction(&mut self) {
+        if self.process.get().is_none() {
+            self.introduce_if_due();
+        }
     }
 
     #[cold]
-    fn introduce_if_due(&mut self) -> bool {
+    fn introduce_if_due(&mut self) {
         if self.is_initiator() {
             self.is_introduced();
         } else if self.incoming.tail.load(Ordering::Acquire) > 0 {
             self.end_introduction();
         }
-        self.process.get().is_some()
     }
 
     /// As a responder, which has bytes of the initiator, and thus its disclosure: takes that and
