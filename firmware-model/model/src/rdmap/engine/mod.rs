@@ -326,7 +326,7 @@ impl Engine {
             requester.ord_limit = attachment.ord_limit;
             requester.delivered = attachment.delivered;
             if attachment.delivered {
-                requester.delivery.begin();
+                requester.delivery.begin(attachment.confirmation);
             }
             responder.answers.takes_confirmations = attachment.confirmation;
             responder.answers.spare = u32::from(attachment.spare_read);

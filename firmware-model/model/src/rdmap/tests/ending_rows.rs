@@ -279,6 +279,28 @@ fn vrb_c_20_other_implementations_get_answers_and_no_confirmation() {
 }
 
 #[test]
+fn vrb_c_20_unsignaled_sends_are_confirmed_at_an_orderly_end() {
+    let with = |initiator| Attachment {
+        confirmation: false,
+        ..delivered(agreed(initiator))
+    };
+    let mut pair = Pair::with(&Shape::default(), Conditions::default(), with(true), with(false));
+    for cookie in 1..=4 {
+        pair.b.post_recv(cookie, &[]);
+        pair.a.post_recv(cookie, &[]);
+        pair.a.post(&Work::send(cookie).unsignaled());
+        pair.run_now();
+        pair.b.post(&Work::send(cookie).unsignaled());
+        pair.run_now();
+        assert_eq!(pair.a.received(), [(cookie, SUCCESS, 0)]);
+    }
+    pair.b.set_state(QpState::Err);
+    pair.run();
+    assert_eq!((pair.a.sent(), pair.a.faults()), (vec![], vec![]));
+    assert!(pair.a.has_event(EventKind::PeerClosed));
+}
+
+#[test]
 fn vrb_c_22_what_came_before_a_message_that_waits_is_confirmed() {
     let mut pair = pair();
     (1..=2).for_each(|cookie| pair.b.post_recv(cookie, &[]));
