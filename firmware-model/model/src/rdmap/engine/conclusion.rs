@@ -41,6 +41,7 @@ impl Engine {
         }
         self.confirm_last(env, stream);
         self.concluding = false;
+        self.end_if_failed(env, stream);
     }
 
     /// Takes in what has arrived.
@@ -53,6 +54,14 @@ impl Engine {
                 return;
             }
         }
+    }
+
+    /// Takes in what has arrived before this side ends the connection: that the peer has ended it,
+    /// too, changes nothing.
+    fn take_in_last(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
+        let concluding = std::mem::replace(&mut self.concluding, true);
+        self.take_in(env, stream);
+        self.concluding = concluding;
     }
 
     /// The stream does not take what we send. What has arrived counts: it may be the answer to a
@@ -91,16 +100,18 @@ impl Engine {
 
     /// Frames a confirmation of what we have processed, for a peer that understands it and was not
     /// told yet. In memory the peer finds a word that says so. Returns whether it did.
-    fn frame_confirmation(&mut self, env: &mut Env<'_>) -> bool {
+    pub(super) fn frame_confirmation(&mut self, env: &mut Env<'_>) -> bool {
         let Halves {
             requester, responder, ..
         } = &self.halves;
         let is_understood = responder.answers.takes_confirmations && requester.neighbour.is_none();
-        let held = self.held.position();
+        // A segment that is refused may have been read to its end.
+        let direct = self.direct.map(|(_, _, position)| position);
+        let unprocessed = self.held.position().or(direct);
         let Some(llp @ Llp::Mpa(_)) = self.llp.as_mut().filter(|_| is_understood) else {
             return false;
         };
-        let processed = match (held, &*llp) {
+        let processed = match (unprocessed, &*llp) {
             (Some(position), _) => position,
             (None, Llp::Mpa(mpa)) => mpa.rx.position(),
             (None, Llp::Loopback(_)) => 0,
@@ -184,14 +195,17 @@ impl Engine {
         self.end_if_failed(env, stream);
     }
 
-    /// Ends the connection if a request failed locally, and nothing before it waits.
+    /// Ends the connection if a request failed locally, and nothing before it waits. What has
+    /// arrived is taken in before, unless that is being done.
     pub(super) fn end_if_failed(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
         let Halves { qp, requester, .. } = &self.halves;
         let waits = requester.delivered && !requester.is_failed_next();
-        if requester.has_failed && !qp.unreliable && !waits {
-            let message = Terminate::new(TerminateError::RdmapLocalCatastrophic);
-            self.terminate(Outgoing::new(&message), QpFault::LocalWork, env, stream);
+        if !requester.has_failed || qp.unreliable || waits || self.concluding {
+            return;
         }
+        self.take_in_last(env, stream);
+        let message = Terminate::new(TerminateError::RdmapLocalCatastrophic);
+        self.terminate(Outgoing::new(&message), QpFault::LocalWork, env, stream);
     }
 
     /// The peer is a queue pair of this device: requests complete when it has processed them.

@@ -301,6 +301,34 @@ fn vrb_c_20_unsignaled_sends_are_confirmed_at_an_orderly_end() {
 }
 
 #[test]
+fn vrb_c_20_a_terminate_comes_after_a_confirmation() {
+    // Of what came before the message at fault.
+    let mut peer = Scripted::with(&Shape::default(), delivered(agreed(false)));
+    peer.node.post_recv(1, &[]);
+    let [send, write] =
+        [send_segment(true, 1, 0, b""), write_segment(0x7777, 0, b"x")].map(|ulpdu| fpdu_of(&ulpdu));
+    peer.send(&[&send[..], &write].concat());
+    let ulpdus = peer.output_ulpdus();
+    assert_eq!(ulpdus[0], confirmation(send.len() as u64));
+    assert_eq!((ulpdus.len(), ulpdus[1][1]), (2, 0x47), "a Terminate");
+    // A request of the end itself fails: of all that has arrived.
+    let mut pair = pair();
+    for cookie in 1..=2 {
+        pair.b.post_recv(cookie, &[]);
+        pair.a.post(&Work::send(cookie));
+    }
+    while pair.a.pump() {}
+    pair.advance(Duration::from_millis(1));
+    pair.b.post(&Work::send(3).sge(sge(0, 8, 0x7777)));
+    pair.b.with(|engine, env, stream| engine.transmit(env, stream));
+    assert_eq!(pair.b.received(), [(1, SUCCESS, 0), (2, SUCCESS, 0)]);
+    assert_eq!(pair.b.sent(), [(3, WcStatus::LocProtErr)]);
+    pair.run_now();
+    assert_eq!(pair.a.sent(), [(1, SUCCESS), (2, SUCCESS)]);
+    assert_eq!(pair.a.engine.state(), QpState::Err);
+}
+
+#[test]
 fn vrb_c_22_what_came_before_a_message_that_waits_is_confirmed() {
     let mut pair = pair();
     (1..=2).for_each(|cookie| pair.b.post_recv(cookie, &[]));
@@ -315,6 +343,31 @@ fn vrb_c_22_what_came_before_a_message_that_waits_is_confirmed() {
     pair.wire.reset();
     pair.run_now();
     assert_eq!(pair.a.sent(), [(4, LOST)]);
+}
+
+/// Nor is one whose payload was read directly to its place before it was refused.
+#[test]
+fn vrb_c_20_a_refused_message_is_not_confirmed() {
+    for crc in [true, false] {
+        let conditions = Conditions {
+            chunk: 1000,
+            ..Conditions::default()
+        };
+        let with = |initiator| Attachment {
+            crc,
+            ..delivered(native(initiator))
+        };
+        let mut pair = Pair::with(&Shape::default(), conditions, with(true), with(false));
+        let source = pair.a.filled(&pattern(10_000));
+        let sink = pair.b.region(10_000, everything());
+        (1..=2).for_each(|cookie| pair.b.post_recv(cookie, &[sink.sge(0, 10_000)]));
+        let whole = source.sge(0, 10_000);
+        pair.a.post(&Work::send(1).sge(whole));
+        pair.a
+            .post(&Work::new(Opcode::SendInv, 2).to(0x7777, 0).sge(whole));
+        pair.run_now();
+        assert_eq!(pair.a.sent(), [(1, SUCCESS), (2, WcStatus::RemOpErr)]);
+    }
 }
 
 #[test]
