@@ -199,7 +199,8 @@ impl Engine {
     /// arrived is taken in before, unless that is being done.
     pub(super) fn end_if_failed(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
         let Halves { qp, requester, .. } = &self.halves;
-        let waits = requester.delivered && !requester.is_failed_next();
+        // Nothing, not even a Read that confirms, may come between the segments of a message.
+        let waits = requester.delivered && !requester.torn && !requester.is_failed_next();
         if !requester.has_failed || qp.unreliable || waits || self.concluding {
             return;
         }

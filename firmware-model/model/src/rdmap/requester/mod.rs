@@ -341,7 +341,10 @@ impl Requester {
                     Ok(sealed) => position = sealed,
                     Err(status) => {
                         llp.cancel();
-                        self.torn = sending.framed || sending.wqe.opcode == Opcode::SendImm;
+                        // The immediate of a Send is a message of its own; but a peer of kind UC
+                        // would take it for that of the next Send.
+                        let split = qp.unreliable && sending.wqe.opcode == Opcode::SendImm;
+                        self.torn = sending.framed || split;
                         return self.refuse(sending.wqe, status);
                     }
                 },

@@ -411,6 +411,22 @@ fn vrb_c_21_requests_before_a_local_failure_complete_first() {
     assert_eq!(peer.node.sent(), [(1, LOST), (2, WcStatus::LocProtErr)]);
 }
 
+/// Nothing of another message comes between the segments of a Send.
+#[test]
+fn vrb_c_21_a_send_that_fails_within_its_message_ends_at_once() {
+    let mut peer = scripted();
+    let source = peer.node.filled(&pattern(2000));
+    let torn = Work::send(2).sge(source.sge(0, 2000)).sge(sge(0, 8, 0x7777));
+    peer.node.post(&Work::send(1).inline(b"message"));
+    peer.node.post(&torn);
+    let ulpdus = peer.output_ulpdus();
+    let kinds: Vec<_> = ulpdus.iter().map(|ulpdu| (ulpdu[0], ulpdu[1])).collect();
+    let (segment, last) = (0x01, 0x41);
+    assert_eq!(kinds, [(last, 0x43), (segment, 0x43), (last, 0x47)]);
+    assert!(peer.finished);
+    assert_eq!(peer.node.sent(), [(1, FLUSHED), (2, WcStatus::LocProtErr)]);
+}
+
 #[test]
 fn a_native_peer_that_finishes_leaves_time() {
     let mut pair = pair();
