@@ -65,12 +65,14 @@ impl Engine {
     }
 
     /// The stream does not take what we send. What has arrived counts: it may be the answer to a
-    /// Read, or the peer's FIN.
+    /// Read, or the peer's FIN, which explains a lost stream but no fault of our memory.
     pub(super) fn send_failed(&mut self, error: LlpError, env: &mut Env<'_>, stream: &mut dyn Stream) {
-        if let LlpError::Lost(_) = error {
-            self.take_in(env, stream);
+        let is_ours = matches!(error, LlpError::Fault);
+        match is_ours {
+            true => self.take_in_last(env, stream),
+            false => self.take_in(env, stream),
         }
-        if matches!(self.progress, Progress::Open) && !self.peer_closed {
+        if matches!(self.progress, Progress::Open) && (is_ours || !self.peer_closed) {
             self.llp_failed(error, env, stream);
         }
     }
