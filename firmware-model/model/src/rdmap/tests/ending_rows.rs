@@ -370,6 +370,26 @@ fn vrb_c_20_a_refused_message_is_not_confirmed() {
     }
 }
 
+/// Only an end that is not at rest sends after a poll: here the confirmation.
+#[test]
+fn vrb_c_22_an_end_that_holds_a_message_is_not_at_rest() {
+    let taken = Attachment {
+        delivered: false,
+        ..delivered(native(false))
+    };
+    let a = delivered(native(true));
+    let mut pair = Pair::with(&Shape::default(), Conditions::default(), a, taken);
+    pair.b.post_recv(1, &[]);
+    pair.a.post(&Work::send(1));
+    pair.run_now();
+    assert_eq!(pair.a.sent(), [(1, SUCCESS)]);
+    assert!(pair.b.engine.is_at_rest());
+    pair.a.post(&Work::send(2));
+    pair.run_now();
+    assert_eq!(pair.b.rx, RxOutcome::Stalled);
+    assert!(!pair.b.engine.is_at_rest());
+}
+
 #[test]
 fn vrb_c_20_an_end_is_bounded_though_the_peer_goes_on_sending() {
     let mut pair = pair();
