@@ -19,8 +19,8 @@ use urnic_device::event::QpFault;
 use urnic_device::vocabulary::{QpState, WcStatus};
 use urnic_wire::rdmap::{Terminate, TerminateError};
 
-/// Runs of the receiver before an end, each of up to 256 KiB: more than a socket or a ring has, and
-/// no peer that goes on sending keeps the end waiting.
+/// Runs of the receiver before an end, each of up to 256 KiB: more than a ring has, or a socket by
+/// default, and no peer that goes on sending keeps the end waiting.
 const LAST_RUNS: u32 = 64;
 /// How long requests wait after the peer's FIN before they fail, where the peer may close: the time
 /// that adapters spend on repetitions at least.
