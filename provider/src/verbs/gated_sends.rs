@@ -19,7 +19,7 @@ use crate::probes;
 pub(super) struct Sends {
     pub(super) side: Lock<SendSide>,
     /// Since when requests wait behind the closed gate, in nanoseconds of the driver's clock; 0:
-    /// none does. Written while the send queue is held.
+    /// none does. Written while the send queue is held. Without meaning once the gate is open.
     waiting_since: AtomicU64,
     /// Held by a thread that released the queue while the gate was closed, as long as it checks the
     /// gate again. Taken before the other lock is released.

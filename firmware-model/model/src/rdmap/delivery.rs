@@ -26,12 +26,16 @@ pub(super) struct Delivery {
     probe: Option<u64>,
     /// Unsignalled messages must be confirmed as well: the queue pair closes.
     all: bool,
+    /// The peer does not know yet that we take confirmations: the requester's own Read says so.
+    /// Until one is sent, unsignalled messages must be confirmed as well.
+    untold: bool,
 }
 
 impl Delivery {
-    /// Requests complete when they are confirmed, from now on.
-    pub(super) fn begin(&mut self) {
-        self.on = true;
+    /// Requests complete when they are confirmed, from now on. `is_told`: the peer knows that we
+    /// take confirmations.
+    pub(super) fn begin(&mut self, is_told: bool) {
+        (self.on, self.untold) = (true, !is_told);
     }
 
     /// Requests complete when the stream has taken them, from now on.
@@ -72,7 +76,7 @@ impl Delivery {
     /// The requester's own Read was sent; it ends at `position`.
     pub(super) fn probed(&mut self, position: u64) {
         self.requested(position);
-        self.probe = Some(position);
+        (self.probe, self.untold) = (Some(position), false);
     }
 
     /// The request that ended at `position` was answered.
@@ -97,7 +101,11 @@ impl Delivery {
     /// Whether messages wait for a Read that was not sent yet.
     #[inline]
     pub(super) fn is_wanted(&self) -> bool {
-        let last = if self.all { self.sent } else { self.signaled };
+        let last = if self.all || self.untold {
+            self.sent
+        } else {
+            self.signaled
+        };
         self.on && self.probe.is_none() && self.covered < last
     }
 

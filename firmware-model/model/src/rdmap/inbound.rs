@@ -84,7 +84,9 @@ impl Halves {
                 responder.end_send(qp, env, opcode, header)
             }
             (Header::Untagged(header), _) => self.control(env, opcode, header, ulpdu, payload),
-            (Header::Tagged(header), Opcode::ReadResponse) if is_confirmation(header, payload.len()) => {
+            (Header::Tagged(header), Opcode::ReadResponse)
+                if !self.qp.unreliable && is_confirmation(header, payload.len()) =>
+            {
                 self.requester.delivery.confirmed_to(header.to);
                 Ok(())
             }

@@ -19,8 +19,8 @@ use urnic_device::event::QpFault;
 use urnic_device::vocabulary::{QpState, WcStatus};
 use urnic_wire::rdmap::{Terminate, TerminateError};
 
-/// Runs of the receiver before an end, each of up to 256 KiB: more than a socket or a ring has, and
-/// no peer that goes on sending keeps the end waiting.
+/// Runs of the receiver before an end, each of up to 256 KiB: more than a ring has, or a socket by
+/// default, and no peer that goes on sending keeps the end waiting.
 const LAST_RUNS: u32 = 64;
 /// How long requests wait after the peer's FIN before they fail, where the peer may close: the time
 /// that adapters spend on repetitions at least.
@@ -41,6 +41,7 @@ impl Engine {
         }
         self.confirm_last(env, stream);
         self.concluding = false;
+        self.end_if_failed(env, stream);
     }
 
     /// Takes in what has arrived.
@@ -55,13 +56,23 @@ impl Engine {
         }
     }
 
+    /// Takes in what has arrived before this side ends the connection: that the peer has ended it,
+    /// too, changes nothing.
+    fn take_in_last(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
+        let concluding = std::mem::replace(&mut self.concluding, true);
+        self.take_in(env, stream);
+        self.concluding = concluding;
+    }
+
     /// The stream does not take what we send. What has arrived counts: it may be the answer to a
-    /// Read, or the peer's FIN.
+    /// Read, or the peer's FIN, which explains a lost stream but no fault of our memory.
     pub(super) fn send_failed(&mut self, error: LlpError, env: &mut Env<'_>, stream: &mut dyn Stream) {
-        if let LlpError::Lost(_) = error {
-            self.take_in(env, stream);
+        let is_ours = matches!(error, LlpError::Fault);
+        match is_ours {
+            true => self.take_in_last(env, stream),
+            false => self.take_in(env, stream),
         }
-        if matches!(self.progress, Progress::Open) && !self.peer_closed {
+        if matches!(self.progress, Progress::Open) && (is_ours || !self.peer_closed) {
             self.llp_failed(error, env, stream);
         }
     }
@@ -91,16 +102,18 @@ impl Engine {
 
     /// Frames a confirmation of what we have processed, for a peer that understands it and was not
     /// told yet. In memory the peer finds a word that says so. Returns whether it did.
-    fn frame_confirmation(&mut self, env: &mut Env<'_>) -> bool {
+    pub(super) fn frame_confirmation(&mut self, env: &mut Env<'_>) -> bool {
         let Halves {
             requester, responder, ..
         } = &self.halves;
         let is_understood = responder.answers.takes_confirmations && requester.neighbour.is_none();
-        let held = self.held.position();
+        // A segment that is refused may have been read to its end.
+        let direct = self.direct.map(|(_, _, position)| position);
+        let unprocessed = self.held.position().or(direct);
         let Some(llp @ Llp::Mpa(_)) = self.llp.as_mut().filter(|_| is_understood) else {
             return false;
         };
-        let processed = match (held, &*llp) {
+        let processed = match (unprocessed, &*llp) {
             (Some(position), _) => position,
             (None, Llp::Mpa(mpa)) => mpa.rx.position(),
             (None, Llp::Loopback(_)) => 0,
@@ -184,14 +197,18 @@ impl Engine {
         self.end_if_failed(env, stream);
     }
 
-    /// Ends the connection if a request failed locally, and nothing before it waits.
+    /// Ends the connection if a request failed locally, and nothing before it waits. What has
+    /// arrived is taken in before, unless that is being done.
     pub(super) fn end_if_failed(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
         let Halves { qp, requester, .. } = &self.halves;
-        let waits = requester.delivered && !requester.is_failed_next();
-        if requester.has_failed && !qp.unreliable && !waits {
-            let message = Terminate::new(TerminateError::RdmapLocalCatastrophic);
-            self.terminate(Outgoing::new(&message), QpFault::LocalWork, env, stream);
+        // Nothing, not even a Read that confirms, may come between the segments of a message.
+        let waits = requester.delivered && !requester.torn && !requester.is_failed_next();
+        if !requester.has_failed || qp.unreliable || waits || self.concluding {
+            return;
         }
+        self.take_in_last(env, stream);
+        let message = Terminate::new(TerminateError::RdmapLocalCatastrophic);
+        self.terminate(Outgoing::new(&message), QpFault::LocalWork, env, stream);
     }
 
     /// The peer is a queue pair of this device: requests complete when it has processed them.

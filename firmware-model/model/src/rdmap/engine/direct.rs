@@ -29,7 +29,7 @@ impl Engine {
             Ok(None) | Err(Refusal::Stall) => {}
             Ok(Some(segment)) => {
                 let at = segment.len - mpa.rx.begin_direct();
-                self.direct = Some((segment, at));
+                self.direct = Some((segment, at, mpa.rx.position()));
             }
             Err(refusal) => return Err(Stop::new(refusal, head, ulpdu_len)),
         }
@@ -52,7 +52,7 @@ impl Engine {
     }
 
     fn fill_direct(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) -> Result<(usize, Filled), Stop> {
-        let (Some(Llp::Mpa(mpa)), Some((segment, at))) = (&mut self.llp, &self.direct) else {
+        let (Some(Llp::Mpa(mpa)), Some((segment, at, _))) = (&mut self.llp, &self.direct) else {
             return Ok((0, Filled::Nothing));
         };
         let (segment, at) = (*segment, *at);
@@ -109,7 +109,7 @@ impl Engine {
 
     /// Notes that `placed` bytes of the segment are in their place, and ends it if it is complete.
     fn note_placed(&mut self, env: &mut Env<'_>, placed: usize) -> Result<(), Stop> {
-        let (Some(Llp::Mpa(mpa)), Some((segment, at))) = (&self.llp, &mut self.direct) else {
+        let (Some(Llp::Mpa(mpa)), Some((segment, at, _))) = (&self.llp, &mut self.direct) else {
             return Ok(());
         };
         *at += placed;
@@ -118,12 +118,12 @@ impl Engine {
             return Ok(());
         }
         let segment = *segment;
-        self.direct = None;
         let is_first = !std::mem::replace(&mut self.fpdu_received, true);
         env.counters.add(Counter::RxFpdus, 1);
         if let Err(refusal) = self.halves.end(env, &segment) {
             return Err(Stop::in_segment(refusal, &segment));
         }
+        self.direct = None;
         if is_first {
             note_first_fpdu(&self.halves, env, self.initiator, self.may_begin);
         }

@@ -206,7 +206,8 @@ impl Engine {
     }
 
     /// Handles an error of this side, or one that it found in what arrived: the peer gets one
-    /// Terminate, and nothing is sent behind it (row RDM-T-04).
+    /// Terminate, and nothing is sent behind it (row RDM-T-04). Before it, what came before the
+    /// error is confirmed: a Terminate may name no request.
     pub(super) fn terminate(
         &mut self,
         message: Outgoing,
@@ -223,6 +224,9 @@ impl Engine {
         if fault != QpFault::TerminateSent || at_fault || !self.begin_parting() {
             env.effects.qp_error(self.halves.qp.qid, fault, control);
             self.explain(&message, fault, env, stream);
+        }
+        if may_send {
+            self.frame_confirmation(env);
         }
         match &mut self.llp {
             Some(Llp::Mpa(mpa)) if may_send => {

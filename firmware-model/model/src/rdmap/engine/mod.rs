@@ -100,8 +100,9 @@ pub struct Engine {
     rnr_deadline: Option<Nanos>,
     /// When requests fail, or posted receives are flushed, after the peer's FIN.
     grace_deadline: Option<Nanos>,
-    /// The segment whose payload is being read to its place, and how much of it is there.
-    direct: Option<(Segment, usize)>,
+    /// The segment whose payload is being read to its place, how much of it is there, and where its
+    /// FPDU begins in the stream.
+    direct: Option<(Segment, usize, u64)>,
     /// Room for the places of payload.
     pieces: PieceRoom,
     terminate_sent: u32,
@@ -326,7 +327,7 @@ impl Engine {
             requester.ord_limit = attachment.ord_limit;
             requester.delivered = attachment.delivered;
             if attachment.delivered {
-                requester.delivery.begin();
+                requester.delivery.begin(attachment.confirmation);
             }
             responder.answers.takes_confirmations = attachment.confirmation;
             responder.answers.spare = u32::from(attachment.spare_read);

@@ -28,6 +28,8 @@ impl Engine {
             && !self.is_peer_tracked()
             && self.halves.requester.is_at_rest()
             && self.halves.responder.answers.is_empty()
+            // What came before a message that waits is confirmed.
+            && self.held.is_empty()
             && self.llp.as_ref().is_some_and(Llp::is_flushed)
     }
 

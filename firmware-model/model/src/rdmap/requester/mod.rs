@@ -120,10 +120,10 @@ impl Requester {
         }
     }
 
-    /// A connection begins: the first message on queue 0 has this MSN.
+    /// A stream begins, maybe not the first: the first message on queue 0 has this MSN.
     pub(super) fn begin(&mut self, first_msn: u32) {
         (self.msn, self.first_receive) = (first_msn, first_msn);
-        self.filled = Filled::default();
+        (self.filled, self.delivery) = (Filled::default(), Delivery::default());
     }
 
     /// Whether a message is partly framed: nothing else may come between its segments (row
@@ -341,7 +341,10 @@ impl Requester {
                     Ok(sealed) => position = sealed,
                     Err(status) => {
                         llp.cancel();
-                        self.torn = sending.framed || sending.wqe.opcode == Opcode::SendImm;
+                        // The immediate of a Send is a message of its own; but a peer of kind UC
+                        // would take it for that of the next Send.
+                        let split = qp.unreliable && sending.wqe.opcode == Opcode::SendImm;
+                        self.torn = sending.framed || split;
                         return self.refuse(sending.wqe, status);
                     }
                 },

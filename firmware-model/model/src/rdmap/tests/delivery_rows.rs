@@ -29,6 +29,14 @@ fn scripted(attachment: Attachment) -> Scripted {
     Scripted::with(&Shape::default(), attachment)
 }
 
+/// A peer that knows from the start that confirmations are taken.
+fn told() -> Scripted {
+    scripted(Attachment {
+        confirmation: true,
+        ..delivered()
+    })
+}
+
 /// The source offset of Reads of length zero that says that a confirmation is understood.
 const MARK: u64 = u64::from_be_bytes(*b"urnic\0\0\x01");
 
@@ -184,7 +192,7 @@ fn vrb_c_12_without_any_read_requests_complete_when_taken() {
 
 #[test]
 fn vrb_c_14_closing_waits_for_unsignaled_messages() {
-    let mut peer = scripted(delivered());
+    let mut peer = told();
     peer.node.post(&write(1).unsignaled());
     assert_eq!(peer.output_ulpdus().len(), 1, "the program expects no completion");
     peer.node.set_state(QpState::Sqd);
@@ -196,7 +204,7 @@ fn vrb_c_14_closing_waits_for_unsignaled_messages() {
 
 #[test]
 fn vrb_c_15_unsignaled_messages_free_the_send_queue() {
-    let mut peer = scripted(delivered());
+    let mut peer = told();
     let mut probes = 0;
     for cookie in 0..300 {
         peer.node.post(&write(cookie).unsignaled());
@@ -208,6 +216,23 @@ fn vrb_c_15_unsignaled_messages_free_the_send_queue() {
         }
     }
     assert_eq!(probes, 2, "a Read for each half of a queue of 256 blocks");
+}
+
+#[test]
+fn vrb_c_15_a_peer_learns_early_that_confirmations_are_taken() {
+    let mut peer = scripted(delivered());
+    peer.node.post(&write(1).unsignaled());
+    assert_eq!(peer.output_ulpdus().last(), Some(&probe(1)));
+    peer.send_ulpdu(&answer());
+    peer.node.post(&write(2).unsignaled());
+    assert_eq!(peer.output_ulpdus().len(), 1, "the Write alone");
+    // A Read of the program does not tell the peer.
+    let mut peer = scripted(delivered());
+    let sink = peer.node.region(8, everything());
+    peer.node.post(&Work::read(1, 0x200, 0).sge(sink.sge(0, 8)));
+    assert_eq!(peer.output_ulpdus().len(), 1, "the Read alone");
+    peer.node.post(&write(2).unsignaled());
+    assert_eq!(peer.output_ulpdus().last(), Some(&probe(2)));
 }
 
 #[test]

@@ -279,6 +279,56 @@ fn vrb_c_20_other_implementations_get_answers_and_no_confirmation() {
 }
 
 #[test]
+fn vrb_c_20_unsignaled_sends_are_confirmed_at_an_orderly_end() {
+    let with = |initiator| Attachment {
+        confirmation: false,
+        ..delivered(agreed(initiator))
+    };
+    let mut pair = Pair::with(&Shape::default(), Conditions::default(), with(true), with(false));
+    for cookie in 1..=4 {
+        pair.b.post_recv(cookie, &[]);
+        pair.a.post_recv(cookie, &[]);
+        pair.a.post(&Work::send(cookie).unsignaled());
+        pair.run_now();
+        pair.b.post(&Work::send(cookie).unsignaled());
+        pair.run_now();
+        assert_eq!(pair.a.received(), [(cookie, SUCCESS, 0)]);
+    }
+    pair.b.set_state(QpState::Err);
+    pair.run();
+    assert_eq!((pair.a.sent(), pair.a.faults()), (vec![], vec![]));
+    assert!(pair.a.has_event(EventKind::PeerClosed));
+}
+
+#[test]
+fn vrb_c_20_a_terminate_comes_after_a_confirmation() {
+    // Of what came before the message at fault.
+    let mut peer = Scripted::with(&Shape::default(), delivered(agreed(false)));
+    peer.node.post_recv(1, &[]);
+    let [send, write] =
+        [send_segment(true, 1, 0, b""), write_segment(0x7777, 0, b"x")].map(|ulpdu| fpdu_of(&ulpdu));
+    peer.send(&[&send[..], &write].concat());
+    let ulpdus = peer.output_ulpdus();
+    assert_eq!(ulpdus[0], confirmation(send.len() as u64));
+    assert_eq!((ulpdus.len(), ulpdus[1][1]), (2, 0x47), "a Terminate");
+    // A request of the end itself fails: of all that has arrived.
+    let mut pair = pair();
+    for cookie in 1..=2 {
+        pair.b.post_recv(cookie, &[]);
+        pair.a.post(&Work::send(cookie));
+    }
+    while pair.a.pump() {}
+    pair.advance(Duration::from_millis(1));
+    pair.b.post(&Work::send(3).sge(sge(0, 8, 0x7777)));
+    pair.b.with(|engine, env, stream| engine.transmit(env, stream));
+    assert_eq!(pair.b.received(), [(1, SUCCESS, 0), (2, SUCCESS, 0)]);
+    assert_eq!(pair.b.sent(), [(3, WcStatus::LocProtErr)]);
+    pair.run_now();
+    assert_eq!(pair.a.sent(), [(1, SUCCESS), (2, SUCCESS)]);
+    assert_eq!(pair.a.engine.state(), QpState::Err);
+}
+
+#[test]
 fn vrb_c_22_what_came_before_a_message_that_waits_is_confirmed() {
     let mut pair = pair();
     (1..=2).for_each(|cookie| pair.b.post_recv(cookie, &[]));
@@ -293,6 +343,51 @@ fn vrb_c_22_what_came_before_a_message_that_waits_is_confirmed() {
     pair.wire.reset();
     pair.run_now();
     assert_eq!(pair.a.sent(), [(4, LOST)]);
+}
+
+/// Nor is one whose payload was read directly to its place before it was refused.
+#[test]
+fn vrb_c_20_a_refused_message_is_not_confirmed() {
+    for crc in [true, false] {
+        let conditions = Conditions {
+            chunk: 1000,
+            ..Conditions::default()
+        };
+        let with = |initiator| Attachment {
+            crc,
+            ..delivered(native(initiator))
+        };
+        let mut pair = Pair::with(&Shape::default(), conditions, with(true), with(false));
+        let source = pair.a.filled(&pattern(10_000));
+        let sink = pair.b.region(10_000, everything());
+        (1..=2).for_each(|cookie| pair.b.post_recv(cookie, &[sink.sge(0, 10_000)]));
+        let whole = source.sge(0, 10_000);
+        pair.a.post(&Work::send(1).sge(whole));
+        pair.a
+            .post(&Work::new(Opcode::SendInv, 2).to(0x7777, 0).sge(whole));
+        pair.run_now();
+        assert_eq!(pair.a.sent(), [(1, SUCCESS), (2, WcStatus::RemOpErr)]);
+    }
+}
+
+/// Only an end that is not at rest sends after a poll: here the confirmation.
+#[test]
+fn vrb_c_22_an_end_that_holds_a_message_is_not_at_rest() {
+    let taken = Attachment {
+        delivered: false,
+        ..delivered(native(false))
+    };
+    let a = delivered(native(true));
+    let mut pair = Pair::with(&Shape::default(), Conditions::default(), a, taken);
+    pair.b.post_recv(1, &[]);
+    pair.a.post(&Work::send(1));
+    pair.run_now();
+    assert_eq!(pair.a.sent(), [(1, SUCCESS)]);
+    assert!(pair.b.engine.is_at_rest());
+    pair.a.post(&Work::send(2));
+    pair.run_now();
+    assert_eq!(pair.b.rx, RxOutcome::Stalled);
+    assert!(!pair.b.engine.is_at_rest());
 }
 
 #[test]
@@ -334,6 +429,22 @@ fn vrb_c_21_requests_before_a_local_failure_complete_first() {
     peer.run();
     peer.rst();
     assert_eq!(peer.node.sent(), [(1, LOST), (2, WcStatus::LocProtErr)]);
+}
+
+/// Nothing of another message comes between the segments of a Send.
+#[test]
+fn vrb_c_21_a_send_that_fails_within_its_message_ends_at_once() {
+    let mut peer = scripted();
+    let source = peer.node.filled(&pattern(2000));
+    let torn = Work::send(2).sge(source.sge(0, 2000)).sge(sge(0, 8, 0x7777));
+    peer.node.post(&Work::send(1).inline(b"message"));
+    peer.node.post(&torn);
+    let ulpdus = peer.output_ulpdus();
+    let kinds: Vec<_> = ulpdus.iter().map(|ulpdu| (ulpdu[0], ulpdu[1])).collect();
+    let (segment, last) = (0x01, 0x41);
+    assert_eq!(kinds, [(last, 0x43), (segment, 0x43), (last, 0x47)]);
+    assert!(peer.finished);
+    assert_eq!(peer.node.sent(), [(1, FLUSHED), (2, WcStatus::LocProtErr)]);
 }
 
 #[test]

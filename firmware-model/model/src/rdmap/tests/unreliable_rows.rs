@@ -3,7 +3,7 @@
 use super::rig::*;
 use crate::counters::Counter;
 use crate::queues::SharedReceiveQueue;
-use crate::rdmap::Attachment;
+use crate::rdmap::{Attachment, QpChange};
 use crate::stream::sim::{self, Conditions};
 use proptest::prelude::*;
 use std::collections::VecDeque;
@@ -253,6 +253,10 @@ fn uc_04_reads_and_atomics_are_refused_at_both_ends() {
     peer.send_ulpdu(&read_request(1, (1, 0), 8, (1, 0)));
     assert_eq!(peer.node.count(Counter::TxTerminates), 1);
     assert_eq!(peer.node.engine.state(), QpState::Rts);
+    // Nor are there confirmations, which only differ from answers by their offset.
+    let mut peer = scripted();
+    peer.send_ulpdu(&tagged(0xc1, 0x42, 1, 100, b""));
+    assert_eq!(peer.node.count(Counter::TxTerminates), 1);
 }
 
 #[test]
@@ -324,6 +328,24 @@ fn uc_06_a_lost_stream_leaves_the_queue_pair_as_it_is() {
     pair.a.post(&Work::send(4).sge(data.sge(0, 10)));
     pair.run_now();
     assert_eq!(pair.b.received(), [(1, SUCCESS, 100_000), (2, SUCCESS, 10)]);
+}
+
+#[test]
+fn uc_06_what_an_earlier_stream_took_waits_for_nothing() {
+    let mut pair = pair();
+    pair.a.modify(QpChange {
+        ack_timeout: Some(Duration::from_secs(2)),
+        ..QpChange::default()
+    });
+    pair.a.post(&Work::send(1).inline(b"message"));
+    pair.run_now();
+    pair.wire.reset();
+    pair.run_now();
+    connect_again(&mut pair);
+    assert_eq!(pair.a.deadline(), None, "the peer is not watched");
+    pair.a.post(&Work::send(2).inline(b"message"));
+    pair.run_now();
+    assert!(pair.a.deadline().is_some());
 }
 
 #[test]

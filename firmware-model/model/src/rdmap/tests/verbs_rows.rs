@@ -12,7 +12,7 @@ use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use urnic_device::event::{Event, EventKind, QpFault};
 use urnic_device::vocabulary::{Access, QpState, WcStatus};
@@ -582,6 +582,39 @@ fn the_request_with_unmapped_memory_fails_not_the_oldest() {
             [(1, FLUSHED), (2, WcStatus::LocProtErr), (3, FLUSHED)]
         );
         assert!(wire.is_reset(), "nothing can follow half an FPDU");
+    }
+}
+
+#[test]
+fn unmapped_memory_is_reported_after_what_has_arrived() {
+    for peer_may_close in [true, false] {
+        let clock = Arc::new(AtomicU64::new(0));
+        let (ours, mut peer, _wire) = pair(Conditions::default(), &clock);
+        let (memory, pd) = table();
+        let mut node = Node::new(&Shape::default(), memory, pd, &clock);
+        let attachment = Attachment {
+            delivered: true,
+            peer_may_close,
+            ..agreed(true)
+        };
+        let before = [
+            send_segment(true, 1, 0, b"message"),
+            read_request(1, (1, 0), 0, (1, 0)),
+        ];
+        let taken = before.map(|ulpdu| fpdu_of(&ulpdu).len()).iter().sum();
+        node.attach(&attachment, Faulty(ours, taken));
+        node.post(&Work::send(1).inline(b"message"));
+        while node.pump() {}
+        // The answer to the Read that confirms it, and FIN.
+        let answer = fpdu_of(&tagged(0xc1, 0x42, 1, 0, b""));
+        assert_eq!(peer.send(&[Piece::of(&answer)]), Ok(answer.len()));
+        peer.finish();
+        clock.fetch_add(1_000_000, Ordering::Relaxed);
+        let source = node.filled(&pattern(5000));
+        node.post(&Work::send(2).sge(source.sge(0, 5000)));
+        node.with(|engine, env, stream| engine.transmit(env, stream));
+        assert_eq!(node.sent(), [(1, SUCCESS), (2, WcStatus::LocProtErr)]);
+        assert_eq!(node.faults(), [(QpFault::LocalWork, 0)]);
     }
 }
 
