@@ -31,9 +31,9 @@ impl HostProcess {
     pub fn of_peer(socket: BorrowedFd<'_>) -> Result<HostProcess, Errno> {
         match sys::peer_pidfd(socket) {
             Ok(life) => Self::of_pidfd(life),
-            // Before Linux 6.5 the kernel tells only a number, which may mean another process once the
-            // peer has ended. It has not ended while the socket is connected, unless it gave the
-            // socket to another process.
+            // Before Linux 6.5 the kernel tells only a number, which may mean another process once
+            // the peer has ended. It has not ended while the socket is connected, unless it gave
+            // the socket to another process.
             Err(Errno::NOPROTOOPT) => {
                 let (_, number) = sys::peer_credentials(socket)?;
                 let process = Self::open(Pid::from_raw(number).ok_or(Errno::SRCH)?)?;

@@ -236,8 +236,7 @@ impl TcpStream {
         if let Some(socket) = &self.socket {
             self.local = plain(net::getsockname(socket).ok());
         }
-        let end = self.end();
-        self.beside.established(end);
+        self.beside.established(self.end());
         self.refresh_mss();
     }
 
@@ -364,8 +363,7 @@ impl Stream for TcpStream {
     }
 
     fn enter_full_operation(&mut self, qid: u32) -> Result<(), Errno> {
-        let end = self.end();
-        self.beside.enter_full_operation(qid, end)
+        self.beside.enter_full_operation(qid, self.end())
     }
 
     fn is_in_memory(&self) -> bool {

@@ -14,8 +14,8 @@
 //!
 //! A disclosure has the sender's table of STags, if the other end has shown its permission before.
 //! What such an end says about processes gives it nothing: it can make this process do anything.
-//! Each end also tells under which number its process has its TCP socket: so the other knows that the
-//! process with which it talks, whose number may have been another one's, has the connection.
+//! Each end also tells under which number its process has its TCP socket: so the other knows that
+//! the process with which it talks, whose number may have been another one's, has the connection.
 //!
 //! The initiator sends its disclosure before its first bytes in memory, and the responder its own
 //! before it confirms the first of them; so neither waits for the other.

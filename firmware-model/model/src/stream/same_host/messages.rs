@@ -279,9 +279,9 @@ pub(super) fn look_at_offer(socket: &LocalSocket) -> Result<Greeting, Errno> {
 
 /// Receives a message with its descriptors: an offer, or an answer.
 ///
-/// The message is looked at first, with room for as many descriptors as any message has: the kernel
-/// closes those for which there is no room, and that may block where they are the last ones. So they
-/// stay in the socket, which a helper closes if the message is refused.
+/// The message is looked at first, with room for as many descriptors as any message has: the
+/// kernel closes those for which there is no room, and that may block where they are the last ones.
+/// So they stay in the socket, which a helper closes if the message is refused.
 ///
 /// # Errors
 /// `EAGAIN`: there is none yet. `ECONNRESET`: there will be none. `EPROTO`: it is none of this
