@@ -27,10 +27,10 @@ fn any_command(source: &mut Source<'_>) -> Command {
     // Arguments begin with addresses, or with handles.
     let addresses = usize::from(source.byte() % 4) * 8;
     let (pointers, rest) = command.payload.split_at_mut(addresses.min(PAYLOAD_LEN));
-    for place in pointers.chunks_exact_mut(8) {
+    for place in pointers.as_chunks_mut::<8>().0 {
         place.copy_from_slice(&source.address().to_le_bytes());
     }
-    for place in rest.chunks_exact_mut(4).take(18) {
+    for place in rest.as_chunks_mut::<4>().0.iter_mut().take(18) {
         place.copy_from_slice(&source.argument().to_le_bytes());
     }
     command.input = source.address().into();

@@ -93,13 +93,13 @@ pub(crate) fn proof_of_access(process: Pid, challenge: &[u8]) -> Option<u64> {
     let list = std::fs::File::open(format!("/proc/{}/auxv", process.as_raw_nonzero())).ok()?;
     let mut bytes = Vec::new();
     list.take(LIST).read_to_end(&mut bytes).ok()?;
-    let (words, _) = bytes.as_chunks::<8>();
-    let mut entries = words
-        .chunks_exact(2)
-        .map(|pair| (u64::from_ne_bytes(pair[0]), pair[1]));
-    let (_, address) = entries.find(|(kind, _)| *kind == AT_RANDOM)?;
+    let (entries, _) = bytes.as_chunks::<16>();
+    let entry = entries
+        .iter()
+        .find(|entry| entry[..8] == AT_RANDOM.to_ne_bytes())?;
+    let address = u64::from_ne_bytes(*entry.last_chunk()?);
     let mut random = [0u8; 16];
-    let read = process_memory::read(process, u64::from_ne_bytes(address), &mut random);
+    let read = process_memory::read(process, address, &mut random);
     let mut hasher = DefaultHasher::new();
     hasher.write(&random);
     hasher.write(challenge);

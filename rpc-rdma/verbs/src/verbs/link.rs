@@ -220,8 +220,8 @@ impl Link {
                 failed: Failure::of(wc.status),
                 len: wc.byte_len,
                 // SAFETY: both members of the union are any 32 bits.
-                invalidated: Some(unsafe { wc.imm_data_invalidated_rkey_union.invalidated_rkey })
-                    .filter(|_| wc.wc_flags & sys::ibv_wc_flags::IBV_WC_WITH_INV.0 != 0),
+                invalidated: (wc.wc_flags & sys::ibv_wc_flags::IBV_WC_WITH_INV.0 != 0)
+                    .then_some(unsafe { wc.imm_data_invalidated_rkey_union.invalidated_rkey }),
             }
         }));
         Ok(())
