@@ -55,6 +55,7 @@ pub(super) fn named_in(log: &str, otherwise: &str) -> String {
         Some(command) if log.split('`').count() > 2 && !command.starts_with("urnic doctor") => {
             command.to_owned()
         }
+        _ if log.contains("Too many open files") => "ulimit -n 1024".to_owned(),
         _ if log.contains("seccomp profile") => {
             "allow the call in the sandbox; for a container: docker run --security-opt seccomp=unconfined"
                 .to_owned()
@@ -63,12 +64,18 @@ pub(super) fn named_in(log: &str, otherwise: &str) -> String {
     }
 }
 
-/// The most informative line of a program's standard error: urnic's first error, else the last
-/// line.
+/// The most informative line of a program's standard error: urnic's first error, else its last
+/// warning, else the last line.
 pub(super) fn first_error(stderr: &str) -> &str {
-    let ours = stderr.lines().find(|line| line.contains(" ERROR urnic"));
-    let text = ours.map(|line| line.split_once(" ERROR ").map_or(line, |(_, text)| text));
-    text.or_else(|| stderr.lines().last())
+    let of_level = |level| {
+        let texts = stderr
+            .lines()
+            .filter_map(move |line| Some(line.split_once(level)?.1));
+        texts.filter(|text| text.starts_with("urnic"))
+    };
+    let warning = || of_level(" WARN ").next_back();
+    (of_level(" ERROR ").next().or_else(warning))
+        .or_else(|| stderr.lines().last())
         .unwrap_or("it printed nothing")
 }
 
@@ -106,6 +113,9 @@ mod tests {
         );
         assert_eq!(named_in(line, "x"), "ulimit -n 1024");
         assert_eq!(named_in("see `urnic doctor`", "x"), "x");
+        let warned = "t pid 7  WARN urnic_model::stream: no socket for a command: Too many open files\nCouldn't create QP";
+        assert!(first_error(warned).starts_with("urnic_model::stream: no socket"));
+        assert_eq!(named_in(first_error(warned), "x"), "ulimit -n 1024");
         assert_eq!(first_error("one\ntwo"), "two");
         assert_eq!(first_error(""), "it printed nothing");
     }

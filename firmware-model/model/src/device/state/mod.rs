@@ -35,6 +35,7 @@ use crate::stream::{Network, Stream};
 use crate::time::{Clock, Now};
 use crate::timed::{self, Timed};
 use arc_swap::ArcSwapOption;
+use rustix::io::Errno;
 use rustix::rand::{GetRandomFlags, getrandom};
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -106,17 +107,10 @@ impl Core {
         let limit = 2 * (config.limits.qps + config.limits.streams) as usize + 64;
         let limit = limit.min(config.limits.descriptors as usize);
         let descriptors = Descriptors::new(limit, config.descriptors);
-        let same_host = (config
-            .same_host
-            .then(|| SameHost::new(&descriptors, config.thread_start)))
-        .and_then(|same_host| {
-            same_host
-                .inspect_err(|errno| {
-                    tracing::info!(%errno, "connections on this host use TCP: users cannot be told apart");
-                })
-                .ok()
-        })
-        .map(Arc::new);
+        let same_host = match config.same_host {
+            true => Self::same_host(&descriptors, &config)?,
+            false => None,
+        };
         let network = Arc::new(Tcp {
             descriptors: descriptors.clone(),
             same_host: same_host.clone(),
@@ -141,6 +135,20 @@ impl Core {
             }
         }
         Ok(core)
+    }
+
+    /// What connections on this host need, or nothing where the kernel does not say which user has
+    /// the other end.
+    fn same_host(descriptors: &Arc<Descriptors>, config: &ModelConfig) -> io::Result<Option<Arc<SameHost>>> {
+        match SameHost::new(descriptors, config.thread_start) {
+            Ok(same_host) => Ok(Some(Arc::new(same_host))),
+            // What is short now would be short for the queue pairs too.
+            Err(errno @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM)) => Err(errno.into()),
+            Err(errno) => {
+                tracing::info!(%errno, "connections on this host use TCP: users cannot be told apart");
+                Ok(None)
+            }
+        }
     }
 
     pub(crate) fn manual(

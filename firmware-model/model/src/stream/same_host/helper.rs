@@ -7,7 +7,9 @@
 
 use crate::config::ThreadStart;
 use crate::sys;
+use rustix::io::Errno;
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::Builder;
@@ -22,10 +24,17 @@ const IDLE: Duration = Duration::from_secs(1);
 /// The longest wait for an answer, which takes microseconds where nothing blocks.
 const PATIENCE: Duration = Duration::from_secs(1);
 const STACK: usize = 64 << 10;
+/// As many threads of devices that have ended may still block before a new device of this process
+/// has nothing to do with others.
+const MOST_LEFT: usize = 64;
+
+/// Threads of devices that have ended.
+static LEFT: AtomicUsize = AtomicUsize::new(0);
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// Starts threads when there is something to do, which end when there is nothing more.
+/// Starts threads when there is something to do, which end when there is nothing more, and at once
+/// when the device ends.
 #[derive(Debug)]
 pub(super) struct Helper {
     start: ThreadStart,
@@ -45,6 +54,8 @@ struct Queue {
     threads: usize,
     /// Threads without a job.
     idle: usize,
+    /// The device has ended.
+    ended: bool,
 }
 
 impl std::fmt::Debug for Queue {
@@ -67,12 +78,16 @@ impl Shared {
                 job();
                 queue = self.lock();
             }
+            if queue.ended {
+                LEFT.fetch_sub(1, Ordering::Relaxed);
+                return;
+            }
             queue.idle += 1;
             let called = self.called.wait_timeout(queue, IDLE);
             let (woken, timeout) = called.unwrap_or_else(PoisonError::into_inner);
             queue = woken;
             queue.idle -= 1;
-            if timeout.timed_out() && queue.jobs.is_empty() {
+            if timeout.timed_out() && queue.jobs.is_empty() && !queue.ended {
                 queue.threads -= 1;
                 return;
             }
@@ -81,9 +96,14 @@ impl Shared {
 }
 
 impl Helper {
-    pub(super) fn new(start: ThreadStart) -> Helper {
+    /// # Errors
+    /// `EAGAIN`: too many threads of earlier devices still block.
+    pub(super) fn new(start: ThreadStart) -> Result<Helper, Errno> {
+        if LEFT.load(Ordering::Relaxed) >= MOST_LEFT {
+            return Err(Errno::AGAIN);
+        }
         let shared = Arc::default();
-        Helper { start, shared }
+        Ok(Helper { start, shared })
     }
 
     /// Whether so much waits that the device is to accept nothing more from others.
@@ -134,6 +154,15 @@ impl Helper {
     }
 }
 
+impl Drop for Helper {
+    fn drop(&mut self) {
+        let mut queue = self.shared.lock();
+        queue.ended = true;
+        LEFT.fetch_add(queue.threads, Ordering::Relaxed);
+        self.shared.called.notify_all();
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -164,7 +193,7 @@ mod tests {
 
     #[test]
     fn shm_22_whoever_gives_something_to_close_does_not_wait() {
-        let helper = Helper::new(ThreadStart::default());
+        let helper = Helper::new(ThreadStart::default()).unwrap();
         let gate = Arc::new(Gate::default());
         for _ in 0..MOST + THREADS {
             helper.close(Blocks(gate.clone()));
@@ -181,7 +210,7 @@ mod tests {
 
     #[test]
     fn shm_22_a_question_that_blocks_stops_no_other() {
-        let helper = Helper::new(ThreadStart::default());
+        let helper = Helper::new(ThreadStart::default()).unwrap();
         let gate = Arc::new(Gate::default());
         let blocks = Blocks(gate.clone());
         assert_eq!(helper.ask(move || drop(blocks)), None);
@@ -189,5 +218,24 @@ mod tests {
         *gate.open.lock().unwrap() = true;
         gate.opened.notify_all();
         wait_for("its end", || (Arc::strong_count(&gate) == 1).then_some(()));
+    }
+
+    #[test]
+    fn shm_22_the_threads_of_an_ended_device_end_when_nothing_blocks_them() {
+        let helper = Helper::new(ThreadStart::default()).unwrap();
+        let shared = helper.shared.clone();
+        let gate = Arc::new(Gate::default());
+        helper.close(Blocks(gate.clone()));
+        assert_eq!(helper.ask(|| 1), Some(1));
+        drop(helper);
+        wait_for("the idle thread's end", || {
+            (Arc::strong_count(&shared) == 2).then_some(())
+        });
+        assert!(LEFT.load(Ordering::Relaxed) >= 1, "one thread blocks");
+        *gate.open.lock().unwrap() = true;
+        gate.opened.notify_all();
+        wait_for("the other thread's end", || {
+            (Arc::strong_count(&shared) == 1).then_some(())
+        });
     }
 }

@@ -55,11 +55,12 @@ pub(super) struct LocalPeers {
 
 impl LocalPeers {
     /// # Errors
-    /// `EPERM`: this process has no user of its own. Those of opening a netlink socket.
+    /// `EPERM`: this process has no user of its own. `EAGAIN`: threads of earlier devices still
+    /// block. Those of opening a netlink socket.
     pub(super) fn new(descriptors: &Arc<Descriptors>, start: ThreadStart) -> Result<LocalPeers, Errno> {
         Ok(LocalPeers {
             descriptors: descriptors.clone(),
-            helper: Arc::new(Helper::new(start)),
+            helper: Arc::new(Helper::new(start)?),
             routes: Routes::new(descriptors)?,
             user: User::of_this_process().ok_or(Errno::PERM)?,
         })

@@ -169,7 +169,7 @@ mod tests {
     /// The descriptor that a stranger passed is closed by the helper's thread.
     #[test]
     fn shm_22_what_was_passed_is_closed_by_the_helper() {
-        let helper = Arc::new(Helper::new(ThreadStart::default()));
+        let helper = Arc::new(Helper::new(ThreadStart::default()).unwrap());
         let (ours, theirs) = pair();
         let (watched, passed) = rustix::pipe::pipe().unwrap();
         pass(&theirs, b"", Some(passed.as_fd()));

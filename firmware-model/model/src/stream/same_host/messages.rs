@@ -336,7 +336,7 @@ mod tests {
     fn pair() -> (LocalSocket, LocalSocket) {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
-        let helper = Arc::new(Helper::new(ThreadStart::default()));
+        let helper = Arc::new(Helper::new(ThreadStart::default()).unwrap());
         let descriptors = Descriptors::new(8, None);
         let socket = |fd: OwnedFd| LocalSocket::new(descriptors.adopt(fd).unwrap(), &helper);
         (socket(ours), socket(theirs))

@@ -77,6 +77,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// The status of a command when the network refuses.
 pub(crate) fn status(errno: Errno) -> Status {
+    if matches!(errno, Errno::MFILE | Errno::NFILE) {
+        // The program only gets ENOMEM.
+        tracing::warn!(
+            "no socket for a command: {errno}: raise the limit on open files, as by `ulimit -n \"$(ulimit -Hn)\"`"
+        );
+    }
     match errno {
         Errno::ADDRINUSE => Status::AddressInUse,
         Errno::ADDRNOTAVAIL => Status::AddressNotAvailable,
