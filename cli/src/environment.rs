@@ -8,9 +8,9 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
 use urnic_config::{Config, OPTIONS, Source};
-use urnic_faults::Plan;
 
 use crate::answer::Failure;
+use crate::fault::specification;
 use crate::options::Options;
 use crate::serve::LONGEST_SOCKET_PATH;
 
@@ -135,21 +135,9 @@ impl Options {
         let Some(given) = &self.faults else {
             return Ok(None);
         };
-        let text = match Path::new(given).is_file() {
-            true => std::fs::read_to_string(given)
-                .map_err(|error| Failure::usage(format!("--faults {given}: {error}")))?,
-            false => given.clone(),
-        };
-        Plan::check(&text).map_err(|error| Failure::usage(format!("--faults {given}: {error}")))?;
-        // Without comments it is one line.
-        let lines = text
-            .lines()
-            .map(|line| line.split('#').next().unwrap_or("").trim());
-        let faults: Vec<&str> = lines.filter(|line| !line.is_empty()).collect();
-        let faults = match faults.is_empty() {
-            true => "none".to_owned(),
-            false => faults.join("; "),
-        };
+        let faults =
+            specification(given).map_err(|error| Failure::usage(format!("--faults {given}: {error}")))?;
+        let faults = if faults.is_empty() { "none" } else { &faults };
         Ok(Some(faults.into()))
     }
 

@@ -1,9 +1,11 @@
 //! `urnic fault`: the kinds of faults, and those of a process that runs.
 
 use std::fmt::Write as _;
+use std::path::Path;
 
 use urnic_config::Config;
 use urnic_driver::watch;
+use urnic_faults::Plan;
 
 use crate::answer::Failure;
 
@@ -121,11 +123,41 @@ pub(crate) fn list() -> String {
     text
 }
 
-/// Adds faults to a process, and lists all of it.
-pub(crate) fn add(pid: u32, faults: &str) -> Result<String, Failure> {
-    urnic_faults::Plan::check(faults).map_err(Failure::usage)?;
+/// The specification that an argument is, or that is in the file of this name, in one line without
+/// comments.
+pub(crate) fn specification(given: &str) -> Result<String, String> {
+    let path = Path::new(given);
+    let text = match std::fs::metadata(path) {
+        Ok(found) if !found.is_dir() => std::fs::read_to_string(path).map_err(|error| error.to_string())?,
+        found => match Plan::check(given) {
+            Err(_) if found.is_ok() => return Err("it is a folder".to_owned()),
+            Err(_) if is_path(given) => return Err("no such file".to_owned()),
+            checked => checked.map(|()| given.to_owned())?,
+        },
+    };
+    Plan::check(&text)?;
+    let lines = text
+        .lines()
+        .map(|line| line.split('#').next().unwrap_or("").trim());
+    let faults: Vec<&str> = lines.filter(|line| !line.is_empty()).collect();
+    Ok(faults.join("; "))
+}
+
+/// Whether a text that is no specification was meant as the path of a file: no kind of fault has a
+/// slash or a dot.
+fn is_path(given: &str) -> bool {
+    let kind = given.split_whitespace().next().unwrap_or_default();
+    kind.contains(['/', '.']) && !kind.contains([';', '='])
+}
+
+/// Clears the faults of a process if `clear` is set, adds those of `given`, and lists all.
+pub(crate) fn change(pid: u32, given: &str, clear: bool) -> Result<String, Failure> {
+    let faults = match given.is_empty() {
+        true => String::new(),
+        false => specification(given).map_err(|error| Failure::usage(format!("{given}: {error}")))?,
+    };
     let config = Config::from_env().map_err(Failure::usage)?;
-    match watch::add_faults(&watch::homes(config.present.dir), pid, faults) {
+    match watch::change_faults(&watch::homes(config.present.dir), pid, &faults, clear) {
         Some(Ok(all)) if all.is_empty() => Ok("no faults\n".to_owned()),
         Some(Ok(all)) => Ok(all
             .iter()
@@ -141,6 +173,29 @@ pub(crate) fn add(pid: u32, faults: &str) -> Result<String, Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn faults_are_given_or_in_a_file() {
+        let folder = urnic_testkit::Folder::new("fault-files");
+        let file = folder.file("faults");
+        std::fs::write(&file, "# of a test\ndrop p=0.5 # half\n\nseed=3\n").unwrap();
+        let name = |path: &Path| path.display().to_string();
+        assert_eq!(specification(&name(&file)).unwrap(), "drop p=0.5; seed=3");
+        assert_eq!(specification("drop; refuse").unwrap(), "drop; refuse");
+        std::fs::write(&file, "rest\n").unwrap();
+        for (given, says) in [
+            (name(&file), "\"rest\" is no fault"),
+            (name(folder.path()), "it is a folder"),
+            (name(&folder.file("missing")), "no such file"),
+            ("missing.txt".to_owned(), "no such file"),
+            ("rest".to_owned(), "\"rest\" is no fault"),
+            ("drop p=0.x".to_owned(), "p=0.x: not a value of p"),
+            ("drop;x.y".to_owned(), "\"x.y\" is no fault"),
+        ] {
+            let error = specification(&given).unwrap_err();
+            assert!(error.starts_with(says), "{given}: {error}");
+        }
+    }
 
     #[test]
     fn the_catalogue_has_every_kind_in_order() {

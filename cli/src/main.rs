@@ -145,19 +145,22 @@ enum Command {
         #[command(flatten)]
         view: top::ViewArgs,
     },
-    /// Let something go wrong in a process that runs, or list its faults
+    /// Let something go wrong in a process that runs, or list or clear its faults
     ///
     /// The process runs under `urnic run --faults`, which may be `none`; without that, only calls,
-    /// completions and events can fail.
+    /// completions and events can fail. Occasions and positions (nth=, after=) count from now on.
     Fault {
         /// The process; `urnic stat` lists those that have a device open
         #[arg(required_unless_present = "list")]
         pid: Option<u32>,
-        /// The faults to add: KIND KEY=VALUE …, with semicolons between
-        #[arg(value_name = "FAULTS")]
+        /// The faults to add: KIND KEY=VALUE …, with semicolons between, or a file of them
+        #[arg(value_name = "FAULTS|FILE")]
         faults: Vec<String>,
-        /// List the kinds of faults, and what each stands for
-        #[arg(long)]
+        /// Clear the faults of the process first. What has struck is not undone
+        #[arg(long, requires = "pid")]
+        clear: bool,
+        /// List the faults of the process, or without PID all kinds and what each stands for
+        #[arg(long, conflicts_with_all = ["clear", "faults"])]
         list: bool,
     },
     /// Read what `urnic run --trace FILE` has written
@@ -285,10 +288,13 @@ fn main() -> ExitCode {
         Command::Man { of, .. } => {
             manual::page(Cli::command(), &of.unwrap_or_default()).and_then(|text| print(&text))
         }
-        Command::Fault { list: true, .. } => print(&fault::list()),
-        Command::Fault { pid, faults, .. } => {
-            fault::add(pid.unwrap_or_default(), &faults.join(" ")).and_then(|text| print(&text))
-        }
+        Command::Fault { pid: None, .. } => print(&fault::list()),
+        Command::Fault {
+            pid: Some(pid),
+            faults,
+            clear,
+            ..
+        } => fault::change(pid, &faults.join(" "), clear).and_then(|text| print(&text)),
         Command::Explain { what } => explain::explain(&what).and_then(|text| print(&text)),
     };
     outcome.unwrap_or_else(|failure| failure.report())

@@ -14,6 +14,7 @@
 mod kind;
 mod network;
 mod occasion;
+mod origins;
 mod parse;
 mod plan;
 mod random;
@@ -22,5 +23,6 @@ mod wait;
 pub use kind::{Action, Kind, Lateness, Position};
 pub use network::Network;
 pub use occasion::Occasion;
+pub use origins::{Origin, Origins};
 pub use plan::{DevicePlan, Plan, fails, is_on, plan};
 pub use wait::wait;

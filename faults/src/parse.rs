@@ -1,5 +1,6 @@
 //! Specifications of faults: `reset after=64k nth=2; drop p=0.01 peer=192.0.2.0/24; seed=7`.
 
+use std::fmt;
 use std::time::Duration;
 
 use urnic_device::vocabulary::{WcOpcode, WcStatus};
@@ -35,6 +36,34 @@ pub(crate) enum When {
     Every(u64),
     /// Each with this probability.
     Probability(f64),
+}
+
+impl fmt::Display for Specified {
+    /// As in a specification.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.kind)?;
+        match self.when {
+            When::Nth(n) => write!(f, " nth={n}"),
+            When::Every(n) => write!(f, " every={n}"),
+            When::Probability(p) => write!(f, " p={p}"),
+        }?;
+        if let Some(count) = self.count {
+            write!(f, " count={count}")?;
+        }
+        if let Some(device) = &self.filter.device {
+            write!(f, " device={device}")?;
+        }
+        if let Some(peer) = self.filter.peer {
+            write!(f, " peer={peer}")?;
+        }
+        if let Some(opcode) = &self.filter.opcode {
+            write!(f, " opcode={opcode}")?;
+        }
+        match self.filter.qp {
+            Some(qp) => write!(f, " qp={qp:#x}"),
+            None => Ok(()),
+        }
+    }
 }
 
 /// Reads a specification: its faults, and its seed if it has one.
@@ -107,11 +136,7 @@ fn read_kind(part: &str, word: &str, keys: &mut Keys<'_>) -> Result<Kind, String
                 .ok_or_else(|| format!("{part}: code=NUMBER is missing"))?,
         },
         "corrupt" => Kind::Corrupt(keys.take("after", bytes)?.unwrap_or(0)),
-        "delay" => Kind::Delay(Delay {
-            time: keys.take("time", time)?.unwrap_or_default(),
-            jitter: keys.take("jitter", time)?.unwrap_or_default(),
-            rate: keys.take("rate", rate)?.unwrap_or(0),
-        }),
+        "delay" => delay(part, keys)?,
         "refuse" => Kind::Refuse,
         "unreachable" => Kind::Unreachable,
         "unanswered" => Kind::Unanswered,
@@ -158,6 +183,21 @@ fn read_kind(part: &str, word: &str, keys: &mut Keys<'_>) -> Result<Kind, String
         }
     };
     Ok(kind)
+}
+
+/// A delay, which has a time or a rate.
+fn delay(part: &str, keys: &mut Keys<'_>) -> Result<Kind, String> {
+    let (late, jitter) = (keys.take("time", time)?, keys.take("jitter", time)?);
+    let rate = keys.take("rate", rate)?;
+    if late.is_none() && (jitter.is_some() || rate.is_none()) {
+        let or_rate = if jitter.is_none() { ", or rate=N," } else { "" };
+        return Err(format!("{part}: time=T{or_rate} is missing"));
+    }
+    Ok(Kind::Delay(Delay {
+        time: late.unwrap_or_default(),
+        jitter: jitter.unwrap_or_default(),
+        rate: rate.unwrap_or(0),
+    }))
 }
 
 /// When a fault of this kind strikes.
@@ -339,11 +379,36 @@ mod tests {
             ("terminate code=0x10000", "code=0x10000: not a value of code"),
             ("corrupt after=3msg", "after=3msg: not a value of after"),
             ("late-completion", "time=T is missing"),
+            ("delay", "delay: time=T, or rate=N, is missing"),
+            ("delay nth=3", "time=T, or rate=N, is missing"),
+            ("delay jitter=2us", "time=T is missing"),
+            ("delay jitter=2us rate=1gbit", "time=T is missing"),
             ("complete status=SUCCESS", "status=SUCCESS"),
             ("seed=x", "seed=x: not a number"),
         ] {
             let error = parse(text).unwrap_err();
             assert!(error.contains(says), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_delay_may_have_a_rate_alone() {
+        let rate = Delay {
+            rate: 1_000_000_000,
+            ..Delay::default()
+        };
+        assert_eq!(one("delay rate=1gbit").kind, Kind::Delay(rate));
+    }
+
+    #[test]
+    fn a_fault_is_shown_with_all_its_keys() {
+        for text in [
+            "drop p=0.25 count=3 device=urnic1 peer=192.0.2.0/24",
+            "drop every=3 peer=fd00::1",
+            "complete status=REM_OP_ERR nth=2 opcode=RDMA_READ qp=0x1a",
+        ] {
+            assert_eq!(one(text).to_string(), text);
+            assert_eq!(one(&one(text).to_string()), one(text));
         }
     }
 

@@ -1,23 +1,28 @@
 //! The plan of the process, and its decisions.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use crate::kind::{Action, Delay, Kind, Lateness, Position};
 use crate::occasion::Occasion;
+use crate::origins::{Origin, Origins};
 use crate::parse::{Specified, When, parse};
 use crate::random::{fraction, number};
 
 /// Longest delay, whatever the rate.
 const LONGEST: Duration = Duration::from_secs(60);
-/// Most faults of a process.
+/// Most faults of a process that are in force.
 const MOST: usize = 64;
+/// Most faults of a process in its life, with those that were cleared: each keeps its place.
+const MOST_EVER: usize = 1024;
 
-/// What is to go wrong. Faults can be added while it is in use, and are never removed.
+/// What is to go wrong. Faults can be added and cleared while it is in use.
 #[derive(Debug)]
 pub struct Plan {
-    faults: [OnceLock<Fault>; MOST],
+    faults: [OnceLock<Fault>; MOST_EVER],
+    /// The number of faults that were cleared: the first ones.
+    cleared: AtomicUsize,
     seed: AtomicU64,
     /// Connections and datagrams ask this plan.
     has_network: AtomicBool,
@@ -76,6 +81,16 @@ impl DevicePlan {
     pub fn strikes(&self, occasion: &Occasion<'_>) -> Vec<Action> {
         self.plan.strikes(&self.device, occasion)
     }
+
+    /// Where the faults count from on a connection that begins now.
+    pub fn origins(&self) -> Origins {
+        Origins::beginning(self.plan.ever())
+    }
+
+    /// Faults that were added since the last call count from `here` on.
+    pub fn note(&self, origins: &mut Origins, here: Origin) {
+        origins.note(self.plan.ever(), here);
+    }
 }
 
 impl Plan {
@@ -91,7 +106,8 @@ impl Plan {
     /// A plan without faults.
     pub const fn new() -> Plan {
         Plan {
-            faults: [const { OnceLock::new() }; MOST],
+            faults: [const { OnceLock::new() }; MOST_EVER],
+            cleared: AtomicUsize::new(0),
             seed: AtomicU64::new(1),
             has_network: AtomicBool::new(false),
         }
@@ -110,20 +126,56 @@ impl Plan {
         self.has_network.store(true, Ordering::Relaxed);
     }
 
-    /// Adds the faults of a specification to the plan of a process that runs.
+    /// Changes the plan of a process that runs: adds the faults of a specification, and clears
+    /// those before if `clear` is set. What has struck is not undone. A fault that is added counts
+    /// occasions and positions from now on.
     ///
     /// # Errors
-    /// Those of [`Plan::add`]; a fault of connections or datagrams, if none asks this plan.
-    pub fn add_later(&self, text: &str) -> Result<(), String> {
+    /// Those of [`Plan::add`]; a fault of connections or datagrams, if none asks this plan. Nothing
+    /// is changed then.
+    pub fn change(&self, text: &str, clear: bool) -> Result<(), String> {
         let (faults, _) = parse(text)?;
         let network = faults.iter().find(|fault| fault.kind.is_of_network());
-        match network {
-            Some(fault) if !self.has_network.load(Ordering::Relaxed) => Err(format!(
+        if let Some(fault) = network
+            && !self.has_network.load(Ordering::Relaxed)
+        {
+            return Err(format!(
                 "{}: the connections of this process pass by faults: start it with --faults none",
                 fault.kind.word()
-            )),
-            _ => self.add(text),
+            ));
         }
+        let before = self.ever() as usize;
+        let in_force = if clear { 0 } else { before - self.first() };
+        self.has_room(before, in_force, faults.len())?;
+        if clear {
+            self.cleared.store(before, Ordering::Relaxed);
+        }
+        self.add(text)
+    }
+
+    /// Whether there is room for so many more faults.
+    fn has_room(&self, ever: usize, in_force: usize, more: usize) -> Result<(), String> {
+        if in_force + more > MOST {
+            return Err(format!("more than {MOST} faults"));
+        }
+        match ever + more > MOST_EVER {
+            true => Err(format!(
+                "more than {MOST_EVER} faults since the process began: start it again"
+            )),
+            false => Ok(()),
+        }
+    }
+
+    /// The number of faults that there were.
+    fn ever(&self) -> u64 {
+        let is_there = |fault: &OnceLock<Fault>| fault.get().is_some();
+        // Places are taken in their order.
+        self.faults.partition_point(is_there) as u64
+    }
+
+    /// The index of the first fault that is in force.
+    fn first(&self) -> usize {
+        self.cleared.load(Ordering::Relaxed)
     }
 
     /// Adds the faults of a specification. The process has a plan from now on, even if there are
@@ -133,6 +185,8 @@ impl Plan {
     /// A message: the specification is wrong, or there are too many faults.
     pub fn add(&self, text: &str) -> Result<(), String> {
         let (faults, seed) = parse(text)?;
+        let ever = self.ever() as usize;
+        self.has_room(ever, ever - self.first().min(ever), faults.len())?;
         if let Some(seed) = seed {
             self.seed.store(seed, Ordering::Relaxed);
         }
@@ -146,7 +200,7 @@ impl Plan {
                 fault = fault.and_then(|fault| place.set(fault).err());
             }
             if fault.is_some() {
-                return Err(format!("more than {MOST} faults"));
+                return Err(format!("more than {MOST_EVER} faults"));
             }
         }
         ON.store(true, Ordering::Release);
@@ -154,22 +208,21 @@ impl Plan {
     }
 
     fn all(&self) -> impl Iterator<Item = (u64, &Fault)> {
-        (0..).zip(self.faults.iter().map_while(OnceLock::get))
+        let all = (0..).zip(self.faults.iter().map_while(OnceLock::get));
+        all.skip(self.first())
     }
 
-    /// Each fault, with the numbers of its occasions and strikes, in words.
+    /// Each fault by its number, with the numbers of its occasions and strikes, in words.
     pub fn list(&self) -> Vec<String> {
         self.all()
-            .map(|(_, fault)| {
-                let Specified { kind, when, .. } = &fault.specified;
-                let when = match when {
-                    When::Nth(n) => format!("nth={n}"),
-                    When::Every(n) => format!("every={n}"),
-                    When::Probability(p) => format!("p={p}"),
-                };
+            .map(|(index, fault)| {
                 let strikes = fault.attempts.load(Ordering::Relaxed).min(fault.limit());
                 let occasions = fault.occasions.load(Ordering::Relaxed);
-                format!("{kind} {when}: struck {strikes} times at {occasions} occasions")
+                format!(
+                    "fault {}: {}: struck {strikes} times at {occasions} occasions",
+                    index + 1,
+                    fault.specified
+                )
             })
             .collect()
     }
@@ -197,7 +250,7 @@ impl Fault {
     }
 
     /// Whether this is an occasion for it.
-    fn fits(&self, device: &str, occasion: &Occasion<'_>) -> bool {
+    fn fits(&self, index: u64, device: &str, occasion: &Occasion<'_>) -> bool {
         let Specified { kind, filter, .. } = &self.specified;
         let fits_kind = match (kind, occasion) {
             (Kind::Refuse | Kind::Unreachable | Kind::Unanswered | Kind::Reject, Occasion::Connect(_))
@@ -214,19 +267,31 @@ impl Fault {
                 Occasion::Completion(..),
             ) => true,
             (Kind::Fail { call, .. }, Occasion::Call(called)) => call == called,
-            (Kind::Corrupt(at), Occasion::Sending { from, to, .. }) => (*from..*to).contains(at),
+            (
+                Kind::Corrupt(at),
+                Occasion::Sending {
+                    from, to, origins, ..
+                },
+            ) => origins
+                .of(index)
+                .is_some_and(|origin| (*from..*to).contains(&origin.sent.saturating_add(*at))),
             (
                 Kind::Reset(after)
                 | Kind::Close(after)
                 | Kind::Silence(after)
                 | Kind::Terminate { after, .. },
-                Occasion::Passed { bytes, messages, .. },
-            ) => match *after {
-                Position::Bytes(at) => bytes.contains(&at),
+                Occasion::Passed {
+                    bytes,
+                    messages,
+                    origins,
+                    ..
+                },
+            ) => origins.of(index).is_some_and(|origin| match *after {
+                Position::Bytes(at) => bytes.contains(&origin.passed.saturating_add(at)),
                 // At once.
-                Position::Messages(0) => bytes.contains(&0),
-                Position::Messages(n) => messages.contains(&(n - 1)),
-            },
+                Position::Messages(0) => bytes.contains(&origin.passed),
+                Position::Messages(n) => messages.contains(&origin.messages.saturating_add(n - 1)),
+            }),
             _ => false,
         };
         let fits_completion = match occasion {
@@ -246,7 +311,7 @@ impl Fault {
     }
 
     fn strike(&self, seed: u64, index: u64, device: &str, occasion: &Occasion<'_>) -> Option<Action> {
-        if !self.fits(device, occasion) {
+        if !self.fits(index, device, occasion) {
             return None;
         }
         let number_of = self.occasions.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
@@ -277,7 +342,13 @@ impl Fault {
             "fault {}: {kind}: at {occasion}, its occasion {number_of}",
             index + 1
         );
-        Some(Action::Do(kind.clone()))
+        Some(match (kind, occasion) {
+            (Kind::Corrupt(at), Occasion::Sending { origins, .. }) => {
+                let origin = origins.of(index).unwrap_or_default();
+                Action::Damage(origin.sent.saturating_add(*at))
+            }
+            _ => Action::Do(kind.clone()),
+        })
     }
 }
 
@@ -364,17 +435,19 @@ mod tests {
         assert_eq!(strikes, [Action::Do(Kind::Complete(WcStatus::RemOpErr))]);
         assert_eq!(
             plan.list(),
-            ["complete status=REM_OP_ERR nth=2: struck 1 times at 2 occasions"]
+            ["fault 1: complete status=REM_OP_ERR nth=2 opcode=RDMA_READ: struck 1 times at 2 occasions"]
         );
     }
 
     #[test]
     fn a_position_is_passed_once() {
         let plan = of("reset after=100 every=1");
+        let origins = Origins::beginning(1);
         let passed = |bytes| Occasion::Passed {
             peer: PEER,
             bytes,
             messages: 0..0,
+            origins: &origins,
         };
         assert!(plan.strikes("urnic0", &passed(0..100)).is_empty());
         let reset = Action::Do(Kind::Reset(Position::Bytes(100)));
@@ -385,10 +458,12 @@ mod tests {
     #[test]
     fn messages_are_counted_by_their_ends() {
         let plan = of("silence after=3msg every=1");
+        let origins = Origins::beginning(1);
         let passed = |bytes, messages| Occasion::Passed {
             peer: PEER,
             bytes,
             messages,
+            origins: &origins,
         };
         assert!(plan.strikes("urnic0", &passed(0..100, 0..0)).is_empty());
         assert!(plan.strikes("urnic0", &passed(100..200, 0..2)).is_empty());
@@ -415,10 +490,11 @@ mod tests {
     #[test]
     fn faults_of_the_network_need_a_network_that_asks() {
         let plan = Plan::new();
-        assert!(plan.add_later("reset").unwrap_err().contains("--faults none"));
-        plan.add_later("lose-event").unwrap();
+        let refused = plan.change("reset", false).unwrap_err();
+        assert!(refused.contains("--faults none"), "{refused}");
+        plan.change("lose-event", false).unwrap();
         plan.note_network();
-        plan.add_later("reset").unwrap();
+        plan.change("reset", false).unwrap();
         assert_eq!(plan.list().len(), 2);
     }
 
@@ -431,9 +507,50 @@ mod tests {
     }
 
     #[test]
-    fn there_is_a_limit() {
+    fn cleared_faults_strike_no_more() {
+        let plan = of("drop every=1; refuse");
+        let datagram = Occasion::Datagram(PEER);
+        assert_eq!(plan.strikes("urnic0", &datagram), [Action::Do(Kind::Drop)]);
+        plan.note_network();
+        plan.change("", true).unwrap();
+        assert!(plan.strikes("urnic0", &datagram).is_empty());
+        assert!(plan.list().is_empty());
+        plan.change("duplicate every=1", false).unwrap();
+        plan.change("reorder every=1 count=2", true).unwrap();
+        assert_eq!(plan.strikes("urnic0", &datagram), [Action::Do(Kind::Reorder)]);
+        let listed = "fault 4: reorder every=1 count=2: struck 1 times at 1 occasions";
+        assert_eq!(plan.list(), [listed]);
+    }
+
+    #[test]
+    fn a_change_that_is_wrong_clears_nothing() {
+        let plan = of("lose-event");
+        for wrong in ["rest", "reset"] {
+            plan.change(wrong, true).unwrap_err();
+            assert_eq!(plan.list().len(), 1);
+        }
+    }
+
+    #[test]
+    fn there_is_a_limit_of_faults_in_force() {
         let plan = Plan::new();
         let error = (0..=MOST).find_map(|_| plan.add("drop").err()).unwrap();
         assert_eq!(error, "more than 64 faults");
+        plan.note_network();
+        assert_eq!(plan.change("drop", false).unwrap_err(), error);
+        plan.change("drop", true).unwrap();
+        assert_eq!(plan.list().len(), 1);
+    }
+
+    #[test]
+    fn there_is_a_limit_of_faults_in_a_life() {
+        let plan = Plan::new();
+        let changes = (0..).map(|_| plan.change("lose-event", true));
+        let well = changes.take_while(Result::is_ok).count();
+        assert_eq!(well, MOST_EVER);
+        let error = plan.change("lose-event", true).unwrap_err();
+        assert!(error.contains("1024 faults since the process began"), "{error}");
+        plan.change("", true).unwrap();
+        assert!(plan.list().is_empty());
     }
 }

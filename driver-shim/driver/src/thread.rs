@@ -62,7 +62,7 @@ impl Driver {
             let mut count = [0; 8];
             let _ = rustix::io::read(wake, &mut count);
             if let Some((stat_socket, _)) = stat_socket {
-                stat_socket.answer(|| self.snapshot(), planned::add);
+                stat_socket.answer(|| self.snapshot(), planned::change);
             }
         }
         self.bus.shutdown();

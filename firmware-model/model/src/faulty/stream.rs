@@ -10,7 +10,7 @@ use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 use std::net::SocketAddr;
 use std::time::Duration;
-use urnic_faults::{Action, DevicePlan, Kind, Lateness, Occasion};
+use urnic_faults::{Action, DevicePlan, Kind, Lateness, Occasion, Origin, Origins};
 
 /// Most reads of a silent connection in one call.
 const MOST_LOST: usize = 64;
@@ -20,6 +20,8 @@ const MOST_LOST: usize = 64;
 pub(super) struct FaultyStream {
     stream: Box<dyn Stream>,
     plan: DevicePlan,
+    /// Where each fault of the plan counts from.
+    origins: Origins,
     /// What was sent and arrives late.
     line: Line,
     /// The connection has ended, and nothing has told of that yet: the real one may have no event.
@@ -78,6 +80,7 @@ impl FaultyStream {
     pub(super) fn new(stream: Box<dyn Stream>, plan: DevicePlan, condition: Condition) -> FaultyStream {
         FaultyStream {
             stream,
+            origins: plan.origins(),
             plan,
             line: Line::default(),
             ended: false,
@@ -157,15 +160,17 @@ impl FaultyStream {
 
     /// The position of the damaged byte among the next `len` bytes to be sent, if one is there.
     fn damage(&mut self, len: usize) -> Option<usize> {
+        self.note_new_faults();
         let end = self.sent + len as u64;
         if end > self.decided {
             let occasion = Occasion::Sending {
                 peer: self.stream.remote().ip(),
                 from: self.decided.max(self.sent),
                 to: end,
+                origins: &self.origins,
             };
             for action in self.plan.strikes(&occasion) {
-                if let Action::Do(Kind::Corrupt(at)) = action {
+                if let Action::Damage(at) = action {
                     self.damaged = Some(at);
                 }
             }
@@ -218,6 +223,21 @@ impl FaultyStream {
         }
     }
 
+    /// Faults that were added meanwhile count from here on. Bytes that were offered to the real
+    /// connection, and which it did not take, are decided already.
+    fn note_new_faults_at(&mut self, messages: u64) {
+        let here = Origin {
+            passed: self.passed,
+            messages,
+            sent: self.decided.max(self.sent),
+        };
+        self.plan.note(&mut self.origins, here);
+    }
+
+    fn note_new_faults(&mut self) {
+        self.note_new_faults_at(self.messages());
+    }
+
     /// Messages that have passed in either direction.
     fn messages(&self) -> u64 {
         self.sends.messages() + self.receives.messages()
@@ -228,10 +248,12 @@ impl FaultyStream {
         if len == 0 {
             return;
         }
+        self.note_new_faults_at(messages_before);
         let occasion = Occasion::Passed {
             peer: self.stream.remote().ip(),
             bytes: self.passed..self.passed + len as u64,
             messages: messages_before..self.messages(),
+            origins: &self.origins,
         };
         self.passed += len as u64;
         for action in self.plan.strikes(&occasion) {

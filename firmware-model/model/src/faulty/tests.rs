@@ -9,13 +9,18 @@ use rustix::io::Errno;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
+use urnic_faults::Plan;
 use urnic_wire::mpa::fpdu::{self, CrcMode};
 use urnic_wire::mpa::startup::{FrameKind, StartupFrame};
 use urnic_wire::rdmap::{Body, Segment};
 
 /// A connection of a network with this plan: the initiator's end, and the other.
 fn connection(faults: &str) -> Result<[Box<dyn Stream>; 2], Errno> {
-    let plan = plan_of(faults);
+    connection_of(plan_of(faults))
+}
+
+/// The same of this plan, which may change later.
+fn connection_of(plan: &'static Plan) -> Result<[Box<dyn Stream>; 2], Errno> {
     let conditions = Conditions {
         latency: Duration::ZERO,
         ..Conditions::default()
@@ -99,6 +104,54 @@ fn one_byte_is_damaged() {
     assert_eq!(send(&mut *here, b"000"), Ok(3));
     assert_eq!(send(&mut *here, b"000000"), Ok(6));
     assert_eq!(receive(&mut *there).unwrap(), b"000010000");
+}
+
+/// Adds a fault while the connection is in use, after nine bytes of this end and four of the peer.
+fn added_later(fault: &str) -> [Box<dyn Stream>; 2] {
+    let plan = plan_of("none");
+    let [mut here, mut there] = connection_of(plan).unwrap();
+    send(&mut *here, b"000000000").unwrap();
+    receive(&mut *there).unwrap();
+    send(&mut *there, b"1111").unwrap();
+    receive(&mut *here).unwrap();
+    plan.change(fault, false).unwrap();
+    [here, there]
+}
+
+#[test]
+fn a_fault_that_is_added_counts_bytes_from_then_on() {
+    let [mut here, mut there] = added_later("close after=4");
+    assert_eq!(send(&mut *here, b"0000"), Ok(4));
+    assert_eq!(receive(&mut *there).unwrap(), b"0000");
+    assert_eq!(send(&mut *here, b"0"), Ok(1));
+    assert_eq!(receive(&mut *here).unwrap(), b"", "the fifth byte has passed");
+
+    let [mut here, mut there] = added_later("corrupt after=4");
+    send(&mut *here, b"000").unwrap();
+    send(&mut *here, b"000").unwrap();
+    assert_eq!(receive(&mut *there).unwrap(), b"000010");
+
+    let [mut here, _there] = added_later("reset");
+    assert_eq!(send(&mut *here, b"0"), Ok(1));
+    let gone = Err(StreamError::Closed(Errno::CONNRESET));
+    assert_eq!(send(&mut *here, b"0"), gone, "at once");
+}
+
+#[test]
+fn a_fault_that_is_added_counts_messages_from_then_on() {
+    let plan = plan_of("none");
+    let [mut here, mut there] = connection_of(plan).unwrap();
+    send(&mut *here, REQUEST).unwrap();
+    send(&mut *there, REPLY).unwrap();
+    receive(&mut *here).unwrap();
+    for _ in 0..3 {
+        send(&mut *here, &message(true)).unwrap();
+    }
+    plan.change("reset after=2msg", false).unwrap();
+    send(&mut *here, &message(true)).unwrap();
+    assert_eq!(here.peek(), Err(StreamError::WouldBlock), "the first of two");
+    send(&mut *here, &message(true)).unwrap();
+    assert_eq!(here.peek(), Err(StreamError::Closed(Errno::CONNRESET)));
 }
 
 #[test]
