@@ -5,6 +5,8 @@
 
 mod answer;
 mod capture;
+mod columns;
+mod command_line;
 mod conformance;
 mod doctor;
 mod environment;
@@ -31,7 +33,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory, Parser, Subcommand};
 use urnic_config::{Config, OPTIONS};
 
-use answer::print;
+use answer::{print, wrapped};
 use environment::Environment;
 use options::Options;
 
@@ -139,8 +141,9 @@ enum Command {
     },
     /// Show processes, queue pairs and their rates on the terminal, live
     ///
-    /// Keys: arrows select, Enter shows the queue pairs of a device, s changes the order, p pauses,
-    /// h explains the columns, q quits.
+    /// Keys: arrows select, Enter shows the queue pairs of a device, s changes the order (process,
+    /// rate, errors), p pauses, h explains the columns, q quits. Columns for which the terminal is
+    /// too narrow are left out.
     Top {
         #[command(flatten)]
         view: top::ViewArgs,
@@ -205,7 +208,7 @@ fn keys() -> String {
             value => value,
         };
         let _ = write!(text, "\n  {}\n", opt.key);
-        for line in wrapped(opt.help, 72) {
+        for line in wrapped(opt.help, 72, 0) {
             let _ = writeln!(text, "      {line}");
         }
         let _ = writeln!(
@@ -221,21 +224,6 @@ fn keys() -> String {
          \"irdma\" or \"strict\" in it sets what soft-iWARP, Chelsio's or Intel's adapters can do, or the rules to the letter.\n",
     );
     text
-}
-
-/// `text` in lines of at most `width` characters.
-fn wrapped(text: &str, width: usize) -> Vec<String> {
-    let mut lines: Vec<String> = Vec::new();
-    for word in text.split_whitespace() {
-        match lines.last_mut() {
-            Some(line) if line.len() + 1 + word.len() <= width => {
-                line.push(' ');
-                line.push_str(word);
-            }
-            _ => lines.push(word.to_owned()),
-        }
-    }
-    lines
 }
 
 fn main() -> ExitCode {
