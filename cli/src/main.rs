@@ -4,7 +4,6 @@
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod answer;
-mod capture;
 mod columns;
 mod command_line;
 mod conformance;
@@ -12,6 +11,7 @@ mod doctor;
 mod environment;
 mod explain;
 mod fault;
+mod files;
 mod hosts;
 mod info;
 mod inherited;
@@ -234,7 +234,8 @@ fn main() -> ExitCode {
     let outcome = match cli.command {
         Command::Run { options, command } => {
             let prepared = Environment::new(&options).and_then(|env| {
-                env.config.pcap.as_deref().map_or(Ok(()), capture::prepare)?;
+                files::check(&env.config)?;
+                (env.config.pcap.as_deref()).map_or(Ok(()), files::prepare_capture)?;
                 Ok(env)
             });
             prepared.and_then(|env| program::run(&env, &command))
@@ -243,7 +244,10 @@ fn main() -> ExitCode {
             options,
             count,
             command,
-        } => Environment::new(&options).and_then(|env| hosts::run(&env, count, &command)),
+        } => Environment::new(&options).and_then(|env| {
+            files::check(&env.config)?;
+            hosts::run(&env, count, &command)
+        }),
         Command::Env { options, format } => {
             Environment::new(&options).and_then(|env| print(&env.printed(format)))
         }
