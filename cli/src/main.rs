@@ -331,6 +331,27 @@ mod tests {
     }
 
     #[test]
+    fn the_manual_page_lists_every_command_of_the_help() {
+        let page = include_str!("../../docs/urnic.1").replace("\\-", "-");
+        let (synopsis, rest) = page.split_once(".SH DESCRIPTION\n").expect("a description");
+        let description = rest.split(".SH ").next().expect("a section");
+        let mut cli = Cli::command();
+        cli.build();
+        let commands = cli.get_subcommands().filter(|command| !command.is_hide_set());
+        let names: Vec<&str> = commands.map(clap::Command::get_name).collect();
+        assert!(names.contains(&"top") && names.contains(&"help"), "{names:?}");
+        for name in names {
+            let is_usage = |line: &str| {
+                line.strip_prefix(".B urnic ")
+                    .is_some_and(|rest| rest.split_whitespace().next() == Some(name))
+            };
+            assert!(synopsis.lines().any(is_usage), "no {name} in the synopsis");
+            let entry = format!(".TP\n.B {name}\n");
+            assert!(description.contains(&entry), "no {name} in the description");
+        }
+    }
+
+    #[test]
     fn arguments_after_the_command_belong_to_it() {
         let cli = Cli::try_parse_from(["urnic", "run", "--log", "debug", "--", "prog", "--log", "-x"])
             .expect("good");
