@@ -186,7 +186,7 @@ mod tests {
     fn rows_keep_their_places_while_rates_change() {
         let mut state = State::default();
         let begin = Instant::now();
-        let mut take = |state: &mut State, second: u64, bytes: [u64; 3]| {
+        let take = |state: &mut State, second: u64, bytes: [u64; 3]| {
             let all = [1, 2, 3].map(|pid| snapshot(pid, bytes[pid as usize - 1]));
             state.take(all.to_vec(), begin + Duration::from_secs(second));
         };

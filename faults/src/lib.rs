@@ -11,6 +11,7 @@
 
 #![forbid(unsafe_code)]
 
+mod fault;
 mod kind;
 mod network;
 mod occasion;

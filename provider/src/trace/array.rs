@@ -23,7 +23,7 @@ const LONGEST_REGION: u64 = 1 << 20;
 const OPENING: &[u8] =
     b"[\n{\"ph\":\"M\",\"name\":\"clock\",\"pid\":0,\"args\":{\"name\":\"CLOCK_MONOTONIC\"}}\n";
 const CLOSING: &[u8] = b"]\n";
-const SPACES: [u8; 16 * PAGE as usize] = [b' '; 16 * PAGE as usize];
+static SPACES: [u8; 16 * PAGE as usize] = [b' '; 16 * PAGE as usize];
 /// The longest white space in which the closing bracket is looked for, backwards from the end.
 const LONGEST_GAP: u64 = 4 * LONGEST_REGION;
 /// How often, and after which time, a lock is tried again. A process has it for a few system calls,
