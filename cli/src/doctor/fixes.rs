@@ -117,6 +117,11 @@ mod tests {
         );
         assert_eq!(named_in(line, "x"), "ulimit -n 1024");
         assert_eq!(named_in("see `urnic doctor`", "x"), "x");
+        let threads =
+            "clone3 failed: raise the limit, as by `ulimit -u \"$(ulimit -Hu)\"`, or that of the container";
+        assert_eq!(named_in(threads, "x"), "ulimit -u \"$(ulimit -Hu)\"");
+        let memory = "Cannot allocate memory (os error 12): raise the memory limit of the process";
+        assert!(named_in(memory, "x").starts_with("ulimit -v unlimited && "));
         let warned = "t pid 7  WARN urnic_model::stream: no socket for a command: Too many open files\nCouldn't create QP";
         assert!(first_error(warned).starts_with("urnic_model::stream: no socket"));
         assert_eq!(named_in(first_error(warned), "x"), "ulimit -n 1024");

@@ -176,8 +176,9 @@ fn object_of(address: usize) -> Option<Object> {
 }
 
 /// Gives `take` the addresses of the place whose instruction at `pc` a signal has interrupted, at
-/// most [`MOST_FRAMES`]. For the handler of the signal: allocates nothing and takes no lock. Where
-/// the stack cannot be walked, the instruction's is the only address.
+/// most [`MOST_FRAMES`]. For the handler of the signal: allocates nothing. (Before glibc 2.35 the
+/// unwinder takes the loader's lock, which the thread itself may hold.) Where the stack cannot be
+/// walked, the instruction's is the only address.
 pub(super) fn of_interrupted(pc: usize, mut take: impl FnMut(usize)) {
     // Other frames have the address after their call.
     take(pc.wrapping_add(1));
