@@ -201,6 +201,15 @@ fn overlaid(
     )
 }
 
+/// The path of this program; without /proc, the one by which it was started.
+pub(crate) fn program_file() -> Result<PathBuf, String> {
+    env::current_exe().or_else(|error| {
+        let started = OsStr::from_bytes(rustix::param::linux_execfn().to_bytes());
+        std::fs::canonicalize(started)
+            .map_err(|_| format!("cannot find the path of the urnic program: {error}"))
+    })
+}
+
 /// The plug-in's file: `URNIC_LIB`, or its place beside this program, built or installed.
 pub(crate) fn find_plugin() -> Result<PathBuf, String> {
     if let Some(path) = env::var_os("URNIC_LIB").map(PathBuf::from) {
@@ -211,8 +220,7 @@ pub(crate) fn find_plugin() -> Result<PathBuf, String> {
             false => Err(format!("URNIC_LIB={}: there is no such file", path.display())),
         };
     }
-    let program =
-        env::current_exe().map_err(|error| format!("cannot find the path of the urnic program: {error}"))?;
+    let program = program_file()?;
     let folder = program.parent().unwrap_or(Path::new("/"));
     let above = folder.parent().unwrap_or(folder);
     let places = [
@@ -294,6 +302,12 @@ fn in_double_quotes(value: &str) -> String {
     }
     text.push('"');
     text
+}
+
+/// The words of a command, so that a shell reads them back unchanged.
+pub(crate) fn quoted_words(words: &[OsString]) -> String {
+    let words: Vec<String> = words.iter().map(|word| quoted(word)).collect();
+    words.join(" ")
 }
 
 /// `value` quoted so that a shell reads it back unchanged.

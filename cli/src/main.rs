@@ -15,6 +15,7 @@ mod info;
 mod inherited;
 mod manual;
 mod options;
+mod other_user;
 mod program;
 mod serve;
 mod signals;

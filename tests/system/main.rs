@@ -9,6 +9,7 @@ mod console;
 mod datagrams;
 mod destroying;
 mod devices;
+mod doctor;
 mod endings;
 mod fault;
 mod faults;
