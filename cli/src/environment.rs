@@ -11,6 +11,7 @@ use urnic_config::{Config, OPTIONS, Source};
 use urnic_faults::Plan;
 
 use crate::answer::Failure;
+use crate::fault_file;
 use crate::options::Options;
 use crate::serve::LONGEST_SOCKET_PATH;
 
@@ -135,22 +136,10 @@ impl Options {
         let Some(given) = &self.faults else {
             return Ok(None);
         };
-        let text = match Path::new(given).is_file() {
-            true => std::fs::read_to_string(given)
-                .map_err(|error| Failure::usage(format!("--faults {given}: {error}")))?,
-            false => given.clone(),
-        };
+        let text = fault_file::specification(given)
+            .map_err(|failure| Failure::usage(format!("--faults: {}", failure.message)))?;
         Plan::check(&text).map_err(|error| Failure::usage(format!("--faults {given}: {error}")))?;
-        // Without comments it is one line.
-        let lines = text
-            .lines()
-            .map(|line| line.split('#').next().unwrap_or("").trim());
-        let faults: Vec<&str> = lines.filter(|line| !line.is_empty()).collect();
-        let faults = match faults.is_empty() {
-            true => "none".to_owned(),
-            false => faults.join("; "),
-        };
-        Ok(Some(faults.into()))
+        Ok(Some(text.into()))
     }
 
     fn device(&self) -> Result<Option<OsString>, Failure> {

@@ -6,6 +6,7 @@ use urnic_config::Config;
 use urnic_driver::watch;
 
 use crate::answer::Failure;
+use crate::fault_file;
 
 /// The kinds: with their keys, what they do, and the trouble that they stand for; as in
 /// docs/guide/faults.md.
@@ -94,8 +95,8 @@ const CATALOGUE: [(&str, &str, &str); 21] = [
     ),
     (
         "port-down for=T",
-        "the program is told that the port is down, and active again after the time; connections go on",
-        "a link that flaps",
+        "the port is down: the program is told, and nothing passes; after the time it is active again",
+        "a link that flaps, a rail that fails",
     ),
     (
         "gid-change",
@@ -115,14 +116,23 @@ pub(crate) fn list() -> String {
     for (kind, does, stands_for) in CATALOGUE {
         let _ = writeln!(text, "{kind}\n      {does}\n      stands for: {stands_for}");
     }
-    text += "\nWith each: nth=N (the Nth occasion; the first without), every=N, p=PROBABILITY, count=N at most; device=NAME; peer=ADDRESS[/LEN]\n\
-             for connections and datagrams. seed=N is for all. after: 64k, 1M (bytes), 100msg (messages); T: 10us, 1ms;\n\
-             rate: 25Gbit.\n";
+    text += "\nWith each: nth=N (the Nth occasion; the first without), every=N, p=PROBABILITY, count=N at most; at=T, until=T: the time\n\
+             in which it can strike; device=NAME, or the number at its end; peer=ADDRESS[/LEN] for connections and datagrams. seed=N is\n\
+             for all. after: 64k, 1M (bytes), 100msg (messages); T: 10us, 1ms, 5s; rate: 25Gbit.\n\
+             Scenarios:\n";
+    for (name, path) in fault_file::scenarios() {
+        let _ = writeln!(text, "@{name} ({})", path.display());
+        let content = std::fs::read_to_string(&path).unwrap_or_default();
+        for line in content.lines() {
+            let _ = writeln!(text, "      {}", line.trim_start_matches("# "));
+        }
+    }
     text
 }
 
 /// Adds faults to a process, and lists all of it.
 pub(crate) fn add(pid: u32, faults: &str) -> Result<String, Failure> {
+    let faults = &fault_file::specification(faults)?;
     urnic_faults::Plan::check(faults).map_err(Failure::usage)?;
     let config = Config::from_env().map_err(Failure::usage)?;
     match watch::add_faults(&watch::homes(config.present.dir), pid, faults) {

@@ -10,6 +10,7 @@ mod doctor;
 mod environment;
 mod explain;
 mod fault;
+mod fault_file;
 mod hosts;
 mod info;
 mod inherited;
@@ -154,7 +155,7 @@ enum Command {
         /// The process; `urnic stat` lists those that have a device open
         #[arg(required_unless_present = "list")]
         pid: Option<u32>,
-        /// The faults to add: KIND KEY=VALUE …, with semicolons between
+        /// The faults to add: KIND KEY=VALUE …, with semicolons between; or @FILE, or @SCENARIO
         #[arg(value_name = "FAULTS")]
         faults: Vec<String>,
         /// List the kinds of faults, and what each stands for

@@ -4,6 +4,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use crate::clock;
+use crate::devices::{Devices, means};
 use crate::kind::{Action, Delay, Kind, Lateness, Position};
 use crate::occasion::Occasion;
 use crate::parse::{Specified, When, parse};
@@ -21,11 +23,18 @@ pub struct Plan {
     seed: AtomicU64,
     /// Connections and datagrams ask this plan.
     has_network: AtomicBool,
+    /// A device of the process has connections that do not ask this plan.
+    is_passed_by: AtomicBool,
+    devices: Devices,
 }
 
 #[derive(Debug)]
 struct Fault {
     specified: Specified,
+    /// The time when it was added.
+    since: Duration,
+    /// The devices on which it struck by itself.
+    begun: AtomicU64,
     /// The number of its occasions so far.
     occasions: AtomicU64,
     /// The number of occasions at which it was to strike; it does so up to its limit.
@@ -76,6 +85,11 @@ impl DevicePlan {
     pub fn strikes(&self, occasion: &Occasion<'_>) -> Vec<Action> {
         self.plan.strikes(&self.device, occasion)
     }
+
+    /// As [`Plan::port_down_for`].
+    pub fn port_down_for(&self) -> Option<Duration> {
+        self.plan.port_down_for(&self.device)
+    }
 }
 
 impl Plan {
@@ -94,6 +108,8 @@ impl Plan {
             faults: [const { OnceLock::new() }; MOST],
             seed: AtomicU64::new(1),
             has_network: AtomicBool::new(false),
+            is_passed_by: AtomicBool::new(false),
+            devices: Devices::new(),
         }
     }
 
@@ -110,20 +126,40 @@ impl Plan {
         self.has_network.store(true, Ordering::Relaxed);
     }
 
-    /// Adds the faults of a specification to the plan of a process that runs.
+    /// A device has connections and datagrams that do not ask this plan.
+    pub fn note_passed_by(&self) {
+        self.is_passed_by.store(true, Ordering::Relaxed);
+    }
+
+    /// Adds the faults of a specification to the plan of a process that runs. A fault of the device
+    /// strikes at once, if its specification does not say when.
     ///
     /// # Errors
     /// Those of [`Plan::add`]; a fault of connections or datagrams, if none asks this plan.
     pub fn add_later(&self, text: &str) -> Result<(), String> {
-        let (faults, _) = parse(text)?;
-        let network = faults.iter().find(|fault| fault.kind.is_of_network());
-        match network {
-            Some(fault) if !self.has_network.load(Ordering::Relaxed) => Err(format!(
+        let (mut faults, seed) = parse(text)?;
+        let has_network = self.has_network.load(Ordering::Relaxed);
+        let is_passed_by = self.is_passed_by.load(Ordering::Relaxed);
+        let without_effect = |kind: &Kind| match kind {
+            // A device in another process has its connections there.
+            Kind::PortDown(_) => is_passed_by,
+            kind => kind.is_of_network() && !has_network,
+        };
+        if let Some(fault) = faults.iter().find(|fault| without_effect(&fault.kind)) {
+            return Err(format!(
                 "{}: the connections of this process pass by faults: start it with --faults none",
                 fault.kind.word()
-            )),
-            _ => self.add(text),
+            ));
         }
+        for Specified {
+            kind, filter, when, ..
+        } in &mut faults
+        {
+            if *when == When::First && filter.fits_begin(kind) {
+                *when = When::Begin;
+            }
+        }
+        self.put(faults, seed)
     }
 
     /// Adds the faults of a specification. The process has a plan from now on, even if there are
@@ -133,12 +169,19 @@ impl Plan {
     /// A message: the specification is wrong, or there are too many faults.
     pub fn add(&self, text: &str) -> Result<(), String> {
         let (faults, seed) = parse(text)?;
+        self.put(faults, seed)
+    }
+
+    fn put(&self, faults: Vec<Specified>, seed: Option<u64>) -> Result<(), String> {
+        let since = clock::now();
         if let Some(seed) = seed {
             self.seed.store(seed, Ordering::Relaxed);
         }
         for specified in faults {
             let mut fault = Some(Fault {
                 specified,
+                since,
+                begun: AtomicU64::new(0),
                 occasions: AtomicU64::new(0),
                 attempts: AtomicU64::new(0),
             });
@@ -161,15 +204,20 @@ impl Plan {
     pub fn list(&self) -> Vec<String> {
         self.all()
             .map(|(_, fault)| {
-                let Specified { kind, when, .. } = &fault.specified;
+                let Specified {
+                    kind, window, when, ..
+                } = &fault.specified;
                 let when = match when {
-                    When::Nth(n) => format!("nth={n}"),
-                    When::Every(n) => format!("every={n}"),
-                    When::Probability(p) => format!("p={p}"),
+                    When::First => " nth=1".to_owned(),
+                    When::Begin if window.at.is_none() => " at=0ms".to_owned(),
+                    When::Begin => String::new(),
+                    When::Nth(n) => format!(" nth={n}"),
+                    When::Every(n) => format!(" every={n}"),
+                    When::Probability(p) => format!(" p={p}"),
                 };
                 let strikes = fault.attempts.load(Ordering::Relaxed).min(fault.limit());
                 let occasions = fault.occasions.load(Ordering::Relaxed);
-                format!("{kind} {when}: struck {strikes} times at {occasions} occasions")
+                format!("{kind}{when}{window}: struck {strikes} times at {occasions} occasions")
             })
             .collect()
     }
@@ -177,10 +225,53 @@ impl Plan {
     /// What is to go wrong at this occasion on a device: each fault that strikes, in the order of
     /// the specification.
     pub fn strikes(&self, device: &str, occasion: &Occasion<'_>) -> Vec<Action> {
+        self.strikes_at(clock::now(), device, occasion)
+    }
+
+    fn strikes_at(&self, now: Duration, device: &str, occasion: &Occasion<'_>) -> Vec<Action> {
         let seed = self.seed.load(Ordering::Relaxed);
-        self.all()
+        let strikes = self.all().filter(|(_, fault)| fault.is_open(now));
+        let strikes: Vec<Action> = strikes
             .filter_map(|(index, fault)| fault.strike(seed, index, device, occasion))
-            .collect()
+            .collect();
+        self.take_ports_down(now, device, &strikes);
+        strikes
+    }
+
+    /// What befalls a device by itself now; and the time until something else will.
+    pub fn due(&self, device: &str) -> (Vec<Action>, Option<Duration>) {
+        self.due_at(clock::now(), device)
+    }
+
+    fn due_at(&self, now: Duration, device: &str) -> (Vec<Action>, Option<Duration>) {
+        let (mut strikes, mut next) = (Vec::new(), None);
+        for (index, fault) in self.all().filter(|(_, fault)| fault.begins_on(device)) {
+            let at = fault.since + fault.specified.window.at.unwrap_or_default();
+            if at > now {
+                next = [next, Some(at - now)].into_iter().flatten().min();
+            } else if fault.is_open(now)
+                && let Some(bit) = self.devices.bit(device)
+            {
+                strikes.extend(fault.begin(index, device, bit));
+            }
+        }
+        self.take_ports_down(now, device, &strikes);
+        (strikes, next)
+    }
+
+    fn take_ports_down(&self, now: Duration, device: &str, strikes: &[Action]) {
+        for strike in strikes {
+            if let Action::Do(Kind::PortDown(time)) = strike {
+                self.devices.take_down(device, now + *time);
+            }
+        }
+    }
+
+    /// For how long the port of this device is still down; `None`: it is up.
+    pub fn port_down_for(&self, device: &str) -> Option<Duration> {
+        let until = self.devices.down_until(device);
+        let left = (!until.is_zero()).then(|| until.saturating_sub(clock::now()));
+        left.filter(|left| !left.is_zero())
     }
 }
 
@@ -194,6 +285,35 @@ impl Fault {
     /// Most strikes.
     fn limit(&self) -> u64 {
         self.specified.count.unwrap_or(u64::MAX)
+    }
+
+    /// Whether it can strike at this time.
+    fn is_open(&self, now: Duration) -> bool {
+        self.specified.window.contains(now.saturating_sub(self.since))
+    }
+
+    fn fits_device(&self, device: &str) -> bool {
+        let wanted = self.specified.filter.device.as_deref();
+        wanted.is_none_or(|wanted| means(wanted, device))
+    }
+
+    /// Whether it strikes on this device by itself.
+    fn begins_on(&self, device: &str) -> bool {
+        self.specified.when == When::Begin && self.fits_device(device)
+    }
+
+    /// Strikes by itself, once on each device; `bit` is that of this one.
+    fn begin(&self, index: u64, device: &str, bit: u64) -> Option<Action> {
+        if self.begun.fetch_or(bit, Ordering::Relaxed) & bit != 0 {
+            return None;
+        }
+        self.occasions.fetch_add(1, Ordering::Relaxed);
+        if self.attempts.fetch_add(1, Ordering::Relaxed) >= self.limit() {
+            return None;
+        }
+        let Specified { kind, window, .. } = &self.specified;
+        tracing::warn!("fault {}: {kind}{window}: on {device}", index + 1);
+        Some(Action::Do(kind.clone()))
     }
 
     /// Whether this is an occasion for it.
@@ -241,8 +361,7 @@ impl Fault {
             (Some(_), None) => false,
             (None, _) => true,
         };
-        let fits_device = filter.device.as_deref().is_none_or(|wanted| wanted == device);
-        fits_kind && fits_completion && fits_peer && fits_device
+        fits_kind && fits_completion && fits_peer && self.fits_device(device)
     }
 
     fn strike(&self, seed: u64, index: u64, device: &str, occasion: &Occasion<'_>) -> Option<Action> {
@@ -252,6 +371,8 @@ impl Fault {
         let number_of = self.occasions.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
         let random = number(seed, index, number_of);
         let strikes = match self.specified.when {
+            When::First => number_of == 1,
+            When::Begin => false,
             When::Nth(n) => number_of == n,
             When::Every(n) => number_of.is_multiple_of(n),
             When::Probability(p) => fraction(random) < p,
@@ -303,137 +424,4 @@ fn limited(nanos: f64) -> Duration {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use std::net::{IpAddr, Ipv4Addr};
-    use urnic_device::vocabulary::WcStatus;
-
-    const PEER: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
-
-    fn of(text: &str) -> Plan {
-        let plan = Plan::new();
-        plan.add(text).unwrap();
-        plan
-    }
-
-    /// The numbers of the occasions, of a hundred, at which something strikes.
-    fn struck(plan: &Plan, occasion: &Occasion<'_>) -> Vec<u32> {
-        (1..=100)
-            .filter(|_| !plan.strikes("urnic0", occasion).is_empty())
-            .collect()
-    }
-
-    #[test]
-    fn a_fault_strikes_at_its_occasions() {
-        let datagram = Occasion::Datagram(PEER);
-        assert_eq!(struck(&of("drop"), &datagram), [1]);
-        assert_eq!(struck(&of("drop nth=7"), &datagram), [7]);
-        assert_eq!(struck(&of("drop every=30"), &datagram), [30, 60, 90]);
-        assert_eq!(struck(&of("drop every=30 count=2"), &datagram), [30, 60]);
-        assert_eq!(struck(&of("drop p=1 count=3"), &datagram), [1, 2, 3]);
-        assert_eq!(struck(&of("drop p=0"), &datagram), [0u32; 0]);
-        assert_eq!(struck(&of("refuse"), &datagram), [0u32; 0]);
-        assert_eq!(struck(&of("drop peer=192.0.3.0/24"), &datagram), [0u32; 0]);
-    }
-
-    #[test]
-    fn one_seed_has_one_run() {
-        let run = |seed: u64| {
-            struck(
-                &of(&format!("drop p=0.3; seed={seed}")),
-                &Occasion::Datagram(PEER),
-            )
-        };
-        assert_eq!(run(5), run(5));
-        assert_ne!(run(5), run(6));
-        assert!((10..50).contains(&run(5).len()));
-    }
-
-    #[test]
-    fn only_occasions_that_fit_count() {
-        let plan = of("complete status=REM_OP_ERR opcode=RDMA_READ nth=2");
-        assert!(
-            plan.strikes("urnic0", &Occasion::Completion("RDMA_READ", 1))
-                .is_empty()
-        );
-        assert!(
-            plan.strikes("urnic0", &Occasion::Completion("SEND", 1))
-                .is_empty()
-        );
-        let strikes = plan.strikes("urnic0", &Occasion::Completion("RDMA_READ", 1));
-        assert_eq!(strikes, [Action::Do(Kind::Complete(WcStatus::RemOpErr))]);
-        assert_eq!(
-            plan.list(),
-            ["complete status=REM_OP_ERR nth=2: struck 1 times at 2 occasions"]
-        );
-    }
-
-    #[test]
-    fn a_position_is_passed_once() {
-        let plan = of("reset after=100 every=1");
-        let passed = |bytes| Occasion::Passed {
-            peer: PEER,
-            bytes,
-            messages: 0..0,
-        };
-        assert!(plan.strikes("urnic0", &passed(0..100)).is_empty());
-        let reset = Action::Do(Kind::Reset(Position::Bytes(100)));
-        assert_eq!(plan.strikes("urnic0", &passed(100..130)), [reset]);
-        assert!(plan.strikes("urnic0", &passed(130..200)).is_empty());
-    }
-
-    #[test]
-    fn messages_are_counted_by_their_ends() {
-        let plan = of("silence after=3msg every=1");
-        let passed = |bytes, messages| Occasion::Passed {
-            peer: PEER,
-            bytes,
-            messages,
-        };
-        assert!(plan.strikes("urnic0", &passed(0..100, 0..0)).is_empty());
-        assert!(plan.strikes("urnic0", &passed(100..200, 0..2)).is_empty());
-        let silence = Action::Do(Kind::Silence(Position::Messages(3)));
-        assert_eq!(plan.strikes("urnic0", &passed(200..300, 2..5)), [silence]);
-        assert!(plan.strikes("urnic0", &passed(300..400, 5..6)).is_empty());
-        let at_once = of("close after=0msg").strikes("urnic0", &passed(0..20, 0..0));
-        assert_eq!(at_once, [Action::Do(Kind::Close(Position::Messages(0)))]);
-    }
-
-    #[test]
-    fn a_delay_has_a_time_a_jitter_and_a_rate() {
-        let plan = of("delay time=10us jitter=2us rate=8gbit");
-        for _ in 0..100 {
-            let strikes = plan.strikes("urnic0", &Occasion::Send(PEER, 1000));
-            let [Action::Late(Lateness { transfer, time })] = strikes[..] else {
-                panic!("{strikes:?}")
-            };
-            assert_eq!(transfer, Duration::from_micros(1));
-            assert!((8..=12).contains(&time.as_micros()), "{time:?}");
-        }
-    }
-
-    #[test]
-    fn faults_of_the_network_need_a_network_that_asks() {
-        let plan = Plan::new();
-        assert!(plan.add_later("reset").unwrap_err().contains("--faults none"));
-        plan.add_later("lose-event").unwrap();
-        plan.note_network();
-        plan.add_later("reset").unwrap();
-        assert_eq!(plan.list().len(), 2);
-    }
-
-    #[test]
-    fn a_fault_may_be_of_one_device() {
-        let plan = of("drop device=urnic1 nth=1");
-        let occasion = Occasion::Datagram(PEER);
-        assert!(plan.strikes("urnic0", &occasion).is_empty());
-        assert_eq!(plan.strikes("urnic1", &occasion), [Action::Do(Kind::Drop)]);
-    }
-
-    #[test]
-    fn there_is_a_limit() {
-        let plan = Plan::new();
-        let error = (0..=MOST).find_map(|_| plan.add("drop").err()).unwrap();
-        assert_eq!(error, "more than 64 faults");
-    }
-}
+mod tests;

@@ -33,6 +33,7 @@ mod port_tables;
 mod programs;
 mod pyverbs;
 mod qemu;
+mod rails;
 mod rdma_cm;
 mod rdma_cm_load;
 mod rdma_cm_waits;

@@ -50,6 +50,8 @@ mod shown;
 pub mod token;
 #[forbid(unsafe_code)]
 mod tree;
+#[forbid(unsafe_code)]
+mod unwritable;
 
 #[cfg(test)]
 #[forbid(unsafe_code)]

@@ -180,7 +180,10 @@ impl Core {
         let limits = &config.limits;
         let network: Arc<dyn Network> = match &config.faulty {
             Some(name) => Arc::new(Faulty::new(network, urnic_faults::plan(), name)),
-            None => network,
+            None => {
+                urnic_faults::plan().note_passed_by();
+                network
+            }
         };
         let network: Arc<dyn Network> = match &config.capture {
             Some(capture) => Arc::new(Tapped::new(network, capture.clone())),
