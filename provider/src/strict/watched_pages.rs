@@ -225,7 +225,8 @@ fn protect(start: usize, len: usize, flags: MprotectFlags) -> bool {
     unsafe { mprotect(std::ptr::without_provenance_mut(start), len, flags) }.is_ok()
 }
 
-/// Whether a fault was for a closed page, which is open now; other pages of the request stay closed.
+/// Whether a fault was for a closed page, which is open now; other pages of the request stay
+/// closed.
 fn on_fault(fault: Fault) -> bool {
     let addr = fault.addr;
     let covers = |range: &&Range| of(range).is_some_and(|(start, len)| (start..start + len).contains(&addr));
