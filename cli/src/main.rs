@@ -84,12 +84,12 @@ enum Command {
         #[arg(long, value_name = "FORMAT", value_enum, default_value_t = environment::Format::Sh)]
         format: environment::Format,
     },
-    /// Print a CDI specification: `podman run --device urnic.io/rnic=all` gives a container the device
+    /// Print a CDI specification: containers get the device by --device urnic.io/rnic=all
     ///
-    /// podman, containerd, CRI-O and Docker read such files (Container Device Interface) in /etc/cdi
-    /// and /run/cdi. A container gets the plug-in and `urnic` as read-only files, at the paths of the
-    /// Debian package, and the variables of `urnic env`; it needs libibverbs of its own. The devices
-    /// are `all`, and each by its name; a container takes one of these.
+    /// podman, containerd, CRI-O and Docker read such files (Container Device Interface) in
+    /// /etc/cdi and /run/cdi. A container gets the plug-in and `urnic` as read-only files, at the
+    /// paths of the Debian package, and the variables of `urnic env`; it needs libibverbs of its
+    /// own. The devices are `all`, and each by its name; a container takes one of these.
     #[command(after_long_help = keys())]
     Cdi {
         #[command(flatten)]
