@@ -75,7 +75,7 @@ lint: ## run rustfmt, clippy, shellcheck; check that dependencies are used and t
 	@scripts/setup build lint
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
-	shellcheck .ci/run $$(grep -lE '^#!.*(ba)?sh' scripts/*)
+	shellcheck .ci/* $$(grep -lE '^#!.*(ba)?sh' scripts/*)
 	@scripts/dependencies
 
 loom: ## try every interleaving of the threads that share a ring, a record or a queue pair

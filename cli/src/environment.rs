@@ -92,6 +92,21 @@ impl Options {
         configured(&self.variables()?)
     }
 
+    /// The options in force, and the variables that give them to a process that does not inherit
+    /// this environment.
+    pub(crate) fn in_force(&self) -> Result<(Config, BTreeMap<String, OsString>), Failure> {
+        let flags = self.variables()?;
+        let config = configured(&flags)?;
+        let is_option = |name: &str| {
+            ["URNIC_CONFIG", "URNIC_SET"].contains(&name) || OPTIONS.iter().any(|opt| opt.variable() == name)
+        };
+        let variables = overlaid(env::vars_os(), &flags)
+            .filter_map(|(name, value)| Some((name.into_string().ok()?, value)))
+            .filter(|(name, _)| is_option(name))
+            .collect();
+        Ok((config, variables))
+    }
+
     /// The flags as variables. `--set` becomes the option's own variable, which overrides URNIC_SET
     /// and the file.
     fn variables(&self) -> Result<BTreeMap<String, OsString>, Failure> {

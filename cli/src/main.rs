@@ -5,6 +5,7 @@
 
 mod answer;
 mod capture;
+mod cdi;
 mod conformance;
 mod doctor;
 mod environment;
@@ -84,6 +85,17 @@ enum Command {
         /// How: `export` lines for a shell, lines for $GITHUB_ENV, ENV lines of a Dockerfile, JSON
         #[arg(long, value_name = "FORMAT", value_enum, default_value_t = environment::Format::Sh)]
         format: environment::Format,
+    },
+    /// Print a CDI specification: containers get the device by --device urnic.io/rnic=all
+    ///
+    /// podman, containerd, CRI-O and Docker read such files (Container Device Interface) in
+    /// /etc/cdi and /run/cdi. A container gets the plug-in and `urnic` as read-only files, at the
+    /// paths of the Debian package, and the variables of `urnic env`; it needs libibverbs of its
+    /// own. The devices are `all`, and each by its name; a container takes one of these.
+    #[command(after_long_help = keys())]
+    Cdi {
+        #[command(flatten)]
+        args: cdi::CdiArgs,
     },
     /// Serve the device as a PCI function to other processes, over vfio-user
     ///
@@ -258,6 +270,7 @@ fn main() -> ExitCode {
         Command::Env { options, format } => {
             Environment::new(&options).and_then(|env| print(&env.printed(format)))
         }
+        Command::Cdi { args } => cdi::specify(&args),
         Command::Serve { offer } => match matches.subcommand_matches("serve") {
             Some(matches) => serve::serve(&offer, matches),
             None => unreachable!("the subcommand is `serve`"),
