@@ -25,6 +25,7 @@ mod netns;
 mod nfs_rdma;
 mod openings;
 mod own_ports;
+mod pages;
 mod pcap;
 mod perftest;
 mod pingpong;

@@ -8,6 +8,7 @@ mod uar;
 
 pub use interrupts::Interrupts;
 pub use pages::DoorbellPages;
+pub(crate) use pages::Rung;
 pub(crate) use registers::{CommandQueue, Registers};
 pub(crate) use uar::{PageUser, Uar};
 
