@@ -25,12 +25,12 @@ PLUGIN  := -p urnic-provider -p urnic-cli
 # The private provider ABIs of rdma-core: libibverbs finds a plug-in by one of these names.
 PROVIDER_ABIS := 34 57 59 64 65
 
-# On a terminal cargo shows its progress. Elsewhere one line names the step.
-QUIET := $(shell test -t 2 || echo --quiet)
-SAY   := printf 'urnic: %s\n'
+# One line names the step, and without a terminal one more says every ten seconds that it goes on.
+DO := scripts/patiently
+BUILDING := 'building urnic and liburnic.so, optimised (a minute or two the first time)'
 
 .DEFAULT_GOAL := help
-.PHONY: help dev build demo docs nfs test interop cross toolchains bench lint loom soak asan fuzz-smoke package release install uninstall
+.PHONY: help dev build demo docs nfs test test-all interop cross toolchains bench lint loom soak asan fuzz-smoke package release install uninstall
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -41,40 +41,41 @@ dev: ## check changed crates in seconds: rustfmt, clippy, unit tests, links of p
 
 build: ## build urnic and liburnic.so, optimised, in target/release
 	@scripts/setup build
-	@$(SAY) 'building urnic and liburnic.so, optimised (some minutes the first time)' >&2
-	@$(CARGO) build --release $(QUIET) $(PLUGIN)
-	@$(SAY) 'built $(TARGET)/release/urnic and $(TARGET)/release/liburnic.so' >&2
+	@$(DO) $(BUILDING) $(CARGO) build --release $(PLUGIN)
+	@echo 'urnic: built $(TARGET)/release/urnic and $(TARGET)/release/liburnic.so' >&2
 
 nfs: ## build urnic-nfs: NFS over RDMA and TCP (also needs cmake and libclang)
 	@scripts/setup build nfs
-	@$(SAY) 'building urnic-nfs, optimised (some minutes the first time)' >&2
-	@$(CARGO) build --release $(QUIET) -p urnic-nfs
-	@$(SAY) 'built $(TARGET)/release/urnic-nfs' >&2
+	@$(DO) 'building urnic-nfs, optimised (some minutes the first time)' $(CARGO) build --release -p urnic-nfs
+	@echo 'urnic: built $(TARGET)/release/urnic-nfs' >&2
 
 demo: ## run the distribution's own ibv_devices, ibv_devinfo and ibv_rc_pingpong over urnic
 	@scripts/setup build demo
-	@$(SAY) 'building urnic and liburnic.so, optimised (some minutes the first time)' >&2
-	@$(CARGO) build --release $(QUIET) $(PLUGIN)
-	@$(SAY) 'running ibv_devices, ibv_devinfo and ibv_rc_pingpong (seconds)' >&2
+	@$(DO) $(BUILDING) $(CARGO) build --release $(PLUGIN)
+	@echo 'urnic: running ibv_devices, ibv_devinfo and ibv_rc_pingpong (seconds)' >&2
 	@scripts/demo $(TARGET)/release/urnic
 
 docs: ## build the guide, reference and design pages as a book, target/book/index.html
 	@scripts/setup build
 	@scripts/book
 
-test: ## run every test (under 20 minutes on two cores); DENY_SKIPS=1 fails on an unexpected skip
+test: ## run the tests that need only packages (10 minutes on two cores, with the build)
 	@scripts/setup build test
 	@scripts/test
 
+test-all: ## run every test: also guests, the other Debian release, other projects' tests; DENY_SKIPS=1 fails on an unexpected skip
+	@scripts/setup build test test-all
+	@scripts/test all
+
 interop: ## test with Linux: soft-iWARP, NFS, VFIO; check captures with tshark (builds a kernel first), packages in empty Debian roots
-	@scripts/setup build test interop package cross
+	@scripts/setup build test test-all interop package cross
 	@scripts/test interop
 
 lint: ## run rustfmt, clippy, shellcheck; check that dependencies are used and their licences allowed
 	@scripts/setup build lint
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
-	shellcheck .ci/run $$(grep -lE '^#!.*(ba)?sh' scripts/*)
+	shellcheck .ci/* $$(grep -lE '^#!.*(ba)?sh' scripts/*)
 	@scripts/dependencies
 
 loom: ## try every interleaving of the threads that share a ring, a record or a queue pair
@@ -92,13 +93,13 @@ toolchains: ## run `make demo` with the oldest Rust supported, the default one a
 
 bench: ## compare speed and cost with raw TCP, UCX and NFS over TCP, as ratios from one run
 	@scripts/setup build bench nfs
-	@$(SAY) 'building urnic, urnic-nfs and urnic-bench, optimised (some minutes the first time)' >&2
-	@$(CARGO) build --release $(QUIET) $(PLUGIN) -p urnic-nfs -p urnic-bench
-	@$(SAY) 'measuring (some minutes)' >&2
+	@$(DO) 'building urnic, urnic-nfs and urnic-bench, optimised (some minutes the first time)' \
+		$(CARGO) build --release $(PLUGIN) -p urnic-nfs -p urnic-bench
+	@echo 'urnic: measuring (some minutes)' >&2
 	@$(TARGET)/release/urnic-bench
 
 soak: ## run the long tests: millions of messages, hundreds of runs, valgrind, asan (an hour or more)
-	@scripts/setup build test
+	@scripts/setup build test test-all
 	@scripts/test soak
 
 asan: ## run the crates' own tests under AddressSanitizer, on the stable toolchain
@@ -130,6 +131,7 @@ install: ## install urnic, liburnic.so, urnic-nfs if built, and the documentatio
 	$(URNIC) completions zsh >$(word 2,$(COMPLETIONS))
 	$(URNIC) completions fish >$(word 3,$(COMPLETIONS))
 	install -D -m 644 -t $(SUPPDIR) share/valgrind.supp share/tsan.supp
+	install -D -m 644 -t $(SUPPDIR)/faults share/faults/*.faults
 	install -D -m 644 -t $(DOCDIR) README.md ARCHITECTURE.md CONTRIBUTING.md CHANGELOG.md SECURITY.md LICENSE-MIT LICENSE-APACHE
 	for page in $$(find docs -name '*.md'); do install -D -m 644 $$page $(DOCDIR)/$$page || exit 1; done
 

@@ -40,6 +40,8 @@ class Function:
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [file]))] if file is not None else []
         self.socket.sendmsg([struct.pack("<HHIII", 1, command, 16 + len(payload), 0, 0) + payload], rights)
         header, fds, _, _ = socket.recv_fds(self.socket, 16, 8)
+        if len(header) < 16:
+            raise ConnectionError("the server closed the connection")
         _, _, size, flags, error = struct.unpack("<HHIII", header)
         if flags & 32:
             raise OSError(error, os.strerror(error))
@@ -65,17 +67,23 @@ class Driver:
 
     def __init__(self, function, show):
         self.function, self.memory, self.show, self.commands = function, function.memory, show, 0
-        assert function.read(0x00) == 0x696E_7275 and function.read(0x04) >> 16 == 1, "another device"
+        if function.read(0x00) != 0x696E_7275 or function.read(0x04) >> 16 != 1:
+            raise RuntimeError("another device")
         function.write(0x0C, 2)  # RESET
-        while function.read(0x0C) & 2:
-            pass
+        self.wait(lambda: function.read(0x0C) & 2 == 0)
         function.write(0x1C, LOG)
         for register, place in ((0x20, COMMANDS), (0x28, COMPLETIONS)):
             function.write(register, MEMORY + place)
             function.write(register + 4, 0)
         function.write(0x0C, 1)  # ENABLE
-        while function.read(0x08) & 1 == 0:
-            pass
+        self.wait(lambda: self.is_ready())
+
+    def is_ready(self):
+        """Whether the device executes commands; a fatal error raises."""
+        status = self.function.read(0x08)
+        if status & 2:
+            raise RuntimeError(f"the device stopped: FATAL, with FATAL_CODE {self.function.read(0x10)}")
+        return status & 1 != 0
 
     def command(self, opcode, payload=b""):
         """Executes a command (section 3); returns the payload of its completion."""
@@ -96,17 +104,22 @@ class Driver:
         return completion[8:56]
 
     def wait(self, condition):
-        end = time.monotonic() + 10
+        """Waits for the device, for ten seconds at most and while it has no fatal error."""
+        begin = look = time.monotonic()
         while not condition():
-            if time.monotonic() > end:
+            now = time.monotonic()
+            if now > look + 0.1:
+                look = now
+                self.is_ready()
+            if now > begin + 10:
                 raise TimeoutError("the device does not answer")
 
     def put(self, place, layout, *values):
         struct.pack_into(layout, self.memory, place, *values)
 
 
-def main():
-    driver = Driver(Function(sys.argv[1]), "--show" in sys.argv)
+def main(path, show):
+    driver = Driver(Function(path), show)
     number = struct.Struct("<I").unpack_from
     pd = number(driver.command(10))[0]  # AllocPd
     rights = 1 | 2  # LOCAL_WRITE, REMOTE_WRITE
@@ -142,4 +155,10 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    paths = [argument for argument in sys.argv[1:] if argument != "--show"]
+    if len(paths) != 1 or paths[0].startswith("-"):
+        sys.exit("usage: driver.py PATH [--show]      PATH: the socket of urnic serve")
+    try:
+        sys.exit(main(paths[0], "--show" in sys.argv))
+    except (OSError, RuntimeError) as error:
+        sys.exit(f"driver.py: {paths[0]}: {error}")

@@ -18,6 +18,7 @@ use std::error::Error;
 use std::io::{IoSlice, IoSliceMut, Read};
 use std::mem::MaybeUninit;
 use std::os::unix::net::UnixStream;
+use std::process::ExitCode;
 use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
@@ -181,6 +182,16 @@ impl Function {
         .map(drop)
     }
 
+    /// Whether the device executes commands.
+    fn is_ready(&self) -> Done<bool> {
+        let status = self.read(0x08)?;
+        if status & 2 != 0 {
+            let code = self.read(0x10)?;
+            return Err(format!("the device stopped: FATAL, with FATAL_CODE {code}").into());
+        }
+        Ok(status & 1 != 0)
+    }
+
     /// Rings for a queue (section 5), and wakes the device if it sleeps.
     fn doorbell(&self, kind: u64, (number, slot): (u32, u32), index: u64) -> Done<()> {
         self.pages
@@ -193,11 +204,16 @@ impl Function {
     }
 }
 
-/// Waits until a condition holds.
-fn wait(mut condition: impl FnMut() -> Done<bool>) -> Done<()> {
-    let end = Instant::now() + Duration::from_secs(10);
+/// Waits for the device, for ten seconds at most and while it has no fatal error.
+fn wait(function: &Function, mut condition: impl FnMut() -> Done<bool>) -> Done<()> {
+    let begin = Instant::now();
+    let mut look = begin;
     while !condition()? {
-        if Instant::now() > end {
+        if look.elapsed() > Duration::from_millis(100) {
+            look = Instant::now();
+            function.is_ready()?;
+        }
+        if begin.elapsed() > Duration::from_secs(10) {
             return Err("the device does not answer".into());
         }
     }
@@ -224,14 +240,14 @@ impl Driver {
             return Err("another device".into());
         }
         function.write(0x0C, 2)?; // RESET
-        wait(|| Ok(function.read(0x0C)? & 2 == 0))?;
+        wait(&function, || Ok(function.read(0x0C)? & 2 == 0))?;
         function.write(0x1C, LOG)?;
         for (register, place) in [(0x20, COMMANDS), (0x28, COMPLETIONS)] {
             function.write(register, MEMORY as u32 + place as u32)?;
             function.write(register + 4, 0)?;
         }
         function.write(0x0C, 1)?; // ENABLE
-        wait(|| Ok(function.read(0x08)? & 1 != 0))?;
+        wait(&function, || function.is_ready())?;
         Ok(Driver {
             function,
             show,
@@ -255,7 +271,7 @@ impl Driver {
         self.commands += 1;
         self.function.write(0x30, self.commands)?;
         let at = COMPLETIONS + 64 * place;
-        wait(|| Ok(memory.get::<1>(at + 0x3C)[0] & 1 == phase))?;
+        wait(&self.function, || Ok(memory.get::<1>(at + 0x3C)[0] & 1 == phase))?;
         let completion: [u8; 64] = memory.get(at);
         if self.show {
             let end = entry
@@ -278,13 +294,24 @@ impl Driver {
     }
 }
 
-fn main() -> Done<()> {
+fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let path = arguments.first().ok_or("the path of a socket is missing")?;
-    let mut driver = Driver::start(
-        Function::open(path)?,
-        arguments.iter().any(|word| word == "--show"),
-    )?;
+    let (show, paths): (Vec<_>, Vec<_>) = arguments.iter().partition(|word| *word == "--show");
+    let [path] = paths.as_slice() else {
+        eprintln!("usage: driver PATH [--show]      PATH: the socket of urnic serve");
+        return ExitCode::FAILURE;
+    };
+    match run(path, !show.is_empty()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("driver: {path}: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(path: &str, show: bool) -> Done<()> {
+    let mut driver = Driver::start(Function::open(path)?, show)?;
     let place = |at: usize| MEMORY + at as u64;
     let pd = driver.number(10, &[])?; // AllocPd
     let rights = 1u32 | 2; // LOCAL_WRITE, REMOTE_WRITE
@@ -343,7 +370,7 @@ fn main() -> Done<()> {
 
     for entry in 0..3 {
         let at = CQ + 64 * entry;
-        wait(|| Ok(memory.get::<1>(at + 60)[0] & 1 == 1))?;
+        wait(function, || Ok(memory.get::<1>(at + 60)[0] & 1 == 1))?;
         let [cookie, label, length] =
             [at, at + 8, at + 16].map(|field| u32::from_le_bytes(memory.get(field)));
         let status = memory.get::<1>(at + 25)[0];

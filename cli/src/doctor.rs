@@ -4,9 +4,11 @@
 mod finding;
 mod fixes;
 mod function;
+mod loading;
 mod origin;
 mod presence_folder;
 mod selftest;
+mod system;
 mod writable;
 
 use std::env;
@@ -81,7 +83,10 @@ fn check_all(
     report(Finding::good("identity", identity(config.identity)))?;
     let devices = config.each_device();
     report(shown(&devices))?;
-    report(plugin())?;
+    system::findings().into_iter().try_for_each(&mut report)?;
+    let plugin = plugin();
+    let loads = plugin.verdict != Verdict::Wrong;
+    report(plugin)?;
     if let Ok(path) = find_plugin() {
         report(names(&path))?;
     }
@@ -107,8 +112,8 @@ fn check_all(
         Device::Inproc => Vec::new(),
     });
     let mut findings: Vec<Finding> = elsewhere.collect();
-    let reachable = findings.iter().all(|finding| finding.verdict != Verdict::Wrong);
     findings.extend(in_process.then(|| sockets(&config)));
+    let reachable = loads && findings.iter().all(|finding| finding.verdict != Verdict::Wrong);
     let has_function = ways.iter().any(|way| matches!(way, Device::Vfio(_)));
     findings.into_iter().try_for_each(&mut report)?;
     if !has_function {
@@ -118,7 +123,8 @@ fn check_all(
     report(hardware(Path::new("/sys/class/infiniband")))?;
     report(Finding::note(
         "out of reach",
-        "statically linked programs, and set-user-id ones run by another user: the loader preloads nothing into them",
+        "statically linked programs, set-user-id ones run by another user, and what sudo, doas, su and pkexec start, which \
+         remove LD_PRELOAD: use `sudo urnic run -- COMMAND`",
         None,
     ))?;
     match &environment {
@@ -175,10 +181,7 @@ pub(crate) fn identity(identity: Identity) -> &'static str {
 
 fn plugin() -> Finding {
     match find_plugin() {
-        Ok(path) => {
-            let text = format!("{}, of {}", path.display(), origin::of(&path));
-            Finding::good("plug-in", text)
-        }
+        Ok(path) => loading::finding(&path),
         Err(message) => Finding::wrong("plug-in", message, "make build"),
     }
 }
@@ -265,10 +268,14 @@ fn null_device(path: &Path) -> Finding {
 fn sockets(config: &Config) -> Finding {
     let address = config.native.listen.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
     let ports = config.native.port_range.clone().unwrap_or(0..=0);
-    let mut last = None;
+    let mut last: Option<std::io::Error> = None;
     if loopback_is_down() {
         let text = "the loopback interface lo is down: programs of this host do not reach each other";
-        return Finding::wrong("sockets", text, "ip link set lo up");
+        let fix = match rustix::process::geteuid().is_root() {
+            true => "ip link set lo up",
+            false => "ip link set lo up    # as root in this network namespace",
+        };
+        return Finding::wrong("sockets", text, fix);
     }
     for port in ports.clone() {
         match TcpListener::bind(SocketAddr::new(address, port)) {
@@ -276,6 +283,9 @@ fn sockets(config: &Config) -> Finding {
             Err(error) => last = Some(error),
         }
     }
+    let is_denied = last
+        .as_ref()
+        .is_some_and(|error| error.kind() == ErrorKind::PermissionDenied);
     let error = last.map_or_else(String::new, |error| error.to_string());
     let text = format!(
         "cannot listen at {address}, ports {}-{}: {error}",
@@ -284,6 +294,8 @@ fn sockets(config: &Config) -> Finding {
     );
     let fix = if config.native.listen.is_some() || config.native.port_range.is_some() {
         "urnic run --set native.listen=any --set native.port_range=any -- COMMAND"
+    } else if is_denied {
+        fixes::SANDBOX
     } else {
         "ip link set lo up"
     };

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use urnic_config::{Config, OPTIONS, Source};
 
 use crate::answer::Failure;
-use crate::fault::specification;
+use crate::fault_file::specification;
 use crate::options::Options;
 use crate::serve::LONGEST_SOCKET_PATH;
 
@@ -89,6 +89,21 @@ impl Options {
     /// The options in force, from all sources.
     pub(crate) fn config(&self) -> Result<Config, Failure> {
         configured(&self.variables()?)
+    }
+
+    /// The options in force, and the variables that give them to a process that does not inherit
+    /// this environment.
+    pub(crate) fn in_force(&self) -> Result<(Config, BTreeMap<String, OsString>), Failure> {
+        let flags = self.variables()?;
+        let config = configured(&flags)?;
+        let is_option = |name: &str| {
+            ["URNIC_CONFIG", "URNIC_SET"].contains(&name) || OPTIONS.iter().any(|opt| opt.variable() == name)
+        };
+        let variables = overlaid(env::vars_os(), &flags)
+            .filter_map(|(name, value)| Some((name.into_string().ok()?, value)))
+            .filter(|(name, _)| is_option(name))
+            .collect();
+        Ok((config, variables))
     }
 
     /// The flags as variables. `--set` becomes the option's own variable, which overrides URNIC_SET
@@ -189,6 +204,15 @@ fn overlaid(
     )
 }
 
+/// The path of this program; without /proc, the one by which it was started.
+pub(crate) fn program_file() -> Result<PathBuf, String> {
+    env::current_exe().or_else(|error| {
+        let started = OsStr::from_bytes(rustix::param::linux_execfn().to_bytes());
+        std::fs::canonicalize(started)
+            .map_err(|_| format!("cannot find the path of the urnic program: {error}"))
+    })
+}
+
 /// The plug-in's file: `URNIC_LIB`, or its place beside this program, built or installed.
 pub(crate) fn find_plugin() -> Result<PathBuf, String> {
     if let Some(path) = env::var_os("URNIC_LIB").map(PathBuf::from) {
@@ -199,8 +223,7 @@ pub(crate) fn find_plugin() -> Result<PathBuf, String> {
             false => Err(format!("URNIC_LIB={}: there is no such file", path.display())),
         };
     }
-    let program =
-        env::current_exe().map_err(|error| format!("cannot find the path of the urnic program: {error}"))?;
+    let program = program_file()?;
     let folder = program.parent().unwrap_or(Path::new("/"));
     let above = folder.parent().unwrap_or(folder);
     let places = [
@@ -282,6 +305,12 @@ fn in_double_quotes(value: &str) -> String {
     }
     text.push('"');
     text
+}
+
+/// The words of a command, so that a shell reads them back unchanged.
+pub(crate) fn quoted_words(words: &[OsString]) -> String {
+    let words: Vec<String> = words.iter().map(|word| quoted(word)).collect();
+    words.join(" ")
 }
 
 /// `value` quoted so that a shell reads it back unchanged.

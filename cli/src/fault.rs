@@ -1,13 +1,12 @@
 //! `urnic fault`: the kinds of faults, and those of a process that runs.
 
 use std::fmt::Write as _;
-use std::path::Path;
 
 use urnic_config::Config;
 use urnic_driver::watch;
-use urnic_faults::Plan;
 
 use crate::answer::Failure;
+use crate::fault_file;
 
 /// The kinds: with their keys, what they do, and the trouble that they stand for; as in
 /// docs/guide/faults.md.
@@ -96,8 +95,8 @@ const CATALOGUE: [(&str, &str, &str); 21] = [
     ),
     (
         "port-down for=T",
-        "the program is told that the port is down, and active again after the time; connections go on",
-        "a link that flaps",
+        "the port is down: the program is told, and nothing passes; after the time it is active again",
+        "a link that flaps, a rail that fails",
     ),
     (
         "gid-change",
@@ -117,45 +116,24 @@ pub(crate) fn list() -> String {
     for (kind, does, stands_for) in CATALOGUE {
         let _ = writeln!(text, "{kind}\n      {does}\n      stands for: {stands_for}");
     }
-    text += "\nWith each: nth=N (the Nth occasion; the first without), every=N, p=PROBABILITY, count=N at most; device=NAME; peer=ADDRESS[/LEN]\n\
-             for connections and datagrams. seed=N is for all. after: 64k, 1M (bytes), 100msg (messages); T: 10us, 1ms;\n\
-             rate: 25Gbit.\n";
+    text += "\nWith each: nth=N (the Nth occasion; the first without), every=N, p=PROBABILITY, count=N at most; at=T, until=T: the time\n\
+             in which it can strike; device=NAME, or the number at its end; peer=ADDRESS[/LEN] for connections and datagrams. seed=N is\n\
+             for all. after: 64k, 1M (bytes), 100msg (messages); T: 10us, 1ms, 5s; rate: 25Gbit.\n\
+             Scenarios:\n";
+    for (name, path) in fault_file::scenarios() {
+        let _ = writeln!(text, "@{name} ({})", path.display());
+        let content = std::fs::read_to_string(&path).unwrap_or_default();
+        for line in content.lines() {
+            let _ = writeln!(text, "      {}", line.trim_start_matches("# "));
+        }
+    }
     text
-}
-
-/// The specification that an argument is, or that is in the file of this name, in one line without
-/// comments.
-pub(crate) fn specification(given: &str) -> Result<String, String> {
-    let path = Path::new(given);
-    let text = match std::fs::metadata(path) {
-        Ok(found) if !found.is_dir() => std::fs::read_to_string(path).map_err(|error| error.to_string())?,
-        found => match Plan::check(given) {
-            Err(_) if found.is_ok() => return Err("it is a folder".to_owned()),
-            Err(_) if is_path(given) => return Err("no such file".to_owned()),
-            checked => checked.map(|()| given.to_owned())?,
-        },
-    };
-    Plan::check(&text)?;
-    let lines = text
-        .lines()
-        .map(|line| line.split('#').next().unwrap_or("").trim());
-    let faults: Vec<&str> = lines.filter(|line| !line.is_empty()).collect();
-    Ok(faults.join("; "))
-}
-
-/// Whether a text that is no specification was meant as the path of a file: no kind of fault has a
-/// slash or a dot.
-fn is_path(given: &str) -> bool {
-    let kind = given.split_whitespace().next().unwrap_or_default();
-    kind.contains(['/', '.']) && !kind.contains([';', '='])
 }
 
 /// Clears the faults of a process if `clear` is set, adds those of `given`, and lists all.
 pub(crate) fn change(pid: u32, given: &str, clear: bool) -> Result<String, Failure> {
-    let faults = match given.is_empty() {
-        true => String::new(),
-        false => specification(given).map_err(|error| Failure::usage(format!("{given}: {error}")))?,
-    };
+    let faults =
+        fault_file::specification(given).map_err(|error| Failure::usage(format!("{given}: {error}")))?;
     let config = Config::from_env().map_err(Failure::usage)?;
     match watch::change_faults(&watch::homes(config.present.dir), pid, &faults, clear) {
         Some(Ok(all)) if all.is_empty() => Ok("no faults\n".to_owned()),
@@ -173,29 +151,6 @@ pub(crate) fn change(pid: u32, given: &str, clear: bool) -> Result<String, Failu
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn faults_are_given_or_in_a_file() {
-        let folder = urnic_testkit::Folder::new("fault-files");
-        let file = folder.file("faults");
-        std::fs::write(&file, "# of a test\ndrop p=0.5 # half\n\nseed=3\n").unwrap();
-        let name = |path: &Path| path.display().to_string();
-        assert_eq!(specification(&name(&file)).unwrap(), "drop p=0.5; seed=3");
-        assert_eq!(specification("drop; refuse").unwrap(), "drop; refuse");
-        std::fs::write(&file, "rest\n").unwrap();
-        for (given, says) in [
-            (name(&file), "\"rest\" is no fault"),
-            (name(folder.path()), "it is a folder"),
-            (name(&folder.file("missing")), "no such file"),
-            ("missing.txt".to_owned(), "no such file"),
-            ("rest".to_owned(), "\"rest\" is no fault"),
-            ("drop p=0.x".to_owned(), "p=0.x: not a value of p"),
-            ("drop;x.y".to_owned(), "\"x.y\" is no fault"),
-        ] {
-            let error = specification(&given).unwrap_err();
-            assert!(error.starts_with(says), "{given}: {error}");
-        }
-    }
 
     #[test]
     fn the_catalogue_has_every_kind_in_order() {

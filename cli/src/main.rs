@@ -4,6 +4,7 @@
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod answer;
+mod cdi;
 mod columns;
 mod command_line;
 mod conformance;
@@ -11,12 +12,14 @@ mod doctor;
 mod environment;
 mod explain;
 mod fault;
+mod fault_file;
 mod files;
 mod hosts;
 mod info;
 mod inherited;
 mod manual;
 mod options;
+mod other_user;
 mod program;
 mod serve;
 mod signals;
@@ -84,6 +87,17 @@ enum Command {
         /// How: `export` lines for a shell, lines for $GITHUB_ENV, ENV lines of a Dockerfile, JSON
         #[arg(long, value_name = "FORMAT", value_enum, default_value_t = environment::Format::Sh)]
         format: environment::Format,
+    },
+    /// Print a CDI specification: containers get the device by --device urnic.io/rnic=all
+    ///
+    /// podman, containerd, CRI-O and Docker read such files (Container Device Interface) in
+    /// /etc/cdi and /run/cdi. A container gets the plug-in and `urnic` as read-only files, at the
+    /// paths of the Debian package, and the variables of `urnic env`; it needs libibverbs of its
+    /// own. The devices are `all`, and each by its name; a container takes one of these.
+    #[command(after_long_help = keys())]
+    Cdi {
+        #[command(flatten)]
+        args: cdi::CdiArgs,
     },
     /// Serve the device as a PCI function to other processes, over vfio-user
     ///
@@ -156,8 +170,8 @@ enum Command {
         /// The process; `urnic stat` lists those that have a device open
         #[arg(required_unless_present = "list")]
         pid: Option<u32>,
-        /// The faults to add: KIND KEY=VALUE …, with semicolons between, or a file of them
-        #[arg(value_name = "FAULTS|FILE")]
+        /// The faults to add: KIND KEY=VALUE …, with semicolons between; or @FILE, or @SCENARIO
+        #[arg(value_name = "FAULTS|@FILE")]
         faults: Vec<String>,
         /// Clear the faults of the process first. What has struck is not undone
         #[arg(long, requires = "pid")]
@@ -251,6 +265,7 @@ fn main() -> ExitCode {
         Command::Env { options, format } => {
             Environment::new(&options).and_then(|env| print(&env.printed(format)))
         }
+        Command::Cdi { args } => cdi::specify(&args),
         Command::Serve { offer } => match matches.subcommand_matches("serve") {
             Some(matches) => serve::serve(&offer, matches),
             None => unreachable!("the subcommand is `serve`"),

@@ -40,8 +40,8 @@ pub(crate) struct Options {
     /// Findings of --strict to leave out, one on each line of this file
     #[arg(long, value_name = "FILE")]
     pub(crate) suppressions: Option<PathBuf>,
-    /// What goes wrong on purpose: a file, or faults as "reset after=64k"; see `urnic fault --list`
-    #[arg(long, value_name = "FILE|FAULTS")]
+    /// What goes wrong on purpose: "reset after=64k", @FILE, @SCENARIO; see `urnic fault --list`
+    #[arg(long, value_name = "FAULTS|@FILE")]
     pub(crate) faults: Option<String>,
     /// What to log on standard error: off, error, warn, info, debug, trace, or a filter
     #[arg(long, value_name = "FILTER")]

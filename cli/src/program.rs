@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use crate::answer::Failure;
-use crate::environment::Environment;
-use crate::inherited;
+use crate::environment::{Environment, quoted_words};
+use crate::{inherited, other_user};
 use urnic_process::executable;
 
 /// Replaces this process by the command; returns only when that fails.
@@ -19,16 +19,29 @@ pub(crate) fn run(env: &Environment, command: &[OsString]) -> Result<ExitCode, F
     let Some((name, args)) = command.split_first() else {
         return Err(Failure::usage("no command was given"));
     };
-    if let Some(path) = find(name)
-        && let Ok(file) = CString::new(path.as_os_str().as_bytes())
-        && let Some(reason) = executable::unsupported(&file)
-    {
-        urnic_console::complain("urnic", &format!("warning: {} {reason}", path.display()));
+    if let Some(warning) = find(name).and_then(|path| unseen(&path, command)) {
+        urnic_console::complain("urnic", &format!("warning: {warning}"));
     }
     let mut command = Command::new(name);
     command.args(args).envs(env.variables());
     let error = inherited::passed_on(&mut command).exec();
     Err(not_run(name, &error))
+}
+
+/// Why the program in this file, which runs the command, will not see the device, and what to run
+/// instead.
+fn unseen(path: &Path, command: &[OsString]) -> Option<String> {
+    if let Some(warning) = other_user::warning(command) {
+        return Some(warning);
+    }
+    let file = CString::new(path.as_os_str().as_bytes()).ok()?;
+    let reason = executable::unsupported(&file)?.to_string();
+    let again = format!("{} {}", other_user::run(command.len()), quoted_words(command));
+    Some(format!(
+        "{} {}",
+        path.display(),
+        reason.replace(executable::AGAIN, &again)
+    ))
 }
 
 /// The failure of a command that could not be run. The statuses are the shell's: 127 for a command

@@ -304,6 +304,11 @@ impl Qp {
         rig.ring(Kind::Send, self.id, self.slot, producer);
     }
 
+    /// Rings in the slot of this queue pair for a number that no queue pair has.
+    pub(crate) fn ring_for_another(&self, rig: &Rig) {
+        rig.ring(Kind::Send, self.id ^ 0x80_0000, self.slot, 0);
+    }
+
     pub(crate) fn receive(&self, rig: &Rig, cookie: u64, sges: &[Sge]) {
         let mut receives = self.receives.borrow_mut();
         if receives.post(cookie, sges) {

@@ -4,17 +4,25 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use crate::devices::means;
 use crate::kind::{Action, Delay, Kind, Lateness, Position};
 use crate::occasion::Occasion;
-use crate::parse::{Specified, When};
 use crate::random::{fraction, number};
+use crate::specified::{Specified, When};
 
 /// Longest delay, whatever the rate.
 const LONGEST: Duration = Duration::from_secs(60);
+/// The target of the log's lines of faults that struck: readers of logs know them by it.
+const TARGET: &str = "urnic_faults::plan";
+
 /// A fault, and what became of it so far.
 #[derive(Debug)]
 pub(crate) struct Fault {
     specified: Specified,
+    /// The time when it was added.
+    pub(crate) since: Duration,
+    /// The devices on which it struck by itself.
+    begun: AtomicU64,
     /// The number of its occasions so far.
     occasions: AtomicU64,
     /// The number of occasions at which it was to strike; it does so up to its limit.
@@ -22,9 +30,11 @@ pub(crate) struct Fault {
 }
 
 impl Fault {
-    pub(crate) fn new(specified: Specified) -> Fault {
+    pub(crate) fn new(specified: Specified, since: Duration) -> Fault {
         Fault {
             specified,
+            since,
+            begun: AtomicU64::new(0),
             occasions: AtomicU64::new(0),
             attempts: AtomicU64::new(0),
         }
@@ -33,6 +43,41 @@ impl Fault {
     /// Most strikes.
     fn limit(&self) -> u64 {
         self.specified.count.unwrap_or(u64::MAX)
+    }
+
+    /// Whether it can strike at this time.
+    pub(crate) fn is_open(&self, now: Duration) -> bool {
+        self.specified.window.contains(now.saturating_sub(self.since))
+    }
+
+    /// The time until its window begins; `None`: it has begun.
+    pub(crate) fn time_left(&self, now: Duration) -> Option<Duration> {
+        let at = self.since + self.specified.window.at.unwrap_or_default();
+        at.checked_sub(now).filter(|left| !left.is_zero())
+    }
+
+    fn fits_device(&self, device: &str) -> bool {
+        let wanted = self.specified.filter.device.as_deref();
+        wanted.is_none_or(|wanted| means(wanted, device))
+    }
+
+    /// Whether it strikes on this device by itself.
+    pub(crate) fn begins_on(&self, device: &str) -> bool {
+        self.specified.when == When::Begin && self.fits_device(device)
+    }
+
+    /// Strikes by itself, once on each device; `bit` is that of this one.
+    pub(crate) fn begin(&self, index: u64, device: &str, bit: u64) -> Option<Action> {
+        if self.begun.fetch_or(bit, Ordering::Relaxed) & bit != 0 {
+            return None;
+        }
+        self.occasions.fetch_add(1, Ordering::Relaxed);
+        if self.attempts.fetch_add(1, Ordering::Relaxed) >= self.limit() {
+            return None;
+        }
+        let Specified { kind, window, .. } = &self.specified;
+        tracing::warn!(target: TARGET, "fault {}: {kind}{window}: on {device}", index + 1);
+        Some(Action::Do(kind.clone()))
     }
 
     /// Whether this is an occasion for it.
@@ -92,8 +137,7 @@ impl Fault {
             (Some(_), None) => false,
             (None, _) => true,
         };
-        let fits_device = filter.device.as_deref().is_none_or(|wanted| wanted == device);
-        fits_kind && fits_completion && fits_peer && fits_device
+        fits_kind && fits_completion && fits_peer && self.fits_device(device)
     }
 
     /// What it does at this occasion, if it strikes; `index` is its place in the plan.
@@ -110,6 +154,8 @@ impl Fault {
         let number_of = self.occasions.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
         let random = number(seed, index, number_of);
         let strikes = match self.specified.when {
+            When::First => number_of == 1,
+            When::Begin => false,
             When::Nth(n) => number_of == n,
             When::Every(n) => number_of.is_multiple_of(n),
             When::Probability(p) => fraction(random) < p,
@@ -131,9 +177,8 @@ impl Fault {
             (Kind::LateCompletion(delay), _) => return Some(Action::Wait(delay.time(random))),
             _ => {}
         }
-        // Readers of logs know the lines of struck faults by this target.
         tracing::warn!(
-            target: "urnic_faults::plan",
+            target: TARGET,
             "fault {}: {kind}: at {occasion}, its occasion {number_of}",
             index + 1
         );

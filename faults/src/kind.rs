@@ -54,7 +54,7 @@ pub enum Kind {
     CqOverflow,
     /// A completion event is lost.
     LoseEvent,
-    /// The port is down for this time, as far as the program is told.
+    /// The port is down for this time: the program is told, and nothing passes.
     PortDown(Duration),
     /// The addresses of the port seem to change.
     GidChange,
@@ -157,7 +157,12 @@ impl Kind {
         "device-fatal",
     ];
 
-    /// Whether it is a fault of connections or datagrams.
+    /// Whether it befalls a device rather than a request, so that it can strike by itself.
+    pub fn is_of_device(&self) -> bool {
+        matches!(self, Kind::PortDown(_) | Kind::GidChange | Kind::DeviceFatal(_))
+    }
+
+    /// Whether it is a fault of connections or datagrams alone.
     pub fn is_of_network(&self) -> bool {
         !matches!(
             self,

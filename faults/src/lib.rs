@@ -5,12 +5,17 @@
 //! datagram is sent, a call, a completion) whether a fault strikes. They do so in wrappers, as
 //! captures do: the code that is wrapped knows nothing of it.
 //!
+//! A fault has a *window* of time, too. What befalls a device rather than a request
+//! ([`Kind::is_of_device`]) needs no occasion: the driver asks the plan what is [due](Plan::due).
+//!
 //! A decision depends on the seed, the fault and the number of the occasion among those that fit
 //! the filter, and on nothing else: where the program is deterministic, so are its faults. Each
 //! that strikes is one line of the log.
 
 #![forbid(unsafe_code)]
 
+mod clock;
+mod devices;
 mod fault;
 mod kind;
 mod network;
@@ -19,7 +24,9 @@ mod origins;
 mod parse;
 mod plan;
 mod random;
+mod specified;
 mod wait;
+mod window;
 
 pub use kind::{Action, Kind, Lateness, Position};
 pub use network::Network;

@@ -1,70 +1,13 @@
 //! Specifications of faults: `reset after=64k nth=2; drop p=0.01 peer=192.0.2.0/24; seed=7`.
 
-use std::fmt;
 use std::time::Duration;
 
 use urnic_device::vocabulary::{WcOpcode, WcStatus};
 
 use crate::kind::{Delay, ERRNOS, Kind, Position};
 use crate::network::Network;
-
-/// One fault, as it is specified.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Specified {
-    pub(crate) kind: Kind,
-    pub(crate) filter: Filter,
-    pub(crate) when: When,
-    /// Most times that it strikes; `None`: no limit.
-    pub(crate) count: Option<u64>,
-}
-
-/// To which occasions a fault applies.
-#[derive(Debug, Clone, PartialEq, Default)]
-pub(crate) struct Filter {
-    pub(crate) device: Option<String>,
-    pub(crate) peer: Option<Network>,
-    pub(crate) opcode: Option<String>,
-    pub(crate) qp: Option<u32>,
-}
-
-/// At which of its occasions a fault strikes.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) enum When {
-    /// The one with this number, from 1 on.
-    Nth(u64),
-    /// Each one whose number is divisible by this.
-    Every(u64),
-    /// Each with this probability.
-    Probability(f64),
-}
-
-impl fmt::Display for Specified {
-    /// As in a specification.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.kind)?;
-        match self.when {
-            When::Nth(n) => write!(f, " nth={n}"),
-            When::Every(n) => write!(f, " every={n}"),
-            When::Probability(p) => write!(f, " p={p}"),
-        }?;
-        if let Some(count) = self.count {
-            write!(f, " count={count}")?;
-        }
-        if let Some(device) = &self.filter.device {
-            write!(f, " device={device}")?;
-        }
-        if let Some(peer) = self.filter.peer {
-            write!(f, " peer={peer}")?;
-        }
-        if let Some(opcode) = &self.filter.opcode {
-            write!(f, " opcode={opcode}")?;
-        }
-        match self.filter.qp {
-            Some(qp) => write!(f, " qp={qp:#x}"),
-            None => Ok(()),
-        }
-    }
-}
+use crate::specified::{Filter, Specified, When};
+use crate::window::Window;
 
 /// Reads a specification: its faults, and its seed if it has one.
 ///
@@ -104,13 +47,18 @@ fn fault(part: &str) -> Result<Specified, String> {
         opcode: keys.take("opcode", opcode)?,
         qp: keys.take("qp", number)?,
     };
-    let when = when(part, &kind, &mut keys)?;
+    let window = window(part, &mut keys)?;
+    let when = match when(part, &kind, &mut keys)? {
+        When::First if window.at.is_some() && filter.fits_begin(&kind) => When::Begin,
+        when => when,
+    };
     let count = keys.take("count", |text| text.parse().ok())?;
     match keys.0.first() {
         Some((key, _)) => Err(format!("{part}: {} has no {key}", kind.word())),
         None => Ok(Specified {
             kind,
             filter,
+            window,
             when,
             count,
         }),
@@ -200,6 +148,18 @@ fn delay(part: &str, keys: &mut Keys<'_>) -> Result<Kind, String> {
     }))
 }
 
+/// The time in which a fault can strike.
+fn window(part: &str, keys: &mut Keys<'_>) -> Result<Window, String> {
+    let window = Window {
+        at: keys.take("at", time)?,
+        until: keys.take("until", time)?,
+    };
+    match (window.at.unwrap_or_default(), window.until) {
+        (at, Some(until)) if until <= at => Err(format!("{part}: it would end before it begins")),
+        _ => Ok(window),
+    }
+}
+
 /// When a fault of this kind strikes.
 fn when(part: &str, kind: &Kind, keys: &mut Keys<'_>) -> Result<When, String> {
     let nth = keys.take("nth", |text| text.parse().ok().filter(|n| *n > 0))?;
@@ -211,7 +171,7 @@ fn when(part: &str, kind: &Kind, keys: &mut Keys<'_>) -> Result<When, String> {
         (None, Some(n), None) => Ok(When::Every(n)),
         (None, None, Some(p)) => Ok(When::Probability(p)),
         (None, None, None) if shapes => Ok(When::Every(1)),
-        (None, None, None) => Ok(When::Nth(1)),
+        (None, None, None) => Ok(When::First),
         _ => Err(format!("{part}: only one of nth, every and p")),
     }
 }
@@ -362,6 +322,26 @@ mod tests {
     }
 
     #[test]
+    fn a_window_lets_a_fault_of_the_device_begin_by_itself() {
+        for (text, when) in [
+            ("port-down for=5s", When::First),
+            ("port-down for=5s at=2s", When::Begin),
+            ("port-down for=5s at=0s device=1", When::Begin),
+            ("device-fatal at=1s", When::Begin),
+            ("gid-change at=1s nth=3", When::Nth(3)),
+            ("gid-change at=1s opcode=SEND", When::First),
+            ("reset at=1s", When::First),
+            ("delay time=1ms at=1s", When::Every(1)),
+        ] {
+            assert_eq!(one(text).when, when, "{text}");
+        }
+        let window = one("delay time=1ms at=1s until=1500ms").window;
+        assert_eq!(window.to_string(), " at=1000ms until=1500ms");
+        let inside = |millis| window.contains(Duration::from_millis(millis));
+        assert_eq!([999, 1000, 1499, 1500].map(inside), [false, true, true, false]);
+    }
+
+    #[test]
     fn a_mistake_is_named() {
         for (text, says) in [
             ("rest", "\"rest\" is no fault; there are reset, close"),
@@ -385,6 +365,12 @@ mod tests {
             ("delay jitter=2us rate=1gbit", "time=T is missing"),
             ("complete status=SUCCESS", "status=SUCCESS"),
             ("seed=x", "seed=x: not a number"),
+            ("drop at=soon", "at=soon: not a value of at"),
+            (
+                "drop at=2s until=2s",
+                "drop at=2s until=2s: it would end before it begins",
+            ),
+            ("drop for=2s", "drop has no for"),
         ] {
             let error = parse(text).unwrap_err();
             assert!(error.contains(says), "{text}: {error}");
@@ -406,6 +392,8 @@ mod tests {
             "drop p=0.25 count=3 device=urnic1 peer=192.0.2.0/24",
             "drop every=3 peer=fd00::1",
             "complete status=REM_OP_ERR nth=2 opcode=RDMA_READ qp=0x1a",
+            "port-down for=20ms at=2000ms device=1",
+            "refuse nth=2 at=10ms until=30ms count=1 peer=192.0.2.1",
         ] {
             assert_eq!(one(text).to_string(), text);
             assert_eq!(one(&one(text).to_string()), one(text));

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{Access, FileType, Mode, OFlags, access, fstat, open};
 use rustix::io::Errno;
 use urnic_model::capture;
+use urnic_process::file_length;
 
 /// `path`, with the number of this process in the place of `%p`.
 pub(crate) fn of_process(path: &Path) -> PathBuf {
@@ -21,9 +22,11 @@ pub(crate) fn of_process(path: &Path) -> PathBuf {
 pub(crate) fn append(path: &Path, text: &[u8]) -> Result<(), Errno> {
     let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file = open(path, flags, Mode::from_raw_mode(0o666))?;
-    if FileType::from_raw_mode(fstat(&file)?.st_mode) != FileType::RegularFile {
+    let attributes = fstat(&file)?;
+    if FileType::from_raw_mode(attributes.st_mode) != FileType::RegularFile {
         return Err(Errno::NOTSUP);
     }
+    file_length::permits(attributes.st_size.cast_unsigned() + text.len() as u64)?;
     let mut rest = text;
     while !rest.is_empty() {
         match rustix::io::write(&file, rest) {

@@ -34,3 +34,23 @@ def test_each_process_reports(urnic_card):
     (report,) = urnic_card.reports()
     assert report["command"] == ["ibv_devinfo"]
     assert urnic_card.findings() == []
+
+
+def test_rails_are_several_devices(urnic_rails):
+    assert "urnic0" in (shown := devices(urnic_rails.environment())) and "urnic1" in shown
+
+
+@pytest.mark.urnic_rails(3)
+def test_a_marker_says_how_many_rails(urnic_rails):
+    assert "urnic2" in devices(urnic_rails.environment())
+
+
+def test_a_fault_needs_a_process_with_a_device(urnic_rails):
+    with pytest.raises(urnic.Error, match="has no urnic device open"):
+        urnic_rails.down(os.getpid(), 0, 1)
+    with pytest.raises(urnic.Error, match="rest"):
+        urnic_rails.fault(os.getpid(), "rest")
+
+
+def test_scenarios_come_with_the_package():
+    assert urnic.environment(faults="@rail-down")["URNIC_FAULTS"].startswith("port-down ")

@@ -11,7 +11,7 @@ import os
 import subprocess
 from pathlib import Path
 
-__all__ = ["environment", "program", "Error"]
+__all__ = ["environment", "fault", "program", "Error"]
 
 
 class Error(Exception):
@@ -47,3 +47,20 @@ def environment(base=None, *, settings=None, **options):
     if made.returncode != 0:
         raise Error(made.stderr.strip())
     return base | json.loads(made.stdout)
+
+
+def fault(process, faults="", base=None):
+    """Lets something go wrong in a process that runs, now: as `urnic fault PID FAULTS`.
+
+    `process` is a `subprocess.Popen` or a process number, `faults` what `--faults` takes:
+    fault(server, "port-down for=5s device=0"), fault(server, "@rail-down"). Returns one line for
+    each fault of the process; without `faults`, that is all it does.
+
+    Raises `Error` for a wrong fault, or if the process has no device open.
+    """
+    pid = getattr(process, "pid", process)
+    arguments = [program(), "fault", str(pid), *([faults] if faults else [])]
+    made = subprocess.run(arguments, env=base, capture_output=True, text=True, check=False)
+    if made.returncode != 0:
+        raise Error(made.stderr.strip())
+    return made.stdout.splitlines()

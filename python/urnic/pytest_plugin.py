@@ -26,6 +26,10 @@ def pytest_addoption(parser):
     parser.addini("urnic_strict", "as --urnic-strict", type="bool", default=False)
 
 
+def pytest_configure(config):
+    config.addinivalue_line("markers", "urnic_rails(count): the number of devices of the fixture urnic_rails; 2 without")
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config):
     if not config.getoption("--urnic") or os.environ.get(_INSIDE):
@@ -54,6 +58,10 @@ class Card:
         """As `urnic.environment`, for the programs of this test."""
         return urnic.environment(self._base, **(self._options | options))
 
+    def fault(self, process, faults=""):
+        """As `urnic.fault`, in a program of this test."""
+        return urnic.fault(process, faults, self._base)
+
     def reports(self):
         """What each process that has ended had to say: counters, failures, findings."""
         if not self.report.exists():
@@ -69,15 +77,46 @@ class Card:
         ]
 
 
-@pytest.fixture
-def urnic_card(request, tmp_path_factory):
-    """A fresh card: `subprocess.run(program, env=urnic_card.environment())`."""
-    strict = request.config.getoption("--urnic-strict") or request.config.getini("urnic_strict")
-    card = Card(tmp_path_factory.mktemp("urnic"), bool(strict))
-    yield card
+class Rails(Card):
+    """Several devices for the programs of one test, which a test can take down one by one."""
+
+    def __init__(self, folder, strict, count):
+        super().__init__(folder, strict)
+        # With a plan of faults from the start, all faults can be added later.
+        self._options |= {"devices": count, "faults": "none"}
+
+    def down(self, process, rail, seconds):
+        """Takes the port of a device of a process down for some time, now; `rail` is its number."""
+        self.fault(process, f"port-down for={round(seconds * 1000)}ms device={rail}")
+
+
+def _fails_by_findings(card):
     findings = card.findings()
     if findings:
         pytest.fail("programs used verbs wrongly:\n" + "\n".join(findings), pytrace=False)
+
+
+def _is_strict(config):
+    return bool(config.getoption("--urnic-strict") or config.getini("urnic_strict"))
+
+
+@pytest.fixture
+def urnic_card(request, tmp_path_factory):
+    """A fresh card: `subprocess.run(program, env=urnic_card.environment())`."""
+    card = Card(tmp_path_factory.mktemp("urnic"), _is_strict(request.config))
+    yield card
+    _fails_by_findings(card)
+
+
+@pytest.fixture
+def urnic_rails(request, tmp_path_factory):
+    """Two fresh devices, or as many as the marker `urnic_rails` says: start programs with
+    `env=urnic_rails.environment()`, and take a rail down with `urnic_rails.down(process, 0, 5)`."""
+    marker = request.node.get_closest_marker("urnic_rails")
+    count = marker.args[0] if marker else 2
+    rails = Rails(tmp_path_factory.mktemp("urnic"), _is_strict(request.config), count)
+    yield rails
+    _fails_by_findings(rails)
 
 
 @pytest.fixture

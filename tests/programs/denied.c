@@ -1,13 +1,15 @@
 /* denied CALL ERRNO PROGRAM [ARGUMENT ...]: runs a program in which the system call CALL
- * fails with ERRNO, as in a sandbox. */
+ * fails with ERRNO, as in a sandbox. "netlink" is socket(2) for AF_NETLINK. */
 #include <errno.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -19,6 +21,12 @@ static const struct {
 	{ "eventfd2", __NR_eventfd2 },
 	{ "socketpair", __NR_socketpair },
 	{ "epoll_ctl", __NR_epoll_ctl },
+	{ "memfd_create", __NR_memfd_create },
+	{ "netlink", __NR_socket },
+	{ "pidfd_open", __NR_pidfd_open },
+	{ "process_vm_readv", __NR_process_vm_readv },
+	{ "process_vm_writev", __NR_process_vm_writev },
+	{ "socket", __NR_socket },
 };
 
 int main(int argc, char **argv)
@@ -31,9 +39,13 @@ int main(int argc, char **argv)
 		fprintf(stderr, "denied CALL ERRNO PROGRAM [ARGUMENT ...]\n");
 		return 125;
 	}
+	/* One family, or any: of other calls the first argument does not count. */
+	bool one_family = !strcmp(argv[1], "netlink");
 	struct sock_filter rules[] = {
 		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, number, 0, 1),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, number, 0, 3),
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args)),
+		BPF_JUMP(BPF_JMP | (one_family ? BPF_JEQ : BPF_JGE) | BPF_K, one_family ? AF_NETLINK : 0, 0, 1),
 		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | (atoi(argv[2]) & SECCOMP_RET_DATA)),
 		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
 	};

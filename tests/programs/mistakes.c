@@ -4,7 +4,9 @@
 #define _GNU_SOURCE
 #include "rc.h"
 
+#include <arpa/inet.h>
 #include <dlfcn.h>
+#include <rdma/rdma_cma.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 
@@ -126,6 +128,32 @@ static void reused_page(void)
 	free_pages(own);
 }
 
+/* Unknown to the compiler, which therefore leaves the work to functions of libc. */
+static volatile size_t page = PAGE;
+
+/* Clears a page that is sent. */
+static void cleared_page(void)
+{
+	struct ibv_mr *own = own_pages();
+	uint8_t *place = own->addr;
+	post_recv(qp, mr, 0, 2 * PAGE, 3);
+	ZERO(send_of(place, 2 * PAGE, own->lkey, 3));
+	memset(place + PAGE, 0, page);
+	complete(2);
+	free_pages(own);
+}
+
+/* Copies from the place of a message, before its completion. */
+static void copied_receive(void)
+{
+	struct ibv_mr *own = own_pages();
+	post_recv(qp, own, 0, 2 * PAGE, 9);
+	ZERO(send_of(bytes, LEN, mr->lkey, 9));
+	memcpy(bytes + 2 * PAGE, own->addr, page);
+	complete(2);
+	free_pages(own);
+}
+
 /* Looks at what an RDMA Read fetches, before the completion. */
 static void premature_read(void)
 {
@@ -198,6 +226,21 @@ static void leak(void)
 {
 	for (int i = 0; i < 3; i++)
 		SOME(ibv_reg_mr(pd, bytes, PAGE, IBV_ACCESS_LOCAL_WRITE));
+}
+
+/* The queue pair is made by librdmacm. */
+static void cm_leak(void)
+{
+	struct sockaddr_in address = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+	struct ibv_qp_init_attr init = {
+		.cap = { .max_send_wr = DEPTH, .max_recv_wr = DEPTH, .max_send_sge = 1, .max_recv_sge = 1 },
+		.qp_type = IBV_QPT_RC,
+	};
+	struct rdma_event_channel *events = SOME(rdma_create_event_channel());
+	struct rdma_cm_id *id;
+	ZERO(rdma_create_id(events, &id, NULL, RDMA_PS_TCP));
+	ZERO(rdma_bind_addr(id, (struct sockaddr *)&address));
+	ZERO(rdma_create_qp(id, NULL, &init));
 }
 
 static void none_signalled(void)
@@ -402,11 +445,14 @@ static const struct mistake {
 	{ "reused-buffer", reused_buffer, 2 * DEPTH, false },
 	{ "premature-look", premature_look, 2 * DEPTH, false },
 	{ "reused-page", reused_page, 2 * DEPTH, false },
+	{ "cleared-page", cleared_page, 2 * DEPTH, false },
+	{ "copied-receive", copied_receive, 2 * DEPTH, false },
 	{ "premature-read", premature_read, 2 * DEPTH, false },
 	{ "shared-look", shared_look, 2 * DEPTH, false },
 	{ "written-receive", written_receive, 2 * DEPTH, false },
 	{ "small-queue", small_queue, DEPTH, false },
 	{ "leak", leak, 2 * DEPTH, true },
+	{ "cm-leak", cm_leak, 2 * DEPTH, true },
 	{ "none-signalled", none_signalled, 2 * DEPTH, false },
 	{ "wrong-lkey", wrong_lkey, 2 * DEPTH, false },
 	{ "gone-lkey", gone_lkey, 2 * DEPTH, false },

@@ -25,6 +25,7 @@ mod mentions;
 #[cfg(test)]
 mod module_cycles;
 pub mod netns;
+pub mod page;
 pub mod pair;
 pub mod pci_guest;
 pub mod peer;
@@ -34,6 +35,7 @@ pub mod realigned;
 #[cfg(test)]
 mod rows;
 pub mod served;
+pub mod shape;
 pub mod shell;
 pub mod skip;
 #[cfg(test)]

@@ -1,6 +1,7 @@
-//! A guest that has urnic as a PCI function, in a QEMU that supports vfio-user: Debian's own kernel
-//! with an IOMMU, unless a test requests another. `scripts/qemu-guest` builds what the guest boots,
-//! `scripts/vfio-kernel` the other kernel.
+//! A guest that has urnic as a PCI function, in a QEMU that supports vfio-user. QEMU gets the
+//! options of the guide's page. The guest is Debian's own kernel with an IOMMU, unless a test
+//! requests another. `scripts/qemu-guest` builds what the guest boots, `scripts/vfio-kernel` the
+//! other kernel.
 //!
 //! The plug-in and `urnic` under test are in the guest's folder `/urnic`. The guest ends when
 //! dropped; several guests may run side by side.
@@ -11,9 +12,10 @@ use std::path::{Path, PathBuf};
 use rustix::process::Signal;
 use urnic_testkit::Folder;
 
-use crate::build::{plugin, scratch, stripped, urnic};
+use crate::build::{plugin, scratch, stripped, tree, urnic};
 use crate::debian::script;
 use crate::netns::Netns;
+use crate::page::Block;
 use crate::program::{Program, Running};
 use crate::shell::{LIMIT, SHELL, Task};
 use crate::skip::installed;
@@ -29,11 +31,68 @@ const SHELL_THERE: u16 = 7007;
 /// beside RDMA.
 pub const PORT: u16 = 18_515;
 
+/// The page with QEMU's options.
+const PAGE: &str = "docs/guide/serve-and-qemu.md";
+
+/// The socket of the function on that page.
+const SOCKET_OF_THE_PAGE: &str = "/tmp/guest";
+
+/// The options of QEMU for a function, as the page gives them: those before the function, and the
+/// function itself.
+struct PageOptions {
+    machine: Vec<String>,
+    function: String,
+}
+
+impl PageOptions {
+    fn read() -> Self {
+        let blocks = Block::of(&tree().join(PAGE));
+        let block = blocks
+            .iter()
+            .find(|block| block.text.contains(SOCKET_OF_THE_PAGE));
+        let text = block.expect("the page has the line").text.replace("\\\n", " ");
+        let (_, line) = text
+            .split_once("qemu-system-x86_64 ")
+            .expect("the page starts QEMU");
+        // No option has a space inside.
+        let words = line
+            .split_whitespace()
+            .map(|word| word.trim_matches('\'').to_owned());
+        let mut words: Vec<String> = words.collect();
+        assert_eq!(
+            words.pop().as_deref(),
+            Some("…"),
+            "the page's line goes on: {line}"
+        );
+        let function = words.pop().filter(|word| word.contains(SOCKET_OF_THE_PAGE));
+        let function = function.expect("the function is the last option of the page's line");
+        assert_eq!(words.pop().as_deref(), Some("-device"), "{line}");
+        Self {
+            machine: words,
+            function,
+        }
+    }
+
+    /// The function with another socket, at a place on the bus.
+    fn function(&self, index: usize, socket: &Path) -> String {
+        let slot = FIRST_SLOT + index;
+        let path = socket.display().to_string();
+        // QEMU abandons a device whose answer takes five seconds by the clock, and a loaded
+        // machine may pause for that long.
+        let place = format!(r#"{{"bus":"pcie.0","addr":"{slot:#x}","x-msg-timeout":60000,"#);
+        self.function
+            .replacen('{', &place, 1)
+            .replace(SOCKET_OF_THE_PAGE, &path)
+    }
+}
+
 /// The kernel and the IOMMU of a guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Machine {
     /// Debian's own kernel, and an IOMMU.
     Stock,
+    /// Debian's own kernel, and no IOMMU.
+    StockNoIommu,
     /// A kernel with iommufd, and an IOMMU.
     Iommufd,
     /// The kernel of `Iommufd`, and no IOMMU.
@@ -143,21 +202,21 @@ impl<'a> PciGuest<'a> {
         installed("setpriv")?;
         let folder = script("qemu-guest", &[])?;
         let kernel = match machine {
-            Machine::Stock => format!("{folder}/kernel"),
+            Machine::Stock | Machine::StockNoIommu => format!("{folder}/kernel"),
             Machine::Iommufd | Machine::NoIommu => script("vfio-kernel", &[])?,
         };
-        let iommu = match machine {
-            Machine::NoIommu => "",
-            Machine::Stock | Machine::Iommufd => "-device intel-iommu,intremap=on,caching-mode=on",
-        };
+        let page = PageOptions::read();
+        let mut of_page = page.machine.clone();
+        if matches!(machine, Machine::NoIommu | Machine::StockNoIommu) {
+            let iommu = of_page.iter().position(|word| word.starts_with("intel-iommu"));
+            let iommu = iommu.expect("the page's machine has an IOMMU");
+            of_page.drain(iommu - 1..=iommu);
+        }
         let shared = Shared::new()?;
         let mut qemu = Program::plain(format!("{folder}/qemu"))
             .line("-accel tcg,thread=multi -cpu max -smp 2 -nodefaults -no-user-config -no-reboot")
             .line("-display none -serial stdio")
-            // A device in another process reaches the guest's memory by its descriptor.
-            .line("-machine q35,kernel-irqchip=split,memory-backend=memory")
-            .line("-object memory-backend-memfd,id=memory,size=1G,share=on")
-            .line(iommu)
+            .args(of_page)
             .arg("-netdev")
             .arg(format!(
                 "user,id=network,hostfwd=tcp:127.0.0.1:{SHELL_THERE}-:{SHELL},hostfwd=tcp::{PORT}-:{PORT}"
@@ -181,13 +240,7 @@ impl<'a> PciGuest<'a> {
             qemu = qemu.args(["-virtfs", &format!("{share},multidevs=remap")]);
         }
         for (index, socket) in sockets.iter().enumerate() {
-            let slot = FIRST_SLOT + index;
-            let path = socket.display();
-            // QEMU abandons a device whose answer takes five seconds by the clock, and a loaded
-            // machine may pause for that long.
-            qemu = qemu.arg("-device").arg(format!(
-                r#"{{"driver":"vfio-user-pci","bus":"pcie.0","addr":"{slot:#x}","x-msg-timeout":60000,"socket":{{"type":"unix","path":"{path}"}}}}"#
-            ));
+            qemu = qemu.arg("-device").arg(page.function(index, socket));
         }
         let mut qemu = host.program(qemu).spawn();
         let up = until(LIMIT, || {

@@ -273,7 +273,7 @@ fn document(source: &str, tests: &[Test]) -> Made {
     let _ = write!(
         made.text,
         "# Conformance\n\n\
-         Each rule of the protocols that the device follows, with the tests that show it. All tests run in `make test`, except those marked †, which run\n\
+         Each rule of the protocols that the device follows, with the tests that show it. All tests run in `make test-all`, except those marked †, which run\n\
          in `make soak` or `make interop` only. A rule that does not apply has the reason. {} rows: {by_tests} with tests, {by_reasons} that do not apply,\n\
          {open} open.\n\n\
          Generated from `{ROWS}` and the names of the tests by `URNIC_REGENERATE=1 cargo test -p urnic-tests --lib rows`. The same test fails when\n\

@@ -120,6 +120,8 @@ fn pingpong_takes_each_fault_as_the_real_trouble() {
         ("fail call=modify_qp errno=EINVAL nth=2", End::Failed),
         ("complete status=RETRY_EXC_ERR nth=3", End::Failed),
         ("gid-change", End::Well),
+        ("port-down for=50ms nth=3", End::Well),
+        ("port-down for=600s nth=3", End::Failed),
         ("device-fatal nth=3", End::Failed),
     ] {
         takes("ibv_rc_pingpong -g 0", faults, end);
@@ -211,6 +213,7 @@ fn datagrams_get_lost_arrive_twice_and_late() {
         // It waits for a datagram that does not come.
         ("drop nth=100", End::Waits),
         ("reorder nth=100", End::Waits),
+        ("port-down for=600s nth=100", End::Waits),
         ("duplicate nth=100", End::Any),
     ] {
         takes("ibv_ud_pingpong -g 0", faults, end);
@@ -220,12 +223,17 @@ fn datagrams_get_lost_arrive_twice_and_late() {
 #[test]
 fn a_port_that_is_down_is_up_again() {
     let program = or_skip!(compiled("port_events"));
-    let ended = Program::new(&program)
-        .env("URNIC_FAULTS", "port-down for=50ms")
-        .run_for(LIMIT);
-    let said = ended.success();
-    let lines: Vec<&str> = said.lines().filter(|line| !line.contains("WARN")).collect();
-    assert_eq!(lines, ["port error, state 1", "port active, state 4"], "{said}");
+    // At the first completion, and at a time; the program has no second device.
+    for faults in [
+        "port-down for=50ms",
+        "port-down for=50ms at=2s device=0; port-down for=50ms at=2s device=1",
+    ] {
+        let ended = Program::new(&program).env("URNIC_FAULTS", faults).run_for(LIMIT);
+        let said = ended.success();
+        let lines: Vec<&str> = said.lines().filter(|line| !line.contains("WARN")).collect();
+        assert_eq!(lines, ["port error, state 1", "port active, state 4"], "{said}");
+        assert_eq!(struck(&said).len(), 1, "{faults}: {said}");
+    }
 }
 
 /// The device in the process stops three times, and the program opens it again each time.
@@ -460,6 +468,46 @@ fn positions_count_from_when_a_fault_is_added() {
     there.wait_for(LIMIT);
 }
 
+/// A process that receives only has no completion of its own at which the port could go down.
+#[test]
+fn a_port_goes_down_at_once_in_a_process_that_runs() {
+    or_skip!(in_process(
+        "the connections are those of the device in the process"
+    ));
+    or_skip!(installed("ib_write_bw"));
+    let place = Folder::inside(&scratch(), "faults-at-once");
+    let port = free_port();
+    let program = Program::new("ib_write_bw")
+        .line(&format!("-d urnic0 -F --run_infinitely -D 3 -p {port}"))
+        .env("URNIC_PRESENT_DIR", place.path())
+        .env("URNIC_FAULTS", "none");
+    let mut there = program.clone().spawn();
+    there.wait_until_listening(port);
+    let here = program.arg("127.0.0.1").spawn();
+    let sends = || {
+        let said = stat(&place, &here);
+        let (_, count) = said.split_once("\"tx_messages\":")?;
+        (count.split(',').next()?.parse::<u64>().ok()? > 1000).then_some(())
+    };
+    until(TIME_LIMIT, sends).expect("a connection that sends");
+    let fault = Program::plain(urnic())
+        .arg("fault")
+        .arg(there.pid().to_string())
+        .arg("port-down for=600s")
+        .env("URNIC_PRESENT_DIR", place.path());
+    let listed = fault.run_for(LIMIT).success();
+    assert!(
+        listed.starts_with("fault 1: port-down for=600000ms at=0ms: "),
+        "{listed}"
+    );
+    let ended = here.wait_for(LIMIT);
+    assert!(!ended.ok(), "{ended}");
+    assert!(ended.output.contains("RETRY_EXC_ERR (12)"), "{ended}");
+    there.signal(Signal::KILL);
+    let ended = there.wait_for(LIMIT);
+    assert_eq!(struck(&ended.output).len(), 1, "{ended}");
+}
+
 #[test]
 fn faults_come_from_a_file_and_mistakes_are_named() {
     let folder = Folder::inside(&scratch(), "faults-file");
@@ -474,6 +522,18 @@ fn faults_come_from_a_file_and_mistakes_are_named() {
     };
     let exports = env(file.to_str().expect("a name")).success();
     assert!(exports.contains("URNIC_FAULTS='drop p=0.5; seed=3'"), "{exports}");
+    let exports = env(&format!("@{}", file.display())).success();
+    assert!(exports.contains("URNIC_FAULTS='drop p=0.5; seed=3'"), "{exports}");
+    let scenario = env("@rail-down").success();
+    assert!(
+        scenario.contains("URNIC_FAULTS='port-down at=2s for=5s device=0'"),
+        "{scenario}"
+    );
+    let missing = env("@rail-up").failure();
+    assert!(
+        missing.contains("no such file or scenario; there are rail-down, rail-flaps"),
+        "{missing}"
+    );
     let wrong = env("drop p=2").failure();
     assert!(
         wrong.contains("--faults drop p=2: p=2: not a value of p"),

@@ -69,7 +69,7 @@ fn an_installation_is_complete_and_can_be_removed() {
     }
     let destination = Destination::new();
     destination.make("install");
-    for file in ["valgrind.supp", "tsan.supp"] {
+    for file in ["valgrind.supp", "tsan.supp", "faults/rail-down.faults"] {
         let installed = destination.0.file("root/usr/share/urnic").join(file);
         assert!(installed.is_file(), "{}", installed.display());
     }

@@ -13,15 +13,19 @@ fn complaints(ended: &Ended) -> Vec<&str> {
 }
 
 /// `urnic doctor` with the plug-in under test, with this command in front.
-fn doctor(words: &[&str]) -> Program {
+pub(super) fn doctor(words: &[&str]) -> Program {
     let program = Program::plain(words[0]).args(&words[1..]);
     program.env("URNIC_LIB", plugin())
 }
 
 /// The fault that `urnic doctor` reports for a subject, and its fix.
-fn wrong(ended: &Ended, subject: &str) -> (String, String) {
-    let start = format!("WRONG {subject}");
-    let mut lines = ended.output.lines().skip_while(|line| !line.starts_with(&start));
+pub(super) fn wrong(ended: &Ended, subject: &str) -> (String, String) {
+    reported(ended, &format!("WRONG {subject}"))
+}
+
+/// The line of `urnic doctor` that starts with these words, and its fix.
+pub(super) fn reported(ended: &Ended, start: &str) -> (String, String) {
+    let mut lines = ended.output.lines().skip_while(|line| !line.starts_with(start));
     let what = lines.next().unwrap_or_else(|| panic!("no {start}: {ended}"));
     let fix = lines.next().and_then(|line| line.split_once("fix: "));
     let fix = fix.unwrap_or_else(|| panic!("no fix: {ended}")).1;
@@ -113,7 +117,7 @@ fn doctor_reports_too_few_descriptors() {
 }
 
 /// Runs a script in new namespaces, as root there; returns an error when that is impossible.
-fn apart(flags: &str, script: &str) -> Result<Ended, String> {
+pub(super) fn apart(flags: &str, script: &str) -> Result<Ended, String> {
     installed("unshare")?;
     if !Program::plain("unshare")
         .args([flags, "true"])
@@ -135,7 +139,7 @@ fn the_fix_for_a_read_only_tmp_helps() {
     let urnic = urnic.display();
     // The content of the folders stays visible: the build may be there.
     let closed = "for folder in /tmp /var/tmp /dev/shm; do \
-                  mount --bind $folder $folder && mount -o remount,bind,ro,nosuid,nodev $folder || exit 1; done";
+                  mount --rbind $folder $folder && mount -o remount,bind,ro,nosuid,nodev $folder || exit 1; done";
     let ended = or_skip!(apart("-rm", &format!("{closed}\n'{urnic}' doctor")));
     let (_, fix) = wrong(&ended, "presence folder");
     let ended = or_skip!(apart("-rm", &format!("{closed}\n{fix}\n'{urnic}' doctor")));

@@ -1,8 +1,11 @@
 //! The RNIC as a PCI function of guests: Debian's own kernel and programs, vfio-pci, an IOMMU. Each
 //! host is a network namespace.
 
+use urnic_tests::build::tree;
+use urnic_tests::debian::script;
 use urnic_tests::netns::Netns;
-use urnic_tests::pci_guest::{PORT, PciGuest, Server};
+use urnic_tests::page::Block;
+use urnic_tests::pci_guest::{Machine, PORT, PciGuest, Server};
 use urnic_tests::program::Program;
 use urnic_tests::shell::{LIMIT, Task};
 use urnic_tests::{compiled, or_skip};
@@ -172,6 +175,100 @@ fn programs_in_a_guest_use_its_functions() {
     );
     programs_run(&End::Guest(&guest, 0), &host, SECOND, SECOND);
     programs_run(&host, &End::Guest(&guest, 1), FIRST, ALSO_FIRST);
+}
+
+/// The commands of the page on functions in a guest, block by block, for the one function of this
+/// guest.
+fn vfio_page() -> Vec<String> {
+    let blocks = Block::of(&tree().join("docs/guide/vfio.md"));
+    let blocks = blocks.into_iter().filter(Block::is_commands);
+    // The guest has no other user.
+    blocks
+        .map(|block| block.text.replace("chown user", "chown root"))
+        .collect()
+}
+
+/// `blocks`, in one shell of the guest, which prints what they print.
+fn follow(guest: &PciGuest<'_>, blocks: &[String]) -> (bool, String) {
+    // A block may end with a comment.
+    let lines = blocks.join("\n") + "\n(exit $?)";
+    guest.start(&format!("export PATH=/urnic:$PATH\n{lines}")).ends()
+}
+
+#[test]
+fn the_page_on_functions_leads_a_guest_to_the_device() {
+    let [first, _second] = or_skip!(Netns::pair());
+    let server = Server::start(&first, &[FIRST], "");
+    let guest = or_skip!(PciGuest::boot(&first, &server.sockets()));
+    let page = vfio_page();
+    let [find, assign, run] = page.as_slice() else {
+        panic!("the page has other blocks: {page:#?}");
+    };
+    let (_, printed) = follow(&guest, std::slice::from_ref(find));
+    for said in [
+        "ok    IOMMU group",
+        "WRONG driver           none has it",
+        "drivers_probe",
+    ] {
+        assert!(printed.contains(said), "no {said:?} in:\n{printed}");
+    }
+    let (ok, printed) = follow(&guest, &[find.clone(), assign.clone(), find.clone(), run.clone()]);
+    assert!(ok, "{printed}");
+    for said in ["all well: urnic run -- COMMAND", "hca_id:", "PORT_ACTIVE"] {
+        assert!(printed.contains(said), "no {said:?} in:\n{printed}");
+    }
+}
+
+#[test]
+fn doctor_names_the_iommu_that_a_guest_lacks() {
+    let [first, _second] = or_skip!(Netns::pair());
+    let server = Server::start(&first, &[FIRST], "");
+    let guest = or_skip!(PciGuest::boot_as(
+        Machine::StockNoIommu,
+        &first,
+        &server.sockets()
+    ));
+    let (ok, printed) = follow(&guest, &vfio_page()[..1]);
+    for said in [
+        "WRONG IOMMU group      none: this QEMU guest has no IOMMU",
+        "-device intel-iommu",
+    ] {
+        assert!(!ok && printed.contains(said), "no {said:?} in:\n{printed}");
+    }
+}
+
+/// QEMU migrates a machine with the function, and loses its state; the page has a device that
+/// prevents this. When QEMU itself refuses, the page needs that no more.
+#[test]
+fn the_page_prevents_a_migration_that_loses_the_function() {
+    let [host, _second] = or_skip!(Netns::pair());
+    let qemu = or_skip!(script("qemu-guest", &[])) + "/qemu";
+    let page = std::fs::read_to_string(tree().join("docs/guide/serve-and-qemu.md")).expect("the page");
+    let (_, blocking) = page
+        .split_once("blocks both: `")
+        .expect("the page blocks migration");
+    let (blocking, _) = blocking.split_once('`').expect("the options end");
+    let server = Server::start(&host, &[FIRST], "");
+    let socket = &server.sockets()[0];
+    let migrates = |options: &str| {
+        let function = format!(
+            r#"{{"driver":"vfio-user-pci","x-msg-timeout":60000,"socket":{{"type":"unix","path":"{}"}}}}"#,
+            socket.display()
+        );
+        let program = Program::plain(&qemu)
+            .line("-accel tcg -S -nodefaults -no-user-config -display none -monitor stdio")
+            .line("-machine q35,memory-backend=memory")
+            .line("-object memory-backend-memfd,id=memory,size=64M,share=on")
+            .args(["-device", &function])
+            .line(options);
+        let mut qemu = host.program(program).spawn();
+        qemu.write_stdin("migrate exec:cat>/dev/null\ninfo migrate\nquit\n");
+        qemu.wait().to_string()
+    };
+    let printed = migrates("");
+    assert!(printed.contains("completed"), "{printed}");
+    let printed = migrates(blocking);
+    assert!(printed.contains("Migration is disabled"), "{printed}");
 }
 
 #[test]

@@ -8,7 +8,7 @@ use std::time::Duration;
 use rustix::process::Signal;
 use urnic_tests::build::{example, scratch, tree, urnic};
 use urnic_tests::or_skip;
-use urnic_tests::program::{Program, Running};
+use urnic_tests::program::{Ended, Program, Running};
 use urnic_tests::served::Served;
 use urnic_tests::skip::installed;
 use urnic_tests::wait::{TIME_LIMIT, free_port, until};
@@ -176,4 +176,93 @@ fn the_example_of_a_driver_drives_the_function() {
             .join("\n")
     };
     assert_eq!(without_stag(&also), without_stag(&shown));
+}
+
+/// Runs the example in Python with these lines in front of its start.
+fn changed_example(socket: &str, change: &str) -> Ended {
+    let folder = tree().join("examples");
+    let program = format!(
+        "import sys; sys.path.insert(0, {folder:?}); sys.dont_write_bytecode = True\n\
+         import driver\n{change}\nsys.exit(driver.main({socket:?}, False))"
+    );
+    Program::plain("python3").args(["-c", &program]).run()
+}
+
+/// What a mistake in the arguments prints is one line, of both examples.
+#[test]
+fn mistakes_in_an_examples_arguments_are_one_line() {
+    or_skip!(installed("python3"));
+    let python = || Program::plain("python3").arg(tree().join("examples/driver.py"));
+    let rust = example("urnic-device-checks", "driver");
+    for (program, arguments, said) in [
+        (python(), "", "usage: driver.py PATH"),
+        (python(), "--help", "usage: driver.py PATH"),
+        (python(), "/no/such/socket", "/no/such/socket: [Errno 2]"),
+        (Program::plain(&rust), "", "usage: driver PATH"),
+        (
+            Program::plain(&rust),
+            "/no/such/socket",
+            "/no/such/socket: No such file",
+        ),
+    ] {
+        let end = program.line(arguments).run();
+        let printed = end.to_string();
+        assert_eq!(end.status.code(), Some(1), "{printed}");
+        let printed = end.failure();
+        assert!(
+            printed.contains(said) && printed.lines().count() == 1,
+            "{printed}"
+        );
+    }
+}
+
+/// A device that stops over the driver's rings, and a server that ends, end the driver, too.
+#[test]
+fn an_example_ends_when_its_device_stops() {
+    or_skip!(installed("python3"));
+    let served = Served::start();
+    let device = served.device();
+    let socket = device.split_once(':').expect("a socket").1;
+    let end = changed_example(socket, "driver.COMMANDS = 1 << 30");
+    let printed = end.failure();
+    assert!(printed.contains("FATAL, with FATAL_CODE 1"), "{printed}");
+    let pid = served.server().pid();
+    let kill = format!(
+        "import os, signal\n\
+         real = driver.Driver.command\n\
+         def command(self, *arguments):\n    \
+             os.kill({pid}, signal.SIGKILL)\n    \
+             return real(self, *arguments)\n\
+         driver.Driver.command = command"
+    );
+    let printed = changed_example(socket, &kill).failure();
+    let said = ["ConnectionError", "BrokenPipeError", "ConnectionResetError"];
+    assert!(said.iter().any(|said| printed.contains(said)), "{printed}");
+}
+
+/// A doorbell that reaches no queue is one line in the server's log.
+#[test]
+fn the_log_names_doorbells_that_reach_no_queue() {
+    or_skip!(installed("python3"));
+    let served = Served::through(&["env", "URNIC_LOG=debug"].map(Into::into), "");
+    let device = served.device();
+    let socket = device.split_once(':').expect("a socket").1;
+    // Another number in the slot of the queue pair, and its own number in the next slot.
+    let wrong = "real = driver.Function.doorbell\n\
+         def doorbell(self, kind, queue, index):\n    \
+             number, slot = queue\n    \
+             real(self, kind, (number ^ 0x800000, slot), index)\n    \
+             self.write(0x38, 1)\n    \
+             real(self, kind, (number, slot - 8), index)\n    \
+             self.write(0x38, 1)\n    \
+             real(self, kind, queue, index)\n\
+         driver.Function.doorbell = doorbell";
+    changed_example(socket, wrong).success();
+    let output = served.server().output();
+    for said in [
+        "ignored doorbell 0x0280000100000001 in page 0: no queue pair has the number 8388609",
+        "ignored doorbell 0x0200000100000001 in page 0: no queue has the slot at 0x",
+    ] {
+        assert!(output.contains(said), "no {said:?} in:\n{output}");
+    }
 }

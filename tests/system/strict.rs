@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 use urnic_testkit::Folder;
-use urnic_tests::build::scratch;
+use urnic_tests::build::{compiled_with, scratch};
 use urnic_tests::program::{Ended, Program};
 use urnic_tests::served::in_process;
 use urnic_tests::skip::installed;
@@ -121,6 +121,38 @@ fn the_writer_of_a_page_that_is_sent_is_found() {
     ];
     let names = |line: &str| expected.iter().all(|part| line.contains(part));
     assert!(ended.output.lines().any(names), "{expected:?} in {ended}");
+}
+
+/// What libc and librdmacm do for the program is not the place: the program's call is.
+#[test]
+fn the_place_is_the_programs_own_line() {
+    or_skip!(in_process("receives are held back by the device in the process"));
+    let program = or_skip!(compiled("mistakes"));
+    // Functions of libc are inline functions of its headers then, without frame pointers as before.
+    let options = ["-O2", "-D_FORTIFY_SOURCE=2", "-fomit-frame-pointer"];
+    let fortified = or_skip!(compiled_with("mistakes", "fortified_mistakes", &options));
+    for (mistake, rule, place) in [
+        ("cleared-page", "buffer-changed", "; at cleared_page (mistakes.c:"),
+        (
+            "copied-receive",
+            "receive-touched",
+            "; at copied_receive (mistakes.c:",
+        ),
+        (
+            "forked-on-old-kernel",
+            "fork-without-init",
+            "; at forked (mistakes.c:",
+        ),
+        ("cm-leak", "leak", "; at cm_leak (mistakes.c:"),
+    ] {
+        for program in [&program, &fortified] {
+            let ended = with_mistake(program, mistake).run_for(LIMIT);
+            let rule = format!(" strict: {rule}: ");
+            let names = |line: &str| line.contains(&rule) && line.contains(place);
+            let lines = &ended.output;
+            assert!(lines.lines().any(names), "{mistake}: no {place:?} in {ended}");
+        }
+    }
 }
 
 /// What a program that polls the last byte of a Write finds with the option `placement`.

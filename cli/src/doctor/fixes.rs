@@ -10,6 +10,10 @@ use super::writable::can_have_folder;
 /// The first rdma-core with a provider ABI that the plug-in supports.
 const OLDEST: u32 = 34;
 
+/// Lets a sandbox permit what it denies.
+pub(super) const SANDBOX: &str =
+    "allow the call in the sandbox; for a container: docker run --security-opt seccomp=unconfined";
+
 /// Sets a writable folder for the presence, when the usual folders are not writable: the first
 /// writable folder here, else a folder in memory.
 pub(super) fn presence_folder() -> String {
@@ -56,10 +60,10 @@ pub(super) fn named_in(log: &str, otherwise: &str) -> String {
             command.to_owned()
         }
         _ if log.contains("Too many open files") => "ulimit -n 1024".to_owned(),
-        _ if log.contains("seccomp profile") => {
-            "allow the call in the sandbox; for a container: docker run --security-opt seccomp=unconfined"
-                .to_owned()
+        _ if log.contains("raise the memory limit") => {
+            "ulimit -v unlimited && ulimit -d unlimited    # for a container: docker run --memory".to_owned()
         }
+        _ if log.contains("seccomp profile") => SANDBOX.to_owned(),
         _ => otherwise.to_owned(),
     }
 }
@@ -113,6 +117,11 @@ mod tests {
         );
         assert_eq!(named_in(line, "x"), "ulimit -n 1024");
         assert_eq!(named_in("see `urnic doctor`", "x"), "x");
+        let threads =
+            "clone3 failed: raise the limit, as by `ulimit -u \"$(ulimit -Hu)\"`, or that of the container";
+        assert_eq!(named_in(threads, "x"), "ulimit -u \"$(ulimit -Hu)\"");
+        let memory = "Cannot allocate memory (os error 12): raise the memory limit of the process";
+        assert!(named_in(memory, "x").starts_with("ulimit -v unlimited && "));
         let warned = "t pid 7  WARN urnic_model::stream: no socket for a command: Too many open files\nCouldn't create QP";
         assert!(first_error(warned).starts_with("urnic_model::stream: no socket"));
         assert_eq!(named_in(first_error(warned), "x"), "ulimit -n 1024");

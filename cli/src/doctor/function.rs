@@ -136,15 +136,7 @@ fn group(function: &Function, sysfs: &Sysfs) -> Finding {
                 None,
             );
         }
-        let allow = match sysfs.has_module("vfio") {
-            true => "echo 1 >/sys/module/vfio/parameters/enable_unsafe_noiommu_mode",
-            false => "modprobe vfio enable_unsafe_noiommu_mode=1",
-        };
-        let fix = format!(
-            "boot with intel_iommu=on (AMD's is on by itself), and have it on in the firmware; or, with nothing pinned and all memory in the \
-             device's reach, as root: {allow}"
-        );
-        return Finding::wrong(SUBJECT, "none: no IOMMU is at work here", fix);
+        return no_iommu(SUBJECT, sysfs);
     };
     if group.no_iommu {
         let text = format!(
@@ -177,6 +169,35 @@ fn group(function: &Function, sysfs: &Sysfs) -> Finding {
             ),
         ),
     }
+}
+
+/// The kernel uses no IOMMU: what gives it one depends on whether the machine has one, and on who
+/// made the machine.
+fn no_iommu(subject: &'static str, sysfs: &Sysfs) -> Finding {
+    let (text, fix) = if sysfs.firmware_names_iommu() {
+        (
+            "none: there is an IOMMU, but the kernel does not use it",
+            "boot with intel_iommu=on on the kernel's command line (AMD's is on without amd_iommu=off)",
+        )
+    } else if sysfs.is_qemu_guest() {
+        (
+            "none: this QEMU guest has no IOMMU",
+            "start QEMU with `-machine q35,kernel-irqchip=split -device intel-iommu,intremap=on,caching-mode=on` before its other \
+             devices, and the guest's kernel with intel_iommu=on",
+        )
+    } else {
+        (
+            "none: this machine has no IOMMU",
+            "turn it on in the firmware (VT-d, AMD-Vi) or add one to the virtual machine, and boot with intel_iommu=on",
+        )
+    };
+    let allow = match sysfs.has_module("vfio") {
+        true => "echo 1 >/sys/module/vfio/parameters/enable_unsafe_noiommu_mode",
+        false => "modprobe vfio enable_unsafe_noiommu_mode=1",
+    };
+    let fix =
+        format!("{fix}; or, with nothing pinned and all memory in the device's reach, as root: {allow}");
+    Finding::wrong(subject, text, fix)
 }
 
 /// Whether this user may open the files that one of the access ways requires.
@@ -268,6 +289,7 @@ fn memlock(function: &Function) -> Finding {
 mod tests {
     use super::*;
     use urnic_bus::vfio::Group;
+    use urnic_testkit::Folder;
 
     fn ours() -> Function {
         Function {
@@ -332,6 +354,30 @@ mod tests {
                 .contains("intel_iommu=on")
         );
         assert_eq!(absent("0000:00:04.0", &nowhere).verdict, Verdict::Wrong);
+    }
+
+    #[test]
+    fn a_machine_without_an_iommu_gets_the_advice_for_it() {
+        let root = Folder::new("machine");
+        let advice = || {
+            let no_group = Function {
+                group: None,
+                ..ours()
+            };
+            group(&no_group, &Sysfs::at(root.path())).fix.expect("a command")
+        };
+        assert!(advice().contains("VT-d"), "{}", advice());
+        let bridge = root.path().join("bus/pci/devices/0000:00:00.0");
+        std::fs::create_dir_all(&bridge).expect("a folder");
+        for (name, id) in [("subsystem_vendor", "0x1af4\n"), ("subsystem_device", "0x1100\n")] {
+            std::fs::write(bridge.join(name), id).expect("a file");
+        }
+        assert!(advice().contains("-device intel-iommu"), "{}", advice());
+        let tables = root.path().join("firmware/acpi/tables");
+        std::fs::create_dir_all(&tables).expect("a folder");
+        std::fs::write(tables.join("DMAR"), "").expect("a file");
+        assert!(advice().starts_with("boot with intel_iommu=on"), "{}", advice());
+        assert!(advice().ends_with("enable_unsafe_noiommu_mode=1"), "{}", advice());
     }
 
     #[test]

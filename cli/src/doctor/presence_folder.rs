@@ -6,6 +6,7 @@ use urnic_presence::{OwnFolder, Refusal, usual_name};
 
 use super::finding::Finding;
 use super::fixes;
+use super::system::{has_number, own_uid_map};
 use super::writable::can_have_folder;
 
 const SUBJECT: &str = "presence folder";
@@ -45,15 +46,17 @@ fn used(home: &Path, folder: &OwnFolder) -> Finding {
     };
     let usual = home.join(usual_name());
     let fix = match taken {
-        Refusal::OfUser(_) | Refusal::Mounted => format!("rm -r {}    # as root", usual.display()),
-        _ => format!("rm -r {}", usual.display()),
+        // That user's programs outside of the namespace may use it.
+        Refusal::OfUser(user) if !has_number(&own_uid_map(), user) => None,
+        Refusal::OfUser(_) | Refusal::Mounted => Some(format!("rm -r {}    # as root", usual.display())),
+        _ => Some(format!("rm -r {}", usual.display())),
     };
     let text = format!(
         "{}, because {} is not used: {taken}; `urnic stat` looks there, too",
         folder.path().display(),
         usual.display()
     );
-    Finding::note(SUBJECT, text, Some(&fix))
+    Finding::note(SUBJECT, text, fix.as_deref())
 }
 
 /// A home that programs pass over, because another user could replace the folder in it.

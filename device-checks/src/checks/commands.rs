@@ -201,9 +201,9 @@ fn output_buffers_too_short_are_refused(rig: &Rig) -> Outcome {
 }
 
 fn counters_are_counted(rig: &Rig) -> Outcome {
+    let len = Counter::ALL.len() * 8;
+    let output = rig.memory(len)?;
     let counters = |id: u32| -> Outcome<Vec<u64>> {
-        let len = Counter::ALL.len() * 8;
-        let output = rig.memory(len)?;
         rig.with_output(
             Opcode::QueryCounters,
             &Handle { id: id.into() },
@@ -234,7 +234,12 @@ fn counters_are_counted(rig: &Rig) -> Outcome {
         let own = counters(near.qp.id)?[n];
         ensure!(own > 0, "{} of the queue pair is 0", counter.name());
     }
-    Ok(())
+    let invalid = || Ok(counters(0)?[Counter::InvalidDoorbells as usize]);
+    let before = invalid()?;
+    near.qp.ring_for_another(rig);
+    rig.wait("an invalid doorbell is counted", || {
+        invalid().map_or_else(|error| Some(Err(error)), |now| (now > before).then_some(Ok(())))
+    })?
 }
 
 /// Any bytes are a command that ends with some status and affects no other object.

@@ -172,8 +172,8 @@ pub const OPTIONS: &[Opt] = &[
         key: "faults",
         takes: "faults such as \"reset after=64k nth=2; drop p=0.01; seed=7\", none, or nothing",
         help: "What goes wrong on purpose, for tests of how a program takes it: KIND KEY=VALUE …, with semicolons between faults. \
-               `urnic fault --list` has the kinds. none: nothing yet, but `urnic fault PID` can add faults. Connections are on TCP \
-               then, as with same_host=off.",
+               `urnic fault --list` has the kinds. none: nothing yet, but `urnic fault PID` can add faults. The flag also takes @FILE and \
+               @SCENARIO. Connections are on TCP then, as with same_host=off.",
         set: |c, text| {
             Plan::check(text).ok()?;
             c.faults = (!text.is_empty()).then(|| text.to_owned());

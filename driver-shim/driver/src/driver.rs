@@ -66,8 +66,8 @@ pub struct Driver {
     pub(crate) resident: Resident,
     /// What a plan of faults lets happen, and the driver's thread does.
     pub(crate) planned: Mutex<Vec<Planned>>,
-    /// When a port that is down by a plan of faults is up again.
-    pub(crate) port_up_at: Mutex<Option<Duration>>,
+    /// The program was told that the port is down, and not yet that it is up again.
+    pub(crate) port_reported_down: AtomicBool,
     /// The end of the time for which a device that a plan of faults stopped cannot be opened.
     pub(crate) returns_at: Mutex<Option<Duration>>,
     /// The socket for requests of `urnic stat` of other processes.

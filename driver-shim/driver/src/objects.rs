@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
-use std::time::Duration;
 
 use rustix::io::Errno;
 
@@ -185,8 +184,8 @@ pub(crate) enum Planned {
     Error(u32),
     /// This completion queue overflows, and with it these queue pairs fail.
     CqOverflow(u32, Vec<u32>),
-    /// The port is down for this time.
-    PortDown(Duration),
+    /// The port is down.
+    PortDown,
     /// The addresses of the port seem to change.
     GidChange,
 }

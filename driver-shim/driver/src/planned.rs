@@ -1,10 +1,12 @@
 //! What a plan of faults lets happen to the device. The provider asks for it while it holds locks
 //! of queues, so the driver's thread does it.
 
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use urnic_cm::qp_attr::{QpAttr, QpMask};
 use urnic_device::vocabulary::QpState;
+use urnic_faults::{Action, Kind};
 
 use crate::clock::now;
 use crate::driver::Driver;
@@ -28,14 +30,14 @@ impl Driver {
         self.plan(Planned::GidChange);
     }
 
-    /// Reports that the port is down, and up again after this time, soon.
-    pub fn take_port_down(&self, time: Duration) {
-        self.plan(Planned::PortDown(time));
+    /// Reports that the plan took the port down, and later that it is up again.
+    pub fn report_port_later(&self) {
+        self.plan(Planned::PortDown);
     }
 
     /// Whether the port is down by a plan of faults.
     pub fn port_is_down(&self) -> bool {
-        urnic_faults::is_on() && lock(&self.port_up_at).is_some()
+        urnic_faults::is_on() && urnic_faults::plan().port_down_for(self.name()).is_some()
     }
 
     /// Stops the device, as if it had failed. The program cannot open it again for this time.
@@ -56,6 +58,18 @@ impl Driver {
 
     /// Does what is due. Returns the time of the next call if nothing is planned before.
     pub(crate) fn carry_out_plan(&self) -> Option<Duration> {
+        if !urnic_faults::is_on() {
+            return None;
+        }
+        let (due, next) = urnic_faults::plan().due(self.name());
+        for action in due {
+            match action {
+                Action::Do(Kind::PortDown(_)) => self.plan(Planned::PortDown),
+                Action::Do(Kind::GidChange) => self.plan(Planned::GidChange),
+                Action::Do(Kind::DeviceFatal(time)) => self.stop(time),
+                _ => {}
+            }
+        }
         for planned in std::mem::take(&mut *lock(&self.planned)) {
             match planned {
                 Planned::Error(qid) => self.fail_by_plan(qid),
@@ -66,20 +80,51 @@ impl Driver {
                         self.qps.deliver(qid, AsyncEvent::QpFatal);
                     }
                 }
-                Planned::PortDown(time) => {
-                    *lock(&self.port_up_at) = Some(now() + time);
+                Planned::PortDown => {
+                    self.port_reported_down.store(true, Ordering::Relaxed);
                     self.contexts.deliver_to_all(AsyncEvent::PortErr);
                 }
                 Planned::GidChange => self.contexts.deliver_to_all(AsyncEvent::GidChange),
             }
         }
-        let up_at = *lock(&self.port_up_at);
-        if up_at.is_some_and(|at| at <= now()) {
-            *lock(&self.port_up_at) = None;
-            self.contexts.deliver_to_all(AsyncEvent::PortActive);
+        let left = [next, self.report_port_up()].into_iter().flatten().min();
+        left.map(|left| now() + left)
+    }
+
+    /// Reports that the port is up again, if it is; returns for how long it is still down.
+    fn report_port_up(&self) -> Option<Duration> {
+        if !self.port_reported_down.load(Ordering::Relaxed) {
             return None;
         }
-        up_at
+        let left = urnic_faults::plan().port_down_for(self.name());
+        if left.is_none() {
+            self.port_reported_down.store(false, Ordering::Relaxed);
+            self.contexts.deliver_to_all(AsyncEvent::PortActive);
+        }
+        left
+    }
+
+    /// Changes the plan of this process at the request of another of this user: clears its faults
+    /// if `clear` is set, and adds those of `faults`. Returns all faults.
+    ///
+    /// # Errors
+    /// A message that says what is wrong with the specification; the plan is as before then.
+    pub(crate) fn change_faults(&self, faults: &str, clear: bool) -> Result<Vec<String>, String> {
+        let plan = urnic_faults::plan();
+        if clear || !faults.is_empty() {
+            plan.change(faults, clear)?;
+        }
+        if clear {
+            tracing::warn!("the faults were cleared");
+        }
+        if !faults.is_empty() {
+            tracing::warn!("faults were added: {faults}");
+            // A fault may be due on any device of the process.
+            for driver in self.rdma_cm.drivers() {
+                driver.event_loop.wake();
+            }
+        }
+        Ok(plan.list())
     }
 
     fn fail_by_plan(&self, qid: u32) {
@@ -93,23 +138,4 @@ impl Driver {
             tracing::debug!("{qp:?}: cannot fail by the plan: {errno}");
         }
     }
-}
-
-/// Changes the plan of this process at the request of another of this user: clears its faults if
-/// `clear` is set, and adds those of `faults`. Returns all faults.
-///
-/// # Errors
-/// A message that says what is wrong with the specification; the plan is as before then.
-pub(crate) fn change(faults: &str, clear: bool) -> Result<Vec<String>, String> {
-    let plan = urnic_faults::plan();
-    if clear || !faults.is_empty() {
-        plan.change(faults, clear)?;
-    }
-    if clear {
-        tracing::warn!("the faults were cleared");
-    }
-    if !faults.is_empty() {
-        tracing::warn!("faults were added: {faults}");
-    }
-    Ok(plan.list())
 }

@@ -105,7 +105,7 @@ impl Driver {
             failures: Failures::default(),
             resident: Resident::default(),
             planned: Mutex::default(),
-            port_up_at: Mutex::default(),
+            port_reported_down: AtomicBool::new(false),
             returns_at: Mutex::default(),
             stat_socket: OnceLock::new(),
             abandoned: AtomicBool::new(false),

@@ -7,7 +7,6 @@ use rustix::io::Errno;
 
 use crate::clock::now;
 use crate::driver::Driver;
-use crate::planned;
 use urnic_process::failure;
 use urnic_process::interrupt_context;
 use urnic_process::signals;
@@ -62,7 +61,10 @@ impl Driver {
             let mut count = [0; 8];
             let _ = rustix::io::read(wake, &mut count);
             if let Some((stat_socket, _)) = stat_socket {
-                stat_socket.answer(|| self.snapshot(), planned::change);
+                stat_socket.answer(
+                    || self.snapshot(),
+                    |faults, clear| self.change_faults(faults, clear),
+                );
             }
         }
         self.bus.shutdown();

@@ -16,6 +16,8 @@ use rustix::net::{
 use urnic_process::failure;
 use urnic_process::fds::{self, InternalFd, Kind};
 
+use crate::unwritable::make_unwritable;
+
 /// Longest record: `struct ib_uverbs_async_event_desc`.
 pub const MAX_RECORD: usize = 16;
 
@@ -87,6 +89,7 @@ impl ChannelSender {
         let (program, device) = failure::named("socketpair", pair)?;
         // Best effort: records that do not fit into the socket wait in our queue.
         let _ = sockopt::set_socket_send_buffer_size(&device, SOCKET_BUFFER);
+        make_unwritable(&program);
         let device = InternalFd::of_device(device)?;
         let number = fds::number(&program);
         let sender = Arc::new_cyclic(|this| ChannelSender {

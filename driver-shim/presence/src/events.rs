@@ -121,6 +121,23 @@ mod tests {
         registry::forget(fds::number(&fd));
     }
 
+    /// As the kernel's: a program that waits for both directions sleeps.
+    #[test]
+    fn a_channel_is_never_writable() {
+        let (fd, sender) = opened();
+        let ready = || {
+            let mut fds = [PollFd::new(&fd, PollFlags::IN | PollFlags::OUT)];
+            poll(&mut fds, Some(&Timespec::default())).unwrap();
+            fds[0].revents()
+        };
+        assert_eq!(ready(), PollFlags::empty());
+        assert_eq!(sender.send(&[7; 8]), Sent::Delivered);
+        assert_eq!(ready(), PollFlags::IN);
+        assert_eq!(read_all(&fd), [vec![7; 8]]);
+        assert_eq!(ready(), PollFlags::empty());
+        registry::forget(fds::number(&fd));
+    }
+
     #[test]
     fn a_closed_reader_is_no_signal() {
         let (fd, sender) = opened();

@@ -50,6 +50,8 @@ mod shown;
 pub mod token;
 #[forbid(unsafe_code)]
 mod tree;
+#[forbid(unsafe_code)]
+mod unwritable;
 
 #[cfg(test)]
 #[forbid(unsafe_code)]
@@ -186,7 +188,7 @@ impl Presence {
         let names = names.join(", ");
         let tree = tree::provide(&inputs.plan(), &homes).map_err(|NoTree { errno, reasons }| {
             let fix = match errno {
-                Errno::MFILE | Errno::NFILE | Errno::NOMEM => failure::explained(errno),
+                Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::FBIG => failure::explained(errno),
                 _ => "set URNIC_PRESENT_DIR to a folder of yours that can be written".to_owned(),
             };
             error_log::log_once(format!(

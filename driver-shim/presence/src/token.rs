@@ -13,6 +13,8 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, 
 use urnic_process::failure;
 use urnic_process::fds::InternalFd;
 
+use crate::unwritable::make_unwritable;
+
 /// Both ends of the socketpair; the program has another fd for the program's end.
 #[derive(Debug)]
 pub struct Token {
@@ -35,6 +37,7 @@ impl Token {
             None,
         );
         let (theirs, ours) = failure::named("socketpair", pair)?;
+        make_unwritable(&theirs);
         rustix::fs::fcntl_setfl(&theirs, flags & rustix::fs::OFlags::NONBLOCK)?;
         let token = Token {
             theirs: InternalFd::of_device(theirs)?,
@@ -91,8 +94,10 @@ mod tests {
         .unwrap();
         let token = Token::stand_for(fd.as_fd()).unwrap();
         let readable = || {
-            let mut fds = [PollFd::new(&fd, PollFlags::IN)];
-            poll(&mut fds, Some(&Timespec::default())).unwrap() == 1
+            let mut fds = [PollFd::new(&fd, PollFlags::IN | PollFlags::OUT)];
+            poll(&mut fds, Some(&Timespec::default())).unwrap();
+            assert!(!fds[0].revents().contains(PollFlags::OUT), "never writable");
+            fds[0].revents().contains(PollFlags::IN)
         };
         assert!(!readable());
         for _ in 0..1000 {

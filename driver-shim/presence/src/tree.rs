@@ -20,6 +20,7 @@ use rustix::fs::{
 use rustix::io::Errno;
 
 use urnic_process::fds::InternalFd;
+use urnic_process::file_length;
 
 use super::own_folder::{self, OwnFolder, Refusal, names};
 
@@ -177,6 +178,11 @@ fn private_name(name: &str) -> String {
 }
 
 fn fill(plan: &Plan, site: &Path) -> Result<(), Errno> {
+    let lengths = plan.items.iter().map(|item| match item {
+        Item::File(_, content) => content.len(),
+        Item::Link(..) | Item::Folder(_) => 0,
+    });
+    file_length::permits(lengths.max().unwrap_or(0) as u64)?;
     let readable = Mode::RUSR | Mode::RGRP | Mode::ROTH;
     for item in &plan.items {
         let path = site.join(item.path());

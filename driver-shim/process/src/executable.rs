@@ -8,14 +8,23 @@ use rustix::io::pread;
 use std::ffi::CStr;
 use std::fmt;
 
+/// The command that stands for a program with the RNIC, in messages.
+pub const AGAIN: &str = "urnic run -- COMMAND";
+
+/// Whether a program of this name starts others without the LD_PRELOAD of its own environment.
+pub fn drops_environment(name: &[u8]) -> bool {
+    let known: [&[u8]; 6] = [b"sudo", b"sudo-rs", b"doas", b"pkexec", b"run0", b"su"];
+    known.contains(&name)
+}
+
 /// The reason why a program does not find the RNIC.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unsupported {
     /// No dynamic loader, so LD_PRELOAD has no effect.
     Static,
     /// The loader ignores LD_PRELOAD for programs that gain privileges (ld.so(8), secure-execution
-    /// mode).
-    Privileged(&'static str),
+    /// mode): by this, which the given user does not need.
+    Privileged(&'static str, Option<u32>),
     /// The plug-in is 64-bit.
     Machine,
 }
@@ -24,7 +33,14 @@ impl fmt::Display for Unsupported {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Static => f.write_str("is statically linked, so nothing can be preloaded: it will not see the device; link it dynamically"),
-            Self::Privileged(how) => write!(f, "has {how}, so the loader preloads nothing: it will not see the device; run a copy without"),
+            Self::Privileged(how, owner) => {
+                write!(f, "has {how}, so the loader preloads nothing: it will not see the device; run a copy without")?;
+                match owner {
+                    Some(0) => write!(f, ", or: sudo {AGAIN}"),
+                    Some(user) => write!(f, ", or: sudo -u '#{user}' {AGAIN}"),
+                    None => Ok(()),
+                }
+            }
             Self::Machine => f.write_str("is not a 64-bit program for this machine's architecture: it will not see the device"),
         }
     }
@@ -38,13 +54,16 @@ pub fn unsupported(path: &CStr) -> Option<Unsupported> {
     }
     let me = rustix::process::geteuid().as_raw();
     if metadata.st_mode & 0o4000 != 0 && metadata.st_uid != me {
-        return Some(Unsupported::Privileged("the set-user-id bit"));
+        return Some(Unsupported::Privileged(
+            "the set-user-id bit",
+            Some(metadata.st_uid),
+        ));
     }
     if metadata.st_mode & 0o2000 != 0 && metadata.st_gid != rustix::process::getegid().as_raw() {
-        return Some(Unsupported::Privileged("the set-group-id bit"));
+        return Some(Unsupported::Privileged("the set-group-id bit", None));
     }
     if me != 0 && has_capabilities(path) {
-        return Some(Unsupported::Privileged("file capabilities"));
+        return Some(Unsupported::Privileged("file capabilities", Some(0)));
     }
     let file = opened(path)?;
     let mut head = [0; 64];

@@ -33,7 +33,10 @@ fn advice(errno: Errno) -> &'static str {
         Errno::PERM | Errno::ACCESS | Errno::NOSYS => {
             "a sandbox denies it: allow this call in its seccomp profile or security policy"
         }
-        Errno::AGAIN => "raise the limit on threads and processes, as by `ulimit -u`",
+        Errno::AGAIN => {
+            "raise the limit on threads and processes, as by `ulimit -u \"$(ulimit -Hu)\"`, or that of the container"
+        }
+        Errno::FBIG => "raise the limit on the length of files, as by `ulimit -f unlimited`",
         Errno::NOMEM | Errno::NOBUFS => {
             "raise the memory limit of the process or its container, or free memory"
         }

@@ -1,9 +1,9 @@
 //! The program that urnic runs in, below everything else of the host side: descriptors that are
 //! urnic's own ([`fds`]), what its threads do ([`activity`]), urnic's threads ([`threads`]) and
 //! signals kept out of them ([`signals`]), programs that cannot have urnic ([`executable`]), the
-//! host's addresses ([`gids`], [`netlink`]) and the GIDs made from them ([`port_gids`]), and error
-//! lines that the log has once ([`error_log`], [`failure`]). The provider's queues have their lock
-//! from here, too ([`queue_lock`]).
+//! limit on files ([`file_length`]), the host's addresses ([`gids`], [`netlink`]) and the GIDs made
+//! from them ([`port_gids`]), and error lines that the log has once ([`error_log`], [`failure`]).
+//! The provider's queues have their lock from here, too ([`queue_lock`]).
 
 pub mod activity;
 #[forbid(unsafe_code)]
@@ -15,6 +15,8 @@ pub mod executable;
 #[forbid(unsafe_code)]
 pub mod failure;
 pub mod fds;
+#[forbid(unsafe_code)]
+pub mod file_length;
 #[forbid(unsafe_code)]
 pub mod gids;
 #[forbid(unsafe_code)]

@@ -11,6 +11,7 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use urnic_process::fds::InternalFd;
+use urnic_process::file_length;
 
 /// The largest piece of device memory, in bytes.
 pub(crate) const MAX: usize = 1 << 20;
@@ -52,6 +53,7 @@ impl Memory {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = memfd_create("urnic-device-memory", flags).map_err(|_| Errno::NOMEM)?;
         let mapped = Memory::mapped(len);
+        file_length::permits(mapped as u64).map_err(|_| Errno::NOMEM)?;
         ftruncate(&file, mapped as u64).map_err(|_| Errno::NOMEM)?;
         // Nobody who finds the file takes the pages away.
         fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)

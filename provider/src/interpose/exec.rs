@@ -1,6 +1,6 @@
 //! Functions that run another program: a line on standard error if it uses libibverbs and the
-//! loader does not load the plug-in into it. `urnic run` says so of the program that it runs; this
-//! is for those that scripts run.
+//! loader does not load the plug-in into it, or if sudo(8) or the like is to start such a program.
+//! `urnic run` says so of the program that it runs; this is for those that scripts run.
 //!
 //! A child between fork(2) or vfork(2) and its execve(2) calls these: nothing here allocates or
 //! locks.
@@ -9,7 +9,8 @@ use std::ffi::{CStr, c_char, c_int};
 use std::fmt::{self, Write};
 use std::sync::atomic::Ordering;
 
-use urnic_process::executable::{mentions_verbs, unsupported};
+use rustix::fs::FileType;
+use urnic_process::executable::{AGAIN, drops_environment, mentions_verbs, unsupported};
 
 use super::{ACTIVE, exported, missing};
 use crate::real::{self, Opaque};
@@ -57,8 +58,8 @@ impl<const N: usize> Write for Text<N> {
 /// Looks at the program that this path, or name in `PATH`, stands for.
 ///
 /// # Safety
-/// `path` is null or a C string; `variables` is null or a list of such that ends with null.
-unsafe fn look_at(path: *const c_char, in_path: bool, variables: Strings) {
+/// `path` is null or a C string; the others are null or lists of such that end with null.
+unsafe fn look_at(path: *const c_char, in_path: bool, arguments: Strings, variables: Strings) {
     // SAFETY: the caller promises a list, if there is one.
     if path.is_null() || !ACTIVE.load(Ordering::Relaxed) || !unsafe { preloads(variables) } {
         return;
@@ -69,16 +70,13 @@ unsafe fn look_at(path: *const c_char, in_path: bool, variables: Strings) {
     let before = unsafe { place.read() };
     // SAFETY: the caller promises a C string.
     let name = unsafe { CStr::from_ptr(path) };
-    match in_path && !name.to_bytes().contains(&b'/') {
-        true => {
-            // SAFETY: the name is a C string; exec(3) reads the variable at the same moment.
-            let folders = unsafe { libc::getenv(c"PATH".as_ptr()) };
-            if !folders.is_null() {
-                // SAFETY: not null, so a C string.
-                search(name, unsafe { CStr::from_ptr(folders) });
-            }
+    match base_name(name) {
+        starter if drops_environment(starter) => {
+            // SAFETY: the caller promises a list, if there is one.
+            unsafe { judge_arguments(starter, arguments) };
         }
-        false => judge(name),
+        _ if in_path => drop(found(name, judge)),
+        _ => judge(name),
     }
     // SAFETY: as above.
     unsafe { place.write(before) };
@@ -108,32 +106,103 @@ unsafe fn preloads(variables: Strings) -> bool {
     false
 }
 
-/// Judges the first program of this name in a list of folders.
-fn search(name: &CStr, folders: &CStr) {
+fn base_name(path: &CStr) -> &[u8] {
+    path.to_bytes()
+        .rsplit(|byte| *byte == b'/')
+        .next()
+        .unwrap_or_default()
+}
+
+/// Applies `judge` to the file of a program, which is searched in `PATH` as execvp(3) does. `None`:
+/// there is no such program.
+fn found<T>(name: &CStr, judge: impl Fn(&CStr) -> T) -> Option<T> {
+    let is_executable =
+        |path: &CStr| rustix::fs::access(path, rustix::fs::Access::EXEC_OK).is_ok() && !is_folder(path);
+    if name.to_bytes().contains(&b'/') {
+        return is_executable(name).then(|| judge(name));
+    }
+    // SAFETY: the name is a C string; exec(3) reads the variable at the same moment.
+    let folders = unsafe { libc::getenv(c"PATH".as_ptr()) };
+    if folders.is_null() {
+        return None;
+    }
+    // SAFETY: not null, so a C string.
+    let folders = unsafe { CStr::from_ptr(folders) };
     for folder in folders.to_bytes().split(|byte| *byte == b':') {
         let mut path = Text::<PATH_LEN>::new();
         path.push(folder);
         path.push(b"/");
         path.push(name.to_bytes_with_nul());
         if let Ok(path) = CStr::from_bytes_with_nul(path.bytes())
-            && rustix::fs::access(path, rustix::fs::Access::EXEC_OK).is_ok()
+            && is_executable(path)
         {
-            return judge(path);
+            return Some(judge(path));
         }
     }
+    None
+}
+
+fn is_folder(path: &CStr) -> bool {
+    let is_folder = |mode| FileType::from_raw_mode(mode) == FileType::Directory;
+    rustix::fs::stat(path).is_ok_and(|stat| is_folder(stat.st_mode))
+}
+
+/// Looks at the program that `starter`, such as sudo(8), is to start: the first argument that is
+/// the name of one.
+///
+/// # Safety
+/// `arguments` is null or a list of C strings that ends with null.
+unsafe fn judge_arguments(starter: &[u8], arguments: Strings) {
+    // Root's su(1) keeps the environment.
+    if arguments.is_null() || (starter == b"su" && rustix::process::geteuid().is_root()) {
+        return;
+    }
+    for index in 0.. {
+        // SAFETY: the list ends with null, and no null was found before.
+        let argument = unsafe { arguments.add(index).read() };
+        if argument.is_null() {
+            return;
+        }
+        // SAFETY: an element of the list is a C string.
+        let argument = unsafe { CStr::from_ptr(argument) };
+        if index == 0 || argument.to_bytes().starts_with(b"-") {
+            continue;
+        }
+        if let Some(uses_verbs) = found(argument, mentions_verbs) {
+            if uses_verbs {
+                let parts: [&[u8]; 6] = [
+                    starter,
+                    b" removes LD_PRELOAD, so ",
+                    argument.to_bytes(),
+                    b" will not see the device; run instead: ",
+                    starter,
+                    b" ",
+                ];
+                warn(&parts, format_args!("{AGAIN}"));
+            }
+            return;
+        }
+    }
+}
+
+/// Writes a line to standard error.
+fn warn(parts: &[&[u8]], rest: fmt::Arguments<'_>) {
+    let mut line = Text::<{ PATH_LEN + 256 }>::new();
+    line.push(b"urnic: warning: ");
+    for part in parts {
+        line.push(part);
+    }
+    let _ = writeln!(line, "{rest}");
+    // SAFETY: descriptor 2 is standard error, or not open, which is an error.
+    let standard_error = unsafe { rustix::fd::BorrowedFd::borrow_raw(2) };
+    let _ = rustix::io::write(standard_error, line.bytes());
 }
 
 fn judge(path: &CStr) {
     if let Some(reason) = unsupported(path)
         && mentions_verbs(path)
     {
-        let mut line = Text::<{ PATH_LEN + 256 }>::new();
-        line.push(b"urnic: warning: ");
-        line.push(path.to_bytes());
-        let _ = writeln!(line, " {reason}");
-        // SAFETY: descriptor 2 is standard error, or not open, which is an error.
-        let standard_error = unsafe { rustix::fd::BorrowedFd::borrow_raw(2) };
-        let _ = rustix::io::write(standard_error, line.bytes());
+        warn(&[path.to_bytes()], format_args!(" {reason}"));
     }
 }
 
@@ -142,15 +211,15 @@ unsafe extern "C" {
     static mut environ: Strings;
 }
 
-/// One line per function: its name, its arguments behind the path, whether it looks the name up,
+/// One line per function: its name, its arguments after the path, whether it looks the name up,
 /// and its variables.
 macro_rules! programs {
-    ($($name:ident($($before:ident: $bt:ty),*; $($after:ident: $at:ty),*) $in_path:literal, $variables:expr, $fails:expr;)*) => {$(
+    ($($name:ident($($before:ident: $bt:ty),*; $($after:ident: $at:ty),*) $in_path:literal, $arguments:expr, $variables:expr, $fails:expr;)*) => {$(
         exported! { $name($($before: $bt,)* path: *const c_char $(, $after: $at)*) -> c_int }
         unsafe extern "C-unwind" fn $name($($before: $bt,)* path: *const c_char $(, $after: $at)*) -> c_int {
             let Some(next) = real::$name() else { return missing($fails) };
             // SAFETY: the C caller's path and variables, or those of the process.
-            unsafe { look_at(path, $in_path, $variables) };
+            unsafe { look_at(path, $in_path, $arguments, $variables) };
             // SAFETY: the C caller's arguments.
             unsafe { next($($before,)* path $(, $after)*) }
         }
@@ -158,10 +227,10 @@ macro_rules! programs {
 }
 
 programs! {
-    execve(; arguments: Strings, variables: Strings) false, variables, -1;
-    execv(; arguments: Strings) false, (&raw const environ).read(), -1;
-    execvp(; arguments: Strings) true, (&raw const environ).read(), -1;
-    execvpe(; arguments: Strings, variables: Strings) true, variables, -1;
-    posix_spawn(pid: Opaque; actions: Opaque, attributes: Opaque, arguments: Strings, variables: Strings) false, variables, libc::ENOSYS;
-    posix_spawnp(pid: Opaque; actions: Opaque, attributes: Opaque, arguments: Strings, variables: Strings) true, variables, libc::ENOSYS;
+    execve(; arguments: Strings, variables: Strings) false, arguments, variables, -1;
+    execv(; arguments: Strings) false, arguments, (&raw const environ).read(), -1;
+    execvp(; arguments: Strings) true, arguments, (&raw const environ).read(), -1;
+    execvpe(; arguments: Strings, variables: Strings) true, arguments, variables, -1;
+    posix_spawn(pid: Opaque; actions: Opaque, attributes: Opaque, arguments: Strings, variables: Strings) false, arguments, variables, libc::ENOSYS;
+    posix_spawnp(pid: Opaque; actions: Opaque, attributes: Opaque, arguments: Strings, variables: Strings) true, arguments, variables, libc::ENOSYS;
 }

@@ -1,13 +1,46 @@
-//! Places in the program: the return addresses of a call, without those in this library.
+//! Places in the program: the return addresses of a call. What is shown begins at the program's own
+//! frame, after those of this library, of libibverbs and librdmacm, and of libc.
 
 use std::ffi::{CStr, c_void};
 use std::fmt;
 use std::path::Path;
 
 /// Most frames of a place.
-const MOST_FRAMES: usize = 24;
+pub(super) const MOST_FRAMES: usize = 24;
+/// Most frames of a handler of signals, up to the kernel's.
+const MOST_OF_HANDLER: usize = 16;
 /// Frames that a line of the log shows.
 const SHOWN: usize = 6;
+
+/// Libraries that only carry out what the program requested from them. A name is followed by a
+/// version.
+const CARRIERS: [&str; 11] = [
+    "libc.so",
+    "libc-2",
+    "libpthread",
+    "ld-linux",
+    "ld-musl",
+    "libc.musl",
+    "libibverbs.so",
+    "librdmacm.so",
+    "libasan.so",
+    "libtsan.so",
+    "libclang_rt.",
+];
+/// Inline functions of rdma-core's headers and of libc's (`_FORTIFY_SOURCE`), by their file, and
+/// functions of sanitizers, which clang links into the program.
+const CARRYING: [&str; 10] = [
+    "(verbs.h:",
+    "(rdma_verbs.h:",
+    "_fortified.h:",
+    "(stdio2.h:",
+    "(unistd.h:",
+    "(socket2.h:",
+    "__interceptor_",
+    "___interceptor_",
+    "__asan_mem",
+    "__tsan_mem",
+];
 
 /// A place in the program. Equal places have equal addresses.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
@@ -26,41 +59,87 @@ impl CallSite {
         CallSite { addresses }
     }
 
-    /// The place of an instruction.
-    pub(super) fn of_instruction(pc: usize) -> CallSite {
-        // Frames have the address behind their call.
-        CallSite {
-            addresses: vec![pc.wrapping_add(1)],
-        }
+    /// The place with these addresses, from [`of_interrupted`].
+    pub(super) fn of_addresses(addresses: Vec<usize>) -> CallSite {
+        CallSite { addresses }
     }
 
-    /// The frames of the program and its libraries, innermost first.
-    pub(crate) fn frames(&self) -> Vec<String> {
-        let ours = object_of(CallSite::here as *const () as usize).map(|object| object.base);
-        let is_ours = |address: &&usize| object_of(**address).map(|object| object.base) == ours;
-        let theirs = self.addresses.iter().skip_while(is_ours);
-        let frames = theirs.flat_map(|address| described(*address));
-        let mut frames: Vec<String> = frames.skip_while(|frame| is_passing_on(frame)).collect();
-        // What started `main`, or the thread, is the same everywhere.
-        if let Some(end) = frames.iter().position(|frame| is_start(frame)) {
-            frames.truncate(end.max(1));
+    /// The frames, with their names.
+    pub(crate) fn frames(&self) -> Frames {
+        let ours = own_base();
+        let (mut all, mut outside, mut of_program) = (Vec::new(), None, None);
+        for &address in &self.addresses {
+            // The call is before the address to which it returns.
+            let object = object_of(address.wrapping_sub(1));
+            let is_ours = object.as_ref().map(|object| object.base) == ours;
+            let is_carrier = |object: &Object| CARRIERS.iter().any(|name| object.is_named(name));
+            let carries = is_ours || object.as_ref().is_some_and(is_carrier);
+            for frame in described(address, object.as_ref()) {
+                if !is_ours {
+                    outside.get_or_insert(all.len());
+                }
+                if !carries && !CARRYING.iter().any(|part| frame.contains(part)) {
+                    of_program.get_or_insert(all.len());
+                }
+                all.push(frame);
+            }
         }
-        frames
+        // Where the stack could not be walked to a frame of the program, libc's function is shown.
+        let of_program = of_program.or(outside).unwrap_or(all.len());
+        // What started `main`, or the thread, is the same everywhere.
+        if let Some(end) = all.iter().skip(of_program).position(|frame| is_start(frame)) {
+            all.truncate(of_program + end.max(1));
+        }
+        Frames { all, of_program }
+    }
+
+    /// Whether librdmacm called the verb.
+    pub(super) fn is_in_librdmacm(&self) -> bool {
+        let ours = own_base();
+        let objects = self
+            .addresses
+            .iter()
+            .filter_map(|address| object_of(address.wrapping_sub(1)));
+        let mut callers =
+            objects.filter(|object| Some(object.base) != ours && !object.is_named("libibverbs.so"));
+        callers
+            .next()
+            .is_some_and(|caller| caller.is_named("librdmacm.so"))
+    }
+}
+
+/// The frames of a place, innermost first.
+#[derive(Debug)]
+pub(crate) struct Frames {
+    all: Vec<String>,
+    /// The index of the program's innermost frame.
+    of_program: usize,
+}
+
+impl Frames {
+    /// The frames from the program's innermost one on.
+    pub(crate) fn of_program(&self) -> &[String] {
+        self.all.get(self.of_program..).unwrap_or_default()
+    }
+
+    /// All frames, for suppressions, which may name a function of a library.
+    pub(super) fn all(&self) -> &[String] {
+        &self.all
+    }
+}
+
+impl fmt::Display for Frames {
+    /// The program's innermost frames, in one line.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let shown = self.of_program();
+        f.write_str(&shown.get(..SHOWN).unwrap_or(shown).join(", in "))
     }
 }
 
 impl fmt::Display for CallSite {
-    /// The innermost frames, in one line.
+    /// The program's innermost frames, in one line.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let frames = self.frames();
-        f.write_str(
-            &frames
-                .iter()
-                .take(SHOWN)
-                .map(String::as_str)
-                .collect::<Vec<_>>()
-                .join(", in "),
-        )
+        self.frames().fmt(f)
     }
 }
 
@@ -68,6 +147,18 @@ impl fmt::Display for CallSite {
 struct Object {
     name: String,
     base: usize,
+}
+
+impl Object {
+    /// Whether it is a version of this library.
+    fn is_named(&self, library: &str) -> bool {
+        file_name(Path::new(&self.name)).starts_with(library)
+    }
+}
+
+/// Where this library is loaded.
+fn own_base() -> Option<usize> {
+    object_of(CallSite::here as *const () as usize).map(|object| object.base)
 }
 
 fn object_of(address: usize) -> Option<Object> {
@@ -84,11 +175,28 @@ fn object_of(address: usize) -> Option<Object> {
     })
 }
 
-/// Whether a frame only passes the call on to this library.
-fn is_passing_on(frame: &str) -> bool {
-    ["(verbs.h:", "(libibverbs.so", "(register-atfork.c:", "(fork.c:"]
-        .iter()
-        .any(|place| frame.contains(place))
+/// Gives `take` the addresses of the place whose instruction at `pc` a signal has interrupted, at
+/// most [`MOST_FRAMES`]. For the handler of the signal: allocates nothing. (Before glibc 2.35 the
+/// unwinder takes the loader's lock, which the thread itself may hold.) Where the stack cannot be
+/// walked, the instruction's is the only address.
+pub(super) fn of_interrupted(pc: usize, mut take: impl FnMut(usize)) {
+    // Other frames have the address after their call.
+    take(pc.wrapping_add(1));
+    let (mut taken, mut is_interrupted, mut of_handler) = (1, false, 0);
+    let mut each = |frame: &backtrace::Frame| {
+        let address = frame.ip().addr();
+        if is_interrupted {
+            take(address);
+            taken += 1;
+        } else {
+            is_interrupted = address == pc;
+            of_handler += 1;
+        }
+        taken < MOST_FRAMES && (is_interrupted || of_handler < MOST_OF_HANDLER)
+    };
+    // SAFETY: a thread walks its own stack, by libgcc's unwinder, which synchronises what it shares
+    // with other threads; the crate's lock is for platforms whose unwinder does not.
+    unsafe { backtrace::trace_unsynchronized(|frame| each(frame)) };
 }
 
 /// Whether a frame is of libc's code that starts `main` or a thread.
@@ -105,22 +213,21 @@ fn is_start(frame: &str) -> bool {
 
 /// The function with its file and line, and those into which it is inlined; without debug
 /// information, the function and its library.
-fn described(address: usize) -> Vec<String> {
-    // The call is before the address to which it returns. `resolve` looks there by itself.
-    let call = address.wrapping_sub(1);
+fn described(address: usize, object: Option<&Object>) -> Vec<String> {
     let mut frames = Vec::new();
+    // `resolve` looks before the address by itself.
     backtrace::resolve(address as *mut c_void, |symbol| {
         let Some(name) = symbol.name() else { return };
         let name = format!("{name:#}");
-        frames.push(match (symbol.filename(), symbol.lineno(), object_of(call)) {
+        frames.push(match (symbol.filename(), symbol.lineno(), object) {
             (Some(file), Some(line), _) => format!("{name} ({}:{line})", file_name(file)),
             (_, _, Some(object)) => format!("{name} ({})", file_name(Path::new(&object.name))),
             _ => name,
         });
     });
     if frames.is_empty() {
-        frames.extend(object_of(call).map(|object| {
-            let offset = call.wrapping_sub(object.base);
+        frames.extend(object.map(|object| {
+            let offset = address.wrapping_sub(1).wrapping_sub(object.base);
             format!("{}+{offset:#x}", file_name(Path::new(&object.name)))
         }));
     }
@@ -148,7 +255,10 @@ mod tests {
     #[test]
     fn a_frame_names_the_function() {
         let frames = CallSite::here().addresses;
-        let frames: Vec<String> = frames.iter().flat_map(|at| described(*at)).collect();
+        let frames = frames
+            .iter()
+            .flat_map(|at| described(*at, object_of(*at).as_ref()));
+        let frames: Vec<String> = frames.collect();
         let own = "a_frame_names_the_function";
         assert!(frames.iter().any(|frame| frame.contains(own)), "{frames:?}");
     }

@@ -58,21 +58,21 @@ impl Findings {
         if found.len() >= MOST {
             return;
         }
-        let (text, backtrace) = (text(), site.frames());
-        let suppressed = self.suppressions.cover(rule, &text, &backtrace);
+        let (text, frames) = (text(), site.frames());
+        let suppressed = self.suppressions.cover(rule, &text, frames.all());
+        let line = match frames.of_program() {
+            [] => format!("strict: {}: {text}", rule.name()),
+            _ => format!("strict: {}: {text}; at {frames}", rule.name()),
+        };
         let finding = (!suppressed).then(|| Finding {
             rule: rule.name(),
             text,
-            backtrace,
+            backtrace: frames.of_program().to_vec(),
             count: 1,
-        });
-        let line = finding.as_ref().map(|finding| match site.to_string() {
-            site if site.is_empty() => format!("strict: {}: {}", finding.rule, finding.text),
-            site => format!("strict: {}: {}; at {site}", finding.rule, finding.text),
         });
         found.insert((rule, site.clone()), finding);
         drop(found);
-        if let Some(line) = line {
+        if !suppressed {
             tracing::warn!("{line}");
         }
     }

@@ -65,9 +65,7 @@ impl fmt::Display for Left {
 impl Left {
     /// Whether it is the protection domain that librdmacm makes for itself, and keeps.
     pub(super) fn is_of_librdmacm(&self) -> bool {
-        let frames = self.site.frames();
-        let innermost = frames.first().is_some_and(|frame| frame.contains("librdmacm.so"));
-        self.kind == Kind::ProtectionDomain && innermost
+        self.kind == Kind::ProtectionDomain && self.site.is_in_librdmacm()
     }
 }
 

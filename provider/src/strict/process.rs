@@ -5,7 +5,6 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use urnic_config::{Config, Strict as Mode};
 
-use super::call_site::CallSite;
 use super::findings::Findings;
 use super::objects::Objects;
 use super::regions::Regions;
@@ -62,13 +61,13 @@ pub(crate) fn after_fork_in_child() {
 impl Strict {
     /// Reports where the program used memory of requests before their completion.
     pub(super) fn report_looks(&self) {
-        for Look { pc, addr, request } in watched_pages::looks() {
+        for Look { site, addr, request } in watched_pages::looks() {
             let (rule, what) = match request.is_sent() {
                 true => (Rule::BufferChanged, "written"),
                 false => (Rule::ReceiveTouched, "read or written"),
             };
             let (name, wr_id) = (request.opcode.verbs_name(), request.wr_id);
-            self.findings.report(rule, &CallSite::of_instruction(pc), || {
+            self.findings.report(rule, &site, || {
                 format!(
                     "the memory of the {name} with wr_id {wr_id:#x} was {what} at {addr:#x}, before the poll of \
                      its completion"

@@ -2,20 +2,23 @@
 //! the program, and those that are sent can only be read. A program that does otherwise gets a
 //! fault; the handler opens the page, notes where that was, and lets it continue.
 //!
-//! The handler uses nothing but atomics and mprotect(2).
+//! The handler uses nothing but atomics, mprotect(2) and the unwinder.
 
 use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
 
 use rustix::mm::{MprotectFlags, mprotect};
 use urnic_device::vocabulary::WcOpcode;
-use urnic_model::host::fault;
+use urnic_model::host::fault::{self, Fault};
 
+use super::call_site::{CallSite, MOST_FRAMES, of_interrupted};
 use super::memory;
 
 /// Most ranges at a time; more requests are not watched.
 const RANGES: usize = 4096;
 /// Most looks that are noted until somebody asks.
 const LOOKS: usize = 64;
+/// Bytes of stack that the unwinder may need.
+const STACK_OF_UNWINDER: usize = 4096;
 const PAGE: usize = 4096;
 
 /// A range of whole pages; `len` 0: the place is free. `CLAIMED`: it is being changed.
@@ -40,9 +43,11 @@ static WATCHED: [Range; RANGES] = [const {
 /// Receives and Reads under way whose bytes the device places in the program's memory itself.
 static PLACED: AtomicUsize = AtomicUsize::new(0);
 
-/// A look: the instruction, the address, and the request. The instruction is written last.
+/// A look: the place, the address, and the request. The number of the place's frames is written
+/// last; 0: there is no look here. `CLAIMED`: it is being written.
 struct Noted {
-    pc: AtomicUsize,
+    depth: AtomicUsize,
+    frames: [AtomicUsize; MOST_FRAMES],
     addr: AtomicUsize,
     wr_id: AtomicU64,
     opcode: AtomicU8,
@@ -50,7 +55,8 @@ struct Noted {
 
 static NOTED: [Noted; LOOKS] = [const {
     Noted {
-        pc: AtomicUsize::new(0),
+        depth: AtomicUsize::new(0),
+        frames: [const { AtomicUsize::new(0) }; MOST_FRAMES],
         addr: AtomicUsize::new(0),
         wr_id: AtomicU64::new(0),
         opcode: AtomicU8::new(0),
@@ -72,9 +78,9 @@ impl Watched {
 }
 
 /// A place where the program used the memory of a request before its completion.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq)]
 pub(super) struct Look {
-    pub(super) pc: usize,
+    pub(super) site: CallSite,
     pub(super) addr: usize,
     pub(super) request: Watched,
 }
@@ -173,18 +179,24 @@ fn reopen(start: usize, len: usize) {
 
 /// The looks since the last call.
 pub(super) fn looks() -> Vec<Look> {
-    let taken = |noted: &Noted| match noted.pc.load(Ordering::Acquire) {
+    let taken = |noted: &Noted| match noted.depth.load(Ordering::Relaxed) {
         0 | CLAIMED => None,
-        pc => {
+        depth => {
+            // Another thread may be the first to take it.
+            (noted.depth)
+                .compare_exchange(depth, CLAIMED, Ordering::AcqRel, Ordering::Relaxed)
+                .ok()?;
+            let frames = noted.frames.iter().take(depth);
+            let addresses = frames.map(|frame| frame.load(Ordering::Relaxed)).collect();
             let look = Look {
-                pc,
+                site: CallSite::of_addresses(addresses),
                 addr: noted.addr.load(Ordering::Relaxed),
                 request: Watched {
                     wr_id: noted.wr_id.load(Ordering::Relaxed),
                     opcode: WcOpcode::from_raw(noted.opcode.load(Ordering::Relaxed))?,
                 },
             };
-            noted.pc.store(0, Ordering::Release);
+            noted.depth.store(0, Ordering::Release);
             Some(look)
         }
     };
@@ -213,9 +225,10 @@ fn protect(start: usize, len: usize, flags: MprotectFlags) -> bool {
     unsafe { mprotect(std::ptr::without_provenance_mut(start), len, flags) }.is_ok()
 }
 
-/// A fault at `addr`, by the instruction at `pc`; `ours`: of this library. Whether it was for a
-/// closed page, which is open now; other pages of the request stay closed.
-fn on_fault(addr: usize, pc: usize, ours: bool) -> bool {
+/// Whether a fault was for a closed page, which is open now; other pages of the request stay
+/// closed.
+fn on_fault(fault: Fault) -> bool {
+    let addr = fault.addr;
     let covers = |range: &&Range| of(range).is_some_and(|(start, len)| (start..start + len).contains(&addr));
     let Some(range) = WATCHED.iter().find(covers) else {
         return false;
@@ -228,11 +241,13 @@ fn on_fault(addr: usize, pc: usize, ours: bool) -> bool {
     );
     let free = |noted: &&Noted| {
         noted
-            .pc
+            .depth
             .compare_exchange(0, CLAIMED, Ordering::AcqRel, Ordering::Relaxed)
             .is_ok()
     };
-    if !ours && let Some(noted) = NOTED.iter().find(free) {
+    if !fault.ours
+        && let Some(noted) = NOTED.iter().find(free)
+    {
         noted.addr.store(addr, Ordering::Relaxed);
         noted
             .wr_id
@@ -240,9 +255,26 @@ fn on_fault(addr: usize, pc: usize, ours: bool) -> bool {
         noted
             .opcode
             .store(opcode.load(Ordering::Relaxed), Ordering::Relaxed);
-        noted.pc.store(pc, Ordering::Release);
+        noted.depth.store(note_place(noted, fault), Ordering::Release);
     }
     true
+}
+
+/// Notes the frames at a fault; returns their number. On a small stack for signals the instruction
+/// is the only one.
+fn note_place(noted: &Noted, fault: Fault) -> usize {
+    let mut depth = 0;
+    let mut take = |address: usize| {
+        if let Some(frame) = noted.frames.get(depth) {
+            frame.store(address, Ordering::Relaxed);
+            depth += 1;
+        }
+    };
+    match fault.stack_left {
+        Some(left) if left < STACK_OF_UNWINDER => take(fault.pc.wrapping_add(1)),
+        _ => of_interrupted(fault.pc, take),
+    }
+    depth
 }
 
 #[cfg(test)]
@@ -263,6 +295,14 @@ mod tests {
         looks().into_iter().filter(ours).collect()
     }
 
+    /// Clears memory by libc's function, not by instructions of the caller.
+    #[inline(never)]
+    fn clear(start: *mut u8, len: usize) {
+        let memset = std::hint::black_box(libc::memset as unsafe extern "C" fn(_, _, _) -> _);
+        // SAFETY: the mapping of a test, whose pages the handler opens.
+        unsafe { memset(start.cast(), 0, len) };
+    }
+
     /// The places of looks are the process's: one test has them at a time.
     static LOOKS_OF_ONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
 
@@ -275,11 +315,14 @@ mod tests {
             opcode: WcOpcode::Recv,
         };
         let number = close(page.addr() + 1, 2 * PAGE - 1, request).unwrap();
-        // SAFETY: the mapping above, whose second page the handler opens.
-        unsafe { page.byte_add(PAGE + 5).cast::<u8>().write_volatile(3) };
+        clear(page.wrapping_byte_add(PAGE + 5).cast(), 8);
         let seen = looks_within(page);
         assert_eq!(seen.len(), 1);
         assert_eq!((seen[0].addr, seen[0].request), (page.addr() + PAGE + 5, request));
+        // This program is the library and its user.
+        let frames = seen[0].site.frames();
+        let own = "a_look_at_a_closed_page_is_noted_and_succeeds";
+        assert!(frames.all().iter().any(|frame| frame.contains(own)), "{frames:?}");
         open(number);
         assert_eq!(close(page.addr() + 1, 10, request), None, "no whole page");
     }

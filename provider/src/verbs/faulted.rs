@@ -53,7 +53,7 @@ pub(super) fn completion(driver: &Driver, cqe: &mut Cqe, ledger: &Ledger) -> Que
             }
             Action::Do(Kind::CqOverflow) => queue = Queue::Overflowed,
             Action::Wait(time) => urnic_faults::wait(time),
-            Action::Do(Kind::PortDown(time)) => driver.take_port_down(time),
+            Action::Do(Kind::PortDown(_)) => driver.report_port_later(),
             Action::Do(Kind::GidChange) => driver.change_gids_later(),
             Action::Do(Kind::DeviceFatal(time)) => driver.stop(time),
             _ => {}

@@ -53,7 +53,8 @@ pub(super) fn device_attr(attr: &ibv_qp_attr) -> QpAttr {
         port: attr.port_num,
         max_dest_rd_atomic: attr.max_dest_rd_atomic,
         max_rd_atomic: attr.max_rd_atomic,
-        min_rnr_timer: attr.min_rnr_timer,
+        // A field of 5 bits: adapters take no more of a larger value, and DLSlime sets 32.
+        min_rnr_timer: attr.min_rnr_timer & 0x1f,
         timeout: attr.timeout,
         retry_cnt: attr.retry_cnt,
         rnr_retry: attr.rnr_retry,
@@ -121,6 +122,17 @@ pub(super) fn ibv_attr(attr: &QpAttr, caps: QpCaps) -> ibv_qp_attr {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_rnr_timer_has_five_bits() {
+        for (set, taken) in [(0x1f, 0x1f), (0x20, 0), (0x2c, 12)] {
+            let attr = device_attr(&ibv_qp_attr {
+                min_rnr_timer: set,
+                ..ibv_qp_attr::default()
+            });
+            assert_eq!(attr.min_rnr_timer, taken, "{set}");
+        }
+    }
 
     #[test]
     fn attributes_come_back_from_a_query_as_they_were_set() {

@@ -99,4 +99,7 @@ counters! {
     /// Sends whose payload was placed in the receive of a peer on this host, at least in part. They
     /// count as sent, too. The peer counts them as received.
     DirectSends = "direct_sends",
+    /// Doorbells that reached no queue, and had no effect: of an unknown kind, for a number that no
+    /// queue of this page has (any more), or in a slot of no queue.
+    InvalidDoorbells = "invalid_doorbells",
 }

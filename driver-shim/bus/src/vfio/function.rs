@@ -136,6 +136,27 @@ impl Sysfs {
     pub fn has_iommu(&self) -> bool {
         !names_in(&self.0.join("class/iommu")).is_empty()
     }
+
+    /// Whether the firmware describes an IOMMU, which the kernel may use: by the ACPI tables of
+    /// Intel's, AMD's, Arm's and virtio's. Their names are public, their contents are not.
+    pub fn firmware_names_iommu(&self) -> bool {
+        let tables = names_in(&self.0.join("firmware/acpi/tables"));
+        ["DMAR", "IVRS", "IORT", "VIOT"]
+            .iter()
+            .any(|name| tables.contains(*name))
+    }
+
+    /// Whether this machine is a guest of QEMU: the subsystem ids are those that QEMU gives to the
+    /// functions that it emulates.
+    pub fn is_qemu_guest(&self) -> bool {
+        let devices = self.0.join("bus/pci/devices");
+        names_in(&devices).into_iter().any(|address| {
+            let is = |name: &str, id: &str| {
+                text_of(&devices.join(&address).join(name)).is_ok_and(|text| text == id)
+            };
+            is("subsystem_vendor", "0x1af4") && is("subsystem_device", "0x1100")
+        })
+    }
 }
 
 impl Function {

@@ -13,9 +13,9 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
-use rustix::process::{Resource, getrlimit};
 
 use crate::doorbells::own_pages;
+use urnic_process::file_length;
 use urnic_process::lock::lock;
 
 /// Bytes of a chunk, and the largest piece.
@@ -168,11 +168,7 @@ unsafe fn unmap(base: NonNull<u8>) {
 
 /// Makes a new chunk and its file.
 fn chunk() -> Result<(NonNull<u8>, OwnedFd), Errno> {
-    // Growing a file beyond the limit raises a signal that would end the program.
-    if getrlimit(Resource::Fsize)
-        .current
-        .is_some_and(|limit| limit < CHUNK as u64)
-    {
+    if file_length::permits(CHUNK as u64).is_err() {
         tracing::error!("files may not grow to 1 GiB here, as queue memory has to: raise `ulimit -f`");
         return Err(Errno::NOMEM);
     }

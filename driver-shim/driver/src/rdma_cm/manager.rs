@@ -169,7 +169,7 @@ impl<D> Manager<D> {
     }
 
     /// The drivers of all devices that the process has opened.
-    pub(super) fn drivers(&self) -> Vec<Arc<D>> {
+    pub(crate) fn drivers(&self) -> Vec<Arc<D>> {
         let state = lock(&self.state);
         state
             .open

@@ -22,7 +22,7 @@ use rustix::net::{
 use rustix::process::{getegid, geteuid, getpid};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use urnic_process::{signals, threads};
+use urnic_process::{file_length, signals, threads};
 
 /// Longest answer: a device with all its queue pairs has some 24 MiB.
 const MAX_ANSWER: u64 = 64 << 20;
@@ -48,6 +48,7 @@ pub(super) fn ends() -> Result<(OwnedFd, OwnedFd), Errno> {
 /// Sends an answer.
 pub(super) fn send(reader: &OwnedFd, answer: &impl Serialize) -> Result<(), Errno> {
     let text = serde_json::to_vec(answer).map_err(|_| Errno::INVAL)?;
+    file_length::permits(text.len() as u64)?;
     let file = memfd_create("urnic stat", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     let mut rest = text.as_slice();
     while !rest.is_empty() {

@@ -17,6 +17,7 @@ use super::server::{FAULTS, MAX_REQUEST, ONLY_FAULTS, SNAPSHOT};
 use super::snapshot::Snapshot;
 use super::{answer, names};
 use urnic_presence::{HwCounter, OwnFolder, Presence, Settings, Shown};
+use urnic_process::file_length;
 
 /// The time limit for the answers of all processes of a folder. Processes that do not answer in
 /// time (stopped or overloaded ones) are left out.
@@ -60,6 +61,7 @@ fn total(presence: &Presence, device: &Shown, counter: HwCounter) -> u64 {
 pub fn hw_counter(presence: &Presence, device: &Shown, counter: HwCounter) -> Result<OwnedFd, Errno> {
     let file = memfd_create("hw_counter", MemfdFlags::CLOEXEC)?;
     let text = format!("{}\n", total(presence, device, counter));
+    file_length::permits(text.len() as u64)?;
     rustix::io::pwrite(&file, text.as_bytes(), 0)?;
     Ok(file)
 }

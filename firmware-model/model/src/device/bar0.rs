@@ -12,7 +12,7 @@ pub(super) fn write(core: &Core, offset: u32, value: u32) {
     match offset {
         CONTROL => control(core, Control::from_bits_truncate(value)),
         CMD_DOORBELL => run_commands(core, value),
-        KICK => drop(doorbells::scan(core)),
+        KICK => doorbells::kicked(core),
         _ => core.registers().set(offset, value),
     }
 }

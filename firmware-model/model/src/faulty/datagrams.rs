@@ -6,6 +6,9 @@ use rustix::io::Errno;
 use std::net::{IpAddr, SocketAddr};
 use urnic_faults::{Action, DevicePlan, Kind, Occasion};
 
+/// Most batches that a port which is down loses in one call.
+const MOST_LOST: usize = 64;
+
 /// A UDP port, and what goes wrong there.
 #[derive(Debug)]
 pub(super) struct FaultySocket {
@@ -28,7 +31,7 @@ impl FaultySocket {
     fn send_one(&mut self, buffer: &[u8], packet: &Outgoing) -> Result<usize, Errno> {
         let strikes = self.plan.strikes(&Occasion::Datagram(packet.destination.ip()));
         let strikes_with = |kind: Kind| strikes.contains(&Action::Do(kind));
-        if strikes_with(Kind::Drop) {
+        if strikes_with(Kind::Drop) || self.plan.port_down_for().is_some() {
             return Ok(1);
         }
         if strikes_with(Kind::Reorder) && self.late.is_none() {
@@ -66,7 +69,14 @@ impl DatagramSocket for FaultySocket {
     }
 
     fn receive(&mut self, buffer: &mut [u8], packets: &mut Vec<Incoming>) {
-        self.socket.receive(buffer, packets);
+        let before = packets.len();
+        for _ in 0..MOST_LOST {
+            self.socket.receive(buffer, packets);
+            if packets.len() == before || self.plan.port_down_for().is_none() {
+                break;
+            }
+            packets.truncate(before);
+        }
     }
 
     fn has_more(&mut self) -> bool {

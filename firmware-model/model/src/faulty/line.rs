@@ -20,7 +20,9 @@ pub(super) struct Line {
     now: Nanos,
     /// When the slow part of the way is free.
     free: Nanos,
-    /// Our direction ends behind the bytes.
+    /// Nothing leaves before this time: the port is down.
+    held_until: Option<Nanos>,
+    /// Our direction ends after the bytes.
     finishes: bool,
     failed: Option<Errno>,
 }
@@ -56,9 +58,14 @@ impl Line {
         self.portions.push_back((due, bytes));
     }
 
-    /// Ends our direction of `stream` behind the bytes.
+    /// Lets nothing leave before this time; `None`: no longer.
+    pub(super) fn hold(&mut self, until: Option<Nanos>) {
+        self.held_until = until;
+    }
+
+    /// Ends our direction of `stream` after the bytes.
     pub(super) fn finish(&mut self, stream: &mut dyn Stream) {
-        self.finishes = !self.is_empty();
+        self.finishes = !self.is_empty() || self.held_until.is_some();
         if !self.finishes {
             stream.finish();
         }
@@ -74,6 +81,9 @@ impl Line {
     /// ready.
     pub(super) fn advance(&mut self, now: Nanos, stream: &mut dyn Stream) -> Option<Nanos> {
         self.now = now;
+        if self.held_until.is_some() {
+            return self.held_until;
+        }
         while let Some((due, bytes)) = self.portions.front_mut() {
             if *due > now {
                 return Some(*due);

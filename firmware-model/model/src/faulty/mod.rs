@@ -4,6 +4,7 @@
 mod datagrams;
 mod last_words;
 mod line;
+mod silence;
 mod stream;
 #[cfg(test)]
 mod tests;
@@ -54,7 +55,7 @@ impl Network for Faulty {
         if strikes_with(Kind::Refuse) {
             return Err(Errno::CONNREFUSED);
         }
-        if strikes_with(Kind::Unreachable) {
+        if strikes_with(Kind::Unreachable) || self.plan.port_down_for().is_some() {
             return Err(Errno::NETUNREACH);
         }
         let stream = self.network.connect(remote, local, traffic_class)?;

@@ -2,6 +2,7 @@
 
 use super::last_words::LastWords;
 use super::line::{Line, PORTION};
+use super::silence::{Down, PATIENCE, Silence};
 use crate::frames::Follower;
 use crate::host::{Piece, PieceMut};
 use crate::stream::{Answers, Stream, StreamError};
@@ -47,15 +48,10 @@ pub(super) struct FaultyStream {
     /// The time of the last call that told it.
     now: Nanos,
     silence: Silence,
-}
-
-/// When a connection fell silent, and since when its peer has not acknowledged what was sent, nor
-/// answered what was asked.
-#[derive(Debug, Default)]
-struct Silence {
-    since: Nanos,
-    sent: Option<Nanos>,
-    asked: Option<Nanos>,
+    /// While the port is down: since when, and what the peer has sent meanwhile.
+    down: Option<Down>,
+    /// The time after which the queue pair gives up a silent peer, and a peer this end.
+    patience: Duration,
 }
 
 /// How a connection is.
@@ -97,7 +93,51 @@ impl FaultyStream {
             condition,
             now: Nanos(0),
             silence: Silence::default(),
+            down: None,
+            patience: PATIENCE,
         }
+    }
+
+    /// Looks whether the port is down. While it is, a connection passes nothing, and loses nothing:
+    /// what an adapter would send again goes when the port is up.
+    fn look_at_port(&mut self) {
+        let until = self.plan.port_down_for().map(|left| self.now + left);
+        match (until, &mut self.down) {
+            (Some(until), Some(down)) => down.until = until,
+            (Some(until), None) => {
+                self.down = Some(Down::new(until));
+                if self.condition == Condition::Well {
+                    self.silence = Silence::of_port(self.now);
+                }
+            }
+            (None, Some(_)) => self.down = None,
+            (None, None) => return,
+        }
+        self.line.hold(until);
+    }
+
+    /// While the port is down: notes whether the peer waits for an answer, and lets it give up as
+    /// it would by its own timer. Returns when to look again.
+    fn await_port(&mut self) -> Option<Nanos> {
+        let down = self.down.as_mut()?;
+        let until = down.until;
+        if self.condition != Condition::Well {
+            return Some(until);
+        }
+        let has_arrived = || self.stream.peek() == Ok(true);
+        match down.peer_gives_up(self.now, self.patience, has_arrived) {
+            Some(at) if at <= self.now => {}
+            at => return at.into_iter().chain([until]).min(),
+        }
+        self.line.clear();
+        self.stream.reset();
+        self.condition = Condition::Reset;
+        Some(self.now)
+    }
+
+    /// Whether the connection passes nothing now, and has not ended.
+    fn is_still(&self) -> bool {
+        self.condition == Condition::Silent || self.down.is_some() && self.condition == Condition::Well
     }
 
     /// What a connection in this condition answers to an attempt to send; `None`: it sends.
@@ -299,9 +339,10 @@ impl Stream for FaultyStream {
         if let Some(refusal) = self.refuses_to_send(pieces, len) {
             return refusal;
         }
+        self.look_at_port();
         self.line.check()?;
         let late = self.lateness(len.min(PORTION));
-        let is_late = late.is_some() || !self.line.is_empty();
+        let is_late = late.is_some() || !self.line.is_empty() || self.down.is_some();
         let len = if is_late { len.min(PORTION) } else { len };
         let damage = self.damage(len);
         if !is_late && damage.is_none() {
@@ -331,16 +372,22 @@ impl Stream for FaultyStream {
 
     fn advance(&mut self, now: Nanos) -> Option<Nanos> {
         self.now = now;
+        self.look_at_port();
+        let again = self.await_port();
         let due = self.line.advance(now, &mut *self.stream);
         match std::mem::take(&mut self.ended) {
             true => Some(now),
-            false => due,
+            false => [again, due].into_iter().flatten().min(),
         }
     }
 
     fn receive(&mut self, into: &mut [PieceMut<'_>]) -> Result<usize, StreamError> {
         if let Some(refusal) = self.refuses_to_receive() {
             return refusal;
+        }
+        self.look_at_port();
+        if self.down.is_some() {
+            return Err(StreamError::WouldBlock);
         }
         self.cut = false;
         if let Some(words) = &mut self.last_words {
@@ -358,7 +405,9 @@ impl Stream for FaultyStream {
     }
 
     fn peek(&mut self) -> Result<bool, StreamError> {
+        self.look_at_port();
         match self.refuses_to_receive() {
+            None if self.down.is_some() => Err(StreamError::WouldBlock),
             None if self.last_words.is_some() => Ok(true),
             None => self.stream.peek(),
             Some(Ok(_)) => Ok(false),
@@ -394,6 +443,7 @@ impl Stream for FaultyStream {
     fn established(&mut self) -> Result<bool, Errno> {
         match self.condition {
             Condition::Unanswered => Ok(false),
+            _ if self.down.is_some() => Ok(false),
             _ => self.stream.established(),
         }
     }
@@ -411,20 +461,14 @@ impl Stream for FaultyStream {
     }
 
     fn answers(&self) -> Option<Answers> {
-        if self.condition != Condition::Silent {
+        if !self.is_still() {
             return self.stream.answers();
         }
-        let time = |since: Option<Nanos>| since.map_or(Duration::ZERO, |since| self.now.since(since));
-        let Silence { since, sent, asked } = self.silence;
-        Some(Answers::of_silence(
-            time(Some(since)),
-            u32::from(sent.is_some()),
-            time(sent),
-            time(asked.map(|asked| asked.max(since))),
-        ))
+        Some(self.silence.answers(self.now))
     }
 
     fn expect_answers(&mut self, within: Duration) {
+        self.patience = within;
         self.stream.expect_answers(within);
     }
 

@@ -1,7 +1,7 @@
 //! Faults on simulated connections.
 
 use super::Faulty;
-use crate::mock::plan_of;
+use crate::mock::{plan_of, wait_for};
 use crate::stream::sim::{Conditions, SimNetwork};
 use crate::stream::{Network, Stream, StreamError};
 use crate::time::Nanos;
@@ -162,6 +162,90 @@ fn an_attempt_to_connect_fails_as_specified() {
     assert_eq!(here.established(), Ok(false));
     let [mut here, _there] = connection("refuse nth=2").unwrap();
     assert_eq!(here.established(), Ok(true));
+}
+
+/// A plan by which the port is down for this time from the next call of `due` on.
+fn down_for(time: &str) -> &'static Plan {
+    plan_of(&format!("port-down for={time} at=0s"))
+}
+
+#[test]
+fn a_port_that_is_down_passes_nothing() {
+    let plan = down_for("1000s");
+    let [mut here, mut there] = connection_of(plan).unwrap();
+    plan.due("urnic0");
+    send(&mut *there, b"from there").unwrap();
+    send(&mut *here, b"from here").unwrap();
+    here.finish();
+    assert_eq!(receive(&mut *there), Err(StreamError::WouldBlock));
+    assert_eq!(receive(&mut *here), Err(StreamError::WouldBlock));
+    assert_eq!(here.peek(), Err(StreamError::WouldBlock));
+    assert!(here.advance(Nanos(5)).is_some(), "it looks again");
+    assert_eq!(receive(&mut *there), Err(StreamError::WouldBlock));
+}
+
+#[test]
+fn a_port_that_was_down_has_lost_nothing() {
+    let plan = down_for("50ms");
+    let [mut here, mut there] = connection_of(plan).unwrap();
+    plan.due("urnic0");
+    send(&mut *there, b"from there").unwrap();
+    send(&mut *here, b"from ").unwrap();
+    send(&mut *here, b"here").unwrap();
+    here.finish();
+    wait_for("the port", || {
+        plan.port_down_for("urnic0").is_none().then_some(())
+    });
+    here.advance(Nanos(9));
+    assert_eq!(receive(&mut *there).unwrap(), b"from here");
+    assert_eq!(receive(&mut *there).unwrap(), b"");
+    assert_eq!(receive(&mut *here).unwrap(), b"from there");
+}
+
+#[test]
+fn a_peer_that_waits_for_a_port_that_is_down_gives_up() {
+    let plan = down_for("1000s");
+    let [mut here, mut there] = connection_of(plan).unwrap();
+    plan.due("urnic0");
+    let second = Duration::from_secs(1);
+    // Nothing waits on an idle connection.
+    assert!(here.advance(Nanos(0)).is_some());
+    assert!(here.advance(Nanos(0) + 60 * second).is_some());
+    send(&mut *there, b"1").unwrap();
+    let since = Nanos(0) + 100 * second;
+    assert_eq!(here.advance(since), Some(since + 2 * second));
+    assert!(send(&mut *there, b"2").is_ok());
+    here.advance(since + 2 * second);
+    assert!(receive(&mut *there).is_err());
+    assert_eq!(receive(&mut *here), Err(StreamError::Closed(Errno::CONNRESET)));
+}
+
+/// The time of the queue pair's attributes, not the usual one.
+#[test]
+fn a_peer_gives_up_after_the_time_of_the_queue_pair() {
+    let plan = down_for("1000s");
+    let [mut here, mut there] = connection_of(plan).unwrap();
+    here.expect_answers(Duration::from_secs(30));
+    plan.due("urnic0");
+    send(&mut *there, b"1").unwrap();
+    let gives_up = Nanos(0) + Duration::from_secs(30);
+    assert_eq!(here.advance(Nanos(0)), Some(gives_up));
+}
+
+#[test]
+fn what_waits_for_a_port_that_is_down_is_unanswered() {
+    let plan = down_for("1000s");
+    let [mut here, _there] = connection_of(plan).unwrap();
+    assert_eq!(here.unacknowledged(), 0);
+    here.advance(Nanos(0));
+    plan.due("urnic0");
+    send(&mut *here, b"123").unwrap();
+    here.advance(Nanos(0) + Duration::from_secs(3));
+    let answers = here.answers().unwrap();
+    assert!(here.unacknowledged() >= 3);
+    assert_eq!(answers.last, Duration::from_secs(3));
+    assert!(answers.retransmissions >= 3, "{answers:?}");
+    assert_eq!(connection_of(plan).unwrap_err(), Errno::NETUNREACH);
 }
 
 const REQUEST: &[u8] = b"MPA ID Req Frame\x50\x02\x00\x06\x80\x01\x40\x01hi";

@@ -5,6 +5,7 @@ use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use rustix::process::{Resource, getrlimit};
 use std::ops::Deref;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -62,6 +63,13 @@ impl SharedMemory {
 
     /// Sealed when it is mapped here.
     fn create_with(name: &str, len: usize, seals: SealFlags) -> Result<(SharedMemory, OwnedFd), Errno> {
+        // Growing a file beyond the limit raises a signal that would end the program.
+        if getrlimit(Resource::Fsize)
+            .current
+            .is_some_and(|limit| limit < len as u64)
+        {
+            return Err(Errno::FBIG);
+        }
         let file = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&file, len as u64)?;
         let memory = Self::map(file.as_fd(), len, ProtFlags::READ | ProtFlags::WRITE)?;

@@ -2,6 +2,7 @@
 
 use crate::mock::{Driver, End, Pair, assert_cqe, config, wait_for, zeroed};
 use crate::{Counter, Limits, ModelConfig};
+use std::cell::Cell;
 use urnic_device::command::*;
 use urnic_device::doorbell::{Doorbell, Kind};
 use urnic_device::event::EventKind;
@@ -309,10 +310,12 @@ fn doorbells_of_nonsense_are_ignored() {
     driver.uar = right;
 
     let (qp, cq) = (end.qp.id, end.send_cq.id);
+    let rung = Cell::new(0);
     let ring = |page: u32, kind: u64, queue: u32| {
         for index in [0, 1, u32::MAX] {
             let value = kind << 56 | u64::from(queue & 0xff_ffff) << 32 | u64::from(index);
             driver.device.doorbell(page, 0, value);
+            rung.set(rung.get() + 1);
         }
     };
     let (send, arm, solicited) = (Kind::Send as u64, Kind::Arm as u64, Kind::ArmSolicited as u64);
@@ -344,6 +347,8 @@ fn doorbells_of_nonsense_are_ignored() {
         "a completion queue was notified"
     );
     assert_eq!(driver.counter(Counter::CqOverflows), 0);
+    // And the one through the page of no queue.
+    assert_eq!(driver.counter(Counter::InvalidDoorbells), 1 + rung.get());
 
     // The valid doorbell takes effect. No queue notifies, because none is armed.
     ring(right, send, qp);

@@ -2,11 +2,12 @@
 //! that the driver unmaps.
 
 use super::one_sided;
+use crate::Counter;
 use crate::config::ModelConfig;
 use crate::mock::{Driver, Pair, assert_cqe, config, wait_for};
 use std::sync::atomic::Ordering;
 use urnic_device::command::{Opcode, QueueHandle};
-use urnic_device::doorbell::{Doorbell, Kind};
+use urnic_device::doorbell::{Doorbell, Kind, WAKE};
 use urnic_device::event::EventKind;
 use urnic_device::registers::KICK;
 use urnic_device::vocabulary::{QpState, WcStatus};
@@ -62,6 +63,33 @@ fn a_kick_makes_the_device_poll() {
     pages.store(driver.uar, slot, doorbell);
     driver.device.bar0_write(KICK, 0);
     assert!(!driver.device.scan_doorbells(), "it was taken by the kick");
+}
+
+/// A value in a slot of no queue is found when the driver kicks in vain, and counted once.
+#[test]
+fn a_doorbell_in_a_slot_of_no_queue_is_counted() {
+    let driver = with_pages();
+    let pages = driver.device.doorbell_pages().unwrap();
+    let (slot, doorbell) = armable(&driver);
+    let counted = |expected: u64, what: &str| {
+        driver.device.bar0_write(KICK, 0);
+        assert_eq!(driver.counter(Counter::InvalidDoorbells), expected, "{what}");
+    };
+    counted(0, "nothing was rung");
+    pages.store(driver.uar, slot, doorbell);
+    counted(0, "the slot of the queue");
+    for place in [slot + 8, WAKE - 8] {
+        pages.store(driver.uar, place, doorbell);
+    }
+    counted(2, "two slots of no queue");
+    counted(2, "the same ones again");
+    let unknown = Doorbell {
+        kind: Kind::Send,
+        queue: 0x7777,
+        index: 1,
+    };
+    pages.store(driver.uar, slot, unknown.encode());
+    counted(3, "the slot of another queue");
 }
 
 #[test]

@@ -8,6 +8,7 @@ mod uar;
 
 pub use interrupts::Interrupts;
 pub use pages::DoorbellPages;
+pub(crate) use pages::Rung;
 pub(crate) use registers::{CommandQueue, Registers};
 pub(crate) use uar::{PageUser, Uar};
 
@@ -180,7 +181,10 @@ impl Core {
         let limits = &config.limits;
         let network: Arc<dyn Network> = match &config.faulty {
             Some(name) => Arc::new(Faulty::new(network, urnic_faults::plan(), name)),
-            None => network,
+            None => {
+                urnic_faults::plan().note_passed_by();
+                network
+            }
         };
         let network: Arc<dyn Network> = match &config.capture {
             Some(capture) => Arc::new(Tapped::new(network, capture.clone())),

@@ -5,6 +5,7 @@
 //! value that was rung until the device takes it, by swapping in 0, which rings nothing.
 
 use crate::host::SharedMemory;
+use std::collections::BTreeSet;
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -103,6 +104,12 @@ impl DoorbellPages {
         if let Some(index) = slots.iter().position(|slot| *slot == (page, offset)) {
             slots.swap_remove(index);
         }
+        if !slots.contains(&(page, offset))
+            && let Some(slot) = self.slot(page, offset)
+        {
+            // What was rung before the queue was destroyed.
+            slot.store(0, Ordering::Relaxed);
+        }
     }
 
     /// All queues were destroyed.
@@ -147,6 +154,25 @@ impl DoorbellPages {
             }
         }
         rung
+    }
+
+    /// Takes the values in slots of no queue, of pages that have queues.
+    pub(crate) fn take_from_free_slots(&self) -> Vec<(u32, u32, u64)> {
+        let state = self.state();
+        let assigned: BTreeSet<(u32, u32)> = state.slots.iter().copied().collect();
+        let pages: BTreeSet<u32> = assigned.iter().map(|(page, _)| *page).collect();
+        let free = pages
+            .into_iter()
+            .flat_map(|page| (0..WAKE).step_by(8).map(move |offset| (page, offset)))
+            .filter(|place| !assigned.contains(place));
+        free.filter_map(|(page, offset)| {
+            let slot = self.slot(page, offset)?;
+            // Most are 0: only a store of the driver makes the line of the slot change hands.
+            let is_rung = slot.load(Ordering::Relaxed) != 0;
+            let value = is_rung.then(|| u64::from_le(slot.swap(0, Ordering::AcqRel)))?;
+            Some((page, offset, value))
+        })
+        .collect()
     }
 
     fn write_wake_word(&self, page: u32, asleep: bool) {

@@ -45,9 +45,22 @@ fn recover(context: *mut c_void) -> bool {
     false
 }
 
-/// Looks at a fault first: at an address, by the instruction at a program counter; whether that is
-/// one of this library. Returns whether the instruction can run again.
-pub type Watch = fn(addr: usize, pc: usize, ours: bool) -> bool;
+/// A fault, as [`watch`] shows it.
+#[derive(Debug, Clone, Copy)]
+pub struct Fault {
+    /// The address of the memory.
+    pub addr: usize,
+    /// The address of the instruction.
+    pub pc: usize,
+    /// The instruction is one of this library.
+    pub ours: bool,
+    /// Bytes that the handler has left on the program's stack for signals; `None`: it runs on the
+    /// stack of the thread.
+    pub stack_left: Option<usize>,
+}
+
+/// Looks at a fault first. Returns whether the instruction can run again.
+pub type Watch = fn(Fault) -> bool;
 
 static WATCH: AtomicPtr<()> = AtomicPtr::new(std::ptr::null_mut());
 
@@ -64,7 +77,21 @@ fn watched(addr: usize, context: *mut c_void) -> bool {
     // SAFETY: the pointer is null, or was made from a function of this type.
     let watch = unsafe { std::mem::transmute::<*mut (), Watch>(watch) };
     let pc = program_counter(context);
-    watch(addr, pc, landing(pc).is_some())
+    watch(Fault {
+        addr,
+        pc,
+        ours: landing(pc).is_some(),
+        stack_left: stack_left(context),
+    })
+}
+
+/// Bytes below this function's frame on the program's stack for signals, if it is used.
+fn stack_left(context: *mut c_void) -> Option<usize> {
+    // SAFETY: the kernel passes the thread's context to a handler with SA_SIGINFO.
+    let stack = unsafe { context.cast::<libc::ucontext_t>().as_ref() }?.uc_stack;
+    let frame = (&raw const stack).addr();
+    let left = frame.checked_sub(stack.ss_sp.addr())?;
+    (stack.ss_flags & libc::SS_DISABLE == 0 && left < stack.ss_size).then_some(left)
 }
 
 /// The program counter of a thread that was interrupted; 0 on other processors.

@@ -16,5 +16,5 @@ mod tests;
 
 pub use access::Unreachable;
 pub use disposition::{SetAction, set_action_by};
-pub use handler::{Watch, watch};
+pub use handler::{Fault, Watch, watch};
 pub use install::{after_fork_in_child, install, install_again, is_in_place, replace};

@@ -1,0 +1,33 @@
+//! The time in which a fault can strike.
+
+use std::fmt;
+use std::time::Duration;
+
+/// A part of the time since a fault was added to its plan.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Window {
+    /// Its first moment.
+    pub(crate) at: Option<Duration>,
+    /// The first moment after it; `None`: it has no end.
+    pub(crate) until: Option<Duration>,
+}
+
+impl Window {
+    /// Whether this time since the fault was added is in the window.
+    pub(crate) fn contains(self, age: Duration) -> bool {
+        self.at.is_none_or(|at| at <= age) && self.until.is_none_or(|until| age < until)
+    }
+}
+
+impl fmt::Display for Window {
+    /// As in a specification, with a space first; nothing if it is all the time.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(at) = self.at {
+            write!(f, " at={}ms", at.as_millis())?;
+        }
+        if let Some(until) = self.until {
+            write!(f, " until={}ms", until.as_millis())?;
+        }
+        Ok(())
+    }
+}
