@@ -43,6 +43,8 @@ pub mod startup;
 pub mod target_process;
 pub mod ulpdu;
 pub mod user;
+#[cfg(test)]
+mod uses;
 pub mod wait;
 
 pub use build::{compiled, plugin};
