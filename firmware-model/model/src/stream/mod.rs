@@ -11,7 +11,6 @@ pub(crate) mod same_host;
 #[cfg(any(test, fuzzing, feature = "simulation"))]
 pub mod sim;
 mod socket;
-pub(crate) mod streaming;
 pub(crate) mod tcp;
 mod udp;
 

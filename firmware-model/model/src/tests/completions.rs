@@ -1,7 +1,7 @@
 //! Completion queues: wrap, overflow, arming, moving to another ring.
 
+use crate::events::{Effect, Effects};
 use crate::mock::{Cq, Driver};
-use crate::qp::effects::{Effect, Effects};
 use crate::queues::Overflow;
 use crate::stream::sim::{Conditions, SimNetwork};
 use crate::time::{Nanos, Now};

@@ -3,10 +3,10 @@
 use super::host::{Anywhere, Block, Region};
 use super::queues::{Cq, Receives, Shape, Work};
 use crate::counters::{Counter, Counters};
+use crate::events::{Effect, Effects};
 use crate::host::Record;
 use crate::llp::buffers::BufferPool;
 use crate::memory::{Backing, DomainUse, MemoryTable, PageRoom, Recent, Registration};
-use crate::qp::effects::{Effect, Effects};
 use crate::queues::{ReceiveSource, SendQueue};
 use crate::rdmap::env::Env;
 use crate::rdmap::{Attachment, Engine, NoStream, QpChange, QpParams, RxOutcome, TxOutcome};

@@ -2,8 +2,8 @@
 
 use super::rig::*;
 use crate::counters::Counter;
+use crate::events::Effects;
 use crate::host::{Piece, PieceMut};
-use crate::qp::effects::Effects;
 use crate::queues::SharedReceiveQueue;
 use crate::rdmap::{Attachment, QpChange, TxOutcome};
 use crate::stream::sim::{Conditions, SimStream, pair};

@@ -8,9 +8,9 @@ use super::helper::Helper;
 use super::local_socket::LocalSocket;
 use super::routes::Routes;
 use super::user::User;
-use crate::config::ThreadStart;
 use crate::stream::address::ANYWHERE;
 use crate::stream::descriptor::{Descriptor, Descriptors};
+use crate::sys::thread_start::ThreadStart;
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect,

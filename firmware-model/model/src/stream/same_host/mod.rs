@@ -39,9 +39,9 @@ pub(super) use offers::Offers;
 pub(crate) use processors::Processors;
 
 use super::descriptor::Descriptors;
-use crate::config::ThreadStart;
 use crate::host::SharedMemory;
 use crate::memory::Exports;
+use crate::sys::thread_start::ThreadStart;
 use bell::{PeerBell, Slot};
 use by_file::ByFile;
 use direction::Direction;

@@ -1,6 +1,6 @@
 //! Waiting for descriptors.
 
-use crate::qp::requests::Requests;
+use crate::events::Requests;
 use crate::stream::descriptor::{Descriptor, Descriptors};
 use crate::sys::failed::FailedCall;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};

@@ -5,12 +5,12 @@
 
 mod listening;
 
-use crate::device::table::Table;
+use crate::events::Effects;
 use crate::host::{Mapping, Piece, PieceMut};
 use crate::qp::Ends;
-use crate::qp::effects::Effects;
-use crate::sched::schedule::{Schedule, Token};
+use crate::schedule::{Schedule, Token};
 use crate::stream::{Listener, Stream, StreamError};
+use crate::table::Table;
 use crate::time::Nanos;
 use rustix::io::Errno;
 use std::net::SocketAddr;

@@ -1,12 +1,12 @@
 //! Queue pairs of one device at both ends of a stream.
 
-use crate::device::state::Core;
-use crate::device::table::Found;
+use crate::events::Requests;
 use crate::qp::Qp;
-use crate::qp::requests::Requests;
 use crate::rdmap::{Engine, PeerProgress};
-use crate::sched::shard::home_shard;
+use crate::runtime::Core;
+use crate::shard::home_shard;
 use crate::stream::Stream;
+use crate::table::Found;
 use std::collections::hash_map::Entry;
 use std::net::SocketAddr;
 use std::sync::PoisonError;

@@ -1,37 +1,28 @@
-//! The state that all parts of a device share. The layers above use it: commands, queue pairs and
-//! the runtime, and on top of them the [device](crate::device) that the host sees.
-
-mod interrupts;
-mod pages;
-mod registers;
-mod uar;
-
-pub use interrupts::Interrupts;
-pub use pages::DoorbellPages;
-pub(crate) use registers::{CommandQueue, Registers};
-pub(crate) use uar::{PageUser, Uar};
+//! The state of the whole device. The rest of the [runtime](crate::runtime) uses it, and so do the
+//! commands and the [device](crate::device) that the host sees.
 
 use crate::capture::tapped::Tapped;
 use crate::config::ModelConfig;
 use crate::counters::Counters;
-use crate::device::ports::Ports;
-use crate::device::table::Table;
+use crate::events::{Effects, EventQueue};
 use crate::faulty::Faulty;
 use crate::host::{HostMemory, RemoteMemory};
 use crate::llp::buffers::BufferPool;
 use crate::memory::{MemoryTable, PageRoom, Recent};
-use crate::qp::effects::Effects;
 use crate::qp::{Ends, Qp};
-use crate::queues::{CompletionQueue, EventQueue, SharedReceiveQueue};
+use crate::queues::{CompletionQueue, SharedReceiveQueue};
 use crate::rdmap::Rendezvous;
 use crate::rdmap::env::Env;
-use crate::sched::schedule::{Schedule, Token};
+use crate::runtime::ports::Ports;
+use crate::runtime::streaming::Streams;
+use crate::runtime::{DoorbellPages, Interrupts, PageUser, Registers, Uar};
+use crate::schedule::{Schedule, Token};
 use crate::stream::descriptor::Descriptors;
 use crate::stream::linger::Lingering;
 use crate::stream::same_host::SameHost;
-use crate::stream::streaming::Streams;
 use crate::stream::tcp::Tcp;
 use crate::stream::{Network, Stream};
+use crate::table::Table;
 use crate::time::{Clock, Now};
 use crate::timed::{self, Timed};
 use arc_swap::ArcSwapOption;

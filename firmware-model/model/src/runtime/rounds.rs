@@ -1,10 +1,9 @@
 //! The rounds of a thread that drives the device: work that was left, descriptors that are ready,
 //! timers that are due.
 
-use crate::device::state::Core;
-use crate::qp::effects::Effects;
-use crate::qp::requests::Requests;
-use crate::sched::schedule::{Rung, Timer, Token};
+use crate::events::{Effects, Requests};
+use crate::runtime::Core;
+use crate::schedule::{Rung, Timer, Token};
 use crate::time::Nanos;
 use std::time::Duration;
 

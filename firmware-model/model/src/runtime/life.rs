@@ -1,12 +1,11 @@
 //! How queue pairs come by their streams, and how they end.
 
 use crate::counters::Counter;
-use crate::device::state::Core;
-use crate::qp::effects::Effects;
-use crate::qp::requests::Requests;
+use crate::events::{Effects, Requests};
 use crate::qp::{Inner, Qp};
 use crate::rdmap::{Attachment, QpChange, WrongState};
-use crate::sched::schedule::Token;
+use crate::runtime::Core;
+use crate::schedule::Token;
 use crate::stream::Stream;
 use crate::stream::datagram::DatagramSocket;
 use std::net::{IpAddr, SocketAddr};

@@ -10,10 +10,10 @@
 use super::pollers::{Finder, Pollers};
 use super::rounds::{flush_gathered, poll_ready, retry, run_timers};
 use crate::counters::Counter;
-use crate::device::state::Core;
-use crate::qp::requests::Requests;
-use crate::sched::schedule::Schedule;
-use crate::sched::schedule::sleeper::{ASLEEP, AWAKE, LENT, TICKING};
+use crate::events::Requests;
+use crate::runtime::Core;
+use crate::schedule::Schedule;
+use crate::schedule::sleeper::{ASLEEP, AWAKE, LENT, TICKING};
 use crate::sys;
 use crate::sys::failed::FailedCall;
 use crate::time::Nanos;

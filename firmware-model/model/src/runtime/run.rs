@@ -1,14 +1,13 @@
 //! One run of a queue pair.
 
 use crate::counters::Counter;
-use crate::device::state::Core;
-use crate::qp::effects::Effects;
-use crate::qp::requests::Requests;
+use crate::events::{Effects, Requests};
+use crate::qp::gathering::{Burst, GATHERED_IN_MEMORY};
 use crate::qp::{Inner, Qp};
 use crate::rdmap::env::Env;
 use crate::rdmap::{RxOutcome, TxOutcome};
-use crate::sched::gathering::{Burst, GATHERED_IN_MEMORY};
-use crate::sched::schedule::{Timer, Token};
+use crate::runtime::Core;
+use crate::schedule::{Timer, Token};
 use crate::time::Nanos;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

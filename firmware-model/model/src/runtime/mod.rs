@@ -1,24 +1,42 @@
-//! The threads that drive the device, and the times at which they do.
+//! The whole device: its state ([`Core`]), the threads that drive it, and what queue pairs do with
+//! the rest of it: [runs](run), streams and their ends ([`life`]), peers on the same device
+//! ([`siblings`]), and what runs next ([`kick`]).
+//!
+//! These threads drive it:
 //!
 //! | thread | drives |
 //! |---|---|
 //! | a ringing thread | the queue pair it rang for |
-//! | a poller ([`progress`]) | gathered sends; the stream that last delivered to the poller's queue; [at times](crate::sched::schedule::Hot::is_to_poll_all) all ready objects; [more often](crate::sched::schedule::Hot::is_to_hear_bells) those for which peers on this host ring |
+//! | a poller ([`progress`]) | gathered sends; the stream that last delivered to the poller's queue; [at times](crate::schedule::Hot::is_to_poll_all) all ready objects; [more often](crate::schedule::Hot::is_to_hear_bells) those for which peers on this host ring |
 //! | a thread that waits for an event ([`lend`]) | all ready objects, for a short time |
 //! | the [background](background) thread | all ready objects, while no program polls; timers; closing streams |
 //!
-//! The [schedule](crate::sched::schedule) lists the work.
+//! The [schedule](crate::schedule) lists the work.
 
 mod background;
+mod core;
 pub(crate) mod doorbells;
+mod interrupts;
+mod kick;
+mod life;
+mod pages;
 mod pollers;
+mod ports;
+mod registers;
 mod rounds;
+mod run;
+mod siblings;
+pub(crate) mod streaming;
+mod uar;
 
+pub(crate) use self::core::Core;
 pub(crate) use background::Background;
+pub use interrupts::Interrupts;
+pub use pages::DoorbellPages;
+pub(crate) use registers::{CommandQueue, Registers};
+pub(crate) use uar::{PageUser, Uar};
 
-use crate::device::state::Core;
-use crate::qp::effects::Effects;
-use crate::qp::requests::Requests;
+use crate::events::{Effects, Requests};
 use crate::qp::{LAST, Qp};
 use crate::time::{Clock, Nanos};
 use rounds::{answer_bell, attend, flush_gathered, poll_ready, retry, run_timers};

@@ -2,10 +2,9 @@
 //! looks where the driver rang in plain memory.
 
 use super::rounds::flush_gathered;
-use crate::device::state::{Core, PageUser};
-use crate::qp::effects::Effects;
-use crate::qp::requests::Requests;
+use crate::events::{Effects, Requests};
 use crate::qp::{LAST, Qp};
+use crate::runtime::{Core, PageUser};
 use std::sync::Arc;
 use urnic_device::doorbell::{Doorbell, Kind};
 

@@ -1,5 +1,5 @@
 //! The work of the device, its times, and the thread that is responsible at present. The
-//! [runtime](crate::sched::runtime), one layer above, does the work.
+//! [runtime](crate::runtime), which is above, does the work.
 //!
 //! All descriptors are registered once, edge-triggered for both directions, so nothing on the data
 //! path changes a registration. A thread that takes an edge must act on it, or put it on the list
@@ -14,10 +14,10 @@ pub(crate) use hot::Hot;
 pub(crate) use readiness::{Readiness, Token};
 pub(crate) use timers::Timer;
 
+use crate::events::Requests;
 use crate::qp::Qp;
-use crate::qp::requests::Requests;
-use crate::sched::gathering::Gathering;
-use crate::sched::shard::{SHARDS, home_shard};
+use crate::qp::gathering::Gathering;
+use crate::shard::{SHARDS, home_shard};
 use crate::stream::descriptor::Descriptors;
 use crate::stream::linger::Lingering;
 use crate::stream::same_host::{Asleep, SameHost};
@@ -54,7 +54,7 @@ pub(crate) struct Schedule {
     /// Arrivals in a row that pollers found, up to [`POLLER`].
     found: AtomicU32,
     /// Until when the background thread leaves the streams to threads that wait for events
-    /// ([`lend`](crate::sched::runtime::lend)); 0 = it does not.
+    /// ([`lend`](crate::runtime::lend)); 0 = it does not.
     lent_until: AtomicU64,
     /// Queue pairs with something left to do.
     attention: Mutex<Vec<Arc<Qp>>>,
@@ -103,7 +103,7 @@ impl Schedule {
         }
     }
 
-    /// A schedule that only [`step`](crate::sched::runtime::step) drives.
+    /// A schedule that only [`step`](crate::runtime::step) drives.
     pub(crate) fn manual() -> Schedule {
         Schedule {
             readiness: None,

@@ -1,7 +1,7 @@
 //! Work that a queue pair requests of the rest of the device, done after its lock was dropped.
 
-use crate::qp::requests::Requests;
-use crate::queues::event::EventQueue;
+use super::queue::EventQueue;
+use super::requests::Requests;
 use crate::time::Nanos;
 use std::collections::VecDeque;
 use std::sync::Arc;

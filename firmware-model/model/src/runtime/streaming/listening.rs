@@ -1,8 +1,8 @@
 //! Listeners: connections are accepted as fast as the driver takes them.
 
 use super::{Listening, Streams, lock};
-use crate::qp::effects::Effects;
-use crate::sched::schedule::{Schedule, Token};
+use crate::events::Effects;
+use crate::schedule::{Schedule, Token};
 use crate::stream::Listener;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};

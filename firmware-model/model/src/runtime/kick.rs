@@ -7,11 +7,10 @@
 //! inside a call, at most two deep.
 
 use crate::counters::Counter;
-use crate::device::state::Core;
+use crate::events::{Effect, Effects, Next, Object, Requests};
 use crate::qp::Qp;
-use crate::qp::effects::{Effect, Effects, Next, Object};
-use crate::qp::requests::Requests;
-use crate::sched::schedule::Timer;
+use crate::runtime::Core;
+use crate::schedule::Timer;
 use std::sync::Arc;
 use urnic_device::event::{Event, EventKind};
 
