@@ -27,8 +27,6 @@ mod driver;
 mod event;
 mod event_loop;
 mod failures;
-#[cfg(test)]
-mod fake_bus;
 mod loss;
 mod memory;
 mod message_queues;
@@ -47,6 +45,8 @@ mod srq;
 mod start;
 mod stream_router;
 mod streams;
+#[cfg(test)]
+mod testing;
 mod thread;
 mod transition;
 pub mod watch;

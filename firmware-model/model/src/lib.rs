@@ -16,15 +16,11 @@ mod device;
 pub mod events;
 mod faulty;
 mod frames;
-#[cfg(fuzzing)]
-pub mod fuzzing;
 mod handshakes;
 pub mod host;
 pub mod llp;
 pub mod log_limit;
 pub mod memory;
-#[cfg(any(test, fuzzing))]
-mod mock;
 mod probes;
 pub mod qp;
 pub mod queues;
@@ -35,6 +31,8 @@ mod shard;
 pub mod stream;
 mod sys;
 mod table;
+#[cfg(any(test, fuzzing, feature = "simulation"))]
+pub mod testing;
 #[cfg(test)]
 mod tests;
 pub mod time;

@@ -166,7 +166,7 @@ impl Drop for Helper {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::mock::wait_for;
+    use crate::testing::mock::wait_for;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     /// Whether jobs may go on, and how many were done by the thread that gave them.

@@ -224,7 +224,7 @@ mod tests {
         let listener = peers.listen(Protocol::Tcp, at).unwrap();
         let waits = peers.connect(Protocol::Tcp, at).unwrap();
         drop(listener);
-        crate::mock::wait_for("its end", || waits.is_hung_up().then_some(()));
+        crate::testing::mock::wait_for("its end", || waits.is_hung_up().then_some(()));
         assert!(peers.connect(Protocol::Tcp, at).is_none());
     }
 }

@@ -11,8 +11,6 @@ mod bell;
 mod by_file;
 mod connection;
 mod direction;
-#[cfg(any(test, fuzzing))]
-pub(crate) mod fuzzing;
 mod helper;
 mod introduction;
 mod layout;
@@ -28,6 +26,8 @@ mod owner;
 mod processors;
 mod ring;
 mod routes;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod testing;
 mod traceable;
 mod user;
 

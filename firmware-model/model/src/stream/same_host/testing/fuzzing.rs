@@ -1,14 +1,14 @@
 //! An end of a connection in memory whose other end is a fuzzer, which may change every word and
 //! byte that both have mapped, and the messages of start-up.
 
-use super::bell::{Bell, MEMORY as BELL, PeerBell, SLOTS};
-use super::direction::Direction;
-use super::layout::MEMORY;
-use super::messages::{Disclosure, Greeting, Message};
-use super::ring::{Receiver, Sender};
 use crate::host::{Piece, PieceMut, SharedMemory};
 use crate::memory::{ForeignTable, Need};
 use crate::stream::descriptor::Descriptors;
+use crate::stream::same_host::bell::{Bell, MEMORY as BELL, PeerBell, SLOTS};
+use crate::stream::same_host::direction::Direction;
+use crate::stream::same_host::layout::MEMORY;
+use crate::stream::same_host::messages::{Disclosure, Greeting, Message};
+use crate::stream::same_host::ring::{Receiver, Sender};
 use rustix::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

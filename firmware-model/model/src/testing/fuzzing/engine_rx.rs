@@ -1,6 +1,6 @@
 //! Entry points for fuzzers; compiled with `--cfg fuzzing` only.
 
-use super::rig::Hostile;
+use crate::testing::rig::Hostile;
 
 /// Feeds an engine the bytes of a fuzzer: two bytes of circumstances, then either ULPDUs, each
 /// behind its length in two bytes, in good FPDUs; or raw bytes, with CRCs off.

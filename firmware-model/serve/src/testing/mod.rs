@@ -28,7 +28,7 @@ use urnic_device::wqe::{BLOCK_LEN, RecvHeader, SendHeader, Sge};
 use urnic_model::DoorbellPages;
 use urnic_model::Nanos;
 use urnic_model::config::{DeviceAddress, Limits, ModelConfig};
-use urnic_model::stream::sim::{Conditions, SimNetwork};
+use urnic_model::testing::sim::{Conditions, SimNetwork};
 use urnic_model::{Device, Interrupts};
 use urnic_vfio_user::{DmaMap, DmaMapFlags};
 use zerocopy::little_endian::U32;

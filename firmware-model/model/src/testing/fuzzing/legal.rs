@@ -2,7 +2,7 @@
 //! meets a device that has connections, regions and requests.
 
 use super::source::Source;
-use crate::mock::{Driver, End};
+use crate::testing::mock::{Driver, End};
 use std::net::{Ipv4Addr, SocketAddr};
 use urnic_device::command::{
     Command, CreateMr, CreateMw, Handle, ModifyQp, Nothing, Opcode, PAYLOAD_LEN, QueueHandle, modify,

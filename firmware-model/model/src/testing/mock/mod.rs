@@ -1,7 +1,10 @@
 //! Host memory and a small driver, for tests.
 
 #![allow(clippy::unwrap_used, reason = "compiled for tests and fuzzing only")]
-#![cfg_attr(fuzzing, allow(dead_code, reason = "fuzz targets use a part of it"))]
+#![cfg_attr(
+    fuzzing,
+    allow(dead_code, unused_imports, reason = "fuzz targets use a part of it")
+)]
 
 mod arena;
 

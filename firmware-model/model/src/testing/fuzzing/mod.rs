@@ -1,11 +1,14 @@
 //! A driver whose actions a fuzzer chooses; compiled with `--cfg fuzzing` only.
 
+mod engine_rx;
 mod legal;
 mod source;
 
+pub use engine_rx::engine_rx;
+
 use crate::config::ModelConfig;
-use crate::mock::{Driver, config};
-use crate::stream::sim::{Conditions, SimNetwork};
+use crate::testing::mock::{Driver, config};
+use crate::testing::sim::{Conditions, SimNetwork};
 use crate::time::Nanos;
 use legal::Legal;
 use source::Source;
@@ -15,9 +18,9 @@ use urnic_device::command::{Command, Nothing, Opcode, PAYLOAD_LEN};
 use urnic_device::registers::STATUS;
 
 /// An end of a connection in memory that a hostile peer shares: see
-/// [`same_host`](crate::stream::same_host::fuzzing::same_host).
+/// [`same_host`](crate::stream::same_host::testing::fuzzing::same_host).
 pub fn same_host(data: &[u8]) {
-    crate::stream::same_host::fuzzing::same_host(data);
+    crate::stream::same_host::testing::fuzzing::same_host(data);
 }
 
 /// A command with any opcode and arguments: mostly addresses and small numbers.

@@ -4,8 +4,8 @@
 //! Time is a shared count of nanoseconds; the code that runs the simulation advances it. Every
 //! choice comes from a seed.
 
-use super::{Answers, Listener, Network, Stream, StreamError};
 use crate::host::{Piece, PieceMut};
+use crate::stream::{Answers, Listener, Network, Stream, StreamError};
 use crate::time::Nanos;
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
