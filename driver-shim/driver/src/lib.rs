@@ -28,6 +28,7 @@ mod event;
 mod event_loop;
 mod failures;
 mod loss;
+mod manager;
 mod memory;
 mod message_queues;
 mod native;

@@ -1,5 +1,9 @@
 //! The connection manager of the process, which all its devices share.
 
+pub(crate) mod inventory;
+pub(crate) mod number;
+pub(crate) mod source;
+
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
@@ -10,43 +14,43 @@ use urnic_config::Config;
 use urnic_presence::token::Token;
 use urnic_process::lock::lock;
 
-use super::inventory::Inventory;
-use super::number::Slot;
 use crate::attributes::Attributes;
 use crate::dma::DmaMemory;
+use inventory::Inventory;
+use number::Slot;
 
 /// Destinations of receives, by stream.
 pub(crate) type Buffers = HashMap<u32, DmaMemory>;
 
 /// The connection manager of the process, whose devices have drivers of type `D`.
 pub(crate) struct Manager<D> {
-    pub(super) state: Mutex<RdmaCm<D>>,
+    pub(crate) state: Mutex<RdmaCm<D>>,
     /// The devices that programs see; set by the first channel.
-    pub(super) inventory: OnceLock<Inventory>,
+    pub(crate) inventory: OnceLock<Inventory>,
 }
 
 /// The state of the connection manager.
 pub(crate) struct RdmaCm<D> {
-    pub(super) engine: Engine,
-    pub(super) open: Vec<OpenDevice<D>>,
-    pub(super) listeners: Listeners,
+    pub(crate) engine: Engine,
+    pub(crate) open: Vec<OpenDevice<D>>,
+    pub(crate) listeners: Listeners,
     /// Descriptors that show the events of a channel, by channel.
-    pub(super) tokens: HashMap<u64, Token>,
+    pub(crate) tokens: HashMap<u64, Token>,
 }
 
 /// A device that the process opened, at its slot; some may be lost.
-pub(super) struct OpenDevice<D> {
+pub(crate) struct OpenDevice<D> {
     /// Index of the device among those that programs see.
-    pub(super) index: usize,
+    pub(crate) index: usize,
     /// Not set yet while the driver starts.
-    pub(super) driver: Weak<D>,
+    pub(crate) driver: Weak<D>,
     /// By the device's numbers of streams.
-    pub(super) buffers: Buffers,
+    pub(crate) buffers: Buffers,
 }
 
 /// Listeners at several addresses that are one for the engine, under the number of the first.
 #[derive(Default)]
-pub(super) struct Listeners {
+pub(crate) struct Listeners {
     /// The others of each.
     others: HashMap<u32, Vec<u32>>,
     /// The first of each of these.
@@ -55,7 +59,7 @@ pub(super) struct Listeners {
 
 impl Listeners {
     /// Makes these listeners one; returns its number.
-    pub(super) fn join(&mut self, numbers: &[u32]) -> Option<u32> {
+    pub(crate) fn join(&mut self, numbers: &[u32]) -> Option<u32> {
         let (first, others) = numbers.split_first()?;
         if !others.is_empty() {
             self.others.insert(*first, others.to_vec());
@@ -65,12 +69,12 @@ impl Listeners {
     }
 
     /// The number by which the engine knows a listener.
-    pub(super) fn known(&self, number: u32) -> u32 {
+    pub(crate) fn known(&self, number: u32) -> u32 {
         self.first.get(&number).copied().unwrap_or(number)
     }
 
     /// Forgets a listener; returns all its parts.
-    pub(super) fn part(&mut self, first: u32) -> Vec<u32> {
+    pub(crate) fn part(&mut self, first: u32) -> Vec<u32> {
         let others = self.others.remove(&first).unwrap_or_default();
         for other in &others {
             self.first.remove(other);
@@ -153,23 +157,23 @@ impl<D> Manager<D> {
     }
 
     /// The driver that opened the device with this index last.
-    pub(super) fn current(&self, index: usize) -> Option<Arc<D>> {
+    pub(crate) fn current(&self, index: usize) -> Option<Arc<D>> {
         let slot = current(&lock(&self.state).open, index).ok()?;
         self.driver(slot)
     }
 
     /// The index of the device in a slot.
-    pub(super) fn index(&self, slot: Slot) -> Option<usize> {
+    pub(crate) fn index(&self, slot: Slot) -> Option<usize> {
         Some(lock(&self.state).open.get(slot.index())?.index)
     }
 
     /// The driver in a slot.
-    pub(super) fn driver(&self, slot: Slot) -> Option<Arc<D>> {
+    pub(crate) fn driver(&self, slot: Slot) -> Option<Arc<D>> {
         lock(&self.state).open.get(slot.index())?.driver.upgrade()
     }
 
     /// The drivers of all devices that the process has opened.
-    pub(super) fn drivers(&self) -> Vec<Arc<D>> {
+    pub(crate) fn drivers(&self) -> Vec<Arc<D>> {
         let state = lock(&self.state);
         state
             .open
@@ -183,7 +187,7 @@ impl<D> Manager<D> {
 ///
 /// # Errors
 /// `ENODEV` if it is not open.
-pub(super) fn current<D>(open: &[OpenDevice<D>], index: usize) -> Result<Slot, Errno> {
+pub(crate) fn current<D>(open: &[OpenDevice<D>], index: usize) -> Result<Slot, Errno> {
     let slot = open.iter().rposition(|open| open.index == index);
     slot.and_then(Slot::at).ok_or(Errno::NODEV)
 }

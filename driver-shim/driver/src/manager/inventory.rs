@@ -40,11 +40,11 @@ impl Inventory {
     }
 
     /// Whether there are several devices.
-    pub(super) fn is_plural(&self) -> bool {
+    pub(crate) fn is_plural(&self) -> bool {
         self.devices.len() > 1
     }
 
-    pub(super) fn node_guid(&self, index: usize) -> u64 {
+    pub(crate) fn node_guid(&self, index: usize) -> u64 {
         self.devices.get(index).map_or(0, |device| device.node_guid)
     }
 
@@ -54,7 +54,7 @@ impl Inventory {
     ///
     /// # Errors
     /// `ENODEV` if no device has the address.
-    pub(super) fn device_of(&self, ip: IpAddr) -> Result<usize, Errno> {
+    pub(crate) fn device_of(&self, ip: IpAddr) -> Result<usize, Errno> {
         let ip = ip.to_canonical();
         let given = |device: &Entry| !device.has_all && device.addresses.iter().any(|gid| gid.ip == ip);
         let all = || self.devices.iter().position(|device| device.has_all);
@@ -80,7 +80,7 @@ impl Inventory {
     ///
     /// # Errors
     /// `ENODEV` if no device has the address.
-    pub(super) fn listening(
+    pub(crate) fn listening(
         &self,
         local: SocketAddr,
         ipv6_only: bool,
@@ -114,7 +114,7 @@ impl Inventory {
     ///
     /// # Errors
     /// Those of the host's choice; `ENODEV` if no device has an address from which to send.
-    pub(super) fn source(&self, remote: SocketAddr) -> Result<SocketAddr, Errno> {
+    pub(crate) fn source(&self, remote: SocketAddr) -> Result<SocketAddr, Errno> {
         let by_host = source_of_host(remote);
         if let Ok(source) = by_host
             && self.device_of(source.ip()).is_ok()

@@ -9,7 +9,7 @@ use urnic_process::addressing::Gid;
 
 /// The source address that the host's routing tables choose for `remote`, found with a socket that
 /// sends nothing.
-pub(super) fn source_of_host(remote: SocketAddr) -> Result<SocketAddr, Errno> {
+pub(crate) fn source_of_host(remote: SocketAddr) -> Result<SocketAddr, Errno> {
     let family = if remote.is_ipv4() {
         AddressFamily::INET
     } else {
@@ -22,7 +22,7 @@ pub(super) fn source_of_host(remote: SocketAddr) -> Result<SocketAddr, Errno> {
 
 /// The address of a device from which it reaches `remote`: the one with the longest prefix that
 /// contains `remote`, else the first of the same family.
-pub(super) fn source_of_device(gids: &[Gid], remote: SocketAddr) -> Option<SocketAddr> {
+pub(crate) fn source_of_device(gids: &[Gid], remote: SocketAddr) -> Option<SocketAddr> {
     let shared = |gid: &Gid| match (gid.ip, remote.ip()) {
         (IpAddr::V4(a), IpAddr::V4(b)) => (a.to_bits() ^ b.to_bits()).leading_zeros(),
         (IpAddr::V6(a), IpAddr::V6(b)) => (a.to_bits() ^ b.to_bits()).leading_zeros(),
