@@ -9,6 +9,8 @@
 pub mod build;
 pub mod capture;
 pub mod debian;
+#[cfg(test)]
+mod folders;
 pub mod forwarder;
 pub mod framing;
 pub mod guest;
