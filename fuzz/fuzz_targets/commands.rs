@@ -4,4 +4,4 @@
 
 use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|data: &[u8]| urnic_model::fuzzing::commands(data));
+fuzz_target!(|data: &[u8]| urnic_model::testing::fuzzing::commands(data));

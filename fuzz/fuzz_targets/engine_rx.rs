@@ -4,4 +4,4 @@
 
 use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|data: &[u8]| urnic_model::rdmap::fuzzing::engine_rx(data));
+fuzz_target!(|data: &[u8]| urnic_model::testing::fuzzing::engine_rx(data));

@@ -4,6 +4,6 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use urnic_model::fuzzing::same_host;
+use urnic_model::testing::fuzzing::same_host;
 
 fuzz_target!(|data: &[u8]| same_host(data));

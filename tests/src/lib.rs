@@ -9,6 +9,8 @@
 pub mod build;
 pub mod capture;
 pub mod debian;
+#[cfg(test)]
+mod folders;
 pub mod forwarder;
 pub mod framing;
 pub mod guest;
@@ -45,6 +47,8 @@ pub mod startup;
 pub mod target_process;
 pub mod ulpdu;
 pub mod user;
+#[cfg(test)]
+mod uses;
 pub mod wait;
 
 pub use build::{compiled, plugin};

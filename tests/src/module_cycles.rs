@@ -1,109 +1,11 @@
 //! The files of a crate use each other in one direction only: no file uses, even indirectly, a file
 //! that uses it.
-//!
-//! `mod.rs` is one file apart from its children. A path leads to the file that defines its item: a
-//! re-export on the way is not used, and neither are the modules on the way.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::Write as _;
 
-use crate::sources::{Crate, Module, crates, crates_of_tests};
-
-/// The end of a path.
-#[derive(Debug, Clone, Copy, PartialEq)]
-enum End {
-    Module(usize),
-    /// Something that this file defines.
-    Item(usize),
-    /// Something of another crate.
-    Elsewhere,
-}
-
-/// Names whose resolution is in progress, so that imports in a circle end.
-type Pending = BTreeSet<(usize, String)>;
-
-/// For each file the files that it uses, with one path that does.
-type Uses = BTreeMap<usize, BTreeMap<usize, String>>;
-
-/// Resolves paths.
-struct Resolver<'c>(&'c [Module]);
-
-impl Resolver<'_> {
-    /// The end of a path in module `from`.
-    fn resolve(&self, from: usize, names: &[String], pending: &mut Pending) -> End {
-        let mut at = from;
-        for (index, name) in names.iter().enumerate() {
-            let end = match &name[..] {
-                "crate" => End::Module(0),
-                "self" => End::Module(at),
-                "super" => End::Module(self.0[at].parent.unwrap_or(0)),
-                _ => {
-                    let last = index + 1 == names.len();
-                    match self.find(at, name, last, pending) {
-                        Some(end) => end,
-                        None if index == 0 => End::Elsewhere,
-                        // An item that a macro makes.
-                        None => End::Item(self.0[at].file),
-                    }
-                }
-            };
-            match end {
-                End::Module(module) => at = module,
-                _ => return end,
-            }
-        }
-        End::Module(at)
-    }
-
-    /// The definition of a name in a module.
-    fn find(&self, at: usize, name: &str, last: bool, pending: &mut Pending) -> Option<End> {
-        let module = &self.0[at];
-        let item = module.items.contains(name).then_some(End::Item(module.file));
-        let child = module.children.get(name).map(|child| End::Module(*child));
-        let here = if last { item.or(child) } else { child.or(item) };
-        if here.is_some() || !pending.insert((at, name.to_owned())) {
-            return here;
-        }
-        let imports = module.imports.get(name).into_iter().flatten();
-        let imported = imports.map(|names| self.resolve(at, names, pending)).next();
-        let found = imported.or_else(|| {
-            module.globs.iter().find_map(|names| {
-                let End::Module(from) = self.resolve(at, names, pending) else {
-                    return None;
-                };
-                self.find(from, name, last, pending)
-            })
-        });
-        pending.remove(&(at, name.to_owned()));
-        found
-    }
-}
-
-/// The files that each file of a crate uses.
-fn uses(of: &Crate) -> Uses {
-    let resolver = Resolver(&of.modules);
-    let mut uses = Uses::new();
-    for (at, module) in of.modules.iter().enumerate() {
-        let paths = module.paths.iter();
-        let ends = paths.map(|names| (names, resolver.resolve(at, names, &mut Pending::new())));
-        let globs = module.globs.iter().map(|names| {
-            let end = match resolver.resolve(at, names, &mut Pending::new()) {
-                End::Module(module) => End::Item(of.modules[module].file),
-                end => end,
-            };
-            (names, end)
-        });
-        for (names, end) in ends.chain(globs) {
-            if let End::Item(file) = end
-                && file != module.file
-            {
-                let into = uses.entry(module.file).or_default();
-                into.entry(file).or_insert_with(|| names.join("::"));
-            }
-        }
-    }
-    uses
-}
+use crate::sources::{Crate, crates, crates_of_tests};
+use crate::uses::{Uses, uses};
 
 /// The shortest way from a file back to itself.
 fn circle(uses: &Uses, start: usize) -> Option<Vec<usize>> {
@@ -128,26 +30,35 @@ fn circle(uses: &Uses, start: usize) -> Option<Vec<usize>> {
     None
 }
 
-/// The circles of a crate, each with the paths that close it; a file is in one of them at most.
-fn circles(of: &Crate) -> Vec<String> {
-    let uses = uses(of);
-    let name = |file: usize| of.files[file].path.display().to_string();
+/// The circles, each with the paths that close it; what has one of these `names` is in one of them
+/// at most.
+pub(crate) fn circles_in(uses: &Uses, names: &[String]) -> Vec<String> {
     let mut seen = BTreeSet::new();
     let mut found = Vec::new();
-    for file in 0..of.files.len() {
-        if seen.contains(&file) {
+    for start in 0..names.len() {
+        if seen.contains(&start) {
             continue;
         }
-        let Some(way) = circle(&uses, file) else { continue };
+        let Some(way) = circle(uses, start) else { continue };
         let mut text = String::new();
         for pair in way.windows(2) {
             let path = &uses[&pair[0]][&pair[1]];
-            let _ = writeln!(text, "  {} uses {path} of {}", name(pair[0]), name(pair[1]));
+            let _ = writeln!(text, "  {} uses {path} of {}", names[pair[0]], names[pair[1]]);
         }
         found.push(text);
         seen.extend(way);
     }
     found
+}
+
+/// The circles of a crate's files.
+fn circles(of: &Crate) -> Vec<String> {
+    let names: Vec<String> = of
+        .files
+        .iter()
+        .map(|file| file.path.display().to_string())
+        .collect();
+    circles_in(&uses(of), &names)
 }
 
 #[test]
@@ -157,20 +68,9 @@ fn crates_have_no_module_cycles() {
     assert!(found.is_empty(), "{} circles:\n{}", found.len(), found.join("\n"));
 }
 
-/// A crate of these files, each with its text; the first is the root.
-fn of(name: &str, files: &[(&str, &str)]) -> Crate {
-    let folder = urnic_testkit::Folder::new(&format!("circles-{name}"));
-    for (path, text) in files {
-        let path = folder.file(path);
-        std::fs::create_dir_all(path.parent().expect("a folder")).expect("a folder is made");
-        std::fs::write(path, text).expect("a file is written");
-    }
-    Crate::read(&folder.file(files[0].0))
-}
-
 #[test]
 fn a_child_that_uses_its_user_is_a_cycle() {
-    let of = of(
+    let of = Crate::of(
         "child",
         &[
             ("lib.rs", "mod a;"),
@@ -183,7 +83,7 @@ fn a_child_that_uses_its_user_is_a_cycle() {
 
 #[test]
 fn a_path_leads_through_re_exports_to_its_item() {
-    let of = of(
+    let of = Crate::of(
         "re_export",
         &[
             (
@@ -199,7 +99,7 @@ fn a_path_leads_through_re_exports_to_its_item() {
 
 #[test]
 fn tests_and_macros_are_distinguished() {
-    let of = of(
+    let of = Crate::of(
         "macros",
         &[
             ("lib.rs", "mod a; mod b;"),

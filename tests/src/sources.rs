@@ -71,6 +71,17 @@ impl Crate {
         made
     }
 
+    /// A crate of these files, each with its text; the first is the root.
+    pub(crate) fn of(name: &str, files: &[(&str, &str)]) -> Crate {
+        let folder = urnic_testkit::Folder::new(&format!("crate-{name}"));
+        for (path, text) in files {
+            let path = folder.file(path);
+            std::fs::create_dir_all(path.parent().expect("a folder")).expect("a folder is made");
+            std::fs::write(path, text).expect("a file is written");
+        }
+        Crate::read(&folder.file(files[0].0))
+    }
+
     /// Adds the module in `path`; its modules' files are in `folder`.
     fn enter(&mut self, path: &Path, folder: &Path, parent: Option<usize>) -> usize {
         let text =

@@ -5,8 +5,8 @@ use std::sync::{Mutex, OnceLock};
 use rustix::io::Errno;
 use rustix::rand::{GetRandomFlags, getrandom};
 
+use crate::manager::Buffers;
 use crate::message_queues::Messages;
-use crate::rdma_cm::manager::Buffers;
 use urnic_cm::native;
 use urnic_config::Config;
 

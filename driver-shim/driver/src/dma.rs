@@ -294,7 +294,7 @@ impl Drop for DmaMemory {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fake_bus::FakeBus;
+    use crate::testing::fake_bus::FakeBus;
 
     #[test]
     fn pieces_are_zeroed_aligned_and_disjoint() {

@@ -27,9 +27,8 @@ mod driver;
 mod event;
 mod event_loop;
 mod failures;
-#[cfg(test)]
-mod fake_bus;
 mod loss;
+mod manager;
 mod memory;
 mod message_queues;
 mod native;
@@ -47,6 +46,8 @@ mod srq;
 mod start;
 mod stream_router;
 mod streams;
+#[cfg(test)]
+mod testing;
 mod thread;
 mod transition;
 pub mod watch;

@@ -11,7 +11,7 @@ use crate::attributes::read_gids;
 use crate::command::CommandQueue;
 use crate::dma::DmaPool;
 use crate::driver::Driver;
-use crate::rdma_cm::manager::Manager;
+use crate::manager::Manager;
 use crate::watch::Snapshot;
 use urnic_config::{Config, MAX_DEVICES};
 use urnic_presence::Presence;

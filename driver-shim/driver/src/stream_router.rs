@@ -5,8 +5,8 @@ use rustix::io::Errno;
 use urnic_device::event::{Event, EventKind};
 
 use crate::driver::Driver;
-use crate::rdma_cm::manager::Buffers;
-use crate::rdma_cm::number::Slot;
+use crate::manager::Buffers;
+use crate::manager::number::Slot;
 use urnic_cm::carrier::StreamOwner;
 use urnic_process::lock::lock;
 

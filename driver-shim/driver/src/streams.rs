@@ -11,7 +11,7 @@ use urnic_device::stream::{
 use zerocopy::FromZeros;
 
 use crate::driver::Driver;
-use crate::rdma_cm::manager::Buffers;
+use crate::manager::Buffers;
 use urnic_cm::carrier::{Carrier, Inbox};
 use urnic_cm::mpa_startup::{Close, Negotiated, Rtr};
 

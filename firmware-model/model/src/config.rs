@@ -2,9 +2,8 @@
 
 use crate::capture::Capture;
 pub use crate::stream::descriptor::DescriptorWatch;
-use std::io;
+pub use crate::sys::thread_start::{ThreadMain, ThreadStart};
 use std::net::IpAddr;
-use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 use urnic_device::command::{DeviceAttributes, features};
 use urnic_device::wqe::{MAX_INLINE, MAX_SGE};
@@ -124,28 +123,6 @@ impl Default for Limits {
             mr_pages: 4 << 20,
             waiting_events: 64 << 10,
         }
-    }
-}
-
-/// The function that the device's thread runs.
-pub type ThreadMain = Box<dyn FnOnce() + Send>;
-
-/// The function that starts the device's thread. A device inside a program supplies its own
-/// function if the program must not see a thread begin later.
-#[derive(Debug, Clone, Copy)]
-pub struct ThreadStart(pub fn(Builder, ThreadMain) -> io::Result<JoinHandle<()>>);
-
-impl PartialEq for ThreadStart {
-    fn eq(&self, other: &Self) -> bool {
-        std::ptr::fn_addr_eq(self.0, other.0)
-    }
-}
-
-impl Eq for ThreadStart {}
-
-impl Default for ThreadStart {
-    fn default() -> ThreadStart {
-        ThreadStart(|builder, run| builder.spawn(run))
     }
 }
 

@@ -2,8 +2,10 @@
 //! through registers, doorbells and queues in host memory, as `urnic_device` lays down.
 //!
 //! Protocol engines ([`llp`], [`rdmap`]) do no I/O: bytes, time and host memory go in, bytes,
-//! completions and [effects](qp::effects::Effects) come out. The rim around them makes the device:
+//! completions and [effects](events::Effects) come out. The rim around them makes the device:
 //! [`stream`]s, queues, commands and the threads that drive them.
+//!
+//! The folders have an order, and a folder uses only those below it; see ARCHITECTURE.md.
 
 pub mod capture;
 mod command;
@@ -11,24 +13,26 @@ pub mod config;
 pub mod counters;
 mod datagram;
 mod device;
+pub mod events;
 mod faulty;
 mod frames;
-#[cfg(fuzzing)]
-pub mod fuzzing;
 mod handshakes;
 pub mod host;
 pub mod llp;
 pub mod log_limit;
 pub mod memory;
-#[cfg(any(test, fuzzing))]
-mod mock;
 mod probes;
 pub mod qp;
 pub mod queues;
 pub mod rdmap;
-mod sched;
+mod runtime;
+mod schedule;
+mod shard;
 pub mod stream;
 mod sys;
+mod table;
+#[cfg(any(test, fuzzing, feature = "simulation"))]
+pub mod testing;
 #[cfg(test)]
 mod tests;
 pub mod time;

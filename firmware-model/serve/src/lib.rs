@@ -18,8 +18,6 @@ mod config_space;
 mod endpoint;
 mod faults;
 mod function;
-#[cfg(any(test, fuzzing))]
-mod fuzzing;
 mod interruption;
 mod ledger;
 mod link;
@@ -28,11 +26,13 @@ mod passed;
 mod remote;
 mod server;
 mod session;
+#[cfg(any(test, fuzzing))]
+mod testing;
 #[cfg(test)]
 mod tests;
 mod vectors;
 
 pub use endpoint::Endpoint;
-#[cfg(fuzzing)]
-pub use fuzzing::shared_ring;
 pub use server::{ServeError, Server};
+#[cfg(fuzzing)]
+pub use testing::shared_ring;

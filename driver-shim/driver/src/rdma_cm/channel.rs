@@ -8,10 +8,10 @@ use std::sync::Arc;
 use rustix::fs::{OFlags, fcntl_getfl};
 use rustix::io::Errno;
 
-use super::inventory::Inventory;
-use super::manager::Manager;
 use super::program_memory::{read_option, write_answer};
 use crate::driver::Driver;
+use crate::manager::Manager;
+use crate::manager::inventory::Inventory;
 use urnic_cm::rdma_cm::abi::CmAddress;
 use urnic_cm::rdma_cm::command::{self, Command, QueryKind};
 use urnic_cm::rdma_cm::opcode;

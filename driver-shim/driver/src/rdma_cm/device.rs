@@ -12,12 +12,12 @@ use urnic_device::vocabulary::{QpKind, QpState};
 use urnic_wire::mad::MAD_LEN;
 use zerocopy::FromZeros;
 
-use super::inventory::Inventory;
-use super::manager::{Listeners, OpenDevice, RdmaCm, current};
-use super::number::Slot;
-use super::source::{source_of_device, source_of_host};
 use crate::clock::now;
 use crate::driver::Driver;
+use crate::manager::inventory::Inventory;
+use crate::manager::number::Slot;
+use crate::manager::source::{source_of_device, source_of_host};
+use crate::manager::{Listeners, OpenDevice, RdmaCm, current};
 use crate::streams::{AttachParams, Streams, milliseconds};
 use urnic_cm::ack_timeout::{MIN_RETRY_TIME, RETRIES, retry_time};
 use urnic_cm::carrier::{Carrier, Inbox};

@@ -3,9 +3,5 @@
 
 pub(crate) mod channel;
 mod device;
-mod inventory;
-pub(crate) mod manager;
 mod messages;
-pub(crate) mod number;
 mod program_memory;
-mod source;

@@ -3,8 +3,8 @@
 use super::tapped::Tapped;
 use super::*;
 use crate::host::{Piece, PieceMut};
-use crate::stream::sim::{Conditions, SimNetwork};
 use crate::stream::{Listener, Network, Stream};
+use crate::testing::sim::{Conditions, SimNetwork};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use std::os::fd::AsRawFd;
 use std::sync::atomic::AtomicU64;

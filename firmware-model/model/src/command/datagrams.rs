@@ -2,8 +2,8 @@
 
 use super::Job;
 use super::answer::{Answer, done, ok};
+use crate::runtime::streaming::status;
 use crate::stream::datagram::{DatagramOptions, DatagramSocket};
-use crate::stream::streaming::status;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use urnic_device::command::Status;
 use urnic_device::stream::{BindDatagrams, DatagramPort, Multicast, bind};

@@ -9,9 +9,9 @@ pub(crate) mod reset;
 mod streams;
 
 use crate::counters::Counter;
-use crate::device::state::{CommandQueue, Core};
+use crate::events::Effects;
 use crate::host::Mapping;
-use crate::qp::effects::Effects;
+use crate::runtime::{CommandQueue, Core};
 use answer::{Answer, count, done};
 use std::sync::atomic::Ordering;
 use urnic_device::command::{

@@ -4,15 +4,13 @@
 use super::Job;
 use super::answer::{Answer, count, done, handle, ok};
 use crate::datagram::DatagramParams;
-use crate::device::state::{Core, PageUser, Uar};
+use crate::events::{Effects, EventQueue};
 use crate::host::Record;
 use crate::memory::DomainUse;
 use crate::qp::Qp;
-use crate::qp::effects::Effects;
-use crate::queues::{
-    CompletionQueue, EventQueue, ReceiveQueue, ReceiveSource, SendQueue, SharedReceiveQueue,
-};
+use crate::queues::{CompletionQueue, ReceiveQueue, ReceiveSource, SendQueue, SharedReceiveQueue};
 use crate::rdmap::{QpChange, QpParams};
+use crate::runtime::{Core, PageUser, Uar};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;

@@ -1,7 +1,7 @@
 //! Function reset.
 
 use super::queues;
-use crate::device::state::Core;
+use crate::runtime::Core;
 
 /// Function reset: destroys all objects, and resets the streams that no queue pair has.
 pub(crate) fn reset(core: &Core) {

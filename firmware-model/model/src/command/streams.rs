@@ -3,8 +3,8 @@
 use super::Job;
 use super::answer::{Answer, done, handle, ok};
 use crate::rdmap::Attachment;
+use crate::runtime::streaming::{MAX_PENDING, status};
 use crate::stream::Listener;
-use crate::stream::streaming::{MAX_PENDING, status};
 use std::net::SocketAddr;
 use urnic_device::command::{Handle, Status};
 use urnic_device::stream::{Attach, Close, Connect, Listen, Listening, MAX_STREAMING, listen};

@@ -1,9 +1,9 @@
 //! The effects of a write to BAR 0.
 
 use crate::command;
-use crate::device::state::{Core, Registers};
-use crate::qp::effects::Effects;
-use crate::sched::runtime::doorbells;
+use crate::events::Effects;
+use crate::runtime::doorbells;
+use crate::runtime::{Core, Registers};
 use urnic_device::event::{Event, EventKind};
 use urnic_device::registers::{CMD_DOORBELL, CONTROL, Control, KICK, NO_VECTOR, fatal};
 

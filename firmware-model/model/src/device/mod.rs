@@ -1,16 +1,12 @@
 //! The device as its driver sees it.
 
 mod bar0;
-pub(crate) mod ports;
-pub(crate) mod state;
-pub(crate) mod table;
 
-pub use crate::device::state::{DoorbellPages, Interrupts};
+pub use crate::runtime::{DoorbellPages, Interrupts};
 
 use crate::config::ModelConfig;
-use crate::device::state::Core;
 use crate::host::HostMemory;
-use crate::sched::runtime::{self, doorbells};
+use crate::runtime::{self, Core, doorbells};
 use crate::stream::Network;
 use crate::time::Nanos;
 use rustix::fd::BorrowedFd;

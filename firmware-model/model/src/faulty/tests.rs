@@ -1,9 +1,9 @@
 //! Faults on simulated connections.
 
 use super::Faulty;
-use crate::mock::{plan_of, wait_for};
-use crate::stream::sim::{Conditions, SimNetwork};
 use crate::stream::{Network, Stream, StreamError};
+use crate::testing::mock::{plan_of, wait_for};
+use crate::testing::sim::{Conditions, SimNetwork};
 use crate::time::Nanos;
 use rustix::io::Errno;
 use std::net::SocketAddr;

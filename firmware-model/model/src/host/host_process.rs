@@ -137,7 +137,7 @@ mod tests {
         assert_eq!(own, proof_of_access(getpid(), b"one"));
         assert_ne!(own, proof_of_access(getpid(), b"other"));
         let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
-        let of_child = crate::mock::wait_for("the child's program", || {
+        let of_child = crate::testing::mock::wait_for("the child's program", || {
             proof_of_access(Pid::from_child(&child), b"one").filter(|proof| Some(*proof) != own)
         });
         child.kill().unwrap();

@@ -1,7 +1,7 @@
 //! Receive buffers. A stream holds one only while it has a partial FPDU, so idle queue pairs hold
 //! none.
 
-use crate::sched::shard::{SHARDS, home_shard};
+use crate::shard::{SHARDS, home_shard};
 use crossbeam_utils::atomic::AtomicCell;
 use std::fmt;
 use std::sync::Mutex;

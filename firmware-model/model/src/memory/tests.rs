@@ -1,7 +1,7 @@
 use super::*;
 use crate::host::HostMemory;
 use crate::host::Mapping;
-use crate::mock::Arena;
+use crate::testing::mock::Arena;
 use proptest::prelude::*;
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -270,7 +270,7 @@ fn ddp_t_08_revocation_is_final_under_concurrency() {
             let new = bench.register(0, 64, ALL);
             stag.store(generation << 32 | u64::from(new), Ordering::Release);
             let before = accesses.load(Ordering::Relaxed);
-            crate::mock::wait_for("an access", || {
+            crate::testing::mock::wait_for("an access", || {
                 (accesses.load(Ordering::Relaxed) > before + 2).then_some(())
             });
             bench.table.deregister(new).unwrap();
@@ -405,7 +405,7 @@ fn x73_08_operations_by_copies_wait_for_each_other() {
     let bench = Bench::new();
     let host: Arc<dyn HostMemory> = bench.arena.clone();
     let register = || {
-        let remote = Remote::new(&host, crate::mock::REMOTE + bench.home, 8).unwrap();
+        let remote = Remote::new(&host, crate::testing::mock::REMOTE + bench.home, 8).unwrap();
         let registration = Registration {
             backing: Arc::new(Backing::Remote(remote)),
             ..bench.registration(0, 8, ALL)
@@ -422,7 +422,7 @@ fn x73_08_operations_by_copies_wait_for_each_other() {
                 two.update_word(0, |old| old + 10).unwrap();
                 second_ended.store(true, Ordering::SeqCst);
             });
-            crate::mock::wait_for("the second", || {
+            crate::testing::mock::wait_for("the second", || {
                 second_begins.load(Ordering::SeqCst).then_some(())
             });
             // A test cannot observe that a thread waits for a lock, so it gives the thread time to

@@ -1,32 +1,25 @@
 //! A queue pair: an engine, its stream, and the rules for which thread may run it when.
 //!
-//! A queue pair's dealings with the rest of the device are in its children: [`run`]s, streams and
-//! their ends ([`life`]), peers on the same device ([`siblings`]), and what runs next ([`kick`]).
-//! These need the whole device's state ([`Core`](crate::device::state::Core)); this file does not.
+//! A queue pair knows nothing of its device: what it does with the rest of the device is in the
+//! [runtime](crate::runtime).
 //!
 //! No thread waits for a queue pair's lock on the data path: see [`Turns`].
 
-pub mod effects;
-mod kick;
-mod life;
-pub(crate) mod requests;
-mod run;
+pub(crate) mod gathering;
 mod service;
-mod siblings;
 pub(crate) mod turns;
 
 use crate::counters::{Counter, Counters};
 use crate::datagram::{self, DatagramParams};
-use crate::device::table::Last;
-use crate::qp::effects::Effects;
-use crate::qp::requests::Requests;
+use crate::events::{Effects, Requests};
+use crate::qp::gathering::Gathering;
 use crate::qp::service::Service;
 use crate::qp::turns::Turns;
 use crate::queues::{CompletionQueue, SharedReceiveQueue};
 use crate::rdmap::{Engine, NoStream, QpParams};
-use crate::sched::gathering::Gathering;
 use crate::stream::Stream;
 use crate::stream::same_host::Processors;
+use crate::table::Last;
 use crate::time::{Nanos, Now};
 use arc_swap::ArcSwapOption;
 use std::net::SocketAddr;
@@ -59,9 +52,9 @@ pub(crate) struct Qp {
     /// The queue pair of this device at the other end of the stream; 0 = none.
     pub(crate) sibling: AtomicU32,
     /// The shard of the thread that polled it last, if it has a sibling; initially none.
-    poller: AtomicUsize,
+    pub(crate) poller: AtomicUsize,
     /// The polls of the sibling's poller when we last looked.
-    seen_polls: AtomicU32,
+    pub(crate) seen_polls: AtomicU32,
     /// Where the ends of a stream in memory poll.
     pub(crate) processors: ArcSwapOption<Processors>,
 }
@@ -241,19 +234,19 @@ impl Inner {
     }
 
     #[inline]
-    fn is_in_memory(&self) -> bool {
+    pub(crate) fn is_in_memory(&self) -> bool {
         self.stream.as_ref().is_some_and(|stream| stream.is_in_memory())
     }
 
     /// Whether a stream that took no more may now, as far as it tells that without an event.
     #[inline]
-    fn has_room(&mut self) -> bool {
+    pub(crate) fn has_room(&mut self) -> bool {
         self.blocked && self.stream.as_mut().is_some_and(|stream| stream.has_room())
     }
 
     /// The number of blocks by which the event index must be ahead: without gathering, `ahead`.
     #[inline]
-    fn ring_ahead(&self, ahead: u32) -> u32 {
+    pub(crate) fn ring_ahead(&self, ahead: u32) -> u32 {
         self.gathering.ahead(ahead, || self.is_in_memory())
     }
 

@@ -1,9 +1,8 @@
 //! The device's side of a completion queue: a leaf in the lock order.
 
-use super::event::EventQueue;
+use crate::events::{Effects, EventQueue};
 use crate::host::{Mapping, Record};
 use crate::probes;
-use crate::qp::effects::Effects;
 use crate::time::{Nanos, Now};
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;

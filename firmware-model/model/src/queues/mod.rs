@@ -4,13 +4,11 @@
 
 mod bad_wqe;
 mod completion;
-pub(crate) mod event;
 mod receive;
 mod send;
 
 pub use bad_wqe::BadWqe;
 pub use completion::{CompletionQueue, Overflow};
-pub use event::EventQueue;
 pub(crate) use receive::ReceivePlace;
 pub use receive::{ReceiveQueue, ReceiveSource, RecvWqe, SharedReceiveQueue};
 pub use send::{SendQueue, SendWqe};

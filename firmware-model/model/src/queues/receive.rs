@@ -1,8 +1,8 @@
 //! The device's side of receive queues, one queue pair's own or shared.
 
 use super::bad_wqe::BadWqe;
+use crate::events::Effects;
 use crate::host::{Mapping, Record};
-use crate::qp::effects::Effects;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use urnic_device::event::{Event, EventKind};

@@ -1,9 +1,9 @@
 //! What an engine needs from the rest of the device for one run.
 
 use crate::counters::Counters;
+use crate::events::Effects;
 use crate::llp::buffers::BufferPool;
 use crate::memory::{MemoryTable, Recent};
-use crate::qp::effects::Effects;
 use crate::time::Now;
 use std::sync::atomic::{AtomicBool, Ordering};
 

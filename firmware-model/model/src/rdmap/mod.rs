@@ -26,7 +26,7 @@
 //!
 //! [`Env`]: crate::rdmap::env::Env
 
-#![cfg_attr(not(any(test, fuzzing)), forbid(unsafe_code))]
+#![cfg_attr(not(test), forbid(unsafe_code))]
 
 mod answers;
 pub(crate) mod completions;
@@ -37,8 +37,6 @@ mod engine;
 pub mod env;
 mod explain;
 mod flights;
-#[cfg(fuzzing)]
-pub mod fuzzing;
 mod held;
 mod inbound;
 pub(crate) mod params;
@@ -47,8 +45,6 @@ pub(crate) mod placement;
 mod reads;
 mod requester;
 mod responder;
-#[cfg(any(test, fuzzing))]
-mod rig;
 mod terminate;
 #[cfg(test)]
 mod tests;

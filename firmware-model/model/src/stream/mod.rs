@@ -8,10 +8,7 @@ pub(crate) mod descriptor;
 mod keep_alive;
 pub(crate) mod linger;
 pub(crate) mod same_host;
-#[cfg(any(test, fuzzing, feature = "simulation"))]
-pub mod sim;
 mod socket;
-pub(crate) mod streaming;
 pub(crate) mod tcp;
 mod udp;
 

@@ -1,12 +1,46 @@
 //! Datagrams in batches, with their addresses in control messages (ip(7), ipv6(7)).
 
 use super::{last_errno, set};
-use crate::stream::datagram::{BATCH, Incoming, Outgoing, PACKET_ROOM};
 use rustix::fd::{AsRawFd, BorrowedFd};
 use rustix::io::Errno;
 use std::mem::{self, MaybeUninit};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::ptr;
+use urnic_wire::roce::{MAX_HEADER_LEN, MAX_TRAILER_LEN};
+
+/// Longest payload of a datagram: the largest path MTU of InfiniBand.
+pub const MAX_PAYLOAD: usize = 4096;
+/// Bytes for a packet.
+pub const PACKET_ROOM: usize = (MAX_HEADER_LEN + MAX_PAYLOAD + MAX_TRAILER_LEN).next_multiple_of(64);
+/// Packets that go to or come from the kernel in one call.
+pub const BATCH: usize = 16;
+
+/// A packet to be sent.
+#[derive(Debug, Clone, Copy)]
+pub struct Outgoing {
+    /// The packet's range in the buffer.
+    pub at: usize,
+    /// Its length in bytes.
+    pub len: usize,
+    /// The source address.
+    pub source: IpAddr,
+    /// The destination address.
+    pub destination: SocketAddr,
+    /// The IP header's traffic class.
+    pub traffic_class: u8,
+}
+
+/// A packet that was received.
+#[derive(Debug, Clone, Copy)]
+pub struct Incoming {
+    /// Its length in bytes; the packet at index n of a batch begins n · [`PACKET_ROOM`] bytes into
+    /// the buffer.
+    pub len: usize,
+    /// The source address of the packet.
+    pub source: SocketAddr,
+    /// The destination address: one of this host's, or a group's.
+    pub destination: IpAddr,
+}
 
 /// Bytes for the control messages of a packet: its address, and its traffic class.
 const CONTROL_ROOM: usize = 128;

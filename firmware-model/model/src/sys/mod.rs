@@ -3,6 +3,7 @@
 
 pub(crate) mod datagrams;
 pub(crate) mod failed;
+pub(crate) mod thread_start;
 
 use rustix::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use rustix::io::Errno;

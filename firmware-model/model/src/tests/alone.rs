@@ -4,7 +4,7 @@
 use super::one_sided;
 use super::same_host::{connect_with, driver};
 use crate::Counter;
-use crate::mock::{Driver, Pair, assert_cqe, wait_for};
+use crate::testing::mock::{Driver, Pair, assert_cqe, wait_for};
 use urnic_device::event::EventKind;
 use urnic_device::stream::attach;
 use urnic_device::vocabulary::{QpState, WcStatus};

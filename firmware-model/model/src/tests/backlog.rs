@@ -3,7 +3,7 @@
 
 use super::one_sided;
 use crate::config::Limits;
-use crate::mock::{Driver, End, config, wait_for};
+use crate::testing::mock::{Driver, End, config, wait_for};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use urnic_device::command::{Command, CreateSrq, Handle, ModifySrq, Opcode, QueueHandle, Status};
 use urnic_device::doorbell::Kind;

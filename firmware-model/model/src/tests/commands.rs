@@ -1,6 +1,6 @@
 //! Commands, registers, isolation.
 
-use crate::mock::{Driver, End, Pair, assert_cqe, config, wait_for, zeroed};
+use crate::testing::mock::{Driver, End, Pair, assert_cqe, config, wait_for, zeroed};
 use crate::{Counter, Limits, ModelConfig};
 use std::cell::Cell;
 use urnic_device::command::*;

@@ -1,9 +1,9 @@
 //! Completion queues: wrap, overflow, arming, moving to another ring.
 
-use crate::mock::{Cq, Driver};
-use crate::qp::effects::{Effect, Effects};
+use crate::events::{Effect, Effects};
 use crate::queues::Overflow;
-use crate::stream::sim::{Conditions, SimNetwork};
+use crate::testing::mock::{Cq, Driver};
+use crate::testing::sim::{Conditions, SimNetwork};
 use crate::time::{Nanos, Now};
 use std::sync::Arc;
 use urnic_device::command::{Opcode, Status};

@@ -2,7 +2,7 @@
 
 use crate::capture::CaptureFile;
 use crate::counters::Counter;
-use crate::mock::{Cq, Driver, End, Qp, Region, assert_cqe, config, wait_for};
+use crate::testing::mock::{Cq, Driver, End, Qp, Region, assert_cqe, config, wait_for};
 use crate::{DeviceAddress, ModelConfig, Prefix, Reach};
 use rustix::io::Errno;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};

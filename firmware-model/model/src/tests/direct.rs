@@ -3,7 +3,7 @@
 use super::one_sided;
 use super::same_host::{completes, in_host_processes, in_memory, in_memory_with, in_shared_memory, post};
 use crate::Counter;
-use crate::mock::{Driver, Pair, assert_cqe, wait_for};
+use crate::testing::mock::{Driver, Pair, assert_cqe, wait_for};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use urnic_device::command::{ModifyQp, Opcode, Status, modify};
 use urnic_device::event::EventKind;

@@ -4,7 +4,7 @@
 use super::one_sided;
 use crate::Counter;
 use crate::config::ModelConfig;
-use crate::mock::{Driver, Pair, assert_cqe, config, wait_for};
+use crate::testing::mock::{Driver, Pair, assert_cqe, config, wait_for};
 use std::sync::atomic::Ordering;
 use urnic_device::command::{Opcode, QueueHandle};
 use urnic_device::doorbell::{Doorbell, Kind, WAKE};

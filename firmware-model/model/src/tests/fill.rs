@@ -5,7 +5,7 @@ use super::same_host::{
     completes, connect_prepared, driver, in_host_processes, in_memory, in_memory_with, in_shared_memory, post,
 };
 use crate::Counter;
-use crate::mock::{Driver, End, Pair, Region, assert_cqe, wait_for};
+use crate::testing::mock::{Driver, End, Pair, Region, assert_cqe, wait_for};
 use proptest::prelude::*;
 use urnic_device::command::Opcode;
 use urnic_device::event::EventKind;

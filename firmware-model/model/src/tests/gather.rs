@@ -2,8 +2,8 @@
 
 use super::virtual_time::TestBed;
 use crate::Counter;
-use crate::mock::{Driver, Pair, assert_cqe, wait_for};
-use crate::stream::sim::Conditions;
+use crate::testing::mock::{Driver, Pair, assert_cqe, wait_for};
+use crate::testing::sim::Conditions;
 use std::time::Duration;
 use urnic_device::command::Status;
 use urnic_device::vocabulary::WcStatus;

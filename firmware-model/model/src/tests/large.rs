@@ -3,7 +3,7 @@
 use super::same_host::{connect_with, driver, in_memory, in_memory_with};
 use crate::ModelConfig;
 use crate::capture::CaptureFile;
-use crate::mock::{Driver, Pair, Region, assert_cqe, config};
+use crate::testing::mock::{Driver, Pair, Region, assert_cqe, config};
 use urnic_device::command::Opcode;
 use urnic_device::event::EventKind;
 use urnic_device::stream::attach;

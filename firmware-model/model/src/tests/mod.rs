@@ -24,7 +24,7 @@ mod solicited;
 mod streams;
 mod virtual_time;
 
-use crate::mock::End;
+use crate::testing::mock::End;
 use urnic_device::wqe::{Opcode, SendFlags, SendHeader};
 
 /// A signalled request that accesses the region of `end`, the peer's, from its beginning.

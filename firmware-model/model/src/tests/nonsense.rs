@@ -1,8 +1,8 @@
 //! A driver that sends random commands.
 
 use crate::config::ModelConfig;
-use crate::mock::{Driver, End, config};
-use crate::stream::sim::{Conditions, SimNetwork};
+use crate::testing::mock::{Driver, End, config};
+use crate::testing::sim::{Conditions, SimNetwork};
 use crate::time::Nanos;
 use proptest::prelude::*;
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! Completion queues that overflow, and the queue pairs that end because of it.
 
 use crate::Counter;
-use crate::mock::{Cq, Driver, Qp, assert_cqe};
+use crate::testing::mock::{Cq, Driver, Qp, assert_cqe};
 use urnic_device::command::{CreateCq, CreateQp, Handle, Opcode, QueueHandle};
 use urnic_device::event::{EventKind, QpFault};
 use urnic_device::stream::Attach;

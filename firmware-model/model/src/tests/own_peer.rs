@@ -2,7 +2,7 @@
 //! elsewhere.
 
 use super::one_sided;
-use crate::mock::{Driver, End, assert_cqe};
+use crate::testing::mock::{Driver, End, assert_cqe};
 use urnic_device::command::Opcode;
 use urnic_device::event::EventKind;
 use urnic_device::stream::{Attach, attach};

@@ -2,7 +2,7 @@
 
 use super::one_sided;
 use crate::Counter;
-use crate::mock::{Driver, End, Pair, assert_cqe, wait_for};
+use crate::testing::mock::{Driver, End, Pair, assert_cqe, wait_for};
 use std::net::SocketAddr;
 use urnic_device::command::Opcode;
 use urnic_device::event::EventKind;

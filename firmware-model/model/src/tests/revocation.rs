@@ -1,7 +1,7 @@
 //! Revocation over real TCP, on one thread while another one sends.
 
 use super::one_sided;
-use crate::mock::{Driver, Pair, wait_for};
+use crate::testing::mock::{Driver, Pair, wait_for};
 use urnic_device::command::Opcode;
 use urnic_device::stream::attach;
 use urnic_device::vocabulary::{Access, WcStatus};

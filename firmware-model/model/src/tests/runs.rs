@@ -3,7 +3,7 @@
 use super::one_sided;
 use super::same_host::{completes, in_memory, in_shared_memory, post};
 use crate::Counter;
-use crate::mock::{Driver, Pair, assert_cqe};
+use crate::testing::mock::{Driver, Pair, assert_cqe};
 use proptest::prelude::*;
 use urnic_device::event::EventKind;
 use urnic_device::vocabulary::WcStatus;

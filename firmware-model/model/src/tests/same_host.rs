@@ -3,7 +3,7 @@
 use super::one_sided;
 use super::streams::{receive, send};
 use crate::ModelConfig;
-use crate::mock::{Driver, Pair, assert_cqe, config, wait_for};
+use crate::testing::mock::{Driver, Pair, assert_cqe, config, wait_for};
 use urnic_device::command::{Handle, Opcode, QpStatus};
 use urnic_device::event::EventKind;
 use urnic_device::stream::{attach, attached};

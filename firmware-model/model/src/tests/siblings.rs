@@ -1,8 +1,8 @@
 //! Both ends of a stream on one device: the sender's completion has the receiver's result.
 
 use super::same_host;
-use crate::mock::{Driver, End, Pair, assert_cqe};
-use crate::stream::sim::{Conditions, SimNetwork};
+use crate::testing::mock::{Driver, End, Pair, assert_cqe};
+use crate::testing::sim::{Conditions, SimNetwork};
 use crate::time::Nanos;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,8 +1,8 @@
 //! Completion queues armed for solicited completions, and the messages that wake their programs.
 
 use super::virtual_time::TestBed;
-use crate::mock::assert_cqe;
-use crate::stream::sim::Conditions;
+use crate::testing::mock::assert_cqe;
+use crate::testing::sim::Conditions;
 use std::time::Duration;
 use urnic_device::vocabulary::{Access, WcStatus};
 use urnic_device::wqe::{Opcode, SendFlags, SendHeader};

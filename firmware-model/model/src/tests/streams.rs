@@ -2,7 +2,7 @@
 
 use crate::ModelConfig;
 use crate::config::{DeviceAddress, Prefix, Reach};
-use crate::mock::{Driver, End, assert_cqe, config, wait_for};
+use crate::testing::mock::{Driver, End, assert_cqe, config, wait_for};
 use rustix::event::{EventfdFlags, eventfd};
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};

@@ -1,9 +1,9 @@
 //! Whole devices on a simulated network, with a clock that the test advances.
 
 use crate::faulty::Faulty;
-use crate::mock::{Driver, Pair, assert_cqe, plan_of};
 use crate::stream::Network;
-use crate::stream::sim::{Conditions, SimNetwork};
+use crate::testing::mock::{Driver, Pair, assert_cqe, plan_of};
+use crate::testing::sim::{Conditions, SimNetwork};
 use crate::time::Nanos;
 use std::os::fd::AsFd;
 use std::sync::Arc;

@@ -1,8 +1,8 @@
 //! Messages of a simulated connection are reported once, at both ends.
 
 use super::{Observer, Passed, Timed};
-use crate::stream::sim::{Conditions, SimNetwork};
 use crate::stream::{Network, Stream};
+use crate::testing::sim::{Conditions, SimNetwork};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;

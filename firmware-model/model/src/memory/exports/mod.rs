@@ -358,9 +358,9 @@ mod tests {
             .unwrap();
         let process = Pid::from_child(&child);
         let guard = guard_of(&child);
-        crate::mock::wait_for("a loop", || (state(&child) == 'R').then_some(()));
+        crate::testing::mock::wait_for("a loop", || (state(&child) == 'R').then_some(()));
         kill_process(process, Signal::STOP).unwrap();
-        crate::mock::wait_for("its stop", || (state(&child) == 'T').then_some(()));
+        crate::testing::mock::wait_for("its stop", || (state(&child) == 'T').then_some(()));
         guard.wait(later());
         assert_ne!(guard.value(), 0);
         child.kill().unwrap();
@@ -373,7 +373,7 @@ mod tests {
     fn shm_11_a_thread_that_sleeps_elsewhere_is_not_waited_for() {
         let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
         let guard = guard_of(&child);
-        crate::mock::wait_for("its sleep", || (state(&child) == 'S').then_some(()));
+        crate::testing::mock::wait_for("its sleep", || (state(&child) == 'S').then_some(()));
         guard.wait(later());
         assert_ne!(guard.value(), 0);
         child.kill().unwrap();
@@ -408,7 +408,7 @@ mod tests {
         std::thread::scope(|scope| {
             let waiter = scope.spawn(|| guard.wait(later()));
             let mut turn = 1;
-            crate::mock::wait_for("the end of the wait", || {
+            crate::testing::mock::wait_for("the end of the wait", || {
                 turn += 1;
                 guard.memory.word64(0).store(pair(turn, 1), Ordering::SeqCst);
                 waiter.is_finished().then_some(())

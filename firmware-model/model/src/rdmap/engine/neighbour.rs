@@ -41,7 +41,7 @@ impl Engine {
 
     /// Lets the peer place payload in receives by itself.
     #[cfg(any(test, fuzzing))]
-    pub(in crate::rdmap) fn let_peer_fill(&mut self) {
+    pub(crate) fn let_peer_fill(&mut self) {
         self.halves.responder.peer_fills = true;
     }
 

@@ -1,10 +1,10 @@
 //! DDP's rows: headers, order, the checks and their error numbers, and the state after an error.
 
-use super::rig::*;
 use super::vector;
 use crate::counters::Counter;
 use crate::memory::DomainUse;
 use crate::rdmap::QpChange;
+use crate::testing::rig::*;
 use std::sync::Arc;
 use urnic_device::event::QpFault;
 use urnic_device::vocabulary::{Access, QpState, WcStatus};

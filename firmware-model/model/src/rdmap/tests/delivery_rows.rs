@@ -1,10 +1,10 @@
 //! Completions that mean delivery: the requester learns from the answer to a Read that the messages
 //! before it are placed or delivered (RFC 5040 §5.5).
 
-use super::rig::*;
 use crate::counters::Counter;
 use crate::rdmap::Attachment;
-use crate::stream::sim::Conditions;
+use crate::testing::rig::*;
+use crate::testing::sim::Conditions;
 use proptest::prelude::*;
 use urnic_device::vocabulary::{QpState, WcStatus};
 use urnic_device::wqe::{Opcode, SendFlags};

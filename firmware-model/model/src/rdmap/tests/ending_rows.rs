@@ -1,9 +1,9 @@
 //! The end of a connection: what the peer has confirmed succeeds, the rest fails; and what an end
 //! owes its peer before it ends.
 
-use super::rig::*;
 use crate::rdmap::{Attachment, RxOutcome};
-use crate::stream::sim::Conditions;
+use crate::testing::rig::*;
+use crate::testing::sim::Conditions;
 use std::time::Duration;
 use urnic_device::event::{EventKind, QpFault};
 use urnic_device::vocabulary::{QpState, WcStatus};

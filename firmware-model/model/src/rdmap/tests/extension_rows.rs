@@ -1,9 +1,9 @@
 //! The rows of RFC 7306: atomics and immediate data.
 
-use super::rig::*;
 use super::vector;
 use crate::rdmap::Attachment;
 use crate::rdmap::answers::result;
+use crate::testing::rig::*;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use urnic_device::cqe::CqeFlags;

@@ -1,6 +1,6 @@
 //! Sends whose payload a peer on this host has placed in the receive: what the message says.
 
-use super::rig::*;
+use crate::testing::rig::*;
 use urnic_device::vocabulary::WcStatus;
 
 const SUCCESS: WcStatus = WcStatus::Success;

@@ -2,10 +2,10 @@
 //! segments share.
 
 use super::ddp_rows::{terminate_for_ulpdu, with_receive};
-use super::rig::*;
 use crate::memory::{Backing, Need, Registration};
 use crate::rdmap::Attachment;
-use crate::stream::sim::{Conditions, Wire};
+use crate::testing::rig::*;
+use crate::testing::sim::{Conditions, Wire};
 use std::sync::Arc;
 use std::time::Duration;
 use urnic_device::vocabulary::{Access, WcStatus};

@@ -21,7 +21,7 @@ mod state_rows;
 mod unreliable_rows;
 mod verbs_rows;
 
-use super::rig;
+use crate::testing::rig;
 
 /// A vector of the conformance tables.
 pub(super) fn vector(name: &str) -> Vec<u8> {

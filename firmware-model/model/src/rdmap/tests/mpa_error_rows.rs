@@ -1,10 +1,10 @@
 //! Row MPA-E-01: the errors of RFC 5044 §8 that a stream in full operation can have. Each has its
 //! own code in the Terminate, if one is sent, in the event, and in the counters.
 
-use super::rig::*;
 use super::vector;
 use crate::counters::Counter;
 use crate::rdmap::Attachment;
+use crate::testing::rig::*;
 use urnic_device::event::QpFault;
 use urnic_wire::crc::crc32c;
 use urnic_wire::mpa::fpdu::CrcMode;

@@ -1,14 +1,14 @@
 //! MPA's rows: framing, markers, CRC, errors, and the parameters of start-up that apply in full
 //! operation.
 
-use super::rig::*;
 use super::vector;
 use crate::counters::Counter;
 use crate::host::HostMemory;
 use crate::memory::{Backing, Registration, Remote};
-use crate::mock::{ARENA_IOVA, Arena, REMOTE};
 use crate::rdmap::{Attachment, Rtr};
-use crate::stream::sim::Conditions;
+use crate::testing::mock::{ARENA_IOVA, Arena, REMOTE};
+use crate::testing::rig::*;
+use crate::testing::sim::Conditions;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;

@@ -1,10 +1,10 @@
 //! Native connections: the policy that programs written for InfiniBand rely on, and a queue pair
 //! that is its own peer.
 
-use super::rig::*;
 use crate::counters::Counter;
 use crate::rdmap::{Attachment, NoStream, QpChange, RxOutcome};
-use crate::stream::sim::Conditions;
+use crate::testing::rig::*;
+use crate::testing::sim::Conditions;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;

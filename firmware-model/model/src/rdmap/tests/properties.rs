@@ -1,8 +1,8 @@
 //! Properties for any requests of programs, any splitting of the stream, and any bytes of a peer.
 
-use super::rig::*;
 use crate::rdmap::Attachment;
-use crate::stream::sim::Conditions;
+use crate::testing::rig::*;
+use crate::testing::sim::Conditions;
 use proptest::prelude::*;
 use std::time::Duration;
 use urnic_device::cqe::CqeFlags;

@@ -1,9 +1,9 @@
 //! RDMAP's rows: messages, Sends, the Terminate, order.
 
-use super::rig::*;
 use super::vector;
 use crate::counters::Counter;
 use crate::memory::Need;
+use crate::testing::rig::*;
 use urnic_device::cqe::CqeFlags;
 use urnic_device::event::QpFault;
 use urnic_device::vocabulary::{Access, QpState, WcOpcode, WcStatus};

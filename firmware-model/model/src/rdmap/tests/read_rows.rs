@@ -1,8 +1,8 @@
 //! RDMAP's rows: Reads.
 
-use super::rig::*;
 use super::vector;
 use crate::rdmap::Attachment;
+use crate::testing::rig::*;
 use urnic_device::vocabulary::{WcOpcode, WcStatus};
 use urnic_wire::crc::crc32c;
 

@@ -1,12 +1,12 @@
 //! Revocation while payload waits for a slow stream: framed segments carry the bytes from before
 //! the revocation, and the device does not read the memory again.
 
-use super::rig::*;
 use crate::host::{Piece, PieceMut};
 use crate::memory::{InvalidateBy, MemoryTable, Need};
 use crate::rdmap::Attachment;
-use crate::stream::sim::{Conditions, SimStream};
 use crate::stream::{Stream, StreamError};
+use crate::testing::rig::*;
+use crate::testing::sim::{Conditions, SimStream};
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 use std::net::SocketAddr;
@@ -305,7 +305,7 @@ impl Stream for Interrupted {
                 memory.deregister(stag).unwrap();
                 revoked.store(true, Ordering::SeqCst);
             }));
-            crate::mock::wait_for("a revocation that has begun", || {
+            crate::testing::mock::wait_for("a revocation that has begun", || {
                 self.memory.is_revoked(stag).then_some(())
             });
             // The deregistration does not end before this call ends.
@@ -367,7 +367,7 @@ impl Stream for Interrupted {
 #[test]
 fn ddp_t_08_a_revocation_waits_for_the_call_that_reads() {
     let clock = Arc::new(AtomicU64::new(0));
-    let (ours, _theirs, _wire) = crate::stream::sim::pair(Conditions::default(), &clock);
+    let (ours, _theirs, _wire) = crate::testing::sim::pair(Conditions::default(), &clock);
     let (memory, pd) = table();
     let mut node = Node::new(&Shape::default(), memory.clone(), pd, &clock);
     let source = node.filled(&content());

@@ -1,9 +1,9 @@
 //! Rows about all kinds of messages: the common fields of their headers, the order in which they
 //! are sent and complete, and the messages that wait for the fence of start-up.
 
-use super::rig::*;
 use super::vector;
 use crate::rdmap::Attachment;
+use crate::testing::rig::*;
 use urnic_device::vocabulary::{QpState, WcStatus};
 use urnic_device::wqe::Opcode;
 use urnic_wire::crc::crc32c;

@@ -1,10 +1,10 @@
 //! A peer whose host does not answer: the requests that wait for it fail when the driver's limit is
 //! over, and only then.
 
-use super::rig::*;
 use crate::counters::Counter;
 use crate::rdmap::{Attachment, QpChange};
-use crate::stream::sim::Conditions;
+use crate::testing::rig::*;
+use crate::testing::sim::Conditions;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use urnic_device::event::{EventKind, QpFault};

@@ -1,10 +1,10 @@
 //! The processor time of a message, without system calls. Run it in release mode:
 //! `cargo test --release -p urnic-model --lib speed -- --ignored --nocapture`
 
-use super::rig::*;
 use crate::host::{Piece, PieceMut};
 use crate::rdmap::{Attachment, NoStream};
 use crate::stream::{Stream, StreamError};
+use crate::testing::rig::*;
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 use std::net::SocketAddr;

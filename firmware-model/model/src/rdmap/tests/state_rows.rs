@@ -1,8 +1,8 @@
 //! Verbs rows: changes of state, the single Terminate, and the requests that wait behind a fence.
 
-use super::rig::*;
 use crate::memory::Need;
 use crate::rdmap::{Attachment, NoStream, QpChange, Rtr};
+use crate::testing::rig::*;
 use urnic_device::stream::{Attach, attach, rtr};
 use urnic_device::vocabulary::{Access, QpState, WcStatus};
 use urnic_device::wqe::{BindOperands, Opcode, SendFlags};

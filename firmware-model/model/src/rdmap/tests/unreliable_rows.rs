@@ -1,10 +1,10 @@
 //! Queue pairs of kind UC: what is dropped, and what outlives the stream.
 
-use super::rig::*;
 use crate::counters::Counter;
 use crate::queues::SharedReceiveQueue;
 use crate::rdmap::{Attachment, QpChange};
-use crate::stream::sim::{self, Conditions};
+use crate::testing::rig::*;
+use crate::testing::sim::{self, Conditions};
 use proptest::prelude::*;
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -1,13 +1,13 @@
 //! Verbs rows: states, completions, fences, queues and memory.
 
-use super::rig::*;
 use crate::counters::Counter;
+use crate::events::Effects;
 use crate::host::{Piece, PieceMut};
-use crate::qp::effects::Effects;
 use crate::queues::SharedReceiveQueue;
 use crate::rdmap::{Attachment, QpChange, TxOutcome};
-use crate::stream::sim::{Conditions, SimStream, pair};
 use crate::stream::{Stream, StreamError};
+use crate::testing::rig::*;
+use crate::testing::sim::{Conditions, SimStream, pair};
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 use std::net::SocketAddr;

@@ -5,8 +5,8 @@
 //! the unix socket is closed that it was sent to. And reading another process's memory waits for
 //! the file system that has its pages. So the device's own threads do none of these.
 
-use crate::config::ThreadStart;
 use crate::sys;
+use crate::sys::thread_start::ThreadStart;
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -166,7 +166,7 @@ impl Drop for Helper {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::mock::wait_for;
+    use crate::testing::mock::wait_for;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     /// Whether jobs may go on, and how many were done by the thread that gave them.

@@ -8,9 +8,9 @@ use super::helper::Helper;
 use super::local_socket::LocalSocket;
 use super::routes::Routes;
 use super::user::User;
-use crate::config::ThreadStart;
 use crate::stream::address::ANYWHERE;
 use crate::stream::descriptor::{Descriptor, Descriptors};
+use crate::sys::thread_start::ThreadStart;
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect,
@@ -224,7 +224,7 @@ mod tests {
         let listener = peers.listen(Protocol::Tcp, at).unwrap();
         let waits = peers.connect(Protocol::Tcp, at).unwrap();
         drop(listener);
-        crate::mock::wait_for("its end", || waits.is_hung_up().then_some(()));
+        crate::testing::mock::wait_for("its end", || waits.is_hung_up().then_some(()));
         assert!(peers.connect(Protocol::Tcp, at).is_none());
     }
 }

@@ -103,8 +103,8 @@ impl Drop for LocalSocket {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::ThreadStart;
     use crate::stream::descriptor::Descriptors;
+    use crate::sys::thread_start::ThreadStart;
     use rustix::fd::OwnedFd;
     use rustix::net::{
         AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType,

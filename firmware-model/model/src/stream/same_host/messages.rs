@@ -330,7 +330,7 @@ pub(super) fn receive<M: Message>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::ThreadStart;
+    use crate::sys::thread_start::ThreadStart;
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
     fn pair() -> (LocalSocket, LocalSocket) {

@@ -11,8 +11,6 @@ mod bell;
 mod by_file;
 mod connection;
 mod direction;
-#[cfg(any(test, fuzzing))]
-pub(crate) mod fuzzing;
 mod helper;
 mod introduction;
 mod layout;
@@ -28,6 +26,8 @@ mod owner;
 mod processors;
 mod ring;
 mod routes;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod testing;
 mod traceable;
 mod user;
 
@@ -39,9 +39,9 @@ pub(super) use offers::Offers;
 pub(crate) use processors::Processors;
 
 use super::descriptor::Descriptors;
-use crate::config::ThreadStart;
 use crate::host::SharedMemory;
 use crate::memory::Exports;
+use crate::sys::thread_start::ThreadStart;
 use bell::{PeerBell, Slot};
 use by_file::ByFile;
 use direction::Direction;

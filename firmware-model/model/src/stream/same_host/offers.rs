@@ -160,9 +160,9 @@ impl Waiting {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::ThreadStart;
-    use crate::mock::wait_for;
     use crate::stream::descriptor::Descriptors;
+    use crate::sys::thread_start::ThreadStart;
+    use crate::testing::mock::wait_for;
     use messages::Greeting;
 
     struct Device {

@@ -4,7 +4,7 @@ use super::*;
 
 /// The next connection, which may still be in progress when its client has connected.
 fn taken(listener: &mut dyn Listener) -> Box<dyn Stream> {
-    crate::mock::wait_for("a call", || listener.accept().unwrap())
+    crate::testing::mock::wait_for("a call", || listener.accept().unwrap())
 }
 
 #[test]
@@ -76,7 +76,7 @@ fn a_stream_asks_its_peer_until_it_is_told_to_stop() {
     assert_eq!(times(&*accepted), usual);
     accepted.send_bytes(b"x").unwrap();
     // The peer's system acknowledges, whatever its program does.
-    crate::mock::wait_for("an acknowledgement", || {
+    crate::testing::mock::wait_for("an acknowledgement", || {
         let answers = accepted.answers().unwrap();
         (answers.unacknowledged == 0).then_some(answers)
     });

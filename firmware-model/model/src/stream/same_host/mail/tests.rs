@@ -1,8 +1,8 @@
 //! Rings of datagrams, with a test for the kernel's socket.
 
 use super::*;
-use crate::config::ThreadStart;
 use crate::stream::descriptor::Descriptors;
+use crate::sys::thread_start::ThreadStart;
 use proptest::prelude::*;
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;

@@ -1,0 +1,218 @@
+//! The connection manager of the process, which all its devices share.
+
+pub(crate) mod inventory;
+pub(crate) mod number;
+pub(crate) mod source;
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, OnceLock, Weak};
+
+use rustix::io::Errno;
+use rustix::rand::{GetRandomFlags, getrandom};
+use urnic_cm::rdma_cm::Engine;
+use urnic_config::Config;
+use urnic_presence::token::Token;
+use urnic_process::lock::lock;
+
+use crate::attributes::Attributes;
+use crate::dma::DmaMemory;
+use inventory::Inventory;
+use number::Slot;
+
+/// Destinations of receives, by stream.
+pub(crate) type Buffers = HashMap<u32, DmaMemory>;
+
+/// The connection manager of the process, whose devices have drivers of type `D`.
+pub(crate) struct Manager<D> {
+    pub(crate) state: Mutex<RdmaCm<D>>,
+    /// The devices that programs see; set by the first channel.
+    pub(crate) inventory: OnceLock<Inventory>,
+}
+
+/// The state of the connection manager.
+pub(crate) struct RdmaCm<D> {
+    pub(crate) engine: Engine,
+    pub(crate) open: Vec<OpenDevice<D>>,
+    pub(crate) listeners: Listeners,
+    /// Descriptors that show the events of a channel, by channel.
+    pub(crate) tokens: HashMap<u64, Token>,
+}
+
+/// A device that the process opened, at its slot; some may be lost.
+pub(crate) struct OpenDevice<D> {
+    /// Index of the device among those that programs see.
+    pub(crate) index: usize,
+    /// Not set yet while the driver starts.
+    pub(crate) driver: Weak<D>,
+    /// By the device's numbers of streams.
+    pub(crate) buffers: Buffers,
+}
+
+/// Listeners at several addresses that are one for the engine, under the number of the first.
+#[derive(Default)]
+pub(crate) struct Listeners {
+    /// The others of each.
+    others: HashMap<u32, Vec<u32>>,
+    /// The first of each of these.
+    first: HashMap<u32, u32>,
+}
+
+impl Listeners {
+    /// Makes these listeners one; returns its number.
+    pub(crate) fn join(&mut self, numbers: &[u32]) -> Option<u32> {
+        let (first, others) = numbers.split_first()?;
+        if !others.is_empty() {
+            self.others.insert(*first, others.to_vec());
+            self.first.extend(others.iter().map(|other| (*other, *first)));
+        }
+        Some(*first)
+    }
+
+    /// The number by which the engine knows a listener.
+    pub(crate) fn known(&self, number: u32) -> u32 {
+        self.first.get(&number).copied().unwrap_or(number)
+    }
+
+    /// Forgets a listener; returns all its parts.
+    pub(crate) fn part(&mut self, first: u32) -> Vec<u32> {
+        let others = self.others.remove(&first).unwrap_or_default();
+        for other in &others {
+            self.first.remove(other);
+        }
+        [&[first], others.as_slice()].concat()
+    }
+}
+
+impl<D> Manager<D> {
+    /// The connection manager of a process whose first device has these attributes.
+    fn new(config: &Config, attributes: &Attributes) -> Result<Manager<D>, Errno> {
+        let mut seed = [0; 8];
+        getrandom(&mut seed, GetRandomFlags::empty())?;
+        let (max_ird, max_ord) = depths(attributes);
+        Ok(Manager {
+            state: Mutex::new(RdmaCm {
+                engine: Engine::new(config, max_ird, max_ord, u64::from_ne_bytes(seed)),
+                open: Vec::new(),
+                listeners: Listeners::default(),
+                tokens: HashMap::new(),
+            }),
+            inventory: OnceLock::new(),
+        })
+    }
+
+    /// The connection manager at `place`, with a slot for a further device.
+    ///
+    /// # Errors
+    /// `ENOMEM` if the process has opened too many devices; those of getrandom(2).
+    pub(crate) fn join(
+        place: &OnceLock<Arc<Manager<D>>>,
+        config: &Config,
+        index: usize,
+        attributes: &Attributes,
+    ) -> Result<(Arc<Manager<D>>, Slot), Errno> {
+        let manager = match place.get() {
+            Some(manager) => manager.clone(),
+            None => {
+                let new = Arc::new(Manager::new(config, attributes)?);
+                place.get_or_init(|| new).clone()
+            }
+        };
+        let slot = {
+            let mut state = lock(&manager.state);
+            let slot = Slot::at(state.open.len()).ok_or(Errno::NOMEM)?;
+            let (max_ird, max_ord) = depths(attributes);
+            state.engine.limit_depths(max_ird, max_ord);
+            state.open.push(OpenDevice {
+                index,
+                driver: Weak::new(),
+                buffers: Buffers::new(),
+            });
+            slot
+        };
+        Ok((manager, slot))
+    }
+
+    /// Sets the driver of a slot, once it has started.
+    pub(crate) fn started(&self, slot: Slot, driver: &Arc<D>) {
+        if let Some(open) = lock(&self.state).open.get_mut(slot.index()) {
+            open.driver = Arc::downgrade(driver);
+        }
+    }
+
+    /// Calls `work` with the engine, the buffers of the device in this slot, and the function that
+    /// returns the engine's number of a listener.
+    pub(crate) fn take<T>(
+        &self,
+        slot: Slot,
+        work: impl FnOnce(&Engine, &mut Buffers, &dyn Fn(u32) -> u32) -> Option<T>,
+    ) -> Option<T> {
+        let RdmaCm {
+            engine,
+            open,
+            listeners,
+            ..
+        } = &mut *lock(&self.state);
+        let open = open.get_mut(slot.index())?;
+        work(engine, &mut open.buffers, &|number| listeners.known(number))
+    }
+
+    /// The driver that opened the device with this index last.
+    pub(crate) fn current(&self, index: usize) -> Option<Arc<D>> {
+        let slot = current(&lock(&self.state).open, index).ok()?;
+        self.driver(slot)
+    }
+
+    /// The index of the device in a slot.
+    pub(crate) fn index(&self, slot: Slot) -> Option<usize> {
+        Some(lock(&self.state).open.get(slot.index())?.index)
+    }
+
+    /// The driver in a slot.
+    pub(crate) fn driver(&self, slot: Slot) -> Option<Arc<D>> {
+        lock(&self.state).open.get(slot.index())?.driver.upgrade()
+    }
+
+    /// The drivers of all devices that the process has opened.
+    pub(crate) fn drivers(&self) -> Vec<Arc<D>> {
+        let state = lock(&self.state);
+        state
+            .open
+            .iter()
+            .filter_map(|open| open.driver.upgrade())
+            .collect()
+    }
+}
+
+/// The slot in which the device with this index was opened last.
+///
+/// # Errors
+/// `ENODEV` if it is not open.
+pub(crate) fn current<D>(open: &[OpenDevice<D>], index: usize) -> Result<Slot, Errno> {
+    let slot = open.iter().rposition(|open| open.index == index);
+    slot.and_then(Slot::at).ok_or(Errno::NODEV)
+}
+
+fn depths(attributes: &Attributes) -> (u8, u8) {
+    let depth = |limit: u32| u8::try_from(limit).unwrap_or(u8::MAX);
+    (depth(attributes.max_ird), depth(attributes.max_ord))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn joined_listeners_are_one_for_the_engine() {
+        let mut listeners = Listeners::default();
+        assert_eq!(listeners.join(&[]), None);
+        assert_eq!(listeners.join(&[9]), Some(9));
+        assert_eq!(listeners.join(&[1, 2, 3]), Some(1));
+        assert_eq!(
+            [9, 1, 2, 3, 4].map(|number| listeners.known(number)),
+            [9, 1, 1, 1, 4]
+        );
+        assert_eq!(listeners.part(1), [1, 2, 3]);
+        assert_eq!(listeners.known(2), 2);
+        assert_eq!(listeners.part(9), [9]);
+    }
+}

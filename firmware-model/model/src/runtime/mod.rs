@@ -1,0 +1,177 @@
+//! The whole device: its state ([`Core`]), the threads that drive it, and what queue pairs do with
+//! the rest of it: [runs](run), streams and their ends ([`life`]), peers on the same device
+//! ([`siblings`]), and what runs next ([`kick`]).
+//!
+//! These threads drive it:
+//!
+//! | thread | drives |
+//! |---|---|
+//! | a ringing thread | the queue pair it rang for |
+//! | a poller ([`progress`]) | gathered sends; the stream that last delivered to the poller's queue; [at times](crate::schedule::Hot::is_to_poll_all) all ready objects; [more often](crate::schedule::Hot::is_to_hear_bells) those for which peers on this host ring |
+//! | a thread that waits for an event ([`lend`]) | all ready objects, for a short time |
+//! | the [background](background) thread | all ready objects, while no program polls; timers; closing streams |
+//!
+//! The [schedule](crate::schedule) lists the work.
+
+mod background;
+mod core;
+pub(crate) mod doorbells;
+mod interrupts;
+mod kick;
+mod life;
+mod pages;
+mod pollers;
+mod ports;
+mod registers;
+mod rounds;
+mod run;
+mod siblings;
+pub(crate) mod streaming;
+mod uar;
+
+pub(crate) use self::core::Core;
+pub(crate) use background::Background;
+pub use interrupts::Interrupts;
+pub use pages::DoorbellPages;
+pub(crate) use registers::{CommandQueue, Registers};
+pub(crate) use uar::{PageUser, Uar};
+
+use crate::events::{Effects, Requests};
+use crate::qp::{LAST, Qp};
+use crate::time::{Clock, Nanos};
+use rounds::{answer_bell, attend, flush_gathered, poll_ready, retry, run_timers};
+use rustix::fd::BorrowedFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// The time within which a thread that got an event usually waits for the next one.
+const RETURN: Duration = Duration::from_micros(500);
+
+/// Drives the device for a poller whose completion queue is empty. `last` is the queue pair that
+/// completed something there last, or 0: it is polled, and not the one for which this thread found
+/// something last, which another thread's queue may serve.
+#[inline]
+pub(crate) fn progress(core: &Core, last: u32) {
+    let schedule = &core.schedule;
+    let hot = schedule.hot();
+    hot.count_poll();
+    if flush_gathered(core).arrived {
+        schedule.note_found();
+    }
+    let poll_hot = |qp: &Arc<Qp>| {
+        if !qp.only_receives() {
+            return None;
+        }
+        let arrived = qp.kick(core, qp.polled());
+        hot.note(arrived, || qp.shares_processor());
+        Some(arrived)
+    };
+    let qid = match last {
+        0 => hot.qid.load(Ordering::Relaxed),
+        last => last,
+    };
+    let found = if hot.is_to_poll_all() {
+        None
+    } else {
+        core.qps.find_again(qid, &LAST, poll_hot).flatten()
+    };
+    let polled = match found {
+        Some(true) => {
+            hot.note_found(qid, false);
+            schedule.note_found();
+            return;
+        }
+        Some(false) if !hot.is_to_hear_bells() => return,
+        Some(false) => answer_bell(core),
+        None => poll_ready(core, Some(Duration::ZERO)),
+    };
+    if let Some(qid) = polled.arrived {
+        hot.note_found(qid, polled.by_bell);
+        schedule.note_found();
+    }
+    if polled.arrived.is_some() || found.is_none() {
+        hot.note(polled.arrived.is_some(), || false);
+    }
+}
+
+/// The calling thread waits until `done` for events of the device, for `timeout` at the longest,
+/// and polls all streams itself. An arrival then wakes the thread that waits for it, with no other
+/// thread in between. `notifications` becomes readable when other threads may have made `done`
+/// true. Returns whether `done` is true.
+pub(crate) fn lend(
+    core: &Core,
+    timeout: Duration,
+    notifications: BorrowedFd<'_>,
+    done: &mut dyn FnMut() -> bool,
+) -> bool {
+    let schedule = &core.schedule;
+    let Some(readiness) = &schedule.readiness else {
+        return done();
+    };
+    let mut now = core.clock.now();
+    let until = now + timeout;
+    loop {
+        // No further ahead than `RETURN`: the background thread sleeps for the whole time that is
+        // set here.
+        schedule.borrow_until(now + RETURN);
+        flush_gathered(core);
+        poll_ready(core, Some(Duration::ZERO));
+        if done() {
+            return true;
+        }
+        now = core.clock.now();
+        if now >= until {
+            schedule.give_back();
+            return false;
+        }
+        if let Ok(_asleep) = schedule.fall_asleep() {
+            readiness.wait_beside(notifications, until.since(now).min(RETURN));
+        }
+    }
+}
+
+/// In manual mode: everything once.
+pub(crate) fn step(core: &Core, now: Nanos) -> Option<Nanos> {
+    if let Clock::Manual(time) = &core.clock {
+        time.store(now.0, Ordering::Relaxed);
+    }
+    let schedule = &core.schedule;
+    let mut effects = Effects::default();
+    core.streams.poll_all(schedule, now, &mut effects);
+    core.raise(effects);
+    run_timers(core, now);
+    attend(core);
+    for qp in core.qps.all() {
+        qp.kick(core, Requests::RECEIVE | Requests::WRITABLE | Requests::RESUME);
+    }
+    retry(core);
+    let lingering = schedule.run_lingering(now, true);
+    [schedule.next_timer(), lingering].into_iter().flatten().min()
+}
+
+/// The process ends: lets all streams go, and waits until their peers have what was sent, but not
+/// for ever.
+pub(crate) fn shutdown(core: &Core) {
+    core.streams
+        .close_all(|stream, unsent| core.linger(stream, unsent));
+    for qp in core.qps.all() {
+        let mut effects = Effects::default();
+        qp.destroy(core, false, &mut effects);
+        core.raise(effects);
+    }
+    let until = core.clock.now() + core.config.linger;
+    loop {
+        let now = core.clock.now();
+        match core.schedule.run_lingering(now, true) {
+            Some(_) if now < until && matches!(core.clock, Clock::Monotonic) => {
+                let pause = rustix::thread::Timespec {
+                    tv_sec: 0,
+                    tv_nsec: 1_000_000,
+                };
+                let _ = rustix::thread::nanosleep(&pause);
+            }
+            _ => return,
+        }
+    }
+}

@@ -1,0 +1,260 @@
+//! One run of a queue pair.
+
+use crate::counters::Counter;
+use crate::events::{Effects, Requests};
+use crate::qp::gathering::{Burst, GATHERED_IN_MEMORY};
+use crate::qp::{Inner, Qp};
+use crate::rdmap::env::Env;
+use crate::rdmap::{RxOutcome, TxOutcome};
+use crate::runtime::Core;
+use crate::schedule::{Timer, Token};
+use crate::time::Nanos;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use urnic_device::event::QpFault;
+use urnic_device::vocabulary::QpState;
+
+/// Event index so far ahead that no ring comes: the device polls by itself.
+const NO_RING: u32 = 1 << 30;
+
+impl Qp {
+    /// Does what was requested; returns whether bytes arrived.
+    pub(super) fn run(
+        self: &Arc<Qp>,
+        core: &Core,
+        inner: &mut Inner,
+        requests: Requests,
+        effects: &mut Effects,
+    ) -> bool {
+        if requests.intersects(Requests::ATTACHED) {
+            inner.held = false;
+            if let Some(fd) = inner.stream.as_ref().and_then(|s| s.descriptor()) {
+                core.schedule.rewatch(fd, Token::Qp(self.id));
+                self.readable.store(true, Ordering::Relaxed);
+            }
+        }
+        if inner.dead || inner.held || core.is_stopped() {
+            return false;
+        }
+        let mut env = core.env(&self.counters, effects);
+        if requests.intersects(Requests::SEND) {
+            self.counters.add(Counter::Doorbells, 1);
+            inner.gathering.note_ring(self.poll_count(core));
+            let is_plain = requests == Requests::SEND && !inner.blocked && !inner.hung_up;
+            if is_plain && self.send_alone(core, inner, &mut env) {
+                return false;
+            }
+        }
+        let due = inner.advance(&env.now);
+        let has_room = inner.has_room();
+        let moved = || {
+            let waited = if has_room || requests.intersects(Requests::WRITABLE) {
+                self.counters.value(Counter::TxBytes)
+            } else {
+                0
+            };
+            self.counters.value(Counter::RxBytes).wrapping_add(waited)
+        };
+        let before = (moved(), inner.engine.confirmed());
+        if requests.intersects(Requests::CQ_LOST) {
+            inner.with_engine(|engine, stream| engine.fail(QpFault::CqOverflow, &mut env, stream));
+        }
+        if requests.intersects(Requests::PEER_PROGRESS) {
+            inner.with_engine(|engine, stream| engine.peer_progressed(&mut env, stream));
+        }
+        if requests.intersects(Requests::TIMER) {
+            inner.timer = None;
+            inner.with_engine(|engine, stream| engine.tick(&mut env, stream));
+        }
+        if requests.intersects(Requests::HANG_UP) {
+            inner.hung_up = true;
+            inner.with_engine(|_, stream| stream.note_hang_up());
+        }
+        let receives = Requests::RECEIVE | Requests::HANG_UP | Requests::TIMER | Requests::CQ_LOST;
+        // A poll that finds nothing does not change state.
+        let only_polls = (Requests::RECEIVE | Requests::PEER_PROGRESS).contains(requests)
+            && inner.has_input()
+            && !inner.engine.is_held_up();
+        if requests.intersects(receives) {
+            self.receive(core, inner, &mut env);
+        }
+        let arrived = (moved(), inner.engine.confirmed()) != before;
+        let sends = !inner.blocked
+            || has_room
+            || requests
+                .intersects(Requests::WRITABLE | Requests::HANG_UP | Requests::TIMER | Requests::CQ_LOST);
+        let is_to_send = match only_polls {
+            // What arrived may only have been for the program.
+            true => has_room || arrived && !inner.engine.is_at_rest(),
+            false => true,
+        };
+        if sends && is_to_send {
+            self.transmit(core, inner, &mut env, requests);
+        }
+        // A queue pair that is its own peer waits for a receive: its post is to ring.
+        if inner.stream.is_none() && inner.engine.is_held_up() {
+            self.receive(core, inner, &mut env);
+            self.transmit(core, inner, &mut env, requests);
+        }
+        self.settle(core, inner, &mut env, due);
+        (moved(), inner.engine.confirmed()) != before
+    }
+
+    /// A number that changes whenever the program polls for completions: with every poll that finds
+    /// none, and with every completion taken.
+    fn poll_count(&self, core: &Core) -> u32 {
+        let taken = self.send_cq.consumer().wrapping_add(self.recv_cq.consumer());
+        core.schedule.polls().wrapping_add(taken)
+    }
+
+    /// Reads the stream until it has nothing more, or up to the limit of one run.
+    fn receive(self: &Arc<Qp>, core: &Core, inner: &mut Inner, env: &mut Env<'_>) {
+        let mut read = u64::MAX;
+        // No ring is requested for receives unless the stream turns out to wait for one.
+        if !self.is_readable() && inner.has_input() {
+            self.readable.store(true, Ordering::Relaxed);
+            inner.engine.receive_source().ring_never();
+        }
+        loop {
+            match inner.with_engine(|engine, stream| engine.receive(env, stream)) {
+                // The end of the stream may wait behind what was read, and no further event will
+                // report it.
+                RxOutcome::Drained if inner.hung_up && self.counters.value(Counter::RxBytes) != read => {
+                    read = self.counters.value(Counter::RxBytes);
+                }
+                RxOutcome::Drained => return,
+                RxOutcome::More => return core.schedule.attend_later(self, Requests::RECEIVE),
+                RxOutcome::Stalled => {
+                    if !inner.engine.receive_source().ring_at_next() {
+                        self.counters.add(Counter::RxStalls, 1);
+                        self.readable.store(false, Ordering::Relaxed);
+                        return;
+                    }
+                }
+                RxOutcome::Finished => {
+                    inner.hung_up = false;
+                    self.readable.store(false, Ordering::Relaxed);
+                    return;
+                }
+                RxOutcome::Ended => {
+                    (inner.hung_up, inner.blocked) = (false, false);
+                    self.blocked.store(false, Ordering::Relaxed);
+                    inner.stream = None;
+                    self.processors.store(None);
+                    self.leave_sibling(core);
+                    self.readable.store(false, Ordering::Relaxed);
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Carries out a request to which only the peer's memory has a part: for the stream, and for
+    /// when the queue pair must run next, nothing changes. Returns whether that was all.
+    #[inline]
+    fn send_alone(self: &Arc<Qp>, core: &Core, inner: &mut Inner, env: &mut Env<'_>) -> bool {
+        let before = inner.engine.send_queue().taken();
+        if !inner.with_engine(|engine, stream| engine.transmit_alone(env, stream)) {
+            return false;
+        }
+        self.gather(core, inner, before, Requests::SEND);
+        let ahead = inner.ring_ahead(0);
+        !inner.engine.send_queue().ring_after(ahead)
+    }
+
+    /// Sends until there is nothing to send, or up to the limit of one run; then sets when the
+    /// driver must ring next.
+    fn transmit(self: &Arc<Qp>, core: &Core, inner: &mut Inner, env: &mut Env<'_>, requests: Requests) {
+        let before = inner.engine.send_queue().taken();
+        let mut known = false;
+        loop {
+            let taken = inner.engine.send_queue().taken();
+            let outcome = inner.with_engine(|engine, stream| engine.transmit(env, stream));
+            inner.blocked = outcome == TxOutcome::Blocked;
+            // What passes through memory a poll tries again.
+            let waits = inner.blocked && !inner.is_in_memory();
+            self.blocked.store(waits, Ordering::Relaxed);
+            if outcome == TxOutcome::More {
+                core.schedule.attend_later(self, Requests::RESUME);
+            }
+            if outcome != TxOutcome::Idle {
+                let ahead = match inner.is_in_memory() {
+                    // A program that goes on posting shall send meanwhile, too.
+                    true => GATHERED_IN_MEMORY,
+                    false => NO_RING,
+                };
+                return inner.engine.send_queue().ring_after_more(ahead);
+            }
+            self.gather(core, inner, before, requests);
+            let ahead = inner.ring_ahead(0);
+            let posted = inner.engine.send_queue().ring_after(ahead);
+            if !posted {
+                return;
+            }
+            if known {
+                // What was posted before the last run and still not taken waits for something other
+                // than a ring. If more was posted, it may be by a program that polls: this thread
+                // may have better things to do than to send for it.
+                if inner.engine.send_queue().taken() != taken {
+                    core.schedule.attend_later(self, Requests::RESUME);
+                }
+                return;
+            }
+            known = true;
+        }
+    }
+
+    /// Begins or ends a burst, now that everything posted has been taken; `before` entries had been
+    /// before.
+    fn gather(self: &Arc<Qp>, core: &Core, inner: &mut Inner, before: u32, requests: Requests) {
+        let sent = inner.engine.send_queue().taken().wrapping_sub(before);
+        let sending = inner.engine.state() == QpState::Rts;
+        match inner
+            .gathering
+            .note_sent(sent, requests.intersects(Requests::FLUSH), sending)
+        {
+            Burst::Began => core.schedule.burst_began(),
+            Burst::Ended => core.schedule.burst_ended(),
+            Burst::Same => {}
+        }
+        if inner.gathering.is_on() {
+            if sent > 1 {
+                self.counters.add(Counter::GatheredFlushes, 1);
+            }
+            core.schedule.attend_later(self, Requests::FLUSH);
+        }
+    }
+
+    /// After every run: makes sure that no ring is missed in the error state, and that no timer is
+    /// lost; `late` is when the stream was to go on.
+    fn settle(self: &Arc<Qp>, core: &Core, inner: &mut Inner, env: &mut Env<'_>, late: Option<Nanos>) {
+        if inner.hung_up {
+            inner.with_engine(|engine, stream| engine.note_end_behind(env, stream));
+        }
+        if inner.engine.state() == QpState::Err {
+            core.schedule.end_burst(&mut inner.gathering);
+            let mut left = u32::MAX;
+            while !env.is_stopped() {
+                inner.engine.flush(env);
+                let sends = inner.engine.send_queue();
+                let unsent = u32::from(sends.ring_after(0));
+                let unfilled = inner.engine.receive_source().ring_for_flush();
+                // What stays unflushed finds no room in its completion queue.
+                let now_left = unsent + unfilled;
+                if now_left == 0 || now_left >= left {
+                    break;
+                }
+                left = now_left;
+            }
+        }
+        inner.with_engine(|engine, stream| engine.watch_peer(env, stream));
+        let times = [inner.engine.deadline(), late, inner.advance(&env.now)];
+        let due = times.into_iter().flatten().min();
+        if let Some(due) = due
+            && inner.timer.is_none_or(|set| due < set)
+        {
+            inner.timer = Some(due);
+            core.schedule.set_timer(due, Timer::Qp(self.id));
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! Listeners: connections are accepted as fast as the driver takes them.
+
+use super::{Listening, Streams, lock};
+use crate::events::Effects;
+use crate::schedule::{Schedule, Token};
+use crate::stream::Listener;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use urnic_device::command::Status;
+use urnic_device::event::{Event, EventKind};
+
+impl Streams {
+    /// Adds a listener, possibly on several addresses, on which at most `limit` connections may
+    /// wait for the driver; returns its number.
+    pub(crate) fn listen(
+        &self,
+        listeners: Vec<Box<dyn Listener>>,
+        limit: u32,
+        effects: &mut Effects,
+    ) -> Result<u32, Status> {
+        let entry = self.listeners.insert_with(Status::NoResources, |lid| {
+            Ok(Listening {
+                lid,
+                limit,
+                pending: AtomicU32::new(0),
+                paused: AtomicBool::new(false),
+                starved: AtomicBool::new(false),
+                listeners: Mutex::new(listeners),
+            })
+        })?;
+        effects.open_listener(entry.lid);
+        Ok(entry.lid)
+    }
+
+    /// The command that made a listener is complete: takes connections from now on.
+    pub(crate) fn open_listener(&self, schedule: &Schedule, lid: u32, effects: &mut Effects) {
+        let Some(entry) = self.listeners.find(lid) else {
+            return;
+        };
+        for listener in lock(&entry.listeners).iter() {
+            if let Some(fd) = listener.descriptor()
+                && let Err(errno) = schedule.watch(fd, Token::Listener(lid))
+            {
+                tracing::error!(lid, %errno, "a listener cannot be watched");
+            }
+        }
+        self.accept(schedule, lid, effects);
+    }
+
+    /// Stops listening: on return, the port is free. Streams that were accepted stay.
+    pub(crate) fn unlisten(&self, schedule: &Schedule, lid: u32) -> Result<(), Status> {
+        let entry = self.listeners.remove(lid).ok_or(Status::InvalidHandle)?;
+        for listener in lock(&entry.listeners).drain(..) {
+            // A thread in epoll_wait may have the file in use; the last user closes the socket, and
+            // here that has to be this thread.
+            if let Some(fd) = listener.descriptor() {
+                schedule.unwatch(fd);
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the connections that wait at a listener, as many as the driver has room for.
+    pub(crate) fn accept(&self, schedule: &Schedule, lid: u32, effects: &mut Effects) {
+        let Some(entry) = self.listeners.find(lid) else {
+            return;
+        };
+        let mut listeners = lock(&entry.listeners);
+        entry.paused.store(false, Ordering::SeqCst);
+        let mut refused = None;
+        for listener in listeners.iter_mut() {
+            loop {
+                if entry.pending.load(Ordering::SeqCst) >= entry.limit {
+                    entry.paused.store(true, Ordering::SeqCst);
+                    // The driver may have looked at one between the two.
+                    if entry.pending.load(Ordering::SeqCst) >= entry.limit {
+                        entry.starved.store(false, Ordering::SeqCst);
+                        return;
+                    }
+                }
+                if schedule.is_backed_up() {
+                    // The driver takes no events. The background thread tries again while some
+                    // connections wait.
+                    entry.paused.store(true, Ordering::SeqCst);
+                    return;
+                }
+                let accepted = match listener.accept() {
+                    Ok(Some(stream)) => self.insert(schedule, Some(stream), Some(entry.clone()), false),
+                    Ok(None) => break,
+                    Err(errno) => {
+                        // Out of descriptors or memory: tried again when the background thread
+                        // looks.
+                        entry.paused.store(true, Ordering::SeqCst);
+                        refused = Some(errno);
+                        break;
+                    }
+                };
+                match accepted {
+                    Ok(stream) => {
+                        entry.pending.fetch_add(1, Ordering::SeqCst);
+                        let event = Event::new(EventKind::StreamAccepted, lid);
+                        effects.event(event.with_data(stream.sid.into()));
+                    }
+                    Err(_) => tracing::warn!(lid, "a connection was dropped: too many streams"),
+                }
+            }
+        }
+        let starved = entry.starved.swap(refused.is_some(), Ordering::SeqCst);
+        // The background thread polls at intervals, and must not wake itself each time.
+        if let Some(errno) = refused
+            && !starved
+        {
+            tracing::warn!(lid, %errno, "connections cannot be accepted");
+            schedule.note_left_over();
+        }
+    }
+
+    /// Takes the connections of listeners that had to leave some; returns whether one still has to.
+    pub(crate) fn accept_paused(&self, schedule: &Schedule, effects: &mut Effects) -> bool {
+        let paused = |l: &Arc<Listening>| l.paused.load(Ordering::SeqCst);
+        let full = |l: &Arc<Listening>| l.pending.load(Ordering::SeqCst) >= l.limit;
+        for entry in self.listeners.all().iter().filter(|l| paused(l) && !full(l)) {
+            self.accept(schedule, entry.lid, effects);
+        }
+        self.listeners.all().iter().any(|l| paused(l) && !full(l))
+    }
+}

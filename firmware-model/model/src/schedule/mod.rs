@@ -1,0 +1,402 @@
+//! The work of the device, its times, and the thread that is responsible at present. The
+//! [runtime](crate::runtime), which is above, does the work.
+//!
+//! All descriptors are registered once, edge-triggered for both directions, so nothing on the data
+//! path changes a registration. A thread that takes an edge must act on it, or put it on the list
+//! of [`Schedule::attend_later`].
+
+mod hot;
+mod readiness;
+pub(crate) mod sleeper;
+mod timers;
+
+pub(crate) use hot::Hot;
+pub(crate) use readiness::{Readiness, Token};
+pub(crate) use timers::Timer;
+
+use crate::events::Requests;
+use crate::qp::Qp;
+use crate::qp::gathering::Gathering;
+use crate::shard::{SHARDS, home_shard};
+use crate::stream::descriptor::Descriptors;
+use crate::stream::linger::Lingering;
+use crate::stream::same_host::{Asleep, SameHost};
+use crate::time::Nanos;
+use rustix::fd::BorrowedFd;
+use rustix::io::Errno;
+use sleeper::Sleeper;
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use timers::Timers;
+
+/// Arrivals, and streams that take bytes again, that pollers found in a row, after which they drive
+/// the device.
+const POLLER: u32 = 16;
+/// Queue pairs served between two reads of the list.
+const BATCH: usize = 8;
+
+/// A peer on this host rang.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Rung;
+
+/// The work of the device, and the thread that does it.
+#[derive(Debug)]
+pub(crate) struct Schedule {
+    pub(crate) readiness: Option<Readiness>,
+    /// What the device has for peers on this host.
+    pub(crate) same_host: Option<Arc<SameHost>>,
+    pub(crate) sleeper: Sleeper,
+    hot: [Hot; SHARDS],
+    /// Something was left for the background thread since it last looked.
+    pub(crate) pending: AtomicBool,
+    /// Arrivals in a row that pollers found, up to [`POLLER`].
+    found: AtomicU32,
+    /// Until when the background thread leaves the streams to threads that wait for events
+    /// ([`lend`](crate::runtime::lend)); 0 = it does not.
+    lent_until: AtomicU64,
+    /// Queue pairs with something left to do.
+    attention: Mutex<Vec<Arc<Qp>>>,
+    attention_len: AtomicUsize,
+    /// Queue pairs that gather sends.
+    bursts: AtomicUsize,
+    timers: Mutex<Timers>,
+    lingering: Mutex<Vec<Lingering>>,
+    /// Connections or events that found no room.
+    left_over: AtomicBool,
+    /// Too many events wait in queue 0: no work that causes more may run.
+    backed_up: AtomicBool,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Schedule {
+    /// A schedule that waits for descriptors.
+    pub(crate) fn with_epoll(
+        descriptors: &Arc<Descriptors>,
+        same_host: Option<Arc<SameHost>>,
+    ) -> io::Result<Schedule> {
+        let schedule = Schedule {
+            readiness: Some(Readiness::new(descriptors)?),
+            same_host,
+            ..Schedule::manual()
+        };
+        if let Some(same_host) = &schedule.same_host {
+            for fd in same_host.bell().wakes() {
+                schedule.watch(fd, Token::Bell)?;
+            }
+        }
+        Ok(schedule)
+    }
+
+    /// Says to peers on this host that this thread is about to sleep, until the result is dropped.
+    ///
+    /// # Errors
+    /// Something has come from one: the thread must not sleep.
+    pub(crate) fn fall_asleep(&self) -> Result<Option<Asleep<'_>>, Rung> {
+        match &self.same_host {
+            None => Ok(None),
+            Some(same_host) => same_host.bell().fall_asleep().map(Some).ok_or(Rung),
+        }
+    }
+
+    /// A schedule that only [`step`](crate::runtime::step) drives.
+    pub(crate) fn manual() -> Schedule {
+        Schedule {
+            readiness: None,
+            same_host: None,
+            sleeper: Sleeper::default(),
+            hot: Default::default(),
+            pending: AtomicBool::new(false),
+            found: AtomicU32::new(0),
+            lent_until: AtomicU64::new(0),
+            attention: Mutex::default(),
+            attention_len: AtomicUsize::new(0),
+            bursts: AtomicUsize::new(0),
+            timers: Mutex::default(),
+            lingering: Mutex::default(),
+            left_over: AtomicBool::new(false),
+            backed_up: AtomicBool::new(false),
+        }
+    }
+
+    /// Registers a descriptor.
+    pub(crate) fn watch(&self, fd: BorrowedFd<'_>, token: Token) -> Result<(), Errno> {
+        self.readiness.as_ref().map_or(Ok(()), |r| r.add(fd, token))
+    }
+
+    /// Takes a descriptor off the list again. On return, no thread looks at it.
+    pub(crate) fn unwatch(&self, fd: BorrowedFd<'_>) {
+        if let Some(readiness) = &self.readiness {
+            readiness.remove(fd);
+        }
+    }
+
+    /// Gives a registered descriptor a new token. If the descriptor is ready, its readiness is
+    /// reported again.
+    pub(crate) fn rewatch(&self, fd: BorrowedFd<'_>, token: Token) {
+        if let Some(readiness) = &self.readiness {
+            readiness.change(fd, token);
+        }
+    }
+
+    /// Makes sure that the background thread looks around soon.
+    fn wake(&self) {
+        self.pending.store(true, Ordering::SeqCst);
+        if self.sleeper.must_be_woken()
+            && let Some(readiness) = &self.readiness
+        {
+            readiness.wake();
+        }
+    }
+
+    /// The number of polls so far, nearly. Polls drive the receive side.
+    #[inline]
+    pub(crate) fn polls(&self) -> u32 {
+        self.hot.iter().map(Hot::polls).fold(0, u32::wrapping_add)
+    }
+
+    /// The results of the polls of this thread's shard.
+    #[inline]
+    pub(crate) fn hot(&self) -> &Hot {
+        &self.hot[home_shard()]
+    }
+
+    /// Whether a thread of shard `shard`, which is not this thread's, has polled since the last
+    /// call with this `seen`.
+    #[inline]
+    pub(crate) fn has_polled_elsewhere(&self, shard: usize, seen: &AtomicU32) -> bool {
+        let Some(hot) = self.hot.get(shard).filter(|_| shard != home_shard()) else {
+            return false;
+        };
+        let polls = hot.polls();
+        let before = seen.load(Ordering::Relaxed);
+        seen.store(polls, Ordering::Relaxed);
+        polls != before
+    }
+
+    /// Whether sends wait for a poll.
+    #[inline]
+    pub(crate) fn has_gathered(&self) -> bool {
+        self.bursts.load(Ordering::Relaxed) > 0
+    }
+
+    pub(crate) fn burst_began(&self) {
+        self.bursts.fetch_add(1, Ordering::SeqCst);
+        self.wake();
+    }
+
+    pub(crate) fn burst_ended(&self) {
+        self.bursts.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Ends a queue pair's burst, if it is in one.
+    pub(crate) fn end_burst(&self, gathering: &mut Gathering) {
+        if gathering.end() {
+            self.burst_ended();
+        }
+    }
+
+    /// A thread is about to wait for an interrupt: what pollers found before does not count any
+    /// more, nor that others are about to come back.
+    pub(crate) fn note_waiter(&self) {
+        self.forget_pollers();
+        if self.lent_until.load(Ordering::SeqCst) != 0 {
+            self.lent_until.store(0, Ordering::SeqCst);
+        }
+        self.poll_streams();
+    }
+
+    /// The background thread is not to leave the streams alone any more.
+    fn poll_streams(&self) {
+        if self.sleeper.ignores_streams()
+            && let Some(readiness) = &self.readiness
+        {
+            readiness.wake();
+        }
+    }
+
+    /// Notes that pollers do not drive the device, or no longer.
+    pub(crate) fn forget_pollers(&self) {
+        if self.found.load(Ordering::Relaxed) != 0 {
+            self.found.store(0, Ordering::SeqCst);
+        }
+    }
+
+    /// Notes that a poller received data.
+    #[inline]
+    pub(crate) fn note_found(&self) {
+        // An approximate count; it is not written any more once it is large enough.
+        let found = self.found.load(Ordering::Relaxed);
+        if found < POLLER {
+            self.found.store(found + 1, Ordering::Relaxed);
+            if found + 1 == POLLER {
+                // The wake makes the background thread leave the streams alone.
+                self.wake();
+            }
+        }
+    }
+
+    /// Whether pollers drive the device.
+    pub(crate) fn is_driven(&self) -> bool {
+        self.found.load(Ordering::SeqCst) >= POLLER
+    }
+
+    /// Notes that a thread that waits for an event polls the streams itself. A background thread
+    /// that sleeps on the streams reads this note when data arrive.
+    pub(crate) fn borrow_until(&self, until: Nanos) {
+        self.lent_until.store(until.0, Ordering::SeqCst);
+    }
+
+    /// Notes that no thread polls the streams for an event any more.
+    pub(crate) fn give_back(&self) {
+        self.lent_until.store(0, Ordering::SeqCst);
+        if !self.is_driven() {
+            self.poll_streams();
+        }
+    }
+
+    /// The time for which threads that wait for events still poll the streams; `None` if none does.
+    pub(crate) fn lent(&self, now: Nanos) -> Option<Duration> {
+        let until = Nanos(self.lent_until.load(Ordering::SeqCst));
+        (until > now).then(|| until.since(now))
+    }
+
+    /// A connection could not be accepted, or an event not be posted: to be tried again.
+    pub(crate) fn note_left_over(&self) {
+        if !self.left_over.swap(true, Ordering::SeqCst) {
+            self.wake();
+        }
+    }
+
+    /// Too many events wait for the driver, or not.
+    pub(crate) fn note_backed_up(&self, backed_up: bool) {
+        if self.backed_up.load(Ordering::Relaxed) != backed_up {
+            self.backed_up.store(backed_up, Ordering::SeqCst);
+        }
+    }
+
+    /// Whether they do.
+    pub(crate) fn is_backed_up(&self) -> bool {
+        self.backed_up.load(Ordering::SeqCst)
+    }
+
+    /// Whether work was left over; the caller must then try it now.
+    pub(crate) fn take_left_over(&self) -> bool {
+        self.left_over.swap(false, Ordering::SeqCst)
+    }
+
+    /// What was tried again is through; `still`: something found no room. Returns whether something
+    /// is left over again.
+    pub(crate) fn leave_over(&self, still: bool) -> bool {
+        self.left_over.fetch_or(still, Ordering::SeqCst);
+        self.left_over.load(Ordering::SeqCst)
+    }
+
+    /// Leaves something to be done later with a queue pair, which goes on the list.
+    pub(crate) fn attend_later(&self, qp: &Arc<Qp>, requests: Requests) {
+        qp.note_later(requests);
+        if !qp.listed.swap(true, Ordering::SeqCst) {
+            let mut attention = lock(&self.attention);
+            attention.push(qp.clone());
+            self.attention_len.store(attention.len(), Ordering::SeqCst);
+            drop(attention);
+            self.wake();
+        }
+    }
+
+    /// The number of queue pairs that left work for the next poll or tick.
+    pub(crate) fn attention(&self) -> usize {
+        self.attention_len.load(Ordering::SeqCst)
+    }
+
+    /// Whether some did, as far as this thread has seen.
+    #[inline]
+    pub(crate) fn seems_wanted(&self) -> bool {
+        self.attention_len.load(Ordering::Relaxed) > 0
+    }
+
+    /// The last few of the first `at` queue pairs on the list, and how many are before them. The
+    /// list is not locked while they run, and nothing is allocated for them.
+    pub(crate) fn attention_before(&self, at: usize) -> ([Option<Arc<Qp>>; BATCH], usize) {
+        let mut batch: [Option<Arc<Qp>>; BATCH] = Default::default();
+        let attention = lock(&self.attention);
+        let at = at.min(attention.len());
+        let start = at.saturating_sub(BATCH);
+        for (slot, qp) in batch.iter_mut().zip(&attention[start..at]) {
+            *slot = Some(qp.clone());
+        }
+        (batch, start)
+    }
+
+    /// Takes those off the list that have nothing left to do. Returns whether some of them left
+    /// more than sends to gather.
+    pub(crate) fn forget_attended(&self) -> bool {
+        let mut busy = false;
+        let mut attention = lock(&self.attention);
+        attention.retain(|qp| {
+            busy |= qp.has_later_than_flush();
+            if qp.has_later() {
+                return true;
+            }
+            qp.listed.store(false, Ordering::SeqCst);
+            // A thread that left something between the two steps found the queue pair listed.
+            qp.has_later() && !qp.listed.swap(true, Ordering::SeqCst)
+        });
+        self.attention_len.store(attention.len(), Ordering::SeqCst);
+        busy
+    }
+
+    /// Sets a timer.
+    pub(crate) fn set_timer(&self, due: Nanos, timer: Timer) {
+        // A thread that sleeps does so until the first at the latest, and then looks for the next.
+        if lock(&self.timers).set(due, timer) {
+            self.wake();
+        }
+    }
+
+    /// When the next timer runs out.
+    pub(crate) fn next_timer(&self) -> Option<Nanos> {
+        lock(&self.timers).next()
+    }
+
+    /// Takes a timer that has run out by `now`.
+    pub(crate) fn take_timer(&self, now: Nanos) -> Option<Timer> {
+        lock(&self.timers).take(now)
+    }
+
+    /// Lets a stream go.
+    pub(crate) fn linger(&self, lingering: Lingering) {
+        lock(&self.lingering).push(lingering);
+        self.wake();
+    }
+
+    /// Streams on their way out.
+    #[cfg(test)]
+    pub(crate) fn lingering(&self) -> usize {
+        lock(&self.lingering).len()
+    }
+
+    /// Serves the lingering streams; returns when to serve them again. `ready`: one of them is
+    /// ready.
+    pub(crate) fn run_lingering(&self, now: Nanos, ready: bool) -> Option<Nanos> {
+        let mut lingering = lock(&self.lingering);
+        if ready {
+            lingering.iter_mut().for_each(|l| l.next_poll = now);
+        }
+        lingering.retain_mut(|l| !l.poll(now));
+        lingering.iter().map(|l| l.next_poll).min()
+    }
+
+    /// Forgets everything, for a reset, but the streams on their way out: a driver's process that
+    /// ended, however it did, is followed by a reset, and what completed before still arrives. They
+    /// own what they hold, and end in a bounded time.
+    pub(crate) fn clear(&self) {
+        lock(&self.timers).clear();
+        lock(&self.attention).clear();
+        self.attention_len.store(0, Ordering::SeqCst);
+    }
+}

@@ -1,0 +1,3 @@
+//! What tests and fuzz targets have for connections on one host.
+
+pub(crate) mod fuzzing;
