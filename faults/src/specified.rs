@@ -1,7 +1,6 @@
 //! A fault as it is specified.
 
 use std::fmt;
-use std::time::Duration;
 
 use crate::kind::Kind;
 use crate::network::Network;
