@@ -8,10 +8,9 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
 use urnic_config::{Config, OPTIONS, Source};
-use urnic_faults::Plan;
 
 use crate::answer::Failure;
-use crate::fault_file;
+use crate::fault_file::specification;
 use crate::options::Options;
 use crate::serve::LONGEST_SOCKET_PATH;
 
@@ -151,10 +150,10 @@ impl Options {
         let Some(given) = &self.faults else {
             return Ok(None);
         };
-        let text = fault_file::specification(given)
-            .map_err(|failure| Failure::usage(format!("--faults: {}", failure.message)))?;
-        Plan::check(&text).map_err(|error| Failure::usage(format!("--faults {given}: {error}")))?;
-        Ok(Some(text.into()))
+        let faults =
+            specification(given).map_err(|error| Failure::usage(format!("--faults {given}: {error}")))?;
+        let faults = if faults.is_empty() { "none" } else { &faults };
+        Ok(Some(faults.into()))
     }
 
     fn device(&self) -> Result<Option<OsString>, Failure> {

@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 
 use urnic_wire::rdmap::TerminateError;
 
-use crate::answer::Failure;
+use crate::answer::{Failure, width, wrapped};
 use errnos::ERRNOS;
 
 /// A status, and when it occurs, or why it does not: as in `docs/reference/statuses.md`.
@@ -118,6 +118,9 @@ const STATUSES: [Status; 24] = [
     never(23, "TM_RNDV_INCOMPLETE", "they belong to tag matching"),
 ];
 
+/// Most characters in a line on a terminal: longer lines are hard to read.
+const LONGEST: usize = 100;
+
 /// What every explanation ends with.
 const MORE: &str = "The log of both ends names the request and the memory: docs/guide/troubleshooting.md, \
                     \"A request is refused\". All statuses: docs/reference/statuses.md.";
@@ -129,7 +132,16 @@ pub(crate) fn explain(asked: &[String]) -> Result<String, Failure> {
         text += &of_one(asked)?;
     }
     let _ = writeln!(text, "{MORE}");
-    Ok(text)
+    Ok(match width() {
+        Some(width) => folded(&text, width.min(LONGEST)),
+        None => text,
+    })
+}
+
+/// The lines of a text, folded for a terminal.
+fn folded(text: &str, width: usize) -> String {
+    let lines = text.lines().flat_map(|line| wrapped(line, width, 4));
+    lines.map(|line| line + "\n").collect()
 }
 
 fn of_one(asked: &str) -> Result<String, Failure> {
@@ -238,6 +250,17 @@ mod tests {
         let rows = section.expect("Error numbers").lines();
         let rows = rows.filter_map(|row| row.strip_prefix("| `")?.strip_suffix(" |")?.split_once("` | "));
         assert_eq!(rows.collect::<Vec<_>>(), ERRNOS);
+    }
+
+    #[test]
+    fn explanations_fit_a_terminal() {
+        for status in &STATUSES {
+            let text = of_status(status);
+            let folded = folded(&text, 80);
+            assert!(folded.lines().all(|line| line.chars().count() <= 80), "{folded}");
+            let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+            assert_eq!(words(&folded), words(&text));
+        }
     }
 
     #[test]

@@ -130,12 +130,12 @@ pub(crate) fn list() -> String {
     text
 }
 
-/// Adds faults to a process, and lists all of it.
-pub(crate) fn add(pid: u32, faults: &str) -> Result<String, Failure> {
-    let faults = &fault_file::specification(faults)?;
-    urnic_faults::Plan::check(faults).map_err(Failure::usage)?;
+/// Clears the faults of a process if `clear` is set, adds those of `given`, and lists all.
+pub(crate) fn change(pid: u32, given: &str, clear: bool) -> Result<String, Failure> {
+    let faults =
+        fault_file::specification(given).map_err(|error| Failure::usage(format!("{given}: {error}")))?;
     let config = Config::from_env().map_err(Failure::usage)?;
-    match watch::add_faults(&watch::homes(config.present.dir), pid, faults) {
+    match watch::change_faults(&watch::homes(config.present.dir), pid, &faults, clear) {
         Some(Ok(all)) if all.is_empty() => Ok("no faults\n".to_owned()),
         Some(Ok(all)) => Ok(all
             .iter()

@@ -1,59 +1,73 @@
 //! The specification of faults that an argument stands for: its own text, or that of a file.
 
 use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use crate::answer::Failure;
+use urnic_faults::Plan;
 
 /// The suffix of scenario files.
 const SUFFIX: &str = "faults";
 
-/// The specification, on one line: that of the file for `@FILE`, also without `@` if there is one;
-/// that of the scenario for `@NAME`; or else the argument itself.
-pub(crate) fn specification(given: &str) -> Result<String, Failure> {
-    let path = match given.strip_prefix('@') {
-        Some(named) => named_file(named)?,
-        None if Path::new(given).is_file() => given.into(),
-        None => return Ok(given.to_owned()),
+/// The faults that an argument stands for, on one line without comments: those of the file for
+/// `@FILE`, also without `@`; those of the scenario for `@NAME`; or else the argument itself.
+///
+/// # Errors
+/// A message that does not name the argument: there is no such file, or no such fault.
+pub(crate) fn specification(given: &str) -> Result<String, String> {
+    let text = match named(given)? {
+        Some(path) => fs::read_to_string(path).map_err(|error| match error.kind() {
+            ErrorKind::NotFound => "no such file".to_owned(),
+            ErrorKind::IsADirectory => "it is a folder".to_owned(),
+            _ => error.to_string(),
+        })?,
+        None => given.to_owned(),
     };
-    let text =
-        fs::read_to_string(&path).map_err(|error| Failure::usage(format!("{}: {error}", path.display())))?;
-    Ok(one_line(&text))
-}
-
-/// The faults of a file without its comments.
-fn one_line(text: &str) -> String {
+    Plan::check(&text)?;
     let lines = text
         .lines()
         .map(|line| line.split('#').next().unwrap_or("").trim());
     let faults: Vec<&str> = lines.filter(|line| !line.is_empty()).collect();
-    match faults.is_empty() {
-        true => "none".to_owned(),
-        false => faults.join("; "),
-    }
+    Ok(faults.join("; "))
 }
 
-fn named_file(named: &str) -> Result<PathBuf, Failure> {
-    let path = PathBuf::from(named);
-    if path.is_file() || named.contains('/') {
+/// The file that an argument names; `None`: it is a specification.
+fn named(given: &str) -> Result<Option<PathBuf>, String> {
+    if let Some(name) = given.strip_prefix('@') {
+        return named_after_sign(name).map(Some);
+    }
+    let path = Path::new(given);
+    let is_meant = || Plan::check(given).is_err() && (path.is_dir() || is_path(given));
+    let is_file = path.exists() && !path.is_dir();
+    Ok((is_file || is_meant()).then(|| path.into()))
+}
+
+/// Whether a text that is no specification was meant as the path of a file: no kind of fault has a
+/// slash or a dot.
+fn is_path(given: &str) -> bool {
+    let kind = given.split_whitespace().next().unwrap_or_default();
+    kind.contains(['/', '.']) && !kind.contains([';', '='])
+}
+
+/// The file of this name, or of the scenario of this name.
+fn named_after_sign(name: &str) -> Result<PathBuf, String> {
+    let path = PathBuf::from(name);
+    if path.is_file() || name.contains('/') {
         return Ok(path);
     }
     let scenarios = scenarios();
-    let found = scenarios.iter().find(|(name, _)| name == named);
+    let found = scenarios.iter().find(|(known, _)| known == name);
     if let Some((_, path)) = found {
         return Ok(path.clone());
     }
     let names: Vec<&str> = scenarios.iter().map(|(name, _)| name.as_str()).collect();
-    Err(Failure::usage(match names.is_empty() {
+    Err(match names.is_empty() {
         true => format!(
-            "{named}: no such file, and no scenario is installed in {}",
+            "no such file, and no scenario is installed in {}",
             installed().display()
         ),
-        false => format!(
-            "{named}: no such file or scenario; there are {}",
-            names.join(", ")
-        ),
-    }))
+        false => format!("no such file or scenario; there are {}", names.join(", ")),
+    })
 }
 
 /// The folder in which the scenarios of this program are: installed with it, or in its source.
@@ -99,37 +113,48 @@ mod tests {
             assert_eq!(path.extension(), Some(SUFFIX.as_ref()), "{path:?}");
             let text = fs::read_to_string(&path).expect("a scenario");
             assert!(text.starts_with("# "), "{path:?}");
-            urnic_faults::Plan::check(&text).unwrap_or_else(|error| panic!("{path:?}: {error}"));
+            Plan::check(&text).unwrap_or_else(|error| panic!("{path:?}: {error}"));
         }
     }
 
     #[test]
     fn a_specification_is_text_or_the_content_of_a_file() {
-        assert_eq!(specification("drop p=0.5").expect("text"), "drop p=0.5");
-        let path = shipped().remove(0);
-        let text = one_line(&fs::read_to_string(&path).expect("a scenario"));
-        let path = path.to_str().expect("our name");
-        assert_eq!(specification(path).expect("a file"), text);
-        assert_eq!(specification(&format!("@{path}")).expect("a file"), text);
+        let folder = urnic_testkit::Folder::new("fault-files");
+        let file = folder.file("faults");
+        fs::write(&file, "# of a test\ndrop p=0.5 # half\n\nseed=3\n").expect("our folder");
+        let name = file.to_str().expect("our name");
+        for (given, expected) in [
+            (name, "drop p=0.5; seed=3"),
+            (&format!("@{name}"), "drop p=0.5; seed=3"),
+            ("drop; refuse", "drop; refuse"),
+            ("", ""),
+        ] {
+            assert_eq!(specification(given).as_deref(), Ok(expected), "{given}");
+        }
+        fs::write(&file, "# nothing\n").expect("our folder");
+        assert_eq!(specification(name).as_deref(), Ok(""));
+        fs::write(&file, "rest\n").expect("our folder");
+        let error = specification(name).expect_err("no fault");
+        assert!(error.starts_with("\"rest\" is no fault"), "{error}");
     }
 
     #[test]
-    fn a_file_becomes_one_line() {
-        assert_eq!(
-            one_line("# of a test\ndrop p=0.5 # half\n\nseed=3\n"),
-            "drop p=0.5; seed=3"
-        );
-        assert_eq!(one_line("# nothing\n"), "none");
-    }
-
-    #[test]
-    fn a_file_that_is_missing_is_named() {
-        for given in ["@/nowhere/x.faults", "@nothing-of-that-name"] {
-            let failure = specification(given).expect_err("missing");
-            assert_eq!(failure.status, 2);
-            let says = failure.message;
-            assert!(says.to_lowercase().contains("no such file"), "{given}: {says}");
-            assert!(says.starts_with(&given[1..]), "{given}: {says}");
+    fn what_is_neither_a_file_nor_a_fault_is_an_error() {
+        let folder = urnic_testkit::Folder::new("fault-files-missing");
+        let name = |path: &Path| path.display().to_string();
+        let missing = name(&folder.file("missing"));
+        for (given, says) in [
+            (name(folder.path()), "it is a folder"),
+            (format!("@{missing}"), "no such file"),
+            (missing, "no such file"),
+            ("missing.txt".to_owned(), "no such file"),
+            ("@nothing-of-that-name".to_owned(), "no such file"),
+            ("rest".to_owned(), "\"rest\" is no fault"),
+            ("drop p=0.x".to_owned(), "p=0.x: not a value of p"),
+            ("drop;x.y".to_owned(), "\"x.y\" is no fault"),
+        ] {
+            let error = specification(&given).expect_err(&given);
+            assert!(error.starts_with(says), "{given}: {error}");
         }
     }
 }

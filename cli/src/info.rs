@@ -146,7 +146,7 @@ fn write_device(out: &mut String, name: &str, attr: &ibv_device_attr) {
     );
     line(
         "memory regions",
-        format!("{}, {} bytes each", attr.max_mr, attr.max_mr_size),
+        format!("{}, {} each", attr.max_mr, size(attr.max_mr_size)),
     );
     line("protection domains", attr.max_pd.to_string());
     line(
@@ -203,7 +203,17 @@ fn write_port(out: &mut String, number: u8, port: &ibv_port_attr) {
         format!("{}", 128u32.checked_shl(port.active_mtu).unwrap_or(0)),
     );
     line("lid", format!("{:#06x}", port.lid));
-    line("largest message", format!("{} bytes", port.max_msg_sz));
+    line("largest message", size(port.max_msg_sz.into()));
+}
+
+/// A number of bytes, in the largest unit in which it is whole.
+fn size(bytes: u64) -> String {
+    let units = ["bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+    let steps = match bytes {
+        0 => 0,
+        _ => (bytes.trailing_zeros() / 10) as usize,
+    };
+    format!("{} {}", bytes >> (10 * steps), units[steps])
 }
 
 fn guid(network_order: u64) -> String {
@@ -231,6 +241,21 @@ mod tests {
         assert_eq!(address(&gid), "192.0.2.7");
         gid.raw = Ipv6Addr::LOCALHOST.octets();
         assert_eq!(address(&gid), "::1");
+    }
+
+    #[test]
+    fn sizes_have_the_unit_in_which_they_are_whole() {
+        for (bytes, text) in [
+            (0, "0 bytes"),
+            (1, "1 bytes"),
+            (1 << 31, "2 GiB"),
+            (1 << 46, "64 TiB"),
+            (3 << 10, "3 KiB"),
+            ((1 << 31) - 1, "2147483647 bytes"),
+            (1 << 63, "8 EiB"),
+        ] {
+            assert_eq!(size(bytes), text);
+        }
     }
 
     #[test]

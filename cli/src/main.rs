@@ -4,14 +4,16 @@
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod answer;
-mod capture;
 mod cdi;
+mod columns;
+mod command_line;
 mod conformance;
 mod doctor;
 mod environment;
 mod explain;
 mod fault;
 mod fault_file;
+mod files;
 mod hosts;
 mod info;
 mod inherited;
@@ -34,7 +36,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory, Parser, Subcommand};
 use urnic_config::{Config, OPTIONS};
 
-use answer::print;
+use answer::{print, wrapped};
 use environment::Environment;
 use options::Options;
 
@@ -153,25 +155,29 @@ enum Command {
     },
     /// Show processes, queue pairs and their rates on the terminal, live
     ///
-    /// Keys: arrows select, Enter shows the queue pairs of a device, s changes the order, p pauses,
-    /// h explains the columns, q quits.
+    /// Keys: arrows select, Enter shows the queue pairs of a device, s changes the order (process,
+    /// rate, errors), p pauses, h explains the columns, q quits. Columns for which the terminal is
+    /// too narrow are left out.
     Top {
         #[command(flatten)]
         view: top::ViewArgs,
     },
-    /// Let something go wrong in a process that runs, or list its faults
+    /// Let something go wrong in a process that runs, or list or clear its faults
     ///
     /// The process runs under `urnic run --faults`, which may be `none`; without that, only calls,
-    /// completions and events can fail.
+    /// completions and events can fail. Occasions and positions (nth=, after=) count from now on.
     Fault {
         /// The process; `urnic stat` lists those that have a device open
         #[arg(required_unless_present = "list")]
         pid: Option<u32>,
         /// The faults to add: KIND KEY=VALUE …, with semicolons between; or @FILE, or @SCENARIO
-        #[arg(value_name = "FAULTS")]
+        #[arg(value_name = "FAULTS|@FILE")]
         faults: Vec<String>,
-        /// List the kinds of faults, and what each stands for
-        #[arg(long)]
+        /// Clear the faults of the process first. What has struck is not undone
+        #[arg(long, requires = "pid")]
+        clear: bool,
+        /// List the faults of the process, or without PID all kinds and what each stands for
+        #[arg(long, conflicts_with_all = ["clear", "faults"])]
         list: bool,
     },
     /// Read what `urnic run --trace FILE` has written
@@ -216,7 +222,7 @@ fn keys() -> String {
             value => value,
         };
         let _ = write!(text, "\n  {}\n", opt.key);
-        for line in wrapped(opt.help, 72) {
+        for line in wrapped(opt.help, 72, 0) {
             let _ = writeln!(text, "      {line}");
         }
         let _ = writeln!(
@@ -234,21 +240,6 @@ fn keys() -> String {
     text
 }
 
-/// `text` in lines of at most `width` characters.
-fn wrapped(text: &str, width: usize) -> Vec<String> {
-    let mut lines: Vec<String> = Vec::new();
-    for word in text.split_whitespace() {
-        match lines.last_mut() {
-            Some(line) if line.len() + 1 + word.len() <= width => {
-                line.push(' ');
-                line.push_str(word);
-            }
-            _ => lines.push(word.to_owned()),
-        }
-    }
-    lines
-}
-
 fn main() -> ExitCode {
     let (cli, matches) = match urnic_console::parsed::<Cli>(Cli::command()) {
         Ok(parsed) => parsed,
@@ -257,7 +248,8 @@ fn main() -> ExitCode {
     let outcome = match cli.command {
         Command::Run { options, command } => {
             let prepared = Environment::new(&options).and_then(|env| {
-                env.config.pcap.as_deref().map_or(Ok(()), capture::prepare)?;
+                files::check(&env.config)?;
+                (env.config.pcap.as_deref()).map_or(Ok(()), files::prepare_capture)?;
                 Ok(env)
             });
             prepared.and_then(|env| program::run(&env, &command))
@@ -266,7 +258,10 @@ fn main() -> ExitCode {
             options,
             count,
             command,
-        } => Environment::new(&options).and_then(|env| hosts::run(&env, count, &command)),
+        } => Environment::new(&options).and_then(|env| {
+            files::check(&env.config)?;
+            hosts::run(&env, count, &command)
+        }),
         Command::Env { options, format } => {
             Environment::new(&options).and_then(|env| print(&env.printed(format)))
         }
@@ -300,10 +295,13 @@ fn main() -> ExitCode {
         Command::Man { of, .. } => {
             manual::page(Cli::command(), &of.unwrap_or_default()).and_then(|text| print(&text))
         }
-        Command::Fault { list: true, .. } => print(&fault::list()),
-        Command::Fault { pid, faults, .. } => {
-            fault::add(pid.unwrap_or_default(), &faults.join(" ")).and_then(|text| print(&text))
-        }
+        Command::Fault { pid: None, .. } => print(&fault::list()),
+        Command::Fault {
+            pid: Some(pid),
+            faults,
+            clear,
+            ..
+        } => fault::change(pid, &faults.join(" "), clear).and_then(|text| print(&text)),
         Command::Explain { what } => explain::explain(&what).and_then(|text| print(&text)),
     };
     outcome.unwrap_or_else(|failure| failure.report())
@@ -344,6 +342,27 @@ mod tests {
                 "{}: {text}",
                 opt.key
             );
+        }
+    }
+
+    #[test]
+    fn the_manual_page_lists_every_command_of_the_help() {
+        let page = include_str!("../../docs/urnic.1").replace("\\-", "-");
+        let (synopsis, rest) = page.split_once(".SH DESCRIPTION\n").expect("a description");
+        let description = rest.split(".SH ").next().expect("a section");
+        let mut cli = Cli::command();
+        cli.build();
+        let commands = cli.get_subcommands().filter(|command| !command.is_hide_set());
+        let names: Vec<&str> = commands.map(clap::Command::get_name).collect();
+        assert!(names.contains(&"top") && names.contains(&"help"), "{names:?}");
+        for name in names {
+            let is_usage = |line: &str| {
+                line.strip_prefix(".B urnic ")
+                    .is_some_and(|rest| rest.split_whitespace().next() == Some(name))
+            };
+            assert!(synopsis.lines().any(is_usage), "no {name} in the synopsis");
+            let entry = format!(".TP\n.B {name}\n");
+            assert!(description.contains(&entry), "no {name} in the description");
         }
     }
 

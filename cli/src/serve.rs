@@ -293,7 +293,7 @@ pub(crate) fn serve(offer: &Offer, matches: &ArgMatches) -> Result<ExitCode, Fai
         .with(filter)
         .init();
     let pcap = offer.pcap.as_deref().filter(|path| !path.as_os_str().is_empty());
-    pcap.map_or(Ok(()), crate::capture::prepare)?;
+    pcap.map_or(Ok(()), crate::files::prepare_capture)?;
     let capture = pcap.map(|path| CaptureFile::new(path.to_owned(), None));
     let host = GidTable::of_host();
     let owners = owners(matches);

@@ -13,7 +13,8 @@ use urnic_config::Config;
 use urnic_console::escaped;
 use urnic_driver::watch::{self, QueuePair, Snapshot};
 
-use crate::answer::{Failure, print, print_json};
+use crate::answer::{Failure, print, print_json, width};
+use crate::columns::{Column, Kind, fitting};
 
 /// The default interval between two reports.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -165,21 +166,42 @@ pub(crate) fn errors(counters: &BTreeMap<String, u64>) -> u64 {
     .fold(0, |sum, name| sum.saturating_add(value(counters, name)))
 }
 
-/// The columns that processes and queue pairs share.
-const TRAFFIC: [(&str, &str); 4] = [
-    ("TX-MSGS", "tx_messages"),
-    ("TX-BYTES", "tx_bytes"),
-    ("RX-MSGS", "rx_messages"),
-    ("RX-BYTES", "rx_bytes"),
+/// The counters that processes and queue pairs have columns for.
+const TRAFFIC: [&str; 4] = ["tx_messages", "tx_bytes", "rx_messages", "rx_bytes"];
+
+const PROCESSES: [Column; 11] = [
+    Column::number("PID", 0),
+    Column::text("DEVICE", 1),
+    Column::long("COMMAND", 0),
+    Column::number("QPS", 1),
+    Column::number("TX-MSGS", 3),
+    Column::number("TX-BYTES", 2),
+    Column::number("RX-MSGS", 3),
+    Column::number("RX-BYTES", 2),
+    Column::number("TX-B/S", 0),
+    Column::number("RX-B/S", 0),
+    Column::number("ERRORS", 0),
+];
+
+const PAIRS: [Column; 11] = [
+    Column::number("QPN", 0),
+    Column::text("STATE", 0),
+    Column::text("VIA", 3),
+    Column::text("BYTES", 2),
+    Column::text("LOCAL", 5),
+    Column::text("PEER", 0),
+    Column::number("TX-MSGS", 4),
+    Column::number("TX-BYTES", 1),
+    Column::number("RX-MSGS", 4),
+    Column::number("RX-BYTES", 1),
+    Column::text("TERMINATE", 1),
 ];
 
 fn processes(all: &[Snapshot], rates: &Rates<'_>) -> String {
     if all.is_empty() {
         return "no process of yours has a urnic device open\n".to_owned();
     }
-    let mut rows = vec![["PID", "DEVICE", "COMMAND", "QPS"].map(str::to_owned).to_vec()];
-    rows[0].extend(TRAFFIC.iter().map(|(title, _)| (*title).to_owned()));
-    rows[0].extend(["TX-B/S", "RX-B/S", "ERRORS"].map(str::to_owned));
+    let mut rows = Vec::new();
     for one in all {
         let mut row = vec![
             one.pid.to_string(),
@@ -187,39 +209,28 @@ fn processes(all: &[Snapshot], rates: &Rates<'_>) -> String {
             one.command.clone(),
             one.queue_pairs.len().to_string(),
         ];
-        row.extend(
-            TRAFFIC
-                .iter()
-                .map(|(_, name)| amount(value(&one.counters, name) as f64)),
-        );
+        row.extend(TRAFFIC.map(|name| amount(value(&one.counters, name) as f64)));
         for name in ["tx_bytes", "rx_bytes"] {
             row.push(rates.of(one, name).map_or_else(|| "-".to_owned(), amount));
         }
         row.push(errors(&one.counters).to_string());
         rows.push(row);
     }
-    table(&rows, 2)
+    table(&PROCESSES, &rows, width())
 }
 
 fn process(one: &Snapshot, rates: &Rates<'_>) -> String {
     let mut text = format!(
-        "process {}, {}, {}: {} queue pairs, {} completion queues, {} contexts\n\n",
+        "process {}, {}, {}: {}, {}, {}\n\n",
         one.pid,
         escaped(&one.command),
         escaped(&one.name),
-        one.queue_pairs.len(),
-        one.completion_queues,
-        one.contexts
+        counted(one.queue_pairs.len() as u64, "queue pair"),
+        counted(one.completion_queues, "completion queue"),
+        counted(one.contexts, "context")
     );
-    let mut rows = vec![
-        ["QPN", "STATE", "VIA", "BYTES", "LOCAL", "PEER"]
-            .map(str::to_owned)
-            .to_vec(),
-    ];
-    rows[0].extend(TRAFFIC.iter().map(|(title, _)| (*title).to_owned()));
-    rows[0].push("TERMINATE".to_owned());
-    rows.extend(one.queue_pairs.iter().map(queue_pair));
-    text += &table(&rows, 6);
+    let rows: Vec<Vec<String>> = one.queue_pairs.iter().map(queue_pair).collect();
+    text += &table(&PAIRS, &rows, width());
     text.push('\n');
     for failure in &one.failures {
         let _ = writeln!(text, "{}", escaped(&failure.to_string()));
@@ -227,14 +238,30 @@ fn process(one: &Snapshot, rates: &Rates<'_>) -> String {
     if !one.failures.is_empty() {
         text.push('\n');
     }
-    for (name, value) in &one.counters {
-        let rate = rates
-            .of(one, name)
-            .filter(|rate| *rate > 0.0)
-            .map_or_else(String::new, |rate| format!("{:>10}/s", amount(rate)));
-        let _ = writeln!(text, "{:<20} {value:>20} {rate}", escaped(name));
-    }
-    text
+    text + &counters(one, rates)
+}
+
+/// The counters that have counted something, one in each line.
+fn counters(one: &Snapshot, rates: &Rates<'_>) -> String {
+    let counted = one.counters.iter().filter(|(_, value)| **value > 0);
+    let rows: Vec<Vec<String>> = counted
+        .map(|(name, value)| {
+            let rate = rates.of(one, name).filter(|rate| *rate > 0.0);
+            let rate = rate.map_or_else(String::new, |rate| format!("{}/s", amount(rate)));
+            vec![name.clone(), value.to_string(), rate]
+        })
+        .collect();
+    let columns = [
+        Column::text("COUNTER", 0),
+        Column::number("VALUE", 0),
+        Column::number("RATE", 0),
+    ];
+    let others = match one.counters.len() - rows.len() {
+        0 => String::new(),
+        1 => "1 other counter is 0\n".to_owned(),
+        others => format!("{others} other counters are 0\n"),
+    };
+    table(&columns, &rows, None) + &others
 }
 
 fn queue_pair(pair: &QueuePair) -> Vec<String> {
@@ -247,13 +274,17 @@ fn queue_pair(pair: &QueuePair) -> Vec<String> {
         end(&pair.local),
         end(&pair.remote),
     ];
-    row.extend(
-        TRAFFIC
-            .iter()
-            .map(|(_, name)| amount(value(&pair.counters, name) as f64)),
-    );
+    row.extend(TRAFFIC.map(|name| amount(value(&pair.counters, name) as f64)));
     row.push(terminate(pair));
     row
+}
+
+/// A number of things.
+pub(crate) fn counted(number: u64, what: &str) -> String {
+    match number {
+        1 => format!("1 {what}"),
+        _ => format!("{number} {what}s"),
+    }
 }
 
 /// The Terminate of a queue pair.
@@ -286,28 +317,23 @@ pub(crate) fn amount(n: f64) -> String {
     }
 }
 
-/// A table of rows: the first `left` columns are text, and the others are numbers.
-fn table(rows: &[Vec<String>], left: usize) -> String {
+/// A table with its titles, as wide as `room` permits.
+fn table(columns: &[Column], rows: &[Vec<String>], room: Option<usize>) -> String {
     let rows: Vec<Vec<String>> = rows
         .iter()
         .map(|row| row.iter().map(|cell| escaped(cell)).collect())
         .collect();
-    let columns = rows.first().map_or(0, Vec::len);
-    let width = |column: usize| {
-        rows.iter()
-            .filter_map(|row| row.get(column))
-            .map(|cell| cell.chars().count())
-            .max()
-    };
-    let widths: Vec<usize> = (0..columns).map(|column| width(column).unwrap_or(0)).collect();
+    let shown = fitting(columns, &rows, 2, room);
+    let titles: Vec<String> = columns.iter().map(|column| column.title.to_owned()).collect();
     let mut text = String::new();
-    for row in &rows {
+    for row in std::iter::once(&titles).chain(&rows) {
         let mut line = String::new();
-        for (column, (cell, width)) in row.iter().zip(&widths).enumerate() {
-            let _ = if column > 0 && column <= left {
-                write!(line, "{cell:<width$}  ")
-            } else {
-                write!(line, "{cell:>width$}  ")
+        for of in &shown {
+            let width = of.width;
+            let cell: String = row[of.index].chars().take(width).collect();
+            let _ = match columns[of.index].kind {
+                Kind::Number => write!(line, "{cell:>width$}  "),
+                Kind::Text | Kind::Long => write!(line, "{cell:<width$}  "),
             };
         }
         text.push_str(line.trim_end());
@@ -319,6 +345,12 @@ fn table(rows: &[Vec<String>], left: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const COLUMNS: [Column; 3] = [
+        Column::number("PID", 0),
+        Column::long("COMMAND", 0),
+        Column::number("QPS", 0),
+    ];
 
     #[test]
     fn amounts_are_short_and_never_round_to_nothing() {
@@ -336,16 +368,100 @@ mod tests {
 
     #[test]
     fn columns_are_aligned() {
-        let rows =
-            [["PID", "COMMAND", "QPS"], ["7", "a", "12345"]].map(|row| row.map(str::to_owned).to_vec());
-        assert_eq!(table(&rows, 1), "PID  COMMAND    QPS\n  7  a        12345\n");
+        let rows = [["7", "a", "12345"].map(str::to_owned).to_vec()];
+        assert_eq!(
+            table(&COLUMNS, &rows, None),
+            " PID  COMMAND    QPS\n   7  a        12345\n"
+        );
     }
 
     #[test]
     fn a_name_is_one_cell_whatever_is_in_it() {
-        let rows =
-            [["PID", "COMMAND"], ["7", "a\n\u{1b}[2J\u{9b}é"]].map(|row| row.map(str::to_owned).to_vec());
-        assert_eq!(table(&rows, 1), "PID  COMMAND\n  7  a\\n\\u{1b}[2J\\u{9b}é\n");
+        let rows = [["7", "a\n\u{1b}[2J\u{9b}é"].map(str::to_owned).to_vec()];
+        assert_eq!(
+            table(&COLUMNS[..2], &rows, None),
+            " PID  COMMAND\n   7  a\\n\\u{1b}[2J\\u{9b}é\n"
+        );
+    }
+
+    fn snapshot() -> Snapshot {
+        let counters = ["rx_bytes", "tx_bytes"].map(|name| (name.to_owned(), 154_517_972_688));
+        let counters: BTreeMap<String, u64> = counters.into_iter().collect();
+        let pair = QueuePair {
+            qpn: 0x99_ff00,
+            state: "RTS".to_owned(),
+            rdma_cm: true,
+            bytes: Some("memory".to_owned()),
+            local: Some("192.168.100.200:39423".to_owned()),
+            remote: Some("192.168.100.201:42144".to_owned()),
+            terminate_sent: 0,
+            terminate_received: 0x1100_c000,
+            send_blocks: 0,
+            receives: 0,
+            transfer_len: 0,
+            transfer_done: 0,
+            counters: counters.clone(),
+        };
+        Snapshot {
+            pid: 4_194_303,
+            command: "fifteen-letters".to_owned(),
+            name: "urnic0".to_owned(),
+            device: "inproc".to_owned(),
+            memory: "direct".to_owned(),
+            contexts: 1,
+            completion_queues: 1,
+            counters,
+            failures: Vec::new(),
+            queue_pairs: vec![pair],
+        }
+    }
+
+    #[test]
+    fn tables_fit_a_terminal_and_cut_no_name() {
+        let process = ["4194303", "urnic0", "fifteen-letters", "4"];
+        let numbers = ["2357k", "155G", "2357k", "155G", "10.0G", "10.0G", "0"];
+        let process: Vec<String> = process
+            .iter()
+            .chain(&numbers)
+            .map(|cell| (*cell).to_owned())
+            .collect();
+        let pair = queue_pair(&snapshot().queue_pairs[0]);
+        for room in [80, 100, 200] {
+            let text = table(&PROCESSES, std::slice::from_ref(&process), Some(room))
+                + &table(&PAIRS, std::slice::from_ref(&pair), Some(room));
+            for line in text.lines() {
+                assert!(line.chars().count() <= room, "{room}: {text}");
+            }
+            for whole in [
+                "4194303",
+                "fifteen-letters",
+                "0x99ff00",
+                "192.168.100.201:42144",
+                "got 0x1100c000",
+            ] {
+                assert!(text.contains(whole), "{whole} is not in {text}");
+            }
+        }
+        let all = table(&PAIRS, &[pair], None);
+        assert!(PAIRS.iter().all(|column| all.contains(column.title)), "{all}");
+    }
+
+    #[test]
+    fn counters_that_are_zero_are_one_line() {
+        let mut one = snapshot();
+        one.counters.insert("tx_stalls".to_owned(), 0);
+        one.counters.insert("unconfirmed_connections".to_owned(), 0);
+        let rates = Rates {
+            before: &[],
+            span: None,
+        };
+        assert_eq!(
+            counters(&one, &rates),
+            "COUNTER          VALUE  RATE\n\
+             rx_bytes  154517972688\n\
+             tx_bytes  154517972688\n\
+             2 other counters are 0\n"
+        );
     }
 
     #[test]

@@ -18,6 +18,7 @@ use urnic_config::Config;
 use urnic_driver::watch;
 
 use crate::answer::Failure;
+use crate::command_line;
 use crate::signals;
 use crate::stat;
 use state::{Next, State};
@@ -61,7 +62,10 @@ fn run(
     let mut due = Some(Instant::now());
     loop {
         if due.is_some_and(|due| Instant::now() >= due) {
-            let snapshots = watch::snapshots(homes, None);
+            let mut snapshots = watch::snapshots(homes, None);
+            for one in &mut snapshots {
+                one.command = command_line::of_process(one.pid, &one.command);
+            }
             let now = Instant::now();
             state.take(snapshots, now);
             due = now.checked_add(interval);
@@ -136,7 +140,12 @@ mod tests {
     }
 
     fn text(state: &State) -> String {
-        let mut terminal = Terminal::new(TestBackend::new(124, 16)).unwrap();
+        text_at(state, 150)
+    }
+
+    /// What a terminal of this width shows.
+    fn text_at(state: &State, width: u16) -> String {
+        let mut terminal = Terminal::new(TestBackend::new(width, 24)).unwrap();
         terminal.draw(|frame| view::draw(frame, state)).unwrap();
         let buffer = terminal.backend().buffer();
         let rows = buffer.content().chunks(buffer.area.width.into());
@@ -165,14 +174,128 @@ mod tests {
         let text = text(&state);
         let busy = text.lines().find(|line| line.contains("program2")).unwrap();
         assert!(busy.contains("90.0k"), "{busy}");
-        assert_eq!(state.sorted()[0].pid, 2, "the busiest is first");
+    }
+
+    /// The process numbers of the list, and that of the selection.
+    fn listed(state: &State) -> (Vec<u32>, u32) {
+        let order = state.order.iter().map(|device| device.pid).collect();
+        (order, state.selected_device().expect("a device").pid)
+    }
+
+    #[test]
+    fn rows_keep_their_places_while_rates_change() {
+        let mut state = State::default();
+        let begin = Instant::now();
+        let take = |state: &mut State, second: u64, bytes: [u64; 3]| {
+            let all = [1, 2, 3].map(|pid| snapshot(pid, bytes[pid as usize - 1]));
+            state.take(all.to_vec(), begin + Duration::from_secs(second));
+        };
+        take(&mut state, 0, [0; 3]);
+        take(&mut state, 1, [100, 1000, 1100]);
+        assert_eq!(listed(&state), (vec![1, 2, 3], 1), "by process");
+        press(&mut state, KeyCode::Char('s'));
+        assert_eq!(
+            listed(&state),
+            (vec![2, 3, 1], 1),
+            "by rate, and the selection stays"
+        );
+        // About the same rates, in turn.
+        for second in 2..20 {
+            let more = second % 2 * 300;
+            take(
+                &mut state,
+                second,
+                [100 * second, 1000 * second, 1000 * second + more],
+            );
+            assert_eq!(listed(&state), (vec![2, 3, 1], 1), "second {second}");
+        }
+        take(&mut state, 20, [100_000, 20_000, 20_000]);
+        assert_eq!(listed(&state), (vec![1, 2, 3], 1), "clearly more");
+        take(&mut state, 21, [100_000, 21_000, 21_000]);
+        press(&mut state, KeyCode::Char('s'));
+        press(&mut state, KeyCode::Char('s'));
+        assert_eq!(listed(&state), (vec![1, 2, 3], 1), "by process again");
+    }
+
+    #[test]
+    fn the_selection_stays_with_its_queue_pair() {
+        let mut state = State::default();
+        let mut one = snapshot(1, 0);
+        let pair = |qpn| QueuePair {
+            qpn,
+            ..snapshot(1, 0).queue_pairs[0].clone()
+        };
+        one.queue_pairs = [1, 2, 3].map(pair).to_vec();
+        state.take(vec![one.clone()], Instant::now());
+        press(&mut state, KeyCode::Enter);
+        press(&mut state, KeyCode::Down);
+        press(&mut state, KeyCode::Down);
+        one.queue_pairs.remove(0);
+        state.take(vec![one.clone()], Instant::now());
+        assert_eq!(state.detail.as_ref().map(|(_, row)| *row), Some(1));
+        one.queue_pairs.clear();
+        state.take(vec![one], Instant::now());
+        assert!(text(&state).contains("0 queue pairs"));
+    }
+
+    #[test]
+    fn no_name_or_number_is_cut_at_usual_widths() {
+        let mut state = State::default();
+        let mut one = snapshot(4_194_303, 1_000_000_000);
+        one.command = "fifteen-letters --with arguments".to_owned();
+        one.queue_pairs[0].qpn = 0xff_ff01;
+        one.queue_pairs[0].remote = Some("192.168.100.201:42144".to_owned());
+        let mut plain = one.clone();
+        plain.queue_pairs[0].terminate_received = 0;
+        let begin = Instant::now();
+        state.take(vec![one.clone()], begin);
+        state.take(vec![one], begin + Duration::from_secs(1));
+        for (width, columns) in [
+            (80, "PID DEVICE COMMAND QPS TX-B/S RX-B/S TX-M/S RX-M/S ERRORS"),
+            (
+                100,
+                "PID DEVICE COMMAND QPS TX-B/S RX-B/S TX-M/S RX-M/S TX-BYTES RX-BYTES ERRORS",
+            ),
+            (
+                200,
+                "PID DEVICE COMMAND QPS TX-B/S RX-B/S TX-M/S RX-M/S TX-BYTES RX-BYTES ERRORS",
+            ),
+        ] {
+            state.detail = None;
+            let list = text_at(&state, width);
+            let titles: Vec<&str> = list.lines().nth(1).unwrap().split_whitespace().collect();
+            assert_eq!(titles.join(" "), columns, "{width}: {list}");
+            for whole in ["4194303", "urnic0", "fifteen-letters", "q quit"] {
+                assert!(list.contains(whole), "{width}: {whole} is not in {list}");
+            }
+            assert_eq!(list.contains("--with arguments"), width == 200, "{list}");
+            press(&mut state, KeyCode::Enter);
+            let pairs = text_at(&state, width);
+            for whole in ["0xffff01", "RTS", "192.168.100.201:42144", "got 0x1100c000"] {
+                assert!(pairs.contains(whole), "{width}: {whole} is not in {pairs}");
+            }
+        }
+        state.take(vec![plain], begin + Duration::from_secs(2));
+        let pairs = text_at(&state, 80);
+        assert!(
+            pairs.contains("rdma_cm memory") && !pairs.contains("TERMINATE"),
+            "{pairs}"
+        );
+    }
+
+    #[test]
+    fn the_help_fits_80_columns() {
+        let mut state = two_samples();
+        press(&mut state, KeyCode::Char('h'));
+        assert_eq!(
+            text_at(&state, 80).split_whitespace().collect::<Vec<_>>()[7..],
+            text_at(&state, 300).split_whitespace().collect::<Vec<_>>()[7..]
+        );
     }
 
     #[test]
     fn a_device_opens_to_its_queue_pairs_and_failures() {
         let mut state = two_samples();
-        press(&mut state, KeyCode::Down);
-        press(&mut state, KeyCode::Down);
         press(&mut state, KeyCode::Enter);
         let shown = text(&state);
         for part in [
@@ -218,7 +341,7 @@ mod tests {
     #[test]
     fn every_size_of_a_terminal_will_do() {
         let mut state = two_samples();
-        for detail in [None, Some((state.sorted()[0].clone(), 0))] {
+        for detail in [None, Some((state.order[0].clone(), 0))] {
             state.detail = detail;
             for (width, height) in [(1, 1), (3, 2), (20, 5), (300, 80)] {
                 let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();

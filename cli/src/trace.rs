@@ -134,37 +134,55 @@ fn summary(events: &[Value]) -> String {
             .or_default()
             .push((request, stages));
     }
-    let mut text = String::from("times in us              number    failed      bytes");
-    for stage in STAGES {
-        let _ = write!(text, "  {:>13}", format!("{stage} p50"));
-        let _ = write!(text, "  {:>13}", format!("{stage} p99"));
-    }
-    text.push('\n');
+    let mut text = String::from("operation    requests    failed            bytes\n");
     for (opcode, requests) in &by_opcode {
         let failed = requests
             .iter()
             .filter(|(request, _)| request.text("status") != "SUCCESS")
             .count();
-        let bytes: u64 = requests.iter().map(|(request, _)| request.number("bytes")).sum();
-        let _ = write!(
+        let bytes = requests.iter().fold(0u64, |sum, (request, _)| {
+            sum.saturating_add(request.number("bytes"))
+        });
+        let _ = writeln!(
             text,
-            "{:<20} {:>10} {failed:>9} {bytes:>10}",
+            "{:<10} {:>10} {failed:>9} {bytes:>16}",
             escaped(opcode),
             requests.len()
         );
-        for stage in 0..STAGES.len() {
-            let mut times: Vec<f64> = requests.iter().filter_map(|(_, stages)| stages[stage]).collect();
-            times.sort_by(f64::total_cmp);
-            for part in [0.5, 0.99] {
-                let shown =
-                    percentile(&times, part).map_or_else(|| "-".to_owned(), |time| format!("{time:.2}"));
-                let _ = write!(text, "  {shown:>13}");
-            }
-        }
-        text.push('\n');
     }
-    text.push_str("\nsend queues                          requests  most at once  mean  idle\n");
-    for ((pid, qp), spans) in &by_queue {
+    text.push_str("\ntimes in us    ");
+    for stage in STAGES {
+        let _ = write!(text, " {stage:>9}");
+    }
+    text.push('\n');
+    for (opcode, requests) in &by_opcode {
+        for (part, name) in [(0.5, "p50"), (0.99, "p99")] {
+            let _ = write!(text, "{:<11} {name}", escaped(opcode));
+            for stage in 0..STAGES.len() {
+                let mut times: Vec<f64> = requests.iter().filter_map(|(_, stages)| stages[stage]).collect();
+                times.sort_by(f64::total_cmp);
+                let time = percentile(&times, part).map_or_else(|| "-".to_owned(), short);
+                let _ = write!(text, " {time:>9}");
+            }
+            text.push('\n');
+        }
+    }
+    text + &depths(&by_queue)
+}
+
+/// A time in at most nine characters, if it is shorter than a quarter of an hour.
+fn short(micros: f64) -> String {
+    match micros < 100_000.0 {
+        true => format!("{micros:.2}"),
+        false => format!("{micros:.0}"),
+    }
+}
+
+/// How many requests were outstanding in each send queue.
+fn depths(by_queue: &BTreeMap<(u64, &str), Vec<(u64, u64)>>) -> String {
+    let mut text =
+        String::from("\nsend queues                          requests  most at once  mean  idle\n");
+    for ((pid, qp), spans) in by_queue {
         let depth = Depth::of(spans);
         let _ = writeln!(
             text,
@@ -268,18 +286,35 @@ mod tests {
     #[test]
     fn a_summary_has_stages_and_depth() {
         let summary = summary(&events(TRACE).unwrap());
-        let line = summary.lines().find(|line| line.starts_with("SEND")).unwrap();
-        let words: Vec<&str> = line.split_whitespace().collect();
-        assert_eq!(words[..4], ["SEND", "2", "1", "128"]);
+        let lines = summary.lines().filter(|line| line.starts_with("SEND"));
+        let words: Vec<Vec<&str>> = lines.map(|line| line.split_whitespace().collect()).collect();
+        assert_eq!(words[0], ["SEND", "2", "1", "128"]);
         assert_eq!(
-            words[4..],
-            [
-                "1.00", "1.00", "-", "-", "-", "-", "1.00", "2.00", "1.00", "4.00", "3.00", "7.00"
-            ]
+            words[1],
+            ["SEND", "p50", "1.00", "-", "-", "1.00", "1.00", "3.00"]
+        );
+        assert_eq!(
+            words[2],
+            ["SEND", "p99", "1.00", "-", "-", "2.00", "4.00", "7.00"]
         );
         // Ten of twelve microseconds have a request.
         let queue = summary.lines().last().unwrap();
         assert!(queue.ends_with("2             1   0.8   17%"), "{queue}");
+    }
+
+    #[test]
+    fn a_summary_fits_80_columns() {
+        // Of the longest names, of hours, and of many bytes.
+        let long = TRACE
+            .replace("\"SEND\"", "\"RDMA_WRITE\"")
+            .replace("\"qp\":\"0x1\"", "\"qp\":\"0xffffff\"")
+            .replace("\"pid\":7", "\"pid\":4194303")
+            .replace("\"bytes\":64", "\"bytes\":6400000000000")
+            .replace("\"polled\":9000", "\"polled\":900000000000");
+        let summary = summary(&events(&long).unwrap());
+        assert!(summary.contains("899999998"), "{summary}");
+        let longest = summary.lines().map(|line| line.chars().count()).max();
+        assert!(longest <= Some(80), "{summary}");
     }
 
     #[test]

@@ -91,6 +91,8 @@ pub enum Action {
     Wait(Duration),
     /// Let it arrive late.
     Late(Lateness),
+    /// Damage the byte at this position of those that the connection sends.
+    Damage(u64),
 }
 
 /// How late something arrives that was sent.

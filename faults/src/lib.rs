@@ -16,17 +16,21 @@
 
 mod clock;
 mod devices;
+mod fault;
 mod kind;
 mod network;
 mod occasion;
+mod origins;
 mod parse;
 mod plan;
 mod random;
+mod specified;
 mod wait;
 mod window;
 
 pub use kind::{Action, Kind, Lateness, Position};
 pub use network::Network;
 pub use occasion::Occasion;
+pub use origins::{Origin, Origins};
 pub use plan::{DevicePlan, Plan, fails, is_on, plan};
 pub use wait::wait;

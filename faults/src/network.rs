@@ -1,5 +1,6 @@
 //! Networks: ranges of addresses with a common prefix.
 
+use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// A network, or one address.
@@ -45,6 +46,18 @@ impl Network {
                 let mask = u128::MAX.checked_shl(128 - bits.min(128)).unwrap_or(0);
                 Ipv6Addr::from(u128::from(ip) & mask).into()
             }
+        }
+    }
+}
+
+impl fmt::Display for Network {
+    /// As it is written: one address has no number of bits.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let most = if self.address.is_ipv4() { 32 } else { 128 };
+        write!(f, "{}", self.address)?;
+        match self.bits {
+            bits if bits == most => Ok(()),
+            bits => write!(f, "/{bits}"),
         }
     }
 }

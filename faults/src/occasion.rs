@@ -4,6 +4,8 @@ use std::fmt;
 use std::net::IpAddr;
 use std::ops::Range;
 
+use crate::origins::Origins;
+
 /// What is about to happen.
 #[derive(Debug, Clone)]
 pub enum Occasion<'a> {
@@ -17,6 +19,8 @@ pub enum Occasion<'a> {
         bytes: Range<u64>,
         /// The numbers, from 0 on, of the messages that ended with them.
         messages: Range<u64>,
+        /// Where each fault counts from.
+        origins: &'a Origins,
     },
     /// A connection with a peer is about to send the bytes from a position to another of those that
     /// it sends.
@@ -25,8 +29,10 @@ pub enum Occasion<'a> {
         peer: IpAddr,
         /// The position before.
         from: u64,
-        /// The position behind.
+        /// The position after.
         to: u64,
+        /// Where each fault counts from.
+        origins: &'a Origins,
     },
     /// A connection is about to send this many bytes to a peer.
     Send(IpAddr, usize),

@@ -6,50 +6,8 @@ use urnic_device::vocabulary::{WcOpcode, WcStatus};
 
 use crate::kind::{Delay, ERRNOS, Kind, Position};
 use crate::network::Network;
+use crate::specified::{Filter, Specified, When};
 use crate::window::Window;
-
-/// One fault, as it is specified.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Specified {
-    pub(crate) kind: Kind,
-    pub(crate) filter: Filter,
-    pub(crate) window: Window,
-    pub(crate) when: When,
-    /// Most times that it strikes; `None`: no limit.
-    pub(crate) count: Option<u64>,
-}
-
-/// To which occasions a fault applies.
-#[derive(Debug, Clone, PartialEq, Default)]
-pub(crate) struct Filter {
-    /// A name, or the number at its end.
-    pub(crate) device: Option<String>,
-    pub(crate) peer: Option<Network>,
-    pub(crate) opcode: Option<String>,
-    pub(crate) qp: Option<u32>,
-}
-
-impl Filter {
-    /// Whether a fault of this kind with this filter can strike without an occasion.
-    pub(crate) fn fits_begin(&self, kind: &Kind) -> bool {
-        kind.is_of_device() && self.peer.is_none() && self.opcode.is_none() && self.qp.is_none()
-    }
-}
-
-/// At which of its occasions a fault strikes.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) enum When {
-    /// The first one; nothing else was said.
-    First,
-    /// When its window begins, without an occasion.
-    Begin,
-    /// The one with this number, from 1 on.
-    Nth(u64),
-    /// Each one whose number is divisible by this.
-    Every(u64),
-    /// Each with this probability.
-    Probability(f64),
-}
 
 /// Reads a specification: its faults, and its seed if it has one.
 ///
@@ -126,11 +84,7 @@ fn read_kind(part: &str, word: &str, keys: &mut Keys<'_>) -> Result<Kind, String
                 .ok_or_else(|| format!("{part}: code=NUMBER is missing"))?,
         },
         "corrupt" => Kind::Corrupt(keys.take("after", bytes)?.unwrap_or(0)),
-        "delay" => Kind::Delay(Delay {
-            time: keys.take("time", time)?.unwrap_or_default(),
-            jitter: keys.take("jitter", time)?.unwrap_or_default(),
-            rate: keys.take("rate", rate)?.unwrap_or(0),
-        }),
+        "delay" => delay(part, keys)?,
         "refuse" => Kind::Refuse,
         "unreachable" => Kind::Unreachable,
         "unanswered" => Kind::Unanswered,
@@ -177,6 +131,21 @@ fn read_kind(part: &str, word: &str, keys: &mut Keys<'_>) -> Result<Kind, String
         }
     };
     Ok(kind)
+}
+
+/// A delay, which has a time or a rate.
+fn delay(part: &str, keys: &mut Keys<'_>) -> Result<Kind, String> {
+    let (late, jitter) = (keys.take("time", time)?, keys.take("jitter", time)?);
+    let rate = keys.take("rate", rate)?;
+    if late.is_none() && (jitter.is_some() || rate.is_none()) {
+        let or_rate = if jitter.is_none() { ", or rate=N," } else { "" };
+        return Err(format!("{part}: time=T{or_rate} is missing"));
+    }
+    Ok(Kind::Delay(Delay {
+        time: late.unwrap_or_default(),
+        jitter: jitter.unwrap_or_default(),
+        rate: rate.unwrap_or(0),
+    }))
 }
 
 /// The time in which a fault can strike.
@@ -390,6 +359,10 @@ mod tests {
             ("terminate code=0x10000", "code=0x10000: not a value of code"),
             ("corrupt after=3msg", "after=3msg: not a value of after"),
             ("late-completion", "time=T is missing"),
+            ("delay", "delay: time=T, or rate=N, is missing"),
+            ("delay nth=3", "time=T, or rate=N, is missing"),
+            ("delay jitter=2us", "time=T is missing"),
+            ("delay jitter=2us rate=1gbit", "time=T is missing"),
             ("complete status=SUCCESS", "status=SUCCESS"),
             ("seed=x", "seed=x: not a number"),
             ("drop at=soon", "at=soon: not a value of at"),
@@ -401,6 +374,29 @@ mod tests {
         ] {
             let error = parse(text).unwrap_err();
             assert!(error.contains(says), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_delay_may_have_a_rate_alone() {
+        let rate = Delay {
+            rate: 1_000_000_000,
+            ..Delay::default()
+        };
+        assert_eq!(one("delay rate=1gbit").kind, Kind::Delay(rate));
+    }
+
+    #[test]
+    fn a_fault_is_shown_with_all_its_keys() {
+        for text in [
+            "drop p=0.25 count=3 device=urnic1 peer=192.0.2.0/24",
+            "drop every=3 peer=fd00::1",
+            "complete status=REM_OP_ERR nth=2 opcode=RDMA_READ qp=0x1a",
+            "port-down for=20ms at=2000ms device=1",
+            "refuse nth=2 at=10ms until=30ms count=1 peer=192.0.2.1",
+        ] {
+            assert_eq!(one(text).to_string(), text);
+            assert_eq!(one(&one(text).to_string()), one(text));
         }
     }
 

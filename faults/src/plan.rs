@@ -1,44 +1,35 @@
 //! The plan of the process, and its decisions.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use crate::clock;
-use crate::devices::{Devices, means};
-use crate::kind::{Action, Delay, Kind, Lateness, Position};
+use crate::devices::Devices;
+use crate::fault::Fault;
+use crate::kind::{Action, Kind};
 use crate::occasion::Occasion;
-use crate::parse::{Specified, When, parse};
-use crate::random::{fraction, number};
+use crate::origins::{Origin, Origins};
+use crate::parse::parse;
+use crate::specified::Specified;
 
-/// Longest delay, whatever the rate.
-const LONGEST: Duration = Duration::from_secs(60);
-/// Most faults of a process.
+/// Most faults of a process that are in force.
 const MOST: usize = 64;
+/// Most faults of a process in its life, with those that were cleared: each keeps its place.
+const MOST_EVER: usize = 1024;
 
-/// What is to go wrong. Faults can be added while it is in use, and are never removed.
+/// What is to go wrong. Faults can be added and cleared while it is in use.
 #[derive(Debug)]
 pub struct Plan {
-    faults: [OnceLock<Fault>; MOST],
+    faults: [OnceLock<Fault>; MOST_EVER],
+    /// The number of faults that were cleared: the first ones.
+    cleared: AtomicUsize,
     seed: AtomicU64,
     /// Connections and datagrams ask this plan.
     has_network: AtomicBool,
     /// A device of the process has connections that do not ask this plan.
     is_passed_by: AtomicBool,
     devices: Devices,
-}
-
-#[derive(Debug)]
-struct Fault {
-    specified: Specified,
-    /// The time when it was added.
-    since: Duration,
-    /// The devices on which it struck by itself.
-    begun: AtomicU64,
-    /// The number of its occasions so far.
-    occasions: AtomicU64,
-    /// The number of occasions at which it was to strike; it does so up to its limit.
-    attempts: AtomicU64,
 }
 
 static PLAN: Plan = Plan::new();
@@ -90,6 +81,16 @@ impl DevicePlan {
     pub fn port_down_for(&self) -> Option<Duration> {
         self.plan.port_down_for(&self.device)
     }
+
+    /// Where the faults count from on a connection that begins now.
+    pub fn origins(&self) -> Origins {
+        Origins::beginning(self.plan.ever())
+    }
+
+    /// Faults that were added since the last call count from `here` on.
+    pub fn note(&self, origins: &mut Origins, here: Origin) {
+        origins.note(self.plan.ever(), here);
+    }
 }
 
 impl Plan {
@@ -105,7 +106,8 @@ impl Plan {
     /// A plan without faults.
     pub const fn new() -> Plan {
         Plan {
-            faults: [const { OnceLock::new() }; MOST],
+            faults: [const { OnceLock::new() }; MOST_EVER],
+            cleared: AtomicUsize::new(0),
             seed: AtomicU64::new(1),
             has_network: AtomicBool::new(false),
             is_passed_by: AtomicBool::new(false),
@@ -131,35 +133,33 @@ impl Plan {
         self.is_passed_by.store(true, Ordering::Relaxed);
     }
 
-    /// Adds the faults of a specification to the plan of a process that runs. A fault of the device
-    /// strikes at once, if its specification does not say when.
+    /// Changes the plan of a process that runs: adds the faults of a specification, and clears
+    /// those before if `clear` is set. What has struck is not undone. A fault that is added counts
+    /// occasions, positions and times from now on; one of the device strikes at once, if its
+    /// specification does not say when.
     ///
     /// # Errors
-    /// Those of [`Plan::add`]; a fault of connections or datagrams, if none asks this plan.
-    pub fn add_later(&self, text: &str) -> Result<(), String> {
+    /// Those of [`Plan::add`]; a fault of connections or datagrams, if none asks this plan. Nothing
+    /// is changed then.
+    pub fn change(&self, text: &str, clear: bool) -> Result<(), String> {
         let (mut faults, seed) = parse(text)?;
-        let has_network = self.has_network.load(Ordering::Relaxed);
-        let is_passed_by = self.is_passed_by.load(Ordering::Relaxed);
-        let without_effect = |kind: &Kind| match kind {
-            // A device in another process has its connections there.
-            Kind::PortDown(_) => is_passed_by,
-            kind => kind.is_of_network() && !has_network,
-        };
-        if let Some(fault) = faults.iter().find(|fault| without_effect(&fault.kind)) {
+        if let Some(fault) = faults.iter().find(|fault| !self.reaches(&fault.kind)) {
             return Err(format!(
                 "{}: the connections of this process pass by faults: start it with --faults none",
                 fault.kind.word()
             ));
         }
-        for Specified {
-            kind, filter, when, ..
-        } in &mut faults
-        {
-            if *when == When::First && filter.fits_begin(kind) {
-                *when = When::Begin;
-            }
+        faults.iter_mut().for_each(Specified::begin_at_once);
+        self.put(faults, seed, clear)
+    }
+
+    /// Whether a fault of this kind would have an effect on the connections of the process.
+    fn reaches(&self, kind: &Kind) -> bool {
+        match kind {
+            // A device in another process has its connections there.
+            Kind::PortDown(_) => !self.is_passed_by.load(Ordering::Relaxed),
+            kind => !kind.is_of_network() || self.has_network.load(Ordering::Relaxed),
         }
-        self.put(faults, seed)
     }
 
     /// Adds the faults of a specification. The process has a plan from now on, even if there are
@@ -169,56 +169,60 @@ impl Plan {
     /// A message: the specification is wrong, or there are too many faults.
     pub fn add(&self, text: &str) -> Result<(), String> {
         let (faults, seed) = parse(text)?;
-        self.put(faults, seed)
+        self.put(faults, seed, false)
     }
 
-    fn put(&self, faults: Vec<Specified>, seed: Option<u64>) -> Result<(), String> {
-        let since = clock::now();
+    /// Clears all faults if `clear` is set, and adds these; all, or nothing if there is no room.
+    fn put(&self, faults: Vec<Specified>, seed: Option<u64>, clear: bool) -> Result<(), String> {
+        let ever = self.ever() as usize;
+        let first = if clear { ever } else { self.first() };
+        // Another thread may clear later faults meanwhile.
+        if ever.saturating_sub(first) + faults.len() > MOST {
+            return Err(format!("more than {MOST} faults"));
+        }
+        let no_place = || format!("more than {MOST_EVER} faults since the process began: start it again");
+        if ever + faults.len() > MOST_EVER {
+            return Err(no_place());
+        }
+        self.cleared.fetch_max(first, Ordering::Relaxed);
         if let Some(seed) = seed {
             self.seed.store(seed, Ordering::Relaxed);
         }
+        let since = clock::now();
         for specified in faults {
-            let mut fault = Some(Fault {
-                specified,
-                since,
-                begun: AtomicU64::new(0),
-                occasions: AtomicU64::new(0),
-                attempts: AtomicU64::new(0),
-            });
+            let mut fault = Some(Fault::new(specified, since));
             for place in &self.faults {
                 fault = fault.and_then(|fault| place.set(fault).err());
             }
             if fault.is_some() {
-                return Err(format!("more than {MOST} faults"));
+                return Err(no_place());
             }
         }
         ON.store(true, Ordering::Release);
         Ok(())
     }
 
-    fn all(&self) -> impl Iterator<Item = (u64, &Fault)> {
-        (0..).zip(self.faults.iter().map_while(OnceLock::get))
+    /// The number of faults that there were.
+    fn ever(&self) -> u64 {
+        let is_there = |fault: &OnceLock<Fault>| fault.get().is_some();
+        // Places are taken in their order.
+        self.faults.partition_point(is_there) as u64
     }
 
-    /// Each fault, with the numbers of its occasions and strikes, in words.
+    /// The index of the first fault that is in force.
+    fn first(&self) -> usize {
+        self.cleared.load(Ordering::Relaxed)
+    }
+
+    fn all(&self) -> impl Iterator<Item = (u64, &Fault)> {
+        let all = (0..).zip(self.faults.iter().map_while(OnceLock::get));
+        all.skip(self.first())
+    }
+
+    /// Each fault by its number, with the numbers of its occasions and strikes, in words.
     pub fn list(&self) -> Vec<String> {
         self.all()
-            .map(|(_, fault)| {
-                let Specified {
-                    kind, window, when, ..
-                } = &fault.specified;
-                let when = match when {
-                    When::First => " nth=1".to_owned(),
-                    When::Begin if window.at.is_none() => " at=0ms".to_owned(),
-                    When::Begin => String::new(),
-                    When::Nth(n) => format!(" nth={n}"),
-                    When::Every(n) => format!(" every={n}"),
-                    When::Probability(p) => format!(" p={p}"),
-                };
-                let strikes = fault.attempts.load(Ordering::Relaxed).min(fault.limit());
-                let occasions = fault.occasions.load(Ordering::Relaxed);
-                format!("{kind}{when}{window}: struck {strikes} times at {occasions} occasions")
-            })
+            .map(|(index, fault)| format!("fault {}: {fault}", index + 1))
             .collect()
     }
 
@@ -246,9 +250,8 @@ impl Plan {
     fn due_at(&self, now: Duration, device: &str) -> (Vec<Action>, Option<Duration>) {
         let (mut strikes, mut next) = (Vec::new(), None);
         for (index, fault) in self.all().filter(|(_, fault)| fault.begins_on(device)) {
-            let at = fault.since + fault.specified.window.at.unwrap_or_default();
-            if at > now {
-                next = [next, Some(at - now)].into_iter().flatten().min();
+            if let Some(left) = fault.time_left(now) {
+                next = [next, Some(left)].into_iter().flatten().min();
             } else if fault.is_open(now)
                 && let Some(bit) = self.devices.bit(device)
             {
@@ -279,148 +282,6 @@ impl Default for Plan {
     fn default() -> Plan {
         Plan::new()
     }
-}
-
-impl Fault {
-    /// Most strikes.
-    fn limit(&self) -> u64 {
-        self.specified.count.unwrap_or(u64::MAX)
-    }
-
-    /// Whether it can strike at this time.
-    fn is_open(&self, now: Duration) -> bool {
-        self.specified.window.contains(now.saturating_sub(self.since))
-    }
-
-    fn fits_device(&self, device: &str) -> bool {
-        let wanted = self.specified.filter.device.as_deref();
-        wanted.is_none_or(|wanted| means(wanted, device))
-    }
-
-    /// Whether it strikes on this device by itself.
-    fn begins_on(&self, device: &str) -> bool {
-        self.specified.when == When::Begin && self.fits_device(device)
-    }
-
-    /// Strikes by itself, once on each device; `bit` is that of this one.
-    fn begin(&self, index: u64, device: &str, bit: u64) -> Option<Action> {
-        if self.begun.fetch_or(bit, Ordering::Relaxed) & bit != 0 {
-            return None;
-        }
-        self.occasions.fetch_add(1, Ordering::Relaxed);
-        if self.attempts.fetch_add(1, Ordering::Relaxed) >= self.limit() {
-            return None;
-        }
-        let Specified { kind, window, .. } = &self.specified;
-        tracing::warn!("fault {}: {kind}{window}: on {device}", index + 1);
-        Some(Action::Do(kind.clone()))
-    }
-
-    /// Whether this is an occasion for it.
-    fn fits(&self, device: &str, occasion: &Occasion<'_>) -> bool {
-        let Specified { kind, filter, .. } = &self.specified;
-        let fits_kind = match (kind, occasion) {
-            (Kind::Refuse | Kind::Unreachable | Kind::Unanswered | Kind::Reject, Occasion::Connect(_))
-            | (Kind::Drop | Kind::Duplicate | Kind::Reorder, Occasion::Datagram(_))
-            | (Kind::Delay(_), Occasion::Send(..))
-            | (Kind::LoseEvent, Occasion::Event)
-            | (
-                Kind::Complete(_)
-                | Kind::LateCompletion(_)
-                | Kind::CqOverflow
-                | Kind::PortDown(_)
-                | Kind::GidChange
-                | Kind::DeviceFatal(_),
-                Occasion::Completion(..),
-            ) => true,
-            (Kind::Fail { call, .. }, Occasion::Call(called)) => call == called,
-            (Kind::Corrupt(at), Occasion::Sending { from, to, .. }) => (*from..*to).contains(at),
-            (
-                Kind::Reset(after)
-                | Kind::Close(after)
-                | Kind::Silence(after)
-                | Kind::Terminate { after, .. },
-                Occasion::Passed { bytes, messages, .. },
-            ) => match *after {
-                Position::Bytes(at) => bytes.contains(&at),
-                // At once.
-                Position::Messages(0) => bytes.contains(&0),
-                Position::Messages(n) => messages.contains(&(n - 1)),
-            },
-            _ => false,
-        };
-        let fits_completion = match occasion {
-            Occasion::Completion(opcode, qp) => {
-                filter.opcode.as_deref().is_none_or(|wanted| wanted == *opcode)
-                    && filter.qp.is_none_or(|wanted| wanted == *qp)
-            }
-            _ => true,
-        };
-        let fits_peer = match (filter.peer, occasion.peer()) {
-            (Some(network), Some(peer)) => network.contains(peer),
-            (Some(_), None) => false,
-            (None, _) => true,
-        };
-        fits_kind && fits_completion && fits_peer && self.fits_device(device)
-    }
-
-    fn strike(&self, seed: u64, index: u64, device: &str, occasion: &Occasion<'_>) -> Option<Action> {
-        if !self.fits(device, occasion) {
-            return None;
-        }
-        let number_of = self.occasions.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
-        let random = number(seed, index, number_of);
-        let strikes = match self.specified.when {
-            When::First => number_of == 1,
-            When::Begin => false,
-            When::Nth(n) => number_of == n,
-            When::Every(n) => number_of.is_multiple_of(n),
-            When::Probability(p) => fraction(random) < p,
-        };
-        if !strikes {
-            return None;
-        }
-        if self.attempts.fetch_add(1, Ordering::Relaxed) >= self.limit() {
-            return None;
-        }
-        let kind = &self.specified.kind;
-        match (kind, occasion) {
-            (Kind::Delay(delay), Occasion::Send(_, len)) => {
-                return Some(Action::Late(Lateness {
-                    transfer: delay.transfer(*len),
-                    time: delay.time(random),
-                }));
-            }
-            (Kind::LateCompletion(delay), _) => return Some(Action::Wait(delay.time(random))),
-            _ => {}
-        }
-        tracing::warn!(
-            "fault {}: {kind}: at {occasion}, its occasion {number_of}",
-            index + 1
-        );
-        Some(Action::Do(kind.clone()))
-    }
-}
-
-impl Delay {
-    /// The time that this many bytes take at the rate.
-    fn transfer(&self, len: usize) -> Duration {
-        if self.rate == 0 {
-            return Duration::ZERO;
-        }
-        limited(len as f64 * 8.0 * 1e9 / self.rate as f64)
-    }
-
-    /// The time apart from the rate.
-    fn time(&self, random: u64) -> Duration {
-        let jitter = self.jitter.as_nanos() as f64 * (2.0 * fraction(random) - 1.0);
-        limited(self.time.as_nanos() as f64 + jitter)
-    }
-}
-
-/// So many nanoseconds, but no delay that would be an end.
-fn limited(nanos: f64) -> Duration {
-    Duration::from_nanos(nanos.max(0.0) as u64).min(LONGEST)
 }
 
 #[cfg(test)]

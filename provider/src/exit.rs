@@ -40,7 +40,11 @@ struct Report {
 /// Notes the option `report`.
 pub(crate) fn start(config: &Config) {
     if let Some(path) = &config.report {
-        let _ = REPORT.set(files::of_process(path));
+        let path = files::of_process(path);
+        if let Err(errno) = files::check(&path) {
+            tracing::error!("report {}: {errno}", path.display());
+        }
+        let _ = REPORT.set(path);
         log::keep_warnings();
     }
 }

@@ -1,8 +1,9 @@
-//! Files that the options `report` and `trace` append to, and that processes may share.
+//! Names of the files of the options `report` and `trace`, and the file of `report`, which
+//! processes may share.
 
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FileType, Mode, OFlags, fstat, open};
+use rustix::fs::{Access, FileType, Mode, OFlags, access, fstat, open};
 use rustix::io::Errno;
 use urnic_model::capture;
 use urnic_process::file_length;
@@ -37,6 +38,23 @@ pub(crate) fn append(path: &Path, text: &[u8]) -> Result<(), Errno> {
     Ok(())
 }
 
+/// Whether a file may be made in the folder of this one, or is there and may be written.
+///
+/// # Errors
+/// Why not: `ENOENT` if there is no such folder.
+pub(crate) fn check(path: &Path) -> Result<(), Errno> {
+    match access(path, Access::WRITE_OK) {
+        Err(Errno::NOENT) => {
+            let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+            access(
+                folder.unwrap_or(Path::new(".")),
+                Access::WRITE_OK | Access::EXEC_OK,
+            )
+        }
+        found => found,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -46,6 +64,15 @@ mod tests {
         assert_eq!(of_process(Path::new("/a/b")), Path::new("/a/b"));
         let name = of_process(Path::new("/a/%p.json"));
         assert_eq!(name, PathBuf::from(format!("/a/{}.json", std::process::id())));
+    }
+
+    #[test]
+    fn a_missing_folder_is_found_before_the_file_is_written() {
+        let folder = urnic_testkit::Folder::new("report-folder");
+        assert_eq!(check(&folder.file("new")), Ok(()));
+        assert!(!folder.file("new").exists());
+        assert_eq!(check(Path::new("no-such-file-yet")), Ok(()));
+        assert_eq!(check(&folder.file("none/new")), Err(Errno::NOENT));
     }
 
     #[test]

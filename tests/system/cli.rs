@@ -56,6 +56,35 @@ fn a_mistake_in_an_option_is_one_line_and_starts_nothing() {
         ),
         ("run --pcap /dev/null -- echo started", "no regular file"),
         (
+            "run --pcap /no/such/folder/file -- echo started",
+            "there is no folder /no/such/folder",
+        ),
+        (
+            "run --report /no/such/folder/%p -- echo started",
+            "--report /no/such/folder/%p: there is no folder /no/such/folder",
+        ),
+        (
+            "run --trace /no/such/folder/file -- echo started",
+            "there is no folder /no/such/folder",
+        ),
+        ("run --trace /dev/null -- echo started", "no regular file"),
+        (
+            "run --set trace=/no/such/folder/file -- echo started",
+            "there is no folder /no/such/folder",
+        ),
+        (
+            "hosts --report /no/such/folder/file 2 -- echo started",
+            "there is no folder /no/such/folder",
+        ),
+        (
+            "run --strict --suppressions /no/such/file -- echo started",
+            "--suppressions /no/such/file: there is no such file",
+        ),
+        (
+            "run --faults /no/such/file -- echo started",
+            "--faults /no/such/file: no such file",
+        ),
+        (
             "run --pcap file --device vfio-user:/none -- echo started",
             "urnic serve",
         ),

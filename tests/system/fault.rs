@@ -403,9 +403,13 @@ fn faults_can_be_added_to_a_process_that_runs() {
     assert!(wrong.contains("\"rest\" is no fault"), "{wrong}");
     let passed_by = fault(there.pid(), "reset").failure();
     assert!(passed_by.contains("start it with --faults none"), "{passed_by}");
+    let missing = fault(here.pid(), "/no/such/file").failure();
+    assert!(missing.contains("/no/such/file: no such file"), "{missing}");
+    let late = fault(here.pid(), "delay").failure();
+    assert!(late.contains("delay: time=T, or rate=N, is missing"), "{late}");
     let added = fault(here.pid(), "complete status=RETRY_EXC_ERR").success();
     assert!(
-        added.starts_with("complete status=RETRY_EXC_ERR nth=1: struck "),
+        added.starts_with("fault 1: complete status=RETRY_EXC_ERR nth=1: struck "),
         "{added}"
     );
     let ended = here.wait_for(LIMIT);
@@ -416,6 +420,52 @@ fn faults_can_be_added_to_a_process_that_runs() {
     there.wait_for(LIMIT);
     let gone = fault(1, "reset").failure();
     assert!(gone.contains("process 1 has no urnic device open"), "{gone}");
+}
+
+/// The connection has passed many times the bytes after which the fault strikes.
+#[test]
+fn positions_count_from_when_a_fault_is_added() {
+    or_skip!(in_process(
+        "the connections are those of the device in the process"
+    ));
+    or_skip!(installed("ibv_rc_pingpong"));
+    let place = Folder::inside(&scratch(), "faults-positions");
+    let [there, here] = endless(&place, "none");
+    let pid = here.pid().to_string();
+    let fault = |line: &str| {
+        let program = Program::plain(urnic()).line(&format!("fault {pid} {line}"));
+        program
+            .env("URNIC_PRESENT_DIR", place.path())
+            .run_for(LIMIT)
+            .success()
+    };
+    let passed = || -> Option<u64> {
+        let said = stat(&place, &here);
+        let (_, count) = said.split_once("\"tx_bytes\":")?;
+        count.split([',', '}']).next()?.parse().ok()
+    };
+    until(TIME_LIMIT, || passed().filter(|bytes| *bytes > 1 << 20)).expect("a MiB that passed");
+
+    // None of these strikes.
+    fault("reset after=1g");
+    fault("drop nth=2 peer=192.0.2.1");
+    let listed = fault("--list");
+    let expected = "fault 1: reset after=1073741824 nth=1: struck 0 times at 0 occasions\n\
+                    fault 2: drop nth=2 peer=192.0.2.1: struck 0 times at 0 occasions\n";
+    assert_eq!(listed, expected);
+    assert_eq!(fault("--clear"), "no faults\n");
+    assert_eq!(fault("--list"), "no faults\n");
+    let only = fault("--clear refuse every=7");
+    assert_eq!(only, "fault 3: refuse every=7: struck 0 times at 0 occasions\n");
+
+    fault("close after=64k");
+    let ended = here.wait_for(LIMIT);
+    assert!(!ended.ok(), "{ended}");
+    let lines = struck(&ended.output);
+    assert_eq!(lines.len(), 1, "{ended}");
+    assert!(lines[0].starts_with("fault 4: close after=65536: "), "{ended}");
+    there.signal(Signal::KILL);
+    there.wait_for(LIMIT);
 }
 
 /// A process that receives only has no completion of its own at which the port could go down.
@@ -446,7 +496,10 @@ fn a_port_goes_down_at_once_in_a_process_that_runs() {
         .arg("port-down for=600s")
         .env("URNIC_PRESENT_DIR", place.path());
     let listed = fault.run_for(LIMIT).success();
-    assert!(listed.starts_with("port-down for=600000ms at=0ms"), "{listed}");
+    assert!(
+        listed.starts_with("fault 1: port-down for=600000ms at=0ms: "),
+        "{listed}"
+    );
     let ended = here.wait_for(LIMIT);
     assert!(!ended.ok(), "{ended}");
     assert!(ended.output.contains("RETRY_EXC_ERR (12)"), "{ended}");
@@ -486,6 +539,14 @@ fn faults_come_from_a_file_and_mistakes_are_named() {
         wrong.contains("--faults drop p=2: p=2: not a value of p"),
         "{wrong}"
     );
+    for (given, says) in [
+        ("/no/such/file", "--faults /no/such/file: no such file"),
+        ("faults.txt", "--faults faults.txt: no such file"),
+        ("delay jitter=2us", "time=T is missing"),
+    ] {
+        let wrong = env(given).failure();
+        assert!(wrong.contains(says), "{given}: {wrong}");
+    }
     let kinds = Program::plain(urnic())
         .line("fault --list")
         .run_for(LIMIT)

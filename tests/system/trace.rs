@@ -57,21 +57,15 @@ fn each_request_of_both_ends_is_there_with_its_stages() {
         );
     }
     let summary = command("summary", &[&file]);
-    let sends = summary
-        .lines()
-        .find(|line| line.starts_with("SEND"))
-        .expect("sends");
-    let words: Vec<&str> = sends.split_whitespace().collect();
-    assert_eq!(words[1..4], ["400", "0", "1638400"], "{summary}");
-    // Each request has a message.
-    let receives = summary
-        .lines()
-        .find(|line| line.starts_with("RECV"))
-        .expect("receives");
-    assert!(
-        ![sends, receives].iter().any(|line| line.contains(" - ")),
-        "{summary}"
-    );
+    for opcode in ["SEND", "RECV"] {
+        let lines = summary.lines().filter(|line| line.starts_with(opcode));
+        let rows: Vec<Vec<&str>> = lines.map(|line| line.split_whitespace().collect()).collect();
+        assert_eq!(rows[0][1..], ["400", "0", "1638400"], "{summary}");
+        assert_eq!([rows[1][1], rows[2][1]], ["p50", "p99"], "{summary}");
+        // Each request has a message.
+        assert!(!rows.iter().flatten().any(|word| *word == "-"), "{summary}");
+    }
+    assert!(summary.lines().all(|line| line.len() <= 80), "{summary}");
     let picture = command("picture --for 1000000", &[&file]);
     for lane in ["send", "receive", "wire, sent", "wire, received"] {
         assert_eq!(picture.matches(&format!(" {lane}</text>")).count(), 2, "{lane}");
@@ -107,8 +101,22 @@ fn a_failed_request_is_there_with_its_status_and_the_log() {
     assert!(text.contains("refused the peer's RDMA Write of 64 B"), "{text}");
 }
 
+/// The number of events of a file, which is JSON as it is.
+#[track_caller]
+fn events(file: &Path) -> usize {
+    let text = std::fs::read_to_string(file).expect("the trace");
+    let events: Result<Vec<Value>, _> = serde_json::from_str(&text);
+    match events {
+        Ok(events) => events.len(),
+        Err(error) => panic!(
+            "{error}: ...{}",
+            text[text.len().saturating_sub(9000)..].trim_end()
+        ),
+    }
+}
+
 #[test]
-fn the_trace_of_a_killed_process_can_be_read() {
+fn a_trace_is_json_while_programs_run_and_after_a_kill() {
     or_skip!(installed("ibv_rc_pingpong"));
     let folder = Folder::inside(&scratch(), "trace-killed");
     let file = folder.file("t.json");
@@ -118,17 +126,68 @@ fn the_trace_of_a_killed_process_can_be_read() {
     let mut there = program.clone().spawn();
     there.wait_until_listening(port);
     let here = program.arg("127.0.0.1").spawn();
-    let has_requests = || {
-        let len = file.metadata().map_or(0, |metadata| metadata.len());
-        (len > 1 << 20).then_some(())
+    let longer_than = |bytes: u64| {
+        let is_longer = || (file.metadata().map_or(0, |found| found.len()) > bytes).then_some(());
+        urnic_tests::wait::until(LIMIT, is_longer).expect("requests in the file");
     };
-    urnic_tests::wait::until(LIMIT, has_requests).expect("requests in the file");
-    for end in [&here, &there] {
-        end.signal(Signal::KILL);
+    longer_than(1 << 20);
+    let mut before = 0;
+    for _ in 0..5 {
+        for end in [&here, &there] {
+            end.stop();
+        }
+        let now = events(&file);
+        assert!(now > before, "{now} events, and {before} before");
+        before = now;
+        let len = file.metadata().expect("the trace").len();
+        for end in [&here, &there] {
+            end.resume();
+        }
+        longer_than(len);
     }
+    here.signal(Signal::KILL);
     here.wait_for(LIMIT);
+    let killed = events(&file);
+    assert!(killed >= before, "{killed} events, and {before} before");
+    there.signal(Signal::KILL);
     there.wait_for(LIMIT);
+    assert!(events(&file) >= killed);
     assert!(requests(&file).len() > 100);
+}
+
+/// A killed process leaves a trace that others go on with.
+#[test]
+fn a_trace_is_continued_after_a_kill() {
+    or_skip!(installed("ibv_rc_pingpong"));
+    let folder = Folder::inside(&scratch(), "trace-again");
+    let file = folder.file("t.json");
+    let mut before = 0;
+    for _ in 0..3 {
+        let port = urnic_tests::wait::free_port();
+        let line = format!("-g 0 -n 100000000 -p {port}");
+        let program = Program::new("ibv_rc_pingpong")
+            .line(&line)
+            .env("URNIC_TRACE", &file);
+        let mut there = program.clone().spawn();
+        there.wait_until_listening(port);
+        let here = program.arg("127.0.0.1").spawn();
+        let is_longer =
+            || (file.metadata().map_or(0, |found| found.len()) > before + (1 << 17)).then_some(());
+        urnic_tests::wait::until(LIMIT, is_longer).expect("more requests in the file");
+        for end in [&here, &there] {
+            end.signal(Signal::KILL);
+        }
+        here.wait_for(LIMIT);
+        there.wait_for(LIMIT);
+        events(&file);
+        before = file.metadata().expect("the trace").len();
+    }
+    let program = Program::new("ibv_rc_pingpong")
+        .line("-g 0 -n 20")
+        .env("URNIC_TRACE", &file);
+    let killed = events(&file);
+    Pair::new(&program).within(LIMIT).succeeds();
+    assert!(events(&file) > killed);
 }
 
 #[test]

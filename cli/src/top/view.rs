@@ -1,31 +1,41 @@
 //! The view: tables and curves.
 
 use ratatui::Frame;
-use ratatui::layout::{Constraint, Layout, Rect};
+use ratatui::layout::{Alignment, Constraint, Layout, Rect};
 use ratatui::style::{Modifier, Style, Stylize as _};
-use ratatui::text::Line;
+use ratatui::text::{Line, Text};
 use ratatui::widgets::{Paragraph, Row, Sparkline, Table, TableState};
 use urnic_console::escaped;
 use urnic_driver::watch::{QueuePair, Snapshot};
 
 use super::sample::Device;
 use super::state::State;
-use crate::stat::{amount, errors, terminate, value};
+use crate::columns::{Column, Kind, fitting};
+use crate::stat::{amount, counted, errors, terminate, value};
 
-const KEYS: &str = "Up/Down select   Enter queue pairs   Esc back   s order   p pause   h help   q quit";
+const KEYS: &str = "Up/Down select  Enter queue pairs  Esc back  s order  p pause  h help  q quit";
 
+/// No line is longer than 80 characters.
 const HELP: &str = "\
-The list has the devices of your processes; Enter shows the queue pairs of one, Esc leads back.
+The list has the devices of your processes. Enter shows the queue pairs of one,
+Esc leads back. Columns for which the terminal is too narrow are left out.
 
-TX-B/S, RX-B/S     bytes per second to and from streams
-TX-M/S, RX-M/S     messages per second
-ERRORS             CRC and marker errors, lost streams, Terminates, overflows of completion queues
-SQ                 blocks of 64 B of the send queue that are not complete: one or more for each request
-RQ                 receives that are posted and free
-TRANSFER           how far the oldest Read is, or else the message that is being sent
-VIA                who connected, and the way of the bytes: TCP, or memory that both ends share
+QPS              queue pairs
+TX-B/S, RX-B/S   bytes per second to and from streams
+TX-M/S, RX-M/S   messages per second
+TX-BYTES, ...    bytes since the device was opened
+ERRORS           CRC and marker errors, lost streams, Terminates sent and
+                 received, overflows of completion queues
+SQ               blocks of 64 B of the send queue that are not complete: one or
+                 more for each request
+RQ               receives that are posted and free
+TRANSFER         how far the oldest Read is, or else the message that is sent
+VIA              who connected, and the way of the bytes: TCP, or memory that
+                 both ends share
+TERMINATE        why a connection ended; `urnic explain` says what it means
 
-s changes the order of the list: rate, errors, process. p or Space stops and continues.";
+s changes the order of the list: by process, rate, errors. p stops and
+continues.";
 
 /// Draws all of it.
 pub(super) fn draw(frame: &mut Frame<'_>, state: &State) {
@@ -52,8 +62,8 @@ fn heading(state: &State) -> String {
     };
     let paused = if state.paused { "   paused" } else { "" };
     format!(
-        "urnic top   {} devices   {} B/s out   {} B/s in   by {}{paused}",
-        state.now.devices().count(),
+        "urnic top   {}   {} B/s out   {} B/s in   by {}{paused}",
+        counted(state.now.devices().count() as u64, "device"),
         total("tx_bytes"),
         total("rx_bytes"),
         state.sort.name()
@@ -69,13 +79,15 @@ fn cell(rate: Option<f64>) -> String {
 const RATES: [&str; 4] = ["tx_bytes", "rx_bytes", "tx_messages", "rx_messages"];
 
 fn list(frame: &mut Frame<'_>, area: Rect, state: &State) {
-    let devices = state.sorted();
-    let Some(selected) = devices.get(state.selected.min(devices.len().saturating_sub(1))) else {
+    let Some(selected) = state.selected_device() else {
         frame.render_widget("no process of yours has a urnic device open", area);
         return;
     };
-    let rows = devices.iter().filter_map(|device| {
-        let one = state.now.of(device)?;
+    let present = state
+        .order
+        .iter()
+        .filter_map(|device| Some((device, state.now.of(device)?)));
+    let rows = present.map(|(device, one)| {
         let mut row = vec![
             one.pid.to_string(),
             escaped(&one.name),
@@ -85,20 +97,32 @@ fn list(frame: &mut Frame<'_>, area: Rect, state: &State) {
         row.extend(RATES.map(|counter| cell(state.now.rate(&state.before, device, counter))));
         row.extend(["tx_bytes", "rx_bytes"].map(|name| amount(value(&one.counters, name) as f64)));
         row.push(errors(&one.counters).to_string());
-        let row = Row::new(row);
-        Some(match errors(&one.counters) {
-            0 => row,
-            _ => row.red(),
-        })
+        row
     });
-    let titles = [
-        "PID", "DEVICE", "COMMAND", "QPS", "TX-B/S", "RX-B/S", "TX-M/S", "RX-M/S", "TX-BYTES", "RX-BYTES",
-        "ERRORS",
+    let columns = [
+        Column::number("PID", 0),
+        Column::text("DEVICE", 1),
+        Column::long("COMMAND", 0),
+        Column::number("QPS", 1),
+        Column::number("TX-B/S", 0),
+        Column::number("RX-B/S", 0),
+        Column::number("TX-M/S", 2),
+        Column::number("RX-M/S", 2),
+        Column::number("TX-BYTES", 3),
+        Column::number("RX-BYTES", 3),
+        Column::number("ERRORS", 0),
     ];
-    let widths = [8, 8, 16, 6, 7, 7, 7, 7, 8, 8, 6].map(Constraint::Length);
     let [above, curve] = Layout::vertical([Constraint::Min(0), Constraint::Length(3)]).areas(area);
-    table(frame, above, rows.collect(), &titles, &widths, state.selected);
-    curve_of(frame, curve, state, selected);
+    let is_faulty = |row: &[String]| row.last().is_some_and(|errors| errors != "0");
+    table(
+        frame,
+        above,
+        &columns,
+        &rows.collect::<Vec<_>>(),
+        state.selected,
+        is_faulty,
+    );
+    curve_of(frame, curve, state, &selected);
 }
 
 /// The bytes per second of a device as a curve.
@@ -131,31 +155,32 @@ fn pairs(frame: &mut Frame<'_>, area: Rect, state: &State, device: &Device, one:
     ])
     .areas(area);
     let about_it = format!(
-        "process {}, {}, {}: {} queue pairs, {} completion queues",
+        "process {}, {}: {}, {}: {}",
         one.pid,
-        escaped(&one.command),
         escaped(&one.name),
-        one.queue_pairs.len(),
-        one.completion_queues
+        counted(one.queue_pairs.len() as u64, "queue pair"),
+        counted(one.completion_queues, "completion queue"),
+        escaped(&one.command)
     );
     frame.render_widget(about_it, about);
     let rows = one.queue_pairs.iter().map(|pair| pair_row(state, device, pair));
-    let titles = [
-        "QPN",
-        "STATE",
-        "VIA",
-        "SQ",
-        "RQ",
-        "TX-B/S",
-        "RX-B/S",
-        "TX-M/S",
-        "RX-M/S",
-        "TRANSFER",
-        "PEER",
-        "TERMINATE",
+    let rows: Vec<Vec<String>> = rows.collect();
+    let has_terminate = rows.iter().any(|row| row.last().is_some_and(|cell| cell != "-"));
+    let columns = [
+        Column::number("QPN", 0),
+        Column::text("STATE", 0),
+        Column::text("PEER", 0),
+        Column::number("TX-B/S", 0),
+        Column::number("RX-B/S", 0),
+        Column::number("SQ", 2),
+        Column::number("RQ", 2),
+        Column::text("VIA", 3),
+        Column::number("TX-M/S", 4),
+        Column::number("RX-M/S", 4),
+        Column::text("TRANSFER", 5),
+        Column::text("TERMINATE", if has_terminate { 1 } else { 6 }),
     ];
-    let widths = [8, 5, 14, 5, 5, 6, 6, 6, 6, 12, 21, 15].map(Constraint::Length);
-    table(frame, above, rows.collect(), &titles, &widths, selected);
+    table(frame, above, &columns, &rows, selected, |_| false);
     let failures: Vec<Line<'_>> = one
         .failures
         .iter()
@@ -165,21 +190,25 @@ fn pairs(frame: &mut Frame<'_>, area: Rect, state: &State, device: &Device, one:
     curve_of(frame, curve, state, device);
 }
 
-fn pair_row(state: &State, device: &Device, pair: &QueuePair) -> Row<'static> {
+fn pair_row(state: &State, device: &Device, pair: &QueuePair) -> Vec<String> {
     let way = pair.bytes.as_deref().unwrap_or("-");
     let who = if pair.rdma_cm { "rdma_cm" } else { "native" };
-    let mut row = vec![
+    let [tx_bytes, rx_bytes, tx_messages, rx_messages] =
+        RATES.map(|counter| cell(state.now.pair_rate(&state.before, device, pair, counter)));
+    vec![
         format!("{:#08x}", pair.qpn),
         escaped(&pair.state),
-        escaped(&format!("{who} {way}")),
+        pair.remote.as_deref().map_or_else(|| "-".to_owned(), escaped),
+        tx_bytes,
+        rx_bytes,
         pair.send_blocks.to_string(),
         pair.receives.to_string(),
-    ];
-    row.extend(RATES.map(|counter| cell(state.now.pair_rate(&state.before, device, pair, counter))));
-    row.push(transfer(pair));
-    row.push(pair.remote.as_deref().map_or_else(|| "-".to_owned(), escaped));
-    row.push(terminate(pair));
-    Row::new(row)
+        escaped(&format!("{who} {way}")),
+        tx_messages,
+        rx_messages,
+        transfer(pair),
+        terminate(pair),
+    ]
 }
 
 /// How far the transfer under way is, and its length.
@@ -191,18 +220,37 @@ fn transfer(pair: &QueuePair) -> String {
     }
 }
 
+/// Draws a table with the columns that find room. Rows that are `marked` are red.
 fn table(
     frame: &mut Frame<'_>,
     area: Rect,
-    rows: Vec<Row<'_>>,
-    titles: &[&'static str],
-    widths: &[Constraint],
+    columns: &[Column],
+    rows: &[Vec<String>],
     selected: usize,
+    marked: impl Fn(&[String]) -> bool,
 ) {
-    let selected = selected.min(rows.len().saturating_sub(1));
-    let mut state = TableState::new().with_selected(selected);
-    let table = Table::new(rows, widths.iter().copied())
-        .header(Row::new(titles.iter().copied()).bold())
+    let shown = fitting(columns, rows, 1, Some(area.width.into()));
+    let cell = |index: usize, text: String| {
+        let alignment = match columns[index].kind {
+            Kind::Number => Alignment::Right,
+            Kind::Text | Kind::Long => Alignment::Left,
+        };
+        Text::from(text).alignment(alignment)
+    };
+    let titles = shown
+        .iter()
+        .map(|of| cell(of.index, columns[of.index].title.to_owned()));
+    let body = rows.iter().map(|row| {
+        let cells = shown.iter().map(|of| cell(of.index, row[of.index].clone()));
+        let drawn = Row::new(cells);
+        if marked(row) { drawn.red() } else { drawn }
+    });
+    let widths = shown
+        .iter()
+        .map(|of| Constraint::Length(u16::try_from(of.width).unwrap_or(u16::MAX)));
+    let mut state = TableState::new().with_selected(selected.min(rows.len().saturating_sub(1)));
+    let table = Table::new(body, widths)
+        .header(Row::new(titles).bold())
         .row_highlight_style(Style::new().add_modifier(Modifier::REVERSED));
     frame.render_stateful_widget(table, area, &mut state);
 }

@@ -2,13 +2,14 @@
 
 use serde_json::{Map, Value};
 
-/// The events of an array that has one in each line, without those that are not whole: a process
-/// may be killed while it writes, and another may continue the file.
+/// The events of an array that has one in each line, without those that are not whole: the file may
+/// be copied while it is written, and earlier versions left parts of events.
 fn whole_lines(body: &str) -> Vec<Value> {
     let Some(lines) = body.strip_prefix('[') else {
         return Vec::new();
     };
-    let event = |line: &str| serde_json::from_str(line.trim_end_matches([',', ']'])).ok();
+    let is_between = |c: char| c.is_whitespace() || c == ',' || c == ']';
+    let event = |line: &str| serde_json::from_str(line.trim_matches(is_between)).ok();
     lines.lines().filter_map(event).filter(Value::is_object).collect()
 }
 
@@ -17,7 +18,7 @@ pub(super) fn time(event: &Value) -> f64 {
     event["ts"].as_f64().unwrap_or(0.0)
 }
 
-/// The events of a file. Files of running or killed processes have no end.
+/// The events of a file. Files of earlier versions have no end.
 pub(super) fn events(text: &str) -> Result<Vec<Value>, String> {
     let body = text.trim_end();
     let whole = match body.strip_suffix(']') {

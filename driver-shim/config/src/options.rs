@@ -138,7 +138,7 @@ pub const OPTIONS: &[Opt] = &[
         key: "trace",
         takes: "a file name, or nothing",
         help: "Write the life of each work request to this file: when it was posted, seen by the device, completed and polled; for Perfetto, \
-               Chrome and `urnic trace`. %p stands for the process's number; without it processes share the file.",
+               Chrome and `urnic trace`. %p stands for the process's number; without it processes share the file. It is whole JSON at any time.",
         set: |c, text| {
             c.trace = path(text);
             Some(())

@@ -104,15 +104,20 @@ impl Driver {
         left
     }
 
-    /// Adds faults to the plan of this process at the request of another of this user, if `faults`
-    /// is not empty. Returns all faults.
+    /// Changes the plan of this process at the request of another of this user: clears its faults
+    /// if `clear` is set, and adds those of `faults`. Returns all faults.
     ///
     /// # Errors
-    /// A message that says what is wrong with the specification.
-    pub(crate) fn add_faults(&self, faults: &str) -> Result<Vec<String>, String> {
+    /// A message that says what is wrong with the specification; the plan is as before then.
+    pub(crate) fn change_faults(&self, faults: &str, clear: bool) -> Result<Vec<String>, String> {
         let plan = urnic_faults::plan();
+        if clear || !faults.is_empty() {
+            plan.change(faults, clear)?;
+        }
+        if clear {
+            tracing::warn!("the faults were cleared");
+        }
         if !faults.is_empty() {
-            plan.add_later(faults)?;
             tracing::warn!("faults were added: {faults}");
             // A fault may be due on any device of the process.
             for driver in self.rdma_cm.drivers() {

@@ -61,7 +61,10 @@ impl Driver {
             let mut count = [0; 8];
             let _ = rustix::io::read(wake, &mut count);
             if let Some((stat_socket, _)) = stat_socket {
-                stat_socket.answer(|| self.snapshot(), |faults| self.add_faults(faults));
+                stat_socket.answer(
+                    || self.snapshot(),
+                    |faults, clear| self.change_faults(faults, clear),
+                );
             }
         }
         self.bus.shutdown();

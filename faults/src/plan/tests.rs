@@ -1,6 +1,7 @@
 //! Decisions of a plan.
 
 use super::*;
+use crate::kind::{Lateness, Position};
 use std::net::{IpAddr, Ipv4Addr};
 use urnic_device::vocabulary::WcStatus;
 
@@ -60,17 +61,19 @@ fn only_occasions_that_fit_count() {
     assert_eq!(strikes, [Action::Do(Kind::Complete(WcStatus::RemOpErr))]);
     assert_eq!(
         plan.list(),
-        ["complete status=REM_OP_ERR nth=2: struck 1 times at 2 occasions"]
+        ["fault 1: complete status=REM_OP_ERR nth=2 opcode=RDMA_READ: struck 1 times at 2 occasions"]
     );
 }
 
 #[test]
 fn a_position_is_passed_once() {
     let plan = of("reset after=100 every=1");
+    let origins = Origins::beginning(1);
     let passed = |bytes| Occasion::Passed {
         peer: PEER,
         bytes,
         messages: 0..0,
+        origins: &origins,
     };
     assert!(plan.strikes("urnic0", &passed(0..100)).is_empty());
     let reset = Action::Do(Kind::Reset(Position::Bytes(100)));
@@ -81,10 +84,12 @@ fn a_position_is_passed_once() {
 #[test]
 fn messages_are_counted_by_their_ends() {
     let plan = of("silence after=3msg every=1");
+    let origins = Origins::beginning(1);
     let passed = |bytes, messages| Occasion::Passed {
         peer: PEER,
         bytes,
         messages,
+        origins: &origins,
     };
     assert!(plan.strikes("urnic0", &passed(0..100, 0..0)).is_empty());
     assert!(plan.strikes("urnic0", &passed(100..200, 0..2)).is_empty());
@@ -111,10 +116,11 @@ fn a_delay_has_a_time_a_jitter_and_a_rate() {
 #[test]
 fn faults_of_the_network_need_a_network_that_asks() {
     let plan = Plan::new();
-    assert!(plan.add_later("reset").unwrap_err().contains("--faults none"));
-    plan.add_later("lose-event").unwrap();
+    let refused = plan.change("reset", false).unwrap_err();
+    assert!(refused.contains("--faults none"), "{refused}");
+    plan.change("lose-event", false).unwrap();
     plan.note_network();
-    plan.add_later("reset").unwrap();
+    plan.change("reset", false).unwrap();
     assert_eq!(plan.list().len(), 2);
 }
 
@@ -161,8 +167,8 @@ fn a_fault_of_a_device_strikes_by_itself() {
     assert_eq!(
         plan.list(),
         [
-            "port-down for=5000ms at=2000ms: struck 1 times at 1 occasions",
-            "gid-change at=3000ms: struck 2 times at 2 occasions"
+            "fault 1: port-down for=5000ms at=2000ms device=1: struck 1 times at 1 occasions",
+            "fault 2: gid-change at=3000ms: struck 2 times at 2 occasions"
         ]
     );
 }
@@ -170,7 +176,7 @@ fn a_fault_of_a_device_strikes_by_itself() {
 #[test]
 fn a_fault_of_a_device_that_is_added_later_strikes_at_once() {
     let plan = Plan::new();
-    plan.add_later("port-down for=1000s device=urnic1; gid-change nth=7")
+    plan.change("port-down for=1000s device=urnic1; gid-change nth=7", false)
         .unwrap();
     assert_eq!(plan.due("urnic0"), (vec![], None));
     assert_eq!(plan.due("urnic1").0.len(), 1);
@@ -179,18 +185,75 @@ fn a_fault_of_a_device_that_is_added_later_strikes_at_once() {
 }
 
 #[test]
-fn a_port_whose_connections_pass_by_is_not_taken_down() {
+fn a_fault_of_a_device_that_is_cleared_is_not_due() {
     let plan = Plan::new();
-    plan.add_later("port-down").unwrap();
-    plan.note_passed_by();
-    let error = plan.add_later("port-down").unwrap_err();
-    assert!(error.ends_with("start it with --faults none"), "{error}");
-    plan.add_later("gid-change").unwrap();
+    plan.change("port-down for=1000s", false).unwrap();
+    assert_eq!(plan.list().len(), 1);
+    assert_eq!(plan.due("urnic0").0.len(), 1);
+    plan.change("gid-change at=1000s", false).unwrap();
+    plan.change("", true).unwrap();
+    // Neither on a device that was not asked yet, nor at its time.
+    assert_eq!(plan.due("urnic1"), (vec![], None));
+    assert!(
+        plan.port_down_for("urnic0").is_some(),
+        "what has struck is not undone"
+    );
 }
 
 #[test]
-fn there_is_a_limit() {
+fn a_port_whose_connections_pass_by_is_not_taken_down() {
+    let plan = Plan::new();
+    plan.change("port-down", false).unwrap();
+    plan.note_passed_by();
+    let error = plan.change("port-down", false).unwrap_err();
+    assert!(error.ends_with("start it with --faults none"), "{error}");
+    plan.change("gid-change", false).unwrap();
+}
+
+#[test]
+fn cleared_faults_strike_no_more() {
+    let plan = of("drop every=1; refuse");
+    let datagram = Occasion::Datagram(PEER);
+    assert_eq!(plan.strikes("urnic0", &datagram), [Action::Do(Kind::Drop)]);
+    plan.note_network();
+    plan.change("", true).unwrap();
+    assert!(plan.strikes("urnic0", &datagram).is_empty());
+    assert!(plan.list().is_empty());
+    plan.change("duplicate every=1", false).unwrap();
+    plan.change("reorder every=1 count=2", true).unwrap();
+    assert_eq!(plan.strikes("urnic0", &datagram), [Action::Do(Kind::Reorder)]);
+    let listed = "fault 4: reorder every=1 count=2: struck 1 times at 1 occasions";
+    assert_eq!(plan.list(), [listed]);
+}
+
+#[test]
+fn a_change_that_is_wrong_clears_nothing() {
+    let plan = of("lose-event");
+    for wrong in ["rest", "reset"] {
+        plan.change(wrong, true).unwrap_err();
+        assert_eq!(plan.list().len(), 1);
+    }
+}
+
+#[test]
+fn there_is_a_limit_of_faults_in_force() {
     let plan = Plan::new();
     let error = (0..=MOST).find_map(|_| plan.add("drop").err()).unwrap();
     assert_eq!(error, "more than 64 faults");
+    plan.note_network();
+    assert_eq!(plan.change("drop", false).unwrap_err(), error);
+    plan.change("drop", true).unwrap();
+    assert_eq!(plan.list().len(), 1);
+}
+
+#[test]
+fn there_is_a_limit_of_faults_in_a_life() {
+    let plan = Plan::new();
+    let changes = (0..).map(|_| plan.change("lose-event", true));
+    let well = changes.take_while(Result::is_ok).count();
+    assert_eq!(well, MOST_EVER);
+    let error = plan.change("lose-event", true).unwrap_err();
+    assert!(error.contains("1024 faults since the process began"), "{error}");
+    plan.change("", true).unwrap();
+    assert!(plan.list().is_empty());
 }

@@ -1,12 +1,9 @@
-//! The file: events as Chrome's array of JSON objects, which needs no end, so that processes append
-//! to it and may be killed.
+//! The trace of a process: events, in Chrome's format, on their way to the file.
 
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
-use std::sync::{Mutex, OnceLock};
+use std::path::PathBuf;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 
-use rustix::fs::{Mode, OFlags, open};
-use rustix::io::Errno;
 use serde::Serialize;
 use serde_json::{Value, json};
 use urnic_config::Config;
@@ -15,6 +12,7 @@ use urnic_model::timed::{Observer, Passed, observe};
 use urnic_process::lock::lock;
 use urnic_process::program;
 
+use super::array::{Array, Unwritable};
 use crate::files;
 
 /// Events are written when there are so many bytes of them.
@@ -25,8 +23,11 @@ const FULL: usize = 32 << 10;
 pub(crate) struct Trace {
     path: PathBuf,
     pid: u32,
+    /// Events that are not in the file yet, one in each line.
     events: Mutex<String>,
-    failed: OnceLock<()>,
+    array: Mutex<Array>,
+    /// The file could not be written, and is not written any more.
+    failed: AtomicBool,
     /// Messages so far.
     messages: AtomicU64,
 }
@@ -53,34 +54,27 @@ pub(crate) fn trace() -> Option<&'static Trace> {
 /// Starts the trace if the option is on.
 pub(crate) fn start(config: &Config) {
     let Some(path) = &config.trace else { return };
+    let path = files::of_process(path);
     let trace = Trace {
-        path: files::of_process(path),
         pid: std::process::id(),
         events: Mutex::default(),
-        failed: OnceLock::new(),
+        array: Mutex::new(Array::new(path.clone())),
+        path,
+        failed: AtomicBool::new(false),
         messages: AtomicU64::new(0),
     };
-    if let Err(errno) = begin(&trace.path) {
-        tracing::error!("trace {}: {errno}", path.display());
-        return;
-    }
     let name = format!("{} ({})", program::name(), trace.pid);
     trace.add(&json!({
         "ph": "M", "name": "process_name", "pid": trace.pid, "args": { "name": name },
     }));
+    // The file is there from the beginning, and an error is told now.
+    trace.flush();
+    if trace.failed.load(Ordering::Relaxed) {
+        return;
+    }
     let trace: &'static Trace = Box::leak(Box::new(trace));
     observe(trace);
     CURRENT.store(std::ptr::from_ref(trace).cast_mut(), Ordering::Release);
-}
-
-/// Begins the file, unless another process has.
-fn begin(path: &Path) -> Result<(), Errno> {
-    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-    match open(path, flags, Mode::from_raw_mode(0o666)) {
-        Ok(file) => rustix::io::write(file, b"[\n").map(drop),
-        Err(Errno::EXIST) => Ok(()),
-        Err(errno) => Err(errno),
-    }
 }
 
 /// A time in the file: microseconds.
@@ -96,7 +90,7 @@ impl Trace {
     /// Adds an event.
     pub(super) fn add(&self, event: &impl Serialize) {
         if let Ok(text) = serde_json::to_string(event) {
-            self.add_text(&(text + ",\n"));
+            self.add_text(&(text + "\n"));
         }
     }
 
@@ -122,18 +116,32 @@ impl Trace {
         }));
     }
 
-    /// Writes what there is: at exit.
+    /// Writes what there is, and ends the file: at exit.
     pub(crate) fn end(&self) {
+        self.flush();
+        self.change(Array::end);
+    }
+
+    fn flush(&self) {
         let rest = std::mem::take(&mut *lock(&self.events));
         self.write(&rest);
     }
 
-    /// Called without the lock: the line of a failure is an event, too.
+    /// Called without the lock of the events: the line of a failure is an event, too.
     fn write(&self, events: &str) {
-        if let Err(errno) = files::append(&self.path, events.as_bytes())
-            && self.failed.set(()).is_ok()
+        self.change(|array| array.append(events));
+    }
+
+    /// Changes the file, unless that has failed before.
+    fn change(&self, change: impl FnOnce(&mut Array) -> Result<(), Unwritable>) {
+        if self.failed.load(Ordering::Relaxed) {
+            return;
+        }
+        let changed = change(&mut lock(&self.array));
+        if let Err(error) = changed
+            && !self.failed.swap(true, Ordering::Relaxed)
         {
-            tracing::error!("trace {}: {errno}", self.path.display());
+            tracing::error!("trace {}: {error}; it ends here", self.path.display());
         }
     }
 }
@@ -158,7 +166,7 @@ impl Observer for Trace {
         let event = |phase: &str, at: Nanos, args: &str| {
             format!(
                 "{{\"ph\":\"{phase}\",\"name\":\"{direction}: {opcode}, {bytes} B\",\"cat\":\"wire of qp {qpn:#x}\",\
-                 \"id\":\"wire-{number}\",\"pid\":{},\"tid\":{qpn},\"ts\":{}{args}}},\n",
+                 \"id\":\"wire-{number}\",\"pid\":{},\"tid\":{qpn},\"ts\":{}{args}}}\n",
                 self.pid,
                 micros(at),
             )

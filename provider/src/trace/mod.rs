@@ -5,6 +5,7 @@
 //! of completion is that in the completion queue entry, from the same clock. Everything else is
 //! derived when the completion is polled.
 
+mod array;
 mod file;
 mod pair;
 

@@ -13,7 +13,7 @@ use rustix::net::{
     sendmsg_addr, socket_with,
 };
 
-use super::server::{FAULTS, SNAPSHOT};
+use super::server::{FAULTS, MAX_REQUEST, ONLY_FAULTS, SNAPSHOT};
 use super::snapshot::Snapshot;
 use super::{answer, names};
 use urnic_presence::{HwCounter, OwnFolder, Presence, Settings, Shown};
@@ -66,16 +66,28 @@ pub fn hw_counter(presence: &Presence, device: &Shown, counter: HwCounter) -> Re
     Ok(file)
 }
 
-/// Adds faults to the plan of a process of this user in these homes, or none if `faults` is empty.
-/// Returns all faults of the process, or what is wrong with the specification; `None`: the process
-/// has no device open, or does not answer.
-pub fn add_faults(homes: &[PathBuf], pid: u32, faults: &str) -> Option<Result<Vec<String>, String>> {
+/// Changes the plan of a process of this user in these homes: clears its faults if `clear` is set,
+/// and adds those of `faults`. Returns all faults of the process, or what is wrong with the
+/// specification; `None`: the process has no device open, or does not answer.
+pub fn change_faults(
+    homes: &[PathBuf],
+    pid: u32,
+    faults: &str,
+    clear: bool,
+) -> Option<Result<Vec<String>, String>> {
+    let request = if clear { ONLY_FAULTS } else { FAULTS }.to_owned() + faults;
+    if request.len() > MAX_REQUEST {
+        let most = MAX_REQUEST - ONLY_FAULTS.len();
+        return Some(Err(format!(
+            "a request has at most {most} bytes of faults: send several"
+        )));
+    }
     let mut folders = homes.iter().flat_map(|home| OwnFolder::all(home));
     folders.find_map(|folder| {
         let names = names::all(folder.as_fd(), Some(pid));
         // The devices of a process have one plan.
         names.iter().find_map(|name| {
-            let socket = send_request(folder.as_fd(), name, &format!("{FAULTS}{faults}"))?;
+            let socket = send_request(folder.as_fd(), name, &request)?;
             answer::receive(socket, Instant::now() + ANSWER_TIMEOUT)
         })
     })

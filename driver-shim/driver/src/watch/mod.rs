@@ -13,6 +13,6 @@ mod names;
 mod server;
 mod snapshot;
 
-pub use client::{add_faults, homes, hw_counter, snapshots};
+pub use client::{change_faults, homes, hw_counter, snapshots};
 pub(crate) use server::StatSocket;
 pub use snapshot::{Failure, QueuePair, Snapshot};

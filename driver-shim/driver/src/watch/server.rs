@@ -20,8 +20,10 @@ use urnic_process::fds::InternalFd;
 pub(super) const SNAPSHOT: &str = "?";
 /// The beginning of the text of a request to add faults.
 pub(super) const FAULTS: &str = "faults ";
+/// The beginning of the text of a request to clear all faults, and then to add some.
+pub(super) const ONLY_FAULTS: &str = "only faults ";
 /// Longest text of a request; the rest of a longer one is ignored.
-const MAX_REQUEST: usize = 4096;
+pub(super) const MAX_REQUEST: usize = 4096;
 
 /// The maximum number of requests that one call answers; the next call answers the others.
 const MAX_REQUESTS: usize = 16;
@@ -66,18 +68,19 @@ impl StatSocket {
         self.socket.get()
     }
 
-    /// Answers the requests that arrived: for a snapshot, or to add faults.
+    /// Answers the requests that arrived: for a snapshot, or to change the faults.
     pub(crate) fn answer(
         &self,
         snapshot: impl Fn() -> Snapshot,
-        add_faults: impl Fn(&str) -> Result<Vec<String>, String>,
+        change_faults: impl Fn(&str, bool) -> Result<Vec<String>, String>,
     ) {
         let Some(socket) = self.socket.get() else { return };
         for _ in 0..MAX_REQUESTS {
             match receive_request(socket) {
                 Ok(Some((client, request))) => {
-                    let answered = match request.strip_prefix(FAULTS) {
-                        Some(faults) => answer::send(&client, &add_faults(faults)),
+                    let (more, only) = (request.strip_prefix(FAULTS), request.strip_prefix(ONLY_FAULTS));
+                    let answered = match more.or(only) {
+                        Some(faults) => answer::send(&client, &change_faults(faults, only.is_some())),
                         None => answer::send(&client, &snapshot()),
                     };
                     // A client that closed its end gets no answer; this is no error of this

@@ -2,7 +2,7 @@
 
 use super::last_words::LastWords;
 use super::line::{Line, PORTION};
-use super::silence::Silence;
+use super::silence::{Down, PATIENCE, Silence};
 use crate::frames::Follower;
 use crate::host::{Piece, PieceMut};
 use crate::stream::{Answers, Stream, StreamError};
@@ -11,18 +11,18 @@ use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 use std::net::SocketAddr;
 use std::time::Duration;
-use urnic_faults::{Action, DevicePlan, Kind, Lateness, Occasion};
+use urnic_faults::{Action, DevicePlan, Kind, Lateness, Occasion, Origin, Origins};
 
 /// Most reads of a silent connection in one call.
 const MOST_LOST: usize = 64;
-/// The time after which a peer gives up that gets no answer, unless the driver has told another.
-const PATIENCE: Duration = Duration::from_secs(2);
 
 /// A connection, and what goes wrong there.
 #[derive(Debug)]
 pub(super) struct FaultyStream {
     stream: Box<dyn Stream>,
     plan: DevicePlan,
+    /// Where each fault of the plan counts from.
+    origins: Origins,
     /// What was sent and arrives late.
     line: Line,
     /// The connection has ended, and nothing has told of that yet: the real one may have no event.
@@ -54,14 +54,6 @@ pub(super) struct FaultyStream {
     patience: Duration,
 }
 
-/// A port that is down, as a connection sees it.
-#[derive(Debug, Clone, Copy)]
-struct Down {
-    until: Nanos,
-    /// The first time at which something of the peer's waited here.
-    arrived: Option<Nanos>,
-}
-
 /// How a connection is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Condition {
@@ -84,6 +76,7 @@ impl FaultyStream {
     pub(super) fn new(stream: Box<dyn Stream>, plan: DevicePlan, condition: Condition) -> FaultyStream {
         FaultyStream {
             stream,
+            origins: plan.origins(),
             plan,
             line: Line::default(),
             ended: false,
@@ -112,14 +105,9 @@ impl FaultyStream {
         match (until, &mut self.down) {
             (Some(until), Some(down)) => down.until = until,
             (Some(until), None) => {
-                self.down = Some(Down { until, arrived: None });
+                self.down = Some(Down::new(until));
                 if self.condition == Condition::Well {
-                    // What was sent shortly before may be lost as well.
-                    self.silence = Silence {
-                        since: self.now,
-                        sent: Some(self.now),
-                        asked: None,
-                    };
+                    self.silence = Silence::of_port(self.now);
                 }
             }
             (None, Some(_)) => self.down = None,
@@ -133,18 +121,13 @@ impl FaultyStream {
     fn await_port(&mut self) -> Option<Nanos> {
         let down = self.down.as_mut()?;
         let until = down.until;
-        let Condition::Well = self.condition else {
+        if self.condition != Condition::Well {
             return Some(until);
-        };
-        if down.arrived.is_none() && self.stream.peek() == Ok(true) {
-            down.arrived = Some(self.now);
         }
-        let Some(arrived) = down.arrived else {
-            return Some(until);
-        };
-        let gives_up = arrived + self.patience;
-        if self.now < gives_up {
-            return Some(until.min(gives_up));
+        let has_arrived = || self.stream.peek() == Ok(true);
+        match down.peer_gives_up(self.now, self.patience, has_arrived) {
+            Some(at) if at <= self.now => {}
+            at => return at.into_iter().chain([until]).min(),
         }
         self.line.clear();
         self.stream.reset();
@@ -217,15 +200,17 @@ impl FaultyStream {
 
     /// The position of the damaged byte among the next `len` bytes to be sent, if one is there.
     fn damage(&mut self, len: usize) -> Option<usize> {
+        self.note_new_faults();
         let end = self.sent + len as u64;
         if end > self.decided {
             let occasion = Occasion::Sending {
                 peer: self.stream.remote().ip(),
                 from: self.decided.max(self.sent),
                 to: end,
+                origins: &self.origins,
             };
             for action in self.plan.strikes(&occasion) {
-                if let Action::Do(Kind::Corrupt(at)) = action {
+                if let Action::Damage(at) = action {
                     self.damaged = Some(at);
                 }
             }
@@ -278,6 +263,21 @@ impl FaultyStream {
         }
     }
 
+    /// Faults that were added meanwhile count from here on. Bytes that were offered to the real
+    /// connection, and which it did not take, are decided already.
+    fn note_new_faults_at(&mut self, messages: u64) {
+        let here = Origin {
+            passed: self.passed,
+            messages,
+            sent: self.decided.max(self.sent),
+        };
+        self.plan.note(&mut self.origins, here);
+    }
+
+    fn note_new_faults(&mut self) {
+        self.note_new_faults_at(self.messages());
+    }
+
     /// Messages that have passed in either direction.
     fn messages(&self) -> u64 {
         self.sends.messages() + self.receives.messages()
@@ -288,10 +288,12 @@ impl FaultyStream {
         if len == 0 {
             return;
         }
+        self.note_new_faults_at(messages_before);
         let occasion = Occasion::Passed {
             peer: self.stream.remote().ip(),
             bytes: self.passed..self.passed + len as u64,
             messages: messages_before..self.messages(),
+            origins: &self.origins,
         };
         self.passed += len as u64;
         for action in self.plan.strikes(&occasion) {

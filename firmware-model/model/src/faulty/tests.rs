@@ -16,10 +16,11 @@ use urnic_wire::rdmap::{Body, Segment};
 
 /// A connection of a network with this plan: the initiator's end, and the other.
 fn connection(faults: &str) -> Result<[Box<dyn Stream>; 2], Errno> {
-    connection_by(plan_of(faults))
+    connection_of(plan_of(faults))
 }
 
-fn connection_by(plan: &'static Plan) -> Result<[Box<dyn Stream>; 2], Errno> {
+/// The same of this plan, which may change later.
+fn connection_of(plan: &'static Plan) -> Result<[Box<dyn Stream>; 2], Errno> {
     let conditions = Conditions {
         latency: Duration::ZERO,
         ..Conditions::default()
@@ -105,6 +106,54 @@ fn one_byte_is_damaged() {
     assert_eq!(receive(&mut *there).unwrap(), b"000010000");
 }
 
+/// Adds a fault while the connection is in use, after nine bytes of this end and four of the peer.
+fn added_later(fault: &str) -> [Box<dyn Stream>; 2] {
+    let plan = plan_of("none");
+    let [mut here, mut there] = connection_of(plan).unwrap();
+    send(&mut *here, b"000000000").unwrap();
+    receive(&mut *there).unwrap();
+    send(&mut *there, b"1111").unwrap();
+    receive(&mut *here).unwrap();
+    plan.change(fault, false).unwrap();
+    [here, there]
+}
+
+#[test]
+fn a_fault_that_is_added_counts_bytes_from_then_on() {
+    let [mut here, mut there] = added_later("close after=4");
+    assert_eq!(send(&mut *here, b"0000"), Ok(4));
+    assert_eq!(receive(&mut *there).unwrap(), b"0000");
+    assert_eq!(send(&mut *here, b"0"), Ok(1));
+    assert_eq!(receive(&mut *here).unwrap(), b"", "the fifth byte has passed");
+
+    let [mut here, mut there] = added_later("corrupt after=4");
+    send(&mut *here, b"000").unwrap();
+    send(&mut *here, b"000").unwrap();
+    assert_eq!(receive(&mut *there).unwrap(), b"000010");
+
+    let [mut here, _there] = added_later("reset");
+    assert_eq!(send(&mut *here, b"0"), Ok(1));
+    let gone = Err(StreamError::Closed(Errno::CONNRESET));
+    assert_eq!(send(&mut *here, b"0"), gone, "at once");
+}
+
+#[test]
+fn a_fault_that_is_added_counts_messages_from_then_on() {
+    let plan = plan_of("none");
+    let [mut here, mut there] = connection_of(plan).unwrap();
+    send(&mut *here, REQUEST).unwrap();
+    send(&mut *there, REPLY).unwrap();
+    receive(&mut *here).unwrap();
+    for _ in 0..3 {
+        send(&mut *here, &message(true)).unwrap();
+    }
+    plan.change("reset after=2msg", false).unwrap();
+    send(&mut *here, &message(true)).unwrap();
+    assert_eq!(here.peek(), Err(StreamError::WouldBlock), "the first of two");
+    send(&mut *here, &message(true)).unwrap();
+    assert_eq!(here.peek(), Err(StreamError::Closed(Errno::CONNRESET)));
+}
+
 #[test]
 fn an_attempt_to_connect_fails_as_specified() {
     assert_eq!(connection("refuse").unwrap_err(), Errno::CONNREFUSED);
@@ -123,7 +172,7 @@ fn down_for(time: &str) -> &'static Plan {
 #[test]
 fn a_port_that_is_down_passes_nothing() {
     let plan = down_for("1000s");
-    let [mut here, mut there] = connection_by(plan).unwrap();
+    let [mut here, mut there] = connection_of(plan).unwrap();
     plan.due("urnic0");
     send(&mut *there, b"from there").unwrap();
     send(&mut *here, b"from here").unwrap();
@@ -138,7 +187,7 @@ fn a_port_that_is_down_passes_nothing() {
 #[test]
 fn a_port_that_was_down_has_lost_nothing() {
     let plan = down_for("50ms");
-    let [mut here, mut there] = connection_by(plan).unwrap();
+    let [mut here, mut there] = connection_of(plan).unwrap();
     plan.due("urnic0");
     send(&mut *there, b"from there").unwrap();
     send(&mut *here, b"from ").unwrap();
@@ -156,7 +205,7 @@ fn a_port_that_was_down_has_lost_nothing() {
 #[test]
 fn a_peer_that_waits_for_a_port_that_is_down_gives_up() {
     let plan = down_for("1000s");
-    let [mut here, mut there] = connection_by(plan).unwrap();
+    let [mut here, mut there] = connection_of(plan).unwrap();
     plan.due("urnic0");
     let second = Duration::from_secs(1);
     // Nothing waits on an idle connection.
@@ -175,7 +224,7 @@ fn a_peer_that_waits_for_a_port_that_is_down_gives_up() {
 #[test]
 fn a_peer_gives_up_after_the_time_of_the_queue_pair() {
     let plan = down_for("1000s");
-    let [mut here, mut there] = connection_by(plan).unwrap();
+    let [mut here, mut there] = connection_of(plan).unwrap();
     here.expect_answers(Duration::from_secs(30));
     plan.due("urnic0");
     send(&mut *there, b"1").unwrap();
@@ -186,7 +235,7 @@ fn a_peer_gives_up_after_the_time_of_the_queue_pair() {
 #[test]
 fn what_waits_for_a_port_that_is_down_is_unanswered() {
     let plan = down_for("1000s");
-    let [mut here, _there] = connection_by(plan).unwrap();
+    let [mut here, _there] = connection_of(plan).unwrap();
     assert_eq!(here.unacknowledged(), 0);
     here.advance(Nanos(0));
     plan.due("urnic0");
@@ -196,7 +245,7 @@ fn what_waits_for_a_port_that_is_down_is_unanswered() {
     assert!(here.unacknowledged() >= 3);
     assert_eq!(answers.last, Duration::from_secs(3));
     assert!(answers.retransmissions >= 3, "{answers:?}");
-    assert_eq!(connection_by(plan).unwrap_err(), Errno::NETUNREACH);
+    assert_eq!(connection_of(plan).unwrap_err(), Errno::NETUNREACH);
 }
 
 const REQUEST: &[u8] = b"MPA ID Req Frame\x50\x02\x00\x06\x80\x01\x40\x01hi";

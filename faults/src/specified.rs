@@ -1,0 +1,92 @@
+//! A fault as it is specified.
+
+use std::fmt;
+use std::time::Duration;
+
+use crate::kind::Kind;
+use crate::network::Network;
+use crate::window::Window;
+
+/// One fault, as it is specified.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Specified {
+    pub(crate) kind: Kind,
+    pub(crate) filter: Filter,
+    pub(crate) window: Window,
+    pub(crate) when: When,
+    /// Most times that it strikes; `None`: no limit.
+    pub(crate) count: Option<u64>,
+}
+
+/// To which occasions a fault applies.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub(crate) struct Filter {
+    /// A name, or the number at its end.
+    pub(crate) device: Option<String>,
+    pub(crate) peer: Option<Network>,
+    pub(crate) opcode: Option<String>,
+    pub(crate) qp: Option<u32>,
+}
+
+impl Filter {
+    /// Whether a fault of this kind with this filter can strike without an occasion.
+    pub(crate) fn fits_begin(&self, kind: &Kind) -> bool {
+        kind.is_of_device() && self.peer.is_none() && self.opcode.is_none() && self.qp.is_none()
+    }
+}
+
+/// At which of its occasions a fault strikes.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum When {
+    /// The first one; nothing else was said.
+    First,
+    /// When its window begins, without an occasion.
+    Begin,
+    /// The one with this number, from 1 on.
+    Nth(u64),
+    /// Each one whose number is divisible by this.
+    Every(u64),
+    /// Each with this probability.
+    Probability(f64),
+}
+
+impl Specified {
+    /// Lets a fault of the device strike at once, if nothing says when it strikes.
+    pub(crate) fn begin_at_once(&mut self) {
+        if self.when == When::First && self.filter.fits_begin(&self.kind) {
+            self.when = When::Begin;
+            self.window.at.get_or_insert_default();
+        }
+    }
+}
+
+impl fmt::Display for Specified {
+    /// As in a specification.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.kind)?;
+        match self.when {
+            When::First => write!(f, " nth=1"),
+            When::Begin => Ok(()),
+            When::Nth(n) => write!(f, " nth={n}"),
+            When::Every(n) => write!(f, " every={n}"),
+            When::Probability(p) => write!(f, " p={p}"),
+        }?;
+        write!(f, "{}", self.window)?;
+        if let Some(count) = self.count {
+            write!(f, " count={count}")?;
+        }
+        if let Some(device) = &self.filter.device {
+            write!(f, " device={device}")?;
+        }
+        if let Some(peer) = self.filter.peer {
+            write!(f, " peer={peer}")?;
+        }
+        if let Some(opcode) = &self.filter.opcode {
+            write!(f, " opcode={opcode}")?;
+        }
+        match self.filter.qp {
+            Some(qp) => write!(f, " qp={qp:#x}"),
+            None => Ok(()),
+        }
+    }
+}
