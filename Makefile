@@ -133,7 +133,7 @@ install: ## install urnic, liburnic.so, urnic-nfs if built, and the documentatio
 	install -D -m 644 -t $(SUPPDIR) share/valgrind.supp share/tsan.supp
 	install -D -m 644 -t $(SUPPDIR)/faults share/faults/*.faults
 	install -D -m 644 -t $(DOCDIR) README.md ARCHITECTURE.md CONTRIBUTING.md CHANGELOG.md SECURITY.md LICENSE-MIT LICENSE-APACHE
-	for page in $$(find docs -name '*.md'); do install -D -m 644 $$page $(DOCDIR)/$$page || exit 1; done
+	for page in $$(find docs -name "*.md" -o -name "*.svg"); do install -D -m 644 $$page $(DOCDIR)/$$page || exit 1; done
 
 uninstall: ## remove the installed files
 	rm -f $(DESTDIR)$(PREFIX)/bin/urnic $(DESTDIR)$(PREFIX)/share/man/man1/urnic.1

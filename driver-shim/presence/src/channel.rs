@@ -16,7 +16,7 @@ use rustix::net::{
 use urnic_process::failure;
 use urnic_process::fds::{self, InternalFd, Kind};
 
-use crate::unwritable::make_unwritable;
+use crate::unwritable::{make_unwritable, take_back};
 
 /// Longest record: `struct ib_uverbs_async_event_desc`.
 pub const MAX_RECORD: usize = 16;
@@ -71,6 +71,14 @@ pub struct ChannelSender {
     /// Records that found the socket full, oldest first. The lock also excludes senders during a
     /// purge.
     pending: Mutex<VecDeque<Record>>,
+}
+
+impl Drop for ChannelSender {
+    fn drop(&mut self) {
+        if let Some(device) = self.device.get() {
+            take_back(device);
+        }
+    }
 }
 
 impl ChannelSender {

@@ -139,6 +139,14 @@ mod tests {
     }
 
     #[test]
+    fn a_channel_whose_sender_is_gone_is_at_its_end() {
+        let (fd, sender) = opened();
+        registry::forget(fds::number(&fd));
+        drop(sender);
+        assert_eq!(rustix::io::read(&fd, &mut [0u8; 16]), Ok(0));
+    }
+
+    #[test]
     fn a_closed_reader_is_no_signal() {
         let (fd, sender) = opened();
         registry::forget(fds::number(&fd));

@@ -13,13 +13,21 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, 
 use urnic_process::failure;
 use urnic_process::fds::InternalFd;
 
-use crate::unwritable::make_unwritable;
+use crate::unwritable::{make_unwritable, take_back};
 
 /// Both ends of the socketpair; the program has another fd for the program's end.
 #[derive(Debug)]
 pub struct Token {
     theirs: InternalFd,
     ours: InternalFd,
+}
+
+impl Drop for Token {
+    fn drop(&mut self) {
+        if let Some(ours) = self.ours.get() {
+            take_back(ours);
+        }
+    }
 }
 
 impl Token {

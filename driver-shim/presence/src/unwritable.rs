@@ -6,7 +6,7 @@
 use std::os::fd::AsFd;
 
 use rustix::io::Errno;
-use rustix::net::{SendFlags, send, sockopt};
+use rustix::net::{RecvFlags, SendFlags, recv, send, sockopt};
 
 /// Most packets that fill the smallest buffer of a socket.
 const MOST: usize = 64;
@@ -22,4 +22,14 @@ pub(crate) fn make_unwritable(end: impl AsFd) {
             Err(_) => return,
         }
     }
+}
+
+/// To be called before `other`, the other end, is closed: a reader of [this](make_unwritable) end
+/// gets `ECONNRESET` in place of the end of the file if packets are left.
+pub(crate) fn take_back(other: impl AsFd) {
+    let mut byte = [0u8];
+    while matches!(
+        recv(other.as_fd(), byte.as_mut_slice(), RecvFlags::DONTWAIT),
+        Ok((_, 1..))
+    ) {}
 }

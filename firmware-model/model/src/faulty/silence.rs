@@ -42,13 +42,13 @@ impl Silence {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Down {
     pub(super) until: Nanos,
-    /// The first time at which something of the peer's waited here.
-    arrived: Option<Nanos>,
+    /// The first time at which something that the peer waits for waited here.
+    waiting: Option<Nanos>,
 }
 
 impl Down {
     pub(super) fn new(until: Nanos) -> Down {
-        Down { until, arrived: None }
+        Down { until, waiting: None }
     }
 
     /// When the peer gives up by its own timer; `None`: it does not wait for an answer.
@@ -56,11 +56,11 @@ impl Down {
         &mut self,
         now: Nanos,
         patience: Duration,
-        has_arrived: impl FnOnce() -> bool,
+        waits: impl FnOnce() -> bool,
     ) -> Option<Nanos> {
-        if self.arrived.is_none() && has_arrived() {
-            self.arrived = Some(now);
+        if self.waiting.is_none() && waits() {
+            self.waiting = Some(now);
         }
-        self.arrived.map(|arrived| arrived + patience)
+        self.waiting.map(|waiting| waiting + patience)
     }
 }

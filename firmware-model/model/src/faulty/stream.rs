@@ -124,8 +124,9 @@ impl FaultyStream {
         if self.condition != Condition::Well {
             return Some(until);
         }
-        let has_arrived = || self.stream.peek() == Ok(true);
-        match down.peer_gives_up(self.now, self.patience, has_arrived) {
+        // Bytes of the peer, or our answer to some that came before.
+        let waits = || !self.line.is_empty() || self.stream.peek() == Ok(true);
+        match down.peer_gives_up(self.now, self.patience, waits) {
             Some(at) if at <= self.now => {}
             at => return at.into_iter().chain([until]).min(),
         }

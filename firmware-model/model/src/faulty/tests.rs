@@ -220,6 +220,21 @@ fn a_peer_that_waits_for_a_port_that_is_down_gives_up() {
     assert_eq!(receive(&mut *here), Err(StreamError::Closed(Errno::CONNRESET)));
 }
 
+/// The peer asked before, and the answer waits for the port.
+#[test]
+fn a_peer_whose_answer_waits_for_a_port_gives_up() {
+    let plan = down_for("1000s");
+    let [mut here, mut there] = connection_of(plan).unwrap();
+    plan.due("urnic0");
+    assert!(here.advance(Nanos(0)).is_some());
+    send(&mut *here, b"answer").unwrap();
+    let since = Nanos(0) + Duration::from_secs(1);
+    let gives_up = since + Duration::from_secs(2);
+    assert_eq!(here.advance(since), Some(gives_up));
+    here.advance(gives_up);
+    assert!(receive(&mut *there).is_err());
+}
+
 /// The time of the queue pair's attributes, not the usual one.
 #[test]
 fn a_peer_gives_up_after_the_time_of_the_queue_pair() {
