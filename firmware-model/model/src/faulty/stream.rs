@@ -128,7 +128,9 @@ impl FaultyStream {
         let waits = || !self.line.is_empty() || self.stream.peek() == Ok(true);
         match down.peer_gives_up(self.now, self.patience, waits) {
             Some(at) if at <= self.now => {}
-            at => return at.into_iter().chain([until]).min(),
+            Some(at) => return Some(at.min(until)),
+            // Bytes that arrive meanwhile call nobody.
+            None => return Some(until.min(self.now + self.patience / 8)),
         }
         self.line.clear();
         self.stream.reset();
