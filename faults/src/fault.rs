@@ -12,8 +12,6 @@ use crate::specified::{Specified, When};
 
 /// Longest delay, whatever the rate.
 const LONGEST: Duration = Duration::from_secs(60);
-/// The target of the log's lines of faults that struck: readers of logs know them by it.
-const TARGET: &str = "urnic_faults::plan";
 
 /// A fault, and what became of it so far.
 #[derive(Debug)]
@@ -76,7 +74,7 @@ impl Fault {
             return None;
         }
         let Specified { kind, window, .. } = &self.specified;
-        tracing::warn!(target: TARGET, "fault {}: {kind}{window}: on {device}", index + 1);
+        tracing::warn!("fault {}: {kind}{window}: on {device}", index + 1);
         Some(Action::Do(kind.clone()))
     }
 
@@ -178,7 +176,6 @@ impl Fault {
             _ => {}
         }
         tracing::warn!(
-            target: TARGET,
             "fault {}: {kind}: at {occasion}, its occasion {number_of}",
             index + 1
         );

@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use urnic_device::vocabulary::WcStatus;
 
+use crate::time::Written;
+
 /// What a fault does, and where.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Kind {
@@ -216,18 +218,18 @@ impl fmt::Display for Kind {
             Kind::Delay(Delay { time, jitter, rate })
             | Kind::LateCompletion(Delay { time, jitter, rate }) => {
                 if !time.is_zero() {
-                    write!(f, " time={}us", time.as_micros())?;
+                    write!(f, " time={}", Written(*time))?;
                 }
                 if !jitter.is_zero() {
-                    write!(f, " jitter={}us", jitter.as_micros())?;
+                    write!(f, " jitter={}", Written(*jitter))?;
                 }
                 if *rate > 0 {
                     write!(f, " rate={rate}bit")?;
                 }
                 Ok(())
             }
-            Kind::PortDown(time) => write!(f, " for={}ms", time.as_millis()),
-            Kind::DeviceFatal(time) if !time.is_zero() => write!(f, " for={}ms", time.as_millis()),
+            Kind::PortDown(time) => write!(f, " for={}", Written(*time)),
+            Kind::DeviceFatal(time) if !time.is_zero() => write!(f, " for={}", Written(*time)),
             Kind::Fail { call, errno } => {
                 let name = ERRNOS.iter().find(|(_, number)| number == errno);
                 write!(f, " call={call} errno={}", name.map_or("?", |(name, _)| name))

@@ -14,7 +14,6 @@
 
 #![forbid(unsafe_code)]
 
-mod clock;
 mod devices;
 mod fault;
 mod kind;
@@ -25,6 +24,7 @@ mod parse;
 mod plan;
 mod random;
 mod specified;
+mod time;
 mod wait;
 mod window;
 

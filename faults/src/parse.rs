@@ -7,6 +7,7 @@ use urnic_device::vocabulary::{WcOpcode, WcStatus};
 use crate::kind::{Delay, ERRNOS, Kind, Position};
 use crate::network::Network;
 use crate::specified::{Filter, Specified, When};
+use crate::time::UNITS;
 use crate::window::Window;
 
 /// Reads a specification: its faults, and its seed if it has one.
@@ -248,8 +249,7 @@ fn position(text: &str) -> Option<Position> {
 }
 
 fn time(text: &str) -> Option<Duration> {
-    let units = [("ns", 1), ("us", 1_000), ("ms", 1_000_000), ("s", 1_000_000_000)];
-    let time = scaled(text, &units).map(Duration::from_nanos);
+    let time = scaled(text, &UNITS).map(Duration::from_nanos);
     time.filter(|time| *time <= Duration::from_secs(3600))
 }
 
@@ -336,7 +336,7 @@ mod tests {
             assert_eq!(one(text).when, when, "{text}");
         }
         let window = one("delay time=1ms at=1s until=1500ms").window;
-        assert_eq!(window.to_string(), " at=1000ms until=1500ms");
+        assert_eq!(window.to_string(), " at=1s until=1500ms");
         let inside = |millis| window.contains(Duration::from_millis(millis));
         assert_eq!([999, 1000, 1499, 1500].map(inside), [false, true, true, false]);
     }
@@ -392,7 +392,7 @@ mod tests {
             "drop p=0.25 count=3 device=urnic1 peer=192.0.2.0/24",
             "drop every=3 peer=fd00::1",
             "complete status=REM_OP_ERR nth=2 opcode=RDMA_READ qp=0x1a",
-            "port-down for=20ms at=2000ms device=1",
+            "port-down for=20ms at=2s device=1",
             "refuse nth=2 at=10ms until=30ms count=1 peer=192.0.2.1",
         ] {
             assert_eq!(one(text).to_string(), text);

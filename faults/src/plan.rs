@@ -4,7 +4,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use crate::clock;
 use crate::devices::Devices;
 use crate::fault::Fault;
 use crate::kind::{Action, Kind};
@@ -12,6 +11,7 @@ use crate::occasion::Occasion;
 use crate::origins::{Origin, Origins};
 use crate::parse::parse;
 use crate::specified::Specified;
+use crate::time::now;
 
 /// Most faults of a process that are in force.
 const MOST: usize = 64;
@@ -188,7 +188,7 @@ impl Plan {
         if let Some(seed) = seed {
             self.seed.store(seed, Ordering::Relaxed);
         }
-        let since = clock::now();
+        let since = now();
         for specified in faults {
             let mut fault = Some(Fault::new(specified, since));
             for place in &self.faults {
@@ -229,7 +229,7 @@ impl Plan {
     /// What is to go wrong at this occasion on a device: each fault that strikes, in the order of
     /// the specification.
     pub fn strikes(&self, device: &str, occasion: &Occasion<'_>) -> Vec<Action> {
-        self.strikes_at(clock::now(), device, occasion)
+        self.strikes_at(now(), device, occasion)
     }
 
     fn strikes_at(&self, now: Duration, device: &str, occasion: &Occasion<'_>) -> Vec<Action> {
@@ -244,7 +244,7 @@ impl Plan {
 
     /// What befalls a device by itself now; and the time until something else will.
     pub fn due(&self, device: &str) -> (Vec<Action>, Option<Duration>) {
-        self.due_at(clock::now(), device)
+        self.due_at(now(), device)
     }
 
     fn due_at(&self, now: Duration, device: &str) -> (Vec<Action>, Option<Duration>) {
@@ -273,7 +273,7 @@ impl Plan {
     /// For how long the port of this device is still down; `None`: it is up.
     pub fn port_down_for(&self, device: &str) -> Option<Duration> {
         let until = self.devices.down_until(device);
-        let left = (!until.is_zero()).then(|| until.saturating_sub(clock::now()));
+        let left = (!until.is_zero()).then(|| until.saturating_sub(now()));
         left.filter(|left| !left.is_zero())
     }
 }

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::time::Duration;
 
+use crate::time::Written;
+
 /// A part of the time since a fault was added to its plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Window {
@@ -23,10 +25,10 @@ impl fmt::Display for Window {
     /// As in a specification, with a space first; nothing if it is all the time.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(at) = self.at {
-            write!(f, " at={}ms", at.as_millis())?;
+            write!(f, " at={}", Written(at))?;
         }
         if let Some(until) = self.until {
-            write!(f, " until={}ms", until.as_millis())?;
+            write!(f, " until={}", Written(until))?;
         }
         Ok(())
     }

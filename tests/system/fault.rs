@@ -21,7 +21,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 fn struck(output: &str) -> Vec<String> {
     let lines = output
         .lines()
-        .filter_map(|line| Some(line.split_once("urnic_faults::plan: ")?.1));
+        .filter_map(|line| Some(line.split_once("urnic_faults::fault: ")?.1));
     lines.map(str::to_owned).collect()
 }
 
@@ -497,7 +497,7 @@ fn a_port_goes_down_at_once_in_a_process_that_runs() {
         .env("URNIC_PRESENT_DIR", place.path());
     let listed = fault.run_for(LIMIT).success();
     assert!(
-        listed.starts_with("fault 1: port-down for=600000ms at=0ms: "),
+        listed.starts_with("fault 1: port-down for=600s at=0s: "),
         "{listed}"
     );
     let ended = here.wait_for(LIMIT);

@@ -167,8 +167,8 @@ fn a_fault_of_a_device_strikes_by_itself() {
     assert_eq!(
         plan.list(),
         [
-            "fault 1: port-down for=5000ms at=2000ms device=1: struck 1 times at 1 occasions",
-            "fault 2: gid-change at=3000ms: struck 2 times at 2 occasions"
+            "fault 1: port-down for=5s at=2s device=1: struck 1 times at 1 occasions",
+            "fault 2: gid-change at=3s: struck 2 times at 2 occasions"
         ]
     );
 }

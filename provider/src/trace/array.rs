@@ -14,6 +14,7 @@ use std::time::Duration;
 use rustix::fd::OwnedFd;
 use rustix::fs::{FileType, FlockOperation, Mode, OFlags, flock, fstat, ftruncate, open};
 use rustix::io::{Errno, pread, pwrite};
+use urnic_process::file_length;
 
 /// The unit of whole writes: no page of the kernel is smaller.
 const PAGE: u64 = 4096;
@@ -23,7 +24,6 @@ const LONGEST_REGION: u64 = 1 << 20;
 const OPENING: &[u8] =
     b"[\n{\"ph\":\"M\",\"name\":\"clock\",\"pid\":0,\"args\":{\"name\":\"CLOCK_MONOTONIC\"}}\n";
 const CLOSING: &[u8] = b"]\n";
-static SPACES: [u8; 16 * PAGE as usize] = [b' '; 16 * PAGE as usize];
 /// The longest white space in which the closing bracket is looked for, backwards from the end.
 const LONGEST_GAP: u64 = 4 * LONGEST_REGION;
 /// How often, and after which time, a lock is tried again. A process has it for a few system calls,
@@ -172,6 +172,7 @@ impl Array {
 fn reserve(file: &OwnedFd, longest: u64, len: u64) -> Result<Region, Unwritable> {
     let _lock = Lock::take(file)?;
     if identity(file)?.1 == 0 {
+        file_length::permits((OPENING.len() + CLOSING.len()) as u64)?;
         write_at(file, &[OPENING, CLOSING].concat(), 0)?;
     }
     let (id, size) = identity(file)?;
@@ -186,10 +187,12 @@ fn reserve(file: &OwnedFd, longest: u64, len: u64) -> Result<Region, Unwritable>
         _ => return Err(Unwritable::Foreign),
     };
     let end = (begin + longest).next_multiple_of(PAGE) - CLOSING.len() as u64;
+    file_length::permits(end + CLOSING.len() as u64)?;
+    let spaces = [b' '; PAGE as usize];
     let mut filled = size;
     while filled < end {
-        let some = (end - filled).min(SPACES.len() as u64);
-        write_at(file, &SPACES[..some as usize], filled)?;
+        let some = (end - filled).min(PAGE);
+        write_at(file, &spaces[..some as usize], filled)?;
         filled += some;
     }
     write_at(file, b" ", begin)?;

@@ -4,12 +4,9 @@
 //! The fuzzer may change the file at any time. In half of the inputs a second thread changes it
 //! while the device reads it.
 
-mod source;
-
 use super::memory::{Budget, ClientMemory};
 use super::passed::Passed;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
-use source::Source;
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -30,6 +27,7 @@ use urnic_model::Nanos;
 use urnic_model::config::{DeviceAddress, Limits, ModelConfig};
 use urnic_model::testing::sim::{Conditions, SimNetwork};
 use urnic_model::{Device, Interrupts};
+use urnic_testkit::Source;
 use urnic_vfio_user::{DmaMap, DmaMapFlags};
 use zerocopy::little_endian::U32;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
@@ -37,6 +35,16 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 const BASE: u64 = 0x1_0000_0000;
 const LEN: u64 = 1 << 20;
 const PAGE: u64 = 4096;
+
+/// An address, mostly in the memory.
+fn address(source: &mut Source<'_>) -> u64 {
+    match source.byte() {
+        0xff => u64::from(source.word()) << 32 | u64::from(source.word()),
+        0xfe => BASE + LEN - 8,
+        page => BASE + u64::from(page) * PAGE + u64::from(source.byte()) * 8,
+    }
+}
+
 /// Layout of the memory: the command queue and its completions, then one page each.
 const COMPLETIONS: u64 = PAGE;
 const EQ_RING: u64 = 2 * PAGE;
@@ -357,13 +365,13 @@ impl Client {
         let addresses = usize::from(source.byte() % 4) * 8;
         let (pointers, rest) = command.payload.split_at_mut(addresses);
         for place in pointers.as_chunks_mut::<8>().0 {
-            place.copy_from_slice(&source.address().to_le_bytes());
+            place.copy_from_slice(&address(source).to_le_bytes());
         }
         for place in rest.as_chunks_mut::<4>().0.iter_mut().take(16) {
             place.copy_from_slice(&source.number().to_le_bytes());
         }
-        command.input = source.address().into();
-        command.output = source.address().into();
+        command.input = address(source).into();
+        command.output = address(source).into();
         command.input_len = source.number().into();
         command.output_len = source.number().into();
         self.execute(&command);

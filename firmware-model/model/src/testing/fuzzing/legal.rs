@@ -1,7 +1,7 @@
 //! Commands and requests that are right, but for as much as the fuzzer changes: what is wrong then
 //! meets a device that has connections, regions and requests.
 
-use super::source::Source;
+use super::address;
 use crate::testing::mock::{Driver, End};
 use std::net::{Ipv4Addr, SocketAddr};
 use urnic_device::command::{
@@ -11,6 +11,7 @@ use urnic_device::event::EventKind;
 use urnic_device::stream::{Attach, Connect, Endpoint, Listen, attach};
 use urnic_device::vocabulary::{Access, QpState};
 use urnic_device::wqe::{Opcode as Work, SendHeader, Sge};
+use urnic_testkit::Source;
 
 /// Commands that take memory of the arena, for an input: as much as it has.
 const MOST_QUEUES: usize = 200;
@@ -79,7 +80,7 @@ impl Legal {
                 let arguments = CreateMr {
                     base: 0.into(),
                     len: (u64::from(source.byte()) << 8).into(),
-                    dma: source.address().into(),
+                    dma: address(source).into(),
                     pd: end.pd.into(),
                     access: access.bits().into(),
                     ..CreateMr::default()
@@ -155,7 +156,7 @@ impl Legal {
         };
         for _ in 0..(kind >> 1 & 7).saturating_sub(4) {
             let at = usize::from(source.byte()) % (PAYLOAD_LEN / 4) * 4;
-            command.payload[at..at + 4].copy_from_slice(&source.argument().to_le_bytes());
+            command.payload[at..at + 4].copy_from_slice(&source.number().to_le_bytes());
         }
         command
     }
@@ -176,8 +177,8 @@ impl Legal {
 
     fn sge(&self, source: &mut Source<'_>) -> Sge {
         Sge {
-            offset: (self.end.region.iova + (u64::from(source.argument()) << 4)).into(),
-            len: source.argument().into(),
+            offset: (self.end.region.iova + (u64::from(source.number()) << 4)).into(),
+            len: source.number().into(),
             stag: self.stag(source).into(),
         }
     }
@@ -195,7 +196,7 @@ impl Legal {
             let header = SendHeader {
                 opcode: work as u8,
                 flags: source.byte() % 32,
-                remote_offset: (self.end.region.iova + u64::from(source.argument())).into(),
+                remote_offset: (self.end.region.iova + u64::from(source.number())).into(),
                 stag: self.stag(source).into(),
                 ..urnic_testkit::request(work, choice.into())
             };

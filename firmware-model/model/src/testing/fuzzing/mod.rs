@@ -2,7 +2,6 @@
 
 mod engine_rx;
 mod legal;
-mod source;
 
 pub use engine_rx::engine_rx;
 
@@ -11,11 +10,24 @@ use crate::testing::mock::{Driver, config};
 use crate::testing::sim::{Conditions, SimNetwork};
 use crate::time::Nanos;
 use legal::Legal;
-use source::Source;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use urnic_device::command::{Command, Nothing, Opcode, PAYLOAD_LEN};
 use urnic_device::registers::STATUS;
+use urnic_testkit::Source;
+
+/// Pages of the host's memory that addresses select.
+const PAGES: u64 = 2000;
+const FIRST_PAGE: u64 = 0x7700_0000_0000;
+
+/// An address, mostly inside the host's memory.
+fn address(source: &mut Source<'_>) -> u64 {
+    match source.byte() {
+        0xff => u64::from(source.word()) << 32 | u64::from(source.word()),
+        0xfe => FIRST_PAGE + (64 << 20) - 8,
+        byte => FIRST_PAGE + (u64::from(byte) << 3 | u64::from(source.byte()) & 7) % PAGES * 4096,
+    }
+}
 
 /// An end of a connection in memory that a hostile peer shares: see
 /// [`same_host`](crate::stream::same_host::testing::fuzzing::same_host).
@@ -31,23 +43,23 @@ fn any_command(source: &mut Source<'_>) -> Command {
     let addresses = usize::from(source.byte() % 4) * 8;
     let (pointers, rest) = command.payload.split_at_mut(addresses.min(PAYLOAD_LEN));
     for place in pointers.as_chunks_mut::<8>().0 {
-        place.copy_from_slice(&source.address().to_le_bytes());
+        place.copy_from_slice(&address(source).to_le_bytes());
     }
     for place in rest.as_chunks_mut::<4>().0.iter_mut().take(18) {
-        place.copy_from_slice(&source.argument().to_le_bytes());
+        place.copy_from_slice(&source.number().to_le_bytes());
     }
-    command.input = source.address().into();
-    command.output = source.address().into();
-    command.input_len = source.argument().into();
-    command.output_len = source.argument().into();
+    command.input = address(source).into();
+    command.output = address(source).into();
+    command.input_len = source.number().into();
+    command.output_len = source.number().into();
     command
 }
 
 /// Rings any doorbell, in the pages and by the register.
 fn ring(driver: &Driver, source: &mut Source<'_>) {
-    let (page, slot) = (source.argument(), source.byte());
+    let (page, slot) = (source.number(), source.byte());
     let value =
-        u64::from(source.byte()) << 56 | u64::from(source.argument()) << 32 | u64::from(source.argument());
+        u64::from(source.byte()) << 56 | u64::from(source.number()) << 32 | u64::from(source.number());
     if let Some(pages) = driver.device.doorbell_pages() {
         pages.store(page, u32::from(slot) * 16, value);
     }
@@ -88,13 +100,13 @@ pub fn commands(data: &[u8]) {
             8 => ring(&driver, &mut source),
             9 => {
                 let offset = u64::from(source.byte()) * 4;
-                let (iova, value) = (source.address().wrapping_add(offset), source.word());
+                let (iova, value) = (address(&mut source).wrapping_add(offset), source.word());
                 if free(iova, 4) {
                     driver.arena.write(iova, &value.to_le_bytes());
                 }
             }
             10 => {
-                let (iova, len) = (source.address(), u64::from(source.byte()) * 4096);
+                let (iova, len) = (address(&mut source), u64::from(source.byte()) * 4096);
                 if !(iova..iova.saturating_add(len)).contains(&spared.start) {
                     driver.device.unmapped(iova, len);
                 }

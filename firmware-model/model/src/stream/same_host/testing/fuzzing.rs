@@ -12,6 +12,7 @@ use crate::stream::same_host::ring::{Receiver, Sender};
 use rustix::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use urnic_testkit::Source;
 use zerocopy::FromBytes;
 
 /// Entries of the table of STags.
@@ -19,38 +20,19 @@ const ENTRIES: u32 = 8;
 /// Bytes of the memory of a connection in which its words are.
 const WORDS: usize = 4096;
 
-/// The rest of the fuzzer's bytes, then zeroes.
-struct Source<'a>(&'a [u8]);
-
-impl Source<'_> {
-    fn take<const N: usize>(&mut self) -> [u8; N] {
-        let mut bytes = [0; N];
-        let n = N.min(self.0.len());
-        let (head, tail) = self.0.split_at(n);
-        bytes[..n].copy_from_slice(head);
-        self.0 = tail;
-        bytes
-    }
-
-    fn byte(&mut self) -> u8 {
-        let [byte] = self.take();
-        byte
-    }
-
-    /// Mostly a small number, as lengths and positions are.
-    fn number(&mut self) -> u64 {
-        match self.byte() {
-            0xff => u64::from_le_bytes(self.take()),
-            0xfe => u32::from_le_bytes(self.take()).into(),
-            byte => u64::from(byte) << (self.byte() % 24),
-        }
+/// A mostly small number, as lengths and positions are.
+fn number(source: &mut Source<'_>) -> u64 {
+    match source.byte() {
+        0xff => u64::from_le_bytes(source.take()),
+        0xfe => source.word().into(),
+        byte => u64::from(byte) << (source.byte() % 24),
     }
 }
 
 /// Sends, receives, answers a bell and checks accesses, between changes of any word: nothing panics
 /// and nothing outside is touched, whatever the words say.
 pub(crate) fn same_host(data: &[u8]) {
-    let mut source = Source(data);
+    let mut source = Source::new(data);
     let descriptors = Descriptors::new(16, None);
     let connection = SharedMemory::create("fuzzed", MEMORY).map(|(memory, _)| Arc::new(memory));
     let table = SharedMemory::create("fuzzed", 64 + ENTRIES as usize * 64);
@@ -75,7 +57,7 @@ pub(crate) fn same_host(data: &[u8]) {
     let mut sender = Sender::new(connection.clone(), Direction::FromInitiator);
     let mut receiver = Receiver::new(connection.clone(), Direction::FromResponder);
     let mut bytes = vec![0u8; 1 << 20];
-    while !source.0.is_empty() {
+    while !source.is_empty() {
         match source.byte() % 8 {
             0 => {
                 let bytes: [u8; size_of::<Greeting>()] = source.take();
@@ -84,7 +66,7 @@ pub(crate) fn same_host(data: &[u8]) {
                     && greeting.is_valid()
                 {
                     assert!(greeting.slot() < SLOTS);
-                    assert!(greeting.descriptors(source.byte() % 2 == 0) <= 3);
+                    assert!(greeting.descriptors(source.byte().is_multiple_of(2)) <= 3);
                     let _ = (greeting.initiator(), greeting.nonce());
                 }
                 let bytes: [u8; size_of::<Disclosure>()] = source.take();
@@ -97,28 +79,32 @@ pub(crate) fn same_host(data: &[u8]) {
                 }
             }
             1 => {
-                let at = source.number() as usize % (WORDS / 8) * 8;
-                connection.word64(at).store(source.number(), Ordering::Relaxed);
+                let at = number(&mut source) as usize % (WORDS / 8) * 8;
+                connection
+                    .word64(at)
+                    .store(number(&mut source), Ordering::Relaxed);
             }
             2 => {
-                let n = source.number() as usize % bytes.len();
+                let n = number(&mut source) as usize % bytes.len();
                 if let Ok(sent) = sender.send(&[Piece::of(&bytes[..n])]) {
                     assert!(sent <= n);
                 }
             }
             3 => {
-                let n = source.number() as usize % bytes.len();
+                let n = number(&mut source) as usize % bytes.len();
                 if let Ok((received, _)) = receiver.receive(&mut [PieceMut::of(&mut bytes[..n])]) {
                     assert!(received <= n);
                 }
                 let _ = (receiver.is_ended(), receiver.is_left());
             }
             4 => {
-                let at = source.number() as usize % (BELL / 8) * 8;
-                bell_words.word64(at).store(source.number(), Ordering::Relaxed);
+                let at = number(&mut source) as usize % (BELL / 8) * 8;
+                bell_words
+                    .word64(at)
+                    .store(number(&mut source), Ordering::Relaxed);
             }
             5 => {
-                peer.ring(source.number() as u32);
+                peer.ring(number(&mut source) as u32);
                 if bell.is_rung() {
                     // Slots that no connection has are nobody's.
                     bell.answer(|qid| assert!((1..=70).contains(&qid)));
@@ -126,15 +112,15 @@ pub(crate) fn same_host(data: &[u8]) {
                 bell.take_wakes();
             }
             6 => {
-                let at = source.number() as usize % (table.len() / 8) * 8;
-                table.word64(at).store(source.number(), Ordering::Relaxed);
+                let at = number(&mut source) as usize % (table.len() / 8) * 8;
+                table.word64(at).store(number(&mut source), Ordering::Relaxed);
             }
             _ => {
                 let Ok(foreign) = ForeignTable::open(file.as_fd(), ENTRIES) else {
                     return;
                 };
-                let (stag, permit) = (source.number() as u32, source.number());
-                let (offset, len) = (source.number(), source.number());
+                let (stag, permit) = (number(&mut source) as u32, number(&mut source));
+                let (offset, len) = (number(&mut source), number(&mut source));
                 let mut last = None;
                 for need in [Need::RemoteRead, Need::RemoteWrite, Need::RemoteAtomic] {
                     for offset in [offset, offset.wrapping_add(len)] {
