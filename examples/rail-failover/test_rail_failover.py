@@ -107,7 +107,7 @@ def test_traffic_moves_to_the_other_rail_and_returns(urnic_rails, parties, end):
     moved = sender.says("traffic on rail 1", failed)
     sender.says("traffic on rail 0", moved)
     down = sender if end == "sender" else receiver
-    assert down.text().index("rail 0: port error") < down.text().index("rail 0: port active")
+    down.says("rail 0: port active", down.says("rail 0: port error"))
     on_first, on_second = finish(sender, receiver)
     assert on_first > 0 and on_second > 0
 
