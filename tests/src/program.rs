@@ -286,8 +286,9 @@ impl Running {
         self.wait_for_output_from(0, what, find)
     }
 
-    /// Waits for output in which `find` finds something, behind the first `from` bytes of the
-    /// output.
+    /// Waits for output in which `find` finds something, after the first `from` bytes of the
+    /// output. `find` sees whole lines, because many programs write a line in parts; when the
+    /// program has ended, it sees all.
     #[track_caller]
     pub fn wait_for_output_from<T>(
         &mut self,
@@ -302,8 +303,12 @@ impl Running {
                 self.output.catch_up();
             }
             let bytes = self.output.lock();
-            let found = find(&String::from_utf8_lossy(bytes.get(from..).unwrap_or_default()));
-            if let Some(found) = found {
+            let mut printed = bytes.get(from..).unwrap_or_default();
+            if !over {
+                let whole = printed.iter().rposition(|byte| *byte == b'\n');
+                printed = &printed[..whole.map_or(0, |end| end + 1)];
+            }
+            if let Some(found) = find(&String::from_utf8_lossy(printed)) {
                 return found;
             }
             if over {

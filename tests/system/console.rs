@@ -143,9 +143,7 @@ fn urnic_nfs_ends_quietly_when_its_reader_leaves() {
     let mut server = Program::plain(&program).line(serve).spawn();
     let port = server.wait_for_output("its address", |stderr_of| {
         let line = stderr_of.lines().find(|line| line.contains("over TCP at"))?;
-        stderr_of
-            .ends_with('\n')
-            .then(|| line.rsplit(':').next().unwrap_or_default().to_owned())
+        line.rsplit(':').next().map(str::to_owned)
     });
     let file = file("listed", "x");
     let put = format!("put --port {port} {} 127.0.0.1:/", file.display());

@@ -172,7 +172,7 @@ impl Scene {
         let said = format!("visited {port}: ");
         self.victims[victim].wait_for_output_from(from, "how its visit went", |text| {
             let (_, how) = text.split_once(&said)?;
-            Some(format!("{said}{}", how.split_once('\n')?.0))
+            Some(format!("{said}{}", how.lines().next().unwrap_or_default()))
         })
     }
 

@@ -219,8 +219,7 @@ fn monitor(qemu: &mut Running, command: &str, arguments: &str) -> String {
             .any(|head| line.starts_with(head))
     };
     qemu.wait_for_output_from(from, "an answer", |text| {
-        let whole = text.rfind('\n').map_or("", |end| &text[..end]);
-        whole.lines().find(answer).map(str::to_owned)
+        text.lines().find(answer).map(str::to_owned)
     })
 }
 

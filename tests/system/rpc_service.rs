@@ -34,10 +34,8 @@ fn scene(name: &str) -> String {
 fn serving(program: Program) -> (Running, String) {
     let mut server = program.spawn();
     let address = server.wait_for_output("where it listens", |printed| {
-        let line = printed
-            .lines()
-            .find_map(|line| line.strip_prefix("serving at "))?;
-        printed.ends_with('\n').then(|| line.to_owned())
+        let mut lines = printed.lines();
+        lines.find_map(|line| line.strip_prefix("serving at ").map(str::to_owned))
     });
     (server, address)
 }

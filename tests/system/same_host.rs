@@ -276,7 +276,11 @@ try:
     peer.send(b"x")
 except OSError:
     pass
-offer, fds, _, _ = socket.recv_fds(peer, 4096, 3)
+try:
+    offer, fds, _, _ = socket.recv_fds(peer, 4096, 3)
+except ConnectionResetError:
+    # The device closed without reading the byte. The error comes before what it sent.
+    offer, fds, _, _ = socket.recv_fds(peer, 4096, 3)
 print("was sent", len(offer), "bytes and", len(fds), "descriptors", flush=True)
 sys.stdin.read()
 "#;
@@ -303,8 +307,7 @@ fn shm_06_another_user_with_a_listeners_name_is_told_nothing() {
         let client = rping.client.arg("-c").spawn();
         let sent = impostor.wait_for_output("what it was sent", |text| {
             text.lines()
-                // The whole line: Python writes it in parts.
-                .find(|line| line.starts_with("was sent") && line.ends_with("descriptors"))
+                .find(|line| line.starts_with("was sent"))
                 .map(str::to_owned)
         });
         assert_eq!(sent, "was sent 0 bytes and 0 descriptors");

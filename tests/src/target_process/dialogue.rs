@@ -36,7 +36,7 @@ impl CommandProcess {
             .program
             .wait_for_output_from(self.consumed, "an answer", |output| {
                 let mut consumed = 0;
-                for line in output.split_inclusive('\n').filter(|line| line.ends_with('\n')) {
+                for line in output.split_inclusive('\n') {
                     consumed += line.len();
                     if let Some(answer) = line.strip_prefix("= ") {
                         return Some((answer.trim_end().to_owned(), consumed));

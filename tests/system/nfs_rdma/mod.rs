@@ -31,9 +31,7 @@ fn listening(server: &mut Running) -> (String, String) {
     let mut port = |way: &str| {
         server.wait_for_output(way, |guest_output| {
             let line = guest_output.lines().find(|line| line.contains(way))?;
-            guest_output
-                .ends_with('\n')
-                .then(|| line.rsplit(':').next().unwrap_or_default().to_owned())
+            line.rsplit(':').next().map(str::to_owned)
         })
     };
     (port("over TCP at"), port("over RDMA at"))
