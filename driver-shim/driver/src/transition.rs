@@ -160,27 +160,31 @@ pub(crate) struct Rules {
     pub(crate) ord: u32,
 }
 
+/// Looks only at the attributes that the mask names: programs leave the others uninitialised.
 fn in_range(attr: &QpAttr, mask: QpMask, limits: &Rules) -> bool {
-    let ok = |bit, fits: bool| !mask.contains(bit) || fits;
-    ok(
-        QpMask::ACCESS_FLAGS,
-        Access::from_bits(attr.access & !FLUSH).is_some(),
-    ) && ok(QpMask::PKEY_INDEX, attr.pkey_index == 0)
-        && ok(QpMask::PORT, attr.port == 1)
-        && ok(QpMask::PATH_MTU, (1..=5).contains(&attr.path_mtu))
-        && ok(QpMask::DEST_QPN, attr.dest_qpn < 1 << 24)
-        && ok(QpMask::TIMEOUT, attr.timeout < 32)
-        && ok(QpMask::RETRY_CNT, attr.retry_cnt < 8)
-        && ok(QpMask::RNR_RETRY, attr.rnr_retry < 8)
-        && ok(QpMask::MIN_RNR_TIMER, attr.min_rnr_timer < 32)
-        && ok(
-            QpMask::MAX_QP_RD_ATOMIC,
-            u32::from(attr.max_rd_atomic) <= limits.ord,
-        )
-        && ok(
-            QpMask::MAX_DEST_RD_ATOMIC,
-            u32::from(attr.max_dest_rd_atomic) <= limits.ird,
-        )
+    type Fits = fn(&QpAttr, &Rules) -> bool;
+    const RANGES: [(QpMask, Fits); 11] = [
+        (QpMask::ACCESS_FLAGS, |attr, _| {
+            Access::from_bits(attr.access & !FLUSH).is_some()
+        }),
+        (QpMask::PKEY_INDEX, |attr, _| attr.pkey_index == 0),
+        (QpMask::PORT, |attr, _| attr.port == 1),
+        (QpMask::PATH_MTU, |attr, _| (1..=5).contains(&attr.path_mtu)),
+        (QpMask::DEST_QPN, |attr, _| attr.dest_qpn < 1 << 24),
+        (QpMask::TIMEOUT, |attr, _| attr.timeout < 32),
+        (QpMask::RETRY_CNT, |attr, _| attr.retry_cnt < 8),
+        (QpMask::RNR_RETRY, |attr, _| attr.rnr_retry < 8),
+        (QpMask::MIN_RNR_TIMER, |attr, _| attr.min_rnr_timer < 32),
+        (QpMask::MAX_QP_RD_ATOMIC, |attr, limits| {
+            u32::from(attr.max_rd_atomic) <= limits.ord
+        }),
+        (QpMask::MAX_DEST_RD_ATOMIC, |attr, limits| {
+            u32::from(attr.max_dest_rd_atomic) <= limits.ird
+        }),
+    ];
+    RANGES
+        .iter()
+        .all(|(named, fits)| !mask.contains(*named) || fits(attr, limits))
 }
 
 #[cfg(test)]
