@@ -7,8 +7,9 @@ use urnic_device::vocabulary::WcStatus;
 
 const PEER: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
 
-fn of(text: &str) -> Plan {
-    let plan = Plan::new();
+/// In the heap: a plan is large, and tests have many.
+fn of(text: &str) -> Box<Plan> {
+    let plan = Box::new(Plan::new());
     plan.add(text).unwrap();
     plan
 }
