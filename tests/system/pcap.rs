@@ -162,8 +162,8 @@ fn captured(name: &str, pair: &Pair) -> Result<(Captures, Vec<PathBuf>), String>
     Ok((captures, files))
 }
 
-/// The captures of both ends have the same bytes; but an end that closes does not read the last that
-/// was sent: answers that it does not wait for any more, and what `unread` takes.
+/// The captures of both ends have the same bytes; but an end that closes does not read the last
+/// that was sent: answers that it does not wait for any more, and what `unread` takes.
 #[track_caller]
 fn agree(files: &[PathBuf], unread: impl Fn(&str) -> bool) {
     let (here, there) = (bytes(&files[0]), bytes(&files[1]));
