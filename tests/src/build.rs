@@ -94,7 +94,7 @@ pub fn stripped(file: &Path, to: &Path) -> Result<(), String> {
     }
 }
 
-/// The program `urnic-nfs`, up to date. Builds at each call.
+/// The program `urnic-nfs`, up to date.
 pub fn nfs() -> PathBuf {
     build(&["-p", "urnic-nfs"]).join("urnic-nfs")
 }

@@ -183,15 +183,16 @@ fn agree(files: &[PathBuf], unread: impl Fn(&str) -> bool) {
     }
 }
 
-/// Whether a direction has nothing but the MPA Reply that rejects a connection: of two that cross,
-/// because both ends of native connections initiate, one is not needed.
+/// Whether a direction begins with the MPA Reply that rejects a connection, which nothing follows.
+/// Both ends of a native connection initiate it, and of two that cross one is rejected.
 fn is_rejection(direction: &str) -> bool {
     let flags = direction.strip_prefix("4d504120494420526570204672616d65");
     let flags = flags.and_then(|rest| u8::from_str_radix(rest.get(..2)?, 16).ok());
     flags.is_some_and(|flags| flags & 0x20 != 0)
 }
 
-/// Whether these bytes are FPDUs with RDMA Read Responses of length zero, which confirm requests.
+/// Whether these bytes are FPDUs with RDMA Read Responses of length zero, which confirm requests:
+/// the ULPDU is the tagged header of 14 bytes, with the Last flag and opcode 2.
 fn is_confirmation(bytes: &str) -> bool {
     const FPDU: usize = 2 * 20;
     bytes.len().is_multiple_of(FPDU)

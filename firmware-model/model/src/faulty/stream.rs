@@ -129,7 +129,7 @@ impl FaultyStream {
         match down.peer_gives_up(self.now, self.patience, waits) {
             Some(at) if at <= self.now => {}
             Some(at) => return Some(at.min(until)),
-            // Bytes that arrive meanwhile call nobody.
+            // No event announces bytes that arrive while the port is down.
             None => return Some(until.min(self.now + self.patience / 8)),
         }
         self.line.clear();
