@@ -69,6 +69,32 @@ fn doctor_reports_denied_system_calls() {
     }
 }
 
+/// As when the kernel gives the port to another process in between; and each time.
+#[test]
+fn a_port_that_was_taken_is_replaced_by_another() {
+    let real = or_skip!(installed("ibv_rc_pingpong"));
+    let folder = Folder::inside(&scratch(), "doctor-port");
+    let (first, program) = (folder.file("first"), folder.file("ibv_rc_pingpong"));
+    let path = std::env::var("PATH").expect("a search path");
+    let path = format!("{}:{path}", folder.path().display());
+    let refused = "echo \"Couldn't listen to port $2\" >&2; exit 1";
+    let once = format!(
+        "mkdir '{}' 2>/dev/null || exec '{}' \"$@\"",
+        first.display(),
+        real.display()
+    );
+    for (script, well) in [(format!("{once}; {refused}"), true), (refused.to_owned(), false)] {
+        std::fs::write(&program, format!("#!/bin/sh\n{script}\n")).expect("our folder");
+        permit(&program, 0o755);
+        let urnic = urnic();
+        let ended = doctor(&[urnic.to_str().expect("our path"), "doctor"])
+            .env("PATH", &path)
+            .run();
+        assert_eq!(ended.status.success(), well, "{ended}");
+    }
+    assert!(first.is_dir(), "our program was not run");
+}
+
 #[test]
 fn the_fix_for_a_missing_proc_helps() {
     or_skip!(installed("ibv_rc_pingpong"));
