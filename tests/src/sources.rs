@@ -33,7 +33,6 @@ pub(crate) struct Function {
 pub(crate) struct File {
     /// The path from the root of the tree.
     pub(crate) path: PathBuf,
-    pub(crate) lines: usize,
     pub(crate) functions: Vec<Function>,
 }
 
@@ -89,7 +88,6 @@ impl Crate {
         let parsed = syn::parse_file(&text).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
         self.files.push(File {
             path: path.strip_prefix(tree()).unwrap_or(path).to_owned(),
-            lines: text.lines().count(),
             functions: Vec::new(),
         });
         self.add(self.files.len() - 1, parent, folder, &parsed.items)
