@@ -4,7 +4,7 @@
 //! loss and reordering: the handshake, each byte once, acknowledgements where an analyser would
 //! need them, and how the connection ended.
 
-use super::packet::{ACK, FIN, MAX_PAYLOAD, PSH, RST, SYN, Segment};
+use super::pcapng::{ACK, FIN, MAX_PAYLOAD, PSH, RST, SYN, Segment};
 use crate::frames::Cutter;
 use std::net::SocketAddr;
 

@@ -1,14 +1,12 @@
 //! The wire as a pcapng file that Wireshark opens and follows without set-up.
 //!
-//! A [`Network`](crate::stream::Network) around the device's own ([`Tapped`]) reports to a
+//! A [`Network`](crate::stream::Network) around the device's own ([`tapped`]) reports to a
 //! [`Capture`] what each stream and each UDP port sent and received; without a capture there is no
 //! such network, and no cost. IP, TCP and UDP headers are generated from the addresses and the
 //! bytes' places in the stream. A connection with both ends in this process is written once.
 
 mod conversation;
-mod datagrams;
 pub(crate) mod own_peer;
-mod packet;
 mod pcapng;
 mod staging;
 pub(crate) mod tapped;

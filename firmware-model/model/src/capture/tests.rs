@@ -175,7 +175,7 @@ fn a_reset_is_seen_at_either_end() {
         }
         drop(connected);
         let (_, from, flags, _) = packets(&path).pop().unwrap();
-        assert_eq!((from, flags), (port, packet::RST | packet::ACK));
+        assert_eq!((from, flags), (port, pcapng::RST | pcapng::ACK));
     }
 }
 

@@ -2,7 +2,6 @@
 //! the ring.
 
 mod answer;
-mod datagrams;
 mod memory;
 mod queues;
 pub(crate) mod reset;

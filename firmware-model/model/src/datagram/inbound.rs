@@ -1,11 +1,11 @@
 //! Receives packets, checks them, and completes receives.
 
 use super::Engine;
-use super::refusals::refused;
+use super::refused;
 use crate::counters::Counter;
 use crate::queues::Overflow;
 use crate::rdmap::RxOutcome;
-use crate::rdmap::env::Env;
+use crate::rdmap::params::Env;
 use crate::rdmap::placement::{Cursor, scatter};
 use crate::stream::datagram::{BATCH, DatagramSocket, Incoming, PACKET_ROOM};
 use std::net::SocketAddr;

@@ -1,15 +1,15 @@
 //! Makes packets from work requests, and sends them.
 
 use super::Engine;
-use super::refusals::refused;
-use super::staged::Packet;
+use super::Packet;
+use super::refused;
 use crate::config::ModelConfig;
 use crate::counters::Counter;
 use crate::llp::buffers::Buffer;
 use crate::memory::Need;
 use crate::queues::{BadWqe, Overflow, SendWqe};
 use crate::rdmap::TxOutcome;
-use crate::rdmap::env::Env;
+use crate::rdmap::params::Env;
 use crate::rdmap::placement::Cursor;
 use crate::stream::datagram::{BATCH, MAX_PAYLOAD, Outgoing, PACKET_ROOM};
 use rustix::io::Errno;

@@ -1,8 +1,8 @@
 //! The guarantees of a device's host about its memory.
 
-use super::fault::access::Unreachable;
+use super::fault;
+use super::fault::Unreachable;
 use super::host_process::HostProcess;
-use super::word::Word64;
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
@@ -17,7 +17,7 @@ pub(super) const PAGE: usize = 4096;
 /// A pointer that [`reach`](HostMemory::reach) returns must be readable and writable for the `len`
 /// requested bytes until every object of the device that was created over that range is destroyed.
 /// A region alone may lie over memory that its program unmaps, protects or truncates, if
-/// [`fault::install`](crate::host::fault::install) was called. An implementation for a guest that
+/// [`fault::install`](crate::host::fault) was called. An implementation for a guest that
 /// may unmap memory at any time puts other pages in its place instead of leaving a hole.
 pub unsafe trait HostMemory: Send + Sync {
     /// The place of the `len` bytes at `iova`; `None` if one of them cannot be reached, or they are
@@ -88,4 +88,28 @@ pub enum RemoteWord<'a> {
     /// Access by two copies. The lock is the same for all memory of the host, so that operations
     /// through different regions over the same word exclude each other, too (RFC 7306 §5.3).
     Copied(&'a Mutex<()>),
+}
+
+// Words that atomic operations change.
+
+/// An aligned 64-bit word of registered memory.
+#[derive(Debug, Clone, Copy)]
+pub struct Word64(*mut u64);
+
+impl Word64 {
+    /// A word at `word`; `None` if the pointer is not aligned.
+    pub(super) fn new(word: *mut u64) -> Option<Word64> {
+        word.is_aligned().then_some(Word64(word))
+    }
+
+    /// Replaces the word by the result of `update` in one atomic step and returns the old value.
+    /// `update` may run more than once.
+    ///
+    /// # Errors
+    /// The word is inaccessible, or cannot be written.
+    #[inline]
+    pub fn update(self, update: impl Fn(u64) -> u64) -> Result<u64, Unreachable> {
+        // SAFETY: aligned by `new`; registered memory is the program's.
+        unsafe { fault::update(self.0, update) }
+    }
 }

@@ -1,9 +1,10 @@
 //! Extents of host memory, and the records in them.
 
-use super::fault::access::{self, Unreachable};
+use super::fault;
+use super::fault::Unreachable;
 use super::host_memory::HostMemory;
+use super::host_memory::Word64;
 use super::piece::{Piece, PieceMut};
-use super::word::Word64;
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64};
@@ -138,7 +139,7 @@ impl Mapping {
         let from = self.part(offset, into.len());
         // SAFETY: `part` checked the range, which is the program's. Others may write meanwhile, as
         // under DMA.
-        unsafe { access::copy(into.as_mut_ptr(), from.ptr.as_ptr(), into.len()) }
+        unsafe { fault::copy(into.as_mut_ptr(), from.ptr.as_ptr(), into.len()) }
     }
 
     /// Copies bytes into registered memory from `offset` on; they must lie inside.
@@ -150,7 +151,7 @@ impl Mapping {
         let into = self.part(offset, from.len());
         // SAFETY: `part` checked the range, which is the program's. Others may write meanwhile, as
         // under DMA.
-        unsafe { access::copy(into.ptr.as_ptr(), from.as_ptr(), from.len()) }
+        unsafe { fault::copy(into.ptr.as_ptr(), from.as_ptr(), from.len()) }
     }
 
     /// Fills this memory from the front of `piece`, which is as long or longer.
@@ -162,7 +163,7 @@ impl Mapping {
         let n = self.len.min(piece.len());
         // SAFETY: no reference points to this memory; the piece may be inaccessible, and is only
         // read.
-        unsafe { access::copy(self.ptr.as_ptr(), piece.as_ptr(), n) }
+        unsafe { fault::copy(self.ptr.as_ptr(), piece.as_ptr(), n) }
     }
 
     /// Copies all bytes to the front of `piece`, which is as long or longer.
@@ -174,7 +175,7 @@ impl Mapping {
         let n = self.len.min(piece.len());
         // SAFETY: no reference points to this memory; the piece is exclusive, or memory of the
         // host, to which no reference points.
-        unsafe { access::copy(piece.as_mut_ptr(), self.ptr.as_ptr(), n) }
+        unsafe { fault::copy(piece.as_mut_ptr(), self.ptr.as_ptr(), n) }
     }
 
     /// Checks whether registered memory, which is not empty, can be read at present.
@@ -183,7 +184,7 @@ impl Mapping {
     /// Some of the memory is inaccessible.
     #[inline]
     pub(crate) fn try_probe(&self) -> Result<(), Unreachable> {
-        access::probe(self.ptr.as_ptr(), self.len)
+        fault::probe(self.ptr.as_ptr(), self.len)
     }
 
     /// The address of the first byte that cannot be read at present, at the granularity of pages.

@@ -15,10 +15,10 @@ mod piece;
 pub mod process_memory;
 pub(crate) mod revocable;
 mod shared_memory;
-mod word;
 
 pub use fault::Unreachable;
 pub(crate) use foreign_mapping::{ForeignMapping, Origin};
+pub use host_memory::Word64;
 pub use host_memory::{HostMemory, RemoteMemory, RemoteWord};
 pub use host_process::HostProcess;
 pub(crate) use host_process::{lives, may_be_accessed, number_of, proof_of_access};
@@ -27,4 +27,3 @@ pub use own_process::OwnProcess;
 pub(crate) use piece::PieceRoom;
 pub use piece::{Piece, PieceMut};
 pub(crate) use shared_memory::{SharedMemory, SharedWords};
-pub use word::Word64;

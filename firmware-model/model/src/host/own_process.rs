@@ -1,9 +1,9 @@
 //! Regions on demand in the device's own process.
 
-use super::fault::access::Unreachable;
+use super::fault::Unreachable;
+use super::host_memory::Word64;
 use super::host_memory::{PAGE, RemoteMemory, RemoteWord};
 use super::process_memory;
-use super::word::Word64;
 use rustix::io::Errno;
 use rustix::mm::{Advice, madvise};
 use rustix::process::{Pid, getpid};

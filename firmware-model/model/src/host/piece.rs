@@ -1,6 +1,7 @@
 //! Extents of bytes that the kernel reads and writes on behalf of a stream.
 
-use super::fault::access::{self, Unreachable};
+use super::fault;
+use super::fault::Unreachable;
 use super::host_memory::PAGE;
 use std::io::{IoSlice, IoSliceMut};
 use std::marker::PhantomData;
@@ -100,7 +101,7 @@ impl<'a> Piece<'a> {
         let pages = (start & !(PAGE - 1)..end).step_by(PAGE);
         pages
             .map(|page| page.max(start))
-            .find(|byte| access::probe(std::ptr::with_exposed_provenance(*byte), 1).is_err())
+            .find(|byte| fault::probe(std::ptr::with_exposed_provenance(*byte), 1).is_err())
     }
 
     /// Copies the bytes out, as far as `into` is long; returns how many. For simulated streams and
@@ -124,7 +125,7 @@ impl<'a> Piece<'a> {
         let before = into.len();
         into.resize(before + self.len, 0);
         // SAFETY: `into` has room for the bytes behind the earlier ones; the source may be missing.
-        unsafe { access::copy(into.as_mut_ptr().add(before), self.ptr, self.len) }
+        unsafe { fault::copy(into.as_mut_ptr().add(before), self.ptr, self.len) }
     }
 
     /// The pieces as the array of iovec that the kernel reads.

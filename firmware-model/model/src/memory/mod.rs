@@ -7,22 +7,19 @@ mod domains;
 mod entry;
 mod exports;
 mod permutation;
-mod registration;
-mod room;
 mod table;
 #[cfg(test)]
 mod tests;
-mod violation;
 mod window;
 
 pub use backing::{Backing, Remote, WordError};
+pub use backing::{PageReservation, PageRoom, reserve};
 pub(crate) use borrows::{Borrow, BorrowHolder, Pin};
 pub use domains::{DomainUse, Domains};
 pub(crate) use entry::EntryId;
+pub use entry::{BindError, InvalidateBy, InvalidateError, Registration, TableError};
+pub use entry::{Need, Violation};
 pub(crate) use exports::{Admission, Exports, ForeignTable, LastEntry, OwnGuard, Permitted};
-pub use registration::{BindError, InvalidateBy, InvalidateError, Registration, TableError};
-pub use room::{PageReservation, PageRoom, reserve};
+pub(crate) use table::Asked;
 pub use table::MemoryTable;
-pub(crate) use table::explain::Asked;
-pub use violation::{Need, Violation};
 pub use window::{Recent, Window};

@@ -5,28 +5,28 @@
 //!
 //! No thread waits for a queue pair's lock on the data path: see [`Turns`].
 
-pub(crate) mod gathering;
-mod service;
 pub(crate) mod turns;
 
 use crate::counters::{Counter, Counters};
-use crate::datagram::{self, DatagramParams};
+use crate::datagram::DatagramParams;
 use crate::events::{Effects, Requests};
-use crate::qp::gathering::Gathering;
-use crate::qp::service::Service;
-use crate::qp::turns::Turns;
-use crate::queues::{CompletionQueue, SharedReceiveQueue};
-use crate::rdmap::{Engine, NoStream, QpParams};
+use crate::queues::{CompletionQueue, ReceiveSource, SendQueue, SharedReceiveQueue};
+use crate::rdmap::params::Env;
+use crate::rdmap::{Engine, NoStream, QpChange, QpParams, RxOutcome, TxOutcome, WrongState};
 use crate::stream::Stream;
 use crate::stream::same_host::Processors;
 use crate::table::Last;
 use crate::time::{Nanos, Now};
+use crate::{datagram, rdmap};
 use arc_swap::ArcSwapOption;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use turns::Turns;
 use urnic_device::command::{QpStatus, Status};
+use urnic_device::event::QpFault;
 use urnic_device::stream::attached;
+use urnic_device::vocabulary::QpState;
 
 /// A queue pair.
 #[derive(Debug)]
@@ -261,6 +261,357 @@ impl Inner {
         match &mut self.stream {
             Some(stream) => run(&mut self.engine, &mut **stream),
             None => run(&mut self.engine, &mut NoStream),
+        }
+    }
+}
+
+// Whether a queue pair's sends are gathered.
+//
+// A ring is served at once. From the [`BURST`]th ring with no poll between, sends are gathered:
+// the event index moves [`GATHERED`] blocks ahead ([`GATHERED_IN_MEMORY`] for a peer on this
+// host), and what is posted until then leaves with the next poll, arm, or tick of the background
+// thread. [`IDLE_FLUSHES`] flushes in a row that find no
+// more than one entry end that. If none of the burst had found more, gathering only delayed a
+// program that waits for answers by polling memory: the next burst takes [`BACKOFF`] times as many
+// rings to begin, up to [`MAX_BURST`]. Evidence that gathering is useful ends that at once, and
+// each poll for completions halves it.
+
+/// Rings with no poll between that begin a burst, at first.
+const BURST: u32 = 4;
+/// Flushes that find next to nothing and end a burst: a single one only shows that the program
+/// catches up with its completions.
+const IDLE_FLUSHES: u32 = 8;
+/// The factor for the rings of the next burst after one that gathered nothing, and the maximum of
+/// these rings.
+const BACKOFF: u32 = 8;
+const MAX_BURST: u32 = 1 << 12;
+/// Blocks that may be posted in a burst without a ring.
+const GATHERED: u32 = 64;
+/// The same where sending is no system call: with fewer, the peer works on the first while the next
+/// are posted.
+pub(crate) const GATHERED_IN_MEMORY: u32 = 16;
+
+/// A change of the present burst.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Burst {
+    /// The burst continues, or there is none.
+    Same,
+    Began,
+    Ended,
+}
+
+/// The program's doorbells, and the benefit of gathering so far.
+#[derive(Debug)]
+pub(crate) struct Gathering {
+    /// Sends are gathered.
+    burst: bool,
+    /// Flushes in a row that found next to nothing.
+    idle_flushes: u32,
+    /// Rings since the program last polled for completions, and the number of its polls then.
+    rings: u32,
+    polls: u32,
+    /// Rings that begin a burst: from [`BURST`] to [`MAX_BURST`].
+    begins_at: u32,
+    /// The burst gathered something.
+    gathered: bool,
+}
+
+impl Default for Gathering {
+    fn default() -> Gathering {
+        Gathering {
+            burst: false,
+            idle_flushes: 0,
+            rings: 0,
+            polls: 0,
+            begins_at: BURST,
+            gathered: false,
+        }
+    }
+}
+
+impl Gathering {
+    /// Whether sends are gathered.
+    pub(crate) fn is_on(&self) -> bool {
+        self.burst
+    }
+
+    /// The number of blocks by which the event index must be ahead; without gathering it is
+    /// `ahead`. `in_memory`: the stream passes through memory.
+    pub(crate) fn ahead(&self, ahead: u32, in_memory: impl FnOnce() -> bool) -> u32 {
+        match self.burst {
+            false => ahead,
+            true if in_memory() => ahead.max(GATHERED_IN_MEMORY),
+            true => ahead.max(GATHERED),
+        }
+    }
+
+    /// Notes a ring of the driver; `polls` changes whenever the program polls for completions.
+    pub(crate) fn note_ring(&mut self, polls: u32) {
+        if self.polls != polls {
+            (self.polls, self.rings) = (polls, 0);
+            // The program's behaviour may have changed meanwhile.
+            self.begins_at = (self.begins_at / 2).max(BURST);
+        }
+        self.rings = self.rings.saturating_add(1);
+    }
+
+    /// Everything posted has been taken, `sent` entries of it just now, for a flush or not.
+    /// `may_begin`: the queue pair is in a state for bursts.
+    pub(crate) fn note_sent(&mut self, sent: u32, flushed: bool, may_begin: bool) -> Burst {
+        let begins = !self.burst && self.rings >= self.begins_at && may_begin;
+        if sent > 1 {
+            self.idle_flushes = 0;
+            (self.gathered, self.begins_at) = (true, BURST);
+        } else if flushed {
+            self.idle_flushes += 1;
+        }
+        if begins {
+            (self.burst, self.idle_flushes, self.gathered) = (true, 0, false);
+            return Burst::Began;
+        }
+        if self.burst && self.idle_flushes >= IDLE_FLUSHES {
+            if !self.gathered {
+                self.begins_at = (self.begins_at * BACKOFF).min(MAX_BURST);
+            }
+            self.end();
+            return Burst::Ended;
+        }
+        Burst::Same
+    }
+
+    /// Ends the burst; whether there was one.
+    pub(crate) fn end(&mut self) -> bool {
+        self.rings = 0;
+        std::mem::take(&mut self.burst)
+    }
+
+    /// The next burst begins as early as the first.
+    pub(crate) fn forget(&mut self) {
+        self.begins_at = BURST;
+    }
+}
+
+// The engine of a queue pair, by its kind.
+
+/// The engine of a queue pair. The functions have the meaning that those of
+/// [`rdmap::Engine`] have; datagrams have no use for a stream.
+#[derive(Debug)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "the engine of most queue pairs, without a pointer to it"
+)]
+pub(crate) enum Service {
+    /// Over a stream.
+    Connected(rdmap::Engine),
+    /// Over UDP.
+    Datagrams(Box<datagram::Engine>),
+}
+
+impl Service {
+    /// The engine of a connected queue pair.
+    pub(crate) fn connected(&mut self) -> Result<&mut rdmap::Engine, WrongState> {
+        match self {
+            Service::Connected(engine) => Ok(engine),
+            Service::Datagrams(_) => Err(WrongState),
+        }
+    }
+
+    /// The engine of a queue pair of kind UD.
+    pub(crate) fn datagrams(&mut self) -> Result<&mut datagram::Engine, WrongState> {
+        match self {
+            Service::Connected(_) => Err(WrongState),
+            Service::Datagrams(engine) => Ok(engine),
+        }
+    }
+
+    pub(crate) fn is_datagrams(&self) -> bool {
+        matches!(self, Service::Datagrams(_))
+    }
+
+    /// Whether another stream may take the place of one that ended: kind UC.
+    pub(crate) fn is_parted(&self) -> bool {
+        match self {
+            Service::Connected(engine) => engine.is_parted(),
+            Service::Datagrams(_) => false,
+        }
+    }
+
+    #[inline]
+    pub(crate) fn state(&self) -> QpState {
+        match self {
+            Service::Connected(engine) => engine.state(),
+            Service::Datagrams(engine) => engine.state(),
+        }
+    }
+
+    pub(crate) fn status(&self) -> QpStatus {
+        match self {
+            Service::Connected(engine) => engine.status(),
+            Service::Datagrams(engine) => engine.status(),
+        }
+    }
+
+    /// Returns to the reset state, on the same rings.
+    pub(crate) fn reset(&mut self) {
+        match self {
+            Service::Connected(engine) => *engine = engine.anew(),
+            Service::Datagrams(engine) => engine.reset(),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn send_queue(&mut self) -> &mut SendQueue {
+        match self {
+            Service::Connected(engine) => engine.send_queue(),
+            Service::Datagrams(engine) => engine.send_queue(),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn receive_source(&mut self) -> &mut ReceiveSource {
+        match self {
+            Service::Connected(engine) => engine.receive_source(),
+            Service::Datagrams(engine) => engine.receive_source(),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn is_at_rest(&self) -> bool {
+        match self {
+            Service::Connected(engine) => engine.is_at_rest(),
+            Service::Datagrams(_) => false,
+        }
+    }
+
+    #[inline]
+    pub(crate) fn transmit_alone(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) -> bool {
+        match self {
+            Service::Connected(engine) => engine.transmit_alone(env, stream),
+            Service::Datagrams(_) => false,
+        }
+    }
+
+    #[inline]
+    pub(crate) fn transmit(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) -> TxOutcome {
+        match self {
+            Service::Connected(engine) => engine.transmit(env, stream),
+            Service::Datagrams(engine) => engine.transmit(env),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn receive(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) -> RxOutcome {
+        match self {
+            Service::Connected(engine) => engine.receive(env, stream),
+            Service::Datagrams(engine) => engine.receive(env),
+        }
+    }
+
+    pub(crate) fn modify(
+        &mut self,
+        change: &QpChange,
+        env: &mut Env<'_>,
+        stream: &mut dyn Stream,
+    ) -> Result<(), WrongState> {
+        match self {
+            Service::Connected(engine) => engine.modify(change, env, stream),
+            Service::Datagrams(engine) => engine.modify(change, env),
+        }
+    }
+
+    pub(crate) fn fail(&mut self, fault: QpFault, env: &mut Env<'_>, stream: &mut dyn Stream) {
+        match self {
+            Service::Connected(engine) => engine.fail(fault, env, stream),
+            Service::Datagrams(engine) => engine.fail(fault, env),
+        }
+    }
+
+    pub(crate) fn flush(&mut self, env: &mut Env<'_>) {
+        match self {
+            Service::Connected(engine) => engine.flush(env),
+            Service::Datagrams(engine) => engine.flush(env),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn deadline(&self) -> Option<Nanos> {
+        match self {
+            Service::Connected(engine) => engine.deadline(),
+            Service::Datagrams(_) => None,
+        }
+    }
+
+    pub(crate) fn tick(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
+        match self {
+            Service::Connected(engine) => engine.tick(env, stream),
+            Service::Datagrams(engine) => engine.tick(),
+        }
+    }
+
+    /// Watches the peer while a request waits for it.
+    #[inline]
+    pub(crate) fn watch_peer(&mut self, env: &Env<'_>, stream: &mut dyn Stream) {
+        if let Service::Connected(engine) = self {
+            engine.watch_peer(env, stream);
+        }
+    }
+
+    pub(crate) fn note_end_behind(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
+        if let Service::Connected(engine) = self {
+            engine.note_end_behind(env, stream);
+        }
+    }
+
+    #[inline]
+    pub(crate) fn has_progressed(&mut self) -> bool {
+        match self {
+            Service::Connected(engine) => engine.has_progressed(),
+            Service::Datagrams(_) => false,
+        }
+    }
+
+    /// Counts what a peer on this host has done in our memory.
+    pub(crate) fn count_accesses(&mut self, counters: &Counters) {
+        if let Service::Connected(engine) = self {
+            engine.count_accesses(counters);
+        }
+    }
+
+    /// A number that grows with what a peer on this host confirms.
+    #[inline]
+    pub(crate) fn confirmed(&self) -> u64 {
+        match self {
+            Service::Connected(engine) => engine.confirmed(),
+            Service::Datagrams(_) => 0,
+        }
+    }
+
+    pub(crate) fn peer_progressed(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
+        if let Service::Connected(engine) = self {
+            engine.peer_progressed(env, stream);
+        }
+    }
+
+    #[inline]
+    pub(crate) fn is_held_up(&self) -> bool {
+        match self {
+            Service::Connected(engine) => engine.is_held_up(),
+            Service::Datagrams(_) => false,
+        }
+    }
+
+    /// This side ends: takes in what has arrived, and confirms it.
+    pub(crate) fn conclude(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
+        match self {
+            Service::Connected(engine) => engine.conclude(env, stream),
+            Service::Datagrams(_) => {}
+        }
+    }
+
+    pub(crate) fn abandon(&mut self) {
+        match self {
+            Service::Connected(engine) => engine.abandon(),
+            Service::Datagrams(engine) => engine.abandon(),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Completions on their way: a queue is locked once for many of them.
 
+use super::params::Env;
 use crate::queues::{CompletionQueue, Overflow};
-use crate::rdmap::env::Env;
 use std::slice;
 use std::sync::Arc;
 use urnic_device::cqe::Cqe;

@@ -1,10 +1,16 @@
-//! Completions that mean delivery, where the peer is on another device.
+//! Completions that mean delivery: by Reads and confirmations of a peer on another device, and by
+//! what is counted for a peer on this one.
 //!
 //! RFC 5040 lets a Send or Write complete once the lower layer has taken it. A peer answers a Read
 //! after it has placed and delivered all that was sent before the request (RFC 5040 §5.5). So the
 //! answer to any Read confirms the messages before it. Where the program posts no Read, the
 //! requester sends one of its own, of length zero: at most one at a time, when nothing else is to
 //! be sent or much is unconfirmed.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use urnic_wire::ddp::TaggedHeader;
+use urnic_wire::rdmap::{Control, Opcode, ReadRequest};
 
 /// Bytes sent since the last Read request that require another one, though there is more to send.
 const FAR_BEHIND: u64 = 256 << 10;
@@ -128,5 +134,142 @@ impl Delivery {
     /// Whether messages are unconfirmed.
     pub(super) fn is_pending(&self) -> bool {
         self.on && self.confirmed < self.sent
+    }
+}
+
+// A confirmation: what an end tells a peer that understands it about messages that no Read may
+// confirm in time, a Read Response of length zero that answers no Read (design: completions).
+
+/// STag in zero-length messages of our own: some hardware faults on 0, though no peer may check it
+/// (row EMPA-20).
+pub(super) const ANY_STAG: u32 = 1;
+
+/// Source offset of the Reads of length zero that confirm messages: whoever sends it takes a last
+/// confirmation.
+pub(super) const MARK: u64 = u64::from_be_bytes(*b"urnic\0\0\x01");
+
+/// The header of a confirmation: all up to `position` of what the peer sent is processed.
+pub(super) fn header(position: u64) -> TaggedHeader {
+    TaggedHeader {
+        last: true,
+        rsvd_ulp: Control::from(Opcode::ReadResponse).byte(),
+        stag: ANY_STAG,
+        to: position,
+    }
+}
+
+/// Whether a Read Response with this header and `len` bytes is a confirmation. The Response to
+/// a Read of ours of length zero has the offset 0.
+#[inline]
+pub(super) fn is_confirmation(header: &TaggedHeader, len: usize) -> bool {
+    header.last && len == 0 && header.stag == ANY_STAG && header.to != 0
+}
+
+/// Whether the peer that sent this request takes a confirmation.
+pub(super) fn is_taken_by_sender_of(request: &ReadRequest) -> bool {
+    request.size == 0 && request.source_stag == ANY_STAG && request.source_to == MARK
+}
+
+// How far a peer on the same device has processed our messages: they complete after that.
+//
+// RFC 5040 lets a Send or Write complete once the lower layer has taken it; of a peer elsewhere no
+// more can be known. Where both ends of a stream are queue pairs of one device, each counts the
+// bytes of the stream up to which it has placed, delivered or answered everything, and the other's
+// requests complete when they are among these.
+
+/// No peer counts: requests that the stream took are complete.
+const UNTRACKED: u64 = u64::MAX;
+
+/// A count alone on its cache line: one end writes it, the other end reads it.
+#[repr(align(64))]
+#[derive(Debug)]
+struct Count(AtomicU64);
+
+/// The counts of both directions of a stream: of what its first end sent, and of what its second
+/// did.
+#[derive(Debug)]
+struct Counts([Count; 2]);
+
+/// The counts of a stream, as one of its ends sees them.
+#[derive(Debug)]
+pub struct PeerProgress {
+    counts: Arc<Counts>,
+    /// Which end we are.
+    end: usize,
+    /// Whether the count of what the peer sent has changed since the peer was informed.
+    moved: bool,
+}
+
+/// Where the second end finds the counts of a stream, as long as the first end exists.
+#[derive(Debug)]
+pub struct Rendezvous(Weak<Counts>);
+
+impl PeerProgress {
+    /// The counts for the end that attaches first. `awaited`: the peer will attach, too, so that
+    /// nothing completes before.
+    pub fn first(awaited: bool) -> PeerProgress {
+        let count = |at| Count(AtomicU64::new(at));
+        let of_first = if awaited { 0 } else { UNTRACKED };
+        PeerProgress {
+            counts: Arc::new(Counts([count(of_first), count(0)])),
+            end: 0,
+            moved: false,
+        }
+    }
+
+    /// The value with which the other end joins.
+    pub fn rendezvous(&self) -> Rendezvous {
+        Rendezvous(Arc::downgrade(&self.counts))
+    }
+
+    /// The number of bytes with a known outcome, of the `taken` bytes that the stream took from
+    /// this side.
+    #[inline]
+    pub(super) fn known(&self, taken: u64) -> u64 {
+        taken.min(self.of_ours())
+    }
+
+    /// Whether there is another end, now or soon.
+    pub(super) fn is_tracked(&self) -> bool {
+        self.of_ours() != UNTRACKED
+    }
+
+    #[inline]
+    fn of_ours(&self) -> u64 {
+        let [first, second] = &self.counts.0;
+        let of_ours = if self.end == 0 { first } else { second };
+        of_ours.0.load(Ordering::Acquire)
+    }
+
+    /// All up to `position` of what the peer sent is placed, delivered or answered. `tell`: the
+    /// peer learns of it by [`moved`](Self::moved) only.
+    #[inline]
+    pub(super) fn advance(&mut self, position: u64, tell: bool) {
+        let [first, second] = &self.counts.0;
+        let of_theirs = if self.end == 0 { second } else { first };
+        if of_theirs.0.load(Ordering::Relaxed) != position {
+            of_theirs.0.store(position, Ordering::Release);
+            self.moved |= tell;
+        }
+    }
+
+    /// Whether the peer must be informed of a change since the last call.
+    #[inline]
+    pub(super) fn moved(&mut self) -> bool {
+        std::mem::take(&mut self.moved)
+    }
+}
+
+impl Rendezvous {
+    /// The counts for the end that attaches second, which counts from now on.
+    pub fn join(&self) -> Option<PeerProgress> {
+        let counts = self.0.upgrade()?;
+        let [of_first, _] = &counts.0;
+        let _ = (of_first.0).compare_exchange(UNTRACKED, 0, Ordering::AcqRel, Ordering::Relaxed);
+        Some(PeerProgress {
+            counts,
+            end: 1,
+            moved: false,
+        })
     }
 }

@@ -1,8 +1,8 @@
 //! What the log says of a request that is refused: one line for a connection, which ends by it.
 
-use super::env::Env;
-use super::flights::Flight;
+use super::params::Env;
 use super::params::Identity;
+use super::requester::Flight;
 use super::requester::Requester;
 use super::terminate::{OffendingRequest, Received};
 use crate::log_limit::LogLimit;

@@ -4,16 +4,16 @@
 //! Terminate reports (rows DDP-V-15, RDM-T-07).
 
 use super::answers::PeerRequest;
-use super::confirmation::{self, is_confirmation};
-use super::placement;
-use super::reads::Answer;
-use super::requester::Requester;
+use super::delivery::is_confirmation;
+use super::params::Env;
+use super::params::{Identity, Rtr};
+use super::requester::{Answer, Requester};
 use super::responder::{Refusal, Responder};
-use super::terminate::{self, Received};
+use super::terminate::Received;
+use super::{delivery, placement, terminate};
 use crate::counters::Counter;
 use crate::memory::{Violation, Window};
-use crate::rdmap::env::Env;
-use crate::rdmap::params::{Identity, Rtr};
+use std::collections::VecDeque;
 use urnic_device::vocabulary::WcStatus;
 use urnic_wire::ddp::{Header, TaggedHeader, UNTAGGED_LEN, UntaggedHeader};
 use urnic_wire::rdmap::{
@@ -351,7 +351,7 @@ impl Halves {
             Opcode::ReadRequest => {
                 self.responder.answers.check(header)?;
                 let request = ReadRequest::parse(payload)?;
-                self.responder.answers.takes_confirmations |= confirmation::is_taken_by_sender_of(&request);
+                self.responder.answers.takes_confirmations |= delivery::is_taken_by_sender_of(&request);
                 let peer_request = PeerRequest::Read { request, sent: 0 };
                 self.accept(env, ulpdu, peer_request)
                     .map_err(|error| Refusal::ReadRequest(error, request))
@@ -422,5 +422,79 @@ impl Halves {
             }
             _ => Err(Refusal::Silent),
         }
+    }
+}
+
+// Messages that wait for a receive to be posted, where that is waited for (native connections).
+//
+// The program that should post it may itself wait for a Read that it posted before. So answers to
+// our requests pass by; what else comes stays in order behind the message that waits, up to a
+// limit; then the stream is not read any more.
+
+/// Bytes that may wait.
+const LIMIT: usize = 256 << 10;
+
+/// ULPDUs in the order in which they came.
+#[derive(Debug, Default)]
+pub(super) struct Held {
+    ulpdus: VecDeque<(u64, Box<[u8]>)>,
+    bytes: usize,
+}
+
+impl Held {
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.ulpdus.is_empty()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.ulpdus.len()
+    }
+
+    /// Whether a ULPDU that begins so must wait behind those that wait.
+    #[inline]
+    pub(super) fn stops(&self, ulpdu: &[u8]) -> bool {
+        const PASSING: [u8; 3] = [
+            Opcode::ReadResponse as u8,
+            Opcode::AtomicResponse as u8,
+            Opcode::Terminate as u8,
+        ];
+        !self.is_empty()
+            && !ulpdu
+                .get(1)
+                .is_some_and(|control| PASSING.contains(&(control & 0xf)))
+    }
+
+    /// Takes a ULPDU in that begins at `position` of the stream, if there is room.
+    pub(super) fn keep(&mut self, position: u64, ulpdu: &[u8]) -> bool {
+        let room = self.bytes + ulpdu.len() <= LIMIT;
+        if room {
+            self.bytes += ulpdu.len();
+            self.ulpdus.push_back((position, ulpdu.into()));
+        }
+        room
+    }
+
+    /// The one that came first.
+    pub(super) fn front(&self) -> Option<&[u8]> {
+        self.ulpdus.front().map(|(_, ulpdu)| &**ulpdu)
+    }
+
+    /// Where it begins in the stream.
+    #[inline]
+    pub(super) fn position(&self) -> Option<u64> {
+        self.ulpdus.front().map(|(position, _)| *position)
+    }
+
+    /// Removes the oldest message, which need not wait any more.
+    pub(super) fn release(&mut self) {
+        if let Some((_, ulpdu)) = self.ulpdus.pop_front() {
+            self.bytes -= ulpdu.len();
+        }
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.ulpdus.clear();
+        self.bytes = 0;
     }
 }

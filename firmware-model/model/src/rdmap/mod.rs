@@ -13,36 +13,26 @@
 //! | part | role |
 //! |---|---|
 //! | `engine` | the sequence: states, start, errors, end |
-//! | `requester` | work requests become messages; `flights` completes them in order; `reads` awaits the answers |
-//! | `inbound` | what an inbound segment is, and which half handles it |
-//! | `held` | messages that wait for a receive |
-//! | `responder` | Sends and Writes are checked and placed; `answers` sends Read and Atomic Responses; `drops`: what kind UC drops |
+//! | `requester` | work requests become messages, complete in order, and await their answers; `local_peer` reaches into the memory of a peer on this host |
+//! | `inbound` | what an inbound segment is, which half handles it, and the messages that wait for a receive |
+//! | `responder` | Sends and Writes are checked and placed, or dropped (kind UC); `answers` sends Read and Atomic Responses |
 //! | `turns` | requests and answers alternate |
-//! | `peer_progress` | how far a peer on the same device has processed our messages |
-//! | `delivery` | how far a peer on another device has confirmed our messages |
+//! | `delivery` | how far a peer has processed our messages, and how it confirms them |
 //! | `watch` | how long the peer's system has been silent |
-//! | `confirmation` | how a peer on another device confirms them that waits for a receive, or ends |
 //! | `terminate` | how an error is reported on the wire, and what a received Terminate means |
 //!
-//! [`Env`]: crate::rdmap::env::Env
+//! [`Env`]: crate::rdmap::params::Env
 
 #![cfg_attr(not(test), forbid(unsafe_code))]
 
 mod answers;
 pub(crate) mod completions;
-mod confirmation;
 mod delivery;
-mod drops;
 mod engine;
-pub mod env;
 mod explain;
-mod flights;
-mod held;
 mod inbound;
 pub(crate) mod params;
-mod peer_progress;
 pub(crate) mod placement;
-mod reads;
 mod requester;
 mod responder;
 mod terminate;
@@ -52,6 +42,6 @@ mod turns;
 mod watch;
 
 pub use crate::llp::loopback::NoStream;
+pub use delivery::{PeerProgress, Rendezvous};
 pub use engine::Engine;
 pub use params::{Attachment, InvalidAttachment, QpChange, QpParams, Rtr, RxOutcome, TxOutcome, WrongState};
-pub use peer_progress::{PeerProgress, Rendezvous};

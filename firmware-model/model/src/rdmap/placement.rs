@@ -1,8 +1,8 @@
 //! Scatter lists: where the bytes of a receive or a Read Response go.
 
+use super::params::Env;
 use crate::host::Unreachable;
 use crate::memory::{Need, Violation, Window};
-use crate::rdmap::env::Env;
 use crate::rdmap::params::Identity;
 use rustix::thread::Timespec;
 use urnic_device::wqe::Sge;

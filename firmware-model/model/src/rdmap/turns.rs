@@ -2,11 +2,11 @@
 
 use super::answers::Answered;
 use super::inbound::Halves;
+use super::params::Env;
 use super::requester::Step;
 use super::terminate::Outgoing;
 use crate::counters::Counter;
 use crate::llp::Llp;
-use crate::rdmap::env::Env;
 use crate::rdmap::params::Rtr;
 
 /// Why framing stopped.

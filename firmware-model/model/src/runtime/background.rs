@@ -1,5 +1,5 @@
-//! The background thread: it serves programs that do not poll, and leaves the work to those that
-//! do.
+//! The background thread, which serves programs that do not poll and leaves the work to those that
+//! do, and the rounds of every thread that drives the device.
 //!
 //! Idle, it sleeps in `epoll_wait` and costs nothing. While a poller drives the device, this thread
 //! leaves the streams alone, so that no packet wakes it. It only checks whether the polls have
@@ -7,23 +7,19 @@
 //! at a [shorter interval](Pollers::burst_tick) whether another thread has sent them. While a
 //! thread lends itself, this thread leaves the streams alone for the agreed time, and no longer.
 
-use super::pollers::{Finder, Pollers};
-use super::rounds::{flush_gathered, poll_ready, retry, run_timers};
+use super::Core;
 use crate::counters::Counter;
-use crate::events::Requests;
-use crate::runtime::Core;
-use crate::schedule::Schedule;
-use crate::schedule::sleeper::{ASLEEP, AWAKE, LENT, TICKING};
+use crate::events::{Effects, Requests};
+use crate::schedule::{ASLEEP, AWAKE, LENT, Rung, Schedule, TICKING, Timer, Token};
 use crate::sys;
 use crate::sys::failed::FailedCall;
 use crate::time::Nanos;
 use rustix::io::Errno;
-use std::io;
-use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
+use std::{io, mem};
 
 /// How often listeners that could not accept a connection, and events that found no room, are tried
 /// again.
@@ -239,4 +235,352 @@ impl<'a> Loop<'a> {
             readiness.take_wakes();
         }
     }
+}
+
+// What the background thread knows of the threads that poll: it looks at the count of their polls
+// whenever it wakes.
+
+/// Longest time that a gathered send waits for a poller that has stopped, at first.
+const BURST_TICK: Duration = Duration::from_micros(100);
+/// The interval at which a look checks that a poller still polls: at first, and after so many looks
+/// in a row that found polls. Each takes a poller's processor away for 10 to 20 us.
+const POLLED_TICK: Duration = Duration::from_millis(1);
+const LONG_TICK: Duration = Duration::from_millis(2);
+const LONG_AFTER: u32 = 32;
+/// A program that polls so often at least polls all the time.
+const POLLS_EVERY: Duration = Duration::from_micros(20);
+/// A program that has not polled for so long does something else.
+const PAUSE: Duration = Duration::from_micros(200);
+
+/// Whether a poller would have found what the background thread found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Finder {
+    /// One was at it, and would have found it as well.
+    Poller,
+    /// None has polled for a while.
+    Nobody,
+    /// It cannot be told.
+    Unknown,
+}
+
+/// The polls, as of the last look.
+#[derive(Debug)]
+pub(super) struct Pollers {
+    polls: u32,
+    looked_at: Nanos,
+    /// The last look that found polls since the one before.
+    polled_at: Nanos,
+    /// That was the last look, or there has been too little time for a poll since.
+    polled: bool,
+    burst_tick: Duration,
+    /// Looks in a row that found polls since the one before.
+    in_a_row: u32,
+}
+
+impl Pollers {
+    /// There have been so many polls.
+    pub(super) fn new(polls: u32) -> Pollers {
+        Pollers {
+            polls,
+            looked_at: Nanos::default(),
+            polled_at: Nanos::default(),
+            polled: false,
+            burst_tick: BURST_TICK,
+            in_a_row: 0,
+        }
+    }
+
+    /// A look, when there have been `polls`; `woken`: another thread ended the sleep before it
+    /// early.
+    pub(super) fn look(&mut self, now: Nanos, polls: u32, woken: bool) {
+        self.polled = self.polls != polls || (woken && self.polled);
+        if self.polls != polls {
+            (self.polls, self.polled_at) = (polls, now);
+        }
+        self.looked_at = now;
+        self.in_a_row = match self.polled {
+            true => self.in_a_row.saturating_add(1),
+            false => 0,
+        };
+        self.burst_tick = match self.polled {
+            true => (2 * self.burst_tick).min(POLLED_TICK),
+            false => BURST_TICK,
+        };
+    }
+
+    /// Whether there have been polls since the look before the last.
+    pub(super) fn have_polled(&self) -> bool {
+        self.polled
+    }
+
+    /// Whether the polls go on. Two looks may be so close to each other that there is none between
+    /// them.
+    pub(super) fn go_on(&self) -> bool {
+        self.looked_at.since(self.polled_at) < POLLED_TICK
+    }
+
+    /// When to look whether they still go on.
+    pub(super) fn polled_tick(&self) -> Duration {
+        match self.in_a_row {
+            0..LONG_AFTER => POLLED_TICK,
+            _ => LONG_TICK,
+        }
+    }
+
+    /// When to look whether pollers have sent what is gathered. As long as they do, looks become
+    /// rarer: each takes a poller's processor away.
+    pub(super) fn burst_tick(&self) -> Duration {
+        self.burst_tick
+    }
+
+    /// Something came to the background thread by now, when there have been `polls`.
+    pub(super) fn finder(&self, now: Nanos, polls: u32) -> Finder {
+        match polls.wrapping_sub(self.polls) {
+            0 if now.since(self.polled_at) >= PAUSE => Finder::Nobody,
+            0 => Finder::Unknown,
+            polls if POLLS_EVERY.saturating_mul(polls) >= now.since(self.looked_at) => Finder::Poller,
+            _ => Finder::Unknown,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(micros: u64) -> Nanos {
+        Nanos(1_000_000_000) + Duration::from_micros(micros)
+    }
+
+    #[test]
+    fn looks_become_rarer_while_pollers_poll() {
+        let mut pollers = Pollers::new(7);
+        let mut now = 0;
+        let mut ticks = Vec::new();
+        for polls in 8..14 {
+            now += pollers.burst_tick().as_micros() as u64;
+            pollers.look(at(now), polls, false);
+            ticks.push(pollers.burst_tick().as_micros());
+        }
+        assert_eq!(ticks, [200, 400, 800, 1000, 1000, 1000]);
+        pollers.look(at(now + 1000), 13, false);
+        assert_eq!(pollers.burst_tick(), BURST_TICK);
+    }
+
+    #[test]
+    fn a_program_that_polls_for_long_is_looked_at_less_often() {
+        let mut pollers = Pollers::new(0);
+        let mut now = 0;
+        for polls in 1..=LONG_AFTER {
+            assert_eq!(pollers.polled_tick(), POLLED_TICK, "{polls}");
+            now += 1000;
+            pollers.look(at(now), polls, false);
+        }
+        assert_eq!(pollers.polled_tick(), LONG_TICK);
+        pollers.look(at(now + 2000), LONG_AFTER, false);
+        assert!(!pollers.go_on());
+        assert_eq!(pollers.polled_tick(), POLLED_TICK);
+    }
+
+    /// A thread that sends for a while does not poll meanwhile.
+    #[test]
+    fn a_short_time_without_polls_is_not_their_end() {
+        let mut pollers = Pollers::new(0);
+        pollers.look(at(0), 1, false);
+        for now in [10, 50, 200, 999] {
+            pollers.look(at(now), 1, false);
+            assert!(pollers.go_on() && !pollers.have_polled(), "{now}");
+        }
+        pollers.look(at(1000), 1, false);
+        assert!(!pollers.go_on());
+    }
+
+    #[test]
+    fn a_wake_says_nothing_about_polls() {
+        let mut pollers = Pollers::new(0);
+        pollers.look(at(0), 1, false);
+        pollers.look(at(1), 1, true);
+        assert!(pollers.have_polled());
+        pollers.look(at(2), 1, false);
+        pollers.look(at(3), 1, true);
+        assert!(!pollers.have_polled());
+    }
+
+    #[test]
+    fn who_polls_often_would_have_found_it() {
+        let mut pollers = Pollers::new(0);
+        pollers.look(at(0), 10, false);
+        let cases = [
+            (20, 11, Finder::Poller),
+            (21, 11, Finder::Unknown),
+            (1000, 60, Finder::Poller),
+            (1000, 59, Finder::Unknown),
+            (199, 10, Finder::Unknown),
+            (200, 10, Finder::Nobody),
+        ];
+        for (now, polls, finder) in cases {
+            assert_eq!(
+                pollers.finder(at(now), polls),
+                finder,
+                "{polls} polls by {now} us"
+            );
+        }
+    }
+}
+
+// The rounds of a thread that drives the device: work that was left, descriptors that are ready,
+// timers that are due.
+
+/// The result of polling the descriptors.
+#[derive(Debug, Default, Clone, Copy)]
+pub(super) struct Polled {
+    /// The last queue pair for which something came.
+    pub(super) arrived: Option<u32>,
+    /// A peer on this host rang for it.
+    pub(super) by_bell: bool,
+    /// A closing stream is ready.
+    pub(super) linger: bool,
+    /// A thread requested this one to look around.
+    pub(super) wake: bool,
+}
+
+/// The result of [`attend`].
+#[derive(Debug, Default, Clone, Copy)]
+pub(super) struct Attended {
+    /// Something came for one of the queue pairs.
+    pub(super) arrived: bool,
+    /// Some left more than sends to gather.
+    pub(super) left: bool,
+}
+
+/// Makes all queue pairs on the list do the work that they left.
+pub(super) fn attend(core: &Core) -> Attended {
+    let schedule = &core.schedule;
+    let mut arrived = false;
+    let mut at = schedule.attention();
+    while at > 0 {
+        let (batch, before) = schedule.attention_before(at);
+        at = before;
+        for qp in batch.iter().flatten() {
+            arrived |= qp.kick_through(core, qp.take_later());
+        }
+    }
+    let left = schedule.forget_attended();
+    Attended { arrived, left }
+}
+
+/// Sends gathered requests, and continues with those that were left.
+#[inline]
+pub(super) fn flush_gathered(core: &Core) -> Attended {
+    match core.schedule.seems_wanted() {
+        true => attend(core),
+        false => Attended::default(),
+    }
+}
+
+/// Lets timers run out.
+pub(super) fn run_timers(core: &Core, now: Nanos) {
+    while let Some(timer) = core.schedule.take_timer(now) {
+        match timer {
+            Timer::Qp(qid) => {
+                if let Some(qp) = core.qps.find(qid) {
+                    qp.kick(core, Requests::TIMER);
+                }
+            }
+            Timer::Stream(sid) => {
+                let mut effects = Effects::default();
+                core.streams.poll(sid, now, &mut effects);
+                core.raise(effects);
+            }
+            Timer::Cq(cqid) => {
+                if let Some(cq) = core.cqs.find(cqid) {
+                    let mut effects = Effects::default();
+                    cq.timer_expired(now, &mut effects);
+                    core.raise(effects);
+                }
+            }
+        }
+    }
+}
+
+/// Retries work that found no room; returns whether some still finds none.
+pub(super) fn retry(core: &Core) -> bool {
+    if !core.schedule.take_left_over() {
+        return false;
+    }
+    // First the events: connections may wait for their room.
+    let events = core.post_waiting();
+    let mut effects = Effects::default();
+    let connections = core.streams.accept_paused(&core.schedule, &mut effects);
+    core.raise(effects);
+    core.schedule.leave_over(connections || events)
+}
+
+/// Acts on the descriptors that are ready, waiting for one until `timeout` (`None` = for ever).
+pub(super) fn poll_ready(core: &Core, timeout: Option<Duration>) -> Polled {
+    let mut polled = Polled::default();
+    let Some(readiness) = &core.schedule.readiness else {
+        return polled;
+    };
+    let (timeout, asleep) = match timeout {
+        Some(Duration::ZERO) => (timeout, None),
+        _ => match core.schedule.fall_asleep() {
+            Ok(asleep) => (timeout, asleep),
+            Err(Rung) => (Some(Duration::ZERO), None),
+        },
+    };
+    readiness.wait(timeout, |token, requests| match token {
+        Token::Qp(qid) => {
+            if let Some(qp) = core.qps.find(qid)
+                && qp.kick(core, requests)
+            {
+                polled.arrived = Some(qid);
+            }
+        }
+        Token::Stream(sid) => {
+            let mut effects = Effects::default();
+            core.streams.poll(sid, core.clock.now(), &mut effects);
+            core.raise(effects);
+        }
+        Token::Listener(lid) => {
+            let mut effects = Effects::default();
+            core.streams.accept(&core.schedule, lid, &mut effects);
+            core.raise(effects);
+        }
+        Token::Linger => {
+            // The shorter pause makes the background thread serve them.
+            polled.linger = true;
+        }
+        Token::Bell => {
+            if let Some(same_host) = &core.schedule.same_host {
+                same_host.bell().take_wakes();
+            }
+        }
+        Token::Wake => polled.wake = true,
+    });
+    drop(asleep);
+    let rung = answer_bell(core);
+    Polled {
+        arrived: rung.arrived.or(polled.arrived),
+        by_bell: rung.by_bell,
+        ..polled
+    }
+}
+
+/// Serves the queue pairs for which peers on this host rang.
+#[inline]
+pub(super) fn answer_bell(core: &Core) -> Polled {
+    let mut polled = Polled::default();
+    let bell = core.schedule.same_host.as_ref().map(|same_host| same_host.bell());
+    if let Some(bell) = bell.filter(|bell| bell.is_rung()) {
+        bell.answer(|qid| {
+            if let Some(qp) = core.qps.find(qid)
+                && qp.kick(core, Requests::RECEIVE | Requests::WRITABLE)
+            {
+                polled.arrived = Some(qid);
+                polled.by_bell = true;
+            }
+        });
+    }
+    polled
 }

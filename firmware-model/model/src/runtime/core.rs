@@ -1,6 +1,8 @@
 //! The state of the whole device. The rest of the [runtime](crate::runtime) uses it, and so do the
 //! commands and the [device](crate::device) that the host sees.
 
+use super::streaming::Streams;
+use super::{DoorbellPages, PageUser, Registers, Uar};
 use crate::capture::tapped::Tapped;
 use crate::config::ModelConfig;
 use crate::counters::Counters;
@@ -12,11 +14,9 @@ use crate::memory::{MemoryTable, PageRoom, Recent};
 use crate::qp::{Ends, Qp};
 use crate::queues::{CompletionQueue, SharedReceiveQueue};
 use crate::rdmap::Rendezvous;
-use crate::rdmap::env::Env;
-use crate::runtime::ports::Ports;
-use crate::runtime::streaming::Streams;
-use crate::runtime::{DoorbellPages, Interrupts, PageUser, Registers, Uar};
+use crate::rdmap::params::Env;
 use crate::schedule::{Schedule, Token};
+use crate::stream::datagram::DatagramSocket;
 use crate::stream::descriptor::Descriptors;
 use crate::stream::linger::Lingering;
 use crate::stream::same_host::SameHost;
@@ -24,10 +24,12 @@ use crate::stream::tcp::Tcp;
 use crate::stream::{Network, Stream};
 use crate::table::Table;
 use crate::time::{Clock, Now};
-use crate::timed::{self, Timed};
+use crate::timed;
+use crate::timed::Timed;
 use arc_swap::ArcSwapOption;
 use rustix::io::Errno;
 use rustix::rand::{GetRandomFlags, getrandom};
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -347,5 +349,75 @@ impl Core {
         {
             pages.unwatch(uar, offset);
         }
+    }
+}
+
+// The destination of the device's interrupts.
+
+/// The destination of the device's interrupts.
+pub trait Interrupts: Send + Sync {
+    /// Raises a vector. Called from any thread that drives the device, with none of its locks held.
+    fn raise(&self, vector: u32);
+
+    /// Called once on the thread that the device has of its own, before it raises anything there:
+    /// under it there is no call of the host's.
+    fn on_own_thread(&self) {}
+}
+
+// UDP ports that are bound for queue pairs which do not exist yet.
+
+/// The sockets of one port.
+type Sockets = Vec<Box<dyn DatagramSocket>>;
+
+/// Bound ports, by number.
+#[derive(Debug)]
+pub(crate) struct Ports {
+    limit: usize,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    last: u32,
+    bound: HashMap<u32, Sockets>,
+}
+
+impl Ports {
+    pub(crate) fn new(limit: u32) -> Ports {
+        Ports {
+            limit: limit as usize,
+            state: Mutex::default(),
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keeps a port; `None` if there are too many.
+    pub(crate) fn insert(&self, sockets: Sockets) -> Option<u32> {
+        let mut state = self.state();
+        if state.bound.len() >= self.limit {
+            return None;
+        }
+        loop {
+            state.last = state.last.wrapping_add(1).max(1);
+            let id = state.last;
+            if let Entry::Vacant(vacant) = state.bound.entry(id) {
+                vacant.insert(sockets);
+                return Some(id);
+            }
+        }
+    }
+
+    /// Removes a port: its sockets belong to the caller.
+    pub(crate) fn take(&self, id: u32) -> Option<Sockets> {
+        self.state().bound.remove(&id)
+    }
+
+    /// Closes all ports.
+    pub(crate) fn clear(&self) {
+        let closed = std::mem::take(&mut self.state().bound);
+        drop(closed);
     }
 }

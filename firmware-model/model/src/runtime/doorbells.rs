@@ -1,8 +1,8 @@
 //! Doorbells: the work that a ring requests is done on the thread that rings, or on the thread that
 //! looks where the driver rang in plain memory.
 
-use super::pages::Rung;
-use super::rounds::flush_gathered;
+use super::background::flush_gathered;
+use super::uar::Rung;
 use crate::counters::Counter;
 use crate::events::{Effects, Requests};
 use crate::log_limit::LogLimit;

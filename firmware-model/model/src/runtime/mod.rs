@@ -1,6 +1,6 @@
 //! The whole device: its state ([`Core`]), the threads that drive it, and what queue pairs do with
-//! the rest of it: [runs](run), streams and their ends ([`life`]), peers on the same device
-//! ([`siblings`]), and what runs next ([`kick`]).
+//! the rest of it: runs, and what runs next ([`run`]); streams, their ends, and peers on the same
+//! device ([`life`]).
 //!
 //! These threads drive it:
 //!
@@ -16,30 +16,23 @@
 mod background;
 mod core;
 pub(crate) mod doorbells;
-mod interrupts;
-mod kick;
 mod life;
-mod pages;
-mod pollers;
-mod ports;
 mod registers;
-mod rounds;
 mod run;
-mod siblings;
 pub(crate) mod streaming;
 mod uar;
 
 pub(crate) use self::core::Core;
 pub(crate) use background::Background;
-pub use interrupts::Interrupts;
-pub use pages::DoorbellPages;
+pub use core::Interrupts;
 pub(crate) use registers::{CommandQueue, Registers};
+pub use uar::DoorbellPages;
 pub(crate) use uar::{PageUser, Uar};
 
 use crate::events::{Effects, Requests};
 use crate::qp::{LAST, Qp};
 use crate::time::{Clock, Nanos};
-use rounds::{answer_bell, attend, flush_gathered, poll_ready, retry, run_timers};
+use background::{answer_bell, attend, flush_gathered, poll_ready, retry, run_timers};
 use rustix::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

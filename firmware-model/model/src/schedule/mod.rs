@@ -5,31 +5,24 @@
 //! path changes a registration. A thread that takes an edge must act on it, or put it on the list
 //! of [`Schedule::attend_later`].
 
-mod hot;
 mod readiness;
-pub(crate) mod sleeper;
-mod timers;
-
-pub(crate) use hot::Hot;
-pub(crate) use readiness::{Readiness, Token};
-pub(crate) use timers::Timer;
 
 use crate::events::Requests;
+use crate::qp::Gathering;
 use crate::qp::Qp;
-use crate::qp::gathering::Gathering;
 use crate::shard::{SHARDS, home_shard};
 use crate::stream::descriptor::Descriptors;
 use crate::stream::linger::Lingering;
 use crate::stream::same_host::{Asleep, SameHost};
 use crate::time::Nanos;
+pub(crate) use readiness::{Readiness, Token};
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
-use sleeper::Sleeper;
+use std::collections::{BTreeSet, HashMap};
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use timers::Timers;
 
 /// Arrivals, and streams that take bytes again, that pollers found in a row, after which they drive
 /// the device.
@@ -398,5 +391,272 @@ impl Schedule {
         lock(&self.timers).clear();
         lock(&self.attention).clear();
         self.attention_len.store(0, Ordering::SeqCst);
+    }
+}
+
+// When a thread that polls looks at what: the results of the polls so far decide.
+
+/// Polls in a row without a result after which a poller yields its processor, and the number of
+/// such polls between two further yields. The sender may be waiting for that processor; a yield
+/// costs next to nothing for a poller with a processor of its own.
+const IDLE_POLLS: u32 = 256;
+const YIELD_EVERY: u32 = 16;
+/// The same for a poller that shares its processor with the peer that it waits for: nothing comes
+/// while it polls.
+const SHARED_IDLE_POLLS: u32 = 4;
+/// Polls in a row without a result after which a poller makes short pauses, of this number of spin
+/// hints: its processor may share a core with the one that works for it.
+const RELAXED_POLLS: u32 = 32;
+const RELAX: u32 = 8;
+/// Polls of the stream that last delivered between two polls of all streams: in a row that find
+/// nothing, and altogether.
+const ALL_STREAMS_AFTER: u32 = 16;
+const ALL_STREAMS_EVERY: u32 = 64;
+/// Polls in a row that find nothing, after each of which a poller looks at the bells as well, if
+/// that was how the last arrival was found.
+const BELLS_EVERY: u32 = 2;
+
+/// The results of the polls of a shard's threads.
+#[repr(align(64))]
+#[derive(Debug, Default)]
+pub(crate) struct Hot {
+    /// The queue pair for which a thread of this shard last found something; 0 = none. It is
+    /// polled for completion queues that have had no completion yet.
+    pub(crate) qid: AtomicU32,
+    polls: AtomicU32,
+    /// Polls since something came.
+    idle: AtomicU32,
+    /// It came for another queue pair than the one that is polled, and a bell said so.
+    by_bell: AtomicBool,
+}
+
+impl Hot {
+    /// Counts a poll.
+    #[inline]
+    pub(crate) fn count_poll(&self) {
+        // Approximate: threads of one shard may lose counts to one another.
+        let polls = self.polls().wrapping_add(1);
+        self.polls.store(polls, Ordering::Relaxed);
+    }
+
+    /// The number of polls.
+    fn polls(&self) -> u32 {
+        self.polls.load(Ordering::Relaxed)
+    }
+
+    /// Whether the poll is to be one of all streams. While the last stream delivers, that is
+    /// seldom: a look at the others takes words away from their senders' processors.
+    #[inline]
+    pub(crate) fn is_to_poll_all(&self) -> bool {
+        let polls = self.polls();
+        let idle = self.idle.load(Ordering::Relaxed);
+        polls.is_multiple_of(ALL_STREAMS_EVERY) || (idle + 1).is_multiple_of(ALL_STREAMS_AFTER)
+    }
+
+    /// Whether the poll, of the last stream, is to look at the bells as well. Peers that take turns
+    /// are found by a bell each time; the words of one that sends alone are best left to it.
+    #[inline]
+    pub(crate) fn is_to_hear_bells(&self) -> bool {
+        let idle = self.idle.load(Ordering::Relaxed);
+        self.by_bell.load(Ordering::Relaxed) && idle.is_multiple_of(BELLS_EVERY)
+    }
+
+    /// What came was for this queue pair; `by_bell`: a bell said so.
+    pub(crate) fn note_found(&self, qid: u32, by_bell: bool) {
+        self.qid.store(qid, Ordering::Relaxed);
+        self.by_bell.store(by_bell, Ordering::Relaxed);
+    }
+
+    /// Notes whether a poll brought something; `is_shared` tells whether the sender may be waiting
+    /// for this processor.
+    pub(crate) fn note(&self, arrived: bool, is_shared: impl FnOnce() -> bool) {
+        if arrived {
+            self.idle.store(0, Ordering::Relaxed);
+            return;
+        }
+        let idle = self.idle.load(Ordering::Relaxed).wrapping_add(1);
+        self.idle.store(idle, Ordering::Relaxed);
+        if idle >= RELAXED_POLLS {
+            (0..RELAX).for_each(|_| std::hint::spin_loop());
+        }
+        let is_long = idle >= IDLE_POLLS && idle.is_multiple_of(YIELD_EVERY);
+        if is_long || idle.is_multiple_of(SHARED_IDLE_POLLS) && is_shared() {
+            rustix::thread::sched_yield();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of `polls` polls of the stream that last delivered, those that become polls of all streams.
+    fn of_all(polls: usize, arrived: bool) -> usize {
+        let hot = Hot::default();
+        let is_of_all = || {
+            hot.count_poll();
+            let is_of_all = hot.is_to_poll_all();
+            hot.note(arrived, || false);
+            is_of_all
+        };
+        std::iter::repeat_with(is_of_all)
+            .take(polls)
+            .filter(|all| *all)
+            .count()
+    }
+
+    /// Peers that take turns are found by a bell each time; one that sends alone rings in vain.
+    #[test]
+    fn bells_are_heard_often_only_after_one_has_brought_something() {
+        let hot = Hot::default();
+        let heard = || {
+            let polls = (0..64).map(|_| {
+                let heard = hot.is_to_hear_bells();
+                hot.note(false, || false);
+                heard
+            });
+            polls.filter(|heard| *heard).count()
+        };
+        assert_eq!(heard(), 0);
+        hot.note_found(7, true);
+        assert_eq!(heard(), 32);
+        hot.note_found(7, false);
+        assert_eq!(heard(), 0);
+    }
+
+    #[test]
+    fn a_stream_that_delivers_does_not_starve_the_others() {
+        assert_eq!(of_all(640, true), 10);
+        assert_eq!(of_all(640, false), 40);
+    }
+}
+
+// Whether the device's thread sleeps, and which thread must wake it.
+
+/// Checks all its work.
+pub(crate) const AWAKE: u8 = 0;
+/// Asleep for a millisecond or less, streams ignored.
+pub(crate) const TICKING: u8 = 1;
+/// Asleep until something is ready.
+pub(crate) const ASLEEP: u8 = 2;
+/// Asleep for the time of a loan or less, streams ignored.
+pub(crate) const LENT: u8 = 3;
+
+/// Whether the thread sleeps, as far as other threads depend on it.
+#[derive(Debug, Default)]
+pub(crate) struct Sleeper(AtomicU8);
+
+impl Sleeper {
+    /// Whether the thread must be woken for work that it cannot detect. If so, the caller must wake
+    /// it.
+    pub(crate) fn must_be_woken(&self) -> bool {
+        self.leaves(ASLEEP) || self.leaves(LENT)
+    }
+
+    /// Whether the thread leaves the streams alone at present. If so, the caller must wake it.
+    pub(crate) fn ignores_streams(&self) -> bool {
+        self.leaves(TICKING) || self.leaves(LENT)
+    }
+
+    /// Whether the thread sleeps in that way. If so, later calls find it awake.
+    fn leaves(&self, state: u8) -> bool {
+        self.0.load(Ordering::SeqCst) == state
+            && self
+                .0
+                .compare_exchange(state, AWAKE, Ordering::SeqCst, Ordering::SeqCst)
+                .is_ok()
+    }
+
+    /// Whether the thread sleeps until something is ready.
+    #[cfg(test)]
+    pub(crate) fn is_asleep(&self) -> bool {
+        self.0.load(Ordering::SeqCst) == ASLEEP
+    }
+
+    /// The next action of the thread.
+    pub(crate) fn set(&self, state: u8) {
+        self.0.store(state, Ordering::SeqCst);
+    }
+}
+
+// Whose time comes when.
+
+/// Whose time has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum Timer {
+    /// A queue pair's.
+    Qp(u32),
+    /// The timer of a completion queue's notification.
+    Cq(u32),
+    /// That of a stream in streaming mode.
+    Stream(u32),
+}
+
+/// One time for each object, the earliest that was set: an object that is woken early sets its
+/// timer again. So a driver that makes one object set timers repeatedly, for example by resets,
+/// does not make this list longer.
+#[derive(Debug, Default)]
+struct Timers {
+    order: BTreeSet<(Nanos, Timer)>,
+    of: HashMap<Timer, Nanos>,
+}
+
+impl Timers {
+    /// Sets a timer; returns whether it is the first that is due from now on.
+    fn set(&mut self, due: Nanos, timer: Timer) -> bool {
+        if let Some(set) = self.of.get_mut(&timer) {
+            if *set <= due {
+                return false;
+            }
+            self.order.remove(&(*set, timer));
+            *set = due;
+        } else {
+            self.of.insert(timer, due);
+        }
+        let is_first = self.next().is_none_or(|first| due < first);
+        self.order.insert((due, timer));
+        is_first
+    }
+
+    /// When the first is due.
+    fn next(&self) -> Option<Nanos> {
+        self.order.first().map(|(due, _)| *due)
+    }
+
+    /// Takes the first if it is due by `now`.
+    fn take(&mut self, now: Nanos) -> Option<Timer> {
+        self.next().filter(|due| *due <= now)?;
+        let (_, timer) = self.order.pop_first()?;
+        self.of.remove(&timer);
+        Some(timer)
+    }
+
+    fn clear(&mut self) {
+        self.order.clear();
+        self.of.clear();
+    }
+}
+
+#[cfg(test)]
+mod timers_tests {
+    use super::*;
+
+    #[test]
+    fn an_object_has_one_timer_the_earliest() {
+        let mut timers = Timers::default();
+        for n in 0..1000 {
+            assert!(timers.set(Nanos(5000 - n), Timer::Qp(1)));
+            assert!(!timers.set(Nanos(6000 + n), Timer::Cq(1)));
+            assert!(!timers.set(Nanos(5500 + n), Timer::Qp(2)));
+        }
+        assert_eq!((timers.order.len(), timers.of.len()), (3, 3));
+        assert_eq!(timers.take(Nanos(4000)), None);
+        assert_eq!(timers.next(), Some(Nanos(4001)));
+        let taken: Vec<_> = std::iter::from_fn(|| timers.take(Nanos(6000))).collect();
+        assert_eq!(taken, [Timer::Qp(1), Timer::Qp(2), Timer::Cq(1)]);
+        assert_eq!((timers.next(), timers.of.len()), (None, 0));
+        // One that ran out may be set later than it was.
+        assert!(timers.set(Nanos(7000), Timer::Qp(1)));
+        assert_eq!(timers.take(Nanos(7000)), Some(Timer::Qp(1)));
     }
 }

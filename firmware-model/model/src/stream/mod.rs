@@ -1,11 +1,9 @@
 //! Byte streams under MPA, and the networks that make them: kernel TCP ([`tcp`]) or a simulated
 //! one.
 
-mod address;
 mod beside;
 pub mod datagram;
 pub(crate) mod descriptor;
-mod keep_alive;
 pub(crate) mod linger;
 pub(crate) mod same_host;
 mod socket;
@@ -17,9 +15,10 @@ use crate::time::Nanos;
 use datagram::{DatagramOptions, DatagramSocket};
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrAny};
 use same_host::{Neighbour, Processors};
 use std::fmt::Debug;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
 /// Why a stream did not take or return bytes.
@@ -258,5 +257,28 @@ pub trait Network: Send + Sync + Debug {
     ) -> Result<Box<dyn DatagramSocket>, Errno> {
         let _ = (local, options);
         Err(Errno::OPNOTSUPP)
+    }
+}
+
+// Addresses of sockets.
+
+const ANYWHERE: SocketAddr = SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), 0);
+
+/// The address in its own family: IPv4 peers of a dual-stack socket have IPv6 addresses there.
+fn plain(address: Option<SocketAddrAny>) -> SocketAddr {
+    let address = address.and_then(|a| SocketAddr::try_from(a).ok());
+    address.map_or(ANYWHERE, |a| match a {
+        SocketAddr::V6(v6) => match v6.ip().to_ipv4_mapped() {
+            Some(v4) => SocketAddr::new(v4.into(), v6.port()),
+            None => a,
+        },
+        SocketAddr::V4(_) => a,
+    })
+}
+
+fn family(address: &SocketAddr) -> AddressFamily {
+    match address {
+        SocketAddr::V4(_) => AddressFamily::INET,
+        SocketAddr::V6(_) => AddressFamily::INET6,
     }
 }

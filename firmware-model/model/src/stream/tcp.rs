@@ -1,12 +1,12 @@
 //! Kernel TCP.
 
-use super::address::{ANYWHERE, family, plain};
 use super::beside::{Beside, InMemory};
 use super::datagram::{DatagramOptions, DatagramSocket};
 use super::descriptor::{Descriptor, Descriptors};
-use super::keep_alive::KeepAlive;
 use super::same_host::{Neighbour, Offers, Processors, SameHost, TcpEnd};
+use super::socket::KeepAlive;
 use super::socket::{mark, peek, uninterrupted};
+use super::{ANYWHERE, family, plain};
 use super::{Answers, Listener, Network, Stream, StreamError, udp};
 use crate::host::{Piece, PieceMut};
 use crate::sys;

@@ -3,10 +3,10 @@
 //! The sockets are not connected and do not fragment, so that the kernel sends IPv4 identification
 //! 0, which the ICRC covers. The source address of each packet is given with it.
 
-use super::address::{ANYWHERE, family, plain};
 use super::datagram::{DatagramOptions, DatagramSocket, Incoming, Outgoing, PACKET_ROOM};
 use super::descriptor::{Descriptor, Descriptors};
 use super::same_host::{Mail, Office};
+use super::{ANYWHERE, family, plain};
 use crate::sys::datagrams;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;

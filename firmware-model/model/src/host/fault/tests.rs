@@ -1,8 +1,7 @@
 //! What the accesses do on memory that is there, and on memory that is not.
 
 use super::Unreachable;
-use super::access::{copy, probe, update};
-use super::install;
+use super::{copy, install, probe, update};
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap, mmap_anonymous, mprotect, munmap};
 use std::ptr::null_mut;
 

@@ -2,7 +2,6 @@
 
 mod rx;
 mod tx;
-mod unsent;
 
 pub(crate) use rx::{Filled, Receiver};
 pub(crate) use tx::{MAX_SHORT, SHORT_FPDU, Sender};

@@ -2,14 +2,18 @@
 
 use super::{Engine, Progress};
 use crate::counters::Counter;
+use crate::llp::loopback::{Loopback, NoStream};
 use crate::llp::{Llp, LlpError};
 use crate::queues::Overflow;
-use crate::rdmap::env::Env;
-use crate::rdmap::explain::{self, Lost};
+use crate::rdmap::delivery::PeerProgress;
+use crate::rdmap::explain::Lost;
 use crate::rdmap::inbound::Halves;
+use crate::rdmap::params::Env;
 use crate::rdmap::params::{RxOutcome, TxOutcome};
-use crate::rdmap::peer_progress::PeerProgress;
 use crate::rdmap::terminate::{Outgoing, Received};
+use crate::rdmap::turns::{Framed, Turns};
+use crate::rdmap::watch::Look;
+use crate::rdmap::{delivery, explain};
 use crate::stream::Stream;
 use crate::time::Nanos;
 use std::time::Duration;
@@ -460,4 +464,422 @@ pub(super) fn terminate_for(
         segment_length: u16::try_from(ulpdu_len).ok(),
         ..Terminate::for_segment(error, head, read_request)
     })
+}
+
+// What an end of a connection does before it ends: it takes in what has arrived, and confirms it,
+// so that the peer's requests complete (design: completions). A request of ours completes only if
+// the peer has confirmed it.
+
+/// Runs of the receiver before an end, each of up to 256 KiB: more than a ring has, or a socket by
+/// default, and no peer that goes on sending keeps the end waiting.
+const LAST_RUNS: u32 = 64;
+/// How long requests wait after the peer's FIN before they fail, where the peer may close: the time
+/// that adapters spend on repetitions at least.
+const LOSS_GRACE: Duration = Duration::from_millis(500);
+
+impl Engine {
+    /// This side ends the connection next: takes in what has arrived, and confirms it. Never waits
+    /// for the peer. If the peer has ended already, that changes nothing.
+    pub fn conclude(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
+        self.concluding = true;
+        self.take_in(env, stream);
+        if matches!(self.progress, Progress::Open)
+            && self.may_send()
+            && !self.halves.requester.is_within_message()
+        {
+            // The answers to Reads.
+            self.pump(env, stream);
+        }
+        self.confirm_last(env, stream);
+        self.concluding = false;
+        self.end_if_failed(env, stream);
+    }
+
+    /// Takes in what has arrived.
+    pub(super) fn take_in(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
+        for _ in 0..LAST_RUNS {
+            let more = matches!(self.progress, Progress::Open)
+                && !env.is_stopped()
+                && self.receive(env, stream) == RxOutcome::More;
+            if !more {
+                return;
+            }
+        }
+    }
+
+    /// Takes in what has arrived before this side ends the connection: that the peer has ended it,
+    /// too, changes nothing.
+    fn take_in_last(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
+        let concluding = std::mem::replace(&mut self.concluding, true);
+        self.take_in(env, stream);
+        self.concluding = concluding;
+    }
+
+    /// The stream does not take what we send. What has arrived counts: it may be the answer to a
+    /// Read, or the peer's FIN, which explains a lost stream but no fault of our memory.
+    pub(super) fn send_failed(&mut self, error: LlpError, env: &mut Env<'_>, stream: &mut dyn Stream) {
+        let is_ours = matches!(error, LlpError::Fault);
+        match is_ours {
+            true => self.take_in_last(env, stream),
+            false => self.take_in(env, stream),
+        }
+        if matches!(self.progress, Progress::Open) && (is_ours || !self.peer_closed) {
+            self.llp_failed(error, env, stream);
+        }
+    }
+
+    /// Confirms what we have processed, as the last message before our FIN.
+    pub(super) fn confirm_last(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
+        if !matches!(self.progress, Progress::Open) || !self.may_send() || !self.frame_confirmation(env) {
+            return;
+        }
+        if let Some(llp) = &mut self.llp {
+            let (before, mut calls) = (llp.taken(), 0);
+            // A stream that takes no more, or is lost, ends without it.
+            let (Ok(_) | Err(_)) = llp.flush(env.memory, stream, &mut calls);
+            env.counters.add(Counter::TxCalls, calls);
+            env.counters.add(Counter::TxBytes, llp.taken() - before);
+        }
+    }
+
+    /// While a message waits for a receive: confirms what came before it. A Read that would confirm
+    /// that waits as well.
+    #[inline]
+    pub(super) fn confirm_before_waiting(&mut self, env: &mut Env<'_>) {
+        if !self.held.is_empty() && !self.halves.requester.is_within_message() {
+            self.frame_confirmation(env);
+        }
+    }
+
+    /// Frames a confirmation of what we have processed, for a peer that understands it and was not
+    /// told yet. In memory the peer finds a word that says so. Returns whether it did.
+    pub(super) fn frame_confirmation(&mut self, env: &mut Env<'_>) -> bool {
+        let Halves {
+            requester, responder, ..
+        } = &self.halves;
+        let is_understood = responder.answers.takes_confirmations && requester.neighbour.is_none();
+        // A segment that is refused may have been read to its end.
+        let direct = self.direct.map(|(_, _, position)| position);
+        let unprocessed = self.held.position().or(direct);
+        let Some(llp @ Llp::Mpa(_)) = self.llp.as_mut().filter(|_| is_understood) else {
+            return false;
+        };
+        let processed = match (unprocessed, &*llp) {
+            (Some(position), _) => position,
+            (None, Llp::Mpa(mpa)) => mpa.rx.position(),
+            (None, Llp::Loopback(_)) => 0,
+        };
+        if processed <= self.told || !llp.has_room() {
+            return false;
+        }
+        self.told = processed;
+        llp.open(env.buffers, delivery::header(processed), 0);
+        llp.seal();
+        env.counters.add(Counter::TxFpdus, 1);
+        true
+    }
+
+    /// The position up to which requests succeed if the connection ends now.
+    pub(super) fn known_at_end(&self) -> u64 {
+        match self.halves.requester.delivered {
+            true => self.known(),
+            // A completion says that the stream has taken the request.
+            false => self.llp.as_ref().map_or(0, Llp::taken),
+        }
+    }
+
+    /// The peer has finished, and we have read all: completes what succeeded. Returns whether
+    /// requests are left, which nobody will complete.
+    pub(super) fn complete_at_end(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) -> bool {
+        if !self.halves.requester.delivered {
+            self.halves.requester.await_no_more();
+            self.peer_progress = None;
+        }
+        self.peer_progressed(env, stream);
+        self.is_awaiting_peer()
+    }
+
+    /// Whether a request waits for something of the peer.
+    pub(super) fn is_awaiting_peer(&self) -> bool {
+        self.halves.requester.is_outstanding(self.known_at_end())
+    }
+
+    /// Requests fail after a while, because the peer has finished.
+    pub(super) fn begin_losing(&mut self, env: &Env<'_>) {
+        let due = env.now.get() + self.fin_grace.min(LOSS_GRACE);
+        self.grace_deadline = Some(self.grace_deadline.map_or(due, |set| set.min(due)));
+    }
+
+    /// The peer finished some time ago.
+    pub(super) fn end_grace(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
+        if self.is_awaiting_peer() {
+            stream.finish();
+            let how = match self.halves.requester.is_in_flight() {
+                true => Lost::Closed,
+                false => Lost::ClosedBefore,
+            };
+            self.lose(how, env, stream);
+        } else if self.held.is_empty() {
+            // The peer will not return. The next send fails because of that (design: native
+            // connections).
+            self.halves.requester.flush_status = Some(WcStatus::RetryExcErr);
+            self.end(env);
+        }
+    }
+
+    /// The peer has processed more of this end's messages: completes what succeeded.
+    pub fn peer_progressed(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
+        let known = self.known();
+        let Halves { qp, requester, .. } = &mut self.halves;
+        if let Err(Overflow) = requester.complete(qp, env, known) {
+            self.fail(QpFault::CqOverflow, env, stream);
+        } else if self.has_failed_send() {
+            self.flush_failed_sends(env, stream);
+        } else {
+            self.end_if_failed(env, stream);
+        }
+    }
+
+    /// A request failed locally. Those before it complete first, if the peer confirms them.
+    pub(super) fn fail_locally(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
+        self.state = QpState::Sqe;
+        self.halves.requester.has_failed = true;
+        self.halves.requester.delivery.confirm_all();
+        self.end_if_failed(env, stream);
+    }
+
+    /// Ends the connection if a request failed locally, and nothing before it waits. What has
+    /// arrived is taken in before, unless that is being done.
+    pub(super) fn end_if_failed(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
+        let Halves { qp, requester, .. } = &self.halves;
+        // Nothing, not even a Read that confirms, may come between the segments of a message.
+        let waits = requester.delivered && !requester.torn && !requester.is_failed_next();
+        if !requester.has_failed || qp.unreliable || waits || self.concluding {
+            return;
+        }
+        self.take_in_last(env, stream);
+        let message = Terminate::new(TerminateError::RdmapLocalCatastrophic);
+        self.terminate(Outgoing::new(&message), QpFault::LocalWork, env, stream);
+    }
+
+    /// The peer is a queue pair of this device: requests complete when it has processed them.
+    pub fn track_peer(&mut self, peer_progress: PeerProgress) {
+        self.peer_progress = Some(peer_progress);
+    }
+
+    /// Whether this end has processed more of the peer's messages since the last call.
+    #[inline]
+    pub fn has_progressed(&mut self) -> bool {
+        self.peer_progress.as_mut().is_some_and(PeerProgress::moved)
+    }
+}
+
+// A queue pair of kind UC and its stream.
+//
+// InfiniBand's UC has no connection that could fail: messages get lost, and the queue pair stays
+// as it is. So an end of the stream that this side did not cause leaves the queue pair in its
+// state, with its receives, and another stream may be attached. Without a stream messages are
+// dropped: their requests complete as if they were sent. A request that fails here puts the send
+// queue into the state SQE (InfiniBand Architecture Specification vol. 1 §10.3.1.8).
+
+/// ULPDUs dropped in one run.
+const DROP_BUDGET: u32 = 4096;
+
+impl Engine {
+    /// Whether the stream of a queue pair of kind UC has ended, or was never there.
+    pub(crate) fn is_parted(&self) -> bool {
+        self.halves.qp.unreliable && matches!(self.progress, Progress::Detached)
+    }
+
+    /// The stream ends for a reason of the peer or the network; returns whether the queue pair
+    /// outlives it.
+    pub(super) fn begin_parting(&mut self) -> bool {
+        self.parting = self.halves.qp.unreliable && self.state != QpState::Err;
+        self.parting
+    }
+
+    /// Gives up the stream.
+    pub(super) fn part_from(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
+        if matches!(self.progress, Progress::Open) && self.begin_parting() {
+            stream.reset();
+            self.end(env);
+        }
+    }
+
+    /// Messages that the stream has only in part are dropped, in both directions.
+    pub(super) fn drop_messages(&mut self, env: &mut Env<'_>) {
+        let taken = self.llp.as_ref().map_or(u64::MAX, Llp::taken);
+        let Halves {
+            qp,
+            requester,
+            responder,
+            ..
+        } = &mut self.halves;
+        responder.part(env);
+        let dropped = requester.drop_flights(taken);
+        env.counters.add(Counter::TxMessageDrops, dropped);
+        // The effects name a queue that overflowed, and the event ends the queue pair.
+        let (Ok(()) | Err(Overflow)) = requester.complete(qp, env, taken);
+    }
+
+    /// The stream is gone: another one may come.
+    pub(super) fn finish_parting(&mut self) {
+        self.parting = false;
+        self.progress = Progress::Detached;
+        self.llp = None;
+        (self.fpdu_received, self.input_ended, self.peer_closed) = (false, false, false);
+        self.turns = Turns::default();
+        self.rtr = None;
+        let Halves {
+            fresh,
+            silent,
+            response_msn,
+            expected,
+            ..
+        } = &mut self.halves;
+        (*fresh, *silent, *response_msn, *expected) = (true, true, 1, None);
+    }
+
+    /// Whether requests are carried out though there is no stream.
+    pub(super) fn sends_without_stream(&self) -> bool {
+        self.halves.qp.unreliable && matches!(self.state, QpState::Rts | QpState::Sqd | QpState::Sqe)
+    }
+
+    /// Carries out requests without a stream: messages are dropped.
+    pub(super) fn send_nowhere(&mut self, env: &mut Env<'_>) -> TxOutcome {
+        let mut nowhere = Loopback::default();
+        let mut budget = DROP_BUDGET;
+        let outcome = loop {
+            let sends = self.state != QpState::Sqe;
+            let before = env.counters.value(Counter::TxMessages);
+            let mut llp = Llp::Loopback(Box::new(nowhere));
+            let framed = self
+                .turns
+                .frame(&mut self.halves, &mut llp, None, sends, env, &mut budget);
+            nowhere = match llp {
+                Llp::Loopback(loopback) => *loopback,
+                Llp::Mpa(_) => Loopback::default(),
+            };
+            nowhere.discard();
+            let dropped = env.counters.value(Counter::TxMessages).wrapping_sub(before);
+            env.counters.add(Counter::TxMessageDrops, dropped);
+            let Halves { qp, requester, .. } = &mut self.halves;
+            if let Err(Overflow) = requester.complete(qp, env, u64::MAX) {
+                self.fail(QpFault::CqOverflow, env, &mut NoStream);
+            } else if self.has_failed_send() {
+                self.flush_failed_sends(env, &mut NoStream);
+            }
+            match framed {
+                _ if self.state == QpState::Err => break TxOutcome::Idle,
+                Framed::LocalError => self.state = QpState::Sqe,
+                Framed::NoRoom if budget > 0 => {}
+                Framed::NoRoom => {
+                    // A stream that comes next does not begin within a message.
+                    self.drop_messages(env);
+                    break TxOutcome::More;
+                }
+                Framed::Nothing | Framed::Refused(_) => break TxOutcome::Idle,
+            }
+        };
+        nowhere.release(env.buffers);
+        outcome
+    }
+
+    /// Whether the state SQE is reached by a request that failed.
+    #[inline]
+    pub(super) fn has_failed_send(&self) -> bool {
+        self.state == QpState::Sqe && self.halves.qp.unreliable
+    }
+
+    /// In the state SQE: completes the request that failed when those before it are complete, and
+    /// flushes those behind it. A peer that got a part of the message cannot recognise the next
+    /// one, so the stream ends.
+    pub(super) fn flush_failed_sends(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
+        if !self.halves.requester.is_failed_next() {
+            return;
+        }
+        let known = self.known();
+        let Halves { qp, requester, .. } = &mut self.halves;
+        let torn = std::mem::take(&mut requester.torn);
+        if let Err(Overflow) = requester.flush(qp, env, known) {
+            self.fail(QpFault::CqOverflow, env, stream);
+        } else if torn {
+            self.part_from(env, stream);
+        }
+    }
+}
+
+// A silent peer: the retransmission timer of a queue pair (InfiniBand Architecture Specification
+// vol. 1 §9.7.6.1.3: Local ACK Timeout and retry count).
+//
+// TCP retransmits by itself, and gives up after many minutes. A queue pair whose driver set a
+// limit is lost earlier: when nothing at all has arrived from the peer's system for that time
+// although it was asked, by data, retransmissions or probes. The system answers for a program that
+// is stopped or posts no receive, as an adapter does, so such a peer is not silent.
+// (TCP_USER_TIMEOUT is of no use here: it also ends a connection whose peer answers every probe of
+// its closed window.)
+//
+// The device only looks while a request waits for the peer. It looks at the stream at intervals,
+// not with each message.
+
+impl Engine {
+    /// Sets the time after which a silent peer is lost; zero leaves that to TCP.
+    pub(super) fn limit_silence(&mut self, limit: Duration, stream: &mut dyn Stream) {
+        if self.watch.set_limit(limit) {
+            stream.ask_peer(None);
+        }
+    }
+
+    /// Begins to watch the peer if a request has begun to wait for it.
+    #[inline]
+    pub fn watch_peer(&mut self, env: &Env<'_>, stream: &mut dyn Stream) {
+        if let Some(limit) = self.watch.may_start()
+            && self.waits_for_peer()
+        {
+            self.begin_watch(limit, env, stream);
+        }
+    }
+
+    #[cold]
+    fn begin_watch(&mut self, limit: Duration, env: &Env<'_>, stream: &mut dyn Stream) {
+        if let Some(answers) = stream.answers()
+            && self.watch.start(limit, env.now.get(), &answers)
+        {
+            stream.expect_answers(limit);
+        }
+    }
+
+    /// Whether a request waits for the peer, or a message that completed when the stream took it
+    /// may not have reached the peer's system.
+    fn waits_for_peer(&self) -> bool {
+        matches!(self.progress, Progress::Open)
+            && (self.is_awaiting_peer()
+                || self.halves.requester.delivery.last_sent() > self.watch.acknowledged)
+    }
+
+    /// Looks how the peer's system has answered since the last look.
+    pub(super) fn look_for_peer(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
+        let Some(answers) = stream.answers() else {
+            return self.watch.end();
+        };
+        let taken = self.llp.as_ref().map_or(0, Llp::taken);
+        self.watch.acknowledged = taken.saturating_sub(answers.unacknowledged.into());
+        if !self.waits_for_peer() {
+            if self.watch.rest() {
+                stream.ask_peer(None);
+            }
+            return;
+        }
+        match self.watch.look(env.now.get(), &answers) {
+            Look::Goes => {}
+            Look::Ask(interval) => stream.ask_peer(Some(interval)),
+            Look::Silent(silence) => {
+                if !self.halves.qp.unreliable {
+                    self.halves.requester.flush_status = Some(WcStatus::RetryExcErr);
+                }
+                stream.reset();
+                self.lose(Lost::Silent(silence), env, stream);
+            }
+        }
+    }
 }

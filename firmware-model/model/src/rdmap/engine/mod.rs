@@ -8,22 +8,18 @@
 //!                      └────────────────────────────────────► Lingering ── peer's FIN, or too late ──► Ended
 //! ```
 //! Work is flushed when `Lingering` or `Ended` begins. A queue pair of kind UC returns to
-//! `Detached` instead of `Ended`, unless this side caused the end ([`unreliable`]).
+//! `Detached` instead of `Ended`, unless this side caused the end (end of [`ending`]).
 
-mod alone;
-mod conclusion;
-mod direct;
 mod ending;
-mod neighbour;
 mod receive;
 mod send;
-mod silence;
-mod unreliable;
 
-use super::drops::Drops;
-use super::held::Held;
+use super::delivery::PeerProgress;
+use super::inbound::Held;
 use super::inbound::{Halves, Segment};
+use super::params::Env;
 use super::requester::Requester;
+use super::responder::Drops;
 use super::responder::Responder;
 use super::terminate::Outgoing;
 use super::turns::Turns;
@@ -34,9 +30,7 @@ use crate::llp::Llp;
 use crate::llp::loopback::Loopback;
 use crate::llp::mpa::{Agreed, Mpa};
 use crate::queues::{ReceiveSource, SendQueue};
-use crate::rdmap::env::Env;
 use crate::rdmap::params::{Attachment, Identity, QpChange, QpParams, Rtr, WrongState};
-use crate::rdmap::peer_progress::PeerProgress;
 use crate::stream::Stream;
 use crate::time::Nanos;
 use std::time::Duration;

@@ -1,19 +1,23 @@
 //! Sending: framing and flushing in turn.
 
+use super::receive::{Stop, admit, note_first_fpdu};
 use super::{Engine, Progress};
-use crate::counters::Counter;
+use crate::counters::{Counter, Counters};
 use crate::llp::Llp;
+use crate::llp::mpa::{Receiver, SHORT_FPDU};
 use crate::probes;
 use crate::queues::Overflow;
-use crate::rdmap::env::Env;
+use crate::rdmap::delivery::PeerProgress;
 use crate::rdmap::explain::Lost;
 use crate::rdmap::inbound::Halves;
+use crate::rdmap::params::Env;
 use crate::rdmap::params::TxOutcome;
-use crate::rdmap::peer_progress::PeerProgress;
 use crate::rdmap::turns::Framed;
 use crate::stream::Stream;
+use crate::stream::same_host::Neighbour;
 use urnic_device::event::QpFault;
 use urnic_device::vocabulary::QpState;
+use urnic_device::wqe::Opcode;
 
 /// ULPDUs framed in one run.
 const TX_BUDGET: u32 = 4096;
@@ -180,5 +184,201 @@ impl Engine {
             self.confirm_last(env, stream);
             self.linger(env, stream);
         }
+    }
+}
+
+// A short way for a message that comes, or a request that is posted, alone, where the peer shares
+// memory with us: what a program waits for that sends one message to and fro. Whatever is not
+// simple takes the usual way ([`transmit`](Engine::transmit), [`receive`](Engine::receive)).
+
+impl Engine {
+    /// Carries out the next request, if it is the only one and simple. Returns whether it did, and
+    /// nothing is left for the usual way.
+    #[inline]
+    pub fn transmit_alone(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) -> bool {
+        let is_plain = matches!(self.progress, Progress::Open)
+            && self.state == QpState::Rts
+            && self.may_send()
+            && self.rtr.is_none()
+            && !(self.unreachable || self.peer_closed);
+        let Halves {
+            qp,
+            requester,
+            responder,
+            silent,
+            ..
+        } = &mut self.halves;
+        if !is_plain || !responder.answers.is_empty() {
+            return false;
+        }
+        let (Some(llp), Some(wqe)) = (&mut self.llp, requester.alone()) else {
+            return false;
+        };
+        match (wqe.opcode, llp) {
+            (Opcode::Write | Opcode::Read, llp) => match requester.complete_alone(wqe, qp, env, llp) {
+                Some(Ok(())) => true,
+                Some(Err(Overflow)) => {
+                    self.fail(QpFault::CqOverflow, env, stream);
+                    false
+                }
+                None => false,
+            },
+            (Opcode::Send, Llp::Mpa(mpa)) => {
+                let before = mpa.tx.taken();
+                if requester.send_alone(wqe, qp, env, &mut mpa.tx, stream).is_none() {
+                    return false;
+                }
+                *silent = false;
+                let taken = mpa.tx.taken() - before;
+                env.counters.add(Counter::TxCalls, 1);
+                env.counters.add(Counter::TxBytes, taken);
+                probes::sent(qp.label, taken);
+                mpa.tx.is_flushed()
+            }
+            _ => false,
+        }
+    }
+
+    /// Receives what has arrived, if that is one short FPDU with nothing before it. Returns whether
+    /// it did, and more may have come only since.
+    #[inline]
+    pub(super) fn receive_alone(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) -> Result<bool, Stop> {
+        let Some(Llp::Mpa(mpa)) = &mut self.llp else {
+            return Ok(false);
+        };
+        if !mpa.rx.is_plain_and_empty() || !self.held.is_empty() || self.input_ended || env.is_stopped() {
+            return Ok(false);
+        }
+        let mut bytes = [0; SHORT_FPDU];
+        let Some(bytes) = stream.receive_short(&mut bytes).and_then(|n| bytes.get(..n)) else {
+            return Ok(false);
+        };
+        env.counters.add(Counter::RxCalls, 1);
+        env.counters.add(Counter::RxBytes, bytes.len() as u64);
+        probes::received(self.halves.qp.label, bytes.len());
+        let Some(ulpdu) = Receiver::ulpdu_of(bytes) else {
+            mpa.rx.accept(env.buffers, bytes);
+            return Ok(false);
+        };
+        let is_first = !std::mem::replace(&mut self.fpdu_received, true);
+        let admitted = admit(&mut self.halves, &mut self.held, env, mpa.rx.position(), ulpdu);
+        match &admitted {
+            Ok(()) => {
+                if is_first {
+                    note_first_fpdu(&self.halves, env, self.initiator, self.may_begin);
+                }
+                mpa.rx.pass(bytes.len());
+                env.counters.add(Counter::RxFpdus, 1);
+            }
+            Err(_) => mpa.rx.accept(env.buffers, bytes),
+        }
+        env.recent.forget();
+        let pushed = self.halves.responder.cq.flush(env);
+        self.note_progress();
+        admitted?;
+        pushed?;
+        if !self.held.is_empty() {
+            self.note_waiting(env);
+        }
+        Ok(true)
+    }
+}
+
+// A peer that shares memory with us: what it says there, and what it does in our memory.
+
+impl Engine {
+    /// The queue pair's number for programs.
+    pub(crate) fn label(&self) -> u32 {
+        self.halves.qp.label
+    }
+
+    /// The peer shares memory with us: it says there what it has processed, and we may reach into
+    /// its memory.
+    pub(super) fn meet_neighbour(&mut self, neighbour: Option<Neighbour>) {
+        let Halves {
+            qp,
+            requester,
+            responder,
+            ..
+        } = &mut self.halves;
+        let Some(mut neighbour) = neighbour.filter(|_| !qp.unreliable) else {
+            return;
+        };
+        let receives = responder.rq.place();
+        if let Some(place) = receives {
+            neighbour.offer_receives(&place);
+        }
+        responder.peer_fills = neighbour.may_fill();
+        neighbour.permit(qp.pd, qp.access);
+        requester.confirms = requester.delivery.is_on();
+        neighbour.begin_awaiting(requester.confirms);
+        // The word in memory takes the place of Reads.
+        requester.delivery.stop();
+        requester.neighbour = Some(neighbour);
+    }
+
+    /// Lets the peer place payload in receives by itself.
+    #[cfg(any(test, fuzzing))]
+    pub(crate) fn let_peer_fill(&mut self) {
+        self.halves.responder.peer_fills = true;
+    }
+
+    /// A number that grows with what the neighbour says it has processed.
+    #[inline]
+    pub fn confirmed(&self) -> u64 {
+        self.confirmed
+    }
+
+    /// Completes what the neighbour has processed since the last look.
+    #[inline]
+    pub(super) fn note_confirmed(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
+        if let Some(neighbour) = &mut self.halves.requester.neighbour {
+            neighbour.look_for_introduction();
+            self.halves.responder.peer_fills = neighbour.may_fill();
+        }
+        let Some(neighbour) = self.halves.requester.awaited() else {
+            return;
+        };
+        // A hostile neighbour may say anything, at any time.
+        let taken = self.llp.as_ref().map_or(0, Llp::taken);
+        let confirmed = neighbour.confirmed().min(taken);
+        if confirmed > self.confirmed {
+            self.confirmed = confirmed;
+            self.peer_progressed(env, stream);
+            self.close_if_drained(env, stream);
+        }
+    }
+
+    /// Whether the neighbour has processed all that was sent, some of it since the last look. That
+    /// happens once for what was sent: it cannot say so again and again, byte by byte.
+    #[inline]
+    pub(super) fn is_newly_confirmed(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) -> bool {
+        let taken = self.llp.as_ref().map_or(0, Llp::taken);
+        let awaited = self.halves.requester.awaited();
+        if awaited.is_none_or(|neighbour| neighbour.confirmed() < taken) {
+            return false;
+        }
+        let before = self.confirmed;
+        self.note_confirmed(env, stream);
+        self.confirmed != before
+    }
+
+    /// Counts what the neighbour has done in our memory.
+    pub fn count_accesses(&mut self, counters: &Counters) {
+        if let Some(neighbour) = &mut self.halves.requester.neighbour {
+            let accessed = neighbour.take_accessed();
+            counters.add(Counter::RxBytes, accessed.written);
+            counters.add(Counter::TxBytes, accessed.read);
+        }
+    }
+
+    /// The bytes that we sent of which the outcome is known, as far as it can be.
+    #[inline]
+    pub(super) fn known(&self) -> u64 {
+        let taken = self.llp.as_ref().map_or(0, Llp::taken);
+        let known = self.halves.requester.known(taken);
+        self.peer_progress
+            .as_ref()
+            .map_or(known, |peer_progress| peer_progress.known(known))
     }
 }

@@ -1,33 +1,37 @@
 //! Work requests become messages.
 
-mod alone;
-mod direct;
-mod fill;
-mod framing;
-mod runs;
-mod sending;
-mod words;
+mod local_peer;
 
 use super::completions::Completions;
-use super::confirmation;
+use super::delivery::ANY_STAG;
 use super::delivery::Delivery;
-use super::flights::{Flight, Flights, Wait};
-use super::reads::{Pending, Reads};
+use super::params::Env;
+use super::params::{Identity, Rtr};
+use super::placement::Cursor;
 use super::terminate::OffendingRequest;
+use super::{delivery, placement};
 use crate::counters::Counter;
-use crate::llp::Llp;
-use crate::memory::InvalidateBy;
+use crate::llp::mpa::{MAX_SHORT, Sender};
+use crate::llp::{Head, Llp};
+use crate::memory::{InvalidateBy, Need, Violation, Window};
 use crate::queues::{BadWqe, CompletionQueue, Overflow, SendQueue, SendWqe};
-use crate::rdmap::env::Env;
-use crate::rdmap::params::Identity;
+use crate::stream::Stream;
 use crate::stream::same_host::Neighbour;
-use sending::{Filled, Sending};
+use std::collections::VecDeque;
 use std::sync::{Arc, Once};
 use urnic_device::vocabulary::{WcOpcode, WcStatus};
 use urnic_device::wqe::{Opcode, SendFlags};
+use urnic_wire::ddp::{TAGGED_LEN, TaggedHeader, UNTAGGED_LEN, UntaggedHeader};
+use urnic_wire::rdmap::{
+    AtomicOperation, AtomicRequest, Control, ImmediateData, Opcode as Message, QN_READ_REQUEST, QN_SEND,
+    ReadRequest, TerminateError,
+};
 
 /// Longest message (verbs: 2^31 bytes).
 const MAX_MESSAGE: u64 = 1 << 31;
+
+/// Most bytes of one access: a revocation waits for it.
+const CHUNK: usize = 1 << 20;
 
 /// Last four bytes of Immediate Data that belongs to the Send right behind it. RFC 7306 gives
 /// immediates eight bytes and verbs has four; cxgb4 leaves the rest zero (row X73-10). Verbs' Send
@@ -199,7 +203,7 @@ impl Requester {
         }
         let possible = self.may_request();
         if possible {
-            let position = self.frame_empty_read(confirmation::MARK, env, llp);
+            let position = self.frame_empty_read(delivery::MARK, env, llp);
             self.delivery.probed(position);
         }
         possible
@@ -496,5 +500,785 @@ impl Requester {
             cqe.vendor_error = std::mem::take(&mut self.vendor_error).into();
         }
         self.cq.push(cqe, env)
+    }
+}
+
+// A request on its way, and what is there before it.
+
+/// A work request whose messages are partly framed.
+#[derive(Debug, Clone)]
+struct Sending {
+    wqe: SendWqe,
+    /// Bytes of its payload.
+    len: u32,
+    /// Bytes of the work request that are framed.
+    sent: u32,
+    cursor: Cursor,
+    /// Whether the immediate before the payload is framed.
+    immediate_sent: bool,
+    /// Whether the payload is framed, or placed, to its end.
+    payload_done: bool,
+    /// The number of the peer's receive that was filled, at least in part; or 0.
+    receive: u32,
+    /// Whether a segment of the payload is framed.
+    framed: bool,
+}
+
+impl Sending {
+    #[inline]
+    fn new(wqe: SendWqe, len: u32) -> Sending {
+        Sending {
+            len,
+            sent: 0,
+            cursor: Cursor::default(),
+            immediate_sent: wqe.opcode != Opcode::SendImm,
+            payload_done: false,
+            receive: 0,
+            framed: false,
+            wqe,
+        }
+    }
+}
+
+/// Requests that are next, and whose payload is in the peer's receives already.
+#[derive(Debug, Default)]
+struct Filled {
+    requests: u32,
+    /// The number of the receive that has the first one's payload.
+    receive: u32,
+}
+
+impl Filled {
+    /// So many requests, and the first one's receive.
+    fn new(requests: u32, receive: u32) -> Filled {
+        Filled { requests, receive }
+    }
+
+    #[inline]
+    fn is_empty(&self) -> bool {
+        self.requests == 0
+    }
+
+    /// The receive that has the payload of the next request, which is then no longer one of them.
+    #[inline]
+    fn next(&mut self) -> Option<u32> {
+        self.requests = self.requests.checked_sub(1)?;
+        let receive = self.receive;
+        self.receive = receive.wrapping_add(1);
+        Some(receive)
+    }
+}
+
+// Messages of a requester, segment by segment.
+
+impl Requester {
+    /// Frames the next segment of the payload.
+    #[inline]
+    fn frame_payload(
+        &mut self,
+        sending: &mut Sending,
+        qp: &Identity,
+        env: &mut Env<'_>,
+        llp: &mut Llp,
+    ) -> Result<u64, WcStatus> {
+        let wqe = &sending.wqe;
+        let left = (sending.len - sending.sent) as usize;
+        let tagged = matches!(wqe.opcode, Opcode::Write | Opcode::WriteImm);
+        let n = left.min(llp.mulpdu() - if tagged { TAGGED_LEN } else { UNTAGGED_LEN });
+        let last = n == left;
+        if tagged {
+            let header = TaggedHeader {
+                last,
+                rsvd_ulp: Control::from(Message::Write).byte(),
+                stag: wqe.stag,
+                to: wqe.remote_offset.wrapping_add(sending.sent.into()),
+            };
+            llp.open(env.buffers, header, n);
+        } else {
+            let (message, invalidate) = send_message(wqe);
+            let header = UntaggedHeader {
+                last,
+                rsvd_ulp: Control::from(message).byte(),
+                // A Send that invalidates has no receive filled.
+                rsvd_ulp_word: invalidate | sending.receive,
+                qn: QN_SEND,
+                msn: self.msn,
+                mo: sending.sent,
+            };
+            llp.open(env.buffers, header, n);
+        }
+        if wqe.flags.contains(SendFlags::INLINE) {
+            self.sq.inline(wqe, sending.sent as usize, llp.put(n));
+        } else {
+            let list = |index| self.sq.element(wqe, index);
+            let mut left = n;
+            while left > 0 {
+                let (sge, at, n) = sending.cursor.extent(&list, left).ok_or(WcStatus::LocProtErr)?;
+                let (by, len) = ((qp.pd, qp.qid), n as u64);
+                let window = env
+                    .memory
+                    .check_again(&env.recent, sge.stag.get(), by, at, len, Need::LocalRead)
+                    .map_err(|_| WcStatus::LocProtErr)?;
+                llp.gather(&window, 0, n).map_err(|_| WcStatus::LocProtErr)?;
+                window.keep(&env.recent);
+                sending.cursor.advance(n);
+                left -= n;
+            }
+        }
+        sending.sent += n as u32;
+        sending.framed = true;
+        sending.payload_done = last;
+        if last && !tagged {
+            self.msn = self.msn.wrapping_add(1);
+        }
+        Ok(llp.seal())
+    }
+
+    /// Frames an Immediate Data message (RFC 7306 §6).
+    fn frame_immediate(
+        &mut self,
+        wqe: &SendWqe,
+        rest: [u8; 4],
+        solicited: bool,
+        env: &Env<'_>,
+        llp: &mut Llp,
+    ) -> u64 {
+        let message = if solicited {
+            Message::ImmediateSolicited
+        } else {
+            Message::Immediate
+        };
+        self.open_untagged(message, QN_SEND, self.msn, ImmediateData::LEN, env, llp);
+        let place = llp.put(ImmediateData::LEN);
+        place[..4].copy_from_slice(&wqe.immediate);
+        place[4..].copy_from_slice(&rest);
+        self.msn = self.msn.wrapping_add(1);
+        llp.seal()
+    }
+
+    /// Opens a message of one segment with a fixed header.
+    fn open_untagged(&self, message: Message, qn: u32, msn: u32, len: usize, env: &Env<'_>, llp: &mut Llp) {
+        let header = UntaggedHeader {
+            last: true,
+            rsvd_ulp: Control::from(message).byte(),
+            rsvd_ulp_word: 0,
+            qn,
+            msn,
+            mo: 0,
+        };
+        llp.open(env.buffers, header, len);
+    }
+
+    /// Frames the request of a Read or an atomic.
+    fn request(&mut self, wqe: SendWqe, qp: &Identity, env: &mut Env<'_>, llp: &mut Llp) -> Step {
+        let len = self.payload_len(&wqe);
+        if len > MAX_MESSAGE {
+            return self.refuse(wqe, WcStatus::LocLenErr);
+        }
+        // The sink is checked before data is requested, and again for every segment that arrives.
+        let mut sink = None;
+        for sge in (0..)
+            .map_while(|n| self.sq.element(&wqe, n))
+            .filter(|sge| sge.len.get() > 0)
+        {
+            let (stag, at, len) = (sge.stag.get(), sge.offset.get(), sge.len.get());
+            if env
+                .memory
+                .check(stag, qp.pd, qp.qid, at, len.into(), Need::LocalWrite)
+                .is_err()
+            {
+                return self.refuse(wqe, WcStatus::LocProtErr);
+            }
+            sink = sink.or(Some((stag, at)));
+        }
+        // The peer sees one contiguous sink, named by the list's first element: the payload is
+        // placed by its distance from there (row RDM-R-08).
+        let (sink_stag, sink_to) = sink.unwrap_or((ANY_STAG, 0));
+        let msn = self.request_msn;
+        let answer = match self.atomic(&wqe, msn) {
+            Some(_) if len != 8 => return self.refuse(wqe, WcStatus::LocLenErr),
+            Some(request) => {
+                self.open_untagged(
+                    Message::AtomicRequest,
+                    QN_READ_REQUEST,
+                    msn,
+                    AtomicRequest::LEN,
+                    env,
+                    llp,
+                );
+                request.emit(llp.put(AtomicRequest::LEN));
+                Answer::Atomic(request.request_id)
+            }
+            None => {
+                self.open_untagged(
+                    Message::ReadRequest,
+                    QN_READ_REQUEST,
+                    msn,
+                    ReadRequest::LEN,
+                    env,
+                    llp,
+                );
+                let request = ReadRequest {
+                    sink_stag,
+                    sink_to,
+                    size: len as u32,
+                    source_stag: wqe.stag,
+                    source_to: wqe.remote_offset,
+                };
+                request.emit(llp.put(ReadRequest::LEN));
+                Answer::Read
+            }
+        };
+        let position = llp.seal();
+        env.counters.add(Counter::TxMessages, 1);
+        self.delivery.requested(position);
+        self.request_msn = msn.wrapping_add(1);
+        let number = self.board(wqe, msn, len as u32, Wait::Answer);
+        self.reads.push(Pending {
+            answer,
+            request: Some((number, wqe)),
+            position,
+            sink_stag,
+            sink_to,
+            len: len as u32,
+            placed: 0,
+            cursor: Cursor::default(),
+        });
+        Step::Done { ended: true }
+    }
+
+    fn atomic(&self, wqe: &SendWqe, request_id: u32) -> Option<AtomicRequest> {
+        if !matches!(wqe.opcode, Opcode::FetchAdd | Opcode::CompareSwap) {
+            return None;
+        }
+        let operands = self.sq.atomic(wqe);
+        let operation = match wqe.opcode {
+            Opcode::FetchAdd => AtomicOperation::FetchAdd {
+                add: operands.compare_add.get(),
+                mask: 0,
+            },
+            _ => AtomicOperation::CmpSwap {
+                swap: operands.swap.get(),
+                swap_mask: u64::MAX,
+                compare: operands.compare_add.get(),
+                compare_mask: u64::MAX,
+            },
+        };
+        Some(AtomicRequest {
+            operation,
+            request_id,
+            stag: wqe.stag,
+            to: wqe.remote_offset,
+        })
+    }
+
+    /// Frames the RTR (RFC 6581 §9.2): a message that no program posted and that completes for no
+    /// program.
+    pub(in crate::rdmap) fn frame_rtr(&mut self, rtr: Rtr, env: &Env<'_>, llp: &mut Llp) {
+        match rtr {
+            Rtr::Send => {
+                self.open_untagged(Message::Send, QN_SEND, self.msn, 0, env, llp);
+                self.msn = self.msn.wrapping_add(1);
+                self.first_receive = self.first_receive.wrapping_add(1);
+            }
+            Rtr::Write => {
+                let header = TaggedHeader {
+                    last: true,
+                    rsvd_ulp: Control::from(Message::Write).byte(),
+                    stag: ANY_STAG,
+                    to: 0,
+                };
+                llp.open(env.buffers, header, 0);
+            }
+            Rtr::Read => {
+                self.frame_empty_read(0, env, llp);
+                return;
+            }
+        }
+        llp.seal();
+    }
+
+    /// Frames a Read of length zero that no program posted; returns the position after it. `mark`
+    /// is its source offset, which no peer may check.
+    fn frame_empty_read(&mut self, mark: u64, env: &Env<'_>, llp: &mut Llp) -> u64 {
+        let msn = self.request_msn;
+        self.open_untagged(
+            Message::ReadRequest,
+            QN_READ_REQUEST,
+            msn,
+            ReadRequest::LEN,
+            env,
+            llp,
+        );
+        let request = ReadRequest {
+            sink_stag: ANY_STAG,
+            sink_to: 0,
+            size: 0,
+            source_stag: ANY_STAG,
+            source_to: mark,
+        };
+        request.emit(llp.put(ReadRequest::LEN));
+        self.request_msn = msn.wrapping_add(1);
+        let position = llp.seal();
+        self.reads.push(Pending {
+            answer: Answer::Read,
+            request: None,
+            position,
+            sink_stag: ANY_STAG,
+            sink_to: 0,
+            len: 0,
+            placed: 0,
+            cursor: Cursor::default(),
+        });
+        position
+    }
+}
+
+/// The message of a Send, and the STag it invalidates.
+#[inline]
+fn send_message(wqe: &SendWqe) -> (Message, u32) {
+    let solicited = wqe.flags.contains(SendFlags::SOLICITED);
+    match (wqe.opcode, solicited) {
+        (Opcode::SendInv, false) => (Message::SendInvalidate, wqe.stag),
+        (Opcode::SendInv, true) => (Message::SendSolicitedInvalidate, wqe.stag),
+        (_, false) => (Message::Send, 0),
+        (_, true) => (Message::SendSolicited, 0),
+    }
+}
+
+// A short way for the request that is posted alone: most programs that wait for an answer post one
+// request at a time, and then what it passes through between the ring and the peer is what they
+// wait for. Whatever is not simple about a request (several extents, a fence, an error, others
+// behind it) is left to the usual way, which begins anew.
+
+impl Requester {
+    /// The next request, if no other one is posted, and the stream is not needed to know when it is
+    /// complete.
+    #[inline]
+    pub(in crate::rdmap) fn alone(&mut self) -> Option<SendWqe> {
+        if self.sending.is_some() || self.delivery.is_on() || self.neighbour.is_none() {
+            return None;
+        }
+        let wqe = self.sq.peek()?.ok()?;
+        self.sq.behind(&wqe).is_none().then_some(wqe)
+    }
+
+    /// Carries out a Write or a Read, from its beginning to its completion, by one access to the
+    /// peer's memory. `None`: that is not possible.
+    #[inline]
+    pub(in crate::rdmap) fn complete_alone(
+        &mut self,
+        wqe: SendWqe,
+        qp: &Identity,
+        env: &mut Env<'_>,
+        llp: &Llp,
+    ) -> Option<Result<(), Overflow>> {
+        let is_possible = self.flights.is_empty() && self.worth_draining && llp.is_flushed();
+        let len = self.payload_len(&wqe);
+        if !is_possible || len == 0 || len > CHUNK as u64 || !self.is_direct(qp, llp) {
+            return None;
+        }
+        let mut sending = Sending::new(wqe, len as u32);
+        let done = match wqe.opcode {
+            Opcode::Write => self.place(&mut sending, qp, env, llp),
+            Opcode::Read if self.ord > 0 && self.may_request() => self.fetch_some(&mut sending, qp, env, llp),
+            _ => return None,
+        };
+        if done != Ok(true) {
+            return None;
+        }
+        if sending.sent < sending.len {
+            self.sending = Some(sending);
+            return None;
+        }
+        self.direct_cost = 0;
+        env.counters.add(Counter::TxMessages, 1);
+        self.sq.advance(wqe.blocks);
+        self.sq.retire(wqe.blocks);
+        if !wqe.flags.contains(SendFlags::SIGNALED) {
+            return Some(Ok(()));
+        }
+        let mut cqe = qp.cqe(wqe.cookie, wqe.opcode.completion(), WcStatus::Success);
+        cqe.byte_len = sending.len.into();
+        Some(self.cq.push_alone(cqe, env))
+    }
+
+    /// Sends a short Send, which completes when the peer has confirmed it. `None`: it is not short.
+    #[inline]
+    pub(in crate::rdmap) fn send_alone(
+        &mut self,
+        wqe: SendWqe,
+        qp: &Identity,
+        env: &mut Env<'_>,
+        tx: &mut Sender,
+        stream: &mut dyn Stream,
+    ) -> Option<()> {
+        let is_possible = self.confirms
+            && wqe.num_sge <= 1
+            && !wqe.flags.contains(SendFlags::FENCE)
+            && tx.is_plain_and_flushed();
+        let len = self.payload_len(&wqe);
+        if !is_possible || len > MAX_SHORT as u64 {
+            return None;
+        }
+        let (message, invalidate) = send_message(&wqe);
+        let header = UntaggedHeader {
+            last: true,
+            rsvd_ulp: Control::from(message).byte(),
+            rsvd_ulp_word: invalidate,
+            qn: QN_SEND,
+            msn: self.msn,
+            mo: 0,
+        };
+        let fill = |place: &mut [u8]| match wqe.flags.contains(SendFlags::INLINE) {
+            true => {
+                self.sq.inline(&wqe, 0, place);
+                Some(())
+            }
+            false if place.is_empty() => Some(()),
+            false => {
+                let (sge, by) = (self.sq.sge(&wqe, 0), (qp.pd, qp.qid));
+                let (stag, at) = (sge.stag.get(), sge.offset.get());
+                let window = env.memory.check(stag, by.0, by.1, at, len, Need::LocalRead);
+                window.ok()?.copy_out(0, place).ok()
+            }
+        };
+        let position = tx.send_short(env.buffers, &Head::from(header), len as usize, fill, stream)?;
+        self.msn = self.msn.wrapping_add(1);
+        env.counters.add(Counter::TxMessages, 1);
+        env.counters.add(Counter::TxFpdus, 1);
+        self.board(wqe, self.msn.wrapping_sub(1), len as u32, Wait::Taken(position));
+        Some(())
+    }
+}
+
+// Work requests under way: executed, not yet complete. They complete in the order in which they
+// were posted (RFC 5040 §5.5(15)).
+
+/// What a work request waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Wait {
+    /// The stream taking all up to this position.
+    Taken(u64),
+    /// The peer's answer.
+    Answer,
+    /// The flights before it.
+    Done,
+    /// The flights before it; then the request fails.
+    Failed(WcStatus),
+    /// Nothing: the connection ended before the peer confirmed the request.
+    Unconfirmed,
+}
+
+impl Wait {
+    /// Whether the flight ended successfully, for the position `taken` of the stream.
+    #[inline]
+    fn is_over(self, taken: u64) -> bool {
+        match self {
+            Wait::Taken(position) => position <= taken,
+            Wait::Done => true,
+            Wait::Answer | Wait::Failed(_) | Wait::Unconfirmed => false,
+        }
+    }
+}
+
+/// A work request under way.
+#[derive(Debug, Clone)]
+pub(super) struct Flight {
+    pub(super) wqe: SendWqe,
+    /// MSN of its message, on the queue that the opcode uses.
+    pub(super) msn: u32,
+    /// Bytes of its message.
+    pub(super) len: u32,
+    pub(super) wait: Wait,
+}
+
+impl Flight {
+    pub(super) fn is_named_by(&self, offending: OffendingRequest) -> bool {
+        let wqe = &self.wqe;
+        match (wqe.opcode, offending) {
+            (
+                Opcode::Send | Opcode::SendInv | Opcode::SendImm | Opcode::WriteImm,
+                OffendingRequest::Send(msn),
+            )
+            | (
+                Opcode::Read | Opcode::ReadInv | Opcode::CompareSwap | Opcode::FetchAdd,
+                OffendingRequest::Request(msn),
+            ) => msn == self.msn,
+            (Opcode::Write | Opcode::WriteImm, OffendingRequest::Write { stag, to }) => {
+                stag == wqe.stag && to.wrapping_sub(wqe.remote_offset) < self.len.into()
+            }
+            _ => false,
+        }
+    }
+}
+
+/// The flights of one queue pair, oldest first, numbered from 0.
+#[derive(Debug, Default)]
+pub(super) struct Flights {
+    queue: VecDeque<Flight>,
+    landed: u64,
+}
+
+impl Flights {
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.queue.is_empty()
+    }
+
+    /// Whether all flights are successfully complete, for the position `taken` of the stream.
+    pub(super) fn are_complete(&self, taken: u64) -> bool {
+        self.queue.iter().all(|flight| flight.wait.is_over(taken))
+    }
+
+    /// Adds the newest; returns its number.
+    #[inline]
+    pub(super) fn push(&mut self, flight: Flight) -> u64 {
+        self.queue.push_back(flight);
+        self.landed + self.queue.len() as u64 - 1
+    }
+
+    /// The oldest flight that `offending` names.
+    pub(super) fn named_by(&self, offending: OffendingRequest) -> Option<&Flight> {
+        self.queue.iter().find(|flight| flight.is_named_by(offending))
+    }
+
+    /// How many there are, and what the oldest does.
+    pub(super) fn under_way(&self) -> (usize, Option<Opcode>) {
+        (
+            self.queue.len(),
+            self.queue.front().map(|flight| flight.wqe.opcode),
+        )
+    }
+
+    /// The oldest request that failed, and how.
+    pub(super) fn failed(&self) -> Option<(&SendWqe, WcStatus)> {
+        self.queue.iter().find_map(|flight| match flight.wait {
+            Wait::Failed(status) => Some((&flight.wqe, status)),
+            _ => None,
+        })
+    }
+
+    /// Changes what number `n` waits for.
+    pub(super) fn set(&mut self, n: u64, wait: Wait) {
+        let index = n.checked_sub(self.landed).and_then(|i| usize::try_from(i).ok());
+        if let Some(flight) = index.and_then(|i| self.queue.get_mut(i)) {
+            flight.wait = wait;
+        }
+    }
+
+    /// Makes the oldest request that `offending` names fail; whether there is one. The peer
+    /// processes messages in order, so the Sends and Writes before that request succeeded.
+    pub(super) fn fail_offending(&mut self, offending: OffendingRequest, status: WcStatus) -> bool {
+        let Some(at) = self.queue.iter().position(|f| f.is_named_by(offending)) else {
+            return false;
+        };
+        for flight in self.queue.range_mut(..at) {
+            if matches!(flight.wait, Wait::Taken(_)) {
+                flight.wait = Wait::Done;
+            }
+        }
+        self.queue[at].wait = Wait::Failed(status);
+        true
+    }
+
+    /// Makes the oldest request fail that the stream has not taken to its end; whether there is
+    /// one.
+    pub(super) fn fail_untaken(&mut self, taken: u64, status: WcStatus) -> bool {
+        let sent = |wait| matches!(wait, Wait::Taken(position) if position > taken);
+        let found = self.queue.iter_mut().find(|flight| sent(flight.wait));
+        found.map(|f| f.wait = Wait::Failed(status)).is_some()
+    }
+
+    /// Takes the oldest flight if it is successfully complete, for the position `taken` of the
+    /// stream.
+    #[inline]
+    pub(super) fn pop_complete(&mut self, taken: u64) -> Option<Flight> {
+        match self.queue.front()?.wait.is_over(taken) {
+            true => self.pop(),
+            false => None,
+        }
+    }
+
+    /// The connection ends: of what was sent, what ends up to `known` has succeeded.
+    pub(super) fn settle(&mut self, known: u64) {
+        for flight in &mut self.queue {
+            if let Wait::Taken(position) = flight.wait {
+                flight.wait = match position <= known {
+                    true => Wait::Done,
+                    false => Wait::Unconfirmed,
+                };
+            }
+        }
+    }
+
+    /// Makes what the stream has not taken up to `taken` complete; returns how many messages.
+    pub(super) fn drop_untaken(&mut self, taken: u64) -> u64 {
+        let mut dropped = 0;
+        for flight in &mut self.queue {
+            if let Wait::Taken(position) = flight.wait {
+                dropped += u64::from(position > taken);
+                flight.wait = Wait::Done;
+            }
+        }
+        dropped
+    }
+
+    /// Whether the oldest flight failed, or there is none.
+    pub(super) fn is_failed_next(&self) -> bool {
+        let oldest = self.queue.front();
+        oldest.is_none_or(|flight| matches!(flight.wait, Wait::Failed(_)))
+    }
+
+    /// Takes the oldest request, in any state.
+    #[inline]
+    pub(super) fn pop(&mut self) -> Option<Flight> {
+        self.landed += 1;
+        let flight = self.queue.pop_front();
+        if flight.is_none() {
+            self.landed -= 1;
+        }
+        flight
+    }
+}
+
+// Reads and atomics that wait for the peer's answers, which come in the order of the requests (RFC
+// 5040 §5.5, RFC 7306 §5.3). A Response is believed only as far as it fits the oldest request (row
+// RDM-R-07): a peer cannot write through it anywhere else.
+
+/// What answers the request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Answer {
+    /// A Read Response.
+    Read,
+    /// An Atomic Response with this request identifier.
+    Atomic(u32),
+}
+
+/// A request on the wire.
+#[derive(Debug, Clone)]
+pub(super) struct Pending {
+    pub(super) answer: Answer,
+    /// The work request of the Read, and its number; `None` for a Read that no program posted.
+    pub(super) request: Option<(u64, SendWqe)>,
+    /// Behind the request, in bytes of the stream.
+    pub(super) position: u64,
+    /// The STag of the sink, as sent to the peer.
+    pub(super) sink_stag: u32,
+    pub(super) sink_to: u64,
+    /// Bytes requested.
+    pub(super) len: u32,
+    /// Bytes that came.
+    pub(super) placed: u32,
+    pub(super) cursor: Cursor,
+}
+
+/// All pending Reads, oldest first.
+#[derive(Debug, Default)]
+pub(super) struct Reads(VecDeque<Pending>);
+
+impl Reads {
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    pub(super) fn push(&mut self, pending: Pending) {
+        self.0.push_back(pending);
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.0.clear();
+    }
+
+    /// The oldest, to be answered next.
+    pub(super) fn front(&self) -> Option<&Pending> {
+        self.0.front()
+    }
+
+    /// The bytes of the oldest, and how many of them came, if it is a Read of the program.
+    pub(super) fn transfer(&self) -> Option<(u32, u32)> {
+        let is_read = |pending: &&Pending| pending.answer == Answer::Read && pending.request.is_some();
+        self.0.front().filter(is_read).map(|read| (read.len, read.placed))
+    }
+
+    /// Takes the oldest, which is answered.
+    pub(super) fn pop(&mut self) -> Option<Pending> {
+        self.0.pop_front()
+    }
+
+    /// Checks a segment of a Read Response with `len` bytes of payload.
+    pub(super) fn check(&self, header: &TaggedHeader, len: usize) -> Result<(), TerminateError> {
+        let pending = self
+            .0
+            .front()
+            .filter(|p| p.answer == Answer::Read)
+            .ok_or(TerminateError::DdpInvalidStag)?;
+        if pending.request.is_none() {
+            return Ok(());
+        }
+        let missing = (pending.len - pending.placed) as usize;
+        if len > 0 {
+            // A zero-length segment's STag and TO are not checked (RFC 5041 §5.2).
+            if header.stag != pending.sink_stag {
+                return Err(TerminateError::DdpInvalidStag);
+            }
+            let expected = pending.sink_to.wrapping_add(pending.placed.into());
+            if header.to != expected || len > missing {
+                return Err(TerminateError::DdpBaseOrBounds);
+            }
+        }
+        if header.last && len != missing {
+            return Err(TerminateError::RdmapOperation);
+        }
+        Ok(())
+    }
+
+    /// Whether no program posted the oldest. soft-iWARP answers a Read of length zero with a byte
+    /// now and then: the answer to such a Read is discarded.
+    pub(super) fn is_discarded(&self) -> bool {
+        self.0.front().is_some_and(|pending| pending.request.is_none())
+    }
+
+    /// Places bytes of the Response that was checked.
+    pub(super) fn place(
+        &mut self,
+        qp: &Identity,
+        env: &Env<'_>,
+        sq: &SendQueue,
+        bytes: &[u8],
+    ) -> Result<(), Violation> {
+        if self.is_discarded() {
+            return Ok(());
+        }
+        let Some(pending) = self.0.front_mut() else {
+            return Err(Violation::Bounds);
+        };
+        let list = |n| pending.request.as_ref().and_then(|(_, wqe)| sq.element(wqe, n));
+        placement::scatter(qp, qp.pd, env, list, &mut pending.cursor, bytes)?;
+        pending.placed += bytes.len() as u32;
+        Ok(())
+    }
+
+    /// Where the next bytes of the Read go, at most `max`.
+    pub(super) fn window<'t>(
+        &mut self,
+        qp: &Identity,
+        env: &Env<'t>,
+        sq: &SendQueue,
+        max: usize,
+    ) -> Result<(Window<'t>, usize), Violation> {
+        let Some(pending) = self.0.front_mut() else {
+            return Err(Violation::Bounds);
+        };
+        let list = |n| pending.request.as_ref().and_then(|(_, wqe)| sq.element(wqe, n));
+        placement::window(qp, qp.pd, env, &list, &mut pending.cursor, max)
+    }
+
+    /// Notes that `n` bytes were placed in the oldest Read's sink.
+    pub(super) fn placed(&mut self, n: usize) {
+        if let Some(pending) = self.0.front_mut() {
+            pending.cursor.advance(n);
+            pending.placed += n as u32;
+        }
     }
 }

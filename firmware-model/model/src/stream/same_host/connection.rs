@@ -1,8 +1,8 @@
 //! Both directions of a connection in shared memory.
 
 use super::bell::{PeerBell, Slot};
-use super::direction::Direction;
 use super::introduction::Introduction;
+use super::layout::Direction;
 use super::neighbour::Neighbour;
 use super::processors::Processors;
 use super::ring::{Receiver, Sender};

@@ -1,6 +1,5 @@
 //! What is where in the memory of a connection.
 
-use super::direction::Direction;
 use crate::host::SharedRecord;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
@@ -115,3 +114,21 @@ pub(super) const MEMORY: usize = RINGS.behind(0).start;
 const _: () = assert!(END_WORDS.behind(0).start <= RINGS.start);
 // Two processes with different builds of this must agree.
 const _: () = assert!(RING_WORDS.len == 256 && END_WORDS.len == 256);
+
+// The two directions of a connection in memory.
+
+/// A direction of a connection: from the end that connected, or from the end that listened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Direction {
+    FromInitiator,
+    FromResponder,
+}
+
+impl Direction {
+    pub(super) fn other(self) -> Direction {
+        match self {
+            Direction::FromInitiator => Direction::FromResponder,
+            Direction::FromResponder => Direction::FromInitiator,
+        }
+    }
+}

@@ -5,10 +5,10 @@
 //! do with others.
 
 use super::helper::Helper;
-use super::local_socket::LocalSocket;
-use super::routes::Routes;
+use super::messages::LocalSocket;
+use super::netlink::Routes;
 use super::user::User;
-use crate::stream::address::ANYWHERE;
+use crate::stream::ANYWHERE;
 use crate::stream::descriptor::{Descriptor, Descriptors};
 use crate::sys::thread_start::ThreadStart;
 use rustix::io::Errno;

@@ -10,12 +10,10 @@
 mod bell;
 mod by_file;
 mod connection;
-mod direction;
 mod helper;
 mod introduction;
 mod layout;
 mod local_peers;
-mod local_socket;
 mod mail;
 mod messages;
 mod neighbour;
@@ -25,10 +23,8 @@ mod offers;
 mod owner;
 mod processors;
 mod ring;
-mod routes;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod testing;
-mod traceable;
 mod user;
 
 pub(crate) use bell::{Asleep, Bell};
@@ -44,11 +40,11 @@ use crate::memory::Exports;
 use crate::sys::thread_start::ThreadStart;
 use bell::{PeerBell, Slot};
 use by_file::ByFile;
-use direction::Direction;
 use introduction::{Challenge, Introduction, PeerEnd, Tables};
+use layout::Direction;
 use local_peers::{LocalPeers, Protocol};
-use local_socket::LocalSocket;
 use messages::Greeting;
+use messages::LocalSocket;
 use offers::OfferQueue;
 use owner::{Owner, Owners};
 use rustix::fd::{AsFd, OwnedFd};

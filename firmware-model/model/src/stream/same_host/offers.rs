@@ -5,8 +5,8 @@
 
 use super::bell::Bell;
 use super::local_peers::{LocalListener, LocalPeers, Protocol};
-use super::local_socket::LocalSocket;
 use super::messages;
+use super::messages::LocalSocket;
 use rustix::io::Errno;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};

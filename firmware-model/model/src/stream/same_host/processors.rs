@@ -2,7 +2,7 @@
 //! gives it up: the scheduler moves a thread to another processor only after a while, and a program
 //! may be confined to one.
 
-use super::direction::Direction;
+use super::layout::Direction;
 use super::layout::{END_WORDS, EndWords};
 use crate::host::{SharedMemory, SharedWords};
 use std::sync::Arc;

@@ -12,7 +12,7 @@
 //! The other process may be hostile: whatever it writes, positions and length are checked before
 //! use, and bytes are copied once and then checked.
 
-use super::direction::Direction;
+use super::layout::Direction;
 use super::layout::{FIRST_RINGS, MOST_BESIDE, RING_WORDS, RINGS, RingWords};
 use crate::handshakes;
 use crate::host::{Mapping, Piece, PieceMut, SharedMemory, SharedWords};

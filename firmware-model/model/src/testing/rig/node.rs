@@ -8,7 +8,7 @@ use crate::host::Record;
 use crate::llp::buffers::BufferPool;
 use crate::memory::{Backing, DomainUse, MemoryTable, PageRoom, Recent, Registration};
 use crate::queues::{ReceiveSource, SendQueue};
-use crate::rdmap::env::Env;
+use crate::rdmap::params::Env;
 use crate::rdmap::{Attachment, Engine, NoStream, QpChange, QpParams, RxOutcome, TxOutcome};
 use crate::stream::Stream;
 use crate::time::{Nanos, Now};

@@ -9,34 +9,28 @@
 //! Datagrams of one port to another stay in order: one in the ring has with it how many the sender
 //! had sent by UDP before, and the receiver takes those first. What UDP has lost is not waited for.
 
-mod inbound;
-mod outbound;
-mod packet;
-mod share;
 #[cfg(test)]
 mod tests;
 
 use super::bell::{Bell, PeerBell, Slot};
 use super::by_file::ByFile;
-use super::direction::Direction;
-use super::layout;
+use super::layout::Direction;
 use super::local_peers::{LocalListener, LocalPeers, Protocol};
-use super::local_socket::LocalSocket;
-use super::messages::{self, Greeting};
+use super::messages::{Greeting, LocalSocket};
 use super::ring::{Receiver, Sender};
-use crate::host::SharedMemory;
+use super::{layout, messages};
+use crate::host::{Piece, PieceMut, SharedMemory};
+use crate::memory::reserve;
 use crate::stream::datagram::{Incoming, Outgoing, PACKET_ROOM};
-use inbound::Inbound;
-use outbound::Outbound;
-use packet::Gone;
 use rustix::fd::AsFd;
 use rustix::io::Errno;
-use rustix::process::getpid;
-use share::{PORTS, RINGS, Share};
+use rustix::process::{Pid, getpid};
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use urnic_device::stream::{ip_of, octets_of};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Most rings that end at one port.
 const INBOUND: usize = 64;
@@ -340,5 +334,194 @@ impl Mail {
             _share: share,
         });
         Some(())
+    }
+}
+
+// The receiver's end of a ring of datagrams.
+
+/// A ring from another port.
+#[derive(Debug)]
+struct Inbound {
+    receiver: Receiver,
+    /// Of the other direction, which has no bytes: it shows that we are gone.
+    back: Sender,
+    socket: LocalSocket,
+    slot: Slot,
+    sender: SocketAddr,
+    /// Datagrams that came from the sender by UDP since its offer.
+    by_udp: u32,
+    /// The next packet of the ring, if its header was taken.
+    header: Option<Header>,
+    /// Given back with it.
+    _share: Share,
+}
+
+impl Inbound {
+    /// Whether there is a packet, or half of one.
+    fn has_data(&mut self) -> bool {
+        self.header.is_some() || !self.receiver.is_empty()
+    }
+
+    /// The header of the next packet.
+    fn header(&mut self) -> Result<Option<Header>, Gone> {
+        if self.header.is_none() && !self.receiver.is_empty() {
+            let mut bytes = [0; HEADER];
+            self.take_whole(&mut bytes)?;
+            self.header = Some(Header::read_from_bytes(&bytes).map_err(|_| Gone)?);
+        }
+        Ok(self.header)
+    }
+
+    /// A sender publishes whole packets only.
+    fn take_whole(&mut self, into: &mut [u8]) -> Result<(), Gone> {
+        match self.receiver.receive(&mut [PieceMut::of(into)]) {
+            Ok((n, _)) if n == into.len() => Ok(()),
+            _ if into.is_empty() => Ok(()),
+            _ => Err(Gone),
+        }
+    }
+
+    /// Takes the next packet into `place`, if there is one and all that the sender sent before it
+    /// by UDP has come.
+    fn take(&mut self, local: SocketAddr, place: &mut [u8]) -> Result<Option<Incoming>, Gone> {
+        let Some(header) = self.header()? else {
+            return Ok(None);
+        };
+        // Positions on a circle.
+        if header.by_udp.wrapping_sub(self.by_udp).cast_signed() > 0 {
+            return Ok(None);
+        }
+        let len = header.len as usize;
+        self.take_whole(place.get_mut(..len).ok_or(Gone)?)?;
+        self.header = None;
+        let destination = ip_of(&header.destination);
+        let own = local.ip().to_canonical();
+        if !own.is_unspecified() && own != destination {
+            return Err(Gone);
+        }
+        Ok(Some(Incoming {
+            len,
+            source: SocketAddr::new(ip_of(&header.source), self.sender.port()),
+            destination,
+        }))
+    }
+}
+
+impl Drop for Inbound {
+    fn drop(&mut self) {
+        if self.slot.is_own() {
+            self.back.leave();
+        }
+    }
+}
+
+// The sender's end of a ring of datagrams.
+
+/// Datagrams between two looks whether the receiver is still there.
+const CHECK: u32 = 64;
+
+/// A ring to another port.
+#[derive(Debug)]
+struct Outbound {
+    sender: Sender,
+    memory: Arc<SharedMemory>,
+    /// Datagrams that went by UDP since the offer.
+    by_udp: u32,
+    /// Has no data; it shows the end of the receiver.
+    socket: LocalSocket,
+    bell: Arc<PeerBell>,
+    slot: u32,
+    /// Datagrams go by UDP, because the ring was full.
+    overflowed: bool,
+    count: u32,
+    /// The process that has the port. A forked child has a copy, which is not its own.
+    owner: Pid,
+    /// By it the device looks at intervals whether the receiver is still there.
+    _watch: Slot,
+    /// Given back with it.
+    _share: Share,
+}
+
+impl Drop for Outbound {
+    fn drop(&mut self) {
+        if getpid() == self.owner {
+            self.sender.leave();
+        }
+    }
+}
+
+impl Outbound {
+    /// Puts a packet into the ring; `false`: it is to go by UDP.
+    fn send(&mut self, packet: &Outgoing, bytes: &[u8]) -> Result<bool, Gone> {
+        self.count = self.count.wrapping_add(1);
+        let looks = self.count.is_multiple_of(CHECK) || self.overflowed;
+        if self.is_left() || (looks && self.socket.is_hung_up()) {
+            return Err(Gone);
+        }
+        if self.overflowed && !self.sender.is_drained().map_err(|_| Gone)? {
+            self.by_udp = self.by_udp.wrapping_add(1);
+            return Ok(false);
+        }
+        let header = Header {
+            len: bytes.len() as u32,
+            by_udp: self.by_udp,
+            source: octets_of(packet.source),
+            destination: octets_of(packet.destination.ip()),
+        };
+        let pieces = [Piece::of(header.as_bytes()), Piece::of(bytes)];
+        self.overflowed = !self.sender.send_whole(&pieces).map_err(|_| Gone)?;
+        if self.overflowed {
+            self.by_udp = self.by_udp.wrapping_add(1);
+            return Ok(false);
+        }
+        self.bell.ring(self.slot);
+        Ok(true)
+    }
+
+    /// Whether the receiver has closed its port.
+    fn is_left(&self) -> bool {
+        Receiver::is_marked_left(&self.memory, Direction::FromResponder)
+    }
+}
+
+// What is common to both ends of a ring of datagrams.
+
+/// What precedes a packet in the ring.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+struct Header {
+    len: u32,
+    /// Datagrams that the sender sent by UDP before, since it offered the ring.
+    by_udp: u32,
+    source: [u8; 16],
+    destination: [u8; 16],
+}
+
+const HEADER: usize = size_of::<Header>();
+
+/// The other end of a ring is gone, or what it wrote cannot be.
+#[derive(Debug)]
+struct Gone;
+
+// The bounds of what a device has for rings of datagrams.
+
+/// Most rings of a device, in both directions together.
+const RINGS: usize = 512;
+/// Most ports of a device that others can find: each takes a descriptor more.
+const PORTS: usize = 128;
+
+/// One of the rings, or of the ports, that a device may have.
+#[derive(Debug)]
+struct Share(Arc<AtomicUsize>);
+
+impl Share {
+    fn take(taken: &Arc<AtomicUsize>, most: usize) -> Option<Share> {
+        reserve(taken, 1, most).then(|| Share(taken.clone()))
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }

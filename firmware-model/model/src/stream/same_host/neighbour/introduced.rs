@@ -1,10 +1,10 @@
 //! How the two ends come to reach each other's memory, when their
 //! [introduction](super::super::introduction) is over.
 
-use super::super::direction::Direction;
 use super::super::layout::{END_WORDS, EndWords};
 use super::Neighbour;
 use crate::memory::Exports;
+use crate::stream::same_host::layout::Direction;
 use rustix::process::Pid;
 use std::mem::offset_of;
 use std::sync::atomic::Ordering;

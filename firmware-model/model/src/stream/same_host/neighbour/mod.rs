@@ -1,34 +1,30 @@
 //! The peer of a connection in memory, as a queue pair deals with it beside the stream: it reads
 //! how far the peer has processed what was sent, and reaches into the peer's registered memory.
 
-mod confirmation;
 mod introduced;
 pub(super) mod process;
-mod receives;
-mod views;
 
 use super::bell::PeerBell;
-use super::direction::Direction;
-use super::introduction::Introduction;
-use super::layout::{END_WORDS, EndWords, RING_WORDS, RingWords};
-use super::traceable::Traceable;
-use crate::host::revocable::batch::Batch;
-use crate::host::revocable::{self, Condition, NotCopied, in_place, in_place::Operation};
-use crate::host::{Piece, PieceMut, SharedMemory, SharedWords};
+use super::introduction::{Introduction, Traceable};
+use super::layout::{Direction, END_WORDS, EndWords, RING_WORDS, RingWords};
+use crate::handshakes;
+use crate::host::revocable::in_place::Operation;
+use crate::host::revocable::{Batch, Condition, NotCopied, in_place};
+use crate::host::{Piece, PieceMut, SharedMemory, SharedWords, process_memory, revocable};
 use crate::memory::{Admission, LastEntry, Need, OwnGuard, Permitted};
 use crate::queues::ReceivePlace;
 use crate::time::Nanos;
 use process::PeerProcess;
-use receives::PeerReceives;
+use process::{LastView, Peer, View};
 use rustix::process::{Pid, getpid};
 use rustix::thread::gettid;
 use std::cell::Cell;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 use urnic_device::vocabulary::Access;
-use urnic_device::wqe::Sge;
-use views::{LastView, Peer, View};
+use urnic_device::wqe::{RecvHeader, Sge};
+use zerocopy::{FromBytes, IntoBytes};
 
 /// The process behind a number is known to be the peer's, and to run the same program, for so long.
 /// Far shorter than it takes for a number to be used again.
@@ -156,7 +152,7 @@ impl Neighbour {
     /// Lets the peer fill receives that are posted there, from the next call of
     /// [`permit`](Self::permit) on, if it may reach our memory.
     pub(crate) fn offer_receives(&mut self, place: &ReceivePlace) {
-        self.offers_receives = self.peer.is_some() && receives::offer(&self.ours, place);
+        self.offers_receives = self.peer.is_some() && offer(&self.ours, place);
     }
 
     /// Whether the peer may fill receives: it has shown that it may reach our memory.
@@ -478,4 +474,274 @@ pub(super) fn thread_number(process: Pid) -> u32 {
             thread
         }
     })
+}
+
+// What each end has processed of the other's bytes, and whether anybody waits for it.
+
+impl Neighbour {
+    /// How many bytes of ours the peer has processed: placed, delivered, or taken as requests.
+    #[inline]
+    pub(crate) fn confirmed(&self) -> u64 {
+        self.theirs.processed.load(Ordering::Acquire)
+    }
+
+    /// Says at the beginning whether requests here complete by [`confirmed`](Self::confirmed). If
+    /// not, the peer does not wake us for it. (Queue pairs of one process tell each other in
+    /// another way how far they are, and then wake each other by this.)
+    pub(crate) fn begin_awaiting(&mut self, confirms: bool) {
+        let awaits = confirms || self.peer.is_none_or(|peer| peer == self.owner);
+        self.awaited_from = awaits.then_some(0);
+        self.ours.unawaited.store(u32::from(!awaits), Ordering::Relaxed);
+    }
+
+    /// Whether the peer wakes us when it has processed what was sent up to `sealed`. If not, it
+    /// will do so for what is sent from now on: whoever receives that finds the word changed.
+    pub(crate) fn awaits(&mut self, sealed: u64) -> bool {
+        let from = *self.awaited_from.get_or_insert_with(|| {
+            self.ours.unawaited.store(0, Ordering::Relaxed);
+            sealed
+        });
+        sealed > from
+    }
+
+    /// We have processed the peer's bytes up to `position`. The peer is told if that is all, or if
+    /// what follows `waits` for something else: it may wait for a request before.
+    #[inline]
+    pub(crate) fn confirm(&mut self, position: u64, waits: bool) {
+        if self.processed == position {
+            return;
+        }
+        let is_first = self.processed == 0;
+        if is_first {
+            self.end_introduction();
+        }
+        self.processed = position;
+        let told = handshakes::confirm(&self.ours.processed, position, &self.incoming.tail) || waits;
+        // The first confirmation is awaited in any case: the initiator then takes our disclosure.
+        if is_first || (told && self.theirs.unawaited.load(Ordering::Relaxed) == 0) {
+            self.bell.ring(self.slot);
+        }
+    }
+}
+
+// Receives that the peer has posted to a queue of its own: the requester fills them by itself with
+// the payload of long Sends.
+//
+// A posted receive stays as it is until a message takes it, and only messages of this connection
+// do, in order. So the requester knows which receive its next message will take, and may have read
+// it long before. What it reads is the peer's claim: whether the memory may be written is checked
+// at each access, as it is for a Write.
+
+/// Most receives that are read at once.
+const MOST: usize = 32;
+/// Bytes that are read of them.
+const BYTES: usize = 1024;
+/// Bytes of an entry up to the end of its first element.
+const FIRST: usize = size_of::<RecvHeader>() + size_of::<Sge>();
+/// The least and the greatest size of an entry, and the greatest number of entries, as logarithms.
+const LOG_STRIDES: std::ops::RangeInclusive<u32> = FIRST.ilog2()..=BYTES.ilog2();
+const MOST_LOG_SIZE: u32 = 31;
+
+/// Publishes where receives are that the peer may fill; whether they are such that it can.
+fn offer(ours: &SharedWords<EndWords>, place: &ReceivePlace) -> bool {
+    if !LOG_STRIDES.contains(&place.log_stride) {
+        return false;
+    }
+    ours.first_receive.store(place.next, Ordering::Relaxed);
+    ours.receives.store(place.entries, Ordering::Relaxed);
+    ours.log_receives.store(place.log_size, Ordering::Relaxed);
+    ours.log_receive_size.store(place.log_stride, Ordering::Relaxed);
+    ours.receive_producer.store(place.producer, Ordering::Release);
+    true
+}
+
+/// Receives of the peer that were read ahead.
+#[derive(Debug, Default)]
+struct PeerReceives {
+    /// The number of the first one.
+    first: u32,
+    /// How many there are.
+    known: usize,
+    /// Their first elements. Most connections have no use for them.
+    elements: Option<Box<[Sge; MOST]>>,
+}
+
+impl PeerReceives {
+    /// The first element of receive `number`, if that is posted.
+    #[inline]
+    fn at(&mut self, theirs: &SharedWords<EndWords>, number: u32, process: Pid) -> Option<Sge> {
+        if number.wrapping_sub(self.first) as usize >= self.known {
+            self.read(theirs, number, process);
+        }
+        let at = number.wrapping_sub(self.first) as usize;
+        self.elements.as_ref()?[..self.known].get(at).copied()
+    }
+
+    /// Reads receive `number` and those behind it.
+    #[cold]
+    fn read(&mut self, theirs: &SharedWords<EndWords>, number: u32, process: Pid) {
+        self.known = 0;
+        self.first = number;
+        let word = |word: &AtomicU32| word.load(Ordering::Relaxed);
+        let (log_size, log_stride) = (word(&theirs.log_receives), word(&theirs.log_receive_size));
+        if log_size > MOST_LOG_SIZE || !LOG_STRIDES.contains(&log_stride) {
+            return;
+        }
+        let slots = 1u64 << log_size;
+        let (slot, stride) = (u64::from(number) & (slots - 1), 1usize << log_stride);
+        let to_end = usize::try_from(slots - slot).unwrap_or(MOST);
+        let entries = MOST.min((BYTES - FIRST) / stride + 1).min(to_end);
+        let mut producers = [0u32; 2];
+        let mut bytes = [0; BYTES];
+        let len = (entries - 1) * stride + FIRST;
+        let there = theirs
+            .receives
+            .load(Ordering::Relaxed)
+            .wrapping_add(slot << log_stride);
+        let index = theirs.receive_producer.load(Ordering::Relaxed);
+        // The index first: what is posted before it was written has its bytes. And twice: the
+        // kernel may read the bytes of a word one by one.
+        let [first, again] = &mut producers;
+        let parts = [
+            (index, first.as_mut_bytes()),
+            (index, again.as_mut_bytes()),
+            (there, &mut bytes[..len]),
+        ];
+        let read = process_memory::read_parts(process, parts);
+        let [producer, again] = producers;
+        if read != Ok(size_of_val(&producers) + len) || producer != again {
+            return;
+        }
+        let posted = producer.wrapping_sub(number);
+        if u64::from(posted) > slots {
+            return;
+        }
+        let elements = self.elements.get_or_insert_default();
+        for n in 0..entries.min(posted as usize) {
+            let entry = &bytes[n * stride..];
+            let Ok((header, rest)) = RecvHeader::read_from_prefix(entry) else {
+                return;
+            };
+            elements[n] = match Sge::read_from_prefix(rest) {
+                Ok((sge, _)) if header.num_sge.get() > 0 => sge,
+                _ => Sge::default(),
+            };
+            self.known = n + 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::SharedMemory;
+    use crate::stream::same_host::Direction;
+    use crate::stream::same_host::layout::END_WORDS;
+    use proptest::prelude::*;
+    use rustix::process::getpid;
+    use zerocopy::IntoBytes;
+
+    const LOG_SIZE: u32 = 4;
+
+    fn words() -> SharedWords<EndWords> {
+        let memory = std::sync::Arc::new(SharedMemory::create("receives", 8192).unwrap().0);
+        memory.words(END_WORDS.of(Direction::FromInitiator))
+    }
+
+    /// The entries of a queue in this process.
+    fn queue(log_stride: u32) -> Vec<u8> {
+        let stride = 1 << log_stride;
+        let mut entries = vec![0; stride << LOG_SIZE];
+        for (n, entry) in entries.chunks_mut(stride).enumerate() {
+            let header = RecvHeader::new(n as u64, u16::from(n != 5));
+            entry[..16].copy_from_slice(header.as_bytes());
+            entry[16..FIRST].copy_from_slice(element(n as u32).as_bytes());
+        }
+        entries
+    }
+
+    fn element(n: u32) -> Sge {
+        Sge {
+            offset: u64::from(n).into(),
+            len: (n + 100).into(),
+            stag: 7.into(),
+        }
+    }
+
+    #[test]
+    fn shm_21_posted_receives_are_found_in_the_peers_queue() {
+        for log_stride in [5, 6, 10] {
+            let (producer, entries) = (AtomicU32::new(0), queue(log_stride));
+            let (ours, mut receives) = (words(), PeerReceives::default());
+            let place = ReceivePlace {
+                entries: entries.as_ptr().expose_provenance() as u64,
+                producer: (&raw const producer).expose_provenance() as u64,
+                log_size: LOG_SIZE,
+                log_stride,
+                next: u32::MAX - 2,
+            };
+            assert!(offer(&ours, &place));
+            let mut at = |number: u32, posted: u32| {
+                producer.store(posted, Ordering::SeqCst);
+                receives.at(&ours, number, getpid())
+            };
+            let first = place.next;
+            assert_eq!(at(first, first), None);
+            // One by one, then several; the numbers and the ring begin anew.
+            assert_eq!(at(first, first.wrapping_add(1)), Some(element(first & 15)));
+            for n in 1..20u32 {
+                let number = first.wrapping_add(n);
+                let expected = match number & 15 {
+                    5 => Sge::default(),
+                    slot => element(slot),
+                };
+                assert_eq!(
+                    at(number, first.wrapping_add(n.max(10) + 3)),
+                    Some(expected),
+                    "{n}"
+                );
+            }
+            let behind = first.wrapping_add(23);
+            assert_eq!(at(behind, behind), None);
+            // More than the queue holds is nonsense.
+            assert_eq!(at(behind, behind.wrapping_add(17)), None);
+        }
+    }
+
+    #[test]
+    fn shm_21_a_queue_of_other_entries_is_not_offered() {
+        let place = ReceivePlace {
+            entries: 4096,
+            producer: 8192,
+            log_size: LOG_SIZE,
+            log_stride: 4,
+            next: 0,
+        };
+        let ours = words();
+        assert!(!offer(&ours, &place));
+        assert_eq!(ours.receive_producer.load(Ordering::Relaxed), 0);
+        assert!(!offer(
+            &ours,
+            &ReceivePlace {
+                log_stride: 11,
+                ..place
+            }
+        ));
+    }
+
+    proptest! {
+        #[test]
+        fn shm_21_any_words_about_receives_are_harmless(
+            [receives, producer] in any::<[u64; 2]>(),
+            logs in prop::array::uniform2(prop_oneof![0..40u32, any::<u32>()]),
+            number in any::<u32>(),
+        ) {
+            let theirs = words();
+            theirs.receives.store(receives, Ordering::Relaxed);
+            theirs.receive_producer.store(producer, Ordering::Relaxed);
+            theirs.log_receives.store(logs[0], Ordering::Relaxed);
+            theirs.log_receive_size.store(logs[1], Ordering::Relaxed);
+            PeerReceives::default().at(&theirs, number, getpid());
+        }
+    }
 }

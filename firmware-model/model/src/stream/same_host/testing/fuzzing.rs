@@ -5,7 +5,7 @@ use crate::host::{Piece, PieceMut, SharedMemory};
 use crate::memory::{ForeignTable, Need};
 use crate::stream::descriptor::Descriptors;
 use crate::stream::same_host::bell::{Bell, MEMORY as BELL, PeerBell, SLOTS};
-use crate::stream::same_host::direction::Direction;
+use crate::stream::same_host::layout::Direction;
 use crate::stream::same_host::layout::MEMORY;
 use crate::stream::same_host::messages::{Disclosure, Greeting, Message};
 use crate::stream::same_host::ring::{Receiver, Sender};

@@ -1,19 +1,19 @@
 //! The device as its driver sees it.
 
-mod bar0;
-
-pub use crate::runtime::{DoorbellPages, Interrupts};
-
 use crate::config::ModelConfig;
+use crate::events::Effects;
 use crate::host::HostMemory;
-use crate::runtime::{self, Core, doorbells};
+use crate::runtime::{Core, Registers, doorbells};
+pub use crate::runtime::{DoorbellPages, Interrupts};
 use crate::stream::Network;
 use crate::time::Nanos;
+use crate::{command, runtime};
 use rustix::fd::BorrowedFd;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
-use urnic_device::registers::{CONTROL, Control, UARS};
+use urnic_device::event::{Event, EventKind};
+use urnic_device::registers::{CMD_DOORBELL, CONTROL, Control, KICK, NO_VECTOR, UARS, fatal};
 
 /// A device. Clones are handles to one device; it stops when the last handle is dropped.
 #[derive(Clone)]
@@ -83,7 +83,7 @@ impl Device {
     /// Writes a register. A write to the command doorbell returns when the commands are complete.
     pub fn bar0_write(&self, offset: u32, value: u32) {
         if !self.core.is_abandoned() {
-            bar0::write(&self.core, offset, value);
+            write(&self.core, offset, value);
         }
     }
 
@@ -126,7 +126,7 @@ impl Device {
     /// objects are destroyed, and nothing works until a reset. Raises vector 0, because there may
     /// be no event queue left to report the failure.
     pub fn fail(&self, code: u32) {
-        bar0::fail(&self.core, code);
+        fail(&self.core, code);
         self.core.interrupt(0);
     }
 
@@ -171,4 +171,70 @@ impl Device {
     pub fn abandon_in_child(&self) {
         self.core.abandon();
     }
+}
+
+// The effects of a write to BAR 0.
+
+/// A write to a register; read-only and absent ones ignore it.
+fn write(core: &Core, offset: u32, value: u32) {
+    match offset {
+        CONTROL => control(core, Control::from_bits_truncate(value)),
+        CMD_DOORBELL => run_commands(core, value),
+        KICK => doorbells::kicked(core),
+        _ => core.registers().set(offset, value),
+    }
+}
+
+/// Destroys all objects and stops until a reset.
+fn fail(core: &Core, code: u32) {
+    let mut registers = core.registers();
+    command::reset::reset(core);
+    *registers = Registers::default();
+    registers.stop(code);
+}
+
+fn control(core: &Core, value: Control) {
+    let mut registers = core.registers();
+    if value.contains(Control::RESET) {
+        command::reset::reset(core);
+        *registers = Registers::default();
+    }
+    if value.contains(Control::ENABLE) {
+        registers.enable(&*core.host);
+    } else {
+        registers.disable();
+    }
+}
+
+/// Executes commands up to the producer index, in order; their events and interrupts follow once
+/// all are complete.
+fn run_commands(core: &Core, producer: u32) {
+    let mut effects = Effects::default();
+    let mut registers = core.registers();
+    let vector = registers.vector();
+    let ran = match &mut registers.queue {
+        Some(queue) => {
+            let posted = producer.wrapping_sub(queue.consumer);
+            if posted > 1 << queue.log_size {
+                // The driver has lost count of its own queue.
+                registers.stop(fatal::COMMAND_DMA);
+                effects.event(Event::new(EventKind::Fatal, 0));
+                false
+            } else {
+                for _ in 0..posted {
+                    if core.is_stopped() {
+                        break;
+                    }
+                    command::execute_next(core, queue, &mut effects);
+                }
+                posted > 0
+            }
+        }
+        None => false,
+    };
+    drop(registers);
+    if ran && vector != NO_VECTOR {
+        core.interrupt(vector);
+    }
+    core.raise(effects);
 }

@@ -1,23 +1,24 @@
 //! The table of STags. Checks are lock-free; changes are made under a lock, and end when no access
 //! through what they revoked is left.
 
-mod check;
-pub(super) mod explain;
-mod windows;
-
 use super::backing::Backing;
 use super::borrows::{Borrow, BorrowHolder, Borrows};
 use super::domains::{DomainUse, Domains};
-use super::entry::{Entry, EntryId};
+use super::entry::{
+    BindError, Entry, EntryId, InvalidateBy, InvalidateError, Need, Registration, TableError, Violation,
+};
 use super::exports::Exports;
 use super::permutation::{DOMAIN, Permutation};
-use super::registration::{InvalidateBy, InvalidateError, Registration, TableError};
+use super::window::{Recent, Window};
 use crate::host::HostProcess;
 use arc_swap::ArcSwapOption;
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use urnic_device::vocabulary::Access;
+use urnic_device::wqe::BindOperands;
 
 /// A freed slot is used again after this number of others were freed (row SEC-04: slow reuse).
 const QUARANTINE: usize = 4096;
@@ -424,6 +425,331 @@ impl MemoryTable {
             if let Some(exports) = self.exports.get() {
                 exports.wait();
             }
+        }
+    }
+}
+
+// The check of an access.
+
+impl MemoryTable {
+    /// Checks an access of `len` bytes at tagged offset `offset` by queue pair `qid` of domain
+    /// `pd`. The first violation in the order of [`Violation`] wins. Zero-length accesses are the
+    /// caller's: DDP and verbs leave them unchecked (DDP-S-04, VRB-M-07).
+    // A window that is returned in memory, and moved on, costs more than the check.
+    #[inline(always)]
+    pub fn check(
+        &self,
+        stag: u32,
+        pd: u32,
+        qid: u32,
+        offset: u64,
+        len: u64,
+        need: Need,
+    ) -> Result<Window<'_>, Violation> {
+        self.check_again(&Recent::default(), stag, (pd, qid), offset, len, need)
+    }
+
+    /// As [`check`](Self::check), for one of several accesses that are mostly to one STag.
+    #[inline(always)]
+    pub(crate) fn check_again(
+        &self,
+        recent: &Recent,
+        stag: u32,
+        (pd, qid): (u32, u32),
+        offset: u64,
+        len: u64,
+        need: Need,
+    ) -> Result<Window<'_>, Violation> {
+        let find = || Some(self.cell(self.slot(stag))?.load());
+        let guard = recent.take(stag).or_else(find).ok_or(Violation::InvalidStag)?;
+        let entry = guard
+            .as_ref()
+            .filter(|e| e.stag == stag)
+            .ok_or(Violation::InvalidStag)?;
+        if entry.pd != pd || entry.qid.is_some_and(|only| only != qid) {
+            return Err(Violation::NotAssociated);
+        }
+        if offset.checked_add(len.saturating_sub(1)).is_none() {
+            return Err(Violation::Wrap);
+        }
+        let from_base = offset.wrapping_sub(entry.base);
+        if offset < entry.base || from_base > entry.len || len > entry.len - from_base {
+            return Err(Violation::Bounds);
+        }
+        let allowed = match need {
+            Need::LocalRead => !entry.is_window,
+            Need::LocalWrite => !entry.is_window && entry.access.contains(Access::LOCAL_WRITE),
+            Need::RemoteRead => entry.access.contains(Access::REMOTE_READ),
+            Need::RemoteWrite => entry.access.contains(Access::REMOTE_WRITE),
+            Need::RemoteAtomic => entry.access.contains(Access::REMOTE_ATOMIC),
+        };
+        if !allowed {
+            return Err(Violation::AccessRights);
+        }
+        let start = entry.start + from_base;
+        Ok(Window::new(guard, start, len))
+    }
+}
+
+// Why an access is refused, in words, and the memory that was perhaps meant.
+
+/// Most slots that are looked at for the nearest memory: a peer can cause this search.
+const SEARCHED: usize = 1 << 16;
+
+/// An access that is refused.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Asked {
+    pub(crate) stag: u32,
+    pub(crate) pd: u32,
+    pub(crate) qid: u32,
+    pub(crate) offset: u64,
+    pub(crate) len: u64,
+    pub(crate) need: Need,
+}
+
+impl Need {
+    /// The right by its name in verbs, without `IBV_ACCESS_`.
+    pub(crate) fn right(self) -> (Access, &'static str) {
+        match self {
+            Need::LocalRead => (Access::empty(), "no right"),
+            Need::LocalWrite => (Access::LOCAL_WRITE, "LOCAL_WRITE"),
+            Need::RemoteRead => (Access::REMOTE_READ, "REMOTE_READ"),
+            Need::RemoteWrite => (Access::REMOTE_WRITE, "REMOTE_WRITE"),
+            Need::RemoteAtomic => (Access::REMOTE_ATOMIC, "REMOTE_ATOMIC"),
+        }
+    }
+}
+
+impl Asked {
+    fn is_local(&self) -> bool {
+        matches!(self.need, Need::LocalRead | Need::LocalWrite)
+    }
+
+    /// How many of the bytes, or of those between, the entry does not cover.
+    fn distance(&self, entry: &Entry) -> u64 {
+        let before = entry.base.saturating_sub(self.offset);
+        let end = self.offset.saturating_add(self.len);
+        let behind = end.saturating_sub(entry.base.saturating_add(entry.len));
+        before.max(behind)
+    }
+
+    fn lacks_right(&self, entry: &Entry) -> bool {
+        !entry.access.contains(self.need.right().0)
+    }
+
+    /// Whether the queue pair may use the entry for such an access.
+    fn may_use(&self, entry: &Entry) -> bool {
+        let is_own = entry.pd == self.pd && entry.qid.is_none_or(|only| only == self.qid);
+        is_own && !(entry.is_window && self.is_local())
+    }
+
+    fn describe(&self, entry: &Entry) -> String {
+        let Entry { stag, base, len, .. } = entry;
+        let right = match (self.need, self.lacks_right(entry)) {
+            (Need::LocalRead, _) => String::new(),
+            (_, false) => format!(" with {}", self.need.right().1),
+            (_, true) => format!(" without {}", self.need.right().1),
+        };
+        format!("{stag:#010x} covers {base:#x}+{len}{right}")
+    }
+}
+
+impl MemoryTable {
+    /// Why the access is refused, and what comes nearest to it in the protection domain.
+    #[cold]
+    pub(crate) fn explain(&self, asked: &Asked) -> String {
+        let reason = self.reason(asked);
+        let nearest = self.nearest(asked, |entry| entry.stag != asked.stag && asked.may_use(entry));
+        match nearest {
+            Some(nearest) => format!("{reason}; nearest valid {nearest}"),
+            None => reason,
+        }
+    }
+
+    fn reason(&self, asked: &Asked) -> String {
+        let Asked {
+            stag,
+            pd,
+            qid,
+            offset,
+            len,
+            need,
+        } = *asked;
+        let Err(violation) = self.check(stag, pd, qid, offset, len, need) else {
+            return "the memory is unmapped, protected or truncated".to_owned();
+        };
+        let guard = self.cell(self.slot(stag)).map(|cell| cell.load());
+        let entry = guard.as_ref().and_then(|guard| guard.as_ref());
+        match (violation, entry) {
+            (Violation::InvalidStag, Some(entry)) => {
+                let keys = [stag, entry.stag].map(|stag| stag & 0xff);
+                format!("wrong key {:#04x}, this memory has {:#04x}", keys[0], keys[1])
+            }
+            (Violation::InvalidStag, None) => "no such STag".to_owned(),
+            (Violation::NotAssociated, Some(entry)) if entry.pd == pd => {
+                "the memory window is bound to another queue pair".to_owned()
+            }
+            (Violation::NotAssociated, _) => "the STag is of another protection domain".to_owned(),
+            (Violation::Bounds | Violation::AccessRights, Some(entry)) => {
+                format!("{violation}: {}", asked.describe(entry))
+            }
+            (violation, _) => violation.to_string(),
+        }
+    }
+
+    /// The valid entry that covers most of what was asked for, in words.
+    fn nearest(&self, asked: &Asked, is_fit: impl Fn(&Entry) -> bool) -> Option<String> {
+        let chunks = self.chunks.iter().take(SEARCHED / CHUNK);
+        let entries = chunks.filter_map(|chunk| chunk.get()).flatten();
+        let guards = entries.map(|cell| cell.load());
+        let fits = guards.filter(|guard| guard.as_ref().is_some_and(|entry| is_fit(entry)));
+        let nearest = fits.min_by_key(|guard| {
+            let rank = |entry: &Entry| (asked.distance(entry), asked.lacks_right(entry));
+            guard.as_ref().map(|entry| rank(entry))
+        });
+        Some(asked.describe(nearest?.as_ref()?))
+    }
+}
+
+// Memory windows: made, bound, unbound and destroyed.
+
+impl MemoryTable {
+    /// Makes an unbound window; an `exclusive` one (type 2) serves only the queue pair that binds
+    /// it.
+    pub fn create_window(&self, pd: u32, exclusive: bool) -> Result<u32, TableError> {
+        let mut admin = self.lock();
+        if admin.windows >= self.max_windows {
+            return Err(TableError::Full);
+        }
+        let slot = self.allocate(&mut admin, pd)?;
+        admin.windows += 1;
+        let stag = self.stag(slot, admin.key());
+        let kind = Kind::Window {
+            exclusive,
+            region: None,
+        };
+        admin.records.insert(slot, Record { stag, pd, kind });
+        Ok(stag)
+    }
+
+    /// Destroys a window, bound or not. Its key does not matter: a program chooses it anew for
+    /// every bind, also for one that fails.
+    pub fn destroy_window(&self, stag: u32) -> Result<(), TableError> {
+        let record = self
+            .lock()
+            .records
+            .get(&self.slot(stag))
+            .map(|record| record.stag);
+        self.remove(record.unwrap_or(stag), |kind| match kind {
+            Kind::Window { .. } => Ok(()),
+            Kind::Region { .. } => Err(TableError::UnknownStag),
+        })
+    }
+
+    /// Carries out a bind for queue pair `qid` of domain `pd` (VRB-M-03).
+    pub fn bind(&self, operands: &BindOperands, pd: u32, qid: u32) -> Result<(), BindError> {
+        let (new_stag, mr_stag) = (operands.new_stag.get(), operands.mr_stag.get());
+        let (offset, len) = (operands.offset.get(), operands.len.get());
+        let access = Access::from_bits_truncate(operands.access.get());
+        let (slot, region_slot) = (self.slot(new_stag), self.slot(mr_stag));
+        let mut admin = self.lock();
+        let id = admin.entry_id();
+        let record = admin.records.get(&slot).ok_or(BindError::UnknownWindow)?;
+        let Kind::Window {
+            exclusive,
+            region: bound_to,
+        } = record.kind
+        else {
+            return Err(BindError::UnknownWindow);
+        };
+        if record.pd != pd {
+            return Err(BindError::UnknownWindow);
+        }
+        if exclusive && (bound_to.is_some() || len == 0) {
+            return Err(BindError::AlreadyBound);
+        }
+        let entry = if len == 0 {
+            None
+        } else {
+            let region = admin
+                .record(region_slot, mr_stag)
+                .filter(|r| r.pd == pd && self.is_valid(region_slot))
+                .ok_or(BindError::UnknownRegion)?;
+            let Kind::Region { registration, .. } = &region.kind else {
+                return Err(BindError::UnknownRegion);
+            };
+            let start = offset
+                .checked_sub(registration.base)
+                .filter(|start| *start <= registration.len && len <= registration.len - start)
+                .ok_or(BindError::Bounds)?;
+            let rights = registration.access;
+            // A right to write from afar needs the region's owner to have the right to write
+            // (verbs, ibv_bind_mw).
+            let writes = access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
+            if !rights.contains(Access::MW_BIND) || (writes && !rights.contains(Access::LOCAL_WRITE)) {
+                return Err(BindError::AccessRights);
+            }
+            Some(Arc::new(Entry {
+                id,
+                stag: new_stag,
+                pd,
+                qid: exclusive.then_some(qid),
+                base: if access.contains(Access::ZERO_BASED) {
+                    0
+                } else {
+                    offset
+                },
+                len,
+                access,
+                is_window: true,
+                backing: registration.backing.clone(),
+                start,
+                reported: AtomicBool::new(false),
+            }))
+        };
+        let region = entry.is_some().then_some(region_slot);
+        admin.release(bound_to);
+        if let Some(region) = region
+            && let Some(Record {
+                kind: Kind::Region { windows, .. },
+                ..
+            }) = admin.records.get_mut(&region)
+        {
+            *windows += 1;
+        }
+        if let Some(record) = admin.records.get_mut(&slot) {
+            record.stag = new_stag;
+            record.kind = Kind::Window { exclusive, region };
+        }
+        let old = self.replace(slot, entry);
+        drop(admin);
+        self.retire(old);
+        Ok(())
+    }
+
+    /// Unbinds the windows that serve only queue pair `qid`, which is going away.
+    pub(crate) fn unbind_all_of(&self, qid: u32) {
+        let mut admin = self.lock();
+        if admin.windows == 0 {
+            return;
+        }
+        let slots: Vec<u32> = admin
+            .records
+            .iter()
+            .filter(|(slot, r)| matches!(r.kind, Kind::Window { .. }) && self.owner(**slot) == Some(qid))
+            .map(|(slot, _)| *slot)
+            .collect();
+        for slot in slots {
+            let mut bound_to = None;
+            if let Some(Record {
+                kind: Kind::Window { region, .. },
+                ..
+            }) = admin.records.get_mut(&slot)
+            {
+                bound_to = region.take();
+            }
+            admin.release(bound_to);
+            self.replace(slot, None);
         }
     }
 }

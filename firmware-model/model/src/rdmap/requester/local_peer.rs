@@ -1,0 +1,717 @@
+//! What the requester does by itself in the memory of a local peer: Writes and Reads, singly and in
+//! runs, long Sends, and atomic operations.
+//!
+//! Payload passes by the stream, so it must not overtake what is there: the requester reaches into
+//! the peer's memory only when the peer has processed all that was sent, a first message included
+//! (a responder waits for that, RFC 5044 §7.1.2), and no Read is outstanding. Whatever is not
+//! possible (an STag that the peer's table does not have, memory that is not there) becomes a
+//! message on the stream, and the peer answers it as it would any other.
+
+use super::{CHUNK, Filled, MAX_MESSAGE, Requester, Sending, Step, Wait};
+use crate::counters::Counter;
+use crate::host::revocable::in_place::Operation;
+use crate::host::revocable::{Batch, MOST as BATCH};
+use crate::host::{Piece, PieceMut};
+use crate::llp::Llp;
+use crate::memory::{InvalidateBy, Need, Window};
+use crate::queues::SendWqe;
+use crate::rdmap::params::Env;
+use crate::rdmap::params::Identity;
+use crate::stream::same_host::Neighbour;
+use std::ops::RangeInclusive;
+use urnic_device::vocabulary::WcStatus;
+use urnic_device::wqe::{MAX_INLINE, Opcode, SendFlags};
+
+/// A request of at least this length waits until all that was sent is processed, so that it is
+/// direct: that takes less time than the copies of the stream.
+const WORTH_WAITING: u64 = 16 << 10;
+/// Inline data of at most this length is short: clearing a buffer for the longest takes longer than
+/// the copy.
+const SHORT: usize = 64;
+/// Bytes that cost a run of the queue pair as much as one ULPDU more.
+const PER_ULPDU: usize = 4096;
+
+impl Requester {
+    /// The position up to which requests are complete, if the stream has taken all up to `taken`.
+    #[inline]
+    pub(in crate::rdmap) fn known(&self, taken: u64) -> u64 {
+        match &self.neighbour {
+            Some(neighbour) if self.confirms => taken.min(neighbour.confirmed()),
+            _ => self.delivery.known(taken),
+        }
+    }
+
+    /// The peer will confirm no more: what the stream has taken is complete.
+    pub(in crate::rdmap) fn await_no_more(&mut self) {
+        self.delivery.stop();
+        (self.confirms, self.drains) = (false, false);
+    }
+
+    /// Whether something waits for the peer to process what was sent.
+    #[inline]
+    pub(in crate::rdmap) fn awaited(&self) -> Option<&Neighbour> {
+        self.neighbour.as_ref().filter(|_| self.confirms || self.drains)
+    }
+
+    /// Whether a request is under way.
+    pub(in crate::rdmap) fn is_in_flight(&self) -> bool {
+        !self.flights.is_empty() || self.sending.is_some()
+    }
+
+    /// The connection ends. On return, the peer does not reach into our memory any more.
+    pub(in crate::rdmap) fn part(&mut self) {
+        self.await_no_more();
+        self.neighbour = None;
+    }
+
+    /// Whether all messages up to `taken` are confirmed, as far as they are to be.
+    pub(in crate::rdmap) fn is_confirmed(&self, taken: u64) -> bool {
+        let awaited = self.neighbour.as_ref().filter(|_| self.confirms);
+        !self.delivery.is_pending() && awaited.is_none_or(|neighbour| neighbour.confirmed() >= taken)
+    }
+
+    /// Whether no request is posted or under way, and none waits for a Read that confirms it.
+    #[inline]
+    pub(in crate::rdmap) fn is_at_rest(&self) -> bool {
+        self.flights.is_empty() && self.sending.is_none() && !self.sq.has_posted() && !self.delivery.is_on()
+    }
+
+    /// The peer, if the requester can reach into its memory at some time.
+    #[inline]
+    pub(super) fn reachable(&self, qp: &Identity, llp: &Llp) -> Option<&Neighbour> {
+        let neighbour = self.neighbour.as_ref().filter(|n| n.may_be_reachable())?;
+        (!qp.unreliable && llp.sealed() > 0).then_some(neighbour)
+    }
+
+    /// Whether the requester may reach into the peer's memory now.
+    #[inline]
+    pub(super) fn is_direct(&self, qp: &Identity, llp: &Llp) -> bool {
+        let neighbour = self.reachable(qp, llp);
+        self.reads.len() == 0 && neighbour.is_some_and(|n| n.confirmed() == llp.sealed() && n.is_reachable())
+    }
+
+    /// Whether the next request, of `len` bytes, is to wait until the requester may reach into the
+    /// peer's memory.
+    #[inline]
+    pub(super) fn is_to_wait(&mut self, len: u64, qp: &Identity, llp: &Llp) -> bool {
+        let is_to_wait = len >= WORTH_WAITING
+            && self.worth_draining
+            && self.reachable(qp, llp).is_some()
+            && !self.is_direct(qp, llp);
+        let neighbour = self.neighbour.as_mut().filter(|_| is_to_wait);
+        self.drains = neighbour.is_some_and(|neighbour| neighbour.awaits(llp.sealed()));
+        self.drains
+    }
+
+    /// Places the next payload of a Write or Send in the peer's memory; whether that was possible.
+    #[inline]
+    pub(super) fn place(
+        &mut self,
+        sending: &mut Sending,
+        qp: &Identity,
+        env: &mut Env<'_>,
+        llp: &Llp,
+    ) -> Result<bool, WcStatus> {
+        let wqe = sending.wqe;
+        // The segments of a message that are framed end with a last one.
+        if sending.framed || sending.len == 0 {
+            return Ok(false);
+        }
+        match wqe.opcode {
+            Opcode::Write if self.is_direct(qp, llp) => {}
+            Opcode::Send | Opcode::SendImm => return self.fill_receive(sending, qp, env, llp),
+            // The peer's completion of a Write with immediate data reports the length, which only
+            // the peer's device can know. A Send that invalidates has another word in the place of
+            // the receive's number.
+            _ => return Ok(false),
+        }
+        let left = (sending.len - sending.sent) as usize;
+        let offset = wqe.remote_offset.wrapping_add(sending.sent.into());
+        let target = (wqe.stag, Need::RemoteWrite);
+        let placed = if wqe.flags.contains(SendFlags::INLINE) {
+            let at = sending.sent as usize;
+            match left {
+                0..=SHORT => self.write_inline::<SHORT>(&wqe, at, left, offset, env),
+                _ => self.write_inline::<MAX_INLINE>(&wqe, at, left, offset, env),
+            }
+            .then_some(left)
+        } else {
+            let list = |index| self.sq.element(&wqe, index);
+            let (sge, at, n) = sending
+                .cursor
+                .extent(&list, left.min(CHUNK))
+                .ok_or(WcStatus::LocProtErr)?;
+            let window = env
+                .memory
+                .check(sge.stag.get(), qp.pd, qp.qid, at, n as u64, Need::LocalRead)
+                .map_err(|_| WcStatus::LocProtErr)?;
+            let written = match window.is_elsewhere() {
+                false => window.extents(0, n as u64).next().and_then(|first| {
+                    let written = self.write(target, offset, first.piece(), env);
+                    written.then(|| first.len())
+                }),
+                // What cannot be read takes the stream, which reports it.
+                true => by_buffer(&window, env, |bytes| {
+                    window.copy_out(0, bytes).is_ok() && self.write(target, offset, Piece::of(bytes), env)
+                }),
+            };
+            written.inspect(|n| sending.cursor.advance(*n))
+        };
+        self.worth_draining = placed.is_some();
+        let Some(n) = placed else { return Ok(false) };
+        if sending.sent == 0 {
+            env.counters.add(Counter::DirectWrites, 1);
+        }
+        self.note_direct(sending, n, env);
+        sending.payload_done = sending.sent == sending.len;
+        Ok(true)
+    }
+
+    /// Writes `left` bytes of inline data, at most `MOST`, from `at` on.
+    #[inline]
+    fn write_inline<const MOST: usize>(
+        &mut self,
+        wqe: &SendWqe,
+        at: usize,
+        left: usize,
+        offset: u64,
+        env: &Env<'_>,
+    ) -> bool {
+        let mut bytes = [0; MOST];
+        let Some(bytes) = bytes.get_mut(..left) else {
+            return false;
+        };
+        self.sq.inline(wqe, at, bytes);
+        self.write((wqe.stag, Need::RemoteWrite), offset, Piece::of(bytes), env)
+    }
+
+    pub(super) fn write(&mut self, target: (u32, Need), offset: u64, from: Piece<'_>, env: &Env<'_>) -> bool {
+        env.recent.forget();
+        let neighbour = self.neighbour.as_mut();
+        neighbour.is_some_and(|neighbour| neighbour.write(target, offset, from, env.now.roughly()).is_ok())
+    }
+
+    fn read_into(&mut self, stag: u32, offset: u64, into: PieceMut<'_>, env: &Env<'_>) -> bool {
+        env.recent.forget();
+        let neighbour = self.neighbour.as_mut();
+        neighbour.is_some_and(|neighbour| neighbour.read(stag, offset, into, env.now.roughly()).is_ok())
+    }
+
+    pub(super) fn note_direct(&mut self, sending: &mut Sending, n: usize, env: &Env<'_>) {
+        let counter = match sending.wqe.opcode {
+            Opcode::Read | Opcode::ReadInv => Counter::RxBytes,
+            _ => Counter::TxBytes,
+        };
+        env.counters.add(counter, n as u64);
+        sending.sent += n as u32;
+        self.add_direct_cost(n);
+    }
+
+    pub(super) fn add_direct_cost(&mut self, n: usize) {
+        self.direct_cost += 1 + (n / PER_ULPDU) as u32;
+    }
+
+    /// What was done directly since the last call costs so many ULPDUs.
+    #[inline]
+    pub(in crate::rdmap) fn take_direct_cost(&mut self) -> u32 {
+        std::mem::take(&mut self.direct_cost)
+    }
+
+    /// Begins a Read, for which there is room at the peer.
+    pub(super) fn read(&mut self, wqe: SendWqe, qp: &Identity, env: &mut Env<'_>, llp: &mut Llp) -> Step {
+        let len = self.payload_len(&wqe);
+        if self.is_to_wait(len, qp, llp) {
+            return Step::Idle;
+        }
+        if len == 0 || len > MAX_MESSAGE || !self.is_direct(qp, llp) {
+            return self.request(wqe, qp, env, llp);
+        }
+        if wqe.opcode == Opcode::Read
+            && let Some(step) = self.run(&wqe, qp, env, llp)
+        {
+            return step;
+        }
+        self.fetch(Sending::new(wqe, len as u32), qp, env, llp)
+    }
+
+    /// Fetches the next bytes of a Read from the peer's memory, or requests them all from the peer.
+    pub(super) fn fetch(
+        &mut self,
+        mut sending: Sending,
+        qp: &Identity,
+        env: &mut Env<'_>,
+        llp: &mut Llp,
+    ) -> Step {
+        let wqe = sending.wqe;
+        match self.fetch_some(&mut sending, qp, env, llp) {
+            Ok(true) => {}
+            Ok(false) => return self.request(wqe, qp, env, llp),
+            Err(status) => return self.refuse(wqe, status),
+        }
+        if sending.sent < sending.len {
+            self.sending = Some(sending);
+            return Step::Done { ended: false };
+        }
+        env.counters.add(Counter::TxMessages, 1);
+        llp.rest(env.memory);
+        match self.fetched(&wqe, qp, env) {
+            Wait::Failed(status) => self.refuse(wqe, status),
+            wait => {
+                self.board(wqe, 0, sending.len, wait);
+                Step::Done { ended: true }
+            }
+        }
+    }
+
+    /// Fetches the next bytes of a Read from the peer's memory; whether that was possible.
+    #[inline]
+    pub(super) fn fetch_some(
+        &mut self,
+        sending: &mut Sending,
+        qp: &Identity,
+        env: &mut Env<'_>,
+        llp: &Llp,
+    ) -> Result<bool, WcStatus> {
+        let wqe = sending.wqe;
+        let list = |index| self.sq.element(&wqe, index);
+        let left = (sending.len - sending.sent) as usize;
+        let (sge, at, n) = sending
+            .cursor
+            .extent(&list, left.min(CHUNK))
+            .ok_or(WcStatus::LocProtErr)?;
+        let stag = sge.stag.get();
+        let window = env
+            .memory
+            .check(stag, qp.pd, qp.qid, at, n as u64, Need::LocalWrite)
+            .map_err(|_| WcStatus::LocProtErr)?;
+        let offset = wqe.remote_offset.wrapping_add(sending.sent.into());
+        let fetched = match (self.is_direct(qp, llp), window.is_elsewhere()) {
+            (true, true) => by_buffer(&window, env, |bytes| {
+                self.read_into(wqe.stag, offset, PieceMut::of(bytes), env) && window.copy_in(0, bytes).is_ok()
+            }),
+            (true, false) => window.pieces_mut(0, n as u64).next().and_then(|piece| {
+                let n = piece.len();
+                self.read_into(wqe.stag, offset, piece, env).then_some(n)
+            }),
+            (false, _) => None,
+        };
+        drop(window);
+        self.worth_draining = fetched.is_some();
+        let Some(n) = fetched else {
+            return Ok(false);
+        };
+        sending.cursor.advance(n);
+        self.note_direct(sending, n, env);
+        if sending.sent == sending.len {
+            env.counters.add(Counter::DirectReads, 1);
+        }
+        Ok(true)
+    }
+
+    /// What a Read whose bytes are all there still has to do: a Read with invalidation invalidates
+    /// its sink, which is ours and not a wire feature (row RDM-M-04).
+    pub(super) fn fetched(&mut self, wqe: &SendWqe, qp: &Identity, env: &Env<'_>) -> Wait {
+        if wqe.opcode != Opcode::ReadInv {
+            return Wait::Done;
+        }
+        let stag = self.sq.sge(wqe, 0).stag.get();
+        match env
+            .memory_to_revoke()
+            .invalidate(stag, qp.pd, qp.qid, InvalidateBy::Local)
+        {
+            Ok(()) => Wait::Done,
+            Err(_) => Wait::Failed(WcStatus::LocProtErr),
+        }
+    }
+}
+
+/// Copies the beginning of memory that is reached by copies, through a buffer that stays in the
+/// cache; returns how many bytes.
+fn by_buffer(window: &Window<'_>, env: &Env<'_>, copy: impl FnOnce(&mut [u8]) -> bool) -> Option<usize> {
+    let mut buffer = env.buffers.take();
+    let n = buffer.len().min(window.len() as usize);
+    let copied = copy(&mut buffer[..n]);
+    env.buffers.give(buffer);
+    copied.then_some(n)
+}
+
+// Long Sends whose payload the requester places in the receive that a peer on this host has posted
+// for them: one copy, by one processor, where the ring takes two.
+//
+// The message follows on the stream as its last segment, with the payload's length as its message
+// offset and nothing behind its header: all that comes before that offset is in its place. Where
+// the header has the STag to invalidate it has the number of the receive, so that the peer refuses
+// a message whose payload is in another receive than the one that it takes. Each message has a
+// receive of its own, so no placement has to wait for messages before it (RFC 5041 §5.3: segments
+// may be placed in any order), and those of several messages may be one call.
+
+/// A Send of at least this length, and at most [`CHUNK`], is placed in the peer's receive. Above,
+/// payload may be in no cache, and then copies by both processors, through the ring, take less
+/// time.
+const WORTH_FILLING: usize = 24 << 10;
+/// So is a Send of at least this length while no other request is posted or under way: who waits
+/// for it waits for one copy instead of two.
+const WORTH_FILLING_ALONE: usize = 3 << 10;
+/// Most bytes of Sends that are placed by one call: above, the call takes far less time than the
+/// copies.
+const TOGETHER: u64 = 256 << 10;
+
+const _: () = assert!(MAX_INLINE < WORTH_FILLING_ALONE);
+
+impl Requester {
+    /// Places the payloads of the next request, a Send of `len` bytes, and of those behind it in
+    /// the receives that the peer has posted for them, by one call, if they are several and that is
+    /// possible.
+    #[inline]
+    pub(super) fn fill_receives(
+        &mut self,
+        first: &SendWqe,
+        len: u64,
+        qp: &Identity,
+        env: &Env<'_>,
+        llp: &Llp,
+    ) {
+        let is_second = |wqe: SendWqe| wqe.opcode == Opcode::Send;
+        // What is fenced waits for Reads.
+        let is_run = (WORTH_FILLING as u64..TOGETHER).contains(&len)
+            && self.filled.is_empty()
+            && self.sq.behind(first).is_some_and(is_second)
+            && self.reads.len() == 0
+            && self.reachable(qp, llp).is_some();
+        if !is_run {
+            return;
+        }
+        let Some(mut run) = self.collect(first, WORTH_FILLING as u64..=TOGETHER, qp, env) else {
+            return;
+        };
+        let Some((stag, receive)) = self.find_receives(&mut run, env) else {
+            return;
+        };
+        env.recent.forget();
+        if self.write_run(&run, (stag, Need::LocalWrite), env).is_some() {
+            self.filled = Filled::new(run.number as u32, receive);
+        }
+    }
+
+    /// Finds the receives of a run, and leaves those requests in it whose receives are of one STag,
+    /// if they are several; returns that, and the number of the first receive.
+    fn find_receives(&mut self, run: &mut Run<'_>, env: &Env<'_>) -> Option<(u32, u32)> {
+        let index = self.msn.wrapping_sub(self.first_receive);
+        let neighbour = self.neighbour.as_mut()?;
+        let mut first = None;
+        let mut found = 0;
+        for (n, offset) in (0..run.number).zip(&mut run.offsets) {
+            let index = index.wrapping_add(n as u32);
+            let Some((element, number)) = neighbour.receive(index, run.lens[n], env.now.roughly()) else {
+                break;
+            };
+            let stag = element.stag.get();
+            if first.get_or_insert((stag, number)).0 != stag {
+                break;
+            }
+            *offset = element.offset.get();
+            found = n + 1;
+        }
+        run.number = found;
+        first.filter(|(stag, _)| found > 1 && !neighbour.is_mapped(*stag))
+    }
+
+    /// Whether the payload of a Send, of which nothing is framed, is better placed in the peer's
+    /// receive than sent.
+    #[inline]
+    fn is_to_fill(&mut self, sending: &Sending, qp: &Identity, llp: &Llp) -> bool {
+        let is_worth = match sending.len as usize {
+            0..WORTH_FILLING_ALONE => false,
+            WORTH_FILLING_ALONE..WORTH_FILLING => {
+                self.flights.is_empty() && self.sq.behind(&sending.wqe).is_none()
+            }
+            WORTH_FILLING..=CHUNK => true,
+            _ => false,
+        };
+        is_worth && self.reachable(qp, llp).is_some()
+    }
+
+    /// Places the next payload of a Send in the receive that the peer has posted for it; whether
+    /// that was possible. The rest of a message that was placed in part goes by the stream.
+    #[inline]
+    pub(super) fn fill_receive(
+        &mut self,
+        sending: &mut Sending,
+        qp: &Identity,
+        env: &Env<'_>,
+        llp: &Llp,
+    ) -> Result<bool, WcStatus> {
+        if let Some(number) = self.filled.next() {
+            env.counters.add(Counter::DirectSends, 1);
+            sending.receive = number;
+            self.note_direct(sending, sending.len as usize, env);
+            return Ok(true);
+        }
+        if !self.is_to_fill(sending, qp, llp) {
+            return Ok(false);
+        }
+        let wqe = sending.wqe;
+        let list = |index| self.sq.element(&wqe, index);
+        let left = (sending.len - sending.sent) as usize;
+        let (sge, at, n) = sending.cursor.extent(&list, left).ok_or(WcStatus::LocProtErr)?;
+        let window = env
+            .memory
+            .check(sge.stag.get(), qp.pd, qp.qid, at, n as u64, Need::LocalRead)
+            .map_err(|_| WcStatus::LocProtErr)?;
+        // Copies out of a served program's memory are better made by two threads.
+        if window.is_elsewhere() {
+            return Ok(false);
+        }
+        let Some(extent) = window.extents(0, n as u64).next() else {
+            return Ok(false);
+        };
+        let index = self.msn.wrapping_sub(self.first_receive);
+        let neighbour = self.neighbour.as_mut();
+        let receive = neighbour.and_then(|n| n.receive(index, sending.len, env.now.roughly()));
+        let Some((element, number)) = receive else {
+            return Ok(false);
+        };
+        let target = (element.stag.get(), Need::LocalWrite);
+        let offset = element.offset.get().wrapping_add(sending.sent.into());
+        if !self.write(target, offset, extent.piece(), env) {
+            return Ok(false);
+        }
+        if sending.sent == 0 {
+            env.counters.add(Counter::DirectSends, 1);
+        }
+        sending.receive = number;
+        sending.cursor.advance(extent.len());
+        self.note_direct(sending, extent.len(), env);
+        Ok(true)
+    }
+}
+
+// Runs of short Writes, of short Reads, or of Sends that fill receives, that the requester carries
+// out in the memory of a peer on this host by one call: for a short copy, the call takes longer
+// than the copy.
+
+/// Most bytes of a run of Writes or Reads: a revocation waits for all.
+const BYTES: u64 = 128 << 10;
+/// Most bytes of a run that are inline.
+const INLINE: usize = 2 << 10;
+
+/// The requests of a run.
+pub(super) struct Run<'t> {
+    wqes: [Option<SendWqe>; BATCH],
+    /// Where their bytes are here, unless they are inline.
+    windows: [Option<Window<'t>>; BATCH],
+    pub(super) offsets: [u64; BATCH],
+    pub(super) lens: [u32; BATCH],
+    pub(super) number: usize,
+}
+
+impl Run<'_> {
+    fn wqes(&self) -> impl Iterator<Item = (&SendWqe, u32)> {
+        self.wqes[..self.number].iter().flatten().zip(self.lens)
+    }
+}
+
+impl Requester {
+    /// Carries out the next request, a Write or a Read, with those behind it. `None`: there is no
+    /// run of them, or something about it needs a closer look.
+    #[inline]
+    pub(super) fn run(
+        &mut self,
+        first: &SendWqe,
+        qp: &Identity,
+        env: &mut Env<'_>,
+        llp: &mut Llp,
+    ) -> Option<Step> {
+        let second = self.sq.behind(first)?;
+        let is_mapped = self.neighbour.as_ref().is_some_and(|n| n.is_mapped(first.stag));
+        let is_run = second.opcode == first.opcode
+            && second.stag == first.stag
+            && !is_mapped
+            && self.is_direct(qp, llp);
+        if !is_run {
+            return None;
+        }
+        let run = self.collect(first, 1..=BYTES, qp, env)?;
+        env.recent.forget();
+        let (direct, bytes) = match first.opcode {
+            Opcode::Write => {
+                self.write_run(&run, (first.stag, Need::RemoteWrite), env)?;
+                (Counter::DirectWrites, Counter::TxBytes)
+            }
+            _ => {
+                self.read_run(&run, env)?;
+                llp.rest(env.memory);
+                (Counter::DirectReads, Counter::RxBytes)
+            }
+        };
+        let wqes = run.wqes;
+        for (wqe, len) in wqes.into_iter().flatten().zip(run.lens) {
+            env.counters.add(direct, 1);
+            env.counters.add(bytes, len.into());
+            self.add_direct_cost(len as usize);
+            match wqe.opcode {
+                Opcode::Write => {
+                    self.finish(&Sending::new(wqe, len), llp.sealed(), env);
+                }
+                _ => {
+                    env.counters.add(Counter::TxMessages, 1);
+                    self.board(wqe, 0, len, Wait::Done);
+                }
+            }
+        }
+        Some(Step::Done { ended: true })
+    }
+
+    /// The requests from `first` on that can be carried out together, if they are several: each
+    /// has at least, and all together at most, so many bytes.
+    pub(super) fn collect<'t>(
+        &mut self,
+        first: &SendWqe,
+        lens: RangeInclusive<u64>,
+        qp: &Identity,
+        env: &Env<'t>,
+    ) -> Option<Run<'t>> {
+        let mut run = Run {
+            wqes: [None; BATCH],
+            windows: [const { None }; BATCH],
+            offsets: [0; BATCH],
+            lens: [0; BATCH],
+            number: 0,
+        };
+        let (mut bytes, mut inline) = (0, 0);
+        let mut next = Some(*first);
+        while run.number < BATCH
+            && let Some(wqe) = next
+        {
+            let len = self.payload_len(&wqe);
+            bytes += len;
+            let is_inline = wqe.flags.contains(SendFlags::INLINE);
+            inline += usize::from(is_inline) * len as usize;
+            let joins = wqe.opcode == first.opcode
+                && wqe.stag == first.stag
+                && wqe.num_sge <= 1
+                && len >= *lens.start()
+                && bytes <= *lens.end()
+                && inline <= INLINE;
+            if !joins {
+                break;
+            }
+            if !is_inline {
+                let need = match wqe.opcode {
+                    Opcode::Read => Need::LocalWrite,
+                    _ => Need::LocalRead,
+                };
+                let sge = self.sq.sge(&wqe, 0);
+                let (stag, at) = (sge.stag.get(), sge.offset.get());
+                let Ok(window) = env.memory.check(stag, qp.pd, qp.qid, at, len, need) else {
+                    break;
+                };
+                let is_whole = |window: &Window<'_>| {
+                    let extent = window.extents(0, len).next();
+                    extent.is_some_and(|extent| extent.len() as u64 == len)
+                };
+                if window.is_elsewhere() || !is_whole(&window) {
+                    break;
+                }
+                run.windows[run.number] = Some(window);
+            }
+            run.wqes[run.number] = Some(wqe);
+            run.offsets[run.number] = wqe.remote_offset;
+            run.lens[run.number] = len as u32;
+            run.number += 1;
+            next = self.sq.behind(&wqe);
+        }
+        (run.number > 1).then_some(run)
+    }
+
+    /// Writes the bytes of a run to its offsets of the target's STag.
+    pub(super) fn write_run(&mut self, run: &Run<'_>, target: (u32, Need), env: &Env<'_>) -> Option<()> {
+        let mut bytes = [0; INLINE];
+        let mut room = bytes.as_mut_slice();
+        let mut batch: Batch<Piece<'_>> = Batch::new();
+        let extents: [_; BATCH] = std::array::from_fn(|n| {
+            let window = run.windows[n].as_ref()?;
+            window.extents(0, run.lens[n].into()).next()
+        });
+        for ((wqe, len), extent) in run.wqes().zip(&extents) {
+            batch.push(match extent {
+                Some(extent) => extent.piece(),
+                None => {
+                    let (here, rest) = room.split_at_mut(len as usize);
+                    room = rest;
+                    self.sq.inline(wqe, 0, here);
+                    Piece::of(here)
+                }
+            });
+        }
+        let offsets = &run.offsets[..run.number];
+        let neighbour = self.neighbour.as_mut()?;
+        neighbour
+            .write_batch(target, offsets, &mut batch, env.now.roughly())
+            .ok()
+    }
+
+    fn read_run(&mut self, run: &Run<'_>, env: &Env<'_>) -> Option<()> {
+        let mut batch: Batch<PieceMut<'_>> = Batch::new();
+        for (window, len) in run.windows[..run.number].iter().flatten().zip(run.lens) {
+            batch.push(window.pieces_mut(0, len.into()).next()?);
+        }
+        let (stag, offsets) = (run.wqes[0]?.stag, &run.offsets[..run.number]);
+        let neighbour = self.neighbour.as_mut()?;
+        neighbour
+            .read_batch(stag, offsets, &mut batch, env.now.roughly())
+            .ok()
+    }
+}
+
+// Atomic operations that the requester carries out by itself in memory that a peer on this host
+// shares with it. They are the processor's own, as those of the peer's device and program are, so
+// that all of them are atomic towards each other.
+
+/// Bytes of a word, and of its place here.
+const WORD: u32 = 8;
+
+impl Requester {
+    /// Begins an atomic operation, for which there is room at the peer.
+    pub(super) fn operate(&mut self, wqe: SendWqe, qp: &Identity, env: &mut Env<'_>, llp: &mut Llp) -> Step {
+        if !self.is_direct(qp, llp) {
+            return self.request(wqe, qp, env, llp);
+        }
+        let sge = self.sq.sge(&wqe, 0);
+        let (stag, at) = (sge.stag.get(), sge.offset.get());
+        // Whatever is unusual here is the other way's to refuse.
+        let sink = (wqe.num_sge == 1 && sge.len.get() == WORD).then(|| {
+            env.memory
+                .check(stag, qp.pd, qp.qid, at, WORD.into(), Need::LocalWrite)
+        });
+        let sink = sink.and_then(Result::ok).filter(|sink| !sink.is_elsewhere());
+        let old = sink.as_ref().and_then(|_| {
+            let neighbour = self.neighbour.as_mut()?;
+            let operands = self.sq.atomic(&wqe);
+            let operation = match wqe.opcode {
+                Opcode::FetchAdd => Operation::Add(operands.compare_add.get()),
+                _ => Operation::Swap {
+                    expected: operands.compare_add.get(),
+                    new: operands.swap.get(),
+                },
+            };
+            neighbour
+                .operate(wqe.stag, wqe.remote_offset, operation, env.now.roughly())
+                .ok()
+        });
+        let (Some(sink), Some(old)) = (sink, old) else {
+            return self.request(wqe, qp, env, llp);
+        };
+        let stored = sink.copy_in(0, &old.to_ne_bytes());
+        drop(sink);
+        env.counters.add(Counter::DirectAtomics, 1);
+        env.counters.add(Counter::TxMessages, 1);
+        self.add_direct_cost(WORD as usize);
+        llp.rest(env.memory);
+        if stored.is_err() {
+            return self.refuse(wqe, WcStatus::LocProtErr);
+        }
+        self.board(wqe, 0, WORD, Wait::Done);
+        Step::Done { ended: true }
+    }
+}
