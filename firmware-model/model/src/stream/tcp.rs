@@ -347,14 +347,6 @@ impl Stream for TcpStream {
     }
 
     #[inline]
-    fn receive_short(&mut self, into: &mut [u8]) -> Option<usize> {
-        match &mut self.beside {
-            Beside::Instead(memory) => memory.receive_short(into),
-            _ => None,
-        }
-    }
-
-    #[inline]
     fn is_quiet(&mut self) -> bool {
         match &mut self.beside {
             Beside::Instead(memory) => memory.is_quiet(),

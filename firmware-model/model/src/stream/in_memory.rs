@@ -118,12 +118,6 @@ impl InMemory {
         }
     }
 
-    /// As [`Stream::receive_short`](super::Stream::receive_short).
-    #[inline]
-    pub(super) fn receive_short(&mut self, into: &mut [u8]) -> Option<usize> {
-        self.connection.receive_short(into)
-    }
-
     /// As [`Stream::is_quiet`](super::Stream::is_quiet).
     #[inline]
     pub(super) fn is_quiet(&mut self) -> bool {
