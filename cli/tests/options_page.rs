@@ -3,13 +3,11 @@
 //! `URNIC_REGENERATE=1 cargo test -p urnic-cli --test options_page` writes the part between `<!--
 //! options -->` and `<!-- end -->`; without the variable a difference is a failure.
 
+mod made_part;
+
 use std::fmt::Write as _;
-use std::path::Path;
 
 use urnic_config::{Config, OPTIONS};
-
-const BEGIN: &str = "<!-- options -->\n";
-const END: &str = "<!-- end -->\n";
 
 /// The entries of all options, with a heading for each group of keys.
 fn entries() -> String {
@@ -43,19 +41,5 @@ fn entries() -> String {
 
 #[test]
 fn the_options_page_lists_every_option() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/reference/options.md");
-    let page = std::fs::read_to_string(&path).expect("the page");
-    let (head, rest) = page.split_once(BEGIN).expect("the beginning of the list");
-    let (_, tail) = rest.split_once(END).expect("the end of the list");
-    let made = [head, BEGIN, &entries(), END, tail].concat();
-    if std::env::var_os("URNIC_REGENERATE").is_some() {
-        std::fs::write(&path, &made).expect("the page is written");
-        return;
-    }
-    let differs = page.lines().zip(made.lines()).find(|(page, made)| page != made);
-    assert!(
-        page == made,
-        "docs/reference/options.md is not what the options say ({differs:?}): \
-         URNIC_REGENERATE=1 cargo test -p urnic-cli --test options_page"
-    );
+    made_part::check("reference/options.md", "options", &entries(), "options_page");
 }

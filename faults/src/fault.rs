@@ -5,13 +5,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::devices::means;
-use crate::kind::{Action, Delay, Kind, Lateness, Position};
+use crate::kinds::{DeviceFault, Kind};
 use crate::occasion::Occasion;
 use crate::random::{fraction, number};
 use crate::specified::{Specified, When};
-
-/// Longest delay, whatever the rate.
-const LONGEST: Duration = Duration::from_secs(60);
 
 /// A fault, and what became of it so far.
 #[derive(Debug)]
@@ -64,8 +61,14 @@ impl Fault {
         self.specified.when == When::Begin && self.fits_device(device)
     }
 
+    /// Its kind with its values.
+    pub(crate) fn kind(&self) -> Kind {
+        self.specified.kind
+    }
+
     /// Strikes by itself, once on each device; `bit` is that of this one.
-    pub(crate) fn begin(&self, index: u64, device: &str, bit: u64) -> Option<Action> {
+    pub(crate) fn begin(&self, index: u64, device: &str, bit: u64) -> Option<DeviceFault> {
+        let fault = self.specified.kind.of_device()?;
         if self.begun.fetch_or(bit, Ordering::Relaxed) & bit != 0 {
             return None;
         }
@@ -73,80 +76,26 @@ impl Fault {
         if self.attempts.fetch_add(1, Ordering::Relaxed) >= self.limit() {
             return None;
         }
-        let Specified { kind, window, .. } = &self.specified;
-        tracing::warn!("fault {}: {kind}{window}: on {device}", index + 1);
-        Some(Action::Do(kind.clone()))
-    }
-
-    /// Whether this is an occasion for it.
-    fn fits(&self, index: u64, device: &str, occasion: &Occasion<'_>) -> bool {
-        let Specified { kind, filter, .. } = &self.specified;
-        let fits_kind = match (kind, occasion) {
-            (Kind::Refuse | Kind::Unreachable | Kind::Unanswered | Kind::Reject, Occasion::Connect(_))
-            | (Kind::Drop | Kind::Duplicate | Kind::Reorder, Occasion::Datagram(_))
-            | (Kind::Delay(_), Occasion::Send(..))
-            | (Kind::LoseEvent, Occasion::Event)
-            | (
-                Kind::Complete(_)
-                | Kind::LateCompletion(_)
-                | Kind::CqOverflow
-                | Kind::PortDown(_)
-                | Kind::GidChange
-                | Kind::DeviceFatal(_),
-                Occasion::Completion(..),
-            ) => true,
-            (Kind::Fail { call, .. }, Occasion::Call(called)) => call == called,
-            (
-                Kind::Corrupt(at),
-                Occasion::Sending {
-                    from, to, origins, ..
-                },
-            ) => origins
-                .of(index)
-                .is_some_and(|origin| (*from..*to).contains(&origin.sent.saturating_add(*at))),
-            (
-                Kind::Reset(after)
-                | Kind::Close(after)
-                | Kind::Silence(after)
-                | Kind::Terminate { after, .. },
-                Occasion::Passed {
-                    bytes,
-                    messages,
-                    origins,
-                    ..
-                },
-            ) => origins.of(index).is_some_and(|origin| match *after {
-                Position::Bytes(at) => bytes.contains(&origin.passed.saturating_add(at)),
-                // At once.
-                Position::Messages(0) => bytes.contains(&origin.passed),
-                Position::Messages(n) => messages.contains(&origin.messages.saturating_add(n - 1)),
-            }),
-            _ => false,
-        };
-        let fits_completion = match occasion {
-            Occasion::Completion(opcode, qp) => {
-                filter.opcode.as_deref().is_none_or(|wanted| wanted == *opcode)
-                    && filter.qp.is_none_or(|wanted| wanted == *qp)
-            }
-            _ => true,
-        };
-        let fits_peer = match (filter.peer, occasion.peer()) {
-            (Some(network), Some(peer)) => network.contains(peer),
-            (Some(_), None) => false,
-            (None, _) => true,
-        };
-        fits_kind && fits_completion && fits_peer && self.fits_device(device)
+        let Specified {
+            word, values, window, ..
+        } = &self.specified;
+        tracing::warn!("fault {}: {word}{values}{window}: on {device}", index + 1);
+        Some(fault)
     }
 
     /// What it does at this occasion, if it strikes; `index` is its place in the plan.
-    pub(crate) fn strike(
+    pub(crate) fn strike<F>(
         &self,
         seed: u64,
         index: u64,
         device: &str,
-        occasion: &Occasion<'_>,
-    ) -> Option<Action> {
-        if !self.fits(index, device, occasion) {
+        occasion: &Occasion<'_, F>,
+    ) -> Option<F> {
+        let Specified {
+            word, values, filter, ..
+        } = &self.specified;
+        let mut kind = occasion.kind(self.specified.kind, index)?;
+        if !filter.fits(occasion) || !self.fits_device(device) {
             return None;
         }
         let number_of = self.occasions.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
@@ -164,28 +113,14 @@ impl Fault {
         if self.attempts.fetch_add(1, Ordering::Relaxed) >= self.limit() {
             return None;
         }
-        let kind = &self.specified.kind;
-        match (kind, occasion) {
-            (Kind::Delay(delay), Occasion::Send(_, len)) => {
-                return Some(Action::Late(Lateness {
-                    transfer: delay.transfer(*len),
-                    time: delay.time(random),
-                }));
-            }
-            (Kind::LateCompletion(delay), _) => return Some(Action::Wait(delay.time(random))),
-            _ => {}
+        match kind.delay_mut() {
+            Some(delay) => *delay = delay.drawn(random),
+            None => tracing::warn!(
+                "fault {}: {word}{values}: at {occasion}, its occasion {number_of}",
+                index + 1
+            ),
         }
-        tracing::warn!(
-            "fault {}: {kind}: at {occasion}, its occasion {number_of}",
-            index + 1
-        );
-        Some(match (kind, occasion) {
-            (Kind::Corrupt(at), Occasion::Sending { origins, .. }) => {
-                let origin = origins.of(index).unwrap_or_default();
-                Action::Damage(origin.sent.saturating_add(*at))
-            }
-            _ => Action::Do(kind.clone()),
-        })
+        occasion.fault(kind)
     }
 }
 
@@ -200,25 +135,4 @@ impl fmt::Display for Fault {
             self.specified
         )
     }
-}
-
-impl Delay {
-    /// The time that this many bytes take at the rate.
-    fn transfer(&self, len: usize) -> Duration {
-        if self.rate == 0 {
-            return Duration::ZERO;
-        }
-        limited(len as f64 * 8.0 * 1e9 / self.rate as f64)
-    }
-
-    /// The time apart from the rate.
-    fn time(&self, random: u64) -> Duration {
-        let jitter = self.jitter.as_nanos() as f64 * (2.0 * fraction(random) - 1.0);
-        limited(self.time.as_nanos() as f64 + jitter)
-    }
-}
-
-/// So many nanoseconds, but no delay that would be an end.
-fn limited(nanos: f64) -> Duration {
-    Duration::from_nanos(nanos.max(0.0) as u64).min(LONGEST)
 }

@@ -1,12 +1,12 @@
 //! Faults on demand: what is to go wrong in this process, and when.
 //!
-//! A *fault* is a [kind](Kind), a filter and a rule of how often: `reset after=64k nth=2`. The
-//! layers that can fail ask the [plan] at each *occasion* (a connection reaches a position, a
-//! datagram is sent, a call, a completion) whether a fault strikes. They do so in wrappers, as
-//! captures do: the code that is wrapped knows nothing of it.
+//! A *fault* is a kind ([`CATALOGUE`]) with its values, a filter and a rule of how often: `reset
+//! after=64k nth=2`. The layers that can fail ask the [plan] at each [occasion] (a connection
+//! reaches a position, a datagram is sent, a call, a completion) which faults strike. They do so in
+//! wrappers, as captures do: the code that is wrapped knows nothing of it.
 //!
 //! A fault has a *window* of time, too. What befalls a device rather than a request
-//! ([`Kind::is_of_device`]) needs no occasion: the driver asks the plan what is [due](Plan::due).
+//! ([`DeviceFault`]) needs no occasion: the driver asks the plan what is [due](Plan::due).
 //!
 //! A decision depends on the seed, the fault and the number of the occasion among those that fit
 //! the filter, and on nothing else: where the program is deterministic, so are its faults. Each
@@ -14,11 +14,13 @@
 
 #![forbid(unsafe_code)]
 
+mod arguments;
+mod delay;
 mod devices;
 mod fault;
-mod kind;
+mod kinds;
 mod network;
-mod occasion;
+pub mod occasion;
 mod origins;
 mod parse;
 mod plan;
@@ -28,7 +30,12 @@ mod time;
 mod wait;
 mod window;
 
-pub use kind::{Action, Kind, Lateness, Position};
+pub use arguments::Position;
+pub use delay::{Delay, Lateness};
+pub use kinds::{
+    ByteFault, CATALOGUE, CallFault, CompletionFault, ConnectFault, DatagramFault, DeviceFault, Entry,
+    EventFault, Kind, SendingFault, StreamFault,
+};
 pub use network::Network;
 pub use occasion::Occasion;
 pub use origins::{Origin, Origins};

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use crate::devices::Devices;
 use crate::fault::Fault;
-use crate::kind::{Action, Kind};
-use crate::occasion::Occasion;
+use crate::kinds::{CallFault, DeviceFault, Kind};
+use crate::occasion::{self, Occasion};
 use crate::origins::{Origin, Origins};
 use crate::parse::parse;
 use crate::specified::Specified;
@@ -73,7 +73,7 @@ impl DevicePlan {
     }
 
     /// As [`Plan::strikes`].
-    pub fn strikes(&self, occasion: &Occasion<'_>) -> Vec<Action> {
+    pub fn strikes<F>(&self, occasion: &Occasion<'_, F>) -> Vec<F> {
         self.plan.strikes(&self.device, occasion)
     }
 
@@ -96,11 +96,8 @@ impl DevicePlan {
 impl Plan {
     #[cold]
     fn fails(&self, device: &str, call: &str) -> Option<i32> {
-        let strikes = self.strikes(device, &Occasion::Call(call));
-        strikes.into_iter().find_map(|action| match action {
-            Action::Do(Kind::Fail { errno, .. }) => Some(errno),
-            _ => None,
-        })
+        let strikes = self.strikes(device, &occasion::call(call));
+        strikes.into_iter().next().map(|CallFault::Fail(errno)| errno)
     }
 
     /// A plan without faults.
@@ -143,10 +140,10 @@ impl Plan {
     /// is changed then.
     pub fn change(&self, text: &str, clear: bool) -> Result<(), String> {
         let (mut faults, seed) = parse(text)?;
-        if let Some(fault) = faults.iter().find(|fault| !self.reaches(&fault.kind)) {
+        if let Some(fault) = faults.iter().find(|fault| !self.reaches(fault.kind)) {
             return Err(format!(
                 "{}: the connections of this process pass by faults: start it with --faults none",
-                fault.kind.word()
+                fault.word
             ));
         }
         faults.iter_mut().for_each(Specified::begin_at_once);
@@ -154,11 +151,11 @@ impl Plan {
     }
 
     /// Whether a fault of this kind would have an effect on the connections of the process.
-    fn reaches(&self, kind: &Kind) -> bool {
-        match kind {
+    fn reaches(&self, kind: Kind) -> bool {
+        match kind.of_device() {
             // A device in another process has its connections there.
-            Kind::PortDown(_) => !self.is_passed_by.load(Ordering::Relaxed),
-            kind => !kind.is_of_network() || self.has_network.load(Ordering::Relaxed),
+            Some(DeviceFault::PortDown(_)) => !self.is_passed_by.load(Ordering::Relaxed),
+            _ => !kind.is_of_network() || self.has_network.load(Ordering::Relaxed),
         }
     }
 
@@ -228,45 +225,46 @@ impl Plan {
 
     /// What is to go wrong at this occasion on a device: each fault that strikes, in the order of
     /// the specification.
-    pub fn strikes(&self, device: &str, occasion: &Occasion<'_>) -> Vec<Action> {
+    pub fn strikes<F>(&self, device: &str, occasion: &Occasion<'_, F>) -> Vec<F> {
         self.strikes_at(now(), device, occasion)
     }
 
-    fn strikes_at(&self, now: Duration, device: &str, occasion: &Occasion<'_>) -> Vec<Action> {
+    fn strikes_at<F>(&self, now: Duration, device: &str, occasion: &Occasion<'_, F>) -> Vec<F> {
         let seed = self.seed.load(Ordering::Relaxed);
-        let strikes = self.all().filter(|(_, fault)| fault.is_open(now));
-        let strikes: Vec<Action> = strikes
-            .filter_map(|(index, fault)| fault.strike(seed, index, device, occasion))
-            .collect();
-        self.take_ports_down(now, device, &strikes);
-        strikes
+        let open = self.all().filter(|(_, fault)| fault.is_open(now));
+        let strike = |(index, fault): (u64, &Fault)| {
+            let strike = fault.strike(seed, index, device, occasion)?;
+            self.take_port_down(now, device, fault);
+            Some(strike)
+        };
+        open.filter_map(strike).collect()
     }
 
     /// What befalls a device by itself now; and the time until something else will.
-    pub fn due(&self, device: &str) -> (Vec<Action>, Option<Duration>) {
+    pub fn due(&self, device: &str) -> (Vec<DeviceFault>, Option<Duration>) {
         self.due_at(now(), device)
     }
 
-    fn due_at(&self, now: Duration, device: &str) -> (Vec<Action>, Option<Duration>) {
+    fn due_at(&self, now: Duration, device: &str) -> (Vec<DeviceFault>, Option<Duration>) {
         let (mut strikes, mut next) = (Vec::new(), None);
         for (index, fault) in self.all().filter(|(_, fault)| fault.begins_on(device)) {
             if let Some(left) = fault.time_left(now) {
                 next = [next, Some(left)].into_iter().flatten().min();
             } else if fault.is_open(now)
                 && let Some(bit) = self.devices.bit(device)
+                && let Some(strike) = fault.begin(index, device, bit)
             {
-                strikes.extend(fault.begin(index, device, bit));
+                self.take_port_down(now, device, fault);
+                strikes.push(strike);
             }
         }
-        self.take_ports_down(now, device, &strikes);
         (strikes, next)
     }
 
-    fn take_ports_down(&self, now: Duration, device: &str, strikes: &[Action]) {
-        for strike in strikes {
-            if let Action::Do(Kind::PortDown(time)) = strike {
-                self.devices.take_down(device, now + *time);
-            }
+    /// Notes that the port is down, if that is what this fault does, which has struck.
+    fn take_port_down(&self, now: Duration, device: &str, fault: &Fault) {
+        if let Some(DeviceFault::PortDown(time)) = fault.kind().of_device() {
+            self.devices.take_down(device, now + time);
         }
     }
 

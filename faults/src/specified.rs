@@ -2,13 +2,18 @@
 
 use std::fmt;
 
-use crate::kind::Kind;
+use crate::kinds::Kind;
 use crate::network::Network;
+use crate::occasion::Occasion;
 use crate::window::Window;
 
 /// One fault, as it is specified.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Specified {
+    /// The word of its kind in the catalogue.
+    pub(crate) word: &'static str,
+    /// The values of its kind, as in a specification, with a space before each.
+    pub(crate) values: String,
     pub(crate) kind: Kind,
     pub(crate) filter: Filter,
     pub(crate) window: Window,
@@ -29,8 +34,23 @@ pub(crate) struct Filter {
 
 impl Filter {
     /// Whether a fault of this kind with this filter can strike without an occasion.
-    pub(crate) fn fits_begin(&self, kind: &Kind) -> bool {
-        kind.is_of_device() && self.peer.is_none() && self.opcode.is_none() && self.qp.is_none()
+    pub(crate) fn fits_begin(&self, kind: Kind) -> bool {
+        kind.of_device().is_some() && self.peer.is_none() && self.opcode.is_none() && self.qp.is_none()
+    }
+
+    /// Whether an occasion has the peer, operation and queue pair. Only completions have the last
+    /// two, and others pass without.
+    pub(crate) fn fits<F>(&self, occasion: &Occasion<'_, F>) -> bool {
+        let fits_request = occasion.request().is_none_or(|(opcode, qp)| {
+            self.opcode.as_deref().is_none_or(|wanted| wanted == opcode)
+                && self.qp.is_none_or(|wanted| wanted == qp)
+        });
+        let fits_peer = match (self.peer, occasion.peer()) {
+            (Some(network), Some(peer)) => network.contains(peer),
+            (Some(_), None) => false,
+            (None, _) => true,
+        };
+        fits_request && fits_peer
     }
 }
 
@@ -52,7 +72,7 @@ pub(crate) enum When {
 impl Specified {
     /// Lets a fault of the device strike at once, if nothing says when it strikes.
     pub(crate) fn begin_at_once(&mut self) {
-        if self.when == When::First && self.filter.fits_begin(&self.kind) {
+        if self.when == When::First && self.filter.fits_begin(self.kind) {
             self.when = When::Begin;
             self.window.at.get_or_insert_default();
         }
@@ -62,7 +82,7 @@ impl Specified {
 impl fmt::Display for Specified {
     /// As in a specification.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.kind)?;
+        write!(f, "{}{}", self.word, self.values)?;
         match self.when {
             When::First => write!(f, " nth=1"),
             When::Begin => Ok(()),

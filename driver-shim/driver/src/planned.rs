@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use urnic_cm::qp_attr::{QpAttr, QpMask};
 use urnic_device::vocabulary::QpState;
-use urnic_faults::{Action, Kind};
+use urnic_faults::DeviceFault;
 
 use crate::clock::now;
 use crate::driver::Driver;
@@ -25,14 +25,15 @@ impl Driver {
         self.plan(Planned::CqOverflow(cq, pairs));
     }
 
-    /// Reports a change of the port's addresses soon.
-    pub fn change_gids_later(&self) {
-        self.plan(Planned::GidChange);
-    }
-
-    /// Reports that the plan took the port down, and later that it is up again.
-    pub fn report_port_later(&self) {
-        self.plan(Planned::PortDown);
+    /// Carries out a fault of the device that struck. The device stops at once; changes of its port
+    /// are reported soon.
+    pub fn strike(&self, fault: DeviceFault) {
+        match fault {
+            // The plan knows for how long.
+            DeviceFault::PortDown(_) => self.plan(Planned::PortDown),
+            DeviceFault::GidChange => self.plan(Planned::GidChange),
+            DeviceFault::Fatal(time) => self.stop(time),
+        }
     }
 
     /// Whether the port is down by a plan of faults.
@@ -41,7 +42,7 @@ impl Driver {
     }
 
     /// Stops the device, as if it had failed. The program cannot open it again for this time.
-    pub fn stop(&self, time: Duration) {
+    fn stop(&self, time: Duration) {
         *lock(&self.returns_at) = Some(now() + time);
         self.device_lost();
     }
@@ -62,13 +63,8 @@ impl Driver {
             return None;
         }
         let (due, next) = urnic_faults::plan().due(self.name());
-        for action in due {
-            match action {
-                Action::Do(Kind::PortDown(_)) => self.plan(Planned::PortDown),
-                Action::Do(Kind::GidChange) => self.plan(Planned::GidChange),
-                Action::Do(Kind::DeviceFatal(time)) => self.stop(time),
-                _ => {}
-            }
+        for fault in due {
+            self.strike(fault);
         }
         for planned in std::mem::take(&mut *lock(&self.planned)) {
             match planned {

@@ -1,7 +1,9 @@
 //! Decisions of a plan.
 
 use super::*;
-use crate::kind::{Lateness, Position};
+use crate::delay::Lateness;
+use crate::kinds::{CompletionFault, DatagramFault, SendingFault, StreamFault};
+use crate::occasion::Passed;
 use std::net::{IpAddr, Ipv4Addr};
 use urnic_device::vocabulary::WcStatus;
 
@@ -15,7 +17,7 @@ fn of(text: &str) -> Box<Plan> {
 }
 
 /// The numbers of the occasions, of a hundred, at which something strikes.
-fn struck(plan: &Plan, occasion: &Occasion<'_>) -> Vec<u32> {
+fn struck<F>(plan: &Plan, occasion: &Occasion<'_, F>) -> Vec<u32> {
     (1..=100)
         .filter(|_| !plan.strikes("urnic0", occasion).is_empty())
         .collect()
@@ -23,7 +25,7 @@ fn struck(plan: &Plan, occasion: &Occasion<'_>) -> Vec<u32> {
 
 #[test]
 fn a_fault_strikes_at_its_occasions() {
-    let datagram = Occasion::Datagram(PEER);
+    let datagram = occasion::datagram(PEER);
     assert_eq!(struck(&of("drop"), &datagram), [1]);
     assert_eq!(struck(&of("drop nth=7"), &datagram), [7]);
     assert_eq!(struck(&of("drop every=30"), &datagram), [30, 60, 90]);
@@ -39,7 +41,7 @@ fn one_seed_has_one_run() {
     let run = |seed: u64| {
         struck(
             &of(&format!("drop p=0.3; seed={seed}")),
-            &Occasion::Datagram(PEER),
+            &occasion::datagram(PEER),
         )
     };
     assert_eq!(run(5), run(5));
@@ -51,15 +53,15 @@ fn one_seed_has_one_run() {
 fn only_occasions_that_fit_count() {
     let plan = of("complete status=REM_OP_ERR opcode=RDMA_READ nth=2");
     assert!(
-        plan.strikes("urnic0", &Occasion::Completion("RDMA_READ", 1))
+        plan.strikes("urnic0", &occasion::completion("RDMA_READ", 1))
             .is_empty()
     );
     assert!(
-        plan.strikes("urnic0", &Occasion::Completion("SEND", 1))
+        plan.strikes("urnic0", &occasion::completion("SEND", 1))
             .is_empty()
     );
-    let strikes = plan.strikes("urnic0", &Occasion::Completion("RDMA_READ", 1));
-    assert_eq!(strikes, [Action::Do(Kind::Complete(WcStatus::RemOpErr))]);
+    let strikes = plan.strikes("urnic0", &occasion::completion("RDMA_READ", 1));
+    assert_eq!(strikes, [CompletionFault::Complete(WcStatus::RemOpErr)]);
     assert_eq!(
         plan.list(),
         ["fault 1: complete status=REM_OP_ERR nth=2 opcode=RDMA_READ: struck 1 times at 2 occasions"]
@@ -70,15 +72,16 @@ fn only_occasions_that_fit_count() {
 fn a_position_is_passed_once() {
     let plan = of("reset after=100 every=1");
     let origins = Origins::beginning(1);
-    let passed = |bytes| Occasion::Passed {
-        peer: PEER,
-        bytes,
-        messages: 0..0,
-        origins: &origins,
+    let passed = |bytes| {
+        let passed = Passed {
+            bytes,
+            messages: 0..0,
+            origins: &origins,
+        };
+        occasion::passed(PEER, passed)
     };
     assert!(plan.strikes("urnic0", &passed(0..100)).is_empty());
-    let reset = Action::Do(Kind::Reset(Position::Bytes(100)));
-    assert_eq!(plan.strikes("urnic0", &passed(100..130)), [reset]);
+    assert_eq!(plan.strikes("urnic0", &passed(100..130)), [StreamFault::Reset]);
     assert!(plan.strikes("urnic0", &passed(130..200)).is_empty());
 }
 
@@ -86,29 +89,32 @@ fn a_position_is_passed_once() {
 fn messages_are_counted_by_their_ends() {
     let plan = of("silence after=3msg every=1");
     let origins = Origins::beginning(1);
-    let passed = |bytes, messages| Occasion::Passed {
-        peer: PEER,
-        bytes,
-        messages,
-        origins: &origins,
+    let passed = |bytes, messages| {
+        let passed = Passed {
+            bytes,
+            messages,
+            origins: &origins,
+        };
+        occasion::passed(PEER, passed)
     };
     assert!(plan.strikes("urnic0", &passed(0..100, 0..0)).is_empty());
     assert!(plan.strikes("urnic0", &passed(100..200, 0..2)).is_empty());
-    let silence = Action::Do(Kind::Silence(Position::Messages(3)));
-    assert_eq!(plan.strikes("urnic0", &passed(200..300, 2..5)), [silence]);
+    let silence = plan.strikes("urnic0", &passed(200..300, 2..5));
+    assert_eq!(silence, [StreamFault::Silence]);
     assert!(plan.strikes("urnic0", &passed(300..400, 5..6)).is_empty());
     let at_once = of("close after=0msg").strikes("urnic0", &passed(0..20, 0..0));
-    assert_eq!(at_once, [Action::Do(Kind::Close(Position::Messages(0)))]);
+    assert_eq!(at_once, [StreamFault::Close]);
 }
 
 #[test]
 fn a_delay_has_a_time_a_jitter_and_a_rate() {
     let plan = of("delay time=10us jitter=2us rate=8gbit");
     for _ in 0..100 {
-        let strikes = plan.strikes("urnic0", &Occasion::Send(PEER, 1000));
-        let [Action::Late(Lateness { transfer, time })] = strikes[..] else {
+        let strikes = plan.strikes("urnic0", &occasion::sending(PEER));
+        let [SendingFault::Delay(delay)] = strikes[..] else {
             panic!("{strikes:?}")
         };
+        let Lateness { transfer, time } = delay.lateness(1000);
         assert_eq!(transfer, Duration::from_micros(1));
         assert!((8..=12).contains(&time.as_micros()), "{time:?}");
     }
@@ -128,9 +134,9 @@ fn faults_of_the_network_need_a_network_that_asks() {
 #[test]
 fn a_fault_may_be_of_one_device() {
     let plan = of("drop device=urnic1 nth=1");
-    let occasion = Occasion::Datagram(PEER);
+    let occasion = occasion::datagram(PEER);
     assert!(plan.strikes("urnic0", &occasion).is_empty());
-    assert_eq!(plan.strikes("urnic1", &occasion), [Action::Do(Kind::Drop)]);
+    assert_eq!(plan.strikes("urnic1", &occasion), [DatagramFault::Drop]);
 }
 
 fn seconds(n: u64) -> Duration {
@@ -141,12 +147,13 @@ fn seconds(n: u64) -> Duration {
 fn a_fault_strikes_in_its_window() {
     let plan = of("drop every=1 at=10s until=20s; refuse at=10s");
     let start = plan.faults[0].get().unwrap().since;
-    let struck = |time, occasion| !plan.strikes_at(start + time, "urnic0", &occasion).is_empty();
     let times = [0, 9, 10, 19, 20, 30].map(seconds);
-    let drops = times.map(|time| struck(time, Occasion::Datagram(PEER)));
+    let drop = occasion::datagram(PEER);
+    let drops = times.map(|time| !plan.strikes_at(start + time, "urnic0", &drop).is_empty());
     assert_eq!(drops, [false, false, true, true, false, false]);
     // What comes before the window is no occasion.
-    let refusals = times.map(|time| struck(time, Occasion::Connect(PEER)));
+    let refuse = occasion::connect(PEER);
+    let refusals = times.map(|time| !plan.strikes_at(start + time, "urnic0", &refuse).is_empty());
     assert_eq!(refusals, [false, false, true, false, false, false]);
 }
 
@@ -154,12 +161,12 @@ fn a_fault_strikes_in_its_window() {
 fn a_fault_of_a_device_strikes_by_itself() {
     let plan = of("port-down for=5s at=2s device=1; gid-change at=3s");
     let start = plan.faults[0].get().unwrap().since;
-    let down = Action::Do(Kind::PortDown(seconds(5)));
+    let down = DeviceFault::PortDown(seconds(5));
     let due = |time, device| plan.due_at(start + time, device);
     assert_eq!(due(seconds(1), "urnic1"), (vec![], Some(seconds(1))));
     assert_eq!(due(seconds(2), "urnic1"), (vec![down], Some(seconds(1))));
     assert_eq!(due(seconds(2), "urnic1"), (vec![], Some(seconds(1))), "once");
-    let change = || vec![Action::Do(Kind::GidChange)];
+    let change = || vec![DeviceFault::GidChange];
     // Devices of which it was not said, too, and later if it was not asked in time.
     assert_eq!(due(seconds(3), "urnic0"), (change(), None));
     assert_eq!(due(seconds(9), "urnic1"), (change(), None));
@@ -214,15 +221,15 @@ fn a_port_whose_connections_pass_by_is_not_taken_down() {
 #[test]
 fn cleared_faults_strike_no_more() {
     let plan = of("drop every=1; refuse");
-    let datagram = Occasion::Datagram(PEER);
-    assert_eq!(plan.strikes("urnic0", &datagram), [Action::Do(Kind::Drop)]);
+    let datagram = occasion::datagram(PEER);
+    assert_eq!(plan.strikes("urnic0", &datagram), [DatagramFault::Drop]);
     plan.note_network();
     plan.change("", true).unwrap();
     assert!(plan.strikes("urnic0", &datagram).is_empty());
     assert!(plan.list().is_empty());
     plan.change("duplicate every=1", false).unwrap();
     plan.change("reorder every=1 count=2", true).unwrap();
-    assert_eq!(plan.strikes("urnic0", &datagram), [Action::Do(Kind::Reorder)]);
+    assert_eq!(plan.strikes("urnic0", &datagram), [DatagramFault::Reorder]);
     let listed = "fault 4: reorder every=1 count=2: struck 1 times at 1 occasions";
     assert_eq!(plan.list(), [listed]);
 }

@@ -5,7 +5,7 @@ use rustix::io::Errno;
 use urnic_device::cqe::Cqe;
 use urnic_device::vocabulary::{WcOpcode, WcStatus};
 use urnic_driver::Driver;
-use urnic_faults::{Action, Kind, Occasion, plan};
+use urnic_faults::{CompletionFault, EventFault, occasion, plan};
 
 use super::completion_ring::is_receive;
 use super::ledger::Ledger;
@@ -44,19 +44,17 @@ pub(super) fn completion(driver: &Driver, cqe: &mut Cqe, ledger: &Ledger) -> Que
         return queue;
     }
     let opcode = WcOpcode::from_raw(cqe.opcode).map_or("", WcOpcode::verbs_name);
-    for action in plan().strikes(driver.name(), &Occasion::Completion(opcode, cqe.label.get())) {
-        match action {
-            Action::Do(Kind::Complete(status)) => {
+    let occasion = occasion::completion(opcode, cqe.label.get());
+    for fault in plan().strikes(driver.name(), &occasion) {
+        match fault {
+            CompletionFault::Complete(status) => {
                 cqe.status = status as u8;
                 ledger.fail_by_plan();
                 driver.fail_later(cqe.qid.get());
             }
-            Action::Do(Kind::CqOverflow) => queue = Queue::Overflowed,
-            Action::Wait(time) => urnic_faults::wait(time),
-            Action::Do(Kind::PortDown(_)) => driver.report_port_later(),
-            Action::Do(Kind::GidChange) => driver.change_gids_later(),
-            Action::Do(Kind::DeviceFatal(time)) => driver.stop(time),
-            _ => {}
+            CompletionFault::Late(delay) => urnic_faults::wait(delay.time),
+            CompletionFault::CqOverflow => queue = Queue::Overflowed,
+            CompletionFault::Device(fault) => driver.strike(fault),
         }
     }
     queue
@@ -65,7 +63,8 @@ pub(super) fn completion(driver: &Driver, cqe: &mut Cqe, ledger: &Ledger) -> Que
 /// Whether an event is lost.
 #[cold]
 pub(super) fn event_is_lost(driver: &Driver) -> bool {
-    plan()
-        .strikes(driver.name(), &Occasion::Event)
-        .contains(&Action::Do(Kind::LoseEvent))
+    let mut strikes = plan().strikes(driver.name(), &occasion::event()).into_iter();
+    strikes.any(|fault| match fault {
+        EventFault::Lose => true,
+    })
 }

@@ -4,7 +4,7 @@ use crate::stream::datagram::{DatagramSocket, Incoming, Outgoing};
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 use std::net::{IpAddr, SocketAddr};
-use urnic_faults::{Action, DevicePlan, Kind, Occasion};
+use urnic_faults::{DatagramFault, DevicePlan, occasion};
 
 /// Most batches that a port which is down loses in one call.
 const MOST_LOST: usize = 64;
@@ -29,12 +29,19 @@ impl FaultySocket {
 
     /// Sends one packet, with what goes wrong.
     fn send_one(&mut self, buffer: &[u8], packet: &Outgoing) -> Result<usize, Errno> {
-        let strikes = self.plan.strikes(&Occasion::Datagram(packet.destination.ip()));
-        let strikes_with = |kind: Kind| strikes.contains(&Action::Do(kind));
-        if strikes_with(Kind::Drop) || self.plan.port_down_for().is_some() {
+        let occasion = occasion::datagram(packet.destination.ip());
+        let (mut is_lost, mut is_late, mut is_doubled) = (false, false, false);
+        for fault in self.plan.strikes(&occasion) {
+            match fault {
+                DatagramFault::Drop => is_lost = true,
+                DatagramFault::Duplicate => is_doubled = true,
+                DatagramFault::Reorder => is_late = true,
+            }
+        }
+        if is_lost || self.plan.port_down_for().is_some() {
             return Ok(1);
         }
-        if strikes_with(Kind::Reorder) && self.late.is_none() {
+        if is_late && self.late.is_none() {
             let bytes = buffer.get(packet.at..packet.at + packet.len).unwrap_or_default();
             self.late = Some((Outgoing { at: 0, ..*packet }, bytes.to_vec()));
             return Ok(1);
@@ -44,7 +51,7 @@ impl FaultySocket {
             return Ok(0);
         }
         // What the network does not take now is lost.
-        if strikes_with(Kind::Duplicate) {
+        if is_doubled {
             let _ = self.socket.send(buffer, std::slice::from_ref(packet));
         }
         if let Some((late, bytes)) = self.late.take() {

@@ -17,7 +17,7 @@ use rustix::io::Errno;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use stream::{Condition, FaultyStream};
-use urnic_faults::{Action, DevicePlan, Kind, Occasion, Plan};
+use urnic_faults::{ConnectFault, DevicePlan, Plan, occasion};
 
 /// A network, and what goes wrong there.
 #[derive(Debug)]
@@ -50,22 +50,18 @@ impl Network for Faulty {
         local: Option<SocketAddr>,
         traffic_class: u8,
     ) -> Result<Box<dyn Stream>, Errno> {
-        let strikes = self.plan.strikes(&Occasion::Connect(remote.ip()));
-        let strikes_with = |kind: Kind| strikes.contains(&Action::Do(kind));
-        if strikes_with(Kind::Refuse) {
-            return Err(Errno::CONNREFUSED);
-        }
-        if strikes_with(Kind::Unreachable) || self.plan.port_down_for().is_some() {
+        let strikes = self.plan.strikes(&occasion::connect(remote.ip()));
+        let condition = match strikes.into_iter().min() {
+            Some(ConnectFault::Refuse) => return Err(Errno::CONNREFUSED),
+            Some(ConnectFault::Unreachable) => return Err(Errno::NETUNREACH),
+            Some(ConnectFault::Unanswered) => Condition::Unanswered,
+            Some(ConnectFault::Reject) => Condition::Rejecting,
+            None => Condition::Well,
+        };
+        if self.plan.port_down_for().is_some() {
             return Err(Errno::NETUNREACH);
         }
         let stream = self.network.connect(remote, local, traffic_class)?;
-        let condition = if strikes_with(Kind::Unanswered) {
-            Condition::Unanswered
-        } else if strikes_with(Kind::Reject) {
-            Condition::Rejecting
-        } else {
-            Condition::Well
-        };
         Ok(Box::new(FaultyStream::new(stream, self.plan.clone(), condition)))
     }
 

@@ -11,7 +11,8 @@ use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 use std::net::SocketAddr;
 use std::time::Duration;
-use urnic_faults::{Action, DevicePlan, Kind, Lateness, Occasion, Origin, Origins};
+use urnic_faults::occasion::{self, Passed};
+use urnic_faults::{ByteFault, DevicePlan, Lateness, Origin, Origins, SendingFault, StreamFault};
 
 /// Most reads of a silent connection in one call.
 const MOST_LOST: usize = 64;
@@ -184,12 +185,9 @@ impl FaultyStream {
 
     /// How late the next `len` bytes arrive, if they do.
     fn lateness(&self, len: usize) -> Option<Lateness> {
-        let occasion = Occasion::Send(self.stream.remote().ip(), len);
-        let strikes = self.plan.strikes(&occasion);
-        let late = strikes.iter().filter_map(|action| match action {
-            Action::Late(late) => Some(*late),
-            _ => None,
-        });
+        let occasion = occasion::sending(self.stream.remote().ip());
+        let strikes = self.plan.strikes(&occasion).into_iter();
+        let late = strikes.map(|SendingFault::Delay(delay)| delay.lateness(len));
         late.reduce(|a, b| Lateness {
             transfer: a.transfer + b.transfer,
             time: a.time + b.time,
@@ -206,16 +204,10 @@ impl FaultyStream {
         self.note_new_faults();
         let end = self.sent + len as u64;
         if end > self.decided {
-            let occasion = Occasion::Sending {
-                peer: self.stream.remote().ip(),
-                from: self.decided.max(self.sent),
-                to: end,
-                origins: &self.origins,
-            };
-            for action in self.plan.strikes(&occasion) {
-                if let Action::Damage(at) = action {
-                    self.damaged = Some(at);
-                }
+            let bytes = self.decided.max(self.sent)..end;
+            let occasion = occasion::bytes(self.stream.remote().ip(), bytes, &self.origins);
+            for ByteFault::Corrupt(at) in self.plan.strikes(&occasion) {
+                self.damaged = Some(at);
             }
             self.decided = end;
         }
@@ -292,32 +284,31 @@ impl FaultyStream {
             return;
         }
         self.note_new_faults_at(messages_before);
-        let occasion = Occasion::Passed {
-            peer: self.stream.remote().ip(),
+        let passed = Passed {
             bytes: self.passed..self.passed + len as u64,
             messages: messages_before..self.messages(),
             origins: &self.origins,
         };
+        let occasion = occasion::passed(self.stream.remote().ip(), passed);
         self.passed += len as u64;
-        for action in self.plan.strikes(&occasion) {
-            match action {
-                Action::Do(Kind::Reset(_)) => {
+        for fault in self.plan.strikes(&occasion) {
+            match fault {
+                StreamFault::Reset => {
                     self.line.clear();
                     self.stream.reset();
                     self.ended = true;
                     self.condition = Condition::Reset;
                 }
-                Action::Do(Kind::Close(_)) => {
+                StreamFault::Close => {
                     self.finish_behind();
                     self.ended = true;
                     self.condition = Condition::Closed;
                 }
-                Action::Do(Kind::Silence(_)) => {
+                StreamFault::Silence => {
                     self.condition = Condition::Silent;
                     self.silence.since = self.now;
                 }
-                Action::Do(Kind::Terminate { code, .. }) => self.terminates = Some(code),
-                _ => {}
+                StreamFault::Terminate(code) => self.terminates = Some(code),
             }
         }
         if self.condition == Condition::Well {
