@@ -256,7 +256,7 @@ impl Offer {
             config: ModelConfig {
                 addresses,
                 reach,
-                same_host: self.same_host == SameHost::Auto && capture.is_none(),
+                same_host: self.same_host == SameHost::Auto,
                 capture: capture
                     .map(|file| file.interface("urnic0", &format!("functions at {}", path.display()))),
                 ..ModelConfig::default()

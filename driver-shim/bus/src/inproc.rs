@@ -112,7 +112,7 @@ impl InprocBus {
             .collect();
         let config = ModelConfig {
             addresses,
-            same_host: options.same_host && options.capture.is_none(),
+            same_host: options.same_host,
             capture: options.capture,
             faulty: options.faulty,
             last_first: options.last_first,

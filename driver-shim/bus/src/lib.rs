@@ -40,12 +40,11 @@ pub fn open(config: &Config, gids: &GidTable, shared: &Shared) -> Result<Arc<dyn
                 file(path).interface(&config.name, &process)
             });
             let faulty = config.faults.as_ref().map(|_| config.name.clone());
-            let last_first = config.placement == Placement::LastFirst;
             let options = inproc::Options {
-                same_host: config.same_host == SameHost::Auto && faulty.is_none() && !last_first,
+                same_host: config.same_host == SameHost::Auto,
                 capture,
                 faulty,
-                last_first,
+                last_first: config.placement == Placement::LastFirst,
             };
             Ok(inproc::InprocBus::start(gids, options)?)
         }

@@ -139,7 +139,8 @@ pub struct ModelConfig {
     pub vectors: u32,
     /// RFC 7306 atomics and immediate data are offered.
     pub rfc7306: bool,
-    /// Connections between processes of this host pass their bytes through shared memory.
+    /// Connections between processes of this host pass their bytes through shared memory, unless a
+    /// capture, faults or the order of placement works on each byte.
     pub same_host: bool,
     /// Longest that a stream without a queue pair is kept until the peer has acknowledged all.
     pub linger: Duration,
@@ -181,6 +182,12 @@ impl Default for ModelConfig {
 }
 
 impl ModelConfig {
+    /// Whether connections on this host may pass their bytes through memory. Captures, faults and a
+    /// placement in another order work on each byte that passes, and memory has no such place.
+    pub(crate) fn shares_memory(&self) -> bool {
+        self.same_host && self.capture.is_none() && self.faulty.is_none() && !self.last_first
+    }
+
     /// The answer to `QueryDevice`.
     pub(crate) fn attributes(&self) -> DeviceAttributes {
         let limits = &self.limits;

@@ -15,6 +15,7 @@ mod tests;
 
 pub(crate) use conversation::Side;
 
+use crate::stream;
 use crate::stream::descriptor::{Descriptor, DescriptorWatch, Descriptors};
 use conversation::{Conversation, Ends, Write};
 use pcapng::{PacketMeta, Way};
@@ -248,7 +249,8 @@ impl Capture {
     }
 
     /// A connection was made. Each end that is here opens a tap of its own.
-    pub(crate) fn open(&self, local: SocketAddr, remote: SocketAddr, side: Side) -> Tap {
+    pub(crate) fn open(&self, ends: stream::Ends, side: Side) -> Tap {
+        let stream::Ends { local, remote } = ends;
         let ends = match side {
             Side::Initiator => (local, remote),
             Side::Responder => (remote, local),

@@ -5,6 +5,7 @@
 //! frames in front by which dissectors recognise the protocol. All frames are in one direction.
 
 use super::{Capture, Side, Tap};
+use crate::stream::Ends;
 use std::net::{IpAddr, SocketAddr};
 use urnic_wire::mpa::fpdu::{self, CrcMode};
 
@@ -25,7 +26,7 @@ impl Capture {
         // One of the two is odd, the other even.
         let port = qp as u16;
         let (local, remote) = (SocketAddr::new(ip, port), SocketAddr::new(ip, !port));
-        let mut tap = self.open(local, remote, Side::Initiator);
+        let mut tap = self.open(Ends { local, remote }, Side::Initiator);
         tap.sent(REQUEST);
         tap.received(REPLY);
         OwnPeerTap {

@@ -5,13 +5,12 @@ use super::staging::MAX;
 use super::{Capture, Side, Tap, now, pcapng};
 use crate::host::{Piece, PieceMut};
 use crate::stream::datagram::{DatagramOptions, DatagramSocket, Incoming, Outgoing, PACKET_ROOM};
-use crate::stream::{Answers, Listener, Network, Stream, StreamError};
-use crate::time::Nanos;
+use crate::stream::wrapper::Wrapper;
+use crate::stream::{Listener, Network, Stream, StreamError};
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, PoisonError};
-use std::time::Duration;
 
 /// A network, and where it is captured.
 #[derive(Debug)]
@@ -84,9 +83,7 @@ impl Listener for TappedListener {
         let Some(stream) = self.listener.accept()? else {
             return Ok(None);
         };
-        let tap = self
-            .capture
-            .open(stream.local(), stream.remote(), Side::Responder);
+        let tap = self.capture.open(stream.ends(), Side::Responder);
         Ok(Some(Box::new(TappedStream {
             stream,
             capture: self.capture.clone(),
@@ -139,25 +136,30 @@ impl TappedStream {
     }
 }
 
-impl Stream for TappedStream {
+impl Wrapper for TappedStream {
+    fn inner(&self) -> &dyn Stream {
+        &*self.stream
+    }
+
+    fn inner_mut(&mut self) -> &mut Box<dyn Stream> {
+        &mut self.stream
+    }
+
     /// Sends a copy, so that the capture has the bytes that were sent even if the program changes
     /// its memory meanwhile.
     fn send(&mut self, pieces: &[Piece<'_>]) -> Result<usize, StreamError> {
         if self.tap.is_none() {
             return self.stream.send(pieces);
         }
-        match self.staged(pieces) {
-            Ok(bytes) => self.send_bytes(&bytes),
-            Err(Errno::FAULT) => Err(StreamError::Fault),
+        let bytes = match self.staged(pieces) {
+            Ok(bytes) => bytes,
+            Err(Errno::FAULT) => return Err(StreamError::Fault),
             Err(errno) => {
                 self.lose(errno);
-                self.stream.send(pieces)
+                return self.stream.send(pieces);
             }
-        }
-    }
-
-    fn send_bytes(&mut self, bytes: &[u8]) -> Result<usize, StreamError> {
-        let taken = self.stream.send_bytes(bytes).map_err(|error| self.note(error))?;
+        };
+        let taken = self.stream.send_bytes(&bytes).map_err(|error| self.note(error))?;
         if let Some(tap) = &mut self.tap {
             tap.sent(&bytes[..taken]);
         }
@@ -198,47 +200,8 @@ impl Stream for TappedStream {
         Ok(n)
     }
 
-    fn receive_bytes(&mut self, into: &mut [u8]) -> Result<usize, StreamError> {
-        let n = self
-            .stream
-            .receive_bytes(into)
-            .map_err(|error| self.note(error))?;
-        if !into.is_empty() {
-            self.note_arrival(&into[..n]);
-        }
-        Ok(n)
-    }
-
     fn peek(&mut self) -> Result<bool, StreamError> {
         self.stream.peek().map_err(|error| self.note(error))
-    }
-
-    fn enter_full_operation(&mut self, qid: u32) -> Result<(), Errno> {
-        self.stream.enter_full_operation(qid)
-    }
-
-    fn is_in_memory(&self) -> bool {
-        self.stream.is_in_memory()
-    }
-
-    fn has_room(&mut self) -> bool {
-        self.stream.has_room()
-    }
-
-    fn is_cut(&self) -> bool {
-        self.stream.is_cut()
-    }
-
-    fn delays(&self) -> bool {
-        self.stream.delays()
-    }
-
-    fn advance(&mut self, now: Nanos) -> Option<Nanos> {
-        self.stream.advance(now)
-    }
-
-    fn note_hang_up(&mut self) {
-        self.stream.note_hang_up();
     }
 
     fn finish(&mut self) {
@@ -257,47 +220,12 @@ impl Stream for TappedStream {
         }
     }
 
-    fn mss(&self) -> u32 {
-        self.stream.mss()
-    }
-
     fn established(&mut self) -> Result<bool, Errno> {
         let established = self.stream.established()?;
         if established && self.tap.is_none() {
-            self.tap = Some(
-                self.capture
-                    .open(self.stream.local(), self.stream.remote(), Side::Initiator),
-            );
+            self.tap = Some(self.capture.open(self.stream.ends(), Side::Initiator));
         }
         Ok(established)
-    }
-
-    fn unacknowledged(&self) -> u32 {
-        self.stream.unacknowledged()
-    }
-
-    fn answers(&self) -> Option<Answers> {
-        self.stream.answers()
-    }
-
-    fn expect_answers(&mut self, within: Duration) {
-        self.stream.expect_answers(within);
-    }
-
-    fn ask_peer(&mut self, interval: Option<Duration>) {
-        self.stream.ask_peer(interval);
-    }
-
-    fn local(&self) -> SocketAddr {
-        self.stream.local()
-    }
-
-    fn remote(&self) -> SocketAddr {
-        self.stream.remote()
-    }
-
-    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        self.stream.descriptor()
     }
 }
 

@@ -11,6 +11,7 @@ use crate::qp::Qp;
 use crate::queues::{CompletionQueue, ReceiveQueue, ReceiveSource, SendQueue, SharedReceiveQueue};
 use crate::rdmap::{QpChange, QpParams};
 use crate::runtime::{Core, PageUser, Uar};
+use crate::stream::Ends;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -408,7 +409,7 @@ impl Job<'_> {
         let (status, ends) = qp.status(self.effects)?;
         if self.command.output_len.get() > 0 {
             self.write_output(
-                &ends.map_or_else(Endpoints::new_zeroed, |(local, remote)| Endpoints {
+                &ends.map_or_else(Endpoints::new_zeroed, |Ends { local, remote }| Endpoints {
                     local: Endpoint::from(local),
                     remote: Endpoint::from(remote),
                     input: input::NONE.into(),

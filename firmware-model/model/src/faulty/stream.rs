@@ -5,11 +5,10 @@ use super::line::{Line, PORTION};
 use super::silence::{Down, PATIENCE, Silence};
 use crate::frames::Follower;
 use crate::host::{Piece, PieceMut};
-use crate::stream::{Answers, Stream, StreamError};
+use crate::stream::wrapper::Wrapper;
+use crate::stream::{Answers, Probing, Stream, StreamError};
 use crate::time::Nanos;
-use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
-use std::net::SocketAddr;
 use std::time::Duration;
 use urnic_faults::occasion::{self, Passed};
 use urnic_faults::{ByteFault, DevicePlan, Lateness, Origin, Origins, SendingFault, StreamFault};
@@ -185,7 +184,7 @@ impl FaultyStream {
 
     /// How late the next `len` bytes arrive, if they do.
     fn lateness(&self, len: usize) -> Option<Lateness> {
-        let occasion = occasion::sending(self.stream.remote().ip());
+        let occasion = occasion::sending(self.stream.ends().remote.ip());
         let strikes = self.plan.strikes(&occasion).into_iter();
         let late = strikes.map(|SendingFault::Delay(delay)| delay.lateness(len));
         late.reduce(|a, b| Lateness {
@@ -205,7 +204,7 @@ impl FaultyStream {
         let end = self.sent + len as u64;
         if end > self.decided {
             let bytes = self.decided.max(self.sent)..end;
-            let occasion = occasion::bytes(self.stream.remote().ip(), bytes, &self.origins);
+            let occasion = occasion::bytes(self.stream.ends().remote.ip(), bytes, &self.origins);
             for ByteFault::Corrupt(at) in self.plan.strikes(&occasion) {
                 self.damaged = Some(at);
             }
@@ -289,7 +288,7 @@ impl FaultyStream {
             messages: messages_before..self.messages(),
             origins: &self.origins,
         };
-        let occasion = occasion::passed(self.stream.remote().ip(), passed);
+        let occasion = occasion::passed(self.stream.ends().remote.ip(), passed);
         self.passed += len as u64;
         for fault in self.plan.strikes(&occasion) {
             match fault {
@@ -327,7 +326,17 @@ impl FaultyStream {
     }
 }
 
-impl Stream for FaultyStream {
+impl Wrapper for FaultyStream {
+    const DELAYS: bool = true;
+
+    fn inner(&self) -> &dyn Stream {
+        &*self.stream
+    }
+
+    fn inner_mut(&mut self) -> &mut Box<dyn Stream> {
+        &mut self.stream
+    }
+
     fn send(&mut self, pieces: &[Piece<'_>]) -> Result<usize, StreamError> {
         let len = pieces.iter().map(Piece::len).sum();
         if let Some(refusal) = self.refuses_to_send(pieces, len) {
@@ -358,10 +367,6 @@ impl Stream for FaultyStream {
             self.stream.send_bytes(&bytes)?
         };
         Ok(self.note_sent(&[Piece::of(&bytes)], taken))
-    }
-
-    fn delays(&self) -> bool {
-        true
     }
 
     fn advance(&mut self, now: Nanos) -> Option<Nanos> {
@@ -409,16 +414,11 @@ impl Stream for FaultyStream {
         }
     }
 
-    fn is_cut(&self) -> bool {
-        self.cut || self.stream.is_cut()
-    }
-
-    fn enter_full_operation(&mut self, qid: u32) -> Result<(), Errno> {
-        self.stream.enter_full_operation(qid)
-    }
-
-    fn note_hang_up(&mut self) {
-        self.stream.note_hang_up();
+    fn has_input(&mut self) -> Option<bool> {
+        match self.cut {
+            true => Some(true),
+            false => self.stream.has_input(),
+        }
     }
 
     fn finish(&mut self) {
@@ -428,10 +428,6 @@ impl Stream for FaultyStream {
     fn reset(&mut self) {
         self.line.clear();
         self.stream.reset();
-    }
-
-    fn mss(&self) -> u32 {
-        self.stream.mss()
     }
 
     fn established(&mut self) -> Result<bool, Errno> {
@@ -461,25 +457,12 @@ impl Stream for FaultyStream {
         Some(self.silence.answers(self.now))
     }
 
-    fn expect_answers(&mut self, within: Duration) {
-        self.patience = within;
-        self.stream.expect_answers(within);
-    }
-
-    fn ask_peer(&mut self, interval: Option<Duration>) {
-        self.silence.asked = interval.map(|_| self.now);
-        self.stream.ask_peer(interval);
-    }
-
-    fn local(&self) -> SocketAddr {
-        self.stream.local()
-    }
-
-    fn remote(&self) -> SocketAddr {
-        self.stream.remote()
-    }
-
-    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        self.stream.descriptor()
+    fn probe_peer(&mut self, probing: Probing) {
+        match probing {
+            Probing::Within(limit) => self.patience = limit,
+            Probing::Every(_) => self.silence.asked = Some(self.now),
+            Probing::Usual => self.silence.asked = None,
+        }
+        self.stream.probe_peer(probing);
     }
 }

@@ -1,7 +1,7 @@
 //! Faults on simulated connections.
 
 use super::Faulty;
-use crate::stream::{Network, Stream, StreamError};
+use crate::stream::{Network, Probing, Stream, StreamError};
 use crate::testing::mock::{plan_of, wait_for};
 use crate::testing::sim::{Conditions, SimNetwork};
 use crate::time::Nanos;
@@ -240,7 +240,7 @@ fn a_peer_whose_answer_waits_for_a_port_gives_up() {
 fn a_peer_gives_up_after_the_time_of_the_queue_pair() {
     let plan = down_for("1000s");
     let [mut here, mut there] = connection_of(plan).unwrap();
-    here.expect_answers(Duration::from_secs(30));
+    here.probe_peer(Probing::Within(Duration::from_secs(30)));
     plan.due("urnic0");
     send(&mut *there, b"1").unwrap();
     let gives_up = Nanos(0) + Duration::from_secs(30);
@@ -316,14 +316,14 @@ fn a_terminate_comes_when_a_frame_has_ended() {
     let frame = message(false);
     send(&mut *there, &[REPLY, &frame[..10]].concat()).unwrap();
     assert_eq!(receive(&mut *here).unwrap().len(), REPLY.len() + 10);
-    assert!(!here.is_cut());
+    assert_ne!(here.has_input(), Some(true));
     send(&mut *here, &message(true)).unwrap();
     send(&mut *there, &[&frame[10..], &message(true)].concat()).unwrap();
     let mut rest = Vec::new();
     while rest.len() < frame.len() - 10 {
         rest.extend(receive(&mut *here).unwrap());
         // There is more: nobody tells of that.
-        assert!(here.is_cut());
+        assert_eq!(here.has_input(), Some(true));
     }
     assert_eq!(rest, frame[10..]);
     let said = receive(&mut *here).unwrap();

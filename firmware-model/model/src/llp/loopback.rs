@@ -2,13 +2,8 @@
 //! CRC.
 
 use crate::capture::own_peer::OwnPeerTap;
-use crate::host::{Piece, PieceMut};
 use crate::llp::buffers::{BUFFER_LEN, Buffer, BufferPool};
 use crate::llp::ulpdu::Head;
-use crate::stream::{Stream, StreamError};
-use rustix::fd::BorrowedFd;
-use rustix::io::Errno;
-use std::net::SocketAddr;
 
 /// Longest ULPDU: as large as the caches like.
 pub(crate) const MULPDU: usize = 32 << 10;
@@ -141,51 +136,3 @@ impl Loopback {
         }
     }
 }
-
-/// The stand-in for a stream where there is none.
-#[derive(Debug, Default)]
-pub struct NoStream;
-
-impl Stream for NoStream {
-    fn send(&mut self, _: &[Piece<'_>]) -> Result<usize, StreamError> {
-        Err(StreamError::Closed(Errno::NOTCONN))
-    }
-
-    fn receive(&mut self, _: &mut [PieceMut<'_>]) -> Result<usize, StreamError> {
-        Err(StreamError::Closed(Errno::NOTCONN))
-    }
-
-    fn peek(&mut self) -> Result<bool, StreamError> {
-        Err(StreamError::Closed(Errno::NOTCONN))
-    }
-
-    fn finish(&mut self) {}
-
-    fn reset(&mut self) {}
-
-    fn mss(&self) -> u32 {
-        0
-    }
-
-    fn established(&mut self) -> Result<bool, Errno> {
-        Err(Errno::NOTCONN)
-    }
-
-    fn unacknowledged(&self) -> u32 {
-        0
-    }
-
-    fn local(&self) -> SocketAddr {
-        NOWHERE
-    }
-
-    fn remote(&self) -> SocketAddr {
-        NOWHERE
-    }
-
-    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        None
-    }
-}
-
-const NOWHERE: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED), 0);

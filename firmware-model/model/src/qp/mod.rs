@@ -13,13 +13,12 @@ use crate::events::{Effects, Requests};
 use crate::queues::{CompletionQueue, ReceiveSource, SendQueue, SharedReceiveQueue};
 use crate::rdmap::params::Env;
 use crate::rdmap::{Engine, NoStream, QpChange, QpParams, RxOutcome, TxOutcome, WrongState};
-use crate::stream::Stream;
 use crate::stream::same_host::Processors;
+use crate::stream::{Ends, Stream};
 use crate::table::Last;
 use crate::time::{Nanos, Now};
 use crate::{datagram, rdmap};
 use arc_swap::ArcSwapOption;
-use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use turns::Turns;
@@ -48,7 +47,7 @@ pub(crate) struct Qp {
     /// Whether sends wait for an event of the stream: a poll cannot see that it takes more.
     pub(crate) blocked: AtomicBool,
     /// Both ends of the stream, while the peer may be a queue pair of this device.
-    pub(crate) ends: Mutex<Option<(SocketAddr, SocketAddr)>>,
+    pub(crate) ends: Mutex<Option<Ends>>,
     /// The queue pair of this device at the other end of the stream; 0 = none.
     pub(crate) sibling: AtomicU32,
     /// The shard of the thread that polled it last, if it has a sibling; initially none.
@@ -75,6 +74,8 @@ pub(crate) struct Inner {
     pub(crate) gathering: Gathering,
     /// The timer that is set.
     pub(crate) timer: Option<Nanos>,
+    /// The stream passes its bytes through memory.
+    pub(crate) in_memory: bool,
     /// The stream may be late.
     pub(crate) delays: bool,
 }
@@ -83,9 +84,6 @@ thread_local! {
     /// The queue pair that this thread rang for or polled last.
     pub(crate) static LAST: Last<Qp> = const { Last::none() };
 }
-
-/// Our end of a stream, and the peer's.
-pub(crate) type Ends = (SocketAddr, SocketAddr);
 
 impl Qp {
     /// A queue pair of kind RC or UC.
@@ -140,6 +138,7 @@ impl Qp {
                 held: false,
                 gathering: Gathering::default(),
                 timer: None,
+                in_memory: false,
                 delays: false,
             }),
         }
@@ -213,10 +212,7 @@ impl Qp {
     /// Carries out `QueryQp`: its state, and both ends of its stream.
     pub(crate) fn status(&self, effects: &mut Effects) -> Result<(QpStatus, Option<Ends>), Status> {
         self.command(effects, |inner, _| {
-            let ends = inner
-                .stream
-                .as_ref()
-                .map(|stream| (stream.local(), stream.remote()));
+            let ends = inner.stream.as_ref().map(|stream| stream.ends());
             let mut status = inner.engine.status();
             if inner.is_in_memory() && status.attached.get() == attached::STREAM {
                 status.attached = attached::MEMORY.into();
@@ -235,7 +231,7 @@ impl Inner {
 
     #[inline]
     pub(crate) fn is_in_memory(&self) -> bool {
-        self.stream.as_ref().is_some_and(|stream| stream.is_in_memory())
+        self.in_memory && self.stream.is_some()
     }
 
     /// Whether a stream that took no more may now, as far as it tells that without an event.

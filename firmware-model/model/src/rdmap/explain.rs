@@ -7,7 +7,7 @@ use super::requester::Requester;
 use super::terminate::{OffendingRequest, Received};
 use crate::log_limit::LogLimit;
 use crate::memory::{Asked, Need};
-use crate::stream::Stream;
+use crate::stream::{Ends, Stream};
 use rustix::io::Errno;
 use std::time::Duration;
 use urnic_device::vocabulary::WcStatus;
@@ -19,9 +19,10 @@ static LIMIT: LogLimit = LogLimit::new("refused requests");
 
 /// The queue pair and its connection.
 fn subject(qp: &Identity, stream: &dyn Stream) -> String {
-    match stream.remote().port() {
+    let Ends { local, remote } = stream.ends();
+    match remote.port() {
         0 => format!("qp {:#x} (no connection)", qp.label),
-        _ => format!("qp {:#x} ({} to {})", qp.label, stream.local(), stream.remote()),
+        _ => format!("qp {:#x} ({local} to {remote})", qp.label),
     }
 }
 

@@ -41,7 +41,7 @@ mod tests;
 mod turns;
 mod watch;
 
-pub use crate::llp::loopback::NoStream;
+pub use crate::stream::no_stream::NoStream;
 pub use delivery::{PeerProgress, Rendezvous};
 pub use engine::Engine;
 pub use params::{Attachment, InvalidAttachment, QpChange, QpParams, Rtr, RxOutcome, TxOutcome, WrongState};

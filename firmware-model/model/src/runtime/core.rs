@@ -11,7 +11,7 @@ use crate::faulty::Faulty;
 use crate::host::{HostMemory, RemoteMemory};
 use crate::llp::buffers::BufferPool;
 use crate::memory::{MemoryTable, PageRoom, Recent};
-use crate::qp::{Ends, Qp};
+use crate::qp::Qp;
 use crate::queues::{CompletionQueue, SharedReceiveQueue};
 use crate::rdmap::Rendezvous;
 use crate::rdmap::params::Env;
@@ -21,7 +21,7 @@ use crate::stream::descriptor::Descriptors;
 use crate::stream::linger::Lingering;
 use crate::stream::same_host::SameHost;
 use crate::stream::tcp::Tcp;
-use crate::stream::{Network, Stream};
+use crate::stream::{Ends, Network, Stream};
 use crate::table::Table;
 use crate::time::{Clock, Now};
 use crate::timed;
@@ -100,7 +100,7 @@ impl Core {
         let limit = 2 * (config.limits.qps + config.limits.streams) as usize + 64;
         let limit = limit.min(config.limits.descriptors as usize);
         let descriptors = Descriptors::new(limit, config.descriptors);
-        let same_host = match config.same_host {
+        let same_host = match config.shares_memory() {
             true => Self::same_host(&descriptors, &config)?,
             false => None,
         };

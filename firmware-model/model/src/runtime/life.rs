@@ -7,8 +7,8 @@ use crate::qp::{Inner, Qp};
 use crate::rdmap::{Attachment, Engine, PeerProgress, QpChange, WrongState};
 use crate::schedule::Token;
 use crate::shard::home_shard;
-use crate::stream::Stream;
 use crate::stream::datagram::DatagramSocket;
+use crate::stream::{Ends, QpNumbers, Stream};
 use crate::table::Found;
 use std::collections::hash_map::Entry;
 use std::net::{IpAddr, SocketAddr};
@@ -66,29 +66,36 @@ impl Qp {
                 inner.stream = None;
                 self.leave_sibling(core);
             }
-            let Some(live) = stream.as_mut().filter(|_| !inner.dead && inner.stream.is_none()) else {
+            if inner.dead || inner.stream.is_some() {
                 return Err(Status::WrongState);
-            };
-            let mut env = core.env(&self.counters, effects);
+            }
             let engine = inner
                 .engine
                 .connected()
                 .map_err(|WrongState| Status::WrongState)?;
-            if let Err(errno) = live.enter_full_operation(self.id) {
-                tracing::warn!(%errno, "a connection on this host is lost");
-                live.reset();
-            }
-            live.note_number(engine.label());
-            self.processors.store(live.processors().map(Arc::new));
-            let attachment = match live.is_in_memory() {
+            let started = stream.take().ok_or(Status::WrongState)?;
+            let numbers = QpNumbers {
+                id: self.id,
+                label: engine.label(),
+            };
+            let entered = started.enter_full_operation(numbers);
+            inner.in_memory = entered.local_peer.is_some();
+            inner.delays = entered.delays;
+            let attachment = match inner.in_memory {
                 true => &attachment.without_checks(),
                 false => attachment,
             };
+            let (neighbour, processors) = entered
+                .local_peer
+                .map(|peer| (peer.neighbour, Arc::new(peer.processors)))
+                .unzip();
+            self.processors.store(processors);
+            let live = stream.insert(entered.stream);
+            let mut env = core.env(&self.counters, effects);
             engine
-                .attach(attachment, &mut env, &mut **live)
+                .attach(attachment, neighbour, &mut env, &mut **live)
                 .map_err(|WrongState| Status::WrongState)?;
             self.find_sibling(core, &**live, engine, awaited);
-            inner.delays = live.delays();
             inner.stream = stream.take();
             inner.held = true;
             Ok(((), Requests::ATTACHED | Requests::RESUME | Requests::RECEIVE))
@@ -216,19 +223,21 @@ impl Qp {
     /// will be.
     pub(super) fn find_sibling(&self, core: &Core, stream: &dyn Stream, engine: &mut Engine, awaited: bool) {
         let plain = |end: SocketAddr| SocketAddr::new(end.ip().to_canonical(), end.port());
-        let (local, remote) = (plain(stream.local()), plain(stream.remote()));
+        let Ends { local, remote } = stream.ends();
+        let (local, remote) = (plain(local), plain(remote));
         if local.ip() != remote.ip() {
             return;
         }
-        *self.ends.lock().unwrap_or_else(PoisonError::into_inner) = Some((local, remote));
+        let own_ends = Ends { local, remote };
+        *self.ends.lock().unwrap_or_else(PoisonError::into_inner) = Some(own_ends);
         let mut ends = core.ends();
-        let sibling = (ends.get(&(remote, local)))
+        let sibling = (ends.get(&own_ends.reversed()))
             .and_then(|(id, rendezvous)| Some((core.qps.find(*id)?, rendezvous.join()?)));
         let (sibling, peer_progress) = match sibling {
             Some((sibling, peer_progress)) => (Some(sibling), peer_progress),
             None => (None, PeerProgress::first(awaited)),
         };
-        ends.insert((local, remote), (self.id, peer_progress.rendezvous()));
+        ends.insert(own_ends, (self.id, peer_progress.rendezvous()));
         drop(ends);
         engine.track_peer(peer_progress);
         if let Some(sibling) = sibling {

@@ -1,19 +1,20 @@
-//! What a TCP connection has beside it: a way through memory, or the prospect of one.
+//! Connections whose bytes pass through memory, and how a TCP connection becomes one.
 
-use super::StreamError;
 use super::descriptor::Descriptor;
-use super::same_host::{Connection, Neighbour, Offer, Offers, Processors, SameHost, TcpEnd};
-use super::socket;
+use super::same_host::{Connection, Offer, Offers, SameHost, TcpEnd};
+use super::{Ends, FullOperation, LocalPeer, QpNumbers, Stream, StreamError, socket};
 use crate::host::{Piece, PieceMut};
+use rustix::fd::{AsFd, BorrowedFd};
 use rustix::io::Errno;
+use rustix::net::{Shutdown, shutdown};
 use std::mem;
 use std::sync::Arc;
 
-/// A way through memory, at each stage of a connection.
+/// What a TCP connection knows of memory that its ends may share, up to full operation.
 #[derive(Debug)]
-pub(super) enum Beside {
+pub(super) enum Prospect {
     /// There is none.
-    Nothing,
+    None,
     /// Memory will be offered when the connection is established.
     Connecting(Arc<SameHost>),
     /// Memory was offered. The listener answers before its MPA Reply.
@@ -22,120 +23,141 @@ pub(super) enum Beside {
     Accepted(Arc<SameHost>, Arc<Offers>),
     /// Both ends have the memory, for full operation.
     Agreed(Box<Connection>),
-    /// Full operation: all bytes pass through memory.
-    Instead(InMemory),
+}
+
+impl Prospect {
+    /// The connection is established.
+    pub(super) fn established(&mut self, end: TcpEnd) {
+        if let Prospect::Connecting(same_host) = self {
+            *self = match same_host.offer(end) {
+                Some(offer) => Prospect::Offered(same_host.clone(), Box::new(offer)),
+                None => Prospect::None,
+            };
+        }
+    }
+
+    /// Bytes have arrived by TCP: those of the initiator's Request come after its offer.
+    #[inline]
+    pub(super) fn bytes_arrived(&mut self, end: TcpEnd) {
+        if let Prospect::Accepted(same_host, offers) = self {
+            *self = match same_host.take_up(offers, end) {
+                Some(connection) => Prospect::Agreed(Box::new(connection)),
+                None => Prospect::None,
+            };
+        }
+    }
+
+    /// The memory that full operation uses, if both ends have it.
+    ///
+    /// # Errors
+    /// The ends do not agree on that, so the connection is lost.
+    pub(super) fn conclude(&mut self, end: TcpEnd) -> Result<Option<Box<Connection>>, Errno> {
+        match mem::replace(self, Prospect::None) {
+            Prospect::Agreed(connection) => Ok(Some(connection)),
+            Prospect::Offered(same_host, offer) => Ok(same_host.conclude(*offer, end)?.map(Box::new)),
+            _ => Ok(None),
+        }
+    }
 }
 
 /// A connection whose bytes pass through memory. TCP reports that the peer is gone.
 #[derive(Debug)]
 pub(super) struct InMemory {
-    connection: Box<Connection>,
+    /// Absent after a reset, as is the socket.
+    connection: Option<Box<Connection>>,
+    socket: Option<Descriptor>,
+    ends: Ends,
     /// TCP has reported the end of the connection, or an error.
     hung_up: bool,
 }
 
-impl Beside {
-    /// The connection is established.
-    pub(super) fn established(&mut self, end: TcpEnd) {
-        if let Beside::Connecting(same_host) = self {
-            *self = match same_host.offer(end) {
-                Some(offer) => Beside::Offered(same_host.clone(), Box::new(offer)),
-                None => Beside::Nothing,
-            };
-        }
-    }
+const RESET: StreamError = StreamError::Closed(Errno::CONNRESET);
 
-    /// Bytes have arrived by TCP: those of the initiator's Request come behind its offer.
-    #[inline]
-    pub(super) fn bytes_arrived(&mut self, end: TcpEnd) {
-        if let Beside::Accepted(same_host, offers) = self {
-            *self = match same_host.take_up(offers, end) {
-                Some(connection) => Beside::Agreed(Box::new(connection)),
-                None => Beside::Nothing,
-            };
-        }
-    }
-
-    /// As [`Stream::enter_full_operation`](super::Stream::enter_full_operation).
-    pub(super) fn enter_full_operation(&mut self, qid: u32, end: TcpEnd) -> Result<(), Errno> {
-        let connection = match mem::replace(self, Beside::Nothing) {
-            Beside::Agreed(connection) => connection,
-            Beside::Offered(same_host, offer) => match same_host.conclude(*offer, end)? {
-                Some(connection) => Box::new(connection),
-                None => return Ok(()),
-            },
-            _ => return Ok(()),
-        };
-        let TcpEnd { local, remote, .. } = end;
+impl InMemory {
+    /// Full operation begins, for a queue pair with these numbers.
+    pub(super) fn enter(
+        mut connection: Box<Connection>,
+        socket: Option<Descriptor>,
+        ends: Ends,
+        qp: QpNumbers,
+    ) -> FullOperation {
+        let Ends { local, remote } = ends;
         tracing::debug!(%local, %remote, "this connection passes its bytes through memory");
-        connection.bind(qid);
-        *self = Beside::Instead(InMemory {
-            connection,
-            hung_up: false,
-        });
-        Ok(())
+        connection.bind(qp.id);
+        let local_peer = LocalPeer {
+            neighbour: connection.neighbour(qp.id),
+            processors: connection.processors(),
+        };
+        FullOperation {
+            stream: Box::new(InMemory {
+                connection: Some(connection),
+                socket,
+                ends,
+                hung_up: false,
+            }),
+            local_peer: Some(local_peer),
+            delays: false,
+        }
+    }
+
+    #[inline]
+    fn connection(&mut self) -> Result<&mut Connection, StreamError> {
+        self.connection.as_deref_mut().ok_or(RESET)
+    }
+
+    /// Whether the peer still has the connection.
+    ///
+    /// # Errors
+    /// `EPIPE`: it ended without a word. Otherwise TCP's error.
+    fn check_peer(&self) -> Result<(), StreamError> {
+        let connection = self.connection.as_ref().ok_or(RESET)?;
+        if connection.is_left() {
+            return Err(RESET);
+        }
+        match socket::peek(self.socket.as_ref().ok_or(RESET)?) {
+            // It sends no more, and said so in the memory.
+            Ok(false) if connection.is_finished() => Ok(()),
+            Ok(false) => Err(StreamError::Closed(Errno::PIPE)),
+            // Nothing belongs there.
+            Ok(true) => Err(StreamError::Closed(Errno::PROTO)),
+            Err(StreamError::WouldBlock) => Ok(()),
+            Err(error) => Err(error),
+        }
     }
 }
 
-impl InMemory {
-    /// As [`Stream::send`](super::Stream::send).
-    pub(super) fn send(
-        &mut self,
-        pieces: &[Piece<'_>],
-        socket: Option<&Descriptor>,
-    ) -> Result<usize, StreamError> {
+impl Stream for InMemory {
+    fn send(&mut self, pieces: &[Piece<'_>]) -> Result<usize, StreamError> {
         if self.hung_up {
-            self.check_peer(socket)?;
+            self.check_peer()?;
         }
-        self.connection.send(pieces)
+        self.connection()?.send(pieces)
     }
 
-    /// As [`Stream::has_room`](super::Stream::has_room).
-    pub(super) fn has_room(&mut self) -> bool {
-        self.connection.has_room()
-    }
-
-    /// As [`Stream::is_cut`](super::Stream::is_cut).
-    pub(super) fn is_cut(&self) -> bool {
-        self.connection.is_cut()
-    }
-
-    /// As [`Stream::receive`](super::Stream::receive).
     #[inline]
-    pub(super) fn receive(
-        &mut self,
-        into: &mut [PieceMut<'_>],
-        socket: Option<&Descriptor>,
-    ) -> Result<usize, StreamError> {
-        match self.connection.receive(into) {
+    fn receive(&mut self, into: &mut [PieceMut<'_>]) -> Result<usize, StreamError> {
+        match self.connection()?.receive(into) {
             Err(StreamError::WouldBlock) => {}
             received => return received,
         }
-        match self.peek(socket)? {
+        match self.peek()? {
             // They came in the meantime.
-            true => self.connection.receive(into),
+            true => self.connection()?.receive(into),
             false => Ok(0),
         }
     }
 
-    /// As [`Stream::is_quiet`](super::Stream::is_quiet).
     #[inline]
-    pub(super) fn is_quiet(&mut self) -> bool {
-        !self.hung_up && self.connection.peek() == Err(StreamError::WouldBlock)
-    }
-
-    /// As [`Stream::peek`](super::Stream::peek).
-    #[inline]
-    pub(super) fn peek(&mut self, socket: Option<&Descriptor>) -> Result<bool, StreamError> {
-        match self.connection.peek() {
+    fn peek(&mut self) -> Result<bool, StreamError> {
+        match self.connection()?.peek() {
             Err(StreamError::WouldBlock) if self.hung_up => {}
             known => return known,
         }
         // A peer that was killed leaves no mark in the memory.
-        let Err(ended) = self.check_peer(socket) else {
+        let Err(ended) = self.check_peer() else {
             return Err(StreamError::WouldBlock);
         };
-        match self.connection.peek() {
+        match self.connection()?.peek() {
             Err(StreamError::WouldBlock) => match ended {
                 StreamError::Closed(Errno::PIPE) => Ok(false),
                 ended => Err(ended),
@@ -144,48 +166,64 @@ impl InMemory {
         }
     }
 
-    /// Whether the peer still has the connection.
-    ///
-    /// # Errors
-    /// `EPIPE`: it ended without a word. Otherwise TCP's error.
-    fn check_peer(&self, socket: Option<&Descriptor>) -> Result<(), StreamError> {
-        if self.connection.is_left() {
-            return Err(StreamError::Closed(Errno::CONNRESET));
-        }
-        let socket = socket.ok_or(StreamError::Closed(Errno::CONNRESET))?;
-        match socket::peek(socket) {
-            // It sends no more, and said so in the memory.
-            Ok(false) if self.connection.is_finished() => Ok(()),
-            Ok(false) => Err(StreamError::Closed(Errno::PIPE)),
-            // Nothing belongs there.
-            Ok(true) => Err(StreamError::Closed(Errno::PROTO)),
-            Err(StreamError::WouldBlock) => Ok(()),
-            Err(error) => Err(error),
-        }
+    #[inline]
+    fn has_input(&mut self) -> Option<bool> {
+        let nothing = !self.hung_up && self.connection().ok()?.peek() == Err(StreamError::WouldBlock);
+        Some(!nothing)
     }
 
-    /// As [`Stream::note_hang_up`](super::Stream::note_hang_up).
-    pub(super) fn note_hang_up(&mut self) {
+    #[inline]
+    fn has_room(&mut self) -> bool {
+        self.connection().is_ok_and(Connection::has_room)
+    }
+
+    /// The queue pair before had it for itself.
+    fn enter_full_operation(self: Box<Self>, _: QpNumbers) -> FullOperation {
+        FullOperation::of(self)
+    }
+
+    fn note_hang_up(&mut self) {
         self.hung_up = true;
     }
 
-    /// The connection ends without order as soon as this value is dropped.
-    pub(super) fn reset(&mut self) {
-        self.connection.reset();
+    fn finish(&mut self) {
+        if let Ok(connection) = self.connection() {
+            connection.finish();
+        }
+        if let Some(socket) = &self.socket {
+            // The call fails only if the connection is closed already.
+            let _ = shutdown(socket, Shutdown::Write);
+        }
     }
 
-    /// As [`Stream::neighbour`](super::Stream::neighbour).
-    pub(super) fn neighbour(&mut self, qid: u32) -> Neighbour {
-        self.connection.neighbour(qid)
+    fn reset(&mut self) {
+        if let Some(mut connection) = self.connection.take() {
+            connection.reset();
+        }
+        if let Some(socket) = self.socket.take() {
+            socket::reset(socket);
+        }
     }
 
-    /// As [`Stream::processors`](super::Stream::processors).
-    pub(super) fn processors(&self) -> Processors {
-        self.connection.processors()
+    /// There are no packets: the longest ULPDU is best.
+    fn mss(&self) -> u32 {
+        u32::MAX
     }
 
-    /// As [`Stream::finish`](super::Stream::finish).
-    pub(super) fn finish(&mut self) {
-        self.connection.finish();
+    fn established(&mut self) -> Result<bool, Errno> {
+        Ok(true)
+    }
+
+    /// What was sent stays in the memory that the peer has mapped, whatever happens here.
+    fn unacknowledged(&self) -> u32 {
+        0
+    }
+
+    fn ends(&self) -> Ends {
+        self.ends
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.socket.as_ref().map(AsFd::as_fd)
     }
 }

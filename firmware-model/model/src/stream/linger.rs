@@ -76,18 +76,13 @@ impl Lingering {
         let mut total = 0;
         while total < DRAIN {
             match self.stream.receive(&mut [PieceMut::of(&mut waste)]) {
-                Ok(0) => return self.unsent.is_empty() && !self.is_late(),
+                Ok(0) => return self.unsent.is_empty(),
                 Ok(n) => total += n,
                 Err(StreamError::WouldBlock) => return false,
                 Err(_) => return true,
             }
         }
         false
-    }
-
-    /// Whether the stream itself may still have to send what it took.
-    fn is_late(&self) -> bool {
-        self.stream.delays() && self.stream.unacknowledged() > 0
     }
 
     fn is_acknowledged(&self) -> bool {

@@ -1,14 +1,16 @@
 //! Byte streams under MPA, and the networks that make them: kernel TCP ([`tcp`]) or a simulated
 //! one.
 
-mod beside;
 pub mod datagram;
 pub(crate) mod descriptor;
+mod in_memory;
 pub(crate) mod linger;
+pub mod no_stream;
 pub(crate) mod same_host;
 mod socket;
 pub(crate) mod tcp;
 mod udp;
+pub mod wrapper;
 
 use crate::host::{Piece, PieceMut};
 use crate::time::Nanos;
@@ -71,29 +73,92 @@ impl Answers {
     }
 }
 
-/// A reliable stream of bytes in both directions.
+/// The addresses of the two ends of a stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Ends {
+    /// Ours.
+    pub local: SocketAddr,
+    /// The peer's.
+    pub remote: SocketAddr,
+}
+
+impl Ends {
+    /// The same two ends as the peer sees them.
+    pub fn reversed(self) -> Ends {
+        Ends {
+            local: self.remote,
+            remote: self.local,
+        }
+    }
+}
+
+/// The numbers of the queue pair that gets a stream.
+#[derive(Debug, Clone, Copy)]
+pub struct QpNumbers {
+    /// The device's.
+    pub id: u32,
+    /// The one for programs.
+    pub label: u32,
+}
+
+/// How the peer's system is asked whether it is there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Probing {
+    /// It is expected to answer within this time: a retransmission or a probe of its window should
+    /// not be much longer in coming, if the network knows a limit.
+    Within(Duration),
+    /// From now on at this interval, while nothing else is in flight.
+    Every(Duration),
+    /// As at the beginning.
+    Usual,
+}
+
+/// A stream in full operation.
+#[derive(Debug)]
+pub struct FullOperation {
+    /// The stream, whose bytes are FPDUs from here on.
+    pub stream: Box<dyn Stream>,
+    /// The peer, if the bytes pass through memory that it shares. Then neither CRCs nor markers are
+    /// needed, and the other end knows that, too.
+    pub local_peer: Option<LocalPeer>,
+    /// The stream may be late with what it takes: then [`advance`](Stream::advance) has to be
+    /// called.
+    pub delays: bool,
+}
+
+/// The peer of a stream in memory.
+#[derive(Debug)]
+pub struct LocalPeer {
+    /// How far it is, and its memory.
+    pub(crate) neighbour: Neighbour,
+    /// Where the two ends poll.
+    pub(crate) processors: Processors,
+}
+
+impl FullOperation {
+    /// A stream that stays what it was.
+    pub fn of(stream: Box<dyn Stream>) -> FullOperation {
+        FullOperation {
+            stream,
+            local_peer: None,
+            delays: false,
+        }
+    }
+}
+
+/// A reliable stream of bytes in both directions. A stream around another one is a
+/// [`Wrapper`](wrapper::Wrapper).
 pub trait Stream: Send + Debug {
     /// Takes bytes from `pieces` in order; returns how many, at least one unless there are none.
     fn send(&mut self, pieces: &[Piece<'_>]) -> Result<usize, StreamError>;
-
-    /// Whether the last call received less than was there, for a reason of the stream's.
-    fn is_cut(&self) -> bool {
-        false
-    }
-
-    /// Whether it is worth offering bytes again to a stream that took no more, as far as that costs
-    /// no system call to know.
-    fn has_room(&mut self) -> bool {
-        false
-    }
-
-    /// Fills `into` in order with what has arrived; returns how many bytes, 0 = the peer sent FIN.
-    fn receive(&mut self, into: &mut [PieceMut<'_>]) -> Result<usize, StreamError>;
 
     /// As [`send`](Self::send), of bytes of our own: cheaper than one piece.
     fn send_bytes(&mut self, bytes: &[u8]) -> Result<usize, StreamError> {
         self.send(&[Piece::of(bytes)])
     }
+
+    /// Fills `into` in order with what has arrived; returns how many bytes, 0 = the peer sent FIN.
+    fn receive(&mut self, into: &mut [PieceMut<'_>]) -> Result<usize, StreamError>;
 
     /// As [`receive`](Self::receive), into memory of our own: cheaper than one piece.
     fn receive_bytes(&mut self, into: &mut [u8]) -> Result<usize, StreamError> {
@@ -104,50 +169,19 @@ pub trait Stream: Send + Debug {
     /// takes nothing.
     fn peek(&mut self) -> Result<bool, StreamError>;
 
-    /// Whether nothing has arrived, nor the stream ended, as far as that costs no system call:
-    /// `true` saves the call of [`receive`](Self::receive).
-    fn is_quiet(&mut self) -> bool {
-        false
-    }
-
-    /// MPA start-up is over: the bytes from here on are FPDUs, and what arrives is the queue pair's
-    /// of this number. They may take another way than those before.
-    ///
-    /// # Errors
-    /// The connection is lost.
-    fn enter_full_operation(&mut self, qid: u32) -> Result<(), Errno> {
-        let _ = qid;
-        Ok(())
-    }
-
-    /// In full operation: the queue pair's number for programs.
-    fn note_number(&mut self, qpn: u32) {
-        let _ = qpn;
-    }
-
-    /// Whether the bytes pass through memory, which needs neither CRCs nor markers. In full
-    /// operation the other end has the same answer.
-    fn is_in_memory(&self) -> bool {
-        false
-    }
-
-    /// The peer at the other end of a stream [in memory](Self::is_in_memory), for queue pair `qid`:
-    /// to be taken once, at the beginning of full operation.
-    fn neighbour(&mut self, qid: u32) -> Option<Neighbour> {
-        let _ = qid;
+    /// Whether bytes, or the end, have arrived. `None`: only a system call can tell.
+    fn has_input(&mut self) -> Option<bool> {
         None
     }
 
-    /// On which processors the ends of a stream [in memory](Self::is_in_memory) poll.
-    fn processors(&self) -> Option<Processors> {
-        None
-    }
-
-    /// Whether the stream may be late with what it takes: then [`advance`](Self::advance) has to be
-    /// called.
-    fn delays(&self) -> bool {
+    /// Whether a stream that took no more certainly takes some now. Never makes a system call.
+    fn has_room(&mut self) -> bool {
         false
     }
+
+    /// MPA start-up is over: the bytes from here on are FPDUs, and what arrives is this queue
+    /// pair's. They may pass by another stream than those before.
+    fn enter_full_operation(self: Box<Self>, qp: QpNumbers) -> FullOperation;
 
     /// Lets what is late go on by `now`. Returns when it is to be called again, if nothing happens
     /// until then.
@@ -159,13 +193,14 @@ pub trait Stream: Send + Debug {
     /// The [descriptor](Self::descriptor) has reported that the peer closed, or an error.
     fn note_hang_up(&mut self) {}
 
-    /// Ends our direction in an orderly way (FIN) behind all that was taken.
+    /// Ends our direction in an orderly way (FIN) after all that was taken.
     fn finish(&mut self);
 
     /// Ends both directions at once (RST).
     fn reset(&mut self);
 
-    /// Largest TCP segment at present, in bytes (EMSS of RFC 5044 §4.5).
+    /// Largest TCP segment at present, in bytes (EMSS of RFC 5044 §4.5); `u32::MAX`: there are no
+    /// segments, now and later.
     fn mss(&self) -> u32;
 
     /// Whether a connection that [`Network::connect`] began is there yet; an error ends the
@@ -181,23 +216,13 @@ pub trait Stream: Send + Debug {
         None
     }
 
-    /// The peer's system is expected to answer within this time: a retransmission or a probe of its
-    /// window should not be much longer in coming, if the network knows a limit.
-    fn expect_answers(&mut self, within: Duration) {
-        let _ = within;
+    /// Changes how the peer's system is asked.
+    fn probe_peer(&mut self, probing: Probing) {
+        let _ = probing;
     }
 
-    /// From now on, while nothing else is in flight, asks the peer's system for an answer at this
-    /// interval; `None`: as before.
-    fn ask_peer(&mut self, interval: Option<Duration>) {
-        let _ = interval;
-    }
-
-    /// Our address.
-    fn local(&self) -> SocketAddr;
-
-    /// The peer's address.
-    fn remote(&self) -> SocketAddr;
+    /// Our address, and the peer's.
+    fn ends(&self) -> Ends;
 
     /// The descriptor to poll for readiness; `None` for streams that only a manual
     /// [step](crate::Device::step) drives.

@@ -34,6 +34,11 @@ pub(super) fn peek(socket: &Descriptor) -> Result<bool, StreamError> {
     uninterrupted(|| recv(socket, &mut [0u8; 1], flags).map(|(n, _)| n)).map(|n| n > 0)
 }
 
+/// Closes a connection with RST, by a linger time of zero.
+pub(super) fn reset(socket: Descriptor) {
+    let _ = sockopt::set_socket_linger(&socket, Some(Duration::ZERO));
+}
+
 /// Sets the traffic class of a socket's packets.
 pub(super) fn mark(socket: BorrowedFd<'_>, family: AddressFamily, traffic_class: u8) -> Result<(), Errno> {
     if traffic_class == 0 {

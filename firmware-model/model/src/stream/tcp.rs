@@ -1,13 +1,15 @@
 //! Kernel TCP.
 
-use super::beside::{Beside, InMemory};
 use super::datagram::{DatagramOptions, DatagramSocket};
 use super::descriptor::{Descriptor, Descriptors};
-use super::same_host::{Neighbour, Offers, Processors, SameHost, TcpEnd};
+use super::in_memory::{InMemory, Prospect};
+use super::same_host::{Offers, SameHost, TcpEnd};
 use super::socket::KeepAlive;
 use super::socket::{mark, peek, uninterrupted};
 use super::{ANYWHERE, family, plain};
-use super::{Answers, Listener, Network, Stream, StreamError, udp};
+use super::{
+    Answers, Ends, FullOperation, Listener, Network, Probing, QpNumbers, Stream, StreamError, socket, udp,
+};
 use crate::host::{Piece, PieceMut};
 use crate::sys;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -45,7 +47,7 @@ struct TcpStream {
     sends: u32,
     local: SocketAddr,
     remote: SocketAddr,
-    beside: Beside,
+    prospect: Prospect,
     /// The system's keep-alive, while the device asks more often.
     keep_alive: Option<KeepAlive>,
 }
@@ -58,7 +60,7 @@ struct TcpListener {
     same_host: Option<(Arc<SameHost>, Arc<Offers>)>,
 }
 
-fn socket(family: AddressFamily) -> Result<OwnedFd, Errno> {
+fn new_socket(family: AddressFamily) -> Result<OwnedFd, Errno> {
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     net::socket_with(family, SocketType::STREAM, flags, Some(net::ipproto::TCP))
 }
@@ -78,7 +80,7 @@ impl Tcp {
         local: SocketAddr,
         ipv6_only: bool,
     ) -> Result<OwnedFd, Errno> {
-        let socket = socket(family)?;
+        let socket = new_socket(family)?;
         // A port whose last connections linger in TIME-WAIT may be listened on again; one with a
         // live listener may not.
         sockopt::set_socket_reuseaddr(&socket, true)?;
@@ -97,7 +99,7 @@ impl Network for Tcp {
         local: Option<SocketAddr>,
         traffic_class: u8,
     ) -> Result<Box<dyn Stream>, Errno> {
-        let socket = self.descriptors.adopt(socket(family(&remote))?)?;
+        let socket = self.descriptors.adopt(new_socket(family(&remote))?)?;
         set_options(socket.as_fd())?;
         mark(socket.as_fd(), family(&remote), traffic_class)?;
         if let Some(local) = local {
@@ -113,8 +115,11 @@ impl Network for Tcp {
             Ok(()) | Err(Errno::INPROGRESS) => {}
             Err(errno) => return Err(errno),
         }
-        let beside = self.same_host.clone().map_or(Beside::Nothing, Beside::Connecting);
-        Ok(Box::new(TcpStream::new(socket, remote, beside)))
+        let prospect = self
+            .same_host
+            .clone()
+            .map_or(Prospect::None, Prospect::Connecting);
+        Ok(Box::new(TcpStream::new(socket, remote, prospect)))
     }
 
     fn listen(
@@ -176,11 +181,11 @@ impl Listener for TcpListener {
             match net::acceptfrom_with(&self.socket, flags) {
                 Ok((fd, peer)) => {
                     let socket = room.adopt(fd);
-                    let beside = match &self.same_host {
-                        Some((same_host, offers)) => Beside::Accepted(same_host.clone(), offers.clone()),
-                        None => Beside::Nothing,
+                    let prospect = match &self.same_host {
+                        Some((same_host, offers)) => Prospect::Accepted(same_host.clone(), offers.clone()),
+                        None => Prospect::None,
                     };
-                    let mut stream = TcpStream::new(socket, plain(peer), beside);
+                    let mut stream = TcpStream::new(socket, plain(peer), prospect);
                     stream.note_established();
                     return Ok(Some(Box::new(stream)));
                 }
@@ -214,7 +219,7 @@ impl Listener for TcpListener {
 }
 
 impl TcpStream {
-    fn new(socket: Descriptor, remote: SocketAddr, beside: Beside) -> TcpStream {
+    fn new(socket: Descriptor, remote: SocketAddr, prospect: Prospect) -> TcpStream {
         TcpStream {
             socket: Some(socket),
             established: false,
@@ -222,7 +227,7 @@ impl TcpStream {
             sends: 0,
             local: ANYWHERE,
             remote,
-            beside,
+            prospect,
             keep_alive: None,
         }
     }
@@ -236,7 +241,7 @@ impl TcpStream {
         if let Some(socket) = &self.socket {
             self.local = plain(net::getsockname(socket).ok());
         }
-        self.beside.established(self.end());
+        self.prospect.established(self.end());
         self.refresh_mss();
     }
 
@@ -249,15 +254,6 @@ impl TcpStream {
             local: self.local,
             remote: self.remote,
             socket: number.cast_unsigned(),
-        }
-    }
-
-    /// The memory that takes the place of the socket, if it does.
-    #[inline]
-    fn memory(&self) -> Option<&InMemory> {
-        match &self.beside {
-            Beside::Instead(memory) => Some(memory),
-            _ => None,
         }
     }
 
@@ -278,40 +274,19 @@ impl TcpStream {
 
 impl Stream for TcpStream {
     fn send(&mut self, pieces: &[Piece<'_>]) -> Result<usize, StreamError> {
-        if let Beside::Instead(memory) = &mut self.beside {
-            return memory.send(pieces, self.socket.as_ref());
-        }
         self.note_send();
         let socket = self.socket()?;
         let io = Piece::as_io_slices(&pieces[..pieces.len().min(MAX_PIECES)]);
         uninterrupted(|| net::sendmsg(socket, io, &mut SendAncillaryBuffer::default(), SEND))
     }
 
-    fn is_cut(&self) -> bool {
-        self.memory().is_some_and(InMemory::is_cut)
-    }
-
-    #[inline]
-    fn has_room(&mut self) -> bool {
-        match &mut self.beside {
-            Beside::Instead(memory) => memory.has_room(),
-            _ => false,
-        }
-    }
-
     fn send_bytes(&mut self, bytes: &[u8]) -> Result<usize, StreamError> {
-        if let Beside::Instead(memory) = &mut self.beside {
-            return memory.send(&[Piece::of(bytes)], self.socket.as_ref());
-        }
         self.note_send();
         let socket = self.socket()?;
         uninterrupted(|| net::send(socket, bytes, SEND))
     }
 
     fn receive(&mut self, into: &mut [PieceMut<'_>]) -> Result<usize, StreamError> {
-        if let Beside::Instead(memory) = &mut self.beside {
-            return memory.receive(into, self.socket.as_ref());
-        }
         let socket = self.socket()?;
         let count = into.len().min(MAX_PIECES);
         let io = PieceMut::as_io_slices(&mut into[..count]);
@@ -326,63 +301,36 @@ impl Stream for TcpStream {
         })?;
         if received > 0 {
             let end = self.end();
-            self.beside.bytes_arrived(end);
+            self.prospect.bytes_arrived(end);
         }
         Ok(received)
     }
 
     fn receive_bytes(&mut self, into: &mut [u8]) -> Result<usize, StreamError> {
-        if let Beside::Instead(memory) = &mut self.beside {
-            return memory.receive(&mut [PieceMut::of(into)], self.socket.as_ref());
-        }
         let socket = self.socket()?;
         uninterrupted(|| net::recv(socket, &mut *into, RecvFlags::DONTWAIT).map(|(_, n)| n))
     }
 
     fn peek(&mut self) -> Result<bool, StreamError> {
-        if let Beside::Instead(memory) = &mut self.beside {
-            return memory.peek(self.socket.as_ref());
-        }
         peek(self.socket()?)
     }
 
-    #[inline]
-    fn is_quiet(&mut self) -> bool {
-        match &mut self.beside {
-            Beside::Instead(memory) => memory.is_quiet(),
-            _ => false,
+    fn enter_full_operation(mut self: Box<Self>, qp: QpNumbers) -> FullOperation {
+        match self.prospect.conclude(self.end()) {
+            Ok(None) => {}
+            Ok(Some(connection)) => {
+                let ends = self.ends();
+                return InMemory::enter(connection, self.socket.take(), ends, qp);
+            }
+            Err(errno) => {
+                tracing::warn!(%errno, "a connection on this host is lost");
+                self.reset();
+            }
         }
-    }
-
-    fn enter_full_operation(&mut self, qid: u32) -> Result<(), Errno> {
-        self.beside.enter_full_operation(qid, self.end())
-    }
-
-    fn is_in_memory(&self) -> bool {
-        self.memory().is_some()
-    }
-
-    fn neighbour(&mut self, qid: u32) -> Option<Neighbour> {
-        match &mut self.beside {
-            Beside::Instead(memory) => Some(memory.neighbour(qid)),
-            _ => None,
-        }
-    }
-
-    fn processors(&self) -> Option<Processors> {
-        Some(self.memory()?.processors())
-    }
-
-    fn note_hang_up(&mut self) {
-        if let Beside::Instead(memory) = &mut self.beside {
-            memory.note_hang_up();
-        }
+        FullOperation::of(self)
     }
 
     fn finish(&mut self) {
-        if let Beside::Instead(memory) = &mut self.beside {
-            memory.finish();
-        }
         if let Some(socket) = &self.socket {
             // The call fails only if the connection is closed already.
             let _ = net::shutdown(socket, Shutdown::Write);
@@ -390,22 +338,14 @@ impl Stream for TcpStream {
     }
 
     fn reset(&mut self) {
-        if let Beside::Instead(memory) = &mut self.beside {
-            memory.reset();
-        }
-        self.beside = Beside::Nothing;
+        self.prospect = Prospect::None;
         if let Some(socket) = self.socket.take() {
-            // Closing with a linger time of zero makes TCP send RST.
-            let _ = sockopt::set_socket_linger(&socket, Some(Duration::ZERO));
+            socket::reset(socket);
         }
     }
 
     fn mss(&self) -> u32 {
-        match self.beside {
-            // There are no packets: the longest ULPDU is best.
-            Beside::Instead(_) => u16::MAX.into(),
-            _ => self.mss,
-        }
+        self.mss
     }
 
     fn established(&mut self) -> Result<bool, Errno> {
@@ -427,10 +367,6 @@ impl Stream for TcpStream {
     }
 
     fn unacknowledged(&self) -> u32 {
-        if self.is_in_memory() {
-            // What was sent stays in the memory that the peer has mapped, whatever happens here.
-            return 0;
-        }
         self.socket
             .as_ref()
             .and_then(|s| sys::unacknowledged(s.as_fd()).ok())
@@ -438,9 +374,6 @@ impl Stream for TcpStream {
     }
 
     fn answers(&self) -> Option<Answers> {
-        if self.is_in_memory() {
-            return None;
-        }
         let info = sys::tcp_info(self.socket.as_ref()?.as_fd()).ok()?;
         let last = info.tcpi_last_ack_recv.min(info.tcpi_last_data_recv);
         Some(Answers {
@@ -452,19 +385,17 @@ impl Stream for TcpStream {
         })
     }
 
-    fn expect_answers(&mut self, within: Duration) {
-        if let Some(socket) = self.socket.as_ref().filter(|_| !self.is_in_memory()) {
-            let pause = within.clamp(LONGEST_PAUSE.0, LONGEST_PAUSE.1);
-            // Older kernels do not have the option, and the pauses grow to two minutes.
-            let _ = sys::limit_retransmission(socket.as_fd(), pause.as_millis() as u32);
-        }
-    }
-
-    fn ask_peer(&mut self, interval: Option<Duration>) {
+    fn probe_peer(&mut self, probing: Probing) {
         let Some(socket) = &self.socket else { return };
-        let outcome = match interval {
-            None => self.keep_alive.take().map_or(Ok(()), |usual| usual.set(socket)),
-            Some(interval) => KeepAlive::of(socket).and_then(|usual| {
+        let outcome = match probing {
+            Probing::Within(limit) => {
+                let pause = limit.clamp(LONGEST_PAUSE.0, LONGEST_PAUSE.1);
+                // Older kernels do not have the option, and the pauses grow to two minutes.
+                let _ = sys::limit_retransmission(socket.as_fd(), pause.as_millis() as u32);
+                return;
+            }
+            Probing::Usual => self.keep_alive.take().map_or(Ok(()), |usual| usual.set(socket)),
+            Probing::Every(interval) => KeepAlive::of(socket).and_then(|usual| {
                 self.keep_alive.get_or_insert(usual);
                 KeepAlive::at(interval).set(socket)
             }),
@@ -474,12 +405,11 @@ impl Stream for TcpStream {
         }
     }
 
-    fn local(&self) -> SocketAddr {
-        self.local
-    }
-
-    fn remote(&self) -> SocketAddr {
-        self.remote
+    fn ends(&self) -> Ends {
+        Ends {
+            local: self.local,
+            remote: self.remote,
+        }
     }
 
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {

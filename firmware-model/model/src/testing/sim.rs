@@ -5,7 +5,9 @@
 //! choice comes from a seed.
 
 use crate::host::{Piece, PieceMut};
-use crate::stream::{Answers, Listener, Network, Stream, StreamError};
+use crate::stream::{
+    Answers, Ends, FullOperation, Listener, Network, Probing, QpNumbers, Stream, StreamError,
+};
 use crate::time::Nanos;
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
@@ -371,18 +373,25 @@ impl Stream for SimStream {
         ))
     }
 
-    fn ask_peer(&mut self, interval: Option<Duration>) {
+    fn probe_peer(&mut self, probing: Probing) {
         let mut link = self.wire.lock();
         let now = link.now();
-        link.pipes[self.end].asked = interval.map(|_| now);
+        match probing {
+            Probing::Within(_) => {}
+            Probing::Every(_) => link.pipes[self.end].asked = Some(now),
+            Probing::Usual => link.pipes[self.end].asked = None,
+        }
     }
 
-    fn local(&self) -> SocketAddr {
-        self.local
+    fn ends(&self) -> Ends {
+        Ends {
+            local: self.local,
+            remote: self.remote,
+        }
     }
 
-    fn remote(&self) -> SocketAddr {
-        self.remote
+    fn enter_full_operation(self: Box<Self>, _: QpNumbers) -> FullOperation {
+        FullOperation::of(self)
     }
 
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {

@@ -7,15 +7,14 @@ mod tests;
 use crate::frames::{Follower, Message};
 use crate::host::{Piece, PieceMut};
 use crate::stream::datagram::{DatagramOptions, DatagramSocket};
-use crate::stream::same_host::{Neighbour, Processors};
-use crate::stream::{Answers, Listener, Network, Stream, StreamError};
+use crate::stream::wrapper::Wrapper;
+use crate::stream::{Listener, Network, QpNumbers, Stream, StreamError};
 use crate::time::Nanos;
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 use std::fmt::Debug;
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
 use urnic_wire::rdmap::Opcode;
 
 /// A network, and who is told.
@@ -132,6 +131,8 @@ struct TimedStream {
     observer: &'static dyn Observer,
     /// The queue pair's number for programs, in full operation.
     qpn: Option<u32>,
+    /// In full operation: bytes pass through memory, and without markers.
+    in_memory: bool,
     sends: Follower,
     receives: Follower,
 }
@@ -142,6 +143,7 @@ impl TimedStream {
             stream,
             observer,
             qpn: None,
+            in_memory: false,
             sends: Follower::new(),
             receives: Follower::new(),
         }
@@ -164,135 +166,40 @@ impl TimedStream {
         }
     }
 
-    /// These pieces were offered at `began`, and `taken` bytes of them were sent.
-    fn sent(&mut self, pieces: &[Piece<'_>], taken: usize, began: Nanos) {
-        // Streams in memory have no markers.
-        let marked = self.receives.requests_markers() && !self.stream.is_in_memory();
-        let mut report = self.report(true);
-        self.sends
-            .pass(pieces.iter().copied(), taken, marked, began, &mut report);
-    }
-
-    fn received<'a>(&mut self, pieces: impl Iterator<Item = Piece<'a>>, taken: usize) {
-        let marked = self.sends.requests_markers() && !self.stream.is_in_memory();
-        let mut report = self.report(false);
-        self.receives
-            .pass(pieces, taken, marked, Nanos::monotonic(), &mut report);
+    /// Whether what passes has markers: the other direction's follower has seen the request.
+    fn is_marked(&self, requests: &Follower) -> bool {
+        requests.requests_markers() && !self.in_memory
     }
 }
 
-impl Stream for TimedStream {
+impl Wrapper for TimedStream {
+    fn inner(&self) -> &dyn Stream {
+        &*self.stream
+    }
+
+    fn inner_mut(&mut self) -> &mut Box<dyn Stream> {
+        &mut self.stream
+    }
+
+    fn note_full_operation(&mut self, qp: QpNumbers, in_memory: bool) {
+        (self.qpn, self.in_memory) = (Some(qp.label), in_memory);
+    }
+
     fn send(&mut self, pieces: &[Piece<'_>]) -> Result<usize, StreamError> {
         let began = Nanos::monotonic();
         let taken = self.stream.send(pieces)?;
-        self.sent(pieces, taken, began);
+        let (marked, mut report) = (self.is_marked(&self.receives), self.report(true));
+        let pieces = pieces.iter().copied();
+        self.sends.pass(pieces, taken, marked, began, &mut report);
         Ok(taken)
-    }
-
-    fn send_bytes(&mut self, bytes: &[u8]) -> Result<usize, StreamError> {
-        let began = Nanos::monotonic();
-        let taken = self.stream.send_bytes(bytes)?;
-        self.sent(&[Piece::of(bytes)], taken, began);
-        Ok(taken)
-    }
-
-    fn has_room(&mut self) -> bool {
-        self.stream.has_room()
-    }
-
-    fn is_cut(&self) -> bool {
-        self.stream.is_cut()
     }
 
     fn receive(&mut self, into: &mut [PieceMut<'_>]) -> Result<usize, StreamError> {
         let n = self.stream.receive(into)?;
-        self.received(into.iter().map(|piece| piece.filled(piece.len())), n);
+        let (marked, mut report) = (self.is_marked(&self.sends), self.report(false));
+        let pieces = into.iter().map(|piece| piece.filled(piece.len()));
+        self.receives
+            .pass(pieces, n, marked, Nanos::monotonic(), &mut report);
         Ok(n)
-    }
-
-    fn receive_bytes(&mut self, into: &mut [u8]) -> Result<usize, StreamError> {
-        let n = self.stream.receive_bytes(into)?;
-        self.received([Piece::of(into)].into_iter(), n);
-        Ok(n)
-    }
-
-    fn peek(&mut self) -> Result<bool, StreamError> {
-        self.stream.peek()
-    }
-
-    fn enter_full_operation(&mut self, qid: u32) -> Result<(), Errno> {
-        self.stream.enter_full_operation(qid)
-    }
-
-    fn note_number(&mut self, qpn: u32) {
-        self.qpn = Some(qpn);
-    }
-
-    fn is_in_memory(&self) -> bool {
-        self.stream.is_in_memory()
-    }
-
-    fn neighbour(&mut self, qid: u32) -> Option<Neighbour> {
-        self.stream.neighbour(qid)
-    }
-
-    fn processors(&self) -> Option<Processors> {
-        self.stream.processors()
-    }
-
-    fn delays(&self) -> bool {
-        self.stream.delays()
-    }
-
-    fn advance(&mut self, now: Nanos) -> Option<Nanos> {
-        self.stream.advance(now)
-    }
-
-    fn note_hang_up(&mut self) {
-        self.stream.note_hang_up();
-    }
-
-    fn finish(&mut self) {
-        self.stream.finish();
-    }
-
-    fn reset(&mut self) {
-        self.stream.reset();
-    }
-
-    fn mss(&self) -> u32 {
-        self.stream.mss()
-    }
-
-    fn established(&mut self) -> Result<bool, Errno> {
-        self.stream.established()
-    }
-
-    fn unacknowledged(&self) -> u32 {
-        self.stream.unacknowledged()
-    }
-
-    fn answers(&self) -> Option<Answers> {
-        self.stream.answers()
-    }
-
-    fn expect_answers(&mut self, within: Duration) {
-        self.stream.expect_answers(within);
-    }
-
-    fn ask_peer(&mut self, interval: Option<Duration>) {
-        self.stream.ask_peer(interval);
-    }
-
-    fn local(&self) -> SocketAddr {
-        self.stream.local()
-    }
-
-    fn remote(&self) -> SocketAddr {
-        self.stream.remote()
-    }
-
-    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        self.stream.descriptor()
     }
 }

@@ -1,7 +1,7 @@
 //! Messages of a simulated connection are reported once, at both ends.
 
 use super::{Observer, Passed, Timed};
-use crate::stream::{Network, Stream};
+use crate::stream::{Network, QpNumbers, Stream};
 use crate::testing::sim::{Conditions, SimNetwork};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
@@ -50,8 +50,9 @@ fn messages_are_reported_at_both_ends() {
     };
     pass(&mut *here, &mut *there, b"MPA ID Req Frame\x40\x01\x00\x00");
     pass(&mut *there, &mut *here, b"MPA ID Rep Frame\x40\x01\x00\x00");
-    here.note_number(1);
-    there.note_number(2);
+    let numbers = |label| QpNumbers { id: label, label };
+    let [mut here, mut there] =
+        [(here, 1), (there, 2)].map(|(end, label)| end.enter_full_operation(numbers(label)).stream);
     pass(&mut *here, &mut *there, &message());
     let reports = log.0.lock().unwrap();
     let seen: Vec<_> = reports

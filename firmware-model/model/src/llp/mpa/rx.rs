@@ -188,7 +188,8 @@ impl Receiver {
         buffers: &BufferPool,
         stream: &mut dyn Stream,
     ) -> Result<(usize, Filled), LlpError> {
-        if self.buffer.is_none() && stream.is_quiet() {
+        let input = stream.has_input();
+        if self.buffer.is_none() && input == Some(false) {
             return Ok((0, Filled::Nothing));
         }
         if self.start == self.end {
@@ -205,9 +206,8 @@ impl Receiver {
         }
         let limit = match expected_len {
             Some(len) if len.saturating_sub(have) >= EXACT_MIN => self.start + len,
-            len if stream.is_in_memory() => {
-                (self.start + len.unwrap_or(0).max(have + MEMORY_READ)).min(BUFFER_LEN)
-            }
+            // A read costs little where no system call is needed.
+            len if input.is_some() => (self.start + len.unwrap_or(0).max(have + MEMORY_READ)).min(BUFFER_LEN),
             _ => BUFFER_LEN,
         };
         let buffer = self.buffer.get_or_insert_with(|| buffers.take());
@@ -270,7 +270,10 @@ impl Receiver {
         let mut requested = payload;
         if payload == direct.missing {
             let buffer = self.buffer.get_or_insert_with(|| buffers.take());
-            let tail = if stream.is_in_memory() { MEMORY_TAIL } else { TAIL };
+            let tail = match stream.has_input() {
+                Some(_) => MEMORY_TAIL,
+                None => TAIL,
+            };
             let tail = buffer.get_mut(self.end..tail).unwrap_or_default();
             requested += tail.len();
             pieces.push(PieceMut::of(tail));
@@ -305,11 +308,11 @@ impl Receiver {
 fn outcome(
     read: Result<usize, StreamError>,
     requested: usize,
-    stream: &dyn Stream,
+    stream: &mut dyn Stream,
 ) -> Result<(usize, Filled), LlpError> {
     match read {
         Ok(0) => Ok((0, Filled::Fin)),
-        Ok(n) if n < requested && !stream.is_cut() => Ok((n, Filled::Short)),
+        Ok(n) if n < requested && stream.has_input() != Some(true) => Ok((n, Filled::Short)),
         Ok(n) => Ok((n, Filled::All)),
         Err(StreamError::WouldBlock) => Ok((0, Filled::Nothing)),
         Err(error) => Err(error.into()),

@@ -4,14 +4,13 @@ use super::{Agreed, Filled, MAX_SHORT, Mpa};
 use crate::host::{Piece, PieceMut};
 use crate::llp::Head;
 use crate::llp::buffers::BufferPool;
-use crate::llp::loopback::NoStream;
 use crate::memory::MemoryTable;
-use crate::stream::{Stream, StreamError};
+use crate::stream::no_stream::NoStream;
+use crate::stream::{Ends, FullOperation, QpNumbers, Stream, StreamError};
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::io::Read;
-use std::net::SocketAddr;
 use urnic_wire::ddp::UntaggedHeader;
 use urnic_wire::mpa::fpdu::{CRC_LEN, CrcMode, emit_length, padding};
 
@@ -57,7 +56,11 @@ impl Stream for Narrow {
         Ok(received)
     }
 
-    fn is_in_memory(&self) -> bool {
+    fn has_input(&mut self) -> Option<bool> {
+        Some(!self.arriving.is_empty())
+    }
+
+    fn has_room(&mut self) -> bool {
         true
     }
 
@@ -81,12 +84,12 @@ impl Stream for Narrow {
         0
     }
 
-    fn local(&self) -> SocketAddr {
-        NoStream.local()
+    fn ends(&self) -> Ends {
+        NoStream.ends()
     }
 
-    fn remote(&self) -> SocketAddr {
-        NoStream.remote()
+    fn enter_full_operation(self: Box<Self>, _: QpNumbers) -> FullOperation {
+        FullOperation::of(self)
     }
 
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {

@@ -60,6 +60,8 @@ pub(crate) struct Sender {
     markers: bool,
     mulpdu: usize,
     mss_checked_at: Option<Nanos>,
+    /// The stream has segments, whose size may change.
+    has_segments: bool,
     staging: Option<Buffer>,
     /// Bytes of the staging buffer in use.
     filled: usize,
@@ -86,6 +88,7 @@ impl Sender {
             markers,
             mulpdu: MIN_MULPDU.into(),
             mss_checked_at: None,
+            has_segments: true,
             staging: None,
             filled: 0,
             loose: 0,
@@ -140,8 +143,7 @@ impl Sender {
     /// FPDUs that are written already keep their length (RFC 5041 §3.2).
     #[inline]
     pub(crate) fn refresh(&mut self, now: &Now<'_>, stream: &dyn Stream) {
-        // Memory has no segments, so the first answer stays right.
-        if self.mss_checked_at.is_some() && stream.is_in_memory() {
+        if !self.has_segments {
             return;
         }
         let now = now.get();
@@ -150,7 +152,9 @@ impl Sender {
             .is_none_or(|then| now.since(then) >= MSS_INTERVAL)
         {
             self.mss_checked_at = Some(now);
-            self.mulpdu = mulpdu(stream.mss(), self.markers).into();
+            let mss = stream.mss();
+            self.has_segments = mss < u32::MAX;
+            self.mulpdu = mulpdu(mss.min(u16::MAX.into()), self.markers).into();
         }
     }
 
@@ -502,9 +506,8 @@ impl Unsent {
                 Ok((n, offered)) => {
                     *taken += n as u64;
                     self.advance(n);
-                    // In memory there may be room: what comes next cannot be read. A socket
-                    // would tell of the room.
-                    if n < offered && !stream.is_in_memory() {
+                    // With room, what comes next cannot be read. A socket tells of room later.
+                    if n < offered && !stream.has_room() {
                         return Ok(false);
                     }
                 }

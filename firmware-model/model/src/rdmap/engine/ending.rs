@@ -2,7 +2,7 @@
 
 use super::{Engine, Progress};
 use crate::counters::Counter;
-use crate::llp::loopback::{Loopback, NoStream};
+use crate::llp::loopback::Loopback;
 use crate::llp::{Llp, LlpError};
 use crate::queues::Overflow;
 use crate::rdmap::delivery::PeerProgress;
@@ -14,7 +14,8 @@ use crate::rdmap::terminate::{Outgoing, Received};
 use crate::rdmap::turns::{Framed, Turns};
 use crate::rdmap::watch::Look;
 use crate::rdmap::{delivery, explain};
-use crate::stream::Stream;
+use crate::stream::no_stream::NoStream;
+use crate::stream::{Probing, Stream};
 use crate::time::Nanos;
 use std::time::Duration;
 use urnic_device::event::{Event, EventKind, QpFault};
@@ -826,7 +827,7 @@ impl Engine {
     /// Sets the time after which a silent peer is lost; zero leaves that to TCP.
     pub(super) fn limit_silence(&mut self, limit: Duration, stream: &mut dyn Stream) {
         if self.watch.set_limit(limit) {
-            stream.ask_peer(None);
+            stream.probe_peer(Probing::Usual);
         }
     }
 
@@ -845,7 +846,7 @@ impl Engine {
         if let Some(answers) = stream.answers()
             && self.watch.start(limit, env.now.get(), &answers)
         {
-            stream.expect_answers(limit);
+            stream.probe_peer(Probing::Within(limit));
         }
     }
 
@@ -866,13 +867,13 @@ impl Engine {
         self.watch.acknowledged = taken.saturating_sub(answers.unacknowledged.into());
         if !self.waits_for_peer() {
             if self.watch.rest() {
-                stream.ask_peer(None);
+                stream.probe_peer(Probing::Usual);
             }
             return;
         }
         match self.watch.look(env.now.get(), &answers) {
             Look::Goes => {}
-            Look::Ask(interval) => stream.ask_peer(Some(interval)),
+            Look::Ask(interval) => stream.probe_peer(Probing::Every(interval)),
             Look::Silent(silence) => {
                 if !self.halves.qp.unreliable {
                     self.halves.requester.flush_status = Some(WcStatus::RetryExcErr);

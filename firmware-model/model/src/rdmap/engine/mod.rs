@@ -32,6 +32,7 @@ use crate::llp::mpa::{Agreed, Mpa};
 use crate::queues::{ReceiveSource, SendQueue};
 use crate::rdmap::params::{Attachment, Identity, QpChange, QpParams, Rtr, WrongState};
 use crate::stream::Stream;
+use crate::stream::same_host::Neighbour;
 use crate::time::Nanos;
 use std::time::Duration;
 use urnic_device::command::QpStatus;
@@ -240,10 +241,11 @@ impl Engine {
         &mut self.halves.responder.rq
     }
 
-    /// Begins full operation over `stream`.
+    /// Begins full operation over `stream`; `local_peer`: the peer, if it shares its memory.
     pub fn attach(
         &mut self,
         attachment: &Attachment,
+        local_peer: Option<Neighbour>,
         env: &mut Env<'_>,
         stream: &mut dyn Stream,
     ) -> Result<(), WrongState> {
@@ -255,7 +257,7 @@ impl Engine {
         };
         self.open(attachment, Llp::Mpa(Box::new(Mpa::new(agreed))))?;
         self.watch.begin(stream.answers().is_some());
-        self.meet_neighbour(stream.neighbour(self.halves.qp.qid));
+        self.meet_neighbour(local_peer);
         if let Some(llp) = &mut self.llp {
             llp.refresh(&env.now, stream);
         }

@@ -5,7 +5,7 @@ use super::{Engine, Progress};
 use crate::counters::Counter;
 use crate::host::PieceMut;
 use crate::llp::mpa::Filled;
-use crate::llp::{Llp, LlpError, loopback};
+use crate::llp::{Llp, LlpError};
 use crate::probes;
 use crate::queues::Overflow;
 use crate::rdmap::explain::Lost;
@@ -14,6 +14,7 @@ use crate::rdmap::params::Env;
 use crate::rdmap::params::RxOutcome;
 use crate::rdmap::responder::Refusal;
 use crate::rdmap::terminate::{Outgoing, Received};
+use crate::stream::no_stream::NoStream;
 use crate::stream::{Stream, StreamError};
 use std::time::Duration;
 use urnic_device::event::{Event, EventKind, QpFault};
@@ -234,7 +235,7 @@ impl Engine {
         match delivered.and(pushed.map_err(Stop::from)) {
             Ok(()) => self.note_waiting(env),
             Err(stop) => {
-                self.stop(stop, env, &mut loopback::NoStream);
+                self.stop(stop, env, &mut NoStream);
             }
         }
         ulpdus
@@ -275,7 +276,7 @@ impl Engine {
                 Ok(n) => {
                     env.counters.add(Counter::RxBytes, n as u64);
                     budget = budget.saturating_sub(n);
-                    if n < requested && !stream.is_cut() {
+                    if n < requested && stream.has_input() != Some(true) {
                         break RxOutcome::Drained;
                     }
                     if budget == 0 {

@@ -1,15 +1,13 @@
 //! Revocation while payload waits for a slow stream: framed segments carry the bytes from before
 //! the revocation, and the device does not read the memory again.
 
-use crate::host::{Piece, PieceMut};
+use crate::host::Piece;
 use crate::memory::{InvalidateBy, MemoryTable, Need};
 use crate::rdmap::Attachment;
+use crate::stream::wrapper::Wrapper;
 use crate::stream::{Stream, StreamError};
 use crate::testing::rig::*;
-use crate::testing::sim::{Conditions, SimStream};
-use rustix::fd::BorrowedFd;
-use rustix::io::Errno;
-use std::net::SocketAddr;
+use crate::testing::sim::Conditions;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
@@ -285,21 +283,33 @@ fn ddp_t_08_all_that_arrives_was_there_before_the_revocation() {
     }
 }
 
+/// Bytes of a call with large payload.
+const LARGE: usize = 64 << 10;
+
 /// A stream: during its first call with large payload, another thread deregisters the region of the
 /// payload.
 #[derive(Debug)]
 struct Interrupted {
-    stream: SimStream,
+    stream: Box<dyn Stream>,
     memory: Arc<MemoryTable>,
     stag: u32,
     revoked: Arc<AtomicBool>,
     revoker: Arc<std::sync::Mutex<Option<JoinHandle<()>>>>,
 }
 
-impl Stream for Interrupted {
+impl Wrapper for Interrupted {
+    fn inner(&self) -> &dyn Stream {
+        &*self.stream
+    }
+
+    fn inner_mut(&mut self) -> &mut Box<dyn Stream> {
+        &mut self.stream
+    }
+
     fn send(&mut self, pieces: &[Piece<'_>]) -> Result<usize, StreamError> {
         let mut revoker = self.revoker.lock().unwrap();
-        if revoker.is_none() {
+        let len: usize = pieces.iter().map(Piece::len).sum();
+        if revoker.is_none() && len >= LARGE {
             let (memory, stag, revoked) = (self.memory.clone(), self.stag, self.revoked.clone());
             *revoker = Some(std::thread::spawn(move || {
                 memory.deregister(stag).unwrap();
@@ -316,50 +326,6 @@ impl Stream for Interrupted {
         }
         self.stream.send(pieces)
     }
-
-    fn send_bytes(&mut self, bytes: &[u8]) -> Result<usize, StreamError> {
-        self.stream.send_bytes(bytes)
-    }
-
-    fn receive(&mut self, into: &mut [PieceMut<'_>]) -> Result<usize, StreamError> {
-        self.stream.receive(into)
-    }
-
-    fn peek(&mut self) -> Result<bool, StreamError> {
-        self.stream.peek()
-    }
-
-    fn finish(&mut self) {
-        self.stream.finish();
-    }
-
-    fn reset(&mut self) {
-        self.stream.reset();
-    }
-
-    fn mss(&self) -> u32 {
-        self.stream.mss()
-    }
-
-    fn established(&mut self) -> Result<bool, Errno> {
-        self.stream.established()
-    }
-
-    fn unacknowledged(&self) -> u32 {
-        self.stream.unacknowledged()
-    }
-
-    fn local(&self) -> SocketAddr {
-        self.stream.local()
-    }
-
-    fn remote(&self) -> SocketAddr {
-        self.stream.remote()
-    }
-
-    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        None
-    }
 }
 
 /// An STag may be revoked between its check and the stream's call: the revocation waits for the
@@ -373,7 +339,7 @@ fn ddp_t_08_a_revocation_waits_for_the_call_that_reads() {
     let source = node.filled(&content());
     let (revoked, revoker) = (Arc::new(AtomicBool::new(false)), Arc::default());
     let stream = Interrupted {
-        stream: ours,
+        stream: Box::new(ours),
         memory,
         stag: source.stag,
         revoked: revoked.clone(),

@@ -3,11 +3,10 @@
 
 use crate::host::{Piece, PieceMut};
 use crate::rdmap::{Attachment, NoStream};
-use crate::stream::{Stream, StreamError};
+use crate::stream::{Ends, FullOperation, QpNumbers, Stream, StreamError};
 use crate::testing::rig::*;
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
-use std::net::SocketAddr;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -71,12 +70,12 @@ impl Stream for Tape {
         0
     }
 
-    fn local(&self) -> SocketAddr {
-        NoStream.local()
+    fn ends(&self) -> Ends {
+        NoStream.ends()
     }
 
-    fn remote(&self) -> SocketAddr {
-        NoStream.remote()
+    fn enter_full_operation(self: Box<Self>, _: QpNumbers) -> FullOperation {
+        FullOperation::of(self)
     }
 
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {

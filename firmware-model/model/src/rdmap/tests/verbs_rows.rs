@@ -2,15 +2,13 @@
 
 use crate::counters::Counter;
 use crate::events::Effects;
-use crate::host::{Piece, PieceMut};
+use crate::host::Piece;
 use crate::queues::SharedReceiveQueue;
 use crate::rdmap::{Attachment, QpChange, TxOutcome};
+use crate::stream::wrapper::Wrapper;
 use crate::stream::{Stream, StreamError};
 use crate::testing::rig::*;
-use crate::testing::sim::{Conditions, SimStream, pair};
-use rustix::fd::BorrowedFd;
-use rustix::io::Errno;
-use std::net::SocketAddr;
+use crate::testing::sim::{Conditions, pair};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -168,7 +166,7 @@ fn vrb_q_invalid_transitions_are_refused() {
     let again = agreed(true);
     assert!(
         peer.node
-            .with(|engine, env, stream| engine.attach(&again, env, stream))
+            .with(|engine, env, stream| engine.attach(&again, None, env, stream))
             .is_err()
     );
 }
@@ -493,9 +491,17 @@ fn vrb_s_01_the_limit_is_reported_once_for_each_arming() {
 
 /// A stream that reports unmapped memory after this number of bytes.
 #[derive(Debug)]
-struct Faulty(SimStream, usize);
+struct Faulty(Box<dyn Stream>, usize);
 
-impl Stream for Faulty {
+impl Wrapper for Faulty {
+    fn inner(&self) -> &dyn Stream {
+        &*self.0
+    }
+
+    fn inner_mut(&mut self) -> &mut Box<dyn Stream> {
+        &mut self.0
+    }
+
     fn send(&mut self, pieces: &[Piece<'_>]) -> Result<usize, StreamError> {
         if self.1 == 0 {
             return Err(StreamError::Fault);
@@ -503,46 +509,6 @@ impl Stream for Faulty {
         let taken = self.0.send(&[pieces[0].first(self.1)])?;
         self.1 -= taken;
         Ok(taken)
-    }
-
-    fn receive(&mut self, into: &mut [PieceMut<'_>]) -> Result<usize, StreamError> {
-        self.0.receive(into)
-    }
-
-    fn peek(&mut self) -> Result<bool, StreamError> {
-        self.0.peek()
-    }
-
-    fn finish(&mut self) {
-        self.0.finish();
-    }
-
-    fn reset(&mut self) {
-        self.0.reset();
-    }
-
-    fn mss(&self) -> u32 {
-        self.0.mss()
-    }
-
-    fn established(&mut self) -> Result<bool, Errno> {
-        self.0.established()
-    }
-
-    fn unacknowledged(&self) -> u32 {
-        self.0.unacknowledged()
-    }
-
-    fn local(&self) -> SocketAddr {
-        self.0.local()
-    }
-
-    fn remote(&self) -> SocketAddr {
-        self.0.remote()
-    }
-
-    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        None
     }
 }
 
@@ -552,7 +518,7 @@ fn memory_unmapped_before_it_is_sent_is_a_local_error() {
     let (ours, _peer, wire) = pair(Conditions::default(), &clock);
     let (memory, pd) = table();
     let mut node = Node::new(&Shape::default(), memory, pd, &clock);
-    node.attach(&agreed(true), Faulty(ours, 0));
+    node.attach(&agreed(true), Faulty(Box::new(ours), 0));
     let source = node.filled(&pattern(5000));
     node.post(&Work::send(1).sge(source.sge(0, 5000)));
     node.post(&Work::send(2));
@@ -571,7 +537,7 @@ fn the_request_with_unmapped_memory_fails_not_the_oldest() {
         let (memory, pd) = table();
         let mut node = Node::new(&Shape::default(), memory, pd, &clock);
         // The Read's request, and a little of the Send.
-        node.attach(&agreed(true), Faulty(ours, 60));
+        node.attach(&agreed(true), Faulty(Box::new(ours), 60));
         let source = node.filled(&pattern(len));
         node.post(&Work::read(1, 0x7777, 0).sge(source.sge(0, 8)));
         node.post(&Work::send(2).sge(source.sge(0, len)));
@@ -602,7 +568,7 @@ fn unmapped_memory_is_reported_after_what_has_arrived() {
             read_request(1, (1, 0), 0, (1, 0)),
         ];
         let taken = before.map(|ulpdu| fpdu_of(&ulpdu).len()).iter().sum();
-        node.attach(&attachment, Faulty(ours, taken));
+        node.attach(&attachment, Faulty(Box::new(ours), taken));
         node.post(&Work::send(1).inline(b"message"));
         while node.pump() {}
         // The answer to the Read that confirms it, and FIN.

@@ -7,13 +7,11 @@ mod listening;
 
 use crate::events::Effects;
 use crate::host::{Mapping, Piece, PieceMut};
-use crate::qp::Ends;
 use crate::schedule::{Schedule, Token};
-use crate::stream::{Listener, Stream, StreamError};
+use crate::stream::{Ends, Listener, Stream, StreamError};
 use crate::table::Table;
 use crate::time::Nanos;
 use rustix::io::Errno;
-use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use urnic_device::command::Status;
@@ -240,9 +238,10 @@ impl Streams {
             Err(StreamError::WouldBlock | StreamError::Fault) => input::NONE,
             Ok(false) | Err(StreamError::Closed(_)) => input::END,
         };
+        let Ends { local, remote } = stream.ends();
         Ok(Endpoints {
-            local: Endpoint::from(stream.local()),
-            remote: Endpoint::from(stream.remote()),
+            local: Endpoint::from(local),
+            remote: Endpoint::from(remote),
             input: input.into(),
         })
     }
@@ -285,7 +284,7 @@ impl Streams {
     ) -> Result<(), Status> {
         let entry = self.touch(schedule, sid, effects)?;
         let ends = lock(&entry.state).ends();
-        let awaited = ends.is_some_and(|(local, remote)| self.has_stream(remote, local));
+        let awaited = ends.is_some_and(|ends| self.has_stream(ends.reversed()));
         let mut state = lock(&entry.state);
         let idle = state.receive.is_none() && state.unsent.is_empty() && !state.connecting;
         if !idle || state.stream.is_none() {
@@ -298,10 +297,10 @@ impl Streams {
 
     /// Whether a stream of this device in streaming mode has these ends. The result is `false` if
     /// there is only one stream: those ends are its own.
-    fn has_stream(&self, local: SocketAddr, remote: SocketAddr) -> bool {
-        local.ip() == remote.ip()
+    fn has_stream(&self, ends: Ends) -> bool {
+        ends.local.ip() == ends.remote.ip()
             && self.streams.len() > 1
-            && (self.streams.all().iter()).any(|entry| lock(&entry.state).ends() == Some((local, remote)))
+            && (self.streams.all().iter()).any(|entry| lock(&entry.state).ends() == Some(ends))
     }
 
     /// Continues a stream after a command on it is complete.
@@ -397,9 +396,7 @@ impl Streams {
 impl State {
     /// The addresses of this end and of the peer's end.
     fn ends(&self) -> Option<Ends> {
-        self.stream
-            .as_ref()
-            .map(|stream| (stream.local(), stream.remote()))
+        self.stream.as_ref().map(|stream| stream.ends())
     }
 
     /// Sends the remaining bytes, and what is late in the stream.

@@ -80,11 +80,6 @@ impl Connection {
         self.sender.has_room()
     }
 
-    /// As [`Stream::is_cut`](crate::stream::Stream::is_cut).
-    pub(in crate::stream) fn is_cut(&self) -> bool {
-        self.receiver.is_cut()
-    }
-
     /// As [`Stream::receive`](crate::stream::Stream::receive). That nothing has arrived says
     /// nothing about the end.
     pub(in crate::stream) fn receive(&mut self, into: &mut [PieceMut<'_>]) -> Result<usize, StreamError> {

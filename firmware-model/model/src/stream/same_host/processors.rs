@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 
 /// The processors of a connection in memory.
 #[derive(Debug)]
-pub struct Processors {
+pub(crate) struct Processors {
     ours: SharedWords<EndWords>,
     theirs: SharedWords<EndWords>,
 }

@@ -261,8 +261,6 @@ pub(super) struct Receiver {
     /// The tail as of the last look.
     tail: u64,
     length: usize,
-    /// The last call ended before inaccessible memory.
-    is_cut: bool,
 }
 
 impl Receiver {
@@ -272,13 +270,7 @@ impl Receiver {
             head: 0,
             tail: 0,
             length: FIRST,
-            is_cut: false,
         }
-    }
-
-    /// Whether the last call received less than there was and room for.
-    pub(super) fn is_cut(&self) -> bool {
-        self.is_cut
     }
 
     /// How many bytes there are, side by side.
@@ -345,7 +337,6 @@ impl Receiver {
     /// `WouldBlock`: nothing has arrived.
     pub(super) fn receive(&mut self, into: &mut [PieceMut<'_>]) -> Result<(usize, bool), StreamError> {
         self.available()?;
-        self.is_cut = false;
         let mut received = 0;
         for piece in into {
             let mut at = 0;
@@ -362,10 +353,9 @@ impl Receiver {
                 let from = self.place.extent(self.head, self.length, most);
                 if from.try_copy_to(&mut piece.rest(at)).is_err() {
                     // As a system call: what was received before is received.
-                    self.is_cut = received > 0;
-                    return match self.is_cut {
-                        false => Err(StreamError::Fault),
-                        true => Ok((received, self.publish())),
+                    return match received {
+                        0 => Err(StreamError::Fault),
+                        _ => Ok((received, self.publish())),
                     };
                 }
                 self.head += from.len() as u64;

@@ -69,10 +69,10 @@ fn a_stream_asks_its_peer_until_it_is_told_to_stop() {
     let usual = times(&*accepted);
     let second = Duration::from_secs(1);
     for interval in [second, second * 7] {
-        accepted.ask_peer(Some(interval));
+        accepted.probe_peer(Probing::Every(interval));
         assert_eq!(times(&*accepted), (interval, interval, 127));
     }
-    accepted.ask_peer(None);
+    accepted.probe_peer(Probing::Usual);
     assert_eq!(times(&*accepted), usual);
     accepted.send_bytes(b"x").unwrap();
     // The peer's system acknowledges, whatever its program does.

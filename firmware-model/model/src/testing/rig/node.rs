@@ -202,7 +202,7 @@ impl Node {
 
     pub(crate) fn attach(&mut self, attachment: &Attachment, stream: impl Stream + 'static) {
         self.stream = Box::new(stream);
-        self.with(|engine, env, stream| engine.attach(attachment, env, stream))
+        self.with(|engine, env, stream| engine.attach(attachment, None, env, stream))
             .unwrap();
     }
 

@@ -1,0 +1,166 @@
+//! Streams around another one.
+
+use super::no_stream::NoStream;
+use super::{Answers, Ends, FullOperation, Probing, QpNumbers, Stream, StreamError};
+use crate::host::{Piece, PieceMut};
+use crate::time::Nanos;
+use rustix::fd::BorrowedFd;
+use rustix::io::Errno;
+use std::fmt::Debug;
+use std::mem;
+
+/// A stream around another one. Its methods are those of [`Stream`], and what it does not do
+/// itself, the inner stream does.
+pub trait Wrapper: Send + Debug + Sized + 'static {
+    /// It may be late with what it takes, whatever the inner stream does.
+    const DELAYS: bool = false;
+
+    /// The inner stream.
+    fn inner(&self) -> &dyn Stream;
+
+    /// The inner stream, which full operation may replace.
+    fn inner_mut(&mut self) -> &mut Box<dyn Stream>;
+
+    /// Full operation begins for a queue pair with these numbers; `in_memory`: with a local peer.
+    fn note_full_operation(&mut self, qp: QpNumbers, in_memory: bool) {
+        let _ = (qp, in_memory);
+    }
+
+    /// As [`Stream::send`].
+    fn send(&mut self, pieces: &[Piece<'_>]) -> Result<usize, StreamError> {
+        self.inner_mut().send(pieces)
+    }
+
+    /// As [`Stream::receive`].
+    fn receive(&mut self, into: &mut [PieceMut<'_>]) -> Result<usize, StreamError> {
+        self.inner_mut().receive(into)
+    }
+
+    /// As [`Stream::peek`].
+    fn peek(&mut self) -> Result<bool, StreamError> {
+        self.inner_mut().peek()
+    }
+
+    /// As [`Stream::has_input`].
+    fn has_input(&mut self) -> Option<bool> {
+        self.inner_mut().has_input()
+    }
+
+    /// As [`Stream::has_room`].
+    fn has_room(&mut self) -> bool {
+        self.inner_mut().has_room()
+    }
+
+    /// As [`Stream::advance`].
+    fn advance(&mut self, now: Nanos) -> Option<Nanos> {
+        self.inner_mut().advance(now)
+    }
+
+    /// As [`Stream::finish`].
+    fn finish(&mut self) {
+        self.inner_mut().finish();
+    }
+
+    /// As [`Stream::reset`].
+    fn reset(&mut self) {
+        self.inner_mut().reset();
+    }
+
+    /// As [`Stream::established`].
+    fn established(&mut self) -> Result<bool, Errno> {
+        self.inner_mut().established()
+    }
+
+    /// As [`Stream::unacknowledged`].
+    fn unacknowledged(&self) -> u32 {
+        self.inner().unacknowledged()
+    }
+
+    /// As [`Stream::answers`].
+    fn answers(&self) -> Option<Answers> {
+        self.inner().answers()
+    }
+
+    /// As [`Stream::probe_peer`].
+    fn probe_peer(&mut self, probing: Probing) {
+        self.inner_mut().probe_peer(probing);
+    }
+}
+
+impl<W: Wrapper> Stream for W {
+    fn send(&mut self, pieces: &[Piece<'_>]) -> Result<usize, StreamError> {
+        Wrapper::send(self, pieces)
+    }
+
+    fn receive(&mut self, into: &mut [PieceMut<'_>]) -> Result<usize, StreamError> {
+        Wrapper::receive(self, into)
+    }
+
+    fn peek(&mut self) -> Result<bool, StreamError> {
+        Wrapper::peek(self)
+    }
+
+    fn has_input(&mut self) -> Option<bool> {
+        Wrapper::has_input(self)
+    }
+
+    fn has_room(&mut self) -> bool {
+        Wrapper::has_room(self)
+    }
+
+    fn advance(&mut self, now: Nanos) -> Option<Nanos> {
+        Wrapper::advance(self, now)
+    }
+
+    fn finish(&mut self) {
+        Wrapper::finish(self);
+    }
+
+    fn reset(&mut self) {
+        Wrapper::reset(self);
+    }
+
+    fn established(&mut self) -> Result<bool, Errno> {
+        Wrapper::established(self)
+    }
+
+    fn unacknowledged(&self) -> u32 {
+        Wrapper::unacknowledged(self)
+    }
+
+    fn answers(&self) -> Option<Answers> {
+        Wrapper::answers(self)
+    }
+
+    fn probe_peer(&mut self, probing: Probing) {
+        Wrapper::probe_peer(self, probing);
+    }
+
+    fn enter_full_operation(mut self: Box<Self>, qp: QpNumbers) -> FullOperation {
+        let inner = mem::replace(self.inner_mut(), Box::new(NoStream));
+        let entered = inner.enter_full_operation(qp);
+        *self.inner_mut() = entered.stream;
+        self.note_full_operation(qp, entered.local_peer.is_some());
+        FullOperation {
+            stream: self,
+            local_peer: entered.local_peer,
+            delays: entered.delays || W::DELAYS,
+        }
+    }
+
+    fn note_hang_up(&mut self) {
+        self.inner_mut().note_hang_up();
+    }
+
+    fn mss(&self) -> u32 {
+        self.inner().mss()
+    }
+
+    fn ends(&self) -> Ends {
+        self.inner().ends()
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.inner().descriptor()
+    }
+}
