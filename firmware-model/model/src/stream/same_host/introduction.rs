@@ -166,32 +166,6 @@ impl Tables {
         let fds = [Some(file.as_fd()), host.map(|(pidfd, _)| pidfd)];
         Some((message, fds.into_iter().flatten().collect()))
     }
-
-    /// Opens the table that a peer passed, which has shown its permission.
-    fn open(
-        &self,
-        process: Pid,
-        message: TableMessage,
-        mut passed: Passed,
-        challenge: NonceValue,
-    ) -> Result<Arc<PeerProcess>, Errno> {
-        let ((), file) = passed.take(SharedMemory::check_sealed)?;
-        let host = match message.host_proof {
-            None => None,
-            Some(_) => Some(passed.take(|fd| number_of(fd).ok_or(Errno::SRCH))?.1),
-        };
-        let table = PassedTable {
-            message,
-            file: &file,
-            host,
-            challenge: challenge.bytes(),
-        };
-        let there = self
-            .peers
-            .get(&file, || PeerProcess::open(process, table, &self.descriptors))?;
-        // Another process may have had the table, too.
-        (there.number == process).then_some(there).ok_or(Errno::PERM)
-    }
 }
 
 impl Introduction {
@@ -272,6 +246,28 @@ impl Introduction {
         (reach, self.challenge.traceable)
     }
 
+    /// Opens the table that the peer passed, which has shown its permission.
+    fn open(&self, message: TableMessage, mut passed: Passed) -> Result<Arc<PeerProcess>, Errno> {
+        let ((), file) = passed.take(SharedMemory::check_sealed)?;
+        let host = match message.host_proof {
+            None => None,
+            Some(_) => Some(passed.take(|fd| number_of(fd).ok_or(Errno::SRCH))?.1),
+        };
+        let own_nonce = NonceValue::of(&self.challenge.nonce);
+        let table = PassedTable {
+            message,
+            file: &file,
+            host,
+            challenge: own_nonce.bytes(),
+        };
+        let there = self.tables.peers.get(&file, || {
+            let life = self.tables.descriptors.adopt(self.socket.peer_pidfd()?)?;
+            PeerProcess::open(self.peer, life, table)
+        })?;
+        // Another process may have had the table, too.
+        (there.number == self.peer).then_some(there).ok_or(Errno::PERM)
+    }
+
     fn take_disclosure(&mut self) -> Result<Reach, Errno> {
         let (message, passed) =
             messages::receive::<Disclosure>(&self.socket, true, &self.tables.descriptors)?;
@@ -286,8 +282,7 @@ impl Introduction {
         let process = self.peer;
         let here = self.here();
         let table = message.table().filter(|_| here.is_some());
-        let own_nonce = NonceValue::of(&self.challenge.nonce);
-        let there = table.map(|table| self.tables.open(process, table, passed, own_nonce));
+        let there = table.map(|table| self.open(table, passed));
         match &there {
             Some(Ok(_)) => tracing::debug!(?process, "the memory of this peer is in reach"),
             Some(Err(errno)) => {

@@ -18,7 +18,7 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, Shutdown, recv, recvmsg, sendmsg, shutdown,
 };
-use rustix::process::{Pid, getpid};
+use rustix::process::{Pid, PidfdFlags, getpid, pidfd_open};
 use std::collections::VecDeque;
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -522,6 +522,17 @@ impl LocalSocket {
     pub(super) fn peer_process(&self) -> Option<Pid> {
         let (_, number) = sys::peer_credentials(self.fd().ok()?).ok()?;
         Pid::from_raw(number)
+    }
+
+    /// A pidfd of that process.
+    pub(super) fn peer_pidfd(&self) -> Result<OwnedFd, Errno> {
+        match sys::peer_pidfd(self.fd()?) {
+            // Before Linux 6.5.
+            Err(Errno::NOPROTOOPT) => {
+                pidfd_open(self.peer_process().ok_or(Errno::SRCH)?, PidfdFlags::empty())
+            }
+            result => result,
+        }
     }
 
     /// Whether the other end is closed.

@@ -5,11 +5,11 @@ use crate::host::{
     proof_of_access,
 };
 use crate::memory::{ForeignTable, Permitted};
-use crate::stream::descriptor::{Descriptor, Descriptors};
+use crate::stream::descriptor::Descriptor;
 use crate::stream::same_host::messages::TableMessage;
 use rustix::fd::AsFd;
 use rustix::io::Errno;
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use rustix::process::Pid;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -59,13 +59,15 @@ pub(in crate::stream::same_host) struct PassedTable<'a> {
 }
 
 impl PeerProcess {
+    /// The process has this number, and `life` is its pidfd.
+    ///
     /// # Errors
     /// The process's memory is out of reach: it is in another pid namespace, or the system does not
     /// let us (ptrace(2), "Ptrace access mode checking"; seccomp(2)).
     pub(in crate::stream::same_host) fn open(
         number: Pid,
+        life: Descriptor,
         passed: PassedTable<'_>,
-        descriptors: &Arc<Descriptors>,
     ) -> Result<PeerProcess, Errno> {
         let PassedTable {
             message,
@@ -80,7 +82,7 @@ impl PeerProcess {
         });
         let process = PeerProcess {
             number,
-            life: descriptors.adopt(pidfd_open(number, PidfdFlags::empty())?)?,
+            life,
             table: ForeignTable::open(file.as_fd(), message.slots)?,
             address: message.address,
             views: Views::default(),
