@@ -9,6 +9,7 @@
 
 mod cacheline;
 mod crc;
+mod instructions;
 mod nfs;
 mod ours;
 mod raw;
@@ -112,9 +113,12 @@ fn main() -> ExitCode {
     match words.as_slice() {
         ["raw", rest @ ..] => raw::main(rest),
         [] => bench(ROUNDS, None),
-        [part @ ("host" | "served" | "roce" | "nfs")] => bench(ROUNDS, Some(part)),
+        [part @ ("host" | "served" | "roce" | "nfs" | "instructions")] => bench(ROUNDS, Some(part)),
         [rounds] => rounds_of(rounds, None),
-        [part @ ("host" | "served" | "roce" | "nfs"), rounds] => rounds_of(rounds, Some(part)),
+        [
+            part @ ("host" | "served" | "roce" | "nfs" | "instructions"),
+            rounds,
+        ] => rounds_of(rounds, Some(part)),
         _ => usage(),
     }
 }
@@ -122,7 +126,7 @@ fn main() -> ExitCode {
 fn usage() -> ExitCode {
     complain(
         "urnic-bench",
-        "usage: urnic-bench [host | served | roce | nfs] [ROUNDS]",
+        "usage: urnic-bench [host | served | roce | nfs | instructions] [ROUNDS]",
     );
     ExitCode::from(2)
 }
@@ -142,7 +146,8 @@ fn bench(rounds: usize, part: Option<&str>) -> ExitCode {
         machine()
     ))
     .and_then(|()| {
-        let load_average = load_average();
+        // Counts of instructions are the same on a busy machine.
+        let load_average = load_average().filter(|_| part != Some("instructions"));
         let rows = measured(rounds, part);
         print(&table::text(&rows))?;
         if let Some(load) = load_average {
@@ -164,7 +169,8 @@ fn bench(rounds: usize, part: Option<&str>) -> ExitCode {
 }
 
 /// All rows, or only the rows of peers on the same host, of the device in another process, of the
-/// RoCE identity, or of NFS.
+/// RoCE identity, of NFS, or of instructions. Instructions are counted once: see
+/// [`instructions`].
 fn measured(rounds: usize, part: Option<&str>) -> Vec<Row> {
     let wanted = |name: &str| part.is_none_or(|part| part == name);
     let all = part.is_none();
@@ -174,6 +180,9 @@ fn measured(rounds: usize, part: Option<&str>) -> Vec<Row> {
     let mut served = rows_if(wanted("served"), served_rows);
     let mut roce = rows_if(wanted("roce"), roce::rows);
     let mut by_nfs = rows_if(wanted("nfs"), nfs::rows);
+    let mut counts = rows_if(wanted("instructions"), instructions::rows);
+    instructions::measure(&mut counts);
+    let rounds = if part == Some("instructions") { 0 } else { rounds };
     for round in 1..=rounds {
         complain("urnic-bench", &format!("round {round} of {rounds}"));
         if all {
@@ -192,6 +201,7 @@ fn measured(rounds: usize, part: Option<&str>) -> Vec<Row> {
     rows.append(&mut served);
     rows.append(&mut roce);
     rows.append(&mut by_nfs);
+    rows.append(&mut counts);
     rows
 }
 

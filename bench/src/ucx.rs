@@ -8,12 +8,20 @@ use urnic_tests::wait::free_port;
 
 use crate::table::Measured;
 
-/// UCX over TCP, on the loopback device, as urnic and raw TCP use it; by default UCX would choose
-/// another.
+/// A program of UCX with UCX's own TCP, on the loopback device, as urnic and raw TCP use it; by default
+/// UCX would choose another.
+pub(crate) fn with_tcp(program: Program) -> Program {
+    program.env("UCX_TLS", "tcp").env("UCX_NET_DEVICES", "lo")
+}
+
+/// A program of UCX with shared memory and the kernel's copies between processes.
+pub(crate) fn with_memory(program: Program) -> Program {
+    program.env("UCX_TLS", "self,sm")
+}
+
+/// UCX over TCP.
 pub(crate) fn over_tcp() -> Program {
-    Program::plain("ucx_perftest")
-        .env("UCX_TLS", "tcp")
-        .env("UCX_NET_DEVICES", "lo")
+    with_tcp(Program::plain("ucx_perftest"))
 }
 
 /// UCX over urnic's RC queue pairs.
@@ -23,9 +31,9 @@ pub(crate) fn over_urnic() -> Program {
         .env("UCX_TLS", "rc,ud,self")
 }
 
-/// UCX over shared memory and the kernel's copies between processes.
+/// UCX over shared memory.
 pub(crate) fn over_memory() -> Program {
-    Program::plain("ucx_perftest").env("UCX_TLS", "self,sm")
+    with_memory(Program::plain("ucx_perftest"))
 }
 
 /// The numbers of the result of a test: iterations, median, average and overall latency, bandwidths
