@@ -1,9 +1,11 @@
 //! The streams of a device before they belong to queue pairs: the interface between MPA start-up,
 //! which does no I/O, and the engines that make connections.
 
+use std::time::Duration;
+
 use rustix::io::Errno;
 
-use crate::mpa_startup::{Close, Failure, Responder, ResponderEvent};
+use crate::mpa_startup::{Close, Failure, Negotiated, Responder, ResponderEvent};
 
 /// The state of a stream's receive buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,6 +40,49 @@ pub trait Carrier {
     fn inbox(&mut self, sid: u32) -> Result<Inbox, Errno>;
     /// Closes a stream. Later events of it are ignored.
     fn close(&mut self, sid: u32, how: Close);
+}
+
+/// With what a stream is attached to a queue pair.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Attachment {
+    /// The device's number of the queue pair.
+    pub qid: u32,
+    /// The result of MPA start-up; `None`: the queue pair is its own peer.
+    pub negotiated: Option<Negotiated>,
+    /// Maximum number of inbound Reads.
+    pub ird: u16,
+    /// Maximum number of outbound Reads of the program.
+    pub ord: u16,
+    /// Maximum number of outbound Reads that the peer accepts, the device's own included; 0 =
+    /// unknown.
+    pub ord_limit: u16,
+    /// Requests complete when the peer has placed or delivered them.
+    pub delivered: bool,
+    /// What depends on the engine that made the connection.
+    pub terms: Terms,
+}
+
+/// What depends on the engine that made a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Terms {
+    /// A native connection. If requests complete when they are delivered, the peer may confirm the
+    /// same way, and needs one Read more than `ird` for it.
+    Native {
+        /// The queue pair is of kind UC: nothing waits for its peer.
+        unreliable: bool,
+        /// The time that a Send of the peer waits for a posted receive; `None` = no limit.
+        rnr_timeout: Option<Duration>,
+    },
+    /// A connection of rdma_cm.
+    RdmaCm {
+        /// The Local ACK Timeout: `RDMA_OPTION_ID_ACK_TIMEOUT`, or the default.
+        ack_timeout: u8,
+        /// Only the negotiated RTR message opens the fence.
+        strict_rtr: bool,
+        /// The maximum time that a Send of the peer waits for a posted receive; zero: only for the
+        /// first one.
+        rnr_grace: Duration,
+    },
 }
 
 /// An engine that makes connections. It owns streams, listeners and queue pairs, and acts on `W`.

@@ -8,10 +8,10 @@
 
 #![forbid(unsafe_code)]
 
-pub mod ack_timeout;
 pub mod carrier;
 pub mod mpa_startup;
 pub mod native;
 pub mod qp_attr;
 pub mod rdma_cm;
+pub mod timeouts;
 mod timers;

@@ -5,20 +5,20 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 use urnic_device::command::{ModifyQp, Opcode, QpStatus, modify};
-use urnic_device::stream::attach;
 use urnic_device::vocabulary::{QpKind, QpState};
 use zerocopy::FromZeros;
 
 use crate::clock::now;
 use crate::connections::Native;
 use crate::driver::{Driver, Qp};
-use crate::streams::{AttachParams, Streams, ack_timeout_ms, milliseconds};
-use urnic_cm::ack_timeout::{MIN_RETRY_TIME, retry_time};
+use crate::streams::{Streams, ack_timeout_ms, milliseconds};
+use urnic_cm::carrier::Attachment;
 use urnic_cm::mpa_startup::Time;
 use urnic_cm::native::{
-    self, Attachment, Endpoints, Engine, HostAddress, Notice, PSN_MASK, Peer, PeerParams, RtsParams, World,
+    self, Endpoints, Engine, HostAddress, Notice, PSN_MASK, Peer, PeerParams, RtsParams, World,
 };
 use urnic_cm::qp_attr::{QpAttr, QpMask};
+use urnic_cm::timeouts::retry_time;
 use urnic_process::activity::Activity;
 use urnic_process::lock::lock;
 
@@ -167,34 +167,7 @@ impl native::Streams for Streams<'_> {
     }
 
     fn attach(&mut self, sid: Option<u32>, attachment: &Attachment) -> Result<(), Errno> {
-        // Programs that connect their queue pairs without a connection manager were written for
-        // InfiniBand.
-        let reliable = attach::STALL_ON_EMPTY_RQ | attach::PEER_MAY_CLOSE;
-        let policy = match (attachment.unreliable, attachment.delivered) {
-            (true, _) => 0,
-            (false, false) => reliable,
-            (false, true) => reliable | attach::DELIVERED | attach::SPARE_READ | attach::CONFIRMATION,
-        };
-        let qp = self.driver.qp(attachment.qid).ok_or(Errno::INVAL)?;
-        self.driver
-            .modify(&qp, modify::RNR, milliseconds(attachment.rnr_timeout))?;
-        if attachment.unreliable {
-            // Kind UC has no such attribute. A stream whose peer is silent would block the sends.
-            self.driver.limit_silence(&qp, Some(MIN_RETRY_TIME))?;
-        }
-        Streams::attach(
-            self,
-            &AttachParams {
-                sid,
-                qid: attachment.qid,
-                negotiated: attachment.negotiated.as_ref(),
-                policy,
-                ird: attachment.ird.into(),
-                ord: attachment.ord.into(),
-                ord_limit: attachment.ord_limit.into(),
-                fin_grace_ms: milliseconds(Some(self.driver.config.native.fin_grace)),
-            },
-        )
+        Streams::attach(self, sid, attachment)
     }
 
     fn waiting_since(&mut self, qid: u32) -> Option<Time> {

@@ -7,9 +7,9 @@ use urnic_device::vocabulary::{QpKind, QpState};
 use crate::driver::Qp;
 use crate::streams::ack_timeout_ms;
 use crate::transition::{self, Rules};
-use urnic_cm::ack_timeout::{RETRIES, retry_time};
 use urnic_cm::native::Peer;
 use urnic_cm::qp_attr::{MANAGER_QPN, QpAttr, QpMask};
+use urnic_cm::timeouts::{RETRIES, retry_time};
 use urnic_process::lock::lock;
 
 impl Qp {

@@ -4,39 +4,29 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use rustix::io::Errno;
-use urnic_device::command::{Handle, Nothing, Opcode};
+use urnic_device::command::{Handle, Nothing, Opcode, modify};
 use urnic_device::stream::{
     Attach, Close as CloseStream, Connect, Endpoint, Endpoints, Listen, Listening, attach, input, listen, rtr,
 };
+use urnic_device::vocabulary::QpKind;
 use zerocopy::FromZeros;
 
-use crate::driver::Driver;
+use crate::driver::{Driver, Qp};
 use crate::manager::Buffers;
-use urnic_cm::carrier::{Carrier, Inbox};
-use urnic_cm::mpa_startup::{Close, Negotiated, Rtr};
+use urnic_cm::carrier::{Attachment, Carrier, Inbox, Terms};
+use urnic_cm::mpa_startup::{Close, Rtr};
+use urnic_cm::timeouts::{MIN_RETRY_TIME, RETRIES, retry_time};
+use urnic_config::Identity;
 
 /// Accepted streams that the device keeps until the driver takes them.
 const BACKLOG: u32 = 1024;
+/// The time for the first receive of a queue pair: the program may post it after the event.
+const FIRST_RECEIVE_GRACE: Duration = Duration::from_millis(1000);
 
 /// Stream commands, while the lock of the connection engine is held.
 pub(super) struct Streams<'a> {
     pub(super) driver: &'a Driver,
     pub(super) buffers: &'a mut Buffers,
-}
-
-/// Arguments of [`Streams::attach`].
-pub(super) struct AttachParams<'a> {
-    /// The stream; `None` if the queue pair is its own peer.
-    pub(super) sid: Option<u32>,
-    pub(super) qid: u32,
-    pub(super) negotiated: Option<&'a Negotiated>,
-    /// [`attach`] flags that start-up does not determine.
-    pub(super) policy: u32,
-    pub(super) ird: u32,
-    pub(super) ord: u32,
-    /// The Reads that the peer accepts, the device's own included; 0 = as many as `ord`.
-    pub(super) ord_limit: u32,
-    pub(super) fin_grace_ms: u32,
 }
 
 /// A timeout in the form of the device; `None` stands for no timeout.
@@ -103,10 +93,26 @@ impl Streams<'_> {
         Ok(buffer.read(0))
     }
 
-    pub(super) fn attach(&self, params: &AttachParams<'_>) -> Result<(), Errno> {
+    /// Attaches a stream to a queue pair at RTS; without a stream the queue pair is its own peer.
+    pub(super) fn attach(&self, sid: Option<u32>, attachment: &Attachment) -> Result<(), Errno> {
+        let qp = self.driver.qp(attachment.qid).ok_or(Errno::INVAL)?;
         let mut arguments = Attach::new_zeroed();
-        let mut flags = params.policy;
-        if let Some(negotiated) = params.negotiated {
+        let mut flags = match attachment.terms {
+            Terms::Native {
+                unreliable,
+                rnr_timeout,
+            } => self.apply_native_terms(&qp, unreliable, attachment.delivered, rnr_timeout)?,
+            Terms::RdmaCm {
+                ack_timeout,
+                strict_rtr,
+                rnr_grace,
+            } => {
+                let stall = self.apply_rdma_cm_terms(&qp, ack_timeout, rnr_grace)?;
+                let flag = |on, flag| if on { flag } else { 0 };
+                stall | flag(strict_rtr, attach::STRICT_RTR) | flag(attachment.delivered, attach::DELIVERED)
+            }
+        };
+        if let Some(negotiated) = &attachment.negotiated {
             let mut set = |on, flag| flags |= if on { flag } else { 0 };
             set(negotiated.initiator, attach::INITIATOR);
             set(negotiated.crc, attach::CRC);
@@ -127,20 +133,60 @@ impl Streams<'_> {
             *rtr = message.into();
             arguments.terminate = u64::from(negotiated.terminate.unwrap_or(0)).into();
         }
-        arguments.sid = params.sid.unwrap_or(0).into();
-        arguments.qid = params.qid.into();
+        arguments.sid = sid.unwrap_or(0).into();
+        arguments.qid = attachment.qid.into();
         arguments.flags = flags.into();
-        arguments.ord = params.ord.into();
-        arguments.ord_limit = params.ord_limit.into();
-        arguments.ird = params.ird.into();
+        arguments.ord = u32::from(attachment.ord).into();
+        arguments.ord_limit = u32::from(attachment.ord_limit).into();
+        arguments.ird = u32::from(attachment.ird).into();
         arguments.first_msn = 1.into();
-        arguments.fin_grace_ms = params.fin_grace_ms.into();
-        let opcode = if params.sid.is_some() {
+        arguments.fin_grace_ms = milliseconds(Some(self.driver.config.native.fin_grace)).into();
+        let opcode = if sid.is_some() {
             Opcode::StreamAttach
         } else {
             Opcode::LoopbackAttach
         };
         self.driver.commands.run(opcode, &arguments)
+    }
+
+    /// Sets the limits of a queue pair that connects natively; returns flags of [`attach`].
+    fn apply_native_terms(
+        &self,
+        qp: &Qp,
+        unreliable: bool,
+        delivered: bool,
+        rnr_timeout: Option<Duration>,
+    ) -> Result<u32, Errno> {
+        self.driver.modify(qp, modify::RNR, milliseconds(rnr_timeout))?;
+        if unreliable {
+            // Kind UC has no such attribute. A stream whose peer is silent would block the sends.
+            self.driver.limit_silence(qp, Some(MIN_RETRY_TIME))?;
+            return Ok(0);
+        }
+        // Programs that connect their queue pairs without a connection manager were written for
+        // InfiniBand.
+        let reliable = attach::STALL_ON_EMPTY_RQ | attach::PEER_MAY_CLOSE;
+        Ok(match delivered {
+            false => reliable,
+            true => reliable | attach::DELIVERED | attach::SPARE_READ | attach::CONFIRMATION,
+        })
+    }
+
+    /// Sets the limits of a queue pair that rdma_cm connects; returns flags of [`attach`].
+    fn apply_rdma_cm_terms(&self, qp: &Qp, ack_timeout: u8, rnr_grace: Duration) -> Result<u32, Errno> {
+        // With the option, any receive may be late; without it, only the first one.
+        let (stall, grace) = match rnr_grace {
+            Duration::ZERO => (attach::STALL_AT_FIRST, FIRST_RECEIVE_GRACE),
+            grace => (attach::STALL_ON_EMPTY_RQ, grace),
+        };
+        self.driver.modify(qp, modify::RNR, milliseconds(Some(grace)))?;
+        match (qp.kind, self.driver.identity()) {
+            (QpKind::UnreliableConnected, _) => self.driver.limit_silence(qp, Some(MIN_RETRY_TIME))?,
+            (_, Identity::Iwarp) => self.driver.limit_silence(qp, retry_time(ack_timeout, RETRIES))?,
+            // The program of a RoCE NIC has set the attributes.
+            (_, Identity::Roce) => {}
+        }
+        Ok(stall)
     }
 }
 

@@ -1,8 +1,8 @@
-//! Start-up frames: a frame that is being received, and the bytes of a frame to send.
+//! Start-up frames: a frame that is being received, the bytes of a frame to send, and the end of a
+//! start-up whose frames are wrong or missing.
 
-use urnic_wire::mpa::startup::{HEADER_LEN, MAX_PRIVATE_DATA, StartupFrame, StartupHeader};
-
-use super::failure::Failure;
+use urnic_wire::mpa::startup::{HEADER_LEN, MAX_PRIVATE_DATA, StartupError, StartupFrame, StartupHeader};
+use urnic_wire::rdmap::TerminateError;
 
 /// A frame that is being received.
 #[derive(Debug, Default)]
@@ -63,4 +63,82 @@ pub(super) fn frame(frame: &StartupFrame<'_>) -> Result<Vec<u8>, PrivateDataTooL
         .emit(&mut bytes)
         .map_err(|_| PrivateDataTooLong(frame.private_data.len()))?;
     Ok(bytes)
+}
+
+/// The fault that ended a start-up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Fault {
+    /// The peer sent bytes that are not a frame, or not the frame that was due.
+    #[error(transparent)]
+    Frame(#[from] StartupError),
+    /// Bytes behind the Request: an initiator sends nothing before the Reply (RFC 5044 §7.1.2).
+    #[error("{0} bytes after the MPA Request: an initiator must wait for the Reply")]
+    Trailing(usize),
+    /// The Reply to an enhanced Request is not enhanced (RFC 6581 §10).
+    #[error("the MPA Reply to an enhanced Request has revision {0} and no IRD/ORD word")]
+    NotEnhanced(u8),
+    /// The peer uses revision 0, defined by the RDMA Consortium (RFC 5044 appendix C).
+    #[error("the peer uses MPA revision 0, which is not supported")]
+    Rdmac,
+    /// The timeout expired (RFC 5044 §7.1.2(8, 10)).
+    #[error("MPA start-up timed out")]
+    Timeout,
+    /// The TCP connection ended before start-up did.
+    #[error("the TCP connection ended during MPA start-up")]
+    Closed,
+}
+
+impl Fault {
+    /// The error code of RFC 5044 §8 for this fault: code 4 for an invalid frame, code 1 for a
+    /// stream that ended or timed out.
+    pub const fn mpa_error(self) -> TerminateError {
+        match self {
+            Fault::Frame(_) | Fault::Trailing(_) | Fault::NotEnhanced(_) | Fault::Rdmac => {
+                TerminateError::MpaStartup
+            }
+            Fault::Timeout | Fault::Closed => TerminateError::MpaConnectionLost,
+        }
+    }
+}
+
+/// The way to end the TCP connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Close {
+    /// By a reset, which also makes cxgb4 and irdma fall back to revision 1.
+    Abort,
+    /// In an orderly way, after the pending bytes are sent.
+    Orderly,
+}
+
+/// The end of a start-up that failed. No Terminate can be sent, so the code of RFC 5044 §8 appears
+/// in the message only.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("MPA error {}: {fault}", .fault.mpa_error().code())]
+pub struct Failure {
+    /// The reason.
+    pub fault: Fault,
+    /// The way to end the connection.
+    pub close: Close,
+    /// A frame to send before the close.
+    pub final_frame: Option<Vec<u8>>,
+    /// The peer may support only revision 1: a new connection with an unenhanced Request may
+    /// succeed, if the ULP does not depend on the results of enhanced start-up (RFC 6581 §10).
+    pub fall_back: bool,
+}
+
+impl From<Fault> for Failure {
+    fn from(fault: Fault) -> Failure {
+        Failure {
+            fault,
+            close: Close::Abort,
+            final_frame: None,
+            fall_back: false,
+        }
+    }
+}
+
+impl From<StartupError> for Failure {
+    fn from(error: StartupError) -> Failure {
+        Fault::from(error).into()
+    }
 }

@@ -2,13 +2,8 @@
 
 use urnic_wire::mpa::startup::{EnhancedWord, FrameKind, RtrKey, StartupFlags, StartupFrame, StartupHeader};
 
-use super::failure::{Close, Failure, Fault};
-use super::frame::{Incoming, PrivateDataTooLong, frame};
-use super::negotiate::{self, Depths, Offer};
-use super::negotiated::Negotiated;
-use super::settings::Settings;
-use super::terminate;
-use super::time::Time;
+use super::frame::{Close, Failure, Fault, Incoming, PrivateDataTooLong, frame};
+use super::negotiate::{self, Depths, Negotiated, Offer, Settings, Time, terminate};
 
 /// The state machine of an initiator: its Request is sent, and the Reply is due.
 #[derive(Debug)]

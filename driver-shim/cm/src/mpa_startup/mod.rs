@@ -16,23 +16,14 @@
 //!   attach; first FPDU: the RTR message ───────────▶ attach; fence opens at the first FPDU
 //! ```
 
-mod failure;
 mod frame;
 mod initiator;
 mod negotiate;
-mod negotiated;
 mod responder;
-mod settings;
-pub mod terminate;
 #[cfg(test)]
 mod tests;
-mod time;
 
-pub use failure::{Close, Failure, Fault};
-pub use frame::PrivateDataTooLong;
+pub use frame::{Close, Failure, Fault, PrivateDataTooLong};
 pub use initiator::{Accepted, Answer, Initiator, Rejected};
-pub use negotiate::{Depths, Offer, Rtr};
-pub use negotiated::Negotiated;
+pub use negotiate::{Depths, Negotiated, Offer, Rtr, Settings, Time, terminate};
 pub use responder::{Reply, Request, Responder, ResponderEvent};
-pub use settings::Settings;
-pub use time::Time;

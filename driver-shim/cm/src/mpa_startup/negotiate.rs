@@ -1,9 +1,56 @@
-//! The negotiation of RFC 6581 §9: Read depths and the choice of an RTR message.
+//! What the two ends agree on: the settings of one end, the negotiation of RFC 6581 §9 (Read depths
+//! and the choice of an RTR message), and the result.
 
-use urnic_wire::mpa::startup::{EnhancedWord, MAX_DEPTH, NO_NEGOTIATION};
+use std::time::Duration;
 
-use super::terminate;
-use urnic_config::RtrTypes;
+use urnic_wire::ddp::UNTAGGED_LEN;
+use urnic_wire::mpa::fpdu::{self, CrcMode, fpdu_len};
+use urnic_wire::mpa::marker::{self, marked_len};
+use urnic_wire::mpa::startup::{EnhancedWord, MAX_DEPTH, NO_NEGOTIATION, RtrKey};
+use urnic_wire::rdmap::Terminate;
+
+use urnic_config::{Mpa, RtrTypes};
+
+/// The time since an arbitrary epoch; the owner of a stream provides it.
+pub type Time = Duration;
+
+/// The settings of an end for a connection.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Settings {
+    /// Request CRCs. The request of one side binds both (RFC 5044 §7.1.1).
+    pub crc: bool,
+    /// Request markers in the bytes that this end receives (RFC 5044 §4.3).
+    pub markers: bool,
+    /// The highest supported revision, 1 or 2. With 1 there is no enhanced start-up.
+    pub revision: u8,
+    /// RTR messages that this end can send and receive; at least one (RFC 6581 §9.2).
+    pub rtr: RtrTypes,
+    /// The RTR frame proposed in 2007: the spelling of the key that this end sends, or `None`:
+    /// disabled. Use it only for peers that support it, since soft-iWARP echoes flags that it does
+    /// not support. Revision 2 takes precedence.
+    pub rtr_frame: Option<RtrKey>,
+    /// The time that an initiator allows for the whole exchange.
+    pub initiator_timeout: Duration,
+    /// The time that a responder waits for the Request.
+    pub responder_timeout: Duration,
+    /// The time that a responder waits for the first FPDU after its Reply.
+    pub rtr_timeout: Duration,
+}
+
+impl From<&Mpa> for Settings {
+    fn from(mpa: &Mpa) -> Settings {
+        Settings {
+            crc: mpa.crc,
+            markers: mpa.markers,
+            revision: mpa.revision,
+            rtr: mpa.rtr_types,
+            rtr_frame: None,
+            initiator_timeout: mpa.startup_timeout_initiator,
+            responder_timeout: mpa.startup_timeout_responder,
+            rtr_timeout: mpa.rtr_timeout,
+        }
+    }
+}
 
 /// Limits on RDMA Reads of one end. `None`: the ULP negotiates the limit, encoded as 0x3FFF.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -53,6 +100,68 @@ impl Rtr {
             Rtr::Send => types.send,
         }
     }
+}
+
+/// The parameters that both ends agreed on: the arguments of attaching the stream to a queue pair.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Negotiated {
+    /// This end sent the Request.
+    pub initiator: bool,
+    /// The negotiated revision.
+    pub revision: u8,
+    /// CRCs are generated and checked in both directions.
+    pub crc: bool,
+    /// The peer requires markers in the bytes that this end sends.
+    pub markers_tx: bool,
+    /// Markers are in the bytes that this end receives.
+    pub markers_rx: bool,
+    /// The limits on Reads of this end.
+    pub depths: Depths,
+    /// The RTR message: sent before anything else (initiator), or expected (responder).
+    pub rtr: Option<Rtr>,
+    /// Nothing may be sent before the first FPDU arrives: for responders, unless they received an
+    /// RTR frame (RFC 5044 §7.1.2(4)).
+    pub fenced: bool,
+    /// The control word of the Terminate to send instead of starting (RFC 6581 §9; RFC 5040 §4.8).
+    pub terminate: Option<u32>,
+}
+
+impl Negotiated {
+    /// The FPDU of a Terminate with this control word, for an initiator whose queue pair cannot be
+    /// attached. No other FPDU is sent.
+    pub fn terminate_frame(&self, control: u32) -> Vec<u8> {
+        let mut ulpdu = [0; UNTAGGED_LEN + 4];
+        Terminate::header().emit(&mut ulpdu);
+        if let Some(payload) = ulpdu.last_chunk_mut() {
+            *payload = control.to_be_bytes();
+        }
+        let crc = if self.crc { CrcMode::On } else { CrcMode::Off };
+        let plain = fpdu_len(ulpdu.len());
+        let mut bytes = vec![
+            0;
+            if self.markers_tx {
+                marked_len(0, plain)
+            } else {
+                plain
+            }
+        ];
+        if self.markers_tx {
+            marker::emit(0, &ulpdu, crc, &mut bytes);
+        } else {
+            fpdu::emit(&ulpdu, crc, &mut bytes);
+        }
+        bytes
+    }
+}
+
+/// Control words of the Terminates of RFC 6581 §8: layer 2 (LLP), error type 0.
+pub mod terminate {
+    /// An error of this end that has no specific code.
+    pub const LOCAL: u32 = 0x2005_0000;
+    /// This end cannot hold as many inbound Reads as the responder requests.
+    pub const INSUFFICIENT_IRD: u32 = 0x2006_0000;
+    /// None of the responder's RTR messages can be sent by this end.
+    pub const NO_MATCHING_RTR: u32 = 0x2007_0000;
 }
 
 /// Encodes a depth for the enhanced word.

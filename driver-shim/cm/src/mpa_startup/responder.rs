@@ -4,12 +4,8 @@ use urnic_wire::mpa::startup::{
     EnhancedWord, FrameKind, NO_NEGOTIATION, RtrKey, StartupFlags, StartupFrame, StartupHeader,
 };
 
-use super::failure::{Close, Failure, Fault};
-use super::frame::{Incoming, PrivateDataTooLong, frame};
-use super::negotiate::{self, Depths};
-use super::negotiated::Negotiated;
-use super::settings::Settings;
-use super::time::Time;
+use super::frame::{Close, Failure, Fault, Incoming, PrivateDataTooLong, frame};
+use super::negotiate::{self, Depths, Negotiated, Settings, Time};
 
 /// The state machine of a responder.
 #[derive(Debug)]

@@ -5,10 +5,11 @@ use std::time::Duration;
 use rustix::io::Errno;
 
 use super::identity::{Identity, Reason};
-use super::state::{
-    BACK_OFF, CONNECT_TIMEOUT, ConnectState, Engine, Key, MIN_BUDGET, Notice, Pair, Phase, RTS_GRACE, Startup,
-};
 use super::streams::World;
+use super::{
+    BACK_OFF, CONNECT_TIMEOUT, ConnectState, Engine, Key, MIN_BUDGET, Notice, Phase, RTS_GRACE, Startup,
+    connecting,
+};
 use crate::mpa_startup::{Accepted, Answer, Close, Depths, Initiator, Offer, Rtr, Time};
 
 impl ConnectState {
@@ -22,7 +23,7 @@ impl ConnectState {
         }
         Depths {
             ird: Some(u16::from(self.params.ird) + spare),
-            ord: self.rts.map(|rts| u16::from(rts.ord) + spare),
+            ord: self.rts.params().map(|rts| u16::from(rts.ord) + spare),
         }
     }
 
@@ -32,9 +33,9 @@ impl ConnectState {
             from: qpn,
             to: self.params.peer.qpn,
             unreliable: self.params.unreliable,
-            sq_psn: self.rts.map(|rts| rts.sq_psn),
+            sq_psn: self.rts.params().map(|rts| rts.sq_psn),
             rq_psn: self.params.rq_psn,
-            rnr_retry: self.rts.map(|rts| rts.rnr_retry),
+            rnr_retry: self.rts.params().map(|rts| rts.rnr_retry),
             nonce,
             ticket: self.ticket,
         }
@@ -43,7 +44,7 @@ impl ConnectState {
     /// The end of the retry budget of a send that has waited since `waiting`, at which it fails;
     /// `None` = no end.
     fn budget_end(&self, waiting: Time, connect_grace: Duration) -> Option<Time> {
-        let rts = self.rts?;
+        let rts = self.rts.params()?;
         if self.params.unreliable {
             return self.release_at(connect_grace);
         }
@@ -55,11 +56,7 @@ impl ConnectState {
 impl Engine {
     /// Starts an attempt if one is due; stops at the end of the retry budget.
     pub(super) fn attempt_if_due(&mut self, world: &mut World<'_>, qpn: u32) {
-        let Some(Pair {
-            phase: Phase::Connecting(connecting),
-            ..
-        }) = self.pairs.get_mut(&qpn)
-        else {
+        let Some(connecting) = connecting(&mut self.pairs, qpn) else {
             return;
         };
         let qid = connecting.params.qid;
@@ -91,11 +88,7 @@ impl Engine {
                 None => self.connect(world, qpn),
             }
         }
-        let Some(Pair {
-            phase: Phase::Connecting(connecting),
-            ..
-        }) = self.pairs.get(&qpn)
-        else {
+        let Some(Phase::Connecting(connecting)) = self.pairs.get(&qpn).map(|pair| &pair.phase) else {
             return;
         };
         let end = match waiting {
@@ -109,21 +102,13 @@ impl Engine {
 
     /// The next attempt is at this time.
     fn postpone(&mut self, qpn: u32, next_attempt: Time) {
-        if let Some(Pair {
-            phase: Phase::Connecting(connecting),
-            ..
-        }) = self.pairs.get_mut(&qpn)
-        {
+        if let Some(connecting) = connecting(&mut self.pairs, qpn) {
             connecting.next_attempt = next_attempt;
         }
     }
 
     fn connect(&mut self, world: &mut World<'_>, qpn: u32) {
-        let Some(Pair {
-            phase: Phase::Connecting(connecting),
-            ..
-        }) = self.pairs.get_mut(&qpn)
-        else {
+        let Some(connecting) = connecting(&mut self.pairs, qpn) else {
             return;
         };
         let peer = connecting.params.peer;
@@ -147,7 +132,7 @@ impl Engine {
     }
 
     /// TCP connected, or failed to connect.
-    pub fn connected(&mut self, world: &mut World<'_>, sid: u32, result: Result<(), Errno>) {
+    pub(super) fn tcp_connected(&mut self, world: &mut World<'_>, sid: u32, result: Result<(), Errno>) {
         let Some(Startup::Connecting { qpn }) = self.streams.get(&sid) else {
             return;
         };
@@ -164,11 +149,7 @@ impl Engine {
     /// TCP failed to connect. The route to the peer may not accept the GID's address as a source:
     /// in the next attempt the host chooses the source.
     pub(super) fn connect_failed(&mut self, world: &mut World<'_>, qpn: u32, why: impl std::fmt::Display) {
-        if let Some(Pair {
-            phase: Phase::Connecting(connecting),
-            ..
-        }) = self.pairs.get_mut(&qpn)
-        {
+        if let Some(connecting) = connecting(&mut self.pairs, qpn) {
             connecting.from_source = !connecting.from_source;
         }
         self.request_failed(world, qpn, why);
@@ -176,11 +157,7 @@ impl Engine {
 
     fn send_request(&mut self, world: &mut World<'_>, qpn: u32, sid: u32) -> Result<(), Errno> {
         let nonce = self.nonce();
-        let Some(Pair {
-            phase: Phase::Connecting(connecting),
-            ..
-        }) = self.pairs.get_mut(&qpn)
-        else {
+        let Some(connecting) = connecting(&mut self.pairs, qpn) else {
             return Err(Errno::INVAL);
         };
         let local = connecting.identity(qpn, nonce);
@@ -273,11 +250,7 @@ impl Engine {
 
     /// The peer rejected the Request.
     fn rejected(&mut self, world: &mut World<'_>, qpn: u32, reason: Reason) {
-        let Some(Pair {
-            phase: Phase::Connecting(connecting),
-            ..
-        }) = self.pairs.get_mut(&qpn)
-        else {
+        let Some(connecting) = connecting(&mut self.pairs, qpn) else {
             return;
         };
         connecting.stream = None;
@@ -299,11 +272,7 @@ impl Engine {
 
     /// An attempt failed: accept the peer's Request if one is held, else retry later.
     pub(super) fn request_failed(&mut self, world: &mut World<'_>, qpn: u32, why: impl std::fmt::Display) {
-        let Some(Pair {
-            phase: Phase::Connecting(connecting),
-            ..
-        }) = self.pairs.get_mut(&qpn)
-        else {
+        let Some(connecting) = connecting(&mut self.pairs, qpn) else {
             return;
         };
         connecting.stream = None;

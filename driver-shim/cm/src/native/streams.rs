@@ -1,13 +1,12 @@
 //! The device's streams, as native connections use them.
 
 use std::net::SocketAddr;
-use std::time::Duration;
 
 use rustix::io::Errno;
 
 use super::address::{Endpoints, HostAddress};
-use crate::carrier::Carrier;
-use crate::mpa_startup::{Negotiated, Time};
+use crate::carrier::{Attachment, Carrier};
+use crate::mpa_startup::Time;
 
 /// The device's stream commands ([`StreamOwner::received`](crate::carrier::StreamOwner::received)
 /// is called after a receive), and the other queries of the engine.
@@ -29,29 +28,6 @@ pub trait Streams: Carrier {
     /// Whether the program has gone on to something else since it brought the queue pair to RTR, as
     /// far as can be seen.
     fn has_gone_on(&mut self, qid: u32) -> bool;
-}
-
-/// The parameters with which a queue pair is attached.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Attachment {
-    /// The device's number of the queue pair.
-    pub qid: u32,
-    /// The result of MPA start-up; `None` for a queue pair that is its own peer.
-    pub negotiated: Option<Negotiated>,
-    /// Maximum number of inbound Reads.
-    pub ird: u8,
-    /// Maximum number of outbound Reads of the program.
-    pub ord: u8,
-    /// Maximum number of outbound Reads that the peer accepts, the device's own included; 0 =
-    /// unknown.
-    pub ord_limit: u16,
-    /// Requests complete when the peer has placed or delivered them; the peer may confirm the same
-    /// way, and needs one Read more than `ird` for it.
-    pub delivered: bool,
-    /// The queue pair is of kind UC: nothing waits for its peer.
-    pub unreliable: bool,
-    /// The time that a Send of the peer waits for a posted receive; `None` = no limit.
-    pub rnr_timeout: Option<Duration>,
 }
 
 /// The time and the device during a call of the engine.

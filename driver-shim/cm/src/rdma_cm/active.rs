@@ -1,15 +1,16 @@
-//! The initiator (the active side): connecting, and the Reply.
-
-use std::net::SocketAddr;
+//! The initiator (the active side): the TCP port of the listener, connecting, and the Reply.
+//!
+//! A listener whose port is not that of TCP has the UDP port of its number, and names its TCP port
+//! there. Others have the TCP port of their number.
 
 use rustix::io::Errno;
+use urnic_wire::mad::{ServiceReply, ServiceStatus};
 
 use super::addresses::with_port;
-use super::attempt::{Connecting, Location};
 use super::command::Parameters;
-use super::policy::ConnPolicy;
-use super::state::{
-    Answered, Attachment, CmEvent, Engine, EventParams, Key, Notice, Owner, PS_IB, PS_TCP, State, World,
+use super::{
+    Answered, CmEvent, ConnPolicy, Connecting, Engine, EventParams, Key, Location, Notice, Owner, PS_IB,
+    PS_TCP, State, World,
 };
 use crate::mpa_startup::{Accepted, Answer, Close, Failure, Fault, Initiator, Offer, Rejected, terminate};
 
@@ -69,7 +70,7 @@ impl Engine {
     }
 
     /// Begins a TCP connection.
-    pub(super) fn start_connecting(
+    fn start_connecting(
         &mut self,
         world: &mut World<'_>,
         handle: u32,
@@ -104,7 +105,7 @@ impl Engine {
     }
 
     /// TCP connected, or failed to connect.
-    pub fn connected(&mut self, world: &mut World<'_>, sid: u32, result: Result<(), Errno>) {
+    pub(super) fn tcp_connected(&mut self, world: &mut World<'_>, sid: u32, result: Result<(), Errno>) {
         let Some(Owner::Id(handle)) = self.streams.get(&sid) else {
             return;
         };
@@ -277,20 +278,9 @@ impl Engine {
             }
         };
         let negotiated = accepted.negotiated;
-        let policy = self.policy(remote.ip());
-        let attachment = Attachment {
-            qid,
-            negotiated,
-            ird: negotiated
-                .depths
-                .ird
-                .unwrap_or(parameters.responder_resources.into()),
-            ord: negotiated.depths.ord.unwrap_or(parameters.initiator_depth.into()),
-            ack_timeout: ack_timeout.unwrap_or(policy.ack_timeout),
-            strict_rtr: policy.strict_rtr,
-            rnr_grace: policy.rnr_grace,
-            delivered: policy.delivered,
-        };
+        let attachment = self
+            .policy(remote.ip())
+            .attachment(qid, negotiated, &parameters, ack_timeout);
         let framed = match &accepted.rtr_frame {
             Some(frame) => world.device.send(sid, frame),
             None => Ok(()),
@@ -319,30 +309,6 @@ impl Engine {
         let terminated = accepted.word.is_some() && world.device.send(sid, &frame).is_ok();
         let how = if terminated { Close::Orderly } else { Close::Abort };
         self.close_stream(world, sid, how);
-    }
-
-    /// The queue pair that a connection from or to `local` is for. A RoCE NIC's programs may
-    /// connect without one: the result is `None` if no queue pair with this number awaits a stream.
-    ///
-    /// # Errors
-    /// `EINVAL` if an RNIC has no such queue pair; `EISCONN` if it is connected.
-    pub(super) fn queue_pair_for(
-        &self,
-        world: &mut World<'_>,
-        local: Option<SocketAddr>,
-        qpn: u32,
-    ) -> Result<Option<u32>, Errno> {
-        let qid = local.and_then(|local| world.device.queue_pair(local, qpn));
-        if self.identity.is_roce() {
-            return Ok(
-                qid.filter(|qid| !self.queue_pairs.contains_key(qid) && world.device.awaits_stream(*qid))
-            );
-        }
-        let qid = qid.ok_or(Errno::INVAL)?;
-        match self.queue_pairs.contains_key(&qid) {
-            true => Err(Errno::ISCONN),
-            false => Ok(Some(qid)),
-        }
     }
 
     /// Ends a connection attempt that failed, and reports the error.
@@ -374,5 +340,100 @@ fn errno_of(fault: Fault) -> Errno {
         Fault::Closed => Errno::CONNRESET,
         Fault::Timeout => Errno::TIMEDOUT,
         Fault::Frame(_) | Fault::Trailing(_) | Fault::NotEnhanced(_) | Fault::Rdmac => Errno::PROTO,
+    }
+}
+
+impl Engine {
+    /// Asks the peer for the TCP port of the id's service.
+    ///
+    /// # Errors
+    /// Those of asking, with the connection that is to be made otherwise.
+    fn locate(
+        &mut self,
+        world: &mut World<'_>,
+        handle: u32,
+        connecting: Box<Connecting>,
+    ) -> Result<(), Box<Connecting>> {
+        match self.new_lookup(world, handle, &[], connecting.deadline) {
+            Ok(mut lookup) => {
+                tracing::debug!("id {handle}: asks for the TCP port of its service");
+                lookup.connecting = Some(connecting);
+                self.begin_lookup(world, handle, lookup);
+                Ok(())
+            }
+            Err(errno) => {
+                tracing::debug!("id {handle}: cannot ask for a TCP port: {errno}");
+                Err(connecting)
+            }
+        }
+    }
+
+    /// The peer answered the request for a TCP port.
+    pub(super) fn located(&mut self, world: &mut World<'_>, handle: u32, reply: &ServiceReply) {
+        let port = match (reply.status, u16::try_from(reply.qpn)) {
+            (ServiceStatus::UNSUPPORTED, _) => return self.not_located(world, handle, Location::Absent),
+            (ServiceStatus::VALID, Ok(port @ 1..)) => port,
+            (ServiceStatus::VALID, _) => return self.connect_failed(world, handle, Errno::PROTO),
+            _ => return self.connect_failed(world, handle, Errno::CONNREFUSED),
+        };
+        tracing::debug!("id {handle}: the service has TCP port {port}");
+        self.connect_at(world, handle, Location::Known, Some(port));
+    }
+
+    /// The peer named no TCP port: the service has that of its number, if there is one.
+    pub(super) fn not_located(&mut self, world: &mut World<'_>, handle: u32, location: Location) {
+        tracing::debug!("id {handle}: the service has the TCP port of its number, or none: {location:?}");
+        let remote = self.ids.get(&handle).and_then(|id| id.remote);
+        let asks_first = remote.is_some_and(|remote| self.policy(remote.ip()).own_ports);
+        match asks_first {
+            true => self.connect_at(world, handle, location, None),
+            // It was tried before.
+            false => self.connect_failed(world, handle, Errno::CONNREFUSED),
+        }
+    }
+
+    /// Ends the lookup, and connects to the TCP port of the service.
+    fn connect_at(&mut self, world: &mut World<'_>, handle: u32, location: Location, port: Option<u16>) {
+        let Some(mut connecting) = self.end_lookup(handle).and_then(|lookup| lookup.connecting) else {
+            return;
+        };
+        connecting.location = location;
+        connecting.port = port.unwrap_or(connecting.port);
+        if let Err(errno) = self.start_connecting(world, handle, connecting) {
+            self.connect_failed(world, handle, errno);
+        }
+    }
+
+    /// Nobody has the TCP port. The peer is asked if it was not asked before, or did not answer.
+    fn connect_refused(&mut self, world: &mut World<'_>, handle: u32) {
+        let Some(id) = self.ids.get_mut(&handle) else {
+            return;
+        };
+        let is_known = match &id.state {
+            State::Connecting(connecting) => match connecting.location {
+                Location::Unasked | Location::Silent => world.now >= connecting.deadline,
+                Location::Absent | Location::Known => true,
+            },
+            _ => true,
+        };
+        if is_known {
+            return self.connect_failed(world, handle, Errno::CONNREFUSED);
+        }
+        let State::Connecting(connecting) = std::mem::replace(&mut id.state, State::Over) else {
+            return;
+        };
+        if self.locate(world, handle, connecting).is_err() {
+            self.connect_failed(world, handle, Errno::CONNREFUSED);
+        }
+    }
+
+    /// The network says that a message to another connection manager did not arrive: nobody has the
+    /// UDP port, or it cannot be reached.
+    pub fn message_refused(&mut self, world: &mut World<'_>, port: u32, number: u32, errno: Errno) {
+        let Some(handle) = self.datagrams.requests.get(&(port, number)).copied() else {
+            return;
+        };
+        tracing::debug!("id {handle}: its request did not arrive: {errno}");
+        self.not_located(world, handle, Location::Absent);
     }
 }

@@ -1,13 +1,10 @@
 //! Commands, parsed from the bytes that a program writes to its channel.
 
 use rustix::io::Errno;
-use zerocopy::FromBytes;
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-use super::abi::{self, CmAddress, ConnParam, Header, address_len};
-use super::opcode;
-pub use super::payload::Destination;
-use super::payload::{Payload, extended, parse_address};
-use crate::ack_timeout::RETRIES;
+use super::abi::{self, CmAddress, ConnParam, Header, address_len, opcode};
+use crate::timeouts::RETRIES;
 
 /// Bytes of an id or a count: the response to several commands.
 const NUMBER_LEN: usize = size_of::<u32>();
@@ -26,6 +23,15 @@ const ACCEPT_LEN: usize = 284;
 
 /// `RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER`, the last flag of `JOIN_MCAST`.
 const MAX_JOIN_FLAG: u16 = 1;
+
+/// The address of a command's response.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Destination {
+    /// The address in the program's memory.
+    pub address: u64,
+    /// The number of bytes that the program has reserved for the response.
+    pub room: usize,
+}
 
 /// Parameters of a connection, as a program gives them.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -472,5 +478,55 @@ impl Command {
             opcode::GET_OPTION => return Err(Errno::NOSYS),
             _ => return Err(Errno::INVAL),
         })
+    }
+}
+
+/// Parses a payload of the command's full length.
+fn whole<T: FromBytes>(payload: &[u8]) -> Result<T, Errno> {
+    T::read_from_prefix(payload)
+        .map(|(whole, _)| whole)
+        .map_err(|_| Errno::INVAL)
+}
+
+/// Parses a payload of which older programs omit the last fields; missing fields are zero.
+fn extended<T: FromBytes + FromZeros + IntoBytes>(payload: &[u8], min_len: usize) -> Result<T, Errno> {
+    if payload.len() < min_len {
+        return Err(Errno::INVAL);
+    }
+    let mut extended = T::new_zeroed();
+    let known = payload.len().min(size_of::<T>());
+    if let (Some(to), Some(from)) = (extended.as_mut_bytes().get_mut(..known), payload.get(..known)) {
+        to.copy_from_slice(from);
+    }
+    Ok(extended)
+}
+
+/// Parses an address in `field`, of which `len` bytes are used.
+fn parse_address(field: &[u8], len: u16) -> Result<Option<CmAddress>, Errno> {
+    CmAddress::parse(field.get(..len.into()).ok_or(Errno::INVAL)?)
+}
+
+/// A command's payload, and the room for its answer.
+#[derive(Clone, Copy)]
+struct Payload<'a> {
+    bytes: &'a [u8],
+    room: usize,
+}
+
+impl Payload<'_> {
+    fn whole<T: FromBytes>(self) -> Result<T, Errno> {
+        whole(self.bytes)
+    }
+
+    /// The destination of an answer of at least `min_len` bytes.
+    fn answer(self, address: u64, min_len: usize) -> Result<Destination, Errno> {
+        match (address, self.room >= min_len) {
+            (_, false) => Err(Errno::NOSPC),
+            (0, true) => Err(Errno::FAULT),
+            (_, true) => Ok(Destination {
+                address,
+                room: self.room,
+            }),
+        }
     }
 }

@@ -3,9 +3,8 @@
 use rustix::io::Errno;
 
 use super::command::Parameters;
-use super::state::{
-    Attachment, AwaitingRtrFrame, CmEvent, EARLY_TIMEOUT, Engine, EventParams, Id, Key, Notice, Owner, State,
-    World,
+use super::{
+    AwaitingRtrFrame, CmEvent, EARLY_TIMEOUT, Engine, EventParams, Id, Key, Notice, Owner, State, World,
 };
 use crate::carrier::{Inbox, RequestProgress, receive_request};
 use crate::mpa_startup::{Close, Negotiated, Reply, Responder, ResponderEvent};
@@ -16,7 +15,7 @@ const MAX_STARTING: usize = 256;
 
 impl Engine {
     /// A listener has a new stream.
-    pub fn arrived(&mut self, world: &mut World<'_>, lid: u32, sid: u32) {
+    pub(super) fn stream_arrived(&mut self, world: &mut World<'_>, lid: u32, sid: u32) {
         let Some(handle) = self.listeners.get(&lid).copied() else {
             // The listener was closed while the event of this stream was under way.
             world.device.close(sid, Close::Abort);
@@ -270,19 +269,7 @@ impl Engine {
         let remote = self.ids.get(&handle).and_then(|id| id.remote);
         let policy = self.policy(remote.ok_or(Errno::INVAL)?.ip());
         let id = self.ids.get_mut(&handle).ok_or(Errno::NOENT)?;
-        let attachment = Attachment {
-            qid,
-            negotiated,
-            ird: negotiated
-                .depths
-                .ird
-                .unwrap_or(parameters.responder_resources.into()),
-            ord: negotiated.depths.ord.unwrap_or(parameters.initiator_depth.into()),
-            ack_timeout: id.ack_timeout.unwrap_or(policy.ack_timeout),
-            strict_rtr: policy.strict_rtr,
-            rnr_grace: policy.rnr_grace,
-            delivered: policy.delivered,
-        };
+        let attachment = policy.attachment(qid, negotiated, parameters, id.ack_timeout);
         world.device.attach(sid, &attachment)?;
         self.streams.remove(&sid);
         self.queue_pairs.insert(qid, handle);

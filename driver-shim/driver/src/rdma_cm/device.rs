@@ -3,12 +3,10 @@
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::time::Duration;
 
 use rustix::io::Errno;
 use urnic_device::command::{ModifyQp, Opcode, modify};
-use urnic_device::stream::attach;
-use urnic_device::vocabulary::{QpKind, QpState};
+use urnic_device::vocabulary::QpState;
 use urnic_wire::mad::MAD_LEN;
 use zerocopy::FromZeros;
 
@@ -18,20 +16,15 @@ use crate::manager::inventory::Inventory;
 use crate::manager::number::Slot;
 use crate::manager::source::{source_of_device, source_of_host};
 use crate::manager::{Listeners, OpenDevice, RdmaCm, current};
-use crate::streams::{AttachParams, Streams, milliseconds};
-use urnic_cm::ack_timeout::{MIN_RETRY_TIME, RETRIES, retry_time};
-use urnic_cm::carrier::{Carrier, Inbox};
+use crate::streams::Streams;
+use urnic_cm::carrier::{Attachment, Carrier, Inbox, Terms};
 use urnic_cm::mpa_startup::{Close, Time};
-use urnic_cm::rdma_cm::{Attachment, Device, Engine, Notice, World};
-use urnic_config::Identity;
+use urnic_cm::rdma_cm::{Device, Engine, Notice, World};
 use urnic_presence::token::Token;
 use urnic_process::lock::lock;
 
 /// Ports that a listener on any address tries, if the program asked for no certain one.
 const PORTS_TO_TRY: u32 = 16;
-
-/// The time for the first receive of a queue pair: the program may post it after the event.
-const FIRST_RECEIVE_GRACE: Duration = Duration::from_millis(1000);
 
 impl Driver {
     /// Calls the engine of the connection manager, then applies its notices.
@@ -340,7 +333,9 @@ impl Device for CmDevice<'_> {
         if Slot::split(sid).0 != slot {
             return Err(Errno::INVAL);
         }
-        self.on(sid, |streams, sid| attach_stream(streams, sid, qid, attachment))
+        self.on(sid, |streams, sid| {
+            attach_stream(streams, sid, &Attachment { qid, ..*attachment })
+        })
     }
 
     fn drain(&mut self, qid: u32) {
@@ -402,8 +397,9 @@ impl Device for CmDevice<'_> {
 }
 
 /// Brings a queue pair of the device to RTS and attaches a stream to it.
-fn attach_stream(streams: &Streams<'_>, sid: u32, qid: u32, attachment: &Attachment) -> Result<(), Errno> {
+fn attach_stream(streams: &Streams<'_>, sid: u32, attachment: &Attachment) -> Result<(), Errno> {
     let driver = streams.driver;
+    let qid = attachment.qid;
     let qp = driver.qp(qid).ok_or(Errno::INVAL)?;
     let steps: &[QpState] = match qp.device_state()? {
         QpState::Init => &[QpState::Rtr, QpState::Rts],
@@ -414,31 +410,9 @@ fn attach_stream(streams: &Streams<'_>, sid: u32, qid: u32, attachment: &Attachm
     for state in steps {
         driver.set_state(qid, *state)?;
     }
-    // With the option, any receive may be late; without it, only the first one.
-    let (stall, grace) = match attachment.rnr_grace {
-        Duration::ZERO => (attach::STALL_AT_FIRST, FIRST_RECEIVE_GRACE),
-        grace => (attach::STALL_ON_EMPTY_RQ, grace),
-    };
-    driver.modify(&qp, modify::RNR, milliseconds(Some(grace)))?;
-    match (qp.kind, driver.identity()) {
-        (QpKind::UnreliableConnected, _) => driver.limit_silence(&qp, Some(MIN_RETRY_TIME))?,
-        (_, Identity::Iwarp) => driver.limit_silence(&qp, retry_time(attachment.ack_timeout, RETRIES))?,
-        // The program of a RoCE NIC has set the attributes.
-        (_, Identity::Roce) => {}
+    streams.attach(Some(sid), attachment)?;
+    if let Terms::RdmaCm { ack_timeout, .. } = attachment.terms {
+        qp.set_managed(ack_timeout);
     }
-    let flag = |on, flag| if on { flag } else { 0 };
-    let strict = flag(attachment.strict_rtr, attach::STRICT_RTR);
-    let delivered = flag(attachment.delivered, attach::DELIVERED);
-    streams.attach(&AttachParams {
-        sid: Some(sid),
-        qid,
-        negotiated: Some(&attachment.negotiated),
-        policy: stall | strict | delivered,
-        ird: attachment.ird.into(),
-        ord: attachment.ord.into(),
-        ord_limit: 0,
-        fin_grace_ms: milliseconds(Some(driver.config.native.fin_grace)),
-    })?;
-    qp.set_managed(attachment.ack_timeout);
     Ok(())
 }

@@ -289,9 +289,13 @@ fn rnr_policy_has_the_senders_count_and_the_receivers_timer() {
         net.on(us.host, |engine, world| engine.reached_rts(world, us.qpn, ready));
     }
     net.until(SECOND, both_open(a, b));
-    assert_eq!(net.attached(0, 1)[0].rnr_timeout, None, "b retries without limit");
     assert_eq!(
-        net.attached(1, 1)[0].rnr_timeout,
+        rnr_timeout_of(&net.attached(0, 1)[0]),
+        None,
+        "b retries without limit"
+    );
+    assert_eq!(
+        rnr_timeout_of(&net.attached(1, 1)[0]),
         Some(Duration::from_micros(2 * 491_520)),
         "a retries twice"
     );

@@ -126,7 +126,7 @@ fn late_events_of_a_closed_stream_are_ignored() {
         engine.closed(world, there);
         engine.received(world, there, Err(Errno::CONNRESET));
         engine.connected(world, there, Ok(()));
-        engine.first_fpdu(99);
+        engine.first_fpdu(world, 99);
     });
     assert_eq!(net.in_start_up(1), 0);
 }

@@ -8,12 +8,11 @@ mod rendezvous;
 mod unreliable;
 
 use super::identity::Identity;
-use super::rnr::{MIN_RNR, rnr_timeout};
-use super::state::*;
 use super::*;
-use crate::ack_timeout::retry_time;
+
 use crate::carrier::Carrier;
 use crate::mpa_startup::{Close, Initiator, Settings, Time};
+use crate::timeouts::{MIN_RNR, retry_time, rnr_timeout};
 use net::{Net, address};
 use rustix::io::Errno;
 use std::net::SocketAddr;
@@ -119,3 +118,11 @@ fn assert_joined(net: &Net, a: Qp, b: Qp) {
 
 const MS: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
+
+/// The time that a Send of the peer waits for a receive of an attached queue pair.
+fn rnr_timeout_of(attachment: &Attachment) -> Option<Duration> {
+    match attachment.terms {
+        Terms::Native { rnr_timeout, .. } => rnr_timeout,
+        Terms::RdmaCm { .. } => panic!("{attachment:?}"),
+    }
+}

@@ -381,7 +381,7 @@ impl Net {
                     .and_then(|end| end.attached)
                     .map(|to| to.qid);
                 if let Some(qid) = qid {
-                    self.on(host, |engine, _| engine.first_fpdu(qid));
+                    self.on(host, |engine, world| engine.first_fpdu(world, qid));
                 }
             }
         }

@@ -60,7 +60,7 @@ fn start_up_negotiates_the_native_parameters() {
             ird,
             ord,
             ord_limit,
-            rnr_timeout,
+            terms,
             ..
         } = net.attached(host, 1)[0];
         let negotiated = negotiated.unwrap();
@@ -77,7 +77,12 @@ fn start_up_negotiates_the_native_parameters() {
             (negotiated.revision, negotiated.crc, negotiated.terminate),
             (2, true, None)
         );
-        assert_eq!((ird, ord, ord_limit, rnr_timeout), (16, 8, 9, None));
+        assert_eq!((ird, ord, ord_limit), (16, 8, 9));
+        let expected = Terms::Native {
+            unreliable: false,
+            rnr_timeout: None,
+        };
+        assert_eq!(terms, expected);
     }
 }
 
@@ -198,7 +203,7 @@ fn a_responder_that_reaches_rts_later_has_its_rnr_retry_respected() {
     net.run(SECOND);
     assert_joined(&net, sender, receiver);
     let attached = net.attached(receiver.host, receiver.qid);
-    assert_eq!(attached[0].rnr_timeout, Some(Duration::ZERO));
+    assert_eq!(rnr_timeout_of(&attached[0]), Some(Duration::ZERO));
 }
 
 #[test]

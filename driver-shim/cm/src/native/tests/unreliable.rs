@@ -45,7 +45,8 @@ fn an_unreliable_connection_needs_no_reads() {
     let (net, a, b) = connected();
     for qp in [a, b] {
         let attached = net.attached(qp.host, qp.qid)[0];
-        assert!(attached.unreliable && !attached.delivered);
+        assert!(matches!(attached.terms, Terms::Native { unreliable: true, .. }));
+        assert!(!attached.delivered);
         let depths = attached.negotiated.unwrap().depths;
         assert_eq!((depths.ird, depths.ord), (Some(0), Some(0)));
         assert_eq!((attached.ird, attached.ord), (0, 0));

@@ -4,9 +4,9 @@ use proptest::prelude::*;
 use rustix::io::Errno;
 use zerocopy::IntoBytes;
 
+use super::super::abi::opcode;
 use super::super::abi::{self, CmAddress, ConnParam, Header, address_len};
 use super::super::command::{Command, Destination, Parameters, QueryKind, number};
-use super::super::opcode;
 
 /// The minimum lengths of a command's payload and response, from `rdma_user_cm.h`; `None` for an
 /// unknown command.

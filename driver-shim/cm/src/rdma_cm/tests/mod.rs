@@ -15,7 +15,7 @@ mod ud_net;
 use super::abi::{CmAddress, ConnParam, EventResponse};
 use super::addresses::with_port;
 use super::command::Parameters;
-use super::state::*;
+use super::*;
 use crate::carrier::Carrier;
 use crate::mpa_startup::{Close, Negotiated, Time};
 use net::{FREE_PORT, Net, OTHER_HOST, parameters};

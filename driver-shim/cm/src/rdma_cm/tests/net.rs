@@ -269,7 +269,7 @@ impl Device for Port<'_> {
         assert_eq!(end.bytes_needed, None, "no receive is outstanding");
         end.qid = Some(attachment.qid);
         let peer = end.peer;
-        let negotiated = &attachment.negotiated;
+        let negotiated = attachment.negotiated.unwrap();
         if negotiated.initiator
             && negotiated.rtr.is_some()
             && let Some((side, qid)) = wire.ends.get(&peer).and_then(|end| Some((end.side, end.qid?)))

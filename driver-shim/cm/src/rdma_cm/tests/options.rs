@@ -22,8 +22,11 @@ fn agreed(initiator: &str, responder: &str) -> (u8, bool, bool) {
     net.accept(1, at, id, 200, parameters(9, 1, 1, &[]));
     let attached = net.wire.borrow().attached[0].1;
     net.finish();
-    let negotiated = attached.negotiated;
-    (negotiated.revision, negotiated.crc, attached.strict_rtr)
+    let negotiated = attached.negotiated.unwrap();
+    let Terms::RdmaCm { strict_rtr, .. } = attached.terms else {
+        panic!("{attached:?}");
+    };
+    (negotiated.revision, negotiated.crc, strict_rtr)
 }
 
 #[test]
@@ -111,7 +114,7 @@ fn empa_38_a_terminate_reports_an_error_after_the_reply() {
         0xd5, 0xf1,
     ];
     assert_eq!(net.wire.borrow().last_sent, terminate);
-    let negotiated = net.wire.borrow().attached[0].1.negotiated;
+    let negotiated = net.wire.borrow().attached[0].1.negotiated.unwrap();
     let marked = Negotiated {
         markers_tx: true,
         ..negotiated

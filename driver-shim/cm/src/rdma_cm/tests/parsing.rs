@@ -3,9 +3,9 @@
 use rustix::io::Errno;
 use zerocopy::{FromZeros, Immutable, IntoBytes};
 
+use super::super::abi::opcode;
 use super::super::abi::{self, Header};
 use super::super::command::{Command, Destination, Parameters};
-use super::super::opcode;
 
 fn written<T: IntoBytes + Immutable>(command: u32, out_len: u16, payload: &T) -> Vec<u8> {
     let header = Header {

@@ -40,8 +40,8 @@ fn both_ends_get_the_peers_parameters_and_the_end() {
         // EMPA-30: neither end sends more than the other accepts.
         assert_eq!((at_responder.ord, at_initiator.ird), (4, 4));
         assert!(at_initiator.ord <= at_responder.ird);
-        assert_eq!(at_responder.negotiated.rtr, Some(Rtr::Read));
-        assert_eq!(at_initiator.negotiated.rtr, Some(Rtr::Read));
+        assert_eq!(at_responder.negotiated.unwrap().rtr, Some(Rtr::Read));
+        assert_eq!(at_initiator.negotiated.unwrap().rtr, Some(Rtr::Read));
     }
     assert_eq!(net.engines[1].notices(), [Notice::Open(9)], "at the first FPDU");
     net.at(0, |engine, world| {
@@ -163,13 +163,19 @@ fn empa_07_the_second_attempt_uses_revision_1() {
         let [(1, theirs), (0, ours)] = wire.attached[..] else {
             panic!("{:?}", wire.attached);
         };
-        assert_eq!((theirs.negotiated.revision, ours.negotiated.revision), (1, 1));
+        assert_eq!(
+            (
+                theirs.negotiated.unwrap().revision,
+                ours.negotiated.unwrap().revision
+            ),
+            (1, 1)
+        );
         assert_eq!(
             (ours.ird, ours.ord, theirs.ird, theirs.ord),
             (5, 6, 7, 8),
             "each end keeps its own limits"
         );
-        assert_eq!(ours.negotiated.rtr, None);
+        assert_eq!(ours.negotiated.unwrap().rtr, None);
     }
     net.at(1, |engine, world| engine.first_fpdu(world, 9));
     assert_eq!(net.engines[1].notices(), [Notice::Open(9)]);
@@ -213,14 +219,17 @@ fn every_rtr_message_is_offered_chosen_and_sent() {
                 // EMPA-16: the initiator has no matching RTR message, and reports that by a
                 // Terminate.
                 assert_eq!(
-                    at_initiator.negotiated.terminate,
+                    at_initiator.negotiated.unwrap().terminate,
                     Some(terminate::NO_MATCHING_RTR)
                 );
                 assert_eq!(net.take_events(0, initiator.0), [(5, initiator.1, 6, -71)]);
                 assert_eq!(net.take_events(1, responder.0), [(200, responder.1, 6, -104)]);
             } else {
-                assert_eq!(at_initiator.negotiated.rtr, at_responder.negotiated.rtr);
-                assert!(at_initiator.negotiated.rtr.is_some());
+                assert_eq!(
+                    at_initiator.negotiated.unwrap().rtr,
+                    at_responder.negotiated.unwrap().rtr
+                );
+                assert!(at_initiator.negotiated.unwrap().rtr.is_some());
                 assert_eq!(net.take_events(0, initiator.0), [(5, initiator.1, 9, 0)]);
                 assert_eq!(net.take_events(1, responder.0), [(200, responder.1, 9, 0)]);
             }

@@ -2,7 +2,7 @@
 
 use super::net::{Net, Wire};
 use super::*;
-use crate::rdma_cm::datagram_state::Arrival;
+
 use std::collections::BTreeMap;
 
 /// A channel, and an id on it.

@@ -6,13 +6,12 @@ use rustix::io::Errno;
 use urnic_device::vocabulary::{Access, QpState};
 use zerocopy::{FromZeros, IntoBytes};
 
+use super::abi::opcode::option;
 use super::abi::{AhAttr, HOP_LIMIT, MTU_1024, PATH_FLAGS, PORT, QpAttrResponse};
 use super::command::Parameters;
-use super::datagram_state::UDP_QKEY;
-use super::opcode::option;
-use super::state::{Engine, Id, PS_IPOIB, State, World};
-use crate::ack_timeout::RETRIES;
+use super::{Engine, Id, PS_IPOIB, State, UDP_QKEY, World};
 use crate::qp_attr::{MANAGER_QPN, QpMask};
+use crate::timeouts::RETRIES;
 use urnic_process::port_gids::gid_of;
 
 /// Retries while the peer has no receive posted: no limit.

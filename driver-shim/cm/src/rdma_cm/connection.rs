@@ -1,15 +1,39 @@
-//! Disconnecting, and the events of queue pairs.
+//! Connections after start-up: their queue pairs, disconnecting, and the loss of streams and
+//! devices.
 
 use std::net::SocketAddr;
 
 use rustix::io::Errno;
 
-use super::state::{
-    CmEvent, DISCONNECT_TIMEOUT, Engine, EventParams, Id, Key, Notice, State, TIME_WAIT, World,
-};
+use super::{CmEvent, DISCONNECT_TIMEOUT, Engine, EventParams, Id, Key, Notice, State, TIME_WAIT, World};
+use crate::carrier::StreamOwner;
 use crate::mpa_startup::Close;
 
 impl Engine {
+    /// The queue pair that a connection from or to `local` is for. A RoCE NIC's programs may
+    /// connect without one: the result is `None` if no queue pair with this number awaits a stream.
+    ///
+    /// # Errors
+    /// `EINVAL` if an RNIC has no such queue pair; `EISCONN` if it is connected.
+    pub(super) fn queue_pair_for(
+        &self,
+        world: &mut World<'_>,
+        local: Option<SocketAddr>,
+        qpn: u32,
+    ) -> Result<Option<u32>, Errno> {
+        let qid = local.and_then(|local| world.device.queue_pair(local, qpn));
+        if self.identity.is_roce() {
+            return Ok(
+                qid.filter(|qid| !self.queue_pairs.contains_key(qid) && world.device.awaits_stream(*qid))
+            );
+        }
+        let qid = qid.ok_or(Errno::INVAL)?;
+        match self.queue_pairs.contains_key(&qid) {
+            true => Err(Errno::ISCONN),
+            false => Ok(Some(qid)),
+        }
+    }
+
     /// Ends a connection gracefully: posted work is still sent. An event reports the end.
     ///
     /// # Errors
@@ -62,23 +86,6 @@ impl Engine {
         self.report(world, handle, CmEvent::Disconnected, 0, EventParams::default());
     }
 
-    /// The queue pair received its first FPDU: the fence opens.
-    pub fn first_fpdu(&mut self, world: &mut World<'_>, qid: u32) {
-        let Some(handle) = self.queue_pairs.get(&qid).copied() else {
-            return;
-        };
-        self.notices.push(Notice::Open(qid));
-        let Some(id) = self.ids.get_mut(&handle) else {
-            return;
-        };
-        if let State::Opening { params, .. } = &mut id.state {
-            let params = std::mem::take(params);
-            id.state = State::Connected { qid };
-            self.timers.set(Key::Id(handle), None);
-            self.report(world, handle, CmEvent::Established, 0, params);
-        }
-    }
-
     /// A device is lost: attempts under way on it fail, and every id with one of its addresses gets
     /// an event. `is_its` decides whether a number is the device's, `is_at` whether an address is.
     pub fn device_lost(
@@ -90,7 +97,7 @@ impl Engine {
         let its = |number: &u32| is_its(*number).then_some(*number);
         let streams: Vec<u32> = self.streams.keys().filter_map(its).collect();
         let pairs: Vec<u32> = self.queue_pairs.keys().filter_map(its).collect();
-        streams.into_iter().for_each(|sid| self.stream_closed(world, sid));
+        streams.into_iter().for_each(|sid| self.closed(world, sid));
         let here = |handle: &&u32| {
             let id = self.ids.get(handle);
             id.and_then(|id| id.local).is_some_and(&is_at)
