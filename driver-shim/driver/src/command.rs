@@ -96,6 +96,17 @@ impl CommandQueue {
         })
     }
 
+    /// The bus behind which the device is.
+    #[inline]
+    pub(crate) fn bus(&self) -> &Arc<dyn Bus> {
+        &self.bus
+    }
+
+    /// The memory that the device accesses.
+    pub(crate) fn pool(&self) -> &Arc<DmaPool> {
+        &self.pool
+    }
+
     /// Makes every further command fail with `EIO`. Returns whether this is the first call.
     pub(crate) fn mark_lost(&self) -> bool {
         !self.lost.swap(true, Ordering::AcqRel)
@@ -299,6 +310,16 @@ fn wait<T>(mut poll: impl FnMut() -> Option<T>) -> Result<T, Errno> {
         COMMAND_TIMEOUT.as_secs()
     );
     Err(Errno::IO)
+}
+
+/// A timeout in the form of the device; `None` stands for no timeout.
+pub(crate) fn milliseconds(timeout: Option<Duration>) -> u32 {
+    timeout.map_or(u32::MAX, |t| u32::try_from(t.as_millis()).unwrap_or(u32::MAX - 1))
+}
+
+/// The limit on a peer's silence in the form of the device; `None` leaves it to TCP.
+pub(crate) fn ack_timeout_ms(limit: Option<Duration>) -> u32 {
+    limit.map_or(0, |limit| u32::try_from(limit.as_millis()).unwrap_or(u32::MAX))
 }
 
 /// The errno for a command's status; `None` if the command succeeded.

@@ -10,7 +10,6 @@ use urnic_device::wqe::DatagramAddress;
 
 use crate::driver::{Driver, Qp};
 use urnic_process::addressing::AddressVector;
-use urnic_process::lock::lock;
 use urnic_process::port_gids::ip_of;
 
 /// The UDP port of RoCE v2: multicast groups receive at this port.
@@ -69,7 +68,7 @@ impl Driver {
                 _ => self.native_add().map(|qpn| Number { qpn, port: 0 }),
             };
             match number {
-                Ok(number) if lock(&self.qids).contains_key(&number.qpn) => unsuitable.push(number),
+                Ok(number) if self.qid_of(number.qpn).is_some() => unsuitable.push(number),
                 number => {
                     found = number;
                     break;
@@ -87,7 +86,7 @@ impl Driver {
             id => {
                 // The device closed the port if the queue pair had it already.
                 let _ = self
-                    .commands
+                    .commands()
                     .run(Opcode::CloseDatagrams, &Handle { id: id.into() });
             }
         }
@@ -95,17 +94,21 @@ impl Driver {
 
     /// Binds a UDP port, which becomes part of the number of the queue pair.
     fn bind_datagrams(&self) -> Result<Number, Errno> {
-        let ip = self.config.native.listen.unwrap_or(Ipv6Addr::UNSPECIFIED.into());
+        let ip = self
+            .config()
+            .native
+            .listen
+            .unwrap_or(Ipv6Addr::UNSPECIFIED.into());
         let bind = |port| {
             let local = Endpoint::from(SocketAddr::new(ip, port));
             let arguments = BindDatagrams {
                 local,
                 ..BindDatagrams::default()
             };
-            self.commands
+            self.commands()
                 .call::<_, DatagramPort>(Opcode::BindDatagrams, &arguments)
         };
-        let bound = match &self.config.native.port_range {
+        let bound = match &self.config().native.port_range {
             None => bind(0)?,
             Some(range) => range
                 .clone()
@@ -183,7 +186,7 @@ impl Qp {
                 qid: self.qid.into(),
                 source: (source as u32).into(),
             };
-            let done = driver.commands.run(opcode, &arguments);
+            let done = driver.commands().run(opcode, &arguments);
             if outcome.is_err() {
                 outcome = done;
             }

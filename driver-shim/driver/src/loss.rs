@@ -19,11 +19,10 @@ use urnic_device::vocabulary::{QpState, WcOpcode, WcStatus};
 use urnic_device::wqe::{BLOCK_LEN, MAX_BLOCKS, Opcode, RecvHeader, SendFlags, SendHeader};
 use zerocopy::IntoBytes;
 
-use crate::clock::now;
 use crate::driver::{Cq, Driver, Qp};
+use crate::events::now;
+use crate::gate::Completed;
 use crate::objects::AsyncEvent;
-use crate::poster::Completed;
-use urnic_process::lock::lock;
 
 /// The time until the driver retries a flush that the program prevented.
 const RETRY_INTERVAL: Duration = Duration::from_millis(5);
@@ -65,15 +64,15 @@ impl Driver {
             "the device is lost: its queue pairs are in the error state, and its objects can only be destroyed"
         );
         // A device that only stopped must release the memory before the driver uses it.
-        self.commands.reset();
-        self.contexts.deliver_to_all(AsyncEvent::DeviceFatal);
+        self.commands().reset();
+        self.objects().contexts().deliver_to_all(AsyncEvent::DeviceFatal);
         for qp in self.pairs() {
             {
-                let _changes = lock(&qp.attr);
+                let _changes = qp.lock_attributes();
                 self.native_retire(qp.qpn, false);
                 qp.set_last_state(QpState::Err);
             }
-            qp.open_gate();
+            qp.gate().open();
             self.cm_lost(qp.qid, Errno::CONNRESET);
         }
         self.cm_lost_device();
@@ -97,7 +96,7 @@ impl Driver {
         for qp in self.pairs() {
             retry |= loss.flush(&qp).is_none();
         }
-        let armed = std::mem::take(&mut *lock(&self.armed));
+        let armed = self.objects().take_armed();
         for (cqid, consumer) in armed {
             if let Some(queue) = loss.queues.get_mut(&cqid) {
                 queue.armed = true;
@@ -109,12 +108,12 @@ impl Driver {
     }
 
     fn pairs(&self) -> Vec<Arc<Qp>> {
-        self.qps.all().into_iter().map(|(_, qp)| qp).collect()
+        self.objects().qps().all().into_iter().map(|(_, qp)| qp).collect()
     }
 
     /// Adds new completion queues and removes destroyed objects.
     fn update_objects(&self, loss: &mut LostDevice) {
-        let cqs: HashMap<_, _> = self.cqs.all().into_iter().collect();
+        let cqs: HashMap<_, _> = self.objects().cqs().all().into_iter().collect();
         loss.queues.retain(|cqid, _| cqs.contains_key(cqid));
         for (cqid, cq) in cqs {
             loss.queues.entry(cqid).or_insert_with(|| CqFlush {
@@ -124,14 +123,21 @@ impl Driver {
                 notify_due: false,
             });
         }
-        let qps: HashSet<_> = self.qps.all().into_iter().map(|(qid, _)| qid).collect();
+        let qps: HashSet<_> = self
+            .objects()
+            .qps()
+            .all()
+            .into_iter()
+            .map(|(qid, _)| qid)
+            .collect();
         loss.pairs.retain(|qid, _| qps.contains(qid));
     }
 
     fn notify_queues(&self, loss: &mut LostDevice) {
         for (cqid, queue) in &mut loss.queues {
             if std::mem::take(&mut queue.notify_due) && std::mem::take(&mut queue.armed) {
-                self.cqs
+                self.objects()
+                    .cqs()
                     .with(*cqid, |_, target| target.events.completion(target.cookie));
             }
         }
@@ -142,7 +148,7 @@ impl Driver {
     /// # Errors
     /// `EBUSY` if a queue pair uses the object.
     pub(crate) fn refuse_if_used(&self, uses: impl Fn(&Qp) -> bool) -> Result<(), Errno> {
-        if self.commands.is_lost() && self.pairs().iter().any(|qp| uses(qp)) {
+        if self.commands().is_lost() && self.pairs().iter().any(|qp| uses(qp)) {
             return Err(Errno::BUSY);
         }
         Ok(())
@@ -150,8 +156,8 @@ impl Driver {
 
     /// Records that a completion queue of a lost device was armed.
     pub(crate) fn arm_without_device(&self, cqid: u32, consumer: u32) {
-        lock(&self.armed).push((cqid, consumer));
-        self.event_loop.wake();
+        self.objects().arm(cqid, consumer);
+        self.event_loop().wake();
     }
 }
 
@@ -160,7 +166,9 @@ impl LostDevice {
     fn flush(&mut self, qp: &Qp) -> Option<()> {
         let pair = match self.pairs.entry(qp.qid) {
             std::collections::hash_map::Entry::Occupied(known) => known.into_mut(),
-            std::collections::hash_map::Entry::Vacant(new) => new.insert(QpFlush::of(qp, qp.completed()?)),
+            std::collections::hash_map::Entry::Vacant(new) => {
+                new.insert(QpFlush::of(qp, qp.gate().completed()?))
+            }
         };
         let record = qp.record();
         let (send_cq, recv_cq) = qp.cqs();
@@ -306,7 +314,7 @@ fn newest(cq: &Cq) -> u32 {
     let ring = cq.lock_ring();
     let is_filled = |index: &u32| {
         let (at, phase) = ring.place(*index);
-        u32::from_le(ring.memory.word(at + PHASE).load(Ordering::Acquire)) & 1 == phase
+        u32::from_le(ring.memory().word(at + PHASE).load(Ordering::Acquire)) & 1 == phase
     };
     let indices = (0..ring.entries()).map(|i| consumer.wrapping_add(i));
     consumer.wrapping_add(indices.take_while(is_filled).count() as u32)
@@ -324,9 +332,9 @@ impl CqFlush {
         cqe.timestamp = (now().as_nanos() as u64).into();
         let (at, phase) = ring.place(self.producer);
         if let Some(before_phase) = cqe.as_bytes().get(..PHASE) {
-            ring.memory.copy_in(at, before_phase);
+            ring.memory().copy_in(at, before_phase);
         }
-        ring.memory
+        ring.memory()
             .word(at + PHASE)
             .store(phase.to_le(), Ordering::Release);
         drop(ring);

@@ -8,7 +8,9 @@
 use std::ffi::c_void;
 
 use rustix::io::Errno;
-use urnic_device::command::{CreateMr, Handle, ModifyMr, NULL_REGION, Nothing, Opcode, features, reregister};
+use urnic_device::command::{
+    CreateMr, CreateMw, Handle, ModifyMr, NULL_REGION, Nothing, Opcode, features, reregister,
+};
 use urnic_device::vocabulary::Access;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::U64;
@@ -99,9 +101,9 @@ impl Driver {
         let memory = self.map(addr, len, base, access)?;
         let (arguments, list) = create_arguments(pd, &memory.dma, len, base, access);
         let created = if list.is_empty() {
-            self.commands.call::<_, Handle>(Opcode::CreateMr, &arguments)
+            self.commands().call::<_, Handle>(Opcode::CreateMr, &arguments)
         } else {
-            self.commands
+            self.commands()
                 .send::<_, Handle>(Opcode::CreateMr, &arguments, list.as_bytes())
         };
         match created {
@@ -126,7 +128,7 @@ impl Driver {
         let nothing = Mapping::Contiguous(0);
         let (mut arguments, _) = create_arguments(pd, &nothing, usize::MAX, 0, Access::LOCAL_WRITE);
         arguments.log_page = NULL_REGION.into();
-        let handle: Handle = self.commands.call(Opcode::CreateMr, &arguments)?;
+        let handle: Handle = self.commands().call(Opcode::CreateMr, &arguments)?;
         Ok(Mr {
             stag: handle.id.get(),
             memory: None,
@@ -138,7 +140,7 @@ impl Driver {
     fn map(&self, addr: *mut c_void, len: usize, base: u64, access: Access) -> Result<Mapped, Errno> {
         base.checked_add(len as u64).ok_or(Errno::INVAL)?;
         if access.contains(Access::ON_DEMAND) {
-            if self.attributes.features & features::ON_DEMAND == 0 {
+            if self.attributes().features & features::ON_DEMAND == 0 {
                 return Err(Errno::OPNOTSUPP);
             }
             return Ok(Mapped {
@@ -149,8 +151,8 @@ impl Driver {
             });
         }
         let write = access.intersects(Access::WRITERS);
-        let kept = self.resident.keep(addr, len, write)?;
-        match self.bus.map(addr.cast(), len, write) {
+        let kept = self.resident().keep(addr, len, write)?;
+        match self.bus().map(addr.cast(), len, write) {
             Ok(dma) => Ok(Mapped {
                 dma,
                 len,
@@ -158,7 +160,7 @@ impl Driver {
                 kept,
             }),
             Err(errno) => {
-                self.resident.forget(kept);
+                self.resident().forget(kept);
                 Err(errno)
             }
         }
@@ -166,9 +168,9 @@ impl Driver {
 
     fn unmap(&self, memory: &Mapped) {
         if !memory.on_demand {
-            self.bus.unmap(&memory.dma, memory.len);
+            self.bus().unmap(&memory.dma, memory.len);
         }
-        self.resident.forget(memory.kept);
+        self.resident().forget(memory.kept);
     }
 
     /// Applies `change` to a registration (`ibv_rereg_mr(3)`). The STag stays the same. A failed
@@ -199,9 +201,9 @@ impl Driver {
             new,
         };
         let changed = if list.is_empty() {
-            self.commands.run(Opcode::ModifyMr, &arguments)
+            self.commands().run(Opcode::ModifyMr, &arguments)
         } else {
-            self.commands
+            self.commands()
                 .send::<_, Nothing>(Opcode::ModifyMr, &arguments, list.as_bytes())
                 .map(drop)
         };
@@ -230,11 +232,36 @@ impl Driver {
     /// `EBUSY` while a window is bound to the region; `EIO` in a forked child.
     pub fn deregister(&self, mr: &Mr) -> Result<(), Errno> {
         self.check_process()?;
-        self.commands.destroy(Opcode::DestroyMr, mr.stag)?;
+        self.commands().destroy(Opcode::DestroyMr, mr.stag)?;
         if let Some(memory) = &mr.memory {
             self.unmap(memory);
         }
         Ok(())
+    }
+
+    /// Creates an unbound window of `kind` 1 or 2 (`enum ibv_mw_type`). Returns its STag, which
+    /// includes the key.
+    ///
+    /// # Errors
+    /// `EINVAL` for another kind; `ENOMEM` if the device has no room; `EIO` in a forked child.
+    pub fn alloc_mw(&self, pd: &Pd, kind: u32) -> Result<u32, Errno> {
+        self.check_usable()?;
+        let arguments = CreateMw {
+            pd: pd.id.into(),
+            kind: kind.into(),
+        };
+        let handle: Handle = self.commands().call(Opcode::CreateMw, &arguments)?;
+        Ok(handle.id.get())
+    }
+
+    /// Destroys a window, bound or not. `stag` may have any key in its low byte: the program
+    /// chooses the key of a type 2 window.
+    ///
+    /// # Errors
+    /// `EIO` in a forked child.
+    pub fn dealloc_mw(&self, stag: u32) -> Result<(), Errno> {
+        self.check_process()?;
+        self.commands().destroy(Opcode::DestroyMw, stag)
     }
 }
 

@@ -27,7 +27,7 @@ use zerocopy::{FromZeros, IntoBytes};
 use crate::attributes::Attributes;
 use crate::command::CommandQueue;
 use crate::dma::{DmaMemory, DmaPool};
-use crate::event::EventQueue;
+use crate::events::EventQueue;
 use urnic_cm::rdma_cm::Arrival;
 use urnic_device::bus::Bus;
 use urnic_process::addressing::Gid;

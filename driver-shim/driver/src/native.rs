@@ -8,10 +8,10 @@ use urnic_device::command::{ModifyQp, Opcode, QpStatus, modify};
 use urnic_device::vocabulary::{QpKind, QpState};
 use zerocopy::FromZeros;
 
-use crate::clock::now;
-use crate::connections::Native;
+use crate::command::{ack_timeout_ms, milliseconds};
 use crate::driver::{Driver, Qp};
-use crate::streams::{Streams, ack_timeout_ms, milliseconds};
+use crate::events::now;
+use crate::streams::Streams;
 use urnic_cm::carrier::Attachment;
 use urnic_cm::mpa_startup::Time;
 use urnic_cm::native::{
@@ -19,14 +19,12 @@ use urnic_cm::native::{
 };
 use urnic_cm::qp_attr::{QpAttr, QpMask};
 use urnic_cm::timeouts::retry_time;
-use urnic_process::activity::Activity;
-use urnic_process::lock::lock;
 
 impl Driver {
     /// Calls the engine of native connections, then applies its notices.
     pub(crate) fn with_native<T>(&self, work: impl FnOnce(&mut Engine, &mut World<'_>) -> T) -> T {
-        let mut native = lock(&self.connections.native);
-        let Native { engine, buffers } = &mut *native;
+        let mut native = self.connections().native();
+        let (engine, buffers) = native.parts();
         let mut streams = Streams {
             driver: self,
             buffers,
@@ -42,7 +40,7 @@ impl Driver {
         let notices = engine.notices();
         let after = engine.deadline();
         drop(native);
-        self.event_loop.wake_if_earlier(before, after);
+        self.event_loop().wake_if_earlier(before, after);
         for notice in notices {
             self.apply(notice);
         }
@@ -57,7 +55,7 @@ impl Driver {
             // A queue pair that failed meanwhile has flushed its posted requests.
             let _ = self.modify(&qp, modify::UNREACHABLE, 0);
         }
-        qp.open_gate();
+        qp.gate().open();
     }
 
     pub(super) fn modify(&self, qp: &Qp, mask: u32, rnr_timeout_ms: u32) -> Result<(), Errno> {
@@ -65,7 +63,7 @@ impl Driver {
         arguments.qp = qp.qid.into();
         arguments.mask = mask.into();
         arguments.rnr_timeout_ms = rnr_timeout_ms.into();
-        self.commands.run(Opcode::ModifyQp, &arguments)
+        self.commands().run(Opcode::ModifyQp, &arguments)
     }
 
     /// Sets how long the peer of a queue pair may be silent while a request waits for it; `None`
@@ -75,7 +73,7 @@ impl Driver {
         arguments.qp = qp.qid.into();
         arguments.mask = modify::ACK_TIMEOUT.into();
         arguments.ack_timeout_ms = ack_timeout_ms(limit).into();
-        self.commands.run(Opcode::ModifyQp, &arguments)
+        self.commands().run(Opcode::ModifyQp, &arguments)
     }
 
     pub(super) fn native_add(&self) -> Result<u32, Errno> {
@@ -91,7 +89,7 @@ impl Driver {
     }
 
     pub(super) fn native_peer(&self, attr: &QpAttr, qpn: u32) -> Result<Peer, Errno> {
-        self.local_host.peer(&attr.av, attr.dest_qpn, qpn)
+        self.local_host().peer(&attr.av, attr.dest_qpn, qpn)
     }
 
     pub(super) fn native_reached_rtr(&self, qp: &Qp, peer: Option<Peer>, attr: &QpAttr) {
@@ -104,7 +102,7 @@ impl Driver {
             min_rnr_timer: attr.min_rnr_timer,
             unreliable: qp.kind == QpKind::UnreliableConnected,
         };
-        *lock(&qp.at_rtr) = Some(Activity::here());
+        qp.note_rtr();
         self.with_native(|engine, world| engine.reached_rtr(world, qp.qpn, params));
     }
 
@@ -132,7 +130,7 @@ impl Driver {
         let Some(qp) = self.qp(qid).filter(|qp| qp.kind == QpKind::UnreliableConnected) else {
             return;
         };
-        let _changes = lock(&qp.attr);
+        let _changes = qp.lock_attributes();
         // The queue pair may have failed, or have another stream since.
         let parted = |status: QpStatus| {
             let state = QpState::from_raw(status.state.get());
@@ -163,7 +161,7 @@ impl native::Streams for Streams<'_> {
     }
 
     fn is_own(&mut self, address: HostAddress) -> bool {
-        self.driver.local_host.is_own(address)
+        self.driver.local_host().is_own(address)
     }
 
     fn attach(&mut self, sid: Option<u32>, attachment: &Attachment) -> Result<(), Errno> {
@@ -171,7 +169,7 @@ impl native::Streams for Streams<'_> {
     }
 
     fn waiting_since(&mut self, qid: u32) -> Option<Time> {
-        self.driver.qp(qid)?.waiting_since()
+        self.driver.qp(qid)?.gate().waiting_since()
     }
 
     fn has_gone_on(&mut self, qid: u32) -> bool {

@@ -1,12 +1,16 @@
-//! Tables of the driver's objects: each object with the receiver of its events.
+//! The driver's objects: contexts with their doorbell pages, and tables of objects, each with the
+//! receiver of its events.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use rustix::io::Errno;
+use urnic_device::command::{Handle, Nothing, Opcode};
+use urnic_device::doorbell::CQ_SLOTS;
 
-use crate::pages::Pages;
+use crate::command::CommandQueue;
+use urnic_process::lock::lock;
 
 /// Asynchronous events, with the numbers of `enum ibv_event_type`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,8 +52,134 @@ pub trait ContextEvents: Send + Sync {
 /// A program's use of the device (`struct ibv_context`).
 #[derive(Debug)]
 pub struct Context {
-    pub(crate) id: u64,
-    pub(crate) pages: Pages,
+    id: u64,
+    pages: Pages,
+}
+
+impl Context {
+    /// The context with this number in [`Contexts`], and its first doorbell page.
+    ///
+    /// # Errors
+    /// `ENOMEM` if the device has no page left.
+    pub(crate) fn new(
+        commands: &CommandQueue,
+        contexts: &Contexts,
+        events: Arc<dyn ContextEvents>,
+    ) -> Result<Context, Errno> {
+        let pages = Pages::new(commands)?;
+        let id = contexts.insert(events);
+        Ok(Context { id, pages })
+    }
+
+    /// Frees the doorbell pages, and removes the context.
+    ///
+    /// # Errors
+    /// `EBUSY` while the pages have objects.
+    pub(crate) fn close(&self, commands: &CommandQueue, contexts: &Contexts) -> Result<(), Errno> {
+        self.pages.free(commands)?;
+        contexts.remove(self.id);
+        Ok(())
+    }
+
+    /// The number of the doorbell page for all objects but completion queues.
+    pub(crate) fn uar(&self) -> u32 {
+        self.pages.own
+    }
+
+    /// A slot for the doorbell of a completion queue.
+    ///
+    /// # Errors
+    /// `ENOMEM` if the device has no page left.
+    pub(crate) fn cq_slot(&self, commands: &CommandQueue) -> Result<PageSlot, Errno> {
+        self.pages.slot(commands)
+    }
+}
+
+/// The doorbell pages of a context: one page, and further ones if the context has many completion
+/// queues.
+///
+/// The record of a queue counts posted requests, so no request is lost if a doorbell is overwritten
+/// in its slot. The arming of a completion queue is only in its slot: two queues that share a slot
+/// could lose a wake-up. So no page gets more completion queues than it has slots.
+#[derive(Debug)]
+struct Pages {
+    /// The number of the page for all objects but completion queues.
+    own: u32,
+    /// Pages with the completion queues in use; the first page is `own`.
+    pages: Mutex<Vec<Arc<Page>>>,
+}
+
+#[derive(Debug)]
+struct Page {
+    uar: u32,
+    cqs: AtomicU32,
+}
+
+/// The slot of a completion queue in a page; dropping the value frees the slot.
+#[derive(Debug)]
+pub(crate) struct PageSlot(Arc<Page>);
+
+impl Page {
+    /// Takes a free slot. The caller holds the lock of the pages: meanwhile slots are only freed.
+    fn reserve(self: &Arc<Page>) -> Option<PageSlot> {
+        (self.cqs.load(Ordering::Acquire) < CQ_SLOTS).then(|| {
+            self.cqs.fetch_add(1, Ordering::AcqRel);
+            PageSlot(self.clone())
+        })
+    }
+}
+
+impl PageSlot {
+    /// The page's number.
+    pub(crate) fn uar(&self) -> u32 {
+        self.0.uar
+    }
+}
+
+impl Drop for PageSlot {
+    fn drop(&mut self) {
+        self.0.cqs.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+fn allocate(commands: &CommandQueue) -> Result<Arc<Page>, Errno> {
+    let uar: Handle = commands.call(Opcode::AllocUar, &Nothing {})?;
+    Ok(Arc::new(Page {
+        uar: uar.id.get(),
+        cqs: AtomicU32::new(0),
+    }))
+}
+
+impl Pages {
+    /// Allocates the first page of a context.
+    fn new(commands: &CommandQueue) -> Result<Pages, Errno> {
+        let page = allocate(commands)?;
+        Ok(Pages {
+            own: page.uar,
+            pages: Mutex::new(vec![page]),
+        })
+    }
+
+    /// Allocates a slot for a completion queue, in a new page if all other pages are full.
+    fn slot(&self, commands: &CommandQueue) -> Result<PageSlot, Errno> {
+        let mut pages = lock(&self.pages);
+        if let Some(slot) = pages.iter().find_map(Page::reserve) {
+            return Ok(slot);
+        }
+        let page = allocate(commands)?;
+        pages.push(page.clone());
+        page.reserve().ok_or(Errno::NOMEM)
+    }
+
+    /// Frees the pages, the first one last.
+    fn free(&self, commands: &CommandQueue) -> Result<(), Errno> {
+        let mut pages = lock(&self.pages);
+        while let Some(page) = pages.last() {
+            commands.destroy(Opcode::FreeUar, page.uar)?;
+            pages.pop();
+        }
+        Ok(())
+    }
 }
 
 /// A protection domain.
@@ -140,7 +270,7 @@ impl Contexts {
     }
 
     /// Adds a context and returns its number.
-    pub(crate) fn insert(&self, events: Arc<dyn ContextEvents>) -> u64 {
+    fn insert(&self, events: Arc<dyn ContextEvents>) -> u64 {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         self.open
             .write()
@@ -149,20 +279,20 @@ impl Contexts {
         id
     }
 
-    pub(crate) fn remove(&self, id: u64) {
+    fn remove(&self, id: u64) {
         self.open
             .write()
             .unwrap_or_else(PoisonError::into_inner)
             .remove(&id);
     }
 
-    /// The receiver of the events of a new object in context `context`.
+    /// The receiver of the events of a new object in `context`.
     ///
     /// # Errors
     /// `EINVAL` if the context is closed.
-    pub(crate) fn target(&self, context: u64, cookie: u64) -> Result<EventTarget, Errno> {
+    pub(crate) fn target(&self, context: &Context, cookie: u64) -> Result<EventTarget, Errno> {
         let open = self.open.read().unwrap_or_else(PoisonError::into_inner);
-        let events = open.get(&context).cloned().ok_or(Errno::INVAL)?;
+        let events = open.get(&context.id).cloned().ok_or(Errno::INVAL)?;
         Ok(EventTarget { events, cookie })
     }
 
@@ -175,17 +305,4 @@ impl Contexts {
     pub(crate) fn len(&self) -> usize {
         self.open.read().unwrap_or_else(PoisonError::into_inner).len()
     }
-}
-
-/// What a plan of faults lets happen.
-#[derive(Debug, Clone)]
-pub(crate) enum Planned {
-    /// This queue pair fails.
-    Error(u32),
-    /// This completion queue overflows, and with it these queue pairs fail.
-    CqOverflow(u32, Vec<u32>),
-    /// The port is down.
-    PortDown,
-    /// The addresses of the port seem to change.
-    GidChange,
 }

@@ -152,7 +152,7 @@ fn open(index: usize, config: &Config, gids: &GidTable) -> Result<&'static Arc<D
 /// The errors of [`urnic_bus::open`] and of the device.
 pub fn addresses(config: &Config) -> Result<Vec<Gid>, Errno> {
     let process = current();
-    let is_it = |opened: &&Opened| opened.driver.config.name == config.name;
+    let is_it = |opened: &&Opened| opened.driver.config().name == config.name;
     if let Some(opened) = process.all().find(is_it) {
         return Ok(opened.driver.gids().to_vec());
     }
@@ -172,8 +172,7 @@ pub fn abandon_in_child() {
     let inherited = unsafe { CURRENT.swap(ptr::null_mut(), Ordering::AcqRel).as_ref() };
     for device in inherited.into_iter().flat_map(Process::all) {
         for opened in std::iter::successors(Some(device), |opened| opened.previous) {
-            opened.driver.abandoned.store(true, Ordering::Release);
-            opened.driver.bus.abandon_in_child();
+            opened.driver.abandon_in_child();
         }
     }
 }
@@ -193,7 +192,7 @@ pub fn failed() -> bool {
     // SAFETY: the pointer is only ever set to a box that is not freed.
     let process = unsafe { CURRENT.load(Ordering::Acquire).as_ref() };
     let mut devices = process.into_iter().flat_map(Process::all);
-    devices.any(|opened| opened.driver.failures.are_there())
+    devices.any(|opened| opened.driver.failures().are_there())
 }
 
 /// Shuts the devices down; to be called when the process exits. Data of completed requests still

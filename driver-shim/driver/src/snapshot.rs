@@ -20,7 +20,7 @@ type Values = [U64; Counter::ALL.len()];
 
 impl Driver {
     pub(crate) fn snapshot(&self) -> Snapshot {
-        let pairs = self.qps.all();
+        let pairs = self.objects().qps().all();
         // Queue pairs that are destroyed meanwhile are left out.
         let mut queue_pairs: Vec<QueuePair> = pairs
             .iter()
@@ -31,13 +31,13 @@ impl Driver {
         Snapshot {
             pid: std::process::id(),
             command: program::name(),
-            name: self.config.name.clone(),
-            device: self.config.device.to_string(),
-            memory: self.bus.memory().to_owned(),
-            contexts: count(self.contexts.len()),
-            completion_queues: count(self.cqs.len()),
+            name: self.config().name.clone(),
+            device: self.config().device.to_string(),
+            memory: self.bus().memory().to_owned(),
+            contexts: count(self.objects().contexts().len()),
+            completion_queues: count(self.objects().cqs().len()),
             counters: self.counters(0).unwrap_or_default(),
-            failures: self.failures.all(),
+            failures: self.failures().all(),
             queue_pairs,
         }
     }
@@ -46,7 +46,7 @@ impl Driver {
     fn counters(&self, qid: u32) -> Result<BTreeMap<String, u64>, Errno> {
         let handle = Handle { id: qid.into() };
         let (buffer, count) =
-            self.commands
+            self.commands()
                 .fetch::<_, Count>(Opcode::QueryCounters, &handle, size_of::<Values>())?;
         // A device of another version may have fewer counters, or more that have no name here.
         let values = buffer.read::<Values>(0);
@@ -61,7 +61,7 @@ impl Driver {
     fn queue_pair(&self, qp: &Qp) -> Result<QueuePair, Errno> {
         let handle = Handle { id: qp.qid.into() };
         let (buffer, status) =
-            self.commands
+            self.commands()
                 .fetch::<_, QpStatus>(Opcode::QueryQp, &handle, size_of::<Endpoints>())?;
         let ends = buffer.read::<Endpoints>(0);
         let address = |end| {

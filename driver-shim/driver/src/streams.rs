@@ -11,6 +11,7 @@ use urnic_device::stream::{
 use urnic_device::vocabulary::QpKind;
 use zerocopy::FromZeros;
 
+use crate::command::milliseconds;
 use crate::driver::{Driver, Qp};
 use crate::manager::Buffers;
 use urnic_cm::carrier::{Attachment, Carrier, Inbox, Terms};
@@ -29,16 +30,6 @@ pub(super) struct Streams<'a> {
     pub(super) buffers: &'a mut Buffers,
 }
 
-/// A timeout in the form of the device; `None` stands for no timeout.
-pub(super) fn milliseconds(timeout: Option<Duration>) -> u32 {
-    timeout.map_or(u32::MAX, |t| u32::try_from(t.as_millis()).unwrap_or(u32::MAX - 1))
-}
-
-/// The limit on a peer's silence in the form of the device; `None` leaves it to TCP.
-pub(super) fn ack_timeout_ms(limit: Option<Duration>) -> u32 {
-    limit.map_or(0, |limit| u32::try_from(limit.as_millis()).unwrap_or(u32::MAX))
-}
-
 impl Streams<'_> {
     pub(super) fn listen(
         &self,
@@ -52,12 +43,12 @@ impl Streams<'_> {
             backlog: BACKLOG.into(),
             traffic_class: (u32::from(traffic_class) | flags).into(),
         };
-        let listening: Listening = self.driver.commands.call(Opcode::StreamListen, &arguments)?;
+        let listening: Listening = self.driver.commands().call(Opcode::StreamListen, &arguments)?;
         Ok((listening.lid.get(), listening.port.get() as u16))
     }
 
     pub(super) fn unlisten(&self, lid: u32) {
-        if let Err(errno) = self.driver.commands.on(Opcode::StreamUnlisten, lid) {
+        if let Err(errno) = self.driver.commands().on(Opcode::StreamUnlisten, lid) {
             tracing::debug!("listener {lid}: not closed: {errno}");
         }
     }
@@ -74,7 +65,7 @@ impl Streams<'_> {
             traffic_class: u32::from(traffic_class).into(),
             reserved: 0.into(),
         };
-        let handle: Handle = self.driver.commands.call(Opcode::StreamConnect, &arguments)?;
+        let handle: Handle = self.driver.commands().call(Opcode::StreamConnect, &arguments)?;
         Ok(handle.id.get())
     }
 
@@ -85,7 +76,7 @@ impl Streams<'_> {
     }
 
     fn query(&self, sid: u32) -> Result<Endpoints, Errno> {
-        let (buffer, _) = self.driver.commands.fetch::<_, Nothing>(
+        let (buffer, _) = self.driver.commands().fetch::<_, Nothing>(
             Opcode::StreamQuery,
             &Handle { id: sid.into() },
             size_of::<Endpoints>(),
@@ -140,13 +131,13 @@ impl Streams<'_> {
         arguments.ord_limit = u32::from(attachment.ord_limit).into();
         arguments.ird = u32::from(attachment.ird).into();
         arguments.first_msn = 1.into();
-        arguments.fin_grace_ms = milliseconds(Some(self.driver.config.native.fin_grace)).into();
+        arguments.fin_grace_ms = milliseconds(Some(self.driver.config().native.fin_grace)).into();
         let opcode = if sid.is_some() {
             Opcode::StreamAttach
         } else {
             Opcode::LoopbackAttach
         };
-        self.driver.commands.run(opcode, &arguments)
+        self.driver.commands().run(opcode, &arguments)
     }
 
     /// Sets the limits of a queue pair that connects natively; returns flags of [`attach`].
@@ -193,15 +184,15 @@ impl Streams<'_> {
 impl Carrier for Streams<'_> {
     fn send(&mut self, sid: u32, bytes: &[u8]) -> Result<(), Errno> {
         self.driver
-            .commands
+            .commands()
             .send::<_, Nothing>(Opcode::StreamSend, &Handle { id: sid.into() }, bytes)
             .map(drop)
     }
 
     fn receive(&mut self, sid: u32, len: usize) -> Result<(), Errno> {
-        let buffer = self.driver.pool.allocate(len)?;
+        let buffer = self.driver.pool().allocate(len)?;
         self.driver
-            .commands
+            .commands()
             .output(Opcode::StreamReceive, &Handle { id: sid.into() }, &buffer, len)?;
         self.buffers.insert(sid, buffer);
         Ok(())
@@ -218,7 +209,7 @@ impl Carrier for Streams<'_> {
 
     fn close(&mut self, sid: u32, how: Close) {
         let abort = u32::from(how == Close::Abort);
-        let closed = self.driver.commands.run(
+        let closed = self.driver.commands().run(
             Opcode::StreamClose,
             &CloseStream {
                 sid: sid.into(),

@@ -1,32 +1,71 @@
 //! The connection manager of the process, which all its devices share.
 
 pub(crate) mod inventory;
-pub(crate) mod number;
-pub(crate) mod source;
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 
 use rustix::io::Errno;
 use rustix::rand::{GetRandomFlags, getrandom};
 use urnic_cm::rdma_cm::Engine;
 use urnic_config::Config;
+use urnic_presence::Presence;
 use urnic_presence::token::Token;
 use urnic_process::lock::lock;
 
 use crate::attributes::Attributes;
 use crate::dma::DmaMemory;
 use inventory::Inventory;
-use number::Slot;
+
+/// Bits of a device's own number of a stream, listener or queue pair. Its number in the process has
+/// the device's slot above them.
+const NUMBER_BITS: u32 = 24;
+
+/// Most slots.
+const SLOTS: usize = 1 << (u32::BITS - NUMBER_BITS);
+
+/// The place of an open device among those that the process has opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Slot(u8);
+
+impl Slot {
+    /// The slot at this index; `None` if there are no more.
+    pub(crate) fn at(index: usize) -> Option<Slot> {
+        (index < SLOTS).then_some(Slot(u8::try_from(index).ok()?))
+    }
+
+    pub(crate) fn index(self) -> usize {
+        self.0.into()
+    }
+
+    /// The process's number of an object with this number of the device.
+    ///
+    /// # Errors
+    /// `EIO` if the device gave a number with more bits than its interface allows.
+    pub(crate) fn number(self, of_device: u32) -> Result<u32, Errno> {
+        match of_device >> NUMBER_BITS {
+            0 => Ok(u32::from(self.0) << NUMBER_BITS | of_device),
+            _ => Err(Errno::IO),
+        }
+    }
+
+    /// The slot and the device's number of an object.
+    pub(crate) fn split(number: u32) -> (Slot, u32) {
+        (
+            Slot((number >> NUMBER_BITS) as u8),
+            number & ((1 << NUMBER_BITS) - 1),
+        )
+    }
+}
 
 /// Destinations of receives, by stream.
 pub(crate) type Buffers = HashMap<u32, DmaMemory>;
 
 /// The connection manager of the process, whose devices have drivers of type `D`.
 pub(crate) struct Manager<D> {
-    pub(crate) state: Mutex<RdmaCm<D>>,
+    state: Mutex<RdmaCm<D>>,
     /// The devices that programs see; set by the first channel.
-    pub(crate) inventory: OnceLock<Inventory>,
+    inventory: OnceLock<Inventory>,
 }
 
 /// The state of the connection manager.
@@ -132,6 +171,30 @@ impl<D> Manager<D> {
         Ok((manager, slot))
     }
 
+    /// The state, locked.
+    pub(crate) fn lock(&self) -> MutexGuard<'_, RdmaCm<D>> {
+        lock(&self.state)
+    }
+
+    /// The devices that programs see; `None` before the first channel.
+    pub(crate) fn inventory(&self) -> Option<&Inventory> {
+        self.inventory.get()
+    }
+
+    /// Opens a channel, whose events `token` shows; returns its number.
+    pub(crate) fn open_channel(&self, config: &Config, presence: &Presence, token: Token) -> u64 {
+        self.inventory.get_or_init(|| Inventory::new(config, presence));
+        let RdmaCm { engine, tokens, .. } = &mut *self.lock();
+        let channel = engine.open_channel();
+        tokens.insert(channel, token);
+        channel
+    }
+
+    /// Removes what shows the events of a channel, and returns it: closing it needs no lock.
+    pub(crate) fn remove_token(&self, channel: u64) -> Option<Token> {
+        self.lock().tokens.remove(&channel)
+    }
+
     /// Sets the driver of a slot, once it has started.
     pub(crate) fn started(&self, slot: Slot, driver: &Arc<D>) {
         if let Some(open) = lock(&self.state).open.get_mut(slot.index()) {
@@ -200,6 +263,19 @@ fn depths(attributes: &Attributes) -> (u8, u8) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_number_names_slot_and_object() {
+        for index in [0, 1, 255] {
+            let slot = Slot::at(index).unwrap();
+            for of_device in [0, 1, 0xff_ffff] {
+                let number = slot.number(of_device).unwrap();
+                assert_eq!(Slot::split(number), (slot, of_device));
+            }
+            assert_eq!(slot.number(1 << 24), Err(Errno::IO));
+        }
+        assert_eq!(Slot::at(256), None);
+    }
 
     #[test]
     fn joined_listeners_are_one_for_the_engine() {

@@ -7,23 +7,24 @@ use std::sync::Arc;
 
 use rustix::fs::{OFlags, fcntl_getfl};
 use rustix::io::Errno;
+use zerocopy::{Immutable, IntoBytes};
 
-use super::program_memory::{read_option, write_answer};
 use crate::driver::Driver;
 use crate::manager::Manager;
 use crate::manager::inventory::Inventory;
 use urnic_cm::rdma_cm::abi::CmAddress;
 use urnic_cm::rdma_cm::abi::opcode;
-use urnic_cm::rdma_cm::command::{self, Command, QueryKind};
+use urnic_cm::rdma_cm::command::{self, Command, Destination, QueryKind};
 use urnic_config::Config;
 use urnic_presence::Presence;
 use urnic_presence::registry;
 use urnic_presence::token::Token;
 use urnic_process::fds::{self, Kind};
 use urnic_process::interrupt_context;
-use urnic_process::lock::lock;
 use urnic_process::signals::HeldBack;
 
+/// Longest value of an option.
+const MAX_OPTION: usize = 4096;
 /// Longest command in bytes; the commands of `<rdma/rdma_user_cm.h>` are much shorter.
 const MAX_COMMAND: usize = 4096;
 
@@ -47,8 +48,7 @@ impl Drop for CmChannel {
         }
         self.driver
             .with_rdma_cm(|engine, world| engine.close_channel(world, self.key));
-        let token = lock(&self.manager().state).tokens.remove(&self.key);
-        drop(token);
+        drop(self.manager().remove_token(self.key));
     }
 }
 
@@ -63,16 +63,10 @@ impl CmChannel {
         let driver = Driver::open_shown(0, &config, presence)?;
         driver.check_usable()?;
         let token = Token::stand_for(opened)?;
-        let manager = driver.rdma_cm.clone();
-        manager
-            .inventory
-            .get_or_init(|| Inventory::new(&config, presence));
-        let key = {
-            let mut rdma_cm = lock(&manager.state);
-            let key = rdma_cm.engine.open_channel();
-            rdma_cm.tokens.insert(key, token);
-            key
-        };
+        let key = driver
+            .connections()
+            .manager()
+            .open_channel(&config, presence, token);
         let channel = CmChannel {
             driver: driver.clone(),
             key,
@@ -83,7 +77,7 @@ impl CmChannel {
     }
 
     fn manager(&self) -> &Manager<Driver> {
-        &self.driver.rdma_cm
+        self.driver.connections().manager()
     }
 
     /// Opens the devices that a command needs, before it takes the lock of the connection manager.
@@ -91,7 +85,7 @@ impl CmChannel {
     /// # Errors
     /// Those of [`Driver::open`]. The command reports that no device has an address.
     fn open_devices(&self, command: &Command) -> Result<(), Errno> {
-        let Some(inventory) = self.manager().inventory.get().filter(|it| it.is_plural()) else {
+        let Some(inventory) = self.manager().inventory().filter(|it| it.is_plural()) else {
             return Ok(());
         };
         let places = match command {
@@ -133,7 +127,7 @@ impl CmChannel {
     /// Handles the events that a command caused, of all devices.
     fn handle_events(&self) {
         self.driver.handle_events_if_due();
-        if self.manager().inventory.get().is_some_and(Inventory::is_plural) {
+        if self.manager().inventory().is_some_and(Inventory::is_plural) {
             self.manager()
                 .drivers()
                 .iter()
@@ -302,8 +296,8 @@ impl CmChannel {
             taken != Ok(false)
         };
         driver
-            .event_poll
-            .wait(|time| interrupt_context::deferred(|| driver.bus.lend(time, readable, &mut done)));
+            .event_loop()
+            .poll(|time| interrupt_context::deferred(|| driver.bus().lend(time, readable, &mut done)));
         driver.handle_events_if_due();
         if taken == Ok(false) && signals.would_interrupt() {
             return Err(Errno::INTR);
@@ -370,4 +364,37 @@ pub unsafe fn cm_write(
     }
     let done = done.inspect_err(|errno| tracing::debug!("channel {fd}: {command:?}: {errno}"))?;
     Ok(done.then_some(len))
+}
+
+/// Writes an answer to the program's memory, truncated to the room for it.
+///
+/// # Safety
+/// The `room` bytes at the address of `answer` are writable memory of the program, and no other
+/// code accesses them during the call.
+unsafe fn write_answer<T: IntoBytes + Immutable>(answer: Destination, value: &T) {
+    let bytes = value.as_bytes();
+    let len = bytes.len().min(answer.room);
+    // SAFETY: the caller promises `room` writable bytes at this address, and `len` is not more;
+    // `value` is memory of the driver and does not overlap them.
+    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), answer.address as *mut u8, len) };
+}
+
+/// Reads the value of an option from the program's memory.
+///
+/// # Errors
+/// `EFAULT` for a null address, `EINVAL` for a value that is too long.
+///
+/// # Safety
+/// The `len` bytes at `address` are readable memory of the program, unless `address` is 0, and no
+/// other code writes them during the call.
+unsafe fn read_option(address: u64, len: u32) -> Result<Vec<u8>, Errno> {
+    let len = len as usize;
+    match (address, len) {
+        (_, 0) => Ok(Vec::new()),
+        (0, _) => Err(Errno::FAULT),
+        (_, len) if len > MAX_OPTION => Err(Errno::INVAL),
+        // SAFETY: the caller promises `len` readable bytes at this address, which is not null, and
+        // that no other code writes them.
+        (address, len) => Ok(unsafe { std::slice::from_raw_parts(address as *const u8, len) }.to_vec()),
+    }
 }

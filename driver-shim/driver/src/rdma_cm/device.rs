@@ -1,4 +1,5 @@
-//! The device of the connection manager's engine: stream commands, and changes of queue pairs.
+//! The device of the connection manager's engine: stream commands, changes of queue pairs, and
+//! messages to other connection managers.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -7,21 +8,25 @@ use std::sync::Arc;
 use rustix::io::Errno;
 use urnic_device::command::{ModifyQp, Opcode, modify};
 use urnic_device::vocabulary::QpState;
-use urnic_wire::mad::MAD_LEN;
+use urnic_device::wqe::DatagramAddress;
+use urnic_wire::mad::{MAD_LEN, MANAGEMENT_QKEY, MANAGEMENT_QPN};
 use zerocopy::FromZeros;
 
-use crate::clock::now;
 use crate::driver::Driver;
+use crate::events::now;
+use crate::manager::Slot;
 use crate::manager::inventory::Inventory;
-use crate::manager::number::Slot;
-use crate::manager::source::{source_of_device, source_of_host};
+use crate::manager::inventory::{source_of_device, source_of_host};
 use crate::manager::{Listeners, OpenDevice, RdmaCm, current};
+use crate::message_queues::{Messages, Reach, Received};
 use crate::streams::Streams;
 use urnic_cm::carrier::{Attachment, Carrier, Inbox, Terms};
 use urnic_cm::mpa_startup::{Close, Time};
 use urnic_cm::rdma_cm::{Device, Engine, Notice, World};
 use urnic_presence::token::Token;
+use urnic_process::interrupt_context;
 use urnic_process::lock::lock;
+use urnic_process::port_gids::gid_of;
 
 /// Ports that a listener on any address tries, if the program asked for no certain one.
 const PORTS_TO_TRY: u32 = 16;
@@ -29,8 +34,8 @@ const PORTS_TO_TRY: u32 = 16;
 impl Driver {
     /// Calls the engine of the connection manager, then applies its notices.
     pub(crate) fn with_rdma_cm<T>(&self, work: impl FnOnce(&mut Engine, &mut World<'_>) -> T) -> T {
-        let manager = &*self.rdma_cm;
-        let mut state = lock(&manager.state);
+        let manager = self.connections().manager();
+        let mut state = manager.lock();
         let RdmaCm {
             engine,
             open,
@@ -38,7 +43,7 @@ impl Driver {
             tokens,
         } = &mut *state;
         let mut device = CmDevice {
-            inventory: manager.inventory.get(),
+            inventory: manager.inventory(),
             open,
             listeners,
             tokens,
@@ -57,10 +62,10 @@ impl Driver {
         for Notice::Open(number) in notices {
             let (slot, qid) = Slot::split(number);
             if let Some(qp) = manager.driver(slot).and_then(|driver| driver.qp(qid)) {
-                qp.open_gate();
+                qp.gate().open();
             }
         }
-        self.event_loop.wake_if_earlier(before, after);
+        self.event_loop().wake_if_earlier(before, after);
         self.wake_others();
         result
     }
@@ -68,11 +73,11 @@ impl Driver {
     /// Wakes the threads of other devices whose events a command on this thread caused: this thread
     /// handles only those of its own device.
     fn wake_others(&self) {
-        let manager = &self.rdma_cm;
-        if manager.inventory.get().is_some_and(Inventory::is_plural) {
+        let manager = &self.connections().manager();
+        if manager.inventory().is_some_and(Inventory::is_plural) {
             for driver in manager.drivers() {
-                if !std::ptr::eq(&*driver, self) && driver.event_loop.is_due() {
-                    driver.event_loop.wake();
+                if !std::ptr::eq(&*driver, self) && driver.event_loop().is_due() {
+                    driver.event_loop().wake();
                 }
             }
         }
@@ -84,15 +89,15 @@ impl Driver {
 
     /// Reports that a queue pair lost its stream.
     pub(crate) fn cm_lost(&self, qid: u32, errno: Errno) {
-        if let Ok(number) = self.slot.number(qid) {
+        if let Ok(number) = self.connections().slot().number(qid) {
             self.with_rdma_cm(|engine, world| engine.connection_ended(world, number, errno));
         }
     }
 
     /// Reports that the device is lost.
     pub(crate) fn cm_lost_device(&self) {
-        let (manager, slot) = (&self.rdma_cm, self.slot);
-        let inventory = manager.inventory.get();
+        let (manager, slot) = (&self.connections().manager(), self.connections().slot());
+        let inventory = manager.inventory();
         let index = manager.index(slot);
         let is_at = |local: SocketAddr| inventory.is_none_or(|it| it.device_of(local.ip()).ok() == index);
         let is_its = |number| Slot::split(number).0 == slot;
@@ -104,7 +109,101 @@ impl Driver {
         arguments.qp = qid.into();
         arguments.mask = modify::STATE.into();
         arguments.state = (state as u32).into();
-        self.commands.run(Opcode::ModifyQp, &arguments)
+        self.commands().run(Opcode::ModifyQp, &arguments)
+    }
+
+    /// Passes messages that arrived to the connection manager.
+    pub(crate) fn receive_messages(&self) {
+        let Some(messages) = self.connections().messages() else {
+            return;
+        };
+        let received = interrupt_context::deferred(|| lock(messages).receive(self.reach()));
+        if received.is_empty() {
+            return;
+        }
+        interrupt_context::deferred(|| {
+            self.with_rdma_cm(|engine, world| {
+                for Received { port, arrival, bytes } in &received {
+                    if let Ok(number) = self.connections().slot().number(*port) {
+                        engine.message_received(world, number, *arrival, bytes);
+                    }
+                }
+            });
+        });
+    }
+
+    /// Reports that a message did not arrive.
+    pub(crate) fn message_refused(&self, port: u32, psn: u32, errno: Errno) {
+        if let Ok(port) = self.connections().slot().number(port) {
+            self.with_rdma_cm(|engine, world| engine.message_refused(world, port, psn, errno));
+        }
+    }
+
+    /// Sends a message of the connection manager from a port and an own address. Returns the PSN of
+    /// its packet.
+    ///
+    /// # Errors
+    /// `EADDRNOTAVAIL` for an address that the device does not have, or of another family than the
+    /// remote one; `EAGAIN` if too many messages wait.
+    fn send_message(
+        &self,
+        port: u32,
+        local: IpAddr,
+        remote: SocketAddr,
+        traffic_class: u8,
+        message: &[u8; MAD_LEN],
+    ) -> Result<u32, Errno> {
+        let (local, ip) = (local.to_canonical(), remote.ip().to_canonical());
+        let scope = match remote {
+            SocketAddr::V6(v6) => v6.scope_id(),
+            SocketAddr::V4(_) => 0,
+        };
+        let gids = || self.gids().iter().enumerate();
+        let source = gids()
+            .find(|(_, gid)| gid.ip == local && (scope == 0 || gid.scope == scope || gid.scope == 0))
+            // Linux has all addresses of 127.0.0.0/8.
+            .or_else(|| gids().find(|(_, gid)| local.is_loopback() && gid.ip.is_loopback()))
+            .filter(|(_, gid)| gid.ip.is_ipv4() == ip.is_ipv4())
+            .and_then(|(index, _)| u8::try_from(index).ok())
+            .ok_or(Errno::ADDRNOTAVAIL)?;
+        let address = DatagramAddress {
+            ip: gid_of(ip),
+            qkey: MANAGEMENT_QKEY.into(),
+            qpn: MANAGEMENT_QPN.into(),
+            scope: scope.into(),
+            port: remote.port().into(),
+            source,
+            traffic_class,
+        };
+        let messages = self.connections().messages().ok_or(Errno::INVAL)?;
+        lock(messages).send(self.reach(), port, &address, message)
+    }
+
+    /// Opens a UDP port for messages of the connection manager. The caller holds its lock, so that
+    /// no other thread makes the queues meanwhile.
+    ///
+    /// # Errors
+    /// Those of binding, and of the device's commands; `EOPNOTSUPP` if the device has no datagrams.
+    fn open_message_port(&self, local: SocketAddr, ipv6_only: bool) -> Result<(u32, u16), Errno> {
+        let messages = self.connections().messages_or(|| Messages::new(self.reach()))?;
+        lock(messages).open(self.reach(), local, ipv6_only)
+    }
+
+    /// Closes a UDP port.
+    fn close_message_port(&self, port: u32) {
+        if let Some(messages) = self.connections().messages() {
+            lock(messages).close(self.reach(), port);
+        }
+    }
+
+    fn reach(&self) -> Reach<'_> {
+        Reach {
+            bus: &**self.bus(),
+            pool: self.pool(),
+            commands: self.commands(),
+            attributes: self.attributes(),
+            gids: self.gids(),
+        }
     }
 }
 
@@ -292,7 +391,7 @@ impl Device for CmDevice<'_> {
         let by_kernel = source_of_host(remote);
         self.in_slot(current(self.open, 0)?, |streams| {
             let driver = streams.driver;
-            if driver.config.device == urnic_config::Device::Inproc {
+            if driver.config().device == urnic_config::Device::Inproc {
                 return by_kernel;
             }
             by_kernel
@@ -305,7 +404,7 @@ impl Device for CmDevice<'_> {
 
     fn gid_index(&mut self, address: SocketAddr) -> u8 {
         let driver = self.driver_of(address);
-        let index = driver.and_then(|driver| driver.local_host.gid_index(address.ip()));
+        let index = driver.and_then(|driver| driver.local_host().gid_index(address.ip()));
         index.unwrap_or_default()
     }
 

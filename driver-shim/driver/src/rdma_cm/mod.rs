@@ -3,5 +3,3 @@
 
 pub(crate) mod channel;
 mod device;
-mod messages;
-mod program_memory;

@@ -8,11 +8,10 @@
 //! without requests the process does no work.
 
 mod answer;
-mod client;
 mod names;
-mod server;
+mod requests;
 mod snapshot;
 
-pub use client::{change_faults, homes, hw_counter, snapshots};
-pub(crate) use server::StatSocket;
-pub use snapshot::{Failure, QueuePair, Snapshot};
+pub(crate) use requests::StatSocket;
+pub use requests::{change_faults, homes, hw_counter, snapshots};
+pub use snapshot::{Failure, Failures, QueuePair, Snapshot};

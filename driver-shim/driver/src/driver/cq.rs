@@ -10,9 +10,8 @@ use urnic_device::cqe::CQE_LEN;
 use urnic_device::doorbell::Kind;
 use urnic_device::record::CqRecord;
 
+use super::{Cq, DoorbellWrite, Driver, Ring};
 use crate::dma::{DmaMemory, RingPlacement};
-use crate::doorbell_write::DoorbellWrite;
-use crate::driver::{Cq, Driver, Ring};
 use crate::objects::Context;
 use urnic_process::lock::lock;
 
@@ -40,15 +39,18 @@ impl Driver {
         rings: &dyn RingPlacement,
     ) -> Result<Arc<Cq>, Errno> {
         self.check_usable()?;
-        let eq = self.notifications.get(vector as usize).ok_or(Errno::INVAL)?;
+        let eq = self
+            .event_queues
+            .notifications(vector as usize)
+            .ok_or(Errno::INVAL)?;
         if entries == 0 || entries > self.attributes.max_cqe {
             return Err(Errno::INVAL);
         }
-        let target = self.contexts.target(context.id, cookie)?;
+        let target = self.objects.contexts.target(context, cookie)?;
         let log_size = entries.next_power_of_two().ilog2();
-        let ring = self.pool.ring(CQE_LEN << log_size, rings)?;
-        let record = self.pool.allocate(size_of::<CqRecord>())?;
-        let slot = context.pages.slot(&self.commands)?;
+        let ring = self.pool().ring(CQE_LEN << log_size, rings)?;
+        let record = self.pool().allocate(size_of::<CqRecord>())?;
+        let slot = context.cq_slot(&self.commands)?;
         let arguments = CreateCq {
             ring: ring.iova().into(),
             record: record.iova().into(),
@@ -70,7 +72,7 @@ impl Driver {
             }),
             record,
         });
-        self.cqs.insert(cq.id, cq.clone(), target);
+        self.objects.cqs.insert(cq.id, cq.clone(), target);
         Ok(cq)
     }
 }
@@ -115,7 +117,7 @@ impl Cq {
             return Err(Errno::INVAL);
         }
         let log_size = entries.next_power_of_two().ilog2();
-        let memory = self.driver.pool.ring(CQE_LEN << log_size, rings)?;
+        let memory = self.driver.pool().ring(CQE_LEN << log_size, rings)?;
         Ok(NewRing { memory, log_size })
     }
 
@@ -193,14 +195,14 @@ impl Cq {
     /// its number in the device, or 0.
     #[inline]
     pub fn progress(&self, queue_pair: u32) {
-        self.driver.bus.progress(queue_pair);
+        self.driver.bus().progress(queue_pair);
     }
 
     /// Whether posted work waits for [`Cq::progress`]: then a poll calls it even if the poll found
     /// completions.
     #[inline]
     pub fn has_gathered(&self) -> bool {
-        self.driver.bus.has_gathered()
+        self.driver.bus().has_gathered()
     }
 
     /// Destroys the completion queue. Afterwards no notification of it is delivered.
@@ -213,7 +215,7 @@ impl Cq {
         self.driver
             .refuse_if_used(|qp| qp.cqs().0 == self.id || qp.cqs().1 == self.id)?;
         // Waits for a notification that is being delivered.
-        self.driver.cqs.remove(self.id);
+        self.driver.objects.cqs.remove(self.id);
         Ok(())
     }
 }

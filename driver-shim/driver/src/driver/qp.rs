@@ -1,23 +1,27 @@
-//! Queue pairs: their rings, the gate in front of the send queue, and the calls for posting.
+//! Queue pairs: their rings, the calls for posting, and their changes of state.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use rustix::io::Errno;
-use urnic_device::command::{CreateQp, Opcode, QueueHandle};
+use urnic_device::command::{CreateQp, Handle, ModifyQp, Opcode, QpStatus, QueueHandle, modify};
 use urnic_device::doorbell::Kind;
 use urnic_device::record::{QueueRecord, publish};
 use urnic_device::vocabulary::{QpKind, QpState};
 use urnic_device::wqe::{self, BLOCK_LEN, DatagramAddress, MAX_INLINE, MAX_SGE, RecvHeader, Sge};
 
+use super::{Cq, DoorbellWrite, Driver, Qp, Srq};
+use crate::command::ack_timeout_ms;
 use crate::dma::{DmaMemory, RingPlacement};
-use crate::doorbell_write::DoorbellWrite;
-use crate::driver::{Cq, Driver, GateState, Qp, Srq};
+use crate::gate::{Gate, Poster};
 use crate::objects::{Context, Pd};
-use crate::poster::{Completed, Poster};
-use urnic_cm::qp_attr::QpCaps;
+use crate::transition::{self, Rules};
+use urnic_cm::native::Peer;
+use urnic_cm::qp_attr::{MANAGER_QPN, QpAttr, QpCaps, QpMask};
+use urnic_cm::timeouts::{RETRIES, retry_time};
+use urnic_process::activity::Activity;
 use urnic_process::lock::lock;
 
 /// The processor time in which a thread that changes a queue pair to RTR would change it to RTS, if
@@ -111,11 +115,11 @@ impl Driver {
     pub fn create_qp(self: &Arc<Self>, init: &QpInit<'_>) -> Result<Arc<Qp>, Errno> {
         self.check_usable()?;
         let sizes = RingSizes::of(init.caps, init.kind, self)?;
-        let target = self.contexts.target(init.context.id, init.cookie)?;
-        let sq = self.pool.ring(BLOCK_LEN << sizes.sq_log_size, init.rings)?;
+        let target = self.objects.contexts.target(init.context, init.cookie)?;
+        let sq = self.pool().ring(BLOCK_LEN << sizes.sq_log_size, init.rings)?;
         let rq_len = 1 << (sizes.rq_log_size + sizes.rq_log_stride);
-        let rq = self.pool.ring(rq_len, init.rings)?;
-        let record = self.pool.allocate(size_of::<QueueRecord>())?;
+        let rq = self.pool().ring(rq_len, init.rings)?;
+        let record = self.pool().allocate(size_of::<QueueRecord>())?;
         let number = self.number_for(init.kind)?;
         let arguments = CreateQp {
             sq_ring: sq.iova().into(),
@@ -125,7 +129,7 @@ impl Driver {
             send_cq: init.send_cq.id.into(),
             recv_cq: init.recv_cq.id.into(),
             srq: init.srq.map_or(0, |srq| srq.id).into(),
-            uar: init.context.pages.own().into(),
+            uar: init.context.uar().into(),
             label: number.qpn.into(),
             sq_log_size: sizes.sq_log_size.into(),
             rq_log_size: sizes.rq_log_size.into(),
@@ -143,7 +147,7 @@ impl Driver {
             qid: handle.id.get(),
             qpn: number.qpn,
             kind: init.kind,
-            uar: init.context.pages.own(),
+            uar: init.context.uar(),
             doorbell: handle.doorbell.get(),
             cqs: (init.send_cq.id, init.recv_cq.id),
             caps: sizes.caps,
@@ -154,20 +158,18 @@ impl Driver {
             rq_entries: 1 << sizes.rq_log_size,
             rq_log_stride: sizes.rq_log_stride,
             srq: init.srq.map(|srq| srq.id),
-            gate: AtomicBool::new(false),
-            gate_state: Mutex::default(),
+            gate: Gate::default(),
             managed: AtomicBool::new(false),
             ack_timeout: AtomicU8::new(0),
             awaits_stream: AtomicBool::new(false),
             at_rtr: Mutex::default(),
             last_state: AtomicU8::new(QpState::Reset as u8),
             attr: Mutex::default(),
-            poster: Mutex::default(),
         });
         self.insert_qp(&qp, target);
         if init.kind == QpKind::UnreliableDatagram {
             // Datagrams need no connection.
-            qp.open_gate();
+            qp.gate.open();
         }
         tracing::debug!("{qp:?}: created, {:?}", qp.caps);
         Ok(qp)
@@ -225,7 +227,7 @@ impl Qp {
     /// Whether posted sends may be published.
     #[inline]
     pub fn gate_is_open(&self) -> bool {
-        self.gate.load(Ordering::Acquire)
+        self.gate.is_open()
     }
 
     /// The state that was last requested and reached. A later failure of the queue pair is not
@@ -282,55 +284,24 @@ impl Qp {
         self.srq
     }
 
-    /// The requests that have a completion; `None` if that cannot be determined at the moment.
-    pub(crate) fn completed(&self) -> Option<Completed> {
-        lock(&self.poster).as_ref()?.completed()
-    }
-
     /// Sets the poster. To be called before the first [`Qp::modify`].
     pub fn set_poster(&self, poster: Arc<dyn Poster>) {
-        *lock(&self.poster) = Some(poster);
+        self.gate.set_poster(poster);
     }
 
-    /// Opens the gate, unless the send queue drains, and makes the poster publish the entries
-    /// behind it.
-    pub(crate) fn open_gate(&self) {
-        self.set_gate(|state| state.connected = true);
+    /// The gate in front of the send queue.
+    pub(crate) fn gate(&self) -> &Gate {
+        &self.gate
     }
 
-    fn set_gate(&self, change: impl FnOnce(&mut GateState)) {
-        let opened = {
-            let mut state = lock(&self.gate_state);
-            change(&mut state);
-            let open = state.connected && !state.draining;
-            !self.gate.swap(open, Ordering::AcqRel) && open
-        };
-        if opened && let Some(poster) = &*lock(&self.poster) {
-            poster.gate_opened();
-        }
+    /// Locks the attributes: the state does not change meanwhile.
+    pub(crate) fn lock_attributes(&self) -> MutexGuard<'_, QpAttr> {
+        lock(&self.attr)
     }
 
-    /// Leaves requests that are not published yet behind the gate: state SQD of a RoCE NIC.
-    pub(crate) fn drain(&self) {
-        self.set_gate(|state| state.draining = true);
-    }
-
-    /// Ends [`drain`](Self::drain).
-    pub(crate) fn end_draining(&self) {
-        self.set_gate(|state| state.draining = false);
-    }
-
-    /// Whether the send queue drains.
-    pub(crate) fn is_draining(&self) -> bool {
-        lock(&self.gate_state).draining
-    }
-
-    /// Since when work requests wait behind the gate; `None`: none does.
-    pub(crate) fn waiting_since(&self) -> Option<Duration> {
-        if self.gate_is_open() {
-            return None;
-        }
-        lock(&self.poster).as_ref()?.waiting_since()
+    /// Records that this thread brought the queue pair to RTR.
+    pub(crate) fn note_rtr(&self) {
+        *lock(&self.at_rtr) = Some(Activity::here());
     }
 
     /// Whether the thread that brought the queue pair to RTR has gone on to something else, as far
@@ -341,17 +312,8 @@ impl Qp {
             && lock(&self.at_rtr).is_some_and(|activity| activity.has_gone_on(GOES_ON))
     }
 
-    /// Removes the poster, and waits for a call to it that is in progress.
-    pub(crate) fn remove_poster(&self) {
-        *lock(&self.poster) = None;
-    }
-
     pub(crate) fn set_last_state(&self, state: QpState) {
         self.last_state.store(state as u8, Ordering::Relaxed);
-    }
-
-    pub(crate) fn close_gate(&self) {
-        self.set_gate(|state| *state = GateState::default());
     }
 
     /// Records that the connection manager attached the queue pair to a stream.
@@ -386,5 +348,229 @@ impl Qp {
     /// The driver of the device.
     pub fn driver(&self) -> &Arc<Driver> {
         &self.driver
+    }
+}
+
+impl Qp {
+    /// Changes state or attributes, as `ibv_modify_qp(3)` does. The change to RTR names the peer
+    /// and does not wait for it: the connection is made in the background.
+    ///
+    /// # Errors
+    /// `EINVAL` for a transition that does not exist, attributes missing, superfluous or out of
+    /// range, or an address without a route; `EIO` in a forked child; the errors of the device.
+    pub fn modify(&self, attr: &QpAttr, mask: QpMask) -> Result<(), Errno> {
+        self.driver.check_usable()?;
+        if mask.is_empty() {
+            return Ok(());
+        }
+        let mut set = lock(&self.attr);
+        let roce = self.driver.identity().is_roce();
+        let from = match self.device_state()? {
+            QpState::Rts if self.gate.is_draining() => QpState::Sqd,
+            state => state,
+        };
+        // rdma_disconnect(3) of an RNIC makes this change first, also if the peer disconnected
+        // earlier.
+        let disconnects = !roce && mask == QpMask::STATE && attr.state == QpState::Sqd as u32;
+        if disconnects && from != QpState::Rts && self.is_managed() {
+            return Ok(());
+        }
+        let limits = self.driver.attributes();
+        let rules = Rules {
+            identity: self.driver.identity(),
+            kind: self.kind,
+            ird: limits.max_ird,
+            ord: limits.max_ord,
+        };
+        let mask = self.own_attributes(from, attr, mask);
+        let to = transition::check(&rules, from, attr, mask)?;
+        let mut new = *set;
+        new.take(attr, mask);
+        let peer = match (from, to) {
+            _ if self.kind == QpKind::UnreliableDatagram => None,
+            (QpState::Init, QpState::Rtr) if roce && new.dest_qpn == MANAGER_QPN => {
+                self.set_awaits_stream(true);
+                None
+            }
+            (QpState::Init, QpState::Rtr) if mask.contains(QpMask::AV) => {
+                Some(self.driver.native_peer(&new, self.qpn)?)
+            }
+            _ => None,
+        };
+        if roce && (from, to) == (QpState::Rts, QpState::Sqd) {
+            // Requests that are published are sent; later ones wait behind the gate.
+            self.gate.drain();
+            *set = new;
+            return Ok(());
+        }
+        if matches!(to, QpState::Reset | QpState::Err) || (to == QpState::Sqd && !roce) {
+            self.driver.native_retire(self.qpn, to == QpState::Reset);
+        }
+        // This call precedes the change in the device. A connection that is attached at the same
+        // time, before or after this call, gets this number of Reads. If the call followed the
+        // change, a connection attached without Reads would reset the number to zero.
+        if (from, to) == (QpState::Rtr, QpState::Rts) && self.connects_natively() {
+            self.driver.native_reached_rts(self, &new);
+        }
+        match self.change(to, &new, mask) {
+            // The peer disconnected meanwhile.
+            Err(_) if disconnects && self.is_managed() => return Ok(()),
+            changed => changed?,
+        }
+        *set = if to == QpState::Reset {
+            QpAttr::default()
+        } else {
+            new
+        };
+        tracing::debug!("{self:?}: {from:?} to {to:?}");
+        if to == QpState::Sqd && roce {
+            return Ok(());
+        }
+        self.set_last_state(to);
+        self.gate.end_draining();
+        self.reached(from, to, peer, &new, mask);
+        Ok(())
+    }
+
+    /// The attributes to use of those that the program names: if it has them from the connection
+    /// manager of a RoCE NIC, those of the queue pair's kind.
+    fn own_attributes(&self, from: QpState, attr: &QpAttr, mask: QpMask) -> QpMask {
+        let by_manager = match from {
+            QpState::Init => mask.contains(QpMask::DEST_QPN) && attr.dest_qpn == MANAGER_QPN,
+            _ => self.awaits_stream(),
+        };
+        match by_manager && self.driver.identity().is_roce() {
+            true => transition::of_manager(self.kind, mask),
+            false => mask,
+        }
+    }
+
+    /// Applies a change of state that the device made to the connection and to the gate.
+    fn reached(&self, from: QpState, to: QpState, peer: Option<Peer>, new: &QpAttr, mask: QpMask) {
+        match to {
+            QpState::Reset => {
+                self.set_awaits_stream(false);
+                self.driver.cm_lost(self.qid, Errno::CONNRESET);
+                self.clear_managed();
+                self.gate.close();
+                if self.kind == QpKind::UnreliableDatagram {
+                    self.gate.open();
+                }
+            }
+            // When the gate opens, the device flushes the requests that were posted behind it.
+            QpState::Err | QpState::Sqd => self.gate.open(),
+            QpState::Rtr => self.driver.native_reached_rtr(self, peer, new),
+            QpState::Rts if from == QpState::Rts => self.driver.native_rnr(self, new, mask),
+            QpState::Init | QpState::Rts | QpState::Sqe => {}
+        }
+    }
+
+    /// The queue pair's attributes as they were set, with the state that the device reports.
+    ///
+    /// # Errors
+    /// `EIO` in a forked child or on a lost device.
+    pub fn query(&self) -> Result<QpAttr, Errno> {
+        self.driver.check_usable()?;
+        let set = lock(&self.attr);
+        let status = self.status()?;
+        let state = match QpState::from_raw(status.state.get()).ok_or(Errno::IO)? {
+            // An RNIC's idle state covers both: receives may be posted right after creation
+            // (conformance §8, table of states).
+            QpState::Reset if !self.driver.identity().is_roce() => QpState::Init,
+            QpState::Rts if self.gate.is_draining() => QpState::Sqd,
+            state => state,
+        } as u32;
+        let mut attr = QpAttr {
+            state,
+            cur_state: state,
+            ..*set
+        };
+        if self.is_managed() {
+            // Only the connection manager sets these.
+            let depth = |n: u32| u8::try_from(n).unwrap_or(u8::MAX);
+            attr.max_rd_atomic = depth(status.ord.get());
+            attr.max_dest_rd_atomic = depth(status.ird.get());
+            if !self.driver.identity().is_roce() {
+                (attr.timeout, attr.retry_cnt) = (self.ack_timeout(), RETRIES);
+            }
+        }
+        Ok(attr)
+    }
+
+    /// Destroys the queue pair: the connection, then the device's object. Data that its completed
+    /// sends put on the stream still arrives. Afterwards no thread calls the queue pair's
+    /// [`Poster`] or reports its events.
+    ///
+    /// # Errors
+    /// `EIO` in a forked child; the errors of the device.
+    pub fn destroy(&self) -> Result<(), Errno> {
+        self.driver.check_process()?;
+        let _changes = lock(&self.attr);
+        self.driver.native_retire(self.qpn, false);
+        self.driver.commands.destroy(Opcode::DestroyQp, self.qid)?;
+        if self.kind != QpKind::UnreliableDatagram {
+            self.driver.native_remove(self.qpn);
+        }
+        self.driver.remove_qp(self);
+        self.driver.cm_lost(self.qid, Errno::CONNRESET);
+        self.gate.remove_poster();
+        tracing::debug!("{self:?}: destroyed");
+        Ok(())
+    }
+
+    /// The queue pair's state in the device.
+    ///
+    /// # Errors
+    /// The errors of the device.
+    pub fn status(&self) -> Result<QpStatus, Errno> {
+        self.driver
+            .commands
+            .call(Opcode::QueryQp, &Handle { id: self.qid.into() })
+    }
+
+    pub(crate) fn device_state(&self) -> Result<QpState, Errno> {
+        QpState::from_raw(self.status()?.state.get()).ok_or(Errno::IO)
+    }
+
+    /// Whether the queue pair connects to the peer that its program named.
+    fn connects_natively(&self) -> bool {
+        self.kind != QpKind::UnreliableDatagram && !self.awaits_stream()
+    }
+
+    fn change(&self, to: QpState, new: &QpAttr, mask: QpMask) -> Result<(), Errno> {
+        // The device closes a stream in SQD.
+        let mask = match to {
+            QpState::Sqd if self.driver.identity().is_roce() => mask - QpMask::STATE,
+            _ => mask,
+        };
+        let flags = [
+            (QpMask::STATE, modify::STATE),
+            (QpMask::ACCESS_FLAGS, modify::ACCESS),
+            (QpMask::MAX_DEST_RD_ATOMIC, modify::IRD),
+            (QpMask::MAX_QP_RD_ATOMIC, modify::ORD),
+            (QpMask::QKEY, modify::QKEY),
+            (QpMask::TIMEOUT, modify::ACK_TIMEOUT),
+            (QpMask::RETRY_CNT, modify::ACK_TIMEOUT),
+        ];
+        let bits = flags
+            .iter()
+            .filter(|(bit, _)| mask.contains(*bit))
+            .fold(0, |bits, (_, flag)| bits | flag);
+        if bits == 0 {
+            return Ok(());
+        }
+        let arguments = ModifyQp {
+            qp: self.qid.into(),
+            mask: bits.into(),
+            state: (to as u32).into(),
+            access: (new.access & !transition::FLUSH).into(),
+            ird: u32::from(new.max_dest_rd_atomic).into(),
+            ord: u32::from(new.max_rd_atomic).into(),
+            rnr_timeout_ms: 0.into(),
+            qkey: new.qkey.into(),
+            ack_timeout_ms: ack_timeout_ms(retry_time(new.timeout, new.retry_cnt)).into(),
+            reserved: 0.into(),
+        };
+        self.driver.commands.run(Opcode::ModifyQp, &arguments)
     }
 }

@@ -10,9 +10,8 @@ use urnic_device::doorbell::Kind;
 use urnic_device::record::QueueRecord;
 use urnic_device::wqe::{MAX_SGE, RecvHeader, Sge};
 
+use super::{DoorbellWrite, Driver, Srq};
 use crate::dma::{DmaMemory, RingPlacement};
-use crate::doorbell_write::DoorbellWrite;
-use crate::driver::{Driver, Srq};
 use crate::objects::{Context, Pd};
 
 impl fmt::Debug for Srq {
@@ -42,26 +41,26 @@ impl Driver {
         if max_wr == 0 || max_wr > self.attributes.max_srq_wr || max_sge > most_sge {
             return Err(Errno::INVAL);
         }
-        let target = self.contexts.target(context.id, cookie)?;
+        let target = self.objects.contexts.target(context, cookie)?;
         let entries = max_wr.next_power_of_two();
         let elements = max_sge.max(1) as usize * size_of::<Sge>();
         let stride = (size_of::<RecvHeader>() + elements).next_power_of_two();
         let room = ((stride - size_of::<RecvHeader>()) / size_of::<Sge>()) as u32;
-        let ring = self.pool.ring(entries as usize * stride, rings)?;
-        let record = self.pool.allocate(size_of::<QueueRecord>())?;
+        let ring = self.pool().ring(entries as usize * stride, rings)?;
+        let record = self.pool().allocate(size_of::<QueueRecord>())?;
         let arguments = CreateSrq {
             ring: ring.iova().into(),
             record: record.iova().into(),
             pd: pd.id.into(),
             log_size: entries.ilog2().into(),
             log_stride: stride.ilog2().into(),
-            uar: context.pages.own().into(),
+            uar: context.uar().into(),
         };
         let handle: QueueHandle = self.commands.call(Opcode::CreateSrq, &arguments)?;
         let srq = Arc::new(Srq {
             driver: self.clone(),
             id: handle.id.get(),
-            uar: context.pages.own(),
+            uar: context.uar(),
             doorbell: handle.doorbell.get(),
             ring,
             record,
@@ -71,7 +70,7 @@ impl Driver {
             max_sge: room.min(most_sge),
             limit: AtomicU32::new(0),
         });
-        self.srqs.insert(srq.id, srq.clone(), target);
+        self.objects.srqs.insert(srq.id, srq.clone(), target);
         Ok(srq)
     }
 }
@@ -154,7 +153,7 @@ impl Srq {
         self.driver.commands.destroy(Opcode::DestroySrq, self.id)?;
         self.driver.refuse_if_used(|qp| qp.srq() == Some(self.id))?;
         // Waits for an event that is being delivered.
-        self.driver.srqs.remove(self.id);
+        self.driver.objects.srqs.remove(self.id);
         Ok(())
     }
 }
