@@ -43,10 +43,6 @@ mod own_folder;
 mod plan;
 pub mod redirect;
 pub mod registry;
-#[forbid(unsafe_code)]
-mod settings;
-#[forbid(unsafe_code)]
-mod shown;
 pub mod token;
 #[forbid(unsafe_code)]
 mod tree;
@@ -60,9 +56,7 @@ mod tests;
 pub use channel::{ChannelSender, Sent};
 pub use hw_counter::HwCounter;
 pub use own_folder::{OwnFolder, Refusal, safe_home, usual_name};
-pub use plan::UVERBS_DEVICE_ABI;
-pub use settings::{Settings, homes};
-pub use shown::Shown;
+pub use plan::{Settings, Shown, UVERBS_DEVICE_ABI, homes};
 
 /// The devices as this process sees them. Made at the first use, then unchanged.
 #[derive(Debug)]
@@ -220,6 +214,8 @@ impl Presence {
 
     /// The device with this name.
     pub fn device(&self, name: &[u8]) -> Option<&Shown> {
-        self.devices.iter().find(|device| device.name.as_bytes() == name)
+        self.devices
+            .iter()
+            .find(|device| device.name().as_bytes() == name)
     }
 }

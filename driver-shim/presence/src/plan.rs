@@ -1,17 +1,15 @@
-//! The content of the presence tree: the files that a kernel with an RNIC would show, and links to
-//! the real files beside them.
+//! What a presence shows: its inputs, the devices, and the content of the tree: the files that a
+//! kernel with an RNIC would show, and links to the real files beside them.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, FileType, major, minor};
 
 use super::hw_counter::HwCounter;
 use super::identity::{self, Digest, Scope, guid_text, words};
 use super::own_folder::names;
-use super::settings::Settings;
-use super::shown::Shown;
 use super::tree::{Item, Plan, folder};
-use urnic_config::Identity;
+use urnic_config::{Config, Identity};
 use urnic_process::gids::GidTable;
 use urnic_process::port_gids;
 
@@ -25,6 +23,71 @@ pub const UVERBS_DEVICE_ABI: u32 = 1;
 const CLASS: &str = "sys/class/infiniband";
 const CLASS_VERBS: &str = "sys/class/infiniband_verbs";
 const DEV: &str = "dev/infiniband";
+
+/// The inputs of a process's presence, besides the host.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Settings {
+    /// Folder for the tree; None: the first of `$XDG_RUNTIME_DIR`, `/tmp` and `/dev/shm` in which a
+    /// tree can be made.
+    pub dir: Option<PathBuf>,
+    /// Names the devices that are shown (a device that is not in this process has addresses of its
+    /// own), and their kind.
+    pub config: Config,
+    /// Digest of the configuration: processes with another configuration get another tree.
+    pub digest: u64,
+}
+
+/// The folders in which a tree may be made, best first; the first one that permits it, and that is
+/// safe from other users ([`OwnFolder`](super::OwnFolder)), is used.
+pub fn homes(settings: &Settings) -> Vec<PathBuf> {
+    if let Some(dir) = &settings.dir {
+        return vec![dir.clone()];
+    }
+    let runtime = std::env::var_os("XDG_RUNTIME_DIR")
+        .map(PathBuf::from)
+        .filter(|dir| dir.is_absolute());
+    runtime
+        .into_iter()
+        .chain(["/tmp".into(), "/dev/shm".into()])
+        .collect()
+}
+
+/// A device as this process sees it.
+#[derive(Debug)]
+pub struct Shown {
+    index: usize,
+    name: String,
+    uverbs: String,
+    node_guid: u64,
+    gids: GidTable,
+}
+
+impl Shown {
+    /// The number of the device in the process, from 0 on.
+    pub fn index(&self) -> usize {
+        self.index
+    }
+
+    /// The device's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Name of the device node: `uverbs0`, or another number that no real device has.
+    pub fn uverbs(&self) -> &str {
+        &self.uverbs
+    }
+
+    /// The node GUID, in host byte order.
+    pub fn node_guid(&self) -> u64 {
+        self.node_guid
+    }
+
+    /// The port's GID table.
+    pub fn gids(&self) -> &GidTable {
+        &self.gids
+    }
+}
 
 /// The real devices of this machine, by name.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]

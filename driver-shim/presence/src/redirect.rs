@@ -9,7 +9,7 @@ use std::os::unix::ffi::OsStrExt;
 
 use super::Presence;
 use super::hw_counter::HwCounter;
-use super::shown::Shown;
+use super::plan::Shown;
 
 /// Longest path the kernel takes, with its end (`PATH_MAX`).
 pub const PATH_MAX: usize = 4096;
@@ -126,13 +126,13 @@ impl Presence {
             () if self
                 .devices()
                 .iter()
-                .any(|device| is_node(device.uverbs.as_bytes())) =>
+                .any(|device| is_node(device.uverbs().as_bytes())) =>
             {
                 Target::Uverbs
             }
             () if is_node(b"rdma_cm") => Target::RdmaCm,
             () => {
-                let counter = |device: &Shown| Some((device.index, hw_counter(path, &device.name)?));
+                let counter = |device: &Shown| Some((device.index(), hw_counter(path, device.name())?));
                 let counter = self.devices().iter().find_map(counter);
                 counter.map_or(Target::Tree, |(device, counter)| {
                     Target::HwCounter(device, counter)
