@@ -65,7 +65,9 @@ impl Driver {
         for _ in 0..ATTEMPTS {
             let number = match kind {
                 QpKind::UnreliableDatagram => self.bind_datagrams(),
-                _ => self.native_add().map(|qpn| Number { qpn, port: 0 }),
+                _ => self
+                    .with_native(|engine, world| engine.add_queue_pair(world))
+                    .map(|qpn| Number { qpn, port: 0 }),
             };
             match number {
                 Ok(number) if self.qid_of(number.qpn).is_some() => unsuitable.push(number),

@@ -76,20 +76,12 @@ impl Driver {
         self.commands().run(Opcode::ModifyQp, &arguments)
     }
 
-    pub(super) fn native_add(&self) -> Result<u32, Errno> {
-        self.with_native(|engine, world| engine.add_queue_pair(world))
-    }
-
     pub(super) fn native_remove(&self, qpn: u32) {
         self.with_native(|engine, world| engine.remove_queue_pair(world, qpn));
     }
 
     pub(super) fn native_retire(&self, qpn: u32, may_reconnect: bool) {
         self.with_native(|engine, world| engine.retire(world, qpn, may_reconnect));
-    }
-
-    pub(super) fn native_peer(&self, attr: &QpAttr, qpn: u32) -> Result<Peer, Errno> {
-        self.local_host().peer(&attr.av, attr.dest_qpn, qpn)
     }
 
     pub(super) fn native_reached_rtr(&self, qp: &Qp, peer: Option<Peer>, attr: &QpAttr) {
@@ -139,10 +131,6 @@ impl Driver {
         if qp.status().is_ok_and(parted) {
             self.with_native(|engine, world| engine.lost(world, qid));
         }
-    }
-
-    pub(super) fn native_tick(&self) -> Option<Time> {
-        self.with_native(|engine, world| engine.tick(world))
     }
 }
 

@@ -43,10 +43,9 @@ impl Driver {
                     .is_lost()
                     .then(|| self.flush_lost_device(loss.get_or_insert_with(|| self.begin_flush())))
                     .flatten();
-                [planned, flushing, self.native_tick(), self.cm_tick()]
-                    .into_iter()
-                    .flatten()
-                    .min()
+                let native = self.with_native(|engine, world| engine.tick(world));
+                let rdma_cm = self.with_rdma_cm(|engine, world| engine.tick(world));
+                [planned, flushing, native, rdma_cm].into_iter().flatten().min()
             });
             // From here on, earlier deadlines wake the thread.
             self.event_loop().sleep_until(deadline);

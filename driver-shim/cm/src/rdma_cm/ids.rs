@@ -132,7 +132,9 @@ impl Engine {
             }
             State::Connecting(connecting) => self.close_stream(world, connecting.sid, Close::Abort),
             State::Answered(answered) => self.close_stream(world, answered.sid, Close::Abort),
-            State::AwaitingRtrFrame(awaiting) => self.close_stream(world, awaiting.sid, Close::Abort),
+            State::AwaitingRtrFrame(awaiting) => {
+                self.close_stream(world, awaiting.acceptance.sid, Close::Abort)
+            }
             State::Requested {
                 sid, mut responder, ..
             } => {

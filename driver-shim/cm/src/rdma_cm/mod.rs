@@ -93,78 +93,8 @@ const UDP_QKEY: u32 = 0x0123_4567;
 const FIRST_INTERVAL: Duration = Duration::from_millis(250);
 /// The longest time between two requests: that of the kernel.
 const MAX_INTERVAL: Duration = Duration::from_millis(4096);
-
 /// Requests for a TCP port without a reply, after which that of the service's number is tried.
 const REQUESTS: usize = 3;
-/// The options that a `[[peer]]` entry may override.
-#[derive(Debug, Clone)]
-struct ConnPolicy {
-    settings: Settings,
-    peer_to_peer: bool,
-    strict_rtr: bool,
-    strict_depths: bool,
-    rnr_grace: Duration,
-    /// Local ACK Timeout without `RDMA_OPTION_ID_ACK_TIMEOUT`.
-    ack_timeout: u8,
-    /// Requests complete when the peer has placed or delivered them.
-    delivered: bool,
-    /// Ports of connections are not those of TCP.
-    own_ports: bool,
-}
-
-impl ConnPolicy {
-    /// The depths to negotiate for the depths that a program requests: one Read more is for
-    /// confirmations of delivery.
-    fn depths(&self, parameters: &Parameters) -> Depths {
-        let spare = u16::from(self.delivered);
-        Depths {
-            ird: Some(u16::from(parameters.responder_resources) + spare),
-            ord: Some(u16::from(parameters.initiator_depth) + spare),
-        }
-    }
-
-    /// With what a stream is attached to a queue pair; `ack_timeout` is that of the id.
-    fn attachment(
-        &self,
-        qid: u32,
-        negotiated: Negotiated,
-        parameters: &Parameters,
-        ack_timeout: Option<u8>,
-    ) -> Attachment {
-        let Depths { ird, ord } = negotiated.depths;
-        Attachment {
-            qid,
-            negotiated: Some(negotiated),
-            ird: ird.unwrap_or(parameters.responder_resources.into()),
-            ord: ord.unwrap_or(parameters.initiator_depth.into()),
-            ord_limit: 0,
-            delivered: self.delivered,
-            terms: Terms::RdmaCm {
-                ack_timeout: ack_timeout.unwrap_or(self.ack_timeout),
-                strict_rtr: self.strict_rtr,
-                rnr_grace: self.rnr_grace,
-            },
-        }
-    }
-}
-
-impl From<&Config> for ConnPolicy {
-    fn from(config: &Config) -> ConnPolicy {
-        ConnPolicy {
-            settings: Settings {
-                rtr_frame: config.mpa.rtr_frame,
-                ..Settings::from(&config.mpa)
-            },
-            peer_to_peer: config.mpa.peer_to_peer,
-            strict_rtr: config.mpa.strict_rtr,
-            strict_depths: config.mpa.strict_depths,
-            rnr_grace: config.cm.rnr_grace,
-            ack_timeout: config.cm.ack_timeout,
-            delivered: config.completion.is_delivered_on_rdma_cm(config.identity),
-            own_ports: config.cm.ports.are_own(config.identity),
-        }
-    }
-}
 
 /// `enum rdma_cm_event_type`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -383,15 +313,21 @@ impl Listener {
     }
 }
 
-/// An accepted request whose RTR frame is due.
+/// A Request that the program accepted.
 #[derive(Debug)]
-struct AwaitingRtrFrame {
+struct Acceptance {
     sid: u32,
-    responder: Box<Responder>,
     /// The queue pair that the stream will be attached to; `None`: to none.
     qid: Option<u32>,
     parameters: Parameters,
     params: EventParams,
+}
+
+/// An accepted Request whose RTR frame is due.
+#[derive(Debug)]
+struct AwaitingRtrFrame {
+    responder: Box<Responder>,
+    acceptance: Acceptance,
 }
 
 /// What is known about the TCP port of a listener.
@@ -519,6 +455,76 @@ struct Datagrams {
     inquiries: HashMap<InquiryKey, u32>,
     memberships: HashMap<u32, Membership>,
     next_membership: u32,
+}
+
+/// The options that a `[[peer]]` entry may override.
+#[derive(Debug, Clone)]
+struct ConnPolicy {
+    settings: Settings,
+    peer_to_peer: bool,
+    strict_rtr: bool,
+    strict_depths: bool,
+    rnr_grace: Duration,
+    /// Local ACK Timeout without `RDMA_OPTION_ID_ACK_TIMEOUT`.
+    ack_timeout: u8,
+    /// Requests complete when the peer has placed or delivered them.
+    delivered: bool,
+    /// Ports of connections are not those of TCP.
+    own_ports: bool,
+}
+
+impl ConnPolicy {
+    /// The depths to negotiate for the depths that a program requests: one Read more is for
+    /// confirmations of delivery.
+    fn depths(&self, parameters: &Parameters) -> Depths {
+        let spare = u16::from(self.delivered);
+        Depths {
+            ird: Some(u16::from(parameters.responder_resources) + spare),
+            ord: Some(u16::from(parameters.initiator_depth) + spare),
+        }
+    }
+
+    /// With what a stream is attached to a queue pair; `ack_timeout` is that of the id.
+    fn attachment(
+        &self,
+        qid: u32,
+        negotiated: Negotiated,
+        parameters: &Parameters,
+        ack_timeout: Option<u8>,
+    ) -> Attachment {
+        let Depths { ird, ord } = negotiated.depths;
+        Attachment {
+            qid,
+            negotiated: Some(negotiated),
+            ird: ird.unwrap_or(parameters.responder_resources.into()),
+            ord: ord.unwrap_or(parameters.initiator_depth.into()),
+            ord_limit: 0,
+            delivered: self.delivered,
+            terms: Terms::RdmaCm {
+                ack_timeout: ack_timeout.unwrap_or(self.ack_timeout),
+                strict_rtr: self.strict_rtr,
+                rnr_grace: self.rnr_grace,
+            },
+        }
+    }
+}
+
+impl From<&Config> for ConnPolicy {
+    fn from(config: &Config) -> ConnPolicy {
+        ConnPolicy {
+            settings: Settings {
+                rtr_frame: config.mpa.rtr_frame,
+                ..Settings::from(&config.mpa)
+            },
+            peer_to_peer: config.mpa.peer_to_peer,
+            strict_rtr: config.mpa.strict_rtr,
+            strict_depths: config.mpa.strict_depths,
+            rnr_grace: config.cm.rnr_grace,
+            ack_timeout: config.cm.ack_timeout,
+            delivered: config.completion.is_delivered_on_rdma_cm(config.identity),
+            own_ports: config.cm.ports.are_own(config.identity),
+        }
+    }
 }
 
 /// The owner of a stream in start-up.

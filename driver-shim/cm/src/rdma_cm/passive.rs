@@ -4,7 +4,8 @@ use rustix::io::Errno;
 
 use super::command::Parameters;
 use super::{
-    AwaitingRtrFrame, CmEvent, EARLY_TIMEOUT, Engine, EventParams, Id, Key, Notice, Owner, State, World,
+    Acceptance, AwaitingRtrFrame, CmEvent, EARLY_TIMEOUT, Engine, EventParams, Id, Key, Notice, Owner, State,
+    World,
 };
 use crate::carrier::{Inbox, RequestProgress, receive_request};
 use crate::mpa_startup::{Close, Negotiated, Reply, Responder, ResponderEvent};
@@ -224,17 +225,20 @@ impl Engine {
             return Err(Errno::INVAL);
         };
         self.timers.set(Key::Id(handle), deadline);
+        let acceptance = Acceptance {
+            sid,
+            qid,
+            parameters,
+            params,
+        };
         let begun = sent.and_then(|()| match negotiated {
-            Some(negotiated) => self.begin(world, handle, sid, qid, &parameters, negotiated, params),
+            Some(negotiated) => self.begin(world, handle, acceptance, negotiated),
             None => {
                 world.device.receive(sid, responder.bytes_needed())?;
                 if let Some(id) = self.ids.get_mut(&handle) {
                     id.state = State::AwaitingRtrFrame(Box::new(AwaitingRtrFrame {
-                        sid,
                         responder,
-                        qid,
-                        parameters,
-                        params,
+                        acceptance,
                     }));
                 }
                 Ok(())
@@ -248,17 +252,19 @@ impl Engine {
 
     /// Attaches the stream. The queue pair may not send before the first FPDU arrived (RFC 5044
     /// §7.1.2(4)).
-    #[expect(clippy::too_many_arguments, reason = "the parameters that both callers have")]
     fn begin(
         &mut self,
         world: &mut World<'_>,
         handle: u32,
-        sid: u32,
-        qid: Option<u32>,
-        parameters: &Parameters,
+        acceptance: Acceptance,
         negotiated: Negotiated,
-        params: EventParams,
     ) -> Result<(), Errno> {
+        let Acceptance {
+            sid,
+            qid,
+            parameters,
+            params,
+        } = acceptance;
         let Some(qid) = qid else {
             tracing::debug!("id {handle}: no queue pair is attached: only private data is exchanged");
             self.exchanged(world, handle, sid)?;
@@ -269,7 +275,7 @@ impl Engine {
         let remote = self.ids.get(&handle).and_then(|id| id.remote);
         let policy = self.policy(remote.ok_or(Errno::INVAL)?.ip());
         let id = self.ids.get_mut(&handle).ok_or(Errno::NOENT)?;
-        let attachment = policy.attachment(qid, negotiated, parameters, id.ack_timeout);
+        let attachment = policy.attachment(qid, negotiated, &parameters, id.ack_timeout);
         world.device.attach(sid, &attachment)?;
         self.streams.remove(&sid);
         self.queue_pairs.insert(qid, handle);
@@ -307,20 +313,14 @@ impl Engine {
                 let State::AwaitingRtrFrame(awaiting) = std::mem::replace(&mut id.state, State::Over) else {
                     return;
                 };
-                let AwaitingRtrFrame {
-                    sid,
-                    qid,
-                    parameters,
-                    params,
-                    ..
-                } = *awaiting;
-                if let Err(errno) = self.begin(world, handle, sid, qid, &parameters, negotiated, params) {
+                let sid = awaiting.acceptance.sid;
+                if let Err(errno) = self.begin(world, handle, awaiting.acceptance, negotiated) {
                     self.close_stream(world, sid, Close::Abort);
                     self.answer_failed(world, handle, errno);
                 }
             }
             Ok(_) => {
-                let (sid, bytes_needed) = (awaiting.sid, awaiting.responder.bytes_needed());
+                let (sid, bytes_needed) = (awaiting.acceptance.sid, awaiting.responder.bytes_needed());
                 if let Err(errno) = world.device.receive(sid, bytes_needed) {
                     self.answer_failed(world, handle, errno);
                 }
@@ -338,7 +338,7 @@ impl Engine {
             return;
         };
         if let State::AwaitingRtrFrame(awaiting) = std::mem::replace(&mut id.state, State::Over) {
-            self.close_stream(world, awaiting.sid, Close::Abort);
+            self.close_stream(world, awaiting.acceptance.sid, Close::Abort);
         }
         self.timers.set(Key::Id(handle), None);
         let kind = match errno {

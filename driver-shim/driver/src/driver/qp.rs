@@ -393,7 +393,7 @@ impl Qp {
                 None
             }
             (QpState::Init, QpState::Rtr) if mask.contains(QpMask::AV) => {
-                Some(self.driver.native_peer(&new, self.qpn)?)
+                Some(self.driver.local_host.peer(&new.av, new.dest_qpn, self.qpn)?)
             }
             _ => None,
         };

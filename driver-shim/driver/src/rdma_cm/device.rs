@@ -21,7 +21,7 @@ use crate::manager::{Listeners, OpenDevice, RdmaCm, current};
 use crate::message_queues::{Messages, Reach, Received};
 use crate::streams::Streams;
 use urnic_cm::carrier::{Attachment, Carrier, Inbox, Terms};
-use urnic_cm::mpa_startup::{Close, Time};
+use urnic_cm::mpa_startup::Close;
 use urnic_cm::rdma_cm::{Device, Engine, Notice, World};
 use urnic_presence::token::Token;
 use urnic_process::interrupt_context;
@@ -81,10 +81,6 @@ impl Driver {
                 }
             }
         }
-    }
-
-    pub(crate) fn cm_tick(&self) -> Option<Time> {
-        self.with_rdma_cm(|engine, world| engine.tick(world))
     }
 
     /// Reports that a queue pair lost its stream.
