@@ -28,8 +28,7 @@ pub const CONNECT_ATTEMPTS: usize = 10;
 
 /// The log filter that reports when an id listens, when an id asks where a listener is, and when it
 /// connects, and little more.
-const LISTEN_AND_CONNECT_LOG: &str =
-    "warn,urnic_cm::rdma_cm::ids=debug,urnic_cm::rdma_cm::location=debug,urnic_cm::rdma_cm::active=debug";
+const LISTEN_AND_CONNECT_LOG: &str = "warn,urnic_cm::rdma_cm::ids=debug,urnic_cm::rdma_cm::active=debug";
 
 /// Whether the output of a perftest client with `-R` shows that its connection was rejected. The
 /// client makes a second connection for the queue pair under test, after a message between both
@@ -306,7 +305,7 @@ mod tests {
     fn a_question_before_the_second_listen_is_too_early() {
         let server = server("2026-11-23T13:13:41.684070Z");
         let asks = |time: &str| {
-            let line = "pid 4711 DEBUG urnic_cm::rdma_cm::location: id 1: asks for the TCP port";
+            let line = "pid 4711 DEBUG urnic_cm::rdma_cm::active: id 1: asks for the TCP port";
             client("2026-11-23T13:13:41.684099Z").replace(" 0.05", &format!("{time} {line}\n 0.05"))
         };
         assert!(connected_too_early(&server, &asks("2026-11-23T13:13:41.684060Z")));
