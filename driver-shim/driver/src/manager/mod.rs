@@ -70,21 +70,82 @@ pub(crate) struct Manager<D> {
 
 /// The state of the connection manager.
 pub(crate) struct RdmaCm<D> {
-    pub(crate) engine: Engine,
-    pub(crate) open: Vec<OpenDevice<D>>,
-    pub(crate) listeners: Listeners,
-    /// Descriptors that show the events of a channel, by channel.
-    pub(crate) tokens: HashMap<u64, Token>,
+    engine: Engine,
+    devices: OpenDevices<D>,
 }
 
-/// A device that the process opened, at its slot; some may be lost.
-pub(crate) struct OpenDevice<D> {
+impl<D> RdmaCm<D> {
+    /// The engine, and the devices that it acts on.
+    pub(crate) fn parts(&mut self) -> (&mut Engine, &mut OpenDevices<D>) {
+        (&mut self.engine, &mut self.devices)
+    }
+}
+
+/// The devices that the process opened, by slot, and what the engine's numbers stand for.
+pub(crate) struct OpenDevices<D> {
+    /// Some may be lost.
+    open: Vec<OpenDevice<D>>,
+    listeners: Listeners,
+    /// Descriptors that show the events of a channel, by channel.
+    tokens: HashMap<u64, Token>,
+}
+
+/// A device that the process opened.
+struct OpenDevice<D> {
     /// Index of the device among those that programs see.
-    pub(crate) index: usize,
+    index: usize,
     /// Not set yet while the driver starts.
-    pub(crate) driver: Weak<D>,
+    driver: Weak<D>,
     /// By the device's numbers of streams.
-    pub(crate) buffers: Buffers,
+    buffers: Buffers,
+}
+
+impl<D> OpenDevices<D> {
+    /// Adds the device with this index, whose driver is not known yet.
+    ///
+    /// # Errors
+    /// `ENOMEM` if the process has opened too many devices.
+    fn add(&mut self, index: usize) -> Result<Slot, Errno> {
+        let slot = Slot::at(self.open.len()).ok_or(Errno::NOMEM)?;
+        self.open.push(OpenDevice {
+            index,
+            driver: Weak::new(),
+            buffers: Buffers::new(),
+        });
+        Ok(slot)
+    }
+
+    /// The slot in which the device with this index was opened last.
+    ///
+    /// # Errors
+    /// `ENODEV` if it is not open.
+    pub(crate) fn current(&self, index: usize) -> Result<Slot, Errno> {
+        let slot = self.open.iter().rposition(|open| open.index == index);
+        slot.and_then(Slot::at).ok_or(Errno::NODEV)
+    }
+
+    /// The driver in a slot.
+    pub(crate) fn driver(&self, slot: Slot) -> Option<Arc<D>> {
+        self.open.get(slot.index())?.driver.upgrade()
+    }
+
+    /// The driver in a slot, and the destinations of its receives.
+    pub(crate) fn driver_and_buffers(&mut self, slot: Slot) -> Option<(Arc<D>, &mut Buffers)> {
+        let open = self.open.get_mut(slot.index())?;
+        Some((open.driver.upgrade()?, &mut open.buffers))
+    }
+
+    /// Listeners that consist of several.
+    pub(crate) fn listeners(&mut self) -> &mut Listeners {
+        &mut self.listeners
+    }
+
+    /// Shows whether a channel has events.
+    pub(crate) fn show(&self, channel: u64, events: bool) {
+        if let Some(token) = self.tokens.get(&channel) {
+            token.show(events);
+        }
+    }
 }
 
 /// Listeners at several addresses that are one for the engine, under the number of the first.
@@ -131,9 +192,11 @@ impl<D> Manager<D> {
         Ok(Manager {
             state: Mutex::new(RdmaCm {
                 engine: Engine::new(config, max_ird, max_ord, u64::from_ne_bytes(seed)),
-                open: Vec::new(),
-                listeners: Listeners::default(),
-                tokens: HashMap::new(),
+                devices: OpenDevices {
+                    open: Vec::new(),
+                    listeners: Listeners::default(),
+                    tokens: HashMap::new(),
+                },
             }),
             inventory: OnceLock::new(),
         })
@@ -157,15 +220,10 @@ impl<D> Manager<D> {
             }
         };
         let slot = {
-            let mut state = lock(&manager.state);
-            let slot = Slot::at(state.open.len()).ok_or(Errno::NOMEM)?;
+            let mut state = manager.lock();
+            let slot = state.devices.add(index)?;
             let (max_ird, max_ord) = depths(attributes);
             state.engine.limit_depths(max_ird, max_ord);
-            state.open.push(OpenDevice {
-                index,
-                driver: Weak::new(),
-                buffers: Buffers::new(),
-            });
             slot
         };
         Ok((manager, slot))
@@ -184,20 +242,20 @@ impl<D> Manager<D> {
     /// Opens a channel, whose events `token` shows; returns its number.
     pub(crate) fn open_channel(&self, config: &Config, presence: &Presence, token: Token) -> u64 {
         self.inventory.get_or_init(|| Inventory::new(config, presence));
-        let RdmaCm { engine, tokens, .. } = &mut *self.lock();
-        let channel = engine.open_channel();
-        tokens.insert(channel, token);
+        let mut state = self.lock();
+        let channel = state.engine.open_channel();
+        state.devices.tokens.insert(channel, token);
         channel
     }
 
     /// Removes what shows the events of a channel, and returns it: closing it needs no lock.
     pub(crate) fn remove_token(&self, channel: u64) -> Option<Token> {
-        self.lock().tokens.remove(&channel)
+        self.lock().devices.tokens.remove(&channel)
     }
 
     /// Sets the driver of a slot, once it has started.
     pub(crate) fn started(&self, slot: Slot, driver: &Arc<D>) {
-        if let Some(open) = lock(&self.state).open.get_mut(slot.index()) {
+        if let Some(open) = self.lock().devices.open.get_mut(slot.index()) {
             open.driver = Arc::downgrade(driver);
         }
     }
@@ -209,50 +267,38 @@ impl<D> Manager<D> {
         slot: Slot,
         work: impl FnOnce(&Engine, &mut Buffers, &dyn Fn(u32) -> u32) -> Option<T>,
     ) -> Option<T> {
-        let RdmaCm {
-            engine,
-            open,
-            listeners,
-            ..
-        } = &mut *lock(&self.state);
+        let mut state = self.lock();
+        let (engine, OpenDevices { open, listeners, .. }) = state.parts();
         let open = open.get_mut(slot.index())?;
         work(engine, &mut open.buffers, &|number| listeners.known(number))
     }
 
     /// The driver that opened the device with this index last.
     pub(crate) fn current(&self, index: usize) -> Option<Arc<D>> {
-        let slot = current(&lock(&self.state).open, index).ok()?;
-        self.driver(slot)
+        let state = self.lock();
+        state.devices.driver(state.devices.current(index).ok()?)
     }
 
     /// The index of the device in a slot.
     pub(crate) fn index(&self, slot: Slot) -> Option<usize> {
-        Some(lock(&self.state).open.get(slot.index())?.index)
+        Some(self.lock().devices.open.get(slot.index())?.index)
     }
 
     /// The driver in a slot.
     pub(crate) fn driver(&self, slot: Slot) -> Option<Arc<D>> {
-        lock(&self.state).open.get(slot.index())?.driver.upgrade()
+        self.lock().devices.driver(slot)
     }
 
     /// The drivers of all devices that the process has opened.
     pub(crate) fn drivers(&self) -> Vec<Arc<D>> {
-        let state = lock(&self.state);
+        let state = self.lock();
         state
+            .devices
             .open
             .iter()
             .filter_map(|open| open.driver.upgrade())
             .collect()
     }
-}
-
-/// The slot in which the device with this index was opened last.
-///
-/// # Errors
-/// `ENODEV` if it is not open.
-pub(crate) fn current<D>(open: &[OpenDevice<D>], index: usize) -> Result<Slot, Errno> {
-    let slot = open.iter().rposition(|open| open.index == index);
-    slot.and_then(Slot::at).ok_or(Errno::NODEV)
 }
 
 fn depths(attributes: &Attributes) -> (u8, u8) {

@@ -1,7 +1,6 @@
 //! The device of the connection manager's engine: stream commands, changes of queue pairs, and
 //! messages to other connection managers.
 
-use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
@@ -14,16 +13,15 @@ use zerocopy::FromZeros;
 
 use crate::driver::Driver;
 use crate::events::now;
+use crate::manager::OpenDevices;
 use crate::manager::Slot;
 use crate::manager::inventory::Inventory;
 use crate::manager::inventory::{source_of_device, source_of_host};
-use crate::manager::{Listeners, OpenDevice, RdmaCm, current};
 use crate::message_queues::{Messages, Reach, Received};
 use crate::streams::Streams;
 use urnic_cm::carrier::{Attachment, Carrier, Inbox, Terms};
 use urnic_cm::mpa_startup::Close;
 use urnic_cm::rdma_cm::{Device, Engine, Notice, World};
-use urnic_presence::token::Token;
 use urnic_process::interrupt_context;
 use urnic_process::lock::lock;
 use urnic_process::port_gids::gid_of;
@@ -36,17 +34,10 @@ impl Driver {
     pub(crate) fn with_rdma_cm<T>(&self, work: impl FnOnce(&mut Engine, &mut World<'_>) -> T) -> T {
         let manager = self.connections().manager();
         let mut state = manager.lock();
-        let RdmaCm {
-            engine,
-            open,
-            listeners,
-            tokens,
-        } = &mut *state;
+        let (engine, devices) = state.parts();
         let mut device = CmDevice {
             inventory: manager.inventory(),
-            open,
-            listeners,
-            tokens,
+            devices,
         };
         let before = engine.deadline();
         let result = work(
@@ -206,9 +197,7 @@ impl Driver {
 /// The devices of the engine, while the lock of the connection manager is held.
 struct CmDevice<'a> {
     inventory: Option<&'a Inventory>,
-    open: &'a mut [OpenDevice<Driver>],
-    listeners: &'a mut Listeners,
-    tokens: &'a HashMap<u64, Token>,
+    devices: &'a mut OpenDevices<Driver>,
 }
 
 impl CmDevice<'_> {
@@ -221,11 +210,10 @@ impl CmDevice<'_> {
         slot: Slot,
         work: impl FnOnce(&mut Streams<'_>) -> Result<T, Errno>,
     ) -> Result<T, Errno> {
-        let open = self.open.get_mut(slot.index()).ok_or(Errno::IO)?;
-        let driver = open.driver.upgrade().ok_or(Errno::IO)?;
+        let (driver, buffers) = self.devices.driver_and_buffers(slot).ok_or(Errno::IO)?;
         work(&mut Streams {
             driver: &driver,
-            buffers: &mut open.buffers,
+            buffers,
         })
     }
 
@@ -248,13 +236,13 @@ impl CmDevice<'_> {
     /// `ENODEV` if no device has it.
     fn slot_of(&self, local: SocketAddr) -> Result<Slot, Errno> {
         let index = self.inventory.map_or(Ok(0), |it| it.device_of(local.ip()))?;
-        current(self.open, index)
+        self.devices.current(index)
     }
 
     /// The driver of the device that has the address.
     fn driver_of(&self, local: SocketAddr) -> Option<Arc<Driver>> {
         let slot = self.slot_of(local).ok()?;
-        self.open.get(slot.index())?.driver.upgrade()
+        self.devices.driver(slot)
     }
 
     /// Opens something with `open` at all places where an id listens that is bound to `local`, at
@@ -298,7 +286,7 @@ impl CmDevice<'_> {
             if place.port() == 0 {
                 local.set_port(chosen);
             }
-            let opened = current(self.open, *index).and_then(|slot| {
+            let opened = self.devices.current(*index).and_then(|slot| {
                 self.in_slot(slot, |streams| {
                     let (number, port) = open(streams, local)?;
                     Ok((slot.number(number)?, port))
@@ -357,12 +345,16 @@ impl Device for CmDevice<'_> {
     fn listen(&mut self, local: SocketAddr, traffic_class: u8, ipv6_only: bool) -> Result<(u32, u16), Errno> {
         let open = |streams: &mut Streams<'_>, local| streams.listen(local, traffic_class, ipv6_only);
         let (numbers, port) = self.open_everywhere(local, ipv6_only, open, CmDevice::close_listener)?;
-        let number = self.listeners.join(&numbers).ok_or(Errno::ADDRNOTAVAIL)?;
+        let number = self
+            .devices
+            .listeners()
+            .join(&numbers)
+            .ok_or(Errno::ADDRNOTAVAIL)?;
         Ok((number, port))
     }
 
     fn unlisten(&mut self, lid: u32) {
-        for number in self.listeners.part(lid) {
+        for number in self.devices.listeners().part(lid) {
             self.close_listener(number);
         }
     }
@@ -385,7 +377,7 @@ impl Device for CmDevice<'_> {
             return inventory.source(remote);
         }
         let by_kernel = source_of_host(remote);
-        self.in_slot(current(self.open, 0)?, |streams| {
+        self.in_slot(self.devices.current(0)?, |streams| {
             let driver = streams.driver;
             if driver.config().device == urnic_config::Device::Inproc {
                 return by_kernel;
@@ -485,9 +477,7 @@ impl Device for CmDevice<'_> {
     }
 
     fn signal(&mut self, channel: u64, events: bool) {
-        if let Some(token) = self.tokens.get(&channel) {
-            token.show(events);
-        }
+        self.devices.show(channel, events);
     }
 }
 
