@@ -9,8 +9,8 @@ use urnic_wire::mad::{ServiceReply, ServiceStatus};
 use super::addresses::with_port;
 use super::command::Parameters;
 use super::{
-    Answered, CmEvent, ConnPolicy, Connecting, Engine, EventParams, Key, Location, Notice, Owner, PS_IB,
-    PS_TCP, State, World,
+    Answered, CmEvent, ConnPolicy, Connecting, Engine, Key, Location, Notice, Owner, PS_IB, PS_TCP, State,
+    World,
 };
 use crate::mpa_startup::{Accepted, Answer, Close, Failure, Fault, Initiator, Offer, Rejected, terminate};
 
@@ -234,14 +234,7 @@ impl Engine {
         match self.establish(world, handle) {
             Ok(()) => self.report(world, handle, CmEvent::Established, 0, params),
             Err(errno) => {
-                let status = -errno.raw_os_error();
-                self.report(
-                    world,
-                    handle,
-                    CmEvent::ConnectError,
-                    status,
-                    EventParams::default(),
-                );
+                self.report_failure(world, handle, CmEvent::ConnectError, errno);
             }
         }
     }
@@ -329,8 +322,7 @@ impl Engine {
         if let Some(sid) = sid.filter(|sid| self.streams.contains_key(sid)) {
             self.close_stream(world, sid, Close::Abort);
         }
-        let (kind, status) = CmEvent::of_failure(errno);
-        self.report(world, handle, kind, status, EventParams::default());
+        self.report_failure(world, handle, CmEvent::of_failure(errno), errno);
     }
 }
 

@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use urnic_wire::mad::service_id;
 
 use super::abi::{CmAddress, IdAddresses};
-use super::{CmEvent, Engine, EventParams, Id, Inquiry, PS_DATAGRAMS, PS_IPOIB, Place, State, World};
+use super::{CmEvent, Engine, Id, Inquiry, PS_DATAGRAMS, PS_IPOIB, Place, State, World};
 use crate::mpa_startup::Close;
 use urnic_config::CmPorts;
 
@@ -127,17 +127,10 @@ impl Engine {
                 id.local = Some(with_port(source, port));
                 id.remote = Some(remote);
                 id.picked = given == 0;
-                self.report(world, handle, CmEvent::AddressResolved, 0, EventParams::default());
+                self.report_plain(world, handle, CmEvent::AddressResolved);
             }
             Err(errno) => {
-                let status = -errno.raw_os_error();
-                self.report(
-                    world,
-                    handle,
-                    CmEvent::AddressError,
-                    status,
-                    EventParams::default(),
-                );
+                self.report_failure(world, handle, CmEvent::AddressError, errno);
             }
         }
         Ok(())
@@ -153,7 +146,7 @@ impl Engine {
             return Err(Errno::INVAL);
         }
         id.state = State::RouteResolved;
-        self.report(world, handle, CmEvent::RouteResolved, 0, EventParams::default());
+        self.report_plain(world, handle, CmEvent::RouteResolved);
         Ok(())
     }
 

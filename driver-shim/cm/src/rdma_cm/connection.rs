@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use rustix::io::Errno;
 
-use super::{CmEvent, DISCONNECT_TIMEOUT, Engine, EventParams, Id, Key, Notice, State, TIME_WAIT, World};
+use super::{CmEvent, DISCONNECT_TIMEOUT, Engine, Id, Key, Notice, State, TIME_WAIT, World};
 use crate::carrier::StreamOwner;
 use crate::mpa_startup::Close;
 
@@ -83,7 +83,7 @@ impl Engine {
         }
         self.timers
             .set(Key::TimeWait(handle), Some(world.now + TIME_WAIT));
-        self.report(world, handle, CmEvent::Disconnected, 0, EventParams::default());
+        self.report_plain(world, handle, CmEvent::Disconnected);
     }
 
     /// A device is lost: attempts under way on it fail, and every id with one of its addresses gets
@@ -118,7 +118,7 @@ impl Engine {
         let mut ids: Vec<u32> = self.ids.iter().filter_map(on_device).collect();
         ids.sort_unstable();
         for handle in ids {
-            self.report(world, handle, CmEvent::DeviceRemoval, 0, EventParams::default());
+            self.report_plain(world, handle, CmEvent::DeviceRemoval);
         }
     }
 
@@ -139,7 +139,7 @@ impl Engine {
             State::Connected { .. } | State::Closing { .. } => {
                 self.timers
                     .set(Key::TimeWait(handle), Some(world.now + TIME_WAIT));
-                self.report(world, handle, CmEvent::Disconnected, 0, EventParams::default());
+                self.report_plain(world, handle, CmEvent::Disconnected);
             }
             other => id.state = other,
         }

@@ -185,14 +185,7 @@ impl Engine {
         {
             return self.connect_failed(world, handle, Errno::TIMEDOUT);
         }
-        let status = -Errno::TIMEDOUT.raw_os_error();
-        self.report(
-            world,
-            handle,
-            CmEvent::Unreachable,
-            status,
-            EventParams::default(),
-        );
+        self.report_failure(world, handle, CmEvent::Unreachable, Errno::TIMEDOUT);
     }
 
     /// Ends the lookup of an id.

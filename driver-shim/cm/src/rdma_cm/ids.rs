@@ -356,6 +356,16 @@ impl Engine {
         }
     }
 
+    /// Queues an event without parameters of the peer.
+    pub(super) fn report_plain(&mut self, world: &mut World<'_>, handle: u32, kind: CmEvent) {
+        self.report(world, handle, kind, 0, EventParams::default());
+    }
+
+    /// Queues the event of a failure.
+    pub(super) fn report_failure(&mut self, world: &mut World<'_>, handle: u32, kind: CmEvent, errno: Errno) {
+        self.report(world, handle, kind, -errno.raw_os_error(), EventParams::default());
+    }
+
     /// Queues the event of a listener that a peer's request made a new id.
     pub(super) fn queue_request(
         &mut self,

@@ -129,14 +129,13 @@ pub enum CmEvent {
 }
 
 impl CmEvent {
-    /// The event and status of a failed attempt (`cma_iw_handler` of the kernel).
-    fn of_failure(errno: Errno) -> (CmEvent, i32) {
-        let kind = match errno {
+    /// The event of a failed attempt (`cma_iw_handler` of the kernel).
+    fn of_failure(errno: Errno) -> CmEvent {
+        match errno {
             Errno::CONNREFUSED | Errno::CONNRESET => CmEvent::Rejected,
             Errno::TIMEDOUT => CmEvent::Unreachable,
             _ => CmEvent::ConnectError,
-        };
-        (kind, -errno.raw_os_error())
+        }
     }
 }
 
@@ -616,7 +615,7 @@ impl Engine {
                     self.close_stream(world, sid, Close::Abort);
                 }
                 Key::TimeWait(handle) => {
-                    self.report(world, handle, CmEvent::TimewaitExit, 0, EventParams::default());
+                    self.report_plain(world, handle, CmEvent::TimewaitExit);
                 }
             }
         }

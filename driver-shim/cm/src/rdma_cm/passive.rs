@@ -345,7 +345,7 @@ impl Engine {
             Errno::TIMEDOUT => CmEvent::Unreachable,
             _ => CmEvent::ConnectError,
         };
-        self.report(world, handle, kind, -errno.raw_os_error(), EventParams::default());
+        self.report_failure(world, handle, kind, errno);
     }
 
     /// Rejects a Request.
