@@ -21,6 +21,8 @@ DOCDIR  := $(DESTDIR)$(PREFIX)/share/doc/urnic
 # Suppressions for valgrind and ThreadSanitizer: docs/guide/sanitizers.md.
 SUPPDIR := $(DESTDIR)$(PREFIX)/share/urnic
 PLUGIN  := -p urnic-provider -p urnic-cli
+# The other workspace, which builds in the same folder.
+RPCRDMA := --manifest-path rpc-rdma/Cargo.toml --target-dir $(TARGET)
 
 # The private provider ABIs of rdma-core: libibverbs finds a plug-in by one of these names.
 PROVIDER_ABIS := 34 57 59 64 65
@@ -46,7 +48,7 @@ build: ## build urnic and liburnic.so, optimised, in target/release
 
 nfs: ## build urnic-nfs: NFS over RDMA and TCP (also needs cmake and libclang)
 	@scripts/setup build nfs
-	@$(DO) 'building urnic-nfs, optimised (some minutes the first time)' $(CARGO) build --release -p urnic-nfs
+	@$(DO) 'building urnic-nfs, optimised (some minutes the first time)' $(CARGO) build --release $(RPCRDMA) -p urnic-nfs
 	@echo 'urnic: built $(TARGET)/release/urnic-nfs' >&2
 
 demo: ## run the distribution's own ibv_devices, ibv_devinfo and ibv_rc_pingpong over urnic
@@ -74,7 +76,9 @@ interop: ## test with Linux: soft-iWARP, NFS, VFIO; check captures with tshark (
 lint: ## run rustfmt, clippy, shellcheck; check that dependencies are used and their licences allowed
 	@scripts/setup build lint
 	$(CARGO) fmt --all --check
+	$(CARGO) fmt --manifest-path rpc-rdma/Cargo.toml --all --check
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
+	$(CARGO) clippy $(RPCRDMA) --workspace --all-targets -- -D warnings
 	shellcheck .ci/* $$(grep -lE '^#!.*(ba)?sh' scripts/*)
 	@scripts/dependencies
 
@@ -93,8 +97,9 @@ toolchains: ## run `make demo` with the oldest Rust supported, the default one a
 
 bench: ## compare speed and cost with raw TCP, UCX and NFS over TCP, as ratios from one run
 	@scripts/setup build bench nfs
-	@$(DO) 'building urnic, urnic-nfs and urnic-bench, optimised (some minutes the first time)' \
-		$(CARGO) build --release $(PLUGIN) -p urnic-nfs -p urnic-bench
+	@$(DO) 'building urnic and urnic-bench, optimised (some minutes the first time)' \
+		$(CARGO) build --release $(PLUGIN) -p urnic-bench
+	@$(DO) 'building urnic-nfs, optimised (some minutes the first time)' $(CARGO) build --release $(RPCRDMA) -p urnic-nfs
 	@echo 'urnic: measuring (some minutes)' >&2
 	@$(TARGET)/release/urnic-bench
 

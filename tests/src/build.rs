@@ -60,7 +60,7 @@ pub fn urnic() -> PathBuf {
 
 fn built() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    BUILT.get_or_init(|| build(&["-p", "urnic-provider", "-p", "urnic-cli"]))
+    BUILT.get_or_init(|| build(".", &["-p", "urnic-provider", "-p", "urnic-cli"]))
 }
 
 /// An optimised, current build of `liburnic.so`, in the form that users have, independent of the
@@ -70,15 +70,12 @@ pub fn optimised_plugin() -> PathBuf {
         .parent()
         .expect("a profile is in the target folder")
         .to_owned();
-    cargo(&folder, &["--release", "-p", "urnic-provider"]);
+    cargo(".", &folder, &["--release", "-p", "urnic-provider"]);
     folder.join("release/liburnic.so")
 }
 
 /// Writes this file without debug information: an emulated machine reads that as slowly as the
 /// rest.
-///
-/// # Errors
-/// The reason for a skip.
 ///
 /// # Errors
 /// The reason for a skip.
@@ -96,42 +93,48 @@ pub fn stripped(file: &Path, to: &Path) -> Result<(), String> {
 
 /// The program `urnic-nfs`, up to date.
 pub fn nfs() -> PathBuf {
-    build(&["-p", "urnic-nfs"]).join("urnic-nfs")
+    build("rpc-rdma/nfs", &[]).join("urnic-nfs")
 }
 
-/// An example of a crate of ours, up to date.
-pub fn example(package: &str, name: &str) -> PathBuf {
+/// An example of the crate in this folder of the tree, up to date.
+pub fn example(folder: &str, name: &str) -> PathBuf {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _turn = ONE_AT_A_TIME
         .lock()
         .unwrap_or_else(|poisoned| poisoned.into_inner());
-    build(&["-p", package, "--example", name])
-        .join("examples")
-        .join(name)
+    build(folder, &["--example", name]).join("examples").join(name)
 }
 
-/// Builds these targets in the profile of this program; returns the folder of the result. With
-/// `URNIC_TEST_BUILT` they are built already, with all that `scripts/test` builds at once: a build
-/// of some packages compiles what they use once more, with the features of that part.
-fn build(what: &[&str]) -> PathBuf {
+/// Builds these targets in the profile of this program, by cargo in this folder of the tree: of the
+/// folder's crate, or of its workspace. Returns the folder of the result. With `URNIC_TEST_BUILT`
+/// they are built already, with all that `scripts/test` builds at once: a build of some packages
+/// compiles what they use once more, with the features of that part.
+fn build(folder: &str, what: &[&str]) -> PathBuf {
     let target = target();
     if std::env::var_os("URNIC_TEST_BUILT").is_some() {
         return target;
     }
-    let folder = target.parent().expect("a profile is in the target folder");
+    let targets = target.parent().expect("a profile is in the target folder");
     let release = target.ends_with("release").then_some("--release");
-    cargo(folder, &[what, release.as_slice()].concat());
+    cargo(folder, targets, &[what, release.as_slice()].concat());
     target
 }
 
-fn cargo(target: &Path, what: &[&str]) {
+fn cargo(folder: &str, target: &Path, what: &[&str]) {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()));
-    cargo.args(["build", "--quiet"]).args(what).current_dir(tree());
+    cargo
+        .args(["build", "--quiet"])
+        .args(what)
+        .current_dir(tree().join(folder));
     let status = cargo
         .env("CARGO_TARGET_DIR", target)
         .status()
         .expect("cargo runs");
-    assert!(status.success(), "cargo build {} failed", what.join(" "));
+    assert!(
+        status.success(),
+        "cargo build {} failed in {folder}",
+        what.join(" ")
+    );
 }
 
 /// Compiles `tests/programs/NAME.c`, as any user would, against the system's libibverbs and

@@ -105,7 +105,7 @@ impl Folders {
 fn model() -> &'static Crate {
     let root = Path::new("firmware-model/model/src/lib.rs");
     let model = crates().iter().find(|of| of.files[0].path == root);
-    model.expect("the model is a member of the workspace")
+    model.expect("the model is a member of a workspace")
 }
 
 #[test]

@@ -2,9 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use toml::Table;
+use std::path::Path;
+
+use toml::{Table, Value};
 
 use crate::build::tree;
+use crate::sources::{WORKSPACES, manifest, members};
 
 /// The crates of the product, bottom first. A crate depends on crates above it in this list only.
 const LAYERS: [&str; 19] = [
@@ -13,7 +16,7 @@ const LAYERS: [&str; 19] = [
     "console",
     "rpc-rdma/protocol",
     "rpc-rdma/verbs",
-    "nfs",
+    "rpc-rdma/nfs",
     "verbs-api/device",
     "faults",
     "verbs-api/rdma-core",
@@ -30,13 +33,6 @@ const LAYERS: [&str; 19] = [
 ];
 /// The crates above all layers, which may use any of them.
 const TOP: [&str; 5] = ["provider", "cli", "tests", "bench", "fuzz"];
-
-fn manifest(folder: &str) -> Table {
-    let path = tree().join(folder).join("Cargo.toml");
-    let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-    text.parse()
-        .unwrap_or_else(|error| panic!("{}: {error}", path.display()))
-}
 
 fn name(manifest: &Table) -> String {
     manifest["package"]["name"].as_str().expect("a name").to_owned()
@@ -61,13 +57,73 @@ fn crates_depend_downwards_only() {
 
 #[test]
 fn every_crate_has_its_layer() {
-    let workspace = manifest(".");
-    let members = workspace["workspace"]["members"].as_array().expect("an array");
-    for member in members {
-        let member = member.as_str().expect("a folder");
-        let known = LAYERS.contains(&member) || TOP.contains(&member);
-        assert!(known, "{member} is in no layer");
+    let mut layers = LAYERS.into_iter().chain(TOP).map(Path::new);
+    for member in members() {
+        let known = layers.clone().any(|layer| layer == member);
+        assert!(known, "{} is in no layer", member.display());
     }
+    // The fuzz targets are a workspace of their own.
+    let gone = layers.find(|layer| *layer != Path::new("fuzz") && !members().iter().any(|it| it == layer));
+    assert_eq!(gone, None, "no workspace has this layer");
+}
+
+/// What both workspaces set is the same. Otherwise cargo compiles a dependency of both twice, and a
+/// lint, an edition or a version holds for a part of the crates only.
+#[test]
+fn workspaces_agree() {
+    let [rnic, rpc_rdma] = WORKSPACES.map(|folder| Value::Table(manifest(folder)));
+    for part in ["resolver", "package", "lints"] {
+        let part = |of: &Value| of["workspace"][part].clone();
+        assert_eq!(part(&rnic), part(&rpc_rdma));
+    }
+    let mut complaints = Vec::new();
+    let parts = |of: &Value| [of["workspace"]["dependencies"].clone(), of["profile"].clone()];
+    for (rnic, rpc_rdma) in parts(&rnic).iter().zip(&parts(&rpc_rdma)) {
+        differences("", rnic, rpc_rdma, &mut complaints);
+    }
+    assert!(complaints.is_empty(), "{}", complaints.join("\n"));
+}
+
+/// Adds the keys that both tables have with another value, but for paths.
+fn differences(key: &str, one: &Value, other: &Value, found: &mut Vec<String>) {
+    let (Value::Table(one), Value::Table(other)) = (one, other) else {
+        if one != other {
+            found.push(format!("{key}: {one}, and {other}"));
+        }
+        return;
+    };
+    for (name, one) in one.iter().filter(|(name, _)| *name != "path") {
+        if let Some(other) = other.get(name) {
+            differences(&format!("{key}.{name}"), one, other, found);
+        }
+    }
+}
+
+/// A dependency of both workspaces has one version in their lock files, unless its releases are
+/// incompatible.
+#[test]
+fn lock_files_agree() {
+    let [rnic, rpc_rdma] = WORKSPACES.map(|workspace| locked(&tree().join(workspace)));
+    let both = rnic
+        .iter()
+        .filter_map(|(name, version)| Some((name, version, rpc_rdma.get(name)?)));
+    let complaints: Vec<_> = both.filter(|(_, one, other)| one != other).collect();
+    assert!(complaints.is_empty(), "{complaints:?}");
+}
+
+/// The versions in the lock file of this workspace, by name and compatible releases.
+fn locked(workspace: &Path) -> BTreeMap<(String, String), String> {
+    let text = std::fs::read_to_string(workspace.join("Cargo.lock")).expect("a lock file");
+    let lock: Table = text.parse().expect("TOML");
+    let packages = lock["package"].as_array().expect("an array");
+    let text = |package: &Value, key: &str| package[key].as_str().expect("a string").to_owned();
+    let key = |package: &Value| {
+        let version = text(package, "version");
+        let end = version.find(|c| !matches!(c, '0' | '.')).unwrap_or(0) + 1;
+        let compatible = version[..end].to_owned() + version[end..].split('.').next().unwrap_or("");
+        ((text(package, "name"), compatible), version)
+    };
+    packages.iter().map(key).collect()
 }
 
 #[test]

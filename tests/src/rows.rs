@@ -16,7 +16,7 @@ use crate::build::tree;
 /// The file with rows, further tests and reasons.
 const ROWS: &str = "tests/fixtures/conformance.toml";
 /// The crates with tests.
-const CRATES: [&str; 9] = [
+const CRATES: [&str; 8] = [
     "wire",
     "verbs-api",
     "firmware-model",
@@ -24,7 +24,6 @@ const CRATES: [&str; 9] = [
     "provider",
     "device-checks",
     "rpc-rdma",
-    "nfs",
     "tests",
 ];
 /// The parts of the table, by how the ids of their rows begin.

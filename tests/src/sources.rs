@@ -112,31 +112,52 @@ impl Crate {
     }
 }
 
-/// All crates of the product, by their root files: libraries and programs of the workspace's
+/// The workspaces, by their folders in the tree: the RNIC's, and that of RPC-over-RDMA.
+pub(crate) const WORKSPACES: [&str; 2] = ["", "rpc-rdma"];
+
+/// The manifest in this folder of the tree.
+pub(crate) fn manifest(folder: impl AsRef<Path>) -> Table {
+    let path = tree().join(folder).join("Cargo.toml");
+    let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    text.parse()
+        .unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// The members of the workspaces, by their folders in the tree.
+pub(crate) fn members() -> Vec<PathBuf> {
+    let of = |workspace: &str| {
+        let manifest = manifest(workspace);
+        let members = manifest["workspace"]["members"]
+            .as_array()
+            .expect("an array")
+            .clone();
+        let folder = PathBuf::from(workspace);
+        let names = members
+            .into_iter()
+            .filter_map(|member| Some(folder.join(member.as_str()?)));
+        names.collect::<Vec<_>>()
+    };
+    WORKSPACES.into_iter().flat_map(of).collect()
+}
+
+/// All crates of the product, by their root files: libraries and programs of the workspaces'
 /// members.
 pub(crate) fn crates() -> &'static [Crate] {
     static CRATES: OnceLock<Vec<Crate>> = OnceLock::new();
-    CRATES.get_or_init(|| read_crates(|member| member != "tests"))
+    CRATES.get_or_init(|| read_crates(|member| member != Path::new("tests")))
 }
 
 /// The crate of the tests: its library and its programs.
 pub(crate) fn crates_of_tests() -> Vec<Crate> {
-    read_crates(|member| member == "tests")
+    read_crates(|member| member == Path::new("tests"))
 }
 
-/// Reads the workspace's members that `select` takes.
-fn read_crates(select: impl Fn(&str) -> bool) -> Vec<Crate> {
-    let read = |path: PathBuf| -> Table {
-        let text = std::fs::read_to_string(&path).expect("a manifest");
-        text.parse().expect("TOML")
-    };
-    let workspace = read(tree().join("Cargo.toml"));
-    let members = workspace["workspace"]["members"].as_array().expect("an array");
+/// Reads the workspaces' members that `select` takes.
+fn read_crates(select: impl Fn(&Path) -> bool) -> Vec<Crate> {
     let mut roots = BTreeSet::new();
-    let members = members.iter().filter_map(|member| member.as_str());
-    for member in members.filter(|member| select(member)) {
+    for member in members().iter().filter(|member| select(member)) {
         let folder = tree().join(member);
-        let manifest = read(folder.join("Cargo.toml"));
+        let manifest = manifest(member);
         let bins = manifest.get("bin").and_then(|bins| bins.as_array());
         let targets = bins.into_iter().flatten().chain(manifest.get("lib"));
         let named = targets.filter_map(|target| target.get("path")?.as_str());

@@ -158,7 +158,7 @@ fn pythons_faulthandler_reports_a_fault() {
 
 #[test]
 fn a_rust_program_reports_its_stack_overflow() {
-    let ended = Program::new(example("urnic-tests", "overflow")).run();
+    let ended = Program::new(example("tests", "overflow")).run();
     ended_by(&ended, "open", Signal::ABORT);
     assert!(ended.output.contains("has overflowed its stack"), "{ended}");
 }

@@ -15,19 +15,19 @@ use urnic_tests::wait::{TIME_LIMIT, descriptors, free_port, until};
 
 fn callback(line: &str) -> Program {
     static EXAMPLE: OnceLock<PathBuf> = OnceLock::new();
-    Program::new(EXAMPLE.get_or_init(|| example("urnic-rpc-rdma-verbs", "callback"))).line(line)
+    Program::new(EXAMPLE.get_or_init(|| example("rpc-rdma/verbs", "callback"))).line(line)
 }
 
 fn reverse(line: &str) -> Program {
     static EXAMPLE: OnceLock<PathBuf> = OnceLock::new();
-    Program::new(EXAMPLE.get_or_init(|| example("urnic-rpc-rdma-verbs", "reverse"))).line(line)
+    Program::new(EXAMPLE.get_or_init(|| example("rpc-rdma/verbs", "reverse"))).line(line)
 }
 
 /// The output of a scene, which has server and clients in one process.
 #[track_caller]
 fn scene(name: &str) -> String {
     static EXAMPLE: OnceLock<PathBuf> = OnceLock::new();
-    let program = Program::new(EXAMPLE.get_or_init(|| example("urnic-rpc-rdma-verbs", "scenes")));
+    let program = Program::new(EXAMPLE.get_or_init(|| example("rpc-rdma/verbs", "scenes")));
     program.line(name).run().success()
 }
 

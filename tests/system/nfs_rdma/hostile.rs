@@ -358,7 +358,7 @@ fn a_call_that_broke_a_connection_unseen_is_refused() {
     /// A procedure that makes a call backward before it answers, to the procedure that its argument
     /// names.
     const BACK: [u32; 11] = [X, 0, 2, 0x2000_0003, 1, 4, 0, 0, 0, 0, 6];
-    let scenes = example("urnic-rpc-rdma-verbs", "scenes");
+    let scenes = example("rpc-rdma/verbs", "scenes");
     let mut server = Program::new(scenes).arg("serves").spawn();
     let port = server.wait_for_output("where it listens", |guest_output| {
         guest_output.strip_suffix('\n')?.rsplit(':').next()?.parse().ok()

@@ -293,7 +293,7 @@ fn many_clients_at_once() {
 #[test]
 fn the_manual_page_has_every_option() {
     let manual =
-        fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/urnic-nfs.1")).expect("the page");
+        fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/urnic-nfs.1")).expect("the page");
     let manual = manual.replace('\\', "");
     for command in ["serve", "get", "put", "ls", "bench"] {
         let output = Command::new(PROGRAM)
