@@ -20,8 +20,8 @@ const LAYERS: [&str; 19] = [
     "verbs-api/device",
     "faults",
     "verbs-api/rdma-core",
-    "tests/testkit",
-    "device-checks",
+    "verbs-api/testkit",
+    "verbs-api/device-checks",
     "firmware-model/model",
     "firmware-model/serve",
     "driver-shim/process",
@@ -138,7 +138,7 @@ fn drivers_and_models_share_only_the_contract() {
         ("driver-shim/bus", "urnic-presence urnic-cm urnic-driver"),
         ("driver-shim/cm", "urnic-model urnic-bus urnic-presence"),
         (
-            "device-checks",
+            "verbs-api/device-checks",
             "urnic-driver urnic-bus urnic-model urnic-rdma-core",
         ),
     ] {
@@ -156,7 +156,7 @@ fn only_tests_depend_on_the_testkit() {
         let manifest = manifest(folder);
         let dependencies = manifest["dependencies"].as_table().expect("a table");
         // The suite of device checks is tests, too.
-        let is_test = ["device-checks", "tests", "fuzz"].contains(&folder);
+        let is_test = ["verbs-api/device-checks", "tests", "fuzz"].contains(&folder);
         let uses = dependencies.contains_key("urnic-testkit");
         assert!(is_test || !uses, "{folder} depends on the testkit");
     }

@@ -16,13 +16,12 @@ use crate::build::tree;
 /// The file with rows, further tests and reasons.
 const ROWS: &str = "tests/fixtures/conformance.toml";
 /// The crates with tests.
-const CRATES: [&str; 8] = [
+const CRATES: [&str; 7] = [
     "wire",
     "verbs-api",
     "firmware-model",
     "driver-shim",
     "provider",
-    "device-checks",
     "rpc-rdma",
     "tests",
 ];

@@ -166,7 +166,7 @@ fn the_example_of_a_driver_drives_the_function() {
         assert!(page.contains(line), "not in device.md: {line}");
     }
     // The driver in Rust does the same.
-    let driver = example("device-checks", "driver");
+    let driver = example("verbs-api/device-checks", "driver");
     let also = Program::plain(driver).args([socket, "--show"]).run().success();
     let without_stag = |shown: &str| {
         shown
@@ -193,7 +193,7 @@ fn changed_example(socket: &str, change: &str) -> Ended {
 fn mistakes_in_an_examples_arguments_are_one_line() {
     or_skip!(installed("python3"));
     let python = || Program::plain("python3").arg(tree().join("examples/driver.py"));
-    let rust = example("device-checks", "driver");
+    let rust = example("verbs-api/device-checks", "driver");
     for (program, arguments, said) in [
         (python(), "", "usage: driver.py PATH"),
         (python(), "--help", "usage: driver.py PATH"),
