@@ -1,5 +1,6 @@
 //! An open device: the context that `ibv_open_device` returns, and the provider's data of it.
 
+use std::ops::Deref;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
@@ -9,6 +10,7 @@ use urnic_presence::{ChannelSender, Shown};
 use urnic_rdma_core::ibv_context;
 
 use crate::file::File;
+use crate::from_c::FromC;
 use crate::library::Library;
 
 /// The provider's part of an open device.
@@ -33,17 +35,34 @@ pub(crate) struct Tail {
     pub(crate) ours: *mut Context,
 }
 
-impl Context {
-    /// The provider's part of a context.
-    ///
-    /// # Safety
-    /// libibverbs got `context` from this provider, and the context is open as long as the result
-    /// is used.
-    pub(crate) unsafe fn of<'a>(context: *mut ibv_context) -> &'a Context {
-        // SAFETY: the caller promises an open context of this provider, whose tail is filled.
-        unsafe { &*(*context.cast::<Tail>()).ours }
-    }
+/// libibverbs' pointer to an open context of this provider.
+#[derive(Clone, Copy)]
+pub(crate) struct OpenContext(*mut ibv_context);
 
+/// A context that libibverbs got from this provider, and that is open as long as the value is used:
+/// it outlives the objects that were created in it.
+impl FromC<*mut ibv_context> for OpenContext {
+    unsafe fn from_c(given: *mut ibv_context) -> OpenContext {
+        OpenContext(given)
+    }
+}
+
+impl OpenContext {
+    /// libibverbs' pointer.
+    pub(crate) fn public(self) -> *mut ibv_context {
+        self.0
+    }
+}
+
+impl Deref for OpenContext {
+    type Target = Context;
+    fn deref(&self) -> &Context {
+        // SAFETY: the promise of this type: an open context of this provider, whose tail is filled.
+        unsafe { &*(*self.0.cast::<Tail>()).ours }
+    }
+}
+
+impl Context {
     /// The rdma-core release through which the device was opened; None if the release is unknown.
     pub(crate) fn release(&self) -> Option<u32> {
         self.library.release

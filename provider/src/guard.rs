@@ -31,13 +31,18 @@ pub(crate) fn guarded<T>(body: impl FnOnce() -> Result<T, Errno>) -> Result<T, E
 /// Runs `body`, which does not panic, with thread cancellation disabled: for calls of libc while
 /// there is something to drop.
 pub(crate) fn uncancelled<T>(body: impl FnOnce() -> T) -> T {
+    let before = set_cancellation(PTHREAD_CANCEL_DISABLE);
+    let outcome = body();
+    set_cancellation(before);
+    outcome
+}
+
+/// Sets the calling thread's cancellation state, and returns the one before.
+fn set_cancellation(state: c_int) -> c_int {
     let mut before = 0;
     // SAFETY: a local; the state is the calling thread's own.
-    unsafe { pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &mut before) };
-    let outcome = body();
-    // SAFETY: a local, and the state that the thread had before.
-    unsafe { pthread_setcancelstate(before, &mut before) };
-    outcome
+    unsafe { pthread_setcancelstate(state, &mut before) };
+    before
 }
 
 /// Lets the device work on this thread, on the data path: has no cost unless it panics.
@@ -53,10 +58,20 @@ fn complain() {
     let _ = catch_unwind(|| tracing::error!("urnic failed inside: please report this, with the lines above"));
 }
 
+/// The calling thread's `errno`; 0 if there was no error.
+pub(crate) fn errno() -> c_int {
+    std::io::Error::last_os_error().raw_os_error().unwrap_or(0)
+}
+
+/// Sets the calling thread's `errno` to a value that [`errno`] has returned.
+pub(crate) fn restore_errno(errno: c_int) {
+    // SAFETY: libc's own place for the calling thread's errno.
+    unsafe { *libc::__errno_location() = errno };
+}
+
 /// Sets the calling thread's `errno`.
 pub(crate) fn set_errno(errno: Errno) {
-    // SAFETY: libc's own place for the calling thread's errno.
-    unsafe { *libc::__errno_location() = errno.raw_os_error() };
+    restore_errno(errno.raw_os_error());
 }
 
 /// Runs a verb that returns 0 or an errno.
@@ -92,10 +107,7 @@ mod tests {
 
     #[test]
     fn cancellation_comes_back_as_it_was() {
-        let mut state = -1;
         assert_eq!(status(|| Ok(())), 0);
-        // SAFETY: a local.
-        unsafe { pthread_setcancelstate(0, &mut state) };
-        assert_eq!(state, 0, "PTHREAD_CANCEL_ENABLE");
+        assert_eq!(set_cancellation(0), 0, "PTHREAD_CANCEL_ENABLE");
     }
 }

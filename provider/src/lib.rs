@@ -7,15 +7,17 @@
 
 mod context;
 mod copy_on_fork;
-mod device;
 mod exit;
 mod file;
 mod files;
 mod first_search;
+mod from_c;
 mod guard;
 mod interpose;
 mod library;
+mod loader;
 mod log;
+mod mapping;
 mod opening;
 mod probes;
 mod race_detector;

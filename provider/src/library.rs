@@ -8,6 +8,8 @@ use urnic_rdma_core::private::{
 };
 use urnic_rdma_core::{Level, Pabi, verbs_device_ops};
 
+use crate::loader::{LoadedFile, file_of};
+
 /// One loaded copy of libibverbs.
 pub(crate) struct Library {
     pub(crate) pabi: Pabi,
@@ -23,8 +25,8 @@ pub(crate) struct Library {
 }
 
 /// Counts one more, or one less, registration of a range that a forked child must not have. Returns
-/// 0, or -1 and an errno.
-type ForkRange = unsafe extern "C" fn(*mut c_void, usize) -> c_int;
+/// 0, or -1 and an errno. Changes nothing else, so any range is permitted.
+type ForkRange = extern "C" fn(*mut c_void, usize) -> c_int;
 
 /// The registration of this plug-in with one copy of libibverbs.
 #[repr(C)]
@@ -47,21 +49,17 @@ impl Registration {
 }
 
 impl Library {
-    /// The libibverbs behind a dlopen(3) handle; None if the handle belongs to another library, or
-    /// to a libibverbs of an unknown private ABI.
-    ///
-    /// # Safety
-    /// `handle` is a live handle that is never closed again.
-    pub(crate) unsafe fn behind(handle: *mut c_void) -> Option<Library> {
+    /// The libibverbs in this file; `None` if it has none, or one of an unknown private ABI.
+    pub(crate) fn of(file: &LoadedFile) -> Option<Library> {
         Pabi::ALL.iter().rev().find_map(|&pabi| {
-            let private = |name: &CStr| find(handle, name, pabi.symbol_version());
+            let private = |name: &CStr| find(file, name, pabi.symbol_version());
             let register = private(pabi.register_symbol())?;
-            let public = [c"ibv_dontfork_range", c"ibv_dofork_range"].map(|name| symbol(handle, name));
+            let public = [c"ibv_dontfork_range", c"ibv_dofork_range"].map(|name| file.symbol(name));
             // SAFETY: the symbols' types, as all releases with this private ABI have them.
             unsafe {
                 Some(Library {
                     pabi,
-                    level: Level::detect(|name| !symbol(handle, name).is_null()),
+                    level: Level::detect(|name| !file.symbol(name).is_null()),
                     release: release(register),
                     register_driver: std::mem::transmute::<*mut c_void, RegisterDriver>(register),
                     init_and_alloc_context: std::mem::transmute::<*mut c_void, InitAndAllocContext>(private(
@@ -78,63 +76,34 @@ impl Library {
             }
         })
     }
-}
 
-impl Library {
     /// Takes back one count of a range that libibverbs withholds from children: the last one lets
     /// children have it.
     pub(crate) fn give_to_children(&self, addr: *mut c_void, length: usize) {
         if let Some([_, dofork]) = self.fork_ranges {
-            // SAFETY: libibverbs changes only whether a child inherits the range, for which it has
-            // a count.
-            unsafe { dofork(addr, length) };
+            dofork(addr, length);
         }
     }
 
     /// Adds a count of a range that libibverbs withholds from children, which it takes back next.
     pub(crate) fn withhold_from_children(&self, addr: *mut c_void, length: usize) {
         if let Some([dontfork, _]) = self.fork_ranges {
-            // SAFETY: libibverbs changes only whether a child inherits the range.
-            unsafe { dontfork(addr, length) };
+            dontfork(addr, length);
         }
     }
 }
 
-fn symbol(handle: *mut c_void, name: &CStr) -> *mut c_void {
-    // SAFETY: a live handle and a C string.
-    unsafe { libc::dlsym(handle, name.as_ptr()) }
-}
-
 /// Finds a private symbol: by its version, or without a version in a copy that was linked into
 /// another file, and where the loader knows no versions (musl).
-fn find(handle: *mut c_void, name: &CStr, version: &CStr) -> Option<*mut c_void> {
-    [versioned(handle, name, version), symbol(handle, name)]
+fn find(file: &LoadedFile, name: &CStr, version: &CStr) -> Option<*mut c_void> {
+    [file.versioned(name, version), file.symbol(name)]
         .into_iter()
         .find(|address| !address.is_null())
 }
 
-#[cfg(target_env = "gnu")]
-fn versioned(handle: *mut c_void, name: &CStr, version: &CStr) -> *mut c_void {
-    // SAFETY: a live handle and C strings.
-    unsafe { libc::dlvsym(handle, name.as_ptr(), version.as_ptr()) }
-}
-
-#[cfg(not(target_env = "gnu"))]
-fn versioned(_: *mut c_void, _: &CStr, _: &CStr) -> *mut c_void {
-    std::ptr::null_mut()
-}
-
 /// The release in the name of the file that contains `address`: 44 for `libibverbs.so.1.14.44.0`.
 fn release(address: *mut c_void) -> Option<u32> {
-    // SAFETY: plain data, filled by dladdr.
-    let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };
-    // SAFETY: a local, and any address.
-    if unsafe { libc::dladdr(address, &mut info) } == 0 || info.dli_fname.is_null() {
-        return None;
-    }
-    // SAFETY: the loader's name for the file, which it keeps while the file is loaded.
-    let name = unsafe { CStr::from_ptr(info.dli_fname) };
-    release_in(&target_of(name))
+    release_in(&target_of(&file_of(address)?.name))
 }
 
 /// The name of the file that a chain of links leads to: `libibverbs.so.1` →

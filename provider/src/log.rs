@@ -6,6 +6,7 @@
 //! interposed.
 
 use std::cell::Cell;
+use std::os::fd::BorrowedFd;
 use std::sync::{Mutex, PoisonError};
 use std::{fmt, io};
 
@@ -88,14 +89,18 @@ impl io::Write for StandardError {
         if let Some(trace) = trace::trace() {
             trace.note(trace::Instant::Log(String::from_utf8_lossy(line).trim_end()));
         }
-        // SAFETY: the program's standard error, which is only written to, and may be closed.
-        let fd = unsafe { std::os::fd::BorrowedFd::borrow_raw(2) };
-        Ok(rustix::io::write(fd, line)?)
+        Ok(rustix::io::write(standard_error(), line)?)
     }
 
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
+}
+
+/// The program's standard error.
+pub(crate) fn standard_error() -> BorrowedFd<'static> {
+    // SAFETY: it is only written to, which is an error if it is closed.
+    unsafe { BorrowedFd::borrow_raw(2) }
 }
 
 /// The beginning of a line: the time, and the process id, which changes after a fork.

@@ -10,16 +10,22 @@
 use std::ffi::{CStr, c_void};
 use std::sync::OnceLock;
 
+use crate::loader::definition;
+
 /// The process's race detector.
 enum Detector {
     Absent,
     ThreadSanitizer {
-        release: unsafe extern "C" fn(*mut c_void),
-        acquire: unsafe extern "C" fn(*mut c_void),
+        release: Annotation,
+        acquire: Annotation,
     },
     /// Any valgrind tool; tools other than helgrind ignore the requests.
     Valgrind,
 }
+
+/// A function of ThreadSanitizer's interface (`<sanitizer/tsan_interface.h>`). Its argument is a
+/// name, for which any address is valid.
+type Annotation = extern "C" fn(*mut c_void);
 
 /// One object orders everything that is posted and polled: completions of one queue pair may result
 /// from requests posted to another.
@@ -31,19 +37,16 @@ fn detector() -> &'static Detector {
         if valgrind::is_present() {
             return Detector::Valgrind;
         }
-        match (function(c"__tsan_release"), function(c"__tsan_acquire")) {
+        match (annotation(c"__tsan_release"), annotation(c"__tsan_acquire")) {
             (Some(release), Some(acquire)) => Detector::ThreadSanitizer { release, acquire },
             _ => Detector::Absent,
         }
     })
 }
 
-/// A function of ThreadSanitizer's interface (`<sanitizer/tsan_interface.h>`).
-fn function(name: &CStr) -> Option<unsafe extern "C" fn(*mut c_void)> {
-    // SAFETY: the name is a C string.
-    let address = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
-    // SAFETY: the address is null, or the function of that name, which takes an address.
-    unsafe { std::mem::transmute::<*mut c_void, Option<unsafe extern "C" fn(*mut c_void)>>(address) }
+fn annotation(name: &CStr) -> Option<Annotation> {
+    // SAFETY: null, or the function of that name.
+    unsafe { std::mem::transmute::<*mut c_void, Option<Annotation>>(definition(name)) }
 }
 
 /// Whether this process has a race detector.
@@ -55,8 +58,7 @@ pub(crate) fn present() -> bool {
 pub(crate) fn handed_over() {
     match detector() {
         Detector::Absent => {}
-        // SAFETY: any address is a valid name.
-        Detector::ThreadSanitizer { release, .. } => unsafe { release((&raw const ORDER).cast_mut().cast()) },
+        Detector::ThreadSanitizer { release, .. } => release((&raw const ORDER).cast_mut().cast()),
         Detector::Valgrind => valgrind::request(valgrind::USERSO_SEND_PRE, (&raw const ORDER).addr(), 0),
     }
 }
@@ -65,8 +67,7 @@ pub(crate) fn handed_over() {
 pub(crate) fn taken() {
     match detector() {
         Detector::Absent => {}
-        // SAFETY: any address is a valid name.
-        Detector::ThreadSanitizer { acquire, .. } => unsafe { acquire((&raw const ORDER).cast_mut().cast()) },
+        Detector::ThreadSanitizer { acquire, .. } => acquire((&raw const ORDER).cast_mut().cast()),
         Detector::Valgrind => valgrind::request(valgrind::USERSO_RECV_POST, (&raw const ORDER).addr(), 0),
     }
 }

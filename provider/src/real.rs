@@ -8,70 +8,112 @@
 // The test binary must not interpose itself, so nothing starts there.
 #![cfg_attr(test, allow(dead_code))]
 
-use libc::sighandler_t;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulong, c_void};
+use std::marker::PhantomData;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-fn next(name: &CStr) -> *mut c_void {
-    // SAFETY: the name is a C string.
-    unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) }
+use libc::sighandler_t;
+
+use crate::loader::next_definition;
+
+/// The next definition of a function of type `F`.
+pub(crate) struct Next<F> {
+    name: &'static CStr,
+    /// Null until it is looked up, and where this libc does not have the function.
+    address: AtomicPtr<c_void>,
+    function: PhantomData<F>,
+}
+
+impl<F> Next<F> {
+    /// # Safety
+    /// `F` is a function pointer of the type that the function of this name has; an `unsafe` one, if
+    /// the function is not sound with any arguments.
+    const unsafe fn new(name: &'static CStr) -> Next<F> {
+        Next {
+            name,
+            address: AtomicPtr::new(std::ptr::null_mut()),
+            function: PhantomData,
+        }
+    }
+
+    /// The function; `None` when this libc does not have it.
+    #[inline]
+    pub(crate) fn get(&self) -> Option<F> {
+        let mut address = self.address.load(Ordering::Relaxed);
+        if address.is_null() {
+            address = self.look_up();
+        }
+        // SAFETY: the promise of `new`: null, or the address of that function.
+        unsafe { std::mem::transmute_copy::<*mut c_void, Option<F>>(&address) }
+    }
+
+    /// Looks the function up by its name. Done before this plug-in's constructor ran if another
+    /// library's constructor calls an interposed function.
+    #[cold]
+    #[inline(never)]
+    fn look_up(&self) -> *mut c_void {
+        let address = next_definition(self.name);
+        self.address.store(address, Ordering::Relaxed);
+        address
+    }
 }
 
 macro_rules! real {
-    ($($name:ident: ($($arg:ty),* $(; $dots:tt)?) $(-> $ret:ty)?;)*) => {
-        #[allow(non_upper_case_globals)]
-        mod addresses {
-            use super::*;
-            $(pub(super) static $name: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());)*
-        }
-
+    ($look_up:ident, unsafe; $($name:ident: $args:tt $(-> $ret:ty)?;)*) => {
+        real! { $look_up; $($name: unsafe extern "C-unwind" fn $args $(-> $ret)?;)* }
+    };
+    ($look_up:ident, safe; $($name:ident: $args:tt $(-> $ret:ty)?;)*) => {
+        real! { $look_up; $($name: extern "C-unwind" fn $args $(-> $ret)?;)* }
+    };
+    ($look_up:ident; $($name:ident: $function:ty;)*) => {
         $(
-            /// The next definition; None when this libc does not have the function.
-            #[inline]
-            pub(crate) fn $name() -> Option<unsafe extern "C-unwind" fn($($arg),* $(, $dots)?) $(-> $ret)?> {
-                let mut address = addresses::$name.load(Ordering::Relaxed);
-                if address.is_null() {
-                    address = look_up::$name();
-                }
-                // SAFETY: null, or the address of that libc function.
-                unsafe { std::mem::transmute(address) }
-            }
+            #[allow(non_upper_case_globals)]
+            pub(crate) static $name: Next<$function> = {
+                const NAME: &CStr = match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
+                    Ok(name) => name,
+                    Err(_) => panic!(),
+                };
+                // SAFETY: the type is that of the function's manual page.
+                unsafe { Next::new(NAME) }
+            };
         )*
 
-        mod look_up {
-            use super::*;
-            $(
-                /// Looks a function up by name before this plug-in's constructor ran: constructors
-                /// of other libraries may call interposed functions.
-                #[cold]
-                #[inline(never)]
-                pub(super) fn $name() -> *mut c_void {
-                    const NAME: &CStr = match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
-                        Ok(name) => name,
-                        Err(_) => c"",
-                    };
-                    let address = next(NAME);
-                    addresses::$name.store(address, Ordering::Relaxed);
-                    address
-                }
-            )*
-        }
-
-        /// Looks up all functions.
-        pub(crate) fn look_up_all() {
-            $(look_up::$name();)*
+        fn $look_up() {
+            $($name.look_up();)*
         }
     };
+}
+
+/// Looks up all functions.
+pub(crate) fn look_up_all() {
+    look_up_safe();
+    look_up_unsafe();
 }
 
 /// `struct stat` and similar structures: passed through, never accessed.
 pub(crate) type Opaque = *mut c_void;
 
+// Functions of numbers alone, which access no memory of the caller.
 real! {
-    open: (*const c_char, c_int; ...) -> c_int;
-    open64: (*const c_char, c_int; ...) -> c_int;
-    openat: (c_int, *const c_char, c_int; ...) -> c_int;
-    openat64: (c_int, *const c_char, c_int; ...) -> c_int;
+    look_up_safe, safe;
+    close: (c_int) -> c_int;
+    close_range: (c_uint, c_uint, c_int) -> c_int;
+    closefrom: (c_int);
+    dup: (c_int) -> c_int;
+    dup2: (c_int, c_int) -> c_int;
+    dup3: (c_int, c_int, c_int) -> c_int;
+    socket: (c_int, c_int, c_int) -> c_int;
+    pause: () -> c_int;
+    sigignore: (c_int) -> c_int;
+    siginterrupt: (c_int, c_int) -> c_int;
+}
+
+real! {
+    look_up_unsafe, unsafe;
+    open: (*const c_char, c_int, ...) -> c_int;
+    open64: (*const c_char, c_int, ...) -> c_int;
+    openat: (c_int, *const c_char, c_int, ...) -> c_int;
+    openat64: (c_int, *const c_char, c_int, ...) -> c_int;
     __open_2: (*const c_char, c_int) -> c_int;
     __open64_2: (*const c_char, c_int) -> c_int;
     __openat_2: (c_int, *const c_char, c_int) -> c_int;
@@ -116,19 +158,11 @@ real! {
     execvpe: (*const c_char, *const *mut c_char, *const *mut c_char) -> c_int;
     posix_spawn: (Opaque, *const c_char, Opaque, Opaque, *const *mut c_char, *const *mut c_char) -> c_int;
     posix_spawnp: (Opaque, *const c_char, Opaque, Opaque, *const *mut c_char, *const *mut c_char) -> c_int;
-    close: (c_int) -> c_int;
-    close_range: (c_uint, c_uint, c_int) -> c_int;
-    closefrom: (c_int);
-    dup: (c_int) -> c_int;
-    dup2: (c_int, c_int) -> c_int;
-    dup3: (c_int, c_int, c_int) -> c_int;
     write: (c_int, *const c_void, usize) -> isize;
-    socket: (c_int, c_int, c_int) -> c_int;
-    pause: () -> c_int;
     recv: (c_int, *mut c_void, usize, c_int) -> isize;
-    ioctl: (c_int, c_ulong; ...) -> c_int;
-    fcntl: (c_int, c_int; ...) -> c_int;
-    fcntl64: (c_int, c_int; ...) -> c_int;
+    ioctl: (c_int, c_ulong, ...) -> c_int;
+    fcntl: (c_int, c_int, ...) -> c_int;
+    fcntl64: (c_int, c_int, ...) -> c_int;
     fstat: (c_int, *mut libc::stat) -> c_int;
     fstat64: (c_int, *mut libc::stat) -> c_int;
     __fxstat: (c_int, c_int, *mut libc::stat) -> c_int;
@@ -141,6 +175,4 @@ real! {
     sysv_signal: (c_int, sighandler_t) -> sighandler_t;
     __sysv_signal: (c_int, sighandler_t) -> sighandler_t;
     sigset: (c_int, sighandler_t) -> sighandler_t;
-    sigignore: (c_int) -> c_int;
-    siginterrupt: (c_int, c_int) -> c_int;
 }

@@ -1,4 +1,4 @@
-//! Registers a driver named urnic with every libibverbs in the process.
+//! Registers a driver named urnic with every libibverbs in the process, and matches its devices.
 //!
 //! libibverbs loads its drivers itself, but not a driver that the loader has already loaded: the
 //! constructor of a preloaded file does not run a second time. A program may also have loaded
@@ -6,13 +6,18 @@
 //! than one copy of it. So the plug-in searches for copies whenever a copy begins to search for
 //! devices, and registers with new ones. Drivers registered early are tried first.
 
-use std::ffi::{CStr, CString, c_int, c_void};
+use std::ffi::{CStr, c_int, c_void};
 
 use rustix::io::Errno;
 use urnic_presence::fork::OwnLock;
+use urnic_presence::{Presence, UVERBS_DEVICE_ABI};
+use urnic_rdma_core::{ibv_device, verbs_context, verbs_device, verbs_device_ops, verbs_sysfs_dev};
 
-use crate::device;
+use crate::from_c::{ToFree, Zeroes, called_by_c};
+use crate::guard::guarded;
 use crate::library::{Library, Registration};
+use crate::loader::{LoadedFile, loaded_files};
+use crate::opening;
 
 /// Copies with which the plug-in is registered. The entries are never freed, and the copies never
 /// unloaded: the plug-in holds a handle of each.
@@ -38,7 +43,8 @@ pub(crate) fn with_every_libibverbs() -> Result<(), Errno> {
     Ok(())
 }
 
-/// A public symbol of the first libibverbs in the process; null if there is none.
+/// A public symbol of the first libibverbs in the process; null if there is none. The caller of the
+/// interposed function has loaded this libibverbs, and keeps it loaded.
 pub(crate) fn symbol_of_libibverbs(name: &CStr) -> *mut c_void {
     for file in loaded_files() {
         let bytes = file.to_bytes();
@@ -46,49 +52,34 @@ pub(crate) fn symbol_of_libibverbs(name: &CStr) -> *mut c_void {
         if !base.starts_with(b"libibverbs") {
             continue;
         }
-        // SAFETY: the name is a C string; NOLOAD runs no constructor.
-        let handle = unsafe { libc::dlopen(file.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
-        if handle.is_null() {
-            continue;
-        }
-        // SAFETY: an open handle and a C string; the caller of the interposed function, which has
-        // loaded this libibverbs, keeps it loaded.
-        let (symbol, _) = unsafe { (libc::dlsym(handle, name.as_ptr()), libc::dlclose(handle)) };
-        if !symbol.is_null() {
+        let symbol = LoadedFile::find(&file).map(|file| file.symbol(name));
+        if let Some(symbol) = symbol.filter(|symbol| !symbol.is_null()) {
             return symbol;
         }
     }
     std::ptr::null_mut()
 }
 
-fn register(file: &CStr, known: &mut Vec<&'static Registration>) {
-    // SAFETY: the name is a C string; NOLOAD runs no constructor.
-    let handle = unsafe { libc::dlopen(file.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
-    if handle.is_null() {
-        return;
-    }
-    // SAFETY: the handle is open, and stays open if it belongs to a libibverbs.
-    let Some(library) = (unsafe { Library::behind(handle) }) else {
-        // SAFETY: the handle came from the `dlopen` above.
-        unsafe { libc::dlclose(handle) };
+fn register(name: &CStr, known: &mut Vec<&'static Registration>) {
+    let Some(file) = LoadedFile::find(name) else {
         return;
     };
+    let Some(library) = Library::of(&file) else { return };
     let same =
         |other: &&Registration| std::ptr::fn_addr_eq(other.library.register_driver, library.register_driver);
     if known.iter().any(same) {
-        // SAFETY: the reference that `dlopen` took.
-        unsafe { libc::dlclose(handle) };
         return;
     }
+    file.keep();
     tracing::debug!(
         "registering with {} (private ABI {}, level {:?}, release {:?})",
-        file.to_string_lossy(),
+        name.to_string_lossy(),
         library.pabi.number(),
         library.level,
         library.release,
     );
     let registration: &'static Registration = Box::leak(Box::new(Registration {
-        ops: device::OPS,
+        ops: operations(),
         library,
     }));
     // SAFETY: the struct is never freed, as libibverbs requires of a driver's.
@@ -96,21 +87,46 @@ fn register(file: &CStr, known: &mut Vec<&'static Registration>) {
     known.push(registration);
 }
 
-/// The files that the loader has loaded, except this one.
-fn loaded_files() -> Vec<CString> {
-    unsafe extern "C" fn collect(info: *mut libc::dl_phdr_info, _: usize, files: *mut c_void) -> c_int {
-        // SAFETY: the pointer that dl_iterate_phdr got below, and the loader's own struct.
-        let (files, info) = unsafe { (&mut *files.cast::<Vec<CString>>(), &*info) };
-        if !info.dlpi_name.is_null() {
-            // SAFETY: the loader's name for the file.
-            files.push(unsafe { CStr::from_ptr(info.dlpi_name) }.to_owned());
-        }
-        0
+/// The operations to register; libibverbs copies nothing, so each registration has its own.
+fn operations() -> verbs_device_ops {
+    called_by_c! { match_device(found: *mut verbs_sysfs_dev) -> bool = self::match_device(found) }
+    called_by_c! { alloc_device(found: *mut verbs_sysfs_dev) -> *mut verbs_device = self::alloc_device() }
+    called_by_c! { uninit_device(device: *mut verbs_device) = self::uninit_device(device) }
+    called_by_c! {
+        alloc_context(device: *mut ibv_device, fd: c_int, private: *mut c_void) -> *mut verbs_context =
+            opening::alloc_context(device, fd)
     }
-    let mut files: Vec<CString> = Vec::new();
-    // SAFETY: `collect` only allocates; no dlopen happens until it is done.
-    unsafe { libc::dl_iterate_phdr(Some(collect), std::ptr::from_mut(&mut files).cast()) };
-    // The program itself has no name.
-    files.retain(|file| !file.is_empty());
-    files
+    called_by_c! {
+        import_context(device: *mut ibv_device, fd: c_int) -> *mut verbs_context =
+            opening::import_context(device, fd)
+    }
+    verbs_device_ops {
+        name: c"urnic".as_ptr(),
+        match_min_abi_version: UVERBS_DEVICE_ABI,
+        match_max_abi_version: UVERBS_DEVICE_ABI,
+        match_table: std::ptr::null(),
+        static_providers: std::ptr::null(),
+        match_device: Some(match_device),
+        alloc_context: Some(alloc_context),
+        import_context: Some(import_context),
+        alloc_device: Some(alloc_device),
+        uninit_device: Some(uninit_device),
+    }
+}
+
+/// Matches a device by its name, and by a character device that no RDMA driver has.
+fn match_device(found: &verbs_sysfs_dev) -> bool {
+    let name = found.ibdev_name.map(|byte| byte as u8);
+    let name = CStr::from_bytes_until_nul(&name).map_or(&[][..], CStr::to_bytes);
+    rustix::fs::stat("/dev/null").is_ok_and(|null| null.st_rdev == found.sysfs_cdev)
+        && guarded(Presence::current).is_ok_and(|presence| presence.device(name).is_some())
+}
+
+/// libibverbs fills the zeroes.
+fn alloc_device() -> Result<Box<verbs_device>, Errno> {
+    Ok(Box::new(verbs_device::zeroes()))
+}
+
+fn uninit_device(device: ToFree<verbs_device>) {
+    device.free();
 }

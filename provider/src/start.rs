@@ -4,13 +4,14 @@
 // The test binary must not interpose itself, so nothing starts there.
 #![cfg_attr(test, allow(dead_code))]
 
-use std::ffi::{c_int, c_void};
+use std::ffi::{CStr, c_int, c_void};
 
 use urnic_model::host::fault;
 use urnic_presence::fork;
 
 use crate::first_search::{SEARCHED, first_search};
 use crate::guard::guarded;
+use crate::loader::{base_of, definition};
 use crate::register::{self, REGISTERED};
 use crate::strict::{self, CallSite, Kind, Rule};
 use crate::{exit, interpose, real, trace};
@@ -89,26 +90,17 @@ extern "C" fn destructor() {
 
 /// False in a second copy of the plug-in.
 fn is_first_copy() -> bool {
-    file_of(definition(c"URNIC_PLUG_IN")) == file_of(constructor as *mut c_void)
+    is_defined_here(c"URNIC_PLUG_IN")
 }
 
 /// True when the program's calls reach this plug-in.
 fn preloaded() -> bool {
-    file_of(definition(c"openat")) == file_of(constructor as *mut c_void)
+    is_defined_here(c"openat")
 }
 
-/// The first definition of a symbol in the program's search order.
-fn definition(name: &std::ffi::CStr) -> *mut c_void {
-    // SAFETY: the name is a C string.
-    unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) }
-}
-
-/// The address at which the file that contains `address` is loaded; None if no file contains it.
-fn file_of(address: *mut c_void) -> Option<usize> {
-    // SAFETY: plain data, filled by dladdr.
-    let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };
-    // SAFETY: a local, and any address.
-    (unsafe { libc::dladdr(address, &mut info) } != 0).then_some(info.dli_fbase as usize)
+/// Whether the first definition of a symbol is that of this plug-in.
+fn is_defined_here(name: &CStr) -> bool {
+    base_of(definition(name)) == base_of(constructor as *mut c_void)
 }
 
 unsafe extern "C" fn before_fork() {

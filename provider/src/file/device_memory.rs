@@ -3,15 +3,16 @@
 //! and writes it like other memory of the program. It is a file without a name, so that peers on
 //! this host can map it (docs/design/same-host.md, "Memory that is shared").
 
-use std::ffi::c_void;
-use std::ptr::{NonNull, null_mut};
+use std::mem::MaybeUninit;
 use std::sync::Arc;
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::io::Errno;
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use rustix::mm::ProtFlags;
 use urnic_process::fds::InternalFd;
 use urnic_process::file_length;
+
+use crate::mapping::Mapping;
 
 /// The largest piece of device memory, in bytes.
 pub(crate) const MAX: usize = 1 << 20;
@@ -26,18 +27,11 @@ pub(crate) struct DeviceMemory(pub(crate) Arc<Memory>);
 
 /// The memory itself, in whole pages. It lives until the regions in it are gone.
 pub(crate) struct Memory {
-    base: NonNull<c_void>,
+    mapping: Mapping,
     len: usize,
     /// By which peers find the file; without it they reach the memory in other ways.
     _file: Option<InternalFd>,
 }
-
-// SAFETY: the memory is used by its address only; programs order their accesses, as for all memory
-// that an adapter reaches.
-unsafe impl Send for Memory {}
-// SAFETY: the memory is used by its address only; programs order their accesses, as for all memory
-// that an adapter reaches.
-unsafe impl Sync for Memory {}
 
 impl Memory {
     /// Bytes of the memory's pages and of one more page, so that an empty region also has an
@@ -59,12 +53,10 @@ impl Memory {
         fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
             .map_err(|_| Errno::NOMEM)?;
         let rights = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping at an address of the kernel's choice replaces no other mapping.
-        let base = unsafe { mmap(null_mut(), mapped, rights, MapFlags::SHARED, &file, 0) };
-        let base = base.ok().and_then(NonNull::new).ok_or(Errno::NOMEM)?;
+        let mapping = Mapping::of_file(&file, 0, mapped, rights).map_err(|_| Errno::NOMEM)?;
         let file = InternalFd::of_device(file).ok();
         Ok(Memory {
-            base,
+            mapping,
             len,
             _file: file,
         })
@@ -78,12 +70,11 @@ impl Memory {
         if offset.checked_add(len).is_none_or(|end| end > self.len) {
             return Err(Errno::INVAL);
         }
-        // SAFETY: within the memory, or just behind it.
-        Ok(unsafe { self.base.as_ptr().byte_add(offset).cast() })
+        Ok(self.mapping.start().wrapping_byte_add(offset).cast())
     }
 
     /// The range that a copy accesses, checked for alignment.
-    pub(crate) fn aligned(&self, offset: u64, len: usize) -> Result<*mut u8, Errno> {
+    fn aligned(&self, offset: u64, len: usize) -> Result<*mut u8, Errno> {
         if !offset.is_multiple_of(ALIGNMENT as u64) || !len.is_multiple_of(ALIGNMENT) {
             return Err(Errno::INVAL);
         }
@@ -91,10 +82,27 @@ impl Memory {
     }
 }
 
-impl Drop for Memory {
-    fn drop(&mut self) {
-        // SAFETY: the whole mapping that was made for this memory, and no code uses it any more.
-        let _ = unsafe { munmap(self.base.as_ptr(), Memory::mapped(self.len)) };
+impl Memory {
+    /// Copies these bytes to `offset`.
+    ///
+    /// # Errors
+    /// `EINVAL` outside of the memory, or unless offset and length are multiples of 4.
+    pub(crate) fn copy_in(&self, offset: u64, from: &[u8]) -> Result<(), Errno> {
+        let to = self.aligned(offset, from.len())?;
+        // SAFETY: the memory has that many bytes there, of which no reference exists.
+        unsafe { to.copy_from_nonoverlapping(from.as_ptr(), from.len()) };
+        Ok(())
+    }
+
+    /// Copies bytes from `offset` on.
+    ///
+    /// # Errors
+    /// As for [`copy_in`](Self::copy_in).
+    pub(crate) fn copy_out(&self, offset: u64, to: &mut [MaybeUninit<u8>]) -> Result<(), Errno> {
+        let from = self.aligned(offset, to.len())?;
+        // SAFETY: the memory has that many bytes there, of which no reference exists.
+        unsafe { from.copy_to_nonoverlapping(to.as_mut_ptr().cast(), to.len()) };
+        Ok(())
     }
 }
 

@@ -2,74 +2,48 @@
 //! (`ibv_reg_dmabuf_mr(3)`).
 
 use std::ffi::c_void;
-use std::ptr::null_mut;
 
 use rustix::fd::{AsFd, BorrowedFd};
 use rustix::fs::{SeekFrom, fstat, seek};
 use rustix::io::Errno;
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use rustix::mm::ProtFlags;
 use rustix::param::page_size;
 
-/// Pages of a file, mapped as long as the region exists. The program may close its descriptor.
-#[derive(Debug)]
-pub(crate) struct Mapped {
-    start: *mut c_void,
-    len: usize,
-}
+use crate::mapping::Mapping;
 
-// SAFETY: the address is only passed to the device and to the kernel.
-unsafe impl Send for Mapped {}
-
-impl Mapped {
-    /// Maps `length` bytes of a file from `offset` on; returns the address of the first byte, too.
-    ///
-    /// Errors: EINVAL for a range outside of the file, EBADF, EOPNOTSUPP for a file that cannot be
-    /// mapped, EACCES for a file that may not be written, and the other errors of mmap(2).
-    pub(crate) fn new(
-        fd: BorrowedFd<'_>,
-        offset: u64,
-        length: usize,
-        writable: bool,
-    ) -> Result<(Mapped, *mut c_void), Errno> {
-        let end = offset.checked_add(length as u64).ok_or(Errno::INVAL)?;
-        if length == 0 || end > size(fd)? {
-            return Err(Errno::INVAL);
-        }
-        let within = (offset % page_size() as u64) as usize;
-        let len = within.checked_add(length).ok_or(Errno::INVAL)?;
-        let write = if writable {
-            ProtFlags::WRITE
+/// Maps `length` bytes of a file from `offset` on, as long as the region exists: the program may
+/// close its descriptor. Returns the address of the first byte, too.
+///
+/// # Errors
+/// EINVAL for a range outside of the file, EBADF, EOPNOTSUPP for a file that cannot be mapped, EACCES
+/// for a file that may not be written, and the other errors of mmap(2).
+pub(crate) fn map(
+    fd: BorrowedFd<'_>,
+    offset: u64,
+    length: usize,
+    writable: bool,
+) -> Result<(Mapping, *mut c_void), Errno> {
+    let end = offset.checked_add(length as u64).ok_or(Errno::INVAL)?;
+    if length == 0 || end > size(fd)? {
+        return Err(Errno::INVAL);
+    }
+    let within = (offset % page_size() as u64) as usize;
+    let len = within.checked_add(length).ok_or(Errno::INVAL)?;
+    let write = if writable {
+        ProtFlags::WRITE
+    } else {
+        ProtFlags::empty()
+    };
+    let mapping = Mapping::of_file(fd, offset - within as u64, len, ProtFlags::READ | write);
+    let mapping = mapping.map_err(|errno| {
+        if errno == Errno::NODEV {
+            Errno::OPNOTSUPP
         } else {
-            ProtFlags::empty()
-        };
-        // SAFETY: a new mapping, at an address that the kernel chooses.
-        let start = unsafe {
-            mmap(
-                null_mut(),
-                len,
-                ProtFlags::READ | write,
-                MapFlags::SHARED,
-                fd,
-                offset - within as u64,
-            )
-        };
-        let start = start.map_err(|errno| {
-            if errno == Errno::NODEV {
-                Errno::OPNOTSUPP
-            } else {
-                errno
-            }
-        })?;
-        Ok((Mapped { start, len }, start.wrapping_byte_add(within)))
-    }
-}
-
-impl Drop for Mapped {
-    fn drop(&mut self) {
-        // SAFETY: mapped by `new`; the device has given the region up, and the program never had
-        // the address.
-        let _ = unsafe { munmap(self.start, self.len) };
-    }
+            errno
+        }
+    })?;
+    let start = mapping.start().wrapping_byte_add(within);
+    Ok((mapping, start))
 }
 
 /// The size of a file in bytes. The size of a dma-buf is available by lseek(2) only.

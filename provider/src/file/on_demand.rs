@@ -13,15 +13,13 @@ use urnic_rdma_core::ibv_sge;
 /// The place of a region on demand.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Place {
-    pub(crate) addr: *mut c_void,
+    /// The address of the first byte.
+    pub(crate) addr: usize,
     pub(crate) len: usize,
     /// The address by which work requests name the first byte.
     pub(crate) base: u64,
     pub(crate) access: Access,
 }
-
-// SAFETY: the address is only used in computations, and passed to the kernel.
-unsafe impl Send for Place {}
 
 impl Place {
     /// The address of the element.
@@ -33,7 +31,9 @@ impl Place {
         if end > self.len as u64 {
             return Err(Errno::FAULT);
         }
-        Ok(self.addr.wrapping_byte_add(offset as usize))
+        Ok(std::ptr::without_provenance_mut(
+            self.addr.wrapping_add(offset as usize),
+        ))
     }
 }
 
@@ -85,7 +85,7 @@ mod tests {
     fn advice_is_held_against_the_region() {
         let places = Places::default();
         let place = Place {
-            addr: std::ptr::without_provenance_mut(0x7000),
+            addr: 0x7000,
             len: 100,
             base: 40,
             access: Access::ON_DEMAND,

@@ -6,8 +6,8 @@ use rustix::io::Errno;
 use urnic_driver::Driver;
 
 use super::device_memory::Memory;
-use super::dmabuf::Mapped;
 use super::domain::Domain;
+use crate::mapping::Mapping;
 
 /// A memory region.
 pub(crate) struct Region {
@@ -29,7 +29,7 @@ pub(crate) struct State {
     /// The device memory that contains the region, if any; the reference keeps it in use.
     _device_memory: Option<Arc<Memory>>,
     /// The file's pages that the region is, if it is a file's.
-    mapped: Option<Mapped>,
+    mapped: Option<Mapping>,
 }
 
 impl Region {
@@ -91,7 +91,7 @@ impl State {
     }
 
     /// The state of a region of a file's pages.
-    pub(crate) fn of_file(self, mapped: Mapped) -> State {
+    pub(crate) fn of_file(self, mapped: Mapping) -> State {
         State {
             mapped: Some(mapped),
             ..self

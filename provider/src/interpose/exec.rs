@@ -7,15 +7,57 @@
 
 use std::ffi::{CStr, c_char, c_int};
 use std::fmt::{self, Write};
+use std::marker::PhantomData;
 use std::sync::atomic::Ordering;
 
 use rustix::fs::FileType;
 use urnic_process::executable::{AGAIN, drops_environment, mentions_verbs, unsupported};
 
 use super::{ACTIVE, exported, missing};
+use crate::guard::{errno, restore_errno};
+use crate::log::standard_error;
 use crate::real::{self, Opaque};
 
-type Strings = *const *mut c_char;
+/// A list of C strings as C has it, which ends with null.
+type List = *const *mut c_char;
+
+/// The rest of a list of C strings.
+#[derive(Clone, Copy)]
+struct Strings<'a> {
+    /// Null for no list.
+    next: List,
+    list: PhantomData<&'a CStr>,
+}
+
+impl Strings<'_> {
+    /// # Safety
+    /// `list` is null or a list of C strings that ends with null.
+    unsafe fn of(list: List) -> Self {
+        Strings {
+            next: list,
+            list: PhantomData,
+        }
+    }
+}
+
+impl<'a> Iterator for Strings<'a> {
+    type Item = &'a CStr;
+
+    fn next(&mut self) -> Option<&'a CStr> {
+        if self.next.is_null() {
+            return None;
+        }
+        // SAFETY: the promise of `of`; the list goes on behind an element that is not null, and only
+        // then is `next` moved.
+        unsafe {
+            let string = *self.next;
+            (!string.is_null()).then(|| {
+                self.next = self.next.add(1);
+                CStr::from_ptr(string)
+            })
+        }
+    }
+}
 
 /// Longest path, with its end.
 const PATH_LEN: usize = libc::PATH_MAX as usize;
@@ -56,54 +98,24 @@ impl<const N: usize> Write for Text<N> {
 }
 
 /// Looks at the program that this path, or name in `PATH`, stands for.
-///
-/// # Safety
-/// `path` is null or a C string; the others are null or lists of such that end with null.
-unsafe fn look_at(path: *const c_char, in_path: bool, arguments: Strings, variables: Strings) {
-    // SAFETY: the caller promises a list, if there is one.
-    if path.is_null() || !ACTIVE.load(Ordering::Relaxed) || !unsafe { preloads(variables) } {
+fn look_at(path: &CStr, in_path: bool, arguments: Strings<'_>, variables: Strings<'_>) {
+    if !ACTIVE.load(Ordering::Relaxed) || !preloads(variables) {
         return;
     }
-    // SAFETY: libc's own place for the calling thread's errno.
-    let place = unsafe { libc::__errno_location() };
-    // SAFETY: as above.
-    let before = unsafe { place.read() };
-    // SAFETY: the caller promises a C string.
-    let name = unsafe { CStr::from_ptr(path) };
-    match base_name(name) {
-        starter if drops_environment(starter) => {
-            // SAFETY: the caller promises a list, if there is one.
-            unsafe { judge_arguments(starter, arguments) };
-        }
-        _ if in_path => drop(found(name, judge)),
-        _ => judge(name),
+    let before = errno();
+    match base_name(path) {
+        starter if drops_environment(starter) => judge_arguments(starter, arguments),
+        _ if in_path => drop(found(path, judge)),
+        _ => judge(path),
     }
-    // SAFETY: as above.
-    unsafe { place.write(before) };
+    restore_errno(before);
 }
 
 /// Whether a program with these variables would get the plug-in.
-///
-/// # Safety
-/// `variables` is null or a list of C strings that ends with null.
-unsafe fn preloads(variables: Strings) -> bool {
-    let mut at = variables;
-    while !at.is_null() {
-        // SAFETY: the list ends with null, and no null was found before.
-        let variable = unsafe { *at };
-        if variable.is_null() {
-            break;
-        }
-        // SAFETY: an element of the list is a C string.
-        let variable = unsafe { CStr::from_ptr(variable) }.to_bytes();
-        let is_ours = |part: &[u8]| part == b"liburnic";
-        if let Some(preloaded) = variable.strip_prefix(b"LD_PRELOAD=") {
-            return preloaded.windows(b"liburnic".len()).any(is_ours);
-        }
-        // SAFETY: the list goes on behind an element that is not null.
-        at = unsafe { at.add(1) };
-    }
-    false
+fn preloads(mut variables: Strings<'_>) -> bool {
+    let preloaded = variables.find_map(|variable| variable.to_bytes().strip_prefix(b"LD_PRELOAD="));
+    let is_ours = |part: &[u8]| part == b"liburnic";
+    preloaded.is_some_and(|files| files.windows(b"liburnic".len()).any(is_ours))
 }
 
 fn base_name(path: &CStr) -> &[u8] {
@@ -121,13 +133,12 @@ fn found<T>(name: &CStr, judge: impl Fn(&CStr) -> T) -> Option<T> {
     if name.to_bytes().contains(&b'/') {
         return is_executable(name).then(|| judge(name));
     }
-    // SAFETY: the name is a C string; exec(3) reads the variable at the same moment.
-    let folders = unsafe { libc::getenv(c"PATH".as_ptr()) };
-    if folders.is_null() {
-        return None;
-    }
-    // SAFETY: not null, so a C string.
-    let folders = unsafe { CStr::from_ptr(folders) };
+    // SAFETY: the name is a C string, and so is the value, if there is one; exec(3) reads the
+    // variable at the same moment.
+    let folders = unsafe {
+        let value = libc::getenv(c"PATH".as_ptr());
+        (!value.is_null()).then(|| CStr::from_ptr(value))?
+    };
     for folder in folders.to_bytes().split(|byte| *byte == b':') {
         let mut path = Text::<PATH_LEN>::new();
         path.push(folder);
@@ -149,23 +160,13 @@ fn is_folder(path: &CStr) -> bool {
 
 /// Looks at the program that `starter`, such as sudo(8), is to start: the first argument that is
 /// the name of one.
-///
-/// # Safety
-/// `arguments` is null or a list of C strings that ends with null.
-unsafe fn judge_arguments(starter: &[u8], arguments: Strings) {
+fn judge_arguments(starter: &[u8], arguments: Strings<'_>) {
     // Root's su(1) keeps the environment.
-    if arguments.is_null() || (starter == b"su" && rustix::process::geteuid().is_root()) {
+    if starter == b"su" && rustix::process::geteuid().is_root() {
         return;
     }
-    for index in 0.. {
-        // SAFETY: the list ends with null, and no null was found before.
-        let argument = unsafe { arguments.add(index).read() };
-        if argument.is_null() {
-            return;
-        }
-        // SAFETY: an element of the list is a C string.
-        let argument = unsafe { CStr::from_ptr(argument) };
-        if index == 0 || argument.to_bytes().starts_with(b"-") {
+    for argument in arguments.skip(1) {
+        if argument.to_bytes().starts_with(b"-") {
             continue;
         }
         if let Some(uses_verbs) = found(argument, mentions_verbs) {
@@ -193,9 +194,7 @@ fn warn(parts: &[&[u8]], rest: fmt::Arguments<'_>) {
         line.push(part);
     }
     let _ = writeln!(line, "{rest}");
-    // SAFETY: descriptor 2 is standard error, or not open, which is an error.
-    let standard_error = unsafe { rustix::fd::BorrowedFd::borrow_raw(2) };
-    let _ = rustix::io::write(standard_error, line.bytes());
+    let _ = rustix::io::write(standard_error(), line.bytes());
 }
 
 fn judge(path: &CStr) {
@@ -208,7 +207,7 @@ fn judge(path: &CStr) {
 
 unsafe extern "C" {
     /// The variables of the process, which it may change.
-    static mut environ: Strings;
+    static mut environ: List;
 }
 
 /// One line per function: its name, its arguments after the path, whether it looks the name up,
@@ -217,9 +216,13 @@ macro_rules! programs {
     ($($name:ident($($before:ident: $bt:ty),*; $($after:ident: $at:ty),*) $in_path:literal, $arguments:expr, $variables:expr, $fails:expr;)*) => {$(
         exported! { $name($($before: $bt,)* path: *const c_char $(, $after: $at)*) -> c_int }
         unsafe extern "C-unwind" fn $name($($before: $bt,)* path: *const c_char $(, $after: $at)*) -> c_int {
-            let Some(next) = real::$name() else { return missing($fails) };
-            // SAFETY: the C caller's path and variables, or those of the process.
-            unsafe { look_at(path, $in_path, $arguments, $variables) };
+            let Some(next) = real::$name.get() else { return missing($fails) };
+            if !path.is_null() {
+                // SAFETY: the C caller's path and lists, or the variables of the process.
+                let (path, arguments, variables) =
+                    unsafe { (CStr::from_ptr(path), Strings::of($arguments), Strings::of($variables)) };
+                look_at(path, $in_path, arguments, variables);
+            }
             // SAFETY: the C caller's arguments.
             unsafe { next($($before,)* path $(, $after)*) }
         }
@@ -227,10 +230,10 @@ macro_rules! programs {
 }
 
 programs! {
-    execve(; arguments: Strings, variables: Strings) false, arguments, variables, -1;
-    execv(; arguments: Strings) false, arguments, (&raw const environ).read(), -1;
-    execvp(; arguments: Strings) true, arguments, (&raw const environ).read(), -1;
-    execvpe(; arguments: Strings, variables: Strings) true, arguments, variables, -1;
-    posix_spawn(pid: Opaque; actions: Opaque, attributes: Opaque, arguments: Strings, variables: Strings) false, arguments, variables, libc::ENOSYS;
-    posix_spawnp(pid: Opaque; actions: Opaque, attributes: Opaque, arguments: Strings, variables: Strings) true, arguments, variables, libc::ENOSYS;
+    execve(; arguments: List, variables: List) false, arguments, variables, -1;
+    execv(; arguments: List) false, arguments, (&raw const environ).read(), -1;
+    execvp(; arguments: List) true, arguments, (&raw const environ).read(), -1;
+    execvpe(; arguments: List, variables: List) true, arguments, variables, -1;
+    posix_spawn(pid: Opaque; actions: Opaque, attributes: Opaque, arguments: List, variables: List) false, arguments, variables, libc::ENOSYS;
+    posix_spawnp(pid: Opaque; actions: Opaque, attributes: Opaque, arguments: List, variables: List) true, arguments, variables, libc::ENOSYS;
 }

@@ -1,7 +1,7 @@
 //! Functions that take or make an fd, except those that open.
 
 use std::ffi::{c_int, c_long, c_uint, c_ulong, c_void};
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::Ordering;
 
 use rustix::io::Errno;
@@ -9,7 +9,7 @@ use urnic_presence::{Presence, command, registry};
 use urnic_process::fds::{self, Kind};
 use urnic_process::signals::HeldBack;
 
-use super::{ACTIVE, discard, exported, missing};
+use super::{ACTIVE, NewFd, exported, missing};
 use crate::guard::{guarded, set_errno};
 use crate::real;
 
@@ -24,8 +24,8 @@ fn refuse(errno: Errno) -> c_int {
 }
 
 exported! { close(fd: c_int) -> c_int }
-unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
-    let Some(next) = real::close() else {
+extern "C-unwind" fn close(fd: c_int) -> c_int {
+    let Some(next) = real::close.get() else {
         return missing(-1);
     };
     match fds::kind(fd) {
@@ -34,8 +34,7 @@ unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
         Some(kind) if kind.is_internal() => return refuse(Errno::BADF),
         Some(_) => forget(fd),
     }
-    // SAFETY: the C caller's argument.
-    unsafe { next(fd) }
+    next(fd)
 }
 
 #[cold]
@@ -47,20 +46,19 @@ fn forget(fd: c_int) {
 }
 
 exported! { dup2(old: c_int, new: c_int) -> c_int }
-unsafe extern "C-unwind" fn dup2(old: c_int, new: c_int) -> c_int {
-    let Some(next) = real::dup2() else {
+extern "C-unwind" fn dup2(old: c_int, new: c_int) -> c_int {
+    let Some(next) = real::dup2.get() else {
         return missing(-1);
     };
     if let Err(errno) = release_target(old, new) {
         return refuse(errno);
     }
-    // SAFETY: the C caller's arguments.
-    remember(old, unsafe { next(old, new) })
+    remember(old, next(old, new))
 }
 
 exported! { dup3(old: c_int, new: c_int, flags: c_int) -> c_int }
-unsafe extern "C-unwind" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
-    let Some(next) = real::dup3() else {
+extern "C-unwind" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
+    let Some(next) = real::dup3.get() else {
         return missing(-1);
     };
     // With other flags the call fails, and `new` does not change.
@@ -69,17 +67,15 @@ unsafe extern "C-unwind" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int 
     {
         return refuse(errno);
     }
-    // SAFETY: the C caller's arguments.
-    remember(old, unsafe { next(old, new, flags) })
+    remember(old, next(old, new, flags))
 }
 
 exported! { dup(old: c_int) -> c_int }
-unsafe extern "C-unwind" fn dup(old: c_int) -> c_int {
-    let Some(next) = real::dup() else {
+extern "C-unwind" fn dup(old: c_int) -> c_int {
+    let Some(next) = real::dup.get() else {
         return missing(-1);
     };
-    // SAFETY: the C caller's argument.
-    remember(old, unsafe { next(old) })
+    remember(old, next(old))
 }
 
 /// `fcntl` is variadic; the C ABIs of Linux pass its third argument like a named argument, and
@@ -88,7 +84,7 @@ macro_rules! fcntls {
     ($($name:ident)*) => {$(
         exported! { $name(fd: c_int, command: c_int; argument: c_long) -> c_int }
         unsafe extern "C-unwind" fn $name(fd: c_int, command: c_int, argument: c_long) -> c_int {
-            let Some(next) = real::$name() else { return missing(-1) };
+            let Some(next) = real::$name.get() else { return missing(-1) };
             // SAFETY: the C caller's arguments.
             let answer = unsafe { next(fd, command, argument) };
             match command {
@@ -107,14 +103,15 @@ fn remember(old: c_int, new: c_int) -> c_int {
         return new;
     }
     // SAFETY: the descriptor was opened a moment ago, and the caller does not have it yet.
-    let duplicate = unsafe { BorrowedFd::borrow_raw(new) };
-    if let Err(errno) = guarded(|| registry::duplicated(old, duplicate)) {
+    let Some(duplicate) = (unsafe { NewFd::of(new) }) else {
+        return new;
+    };
+    if let Err(errno) = guarded(|| registry::duplicated(old, duplicate.as_fd())) {
         // Data written to an fd without a record would be lost.
-        // SAFETY: the descriptor was opened a moment ago, and the caller does not have it yet.
-        unsafe { discard(new) };
+        duplicate.discard();
         return refuse(errno);
     }
-    new
+    duplicate.give()
 }
 
 /// Called before `new` is replaced by `old`. `EBUSY`, which dup2(2) documents for numbers that are
@@ -135,14 +132,13 @@ fn release_target(old: c_int, new: c_int) -> Result<(), Errno> {
 }
 
 exported! { close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int }
-unsafe extern "C-unwind" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
-    let Some(next) = real::close_range() else {
+extern "C-unwind" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+    let Some(next) = real::close_range.get() else {
         return missing(-1);
     };
     // The plug-in's fds are close-on-exec already.
     if flags & CLOSE_RANGE_CLOEXEC != 0 || first > last {
-        // SAFETY: the C caller's arguments.
-        return unsafe { next(first, last, flags) };
+        return next(first, last, flags);
     }
     let mut from = first;
     for (fd, kind) in fds::ours_within(first, last) {
@@ -152,8 +148,7 @@ unsafe extern "C-unwind" fn close_range(first: c_uint, last: c_uint, flags: c_in
         }
         let ours = fd as c_uint;
         if from < ours {
-            // SAFETY: a part of the C caller's range.
-            let closed = unsafe { next(from, ours - 1, flags) };
+            let closed = next(from, ours - 1, flags);
             if closed != 0 {
                 return closed;
             }
@@ -163,27 +158,24 @@ unsafe extern "C-unwind" fn close_range(first: c_uint, last: c_uint, flags: c_in
     if from > last {
         return 0;
     }
-    // SAFETY: the rest of the C caller's range.
-    unsafe { next(from, last, flags) }
+    next(from, last, flags)
 }
 
 exported! { closefrom(low: c_int) }
-unsafe extern "C-unwind" fn closefrom(low: c_int) {
+extern "C-unwind" fn closefrom(low: c_int) {
     let first = low.max(0) as c_uint;
     let ours = fds::ours_within(first, c_uint::MAX).next().is_some();
-    // SAFETY: closes fds, as the C caller requested.
-    if ours && unsafe { close_range(first, c_uint::MAX, 0) } == 0 {
+    if ours && close_range(first, c_uint::MAX, 0) == 0 {
         return;
     }
-    if let Some(next) = real::closefrom() {
-        // SAFETY: the C caller's argument.
-        unsafe { next(low) }
+    if let Some(next) = real::closefrom.get() {
+        next(low);
     }
 }
 
 exported! { write(fd: c_int, bytes: *const c_void, length: usize) -> isize }
 unsafe extern "C-unwind" fn write(fd: c_int, bytes: *const c_void, length: usize) -> isize {
-    let Some(next) = real::write() else {
+    let Some(next) = real::write.get() else {
         return missing(-1);
     };
     match fds::kind(fd) {
@@ -213,12 +205,13 @@ fn command(fd: c_int, bytes: *const c_void, length: usize) -> Option<isize> {
 exported! { ioctl(fd: c_int, request: c_ulong; argument: *mut c_void) -> c_int }
 /// `ioctl` is variadic, like [`fcntl`].
 unsafe extern "C-unwind" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
-    let Some(next) = real::ioctl() else {
+    let Some(next) = real::ioctl.get() else {
         return missing(-1);
     };
     if u64::from(request as u32) == command::VERBS_IOCTL {
         // SAFETY: the C caller's argument for that request.
-        match unsafe { device_ioctl(fd, argument) } {
+        let outcome = guarded(|| Ok(unsafe { command::ioctl(fd, argument.cast()) }));
+        match outcome.ok().flatten() {
             Some(Ok(())) => return 0,
             Some(Err(errno)) => return refuse(errno),
             None => {}
@@ -228,26 +221,15 @@ unsafe extern "C-unwind" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_
     unsafe { next(fd, request, argument) }
 }
 
-/// # Safety
-/// The conditions of [`command::ioctl`].
-#[cold]
-unsafe fn device_ioctl(fd: c_int, argument: *mut c_void) -> Option<Result<(), Errno>> {
-    // SAFETY: the caller promises the conditions of `command::ioctl`.
-    guarded(|| Ok(unsafe { command::ioctl(fd, argument.cast()) }))
-        .ok()
-        .flatten()
-}
-
 /// Runs a command of the connection manager. Only the command for the next event waits. While it
 /// waits, the calling thread may be cancelled, or leave by a jump out of a signal handler, as when
 /// signals are let through; so nothing here is dropped.
 ///
 /// # Safety
 /// The conditions of write(2), and those of the command's addresses.
-/// As for write(2), and what the command's addresses need.
 #[cold]
 unsafe extern "C-unwind" fn manage(fd: c_int, bytes: *const c_void, length: usize) -> isize {
-    let (Some(wait), Some(pause)) = (real::recv(), real::pause()) else {
+    let (Some(wait), Some(pause)) = (real::recv.get(), real::pause.get()) else {
         return missing(-1);
     };
     loop {
@@ -259,8 +241,7 @@ unsafe extern "C-unwind" fn manage(fd: c_int, bytes: *const c_void, length: usiz
             Ok(Some(written)) => return written as isize,
             Ok(None) => {}
             // Another thread closes the channel at this moment; as below.
-            // SAFETY: no conditions.
-            Err(Errno::BADFD) => return unsafe { pause() } as isize,
+            Err(Errno::BADFD) => return pause() as isize,
             Err(error) => return refuse(error) as isize,
         }
         let mut byte = 0u8;
@@ -270,8 +251,7 @@ unsafe extern "C-unwind" fn manage(fd: c_int, bytes: *const c_void, length: usiz
             ..0 => return -1,
             // Another thread closed the channel. In a kernel a call under way continues, and no
             // event comes.
-            // SAFETY: no conditions.
-            0 => return unsafe { pause() } as isize,
+            0 => return pause() as isize,
             1.. => {}
         }
     }
@@ -283,14 +263,15 @@ macro_rules! fstats {
     ($($name:ident($($before:ident: $bt:ty),*);)*) => {$(
         exported! { $name($($before: $bt,)* fd: c_int, to: *mut libc::stat) -> c_int }
         unsafe extern "C-unwind" fn $name($($before: $bt,)* fd: c_int, to: *mut libc::stat) -> c_int {
-            let Some(next) = real::$name() else { return missing(-1) };
-            // SAFETY: the C caller's arguments.
-            let answer = unsafe { next($($before,)* fd, to) };
-            if answer == 0 && fds::kind(fd) == Some(Kind::Cm) {
-                // SAFETY: the call above filled the buffer.
-                unsafe { as_device(&mut *to) };
+            let Some(next) = real::$name.get() else { return missing(-1) };
+            // SAFETY: the C caller's arguments; a call that succeeds has filled the buffer.
+            unsafe {
+                let answer = next($($before,)* fd, to);
+                if answer == 0 && fds::kind(fd) == Some(Kind::Cm) {
+                    as_device(&mut *to);
+                }
+                answer
             }
-            answer
         }
     )*};
 }
@@ -304,16 +285,15 @@ fn as_device(stat: &mut libc::stat) {
 }
 
 exported! { socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int }
-unsafe extern "C-unwind" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
-    let Some(next) = real::socket() else {
+extern "C-unwind" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
+    let Some(next) = real::socket.get() else {
         return missing(-1);
     };
     if domain == libc::AF_NETLINK && protocol == NETLINK_RDMA && we_answer() {
         // libibverbs then scans sysfs, where the presence is.
         return refuse(Errno::PROTONOSUPPORT);
     }
-    // SAFETY: the C caller's arguments.
-    unsafe { next(domain, kind, protocol) }
+    next(domain, kind, protocol)
 }
 
 /// The kernel's RDMA netlink does not contain our devices. Without a presence of this plug-in, the

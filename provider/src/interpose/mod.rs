@@ -16,8 +16,8 @@ mod fork;
 mod paths;
 pub(crate) mod signals;
 
-use std::ffi::{CStr, c_char, c_int};
-use std::os::fd::OwnedFd;
+use std::ffi::{CStr, c_int};
+use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{Mode, OFlags};
@@ -67,25 +67,47 @@ fn missing<T>(answer: T) -> T {
     answer
 }
 
-/// Closes an fd that a call of this module opened and will not return. No cancellation point: a
-/// thread that is cancelled here would leave what the call holds.
-///
-/// # Safety
-/// No other code has the fd.
-unsafe fn discard(fd: c_int) {
-    if let Some(close) = real::close() {
-        // SAFETY: the caller promises that the fd is this call's own.
-        uncancelled(|| unsafe { close(fd) });
+/// An fd that a call of this module has opened just now, and that the program does not have yet.
+struct NewFd(c_int);
+
+impl NewFd {
+    /// The fd that a function returned; `None` for a negative number, which is an error.
+    ///
+    /// # Safety
+    /// The function has opened it, and no other code has it.
+    unsafe fn of(answer: c_int) -> Option<NewFd> {
+        (answer >= 0).then_some(NewFd(answer))
+    }
+
+    /// Closes the fd, which the call will not return. No cancellation point: a thread that is
+    /// cancelled here would leave what the call holds.
+    fn discard(self) {
+        if let Some(close) = real::close.get() {
+            uncancelled(|| close(self.0));
+        }
+    }
+
+    /// Gives the fd to the program.
+    fn give(self) -> c_int {
+        self.0
+    }
+}
+
+impl From<OwnedFd> for NewFd {
+    fn from(fd: OwnedFd) -> NewFd {
+        NewFd(fd.into_raw_fd())
+    }
+}
+
+impl AsFd for NewFd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the promise of this type.
+        unsafe { BorrowedFd::borrow_raw(self.0) }
     }
 }
 
 /// The real path in place of a path that may belong to the presence, in `buffer`.
-///
-/// # Safety
-/// `path` is a C string.
-unsafe fn redirect(path: *const c_char, buffer: &mut PathBuffer) -> Option<(&CStr, Target)> {
-    // SAFETY: the caller promises a C string.
-    let path = unsafe { CStr::from_ptr(path) };
+fn redirect<'a>(path: &CStr, buffer: &'a mut PathBuffer) -> Option<(&'a CStr, Target)> {
     if !is_ours(path) || !ACTIVE.load(Ordering::Relaxed) {
         return None;
     }

@@ -1,7 +1,7 @@
 //! Functions that take a path.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
-use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd};
+use std::os::fd::{AsFd, AsRawFd};
 use std::ptr::null_mut;
 
 use rustix::io::Errno;
@@ -10,76 +10,74 @@ use urnic_presence::redirect::{PathBuffer, Target, may_be_ours};
 use urnic_presence::registry;
 use urnic_presence::{HwCounter, Presence};
 
-use super::{NO_LIST, discard, exported, missing, redirect};
-use crate::guard::{guarded, uncancelled};
+use super::{NO_LIST, NewFd, exported, missing, redirect};
+use crate::guard::{errno, guarded, restore_errno, set_errno, uncancelled};
 use crate::log::complaining;
 use crate::real::{self, Opaque};
 
-/// Calls `next` with the path that replaces `path`. Out of line, so that only paths that may belong
-/// to the presence have the cost of the buffer.
+/// The path, if it may belong to the presence.
 ///
 /// # Safety
-/// `path` is a C string.
+/// `path` is null or a C string.
+#[inline]
+unsafe fn ours<'a>(path: *const c_char) -> Option<&'a CStr> {
+    // SAFETY: the caller promises null, which is never ours, or a C string.
+    unsafe { may_be_ours(path).then(|| CStr::from_ptr(path)) }
+}
+
+/// Calls `next` with the path that replaces `path`. Out of line, so that only paths that may belong
+/// to the presence have the cost of the buffer.
 #[cold]
 #[inline(never)]
-unsafe fn redirected<R>(path: *const c_char, next: impl FnOnce(*const c_char) -> R) -> R {
+fn redirected<R>(path: &CStr, next: impl FnOnce(*const c_char) -> R) -> R {
     let mut buffer = PathBuffer::new();
-    // SAFETY: the caller promises a C string.
-    match unsafe { redirect(path, &mut buffer) } {
+    match redirect(path, &mut buffer) {
         Some((found, target)) => watched(target, || next(found.as_ptr())),
-        None => next(path),
+        None => next(path.as_ptr()),
     }
 }
 
 /// Replaces the path, as [`redirected`] does, for functions that open: an fd of the device's node,
 /// or of the connection manager's, is recorded.
-///
-/// # Safety
-/// The conditions of [`redirected`].
 #[cold]
 #[inline(never)]
-unsafe fn redirected_open(path: *const c_char, next: impl FnOnce(*const c_char) -> c_int) -> c_int {
+fn redirected_open(path: &CStr, next: impl FnOnce(*const c_char) -> c_int) -> c_int {
     let mut buffer = PathBuffer::new();
-    // SAFETY: the caller promises a C string.
-    match unsafe { redirect(path, &mut buffer) } {
+    match redirect(path, &mut buffer) {
         Some((found, Target::HwCounter(device, counter))) => live(found, device, counter, next),
         Some((found, target)) => {
-            let mut fd = watched(target, || next(found.as_ptr()));
-            if fd >= 0 {
-                if target == Target::RdmaCm {
-                    fd = out_of_the_way(fd);
-                }
-                // SAFETY: the fd was opened just now, and the caller does not have it yet.
-                let opened = unsafe { BorrowedFd::borrow_raw(fd) };
-                let entered = guarded(|| match target {
-                    Target::Uverbs => registry::enter_uverbs(opened),
-                    Target::RdmaCm => crate::opening::open_cm_channel(opened),
-                    Target::Tree | Target::DeviceScan | Target::HwCounter(..) => Ok(()),
-                });
-                if let Err(errno) = entered {
-                    // An fd without a record is worse than none.
-                    // SAFETY: the fd was opened just now.
-                    unsafe { discard(fd) };
-                    crate::guard::set_errno(errno);
-                    return -1;
-                }
+            let answer = watched(target, || next(found.as_ptr()));
+            // SAFETY: the function opened the fd just now, and the caller does not have it yet.
+            let Some(mut opened) = (unsafe { NewFd::of(answer) }) else {
+                return answer;
+            };
+            if target == Target::RdmaCm {
+                opened = out_of_the_way(opened);
             }
-            fd
+            let entered = guarded(|| match target {
+                Target::Uverbs => registry::enter_uverbs(opened.as_fd()),
+                Target::RdmaCm => crate::opening::open_cm_channel(opened.as_fd()),
+                Target::Tree | Target::DeviceScan | Target::HwCounter(..) => Ok(()),
+            });
+            if let Err(errno) = entered {
+                // An fd without a record is worse than none.
+                opened.discard();
+                set_errno(errno);
+                return -1;
+            }
+            opened.give()
         }
-        None => next(path),
+        None => next(path.as_ptr()),
     }
 }
 
 /// Calls the real function for a file of the presence. If there is no descriptor left, this is
 /// logged, because a program would only report a missing device.
 fn watched<R>(target: Target, call: impl FnOnce() -> R) -> R {
-    // SAFETY: libc's own place for the calling thread's errno.
-    let place = unsafe { libc::__errno_location() };
-    // SAFETY: libc's own place for the calling thread's errno.
-    let before = unsafe { place.replace(0) };
+    let before = errno();
+    restore_errno(0);
     let result = call();
-    // SAFETY: libc's own place for the calling thread's errno.
-    let after = unsafe { place.read() };
+    let after = errno();
     if matches!(after, libc::EMFILE | libc::ENFILE) {
         let errno = Errno::from_raw_os_error(after);
         let what = match target {
@@ -88,8 +86,7 @@ fn watched<R>(target: Target, call: impl FnOnce() -> R) -> R {
         };
         let _: Result<(), Errno> = guarded(|| complaining(what, || Err(errno)));
     }
-    // SAFETY: libc's own place for the calling thread's errno.
-    unsafe { place.write(if after == 0 { before } else { after }) };
+    restore_errno(if after == 0 { before } else { after });
     result
 }
 
@@ -102,37 +99,29 @@ fn watched<R>(target: Target, call: impl FnOnce() -> R) -> R {
 const CHANNELS: c_int = 256;
 
 /// Moves a newly opened channel to another fd number.
-fn out_of_the_way(fd: c_int) -> c_int {
-    // SAFETY: the fd was opened just now, and the caller does not have it yet.
-    let opened = unsafe { BorrowedFd::borrow_raw(fd) };
+fn out_of_the_way(opened: NewFd) -> NewFd {
     let (Ok(flags), Ok(moved)) = (
-        rustix::io::fcntl_getfd(opened),
-        rustix::io::fcntl_dupfd_cloexec(opened, CHANNELS),
+        rustix::io::fcntl_getfd(&opened),
+        rustix::io::fcntl_dupfd_cloexec(&opened, CHANNELS),
     ) else {
-        return fd;
+        return opened;
     };
     if rustix::io::fcntl_setfd(&moved, flags).is_err() {
-        return fd;
+        return opened;
     }
-    // SAFETY: the fd was opened just now under this number, and the caller does not have it; the
-    // channel has another number now.
-    unsafe { discard(fd) };
-    moved.into_raw_fd()
+    opened.discard();
+    moved.into()
 }
 
 /// Replaces the path, as [`redirected`] does, for `fopen`.
-///
-/// # Safety
-/// The conditions of [`redirected`].
 #[cold]
 #[inline(never)]
-unsafe fn redirected_fopen(path: *const c_char, next: impl FnOnce(*const c_char) -> Opaque) -> Opaque {
+fn redirected_fopen(path: &CStr, next: impl FnOnce(*const c_char) -> Opaque) -> Opaque {
     let mut buffer = PathBuffer::new();
-    // SAFETY: the caller promises a C string.
-    match unsafe { redirect(path, &mut buffer) } {
+    match redirect(path, &mut buffer) {
         Some((found, Target::HwCounter(device, counter))) => live(found, device, counter, next),
         Some((found, target)) => watched(target, || next(found.as_ptr())),
-        None => next(path),
+        None => next(path.as_ptr()),
     }
 }
 
@@ -163,14 +152,14 @@ macro_rules! on_path {
     ($($name:ident($($before:ident: $bt:ty),*; $($after:ident: $at:ty),* $(; $mode:ident: $mt:ty)?) -> $ret:ty, $fails:expr, $ours:ident;)*) => {$(
         exported! { $name($($before: $bt,)* path: *const c_char $(, $after: $at)* $(; $mode: $mt)?) -> $ret }
         unsafe extern "C-unwind" fn $name($($before: $bt,)* path: *const c_char $(, $after: $at)* $(, $mode: $mt)?) -> $ret {
-            let Some(next) = real::$name() else { return missing($fails) };
+            let Some(next) = real::$name.get() else { return missing($fails) };
+            // SAFETY: the C caller's arguments, with its own path or another C string.
+            let call = |path| unsafe { next($($before,)* path $(, $after)* $(, $mode)?) };
             // SAFETY: the C caller's path, null or a string.
-            if unsafe { may_be_ours(path) } {
-                // SAFETY: the C caller's arguments, with another path, which is a C string.
-                return unsafe { $ours(path, |path| next($($before,)* path $(, $after)* $(, $mode)?)) };
+            match unsafe { ours(path) } {
+                Some(path) => $ours(path, call),
+                None => call(path),
             }
-            // SAFETY: the C caller's arguments.
-            unsafe { next($($before,)* path $(, $after)* $(, $mode)?) }
         }
     )*};
 }

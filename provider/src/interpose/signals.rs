@@ -12,39 +12,28 @@ use libc::sighandler_t;
 use urnic_model::host::fault;
 
 use super::{exported, missing};
+use crate::from_c::{Copied, FromC, Out};
 use crate::guard::set_errno;
 use crate::real;
 
 /// The value that sigset(3) takes and returns for a blocked signal (`SIG_HOLD`).
 const HOLD: sighandler_t = 2;
 
-/// Calls sigaction(2) by `next`, unless the plug-in keeps the action.
-///
-/// # Safety
-/// The conditions of sigaction(2).
-unsafe fn act(
-    next: fault::SetAction,
-    signal: c_int,
-    new: *const libc::sigaction,
-    old: *mut libc::sigaction,
-) -> c_int {
-    if !fault::is_in_place(signal) {
-        // SAFETY: the C caller's arguments.
-        let answer = unsafe { next(signal, new, old) };
-        if answer == 0 && !new.is_null() && fault::is_in_place(signal) {
-            fault::install_again(signal);
-        }
-        return answer;
+/// Called after the program has set an action: the device may have got its handler meanwhile.
+fn keep_handler(signal: c_int) {
+    if fault::is_in_place(signal) {
+        fault::install_again(signal);
     }
-    // SAFETY: null, or the C caller's action, which may be where the old one goes.
-    let new = unsafe { new.as_ref() }.copied();
+}
+
+/// Sets and returns the program's action for a signal that the plug-in handles.
+fn act(signal: c_int, new: Option<libc::sigaction>, old: Option<Out<'_, libc::sigaction>>) -> c_int {
     let Some(before) = fault::replace(signal, new.as_ref()) else {
         // The C library has set errno.
         return -1;
     };
-    if !old.is_null() {
-        // SAFETY: the C caller's memory for the old action.
-        unsafe { *old = before };
+    if let Some(mut old) = old {
+        old.set(before);
     }
     0
 }
@@ -53,9 +42,18 @@ macro_rules! sigactions {
     ($($name:ident)*) => {$(
         exported! { $name(signal: c_int, new: *const libc::sigaction, old: *mut libc::sigaction) -> c_int }
         unsafe extern "C-unwind" fn $name(signal: c_int, new: *const libc::sigaction, old: *mut libc::sigaction) -> c_int {
-            let Some(next) = real::$name() else { return missing(-1) };
+            let Some(next) = real::$name.get() else { return missing(-1) };
+            if fault::is_in_place(signal) {
+                // SAFETY: each null, or the C caller's action, which may be where the old one goes.
+                let (new, old) = unsafe { (Option::<Copied<_>>::from_c(new), Option::<Out<_>>::from_c(old)) };
+                return act(signal, new.map(|new| new.0), old);
+            }
             // SAFETY: the C caller's arguments.
-            unsafe { act(next, signal, new, old) }
+            let answer = unsafe { next(signal, new, old) };
+            if answer == 0 && !new.is_null() {
+                keep_handler(signal);
+            }
+            answer
         }
     )*};
 }
@@ -84,14 +82,14 @@ macro_rules! signals {
     ($($name:ident: $flags:expr, $masks_itself:expr;)*) => {$(
         exported! { $name(signal: c_int, handler: sighandler_t) -> sighandler_t }
         unsafe extern "C-unwind" fn $name(signal: c_int, handler: sighandler_t) -> sighandler_t {
-            let Some(next) = real::$name() else { return missing(libc::SIG_ERR) };
+            let Some(next) = real::$name.get() else { return missing(libc::SIG_ERR) };
             if fault::is_in_place(signal) {
                 return set(signal, handler, $flags, $masks_itself);
             }
             // SAFETY: the C caller's arguments.
             let before = unsafe { next(signal, handler) };
-            if before != libc::SIG_ERR && fault::is_in_place(signal) {
-                fault::install_again(signal);
+            if before != libc::SIG_ERR {
+                keep_handler(signal);
             }
             before
         }
@@ -107,7 +105,7 @@ signals! {
 
 exported! { sigset(signal: c_int, handler: sighandler_t) -> sighandler_t }
 unsafe extern "C-unwind" fn sigset(signal: c_int, handler: sighandler_t) -> sighandler_t {
-    let Some(next) = real::sigset() else {
+    let Some(next) = real::sigset.get() else {
         return missing(libc::SIG_ERR);
     };
     if !fault::is_in_place(signal) {
@@ -138,27 +136,25 @@ unsafe extern "C-unwind" fn sigset(signal: c_int, handler: sighandler_t) -> sigh
 }
 
 exported! { sigignore(signal: c_int) -> c_int }
-unsafe extern "C-unwind" fn sigignore(signal: c_int) -> c_int {
-    let Some(next) = real::sigignore() else {
+extern "C-unwind" fn sigignore(signal: c_int) -> c_int {
+    let Some(next) = real::sigignore.get() else {
         return missing(-1);
     };
     if fault::is_in_place(signal) {
         let before = set(signal, libc::SIG_IGN, 0, false);
         return if before == libc::SIG_ERR { -1 } else { 0 };
     }
-    // SAFETY: the C caller's argument.
-    unsafe { next(signal) }
+    next(signal)
 }
 
 exported! { siginterrupt(signal: c_int, interrupts: c_int) -> c_int }
-unsafe extern "C-unwind" fn siginterrupt(signal: c_int, interrupts: c_int) -> c_int {
-    let Some(next) = real::siginterrupt() else {
+extern "C-unwind" fn siginterrupt(signal: c_int, interrupts: c_int) -> c_int {
+    let Some(next) = real::siginterrupt.get() else {
         return missing(-1);
     };
     // The C library also stores the setting for later calls of signal(2). The code below restores
     // the device's handler.
-    // SAFETY: the C caller's arguments.
-    let answer = unsafe { next(signal, interrupts) };
+    let answer = next(signal, interrupts);
     if answer == 0
         && fault::is_in_place(signal)
         && let Some(mut action) = fault::replace(signal, None)
@@ -174,7 +170,7 @@ unsafe extern "C-unwind" fn siginterrupt(signal: c_int, interrupts: c_int) -> c_
 
 /// Gives the device the function that installs its handler.
 pub(crate) fn look_up() {
-    if let Some(sigaction) = real::sigaction() {
+    if let Some(sigaction) = real::sigaction.get() {
         fault::set_action_by(sigaction);
     }
 }

@@ -1,9 +1,12 @@
 //! Places in the program: the return addresses of a call. What is shown begins at the program's own
 //! frame, after those of this library, of libibverbs and librdmacm, and of libc.
 
-use std::ffi::{CStr, c_void};
+use std::ffi::{OsStr, c_void};
 use std::fmt;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+
+use crate::loader::{Containing, base_of, file_of};
 
 /// Most frames of a place.
 pub(super) const MOST_FRAMES: usize = 24;
@@ -72,7 +75,7 @@ impl CallSite {
             // The call is before the address to which it returns.
             let object = object_of(address.wrapping_sub(1));
             let is_ours = object.as_ref().map(|object| object.base) == ours;
-            let is_carrier = |object: &Object| CARRIERS.iter().any(|name| object.is_named(name));
+            let is_carrier = |object: &Containing| CARRIERS.iter().any(|name| is_named(object, name));
             let carries = is_ours || object.as_ref().is_some_and(is_carrier);
             for frame in described(address, object.as_ref()) {
                 if !is_ours {
@@ -101,10 +104,10 @@ impl CallSite {
             .iter()
             .filter_map(|address| object_of(address.wrapping_sub(1)));
         let mut callers =
-            objects.filter(|object| Some(object.base) != ours && !object.is_named("libibverbs.so"));
+            objects.filter(|object| Some(object.base) != ours && !is_named(object, "libibverbs.so"));
         callers
             .next()
-            .is_some_and(|caller| caller.is_named("librdmacm.so"))
+            .is_some_and(|caller| is_named(&caller, "librdmacm.so"))
     }
 }
 
@@ -143,36 +146,24 @@ impl fmt::Display for CallSite {
     }
 }
 
-/// The file that contains an address.
-struct Object {
-    name: String,
-    base: usize,
+/// Whether a file is a version of this library.
+fn is_named(file: &Containing, library: &str) -> bool {
+    name_of(file).starts_with(library)
 }
 
-impl Object {
-    /// Whether it is a version of this library.
-    fn is_named(&self, library: &str) -> bool {
-        file_name(Path::new(&self.name)).starts_with(library)
-    }
+/// The name of a file without its folders.
+fn name_of(file: &Containing) -> String {
+    file_name(Path::new(OsStr::from_bytes(file.name.to_bytes())))
 }
 
 /// Where this library is loaded.
 fn own_base() -> Option<usize> {
-    object_of(CallSite::here as *const () as usize).map(|object| object.base)
+    base_of((CallSite::here as *const ()).cast::<c_void>())
 }
 
-fn object_of(address: usize) -> Option<Object> {
-    // SAFETY: plain data, filled by dladdr.
-    let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };
-    // SAFETY: a local, and any address.
-    let found = unsafe { libc::dladdr(address as *const c_void, &mut info) } != 0;
-    (found && !info.dli_fname.is_null()).then(|| Object {
-        // SAFETY: dladdr gives the name of a loaded file.
-        name: unsafe { CStr::from_ptr(info.dli_fname) }
-            .to_string_lossy()
-            .into_owned(),
-        base: info.dli_fbase.addr(),
-    })
+/// The file that contains an address.
+fn object_of(address: usize) -> Option<Containing> {
+    file_of(std::ptr::without_provenance(address))
 }
 
 /// Gives `take` the addresses of the place whose instruction at `pc` a signal has interrupted, at
@@ -213,7 +204,7 @@ fn is_start(frame: &str) -> bool {
 
 /// The function with its file and line, and those into which it is inlined; without debug
 /// information, the function and its library.
-fn described(address: usize, object: Option<&Object>) -> Vec<String> {
+fn described(address: usize, object: Option<&Containing>) -> Vec<String> {
     let mut frames = Vec::new();
     // `resolve` looks before the address by itself.
     backtrace::resolve(address as *mut c_void, |symbol| {
@@ -221,14 +212,14 @@ fn described(address: usize, object: Option<&Object>) -> Vec<String> {
         let name = format!("{name:#}");
         frames.push(match (symbol.filename(), symbol.lineno(), object) {
             (Some(file), Some(line), _) => format!("{name} ({}:{line})", file_name(file)),
-            (_, _, Some(object)) => format!("{name} ({})", file_name(Path::new(&object.name))),
+            (_, _, Some(object)) => format!("{name} ({})", name_of(object)),
             _ => name,
         });
     });
     if frames.is_empty() {
         frames.extend(object.map(|object| {
             let offset = address.wrapping_sub(1).wrapping_sub(object.base);
-            format!("{}+{offset:#x}", file_name(Path::new(&object.name)))
+            format!("{}+{offset:#x}", name_of(object))
         }));
     }
     frames

@@ -1,13 +1,11 @@
 //! Address handles: the peers of datagrams.
 
-use std::ffi::c_int;
-
-use urnic_driver::Destination;
+use rustix::io::Errno;
+use urnic_driver::{AddressVector, Destination};
 use urnic_rdma_core::*;
 
 use super::pd::Pd;
-use super::qp_attr::address_vector;
-use crate::guard::{pointer, status};
+use crate::from_c::{ToFree, objects};
 
 /// An address handle: the part of libibverbs, then the part of the provider.
 #[repr(C)]
@@ -17,42 +15,41 @@ pub(crate) struct Ah {
     pub(super) destination: Destination,
 }
 
-impl Ah {
-    /// The address handle behind libibverbs' pointer.
-    ///
-    /// # Safety
-    /// `ah` came from [`create_ah`] and was not destroyed.
-    #[inline]
-    pub(super) unsafe fn of<'a>(ah: *mut ibv_ah) -> &'a Ah {
-        // SAFETY: the caller promises a handle of this provider, and `abi` is the first field.
-        unsafe { &*ah.cast::<Ah>() }
+objects! { Ah: ibv_ah; }
+
+/// The addresses in the attributes of a handle or of a path.
+pub(super) fn address_vector(ah: &ibv_ah_attr) -> AddressVector {
+    AddressVector {
+        is_global: ah.is_global != 0,
+        dgid: ah.grh.dgid.raw,
+        sgid_index: ah.grh.sgid_index,
+        flow_label: ah.grh.flow_label,
+        hop_limit: ah.grh.hop_limit,
+        traffic_class: ah.grh.traffic_class,
+        dlid: ah.dlid,
+        sl: ah.sl,
+        src_path_bits: ah.src_path_bits,
+        static_rate: ah.static_rate,
+        port: ah.port_num,
     }
 }
 
 /// `ibv_create_ah(3)`: EINVAL for an address that is not global, as for all Ethernet devices, or
 /// whose source is not an address of this device of the same family.
-pub(super) unsafe extern "C" fn create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah {
-    pointer(|| {
-        // SAFETY: a live domain, and the program's attributes.
-        let (pd_, attr) = unsafe { (Pd::of(pd), &*attr) };
-        let destination = pd_.context().driver.destination(&address_vector(attr))?;
-        Ok(Box::new(Ah {
-            abi: ibv_ah {
-                context: pd_.ibv_context(),
-                pd,
-                handle: 0,
-            },
-            destination,
-        }))
-    })
-    .cast()
+pub(super) fn create_ah(pd: &Pd, attr: &ibv_ah_attr) -> Result<Box<Ah>, Errno> {
+    let destination = pd.context().driver.destination(&address_vector(attr))?;
+    Ok(Box::new(Ah {
+        abi: ibv_ah {
+            context: pd.context().public(),
+            pd: pd.public(),
+            handle: 0,
+        },
+        destination,
+    }))
 }
 
 /// `ibv_destroy_ah(3)`.
-pub(super) unsafe extern "C" fn destroy_ah(ah: *mut ibv_ah) -> c_int {
-    status(|| {
-        // SAFETY: from `Box::into_raw`, and no other reference is left.
-        drop(unsafe { Box::from_raw(ah.cast::<Ah>()) });
-        Ok(())
-    })
+pub(super) fn destroy_ah(ah: ToFree<Ah>) -> Result<(), Errno> {
+    ah.free();
+    Ok(())
 }

@@ -1,20 +1,24 @@
 //! The driver's side of a completion queue's ring ([`cqe`](urnic_device::cqe)), and the conversion
 //! of a completion for the program.
 
-use std::ptr::{self, NonNull};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::mem::offset_of;
+use std::ptr::NonNull;
+use std::sync::atomic::Ordering;
 
-use urnic_device::cqe::{CONTENT, Cqe, CqeFlags, PHASE};
+use rustix::io::Errno;
+use urnic_device::cqe::{CONTENT, CQE_LEN, Cqe, CqeFlags, PHASE};
 use urnic_device::record::CqRecord;
 use urnic_rdma_core::{IBV_WC_GRH, IBV_WC_WITH_IMM, IBV_WC_WITH_INV, ibv_wc};
+use zerocopy::little_endian::U32;
+
+use super::ring::Ring;
 
 /// In a completion's `qid`: its queue pair was destroyed, skip it. Valid numbers have 24 bits.
 const DESTROYED: u32 = u32::MAX;
 
 /// The ring, for the holder of the queue's lock.
 pub(crate) struct CompletionRing {
-    ring: NonNull<Cqe>,
-    record: NonNull<CqRecord>,
+    ring: Ring<CqRecord>,
     log_size: u32,
     /// Index of the completion in the ring's first slot on the first pass.
     base: u32,
@@ -22,59 +26,68 @@ pub(crate) struct CompletionRing {
     consumer: u32,
 }
 
-// SAFETY: the pointers lead to the ring and record of the queue, which live as long as this value
-// and have no other consumer.
-unsafe impl Send for CompletionRing {}
-
 impl CompletionRing {
     /// Creates the driver's side of a zeroed ring and record.
+    ///
+    /// # Errors
+    /// `ENOMEM` for a ring without memory.
     ///
     /// # Safety
     /// `ring` has `1 << log_size` entries, less than 2^31; ring and record outlive the value, and
     /// only the value moves the record's consumer index.
-    pub(crate) unsafe fn new(ring: NonNull<Cqe>, record: NonNull<CqRecord>, log_size: u32) -> CompletionRing {
-        CompletionRing {
-            ring,
-            record,
+    pub(crate) unsafe fn new(
+        ring: *mut u8,
+        record: &CqRecord,
+        log_size: u32,
+    ) -> Result<CompletionRing, Errno> {
+        let ring = NonNull::new(ring).ok_or(Errno::NOMEM)?;
+        Ok(CompletionRing {
+            // SAFETY: the caller promises a ring of this many entries, and its record.
+            ring: unsafe { Ring::new(ring, CQE_LEN << log_size, record) },
             log_size,
             base: 0,
             consumer: 0,
-        }
+        })
     }
 
     /// Continues with another ring, to which the device moved the completions that are not taken.
     ///
+    /// # Errors
+    /// `ENOMEM` for a ring without memory.
+    ///
     /// # Safety
     /// The conditions of [`CompletionRing::new`], for the new ring.
-    pub(crate) unsafe fn move_to(&mut self, ring: NonNull<Cqe>, log_size: u32) {
-        (self.ring, self.log_size, self.base) = (ring, log_size, self.consumer);
+    pub(crate) unsafe fn move_to(&mut self, ring: *mut u8, log_size: u32) -> Result<(), Errno> {
+        let ring = NonNull::new(ring).ok_or(Errno::NOMEM)?;
+        // SAFETY: the caller promises a ring of this many entries.
+        unsafe { self.ring.move_to(ring, CQE_LEN << log_size) };
+        (self.log_size, self.base) = (log_size, self.consumer);
+        Ok(())
     }
 
-    /// The entry with this index.
+    /// The position of the entry with this index.
     #[inline]
-    fn entry(&self, index: u32) -> *mut Cqe {
-        let slot = index.wrapping_sub(self.base) & ((1 << self.log_size) - 1);
-        // SAFETY: a slot is within the ring.
-        unsafe { self.ring.as_ptr().add(slot as usize) }
+    fn place(&self, index: u32) -> usize {
+        index.wrapping_sub(self.base) as usize * CQE_LEN
     }
 
-    /// Whether the device has filled the entry with this index.
+    /// Whether the device has filled the entry with this index. It then belongs to the driver,
+    /// until that publishes a consumer index behind it.
     #[inline]
     fn is_filled(&self, index: u32) -> bool {
         let pass = index.wrapping_sub(self.base) >> self.log_size & 1;
-        // SAFETY: the phase word of an entry is aligned, and both sides access it atomically.
-        let phase = unsafe { AtomicU32::from_ptr(self.entry(index).byte_add(PHASE).cast()) };
         // Acquire: data that the device wrote before the phase is read after it.
-        u32::from_le(phase.load(Ordering::Acquire)) & 1 != pass
+        let phase = self.ring.word(self.place(index) + PHASE).load(Ordering::Acquire);
+        u32::from_le(phase) & 1 != pass
     }
 
     /// The oldest completion, if there is one; entries of destroyed queue pairs are dropped first.
     #[inline]
     pub(crate) fn front(&mut self) -> Option<Cqe> {
         while self.is_filled(self.consumer) {
-            // SAFETY: the entry belongs to the driver until it publishes a consumer index behind
-            // the entry.
-            let cqe = unsafe { content(self.entry(self.consumer)) };
+            // Without the phase: that was the last that the device wrote, and a load of it together
+            // with what is before waits until both are in the cache.
+            let cqe: Cqe = self.ring.read_part(self.place(self.consumer), CONTENT);
             if cqe.qid.get() != DESTROYED {
                 return Some(cqe);
             }
@@ -92,9 +105,10 @@ impl CompletionRing {
     /// Returns the taken entries to the device.
     #[inline]
     pub(crate) fn publish(&self) {
-        // SAFETY: the record outlives this value, and is only accessed atomically.
-        let record = unsafe { self.record.as_ref() };
-        record.consumer.store(self.consumer, Ordering::Release);
+        self.ring
+            .record()
+            .consumer
+            .store(self.consumer, Ordering::Release);
     }
 
     /// Index of the oldest completion that is not taken.
@@ -115,9 +129,7 @@ impl CompletionRing {
         let places = (0..1u32 << self.log_size).map(|i| self.consumer.wrapping_add(i));
         places
             .take_while(|&index| self.is_filled(index))
-            // SAFETY: the entry belongs to the driver until it publishes a consumer index behind
-            // the entry.
-            .map(|index| unsafe { ptr::read(self.entry(index)) })
+            .map(|index| self.ring.read::<Cqe>(self.place(index)))
             .filter(move |cqe| cqe.qid.get() == qid)
     }
 
@@ -127,29 +139,12 @@ impl CompletionRing {
             if !self.is_filled(index) {
                 break;
             }
-            let entry = self.entry(index);
-            // SAFETY: the entry belongs to the driver until it publishes a consumer index behind
-            // the entry.
-            unsafe {
-                if (*entry).qid.get() == qid {
-                    (*entry).qid = DESTROYED.into();
-                }
+            let place = self.place(index) + offset_of!(Cqe, qid);
+            if self.ring.read::<U32>(place).get() == qid {
+                self.ring.put(place, U32::from(DESTROYED));
             }
         }
     }
-}
-
-/// Copies an entry, without its phase: that was the last that the device wrote, and a load of it
-/// together with what is before waits until both are in the cache.
-///
-/// # Safety
-/// `entry` is an entry of a ring that belongs to the driver.
-#[inline]
-unsafe fn content(entry: *const Cqe) -> Cqe {
-    let mut cqe = Cqe::default();
-    // SAFETY: the content is in the entry, and any bytes are valid for it.
-    unsafe { ptr::copy_nonoverlapping(entry.cast::<u8>(), (&raw mut cqe).cast(), CONTENT) };
-    cqe
 }
 
 /// The completion as `ibv_poll_cq` returns it; `wr_id` is the id of its work request.

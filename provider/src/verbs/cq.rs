@@ -1,43 +1,47 @@
 //! Completion queues: creating and destroying, polling, arming.
+//!
+//! Completions that the program polls are shown to what looks at the requests, and those in error
+//! are counted. The log has a line for the first failure of each queue pair that is not merely a
+//! flush. The device's own lines name both ends of the connection and the memory; this one names
+//! the program's work request.
 
 use std::collections::HashMap;
 use std::ffi::c_int;
 use std::hash::{BuildHasherDefault, Hasher};
-use std::mem;
-use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
 use rustix::io::Errno;
 use urnic_device::cqe::Cqe;
-use urnic_device::vocabulary::WcStatus;
+use urnic_device::vocabulary::{WcOpcode, WcStatus};
 use urnic_driver::Driver;
+use urnic_model::Nanos;
+use urnic_model::log_limit::LogLimit;
 use urnic_presence::fork::CreationProcess;
 use urnic_presence::{ChannelSender, registry};
 use urnic_process::queue_lock::Lock;
 use urnic_rdma_core::{
-    IBV_CQ_ATTR_MODERATE, ibv_comp_channel, ibv_context, ibv_cq, ibv_moderate_cq, ibv_modify_cq_attr, ibv_pd,
-    ibv_wc, verbs_cq,
+    IBV_CQ_ATTR_MODERATE, ibv_comp_channel, ibv_cq, ibv_cq_ex, ibv_moderate_cq, ibv_modify_cq_attr, ibv_wc,
+    verbs_cq,
 };
+use urnic_wire::rdmap::TerminateError;
 
 use super::completion_ring::{CompletionRing, is_receive, work_completion};
 use super::faulted;
 use super::ledger::Ledger;
-use super::parent_domain::{Resource, Rings};
-use super::pd::{DomainMembership, Pd};
-use super::polled;
+use super::pd::{DomainMembership, Pd, Resource, Rings};
 use super::reported::{Acknowledgements, Reported, send_completion};
-use super::shared_with_c::SharedWithC;
-use crate::context::Context;
-use crate::guard::{contained, pointer, status};
+use crate::context::{Context, OpenContext};
+use crate::from_c::{Room, SharedWithC, ToFree, Zeroes, objects};
+use crate::guard::contained;
 use crate::probes;
-use crate::strict::{self, QueueCheck};
-use crate::trace::trace;
+use crate::strict::{self, PairCheck, QueueCheck};
+use crate::trace::{Outcome, trace};
 
 /// A completion queue: the part of libibverbs, then the part of the provider.
 #[repr(C)]
 pub(crate) struct Cq {
     /// Must be first: libibverbs' pointer is also the provider's.
-    abi: SharedWithC<verbs_cq>,
+    pub(super) abi: SharedWithC<verbs_cq>,
     /// Checked before any lock is taken.
     pub(super) created_in: CreationProcess,
     /// Whether a request for an event covers completions that no event announced and that the
@@ -57,6 +61,8 @@ pub(crate) struct Cq {
     /// The membership in a parent domain, if there is one.
     _membership: Option<DomainMembership>,
 }
+
+objects! { Cq: ibv_cq, ibv_cq_ex; }
 
 /// The state that polling changes, under the queue's lock.
 pub(super) struct Completions {
@@ -142,7 +148,7 @@ impl Completions {
                 ledger.settle_receive();
                 let mut wr_id = cqe.cookie.get();
                 if ledger.is_observed() {
-                    contained(|| wr_id = polled::wr_id(ledger, &cqe));
+                    contained(|| wr_id = wr_id_of(ledger, &cqe));
                 }
                 wr_id
             } else {
@@ -150,10 +156,10 @@ impl Completions {
             };
             probes::poll(ledger.qpn(), wr_id, cqe.status, cqe.byte_len.get());
             if cqe.status != WcStatus::Success as u8 {
-                polled::note(self.driver, &cqe, wr_id, ledger);
+                note_failure(self.driver, &cqe, wr_id, ledger);
             }
             if ledger.is_observed() {
-                contained(|| polled::show(ledger, &cqe, wr_id));
+                contained(|| show(ledger, &cqe, wr_id));
             }
             return Some((cqe, wr_id));
         }
@@ -168,39 +174,22 @@ impl Completions {
 }
 
 impl Cq {
-    /// The queue behind libibverbs' pointer.
-    ///
-    /// # Safety
-    /// `cq` came from [`create_cq`] or [`create_cq_ex`](super::cq_ex::create_cq_ex) and was not
-    /// destroyed.
-    #[inline]
-    pub(super) unsafe fn of<'a>(cq: *mut ibv_cq) -> &'a Cq {
-        // SAFETY: the caller promises a queue of this provider, and `abi` is the first field.
-        unsafe { &*cq.cast::<Cq>() }
-    }
-
     /// Creates a completion queue of at least `cqe` entries.
-    ///
-    /// # Safety
-    /// `channel` is null or a live completion channel, `pd` null or a live domain.
-    pub(super) unsafe fn make(
+    pub(super) fn make(
         context: &Context,
         cqe: u32,
-        channel: *mut ibv_comp_channel,
+        channel: Option<&ibv_comp_channel>,
         vector: u32,
-        pd: *mut ibv_pd,
+        pd: Option<&Pd>,
         timed: bool,
     ) -> Result<Box<Cq>, Errno> {
         faulted::call(context.driver, "create_cq")?;
-        // SAFETY: the caller promises a live channel, or null.
-        let channel = match unsafe { channel.as_ref() } {
+        let channel = match channel {
             Some(channel) => Some(registry::channel(channel.fd).ok_or(Errno::INVAL)?),
             None => None,
         };
         let place = Box::<Cq>::new_uninit();
         let cookie = place.as_ptr().addr() as u64;
-        // SAFETY: the caller promises a live domain if it is not null.
-        let pd = (!pd.is_null()).then(|| unsafe { Pd::of(pd) });
         let membership = pd.map(Pd::admit).transpose()?;
         let resource = Resource::Completions;
         let rings = pd.map_or_else(|| Rings::anywhere(resource), |pd| pd.rings(resource));
@@ -214,15 +203,8 @@ impl Cq {
         )?;
         // SAFETY: ring and record exist as long as `device`, which the new queue keeps as long as
         // the value (for the ring, `RingPlacement` promises this).
-        let ring = unsafe {
-            CompletionRing::new(
-                NonNull::new(device.ring().cast()).ok_or(Errno::NOMEM)?,
-                NonNull::from(device.record()),
-                device.log_size(),
-            )
-        };
-        // SAFETY: all zeroes are null pointers, no functions, and unlocked mutexes.
-        let mut abi: verbs_cq = unsafe { mem::zeroed() };
+        let ring = unsafe { CompletionRing::new(device.ring(), device.record(), device.log_size())? };
+        let mut abi = verbs_cq::zeroes();
         // SAFETY: both variants of the union begin with these fields.
         let public = unsafe { &mut *abi.cq };
         public.handle = device.id;
@@ -255,11 +237,6 @@ impl Cq {
                 _membership: membership,
             },
         ))
-    }
-
-    /// The part of the queue that belongs to libibverbs.
-    pub(super) fn abi(&self) -> *mut verbs_cq {
-        self.abi.get()
     }
 
     /// Reports the completion of an armed queue.
@@ -325,21 +302,17 @@ impl Cq {
         Some(ledger.receives_settled().wrapping_add(waiting as u32))
     }
 
-    /// Takes up to `room` completions; returns how many, and the queue pair of the last one that
-    /// was ever taken.
-    ///
-    /// # Safety
-    /// `wc` has space for `room` completions.
+    /// Takes completions while there is room; returns how many, and the queue pair of the last one
+    /// that was ever taken.
     #[inline]
-    unsafe fn poll(&self, room: usize, wc: *mut ibv_wc) -> (usize, u32) {
+    fn poll(&self, room: &mut Room<'_, ibv_wc>) -> (c_int, u32) {
         let mut completions = self.completions.hold();
         let before = completions.ring.consumer();
         let mut taken = 0;
-        while taken < room
+        while !room.is_full()
             && let Some((cqe, wr_id)) = completions.take()
         {
-            // SAFETY: `taken` is less than `room`.
-            unsafe { wc.add(taken).write_unaligned(work_completion(&cqe, wr_id)) };
+            room.push(work_completion(&cqe, wr_id));
             taken += 1;
         }
         if completions.ring.consumer() != before {
@@ -364,9 +337,8 @@ impl Cq {
         let mut completions = self.completions.hold();
         completions.ring.publish();
         let (ring, log_size) = self.device.resize(new)?;
-        let ring = NonNull::new(ring.cast()).ok_or(Errno::NOMEM)?;
         // SAFETY: the device uses the new ring from now on, and it exists until the next resize.
-        unsafe { completions.ring.move_to(ring, log_size) };
+        unsafe { completions.ring.move_to(ring, log_size)? };
         // SAFETY: both variants of the union begin with these fields; the program may read this
         // field at any time.
         unsafe { (*self.abi.get().cast::<ibv_cq>()).cqe = 1 << log_size };
@@ -404,85 +376,62 @@ impl Cq {
 }
 
 /// `ibv_create_cq(3)`: EINVAL for a size or vector that the device does not support.
-pub(super) unsafe extern "C" fn create_cq(
-    context: *mut ibv_context,
+pub(super) fn create_cq(
+    context: OpenContext,
     cqe: c_int,
-    channel: *mut ibv_comp_channel,
+    channel: Option<&ibv_comp_channel>,
     comp_vector: c_int,
-) -> *mut ibv_cq {
-    pointer(|| {
-        let cqe = u32::try_from(cqe).map_err(|_| Errno::INVAL)?;
-        let vector = u32::try_from(comp_vector).map_err(|_| Errno::INVAL)?;
-        // SAFETY: libibverbs gives an open context, and a channel of the program.
-        unsafe { Cq::make(Context::of(context), cqe, channel, vector, ptr::null_mut(), false) }
-    })
-    .cast()
+) -> Result<Box<Cq>, Errno> {
+    let cqe = u32::try_from(cqe).map_err(|_| Errno::INVAL)?;
+    let vector = u32::try_from(comp_vector).map_err(|_| Errno::INVAL)?;
+    Cq::make(&context, cqe, channel, vector, None, false)
 }
 
 /// `ibv_resize_cq(3)`: EINVAL for a size that the device does not support, or that is too small for
 /// the completions in the queue.
-pub(super) unsafe extern "C" fn resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
-    status(|| {
-        let cqe = u32::try_from(cqe).map_err(|_| Errno::INVAL)?;
-        // SAFETY: a live queue.
-        unsafe { Cq::of(cq) }.resize(cqe)
-    })
+pub(super) fn resize_cq(cq: &Cq, cqe: c_int) -> Result<(), Errno> {
+    cq.resize(u32::try_from(cqe).map_err(|_| Errno::INVAL)?)
 }
 
 /// `ibv_modify_cq(3)`: EOPNOTSUPP for attributes other than moderation, or if the device does not
 /// support moderation.
-pub(super) unsafe extern "C" fn modify_cq(cq: *mut ibv_cq, attr: *mut ibv_modify_cq_attr) -> c_int {
-    status(|| {
-        // SAFETY: the program's attributes.
-        let attr = unsafe { &*attr };
-        if attr.attr_mask & !IBV_CQ_ATTR_MODERATE != 0 {
-            return Err(Errno::OPNOTSUPP);
-        }
-        if attr.attr_mask == 0 {
-            return Ok(());
-        }
-        let ibv_moderate_cq { cq_count, cq_period } = attr.moderate;
-        // SAFETY: a live queue.
-        unsafe { Cq::of(cq) }.device.moderate(cq_count, cq_period)
-    })
+pub(super) fn modify_cq(cq: &Cq, attr: &ibv_modify_cq_attr) -> Result<(), Errno> {
+    if attr.attr_mask & !IBV_CQ_ATTR_MODERATE != 0 {
+        return Err(Errno::OPNOTSUPP);
+    }
+    if attr.attr_mask == 0 {
+        return Ok(());
+    }
+    let ibv_moderate_cq { cq_count, cq_period } = attr.moderate;
+    cq.device.moderate(cq_count, cq_period)
 }
 
 /// `ibv_destroy_cq(3)`: EBUSY while a queue pair completes to this queue.
-pub(super) unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
-    status(|| {
-        // SAFETY: a live queue.
-        unsafe { Cq::of(cq) }.destroy()?;
-        // SAFETY: from `Box::into_raw`, and no other reference is left.
-        drop(unsafe { Box::from_raw(cq.cast::<Cq>()) });
-        Ok(())
-    })
+pub(super) fn destroy_cq(cq: ToFree<Cq>) -> Result<(), Errno> {
+    cq.destroy()?;
+    cq.free();
+    Ok(())
 }
 
 /// `ibv_poll_cq(3)`: a call that finds no completion lets the device work on this thread, and polls
 /// again. Negative (EIO) in a forked child.
-pub(super) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int {
-    // SAFETY: a live queue.
-    let cq = unsafe { Cq::of(cq) };
+#[inline]
+pub(super) fn poll_cq(cq: &Cq, mut room: Room<'_, ibv_wc>) -> c_int {
     if !cq.created_in.is_current() {
         return -Errno::IO.raw_os_error();
     }
-    let room = usize::try_from(num_entries).unwrap_or(0);
-    // SAFETY: the program's array has `room` entries.
-    let (mut taken, last) = unsafe { cq.poll(room, wc) };
+    let (mut taken, last) = cq.poll(&mut room);
     if taken == 0 {
         contained(|| cq.device.progress(last));
-        // SAFETY: the program's array has enough entries.
-        (taken, _) = unsafe { cq.poll(room, wc) };
+        (taken, _) = cq.poll(&mut room);
     } else if cq.device.has_gathered() {
         contained(|| cq.device.progress(last));
     }
-    taken as c_int
+    taken
 }
 
 /// `ibv_req_notify_cq(3)`: EIO in a forked child.
-pub(super) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
-    // SAFETY: a live queue.
-    let cq = unsafe { Cq::of(cq) };
+pub(super) fn req_notify_cq(cq: &Cq, solicited_only: c_int) -> c_int {
     if !cq.created_in.is_current() {
         return Errno::IO.raw_os_error();
     }
@@ -494,4 +443,105 @@ pub(super) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c
         contained(|| driver.ring(doorbell));
     }
     0
+}
+
+static LIMIT: LogLimit = LogLimit::new("failed queue pairs");
+
+/// Counts a completion in error that the program polls.
+#[cold]
+fn note_failure(driver: &Driver, cqe: &Cqe, wr_id: u64, ledger: &Ledger) {
+    contained(|| {
+        driver.failures().count(cqe);
+        let is_flushed = cqe.status == WcStatus::WrFlushErr as u8;
+        if !is_flushed && ledger.fails_first() && LIMIT.may_say(Nanos::monotonic()) {
+            tracing::warn!("qp {:#x}: {}", cqe.label.get(), described(cqe, wr_id));
+        }
+    });
+}
+
+/// Shows a completion that the program polls to what looks at the requests of its queue pair.
+#[cold]
+fn show(ledger: &Ledger, cqe: &Cqe, wr_id: u64) {
+    let slot = cqe.cookie.get() as u32;
+    if let Some(trace) = ledger.trace() {
+        let outcome = Outcome {
+            status: cqe.status,
+            completed: Nanos(cqe.timestamp.get()),
+            bytes: placed(cqe),
+        };
+        match is_receive(cqe) {
+            true => trace.receive_polled(outcome),
+            false => trace.send_polled(slot, outcome),
+        }
+    }
+    let Some(check) = ledger.check() else { return };
+    let is_error = ![WcStatus::Success as u8, WcStatus::WrFlushErr as u8].contains(&cqe.status);
+    let failed = is_error.then(|| described(cqe, wr_id));
+    match is_receive(cqe) {
+        true => match check.shared() {
+            Some(shared) => shared.receive_completed(cqe.cookie.get(), placed(cqe), failed),
+            None => check.receive_completed(placed(cqe), failed),
+        },
+        false => check.send_completed(slot, cqe.status == WcStatus::Success as u8, failed),
+    }
+}
+
+/// The program's name of a receive, if the device has another one.
+#[cold]
+fn wr_id_of(ledger: &Ledger, cqe: &Cqe) -> u64 {
+    let named = cqe.cookie.get();
+    let shared = ledger.check().and_then(PairCheck::shared);
+    shared.map_or(named, |shared| shared.wr_id(named))
+}
+
+/// The bytes that the device placed in the receive of a completion.
+fn placed(cqe: &Cqe) -> u32 {
+    let is_placed = cqe.status == WcStatus::Success as u8 && cqe.opcode == WcOpcode::Recv as u8;
+    if is_placed { cqe.byte_len.get() } else { 0 }
+}
+
+/// The work request and its status.
+fn described(cqe: &Cqe, wr_id: u64) -> String {
+    let opcode = WcOpcode::from_raw(cqe.opcode).map_or("a request", WcOpcode::verbs_name);
+    let status = WcStatus::from_raw(cqe.status).map_or("unknown status", WcStatus::verbs_name);
+    let place = match is_receive(cqe) {
+        true => String::new(),
+        false => format!(
+            " (request {} of its send queue)",
+            cqe.cookie.get().wrapping_add(1)
+        ),
+    };
+    let mut text = format!(
+        "{opcode} with wr_id {wr_id:#x}{place} failed: {status} ({})",
+        cqe.status
+    );
+    let control = cqe.vendor_error.get();
+    if control != 0 {
+        text += &format!(", vendor_err {control:#010x}");
+        if let Some(error) = TerminateError::of_control(control) {
+            text += &format!(": {error}");
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_names_the_request_and_the_terminate() {
+        let mut cqe = Cqe::new(12, 2, 3, WcOpcode::RdmaWrite, WcStatus::RemAccessErr);
+        cqe.vendor_error = 0x1100_c000.into();
+        assert_eq!(
+            described(&cqe, 7),
+            "RDMA_WRITE with wr_id 0x7 (request 13 of its send queue) failed: REM_ACCESS_ERR (10), \
+             vendor_err 0x1100c000: DDP invalid STag"
+        );
+        let receive = Cqe::new(7, 2, 3, WcOpcode::Recv, WcStatus::LocLenErr);
+        assert_eq!(
+            described(&receive, 7),
+            "RECV with wr_id 0x7 failed: LOC_LEN_ERR (1)"
+        );
+    }
 }

@@ -4,16 +4,18 @@
 //! time is current.
 
 use std::ffi::{c_int, c_uint};
-use std::ptr;
 
 use rustix::io::Errno;
+use urnic_device::cqe::Cqe;
 use urnic_process::queue_lock::Held;
 use urnic_rdma_core::*;
 
 use super::completion_ring::{extra, flags, service_level};
 use super::cq::{Completions, Cq};
-use crate::context::Context;
-use crate::guard::{contained, pointer};
+use super::pd::Pd;
+use crate::context::OpenContext;
+use crate::from_c::{FromC, Given, functions, pointers};
+use crate::guard::contained;
 use crate::race_detector;
 
 /// Fields of a completion that a program can request. The datagram fields read as 0.
@@ -26,102 +28,140 @@ const FIELDS: u64 = IBV_WC_EX_WITH_BYTE_LEN
     | IBV_WC_EX_WITH_DLID_PATH_BITS
     | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP;
 
-/// `ibv_create_cq_ex(3)`: EOPNOTSUPP for unsupported fields and flags.
-pub(super) unsafe extern "C" fn create_cq_ex(
-    context: *mut ibv_context,
-    attr: *mut ibv_cq_init_attr_ex,
-) -> *mut ibv_cq_ex {
-    pointer(|| {
-        // SAFETY: the program's attributes.
-        let attr = unsafe { &*attr };
-        let flags = if attr.comp_mask & IBV_CQ_INIT_ATTR_MASK_FLAGS != 0 {
-            attr.flags
-        } else {
-            0
-        };
-        if attr.wc_flags & !FIELDS != 0
-            || attr.comp_mask & !(IBV_CQ_INIT_ATTR_MASK_FLAGS | IBV_CQ_INIT_ATTR_MASK_PD) != 0
-            || flags & !IBV_CREATE_CQ_ATTR_SINGLE_THREADED != 0
-        {
-            return Err(Errno::OPNOTSUPP);
-        }
-        let pd = if attr.comp_mask & IBV_CQ_INIT_ATTR_MASK_PD != 0 {
-            attr.parent_domain
-        } else {
-            ptr::null_mut()
-        };
-        let timed = attr.wc_flags & IBV_WC_EX_WITH_COMPLETION_TIMESTAMP != 0;
-        // SAFETY: libibverbs gives an open context.
-        let context = unsafe { Context::of(context) };
-        // SAFETY: the program gives its channel and domain.
-        let cq = unsafe { Cq::make(context, attr.cqe, attr.channel, attr.comp_vector, pd, timed)? };
-        // SAFETY: no other code has the queue yet; the union is the extended one from here on.
-        let ex = unsafe { &mut *(*cq.abi()).cq_ex };
-        ex.start_poll = Some(start_poll);
-        ex.next_poll = Some(next_poll);
-        ex.end_poll = Some(end_poll);
-        ex.read_opcode = Some(read_opcode);
-        ex.read_vendor_err = Some(read_vendor_err);
-        ex.read_byte_len = Some(read_byte_len);
-        ex.read_imm_data = Some(read_imm_data);
-        ex.read_qp_num = Some(read_qp_num);
-        ex.read_src_qp = Some(read_src_qp);
-        ex.read_wc_flags = Some(read_wc_flags);
-        ex.read_slid = Some(read_nothing);
-        ex.read_sl = Some(read_sl);
-        ex.read_dlid_path_bits = Some(read_no_byte);
-        ex.read_completion_ts = Some(read_completion_ts);
-        if race_detector::present() {
-            ex.start_poll = Some(observed_start_poll);
-            ex.next_poll = Some(observed_next_poll);
-        }
-        if cq.check.is_some() {
-            ex.start_poll = Some(checked_start_poll);
-        }
-        Ok(cq)
-    })
-    .cast()
-}
-
-unsafe fn of<'a>(cq: *mut ibv_cq_ex) -> &'a Cq {
-    // SAFETY: the caller passes a live `ibv_cq_ex` of this provider.
-    unsafe { Cq::of(cq.cast()) }
-}
-
-/// Makes the oldest completion current; false if there is none.
-///
-/// # Safety
-/// `cq` is the queue of `completions`, and its lock is held.
-#[inline]
-unsafe fn load(cq: *mut ibv_cq_ex, completions: &mut Held<'_, Completions>) -> bool {
-    let Some((cqe, wr_id)) = completions.take() else {
-        return false;
-    };
-    // SAFETY: these fields belong to the holder of the lock.
-    unsafe {
-        (*cq).wr_id = wr_id;
-        (*cq).status = cqe.status.into();
+pointers! {
+    ibv_cq_init_attr_ex {
+        channel: ibv_comp_channel;
+        parent_domain: Pd, if IBV_CQ_INIT_ATTR_MASK_PD;
     }
-    completions.current = cqe;
-    true
+}
+
+/// `ibv_create_cq_ex(3)`: EOPNOTSUPP for unsupported fields and flags.
+pub(super) fn create_cq_ex(
+    context: OpenContext,
+    attr: Given<'_, ibv_cq_init_attr_ex>,
+) -> Result<Box<Cq>, Errno> {
+    let flags = if attr.comp_mask & IBV_CQ_INIT_ATTR_MASK_FLAGS != 0 {
+        attr.flags
+    } else {
+        0
+    };
+    if attr.wc_flags & !FIELDS != 0
+        || attr.comp_mask & !(IBV_CQ_INIT_ATTR_MASK_FLAGS | IBV_CQ_INIT_ATTR_MASK_PD) != 0
+        || flags & !IBV_CREATE_CQ_ATTR_SINGLE_THREADED != 0
+    {
+        return Err(Errno::OPNOTSUPP);
+    }
+    let timed = attr.wc_flags & IBV_WC_EX_WITH_COMPLETION_TIMESTAMP != 0;
+    let mut cq = Cq::make(
+        &context,
+        attr.cqe,
+        attr.channel(),
+        attr.comp_vector,
+        attr.parent_domain(),
+        timed,
+    )?;
+    let is_checked = cq.check.is_some();
+    // SAFETY: the union is the extended variant from here on, which begins like the other variant.
+    let ex = unsafe { &mut *cq.abi.get_mut().cq_ex };
+    offer_polling(ex);
+    if race_detector::present() {
+        offer_observed_polling(ex);
+    }
+    if is_checked {
+        offer_checked_polling(ex);
+    }
+    Ok(cq)
+}
+
+functions! {
+    fn offer_polling(ibv_cq_ex);
+    start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int = self::start_poll(cq, attr);
+    next_poll(cq: *mut ibv_cq_ex) -> c_int = self::next_poll(cq);
+    end_poll(cq: *mut ibv_cq_ex) = self::end_poll(cq);
+    read_opcode(cq: *mut ibv_cq_ex) -> ibv_wc_opcode = self::read_opcode(cq);
+    read_vendor_err(cq: *mut ibv_cq_ex) -> u32 = self::read_vendor_err(cq);
+    read_byte_len(cq: *mut ibv_cq_ex) -> u32 = self::read_byte_len(cq);
+    read_imm_data(cq: *mut ibv_cq_ex) -> u32 = self::read_imm_data(cq);
+    read_qp_num(cq: *mut ibv_cq_ex) -> u32 = self::read_qp_num(cq);
+    read_src_qp(cq: *mut ibv_cq_ex) -> u32 = self::read_src_qp(cq);
+    read_wc_flags(cq: *mut ibv_cq_ex) -> c_uint = self::read_wc_flags(cq);
+    read_slid(cq: *mut ibv_cq_ex) -> u32 = self::read_slid(cq);
+    read_sl(cq: *mut ibv_cq_ex) -> u8 = self::read_sl(cq);
+    read_dlid_path_bits(cq: *mut ibv_cq_ex) -> u8 = self::read_dlid_path_bits(cq);
+    read_completion_ts(cq: *mut ibv_cq_ex) -> u64 = self::read_completion_ts(cq);
+}
+
+functions! {
+    fn offer_observed_polling(ibv_cq_ex);
+    start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int = self::observed_start_poll(cq, attr);
+    next_poll(cq: *mut ibv_cq_ex) -> c_int = self::observed_next_poll(cq);
+}
+
+functions! {
+    fn offer_checked_polling(ibv_cq_ex);
+    start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int = self::checked_start_poll(cq, attr);
+}
+
+/// A queue that this thread polls, or is about to poll.
+struct Polled<'a>(&'a Cq);
+
+/// A live queue, and in all functions but `start_poll` one that `start_poll` has locked for this
+/// thread.
+impl<'a> FromC<*mut ibv_cq_ex> for Polled<'a> {
+    #[inline(always)]
+    unsafe fn from_c(given: *mut ibv_cq_ex) -> Polled<'a> {
+        // SAFETY: the caller promises a live queue.
+        Polled(unsafe { FromC::from_c(given) })
+    }
+}
+
+impl<'a> Polled<'a> {
+    /// The completions, whose lock was kept.
+    #[inline]
+    fn resume(&self) -> Held<'a, Completions> {
+        // SAFETY: the promise of this type.
+        unsafe { self.0.completions.resume() }
+    }
+
+    /// Makes the oldest completion current; false if there is none.
+    #[inline]
+    fn load(&self, completions: &mut Held<'_, Completions>) -> bool {
+        let Some((cqe, wr_id)) = completions.take() else {
+            return false;
+        };
+        // SAFETY: these fields belong to the holder of the lock; the union is the extended variant.
+        unsafe {
+            let ex = self.0.abi.get().cast::<ibv_cq_ex>();
+            (*ex).wr_id = wr_id;
+            (*ex).status = cqe.status.into();
+        }
+        completions.current = cqe;
+        true
+    }
+
+    /// A field of the current completion.
+    #[inline]
+    fn read<T>(&self, field: impl FnOnce(&Cqe) -> T) -> T {
+        let completions = self.resume();
+        let value = field(&completions.current);
+        completions.keep();
+        value
+    }
 }
 
 /// `ibv_start_poll(3)`: ENOENT when there is no completion, EIO in a forked child. After an error
 /// the lock is not held.
-pub(super) unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
-    // SAFETY: the program's attributes.
-    if unsafe { attr.as_ref() }.is_some_and(|attr| attr.comp_mask != 0) {
+fn start_poll(cq: Polled<'_>, attr: Option<&ibv_poll_cq_attr>) -> c_int {
+    if attr.is_some_and(|attr| attr.comp_mask != 0) {
         return Errno::INVAL.raw_os_error();
     }
-    // SAFETY: a live queue.
-    let queue = unsafe { of(cq) };
+    let queue = cq.0;
     if !queue.created_in.is_current() {
         return Errno::IO.raw_os_error();
     }
     for again in [true, false] {
         let mut completions = queue.completions.hold();
-        // SAFETY: the lock of the queue is held.
-        if unsafe { load(cq, &mut completions) } {
+        if cq.load(&mut completions) {
             completions.keep();
             return 0;
         }
@@ -138,31 +178,25 @@ pub(super) unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_po
 
 /// `ibv_next_poll(3)`: ENOENT when there is no further completion; EIO in a child forked between
 /// `start_poll` and this call.
-pub(super) unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
-    // SAFETY: a live queue.
-    if !unsafe { of(cq) }.created_in.is_current() {
+fn next_poll(cq: Polled<'_>) -> c_int {
+    if !cq.0.created_in.is_current() {
         return Errno::IO.raw_os_error();
     }
-    // SAFETY: a live queue, kept locked by `start_poll`.
-    unsafe {
-        let mut completions = of(cq).completions.resume();
-        let found = load(cq, &mut completions);
-        // The completion is copied, so its entry is free: requests that a program posts before
-        // `end_poll` also complete, and need the space.
-        completions.ring.publish();
-        completions.keep();
-        if found { 0 } else { Errno::NOENT.raw_os_error() }
-    }
+    let mut completions = cq.resume();
+    let found = cq.load(&mut completions);
+    // The completion is copied, so its entry is free: requests that a program posts before
+    // `end_poll` also complete, and need the space.
+    completions.ring.publish();
+    completions.keep();
+    if found { 0 } else { Errno::NOENT.raw_os_error() }
 }
 
-unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
-    // SAFETY: a live queue.
-    let queue = unsafe { of(cq) };
+fn end_poll(cq: Polled<'_>) {
+    let queue = cq.0;
     if !queue.created_in.is_current() {
         return;
     }
-    // SAFETY: `start_poll` kept the queue locked.
-    let completions = unsafe { queue.completions.resume() };
+    let completions = cq.resume();
     completions.ring.publish();
     let last = completions.last;
     drop(completions);
@@ -173,13 +207,8 @@ unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
 
 macro_rules! readers {
     ($($name:ident -> $ty:ty = |$cqe:ident| $value:expr;)*) => { $(
-        unsafe extern "C" fn $name(cq: *mut ibv_cq_ex) -> $ty {
-            // SAFETY: a live queue, which `start_poll` kept locked and which stays locked.
-            let completions = unsafe { of(cq).completions.resume() };
-            let $cqe = &completions.current;
-            let value = $value;
-            completions.keep();
-            value
+        fn $name(cq: Polled<'_>) -> $ty {
+            cq.read(|$cqe| $value)
         }
     )* };
 }
@@ -196,18 +225,17 @@ readers! {
     read_completion_ts -> u64 = |cqe| cqe.timestamp.get();
 }
 
-unsafe extern "C" fn read_nothing(_: *mut ibv_cq_ex) -> u32 {
+fn read_slid(_: Polled<'_>) -> u32 {
     0
 }
 
-unsafe extern "C" fn read_no_byte(_: *mut ibv_cq_ex) -> u8 {
+fn read_dlid_path_bits(_: Polled<'_>) -> u8 {
     0
 }
 
 /// [`start_poll`] in a process with a race detector.
-unsafe extern "C" fn observed_start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
-    // SAFETY: the caller's arguments.
-    let status = unsafe { start_poll(cq, attr) };
+fn observed_start_poll(cq: Polled<'_>, attr: Option<&ibv_poll_cq_attr>) -> c_int {
+    let status = start_poll(cq, attr);
     if status == 0 {
         race_detector::taken();
     }
@@ -215,9 +243,8 @@ unsafe extern "C" fn observed_start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll
 }
 
 /// [`next_poll`] in a process with a race detector.
-unsafe extern "C" fn observed_next_poll(cq: *mut ibv_cq_ex) -> c_int {
-    // SAFETY: the caller's argument.
-    let status = unsafe { next_poll(cq) };
+fn observed_next_poll(cq: Polled<'_>) -> c_int {
+    let status = next_poll(cq);
     if status == 0 {
         race_detector::taken();
     }
@@ -225,11 +252,9 @@ unsafe extern "C" fn observed_next_poll(cq: *mut ibv_cq_ex) -> c_int {
 }
 
 /// [`start_poll`] of a queue with a check.
-unsafe extern "C" fn checked_start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
-    // SAFETY: a live queue.
-    if let Some(check) = unsafe { &of(cq).check } {
+fn checked_start_poll(cq: Polled<'_>, attr: Option<&ibv_poll_cq_attr>) -> c_int {
+    if let Some(check) = &cq.0.check {
         contained(|| check.polled());
     }
-    // SAFETY: the caller's arguments.
-    unsafe { observed_start_poll(cq, attr) }
+    observed_start_poll(cq, attr)
 }

@@ -1,8 +1,7 @@
 //! The attributes of the device and its port, as queries report them.
 
 use std::ffi::{c_char, c_int};
-use std::mem;
-use std::ptr;
+use std::mem::MaybeUninit;
 
 use rustix::io::Errno;
 use urnic_config::Identity;
@@ -12,9 +11,9 @@ use urnic_driver::Attributes;
 use urnic_rdma_core::*;
 
 use super::send_queue::MAX_MESSAGE;
-use crate::context::Context;
+use crate::context::OpenContext;
 use crate::file::device_memory;
-use crate::guard::status;
+use crate::from_c::{Copied, Out, Zeroes, set_prefix};
 
 /// The device has one port.
 const PORT: u8 = 1;
@@ -36,33 +35,21 @@ fn int(count: u32) -> c_int {
 
 /// `ibv_query_device(3)` and `ibv_query_device_ex(3)`: write the part of the answer that fits the
 /// caller's structure.
-pub(super) unsafe extern "C" fn query_device_ex(
-    context: *mut ibv_context,
-    input: *const ibv_query_device_ex_input,
-    attr: *mut ibv_device_attr_ex,
-    attr_size: usize,
-) -> c_int {
-    status(|| {
-        // SAFETY: the pointer is null, or leads to the program's structure.
-        if unsafe { input.as_ref() }.is_some_and(|input| input.comp_mask != 0) {
-            return Err(Errno::INVAL);
-        }
-        // SAFETY: libibverbs gives an open context.
-        let context = unsafe { Context::of(context) };
-        let (attributes, identity) = (context.driver.attributes(), context.driver.identity());
-        let mut answer = device_attributes(attributes, identity, context.shown().node_guid());
-        if identity.is_roce() && attributes.features & features::DATAGRAMS != 0 {
-            show_multicast(&mut answer.orig_attr);
-        }
-        let known = attr_size.min(size_of_val(&answer));
-        let attr = attr.cast::<u8>();
-        // SAFETY: the caller's buffer has `attr_size` bytes.
-        unsafe {
-            ptr::copy_nonoverlapping((&raw const answer).cast(), attr, known);
-            ptr::write_bytes(attr.add(known), 0, attr_size - known);
-        }
-        Ok(())
-    })
+pub(super) fn query_device_ex(
+    context: OpenContext,
+    input: Option<Copied<ibv_query_device_ex_input>>,
+    attr: &mut [MaybeUninit<u8>],
+) -> Result<(), Errno> {
+    if input.is_some_and(|input| input.0.comp_mask != 0) {
+        return Err(Errno::INVAL);
+    }
+    let (attributes, identity) = (context.driver.attributes(), context.driver.identity());
+    let mut answer = device_attributes(attributes, identity, context.shown().node_guid());
+    if identity.is_roce() && attributes.features & features::DATAGRAMS != 0 {
+        show_multicast(&mut answer.orig_attr);
+    }
+    set_prefix(attr, &answer);
+    Ok(())
 }
 
 /// A program that sees a RoCE NIC may use multicast groups. Each is a socket of its own in each
@@ -74,8 +61,7 @@ fn show_multicast(attr: &mut ibv_device_attr) {
 }
 
 fn device_attributes(device: &Attributes, identity: Identity, node_guid: u64) -> ibv_device_attr_ex {
-    // SAFETY: all zeroes are attributes: numbers and flags.
-    let mut answer: ibv_device_attr_ex = unsafe { mem::zeroed() };
+    let mut answer = ibv_device_attr_ex::zeroes();
     let (major, minor, patch) = device.firmware;
     let version = format!("{major}.{minor}.{patch}");
     let attr = &mut answer.orig_attr;
@@ -152,61 +138,47 @@ fn device_attributes(device: &Attributes, identity: Identity, node_guid: u64) ->
 }
 
 /// `ibv_query_port(3)`.
-pub(super) unsafe extern "C" fn query_port(
-    context: *mut ibv_context,
+pub(super) fn query_port(
+    context: OpenContext,
     port_num: u8,
-    attr: *mut ibv_port_attr,
-) -> c_int {
-    status(|| {
-        if port_num != PORT {
-            return Err(Errno::INVAL);
-        }
-        // SAFETY: libibverbs gives an open context.
-        let context = unsafe { Context::of(context) };
-        let gids = context.driver.port_gids().len();
-        let (state, phys_state) = if gids > 0 && !context.driver.port_is_down() {
-            (IBV_PORT_ACTIVE, LINK_UP)
-        } else {
-            (IBV_PORT_DOWN, LINK_DISABLED)
-        };
-        let answer = ibv_port_attr {
-            state,
-            phys_state,
-            // Messages are split to the size that the stream supports, so programs may choose any
-            // MTU.
-            max_mtu: IBV_MTU_4096,
-            active_mtu: path_mtu(context.shown().gids().mtu()),
-            gid_tbl_len: int(gids as u32),
-            port_cap_flags: IBV_PORT_CM_SUP | IBV_PORT_IP_BASED_GIDS,
-            max_msg_sz: MAX_MESSAGE,
-            pkey_tbl_len: 1,
-            lid: context.driver.lid(),
-            max_vl_num: 1,
-            active_width: WIDTH_4X,
-            active_speed: SPEED_EDR,
-            link_layer: IBV_LINK_LAYER_ETHERNET,
-            ..ibv_port_attr::default()
-        };
-        // SAFETY: libibverbs provides space for the whole structure.
-        unsafe { attr.write(answer) };
-        Ok(())
-    })
+    mut attr: Out<'_, ibv_port_attr>,
+) -> Result<(), Errno> {
+    if port_num != PORT {
+        return Err(Errno::INVAL);
+    }
+    let gids = context.driver.port_gids().len();
+    let (state, phys_state) = if gids > 0 && !context.driver.port_is_down() {
+        (IBV_PORT_ACTIVE, LINK_UP)
+    } else {
+        (IBV_PORT_DOWN, LINK_DISABLED)
+    };
+    attr.set(ibv_port_attr {
+        state,
+        phys_state,
+        // Messages are split to the size that the stream supports, so programs may choose any MTU.
+        max_mtu: IBV_MTU_4096,
+        active_mtu: path_mtu(context.shown().gids().mtu()),
+        gid_tbl_len: int(gids as u32),
+        port_cap_flags: IBV_PORT_CM_SUP | IBV_PORT_IP_BASED_GIDS,
+        max_msg_sz: MAX_MESSAGE,
+        pkey_tbl_len: 1,
+        lid: context.driver.lid(),
+        max_vl_num: 1,
+        active_width: WIDTH_4X,
+        active_speed: SPEED_EDR,
+        link_layer: IBV_LINK_LAYER_ETHERNET,
+        ..ibv_port_attr::default()
+    });
+    Ok(())
 }
 
 /// `ibv_query_port_speed(3)`.
-pub(super) unsafe extern "C" fn query_port_speed(
-    _: *mut ibv_context,
-    port_num: u32,
-    speed: *mut u64,
-) -> c_int {
-    status(|| {
-        if port_num != u32::from(PORT) {
-            return Err(Errno::INVAL);
-        }
-        // SAFETY: the program's variable.
-        unsafe { *speed = SPEED };
-        Ok(())
-    })
+pub(super) fn query_port_speed(port_num: u32, mut speed: Out<'_, u64>) -> Result<(), Errno> {
+    if port_num != u32::from(PORT) {
+        return Err(Errno::INVAL);
+    }
+    speed.set(SPEED);
+    Ok(())
 }
 
 /// The largest path MTU whose packets fit an interface MTU.

@@ -2,174 +2,135 @@
 //! registered regions.
 
 use std::ffi::{c_int, c_void};
-use std::ptr;
+use std::mem::MaybeUninit;
 use std::sync::{Arc, Weak};
 
 use rustix::io::Errno;
 use urnic_rdma_core::*;
 
-use super::mr;
-use super::shared_with_c::SharedWithC;
-use crate::context::Context;
+use super::mr::{self, Mr};
+use super::pd::Pd;
+use crate::context::OpenContext;
 use crate::file::device_memory::{DeviceMemory, MAX, MAX_LOG_ALIGN, Memory};
 use crate::file::{File, Handles};
-use crate::guard::{pointer, status};
+use crate::from_c::{SharedWithC, ToFree, called_by_c, objects};
 
 /// Device memory: the part of libibverbs, then the part of the provider.
 #[repr(C)]
-struct Dm {
+pub(super) struct Dm {
     /// Must be first: libibverbs' pointer is also the provider's.
     abi: SharedWithC<ibv_dm>,
+    handle: u32,
     object: Arc<DeviceMemory>,
     file: Weak<File>,
 }
 
-/// The memory behind libibverbs' pointer.
-///
-/// # Safety
-/// `dm` came from [`alloc_dm`] or [`import_dm`] and was not freed.
-unsafe fn memory<'a>(dm: *mut ibv_dm) -> &'a Arc<Memory> {
-    // SAFETY: the caller promises memory of this provider, and `abi` is the first field.
-    unsafe { &(&*dm.cast::<Dm>()).object.0 }
-}
+objects! { Dm: ibv_dm; }
 
-/// Runs an operation on the handles of device memory, with the memory's handle. In a forked child
-/// the memory stays valid, but cannot be imported.
-///
-/// # Safety
-/// The conditions of [`memory`].
-unsafe fn with_handle(
-    dm: *mut ibv_dm,
-    what: impl FnOnce(&Handles<DeviceMemory>, u32, &Arc<DeviceMemory>) -> Result<(), Errno>,
-) -> Result<(), Errno> {
-    // SAFETY: the caller promises memory of this provider, and `abi` is the first field.
-    let (this, handle) = unsafe { (&*dm.cast::<Dm>(), (*dm).handle) };
-    File::upgraded(&this.file).map_or(Ok(()), |file| what(&file.device_memory, handle, &this.object))
-}
-
-/// A handle for this memory in this context.
-fn boxed(
-    context: *mut ibv_context,
-    handle: u32,
-    object: Arc<DeviceMemory>,
-    file: Option<&Arc<File>>,
-) -> Box<Dm> {
-    Box::new(Dm {
-        abi: SharedWithC::new(ibv_dm {
-            context,
-            memcpy_to_dm: Some(memcpy_to_dm),
-            memcpy_from_dm: Some(memcpy_from_dm),
-            comp_mask: 0,
+impl Dm {
+    /// A handle for this memory in this context.
+    fn boxed(
+        context: OpenContext,
+        handle: u32,
+        object: Arc<DeviceMemory>,
+        file: Option<&Arc<File>>,
+    ) -> Box<Dm> {
+        called_by_c! {
+            memcpy_to_dm(dm: *mut ibv_dm, offset: u64, from: *const c_void, len: usize) -> c_int =
+                self::memcpy_to_dm(dm, offset, (from, len))
+        }
+        called_by_c! {
+            memcpy_from_dm(to: *mut c_void, dm: *mut ibv_dm, offset: u64, len: usize) -> c_int =
+                self::memcpy_from_dm((to, len), dm, offset)
+        }
+        Box::new(Dm {
+            abi: SharedWithC::new(ibv_dm {
+                context: context.public(),
+                memcpy_to_dm: Some(memcpy_to_dm),
+                memcpy_from_dm: Some(memcpy_from_dm),
+                comp_mask: 0,
+                handle,
+            }),
             handle,
-        }),
-        object,
-        file: file.map(Arc::downgrade).unwrap_or_default(),
-    })
+            object,
+            file: file.map(Arc::downgrade).unwrap_or_default(),
+        })
+    }
+
+    fn memory(&self) -> &Arc<Memory> {
+        &self.object.0
+    }
+
+    /// Runs an operation on the handles of device memory, with the memory's handle. In a forked
+    /// child the memory stays valid, but cannot be imported.
+    fn with_handle(
+        &self,
+        what: impl FnOnce(&Handles<DeviceMemory>, u32, &Arc<DeviceMemory>) -> Result<(), Errno>,
+    ) -> Result<(), Errno> {
+        let file = File::upgraded(&self.file);
+        file.map_or(Ok(()), |file| {
+            what(&file.device_memory, self.handle, &self.object)
+        })
+    }
 }
 
 /// `ibv_alloc_dm(3)`: EINVAL for length 0 or unknown attributes, ENOMEM for more than
 /// `max_dm_size`.
-pub(super) unsafe extern "C" fn alloc_dm(
-    context: *mut ibv_context,
-    attr: *mut ibv_alloc_dm_attr,
-) -> *mut ibv_dm {
-    pointer(|| {
-        // SAFETY: the program's attributes.
-        let attr = unsafe { &*attr };
-        if attr.comp_mask != 0 || attr.length == 0 || attr.log_align_req > MAX_LOG_ALIGN {
-            return Err(Errno::INVAL);
-        }
-        if attr.length > MAX {
-            return Err(Errno::NOMEM);
-        }
-        let object = Arc::new(DeviceMemory(Arc::new(Memory::new(attr.length)?)));
-        // SAFETY: libibverbs gives an open context.
-        let file = unsafe { Context::of(context) }.file();
-        let handle = file.map_or(0, |file| file.device_memory.enter_anywhere(object.clone()));
-        Ok(boxed(context, handle, object, file))
-    })
-    .cast()
+pub(super) fn alloc_dm(context: OpenContext, attr: &ibv_alloc_dm_attr) -> Result<Box<Dm>, Errno> {
+    if attr.comp_mask != 0 || attr.length == 0 || attr.log_align_req > MAX_LOG_ALIGN {
+        return Err(Errno::INVAL);
+    }
+    if attr.length > MAX {
+        return Err(Errno::NOMEM);
+    }
+    let object = Arc::new(DeviceMemory(Arc::new(Memory::new(attr.length)?)));
+    let file = context.file();
+    let handle = file.map_or(0, |file| file.device_memory.enter_anywhere(object.clone()));
+    Ok(Dm::boxed(context, handle, object, file))
 }
 
 /// `ibv_import_dm(3)`: ENOENT if no context of the file has such memory; EIO in a forked child.
-pub(super) unsafe extern "C" fn import_dm(context: *mut ibv_context, handle: u32) -> *mut ibv_dm {
-    pointer(|| {
-        // SAFETY: libibverbs gives an open context.
-        let file = unsafe { Context::of(context) }.file().ok_or(Errno::IO)?;
-        let object = file.device_memory.find(handle)?;
-        Ok(boxed(context, handle, object, Some(file)))
-    })
-    .cast()
+pub(super) fn import_dm(context: OpenContext, handle: u32) -> Result<Box<Dm>, Errno> {
+    let file = context.file().ok_or(Errno::IO)?;
+    let object = file.device_memory.find(handle)?;
+    Ok(Dm::boxed(context, handle, object, Some(file)))
 }
 
 /// `ibv_unimport_dm(3)`: removes one handle of the memory.
-pub(super) unsafe extern "C" fn unimport_dm(dm: *mut ibv_dm) {
-    status(|| {
-        // SAFETY: from `Box::into_raw`, and no other reference is left.
-        drop(unsafe { Box::from_raw(dm.cast::<Dm>()) });
-        Ok(())
-    });
+pub(super) fn unimport_dm(dm: ToFree<Dm>) -> Result<(), Errno> {
+    dm.free();
+    Ok(())
 }
 
 /// `ibv_free_dm(3)`: EBUSY while regions are registered in the memory; ENOENT if another context
 /// freed it.
-pub(super) unsafe extern "C" fn free_dm(dm: *mut ibv_dm) -> c_int {
-    status(|| {
-        // SAFETY: the program passes live memory of this provider.
-        if Arc::strong_count(unsafe { memory(dm) }) > 1 {
-            return Err(Errno::BUSY);
-        }
-        // SAFETY: the program passes live memory of this provider.
-        unsafe { with_handle(dm, Handles::withdraw) }?;
-        // SAFETY: from `Box::into_raw`, and no other reference is left.
-        drop(unsafe { Box::from_raw(dm.cast::<Dm>()) });
-        Ok(())
-    })
+pub(super) fn free_dm(dm: ToFree<Dm>) -> Result<(), Errno> {
+    if Arc::strong_count(dm.memory()) > 1 {
+        return Err(Errno::BUSY);
+    }
+    dm.with_handle(Handles::withdraw)?;
+    dm.free();
+    Ok(())
 }
 
 /// `ibv_memcpy_to_dm(3)`: EINVAL outside of the memory, or unless offset and length are multiples
 /// of 4.
-unsafe extern "C" fn memcpy_to_dm(dm: *mut ibv_dm, offset: u64, from: *const c_void, len: usize) -> c_int {
-    status(|| {
-        // SAFETY: the program passes live memory of this provider.
-        let to = unsafe { memory(dm) }.aligned(offset, len)?;
-        // SAFETY: `len` bytes of the program, and `len` bytes of device memory, which do not
-        // overlap.
-        unsafe { ptr::copy_nonoverlapping(from.cast(), to, len) };
-        Ok(())
-    })
+fn memcpy_to_dm(dm: &Dm, offset: u64, from: &[u8]) -> Result<(), Errno> {
+    dm.memory().copy_in(offset, from)
 }
 
 /// `ibv_memcpy_from_dm(3)`: EINVAL outside of the memory, or unless offset and length are multiples
 /// of 4.
-unsafe extern "C" fn memcpy_from_dm(to: *mut c_void, dm: *mut ibv_dm, offset: u64, len: usize) -> c_int {
-    status(|| {
-        // SAFETY: the program passes live memory of this provider.
-        let from = unsafe { memory(dm) }.aligned(offset, len)?;
-        // SAFETY: the program's buffer, and `len` bytes of device memory, which do not overlap.
-        unsafe { ptr::copy_nonoverlapping(from, to.cast(), len) };
-        Ok(())
-    })
+fn memcpy_from_dm(to: &mut [MaybeUninit<u8>], dm: &Dm, offset: u64) -> Result<(), Errno> {
+    dm.memory().copy_out(offset, to)
 }
 
 /// `ibv_reg_dm_mr(3)`: EINVAL outside of the memory, or unless the region is zero-based; ENOENT if
 /// another context freed it.
-pub(super) unsafe extern "C" fn reg_dm_mr(
-    pd: *mut ibv_pd,
-    dm: *mut ibv_dm,
-    offset: u64,
-    len: usize,
-    access: u32,
-) -> *mut ibv_mr {
-    pointer(|| {
-        if access & IBV_ACCESS_ZERO_BASED == 0 {
-            return Err(Errno::INVAL);
-        }
-        // SAFETY: the program passes live memory of this provider, and a live domain.
-        unsafe {
-            with_handle(dm, Handles::check)?;
-            mr::of_device_memory(pd, memory(dm), offset, len, access)
-        }
-    })
-    .cast()
+pub(super) fn reg_dm_mr(pd: &Pd, dm: &Dm, offset: u64, len: usize, access: u32) -> Result<Box<Mr>, Errno> {
+    if access & IBV_ACCESS_ZERO_BASED == 0 {
+        return Err(Errno::INVAL);
+    }
+    dm.with_handle(Handles::check)?;
+    mr::of_device_memory(pd, dm.memory(), offset, len, access)
 }

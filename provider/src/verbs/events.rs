@@ -40,41 +40,45 @@ impl Events {
     }
 }
 
-// Cookies are the addresses of the provider's objects. The driver delivers no event of an object
-// after its destruction returned, and the provider frees an object only then.
+/// The object of an event.
+///
+/// Cookies are the addresses of the provider's objects. The driver delivers no event of an object
+/// after its destruction returned, and the provider frees an object only then.
+///
+/// # Safety
+/// The driver delivers an event of an object of type `T` with this cookie.
+unsafe fn object<'a, T>(cookie: u64) -> Option<&'a T> {
+    // SAFETY: the cookie of a live object, as above.
+    unsafe { (cookie as *const T).as_ref() }
+}
+
 impl ContextEvents for Events {
     fn completion(&self, cq_cookie: u64) {
-        // SAFETY: the cookie of a live completion queue, see the comment on this impl.
-        if let Some(cq) = unsafe { (cq_cookie as *const Cq).as_ref() } {
+        // SAFETY: completions are events of a completion queue.
+        if let Some(cq) = unsafe { object::<Cq>(cq_cookie) } {
             cq.notify();
         }
     }
 
     fn async_event(&self, event: AsyncEvent, element_cookie: u64) {
-        match event {
-            AsyncEvent::CqErr => {
-                // SAFETY: the cookie of a live completion queue, see the comment on this impl.
-                if let Some(cq) = unsafe { (element_cookie as *const Cq).as_ref() } {
-                    self.send(&cq.asynchronous, event, element_cookie);
-                }
+        // SAFETY: the events of each arm are those of objects of its type.
+        let reported = unsafe {
+            match event {
+                AsyncEvent::CqErr => object::<Cq>(element_cookie).map(|cq| &cq.asynchronous),
+                AsyncEvent::QpFatal
+                | AsyncEvent::QpReqErr
+                | AsyncEvent::QpAccessErr
+                | AsyncEvent::QpLastWqe => object::<Qp>(element_cookie).map(|qp| &qp.asynchronous),
+                AsyncEvent::SrqLimit => object::<Srq>(element_cookie).map(|srq| &srq.asynchronous),
+                // The element is the port, which does not count events.
+                AsyncEvent::DeviceFatal
+                | AsyncEvent::GidChange
+                | AsyncEvent::PortErr
+                | AsyncEvent::PortActive => return self.send(&Reported::default(), event, 1),
             }
-            AsyncEvent::QpFatal | AsyncEvent::QpReqErr | AsyncEvent::QpAccessErr | AsyncEvent::QpLastWqe => {
-                // SAFETY: the cookie of a live queue pair, see the comment on this impl.
-                if let Some(qp) = unsafe { (element_cookie as *const Qp).as_ref() } {
-                    self.send(&qp.asynchronous, event, element_cookie);
-                }
-            }
-            // The element is the port, which does not count events.
-            AsyncEvent::DeviceFatal
-            | AsyncEvent::GidChange
-            | AsyncEvent::PortErr
-            | AsyncEvent::PortActive => self.send(&Reported::default(), event, 1),
-            AsyncEvent::SrqLimit => {
-                // SAFETY: the cookie of a live shared receive queue, see the comment on this impl.
-                if let Some(srq) = unsafe { (element_cookie as *const Srq).as_ref() } {
-                    self.send(&srq.asynchronous, event, element_cookie);
-                }
-            }
+        };
+        if let Some(reported) = reported {
+            self.send(reported, event, element_cookie);
         }
     }
 }

@@ -5,13 +5,14 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use rustix::io::Errno;
+use urnic_device::wqe::Opcode;
 use urnic_driver::{Completed, DoorbellWrite, Poster};
 use urnic_process::queue_lock::{Held, Lock};
 
-use super::building::Building;
 use super::cq::Cq;
 use super::ledger::Ledger;
-use super::send_queue::SendQueue;
+use super::send_queue::{Entry, SendQueue};
 use crate::probes;
 
 /// The send queue. The driver publishes the requests that wait behind the gate, and never waits for
@@ -29,7 +30,7 @@ pub(super) struct Sends {
     cqs: Destinations,
 }
 
-/// The completion queues of a queue pair.
+/// The completion queues of the sends and of the receives of a queue pair.
 struct Destinations([NonNull<Cq>; 2]);
 
 // SAFETY: shared references to `Cq` may be used on any thread.
@@ -41,6 +42,50 @@ unsafe impl Sync for Destinations {}
 pub(super) struct SendSide {
     pub(super) queue: SendQueue,
     pub(super) building: Building,
+}
+
+/// The state between `wr_start` and `wr_complete` ([`qp_ex`](super::qp_ex)).
+#[derive(Default)]
+pub(crate) struct Building {
+    /// The mark of the queue at `wr_start`.
+    pub(super) mark: (u32, u32),
+    /// The entry that gets the next operands.
+    pub(super) entry: Option<Entry>,
+    /// The first error.
+    pub(super) error: Option<Errno>,
+}
+
+impl Building {
+    /// Begins the next entry.
+    pub(super) fn begin(
+        &mut self,
+        queue: &mut SendQueue,
+        opcode: Opcode,
+        flags: u32,
+        wr_id: u64,
+        fill: impl FnOnce(&mut SendQueue, &mut Entry),
+    ) {
+        self.finish(queue);
+        match queue.begin(opcode, flags, wr_id) {
+            Ok(mut entry) => {
+                fill(queue, &mut entry);
+                self.entry = Some(entry);
+            }
+            Err(errno) => self.fail(errno),
+        }
+    }
+
+    /// Ends the last entry.
+    pub(super) fn finish(&mut self, queue: &mut SendQueue) {
+        if let Some(mut entry) = self.entry.take() {
+            queue.commit(&mut entry);
+        }
+    }
+
+    /// Records an error.
+    pub(super) fn fail(&mut self, errno: Errno) {
+        self.error.get_or_insert(errno);
+    }
 }
 
 impl Poster for Sends {
@@ -61,9 +106,7 @@ impl Poster for Sends {
 
     fn completed(&self) -> Option<Completed> {
         let qid = self.device.upgrade()?.qid;
-        // SAFETY: a completion queue outlives its queue pairs (EBUSY), and before a queue pair is
-        // destroyed the driver drops this value and waits for a call that is in progress.
-        let [sends, receives] = self.cqs.0.map(|cq| unsafe { cq.as_ref() });
+        let [sends, receives] = self.cqs();
         Some(Completed {
             sends: sends.sends_completed(qid, &self.ledger)?,
             receives: receives.receives_completed(qid, &self.ledger)?,
@@ -92,10 +135,17 @@ impl Sends {
         })
     }
 
+    /// The completion queues of the sends and of the receives.
+    pub(super) fn cqs(&self) -> [&Cq; 2] {
+        // SAFETY: a completion queue outlives its queue pairs (EBUSY), and before a queue pair is
+        // destroyed the driver drops its reference to this value, after a call that is in progress.
+        self.cqs.0.map(|cq| unsafe { cq.as_ref() })
+    }
+
     /// Publishes the written entries if the gate is open, and releases the send queue. Returns the
     /// doorbell that the device requests. The queue pair may be gone by then: another thread may
     /// have polled the completions of these entries, and destroyed it.
-    #[inline]
+    #[inline(always)]
     pub(super) fn release_queue(
         &self,
         device: &urnic_driver::Qp,

@@ -15,18 +15,17 @@ use urnic_rdma_core::{
     IBV_REREG_MR_CHANGE_ACCESS, IBV_REREG_MR_CHANGE_PD, IBV_REREG_MR_CHANGE_TRANSLATION,
     IBV_REREG_MR_FLAGS_SUPPORTED, ibv_mr, ibv_pd, ibv_sge, verbs_mr,
 };
+use zerocopy::Unalign;
 
 use super::faulted;
 use super::pd::Pd;
-use super::shared_with_c::SharedWithC;
-use super::unaligned;
 use crate::copy_on_fork::children_may_have_registered_memory;
 use crate::file::File;
-use crate::file::device_memory::Memory;
-use crate::file::dmabuf::Mapped;
+use crate::file::device_memory;
+use crate::file::dmabuf;
 use crate::file::on_demand::Place;
 use crate::file::region::{Region, State};
-use crate::guard::{pointer, status};
+use crate::from_c::{SharedWithC, ToFree, objects};
 use crate::library::Library;
 
 /// A memory region: the part of libibverbs, then the part of the provider.
@@ -39,6 +38,8 @@ pub(super) struct Mr {
     /// The libibverbs that withholds the memory from forked children, where that was taken back.
     inherited: Option<&'static Library>,
 }
+
+objects! { Mr: ibv_mr, verbs_mr; }
 
 /// Lets forked children have the memory of a new region. After `ibv_fork_init`, libibverbs
 /// withholds it (releases before 51 even where its answer is that this is unnecessary). It counts
@@ -69,46 +70,41 @@ fn access(raw: c_int) -> Result<Access, Errno> {
 /// region is zero-based. On demand, the memory need not be mapped, and the whole address space is
 /// also a valid region (implicit: address 0, length `SIZE_MAX`). EOPNOTSUPP for an on-demand region
 /// if the device does not support them.
-pub(super) unsafe extern "C" fn reg_mr(
-    pd: *mut ibv_pd,
+pub(super) fn reg_mr(
+    pd: &Pd,
     addr: *mut c_void,
     length: usize,
     iova: u64,
     flags: c_int,
-) -> *mut ibv_mr {
-    pointer(|| {
-        // SAFETY: a live domain.
-        faulted::call(unsafe { Pd::of(pd) }.context().driver, "reg_mr")?;
-        let access = access(flags)?;
-        if length == 0 {
-            return Err(Errno::INVAL);
-        }
-        let base = if access.contains(Access::ZERO_BASED) {
-            0
-        } else {
-            iova
-        };
-        // SAFETY: a live domain.
-        let pd_ = unsafe { Pd::of(pd) };
-        let domain = pd_.domain()?.clone();
-        let device = domain
-            .driver
-            .register(&domain.device, addr, length, base, access)?;
-        let place = Place {
-            addr,
-            len: length,
-            base,
-            access,
-        };
-        domain.on_demand.put(device.stag, place);
-        let state = State::new(device, domain, length, flags as u32);
-        let mut mr = Mr::entered(pd_, addr, IBV_MR_TYPE_MR, state);
-        if !access.contains(Access::ON_DEMAND) {
-            mr.inherited = inherit(pd_.context().library, addr, length);
-        }
-        Ok(mr)
-    })
-    .cast()
+) -> Result<Box<Mr>, Errno> {
+    let context = pd.context();
+    faulted::call(context.driver, "reg_mr")?;
+    let access = access(flags)?;
+    if length == 0 {
+        return Err(Errno::INVAL);
+    }
+    let base = if access.contains(Access::ZERO_BASED) {
+        0
+    } else {
+        iova
+    };
+    let domain = pd.domain()?.clone();
+    let device = domain
+        .driver
+        .register(&domain.device, addr, length, base, access)?;
+    let place = Place {
+        addr: addr.addr(),
+        len: length,
+        base,
+        access,
+    };
+    domain.on_demand.put(device.stag, place);
+    let state = State::new(device, domain, length, flags as u32);
+    let mut mr = Mr::entered(pd, addr, IBV_MR_TYPE_MR, state);
+    if !access.contains(Access::ON_DEMAND) {
+        mr.inherited = inherit(context.library, addr, length);
+    }
+    Ok(mr)
 }
 
 impl Mr {
@@ -130,13 +126,27 @@ impl Mr {
         })
     }
 
+    /// The key by which the program names the region.
+    pub(super) fn lkey(&self) -> u32 {
+        self.public().lkey
+    }
+
+    /// The length of the region in bytes.
+    pub(super) fn length(&self) -> usize {
+        self.public().length
+    }
+
+    /// The structure that the program sees.
+    fn public(&self) -> &ibv_mr {
+        // SAFETY: the program's structure, which the program does not change.
+        unsafe { &(*self.abi.get()).ibv_mr }
+    }
+
     /// Restores the count of the present memory, which libibverbs takes back when the region has
     /// left it.
     fn withhold_again(&self) {
         if let Some(library) = self.inherited {
-            // SAFETY: the program's structure, which the program does not use meanwhile.
-            let public = unsafe { &(*self.abi.get()).ibv_mr };
-            library.withhold_from_children(public.addr, public.length);
+            library.withhold_from_children(self.public().addr, self.public().length);
         }
     }
 }
@@ -145,7 +155,7 @@ impl Mr {
 fn described(pd: &Pd, handle: u32, addr: *mut c_void, mr_type: u32, state: &State) -> verbs_mr {
     verbs_mr {
         ibv_mr: ibv_mr {
-            context: pd.ibv_context(),
+            context: pd.context().public(),
             pd: pd.public(),
             addr,
             length: state.length,
@@ -160,33 +170,25 @@ fn described(pd: &Pd, handle: u32, addr: *mut c_void, mr_type: u32, state: &Stat
 
 /// `ibv_import_mr(3)`: the region's keys and length; its address is not returned. ENOENT if no
 /// context of the file has such a region; EIO in a forked child.
-pub(super) unsafe extern "C" fn import_mr(pd: *mut ibv_pd, handle: u32) -> *mut ibv_mr {
-    pointer(|| {
-        // SAFETY: a live domain.
-        let pd_ = unsafe { Pd::of(pd) };
-        let file = pd_.file().ok_or(Errno::IO)?;
-        let region = file.regions.find(handle)?;
-        let abi = match &*region.lock()? {
-            Some(state) => described(pd_, handle, null_mut(), IBV_MR_TYPE_IMPORTED_MR, state),
-            None => return Err(Errno::NOENT),
-        };
-        Ok(Box::new(Mr {
-            abi: SharedWithC::new(abi),
-            region,
-            file: Arc::downgrade(&file),
-            inherited: None,
-        }))
-    })
-    .cast()
+pub(super) fn import_mr(pd: &Pd, handle: u32) -> Result<Box<Mr>, Errno> {
+    let file = pd.file().ok_or(Errno::IO)?;
+    let region = file.regions.find(handle)?;
+    let abi = match &*region.lock()? {
+        Some(state) => described(pd, handle, null_mut(), IBV_MR_TYPE_IMPORTED_MR, state),
+        None => return Err(Errno::NOENT),
+    };
+    Ok(Box::new(Mr {
+        abi: SharedWithC::new(abi),
+        region,
+        file: Arc::downgrade(&file),
+        inherited: None,
+    }))
 }
 
 /// `ibv_unimport_mr(3)`: removes one handle of the region.
-pub(super) unsafe extern "C" fn unimport_mr(mr: *mut ibv_mr) {
-    status(|| {
-        // SAFETY: from `Box::into_raw`, and no other reference is left.
-        drop(unsafe { Box::from_raw(mr.cast::<Mr>()) });
-        Ok(())
-    });
+pub(super) fn unimport_mr(mr: ToFree<Mr>) -> Result<(), Errno> {
+    mr.free();
+    Ok(())
 }
 
 /// The address, length and name of the first byte of a region's new memory.
@@ -202,98 +204,97 @@ fn new_memory(addr: *mut c_void, length: usize, rights: Access) -> Result<(*mut 
     Ok((addr, length, base))
 }
 
+/// The memory and the access rights of a reregistration, as far as its flags change them.
+#[derive(Clone, Copy)]
+pub(super) struct Memory {
+    pub(super) addr: *mut c_void,
+    pub(super) length: usize,
+    pub(super) rights: c_int,
+}
+
+/// The domain of a reregistration, which is a domain only if the flags say so.
+pub(super) fn changed_domain(flags: c_int, pd: *mut ibv_pd) -> *mut ibv_pd {
+    match flags as u32 & IBV_REREG_MR_CHANGE_PD {
+        0 => null_mut(),
+        _ => pd,
+    }
+}
+
 /// `ibv_rereg_mr(3)`: the keys do not change. ENOENT if another context deregistered the region.
-pub(super) unsafe extern "C" fn rereg_mr(
-    mr: *mut verbs_mr,
-    flags: c_int,
-    pd: *mut ibv_pd,
-    addr: *mut c_void,
-    length: usize,
-    rights: c_int,
-) -> c_int {
-    status(|| {
-        // SAFETY: a live region of this provider.
-        let this = unsafe { &*mr.cast::<Mr>() };
-        let mut state = this.region.lock()?;
-        let state = state.as_mut().ok_or(Errno::NOENT)?;
-        let flags = flags as u32;
-        let has = |bit| flags & bit != 0;
-        if flags & !IBV_REREG_MR_FLAGS_SUPPORTED != 0 {
-            return Err(Errno::INVAL);
-        }
-        let old = state.flags;
-        let raw = if has(IBV_REREG_MR_CHANGE_ACCESS) {
-            rights
-        } else {
-            old as c_int
-        };
-        let rights = access(raw)?;
-        let memory = has(IBV_REREG_MR_CHANGE_TRANSLATION)
-            .then(|| new_memory(addr, length, rights))
-            .transpose()?;
-        // The device accesses regions on demand and other regions in different ways.
-        if memory.is_none() && (raw ^ old as c_int) as u32 & IBV_ACCESS_ON_DEMAND != 0 {
-            return Err(Errno::INVAL);
-        }
-        let domain = match has(IBV_REREG_MR_CHANGE_PD) {
-            true if pd.is_null() => return Err(Errno::INVAL),
-            // SAFETY: a live domain.
-            true => Some(unsafe { Pd::of(pd) }.domain()?.clone()),
-            false => None,
-        };
-        this.region.driver.reregister(
-            &mut state.device,
-            &urnic_driver::Reregistration {
-                memory,
-                pd: domain.as_ref().map(|domain| &domain.device),
-                access: has(IBV_REREG_MR_CHANGE_ACCESS),
-                rights,
-            },
-        )?;
-        let stag = state.device.stag;
-        let was = state.domain.on_demand.take(stag);
-        if let Some(domain) = domain {
-            state.domain = domain;
-        }
-        let place = match (memory, was) {
-            (Some((addr, len, base)), _) => Some(Place {
-                addr,
-                len,
-                base,
-                access: rights,
-            }),
-            (None, was) => was.map(|was| Place {
-                access: rights,
-                ..was
-            }),
-        };
-        if let Some(place) = place {
-            state.domain.on_demand.put(stag, place);
-        }
-        state.flags = raw as u32;
-        if let Some((addr, length, _)) = memory {
-            state.length = length;
-            state.unmap();
-            this.inherited
-                .inspect(|library| library.give_to_children(addr, length));
-            this.withhold_again();
-        }
-        // SAFETY: the program's structure, which the program does not use during the change.
-        unsafe { (*this.abi.get()).access = state.flags };
-        Ok(())
-    })
+pub(super) fn rereg_mr(mr: &Mr, flags: u32, pd: Option<&Pd>, new: Memory) -> Result<(), Errno> {
+    let mut state = mr.region.lock()?;
+    let state = state.as_mut().ok_or(Errno::NOENT)?;
+    let has = |bit| flags & bit != 0;
+    if flags & !IBV_REREG_MR_FLAGS_SUPPORTED != 0 {
+        return Err(Errno::INVAL);
+    }
+    let old = state.flags;
+    let raw = if has(IBV_REREG_MR_CHANGE_ACCESS) {
+        new.rights
+    } else {
+        old as c_int
+    };
+    let rights = access(raw)?;
+    let memory = has(IBV_REREG_MR_CHANGE_TRANSLATION)
+        .then(|| new_memory(new.addr, new.length, rights))
+        .transpose()?;
+    // The device accesses regions on demand and other regions in different ways.
+    if memory.is_none() && (raw ^ old as c_int) as u32 & IBV_ACCESS_ON_DEMAND != 0 {
+        return Err(Errno::INVAL);
+    }
+    let domain = match has(IBV_REREG_MR_CHANGE_PD) {
+        true => Some(pd.ok_or(Errno::INVAL)?.domain()?.clone()),
+        false => None,
+    };
+    mr.region.driver.reregister(
+        &mut state.device,
+        &urnic_driver::Reregistration {
+            memory,
+            pd: domain.as_ref().map(|domain| &domain.device),
+            access: has(IBV_REREG_MR_CHANGE_ACCESS),
+            rights,
+        },
+    )?;
+    let stag = state.device.stag;
+    let was = state.domain.on_demand.take(stag);
+    if let Some(domain) = domain {
+        state.domain = domain;
+    }
+    let place = match (memory, was) {
+        (Some((addr, len, base)), _) => Some(Place {
+            addr: addr.addr(),
+            len,
+            base,
+            access: rights,
+        }),
+        (None, was) => was.map(|was| Place {
+            access: rights,
+            ..was
+        }),
+    };
+    if let Some(place) = place {
+        state.domain.on_demand.put(stag, place);
+    }
+    state.flags = raw as u32;
+    if let Some((addr, length, _)) = memory {
+        state.length = length;
+        state.unmap();
+        mr.inherited
+            .inspect(|library| library.give_to_children(addr, length));
+        mr.withhold_again();
+    }
+    // SAFETY: the program's structure, which the program does not use during the change.
+    unsafe { (*mr.abi.get()).access = state.flags };
+    Ok(())
 }
 
 /// Registers a region of device memory.
 ///
 /// Errors: INVAL outside of the device memory, and for a region on demand, since device memory is
 /// always present; the errors of [`reg_mr`].
-///
-/// # Safety
-/// `pd` is a live domain.
-pub(super) unsafe fn of_device_memory(
-    pd: *mut ibv_pd,
-    memory: &Arc<Memory>,
+pub(super) fn of_device_memory(
+    pd: &Pd,
+    memory: &Arc<device_memory::Memory>,
     offset: u64,
     length: usize,
     flags: u32,
@@ -303,134 +304,108 @@ pub(super) unsafe fn of_device_memory(
         return Err(Errno::INVAL);
     }
     let addr = memory.range(offset, length)?.cast();
-    // SAFETY: the caller promises a live domain.
-    let pd_ = unsafe { Pd::of(pd) };
-    let domain = pd_.domain()?.clone();
+    let domain = pd.domain()?.clone();
     let device = domain.driver.register(&domain.device, addr, length, 0, access)?;
     let state = State::new(device, domain, length, flags).within(memory.clone());
-    Ok(Mr::entered(pd_, null_mut(), IBV_MR_TYPE_MR, state))
+    Ok(Mr::entered(pd, null_mut(), IBV_MR_TYPE_MR, state))
 }
 
 /// `ibv_reg_dmabuf_mr(3)`, also for other files that can be mapped: work requests name the byte
 /// `offset` of the file `iova`, or 0 if the region is zero-based. EOPNOTSUPP if the device is in
 /// another process, or the file cannot be mapped; EINVAL outside of the file and on demand; else
-/// the errors of [`Mapped::new`] and [`reg_mr`].
-pub(super) unsafe extern "C" fn reg_dmabuf_mr(
-    pd: *mut ibv_pd,
+/// the errors of [`dmabuf::map`] and [`reg_mr`].
+pub(super) fn reg_dmabuf_mr(
+    pd: &Pd,
     offset: u64,
     length: usize,
     iova: u64,
-    fd: c_int,
+    fd: Option<BorrowedFd<'_>>,
     flags: c_int,
-) -> *mut ibv_mr {
-    pointer(|| {
-        let access = access(flags)?;
-        if access.contains(Access::ON_DEMAND) {
-            return Err(Errno::INVAL);
-        }
-        // SAFETY: a live domain.
-        let pd_ = unsafe { Pd::of(pd) };
-        let domain = pd_.domain()?.clone();
-        if domain.driver.attributes().features & features::ON_DEMAND == 0 {
-            // A device in another process has only the memory that the program itself has mapped.
-            return Err(Errno::OPNOTSUPP);
-        }
-        if fd < 0 {
-            return Err(Errno::BADF);
-        }
-        // SAFETY: the program's descriptor, which it keeps open during the call.
-        let file = unsafe { BorrowedFd::borrow_raw(fd) };
-        let (mapped, addr) = Mapped::new(file, offset, length, access.contains(Access::LOCAL_WRITE))?;
-        let base = if access.contains(Access::ZERO_BASED) {
-            0
-        } else {
-            iova
-        };
-        let device = domain
-            .driver
-            .register(&domain.device, addr, length, base, access)?;
-        let state = State::new(device, domain, length, flags as u32).of_file(mapped);
-        let shown = std::ptr::without_provenance_mut(offset as usize);
-        Ok(Mr::entered(pd_, shown, IBV_MR_TYPE_DMABUF_MR, state))
-    })
-    .cast()
+) -> Result<Box<Mr>, Errno> {
+    let access = access(flags)?;
+    if access.contains(Access::ON_DEMAND) {
+        return Err(Errno::INVAL);
+    }
+    let domain = pd.domain()?.clone();
+    if domain.driver.attributes().features & features::ON_DEMAND == 0 {
+        // A device in another process has only the memory that the program itself has mapped.
+        return Err(Errno::OPNOTSUPP);
+    }
+    let file = fd.ok_or(Errno::BADF)?;
+    let (mapped, addr) = dmabuf::map(file, offset, length, access.contains(Access::LOCAL_WRITE))?;
+    let base = if access.contains(Access::ZERO_BASED) {
+        0
+    } else {
+        iova
+    };
+    let device = domain
+        .driver
+        .register(&domain.device, addr, length, base, access)?;
+    let state = State::new(device, domain, length, flags as u32).of_file(mapped);
+    let shown = std::ptr::without_provenance_mut(offset as usize);
+    Ok(Mr::entered(pd, shown, IBV_MR_TYPE_DMABUF_MR, state))
 }
 
 /// `ibv_alloc_null_mr(3)`.
-pub(super) unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
-    pointer(|| {
-        // SAFETY: a live domain.
-        let pd_ = unsafe { Pd::of(pd) };
-        let domain = pd_.domain()?.clone();
-        let device = domain.driver.register_null(&domain.device)?;
-        let mut state = State::new(device, domain, usize::MAX, IBV_ACCESS_LOCAL_WRITE);
-        state.rkey = 0;
-        Ok(Mr::entered(pd_, null_mut(), IBV_MR_TYPE_NULL_MR, state))
-    })
-    .cast()
+pub(super) fn alloc_null_mr(pd: &Pd) -> Result<Box<Mr>, Errno> {
+    let domain = pd.domain()?.clone();
+    let device = domain.driver.register_null(&domain.device)?;
+    let mut state = State::new(device, domain, usize::MAX, IBV_ACCESS_LOCAL_WRITE);
+    state.rkey = 0;
+    Ok(Mr::entered(pd, null_mut(), IBV_MR_TYPE_NULL_MR, state))
 }
 
 /// `ibv_dereg_mr(3)`: after it returns, no byte is read or written through the region. ENOENT if
 /// another context deregistered the region.
-pub(super) unsafe extern "C" fn dereg_mr(mr: *mut verbs_mr) -> c_int {
-    status(|| {
-        // SAFETY: a live region of this provider.
-        let this = unsafe { &*mr.cast::<Mr>() };
-        let mut state = this.region.lock()?;
-        let known = state.as_ref().ok_or(Errno::NOENT)?;
-        let handle = known.device.stag;
-        this.region.driver.deregister(&known.device)?;
-        known.domain.on_demand.take(handle);
-        *state = None;
-        if let Some(file) = this.file.upgrade() {
-            // A new region of another thread may already have the handle: that region keeps it.
-            let _ = file.regions.withdraw(handle, &this.region);
-        }
-        drop(state);
-        // SAFETY: from `Box::into_raw`, and no other reference is left.
-        unsafe { Box::from_raw(mr.cast::<Mr>()) }.withhold_again();
-        Ok(())
-    })
+pub(super) fn dereg_mr(mr: ToFree<Mr>) -> Result<(), Errno> {
+    let mut state = mr.region.lock()?;
+    let known = state.as_ref().ok_or(Errno::NOENT)?;
+    let handle = known.device.stag;
+    mr.region.driver.deregister(&known.device)?;
+    known.domain.on_demand.take(handle);
+    *state = None;
+    if let Some(file) = mr.file.upgrade() {
+        // A new region of another thread may already have the handle: that region keeps it.
+        let _ = file.regions.withdraw(handle, &mr.region);
+    }
+    drop(state);
+    mr.withhold_again();
+    mr.free();
+    Ok(())
 }
 
 /// `ibv_advise_mr(3)`: EOPNOTSUPP for advice other than prefetching, EINVAL for unknown flags, else
 /// the errors of [`asked`](crate::file::on_demand::Places::asked). Pages that cannot be loaded are
 /// an error only with the flush flag: otherwise each later access detects the fault.
-pub(super) unsafe extern "C" fn advise_mr(
-    pd: *mut ibv_pd,
+pub(super) fn advise_mr(
+    pd: &Pd,
     advice: c_int,
     flags: u32,
-    elements: *mut ibv_sge,
-    count: u32,
-) -> c_int {
-    status(|| {
-        let (fault, write) = match u32::try_from(advice) {
-            Ok(IBV_ADVISE_MR_ADVICE_PREFETCH) => (true, false),
-            Ok(IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE) => (true, true),
-            Ok(IBV_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT) => (false, false),
-            _ => return Err(Errno::OPNOTSUPP),
-        };
-        if flags & !IBV_ADVISE_MR_FLAG_FLUSH != 0 || count == 0 || elements.is_null() {
-            return Err(Errno::INVAL);
+    elements: &[Unalign<ibv_sge>],
+) -> Result<(), Errno> {
+    let (fault, write) = match u32::try_from(advice) {
+        Ok(IBV_ADVISE_MR_ADVICE_PREFETCH) => (true, false),
+        Ok(IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE) => (true, true),
+        Ok(IBV_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT) => (false, false),
+        _ => return Err(Errno::OPNOTSUPP),
+    };
+    if flags & !IBV_ADVISE_MR_FLAG_FLUSH != 0 || elements.is_empty() {
+        return Err(Errno::INVAL);
+    }
+    let domain = pd.domain()?;
+    // In a forked child a thread of the parent may hold the lock of the places.
+    domain.driver.check_process()?;
+    let places = &domain.on_demand;
+    let asked: Result<Vec<_>, Errno> = elements.iter().map(|e| places.asked(&e.get(), write)).collect();
+    for (addr, len) in asked? {
+        if fault
+            && let Err(errno) = urnic_driver::prefetch(addr, len, write)
+            && flags & IBV_ADVISE_MR_FLAG_FLUSH != 0
+        {
+            return Err(errno);
         }
-        // SAFETY: a live domain.
-        let domain = unsafe { Pd::of(pd) }.domain()?;
-        // In a forked child a thread of the parent may hold the lock of the places.
-        domain.driver.check_process()?;
-        let places = &domain.on_demand;
-        // SAFETY: the program's list has `count` elements.
-        let elements = unsafe { unaligned::elements(elements, count as usize) };
-        let asked: Result<Vec<_>, Errno> = elements.iter().map(|e| places.asked(&e.get(), write)).collect();
-        for (addr, len) in asked? {
-            if fault
-                && let Err(errno) = urnic_driver::prefetch(addr, len, write)
-                && flags & IBV_ADVISE_MR_FLAG_FLUSH != 0
-            {
-                return Err(errno);
-            }
-        }
-        Ok(())
-    })
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -4,91 +4,79 @@
 
 use std::ffi::{c_int, c_void};
 
-use urnic_rdma_core::{
-    ContextOps, ibv_cq, ibv_mr, ibv_pd, ibv_qp, ibv_recv_wr, ibv_send_wr, ibv_srq, ibv_wc, verbs_mr,
-};
+use rustix::io::Errno;
+use urnic_rdma_core::*;
 
-use super::{cq, mr, post, srq};
+use super::cq::Cq;
+use super::mr::{Memory, Mr, changed_domain};
+use super::pd::Pd;
+use super::qp::Qp;
+use super::srq::Srq;
+use super::{cq, mr, post};
+use crate::from_c::{Out, Requests, Room, operations};
 use crate::race_detector;
 
-/// The operations, with the annotated functions in the place of the functions that they call.
-pub(super) fn in_place_of(operations: ContextOps) -> ContextOps {
-    operations
-        .post_send(post_send)
-        .post_recv(post_recv)
-        .post_srq_recv(post_srq_recv)
-        .poll_cq(poll_cq)
-        .reg_mr(reg_mr)
-        .rereg_mr(rereg_mr)
+operations! {
+    /// The operations, with the annotated functions in the place of the functions that they call.
+    pub(super) fn in_place_of;
+    post_send(qp: *mut ibv_qp, wr: *mut ibv_send_wr, bad: *mut *mut ibv_send_wr) -> c_int =
+        self::post_send(qp, wr, bad);
+    post_recv(qp: *mut ibv_qp, wr: *mut ibv_recv_wr, bad: *mut *mut ibv_recv_wr) -> c_int =
+        self::post_recv(qp, wr, bad);
+    post_srq_recv(srq: *mut ibv_srq, wr: *mut ibv_recv_wr, bad: *mut *mut ibv_recv_wr) -> c_int =
+        self::post_srq_recv(srq, wr, bad);
+    poll_cq(cq: *mut ibv_cq, count: c_int, wc: *mut ibv_wc) -> c_int = self::poll_cq(cq, (wc, count));
+    reg_mr(pd: *mut ibv_pd, addr: *mut c_void, length: usize, iova: u64, access: c_int) -> *mut ibv_mr =
+        self::reg_mr(pd, addr, length, iova, access);
+    rereg_mr(
+        mr: *mut verbs_mr, flags: c_int, pd: *mut ibv_pd, addr: *mut c_void, length: usize, rights: c_int
+    ) -> c_int = self::rereg_mr(mr, flags as u32, changed_domain(flags, pd), Memory { addr, length, rights });
 }
 
-unsafe extern "C" fn post_send(
-    qp: *mut ibv_qp,
-    wr: *mut ibv_send_wr,
-    bad_wr: *mut *mut ibv_send_wr,
+fn post_send(qp: &Qp, requests: Requests<'_, ibv_send_wr>, bad: Option<Out<'_, *mut ibv_send_wr>>) -> c_int {
+    race_detector::handed_over();
+    post::post_send(qp, requests, bad)
+}
+
+fn post_recv(qp: &Qp, requests: Requests<'_, ibv_recv_wr>, bad: Option<Out<'_, *mut ibv_recv_wr>>) -> c_int {
+    race_detector::handed_over();
+    post::post_recv(qp, requests, bad)
+}
+
+fn post_srq_recv(
+    srq: &Srq,
+    requests: Requests<'_, ibv_recv_wr>,
+    bad: Option<Out<'_, *mut ibv_recv_wr>>,
 ) -> c_int {
     race_detector::handed_over();
-    // SAFETY: the caller's arguments.
-    unsafe { post::post_send(qp, wr, bad_wr) }
+    post::post_srq_recv(srq, requests, bad)
 }
 
-unsafe extern "C" fn post_recv(
-    qp: *mut ibv_qp,
-    wr: *mut ibv_recv_wr,
-    bad_wr: *mut *mut ibv_recv_wr,
-) -> c_int {
-    race_detector::handed_over();
-    // SAFETY: the caller's arguments.
-    unsafe { post::post_recv(qp, wr, bad_wr) }
-}
-
-unsafe extern "C" fn post_srq_recv(
-    srq: *mut ibv_srq,
-    wr: *mut ibv_recv_wr,
-    bad_wr: *mut *mut ibv_recv_wr,
-) -> c_int {
-    race_detector::handed_over();
-    // SAFETY: the caller's arguments.
-    unsafe { srq::post_srq_recv(srq, wr, bad_wr) }
-}
-
-pub(super) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int {
-    // SAFETY: the caller's arguments.
-    let found = unsafe { cq::poll_cq(cq, num_entries, wc) };
+pub(super) fn poll_cq(cq: &Cq, room: Room<'_, ibv_wc>) -> c_int {
+    let found = cq::poll_cq(cq, room);
     if found > 0 {
         race_detector::taken();
     }
     found
 }
 
-pub(super) unsafe extern "C" fn reg_mr(
-    pd: *mut ibv_pd,
+pub(super) fn reg_mr(
+    pd: &Pd,
     addr: *mut c_void,
     length: usize,
     iova: u64,
     flags: c_int,
-) -> *mut ibv_mr {
-    // SAFETY: the caller's arguments.
-    let region = unsafe { mr::reg_mr(pd, addr, length, iova, flags) };
-    if !region.is_null() {
-        race_detector::registered(addr.addr(), length);
-    }
-    region
+) -> Result<Box<Mr>, Errno> {
+    let region = mr::reg_mr(pd, addr, length, iova, flags)?;
+    race_detector::registered(addr.addr(), length);
+    Ok(region)
 }
 
-pub(super) unsafe extern "C" fn rereg_mr(
-    region: *mut verbs_mr,
-    flags: c_int,
-    pd: *mut ibv_pd,
-    addr: *mut c_void,
-    length: usize,
-    rights: c_int,
-) -> c_int {
-    // SAFETY: the caller's arguments.
-    let status = unsafe { mr::rereg_mr(region, flags, pd, addr, length, rights) };
+pub(super) fn rereg_mr(mr: &Mr, flags: u32, pd: Option<&Pd>, new: Memory) -> Result<(), Errno> {
+    mr::rereg_mr(mr, flags, pd, new)?;
     // Without IBV_REREG_MR_CHANGE_TRANSLATION the call has no address.
-    if status == 0 && !addr.is_null() {
-        race_detector::registered(addr.addr(), length);
+    if !new.addr.is_null() {
+        race_detector::registered(new.addr.addr(), new.length);
     }
-    status
+    Ok(())
 }

@@ -6,15 +6,14 @@
 //! queue pair is used after the lock is released.
 
 use std::ffi::c_int;
-use std::mem::MaybeUninit;
 
 use rustix::io::Errno;
 use urnic_device::vocabulary::QpState;
-use urnic_rdma_core::{ibv_qp, ibv_recv_wr, ibv_send_wr};
+use urnic_rdma_core::{ibv_recv_wr, ibv_send_wr};
 
 use super::qp::Qp;
-use super::refusal::refuse;
-use super::unaligned::structure;
+use super::srq::Srq;
+use crate::from_c::{Out, Requests};
 use crate::guard::contained;
 
 /// Whether the send queue takes work requests: when it is connected, or nearly connected, and in
@@ -31,37 +30,30 @@ pub(super) fn takes_sends(state: QpState) -> bool {
 /// `ibv_post_send(3)`: EINVAL for an invalid request, or in a state without posting; ENOMEM when
 /// the queue is full; EIO in a forked child. The requests before `*bad_wr` are posted, and the
 /// device gets all of them at once.
-pub(super) unsafe extern "C" fn post_send(
-    qp: *mut ibv_qp,
-    wr: *mut ibv_send_wr,
-    bad_wr: *mut *mut ibv_send_wr,
+#[inline]
+pub(super) fn post_send(
+    qp: &Qp,
+    mut requests: Requests<'_, ibv_send_wr>,
+    bad: Option<Out<'_, *mut ibv_send_wr>>,
 ) -> c_int {
-    // SAFETY: a live queue pair.
-    let qp = unsafe { Qp::of(qp) };
     if !qp.created_in.is_current() {
-        // SAFETY: the program's variable.
-        return unsafe { refuse(wr, bad_wr, Errno::IO) };
+        return requests.refuse(bad, Errno::IO);
     }
-    let mut next = wr;
-    let mut copy = MaybeUninit::uninit();
-    let mut result = 0;
+    let mut result = Ok(());
     let driver = qp.driver;
     let doorbell = {
         let mut side = qp.sends.side.hold();
         let queue = &mut side.queue;
         if takes_sends(qp.device.last_state()) {
-            // SAFETY: the program's list, which ends with null.
-            while let Some(wr) = unsafe { structure(next, &mut copy) } {
-                // SAFETY: as the program filled it.
-                if let Err(errno) = unsafe { queue.post(wr) } {
-                    result = errno.raw_os_error();
-                    report_refusal(qp, errno, || queue.why_refused(wr, errno));
+            while let Some(wr) = requests.take() {
+                result = queue.post(wr);
+                if let Err(errno) = result {
+                    report_refusal(qp, errno, || queue.why_refused(&wr, errno));
                     break;
                 }
-                next = wr.next;
             }
         } else {
-            result = Errno::INVAL.raw_os_error();
+            result = Err(Errno::INVAL);
             let state = qp.device.last_state().verbs_name();
             report_refusal(qp, Errno::INVAL, || {
                 format!("nothing can be sent in state {state}")
@@ -73,40 +65,34 @@ pub(super) unsafe extern "C" fn post_send(
     if let Some(doorbell) = doorbell {
         contained(|| driver.ring(doorbell));
     }
-    if result != 0 && !bad_wr.is_null() {
-        // SAFETY: the program's variable.
-        unsafe { bad_wr.write_unaligned(next) };
+    match result {
+        Ok(()) => 0,
+        Err(errno) => requests.refuse(bad, errno),
     }
-    result
 }
 
 /// `ibv_post_recv(3)`: EINVAL for too many elements, with a shared receive queue, or in RESET on a
 /// RoCE NIC; ENOMEM when the queue is full; EIO in a forked child. Receives may be posted in any
 /// other state; in error each completes flushed.
-pub(super) unsafe extern "C" fn post_recv(
-    qp: *mut ibv_qp,
-    wr: *mut ibv_recv_wr,
-    bad_wr: *mut *mut ibv_recv_wr,
+#[inline]
+pub(super) fn post_recv(
+    qp: &Qp,
+    requests: Requests<'_, ibv_recv_wr>,
+    bad: Option<Out<'_, *mut ibv_recv_wr>>,
 ) -> c_int {
-    // SAFETY: a live queue pair.
-    let qp = unsafe { Qp::of(qp) };
     if !qp.created_in.is_current() {
-        // SAFETY: the program's variable.
-        return unsafe { refuse(wr, bad_wr, Errno::IO) };
+        return requests.refuse(bad, Errno::IO);
     }
     if qp.shares_receives() || !qp.device.takes_receives() {
-        // SAFETY: the program's variable.
-        return unsafe { refuse(wr, bad_wr, Errno::INVAL) };
+        return requests.refuse(bad, Errno::INVAL);
     }
     let driver = qp.driver;
     let (doorbell, result) = {
         let mut receives = qp.receives.hold();
-        // SAFETY: the program's list.
-        let (index, result) = unsafe { receives.post_list(wr, bad_wr) };
-        if result != 0
+        let (index, result) = receives.post_list(requests, bad);
+        if let Err(errno) = result
             && let Some(check) = qp.ledger.check()
         {
-            let errno = Errno::from_raw_os_error(result);
             contained(|| check.refused(&format!("a receive was refused: {errno}"), false));
         }
         (index.map(|index| qp.device.receive_doorbell(index)), result)
@@ -114,7 +100,29 @@ pub(super) unsafe extern "C" fn post_recv(
     if let Some(doorbell) = doorbell {
         contained(|| driver.ring(doorbell));
     }
-    result
+    result.map_or_else(Errno::raw_os_error, |()| 0)
+}
+
+/// `ibv_post_srq_recv(3)`: EINVAL for too many elements, ENOMEM when the queue is full, EIO in a
+/// forked child.
+pub(super) fn post_srq_recv(
+    srq: &Srq,
+    requests: Requests<'_, ibv_recv_wr>,
+    bad: Option<Out<'_, *mut ibv_recv_wr>>,
+) -> c_int {
+    if !srq.created_in.is_current() {
+        return requests.refuse(bad, Errno::IO);
+    }
+    let driver = srq.driver;
+    let (doorbell, result) = {
+        let mut receives = srq.receives.hold();
+        let (index, result) = receives.post_list(requests, bad);
+        (index.map(|index| srq.device.receive_doorbell(index)), result)
+    };
+    if let Some(doorbell) = doorbell {
+        contained(|| driver.ring(doorbell));
+    }
+    result.map_or_else(Errno::raw_os_error, |()| 0)
 }
 
 /// Shows the option `strict` why a request is refused. To be called before the requests that

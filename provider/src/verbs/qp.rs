@@ -1,7 +1,6 @@
-//! Queue pairs: creating, modifying, querying, destroying. Posting is in [`post`](super::post).
+//! Queue pairs: creating, modifying, querying, destroying; multicast groups. Posting is in [`post`](super::post).
 
 use std::ffi::c_int;
-use std::mem;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -9,26 +8,24 @@ use rustix::io::Errno;
 use urnic_config::Identity;
 use urnic_device::command::features;
 use urnic_device::vocabulary::{QpKind, QpState};
-use urnic_driver::{Attributes, Driver, QpCaps, QpInit, QpMask};
+use urnic_driver::{Attributes, Driver, QpAttr, QpCaps, QpInit, QpMask};
 use urnic_presence::ChannelSender;
 use urnic_presence::fork::CreationProcess;
 use urnic_process::queue_lock::Lock;
 use urnic_rdma_core::*;
 
+use super::ah::address_vector;
 use super::cq::Cq;
 use super::faulted;
 use super::gated_sends::Sends;
 use super::held_memory::HeldMemory;
 use super::ledger::Ledger;
-use super::parent_domain::{Resource, Rings};
-use super::pd::{DomainMembership, Pd};
-use super::qp_attr::{caps, device_attr, ibv_attr, ibv_caps, own_caps};
+use super::pd::{DomainMembership, Pd, Resource, Rings};
 use super::receive_queue::{ReceiveQueue, ReceiveShape};
 use super::reported::{Acknowledgements, Reported};
 use super::send_queue::{SendQueue, SendRules, SendShape};
-use super::shared_with_c::SharedWithC;
 use super::srq::Srq;
-use crate::guard::{pointer, status};
+use crate::from_c::{Copied, Given, Out, SharedWithC, ToFree, Zeroes, objects, pointers};
 use crate::probes;
 use crate::strict::{self, PairCheck};
 use crate::trace::{self, PairTrace};
@@ -37,7 +34,7 @@ use crate::trace::{self, PairTrace};
 #[repr(C)]
 pub(crate) struct Qp {
     /// Must be first: libibverbs' pointer is also the provider's.
-    abi: SharedWithC<verbs_qp>,
+    pub(super) abi: SharedWithC<verbs_qp>,
     /// Checked before any lock is taken.
     pub(super) created_in: CreationProcess,
     pub(super) driver: &'static Driver,
@@ -54,38 +51,43 @@ pub(crate) struct Qp {
     membership: DomainMembership,
 }
 
-impl Qp {
-    /// The queue pair behind libibverbs' pointer.
-    ///
-    /// # Safety
-    /// `qp` came from [`create_qp`] or [`create_qp_ex`](super::qp_ex::create_qp_ex) and was not
-    /// destroyed.
-    #[inline]
-    pub(super) unsafe fn of<'a>(qp: *mut ibv_qp) -> &'a Qp {
-        // SAFETY: the caller promises a queue pair of this provider, and `abi` is the first field.
-        unsafe { &*qp.cast::<Qp>() }
-    }
+objects! { Qp: ibv_qp, ibv_qp_ex; }
 
+pointers! {
+    ibv_qp_init_attr {
+        send_cq: Cq;
+        recv_cq: Cq;
+        srq: Srq;
+    }
+    ibv_qp_init_attr_ex {
+        send_cq: Cq;
+        recv_cq: Cq;
+        srq: Srq;
+        pd: Pd, if IBV_QP_INIT_ATTR_PD;
+    }
+}
+
+/// The objects to which a new queue pair belongs.
+pub(super) struct Parents<'a> {
+    pub(super) pd: &'a Pd,
+    pub(super) send_cq: Option<&'a Cq>,
+    pub(super) recv_cq: Option<&'a Cq>,
+    pub(super) srq: Option<&'a Srq>,
+}
+
+impl Qp {
     /// Creates a queue pair, and writes its actual capacities to `attr.cap`.
-    ///
-    /// # Safety
-    /// `pd` is a live domain, and the queues in `attr` are null or live.
-    pub(super) unsafe fn make(pd: *mut ibv_pd, attr: &mut ibv_qp_init_attr) -> Result<Box<Qp>, Errno> {
-        // SAFETY: the caller promises a live domain.
-        faulted::call(unsafe { Pd::of(pd) }.context().driver, "create_qp")?;
-        if attr.send_cq.is_null() || attr.recv_cq.is_null() {
-            return Err(Errno::INVAL);
-        }
-        // SAFETY: the caller promises a live domain and live queues.
-        let (pd_, send_cq, recv_cq) = unsafe { (Pd::of(pd), Cq::of(attr.send_cq), Cq::of(attr.recv_cq)) };
-        // SAFETY: the caller promises that the queue is live, if there is one.
-        let srq = (!attr.srq.is_null()).then(|| unsafe { Srq::of(attr.srq) });
-        let context = pd_.context();
+    pub(super) fn make(parents: &Parents<'_>, attr: &mut ibv_qp_init_attr) -> Result<Box<Qp>, Errno> {
+        let &Parents { pd, srq, .. } = parents;
+        faulted::call(pd.context().driver, "create_qp")?;
+        let cqs = parents.send_cq.zip(parents.recv_cq);
+        let (send_cq, recv_cq) = cqs.ok_or(Errno::INVAL)?;
+        let context = pd.context();
         let limits = context.driver.attributes();
         let kind = kind_of(attr.qp_type, context.driver.identity(), limits)?;
         let place = Box::<Qp>::new_uninit();
-        let membership = pd_.admit()?;
-        let rings = pd_.rings(Resource::QueuePair);
+        let membership = pd.admit()?;
+        let rings = pd.rings(Resource::QueuePair);
         let device = context.driver.create_qp(&QpInit {
             kind,
             context: &context.device,
@@ -123,7 +125,7 @@ impl Qp {
         recv_cq.attach(device.qid, &ledger);
         attr.cap = ibv_caps(granted);
 
-        let abi = public_part(pd, attr, pd_.ibv_context(), &device);
+        let abi = public_part(pd, attr, &device);
         // No event comes before the queue pair leaves Reset, so no code has read this field yet.
         Ok(Box::write(
             place,
@@ -155,19 +157,9 @@ impl Qp {
         self.device.shares_receives()
     }
 
-    /// The part of the queue pair that belongs to libibverbs.
-    pub(super) fn abi(&self) -> *mut verbs_qp {
-        self.abi.get()
-    }
-
+    /// libibverbs' pointer to the queue pair.
     fn public(&self) -> *mut ibv_qp {
         self.abi.get().cast()
-    }
-
-    /// The completion queues of sends and receives.
-    fn cqs(&self) -> [&Cq; 2] {
-        // SAFETY: both were set at creation; a completion queue outlives its queue pairs (EBUSY).
-        unsafe { [Cq::of((*self.public()).send_cq), Cq::of((*self.public()).recv_cq)] }
     }
 
     fn modify(&self, attr: &ibv_qp_attr, mask: c_int) -> Result<(), Errno> {
@@ -187,7 +179,7 @@ impl Qp {
         }
         if mask.contains(QpMask::STATE) && attr.state == QpState::Reset as u32 {
             // Earlier completions must not be polled, and settled, after this.
-            self.cqs().iter().for_each(|cq| cq.purge(self.device.qid));
+            self.sends.cqs().iter().for_each(|cq| cq.purge(self.device.qid));
             let sends = self.sends.discard();
             let receives = self.receives.hold().discard();
             self.ledger.settle_all(sends, receives);
@@ -202,7 +194,7 @@ impl Qp {
         self.device.destroy()?;
         self.sends.outlast_posts();
         self.receives.outlast_holders();
-        self.cqs().iter().for_each(|cq| cq.detach(self.device.qid));
+        self.sends.cqs().iter().for_each(|cq| cq.detach(self.device.qid));
         self.ledger.emptied();
         self.asynchronous
             .purge(&self.async_channel, self.public().addr() as u64);
@@ -272,7 +264,7 @@ fn queues(
         entries: device.rq_entries(),
         log_stride: device.rq_log_stride(),
     };
-    let record = NonNull::from(device.record());
+    let record = device.record();
     let sq = NonNull::new(device.sq().as_ptr()).ok_or(Errno::NOMEM)?;
     let rq = NonNull::new(device.rq().as_ptr()).ok_or(Errno::NOMEM)?;
     // SAFETY: ring and record live as long as `device`, which lives as long as `Qp`; `Sends`, which
@@ -285,19 +277,13 @@ fn queues(
 }
 
 /// The part of a new queue pair that belongs to libibverbs.
-fn public_part(
-    pd: *mut ibv_pd,
-    attr: &ibv_qp_init_attr,
-    context: *mut ibv_context,
-    device: &urnic_driver::Qp,
-) -> verbs_qp {
-    // SAFETY: all zeroes are null pointers, no functions, and an unlocked mutex.
-    let mut abi: verbs_qp = unsafe { mem::zeroed() };
+fn public_part(pd: &Pd, attr: &ibv_qp_init_attr, device: &urnic_driver::Qp) -> verbs_qp {
+    let mut abi = verbs_qp::zeroes();
     // SAFETY: both variants of the union begin with these fields.
     let public = unsafe { &mut *abi.qp.qp };
-    public.context = context;
+    public.context = pd.context().public();
     public.qp_context = attr.qp_context;
-    public.pd = pd;
+    public.pd = pd.public();
     public.send_cq = attr.send_cq;
     public.recv_cq = attr.recv_cq;
     public.srq = attr.srq;
@@ -310,53 +296,219 @@ fn public_part(
 
 /// `ibv_create_qp(3)`: EOPNOTSUPP for a type that the device does not have, EINVAL beyond the
 /// device's limits.
-pub(super) unsafe extern "C" fn create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> *mut ibv_qp {
-    // SAFETY: libibverbs gives a live domain, and the program its attributes.
-    pointer(|| unsafe { Qp::make(pd, &mut *attr) }).cast()
+pub(super) fn create_qp(pd: &Pd, mut attr: Given<'_, ibv_qp_init_attr>) -> Result<Box<Qp>, Errno> {
+    let parents = Parents {
+        pd,
+        send_cq: attr.send_cq(),
+        recv_cq: attr.recv_cq(),
+        srq: attr.srq(),
+    };
+    Qp::make(&parents, &mut attr)
 }
 
 /// `ibv_modify_qp(3)`.
-pub(super) unsafe extern "C" fn modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int {
-    // SAFETY: a live queue pair, and the program's attributes.
-    status(|| unsafe { Qp::of(qp).modify(&*attr, mask) })
+pub(super) fn modify_qp(qp: &Qp, attr: &ibv_qp_attr, mask: c_int) -> Result<(), Errno> {
+    qp.modify(attr, mask)
 }
 
-/// `ibv_query_qp(3)`: writes all attributes; the mask is ignored.
-pub(super) unsafe extern "C" fn query_qp(
-    qp: *mut ibv_qp,
-    attr: *mut ibv_qp_attr,
-    _mask: c_int,
-    init_attr: *mut ibv_qp_init_attr,
-) -> c_int {
-    status(|| {
-        // SAFETY: a live queue pair.
-        let this = unsafe { Qp::of(qp) };
-        let caps = this.caps();
-        let answer = ibv_attr(&this.device.query()?, caps);
-        // SAFETY: the program's structures, and this queue pair's.
-        unsafe {
-            attr.write(answer);
-            init_attr.write(ibv_qp_init_attr {
-                qp_context: (*qp).qp_context,
-                send_cq: (*qp).send_cq,
-                recv_cq: (*qp).recv_cq,
-                srq: (*qp).srq,
-                cap: ibv_caps(caps),
-                qp_type: (*qp).qp_type,
-                sq_sig_all: this.signal_all.into(),
-            });
+/// `ibv_query_qp(3)`: writes all attributes.
+pub(super) fn query_qp(
+    qp: &Qp,
+    mut attr: Out<'_, ibv_qp_attr>,
+    mut init_attr: Out<'_, ibv_qp_init_attr>,
+) -> Result<(), Errno> {
+    let caps = qp.caps();
+    attr.set(ibv_attr(&qp.device.query()?, caps));
+    let public = qp.public();
+    // SAFETY: these fields of the live queue pair are set before the program gets it.
+    let init = unsafe {
+        ibv_qp_init_attr {
+            qp_context: (*public).qp_context,
+            send_cq: (*public).send_cq,
+            recv_cq: (*public).recv_cq,
+            srq: (*public).srq,
+            cap: ibv_caps(caps),
+            qp_type: (*public).qp_type,
+            sq_sig_all: qp.signal_all.into(),
         }
-        Ok(())
-    })
+    };
+    init_attr.set(init);
+    Ok(())
 }
 
 /// `ibv_destroy_qp(3)`.
-pub(super) unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
-    status(|| {
-        // SAFETY: a live queue pair.
-        unsafe { Qp::of(qp) }.destroy()?;
-        // SAFETY: from `Box::into_raw`, and no other reference is left.
-        drop(unsafe { Box::from_raw(qp.cast::<Qp>()) });
-        Ok(())
-    })
+pub(super) fn destroy_qp(qp: ToFree<Qp>) -> Result<(), Errno> {
+    qp.destroy()?;
+    qp.free();
+    Ok(())
+}
+
+/// `ibv_attach_mcast(3)`: EINVAL for a queue pair of another kind than UD.
+pub(super) fn attach_mcast(qp: &Qp, gid: Option<Copied<ibv_gid>>) -> Result<(), Errno> {
+    qp.device.attach_multicast(&gid.ok_or(Errno::INVAL)?.0.raw)
+}
+
+/// `ibv_detach_mcast(3)`: EINVAL for a group that is not attached.
+pub(super) fn detach_mcast(qp: &Qp, gid: Option<Copied<ibv_gid>>) -> Result<(), Errno> {
+    qp.device.detach_multicast(&gid.ok_or(Errno::INVAL)?.0.raw)
+}
+
+/// The capacities of a queue pair. A queue pair with a shared receive queue has no receive
+/// capacities of its own (`ibv_create_qp(3)`).
+fn own_caps(caps: QpCaps, shares: bool) -> QpCaps {
+    if shares {
+        QpCaps {
+            max_recv_wr: 0,
+            max_recv_sge: 0,
+            ..caps
+        }
+    } else {
+        caps
+    }
+}
+
+fn caps(cap: &ibv_qp_cap) -> QpCaps {
+    QpCaps {
+        max_send_wr: cap.max_send_wr,
+        max_recv_wr: cap.max_recv_wr,
+        max_send_sge: cap.max_send_sge,
+        max_recv_sge: cap.max_recv_sge,
+        max_inline: cap.max_inline_data,
+    }
+}
+
+fn ibv_caps(caps: QpCaps) -> ibv_qp_cap {
+    ibv_qp_cap {
+        max_send_wr: caps.max_send_wr,
+        max_recv_wr: caps.max_recv_wr,
+        max_send_sge: caps.max_send_sge,
+        max_recv_sge: caps.max_recv_sge,
+        max_inline_data: caps.max_inline,
+    }
+}
+
+fn device_attr(attr: &ibv_qp_attr) -> QpAttr {
+    let ah = &attr.ah_attr;
+    QpAttr {
+        state: attr.qp_state,
+        cur_state: attr.cur_qp_state,
+        path_mtu: attr.path_mtu,
+        rq_psn: attr.rq_psn,
+        sq_psn: attr.sq_psn,
+        dest_qpn: attr.dest_qp_num,
+        qkey: attr.qkey,
+        access: attr.qp_access_flags,
+        pkey_index: attr.pkey_index,
+        port: attr.port_num,
+        max_dest_rd_atomic: attr.max_dest_rd_atomic,
+        max_rd_atomic: attr.max_rd_atomic,
+        // A field of 5 bits: adapters take no more of a larger value, and DLSlime sets 32.
+        min_rnr_timer: attr.min_rnr_timer & 0x1f,
+        timeout: attr.timeout,
+        retry_cnt: attr.retry_cnt,
+        rnr_retry: attr.rnr_retry,
+        av: address_vector(ah),
+    }
+}
+
+fn ibv_attr(attr: &QpAttr, caps: QpCaps) -> ibv_qp_attr {
+    let av = &attr.av;
+    ibv_qp_attr {
+        qp_state: attr.state,
+        cur_qp_state: attr.cur_state,
+        path_mtu: attr.path_mtu,
+        path_mig_state: IBV_MIG_MIGRATED,
+        rq_psn: attr.rq_psn,
+        sq_psn: attr.sq_psn,
+        dest_qp_num: attr.dest_qpn,
+        qkey: attr.qkey,
+        qp_access_flags: attr.access,
+        cap: ibv_caps(caps),
+        ah_attr: ibv_ah_attr {
+            grh: ibv_global_route {
+                dgid: ibv_gid { raw: av.dgid },
+                flow_label: av.flow_label,
+                sgid_index: av.sgid_index,
+                hop_limit: av.hop_limit,
+                traffic_class: av.traffic_class,
+            },
+            dlid: av.dlid,
+            sl: av.sl,
+            src_path_bits: av.src_path_bits,
+            static_rate: av.static_rate,
+            is_global: av.is_global.into(),
+            port_num: av.port,
+        },
+        pkey_index: attr.pkey_index,
+        sq_draining: (attr.state == QpState::Sqd as u32).into(),
+        max_rd_atomic: attr.max_rd_atomic,
+        max_dest_rd_atomic: attr.max_dest_rd_atomic,
+        min_rnr_timer: attr.min_rnr_timer,
+        port_num: attr.port,
+        timeout: attr.timeout,
+        retry_cnt: attr.retry_cnt,
+        rnr_retry: attr.rnr_retry,
+        ..ibv_qp_attr::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_rnr_timer_has_five_bits() {
+        for (set, taken) in [(0x1f, 0x1f), (0x20, 0), (0x2c, 12)] {
+            let attr = device_attr(&ibv_qp_attr {
+                min_rnr_timer: set,
+                ..ibv_qp_attr::default()
+            });
+            assert_eq!(attr.min_rnr_timer, taken, "{set}");
+        }
+    }
+
+    #[test]
+    fn attributes_come_back_from_a_query_as_they_were_set() {
+        let mut set = ibv_qp_attr {
+            qp_state: IBV_QPS_RTS,
+            cur_qp_state: IBV_QPS_RTS,
+            path_mtu: IBV_MTU_2048,
+            path_mig_state: IBV_MIG_MIGRATED,
+            rq_psn: 1,
+            sq_psn: 2,
+            dest_qp_num: 3,
+            qp_access_flags: IBV_ACCESS_REMOTE_READ,
+            cap: ibv_qp_cap {
+                max_send_wr: 4,
+                max_recv_wr: 5,
+                max_send_sge: 6,
+                max_recv_sge: 7,
+                max_inline_data: 8,
+            },
+            max_rd_atomic: 9,
+            max_dest_rd_atomic: 10,
+            min_rnr_timer: 11,
+            port_num: 1,
+            timeout: 12,
+            retry_cnt: 13,
+            rnr_retry: 14,
+            ..ibv_qp_attr::default()
+        };
+        set.ah_attr = ibv_ah_attr {
+            grh: ibv_global_route {
+                dgid: ibv_gid { raw: [7; 16] },
+                flow_label: 1,
+                sgid_index: 2,
+                hop_limit: 3,
+                traffic_class: 4,
+            },
+            dlid: 5,
+            sl: 6,
+            src_path_bits: 7,
+            static_rate: 8,
+            is_global: 1,
+            port_num: 1,
+        };
+        assert_eq!(ibv_attr(&device_attr(&set), caps(&set.cap)), set);
+    }
 }

@@ -3,8 +3,6 @@
 //! its completion was polled. In a shared receive queue, whose completions go to several completion
 //! queues, a slot is free again when the device has taken its entry.
 
-use std::ffi::c_int;
-use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -12,17 +10,16 @@ use std::sync::atomic::Ordering;
 use rustix::io::Errno;
 use urnic_device::record::{self, QueueRecord};
 use urnic_device::vocabulary::WcOpcode;
-use urnic_device::wqe::{RecvHeader, Sge};
+use urnic_device::wqe::{BLOCK_LEN, RecvHeader, Sge};
 use urnic_rdma_core::{ibv_recv_wr, ibv_sge};
 use zerocopy::Unalign;
 
 use super::ledger::Ledger;
-use super::unaligned::{elements, structure};
+use super::ring::Ring;
+use crate::from_c::{Out, Request, Requests};
 use crate::guard::contained;
 use crate::probes;
-use crate::strict::{Element, Request, SharedCheck};
-
-const HEADER_LEN: usize = size_of::<RecvHeader>();
+use crate::strict::{self, Element, SharedCheck};
 
 /// The size of a receive queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,8 +36,7 @@ pub(crate) struct ReceiveShape {
 
 /// The queue, for the holder of its lock.
 pub(crate) struct ReceiveQueue {
-    ring: NonNull<u8>,
-    record: NonNull<QueueRecord>,
+    ring: Ring<QueueRecord>,
     /// `None`: a shared queue.
     ledger: Option<Arc<Ledger>>,
     /// The check of a shared queue.
@@ -54,25 +50,22 @@ pub(crate) struct ReceiveQueue {
     settled: u32,
 }
 
-// SAFETY: the pointers lead to the rings of the queue pair, which live as long as the queue and
-// have no other writer.
-unsafe impl Send for ReceiveQueue {}
-
 impl ReceiveQueue {
     /// Creates a queue on a zeroed ring and record.
     ///
     /// # Safety
-    /// `ring` has `shape.entries` entries and `record` is a queue record; both outlive the queue,
-    /// and only the queue writes the ring and the record's receive producer.
+    /// `ring` has `shape.entries` entries, and at least one block; ring and record outlive the
+    /// queue, and only the queue writes the ring and the record's receive producer.
     pub(crate) unsafe fn new(
         ring: NonNull<u8>,
-        record: NonNull<QueueRecord>,
+        record: &QueueRecord,
         shape: ReceiveShape,
         ledger: Option<Arc<Ledger>>,
     ) -> ReceiveQueue {
+        let len = ((shape.entries as usize) << shape.log_stride).max(BLOCK_LEN);
         ReceiveQueue {
-            ring,
-            record,
+            // SAFETY: the caller promises a ring of this length, and its record.
+            ring: unsafe { Ring::new(ring, len, record) },
             ledger,
             check: None,
             shape,
@@ -91,46 +84,35 @@ impl ReceiveQueue {
     /// [`publish`](Self::publish).
     ///
     /// Errors: NOMEM when all slots are taken, INVAL for too many elements.
-    ///
-    /// # Safety
-    /// The request's element list can be read.
     #[inline]
-    pub(crate) unsafe fn post(&mut self, wr: &ibv_recv_wr) -> Result<(), Errno> {
+    fn post(&mut self, wr: Request<'_, ibv_recv_wr>) -> Result<(), Errno> {
         if self.written.wrapping_sub(self.settled) >= self.shape.slots {
             self.settled = self.freed();
             if self.written.wrapping_sub(self.settled) >= self.shape.slots {
                 return Err(Errno::NOMEM);
             }
         }
-        // A negative count becomes a large one.
-        let count = wr.num_sge as u32;
-        if count > self.shape.max_sge {
-            return Err(Errno::INVAL);
-        }
+        let mut list = wr.elements(self.shape.max_sge).ok_or(Errno::INVAL)?;
         let is_observed = self.ledger.as_ref().is_some_and(|ledger| ledger.is_observed());
         let (name, held) = match is_observed || self.check.is_some() {
-            // SAFETY: the caller promises a list that can be read.
-            true => unsafe { self.show(wr) },
+            true => self.show(wr.wr_id, list),
             false => (wr.wr_id, None),
         };
+        if let Some(held) = &held {
+            list = std::slice::from_ref(held);
+        }
         let slot = (self.written & (self.shape.entries - 1)) as usize;
-        // SAFETY: a slot's entry is within the ring, has space for the header and `max_sge`
-        // elements and is not published to the device yet.
-        unsafe {
-            let entry = self.ring.as_ptr().add(slot << self.shape.log_stride);
-            entry
-                .cast::<RecvHeader>()
-                .write_unaligned(RecvHeader::new(name, held.map_or(count, |_| 1) as u16));
-            let list = entry.add(HEADER_LEN).cast::<Sge>();
-            let theirs = elements(wr.sg_list, count as usize).iter().map(Unalign::get);
-            let held_count = if held.is_some() { 0 } else { count as usize };
-            for (i, sge) in held.into_iter().chain(theirs.take(held_count)).enumerate() {
-                list.add(i).write_unaligned(Sge {
-                    offset: sge.addr.into(),
-                    len: sge.length.into(),
-                    stag: sge.lkey.into(),
-                });
-            }
+        let mut at = slot << self.shape.log_stride;
+        self.ring.put(at, RecvHeader::new(name, list.len() as u16));
+        at += size_of::<RecvHeader>();
+        for sge in list.iter().map(Unalign::get) {
+            let element = Sge {
+                offset: sge.addr.into(),
+                len: sge.length.into(),
+                stag: sge.lkey.into(),
+            };
+            self.ring.put(at, element);
+            at += size_of::<Sge>();
         }
         self.written = self.written.wrapping_add(1);
         probes::post_recv(self.ledger.as_ref().map_or(0, |ledger| ledger.qpn()), wr.wr_id);
@@ -139,13 +121,8 @@ impl ReceiveQueue {
 
     /// Shows a request to what looks at the requests. Returns what the device is to call it, and
     /// the element to post in the place of the program's, if there is one.
-    ///
-    /// # Safety
-    /// The request's element list can be read.
     #[cold]
-    unsafe fn show(&self, wr: &ibv_recv_wr) -> (u64, Option<ibv_sge>) {
-        // SAFETY: the caller promises a list of this length.
-        let list = unsafe { elements(wr.sg_list, wr.num_sge as usize) };
+    fn show(&self, wr_id: u64, list: &[Unalign<ibv_sge>]) -> (u64, Option<Unalign<ibv_sge>>) {
         let elements: Vec<Element> = list
             .iter()
             .map(Unalign::get)
@@ -155,10 +132,10 @@ impl ReceiveQueue {
                 len: sge.length,
             })
             .collect();
-        let (mut name, mut held) = (wr.wr_id, None);
-        let request = Request {
+        let (mut name, mut held) = (wr_id, None);
+        let request = strict::Request {
             slot: self.written,
-            wr_id: wr.wr_id,
+            wr_id,
             opcode: WcOpcode::Recv,
             signalled: true,
             elements: &elements,
@@ -173,7 +150,7 @@ impl ReceiveQueue {
             }
             if let Some(trace) = ledger.trace() {
                 let bytes = elements.iter().map(|element| u64::from(element.len)).sum();
-                trace.receive_posted(wr.wr_id, bytes);
+                trace.receive_posted(wr_id, bytes);
             }
         });
         let held = held.map(|held| ibv_sge {
@@ -181,35 +158,24 @@ impl ReceiveQueue {
             length: held.len,
             lkey: held.key,
         });
-        (name, held)
+        (name, held.map(Unalign::new))
     }
 
     /// Writes a list of work requests, and publishes those before the first that cannot be taken,
-    /// to which `bad_wr` then points. Returns the producer index to ring with, if the device
-    /// requests a ring, and 0 or an errno.
-    ///
-    /// # Safety
-    /// `wr` is a list as `ibv_post_recv(3)` takes it; `bad_wr` is null or can be written.
-    pub(crate) unsafe fn post_list(
+    /// to which `bad` then leads. Returns the producer index to ring with, if the device requests a
+    /// ring, and the error.
+    pub(crate) fn post_list(
         &mut self,
-        wr: *mut ibv_recv_wr,
-        bad_wr: *mut *mut ibv_recv_wr,
-    ) -> (Option<u32>, c_int) {
-        let mut next = wr;
-        let mut copy = MaybeUninit::uninit();
-        let mut result = 0;
-        // SAFETY: the program's list, which ends with null.
-        while let Some(wr) = unsafe { structure(next, &mut copy) } {
-            // SAFETY: as the program filled it.
-            if let Err(errno) = unsafe { self.post(wr) } {
-                result = errno.raw_os_error();
-                if !bad_wr.is_null() {
-                    // SAFETY: the program's variable.
-                    unsafe { bad_wr.write_unaligned(next) };
-                }
+        mut requests: Requests<'_, ibv_recv_wr>,
+        bad: Option<Out<'_, *mut ibv_recv_wr>>,
+    ) -> (Option<u32>, Result<(), Errno>) {
+        let mut result = Ok(());
+        while let Some(wr) = requests.take() {
+            result = self.post(wr);
+            if result.is_err() {
+                requests.refused_at(bad);
                 break;
             }
-            next = wr.next;
         }
         (self.publish(), result)
     }
@@ -218,10 +184,7 @@ impl ReceiveQueue {
     fn freed(&self) -> u32 {
         match &self.ledger {
             Some(ledger) => ledger.receives_settled(),
-            // SAFETY: the record outlives the queue, and is only accessed atomically.
-            None => unsafe { self.record.as_ref() }
-                .rq_consumer
-                .load(Ordering::Acquire),
+            None => self.ring.record().rq_consumer.load(Ordering::Acquire),
         }
     }
 
@@ -234,8 +197,7 @@ impl ReceiveQueue {
             return None;
         }
         self.published = self.written;
-        // SAFETY: the record outlives the queue, and is only accessed atomically.
-        let record = unsafe { self.record.as_ref() };
+        let record = self.ring.record();
         record::publish(&record.rq_producer, &record.rq_event, old, self.written).then_some(self.written)
     }
 

@@ -3,7 +3,7 @@
 
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::Ordering;
 
 use rustix::io::Errno;
 use urnic_device::cqe::{CQE_LEN, Cqe, CqeFlags};
@@ -19,17 +19,28 @@ use super::completion_ring::{CompletionRing, is_receive, work_completion};
 use super::ledger::Ledger;
 use super::receive_queue::{ReceiveQueue, ReceiveShape};
 use super::send_queue::{SendQueue, SendRules, SendShape};
+use crate::from_c::{FromC, Out, Requests, Zeroes};
 
 /// Zeroed memory aligned like a device ring.
-struct Memory(Vec<[u64; 8]>);
+struct Memory(Vec<Block>);
+
+#[derive(Clone)]
+#[repr(align(64))]
+struct Block(#[allow(dead_code)] [u8; BLOCK_LEN]);
 
 impl Memory {
     fn new(len: usize) -> Memory {
-        Memory(vec![[0; 8]; len.div_ceil(64)])
+        Memory(vec![Block([0; BLOCK_LEN]); len.div_ceil(BLOCK_LEN)])
     }
 
     fn ptr<T>(&self) -> NonNull<T> {
         NonNull::new(self.0.as_ptr().cast_mut().cast()).unwrap()
+    }
+
+    /// The memory as a record of indices.
+    fn record<T>(&self) -> &T {
+        // SAFETY: zeroed memory of a record, whose fields are atomics.
+        unsafe { self.ptr().as_ref() }
     }
 
     /// `len` bytes from `at`, around the end.
@@ -50,6 +61,12 @@ const RULES: SendRules = SendRules {
     immediate: true,
     windows: true,
 };
+
+/// The list that begins with a work request of a test, which is valid.
+fn one<'a, T>(wr: *const T) -> Requests<'a, T> {
+    // SAFETY: the tests' work requests are valid.
+    unsafe { Requests::from_c(wr.cast_mut()) }
+}
 
 /// A send queue and the device's view of it.
 struct Sends {
@@ -76,7 +93,7 @@ impl Sends {
         let record = Memory::new(size_of::<QueueRecord>());
         let ledger = Arc::new(Ledger::new(1, shape.slots));
         // SAFETY: ring and record have the size of the shape, and are dropped with the queue.
-        let queue = unsafe { SendQueue::new(ring.ptr(), record.ptr(), shape, rules, ledger.clone()) };
+        let queue = unsafe { SendQueue::new(ring.ptr(), record.record(), shape, rules, ledger.clone()) };
         Sends {
             queue,
             ring,
@@ -87,13 +104,11 @@ impl Sends {
     }
 
     fn post(&mut self, wr: &ibv_send_wr) -> Result<(), Errno> {
-        // SAFETY: the tests' work requests are valid.
-        unsafe { self.queue.post(wr) }
+        self.queue.post(one(wr).take().unwrap())
     }
 
     fn record(&self) -> &QueueRecord {
-        // SAFETY: a zeroed record of atomics.
-        unsafe { self.record.ptr().as_ref() }
+        self.record.record()
     }
 
     /// The entry at a block index: its header and operands.
@@ -108,8 +123,7 @@ impl Sends {
 }
 
 fn send(list: &mut [ibv_sge]) -> ibv_send_wr {
-    // SAFETY: all zeroes is a work request.
-    let mut wr: ibv_send_wr = unsafe { std::mem::zeroed() };
+    let mut wr = ibv_send_wr::zeroes();
     wr.opcode = IBV_WR_SEND;
     wr.send_flags = IBV_SEND_SIGNALED;
     wr.sg_list = list.as_mut_ptr();
@@ -442,6 +456,16 @@ fn a_reset_drops_unpublished_requests_and_frees_all_slots() {
     assert_eq!((s.ledger.settle_send(2), s.ledger.settle_send(3)), (8, 9));
 }
 
+fn receives(
+    ring: &Memory,
+    record: &Memory,
+    shape: ReceiveShape,
+    ledger: Option<Arc<Ledger>>,
+) -> ReceiveQueue {
+    // SAFETY: ring and record have the size of the shape, and are dropped with the queue.
+    unsafe { ReceiveQueue::new(ring.ptr(), record.record(), shape, ledger) }
+}
+
 #[test]
 fn receives_fill_their_ring_and_completions_free_slots() {
     let shape = ReceiveShape {
@@ -453,10 +477,8 @@ fn receives_fill_their_ring_and_completions_free_slots() {
     let ring = Memory::new((shape.entries as usize) << shape.log_stride);
     let record = Memory::new(size_of::<QueueRecord>());
     let ledger = Arc::new(Ledger::new(1, 1));
-    // SAFETY: ring and record have the size of the shape, and are dropped with the queue.
-    let mut queue = unsafe { ReceiveQueue::new(ring.ptr(), record.ptr(), shape, Some(ledger.clone())) };
-    // SAFETY: a zeroed record of atomics.
-    let producer: &AtomicU32 = unsafe { &record.ptr::<QueueRecord>().as_ref().rq_producer };
+    let mut queue = receives(&ring, &record, shape, Some(ledger.clone()));
+    let producer = &record.record::<QueueRecord>().rq_producer;
     let mut list = [ibv_sge {
         addr: 0x1000,
         length: 7,
@@ -469,10 +491,7 @@ fn receives_fill_their_ring_and_completions_free_slots() {
             sg_list: list.as_mut_ptr(),
             num_sge,
         };
-        // SAFETY: the list exists.
-        let outcome = unsafe { queue.post(&wr) };
-        let _ = queue.publish();
-        outcome
+        queue.post_list(one(&wr), None).1
     };
     for id in 0..23u64 {
         let count = id as usize % 4;
@@ -538,8 +557,7 @@ fn requests_and_lists_in_packed_structs_are_taken() {
     };
     let ring = Memory::new((shape.entries as usize) << shape.log_stride);
     let record = Memory::new(size_of::<QueueRecord>());
-    // SAFETY: ring and record have the size of the shape, and are dropped with the queue.
-    let mut queue = unsafe { ReceiveQueue::new(ring.ptr(), record.ptr(), shape, None) };
+    let mut queue = receives(&ring, &record, shape, None);
     let mut received = [77, 78].map(|wr_id| {
         Box::new(Packed {
             _tag: 0,
@@ -564,9 +582,10 @@ fn requests_and_lists_in_packed_structs_are_taken() {
         wr: ptr::null_mut::<ibv_recv_wr>(),
         list,
     };
-    // SAFETY: the list and the variable exist.
-    let (_, result) = unsafe { queue.post_list(&raw mut first.wr, &raw mut bad.wr) };
-    assert_eq!(result, Errno::INVAL.raw_os_error());
+    // SAFETY: the variable exists.
+    let at = unsafe { Out::from_c(&raw mut bad.wr) };
+    let (_, result) = queue.post_list(one(&raw const first.wr), Some(at));
+    assert_eq!(result, Err(Errno::INVAL));
     let bad = bad.wr;
     assert_eq!(bad, &raw mut second.wr);
     let entry = ring.bytes(0, 64);
@@ -592,19 +611,13 @@ impl Completer {
             producer: 0,
         };
         // SAFETY: ring and record have the size of the queue; the tests drop them together with it.
-        let ring = unsafe { CompletionRing::new(c.ring.ptr(), c.record.ptr(), log_size) };
-        (c, ring)
+        let ring = unsafe { CompletionRing::new(c.ring.ptr().as_ptr(), c.record.record(), log_size) };
+        (c, ring.unwrap())
     }
 
     fn consumer(&self) -> u32 {
-        // SAFETY: a zeroed record of atomics.
-        unsafe {
-            self.record
-                .ptr::<CqRecord>()
-                .as_ref()
-                .consumer
-                .load(Ordering::Relaxed)
-        }
+        let record: &CqRecord = self.record.record();
+        record.consumer.load(Ordering::Relaxed)
     }
 
     fn complete(&mut self, mut cqe: Cqe) {

@@ -6,39 +6,90 @@
 //! queue after the send queue. So the ring has space for as many entries of maximum length as there
 //! are slots, and the driver never reads the progress of the device.
 
-use std::ptr::{self, NonNull};
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 use rustix::io::Errno;
 use urnic_device::record::{self, QueueRecord};
+use urnic_device::vocabulary::QpKind;
 use urnic_device::wqe::{
     AtomicOperands, BLOCK_LEN, BindOperands, DatagramAddress, OPERANDS, Opcode, SendFlags, SendHeader, Sge,
     blocks,
 };
 use urnic_rdma_core::{
-    IBV_SEND_FENCE, IBV_SEND_INLINE, IBV_SEND_SIGNALED, IBV_SEND_SOLICITED, IBV_WR_ATOMIC_CMP_AND_SWP,
-    IBV_WR_ATOMIC_FETCH_AND_ADD, IBV_WR_BIND_MW, IBV_WR_LOCAL_INV, IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE,
-    IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_SEND, IBV_WR_SEND_WITH_IMM, IBV_WR_SEND_WITH_INV, ibv_mw_bind_info,
-    ibv_send_wr, ibv_sge,
+    IBV_SEND_FENCE, IBV_SEND_INLINE, IBV_SEND_SIGNALED, IBV_SEND_SOLICITED, ibv_send_wr, ibv_sge,
 };
-use zerocopy::Unalign;
+use zerocopy::{IntoBytes, Unalign};
 
 use super::ah::Ah;
 use super::ledger::Ledger;
-pub(crate) use super::send_entry::{Entry, SendRules, SendShape};
-use super::unaligned::elements;
+use super::ring::Ring;
+use crate::from_c::{Bind, Operands, Request};
 use crate::guard::contained;
 use crate::probes;
-
-mod check;
+use crate::strict::{self, Element};
 
 /// The maximum message length: 2 GiB.
 pub(crate) const MAX_MESSAGE: u32 = 1 << 31;
 
+/// The size of a send queue. The ring holds as many entries of maximum length as there are slots.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct SendShape {
+    /// Maximum number of outstanding work requests.
+    pub(crate) slots: u32,
+    /// Maximum number of scatter/gather elements of a work request.
+    pub(crate) max_sge: u32,
+    /// Maximum number of inline bytes of a work request.
+    pub(crate) max_inline: u32,
+    /// The number of blocks in the ring, a power of two.
+    pub(crate) blocks: u32,
+}
+
+/// Further limits on posting, from the device and from the creation of the queue pair.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct SendRules {
+    /// The service of the queue pair.
+    pub(crate) kind: QpKind,
+    /// Every work request makes a completion (`sq_sig_all`).
+    pub(crate) signal_all: bool,
+    /// Maximum number of elements of an RDMA Read.
+    pub(crate) max_sge_read: u32,
+    /// The device supports atomics.
+    pub(crate) atomics: bool,
+    /// The device supports immediate data.
+    pub(crate) immediate: bool,
+    /// The device supports memory windows.
+    pub(crate) windows: bool,
+}
+
+impl SendRules {
+    #[inline]
+    pub(super) fn is_datagrams(&self) -> bool {
+        self.kind == QpKind::UnreliableDatagram
+    }
+
+    /// Whether the service of the queue pair has this operation.
+    #[inline]
+    pub(super) fn has_opcode(&self, opcode: Opcode) -> bool {
+        match self.kind {
+            QpKind::ReliableConnected => true,
+            QpKind::UnreliableConnected => matches!(
+                opcode,
+                Opcode::Send
+                    | Opcode::SendImm
+                    | Opcode::Write
+                    | Opcode::WriteImm
+                    | Opcode::BindMw
+                    | Opcode::LocalInv
+            ),
+            QpKind::UnreliableDatagram => matches!(opcode, Opcode::Send | Opcode::SendImm),
+        }
+    }
+}
+
 /// The queue, for the holder of its lock.
 pub(crate) struct SendQueue {
-    ring: NonNull<u8>,
-    record: NonNull<QueueRecord>,
+    ring: Ring<QueueRecord>,
     ledger: Arc<Ledger>,
     rules: SendRules,
     shape: SendShape,
@@ -52,40 +103,57 @@ pub(crate) struct SendQueue {
     settled: u32,
 }
 
-// SAFETY: the pointers lead to the rings of the queue pair, which live as long as the queue and
-// have no other writer.
-unsafe impl Send for SendQueue {}
+/// An incomplete entry: its header, and the current length of its operands.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Entry {
+    pub(crate) header: SendHeader,
+    pub(super) operand_len: usize,
+    /// Bytes of operands in front of the list or the data: the address of a datagram.
+    pub(super) prefix: usize,
+    pub(super) wr_id: u64,
+}
 
-/// The operands of an operation.
-enum Operands {
-    /// Data to send, from memory or inline.
-    Data,
-    /// The destination of read data.
-    Sink,
-    /// Two operands, and the destination of the old value.
-    Atomic,
-    /// A memory window.
-    Bind,
-    /// The STag only.
-    Invalidate,
+impl Entry {
+    pub(super) fn opcode(&self) -> Option<Opcode> {
+        Opcode::from_raw(self.header.opcode)
+    }
+
+    /// Sets the peer's memory that the operation accesses.
+    pub(crate) fn set_remote(&mut self, stag: u32, offset: u64) {
+        self.header.stag = stag.into();
+        self.header.remote_offset = offset.into();
+    }
+
+    /// Removes elements and inline data.
+    pub(crate) fn clear_data(&mut self) {
+        self.operand_len = self.prefix;
+        self.operand_len += match self.opcode() {
+            Some(Opcode::CompareSwap | Opcode::FetchAdd) => size_of::<AtomicOperands>(),
+            Some(Opcode::BindMw) => size_of::<BindOperands>(),
+            _ => 0,
+        };
+        self.header.num_sge = 0;
+        self.header.inline_len = 0.into();
+        self.header.flags &= !SendFlags::INLINE.bits();
+    }
 }
 
 impl SendQueue {
     /// Creates a queue on a zeroed ring and record.
     ///
     /// # Safety
-    /// `ring` has `shape.blocks` blocks and `record` is a queue record; both outlive the queue, and
-    /// only the queue writes the ring and the record's send producer.
+    /// `ring` has `shape.blocks` blocks; ring and record outlive the queue, and only the queue
+    /// writes the ring and the record's send producer.
     pub(crate) unsafe fn new(
         ring: NonNull<u8>,
-        record: NonNull<QueueRecord>,
+        record: &QueueRecord,
         shape: SendShape,
         rules: SendRules,
         ledger: Arc<Ledger>,
     ) -> SendQueue {
         SendQueue {
-            ring,
-            record,
+            // SAFETY: the caller promises a ring of this many blocks, and its record.
+            ring: unsafe { Ring::new(ring, shape.blocks as usize * BLOCK_LEN, record) },
             ledger,
             rules,
             shape,
@@ -100,81 +168,46 @@ impl SendQueue {
     /// [`publish`](Self::publish).
     ///
     /// Errors: NOMEM when all slots are taken, INVAL for an invalid request.
-    ///
-    /// # Safety
-    /// `wr` has the fields that its opcode requires; its element list and, if inline, its data can
-    /// be read.
     #[inline]
-    pub(crate) unsafe fn post(&mut self, wr: &ibv_send_wr) -> Result<(), Errno> {
-        let (opcode, operands) = match wr.opcode {
-            IBV_WR_SEND => (Opcode::Send, Operands::Data),
-            IBV_WR_RDMA_WRITE => (Opcode::Write, Operands::Data),
-            IBV_WR_RDMA_READ => (Opcode::Read, Operands::Sink),
-            IBV_WR_SEND_WITH_IMM => (Opcode::SendImm, Operands::Data),
-            IBV_WR_RDMA_WRITE_WITH_IMM => (Opcode::WriteImm, Operands::Data),
-            IBV_WR_SEND_WITH_INV => (Opcode::SendInv, Operands::Data),
-            IBV_WR_ATOMIC_CMP_AND_SWP => (Opcode::CompareSwap, Operands::Atomic),
-            IBV_WR_ATOMIC_FETCH_AND_ADD => (Opcode::FetchAdd, Operands::Atomic),
-            IBV_WR_LOCAL_INV => (Opcode::LocalInv, Operands::Invalidate),
-            IBV_WR_BIND_MW => (Opcode::BindMw, Operands::Bind),
-            _ => return Err(Errno::INVAL),
-        };
+    pub(crate) fn post(&mut self, wr: Request<'_, ibv_send_wr>) -> Result<(), Errno> {
+        let (opcode, operands) = wr.operation().ok_or(Errno::INVAL)?;
         let mut entry = self.begin(opcode, wr.send_flags, wr.wr_id)?;
         match opcode {
             Opcode::Send | Opcode::SendImm if self.rules.is_datagrams() => {
                 entry.header.immediate = wr.imm_data.to_ne_bytes();
-                // SAFETY: the requests of a queue pair for datagrams fill `ud`.
-                let ud = unsafe { wr.wr.ud };
-                if ud.ah.is_null() {
-                    return Err(Errno::INVAL);
-                }
-                // SAFETY: the program's address handle, which is live.
-                let destination = unsafe { &Ah::of(ud.ah).destination };
-                self.put_address(&entry, destination.address(ud.remote_qpn, ud.remote_qkey));
+                // SAFETY: this is a queue pair for datagrams.
+                let (handle, qpn, qkey) = unsafe { wr.peer::<Ah>() }.ok_or(Errno::INVAL)?;
+                self.put_address(&entry, handle.destination.address(qpn, qkey));
             }
             Opcode::SendImm => entry.header.immediate = wr.imm_data.to_ne_bytes(),
             Opcode::SendInv | Opcode::LocalInv => entry.header.stag = wr.imm_data.into(),
-            Opcode::Write | Opcode::WriteImm | Opcode::Read => {
-                // SAFETY: these opcodes fill `rdma`.
-                let rdma = unsafe { wr.wr.rdma };
-                entry.set_remote(rdma.rkey, rdma.remote_addr);
-                entry.header.immediate = wr.imm_data.to_ne_bytes();
-            }
             _ => {}
         }
-
-        // A negative count becomes a large one.
-        let count = wr.num_sge as u32;
-        if count > self.shape.max_sge {
-            return Err(Errno::INVAL);
-        }
-        // SAFETY: the caller's list has `count` elements.
-        let list = unsafe { elements(wr.sg_list, count as usize) };
-        let inline = wr.send_flags & IBV_SEND_INLINE != 0;
+        let list = wr.elements(self.shape.max_sge).ok_or(Errno::INVAL)?;
+        let is_data = !matches!(opcode, Opcode::Read);
         match operands {
-            Operands::Data if inline => {
-                for sge in list.iter().map(Unalign::get) {
-                    // SAFETY: the caller's data can be read, and is read immediately.
-                    unsafe { self.put_inline(&mut entry, sge.addr as *const u8, sge.length as usize)? };
-                }
+            Operands::Message | Operands::Rdma(_) if wr.is_inline() && is_data => {
+                wr.inline_data(self.shape.max_sge)
+                    .try_for_each(|piece| self.put_inline(&mut entry, piece))?;
             }
-            _ if inline => return Err(Errno::INVAL),
-            Operands::Data => self.put_list(&mut entry, list)?,
-            Operands::Sink if count > self.rules.max_sge_read => return Err(Errno::INVAL),
-            Operands::Sink => self.put_list(&mut entry, list)?,
-            Operands::Atomic if count != 1 => return Err(Errno::INVAL),
-            Operands::Atomic => {
-                // SAFETY: these opcodes fill `atomic`.
-                let atomic = unsafe { wr.wr.atomic };
+            _ if wr.is_inline() => return Err(Errno::INVAL),
+            Operands::Message => self.put_list(&mut entry, list)?,
+            Operands::Rdma(_) if !is_data && list.len() > self.rules.max_sge_read as usize => {
+                return Err(Errno::INVAL);
+            }
+            Operands::Rdma(_) => self.put_list(&mut entry, list)?,
+            Operands::Atomic(_) if list.len() != 1 => return Err(Errno::INVAL),
+            Operands::Atomic(atomic) => {
                 entry.set_remote(atomic.rkey, atomic.remote_addr);
                 self.put_atomic(&mut entry, atomic.compare_add, atomic.swap);
                 self.put_list(&mut entry, list)?;
             }
-            Operands::Bind => {
-                // SAFETY: this opcode fills `bind_mw`, whose region, if any, is live.
-                unsafe { self.put_bind(&mut entry, wr.extra.bind_mw.rkey, &wr.extra.bind_mw.bind_info) };
-            }
+            Operands::Bind(rkey, bind) => self.put_bind(&mut entry, rkey, bind),
             Operands::Invalidate => {}
+        }
+        if let Operands::Rdma(rdma) = operands {
+            entry.set_remote(rdma.rkey, rdma.remote_addr);
+            entry.header.immediate = wr.imm_data.to_ne_bytes();
         }
         self.commit(&mut entry);
         Ok(())
@@ -220,15 +253,7 @@ impl SendQueue {
     #[inline]
     pub(crate) fn put_address(&mut self, entry: &Entry, address: DatagramAddress) {
         if entry.prefix == size_of::<DatagramAddress>() {
-            let at = (self.block_offset() + OPERANDS) & (self.ring_len() - 1);
-            // SAFETY: the second half of the first block of an unpublished entry.
-            unsafe {
-                self.ring
-                    .as_ptr()
-                    .add(at)
-                    .cast::<DatagramAddress>()
-                    .write_unaligned(address)
-            };
+            self.ring.put(self.block_offset() + OPERANDS, address);
         }
     }
 
@@ -262,22 +287,13 @@ impl SendQueue {
 
     /// Sets inline data, as [`put_inline`](Self::put_inline) does, after a check that the entry's
     /// operation supports inline data.
-    ///
-    /// # Safety
-    /// `data` has `len` readable bytes.
-    pub(crate) unsafe fn set_inline(
-        &mut self,
-        entry: &mut Entry,
-        data: *const u8,
-        len: usize,
-    ) -> Result<(), Errno> {
+    pub(crate) fn set_inline(&mut self, entry: &mut Entry, data: &[u8]) -> Result<(), Errno> {
         match entry.opcode() {
             Some(
                 Opcode::Read | Opcode::CompareSwap | Opcode::FetchAdd | Opcode::LocalInv | Opcode::BindMw,
             )
             | None => Err(Errno::INVAL),
-            // SAFETY: the caller promises `len` readable bytes at `data`.
-            Some(_) => unsafe { self.put_inline(entry, data, len) },
+            Some(_) => self.put_inline(entry, data),
         }
     }
 
@@ -296,27 +312,14 @@ impl SendQueue {
         self.put_list(entry, list)
     }
 
-    /// Appends data to the entry's inline operands.
-    ///
-    /// # Safety
-    /// `data` has `len` readable bytes.
+    /// Appends data to the entry's inline operands. An entry of most bytes is shorter than the ring.
     #[inline]
-    unsafe fn put_inline(&mut self, entry: &mut Entry, data: *const u8, len: usize) -> Result<(), Errno> {
-        let end = entry.operand_len.saturating_add(len);
+    fn put_inline(&mut self, entry: &mut Entry, data: &[u8]) -> Result<(), Errno> {
+        let end = entry.operand_len.saturating_add(data.len());
         if end - entry.prefix > self.shape.max_inline as usize {
             return Err(Errno::INVAL);
         }
-        let at = self.offset(entry);
-        let first = len.min(self.ring_len() - at);
-        // SAFETY: `at` + `first` is within the ring, and the rest is shorter than an entry, so it
-        // is shorter than the part before `at`. The device reads neither part before they are
-        // published.
-        unsafe {
-            ptr::copy_nonoverlapping(data, self.ring.as_ptr().add(at), first);
-            if first < len {
-                ptr::copy_nonoverlapping(data.add(first), self.ring.as_ptr(), len - first);
-            }
-        }
+        self.ring.copy_in(self.offset(entry), data);
         entry.operand_len = end;
         entry.header.inline_len = ((end - entry.prefix) as u32).into();
         entry.header.flags |= SendFlags::INLINE.bits();
@@ -358,30 +361,22 @@ impl SendQueue {
     }
 
     /// Appends the operands of a bind.
-    ///
-    /// # Safety
-    /// `info.mr` is null or a region.
     #[inline]
-    pub(crate) unsafe fn put_bind(&mut self, entry: &mut Entry, new_stag: u32, info: &ibv_mw_bind_info) {
+    pub(crate) fn put_bind(&mut self, entry: &mut Entry, new_stag: u32, memory: Bind) {
         let mut bind = BindOperands::default();
-        bind.offset = info.addr.into();
-        bind.len = info.length.into();
-        // SAFETY: the caller promises that `info.mr` is null or a region.
-        bind.mr_stag = unsafe { info.mr.as_ref() }.map_or(0, |mr| mr.lkey).into();
-        bind.access = info.mw_access_flags.into();
+        bind.offset = memory.addr.into();
+        bind.len = memory.length.into();
+        bind.mr_stag = memory.lkey.into();
+        bind.access = memory.access.into();
         bind.new_stag = new_stag.into();
         self.put(entry, bind);
     }
 
-    /// Appends an operand whose length divides the length of a block, so it does not wrap.
+    /// Appends an operand, which does not wrap: the operands of an atomic or bind start an entry,
+    /// elements follow elements or 16 bytes.
     #[inline]
-    fn put<T>(&mut self, entry: &mut Entry, operand: T) {
-        const { assert!(BLOCK_LEN.is_multiple_of(size_of::<T>())) };
-        let at = self.offset(entry);
-        // SAFETY: `at` is within the ring and a multiple of the operand's length (the operands of
-        // an atomic or bind start an entry, elements follow elements or 16 bytes), so the whole
-        // operand is within the ring. The device does not read it yet.
-        unsafe { self.ring.as_ptr().add(at).cast::<T>().write_unaligned(operand) };
+    fn put<T: IntoBytes>(&mut self, entry: &mut Entry, operand: T) {
+        self.ring.put(self.offset(entry), operand);
         entry.operand_len += size_of::<T>();
     }
 
@@ -394,16 +389,7 @@ impl SendQueue {
         let blocks = blocks(entry.operand_len);
         entry.header.blocks = blocks as u8;
         entry.header.cookie = u64::from(self.posted).into();
-        let at = self.block_offset();
-        // SAFETY: a header fits in the block at `at`, which is within the ring and not published to
-        // the device yet.
-        unsafe {
-            self.ring
-                .as_ptr()
-                .add(at)
-                .cast::<SendHeader>()
-                .write_unaligned(entry.header)
-        };
+        self.ring.put(self.block_offset(), entry.header);
         self.ledger.enter_send(self.posted, entry.wr_id);
         probes::post_send(self.ledger.qpn(), entry.wr_id, entry.header.opcode);
         self.posted = self.posted.wrapping_add(1);
@@ -422,8 +408,7 @@ impl SendQueue {
         if let Some(trace) = self.ledger.trace() {
             contained(|| trace.sends_published());
         }
-        // SAFETY: the record outlives the queue, and is only accessed atomically.
-        let record = unsafe { self.record.as_ref() };
+        let record = self.ring.record();
         record::publish(&record.sq_producer, &record.sq_event, old, self.written).then_some(self.written)
     }
 
@@ -457,20 +442,95 @@ impl SendQueue {
         self.posted
     }
 
-    #[inline]
-    fn ring_len(&self) -> usize {
-        self.shape.blocks as usize * BLOCK_LEN
-    }
-
-    /// The position of the next entry's header, in bytes.
+    /// The position of the next entry's header.
     #[inline]
     fn block_offset(&self) -> usize {
-        (self.written as usize * BLOCK_LEN) & (self.ring_len() - 1)
+        self.written as usize * BLOCK_LEN
     }
 
-    /// The position of the entry's next operand, in bytes.
+    /// The position of the entry's next operand.
     #[inline]
     fn offset(&self, entry: &Entry) -> usize {
-        (self.block_offset() + OPERANDS + entry.operand_len) & (self.ring_len() - 1)
+        self.block_offset() + OPERANDS + entry.operand_len
+    }
+
+    /// Shows an entry to what looks at the requests. What it fetches may have to go elsewhere.
+    #[cold]
+    fn show(&mut self, entry: &mut Entry) {
+        let Some(opcode) = entry.opcode() else { return };
+        let lists = match opcode {
+            Opcode::LocalInv | Opcode::BindMw => 0,
+            _ => usize::from(entry.header.num_sge),
+        };
+        // The elements are the last operands.
+        let first = entry.operand_len.saturating_sub(lists * size_of::<Sge>());
+        let elements: Vec<Element> = (0..lists)
+            .map(|number| {
+                let at = self.block_offset() + OPERANDS + first + number * size_of::<Sge>();
+                let sge: Sge = self.ring.read(at);
+                Element {
+                    key: sge.stag.get(),
+                    offset: sge.offset.get(),
+                    len: sge.len.get(),
+                }
+            })
+            .collect();
+        let mut held = None;
+        contained(|| {
+            let (slot, wr_id, opcode) = (self.posted, entry.wr_id, opcode.completion());
+            if let Some(check) = self.ledger.check() {
+                held = check.send_posted(&strict::Request {
+                    slot,
+                    wr_id,
+                    opcode,
+                    signalled: entry.header.flags & SendFlags::SIGNALED.bits() != 0,
+                    elements: &elements,
+                });
+            }
+            if let Some(trace) = self.ledger.trace() {
+                let bytes = elements.iter().map(|element| u64::from(element.len)).sum::<u64>();
+                let inline = u64::from(entry.header.inline_len.get());
+                trace.send_posted(slot, wr_id, opcode, bytes + inline);
+            }
+        });
+        if let Some(Element { key, offset, len }) = held {
+            entry.clear_data();
+            entry.header.num_sge = 1;
+            self.put(
+                entry,
+                Sge {
+                    offset: offset.into(),
+                    len: len.into(),
+                    stag: key.into(),
+                },
+            );
+        }
+    }
+
+    /// Why [`post`](Self::post) refuses a request with this error.
+    #[cold]
+    pub(super) fn why_refused(&self, wr: &ibv_send_wr, errno: Errno) -> String {
+        let count = wr.num_sge as u32;
+        let inline = wr.send_flags & IBV_SEND_INLINE != 0;
+        match errno {
+            Errno::NOMEM => format!(
+                "the send queue is full: {} requests are outstanding",
+                self.shape.slots
+            ),
+            _ if count > self.shape.max_sge => {
+                format!(
+                    "the request has {count} elements, and max_send_sge is {}",
+                    self.shape.max_sge
+                )
+            }
+            _ if inline => format!(
+                "the request is inline: that is for Sends and Writes of at most max_inline_data, {} B",
+                self.shape.max_inline
+            ),
+            _ => format!(
+                "the queue pair has no requests of opcode {} with send_flags {:#x} and {count} elements",
+                wr.opcode, wr.send_flags
+            ),
+        }
     }
 }
