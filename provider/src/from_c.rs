@@ -170,8 +170,8 @@ pub(crate) use {objects, pointers};
 /// A structure of the program, which the verb may change, with pointers to live objects.
 pub(crate) struct Given<'a, T>(*mut T, PhantomData<&'a mut T>);
 
-/// A live structure, which no thread uses meanwhile if the verb changes it. Those of its pointers to
-/// objects that are valid by its `comp_mask` are null or lead to live objects.
+/// A live structure, which no thread uses meanwhile if the verb changes it. Those of its pointers
+/// to objects that are valid by its `comp_mask` are null or lead to live objects.
 impl<T> FromC<*mut T> for Given<'_, T> {
     unsafe fn from_c(given: *mut T) -> Self {
         Given(given, PhantomData)
@@ -291,23 +291,49 @@ impl<'a, T> FromC<(*const T, usize)> for &'a [Unalign<T>] {
     }
 }
 
-/// That many bytes that can be read, which no thread changes meanwhile.
-impl<'a> FromC<(*const c_void, usize)> for &'a [u8] {
+/// Bytes of the program, of which nothing is said before [`bytes`](Self::bytes).
+#[derive(Clone, Copy)]
+pub(crate) struct Data<'a> {
+    start: *const u8,
+    len: usize,
+    memory: PhantomData<&'a [u8]>,
+}
+
+/// That many bytes that can be read, which no thread changes meanwhile; more than the verb takes
+/// need not be there.
+impl FromC<(*const c_void, usize)> for Data<'_> {
     #[inline(always)]
-    unsafe fn from_c((start, len): (*const c_void, usize)) -> &'a [u8] {
-        if len == 0 {
+    unsafe fn from_c((start, len): (*const c_void, usize)) -> Self {
+        Data {
+            start: start.cast(),
+            len,
+            memory: PhantomData,
+        }
+    }
+}
+
+impl<'a> Data<'a> {
+    #[inline(always)]
+    pub(crate) fn len(self) -> usize {
+        self.len
+    }
+
+    /// The bytes; for a length that the verb takes.
+    #[inline(always)]
+    pub(crate) fn bytes(self) -> &'a [u8] {
+        if self.len == 0 {
             return &[];
         }
-        // SAFETY: the caller promises these bytes.
-        unsafe { slice::from_raw_parts(start.cast(), len) }
+        // SAFETY: the promise of this type.
+        unsafe { slice::from_raw_parts(self.start, self.len) }
     }
 }
 
 /// Pieces of data of the program.
 pub(crate) struct Pieces<'a>(&'a [Unalign<ibv_data_buf>]);
 
-/// A list of that many elements, at any address, each of which has bytes that can be read. No thread
-/// changes them meanwhile.
+/// A list of that many elements, at any address, each of which has bytes that can be read. No
+/// thread changes them meanwhile.
 impl FromC<(*const ibv_data_buf, usize)> for Pieces<'_> {
     unsafe fn from_c(given: (*const ibv_data_buf, usize)) -> Self {
         // SAFETY: the caller promises this list.
@@ -316,21 +342,44 @@ impl FromC<(*const ibv_data_buf, usize)> for Pieces<'_> {
 }
 
 impl<'a> Pieces<'a> {
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &'a [u8]> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = Data<'a>> {
         // SAFETY: the promise of this type: these bytes can be read.
         let bytes = |buf: ibv_data_buf| unsafe { FromC::from_c((buf.addr.cast_const(), buf.length)) };
         self.0.iter().map(move |buf| bytes(buf.get()))
     }
 }
 
-/// That many bytes that can be written.
-impl<'a> FromC<(*mut c_void, usize)> for &'a mut [MaybeUninit<u8>] {
-    unsafe fn from_c((start, len): (*mut c_void, usize)) -> &'a mut [MaybeUninit<u8>] {
-        if len == 0 {
+/// Memory of the program that the verb fills, of which nothing is said before
+/// [`bytes`](Self::bytes).
+pub(crate) struct Buffer<'a> {
+    start: *mut c_void,
+    len: usize,
+    memory: PhantomData<&'a mut [u8]>,
+}
+
+/// That many bytes that can be written; more than the verb takes need not be there.
+impl FromC<(*mut c_void, usize)> for Buffer<'_> {
+    unsafe fn from_c((start, len): (*mut c_void, usize)) -> Self {
+        Buffer {
+            start,
+            len,
+            memory: PhantomData,
+        }
+    }
+}
+
+impl<'a> Buffer<'a> {
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The bytes; for a length that the verb takes.
+    pub(crate) fn bytes(self) -> &'a mut [MaybeUninit<u8>] {
+        if self.len == 0 {
             return &mut [];
         }
-        // SAFETY: the caller promises these bytes.
-        unsafe { slice::from_raw_parts_mut(start.cast(), len) }
+        // SAFETY: the promise of this type.
+        unsafe { slice::from_raw_parts_mut(self.start.cast(), self.len) }
     }
 }
 
@@ -409,7 +458,8 @@ impl<T: WorkRequest> Requests<'_, T> {
         }
     }
 
-    /// Posts none of the list, and returns the error number.
+    /// Returns the error number of a list of which not all is posted: `bad` then leads to the
+    /// request that was taken last, or to the first one if none was.
     #[cold]
     pub(crate) fn refuse(&self, bad: Option<Out<'_, *mut T>>, errno: Errno) -> c_int {
         self.refused_at(bad);
@@ -487,10 +537,10 @@ impl<'a> Request<'a, ibv_send_wr> {
         self.send_flags & IBV_SEND_INLINE != 0
     }
 
-    /// The bytes of an inline request's elements. Nothing for another request, and for one with more
-    /// than `most` elements.
+    /// The bytes of an inline request's elements. Nothing for another request, and for one with
+    /// more than `most` elements.
     #[inline(always)]
-    pub(crate) fn inline_data(self, most: u32) -> impl Iterator<Item = &'a [u8]> {
+    pub(crate) fn inline_data(self, most: u32) -> impl Iterator<Item = Data<'a>> {
         let list = self.elements(most).filter(|_| self.is_inline());
         // SAFETY: the promise of `Requests`: an inline request's elements can be read.
         let bytes = |sge: ibv_sge| unsafe { FromC::from_c((sge.addr as *const c_void, sge.length as usize)) };

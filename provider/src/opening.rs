@@ -60,8 +60,8 @@ pub(crate) fn open_cm_channel(opened: BorrowedFd<'_>) -> Result<(), Errno> {
 /// A device in libibverbs' list, which this plug-in has allocated.
 pub(crate) struct ListedDevice(*mut ibv_device);
 
-/// A device that `alloc_device` of this plug-in has allocated, with its name, of the libibverbs with
-/// which this plug-in's operations are registered.
+/// A device that `alloc_device` of this plug-in has allocated, with its name, of the libibverbs
+/// with which this plug-in's operations are registered.
 impl FromC<*mut ibv_device> for ListedDevice {
     unsafe fn from_c(given: *mut ibv_device) -> ListedDevice {
         ListedDevice(given)
@@ -122,8 +122,9 @@ impl ListedDevice {
         unsafe { &Registration::of((*self.0.cast::<verbs_device>()).ops).library }
     }
 
-    /// Makes a context of libibverbs from `ours`, which was opened through this device's libibverbs.
-    /// The context owns `cmd_fd` and `async_fd` from now on, also if this function fails.
+    /// Makes a context of libibverbs from `ours`, which was opened through this device's
+    /// libibverbs. The context owns `cmd_fd` and `async_fd` from now on, also if this function
+    /// fails.
     fn give(&self, cmd_fd: RawFd, ours: Context, async_fd: RawFd) -> Result<NewContext, Errno> {
         let library = ours.library;
         let level = library.level;

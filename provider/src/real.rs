@@ -26,8 +26,8 @@ pub(crate) struct Next<F> {
 
 impl<F> Next<F> {
     /// # Safety
-    /// `F` is a function pointer of the type that the function of this name has; an `unsafe` one, if
-    /// the function is not sound with any arguments.
+    /// `F` is a function pointer of the type that the function of this name has; an `unsafe` one,
+    /// if the function is not sound with any arguments.
     const unsafe fn new(name: &'static CStr) -> Next<F> {
         Next {
             name,

@@ -3,7 +3,6 @@
 //! and writes it like other memory of the program. It is a file without a name, so that peers on
 //! this host can map it (docs/design/same-host.md, "Memory that is shared").
 
-use std::mem::MaybeUninit;
 use std::sync::Arc;
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
@@ -12,6 +11,7 @@ use rustix::mm::ProtFlags;
 use urnic_process::fds::InternalFd;
 use urnic_process::file_length;
 
+use crate::from_c::{Buffer, Data};
 use crate::mapping::Mapping;
 
 /// The largest piece of device memory, in bytes.
@@ -87,10 +87,10 @@ impl Memory {
     ///
     /// # Errors
     /// `EINVAL` outside of the memory, or unless offset and length are multiples of 4.
-    pub(crate) fn copy_in(&self, offset: u64, from: &[u8]) -> Result<(), Errno> {
+    pub(crate) fn copy_in(&self, offset: u64, from: Data<'_>) -> Result<(), Errno> {
         let to = self.aligned(offset, from.len())?;
         // SAFETY: the memory has that many bytes there, of which no reference exists.
-        unsafe { to.copy_from_nonoverlapping(from.as_ptr(), from.len()) };
+        unsafe { to.copy_from_nonoverlapping(from.bytes().as_ptr(), from.len()) };
         Ok(())
     }
 
@@ -98,8 +98,9 @@ impl Memory {
     ///
     /// # Errors
     /// As for [`copy_in`](Self::copy_in).
-    pub(crate) fn copy_out(&self, offset: u64, to: &mut [MaybeUninit<u8>]) -> Result<(), Errno> {
+    pub(crate) fn copy_out(&self, offset: u64, to: Buffer<'_>) -> Result<(), Errno> {
         let from = self.aligned(offset, to.len())?;
+        let to = to.bytes();
         // SAFETY: the memory has that many bytes there, of which no reference exists.
         unsafe { from.copy_to_nonoverlapping(to.as_mut_ptr().cast(), to.len()) };
         Ok(())

@@ -3,9 +3,7 @@
 //! kernel also keeps these objects with the file.
 
 pub(crate) mod device_memory;
-pub(crate) mod dmabuf;
 pub(crate) mod domain;
-pub(crate) mod on_demand;
 pub(crate) mod region;
 
 use std::collections::BTreeMap;

@@ -47,8 +47,8 @@ impl<'a> Iterator for Strings<'a> {
         if self.next.is_null() {
             return None;
         }
-        // SAFETY: the promise of `of`; the list goes on behind an element that is not null, and only
-        // then is `next` moved.
+        // SAFETY: the promise of `of`; the list goes on behind an element that is not null, and
+        // only then is `next` moved.
         unsafe {
             let string = *self.next;
             (!string.is_null()).then(|| {
@@ -218,9 +218,10 @@ macro_rules! programs {
         unsafe extern "C-unwind" fn $name($($before: $bt,)* path: *const c_char $(, $after: $at)*) -> c_int {
             let Some(next) = real::$name.get() else { return missing($fails) };
             if !path.is_null() {
-                // SAFETY: the C caller's path and lists, or the variables of the process.
-                let (path, arguments, variables) =
-                    unsafe { (CStr::from_ptr(path), Strings::of($arguments), Strings::of($variables)) };
+                // SAFETY: the C caller's path, which is a C string.
+                let path = unsafe { CStr::from_ptr(path) };
+                // SAFETY: the C caller's lists, or the variables of the process.
+                let (arguments, variables) = unsafe { (Strings::of($arguments), Strings::of($variables)) };
                 look_at(path, $in_path, arguments, variables);
             }
             // SAFETY: the C caller's arguments.

@@ -4,15 +4,19 @@
 //! So a program that looks before finds old bytes, and what it writes there is noticed.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
+use urnic_device::command::features;
+use urnic_device::vocabulary::Access;
 use urnic_process::lock::lock;
 
 use super::memory;
 use super::watched_pages::{self, Watched};
+use crate::file::domain::Domain;
+use crate::mapping::Mapping;
 
 /// Address space for what a queue holds back. It takes memory only where something arrived.
-pub(crate) const ARENA: usize = 64 << 20;
+const ARENA: usize = 64 << 20;
 /// The memory of each request begins at a multiple of this.
 const ALIGNMENT: usize = 64;
 
@@ -57,7 +61,54 @@ impl Deliveries {
     }
 }
 
-/// The memory of a queue.
+/// The memory of a queue, mapped and registered.
+pub(crate) struct HeldMemory {
+    /// `None` only while it is dropped.
+    mapping: Option<Mapping>,
+    addr: usize,
+    device: urnic_driver::Mr,
+    domain: Arc<Domain>,
+}
+
+impl HeldMemory {
+    /// Memory in this domain. `None` if there is none, or the device is in another process: that
+    /// would reserve all of it.
+    pub(crate) fn new(domain: &Arc<Domain>) -> Option<HeldMemory> {
+        if domain.driver.attributes().features & features::ON_DEMAND == 0 {
+            return None;
+        }
+        let mapping = Mapping::anonymous(ARENA).ok()?;
+        let addr = mapping.start();
+        // On demand: pages are there when something arrives, not all of them at once.
+        let access = Access::LOCAL_WRITE | Access::ON_DEMAND;
+        let device = domain
+            .driver
+            .register(&domain.device, addr, ARENA, addr.addr() as u64, access)
+            .ok()?;
+        Some(HeldMemory {
+            addr: addr.addr(),
+            mapping: Some(mapping),
+            device,
+            domain: domain.clone(),
+        })
+    }
+
+    /// The address and the key.
+    pub(crate) fn arena(&self) -> (usize, u32) {
+        (self.addr, self.device.stag)
+    }
+}
+
+impl Drop for HeldMemory {
+    fn drop(&mut self) {
+        if self.domain.driver.deregister(&self.device).is_err() {
+            // Memory that the device may still use stays.
+            std::mem::forget(self.mapping.take());
+        }
+    }
+}
+
+/// The places in the memory of a queue.
 #[derive(Debug)]
 pub(super) struct Arena {
     base: usize,

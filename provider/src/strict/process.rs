@@ -5,11 +5,9 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use urnic_config::{Config, Strict as Mode};
 
-use super::findings::Findings;
+use super::findings::{Findings, Rule, Suppressions};
 use super::objects::Objects;
 use super::regions::Regions;
-use super::rule::Rule;
-use super::suppressions::Suppressions;
 use super::watched_pages::{self, Look};
 
 /// The exit status of a program with findings, for `strict=error`.

@@ -7,8 +7,8 @@ use urnic_process::lock::lock;
 
 use super::call_site::CallSite;
 use super::findings::Findings;
+use super::findings::Rule;
 use super::memory;
-use super::rule::Rule;
 
 /// Deregistered regions that are remembered.
 const MOST_GONE: usize = 4096;

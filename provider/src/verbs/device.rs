@@ -1,7 +1,6 @@
 //! The attributes of the device and its port, as queries report them.
 
 use std::ffi::{c_char, c_int};
-use std::mem::MaybeUninit;
 
 use rustix::io::Errno;
 use urnic_config::Identity;
@@ -13,7 +12,7 @@ use urnic_rdma_core::*;
 use super::send_queue::MAX_MESSAGE;
 use crate::context::OpenContext;
 use crate::file::device_memory;
-use crate::from_c::{Copied, Out, Zeroes, set_prefix};
+use crate::from_c::{Buffer, Copied, Out, Zeroes, set_prefix};
 
 /// The device has one port.
 const PORT: u8 = 1;
@@ -38,7 +37,7 @@ fn int(count: u32) -> c_int {
 pub(super) fn query_device_ex(
     context: OpenContext,
     input: Option<Copied<ibv_query_device_ex_input>>,
-    attr: &mut [MaybeUninit<u8>],
+    attr: Buffer<'_>,
 ) -> Result<(), Errno> {
     if input.is_some_and(|input| input.0.comp_mask != 0) {
         return Err(Errno::INVAL);
@@ -48,7 +47,7 @@ pub(super) fn query_device_ex(
     if identity.is_roce() && attributes.features & features::DATAGRAMS != 0 {
         show_multicast(&mut answer.orig_attr);
     }
-    set_prefix(attr, &answer);
+    set_prefix(attr.bytes(), &answer);
     Ok(())
 }
 

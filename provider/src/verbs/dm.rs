@@ -2,7 +2,6 @@
 //! registered regions.
 
 use std::ffi::{c_int, c_void};
-use std::mem::MaybeUninit;
 use std::sync::{Arc, Weak};
 
 use rustix::io::Errno;
@@ -13,7 +12,7 @@ use super::pd::Pd;
 use crate::context::OpenContext;
 use crate::file::device_memory::{DeviceMemory, MAX, MAX_LOG_ALIGN, Memory};
 use crate::file::{File, Handles};
-use crate::from_c::{SharedWithC, ToFree, called_by_c, objects};
+use crate::from_c::{Buffer, Data, SharedWithC, ToFree, called_by_c, objects};
 
 /// Device memory: the part of libibverbs, then the part of the provider.
 #[repr(C)]
@@ -115,13 +114,13 @@ pub(super) fn free_dm(dm: ToFree<Dm>) -> Result<(), Errno> {
 
 /// `ibv_memcpy_to_dm(3)`: EINVAL outside of the memory, or unless offset and length are multiples
 /// of 4.
-fn memcpy_to_dm(dm: &Dm, offset: u64, from: &[u8]) -> Result<(), Errno> {
+fn memcpy_to_dm(dm: &Dm, offset: u64, from: Data<'_>) -> Result<(), Errno> {
     dm.memory().copy_in(offset, from)
 }
 
 /// `ibv_memcpy_from_dm(3)`: EINVAL outside of the memory, or unless offset and length are multiples
 /// of 4.
-fn memcpy_from_dm(to: &mut [MaybeUninit<u8>], dm: &Dm, offset: u64) -> Result<(), Errno> {
+fn memcpy_from_dm(to: Buffer<'_>, dm: &Dm, offset: u64) -> Result<(), Errno> {
     dm.memory().copy_out(offset, to)
 }
 

@@ -29,7 +29,6 @@ mod dm;
 mod events;
 mod faulted;
 mod gated_sends;
-mod held_memory;
 mod ledger;
 mod mr;
 mod mw;

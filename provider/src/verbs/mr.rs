@@ -22,9 +22,8 @@ use super::pd::Pd;
 use crate::copy_on_fork::children_may_have_registered_memory;
 use crate::file::File;
 use crate::file::device_memory;
-use crate::file::dmabuf;
-use crate::file::on_demand::Place;
-use crate::file::region::{Region, State};
+use crate::file::domain::Place;
+use crate::file::region::{Region, State, map_file};
 use crate::from_c::{SharedWithC, ToFree, objects};
 use crate::library::Library;
 
@@ -313,7 +312,7 @@ pub(super) fn of_device_memory(
 /// `ibv_reg_dmabuf_mr(3)`, also for other files that can be mapped: work requests name the byte
 /// `offset` of the file `iova`, or 0 if the region is zero-based. EOPNOTSUPP if the device is in
 /// another process, or the file cannot be mapped; EINVAL outside of the file and on demand; else
-/// the errors of [`dmabuf::map`] and [`reg_mr`].
+/// the errors of [`map_file`] and [`reg_mr`].
 pub(super) fn reg_dmabuf_mr(
     pd: &Pd,
     offset: u64,
@@ -332,7 +331,7 @@ pub(super) fn reg_dmabuf_mr(
         return Err(Errno::OPNOTSUPP);
     }
     let file = fd.ok_or(Errno::BADF)?;
-    let (mapped, addr) = dmabuf::map(file, offset, length, access.contains(Access::LOCAL_WRITE))?;
+    let (mapped, addr) = map_file(file, offset, length, access.contains(Access::LOCAL_WRITE))?;
     let base = if access.contains(Access::ZERO_BASED) {
         0
     } else {
@@ -375,7 +374,7 @@ pub(super) fn dereg_mr(mr: ToFree<Mr>) -> Result<(), Errno> {
 }
 
 /// `ibv_advise_mr(3)`: EOPNOTSUPP for advice other than prefetching, EINVAL for unknown flags, else
-/// the errors of [`asked`](crate::file::on_demand::Places::asked). Pages that cannot be loaded are
+/// the errors of [`asked`](crate::file::domain::Places::asked). Pages that cannot be loaded are
 /// an error only with the flush flag: otherwise each later access detects the fault.
 pub(super) fn advise_mr(
     pd: &Pd,

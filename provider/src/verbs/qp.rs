@@ -1,4 +1,5 @@
-//! Queue pairs: creating, modifying, querying, destroying; multicast groups. Posting is in [`post`](super::post).
+//! Queue pairs: creating, modifying, querying, destroying; multicast groups. Posting is in
+//! [`post`](super::post).
 
 use std::ffi::c_int;
 use std::ptr::NonNull;
@@ -18,7 +19,6 @@ use super::ah::address_vector;
 use super::cq::Cq;
 use super::faulted;
 use super::gated_sends::Sends;
-use super::held_memory::HeldMemory;
 use super::ledger::Ledger;
 use super::pd::{DomainMembership, Pd, Resource, Rings};
 use super::receive_queue::{ReceiveQueue, ReceiveShape};
@@ -27,7 +27,7 @@ use super::send_queue::{SendQueue, SendRules, SendShape};
 use super::srq::Srq;
 use crate::from_c::{Copied, Given, Out, SharedWithC, ToFree, Zeroes, objects, pointers};
 use crate::probes;
-use crate::strict::{self, PairCheck};
+use crate::strict::{self, HeldMemory, PairCheck};
 use crate::trace::{self, PairTrace};
 
 /// A queue pair: the part of libibverbs, then the part of the provider.

@@ -19,7 +19,7 @@ use super::post::{report_refusal, takes_sends};
 use super::qp::{Parents, Qp};
 use super::send_queue::{Entry, SendQueue};
 use crate::context::OpenContext;
-use crate::from_c::{Bind, FromC, Given, Pieces, functions};
+use crate::from_c::{Bind, Data, FromC, Given, Pieces, functions};
 use crate::guard::contained;
 use crate::race_detector;
 
@@ -327,7 +327,7 @@ fn wr_set_ud_addr(to: Builder<'_>, ah: &Ah, qpn: u32, qkey: u32) {
     });
 }
 
-fn wr_set_inline_data(to: Builder<'_>, data: &[u8]) {
+fn wr_set_inline_data(to: Builder<'_>, data: Data<'_>) {
     to.set(|q, e| q.set_inline(e, data));
 }
 

@@ -27,7 +27,7 @@ impl<R> Ring<R> {
     /// There are that many bytes, aligned to [`BLOCK_LEN`], which are read and written here and by
     /// the device alone; they and the record outlive the value.
     pub(crate) unsafe fn new(start: NonNull<u8>, len: usize, record: &R) -> Ring<R> {
-        assert!(len.is_power_of_two() && len >= BLOCK_LEN && start.addr().get() % BLOCK_LEN == 0);
+        assert!(len.is_power_of_two() && len >= BLOCK_LEN && start.addr().get().is_multiple_of(BLOCK_LEN));
         Ring {
             start,
             len,

@@ -24,7 +24,7 @@ use zerocopy::{IntoBytes, Unalign};
 use super::ah::Ah;
 use super::ledger::Ledger;
 use super::ring::Ring;
-use crate::from_c::{Bind, Operands, Request};
+use crate::from_c::{Bind, Data, Operands, Request};
 use crate::guard::contained;
 use crate::probes;
 use crate::strict::{self, Element};
@@ -287,7 +287,7 @@ impl SendQueue {
 
     /// Sets inline data, as [`put_inline`](Self::put_inline) does, after a check that the entry's
     /// operation supports inline data.
-    pub(crate) fn set_inline(&mut self, entry: &mut Entry, data: &[u8]) -> Result<(), Errno> {
+    pub(crate) fn set_inline(&mut self, entry: &mut Entry, data: Data<'_>) -> Result<(), Errno> {
         match entry.opcode() {
             Some(
                 Opcode::Read | Opcode::CompareSwap | Opcode::FetchAdd | Opcode::LocalInv | Opcode::BindMw,
@@ -312,14 +312,15 @@ impl SendQueue {
         self.put_list(entry, list)
     }
 
-    /// Appends data to the entry's inline operands. An entry of most bytes is shorter than the ring.
+    /// Appends data to the entry's inline operands. An entry of most bytes is shorter than the
+    /// ring.
     #[inline]
-    fn put_inline(&mut self, entry: &mut Entry, data: &[u8]) -> Result<(), Errno> {
+    fn put_inline(&mut self, entry: &mut Entry, data: Data<'_>) -> Result<(), Errno> {
         let end = entry.operand_len.saturating_add(data.len());
         if end - entry.prefix > self.shape.max_inline as usize {
             return Err(Errno::INVAL);
         }
-        self.ring.copy_in(self.offset(entry), data);
+        self.ring.copy_in(self.offset(entry), data.bytes());
         entry.operand_len = end;
         entry.header.inline_len = ((end - entry.prefix) as u32).into();
         entry.header.flags |= SendFlags::INLINE.bits();

@@ -12,12 +12,11 @@ use urnic_process::queue_lock::Lock;
 use urnic_rdma_core::*;
 
 use super::faulted;
-use super::held_memory::HeldMemory;
 use super::pd::{DomainMembership, Pd, Resource, Rings};
 use super::receive_queue::{ReceiveQueue, ReceiveShape};
 use super::reported::{Acknowledgements, Reported};
 use crate::from_c::{Given, Out, SharedWithC, ToFree, Zeroes, objects, pointers};
-use crate::strict::{self, SharedCheck};
+use crate::strict::{self, HeldMemory, SharedCheck};
 
 /// A shared receive queue: the part of libibverbs, then the part of the provider.
 #[repr(C)]

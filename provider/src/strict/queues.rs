@@ -1,0 +1,551 @@
+//! Queues: the requests that the program has posted and whose completion it has not polled. Their
+//! memory is compared, watched, or held back meanwhile. Whether the requests that complete in a
+//! completion queue fit, and whether an event may have been missed.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::{self, ThreadId};
+
+use urnic_device::vocabulary::WcOpcode;
+use urnic_process::lock::lock;
+
+use super::call_site::CallSite;
+use super::findings::Rule;
+use super::held::{Arena, Held};
+use super::memory;
+use super::process::{Strict, current};
+use super::regions::Place;
+use super::watched_pages::{self, PlacedByDevice, Watched};
+
+/// The check of one queue pair.
+pub(crate) struct PairCheck {
+    requests: Requests,
+    /// The completion queues of sends and receives.
+    cqs: [Arc<QueueCheck>; 2],
+    /// That of the shared receive queue, if it has one.
+    shared: Option<Arc<SharedCheck>>,
+    sends: Mutex<VecDeque<Posted>>,
+    receives: Mutex<VecDeque<Posted>>,
+}
+
+impl PairCheck {
+    /// The check of a new queue pair in the protection domain with this number; `arena` is the
+    /// address and key of memory of [`ARENA`](super::ARENA) bytes where requests can be held back.
+    pub(crate) fn new(
+        strict: &'static Strict,
+        qpn: u32,
+        pd: u32,
+        cqs: [Arc<QueueCheck>; 2],
+        shared: Option<Arc<SharedCheck>>,
+        arena: Option<(usize, u32)>,
+    ) -> PairCheck {
+        PairCheck {
+            requests: Requests::new(strict, format!("qp {qpn:#x}"), pd, arena),
+            cqs,
+            shared,
+            sends: Mutex::default(),
+            receives: Mutex::default(),
+        }
+    }
+
+    /// The check of the shared receive queue, if it has one.
+    pub(crate) fn shared(&self) -> Option<&SharedCheck> {
+        self.shared.as_deref()
+    }
+
+    fn report(&self, rule: Rule, site: &CallSite, text: impl FnOnce() -> String) {
+        self.requests.report(rule, site, text);
+    }
+
+    /// The program posts a request to the send queue. Returns the element for the device, if that
+    /// is to place what it fetches elsewhere.
+    #[cold]
+    pub(crate) fn send_posted(&self, request: &Request<'_>) -> Option<Element> {
+        let (posted, element) = self.requests.post(request);
+        if request.signalled {
+            self.cqs[0].add(self.requests.strict, &posted.site);
+        }
+        lock(&self.sends).push_back(posted);
+        element
+    }
+
+    /// The program posts a receive. Returns the element for the device, if that is to place the
+    /// bytes elsewhere.
+    #[cold]
+    pub(crate) fn receive_posted(&self, request: &Request<'_>) -> Option<Element> {
+        let (posted, element) = self.requests.post(request);
+        self.cqs[1].add(self.requests.strict, &posted.site);
+        lock(&self.receives).push_back(posted);
+        element
+    }
+
+    /// Requests from this slot on, which the program had not completed, are taken back.
+    #[cold]
+    pub(crate) fn sends_taken_back(&self, slot: u32) {
+        let mut sends = lock(&self.sends);
+        let is_kept = |posted: &Posted| posted.slot.wrapping_sub(slot).cast_signed() < 0;
+        let kept = sends.iter().take_while(|posted| is_kept(posted)).count();
+        for taken_back in sends.drain(kept..) {
+            self.cqs[0].remove(taken_back.signalled.into());
+            self.requests.forget(&taken_back);
+        }
+    }
+
+    /// The program polled the completion of a send: it and those before are complete, the last one
+    /// successfully if `done`. `failed` is what the completion says, if it is an error and no
+    /// flush.
+    #[cold]
+    pub(crate) fn send_completed(&self, slot: u32, done: bool, failed: Option<String>) {
+        let mut sends = lock(&self.sends);
+        let is_complete = |posted: &Posted| slot.wrapping_sub(posted.slot).cast_signed() >= 0;
+        let count = sends.iter().take_while(|posted| is_complete(posted)).count();
+        let complete: Vec<Posted> = sends.drain(..count).collect();
+        drop(sends);
+        if let (Some(failed), Some(last)) = (failed, complete.last()) {
+            self.report(Rule::RequestFailed, &last.site, || failed);
+        }
+        for posted in &complete {
+            self.cqs[0].remove(posted.signalled.into());
+            let has_bytes = done || posted.slot != slot;
+            self.requests
+                .complete(posted, if has_bytes { u32::MAX } else { 0 });
+        }
+    }
+
+    /// The program polled the completion of its oldest receive, which has `len` bytes.
+    #[cold]
+    pub(crate) fn receive_completed(&self, len: u32, failed: Option<String>) {
+        let Some(posted) = lock(&self.receives).pop_front() else {
+            return;
+        };
+        self.cqs[1].remove(1);
+        self.requests.complete(&posted, len);
+        if let Some(failed) = failed {
+            self.report(Rule::RequestFailed, &posted.site, || failed);
+        }
+    }
+
+    /// The queues were emptied: nothing completes any more.
+    pub(crate) fn emptied(&self) {
+        let sends: Vec<_> = lock(&self.sends).drain(..).collect();
+        let signalled = sends.iter().filter(|posted| posted.signalled).count();
+        self.cqs[0].remove(signalled as u32);
+        let receives: Vec<_> = lock(&self.receives).drain(..).collect();
+        self.cqs[1].remove(receives.len() as u32);
+        for posted in sends.iter().chain(&receives) {
+            self.requests.forget(posted);
+        }
+    }
+
+    /// A post was refused, for this reason; `full`: the send queue has no slot.
+    #[cold]
+    pub(crate) fn refused(&self, reason: &str, full: bool) {
+        let site = CallSite::here();
+        let sends = lock(&self.sends);
+        let unsignalled = full && !sends.is_empty() && !sends.iter().any(|posted| posted.signalled);
+        let outstanding = sends.len();
+        drop(sends);
+        if unsignalled {
+            self.report(Rule::NoneSignalled, &site, || {
+                format!(
+                    "the send queue is full: of its {outstanding} requests none is signalled, so no completion \
+                     will ever free a place"
+                )
+            });
+        } else {
+            self.report(Rule::PostRefused, &site, || reason.to_owned());
+        }
+    }
+}
+
+/// The check of one shared receive queue. It gives each receive a token, which is the device's name
+/// of it, because programs may use a `wr_id` several times.
+pub(crate) struct SharedCheck {
+    requests: Requests,
+    known: Mutex<Known>,
+}
+
+#[derive(Debug, Default)]
+struct Known {
+    last: u64,
+    posted: HashMap<u64, Posted>,
+}
+
+impl SharedCheck {
+    /// The check of a new queue in the protection domain with this number; `arena` as for queue
+    /// pairs.
+    pub(crate) fn new(
+        strict: &'static Strict,
+        srqn: u32,
+        pd: u32,
+        arena: Option<(usize, u32)>,
+    ) -> SharedCheck {
+        SharedCheck {
+            requests: Requests::new(strict, format!("srq {srqn:#x}"), pd, arena),
+            known: Mutex::default(),
+        }
+    }
+
+    /// The program posts a receive. Returns its token, and the element for the device, if that is
+    /// to place the bytes elsewhere.
+    #[cold]
+    pub(crate) fn receive_posted(&self, request: &Request<'_>) -> (u64, Option<Element>) {
+        let (posted, element) = self.requests.post(request);
+        let mut known = lock(&self.known);
+        known.last += 1;
+        let token = known.last;
+        known.posted.insert(token, posted);
+        (token, element)
+    }
+
+    /// The program's name of a receive.
+    pub(crate) fn wr_id(&self, token: u64) -> u64 {
+        lock(&self.known)
+            .posted
+            .get(&token)
+            .map_or(token, |posted| posted.wr_id)
+    }
+
+    /// The program polled the completion of a receive, which has `len` bytes. `failed` is what the
+    /// completion says, if it is an error and no flush.
+    #[cold]
+    pub(crate) fn receive_completed(&self, token: u64, len: u32, failed: Option<String>) {
+        let Some(posted) = lock(&self.known).posted.remove(&token) else {
+            return;
+        };
+        self.requests.complete(&posted, len);
+        if let Some(failed) = failed {
+            self.requests.report(Rule::RequestFailed, &posted.site, || failed);
+        }
+    }
+
+    /// The queue is destroyed: nothing completes any more.
+    pub(crate) fn emptied(&self) {
+        let posted: Vec<_> = lock(&self.known).posted.drain().collect();
+        for (_, posted) in &posted {
+            self.requests.forget(posted);
+        }
+    }
+}
+
+/// The check of one completion queue.
+#[derive(Debug)]
+pub(crate) struct QueueCheck {
+    /// The number of entries that the program asked for.
+    entries: AtomicU32,
+    /// Requests that are posted and will complete here: signalled sends, and receives.
+    outstanding: AtomicU32,
+    /// The program has not polled since.
+    armed: Mutex<Option<Armed>>,
+}
+
+/// A request for an event while completions waited.
+#[derive(Debug)]
+struct Armed {
+    site: CallSite,
+    waiting: u32,
+    thread: ThreadId,
+}
+
+impl QueueCheck {
+    /// The check of a queue for which the program asked for this many entries.
+    pub(crate) fn new(entries: u32) -> QueueCheck {
+        QueueCheck {
+            entries: AtomicU32::new(entries),
+            outstanding: AtomicU32::new(0),
+            armed: Mutex::default(),
+        }
+    }
+
+    /// The program changed the number of entries.
+    pub(crate) fn resized(&self, entries: u32) {
+        self.entries.store(entries, Ordering::Relaxed);
+    }
+
+    /// One more request will complete here.
+    pub(super) fn add(&self, strict: &Strict, site: &CallSite) {
+        let outstanding = self.outstanding.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
+        let entries = self.entries.load(Ordering::Relaxed);
+        if outstanding > entries {
+            strict.findings.report(Rule::CqTooSmall, site, || {
+                format!(
+                    "{outstanding} requests are outstanding whose completions go to a completion queue \
+                     that was created for {entries}"
+                )
+            });
+        }
+    }
+
+    /// `count` requests completed, or will not complete.
+    pub(super) fn remove(&self, count: u32) {
+        self.outstanding.fetch_sub(count, Ordering::Relaxed);
+    }
+
+    /// The program requested an event while `waiting` completions were in the queue.
+    pub(crate) fn armed(&self, waiting: u32) {
+        *lock(&self.armed) = (waiting > 0).then(|| Armed {
+            site: CallSite::here(),
+            waiting,
+            thread: thread::current().id(),
+        });
+    }
+
+    /// The program polls.
+    pub(crate) fn polled(&self) {
+        *lock(&self.armed) = None;
+    }
+
+    /// The program waited for an event, and has one.
+    pub(crate) fn waited(&self) {
+        let mut armed = lock(&self.armed);
+        // Another thread may wait while the one that requested the event is about to poll.
+        let Some(Armed { site, waiting, .. }) = armed.take_if(|armed| armed.thread == thread::current().id())
+        else {
+            return;
+        };
+        drop(armed);
+        if let Some(strict) = current() {
+            strict.findings.report(Rule::MissedRearm, &site, || {
+                format!(
+                    "an event was requested while {waiting} completions waited, which cause none, and the \
+                     program waited for an event without another poll"
+                )
+            });
+        }
+    }
+}
+
+/// An element of a request.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Element {
+    pub(crate) key: u32,
+    pub(crate) offset: u64,
+    pub(crate) len: u32,
+}
+
+/// A request that the program posts.
+#[derive(Debug)]
+pub(crate) struct Request<'a> {
+    /// The number of its slot.
+    pub(crate) slot: u32,
+    pub(crate) wr_id: u64,
+    pub(crate) opcode: WcOpcode,
+    /// Whether it has a completion if it succeeds.
+    pub(crate) signalled: bool,
+    /// Its elements; none for inline data.
+    pub(crate) elements: &'a [Element],
+}
+
+/// A request that was posted.
+#[derive(Debug)]
+pub(super) struct Posted {
+    pub(super) slot: u32,
+    pub(super) wr_id: u64,
+    opcode: WcOpcode,
+    pub(super) signalled: bool,
+    pub(super) site: CallSite,
+    /// Address, length and hash of the memory that must not change.
+    unchanged: Vec<(usize, usize, u64)>,
+    /// Numbers of the pages that can only be read.
+    watched: Vec<usize>,
+    back: Option<HeldBack>,
+    _placed: Option<PlacedByDevice>,
+}
+
+/// A request whose bytes are held back, and its elements with their places.
+#[derive(Debug)]
+struct HeldBack {
+    held: Held,
+    elements: Vec<(Element, Place)>,
+}
+
+impl Posted {
+    fn described(&self) -> String {
+        format!("the {} with wr_id {:#x}", self.opcode.verbs_name(), self.wr_id)
+    }
+}
+
+/// How the requests of one queue pair, or of a shared receive queue, are checked.
+pub(super) struct Requests {
+    pub(super) strict: &'static Strict,
+    /// What the log calls the queue.
+    name: String,
+    pd: u32,
+    arena: Option<Mutex<Arena>>,
+}
+
+impl Requests {
+    /// `arena` is the address and key of memory of [`ARENA`](super::ARENA) bytes where the bytes of
+    /// requests can be held back.
+    pub(super) fn new(
+        strict: &'static Strict,
+        name: String,
+        pd: u32,
+        arena: Option<(usize, u32)>,
+    ) -> Requests {
+        Requests {
+            strict,
+            name,
+            pd,
+            arena: arena.map(|(addr, key)| Mutex::new(Arena::new(addr, key))),
+        }
+    }
+
+    pub(super) fn report(&self, rule: Rule, site: &CallSite, text: impl FnOnce() -> String) {
+        self.strict
+            .findings
+            .report(rule, site, || format!("{}: {}", self.name, text()));
+    }
+
+    /// The program posts a request. Returns also the element for the device, if that is to place
+    /// the bytes elsewhere.
+    pub(super) fn post(&self, request: &Request<'_>) -> (Posted, Option<Element>) {
+        let watched = Watched {
+            wr_id: request.wr_id,
+            opcode: request.opcode,
+        };
+        let writes = !watched.is_sent();
+        let (mut posted, places) = self.checked(request, writes);
+        for (place, len) in places.iter().flatten() {
+            watched_pages::open_within(place.addr, *len, writes);
+        }
+        if !writes {
+            let regions = &self.strict.regions;
+            let places = places.into_iter().flatten();
+            let ours = places.filter(|(place, len)| !regions.peers_write(place.addr, *len));
+            posted.watched = ours
+                .filter_map(|(place, len)| watched_pages::close(place.addr, len, watched))
+                .collect();
+            return (posted, None);
+        }
+        let has_bytes = !places.is_empty();
+        posted.back = self.hold(request, watched, places);
+        posted._placed = (has_bytes && posted.back.is_none()).then(PlacedByDevice::new);
+        let element = posted.back.as_ref().map(|back| Element {
+            key: back.held.key,
+            offset: back.held.addr as u64,
+            len: back.held.len as u32,
+        });
+        (posted, element)
+    }
+
+    /// Holds a request back. One with a mistake is the device's to refuse.
+    fn hold(
+        &self,
+        request: &Request<'_>,
+        watched: Watched,
+        places: Vec<Option<(Place, usize)>>,
+    ) -> Option<HeldBack> {
+        let places: Vec<_> = places.into_iter().collect::<Option<_>>()?;
+        let arena = self.arena.as_ref()?;
+        let pieces: Vec<_> = places
+            .iter()
+            .map(|(place, len)| (place.addr, *len, !place.remote))
+            .collect();
+        let with_bytes = request.elements.iter().filter(|element| element.len > 0);
+        let elements = with_bytes
+            .zip(places)
+            .map(|(element, (place, _))| (*element, place));
+        let held = lock(arena).hold(watched, &pieces)?;
+        Some(HeldBack {
+            held,
+            elements: elements.collect(),
+        })
+    }
+
+    /// Checks the memory of a request; `writes`: the device writes there. Returns also where its
+    /// elements are; `None`: not in memory that this process has.
+    fn checked(&self, request: &Request<'_>, writes: bool) -> (Posted, Vec<Option<(Place, usize)>>) {
+        let mut places = Vec::new();
+        let mut posted = Posted {
+            slot: request.slot,
+            wr_id: request.wr_id,
+            opcode: request.opcode,
+            signalled: request.signalled,
+            site: CallSite::here(),
+            unchanged: Vec::new(),
+            watched: Vec::new(),
+            back: None,
+            _placed: None,
+        };
+        for (number, element) in request.elements.iter().enumerate() {
+            let Element { key, offset, len } = *element;
+            if len == 0 {
+                continue;
+            }
+            let place = self
+                .strict
+                .regions
+                .place(self.pd, key, offset, len.into(), writes);
+            let len = len as usize;
+            places.push(place.as_ref().ok().copied().flatten().map(|place| (place, len)));
+            match place {
+                Ok(Some(Place { addr, .. })) if !writes => {
+                    posted
+                        .unchanged
+                        .extend(memory::hash(addr, len).map(|hash| (addr, len, hash)));
+                }
+                Ok(_) => {}
+                Err(wrong) => self.report(Rule::BadLkey, &posted.site, || {
+                    format!("element {number} of {}: {wrong}", posted.described())
+                }),
+            }
+        }
+        (posted, places)
+    }
+
+    /// The program polled the completion of a request, which has `len` bytes if it is held back.
+    pub(super) fn complete(&self, posted: &Posted, len: u32) {
+        let mut changed = None;
+        if let Some(HeldBack { held, elements }) = &posted.back {
+            // The program may have deregistered the memory, and use it for something else.
+            let is_there = |(element, place): &(Element, Place)| {
+                let Element { key, offset, len } = *element;
+                self.strict.regions.place(self.pd, key, offset, len.into(), true) == Ok(Some(*place))
+            };
+            match elements.iter().all(is_there) {
+                true => changed = held.deliver(len as usize),
+                false => held.open(),
+            }
+            self.release(held);
+        }
+        let is_changed = |(addr, len, hash): &&(usize, usize, u64)| {
+            memory::hash(*addr, *len).is_some_and(|now| now != *hash)
+        };
+        let sent = posted.unchanged.iter().filter(is_changed);
+        for (addr, len) in sent.map(|(addr, len, _)| (*addr, *len)).chain(changed) {
+            self.report(Rule::BufferChanged, &posted.site, || {
+                format!(
+                    "{len} B at {addr:#x} changed between the post of {} and the poll of its completion",
+                    posted.described()
+                )
+            });
+        }
+        self.unwatch(posted);
+    }
+
+    /// A request will not complete.
+    pub(super) fn forget(&self, posted: &Posted) {
+        if let Some(HeldBack { held, .. }) = &posted.back {
+            held.open();
+            self.release(held);
+        }
+        self.unwatch(posted);
+    }
+
+    fn release(&self, held: &Held) {
+        if let Some(arena) = &self.arena {
+            lock(arena).release(held);
+        }
+    }
+
+    fn unwatch(&self, posted: &Posted) {
+        for number in &posted.watched {
+            watched_pages::open(*number);
+        }
+        if posted.back.is_some() || !posted.watched.is_empty() {
+            self.strict.report_looks();
+        }
+    }
+}
