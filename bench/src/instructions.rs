@@ -1,9 +1,9 @@
 //! Instructions that the two ends of a connection execute for one message, counted by valgrind: a
 //! busy machine does not change these figures.
 //!
-//! The ends run in turn. An end that has nothing to do stops itself, and [`Ends::take_turns`] resumes
-//! the other one, so that no end polls while it waits. `tests/programs/turns.c`, which is preloaded
-//! into both, has the rest.
+//! The ends run in turn. An end that has nothing to do stops itself, and [`Ends::take_turns`]
+//! resumes the other one, so that no end polls while it waits. `tests/programs/turns.c`, which is
+//! preloaded into both, has the rest.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};

@@ -8,8 +8,8 @@ use urnic_tests::wait::free_port;
 
 use crate::table::Measured;
 
-/// A program of UCX with UCX's own TCP, on the loopback device, as urnic and raw TCP use it; by default
-/// UCX would choose another.
+/// A program of UCX with UCX's own TCP, on the loopback device, as urnic and raw TCP use it; by
+/// default UCX would choose another.
 pub(crate) fn with_tcp(program: Program) -> Program {
     program.env("UCX_TLS", "tcp").env("UCX_NET_DEVICES", "lo")
 }

@@ -1,6 +1,6 @@
-/* one_by_one [-o send|write] [-s SIZE] [-n COUNT] -p PORT [HOST]: one message after the other in one
- * direction, each posted when the one before is complete, for counts of instructions (turns.c). An
- * end that would poll in vain lets the other end run. */
+/* one_by_one [-o send|write] [-s SIZE] [-n COUNT] -p PORT [HOST]: one message after the other
+ * in one direction, each posted when the one before is complete, for counts of instructions
+ * (turns.c). An end that would poll in vain lets the other end run. */
 #include "rc.h"
 
 /* Messages that show whether they complete without the other end. */

@@ -1,18 +1,18 @@
 /* Preloaded into the two ends of a connection, each under callgrind: lets them run in turn, and
  * counts the instructions of some messages.
  *
- * A program that polls executes more instructions the longer it waits. Here it does not wait: an end
- * whose poll finds nothing has no more to do, so it stops itself (SIGSTOP, with all its threads), and
- * the program that started both resumes the other end. What an end executes for a message then
- * depends on the message alone. A program that knows that it would poll in vain calls `pass_turn`
- * instead.
+ * A program that polls executes more instructions the longer it waits. Here it does not wait:
+ * an end whose poll finds nothing has no more to do, so it stops itself (SIGSTOP, with all its
+ * threads), and the program that started both resumes the other end. What an end executes for a
+ * message then depends on the message alone. A program that knows that it would poll in vain
+ * calls `pass_turn` instead.
  *
- * TURNS_FILE is a file of 4096 zeroes that both ends map, TURNS_END is `client` or `server`. The client
- * counts the messages that it posts. At the beginning of a block of messages both ends set their
- * counters to zero, at its end both dump them (callgrind's `--callgrind-out-file`, one file for each
- * thread and block). Of the instructions of this file only the wrappers' own, some 40 for a message,
- * are counted. When all blocks are dumped, both ends
- * run freely. */
+ * TURNS_FILE is a file of 4096 zeroes that both ends map, TURNS_END is `client` or `server`.
+ * The client counts the messages that it posts. At the beginning of a block of messages both
+ * ends set their counters to zero, at its end both dump them (callgrind's
+ * `--callgrind-out-file`, one file for each thread and block). Of the instructions of this file
+ * only the wrappers' own, some 40 for a message, are counted. When all blocks are dumped, both
+ * ends run freely. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <dlfcn.h>
@@ -35,8 +35,8 @@
 #include <unistd.h>
 #include <valgrind/callgrind.h>
 
-/* Messages of a block: a multiple of 64, because a poller of urnic looks at all its work after 64 polls.
- * Before each block are some that are not counted, because a dump takes a while. */
+/* Messages of a block: a multiple of 64, because a poller of urnic looks at all its work after
+ * 64 polls. Before each block are some that are not counted, because a dump takes a while. */
 #define BLOCK 256
 #define BEFORE 64
 #define BLOCKS 5
@@ -62,9 +62,10 @@ struct shared {
 static struct shared *shared;
 static unsigned end;
 
-/* glibc's `struct rseq` of a thread, for programs that look for it by these names: valgrind cannot
- * register the real one, and without one the plug-in would not write to its peer's memory itself.
- * Nothing revokes memory here, so nobody misses the restart of an interrupted sequence. */
+/* glibc's `struct rseq` of a thread, for programs that look for it by these names: valgrind
+ * cannot register the real one, and without one the plug-in would not write to its peer's
+ * memory itself. Nothing revokes memory here, so nobody misses the restart of an interrupted
+ * sequence. */
 static __thread __attribute__((aligned(32), tls_model("initial-exec"))) struct {
 	uint32_t cpu_id_start, cpu_id;
 	uint64_t rseq_cs;
@@ -78,8 +79,9 @@ static bool is_over(void)
 	return !shared || (shared->tries && shared->wanted == shared->tries + 2 * BLOCKS);
 }
 
-/* The background thread of the device (0: none). It looks at the program's polls every millisecond of
- * time, not of instructions. So it is held in a signal handler while the ends run in turn. */
+/* The background thread of the device (0: none). It looks at the program's polls every
+ * millisecond of time, not of instructions. So it is held in a signal handler while the ends
+ * run in turn. */
 static pid_t background;
 static atomic_int held;
 static int gate[2];
@@ -137,8 +139,9 @@ static void find_background(void)
 		closedir(tasks);
 }
 
-/* What the background thread does: it may hold a lock, or waits for messages, or leaves these to the
- * program and looks from time to time whether that still polls (it waits for its eventfd alone). */
+/* What the background thread does: it may hold a lock, or waits for messages, or leaves these
+ * to the program and looks from time to time whether that still polls (it waits for its eventfd
+ * alone). */
 enum { WORKS, WAITS, LEAVES };
 
 static int background_state(void)
