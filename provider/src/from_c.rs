@@ -257,6 +257,12 @@ impl<T> FromC<(*mut T, c_int)> for Room<'_, T> {
 }
 
 impl<T> Room<'_, T> {
+    /// The same room, to be filled by another function.
+    #[inline(always)]
+    pub(crate) fn again(&mut self) -> Room<'_, T> {
+        Room { ..*self }
+    }
+
     #[inline]
     pub(crate) fn is_full(&self) -> bool {
         self.left == 0

@@ -305,7 +305,7 @@ impl Cq {
     /// Takes completions while there is room; returns how many, and the queue pair of the last one
     /// that was ever taken.
     #[inline]
-    fn poll(&self, room: &mut Room<'_, ibv_wc>) -> (c_int, u32) {
+    fn poll(&self, mut room: Room<'_, ibv_wc>) -> (c_int, u32) {
         let mut completions = self.completions.hold();
         let before = completions.ring.consumer();
         let mut taken = 0;
@@ -415,15 +415,15 @@ pub(super) fn destroy_cq(cq: ToFree<Cq>) -> Result<(), Errno> {
 
 /// `ibv_poll_cq(3)`: a call that finds no completion lets the device work on this thread, and polls
 /// again. Negative (EIO) in a forked child.
-#[inline]
+#[inline(always)]
 pub(super) fn poll_cq(cq: &Cq, mut room: Room<'_, ibv_wc>) -> c_int {
     if !cq.created_in.is_current() {
         return -Errno::IO.raw_os_error();
     }
-    let (mut taken, last) = cq.poll(&mut room);
+    let (mut taken, last) = cq.poll(room.again());
     if taken == 0 {
         contained(|| cq.device.progress(last));
-        (taken, _) = cq.poll(&mut room);
+        (taken, _) = cq.poll(room);
     } else if cq.device.has_gathered() {
         contained(|| cq.device.progress(last));
     }

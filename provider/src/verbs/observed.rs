@@ -33,11 +33,13 @@ operations! {
     ) -> c_int = self::rereg_mr(mr, flags as u32, changed_domain(flags, pd), Memory { addr, length, rights });
 }
 
+#[inline(always)]
 fn post_send(qp: &Qp, requests: Requests<'_, ibv_send_wr>, bad: Option<Out<'_, *mut ibv_send_wr>>) -> c_int {
     race_detector::handed_over();
     post::post_send(qp, requests, bad)
 }
 
+#[inline(always)]
 fn post_recv(qp: &Qp, requests: Requests<'_, ibv_recv_wr>, bad: Option<Out<'_, *mut ibv_recv_wr>>) -> c_int {
     race_detector::handed_over();
     post::post_recv(qp, requests, bad)
@@ -52,6 +54,7 @@ fn post_srq_recv(
     post::post_srq_recv(srq, requests, bad)
 }
 
+#[inline(always)]
 pub(super) fn poll_cq(cq: &Cq, room: Room<'_, ibv_wc>) -> c_int {
     let found = cq::poll_cq(cq, room);
     if found > 0 {

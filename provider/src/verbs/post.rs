@@ -1,5 +1,8 @@
 //! Posting work requests.
 //!
+//! These verbs, and polling, are inlined into the functions that C calls: otherwise their arguments
+//! would pass through memory.
+//!
 //! Another thread may poll the completion of a request as soon as the request is published, and
 //! destroy the queue pair while the posting thread still has to ring, or does the work of the
 //! device. So the queue is published under its lock, which destroying waits for; nothing of the
@@ -30,7 +33,7 @@ pub(super) fn takes_sends(state: QpState) -> bool {
 /// `ibv_post_send(3)`: EINVAL for an invalid request, or in a state without posting; ENOMEM when
 /// the queue is full; EIO in a forked child. The requests before `*bad_wr` are posted, and the
 /// device gets all of them at once.
-#[inline]
+#[inline(always)]
 pub(super) fn post_send(
     qp: &Qp,
     mut requests: Requests<'_, ibv_send_wr>,
@@ -74,7 +77,7 @@ pub(super) fn post_send(
 /// `ibv_post_recv(3)`: EINVAL for too many elements, with a shared receive queue, or in RESET on a
 /// RoCE NIC; ENOMEM when the queue is full; EIO in a forked child. Receives may be posted in any
 /// other state; in error each completes flushed.
-#[inline]
+#[inline(always)]
 pub(super) fn post_recv(
     qp: &Qp,
     requests: Requests<'_, ibv_recv_wr>,
