@@ -53,27 +53,37 @@ impl Driver {
         if notice == Notice::Unreachable(qid) {
             tracing::debug!("{qp:?}: its peer cannot be reached");
             // A queue pair that failed meanwhile has flushed its posted requests.
-            let _ = self.modify(&qp, modify::UNREACHABLE, 0);
+            let _ = self.modify_qp(qid, modify::UNREACHABLE, |_| {});
         }
         qp.gate().open();
     }
 
-    pub(super) fn modify(&self, qp: &Qp, mask: u32, rnr_timeout_ms: u32) -> Result<(), Errno> {
+    /// Changes what `mask` names ([`modify`]) of a queue pair, to what `set` sets.
+    pub(super) fn modify_qp(
+        &self,
+        qid: u32,
+        mask: u32,
+        set: impl FnOnce(&mut ModifyQp),
+    ) -> Result<(), Errno> {
         let mut arguments = ModifyQp::new_zeroed();
-        arguments.qp = qp.qid.into();
+        arguments.qp = qid.into();
         arguments.mask = mask.into();
-        arguments.rnr_timeout_ms = rnr_timeout_ms.into();
+        set(&mut arguments);
         self.commands().run(Opcode::ModifyQp, &arguments)
+    }
+
+    /// Sets how long a Send of the peer of a queue pair waits for a posted receive; `None` = no
+    /// limit.
+    pub(super) fn set_rnr_timeout(&self, qp: &Qp, timeout: Option<Duration>) -> Result<(), Errno> {
+        let timeout = milliseconds(timeout);
+        self.modify_qp(qp.qid, modify::RNR, |to| to.rnr_timeout_ms = timeout.into())
     }
 
     /// Sets how long the peer of a queue pair may be silent while a request waits for it; `None`
     /// leaves that to TCP.
     pub(super) fn limit_silence(&self, qp: &Qp, limit: Option<Duration>) -> Result<(), Errno> {
-        let mut arguments = ModifyQp::new_zeroed();
-        arguments.qp = qp.qid.into();
-        arguments.mask = modify::ACK_TIMEOUT.into();
-        arguments.ack_timeout_ms = ack_timeout_ms(limit).into();
-        self.commands().run(Opcode::ModifyQp, &arguments)
+        let limit = ack_timeout_ms(limit);
+        self.modify_qp(qp.qid, modify::ACK_TIMEOUT, |to| to.ack_timeout_ms = limit.into())
     }
 
     pub(super) fn native_remove(&self, qpn: u32) {
@@ -112,7 +122,7 @@ impl Driver {
         if mask.contains(QpMask::MIN_RNR_TIMER) {
             let timeout = self.with_native(|engine, _| engine.rnr_timeout(qp.qpn, attr.min_rnr_timer));
             if let Some(timeout) = timeout {
-                let _ = self.modify(qp, modify::RNR, milliseconds(timeout));
+                let _ = self.set_rnr_timeout(qp, timeout);
             }
         }
     }

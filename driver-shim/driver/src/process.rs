@@ -81,6 +81,12 @@ fn current() -> &'static Process {
     unsafe { &*process }
 }
 
+/// The state of this process, if it has opened a device.
+fn existing() -> Option<&'static Process> {
+    // SAFETY: the pointer is only ever set to a box that is not freed.
+    unsafe { CURRENT.load(Ordering::Acquire).as_ref() }
+}
+
 impl Driver {
     /// This process's driver of the device with this index: opened at the first call, and again in
     /// a forked child. The driver lives until the process ends.
@@ -179,9 +185,7 @@ pub fn abandon_in_child() {
 
 /// The state of each device that this process has opened, also of those that were lost.
 pub fn snapshots() -> Vec<Snapshot> {
-    // SAFETY: the pointer is only ever set to a box that is not freed.
-    let process = unsafe { CURRENT.load(Ordering::Acquire).as_ref() };
-    let devices = process.into_iter().flat_map(Process::all);
+    let devices = existing().into_iter().flat_map(Process::all);
     let all = devices.flat_map(|device| std::iter::successors(Some(device), |opened| opened.previous));
     all.map(|opened| opened.driver.snapshot()).collect()
 }
@@ -189,17 +193,13 @@ pub fn snapshots() -> Vec<Snapshot> {
 /// Whether a program polled a completion in error, and no mere flush, from any device of this
 /// process.
 pub fn failed() -> bool {
-    // SAFETY: the pointer is only ever set to a box that is not freed.
-    let process = unsafe { CURRENT.load(Ordering::Acquire).as_ref() };
-    let mut devices = process.into_iter().flat_map(Process::all);
+    let mut devices = existing().into_iter().flat_map(Process::all);
     devices.any(|opened| opened.driver.failures().are_there())
 }
 
 /// Shuts the devices down; to be called when the process exits. Data of completed requests still
 /// arrives. Takes a bounded time.
 pub fn exit() {
-    // SAFETY: the pointer is only ever set to a box that is not freed.
-    let process = unsafe { CURRENT.load(Ordering::Acquire).as_ref() };
-    let drivers = process.into_iter().flat_map(Process::all);
+    let drivers = existing().into_iter().flat_map(Process::all);
     Driver::shutdown_all(drivers.map(|opened| opened.driver.clone()).collect());
 }

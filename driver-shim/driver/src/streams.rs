@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use rustix::io::Errno;
-use urnic_device::command::{Handle, Nothing, Opcode, modify};
+use urnic_device::command::{Handle, Nothing, Opcode};
 use urnic_device::stream::{
     Attach, Close as CloseStream, Connect, Endpoint, Endpoints, Listen, Listening, attach, input, listen, rtr,
 };
@@ -148,7 +148,7 @@ impl Streams<'_> {
         delivered: bool,
         rnr_timeout: Option<Duration>,
     ) -> Result<u32, Errno> {
-        self.driver.modify(qp, modify::RNR, milliseconds(rnr_timeout))?;
+        self.driver.set_rnr_timeout(qp, rnr_timeout)?;
         if unreliable {
             // Kind UC has no such attribute. A stream whose peer is silent would block the sends.
             self.driver.limit_silence(qp, Some(MIN_RETRY_TIME))?;
@@ -170,7 +170,7 @@ impl Streams<'_> {
             Duration::ZERO => (attach::STALL_AT_FIRST, FIRST_RECEIVE_GRACE),
             grace => (attach::STALL_ON_EMPTY_RQ, grace),
         };
-        self.driver.modify(qp, modify::RNR, milliseconds(Some(grace)))?;
+        self.driver.set_rnr_timeout(qp, Some(grace))?;
         match (qp.kind, self.driver.identity()) {
             (QpKind::UnreliableConnected, _) => self.driver.limit_silence(qp, Some(MIN_RETRY_TIME))?,
             (_, Identity::Iwarp) => self.driver.limit_silence(qp, retry_time(ack_timeout, RETRIES))?,

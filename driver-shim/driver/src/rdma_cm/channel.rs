@@ -12,8 +12,7 @@ use zerocopy::{Immutable, IntoBytes};
 use crate::driver::Driver;
 use crate::manager::Manager;
 use crate::manager::inventory::Inventory;
-use urnic_cm::rdma_cm::abi::CmAddress;
-use urnic_cm::rdma_cm::abi::opcode;
+use urnic_cm::rdma_cm::abi::{CmAddress, IdAddresses, opcode};
 use urnic_cm::rdma_cm::command::{self, Command, Destination, QueryKind};
 use urnic_config::Config;
 use urnic_presence::Presence;
@@ -140,49 +139,38 @@ impl CmChannel {
         registry::cm_channel(fd)?.downcast().ok()
     }
 
-    /// Executes a command. Returns `false` if the command takes an event and there is none.
-    ///
-    /// # Safety
-    /// The addresses in `command` are memory of the program that the command may access, as for
-    /// [`cm_write`].
-    unsafe fn execute(&self, command: Command) -> Result<bool, Errno> {
+    /// Executes a command; `option` is the value of a [`Command::SetOption`]. Returns the answer;
+    /// `None`: the command takes an event, and there is none.
+    fn execute(&self, command: Command, option: &[u8]) -> Result<Option<Answer>, Errno> {
         let driver = &*self.driver;
         let channel = self.key;
-        match command {
+        Ok(Some(match command {
             Command::CreateId {
                 answer,
                 uid,
                 port_space,
             } => {
                 let id = driver.with_rdma_cm(|engine, _| engine.create(channel, uid, port_space))?;
-                // SAFETY: the caller promises that the addresses in the command are valid.
-                unsafe { write_answer(answer, &id) };
+                Answer::new(answer, &id)
             }
             Command::DestroyId { answer, id } => {
                 let reported = driver.with_rdma_cm(|engine, world| engine.destroy(world, channel, id))?;
-                // SAFETY: the caller promises that the addresses in the command are valid.
-                unsafe { write_answer(answer, &reported) };
+                Answer::new(answer, &reported)
             }
             Command::MigrateId { answer, id, fd } => {
                 let old = CmChannel::of_fd(fd.cast_signed()).ok_or(Errno::INVAL)?;
                 let reported =
                     driver.with_rdma_cm(|engine, world| engine.migrate(world, old.key, channel, id))?;
-                // SAFETY: the caller promises that the addresses in the command are valid.
-                unsafe { write_answer(answer, &reported) };
+                Answer::new(answer, &reported)
             }
             Command::GetEvent { answer } => {
-                let Some(event) = driver.with_rdma_cm(|engine, world| engine.take_event(world, channel))
-                else {
-                    return Ok(false);
-                };
-                // SAFETY: the caller promises that the addresses in the command are valid.
-                unsafe { write_answer(answer, &event) };
+                let event = driver.with_rdma_cm(|engine, world| engine.take_event(world, channel));
+                return Ok(event.map(|event| Answer::new(answer, &event)));
             }
             Command::InitQpAttr { answer, id, state } => {
                 let attributes =
                     driver.with_rdma_cm(|engine, world| engine.qp_attributes(world, channel, id, state))?;
-                // SAFETY: the caller promises that the addresses in the command are valid.
-                unsafe { write_answer(answer, &attributes) };
+                Answer::new(answer, &attributes)
             }
             Command::JoinMulticast {
                 answer,
@@ -192,72 +180,46 @@ impl CmChannel {
             } => {
                 let membership =
                     driver.with_rdma_cm(|engine, world| engine.join(world, channel, id, uid, group))?;
-                // SAFETY: the caller promises that the addresses in the command are valid.
-                unsafe { write_answer(answer, &membership) };
+                Answer::new(answer, &membership)
             }
             Command::LeaveMulticast { answer, membership } => {
                 let reported =
                     driver.with_rdma_cm(|engine, world| engine.leave(world, channel, membership))?;
-                // SAFETY: the caller promises that the addresses in the command are valid.
-                unsafe { write_answer(answer, &reported) };
+                Answer::new(answer, &reported)
             }
-            Command::SetOption {
-                id,
-                level,
-                name,
-                address,
-                len,
-            } => {
-                // SAFETY: the caller promises that the addresses in the command are valid.
-                let value = unsafe { read_option(address, len) }?;
+            Command::SetOption { id, level, name, .. } => {
                 driver.with_rdma_cm(|engine, world| {
-                    engine.set_option(world, channel, id, (level, name), &value)
+                    engine.set_option(world, channel, id, (level, name), option)
                 })?;
+                Answer::none()
             }
-            // SAFETY: the caller promises that the addresses in the command are valid.
-            Command::QueryRoute { .. } | Command::Query { .. } => unsafe { self.query(command) }?,
-            command => self.execute_without_addresses(command)?,
-        }
-        Ok(true)
-    }
-
-    /// Executes a query of addresses, GIDs or paths.
-    ///
-    /// # Safety
-    /// The addresses in `command` are memory of the program that the command may access, as for
-    /// [`cm_write`].
-    unsafe fn query(&self, command: Command) -> Result<(), Errno> {
-        let query = |id| {
-            self.driver.with_rdma_cm(|engine, world| {
-                let local = engine.bound_to(self.key, id)?;
-                let node_guid = local.map_or(0, |local| world.device.node_guid(local));
-                engine.addresses(self.key, id, node_guid)
-            })
-        };
-        match command {
-            Command::QueryRoute { answer, id } => {
-                let route = query(id)?.route();
-                // SAFETY: the caller promises that the addresses in the command are valid.
-                unsafe { write_answer(answer, &route) };
-            }
+            Command::QueryRoute { answer, id } => Answer::new(answer, &self.addresses(id)?.route()),
             Command::Query { answer, id, kind } => {
-                let addresses = query(id)?;
-                // SAFETY: the caller promises that the addresses in the command are valid.
-                unsafe {
-                    match kind {
-                        QueryKind::Addresses => write_answer(answer, &addresses.addresses()),
-                        QueryKind::Gids => write_answer(answer, &addresses.gids()),
-                        QueryKind::Paths => write_answer(answer, &addresses.path()),
-                    }
+                let addresses = self.addresses(id)?;
+                match kind {
+                    QueryKind::Addresses => Answer::new(answer, &addresses.addresses()),
+                    QueryKind::Gids => Answer::new(answer, &addresses.gids()),
+                    QueryKind::Paths => Answer::new(answer, &addresses.path()),
                 }
             }
-            _ => return Err(Errno::INVAL),
-        }
-        Ok(())
+            command => {
+                self.execute_without_answer(command)?;
+                Answer::none()
+            }
+        }))
     }
 
-    /// Executes a command that names no memory of the program.
-    fn execute_without_addresses(&self, command: Command) -> Result<(), Errno> {
+    /// The addresses of an id.
+    fn addresses(&self, id: u32) -> Result<IdAddresses, Errno> {
+        self.driver.with_rdma_cm(|engine, world| {
+            let local = engine.bound_to(self.key, id)?;
+            let node_guid = local.map_or(0, |local| world.device.node_guid(local));
+            engine.addresses(self.key, id, node_guid)
+        })
+    }
+
+    /// Executes a command that has no answer and names no memory of the program.
+    fn execute_without_answer(&self, command: Command) -> Result<(), Errno> {
         let channel = self.key;
         self.driver.with_rdma_cm(|engine, world| match command {
             Command::Bind { id, local } => engine.bind(world, channel, id, local),
@@ -275,31 +237,26 @@ impl CmChannel {
         })
     }
 
-    /// Polls the device for an event, for a short time. Returns `false` if there is still none, and
+    /// Polls the device for an event, for a short time. Returns `None` if there is still none, and
     /// fails with `EINTR` if a signal came.
-    ///
-    /// # Safety
-    /// The addresses in `command` are memory of the program that the command may access, as for
-    /// [`cm_write`].
-    unsafe fn await_event(
+    fn await_event(
         &self,
         command: &Command,
         readable: BorrowedFd<'_>,
         signals: &HeldBack,
-    ) -> Result<bool, Errno> {
+    ) -> Result<Option<Answer>, Errno> {
         let driver = &*self.driver;
-        let mut taken = Ok(false);
+        let mut taken = Ok(None);
         let mut done = || {
             driver.handle_events_if_due();
-            // SAFETY: the caller promises that the addresses in the command are valid.
-            taken = unsafe { self.execute(command.clone()) };
-            taken != Ok(false)
+            taken = self.execute(command.clone(), &[]);
+            !matches!(taken, Ok(None))
         };
         driver
             .event_loop()
             .poll(|time| interrupt_context::deferred(|| driver.bus().lend(time, readable, &mut done)));
         driver.handle_events_if_due();
-        if taken == Ok(false) && signals.would_interrupt() {
+        if matches!(taken, Ok(None)) && signals.would_interrupt() {
             return Err(Errno::INTR);
         }
         taken
@@ -347,36 +304,68 @@ pub unsafe fn cm_write(
         tracing::debug!("channel {fd}: command {:?}: {errno}", command::number(bytes));
     })?;
     channel.open_devices(&command)?;
-    // SAFETY: the caller promises that the addresses in the command are valid.
-    let mut done = interrupt_context::deferred(|| unsafe { channel.execute(command.clone()) });
+    let option = match &command {
+        // SAFETY: the caller promises that the addresses in the command are valid.
+        Command::SetOption { address, len, .. } => unsafe { read_option(*address, *len) },
+        _ => Ok(Vec::new()),
+    };
+    let mut done =
+        option.and_then(|option| interrupt_context::deferred(|| channel.execute(command.clone(), &option)));
     channel.handle_events();
     // SAFETY: `fd` was a channel above; it is only queried for its flags and polled, which fails on
     // a closed descriptor.
     let readable = unsafe { BorrowedFd::borrow_raw(fd) };
-    if done == Ok(false) && !fcntl_getfl(readable).is_ok_and(|flags| flags.contains(OFlags::NONBLOCK)) {
-        // SAFETY: the caller promises that the addresses in the command are valid.
-        done = unsafe { channel.await_event(&command, readable, signals) };
+    if matches!(done, Ok(None)) && !fcntl_getfl(readable).is_ok_and(|flags| flags.contains(OFlags::NONBLOCK))
+    {
+        done = channel.await_event(&command, readable, signals);
         let same = |now: Arc<CmChannel>| Arc::ptr_eq(&now, &channel);
-        if done == Ok(false) && !CmChannel::of_fd(fd).is_some_and(same) {
+        if matches!(done, Ok(None)) && !CmChannel::of_fd(fd).is_some_and(same) {
             // The channel was closed meanwhile.
             return Err(Errno::BADFD);
         }
     }
     let done = done.inspect_err(|errno| tracing::debug!("channel {fd}: {command:?}: {errno}"))?;
-    Ok(done.then_some(len))
+    Ok(done.map(|answer| {
+        // SAFETY: the caller promises that the addresses in the command are valid.
+        unsafe { answer.write() };
+        len
+    }))
 }
 
-/// Writes an answer to the program's memory, truncated to the room for it.
-///
-/// # Safety
-/// The `room` bytes at the address of `answer` are writable memory of the program, and no other
-/// code accesses them during the call.
-unsafe fn write_answer<T: IntoBytes + Immutable>(answer: Destination, value: &T) {
-    let bytes = value.as_bytes();
-    let len = bytes.len().min(answer.room);
-    // SAFETY: the caller promises `room` writable bytes at this address, and `len` is not more;
-    // `value` is memory of the driver and does not overlap them.
-    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), answer.address as *mut u8, len) };
+/// The answer to a command, if it has one, for the program's memory.
+struct Answer {
+    to: Option<Destination>,
+    bytes: Vec<u8>,
+}
+
+impl Answer {
+    fn new<T: IntoBytes + Immutable>(to: Destination, value: &T) -> Answer {
+        Answer {
+            to: Some(to),
+            bytes: value.as_bytes().to_vec(),
+        }
+    }
+
+    /// The answer to a command that has none.
+    fn none() -> Answer {
+        Answer {
+            to: None,
+            bytes: Vec::new(),
+        }
+    }
+
+    /// Writes the answer to the program's memory, truncated to the room for it.
+    ///
+    /// # Safety
+    /// The `room` bytes at the address of the destination are writable memory of the program, and
+    /// no other code accesses them during the call.
+    unsafe fn write(&self) {
+        let Some(to) = self.to else { return };
+        let len = self.bytes.len().min(to.room);
+        // SAFETY: the caller promises `room` writable bytes at this address, and `len` is not more;
+        // `bytes` is memory of the driver and does not overlap them.
+        unsafe { std::ptr::copy_nonoverlapping(self.bytes.as_ptr(), to.address as *mut u8, len) };
+    }
 }
 
 /// Reads the value of an option from the program's memory.

@@ -5,11 +5,10 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use rustix::io::Errno;
-use urnic_device::command::{ModifyQp, Opcode, modify};
+use urnic_device::command::modify;
 use urnic_device::vocabulary::QpState;
 use urnic_device::wqe::DatagramAddress;
 use urnic_wire::mad::{MAD_LEN, MANAGEMENT_QKEY, MANAGEMENT_QPN};
-use zerocopy::FromZeros;
 
 use crate::driver::Driver;
 use crate::events::now;
@@ -92,11 +91,7 @@ impl Driver {
     }
 
     fn set_state(&self, qid: u32, state: QpState) -> Result<(), Errno> {
-        let mut arguments = ModifyQp::new_zeroed();
-        arguments.qp = qid.into();
-        arguments.mask = modify::STATE.into();
-        arguments.state = (state as u32).into();
-        self.commands().run(Opcode::ModifyQp, &arguments)
+        self.modify_qp(qid, modify::STATE, |to| to.state = (state as u32).into())
     }
 
     /// Passes messages that arrived to the connection manager.
