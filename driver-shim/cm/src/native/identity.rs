@@ -13,7 +13,7 @@
 //!
 //! All fields are in network order. A rejecting Reply ends behind the first eight bytes, and `kind`
 //! has the reason. The private data does not contain the source address: the responder gets the
-//! address from TCP ([`super::admission`]).
+//! address from TCP (`responder.rs`).
 //!
 //! A Request without a `sq_psn` connects nothing. It is a *nudge*: its sender is at RTR and
 //! requests that the peer initiate. The nonce of the nudge goes to a port that only the named peer

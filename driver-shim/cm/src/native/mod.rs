@@ -344,7 +344,7 @@ impl Engine {
     /// Takes a number for a new queue pair. Requests for it are parked from now on.
     ///
     /// # Errors
-    /// The errors of [`Streams::listen`](super::Streams::listen).
+    /// The errors of [`Streams::listen`].
     pub fn add_queue_pair(&mut self, world: &mut World<'_>) -> Result<u32, Errno> {
         let qpn = self.numbers.take(world.streams)?;
         self.pairs.insert(qpn, Pair::new());
