@@ -7,8 +7,8 @@
 
 use std::cell::Cell;
 use std::os::fd::BorrowedFd;
-use std::sync::{Mutex, PoisonError};
 use std::{fmt, io};
+use urnic_sync::Mutex;
 
 use rustix::io::Errno;
 use tracing::{Level, Metadata};
@@ -46,12 +46,12 @@ const MOST_WARNINGS: usize = 1000;
 
 /// Keeps warnings and errors from now on.
 pub(crate) fn keep_warnings() {
-    *WARNINGS.lock().unwrap_or_else(PoisonError::into_inner) = Some(Vec::new());
+    *WARNINGS.lock() = Some(Vec::new());
 }
 
 /// The warnings and errors so far.
 pub(crate) fn warnings() -> Vec<String> {
-    let kept = WARNINGS.lock().unwrap_or_else(PoisonError::into_inner);
+    let kept = WARNINGS.lock();
     kept.clone().unwrap_or_default()
 }
 
@@ -80,7 +80,7 @@ impl io::Write for StandardError {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         // In a forked child a thread of the parent may have held the lock.
         if self.is_warning
-            && let Ok(mut kept) = WARNINGS.try_lock()
+            && let Some(mut kept) = WARNINGS.try_lock()
             && let Some(kept) = kept.as_mut()
             && kept.len() < MOST_WARNINGS
         {

@@ -3,7 +3,8 @@
 
 use std::path::PathBuf;
 use std::process::Command;
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::OnceLock;
+use urnic_sync::{Mutex, MutexGuard};
 
 use crate::build::{plugin, tree};
 use crate::program::Program;
@@ -35,7 +36,7 @@ exec chroot "$root" "$@"
 /// A lock for rdma-core's tests of librdmacm: every version uses port 7471.
 pub fn suites_turn() -> MutexGuard<'static, ()> {
     static PORT: Mutex<()> = Mutex::new(());
-    PORT.lock().unwrap_or_else(PoisonError::into_inner)
+    PORT.lock()
 }
 
 /// A root of another Debian release.

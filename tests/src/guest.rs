@@ -11,7 +11,8 @@ use std::io::Write as _;
 use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
+use std::sync::{OnceLock, mpsc};
+use urnic_sync::{Mutex, MutexGuard};
 
 use crate::capture::{Wire, fresh};
 use crate::debian::script;
@@ -66,7 +67,7 @@ impl Guest {
         static GUEST: OnceLock<Result<Mutex<Guest>, String>> = OnceLock::new();
         let guest = GUEST.get_or_init(|| Self::boot(1, 512, Packets::Captured).map(Mutex::new));
         let guest = guest.as_ref().map_err(Clone::clone)?;
-        let mut guest = guest.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut guest = guest.lock();
         guest.stop();
         guest.begin = guest.captured().metadata().map_err(|e| e.to_string())?.len();
         guest.set(&DEFAULTS);

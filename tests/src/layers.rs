@@ -10,7 +10,8 @@ use crate::build::tree;
 use crate::sources::{WORKSPACES, manifest, members};
 
 /// The crates of the product, bottom first. A crate depends on crates above it in this list only.
-const LAYERS: [&str; 19] = [
+const LAYERS: [&str; 20] = [
+    "sync",
     "wire",
     "vfio-user",
     "console",

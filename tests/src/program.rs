@@ -6,8 +6,9 @@ use std::io::{ErrorKind, PipeReader, Read};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
+use urnic_sync::{Condvar, Mutex, MutexGuard};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::ioctl_fionread;
@@ -217,7 +218,7 @@ struct Output {
 
 impl Output {
     fn lock(&self) -> MutexGuard<'_, Vec<u8>> {
-        self.bytes.lock().unwrap_or_else(PoisonError::into_inner)
+        self.bytes.lock()
     }
 
     /// Collects the output of the program until no process can write any more.

@@ -4,9 +4,10 @@
 //! microseconds, and one outstanding command is enough. The ring is longer because a device may
 //! need room.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
+use urnic_sync::Mutex;
 
 use rustix::io::Errno;
 use rustix::time::Timespec;
@@ -18,7 +19,6 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::dma::{DmaMemory, DmaPool};
 use urnic_device::bus::{Bus, Signal, SignalHandler};
-use urnic_process::lock::lock;
 
 /// log2 of the entries of both rings.
 const LOG_SIZE: u32 = 4;
@@ -217,7 +217,7 @@ impl CommandQueue {
         if self.is_lost() {
             return Err(Errno::IO);
         }
-        let mut rings = lock(&self.rings);
+        let mut rings = self.rings.lock();
         let at = rings.producer;
         let slot = (at % ENTRIES) as usize;
         command.tag = (at as u16).into();

@@ -1,7 +1,8 @@
 //! What a device has for connections: those that are made natively, and its part of the process's
 //! connection manager.
 
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::sync::{Arc, OnceLock};
+use urnic_sync::{Mutex, MutexGuard};
 
 use rustix::io::Errno;
 use rustix::rand::{GetRandomFlags, getrandom};
@@ -11,7 +12,6 @@ use crate::manager::{Buffers, Manager, Slot};
 use crate::message_queues::Messages;
 use urnic_cm::native;
 use urnic_config::Config;
-use urnic_process::lock::lock;
 
 /// The connections of a device with a driver of type `D`.
 pub(crate) struct Connections<D> {
@@ -68,7 +68,7 @@ impl<D> Connections<D> {
 
     /// Native connections, locked.
     pub(crate) fn native(&self) -> MutexGuard<'_, Native> {
-        lock(&self.native)
+        self.native.lock()
     }
 
     /// The connection manager of the process.

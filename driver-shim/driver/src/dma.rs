@@ -5,14 +5,14 @@
 
 use std::fmt;
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
-use std::sync::{Arc, Mutex};
+use urnic_sync::Mutex;
 
 use rustix::io::Errno;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use urnic_device::bus::{Bus, QueueMemory};
-use urnic_process::lock::lock;
 
 /// Smallest piece: records need 64-byte alignment.
 const MIN_PIECE: usize = 64;
@@ -163,7 +163,7 @@ impl DmaPool {
     }
 
     fn take(&self, class: usize, len: usize) -> Result<QueueMemory, Errno> {
-        let mut free = lock(&self.free);
+        let mut free = self.free.lock();
         let Some(pieces) = free.get_mut(class) else {
             return Err(Errno::NOMEM);
         };
@@ -282,7 +282,7 @@ impl Drop for DmaMemory {
             // SAFETY: the mapping was allocated for this value alone, with this length.
             Origin::Mapping => unsafe { self.pool.bus.free(self.piece, self.len) },
             Origin::Class(class) => {
-                if let Some(pieces) = lock(&self.pool.free).get_mut(class) {
+                if let Some(pieces) = self.pool.free.lock().get_mut(class) {
                     pieces.push(self.piece);
                 }
             }

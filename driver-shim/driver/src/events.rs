@@ -1,9 +1,10 @@
 //! Events: the queues that the device fills, which thread handles them, and when the driver's
 //! thread wakes.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, TryLockError};
 use std::time::Duration;
+use urnic_sync::{Condvar, Mutex};
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
@@ -17,7 +18,6 @@ use crate::command::CommandQueue;
 use crate::dma::{DmaMemory, DmaPool};
 use urnic_process::failure;
 use urnic_process::fds::InternalFd;
-use urnic_process::lock::lock;
 
 /// Entries of the queue of asynchronous events.
 const ASYNC_EVENTS: u32 = 4096;
@@ -74,7 +74,7 @@ impl EventQueue {
     /// Events that arrive meanwhile are taken too, or the interrupt that follows them finds the
     /// lock free. `take` must not call this function.
     pub(crate) fn drain(&self, mut take: impl FnMut(Event)) {
-        let mut consumer = lock(&self.consumer);
+        let mut consumer = self.consumer.lock();
         let record: &CqRecord = self.record.record();
         loop {
             let at = *consumer;
@@ -185,10 +185,8 @@ impl EventLoop {
         self.set_due();
         for _ in 0..ROUNDS {
             // The thread that handles events checks `due` after it unlocks.
-            let handling = match self.handling.try_lock() {
-                Ok(handling) => handling,
-                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-                Err(TryLockError::WouldBlock) => return,
+            let Some(handling) = self.handling.try_lock() else {
+                return;
             };
             if self.due.swap(false, Ordering::SeqCst) {
                 handle_all();
@@ -260,14 +258,14 @@ impl EventLoop {
 
     /// Marks that the driver's thread has ended.
     pub(crate) fn end(&self) {
-        *lock(&self.ended.0) = true;
+        *self.ended.0.lock() = true;
         self.ended.1.notify_all();
     }
 
     /// Waits until the driver's thread has ended, but no longer than `timeout`.
     pub(crate) fn wait_for_end(&self, timeout: Duration) {
         let (ended, changed) = &self.ended;
-        let ended = lock(ended);
+        let ended = ended.lock();
         drop(changed.wait_timeout_while(ended, timeout, |ended| !*ended));
     }
 }

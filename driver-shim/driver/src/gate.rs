@@ -1,10 +1,9 @@
 //! The gate in front of a send queue, and the interface to the code that writes the queue.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
-
-use urnic_process::lock::lock;
+use urnic_sync::Mutex;
 
 /// The code that writes work requests into a queue pair's send queue.
 pub trait Poster: Send + Sync {
@@ -88,17 +87,17 @@ impl Gate {
 
     /// Whether the send queue drains.
     pub(crate) fn is_draining(&self) -> bool {
-        lock(&self.reasons).draining
+        self.reasons.lock().draining
     }
 
     fn change(&self, change: impl FnOnce(&mut Reasons)) {
         let opened = {
-            let mut reasons = lock(&self.reasons);
+            let mut reasons = self.reasons.lock();
             change(&mut reasons);
             let open = reasons.connected && !reasons.draining;
             !self.is_open.swap(open, Ordering::AcqRel) && open
         };
-        if opened && let Some(poster) = &*lock(&self.poster) {
+        if opened && let Some(poster) = &*self.poster.lock() {
             poster.gate_opened();
         }
     }
@@ -108,20 +107,20 @@ impl Gate {
         if self.is_open() {
             return None;
         }
-        lock(&self.poster).as_ref()?.waiting_since()
+        self.poster.lock().as_ref()?.waiting_since()
     }
 
     /// The requests that have a completion; `None` if that cannot be determined at the moment.
     pub(crate) fn completed(&self) -> Option<Completed> {
-        lock(&self.poster).as_ref()?.completed()
+        self.poster.lock().as_ref()?.completed()
     }
 
     pub(crate) fn set_poster(&self, poster: Arc<dyn Poster>) {
-        *lock(&self.poster) = Some(poster);
+        *self.poster.lock() = Some(poster);
     }
 
     /// Removes the poster, and waits for a call to it that is in progress.
     pub(crate) fn remove_poster(&self) {
-        *lock(&self.poster) = None;
+        *self.poster.lock() = None;
     }
 }

@@ -2,15 +2,15 @@
 //! receiver of its events.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use urnic_sync::{Mutex, RwLock};
 
 use rustix::io::Errno;
 use urnic_device::command::{Handle, Nothing, Opcode};
 use urnic_device::doorbell::CQ_SLOTS;
 
 use crate::command::CommandQueue;
-use urnic_process::lock::lock;
 
 /// Asynchronous events, with the numbers of `enum ibv_event_type`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -162,7 +162,7 @@ impl Pages {
 
     /// Allocates a slot for a completion queue, in a new page if all other pages are full.
     fn slot(&self, commands: &CommandQueue) -> Result<PageSlot, Errno> {
-        let mut pages = lock(&self.pages);
+        let mut pages = self.pages.lock();
         if let Some(slot) = pages.iter().find_map(Page::reserve) {
             return Ok(slot);
         }
@@ -173,7 +173,7 @@ impl Pages {
 
     /// Frees the pages, the first one last.
     fn free(&self, commands: &CommandQueue) -> Result<(), Errno> {
-        let mut pages = lock(&self.pages);
+        let mut pages = self.pages.lock();
         while let Some(page) = pages.last() {
             commands.destroy(Opcode::FreeUar, page.uar)?;
             pages.pop();
@@ -210,18 +210,12 @@ impl<T> Default for Table<T> {
 
 impl<T> Table<T> {
     pub(crate) fn insert(&self, number: u32, object: Arc<T>, target: EventTarget) {
-        self.0
-            .write()
-            .unwrap_or_else(PoisonError::into_inner)
-            .insert(number, (object, target));
+        self.0.write().insert(number, (object, target));
     }
 
     /// Removes an object; waits for an event that is being delivered to it.
     pub(crate) fn remove(&self, number: u32) {
-        self.0
-            .write()
-            .unwrap_or_else(PoisonError::into_inner)
-            .remove(&number);
+        self.0.write().remove(&number);
     }
 
     pub(crate) fn find(&self, number: u32) -> Option<Arc<T>> {
@@ -230,7 +224,7 @@ impl<T> Table<T> {
 
     /// Calls `work` on an object and the receiver of its events, with the table locked for reading.
     pub(crate) fn with<R>(&self, number: u32, work: impl FnOnce(&Arc<T>, &EventTarget) -> R) -> Option<R> {
-        let objects = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let objects = self.0.read();
         objects.get(&number).map(|(object, target)| work(object, target))
     }
 
@@ -243,7 +237,7 @@ impl<T> Table<T> {
 
     /// All objects with their numbers.
     pub(crate) fn all(&self) -> Vec<(u32, Arc<T>)> {
-        let objects = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let objects = self.0.read();
         objects
             .iter()
             .map(|(number, (object, _))| (*number, object.clone()))
@@ -251,7 +245,7 @@ impl<T> Table<T> {
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.0.read().unwrap_or_else(PoisonError::into_inner).len()
+        self.0.read().len()
     }
 }
 
@@ -272,18 +266,12 @@ impl Contexts {
     /// Adds a context and returns its number.
     fn insert(&self, events: Arc<dyn ContextEvents>) -> u64 {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
-        self.open
-            .write()
-            .unwrap_or_else(PoisonError::into_inner)
-            .insert(id, events);
+        self.open.write().insert(id, events);
         id
     }
 
     fn remove(&self, id: u64) {
-        self.open
-            .write()
-            .unwrap_or_else(PoisonError::into_inner)
-            .remove(&id);
+        self.open.write().remove(&id);
     }
 
     /// The receiver of the events of a new object in `context`.
@@ -291,18 +279,18 @@ impl Contexts {
     /// # Errors
     /// `EINVAL` if the context is closed.
     pub(crate) fn target(&self, context: &Context, cookie: u64) -> Result<EventTarget, Errno> {
-        let open = self.open.read().unwrap_or_else(PoisonError::into_inner);
+        let open = self.open.read();
         let events = open.get(&context.id).cloned().ok_or(Errno::INVAL)?;
         Ok(EventTarget { events, cookie })
     }
 
     /// Delivers an event of the port or device to every context.
     pub(crate) fn deliver_to_all(&self, event: AsyncEvent) {
-        let open = self.open.read().unwrap_or_else(PoisonError::into_inner);
+        let open = self.open.read();
         open.values().for_each(|events| events.async_event(event, 0));
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.open.read().unwrap_or_else(PoisonError::into_inner).len()
+        self.open.read().len()
     }
 }

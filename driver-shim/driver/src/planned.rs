@@ -1,12 +1,11 @@
 //! What a plan of faults lets happen to the device. The provider asks for it while it holds locks
 //! of queues, so the driver's thread does it.
 
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
+use urnic_sync::Mutex;
 
 use crate::events::now;
-use urnic_process::lock::lock;
 
 /// The faults that wait for the driver's thread, and those that are not over.
 #[derive(Default)]
@@ -33,11 +32,11 @@ pub(crate) enum Planned {
 
 impl PlannedFaults {
     pub(crate) fn push(&self, planned: Planned) {
-        lock(&self.waiting).push(planned);
+        self.waiting.lock().push(planned);
     }
 
     pub(crate) fn take(&self) -> Vec<Planned> {
-        std::mem::take(&mut *lock(&self.waiting))
+        std::mem::take(&mut *self.waiting.lock())
     }
 
     /// Sets whether the program was told last that the port is down.
@@ -51,11 +50,11 @@ impl PlannedFaults {
 
     /// Keeps the device away for this time.
     pub(crate) fn keep_away(&self, time: Duration) {
-        *lock(&self.returns_at) = Some(now() + time);
+        *self.returns_at.lock() = Some(now() + time);
     }
 
     /// Whether the device is still kept away.
     pub(crate) fn is_away(&self) -> bool {
-        lock(&self.returns_at).is_some_and(|at| now() < at)
+        self.returns_at.lock().is_some_and(|at| now() < at)
     }
 }

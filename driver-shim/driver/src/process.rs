@@ -3,7 +3,8 @@
 
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
+use urnic_sync::Mutex;
 
 use rustix::io::Errno;
 
@@ -17,7 +18,6 @@ use urnic_config::{Config, MAX_DEVICES};
 use urnic_presence::Presence;
 use urnic_process::addressing::Gid;
 use urnic_process::gids::GidTable;
-use urnic_process::lock::lock;
 
 /// The state of one process. A child gets a new one, since locks of the old one may be held by
 /// threads that the child does not have.
@@ -121,7 +121,7 @@ impl Driver {
 
 fn open(index: usize, config: &Config, gids: &GidTable) -> Result<&'static Arc<Driver>, Errno> {
     let process = current();
-    let _opening = lock(&process.opening);
+    let _opening = process.opening.lock();
     let place = process.devices.get(index).ok_or(Errno::NODEV)?;
     let start = || {
         let bus = urnic_bus::open(config, gids, &process.shared)?;

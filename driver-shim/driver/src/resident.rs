@@ -6,12 +6,11 @@
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
-use std::sync::Mutex;
+use urnic_sync::Mutex;
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mm::{Advice, madvise};
-use urnic_process::lock::lock;
 
 const PAGE: usize = 4096;
 /// Registrations that are examined to find one that covers a range. Those that cover each other are
@@ -67,11 +66,11 @@ impl Resident {
         if start == end {
             return Ok(None);
         }
-        if lock(&self.0).cover(start, end, write) && are_present(addr.with_addr(start), end - start) {
+        if self.0.lock().cover(start, end, write) && are_present(addr.with_addr(start), end - start) {
             return Ok(None);
         }
         populate(addr, len, write)?;
-        let mut noted = lock(&self.0);
+        let mut noted = self.0.lock();
         let kept = Kept {
             start,
             number: noted.next,
@@ -84,7 +83,7 @@ impl Resident {
     /// The memory of which [`keep`](Self::keep) returned this was deregistered.
     pub(crate) fn forget(&self, kept: Option<Kept>) {
         if let Some(kept) = kept {
-            lock(&self.0).pages.remove(&kept);
+            self.0.lock().pages.remove(&kept);
         }
     }
 }
@@ -264,7 +263,7 @@ mod tests {
                 assert!(overlapping.is_some(), "the first page is in no registration");
                 resident.forget(again);
                 resident.forget(overlapping);
-                assert!(lock(&resident.0).pages.is_empty());
+                assert!(resident.0.lock().pages.is_empty());
             },
         );
     }

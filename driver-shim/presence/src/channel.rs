@@ -6,7 +6,8 @@
 
 use std::collections::VecDeque;
 use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
+use urnic_sync::{Mutex, MutexGuard};
 
 use rustix::io::Errno;
 use rustix::net::{
@@ -181,7 +182,7 @@ impl ChannelSender {
     }
 
     fn lock(&self) -> MutexGuard<'_, VecDeque<Record>> {
-        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+        self.pending.lock()
     }
 
     fn drain(&self, pending: &mut VecDeque<Record>) {

@@ -10,7 +10,7 @@
 
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use urnic_sync::{Mutex, MutexGuard};
 
 use super::{MAKING, Making, registry};
 use urnic_process::fds;
@@ -64,7 +64,7 @@ impl<T: Default> OwnLock<T> {
 
     /// Waits for the lock and takes it.
     pub fn lock(&self) -> MutexGuard<'static, T> {
-        self.mutex().lock().unwrap_or_else(PoisonError::into_inner)
+        self.mutex().lock()
     }
 
     fn mutex(&self) -> &'static Mutex<T> {
@@ -92,7 +92,7 @@ impl<T: Default> OwnLock<T> {
         // SAFETY: the pointer is null, or was set to a box that is not freed again.
         let mutex = unsafe { self.0.load(Ordering::Acquire).as_ref() };
         if let Some(mutex) = mutex
-            && matches!(mutex.try_lock(), Err(TryLockError::WouldBlock))
+            && mutex.try_lock().is_none()
         {
             self.0.store(std::ptr::null_mut(), Ordering::Release);
         }
@@ -101,7 +101,7 @@ impl<T: Default> OwnLock<T> {
 
 /// Before fork, in the parent.
 pub fn before() {
-    let making = MAKING.lock().unwrap_or_else(PoisonError::into_inner);
+    let making = MAKING.lock();
     // SAFETY: this thread holds MAKING, so no other thread accesses the cell.
     unsafe { *ACROSS_FORK.0.get() = Some(making) };
     registry::before_fork();

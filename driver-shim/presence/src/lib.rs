@@ -17,7 +17,7 @@
 
 use std::path::Path;
 use std::sync::atomic::{AtomicPtr, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use urnic_sync::{Mutex, MutexGuard};
 
 use rustix::io::Errno;
 use urnic_process::fds;
@@ -84,7 +84,7 @@ struct Making {
 static MAKING: Mutex<Option<Making>> = Mutex::new(None);
 
 fn making() -> MutexGuard<'static, Option<Making>> {
-    MAKING.lock().unwrap_or_else(PoisonError::into_inner)
+    MAKING.lock()
 }
 
 /// To be called once when the plug-in is loaded. The call is cheap: it inspects nothing before the

@@ -7,7 +7,8 @@ use std::any::Any;
 use std::cell::UnsafeCell;
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, RawFd};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, Weak};
+use urnic_sync::{Mutex, MutexGuard};
 
 use rustix::io::Errno;
 
@@ -53,7 +54,7 @@ impl Channels {
 static CHANNELS: Mutex<Channels> = Mutex::new(Channels::new());
 
 fn channels() -> MutexGuard<'static, Channels> {
-    CHANNELS.lock().unwrap_or_else(PoisonError::into_inner)
+    CHANNELS.lock()
 }
 
 /// Records that a channel is full; true if the caller must start the thread that waits.

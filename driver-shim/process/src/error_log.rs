@@ -2,7 +2,7 @@
 //! and each attempt fails with the same error.
 
 use std::cell::Cell;
-use std::sync::Mutex;
+use urnic_sync::Mutex;
 
 thread_local!(static COUNT: Cell<u32> = const { Cell::new(0) });
 
@@ -16,7 +16,9 @@ pub fn log_once(error: String) {
     COUNT.set(COUNT.get().wrapping_add(1));
     static LAST: Mutex<String> = Mutex::new(String::new());
     // Another thread logs an error now; in a forked child it may be a thread of the parent.
-    let Ok(mut last) = LAST.try_lock() else { return };
+    let Some(mut last) = LAST.try_lock() else {
+        return;
+    };
     if *last != error {
         tracing::error!("{error}");
         *last = error;

@@ -22,8 +22,6 @@ pub mod gids;
 #[forbid(unsafe_code)]
 pub mod interrupt_context;
 #[forbid(unsafe_code)]
-pub mod lock;
-#[forbid(unsafe_code)]
 pub mod netlink;
 #[forbid(unsafe_code)]
 pub mod port_gids;

@@ -8,10 +8,11 @@ use crate::host::{Mapping, Record};
 use crate::time::Nanos;
 use bitflags::bitflags;
 use std::collections::{HashSet, VecDeque};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use urnic_device::event::{EVENT_LEN, Event, EventKind, PHASE, QpFault};
 use urnic_device::record::EqRecord;
+use urnic_sync::Mutex;
 use zerocopy::IntoBytes;
 
 // Work that a queue pair requests of the rest of the device, done after its lock was dropped.
@@ -239,7 +240,7 @@ impl EventQueue {
     /// Posts events in order; returns whether the queue's vector is to be raised. An empty list
     /// posts those that wait.
     pub(crate) fn post(&self, events: impl IntoIterator<Item = Event>) -> bool {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock();
         let state = &mut *state;
         if state.closed {
             return false;
@@ -268,7 +269,7 @@ impl EventQueue {
 
     /// The queue is destroyed: its ring is not touched any more.
     pub(crate) fn close(&self) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock();
         state.closed = true;
         state.backlog.clear();
         state.notified.clear();

@@ -1,6 +1,6 @@
 //! A limit for lines of the log that peers or programs can cause without end.
 
-use std::sync::{Mutex, PoisonError};
+use urnic_sync::Mutex;
 
 use crate::time::Nanos;
 
@@ -34,7 +34,7 @@ impl LogLimit {
     /// Whether another line may be written. To be asked before the line is made. Logs how many
     /// lines of an earlier second were left out.
     pub fn may_say(&self, now: Nanos) -> bool {
-        let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut written = self.written.lock();
         let left_out = written.begin(now.0 / SECOND);
         written.lines = written.lines.saturating_add(1);
         let may = written.lines <= LINES;

@@ -6,8 +6,9 @@ use std::collections::VecDeque;
 use std::ops::Deref;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::thread::LocalKey;
+use urnic_sync::Mutex;
 
 const CHUNK: usize = 256;
 /// A freed number waits until this many others were freed before it is used again, so that a late
@@ -156,7 +157,7 @@ impl<T> Table<T> {
         full: E,
         make: impl FnOnce(u32) -> Result<T, E>,
     ) -> Result<Arc<T>, E> {
-        let mut numbers = self.numbers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut numbers = self.numbers.lock();
         if numbers.live >= self.limit {
             return Err(full);
         }
@@ -182,7 +183,7 @@ impl<T> Table<T> {
     /// Takes an object out. A thread that found the object before may still use it.
     pub(crate) fn remove(&self, id: u32) -> Option<Arc<T>> {
         let object = self.cell(id)?.clear()?;
-        let mut numbers = self.numbers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut numbers = self.numbers.lock();
         numbers.live -= 1;
         numbers.freed.push_back(id);
         Some(object)
@@ -196,12 +197,12 @@ impl<T> Table<T> {
 
     /// The present number of objects.
     pub(crate) fn len(&self) -> usize {
-        self.numbers.lock().unwrap_or_else(PoisonError::into_inner).live
+        self.numbers.lock().live
     }
 
     /// Takes all objects out.
     pub(crate) fn drain(&self) -> Vec<Arc<T>> {
-        let last = self.numbers.lock().unwrap_or_else(PoisonError::into_inner).last;
+        let last = self.numbers.lock().last;
         (0..=last).filter_map(|id| self.remove(id)).collect()
     }
 }

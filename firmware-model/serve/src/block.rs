@@ -34,8 +34,9 @@ use rustix::io::Errno;
 use rustix::mm::{MapFlags, MremapFlags, ProtFlags, mmap, mmap_anonymous, mremap_fixed, munmap};
 use std::os::fd::OwnedFd;
 use std::ptr::{NonNull, null_mut};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use urnic_sync::Mutex;
 
 /// Length of a window in bytes.
 pub(crate) const WINDOW: u64 = 1 << 36;
@@ -300,8 +301,8 @@ fn clear(at: NonNull<u8>, len: usize) -> Result<(), Errno> {
     unsafe { mmap_anonymous(at.as_ptr().cast(), len, ProtFlags::empty(), flags) }.map(drop)
 }
 
-fn pool() -> std::sync::MutexGuard<'static, Vec<Span>> {
-    POOL.lock().unwrap_or_else(PoisonError::into_inner)
+fn pool() -> urnic_sync::MutexGuard<'static, Vec<Span>> {
+    POOL.lock()
 }
 
 /// A block of at least `windows` windows from the pool.

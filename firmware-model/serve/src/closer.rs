@@ -96,7 +96,7 @@ impl Closer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::{Condvar, Mutex};
+    use urnic_sync::{Condvar, Mutex};
 
     /// Whether closing goes on, and how many were closed by another thread than the closer's.
     #[derive(Default)]
@@ -115,8 +115,8 @@ mod tests {
                 self.0.elsewhere.fetch_add(1, Ordering::Relaxed);
                 return;
             }
-            let open = self.0.open.lock().unwrap();
-            drop(self.0.opened.wait_while(open, |open| !*open).unwrap());
+            let open = self.0.open.lock();
+            drop(self.0.opened.wait_while(open, |open| !*open));
         }
     }
 
@@ -128,7 +128,7 @@ mod tests {
             closer.drop_owner(Box::new(Held(gate.clone())));
         }
         assert!(closer.is_full());
-        *gate.open.lock().unwrap() = true;
+        *gate.open.lock() = true;
         gate.opened.notify_all();
         while let Err(busy) = closer.finish() {
             closer = busy;

@@ -21,8 +21,9 @@ use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::null_mut;
+use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicUsize, Ordering};
-use std::sync::{Mutex, Once, PoisonError};
+use urnic_sync::Mutex;
 
 /// Maximum number of watched blocks, of all functions together.
 const MAX_WATCHED: usize = 4096;
@@ -217,7 +218,7 @@ impl FaultLog {
     pub(crate) fn new() -> Result<FaultLog, Errno> {
         install_handler();
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let spare = SPARE.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let spare = SPARE.lock().pop();
         let log = spare.unwrap_or_else(|| {
             Box::leak(Box::new(Log {
                 wake: AtomicI32::new(-1),
@@ -296,10 +297,7 @@ impl Drop for FaultLog {
         self.log.count.store(0, Ordering::Relaxed);
         self.log.lost.store(false, Ordering::Relaxed);
         self.log.stopped.store(false, Ordering::Relaxed);
-        SPARE
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(self.log);
+        SPARE.lock().push(self.log);
     }
 }
 

@@ -5,7 +5,8 @@
 //! its flags). While the client stays, it harms only itself. When the client has gone, or the
 //! server ends, the session's threads are interrupted by a signal until they have ended.
 
-use std::sync::{Mutex, Once, PoisonError};
+use std::sync::Once;
+use urnic_sync::Mutex;
 
 /// The signal that interrupts. No other code uses it, and its default action is to ignore it.
 const SIGNAL: libc::c_int = libc::SIGURG;
@@ -40,16 +41,13 @@ impl Interruptible {
         }
         // Not libc's function, which came with glibc 2.30.
         let thread = rustix::thread::gettid().as_raw_nonzero().get();
-        self.threads
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(thread);
+        self.threads.lock().push(thread);
     }
 
     /// Interrupts the threads that have entered. If a thread number now belongs to another thread
     /// of this process, the signal does no harm: that thread repeats its call.
     pub(crate) fn interrupt(&self) {
-        let threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
+        let threads = self.threads.lock();
         for thread in threads.iter() {
             // SAFETY: passes only numbers; the signal has a handler, or is ignored.
             unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), *thread, SIGNAL) };

@@ -17,8 +17,9 @@ use std::collections::{HashMap, VecDeque};
 use std::mem::{ManuallyDrop, MaybeUninit};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{PoisonError, TryLockError};
 use std::time::{Duration, Instant};
+use urnic_sync::{Condvar, Mutex};
 use urnic_vfio_user::{Decoder, Kind, Request};
 
 /// Maximum time for which a client may leave a command of the server without reply, or its socket
@@ -89,7 +90,8 @@ pub(crate) struct Link {
     /// Ends the sleep of the connection's thread: an eventfd.
     wake: OwnedFd,
     sending: Mutex<()>,
-    receiving: Mutex<Receiver>,
+    /// Poisoned: a thread panicked in the middle of a message, so the connection is broken.
+    receiving: std::sync::Mutex<Receiver>,
     state: Mutex<State>,
     changed: Condvar,
     broken: AtomicBool,
@@ -99,10 +101,6 @@ impl std::fmt::Debug for Link {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Link({:?})", self.socket)
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Waits until one of the descriptors is ready for its requested events, or until `limit` has
@@ -151,7 +149,7 @@ impl Link {
             socket,
             wake,
             sending: Mutex::default(),
-            receiving: Mutex::new(Receiver {
+            receiving: std::sync::Mutex::new(Receiver {
                 decoder: Decoder::of_sorted(LIMITS),
                 buffer: vec![0; READ_LEN].into(),
             }),
@@ -176,8 +174,8 @@ impl Link {
     /// Closes the socket of an ended connection, with all data that was sent on it and not read,
     /// and all descriptors that were passed. Closing these may block the calling thread.
     pub(crate) fn close(&self) {
-        drop(std::mem::take(&mut *lock(&self.state)));
-        lock(&self.receiving).decoder = Decoder::of_sorted(LIMITS);
+        drop(std::mem::take(&mut *self.state.lock()));
+        (self.receiving.lock().unwrap_or_else(PoisonError::into_inner)).decoder = Decoder::of_sorted(LIMITS);
         // Other threads may still call `is_leaving`, so the descriptor number stays open: `dup3`
         // puts the eventfd in its place.
         // SAFETY: the number is that of `self.socket`, which stays its owner; `ManuallyDrop` does
@@ -201,7 +199,7 @@ impl Link {
 
     /// The next command for the connection's thread.
     pub(crate) fn command(&self) -> Option<Incoming> {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         let message = state.commands.pop_front()?;
         state.queued_len -= message.payload.len();
         state.queued_fds -= message.fds.len();
@@ -210,7 +208,7 @@ impl Link {
 
     /// Whether a command waits.
     pub(crate) fn has_command(&self) -> bool {
-        !lock(&self.state).commands.is_empty()
+        !self.state.lock().commands.is_empty()
     }
 
     /// Reads what has arrived, unless another thread reads or too much has been read already.
@@ -226,7 +224,7 @@ impl Link {
     }
 
     fn read(&self, receiver: &mut Receiver) -> Result<Received, Broken> {
-        if lock(&self.state).is_full() {
+        if self.state.lock().is_full() {
             return Ok(Received::Empty);
         }
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(LIMITS.fds))];
@@ -267,7 +265,7 @@ impl Link {
     }
 
     fn sort(&self, message: Incoming) -> Result<(), Broken> {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         let Kind::Reply { error } = message.header.kind else {
             state.queued_len += message.payload.len();
             state.queued_fds += message.fds.len();
@@ -290,7 +288,7 @@ impl Link {
     /// Sends whole messages. Reads incoming data meanwhile, so that the two ends do not both wait
     /// for room.
     pub(crate) fn send(&self, out: &Outgoing) -> Result<(), Broken> {
-        let _turn = lock(&self.sending);
+        let _turn = self.sending.lock();
         let mut deadline = Deadline::new();
         let mut rest = &out.bytes[..];
         let mut fds: Vec<BorrowedFd<'_>> = out.fds.iter().map(AsFd::as_fd).collect();
@@ -321,7 +319,7 @@ impl Link {
             return Ok(());
         }
         let wanted = PollFlags::OUT | PollFlags::IN;
-        let reads = !lock(&self.state).is_full() && self.receiving.try_lock().is_ok();
+        let reads = !self.state.lock().is_full() && self.receiving.try_lock().is_ok();
         let wanted = if reads { wanted } else { PollFlags::OUT };
         wait(&mut [PollFd::new(&self.socket, wanted)], Some(MAX_WAIT));
         Ok(())
@@ -350,7 +348,7 @@ impl Link {
         let id = self.expect();
         request.emit(id, false, &mut out.bytes);
         let reply = self.send(&out).and_then(|()| self.reply(id));
-        lock(&self.state).awaited.remove(&id);
+        self.state.lock().awaited.remove(&id);
         match reply {
             Ok(Ok(message)) => read(&message),
             Ok(Err(())) | Err(Broken) => None,
@@ -358,7 +356,7 @@ impl Link {
     }
 
     fn expect(&self) -> u16 {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         // At most as many commands wait as there are threads, so a free id exists.
         while state.awaited.contains_key(&state.next_id) {
             state.next_id = state.next_id.wrapping_add(1);
@@ -372,7 +370,7 @@ impl Link {
     fn reply(&self, id: u16) -> Result<Result<Incoming, ()>, Broken> {
         let mut deadline = Deadline::new();
         loop {
-            if let Some(place) = lock(&self.state).awaited.get_mut(&id)
+            if let Some(place) = self.state.lock().awaited.get_mut(&id)
                 && let Some(reply) = place.take()
             {
                 return Ok(reply);
@@ -381,21 +379,21 @@ impl Link {
                 return Err(self.disconnect());
             }
             let Ok(mut receiver) = self.receiving.try_lock() else {
-                let state = lock(&self.state);
+                let state = self.state.lock();
                 let arrived = state.awaited.get(&id).is_some_and(Option::is_some);
                 if !arrived {
                     drop(self.changed.wait_timeout(state, RECHECK_INTERVAL));
                 }
                 continue;
             };
-            if lock(&self.state).awaited.get(&id).is_some_and(Option::is_some) {
+            if self.state.lock().awaited.get(&id).is_some_and(Option::is_some) {
                 continue;
             }
             if self.read(&mut receiver)? == Received::Data {
                 self.wake_for_commands();
                 continue;
             }
-            let full = lock(&self.state).is_full();
+            let full = self.state.lock().is_full();
             let limit = if full { RECHECK_INTERVAL } else { MAX_WAIT };
             let wanted = if full { PollFlags::empty() } else { PollFlags::IN };
             wait(&mut [PollFd::new(&self.socket, wanted)], Some(limit));

@@ -20,9 +20,10 @@ use std::ops::RangeInclusive;
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, OnceLock};
 use urnic_model::Device;
 use urnic_model::host::{HostMemory, HostProcess, RemoteMemory, RemoteWord, Unreachable};
+use urnic_sync::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use urnic_vfio_user::{DmaMap, DmaMapFlags};
 
 const PAGE: u64 = 4096;
@@ -221,11 +222,11 @@ impl ClientMemory {
     }
 
     fn lent(&self) -> RwLockReadGuard<'_, MappedMemory> {
-        self.lent.read().unwrap_or_else(PoisonError::into_inner)
+        self.lent.read()
     }
 
     fn lent_mut(&self) -> RwLockWriteGuard<'_, MappedMemory> {
-        self.lent.write().unwrap_or_else(PoisonError::into_inner)
+        self.lent.write()
     }
 
     /// Sets how memory that is not mapped here is accessed.
@@ -392,7 +393,7 @@ impl ClientMemory {
 
 impl Drop for ClientMemory {
     fn drop(&mut self) {
-        let lent = self.lent.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let lent = self.lent.get_mut();
         self.budget.release(lent.mapped, lent.mapped);
     }
 }

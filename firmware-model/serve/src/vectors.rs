@@ -4,8 +4,9 @@ use super::interruption::Interruptible;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::Errno;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use urnic_model::Interrupts;
+use urnic_sync::{Mutex, MutexGuard};
 
 #[derive(Debug, Default)]
 struct Vector {
@@ -58,7 +59,7 @@ impl Vectors {
 
     fn with<T>(&self, vector: u32, act: impl FnOnce(&mut Vector) -> T) -> Option<T> {
         let lock: &Mutex<Vector> = self.vectors.get(vector as usize)?;
-        let mut vector: MutexGuard<'_, Vector> = lock.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut vector: MutexGuard<'_, Vector> = lock.lock();
         Some(act(&mut vector))
     }
 

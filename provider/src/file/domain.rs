@@ -6,8 +6,9 @@
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
+use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use urnic_sync::{Mutex, MutexGuard};
 
 use rustix::io::Errno;
 use urnic_device::vocabulary::Access;
@@ -79,7 +80,7 @@ pub(crate) struct Places(Mutex<BTreeMap<u32, Place>>);
 
 impl Places {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<u32, Place>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// A region was registered, or changed: adds it if it is on demand.

@@ -8,7 +8,8 @@ pub(crate) mod region;
 
 use std::collections::BTreeMap;
 use std::os::fd::RawFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
+use urnic_sync::{Mutex, MutexGuard};
 
 use rustix::io::Errno;
 use urnic_driver::Driver;
@@ -83,7 +84,7 @@ impl<T> Default for Handles<T> {
 
 impl<T> Handles<T> {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<u32, Arc<T>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Adds a new object.

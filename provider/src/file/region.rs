@@ -2,7 +2,8 @@
 //! another file that can be mapped, for a region (`ibv_reg_dmabuf_mr(3)`).
 
 use std::ffi::c_void;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+use urnic_sync::{Mutex, MutexGuard};
 
 use rustix::fd::{AsFd, BorrowedFd};
 use rustix::fs::{SeekFrom, fstat, seek};
@@ -50,7 +51,7 @@ impl Region {
     /// Errors: IO in a forked child, where a thread of the parent may hold the lock.
     pub(crate) fn lock(&self) -> Result<MutexGuard<'_, Option<State>>, Errno> {
         self.driver.check_process()?;
-        Ok(self.state.lock().unwrap_or_else(PoisonError::into_inner))
+        Ok(self.state.lock())
     }
 }
 
@@ -60,7 +61,7 @@ impl Drop for Region {
         if self.driver.check_process().is_err() {
             return;
         }
-        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let state = self.state.get_mut();
         let Some(state) = state.take() else { return };
         match self.driver.deregister(&state.device) {
             Ok(()) => drop(state.domain.on_demand.take(state.device.stag)),

@@ -3,11 +3,10 @@
 
 use std::collections::HashMap;
 use std::path::Path;
-use std::sync::Mutex;
+use urnic_sync::Mutex;
 
 use serde::Serialize;
 use urnic_config::read_file;
-use urnic_process::lock::lock;
 
 use super::call_site::CallSite;
 
@@ -106,7 +105,7 @@ impl Findings {
 
     /// Reports that the program broke `rule` at `site`; `text` is made for the first time only.
     pub(crate) fn report(&self, rule: Rule, site: &CallSite, text: impl FnOnce() -> String) {
-        let mut found = lock(&self.found);
+        let mut found = self.found.lock();
         if let Some(known) = found.get_mut(&(rule, site.clone())) {
             if let Some(known) = known {
                 known.count += 1;
@@ -137,7 +136,7 @@ impl Findings {
 
     /// All findings, by rule.
     pub(crate) fn all(&self) -> Vec<Finding> {
-        let found = lock(&self.found);
+        let found = self.found.lock();
         let mut all: Vec<_> = found
             .iter()
             .filter_map(|((rule, _), finding)| Some((*rule, finding.clone()?)))

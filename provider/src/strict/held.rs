@@ -4,11 +4,11 @@
 //! So a program that looks before finds old bytes, and what it writes there is noticed.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use urnic_sync::Mutex;
 
 use urnic_device::command::features;
 use urnic_device::vocabulary::Access;
-use urnic_process::lock::lock;
 
 use super::memory;
 use super::watched_pages::{self, Watched};
@@ -195,7 +195,7 @@ impl Arena {
             key: self.key,
             len,
             pieces: pieces.iter().map(piece).collect(),
-            posted_at: lock(&DELIVERIES).number,
+            posted_at: DELIVERIES.lock().number,
         })
     }
 
@@ -215,7 +215,7 @@ impl Held {
         let is_changed = |piece: &&Piece| {
             let now = memory::hash(piece.addr, piece.len);
             piece.hash.zip(now).is_some_and(|(before, now)| before != now)
-                && !lock(&DELIVERIES).reached(self.posted_at, piece.addr, piece.len)
+                && !DELIVERIES.lock().reached(self.posted_at, piece.addr, piece.len)
         };
         let changed = self
             .pieces
@@ -228,7 +228,7 @@ impl Held {
             // The same memory may be under way to a peer.
             watched_pages::open_within(piece.addr, part, true);
             memory::copy(self.addr + done, piece.addr, part);
-            lock(&DELIVERIES).add(piece.addr, part);
+            DELIVERIES.lock().add(piece.addr, part);
             done += part;
         }
         changed

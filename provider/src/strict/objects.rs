@@ -2,9 +2,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::Mutex;
-
-use urnic_process::lock::lock;
+use urnic_sync::Mutex;
 
 use super::call_site::CallSite;
 
@@ -73,24 +71,24 @@ impl Objects {
     /// The program created an object, unless `address` is null.
     pub(crate) fn created(&self, kind: Kind, address: usize) {
         if address != 0 {
-            lock(&self.0).insert((kind, address), CallSite::here());
+            self.0.lock().insert((kind, address), CallSite::here());
         }
     }
 
     /// The program destroyed an object.
     pub(crate) fn destroyed(&self, kind: Kind, address: usize) {
-        lock(&self.0).remove(&(kind, address));
+        self.0.lock().remove(&(kind, address));
     }
 
     /// How many objects of a kind there are.
     pub(crate) fn count(&self, kind: Kind) -> usize {
-        lock(&self.0).keys().filter(|(known, _)| *known == kind).count()
+        self.0.lock().keys().filter(|(known, _)| *known == kind).count()
     }
 
     /// What is left, by place.
     pub(super) fn left(&self) -> Vec<Left> {
         let mut places: HashMap<(Kind, CallSite), usize> = HashMap::new();
-        for ((kind, _), site) in lock(&self.0).iter() {
+        for ((kind, _), site) in self.0.lock().iter() {
             *places.entry((*kind, site.clone())).or_default() += 1;
         }
         let all = places.into_iter();

@@ -3,12 +3,12 @@
 //! completion queue fit, and whether an event may have been missed.
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex};
 use std::thread::{self, ThreadId};
+use urnic_sync::Mutex;
 
 use urnic_device::vocabulary::WcOpcode;
-use urnic_process::lock::lock;
 
 use super::call_site::CallSite;
 use super::findings::Rule;
@@ -66,7 +66,7 @@ impl PairCheck {
         if request.signalled {
             self.cqs[0].add(self.requests.strict, &posted.site);
         }
-        lock(&self.sends).push_back(posted);
+        self.sends.lock().push_back(posted);
         element
     }
 
@@ -76,14 +76,14 @@ impl PairCheck {
     pub(crate) fn receive_posted(&self, request: &Request<'_>) -> Option<Element> {
         let (posted, element) = self.requests.post(request);
         self.cqs[1].add(self.requests.strict, &posted.site);
-        lock(&self.receives).push_back(posted);
+        self.receives.lock().push_back(posted);
         element
     }
 
     /// Requests from this slot on, which the program had not completed, are taken back.
     #[cold]
     pub(crate) fn sends_taken_back(&self, slot: u32) {
-        let mut sends = lock(&self.sends);
+        let mut sends = self.sends.lock();
         let is_kept = |posted: &Posted| posted.slot.wrapping_sub(slot).cast_signed() < 0;
         let kept = sends.iter().take_while(|posted| is_kept(posted)).count();
         for taken_back in sends.drain(kept..) {
@@ -97,7 +97,7 @@ impl PairCheck {
     /// flush.
     #[cold]
     pub(crate) fn send_completed(&self, slot: u32, done: bool, failed: Option<String>) {
-        let mut sends = lock(&self.sends);
+        let mut sends = self.sends.lock();
         let is_complete = |posted: &Posted| slot.wrapping_sub(posted.slot).cast_signed() >= 0;
         let count = sends.iter().take_while(|posted| is_complete(posted)).count();
         let complete: Vec<Posted> = sends.drain(..count).collect();
@@ -116,7 +116,7 @@ impl PairCheck {
     /// The program polled the completion of its oldest receive, which has `len` bytes.
     #[cold]
     pub(crate) fn receive_completed(&self, len: u32, failed: Option<String>) {
-        let Some(posted) = lock(&self.receives).pop_front() else {
+        let Some(posted) = self.receives.lock().pop_front() else {
             return;
         };
         self.cqs[1].remove(1);
@@ -128,10 +128,10 @@ impl PairCheck {
 
     /// The queues were emptied: nothing completes any more.
     pub(crate) fn emptied(&self) {
-        let sends: Vec<_> = lock(&self.sends).drain(..).collect();
+        let sends: Vec<_> = self.sends.lock().drain(..).collect();
         let signalled = sends.iter().filter(|posted| posted.signalled).count();
         self.cqs[0].remove(signalled as u32);
-        let receives: Vec<_> = lock(&self.receives).drain(..).collect();
+        let receives: Vec<_> = self.receives.lock().drain(..).collect();
         self.cqs[1].remove(receives.len() as u32);
         for posted in sends.iter().chain(&receives) {
             self.requests.forget(posted);
@@ -142,7 +142,7 @@ impl PairCheck {
     #[cold]
     pub(crate) fn refused(&self, reason: &str, full: bool) {
         let site = CallSite::here();
-        let sends = lock(&self.sends);
+        let sends = self.sends.lock();
         let unsignalled = full && !sends.is_empty() && !sends.iter().any(|posted| posted.signalled);
         let outstanding = sends.len();
         drop(sends);
@@ -192,7 +192,7 @@ impl SharedCheck {
     #[cold]
     pub(crate) fn receive_posted(&self, request: &Request<'_>) -> (u64, Option<Element>) {
         let (posted, element) = self.requests.post(request);
-        let mut known = lock(&self.known);
+        let mut known = self.known.lock();
         known.last += 1;
         let token = known.last;
         known.posted.insert(token, posted);
@@ -201,7 +201,8 @@ impl SharedCheck {
 
     /// The program's name of a receive.
     pub(crate) fn wr_id(&self, token: u64) -> u64 {
-        lock(&self.known)
+        self.known
+            .lock()
             .posted
             .get(&token)
             .map_or(token, |posted| posted.wr_id)
@@ -211,7 +212,7 @@ impl SharedCheck {
     /// completion says, if it is an error and no flush.
     #[cold]
     pub(crate) fn receive_completed(&self, token: u64, len: u32, failed: Option<String>) {
-        let Some(posted) = lock(&self.known).posted.remove(&token) else {
+        let Some(posted) = self.known.lock().posted.remove(&token) else {
             return;
         };
         self.requests.complete(&posted, len);
@@ -222,7 +223,7 @@ impl SharedCheck {
 
     /// The queue is destroyed: nothing completes any more.
     pub(crate) fn emptied(&self) {
-        let posted: Vec<_> = lock(&self.known).posted.drain().collect();
+        let posted: Vec<_> = self.known.lock().posted.drain().collect();
         for (_, posted) in &posted {
             self.requests.forget(posted);
         }
@@ -284,7 +285,7 @@ impl QueueCheck {
 
     /// The program requested an event while `waiting` completions were in the queue.
     pub(crate) fn armed(&self, waiting: u32) {
-        *lock(&self.armed) = (waiting > 0).then(|| Armed {
+        *self.armed.lock() = (waiting > 0).then(|| Armed {
             site: CallSite::here(),
             waiting,
             thread: thread::current().id(),
@@ -293,12 +294,12 @@ impl QueueCheck {
 
     /// The program polls.
     pub(crate) fn polled(&self) {
-        *lock(&self.armed) = None;
+        *self.armed.lock() = None;
     }
 
     /// The program waited for an event, and has one.
     pub(crate) fn waited(&self) {
-        let mut armed = lock(&self.armed);
+        let mut armed = self.armed.lock();
         // Another thread may wait while the one that requested the event is about to poll.
         let Some(Armed { site, waiting, .. }) = armed.take_if(|armed| armed.thread == thread::current().id())
         else {
@@ -447,7 +448,7 @@ impl Requests {
         let elements = with_bytes
             .zip(places)
             .map(|(element, (place, _))| (*element, place));
-        let held = lock(arena).hold(watched, &pieces)?;
+        let held = arena.lock().hold(watched, &pieces)?;
         Some(HeldBack {
             held,
             elements: elements.collect(),
@@ -536,7 +537,7 @@ impl Requests {
 
     fn release(&self, held: &Held) {
         if let Some(arena) = &self.arena {
-            lock(arena).release(held);
+            arena.lock().release(held);
         }
     }
 

@@ -1,9 +1,7 @@
 //! The memory regions of the process, by key.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::Mutex;
-
-use urnic_process::lock::lock;
+use urnic_sync::Mutex;
 
 use super::call_site::CallSite;
 use super::findings::Findings;
@@ -76,17 +74,17 @@ impl Regions {
             let overlaps = |at: usize| at < end && start < at.saturating_add(len as usize);
             entry.gone.is_none() && remote_write && addr.is_none_or(overlaps)
         };
-        lock(&self.0).by_key.values().any(reaches)
+        self.0.lock().by_key.values().any(reaches)
     }
 
     /// A region was registered, or changed.
     pub(crate) fn registered(&self, key: u32, region: Region) {
-        lock(&self.0).by_key.insert(key, Entry { region, gone: None });
+        self.0.lock().by_key.insert(key, Entry { region, gone: None });
     }
 
     /// The region of this key.
     pub(crate) fn of(&self, key: u32) -> Option<Region> {
-        lock(&self.0).by_key.get(&key).map(|entry| entry.region.clone())
+        self.0.lock().by_key.get(&key).map(|entry| entry.region.clone())
     }
 
     /// Reports a region whose memory is not mapped any more.
@@ -108,7 +106,7 @@ impl Regions {
 
     /// A region was deregistered.
     pub(crate) fn deregistered(&self, key: u32) {
-        let mut known = lock(&self.0);
+        let mut known = self.0.lock();
         if let Some(entry) = known.by_key.get_mut(&key) {
             entry.gone = Some(CallSite::here());
             known.gone.push_back(key);
@@ -136,7 +134,7 @@ impl Regions {
         len: u64,
         writes: bool,
     ) -> Result<Option<Place>, String> {
-        let known = lock(&self.0);
+        let known = self.0.lock();
         let entry = known
             .by_key
             .get(&key)
@@ -217,6 +215,6 @@ mod tests {
             regions.registered(key, region);
             regions.deregistered(key);
         }
-        assert_eq!(lock(&regions.0).by_key.len(), MOST_GONE);
+        assert_eq!(regions.0.lock().by_key.len(), MOST_GONE);
     }
 }

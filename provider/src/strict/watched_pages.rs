@@ -304,11 +304,11 @@ mod tests {
     }
 
     /// The places of looks are the process's: one test has them at a time.
-    static LOOKS_OF_ONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
+    static LOOKS_OF_ONE: urnic_sync::Mutex<()> = urnic_sync::Mutex::new(());
 
     #[test]
     fn a_look_at_a_closed_page_is_noted_and_succeeds() {
-        let _one = urnic_process::lock::lock(&LOOKS_OF_ONE);
+        let _one = LOOKS_OF_ONE.lock();
         let page = two_pages();
         let request = Watched {
             wr_id: 7,
@@ -329,7 +329,7 @@ mod tests {
 
     #[test]
     fn memory_that_is_sent_may_be_read_and_its_writer_is_noted() {
-        let _one = urnic_process::lock::lock(&LOOKS_OF_ONE);
+        let _one = LOOKS_OF_ONE.lock();
         let page = two_pages();
         let request = Watched {
             wr_id: 8,

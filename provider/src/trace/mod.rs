@@ -7,8 +7,8 @@
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
+use urnic_sync::Mutex;
 
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -16,7 +16,6 @@ use urnic_config::Config;
 use urnic_device::vocabulary::{WcOpcode, WcStatus};
 use urnic_model::Nanos;
 use urnic_model::timed::{Observer, Passed, observe};
-use urnic_process::lock::lock;
 use urnic_process::program;
 
 use crate::files;
@@ -105,7 +104,7 @@ impl Trace {
     }
 
     fn add_text(&self, text: &str) {
-        let mut events = lock(&self.events);
+        let mut events = self.events.lock();
         events.push_str(text);
         let full = (events.len() >= FULL).then(|| std::mem::take(&mut *events));
         drop(events);
@@ -133,7 +132,7 @@ impl Trace {
     }
 
     fn flush(&self) {
-        let rest = std::mem::take(&mut *lock(&self.events));
+        let rest = std::mem::take(&mut *self.events.lock());
         self.write(&rest);
     }
 
@@ -147,7 +146,7 @@ impl Trace {
         if self.failed.load(Ordering::Relaxed) {
             return;
         }
-        let changed = change(&mut lock(&self.array));
+        let changed = change(&mut self.array.lock());
         if let Err(error) = changed
             && !self.failed.swap(true, Ordering::Relaxed)
         {
@@ -240,7 +239,7 @@ impl PairTrace {
     /// The program posts a request of this many bytes to the send queue.
     #[cold]
     pub(crate) fn send_posted(&self, slot: u32, wr_id: u64, opcode: WcOpcode, bytes: u64) {
-        let mut queues = lock(&self.queues);
+        let mut queues = self.queues.lock();
         queues.sends.push_back(Posted {
             slot,
             wr_id,
@@ -256,7 +255,7 @@ impl PairTrace {
     #[cold]
     pub(crate) fn sends_published(&self) {
         let now = Nanos::monotonic();
-        let mut queues = lock(&self.queues);
+        let mut queues = self.queues.lock();
         let waiting = queues.sends.iter_mut().rev();
         for posted in waiting.take_while(|posted| posted.published.is_none()) {
             posted.published = Some(now);
@@ -267,13 +266,13 @@ impl PairTrace {
     #[cold]
     pub(crate) fn sends_taken_back(&self, slot: u32) {
         let is_kept = |posted: &Posted| posted.slot.wrapping_sub(slot).cast_signed() < 0;
-        lock(&self.queues).sends.retain(is_kept);
+        self.queues.lock().sends.retain(is_kept);
     }
 
     /// The program posts a receive of this many bytes.
     #[cold]
     pub(crate) fn receive_posted(&self, wr_id: u64, bytes: u64) {
-        let mut queues = lock(&self.queues);
+        let mut queues = self.queues.lock();
         let (slot, now) = (queues.receive, Nanos::monotonic());
         queues.receive = slot.wrapping_add(1);
         queues.receives.push_back(Posted {
@@ -289,7 +288,7 @@ impl PairTrace {
     /// The program polls the completion of a send: it and those before are complete.
     #[cold]
     pub(crate) fn send_polled(&self, slot: u32, outcome: Outcome) {
-        let mut queues = lock(&self.queues);
+        let mut queues = self.queues.lock();
         let is_complete = |posted: &Posted| slot.wrapping_sub(posted.slot).cast_signed() >= 0;
         let count = queues
             .sends
@@ -312,14 +311,14 @@ impl PairTrace {
     /// The program polls the completion of its oldest receive.
     #[cold]
     pub(crate) fn receive_polled(&self, outcome: Outcome) {
-        if let Some(posted) = lock(&self.queues).receives.pop_front() {
+        if let Some(posted) = self.queues.lock().receives.pop_front() {
             self.write(&posted, outcome, outcome.bytes.into(), "receive");
         }
     }
 
     /// The queues were emptied.
     pub(crate) fn emptied(&self) {
-        let mut queues = lock(&self.queues);
+        let mut queues = self.queues.lock();
         queues.sends.clear();
         queues.receives.clear();
     }

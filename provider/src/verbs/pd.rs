@@ -5,7 +5,8 @@
 use std::ffi::c_void;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
+use urnic_sync::Mutex;
 
 use rustix::io::Errno;
 use urnic_driver::RingPlacement;
@@ -333,7 +334,7 @@ impl Rings {
     }
 
     fn with_pieces<T>(&self, what: impl FnOnce(&mut Vec<usize>) -> T) -> T {
-        what(&mut self.pieces.lock().unwrap_or_else(PoisonError::into_inner))
+        what(&mut self.pieces.lock())
     }
 
     /// Lets `change` replace these rings by others. The old rings are freed if `change` succeeds;
@@ -341,7 +342,7 @@ impl Rings {
     ///
     /// Errors: the errors of `change`.
     pub(super) fn replaced<T>(&self, change: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
-        let _alone = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        let _alone = self.changing.lock();
         let before = self.with_pieces(|pieces| pieces.len());
         let changed = change();
         let over: Vec<_> = self.with_pieces(|pieces| match changed {

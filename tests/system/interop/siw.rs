@@ -3,7 +3,7 @@
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Mutex, PoisonError};
+use urnic_sync::Mutex;
 
 use urnic_tests::build::scratch;
 use urnic_tests::capture::Wire;
@@ -456,7 +456,7 @@ fn in_mode(mode: &Mode) {
     or_skip!(installed("tshark"));
     or_skip!(installed("ib_send_bw"));
     or_skip!(installed("rping"));
-    let mut scene = SCENE.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut scene = SCENE.lock();
     let Scene { guest, table } = match &mut *scene {
         Some(scene) => scene,
         none => none.insert(or_skip!(Scene::begun())),

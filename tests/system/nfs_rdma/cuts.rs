@@ -1,6 +1,6 @@
 //! The connection breaks: after each byte of a READ's and a WRITE's, and of the bytes before them.
 
-use std::sync::{Mutex, PoisonError};
+use urnic_sync::Mutex;
 
 use urnic_tests::forwarder::{Cut, Forwarder};
 use urnic_tests::wait::{TIME_LIMIT, descriptors, resident, until};
@@ -115,7 +115,7 @@ fn a_transfer_survives_breaks_at_every_point() {
     // segment, sooner or later.
     let points: Vec<u64> = (0..START).chain((START..END).step_by(53)).collect();
     let parts = Mutex::new(points.chunks(250).enumerate());
-    let next = || parts.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let next = || parts.lock().next();
     // Most of the time passes between one connection and the next.
     std::thread::scope(|scope| {
         for _ in 0..6 {

@@ -3,9 +3,10 @@
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
+use urnic_sync::Mutex;
 
 use urnic_device::bus::{Bus, Signal};
 use urnic_device::command::{
@@ -49,11 +50,7 @@ impl Line {
         });
         let signals = line.clone();
         bus.signals(Arc::new(move |signal| match signal {
-            Signal::Interrupt(vector) => signals
-                .raised
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .push(vector),
+            Signal::Interrupt(vector) => signals.raised.lock().push(vector),
             Signal::Lost => signals.lost.store(true, Ordering::Relaxed),
         }));
         line
@@ -61,7 +58,7 @@ impl Line {
 
     /// Whether that vector was raised since the last call for it.
     pub(crate) fn take(&self, vector: u32) -> bool {
-        let mut raised = self.raised.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut raised = self.raised.lock();
         let before = raised.len();
         raised.retain(|v| *v != vector);
         raised.len() < before
@@ -140,7 +137,7 @@ impl Rig {
             bus.read32(registers::MAGIC)
         );
         reset(&**bus)?;
-        line.raised.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        line.raised.lock().clear();
         let memory = |len| Memory::new(bus, len).map(Rc::new);
         let ring = memory(COMMAND_LEN << LOG_COMMANDS)?;
         let completions = memory(COMPLETION_LEN << LOG_COMMANDS)?;

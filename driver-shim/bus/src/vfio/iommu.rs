@@ -1,6 +1,6 @@
 //! DMA through an IOMMU: each registration is pinned and gets IOVAs of its own.
 
-use std::sync::Mutex;
+use urnic_sync::Mutex;
 
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
@@ -8,7 +8,6 @@ use rustix::process::{Resource, getrlimit};
 use super::iova::IovaSpace;
 use super::uapi;
 use urnic_process::fds::InternalFd;
-use urnic_process::lock::lock;
 
 /// Page size of the processor; the pages of the IOMMU may be larger.
 const PAGE: u64 = 4096;
@@ -110,7 +109,7 @@ impl Iommu {
             .checked_add(len)
             .and_then(|end| end.checked_next_multiple_of(self.granule));
         let whole = end.ok_or(Errno::INVAL)? - start;
-        let Some(iova) = lock(&self.space).allocate(whole, start) else {
+        let Some(iova) = self.space.lock().allocate(whole, start) else {
             tracing::error!("no {whole} bytes are left of the device's address space");
             return Err(Errno::NOMEM);
         };
@@ -124,7 +123,7 @@ impl Iommu {
         match pinned {
             Ok(()) => Ok(iova + (address - start)),
             Err(errno) => {
-                lock(&self.space).release(iova);
+                self.space.lock().release(iova);
                 tracing::error!("{}", explained(errno, whole));
                 Err(if errno == Errno::NOSPC {
                     Errno::NOMEM
@@ -142,13 +141,13 @@ impl Iommu {
         }
         let start = iova / self.granule * self.granule;
         // The range is unmapped before it is released: no other mapping may get it earlier.
-        let Some(whole) = lock(&self.space).len_of(start) else {
+        let Some(whole) = self.space.lock().len_of(start) else {
             tracing::error!("IOVA {start:#x} was not mapped");
             return;
         };
         match self.unpin(start, whole) {
             Ok(()) => {
-                lock(&self.space).release(start);
+                self.space.lock().release(start);
             }
             // A forked child has no mappings.
             Err(Errno::IO) => {}

@@ -27,8 +27,9 @@ pub use holder::{Holder, holder_of};
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
+use urnic_sync::Mutex;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
@@ -41,7 +42,6 @@ use pci::{PciFunction, Unusable};
 use urnic_config::VfioApi;
 use urnic_device::bus::{Bus, Mapping, QueueMemory, Signal, SignalHandler};
 use urnic_process::fds::InternalFd;
-use urnic_process::lock::lock;
 use urnic_process::signals;
 use urnic_process::threads;
 
@@ -237,7 +237,7 @@ impl Drop for VfioBus {
     fn drop(&mut self) {
         self.inner.stopped.store(true, Ordering::Release);
         self.inner.sources.wake();
-        let thread = lock(&self.thread).take();
+        let thread = self.thread.lock().take();
         if let Some(thread) = thread.filter(|thread| thread.thread().id() != std::thread::current().id()) {
             let _ = thread.join();
         }

@@ -1,7 +1,7 @@
 //! The function itself: configuration space, registers, doorbell pages, interrupts.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
-use std::sync::{PoisonError, RwLock};
+use urnic_sync::RwLock;
 
 use rustix::io::{Errno, pread, pwrite};
 use urnic_device::{doorbell, pci, registers};
@@ -95,7 +95,7 @@ impl PciFunction {
     /// Runs `f` with the function's file; `None` after the function was returned, or in a forked
     /// child.
     fn with<T>(&self, f: impl FnOnce(BorrowedFd<'_>) -> T) -> Option<T> {
-        let file = self.file.read().unwrap_or_else(PoisonError::into_inner);
+        let file = self.file.read();
         file.as_ref().and_then(InternalFd::get).map(f)
     }
 
@@ -167,7 +167,7 @@ impl PciFunction {
                 let _ = pwrite(fd, &(command & !(1 << 2)).to_le_bytes(), self.config + COMMAND);
             }
         });
-        *self.file.write().unwrap_or_else(PoisonError::into_inner) = None;
+        *self.file.write() = None;
     }
 }
 

@@ -5,7 +5,7 @@
 //! kernel does not move.
 
 use std::ptr::NonNull;
-use std::sync::Mutex;
+use urnic_sync::Mutex;
 
 use rustix::fs::{Mode, OFlags, open};
 use rustix::io::{Errno, pread};
@@ -14,7 +14,6 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mlock, mmap_anonymous, mu
 use super::iova::IovaSpace;
 use urnic_device::bus::{Mapping, QueueMemory};
 use urnic_process::fds::InternalFd;
-use urnic_process::lock::lock;
 
 const PAGE: usize = 4096;
 const HUGE: usize = 2 << 20;
@@ -127,7 +126,7 @@ impl Physical {
     /// # Errors
     /// `ENOMEM` if no piece is long enough.
     pub(super) fn allocate(&self, len: usize) -> Result<QueueMemory, Errno> {
-        let mut runs = lock(&self.runs);
+        let mut runs = self.runs.lock();
         let mut memory = runs.iter_mut().find_map(|run| run.take(len));
         if memory.is_none() {
             let at = runs.len();
@@ -147,7 +146,7 @@ impl Physical {
 
     /// Frees memory from [`Physical::allocate`].
     pub(super) fn free(&self, memory: QueueMemory) {
-        for run in lock(&self.runs).iter_mut() {
+        for run in self.runs.lock().iter_mut() {
             if (run.first..run.first + run.len as u64).contains(&memory.iova) {
                 run.space.release(memory.iova);
             }

@@ -7,8 +7,8 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicPtr, Ordering};
+use urnic_sync::Mutex;
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::io::Errno;
@@ -16,7 +16,6 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, mun
 
 use crate::doorbells::own_pages;
 use urnic_process::file_length;
-use urnic_process::lock::lock;
 
 /// Bytes of a chunk, and the largest piece.
 pub(super) const CHUNK: usize = 1 << 30;
@@ -72,7 +71,7 @@ impl Arena {
     ) -> Result<NonNull<u8>, Errno> {
         let class = class(len)?;
         let size = MIN_PIECE << class;
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         if let Some(Piece(ptr)) = state.free.get_mut(class).and_then(Vec::pop) {
             return Ok(ptr);
         }
@@ -108,7 +107,7 @@ impl Arena {
             // length of the piece.
             unsafe { ptr.write_bytes(0, MIN_PIECE << class) };
         }
-        if let Some(free) = lock(&self.state).free.get_mut(class) {
+        if let Some(free) = self.state.lock().free.get_mut(class) {
             free.push(Piece(ptr));
         }
     }

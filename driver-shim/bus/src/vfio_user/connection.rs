@@ -6,8 +6,9 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
+use urnic_sync::{Condvar, Mutex};
 
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll;
@@ -22,7 +23,6 @@ use urnic_vfio_user::{Decoder, Kind, Limits, Message, Request, emit_error};
 
 use urnic_device::bus::{Signal, SignalHandler};
 use urnic_process::fds::InternalFd;
-use urnic_process::lock::lock;
 use urnic_process::signals;
 use urnic_process::threads;
 
@@ -166,7 +166,7 @@ impl Connection {
         let mut asked = None;
         self.send(fds, |sending| {
             let id = {
-                let mut due = lock(&self.due);
+                let mut due = self.due.lock();
                 // A thread may still wait for the reply to an earlier request with this id, 65536
                 // requests ago.
                 let mut id = sending.id();
@@ -181,7 +181,7 @@ impl Connection {
         })
         .inspect_err(|_| {
             if let Some(id) = asked {
-                lock(&self.due).remove(&id);
+                self.due.lock().remove(&id);
             }
         })?;
         let message = self.await_answer(asked.ok_or(Errno::IO)?)?;
@@ -197,7 +197,7 @@ impl Connection {
 
     fn await_answer(&self, id: u16) -> Result<Message, Errno> {
         let mut left = TIMEOUT;
-        let mut due = lock(&self.due);
+        let mut due = self.due.lock();
         loop {
             if let Some(Some(_)) = due.get(&id) {
                 return due.remove(&id).flatten().ok_or(Errno::IO);
@@ -212,11 +212,7 @@ impl Connection {
                 return Err(Errno::IO);
             }
             let start = Instant::now();
-            due = self
-                .arrived
-                .wait_timeout(due, LOOK)
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
+            due = self.arrived.wait_timeout(due, LOOK).0;
             // A machine that was suspended meanwhile suspended the server too.
             left = left.saturating_sub(start.elapsed().min(LOOK));
         }
@@ -227,7 +223,7 @@ impl Connection {
         if self.is_lost() {
             return Err(Errno::IO);
         }
-        let mut sending = lock(&self.sending);
+        let mut sending = self.sending.lock();
         sending.buffer.clear();
         write(&mut sending);
         let sent = self.send_all(&sending.buffer, fds);
@@ -302,7 +298,7 @@ impl Connection {
         self.lost.store(true, Ordering::Release);
         self.shut_down();
         // Threads that wait for a reply check the flag under this lock.
-        drop(lock(&self.due));
+        drop(self.due.lock());
         self.arrived.notify_all();
         if !self.closing.load(Ordering::Acquire)
             && let Some(handler) = self.handler.get()
@@ -354,7 +350,7 @@ impl Connection {
 
     fn take(&self, message: Message, answer: &Answer) -> Result<(), String> {
         let Kind::Command { no_reply } = message.header.kind else {
-            if let Some(place) = lock(&self.due).get_mut(&message.header.id) {
+            if let Some(place) = self.due.lock().get_mut(&message.header.id) {
                 *place = Some(message);
                 self.arrived.notify_all();
             }
@@ -376,7 +372,7 @@ impl Connection {
         if no_reply {
             return Ok(());
         }
-        let sending = lock(&self.sending);
+        let sending = self.sending.lock();
         let sent = self.send_all(&reply, &[]);
         drop(sending);
         sent.map_err(|errno| errno.to_string())

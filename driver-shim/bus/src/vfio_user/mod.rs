@@ -16,8 +16,9 @@ mod ranges;
 
 use std::os::fd::AsFd;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use urnic_sync::Mutex;
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -35,7 +36,6 @@ use ranges::Ranges;
 use urnic_device::bus::{Bus, Mapping, QueueMemory, SignalHandler};
 use urnic_process::error_log;
 use urnic_process::failure;
-use urnic_process::lock::lock;
 
 /// Most vectors that this process waits for.
 const MAX_VECTORS: u32 = 64;
@@ -62,7 +62,7 @@ struct Reach {
 
 impl Reach {
     fn covers(&self, address: u64, len: u64) -> bool {
-        self.arena.covers(address, len) || lock(&self.ranges).covers(address, len)
+        self.arena.covers(address, len) || self.ranges.lock().covers(address, len)
     }
 
     /// Handles a request of a server that cannot access the program's memory by itself.
@@ -372,10 +372,10 @@ impl Bus for VfioUserBus {
         }
         let address = ptr.expose_provenance() as u64;
         let range = ranges::pages(address, len as u64);
-        let _mapping = lock(&self.mapping);
+        let _mapping = self.mapping.lock();
         // The rights of the pages are checked at the registration: several registrations may be
         // over one page.
-        let added = lock(&self.reach.ranges).add(range);
+        let added = self.reach.ranges.lock().add(range);
         for (mapped, (start, end)) in added.iter().enumerate() {
             let map = Request::DmaMap(DmaMap {
                 flags: DmaMapFlags::READ | DmaMapFlags::WRITE,
@@ -389,7 +389,7 @@ impl Bus for VfioUserBus {
                     .take(mapped)
                     .for_each(|range| self.send_unmap(*range));
                 // Only this registration is over the new extents.
-                lock(&self.reach.ranges).remove(range);
+                self.reach.ranges.lock().remove(range);
                 return Err(if self.connection.is_lost() {
                     Errno::IO
                 } else {
@@ -407,8 +407,12 @@ impl Bus for VfioUserBus {
         if self.is_abandoned() {
             return;
         }
-        let _mapping = lock(&self.mapping);
-        let removed = lock(&self.reach.ranges).remove(ranges::pages(*address, len as u64));
+        let _mapping = self.mapping.lock();
+        let removed = self
+            .reach
+            .ranges
+            .lock()
+            .remove(ranges::pages(*address, len as u64));
         removed.into_iter().for_each(|range| self.send_unmap(range));
     }
 

@@ -1,8 +1,9 @@
 //! Completion queues.
 
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard};
+use urnic_sync::{Mutex, MutexGuard};
 
 use rustix::io::Errno;
 use urnic_device::command::{Count, CreateCq, ModerateCq, Opcode, QueueHandle, ResizeCq, cq, features};
@@ -13,7 +14,6 @@ use urnic_device::record::CqRecord;
 use super::{Cq, DoorbellWrite, Driver, Ring};
 use crate::dma::{DmaMemory, RingPlacement};
 use crate::objects::Context;
-use urnic_process::lock::lock;
 
 impl fmt::Debug for Cq {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -87,7 +87,7 @@ impl Cq {
     /// The first byte of the ring of 64-byte entries. The ring is valid until the queue is resized
     /// or destroyed.
     pub fn ring(&self) -> *mut u8 {
-        lock(&self.ring).memory.as_ptr()
+        self.ring.lock().memory.as_ptr()
     }
 
     /// Entries of the ring: a power of two.
@@ -97,12 +97,12 @@ impl Cq {
 
     /// log2 of the entries.
     pub fn log_size(&self) -> u32 {
-        lock(&self.ring).log_size
+        self.ring.lock().log_size
     }
 
     /// Locks the ring against a resize.
     pub(crate) fn lock_ring(&self) -> MutexGuard<'_, Ring> {
-        lock(&self.ring)
+        self.ring.lock()
     }
 
     /// Creates a ring of at least `entries` entries for [`resize`](Self::resize). May call the
@@ -135,7 +135,7 @@ impl Cq {
             cq: self.id.into(),
             log_size: log_size.into(),
         };
-        let mut ring = lock(&self.ring);
+        let mut ring = self.ring.lock();
         self.driver
             .commands
             .call::<_, Count>(Opcode::ResizeCq, &arguments)?;

@@ -6,8 +6,9 @@ mod srq;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
+use urnic_sync::Mutex;
 
 use rustix::io::Errno;
 use urnic_device::command::{Handle, Nothing, Opcode};
@@ -33,7 +34,6 @@ use urnic_device::bus::{Bus, Signal, SignalHandler};
 use urnic_presence::Presence;
 use urnic_process::activity::Activity;
 use urnic_process::addressing::Gid;
-use urnic_process::lock::lock;
 use urnic_process::port_gids::PortGid;
 
 /// Longest wait for the end of the device when the process ends: longer than its streams take to
@@ -379,16 +379,16 @@ impl Driver {
 
     /// The device number of the queue pair with the verbs number `qpn`.
     pub(crate) fn qid_of(&self, qpn: u32) -> Option<u32> {
-        lock(&self.objects.qids).get(&qpn).copied()
+        self.objects.qids.lock().get(&qpn).copied()
     }
 
     pub(crate) fn insert_qp(&self, qp: &Arc<Qp>, target: EventTarget) {
-        lock(&self.objects.qids).insert(qp.qpn, qp.qid);
+        self.objects.qids.lock().insert(qp.qpn, qp.qid);
         self.objects.qps.insert(qp.qid, qp.clone(), target);
     }
 
     pub(crate) fn remove_qp(&self, qp: &Qp) {
-        lock(&self.objects.qids).remove(&qp.qpn);
+        self.objects.qids.lock().remove(&qp.qpn);
         self.objects.qps.remove(qp.qid);
     }
 }
@@ -554,13 +554,13 @@ impl Objects {
 
     /// Records that a completion queue of a lost device was armed.
     pub(crate) fn arm(&self, cqid: u32, consumer: u32) {
-        lock(&self.armed).push((cqid, consumer));
+        self.armed.lock().push((cqid, consumer));
     }
 
     /// Takes the completion queues, by cqid and consumer index, that were armed since the last
     /// call.
     pub(crate) fn take_armed(&self) -> Vec<(u32, u32)> {
-        std::mem::take(&mut *lock(&self.armed))
+        std::mem::take(&mut *self.armed.lock())
     }
 }
 

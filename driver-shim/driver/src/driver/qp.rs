@@ -1,9 +1,10 @@
 //! Queue pairs: their rings, the calls for posting, and their changes of state.
 
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
+use urnic_sync::{Mutex, MutexGuard};
 
 use rustix::io::Errno;
 use urnic_device::command::{CreateQp, Handle, ModifyQp, Opcode, QpStatus, QueueHandle, modify};
@@ -22,7 +23,6 @@ use urnic_cm::native::Peer;
 use urnic_cm::qp_attr::{MANAGER_QPN, QpAttr, QpCaps, QpMask};
 use urnic_cm::timeouts::{RETRIES, retry_time};
 use urnic_process::activity::Activity;
-use urnic_process::lock::lock;
 
 /// The processor time in which a thread that changes a queue pair to RTR would change it to RTS, if
 /// that is what it does next.
@@ -296,20 +296,23 @@ impl Qp {
 
     /// Locks the attributes: the state does not change meanwhile.
     pub(crate) fn lock_attributes(&self) -> MutexGuard<'_, QpAttr> {
-        lock(&self.attr)
+        self.attr.lock()
     }
 
     /// Records that this thread brought the queue pair to RTR.
     pub(crate) fn note_rtr(&self) {
-        *lock(&self.at_rtr) = Some(Activity::here());
+        *self.at_rtr.lock() = Some(Activity::here());
     }
 
     /// Whether the thread that brought the queue pair to RTR has gone on to something else, as far
     /// as can be seen.
     pub(crate) fn has_gone_on(&self) -> bool {
         // The lock is held during a change.
-        self.attr.try_lock().is_ok()
-            && lock(&self.at_rtr).is_some_and(|activity| activity.has_gone_on(GOES_ON))
+        self.attr.try_lock().is_some()
+            && self
+                .at_rtr
+                .lock()
+                .is_some_and(|activity| activity.has_gone_on(GOES_ON))
     }
 
     pub(crate) fn set_last_state(&self, state: QpState) {
@@ -363,7 +366,7 @@ impl Qp {
         if mask.is_empty() {
             return Ok(());
         }
-        let mut set = lock(&self.attr);
+        let mut set = self.attr.lock();
         let roce = self.driver.identity().is_roce();
         let from = match self.device_state()? {
             QpState::Rts if self.gate.is_draining() => QpState::Sqd,
@@ -471,7 +474,7 @@ impl Qp {
     /// `EIO` in a forked child or on a lost device.
     pub fn query(&self) -> Result<QpAttr, Errno> {
         self.driver.check_usable()?;
-        let set = lock(&self.attr);
+        let set = self.attr.lock();
         let status = self.status()?;
         let state = match QpState::from_raw(status.state.get()).ok_or(Errno::IO)? {
             // An RNIC's idle state covers both: receives may be posted right after creation
@@ -505,7 +508,7 @@ impl Qp {
     /// `EIO` in a forked child; the errors of the device.
     pub fn destroy(&self) -> Result<(), Errno> {
         self.driver.check_process()?;
-        let _changes = lock(&self.attr);
+        let _changes = self.attr.lock();
         self.driver.native_retire(self.qpn, false);
         self.driver.commands.destroy(Opcode::DestroyQp, self.qid)?;
         if self.kind != QpKind::UnreliableDatagram {

@@ -3,7 +3,8 @@
 pub(crate) mod inventory;
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
+use std::sync::{Arc, OnceLock, Weak};
+use urnic_sync::{Mutex, MutexGuard};
 
 use rustix::io::Errno;
 use rustix::rand::{GetRandomFlags, getrandom};
@@ -11,7 +12,6 @@ use urnic_cm::rdma_cm::Engine;
 use urnic_config::Config;
 use urnic_presence::Presence;
 use urnic_presence::token::Token;
-use urnic_process::lock::lock;
 
 use crate::attributes::Attributes;
 use crate::dma::DmaMemory;
@@ -231,7 +231,7 @@ impl<D> Manager<D> {
 
     /// The state, locked.
     pub(crate) fn lock(&self) -> MutexGuard<'_, RdmaCm<D>> {
-        lock(&self.state)
+        self.state.lock()
     }
 
     /// The devices that programs see; `None` before the first channel.

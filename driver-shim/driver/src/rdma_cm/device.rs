@@ -22,7 +22,6 @@ use urnic_cm::carrier::{Attachment, Carrier, Inbox, Terms};
 use urnic_cm::mpa_startup::Close;
 use urnic_cm::rdma_cm::{Device, Engine, Notice, World};
 use urnic_process::interrupt_context;
-use urnic_process::lock::lock;
 use urnic_process::port_gids::gid_of;
 
 /// Ports that a listener on any address tries, if the program asked for no certain one.
@@ -99,7 +98,7 @@ impl Driver {
         let Some(messages) = self.connections().messages() else {
             return;
         };
-        let received = interrupt_context::deferred(|| lock(messages).receive(self.reach()));
+        let received = interrupt_context::deferred(|| messages.lock().receive(self.reach()));
         if received.is_empty() {
             return;
         }
@@ -158,7 +157,7 @@ impl Driver {
             traffic_class,
         };
         let messages = self.connections().messages().ok_or(Errno::INVAL)?;
-        lock(messages).send(self.reach(), port, &address, message)
+        messages.lock().send(self.reach(), port, &address, message)
     }
 
     /// Opens a UDP port for messages of the connection manager. The caller holds its lock, so that
@@ -168,13 +167,13 @@ impl Driver {
     /// Those of binding, and of the device's commands; `EOPNOTSUPP` if the device has no datagrams.
     fn open_message_port(&self, local: SocketAddr, ipv6_only: bool) -> Result<(u32, u16), Errno> {
         let messages = self.connections().messages_or(|| Messages::new(self.reach()))?;
-        lock(messages).open(self.reach(), local, ipv6_only)
+        messages.lock().open(self.reach(), local, ipv6_only)
     }
 
     /// Closes a UDP port.
     fn close_message_port(&self, port: u32) {
         if let Some(messages) = self.connections().messages() {
-            lock(messages).close(self.reach(), port);
+            messages.lock().close(self.reach(), port);
         }
     }
 

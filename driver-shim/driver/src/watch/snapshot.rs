@@ -2,13 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::Mutex;
+use urnic_sync::Mutex;
 
 use serde::{Deserialize, Serialize};
 use urnic_device::cqe::Cqe;
 use urnic_device::vocabulary::{WcOpcode, WcStatus};
 use urnic_presence::HwCounter;
-use urnic_process::lock::lock;
 
 /// The state of one of a process's devices.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -91,7 +90,7 @@ const MOST_CAUSES: usize = 1000;
 impl Failures {
     /// Counts a completion in error.
     pub fn count(&self, cqe: &Cqe) {
-        let mut counts = lock(&self.0);
+        let mut counts = self.0.lock();
         let known = counts.len() < MOST_CAUSES;
         let vendor_error = if known { cqe.vendor_error.get() } else { 0 };
         *counts.entry((cqe.opcode, cqe.status, vendor_error)).or_default() += 1;
@@ -100,12 +99,12 @@ impl Failures {
     /// Whether anything failed so far other than by a flush, which ends most connections.
     pub(crate) fn are_there(&self) -> bool {
         let is_failure = |&(_, status, _): &Cause| status != WcStatus::WrFlushErr as u8;
-        lock(&self.0).keys().any(is_failure)
+        self.0.lock().keys().any(is_failure)
     }
 
     /// All causes so far.
     pub fn all(&self) -> Vec<Failure> {
-        let all = lock(&self.0);
+        let all = self.0.lock();
         all.iter()
             .map(|(&(opcode, status, vendor_err), &count)| Failure {
                 opcode: WcOpcode::from_raw(opcode)

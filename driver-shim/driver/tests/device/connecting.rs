@@ -61,7 +61,7 @@ fn two_queue_pairs_of_one_thread_exchange_messages() {
     exchange(&program, &a, &b);
     assert!(a.qp.gate_is_open() && b.qp.gate_is_open());
     assert_eq!((a.state(), b.state()), (QpState::Rts, QpState::Rts));
-    assert!(program.received.events.lock().unwrap().is_empty());
+    assert!(program.received.events.lock().is_empty());
     a.qp.destroy().unwrap();
     b.qp.destroy().unwrap();
     program.close();

@@ -2,8 +2,9 @@
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, LazyLock, Mutex};
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
+use urnic_sync::Mutex;
 
 use urnic_bus::inproc::{InprocBus, Options};
 use urnic_config::Config;
@@ -53,7 +54,7 @@ impl ContextEvents for ReceivedEvents {
     }
 
     fn async_event(&self, event: AsyncEvent, element_cookie: u64) {
-        self.events.lock().unwrap().push((event, element_cookie));
+        self.events.lock().push((event, element_cookie));
     }
 }
 
@@ -225,7 +226,7 @@ impl Program {
 
     /// The next completion, if there is one.
     pub(crate) fn poll(&self) -> Option<Cqe> {
-        self.completions.lock().unwrap().poll()
+        self.completions.lock().poll()
     }
 
     /// Waits for a completion.
@@ -270,19 +271,19 @@ impl Posts {
 
 impl Poster for Posts {
     fn gate_opened(&self) {
-        let mut queues = self.queues.lock().unwrap();
+        let mut queues = self.queues.lock();
         if queues.published != queues.sends.producer() {
             self.publish(&mut queues);
         }
     }
 
     fn waiting_since(&self) -> Option<Duration> {
-        let queues = self.queues.lock().unwrap();
+        let queues = self.queues.lock();
         (queues.published != queues.sends.producer()).then_some(Duration::ZERO)
     }
 
     fn completed(&self) -> Option<Completed> {
-        Some(*self.completed.lock().unwrap())
+        Some(*self.completed.lock())
     }
 }
 
@@ -347,7 +348,7 @@ impl TestQp {
     /// Sets how many completions of sends and receives the test has seen. Sends have the cookies 0,
     /// 1, 2, …
     pub(crate) fn settle(&self, sends: u32, receives: u32) {
-        *self.posts.completed.lock().unwrap() = Completed { sends, receives };
+        *self.posts.completed.lock() = Completed { sends, receives };
     }
 
     /// Posts a send without a completion.
@@ -368,7 +369,7 @@ impl TestQp {
     pub(crate) fn post_send(&self, header: SendHeader, offset: *const u8, len: usize, mr: &Mr) {
         let sge = element(offset, len, mr);
         let (entry, blocks) = testkit::SendQueue::<Shared>::entry(header, sge.as_bytes(), 1);
-        let mut queues = self.posts.queues.lock().unwrap();
+        let mut queues = self.posts.queues.lock();
         queues.sends.write(&entry);
         queues.sends.advance(blocks);
         if self.qp.gate_is_open() {
@@ -378,7 +379,7 @@ impl TestQp {
 
     /// Posts a receive.
     pub(crate) fn receive(&self, cookie: u64, offset: *const u8, len: usize, mr: &Mr) {
-        let mut queues = self.posts.queues.lock().unwrap();
+        let mut queues = self.posts.queues.lock();
         let old = queues.receives.producer();
         queues.receives.put(cookie, &[element(offset, len, mr)]);
         self.qp.publish_receives(old, queues.receives.producer());

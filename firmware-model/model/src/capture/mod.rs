@@ -29,7 +29,8 @@ use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+use urnic_sync::{Mutex, MutexGuard};
 
 /// A capture file of this process.
 #[derive(Debug, Clone)]
@@ -300,7 +301,7 @@ impl Capture {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

@@ -10,7 +10,7 @@ use crate::stream::{Listener, Network, Stream, StreamError};
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 /// A network, and where it is captured.
 #[derive(Debug)]
@@ -103,12 +103,7 @@ impl Listener for TappedListener {
 
 impl TappedStream {
     fn staged(&self, pieces: &[Piece<'_>]) -> Result<Vec<u8>, Errno> {
-        let mut staging = self
-            .capture
-            .shared
-            .staging
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut staging = self.capture.shared.staging.lock();
         staging.copy(pieces)
     }
 

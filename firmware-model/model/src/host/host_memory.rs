@@ -4,8 +4,9 @@ use super::fault;
 use super::fault::Unreachable;
 use super::host_process::HostProcess;
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex};
+use urnic_sync::Mutex;
 
 /// Bytes of a page, or of the smallest one where there are several sizes.
 pub(super) const PAGE: usize = 4096;

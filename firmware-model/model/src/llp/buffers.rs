@@ -4,7 +4,7 @@
 use crate::shard::{SHARDS, home_shard};
 use crossbeam_utils::atomic::AtomicCell;
 use std::fmt;
-use std::sync::Mutex;
+use urnic_sync::Mutex;
 
 /// Bytes of a receive buffer: an FPDU of 64 KiB that starts anywhere in the first half need not be
 /// moved.
@@ -28,7 +28,7 @@ const _: () = assert!(AtomicCell::<Option<Buffer>>::is_lock_free());
 
 impl Shard {
     fn take(&self) -> Option<Buffer> {
-        let other = || self.others.try_lock().ok()?.pop();
+        let other = || self.others.try_lock()?.pop();
         self.last.take().or_else(other)
     }
 }
@@ -59,7 +59,7 @@ impl BufferPool {
     pub fn give(&self, buffer: Buffer) {
         let shard = &self.shards[home_shard()];
         if let Some(other) = shard.last.swap(Some(buffer))
-            && let Ok(mut others) = shard.others.try_lock()
+            && let Some(mut others) = shard.others.try_lock()
             && others.len() < KEPT_PER_SHARD
         {
             others.push(other);

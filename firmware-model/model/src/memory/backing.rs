@@ -1,8 +1,8 @@
 //! The places of the bytes of regions.
 
 use crate::host::{HostMemory, Mapping, RemoteWord, Unreachable};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, PoisonError};
 
 /// Why an atomic operation was not performed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -102,7 +102,7 @@ impl Remote {
             RemoteWord::InPlace(word) => return Ok(word.update(update)?),
             RemoteWord::Copied(lock) => lock,
         };
-        let _whole = lock.lock().unwrap_or_else(PoisonError::into_inner);
+        let _whole = lock.lock();
         let mut bytes = [0; 8];
         self.read(at, &mut bytes)?;
         let old = u64::from_ne_bytes(bytes);

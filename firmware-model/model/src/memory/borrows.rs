@@ -10,8 +10,9 @@
 
 use super::entry::{Entry, EntryId};
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use urnic_sync::{Mutex, MutexGuard};
 
 /// Keeps a revocation of an entry waiting. To be held for a short time only, as a
 /// [`Window`](super::Window).
@@ -56,7 +57,7 @@ pub(crate) struct Borrow {
 
 impl Borrows {
     fn lock(&self) -> MutexGuard<'_, List> {
-        self.list.lock().unwrap_or_else(PoisonError::into_inner)
+        self.list.lock()
     }
 
     /// Registers a holder, which must still hold pins for its pieces.

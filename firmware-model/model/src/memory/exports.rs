@@ -26,10 +26,11 @@ use rustix::fd::{BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::process::{Pid, getpid};
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use urnic_device::vocabulary::Access;
+use urnic_sync::{Mutex, MutexGuard};
 
 /// The longest wait for an access that a running thread seems to be in. An access copies 1 MiB at
 /// most, so a guard that is set for so long is none of an access.
@@ -209,7 +210,7 @@ impl Exports {
     }
 
     fn guards(&self) -> MutexGuard<'_, Guards> {
-        self.guards.lock().unwrap_or_else(PoisonError::into_inner)
+        self.guards.lock()
     }
 
     /// Waits until no peer is in an access that it began before something was revoked.

@@ -16,9 +16,10 @@ use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use urnic_device::vocabulary::Access;
 use urnic_device::wqe::BindOperands;
+use urnic_sync::{Mutex, MutexGuard};
 
 /// A freed slot is used again after this number of others were freed (row SEC-04: slow reuse).
 const QUARANTINE: usize = 4096;
@@ -379,7 +380,7 @@ impl MemoryTable {
     }
 
     fn lock(&self) -> MutexGuard<'_, Admin> {
-        self.admin.lock().unwrap_or_else(PoisonError::into_inner)
+        self.admin.lock()
     }
 
     #[inline]

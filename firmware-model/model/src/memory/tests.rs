@@ -526,11 +526,11 @@ proptest! {
 
 /// Records which entries it must release.
 #[derive(Default)]
-struct Recorded(std::sync::Mutex<Vec<EntryId>>);
+struct Recorded(urnic_sync::Mutex<Vec<EntryId>>);
 
 impl BorrowHolder for Recorded {
     fn release(&self, entry: EntryId) {
-        self.0.lock().unwrap().push(entry);
+        self.0.lock().push(entry);
     }
 }
 
@@ -549,7 +549,7 @@ fn ddp_t_08_every_holder_releases_what_is_revoked() {
         entry.unwrap()
     };
     let recorded = || -> Vec<Vec<EntryId>> {
-        let take = |b: &Arc<Recorded>| std::mem::take(&mut *b.0.lock().unwrap());
+        let take = |b: &Arc<Recorded>| std::mem::take(&mut *b.0.lock());
         holders.iter().map(take).collect()
     };
     let first = revoke();

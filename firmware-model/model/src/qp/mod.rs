@@ -19,13 +19,14 @@ use crate::table::Last;
 use crate::time::{Nanos, Now};
 use crate::{datagram, rdmap};
 use arc_swap::ArcSwapOption;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 use turns::Turns;
 use urnic_device::command::{QpStatus, Status};
 use urnic_device::event::QpFault;
 use urnic_device::stream::attached;
 use urnic_device::vocabulary::QpState;
+use urnic_sync::Mutex;
 
 /// A queue pair.
 #[derive(Debug)]

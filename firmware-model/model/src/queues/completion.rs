@@ -5,12 +5,13 @@ use crate::host::{Mapping, Record};
 use crate::probes;
 use crate::time::{Nanos, Now};
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use urnic_device::cqe::{CONTENT, CQE_LEN, Cqe, CqeFlags, PHASE};
 use urnic_device::record::CqRecord;
 use urnic_device::vocabulary::WcStatus;
+use urnic_sync::{Mutex, MutexGuard};
 use zerocopy::IntoBytes;
 
 /// Largest distance of [`State::solicited`] behind the producer index, so that the former never
@@ -145,7 +146,7 @@ impl CompletionQueue {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Makes entries of `cqes`, in order (phases are filled in here). An armed queue
@@ -282,33 +283,23 @@ impl CompletionQueue {
 
     /// A queue pair is going to use it.
     pub(crate) fn enter(&self, qid: u32) {
-        self.pairs
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .insert(qid);
+        self.pairs.lock().insert(qid);
     }
 
     /// A queue pair uses it no more.
     pub(crate) fn leave(&self, qid: u32) {
-        self.pairs
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .remove(&qid);
+        self.pairs.lock().remove(&qid);
     }
 
     /// The queue pairs that use it.
     pub(crate) fn pairs(&self) -> Vec<u32> {
-        let pairs = self.pairs.lock().unwrap_or_else(PoisonError::into_inner);
+        let pairs = self.pairs.lock();
         pairs.iter().copied().collect()
     }
 
     /// Whether a queue pair uses it.
     pub(crate) fn is_used(&self) -> bool {
-        !self
-            .pairs
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .is_empty()
+        !self.pairs.lock().is_empty()
     }
 
     /// The event queue that it notifies through.

@@ -3,11 +3,12 @@
 use super::bad_wqe::BadWqe;
 use crate::events::Effects;
 use crate::host::{Mapping, Record};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use urnic_device::event::{Event, EventKind};
 use urnic_device::record::{self, QueueRecord};
 use urnic_device::wqe::{MAX_SGE, RecvHeader, Sge};
+use urnic_sync::{Mutex, MutexGuard};
 
 /// A posted receive, copied out of its ring.
 #[derive(Debug, Clone)]
@@ -207,7 +208,7 @@ impl SharedReceiveQueue {
     }
 
     fn lock(&self) -> MutexGuard<'_, Shared> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     fn take(&self, into: &mut RecvWqe, effects: &mut Effects) -> Option<Result<(), BadWqe>> {

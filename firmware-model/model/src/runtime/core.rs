@@ -32,9 +32,10 @@ use rustix::rand::{GetRandomFlags, getrandom};
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use urnic_device::event::Event;
+use urnic_sync::{Mutex, MutexGuard};
 
 /// Event queues by number, from 0.
 pub(crate) type EventQueues = BTreeMap<u32, Arc<EventQueue>>;
@@ -218,15 +219,15 @@ impl Core {
     }
 
     pub(crate) fn registers(&self) -> MutexGuard<'_, Registers> {
-        self.registers.lock().unwrap_or_else(PoisonError::into_inner)
+        self.registers.lock()
     }
 
     pub(crate) fn event_queues(&self) -> MutexGuard<'_, EventQueues> {
-        self.event_queues.lock().unwrap_or_else(PoisonError::into_inner)
+        self.event_queues.lock()
     }
 
     pub(crate) fn ends(&self) -> MutexGuard<'_, HashMap<Ends, (u32, Rendezvous)>> {
-        self.ends.lock().unwrap_or_else(PoisonError::into_inner)
+        self.ends.lock()
     }
 
     /// The surroundings of a run of the engine that counts there.
@@ -391,7 +392,7 @@ impl Ports {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Keeps a port; `None` if there are too many.

@@ -12,8 +12,8 @@ use crate::stream::{Ends, QpNumbers, Stream};
 use crate::table::Found;
 use std::collections::hash_map::Entry;
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
 use urnic_device::command::Status;
 use urnic_device::vocabulary::QpState;
 
@@ -229,7 +229,7 @@ impl Qp {
             return;
         }
         let own_ends = Ends { local, remote };
-        *self.ends.lock().unwrap_or_else(PoisonError::into_inner) = Some(own_ends);
+        *self.ends.lock() = Some(own_ends);
         let mut ends = core.ends();
         let sibling = (ends.get(&own_ends.reversed()))
             .and_then(|(id, rendezvous)| Some((core.qps.find(*id)?, rendezvous.join()?)));
@@ -249,7 +249,7 @@ impl Qp {
     /// Removes the entry of a closed stream: its ends may be those of another stream next.
     pub(super) fn leave_sibling(&self, core: &Core) {
         self.sibling.store(0, Ordering::Relaxed);
-        let own_ends = self.ends.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let own_ends = self.ends.lock().take();
         if let Some(own_ends) = own_ends
             && let Entry::Occupied(entry) = core.ends().entry(own_ends)
             && entry.get().0 == self.id

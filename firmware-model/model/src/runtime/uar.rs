@@ -4,9 +4,9 @@ use crate::host::SharedMemory;
 use std::collections::BTreeSet;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::{fmt, io};
 use urnic_device::doorbell::{CQ_SLOTS, PAGE_LEN, SLOTS, WAKE};
+use urnic_sync::{Mutex, MutexGuard};
 
 /// The object of a slot's doorbells.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,7 +38,7 @@ impl Uar {
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Vec<PageUser>>> {
-        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+        self.slots.lock()
     }
 
     /// Gives a queue the slot of its half of the page that has the fewest users, and returns its
@@ -180,7 +180,7 @@ impl DoorbellPages {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// A queue is about to get this slot.

@@ -20,9 +20,10 @@ use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 use std::collections::{BTreeSet, HashMap};
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+use urnic_sync::Mutex;
 
 /// Arrivals, and streams that take bytes again, that pollers found in a row, after which they drive
 /// the device.
@@ -60,10 +61,6 @@ pub(crate) struct Schedule {
     left_over: AtomicBool,
     /// Too many events wait in queue 0: no work that causes more may run.
     backed_up: AtomicBool,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Schedule {
@@ -293,7 +290,7 @@ impl Schedule {
     pub(crate) fn attend_later(&self, qp: &Arc<Qp>, requests: Requests) {
         qp.note_later(requests);
         if !qp.listed.swap(true, Ordering::SeqCst) {
-            let mut attention = lock(&self.attention);
+            let mut attention = self.attention.lock();
             attention.push(qp.clone());
             self.attention_len.store(attention.len(), Ordering::SeqCst);
             drop(attention);
@@ -316,7 +313,7 @@ impl Schedule {
     /// list is not locked while they run, and nothing is allocated for them.
     pub(crate) fn attention_before(&self, at: usize) -> ([Option<Arc<Qp>>; BATCH], usize) {
         let mut batch: [Option<Arc<Qp>>; BATCH] = Default::default();
-        let attention = lock(&self.attention);
+        let attention = self.attention.lock();
         let at = at.min(attention.len());
         let start = at.saturating_sub(BATCH);
         for (slot, qp) in batch.iter_mut().zip(&attention[start..at]) {
@@ -329,7 +326,7 @@ impl Schedule {
     /// more than sends to gather.
     pub(crate) fn forget_attended(&self) -> bool {
         let mut busy = false;
-        let mut attention = lock(&self.attention);
+        let mut attention = self.attention.lock();
         attention.retain(|qp| {
             busy |= qp.has_later_than_flush();
             if qp.has_later() {
@@ -346,37 +343,37 @@ impl Schedule {
     /// Sets a timer.
     pub(crate) fn set_timer(&self, due: Nanos, timer: Timer) {
         // A thread that sleeps does so until the first at the latest, and then looks for the next.
-        if lock(&self.timers).set(due, timer) {
+        if self.timers.lock().set(due, timer) {
             self.wake();
         }
     }
 
     /// When the next timer runs out.
     pub(crate) fn next_timer(&self) -> Option<Nanos> {
-        lock(&self.timers).next()
+        self.timers.lock().next()
     }
 
     /// Takes a timer that has run out by `now`.
     pub(crate) fn take_timer(&self, now: Nanos) -> Option<Timer> {
-        lock(&self.timers).take(now)
+        self.timers.lock().take(now)
     }
 
     /// Lets a stream go.
     pub(crate) fn linger(&self, lingering: Lingering) {
-        lock(&self.lingering).push(lingering);
+        self.lingering.lock().push(lingering);
         self.wake();
     }
 
     /// Streams on their way out.
     #[cfg(test)]
     pub(crate) fn lingering(&self) -> usize {
-        lock(&self.lingering).len()
+        self.lingering.lock().len()
     }
 
     /// Serves the lingering streams; returns when to serve them again. `ready`: one of them is
     /// ready.
     pub(crate) fn run_lingering(&self, now: Nanos, ready: bool) -> Option<Nanos> {
-        let mut lingering = lock(&self.lingering);
+        let mut lingering = self.lingering.lock();
         if ready {
             lingering.iter_mut().for_each(|l| l.next_poll = now);
         }
@@ -388,8 +385,8 @@ impl Schedule {
     /// ended, however it did, is followed by a reset, and what completed before still arrives. They
     /// own what they hold, and end in a bounded time.
     pub(crate) fn clear(&self) {
-        lock(&self.timers).clear();
-        lock(&self.attention).clear();
+        self.timers.lock().clear();
+        self.attention.lock().clear();
         self.attention_len.store(0, Ordering::SeqCst);
     }
 }

@@ -13,9 +13,10 @@ use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+use urnic_sync::{Mutex, MutexGuard};
 
 /// The properties of a connection.
 #[derive(Debug, Clone)]
@@ -110,7 +111,7 @@ pub struct Wire(Arc<Mutex<Link>>);
 
 impl Wire {
     fn lock(&self) -> MutexGuard<'_, Link> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Flips bits of the byte at `position` of a direction, if it was not taken yet.
@@ -433,7 +434,7 @@ impl SimNetwork {
     }
 
     fn lock(&self) -> MutexGuard<'_, Nodes> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// All connections made so far; direction 0 is what the initiator sends.

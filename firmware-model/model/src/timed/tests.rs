@@ -4,8 +4,9 @@ use super::{Observer, Passed, Timed};
 use crate::stream::{Network, QpNumbers, Stream};
 use crate::testing::sim::{Conditions, SimNetwork};
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
+use urnic_sync::Mutex;
 use urnic_wire::mpa::fpdu::{self, CrcMode};
 use urnic_wire::rdmap::Opcode;
 
@@ -14,7 +15,7 @@ struct Log(Mutex<Vec<Passed>>);
 
 impl Observer for Log {
     fn passed(&self, message: Passed) {
-        self.0.lock().unwrap().push(message);
+        self.0.lock().push(message);
     }
 }
 
@@ -32,7 +33,7 @@ fn message() -> Vec<u8> {
 #[test]
 fn messages_are_reported_at_both_ends() {
     let log: &'static Log = Box::leak(Box::default());
-    LOGS.lock().unwrap().push(log);
+    LOGS.lock().push(log);
     let conditions = Conditions {
         latency: Duration::ZERO,
         ..Conditions::default()
@@ -54,7 +55,7 @@ fn messages_are_reported_at_both_ends() {
     let [mut here, mut there] =
         [(here, 1), (there, 2)].map(|(end, label)| end.enter_full_operation(numbers(label)).stream);
     pass(&mut *here, &mut *there, &message());
-    let reports = log.0.lock().unwrap();
+    let reports = log.0.lock();
     let seen: Vec<_> = reports
         .iter()
         .map(|passed| (passed.qpn, passed.sent, passed.opcode, passed.bytes))

@@ -15,8 +15,9 @@ use crate::llp::ulpdu::{Head, LlpError};
 use crate::memory::{Borrow, BorrowHolder, EntryId, MemoryTable, Pin, Window};
 use crate::stream::{Stream, StreamError};
 use crate::time::{Nanos, Now};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
+use urnic_sync::{Mutex, MutexGuard};
 use urnic_wire::ddp;
 use urnic_wire::mpa::fpdu::{CRC_LEN, CrcMode, LENGTH_LEN, emit_length, fpdu_len, padding};
 use urnic_wire::mpa::{MAX_MULPDU, MIN_MULPDU, fpdu, marker, mulpdu};
@@ -577,7 +578,7 @@ pub(super) struct SharedUnsent(Mutex<Unsent>);
 
 impl SharedUnsent {
     pub(super) fn lock(&self) -> MutexGuard<'_, Unsent> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

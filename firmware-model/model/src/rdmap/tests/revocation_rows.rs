@@ -294,7 +294,7 @@ struct Interrupted {
     memory: Arc<MemoryTable>,
     stag: u32,
     revoked: Arc<AtomicBool>,
-    revoker: Arc<std::sync::Mutex<Option<JoinHandle<()>>>>,
+    revoker: Arc<urnic_sync::Mutex<Option<JoinHandle<()>>>>,
 }
 
 impl Wrapper for Interrupted {
@@ -307,7 +307,7 @@ impl Wrapper for Interrupted {
     }
 
     fn send(&mut self, pieces: &[Piece<'_>]) -> Result<usize, StreamError> {
-        let mut revoker = self.revoker.lock().unwrap();
+        let mut revoker = self.revoker.lock();
         let len: usize = pieces.iter().map(Piece::len).sum();
         if revoker.is_none() && len >= LARGE {
             let (memory, stag, revoked) = (self.memory.clone(), self.stag, self.revoked.clone());
@@ -353,7 +353,7 @@ fn ddp_t_08_a_revocation_waits_for_the_call_that_reads() {
     node.attach(&agreed, stream);
     node.post(&Work::write(1, 9, 0).sge(source.sge(0, 1 << 17)));
     while node.pump() {}
-    let revoker = revoker.lock().unwrap().take();
+    let revoker = revoker.lock().take();
     revoker.expect("the stream was called").join().unwrap();
     assert!(revoked.load(Ordering::SeqCst));
     assert_eq!(node.sent(), [(1, SUCCESS)]);

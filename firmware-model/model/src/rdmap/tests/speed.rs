@@ -7,9 +7,10 @@ use crate::stream::{Ends, FullOperation, QpNumbers, Stream, StreamError};
 use crate::testing::rig::*;
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
+use urnic_sync::Mutex;
 
 const SLOTS: usize = 1 << 8;
 
@@ -19,7 +20,7 @@ struct Tape(Arc<Mutex<(Vec<u8>, usize)>>);
 
 impl Stream for Tape {
     fn send(&mut self, pieces: &[Piece<'_>]) -> Result<usize, StreamError> {
-        let (bytes, _) = &mut *self.0.lock().unwrap();
+        let (bytes, _) = &mut *self.0.lock();
         let before = bytes.len();
         for piece in pieces {
             let at = bytes.len();
@@ -31,7 +32,7 @@ impl Stream for Tape {
     }
 
     fn receive(&mut self, into: &mut [PieceMut<'_>]) -> Result<usize, StreamError> {
-        let (bytes, at) = &mut *self.0.lock().unwrap();
+        let (bytes, at) = &mut *self.0.lock();
         let before = *at;
         for piece in into {
             // SAFETY: the pieces are of this thread's own memory, to which it holds no reference
@@ -46,7 +47,7 @@ impl Stream for Tape {
     }
 
     fn peek(&mut self) -> Result<bool, StreamError> {
-        let (bytes, at) = &*self.0.lock().unwrap();
+        let (bytes, at) = &*self.0.lock();
         if *at == bytes.len() {
             Err(StreamError::WouldBlock)
         } else {
@@ -145,7 +146,7 @@ impl Bench {
                 self.receiver.received().len(),
                 if receive.is_some() { count } else { 0 }
             );
-            let mut tape = self.tape.0.lock().unwrap();
+            let mut tape = self.tape.0.lock();
             tape.0.clear();
             tape.1 = 0;
         }

@@ -1,13 +1,14 @@
 //! Listeners: connections are accepted as fast as the driver takes them.
 
-use super::{Listening, Streams, lock};
+use super::{Listening, Streams};
 use crate::events::Effects;
 use crate::schedule::{Schedule, Token};
 use crate::stream::Listener;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex};
 use urnic_device::command::Status;
 use urnic_device::event::{Event, EventKind};
+use urnic_sync::Mutex;
 
 impl Streams {
     /// Adds a listener, possibly on several addresses, on which at most `limit` connections may
@@ -37,7 +38,7 @@ impl Streams {
         let Some(entry) = self.listeners.find(lid) else {
             return;
         };
-        for listener in lock(&entry.listeners).iter() {
+        for listener in entry.listeners.lock().iter() {
             if let Some(fd) = listener.descriptor()
                 && let Err(errno) = schedule.watch(fd, Token::Listener(lid))
             {
@@ -50,7 +51,7 @@ impl Streams {
     /// Stops listening: on return, the port is free. Streams that were accepted stay.
     pub(crate) fn unlisten(&self, schedule: &Schedule, lid: u32) -> Result<(), Status> {
         let entry = self.listeners.remove(lid).ok_or(Status::InvalidHandle)?;
-        for listener in lock(&entry.listeners).drain(..) {
+        for listener in entry.listeners.lock().drain(..) {
             // A thread in epoll_wait may have the file in use; the last user closes the socket, and
             // here that has to be this thread.
             if let Some(fd) = listener.descriptor() {
@@ -65,7 +66,7 @@ impl Streams {
         let Some(entry) = self.listeners.find(lid) else {
             return;
         };
-        let mut listeners = lock(&entry.listeners);
+        let mut listeners = entry.listeners.lock();
         entry.paused.store(false, Ordering::SeqCst);
         let mut refused = None;
         for listener in listeners.iter_mut() {

@@ -12,11 +12,12 @@ use crate::stream::{Ends, Listener, Stream, StreamError};
 use crate::table::Table;
 use crate::time::Nanos;
 use rustix::io::Errno;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use urnic_device::command::Status;
 use urnic_device::event::{Event, EventKind};
 use urnic_device::stream::{Endpoint, Endpoints, MAX_STREAMING, input};
+use urnic_sync::Mutex;
 
 /// Connections that may wait for the driver at one listener, regardless of the requested backlog.
 pub(crate) const MAX_PENDING: u32 = 1024;
@@ -67,10 +68,6 @@ struct Listening {
     /// Whether the missing room is the system's, and this was already reported.
     starved: AtomicBool,
     listeners: Mutex<Vec<Box<dyn Listener>>>,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The status of a command when the network refuses.
@@ -150,7 +147,7 @@ impl Streams {
                 }),
             })
         })?;
-        let state = lock(&entry.state);
+        let state = entry.state.lock();
         if let Some(fd) = state.stream.as_ref().and_then(|s| s.descriptor())
             && schedule.watch(fd, Token::Stream(entry.sid)).is_err()
         {
@@ -165,7 +162,7 @@ impl Streams {
     /// The stream that a command of the driver names.
     fn touch(&self, schedule: &Schedule, sid: u32, effects: &mut Effects) -> Result<Arc<Streaming>, Status> {
         let entry = self.streams.find(sid).ok_or(Status::InvalidHandle)?.clone();
-        let accepted_by = lock(&entry.untouched).take();
+        let accepted_by = entry.untouched.lock().take();
         if let Some(listening) = accepted_by {
             listening.pending.fetch_sub(1, Ordering::SeqCst);
             if listening.paused.load(Ordering::SeqCst) {
@@ -186,7 +183,7 @@ impl Streams {
         effects: &mut Effects,
     ) -> Result<(), Status> {
         let entry = self.touch(schedule, sid, effects)?;
-        let mut state = lock(&entry.state);
+        let mut state = entry.state.lock();
         if state.stream.is_none() || state.connecting {
             return Err(Status::WrongState);
         }
@@ -208,7 +205,7 @@ impl Streams {
         effects: &mut Effects,
     ) -> Result<(), Status> {
         let entry = self.touch(schedule, sid, effects)?;
-        let mut state = lock(&entry.state);
+        let mut state = entry.state.lock();
         if state.stream.is_none() || state.connecting {
             return Err(Status::WrongState);
         }
@@ -229,7 +226,7 @@ impl Streams {
         effects: &mut Effects,
     ) -> Result<Endpoints, Status> {
         let entry = self.touch(schedule, sid, effects)?;
-        let mut state = lock(&entry.state);
+        let mut state = entry.state.lock();
         let connecting = state.connecting;
         let stream = state.stream.as_mut().ok_or(Status::WrongState)?;
         let input = match stream.peek() {
@@ -258,7 +255,7 @@ impl Streams {
     ) -> Result<(), Status> {
         let entry = self.touch(schedule, sid, effects)?;
         self.streams.remove(sid);
-        let mut state = lock(&entry.state);
+        let mut state = entry.state.lock();
         state.receive = None;
         let Some(mut stream) = state.stream.take() else {
             return Ok(());
@@ -283,9 +280,9 @@ impl Streams {
         attach: impl FnOnce(&mut Option<Box<dyn Stream>>, bool, &mut Effects) -> Result<(), Status>,
     ) -> Result<(), Status> {
         let entry = self.touch(schedule, sid, effects)?;
-        let ends = lock(&entry.state).ends();
+        let ends = entry.state.lock().ends();
         let awaited = ends.is_some_and(|ends| self.has_stream(ends.reversed()));
-        let mut state = lock(&entry.state);
+        let mut state = entry.state.lock();
         let idle = state.receive.is_none() && state.unsent.is_empty() && !state.connecting;
         if !idle || state.stream.is_none() {
             return Err(Status::WrongState);
@@ -300,13 +297,13 @@ impl Streams {
     fn has_stream(&self, ends: Ends) -> bool {
         ends.local.ip() == ends.remote.ip()
             && self.streams.len() > 1
-            && (self.streams.all().iter()).any(|entry| lock(&entry.state).ends() == Some(ends))
+            && (self.streams.all().iter()).any(|entry| entry.state.lock().ends() == Some(ends))
     }
 
     /// Continues a stream after a command on it is complete.
     pub(crate) fn resume(&self, sid: u32, now: Nanos, effects: &mut Effects) {
         if let Some(entry) = self.streams.find(sid) {
-            lock(&entry.state).held = false;
+            entry.state.lock().held = false;
             self.poll(sid, now, effects);
         }
     }
@@ -317,7 +314,7 @@ impl Streams {
         let Some(entry) = self.streams.find(sid) else {
             return;
         };
-        let mut state = lock(&entry.state);
+        let mut state = entry.state.lock();
         if state.held {
             return;
         }
@@ -365,10 +362,10 @@ impl Streams {
     /// Stops all listeners, and lets all streams go in an orderly way, by `linger`.
     pub(crate) fn close_all(&self, linger: impl Fn(Box<dyn Stream>, Vec<u8>)) {
         for entry in self.listeners.drain() {
-            lock(&entry.listeners).clear();
+            entry.listeners.lock().clear();
         }
         for entry in self.streams.drain() {
-            let mut state = lock(&entry.state);
+            let mut state = entry.state.lock();
             state.receive = None;
             let unsent = std::mem::take(&mut state.unsent);
             match state.stream.take() {
@@ -381,10 +378,10 @@ impl Streams {
     /// Resets all streams and stops all listeners.
     pub(crate) fn clear(&self) {
         for entry in self.listeners.drain() {
-            lock(&entry.listeners).clear();
+            entry.listeners.lock().clear();
         }
         for entry in self.streams.drain() {
-            let mut state = lock(&entry.state);
+            let mut state = entry.state.lock();
             state.receive = None;
             if let Some(mut stream) = state.stream.take() {
                 stream.reset();

@@ -16,8 +16,9 @@ use rustix::fs::{CWD, Mode, OFlags, openat, readlinkat};
 use rustix::io::{Errno, read, write};
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, getpid};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use urnic_sync::{Mutex, MutexGuard};
 
 /// Bytes of a bell's memory.
 pub(super) const MEMORY: usize = 4096;
@@ -103,7 +104,7 @@ impl Bell {
     }
 
     fn connections(&self) -> MutexGuard<'_, Connections> {
-        self.connections.lock().unwrap_or_else(PoisonError::into_inner)
+        self.connections.lock()
     }
 
     /// A place for one more connection.
@@ -173,7 +174,7 @@ impl Bell {
     /// Counts the threads that sleep, and says to peers how many they are. A peer that wakes one
     /// does not change the number: another thread may take the byte, and the sleeper sleep on.
     fn count_asleep(&self, change: impl FnOnce(u32) -> u32) {
-        let mut threads = self.asleep.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut threads = self.asleep.lock();
         *threads = change(*threads);
         handshakes::say_asleep(asleep(&self.memory), *threads);
     }

@@ -4,7 +4,8 @@ use crate::stream::descriptor::Descriptor;
 use rustix::fs::fstat;
 use rustix::io::Errno;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
+use urnic_sync::Mutex;
 
 /// Values by the files that peers passed, as long as somebody has them.
 #[derive(Debug)]
@@ -25,7 +26,7 @@ impl<T> ByFile<T> {
         open: impl FnOnce() -> Result<T, Errno>,
     ) -> Result<Arc<T>, Errno> {
         let stat = fstat(file)?;
-        let mut by_file = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut by_file = self.0.lock();
         let key = (stat.st_dev, stat.st_ino);
         if let Some(known) = by_file.get(&key).and_then(Weak::upgrade) {
             return Ok(known);

@@ -9,11 +9,12 @@ use crate::sys;
 use crate::sys::thread_start::ThreadStart;
 use rustix::io::Errno;
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::sync_channel;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::Builder;
 use std::time::Duration;
+use urnic_sync::{Condvar, Mutex, MutexGuard};
 
 /// As many jobs may wait before the device meets no further process.
 const MOST: usize = 64;
@@ -66,7 +67,7 @@ impl std::fmt::Debug for Queue {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+        self.queue.lock()
     }
 
     /// Does what waits, and what comes meanwhile.
@@ -83,8 +84,7 @@ impl Shared {
                 return;
             }
             queue.idle += 1;
-            let called = self.called.wait_timeout(queue, IDLE);
-            let (woken, timeout) = called.unwrap_or_else(PoisonError::into_inner);
+            let (woken, timeout) = self.called.wait_timeout(queue, IDLE);
             queue = woken;
             queue.idle -= 1;
             if timeout.timed_out() && queue.jobs.is_empty() && !queue.ended {
@@ -186,8 +186,8 @@ mod tests {
                 self.0.misplaced.fetch_add(1, Ordering::Relaxed);
                 return;
             }
-            let open = self.0.open.lock().unwrap();
-            drop(self.0.opened.wait_while(open, |open| !*open).unwrap());
+            let open = self.0.open.lock();
+            drop(self.0.opened.wait_while(open, |open| !*open));
         }
     }
 
@@ -200,7 +200,7 @@ mod tests {
         }
         assert!(helper.is_full());
         assert_eq!(helper.ask(|| 1), None, "all threads are busy");
-        *gate.open.lock().unwrap() = true;
+        *gate.open.lock() = true;
         gate.opened.notify_all();
         wait_for("the last close", || (Arc::strong_count(&gate) == 1).then_some(()));
         assert_eq!(gate.misplaced.load(Ordering::Relaxed), 0);
@@ -215,7 +215,7 @@ mod tests {
         let blocks = Blocks(gate.clone());
         assert_eq!(helper.ask(move || drop(blocks)), None);
         assert_eq!(helper.ask(|| 2), Some(2));
-        *gate.open.lock().unwrap() = true;
+        *gate.open.lock() = true;
         gate.opened.notify_all();
         wait_for("its end", || (Arc::strong_count(&gate) == 1).then_some(()));
     }
@@ -232,7 +232,7 @@ mod tests {
             (Arc::strong_count(&shared) == 2).then_some(())
         });
         assert!(LEFT.load(Ordering::Relaxed) >= 1, "one thread blocks");
-        *gate.open.lock().unwrap() = true;
+        *gate.open.lock() = true;
         gate.opened.notify_all();
         wait_for("the other thread's end", || {
             (Arc::strong_count(&shared) == 1).then_some(())

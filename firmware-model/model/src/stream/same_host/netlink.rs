@@ -8,7 +8,8 @@ use rustix::net::{
     AddressFamily, Protocol, RecvFlags, SendFlags, SocketFlags, SocketType, recv, sendto, socket_with,
 };
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+use urnic_sync::Mutex;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// `nlmsghdr`.
@@ -155,7 +156,7 @@ impl Routes {
             address,
         };
         let request = request.as_bytes();
-        let socket = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let socket = self.0.lock();
         let answer = socket.ask::<Answer>(request.get(..request.len() - unused).unwrap_or_default());
         answer.is_ok_and(|answer| answer.header.kind == RTM_NEWROUTE && answer.route.kind == RTN_LOCAL)
     }

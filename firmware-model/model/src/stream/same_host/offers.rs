@@ -9,9 +9,10 @@ use super::messages;
 use super::messages::LocalSocket;
 use rustix::io::Errno;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+use urnic_sync::{Mutex, MutexGuard};
 
 /// Offers that a device keeps whose connections it does not know yet: each takes a descriptor. The
 /// initiator of one that gave way uses TCP.
@@ -63,7 +64,7 @@ impl OfferQueue {
     }
 
     fn kept(&self) -> MutexGuard<'_, Vec<Kept>> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+        self.kept.lock()
     }
 
     /// Lets offers go that nobody takes up; returns when to call this again, if there are others.

@@ -11,7 +11,8 @@ use rustix::io::Errno;
 use rustix::net::netlink::SOCK_DIAG;
 use rustix::process::Pid;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+use urnic_sync::Mutex;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// `inet_diag_sockid` of linux/inet_diag.h, in network byte order.
@@ -120,7 +121,7 @@ impl Owners {
                 cookie: NO_COOKIE,
             },
         };
-        let socket = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let socket = self.0.lock();
         let answer: Answer = socket.ask(request.as_bytes())?;
         // Without a connection the kernel names a listener.
         if answer.header.kind != SOCK_DIAG_BY_FAMILY || answer.state != ESTABLISHED {

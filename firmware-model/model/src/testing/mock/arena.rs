@@ -5,8 +5,9 @@ use rustix::fd::OwnedFd;
 use rustix::mm::{MprotectFlags, mprotect};
 use rustix::process::getpid;
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use urnic_sync::Mutex;
 use urnic_testkit::Memory;
 
 /// Host memory: one piece, at an IOVA that is no pointer.

@@ -16,8 +16,8 @@ use crate::stream::Network;
 use arena::Extent;
 use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use urnic_device::command::*;
 use urnic_device::cqe::{CQE_LEN, Cqe};
@@ -29,6 +29,7 @@ use urnic_device::stream::{Attach, Connect, Endpoint, Listen, Listening, attach}
 use urnic_device::vocabulary::{Access, QpState, WcStatus};
 use urnic_device::wqe::{self, BLOCK_LEN, SendHeader, Sge};
 use urnic_faults::Plan;
+use urnic_sync::Mutex;
 use urnic_testkit::{
     CommandQueue, CompletionQueue, EventQueue, Memory, ReceiveQueue, SendQueue, Wait, request,
 };
@@ -48,14 +49,14 @@ pub(crate) struct Line(Mutex<Vec<u32>>);
 
 impl Interrupts for Line {
     fn raise(&self, vector: u32) {
-        self.0.lock().unwrap().push(vector);
+        self.0.lock().push(vector);
     }
 }
 
 impl Line {
     /// Vectors raised since the last time.
     pub(crate) fn take(&self) -> Vec<u32> {
-        std::mem::take(&mut self.0.lock().unwrap())
+        std::mem::take(&mut self.0.lock())
     }
 }
 
@@ -165,7 +166,7 @@ impl Driver {
 
     /// Where the command queue and its completions are.
     pub(crate) fn command_memory(&self) -> std::ops::Range<u64> {
-        let commands = self.commands.lock().unwrap();
+        let commands = self.commands.lock();
         commands.ring().iova..commands.completions().iova + 4096
     }
 
@@ -180,7 +181,7 @@ impl Driver {
     }
 
     pub(crate) fn execute(&self, command: Command) -> Result<Completion, Status> {
-        let mut commands = self.commands.lock().unwrap();
+        let mut commands = self.commands.lock();
         let at = commands.put(command);
         self.device.bar0_write(CMD_DOORBELL, commands.producer());
         let completion = commands
@@ -388,8 +389,8 @@ impl Driver {
     }
 
     /// Events of queue 0 so far.
-    fn fetch_events(&self) -> std::sync::MutexGuard<'_, (EventQueue<Extent>, VecDeque<Event>)> {
-        let mut guard = self.events.lock().unwrap();
+    fn fetch_events(&self) -> urnic_sync::MutexGuard<'_, (EventQueue<Extent>, VecDeque<Event>)> {
+        let mut guard = self.events.lock();
         let (queue, events) = &mut *guard;
         events.extend(std::iter::from_fn(|| queue.poll()));
         guard
@@ -402,7 +403,7 @@ impl Driver {
 
     /// Completion queues that notified since the last time.
     pub(crate) fn notifications(&self) -> Vec<u32> {
-        let mut queue = self.completion_events.lock().unwrap();
+        let mut queue = self.completion_events.lock();
         let mut cqs = Vec::new();
         while let Some(event) = queue.advance() {
             assert_eq!(event.kind, EventKind::Completion as u8);
@@ -414,7 +415,7 @@ impl Driver {
     /// Reports to the device the number of notifications that are taken; until then their entries
     /// in the ring are in use.
     pub(crate) fn take_notifications(&self, count: usize) {
-        let queue = self.completion_events.lock().unwrap();
+        let queue = self.completion_events.lock();
         queue.record().word(0).fetch_add(count as u32, Ordering::AcqRel);
     }
 
@@ -621,7 +622,7 @@ pub(crate) fn plan_of(faults: &str) -> &'static Plan {
     /// All plans: a network has its plan for ever, as a process has.
     static PLANS: Mutex<Vec<&'static Plan>> = Mutex::new(Vec::new());
     let plan: &'static Plan = Box::leak(Box::default());
-    PLANS.lock().unwrap().push(plan);
+    PLANS.lock().push(plan);
     plan.add(faults).unwrap_or_else(|error| panic!("{error}"));
     plan
 }

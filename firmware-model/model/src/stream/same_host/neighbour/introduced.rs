@@ -7,8 +7,8 @@ use crate::memory::Exports;
 use crate::stream::same_host::layout::Direction;
 use rustix::process::Pid;
 use std::mem::offset_of;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
 
 impl Neighbour {
     /// Lets the peer reach our memory, as far as it is permitted.
@@ -27,11 +27,7 @@ impl Neighbour {
     /// Ends the introduction.
     #[cold]
     fn be_introduced(&self) -> Option<(Arc<Exports>, Pid)> {
-        let introduction = self
-            .introduction
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
+        let introduction = self.introduction.lock().take();
         let (reach, traceable) = introduction?.conclude();
         let _ = self.process.set(reach.there);
         if reach.here.is_some() {

@@ -20,10 +20,11 @@ use rustix::process::{Pid, getpid};
 use rustix::thread::gettid;
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use urnic_device::vocabulary::Access;
 use urnic_device::wqe::{RecvHeader, Sge};
+use urnic_sync::Mutex;
 use zerocopy::{FromBytes, IntoBytes};
 
 /// The process behind a number is known to be the peer's, and to run the same program, for so long.

@@ -11,7 +11,8 @@ use rustix::fd::AsFd;
 use rustix::io::Errno;
 use rustix::process::Pid;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+use urnic_sync::Mutex;
 
 /// A process on this host that lets us reach its memory, for one device of it.
 #[derive(Debug)]
@@ -189,7 +190,7 @@ impl Views {
             is_there,
         } = peer;
         let (slot, state) = (permitted.slot, permitted.condition.value);
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.0.lock();
         let used = match known.get_mut(&slot) {
             Some((of, Known::Looked(view))) if *of == state => return Some(view.clone()),
             Some((of, Known::Used(used))) if *of == state => {
