@@ -148,6 +148,11 @@ impl Stream for InMemory {
     }
 
     #[inline]
+    fn receive_short(&mut self, into: &mut [u8]) -> Option<usize> {
+        self.connection().ok()?.receive_short(into)
+    }
+
+    #[inline]
     fn peek(&mut self) -> Result<bool, StreamError> {
         match self.connection()?.peek() {
             Err(StreamError::WouldBlock) if self.hung_up => {}

@@ -165,6 +165,13 @@ pub trait Stream: Send + Debug {
         self.receive(&mut [PieceMut::of(into)])
     }
 
+    /// All bytes that have arrived, if they fit into `into`, and no system call is needed. `None`:
+    /// nothing is taken.
+    fn receive_short(&mut self, into: &mut [u8]) -> Option<usize> {
+        let _ = into;
+        None
+    }
+
     /// Whether [`receive`](Self::receive) would return bytes (true) or the peer's FIN (false);
     /// takes nothing.
     fn peek(&mut self) -> Result<bool, StreamError>;

@@ -4,7 +4,7 @@ mod rx;
 mod tx;
 
 pub(crate) use rx::{Filled, Receiver};
-pub(crate) use tx::{MAX_SHORT, Sender};
+pub(crate) use tx::{MAX_SHORT, SHORT_FPDU, Sender};
 use urnic_wire::mpa::fpdu::CrcMode;
 
 /// The negotiated parameters of MPA (RFC 5044 §7.1.1).

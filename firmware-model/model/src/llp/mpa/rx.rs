@@ -165,6 +165,32 @@ impl Receiver {
         self.start == self.end && self.direct.is_none()
     }
 
+    /// Whether no FPDU has begun, and the next will have neither markers nor a CRC.
+    #[inline]
+    pub(crate) fn is_plain_and_empty(&self) -> bool {
+        !self.markers && self.crc == CrcMode::Off && self.start == self.end && self.direct.is_none()
+    }
+
+    /// The ULPDU in `bytes`, which came when there were none before, if they are one FPDU.
+    #[inline]
+    pub(crate) fn ulpdu_of(bytes: &[u8]) -> Option<&[u8]> {
+        let len = fpdu::ulpdu_len(bytes).filter(|len| fpdu_len(*len) == bytes.len())?;
+        bytes.get(LENGTH_LEN..LENGTH_LEN + len)
+    }
+
+    /// An FPDU that came in `len` bytes, past the buffer, is done with.
+    #[inline]
+    pub(crate) fn pass(&mut self, len: usize) {
+        self.position += len as u64;
+    }
+
+    /// Takes bytes that came when there were none before.
+    pub(crate) fn accept(&mut self, buffers: &BufferPool, bytes: &[u8]) {
+        let buffer = self.buffer.get_or_insert_with(|| buffers.take());
+        buffer[..bytes.len()].copy_from_slice(bytes);
+        (self.start, self.end) = (0, bytes.len());
+    }
+
     /// Bytes that wait in the buffer.
     #[cfg(test)]
     pub(crate) fn buffered(&self) -> usize {

@@ -1,6 +1,6 @@
 //! FPDUs of the short way are those of the usual one, and what is read from memory at a time.
 
-use super::{Agreed, Filled, MAX_SHORT, Mpa};
+use super::{Agreed, Filled, MAX_SHORT, Mpa, Receiver};
 use crate::host::{Piece, PieceMut};
 use crate::llp::Head;
 use crate::llp::buffers::BufferPool;
@@ -125,6 +125,7 @@ fn a_short_fpdu_is_that_of_the_usual_way() {
         let position = usual.tx.seal();
         assert_eq!(usual.tx.flush(&memory, &mut stream, &mut 0), Ok(true));
         let expected = stream.bytes;
+        assert!(Receiver::ulpdu_of(&expected).unwrap().ends_with(&payload));
         for first in 0..=expected.len() {
             let (mut short, mut stream) = (mpa(), Narrow::taking(first));
             let fill = |place: &mut [u8]| {
@@ -152,6 +153,27 @@ fn a_short_fpdu_is_that_of_the_usual_way() {
         );
         assert!(short.tx.is_flushed() && stream.bytes.is_empty());
     }
+}
+
+/// What comes past the buffer counts as what passed through it.
+#[test]
+fn only_one_whole_fpdu_is_taken_past_the_buffer() {
+    let buffers = BufferPool::default();
+    let mut fpdu = vec![0, 2, 0xaa, 0xbb];
+    fpdu.extend([0; 4]);
+    assert_eq!(Receiver::ulpdu_of(&fpdu), Some(&[0xaa, 0xbb][..]));
+    let two = [&fpdu[..], &fpdu].concat();
+    for other in [&[][..], &[0], &fpdu[..7], &two, &two[..9]] {
+        assert_eq!(Receiver::ulpdu_of(other), None, "{} bytes", other.len());
+    }
+    let mut rx = mpa().rx;
+    rx.pass(fpdu.len());
+    rx.accept(&buffers, &two[..9]);
+    assert!(!rx.is_plain_and_empty());
+    assert_eq!(rx.next(), Ok(true));
+    assert_eq!(rx.ulpdu(), [0xaa, 0xbb]);
+    rx.consume();
+    assert_eq!((rx.next(), rx.position(), rx.buffered()), (Ok(false), 16, 1));
 }
 
 /// Sends of 64 KiB have two segments each, a long and a short one. The payload of the long ones is

@@ -70,6 +70,11 @@ impl Engine {
     }
 
     fn receive_fpdus(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) -> RxOutcome {
+        match self.receive_alone(env, stream) {
+            Ok(true) => return self.outcome(),
+            Ok(false) => {}
+            Err(stop) => return self.stop(stop, env, stream),
+        }
         let mut budget = RX_BUDGET;
         let mut filled = Filled::All;
         loop {

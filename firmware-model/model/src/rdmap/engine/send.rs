@@ -1,8 +1,10 @@
 //! Sending: framing and flushing in turn.
 
+use super::receive::{Stop, admit, note_first_fpdu};
 use super::{Engine, Progress};
 use crate::counters::{Counter, Counters};
 use crate::llp::Llp;
+use crate::llp::mpa::{Receiver, SHORT_FPDU};
 use crate::probes;
 use crate::queues::Overflow;
 use crate::rdmap::delivery::PeerProgress;
@@ -185,9 +187,9 @@ impl Engine {
     }
 }
 
-// A fast path for a request that is posted alone, where the peer shares memory with us: what a
-// program waits for that sends one message to and fro. Whatever is not simple takes the usual path
-// ([`transmit`](Engine::transmit)).
+// A fast path for a message that comes, or a request that is posted, alone, where the peer shares
+// memory with us: what a program waits for that sends one message to and fro. Whatever is not
+// simple takes the usual path ([`transmit`](Engine::transmit), [`receive`](Engine::receive)).
 
 impl Engine {
     /// Carries out the next request, if it is the only one and simple. Returns whether it did, and
@@ -235,6 +237,50 @@ impl Engine {
             }
             _ => false,
         }
+    }
+
+    /// Receives what has arrived, if that is one short FPDU with nothing before it. Returns whether
+    /// it did, and more may have come only since.
+    #[inline]
+    pub(super) fn receive_alone(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) -> Result<bool, Stop> {
+        let Some(Llp::Mpa(mpa)) = &mut self.llp else {
+            return Ok(false);
+        };
+        if !mpa.rx.is_plain_and_empty() || !self.held.is_empty() || self.input_ended || env.is_stopped() {
+            return Ok(false);
+        }
+        let mut bytes = [0; SHORT_FPDU];
+        let Some(bytes) = stream.receive_short(&mut bytes).and_then(|n| bytes.get(..n)) else {
+            return Ok(false);
+        };
+        env.counters.add(Counter::RxCalls, 1);
+        env.counters.add(Counter::RxBytes, bytes.len() as u64);
+        probes::received(self.halves.qp.label, bytes.len());
+        let Some(ulpdu) = Receiver::ulpdu_of(bytes) else {
+            mpa.rx.accept(env.buffers, bytes);
+            return Ok(false);
+        };
+        let is_first = !std::mem::replace(&mut self.fpdu_received, true);
+        let admitted = admit(&mut self.halves, &mut self.held, env, mpa.rx.position(), ulpdu);
+        match &admitted {
+            Ok(()) => {
+                if is_first {
+                    note_first_fpdu(&self.halves, env, self.initiator, self.may_begin);
+                }
+                mpa.rx.pass(bytes.len());
+                env.counters.add(Counter::RxFpdus, 1);
+            }
+            Err(_) => mpa.rx.accept(env.buffers, bytes),
+        }
+        env.recent.forget();
+        let pushed = self.halves.responder.cq.flush(env);
+        self.note_progress();
+        admitted?;
+        pushed?;
+        if !self.held.is_empty() {
+            self.note_waiting(env);
+        }
+        Ok(true)
     }
 }
 

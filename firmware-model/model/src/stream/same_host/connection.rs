@@ -94,6 +94,16 @@ impl Connection {
         }
     }
 
+    /// As [`Stream::receive_short`](crate::stream::Stream::receive_short).
+    #[inline]
+    pub(in crate::stream) fn receive_short(&mut self, into: &mut [u8]) -> Option<usize> {
+        let (received, wanted) = self.receiver.receive_short(into)?;
+        if wanted {
+            self.peer.ring(self.peer_slot);
+        }
+        Some(received)
+    }
+
     /// Whether bytes have arrived (true), or all were received and the peer sends no more (false).
     pub(in crate::stream) fn peek(&mut self) -> Result<bool, StreamError> {
         match self.receiver.available() {

@@ -368,6 +368,23 @@ impl Receiver {
         Ok((received, self.publish()))
     }
 
+    /// Takes all that has arrived, if `into` has room for it, and it is in one piece; returns how
+    /// many bytes, and whether the sender waits for that.
+    #[inline]
+    pub(super) fn receive_short(&mut self, into: &mut [u8]) -> Option<(usize, bool)> {
+        let available = self.available().ok()?;
+        let into = into.get_mut(..available)?;
+        if !self.take_beside(available, available, &mut PieceMut::of(into)) {
+            let from = self.place.extent(self.head, self.length, available);
+            if from.len() < available {
+                return None;
+            }
+            from.copy_out(0, into);
+            self.head = self.tail;
+        }
+        Some((available, self.publish()))
+    }
+
     /// Takes all `available` bytes from beside the tail, if they are there, and all fit into the
     /// `most` that are requested.
     #[inline]
