@@ -13,9 +13,10 @@ use crate::uses::{Uses, uses};
 
 /// The folders of the model, bottom first. A folder uses folders above it in this list only.
 /// ARCHITECTURE.md has the same list, top first.
-const MODEL: [&str; 26] = [
+const MODEL: [&str; 27] = [
     "table",
     "shard",
+    "tuning",
     "time",
     "counters",
     "probes",

@@ -37,6 +37,7 @@ pub mod testing;
 mod tests;
 pub mod time;
 pub mod timed;
+mod tuning;
 
 pub use config::{DeviceAddress, Limits, ModelConfig, Prefix, Reach, ThreadStart};
 pub use counters::{Counter, Counters};

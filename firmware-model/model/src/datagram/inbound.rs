@@ -8,17 +8,13 @@ use crate::rdmap::RxOutcome;
 use crate::rdmap::params::Env;
 use crate::rdmap::placement::{Cursor, scatter};
 use crate::stream::datagram::{BATCH, DatagramSocket, Incoming, PACKET_ROOM};
+use crate::tuning::{DATAGRAM_FIRST_BATCH, DATAGRAM_RX_BATCHES};
 use std::net::SocketAddr;
 use urnic_device::cqe::CqeFlags;
 use urnic_device::event::QpFault;
 use urnic_device::vocabulary::{QpState, WcOpcode, WcStatus};
 use urnic_wire::roce::{Ends, GRH_LEN, Header, MULTICAST_QPN, grh, parse};
 
-/// Batches taken in one run.
-const RX_BUDGET: usize = 16;
-/// Packets in the first batch of a run. Most runs find none or one: this prepares few places, and
-/// the second stays empty, which shows that there are no more.
-const FIRST_BATCH: usize = 2;
 /// The hop limit in the GRH: the socket does not report the packet's hop limit.
 const HOP_LIMIT: u8 = 64;
 
@@ -46,9 +42,9 @@ impl Engine {
         let qid = self.qp.qid;
         let mut more = true;
         let mut full = false;
-        for batch in 0..RX_BUDGET {
+        for batch in 0..DATAGRAM_RX_BATCHES {
             incoming.clear();
-            let most = if batch == 0 { FIRST_BATCH } else { BATCH };
+            let most = if batch == 0 { DATAGRAM_FIRST_BATCH } else { BATCH };
             let Some((socket, group)) = self.source(source) else {
                 break;
             };

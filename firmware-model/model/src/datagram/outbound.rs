@@ -12,6 +12,7 @@ use crate::rdmap::TxOutcome;
 use crate::rdmap::params::Env;
 use crate::rdmap::placement::Cursor;
 use crate::stream::datagram::{BATCH, MAX_PAYLOAD, Outgoing, PACKET_ROOM};
+use crate::tuning::DATAGRAM_TX_BUDGET;
 use rustix::io::Errno;
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use urnic_device::event::QpFault;
@@ -22,8 +23,6 @@ use urnic_wire::roce::{DEFAULT_PKEY, Ends, Header, seal};
 
 /// The bit of a request's Q_Key that selects the Q_Key of the queue pair (IBTA vol. 1 §10.2.5).
 const OWN_QKEY: u32 = 1 << 31;
-/// Packets made in one run.
-const TX_BUDGET: usize = 256;
 
 impl Engine {
     /// Sends packets until the sockets take no more or no request is left.
@@ -62,7 +61,7 @@ impl Engine {
                 env.counters.add(Counter::TxStalls, 1);
                 return TxOutcome::Blocked;
             }
-            if made >= TX_BUDGET {
+            if made >= DATAGRAM_TX_BUDGET {
                 return TxOutcome::More;
             }
         }

@@ -17,6 +17,9 @@ use crate::stream::same_host::Processors;
 use crate::stream::{Ends, Stream};
 use crate::table::Last;
 use crate::time::{Nanos, Now};
+use crate::tuning::{
+    BURST_BACKOFF, BURST_RINGS, BURST_RINGS_MAX, GATHERED, GATHERED_IN_MEMORY, IDLE_FLUSHES,
+};
 use crate::{datagram, rdmap};
 use arc_swap::ArcSwapOption;
 use std::sync::Arc;
@@ -264,29 +267,14 @@ impl Inner {
 
 // Whether a queue pair's sends are gathered.
 //
-// A ring is served at once. From the [`BURST`]th ring with no poll between, sends are gathered:
-// the event index moves [`GATHERED`] blocks ahead ([`GATHERED_IN_MEMORY`] for a peer on this
-// host), and what is posted until then leaves with the next poll, arm, or tick of the background
-// thread. [`IDLE_FLUSHES`] flushes in a row that find no
-// more than one entry end that. If none of the burst had found more, gathering only delayed a
-// program that waits for answers by polling memory: the next burst takes [`BACKOFF`] times as many
-// rings to begin, up to [`MAX_BURST`]. Evidence that gathering is useful ends that at once, and
-// each poll for completions halves it.
-
-/// Rings with no poll between that begin a burst, at first.
-const BURST: u32 = 4;
-/// Flushes that find next to nothing and end a burst: a single one only shows that the program
-/// catches up with its completions.
-const IDLE_FLUSHES: u32 = 8;
-/// The factor for the rings of the next burst after one that gathered nothing, and the maximum of
-/// these rings.
-const BACKOFF: u32 = 8;
-const MAX_BURST: u32 = 1 << 12;
-/// Blocks that may be posted in a burst without a ring.
-const GATHERED: u32 = 64;
-/// The same where sending is no system call: with fewer, the peer works on the first while the next
-/// are posted.
-pub(crate) const GATHERED_IN_MEMORY: u32 = 16;
+// A ring is served at once. From the [`BURST_RINGS`]th ring with no poll between, sends are
+// gathered: the event index moves [`GATHERED`] blocks ahead ([`GATHERED_IN_MEMORY`] for a peer on
+// this host), and what is posted until then leaves with the next poll, arm, or tick of the
+// background thread. [`IDLE_FLUSHES`] flushes in a row that find no more than one entry end that.
+// If none of the burst had found more, gathering only delayed a program that waits for answers by
+// polling memory: the next burst takes [`BURST_BACKOFF`] times as many rings to begin, up to
+// [`BURST_RINGS_MAX`]. Evidence that gathering is useful ends that at once, and each poll for
+// completions halves it.
 
 /// A change of the present burst.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -307,7 +295,7 @@ pub(crate) struct Gathering {
     /// Rings since the program last polled for completions, and the number of its polls then.
     rings: u32,
     polls: u32,
-    /// Rings that begin a burst: from [`BURST`] to [`MAX_BURST`].
+    /// Rings that begin a burst: from [`BURST_RINGS`] to [`BURST_RINGS_MAX`].
     begins_at: u32,
     /// The burst gathered something.
     gathered: bool,
@@ -320,7 +308,7 @@ impl Default for Gathering {
             idle_flushes: 0,
             rings: 0,
             polls: 0,
-            begins_at: BURST,
+            begins_at: BURST_RINGS,
             gathered: false,
         }
     }
@@ -347,7 +335,7 @@ impl Gathering {
         if self.polls != polls {
             (self.polls, self.rings) = (polls, 0);
             // The program's behaviour may have changed meanwhile.
-            self.begins_at = (self.begins_at / 2).max(BURST);
+            self.begins_at = (self.begins_at / 2).max(BURST_RINGS);
         }
         self.rings = self.rings.saturating_add(1);
     }
@@ -358,7 +346,7 @@ impl Gathering {
         let begins = !self.burst && self.rings >= self.begins_at && may_begin;
         if sent > 1 {
             self.idle_flushes = 0;
-            (self.gathered, self.begins_at) = (true, BURST);
+            (self.gathered, self.begins_at) = (true, BURST_RINGS);
         } else if flushed {
             self.idle_flushes += 1;
         }
@@ -368,7 +356,7 @@ impl Gathering {
         }
         if self.burst && self.idle_flushes >= IDLE_FLUSHES {
             if !self.gathered {
-                self.begins_at = (self.begins_at * BACKOFF).min(MAX_BURST);
+                self.begins_at = (self.begins_at * BURST_BACKOFF).min(BURST_RINGS_MAX);
             }
             self.end();
             return Burst::Ended;
@@ -384,7 +372,7 @@ impl Gathering {
 
     /// The next burst begins as early as the first.
     pub(crate) fn forget(&mut self) {
-        self.begins_at = BURST;
+        self.begins_at = BURST_RINGS;
     }
 }
 

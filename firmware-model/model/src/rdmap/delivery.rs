@@ -7,13 +7,11 @@
 //! requester sends one of its own, of length zero: at most one at a time, when nothing else is to
 //! be sent or much is unconfirmed.
 
+use crate::tuning::UNCONFIRMED_MAX;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use urnic_wire::ddp::TaggedHeader;
 use urnic_wire::rdmap::{Control, Opcode, ReadRequest};
-
-/// Bytes sent since the last Read request that require another one, though there is more to send.
-const FAR_BEHIND: u64 = 256 << 10;
 
 /// How much of what was sent the peer has confirmed. Positions count the bytes of the stream.
 #[derive(Debug, Default)]
@@ -122,7 +120,7 @@ impl Delivery {
         self.on
             && self.probe.is_none()
             && self.covered < self.sent
-            && (half_used || self.sent - self.covered >= FAR_BEHIND)
+            && (half_used || self.sent - self.covered >= UNCONFIRMED_MAX)
     }
 
     /// The position in the stream at which the last message ends.

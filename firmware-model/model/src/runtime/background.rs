@@ -14,6 +14,10 @@ use crate::schedule::{ASLEEP, AWAKE, LENT, Rung, Schedule, TICKING, Timer, Token
 use crate::sys;
 use crate::sys::failed::FailedCall;
 use crate::time::Nanos;
+use crate::tuning::{
+    BURST_TICK, POLL_PAUSE, POLLED_TICK, POLLED_TICK_LONG, POLLED_TICKS_LONG_AFTER, POLLS_EVERY, RETRY_TICK,
+    WARM,
+};
 use rustix::io::Errno;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,13 +25,8 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 use std::{io, mem};
 
-/// How often listeners that could not accept a connection, and events that found no room, are tried
-/// again.
-const RETRY_TICK: Duration = Duration::from_millis(20);
 /// The interval at which connections with local peers are served, whether or not a peer rang.
 const LOCAL_PEERS: Duration = Duration::from_secs(1);
-/// For so long after the last burst the thread keeps ticking, so that the next needs no waking.
-const WARM: Duration = Duration::from_millis(10);
 /// Scheduling slice and priority to request: a thread that waits for this thread often spins, and
 /// must make way for it.
 const SLICE_NS: u64 = 100_000;
@@ -240,18 +239,6 @@ impl<'a> Loop<'a> {
 // What the background thread knows of the threads that poll: it looks at the count of their polls
 // whenever it wakes.
 
-/// Longest time that a gathered send waits for a poller that has stopped, at first.
-const BURST_TICK: Duration = Duration::from_micros(100);
-/// The interval at which a look checks that a poller still polls: at first, and after so many looks
-/// in a row that found polls. Each takes a poller's processor away for 10 to 20 us.
-const POLLED_TICK: Duration = Duration::from_millis(1);
-const LONG_TICK: Duration = Duration::from_millis(2);
-const LONG_AFTER: u32 = 32;
-/// A program that polls so often at least polls all the time.
-const POLLS_EVERY: Duration = Duration::from_micros(20);
-/// A program that has not polled for so long does something else.
-const PAUSE: Duration = Duration::from_micros(200);
-
 /// Whether a poller would have found what the background thread found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Finder {
@@ -322,8 +309,8 @@ impl Pollers {
     /// When to look whether they still go on.
     pub(super) fn polled_tick(&self) -> Duration {
         match self.in_a_row {
-            0..LONG_AFTER => POLLED_TICK,
-            _ => LONG_TICK,
+            0..POLLED_TICKS_LONG_AFTER => POLLED_TICK,
+            _ => POLLED_TICK_LONG,
         }
     }
 
@@ -336,7 +323,7 @@ impl Pollers {
     /// Something came to the background thread by now, when there have been `polls`.
     pub(super) fn finder(&self, now: Nanos, polls: u32) -> Finder {
         match polls.wrapping_sub(self.polls) {
-            0 if now.since(self.polled_at) >= PAUSE => Finder::Nobody,
+            0 if now.since(self.polled_at) >= POLL_PAUSE => Finder::Nobody,
             0 => Finder::Unknown,
             polls if POLLS_EVERY.saturating_mul(polls) >= now.since(self.looked_at) => Finder::Poller,
             _ => Finder::Unknown,
@@ -371,13 +358,13 @@ mod tests {
     fn a_program_that_polls_for_long_is_looked_at_less_often() {
         let mut pollers = Pollers::new(0);
         let mut now = 0;
-        for polls in 1..=LONG_AFTER {
+        for polls in 1..=POLLED_TICKS_LONG_AFTER {
             assert_eq!(pollers.polled_tick(), POLLED_TICK, "{polls}");
             now += 1000;
             pollers.look(at(now), polls, false);
         }
-        assert_eq!(pollers.polled_tick(), LONG_TICK);
-        pollers.look(at(now + 2000), LONG_AFTER, false);
+        assert_eq!(pollers.polled_tick(), POLLED_TICK_LONG);
+        pollers.look(at(now + 2000), POLLED_TICKS_LONG_AFTER, false);
         assert!(!pollers.go_on());
         assert_eq!(pollers.polled_tick(), POLLED_TICK);
     }

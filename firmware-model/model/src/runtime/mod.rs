@@ -32,14 +32,12 @@ pub(crate) use uar::{PageUser, Uar};
 use crate::events::{Effects, Requests};
 use crate::qp::{LAST, Qp};
 use crate::time::{Clock, Nanos};
+use crate::tuning::EVENT_WAIT_USUAL;
 use background::{answer_bell, attend, flush_gathered, poll_ready, retry, run_timers};
 use rustix::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-
-/// The time within which a thread that got an event usually waits for the next one.
-const RETURN: Duration = Duration::from_micros(500);
 
 /// Drives the device for a poller whose completion queue is empty. `last` is the queue pair that
 /// completed something there last, or 0: it is polled, and not the one for which this thread found
@@ -105,9 +103,9 @@ pub(crate) fn lend(
     let mut now = core.clock.now();
     let until = now + timeout;
     loop {
-        // No further ahead than `RETURN`: the background thread sleeps for the whole time that is
-        // set here.
-        schedule.borrow_until(now + RETURN);
+        // No further ahead than `EVENT_WAIT_USUAL`: the background thread sleeps for the whole time
+        // that is set here.
+        schedule.borrow_until(now + EVENT_WAIT_USUAL);
         flush_gathered(core);
         poll_ready(core, Some(Duration::ZERO));
         if done() {
@@ -119,7 +117,7 @@ pub(crate) fn lend(
             return false;
         }
         if let Ok(_asleep) = schedule.fall_asleep() {
-            readiness.wait_beside(notifications, until.since(now).min(RETURN));
+            readiness.wait_beside(notifications, until.since(now).min(EVENT_WAIT_USUAL));
         }
     }
 }

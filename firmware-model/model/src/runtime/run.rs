@@ -3,12 +3,13 @@
 use super::Core;
 use crate::counters::Counter;
 use crate::events::{Effect, Effects, Next, Object, Requests};
-use crate::qp::{Burst, GATHERED_IN_MEMORY};
+use crate::qp::Burst;
 use crate::qp::{Inner, Qp};
 use crate::rdmap::params::Env;
 use crate::rdmap::{RxOutcome, TxOutcome};
 use crate::schedule::{Timer, Token};
 use crate::time::Nanos;
+use crate::tuning::GATHERED_IN_MEMORY;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use urnic_device::event::{Event, EventKind, QpFault};

@@ -15,6 +15,10 @@ use crate::stream::descriptor::Descriptors;
 use crate::stream::linger::Lingering;
 use crate::stream::same_host::{Asleep, SameHost};
 use crate::time::Nanos;
+use crate::tuning::{
+    ALL_STREAMS_AFTER, ALL_STREAMS_EVERY, NOTIFICATIONS_EVERY, RELAX_EVERY_POLLS, RELAX_HINTS,
+    SHARED_YIELD_AFTER_POLLS, YIELD_AFTER_POLLS, YIELD_EVERY_POLLS,
+};
 pub(crate) use readiness::{Readiness, Token};
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
@@ -393,26 +397,6 @@ impl Schedule {
 
 // When a thread that polls looks at what: the results of the polls so far decide.
 
-/// Polls in a row without a result after which a poller yields its processor, and the number of
-/// such polls between two further yields. The sender may be waiting for that processor; a yield
-/// costs next to nothing for a poller with a processor of its own.
-const IDLE_POLLS: u32 = 256;
-const YIELD_EVERY: u32 = 16;
-/// The same for a poller that shares its processor with the peer that it waits for: nothing comes
-/// while it polls.
-const SHARED_IDLE_POLLS: u32 = 4;
-/// Polls in a row without a result after which a poller makes short pauses, of this number of spin
-/// hints: its processor may share a core with the one that works for it.
-const RELAXED_POLLS: u32 = 32;
-const RELAX: u32 = 8;
-/// Polls of the stream that last delivered between two polls of all streams: in a row that find
-/// nothing, and altogether.
-const ALL_STREAMS_AFTER: u32 = 16;
-const ALL_STREAMS_EVERY: u32 = 64;
-/// Polls in a row that find nothing, after each of which a poller looks at the bells as well, if
-/// that was how the last arrival was found.
-const BELLS_EVERY: u32 = 2;
-
 /// The results of the polls of a shard's threads.
 #[repr(align(64))]
 #[derive(Debug, Default)]
@@ -455,7 +439,7 @@ impl Hot {
     #[inline]
     pub(crate) fn is_to_hear_bells(&self) -> bool {
         let idle = self.idle.load(Ordering::Relaxed);
-        self.by_bell.load(Ordering::Relaxed) && idle.is_multiple_of(BELLS_EVERY)
+        self.by_bell.load(Ordering::Relaxed) && idle.is_multiple_of(NOTIFICATIONS_EVERY)
     }
 
     /// What came was for this queue pair; `by_bell`: a bell said so.
@@ -473,11 +457,11 @@ impl Hot {
         }
         let idle = self.idle.load(Ordering::Relaxed).wrapping_add(1);
         self.idle.store(idle, Ordering::Relaxed);
-        if idle >= RELAXED_POLLS {
-            (0..RELAX).for_each(|_| std::hint::spin_loop());
+        if idle >= RELAX_EVERY_POLLS {
+            (0..RELAX_HINTS).for_each(|_| std::hint::spin_loop());
         }
-        let is_long = idle >= IDLE_POLLS && idle.is_multiple_of(YIELD_EVERY);
-        if is_long || idle.is_multiple_of(SHARED_IDLE_POLLS) && is_shared() {
+        let is_long = idle >= YIELD_AFTER_POLLS && idle.is_multiple_of(YIELD_EVERY_POLLS);
+        if is_long || idle.is_multiple_of(SHARED_YIELD_AFTER_POLLS) && is_shared() {
             rustix::thread::sched_yield();
         }
     }

@@ -5,25 +5,15 @@ use crate::host::PieceMut;
 use crate::llp::buffers::{BUFFER_LEN, Buffer, BufferPool};
 use crate::llp::ulpdu::LlpError;
 use crate::stream::{Stream, StreamError};
+use crate::tuning::{MEMORY_READ, MEMORY_TAIL, READ_EXACT_MIN, RECEIVE_DIRECT_MIN};
 use std::ops::Range;
 use urnic_wire::ddp;
 use urnic_wire::mpa::fpdu::{self, CRC_LEN, CrcMode, FpduError, LENGTH_LEN, fpdu_len, padding};
 use urnic_wire::mpa::marker;
 
-/// An FPDU with at least this number of missing bytes is read exactly to its end, so that the next
-/// one starts at the front of the buffer.
-const EXACT_MIN: usize = 16 << 10;
-/// Bytes read from memory at a time, unless an FPDU is longer: a read costs little there, and
-/// payload that comes behind may be received directly to its place.
-const MEMORY_READ: usize = 4096;
-/// With CRCs off, payload with at least this number of missing bytes is received directly to its
-/// place.
-const DIRECT_MIN: usize = 4096;
 /// Bytes read behind the end of directly placed payload: pad, CRC, and the next FPDU's length and
 /// header.
 const TAIL: usize = 7 + LENGTH_LEN + ddp::UNTAGGED_LEN;
-/// The same of bytes read from memory.
-const MEMORY_TAIL: usize = 1024;
 /// The longest FPDU that a ULPDU_Length can express.
 const MAX_FPDU: usize = marker::marked_len(0, fpdu_len(u16::MAX as usize));
 const _: () = assert!(2 * MAX_FPDU < BUFFER_LEN);
@@ -231,7 +221,7 @@ impl Receiver {
             (self.start, self.end) = (0, have);
         }
         let limit = match expected_len {
-            Some(len) if len.saturating_sub(have) >= EXACT_MIN => self.start + len,
+            Some(len) if len.saturating_sub(have) >= READ_EXACT_MIN => self.start + len,
             // A read costs little where no system call is needed.
             len if input.is_some() => (self.start + len.unwrap_or(0).max(have + MEMORY_READ)).min(BUFFER_LEN),
             _ => BUFFER_LEN,
@@ -255,7 +245,8 @@ impl Receiver {
         let ulpdu_len = fpdu::ulpdu_len(bytes)?;
         let ulpdu = bytes.get(LENGTH_LEN..)?;
         let header_len = ddp::header_len(*ulpdu.first()?);
-        (ulpdu.len() >= header_len && ulpdu_len >= ulpdu.len() + DIRECT_MIN).then_some((ulpdu, ulpdu_len))
+        (ulpdu.len() >= header_len && ulpdu_len >= ulpdu.len() + RECEIVE_DIRECT_MIN)
+            .then_some((ulpdu, ulpdu_len))
     }
 
     /// The upper layer took what [`direct_candidate`](Self::direct_candidate) showed; the rest will

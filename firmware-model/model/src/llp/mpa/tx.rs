@@ -15,22 +15,12 @@ use crate::llp::ulpdu::{Head, LlpError};
 use crate::memory::{Borrow, BorrowHolder, EntryId, MemoryTable, Pin, Window};
 use crate::stream::{Stream, StreamError};
 use crate::time::{Nanos, Now};
+use crate::tuning::{BACKLOG, GATHER_MIN, MSS_INTERVAL};
 use std::sync::Arc;
-use std::time::Duration;
 use urnic_sync::{Mutex, MutexGuard};
 use urnic_wire::ddp;
 use urnic_wire::mpa::fpdu::{CRC_LEN, CrcMode, LENGTH_LEN, emit_length, fpdu_len, padding};
 use urnic_wire::mpa::{MAX_MULPDU, MIN_MULPDU, fpdu, marker, mulpdu};
-
-/// Payload of at least this number of bytes is sent without a copy; for less, a copy is cheaper
-/// than an iovec entry.
-const GATHER_MIN: usize = 2048;
-/// Bytes sealed and not taken, beyond which no further FPDU is opened. What is sent shall still be
-/// in the cache, but each system call also wakes the receiver: from 128 KiB to 1 MiB, 64 KiB
-/// messages gain a third.
-const BACKLOG: u64 = 1 << 20;
-/// The interval of queries of the segment size: each is a system call.
-const MSS_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Most bytes of a short FPDU, and of its payload.
 pub(crate) const SHORT_FPDU: usize = 128;

@@ -17,6 +17,7 @@ use crate::rdmap::{delivery, explain};
 use crate::stream::no_stream::NoStream;
 use crate::stream::{Probing, Stream};
 use crate::time::Nanos;
+use crate::tuning::{DROP_BUDGET, LAST_RUNS};
 use std::time::Duration;
 use urnic_device::event::{Event, EventKind, QpFault};
 use urnic_device::vocabulary::{QpState, WcStatus};
@@ -471,9 +472,6 @@ pub(super) fn terminate_for(
 // so that the peer's requests complete (design: completions). A request of ours completes only if
 // the peer has confirmed it.
 
-/// Runs of the receiver before an end, each of up to 256 KiB: more than a ring has, or a socket by
-/// default, and no peer that goes on sending keeps the end waiting.
-const LAST_RUNS: u32 = 64;
 /// How long requests wait after the peer's FIN before they fail, where the peer may close: the time
 /// that adapters spend on repetitions at least.
 const LOSS_GRACE: Duration = Duration::from_millis(500);
@@ -682,9 +680,6 @@ impl Engine {
 // state, with its receives, and another stream may be attached. Without a stream messages are
 // dropped: their requests complete as if they were sent. A request that fails here puts the send
 // queue into the state SQE (InfiniBand Architecture Specification vol. 1 §10.3.1.8).
-
-/// ULPDUs dropped in one run.
-const DROP_BUDGET: u32 = 4096;
 
 impl Engine {
     /// Whether the stream of a queue pair of kind UC has ended, or was never there.

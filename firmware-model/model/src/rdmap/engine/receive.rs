@@ -16,16 +16,11 @@ use crate::rdmap::responder::Refusal;
 use crate::rdmap::terminate::{Outgoing, Received};
 use crate::stream::no_stream::NoStream;
 use crate::stream::{Stream, StreamError};
+use crate::tuning::{CONFIRMED_TOGETHER, RX_BUDGET};
 use std::time::Duration;
 use urnic_device::event::{Event, EventKind, QpFault};
 use urnic_wire::ddp;
 use urnic_wire::mpa::MAX_MULPDU;
-
-/// Bytes read in one run.
-const RX_BUDGET: usize = 256 << 10;
-/// FPDUs that are confirmed together to a peer on this host: it has time to send more while the
-/// next ones are taken in, and fewer would be a message between the processors for each.
-const CONFIRMED_TOGETHER: u64 = 16;
 
 impl Engine {
     /// Receives what has arrived.

@@ -15,12 +15,10 @@ use crate::rdmap::params::TxOutcome;
 use crate::rdmap::turns::Framed;
 use crate::stream::Stream;
 use crate::stream::same_host::Neighbour;
+use crate::tuning::TX_BUDGET;
 use urnic_device::event::QpFault;
 use urnic_device::vocabulary::QpState;
 use urnic_device::wqe::Opcode;
-
-/// ULPDUs framed in one run.
-const TX_BUDGET: u32 = 4096;
 
 impl Engine {
     /// Whether [`transmit`](Self::transmit) would find nothing to send, nor to complete.

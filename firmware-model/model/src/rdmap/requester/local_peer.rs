@@ -7,7 +7,7 @@
 //! possible (an STag that the peer's table does not have, memory that is not there) becomes a
 //! message on the stream, and the peer answers it as it would any other.
 
-use super::{CHUNK, Filled, MAX_MESSAGE, Requester, Sending, Step, Wait};
+use super::{Filled, MAX_MESSAGE, Requester, Sending, Step, Wait};
 use crate::counters::Counter;
 use crate::host::revocable::in_place::Operation;
 use crate::host::revocable::{Batch, MOST as BATCH};
@@ -18,18 +18,13 @@ use crate::queues::SendWqe;
 use crate::rdmap::params::Env;
 use crate::rdmap::params::Identity;
 use crate::stream::same_host::Neighbour;
+use crate::tuning::{
+    ACCESS_MAX, DIRECT_BYTES_PER_ULPDU, FILL_ALONE_MIN, FILL_MIN, FILL_TOGETHER_MAX, INLINE_SHORT,
+    RUN_BYTES_MAX, RUN_INLINE_MAX, WAIT_MIN,
+};
 use std::ops::RangeInclusive;
 use urnic_device::vocabulary::WcStatus;
 use urnic_device::wqe::{MAX_INLINE, Opcode, SendFlags};
-
-/// A request of at least this length waits until all that was sent is processed, so that it is
-/// direct: that takes less time than the copies of the stream.
-const WORTH_WAITING: u64 = 16 << 10;
-/// Inline data of at most this length is short: clearing a buffer for the longest takes longer than
-/// the copy.
-const SHORT: usize = 64;
-/// Bytes that cost a run of the queue pair as much as one ULPDU more.
-const PER_ULPDU: usize = 4096;
 
 impl Requester {
     /// The position up to which requests are complete, if the stream has taken all up to `taken`.
@@ -94,7 +89,7 @@ impl Requester {
     /// peer's memory.
     #[inline]
     pub(super) fn is_to_wait(&mut self, len: u64, qp: &Identity, llp: &Llp) -> bool {
-        let is_to_wait = len >= WORTH_WAITING
+        let is_to_wait = len >= WAIT_MIN
             && self.worth_draining
             && self.reachable(qp, llp).is_some()
             && !self.is_direct(qp, llp);
@@ -131,7 +126,7 @@ impl Requester {
         let placed = if wqe.flags.contains(SendFlags::INLINE) {
             let at = sending.sent as usize;
             match left {
-                0..=SHORT => self.write_inline::<SHORT>(&wqe, at, left, offset, env),
+                0..=INLINE_SHORT => self.write_inline::<INLINE_SHORT>(&wqe, at, left, offset, env),
                 _ => self.write_inline::<MAX_INLINE>(&wqe, at, left, offset, env),
             }
             .then_some(left)
@@ -139,7 +134,7 @@ impl Requester {
             let list = |index| self.sq.element(&wqe, index);
             let (sge, at, n) = sending
                 .cursor
-                .extent(&list, left.min(CHUNK))
+                .extent(&list, left.min(ACCESS_MAX))
                 .ok_or(WcStatus::LocProtErr)?;
             let window = env
                 .memory
@@ -208,7 +203,7 @@ impl Requester {
     }
 
     pub(super) fn add_direct_cost(&mut self, n: usize) {
-        self.direct_cost += 1 + (n / PER_ULPDU) as u32;
+        self.direct_cost += 1 + (n / DIRECT_BYTES_PER_ULPDU) as u32;
     }
 
     /// What was done directly since the last call costs so many ULPDUs.
@@ -277,7 +272,7 @@ impl Requester {
         let left = (sending.len - sending.sent) as usize;
         let (sge, at, n) = sending
             .cursor
-            .extent(&list, left.min(CHUNK))
+            .extent(&list, left.min(ACCESS_MAX))
             .ok_or(WcStatus::LocProtErr)?;
         let stag = sge.stag.get();
         let window = env
@@ -345,18 +340,7 @@ fn by_buffer(window: &Window<'_>, env: &Env<'_>, copy: impl FnOnce(&mut [u8]) ->
 // receive of its own, so no placement has to wait for messages before it (RFC 5041 §5.3: segments
 // may be placed in any order), and those of several messages may be one call.
 
-/// A Send of at least this length, and at most [`CHUNK`], is placed in the peer's receive. Above,
-/// payload may be in no cache, and then copies by both processors, through the ring, take less
-/// time.
-const WORTH_FILLING: usize = 24 << 10;
-/// So is a Send of at least this length while no other request is posted or under way: who waits
-/// for it waits for one copy instead of two.
-const WORTH_FILLING_ALONE: usize = 3 << 10;
-/// Most bytes of Sends that are placed by one call: above, the call takes far less time than the
-/// copies.
-const TOGETHER: u64 = 256 << 10;
-
-const _: () = assert!(MAX_INLINE < WORTH_FILLING_ALONE);
+const _: () = assert!(MAX_INLINE < FILL_ALONE_MIN);
 
 impl Requester {
     /// Places the payloads of the next request, a Send of `len` bytes, and of those behind it in
@@ -373,7 +357,7 @@ impl Requester {
     ) {
         let is_second = |wqe: SendWqe| wqe.opcode == Opcode::Send;
         // What is fenced waits for Reads.
-        let is_run = (WORTH_FILLING as u64..TOGETHER).contains(&len)
+        let is_run = (FILL_MIN as u64..FILL_TOGETHER_MAX).contains(&len)
             && self.filled.is_empty()
             && self.sq.behind(first).is_some_and(is_second)
             && self.reads.len() == 0
@@ -381,7 +365,7 @@ impl Requester {
         if !is_run {
             return;
         }
-        let Some(mut run) = self.collect(first, WORTH_FILLING as u64..=TOGETHER, qp, env) else {
+        let Some(mut run) = self.collect(first, FILL_MIN as u64..=FILL_TOGETHER_MAX, qp, env) else {
             return;
         };
         let Some((stag, receive)) = self.find_receives(&mut run, env) else {
@@ -421,11 +405,9 @@ impl Requester {
     #[inline]
     fn is_to_fill(&mut self, sending: &Sending, qp: &Identity, llp: &Llp) -> bool {
         let is_worth = match sending.len as usize {
-            0..WORTH_FILLING_ALONE => false,
-            WORTH_FILLING_ALONE..WORTH_FILLING => {
-                self.flights.is_empty() && self.sq.behind(&sending.wqe).is_none()
-            }
-            WORTH_FILLING..=CHUNK => true,
+            0..FILL_ALONE_MIN => false,
+            FILL_ALONE_MIN..FILL_MIN => self.flights.is_empty() && self.sq.behind(&sending.wqe).is_none(),
+            FILL_MIN..=ACCESS_MAX => true,
             _ => false,
         };
         is_worth && self.reachable(qp, llp).is_some()
@@ -490,11 +472,6 @@ impl Requester {
 // out in the memory of a peer on this host by one call: for a short copy, the call takes longer
 // than the copy.
 
-/// Most bytes of a run of Writes or Reads: a revocation waits for all.
-const BYTES: u64 = 128 << 10;
-/// Most bytes of a run that are inline.
-const INLINE: usize = 2 << 10;
-
 /// The requests of a run.
 pub(super) struct Run<'t> {
     wqes: [Option<SendWqe>; BATCH],
@@ -531,7 +508,7 @@ impl Requester {
         if !is_run {
             return None;
         }
-        let run = self.collect(first, 1..=BYTES, qp, env)?;
+        let run = self.collect(first, 1..=RUN_BYTES_MAX, qp, env)?;
         env.recent.forget();
         let (direct, bytes) = match first.opcode {
             Opcode::Write => {
@@ -592,7 +569,7 @@ impl Requester {
                 && wqe.num_sge <= 1
                 && len >= *lens.start()
                 && bytes <= *lens.end()
-                && inline <= INLINE;
+                && inline <= RUN_INLINE_MAX;
             if !joins {
                 break;
             }
@@ -626,7 +603,7 @@ impl Requester {
 
     /// Writes the bytes of a run to its offsets of the target's STag.
     pub(super) fn write_run(&mut self, run: &Run<'_>, target: (u32, Need), env: &Env<'_>) -> Option<()> {
-        let mut bytes = [0; INLINE];
+        let mut bytes = [0; RUN_INLINE_MAX];
         let mut room = bytes.as_mut_slice();
         let mut batch: Batch<Piece<'_>> = Batch::new();
         let extents: [_; BATCH] = std::array::from_fn(|n| {

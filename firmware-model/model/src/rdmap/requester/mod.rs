@@ -17,6 +17,7 @@ use crate::memory::{InvalidateBy, Need, Violation, Window};
 use crate::queues::{BadWqe, CompletionQueue, Overflow, SendQueue, SendWqe};
 use crate::stream::Stream;
 use crate::stream::same_host::Neighbour;
+use crate::tuning::ACCESS_MAX;
 use std::collections::VecDeque;
 use std::sync::{Arc, Once};
 use urnic_device::vocabulary::{WcOpcode, WcStatus};
@@ -29,9 +30,6 @@ use urnic_wire::rdmap::{
 
 /// Longest message (verbs: 2^31 bytes).
 const MAX_MESSAGE: u64 = 1 << 31;
-
-/// Most bytes of one access: a revocation waits for it.
-const CHUNK: usize = 1 << 20;
 
 /// Last four bytes of Immediate Data that belongs to the Send right behind it. RFC 7306 gives
 /// immediates eight bytes and verbs has four; cxgb4 leaves the rest zero (row X73-10). Verbs' Send
@@ -875,7 +873,7 @@ impl Requester {
     ) -> Option<Result<(), Overflow>> {
         let is_possible = self.flights.is_empty() && self.worth_draining && llp.is_flushed();
         let len = self.payload_len(&wqe);
-        if !is_possible || len == 0 || len > CHUNK as u64 || !self.is_direct(qp, llp) {
+        if !is_possible || len == 0 || len > ACCESS_MAX as u64 || !self.is_direct(qp, llp) {
             return None;
         }
         let mut sending = Sending::new(wqe, len as u32);

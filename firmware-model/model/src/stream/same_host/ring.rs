@@ -17,6 +17,7 @@ use super::layout::{FIRST_RINGS, MOST_BESIDE, RING_WORDS, RINGS, RingWords};
 use crate::handshakes;
 use crate::host::{Mapping, Piece, PieceMut, SharedMemory, SharedWords};
 use crate::stream::StreamError;
+use crate::tuning::RING_PART;
 use rustix::io::Errno;
 use std::mem::offset_of;
 use std::sync::Arc;
@@ -26,8 +27,6 @@ use std::sync::atomic::Ordering;
 const FIRST: usize = FIRST_RINGS.len;
 const GROWN: usize = 4 << 10;
 const MOST: usize = RINGS.len;
-/// Bytes after which an end of a ring shows how far it is: the other end copies at the same time.
-const PART: usize = 16 << 10;
 /// Bits of [`RingWords::repeated`] for the number of bytes. The others have the low bits of the
 /// position.
 const COUNT_BITS: u32 = 6;
@@ -168,7 +167,7 @@ impl Sender {
             let mut piece = piece.first(left);
             left -= piece.len();
             while !piece.is_empty() {
-                let into = self.place.extent(tail, self.length, piece.len().min(PART));
+                let into = self.place.extent(tail, self.length, piece.len().min(RING_PART));
                 if into.try_fill_from(&piece).is_err() {
                     // As a system call: what was taken before is taken.
                     return match self.tail.wrapping_sub(start) as usize {
@@ -178,7 +177,7 @@ impl Sender {
                 }
                 tail += into.len() as u64;
                 piece = piece.skip(into.len());
-                if tail.wrapping_sub(self.tail) >= PART as u64 {
+                if tail.wrapping_sub(self.tail) >= RING_PART as u64 {
                     self.show(tail);
                 }
             }
@@ -215,7 +214,7 @@ impl Sender {
 
     /// Whether there is room that is worth it for a sender that found none.
     pub(super) fn has_room(&mut self) -> bool {
-        let worth = PART.min(self.length / 2);
+        let worth = RING_PART.min(self.length / 2);
         // What cannot be is reported when bytes are offered.
         self.room(worth).map_or(true, |room| room == worth)
     }
@@ -345,7 +344,7 @@ impl Receiver {
                 let Ok(available) = self.available() else {
                     return Ok((received, self.publish()));
                 };
-                let most = available.min(piece.len() - at).min(PART);
+                let most = available.min(piece.len() - at).min(RING_PART);
                 if self.take_beside(available, most, &mut piece.rest(at)) {
                     (at, received) = (at + most, received + most);
                     continue;
@@ -360,7 +359,7 @@ impl Receiver {
                 }
                 self.head += from.len() as u64;
                 (at, received) = (at + from.len(), received + from.len());
-                if from.len() == PART {
+                if from.len() == RING_PART {
                     self.place.words.head.store(self.head, Ordering::Release);
                 }
             }

@@ -22,6 +22,9 @@ use super::{layout, messages};
 use crate::host::{Piece, PieceMut, SharedMemory};
 use crate::memory::reserve;
 use crate::stream::datagram::{Incoming, Outgoing, PACKET_ROOM};
+use crate::tuning::{
+    OFFER_AGAIN_AFTER, OFFER_LOOK_EVERY, OFFER_LOOKS, OFFERS_LOOKED_AT, RECEIVER_CHECK_EVERY,
+};
 use rustix::fd::AsFd;
 use rustix::io::Errno;
 use rustix::process::{Pid, getpid};
@@ -36,14 +39,6 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 const INBOUND: usize = 64;
 /// Ports that a sender remembers.
 const KNOWN: usize = 4096;
-/// Datagrams to a port until it is asked again.
-const RETRY: u32 = 4096;
-/// Datagrams between two looks for the answer to an offer, once it was not answered at once.
-const LATER: u32 = 32;
-/// How often an offer is looked at, once a second, before it is taken back.
-const LOOKS: u32 = 2;
-/// Offers that are looked at for one datagram.
-const LOOKED_AT: usize = 16;
 
 /// What a device has for the rings of all its ports.
 #[derive(Debug)]
@@ -147,7 +142,7 @@ impl Mail {
             }
             Some(Way::Offered { by_udp, .. }) => {
                 *by_udp = by_udp.wrapping_add(1);
-                if *by_udp < LATER || by_udp.is_multiple_of(LATER) {
+                if *by_udp < OFFER_LOOK_EVERY || by_udp.is_multiple_of(OFFER_LOOK_EVERY) {
                     self.conclude(destination);
                 }
                 false
@@ -166,7 +161,9 @@ impl Mail {
         if self.ways.len() >= KNOWN && !self.ways.contains_key(&destination) {
             self.ways.retain(|_, way| matches!(way, Way::Ring(_)));
         }
-        let way = self.offered(packet).unwrap_or(Way::Udp { left: RETRY });
+        let way = self.offered(packet).unwrap_or(Way::Udp {
+            left: OFFER_AGAIN_AFTER,
+        });
         self.ways.insert(destination, way);
     }
 
@@ -208,7 +205,12 @@ impl Mail {
             by_udp,
             watch,
             ..
-        }) = self.ways.insert(destination, Way::Udp { left: RETRY })
+        }) = self.ways.insert(
+            destination,
+            Way::Udp {
+                left: OFFER_AGAIN_AFTER,
+            },
+        )
         else {
             return;
         };
@@ -243,7 +245,7 @@ impl Mail {
             Way::Udp { .. } => true,
             Way::Offered { socket, looks, .. } => {
                 *looks += 1;
-                *looks <= LOOKS && !socket.is_hung_up()
+                *looks <= OFFER_LOOKS && !socket.is_hung_up()
             }
             Way::Ring(outbound) => !outbound.socket.is_hung_up(),
         });
@@ -300,7 +302,7 @@ impl Mail {
                 inbound.by_udp = inbound.by_udp.wrapping_add(1);
             }
         }
-        let mut looks = LOOKED_AT;
+        let mut looks = OFFERS_LOOKED_AT;
         while let Some(socket) = self.listener.accept(&mut looks) {
             let _ = self.take_up(socket, packets);
         }
@@ -417,9 +419,6 @@ impl Drop for Inbound {
 
 // The sender's end of a ring of datagrams.
 
-/// Datagrams between two looks whether the receiver is still there.
-const CHECK: u32 = 64;
-
 /// A ring to another port.
 #[derive(Debug)]
 struct Outbound {
@@ -454,7 +453,7 @@ impl Outbound {
     /// Puts a packet into the ring; `false`: it is to go by UDP.
     fn send(&mut self, packet: &Outgoing, bytes: &[u8]) -> Result<bool, Gone> {
         self.count = self.count.wrapping_add(1);
-        let looks = self.count.is_multiple_of(CHECK) || self.overflowed;
+        let looks = self.count.is_multiple_of(RECEIVER_CHECK_EVERY) || self.overflowed;
         if self.is_left() || (looks && self.socket.is_hung_up()) {
             return Err(Gone);
         }

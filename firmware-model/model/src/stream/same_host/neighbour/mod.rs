@@ -14,6 +14,7 @@ use crate::host::{Piece, PieceMut, SharedMemory, SharedWords, process_memory, re
 use crate::memory::{Admission, LastEntry, Need, OwnGuard, Permitted};
 use crate::queues::ReceivePlace;
 use crate::time::Nanos;
+use crate::tuning::IDENTITY_LEASE;
 use process::PeerProcess;
 use process::{LastView, Peer, View};
 use rustix::process::{Pid, getpid};
@@ -21,15 +22,10 @@ use rustix::thread::gettid;
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
 use urnic_device::vocabulary::Access;
 use urnic_device::wqe::{RecvHeader, Sge};
 use urnic_sync::Mutex;
 use zerocopy::{FromBytes, IntoBytes};
-
-/// The process behind a number is known to be the peer's, and to run the same program, for so long.
-/// Far shorter than it takes for a number to be used again.
-const LEASE: Duration = Duration::from_millis(10);
 
 /// The peer does not let us; the stream carries the request instead.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -189,7 +185,7 @@ impl Neighbour {
         let Some(Some(process)) = self.process.get() else {
             return false;
         };
-        if self.seen.is_none_or(|seen| now.since(seen) > LEASE) {
+        if self.seen.is_none_or(|seen| now.since(seen) > IDENTITY_LEASE) {
             self.seen = process.is_there().then_some(now);
         }
         self.seen.is_some()

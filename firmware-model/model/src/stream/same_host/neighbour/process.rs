@@ -7,6 +7,7 @@ use crate::host::{
 use crate::memory::{ForeignTable, Permitted};
 use crate::stream::descriptor::Descriptor;
 use crate::stream::same_host::messages::TableMessage;
+use crate::tuning::MAP_AFTER_ACCESSES;
 use rustix::fd::AsFd;
 use rustix::io::Errno;
 use rustix::process::Pid;
@@ -133,8 +134,6 @@ impl PeerProcess {
 // To find out takes longer than many calls of the kernel, so only entries of the peer's table that
 // are used again and again are looked into.
 
-/// Accesses to an entry before its memory is looked for.
-const WORTH_LOOKING: u32 = 16;
 /// Most entries of a peer's table that are known.
 const KNOWN: usize = 1024;
 
@@ -199,7 +198,7 @@ impl Views {
             }
             _ => 1,
         };
-        let new = if used < WORTH_LOOKING {
+        let new = if used < MAP_AFTER_ACCESSES {
             if known.len() >= KNOWN {
                 known.clear();
             }

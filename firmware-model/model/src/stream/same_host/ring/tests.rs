@@ -195,11 +195,11 @@ fn shm_02_a_sender_without_room_sees_when_there_is_some() {
     assert_eq!(sender.send(&[Piece::of(&bytes)]), Ok(MOST));
     let mut take = |n: usize| receiver.receive(&mut [PieceMut::of(&mut vec![0; n])]).unwrap();
     assert!(!sender.has_room());
-    take(PART - 1);
+    take(RING_PART - 1);
     assert!(!sender.has_room());
     take(1);
     assert!(sender.has_room());
-    assert_eq!(sender.send(&[Piece::of(&bytes)]), Ok(PART));
+    assert_eq!(sender.send(&[Piece::of(&bytes)]), Ok(RING_PART));
     // What cannot be is no reason to wait.
     let words = memory.words::<RingWords>(RING_WORDS.of(Direction::FromResponder));
     words.head.store(u64::MAX, Ordering::Relaxed);
@@ -256,10 +256,10 @@ fn inaccessible_memory_is_a_fault_and_sends_nothing() {
 fn a_fault_behind_many_bytes_counts_what_is_before() {
     crate::host::fault::install();
     let (_, mut sender, mut receiver) = ends();
-    let before: Vec<u8> = (0..3 * PART + 5).map(|n| n as u8).collect();
+    let before: Vec<u8> = (0..3 * RING_PART + 5).map(|n| n as u8).collect();
     let pieces = [Piece::of(&before), inaccessible()];
     let sent = sender.send(&pieces).unwrap();
-    assert_eq!(sent, 3 * PART);
+    assert_eq!(sent, 3 * RING_PART);
     assert_eq!(sender.send(&[pieces[1]]), Err(StreamError::Fault));
     let mut into = vec![0; before.len()];
     let (received, _) = receiver.receive(&mut [PieceMut::of(&mut into)]).unwrap();

@@ -1,0 +1,195 @@
+//! Constants of pace and size: what a queue pair, a poller and the background thread do when, and
+//! from which length on a faster way is worth its cost. Each is a trade measured on machines with
+//! two processors; nothing depends on one of them for being right.
+
+use std::time::Duration;
+
+// A thread that polls for completions (`schedule`). Polls in a row without a result decide:
+//
+// | polls without a result | what the poller does |
+// |---|---|
+// | every `NOTIFICATIONS_EVERY` | looks at the notification page of local peers, if that found the last arrival |
+// | `ALL_STREAMS_AFTER`, and every `ALL_STREAMS_EVERY` polls in all | polls all streams, not only the one that last delivered |
+// | every `RELAX_EVERY_POLLS` | makes a short pause |
+// | `YIELD_AFTER_POLLS`, then every `YIELD_EVERY_POLLS` | yields its processor |
+// | `SHARED_YIELD_AFTER_POLLS` | the same, if the peer polls on the same processor |
+
+/// Polls in a row without a result after which a poller yields its processor: the sender may wait
+/// for it. A yield costs next to nothing for a poller with a processor of its own.
+pub(crate) const YIELD_AFTER_POLLS: u32 = 256;
+/// Such polls between two further yields.
+pub(crate) const YIELD_EVERY_POLLS: u32 = 16;
+/// Polls before each yield of a poller that shares its processor with the peer that it waits for:
+/// nothing comes while it polls.
+pub(crate) const SHARED_YIELD_AFTER_POLLS: u32 = 4;
+/// Polls in a row without a result between two short pauses: the processor may share a core with
+/// the one that works for the poller.
+pub(crate) const RELAX_EVERY_POLLS: u32 = 32;
+/// Spin hints of such a pause.
+pub(crate) const RELAX_HINTS: u32 = 8;
+/// Polls in a row without a result, of the stream that last delivered, between two polls of all
+/// streams.
+pub(crate) const ALL_STREAMS_AFTER: u32 = 16;
+/// Polls between two polls of all streams, whatever they find.
+pub(crate) const ALL_STREAMS_EVERY: u32 = 64;
+/// Polls in a row without a result between two looks at the notification page, if the last arrival
+/// was found there. Each look takes a cache line away from the senders.
+pub(crate) const NOTIFICATIONS_EVERY: u32 = 2;
+
+// The background thread (`runtime/background.rs`) leaves the work to threads that poll, and looks
+// whether they still do:
+//
+// | state | left when | ticks every |
+// |---|---|---|
+// | sends are gathered | the burst has ended for `WARM` | `BURST_TICK` |
+// | a program polls | no poll for `POLL_PAUSE` | `POLLED_TICK`; `POLLED_TICK_LONG` after `POLLED_TICKS_LONG_AFTER` ticks that found polls |
+// | something is to be tried again | it succeeds | `RETRY_TICK` |
+// | otherwise | a descriptor is ready, or a timer due | never |
+
+/// For so long after the last burst of sends the thread keeps ticking, so that the next one need
+/// not wake it.
+pub(crate) const WARM: Duration = Duration::from_millis(10);
+/// Longest time that a gathered send waits for a poller that has stopped, at first.
+pub(crate) const BURST_TICK: Duration = Duration::from_micros(100);
+/// The interval at which the thread checks that a poller still polls. Each check takes a poller's
+/// processor away for 10 to 20 us.
+pub(crate) const POLLED_TICK: Duration = Duration::from_millis(1);
+/// The same, after many checks that found polls.
+pub(crate) const POLLED_TICK_LONG: Duration = Duration::from_millis(2);
+/// How many.
+pub(crate) const POLLED_TICKS_LONG_AFTER: u32 = 32;
+/// A program that polls at least so often polls all the time.
+pub(crate) const POLLS_EVERY: Duration = Duration::from_micros(20);
+/// A program that has not polled for so long does something else.
+pub(crate) const POLL_PAUSE: Duration = Duration::from_micros(200);
+/// How often listeners that could not accept a connection, and events that found no room, are tried
+/// again.
+pub(crate) const RETRY_TICK: Duration = Duration::from_millis(20);
+/// The time within which a thread that got an event usually waits for the next one.
+pub(crate) const EVENT_WAIT_USUAL: Duration = Duration::from_micros(500);
+
+// Gathering of sends (`qp/mod.rs`):
+//
+// | state | left when | doorbells |
+// |---|---|---|
+// | served at once | `BURST_RINGS` doorbells with no poll between | each one runs the queue pair |
+// | gathering | `IDLE_FLUSHES` flushes in a row found at most one entry | one for `GATHERED` (`GATHERED_IN_MEMORY`) blocks |
+// | after a burst in vain | evidence of use; each poll halves the number | served at once until `BURST_BACKOFF` times as many, at most `BURST_RINGS_MAX` |
+
+/// Doorbells with no poll between that begin a burst, at first.
+pub(crate) const BURST_RINGS: u32 = 4;
+/// Flushes that find next to nothing and end a burst: a single one only shows that the program
+/// catches up with its completions.
+pub(crate) const IDLE_FLUSHES: u32 = 8;
+/// The factor for the doorbells of the next burst after one that gathered nothing.
+pub(crate) const BURST_BACKOFF: u32 = 8;
+/// The maximum of these doorbells.
+pub(crate) const BURST_RINGS_MAX: u32 = 1 << 12;
+/// Blocks that may be posted in a burst without a doorbell.
+pub(crate) const GATHERED: u32 = 64;
+/// The same where sending is no system call: with fewer, the peer works on the first ones while the
+/// next are posted.
+pub(crate) const GATHERED_IN_MEMORY: u32 = 16;
+
+// Work of one run of a queue pair: after it, others have their turn.
+
+/// Bytes read in one run.
+pub(crate) const RX_BUDGET: usize = 256 << 10;
+/// FPDUs that are confirmed together to a local peer: it has time to send more while the next ones
+/// are received, and fewer would be a message between the processors for each.
+pub(crate) const CONFIRMED_TOGETHER: u64 = 16;
+/// ULPDUs framed in one run.
+pub(crate) const TX_BUDGET: u32 = 4096;
+/// ULPDUs dropped in one run.
+pub(crate) const DROP_BUDGET: u32 = 4096;
+/// Runs of the receiver before an end, each of up to [`RX_BUDGET`]: more than a ring has, or a
+/// socket by default, and no peer that goes on sending keeps the end waiting.
+pub(crate) const LAST_RUNS: u32 = 64;
+/// Datagrams made in one run.
+pub(crate) const DATAGRAM_TX_BUDGET: usize = 256;
+/// Batches of datagrams received in one run.
+pub(crate) const DATAGRAM_RX_BATCHES: usize = 16;
+/// Datagrams in the first batch of a run. Most runs find none or one: this prepares few places, and
+/// the second stays empty, which shows that there are no more.
+pub(crate) const DATAGRAM_FIRST_BATCH: usize = 2;
+
+/// Bytes sent since the last Read request that require another one for confirmation, although there
+/// is more to send.
+pub(crate) const UNCONFIRMED_MAX: u64 = 256 << 10;
+
+// Framing (`llp/mpa`), in bytes.
+
+/// Payload of at least this length is sent from where it is; for less, a copy is cheaper than an
+/// entry of an iovec.
+pub(crate) const GATHER_MIN: usize = 2048;
+/// Limit on framed but unsent bytes: small enough to stay in cache, large enough to amortise the
+/// receiver's wake-up (from 128 KiB to 1 MiB, 64 KiB messages gain a third).
+pub(crate) const BACKLOG: u64 = 1 << 20;
+/// The interval of queries of the segment size: each is a system call.
+pub(crate) const MSS_INTERVAL: Duration = Duration::from_secs(1);
+/// An FPDU of which at least this much is missing is read exactly to its end, so that the next one
+/// starts at the front of the buffer.
+pub(crate) const READ_EXACT_MIN: usize = 16 << 10;
+/// With CRCs off, payload of which at least this much is missing is received directly to its place.
+pub(crate) const RECEIVE_DIRECT_MIN: usize = 4096;
+/// Bytes read from memory at a time, unless an FPDU is longer: a read costs little there, and the
+/// payload that follows may be received directly to its place.
+pub(crate) const MEMORY_READ: usize = 4096;
+/// Bytes read from memory beyond the end of payload that is received directly.
+pub(crate) const MEMORY_TAIL: usize = 1024;
+
+// What the requester does in the memory of a local peer (`rdmap/requester/local_peer.rs`), and the
+// memory between two processes (`stream/same_host`), in bytes.
+//
+// | what | length | how it goes |
+// |---|---|---|
+// | Send | up to `MAX_SHORT` | in the ring; alone, past the staging buffer |
+// | Send, no other one posted or in flight | `FILL_ALONE_MIN` to `ACCESS_MAX` | filled into the peer's receive |
+// | Send among others | `FILL_MIN` to `ACCESS_MAX` | filled, several by one call up to `FILL_TOGETHER_MAX` |
+// | other Sends | | in the ring |
+// | Write, Read | any; from `WAIT_MIN` it waits for what was sent before | by one access of at most `ACCESS_MAX`, or in a run of at most `RUN_BYTES_MAX` |
+
+/// Most bytes of one access to the peer's memory: a revocation waits for it.
+pub(crate) const ACCESS_MAX: usize = 1 << 20;
+/// A request of at least this length waits until the peer has processed all that was sent, so that
+/// it is direct: that takes less time than the copies of the stream.
+pub(crate) const WAIT_MIN: u64 = 16 << 10;
+/// Inline data of at most this length is short: clearing a buffer for the longest takes longer than
+/// the copy.
+pub(crate) const INLINE_SHORT: usize = 64;
+/// Bytes placed directly that count as one ULPDU of a run.
+pub(crate) const DIRECT_BYTES_PER_ULPDU: usize = 4096;
+/// A Send of at least this length, and at most [`ACCESS_MAX`], is filled into the peer's receive.
+/// Above, payload may be in no cache, and then copies by both processors, through the ring, take
+/// less time.
+pub(crate) const FILL_MIN: usize = 24 << 10;
+/// So is a Send of at least this length while no other request is posted or in flight: a program
+/// that waits for it waits for one copy instead of two.
+pub(crate) const FILL_ALONE_MIN: usize = 3 << 10;
+/// Most bytes of Sends that are filled by one call: above, the call takes far less time than the
+/// copies.
+pub(crate) const FILL_TOGETHER_MAX: u64 = 256 << 10;
+/// Most bytes of a run of Writes or Reads: a revocation waits for all.
+pub(crate) const RUN_BYTES_MAX: u64 = 128 << 10;
+/// Most bytes of a run that are inline.
+pub(crate) const RUN_INLINE_MAX: usize = 2 << 10;
+/// Bytes after which an end of a ring shows how far it is: the other end copies at the same time.
+pub(crate) const RING_PART: usize = 16 << 10;
+/// Accesses to an entry of the peer's table before the device looks whether it can map the memory.
+pub(crate) const MAP_AFTER_ACCESSES: u32 = 16;
+/// For so long a process number is known to be the peer's, running the same program: far shorter
+/// than it takes for a number to be used again.
+pub(crate) const IDENTITY_LEASE: Duration = Duration::from_millis(10);
+
+// Rings of datagrams (`stream/same_host/mail`), counted in datagrams but for the last two.
+
+/// Datagrams to a port until it is offered a ring again.
+pub(crate) const OFFER_AGAIN_AFTER: u32 = 4096;
+/// Datagrams between two looks for the answer to an offer, once it was not answered at once.
+pub(crate) const OFFER_LOOK_EVERY: u32 = 32;
+/// Datagrams between two looks whether the receiver is still there.
+pub(crate) const RECEIVER_CHECK_EVERY: u32 = 64;
+/// How often an offer is looked at, once a second, before it is taken back.
+pub(crate) const OFFER_LOOKS: u32 = 2;
+/// Offers that are looked at for one datagram.
+pub(crate) const OFFERS_LOOKED_AT: usize = 16;
