@@ -145,7 +145,7 @@ pub(crate) const MEMORY_TAIL: usize = 1024;
 // |---|---|---|
 // | Send | up to `MAX_SHORT` | in the ring; alone, past the staging buffer |
 // | Send, no other one posted or in flight | `FILL_ALONE_MIN` to `ACCESS_MAX` | filled into the peer's receive |
-// | Send among others | `FILL_MIN` to `ACCESS_MAX` | filled, several by one call up to `FILL_TOGETHER_MAX` |
+// | Send among others | `FILL_MIN` to `ACCESS_MAX` | filled |
 // | other Sends | | in the ring |
 // | Write, Read | any; from `WAIT_MIN` it waits for what was sent before | by one access of at most `ACCESS_MAX`, or in a run of at most `RUN_BYTES_MAX` |
 
@@ -166,9 +166,6 @@ pub(crate) const FILL_MIN: usize = 24 << 10;
 /// So is a Send of at least this length while no other request is posted or in flight: a program
 /// that waits for it waits for one copy instead of two.
 pub(crate) const FILL_ALONE_MIN: usize = 3 << 10;
-/// Most bytes of Sends that are filled by one call: above, the call takes far less time than the
-/// copies.
-pub(crate) const FILL_TOGETHER_MAX: u64 = 256 << 10;
 /// Most bytes of a run of Writes or Reads: a revocation waits for all.
 pub(crate) const RUN_BYTES_MAX: u64 = 128 << 10;
 /// Most bytes of a run that are inline.

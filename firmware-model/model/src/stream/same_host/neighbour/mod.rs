@@ -248,12 +248,12 @@ impl Neighbour {
     /// Some may have been placed.
     pub(crate) fn write_batch(
         &mut self,
-        (stag, need): (u32, Need),
+        stag: u32,
         offsets: &[u64],
         batch: &mut Batch<Piece<'_>>,
         now: Nanos,
     ) -> Result<(), NotReached> {
-        self.access(stag, batch.len(), need, now, |attempt, last| {
+        self.access(stag, batch.len(), Need::RemoteWrite, now, |attempt, last| {
             let (conditions, process) = attempt.check_batch(last, offsets, batch)?;
             batch.write_if(conditions, process)
         })
