@@ -200,18 +200,11 @@ impl Engine {
         let mut cursor = Cursor::default();
         let mut rest = payload;
         while !rest.is_empty() {
-            let (sge, at, n) = cursor.extent(&list, rest.len()).ok_or(WcStatus::LocProtErr)?;
-            let window = env
-                .memory
-                .check(
-                    sge.stag.get(),
-                    self.qp.pd,
-                    self.qp.qid,
-                    at,
-                    n as u64,
-                    Need::LocalRead,
-                )
-                .map_err(|_| WcStatus::LocProtErr)?;
+            let access = cursor.access(&list, rest.len(), Need::LocalRead);
+            let access = access.ok_or(WcStatus::LocProtErr)?;
+            let n = access.len as usize;
+            let refused = |_| WcStatus::LocProtErr;
+            let window = env.memory.check(self.qp.accessor(), access).map_err(refused)?;
             let (head, tail) = rest.split_at_mut(n);
             window.copy_out(0, head).map_err(|_| WcStatus::LocProtErr)?;
             cursor.advance(n);

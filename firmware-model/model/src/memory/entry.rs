@@ -4,6 +4,7 @@ use super::backing::Backing;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use urnic_device::vocabulary::Access;
+use urnic_device::wqe::Sge;
 
 /// An object that an STag referred to earlier; never used again.
 pub(crate) type EntryId = u64;
@@ -76,6 +77,74 @@ pub enum Need {
     RemoteWrite,
     /// A peer runs an atomic operation.
     RemoteAtomic,
+}
+
+impl Need {
+    /// The right, by its name in verbs without `IBV_ACCESS_`. To read for its own program the
+    /// device needs none.
+    pub(crate) fn right(self) -> (Access, &'static str) {
+        match self {
+            Need::LocalRead => (Access::empty(), "no right"),
+            Need::LocalWrite => (Access::LOCAL_WRITE, "LOCAL_WRITE"),
+            Need::RemoteRead => (Access::REMOTE_READ, "REMOTE_READ"),
+            Need::RemoteWrite => (Access::REMOTE_WRITE, "REMOTE_WRITE"),
+            Need::RemoteAtomic => (Access::REMOTE_ATOMIC, "REMOTE_ATOMIC"),
+        }
+    }
+
+    /// Whether the device accesses the memory of its own program.
+    pub(super) fn is_local(self) -> bool {
+        matches!(self, Need::LocalRead | Need::LocalWrite)
+    }
+}
+
+/// The queue pair that accesses memory, or whose peer does, and its protection domain.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Accessor {
+    /// The number of the domain.
+    pub pd: u32,
+    /// The number of the queue pair.
+    pub qid: u32,
+}
+
+/// An access to registered memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MemoryAccess {
+    /// The STag of the region or window.
+    pub stag: u32,
+    /// The tagged offset, or the address, of the first byte.
+    pub offset: u64,
+    /// Bytes.
+    pub len: u64,
+    /// What is done there.
+    pub need: Need,
+}
+
+impl MemoryAccess {
+    /// To all of an element of a work request.
+    #[inline]
+    pub(crate) fn of_element(sge: &Sge, need: Need) -> MemoryAccess {
+        MemoryAccess {
+            stag: sge.stag.get(),
+            offset: sge.offset.get(),
+            len: sge.len.get().into(),
+            need,
+        }
+    }
+
+    /// How far from `base` the access begins, in a registered range of `len` bytes.
+    ///
+    /// # Errors
+    /// The access is not inside.
+    #[inline(always)]
+    pub(super) fn inside(&self, base: u64, len: u64) -> Result<u64, Violation> {
+        if self.offset.checked_add(self.len.saturating_sub(1)).is_none() {
+            return Err(Violation::Wrap);
+        }
+        let from_base = self.offset.wrapping_sub(base);
+        let is_inside = self.offset >= base && from_base <= len && self.len <= len - from_base;
+        is_inside.then_some(from_base).ok_or(Violation::Bounds)
+    }
 }
 
 /// Why an access is refused, in the order of the checks (RFC 5041 §7.1, RFC 5040 §7.2; rows

@@ -17,7 +17,7 @@
 //! [`PATIENCE`], once.
 
 use super::backing::Place;
-use super::entry::{Entry, Need};
+use super::entry::{Entry, MemoryAccess, Need};
 use super::permutation::{DOMAIN, Permutation};
 use crate::host::revocable::Condition;
 use crate::host::{HostProcess, SharedMemory, process_memory};
@@ -450,10 +450,9 @@ pub(crate) struct LastEntry {
 impl LastEntry {
     /// The place of an access in the process that has the memory.
     #[inline]
-    fn place(&self, offset: u64, len: u64) -> Option<u64> {
-        let from_base = offset.wrapping_sub(self.base);
-        let is_inside = offset >= self.base && from_base <= self.len && len <= self.len - from_base;
-        is_inside.then(|| self.address.wrapping_add(from_base))
+    fn place(&self, access: &MemoryAccess) -> Option<u64> {
+        let from_base = access.inside(self.base, self.len).ok()?;
+        Some(self.address.wrapping_add(from_base))
     }
 }
 
@@ -478,26 +477,26 @@ impl ForeignTable {
         (self.memory.word64(PROOF).load(Ordering::Relaxed), PROOF)
     }
 
-    /// Checks an access of `len` bytes at tagged offset `offset` by a connection with this permit,
-    /// as [`MemoryTable::check`](MemoryTable::check) does. What is not permitted here is
-    /// left to the owner of the table, who knows the reason. `last` is the connection's own.
+    /// Checks an access by a connection with this permit, by the rules of [`MemoryTable::check`].
+    /// What is not permitted here is left to the owner of the table, who knows the reason. `last`
+    /// is the connection's own.
+    ///
+    /// [`MemoryTable::check`]: crate::memory::MemoryTable::check
     #[inline(always)]
     pub(crate) fn check(
         &self,
         last: &mut Option<LastEntry>,
-        stag: u32,
         by: (u64, u32),
-        offset: u64,
-        len: u64,
-        need: Need,
+        access: &MemoryAccess,
     ) -> Option<Permitted<'_>> {
+        let MemoryAccess { stag, need, .. } = *access;
         let key = (stag, by, need);
         let is_last = |last: &&LastEntry| last.key == key && self.state(last.slot) == last.state;
         let entry = match last.as_ref().filter(is_last) {
             Some(entry) => *entry,
             None => *last.insert(self.find(stag, by, need)?),
         };
-        let address = entry.place(offset, len)?;
+        let address = entry.place(access)?;
         Some(Permitted {
             // What was read belongs together if the state is still the same at the access.
             condition: Condition {
@@ -513,13 +512,9 @@ impl ForeignTable {
     /// The entry of an STag, if a connection with this permit may access it.
     #[inline(never)]
     fn find(&self, stag: u32, (permit, qid): (u64, u32), need: Need) -> Option<LastEntry> {
-        let right = match need {
-            Need::RemoteRead => Access::REMOTE_READ,
-            Need::RemoteWrite => Access::REMOTE_WRITE,
-            Need::RemoteAtomic => Access::REMOTE_ATOMIC,
-            Need::LocalWrite => Access::LOCAL_WRITE,
-            Need::LocalRead => return None,
-        };
+        if need == Need::LocalRead {
+            return None;
+        }
         let slot = self.slot(stag);
         if slot >= self.slots {
             return None;
@@ -532,7 +527,7 @@ impl ForeignTable {
         let permitted = state & 1 == 1
             && stag_pd == pair(stag, (permit >> 32) as u32)
             && (only == 0 || only == qid)
-            && rights.contains(right);
+            && rights.contains(need.right().0);
         permitted.then(|| LastEntry {
             key: (stag, (permit, qid), need),
             state,

@@ -5,7 +5,8 @@ use super::backing::Backing;
 use super::borrows::{Borrow, BorrowHolder, Borrows};
 use super::domains::{DomainUse, Domains};
 use super::entry::{
-    BindError, Entry, EntryId, InvalidateBy, InvalidateError, Need, Registration, TableError, Violation,
+    Accessor, BindError, Entry, EntryId, InvalidateBy, InvalidateError, MemoryAccess, Need, Registration,
+    TableError, Violation,
 };
 use super::exports::Exports;
 use super::permutation::{DOMAIN, Permutation};
@@ -433,21 +434,12 @@ impl MemoryTable {
 // The check of an access.
 
 impl MemoryTable {
-    /// Checks an access of `len` bytes at tagged offset `offset` by queue pair `qid` of domain
-    /// `pd`. The first violation in the order of [`Violation`] wins. Zero-length accesses are the
-    /// caller's: DDP and verbs leave them unchecked (DDP-S-04, VRB-M-07).
+    /// Checks an access. The first violation in the order of [`Violation`] wins. Zero-length
+    /// accesses are the caller's: DDP and verbs leave them unchecked (DDP-S-04, VRB-M-07).
     // A window that is returned in memory, and moved on, costs more than the check.
     #[inline(always)]
-    pub fn check(
-        &self,
-        stag: u32,
-        pd: u32,
-        qid: u32,
-        offset: u64,
-        len: u64,
-        need: Need,
-    ) -> Result<Window<'_>, Violation> {
-        self.check_again(&Recent::default(), stag, (pd, qid), offset, len, need)
+    pub fn check(&self, by: Accessor, access: MemoryAccess) -> Result<Window<'_>, Violation> {
+        self.check_again(&Recent::default(), by, access)
     }
 
     /// As [`check`](Self::check), for one of several accesses that are mostly to one STag.
@@ -455,40 +447,26 @@ impl MemoryTable {
     pub(crate) fn check_again(
         &self,
         recent: &Recent,
-        stag: u32,
-        (pd, qid): (u32, u32),
-        offset: u64,
-        len: u64,
-        need: Need,
+        by: Accessor,
+        access: MemoryAccess,
     ) -> Result<Window<'_>, Violation> {
+        let stag = access.stag;
         let find = || Some(self.cell(self.slot(stag))?.load());
         let guard = recent.take(stag).or_else(find).ok_or(Violation::InvalidStag)?;
         let entry = guard
             .as_ref()
             .filter(|e| e.stag == stag)
             .ok_or(Violation::InvalidStag)?;
-        if entry.pd != pd || entry.qid.is_some_and(|only| only != qid) {
+        if entry.pd != by.pd || entry.qid.is_some_and(|only| only != by.qid) {
             return Err(Violation::NotAssociated);
         }
-        if offset.checked_add(len.saturating_sub(1)).is_none() {
-            return Err(Violation::Wrap);
-        }
-        let from_base = offset.wrapping_sub(entry.base);
-        if offset < entry.base || from_base > entry.len || len > entry.len - from_base {
-            return Err(Violation::Bounds);
-        }
-        let allowed = match need {
-            Need::LocalRead => !entry.is_window,
-            Need::LocalWrite => !entry.is_window && entry.access.contains(Access::LOCAL_WRITE),
-            Need::RemoteRead => entry.access.contains(Access::REMOTE_READ),
-            Need::RemoteWrite => entry.access.contains(Access::REMOTE_WRITE),
-            Need::RemoteAtomic => entry.access.contains(Access::REMOTE_ATOMIC),
-        };
-        if !allowed {
+        let from_base = access.inside(entry.base, entry.len)?;
+        let is_allowed = entry.access.contains(access.need.right().0);
+        if !is_allowed || entry.is_window && access.need.is_local() {
             return Err(Violation::AccessRights);
         }
         let start = entry.start + from_base;
-        Ok(Window::new(guard, start, len))
+        Ok(Window::new(guard, start, access.len))
     }
 }
 
@@ -499,57 +477,36 @@ const SEARCHED: usize = 1 << 16;
 
 /// An access that is refused.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Asked {
-    pub(crate) stag: u32,
-    pub(crate) pd: u32,
-    pub(crate) qid: u32,
-    pub(crate) offset: u64,
-    pub(crate) len: u64,
-    pub(crate) need: Need,
-}
-
-impl Need {
-    /// The right by its name in verbs, without `IBV_ACCESS_`.
-    pub(crate) fn right(self) -> (Access, &'static str) {
-        match self {
-            Need::LocalRead => (Access::empty(), "no right"),
-            Need::LocalWrite => (Access::LOCAL_WRITE, "LOCAL_WRITE"),
-            Need::RemoteRead => (Access::REMOTE_READ, "REMOTE_READ"),
-            Need::RemoteWrite => (Access::REMOTE_WRITE, "REMOTE_WRITE"),
-            Need::RemoteAtomic => (Access::REMOTE_ATOMIC, "REMOTE_ATOMIC"),
-        }
-    }
+struct Asked {
+    by: Accessor,
+    access: MemoryAccess,
 }
 
 impl Asked {
-    fn is_local(&self) -> bool {
-        matches!(self.need, Need::LocalRead | Need::LocalWrite)
-    }
-
     /// How many of the bytes, or of those between, the entry does not cover.
     fn distance(&self, entry: &Entry) -> u64 {
-        let before = entry.base.saturating_sub(self.offset);
-        let end = self.offset.saturating_add(self.len);
+        let before = entry.base.saturating_sub(self.access.offset);
+        let end = self.access.offset.saturating_add(self.access.len);
         let behind = end.saturating_sub(entry.base.saturating_add(entry.len));
         before.max(behind)
     }
 
     fn lacks_right(&self, entry: &Entry) -> bool {
-        !entry.access.contains(self.need.right().0)
+        !entry.access.contains(self.access.need.right().0)
     }
 
     /// Whether the queue pair may use the entry for such an access.
     fn may_use(&self, entry: &Entry) -> bool {
-        let is_own = entry.pd == self.pd && entry.qid.is_none_or(|only| only == self.qid);
-        is_own && !(entry.is_window && self.is_local())
+        let is_own = entry.pd == self.by.pd && entry.qid.is_none_or(|only| only == self.by.qid);
+        is_own && !(entry.is_window && self.access.need.is_local())
     }
 
     fn describe(&self, entry: &Entry) -> String {
         let Entry { stag, base, len, .. } = entry;
-        let right = match (self.need, self.lacks_right(entry)) {
+        let right = match (self.access.need, self.lacks_right(entry)) {
             (Need::LocalRead, _) => String::new(),
-            (_, false) => format!(" with {}", self.need.right().1),
-            (_, true) => format!(" without {}", self.need.right().1),
+            (_, false) => format!(" with {}", self.access.need.right().1),
+            (_, true) => format!(" without {}", self.access.need.right().1),
         };
         format!("{stag:#010x} covers {base:#x}+{len}{right}")
     }
@@ -558,9 +515,10 @@ impl Asked {
 impl MemoryTable {
     /// Why the access is refused, and what comes nearest to it in the protection domain.
     #[cold]
-    pub(crate) fn explain(&self, asked: &Asked) -> String {
+    pub(crate) fn explain(&self, by: Accessor, access: MemoryAccess) -> String {
+        let asked = &Asked { by, access };
         let reason = self.reason(asked);
-        let nearest = self.nearest(asked, |entry| entry.stag != asked.stag && asked.may_use(entry));
+        let nearest = self.nearest(asked, |entry| entry.stag != access.stag && asked.may_use(entry));
         match nearest {
             Some(nearest) => format!("{reason}; nearest valid {nearest}"),
             None => reason,
@@ -568,15 +526,9 @@ impl MemoryTable {
     }
 
     fn reason(&self, asked: &Asked) -> String {
-        let Asked {
-            stag,
-            pd,
-            qid,
-            offset,
-            len,
-            need,
-        } = *asked;
-        let Err(violation) = self.check(stag, pd, qid, offset, len, need) else {
+        let Asked { by, access } = *asked;
+        let stag = access.stag;
+        let Err(violation) = self.check(by, access) else {
             return "the memory is unmapped, protected or truncated".to_owned();
         };
         let guard = self.cell(self.slot(stag)).map(|cell| cell.load());
@@ -587,7 +539,7 @@ impl MemoryTable {
                 format!("wrong key {:#04x}, this memory has {:#04x}", keys[0], keys[1])
             }
             (Violation::InvalidStag, None) => "no such STag".to_owned(),
-            (Violation::NotAssociated, Some(entry)) if entry.pd == pd => {
+            (Violation::NotAssociated, Some(entry)) if entry.pd == by.pd => {
                 "the memory window is bound to another queue pair".to_owned()
             }
             (Violation::NotAssociated, _) => "the STag is of another protection domain".to_owned(),

@@ -51,7 +51,18 @@ impl Bench {
     }
 
     fn check(&self, stag: u32, offset: u64, len: u64, need: Need) -> Result<Window<'_>, Violation> {
-        self.table.check(stag, self.pd, QID, offset, len, need)
+        self.table.check(
+            Accessor {
+                pd: self.pd,
+                qid: QID,
+            },
+            MemoryAccess {
+                stag,
+                offset,
+                len,
+                need,
+            },
+        )
     }
 
     fn bind(&self, window: u32, region: u32, offset: u64, len: u64, access: Access) -> BindOperands {
@@ -119,7 +130,15 @@ fn each_violation_has_its_own_answer_and_the_first_wins() {
     let base = u64::MAX - 0xfff;
     let stag = bench.register(base, 0x1000, Access::LOCAL_WRITE);
     let refused = |pd, offset, len, need| {
-        let window = bench.table.check(stag, pd, QID, offset, len, need);
+        let window = bench.table.check(
+            Accessor { pd, qid: QID },
+            MemoryAccess {
+                stag,
+                offset,
+                len,
+                need,
+            },
+        );
         window.err()
     };
     let pd = bench.pd;
@@ -305,9 +324,18 @@ fn sec_01_a_type_2_window_serves_its_queue_pair_only() {
         Some(Violation::AccessRights),
         "a window is no lkey"
     );
-    let other = bench
-        .table
-        .check(window, bench.pd, QID + 1, 0x4100, 1, Need::RemoteWrite);
+    let other = bench.table.check(
+        Accessor {
+            pd: bench.pd,
+            qid: QID + 1,
+        },
+        MemoryAccess {
+            stag: window,
+            offset: 0x4100,
+            len: 1,
+            need: Need::RemoteWrite,
+        },
+    );
     assert_eq!(other.err(), Some(Violation::NotAssociated));
     assert_eq!(
         bench.table.bind(&bind, bench.pd, QID),
@@ -373,10 +401,40 @@ fn vrb_m_03_a_bind_is_checked_against_its_region() {
     // Type 1 is of the domain, may be bound anew, zero-based if requested, and unbound by length 0.
     bind(region, 0x1010, 8, read).unwrap();
     bind(region, 0x1020, 8, read | Access::ZERO_BASED).unwrap();
-    assert!(table.check(window, bench.pd, 99, 7, 1, Need::RemoteRead).is_ok());
+    assert!(
+        table
+            .check(
+                Accessor {
+                    pd: bench.pd,
+                    qid: 99
+                },
+                MemoryAccess {
+                    stag: window,
+                    offset: 7,
+                    len: 1,
+                    need: Need::RemoteRead
+                }
+            )
+            .is_ok()
+    );
     assert_eq!(table.deregister(region), Err(TableError::Bound));
     bind(region, 0, 0, read).unwrap();
-    assert!(table.check(window, bench.pd, 99, 7, 1, Need::RemoteRead).is_err());
+    assert!(
+        table
+            .check(
+                Accessor {
+                    pd: bench.pd,
+                    qid: 99
+                },
+                MemoryAccess {
+                    stag: window,
+                    offset: 7,
+                    len: 1,
+                    need: Need::RemoteRead
+                }
+            )
+            .is_err()
+    );
     table.deregister(region).unwrap();
 }
 
@@ -606,14 +664,13 @@ fn a_refusal_is_explained_in_words() {
     let written = bench.register(0x8000, 0x800, Access::REMOTE_WRITE | Access::LOCAL_WRITE);
     let other = bench.table.domains().allocate().unwrap();
     let explain = |stag, pd, offset, len| {
-        bench.table.explain(&Asked {
+        let access = MemoryAccess {
             stag,
-            pd,
-            qid: QID,
             offset,
             len,
             need: Need::RemoteWrite,
-        })
+        };
+        bench.table.explain(Accessor { pd, qid: QID }, access)
     };
     let pd = bench.pd;
     let nearest = format!("; nearest valid {written:#010x} covers 0x8000+2048 with REMOTE_WRITE");

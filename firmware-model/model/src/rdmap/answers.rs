@@ -5,7 +5,7 @@ use super::params::Env;
 use super::terminate::{self, Outgoing};
 use crate::counters::Counter;
 use crate::llp::Llp;
-use crate::memory::{Need, Violation, WordError};
+use crate::memory::{MemoryAccess, Need, Violation, WordError};
 use crate::rdmap::params::Identity;
 use std::collections::VecDeque;
 use urnic_device::vocabulary::Access;
@@ -134,7 +134,15 @@ impl Answers {
         };
         if len > 0 {
             env.memory
-                .check(stag, qp.pd, qp.qid, to, len.into(), need)
+                .check(
+                    qp.accessor(),
+                    MemoryAccess {
+                        stag,
+                        offset: to,
+                        len: len.into(),
+                        need,
+                    },
+                )
                 .and_then(|_| {
                     if qp.access.contains(right) {
                         Ok(())
@@ -201,12 +209,13 @@ fn respond(
         let window = env
             .memory
             .check(
-                request.source_stag,
-                qp.pd,
-                qp.qid,
-                from,
-                n.into(),
-                Need::RemoteRead,
+                qp.accessor(),
+                MemoryAccess {
+                    stag: request.source_stag,
+                    offset: from,
+                    len: n.into(),
+                    need: Need::RemoteRead,
+                },
             )
             .map_err(terminate::source)?;
         llp.open(env.buffers, header, n as usize);
@@ -253,7 +262,15 @@ fn atomic_failed(error: TerminateError, header: &[u8]) -> Outgoing {
 fn operate(qp: &Identity, env: &Env<'_>, request: &AtomicRequest) -> Result<u64, TerminateError> {
     let window = env
         .memory
-        .check(request.stag, qp.pd, qp.qid, request.to, 8, Need::RemoteAtomic)
+        .check(
+            qp.accessor(),
+            MemoryAccess {
+                stag: request.stag,
+                offset: request.to,
+                len: 8,
+                need: Need::RemoteAtomic,
+            },
+        )
         .map_err(terminate::source)?;
     window
         .update_word(0, |old| result(&request.operation, old))

@@ -6,7 +6,7 @@ use super::requester::Flight;
 use super::requester::Requester;
 use super::terminate::{OffendingRequest, Received};
 use crate::log_limit::LogLimit;
-use crate::memory::{Asked, Need};
+use crate::memory::{MemoryAccess, Need};
 use crate::stream::{Ends, Stream};
 use rustix::io::Errno;
 use std::time::Duration;
@@ -45,48 +45,28 @@ pub(super) fn refused_here(terminate: &Terminate<'_>, qp: &Identity, env: &Env<'
         tracing::warn!("{subject}: refused the peer's {what}: {error}");
         return;
     };
-    let Named {
-        stag,
-        offset,
-        len,
-        need,
+    let MemoryAccess {
+        stag, offset, len, ..
     } = named;
-    let asked = Asked {
-        stag,
-        pd: qp.pd,
-        qid: qp.qid,
-        offset,
-        len,
-        need,
-    };
-    let (right, name) = need.right();
-    let is_permitted = memory.check(stag, qp.pd, qp.qid, offset, len, need).is_ok();
+    let (right, name) = named.need.right();
+    let is_permitted = memory.check(qp.accessor(), named).is_ok();
     let reason = match is_permitted && !qp.access.contains(right) {
         true => format!("the queue pair's qp_access_flags lack {name}"),
-        false => memory.explain(&asked),
+        false => memory.explain(qp.accessor(), named),
     };
     tracing::warn!(
         "{subject}: refused the peer's {what} of {len} B at {offset:#x}, STag {stag:#010x}: {reason}"
     );
 }
 
-/// Memory that a message names.
-#[derive(Debug, Clone, Copy)]
-struct Named {
-    stag: u32,
-    offset: u64,
-    len: u64,
-    need: Need,
-}
-
 /// The message that a Terminate refuses, and the memory that it names, if that is at fault.
-fn message_of(terminate: &Terminate<'_>) -> Option<(String, Option<Named>)> {
+fn message_of(terminate: &Terminate<'_>) -> Option<(String, Option<MemoryAccess>)> {
     let (header, _) = Header::parse(terminate.ddp_header?).ok()?;
     let payload = |header: usize| usize::from(terminate.segment_length.unwrap_or(0)).saturating_sub(header);
     Some(match header {
         Header::Tagged(h) => match Control::parse(h.rsvd_ulp).ok()?.opcode {
             Message::Write => {
-                let named = Named {
+                let named = MemoryAccess {
                     stag: h.stag,
                     offset: h.to,
                     len: payload(TAGGED_LEN) as u64,
@@ -99,7 +79,7 @@ fn message_of(terminate: &Terminate<'_>) -> Option<(String, Option<Named>)> {
         },
         Header::Untagged(h) if h.qn == QN_READ_REQUEST => match terminate.read_request {
             Some(request) => {
-                let named = Named {
+                let named = MemoryAccess {
                     stag: request.source_stag,
                     offset: request.source_to,
                     len: request.size.into(),
@@ -228,20 +208,13 @@ pub(super) fn failed_here(qp: &Identity, requester: &Requester, env: &Env<'_>, s
     let wrong = elements
         .filter(|(_, sge)| sge.len.get() > 0)
         .find_map(|(n, sge)| {
-            let asked = Asked {
-                stag: sge.stag.get(),
-                pd: qp.pd,
-                qid: qp.qid,
-                offset: sge.offset.get(),
-                len: sge.len.get().into(),
-                need,
-            };
-            let Asked {
+            let access = MemoryAccess::of_element(&sge, need);
+            let MemoryAccess {
                 stag, offset, len, ..
-            } = asked;
-            let refused = memory.check(stag, qp.pd, qp.qid, offset, len, need).is_err();
+            } = access;
+            let refused = memory.check(qp.accessor(), access).is_err();
             refused.then(|| {
-                let reason = memory.explain(&asked);
+                let reason = memory.explain(qp.accessor(), access);
                 format!("element {n}: {len} B at {offset:#x}, lkey {stag:#010x}: {reason}")
             })
         });

@@ -3,7 +3,7 @@
 use crate::counters::Counters;
 use crate::events::Effects;
 use crate::llp::buffers::BufferPool;
-use crate::memory::{MemoryTable, Recent};
+use crate::memory::{Accessor, MemoryTable, Recent};
 use crate::queues::{CompletionQueue, ReceiveSource, SendQueue};
 use crate::time::Now;
 use std::sync::Arc;
@@ -274,6 +274,15 @@ pub(crate) struct Identity {
 }
 
 impl Identity {
+    /// Who accesses memory for this queue pair, or as its peer.
+    #[inline]
+    pub(crate) fn accessor(&self) -> Accessor {
+        Accessor {
+            pd: self.pd,
+            qid: self.qid,
+        }
+    }
+
     /// The identity of a queue pair that takes no RDMA Writes, Reads or atomics.
     pub(crate) fn of_datagrams(qid: u32, label: u32, pd: u32) -> Identity {
         Identity {

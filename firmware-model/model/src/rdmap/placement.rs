@@ -2,7 +2,7 @@
 
 use super::params::Env;
 use crate::host::Unreachable;
-use crate::memory::{Need, Violation, Window};
+use crate::memory::{Accessor, MemoryAccess, Need, Violation, Window};
 use crate::rdmap::params::Identity;
 use rustix::thread::Timespec;
 use urnic_device::wqe::Sge;
@@ -15,20 +15,25 @@ pub(crate) struct Cursor {
 }
 
 impl Cursor {
-    /// The list's next extent of at most `max` bytes, and its length; `None` behind the list's
-    /// end. Empty elements are skipped, and their STags are not checked (VRB-M-07).
+    /// The access to the list's next extent of at most `max` bytes; `None` at the list's end. Empty
+    /// elements are skipped, and their STags are not checked (VRB-M-07).
     #[inline]
-    pub(crate) fn extent(
+    pub(crate) fn access(
         &mut self,
         list: &impl Fn(usize) -> Option<Sge>,
         max: usize,
-    ) -> Option<(Sge, u64, usize)> {
+        need: Need,
+    ) -> Option<MemoryAccess> {
         loop {
             let sge = list(self.index)?;
             let left = sge.len.get().saturating_sub(self.offset);
             if left > 0 {
-                let at = sge.offset.get().wrapping_add(self.offset.into());
-                return Some((sge, at, max.min(left as usize)));
+                return Some(MemoryAccess {
+                    stag: sge.stag.get(),
+                    offset: sge.offset.get().wrapping_add(self.offset.into()),
+                    len: max.min(left as usize) as u64,
+                    need,
+                });
             }
             *self = Cursor {
                 index: self.index + 1,
@@ -37,7 +42,7 @@ impl Cursor {
         }
     }
 
-    /// Moves on within the extent.
+    /// Moves on within the element.
     #[inline]
     pub(crate) fn advance(&mut self, n: usize) {
         self.offset += n as u32;
@@ -76,12 +81,12 @@ pub(super) fn window<'t>(
     cursor: &mut Cursor,
     max: usize,
 ) -> Result<(Window<'t>, usize), Violation> {
-    let (sge, at, n) = cursor.extent(list, max).ok_or(Violation::Bounds)?;
-    let (stag, by) = (sge.stag.get(), (pd, qp.qid));
-    let window = env
-        .memory
-        .check_again(&env.recent, stag, by, at, n as u64, Need::LocalWrite)?;
-    Ok((window, n))
+    let access = cursor
+        .access(list, max, Need::LocalWrite)
+        .ok_or(Violation::Bounds)?;
+    let by = Accessor { pd, qid: qp.qid };
+    let window = env.memory.check_again(&env.recent, by, access)?;
+    Ok((window, access.len as usize))
 }
 
 /// The least time for which a program can see the last byte of a segment without the others.

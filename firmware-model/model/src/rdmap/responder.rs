@@ -9,7 +9,7 @@ use super::placement::Cursor;
 use super::terminate::Received;
 use super::{placement, terminate};
 use crate::counters::Counter;
-use crate::memory::{InvalidateBy, Need, Violation, Window};
+use crate::memory::{InvalidateBy, MemoryAccess, Need, Violation, Window};
 use crate::queues::{BadWqe, CompletionQueue, Overflow, ReceiveSource, RecvWqe};
 use std::sync::Arc;
 use urnic_device::cqe::{Cqe, CqeFlags};
@@ -425,7 +425,15 @@ impl Responder {
         len: usize,
     ) -> Result<Window<'t>, Refusal> {
         env.memory
-            .check(stag, qp.pd, qp.qid, to, len as u64, Need::RemoteWrite)
+            .check(
+                qp.accessor(),
+                MemoryAccess {
+                    stag,
+                    offset: to,
+                    len: len as u64,
+                    need: Need::RemoteWrite,
+                },
+            )
             .and_then(|window| match qp.access.contains(Access::REMOTE_WRITE) {
                 true => Ok(window),
                 false => Err(Violation::AccessRights),

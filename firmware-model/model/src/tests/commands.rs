@@ -1,5 +1,6 @@
 //! Commands, registers, isolation.
 
+use crate::memory::{Accessor, MemoryAccess};
 use crate::testing::mock::{Driver, End, Pair, assert_cqe, config, wait_for, zeroed};
 use crate::{Counter, Limits, ModelConfig};
 use std::cell::Cell;
@@ -545,7 +546,17 @@ fn a_region_may_be_a_list_of_pages() {
     let text = |stag: u32, at: u64, len: usize| {
         let table = &driver.device.core().memory;
         let need = crate::memory::Need::RemoteRead;
-        let window = table.check(stag, pd, 1, at, len as u64, need).unwrap();
+        let window = table
+            .check(
+                Accessor { pd, qid: 1 },
+                MemoryAccess {
+                    stag,
+                    offset: at,
+                    len: len as u64,
+                    need,
+                },
+            )
+            .unwrap();
         let pieces = window.extents(0, len as u64).count();
         let mut bytes = vec![0; len];
         window.copy_out(0, &mut bytes).unwrap();

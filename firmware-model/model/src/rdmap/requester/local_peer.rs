@@ -13,7 +13,7 @@ use crate::host::revocable::in_place::Operation;
 use crate::host::revocable::{Batch, MOST as BATCH};
 use crate::host::{Piece, PieceMut};
 use crate::llp::Llp;
-use crate::memory::{InvalidateBy, Need, Window};
+use crate::memory::{InvalidateBy, MemoryAccess, Need, Window};
 use crate::queues::SendWqe;
 use crate::rdmap::params::Env;
 use crate::rdmap::params::Identity;
@@ -131,16 +131,14 @@ impl Requester {
             .then_some(left)
         } else {
             let list = |index| self.sq.element(&wqe, index);
-            let (sge, at, n) = sending
+            let access = sending
                 .cursor
-                .extent(&list, left.min(ACCESS_MAX))
-                .ok_or(WcStatus::LocProtErr)?;
-            let window = env
-                .memory
-                .check(sge.stag.get(), qp.pd, qp.qid, at, n as u64, Need::LocalRead)
-                .map_err(|_| WcStatus::LocProtErr)?;
+                .access(&list, left.min(ACCESS_MAX), Need::LocalRead);
+            let access = access.ok_or(WcStatus::LocProtErr)?;
+            let refused = |_| WcStatus::LocProtErr;
+            let window = env.memory.check(qp.accessor(), access).map_err(refused)?;
             let written = match window.is_elsewhere() {
-                false => window.extents(0, n as u64).next().and_then(|first| {
+                false => window.extents(0, access.len).next().and_then(|first| {
                     let written = self.write(target, offset, first.piece(), env);
                     written.then(|| first.len())
                 }),
@@ -269,21 +267,18 @@ impl Requester {
         let wqe = sending.wqe;
         let list = |index| self.sq.element(&wqe, index);
         let left = (sending.len - sending.sent) as usize;
-        let (sge, at, n) = sending
+        let access = sending
             .cursor
-            .extent(&list, left.min(ACCESS_MAX))
-            .ok_or(WcStatus::LocProtErr)?;
-        let stag = sge.stag.get();
-        let window = env
-            .memory
-            .check(stag, qp.pd, qp.qid, at, n as u64, Need::LocalWrite)
-            .map_err(|_| WcStatus::LocProtErr)?;
+            .access(&list, left.min(ACCESS_MAX), Need::LocalWrite);
+        let access = access.ok_or(WcStatus::LocProtErr)?;
+        let refused = |_| WcStatus::LocProtErr;
+        let window = env.memory.check(qp.accessor(), access).map_err(refused)?;
         let offset = wqe.remote_offset.wrapping_add(sending.sent.into());
         let fetched = match (self.is_direct(qp, llp), window.is_elsewhere()) {
             (true, true) => by_buffer(&window, env, |bytes| {
                 self.read_into(wqe.stag, offset, PieceMut::of(bytes), env) && window.copy_in(0, bytes).is_ok()
             }),
-            (true, false) => window.pieces_mut(0, n as u64).next().and_then(|piece| {
+            (true, false) => window.pieces_mut(0, access.len).next().and_then(|piece| {
                 let n = piece.len();
                 self.read_into(wqe.stag, offset, piece, env).then_some(n)
             }),
@@ -371,16 +366,15 @@ impl Requester {
         let wqe = sending.wqe;
         let list = |index| self.sq.element(&wqe, index);
         let left = (sending.len - sending.sent) as usize;
-        let (sge, at, n) = sending.cursor.extent(&list, left).ok_or(WcStatus::LocProtErr)?;
-        let window = env
-            .memory
-            .check(sge.stag.get(), qp.pd, qp.qid, at, n as u64, Need::LocalRead)
-            .map_err(|_| WcStatus::LocProtErr)?;
+        let access = sending.cursor.access(&list, left, Need::LocalRead);
+        let access = access.ok_or(WcStatus::LocProtErr)?;
+        let refused = |_| WcStatus::LocProtErr;
+        let window = env.memory.check(qp.accessor(), access).map_err(refused)?;
         // Copies out of a served program's memory are better made by two threads.
         if window.is_elsewhere() {
             return Ok(false);
         }
-        let Some(extent) = window.extents(0, n as u64).next() else {
+        let Some(extent) = window.extents(0, access.len).next() else {
             return Ok(false);
         };
         let index = self.msn.wrapping_sub(self.first_receive);
@@ -404,8 +398,8 @@ impl Requester {
     }
 }
 
-// Runs of short Writes or short Reads that the requester carries out in the memory of a peer on this
-// host by one call: for a short copy, the call takes longer than the copy.
+// Runs of short Writes or short Reads that the requester carries out in the memory of a peer on
+// this host by one call: for a short copy, the call takes longer than the copy.
 
 /// The requests of a run.
 struct Run<'t> {
@@ -506,9 +500,8 @@ impl Requester {
                     Opcode::Read => Need::LocalWrite,
                     _ => Need::LocalRead,
                 };
-                let sge = self.sq.sge(&wqe, 0);
-                let (stag, at) = (sge.stag.get(), sge.offset.get());
-                let Ok(window) = env.memory.check(stag, qp.pd, qp.qid, at, len, need) else {
+                let access = MemoryAccess::of_element(&self.sq.sge(&wqe, 0), need);
+                let Ok(window) = env.memory.check(qp.accessor(), access) else {
                     break;
                 };
                 let is_whole = |window: &Window<'_>| {
@@ -582,13 +575,10 @@ impl Requester {
         if !self.is_direct(qp, llp) {
             return self.request(wqe, qp, env, llp);
         }
-        let sge = self.sq.sge(&wqe, 0);
-        let (stag, at) = (sge.stag.get(), sge.offset.get());
         // Whatever is unusual here is the other way's to refuse.
-        let sink = (wqe.num_sge == 1 && sge.len.get() == WORD).then(|| {
-            env.memory
-                .check(stag, qp.pd, qp.qid, at, WORD.into(), Need::LocalWrite)
-        });
+        let access = MemoryAccess::of_element(&self.sq.sge(&wqe, 0), Need::LocalWrite);
+        let is_usual = wqe.num_sge == 1 && access.len == u64::from(WORD);
+        let sink = is_usual.then(|| env.memory.check(qp.accessor(), access));
         let sink = sink.and_then(Result::ok).filter(|sink| !sink.is_elsewhere());
         let old = sink.as_ref().and_then(|_| {
             let neighbour = self.neighbour.as_mut()?;

@@ -13,7 +13,7 @@ use super::{delivery, placement};
 use crate::counters::Counter;
 use crate::llp::mpa::{MAX_SHORT, Sender};
 use crate::llp::{Head, Llp};
-use crate::memory::{InvalidateBy, Need, Violation, Window};
+use crate::memory::{InvalidateBy, MemoryAccess, Need, Violation, Window};
 use crate::queues::{BadWqe, CompletionQueue, Overflow, SendQueue, SendWqe};
 use crate::stream::Stream;
 use crate::stream::same_host::Neighbour;
@@ -577,11 +577,12 @@ impl Requester {
             let list = |index| self.sq.element(wqe, index);
             let mut left = n;
             while left > 0 {
-                let (sge, at, n) = sending.cursor.extent(&list, left).ok_or(WcStatus::LocProtErr)?;
-                let (by, len) = ((qp.pd, qp.qid), n as u64);
+                let access = sending.cursor.access(&list, left, Need::LocalRead);
+                let access = access.ok_or(WcStatus::LocProtErr)?;
+                let n = access.len as usize;
                 let window = env
                     .memory
-                    .check_again(&env.recent, sge.stag.get(), by, at, len, Need::LocalRead)
+                    .check_again(&env.recent, qp.accessor(), access)
                     .map_err(|_| WcStatus::LocProtErr)?;
                 llp.gather(&window, 0, n).map_err(|_| WcStatus::LocProtErr)?;
                 window.keep(&env.recent);
@@ -645,15 +646,11 @@ impl Requester {
             .map_while(|n| self.sq.element(&wqe, n))
             .filter(|sge| sge.len.get() > 0)
         {
-            let (stag, at, len) = (sge.stag.get(), sge.offset.get(), sge.len.get());
-            if env
-                .memory
-                .check(stag, qp.pd, qp.qid, at, len.into(), Need::LocalWrite)
-                .is_err()
-            {
+            let access = MemoryAccess::of_element(&sge, Need::LocalWrite);
+            if env.memory.check(qp.accessor(), access).is_err() {
                 return self.refuse(wqe, WcStatus::LocProtErr);
             }
-            sink = sink.or(Some((stag, at)));
+            sink = sink.or(Some((access.stag, access.offset)));
         }
         // The peer sees one contiguous sink, named by the list's first element: the payload is
         // placed by its distance from there (row RDM-R-08).
@@ -901,9 +898,8 @@ impl Requester {
             }
             false if place.is_empty() => Some(()),
             false => {
-                let (sge, by) = (self.sq.sge(&wqe, 0), (qp.pd, qp.qid));
-                let (stag, at) = (sge.stag.get(), sge.offset.get());
-                let window = env.memory.check(stag, by.0, by.1, at, len, Need::LocalRead);
+                let access = MemoryAccess::of_element(&self.sq.sge(&wqe, 0), Need::LocalRead);
+                let window = env.memory.check(qp.accessor(), access);
                 window.ok()?.copy_out(0, place).ok()
             }
         };

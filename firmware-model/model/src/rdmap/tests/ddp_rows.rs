@@ -2,7 +2,7 @@
 
 use super::vector;
 use crate::counters::Counter;
-use crate::memory::DomainUse;
+use crate::memory::{Accessor, DomainUse, MemoryAccess};
 use crate::rdmap::QpChange;
 use crate::testing::rig::*;
 use std::sync::Arc;
@@ -565,12 +565,16 @@ fn sec_01_and_03_cross_domain_send_with_invalidate() {
     assert!(
         memory
             .check(
-                region.stag,
-                peer.node.pd,
-                7,
-                region.base,
-                8,
-                crate::memory::Need::RemoteRead
+                Accessor {
+                    pd: peer.node.pd,
+                    qid: 7
+                },
+                MemoryAccess {
+                    stag: region.stag,
+                    offset: region.base,
+                    len: 8,
+                    need: crate::memory::Need::RemoteRead
+                }
             )
             .is_ok()
     );

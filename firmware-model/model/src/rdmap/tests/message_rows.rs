@@ -2,7 +2,7 @@
 //! segments share.
 
 use super::ddp_rows::{terminate_for_ulpdu, with_receive};
-use crate::memory::{Backing, Need, Registration};
+use crate::memory::{Accessor, Backing, MemoryAccess, Need, Registration};
 use crate::rdmap::Attachment;
 use crate::testing::rig::*;
 use crate::testing::sim::{Conditions, Wire};
@@ -47,7 +47,15 @@ fn ddp_h_05_of_differing_stags_the_last_segments_counts() {
     let valid = regions.each_ref().map(|region| {
         let (memory, pd) = (&peer.node.memory, peer.node.pd);
         memory
-            .check(region.stag, pd, 7, region.base, 8, Need::RemoteRead)
+            .check(
+                Accessor { pd, qid: 7 },
+                MemoryAccess {
+                    stag: region.stag,
+                    offset: region.base,
+                    len: 8,
+                    need: Need::RemoteRead,
+                },
+            )
             .is_ok()
     });
     assert_eq!(valid, [true, true, false]);

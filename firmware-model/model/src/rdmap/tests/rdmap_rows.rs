@@ -2,7 +2,7 @@
 
 use super::vector;
 use crate::counters::Counter;
-use crate::memory::Need;
+use crate::memory::{Accessor, MemoryAccess, Need};
 use crate::testing::rig::*;
 use urnic_device::cqe::CqeFlags;
 use urnic_device::event::QpFault;
@@ -78,7 +78,15 @@ fn rdm_c_02_invalidate_word_of_a_plain_send_is_ignored() {
     let (memory, pd) = (&peer.node.memory, peer.node.pd);
     assert!(
         memory
-            .check(region.stag, pd, 7, region.base, 8, Need::RemoteWrite)
+            .check(
+                Accessor { pd, qid: 7 },
+                MemoryAccess {
+                    stag: region.stag,
+                    offset: region.base,
+                    len: 8,
+                    need: Need::RemoteWrite
+                }
+            )
             .is_ok()
     );
 }

@@ -2,7 +2,7 @@
 //! the revocation, and the device does not read the memory again.
 
 use crate::host::Piece;
-use crate::memory::{InvalidateBy, MemoryTable, Need};
+use crate::memory::{Accessor, InvalidateBy, MemoryAccess, MemoryTable, Need};
 use crate::rdmap::Attachment;
 use crate::stream::wrapper::Wrapper;
 use crate::stream::{Stream, StreamError};
@@ -201,7 +201,17 @@ fn vrb_f_02_an_invalidation_right_behind_large_payload() {
         while peer.node.pump() {}
         let check = |need| {
             let (node, base) = (&peer.node, source.base);
-            node.memory.check(source.stag, node.pd, 7, base, 1, need).is_ok()
+            node.memory
+                .check(
+                    Accessor { pd: node.pd, qid: 7 },
+                    MemoryAccess {
+                        stag: source.stag,
+                        offset: base,
+                        len: 1,
+                        need,
+                    },
+                )
+                .is_ok()
         };
         assert!(!check(Need::LocalRead) && !check(Need::RemoteRead));
         reuse(&source);

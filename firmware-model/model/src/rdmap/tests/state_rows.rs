@@ -1,6 +1,6 @@
 //! Verbs rows: changes of state, the single Terminate, and the requests that wait behind a fence.
 
-use crate::memory::Need;
+use crate::memory::{Accessor, MemoryAccess, Need};
 use crate::rdmap::{Attachment, NoStream, QpChange, Rtr};
 use crate::testing::rig::*;
 use urnic_device::stream::{Attach, attach, rtr};
@@ -168,7 +168,17 @@ fn fenced_request_waits(opcode: Opcode, atomic: bool) {
     assert_eq!(peer.output_ulpdus().len(), 1, "{case}: only the first request");
     let usable = |peer: &Scripted, stag| {
         let (memory, pd) = (&peer.node.memory, peer.node.pd);
-        memory.check(stag, pd, 7, other.base, 8, Need::RemoteRead).is_ok()
+        memory
+            .check(
+                Accessor { pd, qid: 7 },
+                MemoryAccess {
+                    stag,
+                    offset: other.base,
+                    len: 8,
+                    need: Need::RemoteRead,
+                },
+            )
+            .is_ok()
     };
     assert!(usable(&peer, other.stag), "{case}: nothing is invalidated yet");
     assert!(!usable(&peer, window), "{case}: nothing is bound yet");

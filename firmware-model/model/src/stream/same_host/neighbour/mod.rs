@@ -11,7 +11,7 @@ use crate::handshakes;
 use crate::host::revocable::in_place::Operation;
 use crate::host::revocable::{Batch, Condition, NotCopied, in_place};
 use crate::host::{Piece, PieceMut, SharedMemory, SharedWords, process_memory, revocable};
-use crate::memory::{Admission, LastEntry, Need, OwnGuard, Permitted};
+use crate::memory::{Admission, LastEntry, MemoryAccess, Need, OwnGuard, Permitted};
 use crate::queues::ReceivePlace;
 use crate::time::Nanos;
 use crate::tuning::IDENTITY_LEASE;
@@ -400,7 +400,13 @@ impl<'a> Attempt<'a> {
     ) -> Result<Permitted<'a>, NotCopied> {
         let by = (self.permit.value, self.qid);
         let table = &self.process.table;
-        let permitted = table.check(last, self.stag, by, offset, len as u64, self.need);
+        let access = MemoryAccess {
+            stag: self.stag,
+            offset,
+            len: len as u64,
+            need: self.need,
+        };
+        let permitted = table.check(last, by, &access);
         permitted.ok_or(NotCopied::Refused)
     }
 

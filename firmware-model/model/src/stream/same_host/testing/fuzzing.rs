@@ -2,7 +2,7 @@
 //! byte that both have mapped, and the messages of start-up.
 
 use crate::host::{Piece, PieceMut, SharedMemory};
-use crate::memory::{ForeignTable, Need};
+use crate::memory::{ForeignTable, MemoryAccess, Need};
 use crate::stream::descriptor::Descriptors;
 use crate::stream::same_host::bell::{Bell, MEMORY as BELL, PeerBell, SLOTS};
 use crate::stream::same_host::layout::Direction;
@@ -124,7 +124,13 @@ pub(crate) fn same_host(data: &[u8]) {
                 let mut last = None;
                 for need in [Need::RemoteRead, Need::RemoteWrite, Need::RemoteAtomic] {
                     for offset in [offset, offset.wrapping_add(len)] {
-                        let _ = foreign.check(&mut last, stag, (permit, 1), offset, len, need);
+                        let access = MemoryAccess {
+                            stag,
+                            offset,
+                            len,
+                            need,
+                        };
+                        let _ = foreign.check(&mut last, (permit, 1), &access);
                     }
                 }
                 foreign.proof();
