@@ -220,7 +220,7 @@ pub(crate) struct Follower {
     needed: usize,
     /// Bytes of a frame behind its front, that have not passed.
     rest: usize,
-    /// What is under way: of several opcodes, segments may alternate.
+    /// What is in flight: of several opcodes, segments may alternate.
     open: Vec<Message>,
     /// The message of the frame, if it ends with the frame.
     ending: Option<Message>,

@@ -106,10 +106,15 @@ pub(crate) fn copy_repeated<T>(
     copied.filter(|_| repeated.load(Ordering::Relaxed) == value)
 }
 
-/// Something was published for the owner of a bell: sets its bit. Returns whether a thread of the
-/// owner sleeps and is to be woken.
+/// Something was published for the owner of a notification page: sets its bit. Returns whether a
+/// thread of the owner sleeps and is to be woken.
 #[inline]
-pub(crate) fn ring(bits: &impl Word<u64>, bit: u64, rung: &impl Word<u32>, asleep: &impl Word<u32>) -> bool {
+pub(crate) fn notify(
+    bits: &impl Word<u64>,
+    bit: u64,
+    notified: &impl Word<u32>,
+    asleep: &impl Word<u32>,
+) -> bool {
     // What was published before must be visible before the bit is read: an owner that has yet to
     // take the bit looks for it afterwards.
     full_fence();
@@ -117,17 +122,17 @@ pub(crate) fn ring(bits: &impl Word<u64>, bit: u64, rung: &impl Word<u32>, aslee
         return false;
     }
     bits.fetch_or(bit, Ordering::SeqCst);
-    if rung.swap(1, Ordering::SeqCst) != 0 {
+    if notified.swap(1, Ordering::SeqCst) != 0 {
         return false;
     }
     full_fence();
     asleep.load(Ordering::Relaxed) != 0
 }
 
-/// The owner of a bell hears it, and must now [`take`] all bits.
+/// The owner of a notification page clears its first word, and must now [`take`] all bits.
 #[inline]
-pub(crate) fn hear(rung: &impl Word<u32>) {
-    rung.swap(0, Ordering::SeqCst);
+pub(crate) fn hear(notified: &impl Word<u32>) {
+    notified.swap(0, Ordering::SeqCst);
 }
 
 /// The bits that were set since the last time: the owner must look now for what was published.
@@ -142,16 +147,16 @@ pub(crate) fn take(bits: &impl Word<u64>) -> u64 {
     set
 }
 
-/// Says how many threads of a bell's owner sleep. One that falls asleep must look then whether the
-/// bell [was rung](is_rung_now).
+/// Says how many threads of a notification page's owner sleep. One that falls asleep must look then
+/// whether any bit [was set](is_notified_now).
 pub(crate) fn say_asleep(asleep: &impl Word<u32>, threads: u32) {
     asleep.store(threads, Ordering::SeqCst);
 }
 
-/// Whether a bell was rung; behind [`say_asleep`].
-pub(crate) fn is_rung_now(rung: &impl Word<u32>) -> bool {
+/// Whether any bit was set since; after [`say_asleep`].
+pub(crate) fn is_notified_now(notified: &impl Word<u32>) -> bool {
     full_fence();
-    rung.load(Ordering::Relaxed) != 0
+    notified.load(Ordering::Relaxed) != 0
 }
 
 /// All up to `position` is processed of what the other end has published up to `tail`, the last of
@@ -262,7 +267,7 @@ mod loom_tests {
 
     /// What two peers publish is found by an owner that looks, or wakes one that sleeps.
     #[test]
-    fn a_bell_is_heard_or_wakes() {
+    fn a_notification_is_seen_or_wakes() {
         loom::model(|| {
             let words = words::<2>();
             let flags = Arc::new([AtomicU32::new(0), AtomicU32::new(0)]);
@@ -270,9 +275,9 @@ mod loom_tests {
                 let (words, flags) = (words.clone(), flags.clone());
                 move || {
                     let [bits, published] = &*words;
-                    let [rung, asleep] = &*flags;
+                    let [notified, asleep] = &*flags;
                     published.fetch_or(1 << at, Ordering::Relaxed);
-                    ring(bits, 1 << at, rung, asleep)
+                    notify(bits, 1 << at, notified, asleep)
                 }
             };
             let other = thread::spawn(peer(1));
@@ -280,13 +285,13 @@ mod loom_tests {
                 let (words, flags) = (words.clone(), flags.clone());
                 move || {
                     let [bits, published] = &*words;
-                    let [rung, asleep] = &*flags;
+                    let [notified, asleep] = &*flags;
                     say_asleep(asleep, 1);
-                    if !is_rung_now(rung) {
+                    if !is_notified_now(notified) {
                         return (true, 0);
                     }
                     say_asleep(asleep, 0);
-                    hear(rung);
+                    hear(notified);
                     let set = take(bits);
                     // Whoever's bit was taken has its publication seen.
                     assert_eq!(published.load(Ordering::Relaxed) & set, set);
@@ -297,13 +302,13 @@ mod loom_tests {
             let woke = other.join().unwrap() || woke;
             let (sleeps, set) = owner.join().unwrap();
             let [bits, _] = &*words;
-            let [rung, _] = &*flags;
+            let [notified, _] = &*flags;
             let left = bits.load(Ordering::Relaxed);
             assert_eq!(set | left, 3, "a bit is lost");
             assert!(!sleeps || woke, "it sleeps on");
             assert!(
-                left == 0 || rung.load(Ordering::Relaxed) != 0,
-                "a bit is set, and the bell is not rung"
+                left == 0 || notified.load(Ordering::Relaxed) != 0,
+                "a bit is set, and the notifications is not notified"
             );
         });
     }
@@ -318,10 +323,10 @@ mod loom_tests {
                 let (words, flags) = (words.clone(), flags.clone());
                 move || {
                     let [bits, published] = &*words;
-                    let [rung, asleep] = &*flags;
+                    let [notified, asleep] = &*flags;
                     for n in 1..3 {
                         published.store(n, Ordering::Release);
-                        ring(bits, 1, rung, asleep);
+                        notify(bits, 1, notified, asleep);
                     }
                 }
             });
@@ -348,8 +353,8 @@ mod loom_tests {
             let peer = thread::spawn({
                 let (words, flags) = (words.clone(), flags.clone());
                 move || {
-                    let [rung, asleep] = &*flags;
-                    ring(&words[0], 1, rung, asleep)
+                    let [notified, asleep] = &*flags;
+                    ring(&words[0], 1, notified, asleep)
                 }
             });
             let answers = thread::spawn({
@@ -360,7 +365,7 @@ mod loom_tests {
                 }
             });
             say_asleep(&flags[1], 2);
-            let sleeps = !is_rung_now(&flags[0]);
+            let sleeps = !is_notified_now(&flags[0]);
             let taken = answers.join().unwrap();
             let woke = peer.join().unwrap();
             assert!(taken == 1 || woke || !sleeps || words[0].load(Ordering::Relaxed) == 0);
@@ -376,12 +381,12 @@ mod loom_tests {
             let (theirs, their_flags) = (words.clone(), flags.clone());
             let peer = thread::spawn(move || {
                 let [tail, processed, bits] = &*theirs;
-                let [rung, asleep] = &*their_flags;
+                let [notified, asleep] = &*their_flags;
                 let mut before = 0;
                 for _ in 0..2 {
                     let position = tail.load(Ordering::Acquire);
                     if position != before && confirm(processed, position, tail) {
-                        ring(bits, 1, rung, asleep);
+                        notify(bits, 1, notified, asleep);
                     }
                     before = position;
                 }

@@ -178,7 +178,7 @@ pub(crate) const MAP_AFTER_ACCESSES: u32 = 16;
 /// than it takes for a number to be used again.
 pub(crate) const IDENTITY_LEASE: Duration = Duration::from_millis(10);
 
-// Rings of datagrams (`stream/same_host/mail`), counted in datagrams but for the last two.
+// Rings of datagrams (`stream/same_host/rings`), counted in datagrams but for the last two.
 
 /// Datagrams to a port until it is offered a ring again.
 pub(crate) const OFFER_AGAIN_AFTER: u32 = 4096;

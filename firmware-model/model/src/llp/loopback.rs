@@ -90,7 +90,7 @@ impl Loopback {
         self.sealed
     }
 
-    /// Whether no ULPDU is under way.
+    /// Whether no ULPDU is in flight.
     pub(crate) fn is_empty(&self) -> bool {
         self.start == self.end
     }

@@ -115,7 +115,7 @@ impl<'t> Window<'t> {
     /// Whether every access is a copy: [`pieces`](Self::pieces),
     /// [`pieces_mut`](Self::pieces_mut) and [`visit`](Self::visit) are not for such a window.
     #[inline]
-    pub fn is_elsewhere(&self) -> bool {
+    pub fn is_unmapped(&self) -> bool {
         let backing = self.entry.as_ref().map(|entry| entry.backing.as_ref());
         matches!(backing, Some(Backing::Remote(_) | Backing::Null))
     }
@@ -131,7 +131,7 @@ impl<'t> Window<'t> {
     /// page.
     pub(crate) fn extents(&self, at: u64, len: u64) -> Extents<'_> {
         assert!(at <= self.len && len <= self.len - at, "a window is not left");
-        debug_assert!(!self.is_elsewhere());
+        debug_assert!(!self.is_unmapped());
         Extents {
             backing: self.entry.as_ref().map(|e| e.backing.as_ref()),
             at: self.start + at,

@@ -26,7 +26,7 @@ pub(super) struct Delivery {
     covered: u64,
     /// All before this position is delivered.
     confirmed: u64,
-    /// The position that the requester's own Read will confirm, if one is under way.
+    /// The position that the requester's own Read will confirm, if one is in flight.
     probe: Option<u64>,
     /// Unsignalled messages must be confirmed as well: the queue pair closes.
     all: bool,
@@ -96,7 +96,7 @@ impl Delivery {
         self.confirmed = self.confirmed.max(position);
     }
 
-    /// The number of Reads of the requester's own that are under way.
+    /// The number of Reads of the requester's own that are in flight.
     #[inline]
     pub(super) fn probes(&self) -> usize {
         usize::from(self.probe.is_some())

@@ -114,7 +114,7 @@ fn name(opcode: Opcode) -> &'static str {
 pub(super) enum Lost {
     /// TCP says so.
     Stream(Errno),
-    /// The peer closed, although requests were under way.
+    /// The peer closed, although requests were in flight.
     Closed,
     /// The peer had closed before a request was posted.
     ClosedBefore,
@@ -129,7 +129,7 @@ pub(super) enum Lost {
 /// The connection is lost. Says so if that has an effect on requests.
 #[cold]
 pub(super) fn lost(how: Lost, qp: &Identity, requester: &Requester, env: &Env<'_>, stream: &dyn Stream) {
-    let (count, oldest) = requester.under_way();
+    let (count, oldest) = requester.in_flight();
     if count == 0 && !requester.sq.has_posted() || !LIMIT.may_say(env.now.get()) {
         return;
     }

@@ -168,7 +168,7 @@ impl<'a> Loop<'a> {
         let offers = same_host.expire().map(|later| now + later);
         if now >= self.local_peers_due {
             self.local_peers_due = now + LOCAL_PEERS;
-            for qid in same_host.bell().connected() {
+            for qid in same_host.notifications().connected() {
                 if let Some(qp) = self.core.qps.find(qid) {
                     qp.kick(
                         self.core,
@@ -177,7 +177,7 @@ impl<'a> Loop<'a> {
                 }
             }
         }
-        let is_due = same_host.bell().has_connections();
+        let is_due = same_host.notifications().has_connections();
         [offers, is_due.then_some(self.local_peers_due)]
             .into_iter()
             .flatten()
@@ -424,7 +424,7 @@ pub(super) struct Polled {
     /// The last queue pair for which something came.
     pub(super) arrived: Option<u32>,
     /// A peer on this host rang for it.
-    pub(super) by_bell: bool,
+    pub(super) by_notification: bool,
     /// A closing stream is ready.
     pub(super) linger: bool,
     /// A thread requested this one to look around.
@@ -538,34 +538,38 @@ pub(super) fn poll_ready(core: &Core, timeout: Option<Duration>) -> Polled {
             // The shorter pause makes the background thread serve them.
             polled.linger = true;
         }
-        Token::Bell => {
+        Token::NotificationPage => {
             if let Some(same_host) = &core.schedule.same_host {
-                same_host.bell().take_wakes();
+                same_host.notifications().take_wakes();
             }
         }
         Token::Wake => polled.wake = true,
     });
     drop(asleep);
-    let rung = answer_bell(core);
+    let rung = answer_notifications(core);
     Polled {
         arrived: rung.arrived.or(polled.arrived),
-        by_bell: rung.by_bell,
+        by_notification: rung.by_notification,
         ..polled
     }
 }
 
 /// Serves the queue pairs for which peers on this host rang.
 #[inline]
-pub(super) fn answer_bell(core: &Core) -> Polled {
+pub(super) fn answer_notifications(core: &Core) -> Polled {
     let mut polled = Polled::default();
-    let bell = core.schedule.same_host.as_ref().map(|same_host| same_host.bell());
-    if let Some(bell) = bell.filter(|bell| bell.is_rung()) {
-        bell.answer(|qid| {
+    let notifications = core
+        .schedule
+        .same_host
+        .as_ref()
+        .map(|same_host| same_host.notifications());
+    if let Some(notifications) = notifications.filter(|notifications| notifications.is_rung()) {
+        notifications.answer(|qid| {
             if let Some(qp) = core.qps.find(qid)
                 && qp.kick(core, Requests::RECEIVE | Requests::WRITABLE)
             {
                 polled.arrived = Some(qid);
-                polled.by_bell = true;
+                polled.by_notification = true;
             }
         });
     }

@@ -85,15 +85,11 @@ impl Qp {
                 true => &attachment.without_checks(),
                 false => attachment,
             };
-            let (neighbour, processors) = entered
-                .local_peer
-                .map(|peer| (peer.neighbour, Arc::new(peer.processors)))
-                .unzip();
-            self.processors.store(processors);
+            self.processors.store(entered.processors.map(Arc::new));
             let live = stream.insert(entered.stream);
             let mut env = core.env(&self.counters, effects);
             engine
-                .attach(attachment, neighbour, &mut env, &mut **live)
+                .attach(attachment, entered.local_peer, &mut env, &mut **live)
                 .map_err(|WrongState| Status::WrongState)?;
             self.find_sibling(core, &**live, engine, awaited);
             inner.stream = stream.take();

@@ -7,7 +7,7 @@
 //! | thread | drives |
 //! |---|---|
 //! | a ringing thread | the queue pair it rang for |
-//! | a poller ([`progress`]) | gathered sends; the stream that last delivered to the poller's queue; [at times](crate::schedule::Hot::is_to_poll_all) all ready objects; [more often](crate::schedule::Hot::is_to_hear_bells) those for which peers on this host ring |
+//! | a poller ([`progress`]) | gathered sends; the stream that last delivered to the poller's queue; [at times](crate::schedule::Hot::is_to_poll_all) all ready objects; [more often](crate::schedule::Hot::is_to_look_at_notifications) those for which peers on this host ring |
 //! | a thread that waits for an event ([`lend`]) | all ready objects, for a short time |
 //! | the [background](background) thread | all ready objects, while no program polls; timers; closing streams |
 //!
@@ -33,7 +33,7 @@ use crate::events::{Effects, Requests};
 use crate::qp::{LAST, Qp};
 use crate::time::{Clock, Nanos};
 use crate::tuning::EVENT_WAIT_USUAL;
-use background::{answer_bell, attend, flush_gathered, poll_ready, retry, run_timers};
+use background::{answer_notifications, attend, flush_gathered, poll_ready, retry, run_timers};
 use rustix::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -73,12 +73,12 @@ pub(crate) fn progress(core: &Core, last: u32) {
             schedule.note_found();
             return;
         }
-        Some(false) if !hot.is_to_hear_bells() => return,
-        Some(false) => answer_bell(core),
+        Some(false) if !hot.is_to_look_at_notifications() => return,
+        Some(false) => answer_notifications(core),
         None => poll_ready(core, Some(Duration::ZERO)),
     };
     if let Some(qid) = polled.arrived {
-        hot.note_found(qid, polled.by_bell);
+        hot.note_found(qid, polled.by_notification);
         schedule.note_found();
     }
     if polled.arrived.is_some() || found.is_none() {

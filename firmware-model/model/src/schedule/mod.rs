@@ -79,8 +79,8 @@ impl Schedule {
             ..Schedule::manual()
         };
         if let Some(same_host) = &schedule.same_host {
-            for fd in same_host.bell().wakes() {
-                schedule.watch(fd, Token::Bell)?;
+            for fd in same_host.notifications().wakes() {
+                schedule.watch(fd, Token::NotificationPage)?;
             }
         }
         Ok(schedule)
@@ -93,7 +93,7 @@ impl Schedule {
     pub(crate) fn fall_asleep(&self) -> Result<Option<Asleep<'_>>, Rung> {
         match &self.same_host {
             None => Ok(None),
-            Some(same_host) => same_host.bell().fall_asleep().map(Some).ok_or(Rung),
+            Some(same_host) => same_host.notifications().fall_asleep().map(Some).ok_or(Rung),
         }
     }
 
@@ -407,8 +407,9 @@ pub(crate) struct Hot {
     polls: AtomicU32,
     /// Polls since something came.
     idle: AtomicU32,
-    /// It came for another queue pair than the one that is polled, and a bell said so.
-    by_bell: AtomicBool,
+    /// It came for another queue pair than the one that is polled, and the notification page said
+    /// so.
+    by_notification: AtomicBool,
 }
 
 impl Hot {
@@ -434,18 +435,19 @@ impl Hot {
         polls.is_multiple_of(ALL_STREAMS_EVERY) || (idle + 1).is_multiple_of(ALL_STREAMS_AFTER)
     }
 
-    /// Whether the poll, of the last stream, is to look at the bells as well. Peers that take turns
-    /// are found by a bell each time; the words of one that sends alone are best left to it.
+    /// Whether the poll, of the last stream, is to look at the notification page as well. Peers
+    /// that take turns are found there each time; the words of one that sends alone are best left
+    /// to it.
     #[inline]
-    pub(crate) fn is_to_hear_bells(&self) -> bool {
+    pub(crate) fn is_to_look_at_notifications(&self) -> bool {
         let idle = self.idle.load(Ordering::Relaxed);
-        self.by_bell.load(Ordering::Relaxed) && idle.is_multiple_of(NOTIFICATIONS_EVERY)
+        self.by_notification.load(Ordering::Relaxed) && idle.is_multiple_of(NOTIFICATIONS_EVERY)
     }
 
-    /// What came was for this queue pair; `by_bell`: a bell said so.
-    pub(crate) fn note_found(&self, qid: u32, by_bell: bool) {
+    /// What came was for this queue pair; `by_notification`: the notification page said so.
+    pub(crate) fn note_found(&self, qid: u32, by_notification: bool) {
         self.qid.store(qid, Ordering::Relaxed);
-        self.by_bell.store(by_bell, Ordering::Relaxed);
+        self.by_notification.store(by_notification, Ordering::Relaxed);
     }
 
     /// Notes whether a poll brought something; `is_shared` tells whether the sender may be waiting
@@ -486,13 +488,14 @@ mod tests {
             .count()
     }
 
-    /// Peers that take turns are found by a bell each time; one that sends alone rings in vain.
+    /// Peers that take turns are found by the notification page each time; one that sends alone
+    /// notifies in vain.
     #[test]
-    fn bells_are_heard_often_only_after_one_has_brought_something() {
+    fn notifications_are_looked_at_often_only_after_one_has_brought_something() {
         let hot = Hot::default();
         let heard = || {
             let polls = (0..64).map(|_| {
-                let heard = hot.is_to_hear_bells();
+                let heard = hot.is_to_look_at_notifications();
                 hot.note(false, || false);
                 heard
             });

@@ -29,8 +29,8 @@ pub(crate) enum Token {
     Listener(u32),
     /// A closing stream.
     Linger,
-    /// A bell: a peer on this host woke the device.
-    Bell,
+    /// The notification page's pipe: a peer on this host woke the device.
+    NotificationPage,
     /// The background thread must check all its work.
     Wake,
 }
@@ -43,7 +43,7 @@ impl Token {
             Token::Listener(id) => (2, id),
             Token::Linger => (3, 0),
             Token::Wake => (4, 0),
-            Token::Bell => (5, 0),
+            Token::NotificationPage => (5, 0),
         };
         EventData::new_u64(kind << 32 | u64::from(id))
     }
@@ -55,7 +55,7 @@ impl Token {
             1 => Token::Stream(id),
             2 => Token::Listener(id),
             3 => Token::Linger,
-            5 => Token::Bell,
+            5 => Token::NotificationPage,
             _ => Token::Wake,
         }
     }

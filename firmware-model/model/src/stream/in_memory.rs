@@ -2,7 +2,7 @@
 
 use super::descriptor::Descriptor;
 use super::same_host::{Connection, Offer, Offers, SameHost, TcpEnd};
-use super::{Ends, FullOperation, LocalPeer, QpNumbers, Stream, StreamError, socket};
+use super::{Ends, FullOperation, QpNumbers, Stream, StreamError, socket};
 use crate::host::{Piece, PieceMut};
 use rustix::fd::{AsFd, BorrowedFd};
 use rustix::io::Errno;
@@ -84,10 +84,8 @@ impl InMemory {
         let Ends { local, remote } = ends;
         tracing::debug!(%local, %remote, "this connection passes its bytes through memory");
         connection.bind(qp.id);
-        let local_peer = LocalPeer {
-            neighbour: connection.neighbour(qp.id),
-            processors: connection.processors(),
-        };
+        let local_peer = connection.local_peer(qp.id);
+        let processors = connection.processors();
         FullOperation {
             stream: Box::new(InMemory {
                 connection: Some(connection),
@@ -96,6 +94,7 @@ impl InMemory {
                 hung_up: false,
             }),
             local_peer: Some(local_peer),
+            processors: Some(processors),
             delays: false,
         }
     }
@@ -182,7 +181,7 @@ impl Stream for InMemory {
         self.connection().is_ok_and(Connection::has_room)
     }
 
-    /// The queue pair before had it for itself.
+    /// It is in full operation already.
     fn enter_full_operation(self: Box<Self>, _: QpNumbers) -> FullOperation {
         FullOperation::of(self)
     }

@@ -18,7 +18,7 @@ use datagram::{DatagramOptions, DatagramSocket};
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrAny};
-use same_host::{Neighbour, Processors};
+use same_host::{LocalPeer, Processors};
 use std::fmt::Debug;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
@@ -120,19 +120,12 @@ pub struct FullOperation {
     pub stream: Box<dyn Stream>,
     /// The peer, if the bytes pass through memory that it shares. Then neither CRCs nor markers are
     /// needed, and the other end knows that, too.
-    pub local_peer: Option<LocalPeer>,
+    pub(crate) local_peer: Option<LocalPeer>,
+    /// Where the two ends poll, with a local peer.
+    pub(crate) processors: Option<Processors>,
     /// The stream may be late with what it takes: then [`advance`](Stream::advance) has to be
     /// called.
     pub delays: bool,
-}
-
-/// The peer of a stream in memory.
-#[derive(Debug)]
-pub struct LocalPeer {
-    /// How far it is, and its memory.
-    pub(crate) neighbour: Neighbour,
-    /// Where the two ends poll.
-    pub(crate) processors: Processors,
 }
 
 impl FullOperation {
@@ -141,6 +134,7 @@ impl FullOperation {
         FullOperation {
             stream,
             local_peer: None,
+            processors: None,
             delays: false,
         }
     }

@@ -168,8 +168,11 @@ impl Network for Tcp {
         local: SocketAddr,
         options: DatagramOptions,
     ) -> Result<Box<dyn DatagramSocket>, Errno> {
-        let office = self.same_host.as_ref().map(|same_host| same_host.office());
-        udp::bind(&self.descriptors, local, options, office)
+        let datagram_rings = self
+            .same_host
+            .as_ref()
+            .map(|same_host| same_host.datagram_rings());
+        udp::bind(&self.descriptors, local, options, datagram_rings)
     }
 }
 

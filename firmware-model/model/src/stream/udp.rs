@@ -5,7 +5,7 @@
 
 use super::datagram::{DatagramOptions, DatagramSocket, Incoming, Outgoing, PACKET_ROOM};
 use super::descriptor::{Descriptor, Descriptors};
-use super::same_host::{Mail, Office};
+use super::same_host::{DatagramPort, DatagramRings};
 use super::{ANYWHERE, family, plain};
 use crate::sys::datagrams;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -28,7 +28,7 @@ struct UdpSocket {
     /// Packets that found no room, as counted by the system at the last query.
     drops: u32,
     /// Rings from and to other ports on this host.
-    mail: Option<Mail>,
+    rings: Option<DatagramPort>,
     /// The last packets came from rings: the socket was not read.
     unread: bool,
     /// Packets that went into rings, since they were counted.
@@ -46,7 +46,7 @@ pub(super) fn bind(
     descriptors: &Arc<Descriptors>,
     local: SocketAddr,
     options: DatagramOptions,
-    office: Option<&Arc<Office>>,
+    datagram_rings: Option<&Arc<DatagramRings>>,
 ) -> Result<Box<dyn DatagramSocket>, Errno> {
     let socket = if local.ip() == ANYWHERE.ip() && !options.ipv6_only {
         match open(local, true, options) {
@@ -67,13 +67,13 @@ pub(super) fn bind(
         local,
         reports_refused: options.reports_refused,
         drops: 0,
-        mail: None,
+        rings: None,
         unread: false,
         direct: 0,
     };
     // Others that share a port are to have the packets, too; and what is refused is to be known.
-    if let Some(office) = office.filter(|_| !options.shared && !options.reports_refused) {
-        socket.mail = Mail::open(office, socket.local());
+    if let Some(datagram_rings) = datagram_rings.filter(|_| !options.shared && !options.reports_refused) {
+        socket.rings = DatagramPort::open(datagram_rings, socket.local());
     }
     Ok(Box::new(socket))
 }
@@ -101,10 +101,10 @@ fn open(local: SocketAddr, both_families: bool, options: DatagramOptions) -> Res
 impl DatagramSocket for UdpSocket {
     fn send(&mut self, buffer: &[u8], packets: &[Outgoing]) -> Result<usize, Errno> {
         let mut packets = packets;
-        if let Some(mail) = &mut self.mail {
+        if let Some(rings) = &mut self.rings {
             let by_ring = |packet: &&Outgoing| {
                 let bytes = buffer.get(packet.at..packet.at + packet.len);
-                bytes.is_some_and(|bytes| mail.send(packet, bytes))
+                bytes.is_some_and(|bytes| rings.send(packet, bytes))
             };
             let sent = packets.iter().take_while(by_ring).count();
             self.direct += sent as u64;
@@ -114,7 +114,7 @@ impl DatagramSocket for UdpSocket {
             // The first goes by UDP, and with it those behind it that do, too.
             let others = packets.iter().skip(1);
             let count = 1 + others
-                .take_while(|packet| !mail.knows(packet.destination))
+                .take_while(|packet| !rings.knows(packet.destination))
                 .count();
             packets = packets.get(..count).unwrap_or(packets);
         }
@@ -132,14 +132,14 @@ impl DatagramSocket for UdpSocket {
 
     fn receive(&mut self, buffer: &mut [u8], packets: &mut Vec<Incoming>) {
         self.unread = self
-            .mail
+            .rings
             .as_mut()
-            .is_some_and(|mail| mail.receive(buffer, packets));
+            .is_some_and(|rings| rings.receive(buffer, packets));
         if self.unread {
             return;
         }
         let before = packets.len();
-        let one_by_one = self.mail.as_mut().is_some_and(Mail::has_data);
+        let one_by_one = self.rings.as_mut().is_some_and(DatagramPort::has_data);
         let room = match one_by_one {
             true => buffer.get_mut(..PACKET_ROOM).unwrap_or_default(),
             false => buffer,
@@ -149,16 +149,16 @@ impl DatagramSocket for UdpSocket {
         {
             tracing::debug!(%errno, "a UDP port reports an error");
         }
-        if let Some(mail) = &mut self.mail {
+        if let Some(rings) = &mut self.rings {
             match packets.get(before..) {
-                Some([]) | None => mail.note_socket_empty(),
-                Some(arrived) => mail.arrived(arrived),
+                Some([]) | None => rings.note_socket_empty(),
+                Some(arrived) => rings.arrived(arrived),
             }
         }
     }
 
     fn has_more(&mut self) -> bool {
-        self.unread || self.mail.as_mut().is_some_and(Mail::has_data)
+        self.unread || self.rings.as_mut().is_some_and(DatagramPort::has_data)
     }
 
     fn direct(&mut self) -> u64 {
@@ -166,14 +166,14 @@ impl DatagramSocket for UdpSocket {
     }
 
     fn bind(&mut self, qid: u32) {
-        if let Some(mail) = &mut self.mail {
-            mail.bind(qid);
+        if let Some(rings) = &mut self.rings {
+            rings.bind(qid);
         }
     }
 
     fn forget_peers(&mut self) {
-        if let Some(mail) = &mut self.mail {
-            mail.forget_peers();
+        if let Some(rings) = &mut self.rings {
+            rings.forget_peers();
         }
     }
 

@@ -50,7 +50,7 @@ impl Default for Conditions {
 /// One direction of a connection.
 #[derive(Debug, Default)]
 struct Pipe {
-    /// Bytes under way and when they arrive.
+    /// Bytes in flight and when they arrive.
     flying: VecDeque<(u64, Vec<u8>)>,
     unread: usize,
     /// Instead of that of the conditions.
@@ -140,7 +140,7 @@ impl Wire {
         self.lock().conditions.mss = mss;
     }
 
-    /// Changes how many bytes of a direction may be under way: 0 = nothing is taken.
+    /// Changes how many bytes of a direction may be in flight: 0 = nothing is taken.
     pub fn set_capacity(&self, direction: usize, capacity: usize) {
         self.lock().pipes[direction].capacity = Some(capacity);
     }
@@ -160,7 +160,7 @@ impl Wire {
         self.lock().closed_with.is_some()
     }
 
-    /// When something arrives next, if anything is under way.
+    /// When something arrives next, if anything is in flight.
     pub fn next_arrival(&self) -> Option<Nanos> {
         let link = self.lock();
         if link.silent.is_some() || link.closed_with.is_some() {

@@ -14,7 +14,7 @@ use urnic_device::vocabulary::{Access, QpState, WcOpcode, WcStatus};
 use urnic_device::wqe::{self, Sge};
 use urnic_testkit::request;
 
-/// A Send of this length is placed whatever else is under way.
+/// A Send of this length is placed whatever else is in flight.
 const LONG: usize = 24 << 10;
 
 /// A pair whose first message has arrived.

@@ -255,7 +255,7 @@ fn shm_05_a_reset_of_one_end_ends_the_other() {
 }
 
 #[test]
-fn many_connections_share_their_bells() {
+fn many_connections_share_their_pages() {
     let (near, far) = (driver(true), driver(true));
     let mut pairs: Vec<Pair> = (0..100).map(|_| connect(&near, &far)).collect();
     for pair in &mut pairs {
@@ -323,7 +323,7 @@ fn a_queue_pair_with_nothing_to_send_is_at_rest() {
         completes(&mut pair, cookie);
         assert!(at_rest(&near, pair.initiator.qp.id) && at_rest(&far, pair.responder.qp.id));
     }
-    // A Send that waits for a receive is under way.
+    // A Send that waits for a receive is in flight.
     pair.initiator
         .qp
         .post_send(&near, 3, &[pair.initiator.region.sge(0, 64)]);

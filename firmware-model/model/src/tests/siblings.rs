@@ -113,7 +113,7 @@ fn however_the_stream_is_cut() {
     }
 }
 
-/// The initiator may be in full operation, with its first message under way, before the responder
+/// The initiator may be in full operation, with its first message in flight, before the responder
 /// is.
 #[test]
 fn a_peer_attached_later_checks_from_the_first_message() {

@@ -179,7 +179,7 @@ impl Sender {
 
     #[inline]
     pub(crate) fn gather(&mut self, window: &Window<'_>, at: u64, len: usize) -> Result<(), Unreachable> {
-        if len < GATHER_MIN || self.markers || self.has_crc() || window.is_elsewhere() {
+        if len < GATHER_MIN || self.markers || self.has_crc() || window.is_unmapped() {
             // Markers cut payload into extents that are all cheaper to copy. With a CRC the
             // payload is read once: a program may change it until the completion (for example a
             // guest's memory), and the CRC must be that of the bytes that are sent.

@@ -556,7 +556,7 @@ impl Engine {
         let Halves {
             requester, responder, ..
         } = &self.halves;
-        let is_understood = responder.answers.takes_confirmations && requester.neighbour.is_none();
+        let is_understood = responder.answers.takes_confirmations && requester.local_peer.is_none();
         // A segment that is refused may have been read to its end.
         let direct = self.direct.map(|(_, _, position)| position);
         let unprocessed = self.held.position().or(direct);

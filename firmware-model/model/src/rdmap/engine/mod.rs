@@ -3,12 +3,12 @@
 //! ```text
 //!            attach                 error of ours or theirs
 //!  Detached ────────► Open ───────────────────────────────► Terminating
-//!                      │  ├─ Sqd and nothing left: our FIN       │ the stream took the Terminate: our FIN
+//!                      │  ├─ Sqd and nothing left: our FIN       │ the stream took the Terminate:
+//! our FIN
 //!                      │  └─ peer's Terminate, modify(Err): FIN  ▼
-//!                      └────────────────────────────────────► Lingering ── peer's FIN, or too late ──► Ended
-//! ```
-//! Work is flushed when `Lingering` or `Ended` begins. A queue pair of kind UC returns to
-//! `Detached` instead of `Ended`, unless this side caused the end (end of [`ending`]).
+//!                      └────────────────────────────────────► Lingering ── peer's FIN, or too late
+//! ──► Ended ``` Work is flushed when `Lingering` or `Ended` begins. A queue pair of kind UC
+//! returns to `Detached` instead of `Ended`, unless this side caused the end (end of [`ending`]).
 
 mod ending;
 mod receive;
@@ -32,7 +32,7 @@ use crate::llp::mpa::{Agreed, Mpa};
 use crate::queues::{ReceiveSource, SendQueue};
 use crate::rdmap::params::{Attachment, Identity, QpChange, QpParams, Rtr, WrongState};
 use crate::stream::Stream;
-use crate::stream::same_host::Neighbour;
+use crate::stream::same_host::LocalPeer;
 use crate::time::Nanos;
 use std::time::Duration;
 use urnic_device::command::QpStatus;
@@ -107,7 +107,7 @@ pub struct Engine {
     peer_progress: Option<PeerProgress>,
     /// Kind UC: the stream ends, and the queue pair stays as it is.
     parting: bool,
-    /// What the neighbour had processed at the last look.
+    /// What the local peer had processed at the last look.
     confirmed: u64,
     watch: Watch,
     /// Up to where a confirmation told the peer that its messages are processed.
@@ -245,7 +245,7 @@ impl Engine {
     pub fn attach(
         &mut self,
         attachment: &Attachment,
-        local_peer: Option<Neighbour>,
+        local_peer: Option<LocalPeer>,
         env: &mut Env<'_>,
         stream: &mut dyn Stream,
     ) -> Result<(), WrongState> {
@@ -257,7 +257,7 @@ impl Engine {
         };
         self.open(attachment, Llp::Mpa(Box::new(Mpa::new(agreed))))?;
         self.watch.begin(stream.answers().is_some());
-        self.meet_neighbour(local_peer);
+        self.meet_local_peer(local_peer);
         if let Some(llp) = &mut self.llp {
             llp.refresh(&env.now, stream);
         }
@@ -360,8 +360,8 @@ impl Engine {
         } = &mut self.halves;
         if let Some(access) = change.access {
             qp.access = access;
-            if let Some(neighbour) = &mut requester.neighbour {
-                neighbour.permit(qp.pd, access);
+            if let Some(local_peer) = &mut requester.local_peer {
+                local_peer.permit(qp.pd, access);
             }
         }
         if !qp.unreliable {

@@ -163,15 +163,15 @@ impl Engine {
         match &mut self.llp {
             Some(Llp::Mpa(mpa)) => {
                 let position = held.unwrap_or_else(|| mpa.rx.position());
-                let neighbour = &mut self.halves.requester.neighbour;
+                let local_peer = &mut self.halves.requester.local_peer;
                 if let Some(peer_progress) = &mut self.peer_progress {
-                    peer_progress.advance(position, neighbour.is_none());
+                    peer_progress.advance(position, local_peer.is_none());
                 }
-                // A peer that hears the bell looks at both.
-                if let Some(neighbour) = neighbour {
-                    neighbour.confirm(position, held.is_some());
+                // A peer that is notified looks at both.
+                if let Some(local_peer) = local_peer {
+                    local_peer.confirm(position, held.is_some());
                     // It may have been introduced by that.
-                    self.halves.responder.peer_fills = neighbour.may_fill();
+                    self.halves.responder.peer_fills = local_peer.may_fill();
                 }
             }
             Some(Llp::Loopback(own)) => own.advance(held.unwrap_or_else(|| own.position())),
@@ -441,7 +441,7 @@ impl Engine {
         };
         // Where memory is reached by copies, which may begin in the middle of a segment
         // (`ibv_rereg_mr`), one more buffer lies between.
-        let elsewhere = window.as_ref().filter(|(window, _)| window.is_elsewhere());
+        let elsewhere = window.as_ref().filter(|(window, _)| window.is_unmapped());
         // What is dropped goes into such a buffer, too.
         let dropped = if window.is_none() { segment.len - at } else { 0 };
         let mut between = (elsewhere.is_some() || dropped > 0).then(|| env.buffers.take());

@@ -14,7 +14,7 @@ use crate::rdmap::params::Env;
 use crate::rdmap::params::TxOutcome;
 use crate::rdmap::turns::Framed;
 use crate::stream::Stream;
-use crate::stream::same_host::Neighbour;
+use crate::stream::same_host::LocalPeer;
 use crate::tuning::TX_BUDGET;
 use urnic_device::event::QpFault;
 use urnic_device::vocabulary::QpState;
@@ -292,27 +292,27 @@ impl Engine {
 
     /// The peer shares memory with us: it says there what it has processed, and we may reach into
     /// its memory.
-    pub(super) fn meet_neighbour(&mut self, neighbour: Option<Neighbour>) {
+    pub(super) fn meet_local_peer(&mut self, local_peer: Option<LocalPeer>) {
         let Halves {
             qp,
             requester,
             responder,
             ..
         } = &mut self.halves;
-        let Some(mut neighbour) = neighbour.filter(|_| !qp.unreliable) else {
+        let Some(mut local_peer) = local_peer.filter(|_| !qp.unreliable) else {
             return;
         };
         let receives = responder.rq.place();
         if let Some(place) = receives {
-            neighbour.offer_receives(&place);
+            local_peer.offer_receives(&place);
         }
-        responder.peer_fills = neighbour.may_fill();
-        neighbour.permit(qp.pd, qp.access);
+        responder.peer_fills = local_peer.may_fill();
+        local_peer.permit(qp.pd, qp.access);
         requester.confirms = requester.delivery.is_on();
-        neighbour.begin_awaiting(requester.confirms);
+        local_peer.begin_awaiting(requester.confirms);
         // The word in memory takes the place of Reads.
         requester.delivery.stop();
-        requester.neighbour = Some(neighbour);
+        requester.local_peer = Some(local_peer);
     }
 
     /// Lets the peer place payload in receives by itself.
@@ -321,25 +321,25 @@ impl Engine {
         self.halves.responder.peer_fills = true;
     }
 
-    /// A number that grows with what the neighbour says it has processed.
+    /// A number that grows with what the local peer says it has processed.
     #[inline]
     pub fn confirmed(&self) -> u64 {
         self.confirmed
     }
 
-    /// Completes what the neighbour has processed since the last look.
+    /// Completes what the local peer has processed since the last look.
     #[inline]
     pub(super) fn note_confirmed(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
-        if let Some(neighbour) = &mut self.halves.requester.neighbour {
-            neighbour.look_for_introduction();
-            self.halves.responder.peer_fills = neighbour.may_fill();
+        if let Some(local_peer) = &mut self.halves.requester.local_peer {
+            local_peer.look_for_introduction();
+            self.halves.responder.peer_fills = local_peer.may_fill();
         }
-        let Some(neighbour) = self.halves.requester.awaited() else {
+        let Some(local_peer) = self.halves.requester.awaited() else {
             return;
         };
-        // A hostile neighbour may say anything, at any time.
+        // A hostile local peer may say anything, at any time.
         let taken = self.llp.as_ref().map_or(0, Llp::taken);
-        let confirmed = neighbour.confirmed().min(taken);
+        let confirmed = local_peer.confirmed().min(taken);
         if confirmed > self.confirmed {
             self.confirmed = confirmed;
             self.peer_progressed(env, stream);
@@ -347,13 +347,13 @@ impl Engine {
         }
     }
 
-    /// Whether the neighbour has processed all that was sent, some of it since the last look. That
+    /// Whether the local peer has processed all that was sent, some of it since the last look. That
     /// happens once for what was sent: it cannot say so again and again, byte by byte.
     #[inline]
     pub(super) fn is_newly_confirmed(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) -> bool {
         let taken = self.llp.as_ref().map_or(0, Llp::taken);
         let awaited = self.halves.requester.awaited();
-        if awaited.is_none_or(|neighbour| neighbour.confirmed() < taken) {
+        if awaited.is_none_or(|local_peer| local_peer.confirmed() < taken) {
             return false;
         }
         let before = self.confirmed;
@@ -361,10 +361,10 @@ impl Engine {
         self.confirmed != before
     }
 
-    /// Counts what the neighbour has done in our memory.
+    /// Counts what the local peer has done in our memory.
     pub fn count_accesses(&mut self, counters: &Counters) {
-        if let Some(neighbour) = &mut self.halves.requester.neighbour {
-            let accessed = neighbour.take_accessed();
+        if let Some(local_peer) = &mut self.halves.requester.local_peer {
+            let accessed = local_peer.take_accessed();
             counters.add(Counter::RxBytes, accessed.written);
             counters.add(Counter::TxBytes, accessed.read);
         }

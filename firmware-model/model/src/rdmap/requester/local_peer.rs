@@ -17,7 +17,7 @@ use crate::memory::{InvalidateBy, MemoryAccess, Need, Window};
 use crate::queues::SendWqe;
 use crate::rdmap::params::Env;
 use crate::rdmap::params::Identity;
-use crate::stream::same_host::Neighbour;
+use crate::stream::same_host::LocalPeer;
 use crate::tuning::{
     ACCESS_MAX, DIRECT_BYTES_PER_ULPDU, FILL_ALONE_MIN, FILL_MIN, INLINE_SHORT, RUN_BYTES_MAX,
     RUN_INLINE_MAX, WAIT_MIN,
@@ -29,8 +29,8 @@ impl Requester {
     /// The position up to which requests are complete, if the stream has taken all up to `taken`.
     #[inline]
     pub(in crate::rdmap) fn known(&self, taken: u64) -> u64 {
-        match &self.neighbour {
-            Some(neighbour) if self.confirms => taken.min(neighbour.confirmed()),
+        match &self.local_peer {
+            Some(local_peer) if self.confirms => taken.min(local_peer.confirmed()),
             _ => self.delivery.known(taken),
         }
     }
@@ -43,11 +43,11 @@ impl Requester {
 
     /// Whether something waits for the peer to process what was sent.
     #[inline]
-    pub(in crate::rdmap) fn awaited(&self) -> Option<&Neighbour> {
-        self.neighbour.as_ref().filter(|_| self.confirms || self.drains)
+    pub(in crate::rdmap) fn awaited(&self) -> Option<&LocalPeer> {
+        self.local_peer.as_ref().filter(|_| self.confirms || self.drains)
     }
 
-    /// Whether a request is under way.
+    /// Whether a request is in flight.
     pub(in crate::rdmap) fn is_in_flight(&self) -> bool {
         !self.flights.is_empty() || self.sending.is_some()
     }
@@ -55,16 +55,16 @@ impl Requester {
     /// The connection ends. On return, the peer does not reach into our memory any more.
     pub(in crate::rdmap) fn part(&mut self) {
         self.await_no_more();
-        self.neighbour = None;
+        self.local_peer = None;
     }
 
     /// Whether all messages up to `taken` are confirmed, as far as they are to be.
     pub(in crate::rdmap) fn is_confirmed(&self, taken: u64) -> bool {
-        let awaited = self.neighbour.as_ref().filter(|_| self.confirms);
-        !self.delivery.is_pending() && awaited.is_none_or(|neighbour| neighbour.confirmed() >= taken)
+        let awaited = self.local_peer.as_ref().filter(|_| self.confirms);
+        !self.delivery.is_pending() && awaited.is_none_or(|local_peer| local_peer.confirmed() >= taken)
     }
 
-    /// Whether no request is posted or under way, and none waits for a Read that confirms it.
+    /// Whether no request is posted or in flight, and none waits for a Read that confirms it.
     #[inline]
     pub(in crate::rdmap) fn is_at_rest(&self) -> bool {
         self.flights.is_empty() && self.sending.is_none() && !self.sq.has_posted() && !self.delivery.is_on()
@@ -72,16 +72,16 @@ impl Requester {
 
     /// The peer, if the requester can reach into its memory at some time.
     #[inline]
-    pub(super) fn reachable(&self, qp: &Identity, llp: &Llp) -> Option<&Neighbour> {
-        let neighbour = self.neighbour.as_ref().filter(|n| n.may_be_reachable())?;
-        (!qp.unreliable && llp.sealed() > 0).then_some(neighbour)
+    pub(super) fn reachable(&self, qp: &Identity, llp: &Llp) -> Option<&LocalPeer> {
+        let local_peer = self.local_peer.as_ref().filter(|n| n.may_be_reachable())?;
+        (!qp.unreliable && llp.sealed() > 0).then_some(local_peer)
     }
 
     /// Whether the requester may reach into the peer's memory now.
     #[inline]
     pub(super) fn is_direct(&self, qp: &Identity, llp: &Llp) -> bool {
-        let neighbour = self.reachable(qp, llp);
-        self.reads.len() == 0 && neighbour.is_some_and(|n| n.confirmed() == llp.sealed() && n.is_reachable())
+        let local_peer = self.reachable(qp, llp);
+        self.reads.len() == 0 && local_peer.is_some_and(|n| n.confirmed() == llp.sealed() && n.is_reachable())
     }
 
     /// Whether the next request, of `len` bytes, is to wait until the requester may reach into the
@@ -92,8 +92,8 @@ impl Requester {
             && self.worth_draining
             && self.reachable(qp, llp).is_some()
             && !self.is_direct(qp, llp);
-        let neighbour = self.neighbour.as_mut().filter(|_| is_to_wait);
-        self.drains = neighbour.is_some_and(|neighbour| neighbour.awaits(llp.sealed()));
+        let local_peer = self.local_peer.as_mut().filter(|_| is_to_wait);
+        self.drains = local_peer.is_some_and(|local_peer| local_peer.awaits(llp.sealed()));
         self.drains
     }
 
@@ -137,7 +137,7 @@ impl Requester {
             let access = access.ok_or(WcStatus::LocProtErr)?;
             let refused = |_| WcStatus::LocProtErr;
             let window = env.memory.check(qp.accessor(), access).map_err(refused)?;
-            let written = match window.is_elsewhere() {
+            let written = match window.is_unmapped() {
                 false => window.extents(0, access.len).next().and_then(|first| {
                     let written = self.write(target, offset, first.piece(), env);
                     written.then(|| first.len())
@@ -179,14 +179,14 @@ impl Requester {
 
     pub(super) fn write(&mut self, target: (u32, Need), offset: u64, from: Piece<'_>, env: &Env<'_>) -> bool {
         env.recent.forget();
-        let neighbour = self.neighbour.as_mut();
-        neighbour.is_some_and(|neighbour| neighbour.write(target, offset, from, env.now.roughly()).is_ok())
+        let local_peer = self.local_peer.as_mut();
+        local_peer.is_some_and(|local_peer| local_peer.write(target, offset, from, env.now.roughly()).is_ok())
     }
 
     fn read_into(&mut self, stag: u32, offset: u64, into: PieceMut<'_>, env: &Env<'_>) -> bool {
         env.recent.forget();
-        let neighbour = self.neighbour.as_mut();
-        neighbour.is_some_and(|neighbour| neighbour.read(stag, offset, into, env.now.roughly()).is_ok())
+        let local_peer = self.local_peer.as_mut();
+        local_peer.is_some_and(|local_peer| local_peer.read(stag, offset, into, env.now.roughly()).is_ok())
     }
 
     pub(super) fn note_direct(&mut self, sending: &mut Sending, n: usize, env: &Env<'_>) {
@@ -249,7 +249,7 @@ impl Requester {
         match self.fetched(&wqe, qp, env) {
             Wait::Failed(status) => self.refuse(wqe, status),
             wait => {
-                self.board(wqe, 0, sending.len, wait);
+                self.put_in_flight(wqe, 0, sending.len, wait);
                 Step::Done { ended: true }
             }
         }
@@ -274,7 +274,7 @@ impl Requester {
         let refused = |_| WcStatus::LocProtErr;
         let window = env.memory.check(qp.accessor(), access).map_err(refused)?;
         let offset = wqe.remote_offset.wrapping_add(sending.sent.into());
-        let fetched = match (self.is_direct(qp, llp), window.is_elsewhere()) {
+        let fetched = match (self.is_direct(qp, llp), window.is_unmapped()) {
             (true, true) => by_buffer(&window, env, |bytes| {
                 self.read_into(wqe.stag, offset, PieceMut::of(bytes), env) && window.copy_in(0, bytes).is_ok()
             }),
@@ -371,15 +371,15 @@ impl Requester {
         let refused = |_| WcStatus::LocProtErr;
         let window = env.memory.check(qp.accessor(), access).map_err(refused)?;
         // Copies out of a served program's memory are better made by two threads.
-        if window.is_elsewhere() {
+        if window.is_unmapped() {
             return Ok(false);
         }
         let Some(extent) = window.extents(0, access.len).next() else {
             return Ok(false);
         };
         let index = self.msn.wrapping_sub(self.first_receive);
-        let neighbour = self.neighbour.as_mut();
-        let receive = neighbour.and_then(|n| n.receive(index, sending.len, env.now.roughly()));
+        let local_peer = self.local_peer.as_mut();
+        let receive = local_peer.and_then(|n| n.receive(index, sending.len, env.now.roughly()));
         let Some((element, number)) = receive else {
             return Ok(false);
         };
@@ -429,7 +429,7 @@ impl Requester {
         llp: &mut Llp,
     ) -> Option<Step> {
         let second = self.sq.behind(first)?;
-        let is_mapped = self.neighbour.as_ref().is_some_and(|n| n.is_mapped(first.stag));
+        let is_mapped = self.local_peer.as_ref().is_some_and(|n| n.is_mapped(first.stag));
         let is_run = second.opcode == first.opcode
             && second.stag == first.stag
             && !is_mapped
@@ -461,7 +461,7 @@ impl Requester {
                 }
                 _ => {
                     env.counters.add(Counter::TxMessages, 1);
-                    self.board(wqe, 0, len, Wait::Done);
+                    self.put_in_flight(wqe, 0, len, Wait::Done);
                 }
             }
         }
@@ -508,7 +508,7 @@ impl Requester {
                     let extent = window.extents(0, len).next();
                     extent.is_some_and(|extent| extent.len() as u64 == len)
                 };
-                if window.is_elsewhere() || !is_whole(&window) {
+                if window.is_unmapped() || !is_whole(&window) {
                     break;
                 }
                 run.windows[run.number] = Some(window);
@@ -543,8 +543,8 @@ impl Requester {
             });
         }
         let offsets = &run.offsets[..run.number];
-        let neighbour = self.neighbour.as_mut()?;
-        neighbour
+        let local_peer = self.local_peer.as_mut()?;
+        local_peer
             .write_batch(stag, offsets, &mut batch, env.now.roughly())
             .ok()
     }
@@ -555,8 +555,8 @@ impl Requester {
             batch.push(window.pieces_mut(0, len.into()).next()?);
         }
         let (stag, offsets) = (run.wqes[0]?.stag, &run.offsets[..run.number]);
-        let neighbour = self.neighbour.as_mut()?;
-        neighbour
+        let local_peer = self.local_peer.as_mut()?;
+        local_peer
             .read_batch(stag, offsets, &mut batch, env.now.roughly())
             .ok()
     }
@@ -579,9 +579,9 @@ impl Requester {
         let access = MemoryAccess::of_element(&self.sq.sge(&wqe, 0), Need::LocalWrite);
         let is_usual = wqe.num_sge == 1 && access.len == u64::from(WORD);
         let sink = is_usual.then(|| env.memory.check(qp.accessor(), access));
-        let sink = sink.and_then(Result::ok).filter(|sink| !sink.is_elsewhere());
+        let sink = sink.and_then(Result::ok).filter(|sink| !sink.is_unmapped());
         let old = sink.as_ref().and_then(|_| {
-            let neighbour = self.neighbour.as_mut()?;
+            let local_peer = self.local_peer.as_mut()?;
             let operands = self.sq.atomic(&wqe);
             let operation = match wqe.opcode {
                 Opcode::FetchAdd => Operation::Add(operands.compare_add.get()),
@@ -590,7 +590,7 @@ impl Requester {
                     new: operands.swap.get(),
                 },
             };
-            neighbour
+            local_peer
                 .operate(wqe.stag, wqe.remote_offset, operation, env.now.roughly())
                 .ok()
         });
@@ -606,7 +606,7 @@ impl Requester {
         if stored.is_err() {
             return self.refuse(wqe, WcStatus::LocProtErr);
         }
-        self.board(wqe, 0, WORD, Wait::Done);
+        self.put_in_flight(wqe, 0, WORD, Wait::Done);
         Step::Done { ended: true }
     }
 }

@@ -16,7 +16,7 @@ use crate::llp::{Head, Llp};
 use crate::memory::{InvalidateBy, MemoryAccess, Need, Violation, Window};
 use crate::queues::{BadWqe, CompletionQueue, Overflow, SendQueue, SendWqe};
 use crate::stream::Stream;
-use crate::stream::same_host::Neighbour;
+use crate::stream::same_host::LocalPeer;
 use crate::tuning::ACCESS_MAX;
 use std::collections::VecDeque;
 use std::sync::{Arc, Once};
@@ -43,7 +43,7 @@ static UNCONFIRMED: Once = Once::new();
 /// What came of an attempt to send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Step {
-    /// A ULPDU was framed, or a local request carried out; `ended`: no message is under way.
+    /// A ULPDU was framed, or a local request carried out; `ended`: no message is in flight.
     Done { ended: bool },
     /// There is nothing to send now.
     Idle,
@@ -60,14 +60,14 @@ pub(super) struct Requester {
     pub(super) reads: Reads,
     pub(super) delivery: Delivery,
     /// The peer, if it shares memory with us.
-    pub(super) neighbour: Option<Neighbour>,
-    /// Requests complete when the neighbour has processed them.
+    pub(super) local_peer: Option<LocalPeer>,
+    /// Requests complete when the local peer has processed them.
     pub(super) confirms: bool,
-    /// The next request waits until the neighbour has processed all that was sent.
+    /// The next request waits until the local peer has processed all that was sent.
     drains: bool,
     /// The last attempt to reach into its memory succeeded.
     worth_draining: bool,
-    /// What was done in the neighbour's memory, in ULPDUs.
+    /// What was done in the local peer's memory, in ULPDUs.
     direct_cost: u32,
     /// A completion says that the peer has the message, also at the end of the connection.
     pub(super) delivered: bool,
@@ -101,7 +101,7 @@ impl Requester {
             flights: Flights::default(),
             reads: Reads::default(),
             delivery: Delivery::default(),
-            neighbour: None,
+            local_peer: None,
             confirms: false,
             drains: false,
             worth_draining: true,
@@ -133,14 +133,14 @@ impl Requester {
         self.sending.is_some()
     }
 
-    /// How many requests are under way, and what the oldest does.
-    pub(super) fn under_way(&self) -> (usize, Option<Opcode>) {
-        let (count, oldest) = self.flights.under_way();
+    /// How many requests are in flight, and what the oldest does.
+    pub(super) fn in_flight(&self) -> (usize, Option<Opcode>) {
+        let (count, oldest) = self.flights.in_flight();
         let sending = self.sending.as_ref().map(|sending| sending.wqe.opcode);
         (count + usize::from(sending.is_some()), oldest.or(sending))
     }
 
-    /// The length of the transfer under way, and how much of it is done, in bytes.
+    /// The length of the transfer in flight, and how much of it is done, in bytes.
     pub(super) fn transfer(&self) -> (u32, u32) {
         let sending = self.sending.as_ref();
         let read = self.reads.transfer();
@@ -276,7 +276,7 @@ impl Requester {
     fn local(&mut self, wqe: SendWqe, done: Result<(), WcStatus>) -> Step {
         match done {
             Ok(()) => {
-                self.board(wqe, 0, 0, Wait::Done);
+                self.put_in_flight(wqe, 0, 0, Wait::Done);
                 Step::Done { ended: true }
             }
             Err(status) => self.refuse(wqe, status),
@@ -284,7 +284,7 @@ impl Requester {
     }
 
     fn refuse(&mut self, wqe: SendWqe, status: WcStatus) -> Step {
-        self.board(wqe, 0, 0, Wait::Failed(status));
+        self.put_in_flight(wqe, 0, 0, Wait::Failed(status));
         Step::Failed
     }
 
@@ -314,7 +314,7 @@ impl Requester {
 
     /// Takes an executed entry from the queue; returns its number.
     #[inline]
-    fn board(&mut self, wqe: SendWqe, msn: u32, len: u32, wait: Wait) -> u64 {
+    fn put_in_flight(&mut self, wqe: SendWqe, msn: u32, len: u32, wait: Wait) -> u64 {
         self.sq.advance(wqe.blocks);
         self.flights.push(Flight { wqe, msn, len, wait })
     }
@@ -365,7 +365,7 @@ impl Requester {
         let msn = self.msn.wrapping_sub(1);
         let signaled = sending.wqe.flags.contains(SendFlags::SIGNALED);
         self.delivery.sent(position, signaled);
-        self.board(sending.wqe, msn, sending.len, Wait::Taken(position));
+        self.put_in_flight(sending.wqe, msn, sending.len, Wait::Taken(position));
         Step::Done { ended: true }
     }
 
@@ -405,7 +405,7 @@ impl Requester {
         }
         match self.sending.take() {
             Some(sending) => {
-                self.board(sending.wqe, 0, 0, Wait::Failed(status));
+                self.put_in_flight(sending.wqe, 0, 0, Wait::Failed(status));
             }
             None => self.flush_status = Some(status),
         }
@@ -440,7 +440,7 @@ impl Requester {
         let dropped = self.flights.drop_untaken(taken);
         match self.sending.take() {
             Some(sending) => {
-                self.board(sending.wqe, 0, sending.len, Wait::Done);
+                self.put_in_flight(sending.wqe, 0, sending.len, Wait::Done);
                 dropped + 1
             }
             None => dropped,
@@ -694,7 +694,7 @@ impl Requester {
         env.counters.add(Counter::TxMessages, 1);
         self.delivery.requested(position);
         self.request_msn = msn.wrapping_add(1);
-        let number = self.board(wqe, msn, len as u32, Wait::Answer);
+        let number = self.put_in_flight(wqe, msn, len as u32, Wait::Answer);
         self.reads.push(Pending {
             answer,
             request: Some((number, wqe)),
@@ -817,7 +817,7 @@ impl Requester {
     /// complete.
     #[inline]
     pub(in crate::rdmap) fn alone(&mut self) -> Option<SendWqe> {
-        if self.sending.is_some() || self.delivery.is_on() || self.neighbour.is_none() {
+        if self.sending.is_some() || self.delivery.is_on() || self.local_peer.is_none() {
             return None;
         }
         let wqe = self.sq.peek()?.ok()?;
@@ -907,12 +907,12 @@ impl Requester {
         self.msn = self.msn.wrapping_add(1);
         env.counters.add(Counter::TxMessages, 1);
         env.counters.add(Counter::TxFpdus, 1);
-        self.board(wqe, self.msn.wrapping_sub(1), len as u32, Wait::Taken(position));
+        self.put_in_flight(wqe, self.msn.wrapping_sub(1), len as u32, Wait::Taken(position));
         Some(())
     }
 }
 
-// Work requests under way: executed, not yet complete. They complete in the order in which they
+// Work requests in flight: executed, not yet complete. They complete in the order in which they
 // were posted (RFC 5040 §5.5(15)).
 
 /// What a work request waits for.
@@ -942,7 +942,7 @@ impl Wait {
     }
 }
 
-/// A work request under way.
+/// A work request in flight.
 #[derive(Debug, Clone)]
 pub(super) struct Flight {
     pub(super) wqe: SendWqe,
@@ -1004,7 +1004,7 @@ impl Flights {
     }
 
     /// How many there are, and what the oldest does.
-    pub(super) fn under_way(&self) -> (usize, Option<Opcode>) {
+    pub(super) fn in_flight(&self) -> (usize, Option<Opcode>) {
         (
             self.queue.len(),
             self.queue.front().map(|flight| flight.wqe.opcode),

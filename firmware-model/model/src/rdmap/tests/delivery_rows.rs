@@ -148,7 +148,7 @@ fn vrb_c_11_the_programs_reads_have_all_their_slots() {
     peer.send_ulpdu(&tagged(0xc1, 0x42, sink.stag, sink.base, &[7; 8]));
     assert_eq!(peer.output_ulpdus().len(), 1);
 
-    // The requester's own Read is under way; the program's has its own slot, and no fence waits.
+    // The requester's own Read is in flight; the program's has its own slot, and no fence waits.
     let mut peer = scripted(delivered());
     let sink = peer.node.region(16, everything());
     peer.node.post(&write(1));

@@ -1,9 +1,9 @@
 //! Both directions of a connection in shared memory.
 
-use super::bell::{PeerBell, Slot};
 use super::introduction::Introduction;
 use super::layout::Direction;
-use super::neighbour::Neighbour;
+use super::local_peer::LocalPeer;
+use super::notification::{PeerPage, Slot};
 use super::processors::Processors;
 use super::ring::{Receiver, Sender};
 use crate::host::{Piece, PieceMut, SharedMemory};
@@ -19,8 +19,8 @@ pub(in crate::stream) struct Connection {
     sender: Sender,
     receiver: Receiver,
     slot: Slot,
-    peer: Arc<PeerBell>,
-    /// The connection's place in the peer's bell.
+    peer: Arc<PeerPage>,
+    /// The connection's place in the peer's notification page.
     peer_slot: u32,
     /// Until the queue pair has it.
     introduction: Option<Introduction>,
@@ -33,7 +33,7 @@ impl Connection {
         memory: SharedMemory,
         outgoing: Direction,
         slot: Slot,
-        (peer, peer_slot): (Arc<PeerBell>, u32),
+        (peer, peer_slot): (Arc<PeerPage>, u32),
         introduction: Option<Introduction>,
     ) -> Connection {
         let memory = Arc::new(memory);
@@ -56,10 +56,10 @@ impl Connection {
     }
 
     /// The peer, for queue pair `qid`.
-    pub(in crate::stream) fn neighbour(&mut self, qid: u32) -> Neighbour {
-        let bell = (self.peer.clone(), self.peer_slot);
+    pub(in crate::stream) fn local_peer(&mut self, qid: u32) -> LocalPeer {
+        let notifications = (self.peer.clone(), self.peer_slot);
         let introduction = self.introduction.take();
-        Neighbour::new(&self.memory, self.outgoing, bell, introduction, qid)
+        LocalPeer::new(&self.memory, self.outgoing, notifications, introduction, qid)
     }
 
     /// Where the two ends poll.
@@ -71,7 +71,7 @@ impl Connection {
     #[inline]
     pub(in crate::stream) fn send(&mut self, pieces: &[Piece<'_>]) -> Result<usize, StreamError> {
         let sent = self.sender.send(pieces)?;
-        self.peer.ring(self.peer_slot);
+        self.peer.notify(self.peer_slot);
         Ok(sent)
     }
 
@@ -85,7 +85,7 @@ impl Connection {
     pub(in crate::stream) fn receive(&mut self, into: &mut [PieceMut<'_>]) -> Result<usize, StreamError> {
         let (received, wanted) = self.receiver.receive(into)?;
         if wanted {
-            self.peer.ring(self.peer_slot);
+            self.peer.notify(self.peer_slot);
         }
         match received {
             // Zero would be the end.
@@ -99,7 +99,7 @@ impl Connection {
     pub(in crate::stream) fn receive_short(&mut self, into: &mut [u8]) -> Option<usize> {
         let (received, wanted) = self.receiver.receive_short(into)?;
         if wanted {
-            self.peer.ring(self.peer_slot);
+            self.peer.notify(self.peer_slot);
         }
         Some(received)
     }
@@ -134,7 +134,7 @@ impl Connection {
     /// Nothing follows what was sent.
     pub(in crate::stream) fn finish(&mut self) {
         self.sender.end();
-        self.peer.ring(self.peer_slot);
+        self.peer.notify(self.peer_slot);
     }
 }
 
@@ -149,6 +149,6 @@ impl Drop for Connection {
             self.sender.end();
         }
         self.sender.leave();
-        self.peer.ring(self.peer_slot);
+        self.peer.notify(self.peer_slot);
     }
 }

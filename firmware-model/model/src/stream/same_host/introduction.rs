@@ -29,7 +29,7 @@ use super::owner::Owner;
 use crate::host::{SharedMemory, number_of, proof_of_access, revocable};
 use crate::memory::Exports;
 use crate::stream::descriptor::{Descriptor, Descriptors};
-use crate::stream::same_host::neighbour::process::{PassedTable, PeerProcess};
+use crate::stream::same_host::local_peer::process::{PassedTable, PeerProcess};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::process::{PTracer, Pid, getpid, set_ptracer};

@@ -4,10 +4,10 @@
 //! both have memory that the other may reach, a [`Disclosure`] of each follows
 //! ([`introduction`](super::introduction)).
 
-use super::bell::{MEMORY as BELL, PeerBell, SLOTS, check_pipe};
 use super::by_file::ByFile;
 use super::helper::Helper;
 use super::nonce::NonceValue;
+use super::notification::{MEMORY as PAGE, PeerPage, SLOTS, check_pipe};
 use crate::host::SharedMemory;
 use crate::stream::descriptor::{Descriptor, Descriptors};
 use crate::sys;
@@ -228,14 +228,14 @@ impl Passed {
         Ok((checked, room.adopt(taken)))
     }
 
-    /// Takes the two descriptors of the sender's bell.
+    /// Takes the two descriptors of the sender's notification page.
     ///
     /// # Errors
-    /// They are not those of a bell.
-    pub(super) fn bell(&mut self, peers: &ByFile<PeerBell>) -> Result<Arc<PeerBell>, Errno> {
-        let ((), memory) = self.take(|fd| SharedMemory::check(fd, BELL))?;
+    /// They are not those of a notification page.
+    pub(super) fn notifications(&mut self, peers: &ByFile<PeerPage>) -> Result<Arc<PeerPage>, Errno> {
+        let ((), memory) = self.take(|fd| SharedMemory::check(fd, PAGE))?;
         let ((), waker) = self.take(check_pipe)?;
-        peers.get(&memory, || PeerBell::open(&memory, &waker, &self.descriptors))
+        peers.get(&memory, || PeerPage::open(&memory, &waker, &self.descriptors))
     }
 }
 

@@ -7,30 +7,30 @@
 //! TCP or through memory, and a peer that does not know of this uses TCP, as do peers of another
 //! user. TCP then only reports that the peer is gone. See docs/design/same-host.md.
 
-mod bell;
 mod by_file;
 mod connection;
+mod datagram_rings;
 mod helper;
 mod introduction;
 mod layout;
-mod local_peers;
-mod mail;
+mod local_peer;
 mod messages;
-mod neighbour;
 mod netlink;
 mod nonce;
+mod notification;
 mod offers;
 mod owner;
+mod port_names;
 mod processors;
 mod ring;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod testing;
 mod user;
 
-pub(crate) use bell::{Asleep, Bell};
 pub(super) use connection::Connection;
-pub(super) use mail::{Mail, Office};
-pub(crate) use neighbour::Neighbour;
+pub(super) use datagram_rings::{DatagramPort, DatagramRings};
+pub(crate) use local_peer::LocalPeer;
+pub(crate) use notification::{Asleep, NotificationPage};
 pub(super) use offers::Offers;
 pub(crate) use processors::Processors;
 
@@ -38,15 +38,15 @@ use super::descriptor::Descriptors;
 use crate::host::SharedMemory;
 use crate::memory::Exports;
 use crate::sys::thread_start::ThreadStart;
-use bell::{PeerBell, Slot};
 use by_file::ByFile;
 use introduction::{Challenge, Introduction, PeerEnd, Tables};
 use layout::Direction;
-use local_peers::{LocalPeers, Protocol};
 use messages::Greeting;
 use messages::LocalSocket;
+use notification::{PeerPage, Slot};
 use offers::OfferQueue;
 use owner::{Owner, Owners};
+use port_names::{PortNames, Protocol};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
 use std::net::SocketAddr;
@@ -57,13 +57,13 @@ use std::time::Duration;
 #[derive(Debug)]
 pub(crate) struct SameHost {
     descriptors: Arc<Descriptors>,
-    local: Arc<LocalPeers>,
+    local: Arc<PortNames>,
     owners: Owners,
-    bell: Arc<Bell>,
-    peers: Arc<ByFile<PeerBell>>,
+    notifications: Arc<NotificationPage>,
+    peers: Arc<ByFile<PeerPage>>,
     offers: Arc<OfferQueue>,
     tables: Arc<Tables>,
-    office: Arc<Office>,
+    datagram_rings: Arc<DatagramRings>,
 }
 
 /// This end's TCP connection.
@@ -90,24 +90,24 @@ impl SameHost {
     /// of its own.
     pub(crate) fn new(descriptors: &Arc<Descriptors>, start: ThreadStart) -> Result<SameHost, Errno> {
         let peers = Arc::default();
-        let bell = Arc::new(Bell::new(descriptors)?);
-        let local = Arc::new(LocalPeers::new(descriptors, start)?);
+        let notifications = Arc::new(NotificationPage::new(descriptors)?);
+        let local = Arc::new(PortNames::new(descriptors, start)?);
         Ok(SameHost {
             descriptors: descriptors.clone(),
             owners: Owners::new(descriptors)?,
-            offers: Arc::new(OfferQueue::new(&bell)),
+            offers: Arc::new(OfferQueue::new(&notifications)),
             tables: Arc::new(Tables::new(descriptors)),
-            office: Arc::new(Office::new(&local, &bell, &peers)),
+            datagram_rings: Arc::new(DatagramRings::new(&local, &notifications, &peers)),
             local,
-            bell,
+            notifications,
             peers,
         })
     }
 
     /// Where peers say that something has come.
     #[inline]
-    pub(crate) fn bell(&self) -> &Bell {
-        &self.bell
+    pub(crate) fn notifications(&self) -> &NotificationPage {
+        &self.notifications
     }
 
     /// Lets go what waits for connections that do not come; returns when to call this again, if
@@ -117,8 +117,8 @@ impl SameHost {
     }
 
     /// What the device has for datagrams.
-    pub(super) fn office(&self) -> &Arc<Office> {
-        &self.office
+    pub(super) fn datagram_rings(&self) -> &Arc<DatagramRings> {
+        &self.datagram_rings
     }
 
     /// Lets peers of this user reach the memory that the table describes.
@@ -140,15 +140,15 @@ impl SameHost {
     /// Offers memory for a connection, if a process of this user takes offers at the other end.
     pub(super) fn offer(&self, end: TcpEnd) -> Option<Offer> {
         let socket = self.local.connect(Protocol::Tcp, end.remote)?;
-        let slot = self.bell.slot()?;
+        let slot = self.notifications.slot()?;
         let (memory, file) = SharedMemory::create("urnic-stream", layout::MEMORY).ok()?;
         let challenge = self.tables.challenge();
         let nonce = challenge.as_ref().map(Challenge::address);
         let greeting = Greeting::new(end.local, slot.number)
             .with_socket(end.socket)
             .with_nonce(nonce, Default::default());
-        let [bell, waker] = slot.bell.passed();
-        messages::send(&socket, &greeting, &[file.as_fd(), bell, waker]).ok()?;
+        let [notifications, waker] = slot.notifications.passed();
+        messages::send(&socket, &greeting, &[file.as_fd(), notifications, waker]).ok()?;
         Some(Offer {
             socket,
             memory,
@@ -185,11 +185,17 @@ impl SameHost {
             tracing::warn!(%remote, "a process answered that does not have the other end of the connection");
             return Ok(None);
         };
-        let bell = passed.bell(&self.peers)?;
-        let bell = (bell, answer.slot());
+        let notifications = passed.notifications(&self.peers)?;
+        let notifications = (notifications, answer.slot());
         let introduction = Introduction::initiate(&self.tables, socket, challenge, peer);
         let outgoing = Direction::FromInitiator;
-        Ok(Some(Connection::new(memory, outgoing, slot, bell, introduction)))
+        Ok(Some(Connection::new(
+            memory,
+            outgoing,
+            slot,
+            notifications,
+            introduction,
+        )))
     }
 
     /// Takes up the offer for the accepted connection, if there is one, and answers it.
@@ -204,8 +210,8 @@ impl SameHost {
             return None;
         };
         let (memory, _) = passed.take(|fd| SharedMemory::open(fd, layout::MEMORY)).ok()?;
-        let bell = passed.bell(&self.peers).ok()?;
-        let slot = self.bell.slot()?;
+        let notifications = passed.notifications(&self.peers).ok()?;
+        let slot = self.notifications.slot()?;
         let greeting = Greeting::new(remote, slot.number).with_socket(end.socket);
         let introduction = Introduction::respond(&self.tables, socket, self.tables.challenge(), peer);
         let (answer, socket) = match &introduction {
@@ -215,9 +221,15 @@ impl SameHost {
             }
             Err(socket) => (greeting, socket),
         };
-        messages::send(socket, &answer, &slot.bell.passed()).ok()?;
-        let bell = (bell, offer.slot());
+        messages::send(socket, &answer, &slot.notifications.passed()).ok()?;
+        let notifications = (notifications, offer.slot());
         let outgoing = Direction::FromResponder;
-        Some(Connection::new(memory, outgoing, slot, bell, introduction.ok()))
+        Some(Connection::new(
+            memory,
+            outgoing,
+            slot,
+            notifications,
+            introduction.ok(),
+        ))
     }
 }

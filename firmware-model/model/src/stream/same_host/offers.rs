@@ -3,10 +3,10 @@
 //! An offer stays in its unix socket, with the descriptors that come with it, until the first bytes
 //! of its connection arrive by TCP.
 
-use super::bell::Bell;
-use super::local_peers::{LocalListener, LocalPeers, Protocol};
 use super::messages;
 use super::messages::LocalSocket;
+use super::notification::NotificationPage;
+use super::port_names::{LocalListener, PortNames, Protocol};
 use rustix::io::Errno;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ const LOOKED_AT: usize = 256;
 pub(super) struct OfferQueue {
     kept: Mutex<Vec<Kept>>,
     /// Whose thread lets offers go in time.
-    bell: Arc<Bell>,
+    notifications: Arc<NotificationPage>,
     listeners: AtomicU64,
 }
 
@@ -55,10 +55,10 @@ pub(in crate::stream) struct Offers {
 }
 
 impl OfferQueue {
-    pub(super) fn new(bell: &Arc<Bell>) -> OfferQueue {
+    pub(super) fn new(notifications: &Arc<NotificationPage>) -> OfferQueue {
         OfferQueue {
             kept: Mutex::default(),
-            bell: bell.clone(),
+            notifications: notifications.clone(),
             listeners: AtomicU64::new(0),
         }
     }
@@ -79,7 +79,7 @@ impl OfferQueue {
     /// Opens the place for offers to a listener.
     pub(super) fn listen(
         self: &Arc<Self>,
-        peers: &Arc<LocalPeers>,
+        peers: &Arc<PortNames>,
         local: SocketAddr,
     ) -> Result<Offers, Errno> {
         Ok(Offers {
@@ -117,7 +117,7 @@ impl Offers {
             }
             if kept.is_empty() {
                 // The thread that sleeps does not know of any.
-                self.queue.bell.wake();
+                self.queue.notifications.wake();
             }
             if kept.len() >= KEPT {
                 kept.remove(0);
@@ -168,7 +168,7 @@ mod tests {
 
     struct Device {
         descriptors: Arc<Descriptors>,
-        peers: Arc<LocalPeers>,
+        peers: Arc<PortNames>,
         queue: Arc<OfferQueue>,
         offers: Offers,
         at: SocketAddr,
@@ -177,9 +177,9 @@ mod tests {
 
     fn device() -> Device {
         let descriptors = Descriptors::new(4096, None);
-        let bell = Arc::new(Bell::new(&descriptors).unwrap());
-        let peers = Arc::new(LocalPeers::new(&descriptors, ThreadStart::default()).unwrap());
-        let queue = Arc::new(OfferQueue::new(&bell));
+        let notifications = Arc::new(NotificationPage::new(&descriptors).unwrap());
+        let peers = Arc::new(PortNames::new(&descriptors, ThreadStart::default()).unwrap());
+        let queue = Arc::new(OfferQueue::new(&notifications));
         let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let at = port.local_addr().unwrap();
         Device {

@@ -4,10 +4,10 @@
 use crate::host::{Piece, PieceMut, SharedMemory};
 use crate::memory::{ForeignTable, MemoryAccess, Need};
 use crate::stream::descriptor::Descriptors;
-use crate::stream::same_host::bell::{Bell, MEMORY as BELL, PeerBell, SLOTS};
 use crate::stream::same_host::layout::Direction;
 use crate::stream::same_host::layout::MEMORY;
 use crate::stream::same_host::messages::{Disclosure, Greeting, Message};
+use crate::stream::same_host::notification::{MEMORY as PAGE, NotificationPage, PeerPage, SLOTS};
 use crate::stream::same_host::ring::{Receiver, Sender};
 use rustix::fd::AsFd;
 use std::sync::Arc;
@@ -29,30 +29,32 @@ fn number(source: &mut Source<'_>) -> u64 {
     }
 }
 
-/// Sends, receives, answers a bell and checks accesses, between changes of any word: nothing panics
-/// and nothing outside is touched, whatever the words say.
+/// Sends, receives, answers a notification page and checks accesses, between changes of any word:
+/// nothing panics and nothing outside is touched, whatever the words say.
 pub(crate) fn same_host(data: &[u8]) {
     let mut source = Source::new(data);
     let descriptors = Descriptors::new(16, None);
     let connection = SharedMemory::create("fuzzed", MEMORY).map(|(memory, _)| Arc::new(memory));
     let table = SharedMemory::create("fuzzed", 64 + ENTRIES as usize * 64);
-    let (Ok(connection), Ok((table, file)), Ok(bell)) = (connection, table, Bell::new(&descriptors)) else {
+    let (Ok(connection), Ok((table, file)), Ok(notifications)) =
+        (connection, table, NotificationPage::new(&descriptors))
+    else {
         return;
     };
-    let bell = Arc::new(bell);
-    let [memory, waker] = bell
+    let notifications = Arc::new(notifications);
+    let [memory, waker] = notifications
         .passed()
         .map(|fd| fd.try_clone_to_owned().map(|fd| descriptors.adopt(fd)));
     let (Ok(Ok(memory)), Ok(Ok(waker))) = (memory, waker) else {
         return;
     };
-    let (Ok(peer), Ok(bell_words)) = (
-        PeerBell::open(&memory, &waker, &descriptors),
-        SharedMemory::open(memory.as_fd(), BELL),
+    let (Ok(peer), Ok(page_words)) = (
+        PeerPage::open(&memory, &waker, &descriptors),
+        SharedMemory::open(memory.as_fd(), PAGE),
     ) else {
         return;
     };
-    let slots: Vec<_> = (0..70).filter_map(|_| bell.slot()).collect();
+    let slots: Vec<_> = (0..70).filter_map(|_| notifications.slot()).collect();
     slots.iter().for_each(|slot| slot.bind(slot.number + 1));
     let mut sender = Sender::new(connection.clone(), Direction::FromInitiator);
     let mut receiver = Receiver::new(connection.clone(), Direction::FromResponder);
@@ -98,18 +100,18 @@ pub(crate) fn same_host(data: &[u8]) {
                 let _ = (receiver.is_ended(), receiver.is_left());
             }
             4 => {
-                let at = number(&mut source) as usize % (BELL / 8) * 8;
-                bell_words
+                let at = number(&mut source) as usize % (PAGE / 8) * 8;
+                page_words
                     .word64(at)
                     .store(number(&mut source), Ordering::Relaxed);
             }
             5 => {
-                peer.ring(number(&mut source) as u32);
-                if bell.is_rung() {
+                peer.notify(number(&mut source) as u32);
+                if notifications.is_rung() {
                     // Slots that no connection has are nobody's.
-                    bell.answer(|qid| assert!((1..=70).contains(&qid)));
+                    notifications.answer(|qid| assert!((1..=70).contains(&qid)));
                 }
-                bell.take_wakes();
+                notifications.take_wakes();
             }
             6 => {
                 let at = number(&mut source) as usize % (table.len() / 8) * 8;

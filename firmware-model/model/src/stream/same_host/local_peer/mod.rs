@@ -4,9 +4,9 @@
 mod introduced;
 pub(super) mod process;
 
-use super::bell::PeerBell;
 use super::introduction::{Introduction, Traceable};
 use super::layout::{Direction, END_WORDS, EndWords, RING_WORDS, RingWords};
+use super::notification::PeerPage;
 use crate::handshakes;
 use crate::host::revocable::in_place::Operation;
 use crate::host::revocable::{Batch, Condition, NotCopied, in_place};
@@ -33,14 +33,14 @@ pub(crate) struct NotReached;
 
 /// The peer of a connection in memory.
 #[derive(Debug)]
-pub struct Neighbour {
+pub struct LocalPeer {
     ours: SharedWords<EndWords>,
     outgoing: Direction,
     theirs: SharedWords<EndWords>,
     /// The ring of what the peer sends.
     incoming: SharedWords<RingWords>,
-    bell: Arc<PeerBell>,
-    /// The connection's place in the bell.
+    notifications: Arc<PeerPage>,
+    /// The connection's place in the notification page.
     slot: u32,
     /// The peer's process, once it is known whether we reach its memory.
     process: OnceLock<Option<Arc<PeerProcess>>>,
@@ -87,24 +87,24 @@ pub(crate) struct Accessed {
     pub(crate) read: u64,
 }
 
-impl Neighbour {
+impl LocalPeer {
     pub(super) fn new(
         memory: &Arc<SharedMemory>,
         outgoing: Direction,
-        (bell, slot): (Arc<PeerBell>, u32),
+        (notifications, slot): (Arc<PeerPage>, u32),
         introduction: Option<Introduction>,
         qid: u32,
-    ) -> Neighbour {
+    ) -> LocalPeer {
         let [ours, theirs] = [outgoing, outgoing.other()].map(|end| END_WORDS.of(end));
         let ours: SharedWords<EndWords> = memory.words(ours);
         ours.qid.store(qid.into(), Ordering::Relaxed);
         let here = introduction.as_ref().and_then(Introduction::here);
-        let mut neighbour = Neighbour {
+        let mut local_peer = LocalPeer {
             ours,
             outgoing,
             theirs: memory.words(theirs),
             incoming: memory.words(RING_WORDS.of(outgoing.other())),
-            bell,
+            notifications,
             slot,
             process: match introduction {
                 Some(_) => OnceLock::new(),
@@ -125,8 +125,8 @@ impl Neighbour {
             receives: PeerReceives::default(),
             offers_receives: false,
         };
-        neighbour.admit(here);
-        neighbour
+        local_peer.admit(here);
+        local_peer
     }
 
     /// The peer's process, if we reach its memory.
@@ -481,7 +481,7 @@ pub(super) fn thread_number(process: Pid) -> u32 {
 
 // What each end has processed of the other's bytes, and whether anybody waits for it.
 
-impl Neighbour {
+impl LocalPeer {
     /// How many bytes of ours the peer has processed: placed, delivered, or taken as requests.
     #[inline]
     pub(crate) fn confirmed(&self) -> u64 {
@@ -522,7 +522,7 @@ impl Neighbour {
         let told = handshakes::confirm(&self.ours.processed, position, &self.incoming.tail) || waits;
         // The first confirmation is awaited in any case: the initiator then takes our disclosure.
         if is_first || (told && self.theirs.unawaited.load(Ordering::Relaxed) == 0) {
-            self.bell.ring(self.slot);
+            self.notifications.notify(self.slot);
         }
     }
 }

@@ -1,11 +1,11 @@
 //! How a process learns which of its many connections in shared memory have something, by reading
 //! one cache line; and how it is woken if it sleeps.
 //!
-//! A bell (in the field's terms, a notification page) is memory that a device shares with its local
-//! peers, processes of one user: a bit for each connection, a word that says whether any bit was
-//! set, and the number of the device's threads that sleep. A peer sets the bit, then the first
-//! word, and writes a byte into the bell's pipe if a thread sleeps. The wake-up is a pipe because
-//! it can carry nothing but bytes: a unix socket could bring descriptors, whose close may block.
+//! A notification page is memory that a device shares with its local peers, processes of one user:
+//! a bit for each connection, a word that says whether any bit was set, and the number of the
+//! device's threads that sleep. A peer sets the bit, then the first word, and writes a byte into
+//! the page's pipe if a thread sleeps. The wake-up is a pipe because it can carry nothing but
+//! bytes: a unix socket could bring descriptors, whose close may block.
 
 use crate::handshakes;
 use crate::host::SharedMemory;
@@ -20,21 +20,21 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use urnic_sync::{Mutex, MutexGuard};
 
-/// Bytes of a bell's memory.
+/// Bytes of a notification page's memory.
 pub(super) const MEMORY: usize = 4096;
 /// Where things are in it.
-const RUNG: usize = 0;
+const NOTIFIED: usize = 0;
 const ASLEEP: usize = 4;
 const BITS: usize = 64;
 const WORDS: usize = (MEMORY - BITS) / 8;
 /// Bytes that are read from the pipe at once, and how often: twice as many as a pipe usually holds.
 const WAKES: usize = 4096;
 const READS: usize = 32;
-/// Connections that share a bell at most.
+/// Connections that share a notification page at most.
 pub(super) const SLOTS: u32 = (WORDS * 64) as u32;
 
-fn rung(memory: &SharedMemory) -> &AtomicU32 {
-    memory.word(RUNG)
+fn notified(memory: &SharedMemory) -> &AtomicU32 {
+    memory.word(NOTIFIED)
 }
 
 fn asleep(memory: &SharedMemory) -> &AtomicU32 {
@@ -45,9 +45,9 @@ fn bits(memory: &SharedMemory, word: usize) -> &AtomicU64 {
     memory.word64(BITS + 8 * word)
 }
 
-/// The device's end of a bell.
+/// The device's end of a notification page.
 #[derive(Debug)]
-pub(crate) struct Bell {
+pub(crate) struct NotificationPage {
     memory: SharedMemory,
     /// What peers get: the memory, and the end of the pipe that they write to.
     file: Descriptor,
@@ -60,7 +60,7 @@ pub(crate) struct Bell {
     asleep: Mutex<u32>,
     /// The queue pair of each connection; 0: none yet.
     connections: Mutex<Connections>,
-    /// The process that has the bell. A forked child has a copy that it must not use.
+    /// The process that has the notification page. A forked child has a copy that it must not use.
     process: Pid,
 }
 
@@ -70,18 +70,18 @@ struct Connections {
     free: Vec<u32>,
 }
 
-/// A connection's place in a bell; dropping it makes the place free.
+/// A connection's place in a notification page; dropping it makes the place free.
 #[derive(Debug)]
 pub(super) struct Slot {
-    pub(super) bell: Arc<Bell>,
+    pub(super) notifications: Arc<NotificationPage>,
     pub(super) number: u32,
 }
 
-impl Bell {
-    pub(super) fn new(descriptors: &Arc<Descriptors>) -> Result<Bell, Errno> {
-        let (memory, file) = SharedMemory::create("urnic-bell", MEMORY)?;
+impl NotificationPage {
+    pub(super) fn new(descriptors: &Arc<Descriptors>) -> Result<NotificationPage, Errno> {
+        let (memory, file) = SharedMemory::create("urnic-notifications", MEMORY)?;
         let (wakes, waker) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
-        Ok(Bell {
+        Ok(NotificationPage {
             memory,
             file: descriptors.adopt(file)?,
             waker: descriptors.adopt(waker)?,
@@ -93,7 +93,7 @@ impl Bell {
         })
     }
 
-    /// The descriptors for a peer, in the order of [`PeerBell::open`].
+    /// The descriptors for a peer, in the order of [`PeerPage::open`].
     pub(super) fn passed(&self) -> [BorrowedFd<'_>; 2] {
         [self.file.as_fd(), self.waker.as_fd()]
     }
@@ -108,7 +108,7 @@ impl Bell {
     }
 
     /// A place for one more connection.
-    pub(super) fn slot(self: &Arc<Bell>) -> Option<Slot> {
+    pub(super) fn slot(self: &Arc<NotificationPage>) -> Option<Slot> {
         let mut connections = self.connections();
         let number = match connections.free.pop() {
             Some(number) => number,
@@ -125,7 +125,7 @@ impl Bell {
             self.wake();
         }
         Some(Slot {
-            bell: self.clone(),
+            notifications: self.clone(),
             number,
         })
     }
@@ -133,13 +133,13 @@ impl Bell {
     /// Whether something may have come.
     #[inline]
     pub(crate) fn is_rung(&self) -> bool {
-        rung(&self.memory).load(Ordering::Relaxed) != 0
+        notified(&self.memory).load(Ordering::Relaxed) != 0
     }
 
     /// Passes each queue pair for which something may have come to `act`, and forgets that it was
-    /// rung for.
+    /// notified for.
     pub(crate) fn answer(&self, mut act: impl FnMut(u32)) {
-        handshakes::hear(rung(&self.memory));
+        handshakes::hear(notified(&self.memory));
         let used = self.connections().qids.len();
         for word in 0..used.div_ceil(64) {
             let mut set = handshakes::take(bits(&self.memory, word));
@@ -185,7 +185,7 @@ impl Bell {
         self.count_asleep(|threads| threads + 1);
         let asleep = Asleep(self);
         // A peer that rang before it could see the number wakes nobody.
-        (!handshakes::is_rung_now(rung(&self.memory))).then_some(asleep)
+        (!handshakes::is_notified_now(notified(&self.memory))).then_some(asleep)
     }
 
     /// Wakes a thread of this device.
@@ -204,7 +204,7 @@ impl Bell {
 
 /// A thread that sleeps, or is about to.
 #[derive(Debug)]
-pub(crate) struct Asleep<'a>(&'a Bell);
+pub(crate) struct Asleep<'a>(&'a NotificationPage);
 
 impl Drop for Asleep<'_> {
     fn drop(&mut self) {
@@ -215,12 +215,17 @@ impl Drop for Asleep<'_> {
 impl Slot {
     /// Whether this is the process that has the connection, and not a forked child.
     pub(super) fn is_own(&self) -> bool {
-        getpid() == self.bell.process
+        getpid() == self.notifications.process
     }
 
     /// What rings for the slot belongs to this queue pair from now on.
     pub(super) fn bind(&self, qid: u32) {
-        if let Some(place) = self.bell.connections().qids.get_mut(self.number as usize) {
+        if let Some(place) = self
+            .notifications
+            .connections()
+            .qids
+            .get_mut(self.number as usize)
+        {
             *place = qid;
         }
     }
@@ -232,7 +237,7 @@ impl Drop for Slot {
         if !self.is_own() {
             return;
         }
-        let mut connections = self.bell.connections();
+        let mut connections = self.notifications.connections();
         if let Some(place) = connections.qids.get_mut(self.number as usize) {
             *place = 0;
         }
@@ -240,9 +245,9 @@ impl Drop for Slot {
     }
 }
 
-/// A peer's bell.
+/// A peer's notification page.
 #[derive(Debug)]
-pub(super) struct PeerBell {
+pub(super) struct PeerPage {
     memory: SharedMemory,
     waker: Descriptor,
 }
@@ -260,22 +265,23 @@ pub(super) fn check_pipe(fd: BorrowedFd<'_>) -> Result<(), Errno> {
     is_pipe.then_some(()).ok_or(Errno::INVAL)
 }
 
-impl PeerBell {
-    /// The bell behind the descriptors that a peer passed: memory of [`MEMORY`] bytes, and a pipe.
+impl PeerPage {
+    /// The notification page behind the descriptors that a peer passed: memory of [`MEMORY`] bytes,
+    /// and a pipe.
     ///
     /// # Errors
-    /// They are not those of a bell.
+    /// They are not those of a notification page.
     pub(super) fn open(
         memory: &Descriptor,
         waker: &Descriptor,
         descriptors: &Arc<Descriptors>,
-    ) -> Result<PeerBell, Errno> {
+    ) -> Result<PeerPage, Errno> {
         check_pipe(waker.as_fd())?;
         // The peer may let what it passed block. As a reader, too, because writing to a pipe that
         // nobody reads raises SIGPIPE.
         let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
         let own = openat(CWD, path_of(waker.as_fd()), flags, Mode::empty())?;
-        Ok(PeerBell {
+        Ok(PeerPage {
             memory: SharedMemory::open(memory.as_fd(), MEMORY)?,
             waker: descriptors.adopt(own)?,
         })
@@ -283,10 +289,10 @@ impl PeerBell {
 
     /// Rings for a slot, and wakes the peer if it sleeps.
     #[inline]
-    pub(super) fn ring(&self, slot: u32) {
+    pub(super) fn notify(&self, slot: u32) {
         let slot = slot % SLOTS;
         let (bits, bit) = (bits(&self.memory, slot as usize / 64), 1 << (slot % 64));
-        if handshakes::ring(bits, bit, rung(&self.memory), asleep(&self.memory)) {
+        if handshakes::notify(bits, bit, notified(&self.memory), asleep(&self.memory)) {
             // A full pipe wakes as well.
             let _ = write(&self.waker, &[1]);
         }
@@ -299,71 +305,71 @@ mod tests {
     use rustix::fd::OwnedFd;
     use rustix::fs::{fcntl_getfl, fcntl_setfl};
 
-    fn peer_of(bell: &Bell, descriptors: &Arc<Descriptors>) -> PeerBell {
+    fn peer_of(notifications: &NotificationPage, descriptors: &Arc<Descriptors>) -> PeerPage {
         let adopt = |fd: BorrowedFd<'_>| descriptors.adopt(fd.try_clone_to_owned().unwrap()).unwrap();
-        let [memory, waker] = bell.passed().map(adopt);
-        PeerBell::open(&memory, &waker, descriptors).unwrap()
+        let [memory, waker] = notifications.passed().map(adopt);
+        PeerPage::open(&memory, &waker, descriptors).unwrap()
     }
 
-    fn is_woken(bell: &Bell) -> bool {
-        read(&bell.wakes, &mut [0u8; 1]) == Ok(1)
+    fn is_woken(notifications: &NotificationPage) -> bool {
+        read(&notifications.wakes, &mut [0u8; 1]) == Ok(1)
     }
 
     #[test]
     fn shm_03_a_sleeping_thread_is_woken_whoever_takes_the_byte() {
         let descriptors = Descriptors::new(64, None);
-        let bell = Arc::new(Bell::new(&descriptors).unwrap());
-        let asleep = bell.fall_asleep().unwrap();
-        let slot = bell.slot().unwrap();
-        let peer = peer_of(&bell, &descriptors);
+        let notifications = Arc::new(NotificationPage::new(&descriptors).unwrap());
+        let asleep = notifications.fall_asleep().unwrap();
+        let slot = notifications.slot().unwrap();
+        let peer = peer_of(&notifications, &descriptors);
         for _ in 0..2 {
-            peer.ring(slot.number);
-            assert!(is_woken(&bell));
+            peer.notify(slot.number);
+            assert!(is_woken(&notifications));
             // Another thread answers; the first sleeps on.
-            bell.answer(|_| {});
+            notifications.answer(|_| {});
         }
         drop(asleep);
-        peer.ring(slot.number);
-        assert!(!is_woken(&bell), "nobody sleeps");
-        assert!(bell.fall_asleep().is_none(), "it was rung");
+        peer.notify(slot.number);
+        assert!(!is_woken(&notifications), "nobody sleeps");
+        assert!(notifications.fall_asleep().is_none(), "it was notified");
     }
 
     /// The process that made the pipe lets its own ends block, and nobody reads.
     #[test]
     fn shm_22_a_peer_cannot_make_a_ring_wait() {
         let descriptors = Descriptors::new(64, None);
-        let bell = Arc::new(Bell::new(&descriptors).unwrap());
-        let _asleep = bell.fall_asleep().unwrap();
-        let slot = bell.slot().unwrap();
-        let peer = peer_of(&bell, &descriptors);
-        for end in [&bell.waker, &bell.wakes] {
+        let notifications = Arc::new(NotificationPage::new(&descriptors).unwrap());
+        let _asleep = notifications.fall_asleep().unwrap();
+        let slot = notifications.slot().unwrap();
+        let peer = peer_of(&notifications, &descriptors);
+        for end in [&notifications.waker, &notifications.wakes] {
             let flags = fcntl_getfl(end).unwrap();
             fcntl_setfl(end, flags - OFlags::NONBLOCK).unwrap();
         }
         let written = || write(&peer.waker, &[0; WAKES]);
         while written().is_ok() {}
-        bell.wake();
+        notifications.wake();
         for _ in 0..2 {
-            peer.ring(slot.number);
-            bell.answer(|_| {});
+            peer.notify(slot.number);
+            notifications.answer(|_| {});
         }
         // Nobody has the pipe any more: no signal comes.
         drop((slot, _asleep));
-        drop(bell);
-        peer.ring(0);
+        drop(notifications);
+        peer.notify(0);
     }
 
     #[test]
     fn shm_22_only_a_pipe_is_a_waker() {
         let descriptors = Descriptors::new(64, None);
-        let bell = Bell::new(&descriptors).unwrap();
-        let memory = bell.file.as_fd();
+        let notifications = NotificationPage::new(&descriptors).unwrap();
+        let memory = notifications.file.as_fd();
         let file = tempfile();
         let (socket, _other) = std::os::unix::net::UnixStream::pair().unwrap();
         for fd in [memory, file.as_fd(), socket.as_fd()] {
             assert_eq!(check_pipe(fd), Err(Errno::INVAL));
         }
-        for fd in [&bell.waker, &bell.wakes] {
+        for fd in [&notifications.waker, &notifications.wakes] {
             assert_eq!(check_pipe(fd.as_fd()), Ok(()));
         }
     }

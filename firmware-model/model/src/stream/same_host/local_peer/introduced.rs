@@ -2,7 +2,7 @@
 //! [introduction](super::super::introduction) is over.
 
 use super::super::layout::{END_WORDS, EndWords};
-use super::Neighbour;
+use super::LocalPeer;
 use crate::memory::Exports;
 use crate::stream::same_host::layout::Direction;
 use rustix::process::Pid;
@@ -10,7 +10,7 @@ use std::mem::offset_of;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-impl Neighbour {
+impl LocalPeer {
     /// Lets the peer reach our memory, as far as it is permitted.
     pub(super) fn admit(&mut self, here: Option<(Arc<Exports>, Pid)>) {
         let Some((exports, process)) = here.filter(|_| self.admission.is_none()) else {

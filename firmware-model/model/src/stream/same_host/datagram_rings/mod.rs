@@ -3,8 +3,9 @@
 //!
 //! A port of UDP also listens on an abstract unix socket that its address names. Before its first
 //! datagram to a port, a sender offers a ring there. The receiver takes the offer up when that
-//! datagram arrives, and answers with its bell; from then on the sender's datagrams go into the
-//! ring. Where nobody answers, where the ring is full, and for other users' processes it is UDP.
+//! datagram arrives, and answers with its notification page; from then on the sender's datagrams go
+//! into the ring. Where nobody answers, where the ring is full, and for other users' processes it
+//! is UDP.
 //!
 //! Datagrams of one port to another stay in order: one in the ring has with it how many the sender
 //! had sent by UDP before, and the receiver takes those first. What UDP has lost is not waited for.
@@ -12,11 +13,11 @@
 #[cfg(test)]
 mod tests;
 
-use super::bell::{Bell, PeerBell, Slot};
 use super::by_file::ByFile;
 use super::layout::Direction;
-use super::local_peers::{LocalListener, LocalPeers, Protocol};
 use super::messages::{Greeting, LocalSocket};
+use super::notification::{NotificationPage, PeerPage, Slot};
+use super::port_names::{LocalListener, PortNames, Protocol};
 use super::ring::{Receiver, Sender};
 use super::{layout, messages};
 use crate::host::{Piece, PieceMut, SharedMemory};
@@ -42,19 +43,23 @@ const KNOWN: usize = 4096;
 
 /// What a device has for the rings of all its ports.
 #[derive(Debug)]
-pub(in crate::stream) struct Office {
-    local: Arc<LocalPeers>,
-    bell: Arc<Bell>,
-    peers: Arc<ByFile<PeerBell>>,
+pub(in crate::stream) struct DatagramRings {
+    local: Arc<PortNames>,
+    notifications: Arc<NotificationPage>,
+    peers: Arc<ByFile<PeerPage>>,
     rings: Arc<AtomicUsize>,
     ports: Arc<AtomicUsize>,
 }
 
-impl Office {
-    pub(super) fn new(local: &Arc<LocalPeers>, bell: &Arc<Bell>, peers: &Arc<ByFile<PeerBell>>) -> Office {
-        Office {
+impl DatagramRings {
+    pub(super) fn new(
+        local: &Arc<PortNames>,
+        notifications: &Arc<NotificationPage>,
+        peers: &Arc<ByFile<PeerPage>>,
+    ) -> DatagramRings {
+        DatagramRings {
             local: local.clone(),
-            bell: bell.clone(),
+            notifications: notifications.clone(),
             peers: peers.clone(),
             rings: Arc::default(),
             ports: Arc::default(),
@@ -84,8 +89,8 @@ enum Way {
 
 /// The rings of a port.
 #[derive(Debug)]
-pub(in crate::stream) struct Mail {
-    office: Arc<Office>,
+pub(in crate::stream) struct DatagramPort {
+    datagram_rings: Arc<DatagramRings>,
     /// Where others leave their offers.
     listener: LocalListener,
     local: SocketAddr,
@@ -97,13 +102,16 @@ pub(in crate::stream) struct Mail {
     _share: Share,
 }
 
-impl Mail {
+impl DatagramPort {
     /// The rings of a port that was bound; `None`: others cannot find it.
-    pub(in crate::stream) fn open(office: &Arc<Office>, local: SocketAddr) -> Option<Mail> {
-        let share = Share::take(&office.ports, PORTS)?;
-        let listener = office.local.listen(Protocol::Udp, local).ok()?;
-        Some(Mail {
-            office: office.clone(),
+    pub(in crate::stream) fn open(
+        datagram_rings: &Arc<DatagramRings>,
+        local: SocketAddr,
+    ) -> Option<DatagramPort> {
+        let share = Share::take(&datagram_rings.ports, PORTS)?;
+        let listener = datagram_rings.local.listen(Protocol::Udp, local).ok()?;
+        Some(DatagramPort {
+            datagram_rings: datagram_rings.clone(),
             listener,
             local,
             ways: HashMap::new(),
@@ -171,9 +179,12 @@ impl Mail {
         if packet.destination.ip().is_multicast() {
             return None;
         }
-        let socket = self.office.local.connect(Protocol::Udp, packet.destination)?;
-        let share = Share::take(&self.office.rings, RINGS)?;
-        let watch = self.office.bell.slot()?;
+        let socket = self
+            .datagram_rings
+            .local
+            .connect(Protocol::Udp, packet.destination)?;
+        let share = Share::take(&self.datagram_rings.rings, RINGS)?;
+        let watch = self.datagram_rings.notifications.slot()?;
         watch.bind(self.qid);
         let (memory, file) = SharedMemory::create("urnic-datagrams", layout::MEMORY).ok()?;
         let source = SocketAddr::new(packet.source, self.local.port());
@@ -190,7 +201,7 @@ impl Mail {
 
     /// Begins to use a ring whose offer was answered.
     fn conclude(&mut self, destination: SocketAddr) {
-        let descriptors = self.office.local.descriptors();
+        let descriptors = self.datagram_rings.local.descriptors();
         let Some(Way::Offered { socket, .. }) = self.ways.get(&destination) else {
             return;
         };
@@ -217,7 +228,7 @@ impl Mail {
         let Ok((message, mut passed)) = answer else {
             return;
         };
-        let Ok(bell) = passed.bell(&self.office.peers) else {
+        let Ok(notifications) = passed.notifications(&self.datagram_rings.peers) else {
             return;
         };
         tracing::debug!(%destination, "datagrams to this port pass through memory");
@@ -226,7 +237,7 @@ impl Mail {
             memory,
             by_udp,
             socket,
-            bell,
+            notifications,
             slot: message.slot(),
             overflowed: false,
             count: 0,
@@ -310,18 +321,18 @@ impl Mail {
 
     fn take_up(&mut self, socket: LocalSocket, packets: &[Incoming]) -> Option<()> {
         // A sender makes its offer as soon as it has connected.
-        let descriptors = self.office.local.descriptors();
+        let descriptors = self.datagram_rings.local.descriptors();
         let (message, mut passed) = messages::receive::<Greeting>(&socket, false, descriptors).ok()?;
         message.is_of_datagrams().then_some(())?;
         self.forget_peers();
         (self.inbound.len() < INBOUND).then_some(())?;
-        let share = Share::take(&self.office.rings, RINGS)?;
+        let share = Share::take(&self.datagram_rings.rings, RINGS)?;
         let (memory, _) = passed.take(|fd| SharedMemory::open(fd, layout::MEMORY)).ok()?;
         let memory = Arc::new(memory);
-        let slot = self.office.bell.slot()?;
+        let slot = self.datagram_rings.notifications.slot()?;
         slot.bind(self.qid);
         let answer = Greeting::new(message.initiator(), slot.number);
-        messages::send(&socket, &answer, &slot.bell.passed()).ok()?;
+        messages::send(&socket, &answer, &slot.notifications.passed()).ok()?;
         let sender = message.initiator();
         // The offer came right before the sender's first datagram.
         let counted = packets.iter().filter(|packet| packet.source == sender).count();
@@ -428,7 +439,7 @@ struct Outbound {
     by_udp: u32,
     /// Has no data; it shows the end of the receiver.
     socket: LocalSocket,
-    bell: Arc<PeerBell>,
+    notifications: Arc<PeerPage>,
     slot: u32,
     /// Datagrams go by UDP, because the ring was full.
     overflowed: bool,
@@ -473,7 +484,7 @@ impl Outbound {
             self.by_udp = self.by_udp.wrapping_add(1);
             return Ok(false);
         }
-        self.bell.ring(self.slot);
+        self.notifications.notify(self.slot);
         Ok(true)
     }
 

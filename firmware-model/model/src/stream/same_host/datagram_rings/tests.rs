@@ -7,22 +7,22 @@ use proptest::prelude::*;
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 
-fn port() -> (Mail, std::net::UdpSocket) {
+fn port() -> (DatagramPort, std::net::UdpSocket) {
     let descriptors = Descriptors::new(4096, None);
-    let bell = Arc::new(Bell::new(&descriptors).unwrap());
-    let local = Arc::new(LocalPeers::new(&descriptors, ThreadStart::default()).unwrap());
-    let office = Arc::new(Office::new(&local, &bell, &Arc::default()));
+    let notifications = Arc::new(NotificationPage::new(&descriptors).unwrap());
+    let local = Arc::new(PortNames::new(&descriptors, ThreadStart::default()).unwrap());
+    let datagram_rings = Arc::new(DatagramRings::new(&local, &notifications, &Arc::default()));
     // Keeps the number for this test.
     let reserved = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
-    let mut mail = Mail::open(&office, reserved.local_addr().unwrap()).unwrap();
-    mail.bind(1);
-    (mail, reserved)
+    let mut rings = DatagramPort::open(&datagram_rings, reserved.local_addr().unwrap()).unwrap();
+    rings.bind(1);
+    (rings, reserved)
 }
 
 /// A sender, a receiver, and the kernel's socket between them, which the test is.
 struct Link {
-    near: Mail,
-    far: Mail,
+    near: DatagramPort,
+    far: DatagramPort,
     socket: VecDeque<Vec<u8>>,
     by_ring: usize,
     buffer: Vec<u8>,
@@ -91,7 +91,7 @@ impl Link {
         }
     }
 
-    /// Everything that is under way.
+    /// Everything that is in flight.
     fn drain(&mut self) -> Vec<Vec<u8>> {
         let mut all = Vec::new();
         while !self.socket.is_empty() || self.far.has_data() {
@@ -173,7 +173,7 @@ proptest! {
 fn shm_15_a_port_that_is_closed_is_asked_anew() {
     let mut link = Link::in_use();
     let local = link.far.local;
-    let peers = link.far.office.local.clone();
+    let peers = link.far.datagram_rings.local.clone();
     // Another process takes the port.
     link.far = port().0;
     link.far.local = local;
@@ -207,15 +207,15 @@ fn shm_15_a_sender_that_is_gone_leaves_what_it_sent() {
 #[test]
 fn rings_are_bounded() {
     let link = Link::in_use();
-    assert_eq!(link.near.office.rings.load(Ordering::Relaxed), 1);
-    let taken: Vec<_> = std::iter::from_fn(|| Share::take(&link.near.office.rings, RINGS)).collect();
+    assert_eq!(link.near.datagram_rings.rings.load(Ordering::Relaxed), 1);
+    let taken: Vec<_> = std::iter::from_fn(|| Share::take(&link.near.datagram_rings.rings, RINGS)).collect();
     assert_eq!(taken.len(), RINGS - 1);
     assert!(link.near.offered(&link.packet(1)).is_none());
     drop(taken);
     assert!(link.near.offered(&link.packet(1)).is_some());
-    let ports: Vec<_> = std::iter::from_fn(|| Share::take(&link.near.office.ports, PORTS)).collect();
+    let ports: Vec<_> = std::iter::from_fn(|| Share::take(&link.near.datagram_rings.ports, PORTS)).collect();
     assert_eq!(ports.len(), PORTS - 1);
-    assert!(Mail::open(&link.near.office, "127.0.0.1:1".parse().unwrap()).is_none());
+    assert!(DatagramPort::open(&link.near.datagram_rings, "127.0.0.1:1".parse().unwrap()).is_none());
 }
 
 /// A port that answers many short-lived senders keeps nothing of those that are gone.
@@ -224,7 +224,7 @@ fn shm_15_rings_to_ports_that_are_gone_are_let_go() {
     let mut link = Link::in_use();
     let before = (
         link.near.ways.len(),
-        link.near.office.rings.load(Ordering::Relaxed),
+        link.near.datagram_rings.rings.load(Ordering::Relaxed),
     );
     assert_eq!(before, (1, 1));
     link.near.forget_peers();
@@ -233,6 +233,6 @@ fn shm_15_rings_to_ports_that_are_gone_are_let_go() {
     drop(std::mem::replace(&mut link.far, far));
     link.near.forget_peers();
     assert_eq!(link.near.ways.len(), 0);
-    assert_eq!(link.near.office.rings.load(Ordering::Relaxed), 0);
+    assert_eq!(link.near.datagram_rings.rings.load(Ordering::Relaxed), 0);
     drop(reserved);
 }

@@ -46,19 +46,19 @@ pub(super) enum Protocol {
 
 /// The processes of this host that have the device's user.
 #[derive(Debug)]
-pub(super) struct LocalPeers {
+pub(super) struct PortNames {
     descriptors: Arc<Descriptors>,
     helper: Arc<Helper>,
     routes: Routes,
     user: User,
 }
 
-impl LocalPeers {
+impl PortNames {
     /// # Errors
     /// `EPERM`: this process has no user of its own. `EAGAIN`: threads of earlier devices still
     /// block. Those of opening a netlink socket.
-    pub(super) fn new(descriptors: &Arc<Descriptors>, start: ThreadStart) -> Result<LocalPeers, Errno> {
-        Ok(LocalPeers {
+    pub(super) fn new(descriptors: &Arc<Descriptors>, start: ThreadStart) -> Result<PortNames, Errno> {
+        Ok(PortNames {
             descriptors: descriptors.clone(),
             helper: Arc::new(Helper::new(start)?),
             routes: Routes::new(descriptors)?,
@@ -123,7 +123,7 @@ impl LocalPeers {
 pub(super) struct LocalListener {
     /// Always present, until the value is dropped.
     socket: Option<Descriptor>,
-    peers: Arc<LocalPeers>,
+    peers: Arc<PortNames>,
     /// The process that listens. A forked child has a copy.
     process: Pid,
 }
@@ -132,7 +132,7 @@ impl LocalListener {
     /// The next connection of a process of the device's user. Those of others are closed, and count
     /// towards `looks`, the connections that are looked at before the next call.
     pub(super) fn accept(&self, looks: &mut usize) -> Option<LocalSocket> {
-        let LocalPeers {
+        let PortNames {
             descriptors, helper, ..
         } = &*self.peers;
         while *looks > 0 && !helper.is_full() {
@@ -175,8 +175,8 @@ mod tests {
     use super::*;
     use std::net::TcpListener;
 
-    fn peers(descriptors: &Arc<Descriptors>) -> Arc<LocalPeers> {
-        Arc::new(LocalPeers::new(descriptors, ThreadStart::default()).unwrap())
+    fn peers(descriptors: &Arc<Descriptors>) -> Arc<PortNames> {
+        Arc::new(PortNames::new(descriptors, ThreadStart::default()).unwrap())
     }
 
     /// A port that nothing else has while the value lives.
