@@ -1,6 +1,6 @@
-//! Constants of pace and size: what a queue pair, a poller and the background thread do when, and
-//! from which length on a faster way is worth its cost. Each is a trade measured on machines with
-//! two processors; nothing depends on one of them for being right.
+//! Constants of pace and size: when a queue pair, a poller and the background thread act, and from
+//! which length on a faster path is worth its cost. Each value is a trade-off, measured on machines
+//! with two processors; correctness depends on none of them.
 
 use std::time::Duration;
 
@@ -42,7 +42,7 @@ pub(crate) const NOTIFICATIONS_EVERY: u32 = 2;
 // | state | left when | ticks every |
 // |---|---|---|
 // | sends are gathered | the burst has ended for `WARM` | `BURST_TICK` |
-// | a program polls | no poll for `POLL_PAUSE` | `POLLED_TICK`; `POLLED_TICK_LONG` after `POLLED_TICKS_LONG_AFTER` ticks that found polls |
+// | a program polls | a tick finds no poll since the one before | `POLLED_TICK`; `POLLED_TICK_LONG` after `POLLED_TICKS_LONG_AFTER` ticks that found polls |
 // | something is to be tried again | it succeeds | `RETRY_TICK` |
 // | otherwise | a descriptor is ready, or a timer due | never |
 
@@ -54,13 +54,13 @@ pub(crate) const BURST_TICK: Duration = Duration::from_micros(100);
 /// The interval at which the thread checks that a poller still polls. Each check takes a poller's
 /// processor away for 10 to 20 us.
 pub(crate) const POLLED_TICK: Duration = Duration::from_millis(1);
-/// The same, after many checks that found polls.
+/// The interval of these checks after [`POLLED_TICKS_LONG_AFTER`] checks in a row that found polls.
 pub(crate) const POLLED_TICK_LONG: Duration = Duration::from_millis(2);
-/// How many.
+/// Checks in a row that found polls, after which [`POLLED_TICK_LONG`] is the interval.
 pub(crate) const POLLED_TICKS_LONG_AFTER: u32 = 32;
-/// A program that polls at least so often polls all the time.
+/// Longest mean interval between the polls of a program that counts as polling all the time.
 pub(crate) const POLLS_EVERY: Duration = Duration::from_micros(20);
-/// A program that has not polled for so long does something else.
+/// Time without a poll after which a program counts as not polling.
 pub(crate) const POLL_PAUSE: Duration = Duration::from_micros(200);
 /// How often listeners that could not accept a connection, and events that found no room, are tried
 /// again.
@@ -74,36 +74,38 @@ pub(crate) const EVENT_WAIT_USUAL: Duration = Duration::from_micros(500);
 // |---|---|---|
 // | served at once | `BURST_RINGS` doorbells with no poll between | each one runs the queue pair |
 // | gathering | `IDLE_FLUSHES` flushes in a row found at most one entry | one for `GATHERED` (`GATHERED_IN_MEMORY`) blocks |
-// | after a burst in vain | evidence of use; each poll halves the number | served at once until `BURST_BACKOFF` times as many, at most `BURST_RINGS_MAX` |
+// | after a burst that gathered nothing | gathering would have been useful; each poll halves the number | served at once until `BURST_BACKOFF` times as many doorbells, at most `BURST_RINGS_MAX` |
 
 /// Doorbells with no poll between that begin a burst, at first.
 pub(crate) const BURST_RINGS: u32 = 4;
-/// Flushes that find next to nothing and end a burst: a single one only shows that the program
-/// catches up with its completions.
+/// Flushes in a row that find at most one entry, after which a burst ends. A single such flush only
+/// shows that the program catches up with its completions.
 pub(crate) const IDLE_FLUSHES: u32 = 8;
-/// The factor for the doorbells of the next burst after one that gathered nothing.
+/// Factor by which the number of doorbells that begin a burst grows after a burst that gathered
+/// nothing.
 pub(crate) const BURST_BACKOFF: u32 = 8;
-/// The maximum of these doorbells.
+/// Largest number of doorbells that begin a burst.
 pub(crate) const BURST_RINGS_MAX: u32 = 1 << 12;
 /// Blocks that may be posted in a burst without a doorbell.
 pub(crate) const GATHERED: u32 = 64;
-/// The same where sending is no system call: with fewer, the peer works on the first ones while the
-/// next are posted.
+/// Such blocks if the stream passes through memory, where sending is no system call. The number is
+/// smaller, so that the peer works on the first blocks while the next are posted.
 pub(crate) const GATHERED_IN_MEMORY: u32 = 16;
 
 // Work of one run of a queue pair: after it, others have their turn.
 
 /// Bytes read in one run.
 pub(crate) const RX_BUDGET: usize = 256 << 10;
-/// FPDUs that are confirmed together to a local peer: it has time to send more while the next ones
-/// are received, and fewer would be a message between the processors for each.
+/// FPDUs after which a receiver confirms to a local peer: often enough to keep the sender busy,
+/// rarely enough not to transfer the cache line of the confirmation for each FPDU.
 pub(crate) const CONFIRMED_TOGETHER: u64 = 16;
 /// ULPDUs framed in one run.
 pub(crate) const TX_BUDGET: u32 = 4096;
 /// ULPDUs dropped in one run.
 pub(crate) const DROP_BUDGET: u32 = 4096;
-/// Runs of the receiver before an end, each of up to [`RX_BUDGET`]: more than a ring has, or a
-/// socket by default, and no peer that goes on sending keeps the end waiting.
+/// Most runs of the receiver before this end closes the connection, each of up to [`RX_BUDGET`]. In
+/// total they take more bytes than a ring, or a socket's default buffer, has; a peer that continues
+/// to send cannot delay the close without limit.
 pub(crate) const LAST_RUNS: u32 = 64;
 /// Datagrams made in one run.
 pub(crate) const DATAGRAM_TX_BUDGET: usize = 256;
@@ -163,8 +165,8 @@ pub(crate) const DIRECT_BYTES_PER_ULPDU: usize = 4096;
 /// Above, payload may be in no cache, and then copies by both processors, through the ring, take
 /// less time.
 pub(crate) const FILL_MIN: usize = 24 << 10;
-/// So is a Send of at least this length while no other request is posted or in flight: a program
-/// that waits for it waits for one copy instead of two.
+/// A Send of at least this length is also filled into the peer's receive, but only while no other
+/// request is posted or in flight: a program that waits for the Send waits for one copy, not two.
 pub(crate) const FILL_ALONE_MIN: usize = 3 << 10;
 /// Most bytes of a run of Writes or Reads: a revocation waits for all.
 pub(crate) const RUN_BYTES_MAX: u64 = 128 << 10;
@@ -178,7 +180,7 @@ pub(crate) const MAP_AFTER_ACCESSES: u32 = 16;
 /// than it takes for a number to be used again.
 pub(crate) const IDENTITY_LEASE: Duration = Duration::from_millis(10);
 
-// Rings of datagrams (`stream/same_host/rings`), counted in datagrams but for the last two.
+// Rings of datagrams (`stream/same_host/datagram_rings`). The first three count datagrams.
 
 /// Datagrams to a port until it is offered a ring again.
 pub(crate) const OFFER_AGAIN_AFTER: u32 = 4096;

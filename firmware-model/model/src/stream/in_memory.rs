@@ -107,17 +107,17 @@ impl InMemory {
     /// Whether the peer still has the connection.
     ///
     /// # Errors
-    /// `EPIPE`: it ended without a word. Otherwise TCP's error.
+    /// `EPIPE`: the peer closed the connection without a mark in the memory. Otherwise TCP's error.
     fn check_peer(&self) -> Result<(), StreamError> {
         let connection = self.connection.as_ref().ok_or(RESET)?;
         if connection.is_left() {
             return Err(RESET);
         }
         match socket::peek(self.socket.as_ref().ok_or(RESET)?) {
-            // It sends no more, and said so in the memory.
+            // The peer has finished sending, and has marked this in the memory.
             Ok(false) if connection.is_finished() => Ok(()),
             Ok(false) => Err(StreamError::Closed(Errno::PIPE)),
-            // Nothing belongs there.
+            // In full operation no bytes may arrive by TCP.
             Ok(true) => Err(StreamError::Closed(Errno::PROTO)),
             Err(StreamError::WouldBlock) => Ok(()),
             Err(error) => Err(error),

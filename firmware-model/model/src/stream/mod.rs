@@ -32,7 +32,7 @@ pub enum StreamError {
     /// The connection is closed.
     #[error("the connection is closed: {0}")]
     Closed(Errno),
-    /// A piece named memory that is not there; the stream itself is well.
+    /// A piece referred to unmapped memory; the stream itself is still usable.
     #[error("a piece of memory is unmapped")]
     Fault,
 }
@@ -40,7 +40,7 @@ pub enum StreamError {
 /// The time after which TCP retransmits at the earliest (Linux: `TCP_RTO_MIN`).
 const FIRST_RETRANSMISSION: Duration = Duration::from_millis(200);
 
-/// What the peer's system has shown of itself lately: the kernel of its host, not its program.
+/// Recent signs of life of the peer's system, which is the kernel of its host, not its program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Answers {
     /// The time since anything arrived.
@@ -54,8 +54,8 @@ pub struct Answers {
 }
 
 impl Answers {
-    /// Those of a system that has been silent for `last`. TCP has retransmitted for
-    /// `retransmitting` and has asked it for `asking`.
+    /// The answers of a system that has been silent for `last`. TCP has retransmitted for the time
+    /// `retransmitting`, and has probed the system for the time `asking`.
     pub(crate) fn of_silence(
         last: Duration,
         unacknowledged: u32,
@@ -104,12 +104,12 @@ pub struct QpNumbers {
 /// How the peer's system is asked whether it is there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Probing {
-    /// It is expected to answer within this time: a retransmission or a probe of its window should
-    /// not be much longer in coming, if the network knows a limit.
+    /// An answer is expected within this time. A network that can limit the interval of
+    /// retransmissions and of probes of the peer's window should not let it grow much longer.
     Within(Duration),
-    /// From now on at this interval, while nothing else is in flight.
+    /// Probe at this interval from now on, while nothing else is in flight.
     Every(Duration),
-    /// As at the beginning.
+    /// Probe as at the beginning of the connection.
     Usual,
 }
 
@@ -123,13 +123,12 @@ pub struct FullOperation {
     pub(crate) local_peer: Option<LocalPeer>,
     /// Where the two ends poll, with a local peer.
     pub(crate) processors: Option<Processors>,
-    /// The stream may be late with what it takes: then [`advance`](Stream::advance) has to be
-    /// called.
+    /// The stream may delay bytes that it has taken: [`advance`](Stream::advance) must be called.
     pub delays: bool,
 }
 
 impl FullOperation {
-    /// A stream that stays what it was.
+    /// Full operation on the same stream, without a local peer.
     pub fn of(stream: Box<dyn Stream>) -> FullOperation {
         FullOperation {
             stream,
@@ -175,17 +174,17 @@ pub trait Stream: Send + Debug {
         None
     }
 
-    /// Whether a stream that took no more certainly takes some now. Never makes a system call.
+    /// Whether a blocked stream certainly has room again. Never makes a system call.
     fn has_room(&mut self) -> bool {
         false
     }
 
-    /// MPA start-up is over: the bytes from here on are FPDUs, and what arrives is this queue
-    /// pair's. They may pass by another stream than those before.
+    /// MPA start-up is over: the bytes from here on are FPDUs, and what arrives is for
+    /// queue pair `qp`. The returned stream may be another one than that of MPA start-up.
     fn enter_full_operation(self: Box<Self>, qp: QpNumbers) -> FullOperation;
 
-    /// Lets what is late go on by `now`. Returns when it is to be called again, if nothing happens
-    /// until then.
+    /// Passes on the delayed bytes that are due at `now`. Returns the time of the next call, if no
+    /// event requires an earlier one.
     fn advance(&mut self, now: Nanos) -> Option<Nanos> {
         let _ = now;
         None

@@ -9,10 +9,10 @@ use rustix::io::Errno;
 use std::fmt::Debug;
 use std::mem;
 
-/// A stream around another one. Its methods are those of [`Stream`], and what it does not do
-/// itself, the inner stream does.
+/// A stream around another one. It has the methods of [`Stream`]; each method that a wrapper does
+/// not implement calls that of the inner stream.
 pub trait Wrapper: Send + Debug + Sized + 'static {
-    /// It may be late with what it takes, whatever the inner stream does.
+    /// The wrapper may delay bytes that it has taken, even if the inner stream does not.
     const DELAYS: bool = false;
 
     /// The inner stream.

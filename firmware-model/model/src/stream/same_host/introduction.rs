@@ -91,7 +91,7 @@ impl<'a> PeerEnd<'a> {
         let process = socket.peer_process();
         let proof = process.zip(greeting.nonce()).map(|(process, address)| {
             // The peer may let its memory be read never.
-            let fetched = socket.helper().ask(move || NonceValue::fetch(process, address));
+            let fetched = socket.blocking().ask(move || NonceValue::fetch(process, address));
             fetched.unwrap_or_default()
         });
         // After that: the number of a process that has ended may be that of another one.

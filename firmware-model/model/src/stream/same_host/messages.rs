@@ -4,8 +4,8 @@
 //! both have memory that the other may reach, a [`Disclosure`] of each follows
 //! ([`introduction`](super::introduction)).
 
+use super::blocking::BlockingWork;
 use super::by_file::ByFile;
-use super::helper::Helper;
 use super::nonce::NonceValue;
 use super::notification::{MEMORY as PAGE, PeerPage, SLOTS, check_pipe};
 use crate::host::SharedMemory;
@@ -209,7 +209,7 @@ pub(super) struct TableMessage {
 pub(super) struct Passed {
     left: VecDeque<OwnedFd>,
     descriptors: Arc<Descriptors>,
-    helper: Arc<Helper>,
+    blocking: Arc<BlockingWork>,
 }
 
 impl Passed {
@@ -242,7 +242,7 @@ impl Passed {
 impl Drop for Passed {
     fn drop(&mut self) {
         if !self.left.is_empty() {
-            self.helper.close(std::mem::take(&mut self.left));
+            self.blocking.close(std::mem::take(&mut self.left));
         }
     }
 }
@@ -283,7 +283,7 @@ pub(super) fn look_at_offer(socket: &LocalSocket) -> Result<Greeting, Errno> {
 ///
 /// The message is looked at first, with room for as many descriptors as any message has: the
 /// kernel closes those for which there is no room, and that may block where they are the last ones.
-/// So they stay in the socket, which a helper closes if the message is refused.
+/// So they stay in the socket, which a thread closes if the message is refused.
 ///
 /// # Errors
 /// `EAGAIN`: there is none yet. `ECONNRESET`: there will be none. `EPROTO`: it is none of this
@@ -304,7 +304,7 @@ pub(super) fn receive<M: Message>(
     let mut passed = Passed {
         left: VecDeque::new(),
         descriptors: descriptors.clone(),
-        helper: socket.helper().clone(),
+        blocking: socket.blocking().clone(),
     };
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(rights) = message {
@@ -338,9 +338,9 @@ mod tests {
     fn pair() -> (LocalSocket, LocalSocket) {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
-        let helper = Arc::new(Helper::new(ThreadStart::default()).unwrap());
+        let blocking = Arc::new(BlockingWork::new(ThreadStart::default()).unwrap());
         let descriptors = Descriptors::new(8, None);
-        let socket = |fd: OwnedFd| LocalSocket::new(descriptors.adopt(fd).unwrap(), &helper);
+        let socket = |fd: OwnedFd| LocalSocket::new(descriptors.adopt(fd).unwrap(), &blocking);
         (socket(ours), socket(theirs))
     }
 
@@ -486,23 +486,23 @@ mod tests {
 pub(super) struct LocalSocket {
     /// Always present, until the value is dropped.
     socket: Option<Descriptor>,
-    helper: Arc<Helper>,
+    blocking: Arc<BlockingWork>,
     /// The process that has it. A forked child has a copy.
     process: Pid,
 }
 
 impl LocalSocket {
-    pub(super) fn new(socket: Descriptor, helper: &Arc<Helper>) -> LocalSocket {
+    pub(super) fn new(socket: Descriptor, blocking: &Arc<BlockingWork>) -> LocalSocket {
         LocalSocket {
             socket: Some(socket),
-            helper: helper.clone(),
+            blocking: blocking.clone(),
             process: getpid(),
         }
     }
 
     /// Where descriptors go that come by this socket and are refused.
-    pub(super) fn helper(&self) -> &Arc<Helper> {
-        &self.helper
+    pub(super) fn blocking(&self) -> &Arc<BlockingWork> {
+        &self.blocking
     }
 
     pub(super) fn descriptor(&self) -> Result<&Descriptor, Errno> {
@@ -573,9 +573,9 @@ impl Drop for LocalSocket {
         let Some(socket) = self.socket.take() else {
             return;
         };
-        // In a forked child, the connection and the helper's lock are the parent's.
+        // In a forked child, the connection and the lock are the parent's.
         if getpid() == self.process && !is_empty_for_good(&socket) {
-            self.helper.close(socket);
+            self.blocking.close(socket);
         }
     }
 }
@@ -646,15 +646,15 @@ mod local_socket_tests {
         assert_eq!(sent, Err(Errno::PIPE));
     }
 
-    /// The descriptor that a stranger passed is closed by the helper's thread.
+    /// The descriptor that a stranger passed is closed by a thread.
     #[test]
     fn shm_22_what_was_passed_is_closed_by_the_helper() {
-        let helper = Arc::new(Helper::new(ThreadStart::default()).unwrap());
+        let blocking = Arc::new(BlockingWork::new(ThreadStart::default()).unwrap());
         let (ours, theirs) = pair();
         let (watched, passed) = rustix::pipe::pipe().unwrap();
         pass(&theirs, b"", Some(passed.as_fd()));
         drop(passed);
-        drop(LocalSocket::new(ours, &helper));
+        drop(LocalSocket::new(ours, &blocking));
         // The end of the pipe: its other end is closed.
         assert_eq!(rustix::io::read(&watched, &mut [0u8; 1]), Ok(0));
     }

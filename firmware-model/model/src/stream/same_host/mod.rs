@@ -7,10 +7,10 @@
 //! TCP or through memory, and a peer that does not know of this uses TCP, as do peers of another
 //! user. TCP then only reports that the peer is gone. See docs/design/same-host.md.
 
+mod blocking;
 mod by_file;
 mod connection;
 mod datagram_rings;
-mod helper;
 mod introduction;
 mod layout;
 mod local_peer;

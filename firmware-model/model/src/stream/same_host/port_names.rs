@@ -4,7 +4,7 @@
 //! the kernel for the user at the other end before it reads or sends anything, and has nothing to
 //! do with others.
 
-use super::helper::Helper;
+use super::blocking::BlockingWork;
 use super::messages::LocalSocket;
 use super::netlink::Routes;
 use super::user::User;
@@ -48,7 +48,7 @@ pub(super) enum Protocol {
 #[derive(Debug)]
 pub(super) struct PortNames {
     descriptors: Arc<Descriptors>,
-    helper: Arc<Helper>,
+    blocking: Arc<BlockingWork>,
     routes: Routes,
     user: User,
 }
@@ -60,7 +60,7 @@ impl PortNames {
     pub(super) fn new(descriptors: &Arc<Descriptors>, start: ThreadStart) -> Result<PortNames, Errno> {
         Ok(PortNames {
             descriptors: descriptors.clone(),
-            helper: Arc::new(Helper::new(start)?),
+            blocking: Arc::new(BlockingWork::new(start)?),
             routes: Routes::new(descriptors)?,
             user: User::of_this_process().ok_or(Errno::PERM)?,
         })
@@ -92,7 +92,7 @@ impl PortNames {
     /// Connects to the process of the device's user that has the port at `remote`, an address of
     /// this host.
     pub(super) fn connect(&self, of: Protocol, remote: SocketAddr) -> Option<LocalSocket> {
-        if self.helper.is_full() || !self.routes.is_local(remote.ip()) {
+        if self.blocking.is_full() || !self.routes.is_local(remote.ip()) {
             return None;
         }
         let any: IpAddr = match remote.ip().to_canonical() {
@@ -109,7 +109,7 @@ impl PortNames {
         let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, FLAGS, None).ok()?;
         let socket = self.descriptors.adopt(socket).ok()?;
         connect(&socket, name).ok()?;
-        let socket = LocalSocket::new(socket, &self.helper);
+        let socket = LocalSocket::new(socket, &self.blocking);
         let is_own = socket.uid().is_ok_and(|uid| self.is_own(uid));
         if !is_own {
             tracing::debug!("another user has the name of a port on this host");
@@ -133,13 +133,15 @@ impl LocalListener {
     /// towards `looks`, the connections that are looked at before the next call.
     pub(super) fn accept(&self, looks: &mut usize) -> Option<LocalSocket> {
         let PortNames {
-            descriptors, helper, ..
+            descriptors,
+            blocking,
+            ..
         } = &*self.peers;
-        while *looks > 0 && !helper.is_full() {
+        while *looks > 0 && !blocking.is_full() {
             *looks -= 1;
             let room = descriptors.room().ok()?;
             let accepted = accept_with(self.socket.as_ref()?, FLAGS).ok()?;
-            let socket = LocalSocket::new(room.adopt(accepted), helper);
+            let socket = LocalSocket::new(room.adopt(accepted), blocking);
             if socket.uid().is_ok_and(|uid| self.peers.is_own(uid)) {
                 return Some(socket);
             }
@@ -163,9 +165,9 @@ impl Drop for LocalListener {
         };
         // No further connection is taken.
         let _ = shutdown(&socket, Shutdown::Both);
-        let helper = &self.peers.helper;
+        let blocking = &self.peers.blocking;
         if let Ok(waits) = accept_with(&socket, FLAGS) {
-            helper.close((waits, socket));
+            blocking.close((waits, socket));
         }
     }
 }

@@ -37,7 +37,7 @@ type Job = Box<dyn FnOnce() + Send>;
 /// Starts threads when there is something to do, which end when there is nothing more, and at once
 /// when the device ends.
 #[derive(Debug)]
-pub(super) struct Helper {
+pub(super) struct BlockingWork {
     start: ThreadStart,
     shared: Arc<Shared>,
 }
@@ -95,15 +95,15 @@ impl Shared {
     }
 }
 
-impl Helper {
+impl BlockingWork {
     /// # Errors
     /// `EAGAIN`: too many threads of earlier devices still block.
-    pub(super) fn new(start: ThreadStart) -> Result<Helper, Errno> {
+    pub(super) fn new(start: ThreadStart) -> Result<BlockingWork, Errno> {
         if LEFT.load(Ordering::Relaxed) >= MOST_LEFT {
             return Err(Errno::AGAIN);
         }
         let shared = Arc::default();
-        Ok(Helper { start, shared })
+        Ok(BlockingWork { start, shared })
     }
 
     /// Whether so much waits that the device is to accept nothing more from others.
@@ -144,7 +144,7 @@ impl Helper {
         queue.threads += 1;
         drop(queue);
         let of_thread = self.shared.clone();
-        let builder = Builder::new().name("urnic-helper".to_owned()).stack_size(STACK);
+        let builder = Builder::new().name("urnic-blocking".to_owned()).stack_size(STACK);
         let run = Box::new(move || of_thread.serve());
         if let Err(error) = sys::with_signals_blocked(|| (self.start.0)(builder, run)) {
             tracing::debug!(%error, "no thread for what other processes may let block");
@@ -154,7 +154,7 @@ impl Helper {
     }
 }
 
-impl Drop for Helper {
+impl Drop for BlockingWork {
     fn drop(&mut self) {
         let mut queue = self.shared.lock();
         queue.ended = true;
@@ -182,7 +182,7 @@ mod tests {
 
     impl Drop for Blocks {
         fn drop(&mut self) {
-            if std::thread::current().name() != Some("urnic-helper") {
+            if std::thread::current().name() != Some("urnic-blocking") {
                 self.0.misplaced.fetch_add(1, Ordering::Relaxed);
                 return;
             }
@@ -193,28 +193,28 @@ mod tests {
 
     #[test]
     fn shm_22_whoever_gives_something_to_close_does_not_wait() {
-        let helper = Helper::new(ThreadStart::default()).unwrap();
+        let blocking = BlockingWork::new(ThreadStart::default()).unwrap();
         let gate = Arc::new(Gate::default());
         for _ in 0..MOST + THREADS {
-            helper.close(Blocks(gate.clone()));
+            blocking.close(Blocks(gate.clone()));
         }
-        assert!(helper.is_full());
-        assert_eq!(helper.ask(|| 1), None, "all threads are busy");
+        assert!(blocking.is_full());
+        assert_eq!(blocking.ask(|| 1), None, "all threads are busy");
         *gate.open.lock() = true;
         gate.opened.notify_all();
         wait_for("the last close", || (Arc::strong_count(&gate) == 1).then_some(()));
         assert_eq!(gate.misplaced.load(Ordering::Relaxed), 0);
-        wait_for("an answer", || helper.ask(|| 1));
-        assert!(!helper.is_full());
+        wait_for("an answer", || blocking.ask(|| 1));
+        assert!(!blocking.is_full());
     }
 
     #[test]
     fn shm_22_a_question_that_blocks_stops_no_other() {
-        let helper = Helper::new(ThreadStart::default()).unwrap();
+        let blocking = BlockingWork::new(ThreadStart::default()).unwrap();
         let gate = Arc::new(Gate::default());
         let blocks = Blocks(gate.clone());
-        assert_eq!(helper.ask(move || drop(blocks)), None);
-        assert_eq!(helper.ask(|| 2), Some(2));
+        assert_eq!(blocking.ask(move || drop(blocks)), None);
+        assert_eq!(blocking.ask(|| 2), Some(2));
         *gate.open.lock() = true;
         gate.opened.notify_all();
         wait_for("its end", || (Arc::strong_count(&gate) == 1).then_some(()));
@@ -222,12 +222,12 @@ mod tests {
 
     #[test]
     fn shm_22_the_threads_of_an_ended_device_end_when_nothing_blocks_them() {
-        let helper = Helper::new(ThreadStart::default()).unwrap();
-        let shared = helper.shared.clone();
+        let blocking = BlockingWork::new(ThreadStart::default()).unwrap();
+        let shared = blocking.shared.clone();
         let gate = Arc::new(Gate::default());
-        helper.close(Blocks(gate.clone()));
-        assert_eq!(helper.ask(|| 1), Some(1));
-        drop(helper);
+        blocking.close(Blocks(gate.clone()));
+        assert_eq!(blocking.ask(|| 1), Some(1));
+        drop(blocking);
         wait_for("the idle thread's end", || {
             (Arc::strong_count(&shared) == 2).then_some(())
         });
