@@ -308,7 +308,7 @@ mod loom_tests {
             assert!(!sleeps || woke, "it sleeps on");
             assert!(
                 left == 0 || notified.load(Ordering::Relaxed) != 0,
-                "a bit is set, and the notifications is not notified"
+                "a bit is set, and the first word is not"
             );
         });
     }
@@ -354,7 +354,7 @@ mod loom_tests {
                 let (words, flags) = (words.clone(), flags.clone());
                 move || {
                     let [notified, asleep] = &*flags;
-                    ring(&words[0], 1, notified, asleep)
+                    notify(&words[0], 1, notified, asleep)
                 }
             });
             let answers = thread::spawn({

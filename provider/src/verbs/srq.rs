@@ -153,7 +153,7 @@ pub(super) fn create_srq_ex(mut attr: Given<'_, ibv_srq_init_attr_ex>) -> Result
 
 /// `ibv_modify_srq(3)`: arms the limit. Changing the size fails with EOPNOTSUPP: the device does
 /// not report support for it.
-pub(super) fn modify_srq(srq: &Srq, attr: &ibv_srq_attr, mask: c_int) -> Result<(), Errno> {
+pub(super) fn modify_srq(srq: &Srq, attr: Option<&ibv_srq_attr>, mask: c_int) -> Result<(), Errno> {
     let mask = mask as u32;
     if mask & !(IBV_SRQ_MAX_WR | IBV_SRQ_LIMIT) != 0 {
         return Err(Errno::INVAL);
@@ -162,7 +162,7 @@ pub(super) fn modify_srq(srq: &Srq, attr: &ibv_srq_attr, mask: c_int) -> Result<
         return Err(Errno::OPNOTSUPP);
     }
     if mask & IBV_SRQ_LIMIT != 0 {
-        srq.device.arm_limit(attr.srq_limit)?;
+        srq.device.arm_limit(attr.ok_or(Errno::INVAL)?.srq_limit)?;
     }
     Ok(())
 }

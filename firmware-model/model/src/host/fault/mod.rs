@@ -122,23 +122,28 @@ pub(crate) unsafe fn update(word: *mut u64, update: impl Fn(u64) -> u64) -> Resu
 mod plain {
     use std::sync::atomic::{AtomicU64, Ordering};
 
-    unsafe fn urnic_guarded_copy(to: *mut u8, from: *const u8, len: usize) -> u32 {
+    pub(super) unsafe fn urnic_guarded_copy(to: *mut u8, from: *const u8, len: usize) -> u32 {
         // SAFETY: as promised by the caller.
         unsafe { std::ptr::copy_nonoverlapping(from, to, len) };
         0
     }
 
-    unsafe fn urnic_guarded_probe(_first: *const u8, _last: *const u8) -> u32 {
+    pub(super) unsafe fn urnic_guarded_probe(_first: *const u8, _last: *const u8) -> u32 {
         0
     }
 
-    unsafe fn urnic_guarded_load(word: *const u64, result: *mut u64) -> u32 {
+    pub(super) unsafe fn urnic_guarded_load(word: *const u64, result: *mut u64) -> u32 {
         // SAFETY: as promised by the caller.
         unsafe { *result = AtomicU64::from_ptr(word.cast_mut()).load(Ordering::Acquire) };
         0
     }
 
-    unsafe fn urnic_guarded_compare_exchange(word: *mut u64, old: u64, new: u64, found: *mut u64) -> u32 {
+    pub(super) unsafe fn urnic_guarded_compare_exchange(
+        word: *mut u64,
+        old: u64,
+        new: u64,
+        found: *mut u64,
+    ) -> u32 {
         // SAFETY: as promised by the caller.
         let word = unsafe { AtomicU64::from_ptr(word) };
         let was = word.compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire);
@@ -147,7 +152,7 @@ mod plain {
         0
     }
 
-    pub(in crate::host::fault) fn landing(_pc: usize) -> Option<usize> {
+    pub(super) fn landing(_pc: usize) -> Option<usize> {
         None
     }
 }

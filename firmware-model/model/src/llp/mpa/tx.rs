@@ -497,8 +497,9 @@ impl Unsent {
                 Ok((n, offered)) => {
                     *taken += n as u64;
                     self.advance(n);
-                    // With room, what comes next cannot be read. A socket tells of room later.
-                    if n < offered && !stream.has_room() {
+                    // A socket tells of room later. In memory, where a look needs no system call,
+                    // the next attempt shows whether room is missing or a piece cannot be read.
+                    if n < offered && stream.has_input().is_none() {
                         return Ok(false);
                     }
                 }
