@@ -147,7 +147,7 @@ pub(crate) const MEMORY_TAIL: usize = 1024;
 // |---|---|---|
 // | Send | up to `MAX_SHORT` | in the ring; alone, past the staging buffer |
 // | Send, no other one posted or in flight | `FILL_ALONE_MIN` to `ACCESS_MAX` | filled into the peer's receive |
-// | Send among others | `FILL_MIN` to `ACCESS_MAX` | filled |
+// | Send among others | `FILL_MIN` to `ACCESS_MAX` | filled, several by one call up to `FILL_TOGETHER_MAX` |
 // | other Sends | | in the ring |
 // | Write, Read | any; from `WAIT_MIN` it waits for what was sent before | by one access of at most `ACCESS_MAX`, or in a run of at most `RUN_BYTES_MAX` |
 
@@ -168,6 +168,9 @@ pub(crate) const FILL_MIN: usize = 24 << 10;
 /// A Send of at least this length is also filled into the peer's receive, but only while no other
 /// request is posted or in flight: a program that waits for the Send waits for one copy, not two.
 pub(crate) const FILL_ALONE_MIN: usize = 3 << 10;
+/// Most bytes of Sends that are filled by one call: above, the call takes far less time than the
+/// copies.
+pub(crate) const FILL_TOGETHER_MAX: u64 = 256 << 10;
 /// Most bytes of a run of Writes or Reads: a revocation waits for all.
 pub(crate) const RUN_BYTES_MAX: u64 = 128 << 10;
 /// Most bytes of a run that are inline.

@@ -7,7 +7,7 @@
 //! possible (an STag that the peer's table does not have, memory that is not there) becomes a
 //! message on the stream, and the peer answers it as it would any other.
 
-use super::{MAX_MESSAGE, Requester, Sending, Step, Wait};
+use super::{Filled, MAX_MESSAGE, Requester, Sending, Step, Wait};
 use crate::counters::Counter;
 use crate::host::revocable::in_place::Operation;
 use crate::host::revocable::{Batch, MOST as BATCH};
@@ -19,9 +19,10 @@ use crate::rdmap::params::Env;
 use crate::rdmap::params::Identity;
 use crate::stream::same_host::LocalPeer;
 use crate::tuning::{
-    ACCESS_MAX, DIRECT_BYTES_PER_ULPDU, FILL_ALONE_MIN, FILL_MIN, INLINE_SHORT, RUN_BYTES_MAX,
-    RUN_INLINE_MAX, WAIT_MIN,
+    ACCESS_MAX, DIRECT_BYTES_PER_ULPDU, FILL_ALONE_MIN, FILL_MIN, FILL_TOGETHER_MAX, INLINE_SHORT,
+    RUN_BYTES_MAX, RUN_INLINE_MAX, WAIT_MIN,
 };
+use std::ops::RangeInclusive;
 use urnic_device::vocabulary::WcStatus;
 use urnic_device::wqe::{MAX_INLINE, Opcode, SendFlags};
 
@@ -332,11 +333,68 @@ fn by_buffer(window: &Window<'_>, env: &Env<'_>, copy: impl FnOnce(&mut [u8]) ->
 // the header has the STag to invalidate it has the number of the receive, so that the peer refuses
 // a message whose payload is in another receive than the one that it takes. Each message has a
 // receive of its own, so no placement has to wait for messages before it (RFC 5041 §5.3: segments
-// may be placed in any order).
+// may be placed in any order), and those of several messages may be one call.
 
 const _: () = assert!(MAX_INLINE < FILL_ALONE_MIN);
 
 impl Requester {
+    /// Places the payloads of the next request, a Send of `len` bytes, and of those behind it in
+    /// the receives that the peer has posted for them, by one call, if they are several and that is
+    /// possible.
+    #[inline]
+    pub(super) fn fill_receives(
+        &mut self,
+        first: &SendWqe,
+        len: u64,
+        qp: &Identity,
+        env: &Env<'_>,
+        llp: &Llp,
+    ) {
+        let is_second = |wqe: SendWqe| wqe.opcode == Opcode::Send;
+        // What is fenced waits for Reads.
+        let is_run = (FILL_MIN as u64..FILL_TOGETHER_MAX).contains(&len)
+            && self.filled.is_empty()
+            && self.sq.behind(first).is_some_and(is_second)
+            && self.reads.len() == 0
+            && self.reachable(qp, llp).is_some();
+        if !is_run {
+            return;
+        }
+        let Some(mut run) = self.collect(first, FILL_MIN as u64..=FILL_TOGETHER_MAX, qp, env) else {
+            return;
+        };
+        let Some((stag, receive)) = self.find_receives(&mut run, env) else {
+            return;
+        };
+        env.recent.forget();
+        if self.write_run(&run, (stag, Need::LocalWrite), env).is_some() {
+            self.filled = Filled::new(run.number as u32, receive);
+        }
+    }
+
+    /// Finds the receives of a run, and leaves those requests in it whose receives are of one STag,
+    /// if they are several; returns that, and the number of the first receive.
+    fn find_receives(&mut self, run: &mut Run<'_>, env: &Env<'_>) -> Option<(u32, u32)> {
+        let index = self.msn.wrapping_sub(self.first_receive);
+        let local_peer = self.local_peer.as_mut()?;
+        let mut first = None;
+        let mut found = 0;
+        for (n, offset) in (0..run.number).zip(&mut run.offsets) {
+            let index = index.wrapping_add(n as u32);
+            let Some((element, number)) = local_peer.receive(index, run.lens[n], env.now.roughly()) else {
+                break;
+            };
+            let stag = element.stag.get();
+            if first.get_or_insert((stag, number)).0 != stag {
+                break;
+            }
+            *offset = element.offset.get();
+            found = n + 1;
+        }
+        run.number = found;
+        first.filter(|(stag, _)| found > 1 && !local_peer.is_mapped(*stag))
+    }
+
     /// Whether the payload of a Send, of which nothing is framed, is better placed in the peer's
     /// receive than sent.
     #[inline]
@@ -360,6 +418,12 @@ impl Requester {
         env: &Env<'_>,
         llp: &Llp,
     ) -> Result<bool, WcStatus> {
+        if let Some(number) = self.filled.next() {
+            env.counters.add(Counter::DirectSends, 1);
+            sending.receive = number;
+            self.note_direct(sending, sending.len as usize, env);
+            return Ok(true);
+        }
         if !self.is_to_fill(sending, qp, llp) {
             return Ok(false);
         }
@@ -398,17 +462,18 @@ impl Requester {
     }
 }
 
-// Runs of short Writes or short Reads that the requester carries out in the memory of a peer on
-// this host by one call: for a short copy, the call takes longer than the copy.
+// Runs of short Writes, of short Reads, or of Sends that fill receives, that the requester carries
+// out in the memory of a peer on this host by one call: for a short copy, the call takes longer
+// than the copy.
 
 /// The requests of a run.
-struct Run<'t> {
+pub(super) struct Run<'t> {
     wqes: [Option<SendWqe>; BATCH],
     /// Where their bytes are here, unless they are inline.
     windows: [Option<Window<'t>>; BATCH],
-    offsets: [u64; BATCH],
-    lens: [u32; BATCH],
-    number: usize,
+    pub(super) offsets: [u64; BATCH],
+    pub(super) lens: [u32; BATCH],
+    pub(super) number: usize,
 }
 
 impl Run<'_> {
@@ -437,11 +502,11 @@ impl Requester {
         if !is_run {
             return None;
         }
-        let run = self.collect(first, qp, env)?;
+        let run = self.collect(first, 1..=RUN_BYTES_MAX, qp, env)?;
         env.recent.forget();
         let (direct, bytes) = match first.opcode {
             Opcode::Write => {
-                self.write_run(&run, first.stag, env)?;
+                self.write_run(&run, (first.stag, Need::RemoteWrite), env)?;
                 (Counter::DirectWrites, Counter::TxBytes)
             }
             _ => {
@@ -468,8 +533,15 @@ impl Requester {
         Some(Step::Done { ended: true })
     }
 
-    /// The requests from `first` on that can be carried out together, if they are several.
-    fn collect<'t>(&mut self, first: &SendWqe, qp: &Identity, env: &Env<'t>) -> Option<Run<'t>> {
+    /// The requests from `first` on that can be carried out together, if they are several: each
+    /// has at least, and all together at most, so many bytes.
+    pub(super) fn collect<'t>(
+        &mut self,
+        first: &SendWqe,
+        lens: RangeInclusive<u64>,
+        qp: &Identity,
+        env: &Env<'t>,
+    ) -> Option<Run<'t>> {
         let mut run = Run {
             wqes: [None; BATCH],
             windows: [const { None }; BATCH],
@@ -489,8 +561,8 @@ impl Requester {
             let joins = wqe.opcode == first.opcode
                 && wqe.stag == first.stag
                 && wqe.num_sge <= 1
-                && len > 0
-                && bytes <= RUN_BYTES_MAX
+                && len >= *lens.start()
+                && bytes <= *lens.end()
                 && inline <= RUN_INLINE_MAX;
             if !joins {
                 break;
@@ -523,7 +595,7 @@ impl Requester {
     }
 
     /// Writes the bytes of a run to its offsets of the target's STag.
-    fn write_run(&mut self, run: &Run<'_>, stag: u32, env: &Env<'_>) -> Option<()> {
+    pub(super) fn write_run(&mut self, run: &Run<'_>, target: (u32, Need), env: &Env<'_>) -> Option<()> {
         let mut bytes = [0; RUN_INLINE_MAX];
         let mut room = bytes.as_mut_slice();
         let mut batch: Batch<Piece<'_>> = Batch::new();
@@ -545,7 +617,7 @@ impl Requester {
         let offsets = &run.offsets[..run.number];
         let local_peer = self.local_peer.as_mut()?;
         local_peer
-            .write_batch(stag, offsets, &mut batch, env.now.roughly())
+            .write_batch(target, offsets, &mut batch, env.now.roughly())
             .ok()
     }
 

@@ -78,6 +78,7 @@ pub(super) struct Requester {
     /// Most outstanding Reads and atomics that the peer accepts; 0 = `ord`.
     pub(super) ord_limit: u32,
     sending: Option<Sending>,
+    filled: Filled,
     /// Next MSN on queue 0.
     pub(super) msn: u32,
     /// MSN of a message that takes the connection's first receive at the peer, if all messages
@@ -111,6 +112,7 @@ impl Requester {
             ord: 0,
             ord_limit: 0,
             sending: None,
+            filled: Filled::default(),
             msn: 1,
             first_receive: 1,
             request_msn: 1,
@@ -123,7 +125,7 @@ impl Requester {
     /// A stream begins, maybe not the first: the first message on queue 0 has this MSN.
     pub(super) fn begin(&mut self, first_msn: u32) {
         (self.msn, self.first_receive) = (first_msn, first_msn);
-        self.delivery = Delivery::default();
+        (self.filled, self.delivery) = (Filled::default(), Delivery::default());
     }
 
     /// Whether a message is partly framed: nothing else may come between its segments (row
@@ -256,6 +258,9 @@ impl Requester {
             if let Some(step) = self.run(&wqe, qp, env, llp) {
                 return step;
             }
+        }
+        if wqe.opcode == Opcode::Send {
+            self.fill_receives(&wqe, len, qp, env, llp);
         }
         self.proceed(Sending::new(wqe, len as u32), qp, env, llp)
     }
@@ -530,6 +535,35 @@ impl Sending {
             framed: false,
             wqe,
         }
+    }
+}
+
+/// Requests that are next, and whose payload is in the peer's receives already.
+#[derive(Debug, Default)]
+struct Filled {
+    requests: u32,
+    /// The number of the receive that has the first one's payload.
+    receive: u32,
+}
+
+impl Filled {
+    /// So many requests, and the first one's receive.
+    fn new(requests: u32, receive: u32) -> Filled {
+        Filled { requests, receive }
+    }
+
+    #[inline]
+    fn is_empty(&self) -> bool {
+        self.requests == 0
+    }
+
+    /// The receive that has the payload of the next request, which is then no longer one of them.
+    #[inline]
+    fn next(&mut self) -> Option<u32> {
+        self.requests = self.requests.checked_sub(1)?;
+        let receive = self.receive;
+        self.receive = receive.wrapping_add(1);
+        Some(receive)
     }
 }
 

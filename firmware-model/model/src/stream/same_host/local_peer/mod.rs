@@ -248,12 +248,12 @@ impl LocalPeer {
     /// Some may have been placed.
     pub(crate) fn write_batch(
         &mut self,
-        stag: u32,
+        (stag, need): (u32, Need),
         offsets: &[u64],
         batch: &mut Batch<Piece<'_>>,
         now: Nanos,
     ) -> Result<(), NotReached> {
-        self.access(stag, batch.len(), Need::RemoteWrite, now, |attempt, last| {
+        self.access(stag, batch.len(), need, now, |attempt, last| {
             let (conditions, process) = attempt.check_batch(last, offsets, batch)?;
             batch.write_if(conditions, process)
         })
