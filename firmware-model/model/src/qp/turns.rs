@@ -40,6 +40,7 @@ impl<T> Turns<T> {
     /// dropped, on the result of `work`. Returns whether a request is left: the caller must then
     /// make sure that `ask` is called again, if only with no request.
     #[must_use]
+    #[inline]
     pub(crate) fn ask<R>(
         &self,
         requests: u32,

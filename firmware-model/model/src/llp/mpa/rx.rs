@@ -237,6 +237,7 @@ impl Receiver {
 
     /// The partial ULPDU at the front and the length it will have, if its payload should go
     /// directly to its place: nothing is to be checked before, and much is missing.
+    #[inline]
     pub(crate) fn direct_candidate(&self) -> Option<(&[u8], usize)> {
         if self.crc == CrcMode::On || self.markers || self.direct.is_some() || self.current.is_some() {
             return None;
