@@ -21,7 +21,7 @@ pub struct Delay {
 /// How late something arrives that was sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Lateness {
-    /// How long the slow part of the way has to do with it. What is sent behind it waits as long.
+    /// Time on the slow part of the path. What is sent after it waits as long.
     pub transfer: Duration,
     /// How long it then takes.
     pub time: Duration,
@@ -51,7 +51,8 @@ impl Delay {
     }
 }
 
-/// So many nanoseconds, but no delay that would be an end.
+/// So many nanoseconds, at most [`LONGEST`]: a longer delay would look like the end of the
+/// connection.
 fn limited(nanos: f64) -> Duration {
     Duration::from_nanos(nanos.max(0.0) as u64).min(LONGEST)
 }

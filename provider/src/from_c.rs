@@ -2,9 +2,9 @@
 //!
 //! libibverbs and the program call this provider by C functions, and the manual page of each says
 //! what it gets: live objects, structures that can be read or written, lists of a length. Each type
-//! here, and each implementation of [`FromC`] elsewhere, states one such promise. `called_by_c`
-//! defines the C functions: only there does a value of C become such a type, and the verbs
-//! themselves are safe functions.
+//! here, and each implementation of [`FromC`] in other files, states one such promise.
+//! `called_by_c` defines the C functions: only there does a value of C become such a type, and the
+//! verbs themselves are safe functions.
 //!
 //! Work requests and lists in a program's memory may be in packed structs. C compilers on x86-64
 //! and arm64 read such structs, and so do other providers; a Rust reference to them would be
@@ -223,7 +223,7 @@ impl<T> Out<'_, T> {
     }
 }
 
-/// Writes the part of a structure that fits, and zeroes behind it: the program's may be shorter or
+/// Writes the part of a structure that fits, and zeroes after it: the program's may be shorter or
 /// longer than this provider's.
 pub(crate) fn set_prefix<T>(room: &mut [MaybeUninit<u8>], value: &T) {
     let known = room.len().min(size_of::<T>());

@@ -142,8 +142,8 @@ impl Delivery {
 /// (row EMPA-20).
 pub(super) const ANY_STAG: u32 = 1;
 
-/// Source offset of the Reads of length zero that confirm messages: whoever sends it takes a last
-/// confirmation.
+/// Source offset of the Reads of length zero that confirm messages: an end that sends it accepts a
+/// last confirmation.
 pub(super) const MARK: u64 = u64::from_be_bytes(*b"urnic\0\0\x01");
 
 /// The header of a confirmation: all up to `position` of what the peer sent is processed.

@@ -428,7 +428,7 @@ impl Halves {
 // Messages that wait for a receive to be posted, where that is waited for (native connections).
 //
 // The program that should post it may itself wait for a Read that it posted before. So answers to
-// our requests pass by; what else comes stays in order behind the message that waits, up to a
+// our requests pass by; everything else stays in order after the message that waits, up to a
 // limit; then the stream is not read any more.
 
 /// Bytes that may wait.
@@ -451,7 +451,7 @@ impl Held {
         self.ulpdus.len()
     }
 
-    /// Whether a ULPDU that begins so must wait behind those that wait.
+    /// Whether a ULPDU that begins so must wait after those that wait.
     #[inline]
     pub(super) fn stops(&self, ulpdu: &[u8]) -> bool {
         const PASSING: [u8; 3] = [

@@ -497,7 +497,7 @@ impl Responder {
 
 // What the responder of a queue pair of kind UC drops (InfiniBand Architecture Specification vol.
 // 1 §9.9.3): a message that finds no receive or one that is too short, and a Write that the
-// protection of memory does not allow. The stream goes on behind it.
+// protection of memory does not allow. The stream goes on after it.
 
 /// Which messages are dropped, and what belongs to them.
 #[derive(Debug, Default)]

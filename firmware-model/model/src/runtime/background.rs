@@ -546,10 +546,10 @@ pub(super) fn poll_ready(core: &Core, timeout: Option<Duration>) -> Polled {
         Token::Wake => polled.wake = true,
     });
     drop(asleep);
-    let rung = answer_notifications(core);
+    let notified = answer_notifications(core);
     Polled {
-        arrived: rung.arrived.or(polled.arrived),
-        by_notification: rung.by_notification,
+        arrived: notified.arrived.or(polled.arrived),
+        by_notification: notified.by_notification,
         ..polled
     }
 }

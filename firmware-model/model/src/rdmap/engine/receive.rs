@@ -441,10 +441,10 @@ impl Engine {
         };
         // Where memory is reached by copies, which may begin in the middle of a segment
         // (`ibv_rereg_mr`), one more buffer lies between.
-        let elsewhere = window.as_ref().filter(|(window, _)| window.is_unmapped());
+        let unmapped = window.as_ref().filter(|(window, _)| window.is_unmapped());
         // What is dropped goes into such a buffer, too.
         let dropped = if window.is_none() { segment.len - at } else { 0 };
-        let mut between = (elsewhere.is_some() || dropped > 0).then(|| env.buffers.take());
+        let mut between = (unmapped.is_some() || dropped > 0).then(|| env.buffers.take());
         let mut pieces = self.pieces.take();
         match (&window, &mut between) {
             (Some((_, n)), Some(buffer)) => {

@@ -329,7 +329,7 @@ fn by_buffer(window: &Window<'_>, env: &Env<'_>, copy: impl FnOnce(&mut [u8]) ->
 // for them: one copy, by one processor, where the ring takes two.
 //
 // The message follows on the stream as its last segment, with the payload's length as its message
-// offset and nothing behind its header: all that comes before that offset is in its place. Where
+// offset and nothing after its header: all that comes before that offset is in its place. Where
 // the header has the STag to invalidate it has the number of the receive, so that the peer refuses
 // a message whose payload is in another receive than the one that it takes. Each message has a
 // receive of its own, so no placement has to wait for messages before it (RFC 5041 §5.3: segments
@@ -338,7 +338,7 @@ fn by_buffer(window: &Window<'_>, env: &Env<'_>, copy: impl FnOnce(&mut [u8]) ->
 const _: () = assert!(MAX_INLINE < FILL_ALONE_MIN);
 
 impl Requester {
-    /// Places the payloads of the next request, a Send of `len` bytes, and of those behind it in
+    /// Places the payloads of the next request, a Send of `len` bytes, and of those after it in
     /// the receives that the peer has posted for them, by one call, if they are several and that is
     /// possible.
     #[inline]
@@ -483,7 +483,7 @@ impl Run<'_> {
 }
 
 impl Requester {
-    /// Carries out the next request, a Write or a Read, with those behind it. `None`: there is no
+    /// Carries out the next request, a Write or a Read, with those after it. `None`: there is no
     /// run of them, or something about it needs a closer look.
     #[inline]
     pub(super) fn run(

@@ -266,7 +266,7 @@ pub(super) fn check_pipe(fd: BorrowedFd<'_>) -> Result<(), Errno> {
 }
 
 impl PeerPage {
-    /// The notification page behind the descriptors that a peer passed: memory of [`MEMORY`] bytes,
+    /// The notification page of the descriptors that a peer passed: memory of [`MEMORY`] bytes,
     /// and a pipe.
     ///
     /// # Errors

@@ -498,7 +498,7 @@ impl LocalPeer {
     }
 
     /// Whether the peer wakes us when it has processed what was sent up to `sealed`. If not, it
-    /// will do so for what is sent from now on: whoever receives that finds the word changed.
+    /// will do so for what is sent from now on: the end that receives that finds the word changed.
     pub(crate) fn awaits(&mut self, sealed: u64) -> bool {
         let from = *self.awaited_from.get_or_insert_with(|| {
             self.ours.unawaited.store(0, Ordering::Relaxed);
@@ -580,7 +580,7 @@ impl PeerReceives {
         self.elements.as_ref()?[..self.known].get(at).copied()
     }
 
-    /// Reads receive `number` and those behind it.
+    /// Reads receive `number` and those after it.
     #[cold]
     fn read(&mut self, theirs: &SharedWords<EndWords>, number: u32, process: Pid) {
         self.known = 0;
