@@ -63,7 +63,7 @@ impl Engine {
                     env.counters.add(Counter::RxDatagramErrors, 1);
                     continue;
                 };
-                env.counters.add(Counter::RxBytes, bytes.len() as u64);
+                env.received(bytes.len() as u64);
                 self.take(bytes, packet, port, group, env);
             }
             // A program that polls has what came before the next call.

@@ -235,7 +235,7 @@ impl Engine {
                 Ok(taken) => {
                     env.counters.add(Counter::TxDatagrams, taken as u64);
                     let bytes: usize = run.iter().take(taken).map(|packet| packet.len).sum();
-                    env.counters.add(Counter::TxBytes, bytes as u64);
+                    env.sent(bytes as u64);
                     sent += taken.max(1);
                 }
                 Err(Errno::AGAIN) => {

@@ -112,6 +112,15 @@ unsafe impl<T: SharedRecord> Send for SharedWords<T> {}
 // SAFETY: as above; a shared value gives `&T` alone, and `T` may be shared.
 unsafe impl<T: SharedRecord> Sync for SharedWords<T> {}
 
+impl<T> Clone for SharedWords<T> {
+    fn clone(&self) -> SharedWords<T> {
+        SharedWords {
+            words: self.words,
+            memory: self.memory.clone(),
+        }
+    }
+}
+
 impl<T: SharedRecord> SharedWords<T> {
     /// The memory.
     #[inline]

@@ -562,15 +562,6 @@ impl Service {
         }
     }
 
-    /// A number that grows with what a peer on this host confirms.
-    #[inline]
-    pub(crate) fn confirmed(&self) -> u64 {
-        match self {
-            Service::Connected(engine) => engine.confirmed(),
-            Service::Datagrams(_) => 0,
-        }
-    }
-
     pub(crate) fn peer_progressed(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
         if let Service::Connected(engine) = self {
             engine.peer_progressed(env, stream);

@@ -4,13 +4,14 @@
 //! Terminate reports (rows DDP-V-15, RDM-T-07).
 
 use super::answers::PeerRequest;
-use super::delivery::is_confirmation;
+use super::confirmation::is_confirmation;
 use super::params::Env;
-use super::params::{Identity, Rtr};
+use super::params::Identity;
 use super::requester::{Answer, Requester};
 use super::responder::{Refusal, Responder};
+use super::startup::Startup;
 use super::terminate::Received;
-use super::{delivery, placement, terminate};
+use super::{confirmation, placement, terminate};
 use crate::counters::Counter;
 use crate::memory::{Violation, Window};
 use std::collections::VecDeque;
@@ -36,14 +37,7 @@ pub(super) struct Halves {
     pub(super) qp: Identity,
     pub(super) requester: Requester,
     pub(super) responder: Responder,
-    /// The RTR that the first FPDU should be.
-    pub(super) expected: Option<Rtr>,
-    /// Nothing else will do.
-    pub(super) strict_rtr: bool,
-    /// No message has come yet.
-    pub(super) fresh: bool,
-    /// Nothing was sent yet.
-    pub(super) silent: bool,
+    pub(super) startup: Startup,
     /// MSN of the next message on queue 3.
     pub(super) response_msn: u32,
 }
@@ -54,10 +48,7 @@ impl Halves {
             qp,
             requester,
             responder,
-            expected: None,
-            strict_rtr: false,
-            fresh: true,
-            silent: true,
+            startup: Startup::default(),
             response_msn: 1,
         }
     }
@@ -66,9 +57,13 @@ impl Halves {
     #[inline]
     pub(super) fn receive(&mut self, env: &mut Env<'_>, ulpdu: &[u8]) -> Result<(), Refusal> {
         let (opcode, header, payload) = self.parse(ulpdu)?;
-        if self.fresh && self.is_rtr(env, opcode, &header, payload)? {
-            self.responder.swallow();
-            return Ok(());
+        if self.startup.awaits_message() {
+            let first_msn = self.responder.msn;
+            let message = (&header, payload);
+            if self.startup.first_message(env, opcode, message, first_msn)? {
+                self.responder.swallow();
+                return Ok(());
+            }
         }
         match (&header, opcode) {
             (
@@ -87,7 +82,7 @@ impl Halves {
             (Header::Tagged(header), Opcode::ReadResponse)
                 if !self.qp.unreliable && is_confirmation(header, payload.len()) =>
             {
-                self.requester.delivery.confirmed_to(header.to);
+                self.requester.confirmation.confirmed(header.to);
                 Ok(())
             }
             (Header::Tagged(_), _) => {
@@ -129,40 +124,6 @@ impl Halves {
         }
     }
 
-    /// Checks whether the first message is the RTR, a Send that no program may see. A first message
-    /// other than the agreed one is accepted, too, unless the attachment was strict (row EMPA-21).
-    fn is_rtr(
-        &mut self,
-        env: &Env<'_>,
-        opcode: Opcode,
-        header: &Header,
-        payload: &[u8],
-    ) -> Result<bool, Refusal> {
-        self.fresh = false;
-        let asks_nothing = || ReadRequest::parse(payload).is_ok_and(|request| request.size == 0);
-        let as_agreed = match self.expected {
-            None => return Ok(false),
-            Some(Rtr::Send) => opcode == Opcode::Send && payload.is_empty() && header.last(),
-            Some(Rtr::Write) => opcode == Opcode::Write && payload.is_empty(),
-            Some(Rtr::Read) => opcode == Opcode::ReadRequest && asks_nothing(),
-        };
-        if !as_agreed {
-            self.mismatch(env, opcode)?;
-        }
-        let first = self.responder.msn;
-        let is_first = |h: &Header| matches!(h, Header::Untagged(h) if h.msn == first && h.mo == 0);
-        Ok(as_agreed && self.expected == Some(Rtr::Send) && is_first(header))
-    }
-
-    /// The first message is not the RTR that was agreed on.
-    fn mismatch(&self, env: &Env<'_>, opcode: Opcode) -> Result<(), Refusal> {
-        env.counters.add(Counter::RtrMismatches, 1);
-        if self.strict_rtr && opcode != Opcode::Terminate {
-            return Err(TerminateError::MpaLocalCatastrophic.into());
-        }
-        Ok(())
-    }
-
     /// The segment that begins with `head` and will have `ulpdu_len` bytes, if its payload may be
     /// placed as it arrives. The payload that `head` contains is placed.
     pub(super) fn begin_direct(
@@ -188,10 +149,7 @@ impl Halves {
             // A fixed header of that length is refused when it is complete.
             _ => return Ok(None),
         }
-        // An RTR has no payload to place.
-        if std::mem::take(&mut self.fresh) && self.expected.is_some() {
-            self.mismatch(env, opcode)?;
-        }
+        self.startup.first_message_with_payload(env, opcode)?;
         self.begin(env, &segment)?;
         self.place(env, &segment, 0, payload)?;
         Ok(Some(segment))
@@ -351,7 +309,7 @@ impl Halves {
             Opcode::ReadRequest => {
                 self.responder.answers.check(header)?;
                 let request = ReadRequest::parse(payload)?;
-                self.responder.answers.takes_confirmations |= delivery::is_taken_by_sender_of(&request);
+                self.responder.answers.takes_confirmations |= confirmation::is_taken_by_sender_of(&request);
                 let peer_request = PeerRequest::Read { request, sent: 0 };
                 self.accept(env, ulpdu, peer_request)
                     .map_err(|error| Refusal::ReadRequest(error, request))
@@ -411,7 +369,7 @@ impl Halves {
     }
 
     fn terminated(&self, header: &UntaggedHeader, payload: &[u8]) -> Result<(), Refusal> {
-        let parse = if self.silent {
+        let parse = if self.startup.has_sent_nothing() {
             Terminate::parse_at_startup
         } else {
             Terminate::parse

@@ -16,8 +16,9 @@
 //! | `requester` | work requests become messages, complete in order, and await their answers; `local_peer` reaches into the memory of a peer on this host |
 //! | `inbound` | what an inbound segment is, which half handles it, and the messages that wait for a receive |
 //! | `responder` | Sends and Writes are checked and placed, or dropped (kind UC); `answers` sends Read and Atomic Responses |
+//! | `startup` | which end may send first, and the RTR |
 //! | `turns` | requests and answers alternate |
-//! | `delivery` | how far a peer has processed our messages, and how it confirms them |
+//! | `confirmation` | how far the peer has processed our messages, and so which requests are complete |
 //! | `watch` | how long the peer's system has been silent |
 //! | `terminate` | how an error is reported on the wire, and what a received Terminate means |
 //!
@@ -27,7 +28,7 @@
 
 mod answers;
 pub(crate) mod completions;
-mod delivery;
+mod confirmation;
 mod engine;
 mod explain;
 mod inbound;
@@ -35,6 +36,7 @@ pub(crate) mod params;
 pub(crate) mod placement;
 mod requester;
 mod responder;
+mod startup;
 mod terminate;
 #[cfg(test)]
 mod tests;
@@ -42,6 +44,8 @@ mod turns;
 mod watch;
 
 pub use crate::stream::no_stream::NoStream;
-pub use delivery::{PeerProgress, Rendezvous};
+pub use confirmation::{PeerProgress, Rendezvous};
 pub use engine::Engine;
-pub use params::{Attachment, InvalidAttachment, QpChange, QpParams, Rtr, RxOutcome, TxOutcome, WrongState};
+pub use params::{
+    Attachment, InvalidAttachment, QpChange, QpParams, Rtr, RxOutcome, TxOutcome, WithoutReceive, WrongState,
+};

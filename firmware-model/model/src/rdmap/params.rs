@@ -1,6 +1,6 @@
 //! The parameters of an engine, its inputs, and its results.
 
-use crate::counters::Counters;
+use crate::counters::{Counter, Counters};
 use crate::events::Effects;
 use crate::llp::buffers::BufferPool;
 use crate::memory::{Accessor, MemoryTable, Recent};
@@ -67,6 +67,17 @@ impl Rtr {
 #[error("unknown RTR or flag, or a RTR in the wrong role")]
 pub struct InvalidAttachment;
 
+/// What becomes of a message that finds no receive.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WithoutReceive {
+    /// It is an error of the peer; kind UC drops the message.
+    Refused,
+    /// It waits as long as no receive was taken; after that, it is refused.
+    WaitsAtFirst,
+    /// It waits.
+    Waits,
+}
+
 /// What start-up agreed on.
 #[derive(Debug, Clone)]
 pub struct Attachment {
@@ -78,10 +89,8 @@ pub struct Attachment {
     pub markers_tx: bool,
     /// Markers in what we receive.
     pub markers_rx: bool,
-    /// An empty receive queue stalls the stream.
-    pub stall_on_empty_rq: bool,
-    /// An empty receive queue stalls the stream only until a first receive was taken from it.
-    pub stall_at_first: bool,
+    /// What becomes of a message that finds no receive.
+    pub without_receive: WithoutReceive,
     /// The peer's FIN with nothing outstanding leaves the queue pair as it is.
     pub peer_may_close: bool,
     /// A responder may send first: its peer is known to be ready.
@@ -158,8 +167,11 @@ impl TryFrom<&Attach> for Attachment {
             crc: has(attach::CRC),
             markers_tx: has(attach::MARKERS_TX),
             markers_rx: has(attach::MARKERS_RX),
-            stall_on_empty_rq: has(attach::STALL_ON_EMPTY_RQ),
-            stall_at_first: has(attach::STALL_AT_FIRST),
+            without_receive: match (has(attach::STALL_ON_EMPTY_RQ), has(attach::STALL_AT_FIRST)) {
+                (true, _) => WithoutReceive::Waits,
+                (false, true) => WithoutReceive::WaitsAtFirst,
+                (false, false) => WithoutReceive::Refused,
+            },
             peer_may_close: has(attach::PEER_MAY_CLOSE),
             fence_open: has(attach::FENCE_OPEN),
             delivered: has(attach::DELIVERED),
@@ -320,12 +332,39 @@ pub struct Env<'a> {
     pub counters: &'a Counters,
     /// What to do after the queue pair's lock is dropped.
     pub effects: &'a mut Effects,
+    /// What this run has moved so far.
+    pub moved: Moved,
     /// Set when the host's memory has wrong contents
     /// ([`HostMemory::stopped`](crate::host::HostMemory::stopped)).
     pub stopped: &'a AtomicBool,
 }
 
+/// What a run of a queue pair has moved.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct Moved {
+    /// Bytes came from the peer.
+    pub received: bool,
+    /// The stream, or the local peer's memory, took bytes.
+    pub sent: bool,
+    /// The local peer has processed more of what was sent.
+    pub confirmed: bool,
+}
+
 impl<'a> Env<'a> {
+    /// Counts bytes that came from the peer.
+    #[inline]
+    pub(crate) fn received(&mut self, bytes: u64) {
+        self.counters.add(Counter::RxBytes, bytes);
+        self.moved.received |= bytes > 0;
+    }
+
+    /// Counts bytes that went to the peer.
+    #[inline]
+    pub(crate) fn sent(&mut self, bytes: u64) {
+        self.counters.add(Counter::TxBytes, bytes);
+        self.moved.sent |= bytes > 0;
+    }
+
     /// Registered memory, of which this thread is about to revoke some: it must not wait for
     /// itself.
     #[inline]

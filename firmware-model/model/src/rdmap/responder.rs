@@ -4,7 +4,7 @@
 use super::answers::Answers;
 use super::completions::Completions;
 use super::params::Env;
-use super::params::Identity;
+use super::params::{Identity, WithoutReceive};
 use super::placement::Cursor;
 use super::terminate::Received;
 use super::{placement, terminate};
@@ -73,10 +73,7 @@ pub(super) struct Responder {
     flush_status: Option<WcStatus>,
     /// MSN of the next message on queue 0.
     pub(super) msn: u32,
-    /// The stream waits while the receive queue is empty.
-    pub(super) stalls: bool,
-    /// The stream waits in this way only before the first receive.
-    pub(super) stalls_at_first: bool,
+    pub(super) without_receive: WithoutReceive,
     /// The peer may place payload of Sends in receives before the messages come.
     pub(super) peer_fills: bool,
     /// What is dropped, with kind UC.
@@ -98,8 +95,7 @@ impl Responder {
             receiving: None,
             flush_status: None,
             msn: 1,
-            stalls: false,
-            stalls_at_first: false,
+            without_receive: WithoutReceive::Refused,
             peer_fills: false,
             drops,
             next_immediate: None,
@@ -148,7 +144,9 @@ impl Responder {
         };
         match taken {
             Some(Ok(())) => {
-                self.stalls_at_first = false;
+                if self.without_receive == WithoutReceive::WaitsAtFirst {
+                    self.without_receive = WithoutReceive::Refused;
+                }
                 self.receiving = Some(receiving(self.wqe.room(), false));
                 Ok(())
             }
@@ -157,7 +155,7 @@ impl Responder {
                 self.flush_status = Some(WcStatus::LocQpOpErr);
                 Err(TerminateError::DdpLocalCatastrophic.into())
             }
-            None if self.stalls || self.stalls_at_first => Err(Refusal::Stall),
+            None if self.without_receive != WithoutReceive::Refused => Err(Refusal::Stall),
             None if self.drops.are_on() => {
                 self.receiving = Some(receiving(0, true));
                 Ok(())

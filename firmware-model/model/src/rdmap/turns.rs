@@ -7,7 +7,6 @@ use super::requester::Step;
 use super::terminate::Outgoing;
 use crate::counters::Counter;
 use crate::llp::Llp;
-use crate::rdmap::params::Rtr;
 
 /// Why framing stopped.
 #[derive(Debug)]
@@ -30,20 +29,19 @@ pub(super) struct Turns {
 }
 
 impl Turns {
-    /// Frames ULPDUs: `rtr` before anything else, answers, and with `sends` also work requests.
+    /// Frames ULPDUs: the RTR before anything else, answers, and with `sends` also work requests.
     /// Each costs one of `budget`.
     #[inline]
     pub(super) fn frame(
         &mut self,
         halves: &mut Halves,
         llp: &mut Llp,
-        rtr: Option<Rtr>,
         sends: bool,
         env: &mut Env<'_>,
         budget: &mut u32,
     ) -> Framed {
         let mut fpdus = 0;
-        if let Some(rtr) = rtr {
+        if let Some(rtr) = halves.startup.take_rtr() {
             halves.requester.frame_rtr(rtr, env, llp);
             *budget -= 1;
             fpdus = 1;
@@ -51,7 +49,7 @@ impl Turns {
         let framed = self.frame_messages(halves, llp, sends, env, budget, &mut fpdus);
         env.recent.forget();
         if fpdus > 0 {
-            halves.silent = false;
+            halves.startup.note_sent();
             env.counters.add(Counter::TxFpdus, fpdus.into());
         }
         framed

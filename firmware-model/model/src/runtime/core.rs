@@ -14,7 +14,7 @@ use crate::memory::{MemoryTable, PageRoom, Recent};
 use crate::qp::Qp;
 use crate::queues::{CompletionQueue, SharedReceiveQueue};
 use crate::rdmap::Rendezvous;
-use crate::rdmap::params::Env;
+use crate::rdmap::params::{Env, Moved};
 use crate::schedule::{Schedule, Token};
 use crate::stream::datagram::DatagramSocket;
 use crate::stream::descriptor::Descriptors;
@@ -240,6 +240,7 @@ impl Core {
             buffers: &self.buffers,
             counters,
             effects,
+            moved: Moved::default(),
             stopped: self.stopped,
         }
     }

@@ -5,7 +5,7 @@ use crate::counters::Counter;
 use crate::events::{Effect, Effects, Next, Object, Requests};
 use crate::qp::Burst;
 use crate::qp::{Inner, Qp};
-use crate::rdmap::params::Env;
+use crate::rdmap::params::{Env, Moved};
 use crate::rdmap::{RxOutcome, TxOutcome};
 use crate::schedule::{Timer, Token};
 use crate::time::Nanos;
@@ -48,15 +48,8 @@ impl Qp {
         }
         let due = inner.advance(&env.now);
         let has_room = inner.has_room();
-        let moved = || {
-            let waited = if has_room || requests.intersects(Requests::WRITABLE) {
-                self.counters.value(Counter::TxBytes)
-            } else {
-                0
-            };
-            self.counters.value(Counter::RxBytes).wrapping_add(waited)
-        };
-        let before = (moved(), inner.engine.confirmed());
+        let waited = has_room || requests.intersects(Requests::WRITABLE);
+        let arrived = |moved: Moved| moved.received || moved.confirmed || waited && moved.sent;
         if requests.intersects(Requests::CQ_LOST) {
             inner.with_engine(|engine, stream| engine.fail(QpFault::CqOverflow, &mut env, stream));
         }
@@ -79,14 +72,13 @@ impl Qp {
         if requests.intersects(receives) {
             self.receive(core, inner, &mut env);
         }
-        let arrived = (moved(), inner.engine.confirmed()) != before;
         let sends = !inner.blocked
             || has_room
             || requests
                 .intersects(Requests::WRITABLE | Requests::HANG_UP | Requests::TIMER | Requests::CQ_LOST);
         let is_to_send = match only_polls {
             // What arrived may only have been for the program.
-            true => has_room || arrived && !inner.engine.is_at_rest(),
+            true => has_room || arrived(env.moved) && !inner.engine.is_at_rest(),
             false => true,
         };
         if sends && is_to_send {
@@ -98,7 +90,7 @@ impl Qp {
             self.transmit(core, inner, &mut env, requests);
         }
         self.settle(core, inner, &mut env, due);
-        (moved(), inner.engine.confirmed()) != before
+        arrived(env.moved)
     }
 
     /// A number that changes whenever the program polls for completions: with every poll that finds

@@ -1,19 +1,19 @@
 //! How a connection ends: errors of ours and theirs, the Terminate, FIN and RST, the flush.
 
-use super::{Engine, Progress};
+use super::{Engine, Input, Progress, RnrWait};
 use crate::counters::Counter;
 use crate::llp::loopback::Loopback;
 use crate::llp::{Llp, LlpError};
 use crate::queues::Overflow;
-use crate::rdmap::delivery::PeerProgress;
 use crate::rdmap::explain::Lost;
 use crate::rdmap::inbound::Halves;
 use crate::rdmap::params::Env;
-use crate::rdmap::params::{RxOutcome, TxOutcome};
+use crate::rdmap::params::{RxOutcome, TxOutcome, WithoutReceive};
+use crate::rdmap::startup::Startup;
 use crate::rdmap::terminate::{Outgoing, Received};
 use crate::rdmap::turns::{Framed, Turns};
 use crate::rdmap::watch::Look;
-use crate::rdmap::{delivery, explain};
+use crate::rdmap::{PeerProgress, confirmation, explain};
 use crate::stream::no_stream::NoStream;
 use crate::stream::{Probing, Stream};
 use crate::time::Nanos;
@@ -59,7 +59,7 @@ impl Engine {
         if self.state != QpState::Err || env.is_stopped() {
             return;
         }
-        let taken = self.llp.as_ref().map_or(0, Llp::taken);
+        let taken = self.taken();
         let Halves {
             qp,
             requester,
@@ -79,7 +79,7 @@ impl Engine {
             _ => None,
         };
         let watch = self.watch.deadline();
-        let deadlines = [ending, self.rnr_deadline, self.grace_deadline, watch];
+        let deadlines = [ending, self.rnr_wait.deadline(), self.grace_deadline, watch];
         deadlines.into_iter().flatten().min()
     }
 
@@ -94,8 +94,8 @@ impl Engine {
         if due(self.watch.deadline()) {
             self.look_for_peer(env, stream);
         }
-        if due(self.rnr_deadline) {
-            self.rnr_deadline = None;
+        if due(self.rnr_wait.deadline()) {
+            self.rnr_wait = RnrWait::Endless;
             let ulpdu = self.held.front().unwrap_or_default();
             let message = terminate_for(TerminateError::DdpNoBuffer, ulpdu, ulpdu.len(), None);
             self.terminate(message, QpFault::TerminateSent, env, stream);
@@ -172,7 +172,7 @@ impl Engine {
         }
         let may_close = self.peer_may_close && self.state != QpState::Sqd;
         if between && may_close && awaits {
-            self.peer_closed = true;
+            self.input = Input::Closed;
             self.begin_losing(env);
             return RxOutcome::Finished;
         }
@@ -184,7 +184,7 @@ impl Engine {
         env.effects
             .event(Event::new(EventKind::PeerClosed, self.halves.qp.qid));
         if may_close {
-            self.peer_closed = true;
+            self.input = Input::Closed;
             self.grace_deadline = Some(env.now.get() + self.fin_grace);
             return RxOutcome::Finished;
         }
@@ -202,7 +202,7 @@ impl Engine {
         if self.held.is_empty() || !matches!(self.progress, Progress::Open) {
             return;
         }
-        if self.input_ended {
+        if self.input != Input::Open {
             // All is read: no confirmation comes any more.
             self.complete_at_end(env, stream);
         }
@@ -224,7 +224,7 @@ impl Engine {
         if !matches!(self.progress, Progress::Open) {
             return;
         }
-        let may_send = self.may_send();
+        let may_send = self.halves.startup.may_send();
         let control = message.control();
         let at_fault = self.halves.responder.is_at_fault();
         if fault != QpFault::TerminateSent || at_fault || !self.begin_parting() {
@@ -258,7 +258,7 @@ impl Engine {
                     && !self.parting
                     && let Ok(terminate) = Terminate::parse(message.payload())
                 {
-                    let known = self.known();
+                    let known = self.complete_upto();
                     let Halves { qp, requester, .. } = &mut self.halves;
                     // The effects name the overflowed queue; the queue pair ends in any case.
                     let (Ok(()) | Err(Overflow)) = requester.complete(qp, env, known);
@@ -296,7 +296,7 @@ impl Engine {
             let mut calls = 0;
             let flushed = llp.flush(env.memory, stream, &mut calls);
             env.counters.add(Counter::TxCalls, calls);
-            env.counters.add(Counter::TxBytes, llp.taken() - before);
+            env.sent(llp.taken() - before);
             match flushed {
                 Ok(true) if framed => {
                     self.linger(env, stream);
@@ -323,7 +323,7 @@ impl Engine {
         env.effects
             .qp_error(self.halves.qp.qid, QpFault::TerminateReceived, received.control);
         // Requests that the peer has processed succeed; the request at fault is one of the others.
-        let known = self.known();
+        let known = self.complete_upto();
         let Halves { qp, requester, .. } = &mut self.halves;
         let completed = requester.complete(qp, env, known);
         explain::refused_there(&received, &self.halves.qp, &self.halves.requester, env, stream);
@@ -339,13 +339,10 @@ impl Engine {
     /// complete, a native peer's program gets the reason from the next request; on an rdma_cm
     /// connection the rest is flushed.
     pub(super) fn apply_terminate(&mut self, received: &Received) {
-        let stalls = self.halves.responder.stalls;
+        let stalls = self.halves.responder.without_receive == WithoutReceive::Waits;
         // The peer stopped at the oldest request that is not complete.
         let requester = &self.halves.requester;
-        let tracked = requester.delivery.is_on()
-            || requester.confirms
-            || self.peer_progress.as_ref().is_some_and(PeerProgress::is_tracked)
-            || matches!(self.llp, Some(Llp::Loopback(_)));
+        let tracked = requester.confirmation.is_by_peer() || matches!(self.llp, Some(Llp::Loopback(_)));
         let status = match received.status {
             Some(_) if received.no_buffer && stalls => WcStatus::RnrRetryExcErr,
             Some(status) => status,
@@ -368,7 +365,9 @@ impl Engine {
     /// The stream is lost (row DDP-T-06).
     pub(super) fn lose(&mut self, how: Lost, env: &mut Env<'_>, stream: &dyn Stream) {
         if self.concluding {
-            self.input_ended = true;
+            if self.input == Input::Open {
+                self.input = Input::Ended;
+            }
             return;
         }
         env.counters.add(Counter::StreamsLost, 1);
@@ -379,7 +378,7 @@ impl Engine {
         let lost = u32::from(TerminateError::MpaConnectionLost as u16) << 16;
         env.effects
             .qp_error(self.halves.qp.qid, QpFault::StreamLost, lost);
-        if self.peer_may_close || self.halves.requester.delivered {
+        if self.peer_may_close || self.halves.requester.confirmation.is_delivery() {
             self.halves.requester.flush_status = Some(WcStatus::RetryExcErr);
         }
         self.end(env);
@@ -412,8 +411,7 @@ impl Engine {
     /// Stops all waiting: no message waits for a receive any more, and no deadline remains.
     fn stop_waiting(&mut self) {
         self.held.clear();
-        self.waiting = false;
-        (self.rnr_deadline, self.grace_deadline) = (None, None);
+        (self.rnr_wait, self.grace_deadline) = (RnrWait::None, None);
         self.watch.end();
     }
 
@@ -427,7 +425,6 @@ impl Engine {
             let known = self.known_at_end();
             self.halves.requester.flights.settle(known);
         }
-        self.peer_progress = None;
         self.count_accesses(env.counters);
         self.halves.requester.part();
         if self.parting {
@@ -483,7 +480,7 @@ impl Engine {
         self.concluding = true;
         self.take_in(env, stream);
         if matches!(self.progress, Progress::Open)
-            && self.may_send()
+            && self.halves.startup.may_send()
             && !self.halves.requester.is_within_message()
         {
             // The answers to Reads.
@@ -522,14 +519,17 @@ impl Engine {
             true => self.take_in_last(env, stream),
             false => self.take_in(env, stream),
         }
-        if matches!(self.progress, Progress::Open) && (is_ours || !self.peer_closed) {
+        if matches!(self.progress, Progress::Open) && (is_ours || self.input != Input::Closed) {
             self.llp_failed(error, env, stream);
         }
     }
 
     /// Confirms what we have processed, as the last message before our FIN.
     pub(super) fn confirm_last(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
-        if !matches!(self.progress, Progress::Open) || !self.may_send() || !self.frame_confirmation(env) {
+        if !matches!(self.progress, Progress::Open)
+            || !self.halves.startup.may_send()
+            || !self.frame_confirmation(env)
+        {
             return;
         }
         if let Some(llp) = &mut self.llp {
@@ -537,7 +537,7 @@ impl Engine {
             // A stream that takes no more, or is lost, ends without it.
             let (Ok(_) | Err(_)) = llp.flush(env.memory, stream, &mut calls);
             env.counters.add(Counter::TxCalls, calls);
-            env.counters.add(Counter::TxBytes, llp.taken() - before);
+            env.sent(llp.taken() - before);
         }
     }
 
@@ -572,7 +572,7 @@ impl Engine {
             return false;
         }
         self.told = processed;
-        llp.open(env.buffers, delivery::header(processed), 0);
+        llp.open(env.buffers, confirmation::header(processed), 0);
         llp.seal();
         env.counters.add(Counter::TxFpdus, 1);
         true
@@ -580,20 +580,13 @@ impl Engine {
 
     /// The position up to which requests succeed if the connection ends now.
     pub(super) fn known_at_end(&self) -> u64 {
-        match self.halves.requester.delivered {
-            true => self.known(),
-            // A completion says that the stream has taken the request.
-            false => self.llp.as_ref().map_or(0, Llp::taken),
-        }
+        self.halves.requester.confirmation.at_end(self.taken())
     }
 
     /// The peer has finished, and we have read all: completes what succeeded. Returns whether
     /// requests are left, which nobody will complete.
     pub(super) fn complete_at_end(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) -> bool {
-        if !self.halves.requester.delivered {
-            self.halves.requester.await_no_more();
-            self.peer_progress = None;
-        }
+        self.halves.requester.confirmation.peer_finished();
         self.peer_progressed(env, stream);
         self.is_awaiting_peer()
     }
@@ -628,7 +621,7 @@ impl Engine {
 
     /// The peer has processed more of this end's messages: completes what succeeded.
     pub fn peer_progressed(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
-        let known = self.known();
+        let known = self.complete_upto();
         let Halves { qp, requester, .. } = &mut self.halves;
         if let Err(Overflow) = requester.complete(qp, env, known) {
             self.fail(QpFault::CqOverflow, env, stream);
@@ -643,7 +636,7 @@ impl Engine {
     pub(super) fn fail_locally(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
         self.state = QpState::Sqe;
         self.halves.requester.has_failed = true;
-        self.halves.requester.delivery.confirm_all();
+        self.halves.requester.confirmation.confirm_all();
         self.end_if_failed(env, stream);
     }
 
@@ -652,7 +645,7 @@ impl Engine {
     pub(super) fn end_if_failed(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
         let Halves { qp, requester, .. } = &self.halves;
         // Nothing, not even a Read that confirms, may come between the segments of a message.
-        let waits = requester.delivered && !requester.torn && !requester.is_failed_next();
+        let waits = requester.confirmation.is_delivery() && !requester.torn && !requester.is_failed_next();
         if !requester.has_failed || qp.unreliable || waits || self.concluding {
             return;
         }
@@ -663,13 +656,13 @@ impl Engine {
 
     /// The peer is a queue pair of this device: requests complete when it has processed them.
     pub fn track_peer(&mut self, peer_progress: PeerProgress) {
-        self.peer_progress = Some(peer_progress);
+        self.halves.requester.confirmation.track(peer_progress);
     }
 
     /// Whether this end has processed more of the peer's messages since the last call.
     #[inline]
     pub fn has_progressed(&mut self) -> bool {
-        self.peer_progress.as_mut().is_some_and(PeerProgress::moved)
+        self.halves.requester.confirmation.has_news()
     }
 }
 
@@ -723,17 +716,9 @@ impl Engine {
         self.parting = false;
         self.progress = Progress::Detached;
         self.llp = None;
-        (self.fpdu_received, self.input_ended, self.peer_closed) = (false, false, false);
+        self.input = Input::Open;
         self.turns = Turns::default();
-        self.rtr = None;
-        let Halves {
-            fresh,
-            silent,
-            response_msn,
-            expected,
-            ..
-        } = &mut self.halves;
-        (*fresh, *silent, *response_msn, *expected) = (true, true, 1, None);
+        (self.halves.startup, self.halves.response_msn) = (Startup::default(), 1);
     }
 
     /// Whether requests are carried out though there is no stream.
@@ -751,7 +736,7 @@ impl Engine {
             let mut llp = Llp::Loopback(Box::new(nowhere));
             let framed = self
                 .turns
-                .frame(&mut self.halves, &mut llp, None, sends, env, &mut budget);
+                .frame(&mut self.halves, &mut llp, sends, env, &mut budget);
             nowhere = match llp {
                 Llp::Loopback(loopback) => *loopback,
                 Llp::Mpa(_) => Loopback::default(),
@@ -794,7 +779,7 @@ impl Engine {
         if !self.halves.requester.is_failed_next() {
             return;
         }
-        let known = self.known();
+        let known = self.complete_upto();
         let Halves { qp, requester, .. } = &mut self.halves;
         let torn = std::mem::take(&mut requester.torn);
         if let Err(Overflow) = requester.flush(qp, env, known) {
@@ -850,7 +835,7 @@ impl Engine {
     fn waits_for_peer(&self) -> bool {
         matches!(self.progress, Progress::Open)
             && (self.is_awaiting_peer()
-                || self.halves.requester.delivery.last_sent() > self.watch.acknowledged)
+                || self.halves.requester.confirmation.last_sent() > self.watch.acknowledged)
     }
 
     /// Looks how the peer's system has answered since the last look.
@@ -858,7 +843,7 @@ impl Engine {
         let Some(answers) = stream.answers() else {
             return self.watch.end();
         };
-        let taken = self.llp.as_ref().map_or(0, Llp::taken);
+        let taken = self.taken();
         self.watch.acknowledged = taken.saturating_sub(answers.unacknowledged.into());
         if !self.waits_for_peer() {
             if self.watch.rest() {

@@ -14,13 +14,14 @@ mod ending;
 mod receive;
 mod send;
 
-use super::delivery::PeerProgress;
+use super::confirmation::Confirmation;
 use super::inbound::Held;
 use super::inbound::{Halves, Segment};
 use super::params::Env;
 use super::requester::Requester;
 use super::responder::Drops;
 use super::responder::Responder;
+use super::startup::Startup;
 use super::terminate::Outgoing;
 use super::turns::Turns;
 use super::watch::Watch;
@@ -60,6 +61,36 @@ enum Progress {
     Ended,
 }
 
+/// What may still come from the peer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Input {
+    /// More bytes.
+    Open,
+    /// Nothing: its FIN was read, or the stream is lost. What came before is still processed.
+    Ended,
+    /// Nothing: its FIN was acted on, and the queue pair stays as it is.
+    Closed,
+}
+
+/// How long the message at the front of those that wait for a receive may still wait.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum RnrWait {
+    /// None waits.
+    None,
+    Endless,
+    /// Until then; the message fails at that time.
+    Until(Nanos),
+}
+
+impl RnrWait {
+    fn deadline(self) -> Option<Nanos> {
+        match self {
+            RnrWait::Until(at) => Some(at),
+            RnrWait::None | RnrWait::Endless => None,
+        }
+    }
+}
+
 /// One queue pair's protocol.
 #[derive(Debug)]
 pub struct Engine {
@@ -67,32 +98,18 @@ pub struct Engine {
     llp: Option<Llp>,
     state: QpState,
     progress: Progress,
-    /// We sent the MPA Request, or the peer is known to be ready: we may send first (RFC 5044
-    /// §7.1.2(4)).
-    may_begin: bool,
-    /// We sent the MPA Request.
-    initiator: bool,
-    /// A valid FPDU has come.
-    fpdu_received: bool,
-    rtr: Option<Rtr>,
     turns: Turns,
     peer_may_close: bool,
-    /// The peer's FIN came, and work continues.
-    peer_closed: bool,
     /// There is no way to the peer: the next send fails.
     unreachable: bool,
     fin_grace: Duration,
     rnr_timeout: Duration,
     /// Messages that wait for a receive.
     held: Held,
-    /// The time of the first held message is running.
-    waiting: bool,
-    /// The peer's FIN was read, or nothing more can be.
-    input_ended: bool,
+    rnr_wait: RnrWait,
+    input: Input,
     /// What has arrived is taken in because this side ends: the end of the stream does not matter.
     concluding: bool,
-    /// When the message that waits for a receive fails.
-    rnr_deadline: Option<Nanos>,
     /// When requests fail, or posted receives are flushed, after the peer's FIN.
     grace_deadline: Option<Nanos>,
     /// The segment whose payload is being read to its place, how much of it is there, and where its
@@ -102,13 +119,8 @@ pub struct Engine {
     pieces: PieceRoom,
     terminate_sent: u32,
     terminate_received: u32,
-    /// How far each end has processed the other's messages: present if the peer is a queue pair of
-    /// this device, as long as the peer counts.
-    peer_progress: Option<PeerProgress>,
     /// Kind UC: the stream ends, and the queue pair stays as it is.
     parting: bool,
-    /// What the local peer had processed at the last look.
-    confirmed: u64,
     watch: Watch,
     /// Up to where a confirmation told the peer that its messages are processed.
     told: u64,
@@ -133,29 +145,21 @@ impl Engine {
             llp: None,
             state: QpState::Reset,
             progress: Progress::Detached,
-            may_begin: false,
-            initiator: false,
-            fpdu_received: false,
-            rtr: None,
             turns: Turns::default(),
             held: Held::default(),
-            waiting: false,
-            input_ended: false,
+            rnr_wait: RnrWait::None,
+            input: Input::Open,
             concluding: false,
             peer_may_close: false,
-            peer_closed: false,
             unreachable: false,
             fin_grace: Duration::ZERO,
             rnr_timeout: Duration::MAX,
-            rnr_deadline: None,
             grace_deadline: None,
             direct: None,
             pieces: PieceRoom::default(),
             terminate_sent: 0,
             terminate_received: 0,
-            peer_progress: None,
             parting: false,
-            confirmed: 0,
             watch: Watch::default(),
             told: 0,
         }
@@ -264,7 +268,7 @@ impl Engine {
         if attachment.terminate != 0 {
             // Start-up failed behind the Reply: RFC 6581 §9 requires the initiator to report it in
             // an FPDU.
-            self.fpdu_received = true;
+            self.halves.startup.abort();
             self.terminate(
                 Outgoing::from_control(attachment.terminate),
                 QpFault::TerminateSent,
@@ -285,11 +289,8 @@ impl Engine {
         if let Some(tap) = capture() {
             self.llp = Some(Llp::Loopback(Box::new(Loopback::captured(tap))));
         }
-        self.may_begin = true;
-        // What the loopback has taken is delivered.
-        self.halves.requester.delivery.stop();
-        self.rtr = None;
-        self.halves.expected = None;
+        self.halves.startup = Startup::of_own_peer();
+        self.halves.requester.confirmation.stop_reads();
         self.halves.responder.msn = attachment.first_msn;
         Ok(())
     }
@@ -303,36 +304,24 @@ impl Engine {
         }
         self.llp = Some(llp);
         self.progress = Progress::Open;
-        self.initiator = attachment.initiator;
-        self.may_begin = attachment.initiator || attachment.fence_open;
-        self.rtr = attachment.rtr_send;
+        self.halves.startup = Startup::new(attachment);
         self.peer_may_close = attachment.peer_may_close;
         self.fin_grace = attachment.fin_grace;
         let needs_slot = |rtr| u32::from(rtr == Some(Rtr::Read));
         let Halves {
-            requester,
-            responder,
-            expected,
-            strict_rtr,
-            ..
+            requester, responder, ..
         } = &mut self.halves;
-        requester.begin(attachment.first_msn);
+        let confirmation = Confirmation::new(attachment.delivered && !unreliable, attachment.confirmation);
+        requester.begin(attachment.first_msn, confirmation);
         responder.answers.ird = needs_slot(attachment.rtr_expect);
         if !unreliable {
             requester.ord = attachment.ord;
             requester.ord_limit = attachment.ord_limit;
-            requester.delivered = attachment.delivered;
-            if attachment.delivered {
-                requester.delivery.begin(attachment.confirmation);
-            }
             responder.answers.takes_confirmations = attachment.confirmation;
             responder.answers.spare = u32::from(attachment.spare_read);
             responder.answers.ird = attachment.ird.max(responder.answers.ird);
-            responder.stalls = attachment.stall_on_empty_rq;
-            responder.stalls_at_first = attachment.stall_at_first;
+            responder.without_receive = attachment.without_receive;
         }
-        *expected = attachment.rtr_expect;
-        *strict_rtr = attachment.strict_rtr;
         Ok(())
     }
 
@@ -391,7 +380,7 @@ impl Engine {
             Some(state) => {
                 self.state = state;
                 if state == QpState::Sqd {
-                    self.halves.requester.delivery.confirm_all();
+                    self.halves.requester.confirmation.confirm_all();
                 }
                 self.close_if_drained(env, stream);
             }
@@ -428,12 +417,6 @@ impl Engine {
             (from, to) if from == to && matches!(to, Init | Rts) => Ok(()),
             _ => Result::Err(WrongState),
         }
-    }
-
-    /// Whether our direction is open (RFC 5044 §7.1.2(4)): a responder sends nothing before a valid
-    /// FPDU arrived.
-    fn may_send(&self) -> bool {
-        self.may_begin || self.fpdu_received
     }
 
     /// MSNs of the next messages of ours on queues 0 (Sends), 1 (requests) and 3 (Atomic

@@ -1,7 +1,7 @@
 //! Receiving: what came is delivered, then more is read.
 
 use super::ending::terminate_for;
-use super::{Engine, Progress};
+use super::{Engine, Input, Progress, RnrWait};
 use crate::counters::Counter;
 use crate::host::PieceMut;
 use crate::llp::mpa::Filled;
@@ -12,13 +12,14 @@ use crate::rdmap::explain::Lost;
 use crate::rdmap::inbound::{Halves, Held, Segment};
 use crate::rdmap::params::Env;
 use crate::rdmap::params::RxOutcome;
+use crate::rdmap::requester::Requester;
 use crate::rdmap::responder::Refusal;
 use crate::rdmap::terminate::{Outgoing, Received};
 use crate::stream::no_stream::NoStream;
 use crate::stream::{Stream, StreamError};
 use crate::tuning::{CONFIRMED_TOGETHER, RX_BUDGET};
 use std::time::Duration;
-use urnic_device::event::{Event, EventKind, QpFault};
+use urnic_device::event::QpFault;
 use urnic_wire::ddp;
 use urnic_wire::mpa::MAX_MULPDU;
 
@@ -57,7 +58,7 @@ impl Engine {
 
     /// The outcome when the stream has nothing more.
     fn outcome(&self) -> RxOutcome {
-        match (self.held.is_empty(), self.input_ended) {
+        match (self.held.is_empty(), self.input != Input::Open) {
             (false, _) => RxOutcome::Stalled,
             (true, false) => RxOutcome::Drained,
             (true, true) => RxOutcome::Finished,
@@ -76,23 +77,23 @@ impl Engine {
             if let Err(stop) = self.deliver_fpdus(env) {
                 return self.stop(stop, env, stream);
             }
-            if self.input_ended && self.held.is_empty() && !(self.peer_closed || self.concluding) {
+            if self.input == Input::Ended && self.held.is_empty() && !self.concluding {
                 return self.peer_finished(env, stream);
             }
             match filled {
-                _ if self.input_ended || env.is_stopped() => return self.outcome(),
+                _ if self.input != Input::Open || env.is_stopped() => return self.outcome(),
                 Filled::All if budget == 0 => return RxOutcome::More,
                 Filled::All => {}
                 Filled::Short | Filled::Nothing => return self.outcome(),
                 Filled::Fin => {
-                    self.input_ended = true;
+                    self.input = Input::Ended;
                     continue;
                 }
             }
             env.counters.add(Counter::RxCalls, 1);
             match self.fill(env, stream) {
                 Ok((bytes, outcome)) => {
-                    env.counters.add(Counter::RxBytes, bytes as u64);
+                    env.received(bytes as u64);
                     probes::received(self.halves.qp.label, bytes);
                     budget = budget.saturating_sub(bytes);
                     filled = outcome;
@@ -131,13 +132,12 @@ impl Engine {
                 Ok(false) => break Ok(false),
                 Err(error) => break Err(Stop::Llp(error)),
             }
-            let is_first = !std::mem::replace(&mut self.fpdu_received, true);
             let ulpdu = rx.ulpdu();
-            if let Err(stop) = admit(&mut self.halves, &mut self.held, env, rx.position(), ulpdu) {
+            let admitted = admit(&mut self.halves, &mut self.held, env, rx.position(), ulpdu);
+            let Halves { qp, startup, .. } = &mut self.halves;
+            startup.fpdu_received(qp, env, admitted.is_ok());
+            if let Err(stop) = admitted {
                 break Err(stop);
-            }
-            if is_first {
-                note_first_fpdu(&self.halves, env, self.initiator, self.may_begin);
             }
             if ulpdu.len() > MAX_MULPDU.into() {
                 env.counters.add(Counter::OversizeUlpdus, 1);
@@ -163,11 +163,13 @@ impl Engine {
         match &mut self.llp {
             Some(Llp::Mpa(mpa)) => {
                 let position = held.unwrap_or_else(|| mpa.rx.position());
-                let local_peer = &mut self.halves.requester.local_peer;
-                if let Some(peer_progress) = &mut self.peer_progress {
-                    peer_progress.advance(position, local_peer.is_none());
-                }
-                // A peer that is notified looks at both.
+                let Requester {
+                    confirmation,
+                    local_peer,
+                    ..
+                } = &mut self.halves.requester;
+                // A local peer is notified, and looks at both.
+                confirmation.note_processed(position, local_peer.is_none());
                 if let Some(local_peer) = local_peer {
                     local_peer.confirm(position, held.is_some());
                     // It may have been introduced by that.
@@ -191,7 +193,7 @@ impl Engine {
             }
             self.held.release();
             // The next message has its own waiting time.
-            (self.waiting, self.rnr_deadline) = (false, None);
+            self.rnr_wait = RnrWait::None;
             self.grace_deadline = None;
         }
         Ok(())
@@ -200,11 +202,12 @@ impl Engine {
     /// Sets the time for a message that has begun to wait for a receive.
     pub(super) fn note_waiting(&mut self, env: &Env<'_>) {
         if self.held.is_empty() {
-            (self.waiting, self.rnr_deadline) = (false, None);
-        } else if !self.waiting {
-            self.waiting = true;
-            let ends = self.rnr_timeout < Duration::MAX;
-            self.rnr_deadline = ends.then(|| env.now.get() + self.rnr_timeout);
+            self.rnr_wait = RnrWait::None;
+        } else if self.rnr_wait == RnrWait::None {
+            self.rnr_wait = match self.rnr_timeout {
+                Duration::MAX => RnrWait::Endless,
+                timeout => RnrWait::Until(env.now.get() + timeout),
+            };
             env.counters.add(Counter::RxStalls, 1);
         }
     }
@@ -274,7 +277,7 @@ impl Engine {
                     break RxOutcome::Ended;
                 }
                 Ok(n) => {
-                    env.counters.add(Counter::RxBytes, n as u64);
+                    env.received(n as u64);
                     budget = budget.saturating_sub(n);
                     if n < requested && stream.has_input() != Some(true) {
                         break RxOutcome::Drained;
@@ -292,22 +295,6 @@ impl Engine {
         };
         env.buffers.give(scratch);
         outcome
-    }
-}
-
-/// The first FPDU is complete, and its message or segment was accepted. The driver reports the
-/// connection as established at this event: the peer's Terminate, an error or a refused RTR must
-/// not cause it (row EMPA-40).
-#[cold]
-pub(super) fn note_first_fpdu(halves: &Halves, env: &mut Env<'_>, initiator: bool, may_begin: bool) {
-    // A responder sends nothing before it has an FPDU (RFC 5044 §7.1.2): this one came with its
-    // Reply.
-    if initiator && halves.silent {
-        env.counters.add(Counter::EarlyFpdus, 1);
-    }
-    // A side that may begin anyway waits for nothing.
-    if !may_begin {
-        env.effects.event(Event::new(EventKind::FirstFpdu, halves.qp.qid));
     }
 }
 
@@ -494,15 +481,14 @@ impl Engine {
             return Ok(());
         }
         let segment = *segment;
-        let is_first = !std::mem::replace(&mut self.fpdu_received, true);
         env.counters.add(Counter::RxFpdus, 1);
-        if let Err(refusal) = self.halves.end(env, &segment) {
+        let ended = self.halves.end(env, &segment);
+        let Halves { qp, startup, .. } = &mut self.halves;
+        startup.fpdu_received(qp, env, ended.is_ok());
+        if let Err(refusal) = ended {
             return Err(Stop::in_segment(refusal, &segment));
         }
         self.direct = None;
-        if is_first {
-            note_first_fpdu(&self.halves, env, self.initiator, self.may_begin);
-        }
         self.halves.responder.cq.flush(env)?;
         self.note_progress();
         Ok(())

@@ -1,13 +1,12 @@
 //! Sending: framing and flushing in turn.
 
-use super::receive::{Stop, admit, note_first_fpdu};
-use super::{Engine, Progress};
+use super::receive::{Stop, admit};
+use super::{Engine, Input, Progress};
 use crate::counters::{Counter, Counters};
 use crate::llp::Llp;
 use crate::llp::mpa::{Receiver, SHORT_FPDU};
 use crate::probes;
 use crate::queues::Overflow;
-use crate::rdmap::delivery::PeerProgress;
 use crate::rdmap::explain::Lost;
 use crate::rdmap::inbound::Halves;
 use crate::rdmap::params::Env;
@@ -26,20 +25,13 @@ impl Engine {
     pub fn is_at_rest(&self) -> bool {
         matches!(self.progress, Progress::Open)
             && matches!(self.state, QpState::Rtr | QpState::Rts)
-            && self.rtr.is_none()
-            && !self.is_peer_tracked()
+            && !self.halves.startup.owes_rtr()
+            && !self.halves.requester.confirmation.is_same_device()
             && self.halves.requester.is_at_rest()
             && self.halves.responder.answers.is_empty()
             // What came before a message that waits is confirmed.
             && self.held.is_empty()
             && self.llp.as_ref().is_some_and(Llp::is_flushed)
-    }
-
-    /// Whether the peer is a queue pair of this device: a stream between two addresses that are one
-    /// may turn out to be another process's.
-    #[inline]
-    fn is_peer_tracked(&self) -> bool {
-        self.peer_progress.as_ref().is_some_and(PeerProgress::is_tracked)
     }
 
     /// Sends what can be sent.
@@ -61,10 +53,10 @@ impl Engine {
                 return TxOutcome::Idle;
             }
         }
-        if !self.may_send() {
+        if !self.halves.startup.may_send() {
             return TxOutcome::Idle;
         }
-        if self.peer_closed {
+        if self.input == Input::Closed {
             // Requests that are posted now fail, too.
             if self.is_awaiting_peer() {
                 self.begin_losing(env);
@@ -73,7 +65,8 @@ impl Engine {
         }
         let mut outcome = self.pump(env, stream);
         // A request may have waited for that.
-        while outcome == TxOutcome::Idle && self.is_newly_confirmed(env, stream) {
+        while outcome == TxOutcome::Idle && self.look_for_all() {
+            self.complete_confirmed(env, stream);
             outcome = self.pump(env, stream);
         }
         if let Some(llp) = &mut self.llp {
@@ -99,25 +92,18 @@ impl Engine {
             let sends = (matches!(self.state, QpState::Rtr | QpState::Rts | QpState::Sqd)
                 || self.halves.requester.has_failed)
                 && !self.concluding;
-            let rtr = self.rtr.take();
-            let delivery = &mut self.halves.requester.delivery;
-            if delivery.is_on() && self.peer_progress.as_ref().is_some_and(PeerProgress::is_tracked) {
-                // Both ends are on this device, which sees the delivery of messages.
-                delivery.stop();
-            }
-            let framed = self
-                .turns
-                .frame(&mut self.halves, llp, rtr, sends, env, &mut budget);
+            self.halves.requester.confirmation.prefer_same_device();
+            let framed = self.turns.frame(&mut self.halves, llp, sends, env, &mut budget);
             let before = llp.taken();
             let mut calls = 0;
             let flushed = llp.flush(env.memory, stream, &mut calls);
             let taken = llp.taken();
             env.counters.add(Counter::TxCalls, calls);
-            env.counters.add(Counter::TxBytes, taken - before);
+            env.sent(taken - before);
             if taken != before {
                 probes::sent(self.halves.qp.label, taken - before);
             }
-            let known = self.known();
+            let known = self.complete_upto();
             let Halves { qp, requester, .. } = &mut self.halves;
             if let Err(Overflow) = requester.complete(qp, env, known) {
                 self.fail(QpFault::CqOverflow, env, stream);
@@ -173,11 +159,11 @@ impl Engine {
 
     /// In the closing state with nothing left to do: sends our FIN (row DDP-T-05).
     pub(super) fn close_if_drained(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
-        let taken = self.llp.as_ref().map_or(0, Llp::taken);
+        let taken = self.taken();
         if self.state == QpState::Sqd
             && matches!(self.progress, Progress::Open)
             && self.is_quiet()
-            && self.halves.requester.is_confirmed(taken)
+            && self.halves.requester.confirmation.is_all(taken)
         {
             self.confirm_last(env, stream);
             self.linger(env, stream);
@@ -196,14 +182,15 @@ impl Engine {
     pub fn transmit_alone(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) -> bool {
         let is_plain = matches!(self.progress, Progress::Open)
             && self.state == QpState::Rts
-            && self.may_send()
-            && self.rtr.is_none()
-            && !(self.unreachable || self.peer_closed);
+            && self.halves.startup.may_send()
+            && !self.halves.startup.owes_rtr()
+            && !self.unreachable
+            && self.input != Input::Closed;
         let Halves {
             qp,
             requester,
             responder,
-            silent,
+            startup,
             ..
         } = &mut self.halves;
         if !is_plain || !responder.answers.is_empty() {
@@ -226,10 +213,10 @@ impl Engine {
                 if requester.send_alone(wqe, qp, env, &mut mpa.tx, stream).is_none() {
                     return false;
                 }
-                *silent = false;
+                startup.note_sent();
                 let taken = mpa.tx.taken() - before;
                 env.counters.add(Counter::TxCalls, 1);
-                env.counters.add(Counter::TxBytes, taken);
+                env.sent(taken);
                 probes::sent(qp.label, taken);
                 mpa.tx.is_flushed()
             }
@@ -244,7 +231,11 @@ impl Engine {
         let Some(Llp::Mpa(mpa)) = &mut self.llp else {
             return Ok(false);
         };
-        if !mpa.rx.is_plain_and_empty() || !self.held.is_empty() || self.input_ended || env.is_stopped() {
+        if !mpa.rx.is_plain_and_empty()
+            || !self.held.is_empty()
+            || self.input != Input::Open
+            || env.is_stopped()
+        {
             return Ok(false);
         }
         let mut bytes = [0; SHORT_FPDU];
@@ -252,19 +243,17 @@ impl Engine {
             return Ok(false);
         };
         env.counters.add(Counter::RxCalls, 1);
-        env.counters.add(Counter::RxBytes, bytes.len() as u64);
+        env.received(bytes.len() as u64);
         probes::received(self.halves.qp.label, bytes.len());
         let Some(ulpdu) = Receiver::ulpdu_of(bytes) else {
             mpa.rx.accept(env.buffers, bytes);
             return Ok(false);
         };
-        let is_first = !std::mem::replace(&mut self.fpdu_received, true);
         let admitted = admit(&mut self.halves, &mut self.held, env, mpa.rx.position(), ulpdu);
+        let Halves { qp, startup, .. } = &mut self.halves;
+        startup.fpdu_received(qp, env, admitted.is_ok());
         match &admitted {
             Ok(()) => {
-                if is_first {
-                    note_first_fpdu(&self.halves, env, self.initiator, self.may_begin);
-                }
                 mpa.rx.pass(bytes.len());
                 env.counters.add(Counter::RxFpdus, 1);
             }
@@ -308,10 +297,8 @@ impl Engine {
         }
         responder.peer_fills = local_peer.may_fill();
         local_peer.permit(qp.pd, qp.access);
-        requester.confirms = requester.delivery.is_on();
-        local_peer.begin_awaiting(requester.confirms);
-        // The word in memory takes the place of Reads.
-        requester.delivery.stop();
+        let is_awaited = requester.confirmation.use_word(local_peer.processed_word());
+        local_peer.begin_awaiting(is_awaited);
         requester.local_peer = Some(local_peer);
     }
 
@@ -321,12 +308,6 @@ impl Engine {
         self.halves.responder.peer_fills = true;
     }
 
-    /// A number that grows with what the local peer says it has processed.
-    #[inline]
-    pub fn confirmed(&self) -> u64 {
-        self.confirmed
-    }
-
     /// Completes what the local peer has processed since the last look.
     #[inline]
     pub(super) fn note_confirmed(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
@@ -334,31 +315,17 @@ impl Engine {
             local_peer.look_for_introduction();
             self.halves.responder.peer_fills = local_peer.may_fill();
         }
-        let Some(local_peer) = self.halves.requester.awaited() else {
-            return;
-        };
-        // A hostile local peer may say anything, at any time.
-        let taken = self.llp.as_ref().map_or(0, Llp::taken);
-        let confirmed = local_peer.confirmed().min(taken);
-        if confirmed > self.confirmed {
-            self.confirmed = confirmed;
-            self.peer_progressed(env, stream);
-            self.close_if_drained(env, stream);
+        let taken = self.taken();
+        if self.halves.requester.confirmation.look(taken) {
+            self.complete_confirmed(env, stream);
         }
     }
 
-    /// Whether the local peer has processed all that was sent, some of it since the last look. That
-    /// happens once for what was sent: it cannot say so again and again, byte by byte.
-    #[inline]
-    pub(super) fn is_newly_confirmed(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) -> bool {
-        let taken = self.llp.as_ref().map_or(0, Llp::taken);
-        let awaited = self.halves.requester.awaited();
-        if awaited.is_none_or(|local_peer| local_peer.confirmed() < taken) {
-            return false;
-        }
-        let before = self.confirmed;
-        self.note_confirmed(env, stream);
-        self.confirmed != before
+    /// The local peer has processed more: completes that.
+    fn complete_confirmed(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
+        env.moved.confirmed = true;
+        self.peer_progressed(env, stream);
+        self.close_if_drained(env, stream);
     }
 
     /// Counts what the local peer has done in our memory.
@@ -370,13 +337,22 @@ impl Engine {
         }
     }
 
-    /// The bytes that we sent of which the outcome is known, as far as it can be.
+    /// The position up to which the stream has taken what we sent.
     #[inline]
-    pub(super) fn known(&self) -> u64 {
-        let taken = self.llp.as_ref().map_or(0, Llp::taken);
-        let known = self.halves.requester.known(taken);
-        self.peer_progress
-            .as_ref()
-            .map_or(known, |peer_progress| peer_progress.known(known))
+    pub(super) fn taken(&self) -> u64 {
+        self.llp.as_ref().map_or(0, Llp::taken)
+    }
+
+    /// Whether the local peer has processed all that was sent, some of it since the last look.
+    #[inline]
+    fn look_for_all(&mut self) -> bool {
+        let taken = self.taken();
+        self.halves.requester.confirmation.look_for_all(taken)
+    }
+
+    /// The position up to which our requests are complete.
+    #[inline]
+    pub(super) fn complete_upto(&self) -> u64 {
+        self.halves.requester.confirmation.upto(self.taken())
     }
 }

@@ -27,27 +27,6 @@ use urnic_device::vocabulary::WcStatus;
 use urnic_device::wqe::{MAX_INLINE, Opcode, SendFlags};
 
 impl Requester {
-    /// The position up to which requests are complete, if the stream has taken all up to `taken`.
-    #[inline]
-    pub(in crate::rdmap) fn known(&self, taken: u64) -> u64 {
-        match &self.local_peer {
-            Some(local_peer) if self.confirms => taken.min(local_peer.confirmed()),
-            _ => self.delivery.known(taken),
-        }
-    }
-
-    /// The peer will confirm no more: what the stream has taken is complete.
-    pub(in crate::rdmap) fn await_no_more(&mut self) {
-        self.delivery.stop();
-        (self.confirms, self.drains) = (false, false);
-    }
-
-    /// Whether something waits for the peer to process what was sent.
-    #[inline]
-    pub(in crate::rdmap) fn awaited(&self) -> Option<&LocalPeer> {
-        self.local_peer.as_ref().filter(|_| self.confirms || self.drains)
-    }
-
     /// Whether a request is in flight.
     pub(in crate::rdmap) fn is_in_flight(&self) -> bool {
         !self.flights.is_empty() || self.sending.is_some()
@@ -55,20 +34,17 @@ impl Requester {
 
     /// The connection ends. On return, the peer does not reach into our memory any more.
     pub(in crate::rdmap) fn part(&mut self) {
-        self.await_no_more();
+        self.confirmation.part();
         self.local_peer = None;
-    }
-
-    /// Whether all messages up to `taken` are confirmed, as far as they are to be.
-    pub(in crate::rdmap) fn is_confirmed(&self, taken: u64) -> bool {
-        let awaited = self.local_peer.as_ref().filter(|_| self.confirms);
-        !self.delivery.is_pending() && awaited.is_none_or(|local_peer| local_peer.confirmed() >= taken)
     }
 
     /// Whether no request is posted or in flight, and none waits for a Read that confirms it.
     #[inline]
     pub(in crate::rdmap) fn is_at_rest(&self) -> bool {
-        self.flights.is_empty() && self.sending.is_none() && !self.sq.has_posted() && !self.delivery.is_on()
+        self.flights.is_empty()
+            && self.sending.is_none()
+            && !self.sq.has_posted()
+            && !self.confirmation.is_by_reads()
     }
 
     /// The peer, if the requester can reach into its memory at some time.
@@ -94,8 +70,9 @@ impl Requester {
             && self.reachable(qp, llp).is_some()
             && !self.is_direct(qp, llp);
         let local_peer = self.local_peer.as_mut().filter(|_| is_to_wait);
-        self.drains = local_peer.is_some_and(|local_peer| local_peer.awaits(llp.sealed()));
-        self.drains
+        let holds = local_peer.is_some_and(|local_peer| local_peer.awaits(llp.sealed()));
+        self.confirmation.hold_next(holds);
+        holds
     }
 
     /// Places the next payload of a Write or Send in the peer's memory; whether that was possible.
@@ -190,12 +167,11 @@ impl Requester {
         local_peer.is_some_and(|local_peer| local_peer.read(stag, offset, into, env.now.roughly()).is_ok())
     }
 
-    pub(super) fn note_direct(&mut self, sending: &mut Sending, n: usize, env: &Env<'_>) {
-        let counter = match sending.wqe.opcode {
-            Opcode::Read | Opcode::ReadInv => Counter::RxBytes,
-            _ => Counter::TxBytes,
-        };
-        env.counters.add(counter, n as u64);
+    pub(super) fn note_direct(&mut self, sending: &mut Sending, n: usize, env: &mut Env<'_>) {
+        match sending.wqe.opcode {
+            Opcode::Read | Opcode::ReadInv => env.received(n as u64),
+            _ => env.sent(n as u64),
+        }
         sending.sent += n as u32;
         self.add_direct_cost(n);
     }
@@ -415,7 +391,7 @@ impl Requester {
         &mut self,
         sending: &mut Sending,
         qp: &Identity,
-        env: &Env<'_>,
+        env: &mut Env<'_>,
         llp: &Llp,
     ) -> Result<bool, WcStatus> {
         if let Some(number) = self.filled.next() {
@@ -504,27 +480,27 @@ impl Requester {
         }
         let run = self.collect(first, 1..=RUN_BYTES_MAX, qp, env)?;
         env.recent.forget();
-        let (direct, bytes) = match first.opcode {
+        match first.opcode {
             Opcode::Write => {
                 self.write_run(&run, (first.stag, Need::RemoteWrite), env)?;
-                (Counter::DirectWrites, Counter::TxBytes)
             }
             _ => {
                 self.read_run(&run, env)?;
                 llp.rest(env.memory);
-                (Counter::DirectReads, Counter::RxBytes)
             }
-        };
+        }
         let wqes = run.wqes;
         for (wqe, len) in wqes.into_iter().flatten().zip(run.lens) {
-            env.counters.add(direct, 1);
-            env.counters.add(bytes, len.into());
             self.add_direct_cost(len as usize);
             match wqe.opcode {
                 Opcode::Write => {
+                    env.counters.add(Counter::DirectWrites, 1);
+                    env.sent(len.into());
                     self.finish(&Sending::new(wqe, len), llp.sealed(), env);
                 }
                 _ => {
+                    env.counters.add(Counter::DirectReads, 1);
+                    env.received(len.into());
                     env.counters.add(Counter::TxMessages, 1);
                     self.put_in_flight(wqe, 0, len, Wait::Done);
                 }

@@ -3,13 +3,12 @@
 mod local_peer;
 
 use super::completions::Completions;
-use super::delivery::ANY_STAG;
-use super::delivery::Delivery;
+use super::confirmation::{ANY_STAG, Confirmation};
 use super::params::Env;
 use super::params::{Identity, Rtr};
 use super::placement::Cursor;
 use super::terminate::OffendingRequest;
-use super::{delivery, placement};
+use super::{confirmation, placement};
 use crate::counters::Counter;
 use crate::llp::mpa::{MAX_SHORT, Sender};
 use crate::llp::{Head, Llp};
@@ -58,19 +57,13 @@ pub(super) struct Requester {
     pub(super) cq: Completions,
     pub(super) flights: Flights,
     pub(super) reads: Reads,
-    pub(super) delivery: Delivery,
+    pub(super) confirmation: Confirmation,
     /// The peer, if it shares memory with us.
     pub(super) local_peer: Option<LocalPeer>,
-    /// Requests complete when the local peer has processed them.
-    pub(super) confirms: bool,
-    /// The next request waits until the local peer has processed all that was sent.
-    drains: bool,
     /// The last attempt to reach into its memory succeeded.
     worth_draining: bool,
     /// What was done in the local peer's memory, in ULPDUs.
     direct_cost: u32,
-    /// A completion says that the peer has the message, also at the end of the connection.
-    pub(super) delivered: bool,
     /// A request failed locally: no other one is started.
     pub(super) has_failed: bool,
     /// Most outstanding Reads and atomics of the program.
@@ -101,13 +94,10 @@ impl Requester {
             cq: Completions::new(cq),
             flights: Flights::default(),
             reads: Reads::default(),
-            delivery: Delivery::default(),
+            confirmation: Confirmation::default(),
             local_peer: None,
-            confirms: false,
-            drains: false,
             worth_draining: true,
             direct_cost: 0,
-            delivered: false,
             has_failed: false,
             ord: 0,
             ord_limit: 0,
@@ -123,9 +113,9 @@ impl Requester {
     }
 
     /// A stream begins, maybe not the first: the first message on queue 0 has this MSN.
-    pub(super) fn begin(&mut self, first_msn: u32) {
+    pub(super) fn begin(&mut self, first_msn: u32, confirmation: Confirmation) {
         (self.msn, self.first_receive) = (first_msn, first_msn);
-        (self.filled, self.delivery) = (Filled::default(), Delivery::default());
+        (self.filled, self.confirmation) = (Filled::default(), confirmation);
     }
 
     /// Whether a message is partly framed: nothing else may come between its segments (row
@@ -162,11 +152,13 @@ impl Requester {
         if let Some(sending) = self.sending.take() {
             return self.proceed(sending, qp, env, llp);
         }
-        if self.delivery.is_due(self.sq.is_half_used()) && self.probe(env, llp) {
+        if self.confirmation.is_read_due(self.sq.is_half_used()) && self.confirm_by_read(env, llp) {
             return Step::Done { ended: true };
         }
         match self.start(qp, env, llp) {
-            Step::Idle if self.delivery.is_wanted() && self.probe(env, llp) => Step::Done { ended: true },
+            Step::Idle if self.confirmation.is_read_wanted() && self.confirm_by_read(env, llp) => {
+                Step::Done { ended: true }
+            }
             step => step,
         }
     }
@@ -186,10 +178,9 @@ impl Requester {
     }
 
     /// Sends a Read whose answer confirms the messages before it; whether that was possible.
-    fn probe(&mut self, env: &Env<'_>, llp: &mut Llp) -> bool {
+    fn confirm_by_read(&mut self, env: &Env<'_>, llp: &mut Llp) -> bool {
         if self.ord_limit() == 0 {
-            self.delivery.stop();
-            self.delivered = false;
+            self.confirmation.give_up();
             env.counters.add(Counter::UnconfirmedConnections, 1);
             UNCONFIRMED.call_once(|| {
                 tracing::warn!(
@@ -201,8 +192,8 @@ impl Requester {
         }
         let possible = self.may_request();
         if possible {
-            let position = self.frame_empty_read(delivery::MARK, env, llp);
-            self.delivery.probed(position);
+            let position = self.frame_empty_read(confirmation::MARK, env, llp);
+            self.confirmation.own_read_sent(position);
         }
         possible
     }
@@ -216,7 +207,7 @@ impl Requester {
             Some(Err(BadWqe { .. })) => return Step::Failed,
             Some(Ok(wqe)) => wqe,
         };
-        let reads = self.reads.len().saturating_sub(self.delivery.probes());
+        let reads = self.reads.len().saturating_sub(self.confirmation.own_reads());
         if wqe.flags.contains(SendFlags::FENCE) && reads > 0 {
             return Step::Idle;
         }
@@ -369,7 +360,7 @@ impl Requester {
         env.counters.add(Counter::TxMessages, 1);
         let msn = self.msn.wrapping_sub(1);
         let signaled = sending.wqe.flags.contains(SendFlags::SIGNALED);
-        self.delivery.sent(position, signaled);
+        self.confirmation.sent(position, signaled);
         self.put_in_flight(sending.wqe, msn, sending.len, Wait::Taken(position));
         Step::Done { ended: true }
     }
@@ -379,7 +370,7 @@ impl Requester {
         let Some(pending) = self.reads.pop() else {
             return Ok(());
         };
-        self.delivery.answered(pending.position);
+        self.confirmation.answered(pending.position);
         let Some((number, wqe)) = pending.request else {
             return Ok(());
         };
@@ -726,7 +717,7 @@ impl Requester {
         };
         let position = llp.seal();
         env.counters.add(Counter::TxMessages, 1);
-        self.delivery.requested(position);
+        self.confirmation.requested(position);
         self.request_msn = msn.wrapping_add(1);
         let number = self.put_in_flight(wqe, msn, len as u32, Wait::Answer);
         self.reads.push(Pending {
@@ -851,7 +842,7 @@ impl Requester {
     /// complete.
     #[inline]
     pub(in crate::rdmap) fn alone(&mut self) -> Option<SendWqe> {
-        if self.sending.is_some() || self.delivery.is_on() || self.local_peer.is_none() {
+        if self.sending.is_some() || self.confirmation.is_by_reads() || self.local_peer.is_none() {
             return None;
         }
         let wqe = self.sq.peek()?.ok()?;
@@ -908,7 +899,7 @@ impl Requester {
         tx: &mut Sender,
         stream: &mut dyn Stream,
     ) -> Option<()> {
-        let is_possible = self.confirms
+        let is_possible = self.confirmation.is_by_word()
             && wqe.num_sge <= 1
             && !wqe.flags.contains(SendFlags::FENCE)
             && tx.is_plain_and_flushed();

@@ -5,7 +5,7 @@ use super::vector;
 use crate::counters::Counter;
 use crate::host::HostMemory;
 use crate::memory::{Backing, Registration, Remote};
-use crate::rdmap::{Attachment, Rtr};
+use crate::rdmap::{Attachment, Rtr, WithoutReceive};
 use crate::testing::mock::{ARENA_IOVA, Arena, REMOTE};
 use crate::testing::rig::*;
 use crate::testing::sim::Conditions;
@@ -733,7 +733,7 @@ fn empa_40_a_refused_first_fpdu_reports_no_start() {
 #[test]
 fn empa_40_a_first_message_without_a_receive_starts() {
     let attachment = Attachment {
-        stall_on_empty_rq: true,
+        without_receive: WithoutReceive::Waits,
         ..agreed(false)
     };
     let mut peer = Scripted::with(&Shape::default(), attachment);

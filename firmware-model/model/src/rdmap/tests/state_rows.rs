@@ -1,7 +1,7 @@
 //! Verbs rows: changes of state, the single Terminate, and the requests that wait behind a fence.
 
 use crate::memory::{Accessor, MemoryAccess, Need};
-use crate::rdmap::{Attachment, NoStream, QpChange, Rtr};
+use crate::rdmap::{Attachment, NoStream, QpChange, Rtr, WithoutReceive};
 use crate::testing::rig::*;
 use urnic_device::stream::{Attach, attach, rtr};
 use urnic_device::vocabulary::{Access, QpState, WcStatus};
@@ -237,10 +237,16 @@ fn an_attachment_is_what_the_command_says() {
             (attach::CRC, attachment.crc),
             (attach::MARKERS_TX, attachment.markers_tx),
             (attach::MARKERS_RX, attachment.markers_rx),
-            (attach::STALL_ON_EMPTY_RQ, attachment.stall_on_empty_rq),
+            (
+                attach::STALL_ON_EMPTY_RQ,
+                attachment.without_receive == WithoutReceive::Waits,
+            ),
             (attach::PEER_MAY_CLOSE, attachment.peer_may_close),
             (attach::STRICT_RTR, attachment.strict_rtr),
-            (attach::STALL_AT_FIRST, attachment.stall_at_first),
+            (
+                attach::STALL_AT_FIRST,
+                attachment.without_receive == WithoutReceive::WaitsAtFirst,
+            ),
             (attach::FENCE_OPEN, attachment.fence_open),
             (attach::DELIVERED, attachment.delivered),
             (attach::SPARE_READ, attachment.spare_read),

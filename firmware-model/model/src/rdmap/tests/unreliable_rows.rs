@@ -2,7 +2,7 @@
 
 use crate::counters::Counter;
 use crate::queues::SharedReceiveQueue;
-use crate::rdmap::{Attachment, QpChange};
+use crate::rdmap::{Attachment, QpChange, WithoutReceive};
 use crate::testing::rig::*;
 use crate::testing::sim::{self, Conditions};
 use proptest::prelude::*;
@@ -28,7 +28,7 @@ fn shape() -> Shape {
 /// What native connections of this kind agree on.
 fn attachment(initiator: bool) -> Attachment {
     Attachment {
-        stall_on_empty_rq: false,
+        without_receive: WithoutReceive::Refused,
         peer_may_close: false,
         ord: 0,
         ird: 0,

@@ -29,7 +29,7 @@ mod user;
 
 pub(super) use connection::Connection;
 pub(super) use datagram_rings::{DatagramPort, DatagramRings};
-pub(crate) use local_peer::LocalPeer;
+pub(crate) use local_peer::{LocalPeer, ProcessedWord};
 pub(crate) use notification::{Asleep, NotificationPage};
 pub(super) use offers::Offers;
 pub(crate) use processors::Processors;

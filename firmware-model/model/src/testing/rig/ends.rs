@@ -5,7 +5,7 @@ use super::node::{Node, table};
 use super::queues::{Shape, Work};
 use crate::host::{Piece, PieceMut};
 use crate::memory::MemoryTable;
-use crate::rdmap::{Attachment, Rtr};
+use crate::rdmap::{Attachment, Rtr, WithoutReceive};
 use crate::stream::{Stream, StreamError};
 use crate::testing::sim::{Conditions, SimStream, Wire, pair};
 use std::sync::Arc;
@@ -21,8 +21,7 @@ pub(crate) fn agreed(initiator: bool) -> Attachment {
         crc: true,
         markers_tx: false,
         markers_rx: false,
-        stall_on_empty_rq: false,
-        stall_at_first: false,
+        without_receive: WithoutReceive::Refused,
         peer_may_close: false,
         fence_open: false,
         delivered: false,
@@ -44,7 +43,7 @@ pub(crate) fn agreed(initiator: bool) -> Attachment {
 /// close.
 pub(crate) fn native(initiator: bool) -> Attachment {
     Attachment {
-        stall_on_empty_rq: true,
+        without_receive: WithoutReceive::Waits,
         peer_may_close: true,
         rtr_send: initiator.then_some(Rtr::Write),
         rtr_expect: (!initiator).then_some(Rtr::Write),

@@ -8,7 +8,7 @@ use crate::host::Record;
 use crate::llp::buffers::BufferPool;
 use crate::memory::{Backing, DomainUse, MemoryTable, PageRoom, Recent, Registration};
 use crate::queues::{ReceiveSource, SendQueue};
-use crate::rdmap::params::Env;
+use crate::rdmap::params::{Env, Moved};
 use crate::rdmap::{Attachment, Engine, NoStream, QpChange, QpParams, RxOutcome, TxOutcome};
 use crate::stream::Stream;
 use crate::time::{Nanos, Now};
@@ -91,6 +91,7 @@ impl Node {
             buffers: &buffers,
             counters: &counters,
             effects: &mut effects,
+            moved: Moved::default(),
             stopped: &RUNNING,
         };
         for state in [QpState::Init, QpState::Rtr, QpState::Rts] {
@@ -189,6 +190,7 @@ impl Node {
             buffers: &self.buffers,
             counters: &self.counters,
             effects: &mut effects,
+            moved: Moved::default(),
             stopped: &RUNNING,
         };
         let result = f(&mut self.engine, &mut env, &mut *self.stream);

@@ -481,11 +481,28 @@ pub(super) fn thread_number(process: Pid) -> u32 {
 
 // What each end has processed of the other's bytes, and whether anybody waits for it.
 
+/// The word in which the peer says how many of our bytes it has processed: placed, delivered, or
+/// taken as requests. It may say anything at any time.
+#[derive(Debug, Clone)]
+pub(crate) struct ProcessedWord(SharedWords<EndWords>);
+
+impl ProcessedWord {
+    #[inline]
+    pub(crate) fn read(&self) -> u64 {
+        self.0.processed.load(Ordering::Acquire)
+    }
+}
+
 impl LocalPeer {
-    /// How many bytes of ours the peer has processed: placed, delivered, or taken as requests.
+    /// How many bytes of ours the peer has processed, as it says.
     #[inline]
     pub(crate) fn confirmed(&self) -> u64 {
         self.theirs.processed.load(Ordering::Acquire)
+    }
+
+    /// Where it says so.
+    pub(crate) fn processed_word(&self) -> ProcessedWord {
+        ProcessedWord(self.theirs.clone())
     }
 
     /// Says at the beginning whether requests here complete by [`confirmed`](Self::confirmed). If

@@ -1,0 +1,467 @@
+//! How far the peer has processed this end's messages, and so which requests are complete, also when
+//! the connection ends.
+//!
+//! RFC 5040 lets a Send or Write complete once the lower layer has taken it. With
+//! `completion=delivered` it completes when the peer has placed or delivered it, which one of three
+//! sources tells:
+//!
+//! | peer | source |
+//! |---|---|
+//! | any | the answer to a Read: a peer answers after it has placed and delivered all that was sent before the request (RFC 5040 §5.5) |
+//! | a process of this host that shares memory | a word there |
+//! | a queue pair of this device | a count of processed bytes |
+//!
+//! Where the program posts no Read, the requester sends one of its own, of length zero: at most one
+//! at a time, when nothing else is to be sent or much is unconfirmed.
+
+use crate::stream::same_host::ProcessedWord;
+use crate::tuning::UNCONFIRMED_MAX;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use urnic_wire::ddp::TaggedHeader;
+use urnic_wire::rdmap::{Control, Opcode, ReadRequest};
+
+/// What a request waits for after the stream has taken it. Whatever the source, a peer on the same
+/// device is waited for, too.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+enum Source {
+    /// Nothing.
+    #[default]
+    Stream,
+    /// The answers to Reads.
+    Reads,
+    /// The word in memory that the local peer shares.
+    Word,
+}
+
+/// How far the peer has processed our messages. Positions count the bytes of the stream.
+#[derive(Debug, Default)]
+pub(super) struct Confirmation {
+    source: Source,
+    /// A completion says that the peer has the message, also at the end of the connection.
+    delivered: bool,
+    reads: ReadPositions,
+    /// How far a local peer says it is.
+    word: Option<ProcessedWord>,
+    /// What the word said at the last look, at most what the stream had taken.
+    seen: u64,
+    /// The next request waits until the local peer has processed all that was sent.
+    holds_next: bool,
+    same_device: Option<PeerProgress>,
+}
+
+/// Which messages Reads have confirmed, and which they must still confirm.
+#[derive(Debug, Default)]
+struct ReadPositions {
+    /// The end of the last message.
+    sent: u64,
+    /// The end of the last message that the program expects a completion of.
+    signaled: u64,
+    /// The end of the last Read request: its answer confirms all before it.
+    covered: u64,
+    /// All before this position is delivered.
+    confirmed: u64,
+    /// The position that the requester's own Read will confirm, if one is in flight.
+    own: Option<u64>,
+    /// Unsignalled messages must be confirmed as well: the queue pair closes.
+    all: bool,
+    /// The peer does not know yet that we take confirmations: the requester's own Read says so.
+    /// Until one is sent, unsignalled messages must be confirmed as well.
+    untold: bool,
+}
+
+impl Confirmation {
+    /// For a new connection. `delivered`: requests complete when the peer has processed them.
+    /// `is_told`: the peer knows that we take confirmations.
+    pub(super) fn new(delivered: bool, is_told: bool) -> Confirmation {
+        let mut new = Confirmation {
+            delivered,
+            ..Confirmation::default()
+        };
+        if delivered {
+            (new.source, new.reads.untold) = (Source::Reads, !is_told);
+        }
+        new
+    }
+
+    /// The local peer says in `word` how far it is, so that no Reads are needed. Returns whether
+    /// requests complete by it.
+    pub(super) fn use_word(&mut self, word: ProcessedWord) -> bool {
+        self.word = Some(word);
+        if self.source == Source::Reads {
+            self.source = Source::Word;
+        }
+        self.source == Source::Word
+    }
+
+    /// The peer is a queue pair of this device: requests complete when it has processed them.
+    pub(super) fn track(&mut self, peer_progress: PeerProgress) {
+        self.same_device = Some(peer_progress);
+    }
+
+    /// The position up to which requests are complete, if the stream has taken all up to `taken`.
+    #[inline]
+    pub(super) fn upto(&self, taken: u64) -> u64 {
+        let confirmed = match (self.source, &self.word) {
+            (Source::Stream, _) | (Source::Word, None) => taken,
+            (Source::Reads, _) => taken.min(self.reads.confirmed),
+            // A hostile local peer may say anything, at any time.
+            (Source::Word, Some(word)) => taken.min(word.read()),
+        };
+        match &self.same_device {
+            Some(peer_progress) => peer_progress.known(confirmed),
+            None => confirmed,
+        }
+    }
+
+    /// The position up to which requests succeed if the connection ends now: without
+    /// `completion=delivered`, what the stream has taken.
+    pub(super) fn at_end(&self, taken: u64) -> u64 {
+        match self.delivered {
+            true => self.upto(taken),
+            false => taken,
+        }
+    }
+
+    /// Whether a completion says that the peer has the message, also at the end.
+    pub(super) fn is_delivery(&self) -> bool {
+        self.delivered
+    }
+
+    /// Whether all messages up to `taken` are confirmed, as far as they are to be.
+    pub(super) fn is_all(&self, taken: u64) -> bool {
+        match (self.source, &self.word) {
+            (Source::Stream, _) | (Source::Word, None) => true,
+            (Source::Reads, _) => self.reads.confirmed >= self.reads.sent,
+            (Source::Word, Some(word)) => word.read() >= taken,
+        }
+    }
+
+    /// Whether requests complete by the answers to Reads.
+    #[inline]
+    pub(super) fn is_by_reads(&self) -> bool {
+        self.source == Source::Reads
+    }
+
+    /// Whether requests complete by the local peer's word.
+    #[inline]
+    pub(super) fn is_by_word(&self) -> bool {
+        self.source == Source::Word
+    }
+
+    /// Whether the peer says which messages it has processed, by any source.
+    pub(super) fn is_by_peer(&self) -> bool {
+        self.source != Source::Stream || self.is_same_device()
+    }
+
+    /// Whether the peer is a queue pair of this device, or will be: a stream between two addresses
+    /// that are one may turn out to be another process's.
+    #[inline]
+    pub(super) fn is_same_device(&self) -> bool {
+        self.same_device.as_ref().is_some_and(PeerProgress::is_tracked)
+    }
+
+    /// Reads are not needed while a peer on this device counts what it has processed.
+    #[inline]
+    pub(super) fn prefer_same_device(&mut self) {
+        if self.is_by_reads() && self.is_same_device() {
+            self.source = Source::Stream;
+        }
+    }
+
+    /// The peer confirms no more: what the stream has taken is complete.
+    pub(super) fn await_no_more(&mut self) {
+        (self.source, self.holds_next) = (Source::Stream, false);
+        self.same_device = None;
+    }
+
+    /// The peer has ended. Without `completion=delivered`, nothing of it is waited for.
+    pub(super) fn peer_finished(&mut self) {
+        if !self.delivered {
+            self.await_no_more();
+        }
+    }
+
+    /// The connection ends: nothing refers to the peer any more.
+    pub(super) fn part(&mut self) {
+        self.await_no_more();
+        self.word = None;
+    }
+
+    /// The peer cannot confirm: a completion only says that the stream has taken the request.
+    pub(super) fn give_up(&mut self) {
+        (self.source, self.delivered) = (Source::Stream, false);
+    }
+
+    /// A queue pair that is its own peer: what the loopback has taken is delivered.
+    pub(super) fn stop_reads(&mut self) {
+        self.source = Source::Stream;
+    }
+
+    /// The queue pair closes: unsignalled messages are confirmed, too.
+    pub(super) fn confirm_all(&mut self) {
+        self.reads.all = true;
+    }
+}
+
+// The word of a local peer.
+
+impl Confirmation {
+    /// Whether the next request waits until the local peer has processed all that was sent.
+    #[inline]
+    pub(super) fn hold_next(&mut self, holds: bool) {
+        self.holds_next = holds;
+    }
+
+    /// The word, if something here waits for it.
+    #[inline]
+    fn awaited(&self) -> Option<&ProcessedWord> {
+        self.word
+            .as_ref()
+            .filter(|_| self.is_by_word() || self.holds_next)
+    }
+
+    /// Whether the local peer has processed more than at the last look, of the `taken` bytes.
+    #[inline]
+    pub(super) fn look(&mut self, taken: u64) -> bool {
+        let Some(word) = self.awaited() else {
+            return false;
+        };
+        let position = word.read().min(taken);
+        let is_more = position > self.seen;
+        if is_more {
+            self.seen = position;
+        }
+        is_more
+    }
+
+    /// Whether the local peer has processed all `taken` bytes, some of them since the last look.
+    /// That happens once for what was sent: it cannot say so again and again, byte by byte.
+    #[inline]
+    pub(super) fn look_for_all(&mut self, taken: u64) -> bool {
+        self.awaited().is_some_and(|word| word.read() >= taken) && self.look(taken)
+    }
+}
+
+// Reads that confirm.
+
+impl Confirmation {
+    /// A message was sent that ends at `position`.
+    #[inline]
+    pub(super) fn sent(&mut self, position: u64, signaled: bool) {
+        self.reads.sent = position;
+        if signaled {
+            self.reads.signaled = position;
+        }
+    }
+
+    /// A Read or atomic request was sent that ends at `position`.
+    pub(super) fn requested(&mut self, position: u64) {
+        self.reads.covered = position;
+    }
+
+    /// The requester's own Read was sent; it ends at `position`.
+    pub(super) fn own_read_sent(&mut self, position: u64) {
+        self.requested(position);
+        (self.reads.own, self.reads.untold) = (Some(position), false);
+    }
+
+    /// The request that ended at `position` was answered.
+    pub(super) fn answered(&mut self, position: u64) {
+        self.confirmed(position);
+        if self.reads.own == Some(position) {
+            self.reads.own = None;
+        }
+    }
+
+    /// The peer has processed all up to `position`, by an answer or a confirmation of its own.
+    pub(super) fn confirmed(&mut self, position: u64) {
+        self.reads.confirmed = self.reads.confirmed.max(position);
+    }
+
+    /// The number of Reads of the requester's own that are in flight.
+    #[inline]
+    pub(super) fn own_reads(&self) -> usize {
+        usize::from(self.reads.own.is_some())
+    }
+
+    /// Whether messages wait for a Read that was not sent yet.
+    #[inline]
+    pub(super) fn is_read_wanted(&self) -> bool {
+        let reads = &self.reads;
+        let last = match reads.all || reads.untold {
+            true => reads.sent,
+            false => reads.signaled,
+        };
+        self.is_by_reads() && reads.own.is_none() && reads.covered < last
+    }
+
+    /// Whether enough bytes are unconfirmed to send a Read before the next message; `half_used`:
+    /// half of the send queue waits for completion.
+    #[inline]
+    pub(super) fn is_read_due(&self, half_used: bool) -> bool {
+        let reads = &self.reads;
+        self.is_by_reads()
+            && reads.own.is_none()
+            && reads.covered < reads.sent
+            && (half_used || reads.sent - reads.covered >= UNCONFIRMED_MAX)
+    }
+
+    /// The position in the stream at which the last message ends.
+    #[inline]
+    pub(super) fn last_sent(&self) -> u64 {
+        self.reads.sent
+    }
+}
+
+// The message by which an end confirms to a peer that understands it what no Read may confirm in
+// time: a Read Response of length zero that answers no Read (design: completions).
+
+/// STag in zero-length messages of our own: some hardware faults on 0, though no peer may check it
+/// (row EMPA-20).
+pub(super) const ANY_STAG: u32 = 1;
+
+/// Source offset of the Reads of length zero that confirm messages: an end that sends it accepts a
+/// last confirmation.
+pub(super) const MARK: u64 = u64::from_be_bytes(*b"urnic\0\0\x01");
+
+/// The header of a confirmation: all up to `position` of what the peer sent is processed.
+pub(super) fn header(position: u64) -> TaggedHeader {
+    TaggedHeader {
+        last: true,
+        rsvd_ulp: Control::from(Opcode::ReadResponse).byte(),
+        stag: ANY_STAG,
+        to: position,
+    }
+}
+
+/// Whether a Read Response with this header and `len` bytes is a confirmation. The Response to
+/// a Read of ours of length zero has the offset 0.
+#[inline]
+pub(super) fn is_confirmation(header: &TaggedHeader, len: usize) -> bool {
+    header.last && len == 0 && header.stag == ANY_STAG && header.to != 0
+}
+
+/// Whether the peer that sent this request takes a confirmation.
+pub(super) fn is_taken_by_sender_of(request: &ReadRequest) -> bool {
+    request.size == 0 && request.source_stag == ANY_STAG && request.source_to == MARK
+}
+
+// A peer on the same device.
+//
+// Each end counts the bytes of the stream up to which it has placed, delivered or answered
+// everything, and the other's requests complete when they are among these.
+
+impl Confirmation {
+    /// All up to `position` of what the peer sent is processed; a peer on this device is to know.
+    /// `tell`: it learns of it by [`has_news`](Self::has_news) only.
+    #[inline]
+    pub(super) fn note_processed(&mut self, position: u64, tell: bool) {
+        if let Some(peer_progress) = &mut self.same_device {
+            peer_progress.advance(position, tell);
+        }
+    }
+
+    /// Whether a peer on this device must be told that more of its messages is processed.
+    #[inline]
+    pub(super) fn has_news(&mut self) -> bool {
+        self.same_device.as_mut().is_some_and(PeerProgress::moved)
+    }
+}
+
+/// No peer counts: requests that the stream took are complete.
+const UNTRACKED: u64 = u64::MAX;
+
+/// A count alone on its cache line: one end writes it, the other end reads it.
+#[repr(align(64))]
+#[derive(Debug)]
+struct Count(AtomicU64);
+
+/// The counts of both directions of a stream: of what its first end sent, and of what its second
+/// did.
+#[derive(Debug)]
+struct Counts([Count; 2]);
+
+/// The counts of a stream, as one of its ends sees them.
+#[derive(Debug)]
+pub struct PeerProgress {
+    counts: Arc<Counts>,
+    /// Which end we are.
+    end: usize,
+    /// Whether the count of what the peer sent has changed since the peer was informed.
+    moved: bool,
+}
+
+/// Where the second end finds the counts of a stream, as long as the first end exists.
+#[derive(Debug)]
+pub struct Rendezvous(Weak<Counts>);
+
+impl PeerProgress {
+    /// The counts for the end that attaches first. `awaited`: the peer will attach, too, so that
+    /// nothing completes before.
+    pub fn first(awaited: bool) -> PeerProgress {
+        let count = |at| Count(AtomicU64::new(at));
+        let of_first = if awaited { 0 } else { UNTRACKED };
+        PeerProgress {
+            counts: Arc::new(Counts([count(of_first), count(0)])),
+            end: 0,
+            moved: false,
+        }
+    }
+
+    /// The value with which the other end joins.
+    pub fn rendezvous(&self) -> Rendezvous {
+        Rendezvous(Arc::downgrade(&self.counts))
+    }
+
+    /// The number of bytes with a known outcome, of the `taken` bytes that the stream took from
+    /// this side.
+    #[inline]
+    fn known(&self, taken: u64) -> u64 {
+        taken.min(self.of_ours())
+    }
+
+    /// Whether there is another end, now or soon.
+    fn is_tracked(&self) -> bool {
+        self.of_ours() != UNTRACKED
+    }
+
+    #[inline]
+    fn of_ours(&self) -> u64 {
+        let [first, second] = &self.counts.0;
+        let of_ours = if self.end == 0 { first } else { second };
+        of_ours.0.load(Ordering::Acquire)
+    }
+
+    /// All up to `position` of what the peer sent is placed, delivered or answered. `tell`: the
+    /// peer learns of it by [`moved`](Self::moved) only.
+    #[inline]
+    fn advance(&mut self, position: u64, tell: bool) {
+        let [first, second] = &self.counts.0;
+        let of_theirs = if self.end == 0 { second } else { first };
+        if of_theirs.0.load(Ordering::Relaxed) != position {
+            of_theirs.0.store(position, Ordering::Release);
+            self.moved |= tell;
+        }
+    }
+
+    /// Whether the peer must be informed of a change since the last call.
+    #[inline]
+    fn moved(&mut self) -> bool {
+        std::mem::take(&mut self.moved)
+    }
+}
+
+impl Rendezvous {
+    /// The counts for the end that attaches second, which counts from now on.
+    pub fn join(&self) -> Option<PeerProgress> {
+        let counts = self.0.upgrade()?;
+        let [of_first, _] = &counts.0;
+        let _ = (of_first.0).compare_exchange(UNTRACKED, 0, Ordering::AcqRel, Ordering::Relaxed);
+        Some(PeerProgress {
+            counts,
+            end: 1,
+            moved: false,
+        })
+    }
+}
