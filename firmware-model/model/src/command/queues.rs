@@ -9,7 +9,8 @@ use crate::host::Record;
 use crate::memory::DomainUse;
 use crate::qp::Qp;
 use crate::queues::{CompletionQueue, ReceiveQueue, ReceiveSource, SendQueue, SharedReceiveQueue};
-use crate::rdmap::{QpChange, QpParams};
+use crate::rdmap::params::Identity;
+use crate::rdmap::{QpChange, QpQueues};
 use crate::runtime::{Core, PageUser, Uar};
 use crate::stream::Ends;
 use std::sync::Arc;
@@ -308,28 +309,30 @@ impl Job<'_> {
         }
         let made = core.qps.insert_with(Status::NoResources, |qid| {
             let label = arguments.label.get();
+            let identity = Identity {
+                qid,
+                label: match kind {
+                    QpKind::UnreliableDatagram => label & QPN_MASK,
+                    _ => label,
+                },
+                pd,
+                extensions: core.config.rfc7306,
+                unreliable: kind == QpKind::UnreliableConnected,
+                last_first: core.config.last_first,
+            };
             match kind {
                 QpKind::ReliableConnected | QpKind::UnreliableConnected => {
-                    let params = QpParams {
-                        qid,
-                        label,
-                        pd,
+                    let queues = QpQueues {
                         sq,
                         send_cq,
                         rq,
                         recv_cq,
-                        extensions: core.config.rfc7306,
-                        unreliable: kind == QpKind::UnreliableConnected,
-                        last_first: core.config.last_first,
                     };
-                    Ok(Qp::new(params, page.id, srq))
+                    Ok(Qp::new(identity, queues, page.id, srq))
                 }
                 QpKind::UnreliableDatagram => {
                     let port = core.ports.take(arguments.datagrams.get());
                     let params = DatagramParams {
-                        qid,
-                        label: label & QPN_MASK,
-                        pd,
                         sq: sq.of_datagrams(),
                         send_cq,
                         rq,
@@ -337,7 +340,7 @@ impl Job<'_> {
                         sockets: port.ok_or(Status::InvalidHandle)?,
                         config: core.config.clone(),
                     };
-                    Ok(Qp::of_datagrams(params, page.id, srq))
+                    Ok(Qp::of_datagrams(identity, params, page.id, srq))
                 }
             }
         });
@@ -428,7 +431,10 @@ impl Job<'_> {
             leave(&srq.users);
         }
         self.core.leave_page(qp.uar, PageUser::Qp(qp.id));
-        self.core.memory.domains().leave(qp.pd, DomainUse::QueuePair);
+        self.core
+            .memory
+            .domains()
+            .leave(qp.identity.pd, DomainUse::QueuePair);
         done()
     }
 }

@@ -39,7 +39,7 @@ impl Engine {
     /// Takes the packets that have arrived at a socket; returns whether there may be more.
     fn receive_from(&mut self, source: usize, buffer: &mut [u8], env: &mut Env<'_>) -> bool {
         let mut incoming = std::mem::take(&mut self.incoming);
-        let qid = self.qp.qid;
+        let qid = env.qp.qid;
         let mut more = true;
         let mut full = false;
         for batch in 0..DATAGRAM_RX_BATCHES {
@@ -118,7 +118,7 @@ impl Engine {
             // Another group's packets arrive at the same port.
             Some(group) if group.ip() != incoming.destination => return,
             Some(_) => MULTICAST_QPN,
-            None => self.qp.label,
+            None => env.qp.label,
         };
         let (header, payload) = match parse(packet, &ends) {
             Ok((header, payload)) if header.destination_qpn == expected => (header, payload),
@@ -132,7 +132,7 @@ impl Engine {
             return;
         }
         // A queue pair does not receive what it sent to a group.
-        if group.is_some() && header.source_qpn == self.qp.label && self.is_own(incoming.source) {
+        if group.is_some() && header.source_qpn == env.qp.label && self.is_own(incoming.source) {
             return;
         }
         if let Err(Overflow) = self.deliver(&header, payload, packet.len(), &ends, env) {
@@ -178,16 +178,16 @@ impl Engine {
         let route = grh(ends.source.ip(), ends.destination.ip(), packet_len, HOP_LIMIT);
         let sges = self.wqe.sges();
         let list = |n: usize| sges.get(n).copied();
-        let pd = self.rq.pd(self.qp.pd);
+        let pd = self.rq.pd(env.qp.pd);
         let mut cursor = Cursor::default();
-        let placed = scatter(&self.qp, pd, env, list, &mut cursor, &route)
-            .and_then(|()| scatter(&self.qp, pd, env, list, &mut cursor, payload));
+        let placed = scatter(pd, env, list, &mut cursor, &route)
+            .and_then(|()| scatter(pd, env, list, &mut cursor, payload));
         if placed.is_err() {
             self.complete_receive(WcStatus::LocProtErr, env)?;
             self.fail(QpFault::LocalWork, env);
             return Ok(());
         }
-        let mut cqe = self.qp.cqe(self.wqe.cookie, WcOpcode::Recv, WcStatus::Success);
+        let mut cqe = env.qp.cqe(self.wqe.cookie, WcOpcode::Recv, WcStatus::Success);
         let mut flags = CqeFlags::DATAGRAM;
         flags.set(CqeFlags::IPV6, ends.source.is_ipv6());
         if let Some(immediate) = header.immediate {

@@ -17,7 +17,7 @@ use crate::config::ModelConfig;
 use crate::llp::buffers::Buffer;
 use crate::queues::{CompletionQueue, Overflow, ReceiveSource, RecvWqe, SendQueue, SendWqe};
 use crate::rdmap::completions::Completions;
-use crate::rdmap::params::{Env, Identity};
+use crate::rdmap::params::Env;
 use crate::rdmap::{QpChange, WrongState};
 use crate::stream::datagram::{DatagramSocket, Incoming, Outgoing};
 use rustix::fd::BorrowedFd;
@@ -31,9 +31,6 @@ use urnic_wire::roce::psn_of;
 
 /// The parts of a queue pair of kind UD.
 pub(crate) struct DatagramParams {
-    pub(crate) qid: u32,
-    pub(crate) label: u32,
-    pub(crate) pd: u32,
     pub(crate) sq: SendQueue,
     pub(crate) send_cq: Arc<CompletionQueue>,
     pub(crate) rq: ReceiveSource,
@@ -54,7 +51,6 @@ struct Membership {
 /// One queue pair of kind UD.
 #[derive(Debug)]
 pub(crate) struct Engine {
-    qp: Identity,
     sq: SendQueue,
     send_cq: Completions,
     rq: ReceiveSource,
@@ -74,10 +70,11 @@ pub(crate) struct Engine {
 }
 
 impl Engine {
-    /// An engine in the reset state.
-    pub(crate) fn new(params: DatagramParams) -> Engine {
+    /// An engine in the reset state, of the queue pair with this number.
+    pub(crate) fn new(mut params: DatagramParams, qid: u32) -> Engine {
+        // The ports know the queue pair.
+        params.sockets.iter_mut().for_each(|socket| socket.bind(qid));
         Engine {
-            qp: Identity::of_datagrams(params.qid, params.label, params.pd),
             sq: params.sq,
             send_cq: Completions::new(params.send_cq),
             rq: params.rq,
@@ -92,19 +89,11 @@ impl Engine {
             staged: Staged::default(),
             incoming: Vec::new(),
         }
-        .bound()
     }
 
     /// Lets go of what ports have for peers that are gone.
     pub(crate) fn tick(&mut self) {
         self.sockets.iter_mut().for_each(|socket| socket.forget_peers());
-    }
-
-    /// With ports that know the queue pair.
-    fn bound(mut self) -> Engine {
-        let qid = self.qp.qid;
-        self.sockets.iter_mut().for_each(|socket| socket.bind(qid));
-        self
     }
 
     /// The state of the queue pair.
@@ -181,7 +170,7 @@ impl Engine {
         if self.state != QpState::Err {
             self.state = QpState::Err;
             if fault != QpFault::Requested {
-                env.effects.qp_error(self.qp.qid, fault, 0);
+                env.effects.qp_error(env.qp.qid, fault, 0);
             }
         }
         self.flush(env);
@@ -209,7 +198,7 @@ impl Engine {
 
     /// Completes the receive that was taken, in error.
     fn complete_receive(&mut self, status: WcStatus, env: &mut Env<'_>) -> Result<(), Overflow> {
-        let cqe = self.qp.cqe(self.wqe.cookie, WcOpcode::Recv, status);
+        let cqe = env.qp.cqe(self.wqe.cookie, WcOpcode::Recv, status);
         self.recv_cq.push(cqe, env)
     }
 

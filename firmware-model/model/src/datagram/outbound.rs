@@ -79,7 +79,7 @@ impl Engine {
                 Some(Err(BadWqe { cookie })) => {
                     self.sq.discard();
                     self.next_psn();
-                    let cqe = self.qp.cqe(cookie, WcOpcode::Send, WcStatus::LocQpOpErr);
+                    let cqe = env.qp.cqe(cookie, WcOpcode::Send, WcStatus::LocQpOpErr);
                     self.state = QpState::Sqe;
                     let (Ok(()) | Err(Overflow)) = self.send_cq.push(cqe, env);
                     break;
@@ -137,7 +137,7 @@ impl Engine {
                 qkey if qkey & OWN_QKEY == 0 => qkey,
                 _ => self.qkey,
             },
-            source_qpn: self.qp.label,
+            source_qpn: env.qp.label,
             immediate,
         };
         let at = header.emit(place, len);
@@ -204,7 +204,7 @@ impl Engine {
             let access = access.ok_or(WcStatus::LocProtErr)?;
             let n = access.len as usize;
             let refused = |_| WcStatus::LocProtErr;
-            let window = env.memory.check(self.qp.accessor(), access).map_err(refused)?;
+            let window = env.memory.check(env.qp.accessor(), access).map_err(refused)?;
             let (head, tail) = rest.split_at_mut(n);
             window.copy_out(0, head).map_err(|_| WcStatus::LocProtErr)?;
             cursor.advance(n);
@@ -248,7 +248,7 @@ impl Engine {
                     let at = run.first().map_or(0, |packet| packet.at);
                     let packet = self.staged.buffer.as_ref().and_then(|buffer| buffer.get(at..));
                     if self.sockets.iter().any(|socket| socket.reports_refused()) {
-                        refused(self.qp.qid, errno, packet.unwrap_or_default(), env);
+                        refused(env.qp.qid, errno, packet.unwrap_or_default(), env);
                     }
                     sent += 1;
                 }
@@ -259,7 +259,7 @@ impl Engine {
         for Packet { wqe, len, .. } in self.staged.packets.drain(..sent) {
             self.sq.retire(wqe.blocks);
             if wqe.flags.contains(SendFlags::SIGNALED) {
-                let mut cqe = self.qp.cqe(wqe.cookie, WcOpcode::Send, WcStatus::Success);
+                let mut cqe = env.qp.cqe(wqe.cookie, WcOpcode::Send, WcStatus::Success);
                 cqe.byte_len = (len as u32).into();
                 // An overflow is reported by the flush that follows.
                 let (Ok(()) | Err(Overflow)) = self.send_cq.push(cqe, env);
@@ -277,7 +277,7 @@ impl Engine {
     fn fail_send(&mut self, wqe: &SendWqe, status: WcStatus, env: &mut Env<'_>) {
         self.sq.retire(wqe.blocks);
         self.state = QpState::Sqe;
-        let cqe = self.qp.cqe(wqe.cookie, wqe.opcode.completion(), status);
+        let cqe = env.qp.cqe(wqe.cookie, wqe.opcode.completion(), status);
         let (Ok(()) | Err(Overflow)) = self.send_cq.push(cqe, env);
     }
 
@@ -286,7 +286,7 @@ impl Engine {
         self.staged.outgoing.clear();
         for packet in std::mem::take(&mut self.staged.packets) {
             self.sq.retire(packet.wqe.blocks);
-            let cqe = self
+            let cqe = env
                 .qp
                 .cqe(packet.wqe.cookie, WcOpcode::Send, WcStatus::WrFlushErr);
             self.send_cq.push(cqe, env)?;
@@ -307,7 +307,7 @@ impl Engine {
                 }
             };
             self.next_psn();
-            let cqe = self.qp.cqe(cookie, WcOpcode::Send, WcStatus::WrFlushErr);
+            let cqe = env.qp.cqe(cookie, WcOpcode::Send, WcStatus::WrFlushErr);
             self.send_cq.push(cqe, env)?;
         }
         self.send_cq.flush(env)

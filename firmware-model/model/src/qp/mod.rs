@@ -11,8 +11,8 @@ use crate::counters::{Counter, Counters};
 use crate::datagram::DatagramParams;
 use crate::events::{Effects, Requests};
 use crate::queues::{CompletionQueue, ReceiveSource, SendQueue, SharedReceiveQueue};
-use crate::rdmap::params::Env;
-use crate::rdmap::{Engine, NoStream, QpChange, QpParams, RxOutcome, TxOutcome, WrongState};
+use crate::rdmap::params::{Env, Identity};
+use crate::rdmap::{Engine, NoStream, QpChange, QpQueues, RxOutcome, TxOutcome, WrongState};
 use crate::stream::same_host::Processors;
 use crate::stream::{Ends, Stream};
 use crate::table::Last;
@@ -35,7 +35,7 @@ use urnic_sync::Mutex;
 #[derive(Debug)]
 pub(crate) struct Qp {
     pub(crate) id: u32,
-    pub(crate) pd: u32,
+    pub(crate) identity: Identity,
     pub(crate) uar: u32,
     pub(crate) send_cq: Arc<CompletionQueue>,
     pub(crate) recv_cq: Arc<CompletionQueue>,
@@ -91,25 +91,33 @@ thread_local! {
 
 impl Qp {
     /// A queue pair of kind RC or UC.
-    pub(crate) fn new(params: QpParams, uar: u32, srq: Option<Arc<SharedReceiveQueue>>) -> Qp {
-        let (id, pd) = (params.qid, params.pd);
-        let cqs = (params.send_cq.clone(), params.recv_cq.clone());
-        Qp::with(id, pd, cqs, Service::Connected(Engine::new(params)), uar, srq)
+    pub(crate) fn new(
+        identity: Identity,
+        queues: QpQueues,
+        uar: u32,
+        srq: Option<Arc<SharedReceiveQueue>>,
+    ) -> Qp {
+        let cqs = (queues.send_cq.clone(), queues.recv_cq.clone());
+        let engine = Engine::new(queues, identity.unreliable);
+        Qp::with(identity, cqs, Service::Connected(engine), uar, srq)
     }
 
     /// A queue pair of kind UD.
-    pub(crate) fn of_datagrams(params: DatagramParams, uar: u32, srq: Option<Arc<SharedReceiveQueue>>) -> Qp {
-        let (id, pd) = (params.qid, params.pd);
+    pub(crate) fn of_datagrams(
+        identity: Identity,
+        params: DatagramParams,
+        uar: u32,
+        srq: Option<Arc<SharedReceiveQueue>>,
+    ) -> Qp {
         let cqs = (params.send_cq.clone(), params.recv_cq.clone());
-        let engine = Box::new(datagram::Engine::new(params));
-        let qp = Qp::with(id, pd, cqs, Service::Datagrams(engine), uar, srq);
+        let engine = Box::new(datagram::Engine::new(params, identity.qid));
+        let qp = Qp::with(identity, cqs, Service::Datagrams(engine), uar, srq);
         qp.readable.store(true, Ordering::Relaxed);
         qp
     }
 
     fn with(
-        id: u32,
-        pd: u32,
+        identity: Identity,
         (send_cq, recv_cq): (Arc<CompletionQueue>, Arc<CompletionQueue>),
         mut engine: Service,
         uar: u32,
@@ -117,8 +125,8 @@ impl Qp {
     ) -> Qp {
         engine.receive_source().ring_never();
         Qp {
-            id,
-            pd,
+            id: identity.qid,
+            identity,
             uar,
             send_cq,
             recv_cq,

@@ -6,7 +6,6 @@ use super::terminate::{self, Outgoing};
 use crate::counters::Counter;
 use crate::llp::Llp;
 use crate::memory::{MemoryAccess, Need, Violation, WordError};
-use crate::rdmap::params::Identity;
 use std::collections::VecDeque;
 use urnic_device::vocabulary::Access;
 use urnic_wire::ddp::{self, TAGGED_LEN, TaggedHeader, UNTAGGED_LEN, UntaggedHeader};
@@ -113,12 +112,13 @@ impl Answers {
         }
     }
 
-    /// Accepts a request that was checked, if its memory is permitted (RFC 5040 §7.2). The memory
+    /// Accepts a request that was checked, if its memory is permitted (RFC 5040 §7.2); `rights`: the
+    /// queue pair's remote rights. The memory
     /// is checked again when the request is answered.
     pub(super) fn accept(
         &mut self,
-        qp: &Identity,
         env: &Env<'_>,
+        rights: Access,
         header: [u8; UNTAGGED_LEN],
         peer_request: PeerRequest,
     ) -> Result<(), TerminateError> {
@@ -135,7 +135,7 @@ impl Answers {
         if len > 0 {
             env.memory
                 .check(
-                    qp.accessor(),
+                    env.qp.accessor(),
                     MemoryAccess {
                         stag,
                         offset: to,
@@ -144,7 +144,7 @@ impl Answers {
                     },
                 )
                 .and_then(|_| {
-                    if qp.access.contains(right) {
+                    if rights.contains(right) {
                         Ok(())
                     } else {
                         Err(Violation::AccessRights)
@@ -158,19 +158,19 @@ impl Answers {
     }
 
     /// Frames the next ULPDU of the oldest answer; the lower layer has room for it.
-    pub(super) fn step(&mut self, qp: &Identity, env: &Env<'_>, llp: &mut Llp) -> Answered {
+    pub(super) fn step(&mut self, env: &Env<'_>, llp: &mut Llp) -> Answered {
         let Some(Request { peer_request, header }) = self.queue.front_mut() else {
             return Answered::Idle;
         };
         let ended = match peer_request {
-            PeerRequest::Read { request, sent } => match respond(qp, env, llp, request, *sent) {
+            PeerRequest::Read { request, sent } => match respond(env, llp, request, *sent) {
                 Ok(n) => {
                     *sent += n;
                     *sent == request.size
                 }
                 Err(error) => return Answered::Failed(read_failed(error, header, request, *sent)),
             },
-            PeerRequest::Atomic(request) => match operate(qp, env, request) {
+            PeerRequest::Atomic(request) => match operate(env, request) {
                 Ok(original) => {
                     frame_atomic(env, llp, request.request_id, original, self.response_msn);
                     self.response_msn = self.response_msn.wrapping_add(1);
@@ -188,13 +188,7 @@ impl Answers {
 }
 
 /// Frames the next segment of a Read Response; returns the bytes in it.
-fn respond(
-    qp: &Identity,
-    env: &Env<'_>,
-    llp: &mut Llp,
-    request: &ReadRequest,
-    sent: u32,
-) -> Result<u32, TerminateError> {
+fn respond(env: &Env<'_>, llp: &mut Llp, request: &ReadRequest, sent: u32) -> Result<u32, TerminateError> {
     let left = request.size - sent;
     let n = left.min((llp.mulpdu() - TAGGED_LEN) as u32);
     let header = TaggedHeader {
@@ -209,7 +203,7 @@ fn respond(
         let window = env
             .memory
             .check(
-                qp.accessor(),
+                env.qp.accessor(),
                 MemoryAccess {
                     stag: request.source_stag,
                     offset: from,
@@ -259,11 +253,11 @@ fn atomic_failed(error: TerminateError, header: &[u8]) -> Outgoing {
 
 /// Carries an atomic out; returns the value before. It is atomic towards all other queue pairs and
 /// the host's own atomic instructions.
-fn operate(qp: &Identity, env: &Env<'_>, request: &AtomicRequest) -> Result<u64, TerminateError> {
+fn operate(env: &Env<'_>, request: &AtomicRequest) -> Result<u64, TerminateError> {
     let window = env
         .memory
         .check(
-            qp.accessor(),
+            env.qp.accessor(),
             MemoryAccess {
                 stag: request.stag,
                 offset: request.to,

@@ -1,7 +1,6 @@
 //! What the log says of a request that is refused: one line for a connection, which ends by it.
 
 use super::params::Env;
-use super::params::Identity;
 use super::requester::Flight;
 use super::requester::Requester;
 use super::terminate::{OffendingRequest, Received};
@@ -10,7 +9,7 @@ use crate::memory::{MemoryAccess, Need};
 use crate::stream::{Ends, Stream};
 use rustix::io::Errno;
 use std::time::Duration;
-use urnic_device::vocabulary::WcStatus;
+use urnic_device::vocabulary::{Access, WcStatus};
 use urnic_device::wqe::Opcode;
 use urnic_wire::ddp::{Header, TAGGED_LEN, UNTAGGED_LEN};
 use urnic_wire::rdmap::{Control, Opcode as Message, QN_READ_REQUEST, QN_SEND, Terminate, TerminateError};
@@ -18,17 +17,17 @@ use urnic_wire::rdmap::{Control, Opcode as Message, QN_READ_REQUEST, QN_SEND, Te
 static LIMIT: LogLimit = LogLimit::new("refused requests");
 
 /// The queue pair and its connection.
-fn subject(qp: &Identity, stream: &dyn Stream) -> String {
+fn subject(env: &Env<'_>, stream: &dyn Stream) -> String {
     let Ends { local, remote } = stream.ends();
     match remote.port() {
-        0 => format!("qp {:#x} (no connection)", qp.label),
-        _ => format!("qp {:#x} ({local} to {remote})", qp.label),
+        0 => format!("qp {:#x} (no connection)", env.qp.label),
+        _ => format!("qp {:#x} ({local} to {remote})", env.qp.label),
     }
 }
 
 /// We refuse a message of the peer by this Terminate, or end the connection for another reason.
 #[cold]
-pub(super) fn refused_here(terminate: &Terminate<'_>, qp: &Identity, env: &Env<'_>, stream: &dyn Stream) {
+pub(super) fn refused_here(terminate: &Terminate<'_>, rights: Access, env: &Env<'_>, stream: &dyn Stream) {
     if !LIMIT.may_say(env.now.get()) {
         return;
     }
@@ -36,7 +35,7 @@ pub(super) fn refused_here(terminate: &Terminate<'_>, qp: &Identity, env: &Env<'
     let error = terminate
         .error()
         .map_or_else(String::new, |error| error.to_string());
-    let subject = subject(qp, stream);
+    let subject = subject(env, stream);
     let Some((what, memory_of)) = message_of(terminate) else {
         tracing::warn!("{subject}: ends the connection: {error}");
         return;
@@ -49,10 +48,10 @@ pub(super) fn refused_here(terminate: &Terminate<'_>, qp: &Identity, env: &Env<'
         stag, offset, len, ..
     } = named;
     let (right, name) = named.need.right();
-    let is_permitted = memory.check(qp.accessor(), named).is_ok();
-    let reason = match is_permitted && !qp.access.contains(right) {
+    let is_permitted = memory.check(env.qp.accessor(), named).is_ok();
+    let reason = match is_permitted && !rights.contains(right) {
         true => format!("the queue pair's qp_access_flags lack {name}"),
-        false => memory.explain(qp.accessor(), named),
+        false => memory.explain(env.qp.accessor(), named),
     };
     tracing::warn!(
         "{subject}: refused the peer's {what} of {len} B at {offset:#x}, STag {stag:#010x}: {reason}"
@@ -128,12 +127,12 @@ pub(super) enum Lost {
 
 /// The connection is lost. Says so if that has an effect on requests.
 #[cold]
-pub(super) fn lost(how: Lost, qp: &Identity, requester: &Requester, env: &Env<'_>, stream: &dyn Stream) {
+pub(super) fn lost(how: Lost, requester: &Requester, env: &Env<'_>, stream: &dyn Stream) {
     let (count, oldest) = requester.in_flight();
     if count == 0 && !requester.sq.has_posted() || !LIMIT.may_say(env.now.get()) {
         return;
     }
-    let subject = subject(qp, stream);
+    let subject = subject(env, stream);
     let how = match how {
         Lost::Stream(errno) => format!("the connection is lost: {errno}"),
         Lost::Closed => "the peer closed the connection".to_owned(),
@@ -153,13 +152,7 @@ pub(super) fn lost(how: Lost, qp: &Identity, requester: &Requester, env: &Env<'_
 
 /// The peer refuses a request, or ends the connection, by its Terminate.
 #[cold]
-pub(super) fn refused_there(
-    received: &Received,
-    qp: &Identity,
-    requester: &Requester,
-    env: &Env<'_>,
-    stream: &dyn Stream,
-) {
+pub(super) fn refused_there(received: &Received, requester: &Requester, env: &Env<'_>, stream: &dyn Stream) {
     if !LIMIT.may_say(env.now.get()) {
         return;
     }
@@ -167,7 +160,7 @@ pub(super) fn refused_there(
         Some(error) => format!("{error} ({:#010x})", received.control),
         None => format!("{:#010x}", received.control),
     };
-    let subject = subject(qp, stream);
+    let subject = subject(env, stream);
     let Some(offending) = received.offending else {
         tracing::warn!("{subject}: the peer ended the connection: {error}");
         return;
@@ -189,12 +182,12 @@ pub(super) fn refused_there(
 
 /// A request of this end fails here.
 #[cold]
-pub(super) fn failed_here(qp: &Identity, requester: &Requester, env: &Env<'_>, stream: &dyn Stream) {
+pub(super) fn failed_here(requester: &Requester, env: &Env<'_>, stream: &dyn Stream) {
     if !LIMIT.may_say(env.now.get()) {
         return;
     }
     let memory = env.memory;
-    let subject = subject(qp, stream);
+    let subject = subject(env, stream);
     let Some((wqe, status)) = requester.flights.failed() else {
         tracing::warn!("{subject}: a work request is malformed");
         return;
@@ -212,9 +205,9 @@ pub(super) fn failed_here(qp: &Identity, requester: &Requester, env: &Env<'_>, s
             let MemoryAccess {
                 stag, offset, len, ..
             } = access;
-            let refused = memory.check(qp.accessor(), access).is_err();
+            let refused = memory.check(env.qp.accessor(), access).is_err();
             refused.then(|| {
-                let reason = memory.explain(qp.accessor(), access);
+                let reason = memory.explain(env.qp.accessor(), access);
                 format!("element {n}: {len} B at {offset:#x}, lkey {stag:#010x}: {reason}")
             })
         });

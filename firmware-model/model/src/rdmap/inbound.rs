@@ -6,7 +6,6 @@
 use super::answers::PeerRequest;
 use super::confirmation::is_confirmation;
 use super::params::Env;
-use super::params::Identity;
 use super::requester::{Answer, Requester};
 use super::responder::{Refusal, Responder};
 use super::startup::Startup;
@@ -34,7 +33,6 @@ pub(super) struct Segment {
 /// Both halves of a queue pair.
 #[derive(Debug)]
 pub(super) struct Halves {
-    pub(super) qp: Identity,
     pub(super) requester: Requester,
     pub(super) responder: Responder,
     pub(super) startup: Startup,
@@ -43,9 +41,8 @@ pub(super) struct Halves {
 }
 
 impl Halves {
-    pub(super) fn new(qp: Identity, requester: Requester, responder: Responder) -> Halves {
+    pub(super) fn new(requester: Requester, responder: Responder) -> Halves {
         Halves {
-            qp,
             requester,
             responder,
             startup: Startup::default(),
@@ -56,7 +53,7 @@ impl Halves {
     /// Takes a whole ULPDU.
     #[inline]
     pub(super) fn receive(&mut self, env: &mut Env<'_>, ulpdu: &[u8]) -> Result<(), Refusal> {
-        let (opcode, header, payload) = self.parse(ulpdu)?;
+        let (opcode, header, payload) = Halves::parse(env, ulpdu)?;
         if self.startup.awaits_message() {
             let first_msn = self.responder.msn;
             let message = (&header, payload);
@@ -73,14 +70,14 @@ impl Halves {
                 | Opcode::SendSolicited
                 | Opcode::SendSolicitedInvalidate,
             ) => {
-                let Halves { qp, responder, .. } = self;
+                let responder = &mut self.responder;
                 responder.begin_send(env, opcode, header, payload.len())?;
-                responder.place_send(qp, env, payload)?;
-                responder.end_send(qp, env, opcode, header)
+                responder.place_send(env, payload)?;
+                responder.end_send(env, opcode, header)
             }
             (Header::Untagged(header), _) => self.control(env, opcode, header, ulpdu, payload),
             (Header::Tagged(header), Opcode::ReadResponse)
-                if !self.qp.unreliable && is_confirmation(header, payload.len()) =>
+                if !env.qp.unreliable && is_confirmation(header, payload.len()) =>
             {
                 self.requester.confirmation.confirmed(header.to);
                 Ok(())
@@ -99,10 +96,10 @@ impl Halves {
     }
 
     #[inline]
-    fn parse<'u>(&self, ulpdu: &'u [u8]) -> Result<(Opcode, Header, &'u [u8]), Refusal> {
+    fn parse<'u>(env: &Env<'_>, ulpdu: &'u [u8]) -> Result<(Opcode, Header, &'u [u8]), Refusal> {
         let (headers, payload) = Headers::parse(ulpdu)?;
         let Headers { opcode, header } = headers;
-        if !self.qp.extensions {
+        if !env.qp.extensions {
             if opcode.is_extension() {
                 return Err(TerminateError::RdmapUnexpectedOpcode.into());
             }
@@ -132,16 +129,16 @@ impl Halves {
         head: &[u8],
         ulpdu_len: usize,
     ) -> Result<Option<Segment>, Refusal> {
-        let (opcode, header, payload) = self.parse(head)?;
+        let (opcode, header, payload) = Halves::parse(env, head)?;
         let len = ulpdu_len - (head.len() - payload.len());
         let segment = Segment { opcode, header, len };
         match (opcode, &header) {
             // All of it must be there.
-            (Opcode::Write, _) if self.qp.last_first => return Ok(None),
+            (Opcode::Write, _) if env.qp.last_first => return Ok(None),
             // The whole range must be permitted before a byte is placed (row DDP-V-02).
             (Opcode::Write, Header::Tagged(h)) => {
-                if !self.qp.unreliable {
-                    self.responder.write_window(&self.qp, env, h.stag, h.to, len)?;
+                if !env.qp.unreliable {
+                    self.responder.write_window(env, h.stag, h.to, len)?;
                 }
             }
             (Opcode::ReadResponse, _) if !self.requester.reads.is_discarded() => {}
@@ -164,8 +161,8 @@ impl Halves {
                 Ok(self.requester.reads.check(header, segment.len)?)
             }
             (Header::Tagged(header), _) => {
-                if self.qp.unreliable {
-                    self.responder.screen_write(&self.qp, env, header, segment.len);
+                if env.qp.unreliable {
+                    self.responder.screen_write(env, header, segment.len);
                 }
                 self.responder.begin_write(segment.len)
             }
@@ -180,21 +177,19 @@ impl Halves {
             return Ok(());
         }
         match (&segment.header, segment.opcode) {
-            (Header::Untagged(_), _) => self.responder.place_send(&self.qp, env, bytes),
+            (Header::Untagged(_), _) => self.responder.place_send(env, bytes),
             (Header::Tagged(_), Opcode::ReadResponse) => {
                 let requester = &mut self.requester;
-                let placed = requester.reads.place(&self.qp, env, &requester.sq, bytes);
+                let placed = requester.reads.place(env, &requester.sq, bytes);
                 placed.map_err(|violation| self.sink_failed(violation))
             }
             (Header::Tagged(_), _) if self.responder.drops.drops_write() => Ok(()),
             (Header::Tagged(h), _) => {
                 let to = h.to.wrapping_add(at as u64);
-                let window = self
-                    .responder
-                    .write_window(&self.qp, env, h.stag, to, bytes.len());
+                let window = self.responder.write_window(env, h.stag, to, bytes.len());
                 let gone = |_| terminate::tagged(Violation::InvalidStag).into();
                 let placed = window.and_then(|window| {
-                    let placed = match self.qp.last_first {
+                    let placed = match env.qp.last_first {
                         true => placement::last_first(&window, bytes),
                         false => window.copy_in(0, bytes),
                     };
@@ -219,7 +214,7 @@ impl Halves {
             (Header::Tagged(_), _) if self.responder.drops.drops_write() => Ok(None),
             (Header::Tagged(h), _) => {
                 let to = h.to.wrapping_add(at as u64);
-                match self.responder.write_window(&self.qp, env, h.stag, to, left) {
+                match self.responder.write_window(env, h.stag, to, left) {
                     Ok(window) => Ok(Some((window, left))),
                     Err(refusal) => self.responder.drops.refuse_write(refusal).map(|()| None),
                 }
@@ -236,10 +231,10 @@ impl Halves {
         max: usize,
     ) -> Result<Option<(Window<'t>, usize)>, Refusal> {
         match (&segment.header, segment.opcode) {
-            (Header::Untagged(_), _) => self.responder.send_window(&self.qp, env, max),
+            (Header::Untagged(_), _) => self.responder.send_window(env, max),
             (Header::Tagged(_), Opcode::ReadResponse) => {
                 let requester = &mut self.requester;
-                let window = requester.reads.window(&self.qp, env, &requester.sq, max);
+                let window = requester.reads.window(env, &requester.sq, max);
                 window.map(Some).map_err(|violation| self.sink_failed(violation))
             }
             (Header::Tagged(_), _) => Ok(None),
@@ -275,13 +270,13 @@ impl Halves {
     #[inline]
     pub(super) fn end(&mut self, env: &mut Env<'_>, segment: &Segment) -> Result<(), Refusal> {
         match (&segment.header, segment.opcode) {
-            (Header::Untagged(header), opcode) => self.responder.end_send(&self.qp, env, opcode, header),
+            (Header::Untagged(header), opcode) => self.responder.end_send(env, opcode, header),
             (Header::Tagged(TaggedHeader { last, .. }), Opcode::ReadResponse) => match last {
                 true => self.answered(env),
                 false => Ok(()),
             },
             (Header::Tagged(header), _) => {
-                if !self.qp.unreliable || !self.responder.end_dropped_write(env, header.last) {
+                if !env.qp.unreliable || !self.responder.end_dropped_write(env, header.last) {
                     self.responder.end_write(env, header, segment.len);
                 }
                 Ok(())
@@ -292,7 +287,7 @@ impl Halves {
     fn answered(&mut self, env: &mut Env<'_>) -> Result<(), Refusal> {
         env.counters.add(Counter::RxMessages, 1);
         self.requester
-            .answered(&self.qp, env)
+            .answered(env)
             .map_err(|_| TerminateError::RdmapLocalCatastrophic.into())
     }
 
@@ -322,7 +317,7 @@ impl Halves {
             Opcode::AtomicResponse => self.atomic_response(env, header, payload),
             Opcode::Immediate | Opcode::ImmediateSolicited => {
                 let ImmediateData(bytes) = ImmediateData::parse(payload)?;
-                self.responder.immediate(&self.qp, env, opcode, header, bytes)
+                self.responder.immediate(env, opcode, header, bytes)
             }
             _ => self.terminated(header, payload),
         }
@@ -337,7 +332,9 @@ impl Halves {
         let header = *ulpdu
             .first_chunk::<UNTAGGED_LEN>()
             .ok_or(TerminateError::DdpLocalCatastrophic)?;
-        self.responder.answers.accept(&self.qp, env, header, peer_request)
+        self.responder
+            .answers
+            .accept(env, self.responder.access, header, peer_request)
     }
 
     fn atomic_response(
@@ -363,7 +360,7 @@ impl Halves {
         let requester = &mut self.requester;
         requester
             .reads
-            .place(&self.qp, env, &requester.sq, &response.original.to_ne_bytes())
+            .place(env, &requester.sq, &response.original.to_ne_bytes())
             .map_err(|violation| self.sink_failed(violation))?;
         self.answered(env)
     }

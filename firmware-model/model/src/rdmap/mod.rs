@@ -47,5 +47,5 @@ pub use crate::stream::no_stream::NoStream;
 pub use confirmation::{PeerProgress, Rendezvous};
 pub use engine::Engine;
 pub use params::{
-    Attachment, InvalidAttachment, QpChange, QpParams, Rtr, RxOutcome, TxOutcome, WithoutReceive, WrongState,
+    Attachment, InvalidAttachment, QpChange, QpQueues, Rtr, RxOutcome, TxOutcome, WithoutReceive, WrongState,
 };

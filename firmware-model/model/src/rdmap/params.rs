@@ -14,15 +14,9 @@ use urnic_device::cqe::Cqe;
 use urnic_device::stream::{Attach, attach, rtr};
 use urnic_device::vocabulary::{Access, QpState, WcOpcode, WcStatus};
 
-/// What a queue pair is made of.
+/// The queues of a queue pair.
 #[derive(Debug)]
-pub struct QpParams {
-    /// Number of the queue pair.
-    pub qid: u32,
-    /// The driver's name for it, put into completions.
-    pub label: u32,
-    /// Protection domain.
-    pub pd: u32,
+pub struct QpQueues {
     /// Send queue.
     pub sq: SendQueue,
     /// Where its completions go.
@@ -31,12 +25,6 @@ pub struct QpParams {
     pub rq: ReceiveSource,
     /// Where its completions go.
     pub recv_cq: Arc<CompletionQueue>,
-    /// Whether RFC 7306 messages are understood; without, they are unexpected opcodes.
-    pub extensions: bool,
-    /// Kind UC: messages may be dropped, and the queue pair outlives its stream.
-    pub unreliable: bool,
-    /// [`ModelConfig::last_first`](crate::ModelConfig::last_first).
-    pub last_first: bool,
 }
 
 /// A ready-to-receive indication (RFC 6581 §9.2).
@@ -271,18 +259,21 @@ pub enum RxOutcome {
     Ended,
 }
 
-/// The identity of a queue pair, for checks and completions.
-#[derive(Debug)]
-pub(crate) struct Identity {
-    pub(crate) qid: u32,
-    pub(crate) label: u32,
-    pub(crate) pd: u32,
-    pub(super) access: Access,
-    pub(super) extensions: bool,
-    /// Kind UC.
-    pub(super) unreliable: bool,
-    /// The last byte of a Write's segment is placed first.
-    pub(super) last_first: bool,
+/// What a queue pair is as long as it exists: for checks, completions and events.
+#[derive(Debug, Clone)]
+pub struct Identity {
+    /// Its number.
+    pub qid: u32,
+    /// The driver's name for it, put into completions.
+    pub label: u32,
+    /// Protection domain.
+    pub pd: u32,
+    /// Whether RFC 7306 messages are understood; without, they are unexpected opcodes.
+    pub extensions: bool,
+    /// Kind UC: messages may be dropped, and the queue pair outlives its stream.
+    pub unreliable: bool,
+    /// [`ModelConfig::last_first`](crate::ModelConfig::last_first).
+    pub last_first: bool,
 }
 
 impl Identity {
@@ -292,19 +283,6 @@ impl Identity {
         Accessor {
             pd: self.pd,
             qid: self.qid,
-        }
-    }
-
-    /// The identity of a queue pair that takes no RDMA Writes, Reads or atomics.
-    pub(crate) fn of_datagrams(qid: u32, label: u32, pd: u32) -> Identity {
-        Identity {
-            qid,
-            label,
-            pd,
-            access: Access::empty(),
-            extensions: false,
-            unreliable: false,
-            last_first: false,
         }
     }
 
@@ -320,6 +298,8 @@ impl Identity {
 /// The surroundings of one run of a queue pair's engine.
 #[derive(Debug)]
 pub struct Env<'a> {
+    /// The queue pair.
+    pub qp: &'a Identity,
     /// Registered memory.
     pub memory: &'a MemoryTable,
     /// What the last short messages accessed there.

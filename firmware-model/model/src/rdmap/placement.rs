@@ -3,7 +3,6 @@
 use super::params::Env;
 use crate::host::Unreachable;
 use crate::memory::{Accessor, MemoryAccess, Need, Violation, Window};
-use crate::rdmap::params::Identity;
 use rustix::thread::Timespec;
 use urnic_device::wqe::Sge;
 
@@ -52,7 +51,6 @@ impl Cursor {
 /// Copies `bytes` to the list's next places.
 #[inline]
 pub(crate) fn scatter(
-    qp: &Identity,
     pd: u32,
     env: &Env<'_>,
     list: impl Fn(usize) -> Option<Sge>,
@@ -61,7 +59,7 @@ pub(crate) fn scatter(
 ) -> Result<(), Violation> {
     let mut rest = bytes;
     while !rest.is_empty() {
-        let (window, n) = window(qp, pd, env, &list, cursor, rest.len())?;
+        let (window, n) = window(pd, env, &list, cursor, rest.len())?;
         let (head, tail) = rest.split_at(n);
         window.copy_in(0, head).map_err(|_| Violation::InvalidStag)?;
         window.keep(&env.recent);
@@ -74,7 +72,6 @@ pub(crate) fn scatter(
 /// The list's next place of at most `max` bytes, checked for writing, and its length.
 #[inline]
 pub(super) fn window<'t>(
-    qp: &Identity,
     pd: u32,
     env: &Env<'t>,
     list: &impl Fn(usize) -> Option<Sge>,
@@ -84,7 +81,7 @@ pub(super) fn window<'t>(
     let access = cursor
         .access(list, max, Need::LocalWrite)
         .ok_or(Violation::Bounds)?;
-    let by = Accessor { pd, qid: qp.qid };
+    let by = Accessor { pd, qid: env.qp.qid };
     let window = env.memory.check_again(&env.recent, by, access)?;
     Ok((window, access.len as usize))
 }

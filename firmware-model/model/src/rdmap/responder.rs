@@ -4,7 +4,7 @@
 use super::answers::Answers;
 use super::completions::Completions;
 use super::params::Env;
-use super::params::{Identity, WithoutReceive};
+use super::params::WithoutReceive;
 use super::placement::Cursor;
 use super::terminate::Received;
 use super::{placement, terminate};
@@ -66,6 +66,8 @@ pub(super) struct Responder {
     pub(super) rq: ReceiveSource,
     pub(super) cq: Completions,
     pub(super) answers: Answers,
+    /// The remote rights of the queue pair.
+    pub(super) access: Access,
     /// The receive being filled.
     wqe: RecvWqe,
     receiving: Option<Receiving>,
@@ -91,6 +93,7 @@ impl Responder {
             rq,
             cq: Completions::new(cq),
             answers: Answers::new(),
+            access: Access::empty(),
             wqe: RecvWqe::default(),
             receiving: None,
             flush_status: None,
@@ -221,7 +224,7 @@ impl Responder {
 
     /// Places bytes of the Send that was checked.
     #[inline]
-    pub(super) fn place_send(&mut self, qp: &Identity, env: &Env<'_>, bytes: &[u8]) -> Result<(), Refusal> {
+    pub(super) fn place_send(&mut self, env: &Env<'_>, bytes: &[u8]) -> Result<(), Refusal> {
         let Some(receiving) = &mut self.receiving else {
             return Err(TerminateError::DdpNoBuffer.into());
         };
@@ -231,8 +234,8 @@ impl Responder {
         }
         let sges = self.wqe.sges();
         let list = |n: usize| sges.get(n).copied();
-        let pd = self.rq.pd(qp.pd);
-        if placement::scatter(qp, pd, env, list, &mut receiving.cursor, bytes).is_err() {
+        let pd = self.rq.pd(env.qp.pd);
+        if placement::scatter(pd, env, list, &mut receiving.cursor, bytes).is_err() {
             return Err(self.fail_receive());
         }
         receiving.placed += bytes.len() as u64;
@@ -242,7 +245,6 @@ impl Responder {
     /// Where the next bytes of the Send go, at most `max`; `None` if it is dropped.
     pub(super) fn send_window<'t>(
         &mut self,
-        qp: &Identity,
         env: &Env<'t>,
         max: usize,
     ) -> Result<Option<(Window<'t>, usize)>, Refusal> {
@@ -254,7 +256,7 @@ impl Responder {
         }
         let sges = self.wqe.sges();
         let list = |n: usize| sges.get(n).copied();
-        let window = placement::window(qp, self.rq.pd(qp.pd), env, &list, &mut receiving.cursor, max);
+        let window = placement::window(self.rq.pd(env.qp.pd), env, &list, &mut receiving.cursor, max);
         window.map(Some).map_err(|_| self.fail_receive())
     }
 
@@ -277,7 +279,6 @@ impl Responder {
     #[inline]
     pub(super) fn end_send(
         &mut self,
-        qp: &Identity,
         env: &mut Env<'_>,
         opcode: Opcode,
         header: &UntaggedHeader,
@@ -291,7 +292,7 @@ impl Responder {
         }
         // No more than `MAX_MESSAGE`, by `begin_send`.
         let placed = self.receiving.as_ref().map_or(0, |r| r.placed) as u32;
-        let mut cqe = qp.cqe(self.wqe.cookie, WcOpcode::Recv, WcStatus::Success);
+        let mut cqe = env.qp.cqe(self.wqe.cookie, WcOpcode::Recv, WcStatus::Success);
         cqe.byte_len = placed.into();
         let mut flags = CqeFlags::empty();
         if opcode.invalidates() {
@@ -299,7 +300,7 @@ impl Responder {
             // segment counts.
             let stag = header.rsvd_ulp_word;
             env.memory_to_revoke()
-                .invalidate(stag, qp.pd, qp.qid, InvalidateBy::Peer)
+                .invalidate(stag, env.qp.pd, env.qp.qid, InvalidateBy::Peer)
                 .map_err(terminate::invalidation)?;
             cqe.extra = stag.to_ne_bytes();
             flags |= CqeFlags::WITH_INV;
@@ -313,7 +314,6 @@ impl Responder {
     /// An Immediate Data message (RFC 7306 §6) with these bytes.
     pub(super) fn immediate(
         &mut self,
-        qp: &Identity,
         env: &mut Env<'_>,
         opcode: Opcode,
         header: &UntaggedHeader,
@@ -344,7 +344,9 @@ impl Responder {
             self.drop_message(env);
             return Ok(());
         }
-        let mut cqe = qp.cqe(self.wqe.cookie, WcOpcode::RecvRdmaWithImm, WcStatus::Success);
+        let mut cqe = env
+            .qp
+            .cqe(self.wqe.cookie, WcOpcode::RecvRdmaWithImm, WcStatus::Success);
         // No more than `MAX_MESSAGE`, by `begin_write`.
         cqe.byte_len = (self.written as u32).into();
         cqe.extra = [a, b, c, d];
@@ -382,8 +384,8 @@ impl Responder {
 
     /// Kind UC: checks where a segment of a Write goes, before a byte of it is placed; the Write is
     /// dropped if it may not go there.
-    pub(super) fn screen_write(&mut self, qp: &Identity, env: &Env<'_>, header: &TaggedHeader, len: usize) {
-        let allowed = len == 0 || self.write_window(qp, env, header.stag, header.to, len).is_ok();
+    pub(super) fn screen_write(&mut self, env: &Env<'_>, header: &TaggedHeader, len: usize) {
+        let allowed = len == 0 || self.write_window(env, header.stag, header.to, len).is_ok();
         self.drops.begin_write(allowed);
     }
 
@@ -416,7 +418,6 @@ impl Responder {
     #[inline]
     pub(super) fn write_window<'t>(
         &self,
-        qp: &Identity,
         env: &Env<'t>,
         stag: u32,
         to: u64,
@@ -424,7 +425,7 @@ impl Responder {
     ) -> Result<Window<'t>, Refusal> {
         env.memory
             .check(
-                qp.accessor(),
+                env.qp.accessor(),
                 MemoryAccess {
                     stag,
                     offset: to,
@@ -432,7 +433,7 @@ impl Responder {
                     need: Need::RemoteWrite,
                 },
             )
-            .and_then(|window| match qp.access.contains(Access::REMOTE_WRITE) {
+            .and_then(|window| match self.access.contains(Access::REMOTE_WRITE) {
                 true => Ok(window),
                 false => Err(Violation::AccessRights),
             })
@@ -464,15 +465,15 @@ impl Responder {
 
     /// Completes all posted receives in error, in order. Entries of a shared queue do not belong to
     /// a queue pair yet.
-    pub(super) fn flush(&mut self, qp: &Identity, env: &mut Env<'_>) -> Result<(), Overflow> {
+    pub(super) fn flush(&mut self, env: &mut Env<'_>) -> Result<(), Overflow> {
         self.answers.clear();
         let kept = self.drops.take_kept();
         if self.receiving.take().is_some_and(|receiving| !receiving.dropped) || kept {
-            self.fail(qp, env)?;
+            self.fail(env)?;
         }
         if let ReceiveSource::Own(_) = self.rq {
             while self.rq.take(&mut self.wqe, env.effects).is_some() {
-                self.fail(qp, env)?;
+                self.fail(env)?;
             }
         }
         self.cq.flush(env)
@@ -480,15 +481,15 @@ impl Responder {
 
     /// Checks whether the last entry of a shared queue that this queue pair takes is taken. An
     /// event reports it once.
-    pub(super) fn note_last_wqe(&self, qp: &Identity, env: &mut Env<'_>) {
+    pub(super) fn note_last_wqe(&self, env: &mut Env<'_>) {
         if let ReceiveSource::Shared(_) = self.rq {
-            env.effects.event(Event::new(EventKind::LastWqe, qp.qid));
+            env.effects.event(Event::new(EventKind::LastWqe, env.qp.qid));
         }
     }
 
-    fn fail(&mut self, qp: &Identity, env: &mut Env<'_>) -> Result<(), Overflow> {
+    fn fail(&mut self, env: &mut Env<'_>) -> Result<(), Overflow> {
         let status = self.flush_status.take().unwrap_or(WcStatus::WrFlushErr);
-        let cqe = qp.cqe(self.wqe.cookie, WcOpcode::Recv, status);
+        let cqe = env.qp.cqe(self.wqe.cookie, WcOpcode::Recv, status);
         self.cq.push(cqe, env)
     }
 }

@@ -7,7 +7,7 @@
 //! fence all the same, both ends may have agreed on an RTR: a first message of the initiator that no
 //! program sees (RFC 6581 §9.2).
 
-use super::params::{Attachment, Env, Identity, Rtr};
+use super::params::{Attachment, Env, Rtr};
 use super::responder::Refusal;
 use crate::counters::Counter;
 use urnic_device::event::{Event, EventKind};
@@ -167,11 +167,11 @@ impl Startup {
 
     /// A valid FPDU has come; `is_accepted`: so was its message or segment.
     #[inline]
-    pub(super) fn fpdu_received(&mut self, qp: &Identity, env: &mut Env<'_>, is_accepted: bool) {
+    pub(super) fn fpdu_received(&mut self, env: &mut Env<'_>, is_accepted: bool) {
         if self.arrived != Arrived::Fpdu {
             self.arrived = Arrived::Fpdu;
             if is_accepted {
-                self.report(qp, env);
+                self.report(env);
             }
         }
     }
@@ -179,11 +179,11 @@ impl Startup {
     /// The driver reports the connection as established at this event: the peer's Terminate, an
     /// error or a refused RTR must not cause it (row EMPA-40).
     #[cold]
-    fn report(&self, qp: &Identity, env: &mut Env<'_>) {
+    fn report(&self, env: &mut Env<'_>) {
         match self.role {
             // A responder sends nothing before it has an FPDU: this one came with its Reply.
             Role::Initiator if !self.has_sent => env.counters.add(Counter::EarlyFpdus, 1),
-            Role::Fenced => env.effects.event(Event::new(EventKind::FirstFpdu, qp.qid)),
+            Role::Fenced => env.effects.event(Event::new(EventKind::FirstFpdu, env.qp.qid)),
             Role::Initiator | Role::Ready => {}
         }
     }

@@ -66,10 +66,7 @@ impl Turns {
         fpdus: &mut u32,
     ) -> Framed {
         let Halves {
-            qp,
-            requester,
-            responder,
-            ..
+            requester, responder, ..
         } = halves;
         let answers = &mut responder.answers;
         while llp.has_room() && *budget > 0 && !env.is_stopped() {
@@ -77,13 +74,13 @@ impl Turns {
             let within_send = requester.is_within_message();
             let due = answers.is_within_message() || !(within_send || self.answered);
             if due && !answers.is_empty() {
-                match answers.step(qp, env, llp) {
+                match answers.step(env, llp) {
                     Answered::Done { ended } => self.answered = ended,
                     Answered::Idle => {}
                     Answered::Failed(message) => return Framed::Refused(message),
                 }
             } else if sends {
-                match requester.step(qp, env, llp) {
+                match requester.step(env, llp) {
                     Step::Done { .. } => self.answered = false,
                     Step::Idle if answers.is_empty() => return Framed::Nothing,
                     Step::Idle => {

@@ -230,15 +230,16 @@ impl Core {
         self.ends.lock()
     }
 
-    /// The surroundings of a run of the engine that counts there.
+    /// The surroundings of a run of the queue pair's engine.
     #[inline]
-    pub(crate) fn env<'a>(&'a self, counters: &'a Counters, effects: &'a mut Effects) -> Env<'a> {
+    pub(crate) fn env<'a>(&'a self, qp: &'a Qp, effects: &'a mut Effects) -> Env<'a> {
         Env {
+            qp: &qp.identity,
             memory: &self.memory,
             recent: Recent::default(),
             now: Now::of(&self.clock),
             buffers: &self.buffers,
-            counters,
+            counters: &qp.counters,
             effects,
             moved: Moved::default(),
             stopped: self.stopped,

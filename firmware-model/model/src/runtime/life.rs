@@ -25,7 +25,7 @@ impl Qp {
                 self.reset(core, inner, effects);
                 return Ok(((), Requests::empty()));
             }
-            let mut env = core.env(&self.counters, effects);
+            let mut env = core.env(self, effects);
             inner
                 .with_engine(|engine, stream| engine.modify(&change, &mut env, stream))
                 .map_err(|WrongState| Status::WrongState)?;
@@ -36,7 +36,7 @@ impl Qp {
     /// Returns the queue pair to its first state, on the same rings: posted entries are dropped,
     /// and the indices continue. What has arrived is taken in before.
     fn reset(&self, core: &Core, inner: &mut Inner, effects: &mut Effects) {
-        let mut env = core.env(&self.counters, effects);
+        let mut env = core.env(self, effects);
         inner.with_engine(|engine, stream| engine.conclude(&mut env, stream));
         core.schedule.end_burst(&mut inner.gathering);
         if let Some(stream) = inner.stream.take() {
@@ -76,7 +76,7 @@ impl Qp {
             let started = stream.take().ok_or(Status::WrongState)?;
             let numbers = QpNumbers {
                 id: self.id,
-                label: engine.label(),
+                label: self.identity.label,
             };
             let entered = started.enter_full_operation(numbers);
             inner.in_memory = entered.local_peer.is_some();
@@ -87,7 +87,7 @@ impl Qp {
             };
             self.processors.store(entered.processors.map(Arc::new));
             let live = stream.insert(entered.stream);
-            let mut env = core.env(&self.counters, effects);
+            let mut env = core.env(self, effects);
             engine
                 .attach(attachment, entered.local_peer, &mut env, &mut **live)
                 .map_err(|WrongState| Status::WrongState)?;
@@ -189,7 +189,7 @@ impl Qp {
             return;
         }
         if !reset {
-            let mut env = core.env(&self.counters, effects);
+            let mut env = core.env(self, effects);
             inner.with_engine(|engine, stream| {
                 engine.transmit(&mut env, stream);
                 engine.conclude(&mut env, stream);

@@ -37,7 +37,7 @@ impl Qp {
         if inner.dead || inner.held || core.is_stopped() {
             return false;
         }
-        let mut env = core.env(&self.counters, effects);
+        let mut env = core.env(self, effects);
         if requests.intersects(Requests::SEND) {
             self.counters.add(Counter::Doorbells, 1);
             inner.gathering.note_ring(self.poll_count(core));

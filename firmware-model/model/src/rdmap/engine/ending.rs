@@ -61,13 +61,10 @@ impl Engine {
         }
         let taken = self.taken();
         let Halves {
-            qp,
-            requester,
-            responder,
-            ..
+            requester, responder, ..
         } = &mut self.halves;
-        let sends = requester.flush(qp, env, taken);
-        let receives = responder.flush(qp, env);
+        let sends = requester.flush(env, taken);
+        let receives = responder.flush(env);
         // The effects name the queue that overflowed; nothing is left to end here.
         let (Ok(()) | Err(Overflow), Ok(()) | Err(Overflow)) = (sends, receives);
     }
@@ -137,7 +134,7 @@ impl Engine {
                         env.memory.report_at(address);
                     }
                 }
-                env.effects.qp_error(self.halves.qp.qid, QpFault::LocalWork, 0);
+                env.effects.qp_error(env.qp.qid, QpFault::LocalWork, 0);
                 stream.reset();
                 self.end(env);
             }
@@ -146,10 +143,12 @@ impl Engine {
 
     /// Says in the log why this end ends the connection.
     fn explain(&self, message: &Outgoing, fault: QpFault, env: &Env<'_>, stream: &dyn Stream) {
-        let Halves { qp, requester, .. } = &self.halves;
+        let Halves {
+            requester, responder, ..
+        } = &self.halves;
         match (fault, Terminate::parse(message.payload())) {
-            (QpFault::LocalWork, _) => explain::failed_here(qp, requester, env, stream),
-            (_, Ok(terminate)) => explain::refused_here(&terminate, qp, env, stream),
+            (QpFault::LocalWork, _) => explain::failed_here(requester, env, stream),
+            (_, Ok(terminate)) => explain::refused_here(&terminate, responder.access, env, stream),
             (_, Err(_)) => {}
         }
     }
@@ -181,8 +180,7 @@ impl Engine {
             self.lose(Lost::Closed, env, stream);
             return RxOutcome::Ended;
         }
-        env.effects
-            .event(Event::new(EventKind::PeerClosed, self.halves.qp.qid));
+        env.effects.event(Event::new(EventKind::PeerClosed, env.qp.qid));
         if may_close {
             self.input = Input::Closed;
             self.grace_deadline = Some(env.now.get() + self.fin_grace);
@@ -228,7 +226,7 @@ impl Engine {
         let control = message.control();
         let at_fault = self.halves.responder.is_at_fault();
         if fault != QpFault::TerminateSent || at_fault || !self.begin_parting() {
-            env.effects.qp_error(self.halves.qp.qid, fault, control);
+            env.effects.qp_error(env.qp.qid, fault, control);
             self.explain(&message, fault, env, stream);
         }
         if may_send {
@@ -259,9 +257,9 @@ impl Engine {
                     && let Ok(terminate) = Terminate::parse(message.payload())
                 {
                     let known = self.complete_upto();
-                    let Halves { qp, requester, .. } = &mut self.halves;
+                    let requester = &mut self.halves.requester;
                     // The effects name the overflowed queue; the queue pair ends in any case.
-                    let (Ok(()) | Err(Overflow)) = requester.complete(qp, env, known);
+                    let (Ok(()) | Err(Overflow)) = requester.complete(env, known);
                     self.apply_terminate(&Received::new(&terminate));
                 }
                 self.end(env);
@@ -321,15 +319,15 @@ impl Engine {
             return self.linger(env, stream);
         }
         env.effects
-            .qp_error(self.halves.qp.qid, QpFault::TerminateReceived, received.control);
+            .qp_error(env.qp.qid, QpFault::TerminateReceived, received.control);
         // Requests that the peer has processed succeed; the request at fault is one of the others.
         let known = self.complete_upto();
-        let Halves { qp, requester, .. } = &mut self.halves;
-        let completed = requester.complete(qp, env, known);
-        explain::refused_there(&received, &self.halves.qp, &self.halves.requester, env, stream);
+        let requester = &mut self.halves.requester;
+        let completed = requester.complete(env, known);
+        explain::refused_there(&received, &self.halves.requester, env, stream);
         self.apply_terminate(&received);
-        let Halves { qp, requester, .. } = &mut self.halves;
-        let flushed = requester.flush(qp, env, known);
+        let requester = &mut self.halves.requester;
+        let flushed = requester.flush(env, known);
         // The effects name the overflowed queue; the queue pair ends in any case.
         let (Ok(()) | Err(Overflow), Ok(()) | Err(Overflow)) = (completed, flushed);
         self.linger(env, stream);
@@ -374,10 +372,9 @@ impl Engine {
         if self.begin_parting() {
             return self.end(env);
         }
-        explain::lost(how, &self.halves.qp, &self.halves.requester, env, stream);
+        explain::lost(how, &self.halves.requester, env, stream);
         let lost = u32::from(TerminateError::MpaConnectionLost as u16) << 16;
-        env.effects
-            .qp_error(self.halves.qp.qid, QpFault::StreamLost, lost);
+        env.effects.qp_error(env.qp.qid, QpFault::StreamLost, lost);
         if self.peer_may_close || self.halves.requester.confirmation.is_delivery() {
             self.halves.requester.flush_status = Some(WcStatus::RetryExcErr);
         }
@@ -404,8 +401,7 @@ impl Engine {
         } else {
             self.progress = Progress::Ended;
         }
-        env.effects
-            .event(Event::new(EventKind::Closed, self.halves.qp.qid));
+        env.effects.event(Event::new(EventKind::Closed, env.qp.qid));
     }
 
     /// Stops all waiting: no message waits for a receive any more, and no deadline remains.
@@ -440,7 +436,7 @@ impl Engine {
         }
         if self.state != QpState::Err && !self.parting {
             self.state = QpState::Err;
-            self.halves.responder.note_last_wqe(&self.halves.qp, env);
+            self.halves.responder.note_last_wqe(env);
         }
         self.flush(env);
     }
@@ -622,8 +618,8 @@ impl Engine {
     /// The peer has processed more of this end's messages: completes what succeeded.
     pub fn peer_progressed(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
         let known = self.complete_upto();
-        let Halves { qp, requester, .. } = &mut self.halves;
-        if let Err(Overflow) = requester.complete(qp, env, known) {
+        let requester = &mut self.halves.requester;
+        if let Err(Overflow) = requester.complete(env, known) {
             self.fail(QpFault::CqOverflow, env, stream);
         } else if self.has_failed_send() {
             self.flush_failed_sends(env, stream);
@@ -643,10 +639,10 @@ impl Engine {
     /// Ends the connection if a request failed locally, and nothing before it waits. What has
     /// arrived is taken in before, unless that is being done.
     pub(super) fn end_if_failed(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
-        let Halves { qp, requester, .. } = &self.halves;
+        let requester = &self.halves.requester;
         // Nothing, not even a Read that confirms, may come between the segments of a message.
         let waits = requester.confirmation.is_delivery() && !requester.torn && !requester.is_failed_next();
-        if !requester.has_failed || qp.unreliable || waits || self.concluding {
+        if !requester.has_failed || env.qp.unreliable || waits || self.concluding {
             return;
         }
         self.take_in_last(env, stream);
@@ -677,13 +673,13 @@ impl Engine {
 impl Engine {
     /// Whether the stream of a queue pair of kind UC has ended, or was never there.
     pub(crate) fn is_parted(&self) -> bool {
-        self.halves.qp.unreliable && matches!(self.progress, Progress::Detached)
+        self.is_unreliable() && matches!(self.progress, Progress::Detached)
     }
 
     /// The stream ends for a reason of the peer or the network; returns whether the queue pair
     /// outlives it.
     pub(super) fn begin_parting(&mut self) -> bool {
-        self.parting = self.halves.qp.unreliable && self.state != QpState::Err;
+        self.parting = self.is_unreliable() && self.state != QpState::Err;
         self.parting
     }
 
@@ -699,16 +695,13 @@ impl Engine {
     pub(super) fn drop_messages(&mut self, env: &mut Env<'_>) {
         let taken = self.llp.as_ref().map_or(u64::MAX, Llp::taken);
         let Halves {
-            qp,
-            requester,
-            responder,
-            ..
+            requester, responder, ..
         } = &mut self.halves;
         responder.part(env);
         let dropped = requester.drop_flights(taken);
         env.counters.add(Counter::TxMessageDrops, dropped);
         // The effects name a queue that overflowed, and the event ends the queue pair.
-        let (Ok(()) | Err(Overflow)) = requester.complete(qp, env, taken);
+        let (Ok(()) | Err(Overflow)) = requester.complete(env, taken);
     }
 
     /// The stream is gone: another one may come.
@@ -723,7 +716,7 @@ impl Engine {
 
     /// Whether requests are carried out though there is no stream.
     pub(super) fn sends_without_stream(&self) -> bool {
-        self.halves.qp.unreliable && matches!(self.state, QpState::Rts | QpState::Sqd | QpState::Sqe)
+        self.is_unreliable() && matches!(self.state, QpState::Rts | QpState::Sqd | QpState::Sqe)
     }
 
     /// Carries out requests without a stream: messages are dropped.
@@ -744,8 +737,8 @@ impl Engine {
             nowhere.discard();
             let dropped = env.counters.value(Counter::TxMessages).wrapping_sub(before);
             env.counters.add(Counter::TxMessageDrops, dropped);
-            let Halves { qp, requester, .. } = &mut self.halves;
-            if let Err(Overflow) = requester.complete(qp, env, u64::MAX) {
+            let requester = &mut self.halves.requester;
+            if let Err(Overflow) = requester.complete(env, u64::MAX) {
                 self.fail(QpFault::CqOverflow, env, &mut NoStream);
             } else if self.has_failed_send() {
                 self.flush_failed_sends(env, &mut NoStream);
@@ -769,7 +762,7 @@ impl Engine {
     /// Whether the state SQE is reached by a request that failed.
     #[inline]
     pub(super) fn has_failed_send(&self) -> bool {
-        self.state == QpState::Sqe && self.halves.qp.unreliable
+        self.state == QpState::Sqe && self.is_unreliable()
     }
 
     /// In the state SQE: completes the request that failed when those before it are complete, and
@@ -780,9 +773,9 @@ impl Engine {
             return;
         }
         let known = self.complete_upto();
-        let Halves { qp, requester, .. } = &mut self.halves;
+        let requester = &mut self.halves.requester;
         let torn = std::mem::take(&mut requester.torn);
-        if let Err(Overflow) = requester.flush(qp, env, known) {
+        if let Err(Overflow) = requester.flush(env, known) {
             self.fail(QpFault::CqOverflow, env, stream);
         } else if torn {
             self.part_from(env, stream);
@@ -855,7 +848,7 @@ impl Engine {
             Look::Goes => {}
             Look::Ask(interval) => stream.probe_peer(Probing::Every(interval)),
             Look::Silent(silence) => {
-                if !self.halves.qp.unreliable {
+                if !env.qp.unreliable {
                     self.halves.requester.flush_status = Some(WcStatus::RetryExcErr);
                 }
                 stream.reset();

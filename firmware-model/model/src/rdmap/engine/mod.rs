@@ -31,7 +31,7 @@ use crate::llp::Llp;
 use crate::llp::loopback::Loopback;
 use crate::llp::mpa::{Agreed, Mpa};
 use crate::queues::{ReceiveSource, SendQueue};
-use crate::rdmap::params::{Attachment, Identity, QpChange, QpParams, Rtr, WrongState};
+use crate::rdmap::params::{Attachment, QpChange, QpQueues, Rtr, WrongState};
 use crate::stream::Stream;
 use crate::stream::same_host::LocalPeer;
 use crate::time::Nanos;
@@ -39,7 +39,7 @@ use std::time::Duration;
 use urnic_device::command::QpStatus;
 use urnic_device::event::QpFault;
 use urnic_device::stream::attached;
-use urnic_device::vocabulary::{Access, QpState};
+use urnic_device::vocabulary::QpState;
 use urnic_wire::mpa::fpdu::CrcMode;
 
 /// The phase of the connection.
@@ -127,21 +127,12 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// An engine in the reset state. A queue pair that is reset gets a new one.
-    pub fn new(params: QpParams) -> Engine {
-        let qp = Identity {
-            qid: params.qid,
-            label: params.label,
-            pd: params.pd,
-            access: Access::empty(),
-            extensions: params.extensions,
-            unreliable: params.unreliable,
-            last_first: params.last_first,
-        };
-        let requester = Requester::new(params.sq, params.send_cq);
-        let responder = Responder::new(params.rq, params.recv_cq, Drops::new(params.unreliable));
+    /// An engine in the reset state. A queue pair that is reset gets a new one. `unreliable`: kind UC.
+    pub fn new(queues: QpQueues, unreliable: bool) -> Engine {
+        let requester = Requester::new(queues.sq, queues.send_cq);
+        let responder = Responder::new(queues.rq, queues.recv_cq, Drops::new(unreliable));
         Engine {
-            halves: Halves::new(qp, requester, responder),
+            halves: Halves::new(requester, responder),
             llp: None,
             state: QpState::Reset,
             progress: Progress::Detached,
@@ -169,23 +160,21 @@ impl Engine {
     /// posted there are dropped.
     pub fn anew(&self) -> Engine {
         let Halves {
-            qp,
-            requester,
-            responder,
-            ..
+            requester, responder, ..
         } = &self.halves;
-        Engine::new(QpParams {
-            qid: qp.qid,
-            label: qp.label,
-            pd: qp.pd,
+        let queues = QpQueues {
             sq: requester.sq.anew(),
             send_cq: requester.cq.queue.clone(),
             rq: responder.rq.anew(),
             recv_cq: responder.cq.queue.clone(),
-            extensions: qp.extensions,
-            unreliable: qp.unreliable,
-            last_first: qp.last_first,
-        })
+        };
+        Engine::new(queues, self.is_unreliable())
+    }
+
+    /// Kind UC: messages may be dropped, and the queue pair outlives its stream.
+    #[inline]
+    fn is_unreliable(&self) -> bool {
+        self.halves.responder.drops.are_on()
     }
 
     /// The state of the queue pair.
@@ -261,7 +250,7 @@ impl Engine {
         };
         self.open(attachment, Llp::Mpa(Box::new(Mpa::new(agreed))))?;
         self.watch.begin(stream.answers().is_some());
-        self.meet_local_peer(local_peer);
+        self.meet_local_peer(local_peer, env);
         if let Some(llp) = &mut self.llp {
             llp.refresh(&env.now, stream);
         }
@@ -296,7 +285,7 @@ impl Engine {
     }
 
     fn open(&mut self, attachment: &Attachment, llp: Llp) -> Result<(), WrongState> {
-        let unreliable = self.halves.qp.unreliable;
+        let unreliable = self.is_unreliable();
         let ready =
             matches!(self.state, QpState::Rtr | QpState::Rts) || (unreliable && self.state == QpState::Sqe);
         if !matches!(self.progress, Progress::Detached) || !ready {
@@ -342,18 +331,15 @@ impl Engine {
             self.check_transition(state)?;
         }
         let Halves {
-            qp,
-            requester,
-            responder,
-            ..
+            requester, responder, ..
         } = &mut self.halves;
         if let Some(access) = change.access {
-            qp.access = access;
+            responder.access = access;
             if let Some(local_peer) = &mut requester.local_peer {
-                local_peer.permit(qp.pd, access);
+                local_peer.permit(env.qp.pd, access);
             }
         }
-        if !qp.unreliable {
+        if !env.qp.unreliable {
             responder.answers.ird = change.ird.unwrap_or(responder.answers.ird);
             requester.ord = change.ord.unwrap_or(requester.ord);
         }
@@ -391,7 +377,7 @@ impl Engine {
 
     /// There is no way to the peer. Work stays until the next send fails.
     fn give_up_peer(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
-        if self.halves.qp.unreliable {
+        if env.qp.unreliable {
             return self.part_from(env, stream);
         }
         match self.progress {
@@ -413,7 +399,7 @@ impl Engine {
         match (self.state, to) {
             (_, Err) => Ok(()),
             (Reset, Init) | (Init, Rtr) | (Rtr, Rts) | (Rts, Sqd) => Ok(()),
-            (Sqe, Rts) if self.halves.qp.unreliable => Ok(()),
+            (Sqe, Rts) if self.is_unreliable() => Ok(()),
             (from, to) if from == to && matches!(to, Init | Rts) => Ok(()),
             _ => Result::Err(WrongState),
         }

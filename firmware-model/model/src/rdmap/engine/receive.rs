@@ -94,7 +94,7 @@ impl Engine {
             match self.fill(env, stream) {
                 Ok((bytes, outcome)) => {
                     env.received(bytes as u64);
-                    probes::received(self.halves.qp.label, bytes);
+                    probes::received(env.qp.label, bytes);
                     budget = budget.saturating_sub(bytes);
                     filled = outcome;
                 }
@@ -134,8 +134,7 @@ impl Engine {
             }
             let ulpdu = rx.ulpdu();
             let admitted = admit(&mut self.halves, &mut self.held, env, rx.position(), ulpdu);
-            let Halves { qp, startup, .. } = &mut self.halves;
-            startup.fpdu_received(qp, env, admitted.is_ok());
+            self.halves.startup.fpdu_received(env, admitted.is_ok());
             if let Err(stop) = admitted {
                 break Err(stop);
             }
@@ -483,8 +482,7 @@ impl Engine {
         let segment = *segment;
         env.counters.add(Counter::RxFpdus, 1);
         let ended = self.halves.end(env, &segment);
-        let Halves { qp, startup, .. } = &mut self.halves;
-        startup.fpdu_received(qp, env, ended.is_ok());
+        self.halves.startup.fpdu_received(env, ended.is_ok());
         if let Err(refusal) = ended {
             return Err(Stop::in_segment(refusal, &segment));
         }

@@ -101,11 +101,11 @@ impl Engine {
             env.counters.add(Counter::TxCalls, calls);
             env.sent(taken - before);
             if taken != before {
-                probes::sent(self.halves.qp.label, taken - before);
+                probes::sent(env.qp.label, taken - before);
             }
             let known = self.complete_upto();
-            let Halves { qp, requester, .. } = &mut self.halves;
-            if let Err(Overflow) = requester.complete(qp, env, known) {
+            let requester = &mut self.halves.requester;
+            if let Err(Overflow) = requester.complete(env, known) {
                 self.fail(QpFault::CqOverflow, env, stream);
                 return TxOutcome::Idle;
             }
@@ -126,7 +126,7 @@ impl Engine {
                 }
             }
             match framed {
-                Framed::LocalError if self.halves.qp.unreliable => self.state = QpState::Sqe,
+                Framed::LocalError if env.qp.unreliable => self.state = QpState::Sqe,
                 Framed::LocalError => self.fail_locally(env, stream),
                 Framed::Refused(message) => {
                     self.terminate(message, QpFault::TerminateSent, env, stream);
@@ -187,7 +187,6 @@ impl Engine {
             && !self.unreachable
             && self.input != Input::Closed;
         let Halves {
-            qp,
             requester,
             responder,
             startup,
@@ -200,7 +199,7 @@ impl Engine {
             return false;
         };
         match (wqe.opcode, llp) {
-            (Opcode::Write | Opcode::Read, llp) => match requester.complete_alone(wqe, qp, env, llp) {
+            (Opcode::Write | Opcode::Read, llp) => match requester.complete_alone(wqe, env, llp) {
                 Some(Ok(())) => true,
                 Some(Err(Overflow)) => {
                     self.fail(QpFault::CqOverflow, env, stream);
@@ -210,14 +209,14 @@ impl Engine {
             },
             (Opcode::Send, Llp::Mpa(mpa)) => {
                 let before = mpa.tx.taken();
-                if requester.send_alone(wqe, qp, env, &mut mpa.tx, stream).is_none() {
+                if requester.send_alone(wqe, env, &mut mpa.tx, stream).is_none() {
                     return false;
                 }
                 startup.note_sent();
                 let taken = mpa.tx.taken() - before;
                 env.counters.add(Counter::TxCalls, 1);
                 env.sent(taken);
-                probes::sent(qp.label, taken);
+                probes::sent(env.qp.label, taken);
                 mpa.tx.is_flushed()
             }
             _ => false,
@@ -244,14 +243,13 @@ impl Engine {
         };
         env.counters.add(Counter::RxCalls, 1);
         env.received(bytes.len() as u64);
-        probes::received(self.halves.qp.label, bytes.len());
+        probes::received(env.qp.label, bytes.len());
         let Some(ulpdu) = Receiver::ulpdu_of(bytes) else {
             mpa.rx.accept(env.buffers, bytes);
             return Ok(false);
         };
         let admitted = admit(&mut self.halves, &mut self.held, env, mpa.rx.position(), ulpdu);
-        let Halves { qp, startup, .. } = &mut self.halves;
-        startup.fpdu_received(qp, env, admitted.is_ok());
+        self.halves.startup.fpdu_received(env, admitted.is_ok());
         match &admitted {
             Ok(()) => {
                 mpa.rx.pass(bytes.len());
@@ -274,21 +272,13 @@ impl Engine {
 // A peer that shares memory with us: what it says there, and what it does in our memory.
 
 impl Engine {
-    /// The queue pair's number for programs.
-    pub(crate) fn label(&self) -> u32 {
-        self.halves.qp.label
-    }
-
     /// The peer shares memory with us: it says there what it has processed, and we may reach into
     /// its memory.
-    pub(super) fn meet_local_peer(&mut self, local_peer: Option<LocalPeer>) {
+    pub(super) fn meet_local_peer(&mut self, local_peer: Option<LocalPeer>, env: &Env<'_>) {
         let Halves {
-            qp,
-            requester,
-            responder,
-            ..
+            requester, responder, ..
         } = &mut self.halves;
-        let Some(mut local_peer) = local_peer.filter(|_| !qp.unreliable) else {
+        let Some(mut local_peer) = local_peer.filter(|_| !env.qp.unreliable) else {
             return;
         };
         let receives = responder.rq.place();
@@ -296,7 +286,7 @@ impl Engine {
             local_peer.offer_receives(&place);
         }
         responder.peer_fills = local_peer.may_fill();
-        local_peer.permit(qp.pd, qp.access);
+        local_peer.permit(env.qp.pd, responder.access);
         let is_awaited = requester.confirmation.use_word(local_peer.processed_word());
         local_peer.begin_awaiting(is_awaited);
         requester.local_peer = Some(local_peer);

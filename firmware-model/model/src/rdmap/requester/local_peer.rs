@@ -16,7 +16,6 @@ use crate::llp::Llp;
 use crate::memory::{InvalidateBy, MemoryAccess, Need, Window};
 use crate::queues::SendWqe;
 use crate::rdmap::params::Env;
-use crate::rdmap::params::Identity;
 use crate::stream::same_host::LocalPeer;
 use crate::tuning::{
     ACCESS_MAX, DIRECT_BYTES_PER_ULPDU, FILL_ALONE_MIN, FILL_MIN, FILL_TOGETHER_MAX, INLINE_SHORT,
@@ -49,26 +48,24 @@ impl Requester {
 
     /// The peer, if the requester can reach into its memory at some time.
     #[inline]
-    pub(super) fn reachable(&self, qp: &Identity, llp: &Llp) -> Option<&LocalPeer> {
+    pub(super) fn reachable(&self, llp: &Llp) -> Option<&LocalPeer> {
         let local_peer = self.local_peer.as_ref().filter(|n| n.may_be_reachable())?;
-        (!qp.unreliable && llp.sealed() > 0).then_some(local_peer)
+        (llp.sealed() > 0).then_some(local_peer)
     }
 
     /// Whether the requester may reach into the peer's memory now.
     #[inline]
-    pub(super) fn is_direct(&self, qp: &Identity, llp: &Llp) -> bool {
-        let local_peer = self.reachable(qp, llp);
+    pub(super) fn is_direct(&self, llp: &Llp) -> bool {
+        let local_peer = self.reachable(llp);
         self.reads.len() == 0 && local_peer.is_some_and(|n| n.confirmed() == llp.sealed() && n.is_reachable())
     }
 
     /// Whether the next request, of `len` bytes, is to wait until the requester may reach into the
     /// peer's memory.
     #[inline]
-    pub(super) fn is_to_wait(&mut self, len: u64, qp: &Identity, llp: &Llp) -> bool {
-        let is_to_wait = len >= WAIT_MIN
-            && self.worth_draining
-            && self.reachable(qp, llp).is_some()
-            && !self.is_direct(qp, llp);
+    pub(super) fn is_to_wait(&mut self, len: u64, llp: &Llp) -> bool {
+        let is_to_wait =
+            len >= WAIT_MIN && self.worth_draining && self.reachable(llp).is_some() && !self.is_direct(llp);
         let local_peer = self.local_peer.as_mut().filter(|_| is_to_wait);
         let holds = local_peer.is_some_and(|local_peer| local_peer.awaits(llp.sealed()));
         self.confirmation.hold_next(holds);
@@ -80,7 +77,6 @@ impl Requester {
     pub(super) fn place(
         &mut self,
         sending: &mut Sending,
-        qp: &Identity,
         env: &mut Env<'_>,
         llp: &Llp,
     ) -> Result<bool, WcStatus> {
@@ -90,8 +86,8 @@ impl Requester {
             return Ok(false);
         }
         match wqe.opcode {
-            Opcode::Write if self.is_direct(qp, llp) => {}
-            Opcode::Send | Opcode::SendImm => return self.fill_receive(sending, qp, env, llp),
+            Opcode::Write if self.is_direct(llp) => {}
+            Opcode::Send | Opcode::SendImm => return self.fill_receive(sending, env, llp),
             // The peer's completion of a Write with immediate data reports the length, which only
             // the peer's device can know. A Send that invalidates has another word in the place of
             // the receive's number.
@@ -114,7 +110,7 @@ impl Requester {
                 .access(&list, left.min(ACCESS_MAX), Need::LocalRead);
             let access = access.ok_or(WcStatus::LocProtErr)?;
             let refused = |_| WcStatus::LocProtErr;
-            let window = env.memory.check(qp.accessor(), access).map_err(refused)?;
+            let window = env.memory.check(env.qp.accessor(), access).map_err(refused)?;
             let written = match window.is_unmapped() {
                 false => window.extents(0, access.len).next().and_then(|first| {
                     let written = self.write(target, offset, first.piece(), env);
@@ -187,34 +183,28 @@ impl Requester {
     }
 
     /// Begins a Read, for which there is room at the peer.
-    pub(super) fn read(&mut self, wqe: SendWqe, qp: &Identity, env: &mut Env<'_>, llp: &mut Llp) -> Step {
+    pub(super) fn read(&mut self, wqe: SendWqe, env: &mut Env<'_>, llp: &mut Llp) -> Step {
         let len = self.payload_len(&wqe);
-        if self.is_to_wait(len, qp, llp) {
+        if self.is_to_wait(len, llp) {
             return Step::Idle;
         }
-        if len == 0 || len > MAX_MESSAGE || !self.is_direct(qp, llp) {
-            return self.request(wqe, qp, env, llp);
+        if len == 0 || len > MAX_MESSAGE || !self.is_direct(llp) {
+            return self.request(wqe, env, llp);
         }
         if wqe.opcode == Opcode::Read
-            && let Some(step) = self.run(&wqe, qp, env, llp)
+            && let Some(step) = self.run(&wqe, env, llp)
         {
             return step;
         }
-        self.fetch(Sending::new(wqe, len as u32), qp, env, llp)
+        self.fetch(Sending::new(wqe, len as u32), env, llp)
     }
 
     /// Fetches the next bytes of a Read from the peer's memory, or requests them all from the peer.
-    pub(super) fn fetch(
-        &mut self,
-        mut sending: Sending,
-        qp: &Identity,
-        env: &mut Env<'_>,
-        llp: &mut Llp,
-    ) -> Step {
+    pub(super) fn fetch(&mut self, mut sending: Sending, env: &mut Env<'_>, llp: &mut Llp) -> Step {
         let wqe = sending.wqe;
-        match self.fetch_some(&mut sending, qp, env, llp) {
+        match self.fetch_some(&mut sending, env, llp) {
             Ok(true) => {}
-            Ok(false) => return self.request(wqe, qp, env, llp),
+            Ok(false) => return self.request(wqe, env, llp),
             Err(status) => return self.refuse(wqe, status),
         }
         if sending.sent < sending.len {
@@ -223,7 +213,7 @@ impl Requester {
         }
         env.counters.add(Counter::TxMessages, 1);
         llp.rest(env.memory);
-        match self.fetched(&wqe, qp, env) {
+        match self.fetched(&wqe, env) {
             Wait::Failed(status) => self.refuse(wqe, status),
             wait => {
                 self.put_in_flight(wqe, 0, sending.len, wait);
@@ -237,7 +227,6 @@ impl Requester {
     pub(super) fn fetch_some(
         &mut self,
         sending: &mut Sending,
-        qp: &Identity,
         env: &mut Env<'_>,
         llp: &Llp,
     ) -> Result<bool, WcStatus> {
@@ -249,9 +238,9 @@ impl Requester {
             .access(&list, left.min(ACCESS_MAX), Need::LocalWrite);
         let access = access.ok_or(WcStatus::LocProtErr)?;
         let refused = |_| WcStatus::LocProtErr;
-        let window = env.memory.check(qp.accessor(), access).map_err(refused)?;
+        let window = env.memory.check(env.qp.accessor(), access).map_err(refused)?;
         let offset = wqe.remote_offset.wrapping_add(sending.sent.into());
-        let fetched = match (self.is_direct(qp, llp), window.is_unmapped()) {
+        let fetched = match (self.is_direct(llp), window.is_unmapped()) {
             (true, true) => by_buffer(&window, env, |bytes| {
                 self.read_into(wqe.stag, offset, PieceMut::of(bytes), env) && window.copy_in(0, bytes).is_ok()
             }),
@@ -276,14 +265,14 @@ impl Requester {
 
     /// What a Read whose bytes are all there still has to do: a Read with invalidation invalidates
     /// its sink, which is ours and not a wire feature (row RDM-M-04).
-    pub(super) fn fetched(&mut self, wqe: &SendWqe, qp: &Identity, env: &Env<'_>) -> Wait {
+    pub(super) fn fetched(&mut self, wqe: &SendWqe, env: &Env<'_>) -> Wait {
         if wqe.opcode != Opcode::ReadInv {
             return Wait::Done;
         }
         let stag = self.sq.sge(wqe, 0).stag.get();
         match env
             .memory_to_revoke()
-            .invalidate(stag, qp.pd, qp.qid, InvalidateBy::Local)
+            .invalidate(stag, env.qp.pd, env.qp.qid, InvalidateBy::Local)
         {
             Ok(()) => Wait::Done,
             Err(_) => Wait::Failed(WcStatus::LocProtErr),
@@ -318,25 +307,18 @@ impl Requester {
     /// the receives that the peer has posted for them, by one call, if they are several and that is
     /// possible.
     #[inline]
-    pub(super) fn fill_receives(
-        &mut self,
-        first: &SendWqe,
-        len: u64,
-        qp: &Identity,
-        env: &Env<'_>,
-        llp: &Llp,
-    ) {
+    pub(super) fn fill_receives(&mut self, first: &SendWqe, len: u64, env: &Env<'_>, llp: &Llp) {
         let is_second = |wqe: SendWqe| wqe.opcode == Opcode::Send;
         // What is fenced waits for Reads.
         let is_run = (FILL_MIN as u64..FILL_TOGETHER_MAX).contains(&len)
             && self.filled.is_empty()
             && self.sq.behind(first).is_some_and(is_second)
             && self.reads.len() == 0
-            && self.reachable(qp, llp).is_some();
+            && self.reachable(llp).is_some();
         if !is_run {
             return;
         }
-        let Some(mut run) = self.collect(first, FILL_MIN as u64..=FILL_TOGETHER_MAX, qp, env) else {
+        let Some(mut run) = self.collect(first, FILL_MIN as u64..=FILL_TOGETHER_MAX, env) else {
             return;
         };
         let Some((stag, receive)) = self.find_receives(&mut run, env) else {
@@ -374,14 +356,14 @@ impl Requester {
     /// Whether the payload of a Send, of which nothing is framed, is better placed in the peer's
     /// receive than sent.
     #[inline]
-    fn is_to_fill(&mut self, sending: &Sending, qp: &Identity, llp: &Llp) -> bool {
+    fn is_to_fill(&mut self, sending: &Sending, llp: &Llp) -> bool {
         let is_worth = match sending.len as usize {
             0..FILL_ALONE_MIN => false,
             FILL_ALONE_MIN..FILL_MIN => self.flights.is_empty() && self.sq.behind(&sending.wqe).is_none(),
             FILL_MIN..=ACCESS_MAX => true,
             _ => false,
         };
-        is_worth && self.reachable(qp, llp).is_some()
+        is_worth && self.reachable(llp).is_some()
     }
 
     /// Places the next payload of a Send in the receive that the peer has posted for it; whether
@@ -390,7 +372,6 @@ impl Requester {
     pub(super) fn fill_receive(
         &mut self,
         sending: &mut Sending,
-        qp: &Identity,
         env: &mut Env<'_>,
         llp: &Llp,
     ) -> Result<bool, WcStatus> {
@@ -400,7 +381,7 @@ impl Requester {
             self.note_direct(sending, sending.len as usize, env);
             return Ok(true);
         }
-        if !self.is_to_fill(sending, qp, llp) {
+        if !self.is_to_fill(sending, llp) {
             return Ok(false);
         }
         let wqe = sending.wqe;
@@ -409,7 +390,7 @@ impl Requester {
         let access = sending.cursor.access(&list, left, Need::LocalRead);
         let access = access.ok_or(WcStatus::LocProtErr)?;
         let refused = |_| WcStatus::LocProtErr;
-        let window = env.memory.check(qp.accessor(), access).map_err(refused)?;
+        let window = env.memory.check(env.qp.accessor(), access).map_err(refused)?;
         // Copies out of a served program's memory are better made by two threads.
         if window.is_unmapped() {
             return Ok(false);
@@ -462,23 +443,15 @@ impl Requester {
     /// Carries out the next request, a Write or a Read, with those after it. `None`: there is no
     /// run of them, or something about it needs a closer look.
     #[inline]
-    pub(super) fn run(
-        &mut self,
-        first: &SendWqe,
-        qp: &Identity,
-        env: &mut Env<'_>,
-        llp: &mut Llp,
-    ) -> Option<Step> {
+    pub(super) fn run(&mut self, first: &SendWqe, env: &mut Env<'_>, llp: &mut Llp) -> Option<Step> {
         let second = self.sq.behind(first)?;
         let is_mapped = self.local_peer.as_ref().is_some_and(|n| n.is_mapped(first.stag));
-        let is_run = second.opcode == first.opcode
-            && second.stag == first.stag
-            && !is_mapped
-            && self.is_direct(qp, llp);
+        let is_run =
+            second.opcode == first.opcode && second.stag == first.stag && !is_mapped && self.is_direct(llp);
         if !is_run {
             return None;
         }
-        let run = self.collect(first, 1..=RUN_BYTES_MAX, qp, env)?;
+        let run = self.collect(first, 1..=RUN_BYTES_MAX, env)?;
         env.recent.forget();
         match first.opcode {
             Opcode::Write => {
@@ -515,7 +488,6 @@ impl Requester {
         &mut self,
         first: &SendWqe,
         lens: RangeInclusive<u64>,
-        qp: &Identity,
         env: &Env<'t>,
     ) -> Option<Run<'t>> {
         let mut run = Run {
@@ -549,7 +521,7 @@ impl Requester {
                     _ => Need::LocalRead,
                 };
                 let access = MemoryAccess::of_element(&self.sq.sge(&wqe, 0), need);
-                let Ok(window) = env.memory.check(qp.accessor(), access) else {
+                let Ok(window) = env.memory.check(env.qp.accessor(), access) else {
                     break;
                 };
                 let is_whole = |window: &Window<'_>| {
@@ -619,14 +591,14 @@ const WORD: u32 = 8;
 
 impl Requester {
     /// Begins an atomic operation, for which there is room at the peer.
-    pub(super) fn operate(&mut self, wqe: SendWqe, qp: &Identity, env: &mut Env<'_>, llp: &mut Llp) -> Step {
-        if !self.is_direct(qp, llp) {
-            return self.request(wqe, qp, env, llp);
+    pub(super) fn operate(&mut self, wqe: SendWqe, env: &mut Env<'_>, llp: &mut Llp) -> Step {
+        if !self.is_direct(llp) {
+            return self.request(wqe, env, llp);
         }
         // Whatever is unusual here is the other way's to refuse.
         let access = MemoryAccess::of_element(&self.sq.sge(&wqe, 0), Need::LocalWrite);
         let is_usual = wqe.num_sge == 1 && access.len == u64::from(WORD);
-        let sink = is_usual.then(|| env.memory.check(qp.accessor(), access));
+        let sink = is_usual.then(|| env.memory.check(env.qp.accessor(), access));
         let sink = sink.and_then(Result::ok).filter(|sink| !sink.is_unmapped());
         let old = sink.as_ref().and_then(|_| {
             let local_peer = self.local_peer.as_mut()?;
@@ -643,7 +615,7 @@ impl Requester {
                 .ok()
         });
         let (Some(sink), Some(old)) = (sink, old) else {
-            return self.request(wqe, qp, env, llp);
+            return self.request(wqe, env, llp);
         };
         let stored = sink.copy_in(0, &old.to_ne_bytes());
         drop(sink);

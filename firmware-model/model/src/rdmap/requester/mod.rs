@@ -5,7 +5,7 @@ mod local_peer;
 use super::completions::Completions;
 use super::confirmation::{ANY_STAG, Confirmation};
 use super::params::Env;
-use super::params::{Identity, Rtr};
+use super::params::Rtr;
 use super::placement::Cursor;
 use super::terminate::OffendingRequest;
 use super::{confirmation, placement};
@@ -148,14 +148,14 @@ impl Requester {
 
     /// Frames the next ULPDU; the lower layer has room for it.
     #[inline]
-    pub(super) fn step(&mut self, qp: &Identity, env: &mut Env<'_>, llp: &mut Llp) -> Step {
+    pub(super) fn step(&mut self, env: &mut Env<'_>, llp: &mut Llp) -> Step {
         if let Some(sending) = self.sending.take() {
-            return self.proceed(sending, qp, env, llp);
+            return self.proceed(sending, env, llp);
         }
         if self.confirmation.is_read_due(self.sq.is_half_used()) && self.confirm_by_read(env, llp) {
             return Step::Done { ended: true };
         }
-        match self.start(qp, env, llp) {
+        match self.start(env, llp) {
             Step::Idle if self.confirmation.is_read_wanted() && self.confirm_by_read(env, llp) => {
                 Step::Done { ended: true }
             }
@@ -199,7 +199,7 @@ impl Requester {
     }
 
     #[inline]
-    fn start(&mut self, qp: &Identity, env: &mut Env<'_>, llp: &mut Llp) -> Step {
+    fn start(&mut self, env: &mut Env<'_>, llp: &mut Llp) -> Step {
         let wqe = match self.sq.peek() {
             _ if self.has_failed => return Step::Idle,
             None => return Step::Idle,
@@ -214,26 +214,28 @@ impl Requester {
         match wqe.opcode {
             Opcode::LocalInv => {
                 llp.rest(env.memory);
-                let done = env
-                    .memory_to_revoke()
-                    .invalidate(wqe.stag, qp.pd, qp.qid, InvalidateBy::Local);
+                let done =
+                    env.memory_to_revoke()
+                        .invalidate(wqe.stag, env.qp.pd, env.qp.qid, InvalidateBy::Local);
                 return self.local(wqe, done.map_err(|_| WcStatus::LocProtErr));
             }
             Opcode::BindMw => {
                 llp.rest(env.memory);
-                let done = env.memory_to_revoke().bind(&self.sq.bind(&wqe), qp.pd, qp.qid);
+                let done = env
+                    .memory_to_revoke()
+                    .bind(&self.sq.bind(&wqe), env.qp.pd, env.qp.qid);
                 return self.local(wqe, done.map_err(|_| WcStatus::MwBindErr));
             }
             Opcode::Read | Opcode::ReadInv | Opcode::CompareSwap | Opcode::FetchAdd => {
-                if self.ord == 0 || qp.unreliable {
+                if self.ord == 0 || env.qp.unreliable {
                     return self.refuse(wqe, WcStatus::LocQpOpErr);
                 }
                 if reads >= self.ord as usize || !self.may_request() {
                     return Step::Idle;
                 }
                 return match wqe.opcode {
-                    Opcode::Read | Opcode::ReadInv => self.read(wqe, qp, env, llp),
-                    _ => self.operate(wqe, qp, env, llp),
+                    Opcode::Read | Opcode::ReadInv => self.read(wqe, env, llp),
+                    _ => self.operate(wqe, env, llp),
                 };
             }
             Opcode::Send | Opcode::SendInv | Opcode::SendImm | Opcode::Write | Opcode::WriteImm => {}
@@ -243,17 +245,17 @@ impl Requester {
             return self.refuse(wqe, WcStatus::LocLenErr);
         }
         if wqe.opcode == Opcode::Write {
-            if self.is_to_wait(len, qp, llp) {
+            if self.is_to_wait(len, llp) {
                 return Step::Idle;
             }
-            if let Some(step) = self.run(&wqe, qp, env, llp) {
+            if let Some(step) = self.run(&wqe, env, llp) {
                 return step;
             }
         }
         if wqe.opcode == Opcode::Send {
-            self.fill_receives(&wqe, len, qp, env, llp);
+            self.fill_receives(&wqe, len, env, llp);
         }
-        self.proceed(Sending::new(wqe, len as u32), qp, env, llp)
+        self.proceed(Sending::new(wqe, len as u32), env, llp)
     }
 
     /// Bytes of payload, or of a Read.
@@ -317,9 +319,9 @@ impl Requester {
 
     /// Frames the next ULPDU of a Send or Write.
     #[inline]
-    fn proceed(&mut self, mut sending: Sending, qp: &Identity, env: &mut Env<'_>, llp: &mut Llp) -> Step {
+    fn proceed(&mut self, mut sending: Sending, env: &mut Env<'_>, llp: &mut Llp) -> Step {
         if matches!(sending.wqe.opcode, Opcode::Read | Opcode::ReadInv) {
-            return self.fetch(sending, qp, env, llp);
+            return self.fetch(sending, env, llp);
         }
         let position;
         if !sending.immediate_sent {
@@ -327,16 +329,16 @@ impl Requester {
             self.first_receive = self.first_receive.wrapping_add(1);
             sending.immediate_sent = true;
         } else if !sending.payload_done {
-            match self.place(&mut sending, qp, env, llp) {
+            match self.place(&mut sending, env, llp) {
                 // The message of a Send whose payload is in its place has none, but it is sent.
                 Ok(true) if sending.payload_done || sending.sent < sending.len => position = llp.sealed(),
-                Ok(_) => match self.frame_payload(&mut sending, qp, env, llp) {
+                Ok(_) => match self.frame_payload(&mut sending, env, llp) {
                     Ok(sealed) => position = sealed,
                     Err(status) => {
                         llp.cancel();
                         // The immediate of a Send is a message of its own; but a peer of kind UC
                         // would take it for that of the next Send.
-                        let split = qp.unreliable && sending.wqe.opcode == Opcode::SendImm;
+                        let split = env.qp.unreliable && sending.wqe.opcode == Opcode::SendImm;
                         self.torn = sending.framed || split;
                         return self.refuse(sending.wqe, status);
                     }
@@ -366,7 +368,7 @@ impl Requester {
     }
 
     /// The oldest Read or atomic is answered in full.
-    pub(super) fn answered(&mut self, qp: &Identity, env: &Env<'_>) -> Result<(), WcStatus> {
+    pub(super) fn answered(&mut self, env: &Env<'_>) -> Result<(), WcStatus> {
         let Some(pending) = self.reads.pop() else {
             return Ok(());
         };
@@ -374,7 +376,7 @@ impl Requester {
         let Some((number, wqe)) = pending.request else {
             return Ok(());
         };
-        let wait = self.fetched(&wqe, qp, env);
+        let wait = self.fetched(&wqe, env);
         self.flights.set(number, wait);
         match wait {
             Wait::Failed(status) => Err(status),
@@ -410,13 +412,13 @@ impl Requester {
     /// Completes the requests that are complete; `taken` is the position up to which the result of
     /// what was sent is known.
     #[inline]
-    pub(super) fn complete(&mut self, qp: &Identity, env: &mut Env<'_>, taken: u64) -> Result<(), Overflow> {
+    pub(super) fn complete(&mut self, env: &mut Env<'_>, taken: u64) -> Result<(), Overflow> {
         while let Some(Flight { wqe, len, .. }) = self.flights.pop_complete(taken) {
             // The blocks come first: a program that sees the completion may post at once.
             self.sq.retire(wqe.blocks);
             if wqe.flags.contains(SendFlags::SIGNALED) {
                 let opcode = wqe.opcode.completion();
-                let mut cqe = qp.cqe(wqe.cookie, opcode, WcStatus::Success);
+                let mut cqe = env.qp.cqe(wqe.cookie, opcode, WcStatus::Success);
                 cqe.byte_len = len.into();
                 self.cq.push(cqe, env)?;
             }
@@ -444,11 +446,11 @@ impl Requester {
     }
 
     /// Completes everything in error, in order; `taken` as for [`complete`](Self::complete).
-    pub(super) fn flush(&mut self, qp: &Identity, env: &mut Env<'_>, taken: u64) -> Result<(), Overflow> {
+    pub(super) fn flush(&mut self, env: &mut Env<'_>, taken: u64) -> Result<(), Overflow> {
         self.sending = None;
         self.reads.clear();
         // Behind the first request that fails, requests that would be complete fail, too.
-        self.complete(qp, env, taken)?;
+        self.complete(env, taken)?;
         loop {
             let (wqe, status) = match self.flights.pop() {
                 Some(Flight {
@@ -465,26 +467,25 @@ impl Requester {
                     }
                     Some(Err(BadWqe { cookie })) => {
                         self.sq.discard();
-                        self.fail(qp, env, cookie, WcOpcode::Send, Some(WcStatus::LocQpOpErr))?;
+                        self.fail(env, cookie, WcOpcode::Send, Some(WcStatus::LocQpOpErr))?;
                         continue;
                     }
                 },
             };
             self.sq.retire(wqe.blocks);
-            self.fail(qp, env, wqe.cookie, wqe.opcode.completion(), status)?;
+            self.fail(env, wqe.cookie, wqe.opcode.completion(), status)?;
         }
     }
 
     fn fail(
         &mut self,
-        qp: &Identity,
         env: &mut Env<'_>,
         cookie: u64,
         opcode: WcOpcode,
         status: Option<WcStatus>,
     ) -> Result<(), Overflow> {
         let reason = status.or_else(|| self.flush_status.take());
-        let mut cqe = qp.cqe(cookie, opcode, reason.unwrap_or(WcStatus::WrFlushErr));
+        let mut cqe = env.qp.cqe(cookie, opcode, reason.unwrap_or(WcStatus::WrFlushErr));
         if reason.is_some() {
             cqe.vendor_error = std::mem::take(&mut self.vendor_error).into();
         }
@@ -566,7 +567,6 @@ impl Requester {
     fn frame_payload(
         &mut self,
         sending: &mut Sending,
-        qp: &Identity,
         env: &mut Env<'_>,
         llp: &mut Llp,
     ) -> Result<u64, WcStatus> {
@@ -607,7 +607,7 @@ impl Requester {
                 let n = access.len as usize;
                 let window = env
                     .memory
-                    .check_again(&env.recent, qp.accessor(), access)
+                    .check_again(&env.recent, env.qp.accessor(), access)
                     .map_err(|_| WcStatus::LocProtErr)?;
                 llp.gather(&window, 0, n).map_err(|_| WcStatus::LocProtErr)?;
                 window.keep(&env.recent);
@@ -660,7 +660,7 @@ impl Requester {
     }
 
     /// Frames the request of a Read or an atomic.
-    fn request(&mut self, wqe: SendWqe, qp: &Identity, env: &mut Env<'_>, llp: &mut Llp) -> Step {
+    fn request(&mut self, wqe: SendWqe, env: &mut Env<'_>, llp: &mut Llp) -> Step {
         let len = self.payload_len(&wqe);
         if len > MAX_MESSAGE {
             return self.refuse(wqe, WcStatus::LocLenErr);
@@ -672,7 +672,7 @@ impl Requester {
             .filter(|sge| sge.len.get() > 0)
         {
             let access = MemoryAccess::of_element(&sge, Need::LocalWrite);
-            if env.memory.check(qp.accessor(), access).is_err() {
+            if env.memory.check(env.qp.accessor(), access).is_err() {
                 return self.refuse(wqe, WcStatus::LocProtErr);
             }
             sink = sink.or(Some((access.stag, access.offset)));
@@ -855,19 +855,18 @@ impl Requester {
     pub(in crate::rdmap) fn complete_alone(
         &mut self,
         wqe: SendWqe,
-        qp: &Identity,
         env: &mut Env<'_>,
         llp: &Llp,
     ) -> Option<Result<(), Overflow>> {
         let is_possible = self.flights.is_empty() && self.worth_draining && llp.is_flushed();
         let len = self.payload_len(&wqe);
-        if !is_possible || len == 0 || len > ACCESS_MAX as u64 || !self.is_direct(qp, llp) {
+        if !is_possible || len == 0 || len > ACCESS_MAX as u64 || !self.is_direct(llp) {
             return None;
         }
         let mut sending = Sending::new(wqe, len as u32);
         let done = match wqe.opcode {
-            Opcode::Write => self.place(&mut sending, qp, env, llp),
-            Opcode::Read if self.ord > 0 && self.may_request() => self.fetch_some(&mut sending, qp, env, llp),
+            Opcode::Write => self.place(&mut sending, env, llp),
+            Opcode::Read if self.ord > 0 && self.may_request() => self.fetch_some(&mut sending, env, llp),
             _ => return None,
         };
         if done != Ok(true) {
@@ -884,7 +883,7 @@ impl Requester {
         if !wqe.flags.contains(SendFlags::SIGNALED) {
             return Some(Ok(()));
         }
-        let mut cqe = qp.cqe(wqe.cookie, wqe.opcode.completion(), WcStatus::Success);
+        let mut cqe = env.qp.cqe(wqe.cookie, wqe.opcode.completion(), WcStatus::Success);
         cqe.byte_len = sending.len.into();
         Some(self.cq.push_alone(cqe, env))
     }
@@ -894,7 +893,6 @@ impl Requester {
     pub(in crate::rdmap) fn send_alone(
         &mut self,
         wqe: SendWqe,
-        qp: &Identity,
         env: &mut Env<'_>,
         tx: &mut Sender,
         stream: &mut dyn Stream,
@@ -924,7 +922,7 @@ impl Requester {
             false if place.is_empty() => Some(()),
             false => {
                 let access = MemoryAccess::of_element(&self.sq.sge(&wqe, 0), Need::LocalRead);
-                let window = env.memory.check(qp.accessor(), access);
+                let window = env.memory.check(env.qp.accessor(), access);
                 window.ok()?.copy_out(0, place).ok()
             }
         };
@@ -1225,13 +1223,7 @@ impl Reads {
     }
 
     /// Places bytes of the Response that was checked.
-    pub(super) fn place(
-        &mut self,
-        qp: &Identity,
-        env: &Env<'_>,
-        sq: &SendQueue,
-        bytes: &[u8],
-    ) -> Result<(), Violation> {
+    pub(super) fn place(&mut self, env: &Env<'_>, sq: &SendQueue, bytes: &[u8]) -> Result<(), Violation> {
         if self.is_discarded() {
             return Ok(());
         }
@@ -1239,7 +1231,7 @@ impl Reads {
             return Err(Violation::Bounds);
         };
         let list = |n| pending.request.as_ref().and_then(|(_, wqe)| sq.element(wqe, n));
-        placement::scatter(qp, qp.pd, env, list, &mut pending.cursor, bytes)?;
+        placement::scatter(env.qp.pd, env, list, &mut pending.cursor, bytes)?;
         pending.placed += bytes.len() as u32;
         Ok(())
     }
@@ -1247,7 +1239,6 @@ impl Reads {
     /// Where the next bytes of the Read go, at most `max`.
     pub(super) fn window<'t>(
         &mut self,
-        qp: &Identity,
         env: &Env<'t>,
         sq: &SendQueue,
         max: usize,
@@ -1256,7 +1247,7 @@ impl Reads {
             return Err(Violation::Bounds);
         };
         let list = |n| pending.request.as_ref().and_then(|(_, wqe)| sq.element(wqe, n));
-        placement::window(qp, qp.pd, env, &list, &mut pending.cursor, max)
+        placement::window(env.qp.pd, env, &list, &mut pending.cursor, max)
     }
 
     /// Notes that `n` bytes were placed in the oldest Read's sink.

@@ -8,8 +8,8 @@ use crate::host::Record;
 use crate::llp::buffers::BufferPool;
 use crate::memory::{Backing, DomainUse, MemoryTable, PageRoom, Recent, Registration};
 use crate::queues::{ReceiveSource, SendQueue};
-use crate::rdmap::params::{Env, Moved};
-use crate::rdmap::{Attachment, Engine, NoStream, QpChange, QpParams, RxOutcome, TxOutcome};
+use crate::rdmap::params::{Env, Identity, Moved};
+use crate::rdmap::{Attachment, Engine, NoStream, QpChange, QpQueues, RxOutcome, TxOutcome};
 use crate::stream::Stream;
 use crate::time::{Nanos, Now};
 use std::cell::RefCell;
@@ -32,6 +32,7 @@ const PAGE: usize = 4096;
 /// A queue pair with its queues and memory.
 #[derive(Debug)]
 pub(crate) struct Node {
+    identity: Identity,
     pub(crate) engine: Engine,
     pub(crate) stream: Box<dyn Stream>,
     pub(crate) memory: Arc<MemoryTable>,
@@ -66,10 +67,15 @@ impl Node {
         let (receives, own) = Receives::with_record(shape.rq_log, record.clone());
         let send_cq = Cq::new(1, shape.cq_log);
         let recv_cq = Cq::new(2, shape.cq_log);
-        let mut engine = Engine::new(QpParams {
+        let identity = Identity {
             qid: shape.qid,
             label: 0x1234,
             pd,
+            extensions: shape.extensions,
+            unreliable: shape.unreliable,
+            last_first: false,
+        };
+        let queues = QpQueues {
             sq: queue,
             send_cq: send_cq.queue.clone(),
             rq: match &shape.shared {
@@ -77,14 +83,13 @@ impl Node {
                 None => ReceiveSource::Own(own),
             },
             recv_cq: recv_cq.queue.clone(),
-            extensions: shape.extensions,
-            unreliable: shape.unreliable,
-            last_first: false,
-        });
+        };
+        let mut engine = Engine::new(queues, identity.unreliable);
         let buffers = BufferPool::default();
         let counters = Counters::default();
         let mut effects = Effects::default();
         let mut env = Env {
+            qp: &identity,
             memory: &memory,
             recent: Recent::default(),
             now: Now::at(Nanos(0)),
@@ -103,6 +108,7 @@ impl Node {
             engine.modify(&change, &mut env, &mut NoStream).unwrap();
         }
         Node {
+            identity,
             engine,
             stream: Box::new(NoStream),
             memory,
@@ -184,6 +190,7 @@ impl Node {
     pub(crate) fn with<R>(&mut self, f: impl FnOnce(&mut Engine, &mut Env<'_>, &mut dyn Stream) -> R) -> R {
         let mut effects = Effects::default();
         let mut env = Env {
+            qp: &self.identity,
             memory: &self.memory,
             recent: Recent::default(),
             now: Now::at(Nanos(self.clock.load(Ordering::Relaxed))),
