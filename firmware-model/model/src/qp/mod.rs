@@ -477,9 +477,9 @@ impl Service {
     }
 
     #[inline]
-    pub(crate) fn transmit_alone(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) -> bool {
+    pub(crate) fn fast_transmit(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) -> bool {
         match self {
-            Service::Connected(engine) => engine.transmit_alone(env, stream),
+            Service::Connected(engine) => engine.fast_transmit(env, stream),
             Service::Datagrams(_) => false,
         }
     }

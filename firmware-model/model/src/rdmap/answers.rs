@@ -112,9 +112,8 @@ impl Answers {
         }
     }
 
-    /// Accepts a request that was checked, if its memory is permitted (RFC 5040 §7.2); `rights`: the
-    /// queue pair's remote rights. The memory
-    /// is checked again when the request is answered.
+    /// Accepts a request that was checked, if its memory is permitted (RFC 5040 §7.2). The memory
+    /// is checked again when the request is answered. `rights`: the queue pair's remote rights.
     pub(super) fn accept(
         &mut self,
         env: &Env<'_>,

@@ -37,7 +37,7 @@ impl Completions {
 
     /// As [`push`](Self::push) and [`flush`](Self::flush), without a copy of the completion.
     #[inline]
-    pub(crate) fn push_alone(&mut self, mut cqe: Cqe, env: &mut Env<'_>) -> Result<(), Overflow> {
+    pub(crate) fn push_one(&mut self, mut cqe: Cqe, env: &mut Env<'_>) -> Result<(), Overflow> {
         self.flush(env)?;
         self.stamp(&mut cqe, env);
         self.queue.push(slice::from_ref(&cqe), &env.now, env.effects)

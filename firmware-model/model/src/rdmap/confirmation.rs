@@ -1,5 +1,5 @@
-//! How far the peer has processed this end's messages, and so which requests are complete, also when
-//! the connection ends.
+//! How far the peer has processed this end's messages, and so which requests are complete, also
+//! when the connection ends.
 //!
 //! RFC 5040 lets a Send or Write complete once the lower layer has taken it. With
 //! `completion=delivered` it completes when the peer has placed or delivered it, which one of three

@@ -30,22 +30,25 @@ pub(super) struct Segment {
     pub(super) len: usize,
 }
 
-/// Both halves of a queue pair.
+/// RDMAP and DDP of a queue pair, in both directions.
 #[derive(Debug)]
-pub(super) struct Halves {
+pub(super) struct Rdmap {
     pub(super) requester: Requester,
     pub(super) responder: Responder,
     pub(super) startup: Startup,
+    /// The last message that we sent was an answer.
+    pub(super) answered: bool,
     /// MSN of the next message on queue 3.
     pub(super) response_msn: u32,
 }
 
-impl Halves {
-    pub(super) fn new(requester: Requester, responder: Responder) -> Halves {
-        Halves {
+impl Rdmap {
+    pub(super) fn new(requester: Requester, responder: Responder) -> Rdmap {
+        Rdmap {
             requester,
             responder,
             startup: Startup::default(),
+            answered: false,
             response_msn: 1,
         }
     }
@@ -53,7 +56,7 @@ impl Halves {
     /// Takes a whole ULPDU.
     #[inline]
     pub(super) fn receive(&mut self, env: &mut Env<'_>, ulpdu: &[u8]) -> Result<(), Refusal> {
-        let (opcode, header, payload) = Halves::parse(env, ulpdu)?;
+        let (opcode, header, payload) = Rdmap::parse(env, ulpdu)?;
         if self.startup.awaits_message() {
             let first_msn = self.responder.msn;
             let message = (&header, payload);
@@ -129,7 +132,7 @@ impl Halves {
         head: &[u8],
         ulpdu_len: usize,
     ) -> Result<Option<Segment>, Refusal> {
-        let (opcode, header, payload) = Halves::parse(env, head)?;
+        let (opcode, header, payload) = Rdmap::parse(env, head)?;
         let len = ulpdu_len - (head.len() - payload.len());
         let segment = Segment { opcode, header, len };
         match (opcode, &header) {
@@ -391,12 +394,12 @@ const LIMIT: usize = 256 << 10;
 
 /// ULPDUs in the order in which they came.
 #[derive(Debug, Default)]
-pub(super) struct Held {
+pub(super) struct Parked {
     ulpdus: VecDeque<(u64, Box<[u8]>)>,
     bytes: usize,
 }
 
-impl Held {
+impl Parked {
     #[inline]
     pub(super) fn is_empty(&self) -> bool {
         self.ulpdus.is_empty()

@@ -17,7 +17,7 @@
 //! | `inbound` | what an inbound segment is, which half handles it, and the messages that wait for a receive |
 //! | `responder` | Sends and Writes are checked and placed, or dropped (kind UC); `answers` sends Read and Atomic Responses |
 //! | `startup` | which end may send first, and the RTR |
-//! | `turns` | requests and answers alternate |
+//! | `framing` | requests and answers alternate |
 //! | `confirmation` | how far the peer has processed our messages, and so which requests are complete |
 //! | `watch` | how long the peer's system has been silent |
 //! | `terminate` | how an error is reported on the wire, and what a received Terminate means |
@@ -31,6 +31,7 @@ pub(crate) mod completions;
 mod confirmation;
 mod engine;
 mod explain;
+mod framing;
 mod inbound;
 pub(crate) mod params;
 pub(crate) mod placement;
@@ -40,7 +41,6 @@ mod startup;
 mod terminate;
 #[cfg(test)]
 mod tests;
-mod turns;
 mod watch;
 
 pub use crate::stream::no_stream::NoStream;

@@ -3,9 +3,8 @@
 //!
 //! The driver has exchanged the MPA Request and Reply. The initiator may then send. A responder
 //! sends nothing before it has received a valid FPDU (the MPA fence, RFC 5044 §7.1.2), unless its
-//! peer is known to be ready. So that an initiator whose program has nothing to send opens the
-//! fence all the same, both ends may have agreed on an RTR: a first message of the initiator that no
-//! program sees (RFC 6581 §9.2).
+//! peer is known to be ready. If the initiator's program has nothing to send, an RTR opens the
+//! fence: a first message of the initiator that no program sees (RFC 6581 §9.2).
 
 use super::params::{Attachment, Env, Rtr};
 use super::responder::Refusal;

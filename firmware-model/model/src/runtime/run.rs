@@ -42,7 +42,7 @@ impl Qp {
             self.counters.add(Counter::Doorbells, 1);
             inner.gathering.note_ring(self.poll_count(core));
             let is_plain = requests == Requests::SEND && !inner.blocked && !inner.hung_up;
-            if is_plain && self.send_alone(core, inner, &mut env) {
+            if is_plain && self.fast_send(core, inner, &mut env) {
                 return false;
             }
         }
@@ -145,9 +145,9 @@ impl Qp {
     /// Carries out a request to which only the peer's memory has a part: for the stream, and for
     /// when the queue pair must run next, nothing changes. Returns whether that was all.
     #[inline]
-    fn send_alone(self: &Arc<Qp>, core: &Core, inner: &mut Inner, env: &mut Env<'_>) -> bool {
+    fn fast_send(self: &Arc<Qp>, core: &Core, inner: &mut Inner, env: &mut Env<'_>) -> bool {
         let before = inner.engine.send_queue().taken();
-        if !inner.with_engine(|engine, stream| engine.transmit_alone(env, stream)) {
+        if !inner.with_engine(|engine, stream| engine.fast_transmit(env, stream)) {
             return false;
         }
         self.gather(core, inner, before, Requests::SEND);

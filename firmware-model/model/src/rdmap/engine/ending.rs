@@ -6,12 +6,12 @@ use crate::llp::loopback::Loopback;
 use crate::llp::{Llp, LlpError};
 use crate::queues::Overflow;
 use crate::rdmap::explain::Lost;
-use crate::rdmap::inbound::Halves;
+use crate::rdmap::framing::Framed;
+use crate::rdmap::inbound::Rdmap;
 use crate::rdmap::params::Env;
 use crate::rdmap::params::{RxOutcome, TxOutcome, WithoutReceive};
 use crate::rdmap::startup::Startup;
 use crate::rdmap::terminate::{Outgoing, Received};
-use crate::rdmap::turns::{Framed, Turns};
 use crate::rdmap::watch::Look;
 use crate::rdmap::{PeerProgress, confirmation, explain};
 use crate::stream::no_stream::NoStream;
@@ -60,9 +60,9 @@ impl Engine {
             return;
         }
         let taken = self.taken();
-        let Halves {
+        let Rdmap {
             requester, responder, ..
-        } = &mut self.halves;
+        } = &mut self.rdmap;
         let sends = requester.flush(env, taken);
         let receives = responder.flush(env);
         // The effects name the queue that overflowed; nothing is left to end here.
@@ -93,7 +93,7 @@ impl Engine {
         }
         if due(self.rnr_wait.deadline()) {
             self.rnr_wait = RnrWait::Endless;
-            let ulpdu = self.held.front().unwrap_or_default();
+            let ulpdu = self.parked.front().unwrap_or_default();
             let message = terminate_for(TerminateError::DdpNoBuffer, ulpdu, ulpdu.len(), None);
             self.terminate(message, QpFault::TerminateSent, env, stream);
         }
@@ -129,7 +129,7 @@ impl Engine {
                 // The stream is in the middle of an FPDU, so nothing can follow.
                 if let Some(Llp::Mpa(mpa)) = &self.llp {
                     let taken = mpa.tx.taken();
-                    self.halves.requester.fail_untaken(taken, WcStatus::LocProtErr);
+                    self.rdmap.requester.fail_untaken(taken, WcStatus::LocProtErr);
                     if let Some(address) = mpa.tx.first_missing() {
                         env.memory.report_at(address);
                     }
@@ -143,9 +143,9 @@ impl Engine {
 
     /// Says in the log why this end ends the connection.
     fn explain(&self, message: &Outgoing, fault: QpFault, env: &Env<'_>, stream: &dyn Stream) {
-        let Halves {
+        let Rdmap {
             requester, responder, ..
-        } = &self.halves;
+        } = &self.rdmap;
         match (fault, Terminate::parse(message.payload())) {
             (QpFault::LocalWork, _) => explain::failed_here(requester, env, stream),
             (_, Ok(terminate)) => explain::refused_here(&terminate, responder.access, env, stream),
@@ -156,7 +156,7 @@ impl Engine {
     /// The peer's FIN.
     pub(super) fn peer_finished(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) -> RxOutcome {
         let between = match &self.llp {
-            Some(Llp::Mpa(mpa)) => mpa.rx.at_boundary() && !self.halves.responder.is_within_message(),
+            Some(Llp::Mpa(mpa)) => mpa.rx.at_boundary() && !self.rdmap.responder.is_within_message(),
             _ => true,
         };
         if self.begin_parting() {
@@ -175,7 +175,7 @@ impl Engine {
             self.begin_losing(env);
             return RxOutcome::Finished;
         }
-        if !between || awaits || self.halves.responder.answers.is_data_wanted() {
+        if !between || awaits || self.rdmap.responder.answers.is_data_wanted() {
             stream.finish();
             self.lose(Lost::Closed, env, stream);
             return RxOutcome::Ended;
@@ -197,7 +197,7 @@ impl Engine {
     /// complete fails after the grace period. The message is delivered if there is a receive in
     /// time.
     pub fn note_end_behind(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
-        if self.held.is_empty() || !matches!(self.progress, Progress::Open) {
+        if self.parked.is_empty() || !matches!(self.progress, Progress::Open) {
             return;
         }
         if self.input != Input::Open {
@@ -222,9 +222,9 @@ impl Engine {
         if !matches!(self.progress, Progress::Open) {
             return;
         }
-        let may_send = self.halves.startup.may_send();
+        let may_send = self.rdmap.startup.may_send();
         let control = message.control();
-        let at_fault = self.halves.responder.is_at_fault();
+        let at_fault = self.rdmap.responder.is_at_fault();
         if fault != QpFault::TerminateSent || at_fault || !self.begin_parting() {
             env.effects.qp_error(env.qp.qid, fault, control);
             self.explain(&message, fault, env, stream);
@@ -257,7 +257,7 @@ impl Engine {
                     && let Ok(terminate) = Terminate::parse(message.payload())
                 {
                     let known = self.complete_upto();
-                    let requester = &mut self.halves.requester;
+                    let requester = &mut self.rdmap.requester;
                     // The effects name the overflowed queue; the queue pair ends in any case.
                     let (Ok(()) | Err(Overflow)) = requester.complete(env, known);
                     self.apply_terminate(&Received::new(&terminate));
@@ -322,11 +322,11 @@ impl Engine {
             .qp_error(env.qp.qid, QpFault::TerminateReceived, received.control);
         // Requests that the peer has processed succeed; the request at fault is one of the others.
         let known = self.complete_upto();
-        let requester = &mut self.halves.requester;
+        let requester = &mut self.rdmap.requester;
         let completed = requester.complete(env, known);
-        explain::refused_there(&received, &self.halves.requester, env, stream);
+        explain::refused_there(&received, &self.rdmap.requester, env, stream);
         self.apply_terminate(&received);
-        let requester = &mut self.halves.requester;
+        let requester = &mut self.rdmap.requester;
         let flushed = requester.flush(env, known);
         // The effects name the overflowed queue; the queue pair ends in any case.
         let (Ok(()) | Err(Overflow), Ok(()) | Err(Overflow)) = (completed, flushed);
@@ -337,16 +337,16 @@ impl Engine {
     /// complete, a native peer's program gets the reason from the next request; on an rdma_cm
     /// connection the rest is flushed.
     pub(super) fn apply_terminate(&mut self, received: &Received) {
-        let stalls = self.halves.responder.without_receive == WithoutReceive::Waits;
+        let stalls = self.rdmap.responder.without_receive == WithoutReceive::Waits;
         // The peer stopped at the oldest request that is not complete.
-        let requester = &self.halves.requester;
+        let requester = &self.rdmap.requester;
         let tracked = requester.confirmation.is_by_peer() || matches!(self.llp, Some(Llp::Loopback(_)));
         let status = match received.status {
             Some(_) if received.no_buffer && stalls => WcStatus::RnrRetryExcErr,
             Some(status) => status,
             None => WcStatus::RetryExcErr,
         };
-        let requester = &mut self.halves.requester;
+        let requester = &mut self.rdmap.requester;
         requester.vendor_error = received.control;
         if !received
             .offending
@@ -372,11 +372,11 @@ impl Engine {
         if self.begin_parting() {
             return self.end(env);
         }
-        explain::lost(how, &self.halves.requester, env, stream);
+        explain::lost(how, &self.rdmap.requester, env, stream);
         let lost = u32::from(TerminateError::MpaConnectionLost as u16) << 16;
         env.effects.qp_error(env.qp.qid, QpFault::StreamLost, lost);
-        if self.peer_may_close || self.halves.requester.confirmation.is_delivery() {
-            self.halves.requester.flush_status = Some(WcStatus::RetryExcErr);
+        if self.peer_may_close || self.rdmap.requester.confirmation.is_delivery() {
+            self.rdmap.requester.flush_status = Some(WcStatus::RetryExcErr);
         }
         self.end(env);
     }
@@ -406,7 +406,7 @@ impl Engine {
 
     /// Stops all waiting: no message waits for a receive any more, and no deadline remains.
     fn stop_waiting(&mut self) {
-        self.held.clear();
+        self.parked.clear();
         (self.rnr_wait, self.grace_deadline) = (RnrWait::None, None);
         self.watch.end();
     }
@@ -419,10 +419,10 @@ impl Engine {
         // What is not confirmed by now fails.
         if !self.parting {
             let known = self.known_at_end();
-            self.halves.requester.flights.settle(known);
+            self.rdmap.requester.flights.settle(known);
         }
         self.count_accesses(env.counters);
-        self.halves.requester.part();
+        self.rdmap.requester.part();
         if self.parting {
             self.drop_messages(env);
         }
@@ -436,7 +436,7 @@ impl Engine {
         }
         if self.state != QpState::Err && !self.parting {
             self.state = QpState::Err;
-            self.halves.responder.note_last_wqe(env);
+            self.rdmap.responder.note_last_wqe(env);
         }
         self.flush(env);
     }
@@ -476,8 +476,8 @@ impl Engine {
         self.concluding = true;
         self.take_in(env, stream);
         if matches!(self.progress, Progress::Open)
-            && self.halves.startup.may_send()
-            && !self.halves.requester.is_within_message()
+            && self.rdmap.startup.may_send()
+            && !self.rdmap.requester.is_within_message()
         {
             // The answers to Reads.
             self.pump(env, stream);
@@ -523,7 +523,7 @@ impl Engine {
     /// Confirms what we have processed, as the last message before our FIN.
     pub(super) fn confirm_last(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
         if !matches!(self.progress, Progress::Open)
-            || !self.halves.startup.may_send()
+            || !self.rdmap.startup.may_send()
             || !self.frame_confirmation(env)
         {
             return;
@@ -541,7 +541,7 @@ impl Engine {
     /// that waits as well.
     #[inline]
     pub(super) fn confirm_before_waiting(&mut self, env: &mut Env<'_>) {
-        if !self.held.is_empty() && !self.halves.requester.is_within_message() {
+        if !self.parked.is_empty() && !self.rdmap.requester.is_within_message() {
             self.frame_confirmation(env);
         }
     }
@@ -549,13 +549,13 @@ impl Engine {
     /// Frames a confirmation of what we have processed, for a peer that understands it and was not
     /// told yet. In memory the peer finds a word that says so. Returns whether it did.
     pub(super) fn frame_confirmation(&mut self, env: &mut Env<'_>) -> bool {
-        let Halves {
+        let Rdmap {
             requester, responder, ..
-        } = &self.halves;
+        } = &self.rdmap;
         let is_understood = responder.answers.takes_confirmations && requester.local_peer.is_none();
         // A segment that is refused may have been read to its end.
         let direct = self.direct.map(|(_, _, position)| position);
-        let unprocessed = self.held.position().or(direct);
+        let unprocessed = self.parked.position().or(direct);
         let Some(llp @ Llp::Mpa(_)) = self.llp.as_mut().filter(|_| is_understood) else {
             return false;
         };
@@ -576,20 +576,20 @@ impl Engine {
 
     /// The position up to which requests succeed if the connection ends now.
     pub(super) fn known_at_end(&self) -> u64 {
-        self.halves.requester.confirmation.at_end(self.taken())
+        self.rdmap.requester.confirmation.at_end(self.taken())
     }
 
     /// The peer has finished, and we have read all: completes what succeeded. Returns whether
     /// requests are left, which nobody will complete.
     pub(super) fn complete_at_end(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) -> bool {
-        self.halves.requester.confirmation.peer_finished();
+        self.rdmap.requester.confirmation.peer_finished();
         self.peer_progressed(env, stream);
         self.is_awaiting_peer()
     }
 
     /// Whether a request waits for something of the peer.
     pub(super) fn is_awaiting_peer(&self) -> bool {
-        self.halves.requester.is_outstanding(self.known_at_end())
+        self.rdmap.requester.is_outstanding(self.known_at_end())
     }
 
     /// Requests fail after a while, because the peer has finished.
@@ -602,15 +602,15 @@ impl Engine {
     pub(super) fn end_grace(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
         if self.is_awaiting_peer() {
             stream.finish();
-            let how = match self.halves.requester.is_in_flight() {
+            let how = match self.rdmap.requester.is_in_flight() {
                 true => Lost::Closed,
                 false => Lost::ClosedBefore,
             };
             self.lose(how, env, stream);
-        } else if self.held.is_empty() {
+        } else if self.parked.is_empty() {
             // The peer will not return. The next send fails because of that (design: native
             // connections).
-            self.halves.requester.flush_status = Some(WcStatus::RetryExcErr);
+            self.rdmap.requester.flush_status = Some(WcStatus::RetryExcErr);
             self.end(env);
         }
     }
@@ -618,7 +618,7 @@ impl Engine {
     /// The peer has processed more of this end's messages: completes what succeeded.
     pub fn peer_progressed(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
         let known = self.complete_upto();
-        let requester = &mut self.halves.requester;
+        let requester = &mut self.rdmap.requester;
         if let Err(Overflow) = requester.complete(env, known) {
             self.fail(QpFault::CqOverflow, env, stream);
         } else if self.has_failed_send() {
@@ -631,15 +631,15 @@ impl Engine {
     /// A request failed locally. Those before it complete first, if the peer confirms them.
     pub(super) fn fail_locally(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
         self.state = QpState::Sqe;
-        self.halves.requester.has_failed = true;
-        self.halves.requester.confirmation.confirm_all();
+        self.rdmap.requester.has_failed = true;
+        self.rdmap.requester.confirmation.confirm_all();
         self.end_if_failed(env, stream);
     }
 
     /// Ends the connection if a request failed locally, and nothing before it waits. What has
     /// arrived is taken in before, unless that is being done.
     pub(super) fn end_if_failed(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
-        let requester = &self.halves.requester;
+        let requester = &self.rdmap.requester;
         // Nothing, not even a Read that confirms, may come between the segments of a message.
         let waits = requester.confirmation.is_delivery() && !requester.torn && !requester.is_failed_next();
         if !requester.has_failed || env.qp.unreliable || waits || self.concluding {
@@ -652,13 +652,13 @@ impl Engine {
 
     /// The peer is a queue pair of this device: requests complete when it has processed them.
     pub fn track_peer(&mut self, peer_progress: PeerProgress) {
-        self.halves.requester.confirmation.track(peer_progress);
+        self.rdmap.requester.confirmation.track(peer_progress);
     }
 
     /// Whether this end has processed more of the peer's messages since the last call.
     #[inline]
     pub fn has_progressed(&mut self) -> bool {
-        self.halves.requester.confirmation.has_news()
+        self.rdmap.requester.confirmation.has_news()
     }
 }
 
@@ -694,9 +694,9 @@ impl Engine {
     /// Messages that the stream has only in part are dropped, in both directions.
     pub(super) fn drop_messages(&mut self, env: &mut Env<'_>) {
         let taken = self.llp.as_ref().map_or(u64::MAX, Llp::taken);
-        let Halves {
+        let Rdmap {
             requester, responder, ..
-        } = &mut self.halves;
+        } = &mut self.rdmap;
         responder.part(env);
         let dropped = requester.drop_flights(taken);
         env.counters.add(Counter::TxMessageDrops, dropped);
@@ -710,8 +710,8 @@ impl Engine {
         self.progress = Progress::Detached;
         self.llp = None;
         self.input = Input::Open;
-        self.turns = Turns::default();
-        (self.halves.startup, self.halves.response_msn) = (Startup::default(), 1);
+        self.rdmap.answered = false;
+        (self.rdmap.startup, self.rdmap.response_msn) = (Startup::default(), 1);
     }
 
     /// Whether requests are carried out though there is no stream.
@@ -727,9 +727,7 @@ impl Engine {
             let sends = self.state != QpState::Sqe;
             let before = env.counters.value(Counter::TxMessages);
             let mut llp = Llp::Loopback(Box::new(nowhere));
-            let framed = self
-                .turns
-                .frame(&mut self.halves, &mut llp, sends, env, &mut budget);
+            let framed = self.rdmap.frame(&mut llp, sends, env, &mut budget);
             nowhere = match llp {
                 Llp::Loopback(loopback) => *loopback,
                 Llp::Mpa(_) => Loopback::default(),
@@ -737,7 +735,7 @@ impl Engine {
             nowhere.discard();
             let dropped = env.counters.value(Counter::TxMessages).wrapping_sub(before);
             env.counters.add(Counter::TxMessageDrops, dropped);
-            let requester = &mut self.halves.requester;
+            let requester = &mut self.rdmap.requester;
             if let Err(Overflow) = requester.complete(env, u64::MAX) {
                 self.fail(QpFault::CqOverflow, env, &mut NoStream);
             } else if self.has_failed_send() {
@@ -769,11 +767,11 @@ impl Engine {
     /// flushes those behind it. A peer that got a part of the message cannot recognise the next
     /// one, so the stream ends.
     pub(super) fn flush_failed_sends(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
-        if !self.halves.requester.is_failed_next() {
+        if !self.rdmap.requester.is_failed_next() {
             return;
         }
         let known = self.complete_upto();
-        let requester = &mut self.halves.requester;
+        let requester = &mut self.rdmap.requester;
         let torn = std::mem::take(&mut requester.torn);
         if let Err(Overflow) = requester.flush(env, known) {
             self.fail(QpFault::CqOverflow, env, stream);
@@ -828,7 +826,7 @@ impl Engine {
     fn waits_for_peer(&self) -> bool {
         matches!(self.progress, Progress::Open)
             && (self.is_awaiting_peer()
-                || self.halves.requester.confirmation.last_sent() > self.watch.acknowledged)
+                || self.rdmap.requester.confirmation.last_sent() > self.watch.acknowledged)
     }
 
     /// Looks how the peer's system has answered since the last look.
@@ -849,7 +847,7 @@ impl Engine {
             Look::Ask(interval) => stream.probe_peer(Probing::Every(interval)),
             Look::Silent(silence) => {
                 if !env.qp.unreliable {
-                    self.halves.requester.flush_status = Some(WcStatus::RetryExcErr);
+                    self.rdmap.requester.flush_status = Some(WcStatus::RetryExcErr);
                 }
                 stream.reset();
                 self.lose(Lost::Silent(silence), env, stream);

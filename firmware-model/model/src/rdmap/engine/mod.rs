@@ -15,15 +15,14 @@ mod receive;
 mod send;
 
 use super::confirmation::Confirmation;
-use super::inbound::Held;
-use super::inbound::{Halves, Segment};
+use super::inbound::Parked;
+use super::inbound::{Rdmap, Segment};
 use super::params::Env;
 use super::requester::Requester;
 use super::responder::Drops;
 use super::responder::Responder;
 use super::startup::Startup;
 use super::terminate::Outgoing;
-use super::turns::Turns;
 use super::watch::Watch;
 use crate::capture::own_peer::OwnPeerTap;
 use crate::host::PieceRoom;
@@ -94,18 +93,17 @@ impl RnrWait {
 /// One queue pair's protocol.
 #[derive(Debug)]
 pub struct Engine {
-    halves: Halves,
+    rdmap: Rdmap,
     llp: Option<Llp>,
     state: QpState,
     progress: Progress,
-    turns: Turns,
     peer_may_close: bool,
     /// There is no way to the peer: the next send fails.
     unreachable: bool,
     fin_grace: Duration,
     rnr_timeout: Duration,
     /// Messages that wait for a receive.
-    held: Held,
+    parked: Parked,
     rnr_wait: RnrWait,
     input: Input,
     /// What has arrived is taken in because this side ends: the end of the stream does not matter.
@@ -127,17 +125,17 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// An engine in the reset state. A queue pair that is reset gets a new one. `unreliable`: kind UC.
+    /// An engine in the reset state. A queue pair that is reset gets a new one. `unreliable`: kind
+    /// UC.
     pub fn new(queues: QpQueues, unreliable: bool) -> Engine {
         let requester = Requester::new(queues.sq, queues.send_cq);
         let responder = Responder::new(queues.rq, queues.recv_cq, Drops::new(unreliable));
         Engine {
-            halves: Halves::new(requester, responder),
+            rdmap: Rdmap::new(requester, responder),
             llp: None,
             state: QpState::Reset,
             progress: Progress::Detached,
-            turns: Turns::default(),
-            held: Held::default(),
+            parked: Parked::default(),
             rnr_wait: RnrWait::None,
             input: Input::Open,
             concluding: false,
@@ -159,9 +157,9 @@ impl Engine {
     /// An engine in the reset state for the same queue pair, on the same rings. Requests that are
     /// posted there are dropped.
     pub fn anew(&self) -> Engine {
-        let Halves {
+        let Rdmap {
             requester, responder, ..
-        } = &self.halves;
+        } = &self.rdmap;
         let queues = QpQueues {
             sq: requester.sq.anew(),
             send_cq: requester.cq.queue.clone(),
@@ -174,7 +172,7 @@ impl Engine {
     /// Kind UC: messages may be dropped, and the queue pair outlives its stream.
     #[inline]
     fn is_unreliable(&self) -> bool {
-        self.halves.responder.drops.are_on()
+        self.rdmap.responder.drops.are_on()
     }
 
     /// The state of the queue pair.
@@ -184,7 +182,7 @@ impl Engine {
 
     /// What `QueryQp` answers.
     pub fn status(&self) -> QpStatus {
-        let (transfer_len, transfer_done) = self.halves.requester.transfer();
+        let (transfer_len, transfer_done) = self.rdmap.requester.transfer();
         QpStatus {
             state: (self.state as u32).into(),
             attached: match self.is_attached() {
@@ -194,8 +192,8 @@ impl Engine {
             .into(),
             terminate_sent: self.terminate_sent.into(),
             terminate_received: self.terminate_received.into(),
-            ird: self.halves.responder.answers.ird.into(),
-            ord: self.halves.requester.ord.into(),
+            ird: self.rdmap.responder.answers.ird.into(),
+            ord: self.rdmap.requester.ord.into(),
             transfer_len: transfer_len.into(),
             transfer_done: transfer_done.into(),
         }
@@ -213,25 +211,25 @@ impl Engine {
 
     /// Whether messages wait for receives.
     pub fn is_held_up(&self) -> bool {
-        !self.held.is_empty()
+        !self.parked.is_empty()
     }
 
     /// Whether nothing is outstanding that the peer or the stream could still complete.
     pub fn is_quiet(&self) -> bool {
         self.llp.as_ref().is_none_or(Llp::is_flushed)
             && !self.is_awaiting_peer()
-            && self.halves.responder.answers.is_empty()
+            && self.rdmap.responder.answers.is_empty()
             && !self.is_ending()
     }
 
     /// The send queue, for the state of its doorbells.
     pub fn send_queue(&mut self) -> &mut SendQueue {
-        &mut self.halves.requester.sq
+        &mut self.rdmap.requester.sq
     }
 
     /// Where receives come from, for doorbells.
     pub fn receive_source(&mut self) -> &mut ReceiveSource {
-        &mut self.halves.responder.rq
+        &mut self.rdmap.responder.rq
     }
 
     /// Begins full operation over `stream`; `local_peer`: the peer, if it shares its memory.
@@ -257,7 +255,7 @@ impl Engine {
         if attachment.terminate != 0 {
             // Start-up failed behind the Reply: RFC 6581 §9 requires the initiator to report it in
             // an FPDU.
-            self.halves.startup.abort();
+            self.rdmap.startup.abort();
             self.terminate(
                 Outgoing::from_control(attachment.terminate),
                 QpFault::TerminateSent,
@@ -278,9 +276,9 @@ impl Engine {
         if let Some(tap) = capture() {
             self.llp = Some(Llp::Loopback(Box::new(Loopback::captured(tap))));
         }
-        self.halves.startup = Startup::of_own_peer();
-        self.halves.requester.confirmation.stop_reads();
-        self.halves.responder.msn = attachment.first_msn;
+        self.rdmap.startup = Startup::of_own_peer();
+        self.rdmap.requester.confirmation.stop_reads();
+        self.rdmap.responder.msn = attachment.first_msn;
         Ok(())
     }
 
@@ -293,13 +291,13 @@ impl Engine {
         }
         self.llp = Some(llp);
         self.progress = Progress::Open;
-        self.halves.startup = Startup::new(attachment);
+        self.rdmap.startup = Startup::new(attachment);
         self.peer_may_close = attachment.peer_may_close;
         self.fin_grace = attachment.fin_grace;
         let needs_slot = |rtr| u32::from(rtr == Some(Rtr::Read));
-        let Halves {
+        let Rdmap {
             requester, responder, ..
-        } = &mut self.halves;
+        } = &mut self.rdmap;
         let confirmation = Confirmation::new(attachment.delivered && !unreliable, attachment.confirmation);
         requester.begin(attachment.first_msn, confirmation);
         responder.answers.ird = needs_slot(attachment.rtr_expect);
@@ -316,7 +314,7 @@ impl Engine {
 
     /// The queue pair is destroyed: on return, nothing refers to host memory.
     pub fn abandon(&mut self) {
-        self.halves.requester.part();
+        self.rdmap.requester.part();
         self.llp = None;
     }
 
@@ -330,9 +328,9 @@ impl Engine {
         if let Some(state) = change.state {
             self.check_transition(state)?;
         }
-        let Halves {
+        let Rdmap {
             requester, responder, ..
-        } = &mut self.halves;
+        } = &mut self.rdmap;
         if let Some(access) = change.access {
             responder.access = access;
             if let Some(local_peer) = &mut requester.local_peer {
@@ -359,14 +357,14 @@ impl Engine {
                 // request, because that request is flushed.
                 self.unreachable = false;
                 (
-                    self.halves.requester.flush_status,
-                    self.halves.requester.vendor_error,
+                    self.rdmap.requester.flush_status,
+                    self.rdmap.requester.vendor_error,
                 ) = (None, 0);
             }
             Some(state) => {
                 self.state = state;
                 if state == QpState::Sqd {
-                    self.halves.requester.confirmation.confirm_all();
+                    self.rdmap.requester.confirmation.confirm_all();
                 }
                 self.close_if_drained(env, stream);
             }
@@ -409,23 +407,23 @@ impl Engine {
     /// Responses).
     #[cfg(test)]
     pub(in crate::rdmap) fn send_msns(&mut self, [sends, requests, responses]: [u32; 3]) {
-        self.halves.requester.msn = sends;
-        self.halves.requester.request_msn = requests;
-        self.halves.responder.answers.response_msn = responses;
+        self.rdmap.requester.msn = sends;
+        self.rdmap.requester.request_msn = requests;
+        self.rdmap.responder.answers.response_msn = responses;
     }
 
     /// Sets the MSNs that the peer must use.
     #[cfg(test)]
     pub(in crate::rdmap) fn expect_msns(&mut self, [sends, requests, responses]: [u32; 3]) {
-        self.halves.responder.msn = sends;
-        self.halves.responder.answers.msn = requests;
-        self.halves.response_msn = responses;
+        self.rdmap.responder.msn = sends;
+        self.rdmap.responder.answers.msn = requests;
+        self.rdmap.response_msn = responses;
     }
 
     /// Sets the state that results when `bytes` bytes of the current message have come.
     #[cfg(test)]
     pub(in crate::rdmap) fn have_received(&mut self, bytes: u64) {
-        self.halves.responder.have_received(bytes);
+        self.rdmap.responder.have_received(bytes);
     }
 
     /// Sets a MULPDU that no segment size results in.

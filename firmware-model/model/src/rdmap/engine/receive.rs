@@ -9,7 +9,7 @@ use crate::llp::{Llp, LlpError};
 use crate::probes;
 use crate::queues::Overflow;
 use crate::rdmap::explain::Lost;
-use crate::rdmap::inbound::{Halves, Held, Segment};
+use crate::rdmap::inbound::{Parked, Rdmap, Segment};
 use crate::rdmap::params::Env;
 use crate::rdmap::params::RxOutcome;
 use crate::rdmap::requester::Requester;
@@ -58,7 +58,7 @@ impl Engine {
 
     /// The outcome when the stream has nothing more.
     fn outcome(&self) -> RxOutcome {
-        match (self.held.is_empty(), self.input != Input::Open) {
+        match (self.parked.is_empty(), self.input != Input::Open) {
             (false, _) => RxOutcome::Stalled,
             (true, false) => RxOutcome::Drained,
             (true, true) => RxOutcome::Finished,
@@ -66,7 +66,7 @@ impl Engine {
     }
 
     fn receive_fpdus(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) -> RxOutcome {
-        match self.receive_alone(env, stream) {
+        match self.fast_receive(env, stream) {
             Ok(true) => return self.outcome(),
             Ok(false) => {}
             Err(stop) => return self.stop(stop, env, stream),
@@ -77,7 +77,7 @@ impl Engine {
             if let Err(stop) = self.deliver_fpdus(env) {
                 return self.stop(stop, env, stream);
             }
-            if self.input == Input::Ended && self.held.is_empty() && !self.concluding {
+            if self.input == Input::Ended && self.parked.is_empty() && !self.concluding {
                 return self.peer_finished(env, stream);
             }
             match filled {
@@ -105,7 +105,7 @@ impl Engine {
 
     /// Hands up what waited for a receive, then what is complete in the receive buffer.
     fn deliver_fpdus(&mut self, env: &mut Env<'_>) -> Result<(), Stop> {
-        if !self.held.is_empty() {
+        if !self.parked.is_empty() {
             self.deliver_held(env)?;
         }
         while self.deliver_some(env)? {}
@@ -133,8 +133,8 @@ impl Engine {
                 Err(error) => break Err(Stop::Llp(error)),
             }
             let ulpdu = rx.ulpdu();
-            let admitted = admit(&mut self.halves, &mut self.held, env, rx.position(), ulpdu);
-            self.halves.startup.fpdu_received(env, admitted.is_ok());
+            let admitted = admit(&mut self.rdmap, &mut self.parked, env, rx.position(), ulpdu);
+            self.rdmap.startup.fpdu_received(env, admitted.is_ok());
             if let Err(stop) = admitted {
                 break Err(stop);
             }
@@ -148,7 +148,7 @@ impl Engine {
         if fpdus > 0 {
             env.counters.add(Counter::RxFpdus, fpdus);
         }
-        let pushed = self.halves.responder.cq.flush(env);
+        let pushed = self.rdmap.responder.cq.flush(env);
         self.note_progress();
         let more = delivered?;
         pushed?;
@@ -158,24 +158,24 @@ impl Engine {
     /// Counts what is processed of what the peer sent, if the peer is on this device or this host.
     #[inline]
     pub(super) fn note_progress(&mut self) {
-        let held = self.held.position();
+        let parked = self.parked.position();
         match &mut self.llp {
             Some(Llp::Mpa(mpa)) => {
-                let position = held.unwrap_or_else(|| mpa.rx.position());
+                let position = parked.unwrap_or_else(|| mpa.rx.position());
                 let Requester {
                     confirmation,
                     local_peer,
                     ..
-                } = &mut self.halves.requester;
+                } = &mut self.rdmap.requester;
                 // A local peer is notified, and looks at both.
                 confirmation.note_processed(position, local_peer.is_none());
                 if let Some(local_peer) = local_peer {
-                    local_peer.confirm(position, held.is_some());
+                    local_peer.confirm(position, parked.is_some());
                     // It may have been introduced by that.
-                    self.halves.responder.peer_fills = local_peer.may_fill();
+                    self.rdmap.responder.peer_fills = local_peer.may_fill();
                 }
             }
-            Some(Llp::Loopback(own)) => own.advance(held.unwrap_or_else(|| own.position())),
+            Some(Llp::Loopback(own)) => own.advance(parked.unwrap_or_else(|| own.position())),
             None => {}
         }
     }
@@ -183,14 +183,14 @@ impl Engine {
     /// Hands up what waited, as long as there are receives for it.
     fn deliver_held(&mut self, env: &mut Env<'_>) -> Result<(), Stop> {
         while !env.is_stopped()
-            && let Some(ulpdu) = self.held.front()
+            && let Some(ulpdu) = self.parked.front()
         {
-            match self.halves.receive(env, ulpdu) {
+            match self.rdmap.receive(env, ulpdu) {
                 Ok(()) => {}
                 Err(Refusal::Stall) => break,
                 Err(refusal) => return Err(Stop::new(refusal, ulpdu, ulpdu.len())),
             }
-            self.held.release();
+            self.parked.release();
             // The next message has its own waiting time.
             self.rnr_wait = RnrWait::None;
             self.grace_deadline = None;
@@ -200,7 +200,7 @@ impl Engine {
 
     /// Sets the time for a message that has begun to wait for a receive.
     pub(super) fn note_waiting(&mut self, env: &Env<'_>) {
-        if self.held.is_empty() {
+        if self.parked.is_empty() {
             self.rnr_wait = RnrWait::None;
         } else if self.rnr_wait == RnrWait::None {
             self.rnr_wait = match self.rnr_timeout {
@@ -218,22 +218,22 @@ impl Engine {
         if !matches!(self.llp, Some(Llp::Loopback(_))) {
             return 0;
         }
-        let waited = self.held.len();
+        let waited = self.parked.len();
         let mut delivered = self.deliver_held(env);
-        let mut ulpdus = waited - self.held.len();
+        let mut ulpdus = waited - self.parked.len();
         while let (Ok(()), Some(Llp::Loopback(loopback))) = (&delivered, &mut self.llp) {
             let Some(ulpdu) = loopback.front().filter(|_| !env.is_stopped()) else {
                 break;
             };
             let position = loopback.position();
-            delivered = admit(&mut self.halves, &mut self.held, env, position, ulpdu);
+            delivered = admit(&mut self.rdmap, &mut self.parked, env, position, ulpdu);
             if delivered.is_ok() {
                 loopback.consume();
                 ulpdus += 1;
             }
         }
         self.note_progress();
-        let pushed = self.halves.responder.cq.flush(env);
+        let pushed = self.rdmap.responder.cq.flush(env);
         match delivered.and(pushed.map_err(Stop::from)) {
             Ok(()) => self.note_waiting(env),
             Err(stop) => {
@@ -300,20 +300,20 @@ impl Engine {
 /// Takes a ULPDU that begins at `position` of the stream, or holds it until there is a receive.
 #[inline]
 pub(super) fn admit(
-    halves: &mut Halves,
-    held: &mut Held,
+    rdmap: &mut Rdmap,
+    parked: &mut Parked,
     env: &mut Env<'_>,
     position: u64,
     ulpdu: &[u8],
 ) -> Result<(), Stop> {
-    if !held.stops(ulpdu) {
-        match halves.receive(env, ulpdu) {
+    if !parked.stops(ulpdu) {
+        match rdmap.receive(env, ulpdu) {
             Ok(()) => return Ok(()),
             Err(Refusal::Stall) => {}
             Err(refusal) => return Err(Stop::new(refusal, ulpdu, ulpdu.len())),
         }
     }
-    if held.keep(position, ulpdu) {
+    if parked.keep(position, ulpdu) {
         Ok(())
     } else {
         Err(Stop::Stall)
@@ -382,11 +382,11 @@ impl Engine {
         let Some((head, ulpdu_len)) = mpa
             .rx
             .direct_candidate()
-            .filter(|(head, _)| !self.held.stops(head))
+            .filter(|(head, _)| !self.parked.stops(head))
         else {
             return Ok(());
         };
-        match self.halves.begin_direct(env, head, ulpdu_len) {
+        match self.rdmap.begin_direct(env, head, ulpdu_len) {
             // Without a receive the segment is assembled first, and then held.
             Ok(None) | Err(Refusal::Stall) => {}
             Ok(Some(segment)) => {
@@ -420,7 +420,7 @@ impl Engine {
         let (segment, at) = (*segment, *at);
         let window = match at < segment.len {
             false => None,
-            true => match self.halves.window(env, &segment, at) {
+            true => match self.rdmap.window(env, &segment, at) {
                 Ok(window) => window,
                 Err(refusal) => return Err(Stop::in_segment(refusal, &segment)),
             },
@@ -461,7 +461,7 @@ impl Engine {
         let (placed, bytes, filled) = match read {
             Ok(read) => read,
             Err(LlpError::Fault) => {
-                return Err(Stop::in_segment(self.halves.place_failed(&segment), &segment));
+                return Err(Stop::in_segment(self.rdmap.place_failed(&segment), &segment));
             }
             Err(error) => return Err(Stop::Llp(error)),
         };
@@ -475,19 +475,19 @@ impl Engine {
             return Ok(());
         };
         *at += placed;
-        self.halves.placed(segment, placed);
+        self.rdmap.placed(segment, placed);
         if !mpa.rx.direct_ended() {
             return Ok(());
         }
         let segment = *segment;
         env.counters.add(Counter::RxFpdus, 1);
-        let ended = self.halves.end(env, &segment);
-        self.halves.startup.fpdu_received(env, ended.is_ok());
+        let ended = self.rdmap.end(env, &segment);
+        self.rdmap.startup.fpdu_received(env, ended.is_ok());
         if let Err(refusal) = ended {
             return Err(Stop::in_segment(refusal, &segment));
         }
         self.direct = None;
-        self.halves.responder.cq.flush(env)?;
+        self.rdmap.responder.cq.flush(env)?;
         self.note_progress();
         Ok(())
     }

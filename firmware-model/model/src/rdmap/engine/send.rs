@@ -8,10 +8,10 @@ use crate::llp::mpa::{Receiver, SHORT_FPDU};
 use crate::probes;
 use crate::queues::Overflow;
 use crate::rdmap::explain::Lost;
-use crate::rdmap::inbound::Halves;
+use crate::rdmap::framing::Framed;
+use crate::rdmap::inbound::Rdmap;
 use crate::rdmap::params::Env;
 use crate::rdmap::params::TxOutcome;
-use crate::rdmap::turns::Framed;
 use crate::stream::Stream;
 use crate::stream::same_host::LocalPeer;
 use crate::tuning::TX_BUDGET;
@@ -25,18 +25,18 @@ impl Engine {
     pub fn is_at_rest(&self) -> bool {
         matches!(self.progress, Progress::Open)
             && matches!(self.state, QpState::Rtr | QpState::Rts)
-            && !self.halves.startup.owes_rtr()
-            && !self.halves.requester.confirmation.is_same_device()
-            && self.halves.requester.is_at_rest()
-            && self.halves.responder.answers.is_empty()
+            && !self.rdmap.startup.owes_rtr()
+            && !self.rdmap.requester.confirmation.is_same_device()
+            && self.rdmap.requester.is_at_rest()
+            && self.rdmap.responder.answers.is_empty()
             // What came before a message that waits is confirmed.
-            && self.held.is_empty()
+            && self.parked.is_empty()
             && self.llp.as_ref().is_some_and(Llp::is_flushed)
     }
 
     /// Sends what can be sent.
     pub fn transmit(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) -> TxOutcome {
-        if self.unreachable && self.halves.requester.sq.has_posted() {
+        if self.unreachable && self.rdmap.requester.sq.has_posted() {
             self.unreachable = false;
             self.lose(Lost::Unreachable, env, stream);
         }
@@ -53,7 +53,7 @@ impl Engine {
                 return TxOutcome::Idle;
             }
         }
-        if !self.halves.startup.may_send() {
+        if !self.rdmap.startup.may_send() {
             return TxOutcome::Idle;
         }
         if self.input == Input::Closed {
@@ -90,10 +90,10 @@ impl Engine {
             // A connected stream is ready both ways: RTR is no state of RDMAC verbs, and programs
             // that receive only, and send but credits, stay in it (perftest over iWARP).
             let sends = (matches!(self.state, QpState::Rtr | QpState::Rts | QpState::Sqd)
-                || self.halves.requester.has_failed)
+                || self.rdmap.requester.has_failed)
                 && !self.concluding;
-            self.halves.requester.confirmation.prefer_same_device();
-            let framed = self.turns.frame(&mut self.halves, llp, sends, env, &mut budget);
+            self.rdmap.requester.confirmation.prefer_same_device();
+            let framed = self.rdmap.frame(llp, sends, env, &mut budget);
             let before = llp.taken();
             let mut calls = 0;
             let flushed = llp.flush(env.memory, stream, &mut calls);
@@ -104,7 +104,7 @@ impl Engine {
                 probes::sent(env.qp.label, taken - before);
             }
             let known = self.complete_upto();
-            let requester = &mut self.halves.requester;
+            let requester = &mut self.rdmap.requester;
             if let Err(Overflow) = requester.complete(env, known) {
                 self.fail(QpFault::CqOverflow, env, stream);
                 return TxOutcome::Idle;
@@ -163,7 +163,7 @@ impl Engine {
         if self.state == QpState::Sqd
             && matches!(self.progress, Progress::Open)
             && self.is_quiet()
-            && self.halves.requester.confirmation.is_all(taken)
+            && self.rdmap.requester.confirmation.is_all(taken)
         {
             self.confirm_last(env, stream);
             self.linger(env, stream);
@@ -171,35 +171,35 @@ impl Engine {
     }
 }
 
-// A fast path for a message that comes, or a request that is posted, alone, where the peer shares
-// memory with us: what a program waits for that sends one message to and fro. Whatever is not
-// simple takes the usual path ([`transmit`](Engine::transmit), [`receive`](Engine::receive)).
+// The fast path for a single message to or from a peer that shares memory with us: a program that
+// sends one message and waits for the answer waits for exactly this code. Whatever is not simple
+// takes the usual path ([`transmit`](Engine::transmit), [`receive`](Engine::receive)).
 
 impl Engine {
     /// Carries out the next request, if it is the only one and simple. Returns whether it did, and
     /// nothing is left for the usual way.
     #[inline]
-    pub fn transmit_alone(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) -> bool {
+    pub fn fast_transmit(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) -> bool {
         let is_plain = matches!(self.progress, Progress::Open)
             && self.state == QpState::Rts
-            && self.halves.startup.may_send()
-            && !self.halves.startup.owes_rtr()
+            && self.rdmap.startup.may_send()
+            && !self.rdmap.startup.owes_rtr()
             && !self.unreachable
             && self.input != Input::Closed;
-        let Halves {
+        let Rdmap {
             requester,
             responder,
             startup,
             ..
-        } = &mut self.halves;
+        } = &mut self.rdmap;
         if !is_plain || !responder.answers.is_empty() {
             return false;
         }
-        let (Some(llp), Some(wqe)) = (&mut self.llp, requester.alone()) else {
+        let (Some(llp), Some(wqe)) = (&mut self.llp, requester.only_request()) else {
             return false;
         };
         match (wqe.opcode, llp) {
-            (Opcode::Write | Opcode::Read, llp) => match requester.complete_alone(wqe, env, llp) {
+            (Opcode::Write | Opcode::Read, llp) => match requester.fast_access(wqe, env, llp) {
                 Some(Ok(())) => true,
                 Some(Err(Overflow)) => {
                     self.fail(QpFault::CqOverflow, env, stream);
@@ -209,7 +209,7 @@ impl Engine {
             },
             (Opcode::Send, Llp::Mpa(mpa)) => {
                 let before = mpa.tx.taken();
-                if requester.send_alone(wqe, env, &mut mpa.tx, stream).is_none() {
+                if requester.fast_send(wqe, env, &mut mpa.tx, stream).is_none() {
                     return false;
                 }
                 startup.note_sent();
@@ -226,12 +226,12 @@ impl Engine {
     /// Receives what has arrived, if that is one short FPDU with nothing before it. Returns whether
     /// it did, and more may have come only since.
     #[inline]
-    pub(super) fn receive_alone(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) -> Result<bool, Stop> {
+    pub(super) fn fast_receive(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) -> Result<bool, Stop> {
         let Some(Llp::Mpa(mpa)) = &mut self.llp else {
             return Ok(false);
         };
         if !mpa.rx.is_plain_and_empty()
-            || !self.held.is_empty()
+            || !self.parked.is_empty()
             || self.input != Input::Open
             || env.is_stopped()
         {
@@ -248,8 +248,8 @@ impl Engine {
             mpa.rx.accept(env.buffers, bytes);
             return Ok(false);
         };
-        let admitted = admit(&mut self.halves, &mut self.held, env, mpa.rx.position(), ulpdu);
-        self.halves.startup.fpdu_received(env, admitted.is_ok());
+        let admitted = admit(&mut self.rdmap, &mut self.parked, env, mpa.rx.position(), ulpdu);
+        self.rdmap.startup.fpdu_received(env, admitted.is_ok());
         match &admitted {
             Ok(()) => {
                 mpa.rx.pass(bytes.len());
@@ -258,11 +258,11 @@ impl Engine {
             Err(_) => mpa.rx.accept(env.buffers, bytes),
         }
         env.recent.forget();
-        let pushed = self.halves.responder.cq.flush(env);
+        let pushed = self.rdmap.responder.cq.flush(env);
         self.note_progress();
         admitted?;
         pushed?;
-        if !self.held.is_empty() {
+        if !self.parked.is_empty() {
             self.note_waiting(env);
         }
         Ok(true)
@@ -275,9 +275,9 @@ impl Engine {
     /// The peer shares memory with us: it says there what it has processed, and we may reach into
     /// its memory.
     pub(super) fn meet_local_peer(&mut self, local_peer: Option<LocalPeer>, env: &Env<'_>) {
-        let Halves {
+        let Rdmap {
             requester, responder, ..
-        } = &mut self.halves;
+        } = &mut self.rdmap;
         let Some(mut local_peer) = local_peer.filter(|_| !env.qp.unreliable) else {
             return;
         };
@@ -295,18 +295,18 @@ impl Engine {
     /// Lets the peer place payload in receives by itself.
     #[cfg(any(test, fuzzing))]
     pub(crate) fn let_peer_fill(&mut self) {
-        self.halves.responder.peer_fills = true;
+        self.rdmap.responder.peer_fills = true;
     }
 
     /// Completes what the local peer has processed since the last look.
     #[inline]
     pub(super) fn note_confirmed(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
-        if let Some(local_peer) = &mut self.halves.requester.local_peer {
+        if let Some(local_peer) = &mut self.rdmap.requester.local_peer {
             local_peer.look_for_introduction();
-            self.halves.responder.peer_fills = local_peer.may_fill();
+            self.rdmap.responder.peer_fills = local_peer.may_fill();
         }
         let taken = self.taken();
-        if self.halves.requester.confirmation.look(taken) {
+        if self.rdmap.requester.confirmation.look(taken) {
             self.complete_confirmed(env, stream);
         }
     }
@@ -320,7 +320,7 @@ impl Engine {
 
     /// Counts what the local peer has done in our memory.
     pub fn count_accesses(&mut self, counters: &Counters) {
-        if let Some(local_peer) = &mut self.halves.requester.local_peer {
+        if let Some(local_peer) = &mut self.rdmap.requester.local_peer {
             let accessed = local_peer.take_accessed();
             counters.add(Counter::RxBytes, accessed.written);
             counters.add(Counter::TxBytes, accessed.read);
@@ -337,12 +337,12 @@ impl Engine {
     #[inline]
     fn look_for_all(&mut self) -> bool {
         let taken = self.taken();
-        self.halves.requester.confirmation.look_for_all(taken)
+        self.rdmap.requester.confirmation.look_for_all(taken)
     }
 
     /// The position up to which our requests are complete.
     #[inline]
     pub(super) fn complete_upto(&self) -> u64 {
-        self.halves.requester.confirmation.upto(self.taken())
+        self.rdmap.requester.confirmation.upto(self.taken())
     }
 }

@@ -832,16 +832,15 @@ fn send_message(wqe: &SendWqe) -> (Message, u32) {
     }
 }
 
-// A short way for the request that is posted alone: most programs that wait for an answer post one
-// request at a time, and then what it passes through between the ring and the peer is what they
-// wait for. Whatever is not simple about a request (several extents, a fence, an error, others
-// behind it) is left to the usual way, which begins anew.
+// The requester's part of the fast path: the only request that is posted. A request that is not
+// simple (several extents, a fence, an error, others after it) is left to the usual path, which
+// begins anew.
 
 impl Requester {
     /// The next request, if no other one is posted, and the stream is not needed to know when it is
     /// complete.
     #[inline]
-    pub(in crate::rdmap) fn alone(&mut self) -> Option<SendWqe> {
+    pub(in crate::rdmap) fn only_request(&mut self) -> Option<SendWqe> {
         if self.sending.is_some() || self.confirmation.is_by_reads() || self.local_peer.is_none() {
             return None;
         }
@@ -852,7 +851,7 @@ impl Requester {
     /// Carries out a Write or a Read, from its beginning to its completion, by one access to the
     /// peer's memory. `None`: that is not possible.
     #[inline]
-    pub(in crate::rdmap) fn complete_alone(
+    pub(in crate::rdmap) fn fast_access(
         &mut self,
         wqe: SendWqe,
         env: &mut Env<'_>,
@@ -885,12 +884,12 @@ impl Requester {
         }
         let mut cqe = env.qp.cqe(wqe.cookie, wqe.opcode.completion(), WcStatus::Success);
         cqe.byte_len = sending.len.into();
-        Some(self.cq.push_alone(cqe, env))
+        Some(self.cq.push_one(cqe, env))
     }
 
     /// Sends a short Send, which completes when the peer has confirmed it. `None`: it is not short.
     #[inline]
-    pub(in crate::rdmap) fn send_alone(
+    pub(in crate::rdmap) fn fast_send(
         &mut self,
         wqe: SendWqe,
         env: &mut Env<'_>,

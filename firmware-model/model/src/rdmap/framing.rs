@@ -1,7 +1,7 @@
 //! The order of framing: work requests and answers alternate, message by message.
 
 use super::answers::Answered;
-use super::inbound::Halves;
+use super::inbound::Rdmap;
 use super::params::Env;
 use super::requester::Step;
 use super::terminate::Outgoing;
@@ -21,35 +21,27 @@ pub(super) enum Framed {
     Refused(Outgoing),
 }
 
-/// Whose turn it is.
-#[derive(Debug, Default)]
-pub(super) struct Turns {
-    /// The last message was an answer.
-    answered: bool,
-}
-
-impl Turns {
+impl Rdmap {
     /// Frames ULPDUs: the RTR before anything else, answers, and with `sends` also work requests.
     /// Each costs one of `budget`.
     #[inline]
     pub(super) fn frame(
         &mut self,
-        halves: &mut Halves,
         llp: &mut Llp,
         sends: bool,
         env: &mut Env<'_>,
         budget: &mut u32,
     ) -> Framed {
         let mut fpdus = 0;
-        if let Some(rtr) = halves.startup.take_rtr() {
-            halves.requester.frame_rtr(rtr, env, llp);
+        if let Some(rtr) = self.startup.take_rtr() {
+            self.requester.frame_rtr(rtr, env, llp);
             *budget -= 1;
             fpdus = 1;
         }
-        let framed = self.frame_messages(halves, llp, sends, env, budget, &mut fpdus);
+        let framed = self.frame_messages(llp, sends, env, budget, &mut fpdus);
         env.recent.forget();
         if fpdus > 0 {
-            halves.startup.note_sent();
+            self.startup.note_sent();
             env.counters.add(Counter::TxFpdus, fpdus.into());
         }
         framed
@@ -58,33 +50,35 @@ impl Turns {
     #[inline]
     fn frame_messages(
         &mut self,
-        halves: &mut Halves,
         llp: &mut Llp,
         sends: bool,
         env: &mut Env<'_>,
         budget: &mut u32,
         fpdus: &mut u32,
     ) -> Framed {
-        let Halves {
-            requester, responder, ..
-        } = halves;
+        let Rdmap {
+            requester,
+            responder,
+            answered,
+            ..
+        } = self;
         let answers = &mut responder.answers;
         while llp.has_room() && *budget > 0 && !env.is_stopped() {
             let before = llp.sealed();
             let within_send = requester.is_within_message();
-            let due = answers.is_within_message() || !(within_send || self.answered);
+            let due = answers.is_within_message() || !(within_send || *answered);
             if due && !answers.is_empty() {
                 match answers.step(env, llp) {
-                    Answered::Done { ended } => self.answered = ended,
+                    Answered::Done { ended } => *answered = ended,
                     Answered::Idle => {}
                     Answered::Failed(message) => return Framed::Refused(message),
                 }
             } else if sends {
                 match requester.step(env, llp) {
-                    Step::Done { .. } => self.answered = false,
+                    Step::Done { .. } => *answered = false,
                     Step::Idle if answers.is_empty() => return Framed::Nothing,
                     Step::Idle => {
-                        self.answered = false;
+                        *answered = false;
                         continue;
                     }
                     Step::Failed => return Framed::LocalError,
@@ -92,7 +86,7 @@ impl Turns {
             } else if answers.is_empty() {
                 return Framed::Nothing;
             } else {
-                self.answered = false;
+                *answered = false;
                 continue;
             }
             // What the requester did in the memory of its peer is no FPDU.
