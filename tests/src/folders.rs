@@ -13,7 +13,7 @@ use crate::uses::{Uses, uses};
 
 /// The folders of the model, bottom first. A folder uses folders above it in this list only.
 /// ARCHITECTURE.md has the same list, top first.
-const MODEL: [&str; 27] = [
+const MODEL: [&str; 28] = [
     "table",
     "shard",
     "tuning",
@@ -34,6 +34,7 @@ const MODEL: [&str; 27] = [
     "timed",
     "config",
     "llp",
+    "transport",
     "rdmap",
     "datagram",
     "qp",

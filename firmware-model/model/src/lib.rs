@@ -37,6 +37,7 @@ pub mod testing;
 mod tests;
 pub mod time;
 pub mod timed;
+pub mod transport;
 mod tuning;
 
 pub use config::{DeviceAddress, Limits, ModelConfig, Prefix, Reach, ThreadStart};

@@ -11,12 +11,12 @@ use crate::counters::{Counter, Counters};
 use crate::datagram::DatagramParams;
 use crate::events::{Effects, Requests};
 use crate::queues::{CompletionQueue, ReceiveSource, SendQueue, SharedReceiveQueue};
-use crate::rdmap::params::{Env, Identity};
-use crate::rdmap::{Engine, NoStream, QpChange, QpQueues, RxOutcome, TxOutcome, WrongState};
+use crate::rdmap::{Engine, NoStream};
 use crate::stream::same_host::Processors;
 use crate::stream::{Ends, Stream};
 use crate::table::Last;
 use crate::time::{Nanos, Now};
+use crate::transport::{Env, Identity, QpChange, QpQueues, RxOutcome, TxOutcome, WrongState};
 use crate::tuning::{
     BURST_BACKOFF, BURST_RINGS, BURST_RINGS_MAX, GATHERED, GATHERED_IN_MEMORY, IDLE_FLUSHES,
 };

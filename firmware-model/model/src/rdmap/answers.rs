@@ -1,11 +1,11 @@
 //! Answers to the peer's Reads and atomics: in the order of the requests, when there is room to
 //! send (RFC 5040 §5.2, RFC 7306 §5).
 
-use super::params::Env;
 use super::terminate::{self, Outgoing};
 use crate::counters::Counter;
 use crate::llp::Llp;
 use crate::memory::{MemoryAccess, Need, Violation, WordError};
+use crate::transport::Env;
 use std::collections::VecDeque;
 use urnic_device::vocabulary::Access;
 use urnic_wire::ddp::{self, TAGGED_LEN, TaggedHeader, UNTAGGED_LEN, UntaggedHeader};

@@ -1,12 +1,12 @@
 //! What the log says of a request that is refused: one line for a connection, which ends by it.
 
-use super::params::Env;
 use super::requester::Flight;
 use super::requester::Requester;
 use super::terminate::{OffendingRequest, Received};
 use crate::log_limit::LogLimit;
 use crate::memory::{MemoryAccess, Need};
 use crate::stream::{Ends, Stream};
+use crate::transport::Env;
 use rustix::io::Errno;
 use std::time::Duration;
 use urnic_device::vocabulary::{Access, WcStatus};

@@ -2,11 +2,11 @@
 
 use super::answers::Answered;
 use super::inbound::Rdmap;
-use super::params::Env;
 use super::requester::Step;
 use super::terminate::Outgoing;
 use crate::counters::Counter;
 use crate::llp::Llp;
+use crate::transport::Env;
 
 /// Why framing stopped.
 #[derive(Debug)]

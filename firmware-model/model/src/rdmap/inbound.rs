@@ -5,14 +5,15 @@
 
 use super::answers::PeerRequest;
 use super::confirmation::is_confirmation;
-use super::params::Env;
 use super::requester::{Answer, Requester};
 use super::responder::{Refusal, Responder};
 use super::startup::Startup;
 use super::terminate::Received;
-use super::{confirmation, placement, terminate};
+use super::{confirmation, terminate};
 use crate::counters::Counter;
 use crate::memory::{Violation, Window};
+use crate::transport::Env;
+use crate::transport::placement;
 use std::collections::VecDeque;
 use urnic_device::vocabulary::WcStatus;
 use urnic_wire::ddp::{Header, TaggedHeader, UNTAGGED_LEN, UntaggedHeader};

@@ -22,19 +22,17 @@
 //! | `watch` | how long the peer's system has been silent |
 //! | `terminate` | how an error is reported on the wire, and what a received Terminate means |
 //!
-//! [`Env`]: crate::rdmap::params::Env
+//! [`Env`]: crate::transport::Env
 
 #![cfg_attr(not(test), forbid(unsafe_code))]
 
 mod answers;
-pub(crate) mod completions;
+mod attachment;
 mod confirmation;
 mod engine;
 mod explain;
 mod framing;
 mod inbound;
-pub(crate) mod params;
-pub(crate) mod placement;
 mod requester;
 mod responder;
 mod startup;
@@ -44,8 +42,6 @@ mod tests;
 mod watch;
 
 pub use crate::stream::no_stream::NoStream;
+pub use attachment::{Attachment, InvalidAttachment, Rtr, WithoutReceive};
 pub use confirmation::{PeerProgress, Rendezvous};
 pub use engine::Engine;
-pub use params::{
-    Attachment, InvalidAttachment, QpChange, QpQueues, Rtr, RxOutcome, TxOutcome, WithoutReceive, WrongState,
-};

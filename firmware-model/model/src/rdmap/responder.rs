@@ -2,15 +2,16 @@
 //! the queue of answers.
 
 use super::answers::Answers;
-use super::completions::Completions;
-use super::params::Env;
-use super::params::WithoutReceive;
-use super::placement::Cursor;
+use super::terminate;
 use super::terminate::Received;
-use super::{placement, terminate};
 use crate::counters::Counter;
 use crate::memory::{InvalidateBy, MemoryAccess, Need, Violation, Window};
 use crate::queues::{BadWqe, CompletionQueue, Overflow, ReceiveSource, RecvWqe};
+use crate::rdmap::attachment::WithoutReceive;
+use crate::transport::Env;
+use crate::transport::completions::Completions;
+use crate::transport::placement;
+use crate::transport::placement::Cursor;
 use std::sync::Arc;
 use urnic_device::cqe::{Cqe, CqeFlags};
 use urnic_device::event::{Event, EventKind};

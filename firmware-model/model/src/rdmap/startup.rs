@@ -6,9 +6,10 @@
 //! peer is known to be ready. If the initiator's program has nothing to send, an RTR opens the
 //! fence: a first message of the initiator that no program sees (RFC 6581 §9.2).
 
-use super::params::{Attachment, Env, Rtr};
 use super::responder::Refusal;
 use crate::counters::Counter;
+use crate::rdmap::attachment::{Attachment, Rtr};
+use crate::transport::Env;
 use urnic_device::event::{Event, EventKind};
 use urnic_wire::ddp::Header;
 use urnic_wire::rdmap::{Opcode, ReadRequest, TerminateError};

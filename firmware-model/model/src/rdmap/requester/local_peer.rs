@@ -15,8 +15,8 @@ use crate::host::{Piece, PieceMut};
 use crate::llp::Llp;
 use crate::memory::{InvalidateBy, MemoryAccess, Need, Window};
 use crate::queues::SendWqe;
-use crate::rdmap::params::Env;
 use crate::stream::same_host::LocalPeer;
+use crate::transport::Env;
 use crate::tuning::{
     ACCESS_MAX, DIRECT_BYTES_PER_ULPDU, FILL_ALONE_MIN, FILL_MIN, FILL_TOGETHER_MAX, INLINE_SHORT,
     RUN_BYTES_MAX, RUN_INLINE_MAX, WAIT_MIN,

@@ -2,20 +2,21 @@
 
 mod local_peer;
 
-use super::completions::Completions;
+use super::confirmation;
 use super::confirmation::{ANY_STAG, Confirmation};
-use super::params::Env;
-use super::params::Rtr;
-use super::placement::Cursor;
 use super::terminate::OffendingRequest;
-use super::{confirmation, placement};
 use crate::counters::Counter;
 use crate::llp::mpa::{MAX_SHORT, Sender};
 use crate::llp::{Head, Llp};
 use crate::memory::{InvalidateBy, MemoryAccess, Need, Violation, Window};
 use crate::queues::{BadWqe, CompletionQueue, Overflow, SendQueue, SendWqe};
+use crate::rdmap::attachment::Rtr;
 use crate::stream::Stream;
 use crate::stream::same_host::LocalPeer;
+use crate::transport::Env;
+use crate::transport::completions::Completions;
+use crate::transport::placement;
+use crate::transport::placement::Cursor;
 use crate::tuning::ACCESS_MAX;
 use std::collections::VecDeque;
 use std::sync::{Arc, Once};

@@ -3,8 +3,8 @@
 use super::vector;
 use crate::counters::Counter;
 use crate::memory::{Accessor, DomainUse, MemoryAccess};
-use crate::rdmap::QpChange;
 use crate::testing::rig::*;
+use crate::transport::QpChange;
 use std::sync::Arc;
 use urnic_device::event::QpFault;
 use urnic_device::vocabulary::{Access, QpState, WcStatus};

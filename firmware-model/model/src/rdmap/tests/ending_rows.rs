@@ -1,9 +1,10 @@
 //! The end of a connection: what the peer has confirmed succeeds, the rest fails; and what an end
 //! owes its peer before it ends.
 
-use crate::rdmap::{Attachment, RxOutcome};
+use crate::rdmap::Attachment;
 use crate::testing::rig::*;
 use crate::testing::sim::Conditions;
+use crate::transport::RxOutcome;
 use std::time::Duration;
 use urnic_device::event::{EventKind, QpFault};
 use urnic_device::vocabulary::{QpState, WcStatus};

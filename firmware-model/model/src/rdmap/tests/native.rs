@@ -2,9 +2,10 @@
 //! that is its own peer.
 
 use crate::counters::Counter;
-use crate::rdmap::{Attachment, NoStream, QpChange, RxOutcome};
+use crate::rdmap::{Attachment, NoStream};
 use crate::testing::rig::*;
 use crate::testing::sim::Conditions;
+use crate::transport::{QpChange, RxOutcome};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;

@@ -2,9 +2,10 @@
 //! over, and only then.
 
 use crate::counters::Counter;
-use crate::rdmap::{Attachment, QpChange};
+use crate::rdmap::Attachment;
 use crate::testing::rig::*;
 use crate::testing::sim::Conditions;
+use crate::transport::QpChange;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use urnic_device::event::{EventKind, QpFault};

@@ -138,7 +138,7 @@ impl Bench {
             while !matches!(
                 self.receiver
                     .with(|engine, env, stream| engine.receive(env, stream)),
-                crate::rdmap::RxOutcome::Drained
+                crate::transport::RxOutcome::Drained
             ) {}
             rx = rx.min(start.elapsed());
             assert_eq!(self.sender.sent().len(), count);

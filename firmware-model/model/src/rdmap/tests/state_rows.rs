@@ -1,8 +1,9 @@
 //! Verbs rows: changes of state, the single Terminate, and the requests that wait behind a fence.
 
 use crate::memory::{Accessor, MemoryAccess, Need};
-use crate::rdmap::{Attachment, NoStream, QpChange, Rtr, WithoutReceive};
+use crate::rdmap::{Attachment, NoStream, Rtr, WithoutReceive};
 use crate::testing::rig::*;
+use crate::transport::QpChange;
 use urnic_device::stream::{Attach, attach, rtr};
 use urnic_device::vocabulary::{Access, QpState, WcStatus};
 use urnic_device::wqe::{BindOperands, Opcode, SendFlags};

@@ -2,9 +2,10 @@
 
 use crate::counters::Counter;
 use crate::queues::SharedReceiveQueue;
-use crate::rdmap::{Attachment, QpChange, WithoutReceive};
+use crate::rdmap::{Attachment, WithoutReceive};
 use crate::testing::rig::*;
 use crate::testing::sim::{self, Conditions};
+use crate::transport::QpChange;
 use proptest::prelude::*;
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -71,7 +71,7 @@ pub(crate) fn scatter(
 
 /// The list's next place of at most `max` bytes, checked for writing, and its length.
 #[inline]
-pub(super) fn window<'t>(
+pub(crate) fn window<'t>(
     pd: u32,
     env: &Env<'t>,
     list: &impl Fn(usize) -> Option<Sge>,
@@ -94,7 +94,7 @@ const LOOK: Timespec = Timespec {
 
 /// Copies `bytes`, which are not empty, to the window's beginning: the last one first.
 #[cold]
-pub(super) fn last_first(window: &Window<'_>, bytes: &[u8]) -> Result<(), Unreachable> {
+pub(crate) fn last_first(window: &Window<'_>, bytes: &[u8]) -> Result<(), Unreachable> {
     let others = bytes.len() - 1;
     window.copy_in(others as u64, &bytes[others..])?;
     // A sleep: the program may be waiting for this processor.
