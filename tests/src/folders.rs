@@ -117,6 +117,16 @@ fn folders_of_the_model_use_folders_below_them() {
 }
 
 #[test]
+fn transports_of_the_model_do_not_use_each_other() {
+    let folders = Folders::read(model());
+    let number = |name: &str| folders.names.iter().position(|known| known == name);
+    let [rdmap, datagram] = ["rdmap", "datagram"].map(|name| number(name).expect("a transport"));
+    // Their order in the list keeps RDMAP from using datagrams.
+    let path = folders.uses.get(&datagram).and_then(|used| used.get(&rdmap));
+    assert_eq!(path, None, "datagram uses rdmap");
+}
+
+#[test]
 fn folders_of_a_crate_are_not_in_a_circle() {
     let mut found = Vec::new();
     for of in crates() {

@@ -2,14 +2,16 @@
 //! when the connection ends.
 //!
 //! RFC 5040 lets a Send or Write complete once the lower layer has taken it. With
-//! `completion=delivered` it completes when the peer has placed or delivered it, which one of three
+//! `completion=delivered` it completes when the peer has placed or delivered it, which one of two
 //! sources tells:
 //!
 //! | peer | source |
 //! |---|---|
-//! | any | the answer to a Read: a peer answers after it has placed and delivered all that was sent before the request (RFC 5040 §5.5) |
+//! | any | the answer to a Read: a peer answers after it has placed and delivered all that was sent before the request (RFC 5040 §5.5); or a confirmation, a message of a peer that cannot answer a Read in time |
 //! | a process of this host that shares memory | a word there |
-//! | a queue pair of this device | a count of processed bytes |
+//!
+//! With `completion=taken` as well, and in addition to these sources, a request waits until a peer
+//! on the same device has counted it as processed.
 //!
 //! Where the program posts no Read, the requester sends one of its own, of length zero: at most one
 //! at a time, when nothing else is to be sent or much is unconfirmed.
@@ -128,7 +130,7 @@ impl Confirmation {
         self.delivered
     }
 
-    /// Whether all messages up to `taken` are confirmed, as far as they are to be.
+    /// Whether every message that is to be confirmed is confirmed, of those up to `taken`.
     pub(super) fn is_all(&self, taken: u64) -> bool {
         match (self.source, &self.word) {
             (Source::Stream, _) | (Source::Word, None) => true,
@@ -154,8 +156,9 @@ impl Confirmation {
         self.source != Source::Stream || self.is_same_device()
     }
 
-    /// Whether the peer is a queue pair of this device, or will be: a stream between two addresses
-    /// that are one may turn out to be another process's.
+    /// Whether the peer is a queue pair of this device. A stream whose two addresses are of this
+    /// host is taken for such a stream only once its other end is attached here, or is known to
+    /// become so.
     #[inline]
     pub(super) fn is_same_device(&self) -> bool {
         self.same_device.as_ref().is_some_and(PeerProgress::is_tracked)
@@ -224,22 +227,24 @@ impl Confirmation {
     /// Whether the local peer has processed more than at the last look, of the `taken` bytes.
     #[inline]
     pub(super) fn look(&mut self, taken: u64) -> bool {
-        let Some(word) = self.awaited() else {
-            return false;
-        };
-        let position = word.read().min(taken);
-        let is_more = position > self.seen;
-        if is_more {
-            self.seen = position;
-        }
-        is_more
+        let said = self.awaited().map_or(0, ProcessedWord::read);
+        self.note_word(said.min(taken))
     }
 
     /// Whether the local peer has processed all `taken` bytes, some of them since the last look.
     /// That happens once for what was sent: it cannot say so again and again, byte by byte.
     #[inline]
     pub(super) fn look_for_all(&mut self, taken: u64) -> bool {
-        self.awaited().is_some_and(|word| word.read() >= taken) && self.look(taken)
+        let said = self.awaited().map_or(0, ProcessedWord::read);
+        said >= taken && self.note_word(taken)
+    }
+
+    /// The local peer has processed all up to `position`; whether that is more than before.
+    #[inline]
+    fn note_word(&mut self, position: u64) -> bool {
+        let is_more = position > self.seen;
+        self.seen = self.seen.max(position);
+        is_more
     }
 }
 

@@ -59,26 +59,26 @@ impl Rdmap {
         let Rdmap {
             requester,
             responder,
-            answered,
+            answered_last,
             ..
         } = self;
         let answers = &mut responder.answers;
         while llp.has_room() && *budget > 0 && !env.is_stopped() {
             let before = llp.sealed();
             let within_send = requester.is_within_message();
-            let due = answers.is_within_message() || !(within_send || *answered);
+            let due = answers.is_within_message() || !(within_send || *answered_last);
             if due && !answers.is_empty() {
                 match answers.step(env, llp) {
-                    Answered::Done { ended } => *answered = ended,
+                    Answered::Done { ended } => *answered_last = ended,
                     Answered::Idle => {}
                     Answered::Failed(message) => return Framed::Refused(message),
                 }
             } else if sends {
                 match requester.step(env, llp) {
-                    Step::Done { .. } => *answered = false,
+                    Step::Done { .. } => *answered_last = false,
                     Step::Idle if answers.is_empty() => return Framed::Nothing,
                     Step::Idle => {
-                        *answered = false;
+                        *answered_last = false;
                         continue;
                     }
                     Step::Failed => return Framed::LocalError,
@@ -86,7 +86,7 @@ impl Rdmap {
             } else if answers.is_empty() {
                 return Framed::Nothing;
             } else {
-                *answered = false;
+                *answered_last = false;
                 continue;
             }
             // What the requester did in the memory of its peer is no FPDU.

@@ -38,7 +38,7 @@ pub(super) struct Rdmap {
     pub(super) responder: Responder,
     pub(super) startup: Startup,
     /// The last message that we sent was an answer.
-    pub(super) answered: bool,
+    pub(super) answered_last: bool,
     /// MSN of the next message on queue 3.
     pub(super) response_msn: u32,
 }
@@ -49,7 +49,7 @@ impl Rdmap {
             requester,
             responder,
             startup: Startup::default(),
-            answered: false,
+            answered_last: false,
             response_msn: 1,
         }
     }
@@ -370,10 +370,9 @@ impl Rdmap {
     }
 
     fn terminated(&self, header: &UntaggedHeader, payload: &[u8]) -> Result<(), Refusal> {
-        let parse = if self.startup.has_sent_nothing() {
-            Terminate::parse_at_startup
-        } else {
-            Terminate::parse
+        let parse = match self.startup.has_sent() {
+            true => Terminate::parse,
+            false => Terminate::parse_at_startup,
         };
         match parse(payload) {
             Ok(terminate) if header.msn == 1 && header.mo == 0 && header.last => {

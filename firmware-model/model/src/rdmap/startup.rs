@@ -86,7 +86,7 @@ impl Startup {
         self.role != Role::Fenced || self.arrived == Arrived::Fpdu
     }
 
-    /// The RTR, if it must be sent before anything else.
+    /// Takes the RTR that is still to be sent, before anything else.
     #[inline]
     pub(super) fn take_rtr(&mut self) -> Option<Rtr> {
         self.rtr.take()
@@ -104,9 +104,9 @@ impl Startup {
         self.has_sent = true;
     }
 
-    /// Whether nothing was sent: the peer can only report errors of start-up.
-    pub(super) fn has_sent_nothing(&self) -> bool {
-        !self.has_sent
+    /// Whether anything was sent. Before that, the peer can only report errors of start-up.
+    pub(super) fn has_sent(&self) -> bool {
+        self.has_sent
     }
 
     /// Whether no message has come.

@@ -18,7 +18,8 @@ use urnic_device::vocabulary::QpState;
 const NO_RING: u32 = 1 << 30;
 
 impl Qp {
-    /// Does what was requested; returns whether bytes arrived.
+    /// Does what was requested. Returns whether bytes or a confirmation arrived, or bytes left
+    /// after a wait.
     pub(super) fn run(
         self: &Arc<Qp>,
         core: &Core,

@@ -48,7 +48,8 @@ impl Cursor {
     }
 }
 
-/// Copies `bytes` to the list's next places.
+/// Copies `bytes` to the list's next places. `pd` is the protection domain of the list: a shared
+/// receive queue may have another than the queue pair.
 #[inline]
 pub(crate) fn scatter(
     pd: u32,

@@ -92,6 +92,7 @@ impl Engine {
             self.look_for_peer(env, stream);
         }
         if due(self.rnr_wait.deadline()) {
+            // The message still waits; `terminate` ends that.
             self.rnr_wait = RnrWait::Endless;
             let ulpdu = self.parked.front().unwrap_or_default();
             let message = terminate_for(TerminateError::DdpNoBuffer, ulpdu, ulpdu.len(), None);
@@ -416,6 +417,7 @@ impl Engine {
     pub(super) fn close(&mut self, env: &mut Env<'_>) {
         self.stop_waiting();
         self.direct = None;
+        self.rdmap.startup.take_rtr();
         // What is not confirmed by now fails.
         if !self.parting {
             let known = self.known_at_end();
@@ -710,7 +712,7 @@ impl Engine {
         self.progress = Progress::Detached;
         self.llp = None;
         self.input = Input::Open;
-        self.rdmap.answered = false;
+        self.rdmap.answered_last = false;
         (self.rdmap.startup, self.rdmap.response_msn) = (Startup::default(), 1);
     }
 

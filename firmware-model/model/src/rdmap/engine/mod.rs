@@ -1,14 +1,17 @@
 //! The engine of one queue pair: the order of things, from attachment to end.
 //!
 //! ```text
-//!            attach                 error of ours or theirs
-//!  Detached ────────► Open ───────────────────────────────► Terminating
-//!                      │  ├─ Sqd and nothing left: our FIN       │ the stream took the Terminate:
-//! our FIN
-//!                      │  └─ peer's Terminate, modify(Err): FIN  ▼
-//!                      └────────────────────────────────────► Lingering ── peer's FIN, or too late
-//! ──► Ended ``` Work is flushed when `Lingering` or `Ended` begins. A queue pair of kind UC
-//! returns to `Detached` instead of `Ended`, unless this side caused the end (end of [`ending`]).
+//!            attach             error of ours or theirs
+//!  Detached ────────► Open ───────────────────────────► Terminating
+//!                      │                                     │ the stream took
+//!                      │ Sqd and nothing left,               │ the Terminate:
+//!                      │ the peer's Terminate, or            │ our FIN
+//!                      │ modify(Err): our FIN                ▼
+//!                      └─────────────────────────────────► Lingering ──► Ended
+//!                                             the peer's FIN, or too late
+//! ```
+//! Work is flushed when `Lingering` or `Ended` begins. A queue pair of kind UC returns to
+//! `Detached` instead of `Ended`, unless this side caused the end (end of [`ending`]).
 
 mod ending;
 mod receive;
@@ -67,7 +70,8 @@ enum Input {
     Open,
     /// Nothing: its FIN was read, or the stream is lost. What came before is still processed.
     Ended,
-    /// Nothing: its FIN was acted on, and the queue pair stays as it is.
+    /// Nothing: its FIN was acted on. Requests that wait for it fail after the grace period;
+    /// otherwise the queue pair stays as it is.
     Closed,
 }
 

@@ -105,7 +105,7 @@ impl Engine {
     /// Hands up what waited for a receive, then what is complete in the receive buffer.
     fn deliver_fpdus(&mut self, env: &mut Env<'_>) -> Result<(), Stop> {
         if !self.parked.is_empty() {
-            self.deliver_held(env)?;
+            self.deliver_parked(env)?;
         }
         while self.deliver_some(env)? {}
         self.begin_direct(env)?;
@@ -166,7 +166,7 @@ impl Engine {
                     local_peer,
                     ..
                 } = &mut self.rdmap.requester;
-                // A local peer is notified, and looks at both.
+                // A local peer looks at the count, too, when its word changes.
                 confirmation.note_processed(position, local_peer.is_none());
                 if let Some(local_peer) = local_peer {
                     local_peer.confirm(position, parked.is_some());
@@ -180,7 +180,7 @@ impl Engine {
     }
 
     /// Hands up what waited, as long as there are receives for it.
-    fn deliver_held(&mut self, env: &mut Env<'_>) -> Result<(), Stop> {
+    fn deliver_parked(&mut self, env: &mut Env<'_>) -> Result<(), Stop> {
         while !env.is_stopped()
             && let Some(ulpdu) = self.parked.front()
         {
@@ -218,7 +218,7 @@ impl Engine {
             return 0;
         }
         let waited = self.parked.len();
-        let mut delivered = self.deliver_held(env);
+        let mut delivered = self.deliver_parked(env);
         let mut ulpdus = waited - self.parked.len();
         while let (Ok(()), Some(Llp::Loopback(loopback))) = (&delivered, &mut self.llp) {
             let Some(ulpdu) = loopback.front().filter(|_| !env.is_stopped()) else {
@@ -296,7 +296,7 @@ impl Engine {
     }
 }
 
-/// Takes a ULPDU that begins at `position` of the stream, or holds it until there is a receive.
+/// Takes a ULPDU that begins at `position` of the stream, or parks it until there is a receive.
 #[inline]
 pub(super) fn admit(
     rdmap: &mut Rdmap,
@@ -386,7 +386,7 @@ impl Engine {
             return Ok(());
         };
         match self.rdmap.begin_direct(env, head, ulpdu_len) {
-            // Without a receive the segment is assembled first, and then held.
+            // Without a receive the segment is assembled first, and then parked.
             Ok(None) | Err(Refusal::Stall) => {}
             Ok(Some(segment)) => {
                 let at = segment.len - mpa.rx.begin_direct();

@@ -65,6 +65,8 @@ impl Engine {
         let mut outcome = self.pump(env, stream);
         // A request may have waited for that.
         while outcome == TxOutcome::Idle && self.look_for_all() {
+            // A request that waited for this is sent in another way if there is no such access.
+            self.look_for_introduction();
             self.complete_confirmed(env, stream);
             outcome = self.pump(env, stream);
         }
@@ -300,13 +302,19 @@ impl Engine {
     /// Completes what the local peer has processed since the last look.
     #[inline]
     pub(super) fn note_confirmed(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
-        if let Some(local_peer) = &mut self.rdmap.requester.local_peer {
-            local_peer.look_for_introduction();
-            self.rdmap.responder.peer_fills = local_peer.may_fill();
-        }
+        self.look_for_introduction();
         let taken = self.taken();
         if self.rdmap.requester.confirmation.look(taken) {
             self.complete_confirmed(env, stream);
+        }
+    }
+
+    /// Whether we may reach into the local peer's memory, and it into ours, may be known by now.
+    #[inline]
+    fn look_for_introduction(&mut self) {
+        if let Some(local_peer) = &mut self.rdmap.requester.local_peer {
+            local_peer.look_for_introduction();
+            self.rdmap.responder.peer_fills = local_peer.may_fill();
         }
     }
 

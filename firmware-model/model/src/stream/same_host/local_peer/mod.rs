@@ -489,15 +489,20 @@ pub(crate) struct ProcessedWord(SharedWords<EndWords>);
 impl ProcessedWord {
     #[inline]
     pub(crate) fn read(&self) -> u64 {
-        self.0.processed.load(Ordering::Acquire)
+        processed(&self.0)
     }
+}
+
+#[inline]
+fn processed(theirs: &EndWords) -> u64 {
+    theirs.processed.load(Ordering::Acquire)
 }
 
 impl LocalPeer {
     /// How many bytes of ours the peer has processed, as it says.
     #[inline]
     pub(crate) fn confirmed(&self) -> u64 {
-        self.theirs.processed.load(Ordering::Acquire)
+        processed(&self.theirs)
     }
 
     /// Where it says so.
