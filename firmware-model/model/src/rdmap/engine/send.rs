@@ -237,8 +237,8 @@ impl Engine {
         }
     }
 
-    /// Receives what has arrived, if that is one short FPDU with nothing before it. Returns whether
-    /// it did, and more may have come only since.
+    /// Receives what has arrived, if that is nothing, or one short FPDU with nothing before it.
+    /// Returns whether it did, and more may have come only since.
     #[inline]
     pub(super) fn receive_alone(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) -> Result<bool, Stop> {
         let Some(Llp::Mpa(mpa)) = &mut self.llp else {
@@ -256,7 +256,10 @@ impl Engine {
         probes::received(self.halves.qp.label, bytes.len());
         let Some(ulpdu) = Receiver::ulpdu_of(bytes) else {
             mpa.rx.accept(env.buffers, bytes);
-            return Ok(false);
+            // Most polls find nothing.
+            let is_empty = stream.has_input() == Some(false);
+            env.counters.add(Counter::RxCalls, is_empty.into());
+            return Ok(is_empty);
         };
         let is_first = !std::mem::replace(&mut self.fpdu_received, true);
         let admitted = admit(&mut self.halves, &mut self.held, env, mpa.rx.position(), ulpdu);
