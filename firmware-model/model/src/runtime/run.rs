@@ -249,8 +249,7 @@ impl Qp {
             }
         }
         inner.with_engine(|engine, stream| engine.watch_peer(env, stream));
-        let times = [inner.engine.deadline(), late, inner.advance(&env.now)];
-        let due = times.into_iter().flatten().min();
+        let due = Nanos::earliest([inner.engine.deadline(), late, inner.advance(&env.now)]);
         if let Some(due) = due
             && inner.timer.is_none_or(|set| due < set)
         {

@@ -73,14 +73,14 @@ impl Engine {
     }
 
     /// When [`tick`](Self::tick) is due.
+    #[inline]
     pub fn deadline(&self) -> Option<Nanos> {
         let ending = match self.progress {
             Progress::Terminating { until, .. } | Progress::Lingering { until } => Some(until),
             _ => None,
         };
         let watch = self.watch.deadline();
-        let deadlines = [ending, self.rnr_deadline, self.grace_deadline, watch];
-        deadlines.into_iter().flatten().min()
+        Nanos::earliest([ending, self.rnr_deadline, self.grace_deadline, watch])
     }
 
     /// Does what is due.
