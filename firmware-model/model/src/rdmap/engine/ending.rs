@@ -649,11 +649,19 @@ impl Engine {
 
     /// Ends the connection if a request failed locally, and nothing before it waits. What has
     /// arrived is taken in before, unless that is being done.
+    #[inline]
     pub(super) fn end_if_failed(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
+        if self.halves.requester.has_failed {
+            self.end_failed(env, stream);
+        }
+    }
+
+    #[cold]
+    fn end_failed(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
         let Halves { qp, requester, .. } = &self.halves;
         // Nothing, not even a Read that confirms, may come between the segments of a message.
         let waits = requester.delivered && !requester.torn && !requester.is_failed_next();
-        if !requester.has_failed || qp.unreliable || waits || self.concluding {
+        if qp.unreliable || waits || self.concluding {
             return;
         }
         self.take_in_last(env, stream);

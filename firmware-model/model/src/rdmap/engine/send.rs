@@ -172,10 +172,17 @@ impl Engine {
     }
 
     /// In the closing state with nothing left to do: sends our FIN (row DDP-T-05).
+    #[inline]
     pub(super) fn close_if_drained(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
+        if self.state == QpState::Sqd {
+            self.close_drained(env, stream);
+        }
+    }
+
+    #[cold]
+    fn close_drained(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
         let taken = self.llp.as_ref().map_or(0, Llp::taken);
-        if self.state == QpState::Sqd
-            && matches!(self.progress, Progress::Open)
+        if matches!(self.progress, Progress::Open)
             && self.is_quiet()
             && self.halves.requester.is_confirmed(taken)
         {
@@ -249,17 +256,17 @@ impl Engine {
         }
         let mut bytes = [0; SHORT_FPDU];
         let Some(bytes) = stream.receive_short(&mut bytes).and_then(|n| bytes.get(..n)) else {
-            return Ok(false);
+            // Most polls find nothing.
+            let is_empty = stream.has_input() == Some(false);
+            env.counters.add(Counter::RxCalls, is_empty.into());
+            return Ok(is_empty);
         };
         env.counters.add(Counter::RxCalls, 1);
         env.counters.add(Counter::RxBytes, bytes.len() as u64);
         probes::received(self.halves.qp.label, bytes.len());
         let Some(ulpdu) = Receiver::ulpdu_of(bytes) else {
             mpa.rx.accept(env.buffers, bytes);
-            // Most polls find nothing.
-            let is_empty = stream.has_input() == Some(false);
-            env.counters.add(Counter::RxCalls, is_empty.into());
-            return Ok(is_empty);
+            return Ok(false);
         };
         let is_first = !std::mem::replace(&mut self.fpdu_received, true);
         let admitted = admit(&mut self.halves, &mut self.held, env, mpa.rx.position(), ulpdu);
