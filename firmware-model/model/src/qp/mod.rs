@@ -238,6 +238,13 @@ impl Inner {
         self.in_memory && self.stream.is_some()
     }
 
+    /// Whether the end of the stream or of the work is not near: then a poll that finds nothing has
+    /// no more to do.
+    #[inline]
+    pub(crate) fn is_without_end(&self) -> bool {
+        !self.hung_up && self.engine.state() != QpState::Err
+    }
+
     /// Whether a stream that took no more may now, as far as it tells that without an event.
     #[inline]
     pub(crate) fn has_room(&mut self) -> bool {

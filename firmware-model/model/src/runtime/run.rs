@@ -76,11 +76,13 @@ impl Qp {
         let only_polls = (Requests::RECEIVE | Requests::PEER_PROGRESS).contains(requests)
             && inner.has_input()
             && !inner.engine.is_held_up();
-        if requests.intersects(receives) {
-            self.receive(core, inner, &mut env);
-        }
+        let is_drained = requests.intersects(receives) && self.receive(core, inner, &mut env);
         let arrived = (moved(), inner.engine.confirmed()) != before;
         let sends = !inner.blocked
+        let found_nothing = only_polls && is_drained && !arrived && !has_room && due.is_none();
+        if found_nothing && requests == Requests::RECEIVE && inner.is_without_end() {
+            return false;
+        }
             || has_room
             || requests
                 .intersects(Requests::WRITABLE | Requests::HANG_UP | Requests::TIMER | Requests::CQ_LOST);
@@ -108,8 +110,10 @@ impl Qp {
         core.schedule.polls().wrapping_add(taken)
     }
 
-    /// Reads the stream until it has nothing more, or up to the limit of one run.
-    fn receive(self: &Arc<Qp>, core: &Core, inner: &mut Inner, env: &mut Env<'_>) {
+    /// Reads the stream until it has nothing more, or up to the limit of one run. Returns whether
+    /// it has nothing more.
+    #[inline(always)]
+    fn receive(self: &Arc<Qp>, core: &Core, inner: &mut Inner, env: &mut Env<'_>) -> bool {
         let mut read = u64::MAX;
         // No ring is requested for receives unless the stream turns out to wait for one.
         if !self.is_readable() && inner.has_input() {
@@ -123,19 +127,22 @@ impl Qp {
                 RxOutcome::Drained if inner.hung_up && self.counters.value(Counter::RxBytes) != read => {
                     read = self.counters.value(Counter::RxBytes);
                 }
-                RxOutcome::Drained => return,
-                RxOutcome::More => return core.schedule.attend_later(self, Requests::RECEIVE),
+                RxOutcome::Drained => return true,
+                RxOutcome::More => {
+                    core.schedule.attend_later(self, Requests::RECEIVE);
+                    return false;
+                }
                 RxOutcome::Stalled => {
                     if !inner.engine.receive_source().ring_at_next() {
                         self.counters.add(Counter::RxStalls, 1);
                         self.readable.store(false, Ordering::Relaxed);
-                        return;
+                        return false;
                     }
                 }
                 RxOutcome::Finished => {
                     inner.hung_up = false;
                     self.readable.store(false, Ordering::Relaxed);
-                    return;
+                    return false;
                 }
                 RxOutcome::Ended => {
                     (inner.hung_up, inner.blocked) = (false, false);
@@ -144,7 +151,7 @@ impl Qp {
                     self.processors.store(None);
                     self.leave_sibling(core);
                     self.readable.store(false, Ordering::Relaxed);
-                    return;
+                    return false;
                 }
             }
         }
