@@ -855,7 +855,7 @@ impl Requester {
             return None;
         }
         let wqe = self.sq.peek()?.ok()?;
-        self.sq.behind(&wqe).is_none().then_some(wqe)
+        self.sq.is_last(&wqe).then_some(wqe)
     }
 
     /// Carries out a Write or a Read, from its beginning to its completion, by one access to the
@@ -912,8 +912,12 @@ impl Requester {
             && wqe.num_sge <= 1
             && !wqe.flags.contains(SendFlags::FENCE)
             && tx.is_plain_and_flushed();
-        let len = self.payload_len(&wqe);
-        if !is_possible || len > MAX_SHORT as u64 {
+        let sge = self.sq.sge(&wqe, 0);
+        let len = match wqe.flags.contains(SendFlags::INLINE) {
+            true => wqe.inline_len,
+            false => sge.len.get(),
+        };
+        if !is_possible || len > MAX_SHORT as u32 {
             return None;
         }
         let (message, invalidate) = send_message(&wqe);
@@ -932,7 +936,7 @@ impl Requester {
             }
             false if place.is_empty() => Some(()),
             false => {
-                let access = MemoryAccess::of_element(&self.sq.sge(&wqe, 0), Need::LocalRead);
+                let access = MemoryAccess::of_element(&sge, Need::LocalRead);
                 let window = env.memory.check(qp.accessor(), access);
                 window.ok()?.copy_out(0, place).ok()
             }
@@ -941,7 +945,7 @@ impl Requester {
         self.msn = self.msn.wrapping_add(1);
         env.counters.add(Counter::TxMessages, 1);
         env.counters.add(Counter::TxFpdus, 1);
-        self.put_in_flight(wqe, self.msn.wrapping_sub(1), len as u32, Wait::Taken(position));
+        self.put_in_flight(wqe, self.msn.wrapping_sub(1), len, Wait::Taken(position));
         Some(())
     }
 }
