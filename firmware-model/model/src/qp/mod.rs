@@ -264,11 +264,14 @@ impl Inner {
         stream.advance(now.get())
     }
 
+    #[inline]
     pub(crate) fn with_engine<R>(&mut self, run: impl FnOnce(&mut Service, &mut dyn Stream) -> R) -> R {
-        match &mut self.stream {
-            Some(stream) => run(&mut self.engine, &mut **stream),
-            None => run(&mut self.engine, &mut NoStream),
-        }
+        // One call, so that it can be inlined.
+        let stream: &mut dyn Stream = match &mut self.stream {
+            Some(stream) => &mut **stream,
+            None => &mut NoStream,
+        };
+        run(&mut self.engine, stream)
     }
 }
 

@@ -103,7 +103,7 @@ impl Halves {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn parse<'u>(&self, ulpdu: &'u [u8]) -> Result<(Opcode, Header, &'u [u8]), Refusal> {
         let (headers, payload) = Headers::parse(ulpdu)?;
         let Headers { opcode, header } = headers;

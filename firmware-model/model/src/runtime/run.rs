@@ -20,6 +20,7 @@ const NO_RING: u32 = 1 << 30;
 
 impl Qp {
     /// Does what was requested; returns whether bytes arrived.
+    #[inline(always)]
     pub(super) fn run(
         self: &Arc<Qp>,
         core: &Core,
@@ -78,11 +79,11 @@ impl Qp {
             && !inner.engine.is_held_up();
         let is_drained = requests.intersects(receives) && self.receive(core, inner, &mut env);
         let arrived = (moved(), inner.engine.confirmed()) != before;
-        let sends = !inner.blocked
         let found_nothing = only_polls && is_drained && !arrived && !has_room && due.is_none();
         if found_nothing && requests == Requests::RECEIVE && inner.is_without_end() {
             return false;
         }
+        let sends = !inner.blocked
             || has_room
             || requests
                 .intersects(Requests::WRITABLE | Requests::HANG_UP | Requests::TIMER | Requests::CQ_LOST);
@@ -214,6 +215,7 @@ impl Qp {
 
     /// Begins or ends a burst, now that everything posted has been taken; `before` entries had been
     /// before.
+    #[inline]
     fn gather(self: &Arc<Qp>, core: &Core, inner: &mut Inner, before: u32, requests: Requests) {
         let sent = inner.engine.send_queue().taken().wrapping_sub(before);
         let sending = inner.engine.state() == QpState::Rts;
@@ -235,6 +237,7 @@ impl Qp {
 
     /// After every run: makes sure that no ring is missed in the error state, and that no timer is
     /// lost; `late` is when the stream was to go on.
+    #[inline(always)]
     fn settle(self: &Arc<Qp>, core: &Core, inner: &mut Inner, env: &mut Env<'_>, late: Option<Nanos>) {
         if inner.hung_up {
             inner.with_engine(|engine, stream| engine.note_end_behind(env, stream));
@@ -277,6 +280,7 @@ impl Qp {
 impl Qp {
     /// Has requests done, on this thread or on the thread that already holds the lock. Returns
     /// whether bytes arrived, or left after a wait.
+    #[inline]
     pub(crate) fn kick(self: &Arc<Qp>, core: &Core, requests: Requests) -> bool {
         let mut next = Next::new();
         let arrived = self.kick_before(core, requests, &mut next);
@@ -323,6 +327,7 @@ impl Qp {
     /// As [`kick`](Qp::kick). If the peer is a queue pair of this device, and no other thread polls
     /// it, it receives at once, too, as far as the stream carried what was sent: our requests
     /// complete when it has. Returns the same.
+    #[inline]
     pub(crate) fn kick_through(self: &Arc<Qp>, core: &Core, requests: Requests) -> bool {
         let arrived = self.kick(core, requests);
         if let Some(sibling) = self.sibling_to_receive(core)
@@ -375,7 +380,15 @@ impl Core {
     }
 
     /// Runs objects until none is left that another one's run requested.
-    fn run_all(&self, mut next: Next) {
+    #[inline]
+    fn run_all(&self, next: Next) {
+        if !next.is_empty() {
+            self.run_each(next);
+        }
+    }
+
+    #[inline(never)]
+    fn run_each(&self, mut next: Next) {
         while let Some(object) = next.pop_front() {
             let mut effects = Effects::default();
             match object {

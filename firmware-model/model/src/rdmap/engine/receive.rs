@@ -198,6 +198,7 @@ impl Engine {
     }
 
     /// Sets the time for a message that has begun to wait for a receive.
+    #[inline]
     pub(super) fn note_waiting(&mut self, env: &Env<'_>) {
         if self.held.is_empty() {
             (self.waiting, self.rnr_deadline) = (false, None);
@@ -312,7 +313,7 @@ pub(super) fn note_first_fpdu(halves: &Halves, env: &mut Env<'_>, initiator: boo
 }
 
 /// Takes a ULPDU that begins at `position` of the stream, or holds it until there is a receive.
-#[inline]
+#[inline(always)]
 pub(super) fn admit(
     halves: &mut Halves,
     held: &mut Held,

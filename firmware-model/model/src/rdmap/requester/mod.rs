@@ -899,7 +899,7 @@ impl Requester {
     }
 
     /// Sends a short Send, which completes when the peer has confirmed it. `None`: it is not short.
-    #[inline]
+    #[inline(always)]
     pub(in crate::rdmap) fn send_alone(
         &mut self,
         wqe: SendWqe,
