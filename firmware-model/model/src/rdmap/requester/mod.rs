@@ -870,13 +870,16 @@ impl Requester {
     ) -> Option<Result<(), Overflow>> {
         let is_possible = self.flights.is_empty() && self.worth_draining && llp.is_flushed();
         let len = self.payload_len(&wqe);
-        if !is_possible || len == 0 || len > ACCESS_MAX as u64 || !self.is_direct(qp, llp) {
+        if !is_possible || len == 0 || len > ACCESS_MAX as u64 {
             return None;
         }
         let mut sending = Sending::new(wqe, len as u32);
         let done = match wqe.opcode {
+            // It checks whether the memory can be reached now.
             Opcode::Write => self.place(&mut sending, qp, env, llp),
-            Opcode::Read if self.ord > 0 && self.may_request() => self.fetch_some(&mut sending, qp, env, llp),
+            Opcode::Read if self.ord > 0 && self.may_request() && self.is_direct(qp, llp) => {
+                self.fetch_some(&mut sending, qp, env, llp)
+            }
             _ => return None,
         };
         if done != Ok(true) {
