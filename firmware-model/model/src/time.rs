@@ -30,6 +30,15 @@ impl Nanos {
         Nanos(t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64)
     }
 
+    /// The earliest of several times, of which mostly none is set.
+    #[inline]
+    pub(crate) fn earliest<const N: usize>(times: [Option<Nanos>; N]) -> Option<Nanos> {
+        match times.iter().all(Option::is_none) {
+            true => None,
+            false => times.into_iter().flatten().min(),
+        }
+    }
+
     /// The time from `earlier` to this; zero if `earlier` is later.
     #[inline]
     pub fn since(self, earlier: Nanos) -> Duration {

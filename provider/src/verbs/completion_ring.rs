@@ -81,19 +81,25 @@ impl CompletionRing {
         u32::from_le(phase) & 1 != pass
     }
 
-    /// The oldest completion, if there is one; entries of destroyed queue pairs are dropped first.
+    /// Whether there is a completion; entries of destroyed queue pairs are dropped first.
     #[inline]
-    pub(crate) fn front(&mut self) -> Option<Cqe> {
+    pub(crate) fn has_front(&mut self) -> bool {
         while self.is_filled(self.consumer) {
-            // Without the phase: that was the last that the device wrote, and a load of it together
-            // with what is before waits until both are in the cache.
-            let cqe: Cqe = self.ring.read_part(self.place(self.consumer), CONTENT);
-            if cqe.qid.get() != DESTROYED {
-                return Some(cqe);
+            let place = self.place(self.consumer) + offset_of!(Cqe, qid);
+            if self.ring.read::<U32>(place).get() != DESTROYED {
+                return true;
             }
             self.advance();
         }
-        None
+        false
+    }
+
+    /// The oldest completion, after [`has_front`](Self::has_front).
+    #[inline(always)]
+    pub(crate) fn front(&self) -> Cqe {
+        // Without the phase: that was the last that the device wrote, and a load of it together
+        // with what is before waits until both are in the cache.
+        self.ring.read_part(self.place(self.consumer), CONTENT)
     }
 
     /// Takes the oldest completion.

@@ -69,6 +69,7 @@ impl<R> Ring<R> {
     }
 
     /// Reads a value.
+    #[inline(always)]
     pub(crate) fn read<T: FromBytes>(&self, at: usize) -> T {
         // SAFETY: `place` is within the ring, and any bytes are a `T`.
         unsafe { self.place::<T>(at).read_unaligned() }

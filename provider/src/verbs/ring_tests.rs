@@ -649,7 +649,8 @@ fn completions_come_once_and_in_order_over_many_laps() {
             device.complete(cqe(1, made));
             made += 1;
         }
-        while let Some(cqe) = ring.front() {
+        while ring.has_front() {
+            let cqe = ring.front();
             assert_eq!(cqe.cookie.get(), seen);
             seen += 1;
             ring.advance();
@@ -687,7 +688,8 @@ fn only_completions_of_destroyed_queue_pairs_are_skipped() {
     // A new queue pair with the number of the old queue pair.
     device.complete(cqe(1, 5));
     let mut seen = Vec::new();
-    while let Some(cqe) = ring.front() {
+    while ring.has_front() {
+        let cqe = ring.front();
         seen.push(cqe.cookie.get());
         ring.advance();
     }

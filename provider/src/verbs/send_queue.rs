@@ -168,7 +168,7 @@ impl SendQueue {
     /// [`publish`](Self::publish).
     ///
     /// Errors: NOMEM when all slots are taken, INVAL for an invalid request.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn post(&mut self, wr: Request<'_, ibv_send_wr>) -> Result<(), Errno> {
         let (opcode, operands) = wr.operation().ok_or(Errno::INVAL)?;
         let mut entry = self.begin(opcode, wr.send_flags, wr.wr_id)?;

@@ -451,8 +451,10 @@ impl MemoryTable {
         access: MemoryAccess,
     ) -> Result<Window<'_>, Violation> {
         let stag = access.stag;
-        let find = || Some(self.cell(self.slot(stag))?.load());
-        let guard = recent.take(stag).or_else(find).ok_or(Violation::InvalidStag)?;
+        let guard = match recent.take(stag) {
+            Some(found) => found,
+            None => self.cell(self.slot(stag)).ok_or(Violation::InvalidStag)?.load(),
+        };
         let entry = guard
             .as_ref()
             .filter(|e| e.stag == stag)

@@ -246,6 +246,13 @@ impl Inner {
         self.in_memory && self.stream.is_some()
     }
 
+    /// Whether the end of the stream or of the work is not near: then a poll that finds nothing has
+    /// no more to do.
+    #[inline]
+    pub(crate) fn is_without_end(&self) -> bool {
+        !self.hung_up && self.engine.state() != QpState::Err
+    }
+
     /// Whether a stream that took no more may now, as far as it tells that without an event.
     #[inline]
     pub(crate) fn has_room(&mut self) -> bool {
@@ -265,11 +272,14 @@ impl Inner {
         stream.advance(now.get())
     }
 
+    #[inline]
     pub(crate) fn with_engine<R>(&mut self, run: impl FnOnce(&mut Service, &mut dyn Stream) -> R) -> R {
-        match &mut self.stream {
-            Some(stream) => run(&mut self.engine, &mut **stream),
-            None => run(&mut self.engine, &mut NoStream),
-        }
+        // One call, so that it can be inlined.
+        let stream: &mut dyn Stream = match &mut self.stream {
+            Some(stream) => &mut **stream,
+            None => &mut NoStream,
+        };
+        run(&mut self.engine, stream)
     }
 }
 

@@ -103,6 +103,7 @@ impl ReceiveQueue {
 
     /// Takes the next posted receive into `into`; `None` if none is posted. A malformed one is
     /// taken, too.
+    #[inline(always)]
     pub fn take(&mut self, into: &mut RecvWqe) -> Option<Result<(), BadWqe>> {
         if self.producer == self.next {
             self.producer = self.record.rq_producer.load(Ordering::Acquire);
@@ -258,6 +259,7 @@ pub enum ReceiveSource {
 impl ReceiveSource {
     /// Takes the next posted receive into `into`; `None` if none is posted. A malformed one is
     /// taken, too.
+    #[inline]
     pub fn take(&mut self, into: &mut RecvWqe, effects: &mut Effects) -> Option<Result<(), BadWqe>> {
         match self {
             ReceiveSource::Own(queue) => queue.take(into),

@@ -109,14 +109,20 @@ impl SendQueue {
     /// The entry behind one that was not taken yet, if it is posted and well-formed.
     #[inline]
     pub fn behind(&mut self, wqe: &SendWqe) -> Option<SendWqe> {
+        match self.is_last(wqe) {
+            true => None,
+            false => self.parse(wqe.index.wrapping_add(wqe.blocks.into())).ok(),
+        }
+    }
+
+    /// Whether nothing is posted behind an entry that was not taken yet.
+    #[inline]
+    pub fn is_last(&mut self, wqe: &SendWqe) -> bool {
         let index = wqe.index.wrapping_add(wqe.blocks.into());
         if self.producer == index {
             self.producer = self.record.sq_producer.load(Ordering::Acquire);
-            if self.producer == index {
-                return None;
-            }
         }
-        self.parse(index).ok()
+        self.producer == index
     }
 
     #[inline(always)]
@@ -211,7 +217,7 @@ impl SendQueue {
     }
 
     /// Element `n` of an entry's list; the empty one if there is none.
-    #[inline]
+    #[inline(always)]
     pub fn sge(&self, wqe: &SendWqe, n: usize) -> Sge {
         let first = match wqe.opcode {
             Opcode::CompareSwap | Opcode::FetchAdd => size_of::<AtomicOperands>(),

@@ -99,7 +99,7 @@ impl Rdmap {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn parse<'u>(env: &Env<'_>, ulpdu: &'u [u8]) -> Result<(Opcode, Header, &'u [u8]), Refusal> {
         let (headers, payload) = Headers::parse(ulpdu)?;
         let Headers { opcode, header } = headers;

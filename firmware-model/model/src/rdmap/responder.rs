@@ -354,7 +354,7 @@ impl Responder {
         self.deliver(env, cqe, CqeFlags::WITH_IMM, opcode.solicited())
     }
 
-    #[inline]
+    #[inline(always)]
     fn deliver(
         &mut self,
         env: &mut Env<'_>,

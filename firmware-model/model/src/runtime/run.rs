@@ -20,6 +20,7 @@ const NO_RING: u32 = 1 << 30;
 impl Qp {
     /// Does what was requested. Returns whether bytes or a confirmation arrived, or bytes left
     /// after a wait.
+    #[inline(always)]
     pub(super) fn run(
         self: &Arc<Qp>,
         core: &Core,
@@ -69,8 +70,10 @@ impl Qp {
         let only_polls = (Requests::RECEIVE | Requests::PEER_PROGRESS).contains(requests)
             && inner.has_input()
             && !inner.engine.is_held_up();
-        if requests.intersects(receives) {
-            self.receive(core, inner, &mut env);
+        let is_drained = requests.intersects(receives) && self.receive(core, inner, &mut env);
+        let found_nothing = only_polls && is_drained && !arrived(env.moved) && !has_room && due.is_none();
+        if found_nothing && requests == Requests::RECEIVE && inner.is_without_end() {
+            return false;
         }
         let sends = !inner.blocked
             || has_room
@@ -100,8 +103,10 @@ impl Qp {
         core.schedule.polls().wrapping_add(taken)
     }
 
-    /// Reads the stream until it has nothing more, or up to the limit of one run.
-    fn receive(self: &Arc<Qp>, core: &Core, inner: &mut Inner, env: &mut Env<'_>) {
+    /// Reads the stream until it has nothing more, or up to the limit of one run. Returns whether
+    /// it has nothing more.
+    #[inline(always)]
+    fn receive(self: &Arc<Qp>, core: &Core, inner: &mut Inner, env: &mut Env<'_>) -> bool {
         let mut read = u64::MAX;
         // No ring is requested for receives unless the stream turns out to wait for one.
         if !self.is_readable() && inner.has_input() {
@@ -115,19 +120,22 @@ impl Qp {
                 RxOutcome::Drained if inner.hung_up && self.counters.value(Counter::RxBytes) != read => {
                     read = self.counters.value(Counter::RxBytes);
                 }
-                RxOutcome::Drained => return,
-                RxOutcome::More => return core.schedule.attend_later(self, Requests::RECEIVE),
+                RxOutcome::Drained => return true,
+                RxOutcome::More => {
+                    core.schedule.attend_later(self, Requests::RECEIVE);
+                    return false;
+                }
                 RxOutcome::Stalled => {
                     if !inner.engine.receive_source().ring_at_next() {
                         self.counters.add(Counter::RxStalls, 1);
                         self.readable.store(false, Ordering::Relaxed);
-                        return;
+                        return false;
                     }
                 }
                 RxOutcome::Finished => {
                     inner.hung_up = false;
                     self.readable.store(false, Ordering::Relaxed);
-                    return;
+                    return false;
                 }
                 RxOutcome::Ended => {
                     (inner.hung_up, inner.blocked) = (false, false);
@@ -136,7 +144,7 @@ impl Qp {
                     self.processors.store(None);
                     self.leave_sibling(core);
                     self.readable.store(false, Ordering::Relaxed);
-                    return;
+                    return false;
                 }
             }
         }
@@ -199,6 +207,7 @@ impl Qp {
 
     /// Begins or ends a burst, now that everything posted has been taken; `before` entries had been
     /// before.
+    #[inline]
     fn gather(self: &Arc<Qp>, core: &Core, inner: &mut Inner, before: u32, requests: Requests) {
         let sent = inner.engine.send_queue().taken().wrapping_sub(before);
         let sending = inner.engine.state() == QpState::Rts;
@@ -220,6 +229,7 @@ impl Qp {
 
     /// After every run: makes sure that no ring is missed in the error state, and that no timer is
     /// lost; `late` is when the stream was to go on.
+    #[inline(always)]
     fn settle(self: &Arc<Qp>, core: &Core, inner: &mut Inner, env: &mut Env<'_>, late: Option<Nanos>) {
         if inner.hung_up {
             inner.with_engine(|engine, stream| engine.note_end_behind(env, stream));
@@ -241,8 +251,7 @@ impl Qp {
             }
         }
         inner.with_engine(|engine, stream| engine.watch_peer(env, stream));
-        let times = [inner.engine.deadline(), late, inner.advance(&env.now)];
-        let due = times.into_iter().flatten().min();
+        let due = Nanos::earliest([inner.engine.deadline(), late, inner.advance(&env.now)]);
         if let Some(due) = due
             && inner.timer.is_none_or(|set| due < set)
         {
@@ -263,6 +272,7 @@ impl Qp {
 impl Qp {
     /// Has requests done, on this thread or on the thread that already holds the lock. Returns
     /// whether bytes arrived, or left after a wait.
+    #[inline]
     pub(crate) fn kick(self: &Arc<Qp>, core: &Core, requests: Requests) -> bool {
         let mut next = Next::new();
         let arrived = self.kick_before(core, requests, &mut next);
@@ -309,6 +319,7 @@ impl Qp {
     /// As [`kick`](Qp::kick). If the peer is a queue pair of this device, and no other thread polls
     /// it, it receives at once, too, as far as the stream carried what was sent: our requests
     /// complete when it has. Returns the same.
+    #[inline]
     pub(crate) fn kick_through(self: &Arc<Qp>, core: &Core, requests: Requests) -> bool {
         let arrived = self.kick(core, requests);
         if let Some(sibling) = self.sibling_to_receive(core)
@@ -361,7 +372,15 @@ impl Core {
     }
 
     /// Runs objects until none is left that another one's run requested.
-    fn run_all(&self, mut next: Next) {
+    #[inline]
+    fn run_all(&self, next: Next) {
+        if !next.is_empty() {
+            self.run_each(next);
+        }
+    }
+
+    #[inline(never)]
+    fn run_each(&self, mut next: Next) {
         while let Some(object) = next.pop_front() {
             let mut effects = Effects::default();
             match object {

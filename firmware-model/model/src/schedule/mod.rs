@@ -422,6 +422,7 @@ impl Hot {
     }
 
     /// The number of polls.
+    #[inline]
     fn polls(&self) -> u32 {
         self.polls.load(Ordering::Relaxed)
     }
@@ -445,6 +446,7 @@ impl Hot {
     }
 
     /// What came was for this queue pair; `by_notification`: the notification page said so.
+    #[inline]
     pub(crate) fn note_found(&self, qid: u32, by_notification: bool) {
         self.qid.store(qid, Ordering::Relaxed);
         self.by_notification.store(by_notification, Ordering::Relaxed);

@@ -25,7 +25,7 @@ impl Completions {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     pub(crate) fn push(&mut self, mut cqe: Cqe, env: &mut Env<'_>) -> Result<(), Overflow> {
         self.stamp(&mut cqe, env);
         self.waiting.push(cqe);

@@ -263,7 +263,7 @@ impl Sender {
     /// behind the FPDU; `None`: `fill` failed, and there is no FPDU.
     ///
     /// [`is_plain_and_flushed`]: Self::is_plain_and_flushed
-    #[inline]
+    #[inline(always)]
     pub(crate) fn send_short(
         &mut self,
         buffers: &BufferPool,

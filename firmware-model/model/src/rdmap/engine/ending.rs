@@ -70,14 +70,14 @@ impl Engine {
     }
 
     /// When [`tick`](Self::tick) is due.
+    #[inline]
     pub fn deadline(&self) -> Option<Nanos> {
         let ending = match self.progress {
             Progress::Terminating { until, .. } | Progress::Lingering { until } => Some(until),
             _ => None,
         };
         let watch = self.watch.deadline();
-        let deadlines = [ending, self.rnr_wait.deadline(), self.grace_deadline, watch];
-        deadlines.into_iter().flatten().min()
+        Nanos::earliest([ending, self.rnr_wait.deadline(), self.grace_deadline, watch])
     }
 
     /// Does what is due.
@@ -640,11 +640,19 @@ impl Engine {
 
     /// Ends the connection if a request failed locally, and nothing before it waits. What has
     /// arrived is taken in before, unless that is being done.
+    #[inline]
     pub(super) fn end_if_failed(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
+        if self.rdmap.requester.has_failed {
+            self.end_failed(env, stream);
+        }
+    }
+
+    #[cold]
+    fn end_failed(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
         let requester = &self.rdmap.requester;
         // Nothing, not even a Read that confirms, may come between the segments of a message.
         let waits = requester.confirmation.is_delivery() && !requester.torn && !requester.is_failed_next();
-        if !requester.has_failed || env.qp.unreliable || waits || self.concluding {
+        if env.qp.unreliable || waits || self.concluding {
             return;
         }
         self.take_in_last(env, stream);

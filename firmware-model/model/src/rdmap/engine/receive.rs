@@ -198,6 +198,7 @@ impl Engine {
     }
 
     /// Sets the time for a message that has begun to wait for a receive.
+    #[inline]
     pub(super) fn note_waiting(&mut self, env: &Env<'_>) {
         if self.parked.is_empty() {
             self.rnr_wait = RnrWait::None;
@@ -297,7 +298,7 @@ impl Engine {
 }
 
 /// Takes a ULPDU that begins at `position` of the stream, or parks it until there is a receive.
-#[inline]
+#[inline(always)]
 pub(super) fn admit(
     rdmap: &mut Rdmap,
     parked: &mut Parked,

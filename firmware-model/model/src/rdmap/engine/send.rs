@@ -159,10 +159,17 @@ impl Engine {
     }
 
     /// In the closing state with nothing left to do: sends our FIN (row DDP-T-05).
+    #[inline]
     pub(super) fn close_if_drained(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
+        if self.state == QpState::Sqd {
+            self.close_drained(env, stream);
+        }
+    }
+
+    #[cold]
+    fn close_drained(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
         let taken = self.taken();
-        if self.state == QpState::Sqd
-            && matches!(self.progress, Progress::Open)
+        if matches!(self.progress, Progress::Open)
             && self.is_quiet()
             && self.rdmap.requester.confirmation.is_all(taken)
         {
@@ -224,8 +231,8 @@ impl Engine {
         }
     }
 
-    /// Receives what has arrived, if that is one short FPDU with nothing before it. Returns whether
-    /// it did, and more may have come only since.
+    /// Receives what has arrived, if that is nothing, or one short FPDU with nothing before it.
+    /// Returns whether it did, and more may have come only since.
     #[inline]
     pub(super) fn fast_receive(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) -> Result<bool, Stop> {
         let Some(Llp::Mpa(mpa)) = &mut self.llp else {
@@ -240,7 +247,10 @@ impl Engine {
         }
         let mut bytes = [0; SHORT_FPDU];
         let Some(bytes) = stream.receive_short(&mut bytes).and_then(|n| bytes.get(..n)) else {
-            return Ok(false);
+            // Most polls find nothing.
+            let is_empty = stream.has_input() == Some(false);
+            env.counters.add(Counter::RxCalls, is_empty.into());
+            return Ok(is_empty);
         };
         env.counters.add(Counter::RxCalls, 1);
         env.received(bytes.len() as u64);

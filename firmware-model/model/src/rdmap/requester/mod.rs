@@ -846,7 +846,7 @@ impl Requester {
             return None;
         }
         let wqe = self.sq.peek()?.ok()?;
-        self.sq.behind(&wqe).is_none().then_some(wqe)
+        self.sq.is_last(&wqe).then_some(wqe)
     }
 
     /// Carries out a Write or a Read, from its beginning to its completion, by one access to the
@@ -860,13 +860,16 @@ impl Requester {
     ) -> Option<Result<(), Overflow>> {
         let is_possible = self.flights.is_empty() && self.worth_draining && llp.is_flushed();
         let len = self.payload_len(&wqe);
-        if !is_possible || len == 0 || len > ACCESS_MAX as u64 || !self.is_direct(llp) {
+        if !is_possible || len == 0 || len > ACCESS_MAX as u64 {
             return None;
         }
         let mut sending = Sending::new(wqe, len as u32);
         let done = match wqe.opcode {
+            // It checks whether the memory can be reached now.
             Opcode::Write => self.place(&mut sending, env, llp),
-            Opcode::Read if self.ord > 0 && self.may_request() => self.fetch_some(&mut sending, env, llp),
+            Opcode::Read if self.ord > 0 && self.may_request() && self.is_direct(llp) => {
+                self.fetch_some(&mut sending, env, llp)
+            }
             _ => return None,
         };
         if done != Ok(true) {
@@ -889,7 +892,7 @@ impl Requester {
     }
 
     /// Sends a short Send, which completes when the peer has confirmed it. `None`: it is not short.
-    #[inline]
+    #[inline(always)]
     pub(in crate::rdmap) fn fast_send(
         &mut self,
         wqe: SendWqe,
@@ -901,8 +904,12 @@ impl Requester {
             && wqe.num_sge <= 1
             && !wqe.flags.contains(SendFlags::FENCE)
             && tx.is_plain_and_flushed();
-        let len = self.payload_len(&wqe);
-        if !is_possible || len > MAX_SHORT as u64 {
+        let sge = self.sq.sge(&wqe, 0);
+        let len = match wqe.flags.contains(SendFlags::INLINE) {
+            true => wqe.inline_len,
+            false => sge.len.get(),
+        };
+        if !is_possible || len > MAX_SHORT as u32 {
             return None;
         }
         let (message, invalidate) = send_message(&wqe);
@@ -921,7 +928,7 @@ impl Requester {
             }
             false if place.is_empty() => Some(()),
             false => {
-                let access = MemoryAccess::of_element(&self.sq.sge(&wqe, 0), Need::LocalRead);
+                let access = MemoryAccess::of_element(&sge, Need::LocalRead);
                 let window = env.memory.check(env.qp.accessor(), access);
                 window.ok()?.copy_out(0, place).ok()
             }
@@ -930,7 +937,7 @@ impl Requester {
         self.msn = self.msn.wrapping_add(1);
         env.counters.add(Counter::TxMessages, 1);
         env.counters.add(Counter::TxFpdus, 1);
-        self.put_in_flight(wqe, self.msn.wrapping_sub(1), len as u32, Wait::Taken(position));
+        self.put_in_flight(wqe, self.msn.wrapping_sub(1), len, Wait::Taken(position));
         Some(())
     }
 }

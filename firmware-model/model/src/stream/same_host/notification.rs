@@ -16,6 +16,7 @@ use rustix::fs::{CWD, Mode, OFlags, openat, readlinkat};
 use rustix::io::{Errno, read, write};
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, getpid};
+use std::mem::MaybeUninit;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use urnic_sync::{Mutex, MutexGuard};
@@ -195,8 +196,8 @@ impl NotificationPage {
 
     /// Takes the wake-ups so far, as far as peers do not send them faster than that.
     pub(crate) fn take_wakes(&self) {
-        let mut bytes = [0u8; WAKES];
-        let mut take = || read(&self.wakes, &mut bytes).is_ok_and(|n| n > 0);
+        let mut bytes = [MaybeUninit::<u8>::uninit(); WAKES];
+        let mut take = || read(&self.wakes, &mut bytes).is_ok_and(|(taken, _)| !taken.is_empty());
         let _ = (0..READS).try_for_each(|_| take().then_some(()));
         let _ = read(&self.own, &mut [0u8; 8]);
     }
