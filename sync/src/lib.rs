@@ -108,6 +108,11 @@ impl Condvar {
         self.0.notify_all();
     }
 
+    /// Gives the lock up until a thread wakes this one, or without a reason.
+    pub fn wait<'a, T>(&self, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
+        self.0.wait(guard).unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Gives the lock up while `condition` holds.
     pub fn wait_while<'a, T>(
         &self,

@@ -5,12 +5,12 @@
 //! Buffers are powers of two of pages. Free halves merge again (a buddy allocator), so memory of
 //! one size can later serve for another. A pool never returns arenas to the system while it exists.
 
-use crate::lock::lock;
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use std::collections::BTreeSet;
 use std::ops::{Deref, DerefMut, Range};
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
+use urnic_sync::{Mutex, MutexGuard};
 
 /// Bytes of the smallest buffer. The address of every buffer is a multiple of it.
 pub const PAGE: usize = 4096;
@@ -83,7 +83,7 @@ impl Pool {
     }
 
     fn arenas(&self) -> MutexGuard<'_, Arenas> {
-        lock(&self.0)
+        self.0.lock()
     }
 }
 

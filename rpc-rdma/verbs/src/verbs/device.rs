@@ -2,13 +2,13 @@
 
 use super::cm::Id;
 use super::result::{made, returned};
-use crate::lock::lock;
 use crate::memory::{Arena, Pool};
 use rdma_mummy_sys as sys;
 use std::ffi::c_void;
 use std::io;
 use std::ptr::{self, NonNull};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+use urnic_sync::Mutex;
 
 /// A device, with a protection domain in which a pool's arenas are registered.
 pub(crate) struct Device {
@@ -86,7 +86,7 @@ impl Device {
 
     /// The registration of an arena of the pool, for local use and for windows.
     pub(crate) fn arena(&self, number: usize) -> io::Result<Arc<Region>> {
-        let mut arenas = lock(&self.arenas);
+        let mut arenas = self.arenas.lock();
         if arenas.len() <= number {
             for arena in self.pool.arenas_from(arenas.len()) {
                 arenas.push(Arc::new(self.register_arena(arena)?));
@@ -125,10 +125,7 @@ impl Device {
 
 impl Drop for Device {
     fn drop(&mut self) {
-        self.arenas
-            .get_mut()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clear();
+        self.arenas.get_mut().clear();
         // SAFETY: links own the regions and windows of this domain and keep the device, so none
         // exists. The arenas were dropped.
         unsafe { sys::ibv_dealloc_pd(self.domain.as_ptr()) };
