@@ -370,9 +370,7 @@ impl Client {
                 }
             }
             kind::RDMA_CM_EVENT_ESTABLISHED => {
-                let windows = (state.endpoint.link())
-                    .and_then(|link| link.device())
-                    .is_some_and(|device| device.limits.windows);
+                let windows = (state.endpoint.link()).is_some_and(|link| link.device().limits.windows);
                 let ours = state.endpoint.private_data(windows);
                 let theirs = PrivateData::find(&event.private_data).unwrap_or_default();
                 state.connected(Terms::agreed(&ours, &theirs));
