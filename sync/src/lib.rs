@@ -3,8 +3,12 @@
 //! These are the locks of the standard library without poisoning: what they protect is valid
 //! between any two statements of a holder, so a panic of one holder is no reason for the next one
 //! to fail.
+//!
+//! Besides, [`Published`] is for values that threads read without a lock.
 
-#![forbid(unsafe_code)]
+mod published;
+
+pub use published::Published;
 
 use std::fmt;
 use std::sync::{self, PoisonError, TryLockError};

@@ -22,8 +22,8 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::null_mut;
 use std::sync::Once;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicUsize, Ordering};
-use urnic_sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
+use urnic_sync::{Mutex, Published};
 
 /// Maximum number of watched blocks, of all functions together.
 const MAX_WATCHED: usize = 4096;
@@ -53,14 +53,14 @@ static SPARE: Mutex<Vec<&'static Log>> = Mutex::new(Vec::new());
 struct Slot {
     start: AtomicUsize,
     len: AtomicUsize,
-    log: AtomicPtr<Log>,
+    log: Published<Log>,
 }
 
 static SLOTS: [Slot; MAX_WATCHED] = [const {
     Slot {
         start: AtomicUsize::new(0),
         len: AtomicUsize::new(0),
-        log: AtomicPtr::new(null_mut()),
+        log: Published::new(),
     }
 }; MAX_WATCHED];
 
@@ -128,10 +128,7 @@ fn restore_access(address: usize, short: bool) -> bool {
         if start == 0 || address.wrapping_sub(start) >= len {
             continue;
         }
-        // SAFETY: logs are never freed.
-        let Some(log) = (unsafe { slot.log.load(Ordering::Acquire).as_ref() }) else {
-            continue;
-        };
+        let Some(log) = slot.log.get() else { continue };
         log.stopped.store(true, Ordering::Relaxed);
         let open = |at: usize, len: usize| make_accessible(at & !(len - 1), len);
         let restored = if short {
@@ -278,13 +275,7 @@ impl FaultLog {
     /// dropped. The caller drops the watch before another function gets the block and before the
     /// log is dropped. `None` if too many blocks are watched.
     pub(crate) fn watch(&self, start: usize, len: usize) -> Option<Watch> {
-        let log = std::ptr::from_ref(self.log).cast_mut();
-        let free = |slot: &&Slot| {
-            slot.log
-                .compare_exchange(null_mut(), log, Ordering::AcqRel, Ordering::Relaxed)
-                .is_ok()
-        };
-        let slot = SLOTS.iter().find(free)?;
+        let slot = SLOTS.iter().find(|slot| slot.log.claim_for(self.log))?;
         slot.len.store(len, Ordering::Relaxed);
         slot.start.store(start, Ordering::Release);
         Some(Watch(slot))
@@ -308,6 +299,6 @@ pub(crate) struct Watch(&'static Slot);
 impl Drop for Watch {
     fn drop(&mut self) {
         self.0.start.store(0, Ordering::Release);
-        self.0.log.store(null_mut(), Ordering::Release);
+        self.0.log.take();
     }
 }
