@@ -31,7 +31,9 @@ use super::ledger::Ledger;
 use super::pd::{DomainMembership, Pd, Resource, Rings};
 use super::reported::{Acknowledgements, Reported, send_completion};
 use crate::context::{Context, OpenContext};
-use crate::from_c::{Room, SharedWithC, ToFree, Zeroes, objects};
+use urnic_sys::Plain;
+
+use crate::from_c::{Room, SharedWithC, ToFree, objects};
 use crate::guard::contained;
 use crate::probes;
 use crate::strict::{self, PairCheck, QueueCheck};

@@ -2,20 +2,20 @@
 
 use super::Unreachable;
 use super::{copy, install, probe, update};
-use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap, mmap_anonymous, mprotect, munmap};
-use std::ptr::null_mut;
+use rustix::mm::{MprotectFlags, ProtFlags};
 
 const PAGE: usize = 4096;
 
 /// Pages of which some are taken away.
-struct Pages(*mut u8, usize);
+struct Pages(*mut u8, urnic_sys::Pages);
 
 impl Pages {
     fn new(count: usize) -> Pages {
-        let rights = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a fresh mapping.
-        let start = unsafe { mmap_anonymous(null_mut(), count * PAGE, rights, MapFlags::PRIVATE) };
-        Pages(start.unwrap().cast(), count * PAGE)
+        Pages::of(urnic_sys::Pages::zeroed(count * PAGE).unwrap())
+    }
+
+    fn of(pages: urnic_sys::Pages) -> Pages {
+        Pages(pages.start().as_ptr(), pages)
     }
 
     /// Pages of a file of the same length, and that file.
@@ -23,23 +23,14 @@ impl Pages {
         let file = rustix::fs::memfd_create("guarded", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&file, (count * PAGE) as u64).unwrap();
         let rights = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a fresh mapping.
-        let start = unsafe { mmap(null_mut(), count * PAGE, rights, MapFlags::SHARED, &file, 0) };
-        (Pages(start.unwrap().cast(), count * PAGE), file)
+        let pages = urnic_sys::Pages::of_file(&file, 0, count * PAGE, rights).unwrap();
+        (Pages::of(pages), file)
     }
 
     /// Page number `page` may be accessed like this; it stays reserved, so that no other test finds
     /// its memory there.
     fn protect(&self, page: usize, rights: MprotectFlags) {
-        // SAFETY: pages of this mapping, which nothing refers to.
-        unsafe { mprotect(self.0.add(page * PAGE).cast(), PAGE, rights) }.unwrap();
-    }
-}
-
-impl Drop for Pages {
-    fn drop(&mut self) {
-        // SAFETY: the mapping of `new`, which nothing refers to any more.
-        unsafe { munmap(self.0.cast(), self.1) }.unwrap();
+        self.1.protect(page * PAGE, PAGE, rights).unwrap();
     }
 }
 
