@@ -187,6 +187,11 @@ impl DmaMemory {
         self.piece.ptr.as_ptr()
     }
 
+    /// The first byte of the memory.
+    pub(crate) fn start(&self) -> NonNull<u8> {
+        self.piece.ptr
+    }
+
     /// Length in bytes: a power of two.
     #[inline]
     pub fn len(&self) -> usize {
