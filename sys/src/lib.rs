@@ -5,6 +5,7 @@
 //! rustix, which makes system calls directly. Functions that the C library must know about, such as
 //! those for signal masks, are the C library's.
 
+pub mod descriptors;
 pub mod loader;
 mod pages;
 mod plain;

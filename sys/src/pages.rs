@@ -108,8 +108,8 @@ impl Pages {
     /// The address of the byte at `offset`; `None` beyond the end.
     #[inline]
     pub fn at(&self, offset: usize) -> Option<NonNull<u8>> {
-        // SAFETY: the byte, or the end, is within the mapping.
-        (offset <= self.len).then(|| unsafe { self.start.add(offset) })
+        let at = NonNull::new(self.start.as_ptr().wrapping_add(offset));
+        at.filter(|_| offset <= self.len)
     }
 
     /// Splits the pages from `offset` on, the offset of a page, off from those before.

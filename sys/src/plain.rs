@@ -53,11 +53,12 @@ macro_rules! numbers {
 
 plain! {
     libc::Dl_info libc::mmsghdr libc::msghdr libc::seccomp_notif libc::sigaction
+    libc::sigset_t
 }
 
 numbers! {
-    libc::c_int libc::cmsghdr libc::in_pktinfo libc::in6_pktinfo libc::sockaddr_in libc::sockaddr_in6
-    libc::tcp_info libc::ucred
+    u32 libc::c_int libc::cmsghdr libc::in_pktinfo libc::in6_pktinfo libc::sockaddr_in libc::sockaddr_in6
+    libc::sockaddr_storage libc::tcp_info libc::ucred
 }
 
 // SAFETY: numbers.

@@ -1,7 +1,6 @@
 //! Signals of the C library: sets of them, the calling thread's mask, and actions.
 
 use std::ffi::c_int;
-use std::mem::MaybeUninit;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::ptr;
 
@@ -13,20 +12,17 @@ use crate::Plain;
 #[derive(Debug, Clone, Copy)]
 pub struct Signals(libc::sigset_t);
 
-/// Fills a set by a function that fills it whole.
+/// Fills a set, which is empty at first.
 fn filled(by: impl FnOnce(*mut libc::sigset_t)) -> Signals {
-    // All zeroes is a value of it, too.
-    let mut set = MaybeUninit::zeroed();
-    by(set.as_mut_ptr());
-    // SAFETY: filled, or zeroes.
-    Signals(unsafe { set.assume_init() })
+    let mut set = libc::sigset_t::zeroes();
+    by(&raw mut set);
+    Signals(set)
 }
 
 impl Signals {
     /// No signal.
     pub fn none() -> Signals {
-        // SAFETY: the place is a set.
-        filled(|set| unsafe { _ = libc::sigemptyset(set) })
+        Signals(libc::sigset_t::zeroes())
     }
 
     /// All signals that a program may block; the C library leaves out those that it uses itself.

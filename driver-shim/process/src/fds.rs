@@ -12,6 +12,7 @@
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use urnic_sync::Published;
+use urnic_sys::descriptors;
 
 use rustix::fs::FileType;
 use rustix::io::Errno;
@@ -156,9 +157,7 @@ pub fn ours_within(first: u32, last: u32) -> impl Iterator<Item = (RawFd, Kind)>
 /// A value that identifies an open file of the program: the inode of a socket, the number of a
 /// device file.
 fn fingerprint(fd: RawFd, kind: Kind) -> Result<u64, Errno> {
-    // SAFETY: the fd is only borrowed for one fstat(2), which fails without effect on a closed
-    // number.
-    let stat = rustix::fs::fstat(unsafe { BorrowedFd::borrow_raw(fd) })?;
+    let stat = descriptors::status(fd)?;
     let (wanted, id) = match kind {
         Kind::Uverbs => (FileType::CharacterDevice, stat.st_rdev),
         _ => (FileType::Socket, stat.st_ino),
@@ -266,9 +265,7 @@ pub fn after_fork() {
                     let fd = (number * PAGE + offset) as RawFd;
                     // fork(2) copies the descriptors before the memory. What another thread opened
                     // and entered in between is in our table, and is not open here.
-                    // SAFETY: the fd is only borrowed for one fcntl(2), which fails without effect
-                    // on a closed number.
-                    if rustix::io::fcntl_getfd(unsafe { BorrowedFd::borrow_raw(fd) }).is_ok() {
+                    if descriptors::is_open(fd) {
                         // SAFETY: the entry shows that this number is the device's.
                         // InternalFd::drop finds the entry removed.
                         drop(unsafe { OwnedFd::from_raw_fd(fd) });

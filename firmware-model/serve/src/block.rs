@@ -220,8 +220,7 @@ impl Block {
         if end > self.len() {
             return Err(Errno::INVAL.into());
         }
-        // SAFETY: `offset + len` is at most the block's length, by the check.
-        Ok(unsafe { self.span.start.add(offset) })
+        Ok(self.span.start.map_addr(|address| address.saturating_add(offset)))
     }
 
     /// Closes a hole that a failed change may have left, or marks the block as spoiled.

@@ -109,7 +109,7 @@ pub(crate) fn tcp_info(socket: BorrowedFd<'_>) -> Result<libc::tcp_info, Errno> 
 
 /// `TCP_MAXSEG`: largest segment that is sent at present, in bytes.
 pub(crate) fn tcp_maxseg(socket: BorrowedFd<'_>) -> Result<u32, Errno> {
-    get(socket, libc::IPPROTO_TCP, libc::TCP_MAXSEG, 0).map(|(value, _)| value.unsigned_abs())
+    get(socket, libc::IPPROTO_TCP, libc::TCP_MAXSEG, 0i32).map(|(value, _)| value.unsigned_abs())
 }
 
 /// `SIOCOUTQ`: bytes sent, or waiting to be, that the peer has not acknowledged.
@@ -161,7 +161,7 @@ pub(crate) fn users() -> [u32; 3] {
 /// connect(2) or listen(2). Unlike the process's number it cannot come to mean another process.
 pub(crate) fn peer_pidfd(socket: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     const SO_PEERPIDFD: libc::c_int = 77;
-    let (pidfd, _) = get(socket, libc::SOL_SOCKET, SO_PEERPIDFD, -1)?;
+    let (pidfd, _) = get(socket, libc::SOL_SOCKET, SO_PEERPIDFD, -1i32)?;
     // SAFETY: the kernel has just opened this number for the caller.
     Ok(unsafe { OwnedFd::from_raw_fd(pidfd) })
 }

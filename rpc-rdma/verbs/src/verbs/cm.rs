@@ -9,6 +9,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::BorrowedFd;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
+use urnic_sys::{Numbers, Plain};
 
 /// An event channel of the connection manager.
 pub(crate) struct Channel(Owned<sys::rdma_event_channel>);
@@ -191,19 +192,17 @@ impl From<SocketAddr> for Address {
     }
 }
 
+/// An address of librdmacm. Every family but IPv6 is treated as IPv4, so an unset address becomes
+/// 0.0.0.0.
 fn address(storage: &libc::sockaddr_storage) -> SocketAddr {
-    let place = ptr::from_ref(storage);
-    if i32::from(storage.ss_family) == libc::AF_INET6 {
-        // SAFETY: the family states that the address is IPv6, and the storage is large enough and
-        // aligned for it.
-        let v6 = unsafe { &*place.cast::<libc::sockaddr_in6>() };
+    let bytes = storage.as_bytes();
+    if i32::from(storage.ss_family) == libc::AF_INET6
+        && let Some(v6) = libc::sockaddr_in6::parse(bytes)
+    {
         let ip = Ipv6Addr::from(v6.sin6_addr.s6_addr);
-        SocketAddr::new(IpAddr::V6(ip), u16::from_be(v6.sin6_port))
-    } else {
-        // SAFETY: the storage is large enough and aligned for an IPv4 address. Every other family
-        // is treated as IPv4, so an unset address becomes 0.0.0.0.
-        let v4 = unsafe { &*place.cast::<libc::sockaddr_in>() };
-        let ip = Ipv4Addr::from_bits(u32::from_be(v4.sin_addr.s_addr));
-        SocketAddr::new(IpAddr::V4(ip), u16::from_be(v4.sin_port))
+        return SocketAddr::new(IpAddr::V6(ip), u16::from_be(v6.sin6_port));
     }
+    let v4 = libc::sockaddr_in::parse(bytes).unwrap_or(libc::sockaddr_in::zeroes());
+    let ip = Ipv4Addr::from_bits(u32::from_be(v4.sin_addr.s_addr));
+    SocketAddr::new(IpAddr::V4(ip), u16::from_be(v4.sin_port))
 }

@@ -63,8 +63,7 @@ fn a_copy_into_a_hole_and_out_of_one_is_an_error() {
     for len in lengths().filter(|len| *len > 0) {
         // One byte in the hole is enough, at either end of the range.
         for at in [PAGE + 1 - len.min(PAGE), 2 * PAGE - 1] {
-            // SAFETY: inside of the mapping, and of a live vector.
-            let hole = unsafe { pages.0.add(at) };
+            let hole = pages.0.wrapping_add(at);
             // SAFETY: `hole` is inside of the mapping, and `bytes` is a live vector of at least
             // `len` bytes.
             let (read, written) = unsafe {
@@ -92,8 +91,7 @@ fn a_probe_finds_a_hole_wherever_it_is() {
             for page in 0..2 {
                 let at = page * PAGE + skew;
                 let whole = at + len <= 2 * PAGE;
-                // SAFETY: inside of the mapping.
-                let found = probe(unsafe { pages.0.add(at) }, len);
+                let found = probe(pages.0.wrapping_add(at), len);
                 assert_eq!(found.is_ok(), whole, "{len} at {at}");
             }
         }
