@@ -1,14 +1,17 @@
 //! The system's libibverbs, loaded on demand: its file, and the few calls that `urnic info` needs.
 
-use std::ffi::{CStr, OsStr, c_char, c_int, c_void};
+use std::ffi::{OsStr, c_char, c_int, c_void};
+use std::mem::ManuallyDrop;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
 use urnic_rdma_core::{Pabi, ibv_context, ibv_device, ibv_device_attr, ibv_gid, ibv_port_attr};
+use urnic_sys::Plain;
+use urnic_sys::loader::{LoadedFile, file_of};
 
 /// The loaded library. It stays loaded: a library that started threads cannot be unloaded safely.
 pub(crate) struct Verbs {
-    handle: *mut c_void,
+    file: ManuallyDrop<LoadedFile>,
 }
 
 impl Verbs {
@@ -17,48 +20,23 @@ impl Verbs {
     /// # Errors
     /// The loader's error message.
     pub(crate) fn load() -> Result<Self, String> {
-        // SAFETY: the name is NUL-terminated; running the library's constructors is what any verbs
-        // program does at start.
-        let handle = unsafe { libc::dlopen(c"libibverbs.so.1".as_ptr(), libc::RTLD_NOW) };
-        if !handle.is_null() {
-            return Ok(Self { handle });
-        }
-        // SAFETY: dlerror returns NULL or a NUL-terminated text that lives until the next dl call
-        // of this thread.
-        let text = unsafe { libc::dlerror().as_ref().map(|text| CStr::from_ptr(text)) };
-        Err(text.map_or_else(
-            || "unknown error".to_owned(),
-            |text| text.to_string_lossy().into_owned(),
-        ))
-    }
-
-    fn symbol(&self, name: &CStr) -> *mut c_void {
-        // SAFETY: the handle came from dlopen and is never closed; the name is NUL-terminated.
-        unsafe { libc::dlsym(self.handle, name.as_ptr()) }
+        // SAFETY: running the library's constructors is what any verbs program does at start.
+        let file = ManuallyDrop::new(unsafe { LoadedFile::load(c"libibverbs.so.1") }?);
+        Ok(Self { file })
     }
 
     /// The file from which the library was loaded, links resolved: `…/libibverbs.so.1.14.44.0`
     /// names rdma-core 44.
     pub(crate) fn file(&self) -> Option<PathBuf> {
-        let address = self.symbol(c"ibv_get_device_list");
-        // SAFETY: Dl_info is plain data for which all-zero is valid.
-        let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };
-        // SAFETY: dladdr accepts any address; `info` is a local variable.
-        let found = unsafe { libc::dladdr(address, &raw mut info) } != 0 && !info.dli_fname.is_null();
-        if !found {
-            return None;
-        }
-        // SAFETY: dladdr found the object: its name is a NUL-terminated text that lives as long as
-        // the object is loaded.
-        let name = unsafe { CStr::from_ptr(info.dli_fname) };
-        std::fs::canonicalize(OsStr::from_bytes(name.to_bytes())).ok()
+        let containing = file_of(self.file.symbol(c"ibv_get_device_list"))?;
+        std::fs::canonicalize(OsStr::from_bytes(containing.name.to_bytes())).ok()
     }
 
     /// The library's private provider ABI, if the plug-in supports it.
     pub(crate) fn provider_abi(&self) -> Option<Pabi> {
         Pabi::ALL
             .into_iter()
-            .find(|abi| !self.symbol(abi.register_symbol()).is_null())
+            .find(|abi| !self.file.symbol(abi.register_symbol()).is_null())
     }
 
     /// Opens the device with this name.
@@ -76,14 +54,11 @@ impl Verbs {
                 std::io::Error::last_os_error()
             ));
         }
-        let named = |index: c_int| {
-            // SAFETY: the list holds `count` valid devices until it is freed.
-            let device = unsafe { *list.offset(index as isize) };
-            // SAFETY: the device is valid; its name is a NUL-terminated text inside it.
-            let found = unsafe { CStr::from_ptr((*device).name.as_ptr()) };
-            (found.to_bytes() == name.as_bytes()).then_some(device)
-        };
-        let device = (0..count).find_map(named);
+        // SAFETY: the list holds `count` valid devices until it is freed below.
+        let devices = unsafe { std::slice::from_raw_parts(list, usize::try_from(count).unwrap_or_default()) };
+        // SAFETY: the device is valid until the list is freed.
+        let named = |device: &&*mut ibv_device| text(unsafe { &(***device).name }) == name;
+        let device = devices.iter().find(named).copied();
         // SAFETY: the device is in the list, which is freed only below.
         let context = device.map(|device| unsafe { (calls.open_device)(device) });
         let error = std::io::Error::last_os_error();
@@ -114,8 +89,7 @@ pub(crate) struct Device<'a> {
 impl Device<'_> {
     /// `ibv_query_device(3)`.
     pub(crate) fn attributes(&self) -> Result<ibv_device_attr, String> {
-        // SAFETY: plain data for which all-zero is valid.
-        let mut attr: ibv_device_attr = unsafe { std::mem::zeroed() };
+        let mut attr = ibv_device_attr::zeroes();
         // SAFETY: the context is open; `attr` is the struct of the public header.
         match unsafe { (self.calls.query_device)(self.context, &raw mut attr) } {
             0 => Ok(attr),
@@ -128,8 +102,7 @@ impl Device<'_> {
 
     /// `ibv_query_port(3)`.
     pub(crate) fn port(&self, number: u8) -> Result<ibv_port_attr, String> {
-        // SAFETY: plain data for which all-zero is valid.
-        let mut attr: ibv_port_attr = unsafe { std::mem::zeroed() };
+        let mut attr = ibv_port_attr::zeroes();
         // SAFETY: the context is open; the library writes no more than the public struct, of which
         // this is the newest form.
         match unsafe { (self.calls.query_port)(self.context, number, &raw mut attr) } {
@@ -185,7 +158,7 @@ impl Calls {
     fn find(verbs: &Verbs) -> Result<Self, String> {
         macro_rules! call {
             ($name:literal: $type:ty) => {{
-                let address = verbs.symbol($name);
+                let address = verbs.file.symbol($name);
                 if address.is_null() {
                     return Err(format!("libibverbs has no {}", $name.to_string_lossy()));
                 }

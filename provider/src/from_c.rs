@@ -13,7 +13,7 @@
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
 use std::marker::PhantomData;
-use std::mem::{self, MaybeUninit};
+use std::mem::MaybeUninit;
 use std::ops::{Deref, DerefMut};
 use std::{ptr, slice};
 
@@ -23,9 +23,8 @@ use urnic_device::wqe::Opcode;
 use urnic_rdma_core::{
     IBV_SEND_INLINE, IBV_WR_ATOMIC_CMP_AND_SWP, IBV_WR_ATOMIC_FETCH_AND_ADD, IBV_WR_BIND_MW,
     IBV_WR_LOCAL_INV, IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE, IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_SEND,
-    IBV_WR_SEND_WITH_IMM, IBV_WR_SEND_WITH_INV, ibv_ah, ibv_data_buf, ibv_device_attr_ex, ibv_mw_bind_info,
-    ibv_recv_wr, ibv_send_wr, ibv_send_wr_atomic, ibv_send_wr_bind_mw, ibv_send_wr_rdma, ibv_sge, verbs_cq,
-    verbs_device, verbs_qp, verbs_srq,
+    IBV_WR_SEND_WITH_IMM, IBV_WR_SEND_WITH_INV, ibv_ah, ibv_data_buf, ibv_mw_bind_info, ibv_recv_wr,
+    ibv_send_wr, ibv_send_wr_atomic, ibv_send_wr_bind_mw, ibv_send_wr_rdma, ibv_sge,
 };
 use zerocopy::Unalign;
 
@@ -673,27 +672,6 @@ impl<T> Answer<T> for T {
         verb()
     }
 }
-
-/// A structure of C for which all zeroes is a value.
-///
-/// # Safety
-/// All fields are numbers, pointers, functions that may be null, and locks that are initialised by
-/// zeroes.
-pub(crate) unsafe trait Zeroes: Sized {
-    fn zeroes() -> Self {
-        // SAFETY: the promise of this trait.
-        unsafe { mem::zeroed() }
-    }
-}
-
-macro_rules! zeroes {
-    ($($structure:ty)*) => { $(
-        // SAFETY: numbers, pointers, functions, mutexes and condition variables (Linux).
-        unsafe impl Zeroes for $structure {}
-    )* };
-}
-
-zeroes! { ibv_device_attr_ex ibv_send_wr verbs_cq verbs_device verbs_qp verbs_srq }
 
 #[cfg(test)]
 mod tests {

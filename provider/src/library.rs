@@ -8,7 +8,7 @@ use urnic_rdma_core::private::{
 };
 use urnic_rdma_core::{Level, Pabi, verbs_device_ops};
 
-use crate::loader::{LoadedFile, file_of};
+use urnic_sys::loader::{LoadedFile, file_of};
 
 /// One loaded copy of libibverbs.
 pub(crate) struct Library {

@@ -10,7 +10,7 @@
 use std::ffi::{CStr, c_void};
 use std::sync::OnceLock;
 
-use crate::loader::definition;
+use urnic_sys::loader::definition;
 
 /// The process's race detector.
 enum Detector {

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use libc::sighandler_t;
 
-use crate::loader::next_definition;
+use urnic_sys::loader::next_definition;
 
 /// The next definition of a function of type `F`.
 pub(crate) struct Next<F> {

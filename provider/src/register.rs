@@ -13,11 +13,13 @@ use urnic_presence::fork::OwnLock;
 use urnic_presence::{Presence, UVERBS_DEVICE_ABI};
 use urnic_rdma_core::{ibv_device, verbs_context, verbs_device, verbs_device_ops, verbs_sysfs_dev};
 
-use crate::from_c::{ToFree, Zeroes, called_by_c};
+use urnic_sys::Plain;
+
+use crate::from_c::{ToFree, called_by_c};
 use crate::guard::guarded;
 use crate::library::{Library, Registration};
-use crate::loader::{LoadedFile, loaded_files};
 use crate::opening;
+use urnic_sys::loader::{LoadedFile, loaded_files};
 
 /// Copies with which the plug-in is registered. The entries are never freed, and the copies never
 /// unloaded: the plug-in holds a handle of each.

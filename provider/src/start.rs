@@ -11,10 +11,10 @@ use urnic_presence::fork;
 
 use crate::first_search::{SEARCHED, first_search};
 use crate::guard::guarded;
-use crate::loader::{base_of, definition};
 use crate::register::{self, REGISTERED};
 use crate::strict::{self, CallSite, Kind, Rule};
 use crate::{exit, interpose, real, trace};
+use urnic_sys::loader::{base_of, definition};
 
 unsafe extern "C" {
     fn pthread_atfork(

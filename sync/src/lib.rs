@@ -3,8 +3,12 @@
 //! These are the locks of the standard library without poisoning: what they protect is valid
 //! between any two statements of a holder, so a panic of one holder is no reason for the next one
 //! to fail.
+//!
+//! Besides, [`Published`] is for values that threads read without a lock.
 
-#![forbid(unsafe_code)]
+mod published;
+
+pub use published::Published;
 
 use std::fmt;
 use std::sync::{self, PoisonError, TryLockError};
@@ -106,6 +110,11 @@ impl Condvar {
     /// Wakes all threads that wait.
     pub fn notify_all(&self) {
         self.0.notify_all();
+    }
+
+    /// Gives the lock up until a thread wakes this one, or without a reason.
+    pub fn wait<'a, T>(&self, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
+        self.0.wait(guard).unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Gives the lock up while `condition` holds.

@@ -11,6 +11,7 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
+use urnic_sys::Plain;
 
 /// The calls that wait.
 pub(crate) const CALLS: [libc::c_long; 4] = [
@@ -161,8 +162,8 @@ impl Intercepted {
         if !ready[0].revents().contains(PollFlags::IN) {
             return None;
         }
-        // SAFETY: a structure of numbers, for which zeroes are valid; the kernel requires zeroes.
-        let mut call: libc::seccomp_notif = unsafe { std::mem::zeroed() };
+        // The kernel requires zeroes.
+        let mut call = libc::seccomp_notif::zeroes();
         const { assert!(size_of::<libc::seccomp_notif>() == 0x50) };
         // SAFETY: the call writes one `seccomp_notif`, which is what the request's number says.
         let received = unsafe { libc::ioctl(self.listener.as_raw_fd(), RECEIVE, &raw mut call) };

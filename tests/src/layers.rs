@@ -10,8 +10,9 @@ use crate::build::tree;
 use crate::sources::{WORKSPACES, manifest, members};
 
 /// The crates of the product, bottom first. A crate depends on crates above it in this list only.
-const LAYERS: [&str; 20] = [
+const LAYERS: [&str; 21] = [
     "sync",
+    "sys",
     "wire",
     "vfio-user",
     "console",

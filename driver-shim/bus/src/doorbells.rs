@@ -1,14 +1,14 @@
 //! Doorbell pages that this process maps.
 
-use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 
 use rustix::io::Errno;
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
+use rustix::mm::{Advice, ProtFlags};
 use rustix::thread::{Timespec, nanosleep, sched_getaffinity, sched_yield};
 use std::os::fd::BorrowedFd;
 use urnic_device::command::features;
 use urnic_device::doorbell::{PAGE_LEN, WAKE};
+use urnic_sys::Pages;
 
 /// After `POLLS_BEFORE_YIELD` polls in a row without a doorbell in between, a poller yields at
 /// every `YIELD_EVERY`th poll. The thread that makes the completion, a thread of the device for
@@ -30,8 +30,8 @@ const NAP: Timespec = Timespec {
 /// kick the device.
 #[derive(Debug)]
 pub struct DoorbellPages {
-    base: NonNull<u8>,
-    len: usize,
+    /// Accessed by atomics only, from any thread.
+    pages: Pages,
     /// The pages are plain memory and have wake words ([`features::DOORBELL_MEMORY`]).
     memory: AtomicBool,
     /// Empty polls since the last doorbell.
@@ -42,27 +42,18 @@ pub struct DoorbellPages {
     nap_after: AtomicU32,
 }
 
-// SAFETY: `base` is a mapping that is only accessed by atomics, from any thread.
-unsafe impl Send for DoorbellPages {}
-// SAFETY: `base` is a mapping that is only accessed by atomics, from any thread.
-unsafe impl Sync for DoorbellPages {}
-
 impl DoorbellPages {
     /// Maps `len` bytes of the file, starting at `offset`.
     ///
     /// # Errors
     /// The errors of mmap(2).
     pub fn map(fd: BorrowedFd<'_>, offset: u64, len: usize) -> Result<DoorbellPages, Errno> {
-        let prot = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping at an address of the kernel's choice disturbs nothing.
-        let base = unsafe { mmap(std::ptr::null_mut(), len, prot, MapFlags::SHARED, fd, offset) }?;
+        let pages = Pages::of_file(fd, offset, len, ProtFlags::READ | ProtFlags::WRITE)?;
         // A child must be unable to ring, whichever way it is made. A child made by fork(3) gets
         // pages of its own instead.
-        // SAFETY: the range is the mapping just made; the advice changes no byte.
-        let _ = unsafe { madvise(base, len, Advice::LinuxDontFork) };
+        let _ = pages.advise(Advice::LinuxDontFork);
         Ok(DoorbellPages {
-            base: NonNull::new(base.cast()).ok_or(Errno::NOMEM)?,
-            len,
+            pages,
             memory: AtomicBool::new(false),
             idle: AtomicU32::new(0),
             cramped: sched_getaffinity(None).is_ok_and(|set| set.count() < WANTED_PROCESSORS),
@@ -98,9 +89,8 @@ impl DoorbellPages {
     }
 
     fn place(&self, at: usize, size: usize) -> Option<*mut u8> {
-        let inside = at.is_multiple_of(size) && at.checked_add(size)? <= self.len;
-        // SAFETY: `inside` checks that the offset is inside the mapping.
-        inside.then(|| unsafe { self.base.as_ptr().add(at) })
+        let inside = at.is_multiple_of(size) && at.checked_add(size)? <= self.pages.len();
+        Some(self.pages.at(at).filter(|_| inside)?.as_ptr())
     }
 
     /// Called after a poll that found nothing. The device works on other threads, so the poller can
@@ -147,28 +137,10 @@ impl DoorbellPages {
     /// Replaces the pages by pages that ring nothing: in a forked child, or when the device is
     /// returned. Async-signal-safe.
     pub fn cut(&self) {
-        // SAFETY: the address range belongs to this value; in a child nothing is mapped there
-        // (MADV_DONTFORK). A concurrent store goes to the old page or to the new one.
-        unsafe { own_pages(self.base, self.len) };
+        // In a child nothing is mapped there (MADV_DONTFORK). A concurrent store goes to the old
+        // page or to the new one.
+        let _ = self.pages.replace_by_zeroes();
     }
-}
-
-impl Drop for DoorbellPages {
-    fn drop(&mut self) {
-        // SAFETY: the range is this value's own mapping, and `drop` runs after the last use.
-        let _ = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
-    }
-}
-
-/// Replaces shared pages by zeroed pages that only this process maps.
-///
-/// # Safety
-/// The range belongs to the caller.
-pub unsafe fn own_pages(base: NonNull<u8>, len: usize) {
-    let prot = ProtFlags::READ | ProtFlags::WRITE;
-    let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
-    // SAFETY: the caller promises that the range belongs to it.
-    let _ = unsafe { mmap_anonymous(base.as_ptr().cast(), len, prot, flags) };
 }
 
 #[cfg(test)]

@@ -15,13 +15,13 @@ use urnic_model::{
     ThreadStart, host::fault,
 };
 
-use super::anonymous;
 use urnic_device::bus::{Bus, Mapping, QueueMemory, Signal, SignalHandler};
 use urnic_process::failure;
 use urnic_process::fds;
 use urnic_process::gids::GidTable;
 use urnic_process::interrupt_context;
 use urnic_process::threads;
+use urnic_sys::Pages;
 
 /// The bus to a device model in this process.
 pub struct InprocBus {
@@ -166,7 +166,7 @@ impl Bus for InprocBus {
     }
 
     fn allocate(&self, len: usize) -> Result<QueueMemory, Errno> {
-        let ptr = anonymous::allocate(len)?;
+        let ptr = Pages::zeroed(len)?.leak();
         let iova = ptr.as_ptr().expose_provenance() as u64;
         Ok(QueueMemory { ptr, iova })
     }
@@ -182,7 +182,7 @@ impl Bus for InprocBus {
 
     unsafe fn free(&self, memory: QueueMemory, len: usize) {
         // SAFETY: the memory came from `allocate` with this length, as the caller promises.
-        unsafe { anonymous::free(memory.ptr, len) };
+        drop(unsafe { Pages::of_leaked(memory.ptr, len) });
     }
 
     fn map(&self, ptr: *mut u8, _len: usize, _write: bool) -> Result<Mapping, Errno> {

@@ -1,7 +1,6 @@
 //! How the driver reaches a device: registers, doorbells, DMA, interrupts. The layers above do not
 //! depend on the kind of device.
 
-pub mod anonymous;
 pub mod doorbells;
 pub mod inproc;
 pub mod vfio;

@@ -172,8 +172,7 @@ impl DmaPool {
         }
         let slab = self.bus.allocate(SLAB)?;
         pieces.extend((0..SLAB / len).rev().map(|i| QueueMemory {
-            // SAFETY: the i-th piece of `len` bytes lies inside the slab.
-            ptr: unsafe { slab.ptr.add(i * len) },
+            ptr: slab.ptr.map_addr(|address| address.saturating_add(i * len)),
             iova: slab.iova + (i * len) as u64,
         }));
         pieces.pop().ok_or(Errno::NOMEM)
@@ -185,6 +184,11 @@ impl DmaMemory {
     #[inline]
     pub fn as_ptr(&self) -> *mut u8 {
         self.piece.ptr.as_ptr()
+    }
+
+    /// The first byte of the memory.
+    pub(crate) fn start(&self) -> NonNull<u8> {
+        self.piece.ptr
     }
 
     /// Length in bytes: a power of two.
@@ -212,8 +216,7 @@ impl DmaMemory {
 
     fn part(&self, offset: usize, len: usize) -> *mut u8 {
         assert!(offset <= self.len && len <= self.len - offset);
-        // SAFETY: the check above keeps `offset` inside the piece.
-        unsafe { self.as_ptr().add(offset) }
+        self.as_ptr().wrapping_add(offset)
     }
 
     /// Copies a value into the piece at `offset`; the value must lie inside.
@@ -222,10 +225,10 @@ impl DmaMemory {
     }
 
     /// Copies a value out of the piece at `offset`; the value must lie inside.
-    pub(crate) fn read<T: FromBytes>(&self, offset: usize) -> T {
-        // SAFETY: `part` checked the range, and any bytes are a `T`. The device may write during
-        // the copy, as under DMA.
-        unsafe { self.part(offset, size_of::<T>()).cast::<T>().read_unaligned() }
+    pub(crate) fn read<T: FromBytes + IntoBytes>(&self, offset: usize) -> T {
+        let mut value = T::new_zeroed();
+        self.copy_out(offset, value.as_mut_bytes());
+        value
     }
 
     /// Copies bytes into the piece at `offset`; they must fit.
@@ -248,16 +251,16 @@ impl DmaMemory {
 
     /// The 32-bit word at `offset`, a multiple of 4.
     pub(crate) fn word(&self, offset: usize) -> &AtomicU32 {
-        let word = self.part(offset, 4).cast::<AtomicU32>();
-        assert!(word.is_aligned());
-        // SAFETY: `word` is inside the piece and aligned, and all other accesses may run beside an
-        // atomic.
-        unsafe { &*word }
+        self.record_at(offset)
     }
 
     /// The piece as a record: a structure of atomics.
     pub(crate) fn record<T: Record>(&self) -> &T {
-        let record = self.part(0, size_of::<T>()).cast::<T>();
+        self.record_at(0)
+    }
+
+    fn record_at<T: Record>(&self, offset: usize) -> &T {
+        let record = self.part(offset, size_of::<T>()).cast::<T>();
         assert!(record.is_aligned());
         // SAFETY: `record` is inside the piece and aligned, initialised by zeroes, and made of
         // atomics (contract of `Record`).
@@ -271,6 +274,8 @@ impl DmaMemory {
 ///
 /// Every accessed field is an atomic, and all zeroes is a value of the structure.
 pub(crate) unsafe trait Record: Sync {}
+// SAFETY: an atomic.
+unsafe impl Record for AtomicU32 {}
 // SAFETY: the fields are `AtomicU32`, and arrays of `u32` that no code accesses.
 unsafe impl Record for urnic_device::record::QueueRecord {}
 // SAFETY: the fields are `AtomicU32`, and arrays of `u32` that no code accesses.

@@ -34,6 +34,7 @@ mod planned;
 mod process;
 mod rdma_cm;
 mod resident;
+pub mod rings;
 mod snapshot;
 mod streams;
 #[cfg(test)]

@@ -14,9 +14,9 @@ use urnic_device::command::{
     CreateCq, CreateMr, CreateQp, CreateSrq, Handle, ModifyQp, Nothing, Opcode, QueueHandle, cq, features,
     modify,
 };
-use urnic_device::cqe::{self, CQE_LEN, Cqe, CqeFlags};
+use urnic_device::cqe::{Cqe, CqeFlags};
 use urnic_device::doorbell::{Doorbell, Kind};
-use urnic_device::record::{CqRecord, QueueRecord, publish};
+use urnic_device::record::{QueueRecord, publish};
 use urnic_device::stream::{BindDatagrams, DatagramPort, Endpoint, bind, ip_of};
 use urnic_device::vocabulary::{Access, QpKind, QpState, WcOpcode, WcStatus};
 use urnic_device::wqe::{self, BLOCK_LEN, DatagramAddress, OPERANDS, RecvHeader, SendFlags, SendHeader, Sge};
@@ -28,6 +28,7 @@ use crate::attributes::Attributes;
 use crate::command::CommandQueue;
 use crate::dma::{DmaMemory, DmaPool};
 use crate::events::EventQueue;
+use crate::rings::{CompletionRing, OwnRing, Ring};
 use urnic_cm::rdma_cm::Arrival;
 use urnic_device::bus::Bus;
 use urnic_process::addressing::Gid;
@@ -66,25 +67,21 @@ pub(crate) struct Messages {
 struct ReceiveQueue {
     id: u32,
     doorbell: u32,
-    ring: DmaMemory,
-    record: DmaMemory,
+    ring: OwnRing<Ring<QueueRecord>>,
     producer: u32,
 }
 
 struct CompletionQueue {
     id: u32,
     doorbell: u32,
-    ring: DmaMemory,
-    record: DmaMemory,
-    consumer: u32,
+    ring: OwnRing<CompletionRing>,
 }
 
 /// The send queue of a port.
 struct Port {
     qid: u32,
     doorbell: u32,
-    ring: DmaMemory,
-    record: DmaMemory,
+    ring: OwnRing<Ring<QueueRecord>>,
     producer: u32,
     /// The PSN of the next message.
     psn: u32,
@@ -176,15 +173,12 @@ impl Messages {
         let close = |_: &Errno| {
             let _ = reach.commands.destroy(Opcode::CloseDatagrams, bound.id.get());
         };
-        let ring = reach
-            .pool
-            .allocate(BLOCK_LEN << LOG_SEND_QUEUE)
-            .inspect_err(close)?;
-        let record = reach.pool.allocate(size_of::<QueueRecord>()).inspect_err(close)?;
+        let ring: OwnRing<Ring<_>> =
+            OwnRing::new(reach.pool, BLOCK_LEN << LOG_SEND_QUEUE).inspect_err(close)?;
         let arguments = CreateQp {
             sq_ring: ring.iova().into(),
             rq_ring: 0.into(),
-            record: record.iova().into(),
+            record: ring.record_iova().into(),
             pd: self.pd.into(),
             send_cq: self.completions.id.into(),
             recv_cq: self.completions.id.into(),
@@ -205,7 +199,6 @@ impl Messages {
             qid,
             doorbell: handle.doorbell.get(),
             ring,
-            record,
             producer: 0,
             psn: 0,
             waiting: VecDeque::new(),
@@ -319,17 +312,17 @@ impl Messages {
 
     fn post_receive(&mut self, reach: Reach<'_>, buffer: u64) {
         let queue = &mut self.receives;
-        let slot = ((queue.producer & (RECEIVES - 1)) << LOG_STRIDE) as usize;
+        let at = (queue.producer as usize) << LOG_STRIDE;
         let element = Sge {
             offset: (buffer * RECEIVE_LEN as u64).into(),
             len: (RECEIVE_LEN as u32).into(),
             stag: self.stag.into(),
         };
-        queue.ring.write(slot, &RecvHeader::new(buffer, 1));
-        queue.ring.write(slot + size_of::<RecvHeader>(), &element);
+        queue.ring.put(at, RecvHeader::new(buffer, 1));
+        queue.ring.put(at + size_of::<RecvHeader>(), element);
         let old = queue.producer;
         queue.producer = old.wrapping_add(1);
-        let record: &QueueRecord = queue.record.record();
+        let record = queue.ring.record();
         if publish(&record.rq_producer, &record.rq_event, old, queue.producer) {
             let doorbell = Doorbell {
                 kind: Kind::SharedReceive,
@@ -343,11 +336,10 @@ impl Messages {
 
 impl ReceiveQueue {
     fn new(reach: Reach<'_>, uar: u32, pd: u32) -> Result<ReceiveQueue, Errno> {
-        let ring = reach.pool.allocate((RECEIVES as usize) << LOG_STRIDE)?;
-        let record = reach.pool.allocate(size_of::<QueueRecord>())?;
+        let ring: OwnRing<Ring<_>> = OwnRing::new(reach.pool, (RECEIVES as usize) << LOG_STRIDE)?;
         let arguments = CreateSrq {
             ring: ring.iova().into(),
-            record: record.iova().into(),
+            record: ring.record_iova().into(),
             pd: pd.into(),
             log_size: RECEIVES.ilog2().into(),
             log_stride: LOG_STRIDE.into(),
@@ -358,7 +350,6 @@ impl ReceiveQueue {
             id: handle.id.get(),
             doorbell: handle.doorbell.get(),
             ring,
-            record,
             producer: 0,
         })
     }
@@ -366,11 +357,10 @@ impl ReceiveQueue {
 
 impl CompletionQueue {
     fn new(reach: Reach<'_>, uar: u32, eq: u32) -> Result<CompletionQueue, Errno> {
-        let ring = reach.pool.allocate(COMPLETIONS as usize * CQE_LEN)?;
-        let record = reach.pool.allocate(size_of::<CqRecord>())?;
+        let ring = OwnRing::completions(reach.pool, COMPLETIONS.ilog2())?;
         let arguments = CreateCq {
             ring: ring.iova().into(),
-            record: record.iova().into(),
+            record: ring.record_iova().into(),
             log_size: COMPLETIONS.ilog2().into(),
             eq: eq.into(),
             uar: uar.into(),
@@ -381,22 +371,16 @@ impl CompletionQueue {
             id: handle.id.get(),
             doorbell: handle.doorbell.get(),
             ring,
-            record,
-            consumer: 0,
         })
     }
 
     fn poll(&mut self) -> Option<Cqe> {
-        let at = self.consumer;
-        let slot = (at & (COMPLETIONS - 1)) as usize * CQE_LEN;
-        let phase = !(at >> COMPLETIONS.ilog2()) & 1;
-        if self.ring.word(slot + cqe::PHASE).load(Ordering::Acquire) & 1 != phase {
+        if !self.ring.has_front() {
             return None;
         }
-        let cqe = self.ring.read(slot);
-        self.consumer = at.wrapping_add(1);
-        let record: &CqRecord = self.record.record();
-        record.consumer.store(self.consumer, Ordering::Release);
+        let cqe = self.ring.front();
+        self.ring.advance();
+        self.ring.publish();
         Some(cqe)
     }
 
@@ -404,7 +388,7 @@ impl CompletionQueue {
         let doorbell = Doorbell {
             kind: Kind::Arm,
             queue: self.id,
-            index: self.consumer,
+            index: self.ring.consumer(),
         };
         reach.bus.doorbell(uar, self.doorbell, doorbell.encode());
     }
@@ -422,10 +406,8 @@ impl Port {
 
     /// The number of messages for which the send queue has room.
     fn room(&self) -> u32 {
-        let record: &QueueRecord = self.record.record();
-        let used = self
-            .producer
-            .wrapping_sub(record.sq_consumer.load(Ordering::Acquire));
+        let taken = self.ring.record().sq_consumer.load(Ordering::Acquire);
+        let used = self.producer.wrapping_sub(taken);
         SEND_QUEUE.saturating_sub(used) / SEND_BLOCKS as u32
     }
 
@@ -442,19 +424,14 @@ impl Port {
             inline_len: (message.len() as u32).into(),
             ..SendHeader::default()
         };
-        let mut entry = [0; SEND_BLOCKS * BLOCK_LEN];
-        let (to_header, operands) = entry.split_at_mut(OPERANDS);
-        let (to_address, data) = operands.split_at_mut(size_of::<DatagramAddress>());
-        to_header.copy_from_slice(header.as_bytes());
-        to_address.copy_from_slice(address.as_bytes());
-        data[..MAD_LEN].copy_from_slice(message);
-        for (n, block) in (0..).zip(entry.chunks(BLOCK_LEN)) {
-            let slot = self.producer.wrapping_add(n) & (SEND_QUEUE - 1);
-            self.ring.copy_in(slot as usize * BLOCK_LEN, block);
-        }
+        let operands = self.producer as usize * BLOCK_LEN + OPERANDS;
+        self.ring.copy_in(operands - OPERANDS, header.as_bytes());
+        self.ring.copy_in(operands, address.as_bytes());
+        self.ring
+            .copy_in(operands + size_of::<DatagramAddress>(), message);
         let old = self.producer;
         self.producer = old.wrapping_add(SEND_BLOCKS as u32);
-        let record: &QueueRecord = self.record.record();
+        let record = self.ring.record();
         if publish(&record.sq_producer, &record.sq_event, old, self.producer) {
             let doorbell = Doorbell {
                 kind: Kind::Send,

@@ -1,10 +1,8 @@
 //! The drivers of the process, one for each device: started at the first use and after the loss of
 //! a device, abandoned in a forked child, shut down at exit.
 
-use std::ptr;
-use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, OnceLock};
-use urnic_sync::Mutex;
+use urnic_sync::{Mutex, Published};
 
 use rustix::io::Errno;
 
@@ -23,8 +21,8 @@ use urnic_process::gids::GidTable;
 /// threads that the child does not have.
 struct Process {
     opening: Mutex<()>,
-    /// By index of the device; null until the device is opened.
-    devices: [AtomicPtr<Opened>; MAX_DEVICES as usize],
+    /// By index of the device; empty until the device is opened.
+    devices: [Published<Opened>; MAX_DEVICES as usize],
     manager: OnceLock<Arc<Manager<Driver>>>,
     shared: urnic_bus::Shared,
 }
@@ -41,7 +39,7 @@ impl Default for Process {
     fn default() -> Self {
         Process {
             opening: Mutex::default(),
-            devices: [const { AtomicPtr::new(ptr::null_mut()) }; MAX_DEVICES as usize],
+            devices: [const { Published::new() }; MAX_DEVICES as usize],
             manager: OnceLock::new(),
             shared: urnic_bus::Shared::default(),
         }
@@ -51,9 +49,7 @@ impl Default for Process {
 impl Process {
     /// The device with this index, if it is open.
     fn opened(&self, index: usize) -> Option<&'static Opened> {
-        let device = self.devices.get(index)?.load(Ordering::Acquire);
-        // SAFETY: the pointer is null or leads to a box that is not freed.
-        unsafe { device.as_ref() }
+        self.devices.get(index)?.get()
     }
 
     /// All open devices.
@@ -62,29 +58,11 @@ impl Process {
     }
 }
 
-static CURRENT: AtomicPtr<Process> = AtomicPtr::new(ptr::null_mut());
+/// The state of this process, if it has opened a device.
+static CURRENT: Published<Process> = Published::new();
 
 fn current() -> &'static Process {
-    let mut process = CURRENT.load(Ordering::Acquire);
-    if process.is_null() {
-        let new = Box::into_raw(Box::<Process>::default());
-        match CURRENT.compare_exchange(process, new, Ordering::AcqRel, Ordering::Acquire) {
-            Ok(_) => process = new,
-            Err(theirs) => {
-                process = theirs;
-                // SAFETY: `new` was made above, and is not shared.
-                drop(unsafe { Box::from_raw(new) });
-            }
-        }
-    }
-    // SAFETY: the pointer is only ever set to a box that is not freed.
-    unsafe { &*process }
-}
-
-/// The state of this process, if it has opened a device.
-fn existing() -> Option<&'static Process> {
-    // SAFETY: the pointer is only ever set to a box that is not freed.
-    unsafe { CURRENT.load(Ordering::Acquire).as_ref() }
+    CURRENT.get_or_init(Process::default)
 }
 
 impl Driver {
@@ -146,9 +124,7 @@ fn open(index: usize, config: &Config, gids: &GidTable) -> Result<&'static Arc<D
             start()?
         }
     };
-    let opened: &'static Opened = Box::leak(Box::new(Opened { driver, previous }));
-    place.store(ptr::from_ref(opened).cast_mut(), Ordering::Release);
-    Ok(&opened.driver)
+    Ok(&place.set(Opened { driver, previous }).driver)
 }
 
 /// The address table of a device that is not in this process: from this process's driver of the
@@ -174,9 +150,7 @@ pub fn addresses(config: &Config) -> Result<Vec<Gid>, Errno> {
 /// the child inherited fail with `EIO` and do nothing; a [`Driver::open`] in the child opens a new
 /// device. Async-signal-safe.
 pub fn abandon_in_child() {
-    // SAFETY: the pointer is only ever set to a box that is not freed.
-    let inherited = unsafe { CURRENT.swap(ptr::null_mut(), Ordering::AcqRel).as_ref() };
-    for device in inherited.into_iter().flat_map(Process::all) {
+    for device in CURRENT.take().into_iter().flat_map(Process::all) {
         for opened in std::iter::successors(Some(device), |opened| opened.previous) {
             opened.driver.abandon_in_child();
         }
@@ -185,7 +159,7 @@ pub fn abandon_in_child() {
 
 /// The state of each device that this process has opened, also of those that were lost.
 pub fn snapshots() -> Vec<Snapshot> {
-    let devices = existing().into_iter().flat_map(Process::all);
+    let devices = CURRENT.get().into_iter().flat_map(Process::all);
     let all = devices.flat_map(|device| std::iter::successors(Some(device), |opened| opened.previous));
     all.map(|opened| opened.driver.snapshot()).collect()
 }
@@ -193,13 +167,13 @@ pub fn snapshots() -> Vec<Snapshot> {
 /// Whether a program polled a completion in error, and no mere flush, from any device of this
 /// process.
 pub fn failed() -> bool {
-    let mut devices = existing().into_iter().flat_map(Process::all);
+    let mut devices = CURRENT.get().into_iter().flat_map(Process::all);
     devices.any(|opened| opened.driver.failures().are_there())
 }
 
 /// Shuts the devices down; to be called when the process exits. Data of completed requests still
 /// arrives. Takes a bounded time.
 pub fn exit() {
-    let drivers = existing().into_iter().flat_map(Process::all);
+    let drivers = CURRENT.get().into_iter().flat_map(Process::all);
     Driver::shutdown_all(drivers.map(|opened| opened.driver.clone()).collect());
 }

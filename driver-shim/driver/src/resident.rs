@@ -10,7 +10,7 @@ use urnic_sync::Mutex;
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
-use rustix::mm::{Advice, madvise};
+use urnic_sys::resident;
 
 const PAGE: usize = 4096;
 /// Registrations that are examined to find one that covers a range. Those that cover each other are
@@ -105,10 +105,8 @@ fn are_present(start: *mut c_void, len: usize) -> bool {
     let mut present = [0; 1024];
     let most = present.len() * PAGE;
     (0..len).step_by(most).all(|at| {
-        let part = most.min(len - at);
-        // SAFETY: the array has a byte for each page of the part; the memory itself is not touched.
-        let found = unsafe { libc::mincore(start.wrapping_byte_add(at), part, present.as_mut_ptr()) };
-        found == 0 && present.iter().take(part / PAGE).all(|page| page & 1 == 1)
+        let part = present.get_mut(..most.min(len - at) / PAGE).unwrap_or_default();
+        resident::query(start.addr() + at, part).is_ok() && part.iter().all(|page| page & 1 == 1)
     })
 }
 
@@ -121,23 +119,13 @@ pub(crate) fn populate(addr: *mut c_void, len: usize, write: bool) -> Result<(),
     if start == end {
         return Ok(());
     }
-    let advice = if write {
-        Advice::LinuxPopulateWrite
-    } else {
-        Advice::LinuxPopulateRead
-    };
-    loop {
-        // SAFETY: populating changes no byte: its effect is the early effect of touching the pages.
-        match unsafe { madvise(addr.with_addr(start), end - start, advice) } {
-            Ok(()) => return Ok(()),
-            // A signal interrupted the call; its handler runs before the next try.
-            Err(Errno::INTR) => {}
-            // Kernels before 5.14 do not support the advice; newer ones return the same error for
-            // rights that do not fit and for device memory.
-            Err(Errno::INVAL) => return check(start, end, write),
-            // The kernel reports a hole as ENOMEM, and a page behind the end of a file as EFAULT.
-            Err(_) => return Err(Errno::FAULT),
-        }
+    match resident::populate(start, end - start, write) {
+        Ok(()) => Ok(()),
+        // Kernels before 5.14 do not support the advice; newer ones return the same error for
+        // rights that do not fit and for device memory.
+        Err(Errno::INVAL) => check(start, end, write),
+        // The kernel reports a hole as ENOMEM, and a page beyond the end of a file as EFAULT.
+        Err(_) => Err(Errno::FAULT),
     }
 }
 
@@ -190,18 +178,21 @@ fn read_file(path: &str) -> Result<String, Errno> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect, munmap};
+    use rustix::mm::{Advice, MprotectFlags};
+    use urnic_sys::Pages;
 
-    /// Calls `test` with three new pages, whose middle one `change` unmaps or makes read-only.
-    fn with_pages(change: impl Fn(*mut c_void), test: impl Fn(*mut c_void)) {
-        let prot = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping of the test's own, unmapped below.
-        let pages =
-            unsafe { mmap_anonymous(std::ptr::null_mut(), 3 * PAGE, prot, MapFlags::PRIVATE) }.unwrap();
-        change(pages.wrapping_byte_add(PAGE));
-        test(pages);
-        // SAFETY: the mapping made above; unmapping a hole again is no error.
-        unsafe { munmap(pages, 3 * PAGE) }.unwrap();
+    /// Three new pages, and the address of the first.
+    fn three_pages() -> (Pages, *mut c_void) {
+        let pages = Pages::zeroed(3 * PAGE).unwrap();
+        let start = pages.start().as_ptr().cast();
+        (pages, start)
+    }
+
+    /// Unmaps the middle one of three pages; returns the first and the last.
+    fn punch(mut pages: Pages) -> [Pages; 2] {
+        let mut middle = pages.split_off(PAGE);
+        let last = middle.split_off(PAGE);
+        [pages, last]
     }
 
     fn check_both_ways(addr: *mut c_void, len: usize, write: bool) -> Result<(), Errno> {
@@ -216,100 +207,72 @@ mod tests {
 
     #[test]
     fn a_hole_in_the_range_fails_with_efault() {
-        // SAFETY: the middle page of the test's own mapping.
-        let punch = |page| unsafe { munmap(page, PAGE) }.unwrap();
-        with_pages(punch, |pages| {
-            assert_eq!(check_both_ways(pages, PAGE, true), Ok(()));
-            assert_eq!(
-                check_both_ways(pages.wrapping_byte_add(100), PAGE, true),
-                Err(Errno::FAULT)
-            );
-            assert_eq!(
-                check_both_ways(pages.wrapping_byte_add(2 * PAGE), PAGE, false),
-                Ok(())
-            );
-            assert_eq!(
-                check_both_ways(pages.wrapping_byte_add(PAGE), 1, false),
-                Err(Errno::FAULT)
-            );
-        });
+        let (pages, start) = three_pages();
+        let _rest = punch(pages);
+        let at = |offset| start.wrapping_byte_add(offset);
+        assert_eq!(check_both_ways(start, PAGE, true), Ok(()));
+        assert_eq!(check_both_ways(at(100), PAGE, true), Err(Errno::FAULT));
+        assert_eq!(check_both_ways(at(2 * PAGE), PAGE, false), Ok(()));
+        assert_eq!(check_both_ways(at(PAGE), 1, false), Err(Errno::FAULT));
     }
 
     #[test]
     fn memory_for_writing_must_be_writable() {
-        // SAFETY: the middle page of the test's own mapping.
-        let protect = |page| unsafe { mprotect(page, PAGE, MprotectFlags::READ) }.unwrap();
-        with_pages(protect, |pages| {
-            assert_eq!(check_both_ways(pages, 3 * PAGE, false), Ok(()));
-            assert_eq!(check_both_ways(pages, 3 * PAGE, true), Err(Errno::FAULT));
-        });
+        let (pages, start) = three_pages();
+        pages.protect(PAGE, PAGE, MprotectFlags::READ).unwrap();
+        assert_eq!(check_both_ways(start, 3 * PAGE, false), Ok(()));
+        assert_eq!(check_both_ways(start, 3 * PAGE, true), Err(Errno::FAULT));
     }
 
     #[test]
     fn pages_of_a_live_registration_are_present() {
         let resident = Resident::default();
-        with_pages(
-            |_| {},
-            |pages| {
-                let whole = resident.keep(pages, 3 * PAGE, true).unwrap();
-                assert!(whole.is_some());
-                let part = pages.wrapping_byte_add(PAGE + 10);
-                assert_eq!(resident.keep(part, PAGE, true), Ok(None));
-                assert_eq!(resident.keep(pages, 3 * PAGE, false), Ok(None));
-                resident.forget(whole);
-                let again = resident.keep(part, PAGE, true).unwrap();
-                assert!(again.is_some(), "nothing keeps the pages present any more");
-                let overlapping = resident.keep(pages, 2 * PAGE, true).unwrap();
-                assert!(overlapping.is_some(), "the first page is in no registration");
-                resident.forget(again);
-                resident.forget(overlapping);
-                assert!(resident.0.lock().pages.is_empty());
-            },
-        );
+        let (_pages, start) = three_pages();
+        let whole = resident.keep(start, 3 * PAGE, true).unwrap();
+        assert!(whole.is_some());
+        let part = start.wrapping_byte_add(PAGE + 10);
+        assert_eq!(resident.keep(part, PAGE, true), Ok(None));
+        assert_eq!(resident.keep(start, 3 * PAGE, false), Ok(None));
+        resident.forget(whole);
+        let again = resident.keep(part, PAGE, true).unwrap();
+        assert!(again.is_some(), "nothing keeps the pages present any more");
+        let overlapping = resident.keep(start, 2 * PAGE, true).unwrap();
+        assert!(overlapping.is_some(), "the first page is in no registration");
+        resident.forget(again);
+        resident.forget(overlapping);
+        assert!(resident.0.lock().pages.is_empty());
     }
 
     #[test]
     fn pages_present_for_reading_may_not_be_writable() {
         let resident = Resident::default();
-        // SAFETY: the middle page of the test's own mapping.
-        let protect = |page| unsafe { mprotect(page, PAGE, MprotectFlags::READ) }.unwrap();
-        with_pages(protect, |pages| {
-            assert!(resident.keep(pages, 3 * PAGE, false).unwrap().is_some());
-            assert_eq!(resident.keep(pages, 3 * PAGE, false), Ok(None));
-            assert_eq!(resident.keep(pages, 3 * PAGE, true), Err(Errno::FAULT));
-        });
+        let (pages, start) = three_pages();
+        pages.protect(PAGE, PAGE, MprotectFlags::READ).unwrap();
+        assert!(resident.keep(start, 3 * PAGE, false).unwrap().is_some());
+        assert_eq!(resident.keep(start, 3 * PAGE, false), Ok(None));
+        assert_eq!(resident.keep(start, 3 * PAGE, true), Err(Errno::FAULT));
     }
 
     #[test]
     fn pages_that_were_given_back_become_present_again() {
         let resident = Resident::default();
-        with_pages(
-            |_| {},
-            |pages| {
-                assert!(resident.keep(pages, 3 * PAGE, true).unwrap().is_some());
-                assert!(are_present(pages, 3 * PAGE));
-                // SAFETY: the test's own mapping, in which nothing is.
-                unsafe { madvise(pages, 3 * PAGE, Advice::LinuxDontNeed) }.unwrap();
-                assert!(!are_present(pages, 3 * PAGE));
-                assert!(resident.keep(pages, 3 * PAGE, true).unwrap().is_some());
-                assert!(are_present(pages, 3 * PAGE));
-            },
-        );
+        let (pages, start) = three_pages();
+        assert!(resident.keep(start, 3 * PAGE, true).unwrap().is_some());
+        assert!(are_present(start, 3 * PAGE));
+        pages.advise(Advice::LinuxDontNeed).unwrap();
+        assert!(!are_present(start, 3 * PAGE));
+        assert!(resident.keep(start, 3 * PAGE, true).unwrap().is_some());
+        assert!(are_present(start, 3 * PAGE));
     }
 
     #[test]
     fn a_hole_in_a_live_registration_is_found() {
         let resident = Resident::default();
-        with_pages(
-            |_| {},
-            |pages| {
-                assert!(resident.keep(pages, 3 * PAGE, true).unwrap().is_some());
-                // SAFETY: the middle page of the test's own mapping.
-                unsafe { munmap(pages.wrapping_byte_add(PAGE), PAGE) }.unwrap();
-                assert_eq!(resident.keep(pages, PAGE, true), Ok(None));
-                assert_eq!(resident.keep(pages, 2 * PAGE, true), Err(Errno::FAULT));
-            },
-        );
+        let (pages, start) = three_pages();
+        assert!(resident.keep(start, 3 * PAGE, true).unwrap().is_some());
+        let _rest = punch(pages);
+        assert_eq!(resident.keep(start, PAGE, true), Ok(None));
+        assert_eq!(resident.keep(start, 2 * PAGE, true), Err(Errno::FAULT));
     }
 
     #[test]

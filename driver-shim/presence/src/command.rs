@@ -10,6 +10,7 @@ use rustix::io::Errno;
 
 use super::events;
 use urnic_process::fds::{self, Kind};
+use urnic_sys::{Numbers, Plain};
 
 /// `IB_USER_VERBS_CMD_CREATE_COMP_CHANNEL` of `<rdma/ib_user_verbs.h>`.
 const CREATE_COMP_CHANNEL: u32 = 17;
@@ -28,6 +29,10 @@ struct CreateCompChannel {
 }
 
 const _: () = assert!(size_of::<CreateCompChannel>() == 16 && offset_of!(CreateCompChannel, response) == 8);
+// SAFETY: numbers.
+unsafe impl Plain for CreateCompChannel {}
+// SAFETY: 4 + 2 + 2 + 8 bytes are 16.
+unsafe impl Numbers for CreateCompChannel {}
 
 /// Executes the command that the program wrote to `fd`, if `fd` is our device. Returns the number
 /// of bytes written, as write(2) does, or None if `fd` is not our device.
@@ -43,31 +48,32 @@ pub unsafe fn write(fd: RawFd, bytes: *const u8, length: usize) -> Option<Result
     if fds::verified_kind(fd)? != Kind::Uverbs {
         return None;
     }
-    // SAFETY: the caller promises `length` readable bytes, and is responsible for the address in
-    // the command.
-    Some(unsafe { execute(bytes, length) })
+    if bytes.is_null() {
+        return Some(Err(Errno::FAULT));
+    }
+    // SAFETY: the caller promises `length` readable bytes.
+    let command = unsafe { std::slice::from_raw_parts(bytes, length) };
+    let executed = execute(command).map(|(fd, response)| {
+        // SAFETY: the program gave this address for the response.
+        unsafe { response.write_unaligned(fd as u32) };
+        length
+    });
+    Some(executed)
 }
 
-/// # Safety
-/// `bytes` and the address in the command satisfy the contract of [`write`].
-unsafe fn execute(bytes: *const u8, length: usize) -> Result<usize, Errno> {
-    if bytes.is_null() {
-        return Err(Errno::FAULT);
-    }
-    if length < 8 {
+/// Executes a command; returns the new fd and the address for it, which is not null.
+fn execute(command: &[u8]) -> Result<(RawFd, *mut u32), Errno> {
+    if command.len() < 8 {
         return Err(Errno::INVAL);
     }
-    // SAFETY: the check above leaves at least four readable bytes.
-    let command = unsafe { bytes.cast::<u32>().read_unaligned() };
-    if command != CREATE_COMP_CHANNEL {
+    if u32::parse(command) != Some(CREATE_COMP_CHANNEL) {
         return Err(Errno::OPNOTSUPP);
     }
-    if length != size_of::<CreateCompChannel>() {
+    if command.len() != size_of::<CreateCompChannel>() {
         return Err(Errno::INVAL);
     }
-    // SAFETY: the check above leaves at least sixteen readable bytes.
-    let request = unsafe { bytes.cast::<CreateCompChannel>().read_unaligned() };
-    if usize::from(request.in_words) * 4 != length || request.out_words < 1 {
+    let request = CreateCompChannel::parse(command).ok_or(Errno::INVAL)?;
+    if usize::from(request.in_words) * 4 != command.len() || request.out_words < 1 {
         return Err(Errno::INVAL);
     }
     let response = request.response as *mut u32;
@@ -76,9 +82,7 @@ unsafe fn execute(bytes: *const u8, length: usize) -> Result<usize, Errno> {
     }
     let (program, sender) = events::open()?;
     drop(sender); // the registry has it
-    // SAFETY: the program gave this address for the response.
-    unsafe { response.write_unaligned(program as u32) };
-    Ok(length)
+    Ok((program, response))
 }
 
 /// `RDMA_VERBS_IOCTL` of `<rdma/rdma_user_ioctl_cmds.h>`.

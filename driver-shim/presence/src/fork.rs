@@ -8,21 +8,17 @@
 //! vfork and posix_spawn share the parent's memory until they exec; for them no handler runs, and
 //! [`fds`](urnic_process::fds) detects by the process id that the table is the parent's.
 
-use std::cell::UnsafeCell;
-use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
-use urnic_sync::{Mutex, MutexGuard};
+use std::cell::Cell;
+use std::mem::ManuallyDrop;
+use std::sync::atomic::{AtomicU32, Ordering};
+use urnic_sync::{Mutex, MutexGuard, Published};
 
 use super::{MAKING, Making, registry};
 use urnic_process::fds;
 
-/// The lock that the forking thread holds across fork, so that the child finds the protected state
-/// consistent.
-struct AcrossFork(UnsafeCell<Option<MutexGuard<'static, Option<Making>>>>);
-
-// SAFETY: only the thread that holds MAKING touches the cell, in the three functions below.
-unsafe impl Sync for AcrossFork {}
-
-static ACROSS_FORK: AcrossFork = AcrossFork(UnsafeCell::new(None));
+thread_local! {
+    static ACROSS_FORK: registry::AcrossFork<Option<Making>> = const { Cell::new(None) };
+}
 
 /// A number that rarely changes, on a separate cache line: the fast path reads it.
 #[repr(align(64))]
@@ -53,65 +49,38 @@ impl CreationProcess {
 /// A lock on the state of one process. A child continues with the parent's state, unless another
 /// thread held the lock at the fork: then the child starts with a new default state.
 #[derive(Debug)]
-pub struct OwnLock<T: 'static>(AtomicPtr<Mutex<T>>);
+pub struct OwnLock<T: 'static>(Published<Mutex<T>>);
 
-impl<T: Default> OwnLock<T> {
+impl<T: Default + Send> OwnLock<T> {
     /// Makes a lock whose value is the default.
     #[allow(clippy::new_without_default)]
     pub const fn new() -> OwnLock<T> {
-        OwnLock(AtomicPtr::new(std::ptr::null_mut()))
+        OwnLock(Published::new())
     }
 
     /// Waits for the lock and takes it.
     pub fn lock(&self) -> MutexGuard<'static, T> {
-        self.mutex().lock()
-    }
-
-    fn mutex(&self) -> &'static Mutex<T> {
-        let mut mutex = self.0.load(Ordering::Acquire);
-        if mutex.is_null() {
-            let new = Box::into_raw(Box::<Mutex<T>>::default());
-            match self
-                .0
-                .compare_exchange(mutex, new, Ordering::AcqRel, Ordering::Acquire)
-            {
-                Ok(_) => mutex = new,
-                Err(theirs) => {
-                    mutex = theirs;
-                    // SAFETY: `new` was made above, and no other thread has it.
-                    drop(unsafe { Box::from_raw(new) });
-                }
-            }
-        }
-        // SAFETY: the pointer is only ever set to a box that is not freed again.
-        unsafe { &*mutex }
+        self.0.get_or_init(Mutex::default).lock()
     }
 
     /// To be called in the child after every fork.
     pub fn after_fork_in_child(&self) {
-        // SAFETY: the pointer is null, or was set to a box that is not freed again.
-        let mutex = unsafe { self.0.load(Ordering::Acquire).as_ref() };
-        if let Some(mutex) = mutex
-            && mutex.try_lock().is_none()
-        {
-            self.0.store(std::ptr::null_mut(), Ordering::Release);
+        if self.0.get().is_some_and(|mutex| mutex.try_lock().is_none()) {
+            self.0.take();
         }
     }
 }
 
 /// Before fork, in the parent.
 pub fn before() {
-    let making = MAKING.lock();
-    // SAFETY: this thread holds MAKING, so no other thread accesses the cell.
-    unsafe { *ACROSS_FORK.0.get() = Some(making) };
+    ACROSS_FORK.set(Some(ManuallyDrop::new(MAKING.lock())));
     registry::before_fork();
 }
 
 /// After fork, in the parent.
 pub fn in_parent() {
     registry::after_fork_in_parent();
-    // SAFETY: this thread took MAKING in before().
-    drop(unsafe { (*ACROSS_FORK.0.get()).take() });
+    drop(ACROSS_FORK.take().map(ManuallyDrop::into_inner));
 }
 
 /// After fork, in the child: closes the device's fds.
@@ -119,6 +88,5 @@ pub fn in_child() {
     GENERATION.0.fetch_add(1, Ordering::Relaxed);
     fds::after_fork();
     registry::after_fork_in_child();
-    // SAFETY: the child's only thread is the one that forked, which took MAKING in before().
-    drop(unsafe { (*ACROSS_FORK.0.get()).take() });
+    drop(ACROSS_FORK.take().map(ManuallyDrop::into_inner));
 }

@@ -16,8 +16,7 @@
 //! and no allocation before a path or fd is found to be ours, raw system calls only, and no panic.
 
 use std::path::Path;
-use std::sync::atomic::{AtomicPtr, Ordering};
-use urnic_sync::{Mutex, MutexGuard};
+use urnic_sync::{Mutex, MutexGuard, Published};
 
 use rustix::io::Errno;
 use urnic_process::fds;
@@ -68,7 +67,7 @@ pub struct Presence {
 
 /// The current presence; null until the first use. A presence is never freed: contexts may still
 /// refer to an older one.
-static CURRENT: AtomicPtr<Presence> = AtomicPtr::new(std::ptr::null_mut());
+static CURRENT: Published<Presence> = Published::new();
 
 /// The addresses of a device that is not in this process.
 pub type AddressesOf = fn(&Config) -> Result<Vec<DeviceAddress>, Errno>;
@@ -115,8 +114,7 @@ impl Presence {
     /// address of one; the errors of reaching the device and of making a tree.
     pub fn current() -> Result<&'static Presence, Errno> {
         let here = identity::Scope::current();
-        // SAFETY: the pointer is null, or make() leaked the presence, so that it is never freed.
-        match unsafe { CURRENT.load(Ordering::Acquire).as_ref() } {
+        match CURRENT.get() {
             Some(presence) if presence.scope == here => Ok(presence),
             _ => Presence::make(here),
         }
@@ -125,9 +123,8 @@ impl Presence {
     #[cold]
     fn make(here: identity::Scope) -> Result<&'static Presence, Errno> {
         let making = making();
-        // SAFETY: the pointer is null or leads to a leaked presence. Another thread may have made
-        // it meanwhile.
-        if let Some(presence) = unsafe { CURRENT.load(Ordering::Acquire).as_ref() }
+        // Another thread may have made it meanwhile.
+        if let Some(presence) = CURRENT.get()
             && presence.scope == here
         {
             return Ok(presence);
@@ -149,9 +146,7 @@ impl Presence {
             _ => Ok(GidTable::of_device(&remote(&settings.config.of_device(&device))?)),
         });
         let made = Presence::build(here, tables.collect::<Result<_, _>>()?, settings)?;
-        let made: &'static Presence = Box::leak(Box::new(made));
-        CURRENT.store(std::ptr::from_ref(made).cast_mut(), Ordering::Release);
-        Ok(made)
+        Ok(CURRENT.set(made))
     }
 
     /// Makes the presence of the configured devices, which have these addresses.

@@ -4,8 +4,9 @@
 //! behind a lock that is held across fork so that a child finds them in a consistent state.
 
 use std::any::Any;
-use std::cell::UnsafeCell;
+use std::cell::Cell;
 use std::collections::BTreeMap;
+use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, BorrowedFd, RawFd};
 use std::sync::{Arc, OnceLock, Weak};
 use urnic_sync::{Mutex, MutexGuard};
@@ -179,30 +180,26 @@ pub fn forget(fd: RawFd) {
     }
 }
 
-/// The guard that the forking thread holds from before fork to after it.
-struct AcrossFork(UnsafeCell<Option<MutexGuard<'static, Channels>>>);
+/// A lock that a forking thread holds across fork, so that the child finds the protected state
+/// consistent. The thread has it in a variable of its own, which the child's only thread inherits.
+///
+/// Without a destructor, so that the variable has none that the C library must know.
+pub(super) type AcrossFork<T> = Cell<Option<ManuallyDrop<MutexGuard<'static, T>>>>;
 
-// SAFETY: only the thread that holds the lock of the channels accesses the cell (before_fork,
-// after_fork_*).
-unsafe impl Sync for AcrossFork {}
-
-static ACROSS_FORK: AcrossFork = AcrossFork(UnsafeCell::new(None));
+thread_local! {
+    static ACROSS_FORK: AcrossFork<Channels> = const { Cell::new(None) };
+}
 
 pub(super) fn before_fork() {
-    let guard = channels();
-    // SAFETY: this thread holds the lock of the channels, so no other thread accesses the cell.
-    unsafe { *ACROSS_FORK.0.get() = Some(guard) };
+    ACROSS_FORK.set(Some(ManuallyDrop::new(channels())));
 }
 
 pub(super) fn after_fork_in_parent() {
-    // SAFETY: this thread still holds the lock it took in before_fork.
-    drop(unsafe { (*ACROSS_FORK.0.get()).take() });
+    drop(ACROSS_FORK.take().map(ManuallyDrop::into_inner));
 }
 
 pub(super) fn after_fork_in_child() {
-    // SAFETY: the child's only thread is the one that forked, which took the lock in before_fork.
-    let guard = unsafe { (*ACROSS_FORK.0.get()).take() };
-    if let Some(mut guard) = guard {
+    if let Some(mut guard) = ACROSS_FORK.take().map(ManuallyDrop::into_inner) {
         // Leaked, not dropped: the objects are the parent's, and freeing is not async-signal-safe.
         std::mem::forget(std::mem::replace(&mut *guard, Channels::new()));
     }

@@ -10,7 +10,9 @@
 //! replace.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use urnic_sync::Published;
+use urnic_sys::descriptors;
 
 use rustix::fs::FileType;
 use rustix::io::Errno;
@@ -24,7 +26,7 @@ type Page = [AtomicU64; PAGE];
 
 /// One slot per fd: 0, or the kind in the lowest three bits and in the other bits a value that
 /// distinguishes this open file from another one with the same number.
-static TABLE: [AtomicPtr<Page>; PAGES] = [const { AtomicPtr::new(std::ptr::null_mut()) }; PAGES];
+static TABLE: [Published<Page>; PAGES] = [const { Published::new() }; PAGES];
 
 /// The process that the table describes. A child made by vfork shares our memory, but has its own
 /// fds.
@@ -73,23 +75,14 @@ impl Kind {
 
 fn slot(fd: RawFd) -> Option<&'static AtomicU64> {
     let fd = usize::try_from(fd).ok()?;
-    let page = TABLE.get(fd / PAGE)?.load(Ordering::Acquire);
-    // SAFETY: a page pointer is null or leads to a page that is never freed.
-    unsafe { page.as_ref() }?.get(fd % PAGE)
+    TABLE.get(fd / PAGE)?.get()?.get(fd % PAGE)
 }
 
 fn slot_made(fd: RawFd) -> Option<&'static AtomicU64> {
-    let entry = TABLE.get(usize::try_from(fd).ok()? / PAGE)?;
-    if entry.load(Ordering::Acquire).is_null() {
-        let fresh: *mut Page = Box::into_raw(Box::new([const { AtomicU64::new(0) }; PAGE]));
-        let made = entry.compare_exchange(std::ptr::null_mut(), fresh, Ordering::AcqRel, Ordering::Acquire);
-        if made.is_err() {
-            // SAFETY: another thread installed its page; `fresh` came from `Box::into_raw` and was
-            // not shared.
-            drop(unsafe { Box::from_raw(fresh) });
-        }
-    }
-    slot(fd)
+    let fd = usize::try_from(fd).ok()?;
+    let page = TABLE.get(fd / PAGE)?;
+    page.get_or_init(|| [const { AtomicU64::new(0) }; PAGE])
+        .get(fd % PAGE)
 }
 
 /// The kind of `fd` if it is in the table. Makes a system call only if the table has an entry.
@@ -155,11 +148,7 @@ pub fn ours_within(first: u32, last: u32) -> impl Iterator<Item = (RawFd, Kind)>
     let last = last.min((PAGE * PAGES - 1) as u32);
     let pages = (first as usize / PAGE)..=(last as usize / PAGE);
     pages
-        .filter(|&page| {
-            TABLE
-                .get(page)
-                .is_some_and(|p| !p.load(Ordering::Acquire).is_null())
-        })
+        .filter(|&page| TABLE.get(page).is_some_and(|page| page.get().is_some()))
         .flat_map(|page| (page * PAGE)..(page * PAGE + PAGE))
         .filter(move |&fd| (first as usize..=last as usize).contains(&fd))
         .filter_map(|fd| Some((fd as RawFd, kind(fd as RawFd)?)))
@@ -168,9 +157,7 @@ pub fn ours_within(first: u32, last: u32) -> impl Iterator<Item = (RawFd, Kind)>
 /// A value that identifies an open file of the program: the inode of a socket, the number of a
 /// device file.
 fn fingerprint(fd: RawFd, kind: Kind) -> Result<u64, Errno> {
-    // SAFETY: the fd is only borrowed for one fstat(2), which fails without effect on a closed
-    // number.
-    let stat = rustix::fs::fstat(unsafe { BorrowedFd::borrow_raw(fd) })?;
+    let stat = descriptors::status(fd)?;
     let (wanted, id) = match kind {
         Kind::Uverbs => (FileType::CharacterDevice, stat.st_rdev),
         _ => (FileType::Socket, stat.st_ino),
@@ -266,10 +253,7 @@ pub fn adopt_process() {
 pub fn after_fork() {
     adopt_process();
     for (number, page) in TABLE.iter().enumerate() {
-        // SAFETY: the pointer is null, or leads to a page that is never freed.
-        let Some(page) = (unsafe { page.load(Ordering::Acquire).as_ref() }) else {
-            continue;
-        };
+        let Some(page) = page.get() else { continue };
         for (offset, slot) in page.iter().enumerate() {
             match Kind::of(slot.load(Ordering::Relaxed)) {
                 // A channel of the connection manager stays in the table, so that its commands are
@@ -281,9 +265,7 @@ pub fn after_fork() {
                     let fd = (number * PAGE + offset) as RawFd;
                     // fork(2) copies the descriptors before the memory. What another thread opened
                     // and entered in between is in our table, and is not open here.
-                    // SAFETY: the fd is only borrowed for one fcntl(2), which fails without effect
-                    // on a closed number.
-                    if rustix::io::fcntl_getfd(unsafe { BorrowedFd::borrow_raw(fd) }).is_ok() {
+                    if descriptors::is_open(fd) {
                         // SAFETY: the entry shows that this number is the device's.
                         // InternalFd::drop finds the entry removed.
                         drop(unsafe { OwnedFd::from_raw_fd(fd) });

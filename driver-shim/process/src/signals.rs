@@ -5,7 +5,8 @@
 //! away, exit or fork, so the thread must hold no lock at that time.
 
 use std::ffi::c_int;
-use std::mem::MaybeUninit;
+
+use urnic_sys::signals::{Signals, action};
 
 /// Signals that an instruction of the thread itself raises, which cannot wait.
 const FAULTS: [c_int; 6] = [
@@ -16,16 +17,6 @@ const FAULTS: [c_int; 6] = [
     libc::SIGTRAP,
     libc::SIGSYS,
 ];
-
-/// All signals that a program may block; the C library does not include those that it uses itself.
-fn every() -> libc::sigset_t {
-    let mut all = MaybeUninit::uninit();
-    // SAFETY: `all` is a local variable, which sigfillset(3) initialises.
-    unsafe {
-        libc::sigfillset(all.as_mut_ptr());
-        all.assume_init()
-    }
-}
 
 /// Runs `f` with all signals blocked on this thread except those of faults. A thread started by `f`
 /// inherits that mask permanently. Threads that work for the device recover from faults in the
@@ -41,73 +32,45 @@ pub fn blocked<T>(f: impl FnOnce() -> T) -> T {
 /// handler that runs in [`HeldBack::release`] may jump out of it.
 #[derive(Clone, Copy)]
 pub struct HeldBack {
-    before: libc::sigset_t,
+    before: Signals,
 }
 
 impl HeldBack {
     /// Holds back all signals from the calling thread except those of faults.
     pub fn from_here() -> HeldBack {
-        let mut signals = every();
-        for fault in FAULTS {
-            // SAFETY: `signals` is a local, initialised set.
-            unsafe { libc::sigdelset(&raw mut signals, fault) };
-        }
-        HeldBack::new(&signals)
-    }
-
-    fn new(signals: &libc::sigset_t) -> HeldBack {
-        let mut before = MaybeUninit::uninit();
-        // SAFETY: `signals` is initialised, and `before` is a local that a call that cannot fail
-        // initialises.
-        unsafe {
-            libc::pthread_sigmask(libc::SIG_BLOCK, signals, before.as_mut_ptr());
-            HeldBack {
-                before: before.assume_init(),
-            }
+        let signals = FAULTS.into_iter().fold(Signals::all(), Signals::without);
+        HeldBack {
+            before: signals.block(),
         }
     }
 
     /// Whether a pending signal would have interrupted a system call that waits: a signal whose
     /// handler was installed without `SA_RESTART`.
     pub fn would_interrupt(&self) -> bool {
-        let mut pending = MaybeUninit::uninit();
-        // SAFETY: `pending` is a local that a call that cannot fail initialises.
-        let pending = unsafe {
-            libc::sigpending(pending.as_mut_ptr());
-            pending.assume_init()
-        };
-        // SAFETY: both sets are initialised, and each number is that of a signal.
-        let came = |signal| unsafe {
-            libc::sigismember(&raw const pending, signal) == 1
-                && libc::sigismember(&raw const self.before, signal) == 0
-        };
+        let pending = Signals::pending();
+        let came = |signal| pending.contains(signal) && !self.before.contains(signal);
         (1..=libc::SIGRTMAX()).any(|signal| came(signal) && interrupts(signal))
     }
 
     /// Restores the thread's signal mask. Handlers of pending signals run before this returns.
     pub fn release(self) {
-        // SAFETY: `before` is a mask that this thread had.
-        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.before, std::ptr::null_mut()) };
+        self.before.be_mask();
     }
 }
 
 /// Whether a system call that waits ends with `EINTR` when `signal` arrives.
 fn interrupts(signal: c_int) -> bool {
-    let mut action = MaybeUninit::<libc::sigaction>::uninit();
-    // SAFETY: a query whose result goes to a local; it fails for a number that is not a signal.
-    let action = unsafe {
-        if libc::sigaction(signal, std::ptr::null(), action.as_mut_ptr()) != 0 {
-            return false;
-        }
-        action.assume_init()
-    };
-    !matches!(action.sa_sigaction, libc::SIG_DFL | libc::SIG_IGN) && action.sa_flags & libc::SA_RESTART == 0
+    action(signal).is_some_and(|action| {
+        let is_handled = !matches!(action.sa_sigaction, libc::SIG_DFL | libc::SIG_IGN);
+        is_handled && action.sa_flags & libc::SA_RESTART == 0
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::cell::Cell;
+    use urnic_sys::Plain;
 
     thread_local!(static CAME: Cell<u32> = const { Cell::new(0) });
 
@@ -116,16 +79,12 @@ mod tests {
     }
 
     fn handle(signal: c_int, handler: libc::sighandler_t, flags: c_int) {
+        let mut action = libc::sigaction::zeroes();
+        action.sa_sigaction = handler;
+        action.sa_flags = flags;
         // SAFETY: the handler accesses only thread-local data.
-        unsafe {
-            let mut action = std::mem::zeroed::<libc::sigaction>();
-            action.sa_sigaction = handler;
-            action.sa_flags = flags;
-            assert_eq!(
-                libc::sigaction(signal, &raw const action, std::ptr::null_mut()),
-                0
-            );
-        }
+        let done = unsafe { libc::sigaction(signal, &raw const action, std::ptr::null_mut()) };
+        assert_eq!(done, 0);
     }
 
     /// Raises a signal on this thread while signals are held back. Returns how often the handler
@@ -157,14 +116,8 @@ mod tests {
         assert_eq!(met_by(restarts), (0, 1, false));
         assert_eq!(met_by(interrupts), (0, 1, true));
         assert_eq!(met_by(ignored), (0, 0, false));
-        let mut set = MaybeUninit::uninit();
-        // SAFETY: `set` is a local; only this thread's mask changes.
-        unsafe {
-            libc::sigemptyset(set.as_mut_ptr());
-            libc::sigaddset(set.as_mut_ptr(), blocked);
-            libc::pthread_sigmask(libc::SIG_BLOCK, set.as_ptr(), std::ptr::null_mut());
-        }
         // The program blocks the signal.
+        Signals::of(&[blocked]).block();
         assert_eq!(met_by(blocked), (0, 0, false));
     }
 }

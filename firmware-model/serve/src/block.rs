@@ -31,12 +31,13 @@
 
 use rustix::fs::fstatfs;
 use rustix::io::Errno;
-use rustix::mm::{MapFlags, MremapFlags, ProtFlags, mmap, mmap_anonymous, mremap_fixed, munmap};
+use rustix::mm::{MapFlags, MremapFlags, ProtFlags, mmap_anonymous, mremap_fixed, munmap};
 use std::os::fd::OwnedFd;
-use std::ptr::{NonNull, null_mut};
+use std::ptr::NonNull;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use urnic_sync::Mutex;
+use urnic_sys::Pages;
 
 /// Length of a window in bytes.
 pub(crate) const WINDOW: u64 = 1 << 36;
@@ -90,39 +91,24 @@ pub(crate) struct Block {
 
 /// The address at which the next block is requested. After the last one of the range comes the
 /// first one again.
-fn next_address(len: usize) -> *mut u8 {
+fn next_address(len: usize) -> usize {
     static REQUESTED: AtomicUsize = AtomicUsize::new(0);
     let step = len + ALIGN;
     let requested = REQUESTED.fetch_add(step, Ordering::Relaxed);
-    std::ptr::without_provenance_mut(LOWEST + requested % (HIGHEST - LOWEST - step))
+    LOWEST + requested % (HIGHEST - LOWEST - step)
 }
 
 /// Reserves addresses, with a gap of at least a page to other mappings at both ends. The kernel
 /// merges mappings that touch, and to split one again takes a mapping that the kernel may refuse.
 fn reserve(windows: usize) -> Result<Span, Errno> {
-    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
     let (len, extra) = (windows * WINDOW as usize, 2 * ALIGN);
-    // SAFETY: no MAP_FIXED: the kernel picks addresses that are free.
-    let start: *mut u8 = unsafe {
-        mmap_anonymous(
-            next_address(len + extra).cast(),
-            len + extra,
-            ProtFlags::empty(),
-            flags,
-        )
-    }?
-    .cast();
-    let aligned = start.map_addr(|addr| (addr + 1).next_multiple_of(ALIGN));
-    let before = aligned.addr() - start.addr();
-    for (part, len) in [(start, before), (aligned.wrapping_add(len), extra - before)] {
-        if len > 0 {
-            // SAFETY: the ends of the mapping just made, to which no pointer exists yet.
-            let _ = unsafe { munmap(part.cast(), len) };
-        }
-    }
+    let mut whole = Pages::reserved_near(next_address(len + extra), len + extra)?;
+    let start = whole.start().addr().get();
+    let mut aligned = whole.split_off((start + 1).next_multiple_of(ALIGN) - start);
+    drop(aligned.split_off(len));
+    let start = aligned.leak();
     // Faults look the block up by its address.
-    aligned.expose_provenance();
-    let start = NonNull::new(aligned).ok_or(Errno::NOMEM)?;
+    start.as_ptr().expose_provenance();
     Ok(Span { start, windows })
 }
 
@@ -145,10 +131,7 @@ fn fill_hole(at: NonNull<u8>, len: usize) -> Result<(), Failed> {
 
 /// A file's mapping at an address of the kernel's choice, before it is moved to its place.
 #[derive(Debug)]
-pub(crate) struct Trial {
-    start: NonNull<u8>,
-    len: usize,
-}
+pub(crate) struct Trial(Pages);
 
 impl Trial {
     /// Maps a part of a file that [is memory](super::passed::is_memory). Its later place has the
@@ -164,12 +147,7 @@ impl Trial {
             }
         }
         let rights = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: no MAP_FIXED: the kernel picks free addresses, so no other mapping changes.
-        let start = unsafe { mmap(null_mut(), len, rights, MapFlags::SHARED, file, offset) }?;
-        let mut trial = Trial {
-            start: NonNull::new(start.cast()).ok_or(Errno::NOMEM)?,
-            len,
-        };
+        let mut trial = Trial(Pages::of_file(file, offset, len, rights)?);
         if huge && !moves_huge_pages(&mut trial) {
             return Err(Errno::OPNOTSUPP);
         }
@@ -182,22 +160,15 @@ impl Trial {
     ///
     /// No code uses the `len` bytes at `to`, whatever the call does with them.
     unsafe fn move_to(&mut self, to: NonNull<u8>) -> Result<(), Errno> {
-        let (from, to) = (self.start.as_ptr().cast(), to.as_ptr().cast());
+        let (from, len) = (self.0.start().as_ptr().cast(), self.0.len());
         // SAFETY: the source is this trial's own mapping; the caller guarantees that the target is
-        // unused.
-        let moved = unsafe { mremap_fixed(from, self.len, self.len, MremapFlags::MAYMOVE, to) }?;
-        self.start = NonNull::new(moved.cast()).ok_or(Errno::FAULT)?;
+        // unused. The mapping, which is now there, belongs to this trial.
+        let moved = unsafe {
+            mremap_fixed(from, len, len, MremapFlags::MAYMOVE, to.as_ptr().cast())?;
+            Pages::of_leaked(to, len)
+        };
+        std::mem::replace(&mut self.0, moved).leak();
         Ok(())
-    }
-}
-
-impl Drop for Trial {
-    fn drop(&mut self) {
-        if self.len > 0 {
-            // SAFETY: the mapping made in `new`, to which no other pointer exists; `place` sets
-            // `len` to 0 when the block has taken the mapping.
-            let _ = unsafe { munmap(self.start.as_ptr().cast(), self.len) };
-        }
     }
 }
 
@@ -206,7 +177,7 @@ impl Drop for Trial {
 fn moves_huge_pages(trial: &mut Trial) -> bool {
     static MOVES: OnceLock<bool> = OnceLock::new();
     *MOVES.get_or_init(|| {
-        let Ok(scratch) = reserve(trial.len.div_ceil(WINDOW as usize)) else {
+        let Ok(scratch) = reserve(trial.0.len().div_ceil(WINDOW as usize)) else {
             return false;
         };
         // SAFETY: addresses just reserved for this test, which no code uses, now or later.
@@ -249,8 +220,7 @@ impl Block {
         if end > self.len() {
             return Err(Errno::INVAL.into());
         }
-        // SAFETY: `offset + len` is at most the block's length, by the check.
-        Ok(unsafe { self.span.start.add(offset) })
+        Ok(self.span.start.map_addr(|address| address.saturating_add(offset)))
     }
 
     /// Closes a hole that a failed change may have left, or marks the block as spoiled.
@@ -268,15 +238,17 @@ impl Block {
     /// Puts a file's mapping in place of the part at an offset, which must be clear.
     pub(crate) fn place(&mut self, offset: usize, trial: Trial) -> Result<(), Failed> {
         let mut trial = trial;
-        let at = self.part(offset, trial.len)?;
+        let len = trial.0.len();
+        let at = self.part(offset, len)?;
         // SAFETY: inside of this block, where nothing is mapped. An old pointer to this range finds
         // no rights, the file, or, if this fails and leaves a hole, nothing, until `repair`.
         match unsafe { trial.move_to(at) } {
             Ok(()) => {
-                trial.len = 0;
+                // It is the block's now.
+                trial.0.leak();
                 Ok(())
             }
-            Err(errno) => Err(self.repair(at, trial.len, errno)),
+            Err(errno) => Err(self.repair(at, len, errno)),
         }
     }
 

@@ -18,12 +18,12 @@
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect};
-use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::null_mut;
 use std::sync::Once;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicUsize, Ordering};
-use urnic_sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
+use urnic_sync::{Mutex, Published};
+use urnic_sys::{Plain, signals};
 
 /// Maximum number of watched blocks, of all functions together.
 const MAX_WATCHED: usize = 4096;
@@ -53,14 +53,14 @@ static SPARE: Mutex<Vec<&'static Log>> = Mutex::new(Vec::new());
 struct Slot {
     start: AtomicUsize,
     len: AtomicUsize,
-    log: AtomicPtr<Log>,
+    log: Published<Log>,
 }
 
 static SLOTS: [Slot; MAX_WATCHED] = [const {
     Slot {
         start: AtomicUsize::new(0),
         len: AtomicUsize::new(0),
-        log: AtomicPtr::new(null_mut()),
+        log: Published::new(),
     }
 }; MAX_WATCHED];
 
@@ -68,22 +68,20 @@ static SLOTS: [Slot; MAX_WATCHED] = [const {
 type Handler = unsafe extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void);
 
 /// The actions that were installed before the handler.
-static mut PREVIOUS: [MaybeUninit<libc::sigaction>; 2] = [MaybeUninit::zeroed(); 2];
+static PREVIOUS: [Published<libc::sigaction>; 2] = [const { Published::new() }; 2];
 const SIGNALS: [libc::c_int; 2] = [libc::SIGSEGV, libc::SIGBUS];
 
 /// Installs the handler, once.
 fn install_handler() {
     static INSTALLED: Once = Once::new();
     INSTALLED.call_once(|| {
-        for (i, signal) in SIGNALS.into_iter().enumerate() {
-            // SAFETY: zeros are a valid `sigaction`; `call_once` runs this once, and `on_fault`,
-            // the only reader of `PREVIOUS`, runs only after it is installed here.
-            unsafe {
-                let mut action: libc::sigaction = std::mem::zeroed();
-                action.sa_sigaction = on_fault as *const () as usize;
-                action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
-                libc::sigaction(signal, &action, (&raw mut PREVIOUS[i]).cast());
-            }
+        for (signal, previous) in SIGNALS.into_iter().zip(&PREVIOUS) {
+            previous.set(signals::action(signal).unwrap_or(libc::sigaction::zeroes()));
+            let mut action = libc::sigaction::zeroes();
+            action.sa_sigaction = on_fault as *const () as usize;
+            action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
+            // SAFETY: the handler uses atomics and system calls only.
+            unsafe { libc::sigaction(signal, &action, null_mut()) };
         }
     });
 }
@@ -96,11 +94,10 @@ extern "C" fn on_fault(signal: libc::c_int, info: *mut libc::siginfo_t, context:
         return;
     }
     // The address is in no block: the previous action applies.
-    for (i, known) in SIGNALS.into_iter().enumerate() {
-        if known == signal {
-            // SAFETY: `PREVIOUS[i]` was filled when the handler was installed, and has only been
-            // read since.
-            let previous = unsafe { &*(&raw const PREVIOUS[i]).cast::<libc::sigaction>() };
+    for (known, previous) in SIGNALS.into_iter().zip(&PREVIOUS) {
+        if known == signal
+            && let Some(previous) = previous.get()
+        {
             match previous.sa_sigaction {
                 // The access is repeated and causes the previous action.
                 // SAFETY: `previous` is what sigaction(2) wrote when the handler was installed;
@@ -128,10 +125,7 @@ fn restore_access(address: usize, short: bool) -> bool {
         if start == 0 || address.wrapping_sub(start) >= len {
             continue;
         }
-        // SAFETY: logs are never freed.
-        let Some(log) = (unsafe { slot.log.load(Ordering::Acquire).as_ref() }) else {
-            continue;
-        };
+        let Some(log) = slot.log.get() else { continue };
         log.stopped.store(true, Ordering::Relaxed);
         let open = |at: usize, len: usize| make_accessible(at & !(len - 1), len);
         let restored = if short {
@@ -278,13 +272,7 @@ impl FaultLog {
     /// dropped. The caller drops the watch before another function gets the block and before the
     /// log is dropped. `None` if too many blocks are watched.
     pub(crate) fn watch(&self, start: usize, len: usize) -> Option<Watch> {
-        let log = std::ptr::from_ref(self.log).cast_mut();
-        let free = |slot: &&Slot| {
-            slot.log
-                .compare_exchange(null_mut(), log, Ordering::AcqRel, Ordering::Relaxed)
-                .is_ok()
-        };
-        let slot = SLOTS.iter().find(free)?;
+        let slot = SLOTS.iter().find(|slot| slot.log.claim_for(self.log))?;
         slot.len.store(len, Ordering::Relaxed);
         slot.start.store(start, Ordering::Release);
         Some(Watch(slot))
@@ -308,6 +296,6 @@ pub(crate) struct Watch(&'static Slot);
 impl Drop for Watch {
     fn drop(&mut self) {
         self.0.start.store(0, Ordering::Release);
-        self.0.log.store(null_mut(), Ordering::Release);
+        self.0.log.take();
     }
 }

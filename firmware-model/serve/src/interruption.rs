@@ -7,6 +7,8 @@
 
 use std::sync::Once;
 use urnic_sync::Mutex;
+use urnic_sys::Plain;
+use urnic_sys::signals::Signals;
 
 /// The signal that interrupts. No other code uses it, and its default action is to ignore it.
 const SIGNAL: libc::c_int = libc::SIGURG;
@@ -24,21 +26,12 @@ impl Interruptible {
     pub(crate) fn enter(&self) {
         static INSTALLED: Once = Once::new();
         INSTALLED.call_once(|| {
-            // SAFETY: zeros are a valid `sigaction`; the handler does nothing. Without SA_RESTART
-            // system calls fail with EINTR.
-            unsafe {
-                let mut action: libc::sigaction = std::mem::zeroed();
-                action.sa_sigaction = on_signal as *const () as usize;
-                libc::sigaction(SIGNAL, &action, std::ptr::null_mut());
-            }
+            let mut action = libc::sigaction::zeroes();
+            action.sa_sigaction = on_signal as *const () as usize;
+            // SAFETY: the handler does nothing. Without SA_RESTART system calls fail with EINTR.
+            unsafe { libc::sigaction(SIGNAL, &action, std::ptr::null_mut()) };
         });
-        // SAFETY: the set is initialised before use; only this thread's signal mask changes.
-        unsafe {
-            let mut set: libc::sigset_t = std::mem::zeroed();
-            libc::sigemptyset(&mut set);
-            libc::sigaddset(&mut set, SIGNAL);
-            libc::pthread_sigmask(libc::SIG_UNBLOCK, &set, std::ptr::null_mut());
-        }
+        Signals::of(&[SIGNAL]).unblock();
         // Not libc's function, which came with glibc 2.30.
         let thread = rustix::thread::gettid().as_raw_nonzero().get();
         self.threads.lock().push(thread);

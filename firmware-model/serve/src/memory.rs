@@ -119,9 +119,9 @@ impl MappedMemory {
     /// The pointer for an address, if its window is open.
     fn locate(&self, address: u64) -> Option<NonNull<u8>> {
         let block = &self.windows.as_ref()?.block;
-        // SAFETY: `place_of` returns offsets of windows of this block only, so the result is inside
-        // of it.
-        Some(unsafe { block.start().add(self.place_of(address)?) })
+        // `place_of` returns offsets of windows of this block only, so the result is inside of it.
+        let place = self.place_of(address)?;
+        Some(block.start().map_addr(|start| start.saturating_add(place)))
     }
 
     /// The DMA address of an address in the block.

@@ -12,7 +12,7 @@ use urnic_process::fds::InternalFd;
 use urnic_process::file_length;
 
 use crate::from_c::{Buffer, Data};
-use crate::mapping::Mapping;
+use urnic_sys::Pages;
 
 /// The largest piece of device memory, in bytes.
 pub(crate) const MAX: usize = 1 << 20;
@@ -27,7 +27,7 @@ pub(crate) struct DeviceMemory(pub(crate) Arc<Memory>);
 
 /// The memory itself, in whole pages. It lives until the regions in it are gone.
 pub(crate) struct Memory {
-    mapping: Mapping,
+    mapping: Pages,
     len: usize,
     /// By which peers find the file; without it they reach the memory in other ways.
     _file: Option<InternalFd>,
@@ -53,7 +53,7 @@ impl Memory {
         fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
             .map_err(|_| Errno::NOMEM)?;
         let rights = ProtFlags::READ | ProtFlags::WRITE;
-        let mapping = Mapping::of_file(&file, 0, mapped, rights).map_err(|_| Errno::NOMEM)?;
+        let mapping = Pages::of_file(&file, 0, mapped, rights).map_err(|_| Errno::NOMEM)?;
         let file = InternalFd::of_device(file).ok();
         Ok(Memory {
             mapping,
@@ -70,7 +70,7 @@ impl Memory {
         if offset.checked_add(len).is_none_or(|end| end > self.len) {
             return Err(Errno::INVAL);
         }
-        Ok(self.mapping.start().wrapping_byte_add(offset).cast())
+        Ok(self.mapping.start().as_ptr().wrapping_byte_add(offset).cast())
     }
 
     /// The range that a copy accesses, checked for alignment.

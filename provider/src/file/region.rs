@@ -14,7 +14,7 @@ use urnic_driver::Driver;
 
 use super::device_memory::Memory;
 use super::domain::Domain;
-use crate::mapping::Mapping;
+use urnic_sys::Pages;
 
 /// A memory region.
 pub(crate) struct Region {
@@ -36,7 +36,7 @@ pub(crate) struct State {
     /// The device memory that contains the region, if any; the reference keeps it in use.
     _device_memory: Option<Arc<Memory>>,
     /// The file's pages that the region is, if it is a file's.
-    mapped: Option<Mapping>,
+    mapped: Option<Pages>,
 }
 
 impl Region {
@@ -98,7 +98,7 @@ impl State {
     }
 
     /// The state of a region of a file's pages.
-    pub(crate) fn of_file(self, mapped: Mapping) -> State {
+    pub(crate) fn of_file(self, mapped: Pages) -> State {
         State {
             mapped: Some(mapped),
             ..self
@@ -122,7 +122,7 @@ pub(crate) fn map_file(
     offset: u64,
     length: usize,
     writable: bool,
-) -> Result<(Mapping, *mut c_void), Errno> {
+) -> Result<(Pages, *mut c_void), Errno> {
     let end = offset.checked_add(length as u64).ok_or(Errno::INVAL)?;
     if length == 0 || end > size(fd)? {
         return Err(Errno::INVAL);
@@ -134,7 +134,7 @@ pub(crate) fn map_file(
     } else {
         ProtFlags::empty()
     };
-    let mapping = Mapping::of_file(fd, offset - within as u64, len, ProtFlags::READ | write);
+    let mapping = Pages::of_file(fd, offset - within as u64, len, ProtFlags::READ | write);
     let mapping = mapping.map_err(|errno| {
         if errno == Errno::NODEV {
             Errno::OPNOTSUPP
@@ -142,8 +142,8 @@ pub(crate) fn map_file(
             errno
         }
     })?;
-    let start = mapping.start().wrapping_byte_add(within);
-    Ok((mapping, start))
+    let start = mapping.start().as_ptr().wrapping_byte_add(within);
+    Ok((mapping, start.cast()))
 }
 
 /// The size of a file in bytes. The size of a dma-buf is available by lseek(2) only.

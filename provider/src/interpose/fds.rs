@@ -1,7 +1,7 @@
 //! Functions that take or make an fd, except those that open.
 
 use std::ffi::{c_int, c_long, c_uint, c_ulong, c_void};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
 
 use rustix::io::Errno;
@@ -124,8 +124,7 @@ fn release_target(old: c_int, new: c_int) -> Result<(), Errno> {
     if kind.is_internal() {
         return Err(Errno::BUSY);
     }
-    // SAFETY: the fd is only queried for whether it is open.
-    if old >= 0 && rustix::io::fcntl_getfd(unsafe { BorrowedFd::borrow_raw(old) }).is_ok() {
+    if urnic_sys::descriptors::is_open(old) {
         forget(new);
     }
     Ok(())

@@ -6,10 +6,11 @@
 //! functions here call each other without any interposed function; so each of them is interposed.
 
 use std::ffi::c_int;
-use std::mem::{MaybeUninit, zeroed};
 
 use libc::sighandler_t;
 use urnic_model::host::fault;
+use urnic_sys::Plain;
+use urnic_sys::signals::Signals;
 
 use super::{exported, missing};
 use crate::from_c::{Copied, FromC, Out};
@@ -65,13 +66,11 @@ fn set(signal: c_int, handler: sighandler_t, flags: c_int, masks_itself: bool) -
         set_errno(rustix::io::Errno::INVAL);
         return libc::SIG_ERR;
     }
-    // SAFETY: zeros are a valid `sigaction`, with an empty mask.
-    let mut new: libc::sigaction = unsafe { zeroed() };
+    let mut new = libc::sigaction::zeroes();
     new.sa_sigaction = handler;
     new.sa_flags = flags;
     if masks_itself {
-        // SAFETY: a live set.
-        unsafe { libc::sigaddset(&raw mut new.sa_mask, signal) };
+        new.sa_mask = Signals::of(&[signal]).as_raw();
     }
     fault::replace(signal, Some(&new)).map_or(libc::SIG_ERR, |old| old.sa_sigaction)
 }
@@ -119,20 +118,13 @@ unsafe extern "C-unwind" fn sigset(signal: c_int, handler: sighandler_t) -> sigh
     if before == libc::SIG_ERR {
         return before;
     }
-    let how = if handler == HOLD {
-        libc::SIG_BLOCK
+    let signals = Signals::of(&[signal]);
+    let mask = if handler == HOLD {
+        signals.block()
     } else {
-        libc::SIG_UNBLOCK
+        signals.unblock()
     };
-    let (mut set, mut mask) = (MaybeUninit::uninit(), MaybeUninit::uninit());
-    // SAFETY: local sets, each filled before it is read.
-    let was_blocked = unsafe {
-        libc::sigemptyset(set.as_mut_ptr());
-        libc::sigaddset(set.as_mut_ptr(), signal);
-        libc::pthread_sigmask(how, set.as_ptr(), mask.as_mut_ptr());
-        libc::sigismember(mask.as_ptr(), signal) == 1
-    };
-    if was_blocked { HOLD } else { before }
+    if mask.contains(signal) { HOLD } else { before }
 }
 
 exported! { sigignore(signal: c_int) -> c_int }

@@ -6,7 +6,7 @@ use std::fmt;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use crate::loader::{Containing, base_of, file_of};
+use urnic_sys::loader::{Containing, base_of, file_of};
 
 /// Most frames of a place.
 pub(super) const MOST_FRAMES: usize = 24;

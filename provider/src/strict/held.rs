@@ -13,7 +13,7 @@ use urnic_device::vocabulary::Access;
 use super::memory;
 use super::watched_pages::{self, Watched};
 use crate::file::domain::Domain;
-use crate::mapping::Mapping;
+use urnic_sys::Pages;
 
 /// Address space for what a queue holds back. It takes memory only where something arrived.
 const ARENA: usize = 64 << 20;
@@ -64,7 +64,7 @@ impl Deliveries {
 /// The memory of a queue, mapped and registered.
 pub(crate) struct HeldMemory {
     /// `None` only while it is dropped.
-    mapping: Option<Mapping>,
+    mapping: Option<Pages>,
     addr: usize,
     device: urnic_driver::Mr,
     domain: Arc<Domain>,
@@ -77,8 +77,8 @@ impl HeldMemory {
         if domain.driver.attributes().features & features::ON_DEMAND == 0 {
             return None;
         }
-        let mapping = Mapping::anonymous(ARENA).ok()?;
-        let addr = mapping.start();
+        let mapping = Pages::zeroed(ARENA).ok()?;
+        let addr = mapping.start().as_ptr().cast();
         // On demand: pages are there when something arrives, not all of them at once.
         let access = Access::LOCAL_WRITE | Access::ON_DEMAND;
         let device = domain

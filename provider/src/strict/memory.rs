@@ -2,7 +2,10 @@
 
 use std::hash::Hasher;
 
-use rustix::mm::{Advice, madvise};
+use rustix::io::Errno;
+use rustix::process::getpid;
+use urnic_model::host::process_memory;
+use urnic_sys::resident;
 
 const PAGE: usize = 4096;
 /// Memory is read in pieces of this length.
@@ -15,22 +18,12 @@ pub(super) fn hash(addr: usize, len: usize) -> Option<u64> {
     let mut done = 0;
     while done < len {
         let part = (len - done).min(PIECE);
-        let local = libc::iovec {
-            iov_base: piece.as_mut_ptr().cast(),
-            iov_len: part,
-        };
-        let remote = libc::iovec {
-            iov_base: std::ptr::without_provenance_mut(addr.checked_add(done)?),
-            iov_len: part,
-        };
-        let me = rustix::process::getpid().as_raw_nonzero().get();
-        // SAFETY: `local` is a buffer of ours of this length. The kernel reads the other memory,
-        // and returns an error if it is not mapped.
-        let got = unsafe { libc::process_vm_readv(me, &local, 1, &remote, 1, 0) };
-        if usize::try_from(got) != Ok(part) {
+        let piece = piece.get_mut(..part)?;
+        let got = process_memory::read(getpid(), addr.checked_add(done)? as u64, piece);
+        if got != Ok(part) {
             return None;
         }
-        hasher.write(piece.get(..part)?);
+        hasher.write(piece);
         done += part;
     }
     Some(hasher.finish())
@@ -38,9 +31,7 @@ pub(super) fn hash(addr: usize, len: usize) -> Option<u64> {
 
 /// Whether the page with the byte at `addr` can be written at present.
 pub(super) fn is_writable(addr: usize) -> bool {
-    let page = std::ptr::without_provenance_mut(addr & !(PAGE - 1));
-    // SAFETY: populating changes no byte: it does early what a write would do later.
-    unsafe { madvise(page, PAGE, Advice::LinuxPopulateWrite) }.is_ok()
+    resident::populate(addr & !(PAGE - 1), PAGE, true).is_ok()
 }
 
 /// Copies `len` bytes of this process; those that cannot be read or written are left out.
@@ -69,14 +60,11 @@ pub(super) fn has_hole(addr: usize, len: usize) -> bool {
     let mut states = vec![0u8; PAGES.min(len / PAGE + 2)];
     let mut at = addr & !(PAGE - 1);
     while at < end {
-        let part = (end - at).min(states.len() * PAGE);
-        // SAFETY: `states` has a byte for each page; the other memory is not accessed.
-        let status =
-            unsafe { libc::mincore(std::ptr::without_provenance_mut(at), part, states.as_mut_ptr()) };
-        if status != 0 {
-            return std::io::Error::last_os_error().raw_os_error() == Some(libc::ENOMEM);
+        let pages = (end - at).div_ceil(PAGE).min(states.len());
+        match resident::query(at, states.get_mut(..pages).unwrap_or_default()) {
+            Ok(()) => at += pages * PAGE,
+            Err(errno) => return errno == Errno::NOMEM,
         }
-        at += part;
     }
     false
 }
@@ -98,15 +86,13 @@ mod tests {
 
     #[test]
     fn unmapped_memory_has_no_hash_and_is_a_hole() {
-        use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
         let len = 3 * 4096;
-        // SAFETY: a new mapping, of which the middle page is unmapped and not used.
-        let addr = unsafe {
-            let at = mmap_anonymous(std::ptr::null_mut(), len, ProtFlags::READ, MapFlags::PRIVATE).unwrap();
-            assert!(!has_hole(at.addr(), len));
-            munmap(at.byte_add(4096), 4096).unwrap();
-            at.addr()
-        };
+        let mut pages = urnic_sys::Pages::zeroed(len).unwrap();
+        let addr = pages.start().addr().get();
+        assert!(!has_hole(addr, len));
+        let mut middle = pages.split_off(4096);
+        let _last = middle.split_off(4096);
+        drop(middle);
         assert!(has_hole(addr + 1, len - 2));
         assert!(!has_hole(addr, 4096));
         assert_eq!(hash(addr, len), None);

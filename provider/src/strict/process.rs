@@ -1,9 +1,9 @@
 //! The checks of the process: their start, and what they found at its end.
 
 use std::path::Path;
-use std::sync::atomic::{AtomicPtr, Ordering};
 
 use urnic_config::{Config, Strict as Mode};
+use urnic_sync::Published;
 
 use super::findings::{Findings, Rule, Suppressions};
 use super::objects::Objects;
@@ -21,13 +21,12 @@ pub(crate) struct Strict {
     pub(crate) regions: Regions,
 }
 
-static CURRENT: AtomicPtr<Strict> = AtomicPtr::new(std::ptr::null_mut());
+static CURRENT: Published<Strict> = Published::new();
 
 /// The checks of this process, if the option is on.
 #[inline]
 pub(crate) fn current() -> Option<&'static Strict> {
-    // SAFETY: the pointer is null, or leads to a box that is never freed.
-    unsafe { CURRENT.load(Ordering::Acquire).as_ref() }
+    CURRENT.get()
 }
 
 /// Starts the checks if the option is on.
@@ -39,13 +38,12 @@ pub(crate) fn start(config: &Config) {
 }
 
 fn install(mode: Mode, suppressions: Suppressions) {
-    let strict = Strict {
+    CURRENT.set(Strict {
         mode,
         findings: Findings::new(suppressions),
         objects: Objects::default(),
         regions: Regions::default(),
-    };
-    CURRENT.store(Box::into_raw(Box::new(strict)), Ordering::Release);
+    });
 }
 
 /// A forked child starts anew: it has none of the parent's objects, and threads of the parent may

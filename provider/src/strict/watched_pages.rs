@@ -280,13 +280,10 @@ fn note_place(noted: &Noted, fault: Fault) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 
     fn two_pages() -> *mut std::ffi::c_void {
         fault::install();
-        let both = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping, which one test alone uses.
-        unsafe { mmap_anonymous(std::ptr::null_mut(), 2 * PAGE, both, MapFlags::PRIVATE).unwrap() }
+        urnic_sys::Pages::zeroed(2 * PAGE).unwrap().leak().as_ptr().cast()
     }
 
     fn looks_within(page: *mut std::ffi::c_void) -> Vec<Look> {

@@ -7,8 +7,8 @@
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
-use urnic_sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use urnic_sync::{Mutex, Published};
 
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -50,14 +50,12 @@ pub(crate) enum Instant<'a> {
     State(u32, &'a str),
 }
 
-static CURRENT: AtomicPtr<Trace> = AtomicPtr::new(std::ptr::null_mut());
+static CURRENT: Published<Trace> = Published::new();
 
 /// The trace, if the option is on.
 pub(crate) fn trace() -> Option<&'static Trace> {
-    // SAFETY: the pointer is null, or leads to a box that is never freed.
-    let trace = unsafe { CURRENT.load(Ordering::Acquire).as_ref() };
     // A forked child has no part in the queues of its parent.
-    trace.filter(|trace| trace.pid == std::process::id())
+    CURRENT.get().filter(|trace| trace.pid == std::process::id())
 }
 
 /// Starts the trace if the option is on.
@@ -83,7 +81,7 @@ pub(crate) fn start(config: &Config) {
     }
     let trace: &'static Trace = Box::leak(Box::new(trace));
     observe(trace);
-    CURRENT.store(std::ptr::from_ref(trace).cast_mut(), Ordering::Release);
+    CURRENT.refer_to(trace);
 }
 
 /// A time in the file: microseconds.

@@ -25,13 +25,16 @@ use urnic_rdma_core::{
 };
 use urnic_wire::rdmap::TerminateError;
 
-use super::completion_ring::{CompletionRing, is_receive, work_completion};
 use super::faulted;
 use super::ledger::Ledger;
 use super::pd::{DomainMembership, Pd, Resource, Rings};
 use super::reported::{Acknowledgements, Reported, send_completion};
+use super::work_completion::{is_receive, work_completion};
 use crate::context::{Context, OpenContext};
-use crate::from_c::{Room, SharedWithC, ToFree, Zeroes, objects};
+use urnic_driver::rings::CompletionRing;
+use urnic_sys::Plain;
+
+use crate::from_c::{Room, SharedWithC, ToFree, objects};
 use crate::guard::contained;
 use crate::probes;
 use crate::strict::{self, PairCheck, QueueCheck};

@@ -10,9 +10,9 @@ use urnic_device::cqe::Cqe;
 use urnic_process::queue_lock::Held;
 use urnic_rdma_core::*;
 
-use super::completion_ring::{extra, flags, service_level};
 use super::cq::{Completions, Cq};
 use super::pd::Pd;
+use super::work_completion::{extra, flags, service_level};
 use crate::context::OpenContext;
 use crate::from_c::{FromC, Given, functions, pointers};
 use crate::guard::contained;

@@ -12,7 +12,9 @@ use urnic_rdma_core::*;
 use super::send_queue::MAX_MESSAGE;
 use crate::context::OpenContext;
 use crate::file::device_memory;
-use crate::from_c::{Buffer, Copied, Out, Zeroes, set_prefix};
+use urnic_sys::Plain;
+
+use crate::from_c::{Buffer, Copied, Out, set_prefix};
 
 /// The device has one port.
 const PORT: u8 = 1;

@@ -7,8 +7,8 @@ use urnic_device::vocabulary::{WcOpcode, WcStatus};
 use urnic_driver::Driver;
 use urnic_faults::{CompletionFault, EventFault, occasion, plan};
 
-use super::completion_ring::is_receive;
 use super::ledger::Ledger;
+use super::work_completion::is_receive;
 
 /// Fails a call on a device if the plan says so.
 ///

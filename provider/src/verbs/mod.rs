@@ -21,7 +21,6 @@ use crate::{race_detector, strict};
 
 mod ah;
 mod checked;
-mod completion_ring;
 mod cq;
 mod cq_ex;
 mod device;
@@ -39,11 +38,11 @@ mod qp;
 mod qp_ex;
 mod receive_queue;
 mod reported;
-mod ring;
 #[cfg(test)]
 mod ring_tests;
 mod send_queue;
 mod srq;
+mod work_completion;
 
 pub(crate) use events::Events;
 

@@ -11,7 +11,9 @@ use super::pd::Pd;
 use super::post::post_send;
 use super::qp::Qp;
 use crate::file::domain::Domain;
-use crate::from_c::{FromC, Given, Requests, SharedWithC, ToFree, Zeroes, objects};
+use urnic_sys::Plain;
+
+use crate::from_c::{FromC, Given, Requests, SharedWithC, ToFree, objects};
 
 /// A memory window: the part of libibverbs, then the part of the provider.
 #[repr(C)]

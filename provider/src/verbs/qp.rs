@@ -25,7 +25,9 @@ use super::receive_queue::{ReceiveQueue, ReceiveShape};
 use super::reported::{Acknowledgements, Reported};
 use super::send_queue::{SendQueue, SendRules, SendShape};
 use super::srq::Srq;
-use crate::from_c::{Copied, Given, Out, SharedWithC, ToFree, Zeroes, objects, pointers};
+use urnic_sys::Plain;
+
+use crate::from_c::{Copied, Given, Out, SharedWithC, ToFree, objects, pointers};
 use crate::probes;
 use crate::strict::{self, HeldMemory, PairCheck};
 use crate::trace::{self, PairTrace};

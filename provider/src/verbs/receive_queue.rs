@@ -15,11 +15,11 @@ use urnic_rdma_core::{ibv_recv_wr, ibv_sge};
 use zerocopy::Unalign;
 
 use super::ledger::Ledger;
-use super::ring::Ring;
 use crate::from_c::{Out, Request, Requests};
 use crate::guard::contained;
 use crate::probes;
 use crate::strict::{self, Element, SharedCheck};
+use urnic_driver::rings::Ring;
 
 /// The size of a receive queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -15,11 +15,14 @@ use urnic_device::wqe::{
 use urnic_rdma_core::*;
 use zerocopy::FromBytes;
 
-use super::completion_ring::{CompletionRing, is_receive, work_completion};
 use super::ledger::Ledger;
 use super::receive_queue::{ReceiveQueue, ReceiveShape};
 use super::send_queue::{SendQueue, SendRules, SendShape};
-use crate::from_c::{FromC, Out, Requests, Zeroes};
+use super::work_completion::{is_receive, work_completion};
+use urnic_driver::rings::CompletionRing;
+use urnic_sys::Plain;
+
+use crate::from_c::{FromC, Out, Requests};
 
 /// Zeroed memory aligned like a device ring.
 struct Memory(Vec<Block>);

@@ -23,11 +23,11 @@ use zerocopy::{IntoBytes, Unalign};
 
 use super::ah::Ah;
 use super::ledger::Ledger;
-use super::ring::Ring;
 use crate::from_c::{Bind, Data, Operands, Request};
 use crate::guard::contained;
 use crate::probes;
 use crate::strict::{self, Element};
+use urnic_driver::rings::Ring;
 
 /// The maximum message length: 2 GiB.
 pub(crate) const MAX_MESSAGE: u32 = 1 << 31;

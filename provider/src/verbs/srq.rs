@@ -15,7 +15,9 @@ use super::faulted;
 use super::pd::{DomainMembership, Pd, Resource, Rings};
 use super::receive_queue::{ReceiveQueue, ReceiveShape};
 use super::reported::{Acknowledgements, Reported};
-use crate::from_c::{Given, Out, SharedWithC, ToFree, Zeroes, objects, pointers};
+use urnic_sys::Plain;
+
+use crate::from_c::{Given, Out, SharedWithC, ToFree, objects, pointers};
 use crate::strict::{self, HeldMemory, SharedCheck};
 
 /// A shared receive queue: the part of libibverbs, then the part of the provider.

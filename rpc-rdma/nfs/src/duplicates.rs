@@ -1,13 +1,12 @@
 //! Replies to repeated calls. A client without an answer repeats its call with the same xid, and
 //! the server must not make a change twice.
 
-use crate::lock::lock;
 use crate::rpc::Call;
 use std::collections::{HashMap, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::IpAddr;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use urnic_rpc_rdma_verbs::shares::Client;
+use urnic_sync::{Condvar, Mutex, MutexGuard};
 
 /// Number of kept replies. The procedures whose replies are kept have short replies.
 const KEPT: usize = 4096;
@@ -78,7 +77,7 @@ impl Drop for Served<'_> {
 
 impl Duplicates {
     fn lock(&self) -> MutexGuard<'_, Kept> {
-        lock(&self.kept)
+        self.kept.lock()
     }
 
     /// Returns the kept reply to a call, or otherwise the result of `serve`.
@@ -103,7 +102,7 @@ impl Duplicates {
                 Some(Some(reply)) => return reply.clone(),
                 // The first copy of the call is still being served. Its client may have connected
                 // again, and waits for this answer.
-                Some(None) => kept = self.done.wait(kept).unwrap_or_else(PoisonError::into_inner),
+                Some(None) => kept = self.done.wait(kept),
                 None => break,
             }
         }

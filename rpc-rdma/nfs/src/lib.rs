@@ -11,7 +11,6 @@ pub mod binding;
 pub mod call;
 pub mod client;
 mod duplicates;
-mod lock;
 pub mod mount3;
 pub mod nfs3;
 pub mod nfsacl;

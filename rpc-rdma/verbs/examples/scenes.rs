@@ -7,13 +7,14 @@
 
 use std::error::Error;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use urnic_rpc_rdma::binding::Binding;
 use urnic_rpc_rdma::rpc::{self, CallHeader};
 use urnic_rpc_rdma_verbs::{Backchannel, Call, Client, Options, Request, Response, Server, Service};
+use urnic_sync::Mutex;
 
 /// A program number for private use (RFC 5531 §13).
 const PROGRAM: (u32, u32) = (0x2000_0003, 1);
@@ -104,7 +105,7 @@ impl Service for Host {
         let result = match header.procedure {
             WHO => request.peer.port().into(),
             WAIT => {
-                let meeting = self.meeting.lock().unwrap_or_else(PoisonError::into_inner);
+                let meeting = self.meeting.lock();
                 meeting.recv_timeout(LONG).map_or(0, |()| 1)
             }
             MEET => self.met.send(()).map_or(0, |()| 1),

@@ -1,7 +1,6 @@
 //! Backward calls: those of a server to its clients over the clients' connections (RFC 8167).
 
 use crate::error::Error;
-use crate::lock::lock;
 use crate::peer::{Peer, Waiting};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use std::fmt;
@@ -52,7 +51,7 @@ impl Backchannel {
         let notification =
             eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(io::Error::from)?;
         let notification = Arc::new(notification);
-        let mut endpoint = lock(&peer.endpoint);
+        let mut endpoint = peer.endpoint.lock();
         let Some(link) = endpoint.link().cloned() else {
             return Err(Error::Disconnected);
         };
@@ -67,7 +66,9 @@ impl Backchannel {
             // The client must keep to this limit, because there is no memory for a longer reply.
             max_reply: 0,
         })?;
-        lock(&peer.waiting).insert(xid, Waiting::notified_by(&notification));
+        peer.waiting
+            .lock()
+            .insert(xid, Waiting::notified_by(&notification));
         // The connection returns to all threads. The thread that receives the event of the answer
         // takes the answer.
         peer.give_back(&mut endpoint);
@@ -83,7 +84,7 @@ impl Backchannel {
                 endpoint.execute_actions();
             }
             peer.queue_all(&mut endpoint);
-            let mut others = lock(&peer.waiting);
+            let mut others = peer.waiting.lock();
             if let Some(answer) = others.get_mut(&xid).and_then(Waiting::answer) {
                 others.remove(&xid);
                 return match answer {
@@ -105,7 +106,7 @@ impl Backchannel {
             if !more {
                 let _ = poll(&mut fds, left.as_ref());
             }
-            endpoint = lock(&peer.endpoint);
+            endpoint = peer.endpoint.lock();
         }
     }
 }

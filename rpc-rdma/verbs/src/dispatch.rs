@@ -8,7 +8,6 @@
 //! service.
 
 use crate::endpoint::{Endpoint, ReceivedCall};
-use crate::lock::lock;
 use crate::shares::Charge;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec, eventfd};
@@ -16,8 +15,9 @@ use rustix::io::{Errno, read, write};
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use urnic_sync::Mutex;
 
 /// A call without an answer.
 pub(crate) struct Job<Peer> {
@@ -122,19 +122,19 @@ impl<Peer> Dispatch<Peer> {
 
     /// Queues a call for any thread.
     pub(crate) fn queue(&self, job: Job<Peer>) {
-        lock(&self.jobs).push_back(job);
+        self.jobs.lock().push_back(job);
         let _ = write(&self.count, &1_u64.to_ne_bytes());
     }
 
     pub(crate) fn next(&self) -> Option<Job<Peer>> {
         let mut count = [0; 8];
         read(&self.count, &mut count).ok()?;
-        lock(&self.jobs).pop_front()
+        self.jobs.lock().pop_front()
     }
 
     /// Drops the queued calls. They hold their connections, which hold this object.
     pub(crate) fn clear(&self) {
-        lock(&self.jobs).clear();
+        self.jobs.lock().clear();
     }
 
     /// Wakes the accepting thread, which checks connections.

@@ -1,13 +1,12 @@
 //! The choice of the connection that makes room when there are too many, and a limit for log lines
 //! about it.
 
-use crate::lock::lock;
 use crate::shares::Client;
 use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::sync::Mutex;
 use std::time::{Duration, Instant};
+use urnic_sync::Mutex;
 
 /// A connection that may make room.
 #[derive(Clone, Copy, Debug)]
@@ -50,7 +49,7 @@ pub struct LogLimit(Mutex<(Option<Instant>, u64)>);
 impl LogLimit {
     /// The number of lines that were left out since the last one, if a line is allowed now.
     pub fn allows(&self) -> Option<u64> {
-        let (last, left_out) = &mut *lock(&self.0);
+        let (last, left_out) = &mut *self.0.lock();
         let now = Instant::now();
         if last.is_some_and(|last| now - last < Duration::from_secs(1)) {
             *left_out += 1;

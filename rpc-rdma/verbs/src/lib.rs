@@ -15,7 +15,6 @@ mod dispatch;
 mod endpoint;
 mod error;
 pub mod eviction;
-mod lock;
 pub mod memory;
 mod options;
 mod peer;

@@ -5,12 +5,13 @@
 //! Buffers are powers of two of pages. Free halves merge again (a buddy allocator), so memory of
 //! one size can later serve for another. A pool never returns arenas to the system while it exists.
 
-use crate::lock::lock;
-use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+use rustix::mm::{MapFlags, ProtFlags};
 use std::collections::BTreeSet;
 use std::ops::{Deref, DerefMut, Range};
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
+use urnic_sync::{Mutex, MutexGuard};
+use urnic_sys::Pages;
 
 /// Bytes of the smallest buffer. The address of every buffer is a multiple of it.
 pub const PAGE: usize = 4096;
@@ -26,8 +27,8 @@ pub struct Pool(Arc<Mutex<Arenas>>);
 
 #[derive(Debug, Default)]
 struct Arenas {
-    /// Addresses of the arenas, by number.
-    bases: Vec<usize>,
+    /// The arenas, by number. Each buffer in them holds the pool.
+    mapped: Vec<Pages>,
     /// Addresses of free memory: index n has the free pieces of `PAGE << n` bytes.
     free: [BTreeSet<usize>; ORDERS],
     /// Maximum number of arenas; `None` means no limit.
@@ -78,12 +79,12 @@ impl Pool {
     /// The arenas numbered `from` and above.
     pub fn arenas_from(&self, from: usize) -> Vec<Arena> {
         let arenas = self.arenas();
-        let numbered = arenas.bases.iter().copied().enumerate().skip(from);
+        let numbered = arenas.bases().enumerate().skip(from);
         numbered.map(|(number, base)| Arena { number, base }).collect()
     }
 
     fn arenas(&self) -> MutexGuard<'_, Arenas> {
-        lock(&self.0)
+        self.0.lock()
     }
 }
 
@@ -91,10 +92,13 @@ impl Arenas {
     fn take(&mut self, order: usize) -> Option<(NonNull<u8>, usize)> {
         let mut found = match (order..ORDERS).find(|&order| !self.free[order].is_empty()) {
             Some(order) => order,
-            None if self.most.is_some_and(|most| self.bases.len() >= most) => return None,
+            None if self.most.is_some_and(|most| self.mapped.len() >= most) => return None,
             None => {
-                let base = map()?;
-                self.bases.push(base);
+                let rights = ProtFlags::READ | ProtFlags::WRITE;
+                let room = Pages::anonymous(2 * MAX_BUFFER, rights, MapFlags::PRIVATE).ok()?;
+                let arena = room.aligned_part(MAX_BUFFER, MAX_BUFFER);
+                let base = arena.start().as_ptr().expose_provenance();
+                self.mapped.push(arena);
                 self.free[ORDERS - 1].insert(base);
                 ORDERS - 1
             }
@@ -105,8 +109,13 @@ impl Arenas {
             self.free[found].insert(at + (PAGE << found));
         }
         let base = at & !(MAX_BUFFER - 1);
-        let arena = self.bases.iter().rposition(|&known| known == base)?;
+        let arena = self.bases().rposition(|known| known == base)?;
         Some((NonNull::new(std::ptr::with_exposed_provenance_mut(at))?, arena))
+    }
+
+    /// Addresses of the arenas, by number.
+    fn bases(&self) -> impl ExactSizeIterator<Item = usize> + DoubleEndedIterator {
+        self.mapped.iter().map(|arena| arena.start().addr().get())
     }
 
     fn give(&mut self, mut at: usize, mut order: usize) {
@@ -120,36 +129,6 @@ impl Arenas {
         }
         self.free[order].insert(at);
     }
-}
-
-impl Drop for Arenas {
-    fn drop(&mut self) {
-        for &base in &self.bases {
-            // SAFETY: `map` mapped the arena with this length. Each buffer in it holds the pool, so
-            // no buffer exists any more.
-            let _ = unsafe { munmap(std::ptr::with_exposed_provenance_mut(base), MAX_BUFFER) };
-        }
-    }
-}
-
-/// Maps a new arena of zeroes and returns its address.
-fn map() -> Option<usize> {
-    let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
-    // SAFETY: no address is requested, so the mapping replaces no other one.
-    let whole = unsafe { mmap_anonymous(std::ptr::null_mut(), 2 * MAX_BUFFER, protection, flags) }.ok()?;
-    let start = whole.expose_provenance();
-    let base = start.next_multiple_of(MAX_BUFFER);
-    for (at, len) in [
-        (start, base - start),
-        (base + MAX_BUFFER, start + MAX_BUFFER - base),
-    ] {
-        if len > 0 {
-            // SAFETY: this is a part of the new mapping before or behind the arena, and nothing
-            // refers to it.
-            let _ = unsafe { munmap(std::ptr::with_exposed_provenance_mut(at), len) };
-        }
-    }
-    Some(base)
 }
 
 /// Exclusively owned memory of a pool.

@@ -3,17 +3,17 @@
 use crate::adaptive_polling::AdaptivePolling;
 use crate::dispatch;
 use crate::endpoint::{Endpoint, ReceivedCall};
-use crate::lock::lock;
 use crate::shares::{Account, Holder};
 use rustix::io::write;
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex};
 use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 use urnic_rpc_rdma::engine::{self, CallError, Event, Message};
+use urnic_sync::Mutex;
 
 /// Cost of a wake-up. Calls that take less time are not passed to other threads.
 const WAKE_UP_COST: Duration = Duration::from_micros(20);
@@ -102,7 +102,7 @@ impl Peer {
             let incoming = match event {
                 Event::CallReceived(incoming) => incoming,
                 Event::Answered { xid, outcome, .. } => {
-                    if let Some(waiting) = lock(&self.waiting).get_mut(&xid) {
+                    if let Some(waiting) = self.waiting.lock().get_mut(&xid) {
                         waiting.complete(outcome);
                     }
                     continue;
@@ -117,7 +117,7 @@ impl Peer {
                 first = Some(self.job(received));
                 continue;
             }
-            let mut keep = lock(&self.keep);
+            let mut keep = self.keep.lock();
             if keep.keeper.is_some() && keep.quick {
                 keep.waiting.push_back(received);
             } else {
@@ -146,12 +146,12 @@ impl Peer {
 
     /// Whether a thread keeps the connection and polls it.
     pub(crate) fn is_kept(&self) -> bool {
-        lock(&self.keep).keeper.is_some()
+        self.keep.lock().keeper.is_some()
     }
 
     /// Whether this thread may poll, until [`end_polling`](Self::end_polling).
     pub(crate) fn may_poll(&self) -> bool {
-        let mut keep = lock(&self.keep);
+        let mut keep = self.keep.lock();
         let may = !keep.is_polled && (keep.keeper.is_none() || keep.is_ours());
         keep.is_polled |= may;
         may
@@ -159,12 +159,12 @@ impl Peer {
 
     /// Polls once, since `start`. If there is a call, this thread keeps the connection.
     pub(crate) fn poll(self: &Arc<Self>, start: Instant) -> Poll {
-        let mut endpoint = lock(&self.endpoint);
+        let mut endpoint = self.endpoint.lock();
         let moving = endpoint.is_moving();
         endpoint.progress();
         let job = self.distribute(&mut endpoint);
         let time = start.elapsed();
-        let mut keep = lock(&self.keep);
+        let mut keep = self.keep.lock();
         if let Some(job) = job {
             keep.adaptive_polling.succeeded(time, moving);
             if keep.keeper.is_none() {
@@ -185,12 +185,12 @@ impl Peer {
 
     /// Notes that this thread stops polling.
     pub(crate) fn end_polling(&self) {
-        lock(&self.keep).is_polled = false;
+        self.keep.lock().is_polled = false;
     }
 
     /// A call that waits for this thread.
     pub(crate) fn next_kept(self: &Arc<Self>) -> Option<Job> {
-        let mut keep = lock(&self.keep);
+        let mut keep = self.keep.lock();
         let received = keep.is_ours().then(|| keep.waiting.pop_front()).flatten();
         drop(keep);
         received.map(|received| self.job(received))
@@ -198,7 +198,7 @@ impl Peer {
 
     /// Notes that this thread begins a call of this connection.
     pub(crate) fn begin_call(&self) {
-        let mut keep = lock(&self.keep);
+        let mut keep = self.keep.lock();
         if keep.is_ours() {
             keep.since = Some(Instant::now());
         }
@@ -206,7 +206,7 @@ impl Peer {
 
     /// Notes that this thread has finished a call of this connection.
     pub(crate) fn end_call(&self) {
-        let mut keep = lock(&self.keep);
+        let mut keep = self.keep.lock();
         if keep.is_ours()
             && let Some(since) = keep.since.take()
         {
@@ -224,7 +224,7 @@ impl Peer {
 
     /// Ends the keeping of the connection. Returns whether a thread kept it.
     fn release(self: &Arc<Self>) -> bool {
-        let mut keep = lock(&self.keep);
+        let mut keep = self.keep.lock();
         let kept = keep.keeper.take().is_some();
         keep.since = None;
         let waiting = std::mem::take(&mut keep.waiting);
@@ -247,7 +247,7 @@ impl Peer {
 
     /// Returns the connection to all threads, if this thread keeps it.
     pub(crate) fn give_back_ours(self: &Arc<Self>, endpoint: &mut Endpoint) {
-        if lock(&self.keep).is_ours() {
+        if self.keep.lock().is_ours() {
             self.give_back(endpoint);
         }
     }
@@ -255,12 +255,12 @@ impl Peer {
     /// Takes the connection from a thread that has been in a call for this time.
     pub(crate) fn release_if_blocked(self: &Arc<Self>, time: Duration) {
         let held_up = |keep: &Keep| keep.since.is_some_and(|since| since.elapsed() >= time);
-        if !held_up(&lock(&self.keep)) {
+        if !held_up(&self.keep.lock()) {
             return;
         }
-        let mut endpoint = lock(&self.endpoint);
+        let mut endpoint = self.endpoint.lock();
         // The thread may have ended the call in the meantime.
-        if held_up(&lock(&self.keep)) {
+        if held_up(&self.keep.lock()) {
             self.give_back(&mut endpoint);
         }
     }

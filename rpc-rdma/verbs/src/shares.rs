@@ -5,12 +5,12 @@
 //! always free for the next client. Taking and returning an amount needs a few atomic additions and
 //! no lock.
 
-use crate::lock::lock;
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
+use urnic_sync::{Condvar, Mutex};
 
 /// The network addresses that count as one client: an IPv4 address, or an IPv6 network of 64 bits,
 /// of which a host can have all addresses.
@@ -85,7 +85,7 @@ impl Shares {
     /// An account for a connection from this address.
     pub fn account(&self, address: IpAddr) -> Account {
         let client = Client::from(address);
-        let mut clients = lock(&self.0.clients);
+        let mut clients = self.0.clients.lock();
         let held = clients.get(&client).and_then(Weak::upgrade).unwrap_or_else(|| {
             clients.retain(|_, held| held.strong_count() > 0);
             let held = Arc::default();
@@ -102,7 +102,7 @@ impl Shares {
 
     /// Makes a connection known to [`end_stuck`](Self::end_stuck) while it exists.
     pub fn watch(&self, holder: Weak<dyn Holder>) {
-        let mut holders = lock(&self.0.holders);
+        let mut holders = self.0.holders.lock();
         holders.retain(|holder| holder.strong_count() > 0);
         holders.push(holder);
     }
@@ -121,13 +121,13 @@ impl Shares {
         if !self.wanted() {
             return 0;
         }
-        let clients: Vec<_> = lock(&self.0.clients).values().filter_map(Weak::upgrade).collect();
+        let clients: Vec<_> = self.0.clients.lock().values().filter_map(Weak::upgrade).collect();
         let waiting = clients.iter().map(|sum| {
             let [held, wanted] = [&sum.held, &sum.wanted].map(|sum| sum.load(Ordering::Relaxed));
             (held, wanted)
         });
         let waiting: Vec<_> = waiting.filter(|(_, wanted)| *wanted > 0).collect();
-        let holders: Vec<_> = lock(&self.0.holders).iter().filter_map(Weak::upgrade).collect();
+        let holders: Vec<_> = self.0.holders.lock().iter().filter_map(Weak::upgrade).collect();
         let mut stuck: Vec<_> = holders
             .into_iter()
             .filter_map(|holder| {
@@ -167,7 +167,7 @@ impl Shares {
     fn notify_waiters(&self) {
         // A waiting thread counts itself before its last check.
         if self.wanted() {
-            drop(lock(&self.0.turn));
+            drop(self.0.turn.lock());
             self.0.freed.notify_all();
         }
     }
@@ -210,7 +210,7 @@ impl Account {
         }
         let _wanted = self.want(amount);
         let inner = &self.0.shares.0;
-        let mut turn = lock(&inner.turn);
+        let mut turn = inner.turn.lock();
         loop {
             // Without the lock, which the return of an amount takes.
             drop(turn);
@@ -220,10 +220,8 @@ impl Account {
             if over() {
                 return None;
             }
-            turn = lock(&inner.turn);
-            turn = (inner.freed.wait_timeout(turn, CHECK_INTERVAL))
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
+            turn = inner.turn.lock();
+            turn = inner.freed.wait_timeout(turn, CHECK_INTERVAL).0;
         }
     }
 

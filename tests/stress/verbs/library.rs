@@ -1,11 +1,12 @@
 //! The functions of libibverbs, and the checks of what they return.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::{CString, c_int, c_void};
 use std::io;
 use std::mem;
 use std::sync::OnceLock;
 
 use urnic_rdma_core::*;
+use urnic_sys::loader::LoadedFile;
 
 /// Declares the functions of the library that are used.
 macro_rules! library {
@@ -15,14 +16,13 @@ macro_rules! library {
         impl Api {
             fn load() -> Api {
                 // SAFETY: a plain library.
-                let library = unsafe { libc::dlopen(c"libibverbs.so.1".as_ptr(), libc::RTLD_NOW) };
-                assert!(!library.is_null(), "libibverbs.so.1 is not installed");
+                let library = unsafe { LoadedFile::load(c"libibverbs.so.1") }.expect("libibverbs is installed");
                 $(
-                    let name = concat!(stringify!($name), "\0");
-                    // SAFETY: a loaded library, and a name that ends with 0.
-                    let $name = unsafe { libc::dlsym(library, name.as_ptr().cast()) };
-                    assert!(!$name.is_null(), "libibverbs has no {name}");
+                    let name = CString::new(stringify!($name)).expect("a name");
+                    let $name = library.symbol(&name);
+                    assert!(!$name.is_null(), "libibverbs has no {name:?}");
                 )*
+                library.keep();
                 // SAFETY: the functions have these types (`infiniband/verbs.h`).
                 unsafe { Api { $($name: mem::transmute::<*mut c_void, unsafe extern "C" fn($($arg),*) -> $ret>($name),)* } }
             }

@@ -19,10 +19,10 @@ impl Mr {
     /// Registers `len` bytes of the arena from `at`; `name` is the address of the first byte in
     /// work requests.
     pub(crate) fn new(device: &Device, arena: &Arena, at: usize, len: usize, name: u64, access: u32) -> Mr {
-        assert!(at + len <= arena.len);
+        assert!(at + len <= arena.len());
         // SAFETY: memory that is there as long as the region.
         let mr = unsafe {
-            (api().ibv_reg_mr_iova)(device.pd, arena.base.add(at).cast(), len, name, access as c_int)
+            (api().ibv_reg_mr_iova)(device.pd, arena.base().add(at).cast(), len, name, access as c_int)
         };
         Mr {
             mr: some("ibv_reg_mr_iova", mr),
@@ -32,11 +32,11 @@ impl Mr {
 
     /// Other memory, and other rights; the key stays.
     pub(crate) fn moved(&mut self, arena: &Arena, at: usize, len: usize, name: u64, access: u32) {
-        assert!(at + len <= arena.len);
+        assert!(at + len <= arena.len());
         let flags = (IBV_REREG_MR_CHANGE_TRANSLATION | IBV_REREG_MR_CHANGE_ACCESS) as c_int;
         // SAFETY: a live region, and memory that is there as long.
         zero("ibv_rereg_mr", unsafe {
-            let addr = arena.base.add(at).cast();
+            let addr = arena.base().add(at).cast();
             (api().ibv_rereg_mr)(self.mr, flags, ptr::null_mut(), addr, len, access as c_int)
         });
         self.name = name;

@@ -1,10 +1,11 @@
 //! Queue pairs and shared receive queues, and the requests posted to them.
 
 use std::ffi::{c_int, c_void};
-use std::mem;
+
 use std::ptr;
 
 use urnic_rdma_core::*;
+use urnic_sys::Plain;
 
 use super::completions::Cq;
 use super::device::Device;
@@ -128,7 +129,7 @@ impl Qp {
         // SAFETY: live queues and domain.
         unsafe {
             let qp = if shape.builder {
-                let mut init: ibv_qp_init_attr_ex = mem::zeroed();
+                let mut init: ibv_qp_init_attr_ex = Plain::zeroes();
                 (init.send_cq, init.recv_cq, init.srq) = (send.cq, receive.cq, srq);
                 (init.cap, init.qp_type, init.sq_sig_all) = (cap, IBV_QPT_RC, shape.signal_all.into());
                 (init.comp_mask, init.pd) =
@@ -137,7 +138,7 @@ impl Qp {
                 let create: CreateQpEx = extended(device.context, CREATE_QP_EX);
                 create(device.context, &raw mut init)
             } else {
-                let mut init: ibv_qp_init_attr = mem::zeroed();
+                let mut init: ibv_qp_init_attr = Plain::zeroes();
                 (init.send_cq, init.recv_cq, init.srq) = (send.cq, receive.cq, srq);
                 (init.cap, init.qp_type, init.sq_sig_all) = (cap, IBV_QPT_RC, shape.signal_all.into());
                 (api().ibv_create_qp)(device.pd, &raw mut init)
@@ -306,8 +307,7 @@ impl Qp {
 }
 
 fn work_request(request: &mut Request<'_>) -> ibv_send_wr {
-    // SAFETY: all zeroes is a request.
-    let mut wr: ibv_send_wr = unsafe { mem::zeroed() };
+    let mut wr = ibv_send_wr::zeroes();
     (wr.wr_id, wr.send_flags) = (request.id, request.flags);
     (wr.sg_list, wr.num_sge) = (request.list.as_mut_ptr(), request.list.len() as c_int);
     let rdma = |remote_addr, rkey| ibv_send_wr_wr {

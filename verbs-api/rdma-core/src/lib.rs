@@ -20,6 +20,7 @@ pub mod level;
 pub mod object_attr;
 pub mod objects;
 pub mod ops;
+mod plain;
 pub mod private;
 
 pub use attr::*;

@@ -35,7 +35,6 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 use urnic_device::registers;
 
-use super::anonymous;
 use crate::doorbells::DoorbellPages;
 use access::Dma;
 use pci::{PciFunction, Unusable};
@@ -44,6 +43,7 @@ use urnic_device::bus::{Bus, Mapping, QueueMemory, Signal, SignalHandler};
 use urnic_process::fds::InternalFd;
 use urnic_process::signals;
 use urnic_process::threads;
+use urnic_sys::Pages;
 
 /// Number of checks, and the pause between two, whether a reset of the device is complete: two
 /// seconds in all.
@@ -171,15 +171,10 @@ impl Bus for VfioBus {
         match &self.inner.dma {
             Dma::Physical(physical) => physical.allocate(len),
             Dma::Iommu(iommu) => {
-                let ptr = anonymous::allocate(len)?;
-                match iommu.map(ptr.as_ptr().expose_provenance(), len, true) {
-                    Ok(iova) => Ok(QueueMemory { ptr, iova }),
-                    Err(errno) => {
-                        // SAFETY: `ptr` was allocated above with `len`, and no other code has it.
-                        unsafe { anonymous::free(ptr, len) };
-                        Err(errno)
-                    }
-                }
+                let pages = Pages::zeroed(len)?;
+                let iova = iommu.map(pages.start().as_ptr().expose_provenance(), len, true)?;
+                let ptr = pages.leak();
+                Ok(QueueMemory { ptr, iova })
             }
         }
     }
@@ -190,7 +185,7 @@ impl Bus for VfioBus {
             Dma::Iommu(iommu) => {
                 iommu.unmap(memory.iova, len);
                 // SAFETY: the memory came from `allocate` with this length, as the caller promises.
-                unsafe { anonymous::free(memory.ptr, len) };
+                drop(unsafe { Pages::of_leaked(memory.ptr, len) });
             }
         }
     }

@@ -4,16 +4,17 @@
 //! kernel may still move them (compaction, a write after fork); queues are in huge pages, which the
 //! kernel does not move.
 
-use std::ptr::NonNull;
+use std::mem::ManuallyDrop;
 use urnic_sync::Mutex;
 
 use rustix::fs::{Mode, OFlags, open};
 use rustix::io::{Errno, pread};
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mlock, mmap_anonymous, munmap};
+use rustix::mm::{Advice, MapFlags, ProtFlags, mlock};
 
 use super::iova::IovaSpace;
 use urnic_device::bus::{Mapping, QueueMemory};
 use urnic_process::fds::InternalFd;
+use urnic_sys::Pages;
 
 const PAGE: usize = 4096;
 const HUGE: usize = 2 << 20;
@@ -33,15 +34,11 @@ pub(super) struct Physical {
 
 /// Memory that is contiguous both in virtual and in physical addresses.
 struct Run {
-    ptr: NonNull<u8>,
+    /// Never unmapped: without an IOMMU, a device that was not reset may still write there.
+    pages: ManuallyDrop<Pages>,
     first: u64,
-    len: usize,
     space: IovaSpace,
 }
-
-// SAFETY: the pointer leads to memory that stays mapped as long as the process lives, and it is
-// only an address here: the code that allocated a part controls the access to that part.
-unsafe impl Send for Run {}
 
 impl Physical {
     /// Opens the kernel's list of pages, and logs a warning about DMA without an IOMMU.
@@ -147,7 +144,7 @@ impl Physical {
     /// Frees memory from [`Physical::allocate`].
     pub(super) fn free(&self, memory: QueueMemory) {
         for run in self.runs.lock().iter_mut() {
-            if (run.first..run.first + run.len as u64).contains(&memory.iova) {
+            if (run.first..run.first + run.pages.len() as u64).contains(&memory.iova) {
                 run.space.release(memory.iova);
             }
         }
@@ -157,60 +154,38 @@ impl Physical {
     /// ones make runs.
     fn grow(&self, len: usize, runs: &mut Vec<Run>) -> Result<(), Errno> {
         let whole = len.checked_next_multiple_of(HUGE).ok_or(Errno::NOMEM)?;
-        let prot = ProtFlags::READ | ProtFlags::WRITE;
         // A shared mapping, so that a write after a fork does not move the page.
         let huge = MapFlags::SHARED | MapFlags::HUGETLB | MapFlags::POPULATE;
-        // SAFETY: new anonymous mappings at addresses of the kernel's choice disturb nothing.
-        let ptr = match unsafe { mmap_anonymous(std::ptr::null_mut(), whole, prot, huge) } {
-            Ok(ptr) => ptr,
+        let pages = match Pages::anonymous(whole, ProtFlags::READ | ProtFlags::WRITE, huge) {
+            Ok(pages) => pages,
             Err(_) => transparent(whole)?,
         };
-        let frames = match self.frames(ptr.addr(), whole / PAGE) {
-            Ok(frames) => frames,
-            Err(errno) => {
-                // SAFETY: `ptr` was mapped above with this length, and no other code has it.
-                let _ = unsafe { munmap(ptr, whole) };
-                return Err(errno);
-            }
-        };
+        let frames = self.frames(pages.start().addr().get(), whole / PAGE)?;
         let neighbours = |a: &u64, b: &u64| *b == *a + PAGE as u64;
         if !frames.chunk_by(neighbours).any(|run| run.len() * PAGE >= len) {
             // An unsuitable mapping would stay locked without use, and the next attempt would lock
-            // as much again.
-            // SAFETY: `ptr` was mapped above with this length, and no other code has it.
-            let _ = unsafe { munmap(ptr, whole) };
+            // as much again: it is unmapped here.
             return Ok(());
         }
-        let mut start = 0;
+        let mut rest = pages;
         for run in frames.chunk_by(neighbours) {
             let first = run.first().copied().unwrap_or_default();
-            let ptr = NonNull::new(ptr.wrapping_byte_add(start * PAGE).cast()).ok_or(Errno::NOMEM)?;
-            runs.push(Run::new(ptr, first, run.len() * PAGE));
-            start += run.len();
+            let after = rest.split_off(run.len() * PAGE);
+            runs.push(Run::new(std::mem::replace(&mut rest, after), first));
         }
         Ok(())
     }
 }
 
 /// Locked memory at a multiple of the huge page, made of huge pages if the kernel permits it.
-fn transparent(len: usize) -> Result<*mut std::ffi::c_void, Errno> {
-    let prot = ProtFlags::READ | ProtFlags::WRITE;
+fn transparent(len: usize) -> Result<Pages, Errno> {
     let room = len.checked_add(HUGE).ok_or(Errno::NOMEM)?;
-    // SAFETY: a new anonymous mapping at an address of the kernel's choice disturbs nothing.
-    let base = unsafe { mmap_anonymous(std::ptr::null_mut(), room, prot, MapFlags::PRIVATE) }?;
-    let ptr = base.map_addr(|address| address.next_multiple_of(HUGE));
-    let ready = || {
-        // SAFETY: the range is inside the mapping made above; neither call changes a byte.
-        unsafe {
-            let _ = madvise(ptr, len, Advice::LinuxHugepage);
-            madvise(ptr, len, Advice::LinuxPopulateWrite)?;
-            mlock(ptr, len)
-        }
-    };
-    ready().map(|()| ptr).inspect_err(|_| {
-        // SAFETY: `base` was mapped above with this length, and no other code has it.
-        let _ = unsafe { munmap(base, room) };
-    })
+    let rights = ProtFlags::READ | ProtFlags::WRITE;
+    let pages = Pages::anonymous(room, rights, MapFlags::PRIVATE)?.aligned_part(HUGE, len);
+    let _ = pages.advise(Advice::LinuxHugepage);
+    pages.advise(Advice::LinuxPopulateWrite)?;
+    pages.lock()?;
+    Ok(pages)
 }
 
 /// The physical address in an entry of the list.
@@ -224,22 +199,19 @@ fn address_in(entry: u64) -> Result<u64, Errno> {
 }
 
 impl Run {
-    fn new(ptr: NonNull<u8>, first: u64, len: usize) -> Run {
+    fn new(pages: Pages, first: u64) -> Run {
         let mut space = IovaSpace::new(PAGE as u64);
-        space.add(first, first + (len as u64 - 1));
+        space.add(first, first + (pages.len() as u64 - 1));
         Run {
-            ptr,
+            pages: ManuallyDrop::new(pages),
             first,
-            len,
             space,
         }
     }
 
     fn take(&mut self, len: usize) -> Option<QueueMemory> {
         let iova = self.space.allocate(len as u64, 0)?;
-        let offset = (iova - self.first) as usize;
-        // SAFETY: the space has only addresses of the run, so `offset` is inside the run.
-        let ptr = unsafe { self.ptr.add(offset) };
+        let ptr = self.pages.at((iova - self.first) as usize)?;
         Some(QueueMemory { ptr, iova })
     }
 }

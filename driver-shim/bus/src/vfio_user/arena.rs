@@ -5,17 +5,17 @@
 //! takes no message. Chunks lie at multiples of their length. Both sides use the same address: an
 //! IOVA is an address of this process.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::OnceLock;
 use urnic_sync::Mutex;
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::io::Errno;
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
+use rustix::mm::{Advice, madvise};
 
-use crate::doorbells::own_pages;
 use urnic_process::file_length;
+use urnic_sys::Pages;
 
 /// Bytes of a chunk, and the largest piece.
 pub(super) const CHUNK: usize = 1 << 30;
@@ -28,9 +28,8 @@ const CLASSES: usize = (CHUNK / MIN_PIECE).ilog2() as usize + 1;
 
 /// All chunks of a device.
 pub(super) struct Arena {
-    /// The chunks, which forked children read without a lock. Null, or mapped as long as the arena
-    /// lives.
-    chunks: [AtomicPtr<u8>; CHUNKS],
+    /// The chunks, which forked children read without a lock.
+    chunks: [OnceLock<Pages>; CHUNKS],
     state: Mutex<State>,
 }
 
@@ -50,7 +49,7 @@ unsafe impl Send for Piece {}
 impl Arena {
     pub(super) fn new() -> Arena {
         Arena {
-            chunks: [const { AtomicPtr::new(std::ptr::null_mut()) }; CHUNKS],
+            chunks: [const { OnceLock::new() }; CHUNKS],
             state: Mutex::new(State {
                 free: [const { Vec::new() }; CLASSES],
                 chunks: 0,
@@ -77,20 +76,17 @@ impl Arena {
         }
         if CHUNK - state.used < size {
             let slot = self.chunks.get(state.chunks).ok_or(Errno::NOMEM)?;
-            let (base, file) = chunk()?;
-            // SAFETY: the chunk was made above, and after a failed `share` no other code has it.
-            share(base, file).inspect_err(|_| unsafe { unmap(base) })?;
-            slot.store(base.as_ptr(), Ordering::Release);
+            let (chunk, file) = chunk()?;
+            share(chunk.start(), file)?;
+            slot.set(chunk).map_err(|_| Errno::NOMEM)?;
             state.chunks += 1;
             state.used = 0;
         }
         let newest = self.chunks.get(state.chunks - 1).ok_or(Errno::NOMEM)?;
-        let base = newest.load(Ordering::Relaxed);
         // Sizes are powers of two, so each piece is aligned to a page, which is enough.
         let at = state.used;
         state.used += size;
-        // SAFETY: `at` + `size` is within the chunk.
-        NonNull::new(unsafe { base.add(at) }).ok_or(Errno::NOMEM)
+        newest.get().and_then(|chunk| chunk.at(at)).ok_or(Errno::NOMEM)
     }
 
     /// Frees a piece.
@@ -115,37 +111,22 @@ impl Arena {
     /// Whether a range is inside the arena.
     pub(super) fn covers(&self, address: u64, len: u64) -> bool {
         let end = address.checked_add(len);
-        self.chunks
-            .iter()
-            .map(|chunk| chunk.load(Ordering::Acquire).addr() as u64)
-            .take_while(|base| *base != 0)
-            .any(|base| address >= base && end.is_some_and(|end| end <= base + CHUNK as u64))
+        self.chunks().any(|chunk| {
+            let base = chunk.start().addr().get() as u64;
+            address >= base && end.is_some_and(|end| end <= base + CHUNK as u64)
+        })
     }
 
     /// In a forked child: replaces the memory that the device writes by private memory.
     /// Async-signal-safe.
     pub(super) fn abandon_in_child(&self) {
-        for base in self
-            .chunks
-            .iter()
-            .filter_map(|chunk| NonNull::new(chunk.load(Ordering::Acquire)))
-        {
-            // SAFETY: the range is a chunk of the arena.
-            unsafe { own_pages(base, CHUNK) };
+        for chunk in self.chunks() {
+            let _ = chunk.replace_by_zeroes();
         }
     }
-}
 
-impl Drop for Arena {
-    fn drop(&mut self) {
-        for base in self
-            .chunks
-            .iter()
-            .filter_map(|chunk| NonNull::new(chunk.load(Ordering::Relaxed)))
-        {
-            // SAFETY: the range is a chunk of the arena, none of whose pieces is in use any more.
-            unsafe { unmap(base) };
-        }
+    fn chunks(&self) -> impl Iterator<Item = &Pages> {
+        self.chunks.iter().map_while(OnceLock::get)
     }
 }
 
@@ -158,15 +139,8 @@ fn class(len: usize) -> Result<usize, Errno> {
     Ok((size / MIN_PIECE).ilog2() as usize)
 }
 
-/// # Safety
-/// `base` is a chunk that no code uses.
-unsafe fn unmap(base: NonNull<u8>) {
-    // SAFETY: the caller promises a chunk that no code uses.
-    let _ = unsafe { munmap(base.as_ptr().cast(), CHUNK) };
-}
-
 /// Makes a new chunk and its file.
-fn chunk() -> Result<(NonNull<u8>, OwnedFd), Errno> {
+fn chunk() -> Result<(Pages, OwnedFd), Errno> {
     if file_length::permits(CHUNK as u64).is_err() {
         tracing::error!("files may not grow to 1 GiB here, as queue memory has to: raise `ulimit -f`");
         return Err(Errno::NOMEM);
@@ -176,38 +150,12 @@ fn chunk() -> Result<(NonNull<u8>, OwnedFd), Errno> {
     // The seals guarantee the length of the file to every process that maps it.
     fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
     // A reservation of twice the length contains an aligned chunk.
-    // SAFETY: a new mapping at an address of the kernel's choice changes no other mapping.
-    let room = unsafe {
-        mmap_anonymous(
-            std::ptr::null_mut(),
-            2 * CHUNK,
-            ProtFlags::empty(),
-            MapFlags::PRIVATE | MapFlags::NORESERVE,
-        )
-    }?;
-    let before = room.addr().next_multiple_of(CHUNK) - room.addr();
-    let base = room.wrapping_byte_add(before);
-    // SAFETY: the ranges are the unused parts of the reservation on both sides of the chunk.
-    unsafe {
-        if before > 0 {
-            let _ = munmap(room, before);
-        }
-        let _ = munmap(base.wrapping_byte_add(CHUNK), CHUNK - before);
-    }
-    let (prot, flags) = (
-        ProtFlags::READ | ProtFlags::WRITE,
-        MapFlags::SHARED | MapFlags::FIXED,
-    );
-    // SAFETY: the new mapping replaces the reserved chunk, which no other code uses.
-    let mapped = unsafe { mmap(base, CHUNK, prot, flags, file.as_fd(), 0) };
-    let base = NonNull::new(base.cast::<u8>()).ok_or(Errno::NOMEM)?;
-    // SAFETY: the chunk was reserved above and is not used yet.
-    mapped.inspect_err(|_| unsafe { unmap(base) })?;
+    let chunk = Pages::reserved(2 * CHUNK)?.aligned_part(CHUNK, CHUNK);
+    chunk.replace_by_file(&file)?;
     // A child must not write what the device reads, whichever way it is made. A child made by
     // fork(3) gets pages of its own instead.
-    // SAFETY: the range is the mapping made above; the advice changes no byte.
-    let _ = unsafe { madvise(base.as_ptr().cast(), CHUNK, Advice::LinuxDontFork) };
-    Ok((base, file))
+    let _ = chunk.advise(Advice::LinuxDontFork);
+    Ok((chunk, file))
 }
 
 #[cfg(test)]

@@ -5,19 +5,15 @@
 //! are neither interposed nor cancellation points.
 
 use rustix::io::Errno;
+use rustix::process::getpid;
+use urnic_model::host::process_memory;
 
 /// Copies from `address` into a slice.
 ///
 /// # Errors
 /// `EFAULT` if a part of the range is not readable.
 pub(super) fn read(address: u64, into: &mut [u8]) -> Result<(), Errno> {
-    let (local, remote) = (
-        piece(into.as_mut_ptr().cast(), into.len()),
-        remote(address, into.len())?,
-    );
-    // SAFETY: the call writes `into` only; the kernel checks the other range.
-    let copied = unsafe { libc::process_vm_readv(own_pid(), &local, 1, &remote, 1, 0) };
-    whole(copied, into.len())
+    whole(process_memory::read(getpid(), address, into), into.len())
 }
 
 /// Copies a slice to `address`.
@@ -25,34 +21,11 @@ pub(super) fn read(address: u64, into: &mut [u8]) -> Result<(), Errno> {
 /// # Errors
 /// `EFAULT` if a part of the range is not writable.
 pub(super) fn write(address: u64, from: &[u8]) -> Result<(), Errno> {
-    let (local, remote) = (
-        piece(from.as_ptr().cast_mut().cast(), from.len()),
-        remote(address, from.len())?,
-    );
-    // SAFETY: the call reads `from` only. The other range is memory that the program registered for
-    // the device to write, and the kernel checks it.
-    let copied = unsafe { libc::process_vm_writev(own_pid(), &local, 1, &remote, 1, 0) };
-    whole(copied, from.len())
+    whole(process_memory::write(getpid(), address, from), from.len())
 }
 
-fn own_pid() -> i32 {
-    rustix::process::getpid().as_raw_pid()
-}
-
-fn piece(base: *mut libc::c_void, len: usize) -> libc::iovec {
-    libc::iovec {
-        iov_base: base,
-        iov_len: len,
-    }
-}
-
-fn remote(address: u64, len: usize) -> Result<libc::iovec, Errno> {
-    let address = usize::try_from(address).map_err(|_| Errno::FAULT)?;
-    Ok(piece(std::ptr::with_exposed_provenance_mut(address), len))
-}
-
-fn whole(copied: isize, len: usize) -> Result<(), Errno> {
-    if usize::try_from(copied) == Ok(len) {
+fn whole(copied: Result<usize, Errno>, len: usize) -> Result<(), Errno> {
+    if copied == Ok(len) {
         Ok(())
     } else {
         Err(Errno::FAULT)

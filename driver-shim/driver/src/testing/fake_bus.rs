@@ -1,12 +1,11 @@
 //! A bus without a device, for tests that need only memory.
 
-use std::ptr::NonNull;
 use std::sync::Arc;
 
 use rustix::io::Errno;
-use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
 use urnic_device::bus::{Bus, Mapping, QueueMemory, SignalHandler};
+use urnic_sys::Pages;
 
 pub(crate) struct FakeBus;
 
@@ -32,17 +31,14 @@ impl Bus for FakeBus {
     }
 
     fn allocate(&self, len: usize) -> Result<QueueMemory, Errno> {
-        let rights = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new anonymous mapping at an address of the kernel's choice disturbs nothing.
-        let ptr = unsafe { mmap_anonymous(std::ptr::null_mut(), len, rights, MapFlags::PRIVATE) }?;
-        let ptr: NonNull<u8> = NonNull::new(ptr.cast()).ok_or(Errno::NOMEM)?;
+        let ptr = Pages::zeroed(len)?.leak();
         let iova = ptr.as_ptr().addr() as u64;
         Ok(QueueMemory { ptr, iova })
     }
 
     unsafe fn free(&self, memory: QueueMemory, len: usize) {
         // SAFETY: a mapping of `allocate`'s, as the caller promises.
-        let _ = unsafe { munmap(memory.ptr.as_ptr().cast(), len) };
+        drop(unsafe { Pages::of_leaked(memory.ptr, len) });
     }
 
     fn map(&self, ptr: *mut u8, _len: usize, _write: bool) -> Result<Mapping, Errno> {

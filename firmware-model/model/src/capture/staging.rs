@@ -110,23 +110,13 @@ mod tests {
     #[test]
     fn unmapped_memory_is_an_error_after_the_bytes_before_it() {
         let page = rustix::param::page_size();
-        // SAFETY: a fresh mapping that no other code uses.
-        let start = unsafe {
-            let flags = rustix::mm::MapFlags::PRIVATE;
-            let rights = rustix::mm::ProtFlags::READ | rustix::mm::ProtFlags::WRITE;
-            rustix::mm::mmap_anonymous(std::ptr::null_mut(), 2 * page, rights, flags).unwrap()
-        };
+        let mut pages = urnic_sys::Pages::zeroed(2 * page).unwrap();
         // SAFETY: both pages belong to this test; the slice is only a name for them, and is not
         // used after its second page was unmapped.
-        let piece = unsafe {
-            let piece = Piece::of(std::slice::from_raw_parts(start.cast::<u8>(), 2 * page));
-            rustix::mm::munmap(start.byte_add(page), page).unwrap();
-            piece
-        };
+        let piece = unsafe { Piece::of(std::slice::from_raw_parts(pages.start().as_ptr(), 2 * page)) };
+        drop(pages.split_off(page));
         let mut staging = Staging::new(Descriptors::new(4, None));
         assert_eq!(staging.copy(&[piece]).unwrap().len(), page);
         assert_eq!(staging.copy(&[piece.skip(page)]), Err(Errno::FAULT));
-        // SAFETY: the remaining page belongs to this test, and nothing uses it.
-        unsafe { rustix::mm::munmap(start, page).unwrap() };
     }
 }

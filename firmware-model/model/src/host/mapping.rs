@@ -115,19 +115,21 @@ impl Mapping {
     /// The 32-bit word at `offset`, a multiple of 4.
     #[inline]
     pub fn word(&self, offset: usize) -> &AtomicU32 {
-        let word = self.part(offset, 4).ptr.cast::<AtomicU32>();
-        assert!(word.is_aligned());
-        // SAFETY: in range and aligned; an atomic may be shared with anybody.
-        unsafe { word.as_ref() }
+        self.atomics(offset)
     }
 
     /// The 64-bit word at `offset`, a multiple of 8.
     #[inline]
     pub(crate) fn word64(&self, offset: usize) -> &AtomicU64 {
-        let word = self.part(offset, 8).ptr.cast::<AtomicU64>();
-        assert!(word.is_aligned());
-        // SAFETY: in range and aligned; an atomic may be shared with anybody.
-        unsafe { word.as_ref() }
+        self.atomics(offset)
+    }
+
+    #[inline]
+    fn atomics<T: SharedRecord>(&self, offset: usize) -> &T {
+        let place = self.part(offset, size_of::<T>()).ptr.cast::<T>();
+        assert!(place.is_aligned());
+        // SAFETY: in range and aligned; atomics may be shared with anybody.
+        unsafe { place.as_ref() }
     }
 
     /// Copies bytes of registered memory out from `offset` on; they must lie inside.
@@ -244,10 +246,19 @@ unsafe impl<T: Sync> Send for Record<T> {}
 // SAFETY: a shared record gives `&T` alone, and `T` may be shared.
 unsafe impl<T: Sync> Sync for Record<T> {}
 
-/// Structures that consist of atomics, and padding that no code accesses.
-pub trait SharedRecord: Sync {}
-impl SharedRecord for QueueRecord {}
-impl SharedRecord for CqRecord {}
+/// Structures that others may change at any time.
+///
+/// # Safety
+/// A structure consists of atomics, and padding that no code accesses.
+pub unsafe trait SharedRecord: Sync {}
+// SAFETY: an atomic.
+unsafe impl SharedRecord for AtomicU32 {}
+// SAFETY: an atomic.
+unsafe impl SharedRecord for AtomicU64 {}
+// SAFETY: the fields are `AtomicU32`, and arrays of `u32` that no code accesses.
+unsafe impl SharedRecord for QueueRecord {}
+// SAFETY: as above.
+unsafe impl SharedRecord for CqRecord {}
 
 impl<T: SharedRecord> Record<T> {
     /// The record at `iova`; `None` if it cannot be reached or is not aligned.

@@ -4,9 +4,8 @@ use super::fault::Unreachable;
 use super::host_memory::Word64;
 use super::host_memory::{PAGE, RemoteMemory, RemoteWord};
 use super::process_memory;
-use rustix::io::Errno;
-use rustix::mm::{Advice, madvise};
 use rustix::process::{Pid, getpid};
+use urnic_sys::resident;
 
 /// The process's own memory, for regions on demand. The kernel copies it, brings pages in, and
 /// reports inaccessible memory instead of a fault.
@@ -42,16 +41,7 @@ impl RemoteMemory for OwnProcess {
 
     fn word(&self, iova: u64) -> Result<RemoteWord<'_>, Unreachable> {
         let word: *mut u64 = std::ptr::with_exposed_provenance_mut(iova as usize);
-        let page = word.map_addr(|address| address & !(PAGE - 1)).cast();
-        let there = loop {
-            // SAFETY: populating changes no byte: it only does early what a touch of the page does
-            // later.
-            match unsafe { madvise(page, PAGE, Advice::LinuxPopulateWrite) } {
-                // A signal arrived; its handler runs before the next attempt.
-                Err(Errno::INTR) => {}
-                there => break there,
-            }
-        };
+        let there = resident::populate(word.addr() & !(PAGE - 1), PAGE, true);
         let word = there.ok().and_then(|()| Word64::new(word));
         word.map(RemoteWord::InPlace).ok_or(Unreachable)
     }

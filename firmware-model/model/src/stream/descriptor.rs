@@ -103,8 +103,7 @@ impl Descriptors {
             // fork(2) copies the descriptors before the memory: what another thread opened in
             // between is listed, and not open here.
             let fd = slot.load(Ordering::Acquire);
-            // SAFETY: the call only queries the number.
-            if fd >= 0 && rustix::io::fcntl_getfd(unsafe { BorrowedFd::borrow_raw(fd) }).is_ok() {
+            if urnic_sys::descriptors::is_open(fd) {
                 self.close(slot);
             } else {
                 slot.store(CLOSED, Ordering::Relaxed);

@@ -1,11 +1,12 @@
 //! Datagrams in batches, with their addresses in control messages (ip(7), ipv6(7)).
 
-use super::{last_errno, set};
+use super::{get, last_errno, set};
 use rustix::fd::{AsRawFd, BorrowedFd};
 use rustix::io::Errno;
-use std::mem::{self, MaybeUninit};
+use std::mem::MaybeUninit;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::ptr;
+use urnic_sys::{Numbers, Plain};
 use urnic_wire::roce::{MAX_HEADER_LEN, MAX_TRAILER_LEN};
 
 /// Longest payload of a datagram: the largest path MTU of InfiniBand.
@@ -94,8 +95,7 @@ pub(crate) fn refused(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> Result<(Errn
         iov_base: buffer.as_mut_ptr().cast(),
         iov_len: buffer.len(),
     };
-    // SAFETY: all zeroes are a header with null pointers.
-    let mut header: libc::msghdr = unsafe { mem::zeroed() };
+    let mut header = libc::msghdr::zeroes();
     (header.msg_iov, header.msg_iovlen) = (&raw mut extent, 1);
     header.msg_control = control.0.as_mut_ptr().cast();
     header.msg_controllen = CONTROL_ROOM as _;
@@ -128,24 +128,13 @@ pub(crate) fn refused(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> Result<(Errn
 pub(crate) fn drops(socket: BorrowedFd<'_>) -> Option<u32> {
     // linux/sock_diag.h: indices of SO_MEMINFO's array.
     const SK_MEMINFO_DROPS: usize = 8;
-    let mut values = [0u32; SK_MEMINFO_DROPS + 1];
-    let mut len = size_of_val(&values) as libc::socklen_t;
-    // SAFETY: `values` and `len` are live, and `len` is the size of `values`.
-    let done = unsafe {
-        libc::syscall(
-            libc::SYS_getsockopt,
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_MEMINFO,
-            values.as_mut_ptr(),
-            &raw mut len,
-        )
-    };
-    (done == 0 && len as usize == size_of_val(&values)).then(|| values[SK_MEMINFO_DROPS])
+    let values = [0u32; SK_MEMINFO_DROPS + 1];
+    let (values, len) = get(socket, libc::SOL_SOCKET, libc::SO_MEMINFO, values).ok()?;
+    (len == size_of_val(&values)).then(|| values[SK_MEMINFO_DROPS])
 }
 
 /// Appends a control message to `control`, of which `used` bytes are in use; returns how many are.
-fn append<T: Copy>(
+fn append<T: Numbers>(
     control: &mut Control,
     used: usize,
     level: libc::c_int,
@@ -158,18 +147,10 @@ fn append<T: Copy>(
     let Some(place) = control.0.get_mut(used..end) else {
         return used;
     };
-    // SAFETY: all zeroes are a header.
-    let mut header: libc::cmsghdr = unsafe { mem::zeroed() };
+    let mut header = libc::cmsghdr::zeroes();
     (header.cmsg_len, header.cmsg_level, header.cmsg_type) = (len as _, level, kind);
-    // SAFETY: `place` has room for the header and the value behind it, which is plain data.
-    unsafe {
-        place.as_mut_ptr().cast::<libc::cmsghdr>().write_unaligned(header);
-        place
-            .as_mut_ptr()
-            .add(header_len)
-            .cast::<T>()
-            .write_unaligned(value);
-    }
+    place[..header_len].copy_from_slice(header.as_bytes());
+    place[header_len..len].copy_from_slice(value.as_bytes());
     end
 }
 
@@ -212,7 +193,7 @@ fn mapped(ip: IpAddr) -> Ipv6Addr {
 }
 
 /// Writes an address as the kernel takes it for a socket of this family; returns its length.
-fn write_name(address: SocketAddr, ipv6: bool, name: &mut libc::sockaddr_in6) -> usize {
+fn write_name(address: SocketAddr, ipv6: bool, name: &mut Name) -> usize {
     match address {
         SocketAddr::V4(v4) if !ipv6 => {
             let short = libc::sockaddr_in {
@@ -223,16 +204,14 @@ fn write_name(address: SocketAddr, ipv6: bool, name: &mut libc::sockaddr_in6) ->
                 },
                 sin_zero: [0; 8],
             };
-            // SAFETY: the longer structure has room for the shorter one; both are plain data.
-            unsafe { ptr::from_mut(name).cast::<libc::sockaddr_in>().write(short) };
-            size_of::<libc::sockaddr_in>()
+            name.write(&short)
         }
         address => {
             let scope = match address {
                 SocketAddr::V6(v6) => v6.scope_id(),
                 SocketAddr::V4(_) => 0,
             };
-            *name = libc::sockaddr_in6 {
+            name.write(&libc::sockaddr_in6 {
                 sin6_family: libc::AF_INET6 as libc::sa_family_t,
                 sin6_port: address.port().to_be(),
                 sin6_flowinfo: 0,
@@ -240,20 +219,19 @@ fn write_name(address: SocketAddr, ipv6: bool, name: &mut libc::sockaddr_in6) ->
                     s6_addr: mapped(address.ip()).octets(),
                 },
                 sin6_scope_id: scope,
-            };
-            size_of::<libc::sockaddr_in6>()
+            })
         }
     }
 }
 
 /// Reads an address that the kernel wrote; IPv4 in its own family.
-fn read_name(name: &libc::sockaddr_in6) -> SocketAddr {
-    if libc::c_int::from(name.sin6_family) == libc::AF_INET {
-        // SAFETY: an address of this family is a `sockaddr_in`, which is shorter.
-        let short = unsafe { ptr::from_ref(name).cast::<libc::sockaddr_in>().read() };
+fn read_name(name: &Name) -> SocketAddr {
+    let short: libc::sockaddr_in = name.read();
+    if libc::c_int::from(short.sin_family) == libc::AF_INET {
         let ip = Ipv4Addr::from(short.sin_addr.s_addr.to_ne_bytes());
         return SocketAddrV4::new(ip, u16::from_be(short.sin_port)).into();
     }
+    let name: libc::sockaddr_in6 = name.read();
     let port = u16::from_be(name.sin6_port);
     let ip = Ipv6Addr::from(name.sin6_addr.s6_addr);
     match ip.to_ipv4_mapped() {
@@ -262,9 +240,28 @@ fn read_name(name: &libc::sockaddr_in6) -> SocketAddr {
     }
 }
 
+/// The bytes of an address: a `sockaddr_in` or the longer `sockaddr_in6`.
+#[repr(C, align(4))]
+struct Name([u8; size_of::<libc::sockaddr_in6>()]);
+
+impl Name {
+    const UNSET: Name = Name([0; size_of::<libc::sockaddr_in6>()]);
+
+    /// Writes an address; returns its length.
+    fn write<T: Numbers>(&mut self, address: &T) -> usize {
+        let bytes = address.as_bytes();
+        self.0[..bytes.len()].copy_from_slice(bytes);
+        bytes.len()
+    }
+
+    fn read<T: Numbers>(&self) -> T {
+        T::parse(&self.0).unwrap_or(T::zeroes())
+    }
+}
+
 /// What the header of a message points to.
 struct Place {
-    name: libc::sockaddr_in6,
+    name: Name,
     extent: libc::iovec,
     control: Control,
 }
@@ -278,8 +275,7 @@ const fn batch<T>() -> Batch<T> {
 
 /// A message whose header points to `place`, with these lengths of name and control messages.
 fn message(place: &mut Place, name_len: usize, control_len: usize) -> libc::mmsghdr {
-    // SAFETY: all zeroes are a header with null pointers.
-    let mut header: libc::mmsghdr = unsafe { mem::zeroed() };
+    let mut header = libc::mmsghdr::zeroes();
     let message = &mut header.msg_hdr;
     message.msg_name = ptr::from_mut(&mut place.name).cast();
     message.msg_namelen = name_len as _;
@@ -307,8 +303,7 @@ pub(crate) fn send(
             .get(packet.at..packet.at + packet.len)
             .ok_or(Errno::INVAL)?;
         let place = place.write(Place {
-            // SAFETY: all zeroes are an address.
-            name: unsafe { mem::zeroed() },
+            name: Name::UNSET,
             extent: libc::iovec {
                 iov_base: bytes.as_ptr().cast_mut().cast(),
                 iov_len: bytes.len(),
@@ -358,8 +353,7 @@ pub(crate) fn receive(
         .zip(buffer.as_chunks_mut::<PACKET_ROOM>().0)
     {
         let place = place.write(Place {
-            // SAFETY: all zeroes are an address.
-            name: unsafe { mem::zeroed() },
+            name: Name::UNSET,
             extent: libc::iovec {
                 iov_base: room.as_mut_ptr().cast(),
                 iov_len: room.len(),
@@ -405,11 +399,7 @@ pub(crate) fn receive(
 fn control_messages(mut control: &[u8]) -> impl Iterator<Item = (libc::c_int, libc::c_int, &[u8])> {
     const HEADER_LEN: usize = size_of::<libc::cmsghdr>();
     std::iter::from_fn(move || {
-        if control.len() < HEADER_LEN {
-            return None;
-        }
-        // SAFETY: there are as many bytes, and any bytes are a header.
-        let header = unsafe { control.as_ptr().cast::<libc::cmsghdr>().read_unaligned() };
+        let header = libc::cmsghdr::parse(control)?;
         // Of different types in glibc and musl.
         let len: usize = header.cmsg_len as _;
         let value = control.get(HEADER_LEN..len)?;
@@ -422,14 +412,12 @@ fn control_messages(mut control: &[u8]) -> impl Iterator<Item = (libc::c_int, li
 /// The destination address in the control messages of a received packet.
 fn destination(control: &[u8]) -> Option<IpAddr> {
     control_messages(control).find_map(|message| match message {
-        (libc::IPPROTO_IP, libc::IP_PKTINFO, value) if value.len() >= size_of::<libc::in_pktinfo>() => {
-            // SAFETY: there are as many bytes, and any bytes are such a structure.
-            let info = unsafe { value.as_ptr().cast::<libc::in_pktinfo>().read_unaligned() };
+        (libc::IPPROTO_IP, libc::IP_PKTINFO, value) => {
+            let info = libc::in_pktinfo::parse(value)?;
             Some(Ipv4Addr::from(info.ipi_addr.s_addr.to_ne_bytes()).into())
         }
-        (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, value) if value.len() >= size_of::<libc::in6_pktinfo>() => {
-            // SAFETY: there are as many bytes, and any bytes are such a structure.
-            let info = unsafe { value.as_ptr().cast::<libc::in6_pktinfo>().read_unaligned() };
+        (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, value) => {
+            let info = libc::in6_pktinfo::parse(value)?;
             Some(IpAddr::V6(Ipv6Addr::from(info.ipi6_addr.s6_addr)).to_canonical())
         }
         _ => None,

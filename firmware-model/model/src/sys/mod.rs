@@ -7,11 +7,11 @@ pub(crate) mod thread_start;
 
 use rustix::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use rustix::io::Errno;
-use rustix::process::Pid;
+use rustix::process::{Pid, getpriority_process};
+use urnic_sys::{Numbers, Plain};
 
 pub(crate) fn last_errno() -> Errno {
-    // SAFETY: libc returns a valid pointer to the calling thread's errno.
-    Errno::from_raw_os_error(unsafe { *libc::__errno_location() })
+    Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::INVAL)
 }
 
 /// The error of a system call that was made without libc: such a call returns its negative number.
@@ -38,6 +38,33 @@ fn set(
         )
     };
     if done == 0 { Ok(()) } else { Err(last_errno()) }
+}
+
+/// Reads an option of a socket over `value`. Returns the value, and the number of bytes that the
+/// kernel wrote.
+fn get<T: Numbers>(
+    socket: BorrowedFd<'_>,
+    level: libc::c_int,
+    name: libc::c_int,
+    mut value: T,
+) -> Result<(T, usize), Errno> {
+    let mut len = size_of::<T>() as libc::socklen_t;
+    // SAFETY: `value` and `len` are live, and `len` is the size of `value`, which any bytes are.
+    let done = unsafe {
+        libc::syscall(
+            libc::SYS_getsockopt,
+            socket.as_raw_fd(),
+            level,
+            name,
+            &raw mut value,
+            &raw mut len,
+        )
+    };
+    if done == 0 {
+        Ok((value, len as usize))
+    } else {
+        Err(last_errno())
+    }
 }
 
 /// The port of a socket that is bound to an address alone is to be chosen when it connects: it only
@@ -71,44 +98,18 @@ pub(crate) fn limit_retransmission(socket: BorrowedFd<'_>, milliseconds: u32) ->
 
 /// `TCP_INFO`: how a connection has gone so far.
 pub(crate) fn tcp_info(socket: BorrowedFd<'_>) -> Result<libc::tcp_info, Errno> {
-    // SAFETY: all fields are integers.
-    let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
-    let mut len = size_of_val(&info) as libc::socklen_t;
-    // SAFETY: `info` and `len` are live and as large as they say; the kernel writes no more than
-    // `len` bytes.
-    let done = unsafe {
-        libc::syscall(
-            libc::SYS_getsockopt,
-            socket.as_raw_fd(),
-            libc::IPPROTO_TCP,
-            libc::TCP_INFO,
-            &raw mut info,
-            &raw mut len,
-        )
-    };
-    if done == 0 { Ok(info) } else { Err(last_errno()) }
+    get(
+        socket,
+        libc::IPPROTO_TCP,
+        libc::TCP_INFO,
+        libc::tcp_info::zeroes(),
+    )
+    .map(|(info, _)| info)
 }
 
 /// `TCP_MAXSEG`: largest segment that is sent at present, in bytes.
 pub(crate) fn tcp_maxseg(socket: BorrowedFd<'_>) -> Result<u32, Errno> {
-    let mut value: libc::c_int = 0;
-    let mut len = size_of_val(&value) as libc::socklen_t;
-    // SAFETY: `value` and `len` are live and as large as they say.
-    let done = unsafe {
-        libc::syscall(
-            libc::SYS_getsockopt,
-            socket.as_raw_fd(),
-            libc::IPPROTO_TCP,
-            libc::TCP_MAXSEG,
-            &raw mut value,
-            &raw mut len,
-        )
-    };
-    if done == 0 {
-        Ok(value.unsigned_abs())
-    } else {
-        Err(last_errno())
-    }
+    get(socket, libc::IPPROTO_TCP, libc::TCP_MAXSEG, 0i32).map(|(value, _)| value.unsigned_abs())
 }
 
 /// `SIOCOUTQ`: bytes sent, or waiting to be, that the peer has not acknowledged.
@@ -133,28 +134,12 @@ pub(crate) fn unacknowledged(socket: BorrowedFd<'_>) -> Result<u32, Errno> {
 /// `SO_PEERCRED`: the user and the process at the other end of a unix socket. (The process has the
 /// number 0 if it is in another pid namespace, which rustix does not expect.)
 pub(crate) fn peer_credentials(socket: BorrowedFd<'_>) -> Result<(u32, i32), Errno> {
-    let mut peer = libc::ucred {
+    let unknown = libc::ucred {
         pid: 0,
         uid: u32::MAX,
         gid: u32::MAX,
     };
-    let mut len = size_of_val(&peer) as libc::socklen_t;
-    // SAFETY: `peer` and `len` are live and as large as they say.
-    let done = unsafe {
-        libc::syscall(
-            libc::SYS_getsockopt,
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_PEERCRED,
-            &raw mut peer,
-            &raw mut len,
-        )
-    };
-    if done == 0 {
-        Ok((peer.uid, peer.pid))
-    } else {
-        Err(last_errno())
-    }
+    get(socket, libc::SOL_SOCKET, libc::SO_PEERCRED, unknown).map(|(peer, _)| (peer.uid, peer.pid))
 }
 
 /// The real, effective and saved user of the calling thread: getresuid(2).
@@ -176,22 +161,7 @@ pub(crate) fn users() -> [u32; 3] {
 /// connect(2) or listen(2). Unlike the process's number it cannot come to mean another process.
 pub(crate) fn peer_pidfd(socket: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     const SO_PEERPIDFD: libc::c_int = 77;
-    let mut pidfd: libc::c_int = -1;
-    let mut len = size_of_val(&pidfd) as libc::socklen_t;
-    // SAFETY: `pidfd` and `len` are live and as large as they say.
-    let done = unsafe {
-        libc::syscall(
-            libc::SYS_getsockopt,
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            SO_PEERPIDFD,
-            &raw mut pidfd,
-            &raw mut len,
-        )
-    };
-    if done != 0 {
-        return Err(last_errno());
-    }
+    let (pidfd, _) = get(socket, libc::SOL_SOCKET, SO_PEERPIDFD, -1i32)?;
     // SAFETY: the kernel has just opened this number for the caller.
     Ok(unsafe { OwnedFd::from_raw_fd(pidfd) })
 }
@@ -250,8 +220,7 @@ pub(crate) fn ask_for_prompt_running(slice_ns: u64, nice: i32) {
         deadline: u64,
         period: u64,
     }
-    // SAFETY: a question about the calling thread.
-    let present = 20 - unsafe { libc::syscall(libc::SYS_getpriority, libc::PRIO_PROCESS, 0) } as i32;
+    let present = getpriority_process(None).unwrap_or_default();
     for nice in [nice.min(present), present] {
         let attr = SchedAttr {
             size: size_of::<SchedAttr>() as u32,

@@ -1,14 +1,13 @@
 //! Procedures of MOUNT version 3 (RFC 1813 appendix I).
 
 use super::export::{Export, Made};
-use crate::lock::lock;
 use crate::mount3::{self, Procedure};
 use crate::nfs3::{Handle, Kind, Status};
 use crate::rpc::{self, Call};
 use crate::tree::{Caller, check_name};
 use crate::xdr::{Reader, Xdr};
 use std::net::IpAddr;
-use std::sync::Mutex;
+use urnic_sync::Mutex;
 
 /// Maximum number of mounts that DUMP lists.
 const MOUNTS: usize = 256;
@@ -28,7 +27,7 @@ impl Mounts {
         peer: IpAddr,
     ) -> Made {
         let mut reply = rpc::accepted(call.xid);
-        let mut mounts = lock(&self.0);
+        let mut mounts = self.0.lock();
         let args = &mut arguments;
         match procedure {
             Procedure::Null => {}

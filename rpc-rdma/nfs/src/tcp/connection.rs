@@ -7,17 +7,17 @@
 use super::limits::Limits;
 use super::progress::{Progress, State};
 use super::record::{self, HEAD, MAX_RECORD, Received, Room};
-use crate::lock::lock;
 use crate::memory::Pool;
 use crate::service::{Request, Response, Service};
 use rustix::fd::{AsFd, BorrowedFd};
 use std::io::{self, BufRead, BufReader, IoSlice, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use urnic_rpc_rdma_verbs::eviction::Candidate;
 use urnic_rpc_rdma_verbs::shares::{Account, Charge, Holder};
+use urnic_sync::Mutex;
 
 /// Maximum threads of a connection.
 const THREADS: usize = 8;
@@ -146,7 +146,7 @@ impl Connection {
         Candidate {
             address: self.peer.ip(),
             served: self.served.load(Ordering::Relaxed),
-            last_message: Some(*lock(&self.last_call)),
+            last_message: Some(*self.last_call.lock()),
             key,
         }
     }
@@ -226,7 +226,7 @@ impl Connection {
 
     /// Receives the next call, and reserves memory for its reply.
     fn next(&self) -> io::Result<(Received, Option<Charge>)> {
-        let mut reading = lock(&self.reading);
+        let mut reading = self.reading.lock();
         let receives = &self.socket.receives;
         if reading.fill_buf()?.is_empty() {
             return Err(io::ErrorKind::UnexpectedEof.into());
@@ -238,7 +238,7 @@ impl Connection {
         };
         let received = record::receive(&mut *reading, &room)?;
         receives.end();
-        *lock(&self.last_call) = Instant::now();
+        *self.last_call.lock() = Instant::now();
         // Calls with large items have short replies. Nothing more is read from the peer until there
         // is memory for the reply.
         let reserved = match received.item {
@@ -271,7 +271,7 @@ impl Connection {
             reserved.shrink((message.len() + data) as u64);
             reserved
         });
-        let _turn = lock(&self.writing);
+        let _turn = self.writing.lock();
         self.socket.sends.begin();
         record::send(&mut Writing(&self.socket), &message, item)?;
         self.socket.sends.end();

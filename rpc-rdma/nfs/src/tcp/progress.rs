@@ -2,10 +2,9 @@
 //! checks of the accepting thread measure the time, so a suspension of the machine does not count
 //! against the peers.
 
-use crate::lock::lock;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
+use urnic_sync::Mutex;
 
 /// Progress of one direction of a connection. One thread at a time begins and ends messages.
 #[derive(Debug, Default)]
@@ -46,7 +45,7 @@ impl Progress {
     /// Checks the state, `elapsed` after the last check.
     pub(super) fn check(&self, elapsed: Duration) -> State {
         let state = self.state.load(Relaxed);
-        let mut age = lock(&self.age);
+        let mut age = self.age.lock();
         *age = match *age {
             (last, time) if last == state => (state, time + elapsed),
             _ => (state, Duration::ZERO),
@@ -56,7 +55,7 @@ impl Progress {
 
     /// The result of the last check.
     pub(super) fn last(&self) -> State {
-        let (state, time) = *lock(&self.age);
+        let (state, time) = *self.age.lock();
         self.state_for(state, time)
     }
 

@@ -3,10 +3,10 @@
 //! or removed, or after the server restarted.
 
 use super::{Numbered, Outcome, Tree};
-use crate::lock::lock;
 use crate::nfs3::Handle;
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use urnic_sync::Mutex;
 
 /// A name in a directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -72,7 +72,7 @@ impl Listings {
     /// # Errors
     /// An error of the tree.
     pub fn of(&self, tree: &dyn Tree, dir: &Handle) -> Outcome<Arc<Listing>> {
-        let kept = || lock(&self.0);
+        let kept = || self.0.lock();
         if let Some(version) = tree.version(dir)
             && let Some((_, _, listing)) = kept().iter().find(|(of, at, _)| of == dir && *at == version)
         {

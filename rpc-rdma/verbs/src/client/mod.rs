@@ -8,7 +8,6 @@ pub use call::{Answer, Call};
 use crate::adaptive_polling::POLLS_PER_YIELD;
 use crate::endpoint::{Endpoint, Memory, ReceivedCall};
 use crate::error::Error;
-use crate::lock::lock;
 use crate::memory::{Pool, Slice};
 use crate::options::Options;
 use crate::service::{Request, Response, Service, reply};
@@ -19,13 +18,14 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use state::{Phase, State, granted};
 use std::io;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use urnic_rpc_rdma::PrivateData;
 use urnic_rpc_rdma::binding::{bound, may_go_backward};
 use urnic_rpc_rdma::engine::{self, Item, Terms};
 use urnic_rpc_rdma::rpc::{self, CallHeader};
+use urnic_sync::{Condvar, Mutex, MutexGuard};
 
 /// Time in milliseconds in which librdmacm must resolve the address, and then the route.
 const RESOLUTION: i32 = 2000;
@@ -181,7 +181,7 @@ impl Client {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        lock(&self.state)
+        self.state.lock()
     }
 
     /// Waits until `found` returns a value. With `end`, it is called at this time, too.
@@ -208,11 +208,8 @@ impl Client {
             if state.has_leader {
                 state.followers += 1;
                 state = match left {
-                    None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
-                    Some(left) => {
-                        let waited = self.changed.wait_timeout(state, left);
-                        waited.unwrap_or_else(PoisonError::into_inner).0
-                    }
+                    None => self.changed.wait(state),
+                    Some(left) => self.changed.wait_timeout(state, left).0,
                 };
                 state.followers -= 1;
                 continue;
@@ -373,9 +370,7 @@ impl Client {
                 }
             }
             kind::RDMA_CM_EVENT_ESTABLISHED => {
-                let windows = (state.endpoint.link())
-                    .and_then(|link| link.device())
-                    .is_some_and(|device| device.limits.windows);
+                let windows = (state.endpoint.link()).is_some_and(|link| link.device().limits.windows);
                 let ours = state.endpoint.private_data(windows);
                 let theirs = PrivateData::find(&event.private_data).unwrap_or_default();
                 state.connected(Terms::agreed(&ours, &theirs));
@@ -426,7 +421,7 @@ const fn failed(kind: kind::Type) -> &'static str {
 
 impl Drop for Client {
     fn drop(&mut self) {
-        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let state = self.state.get_mut();
         state.endpoint.disconnect();
         state.endpoint.detach();
     }

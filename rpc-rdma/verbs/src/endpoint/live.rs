@@ -76,15 +76,12 @@ impl Live {
         }
     }
 
-    pub(super) fn device(&self) -> io::Result<Arc<Device>> {
-        self.link
-            .device()
-            .cloned()
-            .ok_or_else(|| io::ErrorKind::NotConnected.into())
+    pub(super) fn device(&self) -> Arc<Device> {
+        self.link.device().clone()
     }
 
     pub(super) fn key(&self, arena: usize) -> io::Result<u32> {
-        Ok(self.device()?.arena(arena)?.local_key())
+        Ok(self.device().arena(arena)?.local_key)
     }
 
     pub(super) fn receive(&mut self, pool: &Pool) -> io::Result<()> {
@@ -127,7 +124,7 @@ impl Live {
             (None, Some([slice])) if slice.len() >= len as usize => (slice.as_ptr() as usize, slice.arena()),
             _ => return Err(io::ErrorKind::InvalidInput.into()),
         };
-        let device = self.device()?;
+        let device = self.device();
         let writes = access == Access::RemoteWrite;
         let (exposure, handle) = if device.limits.windows {
             let window = match self.windows.pop() {
@@ -150,7 +147,7 @@ impl Live {
             (Exposure::Window(window), key)
         } else {
             let region = device.open(at, len as usize, writes)?;
-            let key = region.remote_key();
+            let key = region.remote_key;
             (Exposure::Region(region), key)
         };
         self.exposed.insert(
@@ -215,7 +212,7 @@ impl Live {
         pieces: Vec<Span<Memory>>,
         remote: Segment,
     ) -> io::Result<()> {
-        let device = self.device()?;
+        let device = self.device();
         let mut at = remote.offset;
         let (mut elements, mut keep) = (Vec::new(), Vec::new());
         let mut ours = Vec::new();
@@ -293,10 +290,10 @@ impl Live {
                 },
             };
             let buffer = pool.take(len).ok_or(io::ErrorKind::OutOfMemory)?;
-            let device = self.device()?;
+            let device = self.device();
             let (region, key) = if device.limits.open_sinks {
                 let region = device.open(buffer.as_ptr() as usize, buffer.len(), true)?;
-                let key = region.local_key();
+                let key = region.local_key;
                 (Some(region), key)
             } else {
                 (None, self.key(buffer.arena())?)
@@ -356,7 +353,7 @@ impl Live {
         if self.waiting.is_empty() {
             return Ok(());
         }
-        let device = self.device()?;
+        let device = self.device();
         let mut batch = Batch::default();
         while self.posted.len() < self.room
             && let Some(Request {

@@ -5,7 +5,6 @@ mod work;
 use crate::endpoint::Endpoint;
 use crate::error::Error;
 use crate::eviction::{Candidate, LogLimit, select_for_eviction};
-use crate::lock::lock;
 use crate::memory::Pool;
 use crate::options::Options;
 use crate::peer::{Dispatch, Job, Keep, Peer};
@@ -20,10 +19,11 @@ use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 use urnic_rpc_rdma::PrivateData;
 use urnic_rpc_rdma::engine::{Config, Connection, Role, Terms};
+use urnic_sync::Mutex;
 
 /// Connection requests in the backlog.
 const BACKLOG: i32 = 128;
@@ -76,7 +76,7 @@ struct ClearQueues<'a>(&'a Server);
 impl Drop for ClearQueues<'_> {
     fn drop(&mut self) {
         self.0.dispatch.clear();
-        lock(&self.0.deferred).clear();
+        self.0.deferred.lock().clear();
     }
 }
 
@@ -137,9 +137,9 @@ impl Server {
             }
             self.manage_connections();
             // Threads that wait for the answer of a client get none, and return.
-            let peers: Vec<_> = lock(&self.connections).drain().collect();
+            let peers: Vec<_> = self.connections.lock().drain().collect();
             for (_, peer) in peers {
-                let mut endpoint = lock(&peer.endpoint);
+                let mut endpoint = peer.endpoint.lock();
                 endpoint.disconnect();
                 peer.ended(&mut endpoint);
             }
@@ -193,7 +193,7 @@ impl Server {
                 self.handle_cm_event();
             }
             if keeping {
-                let peers: Vec<_> = lock(&self.connections).values().cloned().collect();
+                let peers: Vec<_> = self.connections.lock().values().cloned().collect();
                 peers.iter().for_each(|peer| peer.release_if_blocked(TICK));
             }
             if keeping || kept {
@@ -233,7 +233,7 @@ impl Server {
         match (kind, incoming) {
             (kind::RDMA_CM_EVENT_CONNECT_REQUEST, Some(id)) => {
                 let peer = id.peer();
-                if lock(&self.connections).len() >= self.options.connections && !self.make_room() {
+                if self.connections.lock().len() >= self.options.connections && !self.make_room() {
                     if let Some(left_out) = self.log_limit.allows() {
                         tracing::warn!(%peer, left_out, "refused: there are too many connections");
                     }
@@ -266,7 +266,7 @@ impl Server {
     }
 
     fn device(&self, id: &Id) -> io::Result<Arc<Device>> {
-        let mut devices = lock(&self.devices);
+        let mut devices = self.devices.lock();
         devices.retain(|_, device| device.strong_count() > 0);
         let key = Device::key(id)?;
         if let Some(device) = devices.get(&key).and_then(Weak::upgrade) {
@@ -329,8 +329,8 @@ impl Server {
         });
         let holder: Weak<dyn Holder> = Arc::<Peer>::downgrade(&peer);
         self.shares.watch(holder);
-        let _held = lock(&peer.endpoint);
-        lock(&self.connections).insert(key, Arc::clone(&peer));
+        let _held = peer.endpoint.lock();
+        self.connections.lock().insert(key, Arc::clone(&peer));
         let added = self.dispatch.add(key, link.fd());
         let accepted = added.and_then(|()| link.accept(&ours.emit(), reads, served_reads.min(limits.reads)));
         drop((_held, link));
@@ -353,7 +353,7 @@ impl Server {
 
     /// Transactions of this client that broke connections.
     fn take_refused(&self, address: IpAddr) -> Vec<u32> {
-        let mut refused = lock(&self.refused);
+        let mut refused = self.refused.lock();
         let place = refused.iter().position(|(of, _)| *of == address);
         let found = place.and_then(|place| refused.remove(place));
         found.map(|(_, xids)| xids).unwrap_or_default()
@@ -363,7 +363,7 @@ impl Server {
     fn make_room(&self) -> bool {
         let each = |(key, peer): (&u64, &Arc<Peer>)| {
             // If another thread holds the lock, that thread works for the connection.
-            let endpoint = peer.endpoint.try_lock().ok();
+            let endpoint = peer.endpoint.try_lock();
             Candidate {
                 address: peer.address.ip(),
                 served: endpoint.as_ref().is_none_or(|endpoint| endpoint.served()),
@@ -371,7 +371,7 @@ impl Server {
                 key: *key,
             }
         };
-        let one = select_for_eviction(lock(&self.connections).iter().map(each));
+        let one = select_for_eviction(self.connections.lock().iter().map(each));
         let Some(key) = one else { return false };
         self.end(key, "there are too many connections");
         true
@@ -383,20 +383,20 @@ impl Server {
         let Options { idle, stall, .. } = self.options;
         let overdue = |(key, peer): (&u64, &Arc<Peer>)| {
             // If another thread holds the lock, the connection makes progress.
-            let ages = peer.endpoint.try_lock().ok()?.check_progress(elapsed);
+            let ages = peer.endpoint.try_lock()?.check_progress(elapsed);
             peer.stuck.store(ages.stuck.as_millis() as u64, Relaxed);
             let why = if ages.stuck >= stall {
                 "it does not receive what the server sends"
             } else if ages.unused && ages.idle >= stall {
                 "it makes no call"
-            } else if idle.is_some_and(|idle| ages.idle >= idle) && lock(&peer.waiting).is_empty() {
+            } else if idle.is_some_and(|idle| ages.idle >= idle) && peer.waiting.lock().is_empty() {
                 "it is idle"
             } else {
                 return None;
             };
             Some((*key, why))
         };
-        let overdue: Vec<_> = lock(&self.connections).iter().filter_map(overdue).collect();
+        let overdue: Vec<_> = self.connections.lock().iter().filter_map(overdue).collect();
         for (key, why) in overdue {
             self.end(key, why);
         }
@@ -406,7 +406,7 @@ impl Server {
 
     fn end_marked_connections(&self) {
         let marked = |(key, peer): (&u64, &Arc<Peer>)| peer.must_end.load(Relaxed).then_some(*key);
-        let keys: Vec<_> = lock(&self.connections).iter().filter_map(marked).collect();
+        let keys: Vec<_> = self.connections.lock().iter().filter_map(marked).collect();
         for key in keys {
             self.end(key, "others wait for the memory that it holds");
         }
@@ -418,20 +418,20 @@ impl Server {
         if !self.shares.wanted() {
             return false;
         }
-        let deferred = std::mem::take(&mut *lock(&self.deferred));
+        let deferred = std::mem::take(&mut *self.deferred.lock());
         for (mut job, wanted) in deferred {
             job.reserved = job.peer.account.take(self.options.reply_memory);
-            if job.reserved.is_some() || lock(&job.peer.endpoint).broken() {
+            if job.reserved.is_some() || job.peer.endpoint.lock().broken() {
                 self.dispatch.queue(job);
             } else {
-                lock(&self.deferred).push_back((job, wanted));
+                self.deferred.lock().push_back((job, wanted));
             }
         }
-        let peers: Vec<_> = lock(&self.connections).values().cloned().collect();
-        let mut waiting = !lock(&self.deferred).is_empty();
+        let peers: Vec<_> = self.connections.lock().values().cloned().collect();
+        let mut waiting = !self.deferred.lock().is_empty();
         for peer in peers {
             // If another thread holds the lock, the connection continues by itself, or still waits.
-            let Ok(mut endpoint) = peer.endpoint.try_lock() else {
+            let Some(mut endpoint) = peer.endpoint.try_lock() else {
                 waiting = true;
                 continue;
             };
@@ -444,7 +444,7 @@ impl Server {
     }
 
     fn end(&self, key: u64, why: &'static str) {
-        if let Some(peer) = lock(&self.connections).get(&key)
+        if let Some(peer) = self.connections.lock().get(&key)
             && let Some(left_out) = self.log_limit.allows()
         {
             tracing::warn!(peer = %peer.address, left_out, "connection ended: {why}");
@@ -454,17 +454,17 @@ impl Server {
     }
 
     fn remove(&self, key: u64) {
-        let Some(peer) = lock(&self.connections).remove(&key) else {
+        let Some(peer) = self.connections.lock().remove(&key) else {
             return;
         };
         tracing::debug!(peer = %peer.address, "disconnected");
-        let mut endpoint = lock(&peer.endpoint);
+        let mut endpoint = peer.endpoint.lock();
         if let Some(link) = endpoint.link() {
             self.dispatch.remove(link.fd());
         }
         peer.ended(&mut endpoint);
         let xids: Vec<_> = endpoint.engine.refused().collect();
-        let mut refused = lock(&self.refused);
+        let mut refused = self.refused.lock();
         if !xids.is_empty() {
             refused.retain(|(of, _)| *of != peer.address.ip());
             // The most recent transactions are the ones that clients repeat.

@@ -4,7 +4,6 @@ use super::Server;
 use crate::adaptive_polling::POLLS_PER_YIELD;
 use crate::backward::Backchannel;
 use crate::dispatch::Wakeup;
-use crate::lock::lock;
 use crate::memory::Slice;
 use crate::peer::{Job, Peer, Poll};
 use crate::service::{Request, Response, Service, reply};
@@ -45,12 +44,12 @@ impl Server {
     }
 
     fn peer(&self, key: u64) -> Option<Arc<Peer>> {
-        lock(&self.connections).get(&key).cloned()
+        self.connections.lock().get(&key).cloned()
     }
 
     /// Receives from a connection and arms it for other threads. Returns the first call.
     fn take(peer: &Arc<Peer>) -> Option<Job> {
-        let mut endpoint = lock(&peer.endpoint);
+        let mut endpoint = peer.endpoint.lock();
         if peer.is_kept() {
             return None;
         }
@@ -93,10 +92,10 @@ impl Server {
                 break Some(wakeup);
             }
         };
-        peer.give_back_ours(&mut lock(&peer.endpoint));
+        peer.give_back_ours(&mut peer.endpoint.lock());
         // The key may already belong to another connection.
         if own_wakeup && let Some(peer) = self.peer(peer.key) {
-            let mut endpoint = lock(&peer.endpoint);
+            let mut endpoint = peer.endpoint.lock();
             if !peer.is_kept() {
                 peer.arm(&mut endpoint);
             }
@@ -133,7 +132,7 @@ impl Server {
     fn answer(&self, job: Job, service: &dyn Service, bindings: &[&dyn Binding]) {
         // The client gets no answer and repeats the call over another connection, where other calls
         // may have followed it.
-        if lock(&job.peer.endpoint).broken() {
+        if job.peer.endpoint.lock().broken() {
             return;
         }
         let Some(Job {
@@ -184,7 +183,7 @@ impl Server {
                 (*bytes > self.options.inline).then_some(charge)
             });
         let call = received.incoming.call;
-        let mut endpoint = lock(&peer.endpoint);
+        let mut endpoint = peer.endpoint.lock();
         endpoint.answer(call, response.as_ref().map(|(reply, _)| reply), charge);
     }
 
@@ -196,7 +195,7 @@ impl Server {
             job.reserved = job.peer.account.take(bytes);
             if job.reserved.is_none() {
                 let wanted = job.peer.account.want(bytes);
-                lock(&self.deferred).push_back((job, wanted));
+                self.deferred.lock().push_back((job, wanted));
                 self.dispatch.request_check();
                 return None;
             }

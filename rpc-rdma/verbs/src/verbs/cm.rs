@@ -1,21 +1,18 @@
 //! The connection manager: event channels and identifiers.
 
 use super::nonblocking::set_nonblocking;
-use super::result::{done, made};
+use super::owned::Owned;
+use super::result::done;
 use rdma_mummy_sys as sys;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::BorrowedFd;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
+use urnic_sys::{Numbers, Plain};
 
 /// An event channel of the connection manager.
-pub(crate) struct Channel(NonNull<sys::rdma_event_channel>);
-
-// SAFETY: librdmacm's channels may be used by all threads.
-unsafe impl Send for Channel {}
-// SAFETY: librdmacm's channels may be used by several threads at the same time.
-unsafe impl Sync for Channel {}
+pub(crate) struct Channel(Owned<sys::rdma_event_channel>);
 
 /// An event of an identifier.
 pub(crate) struct Event {
@@ -35,8 +32,8 @@ pub(crate) struct Event {
 
 impl Channel {
     pub(crate) fn new() -> io::Result<Arc<Self>> {
-        // SAFETY: the function has no parameters.
-        let channel = Self(made(unsafe { sys::rdma_create_event_channel() })?);
+        // SAFETY: the function has no parameters. Identifiers keep their channel.
+        let channel = Self(unsafe { Owned::made(sys::rdma_create_event_channel()) }?);
         set_nonblocking(channel.fd())?;
         Ok(Arc::new(channel))
     }
@@ -54,8 +51,10 @@ impl Channel {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
             result => result?,
         }
-        // SAFETY: the event stays valid until it is acknowledged below.
-        let raw = unsafe { &*event };
+        // SAFETY: the event was just taken. Its destruction is its acknowledgement.
+        let event = unsafe { Owned::made(event) }?;
+        // SAFETY: the event does not change, and exists until it is acknowledged below.
+        let raw = unsafe { &*event.as_ptr() };
         // SAFETY: identifiers are of the TCP port space, whose events have connection parameters.
         let param = unsafe { &raw.param.conn };
         let private_data = if param.private_data.is_null() {
@@ -68,7 +67,10 @@ impl Channel {
             .to_vec()
         };
         let request = raw.event == sys::rdma_cm_event_type::RDMA_CM_EVENT_CONNECT_REQUEST;
-        let incoming = NonNull::new(raw.id).filter(|_| request);
+        let incoming = request.then(|| {
+            // SAFETY: the event of a request has a new identifier, which its taker owns.
+            unsafe { Owned::made(raw.id) }.map(|id| Id(id, Arc::clone(self)))
+        });
         let result = Event {
             kind: raw.event,
             key: raw.id as u64,
@@ -76,31 +78,21 @@ impl Channel {
             private_data,
             reads: param.initiator_depth,
             served_reads: param.responder_resources,
-            incoming: incoming.map(|id| Id(id, Arc::clone(self))),
+            incoming: incoming.transpose()?,
         };
-        // SAFETY: the event was taken above, and no reference to it remains.
-        done(unsafe { sys::rdma_ack_cm_event(event) })?;
+        done(event.destroy())?;
         Ok(Some(result))
     }
 }
 
-impl Drop for Channel {
-    fn drop(&mut self) {
-        // SAFETY: identifiers keep their channel, so no identifier of this channel exists.
-        unsafe { sys::rdma_destroy_event_channel(self.0.as_ptr()) };
-    }
-}
-
 /// One end of a connection before it is established, or a listener.
+///
+/// When it is dropped, it has no queue pair (a Link destroys its own first), and all events were
+/// acknowledged when they were taken.
 pub(crate) struct Id(
-    pub(super) NonNull<sys::rdma_cm_id>,
+    pub(super) Owned<sys::rdma_cm_id>,
     #[expect(dead_code)] Arc<Channel>,
 );
-
-// SAFETY: librdmacm's identifiers may be used by all threads.
-unsafe impl Send for Id {}
-// SAFETY: librdmacm's identifiers may be used by several threads at the same time.
-unsafe impl Sync for Id {}
 
 impl Id {
     pub(crate) fn new(channel: &Arc<Channel>) -> io::Result<Self> {
@@ -108,7 +100,8 @@ impl Id {
         let space = sys::rdma_port_space::RDMA_PS_TCP;
         // SAFETY: the channel is open, and the identifier keeps it.
         done(unsafe { sys::rdma_create_id(channel.0.as_ptr(), &mut id, ptr::null_mut(), space) })?;
-        Ok(Self(made(id)?, Arc::clone(channel)))
+        // SAFETY: the identifier was just made, and keeps its channel.
+        Ok(Self(unsafe { Owned::made(id) }?, Arc::clone(channel)))
     }
 
     pub(crate) fn key(&self) -> u64 {
@@ -158,14 +151,6 @@ impl Id {
     }
 }
 
-impl Drop for Id {
-    fn drop(&mut self) {
-        // SAFETY: the identifier has no queue pair (a Link destroys its own first), and all events
-        // were acknowledged when they were taken.
-        unsafe { sys::rdma_destroy_id(self.0.as_ptr()) };
-    }
-}
-
 /// A socket address in the form of C.
 #[repr(C)]
 union Address {
@@ -207,19 +192,17 @@ impl From<SocketAddr> for Address {
     }
 }
 
+/// An address of librdmacm. Every family but IPv6 is treated as IPv4, so an unset address becomes
+/// 0.0.0.0.
 fn address(storage: &libc::sockaddr_storage) -> SocketAddr {
-    let place = ptr::from_ref(storage);
-    if i32::from(storage.ss_family) == libc::AF_INET6 {
-        // SAFETY: the family states that the address is IPv6, and the storage is large enough and
-        // aligned for it.
-        let v6 = unsafe { &*place.cast::<libc::sockaddr_in6>() };
+    let bytes = storage.as_bytes();
+    if i32::from(storage.ss_family) == libc::AF_INET6
+        && let Some(v6) = libc::sockaddr_in6::parse(bytes)
+    {
         let ip = Ipv6Addr::from(v6.sin6_addr.s6_addr);
-        SocketAddr::new(IpAddr::V6(ip), u16::from_be(v6.sin6_port))
-    } else {
-        // SAFETY: the storage is large enough and aligned for an IPv4 address. Every other family
-        // is treated as IPv4, so an unset address becomes 0.0.0.0.
-        let v4 = unsafe { &*place.cast::<libc::sockaddr_in>() };
-        let ip = Ipv4Addr::from_bits(u32::from_be(v4.sin_addr.s_addr));
-        SocketAddr::new(IpAddr::V4(ip), u16::from_be(v4.sin_port))
+        return SocketAddr::new(IpAddr::V6(ip), u16::from_be(v6.sin6_port));
     }
+    let v4 = libc::sockaddr_in::parse(bytes).unwrap_or(libc::sockaddr_in::zeroes());
+    let ip = Ipv4Addr::from_bits(u32::from_be(v4.sin_addr.s_addr));
+    SocketAddr::new(IpAddr::V4(ip), u16::from_be(v4.sin_port))
 }

@@ -1,22 +1,23 @@
 //! A device, and memory registered with it.
 
 use super::cm::Id;
-use super::result::{made, returned};
-use crate::lock::lock;
+use super::owned::{Owned, Plain};
+use super::result::returned;
 use crate::memory::{Arena, Pool};
 use rdma_mummy_sys as sys;
 use std::ffi::c_void;
 use std::io;
 use std::ptr::{self, NonNull};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+use urnic_sync::Mutex;
 
 /// A device, with a protection domain in which a pool's arenas are registered.
 pub(crate) struct Device {
     pub(super) context: NonNull<sys::ibv_context>,
-    pub(super) domain: NonNull<sys::ibv_pd>,
-    pool: Pool,
-    /// The registrations of arenas, by arena number.
+    /// The registrations of arenas, by arena number. They are dropped before the domain.
     arenas: Mutex<Vec<Arc<Region>>>,
+    pub(super) domain: Owned<sys::ibv_pd>,
+    pool: Pool,
     pub(crate) limits: Limits,
 }
 
@@ -38,10 +39,9 @@ pub(crate) struct Limits {
     pub(crate) open_sinks: bool,
 }
 
-// SAFETY: libibverbs' contexts and protection domains may be used by all threads.
+// SAFETY: libibverbs' contexts may be used by all threads.
 unsafe impl Send for Device {}
-// SAFETY: libibverbs' contexts and protection domains may be used by several threads at the same
-// time.
+// SAFETY: libibverbs' contexts may be used by several threads at the same time.
 unsafe impl Sync for Device {}
 
 impl Device {
@@ -55,16 +55,16 @@ impl Device {
     /// because they keep it open.
     pub(crate) fn of(id: &Id, pool: &Pool, windows: bool) -> io::Result<Self> {
         let context = id.context()?;
-        // SAFETY: all zeroes is a valid value of this plain structure.
-        let mut attributes: sys::ibv_device_attr = unsafe { std::mem::zeroed() };
+        let mut attributes = sys::ibv_device_attr::zeroes();
         // SAFETY: the device is open as long as the identifier, and `attributes` is a valid place
         // for the result.
         returned(unsafe { sys::ibv_query_device(context.as_ptr(), &mut attributes) })?;
         // SAFETY: the device is open as long as the identifier, so its context is valid.
         let iwarp = unsafe { (*(*context.as_ptr()).device).transport_type }
             == sys::ibv_transport_type::IBV_TRANSPORT_IWARP;
-        // SAFETY: the device is open as long as the identifier, so its context is valid.
-        let domain = made(unsafe { sys::ibv_alloc_pd(context.as_ptr()) })?;
+        // SAFETY: the device is open as long as the identifier, which the caller keeps longer than
+        // the result.
+        let domain = unsafe { Owned::made(sys::ibv_alloc_pd(context.as_ptr())) }?;
         let reads = attributes.max_qp_rd_atom.min(attributes.max_qp_init_rd_atom);
         let can = |flag: sys::ibv_device_cap_flags| attributes.device_cap_flags & flag.0 != 0;
         let limits = Limits {
@@ -86,7 +86,7 @@ impl Device {
 
     /// The registration of an arena of the pool, for local use and for windows.
     pub(crate) fn arena(&self, number: usize) -> io::Result<Arc<Region>> {
-        let mut arenas = lock(&self.arenas);
+        let mut arenas = self.arenas.lock();
         if arenas.len() <= number {
             for arena in self.pool.arenas_from(arenas.len()) {
                 arenas.push(Arc::new(self.register_arena(arena)?));
@@ -116,64 +116,48 @@ impl Device {
 
     fn register(&self, at: usize, len: usize, access: u32) -> io::Result<Region> {
         let place = ptr::with_exposed_provenance_mut::<c_void>(at);
-        // SAFETY: the domain exists. The memory belongs to the pool, which stays mapped as long as
-        // this device keeps the pool.
-        let region = unsafe { sys::ibv_reg_mr(self.domain.as_ptr(), place, len, access as i32) };
-        made(region).map(Region)
+        // SAFETY: the domain exists, and links, which own regions, keep the device. The memory
+        // belongs to the pool, which stays mapped as long as this device keeps the pool.
+        let region =
+            unsafe { Owned::made(sys::ibv_reg_mr(self.domain.as_ptr(), place, len, access as i32)) }?;
+        // SAFETY: the region was just made, and its keys do not change.
+        let (local_key, remote_key) = unsafe { ((*region.as_ptr()).lkey, (*region.as_ptr()).rkey) };
+        Ok(Region {
+            region,
+            local_key,
+            remote_key,
+        })
     }
-}
 
-impl Drop for Device {
-    fn drop(&mut self) {
-        self.arenas
-            .get_mut()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clear();
-        // SAFETY: links own the regions and windows of this domain and keep the device, so none
-        // exists. The arenas were dropped.
-        unsafe { sys::ibv_dealloc_pd(self.domain.as_ptr()) };
+    /// A new window, not bound to memory.
+    pub(super) fn window(&self) -> io::Result<Window> {
+        // SAFETY: the domain exists, and links, which own windows, keep the device.
+        let window = unsafe {
+            Owned::made(sys::ibv_alloc_mw(
+                self.domain.as_ptr(),
+                sys::ibv_mw_type::IBV_MW_TYPE_2,
+            ))
+        };
+        window.map(Window)
     }
 }
 
 /// Registered memory.
-pub(crate) struct Region(pub(super) NonNull<sys::ibv_mr>);
-
-// SAFETY: libibverbs' regions may be used by all threads.
-unsafe impl Send for Region {}
-// SAFETY: libibverbs' regions may be used by several threads at the same time.
-unsafe impl Sync for Region {}
-
-impl Region {
-    pub(crate) fn local_key(&self) -> u32 {
-        // SAFETY: the region exists as long as `self`.
-        unsafe { (*self.0.as_ptr()).lkey }
-    }
-
-    pub(crate) fn remote_key(&self) -> u32 {
-        // SAFETY: the region exists as long as `self`.
-        unsafe { (*self.0.as_ptr()).rkey }
-    }
-
-    /// Deregisters the memory. The peer has no more access when this returns.
-    pub(crate) fn close(self) -> io::Result<()> {
-        let region = std::mem::ManuallyDrop::new(self);
-        // SAFETY: the region exists, and this is its only owner.
-        returned(unsafe { sys::ibv_dereg_mr(region.0.as_ptr()) })
-    }
+pub(crate) struct Region {
+    pub(super) region: Owned<sys::ibv_mr>,
+    pub(crate) local_key: u32,
+    pub(crate) remote_key: u32,
 }
 
-impl Drop for Region {
-    fn drop(&mut self) {
-        // SAFETY: the region exists, and this is its only owner.
-        unsafe { sys::ibv_dereg_mr(self.0.as_ptr()) };
+impl Region {
+    /// Deregisters the memory. The peer has no more access when this returns.
+    pub(crate) fn close(self) -> io::Result<()> {
+        returned(self.region.destroy())
     }
 }
 
 /// A memory window of type 2: a key that work requests bind to memory and invalidate.
-pub(crate) struct Window(pub(super) NonNull<sys::ibv_mw>);
-
-// SAFETY: libibverbs' windows may be used by all threads, one at a time.
-unsafe impl Send for Window {}
+pub(crate) struct Window(pub(super) Owned<sys::ibv_mw>);
 
 impl Window {
     /// The key of the window while it is bound.
@@ -182,16 +166,9 @@ impl Window {
         unsafe { (*self.0.as_ptr()).rkey }
     }
 
-    /// The key that the window gets when it is bound the next time.
+    /// The key that the window gets when it is bound the next time (ibv_inc_rkey(3)).
     pub(crate) fn next_key(&self) -> u32 {
-        // SAFETY: the function only computes a number.
-        unsafe { sys::ibv_inc_rkey(self.remote_key()) }
-    }
-}
-
-impl Drop for Window {
-    fn drop(&mut self) {
-        // SAFETY: the window exists, and this is its only owner.
-        unsafe { sys::ibv_dealloc_mw(self.0.as_ptr()) };
+        let key = self.remote_key();
+        key & !0xff | key.wrapping_add(1) & 0xff
     }
 }

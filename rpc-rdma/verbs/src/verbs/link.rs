@@ -3,7 +3,8 @@
 use super::cm::Id;
 use super::device::{Device, Region, Window};
 use super::nonblocking::set_nonblocking;
-use super::result::{done, made, returned};
+use super::owned::{Owned, Plain};
+use super::result::{done, returned};
 use rdma_mummy_sys as sys;
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -84,46 +85,47 @@ impl Failure {
 
 /// A queue pair, its completion queue, and the identifier that connects it.
 pub(crate) struct Link {
+    // In the order in which they are dropped: each one needs those below. The queue pair, which
+    // needs the queue, is destroyed before.
+    queue: Owned<sys::ibv_cq>,
+    channel: Owned<sys::ibv_comp_channel>,
+    /// The device, which keeps arenas registered.
+    device: Arc<Device>,
     id: Id,
-    queue: NonNull<sys::ibv_cq>,
-    channel: NonNull<sys::ibv_comp_channel>,
-    /// The device, which keeps arenas registered. It is dropped before the identifier.
-    device: Option<Arc<Device>>,
 }
-
-// SAFETY: libibverbs' objects may be used by all threads.
-unsafe impl Send for Link {}
-// SAFETY: libibverbs' objects may be used by several threads at the same time.
-unsafe impl Sync for Link {}
 
 impl Link {
     /// Makes a queue pair with room for this number of send requests and receives. If it fails,
     /// parameters are dropped in reverse order, so the device is dropped before the identifier.
     pub(crate) fn new(id: Id, device: Arc<Device>, sends: u32, receives: u32) -> io::Result<Self> {
-        let (context, domain) = (device.context.as_ptr(), device.domain.as_ptr());
+        let context = device.context.as_ptr();
         let elements = device.limits.elements;
         // SAFETY: the device is open as long as the identifier exists.
-        let channel = made(unsafe { sys::ibv_create_comp_channel(context) })?;
+        let channel = unsafe { Owned::made(sys::ibv_create_comp_channel(context)) }?;
         let len = (sends + receives) as i32;
         // SAFETY: the device is open as long as the identifier exists, and the channel was just
-        // made.
-        let queue = unsafe { sys::ibv_create_cq(context, len, ptr::null_mut(), channel.as_ptr(), 0) };
-        let queue = made(queue).inspect_err(|_| {
-            // SAFETY: the channel was just made, and nothing uses it.
-            unsafe { sys::ibv_destroy_comp_channel(channel.as_ptr()) };
-        })?;
+        // made. Both are dropped after the queue.
+        let queue = unsafe {
+            Owned::made(sys::ibv_create_cq(
+                context,
+                len,
+                ptr::null_mut(),
+                channel.as_ptr(),
+                0,
+            ))
+        }?;
+        let domain = device.domain.as_ptr();
         let link = Self {
-            id,
             queue,
             channel,
-            device: Some(device),
+            device,
+            id,
         };
-        // SAFETY: the channel has a descriptor as long as it exists.
         set_nonblocking(link.fd())?;
         let mut attributes = sys::ibv_qp_init_attr {
             qp_context: ptr::null_mut(),
-            send_cq: queue.as_ptr(),
-            recv_cq: queue.as_ptr(),
+            send_cq: link.queue.as_ptr(),
+            recv_cq: link.queue.as_ptr(),
             srq: ptr::null_mut(),
             cap: sys::ibv_qp_cap {
                 max_send_wr: sends,
@@ -145,8 +147,15 @@ impl Link {
         &self.id
     }
 
-    pub(crate) fn device(&self) -> Option<&Arc<Device>> {
-        self.device.as_ref()
+    pub(crate) fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    /// The queue pair. Null after [`destroy_queue_pair`](Self::destroy_queue_pair).
+    fn queue_pair(&self) -> *mut sys::ibv_qp {
+        // SAFETY: the identifier exists. A thread that posts or destroys holds the endpoint, so
+        // only one thread does so at a time.
+        unsafe { (*self.id.0.as_ptr()).qp }
     }
 
     /// A descriptor that becomes readable when there are completions after [`arm`](Self::arm).
@@ -176,21 +185,15 @@ impl Link {
     /// Destroys the queue pair. When this returns, no posted request continues, and no window of
     /// type 2 is bound.
     pub(crate) fn destroy_queue_pair(&self) {
-        // SAFETY: the identifier exists, and its queue pair is checked for null. A thread that
-        // posts or destroys holds the endpoint, so only one thread does so at a time.
-        unsafe {
-            if !(*self.id.0.as_ptr()).qp.is_null() {
-                sys::rdma_destroy_qp(self.id.0.as_ptr());
-            }
+        if !self.queue_pair().is_null() {
+            // SAFETY: the identifier exists, and has a queue pair.
+            unsafe { sys::rdma_destroy_qp(self.id.0.as_ptr()) };
         }
     }
 
     /// A new window, not bound to memory.
     pub(crate) fn window(&self) -> io::Result<Window> {
-        let device = self.device.as_ref().ok_or(io::ErrorKind::NotConnected)?;
-        // SAFETY: the domain exists as long as the device.
-        made(unsafe { sys::ibv_alloc_mw(device.domain.as_ptr(), sys::ibv_mw_type::IBV_MW_TYPE_2) })
-            .map(Window)
+        self.device.window()
     }
 
     /// Requests an event at the next completion, and takes the events that have already arrived.
@@ -209,8 +212,7 @@ impl Link {
     /// Takes a limited number of completions.
     pub(crate) fn poll(&self, into: &mut Vec<Completion>) -> io::Result<()> {
         const BATCH: usize = 32;
-        // SAFETY: all zeroes is a valid value of this plain structure.
-        let mut taken: [sys::ibv_wc; BATCH] = unsafe { std::mem::zeroed() };
+        let mut taken = [sys::ibv_wc::zeroes(); BATCH];
         // SAFETY: the queue exists, and the array has room for this number of completions.
         let count = unsafe { sys::ibv_poll_cq(self.queue.as_ptr(), BATCH as i32, taken.as_mut_ptr()) };
         let count = usize::try_from(count).map_err(|_| io::Error::from_raw_os_error(-count))?;
@@ -229,6 +231,9 @@ impl Link {
 
     /// Posts a receive.
     ///
+    /// # Errors
+    /// `NotConnected` without a queue pair; the errors of ibv_post_recv(3).
+    ///
     /// # Safety
     /// The memory must stay valid, and no code may access it, until the receive completes or the
     /// link is dropped.
@@ -241,12 +246,15 @@ impl Link {
             num_sge: 1,
         };
         let mut bad = ptr::null_mut();
-        // SAFETY: the queue pair exists as long as the identifier. The caller promises that the
-        // memory stays valid.
-        returned(unsafe { sys::ibv_post_recv((*self.id.0.as_ptr()).qp, &mut request, &mut bad) })
+        let qp = NonNull::new(self.queue_pair()).ok_or(io::ErrorKind::NotConnected)?;
+        // SAFETY: the queue pair exists. The caller promises that the memory stays valid.
+        returned(unsafe { sys::ibv_post_recv(qp.as_ptr(), &mut request, &mut bad) })
     }
 
     /// Posts work requests, in order, with one doorbell.
+    ///
+    /// # Errors
+    /// `NotConnected` without a queue pair; the errors of ibv_post_send(3).
     ///
     /// # Safety
     /// The memory of the elements must stay valid until their request or a later one completes, or
@@ -268,9 +276,10 @@ impl Link {
             return Ok(());
         }
         let mut bad = ptr::null_mut();
-        // SAFETY: the queue pair exists as long as the identifier. The batch owns requests and
-        // elements, and the caller promises the rest.
-        returned(unsafe { sys::ibv_post_send((*self.id.0.as_ptr()).qp, next, &mut bad) })?;
+        let qp = NonNull::new(self.queue_pair()).ok_or(io::ErrorKind::NotConnected)?;
+        // SAFETY: the queue pair exists. The batch owns requests and elements, and the caller
+        // promises the rest.
+        returned(unsafe { sys::ibv_post_send(qp.as_ptr(), next, &mut bad) })?;
         for request in &batch.requests {
             if request.opcode == sys::ibv_wr_opcode::IBV_WR_BIND_MW {
                 // SAFETY: this is the union member of the opcode, and the window exists. The user
@@ -298,8 +307,7 @@ impl Batch {
     /// Adds a request. If `signaled`, its completion has this number.
     pub(crate) fn push(&mut self, number: u64, signaled: bool, work: Work<'_>, elements: &[Element]) {
         use sys::ibv_wr_opcode as opcode;
-        // SAFETY: all zeroes is a valid value of this plain structure.
-        let mut request: sys::ibv_send_wr = unsafe { std::mem::zeroed() };
+        let mut request = sys::ibv_send_wr::zeroes();
         request.wr_id = number;
         request.num_sge = elements.len() as i32;
         self.elements.extend(elements.iter().map(sys::ibv_sge::from));
@@ -341,7 +349,7 @@ impl Batch {
                     mw: window.0.as_ptr(),
                     rkey: window.next_key(),
                     bind_info: sys::ibv_mw_bind_info {
-                        mr: region.0.as_ptr(),
+                        mr: region.region.as_ptr(),
                         addr: at as u64,
                         length: len.into(),
                         mw_access_flags: access.0,
@@ -360,13 +368,6 @@ impl Batch {
 impl Drop for Link {
     fn drop(&mut self) {
         self.destroy_queue_pair();
-        // SAFETY: the queue pair was destroyed before its completion queue, which is destroyed
-        // before its channel. All events were acknowledged when they were taken.
-        unsafe {
-            sys::ibv_destroy_cq(self.queue.as_ptr());
-            sys::ibv_destroy_comp_channel(self.channel.as_ptr());
-        }
-        self.device = None;
     }
 }
 

@@ -5,6 +5,7 @@ mod cm;
 mod device;
 mod link;
 mod nonblocking;
+mod owned;
 mod result;
 
 pub(crate) use cm::{Channel, Event, Id};

@@ -16,9 +16,10 @@ use plain::{
     landing, urnic_guarded_compare_exchange, urnic_guarded_copy, urnic_guarded_load, urnic_guarded_probe,
 };
 use rustix::process::getpid;
-use std::mem::MaybeUninit;
-use std::ptr::{null, null_mut};
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicUsize, Ordering};
+use std::ptr::null;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
+use urnic_sync::Published;
+use urnic_sys::Plain;
 
 // Accesses to memory that may become inaccessible at any time.
 //
@@ -181,8 +182,8 @@ static WANTED: [Wanted; 2] = [const {
         flags: AtomicI32::new(0),
     }
 }; 2];
-/// A [`SetAction`]; null: that of the C library.
-static SET_ACTION: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
+/// Without a value: sigaction(2) of the C library.
+static SET_ACTION: Published<SetAction> = Published::new();
 
 fn wanted(signal: c_int) -> Option<&'static Wanted> {
     let index = SIGNALS.iter().position(|known| *known == signal)?;
@@ -192,23 +193,20 @@ fn wanted(signal: c_int) -> Option<&'static Wanted> {
 /// Names the function by which the handler is installed, where sigaction(2) itself is interposed by
 /// us.
 pub fn set_action_by(set_action: SetAction) {
-    SET_ACTION.store(set_action as *mut c_void, Ordering::Release);
+    SET_ACTION.set(set_action);
 }
 
 /// Sets the kernel's action for a signal and returns the one before; `None` if that is refused.
 fn kernel(signal: c_int, new: Option<&libc::sigaction>) -> Option<libc::sigaction> {
-    let set_action = SET_ACTION.load(Ordering::Acquire);
     let new = new.map_or(null(), std::ptr::from_ref);
-    let mut old = MaybeUninit::zeroed();
-    let done = if set_action.is_null() {
+    let mut old = libc::sigaction::zeroes();
+    let done = match SET_ACTION.get() {
         // SAFETY: an action is a live one, and a local takes the old one.
-        unsafe { libc::sigaction(signal, new, old.as_mut_ptr()) }
-    } else {
-        // SAFETY: the pointer is a `SetAction`, and the arguments are those of sigaction(2).
-        unsafe { std::mem::transmute::<*mut c_void, SetAction>(set_action)(signal, new, old.as_mut_ptr()) }
+        None => unsafe { libc::sigaction(signal, new, &raw mut old) },
+        // SAFETY: the arguments are those of sigaction(2), as above.
+        Some(set_action) => unsafe { set_action(signal, new, &raw mut old) },
     };
-    // SAFETY: zeros are a valid `sigaction`, and so is what was filled in.
-    (done == 0).then(|| unsafe { old.assume_init() })
+    (done == 0).then_some(old)
 }
 
 impl Wanted {
@@ -248,8 +246,8 @@ fn take(signal: c_int) -> Action {
 
 /// Sets the kernel's default for `signal`: to end the process.
 fn back_to_default(signal: c_int) {
-    // SAFETY: zeros are a valid `sigaction`: the default, no flags, an empty mask.
-    kernel(signal, Some(&unsafe { std::mem::zeroed() }));
+    // The default, no flags, an empty mask.
+    kernel(signal, Some(&libc::sigaction::zeroes()));
 }
 
 // The handler of SIGSEGV and SIGBUS. It uses nothing but atomics and, on the way to the process's
@@ -311,20 +309,17 @@ pub struct Fault {
 /// Looks at a fault first. Returns whether the instruction can run again.
 pub type Watch = fn(Fault) -> bool;
 
-static WATCH: AtomicPtr<()> = AtomicPtr::new(std::ptr::null_mut());
+static WATCH: Published<Watch> = Published::new();
 
 /// Lets `watch` look at each fault from now on. It runs in a signal handler.
 pub fn watch(watch: Watch) {
-    WATCH.store(watch as *mut (), Ordering::Release);
+    WATCH.set(watch);
 }
 
 fn watched(addr: usize, context: *mut c_void) -> bool {
-    let watch = WATCH.load(Ordering::Acquire);
-    if watch.is_null() {
+    let Some(watch) = WATCH.get() else {
         return false;
-    }
-    // SAFETY: the pointer is null, or was made from a function of this type.
-    let watch = unsafe { std::mem::transmute::<*mut (), Watch>(watch) };
+    };
     let pc = program_counter(context);
     watch(Fault {
         addr,

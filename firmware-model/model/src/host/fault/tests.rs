@@ -2,20 +2,20 @@
 
 use super::Unreachable;
 use super::{copy, install, probe, update};
-use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap, mmap_anonymous, mprotect, munmap};
-use std::ptr::null_mut;
+use rustix::mm::{MprotectFlags, ProtFlags};
 
 const PAGE: usize = 4096;
 
 /// Pages of which some are taken away.
-struct Pages(*mut u8, usize);
+struct Pages(*mut u8, urnic_sys::Pages);
 
 impl Pages {
     fn new(count: usize) -> Pages {
-        let rights = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a fresh mapping.
-        let start = unsafe { mmap_anonymous(null_mut(), count * PAGE, rights, MapFlags::PRIVATE) };
-        Pages(start.unwrap().cast(), count * PAGE)
+        Pages::of(urnic_sys::Pages::zeroed(count * PAGE).unwrap())
+    }
+
+    fn of(pages: urnic_sys::Pages) -> Pages {
+        Pages(pages.start().as_ptr(), pages)
     }
 
     /// Pages of a file of the same length, and that file.
@@ -23,23 +23,14 @@ impl Pages {
         let file = rustix::fs::memfd_create("guarded", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&file, (count * PAGE) as u64).unwrap();
         let rights = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a fresh mapping.
-        let start = unsafe { mmap(null_mut(), count * PAGE, rights, MapFlags::SHARED, &file, 0) };
-        (Pages(start.unwrap().cast(), count * PAGE), file)
+        let pages = urnic_sys::Pages::of_file(&file, 0, count * PAGE, rights).unwrap();
+        (Pages::of(pages), file)
     }
 
     /// Page number `page` may be accessed like this; it stays reserved, so that no other test finds
     /// its memory there.
     fn protect(&self, page: usize, rights: MprotectFlags) {
-        // SAFETY: pages of this mapping, which nothing refers to.
-        unsafe { mprotect(self.0.add(page * PAGE).cast(), PAGE, rights) }.unwrap();
-    }
-}
-
-impl Drop for Pages {
-    fn drop(&mut self) {
-        // SAFETY: the mapping of `new`, which nothing refers to any more.
-        unsafe { munmap(self.0.cast(), self.1) }.unwrap();
+        self.1.protect(page * PAGE, PAGE, rights).unwrap();
     }
 }
 
@@ -72,8 +63,7 @@ fn a_copy_into_a_hole_and_out_of_one_is_an_error() {
     for len in lengths().filter(|len| *len > 0) {
         // One byte in the hole is enough, at either end of the range.
         for at in [PAGE + 1 - len.min(PAGE), 2 * PAGE - 1] {
-            // SAFETY: inside of the mapping, and of a live vector.
-            let hole = unsafe { pages.0.add(at) };
+            let hole = pages.0.wrapping_add(at);
             // SAFETY: `hole` is inside of the mapping, and `bytes` is a live vector of at least
             // `len` bytes.
             let (read, written) = unsafe {
@@ -101,8 +91,7 @@ fn a_probe_finds_a_hole_wherever_it_is() {
             for page in 0..2 {
                 let at = page * PAGE + skew;
                 let whole = at + len <= 2 * PAGE;
-                // SAFETY: inside of the mapping.
-                let found = probe(unsafe { pages.0.add(at) }, len);
+                let found = probe(pages.0.wrapping_add(at), len);
                 assert_eq!(found.is_ok(), whole, "{len} at {at}");
             }
         }

@@ -55,7 +55,8 @@ pub(super) struct RingWords {
     reserved: [u32; 31],
 }
 
-impl SharedRecord for RingWords {}
+// SAFETY: atomics, and padding.
+unsafe impl SharedRecord for RingWords {}
 
 /// The words that an end writes, for the other end to read.
 #[repr(C, align(64))]
@@ -92,7 +93,8 @@ pub(super) struct EndWords {
     reserved: [u32; 3],
 }
 
-impl SharedRecord for EndWords {}
+// SAFETY: atomics, and padding.
+unsafe impl SharedRecord for EndWords {}
 
 /// The words of a ring ([`RingWords`]).
 pub(super) const RING_WORDS: Area = Area {

@@ -8,14 +8,14 @@
 //! arrives meanwhile fails with `Jukebox`, and the client retries it.
 
 use super::recent::{Descriptors, Recent};
-use crate::lock::lock;
 use crate::nfs3::{Handle, Status};
 use crate::tree::Outcome;
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, Statx, StatxFlags, openat2, statx};
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+use urnic_sync::{Mutex, MutexGuard};
 
 /// The inode number and the birth time of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -190,7 +190,7 @@ impl Nodes {
         if let Ok(node) = self.reach(key) {
             return Ok(node);
         }
-        if lock(&self.removed).find(&key).is_some() {
+        if self.removed.lock().find(&key).is_some() {
             return Err(Status::Stale);
         }
         let mut searched = self.turn_to_search()?;
@@ -205,7 +205,7 @@ impl Nodes {
         self.search(key.number)?;
         let found = self.reach(key);
         if found.is_err() {
-            lock(&self.removed).insert(key, ());
+            self.removed.lock().insert(key, ());
         }
         *searched = begun.max(*searched) + SEARCH_SHARE * begun.elapsed();
         found.map_err(|_| Status::Stale)
@@ -216,10 +216,8 @@ impl Nodes {
     fn turn_to_search(&self) -> Outcome<MutexGuard<'_, Instant>> {
         let mut left = SEARCH_WAIT;
         loop {
-            match self.searched.try_lock() {
-                Ok(turn) => return Ok(turn),
-                Err(TryLockError::Poisoned(turn)) => return Ok(turn.into_inner()),
-                Err(TryLockError::WouldBlock) => {}
+            if let Some(turn) = self.searched.try_lock() {
+                return Ok(turn);
             }
             left = left.checked_sub(RETRY_INTERVAL).ok_or(Status::Jukebox)?;
             std::thread::sleep(RETRY_INTERVAL);
@@ -247,7 +245,7 @@ impl Nodes {
             if let Some(fd) = self.open.find(&at) {
                 break fd;
             }
-            let place = lock(&self.places).find(at).ok_or(Status::Stale)?;
+            let place = self.places.lock().find(at).ok_or(Status::Stale)?;
             let dir = place.dir;
             down.push((at, place.name));
             if down.len() > DEPTH {
@@ -258,7 +256,7 @@ impl Nodes {
         while let Some((number, name)) = down.pop() {
             let below = openat2(&fd, &*name, PLACE_ONLY, Mode::empty(), BENEATH)?;
             if stat(&below)?.stx_ino != number {
-                lock(&self.places).remove(number);
+                self.places.lock().remove(number);
                 return Err(Status::Stale);
             }
             fd = Arc::new(below);
@@ -294,18 +292,20 @@ impl Nodes {
     pub(super) fn remember(&self, file: &Statx, dir: u64, name: &[u8]) {
         let directory = FileType::from_raw_mode(file.stx_mode.into()) == FileType::Directory;
         let name = name.into();
-        lock(&self.places).insert(file.stx_ino, directory, Place { dir, name });
+        self.places
+            .lock()
+            .insert(file.stx_ino, directory, Place { dir, name });
     }
 
     /// Forgets the place of a file that may be elsewhere.
     pub(super) fn forget_place(&self, number: u64) {
-        lock(&self.places).remove(number);
+        self.places.lock().remove(number);
     }
 
     /// Remembers that a file no longer exists.
     pub(super) fn end(&self, key: Key) {
         self.forget(key.number);
-        lock(&self.removed).insert(key, ());
+        self.removed.lock().insert(key, ());
     }
 
     /// Forgets a file that is not at its place.
@@ -316,7 +316,7 @@ impl Nodes {
 
     /// The parent of a directory.
     pub(super) fn parent(&self, dir: Key) -> Outcome<Node> {
-        let above = match lock(&self.places).find(dir.number) {
+        let above = match self.places.lock().find(dir.number) {
             _ if dir == self.root_key => self.root_key.number,
             Some(place) => place.dir,
             None => return Err(Status::Stale),
@@ -351,7 +351,7 @@ impl Nodes {
                         }),
                     kind => kind == FileType::Directory,
                 };
-                let mut places = lock(&self.places);
+                let mut places = self.places.lock();
                 if directory || number == wanted || places.others.has_room() {
                     let name = name.into();
                     places.insert(number, directory, Place { dir: above, name });
@@ -412,7 +412,7 @@ mod tests {
         let nodes = nodes(folder.path(), 2, 8);
         let (directories, files) = tree(folder.path(), &nodes, 100);
         // No search is allowed.
-        *lock(&nodes.searched) += Duration::from_secs(3600);
+        *nodes.searched.lock() += Duration::from_secs(3600);
         for handle in directories.iter().chain(&files[97..]) {
             assert!(nodes.find(handle).is_ok());
         }
@@ -439,7 +439,7 @@ mod tests {
         let nodes = nodes(folder.path(), 2, 8);
         let (_, files) = tree(folder.path(), &nodes, 1);
         nodes.forget(nodes.key(&files[0]).expect("a key").number);
-        let turn = lock(&nodes.searched);
+        let turn = nodes.searched.lock();
         assert_eq!(nodes.find(&files[0]).err(), Some(Status::Jukebox));
         drop(turn);
         assert!(find(&nodes, &files[0]).is_ok());
@@ -478,7 +478,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let nodes = nodes(folder.path(), 2, 8);
         let (_, files) = tree(folder.path(), &nodes, 1);
-        *lock(&nodes.searched) += Duration::from_secs(3600);
+        *nodes.searched.lock() += Duration::from_secs(3600);
         fs::remove_file(folder.path().join("one/two/0")).expect("a file");
         nodes.end(nodes.key(&files[0]).expect("a key"));
         assert_eq!(nodes.find(&files[0]).err(), Some(Status::Stale));

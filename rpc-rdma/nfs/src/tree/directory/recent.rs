@@ -1,11 +1,11 @@
 //! Maps of a limited number of recently used values, and descriptors of a limited age.
 
-use crate::lock::lock;
 use rustix::fd::OwnedFd;
 use std::collections::HashMap;
 use std::hash::Hash;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+use urnic_sync::{Mutex, MutexGuard};
 
 /// A map of limited size that removes the values that were unused for the longest time.
 #[derive(Debug)]
@@ -76,7 +76,7 @@ impl<K: Hash + Eq + Clone> Descriptors<K> {
     }
 
     fn lock(&self) -> MutexGuard<'_, Opened<K>> {
-        lock(&self.0)
+        self.0.lock()
     }
 
     pub(super) fn find(&self, key: &K) -> Option<Arc<OwnedFd>> {
@@ -104,7 +104,7 @@ impl<K: Hash + Eq + Clone> Descriptors<K> {
         let all = Arc::downgrade(&self.0);
         move |now| {
             let Some(all) = all.upgrade() else { return false };
-            let mut all = lock(&all);
+            let mut all = all.lock();
             all.forget(|_, (opened, _)| now.saturating_duration_since(*opened) >= AGE);
             true
         }

@@ -7,7 +7,6 @@ use super::access::access_bits;
 use super::extents::{Extents, Full};
 use super::{Acls, Caller, Data, File, Found, New, Numbered, Outcome, SetAcls, Tree};
 use crate::acl::{EXECUTE, READ, WRITE};
-use crate::lock::lock;
 use crate::memory::{PAGE, Pool, Slice};
 use crate::nfs3::{
     Attributes, CreateHow, Device, Handle, Kind, MAX_TRANSFER, SetAttributes, Stable, Statistics, Status,
@@ -16,7 +15,7 @@ use crate::nfs3::{
 use node::{Is, Node, OVERHEAD, now};
 use nodes::{MAX_SIZE, Nodes, ROOT};
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Mutex, MutexGuard};
+use urnic_sync::{Mutex, MutexGuard};
 
 /// A tree in memory.
 #[derive(Debug)]
@@ -61,7 +60,7 @@ impl InMemory {
     }
 
     fn nodes(&self) -> MutexGuard<'_, Nodes> {
-        lock(&self.nodes)
+        self.nodes.lock()
     }
 
     fn handle(&self, id: u64) -> Handle {

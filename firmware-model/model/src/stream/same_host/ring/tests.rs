@@ -3,9 +3,7 @@
 use super::super::layout::MEMORY;
 use super::*;
 use proptest::prelude::*;
-use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 use std::collections::VecDeque;
-use std::ptr::NonNull;
 
 fn ends() -> (Arc<SharedMemory>, Sender, Receiver) {
     let memory = Arc::new(SharedMemory::create("ring", MEMORY).unwrap().0);
@@ -268,10 +266,7 @@ fn a_fault_behind_many_bytes_counts_what_is_before() {
 
 /// A page without rights, which stays for ever: no other thread gets its address.
 fn inaccessible() -> Piece<'static> {
-    let (none, private) = (ProtFlags::empty(), MapFlags::PRIVATE);
-    // SAFETY: a new mapping at an address of the kernel's choice replaces no other mapping.
-    let start = unsafe { mmap_anonymous(std::ptr::null_mut(), 4096, none, private) }.unwrap();
-    let start = NonNull::new(start.cast()).unwrap();
+    let start = urnic_sys::Pages::reserved(4096).unwrap().leak();
     // SAFETY: it is never unmapped, and only read by guarded copies.
     let page = Box::leak(Box::new(unsafe { Mapping::of_raw(start, 4096) }));
     page.piece()

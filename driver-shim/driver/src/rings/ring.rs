@@ -10,7 +10,8 @@ use urnic_device::wqe::BLOCK_LEN;
 use zerocopy::{FromBytes, IntoBytes};
 
 /// A ring and its record. The value is the ring's only writer on this side.
-pub(crate) struct Ring<R> {
+#[derive(Debug)]
+pub struct Ring<R> {
     start: NonNull<u8>,
     /// Bytes: a power of two, and not less than [`BLOCK_LEN`].
     len: usize,
@@ -26,7 +27,7 @@ impl<R> Ring<R> {
     /// # Safety
     /// There are that many bytes, aligned to [`BLOCK_LEN`], which are read and written here and by
     /// the device alone; they and the record outlive the value.
-    pub(crate) unsafe fn new(start: NonNull<u8>, len: usize, record: &R) -> Ring<R> {
+    pub unsafe fn new(start: NonNull<u8>, len: usize, record: &R) -> Ring<R> {
         assert!(len.is_power_of_two() && len >= BLOCK_LEN && start.addr().get().is_multiple_of(BLOCK_LEN));
         Ring {
             start,
@@ -39,14 +40,14 @@ impl<R> Ring<R> {
     ///
     /// # Safety
     /// As for [`new`](Self::new).
-    pub(crate) unsafe fn move_to(&mut self, start: NonNull<u8>, len: usize) {
+    pub unsafe fn move_to(&mut self, start: NonNull<u8>, len: usize) {
         // SAFETY: the caller promises this of the ring, and the record stays.
         *self = unsafe { Ring::new(start, len, self.record.as_ref()) };
     }
 
     /// The indices that both sides access atomically.
     #[inline]
-    pub(crate) fn record(&self) -> &R {
+    pub fn record(&self) -> &R {
         // SAFETY: the promise of `new`: the record outlives this value.
         unsafe { self.record.as_ref() }
     }
@@ -62,7 +63,7 @@ impl<R> Ring<R> {
 
     /// Writes a value.
     #[inline(always)]
-    pub(crate) fn put<T: IntoBytes>(&mut self, at: usize, value: T) {
+    pub fn put<T: IntoBytes>(&mut self, at: usize, value: T) {
         // SAFETY: `place` is within the ring. The device does not read it before the entry is
         // published.
         unsafe { self.place::<T>(at).write_unaligned(value) };
@@ -70,14 +71,14 @@ impl<R> Ring<R> {
 
     /// Reads a value.
     #[inline(always)]
-    pub(crate) fn read<T: FromBytes>(&self, at: usize) -> T {
+    pub fn read<T: FromBytes>(&self, at: usize) -> T {
         // SAFETY: `place` is within the ring, and any bytes are a `T`.
         unsafe { self.place::<T>(at).read_unaligned() }
     }
 
     /// Reads the first `len` bytes of a value; the rest is zero.
     #[inline(always)]
-    pub(crate) fn read_part<T: FromBytes + IntoBytes>(&self, at: usize, len: usize) -> T {
+    pub fn read_part<T: FromBytes + IntoBytes>(&self, at: usize, len: usize) -> T {
         let mut value = T::new_zeroed();
         let bytes = value.as_mut_bytes();
         // SAFETY: `place` is within the ring, and the value is a local of at least this length.
@@ -93,14 +94,14 @@ impl<R> Ring<R> {
 
     /// A word that both sides access atomically.
     #[inline(always)]
-    pub(crate) fn word(&self, at: usize) -> &AtomicU32 {
+    pub fn word(&self, at: usize) -> &AtomicU32 {
         // SAFETY: `place` is within the ring, and at a multiple of 4, as the ring itself.
         unsafe { AtomicU32::from_ptr(self.place(at)) }
     }
 
     /// Writes bytes from this position on; those for which the ring has no room are left out.
     #[inline(always)]
-    pub(crate) fn copy_in(&mut self, at: usize, data: &[u8]) {
+    pub fn copy_in(&mut self, at: usize, data: &[u8]) {
         let at = at & (self.len - 1);
         let first = data.len().min(self.len - at);
         let rest = (data.len() - first).min(at);
