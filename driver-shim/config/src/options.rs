@@ -5,10 +5,10 @@ use std::ops::RangeInclusive;
 
 use toml::Value;
 use urnic_faults::Plan;
+use urnic_process::log::LogFilter;
 use urnic_wire::mpa::startup::RtrKey;
 
 use crate::error::{Error, Source};
-use crate::log_filter::is_log_filter;
 use crate::names::{MAX_DEVICES, is_name};
 use crate::settings::{CmPorts, Completion, Config, Identity, Placement, SameHost, Strict, VfioApi};
 use crate::values::{
@@ -70,10 +70,17 @@ pub(super) fn text_of(value: &Value) -> String {
     }
 }
 
-fn bare(value: &Value) -> String {
+/// The text of a TOML value, of a string without quotes.
+pub(super) fn bare(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
-        value => value.to_string(),
+        Value::Integer(number) => number.to_string(),
+        // With a point: a whole number is not written so.
+        Value::Float(number) => format!("{number:?}"),
+        Value::Boolean(truth) => truth.to_string(),
+        Value::Datetime(time) => time.to_string(),
+        // No option takes these.
+        Value::Array(_) | Value::Table(_) => format!("{value:?}"),
     }
 }
 
@@ -107,7 +114,7 @@ pub const OPTIONS: &[Opt] = &[
         takes: "a level (off, error, warn, info, debug, trace), or levels of modules such as urnic_cm::native=debug",
         help: "What to log on standard error: a level (error, warn, info, debug, trace, off), or levels per module. \
                debug logs each step of each connection.",
-        set: |c, text| is_log_filter(text).then(|| c.log = text.to_owned()),
+        set: |c, text| LogFilter::parse(text).map(|_| c.log = text.to_owned()),
         show: |c| c.log.clone(),
     },
     Opt {

@@ -16,6 +16,7 @@ use urnic_driver::{
     QpAttr, QpCaps, QpInit, QpMask,
 };
 use urnic_process::gids::GidTable;
+use urnic_process::log::{Log, LogFilter};
 use urnic_testkit::{self as testkit, Memory, Wait, request};
 use zerocopy::IntoBytes;
 
@@ -26,13 +27,13 @@ pub(crate) static DRIVER: LazyLock<Arc<Driver>> = LazyLock::new(|| start(Config:
 /// life of each connection.
 pub(crate) fn start(config: Config) -> Arc<Driver> {
     if let Ok(filter) = std::env::var("URNIC_TEST_LOG") {
-        let level = filter
-            .parse()
-            .unwrap_or(tracing_subscriber::filter::LevelFilter::DEBUG);
-        let _ = tracing_subscriber::fmt()
-            .with_max_level(level)
-            .with_writer(std::io::stderr)
-            .try_init();
+        let log = Log {
+            filter: LogFilter::parse(&filter).expect("a level"),
+            stamp: String::new,
+            write: |_, line: &str| eprint!("{line}"),
+        };
+        // Another test may have started it.
+        let _ = tracing::subscriber::set_global_default(log);
     }
     Driver::start(
         InprocBus::start(&GidTable::of_host(), Options::default()).unwrap(),
