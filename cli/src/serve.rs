@@ -9,8 +9,9 @@ use std::process::ExitCode;
 use clap::ArgMatches;
 use clap::builder::{OsStringValueParser, TypedValueParser as _};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use urnic_faults::Network;
 use urnic_model::capture::CaptureFile;
-use urnic_model::{DeviceAddress, ModelConfig, Prefix, Reach};
+use urnic_model::{DeviceAddress, ModelConfig, Reach};
 use urnic_process::gids::Gid;
 use urnic_process::gids::GidTable;
 use urnic_process::log::{Log, LogFilter};
@@ -36,8 +37,8 @@ pub(crate) struct Offer {
     addr: Vec<AddressArgument>,
     /// Functions may connect to these addresses although they are this host's own. May be given
     /// more than once
-    #[arg(long, value_name = "PREFIX", value_parser = prefix)]
-    allow: Vec<Prefix>,
+    #[arg(long, value_name = "PREFIX", value_parser = network)]
+    allow: Vec<Network>,
     /// Connections at a time to each socket
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=1024))]
     clients: u16,
@@ -133,12 +134,10 @@ fn address_and_len(text: &str) -> Result<(IpAddr, Option<u32>), String> {
     Ok((ip, len.transpose()?))
 }
 
-fn prefix(text: &str) -> Result<Prefix, String> {
+fn network(text: &str) -> Result<Network, String> {
     let (ip, len) = address_and_len(text)?;
-    Ok(Prefix {
-        ip,
-        len: len.unwrap_or(width(ip)),
-    })
+    // The length was checked.
+    Network::of(ip, len.map(|len| len as u8)).ok_or_else(|| format!("{text} is no network"))
 }
 
 fn mode(text: &str) -> Result<u32, String> {
@@ -386,7 +385,7 @@ mod tests {
             panic!("confined");
         };
         assert_eq!(host.len(), 4);
-        assert_eq!(allow, &[prefix("127.0.0.0/8").unwrap()]);
+        assert_eq!(allow, &[network("127.0.0.0/8").unwrap()]);
         assert_eq!(offers[1].0.config.reach, Reach::Unrestricted);
         assert_eq!(offers[1].0.config.addresses.len(), 4);
         assert!(matches!(offers[2].0.config.reach, Reach::Confined { .. }));

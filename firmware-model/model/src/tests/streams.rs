@@ -1,7 +1,7 @@
 //! Streaming mode over real TCP; the test's end of each connection is in `std::net`.
 
 use crate::ModelConfig;
-use crate::config::{DeviceAddress, Prefix, Reach};
+use crate::config::{DeviceAddress, Reach};
 use crate::testing::mock::{Driver, End, assert_cqe, config, wait_for};
 use rustix::event::{EventfdFlags, eventfd};
 use std::io::{Read, Write};
@@ -13,6 +13,7 @@ use urnic_device::command::*;
 use urnic_device::event::EventKind;
 use urnic_device::stream::{Close, Connect, Endpoint, Endpoints, Listen, Listening, attach, input, listen};
 use urnic_device::vocabulary::WcStatus;
+use urnic_faults::Network;
 use urnic_wire::mpa::fpdu::CrcMode;
 use urnic_wire::mpa::marker;
 use zerocopy::FromBytes;
@@ -314,10 +315,7 @@ fn a_confined_device_stays_within_its_addresses() {
         addresses: vec![table([127, 0, 0, 5]), table([127, 0, 0, 6])],
         reach: Reach::Confined {
             host: Vec::new(),
-            allow: vec![Prefix {
-                ip: [127, 0, 0, 9].into(),
-                len: 32,
-            }],
+            allow: Network::parse("127.0.0.9").into_iter().collect(),
         },
         ..config()
     });
