@@ -1,6 +1,7 @@
 //! `urnic serve`: the RNIC as a PCI function of other processes, over vfio-user.
 
 use std::ffi::OsString;
+use std::io::Write;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -8,14 +9,12 @@ use std::process::ExitCode;
 use clap::ArgMatches;
 use clap::builder::{OsStringValueParser, TypedValueParser as _};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use tracing_subscriber::filter::{LevelFilter, Targets};
-use tracing_subscriber::layer::SubscriberExt;
-use tracing_subscriber::util::SubscriberInitExt;
-use urnic_config::{is_log_filter, log_filter};
+use urnic_faults::Network;
 use urnic_model::capture::CaptureFile;
-use urnic_model::{DeviceAddress, ModelConfig, Prefix, Reach};
+use urnic_model::{DeviceAddress, ModelConfig, Reach};
 use urnic_process::gids::Gid;
 use urnic_process::gids::GidTable;
+use urnic_process::log::{Log, LogFilter};
 use urnic_serve::{Endpoint, ServeError, Server};
 
 use crate::answer::{Failure, print};
@@ -38,8 +37,8 @@ pub(crate) struct Offer {
     addr: Vec<AddressArgument>,
     /// Functions may connect to these addresses although they are this host's own. May be given
     /// more than once
-    #[arg(long, value_name = "PREFIX", value_parser = prefix)]
-    allow: Vec<Prefix>,
+    #[arg(long, value_name = "PREFIX", value_parser = network)]
+    allow: Vec<Network>,
     /// Connections at a time to each socket
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=1024))]
     clients: u16,
@@ -135,12 +134,10 @@ fn address_and_len(text: &str) -> Result<(IpAddr, Option<u32>), String> {
     Ok((ip, len.transpose()?))
 }
 
-fn prefix(text: &str) -> Result<Prefix, String> {
+fn network(text: &str) -> Result<Network, String> {
     let (ip, len) = address_and_len(text)?;
-    Ok(Prefix {
-        ip,
-        len: len.unwrap_or(width(ip)),
-    })
+    // The length was checked.
+    Network::of(ip, len.map(|len| len as u8)).ok_or_else(|| format!("{text} is no network"))
 }
 
 fn mode(text: &str) -> Result<u32, String> {
@@ -276,22 +273,18 @@ impl Offer {
 /// Serves until SIGINT or SIGTERM.
 pub(crate) fn serve(offer: &Offer, matches: &ArgMatches) -> Result<ExitCode, Failure> {
     let log = offer.log.trim();
-    if !is_log_filter(log) {
+    let Some(filter) = LogFilter::parse(log) else {
         let takes = "a level (off, error, warn, info, debug, trace) or MODULE=LEVEL, with commas between";
         return Err(Failure::usage(format!("log cannot be {log}: it takes {takes}")));
-    }
-    // It is a filter, as was checked.
-    let filter: Targets = log_filter(log).parse().unwrap_or_default();
-    let levels = filter
-        .iter()
-        .map(|(_, level)| level)
-        .chain(filter.default_level());
-    tracing_subscriber::fmt()
-        .with_max_level(levels.max().unwrap_or(LevelFilter::ERROR))
-        .with_writer(std::io::stderr)
-        .finish()
-        .with(filter)
-        .init();
+    };
+    let log = Log {
+        filter,
+        stamp: String::new,
+        // A log that cannot be written is no reason not to serve.
+        write: |_, line: &str| drop(std::io::stderr().write_all(line.as_bytes())),
+    };
+    // The call fails only if there is a log already.
+    let _ = tracing::subscriber::set_global_default(log);
     let pcap = offer.pcap.as_deref().filter(|path| !path.as_os_str().is_empty());
     pcap.map_or(Ok(()), crate::files::prepare_capture)?;
     let capture = pcap.map(|path| CaptureFile::new(path.to_owned(), None));
@@ -392,7 +385,7 @@ mod tests {
             panic!("confined");
         };
         assert_eq!(host.len(), 4);
-        assert_eq!(allow, &[prefix("127.0.0.0/8").unwrap()]);
+        assert_eq!(allow, &[network("127.0.0.0/8").unwrap()]);
         assert_eq!(offers[1].0.config.reach, Reach::Unrestricted);
         assert_eq!(offers[1].0.config.addresses.len(), 4);
         assert!(matches!(offers[2].0.config.reach, Reach::Confined { .. }));

@@ -20,12 +20,20 @@ impl Network {
             None => (text, None),
         };
         let address: IpAddr = address.parse().ok()?;
+        let network = Network::of(address, bits)?;
+        (network.address == address).then_some(network)
+    }
+
+    /// The network with this number of bits to which `address` belongs; the address alone, without
+    /// a number. `None` if the address has fewer bits.
+    pub fn of(address: IpAddr, bits: Option<u8>) -> Option<Network> {
         let most = if address.is_ipv4() { 32 } else { 128 };
-        let network = Network {
-            address,
-            bits: bits.unwrap_or(most),
-        };
-        (network.bits <= most && network.prefix_of(address) == address).then_some(network)
+        let bits = bits.unwrap_or(most);
+        let network = Network { address, bits };
+        (bits <= most).then(|| Network {
+            address: network.prefix_of(address),
+            bits,
+        })
     }
 
     /// Whether `address` belongs to the network. IPv4-mapped addresses count as IPv4.

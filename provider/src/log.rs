@@ -7,19 +7,12 @@
 
 use std::cell::Cell;
 use std::os::fd::BorrowedFd;
-use std::{fmt, io};
 use urnic_sync::Mutex;
 
-use rustix::io::Errno;
-use tracing::{Level, Metadata};
-use tracing_subscriber::filter::{LevelFilter, Targets};
-use tracing_subscriber::fmt::MakeWriter;
-use tracing_subscriber::fmt::format::Writer;
-use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
-use tracing_subscriber::layer::SubscriberExt;
-use urnic_config::log_filter;
-use urnic_process::error_log;
-use urnic_process::failure;
+use rustix::io::{Errno, retry_on_intr};
+use tracing::Level;
+use urnic_process::log::{Log, LogFilter};
+use urnic_process::{error_log, failure};
 
 use crate::trace;
 
@@ -55,45 +48,28 @@ pub(crate) fn warnings() -> Vec<String> {
     kept.clone().unwrap_or_default()
 }
 
-struct StandardError {
-    is_warning: bool,
-}
-
-impl MakeWriter<'_> for StandardError {
-    type Writer = StandardError;
-
-    fn make_writer(&self) -> StandardError {
-        StandardError { is_warning: false }
+/// Writes a line to standard error, and notes it for the report and the trace.
+fn write(level: Level, line: &str) {
+    if level == Level::ERROR {
+        ERRORS.set(ERRORS.get().wrapping_add(1));
     }
-
-    fn make_writer_for(&self, metadata: &Metadata<'_>) -> StandardError {
-        if *metadata.level() == Level::ERROR {
-            ERRORS.set(ERRORS.get().wrapping_add(1));
-        }
-        StandardError {
-            is_warning: *metadata.level() <= Level::WARN,
-        }
+    // In a forked child a thread of the parent may have held the lock.
+    if level <= Level::WARN
+        && let Some(mut kept) = WARNINGS.try_lock()
+        && let Some(kept) = kept.as_mut()
+        && kept.len() < MOST_WARNINGS
+    {
+        kept.push(line.trim_end().to_owned());
     }
-}
-
-impl io::Write for StandardError {
-    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        // In a forked child a thread of the parent may have held the lock.
-        if self.is_warning
-            && let Some(mut kept) = WARNINGS.try_lock()
-            && let Some(kept) = kept.as_mut()
-            && kept.len() < MOST_WARNINGS
-        {
-            kept.push(String::from_utf8_lossy(line).trim_end().to_owned());
-        }
-        if let Some(trace) = trace::trace() {
-            trace.note(trace::Instant::Log(String::from_utf8_lossy(line).trim_end()));
-        }
-        Ok(rustix::io::write(standard_error(), line)?)
+    if let Some(trace) = trace::trace() {
+        trace.note(trace::Instant::Log(line.trim_end()));
     }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
+    // A log that cannot be written is no reason to fail.
+    let mut rest = line.as_bytes();
+    while !rest.is_empty()
+        && let Ok(written @ 1..) = retry_on_intr(|| rustix::io::write(standard_error(), rest))
+    {
+        rest = &rest[written..];
     }
 }
 
@@ -103,31 +79,18 @@ pub(crate) fn standard_error() -> BorrowedFd<'static> {
     unsafe { BorrowedFd::borrow_raw(2) }
 }
 
-/// The beginning of a line: the time, and the process id, which changes after a fork.
-struct Stamp;
-
-impl FormatTime for Stamp {
-    fn format_time(&self, w: &mut Writer<'_>) -> fmt::Result {
-        SystemTime.format_time(w)?;
-        write!(w, " pid {}", rustix::process::getpid())
-    }
-}
-
 /// Starts the log with the option `log`. Call it once.
 pub(crate) fn start(filter: &str) {
     // The option was checked.
-    let filter: Targets = log_filter(filter).parse().unwrap_or_default();
-    let levels = filter
-        .iter()
-        .map(|(_, level)| level)
-        .chain(filter.default_level());
-    let subscriber = tracing_subscriber::fmt()
-        .with_max_level(levels.max().unwrap_or(LevelFilter::ERROR))
-        .with_timer(Stamp)
-        .with_writer(StandardError { is_warning: false })
-        .with_ansi(false)
-        .finish()
-        .with(filter);
+    let Some(filter) = LogFilter::parse(filter) else {
+        return;
+    };
+    let log = Log {
+        filter,
+        // It changes after a fork.
+        stamp: || format!(" pid {}", rustix::process::getpid()),
+        write,
+    };
     // The call fails only if there is a subscriber already, which is then used.
-    let _ = tracing::subscriber::set_global_default(subscriber);
+    let _ = tracing::subscriber::set_global_default(log);
 }

@@ -90,7 +90,7 @@ fn workspaces_agree() {
 fn differences(key: &str, one: &Value, other: &Value, found: &mut Vec<String>) {
     let (Value::Table(one), Value::Table(other)) = (one, other) else {
         if one != other {
-            found.push(format!("{key}: {one}, and {other}"));
+            found.push(format!("{key}: {one:?}, and {other:?}"));
         }
         return;
     };

@@ -1,4 +1,4 @@
-//! `urnic serve`: the device in a process of its own.
+//! The device against its datasheet, and `urnic serve`: the device in a process of its own.
 
 use std::io::{IoSlice, Read};
 use std::mem::MaybeUninit;
@@ -41,14 +41,8 @@ impl Served {
         Self { running, socket }
     }
 
-    /// Checks that the device passes its own test suite.
     fn conforms(&self) {
-        let device = format!("vfio-user:{}", self.socket.display());
-        let printed = Program::plain(urnic())
-            .args(["conformance", "--device", &device])
-            .run()
-            .success();
-        assert!(printed.contains(" 0 failed, 0 not applicable"), "{printed}");
+        conforms(&format!("vfio-user:{}", self.socket.display()));
     }
 }
 
@@ -56,6 +50,20 @@ impl Drop for Served {
     fn drop(&mut self) {
         let _ = std::fs::remove_file(&self.socket);
     }
+}
+
+/// Checks that the device passes its own test suite.
+fn conforms(device: &str) {
+    let printed = Program::plain(urnic())
+        .args(["conformance", "--device", device])
+        .run()
+        .success();
+    assert!(printed.contains(" 0 failed, 0 not applicable"), "{printed}");
+}
+
+#[test]
+fn the_device_in_the_process_conforms() {
+    conforms("inproc");
 }
 
 #[test]

@@ -12,10 +12,6 @@ bitflags! {
         const EVENTFD = 1;
         /// The interrupt can be masked and unmasked by message.
         const MASKABLE = 2;
-        /// The interrupt masks itself when raised.
-        const AUTOMASKED = 4;
-        /// All vectors must be set up at once.
-        const NORESIZE = 8;
         const _ = !0;
     }
 }

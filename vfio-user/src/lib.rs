@@ -50,26 +50,14 @@ pub const MINOR: u16 = 1;
 
 /// Region indices of a PCI function (`linux/vfio.h`, `VFIO_PCI_*_REGION_INDEX`).
 pub mod region_index {
-    /// Base address register 0; 1 … 5 are the others.
-    pub const BAR0: u32 = 0;
-    /// The last base address register.
-    pub const BAR5: u32 = 5;
-    /// Expansion ROM.
-    pub const ROM: u32 = 6;
-    /// Configuration space.
+    /// Configuration space; 0 to 5 are the base address registers.
     pub const CONFIG: u32 = 7;
-    /// Legacy VGA ranges.
-    pub const VGA: u32 = 8;
     /// Number of region indices.
     pub const COUNT: u32 = 9;
 }
 
 /// Interrupt indices of a PCI function (`linux/vfio.h`, `VFIO_PCI_*_IRQ_INDEX`).
 pub mod irq_index {
-    /// Legacy interrupt pin.
-    pub const INTX: u32 = 0;
-    /// MSI.
-    pub const MSI: u32 = 1;
     /// MSI-X.
     pub const MSIX: u32 = 2;
     /// Error notifications.

@@ -64,12 +64,6 @@ pub enum Memory {
 }
 
 impl Capabilities {
-    /// Maximum number of descriptors that the sender accepts in one message; 1 by default.
-    pub fn msg_fds(&self) -> usize {
-        self.max_msg_fds
-            .map_or(1, |n| usize::try_from(n).unwrap_or(usize::MAX))
-    }
-
     /// Maximum number of bytes that the sender accepts in one transfer; 1 MiB by default.
     pub fn data_xfer_size(&self) -> usize {
         self.max_data_xfer_size

@@ -304,7 +304,7 @@ fn the_first_messages_of_qemu_are_parsed() {
         panic!("not a version");
     };
     assert_eq!((version.major, version.minor), (0, 0));
-    assert_eq!(version.capabilities.msg_fds(), 16);
+    assert_eq!(version.capabilities.max_msg_fds, Some(16));
     assert_eq!(version.capabilities.write_multiple, Some(true));
     assert_eq!(version.capabilities.urnic, None);
 }

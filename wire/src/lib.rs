@@ -24,6 +24,7 @@
 
 #![forbid(unsafe_code)]
 
+mod assigned;
 pub mod crc;
 pub mod ddp;
 pub mod mad;

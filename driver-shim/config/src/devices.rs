@@ -153,9 +153,7 @@ fn addresses(value: &Value) -> Result<Vec<IpAddr>, String> {
     };
     let mut addresses: Vec<IpAddr> = Vec::new();
     for element in elements {
-        let text = element
-            .as_str()
-            .map_or_else(|| element.to_string(), str::to_owned);
+        let text = options::bare(element);
         match text.parse::<IpAddr>() {
             Ok(ip) if !ip.is_unspecified() && !ip.is_multicast() && !addresses.contains(&ip) => {
                 addresses.push(ip);

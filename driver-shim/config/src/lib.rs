@@ -13,7 +13,6 @@
 mod devices;
 mod error;
 mod lines;
-mod log_filter;
 mod names;
 mod options;
 mod profile;
@@ -24,7 +23,6 @@ mod tests;
 mod values;
 
 pub use error::{Error, Source};
-pub use log_filter::{is_log_filter, log_filter};
 pub use names::MAX_DEVICES;
 pub use options::{OPTIONS, Opt};
 pub use read::read_file;

@@ -5,10 +5,10 @@ use std::ops::RangeInclusive;
 
 use toml::Value;
 use urnic_faults::Plan;
+use urnic_process::log::LogFilter;
 use urnic_wire::mpa::startup::RtrKey;
 
 use crate::error::{Error, Source};
-use crate::log_filter::is_log_filter;
 use crate::names::{MAX_DEVICES, is_name};
 use crate::settings::{CmPorts, Completion, Config, Identity, Placement, SameHost, Strict, VfioApi};
 use crate::values::{
@@ -70,10 +70,17 @@ pub(super) fn text_of(value: &Value) -> String {
     }
 }
 
-fn bare(value: &Value) -> String {
+/// The text of a TOML value, of a string without quotes.
+pub(super) fn bare(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
-        value => value.to_string(),
+        Value::Integer(number) => number.to_string(),
+        // With a point: a whole number is not written so.
+        Value::Float(number) => format!("{number:?}"),
+        Value::Boolean(truth) => truth.to_string(),
+        Value::Datetime(time) => time.to_string(),
+        // No option takes these.
+        Value::Array(_) | Value::Table(_) => format!("{value:?}"),
     }
 }
 
@@ -107,7 +114,7 @@ pub const OPTIONS: &[Opt] = &[
         takes: "a level (off, error, warn, info, debug, trace), or levels of modules such as urnic_cm::native=debug",
         help: "What to log on standard error: a level (error, warn, info, debug, trace, off), or levels per module. \
                debug logs each step of each connection.",
-        set: |c, text| is_log_filter(text).then(|| c.log = text.to_owned()),
+        set: |c, text| LogFilter::parse(text).map(|_| c.log = text.to_owned()),
         show: |c| c.log.clone(),
     },
     Opt {
@@ -116,10 +123,7 @@ pub const OPTIONS: &[Opt] = &[
         help: "Capture the wire into this pcapng file, for Wireshark. %p stands for the process's number; without it the first process with a \
                connection gets the file, and others one beside it with their numbers in the names. A device in another process has its wire there: \
                `urnic serve --pcap`.",
-        set: |c, text| {
-            c.pcap = path(text);
-            Some(())
-        },
+        set: |c, text| path(text).map(|v| c.pcap = v),
         show: |c| show_path(c.pcap.as_deref()),
     },
     Opt {
@@ -128,10 +132,7 @@ pub const OPTIONS: &[Opt] = &[
         help: "When a process exits, append one line of JSON to this file: its devices with their counters, failed completions by operation and \
                cause, warnings, and findings of `strict`. %p stands for the process's number. A process that is killed, or ends by _exit, \
                writes none.",
-        set: |c, text| {
-            c.report = path(text);
-            Some(())
-        },
+        set: |c, text| path(text).map(|v| c.report = v),
         show: |c| show_path(c.report.as_deref()),
     },
     Opt {
@@ -139,10 +140,7 @@ pub const OPTIONS: &[Opt] = &[
         takes: "a file name, or nothing",
         help: "Write the life of each work request to this file: when it was posted, seen by the device, completed and polled; for Perfetto, \
                Chrome and `urnic trace`. %p stands for the process's number; without it processes share the file. It is whole JSON at any time.",
-        set: |c, text| {
-            c.trace = path(text);
-            Some(())
-        },
+        set: |c, text| path(text).map(|v| c.trace = v),
         show: |c| show_path(c.trace.as_deref()),
     },
     Opt {
@@ -151,10 +149,7 @@ pub const OPTIONS: &[Opt] = &[
         help: "Check how the program uses verbs, and report each finding once for each place in the program, with a backtrace: a buffer that \
                changes while it is sent, keys of memory that is not registered, completion queues that are too small, objects that are left, \
                and more. error makes the exit status 86 if there was a finding. Programs run slower.",
-        set: |c, text| {
-            c.strict = Strict::ALL.into_iter().find(|v| v.name() == text)?;
-            Some(())
-        },
+        set: |c, text| Strict::named(text).map(|v| c.strict = v),
         show: |c| c.strict.name().to_owned(),
     },
     Opt {
@@ -162,10 +157,7 @@ pub const OPTIONS: &[Opt] = &[
         takes: "a file name, or nothing",
         help: "Findings of `strict` to leave out: one on each line, as a rule's name, or a rule's name and a part of its text or backtrace. \
                # begins a comment.",
-        set: |c, text| {
-            c.suppressions = path(text);
-            Some(())
-        },
+        set: |c, text| path(text).map(|v| c.suppressions = v),
         show: |c| show_path(c.suppressions.as_deref()),
     },
     Opt {
@@ -186,10 +178,7 @@ pub const OPTIONS: &[Opt] = &[
         takes: "iwarp or roce",
         help: "The kind of device that programs see: an iWARP RNIC, or a RoCE v2 NIC, for programs that accept nothing else. \
                The wire is iWARP with both, and ends of both kinds connect to each other.",
-        set: |c, text| {
-            c.identity = Identity::ALL.into_iter().find(|v| v.name() == text)?;
-            Some(())
-        },
+        set: |c, text| Identity::named(text).map(|v| c.identity = v),
         show: |c| c.identity.name().to_owned(),
     },
     Opt {
@@ -199,10 +188,7 @@ pub const OPTIONS: &[Opt] = &[
                (delivered), which costs a zero-length RDMA Read for each batch of requests. auto is delivered on connections made by \
                exchanged QP numbers, whose programs expect InfiniBand, and on all with identity=roce; taken on rdma_cm connections of an \
                iWARP RNIC.",
-        set: |c, text| {
-            c.completion = Completion::ALL.into_iter().find(|v| v.name() == text)?;
-            Some(())
-        },
+        set: |c, text| Completion::named(text).map(|v| c.completion = v),
         show: |c| c.completion.name().to_owned(),
     },
     Opt {
@@ -212,10 +198,7 @@ pub const OPTIONS: &[Opt] = &[
                through shared memory, after the usual start-up on TCP, and between processes of one user Writes, Reads and \
                datagrams, too; off leaves them to TCP and UDP. With pcap it is off, so that the capture has what the network \
                would have.",
-        set: |c, text| {
-            c.same_host = SameHost::ALL.into_iter().find(|v| v.name() == text)?;
-            Some(())
-        },
+        set: |c, text| SameHost::named(text).map(|v| c.same_host = v),
         show: |c| c.same_host.name().to_owned(),
     },
     Opt {
@@ -225,10 +208,7 @@ pub const OPTIONS: &[Opt] = &[
                of each segment (64 KiB of a Write, or less), and the others some 20 to 100 us later: a program that polls the last byte, and \
                takes the others for there, finds old ones. RDMA does not promise the order. Connections are on TCP then, as with \
                same_host=off.",
-        set: |c, text| {
-            c.placement = Placement::ALL.into_iter().find(|v| v.name() == text)?;
-            Some(())
-        },
+        set: |c, text| Placement::named(text).map(|v| c.placement = v),
         show: |c| c.placement.name().to_owned(),
     },
     Opt {
@@ -403,10 +383,7 @@ pub const OPTIONS: &[Opt] = &[
         help: "Whether a listener of rdma_cm has the TCP port of its number (tcp), or leaves it to other programs (own): then it has the UDP \
                port of this number, where initiators ask for its TCP port. auto is own with identity=roce, as on a RoCE NIC, and tcp with \
                identity=iwarp. Other implementations of iWARP reach a listener only with tcp.",
-        set: |c, text| {
-            c.cm.ports = CmPorts::ALL.into_iter().find(|ports| ports.name() == text)?;
-            Some(())
-        },
+        set: |c, text| CmPorts::named(text).map(|v| c.cm.ports = v),
         show: |c| c.cm.ports.name().to_owned(),
     },
     Opt {
@@ -414,11 +391,7 @@ pub const OPTIONS: &[Opt] = &[
         takes: "auto, cdev, group or noiommu",
         help: "How to get at a PCI function: by its own file and iommufd (cdev), by its group's file (group), or by that where there is no \
                IOMMU and nothing is pinned (noiommu). auto takes the first that is there and allowed.",
-        set: |c, text| {
-            let api = VfioApi::ALL.into_iter().find(|api| api.name() == text)?;
-            c.vfio.api = api;
-            Some(())
-        },
+        set: |c, text| VfioApi::named(text).map(|v| c.vfio.api = v),
         show: |c| c.vfio.api.name().to_owned(),
     },
     Opt {
@@ -427,10 +400,9 @@ pub const OPTIONS: &[Opt] = &[
         help: "Where to keep the files that stand for /sys/class/infiniband; else in $XDG_RUNTIME_DIR, /tmp or \
                /dev/shm, the first that will have them and in which other users cannot rename files.",
         set: |c, text| {
-            let dir = path(text);
-            dir.iter()
-                .all(|dir| dir.is_absolute())
-                .then(|| c.present.dir = dir)
+            let dir = path(text).filter(|dir| dir.iter().all(|dir| dir.is_absolute()))?;
+            c.present.dir = dir;
+            Some(())
         },
         show: |c| show_path(c.present.dir.as_deref()),
     },

@@ -11,6 +11,27 @@ use urnic_wire::mpa::startup::RtrKey;
 use crate::error::Source;
 use urnic_faults::Network;
 
+/// Defines the values of an option as an enum, each with its name in the configuration.
+macro_rules! choice {
+    ($(#[$meta:meta])* $choice:ident { $($(#[$of_value:meta])* $value:ident = $name:literal,)+ }) => {
+        $(#[$meta])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+        pub enum $choice { $($(#[$of_value])* $value,)+ }
+
+        impl $choice {
+            /// The name in the configuration.
+            pub fn name(self) -> &'static str {
+                match self { $($choice::$value => $name,)+ }
+            }
+
+            /// The value of this name.
+            pub(crate) fn named(name: &str) -> Option<$choice> {
+                match name { $($name => Some($choice::$value),)+ _ => None }
+            }
+        }
+    };
+}
+
 /// The device that the driver opens (design: devices).
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Device {
@@ -116,30 +137,20 @@ pub struct Cm {
     pub ports: CmPorts,
 }
 
-/// Whether the port numbers of rdma_cm connections are those of TCP.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum CmPorts {
-    /// [`Own`](CmPorts::Own) for programs that see a RoCE NIC, else [`Tcp`](CmPorts::Tcp).
-    #[default]
-    Auto,
-    /// A listener has the TCP port of its number.
-    Tcp,
-    /// A listener has the UDP port of its number, and any TCP port, which initiators ask for.
-    Own,
+choice! {
+    /// Whether the port numbers of rdma_cm connections are those of TCP.
+    CmPorts {
+        /// [`Own`](CmPorts::Own) for programs that see a RoCE NIC, else [`Tcp`](CmPorts::Tcp).
+        #[default]
+        Auto = "auto",
+        /// A listener has the TCP port of its number.
+        Tcp = "tcp",
+        /// A listener has the UDP port of its number, and any TCP port, which initiators ask for.
+        Own = "own",
+    }
 }
 
 impl CmPorts {
-    pub(crate) const ALL: [CmPorts; 3] = [CmPorts::Auto, CmPorts::Tcp, CmPorts::Own];
-
-    /// The name in the configuration.
-    pub fn name(self) -> &'static str {
-        match self {
-            CmPorts::Auto => "auto",
-            CmPorts::Tcp => "tcp",
-            CmPorts::Own => "own",
-        }
-    }
-
     /// Whether the ports are not those of TCP, for programs that see a device of this kind.
     pub fn are_own(self, identity: Identity) -> bool {
         match self {
@@ -180,127 +191,74 @@ pub struct DeviceConfig {
     pub device: Device,
 }
 
-/// The kind of RDMA device that programs see. The wire is iWARP with both.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Identity {
-    /// An iWARP RNIC.
-    #[default]
-    Iwarp,
-    /// A RoCE v2 NIC: an InfiniBand channel adapter with an Ethernet port.
-    Roce,
+choice! {
+    /// The kind of RDMA device that programs see. The wire is iWARP with both.
+    Identity {
+        /// An iWARP RNIC.
+        #[default]
+        Iwarp = "iwarp",
+        /// A RoCE v2 NIC: an InfiniBand channel adapter with an Ethernet port.
+        Roce = "roce",
+    }
 }
 
 impl Identity {
-    pub(crate) const ALL: [Identity; 2] = [Identity::Iwarp, Identity::Roce];
-
-    /// The name in the configuration.
-    pub fn name(self) -> &'static str {
-        match self {
-            Identity::Iwarp => "iwarp",
-            Identity::Roce => "roce",
-        }
-    }
-
     /// Whether programs see a RoCE NIC.
     pub fn is_roce(self) -> bool {
         self == Identity::Roce
     }
 }
 
-/// How the device in the process reaches peers on the same host.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum SameHost {
-    /// Through shared memory, if the peer is urnic too.
-    #[default]
-    Auto,
-    /// By TCP.
-    Off,
-}
-
-impl SameHost {
-    pub(crate) const ALL: [SameHost; 2] = [SameHost::Auto, SameHost::Off];
-
-    /// The name in the configuration.
-    pub fn name(self) -> &'static str {
-        match self {
-            SameHost::Auto => "auto",
-            SameHost::Off => "off",
-        }
+choice! {
+    /// How the device in the process reaches peers on the same host.
+    SameHost {
+        /// Through shared memory, if the peer is urnic too.
+        #[default]
+        Auto = "auto",
+        /// By TCP.
+        Off = "off",
     }
 }
 
-/// In which order the device in the process places the bytes of peers' RDMA Writes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Placement {
-    /// As they come.
-    #[default]
-    InOrder,
-    /// The last byte of each segment before the others.
-    LastFirst,
-}
-
-impl Placement {
-    pub(crate) const ALL: [Placement; 2] = [Placement::InOrder, Placement::LastFirst];
-
-    /// The name in the configuration.
-    pub fn name(self) -> &'static str {
-        match self {
-            Placement::InOrder => "in-order",
-            Placement::LastFirst => "last-first",
-        }
+choice! {
+    /// In which order the device in the process places the bytes of peers' RDMA Writes.
+    Placement {
+        /// As they come.
+        #[default]
+        InOrder = "in-order",
+        /// The last byte of each segment before the others.
+        LastFirst = "last-first",
     }
 }
 
-/// Whether the program's use of verbs is checked.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Strict {
-    /// No.
-    #[default]
-    Off,
-    /// Findings are reported.
-    On,
-    /// Findings are reported, and make the program's exit status an error.
-    Error,
-}
-
-impl Strict {
-    pub(crate) const ALL: [Strict; 3] = [Strict::Off, Strict::On, Strict::Error];
-
-    /// The name in the configuration.
-    pub fn name(self) -> &'static str {
-        match self {
-            Strict::Off => "off",
-            Strict::On => "on",
-            Strict::Error => "error",
-        }
+choice! {
+    /// Whether the program's use of verbs is checked.
+    Strict {
+        /// No.
+        #[default]
+        Off = "off",
+        /// Findings are reported.
+        On = "on",
+        /// Findings are reported, and make the program's exit status an error.
+        Error = "error",
     }
 }
 
-/// When Sends, Writes and immediates complete.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Completion {
-    /// [`Delivered`](Completion::Delivered) on native connections and for all programs that see a
-    /// RoCE NIC, else [`Taken`](Completion::Taken).
-    #[default]
-    Auto,
-    /// When the stream has taken them (RFC 5040 §5.5).
-    Taken,
-    /// When the peer has placed or delivered them.
-    Delivered,
+choice! {
+    /// When Sends, Writes and immediates complete.
+    Completion {
+        /// [`Delivered`](Completion::Delivered) on native connections and for all programs that see
+        /// a RoCE NIC, else [`Taken`](Completion::Taken).
+        #[default]
+        Auto = "auto",
+        /// When the stream has taken them (RFC 5040 §5.5).
+        Taken = "taken",
+        /// When the peer has placed or delivered them.
+        Delivered = "delivered",
+    }
 }
 
 impl Completion {
-    pub(crate) const ALL: [Completion; 3] = [Completion::Auto, Completion::Taken, Completion::Delivered];
-
-    /// The name in the configuration.
-    pub fn name(self) -> &'static str {
-        match self {
-            Completion::Auto => "auto",
-            Completion::Taken => "taken",
-            Completion::Delivered => "delivered",
-        }
-    }
-
     /// Whether requests on native connections complete when they are delivered.
     pub fn is_delivered_on_native(self) -> bool {
         self != Completion::Taken
@@ -317,31 +275,18 @@ impl Completion {
     }
 }
 
-/// Ways to a PCI function that the kernel's VFIO offers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum VfioApi {
-    /// The first of the other ways that exists and that this user may use.
-    #[default]
-    Auto,
-    /// The function's own file, and iommufd.
-    Cdev,
-    /// The file of the function's group, and a container.
-    Group,
-    /// The file of the function's group, where there is no IOMMU.
-    NoIommu,
-}
-
-impl VfioApi {
-    pub(crate) const ALL: [VfioApi; 4] = [VfioApi::Auto, VfioApi::Cdev, VfioApi::Group, VfioApi::NoIommu];
-
-    /// The name of the way in the configuration.
-    pub fn name(self) -> &'static str {
-        match self {
-            VfioApi::Auto => "auto",
-            VfioApi::Cdev => "cdev",
-            VfioApi::Group => "group",
-            VfioApi::NoIommu => "noiommu",
-        }
+choice! {
+    /// Ways to a PCI function that the kernel's VFIO offers.
+    VfioApi {
+        /// The first of the other ways that exists and that this user may use.
+        #[default]
+        Auto = "auto",
+        /// The function's own file, and iommufd.
+        Cdev = "cdev",
+        /// The file of the function's group, and a container.
+        Group = "group",
+        /// The file of the function's group, where there is no IOMMU.
+        NoIommu = "noiommu",
     }
 }
 

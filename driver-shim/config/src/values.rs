@@ -29,8 +29,9 @@ pub(crate) fn milliseconds(text: &str) -> Option<Duration> {
     number(text, 0..=600_000).map(Duration::from_millis)
 }
 
-pub(crate) fn path(text: &str) -> Option<PathBuf> {
-    (!text.is_empty()).then(|| PathBuf::from(text))
+/// Parses a file name, or the empty text: `Some(None)`.
+pub(crate) fn path(text: &str) -> Option<Option<PathBuf>> {
+    Some((!text.is_empty()).then(|| PathBuf::from(text)))
 }
 
 pub(crate) fn show_path(path: Option<&Path>) -> String {
@@ -94,7 +95,7 @@ pub(crate) fn device(text: &str) -> Option<Device> {
         return Some(Device::Inproc);
     }
     if let Some(path) = text.strip_prefix("vfio-user:") {
-        return self::path(path).map(Device::VfioUser);
+        return self::path(path)?.map(Device::VfioUser);
     }
     let bdf = text.strip_prefix("vfio:")?;
     let fields: Vec<&str> = bdf.split([':', '.']).collect();

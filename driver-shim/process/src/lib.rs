@@ -2,7 +2,8 @@
 //! urnic's own ([`fds`]), what its threads do ([`activity`]), urnic's threads ([`threads`]) and
 //! signals kept out of them ([`signals`]), programs that cannot have urnic ([`executable`]), the
 //! limit on files ([`file_length`]), the host's addresses ([`gids`], [`netlink`]) and the GIDs made
-//! from them ([`port_gids`]), and error lines that the log has once ([`error_log`], [`failure`]).
+//! from them ([`port_gids`]), the log ([`log`]), and error lines that it has once ([`error_log`],
+//! [`failure`]).
 //! The provider's queues have their lock from here, too ([`queue_lock`]).
 
 pub mod activity;
@@ -21,6 +22,8 @@ pub mod file_length;
 pub mod gids;
 #[forbid(unsafe_code)]
 pub mod interrupt_context;
+#[forbid(unsafe_code)]
+pub mod log;
 #[forbid(unsafe_code)]
 pub mod netlink;
 #[forbid(unsafe_code)]

@@ -7,6 +7,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 use urnic_device::command::{DeviceAttributes, features};
 use urnic_device::wqe::{MAX_INLINE, MAX_SGE};
+use urnic_faults::Network;
 
 /// Elements per entry that the device advertises.
 const SGE: u32 = 16;
@@ -23,29 +24,6 @@ pub struct DeviceAddress {
     pub prefix_len: u32,
 }
 
-/// A range of addresses.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Prefix {
-    /// An address in the range.
-    pub ip: IpAddr,
-    /// Leading bits that all of the range share.
-    pub len: u32,
-}
-
-impl Prefix {
-    /// Whether `ip` is in the range.
-    pub fn contains(&self, ip: IpAddr) -> bool {
-        fn shared(a: u128, b: u128, width: u32, len: u32) -> bool {
-            len == 0 || len <= width && (a ^ b) >> (width - len) == 0
-        }
-        match (self.ip, ip) {
-            (IpAddr::V4(a), IpAddr::V4(b)) => shared(u32::from(a).into(), u32::from(b).into(), 32, self.len),
-            (IpAddr::V6(a), IpAddr::V6(b)) => shared(a.into(), b.into(), 128, self.len),
-            _ => false,
-        }
-    }
-}
-
 /// The addresses to which the driver may connect, and on which it may listen.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Reach {
@@ -58,7 +36,7 @@ pub enum Reach {
         /// The host's own addresses. (Loopback and unspecified ones need not be listed.)
         host: Vec<IpAddr>,
         /// Addresses that the driver may connect to in any case.
-        allow: Vec<Prefix>,
+        allow: Vec<Network>,
     },
 }
 
@@ -238,7 +216,7 @@ impl ModelConfig {
         // A request without a local address needs one of that family in the table.
         let has_one = || self.addresses.iter().any(|a| a.ip.is_ipv4() == remote.is_ipv4());
         let here = remote.is_loopback() || remote.is_unspecified() || host.contains(&remote);
-        let allowed = allow.iter().any(|p| p.contains(remote)) || own(&remote);
+        let allowed = allow.iter().any(|network| network.contains(remote)) || own(&remote);
         local.as_ref().map_or_else(has_one, own) && (!here || allowed)
     }
 
@@ -246,7 +224,7 @@ impl ModelConfig {
     pub(crate) fn allows(&self, ip: IpAddr) -> bool {
         match &self.reach {
             Reach::Unrestricted => true,
-            Reach::Confined { allow, .. } => allow.iter().any(|prefix| prefix.contains(ip)),
+            Reach::Confined { allow, .. } => allow.iter().any(|network| network.contains(ip)),
         }
     }
 
@@ -353,10 +331,7 @@ mod tests {
             "it has no address of that kind"
         );
         if let Reach::Confined { allow, .. } = &mut config.reach {
-            allow.push(Prefix {
-                ip: ip("127.0.0.0"),
-                len: 8,
-            });
+            allow.extend(Network::parse("127.0.0.0/8"));
         }
         assert!(config.may_connect(ip("127.0.0.1"), own));
         assert!(!config.may_connect(ip("::1"), own));

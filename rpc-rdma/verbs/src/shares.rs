@@ -275,12 +275,6 @@ impl Charge {
         shares.0.used.fetch_sub(less, Ordering::SeqCst);
         shares.notify_waiters();
     }
-
-    /// Adds another charge of the same account.
-    pub fn merge(&mut self, mut other: Self) {
-        debug_assert!(Arc::ptr_eq(&self.account.0, &other.account.0));
-        self.amount += std::mem::take(&mut other.amount);
-    }
 }
 
 impl Drop for Charge {
@@ -347,8 +341,6 @@ mod tests {
             held.shrink(30);
             assert_eq!(waits.join().expect("no panic"), Some(10));
         });
-        let more = account.take(5).expect("there is room");
-        held.merge(more);
         drop(held);
         assert_eq!((shares.used(), shares.0.wanted.load(Ordering::SeqCst)), (0, 0));
     }

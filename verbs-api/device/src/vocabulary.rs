@@ -36,44 +36,6 @@ impl Access {
         .union(Access::REMOTE_ATOMIC);
 }
 
-/// State of a queue pair (`enum ibv_qp_state`). The conformance rows VRB-Q-01 … 07 map the states
-/// to the RDMAC states IDLE, RTS, CLOSING, TERMINATE and ERROR.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[repr(u8)]
-pub enum QpState {
-    /// Just made, or emptied; nothing may be posted.
-    Reset = 0,
-    /// Receives may be posted.
-    Init = 1,
-    /// A peer is named; receives are served.
-    Rtr = 2,
-    /// Sends are served.
-    Rts = 3,
-    /// Closing gracefully: the send queue drains.
-    Sqd = 4,
-    /// Kind RC: a Terminate was sent or received. Kinds UC and UD: a send failed, and others are
-    /// flushed.
-    Sqe = 5,
-    /// All work is flushed.
-    Err = 6,
-}
-
-impl QpState {
-    /// The state with that number, if there is one.
-    pub fn from_raw(raw: u32) -> Option<QpState> {
-        Some(match raw {
-            0 => QpState::Reset,
-            1 => QpState::Init,
-            2 => QpState::Rtr,
-            3 => QpState::Rts,
-            4 => QpState::Sqd,
-            5 => QpState::Sqe,
-            6 => QpState::Err,
-            _ => return None,
-        })
-    }
-}
-
 macro_rules! numbered {
     ($(#[$m:meta])* $name:ident: $repr:ty { $($(#[$vm:meta])* $v:ident = $n:expr,)* }) => {
         $(#[$m])*
@@ -91,6 +53,42 @@ macro_rules! numbered {
 }
 pub(crate) use numbered;
 
+/// As [`numbered`], with the names in verbs.
+macro_rules! named {
+    ($(#[$m:meta])* $name:ident: $repr:ty { $($(#[$vm:meta])* $v:ident = $n:literal => $text:literal,)* }) => {
+        numbered! { $(#[$m])* $name: $repr { $($(#[$vm])* $v = $n,)* } }
+        impl $name {
+            /// The name in verbs, without its prefix.
+            pub const fn verbs_name(self) -> &'static str {
+                match self { $(Self::$v => $text,)* }
+            }
+        }
+    };
+}
+
+named! {
+    /// State of a queue pair (`enum ibv_qp_state`). The conformance rows VRB-Q-01 … 07 map the
+    /// states to the RDMAC states IDLE, RTS, CLOSING, TERMINATE and ERROR.
+    #[derive(PartialOrd, Ord)]
+    QpState: u32 {
+        /// Just made, or emptied; nothing may be posted.
+        Reset = 0 => "RESET",
+        /// Receives may be posted.
+        Init = 1 => "INIT",
+        /// A peer is named; receives are served.
+        Rtr = 2 => "RTR",
+        /// Sends are served.
+        Rts = 3 => "RTS",
+        /// Closing gracefully: the send queue drains.
+        Sqd = 4 => "SQD",
+        /// Kind RC: a Terminate was sent or received. Kinds UC and UD: a send failed, and others
+        /// are flushed.
+        Sqe = 5 => "SQE",
+        /// All work is flushed.
+        Err = 6 => "ERR",
+    }
+}
+
 numbered! {
     /// The service of a queue pair (the transport service types of InfiniBand).
     QpKind: u32 {
@@ -103,124 +101,67 @@ numbered! {
     }
 }
 
-numbered! {
+named! {
     /// The result of a work request (`enum ibv_wc_status`).
     WcStatus: u8 {
         /// Done.
-        Success = 0,
+        Success = 0 => "SUCCESS",
         /// The message does not fit the posted receive.
-        LocLenErr = 1,
+        LocLenErr = 1 => "LOC_LEN_ERR",
         /// The device could not carry the request out.
-        LocQpOpErr = 2,
+        LocQpOpErr = 2 => "LOC_QP_OP_ERR",
         /// A local STag, range or right is wrong.
-        LocProtErr = 4,
+        LocProtErr = 4 => "LOC_PROT_ERR",
         /// Flushed: the queue pair went to the error state first.
-        WrFlushErr = 5,
+        WrFlushErr = 5 => "WR_FLUSH_ERR",
         /// A memory window could not be bound.
-        MwBindErr = 6,
+        MwBindErr = 6 => "MW_BIND_ERR",
         /// The peer answered with something that makes no sense.
-        BadRespErr = 7,
+        BadRespErr = 7 => "BAD_RESP_ERR",
         /// A local right is missing.
-        LocAccessErr = 8,
+        LocAccessErr = 8 => "LOC_ACCESS_ERR",
         /// The peer refused the request as malformed.
-        RemInvReqErr = 9,
+        RemInvReqErr = 9 => "REM_INV_REQ_ERR",
         /// The peer refused access to its memory.
-        RemAccessErr = 10,
+        RemAccessErr = 10 => "REM_ACCESS_ERR",
         /// The peer failed to carry the request out.
-        RemOpErr = 11,
+        RemOpErr = 11 => "REM_OP_ERR",
         /// The peer did not answer within the retry budget.
-        RetryExcErr = 12,
+        RetryExcErr = 12 => "RETRY_EXC_ERR",
         /// The peer had no receive posted for too long.
-        RnrRetryExcErr = 13,
+        RnrRetryExcErr = 13 => "RNR_RETRY_EXC_ERR",
         /// The stream was ended by the peer.
-        RemAbortErr = 16,
+        RemAbortErr = 16 => "REM_ABORT_ERR",
         /// Fatal error of the device.
-        FatalErr = 19,
+        FatalErr = 19 => "FATAL_ERR",
         /// No answer in time.
-        RespTimeoutErr = 20,
+        RespTimeoutErr = 20 => "RESP_TIMEOUT_ERR",
         /// Anything else.
-        GeneralErr = 21,
+        GeneralErr = 21 => "GENERAL_ERR",
     }
 }
 
-numbered! {
+named! {
     /// The operation that completed (`enum ibv_wc_opcode`).
     WcOpcode: u8 {
         /// A Send of any kind.
-        Send = 0,
+        Send = 0 => "SEND",
         /// An RDMA Write of any kind.
-        RdmaWrite = 1,
+        RdmaWrite = 1 => "RDMA_WRITE",
         /// An RDMA Read.
-        RdmaRead = 2,
+        RdmaRead = 2 => "RDMA_READ",
         /// An atomic compare-and-swap.
-        CompSwap = 3,
+        CompSwap = 3 => "COMP_SWAP",
         /// An atomic fetch-and-add.
-        FetchAdd = 4,
+        FetchAdd = 4 => "FETCH_ADD",
         /// A memory window was bound.
-        BindMw = 5,
+        BindMw = 5 => "BIND_MW",
         /// A local STag was invalidated.
-        LocalInv = 6,
+        LocalInv = 6 => "LOCAL_INV",
         /// A receive: bit 7, as in verbs.
-        Recv = 128,
+        Recv = 128 => "RECV",
         /// A receive consumed by an immediate that followed an RDMA Write.
-        RecvRdmaWithImm = 129,
-    }
-}
-
-impl QpState {
-    /// The name in verbs, without `IBV_QPS_`.
-    pub const fn verbs_name(self) -> &'static str {
-        match self {
-            QpState::Reset => "RESET",
-            QpState::Init => "INIT",
-            QpState::Rtr => "RTR",
-            QpState::Rts => "RTS",
-            QpState::Sqd => "SQD",
-            QpState::Sqe => "SQE",
-            QpState::Err => "ERR",
-        }
-    }
-}
-
-impl WcStatus {
-    /// The name in verbs, without `IBV_WC_`.
-    pub const fn verbs_name(self) -> &'static str {
-        match self {
-            WcStatus::Success => "SUCCESS",
-            WcStatus::LocLenErr => "LOC_LEN_ERR",
-            WcStatus::LocQpOpErr => "LOC_QP_OP_ERR",
-            WcStatus::LocProtErr => "LOC_PROT_ERR",
-            WcStatus::WrFlushErr => "WR_FLUSH_ERR",
-            WcStatus::MwBindErr => "MW_BIND_ERR",
-            WcStatus::BadRespErr => "BAD_RESP_ERR",
-            WcStatus::LocAccessErr => "LOC_ACCESS_ERR",
-            WcStatus::RemInvReqErr => "REM_INV_REQ_ERR",
-            WcStatus::RemAccessErr => "REM_ACCESS_ERR",
-            WcStatus::RemOpErr => "REM_OP_ERR",
-            WcStatus::RetryExcErr => "RETRY_EXC_ERR",
-            WcStatus::RnrRetryExcErr => "RNR_RETRY_EXC_ERR",
-            WcStatus::RemAbortErr => "REM_ABORT_ERR",
-            WcStatus::FatalErr => "FATAL_ERR",
-            WcStatus::RespTimeoutErr => "RESP_TIMEOUT_ERR",
-            WcStatus::GeneralErr => "GENERAL_ERR",
-        }
-    }
-}
-
-impl WcOpcode {
-    /// The name in verbs, without `IBV_WC_`.
-    pub const fn verbs_name(self) -> &'static str {
-        match self {
-            WcOpcode::Send => "SEND",
-            WcOpcode::RdmaWrite => "RDMA_WRITE",
-            WcOpcode::RdmaRead => "RDMA_READ",
-            WcOpcode::CompSwap => "COMP_SWAP",
-            WcOpcode::FetchAdd => "FETCH_ADD",
-            WcOpcode::BindMw => "BIND_MW",
-            WcOpcode::LocalInv => "LOCAL_INV",
-            WcOpcode::Recv => "RECV",
-            WcOpcode::RecvRdmaWithImm => "RECV_RDMA_WITH_IMM",
-        }
+        RecvRdmaWithImm = 129 => "RECV_RDMA_WITH_IMM",
     }
 }
 

@@ -134,16 +134,6 @@ pub struct ibv_port_attr {
 
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ibv_gid_entry {
-    pub gid: ibv_gid,
-    pub gid_index: u32,
-    pub port_num: u32,
-    pub gid_type: u32,
-    pub ndev_ifindex: u32,
-}
-
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ibv_global_route {
     pub dgid: ibv_gid,
     pub flow_label: u32,

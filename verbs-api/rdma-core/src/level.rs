@@ -129,9 +129,4 @@ impl Level {
             Level::V64 | Level::V65 => 368,
         }
     }
-
-    /// Size of `verbs_context`, in bytes.
-    pub const fn context_size(self) -> usize {
-        self.context_offset() + size_of::<super::ibv_context>()
-    }
 }

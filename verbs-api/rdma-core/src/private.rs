@@ -14,10 +14,6 @@ pub struct verbs_context {
     _opaque: [u8; 0],
 }
 
-/// Distance in bytes from the pointer `verbs_context.priv` to the `ibv_context` after it, on every
-/// level.
-pub const PRIV_BEFORE_CONTEXT: usize = 112;
-
 /// A node of a doubly linked list.
 #[repr(C)]
 #[derive(Debug)]

@@ -1,7 +1,7 @@
 //! Opcodes, the control byte, and the segments in which messages may be sent (RFC 5040 §4.1).
 
+use crate::assigned::assigned;
 use crate::ddp;
-use core::fmt;
 
 /// Queue of Sends and Immediate Data (RFC 5040 §3.1).
 pub const QN_SEND: u32 = 0;
@@ -15,53 +15,37 @@ pub const QN_ATOMIC_RESPONSE: u32 = 3;
 /// RV: the version of RDMAP that RFC 5040 §4.1 defines.
 pub const VERSION: u8 = 1;
 
-/// A message type.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(u8)]
-pub enum Opcode {
-    /// RDMA Write.
-    Write = 0x0,
-    /// RDMA Read Request.
-    ReadRequest = 0x1,
-    /// RDMA Read Response.
-    ReadResponse = 0x2,
-    /// Send.
-    Send = 0x3,
-    /// Send with Invalidate.
-    SendInvalidate = 0x4,
-    /// Send with Solicited Event.
-    SendSolicited = 0x5,
-    /// Send with Solicited Event and Invalidate.
-    SendSolicitedInvalidate = 0x6,
-    /// Terminate.
-    Terminate = 0x7,
-    /// Immediate Data (RFC 7306 §6).
-    Immediate = 0x8,
-    /// Immediate Data with Solicited Event (RFC 7306 §6).
-    ImmediateSolicited = 0x9,
-    /// Atomic Request (RFC 7306 §5).
-    AtomicRequest = 0xa,
-    /// Atomic Response (RFC 7306 §5).
-    AtomicResponse = 0xb,
+assigned! {
+    /// A message type.
+    Opcode: u8 {
+        /// RDMA Write.
+        Write = 0x0 => "Write",
+        /// RDMA Read Request.
+        ReadRequest = 0x1 => "ReadRequest",
+        /// RDMA Read Response.
+        ReadResponse = 0x2 => "ReadResponse",
+        /// Send.
+        Send = 0x3 => "Send",
+        /// Send with Invalidate.
+        SendInvalidate = 0x4 => "SendInv",
+        /// Send with Solicited Event.
+        SendSolicited = 0x5 => "SendSE",
+        /// Send with Solicited Event and Invalidate.
+        SendSolicitedInvalidate = 0x6 => "SendSEInv",
+        /// Terminate.
+        Terminate = 0x7 => "Terminate",
+        /// Immediate Data (RFC 7306 §6).
+        Immediate = 0x8 => "Immediate",
+        /// Immediate Data with Solicited Event (RFC 7306 §6).
+        ImmediateSolicited = 0x9 => "ImmediateSE",
+        /// Atomic Request (RFC 7306 §5).
+        AtomicRequest = 0xa => "AtomicRequest",
+        /// Atomic Response (RFC 7306 §5).
+        AtomicResponse = 0xb => "AtomicResponse",
+    }
 }
 
 impl Opcode {
-    /// Every opcode, by its number.
-    pub const ALL: [Self; 12] = [
-        Self::Write,
-        Self::ReadRequest,
-        Self::ReadResponse,
-        Self::Send,
-        Self::SendInvalidate,
-        Self::SendSolicited,
-        Self::SendSolicitedInvalidate,
-        Self::Terminate,
-        Self::Immediate,
-        Self::ImmediateSolicited,
-        Self::AtomicRequest,
-        Self::AtomicResponse,
-    ];
-
     /// The queue of this type's messages, `None` if they are tagged.
     #[inline]
     pub const fn queue(self) -> Option<u32> {
@@ -98,25 +82,6 @@ impl Opcode {
     #[inline]
     pub const fn is_extension(self) -> bool {
         self as u8 >= Self::Immediate as u8
-    }
-}
-
-impl fmt::Display for Opcode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Write => "Write",
-            Self::ReadRequest => "ReadRequest",
-            Self::ReadResponse => "ReadResponse",
-            Self::Send => "Send",
-            Self::SendInvalidate => "SendInv",
-            Self::SendSolicited => "SendSE",
-            Self::SendSolicitedInvalidate => "SendSEInv",
-            Self::Terminate => "Terminate",
-            Self::Immediate => "Immediate",
-            Self::ImmediateSolicited => "ImmediateSE",
-            Self::AtomicRequest => "AtomicRequest",
-            Self::AtomicResponse => "AtomicResponse",
-        })
     }
 }
 

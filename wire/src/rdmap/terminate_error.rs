@@ -2,127 +2,90 @@
 //! RFC 5044 §8; RFC 6581 §9; collected in RFC 6580 §3).
 
 use super::control::{ControlError, HeaderError, PlacementError};
+use crate::assigned::assigned;
 use crate::ddp;
 use crate::mpa::fpdu::FpduError;
-use core::fmt;
 
-/// A reason for a Terminate. Its discriminant is the first half of the Terminate Control field: 4
-/// bits layer, 4 bits error type, 8 bits error code.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(u16)]
-pub enum TerminateError {
-    /// RDMAP failed locally. Any received code has this meaning; zero is sent.
-    RdmapLocalCatastrophic = 0x0000,
+assigned! {
+    /// A reason for a Terminate. Its discriminant is the first half of the Terminate Control field:
+    /// 4 bits layer, 4 bits error type, 8 bits error code.
+    TerminateError: u16 {
+        /// RDMAP failed locally. Any received code has this meaning; zero is sent.
+        RdmapLocalCatastrophic = 0x0000 => "RDMAP local catastrophic error",
 
-    /// Protection: the STag does not exist.
-    RdmapInvalidStag = 0x0100,
-    /// Protection: outside the buffer.
-    RdmapBaseOrBounds = 0x0101,
-    /// Protection: the STag does not grant this access.
-    RdmapAccessRights = 0x0102,
-    /// Protection: the STag is not for this stream.
-    RdmapStagNotAssociated = 0x0103,
-    /// Protection: tagged offset and length exceed 64 bits.
-    RdmapToWrap = 0x0104,
-    /// Protection: the STag exists, but this stream may not invalidate it.
-    RdmapProtectedFromInvalidate = 0x0109,
-    /// Protection, unspecified.
-    RdmapProtection = 0x01ff,
+        /// Protection: the STag does not exist.
+        RdmapInvalidStag = 0x0100 => "RDMAP invalid STag",
+        /// Protection: outside the buffer.
+        RdmapBaseOrBounds = 0x0101 => "RDMAP base or bounds violation",
+        /// Protection: the STag does not grant this access.
+        RdmapAccessRights = 0x0102 => "RDMAP access rights violation",
+        /// Protection: the STag is not for this stream.
+        RdmapStagNotAssociated = 0x0103 => "RDMAP STag not associated with stream",
+        /// Protection: tagged offset and length exceed 64 bits.
+        RdmapToWrap = 0x0104 => "RDMAP TO wrap",
+        /// Protection: the STag exists, but this stream may not invalidate it.
+        RdmapProtectedFromInvalidate = 0x0109 => "RDMAP STag protected from invalidation",
+        /// Protection, unspecified.
+        RdmapProtection = 0x01ff => "RDMAP remote protection error",
 
-    /// Operation: RV is not 1.
-    RdmapVersion = 0x0205,
-    /// Operation: an opcode that is unassigned, unsupported, or not for this kind of segment.
-    RdmapUnexpectedOpcode = 0x0206,
-    /// Operation: this stream cannot continue.
-    RdmapCatastrophicStream = 0x0207,
-    /// Operation: no stream can continue.
-    RdmapCatastrophicGlobal = 0x0208,
-    /// Operation: the STag cannot be invalidated.
-    RdmapCannotInvalidate = 0x0209,
-    /// Operation, unspecified.
-    RdmapOperation = 0x02ff,
+        /// Operation: RV is not 1.
+        RdmapVersion = 0x0205 => "RDMAP invalid version",
+        /// Operation: an opcode that is unassigned, unsupported, or not for this kind of segment.
+        RdmapUnexpectedOpcode = 0x0206 => "RDMAP unexpected opcode",
+        /// Operation: this stream cannot continue.
+        RdmapCatastrophicStream = 0x0207 => "RDMAP catastrophic error of the stream",
+        /// Operation: no stream can continue.
+        RdmapCatastrophicGlobal = 0x0208 => "RDMAP catastrophic error of the device",
+        /// Operation: the STag cannot be invalidated.
+        RdmapCannotInvalidate = 0x0209 => "RDMAP STag cannot be invalidated",
+        /// Operation, unspecified.
+        RdmapOperation = 0x02ff => "RDMAP remote operation error",
 
-    /// DDP failed locally.
-    DdpLocalCatastrophic = 0x1000,
+        /// DDP failed locally.
+        DdpLocalCatastrophic = 0x1000 => "DDP local catastrophic error",
 
-    /// Tagged: the STag does not exist.
-    DdpInvalidStag = 0x1100,
-    /// Tagged: outside the buffer.
-    DdpBaseOrBounds = 0x1101,
-    /// Tagged: the STag is not for this stream.
-    DdpStagNotAssociated = 0x1102,
-    /// Tagged: tagged offset and length exceed 64 bits.
-    DdpToWrap = 0x1103,
-    /// Tagged: DV is not 1.
-    DdpTaggedVersion = 0x1104,
+        /// Tagged: the STag does not exist.
+        DdpInvalidStag = 0x1100 => "DDP invalid STag",
+        /// Tagged: outside the buffer.
+        DdpBaseOrBounds = 0x1101 => "DDP base or bounds violation",
+        /// Tagged: the STag is not for this stream.
+        DdpStagNotAssociated = 0x1102 => "DDP STag not associated with stream",
+        /// Tagged: tagged offset and length exceed 64 bits.
+        DdpToWrap = 0x1103 => "DDP TO wrap",
+        /// Tagged: DV is not 1.
+        DdpTaggedVersion = 0x1104 => "DDP invalid version (tagged)",
 
-    /// Untagged: no such queue.
-    DdpInvalidQueue = 0x1201,
-    /// Untagged: no buffer for this MSN.
-    DdpNoBuffer = 0x1202,
-    /// Untagged: the MSN is out of range.
-    DdpInvalidMsn = 0x1203,
-    /// Untagged: the MO is outside the buffer or unexpected.
-    DdpInvalidMo = 0x1204,
-    /// Untagged: the message exceeds its buffer.
-    DdpTooLong = 0x1205,
-    /// Untagged: DV is not 1.
-    DdpUntaggedVersion = 0x1206,
+        /// Untagged: no such queue.
+        DdpInvalidQueue = 0x1201 => "DDP invalid QN",
+        /// Untagged: no buffer for this MSN.
+        DdpNoBuffer = 0x1202 => "DDP no buffer for MSN",
+        /// Untagged: the MSN is out of range.
+        DdpInvalidMsn = 0x1203 => "DDP MSN out of range",
+        /// Untagged: the MO is outside the buffer or unexpected.
+        DdpInvalidMo = 0x1204 => "DDP invalid MO",
+        /// Untagged: the message exceeds its buffer.
+        DdpTooLong = 0x1205 => "DDP message too long for buffer",
+        /// Untagged: DV is not 1.
+        DdpUntaggedVersion = 0x1206 => "DDP invalid version (untagged)",
 
-    /// MPA: the TCP connection closed or was lost.
-    MpaConnectionLost = 0x2001,
-    /// MPA: an FPDU's CRC does not match.
-    MpaCrc = 0x2002,
-    /// MPA: a marker and ULPDU_Length disagree.
-    MpaMarker = 0x2003,
-    /// MPA: a bad Request or Reply frame.
-    MpaStartup = 0x2004,
-    /// MPA: start-up failed locally (RFC 6581 §9.3).
-    MpaLocalCatastrophic = 0x2005,
-    /// MPA: the local IRD cannot hold the peer's ORD (RFC 6581 §9.1).
-    MpaInsufficientIrd = 0x2006,
-    /// MPA: the Reply offers no RTR that this end supports (RFC 6581 §9.2).
-    MpaNoMatchingRtr = 0x2007,
+        /// MPA: the TCP connection closed or was lost.
+        MpaConnectionLost = 0x2001 => "MPA connection lost",
+        /// MPA: an FPDU's CRC does not match.
+        MpaCrc = 0x2002 => "MPA CRC error",
+        /// MPA: a marker and ULPDU_Length disagree.
+        MpaMarker = 0x2003 => "MPA marker and length disagree",
+        /// MPA: a bad Request or Reply frame.
+        MpaStartup = 0x2004 => "MPA bad Request or Reply",
+        /// MPA: start-up failed locally (RFC 6581 §9.3).
+        MpaLocalCatastrophic = 0x2005 => "MPA local catastrophic error",
+        /// MPA: the local IRD cannot hold the peer's ORD (RFC 6581 §9.1).
+        MpaInsufficientIrd = 0x2006 => "MPA insufficient IRD",
+        /// MPA: the Reply offers no RTR that this end supports (RFC 6581 §9.2).
+        MpaNoMatchingRtr = 0x2007 => "MPA no matching RTR",
+    }
 }
 
 impl TerminateError {
-    /// Every error, in ascending order.
-    pub const ALL: [Self; 33] = [
-        Self::RdmapLocalCatastrophic,
-        Self::RdmapInvalidStag,
-        Self::RdmapBaseOrBounds,
-        Self::RdmapAccessRights,
-        Self::RdmapStagNotAssociated,
-        Self::RdmapToWrap,
-        Self::RdmapProtectedFromInvalidate,
-        Self::RdmapProtection,
-        Self::RdmapVersion,
-        Self::RdmapUnexpectedOpcode,
-        Self::RdmapCatastrophicStream,
-        Self::RdmapCatastrophicGlobal,
-        Self::RdmapCannotInvalidate,
-        Self::RdmapOperation,
-        Self::DdpLocalCatastrophic,
-        Self::DdpInvalidStag,
-        Self::DdpBaseOrBounds,
-        Self::DdpStagNotAssociated,
-        Self::DdpToWrap,
-        Self::DdpTaggedVersion,
-        Self::DdpInvalidQueue,
-        Self::DdpNoBuffer,
-        Self::DdpInvalidMsn,
-        Self::DdpInvalidMo,
-        Self::DdpTooLong,
-        Self::DdpUntaggedVersion,
-        Self::MpaConnectionLost,
-        Self::MpaCrc,
-        Self::MpaMarker,
-        Self::MpaStartup,
-        Self::MpaLocalCatastrophic,
-        Self::MpaInsufficientIrd,
-        Self::MpaNoMatchingRtr,
-    ];
-
     /// The error with these three numbers, if an RFC assigns them.
     pub fn from_codes(layer: u8, etype: u8, code: u8) -> Option<Self> {
         if (layer, etype) == (0, 0) {
@@ -158,46 +121,6 @@ impl TerminateError {
     /// The error code within the type.
     pub const fn code(self) -> u8 {
         self as u8
-    }
-}
-
-impl fmt::Display for TerminateError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::RdmapLocalCatastrophic => "RDMAP local catastrophic error",
-            Self::RdmapInvalidStag => "RDMAP invalid STag",
-            Self::RdmapBaseOrBounds => "RDMAP base or bounds violation",
-            Self::RdmapAccessRights => "RDMAP access rights violation",
-            Self::RdmapStagNotAssociated => "RDMAP STag not associated with stream",
-            Self::RdmapToWrap => "RDMAP TO wrap",
-            Self::RdmapProtectedFromInvalidate => "RDMAP STag protected from invalidation",
-            Self::RdmapProtection => "RDMAP remote protection error",
-            Self::RdmapVersion => "RDMAP invalid version",
-            Self::RdmapUnexpectedOpcode => "RDMAP unexpected opcode",
-            Self::RdmapCatastrophicStream => "RDMAP catastrophic error of the stream",
-            Self::RdmapCatastrophicGlobal => "RDMAP catastrophic error of the device",
-            Self::RdmapCannotInvalidate => "RDMAP STag cannot be invalidated",
-            Self::RdmapOperation => "RDMAP remote operation error",
-            Self::DdpLocalCatastrophic => "DDP local catastrophic error",
-            Self::DdpInvalidStag => "DDP invalid STag",
-            Self::DdpBaseOrBounds => "DDP base or bounds violation",
-            Self::DdpStagNotAssociated => "DDP STag not associated with stream",
-            Self::DdpToWrap => "DDP TO wrap",
-            Self::DdpTaggedVersion => "DDP invalid version (tagged)",
-            Self::DdpInvalidQueue => "DDP invalid QN",
-            Self::DdpNoBuffer => "DDP no buffer for MSN",
-            Self::DdpInvalidMsn => "DDP MSN out of range",
-            Self::DdpInvalidMo => "DDP invalid MO",
-            Self::DdpTooLong => "DDP message too long for buffer",
-            Self::DdpUntaggedVersion => "DDP invalid version (untagged)",
-            Self::MpaConnectionLost => "MPA connection lost",
-            Self::MpaCrc => "MPA CRC error",
-            Self::MpaMarker => "MPA marker and length disagree",
-            Self::MpaStartup => "MPA bad Request or Reply",
-            Self::MpaLocalCatastrophic => "MPA local catastrophic error",
-            Self::MpaInsufficientIrd => "MPA insufficient IRD",
-            Self::MpaNoMatchingRtr => "MPA no matching RTR",
-        })
     }
 }
 

@@ -244,31 +244,8 @@ impl Command {
             bytes: rest.get(..header.in_len.into()).ok_or(Errno::INVAL)?,
             room: header.out_len.into(),
         };
-        match header.command {
-            opcode::CREATE_ID | opcode::DESTROY_ID | opcode::MIGRATE_ID | opcode::GET_EVENT => {
-                Command::parse_id_command(header.command, payload)
-            }
-            opcode::BIND_IP
-            | opcode::BIND
-            | opcode::RESOLVE_IP
-            | opcode::RESOLVE_ADDR
-            | opcode::RESOLVE_ROUTE
-            | opcode::JOIN_IP_MCAST
-            | opcode::JOIN_MCAST
-            | opcode::LEAVE_MCAST => Command::parse_address_command(header.command, payload),
-            opcode::CONNECT
-            | opcode::LISTEN
-            | opcode::ACCEPT
-            | opcode::REJECT
-            | opcode::DISCONNECT
-            | opcode::NOTIFY => Command::parse_connection_command(header.command, payload),
-            opcode::QUERY_ROUTE
-            | opcode::QUERY
-            | opcode::INIT_QP_ATTR
-            | opcode::SET_OPTION
-            | opcode::GET_OPTION => Command::parse_attribute_command(header.command, payload),
-            _ => Err(Errno::INVAL),
-        }
+        // Each function below parses some commands, and leaves the others to the next.
+        Command::parse_id_command(header.command, payload)
     }
 
     /// Parses a command on ids or on the events of their channel.
@@ -303,7 +280,7 @@ impl Command {
                     answer: payload.answer(c.response, EVENT_LEN)?,
                 }
             }
-            _ => return Err(Errno::INVAL),
+            _ => return Command::parse_address_command(command, payload),
         })
     }
 
@@ -343,10 +320,7 @@ impl Command {
             opcode::RESOLVE_ROUTE => Command::ResolveRoute {
                 id: payload.whole::<abi::ResolveRoute>()?.id,
             },
-            opcode::JOIN_IP_MCAST | opcode::JOIN_MCAST | opcode::LEAVE_MCAST => {
-                return Command::parse_group_command(command, payload);
-            }
-            _ => return Err(Errno::INVAL),
+            _ => return Command::parse_group_command(command, payload),
         })
     }
 
@@ -386,7 +360,7 @@ impl Command {
                     membership: c.id,
                 }
             }
-            _ => return Err(Errno::INVAL),
+            _ => return Command::parse_connection_command(command, payload),
         })
     }
 
@@ -429,7 +403,7 @@ impl Command {
             opcode::NOTIFY => Command::Notify {
                 id: payload.whole::<abi::Notify>()?.id,
             },
-            _ => return Err(Errno::INVAL),
+            _ => return Command::parse_attribute_command(command, payload),
         })
     }
 

@@ -9,7 +9,7 @@ use urnic_sync::{Mutex, MutexGuard};
 use rustix::io::Errno;
 use urnic_device::command::{CreateQp, Handle, ModifyQp, Opcode, QpStatus, QueueHandle, modify};
 use urnic_device::doorbell::Kind;
-use urnic_device::record::{QueueRecord, publish};
+use urnic_device::record::QueueRecord;
 use urnic_device::vocabulary::{QpKind, QpState};
 use urnic_device::wqe::{self, BLOCK_LEN, DatagramAddress, MAX_INLINE, MAX_SGE, RecvHeader, Sge};
 
@@ -241,25 +241,6 @@ impl Qp {
     #[inline]
     pub fn takes_receives(&self) -> bool {
         self.last_state() != QpState::Reset || !self.driver.identity().is_roce()
-    }
-
-    /// Publishes the send queue's producer index, in blocks, and rings if the device requests it.
-    /// The gate must be open.
-    #[inline]
-    pub fn publish_sends(&self, old: u32, new: u32) {
-        let record = self.record();
-        if publish(&record.sq_producer, &record.sq_event, old, new) {
-            self.driver.ring(self.send_doorbell(new));
-        }
-    }
-
-    /// Publishes the receive queue's producer index, and rings if the device requests it.
-    #[inline]
-    pub fn publish_receives(&self, old: u32, new: u32) {
-        let record = self.record();
-        if publish(&record.rq_producer, &record.rq_event, old, new) {
-            self.driver.ring(self.receive_doorbell(new));
-        }
     }
 
     /// The doorbell for sends whose index was published.

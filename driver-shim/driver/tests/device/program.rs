@@ -9,6 +9,7 @@ use urnic_sync::Mutex;
 use urnic_bus::inproc::{InprocBus, Options};
 use urnic_config::Config;
 use urnic_device::cqe::{CQE_LEN, Cqe};
+use urnic_device::record::publish;
 use urnic_device::vocabulary::{Access, QpState, WcStatus};
 use urnic_device::wqe::{BLOCK_LEN, Opcode, SendHeader, Sge};
 use urnic_driver::{
@@ -16,6 +17,7 @@ use urnic_driver::{
     QpAttr, QpCaps, QpInit, QpMask,
 };
 use urnic_process::gids::GidTable;
+use urnic_process::log::{Log, LogFilter};
 use urnic_testkit::{self as testkit, Memory, Wait, request};
 use zerocopy::IntoBytes;
 
@@ -26,13 +28,13 @@ pub(crate) static DRIVER: LazyLock<Arc<Driver>> = LazyLock::new(|| start(Config:
 /// life of each connection.
 pub(crate) fn start(config: Config) -> Arc<Driver> {
     if let Ok(filter) = std::env::var("URNIC_TEST_LOG") {
-        let level = filter
-            .parse()
-            .unwrap_or(tracing_subscriber::filter::LevelFilter::DEBUG);
-        let _ = tracing_subscriber::fmt()
-            .with_max_level(level)
-            .with_writer(std::io::stderr)
-            .try_init();
+        let log = Log {
+            filter: LogFilter::parse(&filter).expect("a level"),
+            stamp: String::new,
+            write: |_, line: &str| eprint!("{line}"),
+        };
+        // Another test may have started it.
+        let _ = tracing::subscriber::set_global_default(log);
     }
     Driver::start(
         InprocBus::start(&GidTable::of_host(), Options::default()).unwrap(),
@@ -264,8 +266,12 @@ pub(crate) struct Posts {
 
 impl Posts {
     fn publish(&self, queues: &mut Queues) {
-        self.qp.publish_sends(queues.published, queues.sends.producer());
-        queues.published = queues.sends.producer();
+        let (old, new) = (queues.published, queues.sends.producer());
+        let record = self.qp.record();
+        if publish(&record.sq_producer, &record.sq_event, old, new) {
+            self.qp.driver().ring(self.qp.send_doorbell(new));
+        }
+        queues.published = new;
     }
 }
 
@@ -382,7 +388,11 @@ impl TestQp {
         let mut queues = self.posts.queues.lock();
         let old = queues.receives.producer();
         queues.receives.put(cookie, &[element(offset, len, mr)]);
-        self.qp.publish_receives(old, queues.receives.producer());
+        let new = queues.receives.producer();
+        let record = self.qp.record();
+        if publish(&record.rq_producer, &record.rq_event, old, new) {
+            self.qp.driver().ring(self.qp.receive_doorbell(new));
+        }
     }
 
     pub(crate) fn state(&self) -> QpState {

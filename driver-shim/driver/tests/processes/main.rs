@@ -126,8 +126,8 @@ fn a_child_has_no_device_and_can_open_one() {
         assert_eq!(a.qp.modify(&QpAttr::default(), QpMask::STATE).err(), dead);
         assert_eq!(a.qp.destroy().err(), dead);
         assert_eq!(parent.cq.destroy().err(), dead);
-        a.qp.publish_sends(0, 1);
-        a.qp.publish_receives(0, 1);
+        old.ring(a.qp.send_doorbell(1));
+        old.ring(a.qp.receive_doorbell(1));
         parent.arm(0);
         parent.cq.progress(0);
         old.shutdown();

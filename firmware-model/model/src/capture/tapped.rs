@@ -5,23 +5,16 @@ use super::staging::MAX;
 use super::{Capture, Side, Tap, now, pcapng};
 use crate::host::{Piece, PieceMut};
 use crate::stream::datagram::{DatagramOptions, DatagramSocket, Incoming, Outgoing, PACKET_ROOM};
-use crate::stream::wrapper::Wrapper;
+use crate::stream::wrapper::{DatagramWrapper, WrappedListener, Wrapper};
 use crate::stream::{Listener, Network, Stream, StreamError};
-use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 /// A network, and where it is captured.
 #[derive(Debug)]
 pub(crate) struct Tapped {
     network: Arc<dyn Network>,
-    capture: Capture,
-}
-
-#[derive(Debug)]
-struct TappedListener {
-    listener: Box<dyn Listener>,
     capture: Capture,
 }
 
@@ -47,12 +40,8 @@ impl Network for Tapped {
         local: Option<SocketAddr>,
         traffic_class: u8,
     ) -> Result<Box<dyn Stream>, Errno> {
-        Ok(Box::new(TappedStream {
-            stream: self.network.connect(remote, local, traffic_class)?,
-            capture: self.capture.clone(),
-            tap: None,
-            finished: false,
-        }))
+        let stream = self.network.connect(remote, local, traffic_class)?;
+        Ok(Box::new(TappedStream::new(stream, self.capture.clone(), None)))
     }
 
     fn listen(
@@ -62,10 +51,13 @@ impl Network for Tapped {
         traffic_class: u8,
         ipv6_only: bool,
     ) -> Result<Box<dyn Listener>, Errno> {
-        Ok(Box::new(TappedListener {
-            listener: self.network.listen(local, backlog, traffic_class, ipv6_only)?,
-            capture: self.capture.clone(),
-        }))
+        let listener = self.network.listen(local, backlog, traffic_class, ipv6_only)?;
+        let capture = self.capture.clone();
+        let wrap = move |stream: Box<dyn Stream>| -> Box<dyn Stream> {
+            let tap = capture.open(stream.ends(), Side::Responder);
+            Box::new(TappedStream::new(stream, capture.clone(), Some(tap)))
+        };
+        Ok(Box::new(WrappedListener { listener, wrap }))
     }
 
     fn bind_datagrams(
@@ -78,30 +70,16 @@ impl Network for Tapped {
     }
 }
 
-impl Listener for TappedListener {
-    fn accept(&mut self) -> Result<Option<Box<dyn Stream>>, Errno> {
-        let Some(stream) = self.listener.accept()? else {
-            return Ok(None);
-        };
-        let tap = self.capture.open(stream.ends(), Side::Responder);
-        Ok(Some(Box::new(TappedStream {
-            stream,
-            capture: self.capture.clone(),
-            tap: Some(tap),
-            finished: false,
-        })))
-    }
-
-    fn local(&self) -> SocketAddr {
-        self.listener.local()
-    }
-
-    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        self.listener.descriptor()
-    }
-}
-
 impl TappedStream {
+    fn new(stream: Box<dyn Stream>, capture: Capture, tap: Option<Tap>) -> TappedStream {
+        TappedStream {
+            stream,
+            capture,
+            tap,
+            finished: false,
+        }
+    }
+
     fn staged(&self, pieces: &[Piece<'_>]) -> Result<Vec<u8>, Errno> {
         let mut staging = self.capture.shared.staging.lock();
         staging.copy(pieces)
@@ -287,7 +265,15 @@ impl Capture {
     }
 }
 
-impl DatagramSocket for TappedSocket {
+impl DatagramWrapper for TappedSocket {
+    fn inner(&self) -> &dyn DatagramSocket {
+        &*self.socket
+    }
+
+    fn inner_mut(&mut self) -> &mut dyn DatagramSocket {
+        &mut *self.socket
+    }
+
     fn send(&mut self, buffer: &[u8], packets: &[Outgoing]) -> Result<usize, Errno> {
         self.announce(packets);
         let taken = self.socket.send(buffer, packets)?;
@@ -324,30 +310,6 @@ impl DatagramSocket for TappedSocket {
             (datagram, &bytes[..packet.len.min(bytes.len())])
         });
         self.capture.datagrams(Way::In, captured);
-    }
-
-    fn refused(&mut self, buffer: &mut [u8]) -> Option<(Errno, usize)> {
-        self.socket.refused(buffer)
-    }
-
-    fn reports_refused(&self) -> bool {
-        self.socket.reports_refused()
-    }
-
-    fn dropped(&mut self) -> u32 {
-        self.socket.dropped()
-    }
-
-    fn join(&mut self, group: IpAddr, interface: IpAddr, scope: u32) -> Result<(), Errno> {
-        self.socket.join(group, interface, scope)
-    }
-
-    fn local(&self) -> SocketAddr {
-        self.socket.local()
-    }
-
-    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        self.socket.descriptor()
     }
 }
 

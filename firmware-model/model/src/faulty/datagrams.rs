@@ -1,9 +1,8 @@
 //! A UDP port whose datagrams get lost, arrive twice, or in another order.
 
 use crate::stream::datagram::{DatagramSocket, Incoming, Outgoing};
-use rustix::fd::BorrowedFd;
+use crate::stream::wrapper::DatagramWrapper;
 use rustix::io::Errno;
-use std::net::{IpAddr, SocketAddr};
 use urnic_faults::{DatagramFault, DevicePlan, occasion};
 
 /// Most batches that a port which is down loses in one call.
@@ -61,7 +60,15 @@ impl FaultySocket {
     }
 }
 
-impl DatagramSocket for FaultySocket {
+impl DatagramWrapper for FaultySocket {
+    fn inner(&self) -> &dyn DatagramSocket {
+        &*self.socket
+    }
+
+    fn inner_mut(&mut self) -> &mut dyn DatagramSocket {
+        &mut *self.socket
+    }
+
     fn send(&mut self, buffer: &[u8], packets: &[Outgoing]) -> Result<usize, Errno> {
         let mut taken = 0;
         for packet in packets {
@@ -84,45 +91,5 @@ impl DatagramSocket for FaultySocket {
             }
             packets.truncate(before);
         }
-    }
-
-    fn has_more(&mut self) -> bool {
-        self.socket.has_more()
-    }
-
-    fn direct(&mut self) -> u64 {
-        self.socket.direct()
-    }
-
-    fn bind(&mut self, qid: u32) {
-        self.socket.bind(qid);
-    }
-
-    fn forget_peers(&mut self) {
-        self.socket.forget_peers();
-    }
-
-    fn refused(&mut self, buffer: &mut [u8]) -> Option<(Errno, usize)> {
-        self.socket.refused(buffer)
-    }
-
-    fn reports_refused(&self) -> bool {
-        self.socket.reports_refused()
-    }
-
-    fn dropped(&mut self) -> u32 {
-        self.socket.dropped()
-    }
-
-    fn join(&mut self, group: IpAddr, interface: IpAddr, scope: u32) -> Result<(), Errno> {
-        self.socket.join(group, interface, scope)
-    }
-
-    fn local(&self) -> SocketAddr {
-        self.socket.local()
-    }
-
-    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        self.socket.descriptor()
     }
 }

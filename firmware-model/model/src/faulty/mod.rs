@@ -10,9 +10,9 @@ mod stream;
 mod tests;
 
 use crate::stream::datagram::{DatagramOptions, DatagramSocket};
+use crate::stream::wrapper::WrappedListener;
 use crate::stream::{Listener, Network, Stream};
 use datagrams::FaultySocket;
-use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -23,12 +23,6 @@ use urnic_faults::{ConnectFault, DevicePlan, Plan, occasion};
 #[derive(Debug)]
 pub(crate) struct Faulty {
     network: Arc<dyn Network>,
-    plan: DevicePlan,
-}
-
-#[derive(Debug)]
-struct FaultyListener {
-    listener: Box<dyn Listener>,
     plan: DevicePlan,
 }
 
@@ -72,10 +66,12 @@ impl Network for Faulty {
         traffic_class: u8,
         ipv6_only: bool,
     ) -> Result<Box<dyn Listener>, Errno> {
-        Ok(Box::new(FaultyListener {
-            listener: self.network.listen(local, backlog, traffic_class, ipv6_only)?,
-            plan: self.plan.clone(),
-        }))
+        let listener = self.network.listen(local, backlog, traffic_class, ipv6_only)?;
+        let plan = self.plan.clone();
+        let wrap = move |stream| -> Box<dyn Stream> {
+            Box::new(FaultyStream::new(stream, plan.clone(), Condition::Well))
+        };
+        Ok(Box::new(WrappedListener { listener, wrap }))
     }
 
     fn bind_datagrams(
@@ -85,22 +81,5 @@ impl Network for Faulty {
     ) -> Result<Box<dyn DatagramSocket>, Errno> {
         let socket = self.network.bind_datagrams(local, options)?;
         Ok(Box::new(FaultySocket::new(socket, self.plan.clone())))
-    }
-}
-
-impl Listener for FaultyListener {
-    fn accept(&mut self) -> Result<Option<Box<dyn Stream>>, Errno> {
-        let accepted = self.listener.accept()?;
-        Ok(accepted
-            .map(|stream| FaultyStream::new(stream, self.plan.clone(), Condition::Well))
-            .map(|stream| -> Box<dyn Stream> { Box::new(stream) }))
-    }
-
-    fn local(&self) -> SocketAddr {
-        self.listener.local()
-    }
-
-    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        self.listener.descriptor()
     }
 }

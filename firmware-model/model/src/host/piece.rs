@@ -17,22 +17,15 @@ pub struct Piece<'a> {
     memory: PhantomData<&'a [u8]>,
 }
 
-/// An extent of bytes to be received into, which stays in place for `'a`. A piece of a slice
-/// borrows it exclusively.
+/// An extent of bytes to be received into, which stays in place for `'a`: a piece whose bytes may
+/// be written. A piece of a slice borrows it exclusively.
 #[derive(Debug)]
-#[repr(C)]
-pub struct PieceMut<'a> {
-    ptr: *mut u8,
-    len: usize,
-    memory: PhantomData<&'a mut [u8]>,
-}
+#[repr(transparent)]
+pub struct PieceMut<'a>(Piece<'a>);
 
-// SAFETY: a piece borrows bytes, which may be shared with another thread, or names registered
-// memory, which only the kernel reads.
+// SAFETY: a piece borrows bytes, exclusively if they are to be written, or names registered memory,
+// which only the kernel reads and writes.
 unsafe impl Send for Piece<'_> {}
-// SAFETY: a piece borrows bytes exclusively, or names registered memory, which only the kernel
-// writes.
-unsafe impl Send for PieceMut<'_> {}
 
 impl<'a> Piece<'a> {
     /// The bytes of `slice`.
@@ -141,11 +134,11 @@ impl<'a> PieceMut<'a> {
     /// The bytes of `slice`.
     #[inline]
     pub fn of(slice: &'a mut [u8]) -> PieceMut<'a> {
-        PieceMut {
+        PieceMut(Piece {
             ptr: slice.as_mut_ptr(),
             len: slice.len(),
             memory: PhantomData,
-        }
+        })
     }
 
     /// The `len` bytes of host memory at `ptr`, which may be inaccessible: the kernel checks them
@@ -157,71 +150,49 @@ impl<'a> PieceMut<'a> {
     /// reference to it.
     #[inline]
     pub(super) unsafe fn of_host(ptr: NonNull<u8>, len: usize) -> PieceMut<'a> {
-        PieceMut {
-            ptr: ptr.as_ptr(),
-            len,
-            memory: PhantomData,
-        }
+        PieceMut(Piece::of_host(ptr, len))
     }
 
     /// Length in bytes.
     #[inline]
     pub fn len(&self) -> usize {
-        self.len
+        self.0.len
     }
 
     /// Whether it holds no byte.
     #[inline]
     pub fn is_empty(&self) -> bool {
-        self.len == 0
+        self.0.is_empty()
     }
 
     /// The rest behind the first `n` bytes.
     #[inline]
     pub fn skip(self, n: usize) -> PieceMut<'a> {
-        let n = n.min(self.len);
-        PieceMut {
-            ptr: self.ptr.wrapping_add(n),
-            len: self.len - n,
-            ..self
-        }
+        PieceMut(self.0.skip(n))
     }
 
     /// The rest behind the first `n` bytes, for as long as this piece is not used otherwise.
     #[inline]
     pub(crate) fn rest(&mut self, n: usize) -> PieceMut<'_> {
-        let n = n.min(self.len);
-        PieceMut {
-            ptr: self.ptr.wrapping_add(n),
-            len: self.len - n,
-            memory: PhantomData,
-        }
+        PieceMut(self.0.skip(n))
     }
 
     /// The first `n` bytes, or all, for as long as this piece is not used otherwise.
     #[inline]
     pub fn first(&mut self, n: usize) -> PieceMut<'_> {
-        PieceMut {
-            ptr: self.ptr,
-            len: n.min(self.len),
-            memory: PhantomData,
-        }
+        PieceMut(self.0.first(n))
     }
 
     /// The first `n` bytes, or all, now that they were filled.
     #[inline]
     pub(crate) fn filled(&self, n: usize) -> Piece<'_> {
-        Piece {
-            ptr: self.ptr,
-            len: n.min(self.len),
-            memory: PhantomData,
-        }
+        self.0.first(n)
     }
 
     /// The first byte.
     #[inline]
     pub(super) fn as_mut_ptr(&mut self) -> *mut u8 {
-        self.ptr
+        self.0.ptr.cast_mut()
     }
 
     /// Copies `from` in, as far as there is room; returns how many bytes. For simulated streams and
@@ -231,9 +202,9 @@ impl<'a> PieceMut<'a> {
     ///
     /// The memory must still be accessible, and no other reference into it may exist.
     pub unsafe fn copy_in(&self, from: &[u8]) -> usize {
-        let n = self.len.min(from.len());
+        let n = self.len().min(from.len());
         // SAFETY: the caller answers for the target; `from` is a live slice of at least `n` bytes.
-        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), self.ptr, n) };
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), self.0.ptr.cast_mut(), n) };
         n
     }
 
@@ -253,7 +224,7 @@ const _: () = {
             && align_of::<Piece<'_>>() == align_of::<IoSlice<'_>>()
     );
     assert!(size_of::<PieceMut<'_>>() == size_of::<IoSliceMut<'_>>());
-    assert!(offset_of!(Piece<'_>, ptr) == 0 && offset_of!(PieceMut<'_>, ptr) == 0);
+    assert!(offset_of!(Piece<'_>, ptr) == 0);
 };
 
 /// Room for the pieces of one call, so that the next call need not allocate. It holds no pieces

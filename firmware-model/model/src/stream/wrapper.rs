@@ -1,13 +1,15 @@
-//! Streams around another one.
+//! Streams, listeners and UDP ports around another one.
 
+use super::datagram::{DatagramSocket, Incoming, Outgoing};
 use super::no_stream::NoStream;
-use super::{Answers, Ends, FullOperation, Probing, QpNumbers, Stream, StreamError};
+use super::{Answers, Ends, FullOperation, Listener, Probing, QpNumbers, Stream, StreamError};
 use crate::host::{Piece, PieceMut};
 use crate::time::Nanos;
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
-use std::fmt::Debug;
+use std::fmt::{self, Debug, Formatter};
 use std::mem;
+use std::net::{IpAddr, SocketAddr};
 
 /// A stream around another one. It has the methods of [`Stream`]; each method that a wrapper does
 /// not implement calls that of the inner stream.
@@ -159,6 +161,99 @@ impl<W: Wrapper> Stream for W {
 
     fn ends(&self) -> Ends {
         self.inner().ends()
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.inner().descriptor()
+    }
+}
+
+/// A listener whose accepted streams are wrapped.
+pub(crate) struct WrappedListener<W> {
+    /// The inner listener.
+    pub(crate) listener: Box<dyn Listener>,
+    /// Wraps an accepted stream.
+    pub(crate) wrap: W,
+}
+
+impl<W> Debug for WrappedListener<W> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("WrappedListener").field(&self.listener).finish()
+    }
+}
+
+impl<W: FnMut(Box<dyn Stream>) -> Box<dyn Stream> + Send> Listener for WrappedListener<W> {
+    fn accept(&mut self) -> Result<Option<Box<dyn Stream>>, Errno> {
+        Ok(self.listener.accept()?.map(&mut self.wrap))
+    }
+
+    fn local(&self) -> SocketAddr {
+        self.listener.local()
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.listener.descriptor()
+    }
+}
+
+/// A UDP port around another one, which changes or sees what is sent and received.
+pub(crate) trait DatagramWrapper: Send + Debug {
+    /// The inner port.
+    fn inner(&self) -> &dyn DatagramSocket;
+
+    /// The inner port, to be changed.
+    fn inner_mut(&mut self) -> &mut dyn DatagramSocket;
+
+    /// As [`DatagramSocket::send`].
+    fn send(&mut self, buffer: &[u8], packets: &[Outgoing]) -> Result<usize, Errno>;
+
+    /// As [`DatagramSocket::receive`].
+    fn receive(&mut self, buffer: &mut [u8], packets: &mut Vec<Incoming>);
+}
+
+impl<W: DatagramWrapper> DatagramSocket for W {
+    fn send(&mut self, buffer: &[u8], packets: &[Outgoing]) -> Result<usize, Errno> {
+        DatagramWrapper::send(self, buffer, packets)
+    }
+
+    fn receive(&mut self, buffer: &mut [u8], packets: &mut Vec<Incoming>) {
+        DatagramWrapper::receive(self, buffer, packets);
+    }
+
+    fn has_more(&mut self) -> bool {
+        self.inner_mut().has_more()
+    }
+
+    fn direct(&mut self) -> u64 {
+        self.inner_mut().direct()
+    }
+
+    fn bind(&mut self, qid: u32) {
+        self.inner_mut().bind(qid);
+    }
+
+    fn forget_peers(&mut self) {
+        self.inner_mut().forget_peers();
+    }
+
+    fn refused(&mut self, buffer: &mut [u8]) -> Option<(Errno, usize)> {
+        self.inner_mut().refused(buffer)
+    }
+
+    fn reports_refused(&self) -> bool {
+        self.inner().reports_refused()
+    }
+
+    fn dropped(&mut self) -> u32 {
+        self.inner_mut().dropped()
+    }
+
+    fn join(&mut self, group: IpAddr, interface: IpAddr, scope: u32) -> Result<(), Errno> {
+        self.inner_mut().join(group, interface, scope)
+    }
+
+    fn local(&self) -> SocketAddr {
+        self.inner().local()
     }
 
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {

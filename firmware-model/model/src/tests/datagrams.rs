@@ -3,7 +3,7 @@
 use crate::capture::CaptureFile;
 use crate::counters::Counter;
 use crate::testing::mock::{Cq, Driver, End, Qp, Region, assert_cqe, config, wait_for};
-use crate::{DeviceAddress, ModelConfig, Prefix, Reach};
+use crate::{DeviceAddress, ModelConfig, Reach};
 use rustix::io::Errno;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use urnic_device::command::{CreateQp, CreateSrq, Handle, ModifyQp, Opcode, QueueHandle, Status, modify};
@@ -12,6 +12,7 @@ use urnic_device::event::EventKind;
 use urnic_device::stream::{BindDatagrams, DatagramPort, Endpoint, Multicast, bind};
 use urnic_device::vocabulary::{Access, QpKind, QpState, WcStatus};
 use urnic_device::wqe::{DatagramAddress, RecvHeader, SendFlags, SendHeader, Sge};
+use urnic_faults::Network;
 use urnic_wire::roce::{DEFAULT_PKEY, Ends, GRH_LEN, Header, parse, seal};
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -439,10 +440,7 @@ fn confined() -> Driver {
     Driver::start_with(ModelConfig {
         reach: Reach::Confined {
             host: vec!["127.0.0.2".parse().unwrap()],
-            allow: vec![Prefix {
-                ip: "127.0.0.1".parse().unwrap(),
-                len: 32,
-            }],
+            allow: Network::parse("127.0.0.1").into_iter().collect(),
         },
         ..config()
     })

@@ -204,27 +204,6 @@ fn completed_data_arrives_after_the_process_ends() {
     assert_eq!(received.byte_len.get(), 900_000);
 }
 
-#[test]
-fn a_queue_pair_is_its_own_peer() {
-    use urnic_device::stream::Attach;
-    let driver = Driver::start();
-    let mut end = End::new(&driver);
-    let attach = Attach {
-        qid: end.qp.id.into(),
-        ord: 4.into(),
-        ird: 4.into(),
-        first_msn: 1.into(),
-        ..Attach::default()
-    };
-    driver.command(Opcode::LoopbackAttach, &attach).unwrap();
-    driver.arena.write(end.region.iova, b"mirror");
-    end.qp.post_recv(&driver, 5, &[end.region.sge(100, 100)]);
-    end.qp.post_send(&driver, 6, &[end.region.sge(0, 6)]);
-    assert_cqe(&end.send_cq.poll().unwrap(), 6, WcStatus::Success);
-    assert_cqe(&end.recv_cq.poll().unwrap(), 5, WcStatus::Success);
-    assert_eq!(driver.arena.read(end.region.iova + 100, 6), b"mirror");
-}
-
 /// SEC-05: only the queue pairs of the queue that overflowed suffer.
 #[test]
 fn sec_05_an_overflow_ends_only_the_queue_pairs_of_that_queue() {

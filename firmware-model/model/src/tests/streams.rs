@@ -1,7 +1,7 @@
 //! Streaming mode over real TCP; the test's end of each connection is in `std::net`.
 
 use crate::ModelConfig;
-use crate::config::{DeviceAddress, Prefix, Reach};
+use crate::config::{DeviceAddress, Reach};
 use crate::testing::mock::{Driver, End, assert_cqe, config, wait_for};
 use rustix::event::{EventfdFlags, eventfd};
 use std::io::{Read, Write};
@@ -13,6 +13,7 @@ use urnic_device::command::*;
 use urnic_device::event::EventKind;
 use urnic_device::stream::{Close, Connect, Endpoint, Endpoints, Listen, Listening, attach, input, listen};
 use urnic_device::vocabulary::WcStatus;
+use urnic_faults::Network;
 use urnic_wire::mpa::fpdu::CrcMode;
 use urnic_wire::mpa::marker;
 use zerocopy::FromBytes;
@@ -136,78 +137,6 @@ fn a_connection_uses_the_requested_source_address() {
     let (_peer, from) = listener.accept().unwrap();
     assert_eq!(from, free);
     driver.await_event(EventKind::StreamConnected, sid);
-}
-
-#[test]
-fn a_refused_connection_is_an_event_and_frees_the_stream() {
-    let driver = Driver::start();
-    let nobody = TcpListener::bind(any_port("127.0.0.1"))
-        .unwrap()
-        .local_addr()
-        .unwrap();
-    let sid = driver.connect(nobody).unwrap();
-    let event = driver.await_event(EventKind::StreamConnected, sid);
-    assert_eq!(event.code.get(), errno(rustix::io::Errno::CONNREFUSED));
-    assert_eq!(close(&driver, sid, true), Err(Status::InvalidHandle));
-}
-
-#[test]
-fn connections_that_cannot_start_fail_their_command() {
-    let driver = Driver::start();
-    let call = |remote: &str, local: &str| {
-        let arguments = Connect {
-            remote: remote.parse::<SocketAddr>().unwrap().into(),
-            local: local.parse::<SocketAddr>().unwrap().into(),
-            ..Connect::default()
-        };
-        driver.create(Opcode::StreamConnect, &arguments)
-    };
-    assert_eq!(
-        call("127.0.0.1:9", "192.0.2.77:0"),
-        Err(Status::AddressNotAvailable)
-    );
-    assert_eq!(call("127.0.0.1:0", "0.0.0.0:0"), Err(Status::InvalidArgument));
-    assert_eq!(call("224.0.0.1:9", "0.0.0.0:0"), Err(Status::InvalidArgument));
-}
-
-#[test]
-fn exactly_the_requested_bytes_are_taken_from_the_stream() {
-    let driver = Driver::start();
-    let (sid, mut peer) = connected(&driver);
-    peer.write_all(b"MPA ID ").unwrap();
-    let buffer = receive(&driver, sid, 20).unwrap();
-    assert_eq!(receive(&driver, sid, 1), Err(Status::Busy));
-    assert!(driver.event().is_none());
-    peer.write_all(b"Req Frame----and what belongs to the FPDUs")
-        .unwrap();
-    let event = driver.await_event(EventKind::StreamReceived, sid);
-    assert_eq!((event.code.get(), event.data.get()), (0, 20));
-    assert_eq!(driver.arena.read(buffer, 20), b"MPA ID Req Frame----");
-    // Input that is present is delivered at once.
-    let buffer = receive(&driver, sid, 8).unwrap();
-    let event = driver.await_event(EventKind::StreamReceived, sid);
-    assert_eq!(event.data.get(), 8);
-    assert_eq!(driver.arena.read(buffer, 8), b"and what");
-    send(&driver, sid, b"reply").unwrap();
-    let mut reply = [0; 5];
-    peer.read_exact(&mut reply).unwrap();
-    assert_eq!(&reply, b"reply");
-    for len in [0, 533, u32::MAX] {
-        let refused = receive(&driver, sid, len.min(1 << 20));
-        assert_eq!(refused, Err(Status::InvalidArgument));
-    }
-    assert_eq!(send(&driver, sid, &[0; 533]), Err(Status::InvalidArgument));
-}
-
-#[test]
-fn a_close_of_the_peer_ends_the_receive_short() {
-    let driver = Driver::start();
-    let (sid, mut peer) = connected(&driver);
-    peer.write_all(b"only this").unwrap();
-    drop(peer);
-    receive(&driver, sid, 20).unwrap();
-    let event = driver.await_event(EventKind::StreamReceived, sid);
-    assert_eq!((event.code.get(), event.data.get()), (0, 9));
 }
 
 /// Makes the kernel answer with RST.
@@ -386,10 +315,7 @@ fn a_confined_device_stays_within_its_addresses() {
         addresses: vec![table([127, 0, 0, 5]), table([127, 0, 0, 6])],
         reach: Reach::Confined {
             host: Vec::new(),
-            allow: vec![Prefix {
-                ip: [127, 0, 0, 9].into(),
-                len: 32,
-            }],
+            allow: Network::parse("127.0.0.9").into_iter().collect(),
         },
         ..config()
     });

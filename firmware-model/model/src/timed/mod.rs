@@ -7,10 +7,9 @@ mod tests;
 use crate::frames::{Follower, Message};
 use crate::host::{Piece, PieceMut};
 use crate::stream::datagram::{DatagramOptions, DatagramSocket};
-use crate::stream::wrapper::Wrapper;
+use crate::stream::wrapper::{WrappedListener, Wrapper};
 use crate::stream::{Listener, Network, QpNumbers, Stream, StreamError};
 use crate::time::Nanos;
-use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 use std::fmt::Debug;
 use std::net::SocketAddr;
@@ -21,12 +20,6 @@ use urnic_wire::rdmap::Opcode;
 #[derive(Debug)]
 pub(crate) struct Timed {
     network: Arc<dyn Network>,
-    observer: &'static dyn Observer,
-}
-
-#[derive(Debug)]
-struct TimedListener {
-    listener: Box<dyn Listener>,
     observer: &'static dyn Observer,
 }
 
@@ -54,10 +47,10 @@ impl Network for Timed {
         traffic_class: u8,
         ipv6_only: bool,
     ) -> Result<Box<dyn Listener>, Errno> {
-        Ok(Box::new(TimedListener {
-            listener: self.network.listen(local, backlog, traffic_class, ipv6_only)?,
-            observer: self.observer,
-        }))
+        let listener = self.network.listen(local, backlog, traffic_class, ipv6_only)?;
+        let observer = self.observer;
+        let wrap = move |stream| -> Box<dyn Stream> { Box::new(TimedStream::new(stream, observer)) };
+        Ok(Box::new(WrappedListener { listener, wrap }))
     }
 
     fn bind_datagrams(
@@ -66,21 +59,6 @@ impl Network for Timed {
         options: DatagramOptions,
     ) -> Result<Box<dyn DatagramSocket>, Errno> {
         self.network.bind_datagrams(local, options)
-    }
-}
-
-impl Listener for TimedListener {
-    fn accept(&mut self) -> Result<Option<Box<dyn Stream>>, Errno> {
-        let accepted = self.listener.accept()?;
-        Ok(accepted.map(|stream| -> Box<dyn Stream> { Box::new(TimedStream::new(stream, self.observer)) }))
-    }
-
-    fn local(&self) -> SocketAddr {
-        self.listener.local()
-    }
-
-    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        self.listener.descriptor()
     }
 }
 

@@ -1,7 +1,7 @@
 //! Procedures of NFSACL version 3.
 
-use super::export::{Export, Made, answer};
-use crate::nfs3::Status;
+use super::export::{Export, Made, with};
+use crate::nfs3::{Reply, Status};
 use crate::nfsacl::{self, GetaclArgs, Lists, Procedure, SetaclArgs};
 use crate::rpc::{self, Call};
 use crate::xdr::{Reader, Xdr};
@@ -21,7 +21,8 @@ impl Export {
                     let is = attributes.ok_or(Status::Stale)?;
                     Ok((attributes, Lists::of(&acls, mask, is.uid, is.gid)?))
                 });
-                answer(found, |status| (status, attributes), out);
+                let reply: Reply<_, _> = found.map_err(|status| (status, attributes));
+                reply.put(out);
             }
             Procedure::Setacl => {
                 let (file, lists): SetaclArgs = Xdr::take(args)?;
@@ -29,7 +30,7 @@ impl Export {
                 let caller = self.caller(&call.credential);
                 let set = change.and_then(|what| self.tree.set_acls(&caller, &file, &what));
                 let attributes = self.after(&file);
-                answer(set.map(|()| attributes), |status| (status, attributes), out);
+                with(set, attributes).put(out);
             }
         }
         Ok((reply, None))

@@ -5,7 +5,7 @@ use crate::nfs3::{
     Attributes, Handle, Listed, ListedPlus, ReaddirArgs, ReaddirOk, ReaddirplusArgs, Reply, Status,
 };
 use crate::tree::{Caller, File, Listing, Outcome, PARENT, SELF};
-use crate::xdr::{BadXdr, Reader, Xdr, padding};
+use crate::xdr::{Xdr, padding};
 use std::sync::Arc;
 
 /// Maximum bytes of the reply to READDIR or READDIRPLUS.
@@ -58,15 +58,10 @@ impl Page<'_> {
 }
 
 impl Export {
-    pub(super) fn readdir(
-        &self,
-        caller: &Caller,
-        args: &mut Reader<'_>,
-        out: &mut Vec<u8>,
-    ) -> Result<(), BadXdr> {
+    pub(super) fn readdir(&self, caller: &Caller, args: ReaddirArgs, out: &mut Vec<u8>) {
         let ReaddirArgs {
             dir, cookie, count, ..
-        } = Xdr::take(args)?;
+        } = args;
         let wanted = Wanted {
             dir,
             cookie,
@@ -75,22 +70,16 @@ impl Export {
             plus: None,
         };
         self.list(caller, &wanted, out);
-        Ok(())
     }
 
-    pub(super) fn readdirplus(
-        &self,
-        caller: &Caller,
-        args: &mut Reader<'_>,
-        out: &mut Vec<u8>,
-    ) -> Result<(), BadXdr> {
+    pub(super) fn readdirplus(&self, caller: &Caller, args: ReaddirplusArgs, out: &mut Vec<u8>) {
         let ReaddirplusArgs {
             dir,
             cookie,
             names,
             count,
             ..
-        } = Xdr::take(args)?;
+        } = args;
         let wanted = Wanted {
             dir,
             cookie,
@@ -99,7 +88,6 @@ impl Export {
             plus: Some(caller),
         };
         self.list(caller, &wanted, out);
-        Ok(())
     }
 
     fn list(&self, caller: &Caller, wanted: &Wanted<'_>, out: &mut Vec<u8>) {

@@ -2,10 +2,10 @@
 //! replies.
 
 use crate::memory::Slice;
-use crate::nfs3::{Attributes, Before, Handle, Status, Verifier, Wcc};
+use crate::nfs3::{Attributes, Before, Handle, Reply, Status, Verifier, Wcc};
 use crate::rpc::Credential;
 use crate::tree::{Caller, Data, Listings, Outcome, Tree};
-use crate::xdr::{BadXdr, Reader, Xdr};
+use crate::xdr::{BadXdr, Reader};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// User and group of clients without an identity, by convention.
@@ -95,13 +95,9 @@ impl Export {
     }
 }
 
-/// Appends a result, or the failure with its attributes.
-pub(super) fn answer<'a, T: Xdr<'a>, F: Xdr<'a>>(
-    found: Outcome<T>,
-    failure: impl FnOnce(Status) -> (Status, F),
-    out: &mut Vec<u8>,
-) {
-    found.map_err(failure).put(out);
+/// The reply to a change: the same attributes, whether it succeeded or not.
+pub(super) fn with<T: Copy>(done: Outcome<()>, attributes: T) -> Reply<T, T> {
+    done.map(|()| attributes).map_err(|status| (status, attributes))
 }
 
 /// The item at the end of the arguments: received apart from the message, or inline.

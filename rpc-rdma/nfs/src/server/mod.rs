@@ -1,6 +1,11 @@
 //! The service: NFSv3, NFSACL and MOUNT over a tree. This module finds the procedure of a call; the
 //! modules below execute it.
 
+#![expect(
+    clippy::result_large_err,
+    reason = "a reply that is a failure has attributes, too, and is encoded at once"
+)]
+
 mod acls;
 mod directories;
 mod export;
@@ -12,12 +17,12 @@ mod system;
 use crate::duplicates::Duplicates;
 use crate::memory::Slice;
 use crate::mount3;
-use crate::nfs3::{PROGRAM, Procedure, VERSION};
+use crate::nfs3::{MAX_TRANSFER, PROGRAM, Procedure, SymlinkArgs, VERSION, WriteArgs};
 use crate::nfsacl;
 use crate::rpc::{self, Call, NoCall, Refusal};
 use crate::service::{Request, Response, Service};
 use crate::tree::Tree;
-use crate::xdr::Reader;
+use crate::xdr::{BadXdr, Reader, Xdr};
 use export::{Export, Made};
 use mounts::Mounts;
 use std::net::SocketAddr;
@@ -124,27 +129,46 @@ impl Server {
         let mut data = None;
         match procedure {
             Procedure::Null => {}
-            Procedure::Getattr => export.getattr(args, out)?,
-            Procedure::Setattr => export.setattr(caller, args, out)?,
-            Procedure::Lookup => export.lookup(caller, args, out)?,
-            Procedure::Access => export.access(caller, args, out)?,
-            Procedure::Readlink => data = export.readlink(args, out)?,
-            Procedure::Read => data = export.read(caller, args, out)?,
-            Procedure::Write => export.write(caller, args, item, out)?,
-            Procedure::Create => export.create(caller, args, out)?,
-            Procedure::Mkdir => export.mkdir(caller, args, out)?,
-            Procedure::Symlink => export.symlink(caller, args, item, out)?,
-            Procedure::Mknod => export.mknod(caller, args, out)?,
-            Procedure::Remove => export.remove(caller, false, args, out)?,
-            Procedure::Rmdir => export.remove(caller, true, args, out)?,
-            Procedure::Rename => export.rename(caller, args, out)?,
-            Procedure::Link => export.link(caller, args, out)?,
-            Procedure::Readdir => export.readdir(caller, args, out)?,
-            Procedure::Readdirplus => export.readdirplus(caller, args, out)?,
-            Procedure::Fsstat => export.fsstat(args, out)?,
-            Procedure::Fsinfo => export.fsinfo(args, out)?,
-            Procedure::Pathconf => export.pathconf(args, out)?,
-            Procedure::Commit => export.commit(caller, args, out)?,
+            Procedure::Getattr => export.getattr(Xdr::take(args)?).put(out),
+            Procedure::Setattr => export.setattr(caller, Xdr::take(args)?).put(out),
+            Procedure::Lookup => export.lookup(caller, Xdr::take(args)?).put(out),
+            Procedure::Access => export.access(caller, Xdr::take(args)?).put(out),
+            Procedure::Readlink => {
+                let (found, text) = export.readlink(Xdr::take(args)?);
+                found.put(out);
+                data = text;
+            }
+            Procedure::Read => {
+                let (found, read) = export.read(caller, Xdr::take(args)?);
+                found.put(out);
+                data = read;
+            }
+            Procedure::Write => {
+                let write = WriteArgs::take(args)?;
+                let written = export::data(item, write.len, args)?;
+                if write.len != write.count || write.len > MAX_TRANSFER {
+                    return Err(BadXdr::Length(write.len));
+                }
+                export.write(caller, write, written).put(out);
+            }
+            Procedure::Create => export.create(caller, Xdr::take(args)?).put(out),
+            Procedure::Mkdir => export.mkdir(caller, Xdr::take(args)?).put(out),
+            Procedure::Symlink => {
+                let symlink = SymlinkArgs::take(args)?;
+                let text = export::data(item, symlink.len, args)?;
+                export.symlink(caller, symlink, text).put(out);
+            }
+            Procedure::Mknod => export.mknod(caller, Xdr::take(args)?).put(out),
+            Procedure::Remove => export.remove(caller, false, Xdr::take(args)?).put(out),
+            Procedure::Rmdir => export.remove(caller, true, Xdr::take(args)?).put(out),
+            Procedure::Rename => export.rename(caller, Xdr::take(args)?).put(out),
+            Procedure::Link => export.link(caller, Xdr::take(args)?).put(out),
+            Procedure::Readdir => export.readdir(caller, Xdr::take(args)?, out),
+            Procedure::Readdirplus => export.readdirplus(caller, Xdr::take(args)?, out),
+            Procedure::Fsstat => export.fsstat(Xdr::take(args)?).put(out),
+            Procedure::Fsinfo => export.fsinfo(Xdr::take(args)?).put(out),
+            Procedure::Pathconf => export.pathconf(Xdr::take(args)?).put(out),
+            Procedure::Commit => export.commit(caller, Xdr::take(args)?).put(out),
         }
         Ok((reply, data))
     }

@@ -86,7 +86,7 @@ fn opened(place: &Place, line: &str, is_layout: bool, items: &mut BTreeMap<Strin
     let head = line.trim_end_matches('{').trim();
     let words: Vec<&str> = head.split_whitespace().collect();
     match (place, &words[..]) {
-        (Place::File, ["numbered!" | "bitflags!" | "layouts!"]) => Place::File,
+        (Place::File, ["numbered!" | "named!" | "bitflags!" | "layouts!"]) => Place::File,
         (Place::File, ["counters!"]) => {
             items.insert("Counter".to_owned(), Item::List(Vec::new()));
             Place::List
@@ -98,7 +98,6 @@ fn opened(place: &Place, line: &str, is_layout: bool, items: &mut BTreeMap<Strin
             Place::Bits(name)
         }
         (Place::File, ["pub", "struct", name]) if is_layout => structure(name, items),
-        (Place::File, ["pub", "enum", "QpState"]) => numbers("QpState", items),
         (Place::File, [name, _repr]) if name.ends_with(':') => numbers(name.trim_end_matches(':'), items),
         (Place::File, [name]) if name.chars().all(char::is_alphanumeric) && !name.is_empty() => {
             structure(name, items)
@@ -150,7 +149,9 @@ fn entry(items: &mut BTreeMap<String, Item>, place: &Place, line: &str, meaning:
             if let (Some(Item::Numbers(rows) | Item::Bits(rows)), Some((name, value))) =
                 (items.get_mut(key), line.split_once(" = "))
             {
-                rows.push(row(name, value));
+                // The name in verbs follows the number.
+                let number = value.split(" => ").next().unwrap_or(value);
+                rows.push(row(name, number));
             }
         }
         Place::List => {

@@ -43,28 +43,17 @@ pub(crate) const TIMEOUT: Duration = Duration::from_secs(120);
 /// log2 of the entries of the event queues.
 const LOG_EVENTS: u32 = 6;
 
-/// Interrupts, counted.
-#[derive(Default)]
-pub(crate) struct Line(Mutex<Vec<u32>>);
+/// Interrupts of a driver that polls its event queues.
+struct NoInterrupts;
 
-impl Interrupts for Line {
-    fn raise(&self, vector: u32) {
-        self.0.lock().push(vector);
-    }
-}
-
-impl Line {
-    /// Vectors raised since the last time.
-    pub(crate) fn take(&self) -> Vec<u32> {
-        std::mem::take(&mut self.0.lock())
-    }
+impl Interrupts for NoInterrupts {
+    fn raise(&self, _vector: u32) {}
 }
 
 /// A driver.
 pub(crate) struct Driver {
     pub(crate) device: Device,
     pub(crate) arena: Arc<Arena>,
-    pub(crate) line: Arc<Line>,
     commands: Mutex<CommandQueue<Extent>>,
     /// Event queue 0, and events that were taken from it and not yet requested by a test.
     events: Mutex<(EventQueue<Extent>, VecDeque<Event>)>,
@@ -94,23 +83,23 @@ impl Driver {
     }
 
     pub(crate) fn start_with(config: ModelConfig) -> Driver {
-        let (arena, line) = (Arena::new(128 << 20), Arc::new(Line::default()));
-        let device = Device::start(config, arena.clone(), line.clone()).unwrap();
-        Self::drive(device, arena, line)
+        let arena = Arena::new(128 << 20);
+        let device = Device::start(config, arena.clone(), Arc::new(NoInterrupts)).unwrap();
+        Self::drive(device, arena)
     }
 
     /// A device whose host's memory others can map as well, by a file of this name.
     pub(crate) fn start_shared(config: ModelConfig, name: &str) -> Driver {
-        let (arena, line) = (Arena::shared(name, 128 << 20), Arc::new(Line::default()));
-        let device = Device::start(config, arena.clone(), line.clone()).unwrap();
-        Self::drive(device, arena, line)
+        let arena = Arena::shared(name, 128 << 20);
+        let device = Device::start(config, arena.clone(), Arc::new(NoInterrupts)).unwrap();
+        Self::drive(device, arena)
     }
 
     /// A device whose host's memory is reached by copies, in a process that peers reach as well.
     pub(crate) fn start_in_process(config: ModelConfig) -> Driver {
-        let (arena, line) = (Arena::in_process(128 << 20), Arc::new(Line::default()));
-        let device = Device::start(config, arena.clone(), line.clone()).unwrap();
-        let mut driver = Self::drive(device, arena, line);
+        let arena = Arena::in_process(128 << 20);
+        let device = Device::start(config, arena.clone(), Arc::new(NoInterrupts)).unwrap();
+        let mut driver = Self::drive(device, arena);
         driver.remote = true;
         driver
     }
@@ -121,12 +110,12 @@ impl Driver {
     }
 
     pub(crate) fn start_manual_with(config: ModelConfig, network: Arc<dyn Network>) -> Driver {
-        let (arena, line) = (Arena::new(128 << 20), Arc::new(Line::default()));
-        let device = Device::start_manual(config, arena.clone(), line.clone(), network).unwrap();
-        Self::drive(device, arena, line)
+        let arena = Arena::new(128 << 20);
+        let device = Device::start_manual(config, arena.clone(), Arc::new(NoInterrupts), network).unwrap();
+        Self::drive(device, arena)
     }
 
-    fn drive(device: Device, arena: Arc<Arena>, line: Arc<Line>) -> Driver {
+    fn drive(device: Device, arena: Arc<Arena>) -> Driver {
         assert_eq!(device.bar0_read(MAGIC), MAGIC_VALUE);
         let log_size = 4;
         let ring = Extent::alloc(&arena, COMMAND_LEN << log_size);
@@ -145,7 +134,6 @@ impl Driver {
         let queue = |ring, record| EventQueue::new(ring, record, LOG_EVENTS);
         let mut driver = Driver {
             device,
-            line,
             commands: Mutex::new(CommandQueue::new(ring, completions, log_size)),
             events: Mutex::new((queue(events, events_record), VecDeque::new())),
             uar: 0,
