@@ -12,9 +12,6 @@ use urnic_device::vocabulary::{Access, QpState, WcStatus};
 use zerocopy::{FromBytes, IntoBytes};
 
 type Status = urnic_device::command::Status;
-type Registers = urnic_device::registers::Status;
-
-const FATAL: u32 = Registers::FATAL.bits();
 
 #[test]
 fn limits_are_the_advertised_ones() {
@@ -145,19 +142,6 @@ fn a_reset_frees_everything() {
     wait_for("descriptors of epoll and its wake-up alone", || {
         (driver.device.core().descriptor_numbers().len() == 2).then_some(())
     });
-}
-
-#[test]
-fn a_driver_that_loses_count_of_its_commands_stops_the_device() {
-    let driver = Driver::start();
-    driver.device.bar0_write(CMD_DOORBELL, 10_000);
-    assert_eq!(driver.device.bar0_read(STATUS), FATAL);
-    assert_eq!(driver.device.bar0_read(FATAL_CODE), fatal::COMMAND_DMA);
-    driver.await_event(EventKind::Fatal, 0);
-    driver.device.bar0_write(CONTROL, Control::ENABLE.bits());
-    assert_eq!(driver.device.bar0_read(STATUS), FATAL, "only a reset helps");
-    driver.device.bar0_write(CONTROL, Control::RESET.bits());
-    assert_eq!(driver.device.bar0_read(STATUS), 0);
 }
 
 /// SEC-07, VRB-S-01: the limit event comes once per arming.

@@ -204,42 +204,6 @@ fn completed_data_arrives_after_the_process_ends() {
     assert_eq!(received.byte_len.get(), 900_000);
 }
 
-/// SEC-05: only the queue pairs of the queue that overflowed suffer.
-#[test]
-fn sec_05_an_overflow_ends_only_the_queue_pairs_of_that_queue() {
-    let (near, far) = (Driver::start(), Driver::start());
-    let mut other = Pair::connect(&near, &far);
-    let Pair {
-        mut initiator,
-        responder,
-    } = Pair::connect(&near, &far);
-    // 256 entries, and the driver consumes none.
-    for cookie in 0..300 {
-        let write = one_sided(wqe::Opcode::Write, cookie, &responder);
-        if initiator.qp.sq_producer() - initiator.qp.sq_consumer() < 256 {
-            initiator.qp.post(&near, write, &[initiator.region.sge(0, 8)]);
-        }
-        near.device.progress(0);
-    }
-    near.await_event(EventKind::CqError, initiator.send_cq.id);
-    near.await_event(EventKind::QpError, initiator.qp.id);
-    assert_eq!(near.counter(Counter::CqOverflows), 1);
-    other
-        .responder
-        .qp
-        .post_recv(&far, 1, &[other.responder.region.sge(0, 8)]);
-    other
-        .initiator
-        .qp
-        .post_send(&near, 1, &[other.initiator.region.sge(0, 8)]);
-    assert_cqe(
-        &other.responder.recv_cq.await_completion(&far),
-        1,
-        WcStatus::Success,
-    );
-    assert_eq!(near.state(&other.initiator.qp), QpState::Rts);
-}
-
 #[test]
 fn a_reset_queue_pair_begins_anew() {
     let (near, far) = (Driver::start(), Driver::start());

@@ -1,6 +1,7 @@
 //! BAR 0.
 
 use urnic_device::command::{Command, Nothing, Opcode};
+use urnic_device::event::EventKind;
 use urnic_device::registers::*;
 
 use crate::check::checks;
@@ -166,5 +167,6 @@ fn a_command_queue_out_of_reach_is_fatal_until_reset(rig: &Rig) -> Outcome {
 
 fn a_doorbell_beyond_the_command_queue_is_fatal_until_reset(rig: &Rig) -> Outcome {
     rig.bus.write32(CMD_DOORBELL, 0x4000_0000);
+    rig.event(EventKind::Fatal, 0)?;
     is_fatal(rig, fatal::COMMAND_DMA)
 }
