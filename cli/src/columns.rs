@@ -131,7 +131,7 @@ mod tests {
         assert_eq!(widths("sh", None), all);
         assert_eq!(widths("sh", Some(31)), all);
         assert_eq!(widths("sh", Some(30)), [(0, 5), (1, 7), (3, 4), (4, 5)]);
-        // Not one direction alone; a column behind it may find room.
+        // Not one direction alone; a column after it may find room.
         assert_eq!(widths("sh", Some(23)), [(0, 5), (1, 7), (2, 6)]);
         assert_eq!(widths("sh", Some(3)), [(0, 5), (1, 7)]);
     }

@@ -244,8 +244,9 @@ pub(crate) fn find_plugin() -> Result<PathBuf, String> {
 /// Options of AddressSanitizer's runtime.
 const ASAN_OPTIONS: &str = "ASAN_OPTIONS";
 
-/// Lets AddressSanitizer's runtime start behind the plug-in. The plug-in sets the same option by
-/// `__asan_default_options`, which has no effect on programs that define that function themselves.
+/// Lets AddressSanitizer's runtime come after the plug-in in the list of preloaded libraries. The
+/// plug-in sets the same option by `__asan_default_options`, which has no effect on programs that
+/// define that function themselves.
 fn asan_options(before: Option<OsString>) -> OsString {
     const OPTION: &str = "verify_asan_link_order";
     let mut options = before.unwrap_or_default();
@@ -273,7 +274,7 @@ fn is_sanitizer(library: &[u8]) -> bool {
     runtimes.iter().any(|runtime| name.starts_with(runtime))
 }
 
-/// The plug-in before the libraries that are preloaded already, and behind the runtimes of
+/// The plug-in before the libraries that are preloaded already, and after the runtimes of
 /// sanitizers.
 fn preload(plugin: &Path, before: Option<OsString>) -> Result<OsString, Failure> {
     let ours = plugin.as_os_str().as_bytes();

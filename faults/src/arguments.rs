@@ -10,9 +10,9 @@ use crate::time::{UNITS, Written};
 /// A position in what a connection passes in both directions, from its beginning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Position {
-    /// Behind this many bytes.
+    /// After this many bytes.
     Bytes(u64),
-    /// Behind this many RDMAP messages.
+    /// After this many RDMAP messages.
     Messages(u64),
 }
 

@@ -262,7 +262,7 @@ pub static CATALOGUE: &[Entry] = &[
     },
     Entry {
         usage: "reorder",
-        does: "a datagram arrives behind the next one",
+        does: "a datagram arrives after the next one",
         stands_for: "several paths",
         read: |_| Ok(Kind::Datagram(DatagramFault::Reorder)),
     },

@@ -710,7 +710,7 @@ mod tests {
                 length: 1,
                 lkey: 2,
             };
-            // SAFETY: the memory has space for two elements behind any of these offsets.
+            // SAFETY: the memory has space for two elements after any of these offsets.
             let (first, both) = unsafe {
                 at.write_unaligned(sge(7));
                 at.add(1).write_unaligned(sge(9));

@@ -38,7 +38,7 @@ pub(crate) struct Registration {
 }
 
 impl Registration {
-    /// The registration behind a device's operations.
+    /// The registration of a device's operations.
     ///
     /// # Safety
     /// `ops` is the field of a registration.

@@ -8,7 +8,7 @@ pub(crate) fn definition(name: &CStr) -> *mut c_void {
     symbol(libc::RTLD_DEFAULT, name)
 }
 
-/// The definition of a symbol behind that of this plug-in; null if there is none.
+/// The definition of a symbol after that of this plug-in; null if there is none.
 pub(crate) fn next_definition(name: &CStr) -> *mut c_void {
     symbol(libc::RTLD_NEXT, name)
 }

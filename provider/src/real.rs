@@ -1,5 +1,5 @@
-//! The functions behind the interposed functions: the next definition in the program's search
-//! order, which may belong to another preloaded library.
+//! The original of each interposed function: the next definition in the program's search order,
+//! which may belong to another preloaded library.
 //!
 //! They are looked up when the plug-in is loaded, since dlsym(3) is not async-signal-safe and
 //! signal handlers call some of them. All of them unwind: a thread may be cancelled inside them,

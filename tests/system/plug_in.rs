@@ -98,7 +98,7 @@ fn a_second_copy_of_the_plug_in_stands_aside() {
     let copy = folder.file("liburnic.so");
     std::fs::copy(plugin(), &copy).unwrap();
     let both = format!("{} {}", plugin().display(), copy.display());
-    // The copy twice: preloaded behind the first, and as the driver that libibverbs would load.
+    // The copy twice: preloaded after the first, and as the driver that libibverbs would load.
     for pabi in [34, 57, 59, 64, 65] {
         let _ = std::os::unix::fs::symlink(&copy, folder.file(&format!("liburnic-rdmav{pabi}.so")));
     }

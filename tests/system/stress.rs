@@ -112,13 +112,13 @@ fn held() -> Result<Program, String> {
 }
 
 #[test]
-fn no_request_waits_for_a_dead_peer_behind_a_message_that_waits_for_a_receive() {
+fn no_request_waits_for_a_dead_peer_after_a_message_without_a_receive() {
     let held = or_skip!(held());
     ends_well(held.env("URNIC_SAME_HOST", "auto"), LIMIT);
 }
 
 #[test]
-fn no_request_waits_for_a_dead_peer_behind_a_message_that_waits_for_a_receive_over_tcp() {
+fn no_request_waits_for_a_dead_peer_after_a_message_without_a_receive_over_tcp() {
     let held = or_skip!(held()).env("URNIC_SAME_HOST", "off");
     ends_well(held.arg("-r"), LIMIT);
 }

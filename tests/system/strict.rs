@@ -303,7 +303,7 @@ fn distributed_programs_without_mistakes_have_no_findings() {
 #[test]
 fn a_killed_program_has_what_was_found_before() {
     let program = or_skip!(compiled("mistakes"));
-    // It waits for ever behind the finding.
+    // It waits for ever after the finding.
     let mut running = with_mistake(&program, "no-acknowledgement").spawn();
     running.wait_for_output("the finding", |output| {
         output.contains("event-not-acknowledged").then_some(())

@@ -126,13 +126,12 @@ impl InprocBus {
         };
         // The program may unmap memory while it is registered.
         fault::install();
-        let device =
-            Device::start(config, Arc::new(memory), line.clone()).or_else(
-                |error| match FailedCall::behind(&error) {
-                    Some(failed) => failure::named(failed.call, Err(failed.errno)),
-                    None => Err(Errno::from_io_error(&error).unwrap_or(Errno::IO)),
-                },
-            )?;
+        let device = Device::start(config, Arc::new(memory), line.clone()).or_else(|error| {
+            match FailedCall::of(&error) {
+                Some(failed) => failure::named(failed.call, Err(failed.errno)),
+                None => Err(Errno::from_io_error(&error).unwrap_or(Errno::IO)),
+            }
+        })?;
         Ok(Arc::new(InprocBus { device, line }))
     }
 }

@@ -352,7 +352,7 @@ pub const OPTIONS: &[Opt] = &[
     Opt {
         key: "native.fin_grace_ms",
         takes: "milliseconds, 0 to 600000",
-        help: "How long posted receives wait, after the peer ended the stream in good order, before they are flushed; and how long requests that only that peer could complete wait, if its end lies behind a message for which no receive is posted, before they fail.",
+        help: "How long posted receives wait, after the peer ended the stream in good order, before they are flushed; and how long requests that only that peer could complete wait, if its end lies after a message for which no receive is posted, before they fail.",
         set: |c, text| milliseconds(text).map(|v| c.native.fin_grace = v),
         show: |c| c.native.fin_grace.as_millis().to_string(),
     },

@@ -96,7 +96,7 @@ impl CommandQueue {
         })
     }
 
-    /// The bus behind which the device is.
+    /// The bus that reaches the device.
     #[inline]
     pub(crate) fn bus(&self) -> &Arc<dyn Bus> {
         &self.bus

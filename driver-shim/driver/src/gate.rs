@@ -12,7 +12,7 @@ pub trait Poster: Send + Sync {
     /// on the thread that makes all connections: the implementation must not wait for the program.
     fn gate_opened(&self);
 
-    /// The time, by [`now`](crate::now), since which work requests wait behind the gate; `None`:
+    /// The time, by [`now`](crate::now), since which work requests wait for the gate; `None`:
     /// none does. The implementation must not wait for the program.
     fn waiting_since(&self) -> Option<Duration>;
 
@@ -66,7 +66,7 @@ impl Gate {
     }
 
     /// Opens the gate, unless the send queue drains, and makes the poster publish the entries
-    /// behind it.
+    /// after it.
     pub(crate) fn open(&self) {
         self.change(|reasons| reasons.connected = true);
     }
@@ -75,7 +75,7 @@ impl Gate {
         self.change(|reasons| *reasons = Reasons::default());
     }
 
-    /// Leaves requests that are not published yet behind the gate: state SQD of a RoCE NIC.
+    /// Requests that are not published yet wait for the gate again: state SQD of a RoCE NIC.
     pub(crate) fn drain(&self) {
         self.change(|reasons| reasons.draining = true);
     }
@@ -102,7 +102,7 @@ impl Gate {
         }
     }
 
-    /// Since when work requests wait behind the gate; `None`: none does.
+    /// Since when work requests wait for the gate; `None`: none does.
     pub(crate) fn waiting_since(&self) -> Option<Duration> {
         if self.is_open() {
             return None;

@@ -25,7 +25,7 @@ pub(crate) struct Kept {
     number: u64,
 }
 
-/// The pages of a registration behind its first.
+/// The pages of a registration after its first.
 #[derive(Debug, Clone, Copy)]
 struct Pages {
     end: usize,
@@ -88,7 +88,7 @@ impl Resident {
     }
 }
 
-/// The addresses of the first page and behind the last page of a range.
+/// The addresses of the first page and after the last page of a range.
 fn pages_of(addr: *mut c_void, len: usize) -> Result<(usize, usize), Errno> {
     let start = addr.addr() & !(PAGE - 1);
     let end = addr.addr().checked_add(len);
@@ -135,7 +135,7 @@ pub(crate) fn populate(addr: *mut c_void, len: usize, write: bool) -> Result<(),
             // Kernels before 5.14 do not support the advice; newer ones return the same error for
             // rights that do not fit and for device memory.
             Err(Errno::INVAL) => return check(start, end, write),
-            // The kernel reports a hole as ENOMEM, and a page behind the end of a file as EFAULT.
+            // The kernel reports a hole as ENOMEM, and a page beyond the end of a file as EFAULT.
             Err(_) => return Err(Errno::FAULT),
         }
     }

@@ -17,7 +17,7 @@ use urnic_wire::rdmap::{Control, Opcode};
 const KEY: &[u8] = b"MPA ID ";
 /// The beginning of the key of the RTR frame proposed in 2007, in either spelling.
 const RTR_KEY: &[u8] = b"MPA ID Rt";
-/// The M bit of the byte behind the key (RFC 5044 §7.1.1).
+/// The M bit of the byte after the key (RFC 5044 §7.1.1).
 const WANTS_MARKERS: u8 = 0x80;
 
 /// The part that comes next.
@@ -204,7 +204,7 @@ const MO: usize = SEND_FRONT - 4;
 pub(crate) struct Message {
     /// The opcode.
     pub(crate) opcode: Opcode,
-    /// Bytes behind the headers of DDP.
+    /// Bytes after the headers of DDP.
     pub(crate) bytes: u64,
     /// When the first of it passed.
     pub(crate) began: Nanos,
@@ -218,7 +218,7 @@ pub(crate) struct Follower {
     front: Vec<u8>,
     /// Bytes of the front that are needed.
     needed: usize,
-    /// Bytes of a frame behind its front, that have not passed.
+    /// Bytes of a frame after its front, that have not passed.
     rest: usize,
     /// What is in flight: of several opcodes, segments may alternate.
     open: Vec<Message>,
@@ -256,7 +256,7 @@ impl Follower {
         self.cutter.fpdu_offset().filter(|_| between)
     }
 
-    /// Bytes that do not reach behind the end of the frame here.
+    /// Bytes that do not reach beyond the end of the frame here.
     pub(crate) fn in_frame(&self) -> usize {
         match self.rest {
             0 => self.needed - self.front.len(),
@@ -327,7 +327,7 @@ impl Follower {
         self.pass_rest(0, ended);
     }
 
-    /// A segment begins: so many bytes, behind those before it. A message whose payload went
+    /// A segment begins: so many bytes, after those before it. A message whose payload went
     /// another way says how many these are.
     fn segment(&mut self, opcode: Opcode, (before, payload): (Option<u64>, u64), last: bool, at: Nanos) {
         let known = self.open.iter().position(|message| message.opcode == opcode);
@@ -497,7 +497,7 @@ mod follower_tests {
         }
     }
 
-    /// One who receives no more than is in the frame comes to its end, and not behind it.
+    /// A receiver that takes no more than `left` reaches the end of the frame, and never passes it.
     #[test]
     fn a_frame_is_not_left_by_what_is_in_it() {
         let mut buffer = [0; 200];

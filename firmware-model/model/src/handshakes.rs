@@ -50,13 +50,14 @@ fn full_fence() {
     fence(Ordering::SeqCst);
 }
 
-/// What is written behind it is seen by none who does not see what was written before.
+/// Release fence: a thread that sees a later write also sees every earlier one.
 #[inline]
 fn write_fence() {
     fence(Ordering::Release);
 }
 
-/// Who sees what is written behind a [`write_fence`] sees behind this what was written before it.
+/// Acquire fence: if this thread saw a write that follows a [`write_fence`], it now also sees the
+/// writes before that fence.
 #[inline]
 fn read_fence() {
     fence(Ordering::Acquire);
@@ -408,7 +409,7 @@ mod loom_tests {
         });
     }
 
-    /// Behind a revocation, the memory does not change.
+    /// After a revocation, the memory does not change.
     #[test]
     fn a_revocation_waits_for_the_access_under_way() {
         loom::model(|| {

@@ -175,14 +175,14 @@ impl MappedMemory {
             return Ok(());
         }
         let is_free = |place: &usize| windows.owners.get(*place).is_some_and(Option::is_none);
-        let behind = index.checked_sub(1).and_then(|before| self.places.get(&before));
-        let behind = behind.map(|place| place + 1);
+        let previous = index.checked_sub(1).and_then(|before| self.places.get(&before));
+        let next = previous.map(|place| place + 1);
         let before = self
             .places
             .get(&(index + 1))
             .and_then(|place| place.checked_sub(1));
         let roomy = || (0..windows.owners.len()).find(|place| is_free(place) && is_free(&(place + 1)));
-        let place = behind
+        let place = next
             .filter(is_free)
             .or_else(|| before.filter(is_free))
             .or_else(roomy)

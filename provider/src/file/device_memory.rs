@@ -1,5 +1,5 @@
 //! Device memory, shared by all contexts that import it. The memory of a model is memory of its
-//! process, so regions of it are registered like other regions. Behind a bus, the device also reads
+//! process, so regions of it are registered like other regions. On a bus, the device also reads
 //! and writes it like other memory of the program. It is a file without a name, so that peers on
 //! this host can map it (docs/design/same-host.md, "Memory that is shared").
 

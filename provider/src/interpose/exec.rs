@@ -47,7 +47,7 @@ impl<'a> Iterator for Strings<'a> {
         if self.next.is_null() {
             return None;
         }
-        // SAFETY: the promise of `of`; the list goes on behind an element that is not null, and
+        // SAFETY: the promise of `of`; the list goes on after an element that is not null, and
         // only then is `next` moved.
         unsafe {
             let string = *self.next;

@@ -31,7 +31,7 @@ pub(super) enum Queue {
     Overflowed,
 }
 
-/// Changes the completion of a send as the plan says. Requests behind one that fails by the plan
+/// Changes the completion of a send as the plan says. Requests after one that fails by the plan
 /// are flushed, also those that the device had processed.
 #[cold]
 pub(super) fn completion(driver: &Driver, cqe: &mut Cqe, ledger: &Ledger) -> Queue {

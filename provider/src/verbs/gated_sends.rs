@@ -1,4 +1,4 @@
-//! The send queue behind its gate, as the program and the driver share it.
+//! The send queue and its gate, as the program and the driver share it.
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
@@ -15,11 +15,11 @@ use super::ledger::Ledger;
 use super::send_queue::{Entry, SendQueue};
 use crate::probes;
 
-/// The send queue. The driver publishes the requests that wait behind the gate, and never waits for
+/// The send queue. The driver publishes the requests that wait for the gate, and never waits for
 /// the lock: a program may hold it without limit, between `ibv_wr_start` and `ibv_wr_complete`.
 pub(super) struct Sends {
     pub(super) side: Lock<SendSide>,
-    /// Since when requests wait behind the closed gate, in nanoseconds of the driver's clock; 0:
+    /// Since when requests wait at the closed gate, in nanoseconds of the driver's clock; 0:
     /// none does. Written while the send queue is held. Without meaning once the gate is open.
     waiting_since: AtomicU64,
     /// Held by a thread that released the queue while the gate was closed, as long as it checks the
@@ -154,15 +154,11 @@ impl Sends {
         if device.gate_is_open() {
             return publish(device, &mut side.queue);
         }
-        self.release_behind_gate(device, side)
+        self.release_gated(device, side)
     }
 
     #[cold]
-    fn release_behind_gate(
-        &self,
-        device: &urnic_driver::Qp,
-        side: Held<'_, SendSide>,
-    ) -> Option<DoorbellWrite> {
+    fn release_gated(&self, device: &urnic_driver::Qp, side: Held<'_, SendSide>) -> Option<DoorbellWrite> {
         self.note_waiting(&side);
         let _checking_again = self.checking_again.hold();
         drop(side);
@@ -194,8 +190,8 @@ impl Sends {
         discarded
     }
 
-    /// Publishes behind an open gate, unless the queue is held. The holder of the queue checks the
-    /// gate in [`release_queue`](Self::release_queue): fences separate store and check on both
+    /// Publishes while the gate is open, unless the queue is held. The holder of the queue checks
+    /// the gate in [`release_queue`](Self::release_queue): fences separate store and check on both
     /// sides, so at least one side sees the other's store.
     fn publish_unless_held(&self, device: &urnic_driver::Qp) -> Option<DoorbellWrite> {
         fence(Ordering::SeqCst);

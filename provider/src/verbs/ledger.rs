@@ -17,7 +17,7 @@ pub(crate) struct Ledger {
     receives: AtomicU32,
     /// A request failed other than by a flush.
     failed: AtomicBool,
-    /// A request failed by a plan of faults: those behind it are flushed.
+    /// A request failed by a plan of faults: those after it are flushed.
     failed_by_plan: AtomicBool,
     observers: Option<Box<Observers>>,
 }

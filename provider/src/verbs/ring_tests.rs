@@ -516,7 +516,7 @@ fn receives_fill_their_ring_and_completions_free_slots() {
     assert_eq!(post(0, &mut list, -1), Err(Errno::INVAL));
 }
 
-/// A request and its list in a packed struct of C, behind one byte.
+/// A request and its list in a packed struct of C, after one byte.
 #[repr(C, packed)]
 struct Packed<T> {
     _tag: u8,
@@ -661,7 +661,7 @@ fn completions_come_once_and_in_order_over_many_laps() {
 }
 
 #[test]
-fn a_queue_is_armed_behind_what_lies_in_it() {
+fn a_queue_is_armed_after_its_newest_completion() {
     let (mut device, mut ring) = Completer::new(2);
     assert_eq!(ring.newest(), 0);
     for _ in 0..10 {

@@ -144,7 +144,7 @@ fn map() -> Option<usize> {
         (base + MAX_BUFFER, start + MAX_BUFFER - base),
     ] {
         if len > 0 {
-            // SAFETY: this is a part of the new mapping before or behind the arena, and nothing
+            // SAFETY: this is a part of the new mapping before or after the arena, and nothing
             // refers to it.
             let _ = unsafe { munmap(std::ptr::with_exposed_provenance_mut(at), len) };
         }
@@ -268,7 +268,7 @@ impl Slice {
         Arc::get_mut(&mut self.buffer)?.get_mut(range)
     }
 
-    /// Extends the slice by up to `more` bytes of arbitrary content, into unused memory behind it
+    /// Extends the slice by up to `more` bytes of arbitrary content, into unused memory after it
     /// in the buffer. It does so only if no other slice shares the buffer. Returns the number of
     /// added bytes.
     pub fn grow(&mut self, more: usize) -> usize {

@@ -166,7 +166,7 @@ impl Actions<'_> {
             3 => {
                 let (socket, peer, listener) = lingering();
                 self.kept.extend([peer.into(), listener.into()]);
-                // The client stays behind a little, with what keeps the socket lingering.
+                // The client lags a little, which keeps the socket lingering.
                 let excess = self.kept.len().saturating_sub(16);
                 self.kept.drain(..excess);
                 socket.into()

@@ -125,7 +125,7 @@ layouts! {
         rtr_expect: U32,
         /// With [`attach::PEER_MAY_CLOSE`]: posted receives are flushed so long after the peer's
         /// FIN, milliseconds. In any case: requests that wait for the peer fail so long after its
-        /// end, if that lies behind a message that waits for a receive.
+        /// end, if that lies after a message that waits for a receive.
         fin_grace_ms: U32,
         /// Most outstanding outbound Reads that the peer accepts, the device's own included; 0 = as
         /// many as `ord`.

@@ -1,5 +1,5 @@
 //! The header that all management datagrams have (§13.4.2 of the InfiniBand Architecture
-//! Specification), and the choice of the message behind it.
+//! Specification), and the choice of the message after it.
 
 use super::sidr::{ServiceReply, ServiceRequest};
 use core::fmt;

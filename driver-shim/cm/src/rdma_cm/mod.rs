@@ -1,4 +1,4 @@
-//! The connection manager behind `/dev/infiniband/rdma_cm`, which corresponds to `rdma_ucm` and
+//! The connection manager of `/dev/infiniband/rdma_cm`, which corresponds to `rdma_ucm` and
 //! `iw_cm` in a kernel.
 //!
 //! A program has *channels* and on them *ids*; it sends commands ([`command`]) and takes events.

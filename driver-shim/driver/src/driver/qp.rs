@@ -401,7 +401,7 @@ impl Qp {
             _ => None,
         };
         if roce && (from, to) == (QpState::Rts, QpState::Sqd) {
-            // Requests that are published are sent; later ones wait behind the gate.
+            // Requests that are published are sent; later ones wait for the gate.
             self.gate.drain();
             *set = new;
             return Ok(());
@@ -460,7 +460,7 @@ impl Qp {
                     self.gate.open();
                 }
             }
-            // When the gate opens, the device flushes the requests that were posted behind it.
+            // When the gate opens, the device flushes the requests that were posted after it.
             QpState::Err | QpState::Sqd => self.gate.open(),
             QpState::Rtr => self.driver.native_reached_rtr(self, peer, new),
             QpState::Rts if from == QpState::Rts => self.driver.native_rnr(self, new, mask),

@@ -343,7 +343,7 @@ impl Writer {
         result
     }
 
-    /// Appends blocks, behind those that the file must have before them.
+    /// Appends blocks, after those that the file must have before them.
     fn store(&mut self, blocks: &[u8]) -> Result<(), Errno> {
         let mut front = Vec::new();
         if let Target::Named(path) = &self.target {

@@ -185,7 +185,7 @@ mod tests {
 
 // The IP, TCP and UDP headers of captured packets, with checksums.
 
-/// The maximum payload of a packet: that of IPv4 behind its header and that of TCP (RFC 791 §3.1).
+/// The maximum payload of a packet: that of IPv4 after its header and that of TCP (RFC 791 §3.1).
 pub(super) const MAX_PAYLOAD: usize = 65_535 - 40;
 
 pub(super) const FIN: u8 = 0x01;

@@ -14,7 +14,7 @@ const MOST_LOST: usize = 64;
 pub(super) struct FaultySocket {
     socket: Box<dyn DatagramSocket>,
     plan: DevicePlan,
-    /// A packet that goes behind the next one.
+    /// A packet that goes after the next one.
     late: Option<(Outgoing, Vec<u8>)>,
 }
 

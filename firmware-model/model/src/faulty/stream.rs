@@ -193,8 +193,8 @@ impl FaultyStream {
         })
     }
 
-    /// Ends our direction behind what was sent.
-    fn finish_behind(&mut self) {
+    /// Ends our direction after what was sent.
+    fn finish_after_frame(&mut self) {
         self.line.finish(&mut *self.stream);
     }
 
@@ -230,7 +230,7 @@ impl FaultyStream {
 
     /// The peer seems to say this, and to close. The real one sees an orderly end.
     fn end(&mut self, words: Result<LastWords, Errno>) {
-        self.finish_behind();
+        self.finish_after_frame();
         self.ended = true;
         self.condition = Condition::Ended;
         self.last_words = words.ok();
@@ -245,7 +245,7 @@ impl FaultyStream {
         }
     }
 
-    /// Receives what is there; not behind the end of a frame, if a Terminate waits for that.
+    /// Receives what is there; not beyond the end of a frame, if a Terminate waits for that.
     fn receive_real(&mut self, into: &mut [PieceMut<'_>]) -> Result<usize, StreamError> {
         if self.terminates.is_none() {
             return self.stream.receive(into);
@@ -299,7 +299,7 @@ impl FaultyStream {
                     self.condition = Condition::Reset;
                 }
                 StreamFault::Close => {
-                    self.finish_behind();
+                    self.finish_after_frame();
                     self.ended = true;
                     self.condition = Condition::Closed;
                 }
@@ -422,7 +422,7 @@ impl Wrapper for FaultyStream {
     }
 
     fn finish(&mut self) {
-        self.finish_behind();
+        self.finish_after_frame();
     }
 
     fn reset(&mut self) {

@@ -308,7 +308,7 @@ fn messages_of_both_directions_count() {
     );
 }
 
-/// It comes behind a whole frame, wherever the stream is cut.
+/// It comes after a whole frame, wherever the stream is cut.
 #[test]
 fn a_terminate_comes_when_a_frame_has_ended() {
     let [mut here, mut there] = connection("terminate code=0x1202 after=1msg").unwrap();
@@ -333,6 +333,6 @@ fn a_terminate_comes_when_a_frame_has_ended() {
     };
     assert_eq!((terminate.layer, terminate.etype, terminate.code), (1, 2, 2));
     assert_eq!((rest, receive(&mut *here).unwrap()), (&b""[..], vec![]));
-    // What is sent behind it nobody receives.
+    // Nobody receives what is sent after it.
     assert!(send(&mut *here, &message(true)).is_ok());
 }

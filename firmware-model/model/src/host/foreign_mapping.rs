@@ -1,9 +1,9 @@
 //! Memory that another process has mapped from a file or a segment, mapped here as well.
 //!
-//! The kernel says in `/proc/PID/maps` what is behind an address of the process. The file is found
-//! by a descriptor of the process, by its path, or by the kernel's own links (`map_files`, for root
-//! alone); a System V segment has a number. What has none of these, or lies on a file system that
-//! shows other numbers there than in stat(2), stays out of reach.
+//! The kernel lists in `/proc/PID/maps` what is mapped at an address of the process. The file is
+//! found by a descriptor of the process, by its path, or by the kernel's own links (`map_files`,
+//! for root alone); a System V segment has a number. What has none of these, or lies on a file
+//! system that shows other numbers there than in stat(2), stays out of reach.
 
 use super::mapping::Mapping;
 use super::shared_memory::map;
@@ -29,15 +29,15 @@ pub(crate) struct Origin {
     inode: u64,
     /// Where in the file `start` is.
     offset: u64,
-    /// First address in the process, and the address behind the last.
+    /// First address in the process, and the address after the last.
     start: u64,
     end: u64,
     path: String,
 }
 
 impl Origin {
-    /// What is behind the `len` bytes at `address` of a process, if they are one part of one file,
-    /// mapped to be read and written by all.
+    /// The file that is mapped at the `len` bytes at `address` of a process, if they are one part
+    /// of one file, mapped to be read and written by all.
     pub(crate) fn find(process: Pid, address: u64, len: u64) -> Option<Origin> {
         let maps = read_file(&format!("/proc/{}/maps", process.as_raw_nonzero())).ok()?;
         Origin::in_list(&maps, address, address.checked_add(len)?)
@@ -120,7 +120,7 @@ impl Origin {
         self.reopen(&open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok()?)
     }
 
-    /// The file behind a descriptor that is only a path, if it is this one.
+    /// The file of a descriptor that is only a path, if it is this one.
     fn reopen(&self, path: &OwnedFd) -> Option<OwnedFd> {
         let is_it = self.is_file(&fstat(path).ok()?);
         let own = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(path));
@@ -327,7 +327,7 @@ mod tests {
         for (at, len) in [(0, LEN), (PAGE + 100, 8), (3 * PAGE - 4, 2 * PAGE)] {
             assert!(theirs.is_seen(at, len), "{at} {len}");
         }
-        // Behind its end there is nothing, or something else.
+        // Beyond its end there is nothing, or something else.
         assert!(Origin::find(getpid(), theirs.address(LEN - 8), 4 * PAGE as u64).is_none());
     }
 

@@ -68,7 +68,7 @@ impl<'a> Piece<'a> {
         self.len == 0
     }
 
-    /// The rest behind the first `n` bytes.
+    /// The rest after the first `n` bytes.
     #[inline]
     pub fn skip(self, n: usize) -> Piece<'a> {
         let n = n.min(self.len);
@@ -124,7 +124,7 @@ impl<'a> Piece<'a> {
     pub(crate) fn append_to(&self, into: &mut Vec<u8>) -> Result<(), Unreachable> {
         let before = into.len();
         into.resize(before + self.len, 0);
-        // SAFETY: `into` has room for the bytes behind the earlier ones; the source may be missing.
+        // SAFETY: `into` has room for the bytes after the earlier ones; the source may be missing.
         unsafe { fault::copy(into.as_mut_ptr().add(before), self.ptr, self.len) }
     }
 
@@ -176,7 +176,7 @@ impl<'a> PieceMut<'a> {
         self.len == 0
     }
 
-    /// The rest behind the first `n` bytes.
+    /// The rest after the first `n` bytes.
     #[inline]
     pub fn skip(self, n: usize) -> PieceMut<'a> {
         let n = n.min(self.len);
@@ -187,7 +187,7 @@ impl<'a> PieceMut<'a> {
         }
     }
 
-    /// The rest behind the first `n` bytes, for as long as this piece is not used otherwise.
+    /// The rest after the first `n` bytes, for as long as this piece is not used otherwise.
     #[inline]
     pub(crate) fn rest(&mut self, n: usize) -> PieceMut<'_> {
         let n = n.min(self.len);

@@ -252,7 +252,7 @@ impl<'t> Window<'t> {
     }
 }
 
-/// The extents of memory behind a range, in order.
+/// The extents of memory after a range, in order.
 pub(crate) struct Extents<'a> {
     backing: Option<&'a Backing>,
     at: u64,

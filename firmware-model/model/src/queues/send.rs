@@ -106,7 +106,7 @@ impl SendQueue {
         Some(self.parse(self.next))
     }
 
-    /// The entry behind one that was not taken yet, if it is posted and well-formed.
+    /// The entry after one that was not taken yet, if it is posted and well-formed.
     #[inline]
     pub fn behind(&mut self, wqe: &SendWqe) -> Option<SendWqe> {
         let index = wqe.index.wrapping_add(wqe.blocks.into());
@@ -179,7 +179,7 @@ impl SendQueue {
         self.record.sq_consumer.store(self.retired, Ordering::Release);
     }
 
-    /// Takes and releases all entries behind a malformed one, whose boundaries are unknown.
+    /// Takes and releases all entries after a malformed one, whose boundaries are unknown.
     pub fn discard(&mut self) {
         self.producer = self.record.sq_producer.load(Ordering::Acquire);
         self.next = self.producer;
@@ -192,7 +192,7 @@ impl SendQueue {
         self.record.sq_producer.load(Ordering::Acquire) != self.next
     }
 
-    /// Requests a ring when the producer index passes `blocks` behind what was taken; 0 = at the
+    /// Requests a ring when the producer index passes `blocks` after what was taken; 0 = at the
     /// next post. For 0, returns whether an entry is posted that was not taken: the driver possibly
     /// does not ring for that entry.
     pub(crate) fn ring_after(&mut self, blocks: u32) -> bool {

@@ -26,7 +26,7 @@ pub(crate) struct Lingering {
 }
 
 impl Lingering {
-    /// Lets a stream go, behind `unsent` bytes, at `until` at the latest.
+    /// Closes a stream once its `unsent` bytes are sent, at `until` at the latest.
     pub(crate) fn new(stream: Box<dyn Stream>, unsent: Vec<u8>, now: Nanos, until: Nanos) -> Lingering {
         let mut lingering = Lingering {
             stream,

@@ -111,7 +111,7 @@ impl DatagramSocket for UdpSocket {
             if sent > 0 {
                 return Ok(sent);
             }
-            // The first goes by UDP, and with it those behind it that do, too.
+            // The first goes by UDP, together with the ones that follow it by UDP.
             let others = packets.iter().skip(1);
             let count = 1 + others
                 .take_while(|packet| !rings.knows(packet.destination))

@@ -161,7 +161,7 @@ fn append<T: Copy>(
     // SAFETY: all zeroes are a header.
     let mut header: libc::cmsghdr = unsafe { mem::zeroed() };
     (header.cmsg_len, header.cmsg_level, header.cmsg_type) = (len as _, level, kind);
-    // SAFETY: `place` has room for the header and the value behind it, which is plain data.
+    // SAFETY: `place` has room for the header and the value after it, which is plain data.
     unsafe {
         place.as_mut_ptr().cast::<libc::cmsghdr>().write_unaligned(header);
         place

@@ -188,7 +188,7 @@ fn counted(driver: &Driver, counter: Counter) -> u64 {
 }
 
 #[test]
-fn ud_05_a_datagram_arrives_behind_its_route() {
+fn ud_05_a_datagram_arrives_after_its_route() {
     let driver = device();
     let (mut near, mut far) = (Port::ready(&driver), Port::ready(&driver));
     for family in [V4, V6] {

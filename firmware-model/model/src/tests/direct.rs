@@ -155,7 +155,7 @@ fn shm_09_lists_and_inline_data_and_immediates() {
     assert_eq!(near.counter(Counter::DirectReads), 1);
 }
 
-/// A Write behind a Send that waits for a receive does not overtake it, whatever its length.
+/// A Write after a Send that waits for a receive does not overtake it, whatever its length.
 #[test]
 fn shm_09_a_write_does_not_overtake_a_send() {
     let (near, far, mut pair) = in_memory_with(attach::STALL_ON_EMPTY_RQ);
@@ -274,7 +274,7 @@ fn shm_10_what_is_not_permitted_is_refused_by_the_target() {
         ("another STag", |_, _, write| {
             write.stag = (write.stag.get() ^ 0x100).into()
         }),
-        ("behind the end", |_, _, write| {
+        ("beyond the end", |_, _, write| {
             write.remote_offset = (write.remote_offset.get() + (1 << 20) - 7).into();
         }),
         ("before the beginning", |_, _, write| {

@@ -194,7 +194,7 @@ fn shm_21_what_a_receive_does_not_permit_is_refused_by_its_owner() {
             WcStatus::LocProtErr,
         ),
         (
-            "behind the end",
+            "beyond the end",
             |far, pair| {
                 let region = far
                     .register(pair.responder.pd, LONG, Access::LOCAL_WRITE)

@@ -133,7 +133,7 @@ fn shm_17_large_sends_of_both_ends_pass_each_other() {
     }
 }
 
-/// Memory that goes away while its bytes wait for room, behind some that find room first.
+/// Memory that goes away while its bytes wait for room, after some that find room first.
 #[test]
 fn a_source_that_is_gone_ends_the_connection() {
     crate::host::fault::install();

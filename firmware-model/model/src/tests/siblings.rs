@@ -39,7 +39,7 @@ fn request(opcode: wqe::Opcode, cookie: u64, end: &End, at: u64) -> SendHeader {
     }
 }
 
-/// Posts Writes of which the third goes over the region's end, and a Read behind them.
+/// Posts Writes of which the third goes over the region's end, and a Read after them.
 fn post_three_good_of_five(driver: &Driver, pair: &mut Pair) {
     let Pair { initiator, responder } = pair;
     for cookie in 1..=4 {

@@ -95,7 +95,7 @@ pub struct Passed {
     pub sent: bool,
     /// Its kind.
     pub opcode: Opcode,
-    /// Bytes behind the headers of DDP.
+    /// Bytes after the headers of DDP.
     pub bytes: u64,
     /// When the first segment passed.
     pub first: Nanos,

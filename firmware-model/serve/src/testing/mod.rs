@@ -239,7 +239,7 @@ impl Client {
     /// Registers the regions.
     fn register(&mut self, pd: U32) -> Option<()> {
         self.stags.clear();
-        // One region covers all memory, rings included; one covers every second page behind the
+        // One region covers all memory, rings included; one covers every second page after the
         // rings.
         let all = CreateMr {
             len: LEN.into(),

@@ -71,7 +71,7 @@ fn cmu_03_a_lookup_gives_both_programs_what_the_kernel_gives() {
     let asker = net.ready_for_datagrams(0, 7471, 5);
     net.connect(0, asker, parameters(3, 0, 0, b"hello"));
     let (id, data) = request(&mut net, at);
-    // All that a request has room for, behind the addresses.
+    // All that a request has room for, after the addresses.
     assert_eq!((&data[..5], data.len()), (&b"hello"[..], 180));
     let addresses = net.engines[1].addresses(at, id, 77).unwrap();
     assert_eq!(addresses.local.unwrap().to_string(), "127.0.0.1:7471");

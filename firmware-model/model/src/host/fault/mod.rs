@@ -269,7 +269,7 @@ fn is_of_instruction(signal: c_int, code: c_int) -> bool {
         && !(signal == libc::SIGSEGV && code == SEGV_MTEAERR)
 }
 
-/// Makes the thread continue behind an access of this library, if the fault was there.
+/// Makes the thread continue after an access of this library, if the fault was there.
 fn recover(context: *mut c_void) -> bool {
     // SAFETY: the kernel passes the thread's context to a handler with SA_SIGINFO, and resumes with
     // what is in there afterwards.

@@ -3,7 +3,7 @@
 //! A check of permission and the copy that it permits are two steps. A thread that is stopped
 //! between them would copy when it continues, however long ago the permission was revoked. Here the
 //! kernel makes the two steps one: with restartable sequences (rseq(2), Linux 4.18, which glibc
-//! registers from 2.35 on) a thread that is preempted, signalled or stopped behind the check does
+//! registers from 2.35 on) a thread that is preempted, signalled or stopped after the check does
 //! not get to the copy. So a thread has either entered the system call with a permission that was
 //! valid then, or copies nothing.
 

@@ -139,7 +139,7 @@ impl Connection {
 }
 
 impl Drop for Connection {
-    /// Ends this direction behind what was sent, as closing a socket does. In a forked child, which
+    /// Ends this direction after what was sent, as closing a socket does. In a forked child, which
     /// has the memory, too, it is the parent's.
     fn drop(&mut self) {
         if !self.slot.is_own() {

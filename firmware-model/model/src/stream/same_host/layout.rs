@@ -12,7 +12,7 @@ pub(super) struct Area {
 }
 
 impl Area {
-    const fn behind(self, len: usize) -> Area {
+    const fn next(self, len: usize) -> Area {
         Area {
             start: self.start + 2 * self.len,
             len,
@@ -100,18 +100,18 @@ pub(super) const RING_WORDS: Area = Area {
     len: size_of::<RingWords>(),
 };
 /// The bytes of a ring that has not grown.
-pub(super) const FIRST_RINGS: Area = RING_WORDS.behind(1024);
+pub(super) const FIRST_RINGS: Area = RING_WORDS.next(1024);
 /// The words that an end writes beside the ring ([`EndWords`]), for the direction from it.
-pub(super) const END_WORDS: Area = FIRST_RINGS.behind(size_of::<EndWords>());
+pub(super) const END_WORDS: Area = FIRST_RINGS.next(size_of::<EndWords>());
 /// The bytes of a ring that has grown. All before, which every connection uses, is one page.
 pub(super) const RINGS: Area = Area {
     start: 4096,
     len: 512 << 10,
 };
 /// Bytes of shared memory for a connection.
-pub(super) const MEMORY: usize = RINGS.behind(0).start;
+pub(super) const MEMORY: usize = RINGS.next(0).start;
 
-const _: () = assert!(END_WORDS.behind(0).start <= RINGS.start);
+const _: () = assert!(END_WORDS.next(0).start <= RINGS.start);
 // Two processes with different builds of this must agree.
 const _: () = assert!(RING_WORDS.len == 256 && END_WORDS.len == 256);
 

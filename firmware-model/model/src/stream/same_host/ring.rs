@@ -1,6 +1,6 @@
 //! A ring of bytes in shared memory, for one direction of a connection.
 //!
-//! The sender writes bytes behind `tail` and publishes the new tail; the receiver copies bytes out
+//! The sender writes bytes after `tail` and publishes the new tail; the receiver copies bytes out
 //! from `head` on and publishes the new head. Both positions count all bytes since the beginning.
 //! The ring starts small, because many connections carry little, and grows while it is empty: the
 //! sender then stores the new length before it publishes a tail, so the receiver reads the length
@@ -307,7 +307,7 @@ impl Receiver {
 
     /// Whether nothing follows what has been received.
     pub(super) fn is_ended(&mut self) -> bool {
-        // The sender sets the mark behind its last tail.
+        // The sender sets the mark after its last tail.
         self.is_finished() && self.is_empty()
     }
 

@@ -298,7 +298,7 @@ impl DatagramPort {
         }
     }
 
-    /// Whether there is something in the rings. Behind a call of [`receive`](Self::receive) that
+    /// Whether there is something in the rings. After a call of [`receive`](Self::receive) that
     /// took nothing, it waits for packets that come by UDP: those are to be taken one by one.
     #[inline]
     pub(in crate::stream) fn has_data(&mut self) -> bool {

@@ -55,7 +55,7 @@ pub struct LocalPeer {
     traceable: OnceLock<Traceable>,
     /// What we have processed of the peer's bytes.
     processed: u64,
-    /// The peer wakes us for what it has processed behind this position.
+    /// The peer wakes us for what it has processed after this position.
     awaited_from: Option<u64>,
     /// When the process was known to be there.
     seen: Option<Nanos>,

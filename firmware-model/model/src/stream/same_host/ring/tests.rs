@@ -59,7 +59,7 @@ proptest! {
                     waits |= sent < all.len();
                     next = all.get(..sent).and_then(|s| s.last().copied()).unwrap_or(next);
                     if sent < all.len() {
-                        // The next send continues behind what was taken.
+                        // The next send continues after what was taken.
                         next = under_way.back().copied().filter(|_| sent == 0).unwrap_or(next);
                     }
                     under_way.extend(&all[..sent]);
@@ -126,7 +126,7 @@ fn passes(total: usize, longest: usize) {
         match receiver.receive(&mut [PieceMut::of(&mut into)]) {
             Ok((n, _)) => {
                 let right = |(at, byte): (usize, &u8)| *byte == ((received + at) % 251) as u8;
-                assert!(into[..n].iter().enumerate().all(right), "behind {received}");
+                assert!(into[..n].iter().enumerate().all(right), "after {received}");
                 received += n;
             }
             Err(StreamError::WouldBlock) => std::thread::yield_now(),
@@ -253,7 +253,7 @@ fn inaccessible_memory_is_a_fault_and_sends_nothing() {
 
 /// What was shown to the receiver before a fault is sent, as by a system call.
 #[test]
-fn a_fault_behind_many_bytes_counts_what_is_before() {
+fn a_fault_after_many_bytes_counts_those_before_it() {
     crate::host::fault::install();
     let (_, mut sender, mut receiver) = ends();
     let before: Vec<u8> = (0..3 * RING_PART + 5).map(|n| n as u8).collect();
