@@ -95,7 +95,7 @@ const STATUSES: [Status; 24] = [
         12,
         "RETRY_EXC_ERR",
         "the peer is unreachable, has ended, or ended the connection before it confirmed the request; its host was silent \
-         for the time that `timeout` and `retry_cnt` mean; an error of the stream (CRC)",
+         for the time that `timeout` and `retry_cnt` permit; an error of the stream (CRC)",
     ),
     occurs(
         13,
@@ -113,7 +113,7 @@ const STATUSES: [Status; 24] = [
         "a lost device flushes (`WR_FLUSH_ERR`) and reports `IBV_EVENT_DEVICE_FATAL`",
     ),
     never(20, "RESP_TIMEOUT_ERR", "it belongs to datagrams"),
-    never(21, "GENERAL_ERR", "every error here has a status of its own"),
+    never(21, "GENERAL_ERR", "every error here has a specific status"),
     never(22, "TM_ERR", "they belong to tag matching"),
     never(23, "TM_RNDV_INCOMPLETE", "they belong to tag matching"),
 ];
