@@ -1,6 +1,6 @@
-//! What an object of the device asks of others, and what it tells the driver: the [`Effects`] of
-//! work under a lock, the [`Requests`] to queue pairs, and the [`EventQueue`]s that the driver
-//! reads.
+//! The requests of an object of the device to others, and its reports to the driver: the
+//! [`Effects`] of work under a lock, the [`Requests`] to queue pairs, and the [`EventQueue`]s that
+//! the driver reads.
 
 #![forbid(unsafe_code)]
 
@@ -199,7 +199,7 @@ impl State {
     fn keep(&mut self, event: Event) {
         // Two notifications of one queue carry no more information than one.
         let again = is_notification(&event) && !self.notified.insert(event.object.get());
-        // As many may come as the peers wish.
+        // Peers determine the number of these events.
         let is_lossy = event.kind == EventKind::DatagramRefused as u8;
         if !again && !is_lossy {
             self.backlog.push_back(event);

@@ -10,8 +10,8 @@ use urnic_wire::rdmap::{Control, Opcode};
 
 // The ends of MPA's frames in one direction of a stream.
 //
-// Captures and faults look at a stream from outside, where TCP may cut anywhere, and a reader's
-// socket may, too.
+// Captures and faults observe a stream from outside, where TCP, and the reader's socket, may cut it
+// anywhere.
 
 /// The common beginning of the keys of start-up frames (RFC 5044 §7.1.1).
 const KEY: &[u8] = b"MPA ID ";
@@ -80,7 +80,7 @@ impl Cutter {
     }
 
     /// The FPDU at the front of `bytes`, whose length is known, without a marker in front of it;
-    /// `None`: what comes next is no FPDU.
+    /// `None`: no FPDU follows.
     pub(crate) fn fpdu<'b>(&self, bytes: &'b [u8], marked: bool) -> Option<&'b [u8]> {
         match self.phase {
             Phase::FullOperation if marked && marker::distance(self.offset) == 0 => bytes.get(marker::LEN..),
@@ -190,10 +190,10 @@ mod tests {
 
 // Where the frames of a stream end, seen from outside, and how many messages have ended.
 
-/// Bytes that say how long an FPDU is, and of which message: a marker, ULPDU_Length, and the
+/// Bytes that determine the length of an FPDU and its message: a marker, ULPDU_Length, and the
 /// control bytes of DDP and RDMAP.
 const FPDU_FRONT: usize = marker::LEN + LENGTH_LEN + 2;
-/// Bytes that say how long any frame is.
+/// Bytes that determine the length of any frame.
 const FRONT: usize = startup::HEADER_LEN;
 /// Bytes up to the end of the message offset of a Send, without a marker; and where that begins.
 const SEND_FRONT: usize = LENGTH_LEN + ddp::UNTAGGED_LEN;
@@ -214,13 +214,13 @@ pub(crate) struct Message {
 #[derive(Debug)]
 pub(crate) struct Follower {
     cutter: Cutter,
-    /// The front of a frame, until its length is known, and what else is needed of it.
+    /// The front of a frame, until its length is known, and other bytes of it that are needed.
     front: Vec<u8>,
     /// Bytes of the front that are needed.
     needed: usize,
     /// Bytes of a frame after its front, that have not passed.
     rest: usize,
-    /// What is in flight: of several opcodes, segments may alternate.
+    /// The messages in flight: segments of several opcodes may alternate.
     open: Vec<Message>,
     /// The message of the frame, if it ends with the frame.
     ending: Option<Message>,
@@ -282,7 +282,7 @@ impl Follower {
                 if self.rest > 0 {
                     self.pass_rest(n, ended);
                 } else if n == 0 || piece.first(n).append_to(&mut self.front).is_err() {
-                    // What it was is not to be known any more.
+                    // The kind of the frame cannot be determined any more.
                     self.rest = usize::MAX;
                     return;
                 } else {
@@ -298,7 +298,7 @@ impl Follower {
             return;
         }
         let Some(len) = self.cutter.frame_len(&self.front, marked) else {
-            // `in_frame` is 0 if there is nothing more to look at.
+            // `in_frame` is 0 if no more bytes are needed.
             self.needed = FRONT.max(self.front.len());
             return;
         };
@@ -327,8 +327,8 @@ impl Follower {
         self.pass_rest(0, ended);
     }
 
-    /// A segment begins: so many bytes, after those before it. A message whose payload went
-    /// another way says how many these are.
+    /// A segment with `payload` bytes begins. `before`, if known, is the number of bytes of its
+    /// message before it, including payload that was placed directly.
     fn segment(&mut self, opcode: Opcode, (before, payload): (Option<u64>, u64), last: bool, at: Nanos) {
         let known = self.open.iter().position(|message| message.opcode == opcode);
         let mut message = known.map_or(

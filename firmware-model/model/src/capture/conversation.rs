@@ -23,7 +23,7 @@ pub(crate) enum Side {
     Responder,
 }
 
-/// Bytes after which the other end acknowledges, if it has sent nothing meanwhile.
+/// Bytes after which the other end acknowledges, if it has not sent a packet since.
 const ACKNOWLEDGE: u32 = 1 << 20;
 
 /// The bytes and segments of one end.
@@ -285,8 +285,8 @@ mod tests {
     }
 
     proptest! {
-        /// Both ends report all that they have, in any interleaving in which no end receives what
-        /// was not sent.
+        /// Both ends report all their bytes, in any interleaving in which no end receives bytes
+        /// before they are sent.
         #[test]
         fn each_byte_is_written_once(
             stream in prop::collection::vec(any::<u8>(), 1..300),

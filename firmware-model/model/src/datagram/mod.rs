@@ -95,7 +95,7 @@ impl Engine {
         .bound()
     }
 
-    /// Lets go of what ports have for peers that are gone.
+    /// Drops the state that ports have for peers that have ended.
     pub(crate) fn tick(&mut self) {
         self.sockets.iter_mut().for_each(|socket| socket.forget_peers());
     }

@@ -1,5 +1,5 @@
-//! The table of STags. Checks are lock-free; changes are made under a lock, and end when no access
-//! through what they revoked is left.
+//! The table of STags. Checks are lock-free; changes are made under a lock, and return when no
+//! access through a revoked entry is left.
 
 use super::backing::Backing;
 use super::borrows::{Borrow, BorrowHolder, Borrows};
@@ -126,9 +126,9 @@ impl MemoryTable {
         }
     }
 
-    /// Lets peers on this host read the table, which is empty as yet; returns the descriptor by
-    /// which they do. `proof` is any secret number; `host` is the process of the host, if regions
-    /// there are to be in the table.
+    /// Makes the table, which is still empty, readable for local peers; returns the descriptor by
+    /// which they read it. `proof` is any secret number; `host` is the process of the host, if the
+    /// table has regions of that process.
     pub(crate) fn export(
         &self,
         proof: u64,
@@ -416,8 +416,8 @@ impl MemoryTable {
     }
 
     /// Waits until nothing uses the entry that a swap took out: no [`Window`] and no
-    /// [`Pin`](super::Pin) holds it, which last one FPDU or one call of a stream, and no piece of
-    /// it is left to be sent; and no peer on this host is in an access through it.
+    /// [`Pin`](super::Pin), which exist for one FPDU or one call of a stream; no borrowed piece of
+    /// it; and no access of a local peer.
     fn retire(&self, old: Option<Arc<Entry>>) {
         if let Some(mut old) = old {
             while Arc::get_mut(&mut old).is_none() {
@@ -442,7 +442,7 @@ impl MemoryTable {
         self.check_again(&Recent::default(), by, access)
     }
 
-    /// As [`check`](Self::check), for one of several accesses that are mostly to one STag.
+    /// Like [`check`](Self::check), for one of several accesses that are mostly to one STag.
     #[inline(always)]
     pub(crate) fn check_again(
         &self,
@@ -472,7 +472,7 @@ impl MemoryTable {
 
 // Why an access is refused, in words, and the memory that was perhaps meant.
 
-/// Most slots that are looked at for the nearest memory: a peer can cause this search.
+/// Most slots that are searched for the nearest memory: a peer can cause this search.
 const SEARCHED: usize = 1 << 16;
 
 /// An access that is refused.
@@ -483,7 +483,7 @@ struct Asked {
 }
 
 impl Asked {
-    /// How many of the bytes, or of those between, the entry does not cover.
+    /// The number of requested bytes that the entry does not cover, or of bytes between the two.
     fn distance(&self, entry: &Entry) -> u64 {
         let before = entry.base.saturating_sub(self.access.offset);
         let end = self.access.offset.saturating_add(self.access.len);
@@ -513,7 +513,7 @@ impl Asked {
 }
 
 impl MemoryTable {
-    /// Why the access is refused, and what comes nearest to it in the protection domain.
+    /// The reason of the refusal, and the nearest memory in the protection domain.
     #[cold]
     pub(crate) fn explain(&self, by: Accessor, access: MemoryAccess) -> String {
         let asked = &Asked { by, access };
@@ -550,7 +550,7 @@ impl MemoryTable {
         }
     }
 
-    /// The valid entry that covers most of what was asked for, in words.
+    /// The valid entry that covers most of the requested range, in words.
     fn nearest(&self, asked: &Asked, is_fit: impl Fn(&Entry) -> bool) -> Option<String> {
         let chunks = self.chunks.iter().take(SEARCHED / CHUNK);
         let entries = chunks.filter_map(|chunk| chunk.get()).flatten();
@@ -680,7 +680,7 @@ impl MemoryTable {
         Ok(())
     }
 
-    /// Unbinds the windows that serve only queue pair `qid`, which is going away.
+    /// Unbinds the windows of type 2 of queue pair `qid`, which is being destroyed.
     pub(crate) fn unbind_all_of(&self, qid: u32) {
         let mut admin = self.lock();
         if admin.windows == 0 {

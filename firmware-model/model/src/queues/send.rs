@@ -166,7 +166,7 @@ impl SendQueue {
         self.taken
     }
 
-    /// Whether half of the ring is in use by entries that were taken and not given back.
+    /// Whether entries that were taken and not released occupy half of the ring.
     #[inline]
     pub(crate) fn is_half_used(&self) -> bool {
         self.next.wrapping_sub(self.retired) > self.mask / 2
@@ -192,7 +192,7 @@ impl SendQueue {
         self.record.sq_producer.load(Ordering::Acquire) != self.next
     }
 
-    /// Requests a ring when the producer index passes `blocks` after what was taken; 0 = at the
+    /// Requests a doorbell when the producer index passes the taken entries by `blocks`; 0 = at the
     /// next post. For 0, returns whether an entry is posted that was not taken: the driver possibly
     /// does not ring for that entry.
     pub(crate) fn ring_after(&mut self, blocks: u32) -> bool {

@@ -15,7 +15,7 @@ use std::mem;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
-/// Bytes of received packets that a socket keeps, as far as the system allows it.
+/// Bytes of received packets that a socket keeps, if the system permits so many.
 const RECEIVE_ROOM: usize = 4 << 20;
 
 #[derive(Debug)]
@@ -71,7 +71,8 @@ pub(super) fn bind(
         unread: false,
         direct: 0,
     };
-    // Others that share a port are to have the packets, too; and what is refused is to be known.
+    // Other sockets that share a port must get the packets, too; and refused packets must be
+    // reported.
     if let Some(datagram_rings) = datagram_rings.filter(|_| !options.shared && !options.reports_refused) {
         socket.rings = DatagramPort::open(datagram_rings, socket.local());
     }

@@ -1,5 +1,6 @@
-//! The peer of a connection in memory, as a queue pair deals with it beside the stream: it reads
-//! how far the peer has processed what was sent, and reaches into the peer's registered memory.
+//! The peer of a connection in memory, as its queue pair uses it apart from the stream: the queue
+//! pair reads the position up to which the peer has processed its bytes, and accesses the peer's
+//! registered memory.
 
 mod introduced;
 pub(super) mod process;
@@ -27,7 +28,7 @@ use urnic_device::wqe::{RecvHeader, Sge};
 use urnic_sync::Mutex;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// The peer does not let us; the stream carries the request instead.
+/// The peer does not permit the access; the request goes by the stream instead.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct NotReached;
 
@@ -37,7 +38,7 @@ pub struct LocalPeer {
     ours: SharedWords<EndWords>,
     outgoing: Direction,
     theirs: SharedWords<EndWords>,
-    /// The ring of what the peer sends.
+    /// The ring of the bytes that the peer sends.
     incoming: SharedWords<RingWords>,
     notifications: Arc<PeerPage>,
     /// The connection's place in the notification page.
@@ -49,13 +50,13 @@ pub struct LocalPeer {
     /// The process at the other end, if one or both may reach the other's memory.
     peer: Option<Pid>,
     admission: Option<Admission>,
-    /// What the peer may do, once it is admitted.
+    /// The peer's permit, once the peer is admitted.
     permitted: (u32, Access),
     /// While the peer is to reach our memory.
     traceable: OnceLock<Traceable>,
-    /// What we have processed of the peer's bytes.
+    /// The position up to which we have processed the peer's bytes.
     processed: u64,
-    /// The peer wakes us for what it has processed after this position.
+    /// The peer notifies us when it has processed bytes after this position.
     awaited_from: Option<u64>,
     /// When the process was known to be there.
     seen: Option<Nanos>,
@@ -63,9 +64,9 @@ pub struct LocalPeer {
     turn: u32,
     /// This process.
     owner: Pid,
-    /// What we know of the peer's accesses to our memory.
+    /// The peer's accesses to our memory that were counted.
     accessed: Accessed,
-    /// What we accessed last of the peer's memory.
+    /// The last entry of the peer's table that we accessed.
     last: Last,
     /// The receives that the peer has posted.
     receives: PeerReceives,
@@ -135,8 +136,9 @@ impl LocalPeer {
         self.process.get()?.as_ref()
     }
 
-    /// Sets what the peer may do: accesses of these rights, to memory of domain `pd`, and filling
-    /// the receives of [`offer_receives`](Self::offer_receives). On return, it does nothing else.
+    /// Sets the peer's permit: accesses with these rights, to memory of domain `pd`, and filling
+    /// the receives of [`offer_receives`](Self::offer_receives). On return the peer makes no other
+    /// access.
     pub(crate) fn permit(&mut self, pd: u32, rights: Access) {
         self.permitted = (pd, rights);
         if let Some(admission) = &self.admission {
@@ -157,9 +159,9 @@ impl LocalPeer {
         self.offers_receives && self.admission.is_some()
     }
 
-    /// Where the payload of a message of `len` bytes goes that takes the peer's receive number
-    /// `index`, counted from the first one of the connection; and the receive's number in its
-    /// queue. `None`: it is not posted yet, or not one to fill from here.
+    /// The place for the payload of a message of `len` bytes that takes the peer's receive `index`,
+    /// counted from the first of the connection; and the receive's number in its queue. `None`: the
+    /// receive is not posted yet, or cannot be filled from here.
     #[inline]
     pub(crate) fn receive(&mut self, index: u32, len: u32, now: Nanos) -> Option<(Sge, u32)> {
         if !self.is_introduced() {
@@ -191,9 +193,9 @@ impl LocalPeer {
         self.seen.is_some()
     }
 
-    /// What the peer has accessed of our memory since the last call, for the counters.
+    /// The bytes of our memory that the peer has accessed since the last call, for the counters.
     pub(crate) fn take_accessed(&mut self) -> Accessed {
-        // A peer that is not admitted has no access, whatever it says.
+        // A peer that is not admitted has made no access, whatever its words claim.
         if self.admission.is_none() {
             return Accessed::default();
         }
@@ -303,8 +305,8 @@ impl LocalPeer {
         })
     }
 
-    /// Carries out an atomic operation on a word of the peer's memory, if that is mapped here;
-    /// returns the word that was there.
+    /// Executes an atomic operation on a word of the peer's memory, if that is mapped here; returns
+    /// the word before the operation.
     ///
     /// # Errors
     /// The word is as it was.
@@ -390,7 +392,7 @@ struct Attempt<'a> {
 }
 
 impl<'a> Attempt<'a> {
-    /// What the peer's table says of an access.
+    /// Checks an access against the peer's table.
     #[inline(always)]
     fn check(
         &self,
@@ -424,7 +426,7 @@ impl<'a> Attempt<'a> {
     /// The memory of an entry, if it is mapped here.
     #[inline]
     fn view<'l>(&self, last: &'l mut LastView, permitted: &Permitted<'a>) -> Option<&'l View> {
-        // What is mapped in the process of a device's host is not looked for.
+        // Mappings of the process of a device's host are not searched.
         if permitted.is_at_host {
             return None;
         }
@@ -437,8 +439,8 @@ impl<'a> Attempt<'a> {
         last.of(&process.views, &peer, permitted)
     }
 
-    /// As [`check`](Self::check), for the pieces of a batch, which then has their addresses.
-    /// Refused, too, where the pieces are better copied one by one.
+    /// As [`check`](Self::check), for the pieces of a batch, and stores their addresses in it. Also
+    /// refuses pieces that are better copied one by one.
     fn check_batch<P>(
         &self,
         last: &mut Last,
@@ -479,26 +481,28 @@ pub(super) fn thread_number(process: Pid) -> u32 {
     })
 }
 
-// What each end has processed of the other's bytes, and whether anybody waits for it.
+// The position up to which each end has processed the other's bytes, and whether the other end
+// waits for it.
 
 impl LocalPeer {
-    /// How many bytes of ours the peer has processed: placed, delivered, or taken as requests.
+    /// The number of our bytes that the peer has processed: placed, delivered, or taken as
+    /// requests.
     #[inline]
     pub(crate) fn confirmed(&self) -> u64 {
         self.theirs.processed.load(Ordering::Acquire)
     }
 
-    /// Says at the beginning whether requests here complete by [`confirmed`](Self::confirmed). If
-    /// not, the peer does not wake us for it. (Queue pairs of one process tell each other in
-    /// another way how far they are, and then wake each other by this.)
+    /// Publishes at the beginning whether requests here complete by [`confirmed`](Self::confirmed).
+    /// If not, the peer does not notify us of its progress. (Queue pairs of one process publish
+    /// their progress by a counter of the device instead, and notify each other of that.)
     pub(crate) fn begin_awaiting(&mut self, confirms: bool) {
         let awaits = confirms || self.peer.is_none_or(|peer| peer == self.owner);
         self.awaited_from = awaits.then_some(0);
         self.ours.unawaited.store(u32::from(!awaits), Ordering::Relaxed);
     }
 
-    /// Whether the peer wakes us when it has processed what was sent up to `sealed`. If not, it
-    /// will do so for what is sent from now on: the end that receives that finds the word changed.
+    /// Whether the peer notifies us when it has processed our bytes up to `sealed`. If not, it will
+    /// do so for bytes that are sent from now on: it finds the word changed when it receives them.
     pub(crate) fn awaits(&mut self, sealed: u64) -> bool {
         let from = *self.awaited_from.get_or_insert_with(|| {
             self.ours.unawaited.store(0, Ordering::Relaxed);
@@ -507,8 +511,9 @@ impl LocalPeer {
         sealed > from
     }
 
-    /// We have processed the peer's bytes up to `position`. The peer is told if that is all, or if
-    /// what follows `waits` for something else: it may wait for a request before.
+    /// Publishes that we have processed the peer's bytes up to `position`. Notifies the peer if
+    /// these are all bytes, or if the next message `waits` for something else: the peer may wait
+    /// for an earlier request.
     #[inline]
     pub(crate) fn confirm(&mut self, position: u64, waits: bool) {
         if self.processed == position {
@@ -520,20 +525,21 @@ impl LocalPeer {
         }
         self.processed = position;
         let told = handshakes::confirm(&self.ours.processed, position, &self.incoming.tail) || waits;
-        // The first confirmation is awaited in any case: the initiator then takes our disclosure.
+        // The first confirmation is awaited in any case, because the initiator then reads our
+        // disclosure.
         if is_first || (told && self.theirs.unawaited.load(Ordering::Relaxed) == 0) {
             self.notifications.notify(self.slot);
         }
     }
 }
 
-// Receives that the peer has posted to a queue of its own: the requester fills them by itself with
-// the payload of long Sends.
+// Receives that the peer has posted to a queue that is not shared: the requester itself fills them
+// with the payload of long Sends.
 //
 // A posted receive stays as it is until a message takes it, and only messages of this connection
 // do, in order. So the requester knows which receive its next message will take, and may have read
-// it long before. What it reads is the peer's claim: whether the memory may be written is checked
-// at each access, as it is for a Write.
+// it long before. The entries that it reads are not trusted: each access checks that the memory may
+// be written, as for a Write.
 
 /// Most receives that are read at once.
 const MOST: usize = 32;
@@ -563,9 +569,9 @@ fn offer(ours: &SharedWords<EndWords>, place: &ReceivePlace) -> bool {
 struct PeerReceives {
     /// The number of the first one.
     first: u32,
-    /// How many there are.
+    /// The number of receives that are known.
     known: usize,
-    /// Their first elements. Most connections have no use for them.
+    /// The first elements of these receives; `None` on connections that fill none, which are most.
     elements: Option<Box<[Sge; MOST]>>,
 }
 
@@ -602,8 +608,8 @@ impl PeerReceives {
             .load(Ordering::Relaxed)
             .wrapping_add(slot << log_stride);
         let index = theirs.receive_producer.load(Ordering::Relaxed);
-        // The index first: what is posted before it was written has its bytes. And twice: the
-        // kernel may read the bytes of a word one by one.
+        // The index is read first: entries that were posted before it was written are complete. It
+        // is read twice, because the kernel may read the bytes of a word one by one.
         let [first, again] = &mut producers;
         let parts = [
             (index, first.as_mut_bytes()),

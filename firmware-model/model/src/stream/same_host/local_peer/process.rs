@@ -1,4 +1,4 @@
-//! The processes whose memory this one reaches.
+//! The processes whose memory this one may access.
 
 use crate::host::{
     ForeignMapping, Mapping, Origin, fault, lives, may_be_accessed, number_of, process_memory,
@@ -15,14 +15,14 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use urnic_sync::Mutex;
 
-/// A process on this host that lets us reach its memory, for one device of it.
+/// A process on this host that lets us access its memory, for one of its devices.
 #[derive(Debug)]
 pub(in crate::stream) struct PeerProcess {
     pub(in crate::stream::same_host) number: Pid,
     /// Readable when it has ended.
     life: Descriptor,
     pub(super) table: ForeignTable,
-    /// Where the table is in the process.
+    /// The address of the table in the process.
     address: u64,
     /// Memory of the process that is mapped here.
     pub(super) views: Views,
@@ -48,7 +48,7 @@ impl Host {
     }
 }
 
-/// What a peer passed to let us reach its memory.
+/// The parts of a disclosure: what a peer passed to let us access its memory.
 #[derive(Debug)]
 pub(in crate::stream::same_host) struct PassedTable<'a> {
     pub(in crate::stream::same_host) message: TableMessage,
@@ -56,7 +56,7 @@ pub(in crate::stream::same_host) struct PassedTable<'a> {
     pub(in crate::stream::same_host) file: &'a Descriptor,
     /// The pidfd of the process of its host.
     pub(in crate::stream::same_host) host: Option<Descriptor>,
-    /// What the peer had to use to show that it may reach that process.
+    /// The value by which the peer proves that it may access that process.
     pub(in crate::stream::same_host) challenge: &'a [u8],
 }
 
@@ -64,8 +64,8 @@ impl PeerProcess {
     /// The process has this number, and `life` is its pidfd.
     ///
     /// # Errors
-    /// The process's memory is out of reach: it is in another pid namespace, or the system does not
-    /// let us (ptrace(2), "Ptrace access mode checking"; seccomp(2)).
+    /// The process's memory cannot be accessed: it is in another pid namespace, or the system does
+    /// not permit it (ptrace(2), "Ptrace access mode checking"; seccomp(2)).
     pub(in crate::stream::same_host) fn open(
         number: Pid,
         life: Descriptor,
@@ -94,8 +94,8 @@ impl PeerProcess {
         Ok(process)
     }
 
-    /// Checks that the process with this number here has the table: it is that one, and runs the
-    /// program that made the table (execve(2) takes it away).
+    /// Checks that the process with this number has the table: it is the peer's process, and runs
+    /// the program that made the table (the table does not survive execve(2)).
     fn prove(&self) -> Result<(), Errno> {
         let (expected, address) = self.proof();
         let mut found = [0u8; 8];
@@ -128,11 +128,11 @@ impl PeerProcess {
     }
 }
 
-// Memory of a peer's process that this one has mapped as well: where the peer registered memory
-// that it shares with others anyhow, a Write or a Read is a plain copy.
+// Memory of a peer's process that this one has mapped as well: if the peer registered memory that
+// other processes can map, a Write or a Read is a plain copy.
 //
-// To find out takes longer than many calls of the kernel, so only entries of the peer's table that
-// are used again and again are looked into.
+// The search takes longer than many system calls, so it is made only for entries of the peer's
+// table that are used repeatedly.
 
 /// Most entries of a peer's table that are known.
 const KNOWN: usize = 1024;
@@ -141,7 +141,8 @@ const KNOWN: usize = 1024;
 #[derive(Debug, Clone)]
 pub(super) struct View {
     mapping: Arc<ForeignMapping>,
-    /// Where the entry's memory is in the peer's process, and in the mapping.
+    /// The address of the entry's memory in the peer's process; its offset in the mapping follows
+    /// from this.
     there: u64,
     at: u64,
     len: u64,
@@ -161,20 +162,20 @@ impl View {
 pub(super) struct Peer<'a> {
     pub(super) number: Pid,
     pub(super) table: &'a ForeignTable,
-    /// Whether it has not ended, nor run another program since.
+    /// Whether the process has neither ended nor executed another program.
     pub(super) is_there: &'a dyn Fn() -> bool,
 }
 
-/// What is known of an entry.
+/// The knowledge about an entry.
 #[derive(Debug, Clone)]
 enum Known {
-    /// It was accessed so many times.
+    /// The entry was accessed this number of times, and its mapping was not searched.
     Used(u32),
     /// Its memory can, or cannot, be mapped here.
     Looked(Option<View>),
 }
 
-/// What is known of the entries of a peer's table, in the states that they had.
+/// The knowledge about the entries of a peer's table, with the states that the entries had.
 #[derive(Debug, Default)]
 pub(super) struct Views(Mutex<HashMap<u32, (u64, Known)>>);
 
@@ -204,14 +205,14 @@ impl Views {
             }
             Known::Used(used)
         } else {
-            // What was deregistered is not to stay mapped here.
+            // Memory that was deregistered must not stay mapped here.
             known.retain(|slot, (state, _)| table.state(*slot) == *state);
             let view = find(*number, table.extent(slot), &known);
             // A number may be used again, and a process may run another program.
             Known::Looked(view.filter(|_| is_there()))
         };
         let looked = match &new {
-            // What was found is of this entry only if it has not changed meanwhile.
+            // The result belongs to this entry only if the entry has not changed since.
             Known::Looked(view) if table.state(slot) == state => Some(view.clone()),
             _ => None,
         };
@@ -263,7 +264,7 @@ impl LastView {
     /// The memory of an entry, if it is mapped here.
     #[inline]
     pub(super) fn of(&mut self, views: &Views, peer: &Peer<'_>, permitted: &Permitted<'_>) -> Option<&View> {
-        // State 0 is of no entry.
+        // No entry has state 0.
         let key = (permitted.slot, permitted.condition.value);
         if self.key != key {
             let view = views.note(peer, permitted)?;
