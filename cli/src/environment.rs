@@ -66,7 +66,8 @@ impl Environment {
             Format::Sh => each
                 .map(|(name, value)| format!("export {name}={}\n", quoted(value)))
                 .collect(),
-            // No value has a line break: paths that the loader takes and options have none.
+            // No value has a line break: neither options nor paths that the loader accepts have
+            // one.
             Format::Github => each
                 .map(|(name, value)| format!("{name}={}\n", text(value)))
                 .collect(),
@@ -213,7 +214,7 @@ pub(crate) fn program_file() -> Result<PathBuf, String> {
     })
 }
 
-/// The plug-in's file: `URNIC_LIB`, or its place beside this program, built or installed.
+/// The plug-in's file: `URNIC_LIB`, or its place relative to this program, built or installed.
 pub(crate) fn find_plugin() -> Result<PathBuf, String> {
     if let Some(path) = env::var_os("URNIC_LIB").map(PathBuf::from) {
         return match path.is_file() {

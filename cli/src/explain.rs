@@ -1,4 +1,4 @@
-//! `urnic explain`: what a status of a completion, a `vendor_err`, or an error number means with
+//! `urnic explain`: the meaning of a completion's status, a `vendor_err`, or an error number with
 //! this device.
 
 mod errnos;
@@ -121,7 +121,7 @@ const STATUSES: [Status; 24] = [
 /// Most characters in a line on a terminal: longer lines are hard to read.
 const LONGEST: usize = 100;
 
-/// What every explanation ends with.
+/// The end of every explanation.
 const MORE: &str = "The log of both ends names the request and the memory: docs/guide/troubleshooting.md, \
                     \"A request is refused\". All statuses: docs/reference/statuses.md.";
 

@@ -1,4 +1,4 @@
-//! The specification of faults that an argument stands for: its own text, or that of a file.
+//! The specification of faults in an argument: its own text, or the text of a file.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -9,8 +9,8 @@ use urnic_faults::Plan;
 /// The suffix of scenario files.
 const SUFFIX: &str = "faults";
 
-/// The faults that an argument stands for, on one line without comments: those of the file for
-/// `@FILE`, also without `@`; those of the scenario for `@NAME`; or else the argument itself.
+/// The faults of an argument, on one line without comments: those of the file for `@FILE`, also
+/// without `@`; those of the scenario for `@NAME`; or else the argument itself.
 ///
 /// # Errors
 /// A message that does not name the argument: there is no such file, or no such fault.

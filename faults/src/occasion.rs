@@ -1,4 +1,5 @@
-//! Occasions for faults: what is about to happen, as far as faults ask for it.
+//! Occasions for faults: the operations at which faults can strike, with the properties that faults
+//! filter by.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -11,7 +12,7 @@ use crate::kinds::{
 };
 use crate::origins::Origins;
 
-/// What is about to happen, and at which faults of the type `F` strike.
+/// An operation at which faults of the type `F` can strike.
 #[derive(Debug)]
 pub struct Occasion<'a, F> {
     what: What<'a>,
@@ -32,7 +33,7 @@ enum What<'a> {
     Event,
 }
 
-/// What a connection has passed.
+/// The bytes and messages that a connection has passed.
 #[derive(Debug)]
 pub struct Passed<'a> {
     /// The positions of the bytes, in both directions.

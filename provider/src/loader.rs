@@ -1,4 +1,4 @@
-//! What the loader knows: the files in the process, and the symbols in them.
+//! Queries of the loader: the files in the process, and the symbols in them.
 
 use std::ffi::{CStr, CString, c_int, c_void};
 use std::ptr::{self, NonNull};

@@ -19,7 +19,7 @@ use crate::loader::next_definition;
 /// The next definition of a function of type `F`.
 pub(crate) struct Next<F> {
     name: &'static CStr,
-    /// Null until it is looked up, and where this libc does not have the function.
+    /// Null until the lookup, and if this libc does not have the function.
     address: AtomicPtr<c_void>,
     function: PhantomData<F>,
 }

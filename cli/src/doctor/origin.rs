@@ -1,9 +1,9 @@
-//! Where an installed file comes from.
+//! The origin of an installed file.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// Who installed this file, as far as its place tells, or the package manager.
+/// The installer of this file, by its path or by the package manager.
 pub(super) fn of(file: &Path) -> &'static str {
     of_with(file, is_of_debian)
 }

@@ -1,7 +1,7 @@
-//! Error numbers of verbs and librdmacm, and what they mean with this device: as in
+//! Error numbers of verbs and librdmacm, and their meaning with this device: as in
 //! `docs/reference/statuses.md`.
 
-/// A name, and what it means.
+/// A name, and its meaning.
 pub(super) const ERRNOS: [(&str, &str); 21] = [
     (
         "EINVAL",

@@ -163,7 +163,7 @@ impl Config {
     }
 
     /// The options for connections with `address`: the options of the first [`Peer`] that contains
-    /// the address win over all others.
+    /// the address override all others.
     pub fn facing(&self, address: IpAddr) -> Config {
         let mut config = self.clone();
         if let Some(peer) = self.peers.iter().find(|peer| peer.network.contains(address)) {

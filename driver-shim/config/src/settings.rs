@@ -89,9 +89,9 @@ pub struct Native {
     pub call_grace: Duration,
     /// How long posted receives stay after the peer's orderly end of stream.
     pub fin_grace: Duration,
-    /// Connection requests kept for QPs that have not reached RTR, per process.
+    /// Most Requests that a process parks for QPs that have not reached RTR.
     pub max_parked: usize,
-    /// How long a connection request is kept for a QP that has not reached RTR.
+    /// How long a Request is parked for a QP that has not reached RTR.
     pub park_timeout: Duration,
     /// Whether requests are accepted from other addresses than that of the peer named at RTR.
     pub allow_nat: bool,
@@ -106,7 +106,7 @@ pub struct Cm {
     ///
     /// The default is for programs written for InfiniBand, where a sender repeats a Send until the
     /// receiver is ready: some post receives a second and more after the peer's first Send.
-    /// Meanwhile the stream is not read, so TCP holds the sender back and the device buffers
+    /// During this time the stream is not read, so TCP stops the sender and the device buffers
     /// nothing.
     pub rnr_grace: Duration,
     /// The Local ACK Timeout of connections for which the program sets none: 4.096 µs · 2^n, the
@@ -124,7 +124,7 @@ pub enum CmPorts {
     Auto,
     /// A listener has the TCP port of its number.
     Tcp,
-    /// A listener has the UDP port of its number, and any TCP port, which initiators ask for.
+    /// A listener has the UDP port of its number, and any TCP port, which initiators query.
     Own,
 }
 
@@ -207,7 +207,7 @@ impl Identity {
     }
 }
 
-/// How the device in the process reaches peers on the same host.
+/// The way to peers on the same host for the device in the process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum SameHost {
     /// Through shared memory, if the peer is urnic too.
@@ -232,7 +232,7 @@ impl SameHost {
 /// In which order the device in the process places the bytes of peers' RDMA Writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Placement {
-    /// As they come.
+    /// In the order of arrival.
     #[default]
     InOrder,
     /// The last byte of each segment before the others.
@@ -334,7 +334,7 @@ pub enum VfioApi {
 impl VfioApi {
     pub(crate) const ALL: [VfioApi; 4] = [VfioApi::Auto, VfioApi::Cdev, VfioApi::Group, VfioApi::NoIommu];
 
-    /// The name of the way in the configuration.
+    /// The name of this value in the configuration.
     pub fn name(self) -> &'static str {
         match self {
             VfioApi::Auto => "auto",
@@ -345,7 +345,7 @@ impl VfioApi {
     }
 }
 
-/// How a PCI function is driven.
+/// The access to a PCI function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Vfio {
     /// The way to open the function.
@@ -382,13 +382,13 @@ pub struct Config {
     pub strict: Strict,
     /// The file that names findings of these checks to leave out.
     pub suppressions: Option<PathBuf>,
-    /// What goes wrong on purpose; `Some`: connections and calls follow a plan of faults.
+    /// Faults that occur on purpose; `Some`: connections and calls follow a plan of faults.
     pub faults: Option<String>,
     /// The kind of RDMA device that programs see.
     pub identity: Identity,
     /// When Sends, Writes and immediates complete.
     pub completion: Completion,
-    /// How peers on the same host are reached.
+    /// The way to peers on the same host.
     pub same_host: SameHost,
     /// In which order Writes of peers are placed.
     pub placement: Placement,
@@ -452,7 +452,7 @@ impl Default for Config {
             },
             cm: Cm {
                 rnr_grace: Duration::from_secs(10),
-                // That of the Linux kernel's rdma_cm over RoCE.
+                // The value of the Linux kernel's rdma_cm over RoCE.
                 ack_timeout: 18,
                 ports: CmPorts::Auto,
             },

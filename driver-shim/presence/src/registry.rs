@@ -179,7 +179,7 @@ pub fn forget(fd: RawFd) {
     }
 }
 
-/// The guard that the forking thread holds from before fork to after it.
+/// The lock guard that the forking thread holds from before fork until after it.
 struct AcrossFork(UnsafeCell<Option<MutexGuard<'static, Channels>>>);
 
 // SAFETY: only the thread that holds the lock of the channels accesses the cell (before_fork,

@@ -1,4 +1,4 @@
-//! What a thread of the program does, as the kernel tells it.
+//! What a thread of the program does, according to the kernel.
 
 use std::fs;
 use std::mem::MaybeUninit;
@@ -23,9 +23,9 @@ impl Activity {
         }
     }
 
-    /// Whether the thread has had its chance to go on with what it was about to do then: it has
-    /// used `chance` of a processor since, it sleeps, or it has ended. A thread that waits for a
-    /// processor, or was stopped, has not.
+    /// Whether the thread is doing something else since then: it has used `chance` of processor
+    /// time, it sleeps, or it has ended. A thread that waits for a processor, or was stopped, is
+    /// not.
     pub fn has_gone_on(&self, chance: Duration) -> bool {
         match (used_by(self.thread), self.used) {
             (Some(now), Some(then)) => now >= then + chance || sleeps(self.thread),
@@ -69,7 +69,7 @@ mod tests {
 
     const CHANCE: Duration = Duration::from_millis(1);
 
-    /// What is true soon; whatever else runs on the machine.
+    /// Waits until a condition is true, which must be soon, whatever else runs on the machine.
     fn becomes(what: &str, is_true: impl Fn() -> bool) {
         let start = Instant::now();
         while !is_true() {

@@ -1,4 +1,4 @@
-//! Signals: urnic's code runs inside another program, whose signals it must not take.
+//! Signals: urnic's code runs inside another program, and must not take that program's signals.
 //!
 //! Threads of urnic take no signals. A thread of the program that works for the device takes them
 //! when the work is finished, as a thread in a system call takes them on return: a handler may jump
@@ -37,8 +37,8 @@ pub fn blocked<T>(f: impl FnOnce() -> T) -> T {
     result
 }
 
-/// The signal mask of the calling thread before signals were held back. The type has no `Drop`: a
-/// handler that runs in [`HeldBack::release`] may jump out of it.
+/// The signal mask of the calling thread before its signals were deferred. The type has no `Drop`:
+/// a handler that runs in [`HeldBack::release`] may jump out of it.
 #[derive(Clone, Copy)]
 pub struct HeldBack {
     before: libc::sigset_t,
@@ -128,8 +128,8 @@ mod tests {
         }
     }
 
-    /// Raises a signal on this thread while signals are held back. Returns how often the handler
-    /// ran before the release and in all, and whether the signal would interrupt.
+    /// Raises a signal on this thread while signals are deferred. Returns how often the handler ran
+    /// before the release and in all, and whether the signal would interrupt.
     fn met_by(signal: c_int) -> (u32, u32, bool) {
         CAME.set(0);
         let held = HeldBack::from_here();

@@ -3,7 +3,7 @@
 use rustix::io::Errno;
 use std::collections::BTreeMap;
 
-/// Where an extent of the client's memory can be accessed.
+/// The place of an extent of the client's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Place {
     /// Mapped in this process, readable and writable.
@@ -70,7 +70,7 @@ impl Ledger {
     }
 
     /// Removes all extents inside of a range. There may be none: QEMU unmaps ranges that it never
-    /// lent.
+    /// passed.
     ///
     /// # Errors
     ///

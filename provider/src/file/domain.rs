@@ -15,7 +15,7 @@ use urnic_device::vocabulary::Access;
 use urnic_driver::Driver;
 use urnic_rdma_core::ibv_sge;
 
-/// A protection domain. It lives until the objects in it are gone.
+/// A protection domain. It exists until the objects in it are destroyed.
 pub(crate) struct Domain {
     pub(crate) driver: Arc<Driver>,
     pub(crate) device: urnic_driver::Pd,

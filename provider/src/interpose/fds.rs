@@ -249,7 +249,7 @@ unsafe extern "C-unwind" fn manage(fd: c_int, bytes: *const c_void, length: usiz
         // shall not block does not.
         match unsafe { wait(fd, (&raw mut byte).cast(), 1, libc::MSG_PEEK) } {
             ..0 => return -1,
-            // Another thread closed the channel. In a kernel a call under way continues, and no
+            // Another thread closed the channel. In a kernel a call in progress continues, and no
             // event comes.
             0 => return pause() as isize,
             1.. => {}

@@ -1,7 +1,7 @@
-//! Receives, and Reads and atomics, whose bytes are held back: the device places them in memory of
-//! this module, and they come to the program's memory when it polls the completion, which is as
-//! late as the rules permit.
-//! So a program that looks before finds old bytes, and what it writes there is noticed.
+//! Receives, Reads and atomics whose bytes are withheld: the device places them in memory of this
+//! module, and they are copied to the program's memory when it polls the completion, which is as
+//! late as the rules permit. So a program that looks earlier finds old bytes, and its writes there
+//! are detected.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use super::watched_pages::{self, Watched};
 use crate::file::domain::Domain;
 use crate::mapping::Mapping;
 
-/// Address space for what a queue holds back. It takes memory only where something arrived.
+/// Address space for the withheld bytes of a queue. Only pages with arrived bytes take memory.
 const ARENA: usize = 64 << 20;
 /// The memory of each request begins at a multiple of this.
 const ALIGNMENT: usize = 64;
@@ -23,8 +23,8 @@ const ALIGNMENT: usize = 64;
 /// Most deliveries that are remembered.
 const MOST_DELIVERIES: usize = 4096;
 
-/// What was delivered lately, from all queue pairs: receives may share memory, and what one brings
-/// is not the program's change of another.
+/// Recent deliveries of all queue pairs: receives may share memory, and bytes that one delivers are
+/// not a change by the program of another.
 static DELIVERIES: Mutex<Deliveries> = Mutex::new(Deliveries {
     number: 0,
     ranges: VecDeque::new(),
@@ -32,7 +32,7 @@ static DELIVERIES: Mutex<Deliveries> = Mutex::new(Deliveries {
 
 #[derive(Debug)]
 struct Deliveries {
-    /// How many there were.
+    /// The number of deliveries so far.
     number: u64,
     /// Address and length of the newest.
     ranges: VecDeque<(usize, usize)>,
@@ -79,7 +79,7 @@ impl HeldMemory {
         }
         let mapping = Mapping::anonymous(ARENA).ok()?;
         let addr = mapping.start();
-        // On demand: pages are there when something arrives, not all of them at once.
+        // On demand: a page is allocated when bytes arrive, not all pages at once.
         let access = Access::LOCAL_WRITE | Access::ON_DEMAND;
         let device = domain
             .driver
@@ -113,16 +113,16 @@ impl Drop for HeldMemory {
 pub(super) struct Arena {
     base: usize,
     key: u32,
-    /// Lengths of what is held back, by offset.
+    /// Lengths of the withheld requests, by offset.
     taken: BTreeMap<usize, usize>,
     /// There is little room before this offset.
     full_until: usize,
 }
 
-/// A request that is held back.
+/// A request whose bytes are withheld.
 #[derive(Debug)]
 pub(super) struct Held {
-    /// Where the device places it.
+    /// The address at which the device places its bytes.
     pub(super) addr: usize,
     pub(super) key: u32,
     pub(super) len: usize,
@@ -152,7 +152,7 @@ impl Arena {
         }
     }
 
-    /// Where `len` bytes are free from an offset on.
+    /// The first offset, from `offset` on, with `len` free bytes.
     fn room_from(&self, offset: usize, len: usize) -> Option<usize> {
         let before = self.taken.range(..=offset).next_back();
         let mut at = before.map_or(offset, |(start, taken)| offset.max(start + taken));
@@ -165,14 +165,15 @@ impl Arena {
         (len <= ARENA - at).then_some(at)
     }
 
-    /// Where `len` bytes are free: in front, so that little memory is touched.
+    /// An offset with `len` free bytes, near the front, so that little memory is touched.
     fn room(&self, len: usize) -> Option<usize> {
         let behind = self.room_from(self.full_until, len);
         behind.or_else(|| self.room_from(0, len))
     }
 
-    /// Holds a request back into these pieces of the program's memory; `watched` tells for each
-    /// whether its pages may be closed meanwhile. `None`: the arena has no room.
+    /// Withholds the bytes of a request for these pieces of the program's memory; `watched` tells
+    /// for each whether its pages may be made inaccessible until then. `None`: the arena has no
+    /// room.
     pub(super) fn hold(&mut self, request: Watched, pieces: &[(usize, usize, bool)]) -> Option<Held> {
         let len: usize = pieces.iter().map(|(_, len, _)| len).sum();
         if len == 0 {
@@ -199,7 +200,7 @@ impl Arena {
         })
     }
 
-    /// A request that was held back is complete.
+    /// Frees the memory of a request that is complete.
     pub(super) fn release(&mut self, held: &Held) {
         let at = held.addr - self.base;
         self.taken.remove(&at);
@@ -208,8 +209,8 @@ impl Arena {
 }
 
 impl Held {
-    /// Lets the program at its memory again, and gives it the first `len` bytes. Returns the first
-    /// piece that it changed meanwhile.
+    /// Makes the program's memory accessible again, and copies the first `len` bytes to it. Returns
+    /// the first piece that the program changed before.
     pub(super) fn deliver(&self, len: usize) -> Option<(usize, usize)> {
         self.open();
         let is_changed = |piece: &&Piece| {
@@ -225,7 +226,7 @@ impl Held {
         let mut done = 0;
         for piece in &self.pieces {
             let part = len.saturating_sub(done).min(piece.len);
-            // The same memory may be under way to a peer.
+            // The same memory may also be the payload of an outstanding Send or Write.
             watched_pages::open_within(piece.addr, part, true);
             memory::copy(self.addr + done, piece.addr, part);
             DELIVERIES.lock().add(piece.addr, part);
@@ -296,7 +297,7 @@ mod tests {
     #[test]
     fn room_is_used_again_in_any_order_and_in_front() {
         let mut arena = Arena::new(0, 9);
-        // Nothing is at these addresses: only the room counts.
+        // There is no memory at these addresses: the test is only about offsets.
         let hold = |arena: &mut Arena, len| arena.hold(RECEIVE, &[(64, len, false)]);
         let at = |held: &Option<Held>| held.as_ref().map(|held| held.addr);
         let first = hold(&mut arena, ARENA / 2);

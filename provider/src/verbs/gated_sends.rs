@@ -19,8 +19,9 @@ use crate::probes;
 /// the lock: a program may hold it without limit, between `ibv_wr_start` and `ibv_wr_complete`.
 pub(super) struct Sends {
     pub(super) side: Lock<SendSide>,
-    /// Since when requests wait at the closed gate, in nanoseconds of the driver's clock; 0:
-    /// none does. Written while the send queue is held. Without meaning once the gate is open.
+    /// Since when requests wait at the closed gate, in nanoseconds of the driver's clock; 0: no
+    /// request waits. Written while the send queue is locked. Without meaning once the gate is
+    /// open.
     waiting_since: AtomicU64,
     /// Held by a thread that released the queue while the gate was closed, as long as it checks the
     /// gate again. Taken before the other lock is released.
@@ -143,8 +144,8 @@ impl Sends {
     }
 
     /// Publishes the written entries if the gate is open, and releases the send queue. Returns the
-    /// doorbell that the device requests. The queue pair may be gone by then: another thread may
-    /// have polled the completions of these entries, and destroyed it.
+    /// doorbell that the device requests. The queue pair may be destroyed by then: another thread
+    /// may have polled the completions of these entries.
     #[inline(always)]
     pub(super) fn release_queue(
         &self,
@@ -162,7 +163,7 @@ impl Sends {
         self.note_waiting(&side);
         let _checking_again = self.checking_again.hold();
         drop(side);
-        // A thread that opened the gate since the check may have found the queue held.
+        // A thread that opened the gate since the check may have found the queue locked.
         fence(Ordering::SeqCst);
         if device.gate_is_open() {
             self.publish_unless_held(device)
@@ -190,7 +191,7 @@ impl Sends {
         discarded
     }
 
-    /// Publishes while the gate is open, unless the queue is held. The holder of the queue checks
+    /// Publishes while the gate is open, unless the queue is locked. The holder of the lock checks
     /// the gate in [`release_queue`](Self::release_queue): fences separate store and check on both
     /// sides, so at least one side sees the other's store.
     fn publish_unless_held(&self, device: &urnic_driver::Qp) -> Option<DoorbellWrite> {

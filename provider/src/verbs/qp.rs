@@ -45,7 +45,7 @@ pub(crate) struct Qp {
     async_channel: Arc<ChannelSender>,
     pub(super) asynchronous: Reported,
     signal_all: bool,
-    /// Memory for what the option `strict` holds back. Dropped before the membership.
+    /// Memory for bytes that the option `strict` withholds. Dropped before the membership.
     _held: Option<HeldMemory>,
     _rings: Rings,
     membership: DomainMembership,

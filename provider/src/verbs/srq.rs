@@ -30,8 +30,8 @@ pub(crate) struct Srq {
     pub(super) receives: Lock<ReceiveQueue>,
     async_channel: Arc<ChannelSender>,
     pub(super) asynchronous: Reported,
-    /// The check of the option `strict`, and memory for what it holds back, which is dropped before
-    /// the membership.
+    /// The check of the option `strict`, and memory for withheld bytes, which is dropped before the
+    /// membership.
     check: Option<Arc<SharedCheck>>,
     _held: Option<HeldMemory>,
     _rings: Rings,

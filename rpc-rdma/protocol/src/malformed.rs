@@ -24,7 +24,7 @@ pub enum Malformed {
     #[error("Read chunks of {0} bytes and more")]
     ReadBytes(u64),
     /// The Position is no multiple of four, lies beyond the payload or within another item, or is
-    /// zero beside an inline payload.
+    /// zero although there is an inline payload.
     #[error("impossible Position {0}")]
     Position(u32),
     /// RDMA_NOMSG without a chunk that can contain the payload.

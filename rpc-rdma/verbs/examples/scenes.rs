@@ -1,4 +1,4 @@
-//! Interactions of clients and servers beside calls and answers. Each scene runs both in this
+//! Interactions of clients and servers other than calls and answers. Each scene runs both in this
 //! process and prints its observations. The last scene runs a server only.
 //!
 //! ```sh

@@ -395,7 +395,7 @@ layouts! {
         ird: U32,
         /// In force.
         ord: U32,
-        /// Bytes of the transfer under way, which is the oldest Read, or else the message that is
+        /// Bytes of the current transfer, which is the oldest Read, or else the message that is
         /// being sent; 0 = none.
         transfer_len: U32,
         /// Bytes of it that have arrived, or are sent.

@@ -46,7 +46,7 @@ const _: () = assert!(HEADER_LEN + ServiceReply::LEN == MAD_LEN);
 pub struct Mad {
     /// The reply to a request has that of the request.
     pub transaction_id: u64,
-    /// What it says.
+    /// The message itself.
     pub message: Message,
 }
 

@@ -60,7 +60,7 @@ impl Engine {
             return;
         };
         let qid = connecting.params.qid;
-        // A send may be posted at any time: without one this end looks again periodically.
+        // A send may be posted at any time: while there is none, this end checks periodically.
         let waiting = world.streams.waiting_since(qid);
         let end = connecting.budget_end(waiting.unwrap_or(world.now), self.connect_grace);
         let over = waiting.is_some() && end.is_some_and(|end| world.now >= end);
@@ -270,7 +270,7 @@ impl Engine {
         }
     }
 
-    /// An attempt failed: accept the peer's Request if one is held, else retry later.
+    /// An attempt failed: accept the peer's Request if one waits, else retry later.
     pub(super) fn request_failed(&mut self, world: &mut World<'_>, qpn: u32, why: impl std::fmt::Display) {
         let Some(connecting) = connecting(&mut self.pairs, qpn) else {
             return;

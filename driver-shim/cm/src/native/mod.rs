@@ -58,7 +58,7 @@ const MAX_PARKED_EACH: usize = 8;
 /// Request or Reply has: its PSN, `rnr_retry` and number of Reads. Most programs change to RTS
 /// immediately.
 const RTS_GRACE: Duration = Duration::from_millis(20);
-/// The interval at which an end that waits so looks whether its program has gone on to something
+/// The interval at which an end that waits at RTR checks whether its program is doing something
 /// else.
 const RTS_LOOK: Duration = Duration::from_millis(1);
 /// The time that TCP may use to connect: long enough for the loss of some SYNs.
@@ -68,11 +68,11 @@ const BACK_OFF: (Duration, Duration) = (Duration::from_millis(10), Duration::fro
 /// Minimum retry budget, in units of `native.call_grace_ms`: one of them passes before the peer
 /// initiates a connection that this end should initiate.
 const MIN_BUDGET: u32 = 2;
-/// How long sends wait for the first connection, in units of `native.call_grace_ms`. InfiniBand
-/// loses them at once if the peer is not ready; but here the connection takes time, though the
-/// peer is ready, and much of it on a busy machine.
+/// How long sends wait for the first connection, in units of `native.call_grace_ms`. On InfiniBand
+/// such sends are lost at once if the peer is not ready. Here the connection takes time even if the
+/// peer is ready, and more on a busy machine.
 const PATIENCE: u32 = 16;
-/// Longest pause between attempts while sends are dropped: the peer may be gone, and connects
+/// Longest pause between attempts while sends are dropped: the peer may have ended, and initiates
 /// itself when it returns.
 const RELEASED_BACK_OFF: Duration = Duration::from_secs(30);
 
@@ -195,7 +195,8 @@ struct ConnectState {
     /// The time of the next attempt, while `stream` is `None`.
     next_attempt: Time,
     attempts: u32,
-    /// The peer's stream, kept while `stream`, which has precedence, is not answered, or until RTS.
+    /// The peer's stream. It waits while `stream`, which has precedence, is not answered, or until
+    /// RTS.
     held: Option<u32>,
     /// Attempts come from [`Peer::source`]; else the host chooses the source. Alternates after each
     /// failure to connect.

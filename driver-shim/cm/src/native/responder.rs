@@ -133,8 +133,8 @@ impl Engine {
         }
     }
 
-    /// Whether this end has a Request of its own under way that has precedence over the peer's. A
-    /// nudge connects nothing, so it has none.
+    /// Whether this end has an unanswered Request that has precedence over the peer's. A nudge
+    /// connects nothing, so it has no precedence.
     fn own_has_precedence(&self, qpn: u32, sid: u32) -> bool {
         let Some(Phase::Connecting(connecting)) = self.pairs.get(&qpn).map(|pair| &pair.phase) else {
             return false;
@@ -145,7 +145,8 @@ impl Engine {
                 if local.sq_psn.is_some() && local.has_precedence_over(peer))
     }
 
-    /// The held Request that can be accepted now: this end's own does not have precedence.
+    /// The waiting Request that can be accepted now: this end's own Request does not have
+    /// precedence.
     pub(super) fn acceptable(&self, qpn: u32) -> Option<u32> {
         match self.pairs.get(&qpn).map(|pair| &pair.phase) {
             Some(Phase::Connecting(connecting)) => connecting
@@ -207,7 +208,8 @@ impl Engine {
         }
     }
 
-    /// When to look again whether this end still waits at RTR for RTS; `None`: it does not wait.
+    /// The time of the next check whether this end still waits at RTR for RTS; `None`: it does not
+    /// wait.
     pub(super) fn awaits_rts(&mut self, world: &mut World<'_>, qpn: u32) -> Option<Time> {
         let connecting = connecting(&mut self.pairs, qpn)?;
         let Rts::Awaited(until) = connecting.rts else {

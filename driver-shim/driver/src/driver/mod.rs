@@ -250,7 +250,7 @@ impl Driver {
         &self.resident
     }
 
-    /// What a plan of faults lets happen.
+    /// The planned faults of the device.
     pub(crate) fn planned(&self) -> &PlannedFaults {
         &self.planned
     }

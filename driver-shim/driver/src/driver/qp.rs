@@ -24,8 +24,8 @@ use urnic_cm::qp_attr::{MANAGER_QPN, QpAttr, QpCaps, QpMask};
 use urnic_cm::timeouts::{RETRIES, retry_time};
 use urnic_process::activity::Activity;
 
-/// The processor time in which a thread that changes a queue pair to RTR would change it to RTS, if
-/// that is what it does next.
+/// The processor time within which a thread that changes a queue pair to RTR changes it to RTS, if
+/// that is its next step.
 const GOES_ON: Duration = Duration::from_millis(1);
 
 /// The parameters of a new queue pair.
@@ -294,7 +294,7 @@ impl Qp {
         &self.gate
     }
 
-    /// Locks the attributes: the state does not change meanwhile.
+    /// Locks the attributes: the state does not change while they are locked.
     pub(crate) fn lock_attributes(&self) -> MutexGuard<'_, QpAttr> {
         self.attr.lock()
     }
@@ -304,8 +304,7 @@ impl Qp {
         *self.at_rtr.lock() = Some(Activity::here());
     }
 
-    /// Whether the thread that brought the queue pair to RTR has gone on to something else, as far
-    /// as can be seen.
+    /// Whether the thread that brought the queue pair to RTR seems to be doing something else.
     pub(crate) fn has_gone_on(&self) -> bool {
         // The lock is held during a change.
         self.attr.try_lock().is_some()
@@ -416,7 +415,7 @@ impl Qp {
             self.driver.native_reached_rts(self, &new);
         }
         match self.change(to, &new, mask) {
-            // The peer disconnected meanwhile.
+            // The peer disconnected in between.
             Err(_) if disconnects && self.is_managed() => return Ok(()),
             changed => changed?,
         }

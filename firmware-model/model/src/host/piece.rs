@@ -104,8 +104,8 @@ impl<'a> Piece<'a> {
             .find(|byte| fault::probe(std::ptr::with_exposed_provenance(*byte), 1).is_err())
     }
 
-    /// Copies the bytes out, as far as `into` is long; returns how many. For simulated streams and
-    /// tests.
+    /// Copies bytes out, at most as many as `into` has; returns their number. For simulated streams
+    /// and tests.
     ///
     /// # Safety
     ///
@@ -224,8 +224,8 @@ impl<'a> PieceMut<'a> {
         self.ptr
     }
 
-    /// Copies `from` in, as far as there is room; returns how many bytes. For simulated streams and
-    /// tests.
+    /// Copies bytes of `from` in, at most as many as there is room for; returns their number. For
+    /// simulated streams and tests.
     ///
     /// # Safety
     ///

@@ -224,8 +224,8 @@ impl Exports {
         set.iter().for_each(|guard| guard.wait(until));
     }
 
-    /// Permits accesses of a peer from now on: `process`, whose hazard flag is the word at `guard` of
-    /// `memory` and whose permit is the word at `permit`.
+    /// Permits a peer's accesses from now on: `process`, whose hazard flag is the word at `guard`
+    /// of `memory` and whose permit is the word at `permit`.
     pub(crate) fn admit(
         self: &Arc<Self>,
         process: Pid,

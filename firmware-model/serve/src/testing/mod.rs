@@ -89,7 +89,7 @@ fn lend(memory: &ClientMemory, file: &OwnedFd, first: u64, size: u64) {
         size,
     };
     let file = file.try_clone().map(Passed::Memory);
-    // Lending a range a second time fails, which is expected.
+    // Passing a range a second time fails, which is expected.
     let _ = file.map(|file| memory.map(&map, Some(file)));
 }
 

@@ -162,7 +162,7 @@ fn a_receiver_that_stays_at_rtr_is_connected() {
     }
 }
 
-/// As soon as its program is seen to do something else, whichever end is to initiate.
+/// As soon as its program is doing something else, whichever end must initiate.
 #[test]
 fn a_receiver_whose_program_has_gone_on_is_connected_at_once() {
     for (lower, higher) in [(0, 1), (1, 0)] {

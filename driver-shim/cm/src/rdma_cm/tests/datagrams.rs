@@ -32,7 +32,7 @@ fn request(net: &mut Net, channel: u64) -> (u32, Vec<u8>) {
     let event = net.event(1, channel).expect("the channel has no event");
     assert_eq!((event.event, event.uid, event.status), (REQUEST, 100, 0));
     let param = event.datagrams();
-    // The peer's queue pair is not known: its first datagram tells.
+    // The peer's queue pair is not known before its first datagram.
     assert_eq!((param.qp_num, param.qkey, param.address.is_global), (0, 0, 0));
     let len = usize::from(param.private_data_len);
     (event.id, param.private_data[..len].to_vec())
@@ -121,7 +121,7 @@ fn cmu_04_a_refusal_and_a_missing_service_are_unreachable() {
     let (id, _) = request(&mut net, at);
     net.at(1, |engine, world| engine.destroy(world, at, id)).unwrap();
     assert_eq!(net.take_events(0, asker.0), [(6, asker.1, UNREACHABLE, 2)]);
-    // A port that another id holds, which does not listen and will not.
+    // A port of another id, which never listens.
     let other = net.at(1, |engine, world| {
         let channel = engine.open_channel();
         let id = engine.create(channel, 7, PS_UDP).unwrap();
@@ -468,7 +468,7 @@ fn two_ids_do_not_share_a_port() {
         let id = engine.create(channel, 6, PS_UDP).unwrap();
         let local = CmAddress::Ip("127.0.0.1:7471".parse().unwrap());
         assert_eq!(engine.bind(world, channel, id, local), Err(Errno::ADDRINUSE));
-        // A port of TCP is another one.
+        // A TCP port is separate.
         let id = engine.create(channel, 7, PS_TCP).unwrap();
         assert_eq!(engine.bind(world, channel, id, local), Ok(()));
     });

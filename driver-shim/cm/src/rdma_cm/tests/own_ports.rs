@@ -1,4 +1,4 @@
-//! Listeners whose port is not that of TCP: initiators ask for the TCP port at the UDP port.
+//! Listeners whose port is not that of TCP: initiators query the TCP port at the UDP port.
 
 use super::*;
 use urnic_config::{CmPorts, Identity};

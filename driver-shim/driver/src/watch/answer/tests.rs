@@ -1,4 +1,4 @@
-//! Answers as the reader takes them, and all else that may come.
+//! Valid answers, and other messages that may arrive.
 
 use std::io::Read as _;
 use std::net::{TcpListener, TcpStream};
@@ -24,7 +24,7 @@ fn memory(content: &[u8], seals: SealFlags) -> OwnedFd {
     file
 }
 
-/// What the reader makes of these descriptors.
+/// The reader's result for these descriptors.
 fn received<T: DeserializeOwned>(owned: Vec<OwnedFd>) -> Option<T> {
     let (ours, theirs) = ends().unwrap();
     let fds: Vec<BorrowedFd<'_>> = owned.iter().map(AsFd::as_fd).collect();

@@ -66,13 +66,13 @@ unsafe extern "C" {
 const REFUSED: i64 = i64::MIN;
 const INTERRUPTED: i64 = i64::MIN + 1;
 
-/// Where `cpu_id` and `rseq_cs` are in `struct rseq`.
+/// Offsets of `cpu_id` and `rseq_cs` in `struct rseq`.
 #[cfg(target_arch = "x86_64")]
 const CPU_ID: usize = 4;
 #[cfg(target_arch = "x86_64")]
 const RSEQ_CS: usize = 8;
 
-/// Where a thread's `struct rseq` is, from its thread pointer on, as libc says.
+/// The offset of a thread's `struct rseq` from its thread pointer, which libc publishes.
 #[cfg(target_arch = "x86_64")]
 fn offset() -> Option<isize> {
     static OFFSET: OnceLock<Option<isize>> = OnceLock::new();

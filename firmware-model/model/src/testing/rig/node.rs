@@ -23,7 +23,7 @@ use urnic_device::vocabulary::{Access, QpState, WcOpcode, WcStatus};
 use urnic_device::wqe::{BLOCK_LEN, Sge};
 use urnic_testkit::Memory;
 
-/// The memory is what it should be.
+/// The memory has the expected contents.
 static RUNNING: AtomicBool = AtomicBool::new(false);
 
 /// Page size of regions.
