@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn a_container_gets_the_library_and_its_environment_and_nothing_else() {
+    fn a_container_gets_only_the_library_and_its_environment() {
         let read_only = ["bind", "ro", "nosuid", "nodev"];
         assert_eq!(
             spec(&[("URNIC_IDENTITY", "roce")]).expect("good"),

@@ -220,7 +220,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_page_of_statuses_says_the_same() {
+    fn the_page_of_statuses_agrees() {
         let page = include_str!("../../docs/reference/statuses.md");
         let rows: Vec<Vec<&str>> = page
             .lines()
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn statuses_and_vendor_errors_are_told_apart() {
+    fn statuses_and_vendor_errors_are_distinguished() {
         let of = |what| of_one(what).unwrap();
         for what in ["10", "rem_access_err", "IBV_WC_REM_ACCESS_ERR"] {
             assert!(of(what).starts_with("10 IBV_WC_REM_ACCESS_ERR: the key is invalid at the peer"));

@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn each_scenario_is_a_specification_and_says_what_it_does() {
+    fn each_scenario_is_a_specification_with_a_description() {
         let scenarios = shipped();
         assert!(scenarios.len() >= 4, "{scenarios:?}");
         for path in scenarios {
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_neither_a_file_nor_a_fault_is_an_error() {
+    fn an_argument_that_is_no_file_and_no_fault_is_an_error() {
         let folder = urnic_testkit::Folder::new("fault-files-missing");
         let name = |path: &Path| path.display().to_string();
         let missing = name(&folder.file("missing"));

@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_ends_leaves_the_view_whole() {
+    fn the_end_of_a_process_leaves_the_view_complete() {
         let mut state = two_samples();
         press(&mut state, KeyCode::Down);
         press(&mut state, KeyCode::Enter);

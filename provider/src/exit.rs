@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_failed_otherwise_than_by_a_flush_is_worth_a_line() {
+    fn only_failures_other_than_flushes_get_a_line() {
         let flushed = failure("RECV", "WR_FLUSH_ERR", 0, 16);
         assert_eq!(summary(&device(vec![])), None);
         assert_eq!(summary(&device(vec![flushed.clone()])), None);

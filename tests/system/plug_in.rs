@@ -50,12 +50,12 @@ fn a_forked_child_opens_a_device_of_its_own() {
 }
 
 #[test]
-fn forks_beside_threads_that_open_do_not_hang() {
+fn forks_during_opens_of_other_threads_do_not_hang() {
     trial("fork-threads");
 }
 
 #[test]
-fn no_call_hangs_in_a_child_forked_beside_threads() {
+fn no_call_hangs_in_a_child_of_a_process_with_threads() {
     let program = Program::new(or_skip!(compiled("forked")));
     let ended = program.run_for(Duration::from_secs(300));
     assert!(ended.ok() && ended.output.ends_with("answered\n"), "{ended}");

@@ -286,7 +286,7 @@ sys.stdin.read()
 "#;
 
 #[test]
-fn shm_06_another_user_with_a_listeners_name_is_told_nothing() {
+fn shm_06_another_user_with_a_listeners_name_gets_no_message() {
     or_skip!(in_process("the log is the other process's"));
     or_skip!(root());
     or_skip!(installed("rping"));

@@ -56,12 +56,12 @@ fn absent(address: &str, sysfs: &Sysfs) -> Finding {
     match sysfs.functions_like(pci::VENDOR_ID, pci::DEVICE_ID).first() {
         Some(there) => Finding::wrong(
             "function",
-            format!("there is none at {address}, but one of ours at {there}"),
+            format!("no urnic function at {address}, but one at {there}"),
             format!("urnic doctor --device vfio:{there}"),
         ),
         None => Finding::wrong(
             "function",
-            format!("there is none at {address}, and none of ours ({ours}) anywhere"),
+            format!("no urnic function at {address}, nor at another address ({ours})"),
             format!("lspci -D -d {ours}"),
         ),
     }

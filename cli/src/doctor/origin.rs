@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_place_tells_who_installed_it() {
+    fn the_path_of_a_file_shows_its_installer() {
         let is_of_debian = |file: &Path| file == Path::new("/usr/lib/urnic/liburnic.so");
         for (file, origin) in [
             ("/usr/lib/urnic/liburnic.so", "the Debian package"),

@@ -160,7 +160,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_picture_has_a_bar_for_each_stage_of_what_is_in_its_span() {
+    fn a_picture_has_a_bar_for_each_stage_in_its_span() {
         let events = events(TRACE).unwrap();
         let count = |text: &str| text.matches("<title>").count();
         assert_eq!(count(&picture(&events, 0.0, 100.0)), 6);

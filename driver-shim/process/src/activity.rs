@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_sleeps_has_gone_on() {
+    fn a_thread_that_sleeps_has_moved_on() {
         let (ours, theirs) = mpsc::channel();
         let (end, ended) = mpsc::channel::<()>();
         let thread = std::thread::Builder::new().name("a) R (b".to_owned());
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_works_has_gone_on_after_a_while() {
+    fn a_thread_that_works_has_moved_on_after_a_while() {
         let (ours, theirs) = mpsc::channel();
         let stop = AtomicBool::new(false);
         std::thread::scope(|scope| {
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn the_calling_thread_has_not_gone_on() {
+    fn the_calling_thread_has_not_moved_on() {
         assert!(!Activity::here().has_gone_on(Duration::from_secs(3600)));
     }
 }

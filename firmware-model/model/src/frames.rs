@@ -464,7 +464,7 @@ mod follower_tests {
 
     /// However they arrive.
     #[test]
-    fn a_send_whose_payload_went_another_way_has_its_bytes() {
+    fn a_send_whose_payload_was_placed_directly_has_its_bytes() {
         let segment = |last: bool, mo: u32, payload: usize| {
             let mut buffer = [0; 200];
             let control = [if last { 0x41 } else { 0x01 }, Control::from(Opcode::Send).byte()];
@@ -499,7 +499,7 @@ mod follower_tests {
 
     /// A receiver that takes no more than `left` reaches the end of the frame, and never passes it.
     #[test]
-    fn a_frame_is_not_left_by_what_is_in_it() {
+    fn contents_of_a_frame_do_not_end_it() {
         let mut buffer = [0; 200];
         let len = fpdu::emit(&[0x41; 100], CrcMode::On, &mut buffer);
         let stream = [REQUEST, &buffer[..len], &buffer[..len]].concat();

@@ -205,7 +205,7 @@ mod loom_tests {
 
     /// A sender with two bytes for a ring of one either finds room or is notified.
     #[test]
-    fn a_sender_without_room_is_told() {
+    fn a_sender_without_room_is_notified() {
         loom::model(|| {
             let positions = words::<2>();
             let wanted = Arc::new(AtomicU32::new(0));
@@ -239,7 +239,7 @@ mod loom_tests {
     /// Two messages follow one another in the inline copy: a receiver takes the first one
     /// unchanged, or from the ring.
     #[test]
-    fn what_is_repeated_beside_the_tail_is_never_mixed() {
+    fn inline_copies_are_never_mixed() {
         loom::model(|| {
             // The tail, and the inline copy of two words.
             let words = words::<3>();
@@ -318,7 +318,7 @@ mod loom_tests {
 
     /// A peer that finds its bit set does not notify: the owner then sees its publication.
     #[test]
-    fn what_is_published_while_the_bit_is_set_is_seen() {
+    fn bytes_published_while_the_bit_is_set_are_seen() {
         loom::model(|| {
             let words = words::<2>();
             let flags = Arc::new([AtomicU32::new(0), AtomicU32::new(0)]);
@@ -378,7 +378,7 @@ mod loom_tests {
     /// The last of two messages is confirmed, and this is notified: the confirmation is visible
     /// then.
     #[test]
-    fn a_confirmation_of_all_that_was_sent_is_told() {
+    fn a_confirmation_of_all_bytes_is_notified() {
         loom::model(|| {
             let words = words::<3>();
             let flags = Arc::new([AtomicU32::new(0), AtomicU32::new(1)]);
@@ -414,7 +414,7 @@ mod loom_tests {
 
     /// After a revocation, the memory does not change.
     #[test]
-    fn a_revocation_waits_for_the_access_under_way() {
+    fn a_revocation_waits_for_the_access_in_flight() {
         loom::model(|| {
             let all = words::<3>();
             let theirs = all.clone();

@@ -213,7 +213,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_come_back_late() {
+    fn numbers_are_reused_late() {
         let table = Table::<u32>::new(5000);
         let first = table.insert_with((), Ok).unwrap();
         assert_eq!((*first, **table.find(1).unwrap()), (1, 1));
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_thread_found_last_is_not_taken_for_another_object() {
+    fn the_object_found_last_is_not_mistaken_for_another() {
         thread_local!(static LAST: Last<u32> = const { Last::none() });
         let tables = [Table::<u32>::dense(2), Table::dense(2)];
         let find = |table: usize, id| tables[table].find_again(id, &LAST, |object| **object);

@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn advice_is_held_against_the_region() {
+    fn advice_is_checked_against_the_region() {
         let places = Places::default();
         let place = Place {
             addr: 0x7000,

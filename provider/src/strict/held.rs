@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_program_writes_meanwhile_is_noticed() {
+    fn writes_of_the_program_before_the_poll_are_detected() {
         let place = [0u8; 64];
         let mut arena = Arena::new(place.as_ptr().addr(), 9);
         let mut bytes = [0u8; 16];
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn what_another_receive_brings_is_no_change_by_the_program() {
+    fn bytes_of_another_receive_are_no_change_by_the_program() {
         let place = [5u8; 128];
         let mut arena = Arena::new(place.as_ptr().addr(), 9);
         let shared = [0u8; 64];

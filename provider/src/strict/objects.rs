@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_left_is_counted_by_place() {
+    fn remaining_objects_are_counted_by_call_site() {
         let objects = Objects::default();
         for address in 1..=3 {
             objects.created(Kind::MemoryRegion, address);

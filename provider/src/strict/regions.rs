@@ -172,7 +172,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_wrong_with_an_element_is_named() {
+    fn the_fault_of_an_element_is_named() {
         let regions = Regions::default();
         let region = Region {
             pd: 1,

@@ -307,7 +307,7 @@ mod tests {
     static LOOKS_OF_ONE: urnic_sync::Mutex<()> = urnic_sync::Mutex::new(());
 
     #[test]
-    fn a_look_at_a_closed_page_is_noted_and_succeeds() {
+    fn an_access_to_a_closed_page_is_recorded_and_succeeds() {
         let _one = LOOKS_OF_ONE.lock();
         let page = two_pages();
         let request = Watched {
@@ -321,7 +321,7 @@ mod tests {
         assert_eq!((seen[0].addr, seen[0].request), (page.addr() + PAGE + 5, request));
         // This program is the library and its user.
         let frames = seen[0].site.frames();
-        let own = "a_look_at_a_closed_page_is_noted_and_succeeds";
+        let own = "an_access_to_a_closed_page_is_recorded_and_succeeds";
         assert!(frames.all().iter().any(|frame| frame.contains(own)), "{frames:?}");
         open(number);
         assert_eq!(close(page.addr() + 1, 10, request), None, "no whole page");

@@ -420,7 +420,7 @@ fn with_sq_sig_all_every_entry_is_signalled() {
 }
 
 #[test]
-fn the_device_is_rung_on_request_and_sees_a_list_at_once() {
+fn the_device_gets_requested_doorbells_and_a_list_at_once() {
     let mut s = Sends::new(8, 1, 0);
     s.post(&send(&mut [])).unwrap();
     s.post(&send(&mut [])).unwrap();

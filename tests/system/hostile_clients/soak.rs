@@ -492,12 +492,12 @@ fn run_soak(round: Duration) {
 }
 
 #[test]
-fn regular_clients_work_beside_hostile_ones() {
+fn regular_clients_work_next_to_hostile_ones() {
     run_soak(Duration::from_secs(2));
 }
 
 #[test]
 #[ignore = "ten minutes"]
-fn regular_clients_work_beside_hostile_ones_for_long() {
+fn regular_clients_work_next_to_hostile_ones_for_long() {
     run_soak(Duration::from_secs(150));
 }

@@ -226,7 +226,7 @@ fn empa_35_more_reads_than_we_can_hold_terminate() {
 }
 
 #[test]
-fn empa_38_a_queue_pair_that_failed_meanwhile_terminates() {
+fn empa_38_a_queue_pair_that_failed_before_terminates() {
     let mut target = or_skip!(CmTargetProcess::start(&[]));
     target.manages_own_queue_pairs();
     // Vector F-TERM-205.

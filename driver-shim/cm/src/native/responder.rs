@@ -200,7 +200,7 @@ impl Engine {
     pub(super) fn accept_with_rts(&mut self, world: &mut World<'_>, sid: u32, qpn: u32) {
         match self.pairs.get_mut(&qpn).map(|pair| &mut pair.phase) {
             Some(Phase::Connecting(connecting)) if matches!(connecting.rts, Rts::Due | Rts::Awaited(_)) => {
-                tracing::debug!("stream {sid}: held until qpn {qpn:#08x} reaches RTS");
+                tracing::debug!("stream {sid}: waits until qpn {qpn:#08x} reaches RTS");
                 connecting.rts = Rts::Awaited(world.now + RTS_GRACE);
                 self.hold(world, sid, qpn, RTS_LOOK);
             }

@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn shm_11_a_thread_that_sleeps_elsewhere_is_not_waited_for() {
+    fn shm_11_no_wait_for_a_thread_in_another_system_call() {
         let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
         let guard = guard_of(&child);
         crate::testing::mock::wait_for("its sleep", || (state(&child) == 'S').then_some(()));

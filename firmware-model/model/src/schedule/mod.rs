@@ -493,7 +493,7 @@ mod tests {
     /// The notification page finds peers that take turns each time; for a single sender it is not
     /// read.
     #[test]
-    fn notifications_are_looked_at_often_only_after_one_has_brought_something() {
+    fn the_page_is_read_often_only_after_it_found_an_arrival() {
         let hot = Hot::default();
         let heard = || {
             let polls = (0..64).map(|_| {

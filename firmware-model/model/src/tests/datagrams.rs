@@ -556,7 +556,7 @@ fn nobody(family: u8) -> Endpoint {
 }
 
 #[test]
-fn ud_18_datagrams_that_nobody_takes_are_reported() {
+fn ud_18_refused_datagrams_are_reported() {
     let driver = device();
     let mut port = Port::ready_with(&driver, bind::REPORT_REFUSED);
     for psn in 0..16_u64 {

@@ -265,7 +265,7 @@ fn shm_19_atomics_need_their_right() {
 /// What the target's table does not permit is refused as on any other way: by the target, with a
 /// Terminate.
 #[test]
-fn shm_10_what_is_not_permitted_is_refused_by_the_target() {
+fn shm_10_the_target_refuses_what_is_not_permitted() {
     type Spoil = fn(&Driver, &mut Pair, &mut wqe::SendHeader);
     let cases: [(&str, Spoil); 6] = [
         ("another key", |_, _, write| {
@@ -329,7 +329,7 @@ fn shm_10_the_rights_of_the_queue_pair_count() {
 
 /// One thread writes without a pause while another takes the memory away.
 #[test]
-fn shm_11_a_revocation_waits_for_accesses_under_way() {
+fn shm_11_a_revocation_waits_for_accesses_in_flight() {
     revocations(0, ready);
 }
 
@@ -392,7 +392,7 @@ fn revocations(writes: u64, ready: impl Fn() -> (Driver, Driver, Pair)) {
 
 /// A queue pair that is reset or destroyed takes no more Writes.
 #[test]
-fn shm_11_a_queue_pair_that_is_gone_takes_no_writes() {
+fn shm_11_a_destroyed_queue_pair_takes_no_writes() {
     let (near, far, mut pair) = ready();
     assert_eq!(write(&near, &mut pair, 1, 8), WcStatus::Success);
     far.modify(&pair.responder.qp, QpState::Err).unwrap();

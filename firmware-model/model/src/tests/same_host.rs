@@ -117,7 +117,7 @@ pub(super) fn completes(pair: &mut Pair, cookie: u64) {
 }
 
 #[test]
-fn shm_01_both_ends_know_the_way_of_the_bytes() {
+fn shm_01_both_ends_agree_on_memory_or_tcp() {
     for (here, there) in [(true, true), (true, false), (false, true), (false, false)] {
         let (near, far) = (driver(here), driver(there));
         let mut pair = connect(&near, &far);

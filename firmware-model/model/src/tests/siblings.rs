@@ -244,7 +244,7 @@ fn numbers_are_visited_once_each() {
 /// receive, and neither waits for ever for what the other one's have done, whether it polls or not.
 /// Messages go one way for a while, so that no answer brings what is waited for along.
 #[test]
-fn a_thread_at_each_end_finds_what_is_for_it() {
+fn a_thread_at_each_end_finds_its_bytes() {
     for same_host in [false, true] {
         let driver = same_host::driver(same_host);
         let driver = &driver;

@@ -230,7 +230,7 @@ fn cmu_06_a_flood_of_requests_makes_no_more_ids_than_the_backlog() {
 }
 
 #[test]
-fn cmu_07_only_the_host_that_was_asked_can_answer() {
+fn cmu_07_only_the_queried_host_can_answer() {
     let mut net = pair();
     let asker = net.ready_for_datagrams(0, 7471, 5);
     net.connect(0, asker, parameters(3, 0, 0, b""));
@@ -616,7 +616,7 @@ mod groups {
     }
 
     #[test]
-    fn cmu_10_events_of_memberships_count_for_the_membership_and_for_the_id() {
+    fn cmu_10_events_of_memberships_count_for_both() {
         let mut net = pair();
         let channel = net.at(0, |engine, _| engine.open_channel());
         let id = bound(&mut net, channel, 5);

@@ -47,7 +47,7 @@ fn an_answer_arrives_whole() {
 }
 
 #[test]
-fn a_process_that_says_nothing_is_left_out() {
+fn a_process_that_does_not_answer_is_left_out() {
     let (ours, theirs) = ends().unwrap();
     assert_eq!(receive::<u64>(ours, Instant::now()), None);
     drop(theirs);
@@ -90,7 +90,7 @@ fn closes() -> bool {
 }
 
 #[test]
-fn a_descriptor_whose_close_waits_delays_nobody() {
+fn a_descriptor_whose_close_waits_delays_no_thread() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let slow = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let (mut reader, _) = listener.accept().unwrap();

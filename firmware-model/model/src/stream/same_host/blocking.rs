@@ -148,7 +148,7 @@ impl BlockingWork {
         let builder = Builder::new().name("urnic-blocking".to_owned()).stack_size(STACK);
         let run = Box::new(move || of_thread.serve());
         if let Err(error) = sys::with_signals_blocked(|| (self.start.0)(builder, run)) {
-            tracing::debug!(%error, "no thread for what other processes may let block");
+            tracing::debug!(%error, "no thread for calls that may block");
             // The next job tries it again.
             self.shared.lock().threads -= 1;
         }
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn shm_22_whoever_gives_something_to_close_does_not_wait() {
+    fn shm_22_a_thread_that_submits_a_close_does_not_wait() {
         let blocking = BlockingWork::new(ThreadStart::default()).unwrap();
         let gate = Arc::new(Gate::default());
         for _ in 0..MOST + THREADS {

@@ -640,7 +640,7 @@ mod local_socket_tests {
     }
 
     #[test]
-    fn shm_22_nothing_follows_once_a_socket_was_looked_at() {
+    fn shm_22_nothing_follows_once_a_socket_was_examined() {
         let (ours, theirs) = pair();
         assert!(is_empty_for_good(&ours));
         let sent = rustix::net::send(&theirs, b"x", SendFlags::NOSIGNAL);
@@ -649,7 +649,7 @@ mod local_socket_tests {
 
     /// The descriptor that a stranger passed is closed by a thread.
     #[test]
-    fn shm_22_what_was_passed_is_closed_by_the_helper() {
+    fn shm_22_the_helper_closes_passed_descriptors() {
         let blocking = Arc::new(BlockingWork::new(ThreadStart::default()).unwrap());
         let (ours, theirs) = pair();
         let (watched, passed) = rustix::pipe::pipe().unwrap();

@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn shm_03_a_sleeping_thread_is_woken_whoever_takes_the_byte() {
+    fn shm_03_a_sleeper_is_woken_even_if_another_takes_the_byte() {
         let descriptors = Descriptors::new(64, None);
         let notifications = Arc::new(NotificationPage::new(&descriptors).unwrap());
         let asleep = notifications.fall_asleep().unwrap();

@@ -206,7 +206,7 @@ mod tests {
 
     /// A port with the same number at another host is not one of this host.
     #[test]
-    fn shm_23_ports_of_other_hosts_are_not_looked_for() {
+    fn shm_23_ports_of_other_hosts_are_not_searched() {
         let descriptors = Descriptors::new(64, None);
         let peers = peers(&descriptors);
         let (_port, at) = port();

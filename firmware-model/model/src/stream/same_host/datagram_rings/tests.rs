@@ -170,7 +170,7 @@ proptest! {
 }
 
 #[test]
-fn shm_15_a_port_that_is_closed_is_asked_anew() {
+fn shm_15_a_closed_port_gets_a_new_offer() {
     let mut link = Link::in_use();
     let local = link.far.local;
     let peers = link.far.datagram_rings.local.clone();
@@ -189,7 +189,7 @@ fn shm_15_a_port_that_is_closed_is_asked_anew() {
 }
 
 #[test]
-fn shm_15_a_sender_that_is_gone_leaves_what_it_sent() {
+fn shm_15_an_ended_senders_datagrams_are_received() {
     let mut link = Link::in_use();
     link.send(vec![4]);
     let (near, _reserved) = port();
@@ -220,7 +220,7 @@ fn rings_are_bounded() {
 
 /// A port that answers many short-lived senders keeps no state of those that have ended.
 #[test]
-fn shm_15_rings_to_ports_that_are_gone_are_let_go() {
+fn shm_15_rings_to_closed_ports_are_dropped() {
     let mut link = Link::in_use();
     let before = (
         link.near.ways.len(),

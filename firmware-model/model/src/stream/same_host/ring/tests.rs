@@ -138,7 +138,7 @@ fn passes(total: usize, longest: usize) {
 }
 
 #[test]
-fn a_short_message_is_taken_from_beside_the_tail_if_it_is_the_only_one() {
+fn a_single_short_message_is_taken_from_the_inline_copy() {
     let (memory, mut sender, mut receiver) = ends();
     let ring = FIRST_RINGS.of(Direction::FromResponder);
     let mut into = [0; 2 * INLINE_COPY_MAX];
