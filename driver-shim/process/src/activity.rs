@@ -26,7 +26,7 @@ impl Activity {
     /// Whether the thread is doing something else since then: it has used `chance` of processor
     /// time, it sleeps, or it has ended. A thread that waits for a processor, or was stopped, is
     /// not.
-    pub fn has_gone_on(&self, chance: Duration) -> bool {
+    pub fn has_moved_on(&self, chance: Duration) -> bool {
         match (used_by(self.thread), self.used) {
             (Some(now), Some(then)) => now >= then + chance || sleeps(self.thread),
             (None, Some(_)) => true,
@@ -88,10 +88,10 @@ mod tests {
             let _ = ended.recv();
         });
         let activity = theirs.recv().expect("the thread tells");
-        becomes("it sleeps", || activity.has_gone_on(Duration::MAX / 2));
+        becomes("it sleeps", || activity.has_moved_on(Duration::MAX / 2));
         drop(end);
         thread.expect("a thread").join().expect("no panic");
-        becomes("it has ended", || activity.has_gone_on(Duration::MAX / 2));
+        becomes("it has ended", || activity.has_moved_on(Duration::MAX / 2));
     }
 
     #[test]
@@ -107,16 +107,16 @@ mod tests {
             });
             let activity = theirs.recv().expect("the thread tells");
             assert!(
-                !activity.has_gone_on(Duration::from_secs(3600)),
+                !activity.has_moved_on(Duration::from_secs(3600)),
                 "it does not sleep"
             );
-            becomes("it has used a processor", || activity.has_gone_on(CHANCE));
+            becomes("it has used a processor", || activity.has_moved_on(CHANCE));
             stop.store(true, Ordering::Relaxed);
         });
     }
 
     #[test]
     fn the_calling_thread_has_not_moved_on() {
-        assert!(!Activity::here().has_gone_on(Duration::from_secs(3600)));
+        assert!(!Activity::here().has_moved_on(Duration::from_secs(3600)));
     }
 }

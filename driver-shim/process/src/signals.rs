@@ -31,37 +31,37 @@ fn every() -> libc::sigset_t {
 /// inherits that mask permanently. Threads that work for the device recover from faults in the
 /// program's memory, and the kernel ends a process that blocks these signals.
 pub fn blocked<T>(f: impl FnOnce() -> T) -> T {
-    let held = HeldBack::from_here();
+    let deferred = DeferredSignals::from_here();
     let result = f();
-    held.release();
+    deferred.release();
     result
 }
 
 /// The signal mask of the calling thread before its signals were deferred. The type has no `Drop`:
-/// a handler that runs in [`HeldBack::release`] may jump out of it.
+/// a handler that runs in [`DeferredSignals::release`] may jump out of it.
 #[derive(Clone, Copy)]
-pub struct HeldBack {
+pub struct DeferredSignals {
     before: libc::sigset_t,
 }
 
-impl HeldBack {
+impl DeferredSignals {
     /// Holds back all signals from the calling thread except those of faults.
-    pub fn from_here() -> HeldBack {
+    pub fn from_here() -> DeferredSignals {
         let mut signals = every();
         for fault in FAULTS {
             // SAFETY: `signals` is a local, initialised set.
             unsafe { libc::sigdelset(&raw mut signals, fault) };
         }
-        HeldBack::new(&signals)
+        DeferredSignals::new(&signals)
     }
 
-    fn new(signals: &libc::sigset_t) -> HeldBack {
+    fn new(signals: &libc::sigset_t) -> DeferredSignals {
         let mut before = MaybeUninit::uninit();
         // SAFETY: `signals` is initialised, and `before` is a local that a call that cannot fail
         // initialises.
         unsafe {
             libc::pthread_sigmask(libc::SIG_BLOCK, signals, before.as_mut_ptr());
-            HeldBack {
+            DeferredSignals {
                 before: before.assume_init(),
             }
         }
@@ -132,11 +132,11 @@ mod tests {
     /// before the release and in all, and whether the signal would interrupt.
     fn met_by(signal: c_int) -> (u32, u32, bool) {
         CAME.set(0);
-        let held = HeldBack::from_here();
+        let deferred = DeferredSignals::from_here();
         // SAFETY: the test below has installed a handler for the signal or blocked it.
         unsafe { libc::pthread_kill(libc::pthread_self(), signal) };
-        let (during, interrupted) = (CAME.get(), held.would_interrupt());
-        held.release();
+        let (during, interrupted) = (CAME.get(), deferred.would_interrupt());
+        deferred.release();
         (during, CAME.get(), interrupted)
     }
 

@@ -173,23 +173,23 @@ pub(crate) fn confirm(processed: &impl Word<u64>, position: u64, tail: &impl Wor
 /// Sets the hazard flag: a thread is about to access memory of another process; `value` is not 0.
 /// The thread must then check its permission.
 #[inline]
-pub(crate) fn set_hazard(guard: &impl Word<u64>, value: u64) {
+pub(crate) fn set_hazard(hazard: &impl Word<u64>, value: u64) {
     // A revoker that observes this value also observes the copies made under the previous one.
-    guard.store(value, Ordering::Release);
+    hazard.store(value, Ordering::Release);
     full_fence();
 }
 
 /// The access, if one was made, is over.
 #[inline]
-pub(crate) fn clear_hazard(guard: &impl Word<u64>) {
-    guard.store(0, Ordering::Release);
+pub(crate) fn clear_hazard(hazard: &impl Word<u64>) {
+    hazard.store(0, Ordering::Release);
 }
 
 /// A permission was changed: returns the hazard flag. The revoker must wait while the flag has this
 /// value, unless it is 0.
-pub(crate) fn hazard_after_revocation(guard: &impl Word<u64>) -> u64 {
+pub(crate) fn hazard_after_revocation(hazard: &impl Word<u64>) -> u64 {
     full_fence();
-    guard.load(Ordering::SeqCst)
+    hazard.load(Ordering::SeqCst)
 }
 
 #[cfg(all(test, loom))]
@@ -419,19 +419,19 @@ mod loom_tests {
             let all = words::<3>();
             let theirs = all.clone();
             let peer = thread::spawn(move || {
-                let [permission, guard, memory] = &*theirs;
+                let [permission, hazard, memory] = &*theirs;
                 for n in 1..3 {
-                    set_hazard(guard, n);
+                    set_hazard(hazard, n);
                     if permission.load(Ordering::Acquire) == 0 {
                         memory.store(n, Ordering::Relaxed);
                     }
-                    clear_hazard(guard);
+                    clear_hazard(hazard);
                 }
             });
-            let [permission, guard, memory] = &*all;
+            let [permission, hazard, memory] = &*all;
             permission.store(1, Ordering::SeqCst);
-            let value = hazard_after_revocation(guard);
-            while value != 0 && guard.load(Ordering::SeqCst) == value {
+            let value = hazard_after_revocation(hazard);
+            while value != 0 && hazard.load(Ordering::SeqCst) == value {
                 thread::yield_now();
             }
             let seen = memory.load(Ordering::Relaxed);

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use rustix::io::Errno;
 use urnic_presence::{Presence, command, registry};
 use urnic_process::fds::{self, Kind};
-use urnic_process::signals::HeldBack;
+use urnic_process::signals::DeferredSignals;
 
 use super::{ACTIVE, NewFd, exported, missing};
 use crate::guard::{guarded, set_errno};
@@ -233,7 +233,7 @@ unsafe extern "C-unwind" fn manage(fd: c_int, bytes: *const c_void, length: usiz
         return missing(-1);
     };
     loop {
-        let signals = HeldBack::from_here();
+        let signals = DeferredSignals::from_here();
         // SAFETY: the C caller is responsible for its buffer, and for the addresses in the command.
         let outcome = guarded(|| unsafe { urnic_driver::cm_write(fd, bytes.cast(), length, &signals) });
         signals.release();

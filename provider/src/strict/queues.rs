@@ -12,11 +12,11 @@ use urnic_device::vocabulary::WcOpcode;
 
 use super::call_site::CallSite;
 use super::findings::Rule;
-use super::held::{Arena, Held};
 use super::memory;
 use super::process::{Strict, current};
 use super::regions::Place;
 use super::watched_pages::{self, PlacedByDevice, Watched};
+use super::withheld::{Arena, Withheld};
 
 /// The check of one queue pair.
 pub(crate) struct PairCheck {
@@ -350,14 +350,14 @@ pub(super) struct Posted {
     unchanged: Vec<(usize, usize, u64)>,
     /// Numbers of the pages that can only be read.
     watched: Vec<usize>,
-    back: Option<HeldBack>,
+    withheld: Option<WithheldRequest>,
     _placed: Option<PlacedByDevice>,
 }
 
 /// A request whose bytes are withheld, and its elements with their places.
 #[derive(Debug)]
-struct HeldBack {
-    held: Held,
+struct WithheldRequest {
+    withheld: Withheld,
     elements: Vec<(Element, Place)>,
 }
 
@@ -421,23 +421,23 @@ impl Requests {
             return (posted, None);
         }
         let has_bytes = !places.is_empty();
-        posted.back = self.hold(request, watched, places);
-        posted._placed = (has_bytes && posted.back.is_none()).then(PlacedByDevice::new);
-        let element = posted.back.as_ref().map(|back| Element {
-            key: back.held.key,
-            offset: back.held.addr as u64,
-            len: back.held.len as u32,
+        posted.withheld = self.withhold(request, watched, places);
+        posted._placed = (has_bytes && posted.withheld.is_none()).then(PlacedByDevice::new);
+        let element = posted.withheld.as_ref().map(|request| Element {
+            key: request.withheld.key,
+            offset: request.withheld.addr as u64,
+            len: request.withheld.len as u32,
         });
         (posted, element)
     }
 
-    /// Holds a request back. One with a mistake is the device's to refuse.
-    fn hold(
+    /// Withholds the bytes of a request; not of one with a mistake, which the device must refuse.
+    fn withhold(
         &self,
         request: &Request<'_>,
         watched: Watched,
         places: Vec<Option<(Place, usize)>>,
-    ) -> Option<HeldBack> {
+    ) -> Option<WithheldRequest> {
         let places: Vec<_> = places.into_iter().collect::<Option<_>>()?;
         let arena = self.arena.as_ref()?;
         let pieces: Vec<_> = places
@@ -448,9 +448,9 @@ impl Requests {
         let elements = with_bytes
             .zip(places)
             .map(|(element, (place, _))| (*element, place));
-        let held = arena.lock().hold(watched, &pieces)?;
-        Some(HeldBack {
-            held,
+        let withheld = arena.lock().withhold(watched, &pieces)?;
+        Some(WithheldRequest {
+            withheld,
             elements: elements.collect(),
         })
     }
@@ -467,7 +467,7 @@ impl Requests {
             site: CallSite::here(),
             unchanged: Vec::new(),
             watched: Vec::new(),
-            back: None,
+            withheld: None,
             _placed: None,
         };
         for (number, element) in request.elements.iter().enumerate() {
@@ -499,17 +499,17 @@ impl Requests {
     /// The program polled the completion of a request, which has `len` bytes if they are withheld.
     pub(super) fn complete(&self, posted: &Posted, len: u32) {
         let mut changed = None;
-        if let Some(HeldBack { held, elements }) = &posted.back {
+        if let Some(WithheldRequest { withheld, elements }) = &posted.withheld {
             // The program may have deregistered the memory, and use it for something else.
             let is_there = |(element, place): &(Element, Place)| {
                 let Element { key, offset, len } = *element;
                 self.strict.regions.place(self.pd, key, offset, len.into(), true) == Ok(Some(*place))
             };
             match elements.iter().all(is_there) {
-                true => changed = held.deliver(len as usize),
-                false => held.open(),
+                true => changed = withheld.deliver(len as usize),
+                false => withheld.open(),
             }
-            self.release(held);
+            self.release(withheld);
         }
         let is_changed = |(addr, len, hash): &&(usize, usize, u64)| {
             memory::hash(*addr, *len).is_some_and(|now| now != *hash)
@@ -528,16 +528,16 @@ impl Requests {
 
     /// A request will not complete.
     pub(super) fn forget(&self, posted: &Posted) {
-        if let Some(HeldBack { held, .. }) = &posted.back {
-            held.open();
-            self.release(held);
+        if let Some(WithheldRequest { withheld, .. }) = &posted.withheld {
+            withheld.open();
+            self.release(withheld);
         }
         self.unwatch(posted);
     }
 
-    fn release(&self, held: &Held) {
+    fn release(&self, withheld: &Withheld) {
         if let Some(arena) = &self.arena {
-            arena.lock().release(held);
+            arena.lock().release(withheld);
         }
     }
 
@@ -545,7 +545,7 @@ impl Requests {
         for number in &posted.watched {
             watched_pages::open(*number);
         }
-        if posted.back.is_some() || !posted.watched.is_empty() {
+        if posted.withheld.is_some() || !posted.watched.is_empty() {
             self.strict.report_looks();
         }
     }

@@ -16,7 +16,7 @@ use super::pd::{DomainMembership, Pd, Resource, Rings};
 use super::receive_queue::{ReceiveQueue, ReceiveShape};
 use super::reported::{Acknowledgements, Reported};
 use crate::from_c::{Given, Out, SharedWithC, ToFree, Zeroes, objects, pointers};
-use crate::strict::{self, HeldMemory, SharedCheck};
+use crate::strict::{self, SharedCheck, WithheldMemory};
 
 /// A shared receive queue: the part of libibverbs, then the part of the provider.
 #[repr(C)]
@@ -33,7 +33,7 @@ pub(crate) struct Srq {
     /// The check of the option `strict`, and memory for withheld bytes, which is dropped before the
     /// membership.
     check: Option<Arc<SharedCheck>>,
-    _held: Option<HeldMemory>,
+    _withheld: Option<WithheldMemory>,
     _rings: Rings,
     _membership: DomainMembership,
 }
@@ -74,8 +74,8 @@ impl Srq {
         // the value.
         let receives = unsafe { ReceiveQueue::new(ring, device.record(), shape, None) };
         let domain = membership.domain();
-        let held = strict::current().and_then(|_| HeldMemory::new(domain));
-        let arena = held.as_ref().map(HeldMemory::arena);
+        let withheld = strict::current().and_then(|_| WithheldMemory::new(domain));
+        let arena = withheld.as_ref().map(WithheldMemory::arena);
         let check =
             strict::current().map(|strict| SharedCheck::new(strict, device.id, domain.device.id, arena));
         let check = check.map(Arc::new);
@@ -97,7 +97,7 @@ impl Srq {
                 async_channel: context.async_channel.clone(),
                 asynchronous: Reported::default(),
                 check,
-                _held: held,
+                _withheld: withheld,
                 _rings: rings,
                 _membership: membership,
             },

@@ -197,7 +197,7 @@ struct ConnectState {
     attempts: u32,
     /// The peer's stream. It waits while `stream`, which has precedence, is not answered, or until
     /// RTS.
-    held: Option<u32>,
+    waiting_stream: Option<u32>,
     /// Attempts come from [`Peer::source`]; else the host chooses the source. Alternates after each
     /// failure to connect.
     from_source: bool,
@@ -219,7 +219,7 @@ impl ConnectState {
             stream: None,
             next_attempt,
             attempts: 0,
-            held: None,
+            waiting_stream: None,
             from_source: true,
             nudge: None,
             ticket: None,
@@ -442,7 +442,7 @@ impl Engine {
         self.timers.set(Key::Pair(qpn), None);
         match phase {
             Phase::Connecting(connecting) => {
-                rejected.extend(connecting.held);
+                rejected.extend(connecting.waiting_stream);
                 if let Some(sid) = connecting.stream {
                     self.close_stream(world, sid, Close::Abort);
                 }
@@ -571,9 +571,9 @@ impl Engine {
                     pair.parked.retain(|parked| *parked != sid);
                     self.parked -= before - pair.parked.len();
                     if let Phase::Connecting(connecting) = &mut pair.phase
-                        && connecting.held == Some(sid)
+                        && connecting.waiting_stream == Some(sid)
                     {
-                        connecting.held = None;
+                        connecting.waiting_stream = None;
                     }
                 }
             }
@@ -618,7 +618,7 @@ impl Engine {
             tracing::debug!("qpn {qpn:#08x}: not attached: {errno}");
             return Err(errno);
         }
-        let (held, own) = (connecting.held, connecting.stream);
+        let (waiting, own) = (connecting.waiting_stream, connecting.stream);
         let again = params.unreliable.then_some((params, rts));
         if let Some(sid) = sid {
             self.remove_startup(sid);
@@ -627,7 +627,7 @@ impl Engine {
         for other in own.into_iter().filter(|own| Some(*own) != sid) {
             self.close_stream(world, other, Close::Abort);
         }
-        for other in held.into_iter().filter(|held| Some(*held) != sid) {
+        for other in waiting.into_iter().filter(|waiting| Some(*waiting) != sid) {
             self.reject(world, other, Reason::Connected);
         }
         let fenced = negotiated.is_some_and(|negotiated| negotiated.fenced);

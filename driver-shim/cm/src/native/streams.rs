@@ -26,7 +26,7 @@ pub trait Streams: Carrier {
     /// Since when posted sends of the queue pair wait for its connection; `None`: no send waits.
     fn waiting_since(&mut self, qid: u32) -> Option<Time>;
     /// Whether the program seems to be doing something else since it brought the queue pair to RTR.
-    fn has_gone_on(&mut self, qid: u32) -> bool;
+    fn has_moved_on(&mut self, qid: u32) -> bool;
 }
 
 /// The time and the device during a call of the engine.

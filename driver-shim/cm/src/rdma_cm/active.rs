@@ -50,7 +50,7 @@ impl Engine {
             sid: 0,
             parameters,
             port: remote.port(),
-            location: Location::Unasked,
+            location: Location::Unknown,
             other_port: false,
             // Peer-to-peer mode and the RTR frame both allow the responder to send first, and
             // exclude each other (conformance S001-08).
@@ -404,7 +404,7 @@ impl Engine {
         };
         let is_known = match &id.state {
             State::Connecting(connecting) => match connecting.location {
-                Location::Unasked | Location::Silent => world.now >= connecting.deadline,
+                Location::Unknown | Location::Silent => world.now >= connecting.deadline,
                 Location::Absent | Location::Known => true,
             },
             _ => true,

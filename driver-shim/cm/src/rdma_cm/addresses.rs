@@ -120,11 +120,11 @@ impl Engine {
                 // From this state on the id is an initiator. Its port is reserved until it
                 // connects.
                 let before = std::mem::replace(&mut self.own(channel, handle)?.state, State::AddressResolved);
-                let held = self.hold(world, handle, before);
+                let reservation = self.reserve_port(world, handle, before);
                 let given = local.map_or(0, |local| local.port());
                 let port = if given == 0 { self.pick_port() } else { given };
                 let id = self.own(channel, handle)?;
-                id.held = held;
+                id.reservation = reservation;
                 id.local = Some(with_port(source, port));
                 id.remote = Some(remote);
                 id.picked = given == 0;
@@ -179,7 +179,7 @@ impl Engine {
     /// Turns the listener of a bound id into one that only reserves the port and accepts no
     /// connection, until the id connects. A UDP port is reserved as long as the id exists, and
     /// needs no listener.
-    fn hold(&mut self, world: &mut World<'_>, handle: u32, bound: State) -> Option<u32> {
+    fn reserve_port(&mut self, world: &mut World<'_>, handle: u32, bound: State) -> Option<u32> {
         let State::Bound { lid, early } = bound else {
             return None;
         };

@@ -180,7 +180,7 @@ struct Id {
     /// The engine picked the local port; the program did not choose it.
     picked: bool,
     /// The listener that reserves the local port until the id connects.
-    held: Option<u32>,
+    reservation: Option<u32>,
     /// librdmacm manages the queue pair of the id: it queried the attributes before connecting.
     manages_qp: bool,
     ack_timeout: Option<u8>,
@@ -209,7 +209,7 @@ impl Id {
             local: None,
             remote: None,
             picked: false,
-            held: None,
+            reservation: None,
             manages_qp: false,
             ack_timeout: None,
             traffic_class: 0,
@@ -334,7 +334,7 @@ struct AwaitingRtrFrame {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Location {
     /// The peer was not queried.
-    Unasked,
+    Unknown,
     /// The peer did not answer.
     Silent,
     /// The peer has no listener whose port is not that of TCP.

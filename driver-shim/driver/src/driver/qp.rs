@@ -26,7 +26,7 @@ use urnic_process::activity::Activity;
 
 /// The processor time within which a thread that changes a queue pair to RTR changes it to RTS, if
 /// that is its next step.
-const GOES_ON: Duration = Duration::from_millis(1);
+const MOVES_ON: Duration = Duration::from_millis(1);
 
 /// The parameters of a new queue pair.
 #[derive(Clone, Copy)]
@@ -305,13 +305,13 @@ impl Qp {
     }
 
     /// Whether the thread that brought the queue pair to RTR seems to be doing something else.
-    pub(crate) fn has_gone_on(&self) -> bool {
+    pub(crate) fn has_moved_on(&self) -> bool {
         // The lock is held during a change.
         self.attr.try_lock().is_some()
             && self
                 .at_rtr
                 .lock()
-                .is_some_and(|activity| activity.has_gone_on(GOES_ON))
+                .is_some_and(|activity| activity.has_moved_on(MOVES_ON))
     }
 
     pub(crate) fn set_last_state(&self, state: QpState) {

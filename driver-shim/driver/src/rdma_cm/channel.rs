@@ -20,7 +20,7 @@ use urnic_presence::registry;
 use urnic_presence::token::Token;
 use urnic_process::fds::{self, Kind};
 use urnic_process::interrupt_context;
-use urnic_process::signals::HeldBack;
+use urnic_process::signals::DeferredSignals;
 
 /// Longest value of an option.
 const MAX_OPTION: usize = 4096;
@@ -243,7 +243,7 @@ impl CmChannel {
         &self,
         command: &Command,
         readable: BorrowedFd<'_>,
-        signals: &HeldBack,
+        signals: &DeferredSignals,
     ) -> Result<Option<Answer>, Errno> {
         let driver = &*self.driver;
         let mut taken = Ok(None);
@@ -282,7 +282,7 @@ pub unsafe fn cm_write(
     fd: RawFd,
     bytes: *const u8,
     len: usize,
-    signals: &HeldBack,
+    signals: &DeferredSignals,
 ) -> Result<Option<usize>, Errno> {
     if bytes.is_null() {
         return Err(Errno::FAULT);

@@ -8,8 +8,8 @@ use super::entry::{
     Accessor, BindError, Entry, EntryId, InvalidateBy, InvalidateError, MemoryAccess, Need, Registration,
     TableError, Violation,
 };
-use super::exports::Exports;
 use super::permutation::{DOMAIN, Permutation};
+use super::remote_access::RemoteAccessTable;
 use super::window::{Recent, Window};
 use crate::host::HostProcess;
 use arc_swap::ArcSwapOption;
@@ -101,7 +101,7 @@ pub struct MemoryTable {
     domains: Domains,
     borrows: Arc<Borrows>,
     /// The table as peers on this host read it.
-    exports: OnceLock<Arc<Exports>>,
+    remote_access: OnceLock<Arc<RemoteAccessTable>>,
     admin: Mutex<Admin>,
 }
 
@@ -118,7 +118,7 @@ impl MemoryTable {
             max_windows,
             domains: Domains::new(max_domains),
             borrows: Arc::default(),
-            exports: OnceLock::new(),
+            remote_access: OnceLock::new(),
             admin: Mutex::new(Admin {
                 keys,
                 ..Admin::default()
@@ -133,11 +133,11 @@ impl MemoryTable {
         &self,
         proof: u64,
         host: Option<Arc<HostProcess>>,
-    ) -> Result<(Arc<Exports>, OwnedFd), Errno> {
+    ) -> Result<(Arc<RemoteAccessTable>, OwnedFd), Errno> {
         let slots = (self.chunks.len() * CHUNK) as u32;
-        let (exports, file) = Exports::new(slots, &self.permutation, proof, host)?;
-        let exports = self.exports.get_or_init(|| Arc::new(exports));
-        Ok((exports.clone(), file))
+        let (remote_access, file) = RemoteAccessTable::new(slots, &self.permutation, proof, host)?;
+        let remote_access = self.remote_access.get_or_init(|| Arc::new(remote_access));
+        Ok((remote_access.clone(), file))
     }
 
     /// Registers a holder that has pieces of registered memory, and still pins for them. It
@@ -409,8 +409,8 @@ impl MemoryTable {
 
     /// Makes a slot refer to `entry`; the caller has the lock.
     fn replace(&self, slot: u32, entry: Option<Arc<Entry>>) -> Option<Arc<Entry>> {
-        if let Some(exports) = self.exports.get() {
-            exports.publish(slot, entry.as_deref());
+        if let Some(remote_access) = self.remote_access.get() {
+            remote_access.publish(slot, entry.as_deref());
         }
         self.cell(slot)?.swap(entry)
     }
@@ -424,8 +424,8 @@ impl MemoryTable {
                 rustix::thread::sched_yield();
             }
             self.borrows.release(old.id);
-            if let Some(exports) = self.exports.get() {
-                exports.wait();
+            if let Some(remote_access) = self.remote_access.get() {
+                remote_access.wait();
             }
         }
     }

@@ -28,7 +28,7 @@ use super::messages::{Disclosure, Greeting, Passed, TableMessage};
 use super::nonce::{Nonce, NonceValue};
 use super::owner::Owner;
 use crate::host::{SharedMemory, number_of, proof_of_access, revocable};
-use crate::memory::Exports;
+use crate::memory::RemoteAccessTable;
 use crate::stream::descriptor::{Descriptor, Descriptors};
 use crate::stream::same_host::local_peer::process::{PassedTable, PeerProcess};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -43,7 +43,7 @@ pub(super) struct Tables {
     descriptors: Arc<Descriptors>,
     /// This device's table and the descriptor by which peers read it, if they may access the
     /// memory.
-    own: OnceLock<(Arc<Exports>, Descriptor)>,
+    own: OnceLock<(Arc<RemoteAccessTable>, Descriptor)>,
     peers: ByFile<PeerProcess>,
 }
 
@@ -53,7 +53,7 @@ pub(in crate::stream) struct Reach {
     /// The peer's process, whose memory we reach.
     pub(super) there: Option<Arc<PeerProcess>>,
     /// Our table, which the peer has. The process is the peer's.
-    pub(super) here: Option<(Arc<Exports>, Pid)>,
+    pub(super) here: Option<(Arc<RemoteAccessTable>, Pid)>,
 }
 
 /// The nonce by which the other end proves its permission.
@@ -138,9 +138,9 @@ impl Tables {
     }
 
     /// Lets peers reach the memory that the table describes.
-    pub(super) fn export(&self, exports: Arc<Exports>, file: OwnedFd) -> Result<(), Errno> {
+    pub(super) fn export(&self, table: Arc<RemoteAccessTable>, file: OwnedFd) -> Result<(), Errno> {
         let file = self.descriptors.adopt(file)?;
-        let _ = self.own.set((exports, file));
+        let _ = self.own.set((table, file));
         Ok(())
     }
 
@@ -156,14 +156,14 @@ impl Tables {
 
     /// Our table for a peer that has shown its permission, and the descriptors that go with it.
     fn own(&self, peers_nonce: NonceValue) -> Option<(TableMessage, Vec<BorrowedFd<'_>>)> {
-        let (exports, file) = self.own.get()?;
-        let host = exports.host().and_then(|host| {
+        let (table, file) = self.own.get()?;
+        let host = table.host().and_then(|host| {
             let proof = proof_of_access(host.number(), peers_nonce.bytes())?;
             Some((host.descriptor(), proof))
         });
         let message = TableMessage {
-            slots: exports.slots(),
-            address: exports.address(),
+            slots: table.slots(),
+            address: table.address(),
             host_proof: host.map(|(_, proof)| proof),
         };
         let fds = [Some(file.as_fd()), host.map(|(pidfd, _)| pidfd)];
@@ -233,10 +233,10 @@ impl Introduction {
     }
 
     /// The peer's access to this device, before the introduction has ended.
-    pub(super) fn here(&self) -> Option<(Arc<Exports>, Pid)> {
+    pub(super) fn here(&self) -> Option<(Arc<RemoteAccessTable>, Pid)> {
         let admits = self.admits == Some(true);
-        let (exports, _) = self.tables.own.get().filter(|_| admits)?;
-        Some((exports.clone(), self.peer))
+        let (table, _) = self.tables.own.get().filter(|_| admits)?;
+        Some((table.clone(), self.peer))
     }
 
     /// Reads the peer's disclosure, which has arrived, and as a responder sends one. Returns the

@@ -46,7 +46,7 @@ pub(super) struct RingWords {
     /// Sender: identifies the bytes of the inline copy.
     pub(super) inline_id: AtomicU32,
     /// Sender: the inline copy of the newest bytes.
-    pub(super) beside: [AtomicU64; INLINE_COPY_MAX / 8],
+    pub(super) inline_copy: [AtomicU64; INLINE_COPY_MAX / 8],
     /// Receiver: bytes before this position may be overwritten.
     pub(super) head: AtomicU64,
     receiver_reserved: [u64; 7],
@@ -65,7 +65,7 @@ pub(super) struct EndWords {
     pub(super) processed: AtomicU64,
     processed_reserved: [u64; 15],
     /// The hazard flag: set while this end accesses the other's memory.
-    pub(super) guard: AtomicU64,
+    pub(super) hazard: AtomicU64,
     /// Bytes that the end has written to the other's memory.
     pub(super) written: AtomicU64,
     /// Bytes that it has read from there.

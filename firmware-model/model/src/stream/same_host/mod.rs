@@ -36,7 +36,7 @@ pub(crate) use processors::Processors;
 
 use super::descriptor::Descriptors;
 use crate::host::SharedMemory;
-use crate::memory::Exports;
+use crate::memory::RemoteAccessTable;
 use crate::sys::thread_start::ThreadStart;
 use by_file::ByFile;
 use introduction::{Challenge, Introduction, PeerEnd, Tables};
@@ -122,8 +122,8 @@ impl SameHost {
     }
 
     /// Lets peers of this user reach the memory that the table describes.
-    pub(crate) fn export(&self, exports: Arc<Exports>, file: OwnedFd) -> Result<(), Errno> {
-        self.tables.export(exports, file)
+    pub(crate) fn export(&self, table: Arc<RemoteAccessTable>, file: OwnedFd) -> Result<(), Errno> {
+        self.tables.export(table, file)
     }
 
     /// The owner of the other end of a connection, if it is the device's user.

@@ -37,7 +37,7 @@ const _: () = assert!(INLINE_COPY_MAX < 1 << COUNT_BITS && MOST < 1 << (32 - COU
 struct Place {
     words: SharedWords<RingWords>,
     /// Offset of the inline copy.
-    beside: usize,
+    inline_copy: usize,
     first_bytes: usize,
     bytes: usize,
 }
@@ -47,20 +47,20 @@ impl Place {
         let at = RING_WORDS.of(direction);
         Place {
             words: memory.words(at),
-            beside: at + offset_of!(RingWords, beside),
+            inline_copy: at + offset_of!(RingWords, inline_copy),
             first_bytes: FIRST_RINGS.of(direction),
             bytes: RINGS.of(direction),
         }
     }
 
     /// The first `count` bytes of the inline copy.
-    fn beside(&self, count: usize) -> Mapping {
-        self.words.memory().part(self.beside, count)
+    fn inline_copy(&self, count: usize) -> Mapping {
+        self.words.memory().part(self.inline_copy, count)
     }
 
     /// The value of [`RingWords::inline_id`] for `count` bytes from `position` on. It is unique
     /// among the bytes that are in the ring at a time.
-    fn repetition(position: u64, count: usize) -> u32 {
+    fn inline_id(position: u64, count: usize) -> u32 {
         (position as u32) << COUNT_BITS | count as u32
     }
 
@@ -184,14 +184,14 @@ impl Sender {
                 break;
             }
         }
-        self.repeat(start, room);
+        self.write_inline_copy(start, room);
         self.show(tail);
         Ok(room)
     }
 
     /// Also puts a short message into the inline copy.
     #[inline]
-    fn repeat(&self, start: u64, count: usize) {
+    fn write_inline_copy(&self, start: u64, count: usize) {
         if count > INLINE_COPY_MAX {
             return;
         }
@@ -199,8 +199,8 @@ impl Sender {
         if from.len() == count {
             let mut bytes = [0; INLINE_COPY_MAX];
             from.copy_out(0, &mut bytes[..count]);
-            handshakes::begin_inline_copy(&self.place.words.inline_id, Place::repetition(start, count));
-            self.place.beside(count).copy_in(0, &bytes[..count]);
+            handshakes::begin_inline_copy(&self.place.words.inline_id, Place::inline_id(start, count));
+            self.place.inline_copy(count).copy_in(0, &bytes[..count]);
         }
     }
 
@@ -345,7 +345,7 @@ impl Receiver {
                     return Ok((received, self.publish()));
                 };
                 let most = available.min(piece.len() - at).min(RING_PART);
-                if self.take_beside(available, most, &mut piece.rest(at)) {
+                if self.take_inline_copy(available, most, &mut piece.rest(at)) {
                     (at, received) = (at + most, received + most);
                     continue;
                 }
@@ -373,7 +373,7 @@ impl Receiver {
     pub(super) fn receive_short(&mut self, into: &mut [u8]) -> Option<(usize, bool)> {
         let available = self.available().ok()?;
         let into = into.get_mut(..available)?;
-        if !self.take_beside(available, available, &mut PieceMut::of(into)) {
+        if !self.take_inline_copy(available, available, &mut PieceMut::of(into)) {
             let from = self.place.extent(self.head, self.length, available);
             if from.len() < available {
                 return None;
@@ -387,12 +387,12 @@ impl Receiver {
     /// Takes all `available` bytes from the inline copy, if it has them and they fit into the
     /// `most` that are requested.
     #[inline]
-    fn take_beside(&mut self, available: usize, most: usize, into: &mut PieceMut<'_>) -> bool {
+    fn take_inline_copy(&mut self, available: usize, most: usize, into: &mut PieceMut<'_>) -> bool {
         if available > most.min(INLINE_COPY_MAX) {
             return false;
         }
-        let value = Place::repetition(self.head, available);
-        let from = self.place.beside(available);
+        let value = Place::inline_id(self.head, available);
+        let from = self.place.inline_copy(available);
         let copy = || from.try_copy_to(into).ok();
         let taken = handshakes::read_inline_copy(&self.place.words.inline_id, value, copy).is_some();
         if taken {

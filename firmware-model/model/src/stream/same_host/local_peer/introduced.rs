@@ -3,7 +3,7 @@
 
 use super::super::layout::{END_WORDS, EndWords};
 use super::LocalPeer;
-use crate::memory::Exports;
+use crate::memory::RemoteAccessTable;
 use crate::stream::same_host::layout::Direction;
 use rustix::process::Pid;
 use std::mem::offset_of;
@@ -12,21 +12,21 @@ use std::sync::atomic::Ordering;
 
 impl LocalPeer {
     /// Lets the peer access our memory, within its permit.
-    pub(super) fn admit(&mut self, here: Option<(Arc<Exports>, Pid)>) {
-        let Some((exports, process)) = here.filter(|_| self.admission.is_none()) else {
+    pub(super) fn admit(&mut self, here: Option<(Arc<RemoteAccessTable>, Pid)>) {
+        let Some((table, process)) = here.filter(|_| self.admission.is_none()) else {
             return;
         };
         let [ours, theirs] = [self.outgoing, self.outgoing.other()].map(|end| END_WORDS.of(end));
-        let guard = theirs + offset_of!(EndWords, guard);
+        let hazard = theirs + offset_of!(EndWords, hazard);
         let permit = ours + offset_of!(EndWords, permit);
-        self.admission = Some(exports.admit(process, self.ours.memory(), guard, permit));
+        self.admission = Some(table.admit(process, self.ours.memory(), hazard, permit));
         let (pd, rights) = self.permitted;
         self.permit(pd, rights);
     }
 
     /// Ends the introduction.
     #[cold]
-    fn be_introduced(&self) -> Option<(Arc<Exports>, Pid)> {
+    fn be_introduced(&self) -> Option<(Arc<RemoteAccessTable>, Pid)> {
         let introduction = self.introduction.lock().take();
         let (reach, traceable) = introduction?.conclude();
         let _ = self.process.set(reach.there);

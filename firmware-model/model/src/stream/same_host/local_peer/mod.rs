@@ -12,12 +12,12 @@ use crate::handshakes;
 use crate::host::revocable::in_place::Operation;
 use crate::host::revocable::{Batch, Condition, NotCopied, in_place};
 use crate::host::{Piece, PieceMut, SharedMemory, SharedWords, process_memory, revocable};
-use crate::memory::{Admission, LastEntry, MemoryAccess, Need, OwnGuard, Permitted};
+use crate::memory::{Admission, LastEntry, MemoryAccess, Need, OwnHazardFlag, Permitted};
 use crate::queues::ReceivePlace;
 use crate::time::Nanos;
 use crate::tuning::IDENTITY_LEASE;
 use process::PeerProcess;
-use process::{LastView, Peer, View};
+use process::{LastMapping, Peer, RegionMapping};
 use rustix::process::{Pid, getpid};
 use rustix::thread::gettid;
 use std::cell::Cell;
@@ -78,7 +78,7 @@ pub struct LocalPeer {
 #[derive(Debug, Default)]
 struct Last {
     entry: Option<LastEntry>,
-    view: LastView,
+    mapped: LastMapping,
 }
 
 /// Bytes of our memory that the peer says it has written and read.
@@ -215,7 +215,7 @@ impl LocalPeer {
     #[inline]
     pub(crate) fn is_mapped(&self, stag: u32) -> bool {
         self.process()
-            .is_some_and(|process| self.last.view.is_mapped(process.table.slot(stag)))
+            .is_some_and(|process| self.last.mapped.is_mapped(process.table.slot(stag)))
     }
 
     /// Places bytes in the peer's memory, all of them: those of a Write, or (local) of a receive.
@@ -235,8 +235,8 @@ impl LocalPeer {
             let permitted = attempt.check(&mut last.entry, offset, len)?;
             let (conditions, there) = (attempt.conditions(&permitted), permitted.address);
             match attempt
-                .view(&mut last.view, &permitted)
-                .and_then(|view| view.part(there, len))
+                .mapped(&mut last.mapped, &permitted)
+                .and_then(|mapped| mapped.part(there, len))
             {
                 Some(here) => in_place::write_if(conditions, &here, from),
                 None => revocable::write_if(conditions, attempt.process_of(&permitted)?, there, from),
@@ -296,8 +296,8 @@ impl LocalPeer {
             let (conditions, there) = (attempt.conditions(&permitted), permitted.address);
             let into = into.rest(0);
             match attempt
-                .view(&mut last.view, &permitted)
-                .and_then(|view| view.part(there, len))
+                .mapped(&mut last.mapped, &permitted)
+                .and_then(|mapped| mapped.part(there, len))
             {
                 Some(here) => in_place::read_if(conditions, &here, into),
                 None => revocable::read_if(conditions, attempt.process_of(&permitted)?, there, into),
@@ -320,8 +320,8 @@ impl LocalPeer {
         let mut found = 0;
         self.access(stag, 8, Need::RemoteAtomic, now, |attempt, last| {
             let permitted = attempt.check(&mut last.entry, offset, 8)?;
-            let view = attempt.view(&mut last.view, &permitted);
-            let word = view.and_then(|view| view.part(permitted.address, 8));
+            let mapped = attempt.mapped(&mut last.mapped, &permitted);
+            let word = mapped.and_then(|mapped| mapped.part(permitted.address, 8));
             let conditions = attempt.conditions(&permitted);
             let done = word.and_then(|word| in_place::operate_if(conditions, &word, operation));
             found = done.unwrap_or(Err(NotCopied::Refused))?;
@@ -346,7 +346,7 @@ impl LocalPeer {
         let process = self.process.get().and_then(Option::as_ref).ok_or(NotReached)?;
         self.turn = self.turn.wrapping_add(1);
         let thread = thread_number(self.owner);
-        let _guard = OwnGuard::set(&self.ours.guard, self.turn, thread);
+        let _flag = OwnHazardFlag::set(&self.ours.hazard, self.turn, thread);
         let permit_word = &self.theirs.permit;
         loop {
             let permit = Condition {
@@ -425,7 +425,7 @@ impl<'a> Attempt<'a> {
 
     /// The memory of an entry, if it is mapped here.
     #[inline]
-    fn view<'l>(&self, last: &'l mut LastView, permitted: &Permitted<'a>) -> Option<&'l View> {
+    fn mapped<'l>(&self, last: &'l mut LastMapping, permitted: &Permitted<'a>) -> Option<&'l RegionMapping> {
         // Mappings of the process of a device's host are not searched.
         if permitted.is_at_host {
             return None;
@@ -436,7 +436,7 @@ impl<'a> Attempt<'a> {
             table: &process.table,
             is_there: &|| process.is_there(),
         };
-        last.of(&process.views, &peer, permitted)
+        last.of(&process.mappings, &peer, permitted)
     }
 
     /// As [`check`](Self::check), for the pieces of a batch, and stores their addresses in it. Also
@@ -454,7 +454,7 @@ impl<'a> Attempt<'a> {
             if found.is_some_and(|([first, _], _)| first.value != permitted.condition.value) {
                 return Err(NotCopied::Refused);
             }
-            if self.view(&mut last.view, &permitted).is_some() {
+            if self.mapped(&mut last.mapped, &permitted).is_some() {
                 return Err(NotCopied::Refused);
             }
             found = Some((self.conditions(&permitted), self.process_of(&permitted)?));

@@ -25,7 +25,7 @@ pub(in crate::stream) struct PeerProcess {
     /// The address of the table in the process.
     address: u64,
     /// Memory of the process that is mapped here.
-    pub(super) views: Views,
+    pub(super) mappings: RegionMappings,
     /// The process of the device's host, if its memory is in reach, too.
     host: Option<Host>,
 }
@@ -87,7 +87,7 @@ impl PeerProcess {
             life,
             table: ForeignTable::open(file.as_fd(), message.slots)?,
             address: message.address,
-            views: Views::default(),
+            mappings: RegionMappings::default(),
             host,
         };
         process.prove()?;
@@ -139,7 +139,7 @@ const KNOWN: usize = 1024;
 
 /// The memory of an entry, as it is mapped here.
 #[derive(Debug, Clone)]
-pub(super) struct View {
+pub(super) struct RegionMapping {
     mapping: Arc<ForeignMapping>,
     /// The address of the entry's memory in the peer's process; its offset in the mapping follows
     /// from this.
@@ -148,7 +148,7 @@ pub(super) struct View {
     len: u64,
 }
 
-impl View {
+impl RegionMapping {
     /// The `len` bytes that are at `address` in the peer's process.
     #[inline]
     pub(super) fn part(&self, address: u64, len: usize) -> Option<Mapping> {
@@ -172,18 +172,18 @@ enum Known {
     /// The entry was accessed this number of times, and its mapping was not searched.
     Used(u32),
     /// Its memory can, or cannot, be mapped here.
-    Looked(Option<View>),
+    Searched(Option<RegionMapping>),
 }
 
 /// The knowledge about the entries of a peer's table, with the states that the entries had.
 #[derive(Debug, Default)]
-pub(super) struct Views(Mutex<HashMap<u32, (u64, Known)>>);
+pub(super) struct RegionMappings(Mutex<HashMap<u32, (u64, Known)>>);
 
-impl Views {
+impl RegionMappings {
     /// Notes an access to an entry; `None`: it is not known yet whether its memory can be mapped
     /// here.
     #[cold]
-    fn note(&self, peer: &Peer<'_>, permitted: &Permitted<'_>) -> Option<Option<View>> {
+    fn note(&self, peer: &Peer<'_>, permitted: &Permitted<'_>) -> Option<Option<RegionMapping>> {
         let Peer {
             number,
             table,
@@ -192,7 +192,7 @@ impl Views {
         let (slot, state) = (permitted.slot, permitted.condition.value);
         let mut known = self.0.lock();
         let used = match known.get_mut(&slot) {
-            Some((of, Known::Looked(view))) if *of == state => return Some(view.clone()),
+            Some((of, Known::Searched(mapped))) if *of == state => return Some(mapped.clone()),
             Some((of, Known::Used(used))) if *of == state => {
                 *used += 1;
                 *used
@@ -207,13 +207,13 @@ impl Views {
         } else {
             // Memory that was deregistered must not stay mapped here.
             known.retain(|slot, (state, _)| table.state(*slot) == *state);
-            let view = find(*number, table.extent(slot), &known);
+            let mapped = find(*number, table.extent(slot), &known);
             // A number may be used again, and a process may run another program.
-            Known::Looked(view.filter(|_| is_there()))
+            Known::Searched(mapped.filter(|_| is_there()))
         };
         let looked = match &new {
             // The result belongs to this entry only if the entry has not changed since.
-            Known::Looked(view) if table.state(slot) == state => Some(view.clone()),
+            Known::Searched(mapped) if table.state(slot) == state => Some(mapped.clone()),
             _ => None,
         };
         known.insert(slot, (state, new));
@@ -222,7 +222,7 @@ impl Views {
 }
 
 /// Maps the `len` bytes at `there` of a process, unless that was done for another entry.
-fn find(process: Pid, (there, len): (u64, u64), known: &HashMap<u32, (u64, Known)>) -> Option<View> {
+fn find(process: Pid, (there, len): (u64, u64), known: &HashMap<u32, (u64, Known)>) -> Option<RegionMapping> {
     // The peer may truncate a file.
     if !fault::is_in_place(libc::SIGBUS) {
         return None;
@@ -230,7 +230,7 @@ fn find(process: Pid, (there, len): (u64, u64), known: &HashMap<u32, (u64, Known
     let origin = Origin::find(process, there, len)?;
     let skip = there - origin.start();
     let has_it = |(_, known): &(u64, Known)| match known {
-        Known::Looked(Some(view)) if view.mapping.contains(&origin) => Some(view.mapping.clone()),
+        Known::Searched(Some(mapped)) if mapped.mapping.contains(&origin) => Some(mapped.mapping.clone()),
         _ => None,
     };
     let mapping = known.values().find_map(has_it);
@@ -240,7 +240,7 @@ fn find(process: Pid, (there, len): (u64, u64), known: &HashMap<u32, (u64, Known
     };
     let at = mapping.place_of(&origin) + skip;
     tracing::debug!("{len} bytes at {there:#x} of process {process} are mapped here");
-    Some(View {
+    Some(RegionMapping {
         mapping,
         there,
         at,
@@ -250,26 +250,31 @@ fn find(process: Pid, (there, len): (u64, u64), known: &HashMap<u32, (u64, Known
 
 /// The entry that a connection accessed last, in the state that it had then.
 #[derive(Debug, Default)]
-pub(super) struct LastView {
+pub(super) struct LastMapping {
     key: (u32, u64),
-    view: Option<View>,
+    mapped: Option<RegionMapping>,
 }
 
-impl LastView {
+impl LastMapping {
     #[inline]
     pub(super) fn is_mapped(&self, slot: u32) -> bool {
-        self.view.is_some() && self.key.0 == slot
+        self.mapped.is_some() && self.key.0 == slot
     }
 
     /// The memory of an entry, if it is mapped here.
     #[inline]
-    pub(super) fn of(&mut self, views: &Views, peer: &Peer<'_>, permitted: &Permitted<'_>) -> Option<&View> {
+    pub(super) fn of(
+        &mut self,
+        mappings: &RegionMappings,
+        peer: &Peer<'_>,
+        permitted: &Permitted<'_>,
+    ) -> Option<&RegionMapping> {
         // No entry has state 0.
         let key = (permitted.slot, permitted.condition.value);
         if self.key != key {
-            let view = views.note(peer, permitted)?;
-            *self = LastView { key, view };
+            let mapped = mappings.note(peer, permitted)?;
+            *self = LastMapping { key, mapped };
         }
-        self.view.as_ref()
+        self.mapped.as_ref()
     }
 }

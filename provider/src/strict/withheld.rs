@@ -62,7 +62,7 @@ impl Deliveries {
 }
 
 /// The memory of a queue, mapped and registered.
-pub(crate) struct HeldMemory {
+pub(crate) struct WithheldMemory {
     /// `None` only while it is dropped.
     mapping: Option<Mapping>,
     addr: usize,
@@ -70,10 +70,10 @@ pub(crate) struct HeldMemory {
     domain: Arc<Domain>,
 }
 
-impl HeldMemory {
+impl WithheldMemory {
     /// Memory in this domain. `None` if there is none, or the device is in another process: that
     /// would reserve all of it.
-    pub(crate) fn new(domain: &Arc<Domain>) -> Option<HeldMemory> {
+    pub(crate) fn new(domain: &Arc<Domain>) -> Option<WithheldMemory> {
         if domain.driver.attributes().features & features::ON_DEMAND == 0 {
             return None;
         }
@@ -85,7 +85,7 @@ impl HeldMemory {
             .driver
             .register(&domain.device, addr, ARENA, addr.addr() as u64, access)
             .ok()?;
-        Some(HeldMemory {
+        Some(WithheldMemory {
             addr: addr.addr(),
             mapping: Some(mapping),
             device,
@@ -99,7 +99,7 @@ impl HeldMemory {
     }
 }
 
-impl Drop for HeldMemory {
+impl Drop for WithheldMemory {
     fn drop(&mut self) {
         if self.domain.driver.deregister(&self.device).is_err() {
             // Memory that the device may still use stays.
@@ -121,7 +121,7 @@ pub(super) struct Arena {
 
 /// A request whose bytes are withheld.
 #[derive(Debug)]
-pub(super) struct Held {
+pub(super) struct Withheld {
     /// The address at which the device places its bytes.
     pub(super) addr: usize,
     pub(super) key: u32,
@@ -174,7 +174,7 @@ impl Arena {
     /// Withholds the bytes of a request for these pieces of the program's memory; `watched` tells
     /// for each whether its pages may be made inaccessible until then. `None`: the arena has no
     /// room.
-    pub(super) fn hold(&mut self, request: Watched, pieces: &[(usize, usize, bool)]) -> Option<Held> {
+    pub(super) fn withhold(&mut self, request: Watched, pieces: &[(usize, usize, bool)]) -> Option<Withheld> {
         let len: usize = pieces.iter().map(|(_, len, _)| len).sum();
         if len == 0 {
             return None;
@@ -191,7 +191,7 @@ impl Arena {
                 .then(|| watched_pages::close(addr, len, request))
                 .flatten(),
         };
-        Some(Held {
+        Some(Withheld {
             addr: self.base + at,
             key: self.key,
             len,
@@ -201,14 +201,14 @@ impl Arena {
     }
 
     /// Frees the memory of a request that is complete.
-    pub(super) fn release(&mut self, held: &Held) {
-        let at = held.addr - self.base;
+    pub(super) fn release(&mut self, withheld: &Withheld) {
+        let at = withheld.addr - self.base;
         self.taken.remove(&at);
         self.full_until = self.full_until.min(at);
     }
 }
 
-impl Held {
+impl Withheld {
     /// Makes the program's memory accessible again, and copies the first `len` bytes to it. Returns
     /// the first piece that the program changed before.
     pub(super) fn deliver(&self, len: usize) -> Option<(usize, usize)> {
@@ -259,9 +259,12 @@ mod tests {
         let mut arena = Arena::new(place.as_ptr().addr(), 9);
         let (one, other) = ([0u8; 3], [0u8; 4]);
         let pieces = [(one.as_ptr().addr(), 3, false), (other.as_ptr().addr(), 4, false)];
-        let held = arena.hold(RECEIVE, &pieces).unwrap();
-        assert_eq!((held.key, held.len, held.addr), (9, 7, place.as_ptr().addr()));
-        assert_eq!(held.deliver(5), None);
+        let withheld = arena.withhold(RECEIVE, &pieces).unwrap();
+        assert_eq!(
+            (withheld.key, withheld.len, withheld.addr),
+            (9, 7, place.as_ptr().addr())
+        );
+        assert_eq!(withheld.deliver(5), None);
         // SAFETY: our own arrays, which another part of this process has written.
         let now = unsafe {
             (
@@ -278,9 +281,9 @@ mod tests {
         let mut arena = Arena::new(place.as_ptr().addr(), 9);
         let mut bytes = [0u8; 16];
         let addr = bytes.as_ptr().addr();
-        let held = arena.hold(RECEIVE, &[(addr, 16, false)]).unwrap();
+        let withheld = arena.withhold(RECEIVE, &[(addr, 16, false)]).unwrap();
         std::hint::black_box(&mut bytes)[3] = 1;
-        assert_eq!(held.deliver(16), Some((addr, 16)));
+        assert_eq!(withheld.deliver(16), Some((addr, 16)));
     }
 
     #[test]
@@ -289,48 +292,50 @@ mod tests {
         let mut arena = Arena::new(place.as_ptr().addr(), 9);
         let shared = [0u8; 64];
         let pieces = [(shared.as_ptr().addr(), 64, false)];
-        let held: Vec<Held> = (0..2).map(|_| arena.hold(RECEIVE, &pieces).unwrap()).collect();
-        assert_eq!(held[0].deliver(64), None);
-        assert_eq!(held[1].deliver(64), None);
+        let withheld: Vec<Withheld> = (0..2)
+            .map(|_| arena.withhold(RECEIVE, &pieces).unwrap())
+            .collect();
+        assert_eq!(withheld[0].deliver(64), None);
+        assert_eq!(withheld[1].deliver(64), None);
     }
 
     #[test]
     fn room_is_used_again_in_any_order_and_in_front() {
         let mut arena = Arena::new(0, 9);
         // There is no memory at these addresses: the test is only about offsets.
-        let hold = |arena: &mut Arena, len| arena.hold(RECEIVE, &[(64, len, false)]);
-        let at = |held: &Option<Held>| held.as_ref().map(|held| held.addr);
-        let first = hold(&mut arena, ARENA / 2);
-        let second = hold(&mut arena, ARENA / 2);
+        let withhold = |arena: &mut Arena, len| arena.withhold(RECEIVE, &[(64, len, false)]);
+        let at = |withheld: &Option<Withheld>| withheld.as_ref().map(|withheld| withheld.addr);
+        let first = withhold(&mut arena, ARENA / 2);
+        let second = withhold(&mut arena, ARENA / 2);
         assert_eq!((at(&first), at(&second)), (Some(0), Some(ARENA / 2)));
-        assert_eq!(at(&hold(&mut arena, 1)), None, "full");
+        assert_eq!(at(&withhold(&mut arena, 1)), None, "full");
         arena.release(&first.unwrap());
-        let quarter = hold(&mut arena, ARENA / 4);
+        let quarter = withhold(&mut arena, ARENA / 4);
         assert_eq!(at(&quarter), Some(0));
-        assert_eq!(at(&hold(&mut arena, ARENA / 2)), None);
-        let next = hold(&mut arena, ARENA / 4);
+        assert_eq!(at(&withhold(&mut arena, ARENA / 2)), None);
+        let next = withhold(&mut arena, ARENA / 4);
         assert_eq!(at(&next), Some(ARENA / 4));
         arena.release(&second.unwrap());
         arena.release(&quarter.unwrap());
-        let half = hold(&mut arena, ARENA / 2);
+        let half = withhold(&mut arena, ARENA / 2);
         assert_eq!(at(&half), Some(ARENA / 2));
-        let one = hold(&mut arena, 1);
+        let one = withhold(&mut arena, 1);
         assert_eq!(at(&one), Some(0));
-        for held in [next, half, one].into_iter().flatten() {
-            arena.release(&held);
+        for withheld in [next, half, one].into_iter().flatten() {
+            arena.release(&withheld);
         }
         let mut before = None;
         for _ in 0..100 {
-            let held = hold(&mut arena, 100);
-            assert!(at(&held).unwrap() <= 2 * 128, "{held:?}");
-            if let Some(before) = std::mem::replace(&mut before, held) {
+            let withheld = withhold(&mut arena, 100);
+            assert!(at(&withheld).unwrap() <= 2 * 128, "{withheld:?}");
+            if let Some(before) = std::mem::replace(&mut before, withheld) {
                 arena.release(&before);
             }
         }
         arena.release(&before.unwrap());
-        assert_eq!(at(&hold(&mut arena, ARENA)), Some(0));
+        assert_eq!(at(&withhold(&mut arena, ARENA)), Some(0));
         assert_eq!(
-            (at(&hold(&mut arena, 0)), at(&hold(&mut arena, usize::MAX))),
+            (at(&withhold(&mut arena, 0)), at(&withhold(&mut arena, usize::MAX))),
             (None, None)
         );
     }

@@ -40,23 +40,23 @@ const LOOKS: u32 = 64;
 
 /// The owner's side of the table.
 #[derive(Debug)]
-pub(crate) struct Exports {
+pub(crate) struct RemoteAccessTable {
     memory: SharedMemory,
     slots: u32,
     /// The host's process, if regions there are in the table.
     host: Option<Arc<HostProcess>>,
-    guards: Mutex<Guards>,
+    flags: Mutex<HazardFlags>,
 }
 
 #[derive(Debug, Default)]
-struct Guards {
+struct HazardFlags {
     last: u64,
-    set: HashMap<u64, Guard>,
+    set: HashMap<u64, HazardFlag>,
 }
 
 /// A peer's hazard flag.
 #[derive(Debug, Clone)]
-struct Guard {
+struct HazardFlag {
     memory: Arc<SharedMemory>,
     at: usize,
     process: Pid,
@@ -64,11 +64,11 @@ struct Guard {
     is_void: Arc<AtomicBool>,
 }
 
-impl Guard {
+impl HazardFlag {
     /// The word at `at` of `memory`, which `process` sets.
-    fn new(memory: &Arc<SharedMemory>, at: usize, process: Pid) -> Guard {
+    fn new(memory: &Arc<SharedMemory>, at: usize, process: Pid) -> HazardFlag {
         let memory = memory.clone();
-        Guard {
+        HazardFlag {
             memory,
             at,
             process,
@@ -134,27 +134,27 @@ fn is_halted(process: Pid, thread: u32) -> bool {
     }
 }
 
-impl Exports {
+impl RemoteAccessTable {
     /// A table without entries, and the descriptor by which peers read it.
     pub(super) fn new(
         slots: u32,
         permutation: &Permutation,
         proof: u64,
         host: Option<Arc<HostProcess>>,
-    ) -> Result<(Exports, OwnedFd), Errno> {
+    ) -> Result<(RemoteAccessTable, OwnedFd), Errno> {
         let slots = slots.min(DOMAIN);
         let (memory, file) = SharedMemory::create_for_readers("urnic-stags", table_len(slots))?;
         memory.word64(PROOF).store(proof, Ordering::Relaxed);
         for (n, key) in permutation.keys().into_iter().enumerate() {
             memory.word64(KEYS + 8 * n).store(key, Ordering::Relaxed);
         }
-        let guards = Mutex::default();
+        let flags = Mutex::default();
         Ok((
-            Exports {
+            RemoteAccessTable {
                 memory,
                 slots,
                 host,
-                guards,
+                flags,
             },
             file,
         ))
@@ -212,35 +212,36 @@ impl Exports {
         word(STATE).store(invalid + 1, Ordering::Release);
     }
 
-    fn guards(&self) -> MutexGuard<'_, Guards> {
-        self.guards.lock()
+    fn flags(&self) -> MutexGuard<'_, HazardFlags> {
+        self.flags.lock()
     }
 
     /// Waits until the accesses that peers began before a revocation have ended.
     pub(super) fn wait(&self) {
-        let is_set = |guard: &&Guard| handshakes::hazard_after_revocation(guard.memory.word64(guard.at)) != 0;
-        let set: Vec<Guard> = (self.guards().set.values()).filter(is_set).cloned().collect();
+        let is_set =
+            |flag: &&HazardFlag| handshakes::hazard_after_revocation(flag.memory.word64(flag.at)) != 0;
+        let set: Vec<HazardFlag> = (self.flags().set.values()).filter(is_set).cloned().collect();
         let until = Instant::now() + PATIENCE;
-        set.iter().for_each(|guard| guard.wait(until));
+        set.iter().for_each(|flag| flag.wait(until));
     }
 
-    /// Permits a peer's accesses from now on: `process`, whose hazard flag is the word at `guard`
+    /// Permits a peer's accesses from now on: `process`, whose hazard flag is the word at `flag`
     /// of `memory` and whose permit is the word at `permit`.
     pub(crate) fn admit(
         self: &Arc<Self>,
         process: Pid,
         memory: &Arc<SharedMemory>,
-        guard: usize,
+        flag: usize,
         permit: usize,
     ) -> Admission {
-        let mut guards = self.guards();
-        guards.last += 1;
-        let number = guards.last;
+        let mut flags = self.flags();
+        flags.last += 1;
+        let number = flags.last;
         let memory = memory.clone();
-        guards.set.insert(number, Guard::new(&memory, guard, process));
-        drop(guards);
+        flags.set.insert(number, HazardFlag::new(&memory, flag, process));
+        drop(flags);
         Admission {
-            exports: self.clone(),
+            table: self.clone(),
             number,
             memory,
             permit,
@@ -253,7 +254,7 @@ impl Exports {
 /// does not access memory any more.
 #[derive(Debug)]
 pub(crate) struct Admission {
-    exports: Arc<Exports>,
+    table: Arc<RemoteAccessTable>,
     number: u64,
     memory: Arc<SharedMemory>,
     permit: usize,
@@ -278,9 +279,9 @@ impl Admission {
     }
 
     fn wait(&self) {
-        let guard = self.exports.guards().set.get(&self.number).cloned();
-        if let Some(guard) = guard {
-            guard.wait(Instant::now() + PATIENCE);
+        let flag = self.table.flags().set.get(&self.number).cloned();
+        if let Some(flag) = flag {
+            flag.wait(Instant::now() + PATIENCE);
         }
     }
 }
@@ -292,7 +293,7 @@ impl Drop for Admission {
         }
         self.memory.word64(self.permit).store(0, Ordering::SeqCst);
         self.wait();
-        self.exports.guards().set.remove(&self.number);
+        self.table.flags().set.remove(&self.number);
     }
 }
 
@@ -309,15 +310,15 @@ mod tests {
     }
 
     /// Memory with a hazard flag: this thread of this process is in an access.
-    fn guard(process: Pid, thread: u32) -> Guard {
-        let memory = Arc::new(SharedMemory::create("guard", 4096).unwrap().0);
+    fn flag(process: Pid, thread: u32) -> HazardFlag {
+        let memory = Arc::new(SharedMemory::create("flag", 4096).unwrap().0);
         memory.word64(0).store(pair(1, thread), Ordering::Relaxed);
-        Guard::new(&memory, 0, process)
+        HazardFlag::new(&memory, 0, process)
     }
 
-    fn guard_of(child: &Child) -> Guard {
+    fn flag_of(child: &Child) -> HazardFlag {
         let process = Pid::from_child(child);
-        guard(process, child.id())
+        flag(process, child.id())
     }
 
     fn state(child: &Child) -> char {
@@ -329,11 +330,11 @@ mod tests {
 
     #[test]
     fn shm_11_a_thread_that_runs_is_waited_for() {
-        let guard = guard(getpid(), gettid().as_raw_nonzero().get().cast_unsigned());
+        let flag = flag(getpid(), gettid().as_raw_nonzero().get().cast_unsigned());
         let accessed = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let waiter = scope.spawn(|| {
-                guard.wait(later());
+                flag.wait(later());
                 assert!(accessed.load(Ordering::SeqCst), "the access had not ended");
             });
             // Runs, without a system call, for longer than many checks.
@@ -341,7 +342,7 @@ mod tests {
                 std::hint::black_box(n);
             }
             accessed.store(true, Ordering::SeqCst);
-            guard.memory.word64(0).store(0, Ordering::Release);
+            flag.memory.word64(0).store(0, Ordering::Release);
             waiter.join().unwrap();
         });
     }
@@ -353,25 +354,25 @@ mod tests {
             .spawn()
             .unwrap();
         let process = Pid::from_child(&child);
-        let guard = guard_of(&child);
+        let flag = flag_of(&child);
         crate::testing::mock::wait_for("a loop", || (state(&child) == 'R').then_some(()));
         kill_process(process, Signal::STOP).unwrap();
         crate::testing::mock::wait_for("its stop", || (state(&child) == 'T').then_some(()));
-        guard.wait(later());
-        assert_ne!(guard.value(), 0);
+        flag.wait(later());
+        assert_ne!(flag.value(), 0);
         child.kill().unwrap();
-        guard.wait(later());
+        flag.wait(later());
         child.wait().unwrap();
-        guard.wait(later());
+        flag.wait(later());
     }
 
     #[test]
     fn shm_11_no_wait_for_a_thread_in_another_system_call() {
         let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
-        let guard = guard_of(&child);
+        let flag = flag_of(&child);
         crate::testing::mock::wait_for("its sleep", || (state(&child) == 'S').then_some(()));
-        guard.wait(later());
-        assert_ne!(guard.value(), 0);
+        flag.wait(later());
+        assert_ne!(flag.value(), 0);
         child.kill().unwrap();
         child.wait().unwrap();
     }
@@ -380,10 +381,10 @@ mod tests {
     fn shm_11_a_thread_that_never_was_is_not_waited_for() {
         let own = gettid().as_raw_nonzero().get().cast_unsigned();
         for thread in [0, u32::MAX, i32::MAX.cast_unsigned(), 1 << 31, own | 1 << 31] {
-            let guard = guard(getpid(), thread);
-            guard.wait(later());
-            assert_ne!(guard.value(), 0, "{thread}");
-            assert!(!guard.is_void.load(Ordering::Relaxed), "{thread}");
+            let flag = flag(getpid(), thread);
+            flag.wait(later());
+            assert_ne!(flag.value(), 0, "{thread}");
+            assert!(!flag.is_void.load(Ordering::Relaxed), "{thread}");
         }
     }
 
@@ -391,22 +392,22 @@ mod tests {
     #[test]
     fn shm_11_a_wait_for_an_access_without_end_ends() {
         let own = gettid().as_raw_nonzero().get().cast_unsigned();
-        let guard = guard(getpid(), own);
+        let flag = flag(getpid(), own);
         // The flag names this thread, which runs.
-        guard.wait(Instant::now());
-        assert!(guard.is_void.load(Ordering::Relaxed));
-        guard.clone().wait(later());
+        flag.wait(Instant::now());
+        assert!(flag.is_void.load(Ordering::Relaxed));
+        flag.clone().wait(later());
     }
 
     #[test]
     fn shm_11_a_later_access_is_not_waited_for() {
-        let guard = guard(getpid(), gettid().as_raw_nonzero().get().cast_unsigned());
+        let flag = flag(getpid(), gettid().as_raw_nonzero().get().cast_unsigned());
         std::thread::scope(|scope| {
-            let waiter = scope.spawn(|| guard.wait(later()));
+            let waiter = scope.spawn(|| flag.wait(later()));
             let mut turn = 1;
             crate::testing::mock::wait_for("the end of the wait", || {
                 turn += 1;
-                guard.memory.word64(0).store(pair(turn, 1), Ordering::SeqCst);
+                flag.memory.word64(0).store(pair(turn, 1), Ordering::SeqCst);
                 waiter.is_finished().then_some(())
             });
         });
@@ -569,18 +570,18 @@ impl ForeignTable {
 
 /// The hazard flag of this process: set while one of its threads accesses memory of a peer.
 #[derive(Debug)]
-pub(crate) struct OwnGuard<'a>(&'a AtomicU64);
+pub(crate) struct OwnHazardFlag<'a>(&'a AtomicU64);
 
-impl<'a> OwnGuard<'a> {
+impl<'a> OwnHazardFlag<'a> {
     /// `turn` differs from the one before.
     #[inline]
-    pub(crate) fn set(word: &'a AtomicU64, turn: u32, thread: u32) -> OwnGuard<'a> {
+    pub(crate) fn set(word: &'a AtomicU64, turn: u32, thread: u32) -> OwnHazardFlag<'a> {
         handshakes::set_hazard(word, pair(turn, thread));
-        OwnGuard(word)
+        OwnHazardFlag(word)
     }
 }
 
-impl Drop for OwnGuard<'_> {
+impl Drop for OwnHazardFlag<'_> {
     #[inline]
     fn drop(&mut self) {
         handshakes::clear_hazard(self.0);
