@@ -203,7 +203,7 @@ impl<'a> Arguments<'a> {
     /// The value of a kind's argument, if it was given.
     ///
     /// # Errors
-    /// As [`Arguments::take`].
+    /// Like [`Arguments::take`].
     pub(crate) fn given<T: Copy>(&mut self, argument: &Argument<T>) -> Result<Option<T>, String> {
         let value = self.take(argument.key, argument.read)?;
         Ok(value.map(|value| self.showing(argument, value)))
@@ -212,7 +212,7 @@ impl<'a> Arguments<'a> {
     /// The value of a kind's argument, or else `default`.
     ///
     /// # Errors
-    /// As [`Arguments::take`].
+    /// Like [`Arguments::take`].
     pub(crate) fn or<T: Copy>(&mut self, argument: &Argument<T>, default: T) -> Result<T, String> {
         let value = self.take(argument.key, argument.read)?;
         Ok(self.showing(argument, value.unwrap_or(default)))
@@ -221,7 +221,7 @@ impl<'a> Arguments<'a> {
     /// The value of a kind's argument.
     ///
     /// # Errors
-    /// As [`Arguments::take`]; it was not given.
+    /// Like [`Arguments::take`]; it was not given.
     pub(crate) fn required<T: Copy>(&mut self, argument: &Argument<T>) -> Result<T, String> {
         let value = self.given(argument)?;
         value.ok_or_else(|| self.is_missing(argument, ""))

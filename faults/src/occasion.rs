@@ -20,7 +20,7 @@ pub struct Occasion<'a, F> {
     fault: fn(Kind) -> Option<F>,
 }
 
-/// What is about to happen.
+/// The kind of an operation.
 #[derive(Debug)]
 enum What<'a> {
     Connect(IpAddr),
@@ -40,7 +40,7 @@ pub struct Passed<'a> {
     pub bytes: Range<u64>,
     /// The numbers, from 0 on, of the messages that ended with them.
     pub messages: Range<u64>,
-    /// Where each fault counts from.
+    /// The position from which each fault counts.
     pub origins: &'a Origins,
 }
 
@@ -153,7 +153,7 @@ impl<F> Occasion<'_, F> {
         fits.then_some(kind)
     }
 
-    /// What goes wrong here by a kind that fits.
+    /// The fault at this occasion, if the kind fits.
     pub(crate) fn fault(&self, kind: Kind) -> Option<F> {
         (self.fault)(kind)
     }

@@ -54,12 +54,12 @@ impl Filter {
     }
 }
 
-/// At which of its occasions a fault strikes.
+/// The occasions at which a fault strikes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum When {
     /// The first one; nothing else was said.
     First,
-    /// When its window begins, without an occasion.
+    /// The begin of its window, for a fault without an occasion.
     Begin,
     /// The one with this number, from 1 on.
     Nth(u64),

@@ -91,7 +91,7 @@ fn shm_23_connections_between_two_users_take_tcp() {
 /// What the log says of a peer whose memory the requester reaches by itself.
 const IN_REACH: &str = "the memory of this peer is in reach";
 
-/// As [`expect`], in memory; checks whether both ends reach each other's memory.
+/// Like [`expect`], in memory; checks whether both ends reach each other's memory.
 #[track_caller]
 fn expect_reach(pair: &Pair, in_reach: bool) {
     let both = pair.succeeds();

@@ -133,7 +133,7 @@ impl<'a> Messages<'a> {
 }
 
 impl Segments {
-    /// From the beginning of a request to the end of its answer.
+    /// The time from the beginning of a request to the end of its answer.
     fn and(self, answer: Segments) -> Segments {
         Segments {
             first: self.first,

@@ -112,7 +112,7 @@ pub struct Cm {
     /// The Local ACK Timeout of connections for which the program sets none: 4.096 µs · 2^n, the
     /// time of one attempt to reach the peer; 0 = as long as TCP tries.
     pub ack_timeout: u8,
-    /// Where the ports of connections are.
+    /// The port space of connections.
     pub ports: CmPorts,
 }
 
@@ -390,7 +390,7 @@ pub struct Config {
     pub completion: Completion,
     /// The way to peers on the same host.
     pub same_host: SameHost,
-    /// In which order Writes of peers are placed.
+    /// The order in which Writes of peers are placed.
     pub placement: Placement,
     /// MPA start-up.
     pub mpa: Mpa,

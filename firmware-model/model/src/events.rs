@@ -112,7 +112,7 @@ impl Effects {
         self.0.push(Effect::Next(Object::Overflowed(cqid)));
     }
 
-    /// All of them, in the order in which they were gathered.
+    /// All effects, in the order in which they were gathered.
     pub(crate) fn into_list(self) -> Vec<Effect> {
         self.0
     }
@@ -121,7 +121,7 @@ impl Effects {
 // Why a queue pair is run.
 
 bitflags! {
-    /// What a queue pair is requested to do.
+    /// Requests to a queue pair.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub(crate) struct Requests: u32 {
         /// The driver rang for the send queue.

@@ -206,7 +206,7 @@ pub(crate) struct Message {
     pub(crate) opcode: Opcode,
     /// Bytes after the headers of DDP.
     pub(crate) bytes: u64,
-    /// When the first of it passed.
+    /// The time when its first byte passed.
     pub(crate) began: Nanos,
 }
 
@@ -462,7 +462,7 @@ mod follower_tests {
         assert_eq!(found, [(4, message(write, 2)), (5, message(response, 3))]);
     }
 
-    /// However they arrive.
+    /// The cuts of the stream do not matter.
     #[test]
     fn a_send_whose_payload_was_placed_directly_has_its_bytes() {
         let segment = |last: bool, mo: u32, payload: usize| {

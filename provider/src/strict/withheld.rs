@@ -335,7 +335,10 @@ mod tests {
         arena.release(&before.unwrap());
         assert_eq!(at(&withhold(&mut arena, ARENA)), Some(0));
         assert_eq!(
-            (at(&withhold(&mut arena, 0)), at(&withhold(&mut arena, usize::MAX))),
+            (
+                at(&withhold(&mut arena, 0)),
+                at(&withhold(&mut arena, usize::MAX))
+            ),
             (None, None)
         );
     }

@@ -149,7 +149,7 @@ pub struct QueuePair {
     /// none.
     #[serde(default)]
     pub transfer_len: u32,
-    /// Bytes of it that have arrived, or are sent.
+    /// Bytes of the current transfer that have arrived, or are sent.
     #[serde(default)]
     pub transfer_done: u32,
     /// The queue pair's counters, by name.

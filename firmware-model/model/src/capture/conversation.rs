@@ -32,7 +32,7 @@ struct Direction {
     /// Bytes recorded; the bytes before this position were already reported, by the end that
     /// processed them first.
     taken: u64,
-    /// Of those, the front of a frame that is not complete.
+    /// The last of these bytes: the front of an incomplete frame.
     pending: Vec<u8>,
     cutter: Cutter,
     /// Sequence number of the next byte.

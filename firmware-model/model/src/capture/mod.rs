@@ -77,7 +77,7 @@ struct Writer {
     descriptors: Arc<Descriptors>,
     /// Names and descriptions.
     interfaces: Vec<(String, String)>,
-    /// Of those, how many the file has.
+    /// The number of these bytes that the file has.
     described: usize,
     /// Room for blocks.
     blocks: Vec<u8>,
@@ -91,7 +91,7 @@ enum Target {
     Open {
         file: Descriptor,
         path: PathBuf,
-        /// Whole blocks end here.
+        /// The end of the last whole block.
         len: u64,
     },
     /// No output: an operation failed, and the failure was reported.

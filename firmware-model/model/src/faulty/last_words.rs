@@ -11,7 +11,7 @@ use urnic_wire::mpa::marker;
 use urnic_wire::mpa::startup::{FrameKind, MAX_FRAME_LEN, StartupFlags, StartupFrame};
 use urnic_wire::rdmap::{Body, Opcode, Segment, Terminate};
 
-/// Bytes of the longest that is said: a Reply.
+/// Bytes of the longest message: a Reply.
 const MOST: usize = MAX_FRAME_LEN;
 
 /// The bytes in a pipe, from which the kernel copies them to their place.

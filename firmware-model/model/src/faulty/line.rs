@@ -10,7 +10,7 @@ use urnic_faults::Lateness;
 const CAPACITY: usize = 1 << 20;
 pub(super) const PORTION: usize = 64 << 10;
 
-/// Bytes on a slow way, in order.
+/// Bytes on a slow path, in order.
 #[derive(Debug, Default)]
 pub(super) struct Line {
     /// The bytes that are left of each portion, and when they are due.
@@ -18,7 +18,7 @@ pub(super) struct Line {
     len: usize,
     /// The time of the last call.
     now: Nanos,
-    /// When the slow part of the way is free.
+    /// The time when the slow part of the path is free.
     free: Nanos,
     /// Nothing leaves before this time: the port is down.
     held_until: Option<Nanos>,
@@ -32,7 +32,7 @@ impl Line {
         self.portions.is_empty()
     }
 
-    /// Bytes on the way.
+    /// Bytes in flight.
     pub(super) fn len(&self) -> usize {
         self.len
     }

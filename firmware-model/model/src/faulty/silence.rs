@@ -26,7 +26,7 @@ impl Silence {
         }
     }
 
-    /// How the peer's system answers at this time: not at all.
+    /// The answers of the peer's system at this time: none.
     pub(super) fn answers(&self, now: Nanos) -> Answers {
         let time = |since: Option<Nanos>| since.map_or(Duration::ZERO, |since| now.since(since));
         Answers::of_silence(

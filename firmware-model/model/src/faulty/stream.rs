@@ -279,7 +279,7 @@ impl FaultyStream {
         self.sends.messages() + self.receives.messages()
     }
 
-    /// Bytes have passed; there were so many messages before.
+    /// Bytes have passed, after `messages_before` messages.
     fn pass(&mut self, len: usize, messages_before: u64) {
         if len == 0 {
             return;

@@ -19,7 +19,7 @@ fn connection(faults: &str) -> Result<[Box<dyn Stream>; 2], Errno> {
     connection_of(plan_of(faults))
 }
 
-/// The same of this plan, which may change later.
+/// A connection with this plan, which may change later.
 fn connection_of(plan: &'static Plan) -> Result<[Box<dyn Stream>; 2], Errno> {
     let conditions = Conditions {
         latency: Duration::ZERO,

@@ -62,7 +62,7 @@ impl<'a> Piece<'a> {
         self.len
     }
 
-    /// Whether it holds no byte.
+    /// Whether the piece is empty.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.len == 0
@@ -170,7 +170,7 @@ impl<'a> PieceMut<'a> {
         self.len
     }
 
-    /// Whether it holds no byte.
+    /// Whether the piece is empty.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.len == 0

@@ -146,7 +146,7 @@ pub trait Stream: Send + Debug {
     /// empty.
     fn send(&mut self, pieces: &[Piece<'_>]) -> Result<usize, StreamError>;
 
-    /// As [`send`](Self::send), of bytes of our own: cheaper than one piece.
+    /// Like [`send`](Self::send), of bytes of our own: cheaper than one piece.
     fn send_bytes(&mut self, bytes: &[u8]) -> Result<usize, StreamError> {
         self.send(&[Piece::of(bytes)])
     }
@@ -154,7 +154,7 @@ pub trait Stream: Send + Debug {
     /// Fills `into` in order with arrived bytes; returns their number, 0 = the peer sent FIN.
     fn receive(&mut self, into: &mut [PieceMut<'_>]) -> Result<usize, StreamError>;
 
-    /// As [`receive`](Self::receive), into memory of our own: cheaper than one piece.
+    /// Like [`receive`](Self::receive), into memory of our own: cheaper than one piece.
     fn receive_bytes(&mut self, into: &mut [u8]) -> Result<usize, StreamError> {
         self.receive(&mut [PieceMut::of(into)])
     }

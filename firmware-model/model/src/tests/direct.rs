@@ -24,7 +24,7 @@ fn ready() -> (Driver, Driver, Pair) {
     (near, far, pair)
 }
 
-/// As [`ready`], with memory of the hosts' processes.
+/// Like [`ready`], with memory of the hosts' processes.
 fn ready_at_hosts(initiator_too: bool) -> (Driver, Driver, Pair) {
     let (near, far, mut pair) = in_host_processes(initiator_too);
     post(&near, &far, &mut pair, 0, 8);
@@ -32,7 +32,7 @@ fn ready_at_hosts(initiator_too: bool) -> (Driver, Driver, Pair) {
     (near, far, pair)
 }
 
-/// As [`ready`], but the responder's memory is shared, and mapped here.
+/// Like [`ready`], but the responder's memory is shared, and mapped here.
 fn mapped(name: &str) -> (Driver, Driver, Pair) {
     let (near, far, mut pair) = in_shared_memory(name);
     post(&near, &far, &mut pair, 0, 8);

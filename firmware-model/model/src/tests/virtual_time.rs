@@ -25,7 +25,7 @@ impl TestBed {
         Self::with(conditions, |network| Arc::new(network))
     }
 
-    /// As [`new`](Self::new); the near device uses what `near` makes of the network.
+    /// Like [`new`](Self::new); the near device uses what `near` makes of the network.
     fn with(conditions: Conditions, near: impl FnOnce(SimNetwork) -> Arc<dyn Network>) -> TestBed {
         let clock = Arc::new(AtomicU64::new(1));
         let network = SimNetwork::new(conditions, clock.clone());

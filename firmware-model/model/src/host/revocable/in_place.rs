@@ -116,7 +116,7 @@ unsafe fn copy_if(
 }
 
 /// # Safety
-/// As [`copy_if`].
+/// Like [`copy_if`].
 #[cfg(target_arch = "x86_64")]
 #[inline]
 unsafe fn perform(
@@ -182,7 +182,7 @@ fn outcome(result: u32) -> Result<(), NotCopied> {
 }
 
 /// # Safety
-/// As [`copy_if`].
+/// Like [`copy_if`].
 #[cfg(not(target_arch = "x86_64"))]
 unsafe fn perform(_: [Condition<'_>; 2], _: *mut u8, _: *const u8, _: usize) -> Result<(), NotCopied> {
     Err(NotCopied::Failed(Errno::NOSYS))

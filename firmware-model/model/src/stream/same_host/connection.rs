@@ -67,7 +67,7 @@ impl Connection {
         Processors::new(&self.memory, self.outgoing)
     }
 
-    /// As [`Stream::send`](crate::stream::Stream::send).
+    /// Like [`Stream::send`](crate::stream::Stream::send).
     #[inline]
     pub(in crate::stream) fn send(&mut self, pieces: &[Piece<'_>]) -> Result<usize, StreamError> {
         let sent = self.sender.send(pieces)?;
@@ -75,13 +75,13 @@ impl Connection {
         Ok(sent)
     }
 
-    /// As [`Stream::has_room`](crate::stream::Stream::has_room).
+    /// Like [`Stream::has_room`](crate::stream::Stream::has_room).
     pub(in crate::stream) fn has_room(&mut self) -> bool {
         self.sender.has_room()
     }
 
-    /// As [`Stream::receive`](crate::stream::Stream::receive). `WouldBlock` does not mean that the
-    /// connection is still open.
+    /// Like [`Stream::receive`](crate::stream::Stream::receive). `WouldBlock` does not mean that
+    /// the connection is still open.
     pub(in crate::stream) fn receive(&mut self, into: &mut [PieceMut<'_>]) -> Result<usize, StreamError> {
         let (received, wanted) = self.receiver.receive(into)?;
         if wanted {
@@ -94,7 +94,7 @@ impl Connection {
         }
     }
 
-    /// As [`Stream::receive_short`](crate::stream::Stream::receive_short).
+    /// Like [`Stream::receive_short`](crate::stream::Stream::receive_short).
     #[inline]
     pub(in crate::stream) fn receive_short(&mut self, into: &mut [u8]) -> Option<usize> {
         let (received, wanted) = self.receiver.receive_short(into)?;

@@ -105,7 +105,7 @@ impl Sender {
         }
     }
 
-    /// As [`new`](Self::new), with the longest ring from the beginning.
+    /// Like [`new`](Self::new), with the longest ring from the beginning.
     pub(super) fn at_full_length(memory: Arc<SharedMemory>, direction: Direction) -> Sender {
         Sender {
             length: MOST,

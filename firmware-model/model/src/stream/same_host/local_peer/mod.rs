@@ -439,8 +439,8 @@ impl<'a> Attempt<'a> {
         last.of(&process.mappings, &peer, permitted)
     }
 
-    /// As [`check`](Self::check), for the pieces of a batch, and stores their addresses in it. Also
-    /// refuses pieces that are better copied one by one.
+    /// Like [`check`](Self::check), for the pieces of a batch, and stores their addresses in it.
+    /// Also refuses pieces that are better copied one by one.
     fn check_batch<P>(
         &self,
         last: &mut Last,
