@@ -212,14 +212,14 @@ mod loom_tests {
             let (theirs, their_wanted) = (positions.clone(), wanted.clone());
             let receiver = thread::spawn(move || {
                 let [head, tail] = &*theirs;
-                let (mut taken, mut told) = (0, false);
+                let (mut taken, mut notified) = (0, false);
                 for _ in 0..2 {
                     if tail.load(Ordering::Acquire) > taken {
                         taken += 1;
-                        told |= give_room(head, taken, &*their_wanted, || true);
+                        notified |= give_room(head, taken, &*their_wanted, || true);
                     }
                 }
-                (taken, told)
+                (taken, notified)
             });
             let [head, tail] = &*positions;
             tail.store(1, Ordering::Release);
@@ -231,8 +231,8 @@ mod loom_tests {
             if room {
                 tail.store(2, Ordering::Release);
             }
-            let (taken, told) = receiver.join().unwrap();
-            assert!(room || told || taken == 0, "the sender waits for ever");
+            let (taken, notified) = receiver.join().unwrap();
+            assert!(room || notified || taken == 0, "the sender waits for ever");
         });
     }
 
@@ -244,11 +244,11 @@ mod loom_tests {
             // The tail, and the inline copy of two words.
             let words = words::<3>();
             let inline_id = Arc::new(AtomicU32::new(0));
-            let (theirs, their_repeated) = (words.clone(), inline_id.clone());
+            let (theirs, their_id) = (words.clone(), inline_id.clone());
             let sender = thread::spawn(move || {
                 let [tail, first, second] = &*theirs;
                 for message in 1..3 {
-                    begin_inline_copy(&*their_repeated, message as u32);
+                    begin_inline_copy(&*their_id, message as u32);
                     first.store(message, Ordering::Relaxed);
                     second.store(message, Ordering::Relaxed);
                     tail.store(message, Ordering::Release);
