@@ -21,7 +21,7 @@ VERSION, DMA_MAP, REGION_INFO, REGION_READ, REGION_WRITE = 1, 2, 5, 9, 10
 
 
 class Function:
-    """The PCI function behind a socket (section 13; vfio-user 0.1)."""
+    """The PCI function that a socket serves (section 13; vfio-user 0.1)."""
 
     def __init__(self, path):
         self.socket = socket.socket(socket.AF_UNIX)

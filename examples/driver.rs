@@ -87,7 +87,7 @@ macro_rules! packed {
     ($($value:expr),* $(,)?) => { [$(&($value).to_le_bytes()[..]),*].concat() };
 }
 
-/// The PCI function behind a socket (section 13; vfio-user 0.1).
+/// The PCI function that a socket serves (section 13; vfio-user 0.1).
 struct Function {
     socket: UnixStream,
     memory: Shared,

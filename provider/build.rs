@@ -5,7 +5,7 @@
 use std::io::Write;
 use std::process::{Command, Stdio};
 
-/// What a compiler with stable variadic functions accepts: Rust 1.99 and later.
+/// Source that a compiler with stable variadic functions accepts: Rust 1.99 and later.
 const VARIADIC: &[u8] = b"#![no_std]\npub unsafe extern \"C\" fn variadic(_first: i32, _more: ...) {}\n";
 
 fn main() {

@@ -19,8 +19,8 @@ use crate::ucx;
 
 /// Time limit for a pair of programs.
 const LIMIT: Duration = Duration::from_secs(240);
-/// So long an end may run before the other runs as well: it waits for something that is not a
-/// message. Only the start of a connection has such cases.
+/// The time that an end may run alone. Then the other runs as well, because the first one waits for
+/// something other than a message; this occurs only at the start of a connection.
 const TURN: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_micros(20);
 
@@ -39,7 +39,7 @@ const WAYS: [(&str, &str); 2] = [("host", "auto"), ("TCP", "off")];
 /// A kind of message.
 struct Kind {
     what: &'static str,
-    /// What the ends are to such a message.
+    /// The roles of the ends for such a message.
     ends: [&'static str; 2],
     /// Options of `one_by_one`.
     ours: &'static str,

@@ -30,9 +30,8 @@ const ROUNDS: usize = 5;
 /// Sizes at which streams are compared.
 const STREAMS: [(usize, &str, u64); 2] = [(65_536, "64 KiB", 20_000), (1_048_576, "1 MiB", 2_000)];
 
-/// Ways to have small requests done, and the usual one that each is held against. perftest posts by
-/// `ibv_wr_*` by default. The requests of a shared queue fit it: perftest sends no
-/// credits for one.
+/// Ways to post small requests, and the usual way with which each is compared. perftest posts by
+/// `ibv_wr_*` by default. The requests of a shared queue fit it: perftest sends no credits for one.
 struct Way {
     what: &'static str,
     against: &'static str,
@@ -73,7 +72,7 @@ const WAYS: [Way; 5] = [
     },
 ];
 
-/// What a completion that means delivery costs.
+/// The cost of a completion that means delivery.
 struct Delivered {
     what: &'static str,
     unit: &'static str,

@@ -88,7 +88,7 @@ pub(crate) fn delivered_latency(name: &str) -> Measured<f64> {
     Ok(latency_of(&delivered(name, "-s 8 -n 100000")?)?.median)
 }
 
-/// As [`delivered_latency`], where the memory of each end is a file that others may map.
+/// Like [`delivered_latency`], but the memory of each end is a file that others may map.
 pub(crate) fn shared_latency(name: &str) -> Measured<f64> {
     installed(name)?;
     let folder = Folder::inside(Path::new("/dev/shm"), "urnic-bench");

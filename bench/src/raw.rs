@@ -136,7 +136,7 @@ fn print_figures(figures: &str) -> std::io::Result<()> {
     urnic_console::print(figures).map_err(std::io::Error::other)
 }
 
-/// What an end of a ping-pong does.
+/// The role of an end of a ping-pong.
 enum Step {
     Send,
     Receive,

@@ -56,7 +56,7 @@ impl From<Unwritten> for Failure {
     }
 }
 
-/// The number of columns of the terminal that standard output is; `None`: it is none.
+/// The number of columns of the terminal at standard output; `None`: it is not a terminal.
 pub(crate) fn width() -> Option<usize> {
     if !std::io::stdout().is_terminal() {
         return None;

@@ -19,10 +19,10 @@ use crate::options::Options;
 /// The oldest version that has every field of ours: runtimes refuse a version later than their own
 /// (podman 4.3 later than 0.5.0), and take all earlier ones.
 const VERSION: &str = "0.3.0";
-/// The device that stands for all devices, as other vendors name it.
+/// The device name that means all devices, as other vendors use it.
 const ALL: &str = "all";
-/// Where containers find the files: the paths of the Debian package, so that a container in which
-/// that is installed gets one plug-in, and `urnic` is in PATH.
+/// The paths of the files in containers: those of the Debian package, so that a container with this
+/// package gets one plug-in, and `urnic` is in PATH.
 const PLUGIN: &str = "/usr/lib/urnic/liburnic.so";
 const PROGRAM: &str = "/usr/bin/urnic";
 
@@ -84,7 +84,7 @@ fn specification(
     host: &Host,
 ) -> Result<Value, Failure> {
     let mut mounts = vec![mount(&host.plugin, PLUGIN)?, mount(&host.program, PROGRAM)?];
-    // What options name and programs read. It has the same path in the container.
+    // A file that options name and programs read has the same path in the container.
     let mut same_path = |path: &Path| -> Result<(), Failure> {
         if path.is_relative() {
             return Err(Failure::usage(format!(
@@ -216,8 +216,8 @@ fn check_written_paths(options: &Options) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Makes the file, and its folder if there is none. A runtime that reads it meanwhile gets the old
-/// file or the new one.
+/// Makes the file, and its folder if there is none. A runtime that reads it at the same time gets
+/// the old file or the new one.
 fn replace(file: &Path, text: &str) -> std::io::Result<()> {
     let folder = match file.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => folder,
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn a_container_gets_the_library_and_its_environment_and_nothing_else() {
+    fn a_container_gets_only_the_library_and_its_environment() {
         let read_only = ["bind", "ro", "nosuid", "nodev"];
         assert_eq!(
             spec(&[("URNIC_IDENTITY", "roce")]).expect("good"),

@@ -9,7 +9,7 @@ pub(crate) struct Column {
     pub(crate) kind: Kind,
 }
 
-/// What the cells of a column are.
+/// The kind of a column's cells.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// Aligned to the left.
@@ -46,7 +46,7 @@ impl Column {
 /// A column that is shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Shown {
-    /// Its index among all columns.
+    /// The column's index among all columns.
     pub(crate) index: usize,
     pub(crate) width: usize,
 }
@@ -76,7 +76,7 @@ pub(crate) fn fitting(
         shown.push((column, width, Shown { index, width: least }));
     }
     let room = room.unwrap_or(usize::MAX);
-    // Those of one rank belong together, as two directions.
+    // Columns of one rank, such as two directions, are left out together.
     let mut ranks: Vec<u8> = columns.iter().map(|column| column.rank).collect();
     ranks.sort_unstable();
     ranks.dedup();
@@ -131,7 +131,7 @@ mod tests {
         assert_eq!(widths("sh", None), all);
         assert_eq!(widths("sh", Some(31)), all);
         assert_eq!(widths("sh", Some(30)), [(0, 5), (1, 7), (3, 4), (4, 5)]);
-        // Not one direction alone; a column behind it may find room.
+        // Both directions are left out; a later column may find room.
         assert_eq!(widths("sh", Some(23)), [(0, 5), (1, 7), (2, 6)]);
         assert_eq!(widths("sh", Some(3)), [(0, 5), (1, 7)]);
     }

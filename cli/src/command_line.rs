@@ -6,8 +6,8 @@ use std::io::Read as _;
 /// Most bytes that are read: a terminal has no room for more.
 const MOST: u64 = 1024;
 
-/// The command line of a process whose program has this name, as far as it is short; or the name,
-/// if `/proc` does not show the process, or shows another one of this number.
+/// The command line of a process whose program has this name, truncated; or the name, if `/proc`
+/// does not show the process, or shows another one with this number.
 pub(crate) fn of_process(pid: u32, name: &str) -> String {
     let mut bytes = Vec::new();
     let file = File::open(format!("/proc/{pid}/cmdline"));

@@ -344,7 +344,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_file_name_tells_rdma_core_s_version() {
+    fn the_file_name_has_rdma_cores_version() {
         let version = |name: &str| version(Path::new(name));
         assert_eq!(
             version("/usr/lib/libibverbs.so.1.14.44.0").as_deref(),

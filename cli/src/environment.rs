@@ -66,7 +66,8 @@ impl Environment {
             Format::Sh => each
                 .map(|(name, value)| format!("export {name}={}\n", quoted(value)))
                 .collect(),
-            // No value has a line break: paths that the loader takes and options have none.
+            // No value has a line break: neither options nor paths that the loader accepts have
+            // one.
             Format::Github => each
                 .map(|(name, value)| format!("{name}={}\n", text(value)))
                 .collect(),
@@ -213,7 +214,7 @@ pub(crate) fn program_file() -> Result<PathBuf, String> {
     })
 }
 
-/// The plug-in's file: `URNIC_LIB`, or its place beside this program, built or installed.
+/// The plug-in's file: `URNIC_LIB`, or its place relative to this program, built or installed.
 pub(crate) fn find_plugin() -> Result<PathBuf, String> {
     if let Some(path) = env::var_os("URNIC_LIB").map(PathBuf::from) {
         return match path.is_file() {
@@ -244,8 +245,9 @@ pub(crate) fn find_plugin() -> Result<PathBuf, String> {
 /// Options of AddressSanitizer's runtime.
 const ASAN_OPTIONS: &str = "ASAN_OPTIONS";
 
-/// Lets AddressSanitizer's runtime start behind the plug-in. The plug-in sets the same option by
-/// `__asan_default_options`, which has no effect on programs that define that function themselves.
+/// Lets AddressSanitizer's runtime come after the plug-in in the list of preloaded libraries. The
+/// plug-in sets the same option by `__asan_default_options`, which has no effect on programs that
+/// define that function themselves.
 fn asan_options(before: Option<OsString>) -> OsString {
     const OPTION: &str = "verify_asan_link_order";
     let mut options = before.unwrap_or_default();
@@ -273,7 +275,7 @@ fn is_sanitizer(library: &[u8]) -> bool {
     runtimes.iter().any(|runtime| name.starts_with(runtime))
 }
 
-/// The plug-in before the libraries that are preloaded already, and behind the runtimes of
+/// The plug-in before the libraries that are preloaded already, and after the runtimes of
 /// sanitizers.
 fn preload(plugin: &Path, before: Option<OsString>) -> Result<OsString, Failure> {
     let ours = plugin.as_os_str().as_bytes();

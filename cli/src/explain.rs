@@ -1,4 +1,4 @@
-//! `urnic explain`: what a status of a completion, a `vendor_err`, or an error number means with
+//! `urnic explain`: the meaning of a completion's status, a `vendor_err`, or an error number with
 //! this device.
 
 mod errnos;
@@ -95,7 +95,7 @@ const STATUSES: [Status; 24] = [
         12,
         "RETRY_EXC_ERR",
         "the peer is unreachable, has ended, or ended the connection before it confirmed the request; its host was silent \
-         for the time that `timeout` and `retry_cnt` mean; an error of the stream (CRC)",
+         for the time that `timeout` and `retry_cnt` permit; an error of the stream (CRC)",
     ),
     occurs(
         13,
@@ -113,7 +113,7 @@ const STATUSES: [Status; 24] = [
         "a lost device flushes (`WR_FLUSH_ERR`) and reports `IBV_EVENT_DEVICE_FATAL`",
     ),
     never(20, "RESP_TIMEOUT_ERR", "it belongs to datagrams"),
-    never(21, "GENERAL_ERR", "every error here has a status of its own"),
+    never(21, "GENERAL_ERR", "every error here has a specific status"),
     never(22, "TM_ERR", "they belong to tag matching"),
     never(23, "TM_RNDV_INCOMPLETE", "they belong to tag matching"),
 ];
@@ -121,7 +121,7 @@ const STATUSES: [Status; 24] = [
 /// Most characters in a line on a terminal: longer lines are hard to read.
 const LONGEST: usize = 100;
 
-/// What every explanation ends with.
+/// The end of every explanation.
 const MORE: &str = "The log of both ends names the request and the memory: docs/guide/troubleshooting.md, \
                     \"A request is refused\". All statuses: docs/reference/statuses.md.";
 
@@ -220,7 +220,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_page_of_statuses_says_the_same() {
+    fn the_page_of_statuses_agrees() {
         let page = include_str!("../../docs/reference/statuses.md");
         let rows: Vec<Vec<&str>> = page
             .lines()
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn statuses_and_vendor_errors_are_told_apart() {
+    fn statuses_and_vendor_errors_are_distinguished() {
         let of = |what| of_one(what).unwrap();
         for what in ["10", "rem_access_err", "IBV_WC_REM_ACCESS_ERR"] {
             assert!(of(what).starts_with("10 IBV_WC_REM_ACCESS_ERR: the key is invalid at the peer"));

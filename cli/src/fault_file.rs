@@ -1,4 +1,4 @@
-//! The specification of faults that an argument stands for: its own text, or that of a file.
+//! The specification of faults in an argument: its own text, or the text of a file.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -9,8 +9,8 @@ use urnic_faults::Plan;
 /// The suffix of scenario files.
 const SUFFIX: &str = "faults";
 
-/// The faults that an argument stands for, on one line without comments: those of the file for
-/// `@FILE`, also without `@`; those of the scenario for `@NAME`; or else the argument itself.
+/// The faults of an argument, on one line without comments: those of the file for `@FILE`, also
+/// without `@`; those of the scenario for `@NAME`; or else the argument itself.
 ///
 /// # Errors
 /// A message that does not name the argument: there is no such file, or no such fault.
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn each_scenario_is_a_specification_and_says_what_it_does() {
+    fn each_scenario_is_a_specification_with_a_description() {
         let scenarios = shipped();
         assert!(scenarios.len() >= 4, "{scenarios:?}");
         for path in scenarios {
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_neither_a_file_nor_a_fault_is_an_error() {
+    fn an_argument_that_is_no_file_and_no_fault_is_an_error() {
         let folder = urnic_testkit::Folder::new("fault-files-missing");
         let name = |path: &Path| path.display().to_string();
         let missing = name(&folder.file("missing"));

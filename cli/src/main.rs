@@ -64,11 +64,11 @@ enum Command {
         #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND", num_args = 1..)]
         command: Vec<OsString>,
     },
-    /// Run COMMAND on each of N hosts in this machine, which have an address each and the device
+    /// Run COMMAND on each of N hosts in this machine, each with an address and the device
     ///
-    /// Hosts are network namespaces, for which no privileges are needed. COMMAND finds its number,
-    /// from 0 on, in HOST, its address in HOST_ADDRESS, and the addresses of all in HOSTS. The
-    /// status is 0 if it is 0 on every host.
+    /// Hosts are network namespaces, and need no privileges. COMMAND finds its number, from 0 on,
+    /// in HOST, its address in HOST_ADDRESS, and the addresses of all in HOSTS. The status is 0 if
+    /// it is 0 on every host.
     Hosts {
         #[command(flatten)]
         options: Options,
@@ -84,7 +84,8 @@ enum Command {
     Env {
         #[command(flatten)]
         options: Options,
-        /// How: `export` lines for a shell, lines for $GITHUB_ENV, ENV lines of a Dockerfile, JSON
+        /// The format: `export` lines for a shell, lines for $GITHUB_ENV, ENV lines of a
+        /// Dockerfile, JSON
         #[arg(long, value_name = "FORMAT", value_enum, default_value_t = environment::Format::Sh)]
         format: environment::Format,
     },
@@ -131,7 +132,7 @@ enum Command {
     /// Test the device against its datasheet, docs/reference/device.md: one line for each check
     ///
     /// Drives the device's registers, queues and doorbells itself, without libibverbs. No other
-    /// program may use the device meanwhile: it is reset before each check. Its streams go from the
+    /// program may use the device meanwhile: it is reset before each check. Its streams connect the
     /// function to its own addresses.
     Conformance {
         #[command(flatten)]
@@ -162,10 +163,11 @@ enum Command {
         #[command(flatten)]
         view: top::ViewArgs,
     },
-    /// Let something go wrong in a process that runs, or list or clear its faults
+    /// Add faults to a running process, or list or clear its faults
     ///
     /// The process runs under `urnic run --faults`, which may be `none`; without that, only calls,
-    /// completions and events can fail. Occasions and positions (nth=, after=) count from now on.
+    /// completions and events can fail. Occasions and positions (nth=, after=) count from this
+    /// moment.
     Fault {
         /// The process; `urnic stat` lists those that have a device open
         #[arg(required_unless_present = "list")]
@@ -173,10 +175,10 @@ enum Command {
         /// The faults to add: KIND KEY=VALUE …, with semicolons between; or @FILE, or @SCENARIO
         #[arg(value_name = "FAULTS|@FILE")]
         faults: Vec<String>,
-        /// Clear the faults of the process first. What has struck is not undone
+        /// Clear the faults of the process first. The effects of earlier faults are not undone
         #[arg(long, requires = "pid")]
         clear: bool,
-        /// List the faults of the process, or without PID all kinds and what each stands for
+        /// List the faults of the process, or without PID all kinds with their meaning
         #[arg(long, conflicts_with_all = ["clear", "faults"])]
         list: bool,
     },
@@ -234,8 +236,8 @@ fn keys() -> String {
     }
     text.push_str(
         "\nA file may have [[peer]] sections with an address (\"192.0.2.7\" or \"192.0.2.0/24\") and mpa and cm keys: they are for \
-         rdma_cm\nconnections with such peers, from either side. The first section that fits wins over everything else. profile = \"siw\", \"cxgb4\",\n\
-         \"irdma\" or \"strict\" in it sets what soft-iWARP, Chelsio's or Intel's adapters can do, or the rules to the letter.\n",
+         rdma_cm\nconnections with such peers, from either side. The first section that matches overrides all other sources. profile = \"siw\", \"cxgb4\",\n\
+         \"irdma\" or \"strict\" in it sets what soft-iWARP, Chelsio's or Intel's adapters support, or exactly the rules of the RFCs.\n",
     );
     text
 }

@@ -4,16 +4,16 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-/// Options that every command takes. A flag wins over a variable, a variable over the file.
+/// Options that every command takes. A flag overrides a variable, a variable overrides the file.
 #[derive(Args, Debug, Default)]
 pub(crate) struct Options {
     /// The RNIC: inproc, vfio-user:PATH or vfio:DDDD:BB:DD.F
     #[arg(long, value_name = "DEVICE")]
     pub(crate) device: Option<String>,
-    /// The name of the device that programs see; of several, the first name
+    /// The name of the device that programs see; with several devices, the first name
     #[arg(long, value_name = "NAME")]
     pub(crate) name: Option<String>,
-    /// How many devices programs see: urnic0, urnic1, …
+    /// The number of devices that programs see: urnic0, urnic1, …
     #[arg(long, value_name = "N")]
     pub(crate) devices: Option<String>,
     /// The kind of device that programs see: iwarp or roce
@@ -25,7 +25,7 @@ pub(crate) struct Options {
     /// Set one option; may be given more than once [variable: URNIC_SET, with commas]
     #[arg(long, value_name = "KEY=VALUE")]
     pub(crate) set: Vec<String>,
-    /// Capture the wire into this file (pcapng, for Wireshark); `%p` is the process's number
+    /// Capture the wire into this file (pcapng, for Wireshark); `%p` is the process number
     #[arg(long, value_name = "FILE")]
     pub(crate) pcap: Option<PathBuf>,
     /// At the exit of each process append a report (JSON) to this file; `%p` is its number
@@ -34,13 +34,14 @@ pub(crate) struct Options {
     /// Write the life of each work request to this file, for Perfetto and `urnic trace`
     #[arg(long, value_name = "FILE")]
     pub(crate) trace: Option<PathBuf>,
-    /// Check how the program uses verbs, and report mistakes: on, or error for exit status 86 then
+    /// Check how the program uses verbs, and report mistakes: on, or error (then also exit status
+    /// 86)
     #[arg(long, value_name = "MODE", num_args = 0..=1, require_equals = true, default_missing_value = "on")]
     pub(crate) strict: Option<String>,
     /// Findings of --strict to leave out, one on each line of this file
     #[arg(long, value_name = "FILE")]
     pub(crate) suppressions: Option<PathBuf>,
-    /// What goes wrong on purpose: "reset after=64k", @FILE, @SCENARIO; see `urnic fault --list`
+    /// Faults that occur on purpose: "reset after=64k", @FILE, @SCENARIO; see `urnic fault --list`
     #[arg(long, value_name = "FAULTS|@FILE")]
     pub(crate) faults: Option<String>,
     /// What to log on standard error: off, error, warn, info, debug, trace, or a filter

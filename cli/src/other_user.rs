@@ -35,7 +35,7 @@ const WITH_VALUE: [&str; 18] = [
     "--setenv",
 ];
 
-/// What to say of a command whose program the device does not reach, with the command to run
+/// The warning about a command whose program cannot have the device, with the command to run
 /// instead.
 pub(crate) fn warning(command: &[OsString]) -> Option<String> {
     let (first, rest) = command.split_first()?;

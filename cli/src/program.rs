@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_looked_up_as_exec_does() {
+    fn names_are_searched_as_by_exec() {
         assert!(find(OsStr::new("sh")).is_some_and(|path| path.is_absolute()));
         assert_eq!(find(OsStr::new("no-such-program-anywhere")), None);
         assert_eq!(find(OsStr::new("/etc/passwd")), None);

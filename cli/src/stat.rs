@@ -19,7 +19,7 @@ use crate::columns::{Column, Kind, fitting};
 /// The default interval between two reports.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// What to show, and how.
+/// The arguments of `urnic stat`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ReportArgs {
     /// Only this process, with each of its queue pairs

@@ -23,12 +23,12 @@ use crate::signals;
 use crate::stat;
 use state::{Next, State};
 
-/// How long the terminal is waited for at most, so that a signal ends the view soon.
+/// The longest wait for the terminal, so that a signal ends the view soon.
 const TURN: Duration = Duration::from_millis(200);
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct ViewArgs {
-    /// The time between two looks at the processes
+    /// The time between two updates
     #[arg(long, value_name = "SECONDS", value_parser = stat::seconds, default_value = "1")]
     interval: Duration,
 }
@@ -143,7 +143,7 @@ mod tests {
         text_at(state, 150)
     }
 
-    /// What a terminal of this width shows.
+    /// The text on a terminal of this width.
     fn text_at(state: &State, width: u16) -> String {
         let mut terminal = Terminal::new(TestBackend::new(width, 24)).unwrap();
         terminal.draw(|frame| view::draw(frame, state)).unwrap();
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_ends_leaves_the_view_whole() {
+    fn the_end_of_a_process_leaves_the_view_complete() {
         let mut state = two_samples();
         press(&mut state, KeyCode::Down);
         press(&mut state, KeyCode::Enter);

@@ -15,7 +15,7 @@ use crate::answer::Failure;
 use events::{Request, events, requests, time};
 use messages::Messages;
 
-/// What to do with traces.
+/// The commands of `urnic trace`.
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum Action {
     /// Print the time of each stage by operation, and the depth of each queue
@@ -87,7 +87,7 @@ fn read(files: &[PathBuf]) -> Result<Vec<Value>, Failure> {
     Ok(all)
 }
 
-/// The stages, with the times in microseconds that requests took, as far as they had them.
+/// The stages, with the times in microseconds of the requests that had them.
 const STAGES: [&str; 6] = ["posted", "first", "segments", "device", "completed", "all"];
 
 /// The times of a request.

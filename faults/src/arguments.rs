@@ -7,17 +7,17 @@ use urnic_device::vocabulary::WcStatus;
 
 use crate::time::{UNITS, Written};
 
-/// A position in what a connection passes in both directions, from its beginning.
+/// A position among the bytes or messages of a connection in both directions, from its beginning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Position {
-    /// Behind this many bytes.
+    /// After this many bytes.
     Bytes(u64),
-    /// Behind this many RDMAP messages.
+    /// After this many RDMAP messages.
     Messages(u64),
 }
 
 impl fmt::Display for Position {
-    /// As in a specification.
+    /// Writes the argument in the form of a specification.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Position::Bytes(n) => write!(f, "{n}"),
@@ -29,13 +29,13 @@ impl fmt::Display for Position {
 /// An argument of kinds of faults.
 pub(crate) struct Argument<T> {
     key: &'static str,
-    /// What a message about a missing argument puts after the key and `=`.
+    /// The form of the value, for messages about a missing argument.
     form: &'static str,
     read: fn(&str) -> Option<T>,
     show: fn(T) -> String,
 }
 
-/// Where on a connection, in both directions.
+/// The position on a connection, in both directions together.
 pub(crate) const AFTER: Argument<Position> = Argument {
     key: "after",
     form: "N",
@@ -46,7 +46,7 @@ pub(crate) const AFTER: Argument<Position> = Argument {
     show: |after| after.to_string(),
 };
 
-/// Where among the bytes that a connection sends.
+/// The position among the bytes that a connection sends.
 pub(crate) const AFTER_BYTES: Argument<u64> = Argument {
     key: "after",
     form: "BYTES",
@@ -62,7 +62,7 @@ pub(crate) const CODE: Argument<u16> = Argument {
     show: |code| format!("{code:#06x}"),
 };
 
-/// How late.
+/// The delay.
 pub(crate) const TIME: Argument<Duration> = Argument {
     key: "time",
     form: "T",
@@ -70,13 +70,13 @@ pub(crate) const TIME: Argument<Duration> = Argument {
     show: |time| Written(time).to_string(),
 };
 
-/// How much a time varies.
+/// The variation of a time.
 pub(crate) const JITTER: Argument<Duration> = Argument {
     key: "jitter",
     ..TIME
 };
 
-/// How long.
+/// The duration.
 pub(crate) const FOR: Argument<Duration> = Argument { key: "for", ..TIME };
 
 /// Bits in a second.
@@ -203,7 +203,7 @@ impl<'a> Arguments<'a> {
     /// The value of a kind's argument, if it was given.
     ///
     /// # Errors
-    /// As [`Arguments::take`].
+    /// Like [`Arguments::take`].
     pub(crate) fn given<T: Copy>(&mut self, argument: &Argument<T>) -> Result<Option<T>, String> {
         let value = self.take(argument.key, argument.read)?;
         Ok(value.map(|value| self.showing(argument, value)))
@@ -212,7 +212,7 @@ impl<'a> Arguments<'a> {
     /// The value of a kind's argument, or else `default`.
     ///
     /// # Errors
-    /// As [`Arguments::take`].
+    /// Like [`Arguments::take`].
     pub(crate) fn or<T: Copy>(&mut self, argument: &Argument<T>, default: T) -> Result<T, String> {
         let value = self.take(argument.key, argument.read)?;
         Ok(self.showing(argument, value.unwrap_or(default)))
@@ -221,7 +221,7 @@ impl<'a> Arguments<'a> {
     /// The value of a kind's argument.
     ///
     /// # Errors
-    /// As [`Arguments::take`]; it was not given.
+    /// Like [`Arguments::take`]; it was not given.
     pub(crate) fn required<T: Copy>(&mut self, argument: &Argument<T>) -> Result<T, String> {
         let value = self.given(argument)?;
         value.ok_or_else(|| self.is_missing(argument, ""))

@@ -1,4 +1,4 @@
-//! Delays: how long what passes is held.
+//! Delays of the bytes that pass.
 
 use std::time::Duration;
 
@@ -18,12 +18,12 @@ pub struct Delay {
     pub rate: u64,
 }
 
-/// How late something arrives that was sent.
+/// The delay between sending and arrival.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Lateness {
-    /// Time on the slow part of the path. What is sent after it waits as long.
+    /// Time on the slow part of the path. Later bytes wait for this time, too.
     pub transfer: Duration,
-    /// How long it then takes.
+    /// Time on the remaining path.
     pub time: Duration,
 }
 
@@ -38,7 +38,7 @@ impl Delay {
         }
     }
 
-    /// How late `len` bytes arrive.
+    /// The delay of `len` bytes.
     pub fn lateness(self, len: usize) -> Lateness {
         let transfer = match self.rate {
             0 => Duration::ZERO,
@@ -51,7 +51,7 @@ impl Delay {
     }
 }
 
-/// So many nanoseconds, at most [`LONGEST`]: a longer delay would look like the end of the
+/// This number of nanoseconds, at most [`LONGEST`]: a longer delay would look like the end of the
 /// connection.
 fn limited(nanos: f64) -> Duration {
     Duration::from_nanos(nanos.max(0.0) as u64).min(LONGEST)

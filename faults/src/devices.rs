@@ -4,7 +4,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Most devices of a process that a plan tells apart: each is a bit of a word.
+/// Most devices of a process that a plan distinguishes: each is a bit of a word.
 const MOST: usize = u64::BITS as usize;
 
 /// The devices of a process, in the order in which the plan met them; only more are added.
@@ -63,8 +63,8 @@ impl Devices {
     }
 }
 
-/// Whether a specification that says `wanted` means this device: its name, or the number at the end
-/// of its name.
+/// Whether `wanted` of a specification means this device: its name, or the number at the end of its
+/// name.
 pub(crate) fn means(wanted: &str, name: &str) -> bool {
     let number_at_end = || {
         let stem = name.trim_end_matches(|c: char| c.is_ascii_digit());

@@ -40,7 +40,7 @@ impl Fault {
         self.specified.count.unwrap_or(u64::MAX)
     }
 
-    /// Whether it can strike at this time.
+    /// Whether the fault can strike at this time.
     pub(crate) fn is_open(&self, now: Duration) -> bool {
         self.specified.window.contains(now.saturating_sub(self.since))
     }
@@ -56,17 +56,17 @@ impl Fault {
         wanted.is_none_or(|wanted| means(wanted, device))
     }
 
-    /// Whether it strikes on this device by itself.
+    /// Whether the fault strikes on this device without an occasion.
     pub(crate) fn begins_on(&self, device: &str) -> bool {
         self.specified.when == When::Begin && self.fits_device(device)
     }
 
-    /// Its kind with its values.
+    /// The kind of the fault, with its values.
     pub(crate) fn kind(&self) -> Kind {
         self.specified.kind
     }
 
-    /// Strikes by itself, once on each device; `bit` is that of this one.
+    /// Strikes without an occasion, once on each device; `bit` is the bit of this device.
     pub(crate) fn begin(&self, index: u64, device: &str, bit: u64) -> Option<DeviceFault> {
         let fault = self.specified.kind.of_device()?;
         if self.begun.fetch_or(bit, Ordering::Relaxed) & bit != 0 {
@@ -83,7 +83,7 @@ impl Fault {
         Some(fault)
     }
 
-    /// What it does at this occasion, if it strikes; `index` is its place in the plan.
+    /// The effect of the fault at this occasion, if it strikes; `index` is its place in the plan.
     pub(crate) fn strike<F>(
         &self,
         seed: u64,

@@ -1,7 +1,7 @@
-//! The kinds of faults. Each occasion ([`occasion`](crate::occasion)) has an enumeration of what
-//! can go wrong at it; the code that asks the plan there matches all its variants, so the compiler
-//! names the code that does not act on a new one. The [catalogue](CATALOGUE) is the one list of
-//! all kinds, with their words and arguments: specifications, listings and pages follow from it.
+//! The kinds of faults. Each occasion ([`occasion`](crate::occasion)) has an enum of its faults;
+//! the code that queries the plan there matches all variants, so the compiler reports code that
+//! does not act on a new one. The [catalogue](CATALOGUE) is the one list of all kinds, with their
+//! words and arguments: specifications, listings and pages follow from it.
 
 use std::time::Duration;
 
@@ -33,7 +33,7 @@ pub enum Kind {
     Event(EventFault),
 }
 
-/// What can go wrong with an attempt to connect. Of several at once, the first of these counts.
+/// Faults of an attempt to connect. If several strike at once, the first of these counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ConnectFault {
     /// It is refused.
@@ -46,7 +46,7 @@ pub enum ConnectFault {
     Reject,
 }
 
-/// What can go wrong with a connection at a position.
+/// Faults of a connection at a position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StreamFault {
     /// It is reset.
@@ -60,22 +60,22 @@ pub enum StreamFault {
     Terminate(u16),
 }
 
-/// What can go wrong with bytes that a connection sends, wherever they are.
+/// Faults of bytes that a connection sends, at any position.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum SendingFault {
     /// They are late.
     Delay(Delay),
 }
 
-/// What can go wrong with one byte that a connection sends.
+/// Faults of one byte that a connection sends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ByteFault {
-    /// The byte at this position of what is sent is damaged. A specification counts from the
-    /// fault's origin, an occasion from the beginning of the connection.
+    /// The sent byte at this position is damaged. A specification counts from the fault's origin,
+    /// an occasion from the beginning of the connection.
     Corrupt(u64),
 }
 
-/// What can go wrong with a datagram.
+/// Faults of a datagram.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DatagramFault {
     /// It is lost.
@@ -86,14 +86,14 @@ pub enum DatagramFault {
     Reorder,
 }
 
-/// What can go wrong with a call.
+/// Faults of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CallFault {
     /// It fails with this error number of Linux.
     Fail(i32),
 }
 
-/// What can go wrong when a program polls a successful completion of a Send, Write, Read or atomic.
+/// Faults at the poll of a successful completion of a Send, Write, Read or atomic.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum CompletionFault {
     /// The request completes with this status, and its queue pair is in error.
@@ -106,7 +106,7 @@ pub enum CompletionFault {
     Device(DeviceFault),
 }
 
-/// What can go wrong with a device, at a completion or by itself.
+/// Faults of a device, at a completion or without an occasion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeviceFault {
     /// The port is down for this time: the program is told, and nothing passes.
@@ -117,7 +117,7 @@ pub enum DeviceFault {
     Fatal(Duration),
 }
 
-/// What can go wrong with a completion event.
+/// Faults of a completion event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EventFault {
     /// It is lost.
@@ -143,8 +143,8 @@ impl Kind {
         }
     }
 
-    /// The delay of a kind that only makes something slow. Such a kind strikes at each occasion if
-    /// nothing says when, and is not logged.
+    /// The delay of a kind that only makes something slow. Such a kind strikes at each occasion
+    /// unless the specification selects some, and is not logged.
     pub(crate) fn delay_mut(&mut self) -> Option<&mut Delay> {
         match self {
             Kind::Sending(SendingFault::Delay(delay)) | Kind::Completion(CompletionFault::Late(delay)) => {
@@ -158,11 +158,11 @@ impl Kind {
 /// A kind in the catalogue.
 #[derive(Debug)]
 pub struct Entry {
-    /// Its word, and its arguments with the form of their values.
+    /// The word of the kind, and its arguments with the form of their values.
     pub usage: &'static str,
-    /// What it does.
+    /// The effect, as text.
     pub does: &'static str,
-    /// The trouble that it stands for.
+    /// The real failure that it imitates, as text.
     pub stands_for: &'static str,
     /// Reads its arguments, in the order in which they are shown.
     read: fn(&mut Arguments<'_>) -> Result<Kind, String>,
@@ -262,7 +262,7 @@ pub static CATALOGUE: &[Entry] = &[
     },
     Entry {
         usage: "reorder",
-        does: "a datagram arrives behind the next one",
+        does: "a datagram arrives after the next one",
         stands_for: "several paths",
         read: |_| Ok(Kind::Datagram(DatagramFault::Reorder)),
     },

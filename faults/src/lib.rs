@@ -1,9 +1,9 @@
-//! Faults on demand: what is to go wrong in this process, and when.
+//! Faults on demand: the faults of this process, and the times at which they strike.
 //!
 //! A *fault* is a kind ([`CATALOGUE`]) with its values, a filter and a rule of how often: `reset
 //! after=64k nth=2`. The layers that can fail ask the [plan] at each [occasion] (a connection
 //! reaches a position, a datagram is sent, a call, a completion) which faults strike. They do so in
-//! wrappers, as captures do: the code that is wrapped knows nothing of it.
+//! wrappers, as captures do: the wrapped code does not depend on it.
 //!
 //! A fault has a *window* of time, too. What befalls a device rather than a request
 //! ([`DeviceFault`]) needs no occasion: the driver asks the plan what is [due](Plan::due).

@@ -59,7 +59,7 @@ impl Network {
 }
 
 impl fmt::Display for Network {
-    /// As it is written: one address has no number of bits.
+    /// Writes the network in the form of a specification: a single address has no number of bits.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let most = if self.address.is_ipv4() { 32 } else { 128 };
         write!(f, "{}", self.address)?;

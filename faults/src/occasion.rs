@@ -1,4 +1,5 @@
-//! Occasions for faults: what is about to happen, as far as faults ask for it.
+//! Occasions for faults: the operations at which faults can strike, with the properties that faults
+//! filter by.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -11,7 +12,7 @@ use crate::kinds::{
 };
 use crate::origins::Origins;
 
-/// What is about to happen, and at which faults of the type `F` strike.
+/// An operation at which faults of the type `F` can strike.
 #[derive(Debug)]
 pub struct Occasion<'a, F> {
     what: What<'a>,
@@ -19,7 +20,7 @@ pub struct Occasion<'a, F> {
     fault: fn(Kind) -> Option<F>,
 }
 
-/// What is about to happen.
+/// The kind of an operation.
 #[derive(Debug)]
 enum What<'a> {
     Connect(IpAddr),
@@ -32,14 +33,14 @@ enum What<'a> {
     Event,
 }
 
-/// What a connection has passed.
+/// The bytes and messages that a connection has passed.
 #[derive(Debug)]
 pub struct Passed<'a> {
     /// The positions of the bytes, in both directions.
     pub bytes: Range<u64>,
     /// The numbers, from 0 on, of the messages that ended with them.
     pub messages: Range<u64>,
-    /// Where each fault counts from.
+    /// The position from which each fault counts.
     pub origins: &'a Origins,
 }
 
@@ -152,7 +153,7 @@ impl<F> Occasion<'_, F> {
         fits.then_some(kind)
     }
 
-    /// What goes wrong here by a kind that fits.
+    /// The fault at this occasion, if the kind fits.
     pub(crate) fn fault(&self, kind: Kind) -> Option<F> {
         (self.fault)(kind)
     }

@@ -22,7 +22,7 @@ pub struct Origins {
 }
 
 impl Origins {
-    /// Of a connection that begins now, when there are so many faults.
+    /// The origins of a connection that begins now, with this number of faults.
     pub(crate) fn beginning(faults: u64) -> Origins {
         Origins {
             from_beginning: faults,

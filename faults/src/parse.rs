@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_lets_a_fault_of_the_device_begin_by_itself() {
+    fn a_window_starts_a_fault_of_the_device_without_an_occasion() {
         for (text, when) in [
             ("port-down for=5s", When::First),
             ("port-down for=5s at=2s", When::Begin),
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn every_kind_is_read_as_its_usage_says_and_shown_so() {
+    fn every_kind_is_parsed_and_shown_by_its_usage() {
         for entry in CATALOGUE {
             let text = example(entry);
             let shown = one(&text).to_string();

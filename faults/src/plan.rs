@@ -72,17 +72,17 @@ impl DevicePlan {
         }
     }
 
-    /// As [`Plan::strikes`].
+    /// Like [`Plan::strikes`].
     pub fn strikes<F>(&self, occasion: &Occasion<'_, F>) -> Vec<F> {
         self.plan.strikes(&self.device, occasion)
     }
 
-    /// As [`Plan::port_down_for`].
+    /// Like [`Plan::port_down_for`].
     pub fn port_down_for(&self) -> Option<Duration> {
         self.plan.port_down_for(&self.device)
     }
 
-    /// Where the faults count from on a connection that begins now.
+    /// The positions from which faults count on a connection that begins now.
     pub fn origins(&self) -> Origins {
         Origins::beginning(self.plan.ever())
     }

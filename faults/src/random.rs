@@ -1,4 +1,4 @@
-//! Numbers that look random, and depend only on their seeds.
+//! Pseudo-random numbers that depend only on their seeds.
 
 /// A number for each combination of these three (the finaliser of SplitMix64).
 pub(crate) fn number(seed: u64, fault: u64, occasion: u64) -> u64 {

@@ -1,4 +1,4 @@
-//! A fault as it is specified.
+//! The specification of a fault.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use crate::network::Network;
 use crate::occasion::Occasion;
 use crate::window::Window;
 
-/// One fault, as it is specified.
+/// The specification of one fault.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Specified {
     /// The word of its kind in the catalogue.
@@ -54,12 +54,12 @@ impl Filter {
     }
 }
 
-/// At which of its occasions a fault strikes.
+/// The occasions at which a fault strikes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum When {
     /// The first one; nothing else was said.
     First,
-    /// When its window begins, without an occasion.
+    /// The begin of its window, for a fault without an occasion.
     Begin,
     /// The one with this number, from 1 on.
     Nth(u64),
@@ -70,7 +70,7 @@ pub(crate) enum When {
 }
 
 impl Specified {
-    /// Lets a fault of the device strike at once, if nothing says when it strikes.
+    /// Makes a fault of the device strike at once, if its specification has no time.
     pub(crate) fn begin_at_once(&mut self) {
         if self.when == When::First && self.filter.fits_begin(self.kind) {
             self.when = When::Begin;
@@ -80,7 +80,7 @@ impl Specified {
 }
 
 impl fmt::Display for Specified {
-    /// As in a specification.
+    /// Writes the fault in the form of a specification.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}{}", self.word, self.values)?;
         match self.when {

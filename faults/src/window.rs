@@ -8,7 +8,7 @@ use crate::time::Written;
 /// A part of the time since a fault was added to its plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Window {
-    /// Its first moment.
+    /// The begin of the window.
     pub(crate) at: Option<Duration>,
     /// The first moment after it; `None`: it has no end.
     pub(crate) until: Option<Duration>,
@@ -22,7 +22,8 @@ impl Window {
 }
 
 impl fmt::Display for Window {
-    /// As in a specification, with a space first; nothing if it is all the time.
+    /// Writes the window in the form of a specification, with a space first; nothing if it has no
+    /// limits.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(at) = self.at {
             write!(f, " at={}", Written(at))?;

@@ -16,13 +16,13 @@ use crate::guard::guarded;
 use crate::log;
 use crate::strict::{self, CallSite, Finding, Rule};
 
-/// The longest wait for what is to be said: a program that exits in a constructor of a library
+/// The longest wait for the thread that writes: a program that exits in a constructor of a library
 /// holds a lock for which a new thread waits.
 const LIMIT: Duration = Duration::from_secs(5);
 
 static REPORT: OnceLock<PathBuf> = OnceLock::new();
 
-/// What a process writes at its exit.
+/// The report of a process at its exit.
 #[derive(Serialize)]
 struct Report {
     /// Seconds since 1970.
@@ -49,10 +49,10 @@ pub(crate) fn start(config: &Config) {
     }
 }
 
-/// Says what went wrong. Called at exit(3), while the devices are open. Returns the exit status to
-/// end with, if it is not the program's own.
+/// Logs the summary and writes the report. Called at exit(3), while the devices are open. Returns
+/// the exit status to end with, if it is not the program's own.
 ///
-/// A thread of its own does it: the thread that exits may have no thread-local variables any more,
+/// A separate thread does the work: the exiting thread may have no thread-local variables any more,
 /// which the log needs.
 pub(crate) fn say() -> Option<i32> {
     if !urnic_driver::failed() && strict::current().is_none() && REPORT.get().is_none() {
@@ -78,7 +78,7 @@ fn report() -> Option<i32> {
             tracing::warn!("{line}");
         }
     }
-    // A process that opened no device, as a shell, has nothing to say.
+    // A process that opened no device, such as a shell, has nothing to report.
     if devices.is_empty() {
         return None;
     }
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_failed_otherwise_than_by_a_flush_is_worth_a_line() {
+    fn only_failures_other_than_flushes_get_a_line() {
         let flushed = failure("RECV", "WR_FLUSH_ERR", 0, 16);
         assert_eq!(summary(&device(vec![])), None);
         assert_eq!(summary(&device(vec![flushed.clone()])), None);

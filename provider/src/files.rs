@@ -38,10 +38,9 @@ pub(crate) fn append(path: &Path, text: &[u8]) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Whether a file may be made in the folder of this one, or is there and may be written.
+/// Checks that this file may be created, or exists and may be written.
 ///
-/// # Errors
-/// Why not: `ENOENT` if there is no such folder.
+/// # Errors The reason: `ENOENT` if there is no such folder.
 pub(crate) fn check(path: &Path) -> Result<(), Errno> {
     match access(path, Access::WRITE_OK) {
         Err(Errno::NOENT) => {

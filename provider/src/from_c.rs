@@ -1,8 +1,8 @@
-//! What C gives to the verbs, as safe types, and what the verbs answer.
+//! The arguments of C for the verbs, as safe types, and the results of the verbs.
 //!
-//! libibverbs and the program call this provider by C functions, and the manual page of each says
-//! what it gets: live objects, structures that can be read or written, lists of a length. Each type
-//! here, and each implementation of [`FromC`] in other files, states one such promise.
+//! libibverbs and the program call this provider by C functions, and the manual page of each states
+//! its arguments: live objects, structures that can be read or written, lists of a length. Each
+//! type here, and each implementation of [`FromC`] in other files, states one such promise.
 //! `called_by_c` defines the C functions: only there does a value of C become such a type, and the
 //! verbs themselves are safe functions.
 //!
@@ -112,7 +112,7 @@ impl<'a, C, T: At<C>> FromC<*mut C> for &'a T {
     }
 }
 
-/// Null, or what the type says.
+/// Null, or as the type states.
 impl<T, P: FromC<*mut T>> FromC<*mut T> for Option<P> {
     #[inline(always)]
     unsafe fn from_c(given: *mut T) -> Option<P> {
@@ -121,7 +121,7 @@ impl<T, P: FromC<*mut T>> FromC<*mut T> for Option<P> {
     }
 }
 
-/// Null, or what the type says.
+/// Null, or as the type states.
 impl<T, P: FromC<*const T>> FromC<*const T> for Option<P> {
     unsafe fn from_c(given: *const T) -> Option<P> {
         // SAFETY: the caller promises this of a pointer that is not null.
@@ -169,8 +169,8 @@ pub(crate) use {objects, pointers};
 /// A structure of the program, which the verb may change, with pointers to live objects.
 pub(crate) struct Given<'a, T>(*mut T, PhantomData<&'a mut T>);
 
-/// A live structure, which no thread uses meanwhile if the verb changes it. Those of its pointers
-/// to objects that are valid by its `comp_mask` are null or lead to live objects.
+/// A live structure; if the verb changes it, no other thread uses it during the call. Those of its
+/// pointers to objects that are valid by its `comp_mask` are null or lead to live objects.
 impl<T> FromC<*mut T> for Given<'_, T> {
     unsafe fn from_c(given: *mut T) -> Self {
         Given(given, PhantomData)
@@ -256,7 +256,7 @@ impl<T> FromC<(*mut T, c_int)> for Room<'_, T> {
 }
 
 impl<T> Room<'_, T> {
-    /// The same room, to be filled by another function.
+    /// The same memory, which another function fills.
     #[inline(always)]
     pub(crate) fn again(&mut self) -> Room<'_, T> {
         Room { ..*self }
@@ -282,7 +282,7 @@ impl<T> Room<'_, T> {
     }
 }
 
-/// A list of that many elements, at any address, which no thread changes meanwhile. For no
+/// A list of that many elements, at any address, which no thread changes during the call. For no
 /// elements any pointer is valid.
 impl<'a, T> FromC<(*const T, usize)> for &'a [Unalign<T>] {
     #[inline(always)]
@@ -304,8 +304,8 @@ pub(crate) struct Data<'a> {
     memory: PhantomData<&'a [u8]>,
 }
 
-/// That many bytes that can be read, which no thread changes meanwhile; more than the verb takes
-/// need not be there.
+/// That many bytes that can be read, which no thread changes during the call; bytes beyond those
+/// that the verb takes need not exist.
 impl FromC<(*const c_void, usize)> for Data<'_> {
     #[inline(always)]
     unsafe fn from_c((start, len): (*const c_void, usize)) -> Self {
@@ -338,7 +338,7 @@ impl<'a> Data<'a> {
 pub(crate) struct Pieces<'a>(&'a [Unalign<ibv_data_buf>]);
 
 /// A list of that many elements, at any address, each of which has bytes that can be read. No
-/// thread changes them meanwhile.
+/// thread changes them during the call.
 impl FromC<(*const ibv_data_buf, usize)> for Pieces<'_> {
     unsafe fn from_c(given: (*const ibv_data_buf, usize)) -> Self {
         // SAFETY: the caller promises this list.
@@ -362,7 +362,7 @@ pub(crate) struct Buffer<'a> {
     memory: PhantomData<&'a mut [u8]>,
 }
 
-/// That many bytes that can be written; more than the verb takes need not be there.
+/// That many bytes that can be written; bytes beyond those that the verb takes need not exist.
 impl FromC<(*mut c_void, usize)> for Buffer<'_> {
     unsafe fn from_c((start, len): (*mut c_void, usize)) -> Self {
         Buffer {
@@ -426,7 +426,7 @@ pub(crate) struct Requests<'a, T> {
 
 /// A list of work requests as `ibv_post_send(3)` or `ibv_post_recv(3)` takes it, at any addresses:
 /// each has the fields that its opcode requires, an element list that can be read, and null or the
-/// next request. No thread changes the list meanwhile.
+/// next request. No thread changes the list during the call.
 impl<T> FromC<*mut T> for Requests<'_, T> {
     #[inline(always)]
     unsafe fn from_c(first: *mut T) -> Self {
@@ -472,7 +472,7 @@ impl<T: WorkRequest> Requests<'_, T> {
     }
 }
 
-/// A work request that was posted as [`Requests`] says.
+/// A work request that was posted as [`Requests`] states.
 #[derive(Clone, Copy)]
 pub(crate) struct Request<'a, T>(&'a T);
 
@@ -621,7 +621,8 @@ impl<T> SharedWithC<T> {
 /// An object that the program destroys. The verb frees it, or leaves it alive if it fails.
 pub(crate) struct ToFree<T>(*mut T);
 
-/// A live object from `Box::into_raw`, which the program uses no more if the verb succeeds.
+/// A live object from `Box::into_raw`, which the program does not use any more if the verb
+/// succeeds.
 impl<C, T: At<C>> FromC<*mut C> for ToFree<T> {
     unsafe fn from_c(given: *mut C) -> ToFree<T> {
         ToFree(given.cast())
@@ -665,7 +666,7 @@ impl<C, T: At<C>> Answer<*mut C> for Result<Box<T>, Errno> {
     }
 }
 
-/// The same in C. Such a verb neither panics nor waits.
+/// The result in the form of C. Such a verb neither panics nor waits.
 impl<T> Answer<T> for T {
     #[inline(always)]
     fn answer(verb: impl FnOnce() -> T) -> T {
@@ -688,7 +689,7 @@ mod tests {
                 length: 1,
                 lkey: 2,
             };
-            // SAFETY: the memory has space for two elements behind any of these offsets.
+            // SAFETY: the memory has space for two elements after any of these offsets.
             let (first, both) = unsafe {
                 at.write_unaligned(sge(7));
                 at.add(1).write_unaligned(sge(9));

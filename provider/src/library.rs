@@ -38,7 +38,7 @@ pub(crate) struct Registration {
 }
 
 impl Registration {
-    /// The registration behind a device's operations.
+    /// The registration of a device's operations.
     ///
     /// # Safety
     /// `ops` is the field of a registration.
@@ -77,15 +77,16 @@ impl Library {
         })
     }
 
-    /// Takes back one count of a range that libibverbs withholds from children: the last one lets
-    /// children have it.
+    /// Removes one count of a range that libibverbs withholds from children: without a count,
+    /// children get the range.
     pub(crate) fn give_to_children(&self, addr: *mut c_void, length: usize) {
         if let Some([_, dofork]) = self.fork_ranges {
             dofork(addr, length);
         }
     }
 
-    /// Adds a count of a range that libibverbs withholds from children, which it takes back next.
+    /// Adds a count of a range that libibverbs withholds from children, because libibverbs removes
+    /// one next.
     pub(crate) fn withhold_from_children(&self, addr: *mut c_void, length: usize) {
         if let Some([dontfork, _]) = self.fork_ranges {
             dontfork(addr, length);

@@ -31,10 +31,10 @@ pub(crate) fn complaining<T>(what: &str, action: impl FnOnce() -> Result<T, Errn
     })
 }
 
-/// The warnings and errors for the report at exit, if there is to be one.
+/// The warnings and errors for the report at exit; `None` without a report.
 static WARNINGS: Mutex<Option<Vec<String>>> = Mutex::new(None);
 
-/// Most warnings that are kept.
+/// Most warnings that are stored.
 const MOST_WARNINGS: usize = 1000;
 
 /// Keeps warnings and errors from now on.

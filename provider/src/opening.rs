@@ -98,7 +98,7 @@ pub(crate) fn alloc_context(device: ListedDevice, cmd_fd: c_int) -> Result<NewCo
     device.give(cmd_fd, ours, async_fd)
 }
 
-/// `verbs_device_ops.import_context`: makes another context on the file behind `cmd_fd`. If that
+/// `verbs_device_ops.import_context`: makes another context on the file of `cmd_fd`. If that
 /// succeeds, the context closes `cmd_fd`; if there is no memory for a context, `cmd_fd` is closed
 /// already, as libibverbs requires. Errors are those of [`File::of`] and of opening a context;
 /// `EIO` if the device is lost.

@@ -16,7 +16,7 @@ pub(crate) fn post_recv(qpn: u32, wr_id: u64) {
     probe!(urnic, post_recv, qpn, wr_id);
 }
 
-/// The device is told of requests up to this index of the send queue.
+/// A doorbell tells the device of requests up to this index of the send queue.
 #[inline(always)]
 pub(crate) fn doorbell(qpn: u32, index: u32) {
     probe!(urnic, doorbell, qpn, index);

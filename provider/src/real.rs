@@ -1,5 +1,5 @@
-//! The functions behind the interposed functions: the next definition in the program's search
-//! order, which may belong to another preloaded library.
+//! The original of each interposed function: the next definition in the program's search order,
+//! which may belong to another preloaded library.
 //!
 //! They are looked up when the plug-in is loaded, since dlsym(3) is not async-signal-safe and
 //! signal handlers call some of them. All of them unwind: a thread may be cancelled inside them,
@@ -19,7 +19,7 @@ use urnic_sys::loader::next_definition;
 /// The next definition of a function of type `F`.
 pub(crate) struct Next<F> {
     name: &'static CStr,
-    /// Null until it is looked up, and where this libc does not have the function.
+    /// Null until the lookup, and if this libc does not have the function.
     address: AtomicPtr<c_void>,
     function: PhantomData<F>,
 }

@@ -8,8 +8,8 @@
 use std::ffi::{CStr, c_char};
 
 /// AddressSanitizer's runtime requires to be the first library, but a preloaded plug-in comes
-/// before it. The runtime also works behind the plug-in, whose functions call the next definitions:
-/// those of the runtime.
+/// before it. The runtime also works after the plug-in, because its functions call the next
+/// definitions, which are those of the runtime.
 const ADDRESS: &CStr = c"verify_asan_link_order=0";
 
 /// ThreadSanitizer does not observe the atomic operations in a library that it did not compile, and

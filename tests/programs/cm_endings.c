@@ -12,7 +12,7 @@ enum ending { REJECTED, INITIATOR_ENDS, RESPONDER_ENDS, INITIATOR_INVALIDATES, R
 static const struct {
 	const char *name;
 	enum ending ending;
-	/* Bytes of private data. 248 are the most that soft-iWARP sends behind the word of MPA
+	/* Bytes of private data. 248 are the most that soft-iWARP sends after the word of MPA
 	 * revision 2. */
 	uint8_t call, answer;
 } rows[] = {

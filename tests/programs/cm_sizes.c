@@ -1,12 +1,12 @@
 /* Messages of every kind of size, including zero, up to MAX (8 MiB), over one connection of
  * rdma_cm, on any device: in its turn, each end sends a message, writes as many bytes into the
  * other's memory, reads as many from it, and reports that; the other end compares each byte, and
- * checks that no byte behind the data was written. -r: no Reads of zero bytes by this end, because
+ * checks that no byte after the data was written. -r: no Reads of zero bytes by this end, because
  * soft-iWARP sometimes answers one with a byte. */
 #include "cm.h"
 
 #define MOST (8u << 20)
-/* Bytes behind the written and the read data. */
+/* Bytes after the written and the read data. */
 #define GUARD 64
 
 enum turn { INITIATOR, RESPONDER };
@@ -49,7 +49,7 @@ static void is_untouched(size_t offset)
 {
 	for (size_t at = 0; at < GUARD; at++)
 		if (memory_of_ours[offset + at] != 0xee)
-			die("a byte behind the message was written, at %zu", at);
+			die("a byte after the message was written, at %zu", at);
 }
 
 static void act(struct ibv_qp *qp, size_t size, enum turn turn)

@@ -35,7 +35,7 @@ int main(int argc, char **argv)
 		post_send(qp, IBV_WR_RDMA_WRITE, mr, at, PIECE, &theirs, at, piece);
 		good_wc(cq);
 	}
-	/* Behind the writes: the peer's memory has them all. */
+	/* After the writes: the peer's memory has them all. */
 	memset(bytes, 0, SIZE);
 	post_send(qp, IBV_WR_RDMA_READ, mr, 0, SIZE, &theirs, 0, PIECES);
 	good_wc(cq);

@@ -49,7 +49,7 @@ int main(void)
 	expect("ibv_query_port(2)", ibv_query_port(context, 2, &port), EINVAL);
 	ZERO(ibv_query_port(context, 1, &port));
 	union ibv_gid gid;
-	expect("ibv_query_gid behind the table", ibv_query_gid(context, 1, port.gid_tbl_len, &gid) != 0, 1);
+	expect("ibv_query_gid beyond the table", ibv_query_gid(context, 1, port.gid_tbl_len, &gid) != 0, 1);
 
 	expect("ibv_reg_mr: remote write without local write",
 	       NONE(ibv_reg_mr(pd, buffer, 64, IBV_ACCESS_REMOTE_WRITE)), EINVAL);

@@ -14,10 +14,10 @@ static const struct {
 	uint32_t length;
 	bool adds;
 } cases[] = {
-	{ "a Send behind a short message", 64, false },
-	{ "an atomic behind a short message", 64, true },
-	{ "a Send behind a long message", 1 << 20, false },
-	{ "an atomic behind a long message", 1 << 20, true },
+	{ "a Send after a short message", 64, false },
+	{ "an atomic after a short message", 64, true },
+	{ "a Send after a long message", 1 << 20, false },
+	{ "an atomic after a long message", 1 << 20, true },
 };
 static bool resets;
 
@@ -134,7 +134,7 @@ static void dies_in(int number)
 	post_recv(side.qp, side.mr, 0, length, 1);
 	wc = next(&side, "the receive");
 	if (wc.wr_id != 1 || wc.status != IBV_WC_WR_FLUSH_ERR)
-		die("the receive behind %s: %s", what, ibv_wc_status_str(wc.status));
+		die("the receive after %s: %s", what, ibv_wc_status_str(wc.status));
 	ZERO(ibv_destroy_qp(side.qp));
 	printf("%s: well\n", what);
 }

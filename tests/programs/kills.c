@@ -291,7 +291,7 @@ static uint64_t end(struct slot *slot, bool stopped)
 	ZERO(ibv_destroy_qp(side->qp));
 	if (!early) {
 		check(side->memory, GUARD, GUARDED, "the guard before an area");
-		check(side->memory + GUARD + AREA, GUARD, GUARDED, "the guard behind an area");
+		check(side->memory + GUARD + AREA, GUARD, GUARDED, "the guard after an area");
 		ZERO(ibv_dereg_mr(side->area));
 		memset(side->memory, REVOKED, AREA + 2 * GUARD);
 	}

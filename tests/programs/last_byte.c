@@ -44,7 +44,7 @@ int main(int argc, char **argv)
 				;
 			there += bytes[0] == value;
 		}
-		/* Behind the completion of the write. */
+		/* After the completion of the write. */
 		barrier(sock);
 		for (uint32_t at = 0; !host && at < len; at++)
 			if (bytes[at] != value)

@@ -62,7 +62,7 @@ int main(int argc, char **argv)
 			good_wc(cq);
 		}
 	}
-	/* Writes complete nothing here; the Send behind them does. */
+	/* Writes complete nothing here; the Send after them does. */
 	for (int i = 0; !client && i < (sends ? count : 1); i++) {
 		good_wc(cq);
 		if (i + 1 < count && sends)

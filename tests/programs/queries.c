@@ -29,12 +29,12 @@ int main(void)
 		printf("%d %d %u\n", i, entry.gid_type, entry.ndev_ifindex);
 	}
 	if (ibv_query_gid_ex(context, 1, count, &entry, 0) == 0)
-		die("a GID behind the last one");
+		die("a GID after the last one");
 
 	for (int i = 0; i < port.pkey_tbl_len; i++)
 		ZERO(ibv_query_pkey(context, 1, i, &pkey));
 	if (ibv_query_pkey(context, 1, port.pkey_tbl_len, &pkey) == 0)
-		die("a P_Key behind the last one");
+		die("a P_Key after the last one");
 	if (ibv_get_pkey_index(context, 1, htons(0xffff)) != 0 || ibv_get_pkey_index(context, 1, htons(0x1234)) != -1)
 		die("the index of a P_Key");
 	ZERO(ibv_close_device(context));

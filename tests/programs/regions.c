@@ -140,7 +140,7 @@ static void on_demand(void)
 		die("advised memory is not available");
 	sge.length++;
 	if (ibv_advise_mr(pd, IBV_ADVISE_MR_ADVICE_PREFETCH, 0, &sge, 1) != EFAULT)
-		die("advice behind the region's end");
+		die("advice after the region's end");
 	sge = (struct ibv_sge){ .addr = here, .length = 8, .lkey = steady->lkey };
 	if (ibv_advise_mr(pd, IBV_ADVISE_MR_ADVICE_PREFETCH, 0, &sge, 1) != ENOENT)
 		die("advice on a region that is not on demand");

@@ -1,7 +1,7 @@
 /* The credits of rsockets: it sends one-byte messages, as many as its credits allow, to a server
  * that does not receive. Each data message takes a credit, and there are as many credits as the
  * server posted receives; but the message that gives credits to the server takes a receive without
- * a credit (rs_send_credits of rsocket.c: over iWARP, a Send behind each Write). So rsockets sends
+ * a credit (rs_send_credits of rsocket.c: over iWARP, a Send after each Write). So rsockets sends
  * one message more than there are receives, and relies on the device to hold it back.
  *
  * With a host it is the client. The server continues when its standard input ends, and answers

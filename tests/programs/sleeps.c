@@ -1,5 +1,5 @@
 /* sleeps [-p PORT] [-n ROUNDS] [HOST]: in each round the client sends three messages and writes
- * 128 KiB behind them, and sleeps until all four requests are complete. The server sleeps until it
+ * 128 KiB after them, and sleeps until all four requests are complete. The server sleeps until it
  * has the messages. */
 #include "rc.h"
 

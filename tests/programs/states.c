@@ -158,7 +158,7 @@ static void closing(void)
 	ZERO(ibv_destroy_cq(b.cq));
 }
 
-/* Posts behind the closed gate of a queue pair without a connection, so that no data was sent
+/* Posts at the closed gate of a queue pair without a connection, so that no data was sent
  * when the buffers change. */
 static void inline_data(void)
 {

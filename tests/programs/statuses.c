@@ -123,7 +123,7 @@ static void statuses(void)
 	pair = usual();
 	expect("a Write to unregistered memory", request(&pair, IBV_WR_RDMA_WRITE, key, at, none), IBV_WC_REM_ACCESS_ERR, 0x1100c000);
 	pair = usual();
-	expect("a Write behind the memory", request(&pair, IBV_WR_RDMA_WRITE, key, at + sizeof place - 7, key), IBV_WC_REM_ACCESS_ERR,
+	expect("a Write after the memory", request(&pair, IBV_WR_RDMA_WRITE, key, at + sizeof place - 7, key), IBV_WC_REM_ACCESS_ERR,
 	       0x1101c000);
 	pair = usual();
 	expect("a Write without the right", request(&pair, IBV_WR_RDMA_WRITE, key, at, local->rkey), IBV_WC_REM_ACCESS_ERR, 0x0102c000);

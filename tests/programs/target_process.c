@@ -46,7 +46,7 @@ static struct ibv_cq *healthy_cq[2];
 static struct ibv_mr *healthy_mr;
 static uint8_t healthy_bytes[256];
 
-/* The buffer that peers may write to has a page before and a page behind it that no peer may
+/* The buffer that peers may write to has a page before and a page after it that no peer may
  * access. */
 static uint8_t *arena, *inbox, *large;
 enum { ARENA = 3 * PAGE, INBOX = 4 << 20 };

@@ -59,7 +59,7 @@ int main(int argc, char **argv)
 		}
 	}
 	if (!sends) {
-		/* A Send behind them proves that Writes are in place (RFC 5040 §5.1), and that
+		/* A Send after them proves that Writes are in place (RFC 5040 §5.1), and that
 		 * Reads are done. */
 		if (client) {
 			post_send(qp, IBV_WR_SEND, mr, 0, 0, NULL, 0, total);

@@ -66,7 +66,7 @@ static void emit(struct ibv_qp *qp, enum ibv_wr_opcode opcode, size_t len, uint3
 	good_wc(cq);
 }
 
-/* The client writes `value` behind its messages, and the server waits for it: all before is
+/* The client writes `value` after its messages, and the server waits for it: all before is
  * processed. */
 static void in_step(struct ibv_qp *qp, uint8_t value)
 {

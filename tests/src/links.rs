@@ -16,7 +16,7 @@ const SUMMARY: &str = "docs/SUMMARY.md";
 struct Page {
     /// Targets of links and images, as they are written.
     links: Vec<String>,
-    /// Names behind `#`: one for each heading.
+    /// Names after `#`: one for each heading.
     anchors: BTreeSet<String>,
 }
 

@@ -2,7 +2,7 @@
 //! it.
 //!
 //! A page names a file by code such as `rdmap/requester/mod.rs`: the end of its path, in which
-//! `src` may be left out. Code right behind that, such as `step`, must be a word of the file.
+//! `src` may be left out. Code right after that, such as `step`, must be a word of the file.
 
 use std::path::{Path, PathBuf};
 

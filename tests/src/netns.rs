@@ -111,7 +111,7 @@ impl Netns {
         program.through(self.entry())
     }
 
-    /// The command that runs the one behind it inside.
+    /// The command that runs the one after it inside.
     pub fn entry(&self) -> Vec<OsString> {
         let namespace = format!("--net=/proc/{}/ns/net", self.holder.id());
         ["nsenter", &namespace, "--"].map(OsString::from).to_vec()

@@ -63,7 +63,7 @@ pub fn connected_too_early(server: &str, client: &str) -> bool {
 }
 
 /// The times at which the log of the connection manager has this event, in order. A line of the log
-/// may begin behind an unfinished line of another program.
+/// may begin after an unfinished line of another program.
 fn times<'a>(printed: &'a str, what: &str) -> Vec<&'a str> {
     const LEN: usize = "2000-01-01T00:00:00.000000Z".len();
     let lines = printed.lines().filter_map(|line| {

@@ -92,7 +92,7 @@ impl Introduction {
         bytes
     }
 
-    /// The bytes behind a word: private data of an enhanced frame.
+    /// The bytes after a word: private data of an enhanced frame.
     pub fn with_word(&self, word: u32) -> Vec<u8> {
         [word.to_be_bytes().to_vec(), self.to_bytes()].concat()
     }

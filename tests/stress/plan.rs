@@ -6,7 +6,7 @@
 //! where iWARP has an order: on one queue pair a Read or an atomic sees the Writes before it,
 //! atomics of one queue pair come in order, what a fenced request sends was fetched before, and
 //! additions to one counter commute. A Write is certain to have arrived only after a Send or a Read
-//! behind it, so each direction's requests end with one.
+//! after it, so each direction's requests end with one.
 
 mod requests;
 

@@ -117,7 +117,7 @@ fn a_static_program_is_warned_about() {
 
 /// A script runs programs that `urnic run` does not see.
 #[test]
-fn a_static_program_behind_a_shell_is_warned_about_if_it_uses_verbs() {
+fn a_static_verbs_program_in_a_shell_gets_a_warning() {
     or_skip!(installed("cc"));
     let folder = Folder::inside(&urnic_tests::build::scratch(), "static-programs");
     let made = |name: &str, says: &str| {

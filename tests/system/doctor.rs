@@ -17,13 +17,13 @@ fn permit(path: &Path, mode: u32) {
     std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).expect("our own file");
 }
 
-/// `urnic doctor`, behind the lines of a script.
-fn behind(script: &str) -> String {
+/// `urnic doctor`, after the lines of a script.
+fn then_doctor(script: &str) -> String {
     format!("{script}\n'{}' doctor", urnic().display())
 }
 
 fn in_shell(script: &str) -> Program {
-    doctor(&["sh", "-c", &behind(script)])
+    doctor(&["sh", "-c", &then_doctor(script)])
 }
 
 /// Nothing is said about the subject any more.
@@ -107,17 +107,17 @@ fn the_fix_for_a_missing_proc_helps() {
         return urnic_tests::skip::report("/proc cannot be mounted here");
     }
     let closed = "mount -t tmpfs tmpfs /proc || exit 125";
-    let ended = or_skip!(apart(flags, &behind(closed)));
+    let ended = or_skip!(apart(flags, &then_doctor(closed)));
     let (what, fix) = wrong(&ended, "proc");
     assert!(what.contains("/proc is not mounted"), "{ended}");
     is_well(&ended, "plug-in  ");
-    let ended = or_skip!(apart(flags, &behind(&format!("{closed}\n{fix}"))));
+    let ended = or_skip!(apart(flags, &then_doctor(&format!("{closed}\n{fix}"))));
     ended.success();
 }
 
 #[test]
 fn the_fix_for_a_user_without_a_number_helps() {
-    let ended = or_skip!(apart("-U", &behind("")));
+    let ended = or_skip!(apart("-U", &then_doctor("")));
     let (what, fix) = wrong(&ended, "user namespace");
     assert!(what.contains("no number"), "{ended}");
     let (command, _) = fix.split_once(" COMMAND").expect("a command");
@@ -173,10 +173,10 @@ fn the_fix_for_a_plug_in_that_cannot_be_run_helps() {
          export HOME='{home}' URNIC_LIB='{folder}/liburnic.so'",
         plugin().display()
     );
-    let ended = or_skip!(apart("-rm", &behind(&mounted)));
+    let ended = or_skip!(apart("-rm", &then_doctor(&mounted)));
     let (what, fix) = wrong(&ended, "plug-in");
     assert!(what.contains("the loader does not load it: "), "{ended}");
-    let ended = or_skip!(apart("-rm", &behind(&format!("{mounted}\n{fix}"))));
+    let ended = or_skip!(apart("-rm", &then_doctor(&format!("{mounted}\n{fix}"))));
     is_well(&ended, "plug-in  ");
     is_well(&ended, "self-test");
 }

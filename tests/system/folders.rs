@@ -124,7 +124,7 @@ fn lingering() -> (OwnedFd, TcpStream) {
 }
 
 #[test]
-fn nobody_in_another_users_folder_is_asked() {
+fn no_process_in_another_users_folder_gets_a_request() {
     or_skip!(root());
     let home = home("asked");
     let folder = squatted(&home, me(), NOBODY);

@@ -50,12 +50,12 @@ fn a_forked_child_opens_a_device_of_its_own() {
 }
 
 #[test]
-fn forks_beside_threads_that_open_do_not_hang() {
+fn forks_during_opens_of_other_threads_do_not_hang() {
     trial("fork-threads");
 }
 
 #[test]
-fn no_call_hangs_in_a_child_forked_beside_threads() {
+fn no_call_hangs_in_a_child_of_a_process_with_threads() {
     let program = Program::new(or_skip!(compiled("forked")));
     let ended = program.run_for(Duration::from_secs(300));
     assert!(ended.ok() && ended.output.ends_with("answered\n"), "{ended}");
@@ -98,7 +98,7 @@ fn a_second_copy_of_the_plug_in_stands_aside() {
     let copy = folder.file("liburnic.so");
     std::fs::copy(plugin(), &copy).unwrap();
     let both = format!("{} {}", plugin().display(), copy.display());
-    // The copy twice: preloaded behind the first, and as the driver that libibverbs would load.
+    // The copy twice: preloaded after the first, and as the driver that libibverbs would load.
     for pabi in [34, 57, 59, 64, 65] {
         let _ = std::os::unix::fs::symlink(&copy, folder.file(&format!("liburnic-rdmav{pabi}.so")));
     }

@@ -75,7 +75,7 @@ fn outcomes(output: &str) -> BTreeMap<String, Outcome> {
             found.insert(name.clone(), Outcome::Unknown);
             current = Some(name);
         }
-        // Behind the name, behind the first line of its description, or behind what the test itself
+        // After the name, after the first line of its description, or after what the test itself
         // prints.
         let result = line.rsplit_once("... ").map_or(line, |(_, result)| result);
         if let Some(outcome) = Outcome::parse(result)
@@ -110,7 +110,7 @@ enum Identity {
 struct Expected {
     version: u32,
     identity: Identity,
-    /// Names, or beginnings of names with a `*` behind; whether the test passes, fails or is
+    /// Names, or beginnings of names with a `*` after; whether the test passes, fails or is
     /// skipped; the permitted reasons for a skip.
     lines: Vec<(String, String, Vec<String>)>,
 }

@@ -193,7 +193,7 @@ fn suite(folder: &str) -> Program {
 }
 
 /// One process reads the data that the other wrote as soon as that other's Write completed. On
-/// iWARP a Write is complete when TCP has taken it; only a message behind it proves its arrival,
+/// iWARP a Write is complete when TCP has taken it; only a message after it proves its arrival,
 /// and this test sends none.
 fn checked_too_early(ended: &Ended) -> bool {
     ["ERROR: test_rdmacm_async_write", "Data validation failure"]

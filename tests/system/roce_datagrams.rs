@@ -98,7 +98,7 @@ fn udaddy_of_an_ordinary_user_and_with_a_served_device() {
 }
 
 #[test]
-fn udaddy_without_a_server_is_told_that_it_is_unreachable() {
+fn udaddy_without_a_server_gets_unreachable() {
     or_skip!(installed("udaddy"));
     let host = or_skip!(Netns::new());
     let alone = roce("udaddy")

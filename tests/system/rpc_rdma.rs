@@ -32,7 +32,7 @@ fn item(offset: usize, len: u32) -> Item<()> {
     }
 }
 
-/// The parameters of a call: bytes of the call, its arguments behind that, room for results, bytes
+/// The parameters of a call: bytes of the call, its arguments after that, room for results, bytes
 /// of the longest reply; then bytes of the reply and of the results in it.
 type Job = (
     usize,

@@ -91,7 +91,7 @@ fn shm_23_connections_between_two_users_take_tcp() {
 /// What the log says of a peer whose memory the requester reaches by itself.
 const IN_REACH: &str = "the memory of this peer is in reach";
 
-/// As [`expect`], in memory; checks whether both ends reach each other's memory.
+/// Like [`expect`], in memory; checks whether both ends reach each other's memory.
 #[track_caller]
 fn expect_reach(pair: &Pair, in_reach: bool) {
     let both = pair.succeeds();
@@ -286,7 +286,7 @@ sys.stdin.read()
 "#;
 
 #[test]
-fn shm_06_another_user_with_a_listeners_name_is_told_nothing() {
+fn shm_06_another_user_with_a_listeners_name_gets_no_message() {
     or_skip!(in_process("the log is the other process's"));
     or_skip!(root());
     or_skip!(installed("rping"));

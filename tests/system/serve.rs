@@ -137,7 +137,7 @@ fn a_server_ends_cleanly_and_guards_its_socket() {
         .arg(&server.socket)
         .run();
     assert_eq!(second.status.code(), Some(1), "{second}");
-    assert!(second.failure().contains("a server is there already"));
+    assert!(second.failure().contains("another server serves this socket"));
     let Server { program, socket } = server;
     program.signal(Signal::TERM);
     let end = program.wait();

@@ -66,7 +66,7 @@ fn processes_and_queue_pairs_are_shown_with_their_counters() {
 
 /// The device is in another process than the memory of both programs.
 #[test]
-fn shm_20_a_served_device_reaches_the_memory_of_another_ones_program() {
+fn shm_20_a_served_device_accesses_another_ones_program() {
     or_skip!(installed("ib_write_bw"));
     let served = Served::start();
     let place = place("served");

@@ -39,7 +39,7 @@ fn a_refused_request_completes_with_the_reason() {
     assert_eq!(both.client.output.matches(": ok").count(), 3, "{}", both.client);
 }
 
-/// The text behind `start`, up to the next space, `,` or `;`.
+/// The text after `start`, up to the next space, `,` or `;`.
 fn word<'a>(line: &'a str, start: &str) -> &'a str {
     let (_, rest) = line
         .split_once(start)

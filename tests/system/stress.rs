@@ -80,19 +80,19 @@ fn kills() -> Result<Program, String> {
 }
 
 #[test]
-fn shm_18_children_that_are_killed_harm_nobody() {
+fn shm_18_killed_children_harm_no_process() {
     let kills = or_skip!(kills());
     ends_well(kills.args(["-s", &seed(any())]).line("-n 200000"), LIMIT);
 }
 
 #[test]
-fn shm_19_children_that_are_killed_harm_nobody_in_shared_memory() {
+fn shm_19_killed_children_harm_no_process_in_shared_memory() {
     let kills = or_skip!(kills());
     ends_well(kills.args(["-s", &seed(any())]).line("-m -n 200000"), LIMIT);
 }
 
 #[test]
-fn children_that_are_killed_harm_nobody_over_tcp() {
+fn killed_children_harm_no_process_over_tcp() {
     let kills = or_skip!(kills()).env("URNIC_SAME_HOST", "off");
     ends_well(kills.args(["-s", &seed(any())]).line("-n 20000"), LIMIT);
 }
@@ -112,13 +112,13 @@ fn held() -> Result<Program, String> {
 }
 
 #[test]
-fn no_request_waits_for_a_dead_peer_behind_a_message_that_waits_for_a_receive() {
+fn no_request_waits_for_a_dead_peer_without_a_receive() {
     let held = or_skip!(held());
     ends_well(held.env("URNIC_SAME_HOST", "auto"), LIMIT);
 }
 
 #[test]
-fn no_request_waits_for_a_dead_peer_behind_a_message_that_waits_for_a_receive_over_tcp() {
+fn no_request_waits_for_a_dead_peer_without_a_receive_tcp() {
     let held = or_skip!(held()).env("URNIC_SAME_HOST", "off");
     ends_well(held.arg("-r"), LIMIT);
 }

@@ -174,7 +174,7 @@ fn a_program_that_takes_the_last_byte_for_all_of_them_is_found() {
 }
 
 #[test]
-fn a_fork_with_registered_memory_is_found_where_it_needs_preparation() {
+fn a_fork_that_needs_preparation_is_found() {
     let program = or_skip!(compiled("mistakes"));
     let ended = with_mistake(&program, "forked-on-old-kernel").run_for(LIMIT);
     assert_eq!(rules(&ended.output), ["fork-without-init"], "{ended}");
@@ -301,9 +301,9 @@ fn distributed_programs_without_mistakes_have_no_findings() {
 }
 
 #[test]
-fn a_killed_program_has_what_was_found_before() {
+fn a_killed_program_has_its_earlier_findings() {
     let program = or_skip!(compiled("mistakes"));
-    // It waits for ever behind the finding.
+    // It waits for ever after the finding.
     let mut running = with_mistake(&program, "no-acknowledgement").spawn();
     running.wait_for_output("the finding", |output| {
         output.contains("event-not-acknowledged").then_some(())

@@ -57,7 +57,7 @@ fn perftest_sends_and_writes() {
 }
 
 #[test]
-fn what_cannot_be_delivered_is_dropped() {
+fn undeliverable_messages_are_dropped() {
     let program = or_skip!(compiled("uc"));
     let both = Pair::new(&roce(program)).within(LIMIT).succeeds();
     for end in [both.server, both.client] {

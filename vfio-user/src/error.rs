@@ -10,7 +10,7 @@ pub enum Malformed {
     #[error("argsz is too small")]
     Argsz,
     /// A count differs from the number of bytes that follow it.
-    #[error("the count is not what follows")]
+    #[error("the count does not match the entries that follow")]
     Count,
     /// Flags exclude each other or are unknown.
     #[error("flags {0:#x} make no sense")]

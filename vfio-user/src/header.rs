@@ -13,7 +13,7 @@ const ERROR: u32 = 1 << 5;
 
 macro_rules! commands {
     ($($(#[$doc:meta])* $name:ident = $value:literal,)+) => {
-        /// What a message is about.
+        /// The command of a message.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         #[repr(u16)]
         pub enum Command {

@@ -408,7 +408,7 @@ fn a_stream_beyond_the_limits_ends() {
 }
 
 #[test]
-fn descriptors_do_not_pile_up_behind_an_unfinished_message() {
+fn descriptors_do_not_pile_up_after_an_unfinished_message() {
     let mut decoder = Decoder::new(LIMITS);
     for byte in &reset(1)[..LIMITS.fds] {
         decoder.push(&[*byte], descriptors(1));

@@ -10,7 +10,7 @@ use super::writable::can_have_folder;
 /// The first rdma-core with a provider ABI that the plug-in supports.
 const OLDEST: u32 = 34;
 
-/// Lets a sandbox permit what it denies.
+/// Makes a sandbox permit the denied call.
 pub(super) const SANDBOX: &str =
     "allow the call in the sandbox; for a container: docker run --security-opt seccomp=unconfined";
 

@@ -56,12 +56,12 @@ fn absent(address: &str, sysfs: &Sysfs) -> Finding {
     match sysfs.functions_like(pci::VENDOR_ID, pci::DEVICE_ID).first() {
         Some(there) => Finding::wrong(
             "function",
-            format!("there is none at {address}, but one of ours at {there}"),
+            format!("no urnic function at {address}, but one at {there}"),
             format!("urnic doctor --device vfio:{there}"),
         ),
         None => Finding::wrong(
             "function",
-            format!("there is none at {address}, and none of ours ({ours}) anywhere"),
+            format!("no urnic function at {address}, nor at another address ({ours})"),
             format!("lspci -D -d {ours}"),
         ),
     }
@@ -171,8 +171,7 @@ fn group(function: &Function, sysfs: &Sysfs) -> Finding {
     }
 }
 
-/// The kernel uses no IOMMU: what gives it one depends on whether the machine has one, and on who
-/// made the machine.
+/// The kernel uses no IOMMU: the fix depends on whether the machine has one, and on its vendor.
 fn no_iommu(subject: &'static str, sysfs: &Sysfs) -> Finding {
     let (text, fix) = if sysfs.firmware_names_iommu() {
         (
@@ -200,7 +199,7 @@ fn no_iommu(subject: &'static str, sysfs: &Sysfs) -> Finding {
     Finding::wrong(subject, text, fix)
 }
 
-/// Whether this user may open the files that one of the access ways requires.
+/// Whether this user may open the files that one of the interfaces requires.
 fn access(function: &Function, holder: Option<&Holder>) -> Finding {
     const SUBJECT: &str = "its files";
     let by_itself = function

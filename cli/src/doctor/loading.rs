@@ -26,7 +26,7 @@ pub(super) fn finding(plugin: &Path) -> Finding {
     }
 }
 
-/// What the loader says; `None` if nothing.
+/// The loader's error message; `None` if there is none.
 fn complaint(plugin: &Path) -> Option<String> {
     let mut trial = Command::new(program_file().ok()?);
     trial

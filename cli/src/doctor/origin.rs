@@ -1,9 +1,9 @@
-//! Where an installed file comes from.
+//! The origin of an installed file.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// Who installed this file, as far as its place tells, or the package manager.
+/// The installer of this file, by its path or by the package manager.
 pub(super) fn of(file: &Path) -> &'static str {
     of_with(file, is_of_debian)
 }
@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_place_tells_who_installed_it() {
+    fn the_path_of_a_file_shows_its_installer() {
         let is_of_debian = |file: &Path| file == Path::new("/usr/lib/urnic/liburnic.so");
         for (file, origin) in [
             ("/usr/lib/urnic/liburnic.so", "the Debian package"),

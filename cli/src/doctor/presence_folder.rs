@@ -17,7 +17,7 @@ pub(super) fn findings(homes: &[PathBuf]) -> Vec<Finding> {
     let mut complaints = Vec::new();
     for home in homes {
         match OwnFolder::provide(home) {
-            // It may be there already, in a file system that is read-only now.
+            // The folder may exist already, on a file system that is read-only now.
             Ok(folder) => match can_have_folder(folder.path()) {
                 Ok(()) => {
                     findings.push(used(home, &folder));

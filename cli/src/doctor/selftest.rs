@@ -21,13 +21,13 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 /// The pause before a client starts: a server needs about as long until it listens.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// What the program prints if no server listens.
+/// The program's output if no server listens.
 const REFUSED: &str = "Couldn't connect";
 
-/// What the program prints if another process took the port since it was free.
+/// The program's output if another process took the port since it was free.
 const TAKEN: &str = "Couldn't listen";
-/// How many ports are tried. The kernel gives a port to another process now and then; if each one
-/// is taken, there is another reason.
+/// The number of ports that are tried. The kernel gives a port to another process now and then; if
+/// each one is taken, there is another reason.
 const PORTS: u32 = 4;
 
 /// Runs both ends of ibv_rc_pingpong on 127.0.0.1.

@@ -1,5 +1,4 @@
-//! What the kernel, or a sandbox around the program, gives every process: `/proc`, a user, limits
-//! and system calls.
+//! Checks of the environment of every process: `/proc`, the user, limits and system calls.
 
 use std::path::Path;
 

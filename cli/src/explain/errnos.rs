@@ -1,7 +1,7 @@
-//! Error numbers of verbs and librdmacm, and what they mean with this device: as in
+//! Error numbers of verbs and librdmacm, and their meaning with this device: as in
 //! `docs/reference/statuses.md`.
 
-/// A name, and what it means.
+/// A name, and its meaning.
 pub(super) const ERRNOS: [(&str, &str); 21] = [
     (
         "EINVAL",
@@ -28,7 +28,7 @@ pub(super) const ERRNOS: [(&str, &str); 21] = [
         "there is no such object: another context removed it, or an id of rdma_cm is gone; polling `ibv_cq_ex`: no completion is there",
     ),
     ("EFAULT", "an address in a call is not mapped"),
-    ("EBADF", "the descriptor is closed, or is none of this kind"),
+    ("EBADF", "the descriptor is closed, or of another kind"),
     (
         "ENODEV",
         "no usable device: the name is unknown, or `urnic run` is missing; rdma_cm: the address belongs to no device",
@@ -55,12 +55,12 @@ pub(super) const ERRNOS: [(&str, &str); 21] = [
     ),
     (
         "EADDRNOTAVAIL",
-        "the address is none of this host, or of none of its devices; or no port is free",
+        "the address does not belong to this host, or to none of its devices; or no port is free",
     ),
     ("ENETUNREACH", "no route leads to the address"),
     (
         "ECONNREFUSED",
-        "nobody listens at the peer's address and port, or the peer rejected the connection (`rdma_reject`)",
+        "no process listens at the peer's address and port, or the peer rejected the connection (`rdma_reject`)",
     ),
     (
         "ECONNRESET",

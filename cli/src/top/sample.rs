@@ -1,4 +1,4 @@
-//! What was found at a moment, and what has changed since an earlier one.
+//! A sample of the counters, and the changes since an earlier one.
 
 use std::time::Instant;
 
@@ -47,7 +47,7 @@ impl Sample {
         self.per_second(before, grown)
     }
 
-    /// The same of a queue pair.
+    /// The rates of a queue pair.
     pub(super) fn pair_rate(
         &self,
         before: &Sample,

@@ -1,4 +1,4 @@
-//! What the user of the view has chosen, and the samples that it shows.
+//! The user's choices in the view, and the samples that it shows.
 
 use std::collections::HashMap;
 use std::time::Instant;
@@ -57,7 +57,7 @@ impl Sort {
     }
 }
 
-/// What the user sees and has chosen.
+/// The state of the view.
 #[derive(Debug, Default)]
 pub(super) struct State {
     pub(super) before: Sample,
@@ -75,7 +75,7 @@ pub(super) struct State {
     pub(super) help: bool,
 }
 
-/// What follows from a key.
+/// The effect of a key.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Next {
     Continue,
@@ -149,7 +149,7 @@ impl State {
         }
     }
 
-    /// What decides about the place of a device.
+    /// The value by which devices are ordered.
     fn weight(&self, device: &Device) -> f64 {
         let rates = self.rates.get(device).map_or(&[][..], Vec::as_slice);
         let last = &rates[rates.len().saturating_sub(AVERAGED)..];

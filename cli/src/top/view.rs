@@ -75,7 +75,7 @@ fn cell(rate: Option<f64>) -> String {
     rate.map_or_else(|| "-".to_owned(), amount)
 }
 
-/// What is shown by its rate.
+/// The counters that are shown by their rates.
 const RATES: [&str; 4] = ["tx_bytes", "rx_bytes", "tx_messages", "rx_messages"];
 
 fn list(frame: &mut Frame<'_>, area: Rect, state: &State) {
@@ -211,7 +211,7 @@ fn pair_row(state: &State, device: &Device, pair: &QueuePair) -> Vec<String> {
     ]
 }
 
-/// How far the transfer under way is, and its length.
+/// The progress of the current transfer, and its length.
 fn transfer(pair: &QueuePair) -> String {
     let (done, len) = (u64::from(pair.transfer_done), pair.transfer_len);
     match (done * 100).checked_div(len.into()) {

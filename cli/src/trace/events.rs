@@ -95,7 +95,7 @@ mod tests {
             let cut = &TRACE[..len];
             let whole = cut.matches("},\n").count();
             assert!(events(cut).unwrap().len() >= whole, "{cut}");
-            // Another process has gone on.
+            // Another process has continued the file.
             let continued = format!("{cut}\n{}", TRACE.strip_prefix("[\n").unwrap());
             assert!(events(&continued).unwrap().len() >= whole + 5, "{continued}");
         }

@@ -1,4 +1,4 @@
-//! Which messages of a connection belong to a request.
+//! The assignment of a connection's messages to requests.
 
 use std::collections::{HashMap, VecDeque};
 use std::ops::RangeInclusive;
@@ -21,7 +21,7 @@ struct Message {
     segments: Segments,
 }
 
-/// What requests of one kind send, or receive.
+/// The messages that requests of one kind send or receive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Kind {
     Send,
@@ -79,8 +79,8 @@ impl<'a> Messages<'a> {
         all
     }
 
-    /// Takes those of a request; requests must come in the order of their queue. `None`: it had
-    /// none, for example because it was carried out in the peer's memory.
+    /// Takes the messages of a request; requests must come in the order of their queue. `None`: the
+    /// request had no messages, for example because it was carried out in the peer's memory.
     pub(super) fn take(&mut self, request: &Request<'a>) -> Option<Segments> {
         let bytes = request.number("bytes");
         // The time of a completion is that at which the device began the turn that completed it.
@@ -133,7 +133,7 @@ impl<'a> Messages<'a> {
 }
 
 impl Segments {
-    /// From the beginning of a request to the end of its answer.
+    /// The time from the beginning of a request to the end of its answer.
     fn and(self, answer: Segments) -> Segments {
         Segments {
             first: self.first,
@@ -163,7 +163,7 @@ mod tests {
     #[test]
     fn a_request_has_its_messages() {
         let events = [
-            // What opens the connection.
+            // The message that opens the connection.
             message("sent", "Write", 0, 1, 2),
             request("RDMA_WRITE", 64, 10, 20),
             message("sent", "Write", 64, 12, 15),

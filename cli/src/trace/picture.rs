@@ -20,7 +20,7 @@ const WIRE: &str = "#3d9a5f";
 /// Most bars: a reader sees no more.
 const MOST: usize = 2000;
 
-/// A bar: its lane, its color, from and to in microseconds, and what it is.
+/// A bar: its lane, its color, begin and end in microseconds, and its label.
 struct Bar {
     lane: String,
     color: &'static str,
@@ -91,7 +91,7 @@ pub(super) fn picture(events: &[Value], from: f64, span: f64) -> String {
     svg + "</svg>\n"
 }
 
-/// What lies in the span.
+/// The bars in the span.
 fn bars(events: &[Value], begin: f64, span: f64) -> Vec<Bar> {
     let mut bars = Vec::new();
     let is_seen = |from: f64, to: f64| to >= begin && from <= begin + span;
@@ -160,7 +160,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_picture_has_a_bar_for_each_stage_of_what_is_in_its_span() {
+    fn a_picture_has_a_bar_for_each_stage_in_its_span() {
         let events = events(TRACE).unwrap();
         let count = |text: &str| text.matches("<title>").count();
         assert_eq!(count(&picture(&events, 0.0, 100.0)), 6);

@@ -82,14 +82,14 @@ pub(super) fn capture_file(path: PathBuf) -> CaptureFile {
     CaptureFile::new(path, Some(DESCRIPTORS))
 }
 
-/// What a device does beside its work.
+/// Optional features of a device in this process.
 #[derive(Debug, Default)]
 pub struct Options {
     /// It captures its streams.
     pub capture: Option<Capture>,
     /// If not, it may pass those to peers on this host through memory.
     pub same_host: bool,
-    /// Its connections follow the plan of faults, which knows the device by this name.
+    /// The device's connections follow the plan of faults, in which the device has this name.
     pub faulty: Option<String>,
     /// It places the last byte of a segment of a Write first.
     pub last_first: bool,
@@ -126,13 +126,12 @@ impl InprocBus {
         };
         // The program may unmap memory while it is registered.
         fault::install();
-        let device =
-            Device::start(config, Arc::new(memory), line.clone()).or_else(
-                |error| match FailedCall::behind(&error) {
-                    Some(failed) => failure::named(failed.call, Err(failed.errno)),
-                    None => Err(Errno::from_io_error(&error).unwrap_or(Errno::IO)),
-                },
-            )?;
+        let device = Device::start(config, Arc::new(memory), line.clone()).or_else(|error| {
+            match FailedCall::of(&error) {
+                Some(failed) => failure::named(failed.call, Err(failed.errno)),
+                None => Err(Errno::from_io_error(&error).unwrap_or(Errno::IO)),
+            }
+        })?;
         Ok(Arc::new(InprocBus { device, line }))
     }
 }

@@ -17,7 +17,7 @@ use urnic_config::{Config, Device, Placement, SameHost};
 use urnic_process::gids::GidTable;
 use urnic_process::program;
 
-/// What the devices of a process share.
+/// State that the devices of a process share.
 #[derive(Debug, Default)]
 pub struct Shared {
     /// The capture file, made with the first device.

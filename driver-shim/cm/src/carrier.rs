@@ -42,7 +42,7 @@ pub trait Carrier {
     fn close(&mut self, sid: u32, how: Close);
 }
 
-/// With what a stream is attached to a queue pair.
+/// The parameters with which a stream is attached to a queue pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Attachment {
     /// The device's number of the queue pair.
@@ -58,11 +58,11 @@ pub struct Attachment {
     pub ord_limit: u16,
     /// Requests complete when the peer has placed or delivered them.
     pub delivered: bool,
-    /// What depends on the engine that made the connection.
+    /// The parameters that depend on the engine that made the connection.
     pub terms: Terms,
 }
 
-/// What depends on the engine that made a connection.
+/// The parameters that depend on the engine that made a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Terms {
     /// A native connection. If requests complete when they are delivered, the peer may confirm the

@@ -26,7 +26,7 @@ pub struct QpAttr {
     pub state: u32,
     /// The state that the program expects; in a query the current state.
     pub cur_state: u32,
-    /// `enum ibv_mtu`; kept for queries.
+    /// `enum ibv_mtu`; stored for queries.
     pub path_mtu: u32,
     /// The PSN expected of the peer: compared with the peer's `sq_psn` when the two ends connect.
     pub rq_psn: u32,

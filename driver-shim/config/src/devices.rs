@@ -67,7 +67,7 @@ impl Config {
             }
             if before.iter().any(|other| other.name == device.name) {
                 return Err(fail(format!(
-                    "is named {} as another is: give each a name of its own",
+                    "is named {} like another: give each its own name",
                     device.name
                 )));
             }
@@ -86,7 +86,7 @@ impl Config {
             let is_function = matches!(device.device, Device::Vfio(_));
             if is_function && before.iter().any(|other| other.device == device.device) {
                 return Err(fail(format!(
-                    "is {} as another is: give each a function of its own",
+                    "is {} like another: give each its own function",
                     device.device
                 )));
             }

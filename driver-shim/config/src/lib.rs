@@ -3,7 +3,7 @@
 //! Every option is once in [`OPTIONS`], with its key, the form of its values and its purpose. The
 //! file (`--config`, `URNIC_CONFIG`), the list (`URNIC_SET`), each option's own variable (`mpa.crc`
 //! is `URNIC_MPA_CRC`) and `urnic run --set` all use that table, so they accept and refuse the same
-//! settings. Later sources win, in that order.
+//! settings. Later sources override earlier ones, in that order.
 //!
 //! The plug-in reads its configuration inside another program: this crate does not panic, and it
 //! reads the file by raw system calls (the plug-in interposes libc's `open` and `read`).

@@ -96,16 +96,16 @@ pub const OPTIONS: &[Opt] = &[
     Opt {
         key: "name",
         takes: "1 to 63 letters, digits, _, - and ., of which the first is no - or .",
-        help: "The name of the device that programs see, for programs that expect a certain name. With several devices it is the first name, \
-               whose number at the end counts on: mlx5_0, mlx5_1.",
+        help: "The name of the device that programs see, for programs that expect a certain name. With several devices it is the first name, and \
+               the number at its end is counted up: mlx5_0, mlx5_1.",
         set: |c, text| is_name(text).then(|| c.name = text.to_owned()),
         show: |c| c.name.clone(),
     },
     Opt {
         key: "devices",
         takes: "a number from 1 to 64",
-        help: "How many devices programs see, each with its own queue pairs, threads and counters. Each has all addresses of the host; to give \
-               each its own, write [[device]] sections in the file.",
+        help: "The number of devices that programs see, each with its own queue pairs, threads and counters. Each has all addresses of the host; \
+               to give each its own addresses, write [[device]] sections in the file.",
         set: |c, text| number(text, 1..=MAX_DEVICES).map(|v| c.devices = v),
         show: |c| c.each_device().len().to_string(),
     },
@@ -120,9 +120,9 @@ pub const OPTIONS: &[Opt] = &[
     Opt {
         key: "pcap",
         takes: "a file name, or nothing",
-        help: "Capture the wire into this pcapng file, for Wireshark. %p stands for the process's number; without it the first process with a \
-               connection gets the file, and others one beside it with their numbers in the names. A device in another process has its wire there: \
-               `urnic serve --pcap`.",
+        help: "Capture the wire into this pcapng file, for Wireshark. %p stands for the process number; without it the first process with a \
+               connection gets the file, and each further process a file in the same folder with its number in the name. Connections of a device \
+               in another process are captured there: `urnic serve --pcap`.",
         set: |c, text| path(text).map(|v| c.pcap = v),
         show: |c| show_path(c.pcap.as_deref()),
     },
@@ -130,8 +130,8 @@ pub const OPTIONS: &[Opt] = &[
         key: "report",
         takes: "a file name, or nothing",
         help: "When a process exits, append one line of JSON to this file: its devices with their counters, failed completions by operation and \
-               cause, warnings, and findings of `strict`. %p stands for the process's number. A process that is killed, or ends by _exit, \
-               writes none.",
+               cause, warnings, and findings of `strict`. %p stands for the process number. A process that is killed, or ends by _exit, writes \
+               none.",
         set: |c, text| path(text).map(|v| c.report = v),
         show: |c| show_path(c.report.as_deref()),
     },
@@ -139,7 +139,7 @@ pub const OPTIONS: &[Opt] = &[
         key: "trace",
         takes: "a file name, or nothing",
         help: "Write the life of each work request to this file: when it was posted, seen by the device, completed and polled; for Perfetto, \
-               Chrome and `urnic trace`. %p stands for the process's number; without it processes share the file. It is whole JSON at any time.",
+               Chrome and `urnic trace`. %p stands for the process number; without it processes share the file. It is complete JSON at any time.",
         set: |c, text| path(text).map(|v| c.trace = v),
         show: |c| show_path(c.trace.as_deref()),
     },
@@ -163,9 +163,9 @@ pub const OPTIONS: &[Opt] = &[
     Opt {
         key: "faults",
         takes: "faults such as \"reset after=64k nth=2; drop p=0.01; seed=7\", none, or nothing",
-        help: "What goes wrong on purpose, for tests of how a program takes it: KIND KEY=VALUE …, with semicolons between faults. \
-               `urnic fault --list` has the kinds. none: nothing yet, but `urnic fault PID` can add faults. The flag also takes @FILE and \
-               @SCENARIO. Connections are on TCP then, as with same_host=off.",
+        help: "Faults that occur on purpose, to test how a program reacts: KIND KEY=VALUE …, with semicolons between faults. `urnic fault --list` \
+               has the kinds. none: no fault yet, but `urnic fault PID` can add faults. The flag also takes @FILE and @SCENARIO. Connections use \
+               TCP then, as with same_host=off.",
         set: |c, text| {
             Plan::check(text).ok()?;
             c.faults = (!text.is_empty()).then(|| text.to_owned());
@@ -176,46 +176,43 @@ pub const OPTIONS: &[Opt] = &[
     Opt {
         key: "identity",
         takes: "iwarp or roce",
-        help: "The kind of device that programs see: an iWARP RNIC, or a RoCE v2 NIC, for programs that accept nothing else. \
-               The wire is iWARP with both, and ends of both kinds connect to each other.",
+        help: "The kind of device that programs see: an iWARP RNIC, or a RoCE v2 NIC, for programs that accept nothing else. The wire is iWARP in \
+               both cases, and ends of both kinds connect to each other.",
         set: |c, text| Identity::named(text).map(|v| c.identity = v),
         show: |c| c.identity.name().to_owned(),
     },
     Opt {
         key: "completion",
         takes: "auto, taken or delivered",
-        help: "When a Send, Write or immediate completes: when TCP has taken it (taken), or when the peer has placed or delivered it \
-               (delivered), which costs a zero-length RDMA Read for each batch of requests. auto is delivered on connections made by \
-               exchanged QP numbers, whose programs expect InfiniBand, and on all with identity=roce; taken on rdma_cm connections of an \
-               iWARP RNIC.",
+        help: "When a Send, Write or immediate completes: when TCP has taken it (taken), or when the peer has placed or delivered it (delivered), \
+               which costs a zero-length RDMA Read for each batch of requests. auto is delivered on connections made by exchanged QP numbers, \
+               whose programs expect InfiniBand, and on all connections with identity=roce; taken on rdma_cm connections of an iWARP RNIC.",
         set: |c, text| Completion::named(text).map(|v| c.completion = v),
         show: |c| c.completion.name().to_owned(),
     },
     Opt {
         key: "same_host",
         takes: "auto or off",
-        help: "How the device in the process reaches peers on the same host: auto passes the bytes of connections with another urnic \
-               through shared memory, after the usual start-up on TCP, and between processes of one user Writes, Reads and \
-               datagrams, too; off leaves them to TCP and UDP. With pcap it is off, so that the capture has what the network \
-               would have.",
+        help: "How the device in the process reaches peers on the same host. auto passes the bytes of connections with another urnic through \
+               shared memory, after the usual start-up over TCP, and between processes of one user also Writes, Reads and datagrams; off leaves \
+               them to TCP and UDP. With pcap it is off, so that the capture has all bytes.",
         set: |c, text| SameHost::named(text).map(|v| c.same_host = v),
         show: |c| c.same_host.name().to_owned(),
     },
     Opt {
         key: "placement",
         takes: "in-order or last-first",
-        help: "The order in which the device in the process places the bytes of peers' RDMA Writes. last-first places the last byte \
-               of each segment (64 KiB of a Write, or less), and the others some 20 to 100 us later: a program that polls the last byte, and \
-               takes the others for there, finds old ones. RDMA does not promise the order. Connections are on TCP then, as with \
-               same_host=off.",
+        help: "The order in which the device in the process places the bytes of peers' RDMA Writes. last-first places the last byte of each \
+               segment (64 KiB of a Write, or less) some 20 to 100 us before the others: a program that polls the last byte, and assumes that the \
+               others are there, finds old bytes. RDMA does not promise the order. Connections use TCP then, as with same_host=off.",
         set: |c, text| Placement::named(text).map(|v| c.placement = v),
         show: |c| c.placement.name().to_owned(),
     },
     Opt {
         key: "mpa.crc",
         takes: "true or false",
-        help: "Ask for CRC32C on every FPDU. A connection has CRCs when either side asks; turning them off leaves the \
-               data to TCP's checksum (RFC 5044 §4.4).",
+        help: "Request CRC32C on every FPDU. A connection has CRCs if either side requests them; without them only TCP's checksum protects the \
+               data (RFC 5044 §4.4).",
         set: |c, text| truth(text).map(|v| c.mpa.crc = v),
         show: |c| c.mpa.crc.to_string(),
     },
@@ -250,14 +247,14 @@ pub const OPTIONS: &[Opt] = &[
     Opt {
         key: "mpa.rtr_timeout_s",
         takes: "seconds, 1 to 3600",
-        help: "How long the responder, after its Reply, waits for the first FPDU, before which it may not send.",
+        help: "How long the responder, after its Reply, waits for the first FPDU. It may not send before that.",
         set: |c, text| seconds(text).map(|v| c.mpa.rtr_timeout = v),
         show: |c| c.mpa.rtr_timeout.as_secs().to_string(),
     },
     Opt {
         key: "mpa.rtr_types",
         takes: "one or more of send, write, read, with commas",
-        help: "Which zero-length messages may open a connection made with rdma_cm (RFC 6581 §9.2); native ones use a Write.",
+        help: "The zero-length messages that may open a connection made with rdma_cm (RFC 6581 §9.2); native connections use a Write.",
         set: |c, text| rtr_types(text).map(|v| c.mpa.rtr_types = v),
         show: |c| show_rtr_types(c.mpa.rtr_types),
     },
@@ -271,23 +268,23 @@ pub const OPTIONS: &[Opt] = &[
     Opt {
         key: "mpa.strict_rtr",
         takes: "true or false",
-        help: "As a responder with rdma_cm, accept nothing but the RTR that was agreed on as the first message; another ends the \
-               connection. Otherwise it is counted, and opens the connection too.",
+        help: "As a responder with rdma_cm, accept only the agreed RTR as the first message; another message ends the connection. Otherwise \
+               another message is counted, and opens the connection too.",
         set: |c, text| truth(text).map(|v| c.mpa.strict_rtr = v),
         show: |c| c.mpa.strict_rtr.to_string(),
     },
     Opt {
         key: "mpa.strict_depths",
         takes: "true or false",
-        help: "Reject an rdma_cm initiator that takes fewer RDMA Reads than the accepting program requests. Otherwise fewer are sent.",
+        help: "Reject an rdma_cm initiator that accepts fewer RDMA Reads than the accepting program requests. Otherwise fewer Reads are sent.",
         set: |c, text| truth(text).map(|v| c.mpa.strict_depths = v),
         show: |c| c.mpa.strict_depths.to_string(),
     },
     Opt {
         key: "mpa.rtr_frame",
         takes: "off, hex or text",
-        help: "Use the RTR frame proposed in 2007 on rdma_cm connections of revision 1, with this spelling of its key; requests are then of \
-               revision 1. Only for peers known to speak it.",
+        help: "Use the RTR frame proposed in 2007 on rdma_cm connections of revision 1, with this spelling of its key; Requests then have \
+               revision 1. Only for peers that are known to support it.",
         set: |c, text| rtr_frame(text).map(|v| c.mpa.rtr_frame = v),
         show: |c| {
             let name = match c.mpa.rtr_frame {
@@ -301,7 +298,7 @@ pub const OPTIONS: &[Opt] = &[
     Opt {
         key: "native.listen",
         takes: "an IPv4 or IPv6 address, or any",
-        help: "Where to listen for connections made by exchanged QP numbers.",
+        help: "The address to listen at for connections made by exchanged QP numbers.",
         set: |c, text| either(text, |t| t.parse::<IpAddr>().ok()).map(|v| c.native.listen = v),
         show: |c| {
             c.native
@@ -325,51 +322,52 @@ pub const OPTIONS: &[Opt] = &[
     Opt {
         key: "native.call_grace_ms",
         takes: "milliseconds, 0 to 600000",
-        help: "When nothing arrived for this long, the side that was to be the responder connects too (one-way firewalls, NAT).",
+        help: "If no connection arrives for this time, the responder initiates as well (one-way firewalls, NAT).",
         set: |c, text| milliseconds(text).map(|v| c.native.call_grace = v),
         show: |c| c.native.call_grace.as_millis().to_string(),
     },
     Opt {
         key: "native.fin_grace_ms",
         takes: "milliseconds, 0 to 600000",
-        help: "How long posted receives wait, after the peer ended the stream in good order, before they are flushed; and how long requests that only that peer could complete wait, if its end lies behind a message for which no receive is posted, before they fail.",
+        help: "How long posted receives wait, after an orderly end of the stream by the peer, before they are flushed. Also how long requests \
+               that only that peer could complete wait before they fail, if the peer's FIN follows a message for which no receive is posted.",
         set: |c, text| milliseconds(text).map(|v| c.native.fin_grace = v),
         show: |c| c.native.fin_grace.as_millis().to_string(),
     },
     Opt {
         key: "native.max_parked",
         takes: "a number from 1 to 65536",
-        help: "How many connection requests for QPs that are not ready yet a process keeps.",
+        help: "The number of Requests for QPs that are not ready yet that a process parks at most.",
         set: |c, text| number(text, 1..=65_536).map(|v: u32| c.native.max_parked = v as usize),
         show: |c| c.native.max_parked.to_string(),
     },
     Opt {
         key: "native.park_timeout_ms",
         takes: "milliseconds, 0 to 600000",
-        help: "How long such a request is kept.",
+        help: "How long such a Request is parked.",
         set: |c, text| milliseconds(text).map(|v| c.native.park_timeout = v),
         show: |c| c.native.park_timeout.as_millis().to_string(),
     },
     Opt {
         key: "native.allow_nat",
         takes: "true or false",
-        help: "Take connections made by exchanged QP numbers from any address; else only from that of the peer's GID.",
+        help: "Accept connections made by exchanged QP numbers from any address; otherwise only from that of the peer's GID.",
         set: |c, text| truth(text).map(|v| c.native.allow_nat = v),
         show: |c| c.native.allow_nat.to_string(),
     },
     Opt {
         key: "cm.rnr_grace_ms",
         takes: "milliseconds, 0 to 600000",
-        help: "On rdma_cm connections, how long a Send may find no receive posted before the connection is terminated; 0 is iWARP to \
-               the letter, but for the very first receive, for which there is a second.",
+        help: "On rdma_cm connections, how long a Send may wait for a posted receive before the connection is terminated. 0 is the rule of RFC \
+               5041, except that a Send waits one second for the very first receive.",
         set: |c, text| milliseconds(text).map(|v| c.cm.rnr_grace = v),
         show: |c| c.cm.rnr_grace.as_millis().to_string(),
     },
     Opt {
         key: "cm.ack_timeout",
         takes: "0 to 31",
-        help: "On rdma_cm connections, the Local ACK Timeout where the program sets none (RDMA_OPTION_ID_ACK_TIMEOUT): requests fail \
-               whose peer's host is silent for 4.096 us * 2^N * (retry count + 1), 8.6 s with 18 and 7 retries. 0: as long as TCP tries.",
+        help: "On rdma_cm connections, the Local ACK Timeout if the program sets none (RDMA_OPTION_ID_ACK_TIMEOUT): requests fail if the peer's \
+               host is silent for 4.096 us * 2^N * (retry count + 1), 8.6 s with 18 and 7 retries. 0: only TCP itself gives up.",
         set: |c, text| {
             let code = text.parse().ok().filter(|code| *code < 32)?;
             c.cm.ack_timeout = code;
@@ -380,8 +378,8 @@ pub const OPTIONS: &[Opt] = &[
     Opt {
         key: "cm.ports",
         takes: "auto, tcp or own",
-        help: "Whether a listener of rdma_cm has the TCP port of its number (tcp), or leaves it to other programs (own): then it has the UDP \
-               port of this number, where initiators ask for its TCP port. auto is own with identity=roce, as on a RoCE NIC, and tcp with \
+        help: "Whether a listener of rdma_cm has the TCP port of its number (tcp), or leaves it to other programs (own): then it has the UDP port \
+               of this number, where initiators query its TCP port. auto is own with identity=roce, as on a RoCE NIC, and tcp with \
                identity=iwarp. Other implementations of iWARP reach a listener only with tcp.",
         set: |c, text| CmPorts::named(text).map(|v| c.cm.ports = v),
         show: |c| c.cm.ports.name().to_owned(),
@@ -389,16 +387,16 @@ pub const OPTIONS: &[Opt] = &[
     Opt {
         key: "vfio.api",
         takes: "auto, cdev, group or noiommu",
-        help: "How to get at a PCI function: by its own file and iommufd (cdev), by its group's file (group), or by that where there is no \
-               IOMMU and nothing is pinned (noiommu). auto takes the first that is there and allowed.",
+        help: "How to open a PCI function: by its own file and iommufd (cdev), by its group's file (group), or by the file of a group without an \
+               IOMMU, where no memory is pinned (noiommu). auto selects the first that exists and is permitted.",
         set: |c, text| VfioApi::named(text).map(|v| c.vfio.api = v),
         show: |c| c.vfio.api.name().to_owned(),
     },
     Opt {
         key: "present.dir",
         takes: "an absolute folder name, or nothing",
-        help: "Where to keep the files that stand for /sys/class/infiniband; else in $XDG_RUNTIME_DIR, /tmp or \
-               /dev/shm, the first that will have them and in which other users cannot rename files.",
+        help: "The folder for the files that stand for /sys/class/infiniband. Without it, the first of $XDG_RUNTIME_DIR, /tmp and /dev/shm that \
+               is writable and in which other users cannot rename files.",
         set: |c, text| {
             let dir = path(text).filter(|dir| dir.iter().all(|dir| dir.is_absolute()))?;
             c.present.dir = dir;

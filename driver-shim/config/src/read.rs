@@ -163,7 +163,7 @@ impl Config {
     }
 
     /// The options for connections with `address`: the options of the first [`Peer`] that contains
-    /// the address win over all others.
+    /// the address override all others.
     pub fn facing(&self, address: IpAddr) -> Config {
         let mut config = self.clone();
         if let Some(peer) = self.peers.iter().find(|peer| peer.network.contains(address)) {
@@ -211,7 +211,7 @@ impl Peer {
         };
         let address = table.get("address").and_then(Value::as_str).unwrap_or_default();
         let network = Network::parse(address).ok_or_else(|| {
-            wrong("needs address = \"ADDRESS\" or \"NETWORK/BITS\" with nothing behind the bits".to_owned())
+            wrong("needs address = \"ADDRESS\" or \"NETWORK/BITS\" with nothing after the bits".to_owned())
         })?;
         let mut options = Vec::new();
         if let Some(name) = table.get("profile") {

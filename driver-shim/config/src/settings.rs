@@ -110,9 +110,9 @@ pub struct Native {
     pub call_grace: Duration,
     /// How long posted receives stay after the peer's orderly end of stream.
     pub fin_grace: Duration,
-    /// Connection requests kept for QPs that have not reached RTR, per process.
+    /// Most Requests that a process parks for QPs that have not reached RTR.
     pub max_parked: usize,
-    /// How long a connection request is kept for a QP that has not reached RTR.
+    /// How long a Request is parked for a QP that has not reached RTR.
     pub park_timeout: Duration,
     /// Whether requests are accepted from other addresses than that of the peer named at RTR.
     pub allow_nat: bool,
@@ -127,13 +127,13 @@ pub struct Cm {
     ///
     /// The default is for programs written for InfiniBand, where a sender repeats a Send until the
     /// receiver is ready: some post receives a second and more after the peer's first Send.
-    /// Meanwhile the stream is not read, so TCP holds the sender back and the device buffers
+    /// During this time the stream is not read, so TCP stops the sender and the device buffers
     /// nothing.
     pub rnr_grace: Duration,
     /// The Local ACK Timeout of connections for which the program sets none: 4.096 µs · 2^n, the
     /// time of one attempt to reach the peer; 0 = as long as TCP tries.
     pub ack_timeout: u8,
-    /// Where the ports of connections are.
+    /// The port space of connections.
     pub ports: CmPorts,
 }
 
@@ -145,7 +145,7 @@ choice! {
         Auto = "auto",
         /// A listener has the TCP port of its number.
         Tcp = "tcp",
-        /// A listener has the UDP port of its number, and any TCP port, which initiators ask for.
+        /// A listener has the UDP port of its number, and any TCP port, which initiators query.
         Own = "own",
     }
 }
@@ -210,7 +210,7 @@ impl Identity {
 }
 
 choice! {
-    /// How the device in the process reaches peers on the same host.
+    /// The way to peers on the same host for the device in the process.
     SameHost {
         /// Through shared memory, if the peer is urnic too.
         #[default]
@@ -223,7 +223,7 @@ choice! {
 choice! {
     /// In which order the device in the process places the bytes of peers' RDMA Writes.
     Placement {
-        /// As they come.
+        /// In the order of arrival.
         #[default]
         InOrder = "in-order",
         /// The last byte of each segment before the others.
@@ -290,7 +290,7 @@ choice! {
     }
 }
 
-/// How a PCI function is driven.
+/// The access to a PCI function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Vfio {
     /// The way to open the function.
@@ -327,15 +327,15 @@ pub struct Config {
     pub strict: Strict,
     /// The file that names findings of these checks to leave out.
     pub suppressions: Option<PathBuf>,
-    /// What goes wrong on purpose; `Some`: connections and calls follow a plan of faults.
+    /// Faults that occur on purpose; `Some`: connections and calls follow a plan of faults.
     pub faults: Option<String>,
     /// The kind of RDMA device that programs see.
     pub identity: Identity,
     /// When Sends, Writes and immediates complete.
     pub completion: Completion,
-    /// How peers on the same host are reached.
+    /// The way to peers on the same host.
     pub same_host: SameHost,
-    /// In which order Writes of peers are placed.
+    /// The order in which Writes of peers are placed.
     pub placement: Placement,
     /// MPA start-up.
     pub mpa: Mpa,
@@ -397,7 +397,7 @@ impl Default for Config {
             },
             cm: Cm {
                 rnr_grace: Duration::from_secs(10),
-                // That of the Linux kernel's rdma_cm over RoCE.
+                // The value of the Linux kernel's rdma_cm over RoCE.
                 ack_timeout: 18,
                 ports: CmPorts::Auto,
             },

@@ -157,7 +157,7 @@ fn devices_that_exclude_each_other_are_refused() {
     for (text, says) in [
         (
             two("name = \"a0\"", "name = \"a0\""),
-            format!("{section} is named a0 as another is: give each a name of its own"),
+            format!("{section} is named a0 like another: give each its own name"),
         ),
         (
             two("addresses = [\"192.0.2.1\"]", "addresses = [\"192.0.2.1\"]"),
@@ -165,7 +165,7 @@ fn devices_that_exclude_each_other_are_refused() {
         ),
         (
             two("device = \"vfio:0000:00:01.0\"", "device = \"vfio:0000:00:01.0\""),
-            format!("{section} is vfio:0000:00:01.0 as another is: give each a function of its own"),
+            format!("{section} is vfio:0000:00:01.0 like another: give each its own function"),
         ),
         (
             two("", "device = \"vfio-user:/s\"\naddresses = [\"192.0.2.1\"]"),
@@ -243,7 +243,7 @@ fn later_sources_win() {
 }
 
 #[test]
-fn a_list_goes_on_over_commas_and_a_file_takes_arrays() {
+fn a_list_continues_over_commas_and_a_file_takes_arrays() {
     let all = RtrTypes {
         send: true,
         write: true,
@@ -438,7 +438,7 @@ fn a_capture_of_a_remote_device_is_refused() {
 }
 
 #[test]
-fn a_profile_gives_way_to_options_beside_it() {
+fn options_of_a_section_override_its_profile() {
     for (name, preset) in profile::PROFILES {
         let file = File::new(
             &format!("profile-{name}"),

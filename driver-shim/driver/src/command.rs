@@ -96,7 +96,7 @@ impl CommandQueue {
         })
     }
 
-    /// The bus behind which the device is.
+    /// The bus that reaches the device.
     #[inline]
     pub(crate) fn bus(&self) -> &Arc<dyn Bus> {
         &self.bus
@@ -223,8 +223,8 @@ impl CommandQueue {
         command.tag = (at as u16).into();
         rings.commands.write(slot * COMMAND_LEN, &command);
         rings.producer = at.wrapping_add(1);
-        // The bus orders the entry before the doorbell: a call in process, a store-release or a
-        // message elsewhere.
+        // The bus orders the entry before the doorbell: a call in process, otherwise a
+        // store-release or a message.
         self.bus.write32(registers::CMD_DOORBELL, rings.producer);
 
         let phase = 1 ^ (at >> LOG_SIZE & 1);

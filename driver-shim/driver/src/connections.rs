@@ -1,4 +1,4 @@
-//! What a device has for connections: those that are made natively, and its part of the process's
+//! The state of a device for connections: its native connections, and its part of the process's
 //! connection manager.
 
 use std::sync::{Arc, OnceLock};

@@ -199,7 +199,8 @@ impl StreamEvent {
         })
     }
 
-    /// The same event, with the process's number of the object: the device is in this slot.
+    /// Replaces the device's number of the object by the process's number: the device is in this
+    /// slot.
     ///
     /// # Errors
     /// `EIO` if the device gave a number with too many bits.

@@ -71,8 +71,8 @@ impl EventQueue {
 
     /// Takes all events, oldest first, and passes each to `take`.
     ///
-    /// Events that arrive meanwhile are taken too, or the interrupt that follows them finds the
-    /// lock free. `take` must not call this function.
+    /// Events that arrive during the call are taken too, or the interrupt that follows them finds
+    /// the lock free. `take` must not call this function.
     pub(crate) fn drain(&self, mut take: impl FnMut(Event)) {
         let mut consumer = self.consumer.lock();
         let record: &CqRecord = self.record.record();
@@ -127,8 +127,8 @@ impl EventQueues {
     }
 }
 
-/// The number of rounds of events that one call handles before it leaves the rest to the driver's
-/// thread.
+/// The number of rounds of events that one call handles; the driver's thread handles further
+/// events.
 const ROUNDS: u32 = 8;
 /// The value of [`EventLoop::asleep_until`] while the driver's thread computes its deadline.
 const AWAKE: u64 = 0;
@@ -180,7 +180,7 @@ impl EventLoop {
     }
 
     /// Handles asynchronous events, oldest first: on this thread by `handle_all`, or on the thread
-    /// that already handles events. To be called with no lock held.
+    /// that already handles events. Call this with no lock held.
     pub(crate) fn handle_events(&self, handle_all: impl Fn()) {
         self.set_due();
         for _ in 0..ROUNDS {
@@ -227,7 +227,7 @@ impl EventLoop {
         }
     }
 
-    /// As [`EventLoop::wake_by`], if a deadline of an engine became earlier.
+    /// Like [`EventLoop::wake_by`], if a deadline of an engine became earlier.
     pub(crate) fn wake_if_earlier(&self, before: Option<Duration>, after: Option<Duration>) {
         if let Some(after) = after
             && before.is_none_or(|before| after < before)

@@ -7,13 +7,14 @@ use urnic_sync::Mutex;
 
 /// The code that writes work requests into a queue pair's send queue.
 pub trait Poster: Send + Sync {
-    /// The gate opened: publish the entries that were written meanwhile, and ring. Called with no
-    /// lock of the driver held, except the one that [`Qp::destroy`](crate::Qp::destroy) waits for,
-    /// on the thread that makes all connections: the implementation must not wait for the program.
+    /// The gate opened: publish the entries that were written while it was closed, and ring. Called
+    /// with no lock of the driver held, except the one that [`Qp::destroy`](crate::Qp::destroy)
+    /// waits for, on the thread that makes all connections: the implementation must not wait for
+    /// the program.
     fn gate_opened(&self);
 
-    /// The time, by [`now`](crate::now), since which work requests wait behind the gate; `None`:
-    /// none does. The implementation must not wait for the program.
+    /// The time, by [`now`](crate::now), since which work requests wait for the gate; `None`: no
+    /// request waits. The implementation must not wait for the program.
     fn waiting_since(&self) -> Option<Duration>;
 
     /// The requests that have a completion, whether the program took it or not; `None` while the
@@ -42,7 +43,7 @@ pub struct Completed {
 #[derive(Default)]
 pub(crate) struct Gate {
     is_open: AtomicBool,
-    /// What decides about `is_open`.
+    /// The reasons that decide `is_open`.
     reasons: Mutex<Reasons>,
     /// Locked during calls to the poster, so that no call is in progress after the poster is
     /// removed.
@@ -66,7 +67,7 @@ impl Gate {
     }
 
     /// Opens the gate, unless the send queue drains, and makes the poster publish the entries
-    /// behind it.
+    /// after it.
     pub(crate) fn open(&self) {
         self.change(|reasons| reasons.connected = true);
     }
@@ -75,7 +76,7 @@ impl Gate {
         self.change(|reasons| *reasons = Reasons::default());
     }
 
-    /// Leaves requests that are not published yet behind the gate: state SQD of a RoCE NIC.
+    /// Requests that are not published yet wait for the gate again: state SQD of a RoCE NIC.
     pub(crate) fn drain(&self) {
         self.change(|reasons| reasons.draining = true);
     }
@@ -102,7 +103,7 @@ impl Gate {
         }
     }
 
-    /// Since when work requests wait behind the gate; `None`: none does.
+    /// Since when work requests wait for the gate; `None`: no request waits.
     pub(crate) fn waiting_since(&self) -> Option<Duration> {
         if self.is_open() {
             return None;

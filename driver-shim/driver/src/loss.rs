@@ -256,14 +256,14 @@ fn send_at(qp: &Qp, block: u32) -> SendHeader {
 /// Block of the send in slot `slot`, the oldest without a completion; entries carry their slots as
 /// cookies. The device frees blocks before it writes the completion, so the block may lie before
 /// the consumer index. It has not been overwritten: the program has not seen its completion. It may
-/// also lie behind the consumer index: where the device lost access to the memory page by page,
-/// completions may have arrived and the indices not.
+/// also lie beyond the consumer index: if the device lost the memory page by page, its completions
+/// may have arrived and its indices not.
 fn first_send(qp: &Qp, slot: u32) -> u32 {
     let record = qp.record();
     let consumer = record.sq_consumer.load(Ordering::Acquire);
     let producer = record.sq_producer.load(Ordering::Acquire);
     let slot_at = |block| send_at(qp, block).cookie.get() as u32;
-    if let Some(block) = send_behind(qp, slot, consumer, producer) {
+    if let Some(block) = send_from(qp, slot, consumer, producer) {
         return block;
     }
     // Operands may have the form of an entry. A real entry starts a chain of entries with
@@ -289,8 +289,8 @@ fn first_send(qp: &Qp, slot: u32) -> u32 {
 }
 
 /// Block of the send in slot `slot`, if that is among the entries from `block` to `end` or the next
-/// behind them. Entries start at these two.
-fn send_behind(qp: &Qp, slot: u32, mut block: u32, end: u32) -> Option<u32> {
+/// after them. Entries start at these two.
+fn send_from(qp: &Qp, slot: u32, mut block: u32, end: u32) -> Option<u32> {
     let mut is_next = false;
     while block != end {
         let header = send_at(qp, block);
@@ -308,7 +308,7 @@ fn send_behind(qp: &Qp, slot: u32, mut block: u32, end: u32) -> Option<u32> {
     is_next.then_some(end)
 }
 
-/// Index behind the newest completion in the ring.
+/// Index after the newest completion in the ring.
 fn newest(cq: &Cq) -> u32 {
     let consumer = cq.record().consumer.load(Ordering::Acquire);
     let ring = cq.lock_ring();

@@ -36,7 +36,7 @@ struct Mapped {
     len: usize,
     /// The bus has not mapped the memory: the kernel copies for the device.
     on_demand: bool,
-    /// `None`: on demand, or another registration keeps the pages present.
+    /// `None`: on demand, or another registration has made the pages present.
     kept: Option<Kept>,
 }
 

@@ -48,10 +48,10 @@ const SEND_QUEUE: u32 = 1 << LOG_SEND_QUEUE;
 const MAX_WAITING: usize = 1024;
 /// The largest PSN.
 const MAX_PSN: u32 = 0xff_ffff;
-/// Messages taken in one call; the rest is taken in the next one.
+/// Messages taken in one call; the next call takes further ones.
 const BUDGET: usize = 256;
 
-/// The ports of the connection manager, and what they share.
+/// The ports of the connection manager, and their common queues.
 pub(crate) struct Messages {
     events: EventQueue,
     uar: u32,

@@ -170,7 +170,7 @@ impl native::Streams for Streams<'_> {
         self.driver.qp(qid)?.gate().waiting_since()
     }
 
-    fn has_gone_on(&mut self, qid: u32) -> bool {
-        self.driver.qp(qid).is_some_and(|qp| qp.has_gone_on())
+    fn has_moved_on(&mut self, qid: u32) -> bool {
+        self.driver.qp(qid).is_some_and(|qp| qp.has_moved_on())
     }
 }

@@ -1,5 +1,5 @@
-//! What a plan of faults lets happen to the device. The provider asks for it while it holds locks
-//! of queues, so the driver's thread does it.
+//! Planned faults of the device. The provider requests them while it holds locks of queues, so the
+//! driver's thread carries them out.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -11,13 +11,13 @@ use crate::events::now;
 #[derive(Default)]
 pub(crate) struct PlannedFaults {
     waiting: Mutex<Vec<Planned>>,
-    /// The program was told that the port is down, and not yet that it is up again.
+    /// The program has the event that the port is down, and not yet the event that it is up again.
     port_reported_down: AtomicBool,
     /// The end of the time for which a device that a plan of faults stopped cannot be opened.
     returns_at: Mutex<Option<Duration>>,
 }
 
-/// What a plan of faults lets happen.
+/// A planned fault of the device.
 #[derive(Debug, Clone)]
 pub(crate) enum Planned {
     /// This queue pair fails.
@@ -39,7 +39,7 @@ impl PlannedFaults {
         std::mem::take(&mut *self.waiting.lock())
     }
 
-    /// Sets whether the program was told last that the port is down.
+    /// Sets whether the program's last event of the port was that it is down.
     pub(crate) fn set_port_reported_down(&self, down: bool) {
         self.port_reported_down.store(down, Ordering::Relaxed);
     }
@@ -53,7 +53,7 @@ impl PlannedFaults {
         *self.returns_at.lock() = Some(now() + time);
     }
 
-    /// Whether the device is still kept away.
+    /// Whether the device still cannot be opened.
     pub(crate) fn is_away(&self) -> bool {
         self.returns_at.lock().is_some_and(|at| now() < at)
     }

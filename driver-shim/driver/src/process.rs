@@ -30,8 +30,8 @@ struct Process {
 /// An open device. It is never freed.
 struct Opened {
     driver: Arc<Driver>,
-    /// The same device before, which was lost: the objects that the program made with it keep
-    /// failing.
+    /// The lost device that this one replaces: objects that the program made with it continue to
+    /// fail.
     previous: Option<&'static Opened>,
 }
 

@@ -1,4 +1,5 @@
-//! Making the pages of registered memory present, and what is known to be present already.
+//! Making the pages of registered memory present, and a record of the pages that are present
+//! already.
 //!
 //! Programs register parts of memory that they have registered as a whole, for one transfer at a
 //! time. The kernel takes some 40 us to walk through the pages of 1 MiB again, about half as long
@@ -17,7 +18,7 @@ const PAGE: usize = 4096;
 /// not noted, so few have to be.
 const EXAMINED: usize = 8;
 
-/// What a registration keeps present, until [`Resident::forget`].
+/// The pages that a registration made present, until [`Resident::forget`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Kept {
     start: usize,
@@ -25,14 +26,14 @@ pub(crate) struct Kept {
     number: u64,
 }
 
-/// The pages of a registration behind its first.
+/// The pages of a registration after its first.
 #[derive(Debug, Clone, Copy)]
 struct Pages {
     end: usize,
     write: bool,
 }
 
-/// The memory that live registrations keep present.
+/// The memory that live registrations made present.
 #[derive(Debug, Default)]
 pub(crate) struct Resident(Mutex<Noted>);
 
@@ -55,8 +56,8 @@ impl Noted {
 }
 
 impl Resident {
-    /// Makes the pages present; with `write`, writable. Returns what is to be
-    /// [forgotten](Self::forget) when the memory is deregistered; `None` if another registration
+    /// Makes the pages present; with `write`, writable. Returns the record to
+    /// [forget](Self::forget) when the memory is deregistered; `None` if another registration
     /// covers the pages.
     ///
     /// # Errors
@@ -88,7 +89,7 @@ impl Resident {
     }
 }
 
-/// The addresses of the first page and behind the last page of a range.
+/// The addresses of the first page and after the last page of a range.
 fn pages_of(addr: *mut c_void, len: usize) -> Result<(usize, usize), Errno> {
     let start = addr.addr() & !(PAGE - 1);
     let end = addr.addr().checked_add(len);

@@ -21,7 +21,7 @@ type Values = [U64; Counter::ALL.len()];
 impl Driver {
     pub(crate) fn snapshot(&self) -> Snapshot {
         let pairs = self.objects().qps().all();
-        // Queue pairs that are destroyed meanwhile are left out.
+        // Queue pairs that are destroyed during the snapshot are left out.
         let mut queue_pairs: Vec<QueuePair> = pairs
             .iter()
             .filter_map(|(_, qp)| self.queue_pair(qp).ok())
@@ -70,7 +70,7 @@ impl Driver {
         };
         let record = qp.record();
         let between = |consumer: &AtomicU32, producer: &AtomicU32| {
-            // The consumer first: the other only grows meanwhile.
+            // The consumer is read first, since the producer only grows.
             let consumer = consumer.load(Ordering::Acquire);
             producer.load(Ordering::Acquire).wrapping_sub(consumer)
         };

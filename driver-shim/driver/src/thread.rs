@@ -1,5 +1,4 @@
-//! The driver's own thread: events, timers, the requests of other processes, and what a plan of
-//! faults lets happen.
+//! The driver's own thread: events, timers, the requests of other processes, and planned faults.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -122,7 +121,7 @@ impl Driver {
         self.event_loop().wake();
     }
 
-    /// Does what is due. Returns the time of the next call if nothing is planned before.
+    /// Carries out planned faults that are due. Returns the time of the next call.
     pub(crate) fn carry_out_plan(&self) -> Option<Duration> {
         if !urnic_faults::is_on() {
             return None;
@@ -169,7 +168,7 @@ impl Driver {
     /// if `clear` is set, and adds those of `faults`. Returns all faults.
     ///
     /// # Errors
-    /// A message that says what is wrong with the specification; the plan is as before then.
+    /// A message about the error in the specification; then the plan is unchanged.
     pub(crate) fn change_faults(&self, faults: &str, clear: bool) -> Result<Vec<String>, String> {
         let plan = urnic_faults::plan();
         if clear || !faults.is_empty() {

@@ -149,7 +149,7 @@ pub(crate) fn check(rules: &Rules, from: QpState, attr: &QpAttr, mask: QpMask) -
     in_range(attr, mask, rules).then_some(to).ok_or(Errno::INVAL)
 }
 
-/// What the transitions of a queue pair depend on.
+/// The values on which the transitions of a queue pair depend.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Rules {
     pub(crate) identity: Identity,

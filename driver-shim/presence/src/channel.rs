@@ -22,7 +22,7 @@ use crate::unwritable::{make_unwritable, take_back};
 /// Longest record: `struct ib_uverbs_async_event_desc`.
 pub const MAX_RECORD: usize = 16;
 
-/// Maximum number of records kept for a program that does not read; older records are dropped.
+/// Maximum number of records stored for a program that does not read; older records are dropped.
 const MAX_PENDING: usize = 1 << 16;
 
 /// Room in the socket, in bytes; the kernel may grant less, and the other records wait in our

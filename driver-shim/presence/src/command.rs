@@ -15,7 +15,7 @@ use urnic_sys::{Numbers, Plain};
 /// `IB_USER_VERBS_CMD_CREATE_COMP_CHANNEL` of `<rdma/ib_user_verbs.h>`.
 const CREATE_COMP_CHANNEL: u32 = 17;
 
-/// `struct ib_uverbs_cmd_hdr` with `struct ib_uverbs_create_comp_channel` behind it.
+/// `struct ib_uverbs_cmd_hdr` with `struct ib_uverbs_create_comp_channel` after it.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct CreateCompChannel {
@@ -92,7 +92,7 @@ pub const VERBS_IOCTL: u64 = 0xc018_1b01;
 /// `UVERBS_ATTR_ASYNC_EVENT_ALLOC_FD_HANDLE` have the number 0.
 const ASYNC_EVENT: u16 = 16;
 
-/// `struct ib_uverbs_ioctl_hdr` with one `struct ib_uverbs_attr` behind it.
+/// `struct ib_uverbs_ioctl_hdr` with one `struct ib_uverbs_attr` after it.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct AllocAsyncFd {

@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn a_channel_whose_sender_is_gone_is_at_its_end() {
+    fn a_channel_without_a_sender_is_at_its_end() {
         let (fd, sender) = opened();
         registry::forget(fds::number(&fd));
         drop(sender);

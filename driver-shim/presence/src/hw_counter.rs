@@ -7,7 +7,7 @@ use urnic_device::vocabulary::WcStatus;
 /// The beginning of the names of completions in error.
 const FAILED: &str = "wc_";
 
-/// What a file of `hw_counters` counts.
+/// The subject of a file of `hw_counters`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HwCounter {
     /// A counter of the device.

@@ -52,8 +52,8 @@ impl Scope {
 }
 
 /// The node GUID of the device with this index: an EUI-64 of the locally administered kind, the
-/// same for all processes in this network namespace on this boot of this host, and different
-/// elsewhere. librdmacm distinguishes devices by it.
+/// same for all processes in this network namespace on this boot of this host, and different in all
+/// others. librdmacm distinguishes devices by it.
 pub(super) fn node_guid(netns: (u64, u64), index: usize) -> u64 {
     // Containers share a machine id with their image, virtual machines with their template; no two
     // boots share a boot id.

@@ -1,9 +1,9 @@
 //! The folder of this user in a home that users share, such as `/tmp`.
 //!
 //! It is called `urnic-UID`. Any user can take that name first. So a folder is used only if it
-//! belongs to this user, nobody else may enter it, and it is a part of the home's file system,
-//! which the files of a user's own mount are not. Where the name is taken, the folder is called
-//! `urnic-UID-RANDOM`; this user's other processes find it among the names of the home.
+//! belongs to this user, no other user may enter it, and it is on the home's file system, not on
+//! one that a user mounted there. If the name is taken, the folder is called `urnic-UID-RANDOM`;
+//! this user's other processes find it among the names of the home.
 //!
 //! In a private folder the other users cannot open, lock, or connect to anything.
 
@@ -18,7 +18,8 @@ use rustix::io::Errno;
 use rustix::process::geteuid;
 use rustix::rand::{GetRandomFlags, getrandom};
 
-/// The user as whom a user namespace shows the files of users that it does not have, root included.
+/// The user to whom files seem to belong in a user namespace that does not have their owner, root
+/// included.
 const UNMAPPED: u32 = 65534;
 const ROOT: u32 = 0;
 
@@ -27,11 +28,11 @@ const ROOT: u32 = 0;
 pub enum Refusal {
     /// It cannot be made or opened.
     Failed(Errno),
-    /// It belongs to the user with this number.
+    /// The folder belongs to the user with this number.
     OfUser(u32),
     /// Other users may enter it, by these permissions.
     Open(u32),
-    /// Other users may rename what is in it, by these permissions.
+    /// Other users may rename files in it, by these permissions.
     Shared(u32),
     /// It is a file or a symbolic link.
     NoFolder,
@@ -79,7 +80,7 @@ impl OwnFolder {
     /// The folder of this user in `home`, which is made if it does not exist.
     ///
     /// # Errors
-    /// Why there is none: the home is not safe, or a folder cannot be made.
+    /// The reason why there is none: the home is not safe, or a folder cannot be made.
     pub fn provide(home: &Path) -> Result<OwnFolder, Refusal> {
         let at = opened_home(home)?;
         match made(at.as_fd(), &usual_name()) {
@@ -96,7 +97,7 @@ impl OwnFolder {
         }
     }
 
-    /// The folders of this user in `home`, in none of which is anything of another user.
+    /// The folders of this user in `home`. None of them has files of another user.
     pub fn all(home: &Path) -> Vec<OwnFolder> {
         let Ok(at) = opened_home(home) else {
             return Vec::new();
@@ -119,7 +120,7 @@ impl OwnFolder {
     /// The folder with this path, which [`OwnFolder::provide`] has returned.
     ///
     /// # Errors
-    /// It is not this user's alone any more.
+    /// The folder does not belong to this user alone any more.
     pub fn open(path: &Path) -> Result<OwnFolder, Refusal> {
         let invalid = Refusal::Failed(Errno::INVAL);
         let home = path.parent().ok_or(invalid)?;
@@ -137,7 +138,7 @@ impl OwnFolder {
         &self.path
     }
 
-    /// Why the folder has a random name: what is wrong with the one that has the usual name.
+    /// The reason why the folder has a random name: the refusal of the folder with the usual name.
     pub fn taken(&self) -> Option<Refusal> {
         self.taken
     }
@@ -154,15 +155,14 @@ impl AsFd for OwnFolder {
     }
 }
 
-/// Whether no other user can rename what is in this home.
+/// Checks that no other user can rename files in this home.
 ///
-/// # Errors
-/// Who can.
+/// # Errors The user who can.
 pub fn safe_home(home: &Path) -> Result<(), Refusal> {
     opened_home(home).map(drop)
 }
 
-/// The name of the folder where nobody has taken it.
+/// The usual name of the folder, used unless it is taken.
 pub fn usual_name() -> String {
     format!("urnic-{}", geteuid().as_raw())
 }
@@ -173,7 +173,7 @@ fn other(home: &Path, at: BorrowedFd<'_>) -> Result<OwnFolder, Refusal> {
         let mut folders = names.into_iter();
         folders.find_map(|name| Some((opened(at, &name).ok()?, name)))
     };
-    // Without the names, each process would leave a folder that no other finds.
+    // Without the list of names, each process would make a folder that no other process finds.
     let names = other_names(at).map_err(Refusal::Failed)?;
     let (opened, name) = match existing(names) {
         Some(found) => found,
@@ -226,7 +226,7 @@ fn opened_home(home: &Path) -> Result<OwnedFd, Refusal> {
     let permissions = Mode::from_raw_mode(mode);
     let is_sticky = permissions.contains(Mode::SVTX);
     let is_own = uid == geteuid().as_raw();
-    // With the umask 002, what a user makes can be written by the user's own group.
+    // With umask 002, files of a user are writable for the user's own group.
     let others = if is_own {
         Mode::WOTH
     } else {
@@ -287,7 +287,7 @@ struct Attributes {
 }
 
 /// The attributes of a file; `name` is empty for those of `at`. A symbolic link is not followed,
-/// and a server of the file system, which may be a program of another user, is not asked.
+/// and no request goes to a server of the file system, which may be a program of another user.
 fn attributes(at: BorrowedFd<'_>, name: &str) -> Result<Attributes, Errno> {
     let flags = AtFlags::EMPTY_PATH | AtFlags::SYMLINK_NOFOLLOW;
     match statx(

@@ -1,5 +1,5 @@
-//! What a presence shows: its inputs, the devices, and the content of the tree: the files that a
-//! kernel with an RNIC would show, and links to the real files beside them.
+//! The plan of a presence: its inputs, the devices, and the content of the tree, which has the
+//! files that a kernel with an RNIC would show, and links to the machine's real files.
 
 use std::path::{Path, PathBuf};
 
@@ -24,7 +24,7 @@ const CLASS: &str = "sys/class/infiniband";
 const CLASS_VERBS: &str = "sys/class/infiniband_verbs";
 const DEV: &str = "dev/infiniband";
 
-/// The inputs of a process's presence, besides the host.
+/// The inputs of a process's presence, except the host.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Settings {
     /// Folder for the tree; None: the first of `$XDG_RUNTIME_DIR`, `/tmp` and `/dev/shm` in which a
@@ -135,7 +135,7 @@ impl RealDevices {
     }
 }
 
-/// The devices with these names and addresses, beside the real ones.
+/// The devices with these names and addresses, in addition to the real ones.
 pub(super) fn shown(
     scope: Scope,
     real: &RealDevices,

@@ -1,7 +1,7 @@
-//! The objects behind the program's fds: a device file or a channel for each, found by number.
+//! The objects of the program's fds: a device file or a channel for each, found by number.
 //!
 //! [`fds`] answers the frequent question whether an fd is ours. The registry has the objects,
-//! behind a lock that is held across fork so that a child finds them in a consistent state.
+//! under a lock that is held across fork so that a child finds them in a consistent state.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -26,16 +26,16 @@ pub struct DeviceFile {
     pub private_data: OnceLock<Arc<dyn Any + Send + Sync>>,
 }
 
-/// The object behind an fd; several fds may have the same object.
+/// The object of an fd; several fds may have the same object.
 #[derive(Clone)]
-enum Behind {
+enum Object {
     File(Arc<DeviceFile>),
     Events(Arc<ChannelSender>),
     Cm(Arc<CmChannel>),
 }
 
 struct Channels {
-    by_fd: BTreeMap<RawFd, Behind>,
+    by_fd: BTreeMap<RawFd, Object>,
     /// Channels with records that found their socket full.
     full: Vec<Weak<ChannelSender>>,
     /// A thread waits for room in the full channels.
@@ -87,16 +87,16 @@ pub(super) fn nobody_waits() {
     channels().waiting = false;
 }
 
-fn enter(fd: RawFd, kind: Kind, behind: Behind) -> Result<(), Errno> {
+fn enter(fd: RawFd, kind: Kind, object: Object) -> Result<(), Errno> {
     fds::enter(fd, kind)?;
     // A previous object with the same number was closed by a raw system call. It is dropped outside
     // the lock: dropping may close our end, or end connections.
-    let stale = channels().by_fd.insert(fd, behind);
+    let stale = channels().by_fd.insert(fd, object);
     drop(stale);
     Ok(())
 }
 
-fn behind(fd: RawFd, kind: Kind) -> Option<Behind> {
+fn object(fd: RawFd, kind: Kind) -> Option<Object> {
     (fds::verified_kind(fd)? == kind)
         .then(|| channels().by_fd.get(&fd).cloned())
         .flatten()
@@ -105,14 +105,14 @@ fn behind(fd: RawFd, kind: Kind) -> Option<Behind> {
 /// Enters the program's end of a channel.
 pub(super) fn enter_channel(program: &impl AsFd, sender: &Arc<ChannelSender>) -> Result<(), Errno> {
     let sender = Arc::clone(sender);
-    enter(fds::number(program), Kind::Events, Behind::Events(sender))
+    enter(fds::number(program), Kind::Events, Object::Events(sender))
 }
 
 /// The sender of the channel that the program reads from `fd`; None if `fd` is not, or no longer, a
 /// channel of ours.
 pub fn channel(fd: RawFd) -> Option<Arc<ChannelSender>> {
-    match behind(fd, Kind::Events)? {
-        Behind::Events(sender) => Some(sender),
+    match object(fd, Kind::Events)? {
+        Object::Events(sender) => Some(sender),
         _ => None,
     }
 }
@@ -122,13 +122,13 @@ pub fn channel(fd: RawFd) -> Option<Arc<ChannelSender>> {
 /// # Errors
 /// `EBADF` if the file is not a device file, `EMFILE` if its number is beyond the table.
 pub fn enter_uverbs(fd: BorrowedFd<'_>) -> Result<(), Errno> {
-    enter(fds::number(&fd), Kind::Uverbs, Behind::File(Arc::default()))
+    enter(fds::number(&fd), Kind::Uverbs, Object::File(Arc::default()))
 }
 
-/// The device file behind `fd`; None if `fd` is not a device file of this process.
+/// The device file of `fd`; None if `fd` is not a device file of this process.
 pub fn device_file(fd: RawFd) -> Option<Arc<DeviceFile>> {
-    match behind(fd, Kind::Uverbs)? {
-        Behind::File(file) => Some(file),
+    match object(fd, Kind::Uverbs)? {
+        Object::File(file) => Some(file),
         _ => None,
     }
 }
@@ -138,18 +138,18 @@ pub fn device_file(fd: RawFd) -> Option<Arc<DeviceFile>> {
 /// # Errors
 /// `EMFILE` if the number is beyond the table.
 pub fn enter_cm(fd: BorrowedFd<'_>, channel: Arc<CmChannel>) -> Result<(), Errno> {
-    enter(fds::number(&fd), Kind::Cm, Behind::Cm(channel))
+    enter(fds::number(&fd), Kind::Cm, Object::Cm(channel))
 }
 
 /// Major and minor number of `/dev/infiniband/rdma_cm`: a `misc` device, whose minor number is
 /// assigned dynamically.
 pub const CM_DEVICE: (u32, u32) = (10, 255);
 
-/// The connection manager's channel behind `fd`, as it was [entered](enter_cm); None if `fd` is not
+/// The connection manager's channel of `fd`, as it was [entered](enter_cm); None if `fd` is not
 /// a channel, or in a forked child.
 pub fn cm_channel(fd: RawFd) -> Option<Arc<CmChannel>> {
-    match behind(fd, Kind::Cm)? {
-        Behind::Cm(channel) => Some(channel),
+    match object(fd, Kind::Cm)? {
+        Object::Cm(channel) => Some(channel),
         _ => None,
     }
 }
@@ -163,8 +163,8 @@ pub fn duplicated(old: RawFd, new: BorrowedFd<'_>) -> Result<(), Errno> {
         return Ok(());
     };
     let new = fds::number(&new);
-    match behind(old, kind) {
-        Some(behind) => enter(new, kind, behind),
+    match object(old, kind) {
+        Some(object) => enter(new, kind, object),
         // In a forked child the copy must be refused as the original is.
         None if kind == Kind::Cm => fds::enter(new, kind),
         None => Ok(()),
@@ -175,8 +175,8 @@ pub fn duplicated(old: RawFd, new: BorrowedFd<'_>) -> Result<(), Errno> {
 pub fn forget(fd: RawFd) {
     if fds::take(fd).is_some() {
         // Dropped outside the lock: dropping may close our end, or end connections.
-        let behind = channels().by_fd.remove(&fd);
-        drop(behind);
+        let object = channels().by_fd.remove(&fd);
+        drop(object);
     }
 }
 

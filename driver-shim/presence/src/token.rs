@@ -1,6 +1,6 @@
 //! The readiness of a command channel.
 //!
-//! The kernel's `/dev/infiniband/rdma_cm` can be polled: readable means that an event waits. The
+//! The kernel's `/dev/infiniband/rdma_cm` can be polled: it is readable if an event waits. The
 //! program's fd is one end of a socketpair, with one byte in it while there are events and none
 //! otherwise, so that poll, epoll and select work as they are. The byte is never read by the
 //! program, which only ever writes to its channel.

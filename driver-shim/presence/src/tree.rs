@@ -1,13 +1,13 @@
 //! The tree of real files that stands for `/sys/class/infiniband*` and `/dev/infiniband`.
 //!
 //! The tree is built once for each user, network namespace, set of addresses and configuration,
-//! beside its final place, and then renamed: every reader sees the whole tree, and its content does
-//! not change afterwards. libibverbs compares the modification time of the device's folder; that
-//! time is derived from the content, so that a tree that was built again is the same device.
+//! next to its final place, and then renamed: every reader sees the whole tree, and its content
+//! does not change afterwards. libibverbs compares the modification time of the device's folder;
+//! that time is derived from the content, so that a tree that was built again is the same device.
 //!
 //! Each process that uses a tree holds a shared lock on its folder. Trees that no process has
-//! locked are removed if they were not built recently: renamed, then emptied. Nobody waits for a
-//! lock. Other users cannot take one, because they cannot enter the folder (`own_folder.rs`).
+//! locked are removed if they were not built recently: renamed, then emptied. No process waits for
+//! a lock. Other users cannot take a lock, because they cannot enter the folder (`own_folder.rs`).
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};

@@ -1,4 +1,4 @@
-//! What a thread of the program does, as the kernel tells it.
+//! What a thread of the program does, according to the kernel.
 
 use std::fs;
 use std::mem::MaybeUninit;
@@ -23,10 +23,10 @@ impl Activity {
         }
     }
 
-    /// Whether the thread has had its chance to go on with what it was about to do then: it has
-    /// used `chance` of a processor since, it sleeps, or it has ended. A thread that waits for a
-    /// processor, or was stopped, has not.
-    pub fn has_gone_on(&self, chance: Duration) -> bool {
+    /// Whether the thread is doing something else since then: it has used `chance` of processor
+    /// time, it sleeps, or it has ended. A thread that waits for a processor, or was stopped, is
+    /// not.
+    pub fn has_moved_on(&self, chance: Duration) -> bool {
         match (used_by(self.thread), self.used) {
             (Some(now), Some(then)) => now >= then + chance || sleeps(self.thread),
             (None, Some(_)) => true,
@@ -69,7 +69,7 @@ mod tests {
 
     const CHANCE: Duration = Duration::from_millis(1);
 
-    /// What is true soon; whatever else runs on the machine.
+    /// Waits until a condition is true, which must be soon, whatever else runs on the machine.
     fn becomes(what: &str, is_true: impl Fn() -> bool) {
         let start = Instant::now();
         while !is_true() {
@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_sleeps_has_gone_on() {
+    fn a_thread_that_sleeps_has_moved_on() {
         let (ours, theirs) = mpsc::channel();
         let (end, ended) = mpsc::channel::<()>();
         let thread = std::thread::Builder::new().name("a) R (b".to_owned());
@@ -88,14 +88,14 @@ mod tests {
             let _ = ended.recv();
         });
         let activity = theirs.recv().expect("the thread tells");
-        becomes("it sleeps", || activity.has_gone_on(Duration::MAX / 2));
+        becomes("it sleeps", || activity.has_moved_on(Duration::MAX / 2));
         drop(end);
         thread.expect("a thread").join().expect("no panic");
-        becomes("it has ended", || activity.has_gone_on(Duration::MAX / 2));
+        becomes("it has ended", || activity.has_moved_on(Duration::MAX / 2));
     }
 
     #[test]
-    fn a_thread_that_works_has_gone_on_after_a_while() {
+    fn a_thread_that_works_has_moved_on_after_a_while() {
         let (ours, theirs) = mpsc::channel();
         let stop = AtomicBool::new(false);
         std::thread::scope(|scope| {
@@ -107,16 +107,16 @@ mod tests {
             });
             let activity = theirs.recv().expect("the thread tells");
             assert!(
-                !activity.has_gone_on(Duration::from_secs(3600)),
+                !activity.has_moved_on(Duration::from_secs(3600)),
                 "it does not sleep"
             );
-            becomes("it has used a processor", || activity.has_gone_on(CHANCE));
+            becomes("it has used a processor", || activity.has_moved_on(CHANCE));
             stop.store(true, Ordering::Relaxed);
         });
     }
 
     #[test]
-    fn the_calling_thread_has_not_gone_on() {
-        assert!(!Activity::here().has_gone_on(Duration::from_secs(3600)));
+    fn the_calling_thread_has_not_moved_on() {
+        assert!(!Activity::here().has_moved_on(Duration::from_secs(3600)));
     }
 }

@@ -8,10 +8,11 @@ use rustix::io::pread;
 use std::ffi::CStr;
 use std::fmt;
 
-/// The command that stands for a program with the RNIC, in messages.
+/// The command in messages that runs a program with the RNIC.
 pub const AGAIN: &str = "urnic run -- COMMAND";
 
-/// Whether a program of this name starts others without the LD_PRELOAD of its own environment.
+/// Whether a program with this name removes LD_PRELOAD from the environment of programs that it
+/// starts.
 pub fn drops_environment(name: &[u8]) -> bool {
     let known: [&[u8]; 6] = [b"sudo", b"sudo-rs", b"doas", b"pkexec", b"run0", b"su"];
     known.contains(&name)

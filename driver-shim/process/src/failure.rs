@@ -1,7 +1,7 @@
 //! The reason why the device cannot be opened, in one line for the log.
 //!
-//! Functions return errnos, since libibverbs takes no more. So the thread keeps the name of the
-//! system call that failed last, and the line is made where the program's call ends.
+//! Functions return errnos, because libibverbs accepts nothing else. So each thread stores the name
+//! of the system call that failed last, and the line is made where the program's call ends.
 
 use std::cell::Cell;
 
@@ -9,12 +9,12 @@ use rustix::io::Errno;
 
 thread_local!(static LAST: Cell<Option<(&'static str, Errno)>> = const { Cell::new(None) });
 
-/// Passes on the outcome of the system call `call`. A failure is kept for [`explained`].
+/// Passes on the outcome of the system call `call`. A failure is stored for [`explained`].
 pub fn named<T>(call: &'static str, outcome: Result<T, Errno>) -> Result<T, Errno> {
     outcome.inspect_err(|errno| LAST.set(Some((call, *errno))))
 }
 
-/// What failed with `errno`, why, and what to do about it: "epoll_create1 failed: Too many open
+/// A line with the failed call, the reason, and the remedy: "epoll_create1 failed: Too many open
 /// files (os error 24): …".
 pub fn explained(errno: Errno) -> String {
     let call = LAST

@@ -45,7 +45,7 @@ pub enum Kind {
     Events = 2,
     /// An internal descriptor, closed in a forked child, which has no device.
     Device = 3,
-    /// An internal descriptor, kept in a forked child.
+    /// An internal descriptor that stays open in a forked child.
     Kept = 4,
     /// A descriptor of a device, which closes it: see [`claim`].
     Claimed = 5,
@@ -186,7 +186,7 @@ impl InternalFd {
         InternalFd::enter(fd, Kind::Device)
     }
 
-    /// Takes over an fd that forked children go on using.
+    /// Takes over an fd that forked children continue to use.
     ///
     /// # Errors
     /// `EMFILE` when the process has no fd left.
@@ -263,8 +263,8 @@ pub fn after_fork() {
                 Some(Kind::Device) => {
                     slot.store(0, Ordering::Relaxed);
                     let fd = (number * PAGE + offset) as RawFd;
-                    // fork(2) copies the descriptors before the memory. What another thread opened
-                    // and entered in between is in our table, and is not open here.
+                    // fork(2) copies the descriptors before the memory. A descriptor that another
+                    // thread opened and entered in between is in our table, but not open here.
                     if descriptors::is_open(fd) {
                         // SAFETY: the entry shows that this number is the device's.
                         // InternalFd::drop finds the entry removed.

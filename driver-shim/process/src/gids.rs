@@ -48,7 +48,7 @@ impl Gid {
     }
 }
 
-/// The GID table of the port, with what else follows from the host's addresses.
+/// The GID table of the port, with other values that follow from the host's addresses.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct GidTable {
     entries: Vec<Gid>,

@@ -1,10 +1,9 @@
 //! The program that urnic runs in, below everything else of the host side: descriptors that are
-//! urnic's own ([`fds`]), what its threads do ([`activity`]), urnic's threads ([`threads`]) and
-//! signals kept out of them ([`signals`]), programs that cannot have urnic ([`executable`]), the
-//! limit on files ([`file_length`]), the host's addresses ([`gids`], [`netlink`]) and the GIDs made
-//! from them ([`port_gids`]), the log ([`log`]), and error lines that it has once ([`error_log`],
-//! [`failure`]).
-//! The provider's queues have their lock from here, too ([`queue_lock`]).
+//! urnic's own ([`fds`]), the activity of its threads ([`activity`]), urnic's threads ([`threads`])
+//! and signals kept out of them ([`signals`]), programs that cannot have urnic ([`executable`]),
+//! the limit on files ([`file_length`]), the host's addresses ([`gids`], [`netlink`]) and the GIDs
+//! made from them ([`port_gids`]), the log ([`log`]), and error lines that it has once
+//! ([`error_log`], [`failure`]). The provider's queues have their lock from here, too ([`queue_lock`]).
 
 pub mod activity;
 #[forbid(unsafe_code)]

@@ -153,7 +153,7 @@ fn open(protocol: Option<Protocol>) -> Result<OwnedFd, Errno> {
     )
 }
 
-/// Sends one request to rtnetlink, as [`ask_through`].
+/// Sends one request to rtnetlink, as [`ask_through`] does.
 fn ask(kind: u16, flags: u16, body: &[u8], each: impl FnMut(u16, &[u8])) -> Result<(), Errno> {
     ask_through(&open(None)?, kind, flags, body, each)
 }

@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn index_3_of_a_roce_nic_is_the_roce_v2_gid_of_the_first_ipv4_address() {
+    fn index_3_is_the_roce_v2_gid_of_the_first_ipv4_address() {
         let table = of_roce(ips(&["2001:db8::7", "10.1.2.3", "fe80::7", "127.0.0.1"]));
         let expected = [
             ("fe80::5efe:a01:203", 1),
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn without_an_ipv4_address_a_roce_nic_has_no_link_local_gid_of_its_own() {
+    fn without_ipv4_a_roce_nic_has_no_own_link_local_gid() {
         let table = of_roce(ips(&["2001:db8::7", "::1"]));
         assert_eq!(
             shown(&table),

@@ -5,8 +5,8 @@
 //! The instruction that unlocks is the last access of a holder to the lock. So a thread that
 //! destroys the queue takes the lock first ([`Lock::outlast_holders`]), and may free it then.
 //!
-//! A holder that finds nobody waiting, and stores, misses a thread that begins to wait between the
-//! two. Such a thread looks again after [`LONGEST_SLEEP`].
+//! If a holder finds that no thread waits, and stores, it misses a thread that begins to wait
+//! between the two. Such a thread checks the lock again after [`LONGEST_SLEEP`].
 //!
 //! Two interfaces of libibverbs hold the lock across calls (`ibv_wr_start` … `ibv_wr_complete`,
 //! `ibv_start_poll` … `ibv_end_poll`), which guards of std do not support: see [`Held::keep`]. The
@@ -77,7 +77,7 @@ mod word {
     }
 }
 
-/// As above, with the check and the sleep under a lock, as the kernel has them.
+/// The futex calls for loom: check and sleep are one step under a lock, as in the kernel.
 #[cfg(loom)]
 mod word {
     use loom::sync::atomic::{AtomicU32, Ordering};
@@ -167,7 +167,7 @@ impl<T> Lock<T> {
     }
 
     /// Waits until no call holds the lock any more. The lock may be freed then, if no new call
-    /// begins. A thread that keeps the lock is in no call, and is not waited for.
+    /// begins. This does not wait for a thread that keeps the lock between calls.
     pub fn outlast_holders(&self) {
         if !self.kept.load(Ordering::Relaxed) {
             drop(self.hold());
@@ -225,7 +225,7 @@ impl<T> Drop for Held<'_, T> {
     #[inline]
     fn drop(&mut self) {
         let word = &self.lock.word;
-        // Loom knows no time-outs: it tries the exchange alone.
+        // Loom has no time-outs, so it uses the exchange alone.
         if !cfg!(loom) && word.load(Ordering::Relaxed) == HELD {
             word.store(FREE, Ordering::Release);
         } else if word.swap(FREE, Ordering::Release) == AWAITED {

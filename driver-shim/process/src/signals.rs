@@ -1,4 +1,4 @@
-//! Signals: urnic's code runs inside another program, whose signals it must not take.
+//! Signals: urnic's code runs inside another program, and must not take that program's signals.
 //!
 //! Threads of urnic take no signals. A thread of the program that works for the device takes them
 //! when the work is finished, as a thread in a system call takes them on return: a handler may jump
@@ -22,24 +22,24 @@ const FAULTS: [c_int; 6] = [
 /// inherits that mask permanently. Threads that work for the device recover from faults in the
 /// program's memory, and the kernel ends a process that blocks these signals.
 pub fn blocked<T>(f: impl FnOnce() -> T) -> T {
-    let held = HeldBack::from_here();
+    let deferred = DeferredSignals::from_here();
     let result = f();
-    held.release();
+    deferred.release();
     result
 }
 
-/// The signal mask of the calling thread before signals were held back. The type has no `Drop`: a
-/// handler that runs in [`HeldBack::release`] may jump out of it.
+/// The signal mask of the calling thread before its signals were deferred. The type has no `Drop`:
+/// a handler that runs in [`DeferredSignals::release`] may jump out of it.
 #[derive(Clone, Copy)]
-pub struct HeldBack {
+pub struct DeferredSignals {
     before: Signals,
 }
 
-impl HeldBack {
+impl DeferredSignals {
     /// Holds back all signals from the calling thread except those of faults.
-    pub fn from_here() -> HeldBack {
+    pub fn from_here() -> DeferredSignals {
         let signals = FAULTS.into_iter().fold(Signals::all(), Signals::without);
-        HeldBack {
+        DeferredSignals {
             before: signals.block(),
         }
     }
@@ -87,15 +87,15 @@ mod tests {
         assert_eq!(done, 0);
     }
 
-    /// Raises a signal on this thread while signals are held back. Returns how often the handler
-    /// ran before the release and in all, and whether the signal would interrupt.
+    /// Raises a signal on this thread while signals are deferred. Returns how often the handler ran
+    /// before the release and in all, and whether the signal would interrupt.
     fn met_by(signal: c_int) -> (u32, u32, bool) {
         CAME.set(0);
-        let held = HeldBack::from_here();
+        let deferred = DeferredSignals::from_here();
         // SAFETY: the test below has installed a handler for the signal or blocked it.
         unsafe { libc::pthread_kill(libc::pthread_self(), signal) };
-        let (during, interrupted) = (CAME.get(), held.would_interrupt());
-        held.release();
+        let (during, interrupted) = (CAME.get(), deferred.would_interrupt());
+        deferred.release();
         (during, CAME.get(), interrupted)
     }
 

@@ -121,7 +121,7 @@ fn a_delay_has_a_time_a_jitter_and_a_rate() {
 }
 
 #[test]
-fn faults_of_the_network_need_a_network_that_asks() {
+fn faults_of_the_network_need_a_network_that_queries() {
     let plan = Plan::new();
     let refused = plan.change("reset", false).unwrap_err();
     assert!(refused.contains("--faults none"), "{refused}");

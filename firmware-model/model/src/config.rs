@@ -131,8 +131,8 @@ pub struct ModelConfig {
     pub doorbell_memory: bool,
     /// The capture of its streams.
     pub capture: Option<Capture>,
-    /// Its connections and UDP ports follow the plan of faults of the process, which knows the
-    /// device by this name.
+    /// The device's connections and UDP ports follow the plan of faults of the process, in which
+    /// the device has this name.
     pub faulty: Option<String>,
     /// The last byte of each segment of an RDMA Write is placed before the others, and some time
     /// passes: so programs that rely on the order are found.

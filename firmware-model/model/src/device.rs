@@ -145,9 +145,8 @@ impl Device {
         }
     }
 
-    /// The calling thread waits until `done`, and polls all streams itself meanwhile, for at most
-    /// `timeout`. Returns whether `done` is true; if not, the device continues
-    /// without this thread.
+    /// The calling thread polls all streams itself until `done` is true, for at most `timeout`.
+    /// Returns whether `done` is true; if not, the device continues without this thread.
     pub fn lend(&self, timeout: Duration, readiness: BorrowedFd<'_>, done: &mut dyn FnMut() -> bool) -> bool {
         !self.core.is_abandoned() && runtime::lend(&self.core, timeout, readiness, done)
     }

@@ -1,6 +1,6 @@
-//! What an object of the device asks of others, and what it tells the driver: the [`Effects`] of
-//! work under a lock, the [`Requests`] to queue pairs, and the [`EventQueue`]s that the driver
-//! reads.
+//! The requests of an object of the device to others, and its reports to the driver: the
+//! [`Effects`] of work under a lock, the [`Requests`] to queue pairs, and the [`EventQueue`]s that
+//! the driver reads.
 
 #![forbid(unsafe_code)]
 
@@ -112,7 +112,7 @@ impl Effects {
         self.0.push(Effect::Next(Object::Overflowed(cqid)));
     }
 
-    /// All of them, in the order in which they were gathered.
+    /// All effects, in the order in which they were gathered.
     pub(crate) fn into_list(self) -> Vec<Effect> {
         self.0
     }
@@ -121,7 +121,7 @@ impl Effects {
 // Why a queue pair is run.
 
 bitflags! {
-    /// What a queue pair is requested to do.
+    /// Requests to a queue pair.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub(crate) struct Requests: u32 {
         /// The driver rang for the send queue.
@@ -199,7 +199,7 @@ impl State {
     fn keep(&mut self, event: Event) {
         // Two notifications of one queue carry no more information than one.
         let again = is_notification(&event) && !self.notified.insert(event.object.get());
-        // As many may come as the peers wish.
+        // Peers determine the number of these events.
         let is_lossy = event.kind == EventKind::DatagramRefused as u8;
         if !again && !is_lossy {
             self.backlog.push_back(event);

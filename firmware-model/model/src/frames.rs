@@ -10,14 +10,14 @@ use urnic_wire::rdmap::{Control, Opcode};
 
 // The ends of MPA's frames in one direction of a stream.
 //
-// Captures and faults look at a stream from outside, where TCP may cut anywhere, and a reader's
-// socket may, too.
+// Captures and faults observe a stream from outside, where TCP, and the reader's socket, may cut it
+// anywhere.
 
 /// The common beginning of the keys of start-up frames (RFC 5044 §7.1.1).
 const KEY: &[u8] = b"MPA ID ";
 /// The beginning of the key of the RTR frame proposed in 2007, in either spelling.
 const RTR_KEY: &[u8] = b"MPA ID Rt";
-/// The M bit of the byte behind the key (RFC 5044 §7.1.1).
+/// The M bit of the byte after the key (RFC 5044 §7.1.1).
 const WANTS_MARKERS: u8 = 0x80;
 
 /// The part that comes next.
@@ -80,7 +80,7 @@ impl Cutter {
     }
 
     /// The FPDU at the front of `bytes`, whose length is known, without a marker in front of it;
-    /// `None`: what comes next is no FPDU.
+    /// `None`: no FPDU follows.
     pub(crate) fn fpdu<'b>(&self, bytes: &'b [u8], marked: bool) -> Option<&'b [u8]> {
         match self.phase {
             Phase::FullOperation if marked && marker::distance(self.offset) == 0 => bytes.get(marker::LEN..),
@@ -190,10 +190,10 @@ mod tests {
 
 // Where the frames of a stream end, seen from outside, and how many messages have ended.
 
-/// Bytes that say how long an FPDU is, and of which message: a marker, ULPDU_Length, and the
+/// Bytes that determine the length of an FPDU and its message: a marker, ULPDU_Length, and the
 /// control bytes of DDP and RDMAP.
 const FPDU_FRONT: usize = marker::LEN + LENGTH_LEN + 2;
-/// Bytes that say how long any frame is.
+/// Bytes that determine the length of any frame.
 const FRONT: usize = startup::HEADER_LEN;
 /// Bytes up to the end of the message offset of a Send, without a marker; and where that begins.
 const SEND_FRONT: usize = LENGTH_LEN + ddp::UNTAGGED_LEN;
@@ -204,9 +204,9 @@ const MO: usize = SEND_FRONT - 4;
 pub(crate) struct Message {
     /// The opcode.
     pub(crate) opcode: Opcode,
-    /// Bytes behind the headers of DDP.
+    /// Bytes after the headers of DDP.
     pub(crate) bytes: u64,
-    /// When the first of it passed.
+    /// The time when its first byte passed.
     pub(crate) began: Nanos,
 }
 
@@ -214,13 +214,13 @@ pub(crate) struct Message {
 #[derive(Debug)]
 pub(crate) struct Follower {
     cutter: Cutter,
-    /// The front of a frame, until its length is known, and what else is needed of it.
+    /// The front of a frame, until its length is known, and other bytes of it that are needed.
     front: Vec<u8>,
     /// Bytes of the front that are needed.
     needed: usize,
-    /// Bytes of a frame behind its front, that have not passed.
+    /// Bytes of a frame after its front, that have not passed.
     rest: usize,
-    /// What is in flight: of several opcodes, segments may alternate.
+    /// The messages in flight: segments of several opcodes may alternate.
     open: Vec<Message>,
     /// The message of the frame, if it ends with the frame.
     ending: Option<Message>,
@@ -256,7 +256,7 @@ impl Follower {
         self.cutter.fpdu_offset().filter(|_| between)
     }
 
-    /// Bytes that do not reach behind the end of the frame here.
+    /// Bytes that do not reach beyond the end of the frame here.
     pub(crate) fn in_frame(&self) -> usize {
         match self.rest {
             0 => self.needed - self.front.len(),
@@ -282,7 +282,7 @@ impl Follower {
                 if self.rest > 0 {
                     self.pass_rest(n, ended);
                 } else if n == 0 || piece.first(n).append_to(&mut self.front).is_err() {
-                    // What it was is not to be known any more.
+                    // The kind of the frame cannot be determined any more.
                     self.rest = usize::MAX;
                     return;
                 } else {
@@ -298,7 +298,7 @@ impl Follower {
             return;
         }
         let Some(len) = self.cutter.frame_len(&self.front, marked) else {
-            // `in_frame` is 0 if there is nothing more to look at.
+            // `in_frame` is 0 if no more bytes are needed.
             self.needed = FRONT.max(self.front.len());
             return;
         };
@@ -327,8 +327,8 @@ impl Follower {
         self.pass_rest(0, ended);
     }
 
-    /// A segment begins: so many bytes, behind those before it. A message whose payload went
-    /// another way says how many these are.
+    /// A segment with `payload` bytes begins. `before`, if known, is the number of bytes of its
+    /// message before it, including payload that was placed directly.
     fn segment(&mut self, opcode: Opcode, (before, payload): (Option<u64>, u64), last: bool, at: Nanos) {
         let known = self.open.iter().position(|message| message.opcode == opcode);
         let mut message = known.map_or(
@@ -462,9 +462,9 @@ mod follower_tests {
         assert_eq!(found, [(4, message(write, 2)), (5, message(response, 3))]);
     }
 
-    /// However they arrive.
+    /// The cuts of the stream do not matter.
     #[test]
-    fn a_send_whose_payload_went_another_way_has_its_bytes() {
+    fn a_send_whose_payload_was_placed_directly_has_its_bytes() {
         let segment = |last: bool, mo: u32, payload: usize| {
             let mut buffer = [0; 200];
             let control = [if last { 0x41 } else { 0x01 }, Control::from(Opcode::Send).byte()];
@@ -497,9 +497,9 @@ mod follower_tests {
         }
     }
 
-    /// One who receives no more than is in the frame comes to its end, and not behind it.
+    /// A receiver that takes no more than `left` reaches the end of the frame, and never passes it.
     #[test]
-    fn a_frame_is_not_left_by_what_is_in_it() {
+    fn contents_of_a_frame_do_not_end_it() {
         let mut buffer = [0; 200];
         let len = fpdu::emit(&[0x41; 100], CrcMode::On, &mut buffer);
         let stream = [REQUEST, &buffer[..len], &buffer[..len]].concat();

@@ -1,9 +1,9 @@
-//! The handshakes of two processes over words in shared memory: each tells the other that something
-//! is there, or that it waits for something, and neither may miss what the other said.
+//! The handshakes of two processes over words in shared memory: each shows the other that bytes
+//! have arrived, or that it waits, and neither may miss the other's word.
 //!
-//! Most have one form. Each side writes its own word, then a full fence, then reads the other's: so
-//! at least one of the two finds what the other wrote. They are functions of the words alone, so
-//! that loom can try every interleaving.
+//! Most have one form. Each side writes its own word, executes a full fence, and then reads the
+//! other's: so at least one of the two finds the other's word. They are functions of the words
+//! alone, so that loom can try every interleaving.
 
 use std::sync::atomic::Ordering;
 
@@ -50,26 +50,28 @@ fn full_fence() {
     fence(Ordering::SeqCst);
 }
 
-/// What is written behind it is seen by none who does not see what was written before.
+/// Release fence: a thread that sees a later write also sees every earlier one.
 #[inline]
 fn write_fence() {
     fence(Ordering::Release);
 }
 
-/// Who sees what is written behind a [`write_fence`] sees behind this what was written before it.
+/// Acquire fence: if this thread saw a write that follows a [`write_fence`], it now also sees the
+/// writes before that fence.
 #[inline]
 fn read_fence() {
     fence(Ordering::Acquire);
 }
 
-/// The sender of a ring found no room: it says that it waits, and then must look for room again.
+/// The sender of a ring found no room: sets the word that shows that it waits. Then the sender must
+/// check for room again.
 pub(crate) fn want_room(wanted: &impl Word<u32>) {
     wanted.store(1, Ordering::Relaxed);
     full_fence();
 }
 
-/// The receiver of a ring has taken all up to `position`. Returns whether the sender waits and is
-/// to be told, which happens once; `enough`: there is room that is worth it.
+/// The receiver of a ring has taken all bytes up to `position`. Returns whether the sender waits
+/// and must be notified, which happens once; `enough`: there is enough room for that.
 #[inline]
 pub(crate) fn give_room(
     head: &impl Word<u64>,
@@ -82,32 +84,32 @@ pub(crate) fn give_room(
     wanted.load(Ordering::Relaxed) != 0 && enough() && wanted.swap(0, Ordering::Relaxed) != 0
 }
 
-/// The sender of a ring is about to write bytes beside the tail as well, for which `value` stands:
-/// no other bytes that may be there meanwhile have it. It publishes the tail afterwards.
+/// The sender of a ring is about to write an inline copy of bytes, which `value` identifies: no
+/// other bytes in the ring have it. The sender publishes the tail afterwards.
 #[inline]
-pub(crate) fn begin_to_repeat(repeated: &impl Word<u32>, value: u32) {
-    repeated.store(value, Ordering::Relaxed);
+pub(crate) fn begin_inline_copy(inline_id: &impl Word<u32>, value: u32) {
+    inline_id.store(value, Ordering::Relaxed);
     write_fence();
 }
 
-/// Copies the bytes beside the tail of a ring, if they are those for which `value` stands, and
-/// still were when the copy was made. Returns the copy.
+/// Reads the inline copy of a ring, if it has the bytes that `value` identifies before and after
+/// the read.
 #[inline]
-pub(crate) fn copy_repeated<T>(
-    repeated: &impl Word<u32>,
+pub(crate) fn read_inline_copy<T>(
+    inline_id: &impl Word<u32>,
     value: u32,
     copy: impl FnOnce() -> Option<T>,
 ) -> Option<T> {
-    if repeated.load(Ordering::Acquire) != value {
+    if inline_id.load(Ordering::Acquire) != value {
         return None;
     }
     let copied = copy();
     read_fence();
-    copied.filter(|_| repeated.load(Ordering::Relaxed) == value)
+    copied.filter(|_| inline_id.load(Ordering::Relaxed) == value)
 }
 
-/// Something was published for the owner of a notification page: sets its bit. Returns whether a
-/// thread of the owner sleeps and is to be woken.
+/// Bytes were published for the owner of a notification page: sets their connection's bit. Returns
+/// whether a thread of the owner sleeps and must be woken.
 #[inline]
 pub(crate) fn notify(
     bits: &impl Word<u64>,
@@ -115,8 +117,8 @@ pub(crate) fn notify(
     notified: &impl Word<u32>,
     asleep: &impl Word<u32>,
 ) -> bool {
-    // What was published before must be visible before the bit is read: an owner that has yet to
-    // take the bit looks for it afterwards.
+    // The published bytes must be visible before the bit is read: an owner that has not taken the
+    // bit yet checks for bytes afterwards.
     full_fence();
     if bits.load(Ordering::Relaxed) & bit != 0 {
         return false;
@@ -131,11 +133,11 @@ pub(crate) fn notify(
 
 /// The owner of a notification page clears its first word, and must now [`take`] all bits.
 #[inline]
-pub(crate) fn hear(notified: &impl Word<u32>) {
+pub(crate) fn clear_notified(notified: &impl Word<u32>) {
     notified.swap(0, Ordering::SeqCst);
 }
 
-/// The bits that were set since the last time: the owner must look now for what was published.
+/// The bits that were set since the last call: the owner must now check for published bytes.
 #[inline]
 pub(crate) fn take(bits: &impl Word<u64>) -> u64 {
     if bits.load(Ordering::Relaxed) == 0 {
@@ -147,46 +149,47 @@ pub(crate) fn take(bits: &impl Word<u64>) -> u64 {
     set
 }
 
-/// Says how many threads of a notification page's owner sleep. One that falls asleep must look then
-/// whether any bit [was set](is_notified_now).
-pub(crate) fn say_asleep(asleep: &impl Word<u32>, threads: u32) {
+/// Publishes how many threads of a notification page's owner sleep. A thread that falls asleep must
+/// then check that no bit [was set](is_notified_now).
+pub(crate) fn publish_asleep(asleep: &impl Word<u32>, threads: u32) {
     asleep.store(threads, Ordering::SeqCst);
 }
 
-/// Whether any bit was set since; after [`say_asleep`].
+/// Whether any bit was set since; after [`publish_asleep`].
 pub(crate) fn is_notified_now(notified: &impl Word<u32>) -> bool {
     full_fence();
     notified.load(Ordering::Relaxed) != 0
 }
 
-/// All up to `position` is processed of what the other end has published up to `tail`, the last of
-/// which was seen before. Returns whether that is all, so that the other end is to be told: whoever
-/// publishes more has this end look again.
+/// Publishes that all bytes up to `position` are processed; the other end has published bytes up to
+/// `tail`, and the caller has read them. Returns whether these are all bytes, so that the other end
+/// must be notified: if the other end publishes more, it notifies this end.
 #[inline]
 pub(crate) fn confirm(processed: &impl Word<u64>, position: u64, tail: &impl Word<u64>) -> bool {
     processed.store(position, Ordering::Release);
     tail.load(Ordering::Relaxed) == position
 }
 
-/// Says that a thread is about to access memory of another process; `value` is not 0. It must then
-/// check its permission.
+/// Sets the hazard flag: a thread is about to access memory of another process; `value` is not 0.
+/// The thread must then check its permission.
 #[inline]
-pub(crate) fn set_guard(guard: &impl Word<u64>, value: u64) {
-    // Who waits for the access before, and finds this one, finds that one's copies made.
-    guard.store(value, Ordering::Release);
+pub(crate) fn set_hazard(hazard: &impl Word<u64>, value: u64) {
+    // A revoker that observes this value also observes the copies made under the previous one.
+    hazard.store(value, Ordering::Release);
     full_fence();
 }
 
 /// The access, if one was made, is over.
 #[inline]
-pub(crate) fn clear_guard(guard: &impl Word<u64>) {
-    guard.store(0, Ordering::Release);
+pub(crate) fn clear_hazard(hazard: &impl Word<u64>) {
+    hazard.store(0, Ordering::Release);
 }
 
-/// A permission was changed: what a guard says now is to be waited for, unless it is 0.
-pub(crate) fn guard_after_revocation(guard: &impl Word<u64>) -> u64 {
+/// A permission was changed: returns the hazard flag. The revoker must wait while the flag has this
+/// value, unless it is 0.
+pub(crate) fn hazard_after_revocation(hazard: &impl Word<u64>) -> u64 {
     full_fence();
-    guard.load(Ordering::SeqCst)
+    hazard.load(Ordering::SeqCst)
 }
 
 #[cfg(all(test, loom))]
@@ -200,23 +203,23 @@ mod loom_tests {
         Arc::new(std::array::from_fn(|_| AtomicU64::new(0)))
     }
 
-    /// A sender with two bytes for a ring of one either finds room or is told.
+    /// A sender with two bytes for a ring of one either finds room or is notified.
     #[test]
-    fn a_sender_without_room_is_told() {
+    fn a_sender_without_room_is_notified() {
         loom::model(|| {
             let positions = words::<2>();
             let wanted = Arc::new(AtomicU32::new(0));
             let (theirs, their_wanted) = (positions.clone(), wanted.clone());
             let receiver = thread::spawn(move || {
                 let [head, tail] = &*theirs;
-                let (mut taken, mut told) = (0, false);
+                let (mut taken, mut notified) = (0, false);
                 for _ in 0..2 {
                     if tail.load(Ordering::Acquire) > taken {
                         taken += 1;
-                        told |= give_room(head, taken, &*their_wanted, || true);
+                        notified |= give_room(head, taken, &*their_wanted, || true);
                     }
                 }
-                (taken, told)
+                (taken, notified)
             });
             let [head, tail] = &*positions;
             tail.store(1, Ordering::Release);
@@ -228,24 +231,24 @@ mod loom_tests {
             if room {
                 tail.store(2, Ordering::Release);
             }
-            let (taken, told) = receiver.join().unwrap();
-            assert!(room || told || taken == 0, "the sender waits for ever");
+            let (taken, notified) = receiver.join().unwrap();
+            assert!(room || notified || taken == 0, "the sender waits for ever");
         });
     }
 
-    /// Two messages follow one another beside the tail: a receiver takes the first as it was, or
-    /// from the ring.
+    /// Two messages follow one another in the inline copy: a receiver takes the first one
+    /// unchanged, or from the ring.
     #[test]
-    fn what_is_repeated_beside_the_tail_is_never_mixed() {
+    fn inline_copies_are_never_mixed() {
         loom::model(|| {
-            // The tail, and two words beside it.
+            // The tail, and the inline copy of two words.
             let words = words::<3>();
-            let repeated = Arc::new(AtomicU32::new(0));
-            let (theirs, their_repeated) = (words.clone(), repeated.clone());
+            let inline_id = Arc::new(AtomicU32::new(0));
+            let (theirs, their_id) = (words.clone(), inline_id.clone());
             let sender = thread::spawn(move || {
                 let [tail, first, second] = &*theirs;
                 for message in 1..3 {
-                    begin_to_repeat(&*their_repeated, message as u32);
+                    begin_inline_copy(&*their_id, message as u32);
                     first.store(message, Ordering::Relaxed);
                     second.store(message, Ordering::Relaxed);
                     tail.store(message, Ordering::Release);
@@ -255,7 +258,7 @@ mod loom_tests {
             let seen = tail.load(Ordering::Acquire);
             if seen != 0 {
                 let both = || Some([first.load(Ordering::Relaxed), second.load(Ordering::Relaxed)]);
-                let copied = copy_repeated(&*repeated, seen as u32, both);
+                let copied = read_inline_copy(&*inline_id, seen as u32, both);
                 assert!(
                     copied.is_none_or(|copied| copied == [seen; 2]),
                     "{seen}: {copied:?}"
@@ -265,7 +268,7 @@ mod loom_tests {
         });
     }
 
-    /// What two peers publish is found by an owner that looks, or wakes one that sleeps.
+    /// An owner that checks finds what two peers publish, and an owner that sleeps is woken by it.
     #[test]
     fn a_notification_is_seen_or_wakes() {
         loom::model(|| {
@@ -286,14 +289,14 @@ mod loom_tests {
                 move || {
                     let [bits, published] = &*words;
                     let [notified, asleep] = &*flags;
-                    say_asleep(asleep, 1);
+                    publish_asleep(asleep, 1);
                     if !is_notified_now(notified) {
                         return (true, 0);
                     }
-                    say_asleep(asleep, 0);
-                    hear(notified);
+                    publish_asleep(asleep, 0);
+                    clear_notified(notified);
                     let set = take(bits);
-                    // Whoever's bit was taken has its publication seen.
+                    // If a peer's bit was taken, its publication is visible.
                     assert_eq!(published.load(Ordering::Relaxed) & set, set);
                     (false, set)
                 }
@@ -313,9 +316,9 @@ mod loom_tests {
         });
     }
 
-    /// A peer that finds its bit set says nothing: the owner then sees what was published.
+    /// A peer that finds its bit set does not notify: the owner then sees its publication.
     #[test]
-    fn what_is_published_while_the_bit_is_set_is_seen() {
+    fn bytes_published_while_the_bit_is_set_are_seen() {
         loom::model(|| {
             let words = words::<2>();
             let flags = Arc::new([AtomicU32::new(0), AtomicU32::new(0)]);
@@ -332,7 +335,7 @@ mod loom_tests {
             });
             let [bits, published] = &*words;
             let mut seen = 0;
-            hear(&flags[0]);
+            clear_notified(&flags[0]);
             if take(bits) != 0 {
                 seen = published.load(Ordering::Acquire);
             }
@@ -360,11 +363,11 @@ mod loom_tests {
             let answers = thread::spawn({
                 let (words, flags) = (words.clone(), flags.clone());
                 move || {
-                    hear(&flags[0]);
+                    clear_notified(&flags[0]);
                     take(&words[0])
                 }
             });
-            say_asleep(&flags[1], 2);
+            publish_asleep(&flags[1], 2);
             let sleeps = !is_notified_now(&flags[0]);
             let taken = answers.join().unwrap();
             let woke = peer.join().unwrap();
@@ -372,9 +375,10 @@ mod loom_tests {
         });
     }
 
-    /// Of two messages the last is confirmed, and that is told: it is there then.
+    /// The last of two messages is confirmed, and this is notified: the confirmation is visible
+    /// then.
     #[test]
-    fn a_confirmation_of_all_that_was_sent_is_told() {
+    fn a_confirmation_of_all_bytes_is_notified() {
         loom::model(|| {
             let words = words::<3>();
             let flags = Arc::new([AtomicU32::new(0), AtomicU32::new(1)]);
@@ -408,26 +412,26 @@ mod loom_tests {
         });
     }
 
-    /// Behind a revocation, the memory does not change.
+    /// After a revocation, the memory does not change.
     #[test]
-    fn a_revocation_waits_for_the_access_under_way() {
+    fn a_revocation_waits_for_the_access_in_flight() {
         loom::model(|| {
             let all = words::<3>();
             let theirs = all.clone();
             let peer = thread::spawn(move || {
-                let [permission, guard, memory] = &*theirs;
+                let [permission, hazard, memory] = &*theirs;
                 for n in 1..3 {
-                    set_guard(guard, n);
+                    set_hazard(hazard, n);
                     if permission.load(Ordering::Acquire) == 0 {
                         memory.store(n, Ordering::Relaxed);
                     }
-                    clear_guard(guard);
+                    clear_hazard(hazard);
                 }
             });
-            let [permission, guard, memory] = &*all;
+            let [permission, hazard, memory] = &*all;
             permission.store(1, Ordering::SeqCst);
-            let value = guard_after_revocation(guard);
-            while value != 0 && guard.load(Ordering::SeqCst) == value {
+            let value = hazard_after_revocation(hazard);
+            while value != 0 && hazard.load(Ordering::SeqCst) == value {
                 thread::yield_now();
             }
             let seen = memory.load(Ordering::Relaxed);

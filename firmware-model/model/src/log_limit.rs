@@ -11,7 +11,7 @@ const SECOND: u64 = 1_000_000_000;
 /// The lines of one kind that were written in this second.
 #[derive(Debug)]
 pub struct LogLimit {
-    /// What the lines are about, in the plural.
+    /// The subject of the lines, in the plural.
     about: &'static str,
     written: Mutex<Written>,
 }
@@ -31,8 +31,8 @@ impl LogLimit {
         }
     }
 
-    /// Whether another line may be written. To be asked before the line is made. Logs how many
-    /// lines of an earlier second were left out.
+    /// Whether another line may be written. Call this before making the line. Logs how many lines
+    /// of an earlier second were left out.
     pub fn may_say(&self, now: Nanos) -> bool {
         let mut written = self.written.lock();
         let left_out = written.begin(now.0 / SECOND);

@@ -18,7 +18,7 @@ const QUARANTINE: usize = 1024;
 #[derive(Debug)]
 struct Cell<T> {
     object: ArcSwapOption<T>,
-    /// Where the object is, to compare.
+    /// The address of the object, for comparison.
     address: AtomicPtr<T>,
 }
 
@@ -41,7 +41,7 @@ impl<T> Cell<T> {
         self.object.swap(None)
     }
 
-    /// Whether it has this object.
+    /// Whether the slot has this object.
     #[inline]
     fn has(&self, object: &Arc<T>) -> bool {
         ptr::eq(self.address.load(Ordering::Acquire), Arc::as_ptr(object))
@@ -67,7 +67,8 @@ struct Numbers {
     live: usize,
 }
 
-/// An object that was looked up. It may be removed from the table meanwhile, but not dropped.
+/// An object that was looked up. While this value exists, the object may be removed from the table,
+/// but is not dropped.
 pub(crate) struct Found<T>(Guard<Option<Arc<T>>>);
 
 impl<T> Deref for Found<T> {
@@ -82,9 +83,9 @@ impl<T> Deref for Found<T> {
     }
 }
 
-/// The object that a thread found last. A thread mostly needs the same one again, and to find it in
-/// a table takes two locked instructions. Another object is never taken for it, because as long as
-/// it is kept, no other one is at its address.
+/// The object that a thread found last. A thread mostly needs the same object again, and a lookup
+/// in a table takes two locked instructions. Another object cannot be mistaken for it, because no
+/// other object has its address while it exists.
 pub(crate) struct Last<T>(LocalCell<Option<Arc<T>>>);
 
 impl<T> Last<T> {
@@ -129,8 +130,8 @@ impl<T> Table<T> {
         guard.is_some().then_some(Found(guard))
     }
 
-    /// Passes the object of that number to `act`. It may be removed from the table meanwhile, and
-    /// is dropped after that when the thread finds another one.
+    /// Passes the object with this number to `act`. If it is removed from the table during the
+    /// call, it is dropped when the thread finds another object.
     #[inline]
     pub(crate) fn find_again<R>(
         &self,
@@ -212,7 +213,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_come_back_late() {
+    fn numbers_are_reused_late() {
         let table = Table::<u32>::new(5000);
         let first = table.insert_with((), Ok).unwrap();
         assert_eq!((*first, **table.find(1).unwrap()), (1, 1));
@@ -228,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_thread_found_last_is_not_taken_for_another_object() {
+    fn the_object_found_last_is_not_mistaken_for_another() {
         thread_local!(static LAST: Last<u32> = const { Last::none() });
         let tables = [Table::<u32>::dense(2), Table::dense(2)];
         let find = |table: usize, id| tables[table].find_again(id, &LAST, |object| **object);

@@ -85,8 +85,8 @@ impl Clock {
     }
 }
 
-/// The time of one run of a queue pair: the clock is read when the time is asked for, once. A poll
-/// that finds nothing needs no time, and reading the clock would take a part of its time.
+/// The time of one run of a queue pair: the clock is read once, when the time is first requested. A
+/// poll that finds nothing needs no time, and reading the clock would take a part of its time.
 #[derive(Debug)]
 pub struct Now<'a> {
     clock: &'a Clock,

@@ -20,7 +20,7 @@ pub(crate) const YIELD_AFTER_POLLS: u32 = 256;
 /// Such polls between two further yields.
 pub(crate) const YIELD_EVERY_POLLS: u32 = 16;
 /// Polls before each yield of a poller that shares its processor with the peer that it waits for:
-/// nothing comes while it polls.
+/// nothing arrives while it polls.
 pub(crate) const SHARED_YIELD_AFTER_POLLS: u32 = 4;
 /// Polls in a row without a result between two short pauses: the processor may share a core with
 /// the one that works for the poller.
@@ -32,11 +32,11 @@ pub(crate) const RELAX_HINTS: u32 = 8;
 pub(crate) const ALL_STREAMS_AFTER: u32 = 16;
 /// Polls between two polls of all streams, whatever they find.
 pub(crate) const ALL_STREAMS_EVERY: u32 = 64;
-/// Polls in a row without a result between two looks at the notification page, if the last arrival
-/// was found there. Each look takes a cache line away from the senders.
+/// Polls in a row without a result between two reads of the notification page, if the last arrival
+/// was found there. Each read takes a cache line away from the senders.
 pub(crate) const NOTIFICATIONS_EVERY: u32 = 2;
 
-// The background thread (`runtime/background.rs`) leaves the work to threads that poll, and looks
+// The background thread (`runtime/background.rs`) leaves the work to threads that poll, and checks
 // whether they still do:
 //
 // | state | left when | ticks every |
@@ -46,8 +46,8 @@ pub(crate) const NOTIFICATIONS_EVERY: u32 = 2;
 // | something is to be tried again | it succeeds | `RETRY_TICK` |
 // | otherwise | a descriptor is ready, or a timer due | never |
 
-/// For so long after the last burst of sends the thread keeps ticking, so that the next one need
-/// not wake it.
+/// The time for which the thread continues to tick after the last burst of sends, so that the next
+/// burst need not wake it.
 pub(crate) const WARM: Duration = Duration::from_millis(10);
 /// Longest time that a gathered send waits for a poller that has stopped, at first.
 pub(crate) const BURST_TICK: Duration = Duration::from_micros(100);
@@ -179,19 +179,19 @@ pub(crate) const RUN_INLINE_MAX: usize = 2 << 10;
 pub(crate) const RING_PART: usize = 16 << 10;
 /// Accesses to an entry of the peer's table before the device looks whether it can map the memory.
 pub(crate) const MAP_AFTER_ACCESSES: u32 = 16;
-/// For so long a process number is known to be the peer's, running the same program: far shorter
-/// than it takes for a number to be used again.
+/// The time for which a check that a process number is the peer's, with the same program, is valid:
+/// far shorter than the time until a number is used again.
 pub(crate) const IDENTITY_LEASE: Duration = Duration::from_millis(10);
 
 // Rings of datagrams (`stream/same_host/datagram_rings`). The first three count datagrams.
 
 /// Datagrams to a port until it is offered a ring again.
 pub(crate) const OFFER_AGAIN_AFTER: u32 = 4096;
-/// Datagrams between two looks for the answer to an offer, once it was not answered at once.
+/// Datagrams between two checks for the answer to an offer that was not answered at once.
 pub(crate) const OFFER_LOOK_EVERY: u32 = 32;
-/// Datagrams between two looks whether the receiver is still there.
+/// Datagrams between two checks that the receiver still exists.
 pub(crate) const RECEIVER_CHECK_EVERY: u32 = 64;
-/// How often an offer is looked at, once a second, before it is taken back.
+/// The number of checks of an offer, one each second, before it is withdrawn.
 pub(crate) const OFFER_LOOKS: u32 = 2;
-/// Offers that are looked at for one datagram.
+/// Offers that are examined for one datagram.
 pub(crate) const OFFERS_LOOKED_AT: usize = 16;

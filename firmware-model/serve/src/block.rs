@@ -320,10 +320,10 @@ mod tests {
         );
         for line in std::fs::read_to_string("/proc/self/maps").unwrap().lines() {
             let (range, _) = line.split_once(' ').unwrap();
-            let (first, behind) = range.split_once('-').unwrap();
+            let (first, after) = range.split_once('-').unwrap();
             let number = |text| usize::from_str_radix(text, 16).unwrap();
-            if number(first) <= at && at < number(behind) {
-                at = number(behind);
+            if number(first) <= at && at < number(after) {
+                at = number(after);
             }
         }
         at >= end

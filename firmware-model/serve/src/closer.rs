@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn however_many_sockets_come_at_once_the_caller_closes_none() {
+    fn the_caller_closes_no_socket_however_many_come() {
         let mut closer = Closer::start().unwrap();
         let gate = Arc::new(Gate::default());
         for _ in 0..4 * MAX_WAITING {

@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn the_header_says_what_the_function_is() {
+    fn the_header_identifies_the_function() {
         let space = space();
         assert_eq!(word(&space, 0), 0x524e_fffe);
         assert_eq!(word(&space, 8) >> 8, pci::CLASS_CODE);

@@ -3,7 +3,7 @@
 use rustix::io::Errno;
 use std::collections::BTreeMap;
 
-/// Where an extent of the client's memory can be accessed.
+/// The place of an extent of the client's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Place {
     /// Mapped in this process, readable and writable.
@@ -70,19 +70,19 @@ impl Ledger {
     }
 
     /// Removes all extents inside of a range. There may be none: QEMU unmaps ranges that it never
-    /// lent.
+    /// passed.
     ///
     /// # Errors
     ///
     /// `INVAL`: the range cuts through an extent. Nothing is removed then.
     pub(crate) fn remove(&mut self, first: u64, last: u64) -> Result<Vec<Extent>, Errno> {
         let inside = self.lent.range(first..=last).next_back();
-        let cut_behind = inside.is_some_and(|(_, known)| known.last > last);
+        let cut_after = inside.is_some_and(|(_, known)| known.last > last);
         let cut_before = first
             .checked_sub(1)
             .and_then(|before| self.lent.range(..=before).next_back())
             .is_some_and(|(_, known)| known.last >= first);
-        if cut_behind || cut_before {
+        if cut_after || cut_before {
             return Err(Errno::INVAL);
         }
         let keys: Vec<u64> = self.lent.range(first..=last).map(|(key, _)| *key).collect();

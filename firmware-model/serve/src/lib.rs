@@ -6,9 +6,11 @@
 //! | | |
 //! |---|---|
 //! | [`function`] | messages in, replies out; no I/O |
-//! | [`config_space`], [`vectors`], [`ledger`] | parts of the function: configuration space, interrupts, which memory is lent |
+//! | [`config_space`], [`vectors`], [`ledger`] | parts of the function: configuration space,
+//! interrupts, the memory that the client passed |
 //! | [`memory`], [`block`], [`remote`], [`faults`] | the client's memory: mapped here, or copied on each access; faults when it vanishes |
-//! | [`passed`], [`interruption`], [`closer`] | the kinds of descriptors, and how no thread waits forever for one |
+//! | [`passed`], [`interruption`], [`closer`] | the kinds of descriptors, and the code that keeps
+//! threads from waiting for one forever |
 //! | [`link`] | the socket: messages both ways, replies to the threads that wait for them |
 //! | [`session`], [`server`] | the threads and sockets: a connection's thread, and the listening sockets |
 

@@ -1,10 +1,10 @@
 //! The client's memory.
 //!
 //! Memory that comes with a descriptor is mapped at its place in a *window*: 64 GiB of addresses
-//! stand for each 64 GiB of DMA addresses in use. Extents that are neighbours for the client are
-//! therefore neighbours here, although QEMU lends a guest's memory page by page when there is an
+//! stand for each 64 GiB of DMA addresses in use. Extents that are adjacent for the client are
+//! therefore adjacent here, although QEMU passes a guest's memory page by page when there is an
 //! IOMMU. The windows of a function are one [`Block`]; its module explains why no action of a
-//! client can remove these addresses. Where nothing is lent there is memory without rights;
+//! client can remove these addresses. Ranges without client memory are mapped without rights;
 //! [`faults`](super::faults) handles accesses there.
 
 use super::block::{Block, Failed, MAX_WINDOWS, Trial, WINDOW};
@@ -33,8 +33,8 @@ const ALL_WINDOWS: usize = 1024;
 const MIN_WINDOWS: usize = 4;
 
 /// The budget of mappings. The kernel limits the mappings of a process, and one client could
-/// exhaust them. Each function has a share of its own; beyond its share a function takes from a
-/// common rest, first come, first served.
+/// exhaust them. Each function has its own share; beyond its share a function takes from a common
+/// remainder, first come, first served.
 #[derive(Debug)]
 pub(crate) struct Budget {
     share: usize,
@@ -166,7 +166,7 @@ impl MappedMemory {
         }
     }
 
-    /// Opens a window, beside its neighbours where that place is free.
+    /// Opens a window, next to the windows of adjacent addresses if that place is free.
     fn open_window(&mut self, index: u64) -> Result<(), Errno> {
         let Some(windows) = &mut self.windows else {
             return Err(Errno::NOMEM);
@@ -175,14 +175,14 @@ impl MappedMemory {
             return Ok(());
         }
         let is_free = |place: &usize| windows.owners.get(*place).is_some_and(Option::is_none);
-        let behind = index.checked_sub(1).and_then(|before| self.places.get(&before));
-        let behind = behind.map(|place| place + 1);
+        let previous = index.checked_sub(1).and_then(|before| self.places.get(&before));
+        let next = previous.map(|place| place + 1);
         let before = self
             .places
             .get(&(index + 1))
             .and_then(|place| place.checked_sub(1));
         let roomy = || (0..windows.owners.len()).find(|place| is_free(place) && is_free(&(place + 1)));
-        let place = behind
+        let place = next
             .filter(is_free)
             .or_else(|| before.filter(is_free))
             .or_else(roomy)
@@ -345,7 +345,7 @@ impl ClientMemory {
             return Ok(());
         };
         if let Some(device) = device {
-            // Nothing else between these addresses is lent, so no region was there.
+            // The client passed no other memory between these addresses, so no region was there.
             device.unmapped(lowest.first, (highest.last - lowest.first).saturating_add(1));
         }
         let mut lent = self.lent_mut();
@@ -457,7 +457,8 @@ impl RemoteMemory for ClientMemory {
         self.remote.get().and_then(Remote::process)
     }
 
-    /// All that is lent, in the client's process: what is mapped here has the same address there.
+    /// The memory of the client, by its address in the client's process: memory that is mapped here
+    /// has the same address there.
     fn in_process(&self, iova: u64, len: u64) -> Option<u64> {
         self.process()?;
         let is_whole = |place: &Place| !matches!(place, Place::Remote { read, write } if !(*read && *write));

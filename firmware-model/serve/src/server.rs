@@ -47,10 +47,10 @@ const CUT_OFF: Duration = Duration::from_secs(1);
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
     /// Another server serves the socket.
-    #[error("{}: a server is there already; stop it, or choose another path", .0.display())]
+    #[error("{}: another server serves this socket; stop it, or choose another path", .0.display())]
     Live(PathBuf),
     /// A file that is not a socket is at the path.
-    #[error("{}: there is something that is no socket; remove it, or choose another path", .0.display())]
+    #[error("{}: a file that is not a socket has this name; remove it, or choose another path", .0.display())]
     NoSocket(PathBuf),
     /// A system call failed.
     #[error("{}: {}", .0.display(), io::Error::from(*.1))]

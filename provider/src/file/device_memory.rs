@@ -1,5 +1,5 @@
 //! Device memory, shared by all contexts that import it. The memory of a model is memory of its
-//! process, so regions of it are registered like other regions. Behind a bus, the device also reads
+//! process, so regions of it are registered like other regions. On a bus, the device also reads
 //! and writes it like other memory of the program. It is a file without a name, so that peers on
 //! this host can map it (docs/design/same-host.md, "Memory that is shared").
 
@@ -25,7 +25,7 @@ const PAGE: usize = 1 << MAX_LOG_ALIGN;
 /// The device memory that contexts share when they import it.
 pub(crate) struct DeviceMemory(pub(crate) Arc<Memory>);
 
-/// The memory itself, in whole pages. It lives until the regions in it are gone.
+/// The memory itself, in whole pages. It exists until the regions in it are deregistered.
 pub(crate) struct Memory {
     mapping: Pages,
     len: usize,
@@ -49,7 +49,7 @@ impl Memory {
         let mapped = Memory::mapped(len);
         file_length::permits(mapped as u64).map_err(|_| Errno::NOMEM)?;
         ftruncate(&file, mapped as u64).map_err(|_| Errno::NOMEM)?;
-        // Nobody who finds the file takes the pages away.
+        // No process that opens the file can remove the pages.
         fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
             .map_err(|_| Errno::NOMEM)?;
         let rights = ProtFlags::READ | ProtFlags::WRITE;

@@ -15,7 +15,7 @@ use urnic_device::vocabulary::Access;
 use urnic_driver::Driver;
 use urnic_rdma_core::ibv_sge;
 
-/// A protection domain. It lives until the objects in it are gone.
+/// A protection domain. It exists until the objects in it are destroyed.
 pub(crate) struct Domain {
     pub(crate) driver: Arc<Driver>,
     pub(crate) device: urnic_driver::Pd,
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn advice_is_held_against_the_region() {
+    fn advice_is_checked_against_the_region() {
         let places = Places::default();
         let place = Place {
             addr: 0x7000,

@@ -60,7 +60,7 @@ impl File {
         file.upgrade().filter(|file| file.driver.check_process().is_ok())
     }
 
-    /// The file behind `fd`.
+    /// The file of `fd`.
     ///
     /// # Errors
     /// `EOPNOTSUPP` if `fd` is not a file of this process: a file of another process cannot be

@@ -1,6 +1,7 @@
 //! Functions that run another program: a line on standard error if it uses libibverbs and the
-//! loader does not load the plug-in into it, or if sudo(8) or the like is to start such a program.
-//! `urnic run` says so of the program that it runs; this is for those that scripts run.
+//! loader does not load the plug-in into it, or if sudo(8) or a similar program starts such a
+//! program. `urnic run` warns about the program that it runs; this code warns about programs that
+//! scripts run.
 //!
 //! A child between fork(2) or vfork(2) and its execve(2) calls these: nothing here allocates or
 //! locks.
@@ -47,7 +48,7 @@ impl<'a> Iterator for Strings<'a> {
         if self.next.is_null() {
             return None;
         }
-        // SAFETY: the promise of `of`; the list goes on behind an element that is not null, and
+        // SAFETY: the promise of `of`; the list goes on after an element that is not null, and
         // only then is `next` moved.
         unsafe {
             let string = *self.next;
@@ -62,7 +63,7 @@ impl<'a> Iterator for Strings<'a> {
 /// Longest path, with its end.
 const PATH_LEN: usize = libc::PATH_MAX as usize;
 
-/// Text of limited length; the rest is left out.
+/// Text of limited length; further text is left out.
 struct Text<const N: usize> {
     bytes: [u8; N],
     len: usize,
@@ -97,7 +98,7 @@ impl<const N: usize> Write for Text<N> {
     }
 }
 
-/// Looks at the program that this path, or name in `PATH`, stands for.
+/// Examines the program with this path, or this name in `PATH`.
 fn look_at(path: &CStr, in_path: bool, arguments: Strings<'_>, variables: Strings<'_>) {
     if !ACTIVE.load(Ordering::Relaxed) || !preloads(variables) {
         return;

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use rustix::io::Errno;
 use urnic_presence::{Presence, command, registry};
 use urnic_process::fds::{self, Kind};
-use urnic_process::signals::HeldBack;
+use urnic_process::signals::DeferredSignals;
 
 use super::{ACTIVE, NewFd, exported, missing};
 use crate::guard::{guarded, set_errno};
@@ -232,7 +232,7 @@ unsafe extern "C-unwind" fn manage(fd: c_int, bytes: *const c_void, length: usiz
         return missing(-1);
     };
     loop {
-        let signals = HeldBack::from_here();
+        let signals = DeferredSignals::from_here();
         // SAFETY: the C caller is responsible for its buffer, and for the addresses in the command.
         let outcome = guarded(|| unsafe { urnic_driver::cm_write(fd, bytes.cast(), length, &signals) });
         signals.release();
@@ -248,7 +248,7 @@ unsafe extern "C-unwind" fn manage(fd: c_int, bytes: *const c_void, length: usiz
         // shall not block does not.
         match unsafe { wait(fd, (&raw mut byte).cast(), 1, libc::MSG_PEEK) } {
             ..0 => return -1,
-            // Another thread closed the channel. In a kernel a call under way continues, and no
+            // Another thread closed the channel. In a kernel a call in progress continues, and no
             // event comes.
             0 => return pause() as isize,
             1.. => {}

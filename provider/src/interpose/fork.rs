@@ -1,5 +1,5 @@
-//! libibverbs' functions that prepare for fork(2). It asks the kernel by RDMA netlink, which this
-//! plug-in refuses to the program, whether that is necessary.
+//! libibverbs' functions that prepare for fork(2). libibverbs asks the kernel by RDMA netlink,
+//! which this plug-in refuses to the program, whether that is necessary.
 
 use std::ffi::{CStr, c_int, c_void};
 

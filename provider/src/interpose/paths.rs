@@ -60,7 +60,7 @@ fn redirected_open(path: &CStr, next: impl FnOnce(*const c_char) -> c_int) -> c_
                 Target::Tree | Target::DeviceScan | Target::HwCounter(..) => Ok(()),
             });
             if let Err(errno) = entered {
-                // An fd without a record is worse than none.
+                // An fd without a record must not reach the program.
                 opened.discard();
                 set_errno(errno);
                 return -1;

@@ -20,7 +20,7 @@ use crate::real;
 /// The value that sigset(3) takes and returns for a blocked signal (`SIG_HOLD`).
 const HOLD: sighandler_t = 2;
 
-/// Called after the program has set an action: the device may have got its handler meanwhile.
+/// Called after the program has set an action: the device may have installed its handler since.
 fn keep_handler(signal: c_int) {
     if fault::is_in_place(signal) {
         fault::install_again(signal);

@@ -1,5 +1,5 @@
-//! Places in the program: the return addresses of a call. What is shown begins at the program's own
-//! frame, after those of this library, of libibverbs and librdmacm, and of libc.
+//! Call sites in the program: the return addresses of a call. The shown frames begin at the
+//! program's own, after those of this library, of libibverbs and librdmacm, and of libc.
 
 use std::ffi::{OsStr, c_void};
 use std::fmt;
@@ -87,9 +87,9 @@ impl CallSite {
                 all.push(frame);
             }
         }
-        // Where the stack could not be walked to a frame of the program, libc's function is shown.
+        // If the stack could not be walked to a frame of the program, libc's function is shown.
         let of_program = of_program.or(outside).unwrap_or(all.len());
-        // What started `main`, or the thread, is the same everywhere.
+        // The frames that started `main`, or the thread, are the same for all call sites.
         if let Some(end) = all.iter().skip(of_program).position(|frame| is_start(frame)) {
             all.truncate(of_program + end.max(1));
         }
@@ -156,7 +156,7 @@ fn name_of(file: &Containing) -> String {
     file_name(Path::new(OsStr::from_bytes(file.name.to_bytes())))
 }
 
-/// Where this library is loaded.
+/// The address at which this library is loaded.
 fn own_base() -> Option<usize> {
     base_of((CallSite::here as *const ()).cast::<c_void>())
 }

@@ -1,5 +1,5 @@
-//! The findings of a process: the rules, what was found against them, and the findings that the
-//! program's developers leave out by a file.
+//! The findings of a process: the rules, the violations, and the findings that the program's
+//! developers leave out by a file.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -67,7 +67,7 @@ impl Rule {
     }
 }
 
-/// More findings than this are not kept.
+/// Most findings that are stored.
 const MOST: usize = 1000;
 
 /// A rule that was broken at one place of the program.
@@ -75,11 +75,11 @@ const MOST: usize = 1000;
 pub(crate) struct Finding {
     /// The rule's name.
     pub(crate) rule: &'static str,
-    /// What happened, the first time.
+    /// The text of the first violation.
     pub(crate) text: String,
     /// The functions of the program that were running, innermost first.
     pub(crate) backtrace: Vec<String>,
-    /// How many times.
+    /// The number of violations.
     pub(crate) count: u64,
 }
 
@@ -180,7 +180,7 @@ impl Suppressions {
         Ok(Suppressions(all))
     }
 
-    /// Whether a finding with this text, and these frames, is to be left out.
+    /// Whether a finding with this text, and these frames, is left out.
     pub(super) fn cover(&self, rule: Rule, text: &str, frames: &[String]) -> bool {
         self.0.iter().any(|(suppressed, part)| {
             *suppressed == rule && (text.contains(part) || frames.iter().any(|frame| frame.contains(part)))

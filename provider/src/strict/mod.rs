@@ -9,18 +9,18 @@
 
 mod call_site;
 mod findings;
-mod held;
 mod memory;
 mod objects;
 mod process;
 mod queues;
 mod regions;
 mod watched_pages;
+mod withheld;
 
 pub(crate) use call_site::CallSite;
 pub(crate) use findings::{Finding, Rule};
-pub(crate) use held::HeldMemory;
 pub(crate) use objects::Kind;
 pub(crate) use process::{Strict, after_fork_in_child, current, start};
 pub(crate) use queues::{Element, PairCheck, QueueCheck, Request, SharedCheck};
 pub(crate) use regions::Region;
+pub(crate) use withheld::WithheldMemory;

@@ -61,7 +61,7 @@ impl fmt::Display for Left {
 }
 
 impl Left {
-    /// Whether it is the protection domain that librdmacm makes for itself, and keeps.
+    /// Whether it is the protection domain that librdmacm makes for itself and never frees.
     pub(super) fn is_of_librdmacm(&self) -> bool {
         self.kind == Kind::ProtectionDomain && self.site.is_in_librdmacm()
     }
@@ -85,7 +85,7 @@ impl Objects {
         self.0.lock().keys().filter(|(known, _)| *known == kind).count()
     }
 
-    /// What is left, by place.
+    /// The objects that are left, by call site.
     pub(super) fn left(&self) -> Vec<Left> {
         let mut places: HashMap<(Kind, CallSite), usize> = HashMap::new();
         for ((kind, _), site) in self.0.lock().iter() {
@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_left_is_counted_by_place() {
+    fn remaining_objects_are_counted_by_call_site() {
         let objects = Objects::default();
         for address in 1..=3 {
             objects.created(Kind::MemoryRegion, address);

@@ -1,4 +1,4 @@
-//! The checks of the process: their start, and what they found at its end.
+//! The checks of the process: their start, and the findings at its end.
 
 use std::path::Path;
 
@@ -47,7 +47,8 @@ fn install(mode: Mode, suppressions: Suppressions) {
 }
 
 /// A forked child starts anew: it has none of the parent's objects, and threads of the parent may
-/// have held locks. What the parent's checks have is not freed: that would need these locks.
+/// have held locks. The memory of the parent's checks is not freed, because that would need these
+/// locks.
 pub(crate) fn after_fork_in_child() {
     if let Some(parents) = current() {
         install(parents.mode, parents.findings.suppressions());
@@ -72,8 +73,8 @@ impl Strict {
         }
     }
 
-    /// Looks for what is left, and logs a summary. Returns the exit status to end with, if it is
-    /// not the program's own.
+    /// Finds objects that are left, and logs a summary. Returns the exit status to end with, if it
+    /// is not the program's own.
     pub(crate) fn end(&self) -> Option<i32> {
         self.report_looks();
         let left = self.objects.left();

@@ -1,6 +1,6 @@
-//! Queues: the requests that the program has posted and whose completion it has not polled. Their
-//! memory is compared, watched, or held back meanwhile. Whether the requests that complete in a
-//! completion queue fit, and whether an event may have been missed.
+//! Queues: the requests that the program has posted and whose completion it has not polled. Until
+//! then their memory is compared, watched, or withheld. Also the checks whether the requests that
+//! complete in a completion queue fit, and whether an event may have been missed.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -12,18 +12,18 @@ use urnic_device::vocabulary::WcOpcode;
 
 use super::call_site::CallSite;
 use super::findings::Rule;
-use super::held::{Arena, Held};
 use super::memory;
 use super::process::{Strict, current};
 use super::regions::Place;
 use super::watched_pages::{self, PlacedByDevice, Watched};
+use super::withheld::{Arena, Withheld};
 
 /// The check of one queue pair.
 pub(crate) struct PairCheck {
     requests: Requests,
     /// The completion queues of sends and receives.
     cqs: [Arc<QueueCheck>; 2],
-    /// That of the shared receive queue, if it has one.
+    /// The check of the shared receive queue, if the queue pair has one.
     shared: Option<Arc<SharedCheck>>,
     sends: Mutex<VecDeque<Posted>>,
     receives: Mutex<VecDeque<Posted>>,
@@ -31,7 +31,7 @@ pub(crate) struct PairCheck {
 
 impl PairCheck {
     /// The check of a new queue pair in the protection domain with this number; `arena` is the
-    /// address and key of memory of [`ARENA`](super::ARENA) bytes where requests can be held back.
+    /// address and key of memory of [`ARENA`](super::ARENA) bytes for withheld requests.
     pub(crate) fn new(
         strict: &'static Strict,
         qpn: u32,
@@ -58,8 +58,8 @@ impl PairCheck {
         self.requests.report(rule, site, text);
     }
 
-    /// The program posts a request to the send queue. Returns the element for the device, if that
-    /// is to place what it fetches elsewhere.
+    /// The program posts a request to the send queue. Returns the element for the device, if the
+    /// device must place fetched bytes in the arena.
     #[cold]
     pub(crate) fn send_posted(&self, request: &Request<'_>) -> Option<Element> {
         let (posted, element) = self.requests.post(request);
@@ -70,8 +70,8 @@ impl PairCheck {
         element
     }
 
-    /// The program posts a receive. Returns the element for the device, if that is to place the
-    /// bytes elsewhere.
+    /// The program posts a receive. Returns the element for the device, if the device must place
+    /// the bytes in the arena.
     #[cold]
     pub(crate) fn receive_posted(&self, request: &Request<'_>) -> Option<Element> {
         let (posted, element) = self.requests.post(request);
@@ -92,9 +92,9 @@ impl PairCheck {
         }
     }
 
-    /// The program polled the completion of a send: it and those before are complete, the last one
-    /// successfully if `done`. `failed` is what the completion says, if it is an error and no
-    /// flush.
+    /// The program polled the completion of a send: this send and those before it are complete, the
+    /// last one successfully if `done`. `failed` is the completion's status, if it is an error
+    /// other than a flush.
     #[cold]
     pub(crate) fn send_completed(&self, slot: u32, done: bool, failed: Option<String>) {
         let mut sends = self.sends.lock();
@@ -187,8 +187,8 @@ impl SharedCheck {
         }
     }
 
-    /// The program posts a receive. Returns its token, and the element for the device, if that is
-    /// to place the bytes elsewhere.
+    /// The program posts a receive. Returns its token, and the element for the device, if the
+    /// device must place the bytes in the arena.
     #[cold]
     pub(crate) fn receive_posted(&self, request: &Request<'_>) -> (u64, Option<Element>) {
         let (posted, element) = self.requests.post(request);
@@ -208,8 +208,8 @@ impl SharedCheck {
             .map_or(token, |posted| posted.wr_id)
     }
 
-    /// The program polled the completion of a receive, which has `len` bytes. `failed` is what the
-    /// completion says, if it is an error and no flush.
+    /// The program polled the completion of a receive, which has `len` bytes. `failed` is the
+    /// completion's status, if it is an error other than a flush.
     #[cold]
     pub(crate) fn receive_completed(&self, token: u64, len: u32, failed: Option<String>) {
         let Some(posted) = self.known.lock().posted.remove(&token) else {
@@ -332,9 +332,9 @@ pub(crate) struct Request<'a> {
     pub(crate) slot: u32,
     pub(crate) wr_id: u64,
     pub(crate) opcode: WcOpcode,
-    /// Whether it has a completion if it succeeds.
+    /// Whether the request has a completion if it succeeds.
     pub(crate) signalled: bool,
-    /// Its elements; none for inline data.
+    /// The elements of the request; none for inline data.
     pub(crate) elements: &'a [Element],
 }
 
@@ -350,14 +350,14 @@ pub(super) struct Posted {
     unchanged: Vec<(usize, usize, u64)>,
     /// Numbers of the pages that can only be read.
     watched: Vec<usize>,
-    back: Option<HeldBack>,
+    withheld: Option<WithheldRequest>,
     _placed: Option<PlacedByDevice>,
 }
 
-/// A request whose bytes are held back, and its elements with their places.
+/// A request whose bytes are withheld, and its elements with their places.
 #[derive(Debug)]
-struct HeldBack {
-    held: Held,
+struct WithheldRequest {
+    withheld: Withheld,
     elements: Vec<(Element, Place)>,
 }
 
@@ -367,18 +367,18 @@ impl Posted {
     }
 }
 
-/// How the requests of one queue pair, or of a shared receive queue, are checked.
+/// The check of the requests of one queue pair, or of a shared receive queue.
 pub(super) struct Requests {
     pub(super) strict: &'static Strict,
-    /// What the log calls the queue.
+    /// The name of the queue in the log.
     name: String,
     pd: u32,
     arena: Option<Mutex<Arena>>,
 }
 
 impl Requests {
-    /// `arena` is the address and key of memory of [`ARENA`](super::ARENA) bytes where the bytes of
-    /// requests can be held back.
+    /// `arena` is the address and key of memory of [`ARENA`](super::ARENA) bytes for withheld
+    /// requests.
     pub(super) fn new(
         strict: &'static Strict,
         name: String,
@@ -399,8 +399,8 @@ impl Requests {
             .report(rule, site, || format!("{}: {}", self.name, text()));
     }
 
-    /// The program posts a request. Returns also the element for the device, if that is to place
-    /// the bytes elsewhere.
+    /// The program posts a request. Returns also the element for the device, if the device must
+    /// place the bytes in the arena.
     pub(super) fn post(&self, request: &Request<'_>) -> (Posted, Option<Element>) {
         let watched = Watched {
             wr_id: request.wr_id,
@@ -421,23 +421,23 @@ impl Requests {
             return (posted, None);
         }
         let has_bytes = !places.is_empty();
-        posted.back = self.hold(request, watched, places);
-        posted._placed = (has_bytes && posted.back.is_none()).then(PlacedByDevice::new);
-        let element = posted.back.as_ref().map(|back| Element {
-            key: back.held.key,
-            offset: back.held.addr as u64,
-            len: back.held.len as u32,
+        posted.withheld = self.withhold(request, watched, places);
+        posted._placed = (has_bytes && posted.withheld.is_none()).then(PlacedByDevice::new);
+        let element = posted.withheld.as_ref().map(|request| Element {
+            key: request.withheld.key,
+            offset: request.withheld.addr as u64,
+            len: request.withheld.len as u32,
         });
         (posted, element)
     }
 
-    /// Holds a request back. One with a mistake is the device's to refuse.
-    fn hold(
+    /// Withholds the bytes of a request; not of one with a mistake, which the device must refuse.
+    fn withhold(
         &self,
         request: &Request<'_>,
         watched: Watched,
         places: Vec<Option<(Place, usize)>>,
-    ) -> Option<HeldBack> {
+    ) -> Option<WithheldRequest> {
         let places: Vec<_> = places.into_iter().collect::<Option<_>>()?;
         let arena = self.arena.as_ref()?;
         let pieces: Vec<_> = places
@@ -448,9 +448,9 @@ impl Requests {
         let elements = with_bytes
             .zip(places)
             .map(|(element, (place, _))| (*element, place));
-        let held = arena.lock().hold(watched, &pieces)?;
-        Some(HeldBack {
-            held,
+        let withheld = arena.lock().withhold(watched, &pieces)?;
+        Some(WithheldRequest {
+            withheld,
             elements: elements.collect(),
         })
     }
@@ -467,7 +467,7 @@ impl Requests {
             site: CallSite::here(),
             unchanged: Vec::new(),
             watched: Vec::new(),
-            back: None,
+            withheld: None,
             _placed: None,
         };
         for (number, element) in request.elements.iter().enumerate() {
@@ -496,20 +496,20 @@ impl Requests {
         (posted, places)
     }
 
-    /// The program polled the completion of a request, which has `len` bytes if it is held back.
+    /// The program polled the completion of a request, which has `len` bytes if they are withheld.
     pub(super) fn complete(&self, posted: &Posted, len: u32) {
         let mut changed = None;
-        if let Some(HeldBack { held, elements }) = &posted.back {
+        if let Some(WithheldRequest { withheld, elements }) = &posted.withheld {
             // The program may have deregistered the memory, and use it for something else.
             let is_there = |(element, place): &(Element, Place)| {
                 let Element { key, offset, len } = *element;
                 self.strict.regions.place(self.pd, key, offset, len.into(), true) == Ok(Some(*place))
             };
             match elements.iter().all(is_there) {
-                true => changed = held.deliver(len as usize),
-                false => held.open(),
+                true => changed = withheld.deliver(len as usize),
+                false => withheld.open(),
             }
-            self.release(held);
+            self.release(withheld);
         }
         let is_changed = |(addr, len, hash): &&(usize, usize, u64)| {
             memory::hash(*addr, *len).is_some_and(|now| now != *hash)
@@ -528,16 +528,16 @@ impl Requests {
 
     /// A request will not complete.
     pub(super) fn forget(&self, posted: &Posted) {
-        if let Some(HeldBack { held, .. }) = &posted.back {
-            held.open();
-            self.release(held);
+        if let Some(WithheldRequest { withheld, .. }) = &posted.withheld {
+            withheld.open();
+            self.release(withheld);
         }
         self.unwatch(posted);
     }
 
-    fn release(&self, held: &Held) {
+    fn release(&self, withheld: &Withheld) {
         if let Some(arena) = &self.arena {
-            arena.lock().release(held);
+            arena.lock().release(withheld);
         }
     }
 
@@ -545,7 +545,7 @@ impl Requests {
         for number in &posted.watched {
             watched_pages::open(*number);
         }
-        if posted.back.is_some() || !posted.watched.is_empty() {
+        if posted.withheld.is_some() || !posted.watched.is_empty() {
             self.strict.report_looks();
         }
     }

@@ -18,11 +18,11 @@ pub(crate) struct Region {
     pub(crate) pd: u32,
     /// The name of its first byte in work requests.
     pub(crate) base: u64,
-    /// Its length.
+    /// The length of the region.
     pub(crate) len: u64,
-    /// Where it is in this process; `None`: not in the program's own memory.
+    /// The address of the region in this process; `None`: not in the program's own memory.
     pub(crate) addr: Option<usize>,
-    /// Whether it has `IBV_ACCESS_LOCAL_WRITE`.
+    /// Whether the region has `IBV_ACCESS_LOCAL_WRITE`.
     pub(crate) writable: bool,
     /// Whether peers may read or write it.
     pub(crate) remote: bool,
@@ -30,7 +30,7 @@ pub(crate) struct Region {
     pub(crate) remote_write: bool,
 }
 
-/// Where an element of a request is.
+/// The place of an element of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Place {
     pub(super) addr: usize,
@@ -52,7 +52,7 @@ struct Known {
 #[derive(Debug)]
 struct Entry {
     region: Region,
-    /// Where it was deregistered.
+    /// The call site at which it was deregistered.
     gone: Option<CallSite>,
 }
 
@@ -122,10 +122,10 @@ impl Regions {
         }
     }
 
-    /// Where an element of a request is in this process, if it is in the program's own memory.
+    /// The address of an element of a request in this process, if it is in the program's own
+    /// memory.
     ///
-    /// # Errors
-    /// What is wrong with the element.
+    /// # Errors The fault of the element.
     pub(super) fn place(
         &self,
         pd: u32,
@@ -172,7 +172,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_wrong_with_an_element_is_named() {
+    fn the_fault_of_an_element_is_named() {
         let regions = Regions::default();
         let region = Region {
             pd: 1,

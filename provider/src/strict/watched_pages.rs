@@ -1,6 +1,6 @@
-//! Pages of requests: until the completion is polled, those of receives and of Reads are closed to
-//! the program, and those that are sent can only be read. A program that does otherwise gets a
-//! fault; the handler opens the page, notes where that was, and lets it continue.
+//! Pages of requests: until the completion is polled, the program cannot access those of receives
+//! and Reads, and can only read those that are sent. Any other access faults; the handler restores
+//! access to the page, records the instruction, and lets it continue.
 //!
 //! The handler uses nothing but atomics, mprotect(2) and the unwinder.
 
@@ -15,7 +15,7 @@ use super::memory;
 
 /// Most ranges at a time; more requests are not watched.
 const RANGES: usize = 4096;
-/// Most looks that are noted until somebody asks.
+/// Most accesses that are recorded between two calls of [`looks`].
 const LOOKS: usize = 64;
 /// Bytes of stack that the unwinder may need.
 const STACK_OF_UNWINDER: usize = 4096;
@@ -40,11 +40,11 @@ static WATCHED: [Range; RANGES] = [const {
     }
 }; RANGES];
 
-/// Receives and Reads under way whose bytes the device places in the program's memory itself.
+/// Outstanding receives and Reads whose bytes the device itself places in the program's memory.
 static PLACED: AtomicUsize = AtomicUsize::new(0);
 
-/// A look: the place, the address, and the request. The number of the place's frames is written
-/// last; 0: there is no look here. `CLAIMED`: it is being written.
+/// A recorded access: the call site, the address, and the request. The number of frames is written
+/// last; 0: nothing is recorded here. `CLAIMED`: it is being written.
 struct Noted {
     depth: AtomicUsize,
     frames: [AtomicUsize; MOST_FRAMES],
@@ -71,7 +71,7 @@ pub(super) struct Watched {
 }
 
 impl Watched {
-    /// Whether the program may read the memory meanwhile.
+    /// Whether the program may read the memory until then.
     pub(super) fn is_sent(self) -> bool {
         matches!(self.opcode, WcOpcode::Send | WcOpcode::RdmaWrite)
     }
@@ -85,8 +85,8 @@ pub(super) struct Look {
     pub(super) request: Watched,
 }
 
-/// The device places the bytes of a receive or a Read in the program's memory itself, as long as
-/// this lives: then nothing that is sent is watched, because the device might write there.
+/// While this value exists, the device itself places the bytes of a receive or a Read in the
+/// program's memory: then sent memory is not watched, because the device might write there.
 #[derive(Debug)]
 pub(super) struct PlacedByDevice(());
 
@@ -103,15 +103,15 @@ impl Drop for PlacedByDevice {
     }
 }
 
-/// Closes the whole pages between `addr` and `addr + len`, or makes them readable only. Returns the
-/// number to open them with; `None` if there are none, or too many are closed.
+/// Makes the whole pages between `addr` and `addr + len` inaccessible, or read-only. Returns the
+/// number by which to open them; `None` if there are none, or too many pages are closed.
 pub(super) fn close(addr: usize, len: usize, request: Watched) -> Option<usize> {
     let start = addr.checked_next_multiple_of(PAGE)?;
     let end = addr.checked_add(len)? & !(PAGE - 1);
     if start >= end || (request.is_sent() && PLACED.load(Ordering::SeqCst) > 0) {
         return None;
     }
-    // Without our handler a look would end the program.
+    // Without our handler an access would end the program.
     if !fault::is_in_place(libc::SIGSEGV) {
         return None;
     }
@@ -163,8 +163,8 @@ pub(super) fn open_within(addr: usize, len: usize, writes: bool) {
     }
 }
 
-/// Opens those of these pages that are closed. The program may have unmapped them meanwhile, and
-/// have something else there, whose protection is not to be changed.
+/// Opens those of these pages that are closed. The program may have unmapped them and mapped
+/// something else there, whose protection must not change.
 fn reopen(start: usize, len: usize) {
     let is_closed = |page: &usize| !memory::is_writable(*page);
     let both = MprotectFlags::READ | MprotectFlags::WRITE;
@@ -177,7 +177,7 @@ fn reopen(start: usize, len: usize) {
     }
 }
 
-/// The looks since the last call.
+/// The accesses that were recorded since the last call.
 pub(super) fn looks() -> Vec<Look> {
     let taken = |noted: &Noted| match noted.depth.load(Ordering::Relaxed) {
         0 | CLAIMED => None,
@@ -287,7 +287,7 @@ mod tests {
     }
 
     fn looks_within(page: *mut std::ffi::c_void) -> Vec<Look> {
-        // Others may take the looks of this test's pages, and this test theirs.
+        // Other tests may take the records of this test's pages, and this test theirs.
         let ours = |look: &Look| (page.addr()..page.addr() + 2 * PAGE).contains(&look.addr);
         looks().into_iter().filter(ours).collect()
     }
@@ -300,11 +300,11 @@ mod tests {
         unsafe { memset(start.cast(), 0, len) };
     }
 
-    /// The places of looks are the process's: one test has them at a time.
+    /// The records belong to the process: one test uses them at a time.
     static LOOKS_OF_ONE: urnic_sync::Mutex<()> = urnic_sync::Mutex::new(());
 
     #[test]
-    fn a_look_at_a_closed_page_is_noted_and_succeeds() {
+    fn an_access_to_a_closed_page_is_recorded_and_succeeds() {
         let _one = LOOKS_OF_ONE.lock();
         let page = two_pages();
         let request = Watched {
@@ -318,7 +318,7 @@ mod tests {
         assert_eq!((seen[0].addr, seen[0].request), (page.addr() + PAGE + 5, request));
         // This program is the library and its user.
         let frames = seen[0].site.frames();
-        let own = "a_look_at_a_closed_page_is_noted_and_succeeds";
+        let own = "an_access_to_a_closed_page_is_recorded_and_succeeds";
         assert!(frames.all().iter().any(|frame| frame.contains(own)), "{frames:?}");
         open(number);
         assert_eq!(close(page.addr() + 1, 10, request), None, "no whole page");

@@ -1,9 +1,9 @@
-//! The file of a trace: one JSON array, to which several processes append, and which is whole
+//! The file of a trace: one JSON array, to which several processes append, and which is complete
 //! whenever one of them is killed.
 //!
-//! The kernel copies the part of a write(2) that lies in one page of the file at once, whatever
-//! kills the process; between two pages it may stop. So the array is closed before its events are
-//! there: a process reserves a *region*, white space before the closing bracket, and writes its
+//! The kernel completes the part of a write(2) that lies in one page of the file, even if the
+//! process is killed; between two pages it may stop. So the closing bracket is written before the
+//! events: a process reserves a *region*, white space before the closing bracket, and writes its
 //! events into it by writes that lie in one page each. Each event has its comma before it. Only to
 //! reserve a region is the bracket moved, by two writes of a byte or two, under a lock.
 
@@ -26,8 +26,8 @@ const OPENING: &[u8] =
 const CLOSING: &[u8] = b"]\n";
 /// The longest white space in which the closing bracket is looked for, backwards from the end.
 const LONGEST_GAP: u64 = 4 * LONGEST_REGION;
-/// How often, and after which time, a lock is tried again. A process has it for a few system calls,
-/// unless it is stopped.
+/// The number of further attempts to lock, and the time between them. A process holds the lock for
+/// a few system calls, unless it is stopped.
 const TRIES: u32 = 200;
 const PAUSE: Duration = Duration::from_millis(5);
 
@@ -66,7 +66,7 @@ pub(super) struct Array {
     next_region: u64,
 }
 
-/// What is left of a part of the file that belongs to this process: white space.
+/// The unused end of a region of this process: white space.
 #[derive(Debug, Clone, Copy)]
 struct Region {
     /// Device and number of the file.
@@ -76,7 +76,7 @@ struct Region {
 }
 
 impl Region {
-    /// The room that one write can fill: what is left of the page.
+    /// The room that one write can fill: up to the end of the page.
     fn room(&self) -> u64 {
         let page_end = (self.at + 1).next_multiple_of(PAGE);
         page_end.min(self.end).saturating_sub(self.at)
@@ -118,7 +118,7 @@ impl Array {
         Ok(self.write(&file, &mut write)?)
     }
 
-    /// Gives back what is left of the region, if no region of another process follows it.
+    /// Gives back the unused end of the region, if no region of another process follows it.
     pub(super) fn end(&mut self) -> Result<(), Unwritable> {
         let Some(region) = self.region.take() else {
             return Ok(());
@@ -143,7 +143,7 @@ impl Array {
         }
     }
 
-    /// Writes what was gathered into the region, and empties it.
+    /// Writes the gathered events into the region, and clears them.
     fn write(&mut self, file: &OwnedFd, events: &mut Vec<u8>) -> Result<(), Errno> {
         if let Some(region) = &mut self.region {
             write_at(file, events, region.at)?;
@@ -325,7 +325,7 @@ mod tests {
         assert_eq!(text, format!("{opening}{events}]\n"));
     }
 
-    /// As they are after a kill between two writes, and as earlier versions left them.
+    /// Files after a kill between two writes, and files of earlier versions.
     #[test]
     fn a_trace_is_continued_however_it_ended() {
         let folder = Folder::new("trace-continued");

@@ -1,9 +1,9 @@
 //! The option `trace`: a file with the life of each work request, for Perfetto, Chrome's viewer and
 //! `urnic trace` (docs/guide/trace.md).
 //!
-//! The queues of a process with the option show it what is posted, published and polled; the time
-//! of completion is that in the completion queue entry, from the same clock. Everything else is
-//! derived when the completion is polled.
+//! The queues of a process with the option report each request that is posted, published and
+//! polled; the time of completion is in the completion queue entry, from the same clock. Everything
+//! else is derived when the completion is polled.
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
@@ -41,7 +41,7 @@ pub(crate) struct Trace {
     messages: AtomicU64,
 }
 
-/// What happened at a moment, beside the requests.
+/// An event other than those of requests.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Instant<'a> {
     /// A line of the log.
@@ -74,7 +74,7 @@ pub(crate) fn start(config: &Config) {
     trace.add(&json!({
         "ph": "M", "name": "process_name", "pid": trace.pid, "args": { "name": name },
     }));
-    // The file is there from the beginning, and an error is told now.
+    // The file exists from the beginning, and an error is reported now.
     trace.flush();
     if trace.failed.load(Ordering::Relaxed) {
         return;
@@ -297,7 +297,7 @@ impl PairTrace {
         self.depth("sends", queues.sends.len());
         drop(queues);
         for posted in &complete {
-            // Those before have no completion of their own, and succeeded.
+            // The requests before it have no completion of their own, and succeeded.
             let outcome = match posted.slot == slot {
                 true => outcome,
                 false => Outcome { status: 0, ..outcome },

@@ -1,6 +1,6 @@
-//! The verbs of a process with the option `strict`, whose checks ([`strict`](crate::strict)) learn
-//! here what the program creates, registers, destroys and waits for. What it posts and polls they
-//! learn from the queues. In other processes libibverbs gets the unchecked functions directly.
+//! The verbs of a process with the option `strict`, which report the objects that the program
+//! creates, registers, destroys and waits for to the checks ([`strict`](crate::strict)). The queues
+//! report posts and polls. In other processes libibverbs gets the unchecked functions directly.
 
 use std::ffi::{c_int, c_void};
 
@@ -65,7 +65,7 @@ operations! {
     destroy_qp(qp: *mut ibv_qp) -> c_int = self::destroy_qp(qp);
 }
 
-/// Tells the checks.
+/// Calls the checks.
 fn tell(what: impl FnOnce(&'static Strict)) {
     contained(|| {
         if let Some(strict) = strict::current() {
@@ -191,7 +191,7 @@ fn base_of(iova: u64, access: c_int) -> u64 {
     }
 }
 
-/// Where a region with these rights is, if it must stay mapped.
+/// The address of a region with these rights, if it must stay mapped.
 fn place_of(addr: *mut c_void, access: c_int) -> Option<*mut c_void> {
     (access as u32 & IBV_ACCESS_ON_DEMAND == 0).then_some(addr)
 }

@@ -1,5 +1,5 @@
-//! Faults on demand ([`urnic_faults`]) of calls, completions and events. The callers ask
-//! [`urnic_faults::is_on`] first, so that without a plan nothing of this is reached.
+//! Faults on demand ([`urnic_faults`]) of calls, completions and events. The callers check
+//! [`urnic_faults::is_on`] first, so that without a plan this code is not reached.
 
 use rustix::io::Errno;
 use urnic_device::cqe::Cqe;
@@ -22,7 +22,7 @@ pub(super) fn call(driver: &Driver, name: &str) -> Result<(), Errno> {
     }
 }
 
-/// Whether a completion queue goes on.
+/// Whether a completion queue continues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Queue {
     /// It does.
@@ -31,7 +31,7 @@ pub(super) enum Queue {
     Overflowed,
 }
 
-/// Changes the completion of a send as the plan says. Requests behind one that fails by the plan
+/// Changes the completion of a send as the plan says. Requests after one that fails by the plan
 /// are flushed, also those that the device had processed.
 #[cold]
 pub(super) fn completion(driver: &Driver, cqe: &mut Cqe, ledger: &Ledger) -> Queue {

@@ -1,4 +1,4 @@
-//! The send queue behind its gate, as the program and the driver share it.
+//! The send queue and its gate, as the program and the driver share it.
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
@@ -15,12 +15,13 @@ use super::ledger::Ledger;
 use super::send_queue::{Entry, SendQueue};
 use crate::probes;
 
-/// The send queue. The driver publishes the requests that wait behind the gate, and never waits for
+/// The send queue. The driver publishes the requests that wait for the gate, and never waits for
 /// the lock: a program may hold it without limit, between `ibv_wr_start` and `ibv_wr_complete`.
 pub(super) struct Sends {
     pub(super) side: Lock<SendSide>,
-    /// Since when requests wait behind the closed gate, in nanoseconds of the driver's clock; 0:
-    /// none does. Written while the send queue is held. Without meaning once the gate is open.
+    /// Since when requests wait at the closed gate, in nanoseconds of the driver's clock; 0: no
+    /// request waits. Written while the send queue is locked. Without meaning once the gate is
+    /// open.
     waiting_since: AtomicU64,
     /// Held by a thread that released the queue while the gate was closed, as long as it checks the
     /// gate again. Taken before the other lock is released.
@@ -143,8 +144,8 @@ impl Sends {
     }
 
     /// Publishes the written entries if the gate is open, and releases the send queue. Returns the
-    /// doorbell that the device requests. The queue pair may be gone by then: another thread may
-    /// have polled the completions of these entries, and destroyed it.
+    /// doorbell that the device requests. The queue pair may be destroyed by then: another thread
+    /// may have polled the completions of these entries.
     #[inline(always)]
     pub(super) fn release_queue(
         &self,
@@ -154,19 +155,15 @@ impl Sends {
         if device.gate_is_open() {
             return publish(device, &mut side.queue);
         }
-        self.release_behind_gate(device, side)
+        self.release_gated(device, side)
     }
 
     #[cold]
-    fn release_behind_gate(
-        &self,
-        device: &urnic_driver::Qp,
-        side: Held<'_, SendSide>,
-    ) -> Option<DoorbellWrite> {
+    fn release_gated(&self, device: &urnic_driver::Qp, side: Held<'_, SendSide>) -> Option<DoorbellWrite> {
         self.note_waiting(&side);
         let _checking_again = self.checking_again.hold();
         drop(side);
-        // A thread that opened the gate since the check may have found the queue held.
+        // A thread that opened the gate since the check may have found the queue locked.
         fence(Ordering::SeqCst);
         if device.gate_is_open() {
             self.publish_unless_held(device)
@@ -194,8 +191,8 @@ impl Sends {
         discarded
     }
 
-    /// Publishes behind an open gate, unless the queue is held. The holder of the queue checks the
-    /// gate in [`release_queue`](Self::release_queue): fences separate store and check on both
+    /// Publishes while the gate is open, unless the queue is locked. The holder of the lock checks
+    /// the gate in [`release_queue`](Self::release_queue): fences separate store and check on both
     /// sides, so at least one side sees the other's store.
     fn publish_unless_held(&self, device: &urnic_driver::Qp) -> Option<DoorbellWrite> {
         fence(Ordering::SeqCst);

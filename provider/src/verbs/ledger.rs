@@ -17,12 +17,12 @@ pub(crate) struct Ledger {
     receives: AtomicU32,
     /// A request failed other than by a flush.
     failed: AtomicBool,
-    /// A request failed by a plan of faults: those behind it are flushed.
+    /// A request failed by a plan of faults: those after it are flushed.
     failed_by_plan: AtomicBool,
     observers: Option<Box<Observers>>,
 }
 
-/// What looks at the requests of a queue pair: the options `strict` and `trace`.
+/// The observers of the requests of a queue pair: the options `strict` and `trace`.
 struct Observers {
     check: Option<PairCheck>,
     trace: Option<PairTrace>,
@@ -44,7 +44,7 @@ impl Ledger {
         }
     }
 
-    /// The ledger with what looks at its requests.
+    /// The ledger with its observers.
     pub(crate) fn observed(self, check: Option<PairCheck>, trace: Option<PairTrace>) -> Ledger {
         let is_observed = check.is_some() || trace.is_some();
         Ledger {
@@ -59,19 +59,19 @@ impl Ledger {
         self.qpn
     }
 
-    /// Whether anything looks at the requests.
+    /// Whether the ledger has an observer.
     #[inline]
     pub(crate) fn is_observed(&self) -> bool {
         self.observers.is_some()
     }
 
-    /// The check of what is posted and polled, if there is one.
+    /// The check of posts and polls, if there is one.
     #[inline]
     pub(crate) fn check(&self) -> Option<&PairCheck> {
         self.observers.as_ref()?.check.as_ref()
     }
 
-    /// The trace of what is posted and polled, if there is one.
+    /// The trace of posts and polls, if there is one.
     #[inline]
     pub(crate) fn trace(&self) -> Option<&PairTrace> {
         self.observers.as_ref()?.trace.as_ref()

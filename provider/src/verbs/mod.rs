@@ -1,7 +1,7 @@
 //! The verbs: calls of libibverbs, translated to work queue entries, doorbells and driver calls.
 //!
 //! Posting and polling access only memory shared with the device, ring its doorbell and hold one
-//! lock of one queue; they neither allocate nor panic, except for what looks at requests
+//! lock of one queue; they neither allocate nor panic, except for observers of requests
 //! (`ledger.rs`) and for failures. All other verbs call the driver, and return its error as an
 //! errno.
 //!

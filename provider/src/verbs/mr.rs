@@ -34,16 +34,17 @@ pub(super) struct Mr {
     abi: SharedWithC<verbs_mr>,
     region: Arc<Region>,
     file: Weak<File>,
-    /// The libibverbs that withholds the memory from forked children, where that was taken back.
+    /// The libibverbs that counts the memory as withheld from forked children, if that count was
+    /// removed.
     inherited: Option<&'static Library>,
 }
 
 objects! { Mr: ibv_mr, verbs_mr; }
 
-/// Lets forked children have the memory of a new region. After `ibv_fork_init`, libibverbs
-/// withholds it (releases before 51 even where its answer is that this is unnecessary). It counts
-/// the registrations of each range, and this takes back its count of this one, so what another
-/// device needs stays. A child that another thread forks in the midst of a registration may miss
+/// Gives the memory of a new region to forked children. After `ibv_fork_init`, libibverbs withholds
+/// it (releases before 51 even if its answer is that this is unnecessary). It counts the
+/// registrations of each range, and this removes its count of the new one, so memory that another
+/// device needs stays withheld. A child that another thread forks during a registration may miss
 /// the memory.
 fn inherit(library: &'static Library, addr: *mut c_void, length: usize) -> Option<&'static Library> {
     let inherited = children_may_have_registered_memory().then_some(library)?;
@@ -141,8 +142,8 @@ impl Mr {
         unsafe { &(*self.abi.get()).ibv_mr }
     }
 
-    /// Restores the count of the present memory, which libibverbs takes back when the region has
-    /// left it.
+    /// Restores the count of the present memory, because libibverbs removes a count when the region
+    /// has left it.
     fn withhold_again(&self) {
         if let Some(library) = self.inherited {
             library.withhold_from_children(self.public().addr, self.public().length);
@@ -203,7 +204,7 @@ fn new_memory(addr: *mut c_void, length: usize, rights: Access) -> Result<(*mut 
     Ok((addr, length, base))
 }
 
-/// The memory and the access rights of a reregistration, as far as its flags change them.
+/// The memory and the access rights of a reregistration, if its flags change them.
 #[derive(Clone, Copy)]
 pub(super) struct Memory {
     pub(super) addr: *mut c_void,

@@ -29,7 +29,7 @@ use urnic_sys::Plain;
 
 use crate::from_c::{Copied, Given, Out, SharedWithC, ToFree, objects, pointers};
 use crate::probes;
-use crate::strict::{self, HeldMemory, PairCheck};
+use crate::strict::{self, PairCheck, WithheldMemory};
 use crate::trace::{self, PairTrace};
 
 /// A queue pair: the part of libibverbs, then the part of the provider.
@@ -47,8 +47,8 @@ pub(crate) struct Qp {
     async_channel: Arc<ChannelSender>,
     pub(super) asynchronous: Reported,
     signal_all: bool,
-    /// Memory for what the option `strict` holds back. Dropped before the membership.
-    _held: Option<HeldMemory>,
+    /// Memory for bytes that the option `strict` withholds. Dropped before the membership.
+    _withheld: Option<WithheldMemory>,
     _rings: Rings,
     membership: DomainMembership,
 }
@@ -104,9 +104,9 @@ impl Qp {
         let granted = own_caps(device.caps(), srq.is_some());
         let check = strict::current().zip(send_cq.check.clone().zip(recv_cq.check.clone()));
         let domain = membership.domain();
-        let held = check.as_ref().and_then(|_| HeldMemory::new(domain));
+        let withheld = check.as_ref().and_then(|_| WithheldMemory::new(domain));
         let check = check.map(|(strict, (send, receive))| {
-            let arena = held.as_ref().map(HeldMemory::arena);
+            let arena = withheld.as_ref().map(WithheldMemory::arena);
             let shared = srq.and_then(Srq::check);
             PairCheck::new(
                 strict,
@@ -142,7 +142,7 @@ impl Qp {
                 async_channel: context.async_channel.clone(),
                 asynchronous: Reported::default(),
                 signal_all,
-                _held: held,
+                _withheld: withheld,
                 _rings: rings,
                 membership,
             },

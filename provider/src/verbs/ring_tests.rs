@@ -423,7 +423,7 @@ fn with_sq_sig_all_every_entry_is_signalled() {
 }
 
 #[test]
-fn the_device_is_rung_on_request_and_sees_a_list_at_once() {
+fn the_device_gets_requested_doorbells_and_a_list_at_once() {
     let mut s = Sends::new(8, 1, 0);
     s.post(&send(&mut [])).unwrap();
     s.post(&send(&mut [])).unwrap();
@@ -519,7 +519,7 @@ fn receives_fill_their_ring_and_completions_free_slots() {
     assert_eq!(post(0, &mut list, -1), Err(Errno::INVAL));
 }
 
-/// A request and its list in a packed struct of C, behind one byte.
+/// A request and its list in a packed struct of C, after one byte.
 #[repr(C, packed)]
 struct Packed<T> {
     _tag: u8,
@@ -665,7 +665,7 @@ fn completions_come_once_and_in_order_over_many_laps() {
 }
 
 #[test]
-fn a_queue_is_armed_behind_what_lies_in_it() {
+fn a_queue_is_armed_after_its_newest_completion() {
     let (mut device, mut ring) = Completer::new(2);
     assert_eq!(ring.newest(), 0);
     for _ in 0..10 {

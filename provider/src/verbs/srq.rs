@@ -18,7 +18,7 @@ use super::reported::{Acknowledgements, Reported};
 use urnic_sys::Plain;
 
 use crate::from_c::{Given, Out, SharedWithC, ToFree, objects, pointers};
-use crate::strict::{self, HeldMemory, SharedCheck};
+use crate::strict::{self, SharedCheck, WithheldMemory};
 
 /// A shared receive queue: the part of libibverbs, then the part of the provider.
 #[repr(C)]
@@ -32,10 +32,10 @@ pub(crate) struct Srq {
     pub(super) receives: Lock<ReceiveQueue>,
     async_channel: Arc<ChannelSender>,
     pub(super) asynchronous: Reported,
-    /// The check of the option `strict`, and memory for what it holds back, which is dropped before
-    /// the membership.
+    /// The check of the option `strict`, and memory for withheld bytes, which is dropped before the
+    /// membership.
     check: Option<Arc<SharedCheck>>,
-    _held: Option<HeldMemory>,
+    _withheld: Option<WithheldMemory>,
     _rings: Rings,
     _membership: DomainMembership,
 }
@@ -76,8 +76,8 @@ impl Srq {
         // the value.
         let receives = unsafe { ReceiveQueue::new(ring, device.record(), shape, None) };
         let domain = membership.domain();
-        let held = strict::current().and_then(|_| HeldMemory::new(domain));
-        let arena = held.as_ref().map(HeldMemory::arena);
+        let withheld = strict::current().and_then(|_| WithheldMemory::new(domain));
+        let arena = withheld.as_ref().map(WithheldMemory::arena);
         let check =
             strict::current().map(|strict| SharedCheck::new(strict, device.id, domain.device.id, arena));
         let check = check.map(Arc::new);
@@ -99,7 +99,7 @@ impl Srq {
                 async_channel: context.async_channel.clone(),
                 asynchronous: Reported::default(),
                 check,
-                _held: held,
+                _withheld: withheld,
                 _rings: rings,
                 _membership: membership,
             },

@@ -276,7 +276,7 @@ mod tests {
         assert_eq!(
             group.expect("it is there").rights,
             5,
-            "the rights of the group stay behind the mask"
+            "the rights of the group stay after the mask"
         );
         assert_eq!(named().inherited(0o640).mode(), 0o640);
         assert_eq!(named().inherited(0o777).mode(), 0o661);

@@ -99,7 +99,7 @@ impl Binding for Nfs3 {
     }
 }
 
-/// The word that is `skipped` bytes behind the file handle with which the arguments begin.
+/// The word that is `skipped` bytes after the file handle with which the arguments begin.
 fn word_after_handle(arguments: &[u8], skipped: usize) -> Option<u32> {
     let mut reader = Reader(arguments);
     Handle::take(&mut reader).ok()?;

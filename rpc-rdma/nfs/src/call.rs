@@ -15,7 +15,7 @@ use std::time::Duration;
 pub struct Outgoing {
     /// The RPC message, without the item and its padding.
     pub message: Vec<u8>,
-    /// The offset in the message, behind the count, of the data of a WRITE or the text of a
+    /// The offset in the message, after the count, of the data of a WRITE or the text of a
     /// SYMLINK, and these bytes.
     pub item: Option<(usize, Slice)>,
     /// Bytes of the longest reply, without the data of a READ.

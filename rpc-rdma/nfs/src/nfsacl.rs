@@ -1,5 +1,5 @@
-//! NFSACL version 3: access control lists beside NFSv3, at the same ports. It has no RFC; Solaris
-//! and Linux implement it.
+//! NFSACL version 3: access control lists in addition to NFSv3, at the same ports. It has no RFC;
+//! Solaris and Linux implement it.
 
 use crate::acl::{Acl, Entry, MAX_ENTRIES, Tag};
 use crate::nfs3::{Attributes, Handle, Status};

@@ -19,7 +19,7 @@ pub trait Binding {
         None
     }
 
-    /// The offset in `arguments`, behind the count, of the argument that may move by Read chunk.
+    /// The offset in `arguments`, after the count, of the argument that may move by Read chunk.
     /// `arguments` must contain all bytes before this argument. `None`: the procedure has no such
     /// argument, or the arguments are invalid.
     fn argument(&self, _procedure: u32, _arguments: &[u8]) -> Option<usize> {

@@ -41,7 +41,7 @@ pub enum ErrorBody {
     Chunk,
 }
 
-/// The part of a header behind the fixed fields.
+/// The part of a header after the fixed fields.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Body {
     /// RDMA_MSG: the payload follows the header in the same Send.
@@ -62,12 +62,12 @@ pub struct Header {
     pub version: u32,
     /// Credits requested (calls) or granted (replies).
     pub credits: u32,
-    /// The part behind the fixed fields.
+    /// The part after the fixed fields.
     pub body: Body,
 }
 
 impl Header {
-    /// Splits a received message into the header and the bytes behind it. These bytes are the
+    /// Splits a received message into the header and the bytes after it. These bytes are the
     /// payload if the body is [`Body::Msg`].
     ///
     /// # Errors

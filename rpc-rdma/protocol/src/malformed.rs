@@ -23,8 +23,8 @@ pub enum Malformed {
     /// The Read chunks have more than [`Limits::read_bytes`](crate::Limits::read_bytes).
     #[error("Read chunks of {0} bytes and more")]
     ReadBytes(u64),
-    /// The Position is no multiple of four, lies behind the payload or within another item, or is
-    /// zero beside an inline payload.
+    /// The Position is no multiple of four, lies beyond the payload or within another item, or is
+    /// zero although there is an inline payload.
     #[error("impossible Position {0}")]
     Position(u32),
     /// RDMA_NOMSG without a chunk that can contain the payload.

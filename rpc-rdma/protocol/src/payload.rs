@@ -32,7 +32,7 @@ pub fn padding(len: u64) -> usize {
 /// segment of its own (§3.4.5.2). In each case the next byte follows at a multiple of four.
 ///
 /// # Errors
-/// [`Malformed::Position`] for a chunk that begins within the chunk before, or behind the end of
+/// [`Malformed::Position`] for a chunk that begins within the chunk before, or beyond the end of
 /// the stream.
 pub fn unreduced(inline: usize, chunks: &[(u32, u64)]) -> Result<Vec<Piece>, Malformed> {
     let mut pieces = Vec::with_capacity(2 * chunks.len() + 1);

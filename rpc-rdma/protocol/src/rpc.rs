@@ -32,7 +32,7 @@ pub struct CallHeader {
     /// Whether the arguments and results must stay inline: RPCSEC_GSS protects their integrity or
     /// privacy, or the call is part of a context's set-up (RFC 8166 §8.2).
     pub protected: bool,
-    /// Bytes of the header. The arguments begin behind it.
+    /// Bytes of the header. The arguments begin after it.
     pub len: usize,
 }
 

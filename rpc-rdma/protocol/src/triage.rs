@@ -32,7 +32,7 @@ pub enum Direction {
 const CALL: u32 = 0;
 const REPLY: u32 = 1;
 
-/// The direction of a header and the payload behind it, if it is known. A payload has it in
+/// The direction of a header and the payload after it, if it is known. A payload has it in
 /// msg_type. Without a payload, the chunk lists that are present determine it. RDMA_ERROR has no
 /// direction (RFC 8167 §4.1).
 pub fn direction(header: &Header, payload: &[u8]) -> Option<Direction> {

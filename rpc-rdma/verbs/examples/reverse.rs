@@ -19,7 +19,7 @@ use urnic_rpc_rdma_verbs::{Call, Client, Options, Pool, Request, Response, Serve
 const PROGRAM: (u32, u32) = (0x2000_0001, 1);
 const REVERSE: u32 = 1;
 
-/// The bytes behind their count may go apart from the messages.
+/// The bytes after their count may go apart from the messages.
 struct Reversal;
 
 impl Binding for Reversal {

@@ -1,4 +1,4 @@
-//! Interactions of clients and servers beside calls and answers. Each scene runs both in this
+//! Interactions of clients and servers other than calls and answers. Each scene runs both in this
 //! process and prints its observations. The last scene runs a server only.
 //!
 //! ```sh
@@ -166,7 +166,7 @@ fn ask(client: &Client, procedure: u32, argument: u32) -> Result<u32, Box<dyn Er
     Ok(last(&client.wait(xid)?.message))
 }
 
-/// Several calls of one connection wait for each other, if they arrive alone, behind many others,
+/// Several calls of one connection wait for each other, if they arrive alone, after many others,
 /// or together with the call that they wait for.
 fn waits() -> Done {
     const ROUNDS: u32 = 100;

@@ -247,7 +247,7 @@ impl Slice {
         Arc::get_mut(&mut self.buffer)?.get_mut(range)
     }
 
-    /// Extends the slice by up to `more` bytes of arbitrary content, into unused memory behind it
+    /// Extends the slice by up to `more` bytes of arbitrary content, into unused memory after it
     /// in the buffer. It does so only if no other slice shares the buffer. Returns the number of
     /// added bytes.
     pub fn grow(&mut self, more: usize) -> usize {

@@ -97,7 +97,7 @@ impl Side {
             assert!(place[..len] == arrival.data, "{}: other data arrived", what());
             assert!(
                 place[len..].iter().all(|byte| *byte == 0),
-                "{}: there is more behind it",
+                "{}: there is more after it",
                 what()
             );
             self.arena.write(SLOTS + SLOT * slot as usize, &vec![0; len]);

@@ -99,7 +99,7 @@ fn trigger() -> Request<'static> {
     })
 }
 
-/// First and last address behind each mapping, with its file's name.
+/// First and last address after each mapping, with its file's name.
 fn mappings(maps: &str) -> Vec<(u64, u64, String)> {
     let number = |text: &str| u64::from_str_radix(text, 16).expect("an address");
     let parse = |line: &str| {

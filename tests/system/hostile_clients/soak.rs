@@ -166,7 +166,7 @@ impl Actions<'_> {
             3 => {
                 let (socket, peer, listener) = lingering();
                 self.kept.extend([peer.into(), listener.into()]);
-                // The client stays behind a little, with what keeps the socket lingering.
+                // The client lags a little, which keeps the socket lingering.
                 let excess = self.kept.len().saturating_sub(16);
                 self.kept.drain(..excess);
                 socket.into()
@@ -492,12 +492,12 @@ fn run_soak(round: Duration) {
 }
 
 #[test]
-fn regular_clients_work_beside_hostile_ones() {
+fn regular_clients_work_next_to_hostile_ones() {
     run_soak(Duration::from_secs(2));
 }
 
 #[test]
 #[ignore = "ten minutes"]
-fn regular_clients_work_beside_hostile_ones_for_long() {
+fn regular_clients_work_next_to_hostile_ones_for_long() {
     run_soak(Duration::from_secs(150));
 }

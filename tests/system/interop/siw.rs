@@ -427,7 +427,7 @@ fn is_misread(line: &str) -> bool {
     (1..4).any(|second| {
         let (first, mut made) = (4 - second, own);
         made.copy_within(first.., 0);
-        // Behind both parts are the bytes of before.
+        // After both parts are the bytes of before.
         let known = first.max(second);
         read[..known] == made[..known]
     })

@@ -111,7 +111,7 @@ fn median(runs: &[Measured], of: impl Fn(&Measured) -> f64) -> f64 {
 
 #[test]
 #[ignore = "make interop"]
-fn urnic_beside_siw_in_one_guest() {
+fn urnic_and_siw_in_one_guest() {
     or_skip!(installed("ib_send_bw"));
     let plugin = scratch().join(format!("interop-{}.so", std::process::id()));
     or_skip!(stripped(&optimised_plugin(), &plugin));

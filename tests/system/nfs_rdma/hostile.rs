@@ -221,7 +221,7 @@ fn refused_headers() -> Vec<Row> {
         chunk("Position 3", msg(&[1, 3, H, 8, 0, 0, 0, 0, 0], &NULL)),
         chunk("Position 0 of RDMA_MSG", msg(&[1, 0, H, 8, 0, 0, 0, 0, 0], &NULL)),
         chunk(
-            "a Position behind the payload",
+            "a Position beyond the payload",
             msg(&[1, 44, H, 8, 0, 0, 0, 0, 0], &NULL),
         ),
         chunk(

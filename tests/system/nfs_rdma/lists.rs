@@ -182,6 +182,6 @@ fn rpc_k_07_our_client_sets_a_long_list_and_gets_it_back() {
     let client = || export.client("acl").arg("127.0.0.1:/file");
     client().arg("--set").arg(&set).run().success();
     let got = client().run().success();
-    // Behind the warnings of the device.
+    // After the warnings of the device.
     assert!(got.ends_with(&expected), "{got}");
 }

@@ -175,7 +175,7 @@ fn our_client_reads_and_writes_files_of_linux_nfsd() {
         assert!(read(&folder.file("got")) == bytes, "{name}");
     }
     let listed = nfsd.client("ls").arg("127.0.0.1:/").run().success();
-    // Behind the warnings of the device.
+    // After the warnings of the device.
     let names = "empty\nempty-too\nlarge\nlarge-too\nodd\nodd-too\nsmall\nsmall-too\n";
     assert!(listed.ends_with(names), "{listed}");
 }

@@ -311,7 +311,7 @@ fn ddp_v_10_a_send_longer_than_its_buffer_terminates() {
 }
 
 #[test]
-fn ddp_v_10_no_byte_is_placed_behind_the_receive() {
+fn ddp_v_10_no_byte_is_placed_beyond_the_receive() {
     let mut scene = or_skip!(Scene::start(&[]));
     let params = QpParams {
         receives: 0,

@@ -73,7 +73,7 @@ impl Scene {
 
     /// In both roles: the peer sends these ULPDUs, of which the last is at fault; the target
     /// reports that in a Terminate, sends FIN, flushes, and places nothing of the last ULPDU, or
-    /// behind it.
+    /// after it.
     #[track_caller]
     fn refuses(&mut self, error: u16, ulpdus: &[Vec<u8>]) {
         self.refuses_after(error, ulpdus, &ALL_FLUSHED);
@@ -109,7 +109,7 @@ impl Scene {
         at_fault: &[u8],
         completions: &[(u64, u64)],
     ) {
-        // DDP-T-01, MPA-E-02: data behind a fault is dropped without an answer. It is sent in one
+        // DDP-T-01, MPA-E-02: data after a fault is dropped without an answer. It is sent in one
         // piece, so that it has arrived at once.
         let late = write(self.target.stag("all"), self.target.buffer(), b"too late");
         let late = link.peer.framed(&[late]);

@@ -188,11 +188,11 @@ fn mpa_f_13_a_writes_last_fpdu_is_placed_with_a_good_crc_only() {
 }
 
 #[test]
-fn mpa_c_04_sends_under_way_are_flushed_in_order() {
+fn mpa_c_04_sends_in_flight_are_flushed_in_order() {
     let mut scene = or_skip!(Scene::start(&[]));
     for role in ROLES {
         let mut link = scene.target.link(role);
-        // A Read that is never answered keeps what is behind it from completing.
+        // A Read that is never answered keeps what is after it from completing.
         let inbox = scene.target.address("inbox");
         let far = (0x1000, 0x2000);
         scene.target.posts(link.qp, 4, 100, "in", inbox, 64, far);

@@ -15,7 +15,7 @@ use urnic_tests::wait::{TIME_LIMIT, until};
 
 use super::{ALL_FLUSHED, Scene};
 
-/// Posts a Read that will not be answered, and a Send behind it; both are on the wire afterwards.
+/// Posts a Read that will not be answered, and a Send after it; both are on the wire afterwards.
 #[track_caller]
 fn posts_read_and_send(scene: &mut Scene, link: &mut Link) {
     let inbox = scene.target.address("inbox");
@@ -72,7 +72,7 @@ fn mpa_e_01_an_end_within_an_fpdu_is_an_error() {
     let mut scene = or_skip!(Scene::start(&[]));
     let late = write(scene.target.stag("all"), scene.target.buffer(), &[7; 2000]);
     for role in ROLES {
-        // Within the length, behind it, within the header, in the payload, before the last byte.
+        // Within the length, after it, within the header, in the payload, before the last byte.
         for part in [1, 2, 10, 1000, 2019] {
             let mut link = scene.target.link(role);
             posts_read_and_send(&mut scene, &mut link);
@@ -270,7 +270,7 @@ fn ddp_t_05_sent_messages_arrive_without_their_queue_pair() {
 }
 
 #[test]
-fn mpa_e_02_a_write_behind_an_error_is_not_placed() {
+fn mpa_e_02_a_write_after_an_error_is_not_placed() {
     let mut scene = or_skip!(Scene::start(&[]));
     for role in ROLES {
         let (stag, at) = (scene.target.stag("all"), scene.target.buffer());

@@ -11,7 +11,7 @@ use urnic_tests::ulpdu::{complaint, send, write};
 
 use super::{ALL_FLUSHED, Scene, variables};
 
-/// Lengths of messages that put markers everywhere: before, in and behind headers, payloads, pads.
+/// Lengths of messages that put markers everywhere: before, in and after headers, payloads, pads.
 const LENGTHS: [usize; 12] = [0, 1, 484, 488, 491, 24, 464, 1200, 506, 4000, 5, 492];
 
 /// Messages of all those lengths both ways, between these two.
@@ -116,7 +116,7 @@ fn mpa_m_03_the_first_marker_opens_the_stream() {
 
 #[test]
 fn mpa_m_05_a_marker_points_back_to_its_fpdu() {
-    // Vector RFC5044-FIG6: behind 492 bytes, a marker 20 bytes into the FPDU.
+    // Vector RFC5044-FIG6: after 492 bytes, a marker 20 bytes into the FPDU.
     let mut target = or_skip!(requests_markers());
     let mut link = accepted_link(&mut target);
     let first = Framing::new(true, true).frame(&zeros(1, 464));

@@ -164,7 +164,7 @@ fn mpa_s_13_half_an_fpdu_does_not_open_the_fence() {
 }
 
 #[test]
-fn mpa_s_14_fpdus_right_behind_the_reply_are_taken() {
+fn mpa_s_14_fpdus_right_after_the_reply_are_taken() {
     let mut target = or_skip!(TargetProcess::start(&[]));
     let (qp, request) = target.awaits_request(&QpParams::default());
     let mut peer = Peer::connect(target.listener(qp));
@@ -189,7 +189,7 @@ fn mpa_s_16_fpdus_in_one_piece_with_the_reply_are_taken() {
 }
 
 #[test]
-fn mpa_s_15_bytes_behind_the_request_end_the_stream() {
+fn mpa_s_15_bytes_after_the_request_end_the_stream() {
     let mut scene = or_skip!(Scene::start(&[]));
     let (qp, request) = scene.target.awaits_request(&QpParams::default());
     for excess in [4, 3000] {
@@ -498,7 +498,7 @@ fn requests_to_no_queue_pair_or_wrong_numbers_are_rejected() {
         }
         (reply, peer)
     };
-    // Behind word, magic, version and the like: from, to, sq_psn, rq_psn.
+    // After word, magic, version and the like: from, to, sq_psn, rq_psn.
     for (field, reason) in [(0, ELSEWHERE), (1, UNKNOWN), (2, ELSEWHERE), (3, ELSEWHERE)] {
         let at = 12 + 4 * field + 3;
         let (reply, _) = answer(&scene.target, &|data| data[at] ^= 0xff);

@@ -274,7 +274,7 @@ fn mpa_s_07_s_08_reserved_flags_and_reject_are_ignored() {
 }
 
 #[test]
-fn mpa_s_02_frames_come_byte_by_byte_and_with_fpdus_behind() {
+fn mpa_s_02_frames_come_byte_by_byte_and_with_fpdus_after() {
     let mut scene = or_skip!(Scene::start(&[]));
     let mut peer = Peer::connect(scene.at);
     let bytes = hex(&format!("{REQUEST_KEY} 50020008 8010c008 554c5021"));
@@ -286,7 +286,7 @@ fn mpa_s_02_frames_come_byte_by_byte_and_with_fpdus_behind() {
     peer.send_in_pieces(&fpdus, 1);
     scene.target.expects_event(id, cm_event::ESTABLISHED, 0);
     scene.target.completes(id, &[(0, status::SUCCESS)]);
-    // MPA-S-14: all at once behind the Reply.
+    // MPA-S-14: all at once after the Reply.
     let (event, mut peer, _) = scene.accepted(&bytes, DEPTHS, &[]);
     peer.send_ulpdus(&[rtr_read(), send(1, b"hello"), send(2, b"again")]);
     scene.target.expects_event(event.about, cm_event::ESTABLISHED, 0);
@@ -297,7 +297,7 @@ fn mpa_s_02_frames_come_byte_by_byte_and_with_fpdus_behind() {
 }
 
 #[test]
-fn mpa_s_15_bytes_behind_the_request_end_the_stream() {
+fn mpa_s_15_bytes_after_the_request_end_the_stream() {
     let mut scene = or_skip!(Scene::start(&[]));
     for excess in [1, 4, 3000] {
         let bytes = [request(CRC, 2, Some(0x8010_c008)), vec![0xff; excess]].concat();
@@ -690,7 +690,7 @@ fn empa_40_a_refused_first_fpdu_does_not_establish() {
 }
 
 #[test]
-fn garbage_behind_the_first_fpdu_is_terminated() {
+fn garbage_after_the_first_fpdu_is_terminated() {
     let mut scene = or_skip!(Scene::start(&[]));
     let (event, mut peer, _) = scene.accepted(&request(CRC, 2, Some(0x8010_c008)), DEPTHS, &[]);
     peer.send_ulpdus(&[rtr_write()]);

@@ -37,7 +37,7 @@ pub(super) fn connecting(target: &mut CmTargetProcess) -> (u64, Peer, TcpListene
     (id, peer, listener)
 }
 
-/// Traffic goes both ways behind the RTR; then the peer ends it. `ours`: number of our first Send.
+/// Traffic goes both ways after the RTR; then the peer ends it. `ours`: number of our first Send.
 #[track_caller]
 pub(super) fn works(target: &mut CmTargetProcess, id: u64, peer: &mut Peer, ours: u32) {
     peer.send_ulpdus(&[send(1, b"hello")]);
@@ -106,7 +106,7 @@ fn every_request_vector_is_sent() {
         let (id, mut peer, _listener) = target.connects_to_peer(depths, data);
         let bytes = hex(&format!("{REQUEST_KEY} {request}"));
         assert_eq!(peer.read_bytes(bytes.len()), bytes, "with {variables:?}");
-        // MPA-S-15: and nothing behind it.
+        // MPA-S-15: and nothing after it.
         peer.stays_silent(Duration::from_millis(20));
         target.destroys(id);
         assert_eq!(peer.end(), End::Reset);
@@ -226,7 +226,7 @@ fn empa_35_more_reads_than_we_can_hold_terminate() {
 }
 
 #[test]
-fn empa_38_a_queue_pair_that_failed_meanwhile_terminates() {
+fn empa_38_a_queue_pair_that_failed_before_terminates() {
     let mut target = or_skip!(CmTargetProcess::start(&[]));
     target.manages_own_queue_pairs();
     // Vector F-TERM-205.

@@ -177,7 +177,7 @@ fn an_initiator_that_closes_in_any_phase_harms_no_other() {
         for len in [0, 1, 20, 23] {
             hang_up(scene.connect(&bytes[..len]));
         }
-        // Behind the Request: the program gets the error when it accepts or rejects.
+        // After the Request: the program gets the error when it accepts or rejects.
         for accept in [true, false] {
             let peer = scene.connect(&bytes);
             let id = scene.request_event().about;
@@ -197,7 +197,7 @@ fn an_initiator_that_closes_in_any_phase_harms_no_other() {
             }
             scene.target.destroys(id);
         }
-        // Behind the Reply.
+        // After the Reply.
         let (event, peer, _) = scene.accepted(&bytes, DEPTHS, &[]);
         hang_up(peer);
         let id = event.about;
@@ -205,7 +205,7 @@ fn an_initiator_that_closes_in_any_phase_harms_no_other() {
             .target
             .expects_event(id, cm_event::CONNECT_ERROR, -ECONNRESET);
         scene.target.destroys(id);
-        // Behind the RTR, and behind a message.
+        // After the RTR, and after a message.
         for message in [None, Some(send(1, b"hello"))] {
             let (event, mut peer, _) = scene.accepted(&bytes, DEPTHS, &[]);
             let id = event.about;
@@ -259,7 +259,7 @@ fn garbage_at_each_step_harms_no_other_connection() {
         .map(|at| (at.wrapping_mul(0x9e37_79b9) >> 24) as u8)
         .collect();
     let bytes = request();
-    // For the Request, in it, behind it.
+    // For the Request, in it, after it.
     for len in [0, 7, 19] {
         scene.connect(&[&bytes[..len], &noise].concat()).end();
     }
@@ -268,7 +268,7 @@ fn garbage_at_each_step_harms_no_other_connection() {
     assert_eq!(scene.target.accepts(id, DEPTHS, b""), ECONNRESET as u64);
     peer.end();
     scene.target.destroys(id);
-    // Noise in place of the RTR, and noise behind the RTR. Behind the RTR the target has a peer to
+    // Noise in place of the RTR, and noise after the RTR. After the RTR the target has a peer to
     // answer.
     for rtr in [None, Some(rtr_write())] {
         let (event, mut peer, _) = scene.accepted(&bytes, DEPTHS, &[]);
@@ -335,7 +335,7 @@ fn a_destroyed_listener_ends_its_pending_connections() {
     let Scene {
         mut target, listener, ..
     } = scene;
-    // One Request is the program's, another waits for it, more wait behind the backlog.
+    // One Request is the program's, another waits for it, more wait after the backlog.
     let requests = target.expects_event(listener, cm_event::CONNECT_REQUEST, 0);
     target.destroys(listener);
     target.destroys(requests.about);

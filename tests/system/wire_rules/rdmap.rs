@@ -241,7 +241,7 @@ fn rdm_m_03_a_read_request_s_place_on_its_queue_is_checked() {
     scene.ends();
 }
 
-/// Reads a Read Response into `content` from `at` on; returns the ULPDU behind it.
+/// Reads a Read Response into `content` from `at` on; returns the ULPDU after it.
 #[track_caller]
 pub(super) fn response_until_something_else(
     link: &mut Link,
@@ -326,7 +326,7 @@ fn deregistered_source(flags: u8) {
     let (stag, at) = (scene.target.stag("big"), scene.target.address("large"));
     let request = read_request(1, stag, at, LARGE);
     link.peer.send_ulpdus(&[&request]);
-    // Part of the answer has arrived, the rest is queued behind it.
+    // Part of the answer has arrived, the rest is queued after it.
     let first = link.peer.ulpdu();
     assert_eq!(first[..2], [0x81, 0x42]);
     scene.target.deregisters("big");

@@ -198,7 +198,7 @@ fn rdm_t_09_terminates_in_odd_forms_are_understood() {
         };
         terminated_by(&mut scene, plain(header), status, FLUSHED);
     }
-    // More behind it than belongs there.
+    // More after it than belongs there.
     terminated_by(
         &mut scene,
         |_, _| terminate(&[&hex("20020000")[..], &[0x47; 1000]].concat()),

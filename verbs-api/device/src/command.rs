@@ -391,14 +391,14 @@ layouts! {
         terminate_sent: U32,
         /// Terminate control word received; 0 = none.
         terminate_received: U32,
-        /// In force.
+        /// The IRD in force.
         ird: U32,
-        /// In force.
+        /// The ORD in force.
         ord: U32,
-        /// Bytes of the transfer under way, which is the oldest Read, or else the message that is
+        /// Bytes of the current transfer, which is the oldest Read, or else the message that is
         /// being sent; 0 = none.
         transfer_len: U32,
-        /// Bytes of it that have arrived, or are sent.
+        /// Bytes of that transfer that have arrived, or are sent.
         transfer_done: U32,
     }
     /// The output of `QueryDevice`.

@@ -37,8 +37,9 @@ numbered! {
         Receive = 2,
         /// Buffers were posted to a shared receive queue.
         SharedReceive = 3,
-        /// Arm a completion queue for the next completion; the index is that behind the newest one
-        /// that the driver saw, so that one which crosses the doorbell is not missed.
+        /// Arm a completion queue for the next completion; the index is that after the newest
+        /// completion that the driver saw, so that a completion which crosses the doorbell is not
+        /// missed.
         Arm = 4,
         /// Arm a completion queue for the next solicited or failed completion.
         ArmSolicited = 5,

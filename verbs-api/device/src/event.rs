@@ -53,10 +53,10 @@ numbered! {
         /// A stream (sid) is closed: `code` is an errno, 0 = orderly.
         StreamClosed = 19,
         /// A datagram of a queue pair (qid) did not arrive: `code` is an errno, `ECONNREFUSED` if
-        /// nobody has its destination port; `data` is the PSN of its request: the first request
+        /// no process has its destination port; `data` is the PSN of its request: the first request
         /// after a reset has PSN 0, each further one the next, modulo 2^24. Only with
-        /// [`REPORT_REFUSED`](super::stream::bind::REPORT_REFUSED), and only if the network says
-        /// so.
+        /// [`REPORT_REFUSED`](super::stream::bind::REPORT_REFUSED), and only if the network reports
+        /// it.
         DatagramRefused = 20,
         /// Addresses or link state of the port changed.
         PortChange = 32,

@@ -123,9 +123,9 @@ layouts! {
         rtr_send: U32,
         /// [`rtr`] expected first, as responder; 0 = none.
         rtr_expect: U32,
-        /// With [`attach::PEER_MAY_CLOSE`]: posted receives are flushed so long after the peer's
-        /// FIN, milliseconds. In any case: requests that wait for the peer fail so long after its
-        /// end, if that lies behind a message that waits for a receive.
+        /// With [`attach::PEER_MAY_CLOSE`]: posted receives are flushed this time after the peer's
+        /// FIN, milliseconds. In any case: requests that wait for the peer fail this time after its
+        /// FIN, if a message before the FIN waits for a receive.
         fin_grace_ms: U32,
         /// Most outstanding outbound Reads that the peer accepts, the device's own included; 0 = as
         /// many as `ord`.
@@ -144,7 +144,7 @@ pub mod listen {
 
 /// Flags of [`BindDatagrams`].
 pub mod bind {
-    /// As [`IPV6_ONLY`](super::listen::IPV6_ONLY) of listeners.
+    /// Like [`IPV6_ONLY`](super::listen::IPV6_ONLY) of listeners.
     pub const IPV6_ONLY: u32 = 1;
     /// Each datagram that is known not to arrive causes an event `DatagramRefused`.
     pub const REPORT_REFUSED: u32 = 2;
@@ -160,8 +160,8 @@ pub mod attach {
     pub const MARKERS_TX: u32 = 4;
     /// Expect markers in received data.
     pub const MARKERS_RX: u32 = 8;
-    /// A Send that finds no receive posted waits instead of failing: the stream is not read
-    /// meanwhile.
+    /// A Send that finds no receive posted waits instead of failing: the stream is not read during
+    /// this time.
     pub const STALL_ON_EMPTY_RQ: u32 = 16;
     /// The peer's FIN with nothing outstanding leaves the queue pair in RTS.
     pub const PEER_MAY_CLOSE: u32 = 32;
@@ -170,7 +170,7 @@ pub mod attach {
     /// We received the MPA Request, and may nevertheless send first: the peer has shown that it is
     /// ready.
     pub const FENCE_OPEN: u32 = 128;
-    /// As [`STALL_ON_EMPTY_RQ`], but only until the queue pair has taken its first receive.
+    /// Like [`STALL_ON_EMPTY_RQ`], but only until the queue pair has taken its first receive.
     pub const STALL_AT_FIRST: u32 = 256;
     /// Sends, Writes and immediates complete when the peer has placed or delivered them, which the
     /// answer to a later Read of the same queue pair shows (RFC 5040 §5.5). Where the program posts

@@ -1,6 +1,6 @@
 //! The provider ABI of rdma-core, between libibverbs and a provider plug-in.
 //!
-//! Two halves:
+//! Two parts:
 //!
 //! * the public types of `<infiniband/verbs.h>` that cross the boundary ([`objects`],
 //!   [`object_attr`], [`attr`], [`consts`]), which never change;

@@ -7,7 +7,7 @@ use core::sync::atomic::AtomicI32;
 use super::consts::{IBV_SYSFS_NAME_MAX, IBV_SYSFS_PATH_MAX, ibv_access_flags, ibv_node_type, ibv_srq_type};
 use super::objects::{ibv_context, ibv_cq, ibv_cq_ex, ibv_device, ibv_mr, ibv_qp, ibv_qp_ex, ibv_srq};
 
-/// A `verbs_context`, whose layout depends on the [`Level`](super::Level); used only behind
+/// A `verbs_context`, whose layout depends on the [`Level`](super::Level); used only through
 /// pointers. Its `ibv_context` is at [`Level::context_offset`](super::Level::context_offset).
 #[repr(C)]
 pub struct verbs_context {

@@ -106,7 +106,7 @@ impl<M: Memory, E: Entry> Consumer<M, E> {
         (self.ring, self.log_size, self.base) = (ring, log_size, self.index);
     }
 
-    /// The offset of the entry `ahead` entries behind the next one, and the phase that it has once
+    /// The offset of the entry `ahead` entries after the next one, and the phase that it has once
     /// it is written.
     fn place(&self, ahead: u32) -> (usize, u32) {
         let at = self.index.wrapping_sub(self.base).wrapping_add(ahead);

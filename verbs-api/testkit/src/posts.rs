@@ -71,7 +71,7 @@ impl<M: Memory> SendQueue<M> {
         ([header.as_bytes(), operands].concat(), header.blocks.into())
     }
 
-    /// Writes bytes behind the producer index, block by block.
+    /// Writes bytes after the producer index, block by block.
     pub fn write(&self, entry: &[u8]) {
         for (index, block) in (self.producer..).zip(entry.chunks(BLOCK_LEN)) {
             let slot = index & ((1 << self.log_blocks) - 1);

@@ -14,14 +14,14 @@ const IPV4: u8 = 0x40;
 const IPV6: u8 = 0x60;
 const IPV4_LEN: usize = 4;
 
-/// Who asks whom. Both addresses have the same family.
+/// The addresses of a query. Both have the same family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IpAddressing {
     /// The port of the requester's id.
     pub source_port: u16,
     /// The requester's address.
     pub source: IpAddr,
-    /// The address that it asked.
+    /// The address that is queried.
     pub destination: IpAddr,
 }
 

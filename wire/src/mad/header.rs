@@ -1,5 +1,5 @@
 //! The header that all management datagrams have (§13.4.2 of the InfiniBand Architecture
-//! Specification), and the choice of the message behind it.
+//! Specification), and the choice of the message after it.
 
 use super::sidr::{ServiceReply, ServiceRequest};
 use core::fmt;
@@ -46,7 +46,7 @@ const _: () = assert!(HEADER_LEN + ServiceReply::LEN == MAD_LEN);
 pub struct Mad {
     /// The reply to a request has that of the request.
     pub transaction_id: u64,
-    /// What it says.
+    /// The message itself.
     pub message: Message,
 }
 

@@ -1,5 +1,5 @@
-//! Service ID resolution: which queue pair of kind UD serves a service (§12.11 of the InfiniBand
-//! Architecture Specification).
+//! Service ID resolution: the lookup of the queue pair of kind UD that serves a service (§12.11 of
+//! the InfiniBand Architecture Specification).
 
 use core::fmt;
 use zerocopy::byteorder::big_endian::{U16, U32, U64};
@@ -19,14 +19,14 @@ pub fn service_id(port_space: u16, port: u16) -> u64 {
     u64::from(port_space) << 16 | u64::from(port)
 }
 
-/// Which queue pair serves this service? SIDR_REQ, §12.11.1.
+/// The query for the queue pair that serves a service: SIDR_REQ, §12.11.1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ServiceRequest {
     /// Distinguishes the requests of one sender.
     pub request_id: u32,
     /// The partition.
     pub pkey: u16,
-    /// The service that is asked for.
+    /// The requested service.
     pub service_id: u64,
     /// For the service.
     pub private_data: [u8; REQUEST_PRIVATE_DATA],
@@ -104,16 +104,17 @@ impl fmt::Display for ServiceStatus {
     }
 }
 
-/// The queue pair that serves a service, or why there is none. SIDR_REP, §12.11.2.
+/// The answer: the queue pair that serves a service, or the reason why there is none. SIDR_REP,
+/// §12.11.2.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ServiceReply {
-    /// That of the request.
+    /// The request ID of the request.
     pub request_id: u32,
     /// Whether the other fields are valid.
     pub status: ServiceStatus,
     /// The queue pair, 24 bits.
     pub qpn: u32,
-    /// The service that was asked for.
+    /// The service of the request.
     pub service_id: u64,
     /// The Q_Key for datagrams to the queue pair.
     pub qkey: u32,

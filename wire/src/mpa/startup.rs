@@ -76,7 +76,7 @@ pub enum StartupError {
     /// The bytes end before the end of the frame.
     #[error("MPA start-up frame of {needed} bytes ends after {have}")]
     Truncated {
-        /// Length of the frame in bytes, as far as known.
+        /// The length of the frame in bytes; that of the header until it is known.
         needed: usize,
         /// Number of bytes present.
         have: usize,
@@ -166,7 +166,7 @@ impl fmt::Display for FrameKind {
 /// The flag byte. Reserved bits are sent as zero and ignored on receipt.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StartupFlags {
-    /// M: the sender of this frame requires markers in what it receives.
+    /// M: the sender of this frame requires markers in the stream that it receives.
     pub markers: bool,
     /// C: the sender requests CRCs; a request of one end binds both ends.
     pub crc: bool,

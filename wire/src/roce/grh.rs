@@ -9,7 +9,7 @@ const UDP_HEADER_LEN: usize = 8;
 const IPV4_HEADER_LEN: usize = 20;
 const UDP: u8 = 17;
 
-/// What a receiver finds in front of the payload (annex A17.4.5 of the InfiniBand Architecture
+/// The 40 bytes in front of the payload of a receive (annex A17.4.5 of the InfiniBand Architecture
 /// Specification): the IPv6 header; or 20 bytes without meaning, here zeroes, and the IPv4 header.
 /// `packet_len` is the length from the BTH to the ICRC. The traffic class is 0, and the hop limit
 /// that of the sender.

@@ -44,7 +44,7 @@ const _: () = assert!(LAYOUT_LEN == 20);
 
 /// Most bytes in front of the payload.
 pub const MAX_HEADER_LEN: usize = LAYOUT_LEN + IMMEDIATE_LEN;
-/// Most bytes behind the payload: pad and ICRC.
+/// Most bytes beyond the payload: pad and ICRC.
 pub const MAX_TRAILER_LEN: usize = 3 + ICRC_LEN;
 
 /// The headers of a datagram.
@@ -91,7 +91,7 @@ impl Header {
     }
 
     /// Writes the headers of a datagram with `payload_len` bytes of payload to the front of
-    /// `buffer`; returns their length. The payload belongs right behind, then comes [`seal`].
+    /// `buffer`; returns their length. The payload belongs right after, then comes [`seal`].
     ///
     /// # Panics
     /// If `buffer` is shorter than [`Self::buffer_len`].
@@ -123,7 +123,7 @@ fn pad(payload_len: usize) -> usize {
     payload_len.wrapping_neg() & 3
 }
 
-/// Writes pad and ICRC behind headers and payload, which are the first `len` bytes of `packet`;
+/// Writes pad and ICRC after headers and payload, which are the first `len` bytes of `packet`;
 /// returns the length of the packet.
 ///
 /// # Panics

@@ -9,7 +9,7 @@ use urnic_wire::mad::*;
 const REQUEST_ID: u32 = 0x0102_0304;
 const TRANSACTION_ID: u64 = 0xa1a2_a3a4_a5a6_a7a8;
 
-/// A management datagram with these bytes, and zeroes behind them.
+/// A management datagram with these bytes, and zeroes after them.
 fn padded(bytes: &[u8]) -> Vec<u8> {
     let mut padded = bytes.to_vec();
     padded.resize(MAD_LEN, 0);

@@ -25,11 +25,11 @@ pub(super) struct Access {
     /// The function's group, if the function was opened through it. This process owns the group
     /// while the descriptor is open.
     pub(super) group: Option<InternalFd>,
-    /// How the function reaches memory.
+    /// The function's access to memory.
     pub(super) dma: Dma,
 }
 
-/// How a device reaches memory.
+/// The way of a device's accesses to memory.
 pub(super) enum Dma {
     Iommu(Iommu),
     Physical(Physical),

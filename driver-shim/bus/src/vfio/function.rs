@@ -230,7 +230,8 @@ mod tests {
     use std::os::unix::fs::symlink;
     use urnic_testkit::Folder;
 
-    /// A tree with a urnic function, a neighbour in its group and a function of another vendor.
+    /// A tree with a urnic function, another function of its group, and a function of another
+    /// vendor.
     struct Tree(Folder);
 
     impl Tree {

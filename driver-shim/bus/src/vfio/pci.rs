@@ -34,7 +34,7 @@ struct Region {
 }
 
 impl PciFunction {
-    /// Sets up the function behind `file`: checks its ids, resets it, maps its doorbell pages, and
+    /// Sets up the function of `file`: checks its ids, resets it, maps its doorbell pages, and
     /// permits it to access memory.
     ///
     /// # Errors

@@ -85,7 +85,7 @@ impl Physical {
         // or another registration, may have locked it too.
         // SAFETY: locking changes no byte.
         if let Err(errno) = unsafe { mlock(ptr.with_addr(start).cast(), whole) } {
-            tracing::warn!("cannot lock {whole} bytes: {errno}: nothing keeps them in memory");
+            tracing::warn!("cannot lock {whole} bytes: {errno}: the kernel may move or swap them");
         }
         let pages = self.frames(start, whole / PAGE)?;
         let offset = (ptr.addr() - start) as u64;

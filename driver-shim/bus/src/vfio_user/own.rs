@@ -1,5 +1,5 @@
-//! Reads and writes memory of this process that may be unmapped: a program may unmap what it
-//! registered.
+//! Reads and writes memory of this process that may be unmapped: a program may unmap memory that it
+//! has registered.
 //!
 //! The kernel copies, and reports an error where a plain access would end the program. These calls
 //! are neither interposed nor cancellation points.

@@ -50,7 +50,7 @@ impl Incoming {
     }
 }
 
-/// The ULP's private data is too long for the frame (512 bytes, 508 behind an enhanced word: RFC
+/// The ULP's private data is too long for the frame (512 bytes, 508 after an enhanced word: RFC
 /// 6581 §9).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{0} bytes of private data are too long: with the IRD/ORD word the maximum is {MAX_PRIVATE_DATA}")]
@@ -71,7 +71,7 @@ pub enum Fault {
     /// The peer sent bytes that are not a frame, or not the frame that was due.
     #[error(transparent)]
     Frame(#[from] StartupError),
-    /// Bytes behind the Request: an initiator sends nothing before the Reply (RFC 5044 §7.1.2).
+    /// Bytes after the Request: an initiator sends nothing before the Reply (RFC 5044 §7.1.2).
     #[error("{0} bytes after the MPA Request: an initiator must wait for the Reply")]
     Trailing(usize),
     /// The Reply to an enhanced Request is not enhanced (RFC 6581 §10).

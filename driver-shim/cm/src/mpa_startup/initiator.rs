@@ -100,7 +100,7 @@ impl Initiator {
     }
 
     /// Takes bytes from the stream. Returns the number of bytes that belong to the Reply, and the
-    /// answer once the Reply is complete. Bytes behind the Reply are FPDUs: soft-iWARP responders
+    /// answer once the Reply is complete. Bytes after the Reply are FPDUs: soft-iWARP responders
     /// do not wait for the initiator's first FPDU.
     ///
     /// # Errors

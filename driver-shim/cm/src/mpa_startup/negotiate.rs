@@ -1,4 +1,4 @@
-//! What the two ends agree on: the settings of one end, the negotiation of RFC 6581 §9 (Read depths
+//! The negotiated parameters: the settings of one end, the negotiation of RFC 6581 §9 (Read depths
 //! and the choice of an RTR message), and the result.
 
 use std::time::Duration;
@@ -214,8 +214,8 @@ pub(super) fn answer(
         Some(limit) => Some(own.ord.unwrap_or(limit).min(limit)),
         None => own.ord,
     };
-    // A Read as RTR message occupies a place even if the initiator reports that it reads nothing
-    // else, as NFS clients do.
+    // A Read as RTR message occupies a place even if the initiator declares that it sends no other
+    // Read, as NFS clients do.
     let least = u16::from(chosen == Some(Rtr::Read));
     let ird = match decode_depth(request.ord) {
         Some(requested) => Some(own.ird.unwrap_or(requested).max(least).min(MAX_DEPTH)),

@@ -153,8 +153,8 @@ impl Responder {
         Ok((taken, Some(ResponderEvent::Request)))
     }
 
-    /// Accepts, with these depths as far as the Request permits. A queue pair must be bound to this
-    /// end of the stream before (RFC 5044 §7.1): call this function only with such a queue pair.
+    /// Accepts, with these depths limited by the Request. A queue pair must be bound to this end of
+    /// the stream before (RFC 5044 §7.1): call this function only with such a queue pair.
     ///
     /// # Errors
     /// [`PrivateDataTooLong`]; the Request is then still unanswered.

@@ -11,7 +11,7 @@
 //!
 //! Two ends of different kinds do not connect; versions of urnic without UC refuse kind 16.
 //!
-//! All fields are in network order. A rejecting Reply ends behind the first eight bytes, and `kind`
+//! All fields are in network order. A rejecting Reply ends after the first eight bytes, and `kind`
 //! has the reason. The private data does not contain the source address: the responder gets the
 //! address from TCP (`responder.rs`).
 //!

@@ -60,7 +60,7 @@ impl Engine {
             return;
         };
         let qid = connecting.params.qid;
-        // A send may be posted at any time: without one this end looks again periodically.
+        // A send may be posted at any time: while there is none, this end checks periodically.
         let waiting = world.streams.waiting_since(qid);
         let end = connecting.budget_end(waiting.unwrap_or(world.now), self.connect_grace);
         let over = waiting.is_some() && end.is_some_and(|end| world.now >= end);
@@ -78,7 +78,7 @@ impl Engine {
             return;
         }
         if connecting.stream.is_none() && world.now >= connecting.next_attempt {
-            let later = match connecting.held {
+            let later = match connecting.waiting_stream {
                 // The peer's Request connects, at RTS.
                 Some(_) => Some(world.now + RTS_GRACE),
                 None => self.awaits_rts(world, qpn),
@@ -263,14 +263,14 @@ impl Engine {
             );
         }
         // The peer may reject this Request because this end accepts the peer's Request instead.
-        if reason.is_temporary() || connecting.held.is_some() {
+        if reason.is_temporary() || connecting.waiting_stream.is_some() {
             self.request_failed(world, qpn, "rejected");
         } else {
             self.rejected_for_good(world, qpn);
         }
     }
 
-    /// An attempt failed: accept the peer's Request if one is held, else retry later.
+    /// An attempt failed: accept the peer's Request if one waits, else retry later.
     pub(super) fn request_failed(&mut self, world: &mut World<'_>, qpn: u32, why: impl std::fmt::Display) {
         let Some(connecting) = connecting(&mut self.pairs, qpn) else {
             return;
@@ -280,7 +280,7 @@ impl Engine {
         connecting.attempts += 1;
         connecting.next_attempt = world.now + pause.min(connecting.longest_pause());
         tracing::debug!("qpn {qpn:#08x}: attempt {} failed: {why}", connecting.attempts);
-        match connecting.held.take() {
+        match connecting.waiting_stream.take() {
             Some(sid) => self.accept_with_rts(world, sid, qpn),
             None => self.attempt_if_due(world, qpn),
         }

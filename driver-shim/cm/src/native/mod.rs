@@ -58,7 +58,7 @@ const MAX_PARKED_EACH: usize = 8;
 /// Request or Reply has: its PSN, `rnr_retry` and number of Reads. Most programs change to RTS
 /// immediately.
 const RTS_GRACE: Duration = Duration::from_millis(20);
-/// The interval at which an end that waits so looks whether its program has gone on to something
+/// The interval at which an end that waits at RTR checks whether its program is doing something
 /// else.
 const RTS_LOOK: Duration = Duration::from_millis(1);
 /// The time that TCP may use to connect: long enough for the loss of some SYNs.
@@ -68,11 +68,11 @@ const BACK_OFF: (Duration, Duration) = (Duration::from_millis(10), Duration::fro
 /// Minimum retry budget, in units of `native.call_grace_ms`: one of them passes before the peer
 /// initiates a connection that this end should initiate.
 const MIN_BUDGET: u32 = 2;
-/// How long sends wait for the first connection, in units of `native.call_grace_ms`. InfiniBand
-/// loses them at once if the peer is not ready; but here the connection takes time, though the
-/// peer is ready, and much of it on a busy machine.
+/// How long sends wait for the first connection, in units of `native.call_grace_ms`. On InfiniBand
+/// such sends are lost at once if the peer is not ready. Here the connection takes time even if the
+/// peer is ready, and more on a busy machine.
 const PATIENCE: u32 = 16;
-/// Longest pause between attempts while sends are dropped: the peer may be gone, and connects
+/// Longest pause between attempts while sends are dropped: the peer may have ended, and initiates
 /// itself when it returns.
 const RELEASED_BACK_OFF: Duration = Duration::from_secs(30);
 
@@ -195,8 +195,9 @@ struct ConnectState {
     /// The time of the next attempt, while `stream` is `None`.
     next_attempt: Time,
     attempts: u32,
-    /// The peer's stream, kept while `stream`, which has precedence, is not answered, or until RTS.
-    held: Option<u32>,
+    /// The peer's stream. It waits while `stream`, which has precedence, is not answered, or until
+    /// RTS.
+    waiting_stream: Option<u32>,
     /// Attempts come from [`Peer::source`]; else the host chooses the source. Alternates after each
     /// failure to connect.
     from_source: bool,
@@ -218,7 +219,7 @@ impl ConnectState {
             stream: None,
             next_attempt,
             attempts: 0,
-            held: None,
+            waiting_stream: None,
             from_source: true,
             nudge: None,
             ticket: None,
@@ -441,7 +442,7 @@ impl Engine {
         self.timers.set(Key::Pair(qpn), None);
         match phase {
             Phase::Connecting(connecting) => {
-                rejected.extend(connecting.held);
+                rejected.extend(connecting.waiting_stream);
                 if let Some(sid) = connecting.stream {
                     self.close_stream(world, sid, Close::Abort);
                 }
@@ -570,9 +571,9 @@ impl Engine {
                     pair.parked.retain(|parked| *parked != sid);
                     self.parked -= before - pair.parked.len();
                     if let Phase::Connecting(connecting) = &mut pair.phase
-                        && connecting.held == Some(sid)
+                        && connecting.waiting_stream == Some(sid)
                     {
-                        connecting.held = None;
+                        connecting.waiting_stream = None;
                     }
                 }
             }
@@ -617,7 +618,7 @@ impl Engine {
             tracing::debug!("qpn {qpn:#08x}: not attached: {errno}");
             return Err(errno);
         }
-        let (held, own) = (connecting.held, connecting.stream);
+        let (waiting, own) = (connecting.waiting_stream, connecting.stream);
         let again = params.unreliable.then_some((params, rts));
         if let Some(sid) = sid {
             self.remove_startup(sid);
@@ -626,7 +627,7 @@ impl Engine {
         for other in own.into_iter().filter(|own| Some(*own) != sid) {
             self.close_stream(world, other, Close::Abort);
         }
-        for other in held.into_iter().filter(|held| Some(*held) != sid) {
+        for other in waiting.into_iter().filter(|waiting| Some(*waiting) != sid) {
             self.reject(world, other, Reason::Connected);
         }
         let fenced = negotiated.is_some_and(|negotiated| negotiated.fenced);

@@ -1,4 +1,4 @@
-//! Queue pair numbers: the TCP port of one of the process's listeners, and an index behind it.
+//! Queue pair numbers: the TCP port of one of the process's listeners, and an index after it.
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
@@ -8,7 +8,7 @@ use rustix::io::Errno;
 
 use super::streams::Streams;
 
-/// Queue pairs behind one listener: the index has 8 bits.
+/// Queue pairs of one listener: the index has 8 bits.
 const PER_LISTENER: u32 = 256;
 
 /// The number of returned queue pair numbers that stay unused: the oldest is used again only when

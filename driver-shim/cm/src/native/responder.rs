@@ -122,9 +122,9 @@ impl Engine {
                 Err(reason) => self.reject(world, sid, reason),
                 Ok(()) if self.own_has_precedence(qpn, sid) => {
                     tracing::debug!(
-                        "stream {sid}: held: it crosses the request of this end, which has precedence"
+                        "stream {sid}: waits: it crosses the request of this end, which has precedence"
                     );
-                    self.hold(world, sid, qpn, self.settings.initiator_timeout);
+                    self.let_wait(world, sid, qpn, self.settings.initiator_timeout);
                 }
                 Ok(()) => self.accept_with_rts(world, sid, qpn),
             },
@@ -133,8 +133,8 @@ impl Engine {
         }
     }
 
-    /// Whether this end has a Request of its own under way that has precedence over the peer's. A
-    /// nudge connects nothing, so it has none.
+    /// Whether this end has an unanswered Request that has precedence over the peer's. A nudge
+    /// connects nothing, so it has no precedence.
     fn own_has_precedence(&self, qpn: u32, sid: u32) -> bool {
         let Some(Phase::Connecting(connecting)) = self.pairs.get(&qpn).map(|pair| &pair.phase) else {
             return false;
@@ -145,12 +145,13 @@ impl Engine {
                 if local.sq_psn.is_some() && local.has_precedence_over(peer))
     }
 
-    /// The held Request that can be accepted now: this end's own does not have precedence.
+    /// The waiting Request that can be accepted now: this end's own Request does not have
+    /// precedence.
     pub(super) fn acceptable(&self, qpn: u32) -> Option<u32> {
         match self.pairs.get(&qpn).map(|pair| &pair.phase) {
             Some(Phase::Connecting(connecting)) => connecting
-                .held
-                .filter(|held| !self.own_has_precedence(qpn, *held)),
+                .waiting_stream
+                .filter(|waiting| !self.own_has_precedence(qpn, *waiting)),
             _ => None,
         }
     }
@@ -182,7 +183,7 @@ impl Engine {
         for (sid, outcome) in examined.into_iter().rev() {
             let may_accept = matches!(
                 self.pairs.get(&qpn).map(|pair| &pair.phase),
-                Some(Phase::Connecting(connecting)) if connecting.held.is_none()
+                Some(Phase::Connecting(connecting)) if connecting.waiting_stream.is_none()
             );
             match outcome {
                 Ok(()) if may_accept => self.accept_with_rts(world, sid, qpn),
@@ -199,21 +200,22 @@ impl Engine {
     pub(super) fn accept_with_rts(&mut self, world: &mut World<'_>, sid: u32, qpn: u32) {
         match self.pairs.get_mut(&qpn).map(|pair| &mut pair.phase) {
             Some(Phase::Connecting(connecting)) if matches!(connecting.rts, Rts::Due | Rts::Awaited(_)) => {
-                tracing::debug!("stream {sid}: held until qpn {qpn:#08x} reaches RTS");
+                tracing::debug!("stream {sid}: waits until qpn {qpn:#08x} reaches RTS");
                 connecting.rts = Rts::Awaited(world.now + RTS_GRACE);
-                self.hold(world, sid, qpn, RTS_LOOK);
+                self.let_wait(world, sid, qpn, RTS_LOOK);
             }
             _ => self.accept(world, sid, qpn),
         }
     }
 
-    /// When to look again whether this end still waits at RTR for RTS; `None`: it does not wait.
+    /// The time of the next check whether this end still waits at RTR for RTS; `None`: it does not
+    /// wait.
     pub(super) fn awaits_rts(&mut self, world: &mut World<'_>, qpn: u32) -> Option<Time> {
         let connecting = connecting(&mut self.pairs, qpn)?;
         let Rts::Awaited(until) = connecting.rts else {
             return None;
         };
-        if world.now >= until || world.streams.has_gone_on(connecting.params.qid) {
+        if world.now >= until || world.streams.has_moved_on(connecting.params.qid) {
             tracing::debug!("qpn {qpn:#08x}: its program seems to stay at RTR");
             connecting.rts = Rts::NotExpected;
             return None;
@@ -222,11 +224,11 @@ impl Engine {
     }
 
     /// Keeps the peer's Request for a time, as the only one.
-    fn hold(&mut self, world: &mut World<'_>, sid: u32, qpn: u32, limit: Duration) {
+    fn let_wait(&mut self, world: &mut World<'_>, sid: u32, qpn: u32, limit: Duration) {
         let Some(connecting) = connecting(&mut self.pairs, qpn) else {
             return;
         };
-        let older = connecting.held.replace(sid);
+        let older = connecting.waiting_stream.replace(sid);
         self.timers.set(Key::Stream(sid), Some(world.now + limit));
         if let Some(older) = older {
             self.reject(world, older, Reason::Busy);

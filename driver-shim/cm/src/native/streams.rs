@@ -23,11 +23,10 @@ pub trait Streams: Carrier {
     fn is_own(&mut self, address: HostAddress) -> bool;
     /// Attaches a stream to a queue pair; without a stream the queue pair is its own peer.
     fn attach(&mut self, sid: Option<u32>, attachment: &Attachment) -> Result<(), Errno>;
-    /// Since when posted sends of the queue pair wait for its connection; `None`: none does.
+    /// Since when posted sends of the queue pair wait for its connection; `None`: no send waits.
     fn waiting_since(&mut self, qid: u32) -> Option<Time>;
-    /// Whether the program has gone on to something else since it brought the queue pair to RTR, as
-    /// far as can be seen.
-    fn has_gone_on(&mut self, qid: u32) -> bool;
+    /// Whether the program seems to be doing something else since it brought the queue pair to RTR.
+    fn has_moved_on(&mut self, qid: u32) -> bool;
 }
 
 /// The time and the device during a call of the engine.

@@ -189,7 +189,7 @@ impl DatagramParam {
         }
     }
 
-    /// Adds the peer's private data, at most what its length byte can tell.
+    /// Adds the peer's private data, at most as much as its length byte can express.
     pub(super) fn set_private_data(&mut self, data: &[u8]) {
         let len = data.len().min(usize::from(u8::MAX));
         if let (Some(to), Some(from)) = (self.private_data.get_mut(..len), data.get(..len)) {

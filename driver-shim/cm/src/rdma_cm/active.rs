@@ -50,7 +50,7 @@ impl Engine {
             sid: 0,
             parameters,
             port: remote.port(),
-            location: Location::Unasked,
+            location: Location::Unknown,
             other_port: false,
             // Peer-to-peer mode and the RTR frame both allow the responder to send first, and
             // exclude each other (conformance S001-08).
@@ -339,7 +339,7 @@ impl Engine {
     /// Asks the peer for the TCP port of the id's service.
     ///
     /// # Errors
-    /// Those of asking, with the connection that is to be made otherwise.
+    /// The error of the query, with the connection that must be made in another way.
     fn locate(
         &mut self,
         world: &mut World<'_>,
@@ -396,14 +396,15 @@ impl Engine {
         }
     }
 
-    /// Nobody has the TCP port. The peer is asked if it was not asked before, or did not answer.
+    /// No process has the TCP port. Queries the peer, if it was not queried before or did not
+    /// answer.
     fn connect_refused(&mut self, world: &mut World<'_>, handle: u32) {
         let Some(id) = self.ids.get_mut(&handle) else {
             return;
         };
         let is_known = match &id.state {
             State::Connecting(connecting) => match connecting.location {
-                Location::Unasked | Location::Silent => world.now >= connecting.deadline,
+                Location::Unknown | Location::Silent => world.now >= connecting.deadline,
                 Location::Absent | Location::Known => true,
             },
             _ => true,
@@ -419,8 +420,8 @@ impl Engine {
         }
     }
 
-    /// The network says that a message to another connection manager did not arrive: nobody has the
-    /// UDP port, or it cannot be reached.
+    /// The network reports that a message to another connection manager did not arrive: no process
+    /// has the UDP port, or it cannot be reached.
     pub fn message_refused(&mut self, world: &mut World<'_>, port: u32, number: u32, errno: Errno) {
         let Some(handle) = self.datagrams.requests.get(&(port, number)).copied() else {
             return;

@@ -1,7 +1,7 @@
 //! Addresses and ports of ids: binding, and resolving a peer's address.
 //!
 //! An id is bound to the TCP port of its number, or to the UDP port. Ids of different port spaces
-//! may share a UDP port: the service ID of a request tells them apart.
+//! may share a UDP port: the service ID of a request distinguishes them.
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -117,13 +117,14 @@ impl Engine {
         };
         match source {
             Ok(source) => {
-                // From this state on the id is an initiator. Its port is held until it connects.
+                // From this state on the id is an initiator. Its port is reserved until it
+                // connects.
                 let before = std::mem::replace(&mut self.own(channel, handle)?.state, State::AddressResolved);
-                let held = self.hold(world, handle, before);
+                let reservation = self.reserve_port(world, handle, before);
                 let given = local.map_or(0, |local| local.port());
                 let port = if given == 0 { self.pick_port() } else { given };
                 let id = self.own(channel, handle)?;
-                id.held = held;
+                id.reservation = reservation;
                 id.local = Some(with_port(source, port));
                 id.remote = Some(remote);
                 id.picked = given == 0;
@@ -175,9 +176,10 @@ impl Engine {
         Ok(self.own(channel, handle)?.local)
     }
 
-    /// Turns the listener of a bound id into a holder of the port that accepts no connection, until
-    /// the id connects. A UDP port is held as long as the id exists, and needs no listener.
-    fn hold(&mut self, world: &mut World<'_>, handle: u32, bound: State) -> Option<u32> {
+    /// Turns the listener of a bound id into one that only reserves the port and accepts no
+    /// connection, until the id connects. A UDP port is reserved as long as the id exists, and
+    /// needs no listener.
+    fn reserve_port(&mut self, world: &mut World<'_>, handle: u32, bound: State) -> Option<u32> {
         let State::Bound { lid, early } = bound else {
             return None;
         };
@@ -236,7 +238,7 @@ impl Engine {
         let first = match self.shareable_place(id, local) {
             Some(first) => first,
             None => {
-                // A listener for datagrams tells initiators of the other family that it has no
+                // A listener for datagrams answers initiators of the other family that it has no
                 // service for them.
                 let ipv6_only = id.one_family && local.is_ipv6() && !id.is_for_datagrams();
                 let (numbers, port) = world.device.open_ports(local, ipv6_only)?;
@@ -310,7 +312,7 @@ impl Engine {
         }
     }
 
-    /// The id at the port of a request, with the service that it asks for.
+    /// The id at the port of a request that has the requested service.
     pub(super) fn asked_id(&self, inquiry: &Inquiry) -> Option<u32> {
         let place = self.place_of(inquiry.port)?;
         let is_asked = |handle: &&u32| {

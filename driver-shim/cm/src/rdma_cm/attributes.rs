@@ -171,7 +171,7 @@ fn roce_attributes(
 }
 
 /// The retries of requests that the peer does not acknowledge. A responder would have those of its
-/// peer, whose Request has none.
+/// peer, but the MPA Request does not carry them.
 fn retries(state: &State) -> u8 {
     match state {
         State::Connecting(connecting) => connecting.parameters.retry_count,

@@ -341,8 +341,8 @@ impl Command {
                 let c: abi::JoinMulticast = payload.whole()?;
                 let answer = payload.answer(c.response, NUMBER_LEN)?;
                 let group = address(&c.address)?;
-                // Also a program that only sends to the group becomes a member: it gets the group's
-                // parameters, and whether it receives is a matter of its queue pair.
+                // A program that only sends to the group becomes a member, too: it gets the group's
+                // parameters, and its queue pair decides whether it receives.
                 if address_len(&group) != c.address_len || c.flags > MAX_JOIN_FLAG {
                     return Err(Errno::INVAL);
                 }

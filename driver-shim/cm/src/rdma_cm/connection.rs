@@ -132,7 +132,7 @@ impl Engine {
             return;
         };
         self.timers.set(Key::Id(handle), None);
-        // Work behind the fence is flushed when the gate is open.
+        // Requests after the fence are flushed when the gate is open.
         self.notices.push(Notice::Open(qid));
         match std::mem::replace(&mut id.state, State::Over) {
             State::Opening { .. } => self.answer_failed(world, handle, errno),

@@ -84,7 +84,7 @@ impl Engine {
         tracing::debug!("id {handle}: asks {remote}: {mad}");
         let port = match id.ports.as_slice() {
             [port] => *port,
-            // One at each address of all devices, or none.
+            // A port at each address of all devices, or no port.
             _ => self.common_port(world, local)?,
         };
         Ok(Lookup {
@@ -109,8 +109,8 @@ impl Engine {
         self.ask(world, handle);
     }
 
-    /// The UDP port that the ids share which have an address of the device of `local` and no port
-    /// of their own. It is one of those that queue pairs for datagrams have.
+    /// The UDP port that is shared by ids with an address of the device of `local` and without a
+    /// port of their own. Queue pairs for datagrams have the same range of ports.
     ///
     /// # Errors
     /// `ENODEV` if no device has the address; those of binding the port.
@@ -335,7 +335,7 @@ impl Engine {
             return self.refuse(world, &inquiry, ServiceStatus::REJECTED);
         };
         service.unread += 1;
-        // With the scope of the remote address, if it has one.
+        // The local address gets the scope of the remote address, if that has one.
         let mut local = with_port(remote, id.local.map_or(0, |local| local.port()));
         local.set_ip(inquiry.arrival.local);
         let child = Id {

@@ -49,8 +49,9 @@ pub trait Device: Carrier {
     fn device_of(&mut self, local: SocketAddr) -> Result<u32, Errno>;
     /// Closes a UDP port.
     fn close_port(&mut self, port: u32);
-    /// Sends a message from a UDP port and an own address; returns its number at the port. It may
-    /// be lost: if the network reports this, the report goes to `Engine::message_refused`.
+    /// Sends a message from a UDP port and an own address; returns its number at the port. The
+    /// message may be lost: if the network reports this, the report goes to
+    /// `Engine::message_refused`.
     fn send_message(
         &mut self,
         port: u32,

@@ -165,8 +165,8 @@ impl Engine {
 
     /// Releases the port that an id holds, so that the id can connect from it.
     pub(super) fn release_port(&mut self, world: &mut World<'_>, handle: u32) {
-        let held = self.ids.get_mut(&handle).and_then(|id| id.held.take());
-        self.close_listener(world, held);
+        let reservation = self.ids.get_mut(&handle).and_then(|id| id.reservation.take());
+        self.close_listener(world, reservation);
     }
 
     /// Accepts connections from now on.

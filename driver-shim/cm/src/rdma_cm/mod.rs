@@ -1,4 +1,4 @@
-//! The connection manager behind `/dev/infiniband/rdma_cm`, which corresponds to `rdma_ucm` and
+//! The connection manager of `/dev/infiniband/rdma_cm`, which corresponds to `rdma_ucm` and
 //! `iw_cm` in a kernel.
 //!
 //! A program has *channels* and on them *ids*; it sends commands ([`command`]) and takes events.
@@ -19,8 +19,9 @@
 //! Answered. If no queue pair was brought there, the connection carries private data only
 //! (`Exchanged`), and the program connects its queue pairs natively.
 //!
-//! Ids for datagrams have no connection. A RoCE NIC's connection manager asks that of the peer for
-//! its queue pair, by a message to the UDP port of the listener's number:
+//! Ids for datagrams have no connection. A RoCE NIC's connection manager queries the peer's
+//! connection manager for the number of its queue pair, by a message to the UDP port of the
+//! listener's number:
 //!
 //! ```text
 //!  Bound ─ listen ─▶ Serving ─ a request ─▶ (new id) Asked ─ accept, reject ─▶ Associated
@@ -28,7 +29,8 @@
 //! ```
 //!
 //! The ports of connections are those of TCP, or have the UDP port of their number, so that TCP's
-//! is free for other programs. Then an initiator asks there for the TCP port of the listener:
+//! is free for other programs. Then an initiator queries this port for the TCP port of the
+//! listener:
 //!
 //! ```text
 //!  RouteResolved ─ connect ─▶ LookingUp ─ reply, or no listener ─▶ Connecting
@@ -145,7 +147,7 @@ struct EventParams {
     private_data: Vec<u8>,
     responder_resources: u8,
     initiator_depth: u8,
-    /// Where datagrams go.
+    /// The destination of datagrams.
     datagrams: Option<DatagramParam>,
 }
 
@@ -177,8 +179,8 @@ struct Id {
     remote: Option<SocketAddr>,
     /// The engine picked the local port; the program did not choose it.
     picked: bool,
-    /// The listener that holds the local port until the id connects.
-    held: Option<u32>,
+    /// The listener that reserves the local port until the id connects.
+    reservation: Option<u32>,
     /// librdmacm manages the queue pair of the id: it queried the attributes before connecting.
     manages_qp: bool,
     ack_timeout: Option<u8>,
@@ -207,7 +209,7 @@ impl Id {
             local: None,
             remote: None,
             picked: false,
-            held: None,
+            reservation: None,
             manages_qp: false,
             ack_timeout: None,
             traffic_class: 0,
@@ -243,7 +245,7 @@ enum State {
     LookingUp(Box<Lookup>),
     /// A peer's request for a queue pair, which the program must answer.
     Asked(Box<Inquiry>),
-    /// Both ends know each other's queue pairs, or know that they will not; with the request that
+    /// Both ends have each other's queue pairs, or the lookup was refused; with the request that
     /// was answered.
     Associated(Option<Box<Inquiry>>),
     /// TCP connects, or the Reply is due.
@@ -293,8 +295,7 @@ struct Listener {
     backlog: u32,
     /// Requests that the program has not taken.
     unread: u32,
-    /// Streams that the engine has not examined, oldest first. The device holds back further
-    /// streams.
+    /// Streams that the engine has not examined, oldest first. The device delays further streams.
     waiting: VecDeque<u32>,
     /// Streams whose Request is due, oldest first; some may be closed.
     starting: VecDeque<u32>,
@@ -316,7 +317,7 @@ impl Listener {
 #[derive(Debug)]
 struct Acceptance {
     sid: u32,
-    /// The queue pair that the stream will be attached to; `None`: to none.
+    /// The queue pair to which the stream will be attached; `None`: no queue pair.
     qid: Option<u32>,
     parameters: Parameters,
     params: EventParams,
@@ -329,11 +330,11 @@ struct AwaitingRtrFrame {
     acceptance: Acceptance,
 }
 
-/// What is known about the TCP port of a listener.
+/// The knowledge about the TCP port of a listener.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Location {
-    /// The peer was not asked.
-    Unasked,
+    /// The peer was not queried.
+    Unknown,
     /// The peer did not answer.
     Silent,
     /// The peer has no listener whose port is not that of TCP.
@@ -349,7 +350,7 @@ struct Connecting {
     parameters: Parameters,
     /// The peer's TCP port.
     port: u16,
-    /// What the peer said about its TCP port.
+    /// The peer's answer about its TCP port.
     location: Location,
     /// TCP chose a port that differs from the id's.
     other_port: bool,
@@ -363,13 +364,14 @@ struct Connecting {
 /// A lookup at a peer in progress: the request is repeated until a reply comes.
 #[derive(Debug)]
 struct Lookup {
-    /// The connection for which the peer's TCP port is looked up; `None`: a queue pair is.
+    /// The connection for which the peer's TCP port is looked up; `None`: a queue pair is looked
+    /// up.
     connecting: Option<Box<Connecting>>,
     /// The number of requests.
     attempts: usize,
     /// The numbers of those that were sent.
     sent: Vec<u32>,
-    /// The UDP port from which the peer is asked.
+    /// The UDP port from which the peer is queried.
     port: u32,
     request_id: u32,
     transaction_id: u64,
@@ -404,7 +406,7 @@ impl Inquiry {
     }
 }
 
-/// What distinguishes the requests of all peers.
+/// The key that distinguishes the requests of all peers.
 type InquiryKey = (SocketAddr, u32);
 
 /// A listener for datagrams.
@@ -437,10 +439,10 @@ struct Place {
     holders: Vec<u32>,
 }
 
-/// What the ids with UDP ports of a process share.
+/// The state that the ids with UDP ports of a process share.
 #[derive(Debug, Default)]
 struct Datagrams {
-    /// The UDP ports from which ids ask that have none, by device.
+    /// The UDP ports from which ids without a port send queries, by device.
     common_ports: HashMap<u32, u32>,
     /// The bound ports, by the first of their numbers.
     places: HashMap<u32, Place>,
@@ -483,7 +485,8 @@ impl ConnPolicy {
         }
     }
 
-    /// With what a stream is attached to a queue pair; `ack_timeout` is that of the id.
+    /// The parameters with which a stream is attached to a queue pair; `ack_timeout` is that of the
+    /// id.
     fn attachment(
         &self,
         qid: u32,
@@ -726,7 +729,7 @@ impl<'a> StreamOwner<World<'a>> for Engine {
                 match self.ids.get(&handle).map(|id| &id.state) {
                     Some(State::Connecting(_)) => self.reply_received(world, handle, bytes),
                     Some(State::AwaitingRtrFrame(_)) => self.rtr_frame_received(world, handle, bytes),
-                    // The peer closed the stream, or its queue pair sends to none.
+                    // The peer closed the stream, or its queue pair has no peer.
                     Some(State::Exchanged { .. }) => self.exchange_ended(world, handle),
                     _ => {}
                 }

@@ -191,8 +191,8 @@ impl Cq {
     }
 
     /// Runs the device on the calling thread. Called, with no lock of the queue held, by a poll
-    /// that found the queue empty; `queue_pair` is the one that completed something in it last, by
-    /// its number in the device, or 0.
+    /// that found the queue empty; `queue_pair` is the device's number of the queue pair that
+    /// completed a request in it last, or 0.
     #[inline]
     pub fn progress(&self, queue_pair: u32) {
         self.driver.bus().progress(queue_pair);

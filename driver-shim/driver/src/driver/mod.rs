@@ -42,7 +42,7 @@ const EXIT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The driver of one device. See the [crate] documentation.
 pub struct Driver {
-    /// The command queue, the bus behind it, and the memory that the device accesses.
+    /// The command queue, its bus, and the memory that the device accesses.
     commands: CommandQueue,
     attributes: Attributes,
     local_host: LocalHost,
@@ -210,7 +210,7 @@ impl Driver {
         &self.commands
     }
 
-    /// The bus behind which the device is.
+    /// The bus that reaches the device.
     #[inline]
     pub(crate) fn bus(&self) -> &Arc<dyn Bus> {
         self.commands.bus()
@@ -250,7 +250,7 @@ impl Driver {
         &self.resident
     }
 
-    /// What a plan of faults lets happen.
+    /// The planned faults of the device.
     pub(crate) fn planned(&self) -> &PlannedFaults {
         &self.planned
     }
@@ -394,7 +394,7 @@ impl Driver {
 }
 
 impl Driver {
-    /// Starts the driver of the device behind `bus`.
+    /// Starts the driver of the device on `bus`.
     ///
     /// # Errors
     /// `ENODEV` if the device does not have this interface; `ENOMEM` if no memory is left; the

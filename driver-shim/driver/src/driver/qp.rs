@@ -24,9 +24,9 @@ use urnic_cm::qp_attr::{MANAGER_QPN, QpAttr, QpCaps, QpMask};
 use urnic_cm::timeouts::{RETRIES, retry_time};
 use urnic_process::activity::Activity;
 
-/// The processor time in which a thread that changes a queue pair to RTR would change it to RTS, if
-/// that is what it does next.
-const GOES_ON: Duration = Duration::from_millis(1);
+/// The processor time within which a thread that changes a queue pair to RTR changes it to RTS, if
+/// that is its next step.
+const MOVES_ON: Duration = Duration::from_millis(1);
 
 /// The parameters of a new queue pair.
 #[derive(Clone, Copy)]
@@ -275,7 +275,7 @@ impl Qp {
         &self.gate
     }
 
-    /// Locks the attributes: the state does not change meanwhile.
+    /// Locks the attributes: the state does not change while they are locked.
     pub(crate) fn lock_attributes(&self) -> MutexGuard<'_, QpAttr> {
         self.attr.lock()
     }
@@ -285,15 +285,14 @@ impl Qp {
         *self.at_rtr.lock() = Some(Activity::here());
     }
 
-    /// Whether the thread that brought the queue pair to RTR has gone on to something else, as far
-    /// as can be seen.
-    pub(crate) fn has_gone_on(&self) -> bool {
+    /// Whether the thread that brought the queue pair to RTR seems to be doing something else.
+    pub(crate) fn has_moved_on(&self) -> bool {
         // The lock is held during a change.
         self.attr.try_lock().is_some()
             && self
                 .at_rtr
                 .lock()
-                .is_some_and(|activity| activity.has_gone_on(GOES_ON))
+                .is_some_and(|activity| activity.has_moved_on(MOVES_ON))
     }
 
     pub(crate) fn set_last_state(&self, state: QpState) {
@@ -382,7 +381,7 @@ impl Qp {
             _ => None,
         };
         if roce && (from, to) == (QpState::Rts, QpState::Sqd) {
-            // Requests that are published are sent; later ones wait behind the gate.
+            // Requests that are published are sent; later ones wait for the gate.
             self.gate.drain();
             *set = new;
             return Ok(());
@@ -397,7 +396,7 @@ impl Qp {
             self.driver.native_reached_rts(self, &new);
         }
         match self.change(to, &new, mask) {
-            // The peer disconnected meanwhile.
+            // The peer disconnected in between.
             Err(_) if disconnects && self.is_managed() => return Ok(()),
             changed => changed?,
         }
@@ -441,7 +440,7 @@ impl Qp {
                     self.gate.open();
                 }
             }
-            // When the gate opens, the device flushes the requests that were posted behind it.
+            // When the gate opens, the device flushes the requests that were posted after it.
             QpState::Err | QpState::Sqd => self.gate.open(),
             QpState::Rtr => self.driver.native_reached_rtr(self, peer, new),
             QpState::Rts if from == QpState::Rts => self.driver.native_rnr(self, new, mask),

@@ -69,13 +69,15 @@ impl Inventory {
     /// Whether the device of an address matters: else it is the first one.
     fn chooses(&self) -> bool {
         match self.devices.as_slice() {
-            // One device that is elsewhere has addresses that this process may not know.
+            // One device in another process or a PCI function has addresses that this process may
+            // not know.
             [_] => false,
             devices => !devices.iter().all(|device| device.has_all),
         }
     }
 
-    /// Where an id that is bound to `local` listens: a device's index and an address of it.
+    /// The places at which an id that is bound to `local` listens: a device's index and one of its
+    /// addresses.
     ///
     /// # Errors
     /// `ENODEV` if no device has the address.
@@ -120,7 +122,7 @@ impl Inventory {
         {
             return by_host;
         }
-        // Addresses of devices that are elsewhere; the host's routes do not lead to them.
+        // Addresses of devices that are not in this process; the host's routes do not lead to them.
         let elsewhere: Vec<Gid> = self
             .devices
             .iter()

@@ -81,7 +81,7 @@ impl<D> RdmaCm<D> {
     }
 }
 
-/// The devices that the process opened, by slot, and what the engine's numbers stand for.
+/// The devices that the process opened, by slot, and the objects of the engine's numbers.
 pub(crate) struct OpenDevices<D> {
     /// Some may be lost.
     open: Vec<OpenDevice<D>>,
@@ -151,7 +151,7 @@ impl<D> OpenDevices<D> {
 /// Listeners at several addresses that are one for the engine, under the number of the first.
 #[derive(Default)]
 pub(crate) struct Listeners {
-    /// The others of each.
+    /// The other numbers of each.
     others: HashMap<u32, Vec<u32>>,
     /// The first of each of these.
     first: HashMap<u32, u32>,

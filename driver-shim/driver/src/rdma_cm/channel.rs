@@ -20,7 +20,7 @@ use urnic_presence::registry;
 use urnic_presence::token::Token;
 use urnic_process::fds::{self, Kind};
 use urnic_process::interrupt_context;
-use urnic_process::signals::HeldBack;
+use urnic_process::signals::DeferredSignals;
 
 /// Longest value of an option.
 const MAX_OPTION: usize = 4096;
@@ -237,13 +237,13 @@ impl CmChannel {
         })
     }
 
-    /// Polls the device for an event, for a short time. Returns `None` if there is still none, and
-    /// fails with `EINTR` if a signal came.
+    /// Polls the device for an event, for a short time. Returns `None` if no event came, and fails
+    /// with `EINTR` if a signal came.
     fn await_event(
         &self,
         command: &Command,
         readable: BorrowedFd<'_>,
-        signals: &HeldBack,
+        signals: &DeferredSignals,
     ) -> Result<Option<Answer>, Errno> {
         let driver = &*self.driver;
         let mut taken = Ok(None);
@@ -266,7 +266,7 @@ impl CmChannel {
 /// Executes the command that the program wrote to its channel `fd`. Returns the number of bytes
 /// written, as write(2) would, or `None` if the command takes an event and there is none: `fd`
 /// becomes readable, as a socket does, once there is one. `signals` are the program's signals,
-/// which are held back during the call.
+/// which are deferred during the call.
 ///
 /// # Errors
 /// The errors of the command; `EINTR` if the command waited for an event and one of `signals` would
@@ -282,7 +282,7 @@ pub unsafe fn cm_write(
     fd: RawFd,
     bytes: *const u8,
     len: usize,
-    signals: &HeldBack,
+    signals: &DeferredSignals,
 ) -> Result<Option<usize>, Errno> {
     if bytes.is_null() {
         return Err(Errno::FAULT);
@@ -320,7 +320,7 @@ pub unsafe fn cm_write(
         done = channel.await_event(&command, readable, signals);
         let same = |now: Arc<CmChannel>| Arc::ptr_eq(&now, &channel);
         if matches!(done, Ok(None)) && !CmChannel::of_fd(fd).is_some_and(same) {
-            // The channel was closed meanwhile.
+            // The channel was closed in between.
             return Err(Errno::BADFD);
         }
     }
@@ -346,7 +346,7 @@ impl Answer {
         }
     }
 
-    /// The answer to a command that has none.
+    /// The empty answer.
     fn none() -> Answer {
         Answer {
             to: None,

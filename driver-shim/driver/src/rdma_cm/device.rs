@@ -160,8 +160,8 @@ impl Driver {
         messages.lock().send(self.reach(), port, &address, message)
     }
 
-    /// Opens a UDP port for messages of the connection manager. The caller holds its lock, so that
-    /// no other thread makes the queues meanwhile.
+    /// Opens a UDP port for messages of the connection manager. The caller holds the connection
+    /// manager's lock, so that no other thread makes the queues at the same time.
     ///
     /// # Errors
     /// Those of binding, and of the device's commands; `EOPNOTSUPP` if the device has no datagrams.

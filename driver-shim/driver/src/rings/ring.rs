@@ -52,8 +52,8 @@ impl<R> Ring<R> {
         unsafe { self.record.as_ref() }
     }
 
-    /// Where a `T` at this position is; for positions at multiples of its length, which divides
-    /// that of a block.
+    /// The address of a `T` at this position; for positions at multiples of its length, which
+    /// divides that of a block.
     #[inline(always)]
     fn place<T>(&self, at: usize) -> *mut T {
         const { assert!(BLOCK_LEN.is_multiple_of(size_of::<T>())) };

@@ -1,8 +1,8 @@
 //! The answer of a process to a request: a memory file with JSON, which is sealed, so that reading
-//! it never waits, and its size is its size.
+//! it never waits and its size does not change.
 //!
-//! The reader believes nothing else. It looks at the sender's user before it receives a descriptor,
-//! and at the descriptor before it reads from it: another process may send anything.
+//! The reader accepts nothing else. It checks the sender's user before it receives a descriptor,
+//! and the descriptor before it reads from it: another process may send anything.
 
 use std::io::IoSlice;
 use std::mem::{ManuallyDrop, MaybeUninit};
@@ -30,7 +30,7 @@ const MAX_ANSWER: u64 = 64 << 20;
 const MAX_FDS: usize = 253;
 /// Refused descriptors that are being closed at a time; more of them stay open.
 const MAX_CLOSING: usize = 16;
-/// What makes a file readable without surprises.
+/// The seals with which a file does not change while it is read.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::WRITE);
 
 /// The two ends over which a process answers: the reader's, and the one that the request carries.
@@ -71,8 +71,8 @@ pub(super) fn send(reader: &OwnedFd, answer: &impl Serialize) -> Result<(), Errn
     Ok(())
 }
 
-/// Receives an answer. `None`: there is none at that time, or another user's process sent it, or it
-/// is not as [`send`] makes it.
+/// Receives an answer. `None`: no answer has arrived, or another user's process sent it, or it does
+/// not have the form that [`send`] makes.
 pub(super) fn receive<T: DeserializeOwned>(socket: OwnedFd, until: Instant) -> Option<T> {
     let timeout = Timespec::try_from(until.saturating_duration_since(Instant::now())).ok()?;
     poll(&mut [PollFd::new(&socket, PollFlags::IN)], Some(&timeout)).ok()?;
@@ -137,7 +137,7 @@ fn sender(socket: BorrowedFd<'_>) -> Result<u32, Errno> {
 
 /// Receives the next message, and returns its descriptors.
 fn descriptors(socket: BorrowedFd<'_>) -> Result<Vec<OwnedFd>, Errno> {
-    // Nobody looks at the credentials again.
+    // The credentials are not needed again.
     set_socket_passcred(socket, false)?;
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);

@@ -21,7 +21,7 @@ pub struct Snapshot {
     pub name: String,
     /// The device, in the form of the option `device`.
     pub device: String,
-    /// How the device reaches the memory that the process registers.
+    /// The way of the device's accesses to memory that the process registers.
     pub memory: String,
     /// Contexts that programs opened.
     pub contexts: u64,
@@ -62,7 +62,7 @@ pub struct Failure {
     pub status: String,
     /// The first word of the peer's Terminate; 0 = none.
     pub vendor_err: u32,
-    /// How many there were.
+    /// The number of such completions.
     pub count: u64,
 }
 
@@ -145,11 +145,11 @@ pub struct QueuePair {
     /// Receives that are posted and that no message has taken; 0 with a shared receive queue.
     #[serde(default)]
     pub receives: u32,
-    /// Bytes of the transfer under way: of the oldest Read, or of the message that is being sent;
-    /// 0: none.
+    /// Bytes of the current transfer: of the oldest Read, or of the message that is being sent; 0:
+    /// none.
     #[serde(default)]
     pub transfer_len: u32,
-    /// Bytes of it that have arrived, or are sent.
+    /// Bytes of the current transfer that have arrived, or are sent.
     #[serde(default)]
     pub transfer_done: u32,
     /// The queue pair's counters, by name.

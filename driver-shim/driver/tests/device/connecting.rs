@@ -245,7 +245,7 @@ fn a_send_to_a_destroyed_peer_fails_and_others_are_flushed() {
 }
 
 #[test]
-fn sends_behind_a_closed_gate_are_flushed_by_the_error_state() {
+fn sends_at_a_closed_gate_are_flushed_by_the_error_state() {
     let program = Program::new(&DRIVER);
     let (a, b) = (program.qp(), program.qp());
     let mut memory = vec![0u8; 64];

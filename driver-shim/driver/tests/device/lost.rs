@@ -216,7 +216,7 @@ fn uncompleted_requests_are_flushed_once_and_in_order() {
 }
 
 #[test]
-fn a_request_with_a_completion_is_not_flushed_where_the_consumer_index_came_too_late() {
+fn a_late_consumer_index_does_not_flush_a_complete_request() {
     let (cable, here) = start_on_cable(256);
     let there = Program::new(&DRIVER);
     let mut memory = (vec![5u8; 64], vec![0u8; 64]);

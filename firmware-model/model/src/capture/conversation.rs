@@ -23,7 +23,7 @@ pub(crate) enum Side {
     Responder,
 }
 
-/// Bytes after which the other end acknowledges, if it has sent nothing meanwhile.
+/// Bytes after which the other end acknowledges, if it has not sent a packet since.
 const ACKNOWLEDGE: u32 = 1 << 20;
 
 /// The bytes and segments of one end.
@@ -32,7 +32,7 @@ struct Direction {
     /// Bytes recorded; the bytes before this position were already reported, by the end that
     /// processed them first.
     taken: u64,
-    /// Of those, the front of a frame that is not complete.
+    /// The last of these bytes: the front of an incomplete frame.
     pending: Vec<u8>,
     cutter: Cutter,
     /// Sequence number of the next byte.
@@ -285,8 +285,8 @@ mod tests {
     }
 
     proptest! {
-        /// Both ends report all that they have, in any interleaving in which no end receives what
-        /// was not sent.
+        /// Both ends report all their bytes, in any interleaving in which no end receives bytes
+        /// before they are sent.
         #[test]
         fn each_byte_is_written_once(
             stream in prop::collection::vec(any::<u8>(), 1..300),

@@ -77,7 +77,7 @@ struct Writer {
     descriptors: Arc<Descriptors>,
     /// Names and descriptions.
     interfaces: Vec<(String, String)>,
-    /// Of those, how many the file has.
+    /// The number of these bytes that the file has.
     described: usize,
     /// Room for blocks.
     blocks: Vec<u8>,
@@ -91,7 +91,7 @@ enum Target {
     Open {
         file: Descriptor,
         path: PathBuf,
-        /// Whole blocks end here.
+        /// The end of the last whole block.
         len: u64,
     },
     /// No output: an operation failed, and the failure was reported.
@@ -129,7 +129,7 @@ pub fn numbered(path: &Path) -> Option<PathBuf> {
     Some(numbered(&name).unwrap_or(name))
 }
 
-/// `path` with the process's number before the extension.
+/// `path` with the process number before the extension.
 fn beside(path: &Path) -> PathBuf {
     let mut name = path.file_stem().unwrap_or_default().to_owned();
     name.push(format!("-{}", rustix::process::getpid().as_raw_nonzero()));
@@ -178,7 +178,7 @@ fn lock(file: &OwnedFd) -> bool {
 }
 
 /// Opens the file of this process: `path` if that file is empty and no other process has it, else
-/// another file beside it.
+/// another file in the same folder.
 fn claim(path: &Path) -> Result<(OwnedFd, PathBuf), Errno> {
     if let Some(path) = numbered(path) {
         return Ok((open_own(&path)?, path));
@@ -192,9 +192,10 @@ fn claim(path: &Path) -> Result<(OwnedFd, PathBuf), Errno> {
 }
 
 impl CaptureFile {
-    /// Captures to `path`, from the first connection on. `%p` in it becomes the process's number.
-    /// If there is no `%p` and the file is not empty, because it belongs to another or an earlier
-    /// process, this process writes to a file beside it, with its number before the extension.
+    /// Captures to `path`, from the first connection on. `%p` in it becomes the process number. If
+    /// there is no `%p` and the file is not empty, because it belongs to another or an earlier
+    /// process, this process writes to a file in the same folder, with its number before the
+    /// extension.
     pub fn new(path: PathBuf, watch: Option<DescriptorWatch>) -> CaptureFile {
         let descriptors = Descriptors::new(8, watch);
         CaptureFile(Arc::new(Shared {
@@ -244,12 +245,12 @@ impl CaptureFile {
 }
 
 impl Capture {
-    /// In a forked child: lets go of the file. Async-signal-safe.
+    /// In a forked child: closes the file. Async-signal-safe.
     pub(crate) fn abandon_in_child(&self) {
         self.shared.descriptors.close_all();
     }
 
-    /// A connection was made. Each end that is here opens a tap of its own.
+    /// A connection was made. Each end in this process opens its own tap.
     pub(crate) fn open(&self, ends: stream::Ends, side: Side) -> Tap {
         let stream::Ends { local, remote } = ends;
         let ends = match side {
@@ -312,7 +313,7 @@ fn now() -> u64 {
 
 impl Writer {
     /// Runs a function that writes segments, and puts them into the file. `local`: the address of
-    /// the reporting end, if the other end is elsewhere.
+    /// the reporting end, if the other end is not in this process.
     fn write<T>(
         &mut self,
         interface: u32,
@@ -343,7 +344,7 @@ impl Writer {
         result
     }
 
-    /// Appends blocks, behind those that the file must have before them.
+    /// Appends blocks, after those that the file must have before them.
     fn store(&mut self, blocks: &[u8]) -> Result<(), Errno> {
         let mut front = Vec::new();
         if let Target::Named(path) = &self.target {
@@ -444,7 +445,7 @@ impl Tap {
         self.bytes(self.side, bytes);
     }
 
-    /// The stream gave these.
+    /// Records bytes that the stream delivered.
     pub(crate) fn received(&mut self, bytes: &[u8]) {
         self.bytes(self.side.other(), bytes);
     }

@@ -1,5 +1,5 @@
-//! What a capture file contains: the blocks of pcapng that we write (sections, interfaces, packets:
-//! draft-ietf-opsawg-pcapng §4), and the packets' headers.
+//! The contents of a capture file: the blocks of pcapng that we write (sections, interfaces,
+//! packets: draft-ietf-opsawg-pcapng §4), and the packets' headers.
 
 use std::net::{IpAddr, SocketAddr};
 use urnic_device::stream::octets_of;
@@ -18,7 +18,7 @@ const IF_DESCRIPTION: u16 = 3;
 const IF_TSRESOL: u16 = 9;
 const EPB_FLAGS: u16 = 2;
 
-/// Which way a packet passed its interface, as the low bits of `epb_flags`.
+/// The direction of a packet at its interface, as the low bits of `epb_flags`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Way {
     In = 1,
@@ -185,7 +185,7 @@ mod tests {
 
 // The IP, TCP and UDP headers of captured packets, with checksums.
 
-/// The maximum payload of a packet: that of IPv4 behind its header and that of TCP (RFC 791 §3.1).
+/// The maximum payload of a packet: that of IPv4 after its header and that of TCP (RFC 791 §3.1).
 pub(super) const MAX_PAYLOAD: usize = 65_535 - 40;
 
 pub(super) const FIN: u8 = 0x01;

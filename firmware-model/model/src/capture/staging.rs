@@ -12,8 +12,8 @@ use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 use std::sync::Arc;
 
-/// Most bytes of one copy: more than a sender ever offers at once (its backlog and an FPDU), as one
-/// that gets rid of less than it offered takes the stream for full, and waits for it.
+/// Most bytes of one copy: more than a sender offers at once (its backlog and an FPDU), because a
+/// sender whose bytes are not all taken assumes that the stream is full, and waits for it.
 pub(super) const MAX: usize = 2 << 20;
 /// Most pieces of one system call (UIO_MAXIOV).
 const MAX_PIECES: usize = 1024;
@@ -48,8 +48,7 @@ impl Staging {
         self.file.as_ref().ok_or(Errno::BADF)
     }
 
-    /// The bytes of the pieces from their front on, as far as they are accessible and at most
-    /// [`MAX`] bytes.
+    /// The first bytes of the pieces, up to an inaccessible one and at most [`MAX`] bytes.
     ///
     /// # Errors
     /// `FAULT` if no byte could be copied.

@@ -90,7 +90,7 @@ impl Engine {
         }
     }
 
-    /// Lets go of what ports have for peers that are gone.
+    /// Drops the state that ports have for peers that have ended.
     pub(crate) fn tick(&mut self) {
         self.sockets.iter_mut().for_each(|socket| socket.forget_peers());
     }

@@ -8,12 +8,12 @@ use urnic_faults::{DatagramFault, DevicePlan, occasion};
 /// Most batches that a port which is down loses in one call.
 const MOST_LOST: usize = 64;
 
-/// A UDP port, and what goes wrong there.
+/// A UDP port with its faults.
 #[derive(Debug)]
 pub(super) struct FaultySocket {
     socket: Box<dyn DatagramSocket>,
     plan: DevicePlan,
-    /// A packet that goes behind the next one.
+    /// A packet that is sent after the next one.
     late: Option<(Outgoing, Vec<u8>)>,
 }
 
@@ -26,7 +26,7 @@ impl FaultySocket {
         }
     }
 
-    /// Sends one packet, with what goes wrong.
+    /// Sends one packet, with its faults.
     fn send_one(&mut self, buffer: &[u8], packet: &Outgoing) -> Result<usize, Errno> {
         let occasion = occasion::datagram(packet.destination.ip());
         let (mut is_lost, mut is_late, mut is_doubled) = (false, false, false);
@@ -49,7 +49,7 @@ impl FaultySocket {
         if taken == 0 {
             return Ok(0);
         }
-        // What the network does not take now is lost.
+        // A packet that the network does not take now is lost.
         if is_doubled {
             let _ = self.socket.send(buffer, std::slice::from_ref(packet));
         }

@@ -1,4 +1,4 @@
-//! What the peer of a connection seems to have said last, and then closed.
+//! The last bytes that the peer of a connection seems to have sent before it closed.
 
 use crate::host::PieceMut;
 use crate::stream::StreamError;
@@ -11,10 +11,10 @@ use urnic_wire::mpa::marker;
 use urnic_wire::mpa::startup::{FrameKind, MAX_FRAME_LEN, StartupFlags, StartupFrame};
 use urnic_wire::rdmap::{Body, Opcode, Segment, Terminate};
 
-/// Bytes of the longest that is said: a Reply.
+/// Bytes of the longest message: a Reply.
 const MOST: usize = MAX_FRAME_LEN;
 
-/// The bytes, in a pipe, out of which the kernel copies them to where they are to be.
+/// The bytes in a pipe, from which the kernel copies them to their place.
 #[derive(Debug)]
 pub(super) struct LastWords {
     pipe: OwnedFd,
@@ -51,7 +51,7 @@ impl LastWords {
         let mut ulpdu = [0; MOST];
         let len = segment.emit(&mut ulpdu);
         let mut bytes = [0; MOST];
-        // A receiver without CRCs does not look at them.
+        // A receiver without CRCs ignores them.
         let len = match marked {
             true => marker::emit(offset, &ulpdu[..len], CrcMode::On, &mut bytes),
             false => fpdu::emit(&ulpdu[..len], CrcMode::On, &mut bytes),

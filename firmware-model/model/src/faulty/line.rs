@@ -1,4 +1,4 @@
-//! What a connection has taken, and what arrives late.
+//! Bytes that a connection has taken, but that arrive late.
 
 use crate::stream::{Stream, StreamError};
 use crate::time::Nanos;
@@ -10,15 +10,15 @@ use urnic_faults::Lateness;
 const CAPACITY: usize = 1 << 20;
 pub(super) const PORTION: usize = 64 << 10;
 
-/// Bytes on a slow way, in order.
+/// Bytes on a slow path, in order.
 #[derive(Debug, Default)]
 pub(super) struct Line {
     /// The bytes that are left of each portion, and when they are due.
     portions: VecDeque<(Nanos, Vec<u8>)>,
     len: usize,
-    /// The time as it was told last.
+    /// The time of the last call.
     now: Nanos,
-    /// When the slow part of the way is free.
+    /// The time when the slow part of the path is free.
     free: Nanos,
     /// Nothing leaves before this time: the port is down.
     held_until: Option<Nanos>,
@@ -32,15 +32,15 @@ impl Line {
         self.portions.is_empty()
     }
 
-    /// Bytes on the way.
+    /// Bytes in flight.
     pub(super) fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there is room for a portion.
+    /// Whether there is room for more bytes.
     ///
     /// # Errors
-    /// `WouldBlock`: it comes with time. `Closed`: what was sent before failed.
+    /// `WouldBlock`: there will be room later. `Closed`: earlier bytes could not be sent.
     pub(super) fn check(&self) -> Result<(), StreamError> {
         match self.failed {
             Some(errno) => Err(StreamError::Closed(errno)),
@@ -77,8 +77,8 @@ impl Line {
         (self.len, self.finishes) = (0, false);
     }
 
-    /// Sends what is due. Returns when more is; what the stream does not take goes when it is
-    /// ready.
+    /// Sends the bytes that are due. Returns the time when more are due. Bytes that the stream does
+    /// not take are sent when it is ready.
     pub(super) fn advance(&mut self, now: Nanos, stream: &mut dyn Stream) -> Option<Nanos> {
         self.now = now;
         if self.held_until.is_some() {
@@ -100,7 +100,7 @@ impl Line {
                     self.failed = Some(errno);
                     self.clear();
                 }
-                // The bytes are our own: they are there.
+                // The bytes are in memory of this crate, so they are accessible.
                 Err(StreamError::WouldBlock | StreamError::Fault) => return None,
             }
         }

@@ -1,5 +1,5 @@
-//! A network where things go wrong: connections and UDP ports that ask the plan of the process
-//! ([`urnic_faults`]) what fails, and let it happen. The device above knows nothing of it.
+//! A network with faults: connections and UDP ports query the plan of the process
+//! ([`urnic_faults`]) for faults, and carry them out. The device above does not know of it.
 
 mod datagrams;
 mod last_words;
@@ -19,7 +19,7 @@ use std::sync::Arc;
 use stream::{Condition, FaultyStream};
 use urnic_faults::{ConnectFault, DevicePlan, Plan, occasion};
 
-/// A network, and what goes wrong there.
+/// A network with its faults.
 #[derive(Debug)]
 pub(crate) struct Faulty {
     network: Arc<dyn Network>,

@@ -1,14 +1,14 @@
-//! A connection that passes nothing, as TCP would tell of it.
+//! A connection that passes nothing, with the answers that TCP would give.
 
 use crate::stream::Answers;
 use crate::time::Nanos;
 use std::time::Duration;
 
-/// The time after which a peer gives up that gets no answer, unless the driver has told another.
+/// The time after which a peer without an answer gives up, unless the driver has set another.
 pub(super) const PATIENCE: Duration = Duration::from_secs(2);
 
-/// When a connection fell silent, and since when its peer has not acknowledged what was sent, nor
-/// answered what was asked.
+/// The times of a silent connection: when it fell silent, and since when the peer has not
+/// acknowledged bytes or answered probes.
 #[derive(Debug, Default)]
 pub(super) struct Silence {
     pub(super) since: Nanos,
@@ -17,7 +17,7 @@ pub(super) struct Silence {
 }
 
 impl Silence {
-    /// That of a port which goes down now: what was sent shortly before may be lost as well.
+    /// The silence of a port that goes down now: bytes sent shortly before may be lost as well.
     pub(super) fn of_port(now: Nanos) -> Silence {
         Silence {
             since: now,
@@ -26,7 +26,7 @@ impl Silence {
         }
     }
 
-    /// How the peer's system answers at this time: not at all.
+    /// The answers of the peer's system at this time: none.
     pub(super) fn answers(&self, now: Nanos) -> Answers {
         let time = |since: Option<Nanos>| since.map_or(Duration::ZERO, |since| now.since(since));
         Answers::of_silence(
@@ -51,7 +51,7 @@ impl Down {
         Down { until, waiting: None }
     }
 
-    /// When the peer gives up by its own timer; `None`: it does not wait for an answer.
+    /// The time when the peer gives up by its own timer; `None`: it does not wait for an answer.
     pub(super) fn peer_gives_up(
         &mut self,
         now: Nanos,

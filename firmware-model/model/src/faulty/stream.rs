@@ -16,21 +16,22 @@ use urnic_faults::{ByteFault, DevicePlan, Lateness, Origin, Origins, SendingFaul
 /// Most reads of a silent connection in one call.
 const MOST_LOST: usize = 64;
 
-/// A connection, and what goes wrong there.
+/// A connection with its faults.
 #[derive(Debug)]
 pub(super) struct FaultyStream {
     stream: Box<dyn Stream>,
     plan: DevicePlan,
-    /// Where each fault of the plan counts from.
+    /// The position from which each fault of the plan counts.
     origins: Origins,
-    /// What was sent and arrives late.
+    /// Sent bytes that arrive late.
     line: Line,
-    /// The connection has ended, and nothing has told of that yet: the real one may have no event.
+    /// The injected end has not been signalled yet; the underlying socket may never become
+    /// readable.
     ended: bool,
     /// Bytes sent, and bytes that passed in either direction.
     sent: u64,
     passed: u64,
-    /// The position among the bytes sent up to which damage was decided, and what is damaged.
+    /// The position among the sent bytes up to which damage was decided, and the byte to damage.
     decided: u64,
     damaged: Option<u64>,
     /// The frames that are sent, and received.
@@ -38,23 +39,23 @@ pub(super) struct FaultyStream {
     receives: Follower,
     /// The error of the Terminate that comes when a frame of the peer has ended.
     terminates: Option<u16>,
-    /// In the condition `Rejecting`: what was sent.
+    /// In the condition `Rejecting`: the bytes that were sent.
     request: Vec<u8>,
-    /// In the condition `Ended`: what is received.
+    /// In the condition `Ended`: the bytes still to be received.
     last_words: Option<LastWords>,
-    /// The last call received less than was there.
+    /// The last call received fewer bytes than had arrived.
     cut: bool,
     condition: Condition,
-    /// The time of the last call that told it.
+    /// The time of the last call that passed it.
     now: Nanos,
     silence: Silence,
-    /// While the port is down: since when, and what the peer has sent meanwhile.
+    /// While the port is down: since when, and the bytes that the peer has sent since.
     down: Option<Down>,
-    /// The time after which the queue pair gives up a silent peer, and a peer this end.
+    /// The time after which this queue pair gives up a silent peer, and a peer gives up this end.
     patience: Duration,
 }
 
-/// How a connection is.
+/// The condition of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Condition {
     Well,
@@ -98,8 +99,8 @@ impl FaultyStream {
         }
     }
 
-    /// Looks whether the port is down. While it is, a connection passes nothing, and loses nothing:
-    /// what an adapter would send again goes when the port is up.
+    /// Checks whether the port is down. While it is, a connection passes nothing, and loses
+    /// nothing: bytes that an adapter would retransmit pass when the port is up.
     fn look_at_port(&mut self) {
         let until = self.plan.port_down_for().map(|left| self.now + left);
         match (until, &mut self.down) {
@@ -116,15 +117,15 @@ impl FaultyStream {
         self.line.hold(until);
     }
 
-    /// While the port is down: notes whether the peer waits for an answer, and lets it give up as
-    /// it would by its own timer. Returns when to look again.
+    /// While the port is down: notes whether the peer waits for an answer, and resets the
+    /// connection when the peer would give up by its own timer. Returns the time of the next check.
     fn await_port(&mut self) -> Option<Nanos> {
         let down = self.down.as_mut()?;
         let until = down.until;
         if self.condition != Condition::Well {
             return Some(until);
         }
-        // Bytes of the peer, or our answer to some that came before.
+        // Bytes of the peer, or our answer to earlier bytes.
         let waits = || !self.line.is_empty() || self.stream.peek() == Ok(true);
         match down.peer_gives_up(self.now, self.patience, waits) {
             Some(at) if at <= self.now => {}
@@ -143,11 +144,11 @@ impl FaultyStream {
         self.condition == Condition::Silent || self.down.is_some() && self.condition == Condition::Well
     }
 
-    /// What a connection in this condition answers to an attempt to send; `None`: it sends.
+    /// The result of an attempt to send in this condition; `None`: the connection sends.
     fn refuses_to_send(&mut self, pieces: &[Piece<'_>], len: usize) -> Option<Result<usize, StreamError>> {
         match self.condition {
             Condition::Well => None,
-            // As a kernel does while nobody acknowledges.
+            // As a kernel does while the peer does not acknowledge.
             Condition::Silent | Condition::Unanswered | Condition::Ended => {
                 self.silence.sent.get_or_insert(self.now);
                 Some(Ok(len))
@@ -158,7 +159,7 @@ impl FaultyStream {
         }
     }
 
-    /// What a connection in this condition answers to an attempt to receive; `None`: it receives.
+    /// The result of an attempt to receive in this condition; `None`: the connection receives.
     fn refuses_to_receive(&mut self) -> Option<Result<usize, StreamError>> {
         match self.condition {
             Condition::Well => None,
@@ -168,7 +169,8 @@ impl FaultyStream {
                 _ => Some(Ok(0)),
             },
             Condition::Silent | Condition::Unanswered => {
-                // What arrives is lost. A peer that sends without end must not keep the thread.
+                // Arriving bytes are dropped. A peer that sends without end must not occupy the
+                // thread.
                 let mut lost = [0; 4096];
                 for _ in 0..MOST_LOST {
                     let Ok(1..) = self.stream.receive_bytes(&mut lost) else {
@@ -182,7 +184,7 @@ impl FaultyStream {
         }
     }
 
-    /// How late the next `len` bytes arrive, if they do.
+    /// The delay of the next `len` bytes; `None`: no fault delays them.
     fn lateness(&self, len: usize) -> Option<Lateness> {
         let occasion = occasion::sending(self.stream.ends().remote.ip());
         let strikes = self.plan.strikes(&occasion).into_iter();
@@ -193,8 +195,8 @@ impl FaultyStream {
         })
     }
 
-    /// Ends our direction behind what was sent.
-    fn finish_behind(&mut self) {
+    /// Ends our direction after the bytes that were sent, late ones included.
+    fn finish_when_sent(&mut self) {
         self.line.finish(&mut *self.stream);
     }
 
@@ -228,9 +230,9 @@ impl FaultyStream {
         Ok(())
     }
 
-    /// The peer seems to say this, and to close. The real one sees an orderly end.
+    /// The peer seems to send these bytes and to close. The real peer sees an orderly end.
     fn end(&mut self, words: Result<LastWords, Errno>) {
-        self.finish_behind();
+        self.finish_when_sent();
         self.ended = true;
         self.condition = Condition::Ended;
         self.last_words = words.ok();
@@ -245,7 +247,7 @@ impl FaultyStream {
         }
     }
 
-    /// Receives what is there; not behind the end of a frame, if a Terminate waits for that.
+    /// Receives arrived bytes; not beyond the end of a frame, if a Terminate waits for that.
     fn receive_real(&mut self, into: &mut [PieceMut<'_>]) -> Result<usize, StreamError> {
         if self.terminates.is_none() {
             return self.stream.receive(into);
@@ -257,8 +259,8 @@ impl FaultyStream {
         }
     }
 
-    /// Faults that were added meanwhile count from here on. Bytes that were offered to the real
-    /// connection, and which it did not take, are decided already.
+    /// Faults that were added since the last call count from here on. For bytes that were offered
+    /// to the real connection and not taken, the decision is already made.
     fn note_new_faults_at(&mut self, messages: u64) {
         let here = Origin {
             passed: self.passed,
@@ -277,7 +279,7 @@ impl FaultyStream {
         self.sends.messages() + self.receives.messages()
     }
 
-    /// Bytes have passed; there were so many messages before.
+    /// Bytes have passed, after `messages_before` messages.
     fn pass(&mut self, len: usize, messages_before: u64) {
         if len == 0 {
             return;
@@ -299,7 +301,7 @@ impl FaultyStream {
                     self.condition = Condition::Reset;
                 }
                 StreamFault::Close => {
-                    self.finish_behind();
+                    self.finish_when_sent();
                     self.ended = true;
                     self.condition = Condition::Closed;
                 }
@@ -422,7 +424,7 @@ impl Wrapper for FaultyStream {
     }
 
     fn finish(&mut self) {
-        self.finish_behind();
+        self.finish_when_sent();
     }
 
     fn reset(&mut self) {
@@ -440,7 +442,7 @@ impl Wrapper for FaultyStream {
 
     fn unacknowledged(&self) -> u32 {
         match self.condition {
-            // What was taken since is never acknowledged.
+            // Bytes that were taken since are never acknowledged.
             Condition::Silent | Condition::Unanswered => 1,
             Condition::Ended | Condition::Rejecting => 0,
             _ => self

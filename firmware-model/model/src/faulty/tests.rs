@@ -19,7 +19,7 @@ fn connection(faults: &str) -> Result<[Box<dyn Stream>; 2], Errno> {
     connection_of(plan_of(faults))
 }
 
-/// The same of this plan, which may change later.
+/// A connection with this plan, which may change later.
 fn connection_of(plan: &'static Plan) -> Result<[Box<dyn Stream>; 2], Errno> {
     let conditions = Conditions {
         latency: Duration::ZERO,
@@ -62,7 +62,7 @@ fn a_connection_is_reset_at_its_position() {
 
 /// Nothing else tells of an end that the real connection knows nothing of.
 #[test]
-fn an_end_asks_for_a_look_once() {
+fn an_end_requests_a_check_once() {
     let now = Nanos(7);
     for faults in ["reset after=8", "close after=8"] {
         let [mut here, _there] = connection(faults).unwrap();
@@ -248,7 +248,7 @@ fn a_peer_gives_up_after_the_time_of_the_queue_pair() {
 }
 
 #[test]
-fn what_waits_for_a_port_that_is_down_is_unanswered() {
+fn requests_to_a_port_that_is_down_are_unanswered() {
     let plan = down_for("1000s");
     let [mut here, _there] = connection_of(plan).unwrap();
     assert_eq!(here.unacknowledged(), 0);
@@ -276,7 +276,7 @@ fn message(last: bool) -> Vec<u8> {
 }
 
 #[test]
-fn a_connection_is_rejected_by_what_it_takes_for_the_peer() {
+fn a_connection_is_rejected_as_if_by_the_peer() {
     let [mut here, mut there] = connection("reject").unwrap();
     assert_eq!(send(&mut *here, &REQUEST[..9]), Ok(9));
     assert_eq!(receive(&mut *here), Err(StreamError::WouldBlock));
@@ -308,7 +308,7 @@ fn messages_of_both_directions_count() {
     );
 }
 
-/// It comes behind a whole frame, wherever the stream is cut.
+/// It comes after a whole frame, wherever the stream is cut.
 #[test]
 fn a_terminate_comes_when_a_frame_has_ended() {
     let [mut here, mut there] = connection("terminate code=0x1202 after=1msg").unwrap();
@@ -333,6 +333,6 @@ fn a_terminate_comes_when_a_frame_has_ended() {
     };
     assert_eq!((terminate.layer, terminate.etype, terminate.code), (1, 2, 2));
     assert_eq!((rest, receive(&mut *here).unwrap()), (&b""[..], vec![]));
-    // What is sent behind it nobody receives.
+    // Nobody receives what is sent after it.
     assert!(send(&mut *here, &message(true)).is_ok());
 }

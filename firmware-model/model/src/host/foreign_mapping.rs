@@ -1,9 +1,9 @@
 //! Memory that another process has mapped from a file or a segment, mapped here as well.
 //!
-//! The kernel says in `/proc/PID/maps` what is behind an address of the process. The file is found
-//! by a descriptor of the process, by its path, or by the kernel's own links (`map_files`, for root
-//! alone); a System V segment has a number. What has none of these, or lies on a file system that
-//! shows other numbers there than in stat(2), stays out of reach.
+//! The kernel lists in `/proc/PID/maps` what is mapped at an address of the process. The file is
+//! found by a descriptor of the process, by its path, or by the kernel's own links (`map_files`,
+//! for root alone); a System V segment has a number. Memory of a file without any of these, or on a
+//! file system that shows other numbers in the list than in stat(2), cannot be mapped.
 
 use super::mapping::Mapping;
 use super::shared_memory::map;
@@ -15,11 +15,11 @@ use rustix::process::Pid;
 use std::ops::Deref;
 use std::ptr::NonNull;
 
-/// Descriptors of a process that are looked at in search of a file.
+/// Most descriptors of a process that are searched for a file.
 const DESCRIPTORS: usize = 1024;
 /// Most bytes of a process's list of mappings.
 const MAPS: usize = 16 << 20;
-/// What the kernel calls a System V segment in the list of mappings.
+/// The kernel's name of a System V segment in the list of mappings.
 const SEGMENT: &str = "/SYSV";
 
 /// A part of a file or segment that a process has mapped.
@@ -27,17 +27,17 @@ const SEGMENT: &str = "/SYSV";
 pub(crate) struct Origin {
     device: u64,
     inode: u64,
-    /// Where in the file `start` is.
+    /// The offset of `start` in the file.
     offset: u64,
-    /// First address in the process, and the address behind the last.
+    /// First address in the process, and the address after the last.
     start: u64,
     end: u64,
     path: String,
 }
 
 impl Origin {
-    /// What is behind the `len` bytes at `address` of a process, if they are one part of one file,
-    /// mapped to be read and written by all.
+    /// The file that is mapped at the `len` bytes at `address` of a process, if they are one part
+    /// of one file, mapped to be read and written by all.
     pub(crate) fn find(process: Pid, address: u64, len: u64) -> Option<Origin> {
         let maps = read_file(&format!("/proc/{}/maps", process.as_raw_nonzero())).ok()?;
         Origin::in_list(&maps, address, address.checked_add(len)?)
@@ -80,7 +80,7 @@ impl Origin {
             && (file.st_dev, file.st_ino) == (self.device, self.inode)
     }
 
-    /// Whether this part has all of `other`, which may be mapped elsewhere.
+    /// Whether this part has all of `other`, which may be mapped at another address.
     fn contains(&self, other: &Origin) -> bool {
         let last = |origin: &Origin| origin.offset + (origin.end - origin.start);
         (self.device, self.inode, &self.path) == (other.device, other.inode, &other.path)
@@ -120,7 +120,7 @@ impl Origin {
         self.reopen(&open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok()?)
     }
 
-    /// The file behind a descriptor that is only a path, if it is this one.
+    /// The file of a descriptor that is only a path, if it is this one.
     fn reopen(&self, path: &OwnedFd) -> Option<OwnedFd> {
         let is_it = self.is_file(&fstat(path).ok()?);
         let own = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(path));
@@ -131,7 +131,7 @@ impl Origin {
     }
 }
 
-/// A line of the list of mappings, and whether others may share what is written there.
+/// A line of the list of mappings, and whether writes there are shared with other processes.
 fn parse(line: &str) -> Option<(Origin, bool)> {
     let (range, rest) = line.split_once(' ')?;
     let (rights, rest) = rest.split_once(' ')?;
@@ -181,7 +181,7 @@ pub(crate) struct ForeignMapping {
 }
 
 impl ForeignMapping {
-    /// Maps what a process has mapped.
+    /// Maps the memory that a process has mapped.
     pub(crate) fn open(process: Pid, origin: Origin) -> Option<ForeignMapping> {
         let len = usize::try_from(origin.end - origin.start).ok()?;
         if origin.path.starts_with(SEGMENT) {
@@ -202,7 +202,7 @@ impl ForeignMapping {
         self.origin.contains(origin)
     }
 
-    /// Where in this mapping a part is that it contains.
+    /// The offset of a contained part in this mapping.
     pub(crate) fn place_of(&self, origin: &Origin) -> u64 {
         origin.offset - self.origin.offset
     }
@@ -279,7 +279,7 @@ mod tests {
     const PAGE: usize = 4096;
     const LEN: usize = 8 * PAGE;
 
-    /// Memory of this process, which plays the other one as well.
+    /// Memory of this process, which stands for the other process as well.
     struct Theirs(Mapping);
 
     impl Theirs {
@@ -300,7 +300,7 @@ mod tests {
             Some((mapping, place as usize))
         }
 
-        /// That what is written at one mapping is seen at the other.
+        /// Checks that writes at one mapping appear at the other.
         fn is_seen(&self, at: usize, len: usize) -> bool {
             let Some((here, place)) = self.open(at, len) else {
                 return false;
@@ -327,7 +327,7 @@ mod tests {
         for (at, len) in [(0, LEN), (PAGE + 100, 8), (3 * PAGE - 4, 2 * PAGE)] {
             assert!(theirs.is_seen(at, len), "{at} {len}");
         }
-        // Behind its end there is nothing, or something else.
+        // Beyond its end there is nothing, or something else.
         assert!(Origin::find(getpid(), theirs.address(LEN - 8), 4 * PAGE as u64).is_none());
     }
 

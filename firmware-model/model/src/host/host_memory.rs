@@ -47,7 +47,7 @@ pub unsafe trait HostMemory: Send + Sync {
 /// Host memory that is reached by copies only: that of another process, or pages of this process
 /// that appear and disappear. Regions may lie there; rings, records and command buffers may not.
 pub trait RemoteMemory: Send + Sync {
-    /// Whether all the `len` bytes at `iova` are there.
+    /// Whether all `len` bytes at `iova` are mapped.
     fn covers(&self, iova: u64, len: u64) -> bool;
 
     /// Copies bytes out.
@@ -68,7 +68,8 @@ pub trait RemoteMemory: Send + Sync {
         None
     }
 
-    /// Where in that process the `len` bytes at `iova` are, if the device may read and write them.
+    /// The address of the `len` bytes at `iova` in that process, if the device may read and write
+    /// them.
     fn in_process(&self, iova: u64, len: u64) -> Option<u64> {
         let _ = (iova, len);
         None

@@ -9,7 +9,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::hash::{DefaultHasher, Hasher};
 use std::io::Read;
 
-/// A process that lives, or has ended: no other takes its place.
+/// One certain process, alive or ended; never another process with its number.
 #[derive(Debug)]
 pub struct HostProcess {
     number: Pid,
@@ -19,7 +19,7 @@ pub struct HostProcess {
 
 impl HostProcess {
     /// # Errors
-    /// There is no such process, or the system does not let this one access its memory.
+    /// There is no such process, or the system does not permit this one to access its memory.
     pub fn open(number: Pid) -> Result<HostProcess, Errno> {
         Self::of_pidfd(pidfd_open(number, PidfdFlags::empty())?)
     }
@@ -27,13 +27,13 @@ impl HostProcess {
     /// The process that has the other end of a connected unix socket.
     ///
     /// # Errors
-    /// It has ended, or the system does not let this process access its memory.
+    /// The process has ended, or the system does not permit this one to access its memory.
     pub fn of_peer(socket: BorrowedFd<'_>) -> Result<HostProcess, Errno> {
         match sys::peer_pidfd(socket) {
             Ok(life) => Self::of_pidfd(life),
-            // Before Linux 6.5 the kernel tells only a number, which may mean another process once
-            // the peer has ended. It has not ended while the socket is connected, unless it gave
-            // the socket to another process.
+            // Before Linux 6.5 the kernel reports only a number, which may mean another process
+            // after the peer has ended. While the socket is connected the peer has not ended,
+            // unless it passed the socket to another process.
             Err(Errno::NOPROTOOPT) => {
                 let (_, number) = sys::peer_credentials(socket)?;
                 let process = Self::open(Pid::from_raw(number).ok_or(Errno::SRCH)?)?;
@@ -53,27 +53,26 @@ impl HostProcess {
         process.lives().then_some(process).ok_or(Errno::SRCH)
     }
 
-    /// Its number.
+    /// The process number.
     pub fn number(&self) -> Pid {
         self.number
     }
 
-    /// Whether it has not ended.
+    /// Whether the process has not ended.
     pub fn lives(&self) -> bool {
         lives(self.life.as_fd())
     }
 
-    /// Its pidfd.
+    /// The pidfd of the process.
     pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
         self.life.as_fd()
     }
 }
 
-/// Whether the system lets this process access the memory of another (ptrace(2), "Ptrace access
-/// mode checking"; seccomp(2)).
+/// Checks that the system permits this process to access the memory of another (ptrace(2), "Ptrace
+/// access mode checking"; seccomp(2)).
 ///
-/// # Errors
-/// It does not.
+/// # Errors It does not.
 pub(crate) fn may_be_accessed(number: Pid) -> Result<(), Errno> {
     // Nothing is mapped at 0.
     match process_memory::read(number, 0, &mut [0]) {
@@ -108,7 +107,7 @@ pub(crate) fn proof_of_access(process: Pid, challenge: &[u8]) -> Option<u64> {
 
 /// The number of the process of a pidfd, if it lives.
 pub(crate) fn number_of(life: BorrowedFd<'_>) -> Option<Pid> {
-    // proc_pid_fdinfo(5); -1: it has ended, 0: it is in another pid namespace.
+    // proc_pid_fdinfo(5); -1: the process has ended, 0: it is in another pid namespace.
     let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", life.as_raw_fd())).ok()?;
     let number = info.lines().find_map(|line| line.strip_prefix("Pid:"))?;
     number

@@ -47,24 +47,24 @@ impl Mapping {
         self.len
     }
 
-    /// Whether it holds no byte.
+    /// Whether the mapping is empty.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Its first address in this process.
+    /// The first address of the mapping in this process.
     pub(crate) fn address(&self) -> usize {
         self.ptr.as_ptr().addr()
     }
 
-    /// Its first byte.
+    /// A pointer to the first byte.
     #[inline]
     pub(crate) fn as_ptr(&self) -> *mut u8 {
         self.ptr.as_ptr()
     }
 
-    /// As [`as_ptr`](Self::as_ptr).
+    /// Like [`as_ptr`](Self::as_ptr).
     #[inline]
     pub(super) fn start(&self) -> NonNull<u8> {
         self.ptr

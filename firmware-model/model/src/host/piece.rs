@@ -55,13 +55,13 @@ impl<'a> Piece<'a> {
         self.len
     }
 
-    /// Whether it holds no byte.
+    /// Whether the piece is empty.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The rest behind the first `n` bytes.
+    /// The rest after the first `n` bytes.
     #[inline]
     pub fn skip(self, n: usize) -> Piece<'a> {
         let n = n.min(self.len);
@@ -97,8 +97,8 @@ impl<'a> Piece<'a> {
             .find(|byte| fault::probe(std::ptr::with_exposed_provenance(*byte), 1).is_err())
     }
 
-    /// Copies the bytes out, as far as `into` is long; returns how many. For simulated streams and
-    /// tests.
+    /// Copies bytes out, at most as many as `into` has; returns their number. For simulated streams
+    /// and tests.
     ///
     /// # Safety
     ///
@@ -117,7 +117,7 @@ impl<'a> Piece<'a> {
     pub(crate) fn append_to(&self, into: &mut Vec<u8>) -> Result<(), Unreachable> {
         let before = into.len();
         into.resize(before + self.len, 0);
-        // SAFETY: `into` has room for the bytes behind the earlier ones; the source may be missing.
+        // SAFETY: `into` has room for the bytes after the earlier ones; the source may be missing.
         unsafe { fault::copy(into.as_mut_ptr().add(before), self.ptr, self.len) }
     }
 
@@ -159,19 +159,19 @@ impl<'a> PieceMut<'a> {
         self.0.len
     }
 
-    /// Whether it holds no byte.
+    /// Whether the piece is empty.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The rest behind the first `n` bytes.
+    /// The rest after the first `n` bytes.
     #[inline]
     pub fn skip(self, n: usize) -> PieceMut<'a> {
         PieceMut(self.0.skip(n))
     }
 
-    /// The rest behind the first `n` bytes, for as long as this piece is not used otherwise.
+    /// The rest after the first `n` bytes, for as long as this piece is not used otherwise.
     #[inline]
     pub(crate) fn rest(&mut self, n: usize) -> PieceMut<'_> {
         PieceMut(self.0.skip(n))
@@ -195,8 +195,8 @@ impl<'a> PieceMut<'a> {
         self.0.ptr.cast_mut()
     }
 
-    /// Copies `from` in, as far as there is room; returns how many bytes. For simulated streams and
-    /// tests.
+    /// Copies bytes of `from` in, at most as many as there is room for; returns their number. For
+    /// simulated streams and tests.
     ///
     /// # Safety
     ///

@@ -5,7 +5,7 @@ use crate::sys::last_errno;
 use rustix::io::Errno;
 use rustix::process::Pid;
 
-/// Copies bytes out of a process, as many as are there from `address` on.
+/// Copies bytes out of a process, up to the first inaccessible one from `address` on.
 ///
 /// # Errors
 /// Those of process_vm_readv(2).
@@ -14,7 +14,7 @@ pub fn read(process: Pid, address: u64, into: &mut [u8]) -> Result<usize, Errno>
     process_vm(libc::SYS_process_vm_readv, process, [&[local], &[remote]])
 }
 
-/// Copies parts out of a process, one after the other, as many bytes as are there.
+/// Copies parts out of a process, one after the other, up to the first inaccessible byte.
 ///
 /// # Errors
 /// Those of process_vm_readv(2).

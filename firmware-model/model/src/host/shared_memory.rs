@@ -35,8 +35,8 @@ impl SharedMemory {
         Self::map(file, len, ProtFlags::READ | ProtFlags::WRITE)
     }
 
-    /// Checks that a descriptor is one of sealed memory: nothing that is done with it waits for
-    /// another process, as asking for the attributes of a file may.
+    /// Checks that a descriptor is one of sealed memory: no operation on it waits for another
+    /// process, as a query of a file's attributes may.
     ///
     /// # Errors
     /// `EINVAL`: it is not.
@@ -55,7 +55,7 @@ impl SharedMemory {
         fits.then_some(()).ok_or(Errno::INVAL)
     }
 
-    /// As [`create`](Self::create); other processes can only read it.
+    /// Like [`create`](Self::create), but other processes can only read the memory.
     pub(crate) fn create_for_readers(name: &str, len: usize) -> Result<(SharedMemory, OwnedFd), Errno> {
         // For mappings from there on (Linux 5.1).
         Self::create_with(name, len, SEALS | SealFlags::FUTURE_WRITE)
@@ -77,7 +77,7 @@ impl SharedMemory {
         Ok((memory, file))
     }
 
-    /// As [`open`](Self::open), for memory that may only be read.
+    /// Like [`open`](Self::open), for memory that may only be read.
     pub(crate) fn open_to_read(file: BorrowedFd<'_>, len: usize) -> Result<SharedMemory, Errno> {
         Self::check(file, len)?;
         Self::map(file, len, ProtFlags::READ)

@@ -112,8 +112,8 @@ impl Remote {
 }
 
 impl Backing {
-    /// Where the `len` bytes from `at` on are, as peers on this host may reach them: in one extent
-    /// of this process, or of the host's.
+    /// The place of the `len` bytes from `at` on for local peers: one extent of this process, or of
+    /// the host's.
     pub(super) fn place(&self, at: u64, len: u64) -> Option<Place> {
         match self {
             Backing::Contiguous { mapping, .. } => {
@@ -152,7 +152,8 @@ impl Backing {
         }
     }
 
-    /// Where in a region of `len` bytes that lies here the byte at `address` of this process is.
+    /// The offset of the byte at `address` of this process in a region of `len` bytes that begins
+    /// here.
     pub(super) fn place_of(&self, address: usize, len: u64) -> Option<u64> {
         let within = |mapping: &Mapping| {
             let offset = address.checked_sub(mapping.address())?;
@@ -195,8 +196,8 @@ impl Backing {
     }
 }
 
-// Room for page lists, which cost the device three times what they cost a driver, and more if many
-// of its entries name one page.
+// Room for page lists. A list takes three times as much memory in the device as in a driver, and
+// more if many of its entries name one page.
 
 /// Adds `more` to a number of things in use, unless that would make it exceed `limit`. Returns
 /// whether it did.
@@ -218,7 +219,7 @@ pub struct PageRoom {
     limit: usize,
 }
 
-/// Room that a page list takes up until this is dropped.
+/// Room of a page list; given back when this is dropped.
 #[derive(Debug)]
 pub struct PageReservation {
     room: Arc<PageRoom>,

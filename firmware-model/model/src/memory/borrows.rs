@@ -1,12 +1,12 @@
 //! Pieces of registered memory that streams have not taken yet, and that no
-//! [`Window`](super::Window) or [`Pin`] guards any more.
+//! [`Window`](super::Window) or [`Pin`] protects any more.
 //!
-//! Large payload is sent from where it is. While a sender frames and sends it pins the entries of
-//! the STags, so a revocation waits for it, one call of the stream at the longest. What the stream
-//! does not take then stays for an unbounded time, which the peer determines: the sender registers
-//! these pieces here as borrowed before it drops the pins. A revocation makes every holder release
-//! the pieces of its entry: the bytes are copied. So when a revocation returns, nothing reads the
-//! memory any more, and a slow peer does not delay a revocation.
+//! Large payload is sent from its place. While a sender frames and sends, it pins the entries of
+//! the STags, so a revocation waits for it, one call of the stream at the longest. Bytes that the
+//! stream does not take then wait for an unbounded time, which the peer determines: the sender
+//! registers these pieces here as borrowed before it drops the pins. A revocation makes every
+//! holder release the pieces of its entry: the bytes are copied. So when a revocation returns,
+//! nothing reads the memory any more, and a slow peer does not delay a revocation.
 
 use super::entry::{Entry, EntryId};
 use std::collections::HashMap;
@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use urnic_sync::{Mutex, MutexGuard};
 
-/// Keeps a revocation of an entry waiting. To be held for a short time only, as a
+/// Makes a revocation of an entry wait. Hold it for a short time only, like a
 /// [`Window`](super::Window).
 #[derive(Debug)]
 pub(crate) struct Pin(Arc<Entry>);

@@ -55,7 +55,7 @@ impl Domains {
         self.table.lock()
     }
 
-    /// Makes a domain; `None` if there are too many. Numbers start at 1 and come back late.
+    /// Makes a domain; `None` if there are too many. Numbers start at 1 and are used again late.
     pub(crate) fn allocate(&self) -> Option<u32> {
         let mut table = self.lock();
         if table.domains.len() >= self.limit as usize {

@@ -116,7 +116,7 @@ pub struct MemoryAccess {
     pub offset: u64,
     /// Bytes.
     pub len: u64,
-    /// What is done there.
+    /// The kind of access.
     pub need: Need,
 }
 

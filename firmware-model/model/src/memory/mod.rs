@@ -5,8 +5,8 @@ mod backing;
 mod borrows;
 mod domains;
 mod entry;
-mod exports;
 mod permutation;
+mod remote_access;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -19,6 +19,8 @@ pub use domains::{DomainUse, Domains};
 pub(crate) use entry::EntryId;
 pub use entry::{Accessor, MemoryAccess, Need, Violation};
 pub use entry::{BindError, InvalidateBy, InvalidateError, Registration, TableError};
-pub(crate) use exports::{Admission, Exports, ForeignTable, LastEntry, OwnGuard, Permitted};
+pub(crate) use remote_access::{
+    Admission, ForeignTable, LastEntry, OwnHazardFlag, Permitted, RemoteAccessTable,
+};
 pub use table::MemoryTable;
 pub use window::{Recent, Window};

@@ -1,5 +1,5 @@
-//! The table of STags. Checks are lock-free; changes are made under a lock, and end when no access
-//! through what they revoked is left.
+//! The table of STags. Checks are lock-free; changes are made under a lock, and return when no
+//! access through a revoked entry is left.
 
 use super::backing::Backing;
 use super::borrows::{Borrow, BorrowHolder, Borrows};
@@ -8,8 +8,8 @@ use super::entry::{
     Accessor, BindError, Entry, EntryId, InvalidateBy, InvalidateError, MemoryAccess, Need, Registration,
     TableError, Violation,
 };
-use super::exports::Exports;
 use super::permutation::{DOMAIN, Permutation};
+use super::remote_access::RemoteAccessTable;
 use super::window::{Recent, Window};
 use crate::host::HostProcess;
 use arc_swap::ArcSwapOption;
@@ -101,7 +101,7 @@ pub struct MemoryTable {
     domains: Domains,
     borrows: Arc<Borrows>,
     /// The table as peers on this host read it.
-    exports: OnceLock<Arc<Exports>>,
+    remote_access: OnceLock<Arc<RemoteAccessTable>>,
     admin: Mutex<Admin>,
 }
 
@@ -118,7 +118,7 @@ impl MemoryTable {
             max_windows,
             domains: Domains::new(max_domains),
             borrows: Arc::default(),
-            exports: OnceLock::new(),
+            remote_access: OnceLock::new(),
             admin: Mutex::new(Admin {
                 keys,
                 ..Admin::default()
@@ -126,18 +126,18 @@ impl MemoryTable {
         }
     }
 
-    /// Lets peers on this host read the table, which is empty as yet; returns the descriptor by
-    /// which they do. `proof` is any secret number; `host` is the process of the host, if regions
-    /// there are to be in the table.
+    /// Makes the table, which is still empty, readable for local peers; returns the descriptor by
+    /// which they read it. `proof` is any secret number; `host` is the process of the host, if the
+    /// table has regions of that process.
     pub(crate) fn export(
         &self,
         proof: u64,
         host: Option<Arc<HostProcess>>,
-    ) -> Result<(Arc<Exports>, OwnedFd), Errno> {
+    ) -> Result<(Arc<RemoteAccessTable>, OwnedFd), Errno> {
         let slots = (self.chunks.len() * CHUNK) as u32;
-        let (exports, file) = Exports::new(slots, &self.permutation, proof, host)?;
-        let exports = self.exports.get_or_init(|| Arc::new(exports));
-        Ok((exports.clone(), file))
+        let (remote_access, file) = RemoteAccessTable::new(slots, &self.permutation, proof, host)?;
+        let remote_access = self.remote_access.get_or_init(|| Arc::new(remote_access));
+        Ok((remote_access.clone(), file))
     }
 
     /// Registers a holder that has pieces of registered memory, and still pins for them. It
@@ -409,23 +409,23 @@ impl MemoryTable {
 
     /// Makes a slot refer to `entry`; the caller has the lock.
     fn replace(&self, slot: u32, entry: Option<Arc<Entry>>) -> Option<Arc<Entry>> {
-        if let Some(exports) = self.exports.get() {
-            exports.publish(slot, entry.as_deref());
+        if let Some(remote_access) = self.remote_access.get() {
+            remote_access.publish(slot, entry.as_deref());
         }
         self.cell(slot)?.swap(entry)
     }
 
     /// Waits until nothing uses the entry that a swap took out: no [`Window`] and no
-    /// [`Pin`](super::Pin) holds it, which last one FPDU or one call of a stream, and no piece of
-    /// it is left to be sent; and no peer on this host is in an access through it.
+    /// [`Pin`](super::Pin), which exist for one FPDU or one call of a stream; no borrowed piece of
+    /// it; and no access of a local peer.
     fn retire(&self, old: Option<Arc<Entry>>) {
         if let Some(mut old) = old {
             while Arc::get_mut(&mut old).is_none() {
                 rustix::thread::sched_yield();
             }
             self.borrows.release(old.id);
-            if let Some(exports) = self.exports.get() {
-                exports.wait();
+            if let Some(remote_access) = self.remote_access.get() {
+                remote_access.wait();
             }
         }
     }
@@ -442,7 +442,7 @@ impl MemoryTable {
         self.check_again(&Recent::default(), by, access)
     }
 
-    /// As [`check`](Self::check), for one of several accesses that are mostly to one STag.
+    /// Like [`check`](Self::check), for one of several accesses that are mostly to one STag.
     #[inline(always)]
     pub(crate) fn check_again(
         &self,
@@ -474,7 +474,7 @@ impl MemoryTable {
 
 // Why an access is refused, in words, and the memory that was perhaps meant.
 
-/// Most slots that are looked at for the nearest memory: a peer can cause this search.
+/// Most slots that are searched for the nearest memory: a peer can cause this search.
 const SEARCHED: usize = 1 << 16;
 
 /// An access that is refused.
@@ -485,7 +485,7 @@ struct Asked {
 }
 
 impl Asked {
-    /// How many of the bytes, or of those between, the entry does not cover.
+    /// The number of requested bytes that the entry does not cover, or of bytes between the two.
     fn distance(&self, entry: &Entry) -> u64 {
         let before = entry.base.saturating_sub(self.access.offset);
         let end = self.access.offset.saturating_add(self.access.len);
@@ -515,7 +515,7 @@ impl Asked {
 }
 
 impl MemoryTable {
-    /// Why the access is refused, and what comes nearest to it in the protection domain.
+    /// The reason of the refusal, and the nearest memory in the protection domain.
     #[cold]
     pub(crate) fn explain(&self, by: Accessor, access: MemoryAccess) -> String {
         let asked = &Asked { by, access };
@@ -552,7 +552,7 @@ impl MemoryTable {
         }
     }
 
-    /// The valid entry that covers most of what was asked for, in words.
+    /// The valid entry that covers most of the requested range, in words.
     fn nearest(&self, asked: &Asked, is_fit: impl Fn(&Entry) -> bool) -> Option<String> {
         let chunks = self.chunks.iter().take(SEARCHED / CHUNK);
         let entries = chunks.filter_map(|chunk| chunk.get()).flatten();
@@ -682,7 +682,7 @@ impl MemoryTable {
         Ok(())
     }
 
-    /// Unbinds the windows that serve only queue pair `qid`, which is going away.
+    /// Unbinds the windows of type 2 of queue pair `qid`, which is being destroyed.
     pub(crate) fn unbind_all_of(&self, qid: u32) {
         let mut admin = self.lock();
         if admin.windows == 0 {

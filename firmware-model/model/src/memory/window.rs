@@ -10,13 +10,13 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-/// What a slot of the table had when it was looked up. A revocation of the STag waits for it.
+/// The entry of a slot of the table when it was looked up. A revocation of the STag waits for it.
 pub(super) type Found = Guard<Option<Arc<Entry>>>;
 
-/// What was found for the last access, so that the next one to the same STag need not look it up:
-/// that takes longer than to copy a short message. A revocation waits for this, too; so it is
-/// [forgotten](Recent::forget) after some accesses, before one that takes long, and before this
-/// thread revokes a STag.
+/// The entry of the last access, so that the next access to the same STag need not look it up: a
+/// lookup takes longer than the copy of a short message. A revocation waits for this, too. So it is
+/// [forgotten](Recent::forget) after some accesses, before an access that takes long, and before
+/// this thread revokes an STag.
 #[derive(Default)]
 pub struct Recent(Cell<Option<Found>>);
 
@@ -27,7 +27,7 @@ impl Recent {
         drop(self.0.take());
     }
 
-    /// What was found for that very STag.
+    /// The entry, if it was found for exactly this STag.
     #[inline]
     pub(super) fn take(&self, stag: u32) -> Option<Found> {
         let is_of = |found: &Found| found.as_ref().is_some_and(|entry| entry.stag == stag);
@@ -74,7 +74,7 @@ impl<'t> Window<'t> {
         recent.0.set(Some(self.entry));
     }
 
-    /// Makes a pin, which keeps a revocation waiting after the window was dropped.
+    /// Makes a pin, for which a revocation waits after the window was dropped.
     #[inline]
     pub(crate) fn pin(&self) -> Option<Pin> {
         self.entry.as_ref().cloned().map(Pin::new)
@@ -252,7 +252,7 @@ impl<'t> Window<'t> {
     }
 }
 
-/// The extents of memory behind a range, in order.
+/// The extents of memory after a range, in order.
 pub(crate) struct Extents<'a> {
     backing: Option<&'a Backing>,
     at: u64,

@@ -1,9 +1,9 @@
 //! Work queue entries that cannot be executed.
 
-/// A work queue entry that makes no sense: its queue goes to the error state.
+/// A malformed work queue entry: its queue goes to the error state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("malformed work queue entry")]
 pub struct BadWqe {
-    /// The entry's cookie as far as it could be read; 0 if not.
+    /// The entry's cookie; 0 if it could not be read.
     pub cookie: u64,
 }

@@ -14,7 +14,7 @@ use urnic_device::vocabulary::WcStatus;
 use urnic_sync::{Mutex, MutexGuard};
 use zerocopy::IntoBytes;
 
-/// Largest distance of [`State::solicited`] behind the producer index, so that the former never
+/// Largest distance that [`State::solicited`] lags the producer index, so that the former never
 /// seems to be ahead.
 const LONG_AGO: u32 = 1 << 30;
 
@@ -57,7 +57,7 @@ struct State {
     producer: u32,
     /// The consumer index when it was last read.
     consumer: u32,
-    /// Index behind the last solicited or failed completion, or [`LONG_AGO`] behind the producer
+    /// Index after the last solicited or failed completion, or [`LONG_AGO`] before the producer
     /// index.
     solicited: u32,
     armed: Armed,
@@ -178,7 +178,7 @@ impl CompletionQueue {
         Ok(())
     }
 
-    /// Requests a notification of the next completion behind `consumer` that matches; one that is
+    /// Requests a notification of the next completion after `consumer` that matches; one that is
     /// there already notifies at once. A request for any completion is not weakened by a later one
     /// for solicited ones.
     pub(crate) fn arm(&self, consumer: u32, solicited_only: bool, effects: &mut Effects) {

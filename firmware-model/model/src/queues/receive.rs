@@ -46,7 +46,7 @@ impl RecvWqe {
     }
 }
 
-/// Where a receive queue is in the device's process.
+/// The address of a receive queue in the device's process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ReceivePlace {
     /// The address of its entries, `1 << log_size` of `1 << log_stride` bytes.
@@ -137,7 +137,7 @@ impl ReceiveQueue {
         })
     }
 
-    /// Where the queue is, for a peer that fills receives by itself.
+    /// The address of the queue, for a peer that fills receives itself.
     pub(crate) fn place(&self) -> ReceivePlace {
         ReceivePlace {
             entries: self.ring.address() as u64,
@@ -267,7 +267,7 @@ impl ReceiveSource {
         }
     }
 
-    /// Where the queue is, if it is the queue pair's own.
+    /// The address of the queue, if it is not shared.
     pub(crate) fn place(&self) -> Option<ReceivePlace> {
         match self {
             ReceiveSource::Own(queue) => Some(queue.place()),

@@ -106,7 +106,7 @@ impl SendQueue {
         Some(self.parse(self.next))
     }
 
-    /// The entry behind one that was not taken yet, if it is posted and well-formed.
+    /// The entry after one that was not taken yet, if it is posted and well-formed.
     #[inline]
     pub fn behind(&mut self, wqe: &SendWqe) -> Option<SendWqe> {
         match self.is_last(wqe) {
@@ -172,7 +172,7 @@ impl SendQueue {
         self.taken
     }
 
-    /// Whether half of the ring is in use by entries that were taken and not given back.
+    /// Whether entries that were taken and not released occupy half of the ring.
     #[inline]
     pub(crate) fn is_half_used(&self) -> bool {
         self.next.wrapping_sub(self.retired) > self.mask / 2
@@ -185,7 +185,7 @@ impl SendQueue {
         self.record.sq_consumer.store(self.retired, Ordering::Release);
     }
 
-    /// Takes and releases all entries behind a malformed one, whose boundaries are unknown.
+    /// Takes and releases all entries after a malformed one, whose boundaries are unknown.
     pub fn discard(&mut self) {
         self.producer = self.record.sq_producer.load(Ordering::Acquire);
         self.next = self.producer;
@@ -198,7 +198,7 @@ impl SendQueue {
         self.record.sq_producer.load(Ordering::Acquire) != self.next
     }
 
-    /// Requests a ring when the producer index passes `blocks` behind what was taken; 0 = at the
+    /// Requests a doorbell when the producer index passes the taken entries by `blocks`; 0 = at the
     /// next post. For 0, returns whether an entry is posted that was not taken: the driver possibly
     /// does not ring for that entry.
     pub(crate) fn ring_after(&mut self, blocks: u32) -> bool {

@@ -43,11 +43,11 @@ pub(crate) struct Rung;
 #[derive(Debug)]
 pub(crate) struct Schedule {
     pub(crate) readiness: Option<Readiness>,
-    /// What the device has for peers on this host.
+    /// The state of the device for local peers.
     pub(crate) same_host: Option<Arc<SameHost>>,
     pub(crate) sleeper: Sleeper,
     hot: [Hot; SHARDS],
-    /// Something was left for the background thread since it last looked.
+    /// Work was left for the background thread since its last check.
     pub(crate) pending: AtomicBool,
     /// Arrivals in a row that pollers found, up to [`POLLER`].
     found: AtomicU32,
@@ -122,7 +122,7 @@ impl Schedule {
         self.readiness.as_ref().map_or(Ok(()), |r| r.add(fd, token))
     }
 
-    /// Takes a descriptor off the list again. On return, no thread looks at it.
+    /// Removes a descriptor from the list. On return, no thread uses it.
     pub(crate) fn unwatch(&self, fd: BorrowedFd<'_>) {
         if let Some(readiness) = &self.readiness {
             readiness.remove(fd);
@@ -137,7 +137,7 @@ impl Schedule {
         }
     }
 
-    /// Makes sure that the background thread looks around soon.
+    /// Makes sure that the background thread checks for work soon.
     fn wake(&self) {
         self.pending.store(true, Ordering::SeqCst);
         if self.sleeper.must_be_woken()
@@ -194,8 +194,8 @@ impl Schedule {
         }
     }
 
-    /// A thread is about to wait for an interrupt: what pollers found before does not count any
-    /// more, nor that others are about to come back.
+    /// A thread is about to wait for an interrupt: what pollers found earlier, and the expected
+    /// return of other threads, do not count any more.
     pub(crate) fn note_waiter(&self) {
         self.forget_pollers();
         if self.lent_until.load(Ordering::SeqCst) != 0 {
@@ -204,7 +204,7 @@ impl Schedule {
         self.poll_streams();
     }
 
-    /// The background thread is not to leave the streams alone any more.
+    /// Makes the background thread wait for the streams again.
     fn poll_streams(&self) {
         if self.sleeper.ignores_streams()
             && let Some(readiness) = &self.readiness
@@ -228,7 +228,7 @@ impl Schedule {
         if found < POLLER {
             self.found.store(found + 1, Ordering::Relaxed);
             if found + 1 == POLLER {
-                // The wake makes the background thread leave the streams alone.
+                // The wake-up makes the background thread stop waiting for the streams.
                 self.wake();
             }
         }
@@ -283,14 +283,14 @@ impl Schedule {
         self.left_over.swap(false, Ordering::SeqCst)
     }
 
-    /// What was tried again is through; `still`: something found no room. Returns whether something
-    /// is left over again.
+    /// Notes the result of a retry; `still`: some work found no room again. Returns whether work is
+    /// left over.
     pub(crate) fn leave_over(&self, still: bool) -> bool {
         self.left_over.fetch_or(still, Ordering::SeqCst);
         self.left_over.load(Ordering::SeqCst)
     }
 
-    /// Leaves something to be done later with a queue pair, which goes on the list.
+    /// Puts a queue pair on the list of those with work for later.
     pub(crate) fn attend_later(&self, qp: &Arc<Qp>, requests: Requests) {
         qp.note_later(requests);
         if !qp.listed.swap(true, Ordering::SeqCst) {
@@ -307,7 +307,7 @@ impl Schedule {
         self.attention_len.load(Ordering::SeqCst)
     }
 
-    /// Whether some did, as far as this thread has seen.
+    /// Whether there is such work, as this thread sees it.
     #[inline]
     pub(crate) fn seems_wanted(&self) -> bool {
         self.attention_len.load(Ordering::Relaxed) > 0
@@ -346,7 +346,8 @@ impl Schedule {
 
     /// Sets a timer.
     pub(crate) fn set_timer(&self, due: Nanos, timer: Timer) {
-        // A thread that sleeps does so until the first at the latest, and then looks for the next.
+        // A sleeping thread sleeps until the first timer at the latest, and then finds the next
+        // one.
         if self.timers.lock().set(due, timer) {
             self.wake();
         }
@@ -385,9 +386,9 @@ impl Schedule {
         lingering.iter().map(|l| l.next_poll).min()
     }
 
-    /// Forgets everything, for a reset, but the streams on their way out: a driver's process that
-    /// ended, however it did, is followed by a reset, and what completed before still arrives. They
-    /// own what they hold, and end in a bounded time.
+    /// Removes everything, for a reset, except the lingering streams: when a driver's process has
+    /// ended, for any reason, a reset follows, and the messages that completed before it must still
+    /// arrive. These streams own their bytes, and end in a bounded time.
     pub(crate) fn clear(&self) {
         self.timers.lock().clear();
         self.attention.lock().clear();
@@ -395,7 +396,7 @@ impl Schedule {
     }
 }
 
-// When a thread that polls looks at what: the results of the polls so far decide.
+// The choice of what a polling thread polls next, by the results of its polls so far.
 
 /// The results of the polls of a shard's threads.
 #[repr(align(64))]
@@ -427,8 +428,8 @@ impl Hot {
         self.polls.load(Ordering::Relaxed)
     }
 
-    /// Whether the poll is to be one of all streams. While the last stream delivers, that is
-    /// seldom: a look at the others takes words away from their senders' processors.
+    /// Whether the next poll covers all streams. While the last stream delivers, this is rare: a
+    /// poll of the others takes cache lines away from their senders.
     #[inline]
     pub(crate) fn is_to_poll_all(&self) -> bool {
         let polls = self.polls();
@@ -436,17 +437,17 @@ impl Hot {
         polls.is_multiple_of(ALL_STREAMS_EVERY) || (idle + 1).is_multiple_of(ALL_STREAMS_AFTER)
     }
 
-    /// Whether the poll, of the last stream, is to look at the notification page as well. Peers
-    /// that take turns are found there each time; the words of one that sends alone are best left
-    /// to it.
+    /// Whether the poll of the last stream also reads the notification page. Peers that take turns
+    /// are found there each time; with a single sender the page's cache line is best left to that
+    /// sender.
     #[inline]
     pub(crate) fn is_to_look_at_notifications(&self) -> bool {
         let idle = self.idle.load(Ordering::Relaxed);
         self.by_notification.load(Ordering::Relaxed) && idle.is_multiple_of(NOTIFICATIONS_EVERY)
     }
 
-    /// What came was for this queue pair; `by_notification`: the notification page said so.
-    #[inline]
+    /// Notes that bytes arrived for this queue pair; `by_notification`: they were found by the
+    /// notification page.
     pub(crate) fn note_found(&self, qid: u32, by_notification: bool) {
         self.qid.store(qid, Ordering::Relaxed);
         self.by_notification.store(by_notification, Ordering::Relaxed);
@@ -490,10 +491,10 @@ mod tests {
             .count()
     }
 
-    /// Peers that take turns are found by the notification page each time; one that sends alone
-    /// notifies in vain.
+    /// The notification page finds peers that take turns each time; for a single sender it is not
+    /// read.
     #[test]
-    fn notifications_are_looked_at_often_only_after_one_has_brought_something() {
+    fn the_page_is_read_often_only_after_it_found_an_arrival() {
         let hot = Hot::default();
         let heard = || {
             let polls = (0..64).map(|_| {
@@ -528,7 +529,7 @@ pub(crate) const ASLEEP: u8 = 2;
 /// Asleep for the time of a loan or less, streams ignored.
 pub(crate) const LENT: u8 = 3;
 
-/// Whether the thread sleeps, as far as other threads depend on it.
+/// The state of the background thread, for the threads that depend on it.
 #[derive(Debug, Default)]
 pub(crate) struct Sleeper(AtomicU8);
 
@@ -539,7 +540,7 @@ impl Sleeper {
         self.leaves(ASLEEP) || self.leaves(LENT)
     }
 
-    /// Whether the thread leaves the streams alone at present. If so, the caller must wake it.
+    /// Whether the thread does not wait for the streams at present. If so, the caller must wake it.
     pub(crate) fn ignores_streams(&self) -> bool {
         self.leaves(TICKING) || self.leaves(LENT)
     }
@@ -565,16 +566,16 @@ impl Sleeper {
     }
 }
 
-// Whose time comes when.
+// Timers by their time.
 
-/// Whose time has come.
+/// The owner of a timer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Timer {
-    /// A queue pair's.
+    /// A queue pair.
     Qp(u32),
-    /// The timer of a completion queue's notification.
+    /// A completion queue, for its notification.
     Cq(u32),
-    /// That of a stream in streaming mode.
+    /// A stream in streaming mode.
     Stream(u32),
 }
 

@@ -96,7 +96,7 @@ impl Readiness {
         epoll::add(&self.epoll, fd, token.encode(), Self::interest())
     }
 
-    /// Removes a descriptor, and waits for the threads that look at it.
+    /// Removes a descriptor, and waits for the threads that use it.
     pub(crate) fn remove(&self, fd: BorrowedFd<'_>) {
         // It is not there if it could not be added, which was reported then.
         let _ = epoll::delete(&self.epoll, fd);
@@ -157,8 +157,8 @@ impl Readiness {
             Ok((ready, _)) => ready,
             Err(Errno::INTR) => return,
             Err(_) => {
-                // The program has closed descriptors that are not its own. Nothing comes any more;
-                // no reason to spin.
+                // The program has closed the device's descriptors. No event will come, so the
+                // thread must not spin.
                 if !zero {
                     let _ = rustix::thread::nanosleep(&timespec(LOST));
                 }

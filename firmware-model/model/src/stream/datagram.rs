@@ -20,11 +20,11 @@ pub struct DatagramOptions {
 
 /// A UDP port.
 pub trait DatagramSocket: Send + Debug {
-    /// Hands packets to the network, in order; returns how many the network took.
+    /// Passes packets to the network, in order; returns how many the network took.
     ///
     /// # Errors
-    /// That of the first packet, if the network did not take it: `EAGAIN` when there is no room
-    /// now.
+    /// The error of the first packet, if the network did not take it: `EAGAIN` when there is no
+    /// room now.
     fn send(&mut self, buffer: &[u8], packets: &[Outgoing]) -> Result<usize, Errno>;
 
     /// Takes packets that arrived into `buffer`, at most [`BATCH`] and as many as have
@@ -42,16 +42,16 @@ pub trait DatagramSocket: Send + Debug {
         0
     }
 
-    /// What arrives is this queue pair's.
+    /// Assigns the packets that arrive to this queue pair.
     fn bind(&mut self, qid: u32) {
         let _ = qid;
     }
 
-    /// Lets go of what the port has for peers on this host that are gone.
+    /// Drops the state of local peers that have ended.
     fn forget_peers(&mut self) {}
 
-    /// Takes a packet that was sent and did not arrive, as far as the network returned it: the
-    /// error, and the number of its first bytes that are in `buffer`.
+    /// Takes a packet that was sent and did not arrive, if the network reported it: the error, and
+    /// the number of its first bytes that are in `buffer`.
     fn refused(&mut self, buffer: &mut [u8]) -> Option<(Errno, usize)>;
 
     /// Whether [`refused`](DatagramSocket::refused) has such packets.

@@ -100,8 +100,8 @@ impl Descriptors {
     /// [`Descriptor`] may reach a descriptor of another owner.
     pub(crate) fn close_all(&self) {
         for slot in &self.slots {
-            // fork(2) copies the descriptors before the memory: what another thread opened in
-            // between is listed, and not open here.
+            // fork(2) copies the descriptors before the memory: a descriptor that another thread
+            // opened in between is listed, but not open here.
             let fd = slot.load(Ordering::Acquire);
             if urnic_sys::descriptors::is_open(fd) {
                 self.close(slot);
@@ -136,8 +136,8 @@ impl Room {
         };
         let number = fd.as_raw_fd();
         let slots = &self.0.slots;
-        // Numbers are dense, so the slot of that rank is nearly always free; and one is, since it
-        // was promised.
+        // Numbers are dense, so the slot of that rank is nearly always free; and some slot is free,
+        // because room was reserved.
         let mut slot = usize::try_from(number).unwrap_or(0) % slots.len();
         while slots[slot]
             .compare_exchange(CLOSED, number, Ordering::AcqRel, Ordering::Relaxed)

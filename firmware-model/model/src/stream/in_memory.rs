@@ -10,7 +10,7 @@ use rustix::net::{Shutdown, shutdown};
 use std::mem;
 use std::sync::Arc;
 
-/// What a TCP connection knows of memory that its ends may share, up to full operation.
+/// The memory that the ends of a TCP connection may share, up to full operation.
 #[derive(Debug)]
 pub(super) enum Prospect {
     /// There is none.
@@ -218,7 +218,7 @@ impl Stream for InMemory {
         Ok(true)
     }
 
-    /// What was sent stays in the memory that the peer has mapped, whatever happens here.
+    /// Sent bytes stay in the memory that the peer has mapped, even if this process ends.
     fn unacknowledged(&self) -> u32 {
         0
     }

@@ -9,10 +9,10 @@ use crate::host::{Piece, PieceMut};
 use crate::time::Nanos;
 use std::time::Duration;
 
-/// First pause between two looks; it doubles.
+/// First pause between two checks; it doubles.
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
 const LONGEST_PAUSE: Duration = Duration::from_millis(64);
-/// Bytes drained in one look, so that a peer that keeps sending does not occupy the thread.
+/// Bytes drained in one check, so that a peer that keeps sending does not occupy the thread.
 const DRAIN: usize = 1 << 20;
 
 /// A closing stream.
@@ -26,7 +26,7 @@ pub(crate) struct Lingering {
 }
 
 impl Lingering {
-    /// Lets a stream go, behind `unsent` bytes, at `until` at the latest.
+    /// Closes a stream once its `unsent` bytes are sent, at `until` at the latest.
     pub(crate) fn new(stream: Box<dyn Stream>, unsent: Vec<u8>, now: Nanos, until: Nanos) -> Lingering {
         let mut lingering = Lingering {
             stream,

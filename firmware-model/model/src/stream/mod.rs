@@ -101,11 +101,11 @@ pub struct QpNumbers {
     pub label: u32,
 }
 
-/// How the peer's system is asked whether it is there.
+/// The probing of the peer's system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Probing {
     /// An answer is expected within this time. A network that can limit the interval of
-    /// retransmissions and of probes of the peer's window should not let it grow much longer.
+    /// retransmissions and of probes of the peer's window should keep it not much longer than this.
     Within(Duration),
     /// Probe at this interval from now on, while nothing else is in flight.
     Every(Duration),
@@ -121,7 +121,7 @@ pub struct FullOperation {
     /// The peer, if the bytes pass through memory that it shares. Then neither CRCs nor markers are
     /// needed, and the other end knows that, too.
     pub(crate) local_peer: Option<LocalPeer>,
-    /// Where the two ends poll, with a local peer.
+    /// The processors on which the two ends poll, with a local peer.
     pub(crate) processors: Option<Processors>,
     /// The stream may delay bytes that it has taken: [`advance`](Stream::advance) must be called.
     pub delays: bool,
@@ -142,18 +142,19 @@ impl FullOperation {
 /// A reliable stream of bytes in both directions. A stream around another one is a
 /// [`Wrapper`](wrapper::Wrapper).
 pub trait Stream: Send + Debug {
-    /// Takes bytes from `pieces` in order; returns how many, at least one unless there are none.
+    /// Takes bytes from `pieces` in order; returns their number, at least one unless `pieces` is
+    /// empty.
     fn send(&mut self, pieces: &[Piece<'_>]) -> Result<usize, StreamError>;
 
-    /// As [`send`](Self::send), of bytes of our own: cheaper than one piece.
+    /// Like [`send`](Self::send), of bytes of our own: cheaper than one piece.
     fn send_bytes(&mut self, bytes: &[u8]) -> Result<usize, StreamError> {
         self.send(&[Piece::of(bytes)])
     }
 
-    /// Fills `into` in order with what has arrived; returns how many bytes, 0 = the peer sent FIN.
+    /// Fills `into` in order with arrived bytes; returns their number, 0 = the peer sent FIN.
     fn receive(&mut self, into: &mut [PieceMut<'_>]) -> Result<usize, StreamError>;
 
-    /// As [`receive`](Self::receive), into memory of our own: cheaper than one piece.
+    /// Like [`receive`](Self::receive), into memory of our own: cheaper than one piece.
     fn receive_bytes(&mut self, into: &mut [u8]) -> Result<usize, StreamError> {
         self.receive(&mut [PieceMut::of(into)])
     }
@@ -203,20 +204,20 @@ pub trait Stream: Send + Debug {
     /// segments, now and later.
     fn mss(&self) -> u32;
 
-    /// Whether a connection that [`Network::connect`] began is there yet; an error ends the
+    /// Whether a connection that [`Network::connect`] began is established; an error ends the
     /// attempt.
     fn established(&mut self) -> Result<bool, Errno>;
 
     /// Bytes taken that the peer has not acknowledged.
     fn unacknowledged(&self) -> u32;
 
-    /// How the peer's system answers. `None`: the question has no meaning, since nothing of the
-    /// stream can get lost.
+    /// How the peer's system answers. `None`: the stream cannot lose bytes, so there are no answers
+    /// to watch.
     fn answers(&self) -> Option<Answers> {
         None
     }
 
-    /// Changes how the peer's system is asked.
+    /// Changes the probing of the peer's system.
     fn probe_peer(&mut self, probing: Probing) {
         let _ = probing;
     }

@@ -48,7 +48,7 @@ struct TcpStream {
     local: SocketAddr,
     remote: SocketAddr,
     prospect: Prospect,
-    /// The system's keep-alive, while the device asks more often.
+    /// The system's keep-alive settings, stored while the device probes more often.
     keep_alive: Option<KeepAlive>,
 }
 
@@ -68,8 +68,8 @@ fn new_socket(family: AddressFamily) -> Result<OwnedFd, Errno> {
 fn set_options(socket: BorrowedFd<'_>) -> Result<(), Errno> {
     // FPDUs leave when they are made (MPA-F-11).
     sockopt::set_tcp_nodelay(socket, true)?;
-    // At the system's intervals, of hours: an idle connection is an adapter's queue pair that has
-    // nothing to send, which does not notice that its peer is gone.
+    // The intervals are the system's, hours: an adapter's queue pair that has nothing to send does
+    // not notice either that its peer is gone.
     sockopt::set_socket_keepalive(socket, true)
 }
 

@@ -15,7 +15,7 @@ use std::mem;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
-/// Bytes of received packets that a socket keeps, as far as the system allows it.
+/// Bytes of received packets that a socket keeps, if the system permits so many.
 const RECEIVE_ROOM: usize = 4 << 20;
 
 #[derive(Debug)]
@@ -71,7 +71,8 @@ pub(super) fn bind(
         unread: false,
         direct: 0,
     };
-    // Others that share a port are to have the packets, too; and what is refused is to be known.
+    // Other sockets that share a port must get the packets, too; and refused packets must be
+    // reported.
     if let Some(datagram_rings) = datagram_rings.filter(|_| !options.shared && !options.reports_refused) {
         socket.rings = DatagramPort::open(datagram_rings, socket.local());
     }
@@ -111,7 +112,7 @@ impl DatagramSocket for UdpSocket {
             if sent > 0 {
                 return Ok(sent);
             }
-            // The first goes by UDP, and with it those behind it that do, too.
+            // The first goes by UDP, together with the ones that follow it by UDP.
             let others = packets.iter().skip(1);
             let count = 1 + others
                 .take_while(|packet| !rings.knows(packet.destination))

@@ -28,62 +28,62 @@ pub trait Wrapper: Send + Debug + Sized + 'static {
         let _ = (qp, in_memory);
     }
 
-    /// As [`Stream::send`].
+    /// Like [`Stream::send`].
     fn send(&mut self, pieces: &[Piece<'_>]) -> Result<usize, StreamError> {
         self.inner_mut().send(pieces)
     }
 
-    /// As [`Stream::receive`].
+    /// Like [`Stream::receive`].
     fn receive(&mut self, into: &mut [PieceMut<'_>]) -> Result<usize, StreamError> {
         self.inner_mut().receive(into)
     }
 
-    /// As [`Stream::peek`].
+    /// Like [`Stream::peek`].
     fn peek(&mut self) -> Result<bool, StreamError> {
         self.inner_mut().peek()
     }
 
-    /// As [`Stream::has_input`].
+    /// Like [`Stream::has_input`].
     fn has_input(&mut self) -> Option<bool> {
         self.inner_mut().has_input()
     }
 
-    /// As [`Stream::has_room`].
+    /// Like [`Stream::has_room`].
     fn has_room(&mut self) -> bool {
         self.inner_mut().has_room()
     }
 
-    /// As [`Stream::advance`].
+    /// Like [`Stream::advance`].
     fn advance(&mut self, now: Nanos) -> Option<Nanos> {
         self.inner_mut().advance(now)
     }
 
-    /// As [`Stream::finish`].
+    /// Like [`Stream::finish`].
     fn finish(&mut self) {
         self.inner_mut().finish();
     }
 
-    /// As [`Stream::reset`].
+    /// Like [`Stream::reset`].
     fn reset(&mut self) {
         self.inner_mut().reset();
     }
 
-    /// As [`Stream::established`].
+    /// Like [`Stream::established`].
     fn established(&mut self) -> Result<bool, Errno> {
         self.inner_mut().established()
     }
 
-    /// As [`Stream::unacknowledged`].
+    /// Like [`Stream::unacknowledged`].
     fn unacknowledged(&self) -> u32 {
         self.inner().unacknowledged()
     }
 
-    /// As [`Stream::answers`].
+    /// Like [`Stream::answers`].
     fn answers(&self) -> Option<Answers> {
         self.inner().answers()
     }
 
-    /// As [`Stream::probe_peer`].
+    /// Like [`Stream::probe_peer`].
     fn probe_peer(&mut self, probing: Probing) {
         self.inner_mut().probe_peer(probing);
     }

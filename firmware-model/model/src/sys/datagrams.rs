@@ -192,7 +192,7 @@ fn mapped(ip: IpAddr) -> Ipv6Addr {
     }
 }
 
-/// Writes an address as the kernel takes it for a socket of this family; returns its length.
+/// Writes an address in the kernel's form for a socket of this family; returns its length.
 fn write_name(address: SocketAddr, ipv6: bool, name: &mut Name) -> usize {
     match address {
         SocketAddr::V4(v4) if !ipv6 => {

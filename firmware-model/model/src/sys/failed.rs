@@ -14,8 +14,8 @@ pub struct FailedCall {
 }
 
 impl FailedCall {
-    /// The one behind an error.
-    pub fn behind(error: &io::Error) -> Option<FailedCall> {
+    /// The failed call of an error that wraps one.
+    pub fn of(error: &io::Error) -> Option<FailedCall> {
         error.get_ref()?.downcast_ref().copied()
     }
 
@@ -40,9 +40,9 @@ mod tests {
     #[test]
     fn an_error_names_its_call() {
         let error = FailedCall::named::<()>("epoll_create1", Err(Errno::MFILE)).unwrap_err();
-        let failed = FailedCall::behind(&error).unwrap();
+        let failed = FailedCall::of(&error).unwrap();
         assert_eq!((failed.call, failed.errno), ("epoll_create1", Errno::MFILE));
         assert!(error.to_string().starts_with("epoll_create1: "), "{error}");
-        assert_eq!(FailedCall::behind(&io::Error::from(Errno::MFILE)), None);
+        assert_eq!(FailedCall::of(&io::Error::from(Errno::MFILE)), None);
     }
 }

@@ -67,8 +67,8 @@ fn get<T: Numbers>(
     }
 }
 
-/// The port of a socket that is bound to an address alone is to be chosen when it connects: it only
-/// has to differ from those of connections to the same remote address.
+/// Lets the kernel choose the port of a socket that is bound to an address alone when the socket
+/// connects: the port only has to differ from those of connections to the same remote address.
 pub(crate) fn choose_port_late(socket: BorrowedFd<'_>) -> Result<(), Errno> {
     // Also for an IPv6 socket.
     set(socket, libc::IPPROTO_IP, libc::IP_BIND_ADDRESS_NO_PORT, 1)
@@ -96,7 +96,7 @@ pub(crate) fn limit_retransmission(socket: BorrowedFd<'_>, milliseconds: u32) ->
     set(socket, libc::IPPROTO_TCP, TCP_RTO_MAX_MS, milliseconds)
 }
 
-/// `TCP_INFO`: how a connection has gone so far.
+/// `TCP_INFO`: statistics of a connection.
 pub(crate) fn tcp_info(socket: BorrowedFd<'_>) -> Result<libc::tcp_info, Errno> {
     get(
         socket,
@@ -158,7 +158,7 @@ pub(crate) fn users() -> [u32; 3] {
 }
 
 /// `SO_PEERPIDFD` (Linux 6.5): a pidfd of the process at the other end of a unix socket, as of
-/// connect(2) or listen(2). Unlike the process's number it cannot come to mean another process.
+/// connect(2) or listen(2). Unlike the process number it never means another process.
 pub(crate) fn peer_pidfd(socket: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     const SO_PEERPIDFD: libc::c_int = 77;
     let (pidfd, _) = get(socket, libc::SOL_SOCKET, SO_PEERPIDFD, -1i32)?;

@@ -1,4 +1,4 @@
-//! How the device's threads are started.
+//! The start of the device's threads.
 
 use std::io;
 use std::thread::{Builder, JoinHandle};

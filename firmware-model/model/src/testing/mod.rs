@@ -1,5 +1,5 @@
-//! What tests and fuzz targets have around the model: hosts and drivers in front of it, a network
-//! and peers at its other end. Not part of the product.
+//! The environment of the model in tests and fuzz targets: hosts and drivers on one side, a network
+//! and peers on the other. Not part of the product.
 
 #[cfg(fuzzing)]
 pub mod fuzzing;

@@ -55,7 +55,7 @@ struct Pipe {
     unread: usize,
     /// Instead of that of the conditions.
     capacity: Option<usize>,
-    /// When the FIN behind them arrives.
+    /// When the FIN after them arrives.
     fin: Option<u64>,
     finished: bool,
     taken: u64,

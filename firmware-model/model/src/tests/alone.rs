@@ -151,7 +151,7 @@ fn shm_03_sends_that_are_posted_alone_wait_for_receives() {
 
 /// What ends the connection does so as over TCP, with the same statuses at both ends.
 #[test]
-fn shm_04_errors_of_requests_that_are_posted_alone_are_those_of_tcp() {
+fn shm_04_errors_of_single_requests_are_those_of_tcp() {
     let wrong_source = |near: &Driver, far: &Driver, pair: &mut Pair| {
         pair.responder
             .qp
@@ -187,7 +187,7 @@ fn shm_04_errors_of_requests_that_are_posted_alone_are_those_of_tcp() {
     for (n, scenario) in scenarios.into_iter().enumerate() {
         let [memory, tcp] = [true, false].map(|in_memory| {
             let (near, far, mut pair) = connected(in_memory);
-            // The first message, behind which Writes are direct.
+            // The first message, after which Writes are direct.
             let into = pair.responder.region.sge(0, 64);
             pair.responder.qp.post_recv(&far, 0, &[into]);
             let header = request(Opcode::Send, 0, &pair);

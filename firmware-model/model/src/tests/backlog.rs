@@ -43,7 +43,7 @@ fn unused_address() -> SocketAddr {
     closed.local_addr().unwrap()
 }
 
-/// Fills queue 0 and the backlog of events behind it; returns the number of events.
+/// Fills queue 0 and the backlog of events after it; returns the number of events.
 fn fill(driver: &Driver) -> usize {
     let unused_address = unused_address();
     let mut connects = 0;

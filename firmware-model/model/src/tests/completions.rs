@@ -38,7 +38,7 @@ fn push_well(driver: &Driver, cq: &Cq, cookie: u64) {
 }
 
 #[test]
-fn vrb_c_06_an_overflow_is_reported_once_and_keeps_the_rest() {
+fn vrb_c_06_an_overflow_is_reported_once_and_keeps_earlier_ones() {
     let driver = Driver::start();
     let mut cq = driver.cq(1);
     push_well(&driver, &cq, 0);
@@ -112,7 +112,7 @@ fn vrb_c_05_solicited_arming_wakes_for_solicited_and_failed() {
 }
 
 #[test]
-fn a_moved_queue_keeps_what_was_not_consumed() {
+fn a_moved_queue_keeps_unconsumed_entries() {
     let driver = Driver::start();
     let mut cq = driver.cq(2);
     for cookie in 0..7 {

@@ -189,7 +189,7 @@ fn counted(driver: &Driver, counter: Counter) -> u64 {
 }
 
 #[test]
-fn ud_05_a_datagram_arrives_behind_its_route() {
+fn ud_05_a_datagram_arrives_after_its_route() {
     let driver = device();
     let (mut near, mut far) = (Port::ready(&driver), Port::ready(&driver));
     for family in [V4, V6] {
@@ -554,7 +554,7 @@ fn nobody(family: u8) -> Endpoint {
 }
 
 #[test]
-fn ud_18_datagrams_that_nobody_takes_are_reported() {
+fn ud_18_refused_datagrams_are_reported() {
     let driver = device();
     let mut port = Port::ready_with(&driver, bind::REPORT_REFUSED);
     for psn in 0..16_u64 {

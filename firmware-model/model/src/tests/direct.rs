@@ -24,7 +24,7 @@ fn ready() -> (Driver, Driver, Pair) {
     (near, far, pair)
 }
 
-/// As [`ready`], with memory of the hosts' processes.
+/// Like [`ready`], with memory of the hosts' processes.
 fn ready_at_hosts(initiator_too: bool) -> (Driver, Driver, Pair) {
     let (near, far, mut pair) = in_host_processes(initiator_too);
     post(&near, &far, &mut pair, 0, 8);
@@ -32,7 +32,7 @@ fn ready_at_hosts(initiator_too: bool) -> (Driver, Driver, Pair) {
     (near, far, pair)
 }
 
-/// As [`ready`], but the responder's memory is shared, and mapped here.
+/// Like [`ready`], but the responder's memory is shared, and mapped here.
 fn mapped(name: &str) -> (Driver, Driver, Pair) {
     let (near, far, mut pair) = in_shared_memory(name);
     post(&near, &far, &mut pair, 0, 8);
@@ -155,7 +155,7 @@ fn shm_09_lists_and_inline_data_and_immediates() {
     assert_eq!(near.counter(Counter::DirectReads), 1);
 }
 
-/// A Write behind a Send that waits for a receive does not overtake it, whatever its length.
+/// A Write after a Send that waits for a receive does not overtake it, whatever its length.
 #[test]
 fn shm_09_a_write_does_not_overtake_a_send() {
     let (near, far, mut pair) = in_memory_with(attach::STALL_ON_EMPTY_RQ);
@@ -265,7 +265,7 @@ fn shm_19_atomics_need_their_right() {
 /// What the target's table does not permit is refused as on any other way: by the target, with a
 /// Terminate.
 #[test]
-fn shm_10_what_is_not_permitted_is_refused_by_the_target() {
+fn shm_10_the_target_refuses_what_is_not_permitted() {
     type Spoil = fn(&Driver, &mut Pair, &mut wqe::SendHeader);
     let cases: [(&str, Spoil); 6] = [
         ("another key", |_, _, write| {
@@ -274,7 +274,7 @@ fn shm_10_what_is_not_permitted_is_refused_by_the_target() {
         ("another STag", |_, _, write| {
             write.stag = (write.stag.get() ^ 0x100).into()
         }),
-        ("behind the end", |_, _, write| {
+        ("beyond the end", |_, _, write| {
             write.remote_offset = (write.remote_offset.get() + (1 << 20) - 7).into();
         }),
         ("before the beginning", |_, _, write| {
@@ -329,7 +329,7 @@ fn shm_10_the_rights_of_the_queue_pair_count() {
 
 /// One thread writes without a pause while another takes the memory away.
 #[test]
-fn shm_11_a_revocation_waits_for_accesses_under_way() {
+fn shm_11_a_revocation_waits_for_accesses_in_flight() {
     revocations(0, ready);
 }
 
@@ -392,7 +392,7 @@ fn revocations(writes: u64, ready: impl Fn() -> (Driver, Driver, Pair)) {
 
 /// A queue pair that is reset or destroyed takes no more Writes.
 #[test]
-fn shm_11_a_queue_pair_that_is_gone_takes_no_writes() {
+fn shm_11_a_destroyed_queue_pair_takes_no_writes() {
     let (near, far, mut pair) = ready();
     assert_eq!(write(&near, &mut pair, 1, 8), WcStatus::Success);
     far.modify(&pair.responder.qp, QpState::Err).unwrap();

@@ -93,7 +93,7 @@ fn a_doorbell_in_a_slot_of_no_queue_is_counted() {
 }
 
 #[test]
-fn the_wake_word_of_each_page_in_use_tells_a_sleeping_device() {
+fn the_wake_word_of_each_page_shows_a_sleeping_device() {
     let driver = with_pages();
     let pages = driver.device.doorbell_pages().unwrap();
     let (first, _) = armable(&driver);

@@ -167,7 +167,7 @@ fn shm_21_receives_are_counted_through_a_reset() {
 
 /// What the peer's receive does not permit is refused by the peer, as it is without memory.
 #[test]
-fn shm_21_what_a_receive_does_not_permit_is_refused_by_its_owner() {
+fn shm_21_the_owner_refuses_what_a_receive_forbids() {
     type Receive = fn(&Driver, &Pair) -> Sge;
     let cases: [(&str, Receive, WcStatus); 5] = [
         (
@@ -194,7 +194,7 @@ fn shm_21_what_a_receive_does_not_permit_is_refused_by_its_owner() {
             WcStatus::LocProtErr,
         ),
         (
-            "behind the end",
+            "beyond the end",
             |far, pair| {
                 let region = far
                     .register(pair.responder.pd, LONG, Access::LOCAL_WRITE)

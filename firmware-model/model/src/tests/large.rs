@@ -98,7 +98,7 @@ fn shm_17_a_send_that_was_flushed_is_not_received() {
 
 /// A peer that has received everything may leave at once.
 #[test]
-fn shm_17_what_a_peer_has_received_before_it_left_counts() {
+fn shm_17_receipts_before_the_peers_end_count() {
     for round in 0..10 {
         let (near, far, mut pair) = in_memory_with(attach::STALL_ON_EMPTY_RQ);
         under_way(&near, &mut pair, round);
@@ -133,9 +133,9 @@ fn shm_17_large_sends_of_both_ends_pass_each_other() {
     }
 }
 
-/// Memory that goes away while its bytes wait for room, behind some that find room first.
+/// Memory that goes away while its bytes wait for room, after some that find room first.
 #[test]
-fn a_source_that_is_gone_ends_the_connection() {
+fn a_closed_source_ends_the_connection() {
     crate::host::fault::install();
     for page in (230..LEN as u64 / 4096).step_by(2) {
         let (near, far, mut pair) = in_memory_with(attach::STALL_ON_EMPTY_RQ);
@@ -150,7 +150,7 @@ fn a_source_that_is_gone_ends_the_connection() {
 /// A receive of which only the first pages are there, also where the receiver's streams are
 /// captured.
 #[test]
-fn a_sink_that_is_gone_ends_the_connection() {
+fn a_closed_sink_ends_the_connection() {
     crate::host::fault::install();
     let folder = urnic_testkit::Folder::new("large");
     let ways = [0, 8 << 10, 40 << 10, 200 << 10].map(|there| [(there, false), (there, true)]);

@@ -31,7 +31,7 @@ fn outcomes(end: &mut End) -> Vec<(u64, WcStatus)> {
         .collect()
 }
 
-/// Requests before the refused one succeed, and those behind it are flushed, whether they are one
+/// Requests before the refused one succeed, and those after it are flushed, whether they are one
 /// FPDU or several.
 #[test]
 fn a_write_that_it_refuses_completes_with_the_refusal() {
@@ -71,7 +71,7 @@ fn a_write_that_it_refuses_completes_with_the_refusal() {
     }
 }
 
-/// One doorbell for all requests: requests before and behind the refused one name the same address.
+/// One doorbell for all requests: requests before and after the refused one name the same address.
 #[test]
 fn a_refusal_names_the_request_and_no_like_one() {
     let driver = Driver::start();

@@ -254,7 +254,7 @@ fn mpa_s_16_data_before_the_attachment_is_not_lost() {
 /// The policy of InfiniBand: an empty receive queue stalls the stream, and a posted receive resumes
 /// it.
 #[test]
-fn a_stalled_stream_goes_on_when_receives_are_posted() {
+fn a_stalled_stream_continues_when_receives_are_posted() {
     let (near, far) = (Driver::start(), Driver::start());
     let (pair, calling, answering) = Pair::prepare(&near, &far);
     let Pair {

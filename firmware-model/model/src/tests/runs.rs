@@ -114,7 +114,7 @@ proptest! {
 }
 
 /// A request of a run that cannot be carried out fails alone: those before it are done, those
-/// behind it are flushed.
+/// after it are flushed.
 #[test]
 fn shm_10_a_request_among_others_that_is_not_permitted_is_refused() {
     for (opcode, shared) in [

@@ -22,12 +22,12 @@ fn connect(near: &Driver, far: &Driver) -> Pair {
     connect_with(near, far, 0)
 }
 
-/// As [`connect`], with flags of `Attach`.
+/// Like [`connect`], with flags of `Attach`.
 pub(super) fn connect_with(near: &Driver, far: &Driver, flags: u32) -> Pair {
     connect_prepared(near, far, flags, |_| {})
 }
 
-/// As [`connect_with`]; `prepare` changes the queue pairs before they have the connection.
+/// Like [`connect_with`]; `prepare` changes the queue pairs before they have the connection.
 pub(super) fn connect_prepared(
     near: &Driver,
     far: &Driver,
@@ -62,7 +62,7 @@ pub(super) fn in_memory() -> (Driver, Driver, Pair) {
     in_memory_with(0)
 }
 
-/// As [`in_memory`]; the memory of the responder's host is a file of this name.
+/// Like [`in_memory`]; the memory of the responder's host is a file of this name.
 pub(super) fn in_shared_memory(name: &str) -> (Driver, Driver, Pair) {
     // Without a handler of faults, such memory is not mapped.
     crate::host::fault::install();
@@ -76,7 +76,7 @@ pub(super) fn in_shared_memory(name: &str) -> (Driver, Driver, Pair) {
     (near, far, pair)
 }
 
-/// As [`in_memory`]; the hosts' memory is reached by copies, the responder's and if so the
+/// Like [`in_memory`]; the hosts' memory is reached by copies, the responder's and if so the
 /// initiator's.
 pub(super) fn in_host_processes(initiator_too: bool) -> (Driver, Driver, Pair) {
     let at_host = || {
@@ -91,7 +91,7 @@ pub(super) fn in_host_processes(initiator_too: bool) -> (Driver, Driver, Pair) {
     (near, far, pair)
 }
 
-/// As [`in_memory`], with flags of `Attach`.
+/// Like [`in_memory`], with flags of `Attach`.
 pub(super) fn in_memory_with(flags: u32) -> (Driver, Driver, Pair) {
     let (near, far) = (driver(true), driver(true));
     let pair = connect_with(&near, &far, flags);
@@ -117,7 +117,7 @@ pub(super) fn completes(pair: &mut Pair, cookie: u64) {
 }
 
 #[test]
-fn shm_01_both_ends_know_the_way_of_the_bytes() {
+fn shm_01_both_ends_agree_on_memory_or_tcp() {
     for (here, there) in [(true, true), (true, false), (false, true), (false, false)] {
         let (near, far) = (driver(here), driver(there));
         let mut pair = connect(&near, &far);

@@ -39,7 +39,7 @@ fn request(opcode: wqe::Opcode, cookie: u64, end: &End, at: u64) -> SendHeader {
     }
 }
 
-/// Posts Writes of which the third goes over the region's end, and a Read behind them.
+/// Posts Writes of which the third goes over the region's end, and a Read after them.
 fn post_three_good_of_five(driver: &Driver, pair: &mut Pair) {
     let Pair { initiator, responder } = pair;
     for cookie in 1..=4 {
@@ -244,7 +244,7 @@ fn numbers_are_visited_once_each() {
 /// receive, and neither waits for ever for what the other one's have done, whether it polls or not.
 /// Messages go one way for a while, so that no answer brings what is waited for along.
 #[test]
-fn a_thread_at_each_end_finds_what_is_for_it() {
+fn a_thread_at_each_end_finds_its_bytes() {
     for same_host in [false, true] {
         let driver = same_host::driver(same_host);
         let driver = &driver;

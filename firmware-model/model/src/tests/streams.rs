@@ -159,7 +159,7 @@ fn a_reset_ends_the_receive_with_its_errno() {
 }
 
 #[test]
-fn an_orderly_close_sends_fin_behind_the_bytes() {
+fn an_orderly_close_sends_fin_after_the_bytes() {
     let driver = Driver::start();
     let (sid, mut peer) = connected(&driver);
     send(&driver, sid, b"last words").unwrap();
@@ -471,7 +471,7 @@ fn a_lent_thread_is_notified_of_work_by_others() {
 /// Marker positions count from the begin of full operation, in each direction separately,
 /// regardless of the streaming data and start-up frames before it.
 #[test]
-fn mpa_s_17_full_operation_begins_behind_streaming_data() {
+fn mpa_s_17_full_operation_begins_after_streaming_data() {
     const STREAMING: [usize; 2] = [101, 37];
     let driver = Driver::start();
     let mut end = End::new(&driver);

@@ -25,7 +25,7 @@ impl TestBed {
         Self::with(conditions, |network| Arc::new(network))
     }
 
-    /// As [`new`](Self::new); the near device uses what `near` makes of the network.
+    /// Like [`new`](Self::new); the near device uses what `near` makes of the network.
     fn with(conditions: Conditions, near: impl FnOnce(SimNetwork) -> Arc<dyn Network>) -> TestBed {
         let clock = Arc::new(AtomicU64::new(1));
         let network = SimNetwork::new(conditions, clock.clone());
@@ -291,7 +291,7 @@ fn a_rate_holds_for_all_that_is_sent() {
 }
 
 #[test]
-fn what_is_late_arrives_before_the_end_of_its_connection() {
+fn late_bytes_arrive_before_the_end_of_the_connection() {
     let world = TestBed::with_faults("delay time=20ms jitter=10ms");
     let Pair {
         mut initiator,
@@ -320,7 +320,7 @@ fn what_is_late_arrives_before_the_end_of_its_connection() {
 /// A poller looks at the queue pair that its own queue served last, whatever this thread found
 /// last.
 #[test]
-fn a_poller_finds_what_its_queue_waits_for_at_the_first_look() {
+fn a_poller_finds_its_queues_completion_at_the_first_poll() {
     let world = TestBed::new(Conditions {
         latency: Duration::ZERO,
         ..Conditions::default()

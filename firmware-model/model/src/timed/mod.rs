@@ -16,7 +16,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
 use urnic_wire::rdmap::Opcode;
 
-/// A network, and who is told.
+/// A network and its observer.
 #[derive(Debug)]
 pub(crate) struct Timed {
     network: Arc<dyn Network>,
@@ -62,7 +62,7 @@ impl Network for Timed {
     }
 }
 
-// Who is told of messages.
+// The observer of messages.
 
 /// An RDMAP message that passed the connection of a queue pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,9 +71,9 @@ pub struct Passed {
     pub qpn: u32,
     /// It was sent; otherwise it was received, and is placed.
     pub sent: bool,
-    /// Its kind.
+    /// The kind of the message.
     pub opcode: Opcode,
-    /// Bytes behind the headers of DDP.
+    /// Bytes after the headers of DDP.
     pub bytes: u64,
     /// When the first segment passed.
     pub first: Nanos,
@@ -81,8 +81,8 @@ pub struct Passed {
     pub last: Nanos,
 }
 
-/// Is told of messages. The thread that tells has locks of the device: an observer must not call
-/// the device.
+/// Gets messages. The calling thread holds locks of the device: an observer must not call the
+/// device.
 pub trait Observer: Send + Sync + Debug {
     /// A message has passed.
     fn passed(&self, message: Passed);
@@ -90,7 +90,8 @@ pub trait Observer: Send + Sync + Debug {
 
 static OBSERVER: OnceLock<&'static dyn Observer> = OnceLock::new();
 
-/// Lets devices of this process that are started from now on tell `observer`. The first one counts.
+/// Sets the observer of devices of this process that start from now on. Only the first call has an
+/// effect.
 pub fn observe(observer: &'static dyn Observer) {
     let _ = OBSERVER.set(observer);
 }
@@ -102,7 +103,7 @@ pub(crate) fn observer() -> Option<&'static dyn Observer> {
 
 // A connection whose messages are reported.
 
-/// A connection, and who is told what passes.
+/// A connection and its observer.
 #[derive(Debug)]
 struct TimedStream {
     stream: Box<dyn Stream>,

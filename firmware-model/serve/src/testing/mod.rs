@@ -89,7 +89,7 @@ fn lend(memory: &ClientMemory, file: &OwnedFd, first: u64, size: u64) {
         size,
     };
     let file = file.try_clone().map(Passed::Memory);
-    // Lending a range a second time fails, which is expected.
+    // Passing a range a second time fails, which is expected.
     let _ = file.map(|file| memory.map(&map, Some(file)));
 }
 
@@ -239,7 +239,7 @@ impl Client {
     /// Registers the regions.
     fn register(&mut self, pd: U32) -> Option<()> {
         self.stags.clear();
-        // One region covers all memory, rings included; one covers every second page behind the
+        // One region covers all memory, rings included; one covers every second page after the
         // rings.
         let all = CreateMr {
             len: LEN.into(),

@@ -228,7 +228,7 @@ fn set<'a>(start: u32, count: u32, action: IrqAction, data: IrqData<'a>) -> Requ
 }
 
 #[test]
-fn nothing_goes_before_the_version() {
+fn nothing_precedes_the_version() {
     for first in [
         Request::DeviceReset,
         map(0, 4096),

@@ -161,7 +161,7 @@ fn an_invalid_message_ends_only_its_connection() {
 }
 
 #[test]
-fn a_flood_is_answered_in_order_and_held_back() {
+fn a_flood_is_answered_in_order_and_limited() {
     let served = Served::start(2);
     let mut other = Client::begin(&served.path);
     let mut client = Client::begin(&served.path);
@@ -442,7 +442,7 @@ fn a_refused_or_unanswered_access_is_unreachable() {
 }
 
 #[test]
-fn a_client_that_has_gone_stays_gone_while_its_link_is_closed() {
+fn a_client_that_left_stays_away_while_its_link_closes() {
     for _ in 0..5000 {
         let (theirs, ours) = std::os::unix::net::UnixStream::pair().unwrap();
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();

@@ -38,8 +38,8 @@ pub(crate) struct Serve {
     /// RDMA port of NFS and MOUNT; 0 selects a free port [default: 20049, if an RDMA device exists]
     #[arg(long, value_name = "PORT")]
     rdma_port: Option<u16>,
-    /// Memory for calls and replies in progress, beside that of a tree in memory. One client has at
-    /// most half of it, and less if others need it
+    /// Memory for calls and replies in progress, without that of a tree in memory. One client has
+    /// at most half of it, and less if others need it
     #[arg(long, value_name = "SIZE", value_parser = bytes, default_value = "1G")]
     buffers: u64,
     /// Connections by TCP, and by RDMA; for one more, the client with the most connections loses

@@ -1,7 +1,7 @@
 //! NFS version 3 (RFC 1813): types of calls and results.
 //!
 //! The data of READ and WRITE and the texts of READLINK and SYMLINK are not in these types. The
-//! types end behind the count of the item, because a transport may carry the item apart.
+//! types end after the count of the item, because a transport may carry the item apart.
 
 mod arguments;
 mod results;

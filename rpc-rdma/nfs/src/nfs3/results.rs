@@ -103,7 +103,7 @@ record! {
         pub fileid: u64,
         /// Name.
         pub name: &'a [u8],
-        /// Cookie to continue behind this entry.
+        /// Cookie to continue after this entry.
         pub cookie: u64,
     }
 

@@ -14,7 +14,7 @@ const MAX_LISTING: u32 = 1 << 20;
 /// Arguments of READDIR or READDIRPLUS.
 struct Wanted<'a> {
     dir: Handle,
-    /// The list begins with the entry behind this cookie.
+    /// The list begins with the entry after this cookie.
     cookie: u64,
     /// Maximum bytes of names, numbers and cookies.
     names: u32,
@@ -158,7 +158,7 @@ impl Export {
         true
     }
 
-    /// Appends the names behind the cookie. Returns `false` if one does not fit.
+    /// Appends the names after the cookie. Returns `false` if one does not fit.
     fn put_names(&self, listing: &Listing, wanted: &Wanted<'_>, page: &mut Page<'_>) -> bool {
         listing.after(wanted.cookie).iter().all(|name| {
             let entry = Listed {

@@ -189,7 +189,7 @@ const fn plain(message: Vec<u8>) -> Response {
 }
 
 /// Whether a procedure must not run twice for one call. A WRITE could run twice in succession, but
-/// not behind another WRITE that its client sent after the first reply.
+/// not after another WRITE that its client sent after the first reply.
 const fn once_only(procedure: Procedure) -> bool {
     use Procedure::{Create, Link, Mkdir, Mknod, Remove, Rename, Rmdir, Setattr, Symlink, Write};
     matches!(

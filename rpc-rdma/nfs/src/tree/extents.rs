@@ -127,7 +127,7 @@ impl Extents {
         while !bytes.is_empty() {
             let left = bytes.len() as u64;
             let before = self.pieces.range_mut(..=*offset).next_back();
-            // The bytes go into the extent there, if no reader shares it, or behind it into the
+            // The bytes go into the extent there, if no reader shares it, or after it into the
             // rest of its buffer.
             if let Some((&start, piece)) = before {
                 let mut within = piece.len() as u64 - (*offset - start).min(piece.len() as u64);
@@ -239,7 +239,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_write_without_room_leaves_nothing_behind_the_end() {
+    fn a_write_without_room_leaves_nothing_after_the_end() {
         let pool = Pool::new();
         let mut file = Extents::default();
         file.write(0, Data::Inline(b"abc"), u64::MAX, &pool).ok();

@@ -43,7 +43,7 @@ impl Listing {
         Self(names)
     }
 
-    /// The entries behind `cookie`.
+    /// The entries after `cookie`.
     pub fn after(&self, cookie: u64) -> &[Name] {
         &self.0[self.0.partition_point(|name| name.cookie <= cookie)..]
     }

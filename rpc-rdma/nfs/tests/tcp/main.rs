@@ -223,7 +223,7 @@ fn peers_with_invalid_messages_are_dropped_others_served() {
         );
         server.null();
     }
-    // A message that is no call has no answer, but a call behind it has, in fragments of a few
+    // A message that is no call has no answer, but a call after it has, in fragments of a few
     // bytes.
     let mut stream = connect();
     stream.write_all(&[0x80, 0, 0, 3, 1, 2, 3]).expect("it is taken");

@@ -85,7 +85,7 @@ pub enum Action<M> {
         /// The peer's memory that is read.
         remote: Segment,
     },
-    /// Post an RDMA Write. The completion of the Send behind it covers the Write.
+    /// Post an RDMA Write. The completion of the Send after it covers the Write.
     Write {
         /// The bytes.
         pieces: Vec<Span<M>>,

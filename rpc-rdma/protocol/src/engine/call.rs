@@ -81,7 +81,7 @@ pub enum Invalid {
     /// Another call with this xid has not ended yet.
     #[error("xid {0:#010x} is in use")]
     XidInUse(u32),
-    /// The offsets of the arguments are not ascending, are behind the message, or are no multiples
+    /// The offsets of the arguments are not ascending, are after the message, or are no multiples
     /// of four. Or a result has no memory.
     #[error("the items do not lie within the message")]
     Items,

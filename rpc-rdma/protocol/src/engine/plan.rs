@@ -1,4 +1,4 @@
-//! Which parts of a call and of its reply go by chunk (RFC 8166 §3.5, §4.3).
+//! The parts of a call and of its reply that go by chunk (RFC 8166 §3.5, §4.3).
 
 use super::{Call, CallError, Item, Terms};
 use crate::header::MIN_LEN;

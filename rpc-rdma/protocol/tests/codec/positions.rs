@@ -20,7 +20,7 @@ fn reads(reads: impl IntoIterator<Item = (u32, u32)>) -> ChunkLists {
     }
 }
 
-/// RR-MSG-2CHUNK: opaques of 5 and 7 bytes, whose counts stay inline behind 40 bytes of RPC header.
+/// RR-MSG-2CHUNK: opaques of 5 and 7 bytes, whose counts stay inline after 40 bytes of RPC header.
 #[test]
 fn rpc_k_02_positions_count_the_items_before_and_their_padding() {
     let message = hex!(

@@ -14,7 +14,7 @@ use urnic_rpc_rdma::engine::{self, Config, Connection, Event, Message, Role, Ter
 /// Pause between two attempts to connect, if no call was answered in between.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// The state of a client, behind its lock.
+/// The state of a client, under its lock.
 pub(super) struct State {
     pub(super) endpoint: Endpoint,
     /// Whether a thread waits for the device.

@@ -67,7 +67,7 @@ fn reads_that_are_not_answered_hold_a_share_of_memory() {
     }
 }
 
-/// The handle in a reply to MNT or LOOKUP, behind the headers and the status.
+/// The handle in a reply to MNT or LOOKUP, after the headers and the status.
 fn handle(reply: &[u8]) -> Vec<u32> {
     let words = reply.as_chunks().0.iter();
     let words: Vec<u32> = words.map(|word| u32::from_be_bytes(*word)).collect();

@@ -186,7 +186,7 @@ fn timestamps_never_go_back_and_may_be_left_out(rig: &Rig) -> Outcome {
         let made = timed.expect(rig, n, Success)?.timestamp.get();
         ensure!(
             made > 0 && made >= last,
-            "a completion was made at {made} ns, behind one at {last} ns"
+            "a completion was made at {made} ns, after one at {last} ns"
         );
         last = made;
         untimed.expect(rig, n, Success)?;

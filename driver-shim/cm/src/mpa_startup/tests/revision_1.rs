@@ -286,7 +286,7 @@ fn mpa_s_15_bytes_between_request_and_reply_are_malformed() {
 }
 
 #[test]
-fn mpa_s_16_an_fpdu_behind_the_reply_is_left_to_the_device() {
+fn mpa_s_16_an_fpdu_after_the_reply_is_left_to_the_device() {
     let fpdu = vector("F-SEND-hello");
     let reply = [vector("MPA-REP-R1"), fpdu.clone()].concat();
     let mut initiator = new_initiator(settings(), None);

@@ -122,8 +122,8 @@ fn s001_07_echoed_flags_are_harmless_without_the_option() {
     };
     let (mut initiator, request) = Initiator::new(settings(), None, &[], START).unwrap();
     assert_eq!(accepted(&mut initiator, &echo(&request)).rtr_frame, None);
-    // With the RTR frame enabled, the echo is taken for agreement: enable the RTR frame only for
-    // peers that support it.
+    // With the RTR frame enabled, the echo counts as agreement: enable the RTR frame only for peers
+    // that support it.
     let (mut initiator, request) = Initiator::new(on(RtrKey::Hex), None, &[], START).unwrap();
     assert!(accepted(&mut initiator, &echo(&request)).rtr_frame.is_some());
 }

@@ -60,7 +60,7 @@ fn a_request_without_a_psn_connects_nothing() {
         if !parked {
             enter(&mut net);
         }
-        // The Request comes from the peer's own address, and is otherwise right.
+        // The Request comes from the peer's own address, and is otherwise valid.
         let sid = net.raw_stream(0, b.qpn, 1, &request_with_psns(a, b, None, psn(b)));
         net.run(50 * MS);
         if parked {

@@ -255,7 +255,7 @@ impl Streams for Port {
         self.wire.borrow().waiting.get(&(self.host, qid)).copied()
     }
 
-    fn has_gone_on(&mut self, qid: u32) -> bool {
+    fn has_moved_on(&mut self, qid: u32) -> bool {
         self.wire.borrow().gone_on.contains(&(self.host, qid))
     }
 }

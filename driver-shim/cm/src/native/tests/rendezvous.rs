@@ -131,7 +131,7 @@ fn a_queue_pair_that_names_itself_needs_no_stream() {
 }
 
 #[test]
-fn a_queue_pair_that_names_itself_retries_as_its_own_attributes_say() {
+fn a_queue_pair_that_names_itself_retries_by_its_attributes() {
     for (rnr_retry, timeout) in [(0, Some(Duration::ZERO)), (1, Some(MIN_RNR)), (7, None)] {
         let mut net = Net::new(1);
         let a = make(&mut net, 0, 7);
@@ -162,9 +162,9 @@ fn a_receiver_that_stays_at_rtr_is_connected() {
     }
 }
 
-/// As soon as its program is seen to do something else, whichever end is to initiate.
+/// As soon as its program is doing something else, whichever end must initiate.
 #[test]
-fn a_receiver_whose_program_has_gone_on_is_connected_at_once() {
+fn a_receiver_whose_program_moved_on_is_connected_at_once() {
     for (lower, higher) in [(0, 1), (1, 0)] {
         for goes_on_after in [0, 7] {
             let mut net = Net::new(2);

@@ -68,7 +68,7 @@ fn uc_11_ends_of_different_kinds_do_not_connect() {
         net.until(PATIENCE, |net| net.is_unreachable(0, 1));
         net.run(PATIENCE);
         assert!(net.attached(0, 1).is_empty() && net.attached(1, 1).is_empty());
-        // The reliable one fails; the other one drops what it sends.
+        // The reliable end fails; the other end drops its sends.
         assert!(!net.is_open(0, 1) && net.is_open(1, 1) && !net.is_unreachable(1, 1));
     }
 }
@@ -95,7 +95,7 @@ fn uc_12_sends_do_not_wait_for_ever() {
     net.send_waits(0, 1);
     net.until(PATIENCE, |net| net.is_open(0, 1));
     assert!(!net.is_unreachable(0, 1));
-    // The peer comes after all.
+    // The peer comes late.
     net.run(PATIENCE);
     net.set_stopped(1, false);
     unreliable_up(&mut net, b, a);
@@ -147,7 +147,7 @@ fn uc_12_a_stream_without_a_first_fpdu_is_given_up() {
     let (mut net, a, b) = connected();
     let ends = [a, b].map(|qp| (qp, net.attached(qp.host, qp.qid)[0].negotiated.unwrap()));
     let fenced = ends.iter().find(|(_, negotiated)| negotiated.fenced).unwrap().0;
-    // As if the FPDU had not come.
+    // The FPDU seems not to have arrived.
     net.on(fenced.host, |engine, _| {
         if let Some(Phase::Connected { fenced, .. }) = engine.pairs.get_mut(&fenced.qpn).map(|p| &mut p.phase)
         {

@@ -211,11 +211,11 @@ proptest! {
     fn arbitrary_bytes_are_rejected_or_parsed(
         command in 0..30u32,
         missing in prop_oneof![3 => Just(0_usize), 1 => 0..20_usize],
-        behind in 0..20_usize,
+        trailing in 0..20_usize,
         out in any::<u16>(),
         body in payload(),
     ) {
-        let claimed = body.len().saturating_sub(behind);
+        let claimed = body.len().saturating_sub(trailing);
         let parsed = Command::parse(&written(command, claimed, out, &body));
         prop_assert_eq!(number(&written(command, claimed, out, &body)), Some(command));
         let payload = &body[..claimed];

@@ -32,7 +32,7 @@ fn request(net: &mut Net, channel: u64) -> (u32, Vec<u8>) {
     let event = net.event(1, channel).expect("the channel has no event");
     assert_eq!((event.event, event.uid, event.status), (REQUEST, 100, 0));
     let param = event.datagrams();
-    // The peer's queue pair is not known: its first datagram tells.
+    // The peer's queue pair is not known before its first datagram.
     assert_eq!((param.qp_num, param.qkey, param.address.is_global), (0, 0, 0));
     let len = usize::from(param.private_data_len);
     (event.id, param.private_data[..len].to_vec())
@@ -71,7 +71,7 @@ fn cmu_03_a_lookup_gives_both_programs_what_the_kernel_gives() {
     let asker = net.ready_for_datagrams(0, 7471, 5);
     net.connect(0, asker, parameters(3, 0, 0, b"hello"));
     let (id, data) = request(&mut net, at);
-    // All that a request has room for, behind the addresses.
+    // All that a request has room for, after the addresses.
     assert_eq!((&data[..5], data.len()), (&b"hello"[..], 180));
     let addresses = net.engines[1].addresses(at, id, 77).unwrap();
     assert_eq!(addresses.local.unwrap().to_string(), "127.0.0.1:7471");
@@ -121,7 +121,7 @@ fn cmu_04_a_refusal_and_a_missing_service_are_unreachable() {
     let (id, _) = request(&mut net, at);
     net.at(1, |engine, world| engine.destroy(world, at, id)).unwrap();
     assert_eq!(net.take_events(0, asker.0), [(6, asker.1, UNREACHABLE, 2)]);
-    // A port that another id holds, which does not listen and will not.
+    // A port of another id, which never listens.
     let other = net.at(1, |engine, world| {
         let channel = engine.open_channel();
         let id = engine.create(channel, 7, PS_UDP).unwrap();
@@ -230,7 +230,7 @@ fn cmu_06_a_flood_of_requests_makes_no_more_ids_than_the_backlog() {
 }
 
 #[test]
-fn cmu_07_only_the_host_that_was_asked_can_answer() {
+fn cmu_07_only_the_queried_host_can_answer() {
     let mut net = pair();
     let asker = net.ready_for_datagrams(0, 7471, 5);
     net.connect(0, asker, parameters(3, 0, 0, b""));
@@ -468,7 +468,7 @@ fn two_ids_do_not_share_a_port() {
         let id = engine.create(channel, 6, PS_UDP).unwrap();
         let local = CmAddress::Ip("127.0.0.1:7471".parse().unwrap());
         assert_eq!(engine.bind(world, channel, id, local), Err(Errno::ADDRINUSE));
-        // A port of TCP is another one.
+        // A TCP port is separate.
         let id = engine.create(channel, 7, PS_TCP).unwrap();
         assert_eq!(engine.bind(world, channel, id, local), Ok(()));
     });
@@ -616,7 +616,7 @@ mod groups {
     }
 
     #[test]
-    fn cmu_10_events_of_memberships_count_for_the_membership_and_for_the_id() {
+    fn cmu_10_events_of_memberships_count_for_both() {
         let mut net = pair();
         let channel = net.at(0, |engine, _| engine.open_channel());
         let id = bound(&mut net, channel, 5);

@@ -1,4 +1,4 @@
-//! Listeners whose port is not that of TCP: initiators ask for the TCP port at the UDP port.
+//! Listeners whose port is not that of TCP: initiators query the TCP port at the UDP port.
 
 use super::*;
 use urnic_config::{CmPorts, Identity};
@@ -157,7 +157,7 @@ fn cmp_04_without_a_listener_an_initiator_is_rejected_at_once() {
 }
 
 #[test]
-fn cmp_05_a_silent_peer_is_asked_three_times_then_by_tcp() {
+fn cmp_05_a_silent_peer_gets_three_queries_then_tcp() {
     let mut net = Net::new(&[own(), tcp()]);
     net.wire.borrow_mut().ud.mute = true;
     let (at, _) = net.listen(1, 7471, 0);
@@ -220,7 +220,7 @@ fn a_listener_that_was_stopped_for_seconds_is_reached() {
 }
 
 #[test]
-fn cmp_06_only_the_host_that_was_asked_can_name_a_port() {
+fn cmp_06_only_the_queried_host_can_name_a_port() {
     let mut net = pair();
     net.wire.borrow_mut().ud.mute = true;
     let (channel, id) = begin(&mut net);
@@ -398,7 +398,7 @@ fn ids_of_different_families_share_a_number() {
 }
 
 #[test]
-fn a_number_from_bind_is_held_and_shown_also_if_tcp_has_it() {
+fn a_number_from_bind_is_reserved_and_shown_also_if_tcp_has_it() {
     let mut net = pair();
     let (at, _) = net.listen(1, 7471, 0);
     // Another program's TCP port, and an ephemeral one that TCP chooses.
@@ -465,7 +465,7 @@ fn a_connection_between_bind_and_listen_waits() {
 }
 
 #[test]
-fn an_id_ends_while_it_asks() {
+fn an_id_ends_during_its_query() {
     for lost in [false, true] {
         let mut net = pair();
         net.wire.borrow_mut().ud.mute = true;

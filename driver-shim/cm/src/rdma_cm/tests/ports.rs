@@ -59,7 +59,7 @@ fn a_bound_port_is_kept_for_every_source_address() {
 }
 
 #[test]
-fn a_port_from_bind_is_held_until_the_id_connects() {
+fn a_port_from_bind_is_reserved_until_the_id_connects() {
     let mut net = Net::new(&[Config::default(), Config::default(), Config::default()]);
     let (at, _) = net.listen(1, 7471, 0);
     for source in [None, Some("127.0.0.1:0")] {

@@ -24,7 +24,7 @@ fn establish(net: &mut Net, (channel, id): (u64, u32), uid: u64) {
 }
 
 #[test]
-fn the_program_brings_its_queue_pair_to_rts_between_reply_and_connection() {
+fn the_program_reaches_rts_between_reply_and_connection() {
     for configs in [
         [roce(), roce()],
         [roce(), Config::default()],

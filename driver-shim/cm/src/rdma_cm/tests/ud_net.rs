@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 /// A channel, and an id on it.
 pub(super) type Ud = (u64, u32);
 
-/// A message under way.
+/// A message in flight.
 #[derive(Debug)]
 pub(super) struct Sent {
     pub(super) to: usize,
@@ -23,15 +23,15 @@ pub(super) struct UdPort {
     side: usize,
     device: u32,
     port: u16,
-    /// Whether it takes IPv4 and IPv6.
+    /// Whether the port takes IPv4 and IPv6.
     families: [bool; 2],
 }
 
-/// What becomes of a message.
+/// The fate of a message.
 #[derive(Debug)]
 pub(super) enum Fate {
     Arrives(Sent),
-    /// The network says that nobody has the port.
+    /// The network reports that no process has the port.
     Refused,
     Lost,
 }
@@ -47,7 +47,7 @@ pub(super) struct UdWire {
     pub(super) lost: [bool; 2],
     /// The devices have no datagrams.
     pub(super) unsupported: bool,
-    /// The network does not say so if nobody has a port.
+    /// The network does not report ports without a process.
     pub(super) mute: bool,
     /// The number of messages that were sent.
     pub(super) sent: u32,
@@ -190,7 +190,7 @@ impl Net {
         (channel, id)
     }
 
-    /// The UDP port of a process from which ids ask that have none.
+    /// The UDP port of a process from which ids without a port send queries.
     pub(super) fn common_port(&self, side: usize) -> u16 {
         let number = self.engines[side].datagrams.common_ports[&0];
         self.wire.borrow().ud.ports[&number].port

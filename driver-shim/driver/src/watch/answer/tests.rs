@@ -1,4 +1,4 @@
-//! Answers as the reader takes them, and all else that may come.
+//! Valid answers, and other messages that may arrive.
 
 use std::io::Read as _;
 use std::net::{TcpListener, TcpStream};
@@ -24,7 +24,7 @@ fn memory(content: &[u8], seals: SealFlags) -> OwnedFd {
     file
 }
 
-/// What the reader makes of these descriptors.
+/// The reader's result for these descriptors.
 fn received<T: DeserializeOwned>(owned: Vec<OwnedFd>) -> Option<T> {
     let (ours, theirs) = ends().unwrap();
     let fds: Vec<BorrowedFd<'_>> = owned.iter().map(AsFd::as_fd).collect();
@@ -47,7 +47,7 @@ fn an_answer_arrives_whole() {
 }
 
 #[test]
-fn a_process_that_says_nothing_is_left_out() {
+fn a_process_that_does_not_answer_is_left_out() {
     let (ours, theirs) = ends().unwrap();
     assert_eq!(receive::<u64>(ours, Instant::now()), None);
     drop(theirs);
@@ -90,7 +90,7 @@ fn closes() -> bool {
 }
 
 #[test]
-fn a_descriptor_whose_close_waits_delays_nobody() {
+fn a_descriptor_whose_close_waits_delays_no_thread() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let slow = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let (mut reader, _) = listener.accept().unwrap();

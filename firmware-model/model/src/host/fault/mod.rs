@@ -47,7 +47,8 @@ unsafe extern "C" {
     fn urnic_guarded_compare_exchange(word: *mut u64, expected: u64, new: u64, found: *mut u64) -> u32;
 }
 
-/// Where a thread continues that faulted at `pc`, if it did so in an access of this module.
+/// The address at which a thread that faulted at `pc` continues, if `pc` is in an access of this
+/// module.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 #[inline]
 fn landing(pc: usize) -> Option<usize> {
@@ -267,7 +268,7 @@ fn is_of_instruction(signal: c_int, code: c_int) -> bool {
         && !(signal == libc::SIGSEGV && code == SEGV_MTEAERR)
 }
 
-/// Makes the thread continue behind an access of this library, if the fault was there.
+/// Makes the thread continue after an access of this module, if the fault was there.
 fn recover(context: *mut c_void) -> bool {
     // SAFETY: the kernel passes the thread's context to a handler with SA_SIGINFO, and resumes with
     // what is in there afterwards.
@@ -299,7 +300,7 @@ pub struct Fault {
     pub addr: usize,
     /// The address of the instruction.
     pub pc: usize,
-    /// The instruction is one of this library.
+    /// The instruction belongs to this library.
     pub ours: bool,
     /// Bytes that the handler has left on the program's stack for signals; `None`: it runs on the
     /// stack of the thread.
@@ -311,7 +312,7 @@ pub type Watch = fn(Fault) -> bool;
 
 static WATCH: Published<Watch> = Published::new();
 
-/// Lets `watch` look at each fault from now on. It runs in a signal handler.
+/// Calls `watch` at each fault from now on. It runs in a signal handler.
 pub fn watch(watch: Watch) {
     WATCH.set(watch);
 }
@@ -395,22 +396,23 @@ fn send_again(signal: c_int, info: *mut siginfo_t) {
     }
 }
 
-// Puts the handler of SIGSEGV and SIGBUS into the place of the program's.
+// Replaces the program's handlers of SIGSEGV and SIGBUS by the device's.
 //
-// The plug-in takes the program's calls of sigaction(2) and its kin ([`replace`]). The kernel then
-// has our handler, with the mask and the flags that the program requested; so the kernel still
-// handles masks, alternate stacks, `SA_NODEFER` and `SA_RESTART`, and our handler calls the
-// program's as a function. `SA_RESETHAND` is done here. A program that makes the system call
-// itself takes our handler's place: then a fault in a copy of ours goes to its handler. A program
-// that ignores one of these signals and then calls execve(2) has it handled by default in the new
-// program, not ignored, because the kernel resets handlers.
+// The plug-in interposes the program's calls of sigaction(2) and related functions ([`replace`]).
+// The kernel then has our handler, with the mask and the flags that the program requested; so the
+// kernel still handles masks, alternate stacks, `SA_NODEFER` and `SA_RESTART`, and our handler
+// calls the program's as a function. `SA_RESETHAND` is done here. If a program makes the system
+// call itself, it replaces our handler, and faults in our copies go to its handler. If a program
+// ignores one of these signals and then calls execve(2), the new program has the default action
+// instead, because the kernel resets handlers.
 
-/// The process that these actions belong to; 0: the handler is not installed. A child of vfork(2)
+/// The process to which these actions belong; 0: the handler is not installed. A child of vfork(2)
 /// shares this memory, but not its parent's actions.
 static OWNER: AtomicI32 = AtomicI32::new(0);
 static LOCKED: AtomicBool = AtomicBool::new(false);
 
-/// Calls of this process, one at a time. No handler may run meanwhile that makes such a call.
+/// Runs `f`, one call at a time in this process. No handler that makes such a call may run during
+/// it.
 fn alone<T>(f: impl FnOnce() -> T) -> T {
     let mask = SignalMask::EVERY.exchange();
     while LOCKED.swap(true, Ordering::Acquire) {
@@ -439,7 +441,7 @@ fn in_its_place(program: &libc::sigaction) -> libc::sigaction {
     }
 }
 
-/// Takes the place of what the kernel has for `signal`, unless that is ours.
+/// Replaces the kernel's action for `signal` by ours, unless it is ours already.
 fn take_place(signal: c_int) {
     let (Some(wanted), Some(before)) = (wanted(signal), kernel(signal, None)) else {
         return;

@@ -1,4 +1,4 @@
-//! What the accesses do on memory that is there, and on memory that is not.
+//! The accesses to mapped memory, and to unmapped memory.
 
 use super::Unreachable;
 use super::{copy, install, probe, update};
@@ -34,7 +34,7 @@ impl Pages {
     }
 }
 
-/// Every length up to some, and those around what the copy treats differently.
+/// Every short length, and those around the limits at which the copy changes its method.
 fn lengths() -> impl Iterator<Item = usize> {
     (0..300).chain([511, 512, 2047, 2048, 4095, 4096, 4097, 3 * PAGE - 64])
 }

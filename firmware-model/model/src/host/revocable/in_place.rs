@@ -1,5 +1,5 @@
 //! Accesses to memory that another process has mapped as well as this one, by plain loads and
-//! stores and by the processor's atomic instructions; they can be revoked from there.
+//! stores and by the processor's atomic instructions; the owner of the memory can revoke them.
 
 use super::{Condition, NotCopied};
 use crate::host::{Mapping, Piece, PieceMut};
@@ -75,8 +75,8 @@ pub(crate) fn read_if(
     unsafe { copy_if(conditions, into.as_mut_ptr(), from.as_ptr(), len) }
 }
 
-/// Carries out an operation on the word at the beginning of shared memory, if the conditions are
-/// met; returns the word that was there. `None`: the word is not aligned.
+/// Executes an operation on the word at the beginning of shared memory, if the conditions are met;
+/// returns the word before the operation. `None`: the word is not aligned.
 ///
 /// # Errors
 /// See [`NotCopied`]. The word is as it was.
@@ -116,7 +116,7 @@ unsafe fn copy_if(
 }
 
 /// # Safety
-/// As [`copy_if`].
+/// Like [`copy_if`].
 #[cfg(target_arch = "x86_64")]
 #[inline]
 unsafe fn perform(
@@ -148,7 +148,7 @@ fn operate(
     Ok(unsafe { (&raw const operands[2]).read() })
 }
 
-/// What both calls take.
+/// The common arguments of both calls.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 fn prepare(
@@ -182,7 +182,7 @@ fn outcome(result: u32) -> Result<(), NotCopied> {
 }
 
 /// # Safety
-/// As [`copy_if`].
+/// Like [`copy_if`].
 #[cfg(not(target_arch = "x86_64"))]
 unsafe fn perform(_: [Condition<'_>; 2], _: *mut u8, _: *const u8, _: usize) -> Result<(), NotCopied> {
     Err(NotCopied::Failed(Errno::NOSYS))
@@ -257,7 +257,7 @@ mod tests {
         }
     }
 
-    /// A file that was truncated under the mapping: the program goes on.
+    /// A file that was truncated under the mapping: the program continues.
     #[test]
     fn shm_19_a_fault_ends_the_copy_only() {
         crate::host::fault::install();
@@ -282,7 +282,7 @@ mod tests {
         unsafe { rustix::mm::munmap(memory.as_ptr().cast(), LEN) }.unwrap();
     }
 
-    /// A thread that is interrupted all the time: what is revoked does not change any more, and a
+    /// A thread that is interrupted all the time: revoked memory does not change any more, and a
     /// word is not stored twice.
     #[test]
     fn shm_19_an_interrupted_copy_begins_with_the_conditions() {
@@ -304,7 +304,7 @@ mod tests {
                 match write_if(conditions(&words), &memory, Piece::of(&bytes)) {
                     Ok(8) => {
                         stored += 1;
-                        // Whoever saw the word may change it at once.
+                        // A program that saw the word may change it at once.
                         assert_eq!(memory.word64(0).swap(0, Ordering::Relaxed), n);
                     }
                     Err(NotCopied::Interrupted) => {

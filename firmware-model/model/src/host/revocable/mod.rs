@@ -3,7 +3,7 @@
 //! A check of permission and the copy that it permits are two steps. A thread that is stopped
 //! between them would copy when it continues, however long ago the permission was revoked. Here the
 //! kernel makes the two steps one: with restartable sequences (rseq(2), Linux 4.18, which glibc
-//! registers from 2.35 on) a thread that is preempted, signalled or stopped behind the check does
+//! registers from 2.35 on) a thread that is preempted, signalled or stopped after the check does
 //! not get to the copy. So a thread has either entered the system call with a permission that was
 //! valid then, or copies nothing.
 
@@ -66,13 +66,13 @@ unsafe extern "C" {
 const REFUSED: i64 = i64::MIN;
 const INTERRUPTED: i64 = i64::MIN + 1;
 
-/// Where `cpu_id` and `rseq_cs` are in `struct rseq`.
+/// Offsets of `cpu_id` and `rseq_cs` in `struct rseq`.
 #[cfg(target_arch = "x86_64")]
 const CPU_ID: usize = 4;
 #[cfg(target_arch = "x86_64")]
 const RSEQ_CS: usize = 8;
 
-/// Where a thread's `struct rseq` is, from its thread pointer on, as libc says.
+/// The offset of a thread's `struct rseq` from its thread pointer, which libc publishes.
 #[cfg(target_arch = "x86_64")]
 fn offset() -> Option<isize> {
     static OFFSET: OnceLock<Option<isize>> = OnceLock::new();

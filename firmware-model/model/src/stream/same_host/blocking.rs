@@ -1,9 +1,9 @@
-//! What may block because of another process is done by threads that nobody waits for.
+//! Calls that may block because of another process run on threads that no other thread waits for.
 //!
 //! close(2) of a descriptor that another process made may block: a TCP socket that lingers, a file
-//! of a file system in user space. The kernel also closes what was passed and never received, when
-//! the unix socket is closed that it was sent to. And reading another process's memory waits for
-//! the file system that has its pages. So the device's own threads do none of these.
+//! of a file system in user space. When a unix socket is closed, the kernel also closes the
+//! descriptors in it that were never received. Reading another process's memory may wait for the
+//! file system that backs its pages. So the device's own threads make none of these calls.
 
 use crate::sys;
 use crate::sys::thread_start::ThreadStart;
@@ -16,17 +16,18 @@ use std::thread::Builder;
 use std::time::Duration;
 use urnic_sync::{Condvar, Mutex, MutexGuard};
 
-/// As many jobs may wait before the device meets no further process.
+/// Most jobs that wait for a thread. While there are so many, the device accepts no further local
+/// peer.
 const MOST: usize = 64;
-/// Threads at most: a job that blocks keeps one.
+/// Most threads: a job that blocks occupies one.
 const THREADS: usize = 4;
-/// A thread without a job ends after so long.
+/// A thread without a job ends after this time.
 const IDLE: Duration = Duration::from_secs(1);
 /// The longest wait for an answer, which takes microseconds where nothing blocks.
 const PATIENCE: Duration = Duration::from_secs(1);
 const STACK: usize = 64 << 10;
-/// As many threads of devices that have ended may still block before a new device of this process
-/// has nothing to do with others.
+/// Most threads of devices that have ended that may still block. With so many, a new device of this
+/// process has no local peers.
 const MOST_LEFT: usize = 64;
 
 /// Threads of devices that have ended.
@@ -70,7 +71,7 @@ impl Shared {
         self.queue.lock()
     }
 
-    /// Does what waits, and what comes meanwhile.
+    /// Runs the jobs that wait, and those that arrive while it runs.
     fn serve(&self) {
         let mut queue = self.lock();
         loop {
@@ -116,7 +117,7 @@ impl BlockingWork {
         self.give(Box::new(move || drop(owner)));
     }
 
-    /// What another thread finds, if it does so soon.
+    /// Runs `find` on another thread, and returns its result if it comes soon.
     pub(super) fn ask<T: Send + 'static>(&self, find: impl FnOnce() -> T + Send + 'static) -> Option<T> {
         let queue = self.shared.lock();
         let all_block = queue.threads == THREADS && queue.idle == 0 && !queue.jobs.is_empty();
@@ -147,7 +148,7 @@ impl BlockingWork {
         let builder = Builder::new().name("urnic-blocking".to_owned()).stack_size(STACK);
         let run = Box::new(move || of_thread.serve());
         if let Err(error) = sys::with_signals_blocked(|| (self.start.0)(builder, run)) {
-            tracing::debug!(%error, "no thread for what other processes may let block");
+            tracing::debug!(%error, "no thread for calls that may block");
             // The next job tries it again.
             self.shared.lock().threads -= 1;
         }
@@ -169,7 +170,7 @@ mod tests {
     use crate::testing::mock::wait_for;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    /// Whether jobs may go on, and how many were done by the thread that gave them.
+    /// Whether jobs may continue, and how many ran on the thread that submitted them.
     #[derive(Default)]
     struct Gate {
         open: Mutex<bool>,
@@ -192,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn shm_22_whoever_gives_something_to_close_does_not_wait() {
+    fn shm_22_a_thread_that_submits_a_close_does_not_wait() {
         let blocking = BlockingWork::new(ThreadStart::default()).unwrap();
         let gate = Arc::new(Gate::default());
         for _ in 0..MOST + THREADS {

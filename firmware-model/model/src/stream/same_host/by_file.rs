@@ -1,4 +1,4 @@
-//! What peers share, each opened once however many connections there are.
+//! Objects that peers share: each is opened once for all connections that use it.
 
 use crate::stream::descriptor::Descriptor;
 use rustix::fs::fstat;
@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 use urnic_sync::Mutex;
 
-/// Values by the files that peers passed, as long as somebody has them.
+/// Values by the files that peers passed, as long as a connection uses them.
 #[derive(Debug)]
 pub(super) struct ByFile<T>(Mutex<HashMap<(u64, u64), Weak<T>>>);
 

@@ -50,7 +50,7 @@ impl Connection {
         }
     }
 
-    /// What arrives is this queue pair's from now on.
+    /// Assigns the bytes that arrive from now on to this queue pair.
     pub(in crate::stream) fn bind(&self, qid: u32) {
         self.slot.bind(qid);
     }
@@ -62,12 +62,12 @@ impl Connection {
         LocalPeer::new(&self.memory, self.outgoing, notifications, introduction, qid)
     }
 
-    /// Where the two ends poll.
+    /// The processors on which the two ends poll.
     pub(in crate::stream) fn processors(&self) -> Processors {
         Processors::new(&self.memory, self.outgoing)
     }
 
-    /// As [`Stream::send`](crate::stream::Stream::send).
+    /// Like [`Stream::send`](crate::stream::Stream::send).
     #[inline]
     pub(in crate::stream) fn send(&mut self, pieces: &[Piece<'_>]) -> Result<usize, StreamError> {
         let sent = self.sender.send(pieces)?;
@@ -75,13 +75,13 @@ impl Connection {
         Ok(sent)
     }
 
-    /// As [`Stream::has_room`](crate::stream::Stream::has_room).
+    /// Like [`Stream::has_room`](crate::stream::Stream::has_room).
     pub(in crate::stream) fn has_room(&mut self) -> bool {
         self.sender.has_room()
     }
 
-    /// As [`Stream::receive`](crate::stream::Stream::receive). That nothing has arrived says
-    /// nothing about the end.
+    /// Like [`Stream::receive`](crate::stream::Stream::receive). `WouldBlock` does not mean that
+    /// the connection is still open.
     pub(in crate::stream) fn receive(&mut self, into: &mut [PieceMut<'_>]) -> Result<usize, StreamError> {
         let (received, wanted) = self.receiver.receive(into)?;
         if wanted {
@@ -94,7 +94,7 @@ impl Connection {
         }
     }
 
-    /// As [`Stream::receive_short`](crate::stream::Stream::receive_short).
+    /// Like [`Stream::receive_short`](crate::stream::Stream::receive_short).
     #[inline]
     pub(in crate::stream) fn receive_short(&mut self, into: &mut [u8]) -> Option<usize> {
         let (received, wanted) = self.receiver.receive_short(into)?;
@@ -131,7 +131,7 @@ impl Connection {
         self.is_reset = true;
     }
 
-    /// Nothing follows what was sent.
+    /// Marks the end of this direction: no byte follows those that were sent.
     pub(in crate::stream) fn finish(&mut self) {
         self.sender.end();
         self.peer.notify(self.peer_slot);
@@ -139,8 +139,8 @@ impl Connection {
 }
 
 impl Drop for Connection {
-    /// Ends this direction behind what was sent, as closing a socket does. In a forked child, which
-    /// has the memory, too, it is the parent's.
+    /// Ends this direction after the bytes that were sent, as closing a socket does. In a forked
+    /// child, which also maps the memory, this does nothing: the connection belongs to the parent.
     fn drop(&mut self) {
         if !self.slot.is_own() {
             return;

@@ -1,9 +1,9 @@
-//! How the two ends of a connection in memory come to reach each other's process.
+//! The exchange by which the two ends of a connection in memory get access to each other's process.
 //!
-//! Having one user is enough to share a ring, but not to be reached by process_vm_writev(2), nor to
-//! have the other end act on one's word about memory: a process may have less permission than
-//! others of its user have (prctl(2), PR_SET_DUMPABLE; Yama). So each end first shows that the
-//! kernel lets it trace the other, by that one's [nonce](super::nonce):
+//! Processes of one user may share a ring, but this does not permit them to access each other's
+//! memory by process_vm_writev(2), nor to name memory on which the other end acts: a process may
+//! have less permission than others of its user (prctl(2), PR_SET_DUMPABLE; Yama). So each end
+//! first proves that the kernel lets it trace the other, by the other's [nonce](super::nonce):
 //!
 //! | message | nonce of its sender | shows |
 //! |---|---|---|
@@ -12,10 +12,11 @@
 //! | initiator's disclosure | | the responder's nonce |
 //! | responder's disclosure | | |
 //!
-//! A disclosure has the sender's table of STags, if the other end has shown its permission before.
-//! What such an end says about processes gives it nothing: it can make this process do anything.
-//! Each end also tells under which number its process has its TCP socket: so the other knows that
-//! the process with which it talks, whose number may have been another one's, has the connection.
+//! A disclosure has the sender's table of STags, if the other end has proved its permission before.
+//! An end with this permission gains nothing by false statements about processes: it can control
+//! this process in any case. Each end also sends the number of the descriptor that its process has
+//! for the TCP socket. So the other end can verify that this process has the connection, and not
+//! another process with a process number that is used again.
 //!
 //! The initiator sends its disclosure before its first bytes in memory, and the responder its own
 //! before it confirms the first of them; so neither waits for the other.
@@ -27,7 +28,7 @@ use super::messages::{Disclosure, Greeting, Passed, TableMessage};
 use super::nonce::{Nonce, NonceValue};
 use super::owner::Owner;
 use crate::host::{SharedMemory, number_of, proof_of_access, revocable};
-use crate::memory::Exports;
+use crate::memory::RemoteAccessTable;
 use crate::stream::descriptor::{Descriptor, Descriptors};
 use crate::stream::same_host::local_peer::process::{PassedTable, PeerProcess};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -40,21 +41,22 @@ use std::sync::{Arc, OnceLock};
 #[derive(Debug)]
 pub(super) struct Tables {
     descriptors: Arc<Descriptors>,
-    /// The own table and the descriptor by which peers read it, if they are to reach the memory.
-    own: OnceLock<(Arc<Exports>, Descriptor)>,
+    /// This device's table and the descriptor by which peers read it, if they may access the
+    /// memory.
+    own: OnceLock<(Arc<RemoteAccessTable>, Descriptor)>,
     peers: ByFile<PeerProcess>,
 }
 
-/// What makes one end reach the other's memory, in each direction.
+/// The results of the introduction: what each end needs to access the other's memory.
 #[derive(Debug, Default)]
 pub(in crate::stream) struct Reach {
     /// The peer's process, whose memory we reach.
     pub(super) there: Option<Arc<PeerProcess>>,
     /// Our table, which the peer has. The process is the peer's.
-    pub(super) here: Option<(Arc<Exports>, Pid)>,
+    pub(super) here: Option<(Arc<RemoteAccessTable>, Pid)>,
 }
 
-/// What an end has to let the other show its permission.
+/// The nonce by which the other end proves its permission.
 #[derive(Debug)]
 pub(super) struct Challenge {
     nonce: Nonce,
@@ -68,13 +70,13 @@ impl Challenge {
     }
 }
 
-/// What is known of a peer that greeted.
+/// A peer whose greeting has arrived.
 #[derive(Debug)]
 pub(super) struct PeerEnd<'a> {
     greeting: &'a Greeting,
-    /// Its process, if that is known to have the other end of the TCP connection.
+    /// The peer's process, if it is known to have the other end of the TCP connection.
     process: Option<Pid>,
-    /// Its nonce, as far as it could be fetched; absent if it has none.
+    /// The peer's nonce, zeroes if it could not be fetched; `None` if the peer has none.
     proof: Option<NonceValue>,
 }
 
@@ -90,11 +92,12 @@ impl<'a> PeerEnd<'a> {
     ) -> Result<PeerEnd<'a>, Errno> {
         let process = socket.peer_process();
         let proof = process.zip(greeting.nonce()).map(|(process, address)| {
-            // The peer may let its memory be read never.
+            // The read may block forever if the peer chooses so.
             let fetched = socket.blocking().ask(move || NonceValue::fetch(process, address));
             fetched.unwrap_or_default()
         });
-        // After that: the number of a process that has ended may be that of another one.
+        // The check comes after the read: the number of a process that has ended may belong to
+        // another one by now.
         let is_it = process.map(|process| owner.is_process(process, greeting.socket()));
         match is_it {
             Some(Some(false)) => Err(Errno::PERM),
@@ -119,7 +122,7 @@ pub(super) struct Introduction {
     socket: LocalSocket,
     challenge: Challenge,
     peer: Pid,
-    /// The peer's nonce, as far as it could be fetched.
+    /// The peer's nonce, zeroes if it could not be fetched.
     proof: NonceValue,
     /// Of an initiator: whether the responder has shown its permission.
     admits: Option<bool>,
@@ -135,14 +138,14 @@ impl Tables {
     }
 
     /// Lets peers reach the memory that the table describes.
-    pub(super) fn export(&self, exports: Arc<Exports>, file: OwnedFd) -> Result<(), Errno> {
+    pub(super) fn export(&self, table: Arc<RemoteAccessTable>, file: OwnedFd) -> Result<(), Errno> {
         let file = self.descriptors.adopt(file)?;
-        let _ = self.own.set((exports, file));
+        let _ = self.own.set((table, file));
         Ok(())
     }
 
-    /// Begins to let a peer show its permission; `None`: the memory of this device is not to be
-    /// reached, or cannot be.
+    /// Creates the nonce by which a peer proves its permission; `None`: peers may not, or cannot,
+    /// access the memory of this device.
     pub(super) fn challenge(&self) -> Option<Challenge> {
         self.own.get().filter(|_| revocable::is_available())?;
         Some(Challenge {
@@ -153,14 +156,14 @@ impl Tables {
 
     /// Our table for a peer that has shown its permission, and the descriptors that go with it.
     fn own(&self, peers_nonce: NonceValue) -> Option<(TableMessage, Vec<BorrowedFd<'_>>)> {
-        let (exports, file) = self.own.get()?;
-        let host = exports.host().and_then(|host| {
+        let (table, file) = self.own.get()?;
+        let host = table.host().and_then(|host| {
             let proof = proof_of_access(host.number(), peers_nonce.bytes())?;
             Some((host.descriptor(), proof))
         });
         let message = TableMessage {
-            slots: exports.slots(),
-            address: exports.address(),
+            slots: table.slots(),
+            address: table.address(),
             host_proof: host.map(|(_, proof)| proof),
         };
         let fds = [Some(file.as_fd()), host.map(|(pidfd, _)| pidfd)];
@@ -213,12 +216,13 @@ impl Introduction {
         })
     }
 
-    /// Where an answer goes.
+    /// The socket for the answer.
     pub(super) fn socket(&self) -> &LocalSocket {
         &self.socket
     }
 
-    /// The address of our nonce, and what was fetched as the peer's: the parts of an answer.
+    /// The parts of an answer: the address of our nonce, and the value that was fetched as the
+    /// peer's.
     pub(super) fn answer(&self) -> (Option<u64>, NonceValue) {
         (Some(self.challenge.address()), self.proof)
     }
@@ -228,15 +232,15 @@ impl Introduction {
         self.peer
     }
 
-    /// What the peer has by now, before the introduction is over.
-    pub(super) fn here(&self) -> Option<(Arc<Exports>, Pid)> {
+    /// The peer's access to this device, before the introduction has ended.
+    pub(super) fn here(&self) -> Option<(Arc<RemoteAccessTable>, Pid)> {
         let admits = self.admits == Some(true);
-        let (exports, _) = self.tables.own.get().filter(|_| admits)?;
-        Some((exports.clone(), self.peer))
+        let (table, _) = self.tables.own.get().filter(|_| admits)?;
+        Some((table.clone(), self.peer))
     }
 
-    /// Takes the peer's disclosure, which has come by now, and as a responder makes one. Returns
-    /// what came of it, and what must live as long as the peer is to reach our memory.
+    /// Reads the peer's disclosure, which has arrived, and as a responder sends one. Returns the
+    /// result, and a value that must live as long as the peer may access our memory.
     pub(super) fn conclude(mut self) -> (Reach, Traceable) {
         let reach = self.take_disclosure().unwrap_or_else(|errno| {
             let process = self.peer;
@@ -295,15 +299,15 @@ impl Introduction {
     }
 }
 
-// Where Yama's `ptrace_scope` is 1, processes reach each other's memory only if they allow it.
+// If Yama's `ptrace_scope` is 1, a process may access another's memory only if that one permits it.
 
-/// A process, and the number of values of [`Traceable`] that it has. (A forked child has a copy of
-/// the parent's, and none of its permission.)
+/// A process, and its number of [`Traceable`] values. (A forked child has a copy of the parent's
+/// count, but not the permission.)
 static COUNT: AtomicU64 = AtomicU64::new(0);
 
-/// While a value lives, Yama lets processes of this user trace this one as if it were off
-/// (`PR_SET_PTRACER`): the kernel has one such permission for a process, of which it tells nothing,
-/// and it cannot name more than one process. Where Yama is off the call has no effect.
+/// While a value exists, processes of this user may trace this one as if Yama were off
+/// (`PR_SET_PTRACER`). The kernel has one such permission for each process; it cannot be read, and
+/// cannot name several processes. If Yama is off, the call has no effect.
 #[derive(Debug)]
 pub(super) struct Traceable {
     process: Pid,
@@ -332,8 +336,8 @@ impl Traceable {
     pub(super) fn new() -> Traceable {
         let process = getpid();
         count(process, 1);
-        // Each time: another thread may be about to take it back. It fails where the kernel has no
-        // Yama.
+        // The call is made each time, because another thread may be about to revoke the permission.
+        // It fails if the kernel has no Yama.
         let _ = set_ptracer(PTracer::Any);
         Traceable { process }
     }
@@ -345,7 +349,7 @@ impl Drop for Traceable {
             return;
         }
         let _ = set_ptracer(PTracer::None);
-        // Another thread may have made one meanwhile.
+        // Another thread may have made a value since.
         if count(self.process, 0) > 0 {
             let _ = set_ptracer(PTracer::Any);
         }

@@ -1,4 +1,4 @@
-//! What is where in the memory of a connection.
+//! The layout of the memory of a connection.
 
 use crate::host::SharedRecord;
 use std::sync::atomic::{AtomicU32, AtomicU64};
@@ -12,14 +12,14 @@ pub(super) struct Area {
 }
 
 impl Area {
-    const fn behind(self, len: usize) -> Area {
+    const fn next(self, len: usize) -> Area {
         Area {
             start: self.start + 2 * self.len,
             len,
         }
     }
 
-    /// Where the part of a direction begins.
+    /// The offset of the part for one direction.
     pub(super) const fn of(self, direction: Direction) -> usize {
         match direction {
             Direction::FromInitiator => self.start,
@@ -28,26 +28,26 @@ impl Area {
     }
 }
 
-/// Most bytes that are beside the tail of a ring as well: an FPDU of a Send of 16 bytes.
-pub(super) const MOST_BESIDE: usize = 40;
+/// Most bytes of the inline copy in the tail's cache line: an FPDU of a Send of 16 bytes.
+pub(super) const INLINE_COPY_MAX: usize = 40;
 
-/// The words of a ring: those of the sender and those of the receiver in cache lines of their own.
+/// The words of a ring: the sender's and the receiver's are in separate cache lines.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub(super) struct RingWords {
-    /// Sender: what is before this position is the receiver's.
+    /// Sender: bytes before this position belong to the receiver.
     pub(super) tail: AtomicU64,
     /// Sender: the length of the ring.
     pub(super) length: AtomicU32,
     /// Sender: set when nothing follows the tail.
     pub(super) ended: AtomicU32,
-    /// Sender: set when it does not have the connection any more.
+    /// Sender: set when it has given up the connection.
     pub(super) gone: AtomicU32,
-    /// Sender: which bytes are beside the tail.
-    pub(super) repeated: AtomicU32,
-    /// Sender: these bytes.
-    pub(super) beside: [AtomicU64; MOST_BESIDE / 8],
-    /// Receiver: what is before this position may be overwritten.
+    /// Sender: identifies the bytes of the inline copy.
+    pub(super) inline_id: AtomicU32,
+    /// Sender: the inline copy of the newest bytes.
+    pub(super) inline_copy: [AtomicU64; INLINE_COPY_MAX / 8],
+    /// Receiver: bytes before this position may be overwritten.
     pub(super) head: AtomicU64,
     receiver_reserved: [u64; 7],
     /// Set while the sender waits for room.
@@ -62,17 +62,17 @@ unsafe impl SharedRecord for RingWords {}
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub(super) struct EndWords {
-    /// Up to which position the end has processed what the other sent.
+    /// The position up to which this end has processed the other's bytes.
     pub(super) processed: AtomicU64,
     processed_reserved: [u64; 15],
-    /// Set while the end accesses the other's memory.
-    pub(super) guard: AtomicU64,
+    /// The hazard flag: set while this end accesses the other's memory.
+    pub(super) hazard: AtomicU64,
     /// Bytes that the end has written to the other's memory.
     pub(super) written: AtomicU64,
     /// Bytes that it has read from there.
     pub(super) read: AtomicU64,
     guard_reserved: [u64; 5],
-    /// What the other may do to the end's memory.
+    /// The accesses that the other end may make to this end's memory.
     pub(super) permit: AtomicU64,
     /// The number of the end's queue pair.
     pub(super) qid: AtomicU64,
@@ -102,18 +102,18 @@ pub(super) const RING_WORDS: Area = Area {
     len: size_of::<RingWords>(),
 };
 /// The bytes of a ring that has not grown.
-pub(super) const FIRST_RINGS: Area = RING_WORDS.behind(1024);
-/// The words that an end writes beside the ring ([`EndWords`]), for the direction from it.
-pub(super) const END_WORDS: Area = FIRST_RINGS.behind(size_of::<EndWords>());
+pub(super) const FIRST_RINGS: Area = RING_WORDS.next(1024);
+/// The words of an end apart from its ring ([`EndWords`]), for the direction from it.
+pub(super) const END_WORDS: Area = FIRST_RINGS.next(size_of::<EndWords>());
 /// The bytes of a ring that has grown. All before, which every connection uses, is one page.
 pub(super) const RINGS: Area = Area {
     start: 4096,
     len: 512 << 10,
 };
 /// Bytes of shared memory for a connection.
-pub(super) const MEMORY: usize = RINGS.behind(0).start;
+pub(super) const MEMORY: usize = RINGS.next(0).start;
 
-const _: () = assert!(END_WORDS.behind(0).start <= RINGS.start);
+const _: () = assert!(END_WORDS.next(0).start <= RINGS.start);
 // Two processes with different builds of this must agree.
 const _: () = assert!(RING_WORDS.len == 256 && END_WORDS.len == 256);
 

@@ -1,7 +1,7 @@
-//! What the two ends of a connection, or of a ring of datagrams, tell each other by a unix socket.
+//! The messages of the two ends of a connection, or of a ring of datagrams, over a unix socket.
 //!
 //! Each end sends a [`Greeting`]: the initiator's is the offer, and the responder's the answer. If
-//! both have memory that the other may reach, a [`Disclosure`] of each follows
+//! both have memory that the other may access, a [`Disclosure`] of each follows
 //! ([`introduction`](super::introduction)).
 
 use super::blocking::BlockingWork;
@@ -99,7 +99,7 @@ impl Greeting {
         self.datagrams != 0
     }
 
-    /// With the address of the sender's nonce, and what it read as the receiver's.
+    /// Adds the address of the sender's nonce, and the value that it read as the receiver's.
     pub(super) fn with_nonce(self, nonce: Option<u64>, proof: NonceValue) -> Greeting {
         let nonce = nonce.unwrap_or(0);
         Greeting { nonce, proof, ..self }
@@ -139,8 +139,8 @@ impl Message for Greeting {
     }
 }
 
-/// What one end says about its memory, if the other has proved that it may reach it: the table of
-/// STags, whose descriptor comes with it, and the pidfd of the process of its host if that has
+/// One end's description of its memory, sent if the other end has proved that it may access it: the
+/// table of STags, with its descriptor, and the pidfd of the process of its host if that has
 /// memory, too.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -148,7 +148,7 @@ pub(super) struct Disclosure {
     magic: u64,
     /// Of the initiator: the nonce that was read in the responder's process, or 0.
     proof: NonceValue,
-    /// The table: its entries (0: there is none) and its address in the process.
+    /// The table: the number of its entries (0: no table) and its address in the process.
     entries: u32,
     has_host: u32,
     table: u64,
@@ -173,7 +173,7 @@ impl Disclosure {
         self.proof
     }
 
-    /// What the sender says about its table.
+    /// The sender's description of its table.
     pub(super) fn table(&self) -> Option<TableMessage> {
         (self.entries != 0).then_some(TableMessage {
             slots: self.entries,
@@ -193,12 +193,12 @@ impl Message for Disclosure {
     }
 }
 
-/// What an end says about its table of STags.
+/// An end's description of its table of STags.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct TableMessage {
     /// Entries of its table.
     pub(super) slots: u32,
-    /// Where the table is in its process.
+    /// The address of the table in its process.
     pub(super) address: u64,
     /// Regions may be in the process of its host, which it may reach, as this shows.
     pub(super) host_proof: Option<u64>,
@@ -217,7 +217,7 @@ impl Passed {
     /// a duplicate of it, does not block.
     ///
     /// # Errors
-    /// Those of `check`. `EPROTO`: there is none. `EMFILE`: the device has no room for it.
+    /// Those of `check`. `EPROTO`: there is no descriptor. `EMFILE`: the device has no room for it.
     pub(super) fn take<T>(
         &mut self,
         check: impl FnOnce(BorrowedFd<'_>) -> Result<T, Errno>,
@@ -281,14 +281,15 @@ pub(super) fn look_at_offer(socket: &LocalSocket) -> Result<Greeting, Errno> {
 
 /// Receives a message with its descriptors: an offer, or an answer.
 ///
-/// The message is looked at first, with room for as many descriptors as any message has: the
-/// kernel closes those for which there is no room, and that may block where they are the last ones.
-/// So they stay in the socket, which a thread closes if the message is refused.
+/// The message is peeked first, with room for as many descriptors as any message has: the kernel
+/// closes descriptors for which there is no room, and this may block if they are the last ones of
+/// their files. So they stay in the socket, which a separate thread closes if the message is
+/// refused.
 ///
 /// # Errors
-/// `EAGAIN`: there is none yet. `ECONNRESET`: there will be none. `EPROTO`: it is none of this
-/// version, or has other descriptors than it is to have. `EMFILE`: it has fewer here, because this
-/// process may not have more.
+/// `EAGAIN`: no message has arrived yet. `ECONNRESET`: no message will arrive. `EPROTO`: the
+/// message is of another version, or its descriptors are not the expected ones. `EMFILE`: some
+/// descriptors are missing, because this process may not have more.
 pub(super) fn receive<M: Message>(
     socket: &LocalSocket,
     is_answer: bool,
@@ -500,7 +501,7 @@ impl LocalSocket {
         }
     }
 
-    /// Where descriptors go that come by this socket and are refused.
+    /// The threads that close descriptors from this socket that are refused.
     pub(super) fn blocking(&self) -> &Arc<BlockingWork> {
         &self.blocking
     }
@@ -545,15 +546,15 @@ impl LocalSocket {
     }
 }
 
-/// Whether a socket has no message, and gets none any more. (Its close is then that of an ordinary
-/// file, and does not close what was passed by a message.)
+/// Whether a socket has no message and will get none. (Then its close closes no descriptors of
+/// messages, and cannot block.)
 fn is_empty_for_good(socket: &Descriptor) -> bool {
     // Later messages are refused.
     if shutdown(socket, Shutdown::Both).is_err() {
         return false;
     }
-    // An empty message looks like the end, except that the kernel has the sender's credentials to
-    // tell, and then says that there was no room for them.
+    // An empty message looks like the end, except that it comes with the sender's credentials; the
+    // kernel then reports that there was no room for them.
     if set_socket_passcred(socket, true).is_err() {
         return false;
     }
@@ -563,7 +564,7 @@ fn is_empty_for_good(socket: &Descriptor) -> bool {
         let mut control = RecvAncillaryBuffer::default();
         recvmsg(socket, &mut [IoSliceMut::new(&mut byte)], &mut control, flags)
     };
-    // That the other end was closed without reading everything is reported once.
+    // The kernel reports once that the other end was closed without reading everything.
     let peeked = peek().or_else(|_| peek());
     peeked.is_ok_and(|message| message.bytes == 0 && !message.flags.contains(ReturnFlags::CTRUNC))
 }
@@ -639,7 +640,7 @@ mod local_socket_tests {
     }
 
     #[test]
-    fn shm_22_nothing_follows_once_a_socket_was_looked_at() {
+    fn shm_22_nothing_follows_once_a_socket_was_examined() {
         let (ours, theirs) = pair();
         assert!(is_empty_for_good(&ours));
         let sent = rustix::net::send(&theirs, b"x", SendFlags::NOSIGNAL);
@@ -648,7 +649,7 @@ mod local_socket_tests {
 
     /// The descriptor that a stranger passed is closed by a thread.
     #[test]
-    fn shm_22_what_was_passed_is_closed_by_the_helper() {
+    fn shm_22_the_helper_closes_passed_descriptors() {
         let blocking = Arc::new(BlockingWork::new(ThreadStart::default()).unwrap());
         let (ours, theirs) = pair();
         let (watched, passed) = rustix::pipe::pipe().unwrap();

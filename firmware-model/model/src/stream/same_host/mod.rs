@@ -1,11 +1,11 @@
 //! Connections between processes of one host: bytes pass through shared memory.
 //!
-//! The ends connect by TCP and do MPA start-up there, as always. Before the MPA Request, the
-//! initiator also offers memory through an abstract unix socket that the listener's address names
-//! (network namespaces separate such names as they separate addresses); the listener answers before
-//! the MPA Reply. So both know at the beginning of full operation whether its bytes pass through
-//! TCP or through memory, and a peer that does not know of this uses TCP, as do peers of another
-//! user. TCP then only reports that the peer is gone. See docs/design/same-host.md.
+//! The ends connect by TCP and do MPA start-up there. Before the MPA Request, the initiator also
+//! offers memory through an abstract unix socket that is named by the listener's address (network
+//! namespaces separate such names as they separate addresses); the listener answers before the MPA
+//! Reply. So at the beginning of full operation both know whether its bytes pass through TCP or
+//! through memory. A peer that does not implement this uses TCP, as do peers of another user. TCP
+//! then only reports that the peer is gone. See docs/design/same-host.md.
 
 mod blocking;
 mod by_file;
@@ -36,7 +36,7 @@ pub(crate) use processors::Processors;
 
 use super::descriptor::Descriptors;
 use crate::host::SharedMemory;
-use crate::memory::Exports;
+use crate::memory::RemoteAccessTable;
 use crate::sys::thread_start::ThreadStart;
 use by_file::ByFile;
 use introduction::{Challenge, Introduction, PeerEnd, Tables};
@@ -53,7 +53,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What a device has for connections on this host.
+/// The state of a device for connections on this host.
 #[derive(Debug)]
 pub(crate) struct SameHost {
     descriptors: Arc<Descriptors>,
@@ -86,8 +86,8 @@ pub(super) struct Offer {
 
 impl SameHost {
     /// # Errors
-    /// The system does not let this process know who owns a connection, or the process has no user
-    /// of its own.
+    /// The system does not tell this process the owner of a connection, or the process does not
+    /// belong to one user.
     pub(crate) fn new(descriptors: &Arc<Descriptors>, start: ThreadStart) -> Result<SameHost, Errno> {
         let peers = Arc::default();
         let notifications = Arc::new(NotificationPage::new(descriptors)?);
@@ -104,7 +104,7 @@ impl SameHost {
         })
     }
 
-    /// Where peers say that something has come.
+    /// The notification page, in which peers show that bytes have arrived.
     #[inline]
     pub(crate) fn notifications(&self) -> &NotificationPage {
         &self.notifications
@@ -116,14 +116,14 @@ impl SameHost {
         self.offers.expire()
     }
 
-    /// What the device has for datagrams.
+    /// The state of the device for datagrams.
     pub(super) fn datagram_rings(&self) -> &Arc<DatagramRings> {
         &self.datagram_rings
     }
 
     /// Lets peers of this user reach the memory that the table describes.
-    pub(crate) fn export(&self, exports: Arc<Exports>, file: OwnedFd) -> Result<(), Errno> {
-        self.tables.export(exports, file)
+    pub(crate) fn export(&self, table: Arc<RemoteAccessTable>, file: OwnedFd) -> Result<(), Errno> {
+        self.tables.export(table, file)
     }
 
     /// The owner of the other end of a connection, if it is the device's user.
@@ -170,9 +170,11 @@ impl SameHost {
             challenge,
         } = offer;
         let (answer, mut passed) = match messages::receive::<Greeting>(&socket, true, &self.descriptors) {
-            // It is an answer, by which the listener goes, and this process has no room for it.
+            // The answer arrived, and the listener relies on it, but this process has no room for
+            // its descriptors.
             Err(errno @ Errno::MFILE) => return Err(errno),
-            // A listener sends its answer, if any, before the Reply. What is no answer is of none.
+            // A listener sends its answer, if any, before the Reply. Any other message is from
+            // another process.
             Err(_) => return Ok(None),
             Ok(answer) => answer,
         };

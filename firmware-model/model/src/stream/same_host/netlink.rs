@@ -57,13 +57,14 @@ impl Socket {
         descriptors.adopt(socket).map(Socket)
     }
 
-    /// Sends a request, and returns the beginning of the answer. One at a time.
+    /// Sends a request, and returns the beginning of the answer. Only one request is outstanding at
+    /// a time.
     ///
     /// # Errors
-    /// `ESRCH`: the answer is shorter, as an error is.
+    /// `ESRCH`: the answer is too short, as an error message is.
     pub(super) fn ask<T: FromBytes + KnownLayout + Immutable>(&self, request: &[u8]) -> Result<T, Errno> {
         let mut bytes = [0u8; ANSWER];
-        // An answer that could not be received before is none to this request.
+        // An answer that could not be received earlier does not belong to this request.
         let stale = || recv(&self.0, &mut [0u8; 1], RecvFlags::DONTWAIT).is_ok();
         let _ = (0..STALE).all(|_| stale());
         let kernel = SocketAddrNetlink::new(0, 0);
@@ -119,7 +120,7 @@ const RTM_GETROUTE: u16 = 26;
 const RTA_DST: u16 = 1;
 const RTN_LOCAL: u8 = 2;
 
-/// A place to ask the kernel about routes.
+/// A netlink socket for queries of routes.
 #[derive(Debug)]
 pub(super) struct Routes(Mutex<Socket>);
 
@@ -130,7 +131,7 @@ impl Routes {
         Socket::open(None, descriptors).map(Mutex::new).map(Routes)
     }
 
-    /// Whether packets to an address stay on this host. If the kernel does not say, they may not.
+    /// Whether packets to an address stay on this host; `false` if the kernel does not answer.
     pub(super) fn is_local(&self, ip: IpAddr) -> bool {
         let mut address = [0; 16];
         let (family, len) = match ip.to_canonical() {

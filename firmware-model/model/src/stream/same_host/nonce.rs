@@ -1,8 +1,8 @@
-//! Numbers by which a process shows that it may reach the memory of another.
+//! Numbers by which a process proves that it may access the memory of another.
 //!
-//! One process has a number in private memory and tells the other where. The other fetches it by
-//! process_vm_readv(2), which the kernel permits only to those who may trace the process
-//! (ptrace(2), "Ptrace access mode checking"), and says it.
+//! One process has a number in private memory and sends its address to the other. The other process
+//! fetches the number by process_vm_readv(2), which the kernel permits only to processes that may
+//! trace this one (ptrace(2), "Ptrace access mode checking"), and sends it back.
 
 use crate::host::process_memory;
 use rustix::process::Pid;
@@ -15,7 +15,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 pub(super) struct NonceValue([u64; 2]);
 
 impl NonceValue {
-    /// Fetches the number of another process; none if the kernel does not permit it.
+    /// Fetches the number of another process; zeroes if the kernel does not permit it.
     pub(super) fn fetch(process: Pid, address: u64) -> NonceValue {
         let mut value = NonceValue::default();
         match process_memory::read(process, address, value.as_mut_bytes()) {
@@ -39,7 +39,7 @@ impl NonceValue {
 pub(super) struct Nonce(Box<NonceValue>);
 
 impl Nonce {
-    /// A new number; `None`: the system has none.
+    /// A new number; `None`: the system has no random bytes.
     pub(super) fn new() -> Option<Nonce> {
         let mut value = Box::<NonceValue>::default();
         let bytes = value.as_mut_bytes();
@@ -48,7 +48,7 @@ impl Nonce {
         (filled == len && *value != NonceValue::default()).then_some(Nonce(value))
     }
 
-    /// Where it is in this process.
+    /// The address of the number in this process.
     pub(super) fn address(&self) -> u64 {
         (&raw const *self.0).expose_provenance() as u64
     }
@@ -74,7 +74,7 @@ mod tests {
         assert_eq!(NonceValue::fetch(getpid(), 8), NonceValue::default());
     }
 
-    /// What may not be traced has no number that could be fetched.
+    /// The number of a process that may not be traced cannot be fetched.
     #[test]
     fn shm_24_no_number_of_a_process_out_of_reach_is_fetched() {
         let init = Pid::from_raw(i32::MAX).unwrap();

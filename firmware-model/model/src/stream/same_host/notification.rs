@@ -1,5 +1,5 @@
-//! How a process learns which of its many connections in shared memory have something, by reading
-//! one cache line; and how it is woken if it sleeps.
+//! Notifications: a process finds those of its many connections in shared memory that have new
+//! bytes by reading one cache line, and is woken if it sleeps.
 //!
 //! A notification page is memory that a device shares with its local peers, processes of one user:
 //! a bit for each connection, a word that says whether any bit was set, and the number of the
@@ -23,7 +23,7 @@ use urnic_sync::{Mutex, MutexGuard};
 
 /// Bytes of a notification page's memory.
 pub(super) const MEMORY: usize = 4096;
-/// Where things are in it.
+/// Offsets in the page.
 const NOTIFIED: usize = 0;
 const ASLEEP: usize = 4;
 const BITS: usize = 64;
@@ -50,7 +50,7 @@ fn bits(memory: &SharedMemory, word: usize) -> &AtomicU64 {
 #[derive(Debug)]
 pub(crate) struct NotificationPage {
     memory: SharedMemory,
-    /// What peers get: the memory, and the end of the pipe that they write to.
+    /// The descriptors that peers get: the memory, and the end of the pipe that they write to.
     file: Descriptor,
     waker: Descriptor,
     /// The end that is read here.
@@ -137,10 +137,9 @@ impl NotificationPage {
         notified(&self.memory).load(Ordering::Relaxed) != 0
     }
 
-    /// Passes each queue pair for which something may have come to `act`, and forgets that it was
-    /// notified for.
+    /// Passes each queue pair that was notified for to `act`, and clears its notification.
     pub(crate) fn answer(&self, mut act: impl FnMut(u32)) {
-        handshakes::hear(notified(&self.memory));
+        handshakes::clear_notified(notified(&self.memory));
         let used = self.connections().qids.len();
         for word in 0..used.div_ceil(64) {
             let mut set = handshakes::take(bits(&self.memory, word));
@@ -172,12 +171,13 @@ impl NotificationPage {
         qids
     }
 
-    /// Counts the threads that sleep, and says to peers how many they are. A peer that wakes one
-    /// does not change the number: another thread may take the byte, and the sleeper sleep on.
+    /// Counts the threads that sleep, and publishes the number to peers. A peer that wakes one does
+    /// not change the number: another thread may take the byte, and then the sleeper continues to
+    /// sleep.
     fn count_asleep(&self, change: impl FnOnce(u32) -> u32) {
         let mut threads = self.asleep.lock();
         *threads = change(*threads);
-        handshakes::say_asleep(asleep(&self.memory), *threads);
+        handshakes::publish_asleep(asleep(&self.memory), *threads);
     }
 
     /// Says to peers that this thread is about to sleep, until the value is dropped. `None`: it may
@@ -185,7 +185,7 @@ impl NotificationPage {
     pub(crate) fn fall_asleep(&self) -> Option<Asleep<'_>> {
         self.count_asleep(|threads| threads + 1);
         let asleep = Asleep(self);
-        // A peer that rang before it could see the number wakes nobody.
+        // A peer that notified before it could see the number wakes no thread.
         (!handshakes::is_notified_now(notified(&self.memory))).then_some(asleep)
     }
 
@@ -194,7 +194,8 @@ impl NotificationPage {
         let _ = write(&self.own, &1u64.to_ne_bytes());
     }
 
-    /// Takes the wake-ups so far, as far as peers do not send them faster than that.
+    /// Takes the wake-ups so far, but no more than a limit: peers may send them faster than they
+    /// are taken.
     pub(crate) fn take_wakes(&self) {
         let mut bytes = [MaybeUninit::<u8>::uninit(); WAKES];
         let mut take = || read(&self.wakes, &mut bytes).is_ok_and(|(taken, _)| !taken.is_empty());
@@ -219,7 +220,7 @@ impl Slot {
         getpid() == self.notifications.process
     }
 
-    /// What rings for the slot belongs to this queue pair from now on.
+    /// Assigns notifications of the slot to this queue pair from now on.
     pub(super) fn bind(&self, qid: u32) {
         if let Some(place) = self
             .notifications
@@ -278,8 +279,8 @@ impl PeerPage {
         descriptors: &Arc<Descriptors>,
     ) -> Result<PeerPage, Errno> {
         check_pipe(waker.as_fd())?;
-        // The peer may let what it passed block. As a reader, too, because writing to a pipe that
-        // nobody reads raises SIGPIPE.
+        // The peer may make the descriptor that it passed blocking, so the pipe is opened anew. It
+        // is opened for reading, too, because a write to a pipe without a reader raises SIGPIPE.
         let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
         let own = openat(CWD, path_of(waker.as_fd()), flags, Mode::empty())?;
         Ok(PeerPage {
@@ -317,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn shm_03_a_sleeping_thread_is_woken_whoever_takes_the_byte() {
+    fn shm_03_a_sleeper_is_woken_even_if_another_takes_the_byte() {
         let descriptors = Descriptors::new(64, None);
         let notifications = Arc::new(NotificationPage::new(&descriptors).unwrap());
         let asleep = notifications.fall_asleep().unwrap();
@@ -335,7 +336,7 @@ mod tests {
         assert!(notifications.fall_asleep().is_none(), "it was notified");
     }
 
-    /// The process that made the pipe lets its own ends block, and nobody reads.
+    /// The process that made the pipe makes its own ends blocking, and does not read.
     #[test]
     fn shm_22_a_peer_cannot_make_a_ring_wait() {
         let descriptors = Descriptors::new(64, None);
@@ -354,7 +355,7 @@ mod tests {
             peer.notify(slot.number);
             notifications.answer(|_| {});
         }
-        // Nobody has the pipe any more: no signal comes.
+        // No process has the pipe open any more: the write raises no signal.
         drop((slot, _asleep));
         drop(notifications);
         peer.notify(0);
@@ -375,7 +376,7 @@ mod tests {
         }
     }
 
-    /// A file, whose name is like what the kernel shows of a pipe.
+    /// A file with a name as the kernel shows it for a pipe.
     fn tempfile() -> OwnedFd {
         rustix::fs::memfd_create("pipe:[1]", rustix::fs::MemfdFlags::CLOEXEC).unwrap()
     }

@@ -14,19 +14,19 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use urnic_sync::{Mutex, MutexGuard};
 
-/// Offers that a device keeps whose connections it does not know yet: each takes a descriptor. The
-/// initiator of one that gave way uses TCP.
+/// Most offers of unknown connections that a device keeps: each takes a descriptor. If an offer is
+/// dropped for a newer one, its initiator uses TCP.
 const KEPT: usize = 64;
-/// How long an offer is kept: its initiator sends the first bytes right after it.
+/// The time that an offer is kept: its initiator sends the first bytes right after it.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Offers that are looked at for one connection, whatever others send meanwhile.
+/// Most offers that are examined for one connection, whatever other processes send.
 const LOOKED_AT: usize = 256;
 
 /// The offers that a device keeps, of all its listeners.
 #[derive(Debug)]
 pub(super) struct OfferQueue {
     kept: Mutex<Vec<Kept>>,
-    /// Whose thread lets offers go in time.
+    /// The page whose thread drops offers in time.
     notifications: Arc<NotificationPage>,
     listeners: AtomicU64,
 }
@@ -67,7 +67,8 @@ impl OfferQueue {
         self.kept.lock()
     }
 
-    /// Lets offers go that nobody takes up; returns when to call this again, if there are others.
+    /// Drops offers whose connections did not come; returns the time of the next call, if other
+    /// offers remain.
     pub(super) fn expire(&self) -> Option<Duration> {
         let now = Instant::now();
         let mut kept = self.kept();
@@ -97,7 +98,7 @@ impl Offers {
         let now = Instant::now();
         let mut kept = self.queue.kept();
         kept.retain_mut(|kept| kept.offer.is_alive(now));
-        // A later connection may have the same port as one that was given up.
+        // A later connection may have the same port as an abandoned one.
         let is_it = |kept: &Kept| kept.listener == self.listener && kept.offer.initiator == Some(initiator);
         if let Some(found) = kept.iter().rposition(is_it) {
             return Some(kept.remove(found).offer.socket);
@@ -116,7 +117,7 @@ impl Offers {
                 return Some(offer.socket);
             }
             if kept.is_empty() {
-                // The thread that sleeps does not know of any.
+                // The sleeping thread has no deadline for offers yet.
                 self.queue.notifications.wake();
             }
             if kept.len() >= KEPT {
@@ -138,8 +139,8 @@ impl Drop for Offers {
 }
 
 impl Waiting {
-    /// Looks at the offer if that was not possible before; `false`: it is none, or nobody waits for
-    /// it to be taken up.
+    /// Examines the offer if that was not possible before; `false`: it is not an offer, or its
+    /// initiator has ended.
     fn is_alive(&mut self, now: Instant) -> bool {
         if now.duration_since(self.since) > PATIENCE || self.socket.is_hung_up() {
             return false;
@@ -206,15 +207,14 @@ mod tests {
         }
     }
 
-    /// They cost a listener a bounded number of descriptors, and an initiator whose offer comes
-    /// after them has it found.
+    /// They cost a listener a bounded number of descriptors, and a later offer is still found.
     #[test]
     fn shm_22_many_offers_cost_little() {
         let device = device();
         let before = device.descriptors.numbers().len();
         let sockets: Vec<_> = (1..=200).map(|port| device.offer(port)).collect();
         let own = device.offer(1000);
-        // What gives way is closed by another thread, for which the device waits now and then.
+        // Another thread closes dropped offers; the device sometimes waits for it.
         wait_for("its offer", || device.find(1000));
         let taken = || device.descriptors.numbers().len() - before - sockets.len() - 1;
         wait_for("the end of the others", || (taken() <= KEPT).then_some(()));
@@ -226,7 +226,7 @@ mod tests {
     fn shm_22_offers_without_a_connection_go_away() {
         let device = device();
         let before = device.descriptors.numbers().len();
-        // One hangs up, one only waits, one never says anything.
+        // One initiator hangs up, one only waits, and one never sends an offer.
         let gone = device.offer(1);
         let _stays = device.offer(2);
         let _silent = device.peers.connect(Protocol::Tcp, device.at).unwrap();

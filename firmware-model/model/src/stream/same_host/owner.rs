@@ -1,8 +1,8 @@
-//! Who owns the other end of a TCP connection on this host, by sock_diag(7).
+//! The owner of the other end of a TCP connection on this host, by sock_diag(7).
 //!
-//! Any process may bind any name of an abstract unix socket. So an end believes what it is told
-//! there only if the process has the other end of the TCP connection, or, where the kernel does not
-//! say which process it is (another PID namespace), if its user has that end.
+//! Any process may bind any name of an abstract unix socket. So an end trusts messages from there
+//! only if the sending process has the other end of the TCP connection, or, if the kernel does not
+//! report the process (another PID namespace), if its user has that end.
 
 use super::netlink::{Header, NLM_F_REQUEST, Socket};
 use crate::stream::descriptor::Descriptors;
@@ -62,7 +62,7 @@ const NO_COOKIE: [u32; 2] = [u32::MAX; 2];
 const ANY_STATE: u32 = u32::MAX;
 const ESTABLISHED: u8 = 1;
 
-/// Who has one end of a connection.
+/// The owner of one end of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Owner {
     /// The number of the user.
@@ -72,8 +72,8 @@ pub(super) struct Owner {
 }
 
 impl Owner {
-    /// Whether a process has the socket under this number; `None`: the system does not say so to
-    /// this one.
+    /// Whether a process has the socket under this descriptor number; `None`: the system does not
+    /// permit this process to find out.
     pub(super) fn is_process(self, process: Pid, number: u32) -> Option<bool> {
         let path = format!("/proc/{}/fd/{number}", process.as_raw_nonzero());
         let expected = format!("socket:[{}]", self.inode);
@@ -85,13 +85,13 @@ impl Owner {
     }
 }
 
-/// A place to ask the kernel about connections.
+/// A netlink socket for queries of connections.
 #[derive(Debug)]
 pub(super) struct Owners(Mutex<Socket>);
 
 impl Owners {
     /// # Errors
-    /// The system does not let this process ask.
+    /// The system does not permit such queries.
     pub(super) fn new(descriptors: &Arc<Descriptors>) -> Result<Owners, Errno> {
         Socket::open(Some(SOCK_DIAG), descriptors)
             .map(Mutex::new)

@@ -1,8 +1,8 @@
-//! How processes of one user find each other: abstract unix sockets with the names of ports.
+//! Abstract unix sockets with the names of ports, by which processes of one user find each other.
 //!
 //! Any process of the network namespace may bind such a name, or connect to it. So each end asks
-//! the kernel for the user at the other end before it reads or sends anything, and has nothing to
-//! do with others.
+//! the kernel for the user at the other end before it reads or sends anything, and closes
+//! connections of other users.
 
 use super::blocking::BlockingWork;
 use super::messages::LocalSocket;
@@ -37,7 +37,7 @@ fn name(of: Protocol, ip: Option<IpAddr>, port: u16) -> Result<SocketAddrUnix, E
     SocketAddrUnix::new_abstract_name(name.as_bytes())
 }
 
-/// What a port belongs to.
+/// The protocol of a port.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Protocol {
     Tcp,
@@ -55,8 +55,8 @@ pub(super) struct PortNames {
 
 impl PortNames {
     /// # Errors
-    /// `EPERM`: this process has no user of its own. `EAGAIN`: threads of earlier devices still
-    /// block. Those of opening a netlink socket.
+    /// `EPERM`: this process does not belong to one user. `EAGAIN`: threads of earlier devices
+    /// still block. Those of opening a netlink socket.
     pub(super) fn new(descriptors: &Arc<Descriptors>, start: ThreadStart) -> Result<PortNames, Errno> {
         Ok(PortNames {
             descriptors: descriptors.clone(),
@@ -118,7 +118,7 @@ impl PortNames {
     }
 }
 
-/// Where other processes connect to find a port.
+/// The socket to which other processes connect to find a port.
 #[derive(Debug)]
 pub(super) struct LocalListener {
     /// Always present, until the value is dropped.
@@ -129,8 +129,8 @@ pub(super) struct LocalListener {
 }
 
 impl LocalListener {
-    /// The next connection of a process of the device's user. Those of others are closed, and count
-    /// towards `looks`, the connections that are looked at before the next call.
+    /// The next connection of a process of the device's user. Connections of others are closed. All
+    /// count towards `looks`, the number of connections that are examined before the next call.
     pub(super) fn accept(&self, looks: &mut usize) -> Option<LocalSocket> {
         let PortNames {
             descriptors,
@@ -204,9 +204,9 @@ mod tests {
         assert!(near.is_hung_up());
     }
 
-    /// A port of the same number at another host is no port of this one.
+    /// A port with the same number at another host is not one of this host.
     #[test]
-    fn shm_23_ports_of_other_hosts_are_not_looked_for() {
+    fn shm_23_ports_of_other_hosts_are_not_searched() {
         let descriptors = Descriptors::new(64, None);
         let peers = peers(&descriptors);
         let (_port, at) = port();

@@ -1,6 +1,6 @@
-//! On which processors the two ends of a connection poll. If it is one, whoever waits for the other
-//! gives it up: the scheduler moves a thread to another processor only after a while, and a program
-//! may be confined to one.
+//! The processors on which the two ends of a connection poll. If both poll on one processor, the
+//! end that waits yields it: the scheduler moves a thread to another processor only after a while,
+//! and a program may be confined to one.
 
 use super::layout::Direction;
 use super::layout::{END_WORDS, EndWords};

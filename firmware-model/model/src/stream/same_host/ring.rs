@@ -1,19 +1,19 @@
 //! A ring of bytes in shared memory, for one direction of a connection.
 //!
-//! The sender writes bytes behind `tail` and publishes the new tail; the receiver copies bytes out
+//! The sender writes bytes after `tail` and publishes the new tail; the receiver copies bytes out
 //! from `head` on and publishes the new head. Both positions count all bytes since the beginning.
 //! The ring starts small, because many connections carry little, and grows while it is empty: the
 //! sender then stores the new length before it publishes a tail, so the receiver reads the length
 //! that belongs to the bytes.
 //!
-//! A short message is in the ring, and beside its tail as well, in the same cache line: a receiver
-//! that waits for the tail has both by one message between the processors.
+//! A short message is in the ring, and also in an inline copy in the cache line of the tail: a
+//! receiver that polls the tail gets both by one transfer between the processors.
 //!
 //! The other process may be hostile: whatever it writes, positions and length are checked before
 //! use, and bytes are copied once and then checked.
 
 use super::layout::Direction;
-use super::layout::{FIRST_RINGS, MOST_BESIDE, RING_WORDS, RINGS, RingWords};
+use super::layout::{FIRST_RINGS, INLINE_COPY_MAX, RING_WORDS, RINGS, RingWords};
 use crate::handshakes;
 use crate::host::{Mapping, Piece, PieceMut, SharedMemory, SharedWords};
 use crate::stream::StreamError;
@@ -27,17 +27,17 @@ use std::sync::atomic::Ordering;
 const FIRST: usize = FIRST_RINGS.len;
 const GROWN: usize = 4 << 10;
 const MOST: usize = RINGS.len;
-/// Bits of [`RingWords::repeated`] for the number of bytes. The others have the low bits of the
+/// Bits of [`RingWords::inline_id`] for the number of bytes. The others have the low bits of the
 /// position.
 const COUNT_BITS: u32 = 6;
-const _: () = assert!(MOST_BESIDE < 1 << COUNT_BITS && MOST < 1 << (32 - COUNT_BITS));
+const _: () = assert!(INLINE_COPY_MAX < 1 << COUNT_BITS && MOST < 1 << (32 - COUNT_BITS));
 
 /// The place of a ring in the memory of its connection.
 #[derive(Debug)]
 struct Place {
     words: SharedWords<RingWords>,
-    /// Where the bytes beside the tail are.
-    beside: usize,
+    /// Offset of the inline copy.
+    inline_copy: usize,
     first_bytes: usize,
     bytes: usize,
 }
@@ -47,20 +47,20 @@ impl Place {
         let at = RING_WORDS.of(direction);
         Place {
             words: memory.words(at),
-            beside: at + offset_of!(RingWords, beside),
+            inline_copy: at + offset_of!(RingWords, inline_copy),
             first_bytes: FIRST_RINGS.of(direction),
             bytes: RINGS.of(direction),
         }
     }
 
-    /// The first `count` bytes beside the tail.
-    fn beside(&self, count: usize) -> Mapping {
-        self.words.memory().part(self.beside, count)
+    /// The first `count` bytes of the inline copy.
+    fn inline_copy(&self, count: usize) -> Mapping {
+        self.words.memory().part(self.inline_copy, count)
     }
 
-    /// What [`RingWords::repeated`] has for `count` bytes from `position` on. No other bytes
-    /// that are between the two ends at a time have it.
-    fn repetition(position: u64, count: usize) -> u32 {
+    /// The value of [`RingWords::inline_id`] for `count` bytes from `position` on. It is unique
+    /// among the bytes that are in the ring at a time.
+    fn inline_id(position: u64, count: usize) -> u32 {
         (position as u32) << COUNT_BITS | count as u32
     }
 
@@ -77,7 +77,7 @@ impl Place {
     }
 }
 
-/// What the other process wrote cannot be.
+/// The other process wrote an impossible value.
 fn broken() -> StreamError {
     StreamError::Closed(Errno::PROTO)
 }
@@ -87,7 +87,7 @@ fn broken() -> StreamError {
 pub(super) struct Sender {
     place: Place,
     tail: u64,
-    /// The head as of the last look.
+    /// The head when it was last read.
     head: u64,
     length: usize,
     /// The length from the next time on at which the ring is empty.
@@ -105,7 +105,7 @@ impl Sender {
         }
     }
 
-    /// As [`new`](Self::new), with the longest ring from the beginning.
+    /// Like [`new`](Self::new), with the longest ring from the beginning.
     pub(super) fn at_full_length(memory: Arc<SharedMemory>, direction: Direction) -> Sender {
         Sender {
             length: MOST,
@@ -136,17 +136,16 @@ impl Sender {
         Ok(wanted.min(self.length - used as usize))
     }
 
-    /// Takes bytes from `pieces` in order, as far as there is room; returns how many.
+    /// Takes bytes from `pieces` in order, while there is room; returns their number.
     ///
     /// # Errors
-    /// `WouldBlock`: there is no room. Whenever there was not room for all, the receiver says when
-    /// there is more.
+    /// `WouldBlock`: there is no room. Whenever there was no room for all bytes, the receiver
+    /// notifies this end when there is more.
     pub(super) fn send(&mut self, pieces: &[Piece<'_>]) -> Result<usize, StreamError> {
         let wanted = pieces.iter().map(Piece::len).sum();
         let mut room = self.room(wanted)?;
         if room < wanted {
-            // Also if some bytes find room: the caller then waits until it is told that there is
-            // more.
+            // Also if some bytes find room: the caller then waits for the receiver's notification.
             self.next_length = (2 * self.length).clamp(GROWN, MOST);
             handshakes::want_room(&self.place.words.wanted);
             room = self.room(wanted)?;
@@ -169,7 +168,7 @@ impl Sender {
             while !piece.is_empty() {
                 let into = self.place.extent(tail, self.length, piece.len().min(RING_PART));
                 if into.try_fill_from(&piece).is_err() {
-                    // As a system call: what was taken before is taken.
+                    // As a system call does: bytes that were taken before the fault count.
                     return match self.tail.wrapping_sub(start) as usize {
                         0 => Err(StreamError::Fault),
                         taken => Ok(taken),
@@ -185,44 +184,44 @@ impl Sender {
                 break;
             }
         }
-        self.repeat(start, room);
+        self.write_inline_copy(start, room);
         self.show(tail);
         Ok(room)
     }
 
-    /// Puts a short message beside the tail, too.
+    /// Also puts a short message into the inline copy.
     #[inline]
-    fn repeat(&self, start: u64, count: usize) {
-        if count > MOST_BESIDE {
+    fn write_inline_copy(&self, start: u64, count: usize) {
+        if count > INLINE_COPY_MAX {
             return;
         }
         let from = self.place.extent(start, self.length, count);
         if from.len() == count {
-            let mut bytes = [0; MOST_BESIDE];
+            let mut bytes = [0; INLINE_COPY_MAX];
             from.copy_out(0, &mut bytes[..count]);
-            handshakes::begin_to_repeat(&self.place.words.repeated, Place::repetition(start, count));
-            self.place.beside(count).copy_in(0, &bytes[..count]);
+            handshakes::begin_inline_copy(&self.place.words.inline_id, Place::inline_id(start, count));
+            self.place.inline_copy(count).copy_in(0, &bytes[..count]);
         }
     }
 
-    /// What is before this position is the receiver's.
+    /// Bytes before this position belong to the receiver.
     #[inline]
     fn show(&mut self, tail: u64) {
         self.tail = tail;
         self.place.words.tail.store(tail, Ordering::Release);
     }
 
-    /// Whether there is room that is worth it for a sender that found none.
+    /// Whether there is enough room for a sender that found none.
     pub(super) fn has_room(&mut self) -> bool {
         let worth = RING_PART.min(self.length / 2);
-        // What cannot be is reported when bytes are offered.
+        // Impossible values are reported when bytes are offered.
         self.room(worth).map_or(true, |room| room == worth)
     }
 
     /// Takes all bytes of `pieces`, or none if there is no room for all.
     ///
     /// # Errors
-    /// What the receiver wrote cannot be.
+    /// The receiver wrote an impossible value.
     pub(super) fn send_whole(&mut self, pieces: &[Piece<'_>]) -> Result<bool, StreamError> {
         let wanted = pieces.iter().map(Piece::len).sum();
         if self.room(wanted)? < wanted {
@@ -234,14 +233,14 @@ impl Sender {
     /// Whether the receiver has taken everything.
     ///
     /// # Errors
-    /// What the receiver wrote cannot be.
+    /// The receiver wrote an impossible value.
     pub(super) fn is_drained(&mut self) -> Result<bool, StreamError> {
         // With a ring that is full, the room is read anew.
         self.room(self.length + 1)?;
         Ok(self.tail == self.head)
     }
 
-    /// Nothing follows what was sent.
+    /// Marks the end: no byte follows those that were sent.
     pub(super) fn end(&self) {
         self.place.words.ended.store(1, Ordering::Release);
     }
@@ -257,7 +256,7 @@ impl Sender {
 pub(super) struct Receiver {
     place: Place,
     head: u64,
-    /// The tail as of the last look.
+    /// The tail when it was last read.
     tail: u64,
     length: usize,
 }
@@ -272,7 +271,7 @@ impl Receiver {
         }
     }
 
-    /// How many bytes there are, side by side.
+    /// The number of contiguous bytes in the ring.
     ///
     /// # Errors
     /// `WouldBlock`: none at present.
@@ -305,13 +304,14 @@ impl Receiver {
         self.place.words.ended.load(Ordering::Acquire) != 0
     }
 
-    /// Whether nothing follows what has been received.
+    /// Whether the sender has marked the end and all bytes are received.
     pub(super) fn is_ended(&mut self) -> bool {
-        // The sender sets the mark behind its last tail.
+        // The sender sets the mark after its last tail.
         self.is_finished() && self.is_empty()
     }
 
-    /// Whether nothing has arrived. To be asked again after the sender was seen to be gone.
+    /// Whether no byte has arrived. The caller must check again after it has seen that the sender
+    /// has ended.
     pub(super) fn is_empty(&mut self) -> bool {
         self.available() == Err(StreamError::WouldBlock)
     }
@@ -329,8 +329,8 @@ impl Receiver {
         self.place.words.gone.load(Ordering::Acquire) != 0
     }
 
-    /// Fills `into` in order with what has arrived; returns how many bytes, and whether the sender
-    /// waits for that.
+    /// Fills `into` in order with arrived bytes; returns their number, and whether the sender waits
+    /// for the room.
     ///
     /// # Errors
     /// `WouldBlock`: nothing has arrived.
@@ -340,18 +340,18 @@ impl Receiver {
         for piece in into {
             let mut at = 0;
             while at < piece.len() {
-                // More may have come while the last bytes were copied.
+                // More bytes may have arrived during the copy.
                 let Ok(available) = self.available() else {
                     return Ok((received, self.publish()));
                 };
                 let most = available.min(piece.len() - at).min(RING_PART);
-                if self.take_beside(available, most, &mut piece.rest(at)) {
+                if self.take_inline_copy(available, most, &mut piece.rest(at)) {
                     (at, received) = (at + most, received + most);
                     continue;
                 }
                 let from = self.place.extent(self.head, self.length, most);
                 if from.try_copy_to(&mut piece.rest(at)).is_err() {
-                    // As a system call: what was received before is received.
+                    // As a system call does: bytes that were received before the fault count.
                     return match received {
                         0 => Err(StreamError::Fault),
                         _ => Ok((received, self.publish())),
@@ -373,7 +373,7 @@ impl Receiver {
     pub(super) fn receive_short(&mut self, into: &mut [u8]) -> Option<(usize, bool)> {
         let available = self.available().ok()?;
         let into = into.get_mut(..available)?;
-        if !self.take_beside(available, available, &mut PieceMut::of(into)) {
+        if !self.take_inline_copy(available, available, &mut PieceMut::of(into)) {
             let from = self.place.extent(self.head, self.length, available);
             if from.len() < available {
                 return None;
@@ -384,17 +384,17 @@ impl Receiver {
         Some((available, self.publish()))
     }
 
-    /// Takes all `available` bytes from beside the tail, if they are there, and all fit into the
+    /// Takes all `available` bytes from the inline copy, if it has them and they fit into the
     /// `most` that are requested.
     #[inline]
-    fn take_beside(&mut self, available: usize, most: usize, into: &mut PieceMut<'_>) -> bool {
-        if available > most.min(MOST_BESIDE) {
+    fn take_inline_copy(&mut self, available: usize, most: usize, into: &mut PieceMut<'_>) -> bool {
+        if available > most.min(INLINE_COPY_MAX) {
             return false;
         }
-        let value = Place::repetition(self.head, available);
-        let from = self.place.beside(available);
+        let value = Place::inline_id(self.head, available);
+        let from = self.place.inline_copy(available);
         let copy = || from.try_copy_to(into).ok();
-        let taken = handshakes::copy_repeated(&self.place.words.repeated, value, copy).is_some();
+        let taken = handshakes::read_inline_copy(&self.place.words.inline_id, value, copy).is_some();
         if taken {
             self.head = self.tail;
         }

@@ -52,7 +52,7 @@ fn streams_of_a_listener_have_its_traffic_class_and_options() {
 }
 
 #[test]
-fn a_stream_asks_its_peer_until_it_is_told_to_stop() {
+fn a_stream_probes_its_peer_until_it_is_stopped() {
     let tcp = Tcp {
         descriptors: Descriptors::new(16, None),
         same_host: None,

@@ -3,7 +3,7 @@
 use crate::testing::rig::Hostile;
 
 /// Feeds an engine the bytes of a fuzzer: two bytes of circumstances, then either ULPDUs, each
-/// behind its length in two bytes, in good FPDUs; or raw bytes, with CRCs off.
+/// after its length in two bytes, in good FPDUs; or raw bytes, with CRCs off.
 pub fn engine_rx(data: &[u8]) {
     let [options, cut, rest @ ..] = data else {
         return;

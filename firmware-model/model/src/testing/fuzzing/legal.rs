@@ -1,5 +1,5 @@
-//! Commands and requests that are right, but for as much as the fuzzer changes: what is wrong then
-//! meets a device that has connections, regions and requests.
+//! Valid commands and requests, with the changes of the fuzzer: so wrong values reach a device that
+//! has connections, regions and requests.
 
 use super::address;
 use crate::testing::mock::{Driver, End};

@@ -22,14 +22,14 @@ pub(crate) struct Arena {
     atomics: Mutex<()>,
 }
 
-/// Where an arena's bytes are.
+/// The memory of an arena.
 enum Pages {
     Own(Box<[AtomicU64]>),
-    /// Which others can map as well. The descriptor is how they find it.
+    /// Memory that others can map as well; they find it by the descriptor.
     Shared(SharedMemory, #[expect(dead_code, reason = "kept open")] OwnedFd),
 }
 
-/// A second view of the memory, without an address in the device's process.
+/// A second range of addresses for the memory, which has no address in the device's process.
 pub(crate) const REMOTE: u64 = 1 << 56;
 pub(crate) const ARENA_IOVA: u64 = 0x7700_0000_0000;
 const RING_ALIGN: usize = 4096;

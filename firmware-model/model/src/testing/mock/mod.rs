@@ -222,7 +222,7 @@ impl Driver {
         self.register_as(pd, iova, iova, len, access)
     }
 
-    /// As [`register_at`](Self::register_at), of memory that the region counts from `base` on.
+    /// Like [`register_at`](Self::register_at), of memory that the region counts from `base` on.
     pub(crate) fn register_as(
         &self,
         pd: u32,
@@ -573,7 +573,7 @@ impl Qp {
         self.sends.advance(blocks);
     }
 
-    /// As [`post_unrung`](Self::post_unrung), with inline data.
+    /// Like [`post_unrung`](Self::post_unrung), with inline data.
     pub(crate) fn post_inline_unrung(&mut self, header: SendHeader, bytes: &[u8]) {
         let (entry, blocks) = SendQueue::<Extent>::entry(header, bytes, 0);
         self.sends.write(&entry);
@@ -672,7 +672,7 @@ impl Pair {
         Self::prepare_while(initiator, responder, |_, _| {})
     }
 
-    /// As [`prepare`](Pair::prepare); runs `start_up` on the two ends of the stream while the
+    /// Like [`prepare`](Pair::prepare); runs `start_up` on the two ends of the stream while the
     /// responder listens.
     pub(crate) fn prepare_while(
         initiator: &Driver,

@@ -46,7 +46,7 @@ pub(crate) fn write_segment(stag: u32, to: u64, payload: &[u8]) -> Vec<u8> {
     tagged(0xc1, 0x40, stag, to, payload)
 }
 
-/// The header of a Read Request, behind its DDP header.
+/// The header of a Read Request, after its DDP header.
 pub(crate) fn read_request(msn: u32, sink: (u32, u64), size: u32, source: (u32, u64)) -> Vec<u8> {
     let mut header = sink.0.to_be_bytes().to_vec();
     header.extend_from_slice(&sink.1.to_be_bytes());

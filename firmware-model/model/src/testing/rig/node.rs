@@ -23,7 +23,7 @@ use urnic_device::vocabulary::{Access, QpState, WcOpcode, WcStatus};
 use urnic_device::wqe::{BLOCK_LEN, Sge};
 use urnic_testkit::Memory;
 
-/// The memory is what it should be.
+/// The memory has the expected contents.
 static RUNNING: AtomicBool = AtomicBool::new(false);
 
 /// Page size of regions.
@@ -134,11 +134,11 @@ impl Node {
     /// Regions of more than a page are page lists, which begin inside of their first page.
     pub(crate) fn region_in(&self, pd: u32, len: usize, access: Access) -> Region {
         let skip = if len > PAGE { 64 } else { 0 };
-        self.region_behind(skip, pd, len, access)
+        self.region_after_gap(skip, pd, len, access)
     }
 
-    /// A page list that begins `skip` bytes behind the front of its first page, unless that is 0.
-    fn region_behind(&self, skip: usize, pd: u32, len: usize, access: Access) -> Region {
+    /// A page list that begins `skip` bytes after the front of its first page, unless that is 0.
+    fn region_after_gap(&self, skip: usize, pd: u32, len: usize, access: Access) -> Region {
         let block = Rc::new(Block::new(skip + len));
         self.blocks.borrow_mut().push(block.clone());
         let all = block.mapping(skip + len);

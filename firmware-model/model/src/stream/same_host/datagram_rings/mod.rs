@@ -1,14 +1,15 @@
 //! Datagrams between queue pairs of kind UD on one host: through a ring in shared memory for each
-//! pair of ports, beside the UDP sockets.
+//! pair of ports, in addition to the UDP sockets.
 //!
-//! A port of UDP also listens on an abstract unix socket that its address names. Before its first
-//! datagram to a port, a sender offers a ring there. The receiver takes the offer up when that
+//! A UDP port also listens on an abstract unix socket that is named by its address. Before its
+//! first datagram to a port, a sender offers a ring there. The receiver reads the offer when that
 //! datagram arrives, and answers with its notification page; from then on the sender's datagrams go
-//! into the ring. Where nobody answers, where the ring is full, and for other users' processes it
-//! is UDP.
+//! into the ring. Without an answer, while the ring is full, and to other users' processes,
+//! datagrams go by UDP.
 //!
-//! Datagrams of one port to another stay in order: one in the ring has with it how many the sender
-//! had sent by UDP before, and the receiver takes those first. What UDP has lost is not waited for.
+//! Datagrams of one port to another stay in order: each datagram in the ring comes with the number
+//! of datagrams that the sender had sent by UDP before it, and the receiver takes those first. It
+//! does not wait for datagrams that UDP has lost.
 
 #[cfg(test)]
 mod tests;
@@ -41,7 +42,7 @@ const INBOUND: usize = 64;
 /// Ports that a sender remembers.
 const KNOWN: usize = 4096;
 
-/// What a device has for the rings of all its ports.
+/// The state of a device for the datagram rings of all its ports.
 #[derive(Debug)]
 pub(in crate::stream) struct DatagramRings {
     local: Arc<PortNames>,
@@ -67,10 +68,10 @@ impl DatagramRings {
     }
 }
 
-/// How datagrams to a port go.
+/// The way of datagrams to a port.
 #[derive(Debug)]
 enum Way {
-    /// By UDP, for so many.
+    /// By UDP, for this number of datagrams.
     Udp {
         left: u32,
     },
@@ -81,7 +82,7 @@ enum Way {
         share: Share,
         by_udp: u32,
         watch: Slot,
-        /// How often it was looked at since, at intervals.
+        /// The number of checks for the answer since, at intervals.
         looks: u32,
     },
     Ring(Box<Outbound>),
@@ -91,7 +92,7 @@ enum Way {
 #[derive(Debug)]
 pub(in crate::stream) struct DatagramPort {
     datagram_rings: Arc<DatagramRings>,
-    /// Where others leave their offers.
+    /// The socket at which other processes leave their offers.
     listener: LocalListener,
     local: SocketAddr,
     ways: HashMap<SocketAddr, Way>,
@@ -122,7 +123,7 @@ impl DatagramPort {
         })
     }
 
-    /// What arrives is this queue pair's.
+    /// Assigns the datagrams that arrive to this queue pair.
     pub(in crate::stream) fn bind(&mut self, qid: u32) {
         self.qid = qid;
     }
@@ -162,7 +163,7 @@ impl DatagramPort {
         }
     }
 
-    /// Offers a ring to a port that was not asked recently.
+    /// Offers a ring to a port, unless it got an offer recently.
     #[cold]
     fn offer(&mut self, packet: &Outgoing) {
         let destination = packet.destination;
@@ -248,9 +249,9 @@ impl DatagramPort {
         self.ways.insert(destination, Way::Ring(Box::new(outbound)));
     }
 
-    /// Lets rings go whose other end is gone.
+    /// Drops rings whose other end has ended.
     pub(in crate::stream) fn forget_peers(&mut self) {
-        // What is left in the ring of a sender that is gone is a drop, as UD allows.
+        // Datagrams left in the ring of a sender that has ended are dropped, as UD permits.
         self.inbound.retain(|inbound| !inbound.socket.is_hung_up());
         self.ways.retain(|_, way| match way {
             Way::Udp { .. } => true,
@@ -289,7 +290,7 @@ impl DatagramPort {
         packets.len() > before
     }
 
-    /// The socket was read and has nothing: what is in the rings comes next.
+    /// Notes that the socket is empty: the next datagrams come from the rings.
     pub(in crate::stream) fn note_socket_empty(&mut self) {
         for inbound in &mut self.inbound {
             if let Ok(Some(header)) = inbound.header() {
@@ -298,8 +299,8 @@ impl DatagramPort {
         }
     }
 
-    /// Whether there is something in the rings. Behind a call of [`receive`](Self::receive) that
-    /// took nothing, it waits for packets that come by UDP: those are to be taken one by one.
+    /// Whether the rings have datagrams. If a call of [`receive`](Self::receive) took none
+    /// nevertheless, the next datagram comes by UDP: the caller must take those one by one.
     #[inline]
     pub(in crate::stream) fn has_data(&mut self) -> bool {
         self.inbound.iter_mut().any(Inbound::has_data)
@@ -356,7 +357,8 @@ impl DatagramPort {
 #[derive(Debug)]
 struct Inbound {
     receiver: Receiver,
-    /// Of the other direction, which has no bytes: it shows that we are gone.
+    /// The sender of the other direction. It sends no bytes; its end shows that this receiver has
+    /// ended.
     back: Sender,
     socket: LocalSocket,
     slot: Slot,
@@ -370,7 +372,7 @@ struct Inbound {
 }
 
 impl Inbound {
-    /// Whether there is a packet, or half of one.
+    /// Whether there are bytes of a packet.
     fn has_data(&mut self) -> bool {
         self.header.is_some() || !self.receiver.is_empty()
     }
@@ -446,7 +448,7 @@ struct Outbound {
     count: u32,
     /// The process that has the port. A forked child has a copy, which is not its own.
     owner: Pid,
-    /// By it the device looks at intervals whether the receiver is still there.
+    /// The slot by which the device checks at intervals that the receiver still exists.
     _watch: Slot,
     /// Given back with it.
     _share: Share,
@@ -494,9 +496,9 @@ impl Outbound {
     }
 }
 
-// What is common to both ends of a ring of datagrams.
+// The parts that both ends of a ring of datagrams use.
 
-/// What precedes a packet in the ring.
+/// The header before a packet in the ring.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 struct Header {
@@ -509,11 +511,11 @@ struct Header {
 
 const HEADER: usize = size_of::<Header>();
 
-/// The other end of a ring is gone, or what it wrote cannot be.
+/// The other end of a ring has ended, or wrote an impossible value.
 #[derive(Debug)]
 struct Gone;
 
-// The bounds of what a device has for rings of datagrams.
+// The limits of a device on rings of datagrams.
 
 /// Most rings of a device, in both directions together.
 const RINGS: usize = 512;

@@ -116,8 +116,8 @@ impl Link {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// However sends and receives alternate, and however full the ring is: every packet comes,
-    /// and in order, by the one way or the other.
+    /// Whatever the order of sends and receives, and however full the ring is, every packet
+    /// arrives, in order, by the ring or by UDP.
     #[test]
     fn shm_14_datagrams_stay_in_order(steps in prop::collection::vec((any::<bool>(), 1..200u16, 4..4150usize), 1..40)) {
         let mut link = Link::new();
@@ -147,8 +147,8 @@ proptest! {
         prop_assert_eq!(seen, sent);
     }
 
-    /// Whatever a hostile sender writes into the memory: the receiver gets packets, or gives the
-    /// ring up.
+    /// Whatever a hostile sender writes into the memory, the receiver gets packets or drops the
+    /// ring.
     #[test]
     fn shm_16_any_bytes_in_a_ring_of_datagrams_are_harmless(
         words in prop::collection::vec((0..600usize, any::<u64>()), 1..20),
@@ -170,7 +170,7 @@ proptest! {
 }
 
 #[test]
-fn shm_15_a_port_that_is_closed_is_asked_anew() {
+fn shm_15_a_closed_port_gets_a_new_offer() {
     let mut link = Link::in_use();
     let local = link.far.local;
     let peers = link.far.datagram_rings.local.clone();
@@ -189,7 +189,7 @@ fn shm_15_a_port_that_is_closed_is_asked_anew() {
 }
 
 #[test]
-fn shm_15_a_sender_that_is_gone_leaves_what_it_sent() {
+fn shm_15_an_ended_senders_datagrams_are_received() {
     let mut link = Link::in_use();
     link.send(vec![4]);
     let (near, _reserved) = port();
@@ -198,7 +198,7 @@ fn shm_15_a_sender_that_is_gone_leaves_what_it_sent() {
     drop(old);
     link.near.local = local;
     assert_eq!(link.drain(), [vec![4]]);
-    // The new one finds a place, and the old one's is free.
+    // The new ring finds a place, and the place of the old ring is free.
     link.send(vec![5]);
     assert_eq!(link.drain(), [vec![5]]);
     assert_eq!(link.far.inbound.len(), 1);
@@ -218,9 +218,9 @@ fn rings_are_bounded() {
     assert!(DatagramPort::open(&link.near.datagram_rings, "127.0.0.1:1".parse().unwrap()).is_none());
 }
 
-/// A port that answers many short-lived senders keeps nothing of those that are gone.
+/// A port that answers many short-lived senders keeps no state of those that have ended.
 #[test]
-fn shm_15_rings_to_ports_that_are_gone_are_let_go() {
+fn shm_15_rings_to_closed_ports_are_dropped() {
     let mut link = Link::in_use();
     let before = (
         link.near.ways.len(),

@@ -1,9 +1,9 @@
-//! How the two ends come to reach each other's memory, when their
-//! [introduction](super::super::introduction) is over.
+//! The end of an [introduction](super::super::introduction): from then on the two ends may access
+//! each other's memory.
 
 use super::super::layout::{END_WORDS, EndWords};
 use super::LocalPeer;
-use crate::memory::Exports;
+use crate::memory::RemoteAccessTable;
 use crate::stream::same_host::layout::Direction;
 use rustix::process::Pid;
 use std::mem::offset_of;
@@ -11,22 +11,22 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 impl LocalPeer {
-    /// Lets the peer reach our memory, as far as it is permitted.
-    pub(super) fn admit(&mut self, here: Option<(Arc<Exports>, Pid)>) {
-        let Some((exports, process)) = here.filter(|_| self.admission.is_none()) else {
+    /// Lets the peer access our memory, within its permit.
+    pub(super) fn admit(&mut self, here: Option<(Arc<RemoteAccessTable>, Pid)>) {
+        let Some((table, process)) = here.filter(|_| self.admission.is_none()) else {
             return;
         };
         let [ours, theirs] = [self.outgoing, self.outgoing.other()].map(|end| END_WORDS.of(end));
-        let guard = theirs + offset_of!(EndWords, guard);
+        let hazard = theirs + offset_of!(EndWords, hazard);
         let permit = ours + offset_of!(EndWords, permit);
-        self.admission = Some(exports.admit(process, self.ours.memory(), guard, permit));
+        self.admission = Some(table.admit(process, self.ours.memory(), hazard, permit));
         let (pd, rights) = self.permitted;
         self.permit(pd, rights);
     }
 
     /// Ends the introduction.
     #[cold]
-    fn be_introduced(&self) -> Option<(Arc<Exports>, Pid)> {
+    fn be_introduced(&self) -> Option<(Arc<RemoteAccessTable>, Pid)> {
         let introduction = self.introduction.lock().take();
         let (reach, traceable) = introduction?.conclude();
         let _ = self.process.set(reach.there);
@@ -36,8 +36,8 @@ impl LocalPeer {
         reach.here
     }
 
-    /// Whether it is known by now if we reach the peer's memory. An initiator knows when the
-    /// responder has confirmed something.
+    /// Whether the introduction has ended, so that it is known if we may access the peer's memory.
+    /// For an initiator it ends when the responder has confirmed some bytes.
     #[inline]
     pub(super) fn is_introduced(&self) -> bool {
         self.process.get().is_some() || (self.confirmed() > 0 && self.initiator_is_introduced())
@@ -60,8 +60,9 @@ impl LocalPeer {
         }
     }
 
-    /// As a responder, which has bytes of the initiator, and thus its disclosure: takes that and
-    /// makes its own. The initiator is to have it before it finds its bytes confirmed.
+    /// Called at a responder that has bytes of the initiator, and thus the initiator's disclosure:
+    /// reads it, and sends its own. The initiator must get that before it finds its bytes
+    /// confirmed.
     pub(super) fn end_introduction(&mut self) {
         if self.process.get().is_none() && !self.is_initiator() {
             let here = self.be_introduced();

@@ -1,5 +1,6 @@
-//! The peer of a connection in memory, as a queue pair deals with it beside the stream: it reads
-//! how far the peer has processed what was sent, and reaches into the peer's registered memory.
+//! The peer of a connection in memory, as its queue pair uses it apart from the stream: the queue
+//! pair reads the position up to which the peer has processed its bytes, and accesses the peer's
+//! registered memory.
 
 mod introduced;
 pub(super) mod process;
@@ -11,12 +12,12 @@ use crate::handshakes;
 use crate::host::revocable::in_place::Operation;
 use crate::host::revocable::{Batch, Condition, NotCopied, in_place};
 use crate::host::{Piece, PieceMut, SharedMemory, SharedWords, process_memory, revocable};
-use crate::memory::{Admission, LastEntry, MemoryAccess, Need, OwnGuard, Permitted};
+use crate::memory::{Admission, LastEntry, MemoryAccess, Need, OwnHazardFlag, Permitted};
 use crate::queues::ReceivePlace;
 use crate::time::Nanos;
 use crate::tuning::IDENTITY_LEASE;
 use process::PeerProcess;
-use process::{LastView, Peer, View};
+use process::{LastMapping, Peer, RegionMapping};
 use rustix::process::{Pid, getpid};
 use rustix::thread::gettid;
 use std::cell::Cell;
@@ -27,7 +28,7 @@ use urnic_device::wqe::{RecvHeader, Sge};
 use urnic_sync::Mutex;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// The peer does not let us; the stream carries the request instead.
+/// The peer does not permit the access; the request goes by the stream instead.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct NotReached;
 
@@ -37,7 +38,7 @@ pub struct LocalPeer {
     ours: SharedWords<EndWords>,
     outgoing: Direction,
     theirs: SharedWords<EndWords>,
-    /// The ring of what the peer sends.
+    /// The ring of the bytes that the peer sends.
     incoming: SharedWords<RingWords>,
     notifications: Arc<PeerPage>,
     /// The connection's place in the notification page.
@@ -49,13 +50,13 @@ pub struct LocalPeer {
     /// The process at the other end, if one or both may reach the other's memory.
     peer: Option<Pid>,
     admission: Option<Admission>,
-    /// What the peer may do, once it is admitted.
+    /// The peer's permit, once the peer is admitted.
     permitted: (u32, Access),
     /// While the peer is to reach our memory.
     traceable: OnceLock<Traceable>,
-    /// What we have processed of the peer's bytes.
+    /// The position up to which we have processed the peer's bytes.
     processed: u64,
-    /// The peer wakes us for what it has processed behind this position.
+    /// The peer notifies us when it has processed bytes after this position.
     awaited_from: Option<u64>,
     /// When the process was known to be there.
     seen: Option<Nanos>,
@@ -63,9 +64,9 @@ pub struct LocalPeer {
     turn: u32,
     /// This process.
     owner: Pid,
-    /// What we know of the peer's accesses to our memory.
+    /// The peer's accesses to our memory that were counted.
     accessed: Accessed,
-    /// What we accessed last of the peer's memory.
+    /// The last entry of the peer's table that we accessed.
     last: Last,
     /// The receives that the peer has posted.
     receives: PeerReceives,
@@ -77,7 +78,7 @@ pub struct LocalPeer {
 #[derive(Debug, Default)]
 struct Last {
     entry: Option<LastEntry>,
-    view: LastView,
+    mapped: LastMapping,
 }
 
 /// Bytes of our memory that the peer says it has written and read.
@@ -135,8 +136,9 @@ impl LocalPeer {
         self.process.get()?.as_ref()
     }
 
-    /// Sets what the peer may do: accesses of these rights, to memory of domain `pd`, and filling
-    /// the receives of [`offer_receives`](Self::offer_receives). On return, it does nothing else.
+    /// Sets the peer's permit: accesses with these rights, to memory of domain `pd`, and filling
+    /// the receives of [`offer_receives`](Self::offer_receives). On return the peer makes no other
+    /// access.
     pub(crate) fn permit(&mut self, pd: u32, rights: Access) {
         self.permitted = (pd, rights);
         if let Some(admission) = &self.admission {
@@ -157,9 +159,9 @@ impl LocalPeer {
         self.offers_receives && self.admission.is_some()
     }
 
-    /// Where the payload of a message of `len` bytes goes that takes the peer's receive number
-    /// `index`, counted from the first one of the connection; and the receive's number in its
-    /// queue. `None`: it is not posted yet, or not one to fill from here.
+    /// The place for the payload of a message of `len` bytes that takes the peer's receive `index`,
+    /// counted from the first of the connection; and the receive's number in its queue. `None`: the
+    /// receive is not posted yet, or cannot be filled from here.
     #[inline]
     pub(crate) fn receive(&mut self, index: u32, len: u32, now: Nanos) -> Option<(Sge, u32)> {
         if !self.is_introduced() {
@@ -191,9 +193,9 @@ impl LocalPeer {
         self.seen.is_some()
     }
 
-    /// What the peer has accessed of our memory since the last call, for the counters.
+    /// The bytes of our memory that the peer has accessed since the last call, for the counters.
     pub(crate) fn take_accessed(&mut self) -> Accessed {
-        // A peer that is not admitted has no access, whatever it says.
+        // A peer that is not admitted has made no access, whatever its words claim.
         if self.admission.is_none() {
             return Accessed::default();
         }
@@ -213,7 +215,7 @@ impl LocalPeer {
     #[inline]
     pub(crate) fn is_mapped(&self, stag: u32) -> bool {
         self.process()
-            .is_some_and(|process| self.last.view.is_mapped(process.table.slot(stag)))
+            .is_some_and(|process| self.last.mapped.is_mapped(process.table.slot(stag)))
     }
 
     /// Places bytes in the peer's memory, all of them: those of a Write, or (local) of a receive.
@@ -233,8 +235,8 @@ impl LocalPeer {
             let permitted = attempt.check(&mut last.entry, offset, len)?;
             let (conditions, there) = (attempt.conditions(&permitted), permitted.address);
             match attempt
-                .view(&mut last.view, &permitted)
-                .and_then(|view| view.part(there, len))
+                .mapped(&mut last.mapped, &permitted)
+                .and_then(|mapped| mapped.part(there, len))
             {
                 Some(here) => in_place::write_if(conditions, &here, from),
                 None => revocable::write_if(conditions, attempt.process_of(&permitted)?, there, from),
@@ -294,8 +296,8 @@ impl LocalPeer {
             let (conditions, there) = (attempt.conditions(&permitted), permitted.address);
             let into = into.rest(0);
             match attempt
-                .view(&mut last.view, &permitted)
-                .and_then(|view| view.part(there, len))
+                .mapped(&mut last.mapped, &permitted)
+                .and_then(|mapped| mapped.part(there, len))
             {
                 Some(here) => in_place::read_if(conditions, &here, into),
                 None => revocable::read_if(conditions, attempt.process_of(&permitted)?, there, into),
@@ -303,8 +305,8 @@ impl LocalPeer {
         })
     }
 
-    /// Carries out an atomic operation on a word of the peer's memory, if that is mapped here;
-    /// returns the word that was there.
+    /// Executes an atomic operation on a word of the peer's memory, if that is mapped here; returns
+    /// the word before the operation.
     ///
     /// # Errors
     /// The word is as it was.
@@ -318,8 +320,8 @@ impl LocalPeer {
         let mut found = 0;
         self.access(stag, 8, Need::RemoteAtomic, now, |attempt, last| {
             let permitted = attempt.check(&mut last.entry, offset, 8)?;
-            let view = attempt.view(&mut last.view, &permitted);
-            let word = view.and_then(|view| view.part(permitted.address, 8));
+            let mapped = attempt.mapped(&mut last.mapped, &permitted);
+            let word = mapped.and_then(|mapped| mapped.part(permitted.address, 8));
             let conditions = attempt.conditions(&permitted);
             let done = word.and_then(|word| in_place::operate_if(conditions, &word, operation));
             found = done.unwrap_or(Err(NotCopied::Refused))?;
@@ -344,7 +346,7 @@ impl LocalPeer {
         let process = self.process.get().and_then(Option::as_ref).ok_or(NotReached)?;
         self.turn = self.turn.wrapping_add(1);
         let thread = thread_number(self.owner);
-        let _guard = OwnGuard::set(&self.ours.guard, self.turn, thread);
+        let _flag = OwnHazardFlag::set(&self.ours.hazard, self.turn, thread);
         let permit_word = &self.theirs.permit;
         loop {
             let permit = Condition {
@@ -390,7 +392,7 @@ struct Attempt<'a> {
 }
 
 impl<'a> Attempt<'a> {
-    /// What the peer's table says of an access.
+    /// Checks an access against the peer's table.
     #[inline(always)]
     fn check(
         &self,
@@ -423,8 +425,8 @@ impl<'a> Attempt<'a> {
 
     /// The memory of an entry, if it is mapped here.
     #[inline]
-    fn view<'l>(&self, last: &'l mut LastView, permitted: &Permitted<'a>) -> Option<&'l View> {
-        // What is mapped in the process of a device's host is not looked for.
+    fn mapped<'l>(&self, last: &'l mut LastMapping, permitted: &Permitted<'a>) -> Option<&'l RegionMapping> {
+        // Mappings of the process of a device's host are not searched.
         if permitted.is_at_host {
             return None;
         }
@@ -434,11 +436,11 @@ impl<'a> Attempt<'a> {
             table: &process.table,
             is_there: &|| process.is_there(),
         };
-        last.of(&process.views, &peer, permitted)
+        last.of(&process.mappings, &peer, permitted)
     }
 
-    /// As [`check`](Self::check), for the pieces of a batch, which then has their addresses.
-    /// Refused, too, where the pieces are better copied one by one.
+    /// Like [`check`](Self::check), for the pieces of a batch, and stores their addresses in it.
+    /// Also refuses pieces that are better copied one by one.
     fn check_batch<P>(
         &self,
         last: &mut Last,
@@ -452,7 +454,7 @@ impl<'a> Attempt<'a> {
             if found.is_some_and(|([first, _], _)| first.value != permitted.condition.value) {
                 return Err(NotCopied::Refused);
             }
-            if self.view(&mut last.view, &permitted).is_some() {
+            if self.mapped(&mut last.mapped, &permitted).is_some() {
                 return Err(NotCopied::Refused);
             }
             found = Some((self.conditions(&permitted), self.process_of(&permitted)?));
@@ -479,7 +481,8 @@ pub(super) fn thread_number(process: Pid) -> u32 {
     })
 }
 
-// What each end has processed of the other's bytes, and whether anybody waits for it.
+// The position up to which each end has processed the other's bytes, and whether the other end
+// waits for it.
 
 /// The word in which the peer says how many of our bytes it has processed: placed, delivered, or
 /// taken as requests. It may say anything at any time.
@@ -499,7 +502,7 @@ fn processed(theirs: &EndWords) -> u64 {
 }
 
 impl LocalPeer {
-    /// How many bytes of ours the peer has processed, as it says.
+    /// The number of our bytes that the peer has processed, as it says.
     #[inline]
     pub(crate) fn confirmed(&self) -> u64 {
         processed(&self.theirs)
@@ -510,17 +513,17 @@ impl LocalPeer {
         ProcessedWord(self.theirs.clone())
     }
 
-    /// Says at the beginning whether requests here complete by [`confirmed`](Self::confirmed). If
-    /// not, the peer does not wake us for it. (Queue pairs of one process tell each other in
-    /// another way how far they are, and then wake each other by this.)
+    /// Publishes at the beginning whether requests here complete by [`confirmed`](Self::confirmed).
+    /// If not, the peer does not notify us of its progress. (Queue pairs of one process publish
+    /// their progress by a counter of the device instead, and notify each other of that.)
     pub(crate) fn begin_awaiting(&mut self, confirms: bool) {
         let awaits = confirms || self.peer.is_none_or(|peer| peer == self.owner);
         self.awaited_from = awaits.then_some(0);
         self.ours.unawaited.store(u32::from(!awaits), Ordering::Relaxed);
     }
 
-    /// Whether the peer wakes us when it has processed what was sent up to `sealed`. If not, it
-    /// will do so for what is sent from now on: the end that receives that finds the word changed.
+    /// Whether the peer notifies us when it has processed our bytes up to `sealed`. If not, it will
+    /// do so for bytes that are sent from now on: it finds the word changed when it receives them.
     pub(crate) fn awaits(&mut self, sealed: u64) -> bool {
         let from = *self.awaited_from.get_or_insert_with(|| {
             self.ours.unawaited.store(0, Ordering::Relaxed);
@@ -529,8 +532,9 @@ impl LocalPeer {
         sealed > from
     }
 
-    /// We have processed the peer's bytes up to `position`. The peer is told if that is all, or if
-    /// what follows `waits` for something else: it may wait for a request before.
+    /// Publishes that we have processed the peer's bytes up to `position`. Notifies the peer if
+    /// these are all bytes, or if the next message `waits` for something else: the peer may wait
+    /// for an earlier request.
     #[inline]
     pub(crate) fn confirm(&mut self, position: u64, waits: bool) {
         if self.processed == position {
@@ -542,20 +546,21 @@ impl LocalPeer {
         }
         self.processed = position;
         let told = handshakes::confirm(&self.ours.processed, position, &self.incoming.tail) || waits;
-        // The first confirmation is awaited in any case: the initiator then takes our disclosure.
+        // The first confirmation is awaited in any case, because the initiator then reads our
+        // disclosure.
         if is_first || (told && self.theirs.unawaited.load(Ordering::Relaxed) == 0) {
             self.notifications.notify(self.slot);
         }
     }
 }
 
-// Receives that the peer has posted to a queue of its own: the requester fills them by itself with
-// the payload of long Sends.
+// Receives that the peer has posted to a queue that is not shared: the requester itself fills them
+// with the payload of long Sends.
 //
 // A posted receive stays as it is until a message takes it, and only messages of this connection
 // do, in order. So the requester knows which receive its next message will take, and may have read
-// it long before. What it reads is the peer's claim: whether the memory may be written is checked
-// at each access, as it is for a Write.
+// it long before. The entries that it reads are not trusted: each access checks that the memory may
+// be written, as for a Write.
 
 /// Most receives that are read at once.
 const MOST: usize = 32;
@@ -585,9 +590,9 @@ fn offer(ours: &SharedWords<EndWords>, place: &ReceivePlace) -> bool {
 struct PeerReceives {
     /// The number of the first one.
     first: u32,
-    /// How many there are.
+    /// The number of receives that are known.
     known: usize,
-    /// Their first elements. Most connections have no use for them.
+    /// The first elements of these receives; `None` on connections that fill none, which are most.
     elements: Option<Box<[Sge; MOST]>>,
 }
 
@@ -624,8 +629,8 @@ impl PeerReceives {
             .load(Ordering::Relaxed)
             .wrapping_add(slot << log_stride);
         let index = theirs.receive_producer.load(Ordering::Relaxed);
-        // The index first: what is posted before it was written has its bytes. And twice: the
-        // kernel may read the bytes of a word one by one.
+        // The index is read first: entries that were posted before it was written are complete. It
+        // is read twice, because the kernel may read the bytes of a word one by one.
         let [first, again] = &mut producers;
         let parts = [
             (index, first.as_mut_bytes()),

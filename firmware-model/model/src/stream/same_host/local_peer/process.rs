@@ -1,4 +1,4 @@
-//! The processes whose memory this one reaches.
+//! The processes whose memory this one may access.
 
 use crate::host::{
     ForeignMapping, Mapping, Origin, fault, lives, may_be_accessed, number_of, process_memory,
@@ -15,17 +15,17 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use urnic_sync::Mutex;
 
-/// A process on this host that lets us reach its memory, for one device of it.
+/// A process on this host that lets us access its memory, for one of its devices.
 #[derive(Debug)]
 pub(in crate::stream) struct PeerProcess {
     pub(in crate::stream::same_host) number: Pid,
     /// Readable when it has ended.
     life: Descriptor,
     pub(super) table: ForeignTable,
-    /// Where the table is in the process.
+    /// The address of the table in the process.
     address: u64,
     /// Memory of the process that is mapped here.
-    pub(super) views: Views,
+    pub(super) mappings: RegionMappings,
     /// The process of the device's host, if its memory is in reach, too.
     host: Option<Host>,
 }
@@ -48,7 +48,7 @@ impl Host {
     }
 }
 
-/// What a peer passed to let us reach its memory.
+/// The parts of a disclosure: what a peer passed to let us access its memory.
 #[derive(Debug)]
 pub(in crate::stream::same_host) struct PassedTable<'a> {
     pub(in crate::stream::same_host) message: TableMessage,
@@ -56,7 +56,7 @@ pub(in crate::stream::same_host) struct PassedTable<'a> {
     pub(in crate::stream::same_host) file: &'a Descriptor,
     /// The pidfd of the process of its host.
     pub(in crate::stream::same_host) host: Option<Descriptor>,
-    /// What the peer had to use to show that it may reach that process.
+    /// The value by which the peer proves that it may access that process.
     pub(in crate::stream::same_host) challenge: &'a [u8],
 }
 
@@ -64,8 +64,8 @@ impl PeerProcess {
     /// The process has this number, and `life` is its pidfd.
     ///
     /// # Errors
-    /// The process's memory is out of reach: it is in another pid namespace, or the system does not
-    /// let us (ptrace(2), "Ptrace access mode checking"; seccomp(2)).
+    /// The process's memory cannot be accessed: it is in another pid namespace, or the system does
+    /// not permit it (ptrace(2), "Ptrace access mode checking"; seccomp(2)).
     pub(in crate::stream::same_host) fn open(
         number: Pid,
         life: Descriptor,
@@ -87,15 +87,15 @@ impl PeerProcess {
             life,
             table: ForeignTable::open(file.as_fd(), message.slots)?,
             address: message.address,
-            views: Views::default(),
+            mappings: RegionMappings::default(),
             host,
         };
         process.prove()?;
         Ok(process)
     }
 
-    /// Checks that the process with this number here has the table: it is that one, and runs the
-    /// program that made the table (execve(2) takes it away).
+    /// Checks that the process with this number has the table: it is the peer's process, and runs
+    /// the program that made the table (the table does not survive execve(2)).
     fn prove(&self) -> Result<(), Errno> {
         let (expected, address) = self.proof();
         let mut found = [0u8; 8];
@@ -128,26 +128,27 @@ impl PeerProcess {
     }
 }
 
-// Memory of a peer's process that this one has mapped as well: where the peer registered memory
-// that it shares with others anyhow, a Write or a Read is a plain copy.
+// Memory of a peer's process that this one has mapped as well: if the peer registered memory that
+// other processes can map, a Write or a Read is a plain copy.
 //
-// To find out takes longer than many calls of the kernel, so only entries of the peer's table that
-// are used again and again are looked into.
+// The search takes longer than many system calls, so it is made only for entries of the peer's
+// table that are used repeatedly.
 
 /// Most entries of a peer's table that are known.
 const KNOWN: usize = 1024;
 
 /// The memory of an entry, as it is mapped here.
 #[derive(Debug, Clone)]
-pub(super) struct View {
+pub(super) struct RegionMapping {
     mapping: Arc<ForeignMapping>,
-    /// Where the entry's memory is in the peer's process, and in the mapping.
+    /// The address of the entry's memory in the peer's process; its offset in the mapping follows
+    /// from this.
     there: u64,
     at: u64,
     len: u64,
 }
 
-impl View {
+impl RegionMapping {
     /// The `len` bytes that are at `address` in the peer's process.
     #[inline]
     pub(super) fn part(&self, address: u64, len: usize) -> Option<Mapping> {
@@ -161,28 +162,28 @@ impl View {
 pub(super) struct Peer<'a> {
     pub(super) number: Pid,
     pub(super) table: &'a ForeignTable,
-    /// Whether it has not ended, nor run another program since.
+    /// Whether the process has neither ended nor executed another program.
     pub(super) is_there: &'a dyn Fn() -> bool,
 }
 
-/// What is known of an entry.
+/// The knowledge about an entry.
 #[derive(Debug, Clone)]
 enum Known {
-    /// It was accessed so many times.
+    /// The entry was accessed this number of times, and its mapping was not searched.
     Used(u32),
     /// Its memory can, or cannot, be mapped here.
-    Looked(Option<View>),
+    Searched(Option<RegionMapping>),
 }
 
-/// What is known of the entries of a peer's table, in the states that they had.
+/// The knowledge about the entries of a peer's table, with the states that the entries had.
 #[derive(Debug, Default)]
-pub(super) struct Views(Mutex<HashMap<u32, (u64, Known)>>);
+pub(super) struct RegionMappings(Mutex<HashMap<u32, (u64, Known)>>);
 
-impl Views {
+impl RegionMappings {
     /// Notes an access to an entry; `None`: it is not known yet whether its memory can be mapped
     /// here.
     #[cold]
-    fn note(&self, peer: &Peer<'_>, permitted: &Permitted<'_>) -> Option<Option<View>> {
+    fn note(&self, peer: &Peer<'_>, permitted: &Permitted<'_>) -> Option<Option<RegionMapping>> {
         let Peer {
             number,
             table,
@@ -191,7 +192,7 @@ impl Views {
         let (slot, state) = (permitted.slot, permitted.condition.value);
         let mut known = self.0.lock();
         let used = match known.get_mut(&slot) {
-            Some((of, Known::Looked(view))) if *of == state => return Some(view.clone()),
+            Some((of, Known::Searched(mapped))) if *of == state => return Some(mapped.clone()),
             Some((of, Known::Used(used))) if *of == state => {
                 *used += 1;
                 *used
@@ -204,15 +205,15 @@ impl Views {
             }
             Known::Used(used)
         } else {
-            // What was deregistered is not to stay mapped here.
+            // Memory that was deregistered must not stay mapped here.
             known.retain(|slot, (state, _)| table.state(*slot) == *state);
-            let view = find(*number, table.extent(slot), &known);
+            let mapped = find(*number, table.extent(slot), &known);
             // A number may be used again, and a process may run another program.
-            Known::Looked(view.filter(|_| is_there()))
+            Known::Searched(mapped.filter(|_| is_there()))
         };
         let looked = match &new {
-            // What was found is of this entry only if it has not changed meanwhile.
-            Known::Looked(view) if table.state(slot) == state => Some(view.clone()),
+            // The result belongs to this entry only if the entry has not changed since.
+            Known::Searched(mapped) if table.state(slot) == state => Some(mapped.clone()),
             _ => None,
         };
         known.insert(slot, (state, new));
@@ -221,7 +222,7 @@ impl Views {
 }
 
 /// Maps the `len` bytes at `there` of a process, unless that was done for another entry.
-fn find(process: Pid, (there, len): (u64, u64), known: &HashMap<u32, (u64, Known)>) -> Option<View> {
+fn find(process: Pid, (there, len): (u64, u64), known: &HashMap<u32, (u64, Known)>) -> Option<RegionMapping> {
     // The peer may truncate a file.
     if !fault::is_in_place(libc::SIGBUS) {
         return None;
@@ -229,7 +230,7 @@ fn find(process: Pid, (there, len): (u64, u64), known: &HashMap<u32, (u64, Known
     let origin = Origin::find(process, there, len)?;
     let skip = there - origin.start();
     let has_it = |(_, known): &(u64, Known)| match known {
-        Known::Looked(Some(view)) if view.mapping.contains(&origin) => Some(view.mapping.clone()),
+        Known::Searched(Some(mapped)) if mapped.mapping.contains(&origin) => Some(mapped.mapping.clone()),
         _ => None,
     };
     let mapping = known.values().find_map(has_it);
@@ -239,7 +240,7 @@ fn find(process: Pid, (there, len): (u64, u64), known: &HashMap<u32, (u64, Known
     };
     let at = mapping.place_of(&origin) + skip;
     tracing::debug!("{len} bytes at {there:#x} of process {process} are mapped here");
-    Some(View {
+    Some(RegionMapping {
         mapping,
         there,
         at,
@@ -249,26 +250,31 @@ fn find(process: Pid, (there, len): (u64, u64), known: &HashMap<u32, (u64, Known
 
 /// The entry that a connection accessed last, in the state that it had then.
 #[derive(Debug, Default)]
-pub(super) struct LastView {
+pub(super) struct LastMapping {
     key: (u32, u64),
-    view: Option<View>,
+    mapped: Option<RegionMapping>,
 }
 
-impl LastView {
+impl LastMapping {
     #[inline]
     pub(super) fn is_mapped(&self, slot: u32) -> bool {
-        self.view.is_some() && self.key.0 == slot
+        self.mapped.is_some() && self.key.0 == slot
     }
 
     /// The memory of an entry, if it is mapped here.
     #[inline]
-    pub(super) fn of(&mut self, views: &Views, peer: &Peer<'_>, permitted: &Permitted<'_>) -> Option<&View> {
-        // State 0 is of no entry.
+    pub(super) fn of(
+        &mut self,
+        mappings: &RegionMappings,
+        peer: &Peer<'_>,
+        permitted: &Permitted<'_>,
+    ) -> Option<&RegionMapping> {
+        // No entry has state 0.
         let key = (permitted.slot, permitted.condition.value);
         if self.key != key {
-            let view = views.note(peer, permitted)?;
-            *self = LastView { key, view };
+            let mapped = mappings.note(peer, permitted)?;
+            *self = LastMapping { key, mapped };
         }
-        self.view.as_ref()
+        self.mapped.as_ref()
     }
 }

@@ -34,8 +34,8 @@ fn step() -> impl Strategy<Value = Step> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// However the bytes are cut, they arrive in order, and a sender that found no room is told
-    /// when there is.
+    /// However the bytes are cut, they arrive in order, and a sender that found no room is notified
+    /// when there is some.
     #[test]
     fn shm_02_bytes_arrive_in_order(steps in prop::collection::vec(step(), 1..60)) {
         let (_, mut sender, mut receiver) = ends();
@@ -57,7 +57,7 @@ proptest! {
                     waits |= sent < all.len();
                     next = all.get(..sent).and_then(|s| s.last().copied()).unwrap_or(next);
                     if sent < all.len() {
-                        // The next send continues behind what was taken.
+                        // The next send continues after what was taken.
                         next = under_way.back().copied().filter(|_| sent == 0).unwrap_or(next);
                     }
                     under_way.extend(&all[..sent]);
@@ -95,7 +95,7 @@ fn two_threads_pass_many_bytes() {
 /// Beside the tail, which the next message may overwrite at any time.
 #[test]
 fn two_threads_pass_many_short_messages() {
-    passes(4 << 20, MOST_BESIDE + 3);
+    passes(4 << 20, INLINE_COPY_MAX + 3);
 }
 
 /// Passes so many bytes from one thread to another, in messages of all lengths up to a longest one.
@@ -124,7 +124,7 @@ fn passes(total: usize, longest: usize) {
         match receiver.receive(&mut [PieceMut::of(&mut into)]) {
             Ok((n, _)) => {
                 let right = |(at, byte): (usize, &u8)| *byte == ((received + at) % 251) as u8;
-                assert!(into[..n].iter().enumerate().all(right), "behind {received}");
+                assert!(into[..n].iter().enumerate().all(right), "after {received}");
                 received += n;
             }
             Err(StreamError::WouldBlock) => std::thread::yield_now(),
@@ -136,27 +136,31 @@ fn passes(total: usize, longest: usize) {
 }
 
 #[test]
-fn a_short_message_is_taken_from_beside_the_tail_if_it_is_the_only_one() {
+fn a_single_short_message_is_taken_from_the_inline_copy() {
     let (memory, mut sender, mut receiver) = ends();
     let ring = FIRST_RINGS.of(Direction::FromResponder);
-    let mut into = [0; 2 * MOST_BESIDE];
+    let mut into = [0; 2 * INLINE_COPY_MAX];
     let mut receive = |receiver: &mut Receiver, room: usize| {
         let (received, _) = receiver.receive(&mut [PieceMut::of(&mut into[..room])]).unwrap();
         into[..received].to_vec()
     };
-    for len in [1, 32, MOST_BESIDE] {
+    for len in [1, 32, INLINE_COPY_MAX] {
         sender.send(&[Piece::of(&vec![7; len])]).unwrap();
-        memory.copy_in(ring, &[0; 2 * MOST_BESIDE]);
-        assert_eq!(receive(&mut receiver, 2 * MOST_BESIDE), vec![7; len]);
+        memory.copy_in(ring, &[0; 2 * INLINE_COPY_MAX]);
+        assert_eq!(receive(&mut receiver, 2 * INLINE_COPY_MAX), vec![7; len]);
     }
-    // Two; one that is longer; and one of which less is asked for.
-    let cases: [(&[usize], usize); 3] = [(&[8, 8], 16), (&[MOST_BESIDE + 1], MOST_BESIDE + 1), (&[32], 31)];
+    // Two messages; a longer one; and one of which fewer bytes are requested.
+    let cases: [(&[usize], usize); 3] = [
+        (&[8, 8], 16),
+        (&[INLINE_COPY_MAX + 1], INLINE_COPY_MAX + 1),
+        (&[32], 31),
+    ];
     for (sent, room) in cases {
         let (memory, mut sender, mut receiver) = ends();
         for len in sent {
             sender.send(&[Piece::of(&vec![7; *len])]).unwrap();
         }
-        memory.copy_in(ring, &[9; 2 * MOST_BESIDE]);
+        memory.copy_in(ring, &[9; 2 * INLINE_COPY_MAX]);
         assert_eq!(receive(&mut receiver, room), vec![9; room]);
     }
 }
@@ -185,7 +189,7 @@ fn a_ring_grows_when_it_was_too_small_and_no_further() {
     assert_eq!(length_in(&memory), MOST);
 }
 
-/// A sender that found no room sees by itself when there is some that is worth it.
+/// A sender that found no room detects by itself when there is enough.
 #[test]
 fn shm_02_a_sender_without_room_sees_when_there_is_some() {
     let (memory, mut sender, mut receiver) = ends();
@@ -198,15 +202,15 @@ fn shm_02_a_sender_without_room_sees_when_there_is_some() {
     take(1);
     assert!(sender.has_room());
     assert_eq!(sender.send(&[Piece::of(&bytes)]), Ok(RING_PART));
-    // What cannot be is no reason to wait.
+    // An impossible value is no reason to wait.
     let words = memory.words::<RingWords>(RING_WORDS.of(Direction::FromResponder));
     words.head.store(u64::MAX, Ordering::Relaxed);
     assert!(sender.has_room());
     assert_eq!(sender.send(&[Piece::of(&bytes)]), Err(broken()));
 }
 
-/// Whatever a hostile peer writes into the words, an end reports a broken connection or carries
-/// on, and reads and writes nothing outside the ring.
+/// Whatever a hostile peer writes into the words, an end reports a broken connection or continues,
+/// and reads and writes nothing outside the ring.
 #[test]
 fn shm_07_words_that_cannot_be_end_the_connection() {
     let bad_lengths = [0, 1, 256, 4095, 3 * 4096, 2 * MOST as u32, u32::MAX];
@@ -249,9 +253,9 @@ fn inaccessible_memory_is_a_fault_and_sends_nothing() {
     assert_eq!(&into, b"behind");
 }
 
-/// What was shown to the receiver before a fault is sent, as by a system call.
+/// Bytes that were published before a fault count as sent, as by a system call.
 #[test]
-fn a_fault_behind_many_bytes_counts_what_is_before() {
+fn a_fault_after_many_bytes_counts_those_before_it() {
     crate::host::fault::install();
     let (_, mut sender, mut receiver) = ends();
     let before: Vec<u8> = (0..3 * RING_PART + 5).map(|n| n as u8).collect();

@@ -30,7 +30,7 @@ fn number(source: &mut Source<'_>) -> u64 {
 }
 
 /// Sends, receives, answers a notification page and checks accesses, between changes of any word:
-/// nothing panics and nothing outside is touched, whatever the words say.
+/// nothing panics and nothing outside is touched, whatever the words are.
 pub(crate) fn same_host(data: &[u8]) {
     let mut source = Source::new(data);
     let descriptors = Descriptors::new(16, None);
@@ -108,7 +108,7 @@ pub(crate) fn same_host(data: &[u8]) {
             5 => {
                 peer.notify(number(&mut source) as u32);
                 if notifications.is_rung() {
-                    // Slots that no connection has are nobody's.
+                    // Slots without a connection have no queue pair.
                     notifications.answer(|qid| assert!((1..=70).contains(&qid)));
                 }
                 notifications.take_wakes();

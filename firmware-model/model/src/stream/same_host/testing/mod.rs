@@ -1,3 +1,3 @@
-//! What tests and fuzz targets have for connections on one host.
+//! Helpers of tests and fuzz targets for connections on one host.
 
 pub(crate) mod fuzzing;

@@ -1,7 +1,7 @@
-//! Receives, and Reads and atomics, whose bytes are held back: the device places them in memory of
-//! this module, and they come to the program's memory when it polls the completion, which is as
-//! late as the rules permit.
-//! So a program that looks before finds old bytes, and what it writes there is noticed.
+//! Receives, Reads and atomics whose bytes are withheld: the device places them in memory of this
+//! module, and they are copied to the program's memory when it polls the completion, which is as
+//! late as the rules permit. So a program that looks earlier finds old bytes, and its writes there
+//! are detected.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use super::watched_pages::{self, Watched};
 use crate::file::domain::Domain;
 use urnic_sys::Pages;
 
-/// Address space for what a queue holds back. It takes memory only where something arrived.
+/// Address space for the withheld bytes of a queue. Only pages with arrived bytes take memory.
 const ARENA: usize = 64 << 20;
 /// The memory of each request begins at a multiple of this.
 const ALIGNMENT: usize = 64;
@@ -23,8 +23,8 @@ const ALIGNMENT: usize = 64;
 /// Most deliveries that are remembered.
 const MOST_DELIVERIES: usize = 4096;
 
-/// What was delivered lately, from all queue pairs: receives may share memory, and what one brings
-/// is not the program's change of another.
+/// Recent deliveries of all queue pairs: receives may share memory, and bytes that one delivers are
+/// not a change by the program of another.
 static DELIVERIES: Mutex<Deliveries> = Mutex::new(Deliveries {
     number: 0,
     ranges: VecDeque::new(),
@@ -32,7 +32,7 @@ static DELIVERIES: Mutex<Deliveries> = Mutex::new(Deliveries {
 
 #[derive(Debug)]
 struct Deliveries {
-    /// How many there were.
+    /// The number of deliveries so far.
     number: u64,
     /// Address and length of the newest.
     ranges: VecDeque<(usize, usize)>,
@@ -62,7 +62,7 @@ impl Deliveries {
 }
 
 /// The memory of a queue, mapped and registered.
-pub(crate) struct HeldMemory {
+pub(crate) struct WithheldMemory {
     /// `None` only while it is dropped.
     mapping: Option<Pages>,
     addr: usize,
@@ -70,22 +70,22 @@ pub(crate) struct HeldMemory {
     domain: Arc<Domain>,
 }
 
-impl HeldMemory {
+impl WithheldMemory {
     /// Memory in this domain. `None` if there is none, or the device is in another process: that
     /// would reserve all of it.
-    pub(crate) fn new(domain: &Arc<Domain>) -> Option<HeldMemory> {
+    pub(crate) fn new(domain: &Arc<Domain>) -> Option<WithheldMemory> {
         if domain.driver.attributes().features & features::ON_DEMAND == 0 {
             return None;
         }
         let mapping = Pages::zeroed(ARENA).ok()?;
         let addr = mapping.start().as_ptr().cast();
-        // On demand: pages are there when something arrives, not all of them at once.
+        // On demand: a page is allocated when bytes arrive, not all pages at once.
         let access = Access::LOCAL_WRITE | Access::ON_DEMAND;
         let device = domain
             .driver
             .register(&domain.device, addr, ARENA, addr.addr() as u64, access)
             .ok()?;
-        Some(HeldMemory {
+        Some(WithheldMemory {
             addr: addr.addr(),
             mapping: Some(mapping),
             device,
@@ -99,7 +99,7 @@ impl HeldMemory {
     }
 }
 
-impl Drop for HeldMemory {
+impl Drop for WithheldMemory {
     fn drop(&mut self) {
         if self.domain.driver.deregister(&self.device).is_err() {
             // Memory that the device may still use stays.
@@ -113,16 +113,16 @@ impl Drop for HeldMemory {
 pub(super) struct Arena {
     base: usize,
     key: u32,
-    /// Lengths of what is held back, by offset.
+    /// Lengths of the withheld requests, by offset.
     taken: BTreeMap<usize, usize>,
     /// There is little room before this offset.
     full_until: usize,
 }
 
-/// A request that is held back.
+/// A request whose bytes are withheld.
 #[derive(Debug)]
-pub(super) struct Held {
-    /// Where the device places it.
+pub(super) struct Withheld {
+    /// The address at which the device places its bytes.
     pub(super) addr: usize,
     pub(super) key: u32,
     pub(super) len: usize,
@@ -152,7 +152,7 @@ impl Arena {
         }
     }
 
-    /// Where `len` bytes are free from an offset on.
+    /// The first offset, from `offset` on, with `len` free bytes.
     fn room_from(&self, offset: usize, len: usize) -> Option<usize> {
         let before = self.taken.range(..=offset).next_back();
         let mut at = before.map_or(offset, |(start, taken)| offset.max(start + taken));
@@ -165,15 +165,16 @@ impl Arena {
         (len <= ARENA - at).then_some(at)
     }
 
-    /// Where `len` bytes are free: in front, so that little memory is touched.
+    /// An offset with `len` free bytes, near the front, so that little memory is touched.
     fn room(&self, len: usize) -> Option<usize> {
         let behind = self.room_from(self.full_until, len);
         behind.or_else(|| self.room_from(0, len))
     }
 
-    /// Holds a request back into these pieces of the program's memory; `watched` tells for each
-    /// whether its pages may be closed meanwhile. `None`: the arena has no room.
-    pub(super) fn hold(&mut self, request: Watched, pieces: &[(usize, usize, bool)]) -> Option<Held> {
+    /// Withholds the bytes of a request for these pieces of the program's memory; `watched` tells
+    /// for each whether its pages may be made inaccessible until then. `None`: the arena has no
+    /// room.
+    pub(super) fn withhold(&mut self, request: Watched, pieces: &[(usize, usize, bool)]) -> Option<Withheld> {
         let len: usize = pieces.iter().map(|(_, len, _)| len).sum();
         if len == 0 {
             return None;
@@ -190,7 +191,7 @@ impl Arena {
                 .then(|| watched_pages::close(addr, len, request))
                 .flatten(),
         };
-        Some(Held {
+        Some(Withheld {
             addr: self.base + at,
             key: self.key,
             len,
@@ -199,17 +200,17 @@ impl Arena {
         })
     }
 
-    /// A request that was held back is complete.
-    pub(super) fn release(&mut self, held: &Held) {
-        let at = held.addr - self.base;
+    /// Frees the memory of a request that is complete.
+    pub(super) fn release(&mut self, withheld: &Withheld) {
+        let at = withheld.addr - self.base;
         self.taken.remove(&at);
         self.full_until = self.full_until.min(at);
     }
 }
 
-impl Held {
-    /// Lets the program at its memory again, and gives it the first `len` bytes. Returns the first
-    /// piece that it changed meanwhile.
+impl Withheld {
+    /// Makes the program's memory accessible again, and copies the first `len` bytes to it. Returns
+    /// the first piece that the program changed before.
     pub(super) fn deliver(&self, len: usize) -> Option<(usize, usize)> {
         self.open();
         let is_changed = |piece: &&Piece| {
@@ -225,7 +226,7 @@ impl Held {
         let mut done = 0;
         for piece in &self.pieces {
             let part = len.saturating_sub(done).min(piece.len);
-            // The same memory may be under way to a peer.
+            // The same memory may also be the payload of an outstanding Send or Write.
             watched_pages::open_within(piece.addr, part, true);
             memory::copy(self.addr + done, piece.addr, part);
             DELIVERIES.lock().add(piece.addr, part);
@@ -258,9 +259,12 @@ mod tests {
         let mut arena = Arena::new(place.as_ptr().addr(), 9);
         let (one, other) = ([0u8; 3], [0u8; 4]);
         let pieces = [(one.as_ptr().addr(), 3, false), (other.as_ptr().addr(), 4, false)];
-        let held = arena.hold(RECEIVE, &pieces).unwrap();
-        assert_eq!((held.key, held.len, held.addr), (9, 7, place.as_ptr().addr()));
-        assert_eq!(held.deliver(5), None);
+        let withheld = arena.withhold(RECEIVE, &pieces).unwrap();
+        assert_eq!(
+            (withheld.key, withheld.len, withheld.addr),
+            (9, 7, place.as_ptr().addr())
+        );
+        assert_eq!(withheld.deliver(5), None);
         // SAFETY: our own arrays, which another part of this process has written.
         let now = unsafe {
             (
@@ -272,64 +276,69 @@ mod tests {
     }
 
     #[test]
-    fn what_the_program_writes_meanwhile_is_noticed() {
+    fn writes_of_the_program_before_the_poll_are_detected() {
         let place = [0u8; 64];
         let mut arena = Arena::new(place.as_ptr().addr(), 9);
         let mut bytes = [0u8; 16];
         let addr = bytes.as_ptr().addr();
-        let held = arena.hold(RECEIVE, &[(addr, 16, false)]).unwrap();
+        let withheld = arena.withhold(RECEIVE, &[(addr, 16, false)]).unwrap();
         std::hint::black_box(&mut bytes)[3] = 1;
-        assert_eq!(held.deliver(16), Some((addr, 16)));
+        assert_eq!(withheld.deliver(16), Some((addr, 16)));
     }
 
     #[test]
-    fn what_another_receive_brings_is_no_change_by_the_program() {
+    fn bytes_of_another_receive_are_no_change_by_the_program() {
         let place = [5u8; 128];
         let mut arena = Arena::new(place.as_ptr().addr(), 9);
         let shared = [0u8; 64];
         let pieces = [(shared.as_ptr().addr(), 64, false)];
-        let held: Vec<Held> = (0..2).map(|_| arena.hold(RECEIVE, &pieces).unwrap()).collect();
-        assert_eq!(held[0].deliver(64), None);
-        assert_eq!(held[1].deliver(64), None);
+        let withheld: Vec<Withheld> = (0..2)
+            .map(|_| arena.withhold(RECEIVE, &pieces).unwrap())
+            .collect();
+        assert_eq!(withheld[0].deliver(64), None);
+        assert_eq!(withheld[1].deliver(64), None);
     }
 
     #[test]
     fn room_is_used_again_in_any_order_and_in_front() {
         let mut arena = Arena::new(0, 9);
-        // Nothing is at these addresses: only the room counts.
-        let hold = |arena: &mut Arena, len| arena.hold(RECEIVE, &[(64, len, false)]);
-        let at = |held: &Option<Held>| held.as_ref().map(|held| held.addr);
-        let first = hold(&mut arena, ARENA / 2);
-        let second = hold(&mut arena, ARENA / 2);
+        // There is no memory at these addresses: the test is only about offsets.
+        let withhold = |arena: &mut Arena, len| arena.withhold(RECEIVE, &[(64, len, false)]);
+        let at = |withheld: &Option<Withheld>| withheld.as_ref().map(|withheld| withheld.addr);
+        let first = withhold(&mut arena, ARENA / 2);
+        let second = withhold(&mut arena, ARENA / 2);
         assert_eq!((at(&first), at(&second)), (Some(0), Some(ARENA / 2)));
-        assert_eq!(at(&hold(&mut arena, 1)), None, "full");
+        assert_eq!(at(&withhold(&mut arena, 1)), None, "full");
         arena.release(&first.unwrap());
-        let quarter = hold(&mut arena, ARENA / 4);
+        let quarter = withhold(&mut arena, ARENA / 4);
         assert_eq!(at(&quarter), Some(0));
-        assert_eq!(at(&hold(&mut arena, ARENA / 2)), None);
-        let next = hold(&mut arena, ARENA / 4);
+        assert_eq!(at(&withhold(&mut arena, ARENA / 2)), None);
+        let next = withhold(&mut arena, ARENA / 4);
         assert_eq!(at(&next), Some(ARENA / 4));
         arena.release(&second.unwrap());
         arena.release(&quarter.unwrap());
-        let half = hold(&mut arena, ARENA / 2);
+        let half = withhold(&mut arena, ARENA / 2);
         assert_eq!(at(&half), Some(ARENA / 2));
-        let one = hold(&mut arena, 1);
+        let one = withhold(&mut arena, 1);
         assert_eq!(at(&one), Some(0));
-        for held in [next, half, one].into_iter().flatten() {
-            arena.release(&held);
+        for withheld in [next, half, one].into_iter().flatten() {
+            arena.release(&withheld);
         }
         let mut before = None;
         for _ in 0..100 {
-            let held = hold(&mut arena, 100);
-            assert!(at(&held).unwrap() <= 2 * 128, "{held:?}");
-            if let Some(before) = std::mem::replace(&mut before, held) {
+            let withheld = withhold(&mut arena, 100);
+            assert!(at(&withheld).unwrap() <= 2 * 128, "{withheld:?}");
+            if let Some(before) = std::mem::replace(&mut before, withheld) {
                 arena.release(&before);
             }
         }
         arena.release(&before.unwrap());
-        assert_eq!(at(&hold(&mut arena, ARENA)), Some(0));
+        assert_eq!(at(&withhold(&mut arena, ARENA)), Some(0));
         assert_eq!(
-            (at(&hold(&mut arena, 0)), at(&hold(&mut arena, usize::MAX))),
+            (
+                at(&withhold(&mut arena, 0)),
+                at(&withhold(&mut arena, usize::MAX))
+            ),
             (None, None)
         );
     }

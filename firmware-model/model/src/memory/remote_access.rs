@@ -1,20 +1,20 @@
-//! The table of STags as peers on this host read it, who then place Writes and fetch Reads by
-//! themselves; and the guards by which a revocation waits for them.
+//! The remote-access table: the table of STags as local peers read it, before they place Writes and
+//! fetch Reads themselves; and the hazard flags by which a revocation waits for these accesses.
 //!
 //! The owner of the table publishes each change of an entry. A peer that accesses memory
 //!
-//! 1. sets its guard: it is about to access;
+//! 1. sets its hazard flag;
 //! 2. checks the entry and its permit, and makes the access only if neither has changed since
 //!    ([`revocable`](crate::host::revocable));
-//! 3. clears its guard.
+//! 3. clears its hazard flag.
 //!
-//! A revocation changes the entry (or the permit) and then waits for the guards that are set. A
-//! peer that sets its guard later finds the change. A peer that does not continue (it was stopped,
-//! or killed) is not waited for: if it had not entered the system call, it will not do so with the
-//! old permission, and inside the call it cannot be stopped; nor does a plain copy, of memory that
-//! both have mapped, go on with the old permission. Peers are processes of the same user that may
-//! trace this one: one that says for ever that it is in an access holds a revocation up for
-//! [`PATIENCE`], once.
+//! A revocation changes the entry (or the permit) and then waits for the hazard flags that are set.
+//! A peer that sets its flag later finds the change. The revocation does not wait for a peer that
+//! was stopped or killed: if it had not entered the system call, it will not do so with the old
+//! permission, and inside the call it cannot be stopped; a plain copy, of memory that both have
+//! mapped, does not continue with the old permission either. Peers are processes of the same user
+//! that may trace this one: a peer that never clears its flag delays one revocation, by
+//! [`PATIENCE`].
 
 use super::backing::Place;
 use super::entry::{Entry, MemoryAccess, Need};
@@ -32,43 +32,43 @@ use std::time::{Duration, Instant};
 use urnic_device::vocabulary::Access;
 use urnic_sync::{Mutex, MutexGuard};
 
-/// The longest wait for an access that a running thread seems to be in. An access copies 1 MiB at
-/// most, so a guard that is set for so long is none of an access.
+/// The longest wait for an access that a running thread seems to make. An access copies 1 MiB at
+/// most, so a flag that is set for longer does not belong to an access.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Looks at a guard between two looks at the state of the thread that set it.
+/// Reads of a hazard flag between two checks of the thread that set it.
 const LOOKS: u32 = 64;
 
 /// The owner's side of the table.
 #[derive(Debug)]
-pub(crate) struct Exports {
+pub(crate) struct RemoteAccessTable {
     memory: SharedMemory,
     slots: u32,
     /// The host's process, if regions there are in the table.
     host: Option<Arc<HostProcess>>,
-    guards: Mutex<Guards>,
+    flags: Mutex<HazardFlags>,
 }
 
 #[derive(Debug, Default)]
-struct Guards {
+struct HazardFlags {
     last: u64,
-    set: HashMap<u64, Guard>,
+    set: HashMap<u64, HazardFlag>,
 }
 
-/// Where a peer says that it accesses memory.
+/// A peer's hazard flag.
 #[derive(Debug, Clone)]
-struct Guard {
+struct HazardFlag {
     memory: Arc<SharedMemory>,
     at: usize,
     process: Pid,
-    /// It was set for too long: what it says means nothing any more.
+    /// The flag was set for too long, and is ignored from now on.
     is_void: Arc<AtomicBool>,
 }
 
-impl Guard {
-    /// The word at `at` of `memory`, which a process sets.
-    fn new(memory: &Arc<SharedMemory>, at: usize, process: Pid) -> Guard {
+impl HazardFlag {
+    /// The word at `at` of `memory`, which `process` sets.
+    fn new(memory: &Arc<SharedMemory>, at: usize, process: Pid) -> HazardFlag {
         let memory = memory.clone();
-        Guard {
+        HazardFlag {
             memory,
             at,
             process,
@@ -82,7 +82,7 @@ impl Guard {
 
     /// Waits until the peer is not in an access that it had begun, or until a time.
     fn wait(&self, until: Instant) {
-        let value = handshakes::guard_after_revocation(self.memory.word64(self.at));
+        let value = handshakes::hazard_after_revocation(self.memory.word64(self.at));
         if value == 0 || self.is_void.load(Ordering::Relaxed) {
             return;
         }
@@ -95,7 +95,10 @@ impl Guard {
                 }
                 if Instant::now() > until {
                     let process = self.process;
-                    tracing::warn!(?process, "a peer says without end that it accesses memory");
+                    tracing::warn!(
+                        ?process,
+                        "a peer does not clear its hazard flag, which is ignored from now on"
+                    );
                     self.is_void.store(true, Ordering::Relaxed);
                     return;
                 }
@@ -105,10 +108,10 @@ impl Guard {
     }
 }
 
-/// Whether a thread of a process is not inside of a copy, and will not get there with a permission
-/// that it checked before: it is dead or stopped, or sleeps in another system call. In a copy a
-/// thread runs, or sleeps uninterruptibly; or interruptibly, where its own memory is on demand
-/// (userfaultfd(2)). What is not known for certain is not assumed.
+/// Whether a thread of a process is not in a copy, and will not start one with a permission that it
+/// checked before: it is dead or stopped, or sleeps in another system call. In a copy a thread
+/// runs, or sleeps uninterruptibly; or interruptibly, if its own memory is on demand
+/// (userfaultfd(2)). `false` if its state is not certain.
 fn is_halted(process: Pid, thread: u32) -> bool {
     if !sys::has_thread(process, thread) {
         return true;
@@ -131,27 +134,27 @@ fn is_halted(process: Pid, thread: u32) -> bool {
     }
 }
 
-impl Exports {
+impl RemoteAccessTable {
     /// A table without entries, and the descriptor by which peers read it.
     pub(super) fn new(
         slots: u32,
         permutation: &Permutation,
         proof: u64,
         host: Option<Arc<HostProcess>>,
-    ) -> Result<(Exports, OwnedFd), Errno> {
+    ) -> Result<(RemoteAccessTable, OwnedFd), Errno> {
         let slots = slots.min(DOMAIN);
         let (memory, file) = SharedMemory::create_for_readers("urnic-stags", table_len(slots))?;
         memory.word64(PROOF).store(proof, Ordering::Relaxed);
         for (n, key) in permutation.keys().into_iter().enumerate() {
             memory.word64(KEYS + 8 * n).store(key, Ordering::Relaxed);
         }
-        let guards = Mutex::default();
+        let flags = Mutex::default();
         Ok((
-            Exports {
+            RemoteAccessTable {
                 memory,
                 slots,
                 host,
-                guards,
+                flags,
             },
             file,
         ))
@@ -166,12 +169,12 @@ impl Exports {
         self.host.as_deref()
     }
 
-    /// Where the table is in this process.
+    /// The address of the table in this process.
     pub(crate) fn address(&self) -> u64 {
         self.memory.address() as u64
     }
 
-    /// Publishes what a slot refers to. The caller has a lock against other changes.
+    /// Publishes the entry of a slot. The caller holds a lock against other changes.
     pub(super) fn publish(&self, slot: u32, entry: Option<&Entry>) {
         if slot >= self.slots {
             return;
@@ -179,12 +182,12 @@ impl Exports {
         let at = HEADER + slot as usize * ENTRY;
         let word = |offset| self.memory.word64(at + offset);
         let state = word(STATE).load(Ordering::Relaxed);
-        // Odd states are valid; none comes twice.
+        // Odd states are valid; no state is used twice.
         let invalid = (state + 1) & !1;
         if state != invalid {
             word(STATE).store(invalid, Ordering::SeqCst);
         }
-        // Who reads any of what follows finds the entry changed.
+        // A reader that sees any of the following stores finds the state changed.
         fence(Ordering::Release);
         let Some((entry, place)) = entry.and_then(|e| Some((e, e.backing.place(e.start, e.len)?))) else {
             return;
@@ -209,35 +212,36 @@ impl Exports {
         word(STATE).store(invalid + 1, Ordering::Release);
     }
 
-    fn guards(&self) -> MutexGuard<'_, Guards> {
-        self.guards.lock()
+    fn flags(&self) -> MutexGuard<'_, HazardFlags> {
+        self.flags.lock()
     }
 
-    /// Waits until no peer is in an access that it began before something was revoked.
+    /// Waits until the accesses that peers began before a revocation have ended.
     pub(super) fn wait(&self) {
-        let is_set = |guard: &&Guard| handshakes::guard_after_revocation(guard.memory.word64(guard.at)) != 0;
-        let set: Vec<Guard> = (self.guards().set.values()).filter(is_set).cloned().collect();
+        let is_set =
+            |flag: &&HazardFlag| handshakes::hazard_after_revocation(flag.memory.word64(flag.at)) != 0;
+        let set: Vec<HazardFlag> = (self.flags().set.values()).filter(is_set).cloned().collect();
         let until = Instant::now() + PATIENCE;
-        set.iter().for_each(|guard| guard.wait(until));
+        set.iter().for_each(|flag| flag.wait(until));
     }
 
-    /// Lets a peer access memory from now on: `process`, whose guard is the word at `guard` of
-    /// `memory` and whose permit is the one at `permit`.
+    /// Permits a peer's accesses from now on: `process`, whose hazard flag is the word at `flag`
+    /// of `memory` and whose permit is the word at `permit`.
     pub(crate) fn admit(
         self: &Arc<Self>,
         process: Pid,
         memory: &Arc<SharedMemory>,
-        guard: usize,
+        flag: usize,
         permit: usize,
     ) -> Admission {
-        let mut guards = self.guards();
-        guards.last += 1;
-        let number = guards.last;
+        let mut flags = self.flags();
+        flags.last += 1;
+        let number = flags.last;
         let memory = memory.clone();
-        guards.set.insert(number, Guard::new(&memory, guard, process));
-        drop(guards);
+        flags.set.insert(number, HazardFlag::new(&memory, flag, process));
+        drop(flags);
         Admission {
-            exports: self.clone(),
+            table: self.clone(),
             number,
             memory,
             permit,
@@ -250,7 +254,7 @@ impl Exports {
 /// does not access memory any more.
 #[derive(Debug)]
 pub(crate) struct Admission {
-    exports: Arc<Exports>,
+    table: Arc<RemoteAccessTable>,
     number: u64,
     memory: Arc<SharedMemory>,
     permit: usize,
@@ -259,8 +263,8 @@ pub(crate) struct Admission {
 }
 
 impl Admission {
-    /// Sets what the peer may do: accesses of these rights, to memory of domain `pd`. The local
-    /// right is that of filling receives.
+    /// Sets the peer's permit: accesses with these rights, to memory of domain `pd`. The local
+    /// right permits filling receives.
     pub(crate) fn permit(&self, pd: u32, rights: Access) {
         let remote = Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
         let rights = rights & (remote | Access::LOCAL_WRITE);
@@ -275,9 +279,9 @@ impl Admission {
     }
 
     fn wait(&self) {
-        let guard = self.exports.guards().set.get(&self.number).cloned();
-        if let Some(guard) = guard {
-            guard.wait(Instant::now() + PATIENCE);
+        let flag = self.table.flags().set.get(&self.number).cloned();
+        if let Some(flag) = flag {
+            flag.wait(Instant::now() + PATIENCE);
         }
     }
 }
@@ -289,7 +293,7 @@ impl Drop for Admission {
         }
         self.memory.word64(self.permit).store(0, Ordering::SeqCst);
         self.wait();
-        self.exports.guards().set.remove(&self.number);
+        self.table.flags().set.remove(&self.number);
     }
 }
 
@@ -305,16 +309,16 @@ mod tests {
         Instant::now() + Duration::from_secs(1000)
     }
 
-    /// Memory with a guard that says: this thread of this process is in an access.
-    fn guard(process: Pid, thread: u32) -> Guard {
-        let memory = Arc::new(SharedMemory::create("guard", 4096).unwrap().0);
+    /// Memory with a hazard flag: this thread of this process is in an access.
+    fn flag(process: Pid, thread: u32) -> HazardFlag {
+        let memory = Arc::new(SharedMemory::create("flag", 4096).unwrap().0);
         memory.word64(0).store(pair(1, thread), Ordering::Relaxed);
-        Guard::new(&memory, 0, process)
+        HazardFlag::new(&memory, 0, process)
     }
 
-    fn guard_of(child: &Child) -> Guard {
+    fn flag_of(child: &Child) -> HazardFlag {
         let process = Pid::from_child(child);
-        guard(process, child.id())
+        flag(process, child.id())
     }
 
     fn state(child: &Child) -> char {
@@ -326,19 +330,19 @@ mod tests {
 
     #[test]
     fn shm_11_a_thread_that_runs_is_waited_for() {
-        let guard = guard(getpid(), gettid().as_raw_nonzero().get().cast_unsigned());
+        let flag = flag(getpid(), gettid().as_raw_nonzero().get().cast_unsigned());
         let accessed = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let waiter = scope.spawn(|| {
-                guard.wait(later());
+                flag.wait(later());
                 assert!(accessed.load(Ordering::SeqCst), "the access had not ended");
             });
-            // Runs, without a system call, for longer than many looks.
+            // Runs, without a system call, for longer than many checks.
             for n in 0..20_000_000u64 {
                 std::hint::black_box(n);
             }
             accessed.store(true, Ordering::SeqCst);
-            guard.memory.word64(0).store(0, Ordering::Release);
+            flag.memory.word64(0).store(0, Ordering::Release);
             waiter.join().unwrap();
         });
     }
@@ -350,25 +354,25 @@ mod tests {
             .spawn()
             .unwrap();
         let process = Pid::from_child(&child);
-        let guard = guard_of(&child);
+        let flag = flag_of(&child);
         crate::testing::mock::wait_for("a loop", || (state(&child) == 'R').then_some(()));
         kill_process(process, Signal::STOP).unwrap();
         crate::testing::mock::wait_for("its stop", || (state(&child) == 'T').then_some(()));
-        guard.wait(later());
-        assert_ne!(guard.value(), 0);
+        flag.wait(later());
+        assert_ne!(flag.value(), 0);
         child.kill().unwrap();
-        guard.wait(later());
+        flag.wait(later());
         child.wait().unwrap();
-        guard.wait(later());
+        flag.wait(later());
     }
 
     #[test]
-    fn shm_11_a_thread_that_sleeps_elsewhere_is_not_waited_for() {
+    fn shm_11_no_wait_for_a_thread_in_another_system_call() {
         let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
-        let guard = guard_of(&child);
+        let flag = flag_of(&child);
         crate::testing::mock::wait_for("its sleep", || (state(&child) == 'S').then_some(()));
-        guard.wait(later());
-        assert_ne!(guard.value(), 0);
+        flag.wait(later());
+        assert_ne!(flag.value(), 0);
         child.kill().unwrap();
         child.wait().unwrap();
     }
@@ -377,10 +381,10 @@ mod tests {
     fn shm_11_a_thread_that_never_was_is_not_waited_for() {
         let own = gettid().as_raw_nonzero().get().cast_unsigned();
         for thread in [0, u32::MAX, i32::MAX.cast_unsigned(), 1 << 31, own | 1 << 31] {
-            let guard = guard(getpid(), thread);
-            guard.wait(later());
-            assert_ne!(guard.value(), 0, "{thread}");
-            assert!(!guard.is_void.load(Ordering::Relaxed), "{thread}");
+            let flag = flag(getpid(), thread);
+            flag.wait(later());
+            assert_ne!(flag.value(), 0, "{thread}");
+            assert!(!flag.is_void.load(Ordering::Relaxed), "{thread}");
         }
     }
 
@@ -388,22 +392,22 @@ mod tests {
     #[test]
     fn shm_11_a_wait_for_an_access_without_end_ends() {
         let own = gettid().as_raw_nonzero().get().cast_unsigned();
-        let guard = guard(getpid(), own);
-        // The thread that the guard names is this one: it runs.
-        guard.wait(Instant::now());
-        assert!(guard.is_void.load(Ordering::Relaxed));
-        guard.clone().wait(later());
+        let flag = flag(getpid(), own);
+        // The flag names this thread, which runs.
+        flag.wait(Instant::now());
+        assert!(flag.is_void.load(Ordering::Relaxed));
+        flag.clone().wait(later());
     }
 
     #[test]
     fn shm_11_a_later_access_is_not_waited_for() {
-        let guard = guard(getpid(), gettid().as_raw_nonzero().get().cast_unsigned());
+        let flag = flag(getpid(), gettid().as_raw_nonzero().get().cast_unsigned());
         std::thread::scope(|scope| {
-            let waiter = scope.spawn(|| guard.wait(later()));
+            let waiter = scope.spawn(|| flag.wait(later()));
             let mut turn = 1;
             crate::testing::mock::wait_for("the end of the wait", || {
                 turn += 1;
-                guard.memory.word64(0).store(pair(turn, 1), Ordering::SeqCst);
+                flag.memory.word64(0).store(pair(turn, 1), Ordering::SeqCst);
                 waiter.is_finished().then_some(())
             });
         });
@@ -425,19 +429,18 @@ pub(crate) struct ForeignTable {
 pub(crate) struct Permitted<'a> {
     /// The entry has not changed since.
     pub(crate) condition: Condition<'a>,
-    /// Where the bytes are in the other process.
+    /// The address of the bytes in the other process.
     pub(crate) address: u64,
-    /// That is the process of the device's host, not the device's.
+    /// The address is in the process of the device's host, not of the device.
     pub(crate) is_at_host: bool,
     /// The entry's number.
     pub(crate) slot: u32,
 }
 
-/// The entry that was accessed last, as it was: what is read of it in a certain state stays true
-/// as long as it has that state.
+/// A copy of the entry that was accessed last. It is valid as long as the entry has the same state.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LastEntry {
-    /// Whose access to what it permits.
+    /// The accessor, STag and right that the copy permits.
     key: (u32, (u64, u32), Need),
     state: u64,
     base: u64,
@@ -478,8 +481,8 @@ impl ForeignTable {
     }
 
     /// Checks an access by a connection with this permit, by the rules of [`MemoryTable::check`].
-    /// What is not permitted here is left to the owner of the table, who knows the reason. `last`
-    /// is the connection's own.
+    /// If it is not permitted, the request goes to the owner of the table, which has the reason.
+    /// `last` belongs to the connection.
     ///
     /// [`MemoryTable::check`]: crate::memory::MemoryTable::check
     #[inline(always)]
@@ -498,7 +501,8 @@ impl ForeignTable {
         };
         let address = entry.place(access)?;
         Some(Permitted {
-            // What was read belongs together if the state is still the same at the access.
+            // The values that were read belong together if the state is still the same at the
+            // access.
             condition: Condition {
                 word: self.word(entry.slot, STATE),
                 value: entry.state,
@@ -556,35 +560,35 @@ impl ForeignTable {
         self.word(slot, STATE).load(Ordering::Acquire)
     }
 
-    /// Where the memory of such an entry is in the other process, and its length, if they are of
-    /// the state that the entry has before and afterwards.
+    /// The address of an entry's memory in the other process, and its length; valid if the entry
+    /// has the same state before and afterwards.
     pub(crate) fn extent(&self, slot: u32) -> (u64, u64) {
         let read = |offset| self.word(slot, offset).load(Ordering::Acquire);
         (read(ADDRESS), read(LEN))
     }
 }
 
-/// The word in which this process says that a thread of its accesses memory of a peer.
+/// The hazard flag of this process: set while one of its threads accesses memory of a peer.
 #[derive(Debug)]
-pub(crate) struct OwnGuard<'a>(&'a AtomicU64);
+pub(crate) struct OwnHazardFlag<'a>(&'a AtomicU64);
 
-impl<'a> OwnGuard<'a> {
+impl<'a> OwnHazardFlag<'a> {
     /// `turn` differs from the one before.
     #[inline]
-    pub(crate) fn set(word: &'a AtomicU64, turn: u32, thread: u32) -> OwnGuard<'a> {
-        handshakes::set_guard(word, pair(turn, thread));
-        OwnGuard(word)
+    pub(crate) fn set(word: &'a AtomicU64, turn: u32, thread: u32) -> OwnHazardFlag<'a> {
+        handshakes::set_hazard(word, pair(turn, thread));
+        OwnHazardFlag(word)
     }
 }
 
-impl Drop for OwnGuard<'_> {
+impl Drop for OwnHazardFlag<'_> {
     #[inline]
     fn drop(&mut self) {
-        handshakes::clear_guard(self.0);
+        handshakes::clear_hazard(self.0);
     }
 }
 
-// Where things are in a table.
+// Offsets in a table.
 
 /// Offsets in the header, and the header's length.
 const PROOF: usize = 0;
