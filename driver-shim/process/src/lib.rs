@@ -3,7 +3,8 @@
 //! and signals kept out of them ([`signals`]), programs that cannot have urnic ([`executable`]),
 //! the limit on files ([`file_length`]), the host's addresses ([`gids`], [`netlink`]) and the GIDs
 //! made from them ([`port_gids`]), the log ([`log`]), and error lines that it has once
-//! ([`error_log`], [`failure`]). The provider's queues have their lock from here, too ([`queue_lock`]).
+//! ([`error_log`], [`failure`]). The provider's queues have their lock from here, too
+//! ([`queue_lock`]).
 
 pub mod activity;
 #[forbid(unsafe_code)]
