@@ -13,4 +13,4 @@ pub mod resident;
 pub mod signals;
 
 pub use pages::Pages;
-pub use plain::{Numbers, Plain};
+pub use plain::{Numbers, Plain, Unpadded};

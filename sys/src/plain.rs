@@ -17,7 +17,7 @@ pub unsafe trait Plain: Sized {
 /// A structure of C, or a number, that any bytes of its length are.
 ///
 /// # Safety
-/// All fields are numbers, and there is no padding between or after them.
+/// All fields are numbers.
 pub unsafe trait Numbers: Plain + Copy {
     /// The value that begins `bytes`; `None` if they are too few.
     #[inline]
@@ -26,7 +26,13 @@ pub unsafe trait Numbers: Plain + Copy {
         // SAFETY: there are as many bytes, and any bytes are a value.
         Some(unsafe { bytes.as_ptr().cast::<Self>().read_unaligned() })
     }
+}
 
+/// Numbers whose bytes can be read.
+///
+/// # Safety
+/// There is no padding between or after the fields.
+pub unsafe trait Unpadded: Numbers {
     /// The bytes of the value.
     #[inline]
     fn as_bytes(&self) -> &[u8] {
@@ -46,8 +52,15 @@ macro_rules! numbers {
     ($($structure:ty)*) => { $(
         // SAFETY: numbers.
         unsafe impl Plain for $structure {}
-        // SAFETY: numbers, each at a multiple of its length, which follow each other directly.
+        // SAFETY: numbers.
         unsafe impl Numbers for $structure {}
+    )* };
+}
+
+macro_rules! unpadded {
+    ($($structure:ty)*) => { $(
+        // SAFETY: the lengths of the fields add up to that of the structure (libc's definitions).
+        unsafe impl Unpadded for $structure {}
     )* };
 }
 
@@ -61,9 +74,14 @@ numbers! {
     libc::sockaddr_storage libc::tcp_info libc::ucred
 }
 
+unpadded! {
+    libc::c_int libc::cmsghdr libc::in_pktinfo libc::in6_pktinfo libc::sockaddr_in libc::sockaddr_in6
+    libc::sockaddr_storage libc::ucred
+}
+
 // SAFETY: numbers.
 unsafe impl<const N: usize> Plain for [u32; N] {}
-// SAFETY: numbers, without padding.
+// SAFETY: numbers.
 unsafe impl<const N: usize> Numbers for [u32; N] {}
 
 #[cfg(test)]

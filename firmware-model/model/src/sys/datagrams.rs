@@ -6,7 +6,7 @@ use rustix::io::Errno;
 use std::mem::MaybeUninit;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::ptr;
-use urnic_sys::{Numbers, Plain};
+use urnic_sys::{Numbers, Plain, Unpadded};
 use urnic_wire::roce::{MAX_HEADER_LEN, MAX_TRAILER_LEN};
 
 /// Longest payload of a datagram: the largest path MTU of InfiniBand.
@@ -134,7 +134,7 @@ pub(crate) fn drops(socket: BorrowedFd<'_>) -> Option<u32> {
 }
 
 /// Appends a control message to `control`, of which `used` bytes are in use; returns how many are.
-fn append<T: Numbers>(
+fn append<T: Unpadded>(
     control: &mut Control,
     used: usize,
     level: libc::c_int,
@@ -248,7 +248,7 @@ impl Name {
     const UNSET: Name = Name([0; size_of::<libc::sockaddr_in6>()]);
 
     /// Writes an address; returns its length.
-    fn write<T: Numbers>(&mut self, address: &T) -> usize {
+    fn write<T: Unpadded>(&mut self, address: &T) -> usize {
         let bytes = address.as_bytes();
         self.0[..bytes.len()].copy_from_slice(bytes);
         bytes.len()

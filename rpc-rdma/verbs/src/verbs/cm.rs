@@ -9,7 +9,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::BorrowedFd;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
-use urnic_sys::{Numbers, Plain};
+use urnic_sys::{Numbers, Plain, Unpadded};
 
 /// An event channel of the connection manager.
 pub(crate) struct Channel(Owned<sys::rdma_event_channel>);
