@@ -173,7 +173,7 @@ impl Responder {
 
     /// Checks a segment of a Send with `len` bytes of payload (row DDP-V-15: MSN, buffer, MO,
     /// length).
-    #[inline]
+    #[inline(always)]
     pub(super) fn begin_send(
         &mut self,
         env: &mut Env<'_>,
@@ -224,7 +224,7 @@ impl Responder {
     }
 
     /// Places bytes of the Send that was checked.
-    #[inline]
+    #[inline(always)]
     pub(super) fn place_send(&mut self, env: &Env<'_>, bytes: &[u8]) -> Result<(), Refusal> {
         let Some(receiving) = &mut self.receiving else {
             return Err(TerminateError::DdpNoBuffer.into());
@@ -277,7 +277,7 @@ impl Responder {
     }
 
     /// A segment of a Send is placed; the last one delivers it.
-    #[inline]
+    #[inline(always)]
     pub(super) fn end_send(
         &mut self,
         env: &mut Env<'_>,

@@ -29,11 +29,7 @@ impl Qp {
         effects: &mut Effects,
     ) -> bool {
         if requests.intersects(Requests::ATTACHED) {
-            inner.held = false;
-            if let Some(fd) = inner.stream.as_ref().and_then(|s| s.descriptor()) {
-                core.schedule.rewatch(fd, Token::Qp(self.id));
-                self.readable.store(true, Ordering::Relaxed);
-            }
+            self.begin_stream(core, inner);
         }
         if inner.dead || inner.held || core.is_stopped() {
             return false;
@@ -94,6 +90,16 @@ impl Qp {
         }
         self.settle(core, inner, &mut env, due);
         arrived(env.moved)
+    }
+
+    /// The command that attached the stream is complete.
+    #[cold]
+    fn begin_stream(&self, core: &Core, inner: &mut Inner) {
+        inner.held = false;
+        if let Some(fd) = inner.stream.as_ref().and_then(|s| s.descriptor()) {
+            core.schedule.rewatch(fd, Token::Qp(self.id));
+            self.readable.store(true, Ordering::Relaxed);
+        }
     }
 
     /// A number that changes whenever the program polls for completions: with every poll that finds
