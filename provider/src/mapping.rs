@@ -1,4 +1,4 @@
-//! Memory that this library maps for itself, for the device and for peers.
+//! Memory that this library maps for itself and for the device.
 
 use std::ffi::c_void;
 use std::ptr::{self, NonNull};

@@ -429,8 +429,6 @@ pub(crate) struct Permitted<'a> {
     pub(crate) address: u64,
     /// That is the process of the device's host, not the device's.
     pub(crate) is_at_host: bool,
-    /// The entry's number.
-    pub(crate) slot: u32,
 }
 
 /// The entry that was accessed last, as it was: what is read of it in a certain state stays true
@@ -505,7 +503,6 @@ impl ForeignTable {
             },
             address,
             is_at_host: entry.is_at_host,
-            slot: entry.slot,
         })
     }
 
@@ -541,7 +538,7 @@ impl ForeignTable {
 
     /// The number of an STag's entry.
     #[inline]
-    pub(crate) fn slot(&self, stag: u32) -> u32 {
+    fn slot(&self, stag: u32) -> u32 {
         self.permutation.backward(stag >> 8)
     }
 
@@ -552,15 +549,8 @@ impl ForeignTable {
 
     /// The state of an entry.
     #[inline]
-    pub(crate) fn state(&self, slot: u32) -> u64 {
+    fn state(&self, slot: u32) -> u64 {
         self.word(slot, STATE).load(Ordering::Acquire)
-    }
-
-    /// Where the memory of such an entry is in the other process, and its length, if they are of
-    /// the state that the entry has before and afterwards.
-    pub(crate) fn extent(&self, slot: u32) -> (u64, u64) {
-        let read = |offset| self.word(slot, offset).load(Ordering::Acquire);
-        (read(ADDRESS), read(LEN))
     }
 }
 

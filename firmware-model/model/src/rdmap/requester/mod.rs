@@ -242,7 +242,7 @@ impl Requester {
                 }
                 return match wqe.opcode {
                     Opcode::Read | Opcode::ReadInv => self.read(wqe, qp, env, llp),
-                    _ => self.operate(wqe, qp, env, llp),
+                    _ => self.request(wqe, qp, env, llp),
                 };
             }
             Opcode::Send | Opcode::SendInv | Opcode::SendImm | Opcode::Write | Opcode::WriteImm => {}

@@ -99,13 +99,6 @@ impl Driver {
         Self::drive(device, arena, line)
     }
 
-    /// A device whose host's memory others can map as well, by a file of this name.
-    pub(crate) fn start_shared(config: ModelConfig, name: &str) -> Driver {
-        let (arena, line) = (Arena::shared(name, 128 << 20), Arc::new(Line::default()));
-        let device = Device::start(config, arena.clone(), line.clone()).unwrap();
-        Self::drive(device, arena, line)
-    }
-
     /// A device whose host's memory is reached by copies, in a process that peers reach as well.
     pub(crate) fn start_in_process(config: ModelConfig) -> Driver {
         let (arena, line) = (Arena::in_process(128 << 20), Arc::new(Line::default()));

@@ -8,15 +8,13 @@ use super::introduction::{Introduction, Traceable};
 use super::layout::{Direction, END_WORDS, EndWords, RING_WORDS, RingWords};
 use super::notification::PeerPage;
 use crate::handshakes;
-use crate::host::revocable::in_place::Operation;
-use crate::host::revocable::{Batch, Condition, NotCopied, in_place};
+use crate::host::revocable::{Batch, Condition, NotCopied};
 use crate::host::{Piece, PieceMut, SharedMemory, SharedWords, process_memory, revocable};
 use crate::memory::{Admission, LastEntry, MemoryAccess, Need, OwnGuard, Permitted};
 use crate::queues::ReceivePlace;
 use crate::time::Nanos;
 use crate::tuning::IDENTITY_LEASE;
 use process::PeerProcess;
-use process::{LastView, Peer, View};
 use rustix::process::{Pid, getpid};
 use rustix::thread::gettid;
 use std::cell::Cell;
@@ -65,19 +63,12 @@ pub struct LocalPeer {
     owner: Pid,
     /// What we know of the peer's accesses to our memory.
     accessed: Accessed,
-    /// What we accessed last of the peer's memory.
-    last: Last,
+    /// The entry of the peer's table that was accessed last.
+    last: Option<LastEntry>,
     /// The receives that the peer has posted.
     receives: PeerReceives,
     /// The peer may fill ours.
     offers_receives: bool,
-}
-
-/// The entry of the peer's table that was accessed last, and its memory, if that is mapped here.
-#[derive(Debug, Default)]
-struct Last {
-    entry: Option<LastEntry>,
-    view: LastView,
 }
 
 /// Bytes of our memory that the peer says it has written and read.
@@ -121,7 +112,7 @@ impl LocalPeer {
             turn: 0,
             owner: getpid(),
             accessed: Accessed::default(),
-            last: Last::default(),
+            last: None,
             receives: PeerReceives::default(),
             offers_receives: false,
         };
@@ -208,14 +199,6 @@ impl LocalPeer {
         }
     }
 
-    /// Whether the memory of an STag that was accessed last is mapped here: nothing is saved by
-    /// several accesses to it at once.
-    #[inline]
-    pub(crate) fn is_mapped(&self, stag: u32) -> bool {
-        self.process()
-            .is_some_and(|process| self.last.view.is_mapped(process.table.slot(stag)))
-    }
-
     /// Places bytes in the peer's memory, all of them: those of a Write, or (local) of a receive.
     ///
     /// # Errors
@@ -230,15 +213,9 @@ impl LocalPeer {
     ) -> Result<(), NotReached> {
         let len = from.len();
         self.access(stag, len, need, now, |attempt, last| {
-            let permitted = attempt.check(&mut last.entry, offset, len)?;
-            let (conditions, there) = (attempt.conditions(&permitted), permitted.address);
-            match attempt
-                .view(&mut last.view, &permitted)
-                .and_then(|view| view.part(there, len))
-            {
-                Some(here) => in_place::write_if(conditions, &here, from),
-                None => revocable::write_if(conditions, attempt.process_of(&permitted)?, there, from),
-            }
+            let permitted = attempt.check(last, offset, len)?;
+            let (conditions, process) = (attempt.conditions(&permitted), attempt.process_of(&permitted)?);
+            revocable::write_if(conditions, process, permitted.address, from)
         })
     }
 
@@ -290,42 +267,10 @@ impl LocalPeer {
     ) -> Result<(), NotReached> {
         let len = into.len();
         self.access(stag, len, Need::RemoteRead, now, |attempt, last| {
-            let permitted = attempt.check(&mut last.entry, offset, len)?;
-            let (conditions, there) = (attempt.conditions(&permitted), permitted.address);
-            let into = into.rest(0);
-            match attempt
-                .view(&mut last.view, &permitted)
-                .and_then(|view| view.part(there, len))
-            {
-                Some(here) => in_place::read_if(conditions, &here, into),
-                None => revocable::read_if(conditions, attempt.process_of(&permitted)?, there, into),
-            }
+            let permitted = attempt.check(last, offset, len)?;
+            let (conditions, process) = (attempt.conditions(&permitted), attempt.process_of(&permitted)?);
+            revocable::read_if(conditions, process, permitted.address, into.rest(0))
         })
-    }
-
-    /// Carries out an atomic operation on a word of the peer's memory, if that is mapped here;
-    /// returns the word that was there.
-    ///
-    /// # Errors
-    /// The word is as it was.
-    pub(crate) fn operate(
-        &mut self,
-        stag: u32,
-        offset: u64,
-        operation: Operation,
-        now: Nanos,
-    ) -> Result<u64, NotReached> {
-        let mut found = 0;
-        self.access(stag, 8, Need::RemoteAtomic, now, |attempt, last| {
-            let permitted = attempt.check(&mut last.entry, offset, 8)?;
-            let view = attempt.view(&mut last.view, &permitted);
-            let word = view.and_then(|view| view.part(permitted.address, 8));
-            let conditions = attempt.conditions(&permitted);
-            let done = word.and_then(|word| in_place::operate_if(conditions, &word, operation));
-            found = done.unwrap_or(Err(NotCopied::Refused))?;
-            Ok(8)
-        })?;
-        Ok(found)
     }
 
     /// Tries to access `len` bytes of one STag, until that is refused or was not interrupted.
@@ -336,7 +281,7 @@ impl LocalPeer {
         len: usize,
         need: Need,
         now: Nanos,
-        mut copy: impl FnMut(&Attempt<'_>, &mut Last) -> Result<usize, NotCopied>,
+        mut copy: impl FnMut(&Attempt<'_>, &mut Option<LastEntry>) -> Result<usize, NotCopied>,
     ) -> Result<(), NotReached> {
         if !self.check_lease(now) {
             return Err(NotReached);
@@ -362,9 +307,7 @@ impl LocalPeer {
                 Ok(copied) if copied == len => {
                     let total = match need {
                         Need::RemoteWrite | Need::LocalWrite => &self.ours.written,
-                        Need::RemoteRead => &self.ours.read,
-                        // The operands are no payload.
-                        _ => return Ok(()),
+                        _ => &self.ours.read,
                     };
                     let bytes = total.load(Ordering::Relaxed).wrapping_add(len as u64);
                     total.store(bytes, Ordering::Relaxed);
@@ -421,38 +364,18 @@ impl<'a> Attempt<'a> {
         [permitted.condition, self.permit]
     }
 
-    /// The memory of an entry, if it is mapped here.
-    #[inline]
-    fn view<'l>(&self, last: &'l mut LastView, permitted: &Permitted<'a>) -> Option<&'l View> {
-        // What is mapped in the process of a device's host is not looked for.
-        if permitted.is_at_host {
-            return None;
-        }
-        let process = self.process;
-        let peer = Peer {
-            number: process.number,
-            table: &process.table,
-            is_there: &|| process.is_there(),
-        };
-        last.of(&process.views, &peer, permitted)
-    }
-
     /// As [`check`](Self::check), for the pieces of a batch, which then has their addresses.
-    /// Refused, too, where the pieces are better copied one by one.
     fn check_batch<P>(
         &self,
-        last: &mut Last,
+        last: &mut Option<LastEntry>,
         offsets: &[u64],
         batch: &mut Batch<P>,
     ) -> Result<([Condition<'a>; 2], Pid), NotCopied> {
         let mut found: Option<([Condition<'a>; 2], Pid)> = None;
         for (offset, (len, mut set)) in offsets.iter().zip(batch.places()) {
-            let permitted = self.check(&mut last.entry, *offset, len)?;
+            let permitted = self.check(last, *offset, len)?;
             // One STag has one condition, unless it changes just now.
             if found.is_some_and(|([first, _], _)| first.value != permitted.condition.value) {
-                return Err(NotCopied::Refused);
-            }
-            if self.view(&mut last.view, &permitted).is_some() {
                 return Err(NotCopied::Refused);
             }
             found = Some((self.conditions(&permitted), self.process_of(&permitted)?));

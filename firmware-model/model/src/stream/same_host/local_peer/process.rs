@@ -1,19 +1,12 @@
 //! The processes whose memory this one reaches.
 
-use crate::host::{
-    ForeignMapping, Mapping, Origin, fault, lives, may_be_accessed, number_of, process_memory,
-    proof_of_access,
-};
+use crate::host::{lives, may_be_accessed, number_of, process_memory, proof_of_access};
 use crate::memory::{ForeignTable, Permitted};
 use crate::stream::descriptor::Descriptor;
 use crate::stream::same_host::messages::TableMessage;
-use crate::tuning::MAP_AFTER_ACCESSES;
 use rustix::fd::AsFd;
 use rustix::io::Errno;
 use rustix::process::Pid;
-use std::collections::HashMap;
-use std::sync::Arc;
-use urnic_sync::Mutex;
 
 /// A process on this host that lets us reach its memory, for one device of it.
 #[derive(Debug)]
@@ -24,8 +17,6 @@ pub(in crate::stream) struct PeerProcess {
     pub(super) table: ForeignTable,
     /// Where the table is in the process.
     address: u64,
-    /// Memory of the process that is mapped here.
-    pub(super) views: Views,
     /// The process of the device's host, if its memory is in reach, too.
     host: Option<Host>,
 }
@@ -87,7 +78,6 @@ impl PeerProcess {
             life,
             table: ForeignTable::open(file.as_fd(), message.slots)?,
             address: message.address,
-            views: Views::default(),
             host,
         };
         process.prove()?;
@@ -125,150 +115,5 @@ impl PeerProcess {
             false => Some(self.number),
             true => self.host.as_ref().map(|host| host.number),
         }
-    }
-}
-
-// Memory of a peer's process that this one has mapped as well: where the peer registered memory
-// that it shares with others anyhow, a Write or a Read is a plain copy.
-//
-// To find out takes longer than many calls of the kernel, so only entries of the peer's table that
-// are used again and again are looked into.
-
-/// Most entries of a peer's table that are known.
-const KNOWN: usize = 1024;
-
-/// The memory of an entry, as it is mapped here.
-#[derive(Debug, Clone)]
-pub(super) struct View {
-    mapping: Arc<ForeignMapping>,
-    /// Where the entry's memory is in the peer's process, and in the mapping.
-    there: u64,
-    at: u64,
-    len: u64,
-}
-
-impl View {
-    /// The `len` bytes that are at `address` in the peer's process.
-    #[inline]
-    pub(super) fn part(&self, address: u64, len: usize) -> Option<Mapping> {
-        let from = address.checked_sub(self.there)?;
-        let fits = from <= self.len && len as u64 <= self.len - from;
-        fits.then(|| self.mapping.part((self.at + from) as usize, len))
-    }
-}
-
-/// The peer's process.
-pub(super) struct Peer<'a> {
-    pub(super) number: Pid,
-    pub(super) table: &'a ForeignTable,
-    /// Whether it has not ended, nor run another program since.
-    pub(super) is_there: &'a dyn Fn() -> bool,
-}
-
-/// What is known of an entry.
-#[derive(Debug, Clone)]
-enum Known {
-    /// It was accessed so many times.
-    Used(u32),
-    /// Its memory can, or cannot, be mapped here.
-    Looked(Option<View>),
-}
-
-/// What is known of the entries of a peer's table, in the states that they had.
-#[derive(Debug, Default)]
-pub(super) struct Views(Mutex<HashMap<u32, (u64, Known)>>);
-
-impl Views {
-    /// Notes an access to an entry; `None`: it is not known yet whether its memory can be mapped
-    /// here.
-    #[cold]
-    fn note(&self, peer: &Peer<'_>, permitted: &Permitted<'_>) -> Option<Option<View>> {
-        let Peer {
-            number,
-            table,
-            is_there,
-        } = peer;
-        let (slot, state) = (permitted.slot, permitted.condition.value);
-        let mut known = self.0.lock();
-        let used = match known.get_mut(&slot) {
-            Some((of, Known::Looked(view))) if *of == state => return Some(view.clone()),
-            Some((of, Known::Used(used))) if *of == state => {
-                *used += 1;
-                *used
-            }
-            _ => 1,
-        };
-        let new = if used < MAP_AFTER_ACCESSES {
-            if known.len() >= KNOWN {
-                known.clear();
-            }
-            Known::Used(used)
-        } else {
-            // What was deregistered is not to stay mapped here.
-            known.retain(|slot, (state, _)| table.state(*slot) == *state);
-            let view = find(*number, table.extent(slot), &known);
-            // A number may be used again, and a process may run another program.
-            Known::Looked(view.filter(|_| is_there()))
-        };
-        let looked = match &new {
-            // What was found is of this entry only if it has not changed meanwhile.
-            Known::Looked(view) if table.state(slot) == state => Some(view.clone()),
-            _ => None,
-        };
-        known.insert(slot, (state, new));
-        looked
-    }
-}
-
-/// Maps the `len` bytes at `there` of a process, unless that was done for another entry.
-fn find(process: Pid, (there, len): (u64, u64), known: &HashMap<u32, (u64, Known)>) -> Option<View> {
-    // The peer may truncate a file.
-    if !fault::is_in_place(libc::SIGBUS) {
-        return None;
-    }
-    let origin = Origin::find(process, there, len)?;
-    let skip = there - origin.start();
-    let has_it = |(_, known): &(u64, Known)| match known {
-        Known::Looked(Some(view)) if view.mapping.contains(&origin) => Some(view.mapping.clone()),
-        _ => None,
-    };
-    let mapping = known.values().find_map(has_it);
-    let mapping = match mapping {
-        Some(mapping) => mapping,
-        None => Arc::new(ForeignMapping::open(process, origin.clone())?),
-    };
-    let at = mapping.place_of(&origin) + skip;
-    tracing::debug!("{len} bytes at {there:#x} of process {process} are mapped here");
-    Some(View {
-        mapping,
-        there,
-        at,
-        len,
-    })
-}
-
-/// The entry that a connection accessed last, in the state that it had then.
-#[derive(Debug, Default)]
-pub(super) struct LastView {
-    key: (u32, u64),
-    view: Option<View>,
-}
-
-impl LastView {
-    #[inline]
-    pub(super) fn is_mapped(&self, slot: u32) -> bool {
-        self.view.is_some() && self.key.0 == slot
-    }
-
-    /// The memory of an entry, if it is mapped here.
-    #[inline]
-    pub(super) fn of(&mut self, views: &Views, peer: &Peer<'_>, permitted: &Permitted<'_>) -> Option<&View> {
-        // State 0 is of no entry.
-        let key = (permitted.slot, permitted.condition.value);
-        if self.key != key {
-            let view = views.note(peer, permitted)?;
-            *self = LastView { key, view };
-        }
-        self.view.as_ref()
     }
 }
