@@ -1,11 +1,10 @@
 //! The distribution's perftest, and two small programs of this project, over urnic. Each reports
 //! why it could not measure.
 
-use std::path::Path;
 use std::time::Duration;
 
 use urnic_tests::skip::installed;
-use urnic_tests::{Folder, Pair, Program, compiled};
+use urnic_tests::{Pair, Program, compiled};
 
 use crate::raw::Latency;
 use crate::table::Measured;
@@ -86,23 +85,6 @@ fn delivered(name: &str, options: &str) -> Measured<Vec<f64>> {
 /// Median latency of half a round trip, or of a Read, of 8 bytes, in microseconds.
 pub(crate) fn delivered_latency(name: &str) -> Measured<f64> {
     Ok(latency_of(&delivered(name, "-s 8 -n 100000")?)?.median)
-}
-
-/// Like [`delivered_latency`], but the memory of each end is a file that others may map.
-pub(crate) fn shared_latency(name: &str) -> Measured<f64> {
-    installed(name)?;
-    let folder = Folder::inside(Path::new("/dev/shm"), "urnic-bench");
-    let mut pair = Pair::new(&Program::new(name).line("-d urnic0 -F -s 8 -n 100000")).within(LIMIT);
-    let with_file = |end: Program, name: &str| {
-        let file = folder.file(name);
-        std::fs::write(&file, vec![0; 1 << 20]).map_err(|error| error.to_string())?;
-        Ok::<_, String>(end.arg(format!("--mmap={}", file.display())))
-    };
-    pair.server = with_file(pair.server, "server")?;
-    pair.client = with_file(pair.client, "client")?;
-    let text = pair.succeeds().client.output;
-    let row = figures(&text).ok_or_else(|| format!("{name} printed no figures"))?;
-    Ok(latency_of(&row)?.median)
 }
 
 /// Bandwidth in MiB/s.

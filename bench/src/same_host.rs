@@ -29,12 +29,6 @@ pub(crate) fn rows() -> Vec<Row> {
             Aim::AtMost(1.2),
         ),
         Row::new(
-            "host: ib_write_lat 8 B, shared memory",
-            "us",
-            "UCX ucp_put_lat, shm",
-            Aim::AtMost(1.3),
-        ),
-        Row::new(
             "host: ib_read_lat 8 B",
             "us",
             "process_vm_readv itself",
@@ -92,10 +86,6 @@ pub(crate) fn measure(rows: &mut [Row]) {
         tried(|| ucx::latency(&ucx::over_memory(), 8)),
     );
     add(median("ib_write_lat"), tried(|| ours::kernel_copy("write")));
-    add(
-        tried(|| ours::shared_latency("ib_write_lat")),
-        tried(|| ucx::put_latency(&ucx::over_memory(), 8)),
-    );
     add(median("ib_read_lat"), tried(|| ours::kernel_copy("read")));
     for (size, _, count) in SIZES {
         for tool in BANDWIDTHS {

@@ -75,12 +75,6 @@ pub(crate) fn latency(ucx: &Program, size: usize) -> Measured<f64> {
     row.get(1).copied().ok_or_else(|| "no latency".to_owned())
 }
 
-/// Median latency of half a round trip of puts in microseconds.
-pub(crate) fn put_latency(ucx: &Program, size: usize) -> Measured<f64> {
-    let row = result(ucx, &format!("-t ucp_put_lat -s {size} -n 100000"))?;
-    row.get(1).copied().ok_or_else(|| "no latency".to_owned())
-}
-
 /// Bandwidth of tagged messages in MiB/s.
 pub(crate) fn bandwidth(ucx: &Program, size: usize, count: u64) -> Measured<f64> {
     // iterations, median, average and overall latency, average and overall bandwidth, rates

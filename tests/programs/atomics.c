@@ -1,10 +1,8 @@
-/* atomics [-n COUNT] [-c CLIENTS] [-m]: one counter, to which CLIENTS other processes and this
+/* atomics [-n COUNT] [-c CLIENTS]: one counter, to which CLIENTS other processes and this
  * one's own queue pair add by fetch-and-add, COUNT times each, several at a time. The sum must be
- * exact, and every value must have been fetched once. With -m the counter is in memory that
- * processes share. */
+ * exact, and every value must have been fetched once. */
 #define _GNU_SOURCE
 #include "rc.h"
-#include "shared.h"
 #include <sys/wait.h>
 
 #define DEPTH 8
@@ -56,13 +54,11 @@ int main(int argc, char **argv)
 {
 	uint64_t count = 20000;
 	int clients = 4, option;
-	bool shared = false;
-	while ((option = getopt(argc, argv, "n:c:m")) != -1) {
+	while ((option = getopt(argc, argv, "n:c:")) != -1) {
 		switch (option) {
 		case 'n': count = strtoull(optarg, NULL, 0); break;
 		case 'c': clients = atoi(optarg); break;
-		case 'm': shared = true; break;
-		default: die("usage: atomics [-n COUNT] [-c CLIENTS] [-m]");
+		default: die("usage: atomics [-n COUNT] [-c CLIENTS]");
 		}
 	}
 	int socks[clients];
@@ -77,9 +73,9 @@ int main(int argc, char **argv)
 	struct ibv_context *context = open_device();
 	struct ibv_pd *pd = SOME(ibv_alloc_pd(context));
 	struct ibv_cq *cq = SOME(ibv_create_cq(context, 4 * DEPTH, NULL, NULL, 0));
-	uint64_t local[1 + DEPTH] = { 0 }, *memory = shared ? (void *)shared_segment(sizeof local) : local;
-	struct ibv_mr *mr = SOME(ibv_reg_mr(pd, memory, sizeof local, EVERY_ACCESS | IBV_ACCESS_REMOTE_ATOMIC));
-	struct ibv_mr *into = SOME(ibv_reg_mr(pd, memory + 1, sizeof local - 8, IBV_ACCESS_LOCAL_WRITE));
+	uint64_t memory[1 + DEPTH] = { 0 };
+	struct ibv_mr *mr = SOME(ibv_reg_mr(pd, memory, sizeof memory, EVERY_ACCESS | IBV_ACCESS_REMOTE_ATOMIC));
+	struct ibv_mr *into = SOME(ibv_reg_mr(pd, memory + 1, sizeof memory - 8, IBV_ACCESS_LOCAL_WRITE));
 	struct end theirs;
 	if (client) {
 		struct ibv_qp *qp = connected(pd, cq, mr, socks[0], &theirs);

@@ -1,11 +1,10 @@
-/* kills [-n OPERATIONS] [-s SEED] [-m]: a process with connections to children, which are killed at
+/* kills [-n OPERATIONS] [-s SEED]: a process with connections to children, which are killed at
  * random moments (some are stopped first) and replaced. Both ends of each connection write, read
  * back, send and count at random; every byte is checked. When a child is dead, all requests to it
  * complete, and its memory regions are deregistered: after that, nothing changes in them any more.
- * The other connections go on. With -m the memory is one that processes share. */
+ * The other connections go on. */
 #define _GNU_SOURCE
 #include "rc.h"
-#include "shared.h"
 #include <poll.h>
 #include <sched.h>
 #include <sys/prctl.h>
@@ -53,7 +52,6 @@ struct side {
 };
 
 static uint64_t state;
-static bool shared;
 
 static uint64_t any(void)
 {
@@ -82,7 +80,7 @@ static void create(struct side *side, struct ibv_pd *pd)
 {
 	memset(side, 0, sizeof *side);
 	size_t len = AREA + 2 * GUARD;
-	side->memory = shared ? shared_segment(len) : SOME(aligned_alloc(4096, len));
+	side->memory = SOME(aligned_alloc(4096, len));
 	memset(side->memory, GUARDED, AREA + 2 * GUARD);
 	memset(side->memory + GUARD, 0, WRITTEN);
 	/* Registered from the guard on: what the peer may name is checked by the key and by `far`. */
@@ -234,7 +232,7 @@ static void start(struct slot *slot, struct ibv_pd *pd)
 	slot->pid = fork();
 	if (!slot->pid) {
 		snprintf(sock, sizeof sock, "%d", dup(socks[1]));
-		execl("/proc/self/exe", "kills", "-c", sock, "-s", seed, shared ? "-m" : NULL, NULL);
+		execl("/proc/self/exe", "kills", "-c", sock, "-s", seed, NULL);
 		_exit(127);
 	}
 	close(socks[1]);
@@ -254,10 +252,7 @@ static void check_revoked(struct slot *slot)
 {
 	if (slot->revoked)
 		check(slot->revoked, AREA + 2 * GUARD, REVOKED, "memory that was deregistered");
-	if (shared && slot->revoked)
-		shmdt(slot->revoked);
-	else
-		free(slot->revoked);
+	free(slot->revoked);
 	slot->revoked = NULL;
 }
 
@@ -309,13 +304,12 @@ int main(int argc, char **argv)
 	uint64_t wanted = 100000, done = 0, kills = 0;
 	int option, sock = -1;
 	state = getpid();
-	while ((option = getopt(argc, argv, "n:s:c:m")) != -1)
+	while ((option = getopt(argc, argv, "n:s:c:")) != -1)
 		switch (option) {
 		case 'n': wanted = strtoull(optarg, NULL, 0); break;
 		case 's': state = strtoull(optarg, NULL, 0); break;
 		case 'c': sock = atoi(optarg); break;
-		case 'm': shared = true; break;
-		default: die("usage: kills [-n OPERATIONS] [-s SEED] [-m]");
+		default: die("usage: kills [-n OPERATIONS] [-s SEED]");
 		}
 	if (sock >= 0)
 		return child(sock, state);

@@ -1,13 +1,11 @@
-/* revoke [-p PORT] [-n ROUNDS] [-k] [-m] [-s] [HOST]: in each round the client writes into the
+/* revoke [-p PORT] [-n ROUNDS] [-k] [-s] [HOST]: in each round the client writes into the
  * server's memory without a pause. At some moment the server stops the client (SIGSTOP; with -k it
  * kills a process that the client forked for the round), deregisters the memory, and reads it. Then
  * it lets the client continue, and checks that no byte has changed when the client's connection has
- * ended. With -m the server's memory is one that processes share. With -s the client sends, and
- * the memory is that of the server's receives; in every other round the server does not deregister
- * it, but ends the queue pair. */
+ * ended. With -s the client sends, and the memory is that of the server's receives; in every other
+ * round the server does not deregister it, but ends the queue pair. */
 #define _GNU_SOURCE
 #include "rc.h"
-#include "shared.h"
 #include <sys/prctl.h>
 #include <sys/wait.h>
 
@@ -65,15 +63,14 @@ static bool post_again(struct ibv_qp *qp, struct ibv_cq *cq, struct ibv_mr *mr)
 int main(int argc, char **argv)
 {
 	int port = 18515, option, rounds = 30;
-	bool kills = false, shared = false;
-	while ((option = getopt(argc, argv, "p:n:kms")) != -1)
+	bool kills = false;
+	while ((option = getopt(argc, argv, "p:n:ks")) != -1)
 		switch (option) {
 		case 'p': port = atoi(optarg); break;
 		case 'n': rounds = atoi(optarg); break;
 		case 'k': kills = true; break;
-		case 'm': shared = true; break;
 		case 's': sends = true; break;
-		default: die("usage: revoke [-p PORT] [-n ROUNDS] [-k] [-m] [-s] [HOST]");
+		default: die("usage: revoke [-p PORT] [-n ROUNDS] [-k] [-s] [HOST]");
 		}
 	const char *host = argv[optind];
 	int sock = meet(host, port);
@@ -96,7 +93,7 @@ int main(int argc, char **argv)
 	struct ibv_context *context = open_device();
 	struct ibv_pd *pd = SOME(ibv_alloc_pd(context));
 	struct ibv_cq *cq = SOME(ibv_create_cq(context, 2 * DEPTH, NULL, NULL, 0));
-	volatile uint8_t *buffer = shared ? shared_file(SIZE) : SOME(calloc(1, SIZE));
+	volatile uint8_t *buffer = SOME(calloc(1, SIZE));
 	uint8_t *seen = SOME(malloc(SIZE));
 	srandom(getpid());
 	for (int round = 0; round < rounds; round++) {

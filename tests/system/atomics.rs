@@ -5,9 +5,9 @@ use std::time::Duration;
 use urnic_tests::program::Program;
 use urnic_tests::{compiled, or_skip};
 
-/// Four processes and the counter's own, of which each adds `count`; with these options.
-fn add(count: u64, options: &str, limit: Duration) {
-    let line = format!("-c 4 -n {count} {options}");
+/// Four processes and the counter's own, of which each adds `count`.
+fn add(count: u64, limit: Duration) {
+    let line = format!("-c 4 -n {count}");
     let program = Program::new(or_skip!(compiled("atomics"))).line(&line);
     let ended = program.run_for(limit);
     assert!(ended.ok(), "{ended}");
@@ -19,17 +19,11 @@ fn add(count: u64, options: &str, limit: Duration) {
 
 #[test]
 fn four_processes_and_the_own_one_add_exactly() {
-    add(20_000, "", Duration::from_secs(240));
-}
-
-/// The processes by instructions of their own, the counter's own device by its ones.
-#[test]
-fn shm_19_processes_that_share_the_counter_add_exactly() {
-    add(200_000, "-m", Duration::from_secs(240));
+    add(20_000, Duration::from_secs(240));
 }
 
 #[test]
 #[ignore = "long: make soak"]
 fn a_million_times_each() {
-    add(1_000_000, "", Duration::from_secs(1800));
+    add(1_000_000, Duration::from_secs(1800));
 }

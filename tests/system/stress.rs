@@ -86,12 +86,6 @@ fn shm_18_killed_children_harm_no_process() {
 }
 
 #[test]
-fn shm_19_killed_children_harm_no_process_in_shared_memory() {
-    let kills = or_skip!(kills());
-    ends_well(kills.args(["-s", &seed(any())]).line("-m -n 200000"), LIMIT);
-}
-
-#[test]
 fn killed_children_harm_no_process_over_tcp() {
     let kills = or_skip!(kills()).env("URNIC_SAME_HOST", "off");
     ends_well(kills.args(["-s", &seed(any())]).line("-n 20000"), LIMIT);

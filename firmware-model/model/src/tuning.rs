@@ -177,8 +177,6 @@ pub(crate) const RUN_BYTES_MAX: u64 = 128 << 10;
 pub(crate) const RUN_INLINE_MAX: usize = 2 << 10;
 /// Bytes after which an end of a ring shows how far it is: the other end copies at the same time.
 pub(crate) const RING_PART: usize = 16 << 10;
-/// Accesses to an entry of the peer's table before the device looks whether it can map the memory.
-pub(crate) const MAP_AFTER_ACCESSES: u32 = 16;
 /// The time for which a check that a process number is the peer's, with the same program, is valid:
 /// far shorter than the time until a number is used again.
 pub(crate) const IDENTITY_LEASE: Duration = Duration::from_millis(10);

@@ -1,15 +1,10 @@
 //! Device memory, shared by all contexts that import it. The memory of a model is memory of its
 //! process, so regions of it are registered like other regions. On a bus, the device also reads
-//! and writes it like other memory of the program. It is a file without a name, so that peers on
-//! this host can map it (docs/design/same-host.md, "Memory that is shared").
+//! and writes it like other memory of the program.
 
 use std::sync::Arc;
 
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::io::Errno;
-use rustix::mm::ProtFlags;
-use urnic_process::fds::InternalFd;
-use urnic_process::file_length;
 
 use crate::from_c::{Buffer, Data};
 use urnic_sys::Pages;
@@ -29,8 +24,6 @@ pub(crate) struct DeviceMemory(pub(crate) Arc<Memory>);
 pub(crate) struct Memory {
     mapping: Pages,
     len: usize,
-    /// By which peers find the file; without it they reach the memory in other ways.
-    _file: Option<InternalFd>,
 }
 
 impl Memory {
@@ -44,22 +37,8 @@ impl Memory {
     ///
     /// Errors: NOMEM.
     pub(crate) fn new(len: usize) -> Result<Memory, Errno> {
-        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        let file = memfd_create("urnic-device-memory", flags).map_err(|_| Errno::NOMEM)?;
-        let mapped = Memory::mapped(len);
-        file_length::permits(mapped as u64).map_err(|_| Errno::NOMEM)?;
-        ftruncate(&file, mapped as u64).map_err(|_| Errno::NOMEM)?;
-        // No process that opens the file can remove the pages.
-        fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
-            .map_err(|_| Errno::NOMEM)?;
-        let rights = ProtFlags::READ | ProtFlags::WRITE;
-        let mapping = Pages::of_file(&file, 0, mapped, rights).map_err(|_| Errno::NOMEM)?;
-        let file = InternalFd::of_device(file).ok();
-        Ok(Memory {
-            mapping,
-            len,
-            _file: file,
-        })
+        let mapping = Pages::zeroed(Memory::mapped(len)).map_err(|_| Errno::NOMEM)?;
+        Ok(Memory { mapping, len })
     }
 
     /// `len` bytes from `offset`, if they are within it.

@@ -93,9 +93,6 @@ counters! {
     DirectReads = "direct_reads",
     /// Datagrams that went to a port on this host through memory. They count as sent, too.
     DirectDatagrams = "direct_datagrams",
-    /// Atomic operations that were carried out in memory that a peer on this host shares. They
-    /// count as sent, too. The peer does not count them.
-    DirectAtomics = "direct_atomics",
     /// Sends whose payload was placed in the receive of a peer on this host, at least in part. They
     /// count as sent, too. The peer counts them as received.
     DirectSends = "direct_sends",

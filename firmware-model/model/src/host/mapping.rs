@@ -60,12 +60,6 @@ impl Mapping {
 
     /// A pointer to the first byte.
     #[inline]
-    pub(crate) fn as_ptr(&self) -> *mut u8 {
-        self.ptr.as_ptr()
-    }
-
-    /// Like [`as_ptr`](Self::as_ptr).
-    #[inline]
     pub(super) fn start(&self) -> NonNull<u8> {
         self.ptr
     }

@@ -6,7 +6,6 @@
 //! fails ([`fault`](crate::host::fault)). Rings and records stay until they are destroyed.
 
 pub mod fault;
-mod foreign_mapping;
 mod host_memory;
 mod host_process;
 mod mapping;
@@ -17,7 +16,6 @@ pub(crate) mod revocable;
 mod shared_memory;
 
 pub use fault::Unreachable;
-pub(crate) use foreign_mapping::{ForeignMapping, Origin};
 pub use host_memory::Word64;
 pub use host_memory::{HostMemory, RemoteMemory, RemoteWord};
 pub use host_process::HostProcess;

@@ -433,8 +433,6 @@ pub(crate) struct Permitted<'a> {
     pub(crate) address: u64,
     /// The address is in the process of the device's host, not of the device.
     pub(crate) is_at_host: bool,
-    /// The entry's number.
-    pub(crate) slot: u32,
 }
 
 /// A copy of the entry that was accessed last. It is valid as long as the entry has the same state.
@@ -509,7 +507,6 @@ impl ForeignTable {
             },
             address,
             is_at_host: entry.is_at_host,
-            slot: entry.slot,
         })
     }
 
@@ -545,7 +542,7 @@ impl ForeignTable {
 
     /// The number of an STag's entry.
     #[inline]
-    pub(crate) fn slot(&self, stag: u32) -> u32 {
+    fn slot(&self, stag: u32) -> u32 {
         self.permutation.backward(stag >> 8)
     }
 
@@ -556,15 +553,8 @@ impl ForeignTable {
 
     /// The state of an entry.
     #[inline]
-    pub(crate) fn state(&self, slot: u32) -> u64 {
+    fn state(&self, slot: u32) -> u64 {
         self.word(slot, STATE).load(Ordering::Acquire)
-    }
-
-    /// The address of an entry's memory in the other process, and its length; valid if the entry
-    /// has the same state before and afterwards.
-    pub(crate) fn extent(&self, slot: u32) -> (u64, u64) {
-        let read = |offset| self.word(slot, offset).load(Ordering::Acquire);
-        (read(ADDRESS), read(LEN))
     }
 }
 

@@ -4,6 +4,40 @@
 //! All descriptors are registered once, edge-triggered for both directions, so nothing on the data
 //! path changes a registration. A thread that takes an edge must act on it, or put it on the list
 //! of [`Schedule::attend_later`].
+//!
+//! # Adaptive polling
+//!
+//! A program that polls its completion queues drives the streams itself; otherwise the background
+//! thread does (`runtime/background.rs`). [`Sleeper`] says what that thread does. It goes from
+//! `AWAKE`, where it does its work, to one of the others, and back:
+//!
+//! ```text
+//!            pollers found the last arrivals, and still poll
+//!          ┌────────────────────────────────────────────────► TICKING ──┐
+//!          │                                                            │ tick, timer, or a thread
+//!          │  else: a thread waits for an event, and polls meanwhile    │ begins to sleep
+//!        AWAKE ─────────────────────────────────────────────► LENT ─────┤
+//!          ▲ │                                                          │ end of the loan, work
+//!          │ │ else: no sends are gathered, nor were a moment ago       │
+//!          │ └──────────────────────────────────────────────► ASLEEP ───┤
+//!          │                                                            │ a stream, a timer, work
+//!          └────────────────────────────────────────────────────────────┘
+//! ```
+//!
+//! | state | looks at the streams | lasts at most | entered by |
+//! |---|---|---|---|
+//! | `AWAKE` | yes | between two works, while sends are gathered and for `WARM` after: `BURST_TICK`, doubled up to `POLLED_TICK` while the program polls | |
+//! | `TICKING` | no | `POLLED_TICK`, or `POLLED_TICK_LONG` after `POLLED_TICKS_LONG_AFTER` ticks that found polls | [`POLLER`] arrivals in a row that pollers found, or would have found (`POLLS_EVERY`, `POLL_PAUSE`), and a poll within `POLLED_TICK` |
+//! | `LENT` | no | the loan: `EVENT_WAIT_USUAL` | [`Schedule::borrow_until`] |
+//! | `ASLEEP` | yes, in epoll | without a limit | |
+//!
+//! A timer that is due, and `RETRY_TICK` while something is to be tried again, end each of them
+//! earlier. Work that is left while the thread is `TICKING` waits for the tick, unless a poller
+//! does it.
+//!
+//! A poller decides by the number of its polls in a row that found nothing ([`Hot`]); the table of
+//! these numbers is in [`tuning`](crate::tuning). [`Hot::note`] sets it to zero when something
+//! arrives.
 
 mod readiness;
 

@@ -2,7 +2,7 @@
 
 use super::one_sided;
 use super::same_host::{
-    completes, connect_prepared, driver, in_host_processes, in_memory, in_memory_with, in_shared_memory, post,
+    completes, connect_prepared, driver, in_host_processes, in_memory, in_memory_with, post,
 };
 use crate::Counter;
 use crate::testing::mock::{Driver, End, Pair, Region, assert_cqe, wait_for};
@@ -53,8 +53,7 @@ fn send(near: &Driver, far: &Driver, pair: &mut Pair, len: usize, seed: usize) {
 
 #[test]
 fn shm_21_long_sends_are_placed_in_their_receives() {
-    let shared = in_shared_memory("shm_21_shared");
-    for (near, far, mut pair) in [ready(), started(shared), started(in_host_processes(false))] {
+    for (near, far, mut pair) in [ready(), started(in_host_processes(false))] {
         let before = [Counter::RxBytes, Counter::RxMessages, Counter::RxFpdus].map(|c| far.counter(c));
         let framed = near.counter(Counter::TxFpdus);
         let lens = [3 << 10, 4100, LONG, 70_000, 1 << 20];

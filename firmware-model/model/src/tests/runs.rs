@@ -1,7 +1,7 @@
 //! Many Writes, or Reads, that are posted together, in the memory of a peer on this host.
 
 use super::one_sided;
-use super::same_host::{completes, in_memory, in_shared_memory, post};
+use super::same_host::{completes, in_memory, post};
 use crate::Counter;
 use crate::testing::mock::{Driver, Pair, assert_cqe};
 use proptest::prelude::*;
@@ -11,8 +11,6 @@ use urnic_device::wqe::{Opcode, SendFlags};
 
 /// The part of each end's memory that the requests use.
 const PART: usize = 200_000;
-/// Writes before memory that is shared is mapped.
-const BEFORE: usize = 20;
 /// An offset that is in no region.
 const OUTSIDE: u64 = 1 << 21;
 
@@ -37,28 +35,11 @@ fn requests() -> impl Strategy<Value = Vec<Request>> {
     prop::collection::vec(request, 1..100)
 }
 
-/// A pair whose next requests may be direct, with bytes in the memory of both; with `shared`, the
-/// responder's memory is mapped here.
-fn ready(shared: bool) -> (Driver, Driver, Pair, [Vec<u8>; 2]) {
-    let (near, far, mut pair) = if shared {
-        in_shared_memory("shm_19_runs")
-    } else {
-        in_memory()
-    };
+/// A pair whose next requests may be direct, with bytes in the memory of both.
+fn ready() -> (Driver, Driver, Pair, [Vec<u8>; 2]) {
+    let (near, far, mut pair) = in_memory();
     post(&near, &far, &mut pair, 0, 8);
     completes(&mut pair, 0);
-    if shared {
-        let first = [Request {
-            here: 0,
-            there: 0,
-            len: 8,
-            inline: false,
-        }; BEFORE];
-        post_all(&near, &mut pair, Opcode::Write, &first, &[0; 8]);
-        for _ in first {
-            pair.initiator.send_cq.await_completion(&near);
-        }
-    }
     let bytes = [3, 5].map(|step| (0..PART).map(|n| ((n * step) >> 2) as u8).collect::<Vec<u8>>());
     near.arena.write(pair.initiator.region.iova, &bytes[0]);
     far.arena.write(pair.responder.region.iova, &bytes[1]);
@@ -86,21 +67,20 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(24) })]
 
     #[test]
-    fn shm_09_writes_that_are_posted_together_land_in_their_order(requests in requests(), shared in any::<bool>()) {
-        let (near, far, mut pair, [here, mut there]) = ready(shared);
+    fn shm_09_writes_that_are_posted_together_land_in_their_order(requests in requests()) {
+        let (near, far, mut pair, [here, mut there]) = ready();
         post_all(&near, &mut pair, Opcode::Write, &requests, &here);
         for (n, request) in requests.iter().enumerate() {
             assert_cqe(&pair.initiator.send_cq.await_completion(&near), n as u64, WcStatus::Success);
             there[request.there..][..request.len].copy_from_slice(&here[request.here..][..request.len]);
         }
         prop_assert!(far.arena.read(pair.responder.region.iova, PART) == there);
-        let before = if shared { BEFORE } else { 0 };
-        prop_assert_eq!(near.counter(Counter::DirectWrites), (before + requests.len()) as u64);
+        prop_assert_eq!(near.counter(Counter::DirectWrites), requests.len() as u64);
     }
 
     #[test]
-    fn shm_09_reads_that_are_posted_together_fetch_in_their_order(requests in requests(), shared in any::<bool>()) {
-        let (near, _far, mut pair, [mut here, there]) = ready(shared);
+    fn shm_09_reads_that_are_posted_together_fetch_in_their_order(requests in requests()) {
+        let (near, _far, mut pair, [mut here, there]) = ready();
         post_all(&near, &mut pair, Opcode::Read, &requests, &here);
         for (n, request) in requests.iter().enumerate() {
             let done = pair.initiator.send_cq.await_completion(&near);
@@ -117,14 +97,9 @@ proptest! {
 /// after it are flushed.
 #[test]
 fn shm_10_a_request_among_others_that_is_not_permitted_is_refused() {
-    for (opcode, shared) in [
-        (Opcode::Write, false),
-        (Opcode::Read, false),
-        (Opcode::Write, true),
-        (Opcode::Read, true),
-    ] {
+    for opcode in [Opcode::Write, Opcode::Read] {
         for (wrong, status) in [("there", WcStatus::RemAccessErr), ("here", WcStatus::LocProtErr)] {
-            let (near, far, mut pair, [here, there]) = ready(shared);
+            let (near, far, mut pair, [here, there]) = ready();
             let iovas = [pair.initiator.region.iova, pair.responder.region.iova];
             for n in 0..10u64 {
                 let mut header = one_sided(opcode, n, &pair.responder);

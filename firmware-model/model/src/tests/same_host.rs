@@ -62,20 +62,6 @@ pub(super) fn in_memory() -> (Driver, Driver, Pair) {
     in_memory_with(0)
 }
 
-/// Like [`in_memory`]; the memory of the responder's host is a file of this name.
-pub(super) fn in_shared_memory(name: &str) -> (Driver, Driver, Pair) {
-    // Without a handler of faults, such memory is not mapped.
-    crate::host::fault::install();
-    let same_host = true;
-    let config = ModelConfig {
-        same_host,
-        ..config()
-    };
-    let (near, far) = (driver(true), Driver::start_shared(config, name));
-    let pair = connect(&near, &far);
-    (near, far, pair)
-}
-
 /// Like [`in_memory`]; the hosts' memory is reached by copies, the responder's and if so the
 /// initiator's.
 pub(super) fn in_host_processes(initiator_too: bool) -> (Driver, Driver, Pair) {

@@ -7,8 +7,6 @@
 //! not get to the copy. So a thread has either entered the system call with a permission that was
 //! valid then, or copies nothing.
 
-pub(crate) mod in_place;
-
 use super::piece::{Piece, PieceMut};
 use super::process_memory::extents;
 use crate::sys;
@@ -212,7 +210,7 @@ mod tests {
 
     /// The end of a call that is repeated when it was interrupted: a thread may be interrupted at
     /// any instruction, and then has done nothing.
-    pub(super) fn uninterrupted<T>(call: impl FnMut() -> Result<T, NotCopied>) -> Result<T, NotCopied> {
+    fn uninterrupted<T>(call: impl FnMut() -> Result<T, NotCopied>) -> Result<T, NotCopied> {
         let mut ends = std::iter::repeat_with(call).take(1_000_000);
         ends.find(|end| !matches!(end, Err(NotCopied::Interrupted)))
             .expect("a call that is not interrupted")

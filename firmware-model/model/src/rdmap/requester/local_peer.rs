@@ -1,5 +1,5 @@
 //! What the requester does by itself in the memory of a local peer: Writes and Reads, singly and in
-//! runs, long Sends, and atomic operations.
+//! runs, and long Sends.
 //!
 //! Payload passes by the stream, so it must not overtake what is there: the requester reaches into
 //! the peer's memory only when the peer has processed all that was sent, a first message included
@@ -9,7 +9,6 @@
 
 use super::{Filled, MAX_MESSAGE, Requester, Sending, Step, Wait};
 use crate::counters::Counter;
-use crate::host::revocable::in_place::Operation;
 use crate::host::revocable::{Batch, MOST as BATCH};
 use crate::host::{Piece, PieceMut};
 use crate::llp::Llp;
@@ -350,7 +349,7 @@ impl Requester {
             found = n + 1;
         }
         run.number = found;
-        first.filter(|(stag, _)| found > 1 && !local_peer.is_mapped(*stag))
+        first.filter(|_| found > 1)
     }
 
     /// Whether the payload of a Send, of which nothing is framed, is better placed in the peer's
@@ -445,9 +444,7 @@ impl Requester {
     #[inline]
     pub(super) fn run(&mut self, first: &SendWqe, env: &mut Env<'_>, llp: &mut Llp) -> Option<Step> {
         let second = self.sq.behind(first)?;
-        let is_mapped = self.local_peer.as_ref().is_some_and(|n| n.is_mapped(first.stag));
-        let is_run =
-            second.opcode == first.opcode && second.stag == first.stag && !is_mapped && self.is_direct(llp);
+        let is_run = second.opcode == first.opcode && second.stag == first.stag && self.is_direct(llp);
         if !is_run {
             return None;
         }
@@ -579,54 +576,5 @@ impl Requester {
         local_peer
             .read_batch(stag, offsets, &mut batch, env.now.roughly())
             .ok()
-    }
-}
-
-// Atomic operations that the requester carries out by itself in memory that a peer on this host
-// shares with it. They are the processor's own, as those of the peer's device and program are, so
-// that all of them are atomic towards each other.
-
-/// Bytes of a word, and of its place here.
-const WORD: u32 = 8;
-
-impl Requester {
-    /// Begins an atomic operation, for which there is room at the peer.
-    pub(super) fn operate(&mut self, wqe: SendWqe, env: &mut Env<'_>, llp: &mut Llp) -> Step {
-        if !self.is_direct(llp) {
-            return self.request(wqe, env, llp);
-        }
-        // Whatever is unusual here is the other way's to refuse.
-        let access = MemoryAccess::of_element(&self.sq.sge(&wqe, 0), Need::LocalWrite);
-        let is_usual = wqe.num_sge == 1 && access.len == u64::from(WORD);
-        let sink = is_usual.then(|| env.memory.check(env.qp.accessor(), access));
-        let sink = sink.and_then(Result::ok).filter(|sink| !sink.is_unmapped());
-        let old = sink.as_ref().and_then(|_| {
-            let local_peer = self.local_peer.as_mut()?;
-            let operands = self.sq.atomic(&wqe);
-            let operation = match wqe.opcode {
-                Opcode::FetchAdd => Operation::Add(operands.compare_add.get()),
-                _ => Operation::Swap {
-                    expected: operands.compare_add.get(),
-                    new: operands.swap.get(),
-                },
-            };
-            local_peer
-                .operate(wqe.stag, wqe.remote_offset, operation, env.now.roughly())
-                .ok()
-        });
-        let (Some(sink), Some(old)) = (sink, old) else {
-            return self.request(wqe, env, llp);
-        };
-        let stored = sink.copy_in(0, &old.to_ne_bytes());
-        drop(sink);
-        env.counters.add(Counter::DirectAtomics, 1);
-        env.counters.add(Counter::TxMessages, 1);
-        self.add_direct_cost(WORD as usize);
-        llp.rest(env.memory);
-        if stored.is_err() {
-            return self.refuse(wqe, WcStatus::LocProtErr);
-        }
-        self.put_in_flight(wqe, 0, WORD, Wait::Done);
-        Step::Done { ended: true }
     }
 }

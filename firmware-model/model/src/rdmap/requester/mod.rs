@@ -236,7 +236,7 @@ impl Requester {
                 }
                 return match wqe.opcode {
                     Opcode::Read | Opcode::ReadInv => self.read(wqe, env, llp),
-                    _ => self.operate(wqe, env, llp),
+                    _ => self.request(wqe, env, llp),
                 };
             }
             Opcode::Send | Opcode::SendInv | Opcode::SendImm | Opcode::Write | Opcode::WriteImm => {}

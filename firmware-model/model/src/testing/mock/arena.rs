@@ -1,7 +1,6 @@
 //! Host memory of tests, and extents of it.
 
-use crate::host::{HostMemory, HostProcess, Mapping, RemoteMemory, RemoteWord, SharedMemory, Unreachable};
-use rustix::fd::OwnedFd;
+use crate::host::{HostMemory, HostProcess, Mapping, RemoteMemory, RemoteWord, Unreachable};
 use rustix::mm::{MprotectFlags, mprotect};
 use rustix::process::getpid;
 use std::ptr::NonNull;
@@ -12,7 +11,7 @@ use urnic_testkit::Memory;
 
 /// Host memory: one piece, at an IOVA that is no pointer.
 pub(crate) struct Arena {
-    pages: Pages,
+    words: Box<[AtomicU64]>,
     len: usize,
     next: AtomicUsize,
     /// The owner of remote memory has unmapped it: it cannot be copied any more.
@@ -20,13 +19,6 @@ pub(crate) struct Arena {
     /// The process in which peers reach the remote memory.
     process: Option<Arc<HostProcess>>,
     atomics: Mutex<()>,
-}
-
-/// The memory of an arena.
-enum Pages {
-    Own(Box<[AtomicU64]>),
-    /// Memory that others can map as well; they find it by the descriptor.
-    Shared(SharedMemory, #[expect(dead_code, reason = "kept open")] OwnedFd),
 }
 
 /// A second range of addresses for the memory, which has no address in the device's process.
@@ -40,7 +32,7 @@ impl Arena {
         let zeroes = Box::into_raw(vec![0u64; bytes / 8].into_boxed_slice());
         // SAFETY: an `AtomicU64` has the size of a `u64`, and on this machine its alignment.
         let words = unsafe { Box::from_raw(zeroes as *mut [AtomicU64]) };
-        Arc::new(Self::of(Pages::Own(words), bytes))
+        Arc::new(Self::of(words, bytes))
     }
 
     /// An arena whose remote memory peers reach: in this process, which is the host's, too.
@@ -53,15 +45,9 @@ impl Arena {
         })
     }
 
-    /// An arena in a memfd of this name, as programs have that share memory.
-    pub(crate) fn shared(name: &str, bytes: usize) -> Arc<Arena> {
-        let (memory, file) = SharedMemory::create(name, bytes).unwrap();
-        Arc::new(Self::of(Pages::Shared(memory, file), bytes))
-    }
-
-    fn of(pages: Pages, len: usize) -> Arena {
+    fn of(words: Box<[AtomicU64]>, len: usize) -> Arena {
         Arena {
-            pages,
+            words,
             len,
             next: AtomicUsize::new(RING_ALIGN),
             unmapped: AtomicBool::new(false),
@@ -71,10 +57,7 @@ impl Arena {
     }
 
     fn start(&self) -> *mut u8 {
-        match &self.pages {
-            Pages::Own(words) => words.as_ptr().cast_mut().cast(),
-            Pages::Shared(memory, _) => memory.as_ptr(),
-        }
+        self.words.as_ptr().cast_mut().cast()
     }
 
     /// Zeroed memory, aligned as rings are; never freed.

@@ -88,13 +88,6 @@ impl Driver {
         Self::drive(device, arena)
     }
 
-    /// A device whose host's memory others can map as well, by a file of this name.
-    pub(crate) fn start_shared(config: ModelConfig, name: &str) -> Driver {
-        let arena = Arena::shared(name, 128 << 20);
-        let device = Device::start(config, arena.clone(), Arc::new(NoInterrupts)).unwrap();
-        Self::drive(device, arena)
-    }
-
     /// A device whose host's memory is reached by copies, in a process that peers reach as well.
     pub(crate) fn start_in_process(config: ModelConfig) -> Driver {
         let arena = Arena::in_process(128 << 20);

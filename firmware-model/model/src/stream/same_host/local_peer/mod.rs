@@ -9,15 +9,13 @@ use super::introduction::{Introduction, Traceable};
 use super::layout::{Direction, END_WORDS, EndWords, RING_WORDS, RingWords};
 use super::notification::PeerPage;
 use crate::handshakes;
-use crate::host::revocable::in_place::Operation;
-use crate::host::revocable::{Batch, Condition, NotCopied, in_place};
+use crate::host::revocable::{Batch, Condition, NotCopied};
 use crate::host::{Piece, PieceMut, SharedMemory, SharedWords, process_memory, revocable};
 use crate::memory::{Admission, LastEntry, MemoryAccess, Need, OwnHazardFlag, Permitted};
 use crate::queues::ReceivePlace;
 use crate::time::Nanos;
 use crate::tuning::IDENTITY_LEASE;
 use process::PeerProcess;
-use process::{LastMapping, Peer, RegionMapping};
 use rustix::process::{Pid, getpid};
 use rustix::thread::gettid;
 use std::cell::Cell;
@@ -67,18 +65,11 @@ pub struct LocalPeer {
     /// The peer's accesses to our memory that were counted.
     accessed: Accessed,
     /// The last entry of the peer's table that we accessed.
-    last: Last,
+    last: Option<LastEntry>,
     /// The receives that the peer has posted.
     receives: PeerReceives,
     /// The peer may fill ours.
     offers_receives: bool,
-}
-
-/// The entry of the peer's table that was accessed last, and its memory, if that is mapped here.
-#[derive(Debug, Default)]
-struct Last {
-    entry: Option<LastEntry>,
-    mapped: LastMapping,
 }
 
 /// Bytes of our memory that the peer says it has written and read.
@@ -122,7 +113,7 @@ impl LocalPeer {
             turn: 0,
             owner: getpid(),
             accessed: Accessed::default(),
-            last: Last::default(),
+            last: None,
             receives: PeerReceives::default(),
             offers_receives: false,
         };
@@ -210,14 +201,6 @@ impl LocalPeer {
         }
     }
 
-    /// Whether the memory of an STag that was accessed last is mapped here: nothing is saved by
-    /// several accesses to it at once.
-    #[inline]
-    pub(crate) fn is_mapped(&self, stag: u32) -> bool {
-        self.process()
-            .is_some_and(|process| self.last.mapped.is_mapped(process.table.slot(stag)))
-    }
-
     /// Places bytes in the peer's memory, all of them: those of a Write, or (local) of a receive.
     ///
     /// # Errors
@@ -232,15 +215,9 @@ impl LocalPeer {
     ) -> Result<(), NotReached> {
         let len = from.len();
         self.access(stag, len, need, now, |attempt, last| {
-            let permitted = attempt.check(&mut last.entry, offset, len)?;
-            let (conditions, there) = (attempt.conditions(&permitted), permitted.address);
-            match attempt
-                .mapped(&mut last.mapped, &permitted)
-                .and_then(|mapped| mapped.part(there, len))
-            {
-                Some(here) => in_place::write_if(conditions, &here, from),
-                None => revocable::write_if(conditions, attempt.process_of(&permitted)?, there, from),
-            }
+            let permitted = attempt.check(last, offset, len)?;
+            let (conditions, process) = (attempt.conditions(&permitted), attempt.process_of(&permitted)?);
+            revocable::write_if(conditions, process, permitted.address, from)
         })
     }
 
@@ -292,42 +269,10 @@ impl LocalPeer {
     ) -> Result<(), NotReached> {
         let len = into.len();
         self.access(stag, len, Need::RemoteRead, now, |attempt, last| {
-            let permitted = attempt.check(&mut last.entry, offset, len)?;
-            let (conditions, there) = (attempt.conditions(&permitted), permitted.address);
-            let into = into.rest(0);
-            match attempt
-                .mapped(&mut last.mapped, &permitted)
-                .and_then(|mapped| mapped.part(there, len))
-            {
-                Some(here) => in_place::read_if(conditions, &here, into),
-                None => revocable::read_if(conditions, attempt.process_of(&permitted)?, there, into),
-            }
+            let permitted = attempt.check(last, offset, len)?;
+            let (conditions, process) = (attempt.conditions(&permitted), attempt.process_of(&permitted)?);
+            revocable::read_if(conditions, process, permitted.address, into.rest(0))
         })
-    }
-
-    /// Executes an atomic operation on a word of the peer's memory, if that is mapped here; returns
-    /// the word before the operation.
-    ///
-    /// # Errors
-    /// The word is as it was.
-    pub(crate) fn operate(
-        &mut self,
-        stag: u32,
-        offset: u64,
-        operation: Operation,
-        now: Nanos,
-    ) -> Result<u64, NotReached> {
-        let mut found = 0;
-        self.access(stag, 8, Need::RemoteAtomic, now, |attempt, last| {
-            let permitted = attempt.check(&mut last.entry, offset, 8)?;
-            let mapped = attempt.mapped(&mut last.mapped, &permitted);
-            let word = mapped.and_then(|mapped| mapped.part(permitted.address, 8));
-            let conditions = attempt.conditions(&permitted);
-            let done = word.and_then(|word| in_place::operate_if(conditions, &word, operation));
-            found = done.unwrap_or(Err(NotCopied::Refused))?;
-            Ok(8)
-        })?;
-        Ok(found)
     }
 
     /// Tries to access `len` bytes of one STag, until that is refused or was not interrupted.
@@ -338,7 +283,7 @@ impl LocalPeer {
         len: usize,
         need: Need,
         now: Nanos,
-        mut copy: impl FnMut(&Attempt<'_>, &mut Last) -> Result<usize, NotCopied>,
+        mut copy: impl FnMut(&Attempt<'_>, &mut Option<LastEntry>) -> Result<usize, NotCopied>,
     ) -> Result<(), NotReached> {
         if !self.check_lease(now) {
             return Err(NotReached);
@@ -364,9 +309,7 @@ impl LocalPeer {
                 Ok(copied) if copied == len => {
                     let total = match need {
                         Need::RemoteWrite | Need::LocalWrite => &self.ours.written,
-                        Need::RemoteRead => &self.ours.read,
-                        // The operands are no payload.
-                        _ => return Ok(()),
+                        _ => &self.ours.read,
                     };
                     let bytes = total.load(Ordering::Relaxed).wrapping_add(len as u64);
                     total.store(bytes, Ordering::Relaxed);
@@ -423,38 +366,18 @@ impl<'a> Attempt<'a> {
         [permitted.condition, self.permit]
     }
 
-    /// The memory of an entry, if it is mapped here.
-    #[inline]
-    fn mapped<'l>(&self, last: &'l mut LastMapping, permitted: &Permitted<'a>) -> Option<&'l RegionMapping> {
-        // Mappings of the process of a device's host are not searched.
-        if permitted.is_at_host {
-            return None;
-        }
-        let process = self.process;
-        let peer = Peer {
-            number: process.number,
-            table: &process.table,
-            is_there: &|| process.is_there(),
-        };
-        last.of(&process.mappings, &peer, permitted)
-    }
-
     /// Like [`check`](Self::check), for the pieces of a batch, and stores their addresses in it.
-    /// Also refuses pieces that are better copied one by one.
     fn check_batch<P>(
         &self,
-        last: &mut Last,
+        last: &mut Option<LastEntry>,
         offsets: &[u64],
         batch: &mut Batch<P>,
     ) -> Result<([Condition<'a>; 2], Pid), NotCopied> {
         let mut found: Option<([Condition<'a>; 2], Pid)> = None;
         for (offset, (len, mut set)) in offsets.iter().zip(batch.places()) {
-            let permitted = self.check(&mut last.entry, *offset, len)?;
+            let permitted = self.check(last, *offset, len)?;
             // One STag has one condition, unless it changes just now.
             if found.is_some_and(|([first, _], _)| first.value != permitted.condition.value) {
-                return Err(NotCopied::Refused);
-            }
-            if self.mapped(&mut last.mapped, &permitted).is_some() {
                 return Err(NotCopied::Refused);
             }
             found = Some((self.conditions(&permitted), self.process_of(&permitted)?));
