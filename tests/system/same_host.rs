@@ -303,7 +303,12 @@ fn shm_13_yama_decides_whether_processes_reach_each_other() {
     let guest = or_skip!(PciGuest::boot(&host, &[]));
     guest.bring(&as_user);
     let user = "/urnic/as_user 1000";
-    let attach = format!("{user} sleep 1000 & {user} timeout 2 strace -o /dev/null -p $!; kill $!");
+    // The process is another user's until it executes `sleep`.
+    let attach = format!(
+        "{user} sleep 1000 & \
+         for i in $(seq 1000); do grep -q sleep /proc/$!/comm && break; sleep 0.01; done; \
+         {user} timeout 2 strace -o /dev/null -p $!; kill $!"
+    );
     let ping = format!(
         "{user} env LD_PRELOAD=/urnic/liburnic.so URNIC_LOG=urnic_model=debug \
          ib_write_lat -d urnic0 -F -n 200 -p {PORT}"
