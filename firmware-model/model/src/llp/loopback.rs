@@ -11,7 +11,7 @@ pub(crate) const MULPDU: usize = 32 << 10;
 /// Bytes before each ULPDU: its length.
 const LENGTH_LEN: usize = 4;
 
-/// ULPDUs on their way back, in one buffer.
+/// ULPDUs that were sent and not received yet, in one buffer.
 #[derive(Debug, Default)]
 pub(crate) struct Loopback {
     buffer: Option<Buffer>,
@@ -79,8 +79,8 @@ impl Loopback {
         self.filled = self.end;
     }
 
-    /// What was delivered: the outcome of each message to a queue pair that is its own peer is
-    /// known, so no message completes earlier.
+    /// The position up to which messages are delivered. The outcome of each message to a queue pair
+    /// that is its own peer is known, so no message completes earlier.
     #[inline]
     pub(crate) fn taken(&self) -> u64 {
         self.processed
@@ -100,7 +100,7 @@ impl Loopback {
         self.position
     }
 
-    /// All up to `position` is placed, delivered or answered.
+    /// Records that everything up to `position` is placed, delivered or answered.
     pub(crate) fn advance(&mut self, position: u64) {
         self.processed = position;
     }

@@ -6,7 +6,7 @@
 //! below do not depend on STags.
 //!
 //! A ULPDU is written where it will be sent from: [`open`](Llp::open) with its header, then its
-//! payload in order by [`put`](Llp::put) (copied beside the header) and [`gather`](Llp::gather)
+//! payload in order by [`put`](Llp::put) (copied after the header) and [`gather`](Llp::gather)
 //! (left where it is if that is cheaper), then [`seal`](Llp::seal). [`cancel`](Llp::cancel) takes
 //! back one that was not sealed.
 
@@ -56,8 +56,8 @@ impl Llp {
         }
     }
 
-    /// Begins a ULPDU: `head`, behind which come exactly `payload_len` bytes. There must be room,
-    /// and the whole no longer than the MULPDU.
+    /// Begins a ULPDU: `head`, then exactly `payload_len` bytes of payload. There must be room, and
+    /// the whole must not be longer than the MULPDU.
     #[inline]
     pub(crate) fn open(&mut self, buffers: &BufferPool, head: impl Into<Head>, payload_len: usize) {
         let head = head.into();
@@ -86,7 +86,7 @@ impl Llp {
         }
     }
 
-    /// Ends the ULPDU; returns the position behind it, to be compared with [`taken`](Self::taken).
+    /// Ends the ULPDU; returns the position after it, to be compared with [`taken`](Self::taken).
     #[inline]
     pub(crate) fn seal(&mut self) -> u64 {
         match self {
@@ -113,7 +113,7 @@ impl Llp {
         }
     }
 
-    /// The position behind the last ULPDU that was sealed.
+    /// The position after the last ULPDU that was sealed.
     #[inline]
     pub(crate) fn sealed(&self) -> u64 {
         match self {

@@ -23,7 +23,7 @@ pub(crate) enum LlpError {
 }
 
 impl LlpError {
-    /// The Terminate that reports an error in what the peer sent; `None` where none can be sent.
+    /// The Terminate that reports an error in received bytes; `None` if no Terminate can be sent.
     pub(crate) fn terminate(self) -> Option<TerminateError> {
         match self {
             LlpError::Lost(_) => None,
@@ -35,7 +35,7 @@ impl LlpError {
 }
 
 impl From<StreamError> for LlpError {
-    /// `WouldBlock` is no error and does not come here.
+    /// `WouldBlock` is no error: callers handle it before they convert.
     fn from(error: StreamError) -> LlpError {
         match error {
             StreamError::WouldBlock => LlpError::Lost(Errno::AGAIN),
@@ -59,8 +59,8 @@ impl Head {
         self.len
     }
 
-    /// Writes the head to the front of `place`, and perhaps a little behind it, where the payload
-    /// will be.
+    /// Writes the head to the front of `place`. May also write a few bytes after the head, which
+    /// the payload overwrites.
     #[inline]
     pub(super) fn write(&self, place: &mut [u8]) {
         if let Some(place) = place.first_chunk_mut() {

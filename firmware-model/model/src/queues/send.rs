@@ -55,7 +55,7 @@ pub struct SendWqe {
 }
 
 impl SendQueue {
-    /// `ring` holds `1 << log_size` blocks.
+    /// `ring` has `1 << log_size` blocks.
     pub(crate) fn new(ring: Mapping, record: Arc<Record<QueueRecord>>, log_size: u32) -> SendQueue {
         debug_assert_eq!(ring.len(), BLOCK_LEN << log_size);
         SendQueue {
@@ -106,7 +106,7 @@ impl SendQueue {
         Some(self.parse(self.next))
     }
 
-    /// The entry after one that was not taken yet, if it is posted and well-formed.
+    /// The entry after `wqe`, which was not taken yet, if that entry is posted and well-formed.
     #[inline]
     pub fn behind(&mut self, wqe: &SendWqe) -> Option<SendWqe> {
         match self.is_last(wqe) {
@@ -115,7 +115,7 @@ impl SendQueue {
         }
     }
 
-    /// Whether nothing is posted behind an entry that was not taken yet.
+    /// Whether no entry is posted after `wqe`, which was not taken yet.
     #[inline]
     pub fn is_last(&mut self, wqe: &SendWqe) -> bool {
         let index = wqe.index.wrapping_add(wqe.blocks.into());
@@ -208,8 +208,8 @@ impl SendQueue {
         blocks == 0 && posted != self.next
     }
 
-    /// Requests a ring when `blocks` more are posted than are by now. None may come if they are
-    /// posted at this moment, so the caller must go on without one, too.
+    /// Requests a ring when `blocks` more blocks are posted than now. The driver may not ring for
+    /// blocks that it posts at this moment, so the caller must also continue without a ring.
     pub(crate) fn ring_after_more(&mut self, blocks: u32) {
         let record = &self.record;
         let posted = record.sq_producer.load(Ordering::Relaxed);

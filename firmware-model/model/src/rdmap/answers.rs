@@ -14,7 +14,7 @@ use urnic_wire::rdmap::{
     Terminate, TerminateError,
 };
 
-/// What the peer requested.
+/// A request of the peer.
 #[derive(Debug, Clone)]
 pub(super) enum PeerRequest {
     /// A Read, of which `sent` bytes are sent.
@@ -23,14 +23,14 @@ pub(super) enum PeerRequest {
     Atomic(AtomicRequest),
 }
 
-/// A request, and its DDP header in case it must be complained about.
+/// A request, and its DDP header, which a Terminate about it reports.
 #[derive(Debug, Clone)]
 struct Request {
     peer_request: PeerRequest,
     header: [u8; UNTAGGED_LEN],
 }
 
-/// What came of an attempt to answer.
+/// The result of an attempt to answer.
 #[derive(Debug)]
 pub(super) enum Answered {
     /// A ULPDU was framed; `ended`: it was the last of its answer.
@@ -85,7 +85,7 @@ impl Answers {
         self.queue.clear();
     }
 
-    /// Whether part of an answer is framed: nothing else may come between its segments.
+    /// Whether part of an answer is framed: no other message may be framed between its segments.
     #[inline]
     pub(super) fn is_within_message(&self) -> bool {
         matches!(
@@ -212,7 +212,7 @@ fn respond(env: &Env<'_>, llp: &mut Llp, request: &ReadRequest, sent: u32) -> Re
             )
             .map_err(terminate::source)?;
         llp.open(env.buffers, header, n as usize);
-        // Revoked, as far as the peer is concerned.
+        // For the peer, the STag is revoked.
         if llp.gather(&window, 0, n as usize).is_err() {
             llp.cancel();
             return Err(terminate::source(Violation::InvalidStag));
@@ -224,8 +224,8 @@ fn respond(env: &Env<'_>, llp: &mut Llp, request: &ReadRequest, sent: u32) -> Re
     Ok(n)
 }
 
-/// The headers describe the missing part of the Read: offsets advanced by what was sent (RFC 5040
-/// §7.1).
+/// The headers describe the missing part of the Read: offsets advanced by the bytes that were sent
+/// (RFC 5040 §7.1).
 fn read_failed(error: TerminateError, header: &[u8], request: &ReadRequest, sent: u32) -> Outgoing {
     let rest = ReadRequest {
         sink_to: request.sink_to.wrapping_add(sent.into()),

@@ -2,15 +2,15 @@
 //! when the connection ends.
 //!
 //! RFC 5040 lets a Send or Write complete once the lower layer has taken it. With
-//! `completion=delivered` it completes when the peer has placed or delivered it, which one of two
-//! sources tells:
+//! `completion=delivered` it completes when the peer has placed or delivered it, which this end
+//! learns from one of two sources:
 //!
 //! | peer | source |
 //! |---|---|
 //! | any | the answer to a Read: a peer answers after it has placed and delivered all that was sent before the request (RFC 5040 §5.5); or a confirmation, a message of a peer that cannot answer a Read in time |
 //! | a process of this host that shares memory | a word there |
 //!
-//! With `completion=taken` as well, and in addition to these sources, a request waits until a peer
+//! In addition to these sources, and with `completion=taken` as well, a request waits until a peer
 //! on the same device has counted it as processed.
 //!
 //! Where the program posts no Read, the requester sends one of its own, of length zero: at most one
@@ -23,8 +23,8 @@ use std::sync::{Arc, Weak};
 use urnic_wire::ddp::TaggedHeader;
 use urnic_wire::rdmap::{Control, Opcode, ReadRequest};
 
-/// What a request waits for after the stream has taken it. Whatever the source, a peer on the same
-/// device is waited for, too.
+/// The source of a request's completion after the stream has taken the request. With each source,
+/// the request also waits for a peer on the same device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum Source {
     /// Nothing.
@@ -40,12 +40,13 @@ enum Source {
 #[derive(Debug, Default)]
 pub(super) struct Confirmation {
     source: Source,
-    /// A completion says that the peer has the message, also at the end of the connection.
+    /// A completion proves that the peer has the message, also at the end of the connection.
     delivered: bool,
     reads: ReadPositions,
-    /// How far a local peer says it is.
+    /// The word in which a local peer counts the bytes that it has processed.
     word: Option<ProcessedWord>,
-    /// What the word said at the last look, at most what the stream had taken.
+    /// The word's value when it was last read, at most the number of bytes that the stream had
+    /// taken.
     seen: u64,
     /// The next request waits until the local peer has processed all that was sent.
     holds_next: bool,
@@ -61,20 +62,20 @@ struct ReadPositions {
     signaled: u64,
     /// The end of the last Read request: its answer confirms all before it.
     covered: u64,
-    /// All before this position is delivered.
+    /// All messages before this position are delivered.
     confirmed: u64,
     /// The position that the requester's own Read will confirm, if one is in flight.
     own: Option<u64>,
     /// Unsignalled messages must be confirmed as well: the queue pair closes.
     all: bool,
-    /// The peer does not know yet that we take confirmations: the requester's own Read says so.
-    /// Until one is sent, unsignalled messages must be confirmed as well.
+    /// The peer does not know yet that we accept confirmations: the requester's own Read informs
+    /// it. Until that Read is sent, unsignalled messages must be confirmed as well.
     untold: bool,
 }
 
 impl Confirmation {
     /// For a new connection. `delivered`: requests complete when the peer has processed them.
-    /// `is_told`: the peer knows that we take confirmations.
+    /// `is_informed`: the peer knows that we accept confirmations.
     pub(super) fn new(delivered: bool, is_told: bool) -> Confirmation {
         let mut new = Confirmation {
             delivered,
@@ -86,8 +87,8 @@ impl Confirmation {
         new
     }
 
-    /// The local peer says in `word` how far it is, so that no Reads are needed. Returns whether
-    /// requests complete by it.
+    /// Uses `word`, in which the local peer counts processed bytes, so that no Reads are needed.
+    /// Returns whether requests complete by it.
     pub(super) fn use_word(&mut self, word: ProcessedWord) -> bool {
         self.word = Some(word);
         if self.source == Source::Reads {
@@ -107,7 +108,7 @@ impl Confirmation {
         let confirmed = match (self.source, &self.word) {
             (Source::Stream, _) | (Source::Word, None) => taken,
             (Source::Reads, _) => taken.min(self.reads.confirmed),
-            // A hostile local peer may say anything, at any time.
+            // The value is untrusted: a hostile local peer may write anything at any time.
             (Source::Word, Some(word)) => taken.min(word.read()),
         };
         match &self.same_device {
@@ -117,7 +118,7 @@ impl Confirmation {
     }
 
     /// The position up to which requests succeed if the connection ends now: without
-    /// `completion=delivered`, what the stream has taken.
+    /// `completion=delivered`, the bytes that the stream has taken.
     pub(super) fn at_end(&self, taken: u64) -> u64 {
         match self.delivered {
             true => self.upto(taken),
@@ -125,7 +126,7 @@ impl Confirmation {
         }
     }
 
-    /// Whether a completion says that the peer has the message, also at the end.
+    /// Whether a completion proves that the peer has the message, also at the end.
     pub(super) fn is_delivery(&self) -> bool {
         self.delivered
     }
@@ -151,14 +152,13 @@ impl Confirmation {
         self.source == Source::Word
     }
 
-    /// Whether the peer says which messages it has processed, by any source.
+    /// Whether the peer confirms the messages that it has processed, by any source.
     pub(super) fn is_by_peer(&self) -> bool {
         self.source != Source::Stream || self.is_same_device()
     }
 
-    /// Whether the peer is a queue pair of this device. A stream whose two addresses are of this
-    /// host is taken for such a stream only once its other end is attached here, or is known to
-    /// become so.
+    /// Whether the peer is a queue pair of this device. A stream between two addresses of this host
+    /// counts as such a stream only once its other end is attached here, or will certainly be.
     #[inline]
     pub(super) fn is_same_device(&self) -> bool {
         self.same_device.as_ref().is_some_and(PeerProgress::is_tracked)
@@ -172,13 +172,13 @@ impl Confirmation {
         }
     }
 
-    /// The peer confirms no more: what the stream has taken is complete.
+    /// The peer confirms no more: the requests that the stream has taken are complete.
     pub(super) fn await_no_more(&mut self) {
         (self.source, self.holds_next) = (Source::Stream, false);
         self.same_device = None;
     }
 
-    /// The peer has ended. Without `completion=delivered`, nothing of it is waited for.
+    /// The peer has ended. Without `completion=delivered`, no request waits for the peer any more.
     pub(super) fn peer_finished(&mut self) {
         if !self.delivered {
             self.await_no_more();
@@ -191,12 +191,12 @@ impl Confirmation {
         self.word = None;
     }
 
-    /// The peer cannot confirm: a completion only says that the stream has taken the request.
+    /// The peer cannot confirm: a completion only shows that the stream has taken the request.
     pub(super) fn give_up(&mut self) {
         (self.source, self.delivered) = (Source::Stream, false);
     }
 
-    /// A queue pair that is its own peer: what the loopback has taken is delivered.
+    /// For a queue pair that is its own peer: messages that the loopback has taken are delivered.
     pub(super) fn stop_reads(&mut self) {
         self.source = Source::Stream;
     }
@@ -224,15 +224,17 @@ impl Confirmation {
             .filter(|_| self.is_by_word() || self.holds_next)
     }
 
-    /// Whether the local peer has processed more than at the last look, of the `taken` bytes.
+    /// Whether the local peer has processed more of the `taken` bytes than when the word was last
+    /// read.
     #[inline]
     pub(super) fn look(&mut self, taken: u64) -> bool {
         let said = self.awaited().map_or(0, ProcessedWord::read);
         self.note_word(said.min(taken))
     }
 
-    /// Whether the local peer has processed all `taken` bytes, some of them since the last look.
-    /// That happens once for what was sent: it cannot say so again and again, byte by byte.
+    /// Whether the local peer has processed all `taken` bytes, some of them since the word was last
+    /// read. True once for the bytes that were sent: the peer cannot make it true again byte by
+    /// byte.
     #[inline]
     pub(super) fn look_for_all(&mut self, taken: u64) -> bool {
         let said = self.awaited().map_or(0, ProcessedWord::read);
@@ -301,8 +303,8 @@ impl Confirmation {
         self.is_by_reads() && reads.own.is_none() && reads.covered < last
     }
 
-    /// Whether enough bytes are unconfirmed to send a Read before the next message; `half_used`:
-    /// half of the send queue waits for completion.
+    /// Whether enough bytes are unconfirmed to send a Read before the next message; `half_used`: at
+    /// least half of the send queue waits for completion.
     #[inline]
     pub(super) fn is_read_due(&self, half_used: bool) -> bool {
         let reads = &self.reads;
@@ -319,8 +321,8 @@ impl Confirmation {
     }
 }
 
-// The message by which an end confirms to a peer that understands it what no Read may confirm in
-// time: a Read Response of length zero that answers no Read (design: completions).
+// The confirmation message. An end sends it to a peer that understands it, for bytes that no Read
+// may confirm in time: a Read Response of length zero that answers no Read (design: completions).
 
 /// STag in zero-length messages of our own: some hardware faults on 0, though no peer may check it
 /// (row EMPA-20).
@@ -330,7 +332,7 @@ pub(super) const ANY_STAG: u32 = 1;
 /// last confirmation.
 pub(super) const MARK: u64 = u64::from_be_bytes(*b"urnic\0\0\x01");
 
-/// The header of a confirmation: all up to `position` of what the peer sent is processed.
+/// The header of a confirmation: all bytes of the peer up to `position` are processed.
 pub(super) fn header(position: u64) -> TaggedHeader {
     TaggedHeader {
         last: true,
@@ -358,8 +360,8 @@ pub(super) fn is_taken_by_sender_of(request: &ReadRequest) -> bool {
 // everything, and the other's requests complete when they are among these.
 
 impl Confirmation {
-    /// All up to `position` of what the peer sent is processed; a peer on this device is to know.
-    /// `tell`: it learns of it by [`has_news`](Self::has_news) only.
+    /// Counts for a peer on this device that all its bytes up to `position` are processed. `tell`:
+    /// the peer learns of it by [`has_news`](Self::has_news) only.
     #[inline]
     pub(super) fn note_processed(&mut self, position: u64, tell: bool) {
         if let Some(peer_progress) = &mut self.same_device {
@@ -367,7 +369,7 @@ impl Confirmation {
         }
     }
 
-    /// Whether a peer on this device must be told that more of its messages is processed.
+    /// Whether a peer on this device must be informed that more of its messages are processed.
     #[inline]
     pub(super) fn has_news(&mut self) -> bool {
         self.same_device.as_mut().is_some_and(PeerProgress::moved)
@@ -377,27 +379,27 @@ impl Confirmation {
 /// No peer counts: requests that the stream took are complete.
 const UNTRACKED: u64 = u64::MAX;
 
-/// A count alone on its cache line: one end writes it, the other end reads it.
+/// A count on a cache line of its own: one end writes it, the other end reads it.
 #[repr(align(64))]
 #[derive(Debug)]
 struct Count(AtomicU64);
 
-/// The counts of both directions of a stream: of what its first end sent, and of what its second
-/// did.
+/// The counts of both directions of a stream: of the bytes of its first end, and of the bytes of
+/// its second end.
 #[derive(Debug)]
 struct Counts([Count; 2]);
 
-/// The counts of a stream, as one of its ends sees them.
+/// One end's access to the counts of a stream.
 #[derive(Debug)]
 pub struct PeerProgress {
     counts: Arc<Counts>,
-    /// Which end we are.
+    /// The index of our end.
     end: usize,
-    /// Whether the count of what the peer sent has changed since the peer was informed.
+    /// Whether the count of the peer's bytes has changed since the peer was informed.
     moved: bool,
 }
 
-/// Where the second end finds the counts of a stream, as long as the first end exists.
+/// The second end's access to the counts of a stream, as long as the first end exists.
 #[derive(Debug)]
 pub struct Rendezvous(Weak<Counts>);
 
@@ -438,8 +440,8 @@ impl PeerProgress {
         of_ours.0.load(Ordering::Acquire)
     }
 
-    /// All up to `position` of what the peer sent is placed, delivered or answered. `tell`: the
-    /// peer learns of it by [`moved`](Self::moved) only.
+    /// Counts that all bytes of the peer up to `position` are placed, delivered or answered.
+    /// `tell`: the peer learns of it by [`moved`](Self::moved) only.
     #[inline]
     fn advance(&mut self, position: u64, tell: bool) {
         let [first, second] = &self.counts.0;

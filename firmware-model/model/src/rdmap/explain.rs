@@ -1,4 +1,4 @@
-//! What the log says of a request that is refused: one line for a connection, which ends by it.
+//! The log line about a request that is refused: one line for a connection, which ends by it.
 
 use super::requester::Flight;
 use super::requester::Requester;
@@ -111,7 +111,7 @@ fn name(opcode: Opcode) -> &'static str {
 /// How a connection is lost: without a Terminate, and not in order.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Lost {
-    /// TCP says so.
+    /// TCP reports the loss.
     Stream(Errno),
     /// The peer closed, although requests were in flight.
     Closed,
@@ -143,7 +143,7 @@ pub(super) fn lost(how: Lost, requester: &Requester, env: &Env<'_>, stream: &dyn
     };
     match oldest {
         Some(opcode) => tracing::warn!(
-            "{subject}: {how}; requests under way: {count}, the oldest {}",
+            "{subject}: {how}; requests in flight: {count}, the oldest {}",
             name(opcode)
         ),
         None => tracing::warn!("{subject}: {how}"),

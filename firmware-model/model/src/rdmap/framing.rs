@@ -89,7 +89,7 @@ impl Rdmap {
                 *answered_last = false;
                 continue;
             }
-            // What the requester did in the memory of its peer is no FPDU.
+            // Accesses to the memory of a local peer send no FPDU, but count here as well.
             let cost = requester.take_direct_cost().max(1);
             *budget = budget.saturating_sub(cost);
             *fpdus += u32::from(llp.sealed() != before);

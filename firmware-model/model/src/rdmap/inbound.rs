@@ -1,4 +1,5 @@
-//! What a ULPDU from the peer is, and which half of the queue pair it is for.
+//! The kind of a ULPDU from the peer, and the part of the queue pair that handles it: requester or
+//! responder.
 //!
 //! Faults are found in the order of the layers, cheap ones first; the first one is the one that a
 //! Terminate reports (rows DDP-V-15, RDM-T-07).
@@ -22,7 +23,7 @@ use urnic_wire::rdmap::{
     Terminate, TerminateError,
 };
 
-/// A segment whose payload goes somewhere.
+/// A segment with payload to place.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Segment {
     opcode: Opcode,
@@ -177,7 +178,7 @@ impl Rdmap {
     #[inline]
     fn place(&mut self, env: &Env<'_>, segment: &Segment, at: usize, bytes: &[u8]) -> Result<(), Refusal> {
         if bytes.is_empty() {
-            // STag and TO of a zero-length segment are not looked at (RFC 5041 §5.2).
+            // STag and TO of a zero-length segment are not checked (RFC 5041 §5.2).
             return Ok(());
         }
         match (&segment.header, segment.opcode) {
@@ -204,8 +205,8 @@ impl Rdmap {
         }
     }
 
-    /// Where the segment's payload from `at` on goes: the next extent and its length; `None` if the
-    /// message is dropped.
+    /// The place of the segment's payload from `at` on: the next extent and its length; `None` if
+    /// the message is dropped.
     pub(super) fn window<'t>(
         &mut self,
         env: &Env<'t>,
@@ -226,8 +227,8 @@ impl Rdmap {
         }
     }
 
-    /// Where the next `max` bytes of the segment's message go, or fewer: those of segments behind
-    /// it, too. None: each segment is to be asked for.
+    /// The place of the next bytes of the segment's message, at most `max`, which may include bytes
+    /// of later segments; `None`: the place of each segment must be queried by itself.
     pub(super) fn window_ahead<'t>(
         &mut self,
         env: &Env<'t>,
@@ -392,7 +393,7 @@ impl Rdmap {
 /// Bytes that may wait.
 const LIMIT: usize = 256 << 10;
 
-/// ULPDUs in the order in which they came.
+/// ULPDUs in the order of their arrival.
 #[derive(Debug, Default)]
 pub(super) struct Parked {
     ulpdus: VecDeque<(u64, Box<[u8]>)>,
@@ -433,12 +434,12 @@ impl Parked {
         room
     }
 
-    /// The one that came first.
+    /// The oldest parked ULPDU.
     pub(super) fn front(&self) -> Option<&[u8]> {
         self.ulpdus.front().map(|(_, ulpdu)| &**ulpdu)
     }
 
-    /// Where it begins in the stream.
+    /// The position in the stream where the oldest parked ULPDU begins.
     #[inline]
     pub(super) fn position(&self) -> Option<u64> {
         self.ulpdus.front().map(|(position, _)| *position)

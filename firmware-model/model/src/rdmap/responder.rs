@@ -57,11 +57,11 @@ struct Receiving {
     room: u64,
     placed: u64,
     cursor: Cursor,
-    /// The message is dropped: its payload goes nowhere.
+    /// The message is dropped: its payload is not placed.
     dropped: bool,
 }
 
-/// The responding half of a queue pair.
+/// The responder of a queue pair.
 #[derive(Debug)]
 pub(super) struct Responder {
     pub(super) rq: ReceiveSource,
@@ -72,16 +72,16 @@ pub(super) struct Responder {
     /// The receive being filled.
     wqe: RecvWqe,
     receiving: Option<Receiving>,
-    /// How the receive being filled completes if it is flushed.
+    /// The status of the receive being filled if it is flushed.
     flush_status: Option<WcStatus>,
     /// MSN of the next message on queue 0.
     pub(super) msn: u32,
     pub(super) without_receive: WithoutReceive,
-    /// The peer may place payload of Sends in receives before the messages come.
+    /// The peer may place payload of Sends in receives before the messages arrive.
     pub(super) peer_fills: bool,
-    /// What is dropped, with kind UC.
+    /// Messages that are dropped, with kind UC.
     pub(super) drops: Drops,
-    /// Immediate data of the Send that comes next.
+    /// Immediate data of the next Send.
     next_immediate: Option<[u8; 4]>,
     /// Bytes of the last Write, and whether it has not ended.
     written: u64,
@@ -113,7 +113,7 @@ impl Responder {
         self.receiving.is_some()
     }
 
-    /// Sets the state that results when `bytes` bytes of the current message have come.
+    /// Sets the state that results when `bytes` bytes of the current message have arrived.
     #[cfg(test)]
     pub(super) fn have_received(&mut self, bytes: u64) {
         match &mut self.receiving {
@@ -243,7 +243,7 @@ impl Responder {
         Ok(())
     }
 
-    /// Where the next bytes of the Send go, at most `max`; `None` if it is dropped.
+    /// The place of the next bytes of the Send, at most `max`; `None` if it is dropped.
     pub(super) fn send_window<'t>(
         &mut self,
         env: &Env<'t>,
@@ -373,7 +373,7 @@ impl Responder {
         self.cq.push(cqe, env).map_err(|Overflow| Refusal::Overflow)
     }
 
-    /// Drops the message for queue 0 that has come to its end.
+    /// Drops the message for queue 0 whose last byte has arrived.
     #[cold]
     fn drop_message(&mut self, env: &Env<'_>) {
         self.receiving = None;
@@ -400,8 +400,8 @@ impl Responder {
         dropped
     }
 
-    /// Kind UC: the stream ended. A message that has partly come is dropped, and its receive is for
-    /// the next message.
+    /// Kind UC: the stream ended. A message of which a part has arrived is dropped, and its receive
+    /// is for the next message.
     pub(super) fn part(&mut self, env: &Env<'_>) {
         if let Some(receiving) = self.receiving.take() {
             if !receiving.dropped {
@@ -415,7 +415,7 @@ impl Responder {
         self.answers = Answers::new();
     }
 
-    /// Where `len` bytes of a Write at `to` go.
+    /// The place of `len` bytes of a Write at `to`.
     #[inline]
     pub(super) fn write_window<'t>(
         &self,
@@ -495,11 +495,11 @@ impl Responder {
     }
 }
 
-// What the responder of a queue pair of kind UC drops (InfiniBand Architecture Specification vol.
-// 1 §9.9.3): a message that finds no receive or one that is too short, and a Write that the
-// protection of memory does not allow. The stream goes on after it.
+// Messages that the responder of a queue pair of kind UC drops (InfiniBand Architecture
+// Specification vol. 1 §9.9.3): a message that finds no receive or one that is too short, and a
+// Write that the protection of memory does not allow. The stream continues after it.
 
-/// Which messages are dropped, and what belongs to them.
+/// The messages that are dropped, and their state.
 #[derive(Debug, Default)]
 pub(super) struct Drops {
     on: bool,
@@ -574,7 +574,7 @@ impl Drops {
         self.immediate = false;
     }
 
-    /// Whether an immediate that comes now belongs to a Write that was dropped.
+    /// Whether an immediate that arrives now belongs to a Write that was dropped.
     #[inline]
     pub(super) fn take_immediate(&mut self) -> bool {
         std::mem::take(&mut self.immediate)

@@ -1,9 +1,9 @@
 //! The first messages of a connection: which end may send first, the ready-to-receive indication
-//! (RTR), and the report that the first FPDU has come.
+//! (RTR), and the report that the first FPDU has arrived.
 //!
 //! The driver has exchanged the MPA Request and Reply. The initiator may then send. A responder
-//! sends nothing before it has received a valid FPDU (the MPA fence, RFC 5044 §7.1.2), unless its
-//! peer is known to be ready. If the initiator's program has nothing to send, an RTR opens the
+//! sends nothing before it has received a valid FPDU (the MPA fence, RFC 5044 §7.1.2), unless it
+//! knows that its peer is ready. If the initiator's program has nothing to send, an RTR opens the
 //! fence: a first message of the initiator that no program sees (RFC 6581 §9.2).
 
 use super::responder::Refusal;
@@ -19,14 +19,14 @@ use urnic_wire::rdmap::{Opcode, ReadRequest, TerminateError};
 enum Role {
     /// We sent the MPA Request.
     Initiator,
-    /// A responder whose peer is known to be ready, or a queue pair that is its own peer.
+    /// A responder that knows that its peer is ready, or a queue pair that is its own peer.
     Ready,
     /// A responder, which waits for an FPDU.
     #[default]
     Fenced,
 }
 
-/// What has come from the peer.
+/// The messages that have arrived from the peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum Arrived {
     #[default]
@@ -37,7 +37,7 @@ enum Arrived {
     Fpdu,
 }
 
-/// The start of a connection, as one end sees it.
+/// The state of one end while a connection starts.
 #[derive(Debug, Default)]
 pub(super) struct Startup {
     role: Role,
@@ -109,7 +109,7 @@ impl Startup {
         self.has_sent
     }
 
-    /// Whether no message has come.
+    /// Whether no message has arrived.
     #[inline]
     pub(super) fn awaits_message(&self) -> bool {
         self.arrived == Arrived::Nothing
@@ -165,7 +165,7 @@ impl Startup {
         Ok(())
     }
 
-    /// A valid FPDU has come; `is_accepted`: so was its message or segment.
+    /// A valid FPDU has arrived; `is_accepted`: its message or segment was accepted.
     #[inline]
     pub(super) fn fpdu_received(&mut self, env: &mut Env<'_>, is_accepted: bool) {
         if self.arrived != Arrived::Fpdu {
@@ -181,7 +181,7 @@ impl Startup {
     #[cold]
     fn report(&self, env: &mut Env<'_>) {
         match self.role {
-            // A responder sends nothing before it has an FPDU: this one came with its Reply.
+            // A responder sends nothing before it has an FPDU: this one arrived with its Reply.
             Role::Initiator if !self.has_sent => env.counters.add(Counter::EarlyFpdus, 1),
             Role::Fenced => env.effects.event(Event::new(EventKind::FirstFpdu, env.qp.qid)),
             Role::Initiator | Role::Ready => {}

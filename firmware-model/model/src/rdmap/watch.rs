@@ -5,13 +5,13 @@ use crate::stream::Answers;
 use crate::time::Nanos;
 use std::time::Duration;
 
-/// A peer is not silent before so many retransmissions or probes are unanswered, however late they
-/// are: on a path with a long round trip the limit may be too short for them.
+/// The number of unanswered retransmissions or probes before a peer counts as silent, however late
+/// they are: on a path with a long round trip the limit may be too short for them.
 const TRIES: u32 = 3;
-/// The number of looks within the limit.
+/// The number of checks within the limit.
 const LOOKS: u32 = 8;
-/// The shortest interval at which the peer's system is asked while a request waits and nothing is
-/// to be acknowledged: TCP's keep-alive counts in seconds.
+/// The shortest interval of probes to the peer's system while a request waits and all bytes are
+/// acknowledged: TCP's keep-alive counts in seconds.
 const SHORTEST_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The watch over the peer of one connection.
@@ -19,14 +19,14 @@ const SHORTEST_INTERVAL: Duration = Duration::from_secs(1);
 pub(super) struct Watch {
     /// The time after which a silent peer is lost; `None`: TCP decides.
     limit: Option<Duration>,
-    /// The stream tells how the peer's system answers.
+    /// The stream reports how the peer's system answers.
     possible: bool,
-    /// The stream knows the limit.
+    /// The stream has the limit.
     told: bool,
-    /// The looks at requests that wait.
+    /// The checks while requests wait.
     looks: Option<Looks>,
     /// The position in the stream up to which the peer's system had acknowledged everything at the
-    /// last look.
+    /// last check.
     pub(super) acknowledged: u64,
 }
 
@@ -39,23 +39,23 @@ struct Looks {
     /// Retransmissions before the peer's last sign of life, of bytes that are still
     /// unacknowledged.
     retransmissions: u32,
-    /// The stream asks the peer's system at intervals.
+    /// The stream probes the peer's system at intervals.
     asks: bool,
 }
 
-/// The result of a look.
+/// The result of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Look {
     /// The peer has answered, or may still do so.
     Goes,
-    /// The stream must ask the peer's system at this interval from now on.
+    /// The stream must probe the peer's system at this interval from now on.
     Ask(Duration),
     /// The peer has been silent for this time, and is lost.
     Silent(Duration),
 }
 
 impl Watch {
-    /// A connection begins; `possible`: its stream tells how the peer's system answers.
+    /// A connection begins; `possible`: its stream reports how the peer's system answers.
     pub(super) fn begin(&mut self, possible: bool) {
         self.possible = possible;
         (self.told, self.looks, self.acknowledged) = (false, None, 0);
@@ -80,7 +80,7 @@ impl Watch {
         self.limit.filter(|_| self.possible && self.looks.is_none())
     }
 
-    /// A request has begun to wait. Returns whether the stream does not know the limit yet.
+    /// A request has begun to wait. Returns whether the stream still needs the limit.
     pub(super) fn start(&mut self, limit: Duration, now: Nanos, answers: &Answers) -> bool {
         self.looks = Some(Looks {
             since: now,
@@ -92,17 +92,17 @@ impl Watch {
         !std::mem::replace(&mut self.told, true)
     }
 
-    /// Nothing waits any more. Returns whether the stream must stop asking.
+    /// No request waits any more. Returns whether the stream must stop its probes.
     pub(super) fn rest(&mut self) -> bool {
         self.looks.take().is_some_and(|looks| looks.asks)
     }
 
-    /// When the next look is due.
+    /// The time of the next check.
     pub(super) fn deadline(&self) -> Option<Nanos> {
         self.looks.as_ref().map(|looks| looks.next)
     }
 
-    /// Looks how the peer's system has answered since the last look, while requests wait.
+    /// Checks how the peer's system has answered since the last check, while requests wait.
     pub(super) fn look(&mut self, now: Nanos, answers: &Answers) -> Look {
         let (Some(limit), Some(looks)) = (self.limit, &mut self.looks) else {
             return Look::Goes;

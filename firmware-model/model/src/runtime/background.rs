@@ -1,11 +1,11 @@
-//! The background thread, which serves programs that do not poll and leaves the work to those that
-//! do, and the rounds of every thread that drives the device.
+//! The background thread, which serves programs that do not poll and leaves the work to programs
+//! that poll, and the rounds of every thread that drives the device.
 //!
 //! Idle, it sleeps in `epoll_wait` and costs nothing. While a poller drives the device, this thread
-//! leaves the streams alone, so that no packet wakes it. It only checks whether the polls have
+//! does not watch the streams, so that no packet wakes it. It only checks whether the polls have
 //! stopped, [every millisecond or two](Pollers::polled_tick). While sends are gathered, it checks
-//! at a [shorter interval](Pollers::burst_tick) whether another thread has sent them. While a
-//! thread lends itself, this thread leaves the streams alone for the agreed time, and no longer.
+//! at a [shorter interval](Pollers::burst_tick) whether another thread has sent them. During a loan
+//! this thread does not serve the streams for the agreed time, and no longer.
 
 use super::Core;
 use crate::counters::Counter;
@@ -25,10 +25,10 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 use std::{io, mem};
 
-/// The interval at which connections with local peers are served, whether or not a peer rang.
+/// The interval at which connections with local peers are served, also without a notification.
 const LOCAL_PEERS: Duration = Duration::from_secs(1);
 /// Scheduling slice and priority to request: a thread that waits for this thread often spins, and
-/// must make way for it.
+/// must yield to it.
 const SLICE_NS: u64 = 100_000;
 const NICE: i32 = -10;
 
@@ -91,15 +91,15 @@ struct Loop<'a> {
     pollers: Pollers,
     /// Whether another thread ended the last sleep early.
     woken: bool,
-    /// Pollers drive the device, as of the last look.
+    /// Pollers drove the device at the last check.
     driven: bool,
     /// Something was left to pollers.
     left_to_pollers: bool,
-    /// Until when bursts are awaited.
+    /// The time until which bursts are awaited.
     warm_until: Nanos,
     /// A closing stream is ready.
     linger_ready: bool,
-    /// When connections with local peers are served next, though no peer rang.
+    /// The time at which connections with local peers are served next without a notification.
     local_peers_due: Nanos,
 }
 
@@ -161,8 +161,8 @@ impl<'a> Loop<'a> {
         .min()
     }
 
-    /// Serves connections with local peers at intervals, though no peer rang: all peers share the
-    /// page by which they ring, and one may write there what it likes. Returns the next time.
+    /// Serves connections with local peers at intervals, also without a notification: all peers
+    /// share the notification page, and any of them may overwrite it. Returns the next time.
     fn serve_local_peers(&mut self, now: Nanos) -> Option<Nanos> {
         let same_host = self.schedule.same_host.as_ref()?;
         let offers = same_host.expire().map(|later| now + later);
@@ -215,7 +215,7 @@ impl<'a> Loop<'a> {
             if tick.is_none() {
                 schedule.sleeper.set(ASLEEP);
             }
-            // Work that was left before the sleep of this thread was visible came without a wake.
+            // Work that was left before this thread's sleep was visible did not wake this thread.
             let missed = stop.load(Ordering::SeqCst) || schedule.pending.load(Ordering::SeqCst);
             let timeout = if missed { Some(Duration::ZERO) } else { timeout };
             let polled = poll_ready(self.core, timeout);
@@ -236,36 +236,36 @@ impl<'a> Loop<'a> {
     }
 }
 
-// What the background thread knows of the threads that poll: it looks at the count of their polls
+// The background thread's estimate of whether other threads poll: it reads the count of their polls
 // whenever it wakes.
 
 /// Whether a poller would have found what the background thread found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Finder {
-    /// One was at it, and would have found it as well.
+    /// A poller was active, and would have found the same.
     Poller,
-    /// None has polled for a while.
+    /// No thread has polled for a while.
     Nobody,
-    /// It cannot be told.
+    /// Unknown: the polls are too rare or too old to decide.
     Unknown,
 }
 
-/// The polls, as of the last look.
+/// The polls at the last check.
 #[derive(Debug)]
 pub(super) struct Pollers {
     polls: u32,
     looked_at: Nanos,
-    /// The last look that found polls since the one before.
+    /// The time of the last check that found polls since the check before it.
     polled_at: Nanos,
-    /// That was the last look, or there has been too little time for a poll since.
+    /// The last check found polls, or followed too soon after one that did.
     polled: bool,
     burst_tick: Duration,
-    /// Looks in a row that found polls since the one before.
+    /// The number of consecutive checks that found polls.
     in_a_row: u32,
 }
 
 impl Pollers {
-    /// There have been so many polls.
+    /// The state at the start, when the count of polls is `polls`.
     pub(super) fn new(polls: u32) -> Pollers {
         Pollers {
             polls,
@@ -277,8 +277,7 @@ impl Pollers {
         }
     }
 
-    /// A look, when there have been `polls`; `woken`: another thread ended the sleep before it
-    /// early.
+    /// Checks the count `polls`; `woken`: another thread ended the preceding sleep early.
     pub(super) fn look(&mut self, now: Nanos, polls: u32, woken: bool) {
         self.polled = self.polls != polls || (woken && self.polled);
         if self.polls != polls {
@@ -295,18 +294,18 @@ impl Pollers {
         };
     }
 
-    /// Whether there have been polls since the look before the last.
+    /// Whether the last two checks found polls.
     pub(super) fn have_polled(&self) -> bool {
         self.polled
     }
 
-    /// Whether the polls go on. Two looks may be so close to each other that there is none between
+    /// Whether the polls continue. Two checks may be so close together that no poll falls between
     /// them.
     pub(super) fn go_on(&self) -> bool {
         self.looked_at.since(self.polled_at) < POLLED_TICK
     }
 
-    /// When to look whether they still go on.
+    /// The interval to the next check whether the polls continue.
     pub(super) fn polled_tick(&self) -> Duration {
         match self.in_a_row {
             0..POLLED_TICKS_LONG_AFTER => POLLED_TICK,
@@ -314,13 +313,14 @@ impl Pollers {
         }
     }
 
-    /// When to look whether pollers have sent what is gathered. As long as they do, looks become
-    /// rarer: each takes a poller's processor away.
+    /// The interval to the next check whether pollers have sent the gathered entries. As long as
+    /// they send, checks become rarer, because each check takes a poller's processor away.
     pub(super) fn burst_tick(&self) -> Duration {
         self.burst_tick
     }
 
-    /// Something came to the background thread by now, when there have been `polls`.
+    /// Whether a poller would have found an event that reached the background thread at `now`, when
+    /// the count is `polls`.
     pub(super) fn finder(&self, now: Nanos, polls: u32) -> Finder {
         match polls.wrapping_sub(self.polls) {
             0 if now.since(self.polled_at) >= POLL_PAUSE => Finder::Nobody,
@@ -369,7 +369,7 @@ mod tests {
         assert_eq!(pollers.polled_tick(), POLLED_TICK);
     }
 
-    /// A thread that sends for a while does not poll meanwhile.
+    /// A thread that sends for a while does not poll during that time.
     #[test]
     fn a_short_time_without_polls_is_not_their_end() {
         let mut pollers = Pollers::new(0);
@@ -421,22 +421,22 @@ mod tests {
 /// The result of polling the descriptors.
 #[derive(Debug, Default, Clone, Copy)]
 pub(super) struct Polled {
-    /// The last queue pair for which something came.
+    /// The last queue pair with an event.
     pub(super) arrived: Option<u32>,
-    /// A peer on this host rang for it.
+    /// The event was a local peer's notification.
     pub(super) by_notification: bool,
     /// A closing stream is ready.
     pub(super) linger: bool,
-    /// A thread requested this one to look around.
+    /// Another thread requested a check of all objects.
     pub(super) wake: bool,
 }
 
 /// The result of [`attend`].
 #[derive(Debug, Default, Clone, Copy)]
 pub(super) struct Attended {
-    /// Something came for one of the queue pairs.
+    /// Bytes or confirmations arrived for one of the queue pairs.
     pub(super) arrived: bool,
-    /// Some left more than sends to gather.
+    /// A queue pair left more work than sends to gather.
     pub(super) left: bool,
 }
 

@@ -1,5 +1,5 @@
 //! Doorbells: the work that a ring requests is done on the thread that rings, or on the thread that
-//! looks where the driver rang in plain memory.
+//! reads the doorbells in plain memory.
 
 use super::background::flush_gathered;
 use super::uar::Rung;

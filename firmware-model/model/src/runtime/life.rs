@@ -35,7 +35,7 @@ impl Qp {
     }
 
     /// Returns the queue pair to its first state, on the same rings: posted entries are dropped,
-    /// and the indices continue. What has arrived is taken in before.
+    /// and the indices continue. Bytes that have arrived are taken in before.
     fn reset(&self, core: &Core, inner: &mut Inner, effects: &mut Effects) {
         let mut env = core.env(self, effects);
         inner.with_engine(|engine, stream| engine.conclude(&mut env, stream));
@@ -181,9 +181,9 @@ impl Qp {
         Ok(())
     }
 
-    /// Ends the queue pair: on return, no host memory is used any more. What has arrived is taken
-    /// in, and what its completed sends put on the stream still arrives; for a reset of the device
-    /// the stream just ends.
+    /// Ends the queue pair: on return, no host memory is used any more. Bytes that have arrived are
+    /// taken in, and bytes of completed sends that are in the stream still arrive. For a reset of
+    /// the device, the stream just ends.
     pub(crate) fn destroy(&self, core: &Core, reset: bool, effects: &mut Effects) {
         let mut inner = self.turns.lock();
         if inner.dead {

@@ -41,9 +41,9 @@ impl Uar {
         self.slots.lock()
     }
 
-    /// Gives a queue the slot of its half of the page that has the fewest users, and returns its
-    /// byte offset. An arm that is overwritten before the device looks is lost, unlike a post,
-    /// whose index is in a record; so completion queues have a half for themselves.
+    /// Gives a queue the slot with the fewest users in its half of the page, and returns the byte
+    /// offset of the slot. An arm that is overwritten before the device reads it is lost, unlike a
+    /// post, whose index is in a record; so completion queues have a half for themselves.
     pub(crate) fn enter(&self, user: PageUser) -> u32 {
         self.users.fetch_add(1, Ordering::AcqRel);
         let mut users = self.lock();
@@ -200,7 +200,7 @@ impl DoorbellPages {
         if !slots.contains(&(page, offset))
             && let Some(slot) = self.slot(page, offset)
         {
-            // What was rung before the queue was destroyed.
+            // A doorbell that was rung before the queue was destroyed.
             slot.store(0, Ordering::Relaxed);
         }
     }

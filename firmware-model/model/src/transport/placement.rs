@@ -1,4 +1,4 @@
-//! Scatter lists: where the bytes of a receive or a Read Response go.
+//! Scatter lists: the places for the bytes of a receive or a Read Response.
 
 use super::params::Env;
 use crate::host::Unreachable;

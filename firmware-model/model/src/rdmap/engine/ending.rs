@@ -23,9 +23,9 @@ use urnic_device::event::{Event, EventKind, QpFault};
 use urnic_device::vocabulary::{QpState, WcStatus};
 use urnic_wire::rdmap::{ReadRequest, Terminate, TerminateError};
 
-/// How long the stream may take to take a Terminate.
+/// The time within which the stream must take a Terminate.
 const TERMINATE_TIMEOUT: Duration = Duration::from_secs(2);
-/// The time to wait for the peer's FIN after ours; data that arrive meanwhile are discarded.
+/// The time to wait for the peer's FIN after ours; data that arrive during this time are discarded.
 const LINGER_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl Engine {
@@ -37,7 +37,7 @@ impl Engine {
                 self.conclude(env, stream);
                 match self.progress {
                     Progress::Open => self.linger(env, stream),
-                    // What had arrived has ended the connection.
+                    // A message that had arrived has ended the connection.
                     _ => self.fail(fault, env, stream),
                 }
             }
@@ -54,7 +54,7 @@ impl Engine {
         }
     }
 
-    /// In the error state: completes in error what was posted since.
+    /// In the error state: completes in error the requests posted since.
     pub fn flush(&mut self, env: &mut Env<'_>) {
         if self.state != QpState::Err || env.is_stopped() {
             return;
@@ -69,7 +69,7 @@ impl Engine {
         let (Ok(()) | Err(Overflow), Ok(()) | Err(Overflow)) = (sends, receives);
     }
 
-    /// When [`tick`](Self::tick) is due.
+    /// The time at which [`tick`](Self::tick) is due.
     #[inline]
     pub fn deadline(&self) -> Option<Nanos> {
         let ending = match self.progress {
@@ -80,7 +80,7 @@ impl Engine {
         Nanos::earliest([ending, self.rnr_wait.deadline(), self.grace_deadline, watch])
     }
 
-    /// Does what is due.
+    /// Carries out the actions whose time has come.
     pub fn tick(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
         let now = env.now.get();
         let due = |deadline: Option<Nanos>| deadline.is_some_and(|at| at <= now);
@@ -193,16 +193,16 @@ impl Engine {
         RxOutcome::Ended
     }
 
-    /// The peer has ended, and its end lies behind a message that waits for a receive. A program
+    /// The peer has ended, but a message that waits for a receive comes before the end. A program
     /// that waits for its requests may never post that receive: a request that only the peer could
-    /// complete fails after the grace period. The message is delivered if there is a receive in
+    /// complete fails after the grace period. The message is delivered if a receive is posted in
     /// time.
     pub fn note_end_behind(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
         if self.parked.is_empty() || !matches!(self.progress, Progress::Open) {
             return;
         }
         if self.input != Input::Open {
-            // All is read: no confirmation comes any more.
+            // All bytes are read: no further confirmation can arrive.
             self.complete_at_end(env, stream);
         }
         if self.grace_deadline.is_none() && self.is_awaiting_peer() {
@@ -210,9 +210,9 @@ impl Engine {
         }
     }
 
-    /// Handles an error of this side, or one that it found in what arrived: the peer gets one
-    /// Terminate, and nothing is sent behind it (row RDM-T-04). Before it, what came before the
-    /// error is confirmed: a Terminate may name no request.
+    /// Handles an error of this side, or one that it found in the received bytes: the peer gets one
+    /// Terminate, and nothing is sent after it (row RDM-T-04). Before the Terminate, this side
+    /// confirms all messages before the error, because a Terminate may name no request.
     pub(super) fn terminate(
         &mut self,
         message: Outgoing,
@@ -382,7 +382,7 @@ impl Engine {
         self.end(env);
     }
 
-    /// Our FIN goes out behind what the stream has taken, and all work is flushed.
+    /// Sends our FIN after the bytes that the stream has taken, and flushes all work.
     pub(super) fn linger(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
         if matches!(self.llp, Some(Llp::Loopback(_))) {
             return self.end(env);
@@ -418,7 +418,7 @@ impl Engine {
         self.stop_waiting();
         self.direct = None;
         self.rdmap.startup.take_rtr();
-        // What is not confirmed by now fails.
+        // Requests that are not confirmed by now fail.
         if !self.parting {
             let known = self.known_at_end();
             self.rdmap.requester.flights.settle(known);
@@ -444,7 +444,7 @@ impl Engine {
     }
 }
 
-/// What to report about a ULPDU (RFC 5040 figure 10).
+/// The error to report about a ULPDU (RFC 5040 figure 10).
 pub(super) fn terminate_for(
     error: TerminateError,
     head: &[u8],
@@ -463,17 +463,18 @@ pub(super) fn terminate_for(
     })
 }
 
-// What an end of a connection does before it ends: it takes in what has arrived, and confirms it,
-// so that the peer's requests complete (design: completions). A request of ours completes only if
-// the peer has confirmed it.
+// The last actions of an end before it ends the connection: it takes in the bytes that have
+// arrived, and confirms them, so that the peer's requests complete (design: completions). Our own
+// requests complete only if the peer has confirmed them.
 
 /// How long requests wait after the peer's FIN before they fail, where the peer may close: the time
 /// that adapters spend on repetitions at least.
 const LOSS_GRACE: Duration = Duration::from_millis(500);
 
 impl Engine {
-    /// This side ends the connection next: takes in what has arrived, and confirms it. Never waits
-    /// for the peer. If the peer has ended already, that changes nothing.
+    /// Called before this side ends the connection: takes in the bytes that have arrived, and
+    /// confirms them. Never waits for the peer. An end that the peer has sent already changes
+    /// nothing.
     pub fn conclude(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
         self.concluding = true;
         self.take_in(env, stream);
@@ -489,7 +490,7 @@ impl Engine {
         self.end_if_failed(env, stream);
     }
 
-    /// Takes in what has arrived.
+    /// Takes in the bytes that have arrived.
     pub(super) fn take_in(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
         for _ in 0..LAST_RUNS {
             let more = matches!(self.progress, Progress::Open)
@@ -501,16 +502,17 @@ impl Engine {
         }
     }
 
-    /// Takes in what has arrived before this side ends the connection: that the peer has ended it,
-    /// too, changes nothing.
+    /// Takes in the bytes that have arrived before this side ends the connection. An end of the
+    /// peer among them changes nothing.
     fn take_in_last(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
         let concluding = std::mem::replace(&mut self.concluding, true);
         self.take_in(env, stream);
         self.concluding = concluding;
     }
 
-    /// The stream does not take what we send. What has arrived counts: it may be the answer to a
-    /// Read, or the peer's FIN, which explains a lost stream but no fault of our memory.
+    /// The stream does not take our bytes. Bytes that have arrived count: they may contain the
+    /// answer to a Read, or the peer's FIN, which explains a lost stream but no fault of our
+    /// memory.
     pub(super) fn send_failed(&mut self, error: LlpError, env: &mut Env<'_>, stream: &mut dyn Stream) {
         let is_ours = matches!(error, LlpError::Fault);
         match is_ours {
@@ -522,7 +524,7 @@ impl Engine {
         }
     }
 
-    /// Confirms what we have processed, as the last message before our FIN.
+    /// Confirms all messages that we have processed, as the last message before our FIN.
     pub(super) fn confirm_last(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
         if !matches!(self.progress, Progress::Open)
             || !self.rdmap.startup.may_send()
@@ -539,8 +541,8 @@ impl Engine {
         }
     }
 
-    /// While a message waits for a receive: confirms what came before it. A Read that would confirm
-    /// that waits as well.
+    /// While a message waits for a receive: confirms the messages before it. A Read that would
+    /// confirm them waits as well.
     #[inline]
     pub(super) fn confirm_before_waiting(&mut self, env: &mut Env<'_>) {
         if !self.parked.is_empty() && !self.rdmap.requester.is_within_message() {
@@ -548,8 +550,9 @@ impl Engine {
         }
     }
 
-    /// Frames a confirmation of what we have processed, for a peer that understands it and was not
-    /// told yet. In memory the peer finds a word that says so. Returns whether it did.
+    /// Frames a confirmation of the messages that we have processed, for a peer that understands it
+    /// and has not been informed yet. A local peer reads this from a word in memory. Returns
+    /// whether a confirmation was framed.
     pub(super) fn frame_confirmation(&mut self, env: &mut Env<'_>) -> bool {
         let Rdmap {
             requester, responder, ..
@@ -581,8 +584,8 @@ impl Engine {
         self.rdmap.requester.confirmation.at_end(self.taken())
     }
 
-    /// The peer has finished, and we have read all: completes what succeeded. Returns whether
-    /// requests are left, which nobody will complete.
+    /// The peer has finished, and we have read all its bytes: completes the requests that
+    /// succeeded. Returns whether requests are left, which can no longer complete.
     pub(super) fn complete_at_end(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) -> bool {
         self.rdmap.requester.confirmation.peer_finished();
         self.peer_progressed(env, stream);
@@ -600,7 +603,7 @@ impl Engine {
         self.grace_deadline = Some(self.grace_deadline.map_or(due, |set| set.min(due)));
     }
 
-    /// The peer finished some time ago.
+    /// The grace period after the peer's FIN is over.
     pub(super) fn end_grace(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
         if self.is_awaiting_peer() {
             stream.finish();
@@ -617,7 +620,7 @@ impl Engine {
         }
     }
 
-    /// The peer has processed more of this end's messages: completes what succeeded.
+    /// The peer has processed more of this end's messages: completes the requests that succeeded.
     pub fn peer_progressed(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
         let known = self.complete_upto();
         let requester = &mut self.rdmap.requester;
@@ -638,8 +641,8 @@ impl Engine {
         self.end_if_failed(env, stream);
     }
 
-    /// Ends the connection if a request failed locally, and nothing before it waits. What has
-    /// arrived is taken in before, unless that is being done.
+    /// Ends the connection if a request failed locally, and no request before it waits. Bytes that
+    /// have arrived are taken in first, unless that is already in progress.
     #[inline]
     pub(super) fn end_if_failed(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
         if self.rdmap.requester.has_failed {
@@ -650,7 +653,8 @@ impl Engine {
     #[cold]
     fn end_failed(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
         let requester = &self.rdmap.requester;
-        // Nothing, not even a Read that confirms, may come between the segments of a message.
+        // No other message, not even a Read that confirms, may be sent between the segments of a
+        // message.
         let waits = requester.confirmation.is_delivery() && !requester.torn && !requester.is_failed_next();
         if env.qp.unreliable || waits || self.concluding {
             return;
@@ -674,11 +678,11 @@ impl Engine {
 
 // A queue pair of kind UC and its stream.
 //
-// InfiniBand's UC has no connection that could fail: messages get lost, and the queue pair stays
-// as it is. So an end of the stream that this side did not cause leaves the queue pair in its
-// state, with its receives, and another stream may be attached. Without a stream messages are
-// dropped: their requests complete as if they were sent. A request that fails here puts the send
-// queue into the state SQE (InfiniBand Architecture Specification vol. 1 §10.3.1.8).
+// InfiniBand's UC has no connection that could fail: messages get lost, and the queue pair does not
+// change. So an end of the stream that this side did not cause leaves the queue pair in its state,
+// with its receives, and another stream may be attached. Without a stream messages are dropped:
+// their requests complete as if they were sent. A request that fails here puts the send queue into
+// the state SQE (InfiniBand Architecture Specification vol. 1 §10.3.1.8).
 
 impl Engine {
     /// Whether the stream of a queue pair of kind UC has ended, or was never there.
@@ -714,7 +718,7 @@ impl Engine {
         let (Ok(()) | Err(Overflow)) = requester.complete(env, taken);
     }
 
-    /// The stream is gone: another one may come.
+    /// The stream is gone: another one may be attached.
     pub(super) fn finish_parting(&mut self) {
         self.parting = false;
         self.progress = Progress::Detached;
@@ -756,7 +760,7 @@ impl Engine {
                 Framed::LocalError => self.state = QpState::Sqe,
                 Framed::NoRoom if budget > 0 => {}
                 Framed::NoRoom => {
-                    // A stream that comes next does not begin within a message.
+                    // The next stream does not begin within a message.
                     self.drop_messages(env);
                     break TxOutcome::More;
                 }
@@ -774,8 +778,8 @@ impl Engine {
     }
 
     /// In the state SQE: completes the request that failed when those before it are complete, and
-    /// flushes those behind it. A peer that got a part of the message cannot recognise the next
-    /// one, so the stream ends.
+    /// flushes the later ones. A peer that got a part of the message cannot recognise the next one,
+    /// so the stream ends.
     pub(super) fn flush_failed_sends(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
         if !self.rdmap.requester.is_failed_next() {
             return;
@@ -794,15 +798,14 @@ impl Engine {
 // A silent peer: the retransmission timer of a queue pair (InfiniBand Architecture Specification
 // vol. 1 §9.7.6.1.3: Local ACK Timeout and retry count).
 //
-// TCP retransmits by itself, and gives up after many minutes. A queue pair whose driver set a
-// limit is lost earlier: when nothing at all has arrived from the peer's system for that time
-// although it was asked, by data, retransmissions or probes. The system answers for a program that
-// is stopped or posts no receive, as an adapter does, so such a peer is not silent.
-// (TCP_USER_TIMEOUT is of no use here: it also ends a connection whose peer answers every probe of
-// its closed window.)
+// TCP retransmits by itself, and gives up after many minutes. A queue pair whose driver set a limit
+// is lost earlier: when nothing at all has arrived from the peer's system for that time in spite of
+// data, retransmissions or probes. The system answers for a program that is stopped or posts no
+// receive, as an adapter does, so such a peer is not silent. (TCP_USER_TIMEOUT cannot be used here:
+// it also ends a connection whose peer answers every probe of its closed window.)
 //
-// The device only looks while a request waits for the peer. It looks at the stream at intervals,
-// not with each message.
+// The device checks only while a request waits for the peer, and at intervals, not with each
+// message.
 
 impl Engine {
     /// Sets the time after which a silent peer is lost; zero leaves that to TCP.
@@ -839,7 +842,7 @@ impl Engine {
                 || self.rdmap.requester.confirmation.last_sent() > self.watch.acknowledged)
     }
 
-    /// Looks how the peer's system has answered since the last look.
+    /// Checks how the peer's system has answered since the last check.
     pub(super) fn look_for_peer(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
         let Some(answers) = stream.answers() else {
             return self.watch.end();

@@ -1,11 +1,12 @@
-//! What the requester does by itself in the memory of a local peer: Writes and Reads, singly and in
-//! runs, and long Sends.
+//! Direct access to the memory of a local peer: Writes and Reads, singly and in runs, and long
+//! Sends.
 //!
-//! Payload passes by the stream, so it must not overtake what is there: the requester reaches into
-//! the peer's memory only when the peer has processed all that was sent, a first message included
-//! (a responder waits for that, RFC 5044 §7.1.2), and no Read is outstanding. Whatever is not
-//! possible (an STag that the peer's table does not have, memory that is not there) becomes a
-//! message on the stream, and the peer answers it as it would any other.
+//! Payload that is written directly bypasses the stream, so it must not overtake bytes in the
+//! stream: the requester accesses the peer's memory only when the peer has processed all sent
+//! bytes, including a first message (a responder waits for that, RFC 5044 §7.1.2), and no Read is
+//! outstanding. If direct access is not possible (the peer's table does not have the STag, or the
+//! memory is not mapped), the request becomes a message on the stream, and the peer answers it like
+//! any other.
 
 use super::{Filled, MAX_MESSAGE, Requester, Sending, Step, Wait};
 use crate::counters::Counter;
@@ -30,7 +31,7 @@ impl Requester {
         !self.flights.is_empty() || self.sending.is_some()
     }
 
-    /// The connection ends. On return, the peer does not reach into our memory any more.
+    /// The connection ends. On return, the peer does not access our memory any more.
     pub(in crate::rdmap) fn part(&mut self) {
         self.confirmation.part();
         self.local_peer = None;
@@ -45,21 +46,21 @@ impl Requester {
             && !self.confirmation.is_by_reads()
     }
 
-    /// The peer, if the requester can reach into its memory at some time.
+    /// The peer, if the requester can or will be able to access its memory.
     #[inline]
     pub(super) fn reachable(&self, llp: &Llp) -> Option<&LocalPeer> {
         let local_peer = self.local_peer.as_ref().filter(|n| n.may_be_reachable())?;
         (llp.sealed() > 0).then_some(local_peer)
     }
 
-    /// Whether the requester may reach into the peer's memory now.
+    /// Whether the requester may access the peer's memory now.
     #[inline]
     pub(super) fn is_direct(&self, llp: &Llp) -> bool {
         let local_peer = self.reachable(llp);
         self.reads.len() == 0 && local_peer.is_some_and(|n| n.confirmed() == llp.sealed() && n.is_reachable())
     }
 
-    /// Whether the next request, of `len` bytes, is to wait until the requester may reach into the
+    /// Whether the next request, of `len` bytes, must wait until the requester may access the
     /// peer's memory.
     #[inline]
     pub(super) fn is_to_wait(&mut self, len: u64, llp: &Llp) -> bool {
@@ -87,9 +88,9 @@ impl Requester {
         match wqe.opcode {
             Opcode::Write if self.is_direct(llp) => {}
             Opcode::Send | Opcode::SendImm => return self.fill_receive(sending, env, llp),
-            // The peer's completion of a Write with immediate data reports the length, which only
-            // the peer's device can know. A Send that invalidates has another word in the place of
-            // the receive's number.
+            // The peer's completion of a Write with immediate data reports the length, and only the
+            // peer's device can determine the length. A Send that invalidates has another word in
+            // the place of the receive's number.
             _ => return Ok(false),
         }
         let left = (sending.len - sending.sent) as usize;
@@ -115,7 +116,8 @@ impl Requester {
                     let written = self.write(target, offset, first.piece(), env);
                     written.then(|| first.len())
                 }),
-                // What cannot be read takes the stream, which reports it.
+                // If the source cannot be read, the message takes the stream, which reports the
+                // fault.
                 true => by_buffer(&window, env, |bytes| {
                     window.copy_out(0, bytes).is_ok() && self.write(target, offset, Piece::of(bytes), env)
                 }),
@@ -175,7 +177,7 @@ impl Requester {
         self.direct_cost += 1 + (n / DIRECT_BYTES_PER_ULPDU) as u32;
     }
 
-    /// What was done directly since the last call costs so many ULPDUs.
+    /// The cost of the direct accesses since the last call, in ULPDUs.
     #[inline]
     pub(in crate::rdmap) fn take_direct_cost(&mut self) -> u32 {
         std::mem::take(&mut self.direct_cost)
@@ -262,8 +264,8 @@ impl Requester {
         Ok(true)
     }
 
-    /// What a Read whose bytes are all there still has to do: a Read with invalidation invalidates
-    /// its sink, which is ours and not a wire feature (row RDM-M-04).
+    /// The remaining step of a Read whose bytes have all arrived: a Read with invalidation
+    /// invalidates its sink, which is local and not a wire feature (row RDM-M-04).
     pub(super) fn fetched(&mut self, wqe: &SendWqe, env: &Env<'_>) -> Wait {
         if wqe.opcode != Opcode::ReadInv {
             return Wait::Done;
@@ -293,9 +295,9 @@ fn by_buffer(window: &Window<'_>, env: &Env<'_>, copy: impl FnOnce(&mut [u8]) ->
 // for them: one copy, by one processor, where the ring takes two.
 //
 // The message follows on the stream as its last segment, with the payload's length as its message
-// offset and nothing after its header: all that comes before that offset is in its place. Where
-// the header has the STag to invalidate it has the number of the receive, so that the peer refuses
-// a message whose payload is in another receive than the one that it takes. Each message has a
+// offset and nothing after its header: all payload before that offset is in its place. Where the
+// header has the STag to invalidate it has the number of the receive, so that the peer refuses a
+// message whose payload is in another receive than the one that it takes. Each message has a
 // receive of its own, so no placement has to wait for messages before it (RFC 5041 §5.3: segments
 // may be placed in any order), and those of several messages may be one call.
 
@@ -308,7 +310,7 @@ impl Requester {
     #[inline]
     pub(super) fn fill_receives(&mut self, first: &SendWqe, len: u64, env: &Env<'_>, llp: &Llp) {
         let is_second = |wqe: SendWqe| wqe.opcode == Opcode::Send;
-        // What is fenced waits for Reads.
+        // A fenced request waits for Reads.
         let is_run = (FILL_MIN as u64..FILL_TOGETHER_MAX).contains(&len)
             && self.filled.is_empty()
             && self.sq.behind(first).is_some_and(is_second)
@@ -329,8 +331,9 @@ impl Requester {
         }
     }
 
-    /// Finds the receives of a run, and leaves those requests in it whose receives are of one STag,
-    /// if they are several; returns that, and the number of the first receive.
+    /// Finds the receives of a run, and ends the run before the first request whose receive is
+    /// missing or has another STag than the first one. Returns the STag of the receives and the
+    /// number of the first one, if several requests are left.
     fn find_receives(&mut self, run: &mut Run<'_>, env: &Env<'_>) -> Option<(u32, u32)> {
         let index = self.msn.wrapping_sub(self.first_receive);
         let local_peer = self.local_peer.as_mut()?;
@@ -365,8 +368,9 @@ impl Requester {
         is_worth && self.reachable(llp).is_some()
     }
 
-    /// Places the next payload of a Send in the receive that the peer has posted for it; whether
-    /// that was possible. The rest of a message that was placed in part goes by the stream.
+    /// Places the next payload of a Send in the receive that the peer has posted for it. Returns
+    /// whether that was possible. If a message was placed only in part, its remaining payload goes
+    /// by the stream.
     #[inline]
     pub(super) fn fill_receive(
         &mut self,
@@ -425,7 +429,7 @@ impl Requester {
 /// The requests of a run.
 pub(super) struct Run<'t> {
     wqes: [Option<SendWqe>; BATCH],
-    /// Where their bytes are here, unless they are inline.
+    /// The local memory of the requests, unless their payload is inline.
     windows: [Option<Window<'t>>; BATCH],
     pub(super) offsets: [u64; BATCH],
     pub(super) lens: [u32; BATCH],
@@ -439,8 +443,8 @@ impl Run<'_> {
 }
 
 impl Requester {
-    /// Carries out the next request, a Write or a Read, with those after it. `None`: there is no
-    /// run of them, or something about it needs a closer look.
+    /// Carries out the next request, a Write or a Read, together with the requests after it.
+    /// `None`: the next requests are no run, or need the usual path.
     #[inline]
     pub(super) fn run(&mut self, first: &SendWqe, env: &mut Env<'_>, llp: &mut Llp) -> Option<Step> {
         let second = self.sq.behind(first)?;

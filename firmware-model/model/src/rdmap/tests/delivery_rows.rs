@@ -29,7 +29,7 @@ fn scripted(attachment: Attachment) -> Scripted {
     Scripted::with(&Shape::default(), attachment)
 }
 
-/// A peer that knows from the start that confirmations are taken.
+/// A peer that knows from the start that this end accepts confirmations.
 fn told() -> Scripted {
     scripted(Attachment {
         confirmation: true,
@@ -37,7 +37,8 @@ fn told() -> Scripted {
     })
 }
 
-/// The source offset of Reads of length zero that says that a confirmation is understood.
+/// The source offset of Reads of length zero by which an end announces that it understands
+/// confirmations.
 const MARK: u64 = u64::from_be_bytes(*b"urnic\0\0\x01");
 
 /// The Read of length zero with this MSN.
@@ -226,7 +227,7 @@ fn vrb_c_15_a_peer_learns_early_that_confirmations_are_taken() {
     peer.send_ulpdu(&answer());
     peer.node.post(&write(2).unsignaled());
     assert_eq!(peer.output_ulpdus().len(), 1, "the Write alone");
-    // A Read of the program does not tell the peer.
+    // A Read of the program does not inform the peer.
     let mut peer = scripted(delivered());
     let sink = peer.node.region(8, everything());
     peer.node.post(&Work::read(1, 0x200, 0).sge(sink.sge(0, 8)));

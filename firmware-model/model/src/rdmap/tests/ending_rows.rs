@@ -1,5 +1,5 @@
-//! The end of a connection: what the peer has confirmed succeeds, the rest fails; and what an end
-//! owes its peer before it ends.
+//! The end of a connection: requests that the peer has confirmed succeed, the others fail; and the
+//! confirmations that an end sends before it ends.
 
 use crate::rdmap::Attachment;
 use crate::testing::rig::*;
@@ -170,7 +170,7 @@ fn vrb_c_18_an_error_of_sending_comes_after_what_has_arrived() {
     peer.run();
     peer.node.post(&Work::read(2, 0x200, 0).sge(sink.sge(0, 8)));
     peer.run();
-    // The answers and the reset are there before the engine looks at the stream: it sends next.
+    // The answers and the reset arrive before the engine reads the stream: it sends next.
     let answers = [answer(), tagged(0xc1, 0x42, sink.stag, sink.base, &[7; 8])];
     peer.leave(&answers.map(|ulpdu| fpdu_of(&ulpdu)).concat());
     peer.node.post(&Work::send(3).inline(b"message"));
@@ -303,7 +303,7 @@ fn vrb_c_20_unsignaled_sends_are_confirmed_at_an_orderly_end() {
 
 #[test]
 fn vrb_c_20_a_terminate_comes_after_a_confirmation() {
-    // Of what came before the message at fault.
+    // The confirmation covers the messages before the one at fault.
     let mut peer = Scripted::with(&Shape::default(), delivered(agreed(false)));
     peer.node.post_recv(1, &[]);
     let [send, write] =
@@ -346,7 +346,8 @@ fn vrb_c_22_what_came_before_a_message_that_waits_is_confirmed() {
     assert_eq!(pair.a.sent(), [(4, LOST)]);
 }
 
-/// Nor is one whose payload was read directly to its place before it was refused.
+/// A message whose payload was read directly to its place before it was refused is not confirmed
+/// either.
 #[test]
 fn vrb_c_20_a_refused_message_is_not_confirmed() {
     for crc in [true, false] {
@@ -432,7 +433,7 @@ fn vrb_c_21_requests_before_a_local_failure_complete_first() {
     assert_eq!(peer.node.sent(), [(1, LOST), (2, WcStatus::LocProtErr)]);
 }
 
-/// Nothing of another message comes between the segments of a Send.
+/// No other message is sent between the segments of a Send.
 #[test]
 fn vrb_c_21_a_send_that_fails_within_its_message_ends_at_once() {
     let mut peer = scripted();

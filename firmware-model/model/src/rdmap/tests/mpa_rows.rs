@@ -134,7 +134,7 @@ fn memory_may_be_copied_from_the_middle_of_a_segment() {
     assert!(peer.output().is_empty());
     arena.unmapped.store(true, Ordering::Relaxed);
     peer.send(&fpdu);
-    // Behind the length and DDP's header of a Terminate.
+    // The Terminate's control comes after the length and DDP's header.
     assert_eq!(peer.output()[20..22], [0x11, 0x00], "the STag is invalid");
 }
 
@@ -325,7 +325,7 @@ fn mpa_m_01_and_02_markers_only_when_requested() {
     assert_eq!(pair.b.received(), [(1, SUCCESS, 5)]);
 }
 
-/// What an engine that inserts markers sends for zeros of these lengths.
+/// The output of an engine that inserts markers, for zeros of these lengths.
 fn marked_sends(lengths: &[usize]) -> Vec<u8> {
     let attachment = Attachment {
         markers_tx: true,
@@ -544,7 +544,7 @@ fn empa_16_35_38_start_up_errors_are_sent_in_the_first_fpdu() {
     }
 }
 
-/// What an initiator sends: a RTR, then "hello".
+/// The output of an initiator: an RTR, then "hello".
 fn after_rtr(rtr: Rtr) -> (Vec<u8>, Scripted) {
     let attachment = Attachment {
         rtr_send: Some(rtr),
@@ -607,7 +607,7 @@ fn empa_18_and_19_the_rtr_takes_no_receive_at_its_receiver() {
                 Vec::new()
             }
         );
-        // The next Send has MSN 2 only behind a Send.
+        // The next Send has MSN 2 only after a Send.
         let msn = if rtr == Rtr::Send { 2 } else { 1 };
         peer.send_ulpdu(&send_segment(true, msn, 0, b"hello"));
         assert_eq!(peer.node.received(), [(0, SUCCESS, 5)]);

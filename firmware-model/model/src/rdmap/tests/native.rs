@@ -70,7 +70,7 @@ fn an_empty_receive_queue_stalls_the_stream() {
 
 #[test]
 fn a_sender_alone_delivers_no_held_messages() {
-    // The doorbell of the receive comes later. The thread that handles it sends the answer to the
+    // The driver rings for the receive later. The thread that handles it sends the answer to the
     // Read, and checks whether a message waits.
     let mut pair = native_pair();
     let source = pair.b.filled(b"12345678");
@@ -119,12 +119,12 @@ fn answers_pass_by_a_message_that_waits_for_a_receive() {
     pair.b.post(&Work::send(1).inline(b"from b"));
     pair.run_now();
     assert_eq!((pair.a.rx, pair.b.rx), (RxOutcome::Stalled, RxOutcome::Stalled));
-    // Requests wait behind what came before them …
+    // Requests wait for those before them …
     pair.a
         .post(&Work::read(2, b_source.stag, b_source.base).sge(a_sink.sge(0, len)));
     pair.run_now();
     assert_eq!(pair.a.sent(), [(1, SUCCESS)]);
-    // … so both sides post their Read first: the answers come all the same.
+    // … so both sides post their Read first: both answers arrive.
     let mut pair = native_pair();
     let ((a_source, a_sink), (b_source, b_sink)) = (regions(&pair.a), regions(&pair.b));
     pair.a

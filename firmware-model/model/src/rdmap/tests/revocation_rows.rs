@@ -15,7 +15,7 @@ use urnic_device::vocabulary::{Access, QpState, WcStatus};
 use urnic_device::wqe::{BindOperands, Opcode};
 
 const SUCCESS: WcStatus = WcStatus::Success;
-/// More bytes than a stream and its sender hold.
+/// More bytes than the stream and the staging buffer can take.
 const LEN: usize = 4 << 20;
 /// Bytes of an FPDU, so large that payload is sent without a copy.
 const MULPDU: usize = 60_000;
@@ -140,9 +140,9 @@ fn sec_02_untaken_bytes_are_not_read_after_revocation() {
         for opcode in [Opcode::Send, Opcode::Write] {
             let mut peer = slow_peer(crc);
             let source = peer.node.filled(&content());
-            // With a CRC, framed segments are copies, and the sender holds less.
+            // With a CRC, framed segments are copies, and fewer bytes fit in the staging buffer.
             let half = if crc { LEN / 16 } else { LEN / 8 };
-            // The first fits what the stream and its sender hold, the second does not.
+            // The first message fits in the stream and the staging buffer, the second does not.
             for (cookie, at, len) in [(1, 0, half), (2, half, LEN - half)] {
                 peer.node
                     .post(&Work::new(opcode, cookie).to(9, 0).sge(source.sge(at, len)));
@@ -223,7 +223,8 @@ fn vrb_f_02_an_invalidation_right_behind_large_payload() {
     }
 }
 
-/// What was found for the last short message is not waited for by the thread that has it.
+/// A thread that invalidates memory does not wait for its own short message that accessed the
+/// memory last.
 #[test]
 fn vrb_f_02_an_invalidation_right_behind_short_messages_of_the_same_memory() {
     let mut peer = slow_peer(false);
@@ -242,7 +243,7 @@ fn vrb_f_02_an_invalidation_right_behind_short_messages_of_the_same_memory() {
     );
 }
 
-/// The same at a receiver, whose peer invalidates the memory of the receive before.
+/// A receiver whose peer invalidates the memory of the preceding receive does not wait for itself.
 #[test]
 fn ddp_t_08_a_send_with_invalidation_right_behind_one_to_the_same_memory() {
     let mut peer = slow_peer(false);

@@ -1,5 +1,5 @@
-//! A peer whose host does not answer: the requests that wait for it fail when the driver's limit is
-//! over, and only then.
+//! A peer whose host does not answer: the requests that wait for the peer fail when the driver's
+//! limit is over, and not earlier.
 
 use crate::counters::Counter;
 use crate::rdmap::Attachment;
@@ -27,7 +27,7 @@ fn limited(limit: Duration, a: Attachment, b: Attachment) -> Pair {
     pair
 }
 
-/// Runs the first end alone until it has failed, or for `most`: the peer's program is stopped.
+/// Runs only the first end until it has failed, or for `most`: the peer's program is stopped.
 /// Returns the time that has passed.
 fn run_alone(pair: &mut Pair, most: Duration) -> Duration {
     let start = pair.clock.load(Ordering::Relaxed);
@@ -108,7 +108,7 @@ fn a_waiting_read_asks_a_peer_that_owes_no_acknowledgement() {
 fn a_stopped_program_is_no_silent_peer() {
     let mut pair = limited(LIMIT, native(true), native(false));
     let source = pair.a.filled(&pattern(4096));
-    // More than the wire holds: the last bytes wait for the peer's program.
+    // More than the wire takes: the last bytes wait for the peer's program.
     pair.wire.set_capacity(0, 10_000);
     for n in 0..5 {
         pair.a.post(&Work::send(n).sge(source.sge(0, 4096)));
@@ -127,7 +127,7 @@ fn an_idle_connection_does_not_notice_a_silent_peer() {
     pair.a.post(&Work::send(1));
     pair.run_now();
     assert_eq!(pair.a.sent(), [(1, SUCCESS)]);
-    // What waits for nothing any more is watched no longer.
+    // A queue pair with no waiting request is not watched.
     run_alone(&mut pair, LIMIT);
     assert_eq!(pair.a.deadline(), None);
     pair.wire.silence();

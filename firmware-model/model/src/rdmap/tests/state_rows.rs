@@ -1,4 +1,4 @@
-//! Verbs rows: changes of state, the single Terminate, and the requests that wait behind a fence.
+//! Verbs rows: changes of state, the single Terminate, and fenced requests.
 
 use crate::memory::{Accessor, MemoryAccess, Need};
 use crate::rdmap::{Attachment, NoStream, Rtr, WithoutReceive};
@@ -58,7 +58,7 @@ fn vrb_q_05_changes_of_state_that_exist() {
     }
 }
 
-/// Errors that come one after the other, while the first one's Terminate cannot leave.
+/// Errors that follow one another while the first one's Terminate cannot be sent.
 #[test]
 fn vrb_q_04_several_errors_send_one_terminate() {
     let mut peer = Scripted::new();
@@ -114,7 +114,7 @@ fn vrb_c_03_a_terminate_and_a_fence_take_no_slot() {
     assert_eq!(peer.node.sq_outstanding(), 0);
 }
 
-/// Each kind of request behind a fence, with a Read or an atomic outstanding.
+/// Each kind of fenced request, with a Read or an atomic outstanding.
 #[test]
 fn vrb_f_01_every_fenced_request_waits() {
     let fenced = [

@@ -1,4 +1,4 @@
-//! Queue pairs of kind UC: what is dropped, and what outlives the stream.
+//! Queue pairs of kind UC: the messages that are dropped, and the state that outlives the stream.
 
 use crate::counters::Counter;
 use crate::queues::SharedReceiveQueue;
@@ -26,7 +26,7 @@ fn shape() -> Shape {
     }
 }
 
-/// What native connections of this kind agree on.
+/// The parameters of native connections of this kind.
 fn attachment(initiator: bool) -> Attachment {
     Attachment {
         without_receive: WithoutReceive::Refused,
@@ -190,7 +190,7 @@ fn uc_03_memory_that_goes_within_a_write_drops_it() {
     peer.send_ulpdu(&immediate(1));
     assert_eq!(peer.node.count(Counter::RxMessageDrops), 1);
     assert!(peer.node.received().is_empty());
-    // A Send in between: the immediate behind it is one of another Write.
+    // A Send in between: the Immediate after it belongs to another Write.
     peer.send_ulpdu(&write_segment(sink.stag, sink.base, b"x"));
     peer.send_ulpdu(&send_segment(true, 2, 0, b""));
     peer.send_ulpdu(&immediate(3));
@@ -305,7 +305,7 @@ fn uc_06_a_lost_stream_leaves_the_queue_pair_as_it_is() {
     let data = pair.a.filled(&pattern(100_000));
     pair.b.post_recv(1, &[sink.sge(0, 100_000)]);
     pair.b.post_recv(2, &[sink.sge(0, 100)]);
-    // The stream ends within a message, of which parts are on the way and in the queue.
+    // The stream ends within a message, with parts of it in flight and in the queue.
     pair.wire.set_capacity(0, 20_000);
     pair.a.post(&Work::send(1).sge(data.sge(0, 100_000)));
     pair.a.post(&Work::send(2).sge(data.sge(0, 100)));
@@ -473,7 +473,7 @@ fn uc_08_a_receive_in_wrong_memory_is_a_fault_of_its_program() {
     assert_eq!(peer.node.faults()[0].0, QpFault::TerminateSent);
 }
 
-/// What happens at a pair, in the property below.
+/// An event at a pair of queue pairs, in the property below.
 #[derive(Debug, Clone)]
 enum Step {
     Receive(usize),
@@ -553,8 +553,8 @@ proptest! {
         prop_assert!(pair.a.faults().is_empty() && pair.b.faults().is_empty());
     }
 
-    /// Whatever a peer sends: the queue pair stays in its state, work completes once, and memory
-    /// that was not offered stays as it is.
+    /// For all bytes of a peer: the queue pair stays in its state, work completes once, and memory
+    /// that was not offered does not change.
     #[test]
     fn uc_10_a_hostile_peer_ends_no_queue_pair(
         ulpdus in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..60), 0..10),

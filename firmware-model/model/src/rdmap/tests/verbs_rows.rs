@@ -192,7 +192,7 @@ fn vrb_c_01_completions_come_in_the_order_of_posting() {
     let mut peer = Scripted::new();
     let sink = peer.node.region(64, everything());
     let read = |n: u64| Work::read(n, 5, 0).sge(sink.sge(8 * n as usize, 8));
-    // The requests behind a Read are sent before the Read is answered.
+    // The requests after a Read are sent before the Read is answered.
     for work in [
         read(0),
         Work::send(1),

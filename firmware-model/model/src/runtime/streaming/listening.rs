@@ -73,7 +73,7 @@ impl Streams {
             loop {
                 if entry.pending.load(Ordering::SeqCst) >= entry.limit {
                     entry.paused.store(true, Ordering::SeqCst);
-                    // The driver may have looked at one between the two.
+                    // The driver may have taken a connection between the two lines.
                     if entry.pending.load(Ordering::SeqCst) >= entry.limit {
                         entry.starved.store(false, Ordering::SeqCst);
                         return;
@@ -89,8 +89,7 @@ impl Streams {
                     Ok(Some(stream)) => self.insert(schedule, Some(stream), Some(entry.clone()), false),
                     Ok(None) => break,
                     Err(errno) => {
-                        // Out of descriptors or memory: tried again when the background thread
-                        // looks.
+                        // Out of descriptors or memory: the background thread tries again.
                         entry.paused.store(true, Ordering::SeqCst);
                         refused = Some(errno);
                         break;

@@ -1,7 +1,7 @@
 //! Streams in streaming mode, over which the host runs MPA start-up, and listeners.
 //!
-//! A stream here holds at most one receive of the driver and one unsent frame, and a listener a
-//! bounded number of connections that the driver has not taken: peers cannot make the device grow.
+//! A stream has at most one receive of the driver and one unsent frame, and a listener a bounded
+//! number of connections that the driver has not taken: peers cannot make the device grow.
 
 mod listening;
 
@@ -43,7 +43,7 @@ struct State {
     /// The stream; `None` after it is attached or closed.
     stream: Option<Box<dyn Stream>>,
     connecting: bool,
-    /// A command on it is not complete yet; its events come later.
+    /// A command on the stream is not complete yet; events of the stream are handled after it.
     held: bool,
     receive: Option<Receive>,
     /// Bytes that the stream has not taken yet.
@@ -61,7 +61,7 @@ struct Receive {
 struct Listening {
     lid: u32,
     limit: u32,
-    /// Accepted, and not looked at by the driver.
+    /// Connections that were accepted, and that the driver has not named yet.
     pending: AtomicU32,
     /// Whether connections may wait that were not accepted because there was no room.
     paused: AtomicBool,
@@ -172,8 +172,8 @@ impl Streams {
         Ok(entry)
     }
 
-    /// Sends in streaming mode. Bytes that the stream does not take at once are sent later;
-    /// meanwhile there is no other send.
+    /// Sends in streaming mode. Bytes that the stream does not take at once are sent later; no
+    /// other send is possible until then.
     pub(crate) fn send(
         &self,
         schedule: &Schedule,
@@ -243,8 +243,8 @@ impl Streams {
         })
     }
 
-    /// Closes a stream: by RST, or by FIN behind the bytes that were sent. `linger` takes care of
-    /// the second case.
+    /// Closes a stream: by RST, or by FIN after the bytes that were sent. `linger` handles the
+    /// second case.
     pub(crate) fn close(
         &self,
         schedule: &Schedule,
@@ -270,8 +270,8 @@ impl Streams {
         Ok(())
     }
 
-    /// Hands a stream over: RDMA mode begins. `attach` takes the stream unless it fails. Its
-    /// argument is whether the other end belongs to another stream of this device.
+    /// Hands a stream over: RDMA mode begins. `attach` takes the stream unless it fails. The
+    /// argument of `attach` is whether the other end belongs to another stream of this device.
     pub(crate) fn hand_over(
         &self,
         schedule: &Schedule,
@@ -292,8 +292,8 @@ impl Streams {
         Ok(())
     }
 
-    /// Whether a stream of this device in streaming mode has these ends. The result is `false` if
-    /// there is only one stream: those ends are its own.
+    /// Whether a stream of this device in streaming mode has these ends. `false` if there is only
+    /// one stream, which has these ends.
     fn has_stream(&self, ends: Ends) -> bool {
         ends.local.ip() == ends.remote.ip()
             && self.streams.len() > 1
@@ -359,7 +359,7 @@ impl Streams {
         }
     }
 
-    /// Stops all listeners, and lets all streams go in an orderly way, by `linger`.
+    /// Stops all listeners, and closes all streams in an orderly way, by `linger`.
     pub(crate) fn close_all(&self, linger: impl Fn(Box<dyn Stream>, Vec<u8>)) {
         for entry in self.listeners.drain() {
             entry.listeners.lock().clear();
@@ -396,7 +396,7 @@ impl State {
         self.stream.as_ref().map(|stream| stream.ends())
     }
 
-    /// Sends the remaining bytes, and what is late in the stream.
+    /// Sends the remaining bytes, and lets delayed bytes of the stream continue.
     fn flush(&mut self, sid: u32, now: Nanos, effects: &mut Effects) -> Result<(), Errno> {
         self.advance(sid, now, effects);
         self.flush_unsent()?;
@@ -425,8 +425,8 @@ impl State {
         Ok(())
     }
 
-    /// Continues the receive. Its event reports how many bytes arrived, and the errno if the stream
-    /// failed.
+    /// Continues the receive. The event of the receive reports how many bytes arrived, and the
+    /// errno if the stream failed.
     fn fill(&mut self, sid: u32, effects: &mut Effects) {
         let (Some(stream), Some(receive)) = (&mut self.stream, &mut self.receive) else {
             return;
