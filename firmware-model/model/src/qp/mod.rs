@@ -54,7 +54,7 @@ pub(crate) struct Qp {
     /// Both ends of the stream, while the peer may be a queue pair of this device.
     pub(crate) ends: Mutex<Option<Ends>>,
     /// The queue pair of this device at the other end of the stream; 0 = none.
-    pub(crate) sibling: AtomicU32,
+    pub(crate) same_device_peer: AtomicU32,
     /// The shard of the thread that polled this queue pair last, if it has a same-device peer;
     /// initially none.
     pub(crate) poller: AtomicUsize,
@@ -77,7 +77,7 @@ pub(crate) struct Inner {
     pub(crate) dead: bool,
     /// The command that attached a stream is not complete yet; the stream's events are handled
     /// after it.
-    pub(crate) held: bool,
+    pub(crate) attaching: bool,
     pub(crate) gathering: Gathering,
     /// The timer that is set.
     pub(crate) timer: Option<Nanos>,
@@ -140,7 +140,7 @@ impl Qp {
             readable: AtomicBool::new(false),
             blocked: AtomicBool::new(false),
             ends: Mutex::default(),
-            sibling: AtomicU32::new(0),
+            same_device_peer: AtomicU32::new(0),
             poller: AtomicUsize::new(usize::MAX),
             seen_polls: AtomicU32::new(0),
             processors: ArcSwapOption::empty(),
@@ -150,7 +150,7 @@ impl Qp {
                 blocked: false,
                 hung_up: false,
                 dead: false,
-                held: false,
+                attaching: false,
                 gathering: Gathering::default(),
                 timer: None,
                 in_memory: false,
@@ -563,9 +563,9 @@ impl Service {
         }
     }
 
-    pub(crate) fn note_end_behind(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
+    pub(crate) fn note_end_after_parked(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
         if let Service::Connected(engine) = self {
-            engine.note_end_behind(env, stream);
+            engine.note_end_after_parked(env, stream);
         }
     }
 
@@ -591,9 +591,9 @@ impl Service {
     }
 
     #[inline]
-    pub(crate) fn is_held_up(&self) -> bool {
+    pub(crate) fn has_parked(&self) -> bool {
         match self {
-            Service::Connected(engine) => engine.is_held_up(),
+            Service::Connected(engine) => engine.has_parked(),
             Service::Datagrams(_) => false,
         }
     }

@@ -99,7 +99,8 @@ mod tests {
     #[test]
     fn requests_during_the_work_are_done_by_the_same_thread_once() {
         let turns = Turns::new(Vec::new());
-        let ask_in_vain = |requests| assert!(!turns.ask(requests, |_, _| unreachable!("held"), |()| ()));
+        let ask_in_vain =
+            |requests| assert!(!turns.ask(requests, |_, _| unreachable!("the lock is taken"), |()| ()));
         let left = turns.ask(
             1,
             |done, requests| {
@@ -119,7 +120,7 @@ mod tests {
     fn requests_outlast_a_command() {
         let turns = Turns::new(Vec::new());
         let command = turns.lock();
-        assert!(!turns.ask(8, |_, _| unreachable!("held"), |()| ()));
+        assert!(!turns.ask(8, |_, _| unreachable!("the lock is taken"), |()| ()));
         drop(command);
         assert!(!turns.ask(1, |done, requests| done.push(requests), |()| ()));
         assert_eq!(*turns.lock(), [9]);

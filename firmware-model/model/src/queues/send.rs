@@ -108,7 +108,7 @@ impl SendQueue {
 
     /// The entry after `wqe`, which was not taken yet, if that entry is posted and well-formed.
     #[inline]
-    pub fn behind(&mut self, wqe: &SendWqe) -> Option<SendWqe> {
+    pub fn next_after(&mut self, wqe: &SendWqe) -> Option<SendWqe> {
         match self.is_last(wqe) {
             true => None,
             false => self.parse(wqe.index.wrapping_add(wqe.blocks.into())).ok(),

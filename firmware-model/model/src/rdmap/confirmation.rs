@@ -49,7 +49,7 @@ pub(super) struct Confirmation {
     /// taken.
     seen: u64,
     /// The next request waits until the local peer has processed all that was sent.
-    holds_next: bool,
+    delays_next: bool,
     same_device: Option<PeerProgress>,
 }
 
@@ -70,19 +70,19 @@ struct ReadPositions {
     all: bool,
     /// The peer does not know yet that we accept confirmations: the requester's own Read informs
     /// it. Until that Read is sent, unsignalled messages must be confirmed as well.
-    untold: bool,
+    uninformed: bool,
 }
 
 impl Confirmation {
     /// For a new connection. `delivered`: requests complete when the peer has processed them.
     /// `is_informed`: the peer knows that we accept confirmations.
-    pub(super) fn new(delivered: bool, is_told: bool) -> Confirmation {
+    pub(super) fn new(delivered: bool, is_informed: bool) -> Confirmation {
         let mut new = Confirmation {
             delivered,
             ..Confirmation::default()
         };
         if delivered {
-            (new.source, new.reads.untold) = (Source::Reads, !is_told);
+            (new.source, new.reads.uninformed) = (Source::Reads, !is_informed);
         }
         new
     }
@@ -174,7 +174,7 @@ impl Confirmation {
 
     /// The peer confirms no more: the requests that the stream has taken are complete.
     pub(super) fn await_no_more(&mut self) {
-        (self.source, self.holds_next) = (Source::Stream, false);
+        (self.source, self.delays_next) = (Source::Stream, false);
         self.same_device = None;
     }
 
@@ -212,8 +212,8 @@ impl Confirmation {
 impl Confirmation {
     /// Whether the next request waits until the local peer has processed all that was sent.
     #[inline]
-    pub(super) fn hold_next(&mut self, holds: bool) {
-        self.holds_next = holds;
+    pub(super) fn delay_next(&mut self, delays: bool) {
+        self.delays_next = delays;
     }
 
     /// The word, if something here waits for it.
@@ -221,13 +221,13 @@ impl Confirmation {
     fn awaited(&self) -> Option<&ProcessedWord> {
         self.word
             .as_ref()
-            .filter(|_| self.is_by_word() || self.holds_next)
+            .filter(|_| self.is_by_word() || self.delays_next)
     }
 
     /// Whether the local peer has processed more of the `taken` bytes than when the word was last
     /// read.
     #[inline]
-    pub(super) fn look(&mut self, taken: u64) -> bool {
+    pub(super) fn read_word(&mut self, taken: u64) -> bool {
         let said = self.awaited().map_or(0, ProcessedWord::read);
         self.note_word(said.min(taken))
     }
@@ -236,7 +236,7 @@ impl Confirmation {
     /// read. True once for the bytes that were sent: the peer cannot make it true again byte by
     /// byte.
     #[inline]
-    pub(super) fn look_for_all(&mut self, taken: u64) -> bool {
+    pub(super) fn reads_all_processed(&mut self, taken: u64) -> bool {
         let said = self.awaited().map_or(0, ProcessedWord::read);
         said >= taken && self.note_word(taken)
     }
@@ -270,7 +270,7 @@ impl Confirmation {
     /// The requester's own Read was sent; it ends at `position`.
     pub(super) fn own_read_sent(&mut self, position: u64) {
         self.requested(position);
-        (self.reads.own, self.reads.untold) = (Some(position), false);
+        (self.reads.own, self.reads.uninformed) = (Some(position), false);
     }
 
     /// The request that ended at `position` was answered.
@@ -296,7 +296,7 @@ impl Confirmation {
     #[inline]
     pub(super) fn is_read_wanted(&self) -> bool {
         let reads = &self.reads;
-        let last = match reads.all || reads.untold {
+        let last = match reads.all || reads.uninformed {
             true => reads.sent,
             false => reads.signaled,
         };
@@ -360,18 +360,18 @@ pub(super) fn is_taken_by_sender_of(request: &ReadRequest) -> bool {
 // everything, and the other's requests complete when they are among these.
 
 impl Confirmation {
-    /// Counts for a peer on this device that all its bytes up to `position` are processed. `tell`:
-    /// the peer learns of it by [`has_news`](Self::has_news) only.
+    /// Counts for a peer on this device that all its bytes up to `position` are processed.
+    /// `notify`: the peer learns of it by [`must_notify`](Self::must_notify) only.
     #[inline]
-    pub(super) fn note_processed(&mut self, position: u64, tell: bool) {
+    pub(super) fn note_processed(&mut self, position: u64, notify: bool) {
         if let Some(peer_progress) = &mut self.same_device {
-            peer_progress.advance(position, tell);
+            peer_progress.advance(position, notify);
         }
     }
 
     /// Whether a peer on this device must be informed that more of its messages are processed.
     #[inline]
-    pub(super) fn has_news(&mut self) -> bool {
+    pub(super) fn must_notify(&mut self) -> bool {
         self.same_device.as_mut().is_some_and(PeerProgress::moved)
     }
 }
@@ -441,14 +441,14 @@ impl PeerProgress {
     }
 
     /// Counts that all bytes of the peer up to `position` are placed, delivered or answered.
-    /// `tell`: the peer learns of it by [`moved`](Self::moved) only.
+    /// `notify`: the peer learns of it by [`moved`](Self::moved) only.
     #[inline]
-    fn advance(&mut self, position: u64, tell: bool) {
+    fn advance(&mut self, position: u64, notify: bool) {
         let [first, second] = &self.counts.0;
         let of_theirs = if self.end == 0 { second } else { first };
         if of_theirs.0.load(Ordering::Relaxed) != position {
             of_theirs.0.store(position, Ordering::Release);
-            self.moved |= tell;
+            self.moved |= notify;
         }
     }
 

@@ -133,7 +133,7 @@ impl<'a> Loop<'a> {
         let now = core.clock.now();
         run_timers(core, now);
         let lingering = schedule.run_lingering(now, mem::take(&mut self.linger_ready));
-        self.pollers.look(now, schedule.polls(), self.woken);
+        self.pollers.check(now, schedule.polls(), self.woken);
         self.driven = self.pollers.go_on() && schedule.is_driven();
         if !self.pollers.go_on() && schedule.is_driven() {
             // The polls have stopped: polls count again only after a poller has found something for
@@ -254,7 +254,7 @@ pub(super) enum Finder {
 #[derive(Debug)]
 pub(super) struct Pollers {
     polls: u32,
-    looked_at: Nanos,
+    checked_at: Nanos,
     /// The time of the last check that found polls since the check before it.
     polled_at: Nanos,
     /// The last check found polls, or followed too soon after one that did.
@@ -269,7 +269,7 @@ impl Pollers {
     pub(super) fn new(polls: u32) -> Pollers {
         Pollers {
             polls,
-            looked_at: Nanos::default(),
+            checked_at: Nanos::default(),
             polled_at: Nanos::default(),
             polled: false,
             burst_tick: BURST_TICK,
@@ -278,12 +278,12 @@ impl Pollers {
     }
 
     /// Checks the count `polls`; `woken`: another thread ended the preceding sleep early.
-    pub(super) fn look(&mut self, now: Nanos, polls: u32, woken: bool) {
+    pub(super) fn check(&mut self, now: Nanos, polls: u32, woken: bool) {
         self.polled = self.polls != polls || (woken && self.polled);
         if self.polls != polls {
             (self.polls, self.polled_at) = (polls, now);
         }
-        self.looked_at = now;
+        self.checked_at = now;
         self.in_a_row = match self.polled {
             true => self.in_a_row.saturating_add(1),
             false => 0,
@@ -302,7 +302,7 @@ impl Pollers {
     /// Whether the polls continue. Two checks may be so close together that no poll falls between
     /// them.
     pub(super) fn go_on(&self) -> bool {
-        self.looked_at.since(self.polled_at) < POLLED_TICK
+        self.checked_at.since(self.polled_at) < POLLED_TICK
     }
 
     /// The interval to the next check whether the polls continue.
@@ -325,7 +325,7 @@ impl Pollers {
         match polls.wrapping_sub(self.polls) {
             0 if now.since(self.polled_at) >= POLL_PAUSE => Finder::Nobody,
             0 => Finder::Unknown,
-            polls if POLLS_EVERY.saturating_mul(polls) >= now.since(self.looked_at) => Finder::Poller,
+            polls if POLLS_EVERY.saturating_mul(polls) >= now.since(self.checked_at) => Finder::Poller,
             _ => Finder::Unknown,
         }
     }
@@ -346,11 +346,11 @@ mod tests {
         let mut ticks = Vec::new();
         for polls in 8..14 {
             now += pollers.burst_tick().as_micros() as u64;
-            pollers.look(at(now), polls, false);
+            pollers.check(at(now), polls, false);
             ticks.push(pollers.burst_tick().as_micros());
         }
         assert_eq!(ticks, [200, 400, 800, 1000, 1000, 1000]);
-        pollers.look(at(now + 1000), 13, false);
+        pollers.check(at(now + 1000), 13, false);
         assert_eq!(pollers.burst_tick(), BURST_TICK);
     }
 
@@ -361,10 +361,10 @@ mod tests {
         for polls in 1..=POLLED_TICKS_LONG_AFTER {
             assert_eq!(pollers.polled_tick(), POLLED_TICK, "{polls}");
             now += 1000;
-            pollers.look(at(now), polls, false);
+            pollers.check(at(now), polls, false);
         }
         assert_eq!(pollers.polled_tick(), POLLED_TICK_LONG);
-        pollers.look(at(now + 2000), POLLED_TICKS_LONG_AFTER, false);
+        pollers.check(at(now + 2000), POLLED_TICKS_LONG_AFTER, false);
         assert!(!pollers.go_on());
         assert_eq!(pollers.polled_tick(), POLLED_TICK);
     }
@@ -373,30 +373,30 @@ mod tests {
     #[test]
     fn a_short_time_without_polls_is_not_their_end() {
         let mut pollers = Pollers::new(0);
-        pollers.look(at(0), 1, false);
+        pollers.check(at(0), 1, false);
         for now in [10, 50, 200, 999] {
-            pollers.look(at(now), 1, false);
+            pollers.check(at(now), 1, false);
             assert!(pollers.go_on() && !pollers.have_polled(), "{now}");
         }
-        pollers.look(at(1000), 1, false);
+        pollers.check(at(1000), 1, false);
         assert!(!pollers.go_on());
     }
 
     #[test]
     fn a_wake_says_nothing_about_polls() {
         let mut pollers = Pollers::new(0);
-        pollers.look(at(0), 1, false);
-        pollers.look(at(1), 1, true);
+        pollers.check(at(0), 1, false);
+        pollers.check(at(1), 1, true);
         assert!(pollers.have_polled());
-        pollers.look(at(2), 1, false);
-        pollers.look(at(3), 1, true);
+        pollers.check(at(2), 1, false);
+        pollers.check(at(3), 1, true);
         assert!(!pollers.have_polled());
     }
 
     #[test]
     fn who_polls_often_would_have_found_it() {
         let mut pollers = Pollers::new(0);
-        pollers.look(at(0), 10, false);
+        pollers.check(at(0), 10, false);
         let cases = [
             (20, 11, Finder::Poller),
             (21, 11, Finder::Unknown),

@@ -377,11 +377,11 @@ type Sockets = Vec<Box<dyn DatagramSocket>>;
 #[derive(Debug)]
 pub(crate) struct Ports {
     limit: usize,
-    state: Mutex<State>,
+    state: Mutex<BoundPorts>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct BoundPorts {
     last: u32,
     bound: HashMap<u32, Sockets>,
 }
@@ -394,7 +394,7 @@ impl Ports {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, BoundPorts> {
         self.state.lock()
     }
 

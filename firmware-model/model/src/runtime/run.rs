@@ -31,7 +31,7 @@ impl Qp {
         if requests.intersects(Requests::ATTACHED) {
             self.begin_stream(core, inner);
         }
-        if inner.dead || inner.held || core.is_stopped() {
+        if inner.dead || inner.attaching || core.is_stopped() {
             return false;
         }
         let mut env = core.env(self, effects);
@@ -65,7 +65,7 @@ impl Qp {
         // A poll that finds nothing does not change state.
         let only_polls = (Requests::RECEIVE | Requests::PEER_PROGRESS).contains(requests)
             && inner.has_input()
-            && !inner.engine.is_held_up();
+            && !inner.engine.has_parked();
         let is_drained = requests.intersects(receives) && self.receive(core, inner, &mut env);
         let found_nothing = only_polls && is_drained && !arrived(env.moved) && !has_room && due.is_none();
         if found_nothing && requests == Requests::RECEIVE && inner.is_without_end() {
@@ -84,7 +84,7 @@ impl Qp {
             self.transmit(core, inner, &mut env, requests);
         }
         // A queue pair that is its own peer waits for a receive: the post of a receive must ring.
-        if inner.stream.is_none() && inner.engine.is_held_up() {
+        if inner.stream.is_none() && inner.engine.has_parked() {
             self.receive(core, inner, &mut env);
             self.transmit(core, inner, &mut env, requests);
         }
@@ -95,7 +95,7 @@ impl Qp {
     /// The command that attached the stream is complete.
     #[cold]
     fn begin_stream(&self, core: &Core, inner: &mut Inner) {
-        inner.held = false;
+        inner.attaching = false;
         if let Some(fd) = inner.stream.as_ref().and_then(|s| s.descriptor()) {
             core.schedule.rewatch(fd, Token::Qp(self.id));
             self.readable.store(true, Ordering::Relaxed);
@@ -148,7 +148,7 @@ impl Qp {
                     self.blocked.store(false, Ordering::Relaxed);
                     inner.stream = None;
                     self.processors.store(None);
-                    self.leave_sibling(core);
+                    self.leave_same_device_peer(core);
                     self.readable.store(false, Ordering::Relaxed);
                     return false;
                 }
@@ -238,7 +238,7 @@ impl Qp {
     #[inline(always)]
     fn settle(self: &Arc<Qp>, core: &Core, inner: &mut Inner, env: &mut Env<'_>, late: Option<Nanos>) {
         if inner.hung_up {
-            inner.with_engine(|engine, stream| engine.note_end_behind(env, stream));
+            inner.with_engine(|engine, stream| engine.note_end_after_parked(env, stream));
         }
         if inner.engine.state() == QpState::Err {
             core.schedule.end_burst(&mut inner.gathering);
@@ -303,13 +303,13 @@ impl Qp {
         if left {
             core.schedule.attend_later(self, Requests::AGAIN);
         }
-        if progressed && let Some(sibling) = self.sibling(core) {
+        if progressed && let Some(peer) = self.same_device_peer(core) {
             match requests {
                 // A request instead of a call: the two peers must not call each other deeper and
                 // deeper.
-                Requests::PEER_PROGRESS => core.schedule.attend_later(&sibling, Requests::PEER_PROGRESS),
+                Requests::PEER_PROGRESS => core.schedule.attend_later(&peer, Requests::PEER_PROGRESS),
                 _ => {
-                    sibling.kick_before(core, Requests::PEER_PROGRESS, next);
+                    peer.kick_before(core, Requests::PEER_PROGRESS, next);
                 }
             }
         }
@@ -330,8 +330,8 @@ impl Qp {
     #[inline]
     pub(crate) fn kick_through(self: &Arc<Qp>, core: &Core, requests: Requests) -> bool {
         let arrived = self.kick(core, requests);
-        if let Some(sibling) = self.sibling_to_receive(core)
-            && sibling.kick(core, Requests::RECEIVE)
+        if let Some(peer) = self.peer_to_run(core)
+            && peer.kick(core, Requests::RECEIVE)
         {
             self.kick(core, Requests::PEER_PROGRESS);
         }

@@ -111,11 +111,11 @@ pub struct DoorbellPages {
     fd: OwnedFd,
     memory: SharedMemory,
     count: u32,
-    state: Mutex<State>,
+    state: Mutex<AssignedSlots>,
 }
 
 #[derive(Default)]
-struct State {
+struct AssignedSlots {
     /// Slots in use, as (page, byte offset), once for each queue to which the slot was assigned.
     slots: Vec<(u32, u32)>,
     /// Some slot has more than one queue.
@@ -179,7 +179,7 @@ impl DoorbellPages {
         Some(self.memory.word(self.at(page, WAKE)?))
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, AssignedSlots> {
         self.state.lock()
     }
 

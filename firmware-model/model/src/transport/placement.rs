@@ -88,7 +88,7 @@ pub(crate) fn window<'t>(
 }
 
 /// The least time for which a program can see the last byte of a segment without the others.
-const LOOK: Timespec = Timespec {
+const ONLY_LAST_BYTE: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 20_000,
 };
@@ -99,6 +99,6 @@ pub(crate) fn last_first(window: &Window<'_>, bytes: &[u8]) -> Result<(), Unreac
     let others = bytes.len() - 1;
     window.copy_in(others as u64, &bytes[others..])?;
     // A sleep: the program may be waiting for this processor.
-    let _ = rustix::thread::nanosleep(&LOOK);
+    let _ = rustix::thread::nanosleep(&ONLY_LAST_BYTE);
     window.copy_in(0, &bytes[..others])
 }

@@ -3,8 +3,8 @@
 mod rx;
 mod tx;
 
-pub(crate) use rx::{Filled, Receiver};
-pub(crate) use tx::{MAX_SHORT, SHORT_FPDU, Sender};
+pub(crate) use rx::{Filled, FpduReceiver};
+pub(crate) use tx::{FpduSender, MAX_SHORT, SHORT_FPDU};
 use urnic_wire::mpa::fpdu::CrcMode;
 
 /// The negotiated parameters of MPA (RFC 5044 §7.1.1).
@@ -22,17 +22,17 @@ pub(crate) struct Agreed {
 #[derive(Debug)]
 pub(crate) struct Mpa {
     /// The direction from this side to the peer.
-    pub(crate) tx: Sender,
+    pub(crate) tx: FpduSender,
     /// The peer's.
-    pub(crate) rx: Receiver,
+    pub(crate) rx: FpduReceiver,
 }
 
 impl Mpa {
     /// Full operation begins, at the first byte of either direction.
     pub(crate) fn new(agreed: Agreed) -> Mpa {
         Mpa {
-            tx: Sender::new(agreed.crc, agreed.markers_tx),
-            rx: Receiver::new(agreed.crc, agreed.markers_rx),
+            tx: FpduSender::new(agreed.crc, agreed.markers_tx),
+            rx: FpduReceiver::new(agreed.crc, agreed.markers_rx),
         }
     }
 }

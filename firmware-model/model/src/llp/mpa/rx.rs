@@ -63,7 +63,7 @@ impl Direct {
 
 /// The receiving side of a stream.
 #[derive(Debug)]
-pub(crate) struct Receiver {
+pub(crate) struct FpduReceiver {
     crc: CrcMode,
     markers: bool,
     buffer: Option<Buffer>,
@@ -75,9 +75,9 @@ pub(crate) struct Receiver {
     direct: Option<Direct>,
 }
 
-impl Receiver {
-    pub(super) fn new(crc: CrcMode, markers: bool) -> Receiver {
-        Receiver {
+impl FpduReceiver {
+    pub(super) fn new(crc: CrcMode, markers: bool) -> FpduReceiver {
+        FpduReceiver {
             crc,
             markers,
             buffer: None,

@@ -1,7 +1,7 @@
 //! FPDUs of the fast path equal those of the usual path, and payload is read from memory in bounded
 //! steps.
 
-use super::{Agreed, Filled, MAX_SHORT, Mpa, Receiver};
+use super::{Agreed, Filled, FpduReceiver, MAX_SHORT, Mpa};
 use crate::host::{Piece, PieceMut};
 use crate::llp::Head;
 use crate::llp::buffers::BufferPool;
@@ -126,7 +126,7 @@ fn a_short_fpdu_is_that_of_the_usual_way() {
         let position = usual.tx.seal();
         assert_eq!(usual.tx.flush(&memory, &mut stream, &mut 0), Ok(true));
         let expected = stream.bytes;
-        assert!(Receiver::ulpdu_of(&expected).unwrap().ends_with(&payload));
+        assert!(FpduReceiver::ulpdu_of(&expected).unwrap().ends_with(&payload));
         for first in 0..=expected.len() {
             let (mut short, mut stream) = (mpa(), Narrow::taking(first));
             let fill = |place: &mut [u8]| {
@@ -162,10 +162,10 @@ fn only_one_whole_fpdu_is_taken_past_the_buffer() {
     let buffers = BufferPool::default();
     let mut fpdu = vec![0, 2, 0xaa, 0xbb];
     fpdu.extend([0; 4]);
-    assert_eq!(Receiver::ulpdu_of(&fpdu), Some(&[0xaa, 0xbb][..]));
+    assert_eq!(FpduReceiver::ulpdu_of(&fpdu), Some(&[0xaa, 0xbb][..]));
     let two = [&fpdu[..], &fpdu].concat();
     for other in [&[][..], &[0], &fpdu[..7], &two, &two[..9]] {
-        assert_eq!(Receiver::ulpdu_of(other), None, "{} bytes", other.len());
+        assert_eq!(FpduReceiver::ulpdu_of(other), None, "{} bytes", other.len());
     }
     let mut rx = mpa().rx;
     rx.pass(fpdu.len());
@@ -180,7 +180,7 @@ fn only_one_whole_fpdu_is_taken_past_the_buffer() {
 /// Sends of 64 KiB have two segments each, a long and a short one. The payload of the long one
 /// stays in the stream until its place is known.
 #[test]
-fn payload_in_memory_is_read_to_its_place_behind_short_segments_too() {
+fn payload_in_memory_is_read_to_its_place_after_short_segments() {
     const LONG: usize = 64_000;
     const SHORT: usize = 800;
     let buffers = BufferPool::default();

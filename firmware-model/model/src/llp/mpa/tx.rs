@@ -46,7 +46,7 @@ struct Open {
 }
 
 /// The sending side of a stream.
-pub(crate) struct Sender {
+pub(crate) struct FpduSender {
     crc: CrcMode,
     markers: bool,
     mulpdu: usize,
@@ -72,9 +72,9 @@ pub(crate) struct Sender {
     open: Open,
 }
 
-impl Sender {
-    pub(super) fn new(crc: CrcMode, markers: bool) -> Sender {
-        Sender {
+impl FpduSender {
+    pub(super) fn new(crc: CrcMode, markers: bool) -> FpduSender {
+        FpduSender {
             crc,
             markers,
             mulpdu: MIN_MULPDU.into(),
@@ -391,9 +391,9 @@ impl Sender {
     }
 }
 
-impl std::fmt::Debug for Sender {
+impl std::fmt::Debug for FpduSender {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Sender")
+        f.debug_struct("FpduSender")
             .field("mulpdu", &self.mulpdu)
             .field("sealed", &self.sealed)
             .field("taken", &self.taken)

@@ -11,7 +11,7 @@ use crate::rdmap::framing::Framed;
 use crate::rdmap::inbound::Rdmap;
 use crate::rdmap::startup::Startup;
 use crate::rdmap::terminate::{Outgoing, Received};
-use crate::rdmap::watch::Look;
+use crate::rdmap::watch::Check;
 use crate::rdmap::{PeerProgress, confirmation, explain};
 use crate::stream::no_stream::NoStream;
 use crate::stream::{Probing, Stream};
@@ -89,7 +89,7 @@ impl Engine {
             self.end_grace(env, stream);
         }
         if due(self.watch.deadline()) {
-            self.look_for_peer(env, stream);
+            self.check_peer(env, stream);
         }
         if due(self.rnr_wait.deadline()) {
             // The message still waits; `terminate` ends that.
@@ -197,7 +197,7 @@ impl Engine {
     /// that waits for its requests may never post that receive: a request that only the peer could
     /// complete fails after the grace period. The message is delivered if a receive is posted in
     /// time.
-    pub fn note_end_behind(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
+    pub fn note_end_after_parked(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
         if self.parked.is_empty() || !matches!(self.progress, Progress::Open) {
             return;
         }
@@ -569,10 +569,10 @@ impl Engine {
             (None, Llp::Mpa(mpa)) => mpa.rx.position(),
             (None, Llp::Loopback(_)) => 0,
         };
-        if processed <= self.told || !llp.has_room() {
+        if processed <= self.informed || !llp.has_room() {
             return false;
         }
-        self.told = processed;
+        self.informed = processed;
         llp.open(env.buffers, confirmation::header(processed), 0);
         llp.seal();
         env.counters.add(Counter::TxFpdus, 1);
@@ -672,7 +672,7 @@ impl Engine {
     /// Whether this end has processed more of the peer's messages since the last call.
     #[inline]
     pub fn has_progressed(&mut self) -> bool {
-        self.rdmap.requester.confirmation.has_news()
+        self.rdmap.requester.confirmation.must_notify()
     }
 }
 
@@ -843,7 +843,7 @@ impl Engine {
     }
 
     /// Checks how the peer's system has answered since the last check.
-    pub(super) fn look_for_peer(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
+    pub(super) fn check_peer(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
         let Some(answers) = stream.answers() else {
             return self.watch.end();
         };
@@ -855,10 +855,10 @@ impl Engine {
             }
             return;
         }
-        match self.watch.look(env.now.get(), &answers) {
-            Look::Goes => {}
-            Look::Ask(interval) => stream.probe_peer(Probing::Every(interval)),
-            Look::Silent(silence) => {
+        match self.watch.check(env.now.get(), &answers) {
+            Check::Answering => {}
+            Check::Probe(interval) => stream.probe_peer(Probing::Every(interval)),
+            Check::Silent(silence) => {
                 if !env.qp.unreliable {
                     self.rdmap.requester.flush_status = Some(WcStatus::RetryExcErr);
                 }

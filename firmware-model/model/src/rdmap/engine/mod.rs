@@ -126,7 +126,7 @@ pub struct Engine {
     parting: bool,
     watch: Watch,
     /// The position up to which a confirmation informed the peer that its messages are processed.
-    told: u64,
+    informed: u64,
 }
 
 impl Engine {
@@ -155,7 +155,7 @@ impl Engine {
             terminate_received: 0,
             parting: false,
             watch: Watch::default(),
-            told: 0,
+            informed: 0,
         }
     }
 
@@ -215,7 +215,7 @@ impl Engine {
     }
 
     /// Whether messages wait for receives.
-    pub fn is_held_up(&self) -> bool {
+    pub fn has_parked(&self) -> bool {
         !self.parked.is_empty()
     }
 
@@ -253,7 +253,7 @@ impl Engine {
         };
         self.open(attachment, Llp::Mpa(Box::new(Mpa::new(agreed))))?;
         self.watch.begin(stream.answers().is_some());
-        self.meet_local_peer(local_peer, env);
+        self.use_local_peer(local_peer, env);
         if let Some(llp) = &mut self.llp {
             llp.refresh(&env.now, stream);
         }

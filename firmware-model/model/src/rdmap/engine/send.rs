@@ -4,7 +4,7 @@ use super::receive::{Stop, admit};
 use super::{Engine, Input, Progress};
 use crate::counters::{Counter, Counters};
 use crate::llp::Llp;
-use crate::llp::mpa::{Receiver, SHORT_FPDU};
+use crate::llp::mpa::{FpduReceiver, SHORT_FPDU};
 use crate::probes;
 use crate::queues::Overflow;
 use crate::rdmap::explain::Lost;
@@ -64,10 +64,10 @@ impl Engine {
         }
         let mut outcome = self.pump(env, stream);
         // A request may have waited for the local peer to process all bytes.
-        while outcome == TxOutcome::Idle && self.look_for_all() {
+        while outcome == TxOutcome::Idle && self.reads_all_processed() {
             // A request that waited for access to the peer's memory goes by the stream if there is
             // no such access.
-            self.look_for_introduction();
+            self.check_introduction();
             self.complete_confirmed(env, stream);
             outcome = self.pump(env, stream);
         }
@@ -256,7 +256,7 @@ impl Engine {
         env.counters.add(Counter::RxCalls, 1);
         env.received(bytes.len() as u64);
         probes::received(env.qp.label, bytes.len());
-        let Some(ulpdu) = Receiver::ulpdu_of(bytes) else {
+        let Some(ulpdu) = FpduReceiver::ulpdu_of(bytes) else {
             mpa.rx.accept(env.buffers, bytes);
             return Ok(false);
         };
@@ -286,7 +286,7 @@ impl Engine {
 impl Engine {
     /// The peer shares memory with us: it counts there the bytes that it has processed, and we may
     /// access its memory.
-    pub(super) fn meet_local_peer(&mut self, local_peer: Option<LocalPeer>, env: &Env<'_>) {
+    pub(super) fn use_local_peer(&mut self, local_peer: Option<LocalPeer>, env: &Env<'_>) {
         let Rdmap {
             requester, responder, ..
         } = &mut self.rdmap;
@@ -313,9 +313,9 @@ impl Engine {
     /// Completes the requests that the local peer has processed since its word was last read.
     #[inline]
     pub(super) fn note_confirmed(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
-        self.look_for_introduction();
+        self.check_introduction();
         let taken = self.taken();
-        if self.rdmap.requester.confirmation.look(taken) {
+        if self.rdmap.requester.confirmation.read_word(taken) {
             self.complete_confirmed(env, stream);
         }
     }
@@ -323,9 +323,9 @@ impl Engine {
     /// Checks whether the two devices have introduced themselves, and may access each other's
     /// memory.
     #[inline]
-    fn look_for_introduction(&mut self) {
+    fn check_introduction(&mut self) {
         if let Some(local_peer) = &mut self.rdmap.requester.local_peer {
-            local_peer.look_for_introduction();
+            local_peer.check_introduction();
             self.rdmap.responder.peer_fills = local_peer.may_fill();
         }
     }
@@ -355,9 +355,9 @@ impl Engine {
     /// Whether the local peer has processed all bytes that were sent, some of them since its word
     /// was last read.
     #[inline]
-    fn look_for_all(&mut self) -> bool {
+    fn reads_all_processed(&mut self) -> bool {
         let taken = self.taken();
-        self.rdmap.requester.confirmation.look_for_all(taken)
+        self.rdmap.requester.confirmation.reads_all_processed(taken)
     }
 
     /// The position up to which our requests are complete.

@@ -67,9 +67,9 @@ impl Requester {
         let is_to_wait =
             len >= WAIT_MIN && self.worth_draining && self.reachable(llp).is_some() && !self.is_direct(llp);
         let local_peer = self.local_peer.as_mut().filter(|_| is_to_wait);
-        let holds = local_peer.is_some_and(|local_peer| local_peer.awaits(llp.sealed()));
-        self.confirmation.hold_next(holds);
-        holds
+        let waits = local_peer.is_some_and(|local_peer| local_peer.awaits(llp.sealed()));
+        self.confirmation.delay_next(waits);
+        waits
     }
 
     /// Places the next payload of a Write or Send in the peer's memory; whether that was possible.
@@ -313,7 +313,7 @@ impl Requester {
         // A fenced request waits for Reads.
         let is_run = (FILL_MIN as u64..FILL_TOGETHER_MAX).contains(&len)
             && self.filled.is_empty()
-            && self.sq.behind(first).is_some_and(is_second)
+            && self.sq.next_after(first).is_some_and(is_second)
             && self.reads.len() == 0
             && self.reachable(llp).is_some();
         if !is_run {
@@ -361,7 +361,7 @@ impl Requester {
     fn is_to_fill(&mut self, sending: &Sending, llp: &Llp) -> bool {
         let is_worth = match sending.len as usize {
             0..FILL_ALONE_MIN => false,
-            FILL_ALONE_MIN..FILL_MIN => self.flights.is_empty() && self.sq.behind(&sending.wqe).is_none(),
+            FILL_ALONE_MIN..FILL_MIN => self.flights.is_empty() && self.sq.next_after(&sending.wqe).is_none(),
             FILL_MIN..=ACCESS_MAX => true,
             _ => false,
         };
@@ -447,7 +447,7 @@ impl Requester {
     /// `None`: the next requests are no run, or need the usual path.
     #[inline]
     pub(super) fn run(&mut self, first: &SendWqe, env: &mut Env<'_>, llp: &mut Llp) -> Option<Step> {
-        let second = self.sq.behind(first)?;
+        let second = self.sq.next_after(first)?;
         let is_run = second.opcode == first.opcode && second.stag == first.stag && self.is_direct(llp);
         if !is_run {
             return None;
@@ -538,7 +538,7 @@ impl Requester {
             run.offsets[run.number] = wqe.remote_offset;
             run.lens[run.number] = len as u32;
             run.number += 1;
-            next = self.sq.behind(&wqe);
+            next = self.sq.next_after(&wqe);
         }
         (run.number > 1).then_some(run)
     }

@@ -6,7 +6,7 @@ use super::confirmation;
 use super::confirmation::{ANY_STAG, Confirmation};
 use super::terminate::OffendingRequest;
 use crate::counters::Counter;
-use crate::llp::mpa::{MAX_SHORT, Sender};
+use crate::llp::mpa::{FpduSender, MAX_SHORT};
 use crate::llp::{Head, Llp};
 use crate::memory::{InvalidateBy, MemoryAccess, Need, Violation, Window};
 use crate::queues::{BadWqe, CompletionQueue, Overflow, SendQueue, SendWqe};
@@ -901,7 +901,7 @@ impl Requester {
         &mut self,
         wqe: SendWqe,
         env: &mut Env<'_>,
-        tx: &mut Sender,
+        tx: &mut FpduSender,
         stream: &mut dyn Stream,
     ) -> Option<()> {
         let is_possible = self.confirmation.is_by_word()

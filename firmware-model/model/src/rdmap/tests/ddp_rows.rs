@@ -537,7 +537,7 @@ fn ddp_t_08_revocation_ends_placement() {
     let payload = terminate_for_ulpdu(
         peer,
         &region,
-        &write_segment(region.stag, region.base + 6, b"behind"),
+        &write_segment(region.stag, region.base + 6, b"latter"),
     );
     assert_eq!(payload[..4], hex("1100c000"));
     assert_eq!(region.bytes()[..7], *b"before\0");

@@ -74,8 +74,8 @@ fn msns_of(wire: &Wire, direction: usize) -> [Vec<u32>; 4] {
     let mut rest = &bytes[..];
     let mut msns = <[Vec<u32>; 4]>::default();
     while !rest.is_empty() {
-        let (ulpdu, behind) = fpdu::parse(rest, CrcMode::On).unwrap();
-        rest = behind;
+        let (ulpdu, after) = fpdu::parse(rest, CrcMode::On).unwrap();
+        rest = after;
         if ulpdu[0] & 0x80 == 0 && be32(&ulpdu[14..]) == 0 {
             msns[be32(&ulpdu[6..]) as usize].push(be32(&ulpdu[10..]));
         }
@@ -327,7 +327,7 @@ fn rdm_t_06_a_request_at_fault_may_be_partly_framed() {
         peer.node.post(&Work::read(1, 9, 0).sge(source.sge(0, 8)));
         peer.node
             .post(&Work::new(opcode, 2).to(9, 64).sge(source.sge(0, 4 << 20)));
-        peer.node.post(&Work::send(3).inline(b"behind"));
+        peer.node.post(&Work::send(3).inline(b"latter"));
         while peer.node.pump() {}
         let (code, header) = match opcode {
             Opcode::Write => (0x1101, tagged(0x81, 0x40, 9, 64, b"")),

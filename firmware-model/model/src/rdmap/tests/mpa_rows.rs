@@ -277,8 +277,8 @@ fn mpa_f_15_a_smaller_segment_size_makes_later_fpdus_smaller() {
     assert!(target.bytes() == pattern(len), "offsets are continuous");
     let bytes = pair.wire.recorded(0);
     let (mut rest, mut lengths) = (&bytes[..], Vec::new());
-    while let Ok((ulpdu, behind)) = fpdu::parse(rest, CrcMode::On) {
-        (rest, _) = (behind, lengths.push(ulpdu.len()));
+    while let Ok((ulpdu, after)) = fpdu::parse(rest, CrcMode::On) {
+        (rest, _) = (after, lengths.push(ulpdu.len()));
     }
     assert_eq!((lengths[0], lengths[lengths.len() - 2]), (8942, 1454));
 }
@@ -445,7 +445,7 @@ fn mpa_c_03_and_04_a_damaged_fpdu_ends_the_stream_with_code_2() {
 }
 
 #[test]
-fn mpa_e_02_nothing_behind_an_error_is_delivered() {
+fn mpa_e_02_nothing_after_an_error_is_delivered() {
     let mut peer = Scripted::new();
     let target = peer.node.region(16, everything());
     let mut damaged = fpdu_of(&write_segment(target.stag, target.base, b"bad!"));
@@ -615,7 +615,7 @@ fn empa_18_and_19_the_rtr_takes_no_receive_at_its_receiver() {
 }
 
 #[test]
-fn empa_19_msns_behind_each_rtr() {
+fn empa_19_msns_after_each_rtr() {
     let msn_of_hello = |rtr| {
         let (received, _) = after_rtr(rtr);
         let hello = &received[received.len() - 32..];
@@ -635,7 +635,7 @@ fn empa_19_msns_behind_each_rtr() {
     assert_eq!(
         be32(&ulpdus[1][10..]),
         2,
-        "the Read behind a Read RTR has MSN 2 on queue 1"
+        "the Read after a Read RTR has MSN 2 on queue 1"
     );
 }
 

@@ -190,7 +190,7 @@ fn mpa_c_03_payload_that_changes_while_sent_keeps_its_crc() {
 
 /// A local invalidation in the same queue is executed in the same run.
 #[test]
-fn vrb_f_02_an_invalidation_right_behind_large_payload() {
+fn vrb_f_02_an_invalidation_right_after_large_payload() {
     for crc in [false, true] {
         let mut peer = slow_peer(crc);
         let source = peer.node.filled(&content());
@@ -226,7 +226,7 @@ fn vrb_f_02_an_invalidation_right_behind_large_payload() {
 /// A thread that invalidates memory does not wait for its own short message that accessed the
 /// memory last.
 #[test]
-fn vrb_f_02_an_invalidation_right_behind_short_messages_of_the_same_memory() {
+fn vrb_f_02_an_invalidation_right_after_short_messages() {
     let mut peer = slow_peer(false);
     let source = peer.node.filled(b"short and long");
     peer.node.post(&Work::send(1).sge(source.sge(0, 5)));
@@ -245,7 +245,7 @@ fn vrb_f_02_an_invalidation_right_behind_short_messages_of_the_same_memory() {
 
 /// A receiver whose peer invalidates the memory of the preceding receive does not wait for itself.
 #[test]
-fn ddp_t_08_a_send_with_invalidation_right_behind_one_to_the_same_memory() {
+fn ddp_t_08_a_send_with_invalidation_after_one_to_its_memory() {
     let mut peer = slow_peer(false);
     let sink = peer.node.region(64, everything());
     peer.node.post_recv(1, &[sink.sge(0, 64)]);

@@ -151,8 +151,8 @@ fn ddp_s_02_and_rdm_c_04_a_read_that_waits_lets_nothing_pass() {
     let sink = peer.node.region(16, everything());
     peer.node.post(&Work::read(1, STAG, 0).sge(sink.sge(0, 8)));
     peer.node.post(&Work::read(2, STAG, 0).sge(sink.sge(8, 8)));
-    peer.node.post(&Work::send(3).inline(b"behind"));
-    peer.node.post(&Work::write(4, STAG, 0).inline(b"behind"));
+    peer.node.post(&Work::send(3).inline(b"latter"));
+    peer.node.post(&Work::write(4, STAG, 0).inline(b"latter"));
     let kinds =
         |peer: &mut Scripted| -> Vec<u8> { peer.output_ulpdus().iter().map(|u| opcode_of(u)).collect() };
     assert_eq!(kinds(&mut peer), [1]);
@@ -228,7 +228,7 @@ fn x73_11_atomics_complete_as_reads_and_immediates_go_as_sends() {
 }
 
 #[test]
-fn empa_22_requests_behind_the_fence_are_sent_in_order() {
+fn empa_22_requests_before_the_fence_opens_are_sent_in_order() {
     let mut peer = Scripted::with(&Shape::default(), agreed(false));
     let _region = post_all_kinds(&mut peer);
     peer.run();
@@ -271,7 +271,7 @@ fn mpa_c_03_every_byte_of_a_marked_fpdu_is_covered() {
     let len = marker::emit(0, &ulpdu, CrcMode::On, &mut bytes);
     bytes.truncate(len);
     assert_eq!(bytes[..4], [0; 4]);
-    assert_eq!(len, 1024 + 4 + 4, "the third marker is followed by the CRC alone");
+    assert_eq!(len, 1024 + 4 + 4, "only the CRC follows the third marker");
     for at in (0..len)
         .step_by(7)
         .chain([0, 1, 2, 3, 1024, 1025, 1026, 1027, len - 1])

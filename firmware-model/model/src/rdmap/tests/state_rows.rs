@@ -104,7 +104,7 @@ fn vrb_c_03_a_terminate_and_a_fence_take_no_slot() {
     fill(&mut peer, 0);
     peer.send_ulpdu(&tagged(0xc1, 0x42, sink.stag, sink.base, &[1; 8]));
     assert_eq!(peer.node.sent(), [0, 1, 2, 3].map(|n| (n, SUCCESS)));
-    assert_eq!(peer.node.sq_outstanding(), 0, "fences left nothing behind");
+    assert_eq!(peer.node.sq_outstanding(), 0, "no fenced request is left");
     fill(&mut peer, 4);
     peer.output();
     peer.send_ulpdu(&send_segment(true, 1, 0, b"no receive"));
@@ -138,7 +138,7 @@ fn vrb_f_01_every_fenced_request_waits() {
 }
 
 fn fenced_request_waits(opcode: Opcode, atomic: bool) {
-    let case = format!("{opcode:?} behind a {}", if atomic { "FetchAdd" } else { "Read" });
+    let case = format!("{opcode:?} after a {}", if atomic { "FetchAdd" } else { "Read" });
     let mut peer = Scripted::new();
     let sink = peer.node.region(8, everything());
     let other = peer.node.region(64, everything());

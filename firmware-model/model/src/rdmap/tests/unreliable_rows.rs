@@ -386,7 +386,7 @@ fn uc_07_a_request_that_fails_stops_the_send_queue() {
     pair.a.post(&Work::send(1).inline(b"before"));
     pair.a
         .post(&Work::send(2).sge(sge(data.base, 8, data.stag ^ 0x100)));
-    pair.a.post(&Work::send(3).inline(b"behind").unsignaled());
+    pair.a.post(&Work::send(3).inline(b"latter").unsignaled());
     pair.run_now();
     assert_eq!(
         pair.a.sent(),

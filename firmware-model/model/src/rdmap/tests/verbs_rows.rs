@@ -606,7 +606,7 @@ fn malformed_entries_end_the_queue_pair() {
 }
 
 #[test]
-fn a_failed_message_ends_behind_its_last_good_segment() {
+fn a_failed_message_ends_after_its_last_good_segment() {
     let mut peer = Scripted::new();
     let source = peer.node.filled(&pattern(2000));
     let work = Work::send(1).sge(source.sge(0, 2000)).sge(sge(5, 100, 0x7777));

@@ -35,16 +35,16 @@ struct Streaming {
     sid: u32,
     /// The listener that accepted the stream; cleared when the driver first names the stream.
     untouched: Mutex<Option<Arc<Listening>>>,
-    state: Mutex<State>,
+    state: Mutex<StreamingState>,
 }
 
 #[derive(Debug)]
-struct State {
+struct StreamingState {
     /// The stream; `None` after it is attached or closed.
     stream: Option<Box<dyn Stream>>,
     connecting: bool,
     /// A command on the stream is not complete yet; events of the stream are handled after it.
-    held: bool,
+    command_pending: bool,
     receive: Option<Receive>,
     /// Bytes that the stream has not taken yet.
     unsent: Vec<u8>,
@@ -138,10 +138,10 @@ impl Streams {
             Ok(Streaming {
                 sid,
                 untouched: Mutex::new(accepted_by),
-                state: Mutex::new(State {
+                state: Mutex::new(StreamingState {
                     stream,
                     connecting,
-                    held: connecting,
+                    command_pending: connecting,
                     receive: None,
                     unsent: Vec::new(),
                 }),
@@ -213,7 +213,7 @@ impl Streams {
             return Err(Status::Busy);
         }
         state.receive = Some(Receive { buffer, arrived: 0 });
-        state.held = true;
+        state.command_pending = true;
         effects.check_stream(sid);
         Ok(())
     }
@@ -303,7 +303,7 @@ impl Streams {
     /// Continues a stream after a command on it is complete.
     pub(crate) fn resume(&self, sid: u32, now: Nanos, effects: &mut Effects) {
         if let Some(entry) = self.streams.find(sid) {
-            entry.state.lock().held = false;
+            entry.state.lock().command_pending = false;
             self.poll(sid, now, effects);
         }
     }
@@ -315,7 +315,7 @@ impl Streams {
             return;
         };
         let mut state = entry.state.lock();
-        if state.held {
+        if state.command_pending {
             return;
         }
         if state.connecting {
@@ -390,7 +390,7 @@ impl Streams {
     }
 }
 
-impl State {
+impl StreamingState {
     /// The addresses of this end and of the peer's end.
     fn ends(&self) -> Option<Ends> {
         self.stream.as_ref().map(|stream| stream.ends())
