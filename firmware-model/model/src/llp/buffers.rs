@@ -67,7 +67,7 @@ impl BufferPool {
     }
 }
 
-/// Zeroed by the system, which makes pages of it when they are used.
+/// A zeroed buffer. The system allocates its pages when they are used.
 #[cold]
 fn new() -> Buffer {
     let Ok(buffer) = vec![0; BUFFER_LEN].try_into() else {

@@ -5,7 +5,7 @@ use crate::capture::own_peer::OwnPeerTap;
 use crate::llp::buffers::{BUFFER_LEN, Buffer, BufferPool};
 use crate::llp::ulpdu::Head;
 
-/// Longest ULPDU: as large as the caches like.
+/// Longest ULPDU: small enough for the caches.
 pub(crate) const MULPDU: usize = 32 << 10;
 
 /// Bytes before each ULPDU: its length.
@@ -21,7 +21,7 @@ pub(crate) struct Loopback {
     end: usize,
     /// The present end of the open ULPDU.
     filled: usize,
-    /// Bytes sealed so far, and those before `start`.
+    /// Bytes sealed so far; `position` counts the bytes before `start`.
     sealed: u64,
     position: u64,
     /// Bytes up to which everything was placed, delivered or answered.
@@ -123,7 +123,7 @@ impl Loopback {
         }
     }
 
-    /// Forgets all that was sealed.
+    /// Drops all sealed ULPDUs.
     pub(crate) fn discard(&mut self) {
         (self.start, self.end, self.filled) = (0, 0, 0);
     }

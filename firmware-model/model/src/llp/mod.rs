@@ -37,7 +37,7 @@ pub(crate) enum Llp {
 }
 
 impl Llp {
-    /// Most bytes of a ULPDU at present.
+    /// The most bytes of a ULPDU at present.
     #[inline]
     pub(crate) fn mulpdu(&self) -> usize {
         match self {
@@ -76,8 +76,8 @@ impl Llp {
         }
     }
 
-    /// The next payload is the `len` bytes of `window` from `at` on, which may change at any time.
-    /// If they cannot be reached, the ULPDU cannot be used.
+    /// Adds the `len` bytes of `window` from `at` on as the next payload; they may change at any
+    /// time. If they cannot be accessed, the ULPDU cannot be used.
     #[inline]
     pub(crate) fn gather(&mut self, window: &Window<'_>, at: u64, len: usize) -> Result<(), Unreachable> {
         match self {
@@ -131,7 +131,7 @@ impl Llp {
         }
     }
 
-    /// Hands sealed ULPDUs down; `false` if the stream takes no more for now.
+    /// Passes sealed ULPDUs to the stream; `false` if the stream takes no more for now.
     pub(crate) fn flush(
         &mut self,
         memory: &MemoryTable,

@@ -17,7 +17,7 @@ pub(crate) enum LlpError {
     /// A marker and ULPDU_Length disagree (code 3).
     #[error("FPDU with a wrong marker")]
     Marker,
-    /// Memory that was to be sent from, or received into, is not there any more.
+    /// The memory of a work request is unmapped, so its bytes cannot be sent or received.
     #[error("memory of a work request is unmapped")]
     Fault,
 }

@@ -44,7 +44,7 @@ pub(crate) struct Qp {
     pub(crate) turns: Turns<Inner>,
     /// Requests that the runtime makes later.
     later: AtomicU32,
-    /// Whether the runtime has it on its list for that.
+    /// Whether the queue pair is on the runtime's list because of `later`.
     pub(crate) listed: AtomicBool,
     /// Whether a read of the stream may find something.
     pub(crate) readable: AtomicBool,
@@ -83,7 +83,7 @@ pub(crate) struct Inner {
     pub(crate) timer: Option<Nanos>,
     /// The stream passes its bytes through memory.
     pub(crate) in_memory: bool,
-    /// The stream may be late.
+    /// The stream may deliver its bytes with a delay.
     pub(crate) delays: bool,
 }
 
@@ -184,7 +184,7 @@ impl Qp {
         self.is_readable() && !self.blocked.load(Ordering::Relaxed)
     }
 
-    /// Leaves something to the runtime.
+    /// Adds `requests` to those that the runtime makes later.
     pub(crate) fn note_later(&self, requests: Requests) {
         self.later.fetch_or(requests.bits(), Ordering::SeqCst);
     }
@@ -224,7 +224,7 @@ impl Qp {
         self.counters.sum_into(sums);
     }
 
-    /// Carries out `QueryQp`: its state, and both ends of its stream.
+    /// Carries out `QueryQp`: returns the state, and both ends of the stream.
     pub(crate) fn status(&self, effects: &mut Effects) -> Result<(QpStatus, Option<Ends>), Status> {
         self.command(effects, |inner, _| {
             let ends = inner.stream.as_ref().map(|stream| stream.ends());
@@ -249,7 +249,7 @@ impl Inner {
         self.in_memory && self.stream.is_some()
     }
 
-    /// Whether the end of the stream or of the work is not near: then a poll that finds nothing has
+    /// Whether neither the stream nor the work is about to end: then a poll that finds nothing has
     /// no more to do.
     #[inline]
     pub(crate) fn is_without_end(&self) -> bool {
@@ -362,8 +362,8 @@ impl Gathering {
         self.rings = self.rings.saturating_add(1);
     }
 
-    /// Everything posted has been taken, `sent` entries of it just now, for a flush or not.
-    /// `may_begin`: the queue pair is in a state for bursts.
+    /// Notes that everything posted has been taken: `sent` entries in this run, which is a flush if
+    /// `flushed`. `may_begin`: the state of the queue pair allows a burst.
     pub(crate) fn note_sent(&mut self, sent: u32, flushed: bool, may_begin: bool) -> Burst {
         let begins = !self.burst && self.rings >= self.begins_at && may_begin;
         if sent > 1 {
@@ -386,13 +386,13 @@ impl Gathering {
         Burst::Same
     }
 
-    /// Ends the burst; whether there was one.
+    /// Ends the burst. Returns whether there was one.
     pub(crate) fn end(&mut self) -> bool {
         self.rings = 0;
         std::mem::take(&mut self.burst)
     }
 
-    /// The next burst begins as early as the first.
+    /// Forgets the program's behaviour: the next burst begins as early as the first.
     pub(crate) fn forget(&mut self) {
         self.begins_at = BURST_RINGS;
     }
@@ -400,8 +400,8 @@ impl Gathering {
 
 // The engine of a queue pair, by its kind.
 
-/// The engine of a queue pair. The functions have the meaning that those of
-/// [`rdmap::Engine`] have; datagrams have no use for a stream.
+/// The engine of a queue pair. Each function does the same as the function of that name in
+/// [`rdmap::Engine`]; datagrams ignore the stream.
 #[derive(Debug)]
 #[expect(
     clippy::large_enum_variant,

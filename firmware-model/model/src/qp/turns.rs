@@ -133,7 +133,7 @@ mod loom_tests {
     use loom::sync::Arc;
     use loom::thread;
 
-    /// An atomic, because loom changes threads at those: in the middle of the work, too.
+    /// An atomic, because loom switches threads at atomics, also within the work.
     type Done = AtomicU32;
 
     fn ask(turns: &Turns<Done>, bit: u32) {

@@ -1,4 +1,4 @@
-//! The device's side of a send queue.
+//! The send queue, seen from the device.
 
 use super::bad_wqe::BadWqe;
 use crate::host::{Mapping, Record};
@@ -94,7 +94,7 @@ impl SendQueue {
     }
 
     /// The next entry, if one is posted. It stays the next until [`advance`](SendQueue::advance).
-    // An entry that is returned in memory, and moved on, costs more than its parts.
+    // An entry that is returned through memory and copied again costs more than its fields.
     #[inline(always)]
     pub fn peek(&mut self) -> Option<Result<SendWqe, BadWqe>> {
         if self.producer == self.next {
@@ -132,7 +132,7 @@ impl SendQueue {
             cookie: header.cookie.get(),
         };
         let posted = self.producer.wrapping_sub(index);
-        // A driver that claims more blocks than the ring has lost count.
+        // A driver that claims more blocks than the ring has is out of step.
         if self.producer.wrapping_sub(self.retired) > self.mask + 1 {
             return Err(bad);
         }
@@ -160,7 +160,7 @@ impl SendQueue {
         Ok(wqe)
     }
 
-    /// Takes the entry that [`peek`](SendQueue::peek) showed.
+    /// Takes the entry that [`peek`](SendQueue::peek) returned.
     #[inline]
     pub fn advance(&mut self, blocks: u8) {
         self.next = self.next.wrapping_add(blocks.into());
@@ -295,7 +295,7 @@ impl SendWqe {
         }
         Some(match self.opcode {
             Opcode::Read | Opcode::ReadInv if inline => return None,
-            // It invalidates the STag of its element.
+            // The Read invalidates the STag of its only element.
             Opcode::ReadInv if sges != 1 => return None,
             Opcode::CompareSwap | Opcode::FetchAdd => {
                 if inline || sges != 1 {

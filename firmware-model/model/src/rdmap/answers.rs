@@ -49,7 +49,7 @@ pub(super) struct Answers {
     pub(super) ird: u32,
     /// Reads beyond `ird`, for the peer's confirmations.
     pub(super) spare: u32,
-    /// The peer takes a confirmation.
+    /// The peer accepts a confirmation.
     pub(super) takes_confirmations: bool,
     /// MSN of the next request on queue 1.
     pub(super) msn: u32,
@@ -74,8 +74,8 @@ impl Answers {
         self.queue.is_empty()
     }
 
-    /// Whether an answer with data is missing. A Read of length zero may only have been to confirm
-    /// something.
+    /// Whether an answer with data is missing. A Read of length zero may only request a
+    /// confirmation.
     pub(super) fn is_data_wanted(&self) -> bool {
         let is_empty = |request: &Request| matches!(&request.peer_request, PeerRequest::Read { request, .. } if request.size == 0);
         !self.queue.iter().all(is_empty)
@@ -250,8 +250,8 @@ fn atomic_failed(error: TerminateError, header: &[u8]) -> Outgoing {
     })
 }
 
-/// Carries an atomic out; returns the value before. It is atomic towards all other queue pairs and
-/// the host's own atomic instructions.
+/// Carries out an atomic; returns the old value. The operation is atomic for all other queue pairs
+/// and for the host's own atomic instructions.
 fn operate(env: &Env<'_>, request: &AtomicRequest) -> Result<u64, TerminateError> {
     let window = env
         .memory
@@ -268,7 +268,7 @@ fn operate(env: &Env<'_>, request: &AtomicRequest) -> Result<u64, TerminateError
     window
         .update_word(0, |old| result(&request.operation, old))
         .map_err(|error| match error {
-            // Not performed (RFC 7306 §5.1, row X73-07).
+            // The operation was not performed (RFC 7306 §5.1, row X73-07).
             WordError::Misaligned => TerminateError::RdmapCatastrophicStream,
             WordError::Unreachable => terminate::source(Violation::InvalidStag),
         })
@@ -277,8 +277,8 @@ fn operate(env: &Env<'_>, request: &AtomicRequest) -> Result<u64, TerminateError
 /// The new value.
 pub(super) fn result(operation: &AtomicOperation, old: u64) -> u64 {
     match *operation {
-        // A set mask bit is the most significant of its field: it is added without carry (RFC 7306
-        // §5.1.1).
+        // A set mask bit marks the most significant bit of a field: each field is added without a
+        // carry into the next one (RFC 7306 §5.1.1).
         AtomicOperation::FetchAdd { add, mask } => {
             (old & !mask).wrapping_add(add & !mask) ^ ((old ^ add) & mask)
         }

@@ -63,7 +63,7 @@ pub struct Attachment {
     pub delivered: bool,
     /// One inbound Read more than `ird` is accepted.
     pub spare_read: bool,
-    /// The peer takes a confirmation.
+    /// The peer accepts a confirmation.
     pub confirmation: bool,
     /// Most outstanding outbound Reads and atomics of the program.
     pub ord: u32,
@@ -77,9 +77,9 @@ pub struct Attachment {
     pub rtr_send: Option<Rtr>,
     /// RTR to expect first.
     pub rtr_expect: Option<Rtr>,
-    /// Another first message is an error (row EMPA-21).
+    /// A first message other than `rtr_expect` is an error (row EMPA-21).
     pub strict_rtr: bool,
-    /// Posted receives are flushed so long after the peer's FIN, with `peer_may_close`.
+    /// The time after the peer's FIN at which posted receives are flushed, with `peer_may_close`.
     pub fin_grace: Duration,
     /// Control word of a Terminate to send instead of starting; 0 = none.
     pub terminate: u32,

@@ -27,7 +27,7 @@ use urnic_wire::rdmap::{Control, Opcode, ReadRequest};
 /// the request also waits for a peer on the same device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum Source {
-    /// Nothing.
+    /// No confirmation: the request completes when the stream has taken it.
     #[default]
     Stream,
     /// The answers to Reads.
@@ -36,7 +36,8 @@ enum Source {
     Word,
 }
 
-/// How far the peer has processed our messages. Positions count the bytes of the stream.
+/// The positions up to which the peer has processed our messages. Positions count the bytes of the
+/// stream.
 #[derive(Debug, Default)]
 pub(super) struct Confirmation {
     source: Source,
@@ -48,19 +49,19 @@ pub(super) struct Confirmation {
     /// The word's value when it was last read, at most the number of bytes that the stream had
     /// taken.
     seen: u64,
-    /// The next request waits until the local peer has processed all that was sent.
+    /// The next request waits until the local peer has processed all sent bytes.
     delays_next: bool,
     same_device: Option<PeerProgress>,
 }
 
-/// Which messages Reads have confirmed, and which they must still confirm.
+/// The positions of messages that Reads have confirmed, or must still confirm.
 #[derive(Debug, Default)]
 struct ReadPositions {
     /// The end of the last message.
     sent: u64,
     /// The end of the last message that the program expects a completion of.
     signaled: u64,
-    /// The end of the last Read request: its answer confirms all before it.
+    /// The end of the last Read request: its answer confirms all messages before it.
     covered: u64,
     /// All messages before this position are delivered.
     confirmed: u64,
@@ -131,7 +132,7 @@ impl Confirmation {
         self.delivered
     }
 
-    /// Whether every message that is to be confirmed is confirmed, of those up to `taken`.
+    /// Whether all messages up to `taken` that need a confirmation are confirmed.
     pub(super) fn is_all(&self, taken: u64) -> bool {
         match (self.source, &self.word) {
             (Source::Stream, _) | (Source::Word, None) => true,
@@ -185,7 +186,7 @@ impl Confirmation {
         }
     }
 
-    /// The connection ends: nothing refers to the peer any more.
+    /// The connection ends: no reference to the peer remains.
     pub(super) fn part(&mut self) {
         self.await_no_more();
         self.word = None;
@@ -210,13 +211,13 @@ impl Confirmation {
 // The word of a local peer.
 
 impl Confirmation {
-    /// Whether the next request waits until the local peer has processed all that was sent.
+    /// Sets whether the next request waits until the local peer has processed all sent bytes.
     #[inline]
     pub(super) fn delay_next(&mut self, delays: bool) {
         self.delays_next = delays;
     }
 
-    /// The word, if something here waits for it.
+    /// The word, if a request waits for it.
     #[inline]
     fn awaited(&self) -> Option<&ProcessedWord> {
         self.word
@@ -241,7 +242,8 @@ impl Confirmation {
         said >= taken && self.note_word(taken)
     }
 
-    /// The local peer has processed all up to `position`; whether that is more than before.
+    /// Notes that the local peer has processed all bytes up to `position`. Returns whether that is
+    /// more than before.
     #[inline]
     fn note_word(&mut self, position: u64) -> bool {
         let is_more = position > self.seen;
@@ -253,7 +255,7 @@ impl Confirmation {
 // Reads that confirm.
 
 impl Confirmation {
-    /// A message was sent that ends at `position`.
+    /// Notes that a message was sent that ends at `position`.
     #[inline]
     pub(super) fn sent(&mut self, position: u64, signaled: bool) {
         self.reads.sent = position;
@@ -262,18 +264,18 @@ impl Confirmation {
         }
     }
 
-    /// A Read or atomic request was sent that ends at `position`.
+    /// Notes that a Read or atomic request was sent that ends at `position`.
     pub(super) fn requested(&mut self, position: u64) {
         self.reads.covered = position;
     }
 
-    /// The requester's own Read was sent; it ends at `position`.
+    /// Notes that the requester's own Read was sent; it ends at `position`.
     pub(super) fn own_read_sent(&mut self, position: u64) {
         self.requested(position);
         (self.reads.own, self.reads.uninformed) = (Some(position), false);
     }
 
-    /// The request that ended at `position` was answered.
+    /// Notes that the request that ended at `position` was answered.
     pub(super) fn answered(&mut self, position: u64) {
         self.confirmed(position);
         if self.reads.own == Some(position) {
@@ -281,7 +283,8 @@ impl Confirmation {
         }
     }
 
-    /// The peer has processed all up to `position`, by an answer or a confirmation of its own.
+    /// Notes that the peer has processed all bytes up to `position`, by an answer or a confirmation
+    /// of its own.
     pub(super) fn confirmed(&mut self, position: u64) {
         self.reads.confirmed = self.reads.confirmed.max(position);
     }
@@ -349,7 +352,7 @@ pub(super) fn is_confirmation(header: &TaggedHeader, len: usize) -> bool {
     header.last && len == 0 && header.stag == ANY_STAG && header.to != 0
 }
 
-/// Whether the peer that sent this request takes a confirmation.
+/// Whether the peer that sent this request accepts a confirmation.
 pub(super) fn is_taken_by_sender_of(request: &ReadRequest) -> bool {
     request.size == 0 && request.source_stag == ANY_STAG && request.source_to == MARK
 }
@@ -376,7 +379,7 @@ impl Confirmation {
     }
 }
 
-/// No peer counts: requests that the stream took are complete.
+/// The count while no peer counts: all requests that the stream took are complete.
 const UNTRACKED: u64 = u64::MAX;
 
 /// A count on a cache line of its own: one end writes it, the other end reads it.
@@ -460,7 +463,7 @@ impl PeerProgress {
 }
 
 impl Rendezvous {
-    /// The counts for the end that attaches second, which counts from now on.
+    /// The counts for the end that attaches second, which counts from then on.
     pub fn join(&self) -> Option<PeerProgress> {
         let counts = self.0.upgrade()?;
         let [of_first, _] = &counts.0;

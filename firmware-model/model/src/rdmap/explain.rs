@@ -16,7 +16,7 @@ use urnic_wire::rdmap::{Control, Opcode as Message, QN_READ_REQUEST, QN_SEND, Te
 
 static LIMIT: LogLimit = LogLimit::new("refused requests");
 
-/// The queue pair and its connection.
+/// The text that names the queue pair and its connection.
 fn subject(env: &Env<'_>, stream: &dyn Stream) -> String {
     let Ends { local, remote } = stream.ends();
     match remote.port() {
@@ -25,7 +25,8 @@ fn subject(env: &Env<'_>, stream: &dyn Stream) -> String {
     }
 }
 
-/// We refuse a message of the peer by this Terminate, or end the connection for another reason.
+/// Logs that this side refuses a message of the peer by this Terminate, or ends the connection for
+/// another reason.
 #[cold]
 pub(super) fn refused_here(terminate: &Terminate<'_>, rights: Access, env: &Env<'_>, stream: &dyn Stream) {
     if !LIMIT.may_say(env.now.get()) {
@@ -108,7 +109,7 @@ fn name(opcode: Opcode) -> &'static str {
     }
 }
 
-/// How a connection is lost: without a Terminate, and not in order.
+/// The cause of a lost connection: one that ended without a Terminate and not in order.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Lost {
     /// TCP reports the loss.
@@ -125,7 +126,7 @@ pub(super) enum Lost {
     MalformedTerminate,
 }
 
-/// The connection is lost. Says so if that has an effect on requests.
+/// Logs that the connection is lost, if that has an effect on requests.
 #[cold]
 pub(super) fn lost(how: Lost, requester: &Requester, env: &Env<'_>, stream: &dyn Stream) {
     let (count, oldest) = requester.in_flight();
@@ -150,7 +151,7 @@ pub(super) fn lost(how: Lost, requester: &Requester, env: &Env<'_>, stream: &dyn
     }
 }
 
-/// The peer refuses a request, or ends the connection, by its Terminate.
+/// Logs that the peer refuses a request, or ends the connection, by its Terminate.
 #[cold]
 pub(super) fn refused_there(received: &Received, requester: &Requester, env: &Env<'_>, stream: &dyn Stream) {
     if !LIMIT.may_say(env.now.get()) {
@@ -180,7 +181,7 @@ pub(super) fn refused_there(received: &Received, requester: &Requester, env: &En
     tracing::warn!("{subject}: the peer refused {what}: {error}");
 }
 
-/// A request of this end fails here.
+/// Logs that a request of this end fails here.
 #[cold]
 pub(super) fn failed_here(requester: &Requester, env: &Env<'_>, stream: &dyn Stream) {
     if !LIMIT.may_say(env.now.get()) {

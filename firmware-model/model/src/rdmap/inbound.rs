@@ -138,7 +138,7 @@ impl Rdmap {
         let len = ulpdu_len - (head.len() - payload.len());
         let segment = Segment { opcode, header, len };
         match (opcode, &header) {
-            // All of it must be there.
+            // The whole segment must have arrived.
             (Opcode::Write, _) if env.qp.last_first => return Ok(None),
             // The whole range must be permitted before a byte is placed (row DDP-V-02).
             (Opcode::Write, Header::Tagged(h)) => {
@@ -148,7 +148,7 @@ impl Rdmap {
             }
             (Opcode::ReadResponse, _) if !self.requester.reads.is_discarded() => {}
             (_, Header::Untagged(h)) if h.qn == urnic_wire::rdmap::QN_SEND && !opcode.is_extension() => {}
-            // A fixed header of that length is refused when it is complete.
+            // A message with a fixed header is refused for that length when it is complete.
             _ => return Ok(None),
         }
         self.startup.first_message_with_payload(env, opcode)?;
@@ -157,7 +157,7 @@ impl Rdmap {
         Ok(Some(segment))
     }
 
-    /// Checks a segment's place among its like.
+    /// Checks a segment's position in its message or queue.
     #[inline]
     fn begin(&mut self, env: &mut Env<'_>, segment: &Segment) -> Result<(), Refusal> {
         match (&segment.header, segment.opcode) {
@@ -174,7 +174,7 @@ impl Rdmap {
         }
     }
 
-    /// Places `bytes`, which begin `at` bytes into the segment's payload.
+    /// Places `bytes`, which start at offset `at` of the segment's payload.
     #[inline]
     fn place(&mut self, env: &Env<'_>, segment: &Segment, at: usize, bytes: &[u8]) -> Result<(), Refusal> {
         if bytes.is_empty() {
@@ -384,13 +384,13 @@ impl Rdmap {
     }
 }
 
-// Messages that wait for a receive to be posted, where that is waited for (native connections).
+// Messages that are parked until a receive is posted (native connections).
 //
 // The program that should post it may itself wait for a Read that it posted before. So answers to
-// our requests pass by; everything else stays in order after the message that waits, up to a
-// limit; then the stream is not read any more.
+// our requests pass by. All other messages are parked in order after the first one, up to a limit;
+// then the stream is not read any more.
 
-/// Bytes that may wait.
+/// The most bytes that may be parked.
 const LIMIT: usize = 256 << 10;
 
 /// ULPDUs in the order of their arrival.
@@ -410,7 +410,7 @@ impl Parked {
         self.ulpdus.len()
     }
 
-    /// Whether a ULPDU that begins so must wait after those that wait.
+    /// Whether a ULPDU with this beginning must be parked after the parked ones.
     #[inline]
     pub(super) fn stops(&self, ulpdu: &[u8]) -> bool {
         const PASSING: [u8; 3] = [
@@ -424,7 +424,7 @@ impl Parked {
                 .is_some_and(|control| PASSING.contains(&(control & 0xf)))
     }
 
-    /// Takes a ULPDU in that begins at `position` of the stream, if there is room.
+    /// Parks a ULPDU that begins at `position` of the stream. Returns whether there was room.
     pub(super) fn keep(&mut self, position: u64, ulpdu: &[u8]) -> bool {
         let room = self.bytes + ulpdu.len() <= LIMIT;
         if room {
@@ -445,7 +445,7 @@ impl Parked {
         self.ulpdus.front().map(|(position, _)| *position)
     }
 
-    /// Removes the oldest message, which need not wait any more.
+    /// Removes the oldest parked message.
     pub(super) fn release(&mut self) {
         if let Some((_, ulpdu)) = self.ulpdus.pop_front() {
             self.bytes -= ulpdu.len();

@@ -22,7 +22,7 @@ use urnic_wire::rdmap::{HeaderError, Opcode, PlacementError, ReadRequest, Segmen
 /// Longest message (RFC 5041 §5.2).
 const MAX_MESSAGE: u64 = u32::MAX as u64;
 
-/// Why a segment is not taken.
+/// The reason why a segment is not taken.
 #[derive(Debug)]
 pub(super) enum Refusal {
     /// The segment waits for a receive to be posted; nothing of the segment was taken.
@@ -31,7 +31,7 @@ pub(super) enum Refusal {
     Terminate(TerminateError),
     /// The peer is at fault in a Read Request; the Terminate includes its header.
     ReadRequest(TerminateError, ReadRequest),
-    /// The peer's Terminate makes no sense: end without a word (row RDM-T-08).
+    /// The peer's Terminate is malformed: the connection ends without a Terminate (row RDM-T-08).
     Silent,
     /// The message is the peer's Terminate.
     Terminated(Received),
@@ -83,7 +83,7 @@ pub(super) struct Responder {
     pub(super) drops: Drops,
     /// Immediate data of the next Send.
     next_immediate: Option<[u8; 4]>,
-    /// Bytes of the last Write, and whether it has not ended.
+    /// Bytes of the last Write, also while it is incomplete.
     written: u64,
     writing: bool,
 }
@@ -127,7 +127,7 @@ impl Responder {
         self.flush_status.is_some()
     }
 
-    /// A Send that no program sent: the RTR (row EMPA-19).
+    /// Accepts the RTR as a Send that no program sent (row EMPA-19).
     pub(super) fn swallow(&mut self) {
         self.msn = self.msn.wrapping_add(1);
     }
@@ -336,7 +336,7 @@ impl Responder {
             return Ok(());
         }
         if self.drops.take_immediate() {
-            // It belongs to the Write that was dropped and counted.
+            // The immediate belongs to the Write that was dropped and counted.
             self.msn = self.msn.wrapping_add(1);
             return Ok(());
         }
@@ -383,14 +383,14 @@ impl Responder {
         env.counters.add(Counter::RxMessageDrops, 1);
     }
 
-    /// Kind UC: checks where a segment of a Write goes, before a byte of it is placed; the Write is
-    /// dropped if it may not go there.
+    /// Kind UC: checks the target of a segment of a Write, before a byte of it is placed. A Write
+    /// without permission is dropped.
     pub(super) fn screen_write(&mut self, env: &Env<'_>, header: &TaggedHeader, len: usize) {
         let allowed = len == 0 || self.write_window(env, header.stag, header.to, len).is_ok();
         self.drops.begin_write(allowed);
     }
 
-    /// Kind UC: a Write that is dropped ends; whether it is one.
+    /// Kind UC: ends a Write that is dropped. Returns whether the Write was dropped.
     pub(super) fn end_dropped_write(&mut self, env: &Env<'_>, last: bool) -> bool {
         let dropped = self.drops.end_write(last);
         if dropped && last {
@@ -503,7 +503,7 @@ impl Responder {
 #[derive(Debug, Default)]
 pub(super) struct Drops {
     on: bool,
-    /// The receive that was taken last waits for another message.
+    /// The last receive taken is reserved for the next message.
     kept: bool,
     /// The Write that is arriving is dropped.
     write: bool,
@@ -525,18 +525,18 @@ impl Drops {
         self.on
     }
 
-    /// The receive that was taken last is not used up: the message for it is dropped.
+    /// Reserves the last receive taken, because the message for it is dropped.
     pub(super) fn keep_receive(&mut self) {
         self.kept = true;
     }
 
-    /// Whether a receive is left from a message that was dropped; it is taken.
+    /// Takes the reserved receive. Returns whether there is one.
     #[inline]
     pub(super) fn take_kept(&mut self) -> bool {
         std::mem::take(&mut self.kept)
     }
 
-    /// A segment of a Write begins, which is `allowed` or else makes the whole Write dropped.
+    /// Begins a segment of a Write. If it is not `allowed`, the whole Write is dropped.
     pub(super) fn begin_write(&mut self, allowed: bool) {
         self.immediate = false;
         self.write |= !allowed;
@@ -559,7 +559,7 @@ impl Drops {
         }
     }
 
-    /// A segment of a Write ends, the last one if `last`; whether the Write is dropped.
+    /// Ends a segment of a Write, the last one if `last`. Returns whether the Write is dropped.
     pub(super) fn end_write(&mut self, last: bool) -> bool {
         let dropped = self.write;
         if last {
@@ -568,7 +568,7 @@ impl Drops {
         dropped
     }
 
-    /// A Send begins: no immediate of an earlier Write follows.
+    /// Begins a Send: no immediate of an earlier Write can follow.
     #[inline]
     pub(super) fn begin_send(&mut self) {
         self.immediate = false;
@@ -580,7 +580,7 @@ impl Drops {
         std::mem::take(&mut self.immediate)
     }
 
-    /// No message of an earlier stream continues.
+    /// Begins a stream: no message of an earlier stream continues.
     pub(super) fn begin_stream(&mut self) {
         (self.write, self.immediate) = (false, false);
     }

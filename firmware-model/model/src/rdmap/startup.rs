@@ -14,7 +14,7 @@ use urnic_device::event::{Event, EventKind};
 use urnic_wire::ddp::Header;
 use urnic_wire::rdmap::{Opcode, ReadRequest, TerminateError};
 
-/// Which end may send first.
+/// The right of an end to send first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum Role {
     /// We sent the MPA Request.
@@ -48,7 +48,7 @@ pub(super) struct Startup {
     rtr: Option<Rtr>,
     /// The RTR that the first FPDU should be.
     expected: Option<Rtr>,
-    /// Another first message is an error (row EMPA-21).
+    /// A first message other than the expected one is an error (row EMPA-21).
     is_strict: bool,
 }
 
@@ -75,7 +75,7 @@ impl Startup {
         }
     }
 
-    /// Start-up failed after the Reply: a Terminate may be sent at once (RFC 6581 §9).
+    /// Ends start-up that failed after the Reply: a Terminate may be sent at once (RFC 6581 §9).
     pub(super) fn abort(&mut self) {
         self.arrived = Arrived::Fpdu;
     }
@@ -98,7 +98,7 @@ impl Startup {
         self.rtr.is_some()
     }
 
-    /// An FPDU was framed.
+    /// Notes that an FPDU was framed.
     #[inline]
     pub(super) fn note_sent(&mut self) {
         self.has_sent = true;
@@ -115,9 +115,10 @@ impl Startup {
         self.arrived == Arrived::Nothing
     }
 
-    /// The first message begins with this header and payload. Returns whether it is the RTR, a Send
-    /// that no program may see; `first_msn` is the MSN that a first Send has. A first message other
-    /// than the agreed one is accepted, too, unless the attachment was strict (row EMPA-21).
+    /// Checks the beginning of the first message, with this header and payload. Returns whether it
+    /// is the RTR, a Send that no program may see; `first_msn` is the MSN that a first Send has. A
+    /// first message other than the agreed one is accepted, too, unless the attachment was strict
+    /// (row EMPA-21).
     pub(super) fn first_message(
         &mut self,
         env: &Env<'_>,
@@ -140,7 +141,7 @@ impl Startup {
         Ok(as_agreed && self.expected == Some(Rtr::Send) && is_first)
     }
 
-    /// The first message begins, and has payload, which an RTR has not.
+    /// Checks the beginning of a first message with payload, which an RTR does not have.
     pub(super) fn first_message_with_payload(
         &mut self,
         env: &Env<'_>,
@@ -156,7 +157,7 @@ impl Startup {
         }
     }
 
-    /// The first message is not the RTR that was agreed on.
+    /// Reports a first message that is not the agreed RTR.
     fn mismatch(&self, env: &Env<'_>, opcode: Opcode) -> Result<(), Refusal> {
         env.counters.add(Counter::RtrMismatches, 1);
         if self.is_strict && opcode != Opcode::Terminate {

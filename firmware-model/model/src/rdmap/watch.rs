@@ -1,5 +1,5 @@
-//! The watch over the peer of one connection: since when its system has been silent, although
-//! requests wait for it.
+//! The watch over the peer of one connection: the time since which the peer's system has been
+//! silent while requests wait for it.
 
 use crate::stream::Answers;
 use crate::time::Nanos;
@@ -36,7 +36,7 @@ struct Checks {
     since: Nanos,
     last: Nanos,
     next: Nanos,
-    /// Retransmissions before the peer's last sign of life, of bytes that are still
+    /// Retransmissions before the last answer of the peer's system, of bytes that are still
     /// unacknowledged.
     retransmissions: u32,
     /// The stream probes the peer's system at intervals.
@@ -61,13 +61,13 @@ impl Watch {
         (self.stream_has_limit, self.checks, self.acknowledged) = (false, None, 0);
     }
 
-    /// The connection ends: nothing waits for the peer any more.
+    /// Ends the watch: no request waits for the peer any more.
     pub(super) fn end(&mut self) {
         (self.possible, self.checks) = (false, None);
     }
 
     /// Sets the time after which a silent peer is lost; zero leaves that to TCP. Returns whether
-    /// the stream must stop asking.
+    /// the stream must stop its probes.
     pub(super) fn set_limit(&mut self, limit: Duration) -> bool {
         self.limit = (!limit.is_zero()).then_some(limit);
         self.stream_has_limit = false;

@@ -40,7 +40,8 @@ pub(crate) struct Background {
 }
 
 impl Background {
-    /// Starts the thread, with all signals blocked: they are the program's.
+    /// Starts the thread. All signals are blocked there, because they are for the program's
+    /// threads.
     pub(crate) fn spawn(core: &Arc<Core>) -> io::Result<Background> {
         let stop = Arc::new(AtomicBool::new(false));
         let (of_thread, stopped) = (core.clone(), stop.clone());
@@ -70,7 +71,7 @@ impl Drop for Background {
             return;
         };
         if self.core.is_abandoned() {
-            // The thread is the parent's. There is none to wait for here.
+            // The thread runs in the parent process: there is none to wait for here.
             mem::forget(thread);
             return;
         }
@@ -79,7 +80,7 @@ impl Drop for Background {
             readiness.wake();
         }
         if thread.thread().id() != std::thread::current().id() {
-            // It can end by a panic only, and that has been reported.
+            // The thread can end only by a panic, which has been reported.
             let _ = thread.join();
         }
     }
@@ -93,7 +94,7 @@ struct Loop<'a> {
     woken: bool,
     /// Pollers drove the device at the last check.
     driven: bool,
-    /// Something was left to pollers.
+    /// Work was left to pollers.
     left_to_pollers: bool,
     /// The time until which bursts are awaited.
     warm_until: Nanos,
@@ -126,7 +127,7 @@ impl<'a> Loop<'a> {
         }
     }
 
-    /// Does the due work; returns the time of the next work.
+    /// Does the work that is due; returns the time of the next work.
     fn work(&mut self) -> Option<Nanos> {
         let (core, schedule) = (self.core, self.schedule);
         schedule.pending.store(false, Ordering::SeqCst);
@@ -239,7 +240,7 @@ impl<'a> Loop<'a> {
 // The background thread's estimate of whether other threads poll: it reads the count of their polls
 // whenever it wakes.
 
-/// Whether a poller would have found what the background thread found.
+/// Whether a poller would have found the event that the background thread found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Finder {
     /// A poller was active, and would have found the same.
@@ -440,7 +441,7 @@ pub(super) struct Attended {
     pub(super) left: bool,
 }
 
-/// Makes all queue pairs on the list do the work that they left.
+/// Runs all queue pairs on the list.
 pub(super) fn attend(core: &Core) -> Attended {
     let schedule = &core.schedule;
     let mut arrived = false;
@@ -456,7 +457,7 @@ pub(super) fn attend(core: &Core) -> Attended {
     Attended { arrived, left }
 }
 
-/// Sends gathered requests, and continues with those that were left.
+/// Sends gathered requests, and runs the queue pairs on the list.
 #[inline]
 pub(super) fn flush_gathered(core: &Core) -> Attended {
     match core.schedule.seems_wanted() {
@@ -465,7 +466,7 @@ pub(super) fn flush_gathered(core: &Core) -> Attended {
     }
 }
 
-/// Lets timers run out.
+/// Handles the timers that have expired.
 pub(super) fn run_timers(core: &Core, now: Nanos) {
     while let Some(timer) = core.schedule.take_timer(now) {
         match timer {
@@ -490,7 +491,7 @@ pub(super) fn run_timers(core: &Core, now: Nanos) {
     }
 }
 
-/// Retries work that found no room; returns whether some still finds none.
+/// Retries work for which there was no room. Returns whether some work still has no room.
 pub(super) fn retry(core: &Core) -> bool {
     if !core.schedule.take_left_over() {
         return false;
@@ -503,7 +504,8 @@ pub(super) fn retry(core: &Core) -> bool {
     core.schedule.leave_over(connections || events)
 }
 
-/// Acts on the descriptors that are ready, waiting for one until `timeout` (`None` = for ever).
+/// Handles the descriptors that are ready, after a wait for one until `timeout` (`None` = for
+/// ever).
 pub(super) fn poll_ready(core: &Core, timeout: Option<Duration>) -> Polled {
     let mut polled = Polled::default();
     let Some(readiness) = &core.schedule.readiness else {
@@ -554,7 +556,7 @@ pub(super) fn poll_ready(core: &Core, timeout: Option<Duration>) -> Polled {
     }
 }
 
-/// Serves the queue pairs for which peers on this host rang.
+/// Serves the queue pairs with notifications of local peers.
 #[inline]
 pub(super) fn answer_notifications(core: &Core) -> Polled {
     let mut polled = Polled::default();

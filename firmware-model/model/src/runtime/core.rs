@@ -263,7 +263,7 @@ impl Core {
         self.schedule.linger(Lingering::new(stream, unsent, now, until));
     }
 
-    /// A doorbell page; page 0 is always there.
+    /// The doorbell page with this number; page 0 always exists.
     pub(crate) fn page(&self, uar: u32) -> Option<Arc<Uar>> {
         match uar {
             0 => Some(self.own_page.clone()),
@@ -290,7 +290,7 @@ impl Core {
         self.descriptors.numbers()
     }
 
-    /// The background thread begins.
+    /// Called at the start of the background thread.
     pub(crate) fn on_own_thread(&self) {
         self.interrupts.on_own_thread();
     }
@@ -318,7 +318,7 @@ impl Core {
         }
     }
 
-    /// Posts the events that found no room before; returns whether some events still wait.
+    /// Posts the events that found no room before. Returns whether some events still wait.
     pub(crate) fn post_waiting(&self) -> bool {
         let waiting: Vec<_> = self
             .event_queues()
@@ -345,7 +345,7 @@ impl Core {
         offset
     }
 
-    /// Takes the queue that has the slot at `offset` out of its page.
+    /// Removes the queue with the slot at `offset` from its page.
     pub(crate) fn leave_page(&self, uar: u32, user: PageUser) {
         if let Some(page) = self.page(uar)
             && let Some(offset) = page.leave(user)
@@ -363,12 +363,12 @@ pub trait Interrupts: Send + Sync {
     /// Raises a vector. Called from any thread that drives the device, with none of its locks held.
     fn raise(&self, vector: u32);
 
-    /// Called once on the thread that the device has of its own, before it raises anything there:
-    /// under it there is no call of the host's.
+    /// Called once on the device's own thread, before the thread raises a vector. No call of the
+    /// host is on that thread's stack.
     fn on_own_thread(&self) {}
 }
 
-// UDP ports that are bound for queue pairs which do not exist yet.
+// UDP ports that are bound for queue pairs that do not exist yet.
 
 /// The sockets of one port.
 type Sockets = Vec<Box<dyn DatagramSocket>>;

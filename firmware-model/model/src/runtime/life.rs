@@ -1,4 +1,5 @@
-//! How queue pairs get their streams, how they end, and peers on the same device.
+//! The life of queue pairs: how they get their streams, and how they end; and peers on the same
+//! device.
 
 use super::Core;
 use crate::counters::Counter;
@@ -51,8 +52,8 @@ impl Qp {
         (inner.blocked, inner.hung_up, inner.attaching, inner.timer) = (false, false, false, None);
     }
 
-    /// Begins RDMA mode on `stream`, which is taken if that succeeds. `awaited`: its other end is
-    /// this device's, too.
+    /// Begins RDMA mode on `stream`, which is taken if that succeeds. `awaited`: the other end of
+    /// the stream will be attached to this device, too.
     pub(crate) fn attach(
         &self,
         core: &Core,
@@ -148,7 +149,7 @@ impl Qp {
         })
     }
 
-    /// Receives the datagrams to a group no more.
+    /// Stops receiving the datagrams to a group.
     pub(crate) fn leave_group(
         &self,
         group: SocketAddr,
@@ -249,7 +250,7 @@ impl Qp {
         }
     }
 
-    /// Removes the entry of a closed stream: its ends may be those of another stream next.
+    /// Removes the entry of a closed stream, because another stream may have the same ends later.
     pub(super) fn leave_same_device_peer(&self, core: &Core) {
         self.same_device_peer.store(0, Ordering::Relaxed);
         let own_ends = self.ends.lock().take();

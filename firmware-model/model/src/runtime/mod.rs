@@ -87,9 +87,8 @@ pub(crate) fn progress(core: &Core, last: u32) {
 }
 
 /// The calling thread waits until `done` for events of the device, for `timeout` at the longest,
-/// and polls all streams itself. An arrival then wakes the thread that waits for it, with no other
-/// thread in between. `notifications` becomes readable when other threads may have made `done`
-/// true. Returns whether `done` is true.
+/// and polls all streams itself. An arrival then wakes the waiting thread directly. `notifications`
+/// becomes readable when other threads may have made `done` true. Returns whether `done` is true.
 pub(crate) fn lend(
     core: &Core,
     timeout: Duration,
@@ -103,8 +102,8 @@ pub(crate) fn lend(
     let mut now = core.clock.now();
     let until = now + timeout;
     loop {
-        // No further ahead than `EVENT_WAIT_USUAL`: the background thread sleeps for the whole time
-        // that is set here.
+        // At most `EVENT_WAIT_USUAL` ahead: the background thread sleeps until the time that is set
+        // here.
         schedule.borrow_until(now + EVENT_WAIT_USUAL);
         flush_gathered(core);
         poll_ready(core, Some(Duration::ZERO));
@@ -122,7 +121,7 @@ pub(crate) fn lend(
     }
 }
 
-/// In manual mode: everything once.
+/// In manual mode: serves all objects once.
 pub(crate) fn step(core: &Core, now: Nanos) -> Option<Nanos> {
     if let Clock::Manual(time) = &core.clock {
         time.store(now.0, Ordering::Relaxed);

@@ -122,7 +122,7 @@ impl Registers {
         }
     }
 
-    /// Lets go of the command queue.
+    /// Releases the command queue.
     pub(crate) fn disable(&mut self) {
         self.queue = None;
         self.status.remove(Status::READY);

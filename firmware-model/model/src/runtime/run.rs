@@ -102,8 +102,8 @@ impl Qp {
         }
     }
 
-    /// A number that changes whenever the program polls for completions: with every poll that finds
-    /// none, and with every completion taken.
+    /// A number that changes with each empty poll of the program for completions, and with each
+    /// completion that the program takes.
     fn poll_count(&self, core: &Core) -> u32 {
         let taken = self.send_cq.consumer().wrapping_add(self.recv_cq.consumer());
         core.schedule.polls().wrapping_add(taken)
@@ -156,8 +156,8 @@ impl Qp {
         }
     }
 
-    /// Carries out a request to which only the peer's memory has a part: for the stream, and for
-    /// when the queue pair must run next, nothing changes. Returns whether that was all.
+    /// Carries out a request that involves only the peer's memory, so that neither the stream nor
+    /// the queue pair's timers change. Returns whether no work is left.
     #[inline]
     fn fast_send(self: &Arc<Qp>, core: &Core, inner: &mut Inner, env: &mut Env<'_>) -> bool {
         let before = inner.engine.send_queue().taken();
@@ -379,7 +379,7 @@ impl Core {
         }
     }
 
-    /// Runs objects until none is left that another one's run requested.
+    /// Runs the objects in `next`, and those that their runs request.
     #[inline]
     fn run_all(&self, next: Next) {
         if !next.is_empty() {

@@ -80,7 +80,7 @@ impl QpChange {
 #[error("not in this state")]
 pub struct WrongState;
 
-/// How far sending got.
+/// The result of sending.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TxOutcome {
     /// Nothing more can be sent before another event: a post, an answer, a first FPDU.
@@ -91,7 +91,7 @@ pub enum TxOutcome {
     More,
 }
 
-/// How far receiving got.
+/// The result of receiving.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RxOutcome {
     /// The last read was short or empty: the stream has no more bytes now. (A FIN may follow the
@@ -187,7 +187,7 @@ impl<'a> Env<'a> {
         self.moved.received |= bytes > 0;
     }
 
-    /// Counts bytes that went to the peer.
+    /// Counts bytes that were sent to the peer.
     #[inline]
     pub(crate) fn sent(&mut self, bytes: u64) {
         self.counters.add(Counter::TxBytes, bytes);

@@ -49,7 +49,7 @@ impl Cursor {
 }
 
 /// Copies `bytes` to the list's next places. `pd` is the protection domain of the list: a shared
-/// receive queue may have another than the queue pair.
+/// receive queue may have another protection domain than the queue pair.
 #[inline]
 pub(crate) fn scatter(
     pd: u32,
@@ -93,7 +93,8 @@ const ONLY_LAST_BYTE: Timespec = Timespec {
     tv_nsec: 20_000,
 };
 
-/// Copies `bytes`, which are not empty, to the window's beginning: the last one first.
+/// Copies `bytes`, which are not empty, to the window's beginning, and the last byte before the
+/// others.
 #[cold]
 pub(crate) fn last_first(window: &Window<'_>, bytes: &[u8]) -> Result<(), Unreachable> {
     let others = bytes.len() - 1;

@@ -1,4 +1,4 @@
-//! MPA (RFC 5044): FPDUs over a byte stream, in full operation. Start-up is the host's.
+//! MPA (RFC 5044): FPDUs over a byte stream, in full operation. The driver does the start-up.
 
 mod rx;
 mod tx;
@@ -23,12 +23,12 @@ pub(crate) struct Agreed {
 pub(crate) struct Mpa {
     /// The direction from this side to the peer.
     pub(crate) tx: FpduSender,
-    /// The peer's.
+    /// The direction from the peer to this side.
     pub(crate) rx: FpduReceiver,
 }
 
 impl Mpa {
-    /// Full operation begins, at the first byte of either direction.
+    /// Begins full operation, at the first byte of each direction.
     pub(crate) fn new(agreed: Agreed) -> Mpa {
         Mpa {
             tx: FpduSender::new(agreed.crc, agreed.markers_tx),

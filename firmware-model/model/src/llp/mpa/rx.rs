@@ -1,5 +1,5 @@
-//! Receiving FPDUs: however the stream cuts them, they are assembled in one buffer, checked, and
-//! handed up one at a time. Nothing reaches DDP before its CRC was checked (RFC 5044 §6).
+//! Receiving FPDUs: they arrive in pieces of any length, are assembled in one buffer, checked, and
+//! handed up one at a time. DDP gets no byte whose CRC was not checked (RFC 5044 §6).
 
 use crate::host::PieceMut;
 use crate::llp::buffers::{BUFFER_LEN, Buffer, BufferPool};
@@ -135,7 +135,7 @@ impl FpduReceiver {
         }
     }
 
-    /// The FPDU at the front is done with.
+    /// Removes the FPDU at the front.
     #[inline]
     pub(crate) fn consume(&mut self) {
         if let Some(current) = self.current.take() {
@@ -144,7 +144,7 @@ impl FpduReceiver {
         }
     }
 
-    /// Bytes of full operation up to which FPDUs are done with.
+    /// The position in full operation up to which FPDUs were removed.
     #[inline]
     pub(crate) fn position(&self) -> u64 {
         self.direct.map_or(self.position, |direct| direct.began_at)
@@ -222,7 +222,7 @@ impl FpduReceiver {
         }
         let limit = match expected_len {
             Some(len) if len.saturating_sub(have) >= READ_EXACT_MIN => self.start + len,
-            // A read costs little where no system call is needed.
+            // Without a system call a read costs little.
             len if input.is_some() => (self.start + len.unwrap_or(0).max(have + MEMORY_READ)).min(BUFFER_LEN),
             _ => BUFFER_LEN,
         };
@@ -235,8 +235,8 @@ impl FpduReceiver {
         Ok((bytes, filled))
     }
 
-    /// The partial ULPDU at the front and the length it will have, if its payload should go
-    /// directly to its place: nothing is to be checked before, and much is missing.
+    /// The partial ULPDU at the front and its full length, if its payload should go directly to its
+    /// place: no check must precede, and many bytes are missing.
     #[inline]
     pub(crate) fn direct_candidate(&self) -> Option<(&[u8], usize)> {
         if self.crc == CrcMode::On || self.markers || self.direct.is_some() || self.current.is_some() {

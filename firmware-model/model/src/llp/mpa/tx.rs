@@ -56,7 +56,7 @@ pub(crate) struct FpduSender {
     staging: Option<Buffer>,
     /// Bytes of the staging buffer in use.
     filled: usize,
-    /// Staged bytes from here on are not in a part yet.
+    /// The position in the staging buffer from which on bytes belong to no part yet.
     loose: usize,
     /// Extents to be sent after the borrowed ones.
     unsent: Unsent,
@@ -517,7 +517,7 @@ impl Unsent {
     fn send_once(&self, staging: &[u8], stream: &mut dyn Stream) -> Result<(usize, usize), StreamError> {
         let parts = &self.parts[self.head..];
         let staged = |at: usize, len: usize| staging.get(at..at + len).unwrap_or_default();
-        // Small messages lie side by side.
+        // Small messages are adjacent in the staging buffer.
         if let [Part::Staged { at, len }] = *parts {
             return Ok((stream.send_bytes(staged(at, len))?, len));
         }
@@ -564,7 +564,7 @@ impl Unsent {
     }
 }
 
-/// The rest when the stream takes no more; a leaf among locks.
+/// The bytes that remain when the stream takes no more. The lock is a leaf.
 #[derive(Debug, Default)]
 pub(super) struct SharedUnsent(Mutex<Unsent>);
 

@@ -1,4 +1,5 @@
-//! How a connection ends: errors of ours and theirs, the Terminate, FIN and RST, the flush.
+//! The end of a connection: errors of this side and of the peer, the Terminate, FIN and RST, the
+//! flush.
 
 use super::{Engine, Input, Progress, RnrWait};
 use crate::counters::Counter;
@@ -45,7 +46,7 @@ impl Engine {
                 let message = Terminate::new(TerminateError::RdmapLocalCatastrophic);
                 self.terminate(Outgoing::new(&message), fault, env, stream);
             }
-            // A second fault changes nothing, but the engine waits for nothing more.
+            // A second fault is not reported: our FIN follows at once.
             (Progress::Terminating { .. }, _) => self.linger(env, stream),
             (Progress::Detached | Progress::Lingering { .. } | Progress::Ended, _) => {
                 self.state = QpState::Err;
@@ -142,7 +143,7 @@ impl Engine {
         }
     }
 
-    /// Says in the log why this end ends the connection.
+    /// Logs the reason why this end ends the connection.
     fn explain(&self, message: &Outgoing, fault: QpFault, env: &Env<'_>, stream: &dyn Stream) {
         let Rdmap {
             requester, responder, ..
@@ -154,7 +155,7 @@ impl Engine {
         }
     }
 
-    /// The peer's FIN.
+    /// Handles the peer's FIN.
     pub(super) fn peer_finished(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) -> RxOutcome {
         let between = match &self.llp {
             Some(Llp::Mpa(mpa)) => mpa.rx.at_boundary() && !self.rdmap.responder.is_within_message(),
@@ -467,8 +468,8 @@ pub(super) fn terminate_for(
 // arrived, and confirms them, so that the peer's requests complete (design: completions). Our own
 // requests complete only if the peer has confirmed them.
 
-/// How long requests wait after the peer's FIN before they fail, where the peer may close: the time
-/// that adapters spend on repetitions at least.
+/// The time for which requests wait after the peer's FIN before they fail, where the peer may
+/// close: at least the time for which adapters retransmit.
 const LOSS_GRACE: Duration = Duration::from_millis(500);
 
 impl Engine {
@@ -592,12 +593,12 @@ impl Engine {
         self.is_awaiting_peer()
     }
 
-    /// Whether a request waits for something of the peer.
+    /// Whether a request waits for the peer.
     pub(super) fn is_awaiting_peer(&self) -> bool {
         self.rdmap.requester.is_outstanding(self.known_at_end())
     }
 
-    /// Requests fail after a while, because the peer has finished.
+    /// Sets the time at which requests fail, because the peer has finished.
     pub(super) fn begin_losing(&mut self, env: &Env<'_>) {
         let due = env.now.get() + self.fin_grace.min(LOSS_GRACE);
         self.grace_deadline = Some(self.grace_deadline.map_or(due, |set| set.min(due)));
@@ -664,7 +665,7 @@ impl Engine {
         self.terminate(Outgoing::new(&message), QpFault::LocalWork, env, stream);
     }
 
-    /// The peer is a queue pair of this device: requests complete when it has processed them.
+    /// Tracks a peer of this device: requests complete when it has processed them.
     pub fn track_peer(&mut self, peer_progress: PeerProgress) {
         self.rdmap.requester.confirmation.track(peer_progress);
     }
@@ -690,8 +691,8 @@ impl Engine {
         self.is_unreliable() && matches!(self.progress, Progress::Detached)
     }
 
-    /// The stream ends for a reason of the peer or the network; returns whether the queue pair
-    /// outlives it.
+    /// Ends the stream for a reason of the peer or the network. Returns whether the queue pair
+    /// outlives the stream.
     pub(super) fn begin_parting(&mut self) -> bool {
         self.parting = self.is_unreliable() && self.state != QpState::Err;
         self.parting
@@ -705,7 +706,7 @@ impl Engine {
         }
     }
 
-    /// Messages that the stream has only in part are dropped, in both directions.
+    /// Drops the messages that the stream has only in part, in both directions.
     pub(super) fn drop_messages(&mut self, env: &mut Env<'_>) {
         let taken = self.llp.as_ref().map_or(u64::MAX, Llp::taken);
         let Rdmap {
@@ -728,7 +729,7 @@ impl Engine {
         (self.rdmap.startup, self.rdmap.response_msn) = (Startup::default(), 1);
     }
 
-    /// Whether requests are carried out though there is no stream.
+    /// Whether requests are carried out although there is no stream.
     pub(super) fn sends_without_stream(&self) -> bool {
         self.is_unreliable() && matches!(self.state, QpState::Rts | QpState::Sqd | QpState::Sqe)
     }

@@ -1,4 +1,4 @@
-//! The engine of one queue pair: the order of things, from attachment to end.
+//! The engine of one queue pair, from attachment to end.
 //!
 //! ```text
 //!            attach             error of ours or theirs
@@ -204,7 +204,7 @@ impl Engine {
         }
     }
 
-    /// Whether a stream is in use, if only to end it.
+    /// Whether a stream is in use, also if it is only being ended.
     pub fn is_attached(&self) -> bool {
         !matches!(self.progress, Progress::Detached | Progress::Ended)
     }
@@ -271,7 +271,8 @@ impl Engine {
         Ok(())
     }
 
-    /// The queue pair becomes its own peer, with no stream; `capture` makes where that is captured.
+    /// Makes the queue pair its own peer, with no stream; `capture` makes the tap that captures its
+    /// ULPDUs.
     pub(crate) fn attach_loopback(
         &mut self,
         attachment: &Attachment,

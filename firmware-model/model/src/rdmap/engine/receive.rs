@@ -170,7 +170,7 @@ impl Engine {
                 confirmation.note_processed(position, local_peer.is_none());
                 if let Some(local_peer) = local_peer {
                     local_peer.confirm(position, parked.is_some());
-                    // It may have been introduced by that.
+                    // The peer may have introduced itself with this word.
                     self.rdmap.responder.peer_fills = local_peer.may_fill();
                 }
             }
@@ -211,7 +211,7 @@ impl Engine {
         }
     }
 
-    /// Hands ULPDUs of ours back to us; returns how many.
+    /// Delivers ULPDUs of a queue pair that is its own peer; returns their number.
     pub(super) fn deliver_loopback(&mut self, env: &mut Env<'_>) -> usize {
         // `receive` must hand up the bytes of a stream, because the caller of `receive` also sends
         // the answers.
@@ -243,7 +243,7 @@ impl Engine {
         ulpdus
     }
 
-    /// The engine cannot receive any more.
+    /// Ends the connection, or the stream, because the engine cannot receive any more.
     fn stop(&mut self, stop: Stop, env: &mut Env<'_>, stream: &mut dyn Stream) -> RxOutcome {
         match stop {
             Stop::Stall => {
@@ -319,11 +319,11 @@ pub(super) fn admit(
     }
 }
 
-/// Why receiving stopped.
+/// The reason why receiving stopped.
 pub(super) enum Stop {
-    /// Too much waits for a receive.
+    /// Too many bytes wait for a receive.
     Stall,
-    /// The peer is at fault, and a Terminate reports it.
+    /// The peer is at fault, and a Terminate reports the fault.
     Report(Outgoing),
     /// The peer is at fault, and nothing is sent.
     Silent,
@@ -423,8 +423,8 @@ impl Engine {
                 Err(refusal) => return Err(Stop::in_segment(refusal, &segment)),
             },
         };
-        // Where memory is reached by copies, which may begin in the middle of a segment
-        // (`ibv_rereg_mr`), one more buffer lies between.
+        // Memory that is accessed by copies goes through one more buffer; such memory may begin in
+        // the middle of a segment (`ibv_rereg_mr`).
         let unmapped = window.as_ref().filter(|(window, _)| window.is_unmapped());
         // Dropped payload goes into such a buffer, too.
         let dropped = if window.is_none() { segment.len - at } else { 0 };

@@ -145,7 +145,7 @@ impl Engine {
                 }
                 Framed::NoRoom if budget == 0 => return TxOutcome::More,
                 Framed::NoRoom if self.llp.as_ref().is_some_and(Llp::has_room) => {}
-                // Our own peer is full: it waits for receives.
+                // A queue pair that is its own peer is full: it waits for receives.
                 Framed::NoRoom => return TxOutcome::Idle,
             }
         }
@@ -181,8 +181,8 @@ impl Engine {
 }
 
 // The fast path for a single message to or from a peer that shares memory with us: a program that
-// sends one message and waits for the answer waits for exactly this code. Whatever is not simple
-// takes the usual path ([`transmit`](Engine::transmit), [`receive`](Engine::receive)).
+// sends one message and waits for the answer waits for exactly this code. Other messages take the
+// usual path ([`transmit`](Engine::transmit), [`receive`](Engine::receive)).
 
 impl Engine {
     /// Carries out the next request on the fast path, if it is the only one and simple. Returns

@@ -72,7 +72,8 @@ impl Requester {
         waits
     }
 
-    /// Places the next payload of a Write or Send in the peer's memory; whether that was possible.
+    /// Places the next payload of a Write or Send in the peer's memory. Returns whether that was
+    /// possible.
     #[inline]
     pub(super) fn place(
         &mut self,
@@ -81,7 +82,7 @@ impl Requester {
         llp: &Llp,
     ) -> Result<bool, WcStatus> {
         let wqe = sending.wqe;
-        // The segments of a message that are framed end with a last one.
+        // The segments of a message that is partly framed must end with a last one.
         if sending.framed || sending.len == 0 {
             return Ok(false);
         }
@@ -223,7 +224,7 @@ impl Requester {
         }
     }
 
-    /// Fetches the next bytes of a Read from the peer's memory; whether that was possible.
+    /// Fetches the next bytes of a Read from the peer's memory. Returns whether that was possible.
     #[inline]
     pub(super) fn fetch_some(
         &mut self,
@@ -281,8 +282,8 @@ impl Requester {
     }
 }
 
-/// Copies the beginning of memory that is reached by copies, through a buffer that stays in the
-/// cache; returns how many bytes.
+/// Copies the beginning of memory that is accessed by copies, through a buffer that stays in the
+/// cache; returns the number of bytes.
 fn by_buffer(window: &Window<'_>, env: &Env<'_>, copy: impl FnOnce(&mut [u8]) -> bool) -> Option<usize> {
     let mut buffer = env.buffers.take();
     let n = buffer.len().min(window.len() as usize);
@@ -304,9 +305,9 @@ fn by_buffer(window: &Window<'_>, env: &Env<'_>, copy: impl FnOnce(&mut [u8]) ->
 const _: () = assert!(MAX_INLINE < FILL_ALONE_MIN);
 
 impl Requester {
-    /// Places the payloads of the next request, a Send of `len` bytes, and of those after it in
-    /// the receives that the peer has posted for them, by one call, if they are several and that is
-    /// possible.
+    /// Places the payloads of the next request, a Send of `len` bytes, and of the Sends after it in
+    /// the receives that the peer has posted for them, by one call. Does nothing for a single Send,
+    /// or if that is not possible.
     #[inline]
     pub(super) fn fill_receives(&mut self, first: &SendWqe, len: u64, env: &Env<'_>, llp: &Llp) {
         let is_second = |wqe: SendWqe| wqe.opcode == Opcode::Send;
@@ -355,8 +356,8 @@ impl Requester {
         first.filter(|_| found > 1)
     }
 
-    /// Whether the payload of a Send, of which nothing is framed, is better placed in the peer's
-    /// receive than sent.
+    /// Whether it is faster to place the payload of a Send in the peer's receive than to send it.
+    /// No part of the Send may be framed.
     #[inline]
     fn is_to_fill(&mut self, sending: &Sending, llp: &Llp) -> bool {
         let is_worth = match sending.len as usize {
@@ -394,7 +395,7 @@ impl Requester {
         let access = access.ok_or(WcStatus::LocProtErr)?;
         let refused = |_| WcStatus::LocProtErr;
         let window = env.memory.check(env.qp.accessor(), access).map_err(refused)?;
-        // Copies out of a served program's memory are better made by two threads.
+        // Two threads copy faster out of a served program's memory.
         if window.is_unmapped() {
             return Ok(false);
         }
@@ -483,8 +484,8 @@ impl Requester {
         Some(Step::Done { ended: true })
     }
 
-    /// The requests from `first` on that can be carried out together, if they are several: each
-    /// has at least, and all together at most, so many bytes.
+    /// The requests from `first` on that can be carried out together, if there are several. Each
+    /// has at least `lens.start()` bytes, and all together have at most `lens.end()` bytes.
     pub(super) fn collect<'t>(
         &mut self,
         first: &SendWqe,

@@ -45,7 +45,7 @@ static UNCONFIRMED: Once = Once::new();
 pub(super) enum Step {
     /// A ULPDU was framed, or a local request carried out; `ended`: no message is in flight.
     Done { ended: bool },
-    /// There is nothing to send now.
+    /// There is no message to send now.
     Idle,
     /// A request failed locally: it is marked, and the queue pair must end.
     Failed,
@@ -113,7 +113,7 @@ impl Requester {
         }
     }
 
-    /// A stream begins, maybe not the first: the first message on queue 0 has this MSN.
+    /// Begins a stream, which may not be the first one: the first message on queue 0 has this MSN.
     pub(super) fn begin(&mut self, first_msn: u32, confirmation: Confirmation) {
         (self.msn, self.first_receive) = (first_msn, first_msn);
         (self.filled, self.confirmation) = (Filled::default(), confirmation);
@@ -141,8 +141,8 @@ impl Requester {
             .unwrap_or_default()
     }
 
-    /// Whether any request would not be complete if all that the stream took, up to `taken`,
-    /// arrived.
+    /// Whether any request would remain incomplete if all bytes that the stream took, up to
+    /// `taken`, arrived.
     pub(super) fn is_outstanding(&self, taken: u64) -> bool {
         !self.flights.are_complete(taken) || self.sending.is_some() || self.sq.has_posted()
     }
@@ -205,7 +205,7 @@ impl Requester {
         let wqe = match self.sq.peek() {
             _ if self.has_failed => return Step::Idle,
             None => return Step::Idle,
-            // `flush` finds it again and completes it.
+            // `flush` finds the entry again and completes it.
             Some(Err(BadWqe { .. })) => return Step::Failed,
             Some(Ok(wqe)) => wqe,
         };
@@ -289,7 +289,7 @@ impl Requester {
     }
 
     /// Makes the oldest request that `offending` names fail, which may be the one that is partly
-    /// framed; whether there is one.
+    /// framed. Returns whether there is one.
     pub(super) fn fail_offending(&mut self, offending: OffendingRequest, status: WcStatus) -> bool {
         if self.flights.fail_offending(offending, status) {
             return true;
@@ -339,8 +339,8 @@ impl Requester {
                     Ok(sealed) => position = sealed,
                     Err(status) => {
                         llp.cancel();
-                        // The immediate of a Send is a message of its own; but a peer of kind UC
-                        // would take it for that of the next Send.
+                        // The immediate of a Send is a message of its own. A peer of kind UC would
+                        // take it for the immediate of the next Send.
                         let split = env.qp.unreliable && sending.wqe.opcode == Opcode::SendImm;
                         self.torn = sending.framed || split;
                         return self.refuse(sending.wqe, status);
@@ -370,7 +370,7 @@ impl Requester {
         Step::Done { ended: true }
     }
 
-    /// The oldest Read or atomic is answered in full.
+    /// Handles the full answer to the oldest Read or atomic.
     pub(super) fn answered(&mut self, env: &Env<'_>) -> Result<(), WcStatus> {
         let Some(pending) = self.reads.pop() else {
             return Ok(());
@@ -387,7 +387,7 @@ impl Requester {
         }
     }
 
-    /// The oldest Read or atomic cannot be answered, for a reason of ours.
+    /// Makes the oldest Read or atomic fail because of an error on this side.
     pub(super) fn fail_answer(&mut self, status: WcStatus) {
         if let Some(Pending {
             request: Some((number, _)),
@@ -417,7 +417,8 @@ impl Requester {
     #[inline]
     pub(super) fn complete(&mut self, env: &mut Env<'_>, taken: u64) -> Result<(), Overflow> {
         while let Some(Flight { wqe, len, .. }) = self.flights.pop_complete(taken) {
-            // The blocks come first: a program that sees the completion may post at once.
+            // The blocks are released first, because a program may post as soon as it polls the
+            // completion.
             self.sq.retire(wqe.blocks);
             if wqe.flags.contains(SendFlags::SIGNALED) {
                 let opcode = wqe.opcode.completion();
@@ -499,7 +500,7 @@ impl Requester {
 
 // A request that is being sent, and the payload that is already in its place.
 
-/// A work request whose messages are partly framed.
+/// A work request of which some segments may be framed.
 #[derive(Debug, Clone)]
 struct Sending {
     wqe: SendWqe,
@@ -839,7 +840,7 @@ fn send_message(wqe: &SendWqe) -> (Message, u32) {
 
 // The requester's part of the fast path: the only request that is posted. A request that is not
 // simple (several extents, a fence, an error, others after it) is left to the usual path, which
-// begins anew.
+// starts with it again.
 
 impl Requester {
     /// The next request, if no other one is posted, and if its completion does not depend on the
@@ -869,7 +870,7 @@ impl Requester {
         }
         let mut sending = Sending::new(wqe, len as u32);
         let done = match wqe.opcode {
-            // It checks whether the memory can be reached now.
+            // `place` checks whether the memory can be accessed now.
             Opcode::Write => self.place(&mut sending, env, llp),
             Opcode::Read if self.ord > 0 && self.may_request() && self.is_direct(llp) => {
                 self.fetch_some(&mut sending, env, llp)
@@ -895,7 +896,8 @@ impl Requester {
         Some(self.cq.push_one(cqe, env))
     }
 
-    /// Sends a short Send, which completes when the peer has confirmed it. `None`: it is not short.
+    /// Sends a short Send, which completes when the peer has confirmed it. `None`: the Send is not
+    /// short.
     #[inline(always)]
     pub(in crate::rdmap) fn fast_send(
         &mut self,
@@ -952,15 +954,15 @@ impl Requester {
 /// The event that a work request waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Wait {
-    /// The stream taking all up to this position.
+    /// The request waits until the stream has taken all bytes up to this position.
     Taken(u64),
-    /// The peer's answer.
+    /// The request waits for the peer's answer.
     Answer,
-    /// The flights before it.
+    /// The request waits for the flights before it.
     Done,
-    /// The flights before it; then the request fails.
+    /// The request waits for the flights before it, and then fails.
     Failed(WcStatus),
-    /// Nothing: the connection ended before the peer confirmed the request.
+    /// The connection ended before the peer confirmed the request.
     Unconfirmed,
 }
 
@@ -1025,7 +1027,7 @@ impl Flights {
         self.queue.iter().all(|flight| flight.wait.is_over(taken))
     }
 
-    /// Adds the newest; returns its number.
+    /// Adds the newest flight; returns its number.
     #[inline]
     pub(super) fn push(&mut self, flight: Flight) -> u64 {
         self.queue.push_back(flight);
@@ -1045,7 +1047,7 @@ impl Flights {
         )
     }
 
-    /// The oldest request that failed, and how.
+    /// The oldest request that failed, and its status.
     pub(super) fn failed(&self) -> Option<(&SendWqe, WcStatus)> {
         self.queue.iter().find_map(|flight| match flight.wait {
             Wait::Failed(status) => Some((&flight.wqe, status)),
@@ -1061,7 +1063,7 @@ impl Flights {
         }
     }
 
-    /// Makes the oldest request that `offending` names fail; whether there is one. The peer
+    /// Makes the oldest request that `offending` names fail. Returns whether there is one. The peer
     /// processes messages in order, so the Sends and Writes before that request succeeded.
     pub(super) fn fail_offending(&mut self, offending: OffendingRequest, status: WcStatus) -> bool {
         let Some(at) = self.queue.iter().position(|f| f.is_named_by(offending)) else {
@@ -1076,8 +1078,8 @@ impl Flights {
         true
     }
 
-    /// Makes the oldest request fail that the stream has not taken to its end; whether there is
-    /// one.
+    /// Makes the oldest request fail that the stream has not taken to its end. Returns whether
+    /// there is one.
     pub(super) fn fail_untaken(&mut self, taken: u64, status: WcStatus) -> bool {
         let sent = |wait| matches!(wait, Wait::Taken(position) if position > taken);
         let found = self.queue.iter_mut().find(|flight| sent(flight.wait));
@@ -1229,8 +1231,8 @@ impl Reads {
         Ok(())
     }
 
-    /// Whether no program posted the oldest. soft-iWARP answers a Read of length zero with a byte
-    /// now and then: the answer to such a Read is discarded.
+    /// Whether the oldest Read was posted by no program. soft-iWARP sometimes answers a Read of
+    /// length zero with a byte: the answer to such a Read is discarded.
     pub(super) fn is_discarded(&self) -> bool {
         self.0.front().is_some_and(|pending| pending.request.is_none())
     }

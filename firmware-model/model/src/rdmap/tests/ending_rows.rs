@@ -13,7 +13,7 @@ use urnic_device::wqe::Opcode;
 const SUCCESS: WcStatus = WcStatus::Success;
 const FLUSHED: WcStatus = WcStatus::WrFlushErr;
 const LOST: WcStatus = WcStatus::RetryExcErr;
-/// Requests wait so long after the peer's FIN on a native connection.
+/// The time for which requests wait after the peer's FIN on a native connection.
 const LOSS_GRACE: Duration = Duration::from_millis(500);
 
 /// Requests complete when the peer has confirmed them.
@@ -153,8 +153,8 @@ fn vrb_c_18_what_the_peer_confirmed_before_its_end_succeeds() {
             peer.node.post(&Work::send(cookie).inline(b"message"));
             wire_len(&mut peer)
         });
-        // It has processed the first two, and the Read before the third. That confirms nothing
-        // any more.
+        // The peer has processed the first two messages and the Read before the third. That Read
+        // confirms no request any more.
         let position = wire[0] + wire[1];
         peer.send_unread(&fpdu_of(&confirmation(position)));
         end(&mut peer);
@@ -190,7 +190,7 @@ fn vrb_c_18_a_confirmation_is_believed_up_to_what_was_sent() {
     peer.run();
     peer.rst();
     assert_eq!(peer.node.engine.state(), QpState::Err);
-    // An end that does not wait for confirmations has no use for it.
+    // An end that does not wait for confirmations ignores them.
     let mut peer = Scripted::new();
     peer.send_ulpdu(&confirmation(100));
     assert_eq!(peer.node.engine.state(), QpState::Rts);
@@ -215,7 +215,7 @@ fn vrb_c_19_reads_never_succeed_without_their_data() {
                 .sge(sink.sge(0, 8)),
         );
         peer.run();
-        // A part of the answer, and a confirmation of all that was sent.
+        // A part of the answer, and a confirmation of all sent messages.
         peer.send_unread(&fpdu_of(&tagged(0x81, 0x42, sink.stag, sink.base, &[7; 32])));
         peer.send_unread(&fpdu_of(&confirmation(u64::MAX)));
         end(&mut peer);
@@ -312,7 +312,7 @@ fn vrb_c_20_a_terminate_comes_after_a_confirmation() {
     let ulpdus = peer.output_ulpdus();
     assert_eq!(ulpdus[0], confirmation(send.len() as u64));
     assert_eq!((ulpdus.len(), ulpdus[1][1]), (2, 0x47), "a Terminate");
-    // A request of the end itself fails: of all that has arrived.
+    // A request of the end itself fails: the confirmation covers all messages that have arrived.
     let mut pair = pair();
     for cookie in 1..=2 {
         pair.b.post_recv(cookie, &[]);

@@ -15,7 +15,7 @@ use urnic_device::wqe::{Opcode, SendFlags};
 
 const SUCCESS: WcStatus = WcStatus::Success;
 const FLUSHED: WcStatus = WcStatus::WrFlushErr;
-/// Requests wait so long after the peer's FIN.
+/// The time for which requests wait after the peer's FIN.
 const LOSS_GRACE: Duration = Duration::from_millis(500);
 
 fn native_pair() -> Pair {
@@ -355,7 +355,7 @@ fn ended_after_parked() -> Pair {
     pair
 }
 
-/// The peer does nothing any more.
+/// Lets time pass without any action of the peer.
 fn run_without_peer(pair: &mut Pair, duration: Duration) {
     pair.advance(duration);
     while pair.b.pump() {}

@@ -41,7 +41,7 @@ fn reuse(region: &Region) {
     region.write(0, &vec![SECRET; region.len]);
 }
 
-/// The payload of these segments, whose header has so many bytes, and which are in order.
+/// The payload of these segments, which are in order and have headers of `header_len` bytes.
 fn payload(ulpdus: &[Vec<u8>], header_len: usize) -> Vec<u8> {
     ulpdus
         .iter()
@@ -133,7 +133,7 @@ fn ddp_t_08_a_window_unbound_under_a_slow_response() {
 }
 
 /// A Send or Write of memory that is deregistered before the stream took it: framed segments are
-/// sent unchanged, the rest fails.
+/// sent unchanged, the others fail.
 #[test]
 fn sec_02_untaken_bytes_are_not_read_after_revocation() {
     for crc in [false, true] {

@@ -247,7 +247,7 @@ fn empa_22_requests_before_the_fence_opens_are_sent_in_order() {
 
 #[test]
 fn empa_23_our_error_before_the_fence_opens_is_not_sent() {
-    // A request that cannot be made is found when it is to be sent: not before the fence opens.
+    // A request that cannot be sent fails only when the fence opens.
     let mut peer = Scripted::with(&Shape::default(), agreed(false));
     peer.node.post(&Work::send(1).sge(sge(0, 8, 0x9999)));
     peer.run();

@@ -162,7 +162,7 @@ fn answers_to_a_silent_peer_are_left_to_tcp() {
     while pair.b.pump() {}
     assert_eq!(pair.b.count(Counter::TxFpdus), 1, "the answer is under way");
     pair.wire.silence();
-    // The responder's end of the connection waits for nothing of its own.
+    // The responder's end of the connection has no request that waits.
     pair.advance(100 * LIMIT);
     while pair.b.pump() {}
     assert_eq!(pair.b.deadline(), None);

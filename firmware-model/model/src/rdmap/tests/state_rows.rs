@@ -220,7 +220,7 @@ fn an_attachment_is_what_the_command_says() {
         assert_eq!((initiator.rtr_send, initiator.rtr_expect), (kind, None));
         let responder = taken(0, rtr::NONE, raw).unwrap();
         assert_eq!((responder.rtr_send, responder.rtr_expect), (None, kind));
-        // Only the initiator sends one.
+        // Only the initiator sends an RTR.
         assert_eq!(taken(0, raw, rtr::NONE).is_ok(), kind.is_none());
         assert_eq!(taken(attach::INITIATOR, rtr::NONE, raw).is_ok(), kind.is_none());
     }

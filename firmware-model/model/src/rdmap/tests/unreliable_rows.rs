@@ -68,7 +68,7 @@ fn connect_again(pair: &mut Pair) {
     pair.run_now();
 }
 
-/// A peer that is a test, which has opened the fence.
+/// A scripted peer that has opened the fence.
 fn scripted() -> Scripted {
     let mut peer = Scripted::with(&shape(), attachment(false));
     peer.send_ulpdu(&write_segment(1, 0, &[]));
@@ -130,7 +130,7 @@ fn uc_02_a_receive_that_is_too_short_takes_the_next_message() {
         assert_eq!(pair.b.count(Counter::RxMessageDrops), 3);
         assert_eq!(pair.a.sent().len(), 5);
         assert!(pair.b.faults().is_empty());
-        // One that is kept is flushed as others are.
+        // A reserved receive is flushed like the others.
         pair.b.post_recv(3, &[sink.sge(0, 4)]);
         pair.a.post(&Work::send(6).sge(long.sge(0, 5)));
         pair.run_now();
@@ -254,7 +254,7 @@ fn uc_04_reads_and_atomics_are_refused_at_both_ends() {
     peer.send_ulpdu(&read_request(1, (1, 0), 8, (1, 0)));
     assert_eq!(peer.node.count(Counter::TxTerminates), 1);
     assert_eq!(peer.node.engine.state(), QpState::Rts);
-    // Nor are there confirmations, which only differ from answers by their offset.
+    // Confirmations are not accepted either: they differ from answers only by their offset.
     let mut peer = scripted();
     peer.send_ulpdu(&tagged(0xc1, 0x42, 1, 100, b""));
     assert_eq!(peer.node.count(Counter::TxTerminates), 1);
@@ -368,7 +368,7 @@ fn uc_06_a_peers_fin_and_terminate_leave_the_queue_pair_as_it_is() {
         peer.node.post(&Work::send(1).inline(b"to nobody"));
         peer.run();
         assert_eq!(peer.node.sent(), [(1, SUCCESS)]);
-        // Only the program ends it.
+        // Only the program ends the queue pair.
         peer.node.set_state(QpState::Err);
         assert_eq!(peer.node.received(), [(1, FLUSHED, 0)]);
     }
@@ -404,7 +404,7 @@ fn uc_07_a_request_that_fails_stops_the_send_queue() {
     assert_eq!(pair.a.sent(), [(6, SUCCESS)]);
     assert_eq!(pair.b.received(), [(0, SUCCESS, 6), (1, SUCCESS, 5)]);
     assert!(pair.a.faults().is_empty() && pair.b.faults().is_empty());
-    // Without a stream, too.
+    // The same happens without a stream.
     pair.wire.reset();
     pair.run_now();
     pair.a
@@ -611,7 +611,7 @@ fn uc_14_a_shared_queue_supplies_messages() {
     assert_eq!(two.node.received(), [(1, SUCCESS, 4)]);
     let dropped = [&one, &two].map(|peer| peer.node.count(Counter::RxMessageDrops));
     assert_eq!(dropped, [2, 1]);
-    // A receive that a queue pair has taken is flushed with it.
+    // A receive that a queue pair has taken is flushed with the queue pair.
     receives.post(2, &[region.sge(0, 8)]);
     one.send_ulpdu(&send_segment(true, 4, 0, b"too long for it"));
     one.node.set_state(QpState::Err);

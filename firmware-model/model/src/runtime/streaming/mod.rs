@@ -70,7 +70,7 @@ struct Listening {
     listeners: Mutex<Vec<Box<dyn Listener>>>,
 }
 
-/// The status of a command when the network refuses.
+/// The status of a command that the network refuses with `errno`.
 pub(crate) fn status(errno: Errno) -> Status {
     if matches!(errno, Errno::MFILE | Errno::NFILE) {
         // The program only gets ENOMEM.
@@ -88,7 +88,7 @@ pub(crate) fn status(errno: Errno) -> Status {
     }
 }
 
-/// Whether the command itself fails, as opposed to a connection that begins and then ends.
+/// Whether the command itself fails. Otherwise a connection begins and then ends.
 fn is_refusal(errno: Errno) -> bool {
     !matches!(errno, Errno::CONNREFUSED | Errno::CONNRESET | Errno::TIMEDOUT)
 }
@@ -191,7 +191,7 @@ impl Streams {
             return Err(Status::Busy);
         }
         state.unsent.extend_from_slice(bytes);
-        // An error shows when the driver receives.
+        // The driver detects an error when it receives.
         let _ = state.flush(sid, now, effects);
         Ok(())
     }
@@ -308,8 +308,7 @@ impl Streams {
         }
     }
 
-    /// Something happened to a stream, or may have happened: continues the stream's current
-    /// operation.
+    /// Continues the current operation of a stream after a possible event.
     pub(crate) fn poll(&self, sid: u32, now: Nanos, effects: &mut Effects) {
         let Some(entry) = self.streams.find(sid) else {
             return;
